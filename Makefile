@@ -1,0 +1,49 @@
+# Weft. `make demo` and `make test` are all a new machine needs; both say first what they will install.
+SHELL := /bin/bash
+CLANG ?= clang-19
+GO ?= go
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+
+OBJ := internal/datapath/obj
+BPF_HEADERS := $(wildcard bpf/lib/*.h)
+# Hooks that exist for both contexts, and those for TC only.
+BPF_BOTH := from_pod from_wire
+BPF_TC := to_pod to_wire pod_out
+OBJECTS := $(foreach h,$(BPF_BOTH),$(OBJ)/$(h)_xdp.o $(OBJ)/$(h)_tc.o) $(foreach h,$(BPF_TC),$(OBJ)/$(h)_tc.o)
+BENCH_OBJECT := internal/bench/obj/bench.o
+BPF_CFLAGS := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Werror -target bpf -mcpu=v3 \
+	-fdebug-prefix-map=$(CURDIR)=. -I/usr/include/$(shell uname -m)-linux-gnu
+
+GENERATED := internal/datapath/types_gen.go internal/datapath/reasons_gen.go docs/drop-reasons.md
+
+.PHONY: all build deps bpf generate check-generated demo test lint fmt clean
+all: build
+
+deps:
+	@scripts/deps
+
+bpf: $(OBJECTS) $(BENCH_OBJECT)
+
+$(OBJ)/%_xdp.o: bpf/%.bpf.c $(BPF_HEADERS)
+	@mkdir -p $(@D)
+	$(CLANG) $(BPF_CFLAGS) -DWEFT_XDP -c $< -o $@
+
+$(OBJ)/%_tc.o: bpf/%.bpf.c $(BPF_HEADERS)
+	@mkdir -p $(@D)
+	$(CLANG) $(BPF_CFLAGS) -c $< -o $@
+
+$(BENCH_OBJECT): bpf/bench/bench.bpf.c $(wildcard bpf/bench/*.h)
+	@mkdir -p $(@D)
+	$(CLANG) $(BPF_CFLAGS) -c $< -o $@
+
+$(OBJ)/abi.o: bpf/abi.c $(BPF_HEADERS)
+	@mkdir -p $(@D)
+	$(CLANG) $(BPF_CFLAGS) -c $< -o $@
+
+generate: $(OBJ)/abi.o
+	$(GO) run ./internal/gen -object $(OBJ)/abi.o -reasons bpf/lib/reasons.h \
+		-types internal/datapath/types_gen.go -reasons-go internal/datapath/reasons_gen.go -reasons-doc docs/drop-reasons.md
+
+build: deps bpf
+	$(GO) build -trimpath -ldflags "-s -w -X weft.dev/weft/internal/version.Version=$(VERSION)" -o build/weft ./cmd/weft
+	@ln -sf weft build/weft-cni
