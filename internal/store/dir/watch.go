@@ -1,0 +1,166 @@
+package dir
+
+import (
+	"context"
+	"log/slog"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"weft.dev/weft/internal/store"
+)
+
+// timing is how soon what happens after what.
+type timing struct {
+	debounce time.Duration // quiet time after a change before it is read
+	maxDelay time.Duration // for changes that do not stop
+	poll     time.Duration // a look without any event, as a net
+	retry    time.Duration // the same while the directory is away or cannot be watched
+}
+
+var defaultTiming = timing{
+	debounce: 50 * time.Millisecond,
+	maxDelay: 500 * time.Millisecond,
+	poll:     30 * time.Second,
+	retry:    time.Second,
+}
+
+// Watch implements store.Store; it returns nil when ctx ends. The error is for a
+// directory that cannot be read at the start. If that happens later, the objects
+// read last stay and Snapshot.Errors says why, until the directory is back.
+func (d *Dir) Watch(ctx context.Context, changed func(*store.Snapshot)) error {
+	w := &watch{dir: d, changed: changed}
+	if err := w.open(); err != nil {
+		slog.Warn("cannot watch the directory of objects, looking at it every second instead",
+			"dir", d.path, "err", err)
+	}
+	defer w.close()
+	if err := w.refresh(); err != nil {
+		return err
+	}
+	return w.run(ctx)
+}
+
+type watch struct {
+	dir     *Dir
+	changed func(*store.Snapshot)
+	last    *store.Snapshot // as delivered
+	good    *store.Snapshot // as read
+	broken  bool            // the directory is away or not watched
+
+	notify *fsnotify.Watcher // nil: cannot be had
+	events <-chan fsnotify.Event
+	errs   <-chan error
+}
+
+func (w *watch) open() error {
+	n, err := fsnotify.NewWatcher()
+	if err != nil {
+		return err
+	}
+	w.notify, w.events, w.errs = n, n.Events, n.Errors
+	return nil
+}
+
+func (w *watch) close() {
+	if w.notify != nil {
+		w.notify.Close()
+	}
+}
+
+func (w *watch) run(ctx context.Context) error {
+	var quiet <-chan time.Time // fires when changes have stopped
+	var since time.Time        // first change not read yet
+	poll := time.NewTimer(w.pollAfter())
+	defer poll.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case e := <-w.events:
+			if !relevant(e) {
+				continue
+			}
+			quiet, since = w.dir.timing.wait(since, time.Now())
+			continue
+		case <-w.errs:
+			// Events were lost: look.
+			quiet, since = w.dir.timing.wait(since, time.Now())
+			continue
+		case <-quiet:
+		case <-poll.C:
+		}
+		quiet, since = nil, time.Time{}
+		w.refresh() //nolint:errcheck // delivered with the snapshot
+		poll.Reset(w.pollAfter())
+	}
+}
+
+// wait is a timer for the quiet after a change at now, the first unread one being
+// at since (zero: this one).
+func (t timing) wait(since, now time.Time) (<-chan time.Time, time.Time) {
+	if since.IsZero() {
+		since = now
+	}
+	left := t.maxDelay - now.Sub(since)
+	return time.After(max(min(t.debounce, left), 0)), since
+}
+
+func (w *watch) pollAfter() time.Duration {
+	if w.broken {
+		return w.dir.timing.retry
+	}
+	return w.dir.timing.poll
+}
+
+// relevant leaves out temporary files: their renaming is an event of its own. A
+// hidden name may be the ..data of a ConfigMap.
+func relevant(e fsnotify.Event) bool {
+	return !strings.HasSuffix(filepath.Base(e.Name), ".tmp")
+}
+
+// refresh reads the directory and delivers what is new.
+func (w *watch) refresh() error {
+	// Watched before it is read: what changes in between is an event.
+	w.broken = !w.cover()
+	s, err := w.dir.Snapshot()
+	if err != nil {
+		if w.broken = true; w.good == nil {
+			return err
+		}
+		kept := *w.good
+		kept.Errors = append([]store.ObjectError{{File: w.dir.path, Msg: err.Error() + "; the objects read last stay in use"}}, kept.Errors...)
+		w.deliver(&kept)
+		return err
+	}
+	w.good = s
+	w.deliver(s)
+	return nil
+}
+
+func (w *watch) deliver(s *store.Snapshot) {
+	if w.last != nil && reflect.DeepEqual(w.last, s) {
+		return
+	}
+	w.last = s
+	w.changed(s)
+}
+
+// cover watches the directory and its sub-directories. Those that were replaced
+// meanwhile are watched anew.
+func (w *watch) cover() bool {
+	if w.notify == nil || w.notify.Add(w.dir.path) != nil {
+		return false
+	}
+	_, dirs, _ := listOne(w.dir.path)
+	ok := true
+	for _, sub := range dirs {
+		if err := w.notify.Add(sub); err != nil {
+			ok = false
+		}
+	}
+	return ok
+}

@@ -1,0 +1,157 @@
+package dir
+
+import (
+	"context"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"weft.dev/weft/internal/store"
+)
+
+// watching runs Watch until the test ends and gives what it delivers.
+func watching(t *testing.T, d *Dir) <-chan *store.Snapshot {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	snapshots, done := make(chan *store.Snapshot, 100), make(chan error, 1)
+	go func() { done <- d.Watch(ctx, func(s *store.Snapshot) { snapshots <- s }) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("watch: %v", err)
+		}
+	})
+	return snapshots
+}
+
+// until takes snapshots until one has these nodes and an error with this text ("":
+// no errors at all).
+func until(t *testing.T, snapshots <-chan *store.Snapshot, errText string, nodes ...string) *store.Snapshot {
+	t.Helper()
+	timeout := time.After(20 * time.Second)
+	var last *store.Snapshot
+	for {
+		select {
+		case s := <-snapshots:
+			last = s
+			hasErr := slices.ContainsFunc(s.Errors, func(e store.ObjectError) bool { return strings.Contains(e.Error(), errText) })
+			if slices.Equal(slices.Sorted(maps.Keys(s.Nodes)), nodes) && (hasErr && errText != "" || errText == "" && len(s.Errors) == 0) {
+				return s
+			}
+		case <-timeout:
+			t.Fatalf("never saw nodes %q with error %q, but last %+v", nodes, errText, last)
+		}
+	}
+}
+
+func TestWatch(t *testing.T) {
+	dir := t.TempDir()
+	tree(t, dir, map[string]string{"a.yaml": node("a", 1)})
+	d := open(t, dir)
+	d.timing.poll = time.Hour // only events
+	got := watching(t, d)
+	until(t, got, "", "a")
+
+	tree(t, dir, map[string]string{"b.yaml": node("b", 2)})
+	until(t, got, "", "a", "b")
+	must(t, os.Rename(dir+"/b.yaml", dir+"/b.txt"))
+	until(t, got, "", "a")
+	tree(t, dir, map[string]string{"later/c.yaml": node("c", 3)}) // a directory that was not there
+	until(t, got, "", "a", "c")
+	tree(t, dir, map[string]string{"later/d.yaml": node("d", 4)})
+	until(t, got, "", "a", "c", "d")
+	tree(t, dir, map[string]string{"a.yaml": "kind: ["})
+	until(t, got, "a.yaml:1: not valid YAML", "c", "d")
+	tree(t, dir, map[string]string{"a.yaml": node("a", 1)})
+	until(t, got, "", "a", "c", "d")
+	must(t, os.Rename(dir+"/later", dir+"/.away"))
+	until(t, got, "", "a")
+	tree(t, dir, map[string]string{"later/e.yaml": node("e", 5)}) // replaces one that was watched
+	until(t, got, "", "a", "e")
+	tree(t, dir, map[string]string{"later/f.yaml": node("f", 6)})
+	until(t, got, "", "a", "e", "f")
+
+	must(t, d.PutEndpoint(endpoint("shop", "web", "a")))
+	if s := until(t, got, "", "a", "e", "f"); s.Endpoints["shop/web"] == nil {
+		until(t, got, "", "a", "e", "f")
+	}
+}
+
+// TestWatchConfigMap changes files as the kubelet does: a link to a directory of
+// links is put in place of another.
+func TestWatchConfigMap(t *testing.T) {
+	dir := t.TempDir()
+	tree(t, dir, map[string]string{"..1/a.yaml": node("a", 1), "..2/a.yaml": node("b", 2)})
+	must(t, os.Symlink("..1", dir+"/..data"))
+	must(t, os.Symlink("..data/a.yaml", dir+"/a.yaml"))
+	d := open(t, dir)
+	d.timing.poll = time.Hour
+	got := watching(t, d)
+	until(t, got, "", "a")
+	must(t, os.Symlink("..2", dir+"/..data_tmp"))
+	must(t, os.Rename(dir+"/..data_tmp", dir+"/..data"))
+	until(t, got, "", "b")
+}
+
+func TestWatchSurvivesLoss(t *testing.T) {
+	dir := t.TempDir() + "/objects"
+	d := open(t, dir)
+	d.timing = timing{debounce: time.Millisecond, maxDelay: 10 * time.Millisecond, poll: 50 * time.Millisecond, retry: 10 * time.Millisecond}
+	tree(t, dir, map[string]string{"a.yaml": node("a", 1)})
+	got := watching(t, d)
+	until(t, got, "", "a")
+	must(t, os.Rename(dir, dir+".away"))
+	until(t, got, "is missing: make it (mkdir -p "+dir+") or correct store.dir; the objects read last stay in use", "a")
+	tree(t, dir, map[string]string{"b.yaml": node("b", 2)})
+	until(t, got, "", "b")
+	tree(t, dir, map[string]string{"c.yaml": node("c", 3)})
+	until(t, got, "", "b", "c")
+}
+
+// TestPollSees has no events at all, as on a network file system.
+func TestPollSees(t *testing.T) {
+	dir := t.TempDir()
+	d := open(t, dir)
+	d.timing.poll, d.timing.retry = 10*time.Millisecond, 10*time.Millisecond
+	got := make(chan *store.Snapshot, 10)
+	w := &watch{dir: d, changed: func(s *store.Snapshot) { got <- s }}
+	must(t, w.refresh())
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- w.run(ctx) }()
+	until(t, got, "")
+	tree(t, dir, map[string]string{"a.yaml": node("a", 1)})
+	until(t, got, "", "a")
+	cancel()
+	must(t, <-done)
+}
+
+func TestUnchangedIsNotDelivered(t *testing.T) {
+	dir := t.TempDir()
+	tree(t, dir, map[string]string{"a.yaml": node("a", 1), "bad.yaml": "x: 1"})
+	calls := 0
+	w := &watch{dir: open(t, dir), changed: func(*store.Snapshot) { calls++ }}
+	for range 3 {
+		must(t, w.refresh())
+		tree(t, dir, map[string]string{"a.yaml": node("a", 1)})
+	}
+	if calls != 1 {
+		t.Errorf("delivered %d times", calls)
+	}
+}
+
+func TestWaitIsBounded(t *testing.T) {
+	tm := timing{debounce: time.Hour, maxDelay: 2 * time.Hour}
+	now := time.Now()
+	if _, since := tm.wait(time.Time{}, now); !since.Equal(now) {
+		t.Error("the first change does not start the wait")
+	}
+	c, since := tm.wait(now.Add(-3*time.Hour), now)
+	if !since.Equal(now.Add(-3 * time.Hour)) {
+		t.Error("a later change starts the wait anew")
+	}
+	<-c // does not wait: the delay is over
+}

@@ -1,0 +1,70 @@
+// Package store is where an agent finds the objects that others declared and
+// publishes its own endpoints. Package dir implements it on a directory.
+package store
+
+import (
+	"context"
+	"strconv"
+
+	"weft.dev/weft/api/v1alpha1"
+)
+
+// ObjectError names what is wrong with one object, and where.
+type ObjectError struct {
+	// File is the path of the file, or the store's name for the object.
+	File string `json:"file"`
+	// Line is 1-based; 0 when it is not about a line.
+	Line int `json:"line,omitempty"`
+	// Field is the dotted path inside the object, such as spec.podCIDRs[1].
+	Field string `json:"field,omitempty"`
+	// Msg says what is wrong and what to do.
+	Msg string `json:"msg"`
+}
+
+// Error is "file:line: field: msg", without the parts that are not known.
+func (e ObjectError) Error() string {
+	s := e.File
+	if e.Line > 0 {
+		s += ":" + strconv.Itoa(e.Line)
+	}
+	if s != "" {
+		s += ": "
+	}
+	if e.Field != "" {
+		s += e.Field + ": "
+	}
+	return s + e.Msg
+}
+
+// Snapshot is every good object at one moment, by its Key, and what was wrong
+// with the others. The objects may be shared with other snapshots: read only.
+type Snapshot struct {
+	Nodes     map[string]*v1alpha1.Node
+	Pods      map[string]*v1alpha1.Pod
+	Endpoints map[string]*v1alpha1.Endpoint
+	// Errors is ordered by file and line.
+	Errors []ObjectError
+}
+
+// NewSnapshot is a snapshot without objects.
+func NewSnapshot() *Snapshot {
+	return &Snapshot{
+		Nodes:     map[string]*v1alpha1.Node{},
+		Pods:      map[string]*v1alpha1.Pod{},
+		Endpoints: map[string]*v1alpha1.Endpoint{},
+	}
+}
+
+// Store is where objects live.
+type Store interface {
+	// Snapshot reads every object now. The error is for a store that cannot be
+	// read at all; single bad objects are in Snapshot.Errors.
+	Snapshot() (*Snapshot, error)
+	// Watch calls changed at once and after each (debounced) change, one call at
+	// a time, and blocks until ctx ends.
+	Watch(ctx context.Context, changed func(*Snapshot)) error
+	// PutEndpoint publishes ep, in place of an earlier one with the same key.
+	PutEndpoint(ep *v1alpha1.Endpoint) error
+	// DeleteEndpoint withdraws the endpoint with this key; none is no error.
+	DeleteEndpoint(key string) error
+}
