@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* Never loaded: makes the compiler describe (BTF) every type that user space shares with the
+ * programs, for internal/gen to turn into Go. */
+#include "lib/structs.h"
+
+#define ABI(kind, name) const kind name *weft_abi_##name __attribute__((used))
+
+ABI(struct, weft_config);
+ABI(struct, weft_endpoint);
+ABI(struct, weft_route_key);
+ABI(struct, weft_route);
+ABI(struct, weft_node);
+ABI(struct, weft_key4);
+ABI(struct, weft_key6);
+ABI(struct, weft_flow);
+ABI(struct, weft_drop_key);
+ABI(struct, weft_event);
+ABI(struct, weft_event_stats);
+ABI(struct, weft_trace);
+ABI(enum, weft_hook);
+ABI(enum, weft_verdict);
+ABI(enum, weft_direction);
+ABI(enum, weft_config_flag);
+ABI(enum, weft_endpoint_flag);
+ABI(enum, weft_node_flag);
+ABI(enum, weft_flow_flag);
+ABI(enum, weft_flow_state);
+ABI(enum, weft_event_type);
+ABI(enum, weft_step);

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* from_pod: what a pod sends, on the host side of its interface. Fails closed: nothing
+ * leaves a pod that is not provably its own. */
+#include "lib/forward.h"
+
+ALWAYS_INLINE int is_multicast(const struct weft_pkt *p, const struct ethhdr *eth)
+{
+	if (p->family == 6)
+		return p->dst.b[0] == 0xff;
+	return (p->dst.b[12] & 0xf0) == 0xe0 || p->dst.w[3] == 0xffffffff || (eth->h_dest[0] & 1);
+}
+
+ALWAYS_INLINE int owns_source(const struct weft_pkt *p, const struct weft_endpoint *ep)
+{
+	if (p->family == 4)
+		return ep->flags & ENDPOINT_IP4 && p->src.w[3] == ep->ip4;
+	return ep->flags & ENDPOINT_IP6 && addr_equal(&p->src, &ep->ip6);
+}
+
+ALWAYS_INLINE int finish_neigh(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p,
+			       const struct weft_endpoint *ep, int result)
+{
+	switch (result) {
+	case NEIGH_ANSWER:
+		trace(p, STEP_VERDICT, VERDICT_ANSWERED, 0, ep->ifindex);
+		count(p->slot, DIR_EGRESS, VERDICT_ANSWERED, p->packets, p->len);
+		return ctx_reply(ctx, ep->ifindex);
+	case NEIGH_ABSORB:
+		trace(p, STEP_VERDICT, VERDICT_ABSORBED, 0, 0);
+		count(p->slot, DIR_EGRESS, VERDICT_ABSORBED, p->packets, p->len);
+		return CTX_DROP;
+	case NEIGH_STACK:
+		return to_stack(p);
+	default:
+		return drop(cfg, p, result);
+	}
+}
+
+SUBPROGRAM int from_pod_slow(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, int reason)
+{
+	struct ethhdr *eth = ctx_data(ctx);
+	struct weft_cached c = {};
+	struct weft_endpoint *ep;
+	int result;
+
+	if (!cfg || !p)
+		return CTX_DROP;
+	ep = bpf_map_lookup_elem(&weft_ep_if, &p->ifindex);
+	if (!ep)
+		return drop(cfg, p, REASON_UNKNOWN_INTERFACE);
+	p->slot = c.src_slot = ep->slot;
+	trace(p, STEP_ENDPOINT, ep->slot, ep->ifindex, 0);
+	if (reason)
+		return drop(cfg, p, reason);
+	if ((void *)(eth + 1) > ctx_end(ctx))
+		return drop(cfg, p, REASON_TRUNCATED);
+	if (p->tagged)
+		return drop(cfg, p, REASON_VLAN_TAGGED);
+	if (!mac_equal(eth->h_source, ep->mac))
+		return drop(cfg, p, REASON_SPOOFED_MAC);
+	if (p->ethertype == bpf_htons(ETH_P_ARP))
+		return finish_neigh(ctx, cfg, p, ep, neigh_arp(ctx, cfg, ep));
+	if (!p->family)
+		return drop(cfg, p, REASON_ETHERTYPE);
+	result = neigh_nd(ctx, cfg, ep, p);
+	if (result != NEIGH_NOT_ND)
+		return finish_neigh(ctx, cfg, p, ep, result);
+	if (!owns_source(p, ep))
+		return drop(cfg, p, p->family == 6 && addr_is_link_local6(&p->src) ? REASON_LINK_LOCAL
+										   : REASON_SPOOFED_IP);
+	trace(p, STEP_SPOOF_OK, 0, 0, 0);
+	if (is_multicast(p, eth)) {
+		if (p->family == 4 && p->proto == IPPROTO_IGMP)
+			return finish_neigh(ctx, cfg, p, ep, NEIGH_ABSORB);
+		return ep->flags & ENDPOINT_CHAINED ? to_stack(p) : drop(cfg, p, REASON_MULTICAST);
+	}
+	if (p->family == 6 && addr_is_link_local6(&p->dst))
+		return drop(cfg, p, REASON_LINK_LOCAL);
+	mac_copy(c.in_mac, eth->h_source);
+	return forward(ctx, cfg, p, &c, ep->ifindex);
+}
+
+SEC(WEFT_SEC)
+int weft_from_pod(weft_ctx *ctx)
+{
+	struct weft_pkt p = {.hook = HOOK_FROM_POD, .direction = DIR_EGRESS};
+	const struct weft_config *cfg = config();
+	int reason, act;
+
+	if (!cfg)
+		return CTX_DROP;
+	reason = parse(ctx, &p);
+	if (!reason && use_cached(ctx, cfg, &p, 1, &act))
+		return act;
+	return from_pod_slow(ctx, cfg, &p, reason);
+}
+
+char _license[] SEC("license") = "GPL";

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+#ifndef WEFT_COUNT_H
+#define WEFT_COUNT_H
+
+#include "ctx.h"
+#include "maps.h"
+
+/* Per-CPU, so plain additions: a program is not preempted by another on its CPU and map. */
+ALWAYS_INLINE void count(__u16 slot, enum weft_direction dir, enum weft_verdict verdict, __u32 packets,
+			 __u32 bytes)
+{
+	__u32 index = (__u32)slot << 4 | dir << 3 | verdict;
+	struct weft_counter *c;
+
+	if (weft_tracing)
+		return;
+	c = bpf_map_lookup_elem(&weft_counters, &index);
+	if (c) {
+		c->packets += packets;
+		c->bytes += bytes;
+	}
+}
+
+ALWAYS_INLINE void count_drop(const struct weft_pkt *p, enum weft_reason reason)
+{
+	struct weft_drop_key key = {.slot = p->slot, .direction = p->direction, .reason = reason};
+	struct weft_counter first = {.packets = p->packets, .bytes = p->len};
+	struct weft_counter *c;
+
+	if (weft_tracing)
+		return;
+	count(p->slot, p->direction, VERDICT_DROP, p->packets, p->len);
+	c = bpf_map_lookup_elem(&weft_drops, &key);
+	if (c) {
+		c->packets += p->packets;
+		c->bytes += p->len;
+	} else {
+		bpf_map_update_elem(&weft_drops, &key, &first, BPF_NOEXIST);
+	}
+}
+
+/* A bucket of per_sec tokens, refilled at that rate, kept as the one time at which it is full
+ * again (a virtual scheduling algorithm, ITU-T I.371). Returns whether a token was left. */
+ALWAYS_INLINE int take_token(enum weft_bucket_index which, __u32 per_sec, __u64 now)
+{
+	__u32 index = which;
+	struct weft_bucket *b = bpf_map_lookup_elem(&weft_buckets, &index);
+	__u64 full;
+
+	if (!b || !per_sec)
+		return 0;
+	full = b->full_ns > now ? b->full_ns : now;
+	if (full - now > NSEC_PER_SEC)
+		return 0;
+	b->full_ns = full + NSEC_PER_SEC / per_sec;
+	return 1;
+}
+
+#endif

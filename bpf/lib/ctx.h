@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+#ifndef WEFT_CTX_H
+#define WEFT_CTX_H
+
+/* The one difference between the two contexts. A program is compiled with WEFT_XDP or without;
+ * everything else is written against the names below. */
+
+#include <linux/bpf.h>
+#include <linux/pkt_cls.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_endian.h>
+#include "structs.h"
+
+#define ALWAYS_INLINE static __always_inline
+/* A global function: the verifier checks it once, by itself, instead of once for every path that leads
+ * to it. It knows nothing of its callers, so pointers must be checked for NULL and contents for range. */
+#define SUBPROGRAM __noinline
+
+#define likely(x) __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
+
+/* Set by the loader: the traced copy of a program writes its decisions to weft_trace and changes
+ * nothing else. In the live copy the verifier removes every branch on it. */
+const volatile __u8 weft_tracing = 0;
+
+/* Set by the loader where frames may be larger than a page. */
+const volatile __u8 weft_multi_buffer = 0;
+
+#ifdef WEFT_XDP
+
+#define WEFT_SEC "xdp"
+typedef struct xdp_md weft_ctx;
+#define CTX_PASS XDP_PASS
+#define CTX_DROP XDP_DROP
+#define CTX_IS_XDP 1
+
+ALWAYS_INLINE __u32 ctx_len(weft_ctx *ctx)
+{
+	if (weft_multi_buffer)
+		return bpf_xdp_get_buff_len(ctx);
+	return ctx->data_end - ctx->data;
+}
+
+/* Copies from the frame, linear or not. */
+#define ctx_load(ctx, off, to, len) bpf_xdp_load_bytes(ctx, off, to, len)
+
+ALWAYS_INLINE __u32 ctx_packets(weft_ctx *ctx) { return 1; }
+ALWAYS_INLINE __u32 ctx_segment(weft_ctx *ctx) { return 0; }
+ALWAYS_INLINE __u32 ctx_ifindex(weft_ctx *ctx) { return ctx->ingress_ifindex; }
+ALWAYS_INLINE int ctx_tagged(weft_ctx *ctx) { return 0; }
+ALWAYS_INLINE void ctx_mark_routed(weft_ctx *ctx) {}
+ALWAYS_INLINE int ctx_was_routed(weft_ctx *ctx) { return 0; }
+
+/* XDP headers are always linear: nothing to pull. */
+ALWAYS_INLINE int ctx_pull(weft_ctx *ctx, __u32 len) { return -1; }
+
+ALWAYS_INLINE int ctx_to_wire(weft_ctx *ctx, __u32 ifindex) { return bpf_redirect(ifindex, 0); }
+ALWAYS_INLINE int ctx_to_pod(weft_ctx *ctx, __u32 ifindex) { return bpf_redirect(ifindex, 0); }
+
+/* Sends a frame back to where it came from. */
+ALWAYS_INLINE int ctx_reply(weft_ctx *ctx, __u32 ifindex)
+{
+	return ifindex == ctx->ingress_ifindex ? XDP_TX : bpf_redirect(ifindex, 0);
+}
+
+/* Cuts the frame to len bytes and then opens room bytes before it. */
+ALWAYS_INLINE int ctx_reshape(weft_ctx *ctx, __u32 len, __u32 room)
+{
+	int cut = (int)len - (int)ctx_len(ctx);
+
+	if (cut < 0 && bpf_xdp_adjust_tail(ctx, cut))
+		return -1;
+	return bpf_xdp_adjust_head(ctx, -(int)room);
+}
+
+ALWAYS_INLINE int ctx_set_hop_limit(weft_ctx *ctx, __u8 *field, __u8 value)
+{
+	*field = value;
+	return 0;
+}
+
+#else
+
+#define WEFT_SEC "tc"
+typedef struct __sk_buff weft_ctx;
+/* TC_ACT_UNSPEC is tcx's "next": programs of others on the same hook still run. */
+#define CTX_PASS TC_ACT_UNSPEC
+#define CTX_DROP TC_ACT_SHOT
+#define CTX_IS_XDP 0
+
+ALWAYS_INLINE __u32 ctx_len(weft_ctx *ctx) { return ctx->len; }
+#define ctx_load(ctx, off, to, len) bpf_skb_load_bytes(ctx, off, to, len)
+ALWAYS_INLINE __u32 ctx_packets(weft_ctx *ctx) { return ctx->gso_segs ?: 1; }
+/* Payload bytes per segment of a GSO frame, 0 for others. */
+ALWAYS_INLINE __u32 ctx_segment(weft_ctx *ctx) { return ctx->gso_size; }
+ALWAYS_INLINE __u32 ctx_ifindex(weft_ctx *ctx) { return ctx->ifindex; }
+ALWAYS_INLINE int ctx_tagged(weft_ctx *ctx) { return ctx->vlan_present; }
+ALWAYS_INLINE void ctx_mark_routed(weft_ctx *ctx) { ctx->tc_index = TC_INDEX_ROUTED; }
+
+ALWAYS_INLINE int ctx_was_routed(weft_ctx *ctx)
+{
+	if (ctx->tc_index != TC_INDEX_ROUTED)
+		return 0;
+	ctx->tc_index = 0;
+	return 1;
+}
+
+ALWAYS_INLINE int ctx_pull(weft_ctx *ctx, __u32 len)
+{
+	if (ctx->data_end - ctx->data >= len || ctx->data_end - ctx->data >= ctx->len)
+		return -1;
+	return bpf_skb_pull_data(ctx, len < ctx->len ? len : ctx->len);
+}
+
+ALWAYS_INLINE int ctx_to_wire(weft_ctx *ctx, __u32 ifindex)
+{
+	ctx_mark_routed(ctx);
+	return bpf_redirect(ifindex, 0);
+}
+
+ALWAYS_INLINE int ctx_to_pod(weft_ctx *ctx, __u32 ifindex) { return bpf_redirect_peer(ifindex, 0); }
+
+ALWAYS_INLINE int ctx_reply(weft_ctx *ctx, __u32 ifindex)
+{
+	ctx_mark_routed(ctx);
+	return bpf_redirect(ifindex, 0);
+}
+
+ALWAYS_INLINE int ctx_reshape(weft_ctx *ctx, __u32 len, __u32 room)
+{
+	if (len < ctx->len && bpf_skb_change_tail(ctx, len, 0))
+		return -1;
+	return bpf_skb_change_head(ctx, room, 0);
+}
+
+/* IPv6 has no header checksum, so a changed hop limit must be told to CHECKSUM_COMPLETE. */
+ALWAYS_INLINE int ctx_set_hop_limit(weft_ctx *ctx, __u8 *field, __u8 value)
+{
+	return bpf_skb_store_bytes(ctx, ETH_LEN + 7, &value, 1, BPF_F_RECOMPUTE_CSUM);
+}
+
+#endif
+
+ALWAYS_INLINE void *ctx_data(weft_ctx *ctx) { return (void *)(long)ctx->data; }
+ALWAYS_INLINE void *ctx_end(weft_ctx *ctx) { return (void *)(long)ctx->data_end; }
+
+/* Keeps the compiler from reordering plain stores that another CPU reads. x86 orders stores
+ * itself; on other machines the worst is one more run of the slow path. */
+#define barrier() asm volatile("" ::: "memory")
+
+ALWAYS_INLINE void mac_copy(void *dst, const void *src)
+{
+	__u16 *d = dst;
+	const __u16 *s = src;
+
+	d[0] = s[0];
+	d[1] = s[1];
+	d[2] = s[2];
+}
+
+ALWAYS_INLINE int mac_equal(const void *x, const void *y)
+{
+	const __u16 *a = x, *b = y;
+
+	return !((a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]));
+}
+
+ALWAYS_INLINE int addr_equal(const union weft_addr *a, const union weft_addr *b)
+{
+	return a->d[0] == b->d[0] && a->d[1] == b->d[1];
+}
+
+ALWAYS_INLINE void addr_from4(union weft_addr *to, __be32 ip)
+{
+	to->d[0] = 0;
+	to->w[2] = bpf_htonl(0xffff);
+	to->w[3] = ip;
+}
+
+ALWAYS_INLINE int addr_is_link_local6(const union weft_addr *a)
+{
+	return a->b[0] == 0xfe && (a->b[1] & 0xc0) == 0x80;
+}
+
+#endif

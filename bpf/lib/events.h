@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+#ifndef WEFT_EVENTS_H
+#define WEFT_EVENTS_H
+
+#include "count.h"
+
+/* Writes one flow event, if the rate limit and the ring buffer let it. Whatever they do not let
+ * through is counted, and nothing else about the packet changes: a flood of new flows costs the
+ * flood's sender its events, not the node its CPU. verdict's second byte is the drop reason; flow is NULL unless the flow ended. */
+SUBPROGRAM int emit(const struct weft_config *cfg, const struct weft_pkt *p, __u32 type, __u32 verdict,
+		    const struct weft_flow *flow)
+{
+	__u64 now = bpf_ktime_get_coarse_ns();
+	struct weft_event_stats *stats;
+	struct weft_event *e;
+	__u32 zero = 0, first;
+
+	if (!cfg || !p || weft_tracing)
+		return 0;
+	stats = bpf_map_lookup_elem(&weft_evstats, &zero);
+	if (!stats)
+		return 0;
+	if (!take_token(BUCKET_EVENTS, cfg->events_per_sec, now)) {
+		stats->suppressed++;
+		return 0;
+	}
+	e = bpf_ringbuf_reserve(&weft_events, sizeof(*e), 0);
+	if (!e) {
+		stats->lost++;
+		return 0;
+	}
+	__builtin_memset(e, 0, sizeof(*e));
+	e->time_ns = now;
+	e->src = p->src;
+	e->dst = p->dst;
+	e->sport = p->sport;
+	e->dport = p->dport;
+	e->len = p->len;
+	e->slot = p->slot;
+	e->type = type;
+	e->verdict = verdict & 0xff;
+	e->reason = verdict >> 8;
+	e->hook = p->hook;
+	e->direction = p->direction;
+	e->family = p->family;
+	e->proto = p->proto;
+	e->tcp_flags = p->tcp_flags;
+	if (flow) {
+		first = !!(flow->flags & FLOW_FIRST_IS_1);
+		e->forward.packets = flow->half[first].packets;
+		e->forward.bytes = flow->half[first].bytes;
+		e->reply.packets = flow->half[!first].packets;
+		e->reply.bytes = flow->half[!first].bytes;
+	}
+	bpf_ringbuf_submit(e, 0);
+	return 0;
+}
+
+#endif

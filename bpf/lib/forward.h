@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+#ifndef WEFT_FORWARD_H
+#define WEFT_FORWARD_H
+
+#include "frag.h"
+#include "icmp.h"
+#include "neigh.h"
+
+/* The road of a packet. The first packet of a flow takes the slow path: every check, every look-up;
+ * the decision is kept in the flow. The others take the fast path: one look-up, and the
+ * decision is used as long as nothing that it was made from has changed (generation). */
+
+ALWAYS_INLINE const struct weft_config *config(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&weft_config, &zero);
+}
+
+SUBPROGRAM int drop(const struct weft_config *cfg, const struct weft_pkt *p, __u32 reason)
+{
+	if (!cfg || !p)
+		return CTX_DROP;
+	trace(p, STEP_VERDICT, VERDICT_DROP, reason, 0);
+	count_drop(p, reason);
+	emit(cfg, p, EVENT_DROP, VERDICT_DROP | reason << 8, NULL);
+	return CTX_DROP;
+}
+
+ALWAYS_INLINE int to_stack(const struct weft_pkt *p)
+{
+	trace(p, STEP_VERDICT, VERDICT_STACK, 0, 0);
+	count(p->slot, p->direction, VERDICT_STACK, p->packets, p->len);
+	return CTX_PASS;
+}
+
+/* Writes the new link header and takes one from the TTL. */
+ALWAYS_INLINE int rewrite(weft_ctx *ctx, const struct weft_pkt *p, const struct weft_cached *c)
+{
+	struct ethhdr *eth = ctx_data(ctx);
+	void *end = ctx_end(ctx);
+
+	if ((void *)(eth + 1) > end)
+		return -1;
+	mac_copy(eth->h_dest, c->dmac);
+	mac_copy(eth->h_source, c->smac);
+	if (p->family == 4) {
+		struct iphdr *ip = (void *)(eth + 1);
+
+		if ((void *)(ip + 1) > end)
+			return -1;
+		ip->ttl--;
+		csum_ttl_down(&ip->check);
+		return 0;
+	} else {
+		struct ipv6hdr *ip = (void *)(eth + 1);
+
+		if ((void *)(ip + 1) > end)
+			return -1;
+		return ctx_set_hop_limit(ctx, &ip->hop_limit, ip->hop_limit - 1);
+	}
+}
+
+/* Towards a pod of another node: the one place that every such packet passes. Encryption goes here. */
+ALWAYS_INLINE int send_remote(weft_ctx *ctx, const struct weft_cached *c)
+{
+	return ctx_to_wire(ctx, c->out_ifindex);
+}
+
+/* Carries out a decision that is not the stack's on a packet that fits it. */
+ALWAYS_INLINE int transmit(weft_ctx *ctx, const struct weft_pkt *p, const struct weft_cached *c)
+{
+	trace(p, STEP_VERDICT, c->verdict, 0, c->out_ifindex);
+	if (c->src_slot || p->direction == DIR_EGRESS)
+		count(c->src_slot, DIR_EGRESS, c->verdict, p->packets, p->len);
+	if (c->verdict == VERDICT_LOCAL)
+		count(c->dst_slot, DIR_INGRESS, VERDICT_LOCAL, p->packets, p->len);
+	if (rewrite(ctx, p, c))
+		return CTX_DROP;
+	if (c->verdict == VERDICT_LOCAL)
+		return ctx_to_pod(ctx, c->out_ifindex);
+	return send_remote(ctx, c);
+}
+
+/* Decides by the destination alone. Returns a drop reason. */
+ALWAYS_INLINE int route(const struct weft_config *cfg, const struct weft_pkt *p, int via_stack,
+			struct weft_cached *c)
+{
+	struct weft_route_key key = {.prefixlen = 128};
+	struct weft_endpoint *to;
+	struct weft_route *r;
+	struct weft_node *node;
+	__u32 index;
+
+	__builtin_memcpy(key.addr, &p->dst, sizeof(key.addr));
+	c->verdict = VERDICT_STACK;
+	to = bpf_map_lookup_elem(&weft_ep_addr, &p->dst);
+	if (to) {
+		trace(p, STEP_TO_LOCAL, to->slot, to->ifindex, 0);
+		c->dst_slot = to->slot;
+		if (via_stack || cfg->flags & CONFIG_STACK || (CTX_IS_XDP && !(to->flags & ENDPOINT_XDP_OUT)))
+			return REASON_NONE;
+		c->verdict = VERDICT_LOCAL;
+		c->out_ifindex = to->ifindex;
+		c->mtu = to->mtu;
+		mac_copy(c->dmac, to->mac);
+		mac_copy(c->smac, to->gateway_mac);
+		return REASON_NONE;
+	}
+	r = bpf_map_lookup_elem(&weft_routes, &key);
+	if (!r) {
+		trace(p, STEP_NO_ROUTE, 0, 0, 0);
+		return REASON_NONE;
+	}
+	if (!r->node)
+		return REASON_NO_ENDPOINT;
+	index = r->node * 2 + (p->family == 6);
+	node = bpf_map_lookup_elem(&weft_nodes, &index);
+	if (!node)
+		return REASON_INTERNAL;
+	trace(p, STEP_TO_NODE, r->node, node->ifindex, 0);
+	if (!(node->flags & NODE_RESOLVED)) {
+		trace(p, STEP_NO_NEIGHBOR, r->node, 0, 0);
+		return REASON_NONE;
+	}
+	if (via_stack || cfg->flags & CONFIG_STACK || (CTX_IS_XDP && !(node->flags & NODE_XDP_OUT)))
+		return REASON_NONE;
+	c->verdict = VERDICT_REMOTE;
+	c->out_ifindex = node->ifindex;
+	c->mtu = node->mtu;
+	mac_copy(c->dmac, node->dmac);
+	mac_copy(c->smac, node->smac);
+	return REASON_NONE;
+}
+
+/* Keeps a decision in the flow. The generation is taken away first and given back last, so that a reader on
+ * another CPU never uses half of it. */
+ALWAYS_INLINE void remember(const struct weft_config *cfg, const struct weft_pkt *p, struct weft_flow_ref ref,
+			    struct weft_cached *c, __u32 generation)
+{
+	struct weft_cached *to = &ref.flow->half[ref.dir & 1].cached;
+
+	if (weft_tracing)
+		return;
+	c->generation = 0;
+	c->tag = flow_tag(p);
+	c->in_ifindex = p->ifindex;
+	*(volatile __u32 *)&to->generation = 0;
+	barrier();
+	*to = *c;
+	barrier();
+	*(volatile __u32 *)&to->generation = generation;
+}
+
+ALWAYS_INLINE int too_big(const struct weft_pkt *p, const struct weft_cached *c)
+{
+	return c->mtu && p->l3_size > c->mtu;
+}
+
+/* The fast path. Returns 1 and sets *act if the cached decision holds for this packet. */
+ALWAYS_INLINE int use_cached(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, int check_mac,
+			     int *act)
+{
+	struct weft_flow_ref ref;
+	struct weft_cached *c;
+	struct ethhdr *eth;
+	__u64 now;
+
+	if (p->slow || !p->family)
+		return 0;
+	ref = flow_find(p);
+	if (!ref.flow)
+		return 0;
+	c = &ref.flow->half[ref.dir & 1].cached;
+	if (*(volatile __u32 *)&c->generation != cfg->generation || c->tag != flow_tag(p) ||
+	    c->in_ifindex != p->ifindex)
+		return 0;
+	now = bpf_ktime_get_coarse_ns();
+	if (now - ref.flow->last_ns > TIMEOUT_FAST && now > ref.flow->last_ns)
+		return 0;
+	if (p->proto == IPPROTO_TCP) {
+		if (p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) ||
+		    (ref.flow->state != STATE_ESTABLISHED && ref.flow->state != STATE_CLOSING))
+			return 0;
+	} else if (ref.flow->state == STATE_NEW && ref.dir != !!(ref.flow->flags & FLOW_FIRST_IS_1)) {
+		return 0;
+	}
+	eth = ctx_data(ctx);
+	if ((void *)(eth + 1) > ctx_end(ctx) || (check_mac && !mac_equal(eth->h_source, c->in_mac)))
+		return 0;
+	p->slot = check_mac ? c->src_slot : c->dst_slot;
+	trace(p, STEP_CACHE_HIT, c->verdict, 0, 0);
+	if (c->verdict == VERDICT_STACK) {
+		*act = to_stack(p);
+	} else {
+		if (p->ttl <= 1 || too_big(p, c))
+			return 0;
+		*act = transmit(ctx, p, c);
+	}
+	if (!weft_tracing)
+		ref.flow->last_ns = now;
+	flow_count(ref.flow, p, ref.dir);
+	return 1;
+}
+
+/* Routes a packet that has passed its hook's checks: its flow, its road, its limits. c comes with the
+ * slots and the source MAC set; back_ifindex is where an ICMP error about it goes. */
+ALWAYS_INLINE int forward(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, struct weft_cached *c,
+			  __u32 back_ifindex)
+{
+	__u32 generation = *(volatile __u32 *)&cfg->generation;
+	struct weft_flow_ref ref = {};
+	int via_stack = 0, reason;
+
+	reason = frag_check(p);
+	if (reason)
+		return drop(cfg, p, reason);
+	if (p->error)
+		reason = icmp_related(ctx, p, &via_stack);
+	if (reason)
+		return drop(cfg, p, reason);
+	reason = route(cfg, p, 0, c);
+	if (reason)
+		return drop(cfg, p, reason);
+	if (!p->error) {
+		ref = flow_get(cfg, p, 0, &via_stack);
+		if (ref.flow && !weft_tracing)
+			ref.flow->flags |= ref.dir ? FLOW_SEEN_1 : FLOW_SEEN_0;
+	}
+	if (via_stack)
+		c->verdict = VERDICT_STACK;
+	if (ref.flow) {
+		if (!p->slow)
+			remember(cfg, p, ref, c, generation);
+		flow_update(cfg, p, ref, c->verdict);
+	}
+	if (c->verdict == VERDICT_STACK)
+		return to_stack(p);
+	if (p->ttl <= 1) {
+		trace(p, STEP_TTL, p->ttl, 0, 0);
+		drop(cfg, p, REASON_TTL_EXCEEDED);
+		return icmp_refuse(ctx, cfg, p, 0, back_ifindex);
+	}
+	trace(p, STEP_MTU, p->l3_size, c->mtu, 0);
+	if (too_big(p, c)) {
+		drop(cfg, p, REASON_TOO_BIG);
+		return icmp_refuse(ctx, cfg, p, c->mtu, back_ifindex);
+	}
+	return transmit(ctx, p, c);
+}
+
+/* Parses; where only the linear part of a TC packet was too short, pulls the headers in and tries again. */
+SUBPROGRAM int parse(weft_ctx *ctx, struct weft_pkt *p)
+{
+	int reason;
+
+	if (!p)
+		return REASON_INTERNAL;
+	reason = parse_frame(ctx, p);
+
+	if (unlikely(reason == REASON_TRUNCATED) && !ctx_pull(ctx, MAX_HEADERS)) {
+		__u8 hook = p->hook, direction = p->direction;
+
+		__builtin_memset(p, 0, sizeof(*p));
+		p->hook = hook;
+		p->direction = direction;
+		reason = parse_frame(ctx, p);
+	}
+	if (reason)
+		trace(p, STEP_MALFORMED, reason, 0, 0);
+	else
+		trace(p, STEP_PARSED, p->family, p->proto, (__u32)bpf_ntohs(p->sport) << 16 | bpf_ntohs(p->dport));
+	return reason;
+}
+
+/* What the stack sends to a pod, or for one to the wire: nothing is decided here, but
+ * the flow is noted as the stack's, so that its replies go back through the stack. */
+ALWAYS_INLINE void note_from_stack(const struct weft_config *cfg, struct weft_pkt *p)
+{
+	struct weft_flow_ref ref;
+	int via_stack;
+
+	if (!p->family || p->error || frag_check(p))
+		return;
+	/* Neighbour discovery and multicast are not conversations. */
+	if (p->family == 6 && (p->dst.b[0] == 0xff || (p->proto == IPPROTO_ICMPV6 && p->slow && !p->frag)))
+		return;
+	ref = flow_get(cfg, p, 1, &via_stack);
+	if (!ref.flow || ref.flow->flags & (ref.dir ? FLOW_SEEN_1 : FLOW_SEEN_0))
+		return;
+	flow_update(cfg, p, ref, VERDICT_STACK);
+}
+
+#endif

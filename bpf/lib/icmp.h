@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+#ifndef WEFT_ICMP_H
+#define WEFT_ICMP_H
+
+#include "flow.h"
+
+/* How much of a refused IPv6 packet its error quotes: the headers and some payload. RFC 4443 allows up
+ * to the minimum MTU; receivers need no more than the transport ports. */
+#define QUOTE6 88
+#define QUOTE6_MIN 48
+#define ERROR4_ROOM (IP4_LEN + 8)
+#define ERROR6_ROOM (IP6_LEN + 8)
+
+/* Reads the packet that an ICMP error quotes into p's addresses and ports. */
+ALWAYS_INLINE int icmp_quoted4(weft_ctx *ctx, struct weft_pkt *p)
+{
+	__u32 at = p->l4 + 8;
+	struct iphdr ip;
+	__be16 ports[4];
+
+	if (ctx_load(ctx, at, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5)
+		return REASON_TRUNCATED;
+	if (ip.frag_off & bpf_htons(0x1fff))
+		return REASON_ICMP_NO_FLOW;
+	if (ctx_load(ctx, at + ip.ihl * 4, ports, sizeof(ports)))
+		return REASON_TRUNCATED;
+	if (ip.saddr != p->dst.w[3])
+		return REASON_ICMP_MISMATCH;
+	addr_from4(&p->src, ip.saddr);
+	addr_from4(&p->dst, ip.daddr);
+	p->proto = ip.protocol;
+	p->sport = ip.protocol == IPPROTO_ICMP ? ports[2] : ports[0];
+	p->dport = ip.protocol == IPPROTO_ICMP ? ports[2] : ports[1];
+	return REASON_NONE;
+}
+
+ALWAYS_INLINE int icmp_quoted6(weft_ctx *ctx, struct weft_pkt *p)
+{
+	__u32 at = p->l4 + 8;
+	struct ipv6hdr ip;
+	__be16 ports[4];
+	__u8 next;
+
+	if (ctx_load(ctx, at, &ip, sizeof(ip)) || ip.version != 6)
+		return REASON_TRUNCATED;
+	next = ip.nexthdr;
+	at += IP6_LEN;
+	if (next == IPPROTO_FRAGMENT) {
+		if (ctx_load(ctx, at, ports, sizeof(ports)))
+			return REASON_TRUNCATED;
+		next = *(__u8 *)ports;
+		at += 8;
+	}
+	if (ctx_load(ctx, at, ports, sizeof(ports)))
+		return REASON_TRUNCATED;
+	if (!addr_equal((union weft_addr *)&ip.saddr, &p->dst))
+		return REASON_ICMP_MISMATCH;
+	__builtin_memcpy(&p->src, &ip.saddr, 16);
+	__builtin_memcpy(&p->dst, &ip.daddr, 16);
+	p->proto = next;
+	p->sport = next == IPPROTO_ICMPV6 ? ports[2] : ports[0];
+	p->dport = next == IPPROTO_ICMPV6 ? ports[2] : ports[1];
+	return REASON_NONE;
+}
+
+/* Finds the flow that an ICMP error is about (RFC 5508's sense of "related"). Returns a drop reason;
+ * p is unchanged. */
+SUBPROGRAM int icmp_related(weft_ctx *ctx, struct weft_pkt *p, int *via_stack)
+{
+	struct weft_flow_ref ref = {};
+	union weft_addr src, dst;
+	int reason;
+	__u8 proto;
+
+	if (!p || !via_stack)
+		return REASON_INTERNAL;
+	src = p->src;
+	dst = p->dst;
+	proto = p->proto;
+	reason = p->family == 4 ? icmp_quoted4(ctx, p) : icmp_quoted6(ctx, p);
+	if (!reason) {
+		ref = flow_find(p);
+		if (!ref.flow)
+			reason = REASON_ICMP_NO_FLOW;
+		else
+			*via_stack = !!(ref.flow->flags & FLOW_VIA_STACK);
+	}
+	p->src = src;
+	p->dst = dst;
+	p->proto = proto;
+	p->sport = p->dport = 0;
+	return reason;
+}
+
+ALWAYS_INLINE int icmp_write4(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p, __u8 type,
+			      __u8 code, __u16 mtu, __u32 quote)
+{
+	struct iphdr *ip = ctx_data(ctx) + ETH_LEN;
+	struct weft_icmp *icmp = (void *)(ip + 1);
+	__u64 sum = 0;
+
+	if ((void *)(icmp + 1) > ctx_end(ctx))
+		return -1;
+	ip->version = 4;
+	ip->ihl = 5;
+	ip->tos = 0;
+	ip->tot_len = bpf_htons(ERROR4_ROOM + quote);
+	ip->id = 0;
+	ip->frag_off = 0;
+	ip->ttl = 64;
+	ip->protocol = IPPROTO_ICMP;
+	ip->check = 0;
+	ip->saddr = cfg->node_ip4 ?: cfg->gateway_ip4;
+	ip->daddr = p->src.w[3];
+	csum_words(ip, ctx_end(ctx), 5, 5, &sum);
+	ip->check = csum_fold(sum);
+	icmp->type = type;
+	icmp->code = code;
+	icmp->check = 0;
+	icmp->id = 0;
+	icmp->seq = bpf_htons(mtu); /* RFC 1191: next-hop MTU; 0 for other errors */
+	sum = 0;
+	if (csum_words(icmp, ctx_end(ctx), 2 + quote / 4, 19, &sum))
+		return -1;
+	icmp->check = csum_fold(sum);
+	return 0;
+}
+
+ALWAYS_INLINE int icmp_write6(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p, __u8 type,
+			      __u32 mtu, __u32 quote)
+{
+	struct ipv6hdr *ip = ctx_data(ctx) + ETH_LEN;
+	struct weft_icmp *icmp = (void *)(ip + 1);
+	const union weft_addr *from = &cfg->node_ip6;
+	__u64 sum = 0;
+
+	if ((void *)(icmp + 1) > ctx_end(ctx))
+		return -1;
+	if (!(from->d[0] | from->d[1]))
+		from = &cfg->gateway_ip6;
+	*(__be32 *)ip = bpf_htonl(0x60000000);
+	ip->payload_len = bpf_htons(8 + quote);
+	ip->nexthdr = IPPROTO_ICMPV6;
+	ip->hop_limit = 64;
+	__builtin_memcpy(&ip->saddr, from, 16);
+	__builtin_memcpy(&ip->daddr, &p->src, 16);
+	icmp->type = type;
+	icmp->code = 0;
+	icmp->check = 0;
+	icmp->id = bpf_htons(mtu >> 16);
+	icmp->seq = bpf_htons(mtu & 0xffff);
+	csum_add_addr(from, &sum);
+	csum_add_addr(&p->src, &sum);
+	sum += bpf_htonl(8 + quote);
+	sum += bpf_htonl(IPPROTO_ICMPV6);
+	if (csum_words(icmp, ctx_end(ctx), 2 + quote / 4, 24, &sum))
+		return -1;
+	icmp->check = csum_fold(sum);
+	return 0;
+}
+
+/* Must an error about p stay unsent? (RFC 1122 section 3.2.2, RFC 4443 section 2.4 e) */
+ALWAYS_INLINE int icmp_must_not(const struct weft_pkt *p)
+{
+	return p->error || p->frag == FRAG_LATER || weft_tracing;
+}
+
+/* Replaces the frame by an ICMP error about it and sends that back to the frame's sender by
+ * ifindex. mtu is 0 for "time exceeded", the limit for "too big". Returns a context
+ * verdict: CTX_DROP if no error may, or can, be sent. The caller has counted the drop. */
+SUBPROGRAM int icmp_refuse(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, __u32 mtu,
+			 __u32 ifindex)
+{
+	struct ethhdr *eth = ctx_data(ctx);
+	__u32 quote, room;
+	__u8 to[6], from[6];
+	int failed;
+
+	if (!cfg || !p || icmp_must_not(p) || (void *)(eth + 1) > ctx_end(ctx))
+		return CTX_DROP;
+	if (!take_token(BUCKET_ICMP, ICMP_ERRORS_PER_SEC, bpf_ktime_get_coarse_ns()))
+		return CTX_DROP;
+	mac_copy(to, eth->h_source);
+	mac_copy(from, eth->h_dest);
+	if (p->family == 4) {
+		quote = p->l4 - ETH_LEN + 8;
+		room = ERROR4_ROOM;
+	} else {
+		quote = p->l3_size >= QUOTE6 ? QUOTE6 : QUOTE6_MIN;
+		room = ERROR6_ROOM;
+	}
+	if (p->len < ETH_LEN + quote || quote > QUOTE6 || ctx_reshape(ctx, ETH_LEN + quote, room))
+		return CTX_DROP;
+	eth = ctx_data(ctx);
+	if ((void *)(eth + 1) > ctx_end(ctx))
+		return CTX_DROP;
+	mac_copy(eth->h_dest, to);
+	mac_copy(eth->h_source, from);
+	eth->h_proto = p->ethertype;
+	if (p->family == 4)
+		failed = icmp_write4(ctx, cfg, p, mtu ? ICMP4_UNREACHABLE : ICMP4_TIME_EXCEEDED, mtu ? 4 : 0, mtu,
+				     quote);
+	else
+		failed = icmp_write6(ctx, cfg, p, mtu ? ICMP6_TOO_BIG : ICMP6_TIME_EXCEEDED, mtu, quote);
+	return failed ? CTX_DROP : ctx_reply(ctx, ifindex);
+}
+
+#endif

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+#ifndef WEFT_MAPS_H
+#define WEFT_MAPS_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include "structs.h"
+
+/* Names stay within 15 characters, the kernel's limit. The loader pins each under its name and a
+ * hash of its layout, and sets weft_flows4/6's size from the configuration. */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct weft_config);
+} weft_config SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 2 * WEFT_MAX_ENDPOINTS);
+	__type(key, __u32);
+	__type(value, struct weft_endpoint);
+} weft_ep_if SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 2 * WEFT_MAX_ENDPOINTS);
+	__type(key, union weft_addr);
+	__type(value, struct weft_endpoint);
+} weft_ep_addr SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, WEFT_MAX_ROUTES);
+	__type(key, struct weft_route_key);
+	__type(value, struct weft_route);
+} weft_routes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2 * WEFT_MAX_NODES);
+	__type(key, __u32);
+	__type(value, struct weft_node);
+} weft_nodes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 262144);
+	__type(key, struct weft_key4);
+	__type(value, struct weft_flow);
+} weft_flows4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 262144);
+	__type(key, struct weft_key6);
+	__type(value, struct weft_flow);
+} weft_flows6 SEC(".maps");
+
+/* Where a new flow is put together: too large for the stack. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct weft_flow);
+} weft_scratch SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, WEFT_MAX_FRAGMENTS);
+	__type(key, struct weft_frag_key);
+	__type(value, struct weft_frag);
+} weft_frags SEC(".maps");
+
+/* Index: slot << 4 | direction << 3 | verdict. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, WEFT_MAX_ENDPOINTS << 4);
+	__type(key, __u32);
+	__type(value, struct weft_counter);
+} weft_counters SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_PERCPU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct weft_drop_key);
+	__type(value, struct weft_counter);
+} weft_drops SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct weft_event_stats);
+} weft_evstats SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, BUCKET_COUNT);
+	__type(key, __u32);
+	__type(value, struct weft_bucket);
+} weft_buckets SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} weft_events SEC(".maps");
+
+/* Written only by the traced copies of the programs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct weft_trace);
+} weft_trace SEC(".maps");
+
+#endif

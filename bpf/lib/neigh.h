@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+#ifndef WEFT_NEIGH_H
+#define WEFT_NEIGH_H
+
+#include "events.h"
+#include "parse.h"
+
+/* The gateway exists only here: these answer ARP (RFC 826) and neighbour solicitations (RFC 4861)
+ * for it, and hold pods to their own addresses in both. */
+
+#define ARP_HW_ETHERNET 1
+#define ARP_REQUEST 1
+#define ARP_REPLY 2
+
+struct weft_arp {
+	__be16 hw, proto;
+	__u8 hw_len, proto_len;
+	__be16 op;
+	__u8 sha[6];
+	__u8 spa[4];
+	__u8 tha[6];
+	__u8 tpa[4];
+} __attribute__((packed));
+
+struct weft_nd {
+	__u8 type, code;
+	__u16 check;
+	__be32 flags;
+	union weft_addr target;
+	__u8 opt_type, opt_len;
+	__u8 opt_mac[6];
+};
+
+#define ND_WITHOUT_OPTION 24
+#define ND_ROUTER_SOLICITED_OVERRIDE 0xe0000000
+
+enum weft_neigh_result { NEIGH_ANSWER = -1, NEIGH_ABSORB = -2, NEIGH_STACK = -3, NEIGH_NOT_ND = -4 };
+
+ALWAYS_INLINE __be32 arp_ip(const __u8 *p)
+{
+	return *(const __u16 *)p | (__u32)*(const __u16 *)(p + 2) << 16;
+}
+
+/* Returns a drop reason, or one of weft_neigh_result. An ANSWER is already written into the frame. */
+ALWAYS_INLINE int neigh_arp(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_endpoint *ep)
+{
+	struct ethhdr *eth = ctx_data(ctx);
+	struct weft_arp *arp = (void *)(eth + 1);
+	__be32 spa, tpa;
+
+	if ((void *)(arp + 1) > ctx_end(ctx))
+		return REASON_TRUNCATED;
+	if (arp->hw != bpf_htons(ARP_HW_ETHERNET) || arp->proto != bpf_htons(ETH_P_IP) || arp->hw_len != 6 ||
+	    arp->proto_len != 4)
+		return REASON_SPOOFED_ARP;
+	spa = arp_ip(arp->spa);
+	tpa = arp_ip(arp->tpa);
+	if (!mac_equal(arp->sha, ep->mac))
+		return REASON_SPOOFED_ARP;
+	/* An address probe has sender 0 (RFC 5227); everything else must speak for itself only. */
+	if (spa && spa != ep->ip4)
+		return REASON_SPOOFED_ARP;
+	if (ep->flags & ENDPOINT_CHAINED)
+		return NEIGH_STACK;
+	if (tpa == ep->ip4)
+		return NEIGH_ABSORB;
+	if (arp->op != bpf_htons(ARP_REQUEST) || tpa != cfg->gateway_ip4)
+		return REASON_ARP_TARGET;
+	arp->op = bpf_htons(ARP_REPLY);
+	__builtin_memcpy(arp->tpa, arp->spa, 4);
+	__builtin_memcpy(arp->spa, &tpa, 4);
+	mac_copy(arp->tha, arp->sha);
+	mac_copy(arp->sha, ep->gateway_mac);
+	mac_copy(eth->h_dest, eth->h_source);
+	mac_copy(eth->h_source, ep->gateway_mac);
+	return NEIGH_ANSWER;
+}
+
+/* Turns the solicitation in the frame into the gateway's advertisement. */
+ALWAYS_INLINE int nd_advertise(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_endpoint *ep,
+			       const struct weft_pkt *p, int with_option)
+{
+	struct ethhdr *eth = ctx_data(ctx);
+	struct ipv6hdr *ip = (void *)(eth + 1);
+	struct weft_nd *nd = (void *)(ip + 1);
+	__u64 sum = 0;
+	int words = with_option ? 8 : 6;
+
+	if ((void *)nd + ND_WITHOUT_OPTION > ctx_end(ctx))
+		return REASON_TRUNCATED;
+	if (with_option) {
+		if ((void *)(nd + 1) > ctx_end(ctx))
+			return REASON_TRUNCATED;
+		nd->opt_type = 2; /* target link-layer address */
+		nd->opt_len = 1;
+		mac_copy(nd->opt_mac, ep->gateway_mac);
+	}
+	nd->type = ICMP6_NA;
+	nd->code = 0;
+	nd->check = 0;
+	nd->flags = bpf_htonl(ND_ROUTER_SOLICITED_OVERRIDE);
+	ip->payload_len = bpf_htons(words * 4);
+	__builtin_memcpy(&ip->daddr, &p->src, 16);
+	__builtin_memcpy(&ip->saddr, &cfg->gateway_ip6, 16);
+	mac_copy(eth->h_dest, eth->h_source);
+	mac_copy(eth->h_source, ep->gateway_mac);
+	csum_add_addr(&p->src, &sum);
+	csum_add_addr(&cfg->gateway_ip6, &sum);
+	sum += bpf_htonl(words * 4);
+	sum += bpf_htonl(IPPROTO_ICMPV6);
+	if (csum_words(nd, ctx_end(ctx), words, 8, &sum))
+		return REASON_TRUNCATED;
+	nd->check = csum_fold(sum);
+	return NEIGH_ANSWER;
+}
+
+ALWAYS_INLINE int nd_solicited(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_endpoint *ep,
+			       const struct weft_pkt *p)
+{
+	struct weft_nd *nd = ctx_data(ctx) + ETH_LEN + IP6_LEN;
+	int unspecified = !(p->src.d[0] | p->src.d[1]);
+	int with_option;
+
+	if ((void *)nd + ND_WITHOUT_OPTION > ctx_end(ctx))
+		return REASON_TRUNCATED;
+	if (!unspecified && !addr_is_link_local6(&p->src) && !addr_equal(&p->src, &ep->ip6))
+		return REASON_SPOOFED_ND;
+	with_option = (void *)(nd + 1) <= ctx_end(ctx) && p->l3_size >= IP6_LEN + sizeof(*nd);
+	if (with_option && nd->opt_type == 1 && !mac_equal(nd->opt_mac, ep->mac))
+		return REASON_SPOOFED_ND;
+	if (ep->flags & ENDPOINT_CHAINED)
+		return NEIGH_STACK;
+	/* Duplicate address detection (RFC 4862): for the gateway's own address, the gateway answers by
+	 * refusing the claim; for any other, nobody else has it. */
+	if (unspecified)
+		return addr_equal(&nd->target, &cfg->gateway_ip6) ? REASON_SPOOFED_ND : NEIGH_ABSORB;
+	if (!addr_equal(&nd->target, &cfg->gateway_ip6))
+		return REASON_ND_TARGET;
+	return nd_advertise(ctx, cfg, ep, p, with_option);
+}
+
+ALWAYS_INLINE int nd_advertised(weft_ctx *ctx, const struct weft_endpoint *ep, const struct weft_pkt *p)
+{
+	struct weft_nd *nd = ctx_data(ctx) + ETH_LEN + IP6_LEN;
+
+	if ((void *)nd + ND_WITHOUT_OPTION > ctx_end(ctx))
+		return REASON_TRUNCATED;
+	if (!addr_equal(&nd->target, &ep->ip6) &&
+	    !(addr_is_link_local6(&nd->target) && addr_equal(&nd->target, &p->src)))
+		return REASON_SPOOFED_ND;
+	if (p->l3_size >= IP6_LEN + sizeof(*nd) && (void *)(nd + 1) <= ctx_end(ctx) && nd->opt_type == 2 &&
+	    !mac_equal(nd->opt_mac, ep->mac))
+		return REASON_SPOOFED_ND;
+	return ep->flags & ENDPOINT_CHAINED ? NEIGH_STACK : NEIGH_ABSORB;
+}
+
+/* ICMPv6 that never leaves the link: neighbour and router discovery, multicast listener reports. */
+ALWAYS_INLINE int neigh_nd(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_endpoint *ep,
+			   const struct weft_pkt *p)
+{
+	if (p->family != 6 || p->proto != IPPROTO_ICMPV6)
+		return NEIGH_NOT_ND;
+	switch (p->icmp_type) {
+	case ICMP6_NS:
+	case ICMP6_NA:
+		/* 255 proves that no router forwarded it (RFC 4861 section 7.1); an extension header
+		 * before it has no honest use. */
+		if (p->ttl != 255 || p->l4 != ETH_LEN + IP6_LEN)
+			return REASON_SPOOFED_ND;
+		return p->icmp_type == ICMP6_NS ? nd_solicited(ctx, cfg, ep, p) : nd_advertised(ctx, ep, p);
+	case ICMP6_RA:
+	case ICMP6_REDIRECT:
+		return REASON_SPOOFED_ND;
+	case ICMP6_RS:
+	case ICMP6_MLD_QUERY ... ICMP6_MLD_DONE:
+	case ICMP6_MLD2_REPORT:
+		return ep->flags & ENDPOINT_CHAINED ? NEIGH_STACK : NEIGH_ABSORB;
+	}
+	return NEIGH_NOT_ND;
+}
+
+#endif

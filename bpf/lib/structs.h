@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+#ifndef WEFT_STRUCTS_H
+#define WEFT_STRUCTS_H
+
+#include <linux/types.h>
+#include "consts.h"
+#include "reasons.h"
+
+enum weft_hook { HOOK_FROM_POD, HOOK_FROM_WIRE, HOOK_TO_POD, HOOK_TO_WIRE };
+
+/* What happened to a packet. At most 8: the counters' index has three bits for it. */
+enum weft_verdict {
+	VERDICT_LOCAL,	  /* redirected to an endpoint on this node */
+	VERDICT_REMOTE,	  /* redirected to the uplink, towards a peer node */
+	VERDICT_STACK,	  /* given to the host's stack */
+	VERDICT_ANSWERED, /* the hook replied in the gateway's place */
+	VERDICT_ABSORBED, /* link-local chatter that ends here on purpose */
+	VERDICT_DROP,	  /* refused, see the reason */
+};
+
+enum weft_direction { DIR_EGRESS, DIR_INGRESS };
+
+/* An IPv6 address, or an IPv4 one as ::ffff:a.b.c.d (RFC 4291 section 2.5.5.2). */
+union weft_addr {
+	__u8 b[16];
+	__be32 w[4];
+	__u64 d[2];
+};
+
+enum weft_config_flag {
+	CONFIG_STACK = 1 << 0, /* mode stack: every allowed packet takes the host's stack */
+};
+
+/* The node's settings, one entry. The agent bumps generation after any change of the
+ * maps below that could change a forwarding decision; cached decisions of older
+ * generations are made again. Never 0. */
+struct weft_config {
+	__u32 generation;
+	__u32 flags;
+	__u32 events_per_sec; /* per CPU */
+	__be32 node_ip4;      /* source of ICMP errors; 0: none */
+	union weft_addr node_ip6;
+	__be32 gateway_ip4;
+	__u32 pad;
+	union weft_addr gateway_ip6;
+};
+
+enum weft_endpoint_flag {
+	ENDPOINT_IP4 = 1 << 0,
+	ENDPOINT_IP6 = 1 << 1,
+	ENDPOINT_CHAINED = 1 << 2,  /* another plugin's interface: its bridge handles ARP and ND */
+	ENDPOINT_XDP_OUT = 1 << 3,  /* an XDP redirect into its interface is delivered */
+};
+
+/* An endpoint, by the index of every host-side interface that its packets may come
+ * from, and by each of its addresses. */
+struct weft_endpoint {
+	__u32 ifindex; /* the interface that delivers to the pod */
+	__u16 slot;
+	__u16 mtu; /* largest IP packet, bytes; 0: no limit but the interface's */
+	__u32 flags;
+	__u8 mac[6];
+	__u8 gateway_mac[6];
+	__be32 ip4;
+	__u32 pad;
+	union weft_addr ip6;
+};
+
+struct weft_route_key {
+	__u32 prefixlen; /* of the 128 bits; an IPv4 /n is 96+n */
+	__u8 addr[16];	 /* bytes, not weft_addr: the trie wants them right behind prefixlen */
+};
+
+/* Where a pod range lives: an index into weft_nodes for either family. Node 0 is this node. */
+struct weft_route {
+	__u32 node;
+};
+
+enum weft_node_flag {
+	NODE_RESOLVED = 1 << 0, /* dmac and smac are current */
+	NODE_XDP_OUT = 1 << 1,	/* the uplink takes XDP redirects */
+};
+
+/* A peer node's next hop for one address family: index 2*node (IPv4), 2*node+1 (IPv6). */
+struct weft_node {
+	__u32 ifindex;
+	__u16 flags;
+	__u16 mtu;
+	__u8 dmac[6];
+	__u8 smac[6];
+};
+
+struct weft_key4 {
+	__be32 a, b;
+	__be16 pa, pb;
+	__u8 proto;
+	__u8 pad[3];
+};
+
+struct weft_key6 {
+	union weft_addr a, b;
+	__be16 pa, pb;
+	__u8 proto;
+	__u8 pad[3];
+};
+
+/* A forwarding decision, cached in its flow: valid while generation is the
+ * configuration's. It was made for frames from in_ifindex whose source MAC is in_mac, so a hit
+ * needs no further anti-spoof check. tag repeats the flow's key: an LRU table may hand the
+ * entry to another flow between look-up and use. */
+struct weft_cached {
+	__u32 generation;
+	__u32 tag;
+	__u32 in_ifindex;
+	__u32 out_ifindex;
+	__u16 in_mac[3];
+	__u16 mtu;
+	__u8 dmac[6];
+	__u8 smac[6];
+	__u16 src_slot, dst_slot;
+	__u8 verdict;
+	__u8 pad[7];
+};
+
+enum weft_flow_flag {
+	FLOW_VIA_STACK = 1 << 0, /* the stack routes it (it may translate addresses): hooks must not shortcut */
+	FLOW_FIN_0 = 1 << 1,	 /* direction 0 sent FIN */
+	FLOW_FIN_1 = 1 << 2,
+	FLOW_ENDED = 1 << 3,	  /* its end was reported */
+	FLOW_SEEN_0 = 1 << 4,	  /* a from_* hook counts direction 0, so to_* hooks must not */
+	FLOW_SEEN_1 = 1 << 5,
+	FLOW_FIRST_IS_1 = 1 << 6, /* the first packet was of direction 1 */
+};
+
+enum weft_flow_state {
+	STATE_NEW,	   /* one direction only (UDP, ICMP, other) */
+	STATE_REPLIED,	   /* both directions seen */
+	STATE_SYN_SENT,
+	STATE_SYN_RECEIVED,
+	STATE_ESTABLISHED,
+	STATE_CLOSING,	   /* one FIN */
+	STATE_CLOSED,	   /* both FINs, or RST */
+};
+
+struct weft_half {
+	struct weft_cached cached;
+	__u64 packets;
+	__u64 bytes;
+};
+
+/* One conversation. Direction 0 goes from the key's a to its b. */
+struct weft_flow {
+	struct weft_half half[2];
+	__u64 first_ns; /* CLOCK_MONOTONIC, coarse */
+	__u64 last_ns;
+	__u8 state;
+	__u8 flags;
+	__u16 slot; /* the endpoint that the first packet was counted for */
+	__u8 hook;
+	__u8 direction;
+	__u16 pad;
+};
+
+struct weft_frag_key {
+	union weft_addr src, dst;
+	__be32 id;
+	__u8 proto;
+	__u8 pad[3];
+};
+
+/* What the first fragment of a datagram said, for those that follow. */
+struct weft_frag {
+	__be16 sport, dport;
+	__u16 first_end; /* where the first fragment's payload ended, bytes */
+	__u16 pad;
+};
+
+struct weft_counter {
+	__u64 packets;
+	__u64 bytes;
+};
+
+struct weft_drop_key {
+	__u16 slot;
+	__u8 direction;
+	__u8 reason;
+};
+
+enum weft_event_type { EVENT_NEW, EVENT_END, EVENT_DROP };
+
+struct weft_event {
+	__u64 time_ns;
+	union weft_addr src, dst;
+	__be16 sport, dport;
+	__u32 len;
+	__u16 slot;
+	__u8 type;
+	__u8 verdict;
+	__u8 reason;
+	__u8 hook;
+	__u8 direction;
+	__u8 family; /* 4, 6, or 0 for frames that are not IP */
+	__u8 proto;
+	__u8 tcp_flags;
+	__u8 pad[6];
+	struct weft_counter forward, reply;
+};
+
+struct weft_event_stats {
+	__u64 suppressed; /* held back by the rate limit */
+	__u64 lost;	  /* the ring buffer was full */
+};
+
+struct weft_bucket {
+	__u64 full_ns; /* when the bucket will be full again */
+};
+
+enum weft_bucket_index { BUCKET_EVENTS, BUCKET_ICMP, BUCKET_COUNT };
+
+enum weft_step {
+	STEP_PARSED,	 /* a: family, b: protocol, c: sport<<16|dport */
+	STEP_MALFORMED,	 /* a: reason */
+	STEP_ENDPOINT,	 /* a: slot, b: ifindex */
+	STEP_SPOOF_OK,
+	STEP_FLOW_HIT,	 /* a: state, b: flags */
+	STEP_FLOW_NEW,	 /* a: 1 if it must take the stack */
+	STEP_CACHE_HIT,	 /* a: verdict */
+	STEP_TO_LOCAL,	 /* a: slot, b: ifindex */
+	STEP_TO_NODE,	 /* a: node, b: ifindex */
+	STEP_NO_NEIGHBOR, /* a: node */
+	STEP_NO_ROUTE,
+	STEP_MTU,	 /* a: size, b: limit */
+	STEP_TTL,	 /* a: TTL before */
+	STEP_VERDICT,	 /* a: verdict, b: reason, c: ifindex */
+};
+
+struct weft_trace_step {
+	__u8 step;
+	__u8 hook;
+	__u16 pad;
+	__u32 a, b, c;
+};
+
+struct weft_trace {
+	__u32 n;
+	__u32 pad;
+	struct weft_trace_step steps[WEFT_TRACE_STEPS];
+};
+
+enum weft_fragment { FRAG_NONE, FRAG_FIRST, FRAG_LATER };
+
+/* What the parser found out about a frame. Lives on the stack of one program run. */
+struct weft_pkt {
+	union weft_addr src, dst;
+	__be16 sport, dport; /* ICMP queries: both the identifier, so that both directions share a key */
+	__u32 len;	     /* the frame, bytes */
+	__u32 packets;	     /* packets that a GSO frame stands for */
+	__u32 l3_size;	     /* largest IP packet in it, bytes */
+	__u32 ifindex;
+	__u16 l4;	     /* offset of the transport header */
+	__u16 frag_off;	     /* bytes */
+	__u16 frag_len;	     /* payload of this fragment, bytes */
+	__be16 ethertype;
+	__be32 frag_id;
+	__u8 family;
+	__u8 proto;
+	__u8 tcp_flags;
+	__u8 ttl;
+	__u8 frag;
+	__u8 icmp_type;
+	__u8 hook;
+	__u8 slow;    /* has options, extension headers, is a fragment or an ICMP message that is no query */
+	__u8 error;   /* is an ICMP error */
+	__u8 tagged;
+	__u8 direction; /* seen from the local endpoint in slot */
+	__u8 pad;
+	__u16 slot;
+};
+
+#endif

@@ -1,0 +1,61 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/vishvananda/netlink"
+)
+
+// Cleanup takes away what Open and the other methods left on the machine: links, maps, routes, and changed
+// sysctls. It needs no running datapath and is not an error if there is nothing.
+// Endpoints' interfaces are their owner's business.
+func Cleanup(bpfDir, stateDir string, log *slog.Logger) error {
+	links, err := pinnedLinks(bpfDir, "")
+	for _, l := range links {
+		err = errors.Join(err, detach(l.path))
+		if l.hook == "from_pod" && l.iface == secondHostIf(l.iface) {
+			if second, findErr := netlink.LinkByName(l.iface); findErr == nil {
+				err = errors.Join(err, netlink.LinkDel(second))
+			}
+		}
+	}
+	pins, _ := filepath.Glob(filepath.Join(bpfDir, mapPin+"*"))
+	for _, pin := range pins {
+		err = errors.Join(err, os.Remove(pin))
+	}
+	// Other instances may live in subdirectories of the default one's.
+	if rmErr := os.Remove(bpfDir); rmErr != nil && !errors.Is(rmErr, os.ErrNotExist) {
+		log.Debug("pin directory stays", "dir", bpfDir, "err", rmErr)
+	}
+	err = errors.Join(err, removeRoutes())
+	undo, undoErr := openUndo(filepath.Join(stateDir, "undo.json"))
+	if undoErr != nil {
+		return errors.Join(err, undoErr)
+	}
+	return errors.Join(err, undo.restoreSysctls(), removeIfExists(undo.path))
+}
+
+// removeRoutes removes every route of ours from this network namespace.
+func removeRoutes() error {
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
+	if err != nil {
+		return fmt.Errorf("list routes: %w", err)
+	}
+	for _, r := range routes {
+		if delErr := netlink.RouteDel(&r); delErr != nil {
+			err = errors.Join(err, fmt.Errorf("remove route %s: %w", r.Dst, delErr))
+		}
+	}
+	return err
+}
+
+func removeIfExists(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}

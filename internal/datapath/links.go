@@ -1,0 +1,153 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+)
+
+const linkPin = "link-"
+
+// linkPath is where a hook's link on an interface is pinned: link-HOOK-KIND-INTERFACE.
+// bpffs refuses dots, which VLAN interfaces have.
+func linkPath(dir, hookName, kind, iface string) string {
+	return filepath.Join(dir, linkPin+hookName+"-"+kind+"-"+strings.ReplaceAll(iface, ".", "+"))
+}
+
+type pinnedLink struct{ path, hook, kind, iface string }
+
+// pinnedLinks lists the links of an instance, or of one of its interfaces.
+func pinnedLinks(dir, iface string) ([]pinnedLink, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list pinned links: %w", err)
+	}
+	var links []pinnedLink
+	for _, e := range entries {
+		parts := strings.SplitN(strings.TrimPrefix(e.Name(), linkPin), "-", 3)
+		if !strings.HasPrefix(e.Name(), linkPin) || len(parts) != 3 {
+			continue
+		}
+		l := pinnedLink{filepath.Join(dir, e.Name()), parts[0], parts[1], strings.ReplaceAll(parts[2], "+", ".")}
+		if iface == "" || l.iface == iface {
+			links = append(links, l)
+		}
+	}
+	return links, nil
+}
+
+// ensureLink makes the hook's program the one that runs on the interface: an adopted link is
+// updated in place, which is atomic for packets; otherwise a new one is attached and pinned.
+func (d *Datapath) ensureLink(h hook, iface string, ifindex int) error {
+	path := linkPath(d.opts.BPFDir, h.name, h.kind, iface)
+	if updated, err := updateLink(path, h.program, ifindex); updated || err != nil {
+		return err
+	}
+	attached, err := h.attach(ifindex)
+	if err != nil {
+		return fmt.Errorf("attach %s to %s (%s): %w", h.name, iface, h.kind, err)
+	}
+	defer attached.Close()
+	if err := attached.Pin(path); err != nil {
+		return fmt.Errorf("pin %s on %s: %w", h.name, iface, err)
+	}
+	return nil
+}
+
+// updateLink replaces the program of a pinned link, if there is one and its interface is still the
+// one meant: a name may have been given to another interface since.
+func updateLink(path string, program *ebpf.Program, ifindex int) (bool, error) {
+	pinned, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("open pinned link %s: %w", path, err)
+	}
+	defer pinned.Close()
+	if linkIfindex(pinned) == ifindex {
+		if err := pinned.Update(program); err == nil {
+			return true, nil
+		}
+	}
+	if err := os.Remove(path); err != nil {
+		return false, fmt.Errorf("remove stale link %s: %w", path, err)
+	}
+	return false, nil
+}
+
+// linkIfindex is the interface that a link is attached to, 0 if that is gone.
+func linkIfindex(l link.Link) int {
+	info, err := l.Info()
+	if err != nil {
+		return 0
+	}
+	if xdp := info.XDP(); xdp != nil {
+		return int(xdp.Ifindex)
+	}
+	if tcx := info.TCX(); tcx != nil {
+		return int(tcx.Ifindex)
+	}
+	return 0
+}
+
+// dropLinks detaches every hook of an interface but those to keep.
+func (d *Datapath) dropLinks(iface string, keep ...hook) error {
+	links, err := pinnedLinks(d.opts.BPFDir, iface)
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		wanted := false
+		for _, h := range keep {
+			wanted = wanted || (h.name == l.hook && h.kind == l.kind)
+		}
+		if !wanted {
+			err = errors.Join(err, detach(l.path))
+		}
+	}
+	return err
+}
+
+// detach takes a link's program off its interface at once. Removing the pin alone would leave
+// that to whoever still holds a descriptor.
+func detach(path string) error {
+	if pinned, err := link.LoadPinnedLink(path, nil); err == nil {
+		if raw, ok := pinned.(interface{ Detach() error }); ok {
+			_ = raw.Detach() // the interface may be gone; the pin goes in any case
+		}
+		pinned.Close()
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove link %s: %w", path, err)
+	}
+	return nil
+}
+
+// Links lists what is attached where.
+func (d *Datapath) Links() ([]LinkStatus, error) {
+	links, err := pinnedLinks(d.opts.BPFDir, "")
+	if err != nil {
+		return nil, err
+	}
+	status := make([]LinkStatus, 0, len(links))
+	for _, l := range links {
+		s := LinkStatus{Hook: l.hook, Interface: l.iface, Kind: l.kind}
+		if pinned, err := link.LoadPinnedLink(l.path, nil); err == nil {
+			if info, err := pinned.Info(); err == nil {
+				s.ProgramID = uint32(info.Program)
+			}
+			pinned.Close()
+		}
+		status = append(status, s)
+	}
+	return status, nil
+}

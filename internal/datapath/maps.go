@@ -1,0 +1,224 @@
+package datapath
+
+import (
+	"crypto/sha256"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+)
+
+//go:embed obj/*_xdp.o obj/*_tc.o
+var objects embed.FS
+
+const mapPin = "maps-"
+
+// maps are the pinned maps of one instance.
+type maps struct {
+	Config   *ebpf.Map
+	EpIf     *ebpf.Map
+	EpAddr   *ebpf.Map
+	Routes   *ebpf.Map
+	Nodes    *ebpf.Map
+	Flows4   *ebpf.Map
+	Flows6   *ebpf.Map
+	Frags    *ebpf.Map
+	Counters *ebpf.Map
+	Drops    *ebpf.Map
+	EvStats  *ebpf.Map
+	Buckets  *ebpf.Map
+	Events   *ebpf.Map
+	Trace    *ebpf.Map
+	byName   map[string]*ebpf.Map
+}
+
+func (m *maps) Close() {
+	for _, each := range m.byName {
+		each.Close()
+	}
+}
+
+func loadSpec(object string) (*ebpf.CollectionSpec, error) {
+	file, err := objects.Open("obj/" + object + ".o")
+	if err != nil {
+		return nil, fmt.Errorf("open BPF object %s: %w", object, err)
+	}
+	defer file.Close()
+	spec, err := ebpf.LoadCollectionSpecFromReader(file.(interface {
+		fs.File
+		ReadAt([]byte, int64) (int, error)
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("read BPF object %s: %w", object, err)
+	}
+	return spec, nil
+}
+
+// openMaps adopts the pinned maps whose layout is today's and makes the others. A pin's name
+// holds a hash of the layout, so a map of another layout is never read by the wrong program.
+// Programs that still run keep their old maps alive until they are replaced.
+func openMaps(dir string, flowEntries uint32, log *slog.Logger) (*maps, error) {
+	spec, err := loadSpec("from_pod_tc")
+	if err != nil {
+		return nil, err
+	}
+	m := &maps{byName: map[string]*ebpf.Map{}}
+	for name, ms := range spec.Maps {
+		if !strings.HasPrefix(name, "weft_") {
+			continue // .rodata belongs to one program
+		}
+		if flowEntries != 0 && strings.HasPrefix(name, "weft_flows") {
+			ms.MaxEntries = flowEntries
+		}
+		opened, err := openMap(dir, ms, log)
+		if err != nil {
+			m.Close()
+			return nil, err
+		}
+		m.byName[name] = opened
+	}
+	for name, field := range map[string]**ebpf.Map{
+		"weft_config": &m.Config, "weft_ep_if": &m.EpIf, "weft_ep_addr": &m.EpAddr, "weft_routes": &m.Routes,
+		"weft_nodes": &m.Nodes, "weft_flows4": &m.Flows4, "weft_flows6": &m.Flows6, "weft_frags": &m.Frags,
+		"weft_counters": &m.Counters, "weft_drops": &m.Drops, "weft_evstats": &m.EvStats,
+		"weft_buckets": &m.Buckets, "weft_events": &m.Events, "weft_trace": &m.Trace,
+	} {
+		if *field = m.byName[name]; *field == nil {
+			m.Close()
+			return nil, fmt.Errorf("the BPF object has no map %s", name)
+		}
+	}
+	return m, nil
+}
+
+func openMap(dir string, spec *ebpf.MapSpec, log *slog.Logger) (*ebpf.Map, error) {
+	path := filepath.Join(dir, pinName(spec))
+	pinned, err := ebpf.LoadPinnedMap(path, nil)
+	if err == nil {
+		return pinned, nil
+	}
+	if !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("open pinned map %s: %w", path, err)
+	}
+	created, err := ebpf.NewMap(spec)
+	if err != nil {
+		return nil, fmt.Errorf("create map %s: %w", spec.Name, err)
+	}
+	if n := migrate(dir, spec, created); n != "" {
+		log.Warn("map layout changed: a new map was made", "map", spec.Name, "entries", n)
+	}
+	if err := created.Pin(path); err != nil {
+		created.Close()
+		return nil, fmt.Errorf("pin map %s: %w", spec.Name, err)
+	}
+	return created, nil
+}
+
+// pinName is maps-NAME-LAYOUT-ENTRIES.
+func pinName(spec *ebpf.MapSpec) string {
+	return fmt.Sprintf("%s%s-%s-%d", mapPin, spec.Name, layoutHash(spec), spec.MaxEntries)
+}
+
+// layoutHash covers what two programs must agree on to share a map, but for its size: its kind, and
+// the names, types and offsets of every field of key and value.
+func layoutHash(spec *ebpf.MapSpec) string {
+	h := sha256.New()
+	fmt.Fprintln(h, spec.Type, spec.KeySize, spec.ValueSize, spec.Flags)
+	for _, t := range []btf.Type{spec.Key, spec.Value} {
+		if t != nil {
+			fmt.Fprintf(h, "%s\n", layoutText(t))
+		}
+	}
+	return fmt.Sprintf("%x", h.Sum(nil))[:8]
+}
+
+// layoutText is a BTF type with all its members, written out.
+func layoutText(t btf.Type) string {
+	switch t := btf.UnderlyingType(t).(type) {
+	case *btf.Struct:
+		return membersText("struct", t.Members)
+	case *btf.Union:
+		return membersText("union", t.Members)
+	case *btf.Array:
+		return fmt.Sprintf("[%d]%s", t.Nelems, layoutText(t.Type))
+	case *btf.Int:
+		return t.Name
+	default:
+		return fmt.Sprintf("%T", t)
+	}
+}
+
+func membersText(kind string, members []btf.Member) string {
+	var b strings.Builder
+	b.WriteString(kind + "{")
+	for _, m := range members {
+		fmt.Fprintf(&b, "%s@%d:%s;", m.Name, m.Offset, layoutText(m.Type))
+	}
+	b.WriteString("}")
+	return b.String()
+}
+
+// migrate fills a new map from the pin of an older layout where the bytes still mean the same: same key and
+// value, another number of entries. Everything else is rebuilt by the agent (endpoints, routes) or
+// by traffic (flows, counters). It reports what happened, or "" if there was no older map.
+func migrate(dir string, spec *ebpf.MapSpec, to *ebpf.Map) string {
+	old := stalePins(dir, spec)
+	if len(old) == 0 {
+		return ""
+	}
+	from, err := ebpf.LoadPinnedMap(old[0], nil)
+	if err != nil {
+		return "none: " + err.Error()
+	}
+	defer from.Close()
+	if !strings.HasPrefix(filepath.Base(old[0]), mapPin+spec.Name+"-"+layoutHash(spec)) {
+		return "none: key or value changed"
+	}
+	if spec.Type != ebpf.Hash && spec.Type != ebpf.LRUHash && spec.Type != ebpf.LPMTrie && spec.Type != ebpf.Array {
+		return "none"
+	}
+	copied, key, value := 0, make([]byte, from.KeySize()), make([]byte, from.ValueSize())
+	for entries := from.Iterate(); entries.Next(&key, &value); {
+		if to.Put(key, value) == nil {
+			copied++
+		}
+	}
+	return fmt.Sprint(copied)
+}
+
+// stalePins lists the pins of a map of other layouts or sizes than spec's.
+func stalePins(dir string, spec *ebpf.MapSpec) []string {
+	all, _ := filepath.Glob(filepath.Join(dir, mapPin+spec.Name+"-*"))
+	var stale []string
+	for _, path := range all {
+		if filepath.Base(path) != pinName(spec) {
+			stale = append(stale, path)
+		}
+	}
+	return stale
+}
+
+// dropStaleMaps removes the pins of older layouts, once no program uses them any more.
+func (d *Datapath) dropStaleMaps() {
+	spec, err := loadSpec("from_pod_tc")
+	if err != nil {
+		return
+	}
+	for name, ms := range spec.Maps {
+		if strings.HasPrefix(name, "weft_flows") && d.opts.FlowEntries != 0 {
+			ms.MaxEntries = d.opts.FlowEntries
+		}
+		for _, path := range stalePins(d.opts.BPFDir, ms) {
+			if err := os.Remove(path); err != nil {
+				d.log.Warn("remove stale map", "path", path, "err", err)
+			}
+		}
+	}
+}

@@ -1,0 +1,119 @@
+package datapath
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// MinimumKernel is the oldest kernel that has every feature Weft hooks with (TCX links).
+const MinimumKernel = "6.6"
+
+// checkBPFFS makes sure that pins will be pins: on any other file system they would vanish.
+func checkBPFFS(dir string) error {
+	for probe := dir; ; {
+		var st unix.Statfs_t
+		err := unix.Statfs(probe, &st)
+		if err == nil {
+			if st.Type != unix.BPF_FS_MAGIC {
+				return fmt.Errorf("%s is not on a BPF file system: mount one with `mount -t bpf bpf /sys/fs/bpf`", dir)
+			}
+			return nil
+		}
+		if !os.IsNotExist(err) || probe == "/" {
+			return fmt.Errorf("look at %s: %w", probe, err)
+		}
+		probe = parent(probe)
+	}
+}
+
+func parent(path string) string {
+	for i := len(path) - 1; i > 0; i-- {
+		if path[i] == '/' {
+			return path[:i]
+		}
+	}
+	return "/"
+}
+
+// chooseMode turns the asked mode into one that this kernel can do, and says why.
+func chooseMode(opts Options) (ModeStatus, error) {
+	status := ModeStatus{Asked: opts.Mode, Active: opts.Mode}
+	if err := probeTCX(); err != nil {
+		return status, fmt.Errorf("this kernel lacks TCX links, which every mode needs: Linux %s or later is required: %w", MinimumKernel, err)
+	}
+	switch opts.Mode {
+	case ModeXDP:
+		status.Why = "configured: native XDP on every interface"
+		if opts.GenericXDP {
+			status.Why = "configured: generic XDP on every interface"
+		}
+	case ModeTC, ModeStack:
+		status.Why = "configured"
+	case ModeAuto, "":
+		status.Asked = ModeAuto
+		status.Active, status.Why = chooseAuto()
+	default:
+		return status, fmt.Errorf("mode %q: want auto, xdp, tc or stack", opts.Mode)
+	}
+	return status, nil
+}
+
+// chooseAuto follows what docs/benchmarks.md measured: TC keeps the GSO packets of the pods' stacks
+// whole, native XDP is the fastest for frames that are XDP frames already.
+func chooseAuto() (Mode, string) {
+	if err := features.HaveProgramHelper(ebpf.XDP, asm.FnRedirect); err != nil {
+		return ModeTC, "the kernel has no XDP redirect: TC everywhere"
+	}
+	return ModeHybrid, "TC for what pods' stacks send (keeps GSO packets whole), native XDP for XDP frames, TC on the uplink"
+}
+
+// probeTCX attaches a program that does nothing to the loopback and takes it away again.
+func probeTCX() error {
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "weft_probe", Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
+	})
+	if err != nil {
+		return fmt.Errorf("load a probe program: %w", err)
+	}
+	defer program.Close()
+	l, err := link.AttachTCX(link.TCXOptions{Program: program, Interface: 1, Attach: ebpf.AttachTCXEgress})
+	if err != nil {
+		return err
+	}
+	return l.Close()
+}
+
+// hooksFor says what is attached to the host side of an endpoint's interface.
+func (d *Datapath) hooksFor(ep Endpoint) []hook {
+	toPod := hook{"to_pod", kindTCEgress, d.progs.ToPod}
+	switch {
+	case d.mode.Active == ModeXDP && d.opts.GenericXDP:
+		return []hook{{"from_pod", kindXDPGeneric, d.progs.FromPodXDP}, toPod}
+	case d.mode.Active == ModeXDP, d.mode.Active == ModeHybrid && !ep.Chained:
+		return []hook{{"from_pod", kindXDP, d.progs.FromPodXDP}, toPod}
+	default:
+		return []hook{{"from_pod", kindTCIngress, d.progs.FromPodTC}, toPod}
+	}
+}
+
+// uplinkHooks says what is attached to an uplink. An XDP program on one end of a veth takes
+// GSO from the other end, and TC gets packets that the NIC or GRO has merged: only
+// mode xdp hooks uplinks by XDP.
+func (d *Datapath) uplinkHooks() []hook {
+	toWire := hook{"to_wire", kindTCEgress, d.progs.ToWire}
+	if d.mode.Active != ModeXDP {
+		return []hook{{"from_wire", kindTCIngress, d.progs.FromWireTC}, toWire}
+	}
+	kind := kindXDP
+	if d.opts.GenericXDP {
+		kind = kindXDPGeneric
+	}
+	return []hook{{"from_wire", kind, d.progs.FromWireXDP}, toWire}
+}

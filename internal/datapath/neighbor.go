@@ -1,0 +1,181 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// nextHop is how a peer is reached now. entry.Ifindex is 0 if there is no route to it.
+type nextHop struct {
+	addr  netip.Addr
+	entry bpfNode
+}
+
+// usable are the neighbour states in which the kernel itself would send to the address.
+const usable = unix.NUD_PERMANENT | unix.NUD_NOARP | unix.NUD_REACHABLE | unix.NUD_STALE | unix.NUD_DELAY | unix.NUD_PROBE
+
+// resolve asks the kernel for the road to addr: route, interface, neighbour. A neighbour that is not
+// resolved yet is handed to the kernel as managed, which resolves it and keeps it fresh; the
+// answer arrives as a netlink event.
+func resolve(addr netip.Addr) (nextHop, error) {
+	routes, err := netlink.RouteGet(addr.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return nextHop{}, fmt.Errorf("no route: %w", err)
+	}
+	hop := nextHop{addr: addr}
+	if gw, ok := netip.AddrFromSlice(routes[0].Gw); ok {
+		hop.addr = gw.Unmap()
+	}
+	l, err := netlink.LinkByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return nextHop{}, fmt.Errorf("find interface %d: %w", routes[0].LinkIndex, err)
+	}
+	hop.entry = bpfNode{Ifindex: uint32(l.Attrs().Index), Mtu: uint16(min(l.Attrs().MTU, 65535)), Smac: toMAC(l.Attrs().HardwareAddr)}
+	if takesXDP(l.Attrs().Index) {
+		hop.entry.Flags |= bpfNodeXdpOut
+	}
+	mac, managed, err := lookupNeighbor(hop.addr, l.Attrs().Index)
+	if err != nil {
+		return hop, err
+	}
+	if mac != nil && l.Attrs().OperState != netlink.OperDown {
+		hop.entry.Flags |= bpfNodeResolved
+		hop.entry.Dmac = toMAC(mac)
+	}
+	if !managed {
+		return hop, manageNeighbor(hop.addr, l.Attrs().Index)
+	}
+	return hop, nil
+}
+
+// lookupNeighbor returns the link-layer address if it is usable, and whether somebody keeps the entry
+// fresh already: the kernel (managed) or whoever made it permanent.
+func lookupNeighbor(addr netip.Addr, ifindex int) (mac net.HardwareAddr, managed bool, err error) {
+	list, err := netlink.NeighList(ifindex, netlinkFamily(addr))
+	if err != nil {
+		return nil, false, fmt.Errorf("list neighbours: %w", err)
+	}
+	for _, n := range list {
+		if !n.IP.Equal(addr.AsSlice()) {
+			continue
+		}
+		managed = n.FlagsExt&netlink.NTF_EXT_MANAGED != 0 || n.State&(unix.NUD_PERMANENT|unix.NUD_NOARP) != 0
+		if n.State&usable != 0 && len(n.HardwareAddr) == 6 {
+			mac = n.HardwareAddr
+		}
+		return mac, managed, nil
+	}
+	return nil, false, nil
+}
+
+func manageNeighbor(addr netip.Addr, ifindex int) error {
+	err := netlink.NeighSet(&netlink.Neigh{
+		LinkIndex: ifindex, Family: netlinkFamily(addr), IP: addr.AsSlice(), State: unix.NUD_NONE,
+		FlagsExt: netlink.NTF_EXT_MANAGED,
+	})
+	if err != nil {
+		return fmt.Errorf("make %s a managed neighbour: %w", addr, err)
+	}
+	return nil
+}
+
+func netlinkFamily(a netip.Addr) int {
+	if a.Is6() {
+		return netlink.FAMILY_V6
+	}
+	return netlink.FAMILY_V4
+}
+
+// followNeighbors keeps the nodes map in line with the kernel's neighbours, routes and links.
+func (d *Datapath) followNeighbors(ctx context.Context) error {
+	neighbors := make(chan netlink.NeighUpdate, 256)
+	links := make(chan netlink.LinkUpdate, 64)
+	routes := make(chan netlink.RouteUpdate, 256)
+	failed := func(err error) {
+		if ctx.Err() == nil {
+			d.log.Warn("netlink subscription", "err", err)
+		}
+	}
+	err := errors.Join(
+		netlink.NeighSubscribeWithOptions(neighbors, ctx.Done(), netlink.NeighSubscribeOptions{ErrorCallback: failed}),
+		netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: failed}),
+		netlink.RouteSubscribeWithOptions(routes, ctx.Done(), netlink.RouteSubscribeOptions{ErrorCallback: failed}))
+	if err != nil {
+		return fmt.Errorf("follow the kernel's neighbours, links and routes: %w", err)
+	}
+	d.refreshNodes()
+	// Whatever an overflowing socket swallowed is found by the slow look.
+	slow := time.NewTicker(30 * time.Second)
+	defer slow.Stop()
+	settle := time.NewTimer(time.Hour)
+	defer settle.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case n := <-neighbors:
+			d.neighborChanged(n)
+		case l := <-links:
+			if slices.Contains(d.opts.Uplinks, l.Link.Attrs().Name) {
+				settle.Reset(20 * time.Millisecond)
+			}
+		case r := <-routes:
+			if r.Protocol != RouteProtocol {
+				settle.Reset(20 * time.Millisecond)
+			}
+		case <-settle.C:
+			d.refreshNodes()
+		case <-slow.C:
+			d.refreshNodes()
+		}
+	}
+}
+
+func (d *Datapath) refreshNodes() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.syncNodes(); err != nil {
+		d.log.Warn("peers", "err", err)
+	}
+}
+
+// neighborChanged applies one neighbour event to the nodes that are reached through it.
+func (d *Datapath) neighborChanged(n netlink.NeighUpdate) {
+	addr, ok := netip.AddrFromSlice(n.IP)
+	if !ok {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	changed := false
+	for _, index := range d.nodes.hops[addr.Unmap()] {
+		var entry bpfNode
+		if err := d.maps.Nodes.Lookup(index, &entry); err != nil || int(entry.Ifindex) != n.LinkIndex {
+			continue
+		}
+		if n.Type == unix.RTM_NEWNEIGH && n.State&usable != 0 && len(n.HardwareAddr) == 6 {
+			entry.Flags |= bpfNodeResolved
+			entry.Dmac = toMAC(n.HardwareAddr)
+		} else if n.State&unix.NUD_INCOMPLETE == 0 || entry.Flags&bpfNodeResolved != 0 {
+			entry.Flags &^= bpfNodeResolved
+		}
+		moved, err := d.putNode(index, entry)
+		if err != nil {
+			d.log.Warn("neighbour", "address", addr, "err", err)
+		}
+		changed = changed || moved
+	}
+	if changed {
+		if err := d.changed(); err != nil {
+			d.log.Warn("neighbour", "address", addr, "err", err)
+		}
+	}
+}

@@ -1,0 +1,126 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// programs are the hooks' programs, loaded and not yet attached anywhere.
+type programs struct {
+	FromPodXDP, FromWireXDP *ebpf.Program
+	FromPodTC, FromWireTC   *ebpf.Program
+	ToPod, ToWire           *ebpf.Program
+	closers                 []*ebpf.Collection
+}
+
+func (p *programs) Close() {
+	for _, c := range p.closers {
+		c.Close()
+	}
+}
+
+// loadPrograms verifies and loads every hook's program on the shared maps. frags lets XDP see
+// frames larger than a page.
+func loadPrograms(m *maps, frags bool) (*programs, error) {
+	p := &programs{}
+	for _, each := range []struct {
+		object, program string
+		to              **ebpf.Program
+	}{
+		{"from_pod_xdp", "weft_from_pod", &p.FromPodXDP},
+		{"from_wire_xdp", "weft_from_wire", &p.FromWireXDP},
+		{"from_pod_tc", "weft_from_pod", &p.FromPodTC},
+		{"from_wire_tc", "weft_from_wire", &p.FromWireTC},
+		{"to_pod_tc", "weft_to_pod", &p.ToPod},
+		{"to_wire_tc", "weft_to_wire", &p.ToWire},
+	} {
+		collection, err := loadObject(m, each.object, each.program, map[string]any{"weft_multi_buffer": boolByte(frags)}, frags)
+		if err != nil {
+			p.Close()
+			return nil, err
+		}
+		p.closers = append(p.closers, collection)
+		*each.to = collection.Programs[each.program]
+	}
+	return p, nil
+}
+
+// loadObject loads one program with constants set. The caller closes the collection.
+func loadObject(m *maps, object, program string, constants map[string]any, frags bool) (*ebpf.Collection, error) {
+	spec, err := loadSpec(object)
+	if err != nil {
+		return nil, err
+	}
+	for name, value := range constants {
+		variable, ok := spec.Variables[name]
+		if !ok {
+			continue // not used in this program, so the compiler left it out
+		}
+		if err := variable.Set(value); err != nil {
+			return nil, fmt.Errorf("set %s in %s: %w", name, object, err)
+		}
+	}
+	if ps := spec.Programs[program]; ps != nil && frags && ps.Type == ebpf.XDP {
+		ps.Flags |= unix.BPF_F_XDP_HAS_FRAGS
+	}
+	shared := map[string]*ebpf.Map{}
+	for name := range spec.Maps {
+		if existing := m.byName[name]; existing != nil {
+			shared[name] = existing
+			spec.Maps[name].MaxEntries = existing.MaxEntries()
+		}
+	}
+	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
+	if err != nil {
+		var verifier *ebpf.VerifierError
+		if errors.As(err, &verifier) {
+			return nil, fmt.Errorf("load %s: %w (the kernel's verifier refused it; kernel 6.6 or later is needed)", object, err)
+		}
+		return nil, fmt.Errorf("load %s: %w", object, err)
+	}
+	return collection, nil
+}
+
+func boolByte(b bool) uint8 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// hook is a place where a program can be attached.
+type hook struct {
+	name    string // from_pod, to_pod…
+	kind    string // one of the kinds below
+	program *ebpf.Program
+}
+
+const (
+	kindXDP        = "xdp"
+	kindXDPGeneric = "xdpgeneric"
+	kindTCIngress  = "tcingress"
+	kindTCEgress   = "tcegress"
+)
+
+// attach makes a link of the right kind on the interface.
+func (h hook) attach(ifindex int) (link.Link, error) {
+	switch h.kind {
+	case kindXDP, kindXDPGeneric:
+		flags := link.XDPDriverMode
+		if h.kind == kindXDPGeneric {
+			flags = link.XDPGenericMode
+		}
+		return link.AttachXDP(link.XDPOptions{Program: h.program, Interface: ifindex, Flags: flags})
+	case kindTCIngress, kindTCEgress:
+		at := ebpf.AttachTCXIngress
+		if h.kind == kindTCEgress {
+			at = ebpf.AttachTCXEgress
+		}
+		return link.AttachTCX(link.TCXOptions{Program: h.program, Interface: ifindex, Attach: at})
+	}
+	return nil, fmt.Errorf("no hook of kind %s", h.kind)
+}

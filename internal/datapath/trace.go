@@ -1,0 +1,218 @@
+package datapath
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// traceSourcePort is the source port of traced TCP and UDP packets.
+const traceSourcePort = 54321
+
+// Trace crafts the first packet of a conversation from an endpoint and runs the from_pod program on it:
+// the same code on the live maps, loaded a second time with tracing on, so that it notes its
+// decisions and counts, remembers and sends nothing.
+func (d *Datapath) Trace(ep Endpoint, dst netip.AddrPort, proto uint8) (*Trace, error) {
+	src := ep.IPv4
+	if dst.Addr().Is6() {
+		src = ep.IPv6
+	}
+	if !src.IsValid() {
+		return nil, fmt.Errorf("the endpoint has no address of the family of %s", dst.Addr())
+	}
+	packet, err := craft(ep, netip.AddrPortFrom(src, traceSourcePort), dst, proto)
+	if err != nil {
+		return nil, err
+	}
+	object, xdp := "from_pod_tc", d.hooksFor(ep)[0].program == d.progs.FromPodXDP
+	if d.mode.Active == ModeHybrid {
+		xdp = false // the pod's stack sends by the TC side
+	}
+	if xdp {
+		object = "from_pod_xdp"
+	}
+	collection, err := loadObject(d.maps, object, "weft_from_pod", map[string]any{"weft_tracing": uint8(1)}, false)
+	if err != nil {
+		return nil, err
+	}
+	defer collection.Close()
+	// One trace at a time: the steps go to one shared entry.
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.maps.Trace.Put(uint32(0), &bpfTrace{}); err != nil {
+		return nil, fmt.Errorf("clear trace map: %w", err)
+	}
+	if err := d.runTraced(collection.Programs["weft_from_pod"], ep, packet, xdp); err != nil {
+		return nil, err
+	}
+	var steps bpfTrace
+	if err := d.maps.Trace.Lookup(uint32(0), &steps); err != nil {
+		return nil, fmt.Errorf("read trace map: %w", err)
+	}
+	return d.explain(&steps), nil
+}
+
+// xdpContext and skbContext are the parts of struct xdp_md and struct __sk_buff that BPF_PROG_RUN reads.
+type xdpContext struct{ Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32 }
+
+type skbContext struct {
+	Len, PktType, Mark, QueueMapping, Protocol, VlanPresent, VlanTCI, VlanProto, Priority uint32
+	IngressIfindex, Ifindex, TCIndex                                                      uint32
+	CB                                                                                    [5]uint32
+	Hash, TCClassid, Data, DataEnd, NapiID, Family, RemoteIP4, LocalIP4                   uint32
+	RemoteIP6, LocalIP6                                                                   [4]uint32
+	RemotePort, LocalPort, DataMeta, FlowKeysLow, FlowKeysHigh                            uint32
+	Tstamp                                                                                uint64
+	WireLen, GSOSegs, SkLow, SkHigh, GSOSize, TstampType                                  uint32
+	HWTstamp                                                                              uint64
+}
+
+func (d *Datapath) runTraced(program *ebpf.Program, ep Endpoint, packet []byte, xdp bool) error {
+	host, err := netlink.LinkByName(ep.HostIf)
+	if err != nil {
+		return fmt.Errorf("find interface %s: %w", ep.HostIf, err)
+	}
+	index := uint32(host.Attrs().Index)
+	options := &ebpf.RunOptions{Data: packet, Repeat: 1}
+	if xdp {
+		options.Context = &xdpContext{DataEnd: uint32(len(packet)), IngressIfindex: index}
+	} else {
+		options.Context = &skbContext{Ifindex: index}
+	}
+	if _, err := program.Run(options); err != nil {
+		return fmt.Errorf("run the traced program: %w", err)
+	}
+	return nil
+}
+
+// craft builds the smallest valid first packet: an echo request, a SYN, or an empty datagram.
+func craft(ep Endpoint, src, dst netip.AddrPort, proto uint8) ([]byte, error) {
+	var l4 []byte
+	switch proto {
+	case unix.IPPROTO_TCP:
+		l4 = make([]byte, 20)
+		l4[12], l4[13] = 5<<4, 2
+	case unix.IPPROTO_UDP:
+		l4 = make([]byte, 8)
+		l4[5] = 8
+	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
+		l4 = make([]byte, 8)
+		proto, l4[0] = unix.IPPROTO_ICMP, 8
+		if dst.Addr().Is6() {
+			proto, l4[0] = unix.IPPROTO_ICMPV6, 128
+		}
+	default:
+		return nil, fmt.Errorf("protocol %d: want tcp, udp or icmp", proto)
+	}
+	if l4[0] == 0 {
+		putPort(l4[0:], src.Port())
+		putPort(l4[2:], dst.Port())
+	}
+	frame := append(append(make([]byte, 0, 128), ep.GatewayMAC...), ep.MAC...)
+	if dst.Addr().Is4() {
+		frame = append(frame, 0x08, 0x00)
+		return append(append(frame, ipv4Header(src.Addr(), dst.Addr(), proto, len(l4))...), l4...), nil
+	}
+	frame = append(frame, 0x86, 0xdd, 0x60, 0, 0, 0, 0, byte(len(l4)), proto, 64)
+	frame = append(append(frame, src.Addr().AsSlice()...), dst.Addr().AsSlice()...)
+	return append(frame, l4...), nil
+}
+
+func putPort(b []byte, port uint16) { b[0], b[1] = byte(port>>8), byte(port) }
+
+func ipv4Header(src, dst netip.Addr, proto uint8, payload int) []byte {
+	total := 20 + payload
+	h := []byte{0x45, 0, byte(total >> 8), byte(total), 0, 0, 0x40, 0, 64, proto, 0, 0}
+	h = append(append(h, src.AsSlice()...), dst.AsSlice()...)
+	var sum uint32
+	for i := 0; i < 20; i += 2 {
+		sum += uint32(h[i])<<8 | uint32(h[i+1])
+	}
+	sum = sum&0xffff + sum>>16
+	sum = ^(sum&0xffff + sum>>16)
+	h[10], h[11] = byte(sum>>8), byte(sum)
+	return h
+}
+
+// explain turns the recorded steps into words.
+func (d *Datapath) explain(t *bpfTrace) *Trace {
+	out := &Trace{}
+	for _, s := range t.Steps[:min(int(t.N), len(t.Steps))] {
+		name, detail := d.explainStep(s, out)
+		out.Steps = append(out.Steps, TraceStep{Hook: nameOf(hookNames, s.Hook), Step: name, Detail: detail})
+	}
+	return out
+}
+
+func (d *Datapath) explainStep(s bpfTraceStep, out *Trace) (name, detail string) {
+	switch s.Step {
+	case bpfStepParsed:
+		return "parse", fmt.Sprintf("IPv%d, protocol %d, ports %d > %d", s.A, s.B, s.C>>16, s.C&0xffff)
+	case bpfStepMalformed:
+		return "parse", Reason(s.A).Text()
+	case bpfStepEndpoint:
+		return "endpoint", fmt.Sprintf("slot %d on %s", s.A, interfaceName(s.B))
+	case bpfStepSpoofOk:
+		return "antispoof", "source MAC and IP are the endpoint's"
+	case bpfStepFlowHit:
+		return "flow", "known, " + nameOf(stateNames, uint8(s.A)) + viaStack(s.B&bpfFlowViaStack != 0)
+	case bpfStepFlowNew:
+		return "flow", "new" + viaStack(s.A != 0)
+	case bpfStepCacheHit:
+		return "flow", "cached decision: " + nameOf(verdictNames, uint8(s.A))
+	case bpfStepToLocal:
+		out.NextHop = interfaceName(s.B)
+		return "route", fmt.Sprintf("endpoint on this node, slot %d, %s", s.A, out.NextHop)
+	case bpfStepToNode:
+		out.NextHop = d.nodeName(s.A)
+		return "route", fmt.Sprintf("pod range of node %s, by %s", out.NextHop, interfaceName(s.B))
+	case bpfStepNoNeighbor:
+		return "neighbour", "not resolved: the stack sends this packet and resolves it"
+	case bpfStepNoRoute:
+		return "route", "no endpoint and no pod range: the host's stack"
+	case bpfStepMtu:
+		return "mtu", fmt.Sprintf("%d bytes of %d", s.A, s.B)
+	case bpfStepTtl:
+		return "ttl", fmt.Sprintf("%d: runs out here", s.A)
+	case bpfStepVerdict:
+		out.Verdict = nameOf(verdictNames, uint8(s.A))
+		if s.B != 0 {
+			out.Reason = Reason(s.B).String()
+			return "verdict", out.Verdict + ": " + Reason(s.B).Text()
+		}
+		if s.C != 0 {
+			out.OutIf = interfaceName(s.C)
+			return "verdict", out.Verdict + ", out of " + out.OutIf
+		}
+		return "verdict", out.Verdict
+	}
+	return fmt.Sprintf("step_%d", s.Step), fmt.Sprint(s.A, s.B, s.C)
+}
+
+func viaStack(yes bool) string {
+	if yes {
+		return ", kept on the stack's road"
+	}
+	return ""
+}
+
+func interfaceName(index uint32) string {
+	if i, err := net.InterfaceByIndex(int(index)); err == nil {
+		return i.Name
+	}
+	return fmt.Sprintf("interface %d", index)
+}
+
+// nodeName finds the peer with an index. Callers hold d.mu.
+func (d *Datapath) nodeName(slot uint32) string {
+	for name, s := range d.nodes.slots {
+		if s == slot {
+			return name
+		}
+	}
+	return fmt.Sprintf("node %d", slot)
+}

@@ -1,0 +1,120 @@
+package datapath
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+)
+
+// undoFile remembers what a setting of the machine was before Weft changed it, so that cleanup
+// can put it back. The first value noted for a key is the original and stays.
+type undoFile struct {
+	path string
+	mu   sync.Mutex
+	// Sysctls by path below /proc/sys, in the node's network namespace.
+	Sysctls map[string]string `json:"sysctls,omitempty"`
+	// Offloads by "HOSTIF" (the endpoint's host side) and feature: the pod side's setting.
+	Offloads map[string]map[string]bool `json:"offloads,omitempty"`
+}
+
+func openUndo(path string) (*undoFile, error) {
+	u := &undoFile{path: path, Sysctls: map[string]string{}, Offloads: map[string]map[string]bool{}}
+	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return u, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	if err := json.Unmarshal(data, u); err != nil {
+		return nil, fmt.Errorf("read %s: %w (remove it if the machine's settings need not be put back)", path, err)
+	}
+	return u, nil
+}
+
+// save writes the file whole or not at all. Callers hold u.mu.
+func (u *undoFile) save() error {
+	if err := os.MkdirAll(filepath.Dir(u.path), 0o700); err != nil {
+		return fmt.Errorf("create state directory: %w", err)
+	}
+	data, err := json.Marshal(u)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(u.path+".tmp", data, 0o600); err != nil {
+		return fmt.Errorf("write %s: %w", u.path, err)
+	}
+	if err := os.Rename(u.path+".tmp", u.path); err != nil {
+		return fmt.Errorf("write %s: %w", u.path, err)
+	}
+	return nil
+}
+
+// setSysctl sets a value below /proc/sys, noting the one before.
+func (u *undoFile) setSysctl(name, value string) error {
+	path := "/proc/sys/" + name
+	old, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("read sysctl %s: %w", name, err)
+	}
+	before := strings.TrimSpace(string(old))
+	if before == value {
+		return nil
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if _, noted := u.Sysctls[name]; !noted {
+		u.Sysctls[name] = before
+		if err := u.save(); err != nil {
+			return err
+		}
+	}
+	if err := os.WriteFile(path, []byte(value), 0o644); err != nil {
+		return fmt.Errorf("write sysctl %s: %w", name, err)
+	}
+	return nil
+}
+
+// noteOffload remembers a feature of the pod side of an interface.
+func (u *undoFile) noteOffload(hostIf, feature string, was bool) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.Offloads[hostIf] == nil {
+		u.Offloads[hostIf] = map[string]bool{}
+	}
+	if _, noted := u.Offloads[hostIf][feature]; noted {
+		return nil
+	}
+	u.Offloads[hostIf][feature] = was
+	return u.save()
+}
+
+// takeOffloads returns what was noted for an interface and forgets it.
+func (u *undoFile) takeOffloads(hostIf string) (map[string]bool, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	noted := u.Offloads[hostIf]
+	if noted == nil {
+		return nil, nil
+	}
+	delete(u.Offloads, hostIf)
+	return noted, u.save()
+}
+
+// restoreSysctls puts every noted value back.
+func (u *undoFile) restoreSysctls() error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	var failed error
+	for name, value := range u.Sysctls {
+		if err := os.WriteFile("/proc/sys/"+name, []byte(value), 0o644); err != nil && !errors.Is(err, os.ErrNotExist) {
+			failed = errors.Join(failed, fmt.Errorf("put back sysctl %s: %w", name, err))
+		}
+	}
+	u.Sysctls = map[string]string{}
+	return failed
+}
