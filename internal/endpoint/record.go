@@ -1,0 +1,226 @@
+package endpoint
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"weft.dev/weft/internal/ipam"
+)
+
+// recordVersion changes when an older agent could misread a record.
+const recordVersion = 1
+
+// record is an endpoint as it stands on disk.
+type record struct {
+	Info
+	Version int `json:"version"`
+	// Boot is the kernel's boot ID: after another boot nothing of the record exists.
+	Boot string `json:"boot"`
+	// Object is the name under which the endpoint is published in its namespace.
+	Object string `json:"object"`
+	// ExtraLabels came with the request, not with the pod's declaration.
+	ExtraLabels map[string]string `json:"extraLabels,omitempty"`
+}
+
+func (r record) objectKey() string { return r.Namespace + "/" + r.Object }
+
+// check refuses a record that cannot have been written by this package.
+func (r record) check(id string) error {
+	if r.ID != id || r.ID != (Attachment{r.ContainerID, r.IfName}).ID() {
+		return fmt.Errorf("id %q does not belong to file, container and interface", r.ID)
+	}
+	if r.State == StateGone {
+		return nil
+	}
+	if r.Slot == 0 || r.Slot > MaxSlot {
+		return fmt.Errorf("slot %d is not in 1-%d", r.Slot, MaxSlot)
+	}
+	if _, err := net.ParseMAC(r.MAC); err != nil {
+		return fmt.Errorf("mac: %w", err)
+	}
+	if r.HostIf == "" || r.PodIf == "" || len(r.Addresses()) == 0 {
+		return errors.New("hostIf, podIf or addresses missing")
+	}
+	return nil
+}
+
+// cursors is what the pools need to go on where they were.
+type cursors struct {
+	IPv4 netip.Addr `json:"ipv4,omitzero"`
+	IPv6 netip.Addr `json:"ipv6,omitzero"`
+	Slot uint16     `json:"slot,omitempty"`
+}
+
+// disk is the state directory.
+type disk struct {
+	dir string
+	log *slog.Logger
+}
+
+func openDisk(dir string, log *slog.Logger) (*disk, error) {
+	d := &disk{dir: dir, log: log}
+	if err := os.MkdirAll(d.endpoints(), 0o700); err != nil {
+		return nil, fmt.Errorf("create state directory: %w", err)
+	}
+	return d, nil
+}
+
+func (d *disk) endpoints() string           { return filepath.Join(d.dir, "endpoints") }
+func (d *disk) recordPath(id string) string { return filepath.Join(d.endpoints(), id+".json") }
+func (d *disk) cursorPath() string          { return filepath.Join(d.dir, "ipam.json") }
+
+// load reads every record. A file that cannot be a record is set aside, so that one
+// damaged file does not stop a node; one of a newer version stops it, because what it
+// describes is alive and must not be taken for nothing.
+func (d *disk) load() ([]record, error) {
+	entries, err := os.ReadDir(d.endpoints())
+	if err != nil {
+		return nil, fmt.Errorf("read endpoint records: %w", err)
+	}
+	var out []record
+	for _, e := range entries {
+		path := filepath.Join(d.endpoints(), e.Name())
+		if strings.HasSuffix(e.Name(), ".tmp") {
+			os.Remove(path)
+			continue
+		}
+		id, isRecord := strings.CutSuffix(e.Name(), ".json")
+		if !isRecord {
+			continue
+		}
+		rec, err := readRecord(path, id)
+		if err == nil {
+			out = append(out, rec)
+			continue
+		}
+		if rec.Version > recordVersion {
+			return nil, fmt.Errorf("record %s was written by a newer Weft (version %d, this one knows %d): run that one, or clean up with it first",
+				path, rec.Version, recordVersion)
+		}
+		d.log.Error("setting a damaged endpoint record aside", "file", path, "error", err)
+		if err := os.Rename(path, path+".damaged"); err != nil {
+			return nil, fmt.Errorf("set damaged record aside: %w", err)
+		}
+	}
+	return out, nil
+}
+
+func readRecord(path, id string) (record, error) {
+	var rec record
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return rec, err
+	}
+	if err := json.Unmarshal(data, &rec); err != nil {
+		return rec, err
+	}
+	if rec.Version != recordVersion {
+		return rec, fmt.Errorf("version %d is unknown", rec.Version)
+	}
+	return rec, rec.check(id)
+}
+
+// save writes a record so that after a crash either the old or the new one is there.
+func (d *disk) save(rec record) error {
+	rec.Version = recordVersion
+	data, err := json.MarshalIndent(rec, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode endpoint record: %w", err)
+	}
+	if err := writeFile(d.recordPath(rec.ID), data, true); err != nil {
+		return fmt.Errorf("write endpoint record: %w", err)
+	}
+	return nil
+}
+
+// remove deletes a record; it is not an error if there is none.
+func (d *disk) remove(id string) error {
+	if err := os.Remove(d.recordPath(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove endpoint record: %w", err)
+	}
+	return syncDir(d.endpoints())
+}
+
+// saveCursors is not synced to the disk, and failing does not matter much: the cursors
+// only make reuse late, and only for the boot that wrote them.
+func (d *disk) saveCursors(c cursors) {
+	data, err := json.Marshal(c)
+	if err == nil {
+		err = writeFile(d.cursorPath(), data, false)
+	}
+	if err != nil {
+		d.log.Warn("ipam state not written, after a restart addresses may be reused early", "file", d.cursorPath(), "error", err)
+	}
+}
+
+// loadCursors returns the zero cursors when there are none to be had: the records
+// alone decide which addresses are free.
+func (d *disk) loadCursors() cursors {
+	var c cursors
+	data, err := os.ReadFile(d.cursorPath())
+	if errors.Is(err, fs.ErrNotExist) {
+		return cursors{}
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &c)
+	}
+	if err != nil {
+		d.log.Warn("ipam state unreadable, addresses start from the first again", "file", d.cursorPath(), "error", err)
+		return cursors{}
+	}
+	return c
+}
+
+func (c cursors) apply(addrs *ipam.Allocator, slots *ipam.Slots) {
+	addrs.SetCursor(c.IPv4)
+	addrs.SetCursor(c.IPv6)
+	slots.SetCursor(c.Slot)
+}
+
+func writeFile(path string, data []byte, durable bool) error {
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err == nil && durable {
+		err = f.Sync()
+	}
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	if durable {
+		return syncDir(filepath.Dir(path))
+	}
+	return nil
+}
+
+func syncDir(path string) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Sync()
+}
+
+// bootID names this boot of the kernel.
+func bootID() (string, error) {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("read boot id: %w", err)
+	}
+	return strings.TrimSpace(string(data)), nil
+}

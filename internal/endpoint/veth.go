@@ -1,0 +1,304 @@
+package endpoint
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+var hostIfPattern = regexp.MustCompile("^" + HostIfPrefix + "[0-9a-f]{10}$")
+
+// inet6AddrGenModeNone keeps the kernel from giving an interface a link-local address.
+const inet6AddrGenModeNone = 1
+
+// veth makes and sets up the pair of one endpoint. Everything but create may be repeated.
+type veth struct {
+	Info
+	ns        *os.File
+	host, pod *netlink.Handle
+}
+
+func openVeth(info Info, ns *os.File) (*veth, error) {
+	host, err := hostHandle()
+	if err != nil {
+		return nil, err
+	}
+	pod, err := podHandle(ns)
+	if err != nil {
+		host.Close()
+		return nil, err
+	}
+	return &veth{Info: info, ns: ns, host: host, pod: pod}, nil
+}
+
+func (v *veth) close() {
+	v.host.Close()
+	v.pod.Close()
+}
+
+// create makes both ends at once, each where it belongs and under its own name, so no
+// interface is ever seen half named or in a wrong namespace.
+func (v *veth) create() error {
+	if err := deleteLink(v.host, v.HostIf); err != nil { // left by somebody whose record is lost
+		return err
+	}
+	mac, err := net.ParseMAC(v.MAC)
+	if err != nil {
+		return fmt.Errorf("pod MAC: %w", err)
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = v.HostIf, v.MTU, GatewayMAC
+	err = v.host.LinkAdd(&netlink.Veth{
+		LinkAttrs: attrs, PeerName: v.PodIf, PeerHardwareAddr: mac,
+		PeerNamespace: netlink.NsFd(int(v.ns.Fd())),
+	})
+	if errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("%w: ifName: the pod already has an interface %s: remove it or choose another name", ErrInvalid, v.PodIf)
+	}
+	if err != nil {
+		return fmt.Errorf("create veth pair %s: %w", v.HostIf, err)
+	}
+	return nil
+}
+
+// configureHost sets the host side up as a router's port without addresses.
+func (v *veth) configureHost() error {
+	link, err := v.host.LinkByName(v.HostIf)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", v.HostIf, err)
+	}
+	if err := v.host.LinkSetAlias(link, "weft "+v.Key()); err != nil {
+		return fmt.Errorf("set alias of %s: %w", v.HostIf, err)
+	}
+	settings := []sysctl{{"ipv4/conf/%s/rp_filter", "0"}, {"ipv4/conf/%s/forwarding", "1"}, {"ipv4/conf/%s/proxy_arp", "0"}}
+	if hostHasIPv6() {
+		if err := v.host.LinkSetIP6AddrGenMode(link, inet6AddrGenModeNone); err != nil {
+			return fmt.Errorf("turn off link-local addresses of %s: %w", v.HostIf, err)
+		}
+		settings = append(settings, sysctl{"ipv6/conf/%s/disable_ipv6", "0"}, sysctl{"ipv6/conf/%s/forwarding", "1"},
+			sysctl{"ipv6/conf/%s/accept_ra", "0"}, sysctl{"ipv6/conf/%s/proxy_ndp", "0"})
+	}
+	if err := set(v.HostIf, settings); err != nil {
+		return err
+	}
+	if err := v.host.LinkSetUp(link); err != nil {
+		return fmt.Errorf("set %s up: %w", v.HostIf, err)
+	}
+	return v.hostRoutes(link)
+}
+
+// hostRoutes leads the node's own packets to the pod: permanent neighbours, because the
+// pod's hooks answer for the gateway only, and a route per address.
+func (v *veth) hostRoutes(link netlink.Link) error {
+	mac, err := net.ParseMAC(v.MAC)
+	if err != nil {
+		return fmt.Errorf("pod MAC: %w", err)
+	}
+	for _, a := range v.Addresses() {
+		neigh := &netlink.Neigh{LinkIndex: link.Attrs().Index, Family: family(a), State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: mac}
+		if err := v.host.NeighSet(neigh); err != nil {
+			return fmt.Errorf("set neighbour %s on %s: %w", a, v.HostIf, err)
+		}
+		if err := v.host.RouteReplace(hostRoute(link, a)); err != nil {
+			return fmt.Errorf("set route to %s on %s: %w", a, v.HostIf, err)
+		}
+	}
+	return nil
+}
+
+func hostRoute(link netlink.Link, a netip.Addr) *netlink.Route {
+	r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: hostNet(a), Protocol: RouteProtocol}
+	if a.Is4() {
+		r.Scope = netlink.SCOPE_LINK
+	}
+	return r
+}
+
+// configurePod gives the pod's side its addresses and its way out. No duplicate address
+// detection: the addresses are ours alone, and waiting for it costs a second.
+func (v *veth) configurePod() error {
+	link, err := v.pod.LinkByName(v.PodIf)
+	if err != nil {
+		return fmt.Errorf("find %s in pod: %w", v.PodIf, err)
+	}
+	if v.IPv6.IsValid() {
+		err := inNetNS(v.ns, func() error {
+			return set(v.PodIf, []sysctl{{"ipv6/conf/%s/disable_ipv6", "0"}, {"ipv6/conf/%s/accept_ra", "0"}})
+		})
+		if err != nil {
+			return fmt.Errorf("in pod: %w", err)
+		}
+	}
+	if err := v.pod.LinkSetUp(link); err != nil {
+		return fmt.Errorf("set %s up in pod: %w", v.PodIf, err)
+	}
+	for _, a := range v.Addresses() {
+		addr := &netlink.Addr{IPNet: hostNet(a)}
+		if a.Is6() {
+			addr.Flags = unix.IFA_F_NODAD
+		}
+		if err := v.pod.AddrReplace(link, addr); err != nil {
+			return fmt.Errorf("set address %s on %s in pod: %w", a, v.PodIf, err)
+		}
+	}
+	routes := v.podRoutes(link)
+	if err := v.checkForeignRoutes(routes); err != nil {
+		return err
+	}
+	for _, r := range routes {
+		if err := v.pod.RouteReplace(r); err != nil {
+			return fmt.Errorf("set route %s in pod: %w", describe(r), err)
+		}
+	}
+	return nil
+}
+
+// podRoutes are the routes that lead everything to the gateway.
+func (v *veth) podRoutes(link netlink.Link) []*netlink.Route {
+	index := link.Attrs().Index
+	var out []*netlink.Route
+	if v.IPv4.IsValid() {
+		out = append(out,
+			&netlink.Route{LinkIndex: index, Dst: hostNet(GatewayIPv4), Scope: netlink.SCOPE_LINK},
+			&netlink.Route{LinkIndex: index, Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}, Gw: GatewayIPv4.AsSlice()})
+	}
+	if v.IPv6.IsValid() {
+		out = append(out,
+			&netlink.Route{LinkIndex: index, Dst: hostNet(GatewayIPv6)},
+			&netlink.Route{LinkIndex: index, Dst: &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}, Gw: GatewayIPv6.AsSlice(), Flags: int(netlink.FLAG_ONLINK)})
+	}
+	return out
+}
+
+// checkForeignRoutes refuses to take over a route that another interface has: replacing
+// a route does not look at the interface.
+func (v *veth) checkForeignRoutes(routes []*netlink.Route) error {
+	have, err := dump(func() ([]netlink.Route, error) { return v.pod.RouteList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return fmt.Errorf("list routes in pod: %w", err)
+	}
+	for _, r := range routes {
+		for _, other := range have {
+			if prefixOf(other.Dst, other.Family) == prefixOf(r.Dst, 0) && other.LinkIndex != r.LinkIndex && sameMetric(other) {
+				return fmt.Errorf("%w: netns: the pod already has a route %s by another interface: weft-cni must make the pod's first",
+					ErrInvalid, describe(&other))
+			}
+		}
+	}
+	return nil
+}
+
+// sameMetric tells whether a route has the metric that the kernel gives ours.
+func sameMetric(r netlink.Route) bool {
+	if r.Family == netlink.FAMILY_V6 {
+		return r.Priority == 1024
+	}
+	return r.Priority == 0
+}
+
+// reconfigure repeats everything but the making.
+func reconfigure(info Info, ns *os.File) error {
+	v, err := openVeth(info, ns)
+	if err != nil {
+		return err
+	}
+	defer v.close()
+	return errors.Join(v.configureHost(), v.configurePod())
+}
+
+// hostLink finds an interface of the node.
+func hostLink(name string) (netlink.Link, error) {
+	h, err := hostHandle()
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	return findLink(h, name, "on the node")
+}
+
+// findLink is LinkByName that says where it looked, with errGone if there is none.
+func findLink(h *netlink.Handle, name, where string) (netlink.Link, error) {
+	link, err := h.LinkByName(name)
+	var missing netlink.LinkNotFoundError
+	if errors.As(err, &missing) {
+		return nil, fmt.Errorf("interface %s is missing %s (%w)", name, where, errGone)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find interface %s %s: %w", name, where, err)
+	}
+	return link, nil
+}
+
+func hostLinkExists(name string) bool {
+	_, err := hostLink(name)
+	return !errors.Is(err, errGone)
+}
+
+// deleteHostLink removes an interface of the node, which may be gone already.
+func deleteHostLink(name string) error {
+	h, err := hostHandle()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	return deleteLink(h, name)
+}
+
+func deleteLink(h *netlink.Handle, name string) error {
+	link, err := findLink(h, name, "on the node")
+	if errors.Is(err, errGone) {
+		return nil
+	}
+	if err == nil {
+		err = h.LinkDel(link)
+	}
+	if err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("delete %s: %w", name, err)
+	}
+	return nil
+}
+
+// removeOrphans deletes host-side veths of Weft's that no record names.
+func (m *Manager) removeOrphans() error {
+	h, err := hostHandle()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	links, err := dump(h.LinkList)
+	if err != nil {
+		return fmt.Errorf("list interfaces: %w", err)
+	}
+	var errs []error
+	for _, link := range links {
+		a := link.Attrs()
+		if link.Type() != "veth" || !hostIfPattern.MatchString(a.Name) || !bytes.Equal(a.HardwareAddr, GatewayMAC) {
+			continue
+		}
+		known := slices.ContainsFunc(m.snapshot(), func(r record) bool { return r.State != StateGone && r.HostIf == a.Name })
+		if !known {
+			m.log.Info("removing an interface that no record names", "interface", a.Name)
+			errs = append(errs, deleteLink(h, a.Name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func hostNet(a netip.Addr) *net.IPNet {
+	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
+}
+
+func family(a netip.Addr) int {
+	if a.Is4() {
+		return netlink.FAMILY_V4
+	}
+	return netlink.FAMILY_V6
+}
