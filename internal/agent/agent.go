@@ -1,0 +1,252 @@
+// Package agent wires a node together: what starts what, in which order, and what
+// stays when it ends. The work itself is done by the packages that it calls.
+//
+// The agent is never on the packet path. When it stops, for whatever reason, every
+// pinned map and link stays and traffic goes on; Cleanup is what takes them away.
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/config"
+	"weft.dev/weft/internal/endpoint"
+	"weft.dev/weft/internal/flows"
+	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/store"
+	"weft.dev/weft/internal/store/dir"
+)
+
+// Options are what Run needs besides the configuration.
+type Options struct {
+	Log     *slog.Logger
+	Version string
+	// LogTail remembers the last lines of Log for sysdump. Optional.
+	LogTail *LogTail
+}
+
+// seams are what the tests replace.
+type seams struct {
+	preflight     func(bpfBase string, log *slog.Logger) error
+	openStore     func(path string) (store.Store, error)
+	findLinks     func(*config.Config, *v1alpha1.Node) (hostLinks, error)
+	openDatapath  func(*config.Config, *v1alpha1.Node, hostLinks, *slog.Logger) (Datapath, error)
+	openEndpoints func(endpoint.Options) (Endpoints, http.Handler, error)
+	masquerade    func(*masquerade) error
+}
+
+func realSeams() seams {
+	return seams{
+		preflight: preflight,
+		openStore: func(path string) (store.Store, error) { return dir.Open(path) },
+		findLinks: func(cfg *config.Config, node *v1alpha1.Node) (hostLinks, error) {
+			return findLinks(cfg, node.Spec.Addresses)
+		},
+		openDatapath:  openDatapath,
+		openEndpoints: openEndpoints,
+		masquerade:    setMasquerade,
+	}
+}
+
+// Agent is one node's agent.
+type Agent struct {
+	cfg     *config.Config
+	opt     Options
+	seams   seams
+	log     *slog.Logger
+	started time.Time
+
+	store    store.Store
+	hub      *flows.Hub
+	index    atomic.Pointer[index]
+	changed  chan struct{}
+	cni      cniDoor
+	node     *node
+	nodeLock sync.RWMutex
+
+	stateLock sync.Mutex
+	waiting   string
+	ready     bool
+	problems  map[string]string
+}
+
+// node is what exists once the datapath is up.
+type node struct {
+	object  *v1alpha1.Node
+	links   hostLinks
+	mtu     int
+	dp      Datapath
+	manager Endpoints
+	// masked is what the host's masquerading was last set to, if it was (maskedOnce).
+	masked     *masquerade
+	maskedOnce bool
+}
+
+// Run runs an agent until ctx ends or something without which it cannot go on fails.
+func Run(ctx context.Context, cfg *config.Config, opt Options) error {
+	return run(ctx, cfg, opt, realSeams())
+}
+
+func run(ctx context.Context, cfg *config.Config, opt Options, seams seams) error {
+	if opt.Log == nil {
+		opt.Log = slog.New(slog.DiscardHandler)
+	}
+	agent := &Agent{
+		cfg: cfg, opt: opt, seams: seams, log: opt.Log, started: time.Now(),
+		hub: flows.NewHub(0), changed: make(chan struct{}, 1),
+		waiting: "starting", problems: map[string]string{},
+	}
+	agent.cni.waiting = func() string { return agent.readiness().Waiting }
+	agent.index.Store(newIndex(store.NewSnapshot()))
+	if err := seams.preflight(cfg.Paths.BPF, agent.log); err != nil {
+		return err
+	}
+	held, err := lock(cfg.RunDir())
+	if err != nil {
+		return err
+	}
+	defer held.release()
+	return agent.serve(ctx)
+}
+
+// serve opens the store and the admin socket and brings the node up behind it, so
+// that `weft status` can tell what the agent waits for.
+func (a *Agent) serve(ctx context.Context) error {
+	var err error
+	if a.store, err = a.seams.openStore(a.cfg.Store.Dir); err != nil {
+		return fmt.Errorf("open store: %w", err)
+	}
+	server, err := admin.Listen(a.cfg.Socket(), &backend{a}, &a.cni, a.log)
+	if err != nil {
+		return err
+	}
+	defer server.Close()
+	a.log.Info("agent started", "node", a.cfg.Node, "instance", a.cfg.Instance, "version", a.opt.Version, "pid", os.Getpid(), "socket", a.cfg.Socket())
+
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(server.Serve)
+	group.Go(func() error {
+		<-ctx.Done()
+		return server.Close()
+	})
+	group.Go(func() error { a.watchStore(ctx); return nil })
+	group.Go(func() error { a.serveMetrics(ctx); return nil })
+	group.Go(func() error { a.writeFlowLog(ctx); return nil })
+	group.Go(func() error { return a.operate(ctx) })
+	err = group.Wait()
+	if running := a.running(); running != nil {
+		// Not before the last request of the CNI plugin has been answered.
+		running.dp.Close()
+	}
+	a.log.Info("agent stopped: pins and links stay, traffic goes on")
+	return err
+}
+
+// operate brings the node up and keeps it in step with the store.
+func (a *Agent) operate(ctx context.Context) error {
+	object, links, ok := a.awaitNode(ctx)
+	if !ok {
+		return nil
+	}
+	running, err := a.bringUp(ctx, object, links)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	var background sync.WaitGroup
+	defer background.Wait()
+	background.Go(func() { a.keep(ctx, "datapath", running.dp.Run) })
+	background.Go(func() { a.keep(ctx, "flow events", a.consumeEvents) })
+	a.reconcile(ctx, running)
+	return nil
+}
+
+// awaitNode waits until the store has this node's object and an interface has its addresses.
+func (a *Agent) awaitNode(ctx context.Context) (*v1alpha1.Node, hostLinks, bool) {
+	for {
+		reason := fmt.Sprintf("Node object %s in %s", a.cfg.Node, a.cfg.Store.Dir)
+		if object := a.index.Load().snapshot.Nodes[a.cfg.Node]; object != nil {
+			links, err := a.seams.findLinks(a.cfg, object)
+			if err == nil {
+				return object, links, true
+			}
+			reason = err.Error()
+		}
+		a.wait(reason)
+		select {
+		case <-ctx.Done():
+			return nil, hostLinks{}, false
+		case <-a.changed:
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// bringUp opens the datapath and gives every recorded endpoint back to it.
+func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links hostLinks) (*node, error) {
+	a.wait("the datapath to load")
+	dp, err := a.seams.openDatapath(a.cfg, object, links, a.log)
+	if err != nil {
+		return nil, fmt.Errorf("open datapath: %w", err)
+	}
+	running := &node{object: object, links: links, mtu: a.cfg.MTU, dp: dp}
+	if running.mtu == 0 {
+		running.mtu = links.MTU
+	}
+	door, err := a.openEndpoints(running)
+	if err != nil {
+		dp.Close()
+		return nil, err
+	}
+	a.wait("the recorded endpoints to be restored")
+	if err := running.manager.Restore(ctx); err != nil {
+		// Those that could be restored work; Sync goes on trying the others.
+		a.problem("endpoints", fmt.Errorf("restore endpoints: %w", err))
+	}
+	if err := dp.Prune(running.endpoints()); err != nil {
+		dp.Close()
+		return nil, fmt.Errorf("remove stale endpoints from the datapath: %w", err)
+	}
+	a.nodeLock.Lock()
+	a.node = running
+	a.nodeLock.Unlock()
+	a.cni.open(door)
+	a.wait("the first synchronisation of nodes")
+	return running, nil
+}
+
+// openEndpoints gives the node its manager and returns the CNI plugin's way to it.
+func (a *Agent) openEndpoints(n *node) (door http.Handler, err error) {
+	ranges := a.cfg.IPAM.Ranges
+	if len(ranges) == 0 {
+		ranges = n.object.Spec.PodCIDRs
+	}
+	n.manager, door, err = a.seams.openEndpoints(endpoint.Options{
+		StateDir: a.cfg.StateDir(), NodeName: a.cfg.Node, Ranges: ranges, MTU: n.mtu,
+		HostAddrs: n.links.Addrs, Datapath: n.dp, Directory: a.store,
+		PodSpec: func(key string) *v1alpha1.Pod { return a.index.Load().snapshot.Pods[key] },
+		Log:     a.log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open endpoint state: %w", err)
+	}
+	return door, nil
+}
+
+// running is the node, nil while it is not up.
+func (a *Agent) running() *node {
+	a.nodeLock.RLock()
+	defer a.nodeLock.RUnlock()
+	return a.node
+}

@@ -1,0 +1,47 @@
+package agent
+
+import (
+	"context"
+	"net/http"
+	"net/netip"
+
+	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/endpoint"
+	"weft.dev/weft/internal/front/cni"
+)
+
+// Datapath is what the agent needs of *datapath.Datapath.
+type Datapath interface {
+	endpoint.Datapath
+	Close() error
+	Prune(keep []datapath.Endpoint) error
+	SetNodes(ctx context.Context, nodes []datapath.Node) error
+	Run(ctx context.Context) error
+	Events(ctx context.Context, handle func(datapath.FlowEvent)) error
+	EventStats() (datapath.EventStats, error)
+	Counters() ([]datapath.Counter, error)
+	Flows(limit int) ([]datapath.Flow, error)
+	Trace(from datapath.Endpoint, to netip.AddrPort, protocol uint8) (*datapath.Trace, error)
+	ModeStatus() datapath.ModeStatus
+	Links() ([]datapath.LinkStatus, error)
+}
+
+// Endpoints is what the agent needs of *endpoint.Manager.
+type Endpoints interface {
+	Restore(ctx context.Context) error
+	Sync(ctx context.Context) error
+	Status() error
+	List() []endpoint.Info
+	Get(nameOrID string) (endpoint.Info, bool)
+	BySlot(slot uint16) (endpoint.Info, bool)
+	ByIP(addr netip.Addr) (endpoint.Info, bool)
+}
+
+// openEndpoints makes the endpoint manager and the CNI plugin's way to it.
+func openEndpoints(options endpoint.Options) (Endpoints, http.Handler, error) {
+	manager, err := endpoint.NewManager(options)
+	if err != nil {
+		return nil, nil, err
+	}
+	return manager, cni.Handler(manager), nil
+}

@@ -1,0 +1,130 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// The files of an instance's run directory, besides the admin socket.
+const (
+	lockName = "agent.lock"
+	pidName  = "agent.pid"
+)
+
+// LockedError says that another agent holds an instance.
+type LockedError struct {
+	Path string
+	PID  int
+}
+
+// Error names the holder.
+func (e *LockedError) Error() string {
+	if e.PID == 0 {
+		return fmt.Sprintf("another agent runs for this instance: it holds %s", e.Path)
+	}
+	return fmt.Sprintf("another agent runs for this instance: pid %d holds %s", e.PID, e.Path)
+}
+
+// instanceLock is held for as long as the agent lives; the kernel drops it with the process.
+type instanceLock struct {
+	dir  string
+	file *os.File
+}
+
+// lock takes an instance, or fails with a *LockedError.
+func lock(dir string) (*instanceLock, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("create run directory: %w", err)
+	}
+	path := filepath.Join(dir, lockName)
+	for {
+		file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return nil, fmt.Errorf("open lock file: %w", err)
+		}
+		if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			defer file.Close()
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				return nil, &LockedError{Path: path, PID: holder(file)}
+			}
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+		if !sameFile(file, path) {
+			// A cleanup removed it between our open and our lock: what we hold guards nothing.
+			file.Close()
+			continue
+		}
+		if err := writePID(file, dir); err != nil {
+			file.Close()
+			return nil, err
+		}
+		return &instanceLock{dir: dir, file: file}, nil
+	}
+}
+
+func sameFile(file *os.File, path string) bool {
+	held, err := file.Stat()
+	if err != nil {
+		return false
+	}
+	found, err := os.Stat(path)
+	return err == nil && os.SameFile(held, found)
+}
+
+func writePID(file *os.File, dir string) error {
+	text := []byte(strconv.Itoa(os.Getpid()) + "\n")
+	if err := file.Truncate(0); err != nil {
+		return fmt.Errorf("write lock file: %w", err)
+	}
+	if _, err := file.WriteAt(text, 0); err != nil {
+		return fmt.Errorf("write lock file: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, pidName), text, 0o644); err != nil {
+		return fmt.Errorf("write pid file: %w", err)
+	}
+	return nil
+}
+
+func holder(file *os.File) int {
+	text, err := io.ReadAll(io.LimitReader(file, 32))
+	if err != nil {
+		return 0
+	}
+	pid, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+	return pid
+}
+
+// release gives the instance up. The lock file stays for the next agent.
+func (l *instanceLock) release() {
+	os.Remove(filepath.Join(l.dir, pidName))
+	l.file.Close()
+}
+
+// remove gives the instance up and takes its files away, and the directory when it is empty.
+func (l *instanceLock) remove() error {
+	var errs []error
+	for _, name := range []string{pidName, lockName} {
+		if err := os.Remove(filepath.Join(l.dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	l.file.Close()
+	return errors.Join(append(errs, removeEmpty(l.dir))...)
+}
+
+// removeEmpty removes a directory unless something is still in it: the default
+// instance's directories also hold those of the named ones.
+func removeEmpty(dir string) error {
+	err := os.Remove(dir)
+	if err == nil || errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EBUSY) {
+		return nil
+	}
+	return err
+}

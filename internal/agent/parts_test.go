@@ -1,0 +1,183 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/config"
+	"weft.dev/weft/internal/netns"
+)
+
+func TestCheckKernel(t *testing.T) {
+	for release, want := range map[string]string{
+		"6.18.44-fc": "", "6.6.0": "", "7.0-rc1": "", "10.1": "",
+		"6.5.13-generic": "TCX links, which need Linux 6.6 or newer",
+		"5.15.0":         "kernel 5.15.0 is too old",
+		"strange":        "not understood", "6.": "not understood",
+	} {
+		err := checkKernel(release)
+		if (err == nil) != (want == "") || (err != nil && !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v", release, err)
+		}
+	}
+}
+
+func TestNoBPFFS(t *testing.T) {
+	base := t.TempDir()
+	if err := os.WriteFile(filepath.Join(base, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := ensureBPFFS(filepath.Join(base, "weft"), slog.New(slog.DiscardHandler))
+	if err == nil || !strings.Contains(err.Error(), "mount -t bpf bpf "+base) {
+		t.Errorf("not empty: %v", err)
+	}
+	err = ensureBPFFS(filepath.Join(base, "none", "weft"), slog.New(slog.DiscardHandler))
+	if err == nil || !strings.Contains(err.Error(), "paths.bpf") {
+		t.Errorf("missing: %v", err)
+	}
+}
+
+func TestLock(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	held, err := lock(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = lock(dir)
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("pid %d holds", os.Getpid())) {
+		t.Errorf("second: %v", err)
+	}
+	if err := held.remove(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("directory stays: %v", err)
+	}
+	held, err = lock(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	held.release()
+	if _, err := os.Stat(filepath.Join(dir, pidName)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("pid file stays: %v", err)
+	}
+}
+
+func TestRemoveStateKeepsOtherInstances(t *testing.T) {
+	base := t.TempDir()
+	for _, file := range []string{"ipam.json", "endpoints/1.json", "lab-a/ipam.json"} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(base, file)), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(base, file), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cfg := &config.Config{Paths: config.Paths{State: base}}
+	for range 2 {
+		if err := removeState(cfg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	entries, _ := os.ReadDir(base)
+	if len(entries) != 1 || entries[0].Name() != "lab-a" {
+		t.Errorf("left %v", entries)
+	}
+	cfg.Instance = "lab-a"
+	if err := removeState(cfg); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(base, "lab-a")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("instance stays: %v", err)
+	}
+}
+
+func TestChooseUplinks(t *testing.T) {
+	v4, v6, other := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("192.0.2.9")
+	byAddr := map[netip.Addr]string{v4: "w0", v6: "w0"}
+	if names, err := chooseUplinks(nil, []netip.Addr{v4, v6}, byAddr); err != nil || !slices.Equal(names, []string{"w0"}) {
+		t.Errorf("%v %v", names, err)
+	}
+	if names, err := chooseUplinks([]string{"eth9"}, []netip.Addr{other}, byAddr); err != nil || !slices.Equal(names, []string{"eth9"}) {
+		t.Errorf("%v %v", names, err)
+	}
+	if _, err := chooseUplinks(nil, []netip.Addr{other}, byAddr); err == nil || !strings.Contains(err.Error(), "no interface holds the node's address 192.0.2.9") {
+		t.Error(err)
+	}
+	if _, err := chooseUplinks(nil, nil, byAddr); err == nil {
+		t.Error("no addresses and no uplinks were taken")
+	}
+}
+
+func prefixes(texts ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, text := range texts {
+		out = append(out, netip.MustParsePrefix(text))
+	}
+	return out
+}
+
+func TestWantedMasquerade(t *testing.T) {
+	own := nodeObject("a", "192.0.2.1", "10.1.0.0/24")
+	nodes := map[string]*v1alpha1.Node{"a": own, "b": nodeObject("b", "10.2.0.1", "10.2.0.0/24")}
+	cfg := config.Default()
+	if wantedMasquerade(cfg, own, nodes) != nil {
+		t.Error("masquerade without being asked")
+	}
+	cfg.Masquerade.Enabled, cfg.Masquerade.Except = true, prefixes("10.1.0.0/16", "fd00::/8")
+	got := wantedMasquerade(cfg, own, nodes)
+	if !slices.Equal(got.sources, prefixes("10.1.0.0/24")) || !slices.Equal(got.inside, prefixes("10.1.0.0/16", "10.2.0.0/24", "192.0.2.1/32", "fd00::/8")) {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestAfter(t *testing.T) {
+	for prefix, want := range map[string]string{
+		"10.0.0.0/24": "10.0.1.0", "10.0.0.1/32": "10.0.0.2", "fd00::/64": "fd00:0:0:1::", "255.255.255.0/24": "invalid IP", "0.0.0.0/0": "invalid IP",
+	} {
+		if got := after(netip.MustParsePrefix(prefix)); got.String() != want {
+			t.Errorf("%s: %s", prefix, got)
+		}
+	}
+}
+
+func TestSetMasquerade(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: sets nftables rules in a network namespace")
+	}
+	name := fmt.Sprintf("wt-agent-%d", os.Getpid())
+	path, err := netns.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer netns.Delete(name)
+	want := &masquerade{sources: prefixes("10.1.0.0/24", "fd01::/64"), inside: prefixes("10.0.0.0/8", "fd00::/8", "255.255.255.0/24")}
+	err = netns.Do(path, func() error {
+		return errors.Join(setMasquerade(nil), setMasquerade(want), setMasquerade(want), setMasquerade(nil), setMasquerade(want))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestLogTail(t *testing.T) {
+	tail := &LogTail{}
+	for i := range tailLines + 2 {
+		fmt.Fprintf(tail, "line %d\n", i)
+	}
+	lines := tail.Lines()
+	if len(lines) != tailLines || lines[0] != "line 2" || lines[tailLines-1] != fmt.Sprintf("line %d", tailLines+1) {
+		t.Errorf("%d lines, %s to %s", len(lines), lines[0], lines[len(lines)-1])
+	}
+	if (*LogTail)(nil).Lines() != nil {
+		t.Error("no tail has lines")
+	}
+}

@@ -1,0 +1,105 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/version"
+)
+
+// Minimum kernel: TCX links (BPF_TCX_INGRESS, BPF_TCX_EGRESS) came with it, and every mode uses them.
+const (
+	minMajor = 6
+	minMinor = 6
+)
+
+// preflight checks what must hold before anything is touched.
+func preflight(bpfBase string, log *slog.Logger) error {
+	if os.Geteuid() != 0 {
+		return errors.New("the agent must run as root: it loads BPF programs and changes network interfaces")
+	}
+	if err := checkKernel(version.Kernel()); err != nil {
+		return err
+	}
+	return ensureBPFFS(bpfBase, log)
+}
+
+// checkKernel refuses a kernel that lacks what every mode needs.
+func checkKernel(release string) error {
+	major, minor, err := parseRelease(release)
+	if err != nil {
+		return err
+	}
+	if major > minMajor || (major == minMajor && minor >= minMinor) {
+		return nil
+	}
+	return fmt.Errorf("kernel %s is too old: Weft attaches its programs with TCX links, which need Linux %d.%d or newer", release, minMajor, minMinor)
+}
+
+func parseRelease(release string) (int, int, error) {
+	parts := strings.SplitN(release, ".", 3)
+	if len(parts) < 2 {
+		return 0, 0, fmt.Errorf("kernel release %q is not understood", release)
+	}
+	digits := func(text string) string {
+		end := strings.IndexFunc(text, func(r rune) bool { return r < '0' || r > '9' })
+		if end < 0 {
+			return text
+		}
+		return text[:end]
+	}
+	major, err1 := strconv.Atoi(digits(parts[0]))
+	minor, err2 := strconv.Atoi(digits(parts[1]))
+	if err1 != nil || err2 != nil {
+		return 0, 0, fmt.Errorf("kernel release %q is not understood", release)
+	}
+	return major, minor, nil
+}
+
+// ensureBPFFS makes sure that base, where the pins go, is on a bpffs. A machine without
+// systemd has none mounted: then one is mounted on base's parent, if nothing is there.
+func ensureBPFFS(base string, log *slog.Logger) error {
+	on, err := onBPFFS(base)
+	if err != nil {
+		return err
+	}
+	if on {
+		return nil
+	}
+	mountpoint := filepath.Dir(base)
+	hint := fmt.Sprintf("mount one with `mount -t bpf bpf %s`, or set paths.bpf to a directory on a bpffs", mountpoint)
+	entries, err := os.ReadDir(mountpoint)
+	if err != nil {
+		return fmt.Errorf("%s is not on a bpffs and its parent cannot be read: %w; %s", base, err, hint)
+	}
+	if len(entries) > 0 {
+		return fmt.Errorf("%s is not on a bpffs, and %s is not empty, so none is mounted there: %s", base, mountpoint, hint)
+	}
+	if err := unix.Mount("bpf", mountpoint, "bpf", 0, "mode=0700"); err != nil {
+		return fmt.Errorf("%s is not on a bpffs and mounting one on %s failed: %w; %s", base, mountpoint, err, hint)
+	}
+	log.Info("no bpffs was mounted: mounted one", "on", mountpoint)
+	return nil
+}
+
+// onBPFFS looks at path or, where that does not exist yet, at the nearest parent that does.
+func onBPFFS(path string) (bool, error) {
+	for {
+		var stat unix.Statfs_t
+		err := unix.Statfs(path, &stat)
+		if err == nil {
+			return stat.Type == unix.BPF_FS_MAGIC, nil
+		}
+		if !errors.Is(err, unix.ENOENT) || path == "/" || path == "." {
+			return false, fmt.Errorf("look for a bpffs at %s: %w", path, err)
+		}
+		path = filepath.Dir(path)
+	}
+}

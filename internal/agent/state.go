@@ -1,0 +1,150 @@
+package agent
+
+import (
+	"encoding/json"
+	"maps"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"weft.dev/weft/internal/endpoint"
+	"weft.dev/weft/internal/flows"
+	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/store"
+)
+
+// wait says what the agent waits for.
+func (a *Agent) wait(reason string) {
+	a.stateLock.Lock()
+	changed := a.waiting != reason
+	a.waiting = reason
+	a.stateLock.Unlock()
+	if changed {
+		a.log.Info("waiting", "for", reason)
+	}
+}
+
+// setReady ends the waiting, once.
+func (a *Agent) setReady() {
+	a.stateLock.Lock()
+	first := !a.ready
+	a.ready, a.waiting = true, ""
+	a.stateLock.Unlock()
+	if first {
+		mode := a.running().dp.ModeStatus()
+		a.log.Info("ready", "after", a.sinceStart(), "mode", mode.Active, "why", mode.Why, "endpoints", len(a.running().manager.List()))
+	}
+}
+
+func (a *Agent) readiness() admin.Readiness {
+	a.stateLock.Lock()
+	defer a.stateLock.Unlock()
+	return admin.Readiness{Ready: a.ready, Waiting: a.waiting}
+}
+
+// problem notes, or with a nil error forgets, something that does not work.
+func (a *Agent) problem(what string, err error) {
+	a.stateLock.Lock()
+	before := a.problems[what]
+	if err == nil {
+		delete(a.problems, what)
+	} else {
+		a.problems[what] = err.Error()
+	}
+	a.stateLock.Unlock()
+	if err != nil && before != err.Error() {
+		a.log.Error("problem", "error", err)
+	}
+}
+
+func (a *Agent) problemList() []string {
+	a.stateLock.Lock()
+	defer a.stateLock.Unlock()
+	return slices.Sorted(maps.Values(a.problems))
+}
+
+// index is a snapshot of the store with what is looked up in it per flow.
+type index struct {
+	snapshot *store.Snapshot
+	byIP     map[netip.Addr]flows.Identity
+	perNode  map[string]int
+}
+
+func newIndex(snapshot *store.Snapshot) *index {
+	ix := &index{snapshot: snapshot, byIP: map[netip.Addr]flows.Identity{}, perNode: map[string]int{}}
+	for name, node := range snapshot.Nodes {
+		for _, addr := range node.Spec.Addresses {
+			ix.byIP[addr] = flows.Identity{Node: name}
+		}
+	}
+	for _, ep := range snapshot.Endpoints {
+		ix.perNode[ep.Spec.NodeName]++
+		for _, addr := range ep.Spec.Addresses {
+			ix.byIP[addr] = flows.Identity{
+				Namespace: ep.Metadata.Namespace, Pod: ep.Metadata.Name, Node: ep.Spec.NodeName,
+				ServiceAccount: ep.Spec.ServiceAccount, Labels: ep.Metadata.Labels,
+			}
+		}
+	}
+	return ix
+}
+
+// names tells flows who is behind a slot or an address: this node's own endpoints
+// first, then what the other nodes have published.
+type names struct{ agent *Agent }
+
+func (n names) identity(info endpoint.Info) flows.Identity {
+	return flows.Identity{
+		Namespace: info.Namespace, Pod: info.Pod, Node: n.agent.cfg.Node,
+		ServiceAccount: info.ServiceAccount, Labels: info.Labels,
+	}
+}
+
+// BySlot implements flows.Resolver.
+func (n names) BySlot(slot uint16) (flows.Identity, bool) {
+	if running := n.agent.running(); running != nil {
+		if info, ok := running.manager.BySlot(slot); ok {
+			return n.identity(info), true
+		}
+	}
+	return flows.Identity{}, false
+}
+
+// ByIP implements flows.Resolver.
+func (n names) ByIP(addr netip.Addr) (flows.Identity, bool) {
+	if running := n.agent.running(); running != nil {
+		if info, ok := running.manager.ByIP(addr); ok {
+			return n.identity(info), true
+		}
+	}
+	identity, ok := n.agent.index.Load().byIP[addr]
+	return identity, ok
+}
+
+// cniDoor hands requests of the CNI plugin to the manager's handler and, until there is
+// one, answers in CNI's terms that the plugin should try again.
+type cniDoor struct {
+	handler atomic.Pointer[http.Handler]
+	waiting func() string
+}
+
+func (d *cniDoor) open(handler http.Handler) { d.handler.Store(&handler) }
+
+// ServeHTTP implements http.Handler.
+func (d *cniDoor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if handler := d.handler.Load(); handler != nil {
+		(*handler).ServeHTTP(w, r)
+		return
+	}
+	code := types.ErrTryAgainLater
+	if strings.HasSuffix(r.URL.Path, "/status") {
+		code = types.ErrPluginNotAvailable
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusServiceUnavailable)
+	_ = json.NewEncoder(w).Encode(types.NewError(code, "the Weft agent is not ready: it waits for "+d.waiting(), ""))
+}

@@ -1,0 +1,222 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/flows"
+	"weft.dev/weft/internal/metrics"
+	"weft.dev/weft/internal/store"
+)
+
+// settle is how long changes of the store are collected before they are applied.
+const settle = 50 * time.Millisecond
+
+// retryMin and retryMax bound the pauses between attempts of something that failed.
+const (
+	retryMin = time.Second
+	retryMax = 30 * time.Second
+)
+
+// watchStore keeps the index current.
+func (a *Agent) watchStore(ctx context.Context) {
+	known := map[string]bool{}
+	a.keep(ctx, "store", func(ctx context.Context) error {
+		return a.store.Watch(ctx, func(snapshot *store.Snapshot) {
+			known = a.reportObjectErrors(snapshot.Errors, known)
+			a.index.Store(newIndex(snapshot))
+			select {
+			case a.changed <- struct{}{}:
+			default:
+			}
+		})
+	})
+}
+
+// reportObjectErrors logs each wrong object once, for as long as it stays wrong.
+func (a *Agent) reportObjectErrors(problems []store.ObjectError, known map[string]bool) map[string]bool {
+	now := make(map[string]bool, len(problems))
+	for _, problem := range problems {
+		text := problem.Error()
+		now[text] = true
+		if !known[text] {
+			a.log.Warn("object ignored", "error", text)
+		}
+	}
+	return now
+}
+
+// reconcile applies the store to the datapath at once and after each change, and
+// again after a failure.
+func (a *Agent) reconcile(ctx context.Context, n *node) {
+	pause := retryMin
+	for {
+		again, nextPause := a.reconcileOnce(ctx, n, pause)
+		if ctx.Err() != nil {
+			return
+		}
+		pause = nextPause
+		select {
+		case <-ctx.Done():
+			return
+		case <-again:
+		case <-a.changed:
+			a.collect(ctx)
+		}
+	}
+}
+
+// reconcileOnce returns when to try again, never after a success, and the pause for the time after that.
+func (a *Agent) reconcileOnce(ctx context.Context, n *node, pause time.Duration) (<-chan time.Time, time.Duration) {
+	snapshot := a.index.Load().snapshot
+	a.compareOwn(n, snapshot.Nodes[a.cfg.Node])
+	err := errors.Join(a.syncNodes(ctx, n, snapshot), a.syncMasquerade(n, snapshot))
+	if ctx.Err() != nil {
+		return nil, pause
+	}
+	a.problem("nodes", err)
+	if err == nil {
+		a.setReady()
+	} else if !a.readiness().Ready {
+		a.wait("the first synchronisation of nodes: " + err.Error())
+	}
+	// One broken pod is a problem, but does not make the node unready.
+	errEndpoints := n.manager.Sync(ctx)
+	if errEndpoints != nil {
+		errEndpoints = fmt.Errorf("sync endpoints: %w", errEndpoints)
+	}
+	a.problem("endpoints", errEndpoints)
+	if err == nil && errEndpoints == nil {
+		return nil, retryMin
+	}
+	return time.After(pause), min(2*pause, retryMax)
+}
+
+func (a *Agent) syncNodes(ctx context.Context, n *node, snapshot *store.Snapshot) error {
+	if err := n.dp.SetNodes(ctx, peers(snapshot.Nodes, a.cfg.Node)); err != nil {
+		return fmt.Errorf("set nodes: %w", err)
+	}
+	return nil
+}
+
+// syncMasquerade touches the host's rules only when what they should be has changed.
+func (a *Agent) syncMasquerade(n *node, snapshot *store.Snapshot) error {
+	want := wantedMasquerade(a.cfg, n.object, snapshot.Nodes)
+	if n.maskedOnce && n.masked.equal(want) {
+		return nil
+	}
+	if err := a.seams.masquerade(want); err != nil {
+		return err
+	}
+	n.masked, n.maskedOnce = want, true
+	return nil
+}
+
+// collect lets a burst of changes pass and takes it as one.
+func (a *Agent) collect(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(settle):
+	}
+	select {
+	case <-a.changed:
+	default:
+	}
+}
+
+// compareOwn tells when this node's own object no longer is what the agent started with.
+func (a *Agent) compareOwn(n *node, now *v1alpha1.Node) {
+	switch {
+	case now == nil:
+		a.problem("own node", fmt.Errorf("the Node object %s is gone from %s: the agent goes on with what it had; other nodes may not", a.cfg.Node, a.cfg.Store.Dir))
+	case !slices.Equal(now.Spec.Addresses, n.object.Spec.Addresses) || !slices.Equal(now.Spec.PodCIDRs, n.object.Spec.PodCIDRs):
+		a.problem("own node", fmt.Errorf("the Node object %s has changed its addresses or podCIDRs: restart the agent to apply it (traffic goes on meanwhile)", a.cfg.Node))
+	default:
+		a.problem("own node", nil)
+	}
+}
+
+// peers are the other nodes, by name.
+func peers(nodes map[string]*v1alpha1.Node, own string) []datapath.Node {
+	var out []datapath.Node
+	for _, name := range slices.Sorted(maps.Keys(nodes)) {
+		if name != own {
+			spec := nodes[name].Spec
+			out = append(out, datapath.Node{Name: name, Addresses: spec.Addresses, PodCIDRs: spec.PodCIDRs})
+		}
+	}
+	return out
+}
+
+// endpoints are the node's endpoints as the datapath sees them.
+func (n *node) endpoints() []datapath.Endpoint {
+	var out []datapath.Endpoint
+	for _, info := range n.manager.List() {
+		out = append(out, info.Datapath())
+	}
+	return out
+}
+
+// steady is how long something must run before it counts as working.
+const steady = 2 * time.Second
+
+// keep runs something that should run as long as the agent, and again when it fails.
+func (a *Agent) keep(ctx context.Context, what string, run func(context.Context) error) {
+	pause := retryMin
+	for {
+		began := time.Now()
+		works := time.AfterFunc(steady, func() { a.problem(what, nil) })
+		err := run(ctx)
+		works.Stop()
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			err = errors.New("ended unexpectedly")
+		}
+		a.problem(what, fmt.Errorf("%s: %w", what, err))
+		if time.Since(began) > retryMax {
+			pause = retryMin
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, retryMax)
+	}
+}
+
+// consumeEvents turns the datapath's events into the flow log.
+func (a *Agent) consumeEvents(ctx context.Context) error {
+	enricher := flows.Enricher{Node: a.cfg.Node, Resolver: names{a}, ReasonText: reasonText}
+	return a.running().dp.Events(ctx, func(event datapath.FlowEvent) { a.hub.Publish(enricher.Flow(event)) })
+}
+
+func (a *Agent) writeFlowLog(ctx context.Context) {
+	if a.cfg.Flows.Log == "" {
+		return
+	}
+	a.keep(ctx, "flow log", func(ctx context.Context) error {
+		return flows.WriteFile(ctx, a.hub, a.cfg.Flows.Log, a.log)
+	})
+}
+
+func (a *Agent) serveMetrics(ctx context.Context) {
+	if a.cfg.Metrics.Listen == "" {
+		return
+	}
+	handler := metrics.Handler(metrics.NewRegistry(a, reasonLabels()), func() (bool, string) {
+		ready := a.readiness()
+		return ready.Ready, "waiting for " + ready.Waiting
+	})
+	a.keep(ctx, "metrics", func(ctx context.Context) error {
+		return metrics.Serve(ctx, a.cfg.Metrics.Listen, handler)
+	})
+}

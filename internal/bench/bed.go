@@ -1,0 +1,91 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"weft.dev/weft/internal/lab"
+	"weft.dev/weft/internal/netns"
+)
+
+// shape is how a bed is wired.
+type shape string
+
+const (
+	// shapeGen is a generator's veth pair and nothing behind it: the generator's own cost.
+	shapeGen shape = "gen"
+	// shapeForward is one measured node with a pod and a wire to a bare far end.
+	shapeForward shape = "forward"
+	// shapePair is two measured nodes on a wire, two pods on the first and one on the second.
+	shapePair shape = "pair"
+)
+
+// pod is one workload of a bed.
+type pod struct {
+	NS         string // path of its network namespace
+	If         string // its interface
+	IP         netip.Addr
+	MAC        net.HardwareAddr
+	GatewayMAC net.HardwareAddr // MAC of the interface's host side
+	HostNS     string           // path of its node's network namespace
+	HostIf     string           // its interface's host side
+}
+
+// port is one end of a wire.
+type port struct {
+	NS string
+	If string
+}
+
+// bed is a built topology that tests run on.
+type bed struct {
+	variant string
+	shape   shape
+	wire    [2]port    // near end and far end
+	near    []pod      // pods of the measured node
+	far     []pod      // pods of the other node, shapePair only
+	sink    port       // where shapeGen and shapeForward count
+	sinkIP  netip.Addr // an address of the far node's pod range, nobody's own
+	// grow brings the near node to n endpoints; nil where it is not supported.
+	grow func(ctx context.Context, n int) error
+	// close removes everything; safe to call twice.
+	close func(ctx context.Context) error
+
+	// Of Weft's variants only: the lab, its near node and the measured binary.
+	lab    *lab.Lab
+	node   *lab.Node
+	binary string
+}
+
+// namePrefix starts the names of all namespaces that this package makes itself;
+// the process id that follows tells a left-over from a running bench.
+const namePrefix = "wt-bench-"
+
+// removeStale deletes namespaces that a killed bench of an earlier process left.
+func removeStale() error {
+	paths, err := filepath.Glob(filepath.Join(netns.Dir, namePrefix+"*"))
+	if err != nil {
+		return fmt.Errorf("list network namespaces: %w", err)
+	}
+	for _, path := range paths {
+		name := filepath.Base(path)
+		id, _, _ := strings.Cut(strings.TrimPrefix(name, namePrefix), "-")
+		pid, err := strconv.Atoi(id)
+		if err != nil {
+			continue
+		}
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err == nil {
+			continue
+		}
+		if err := netns.Delete(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}

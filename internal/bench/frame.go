@@ -1,0 +1,88 @@
+package bench
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+)
+
+// Numbers shared with bpf/bench/bench.bpf.c.
+const (
+	headerLen   = 14 + 20 + 8
+	sampleLen   = 64
+	benchPort   = 20009
+	firstSource = 30000
+	startTTL    = 64
+)
+
+// frameSpec is what the generator sends: UDP over IPv4 from a pod.
+type frameSpec struct {
+	srcMAC, dstMAC net.HardwareAddr
+	src, dst       netip.Addr
+	length         int // bytes of the Ethernet frame without its FCS
+	flows          int // source ports in use, a power of two
+}
+
+// header returns the frame's first 42 bytes. The UDP checksum is zero, which IPv4
+// allows, so that the source port may change without touching it.
+func (f frameSpec) header() []byte {
+	h := make([]byte, headerLen)
+	copy(h, f.dstMAC)
+	copy(h[6:], f.srcMAC)
+	binary.BigEndian.PutUint16(h[12:], 0x0800)
+	ip := h[14:34]
+	ip[0] = 0x45
+	binary.BigEndian.PutUint16(ip[2:], uint16(f.length-14))
+	binary.BigEndian.PutUint16(ip[6:], 0x4000) // don't fragment
+	ip[8], ip[9] = startTTL, 17
+	copy(ip[12:], f.src.AsSlice())
+	copy(ip[16:], f.dst.AsSlice())
+	binary.BigEndian.PutUint16(ip[10:], ^onesSum(ip))
+	udp := h[34:]
+	binary.BigEndian.PutUint16(udp, firstSource)
+	binary.BigEndian.PutUint16(udp[2:], benchPort)
+	binary.BigEndian.PutUint16(udp[4:], uint16(f.length-34))
+	return h
+}
+
+// frame returns the whole frame, its payload zero.
+func (f frameSpec) frame() []byte {
+	data := make([]byte, f.length)
+	copy(data, f.header())
+	return data
+}
+
+// onesSum is the Internet checksum's sum (RFC 1071) over an even number of bytes.
+func onesSum(b []byte) uint16 {
+	var sum uint32
+	for i := 0; i+1 < len(b); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return uint16(sum)
+}
+
+// checkForwarded verifies the first frame at the sink: a router of one hop must
+// have sent it, to the sink's MAC, with its TTL one less and a right checksum.
+func (f frameSpec) checkForwarded(got []byte, sinkMAC net.HardwareAddr, hops int) error {
+	ip := got[14:34]
+	var errs []error
+	expect := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	expect(string(got[:6]) == string(sinkMAC), "destination MAC %s, want %s", net.HardwareAddr(got[:6]), sinkMAC)
+	expect(onesSum(ip) == 0xffff, "wrong IPv4 header checksum")
+	expect(ip[8] == byte(startTTL-hops), "TTL %d, want %d", ip[8], startTTL-hops)
+	expect(string(ip[16:20]) == string(f.dst.AsSlice()), "destination changed to %v", ip[16:20])
+	expect(binary.BigEndian.Uint16(ip[2:]) == uint16(f.length-14), "length %d, want %d", binary.BigEndian.Uint16(ip[2:]), f.length-14)
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("frame at the sink: %w", err)
+	}
+	return nil
+}

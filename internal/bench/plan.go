@@ -1,0 +1,293 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"time"
+)
+
+// cleanupTimeout bounds the removal of the beds after a run, also of one cut short.
+const cleanupTimeout = 5 * time.Minute
+
+// busyThreads is GOMAXPROCS during a run: more than the most threads of any test,
+// so that no thread back from a system call ever waits for the Go scheduler.
+const busyThreads = 96
+
+// plan is a checked set of options.
+type plan struct {
+	binary   string
+	variants []string
+	tests    []test
+	repeats  int
+	duration time.Duration
+	out      io.Writer
+	rows     *collector
+}
+
+// newPlan checks options and fills in the defaults.
+func newPlan(opts Options) (*plan, error) {
+	p := &plan{binary: opts.Binary, repeats: opts.Repeats, duration: opts.Duration, out: opts.Out}
+	if p.out == nil {
+		p.out = io.Discard
+	}
+	var err error
+	if p.tests, err = chooseTests(opts.Tests); err != nil {
+		return nil, err
+	}
+	if err := checkNames("variants", opts.Variants, Variants()); err != nil {
+		return nil, err
+	}
+	wanted := opts.Variants
+	if len(wanted) == 0 {
+		wanted = DefaultVariants()
+	}
+	p.variants = slices.DeleteFunc(Variants(), func(v string) bool { return !slices.Contains(wanted, v) })
+	if err := p.numbers(opts); err != nil {
+		return nil, err
+	}
+	if slices.ContainsFunc(p.variants, isWeft) && p.binary == "" {
+		if p.binary, err = os.Executable(); err != nil {
+			return nil, fmt.Errorf("binary: find the running program: %w", err)
+		}
+	}
+	var names []string
+	for _, t := range p.tests {
+		names = append(names, t.name)
+	}
+	p.rows = newCollector(names, append([]string{variantGen}, p.variants...))
+	return p, nil
+}
+
+// numbers checks and defaults Repeats and Duration.
+func (p *plan) numbers(opts Options) error {
+	repeats, duration := 5, 3*time.Second
+	if opts.Quick {
+		repeats, duration = 3, time.Second
+	}
+	if p.repeats == 0 {
+		p.repeats = repeats
+	}
+	if p.duration == 0 {
+		p.duration = duration
+	}
+	if p.repeats < 1 || p.repeats > 1000 {
+		return fmt.Errorf("repeats: %d is out of range; choose 1 to 1000", p.repeats)
+	}
+	if p.duration < 100*time.Millisecond || p.duration > time.Hour {
+		return fmt.Errorf("duration: %s is out of range; choose 100ms to 1h", p.duration)
+	}
+	return nil
+}
+
+// run measures everything, one shape of bed after the other. What could be measured
+// is reported even when a part failed.
+func (p *plan) run(ctx context.Context) (*Report, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("benchmarks build network namespaces and load BPF programs: run as root")
+	}
+	machine, err := describeMachine(ctx, p.binary)
+	if err != nil {
+		return nil, err
+	}
+	machine.Repeats, machine.Seconds = p.repeats, p.duration.Seconds()
+	if err := removeStale(); err != nil {
+		return nil, err
+	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(busyThreads))
+	var errs []error
+	for _, stage := range p.stages() {
+		errs = append(errs, p.runStage(ctx, stage))
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return &Report{Machine: machine, Rows: p.rows.rows()}, errors.Join(errs...)
+}
+
+// stages groups the tests that share beds: ordinary ones by shape, then those that
+// change how many endpoints a bed has, in rising order.
+func (p *plan) stages() [][]test {
+	var forward, pair, grown []test
+	for _, t := range p.tests {
+		switch {
+		case t.endpoints > 0:
+			grown = append(grown, t)
+		case t.shape == shapePair:
+			pair = append(pair, t)
+		default:
+			forward = append(forward, t)
+		}
+	}
+	slices.SortStableFunc(grown, func(a, b test) int { return a.endpoints - b.endpoints })
+	return slices.DeleteFunc([][]test{forward, pair, grown}, func(s []test) bool { return len(s) == 0 })
+}
+
+// runStage builds one bed per variant, runs the stage's tests on them and removes them.
+// A variant that cannot be built is left out and makes the stage end with its error.
+func (p *plan) runStage(ctx context.Context, tests []test) error {
+	beds, err := p.build(ctx, tests)
+	defer func() {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+		defer cancel()
+		for _, b := range beds {
+			if e := b.close(clean); e != nil {
+				fmt.Fprintf(p.out, "clean up %s: %v\n", b.variant, e)
+			}
+		}
+	}()
+	if ctx.Err() != nil || !slices.ContainsFunc(beds, func(b *bed) bool { return b.variant != variantGen }) {
+		return errors.Join(err, ctx.Err())
+	}
+	// Beds whose endpoint count a test changes cannot go back: test by test. All
+	// others run test after test within each repeat.
+	if tests[0].endpoints == 0 {
+		return errors.Join(err, p.repeat(ctx, tests, beds))
+	}
+	errs := []error{err}
+	for _, t := range tests {
+		if err := p.grow(ctx, t, beds); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		errs = append(errs, p.repeat(ctx, []test{t}, beds))
+	}
+	return errors.Join(errs...)
+}
+
+// build makes the beds that a stage's tests need. Beds that it returns beside an
+// error are usable.
+func (p *plan) build(ctx context.Context, tests []test) ([]*bed, error) {
+	var beds []*bed
+	var errs []error
+	if slices.ContainsFunc(tests, func(t test) bool { return t.gen }) {
+		b, err := newGenBed()
+		if err != nil {
+			return nil, err
+		}
+		beds = append(beds, b)
+	}
+	for _, variant := range p.variants {
+		if ctx.Err() != nil || !slices.ContainsFunc(tests, func(t test) bool { return t.suits(variant) }) {
+			continue
+		}
+		b, err := p.newBed(ctx, variant, tests[0].shape)
+		if err != nil {
+			errs = append(errs, err)
+			fmt.Fprintf(p.out, "%v\n", err)
+			continue
+		}
+		fmt.Fprintf(p.out, "built %s bed: %s\n", b.shape, variant)
+		beds = append(beds, b)
+	}
+	return beds, errors.Join(errs...)
+}
+
+// newBed builds a variant's bed and waits until its pods reach each other.
+func (p *plan) newBed(ctx context.Context, variant string, s shape) (b *bed, err error) {
+	if isWeft(variant) {
+		b, err = newWeftBed(ctx, p.binary, variant, s)
+	} else {
+		b, err = newPlainBed(ctx, variant, s)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := b.connectable(ctx); err != nil {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+		defer cancel()
+		return nil, errors.Join(err, b.close(clean))
+	}
+	return b, nil
+}
+
+// grow gives every bed as many endpoints as a test wants.
+func (p *plan) grow(ctx context.Context, t test, beds []*bed) error {
+	for _, b := range beds {
+		if b.grow == nil || !t.suits(b.variant) {
+			continue
+		}
+		start := time.Now()
+		if err := b.grow(ctx, t.endpoints); err != nil {
+			return fmt.Errorf("%s/%s: add endpoints: %w", t.name, b.variant, err)
+		}
+		fmt.Fprintf(p.out, "%s: %d endpoints after %s\n", b.variant, t.endpoints, time.Since(start).Round(time.Millisecond))
+	}
+	return nil
+}
+
+// suits says whether a test can be run in a variant.
+func (t test) suits(variant string) bool {
+	switch variant {
+	case variantGen:
+		return t.gen
+	case VariantBare:
+		return t.gen && t.endpoints == 0
+	default:
+		return !t.weftOnly || isWeft(variant)
+	}
+}
+
+// repeat runs tests over beds, bed after bed within each test and repeat. The order
+// of the beds turns by one with each repeat, so that none is always first.
+func (p *plan) repeat(ctx context.Context, tests []test, beds []*bed) error {
+	var errs []error
+	failed := map[[2]string]bool{}
+	for n := range p.repeats {
+		order := slices.Concat(beds[n%len(beds):], beds[:n%len(beds)])
+		for _, t := range tests {
+			got := map[string]sample{}
+			for _, b := range order {
+				key := [2]string{t.name, b.variant}
+				if !t.suits(b.variant) || failed[key] {
+					continue
+				}
+				s, err := p.one(ctx, n, t, b)
+				if ctx.Err() != nil {
+					return errors.Join(append(errs, ctx.Err())...)
+				}
+				if err != nil {
+					failed[key] = true
+					errs = append(errs, fmt.Errorf("%s/%s: %w", t.name, b.variant, err))
+					fmt.Fprintf(p.out, "%s %s failed: %v\n", t.name, b.variant, err)
+					continue
+				}
+				got[b.variant] = s
+			}
+			p.record(t, got)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// one runs one test once on one bed.
+func (p *plan) one(ctx context.Context, n int, t test, b *bed) (sample, error) {
+	if t.runMany != nil {
+		samples, err := t.runMany(ctx, b)
+		for _, s := range samples {
+			p.rows.add(t.name, b.variant, s)
+		}
+		return nil, err
+	}
+	s, err := t.run(ctx, b, p.duration)
+	if err == nil {
+		fmt.Fprintf(p.out, "%d/%d %-20s %-12s %s\n", n+1, p.repeats, t.name, b.variant, describeSample(s))
+	}
+	return s, err
+}
+
+// record keeps one repeat's samples; the generator's cost of the same repeat is
+// subtracted from each variant's.
+func (p *plan) record(t test, got map[string]sample) {
+	gen, hasGen := got[variantGen]
+	for variant, s := range got {
+		if hasGen && variant != variantGen {
+			s["net_ns_per_packet"] = s["ns_per_packet"] - gen["ns_per_packet"]
+		}
+		p.rows.add(t.name, variant, s)
+	}
+}

@@ -1,0 +1,83 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/netns"
+)
+
+// settleTimeout is how long a new bed may take until packets get through: neighbours
+// are resolved and agents learn of each other's pods meanwhile.
+const settleTimeout = 10 * time.Second
+
+// settleEvery is how often that is tried.
+const settleEvery = 50 * time.Millisecond
+
+// retry calls fn until it returns nil, ctx ends or settleTimeout is over.
+func retry(ctx context.Context, fn func() error) error {
+	deadline := time.Now().Add(settleTimeout)
+	for {
+		err := fn()
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), err)
+		case <-time.After(settleEvery):
+		}
+	}
+}
+
+// settle sends a few frames at a time until one is counted.
+func (g *genPrograms) settle(ctx context.Context, cpu int) error {
+	return retry(ctx, func() error {
+		_, err := g.coll.Programs["bench_gen"].Run(&ebpf.RunOptions{
+			Data: g.spec.frame(), Repeat: batchSize, Flags: liveFrames, BatchSize: batchSize,
+		})
+		if err != nil {
+			return fmt.Errorf("run generator: %w", err)
+		}
+		seen, err := g.counters(cpu)
+		if err == nil && seen.counted == 0 {
+			err = fmt.Errorf("no frame from %s to %s reached the sink for %s", g.spec.src, g.spec.dst, settleTimeout)
+		}
+		return err
+	})
+}
+
+// connectable waits until TCP connects between all pods that tests let talk.
+func (b *bed) connectable(ctx context.Context) error {
+	if b.shape != shapePair {
+		return nil
+	}
+	for _, between := range []func(*bed) (pod, pod){remote, local} {
+		from, to := between(b)
+		at := netip.AddrPortFrom(to.IP, firstPort-1)
+		l, err := listenIn(to.NS, at)
+		if err != nil {
+			return err
+		}
+		err = retry(ctx, func() error {
+			return netns.Do(from.NS, func() error {
+				fd, err := dial(at)
+				if err == nil {
+					unix.Close(fd)
+				}
+				return err
+			})
+		})
+		unix.Close(l)
+		if err != nil {
+			return fmt.Errorf("bed %s: pod %s: %w", b.variant, from.IP, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,142 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/netns"
+)
+
+// rrWarm is how long request/response runs before the clock starts.
+const rrWarm = 200 * time.Millisecond
+
+// maxSamples bounds the latencies kept per connection.
+const maxSamples = 1 << 20
+
+// rr exchanges one byte each way over n connections as fast as it goes, with every
+// CPU kept awake, and returns latency, rate and CPU cost.
+func rr(ctx context.Context, from, to pod, n int, dur time.Duration) (sample, error) {
+	spin, err := startSpinners(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer spin.stop()
+	var w workers
+	latencies := make([][]uint32, n)
+	counts := make([]uint64, n)
+	for i := range n {
+		latencies[i] = make([]uint32, 0, maxSamples/n)
+		if err := w.rrConn(from, to, i, &latencies[i], &counts[i]); err != nil {
+			w.stop()
+			return nil, err
+		}
+	}
+	m, err := w.measureCPU(ctx, rrWarm, dur, func() {}, func() {})
+	if err != nil {
+		return nil, fmt.Errorf("request/response %s to %s: %w", from.IP, to.IP, err)
+	}
+	all := slices.Concat(latencies...)
+	slices.Sort(all)
+	var total uint64
+	for _, c := range counts {
+		total += c
+	}
+	if total == 0 {
+		return nil, fmt.Errorf("request/response %s to %s: no transaction ended", from.IP, to.IP)
+	}
+	return sample{
+		"transactions_s":         float64(total) / m.wall.Seconds(),
+		"p50_us":                 float64(quantile(all, 0.50)) / 1e3,
+		"p99_us":                 float64(quantile(all, 0.99)) / 1e3,
+		"cpu_us_per_transaction": float64(m.cpu.Microseconds()) / float64(total),
+	}, nil
+}
+
+// rrConn starts the two threads of one connection.
+func (w *workers) rrConn(from, to pod, i int, latencies *[]uint32, count *uint64) error {
+	at := netip.AddrPortFrom(to.IP, uint16(firstPort+i))
+	l, err := listenIn(to.NS, at)
+	if err != nil {
+		return err
+	}
+	w.start(to.NS, func() error {
+		defer unix.Close(l)
+		conn, err := accept(l, &w.phase)
+		if err != nil || conn < 0 {
+			return err
+		}
+		defer unix.Close(conn)
+		return echo(conn, &w.phase)
+	})
+	w.start(from.NS, func() error {
+		conn, err := dial(at)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(conn)
+		return ask(conn, &w.phase, latencies, count)
+	})
+	return nil
+}
+
+// listenIn listens inside a namespace.
+func listenIn(ns string, at netip.AddrPort) (fd int, err error) {
+	err = netns.Do(ns, func() error {
+		fd, err = listen(at)
+		return err
+	})
+	return fd, err
+}
+
+// echo returns every byte until the client hangs up or the run stops.
+func echo(fd int, p *phase) error {
+	var buf [1]byte
+	for {
+		n, err := transfer(p, func() (int, error) { return unix.Read(fd, buf[:]) })
+		if n == 0 || p.stopped() {
+			return ignoreStopped(p, "read request", err)
+		}
+		if _, err := transfer(p, func() (int, error) { return unix.Write(fd, buf[:]) }); err != nil {
+			return ignoreStopped(p, "write response", err)
+		}
+	}
+}
+
+// ask sends requests until the run stops and records each one's time while measuring.
+func ask(fd int, p *phase, latencies *[]uint32, count *uint64) error {
+	var buf [1]byte
+	for !p.stopped() {
+		start := time.Now()
+		if _, err := transfer(p, func() (int, error) { return unix.Write(fd, buf[:]) }); err != nil {
+			return ignoreStopped(p, "write request", err)
+		}
+		n, err := transfer(p, func() (int, error) { return unix.Read(fd, buf[:]) })
+		if err != nil || n == 0 {
+			return ignoreStopped(p, "read response", err)
+		}
+		if !p.measuring() {
+			continue
+		}
+		*count++
+		if len(*latencies) < cap(*latencies) {
+			*latencies = append(*latencies, uint32(min(time.Since(start).Nanoseconds(), 1<<32-1)))
+		}
+	}
+	return nil
+}
+
+// ignoreStopped drops what goes wrong because the run is over.
+func ignoreStopped(p *phase, what string, err error) error {
+	if p.stopped() {
+		return nil
+	}
+	if err == nil {
+		return fmt.Errorf("%s: connection closed early", what)
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}

@@ -1,0 +1,111 @@
+package bench
+
+import "slices"
+
+// metric is what a row measures and in which unit.
+type metric struct {
+	name string
+	unit string
+	// better is +1 when more is better, -1 when less is, 0 when it only informs.
+	better int
+}
+
+// The metrics, in the order in which a test's rows are shown.
+var metrics = []metric{
+	{"pps", "packets/s", +1},
+	{"ns_per_packet", "ns", -1},
+	{"net_ns_per_packet", "ns", -1},
+	{"loss", "share", -1},
+	{"same_cpu", "share", 0},
+	{"cpu_share", "share", 0},
+	{"gbit_s", "Gbit/s", +1},
+	{"cpu_s_per_gb", "s/GB", -1},
+	{"transactions_s", "1/s", +1},
+	{"p50_us", "µs", -1},
+	{"p99_us", "µs", -1},
+	{"cpu_us_per_transaction", "µs", -1},
+	{"connections_s", "1/s", +1},
+	{"cpu_us_per_connection", "µs", -1},
+	{"kpps", "kpackets/s", +1},
+	{"cpu_us_per_packet", "µs", -1},
+	{"add_ms", "ms", -1},
+	{"del_ms", "ms", -1},
+	{"rss_mib", "MiB", -1},
+	{"ready_s", "s", -1},
+}
+
+// findMetric returns the metric's definition; an unknown name is a bug of the
+// package and comes back without a unit.
+func findMetric(name string) metric {
+	for _, m := range metrics {
+		if m.name == name {
+			return m
+		}
+	}
+	return metric{name: name}
+}
+
+// sample is what one run of one test measured, by metric name.
+type sample map[string]float64
+
+// summary condenses values; the median of an even number is the mean of the middle two.
+func summary(values []float64) (median, low, high float64) {
+	if len(values) == 0 {
+		return 0, 0, 0
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	median = sorted[n/2]
+	if n%2 == 0 {
+		median = (sorted[n/2-1] + sorted[n/2]) / 2
+	}
+	return median, sorted[0], sorted[n-1]
+}
+
+// quantile returns the q-quantile of sorted values by the nearest-rank rule.
+func quantile(sorted []uint32, q float64) uint32 {
+	if len(sorted) == 0 {
+		return 0
+	}
+	rank := int(q*float64(len(sorted))+0.999999) - 1
+	return sorted[min(max(rank, 0), len(sorted)-1)]
+}
+
+// collector gathers samples and keeps tests and variants in the order of the run.
+type collector struct {
+	tests, variants []string
+	values          map[[3]string][]float64 // test, variant, metric
+}
+
+func newCollector(tests, variants []string) *collector {
+	return &collector{tests: tests, variants: variants, values: map[[3]string][]float64{}}
+}
+
+// add records one run's sample.
+func (c *collector) add(test, variant string, s sample) {
+	for name, value := range s {
+		key := [3]string{test, variant, name}
+		c.values[key] = append(c.values[key], value)
+	}
+}
+
+// rows condenses everything recorded so far.
+func (c *collector) rows() []Row {
+	var rows []Row
+	for _, test := range c.tests {
+		for _, m := range metrics {
+			for _, variant := range c.variants {
+				values := c.values[[3]string{test, variant, m.name}]
+				if len(values) == 0 {
+					continue
+				}
+				median, low, high := summary(values)
+				rows = append(rows, Row{
+					Test: test, Variant: variant, Metric: m.name, Unit: m.unit,
+					Median: median, Min: low, Max: high, N: len(values),
+				})
+			}
+		}
+	}
+	return rows
+}

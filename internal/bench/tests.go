@@ -1,0 +1,181 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// variantGen names the rows of the generator's own cost. It is measured beside the
+// others whenever a packet-rate test runs, and cannot be chosen.
+const variantGen = "gen"
+
+// runFunc measures one bed once.
+type runFunc func(ctx context.Context, b *bed, dur time.Duration) (sample, error)
+
+// test is one thing to measure.
+type test struct {
+	name  string
+	group string
+	shape shape
+	// gen marks packet-rate tests: the generator alone is measured too.
+	gen bool
+	// extra tests run only when asked for by name or group.
+	extra bool
+	// endpoints is how many endpoints the near node needs before the test; 0 means as built.
+	endpoints int
+	// weftOnly tests have no meaning without an agent.
+	weftOnly bool
+	run      runFunc
+	// runMany replaces run where one run yields several samples of the same kind.
+	runMany func(ctx context.Context, b *bed) ([]sample, error)
+}
+
+// allTests lists every test in the order in which they run.
+func allTests() []test {
+	tests := []test{
+		{name: "pps64", group: "pps", shape: shapeForward, gen: true, run: runPPS(64, 1)},
+		{name: "pps64-flows1k", group: "pps", shape: shapeForward, gen: true, run: runPPS(64, 1024)},
+		{name: "pps1400", group: "pps", shape: shapeForward, gen: true, run: runPPS(1400, 1)},
+		{name: "tcp1-remote", group: "tcp", shape: shapePair, run: runBulk(1, remote)},
+		{name: "tcp4-remote", group: "tcp", shape: shapePair, run: runBulk(4, remote)},
+		{name: "tcp1-remote-wiremtu", group: "tcp", shape: shapePair, run: wireMTU(runBulk(1, remote))},
+		{name: "tcp4-remote-wiremtu", group: "tcp", shape: shapePair, run: wireMTU(runBulk(4, remote))},
+		{name: "tcp1-local", group: "tcp", shape: shapePair, run: runBulk(1, local)},
+		{name: "tcp4-local", group: "tcp", shape: shapePair, run: runBulk(4, local)},
+		{name: "rr1", group: "rr", shape: shapePair, run: runRR(1, remote)},
+		{name: "rr16", group: "rr", shape: shapePair, run: runRR(16, remote)},
+		{name: "rr1-local", group: "rr", shape: shapePair, run: runRR(1, local)},
+		{name: "crr16", group: "crr", shape: shapePair, run: runCRR(16)},
+		{name: "udp64", group: "udp", shape: shapePair, run: runUDP},
+	}
+	for _, n := range []int{1, 10, 100, 1000} {
+		tests = append(tests, test{
+			name: fmt.Sprintf("scale-%d", n), group: "scale", shape: shapeForward,
+			gen: true, extra: true, endpoints: n, run: runPPS(64, 1),
+		})
+	}
+	return append(tests,
+		test{name: "cni-add", group: "cni", shape: shapeForward, extra: true, weftOnly: true, runMany: runCNI},
+		test{name: "agent", group: "agent", shape: shapeForward, extra: true, weftOnly: true, endpoints: agentEndpoints, run: runAgent},
+	)
+}
+
+// Tests lists every test by name.
+func Tests() []string { return testNames(func(test) bool { return true }) }
+
+// DefaultTests lists what runs when Options.Tests is empty.
+func DefaultTests() []string { return testNames(func(t test) bool { return !t.extra }) }
+
+// Groups lists the names that stand for several tests: pps, tcp, rr, crr, udp, scale, cni, agent and all.
+func Groups() []string {
+	var groups []string
+	for _, t := range allTests() {
+		if !slices.Contains(groups, t.group) {
+			groups = append(groups, t.group)
+		}
+	}
+	return append(groups, "all")
+}
+
+func testNames(keep func(test) bool) []string {
+	var names []string
+	for _, t := range allTests() {
+		if keep(t) {
+			names = append(names, t.name)
+		}
+	}
+	return names
+}
+
+// chooseTests resolves names and groups to tests, in the order of allTests.
+func chooseTests(names []string) ([]test, error) {
+	if len(names) == 0 {
+		names = DefaultTests()
+	}
+	known := append(Tests(), Groups()...)
+	if err := checkNames("tests", names, known); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(allTests(), func(t test) bool {
+		return !slices.Contains(names, t.name) && !slices.Contains(names, t.group) && !slices.Contains(names, "all")
+	}), nil
+}
+
+// remote and local choose the pods that talk.
+func remote(b *bed) (from, to pod) { return b.near[0], b.far[0] }
+func local(b *bed) (from, to pod)  { return b.near[0], b.near[1] }
+
+func runPPS(length, flows int) runFunc {
+	return func(ctx context.Context, b *bed, dur time.Duration) (sample, error) {
+		res, err := generate(ctx, b, length, flows, dur)
+		if err != nil {
+			return nil, err
+		}
+		return res.sample(), nil
+	}
+}
+
+func runBulk(streams int, between func(*bed) (pod, pod)) runFunc {
+	return func(ctx context.Context, b *bed, dur time.Duration) (sample, error) {
+		from, to := between(b)
+		return bulk(ctx, from, to, streams, dur)
+	}
+}
+
+func runRR(n int, between func(*bed) (pod, pod)) runFunc {
+	return func(ctx context.Context, b *bed, dur time.Duration) (sample, error) {
+		from, to := between(b)
+		return rr(ctx, from, to, n, dur)
+	}
+}
+
+func runCRR(n int) runFunc {
+	return func(ctx context.Context, b *bed, dur time.Duration) (sample, error) {
+		from, to := remote(b)
+		return crr(ctx, from, to, n, dur)
+	}
+}
+
+func runUDP(ctx context.Context, b *bed, dur time.Duration) (sample, error) {
+	from, to := remote(b)
+	return udpFlood(ctx, from, to, udp64Payload, dur)
+}
+
+// wireMTU runs a test with segmentation offload off on both ends of the wire, so
+// that no packet larger than the MTU crosses it: nearer to a real network card.
+func wireMTU(run runFunc) runFunc {
+	return func(ctx context.Context, b *bed, dur time.Duration) (s sample, err error) {
+		for _, p := range b.wire {
+			changed, err := setFeatures(p, false, segmentation...)
+			if err != nil {
+				return nil, err
+			}
+			defer func() {
+				if _, e := setFeatures(p, true, changed...); e != nil {
+					s, err = nil, errors.Join(err, e)
+				}
+			}()
+		}
+		return run(ctx, b, dur)
+	}
+}
+
+// isWeft tells variants with an agent from the baselines.
+func isWeft(variant string) bool {
+	return !slices.Contains([]string{VariantPlain, VariantIPTables, VariantBare, variantGen}, variant)
+}
+
+// describeSample renders a sample for the progress line, in the metrics' order.
+func describeSample(s sample) string {
+	var parts []string
+	for _, m := range metrics {
+		if v, ok := s[m.name]; ok {
+			parts = append(parts, fmt.Sprintf("%s %s", m.name, formatValue(v)))
+		}
+	}
+	return strings.Join(parts, "  ")
+}

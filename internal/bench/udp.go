@@ -1,0 +1,125 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/netns"
+)
+
+const (
+	// udpBatch is how many datagrams one sendmmsg or recvmmsg carries.
+	udpBatch = 64
+	// udpBuffer is the receiver's socket buffer in bytes.
+	udpBuffer = 8 << 20
+	// udp64Payload makes a frame of 64 bytes.
+	udp64Payload = 64 - headerLen
+)
+
+// mmsghdr is struct mmsghdr of sendmmsg(2) on 64-bit machines.
+type mmsghdr struct {
+	hdr unix.Msghdr
+	len uint32
+	_   uint32
+}
+
+// mmsgs is a batch of datagrams and the memory that it points to.
+type mmsgs struct {
+	hdrs [udpBatch]mmsghdr
+	iovs [udpBatch]unix.Iovec
+	data [udpBatch][]byte
+}
+
+func newMmsgs(size int) *mmsgs {
+	m := &mmsgs{}
+	for i := range m.hdrs {
+		m.data[i] = make([]byte, size)
+		m.iovs[i] = unix.Iovec{Base: &m.data[i][0], Len: uint64(size)}
+		m.hdrs[i].hdr = unix.Msghdr{Iov: &m.iovs[i], Iovlen: 1}
+	}
+	return m
+}
+
+// call is sendmmsg or recvmmsg; it returns how many datagrams went through.
+func (m *mmsgs) call(trap uintptr, fd, flags int) (int, error) {
+	n, _, errno := unix.Syscall6(trap, uintptr(fd), uintptr(unsafe.Pointer(&m.hdrs[0])), udpBatch, uintptr(flags), 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), nil
+}
+
+// udpFlood sends small datagrams through ordinary sockets and returns how many
+// arrive per second.
+func udpFlood(ctx context.Context, from, to pod, payload int, dur time.Duration) (sample, error) {
+	at := netip.AddrPortFrom(to.IP, firstPort)
+	var w workers
+	var sent, received atomic.Uint64
+	in, err := udpSocket(to.NS, func(fd int) error { return unix.Bind(fd, sockaddr(at)) })
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(in)
+	out, err := udpSocket(from.NS, func(fd int) error { return unix.Connect(fd, sockaddr(at)) })
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(out)
+	w.start(to.NS, func() error { return udpLoop(&w.phase, unix.SYS_RECVMMSG, in, unix.MSG_WAITFORONE, payload, &received) })
+	w.start(from.NS, func() error { return udpLoop(&w.phase, unix.SYS_SENDMMSG, out, 0, payload, &sent) })
+	var r, s uint64
+	m, err := w.measureCPU(ctx, rrWarm, dur,
+		func() { r, s = received.Load(), sent.Load() },
+		func() { r, s = received.Load()-r, sent.Load()-s })
+	if err != nil {
+		return nil, fmt.Errorf("UDP %s to %s: %w", from.IP, to.IP, err)
+	}
+	if r == 0 {
+		return nil, fmt.Errorf("UDP %s to %s: none of %d datagrams arrived", from.IP, to.IP, s)
+	}
+	return sample{
+		"kpps":              float64(r) / m.wall.Seconds() / 1e3,
+		"loss":              max(0, 1-float64(r)/float64(s)),
+		"cpu_us_per_packet": float64(m.cpu.Microseconds()) / float64(r),
+	}, nil
+}
+
+// udpSocket opens a socket in a namespace and binds or connects it.
+func udpSocket(ns string, attach func(fd int) error) (fd int, err error) {
+	err = netns.Do(ns, func() error {
+		if fd, err = newSocket(unix.SOCK_DGRAM); err != nil {
+			return err
+		}
+		err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpBuffer)
+		if err == nil {
+			err = attach(fd)
+		}
+		if err != nil {
+			unix.Close(fd)
+			return fmt.Errorf("prepare UDP socket: %w", err)
+		}
+		return nil
+	})
+	return fd, err
+}
+
+// udpLoop sends or receives batches until the run stops. A full queue or a receiver
+// that is not there yet are part of a flood's life.
+func udpLoop(p *phase, trap uintptr, fd, flags, payload int, count *atomic.Uint64) error {
+	m := newMmsgs(payload)
+	for !p.stopped() {
+		n, err := m.call(trap, fd, flags)
+		if err != nil && !transient(err) && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.ECONNREFUSED) {
+			return fmt.Errorf("UDP socket: %w", err)
+		}
+		count.Add(uint64(n))
+	}
+	return nil
+}

@@ -1,0 +1,183 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"weft.dev/weft/internal/cli/output"
+	"weft.dev/weft/internal/front/admin"
+)
+
+func newEndpoint(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "endpoint",
+		Aliases: []string{"endpoints", "ep"},
+		Short:   "Show the node's endpoints: pods' interfaces",
+		Example: "  weft endpoint list\n  weft endpoint get demo/web",
+	}
+	cmd.AddCommand(&cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List the node's endpoints",
+		Example: "  weft endpoint list -o wide",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			endpoints, err := a.endpoints(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return a.print(endpoints, func(w io.Writer, wide bool) error { return writeEndpoints(w, endpoints, wide) })
+		},
+	}, &cobra.Command{
+		Use:               "get POD",
+		Short:             "Show one endpoint and what passed it",
+		Long:              "Show one endpoint, named by namespace/pod, by the pod alone where that is clear, by its ID, container or address.",
+		Example:           "  weft endpoint get demo/web\n  weft endpoint get 10.10.1.2 -o yaml",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completePods,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			endpoints, err := a.endpoints(cmd.Context())
+			if err != nil {
+				return err
+			}
+			found, err := findEndpoint(endpoints, args[0])
+			if err != nil {
+				return err
+			}
+			return a.print(found, func(w io.Writer, _ bool) error { return writeEndpoint(w, found) })
+		},
+	})
+	return cmd
+}
+
+func (a *app) endpoints(ctx context.Context) ([]admin.Endpoint, error) {
+	client, err := a.client()
+	if err != nil {
+		return nil, err
+	}
+	return client.Endpoints(ctx)
+}
+
+// findEndpoint finds the one endpoint that a name means.
+func findEndpoint(endpoints []admin.Endpoint, name string) (*admin.Endpoint, error) {
+	var found []*admin.Endpoint
+	for i := range endpoints {
+		e := &endpoints[i]
+		addr, _ := netip.ParseAddr(name)
+		if e.Name() == name || e.Pod == name || e.ID == name || e.ContainerID == name || e.HostIf == name ||
+			(addr.IsValid() && (e.IPv4 == addr || e.IPv6 == addr)) {
+			found = append(found, e)
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return nil, fmt.Errorf("this node has no endpoint %q: `weft endpoint list` shows them", name)
+	}
+	var names []string
+	for _, e := range found {
+		names = append(names, fmt.Sprintf("%s (id %s)", e.Name(), e.ID))
+	}
+	return nil, fmt.Errorf("%q is %d endpoints: name one of %s", name, len(found), strings.Join(names, ", "))
+}
+
+// text is an address, or "-" for none.
+func text(addr netip.Addr) string {
+	if !addr.IsValid() {
+		return "-"
+	}
+	return addr.String()
+}
+
+func writeEndpoints(w io.Writer, endpoints []admin.Endpoint, wide bool) error {
+	rows := output.Rows{
+		Header:   []string{"POD", "IPV4", "IPV6", "STATE", "PACKETS OUT", "PACKETS IN", "DROPPED", "ID", "SLOT", "INTERFACE", "MAC", "MTU", "SERVICE ACCOUNT", "LABELS"},
+		WideFrom: 7, Empty: "this node has no endpoints",
+	}
+	for _, e := range endpoints {
+		var out, in, dropped uint64
+		for _, row := range e.Traffic {
+			switch {
+			case row.Reason != "":
+				dropped += row.Packets
+			case row.Direction == "egress":
+				out += row.Packets
+			default:
+				in += row.Packets
+			}
+		}
+		rows.Add(e.Name(), text(e.IPv4), text(e.IPv6), e.State, fmt.Sprint(out), fmt.Sprint(in), fmt.Sprint(dropped),
+			e.ID, fmt.Sprint(e.Slot), e.HostIf, e.MAC, fmt.Sprint(e.MTU), e.ServiceAccount, labels(e.Labels))
+	}
+	return rows.Write(w, wide)
+}
+
+func labels(set map[string]string) string {
+	var pairs []string
+	for _, key := range slices.Sorted(maps.Keys(set)) {
+		pairs = append(pairs, key+"="+set[key])
+	}
+	return strings.Join(pairs, ",")
+}
+
+func writeEndpoint(w io.Writer, e *admin.Endpoint) error {
+	rows := output.Rows{Header: []string{"Pod:", e.Name()}}
+	for _, line := range [][2]string{
+		{"ID", e.ID}, {"State", e.State}, {"IPv4", text(e.IPv4)}, {"IPv6", text(e.IPv6)}, {"MAC", e.MAC},
+		{"MTU", fmt.Sprint(e.MTU)}, {"Service account", e.ServiceAccount}, {"Labels", labels(e.Labels)},
+		{"Host interface", e.HostIf}, {"Pod interface", e.PodIf + " in " + e.NetNS}, {"Slot", fmt.Sprint(e.Slot)},
+		{"Container", e.ContainerID}, {"Chained", fmt.Sprint(e.Chained)}, {"Created", e.Created.Format("2006-01-02 15:04:05 MST")},
+	} {
+		rows.Add(line[0]+":", line[1])
+	}
+	if err := rows.Write(w, true); err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	traffic := output.Rows{Header: []string{"DIRECTION", "VERDICT", "REASON", "PACKETS", "BYTES"}, Empty: "nothing has passed it yet"}
+	for _, row := range e.Traffic {
+		traffic.Add(row.Direction, row.Verdict, row.Reason, fmt.Sprint(row.Packets), fmt.Sprint(row.Bytes))
+	}
+	return traffic.Write(w, true)
+}
+
+func newNode(a *app) *cobra.Command {
+	cmd := &cobra.Command{Use: "node", Aliases: []string{"nodes"}, Short: "Show the nodes that the agent knows", Example: "  weft node list"}
+	cmd.AddCommand(&cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List the nodes that the agent knows",
+		Example: "  weft node list\n  weft node list -o json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			client, err := a.client()
+			if err != nil {
+				return err
+			}
+			nodes, err := client.Nodes(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return a.print(nodes, func(w io.Writer, wide bool) error {
+				rows := output.Rows{Header: []string{"NODE", "ADDRESSES", "POD RANGES", "ENDPOINTS"}, Empty: "the store declares no nodes"}
+				for _, node := range nodes {
+					name := node.Name
+					if node.Self {
+						name += " (this one)"
+					}
+					rows.Add(name, join(node.Addresses), join(node.PodCIDRs), fmt.Sprint(node.Endpoints))
+				}
+				return rows.Write(w, wide)
+			})
+		},
+	})
+	return cmd
+}

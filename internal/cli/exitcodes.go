@@ -1,0 +1,20 @@
+package cli
+
+import "github.com/spf13/cobra"
+
+func newExitCodes() *cobra.Command {
+	return &cobra.Command{
+		Use:   "exit-codes",
+		Short: "What the exit codes mean",
+		Long: `Every verb ends with one of these codes:
+
+  0  done. For "trace": the packet would be forwarded
+  1  failed; the reason is on standard error. For "status": the agent is not ready.
+     For "connectivity test": a pair could not talk
+  2  called wrongly: an unknown verb, flag or argument, or several agents and none named
+  3  no agent answers
+  4  for "trace" only: the packet would be dropped
+
+"lab exec" and "lab run" end with the code of the command that they ran.`,
+	}
+}

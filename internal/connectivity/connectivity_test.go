@@ -1,0 +1,199 @@
+package connectivity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/netns"
+)
+
+func TestPairs(t *testing.T) {
+	targets := []Target{{Name: "p1", Kind: KindPod}, {Name: "p2", Kind: KindPod}, {Name: "n1", Kind: KindNode}, {Name: "n2", Kind: KindNode}}
+	if got := len(choosePairs(targets, Options{})); got != 2+8 {
+		t.Errorf("%d pairs", got)
+	}
+	if got := choosePairs(targets, Options{From: []string{"p1"}, To: []string{"n2"}}); len(got) != 1 || got[0].to.Name != "n2" {
+		t.Errorf("selected %v", got)
+	}
+}
+
+func TestPathMTU(t *testing.T) {
+	for _, test := range []struct {
+		from, to Target
+		want     int
+	}{
+		{Target{Node: "a", MTU: 1500}, Target{Node: "a", MTU: 1400, WireMTU: 1300}, 1400},
+		{Target{Node: "a", MTU: 9000, WireMTU: 1500}, Target{Node: "b", MTU: 9000, WireMTU: 2000}, 1500},
+		{Target{Node: "a"}, Target{Node: "b"}, 0},
+	} {
+		if got := (pair{test.from, test.to}).pathMTU(); got != test.want {
+			t.Errorf("%+v %+v: %d", test.from, test.to, got)
+		}
+	}
+}
+
+func TestRefuses(t *testing.T) {
+	for _, opt := range []Options{{Protocols: []string{"sctp"}}, {Families: []string{"v5"}}, {Tries: -1}} {
+		if _, err := Test(context.Background(), nil, opt); err == nil {
+			t.Errorf("%+v was taken", opt)
+		}
+	}
+	if _, err := Test(context.Background(), []Target{{Name: "alone", Kind: KindPod}}, Options{}); err == nil || !strings.Contains(err.Error(), "no pair") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestMessage(t *testing.T) {
+	for _, family := range Families {
+		p := probe{family: family, protocol: "icmp"}
+		m := p.message(57)
+		if family == "v4" && checksum(m.wire) != 0 {
+			t.Error("bad checksum")
+		}
+		var header []byte
+		if family == "v4" {
+			header = append([]byte{0x46}, make([]byte, 23)...) // with options
+		}
+		reply := append(header, m.wire...)
+		if m.answeredBy(reply) {
+			t.Error("a request is taken for an answer")
+		}
+		reply[len(header)] = m.reply
+		if !m.answeredBy(reply) || m.answeredBy(reply[:60]) || m.answeredBy(nil) || p.message(57).answeredBy(reply) {
+			t.Errorf("%s answers are told apart wrongly", family)
+		}
+	}
+}
+
+// bed is two pods on two nodes, joined by a router whose way to b takes smaller packets.
+type bed struct {
+	a, b Target
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func makeNS(t *testing.T, name string) string {
+	t.Helper()
+	name = fmt.Sprintf("wt-conn-%d-%s", os.Getpid(), name)
+	path, err := netns.Create(name)
+	must(t, err)
+	t.Cleanup(func() { must(t, netns.Delete(name)) })
+	return path
+}
+
+// wire joins two namespaces; each side gets its addresses.
+func wire(t *testing.T, left, right string, leftIf, rightIf string, mtu int, leftAddrs, rightAddrs []string) {
+	t.Helper()
+	handle, err := os.Open(right)
+	must(t, err)
+	defer handle.Close()
+	must(t, netns.Do(left, func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.MTU = leftIf, mtu
+		veth := netlink.NewVeth(attrs)
+		veth.PeerName, veth.PeerNamespace, veth.PeerMTU = rightIf, netlink.NsFd(int(handle.Fd())), uint32(mtu)
+		if err := netlink.LinkAdd(veth); err != nil {
+			return err
+		}
+		return setUp(leftIf, leftAddrs)
+	}))
+	must(t, netns.Do(right, func() error { return setUp(rightIf, rightAddrs) }))
+}
+
+func setUp(name string, addrs []string) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	for _, text := range addrs {
+		addr, err := netlink.ParseAddr(text)
+		if err != nil {
+			return err
+		}
+		if addr.IP.To4() == nil {
+			addr.Flags = 2 // IFA_F_NODAD
+		}
+		if err := netlink.AddrAdd(link, addr); err != nil {
+			return err
+		}
+	}
+	return netlink.LinkSetUp(link)
+}
+
+func defaultVia(via string) error {
+	family := netlink.FAMILY_V4
+	if strings.Contains(via, ":") {
+		family = netlink.FAMILY_V6
+	}
+	return netlink.RouteAdd(&netlink.Route{Family: family, Gw: net.ParseIP(via)})
+}
+
+func newBed(t *testing.T) bed {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes network namespaces")
+	}
+	a, router, b := makeNS(t, "a"), makeNS(t, "r"), makeNS(t, "b")
+	wire(t, a, router, "eth0", "ra", 1500, []string{"10.1.0.2/24", "fd01::2/64"}, []string{"10.1.0.1/24", "fd01::1/64"})
+	wire(t, b, router, "eth0", "rb", 1400, []string{"10.2.0.2/24", "fd02::2/64"}, []string{"10.2.0.1/24", "fd02::1/64"})
+	must(t, netns.Do(router, func() error {
+		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0), os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0))
+	}))
+	must(t, netns.Do(a, func() error { return errors.Join(defaultVia("10.1.0.1"), defaultVia("fd01::1")) }))
+	must(t, netns.Do(b, func() error { return errors.Join(defaultVia("10.2.0.1"), defaultVia("fd02::1")) }))
+	return bed{
+		a: Target{Name: "demo/a", Kind: KindPod, Node: "a", NetNS: a, IPv4: netip.MustParseAddr("10.1.0.2"), IPv6: netip.MustParseAddr("fd01::2"), MTU: 1500},
+		b: Target{Name: "demo/b", Kind: KindPod, Node: "b", NetNS: b, IPv4: netip.MustParseAddr("10.2.0.2"), IPv6: netip.MustParseAddr("fd02::2"), MTU: 1400},
+	}
+}
+
+func TestOverRouter(t *testing.T) {
+	bed := newBed(t)
+	report, err := Test(context.Background(), []Target{bed.a, bed.b}, Options{Timeout: 3 * time.Second})
+	must(t, err)
+	// Two directions, two families, three ICMP and three UDP tests and one transfer.
+	if !report.OK || report.Passed != 2*2*7 {
+		t.Errorf("passed %d failed %d", report.Passed, report.Failed)
+	}
+	for _, result := range report.Results {
+		if !result.OK {
+			t.Errorf("%+v", result)
+		}
+	}
+}
+
+func TestBlackholeIsNamed(t *testing.T) {
+	bed := newBed(t)
+	// The test believes in a larger path than there is, and in one that is too small.
+	bed.b.MTU = 1500
+	report, err := Test(context.Background(), []Target{bed.a, bed.b}, Options{Timeout: 200 * time.Millisecond, Tries: 1, Protocols: []string{"udp"}, Families: []string{"v4"}, From: []string{"demo/a"}})
+	must(t, err)
+	if report.OK || report.Results[1].OK || report.Results[2].OK {
+		t.Errorf("%+v", report.Results)
+	}
+	bed.b.MTU = 1300
+	report, err = Test(context.Background(), []Target{bed.a, bed.b}, Options{Timeout: time.Second, Protocols: []string{"icmp"}, From: []string{"demo/b"}})
+	must(t, err)
+	for _, result := range report.Results {
+		if result.Test == "over" && (result.OK || !strings.Contains(result.Detail, "was delivered")) {
+			t.Errorf("%+v", result)
+		}
+	}
+	bed.b.IPv4 = netip.MustParseAddr("10.9.9.9")
+	if _, err := Test(context.Background(), []Target{bed.a, bed.b}, Options{}); err == nil || !strings.Contains(err.Error(), "answer on 10.9.9.9 of demo/b") {
+		t.Errorf("error %v", err)
+	}
+}

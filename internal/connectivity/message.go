@@ -1,0 +1,143 @@
+package connectivity
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+
+	"weft.dev/weft/internal/netns"
+)
+
+// The ICMP types of echo.
+const (
+	echoRequest4 = 8
+	echoReply4   = 0
+	echoRequest6 = 128
+	echoReply6   = 129
+)
+
+// message is what a probe sends and how it knows the answer: random content, so that
+// neither another probe's nor an earlier attempt's answer is taken for it.
+type message struct {
+	wire  []byte
+	reply byte // the ICMP type of the answer
+	icmp  bool
+	// ipv4 answers are read from a raw socket, with their IP header.
+	ipv4 bool
+}
+
+// message makes a payload of a size, with an ICMP echo header before it where one is needed.
+func (p *probe) message(size int) message {
+	payload := make([]byte, size)
+	_, _ = rand.Read(payload)
+	if p.protocol == "udp" {
+		return message{wire: payload}
+	}
+	packet := make([]byte, 8+size)
+	packet[0] = echoRequest6
+	_, _ = rand.Read(packet[4:8]) // identifier and sequence number
+	copy(packet[8:], payload)
+	if p.family == "v6" {
+		return message{wire: packet, reply: echoReply6, icmp: true} // the kernel fills the checksum
+	}
+	packet[0] = echoRequest4
+	binary.BigEndian.PutUint16(packet[2:], checksum(packet))
+	return message{wire: packet, reply: echoReply4, icmp: true, ipv4: true}
+}
+
+// answeredBy says whether a received packet is this message's echo.
+func (m message) answeredBy(got []byte) bool {
+	if !m.icmp {
+		return bytes.Equal(got, m.wire)
+	}
+	if m.ipv4 {
+		if len(got) < 20 || len(got) < int(got[0]&0xf)*4 {
+			return false
+		}
+		got = got[int(got[0]&0xf)*4:]
+	}
+	return len(got) == len(m.wire) && got[0] == m.reply && bytes.Equal(got[4:], m.wire[4:])
+}
+
+// checksum is the internet checksum (RFC 1071).
+func checksum(data []byte) uint16 {
+	var sum uint32
+	for i := 0; i+1 < len(data); i += 2 {
+		sum += uint32(data[i])<<8 | uint32(data[i+1])
+	}
+	if len(data)%2 == 1 {
+		sum += uint32(data[len(data)-1]) << 8
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return ^uint16(sum)
+}
+
+// transfer sends random bytes over TCP and expects them back.
+func (p *probe) transfer(ctx context.Context) Result {
+	result := p.result("transfer", transferSize)
+	connection, rtt, err := p.connect(ctx)
+	if err != nil {
+		result.Detail = "connect: " + explain(err)
+		return result
+	}
+	defer connection.Close()
+	defer context.AfterFunc(ctx, func() { connection.Close() })()
+	result.RTT = micros(rtt)
+	if err := p.roundTrip(connection); err != nil {
+		result.Detail = explain(err)
+		return result
+	}
+	result.OK = true
+	return result
+}
+
+// transferFactor is how much longer than one packet a transfer may take.
+const transferFactor = 5
+
+func (p *probe) connect(ctx context.Context) (net.Conn, time.Duration, error) {
+	var connection net.Conn
+	began := time.Now()
+	err := netns.Do(p.from.NetNS, func() (err error) {
+		dialer := net.Dialer{
+			Timeout:   p.opt.Timeout * transferFactor,
+			LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(p.from.addr(p.family), 0)),
+		}
+		connection, err = dialer.DialContext(ctx, "tcp", p.server.tcp.String())
+		return err
+	})
+	return connection, time.Since(began), err
+}
+
+func (p *probe) roundTrip(connection net.Conn) error {
+	if err := connection.SetDeadline(time.Now().Add(p.opt.Timeout * transferFactor)); err != nil {
+		return err
+	}
+	sent := make([]byte, transferSize)
+	_, _ = rand.Read(sent)
+	writeErr := make(chan error, 1)
+	go func() {
+		_, err := connection.Write(sent)
+		writeErr <- err
+	}()
+	got := make([]byte, transferSize)
+	count, err := io.ReadFull(connection, got)
+	if sendErr := <-writeErr; err == nil {
+		err = sendErr
+	}
+	if err != nil {
+		return fmt.Errorf("%s after %d of %d bytes", explain(err), count, transferSize)
+	}
+	if !bytes.Equal(sent, got) {
+		return errors.New("the bytes that came back are not those that were sent")
+	}
+	return nil
+}

@@ -1,0 +1,97 @@
+package lab
+
+import (
+	"bytes"
+	"fmt"
+	"path/filepath"
+
+	"go.yaml.in/yaml/v3"
+	"weft.dev/weft/api/v1alpha1"
+)
+
+// writeNodeObjects declares the nodes to every agent, bare ones too.
+func writeNodeObjects(s *Spec) error {
+	var docs []any
+	for _, n := range s.Nodes {
+		docs = append(docs, v1alpha1.Node{
+			TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindNode},
+			Metadata: v1alpha1.ObjectMeta{Name: n.Name},
+			Spec:     v1alpha1.NodeSpec{Addresses: addrsOf(n.Addresses), PodCIDRs: n.PodCIDRs},
+		})
+	}
+	return writeDocs(filepath.Join(objectsDir(s.Name), "nodes.yaml"), docs)
+}
+
+// writePodObjects declares the pods: what the CNI plugin's caller does not say.
+func writePodObjects(s *Spec) error {
+	var docs []any
+	for _, p := range s.Pods {
+		if s.node(p.Node).Bare() {
+			continue
+		}
+		docs = append(docs, v1alpha1.Pod{
+			TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindPod},
+			Metadata: v1alpha1.ObjectMeta{Name: p.Name, Namespace: p.Namespace, Labels: p.Labels},
+			Spec:     v1alpha1.PodSpec{NodeName: p.Node, ServiceAccount: p.ServiceAccount, Addresses: p.Addresses},
+		})
+	}
+	return writeDocs(filepath.Join(objectsDir(s.Name), "pods.yaml"), docs)
+}
+
+// writeDocs writes objects as one multi-document file, in one step.
+func writeDocs(path string, docs []any) error {
+	if len(docs) == 0 {
+		return writeFile(path, nil, 0o644) // the encoder cannot close an empty stream
+	}
+	var buf bytes.Buffer
+	enc := yaml.NewEncoder(&buf)
+	for _, doc := range docs {
+		if err := enc.Encode(doc); err != nil {
+			return fmt.Errorf("encode objects for %s: %w", path, err)
+		}
+	}
+	if err := enc.Close(); err != nil {
+		return fmt.Errorf("encode objects for %s: %w", path, err)
+	}
+	return writeFile(path, buf.Bytes(), 0o644)
+}
+
+// agentConfig is a node's agent.yaml: the lab's own keys, over the node's, over the lab-wide ones.
+func agentConfig(s *Spec, n NodeSpec) ([]byte, error) {
+	config := map[string]any{
+		"uplinks": s.uplinks(n.Name),
+		"metrics": map[string]any{"listen": "127.0.0.1:9551"},
+		"log":     map[string]any{"level": "info"},
+	}
+	config = merge(merge(config, s.Agent), n.Config)
+	if n.Mode != "" {
+		config["mode"] = n.Mode
+	}
+	config["node"] = n.Name
+	config["instance"] = instance(s.Name, n.Name)
+	config["store"] = map[string]any{"dir": objectsDir(s.Name)}
+	config["paths"] = map[string]any{"state": stateDir(s.Name, n.Name)}
+	data, err := yaml.Marshal(config)
+	if err != nil {
+		return nil, fmt.Errorf("write agent configuration of node %s: %w", n.Name, err)
+	}
+	return data, nil
+}
+
+// merge lays over on base, mapping by mapping; both stay as they are.
+func merge(base, over map[string]any) map[string]any {
+	out := map[string]any{}
+	for k, v := range base {
+		out[k] = v
+	}
+	for k, v := range over {
+		below, okBelow := out[k].(map[string]any)
+		above, okAbove := v.(map[string]any)
+		if okBelow && okAbove {
+			out[k] = merge(below, above)
+		} else {
+			out[k] = v
+		}
+	}
+	return out
+}

@@ -1,0 +1,217 @@
+package lab
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The phases of a lab, as written in lab.json and told by Status.
+const (
+	PhaseBuilding  = "building"
+	PhaseUp        = "up"
+	PhaseGoingDown = "going-down"
+)
+
+// state is lab.json: the write-ahead record from which Down can always work. Names
+// are not in it because they follow from the description.
+type state struct {
+	Phase   string    `json:"phase"`
+	Created time.Time `json:"created"`
+	Binary  string    `json:"binary"`
+	// SpecYAML is the description with the pods as they are now, in YAML because the
+	// agents' raw configuration does not survive JSON's numbers.
+	SpecYAML string `json:"spec"`
+	// Agents are the running agents by node.
+	Agents map[string]process `json:"agents"`
+	// Pods are what the CNI plugin answered, by pod; absent until it has.
+	Pods map[string]podRecord `json:"pods"`
+
+	spec *Spec
+}
+
+// podRecord is what became of a pod.
+type podRecord struct {
+	HostIf string     `json:"hostIf"`
+	IPv4   netip.Addr `json:"ipv4"`
+	IPv6   netip.Addr `json:"ipv6"`
+	MAC    string     `json:"mac"`
+}
+
+// store reads and writes one lab's state, shared between goroutines by the mutex and
+// between processes by a lock file.
+type store struct {
+	name string
+	mu   sync.Mutex
+	// known is the description last read or written, with its text: with hundreds of
+	// pods, reading YAML anew for each step would take longer than the step.
+	known atomic.Pointer[knownSpec]
+}
+
+// knownSpec is a description and its text. It is shared: whoever changes a description
+// puts a changed clone in its place.
+type knownSpec struct {
+	text string
+	spec *Spec
+}
+
+// decode reads a description's text, unless it is the one last seen.
+func (s *store) decode(text string) (*Spec, error) {
+	if k := s.known.Load(); k != nil && k.text == text {
+		return k.spec, nil
+	}
+	spec, err := unmarshalSpec([]byte(text))
+	if err != nil {
+		return nil, err
+	}
+	s.known.Store(&knownSpec{text, spec})
+	return spec, nil
+}
+
+// encode is decode's reverse.
+func (s *store) encode(spec *Spec) string {
+	if k := s.known.Load(); k != nil && k.spec == spec {
+		return k.text
+	}
+	text := string(spec.YAML())
+	s.known.Store(&knownSpec{text, spec})
+	return text
+}
+
+// ErrNoLab is returned for a lab that is not there.
+var ErrNoLab = errors.New("no such lab")
+
+func (s *store) read() (*state, error) {
+	data, err := os.ReadFile(filepath.Join(labDir(s.name), stateFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %s: build it with `weft lab up`", ErrNoLab, s.name)
+	} else if err != nil {
+		return nil, fmt.Errorf("read lab record: %w", err)
+	}
+	var st state
+	if err := json.Unmarshal(data, &st); err != nil {
+		return nil, fmt.Errorf("read lab record %s: %w", s.name, err)
+	}
+	if st.spec, err = s.decode(st.SpecYAML); err != nil {
+		return nil, err
+	}
+	if st.spec.Name != s.name {
+		return nil, fmt.Errorf("lab record %s names the lab %q: remove it by hand", s.name, st.spec.Name)
+	}
+	if st.Agents == nil {
+		st.Agents = map[string]process{}
+	}
+	if st.Pods == nil {
+		st.Pods = map[string]podRecord{}
+	}
+	return &st, nil
+}
+
+// write replaces lab.json in one step.
+func (s *store) write(st *state) error {
+	st.SpecYAML = s.encode(st.spec)
+	data, err := json.MarshalIndent(st, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write lab record: %w", err)
+	}
+	return writeFile(filepath.Join(labDir(s.name), stateFile), append(data, '\n'), 0o600)
+}
+
+// update reads the state, lets change alter it and writes it back, alone among all
+// goroutines and processes.
+func (s *store) update(change func(*state) error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	lock, err := lockFile(filepath.Join(labDir(s.name), stateLock), true)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	st, err := s.read()
+	if err != nil {
+		return err
+	}
+	if err := change(st); err != nil {
+		return err
+	}
+	return s.write(st)
+}
+
+// errBusy says that another process holds a lock.
+var errBusy = errors.New("is being built or removed by another process")
+
+// claim makes the lab's directory and takes the lock that Up and Down hold while they work.
+// The kernel frees it when its holder dies.
+func (s *store) claim() (*os.File, error) {
+	for {
+		if err := os.MkdirAll(labDir(s.name), 0o755); err != nil {
+			return nil, fmt.Errorf("create lab directory: %w", err)
+		}
+		path := filepath.Join(labDir(s.name), busyLock)
+		lock, err := lockFile(path, false)
+		if errors.Is(err, errBusy) {
+			return nil, fmt.Errorf("lab %s %w: wait for it", s.name, errBusy)
+		} else if errors.Is(err, os.ErrNotExist) {
+			continue // its directory was removed in between
+		} else if err != nil {
+			return nil, err
+		}
+		// A Down that ended in between has unlinked the file whose lock we got.
+		if sameFile(lock, path) {
+			return lock, nil
+		}
+		lock.Close()
+	}
+}
+
+func lockFile(path string, wait bool) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open lock: %w", err)
+	}
+	how := unix.LOCK_EX
+	if !wait {
+		how |= unix.LOCK_NB
+	}
+	for {
+		err = unix.Flock(int(f.Fd()), how)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, errBusy
+		}
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	return f, nil
+}
+
+func sameFile(f *os.File, path string) bool {
+	a, errA := f.Stat()
+	b, errB := os.Stat(path)
+	return errA == nil && errB == nil && os.SameFile(a, b)
+}
+
+// writeFile replaces a file in one step, so that no reader sees half of it.
+func writeFile(path string, data []byte, mode os.FileMode) error {
+	// Hidden, because agents watch the objects directory.
+	tmp := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".tmp")
+	if err := os.WriteFile(tmp, data, mode); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return nil
+}
