@@ -66,8 +66,9 @@ SUBPROGRAM int from_pod_slow(weft_ctx *ctx, const struct weft_config *cfg, struc
 	if (result != NEIGH_NOT_ND)
 		return finish_neigh(ctx, cfg, p, ep, result);
 	if (!owns_source(p, ep))
-		return drop(cfg, p, p->family == 6 && addr_is_link_local6(&p->src) ? REASON_LINK_LOCAL
-										   : REASON_SPOOFED_IP);
+		return drop(cfg, p,
+			    p->family == 6 && addr_is_link_local6(&p->src) ? REASON_LINK_LOCAL
+									   : REASON_SPOOFED_IP);
 	trace(p, STEP_SPOOF_OK, 0, 0, 0);
 	if (is_multicast(p, eth)) {
 		if (p->family == 4 && p->proto == IPPROTO_IGMP)

@@ -10,9 +10,6 @@
 const volatile __u32 weft_out_ifindex = 0;
 
 SEC(WEFT_SEC)
-int weft_pod_out(weft_ctx *ctx)
-{
-	return bpf_redirect(weft_out_ifindex, 0);
-}
+int weft_pod_out(weft_ctx *ctx) { return bpf_redirect(weft_out_ifindex, 0); }
 
 char _license[] SEC("license") = "GPL";

@@ -4,10 +4,10 @@
 
 /* Sizes that user space must agree with; generated into Go by `make generate`. */
 #define WEFT_MAX_ENDPOINTS 4096
-#define WEFT_MAX_NODES 4096
-#define WEFT_MAX_ROUTES 16384
+#define WEFT_MAX_NODES	   4096
+#define WEFT_MAX_ROUTES	   16384
 #define WEFT_MAX_FRAGMENTS 8192
-#define WEFT_TRACE_STEPS 24
+#define WEFT_TRACE_STEPS   24
 
 #define ETH_LEN 14
 #define IP4_LEN 20
@@ -16,7 +16,7 @@
 /* Longest IPv6 extension chain that is followed, and how far into a frame headers may reach.
  * RFC 8504 section 5.3 lets a node bound both; a longer chain is dropped by name. */
 #define MAX_EXT_HEADERS 6
-#define MAX_HEADERS 320
+#define MAX_HEADERS	320
 
 /* skb->tc_index of a frame that a from_* hook has already routed, so that the uplink's
  * egress hook lets it go without a second look. The value has no meaning elsewhere. */
@@ -26,12 +26,12 @@
 
 /* Idle times after which a flow is forgotten, in nanoseconds (RFC 5382, 4787 and 5508 give
  * the floors for translators; a router may be shorter, none of these is). */
-#define TIMEOUT_TCP_SYN (60 * NSEC_PER_SEC)
-#define TIMEOUT_TCP_OPEN (7440 * NSEC_PER_SEC)
-#define TIMEOUT_TCP_CLOSED (30 * NSEC_PER_SEC)
+#define TIMEOUT_TCP_SYN	    (60 * NSEC_PER_SEC)
+#define TIMEOUT_TCP_OPEN    (7440 * NSEC_PER_SEC)
+#define TIMEOUT_TCP_CLOSED  (30 * NSEC_PER_SEC)
 #define TIMEOUT_UDP_ONE_WAY (60 * NSEC_PER_SEC)
-#define TIMEOUT_UDP (300 * NSEC_PER_SEC)
-#define TIMEOUT_OTHER (60 * NSEC_PER_SEC)
+#define TIMEOUT_UDP	    (300 * NSEC_PER_SEC)
+#define TIMEOUT_OTHER	    (60 * NSEC_PER_SEC)
 /* A flow idle for longer is looked at by the slow path, which knows the state's own limit. */
 #define TIMEOUT_FAST (25 * NSEC_PER_SEC)
 

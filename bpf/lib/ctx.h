@@ -16,7 +16,7 @@
  * to it. It knows nothing of its callers, so pointers must be checked for NULL and contents for range. */
 #define SUBPROGRAM __noinline
 
-#define likely(x) __builtin_expect(!!(x), 1)
+#define likely(x)   __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
 /* Set by the loader: the traced copy of a program writes its decisions to weft_trace and changes
@@ -30,8 +30,8 @@ const volatile __u8 weft_multi_buffer = 0;
 
 #define WEFT_SEC "xdp"
 typedef struct xdp_md weft_ctx;
-#define CTX_PASS XDP_PASS
-#define CTX_DROP XDP_DROP
+#define CTX_PASS   XDP_PASS
+#define CTX_DROP   XDP_DROP
 #define CTX_IS_XDP 1
 
 ALWAYS_INLINE __u32 ctx_len(weft_ctx *ctx)
@@ -81,12 +81,12 @@ ALWAYS_INLINE int ctx_set_hop_limit(weft_ctx *ctx, __u8 *field, __u8 value)
 
 #else
 
-#define WEFT_SEC "tc"
+#define WEFT_SEC		    "tc"
 typedef struct __sk_buff weft_ctx;
 /* TC_ACT_UNSPEC is tcx's "next": programs of others on the same hook still run. */
-#define CTX_PASS TC_ACT_UNSPEC
-#define CTX_DROP TC_ACT_SHOT
-#define CTX_IS_XDP 0
+#define CTX_PASS		    TC_ACT_UNSPEC
+#define CTX_DROP		    TC_ACT_SHOT
+#define CTX_IS_XDP		    0
 
 ALWAYS_INLINE __u32 ctx_len(weft_ctx *ctx) { return ctx->len; }
 #define ctx_load(ctx, off, to, len) bpf_skb_load_bytes(ctx, off, to, len)

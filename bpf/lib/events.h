@@ -6,7 +6,8 @@
 
 /* Writes one flow event, if the rate limit and the ring buffer let it. Whatever they do not let
  * through is counted, and nothing else about the packet changes: a flood of new flows costs the
- * flood's sender its events, not the node its CPU. verdict's second byte is the drop reason; flow is NULL unless the flow ended. */
+ * flood's sender its events, not the node its CPU. verdict's second byte is the drop reason; flow is NULL
+ * unless the flow ended. */
 SUBPROGRAM int emit(const struct weft_config *cfg, const struct weft_pkt *p, __u32 type, __u32 verdict,
 		    const struct weft_flow *flow)
 {

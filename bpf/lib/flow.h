@@ -199,7 +199,8 @@ ALWAYS_INLINE struct weft_flow_ref flow_get(const struct weft_config *cfg, struc
 	__u64 now = bpf_ktime_get_coarse_ns();
 
 	if (ref.flow) {
-		int over = now - ref.flow->last_ns > flow_timeout(ref.flow, p->proto) && now > ref.flow->last_ns;
+		int over =
+		    now - ref.flow->last_ns > flow_timeout(ref.flow, p->proto) && now > ref.flow->last_ns;
 		int again = is_syn(p) && ref.flow->state == STATE_CLOSED;
 
 		if (!over && !again) {
@@ -219,8 +220,8 @@ ALWAYS_INLINE struct weft_flow_ref flow_get(const struct weft_config *cfg, struc
 }
 
 /* Everything a packet changes in its flow but the cached decision. */
-ALWAYS_INLINE void flow_update(const struct weft_config *cfg, const struct weft_pkt *p, struct weft_flow_ref ref,
-			       enum weft_verdict verdict)
+ALWAYS_INLINE void flow_update(const struct weft_config *cfg, const struct weft_pkt *p,
+			       struct weft_flow_ref ref, enum weft_verdict verdict)
 {
 	struct weft_flow *f = ref.flow;
 

@@ -205,8 +205,8 @@ ALWAYS_INLINE int use_cached(weft_ctx *ctx, const struct weft_config *cfg, struc
 
 /* Routes a packet that has passed its hook's checks: its flow, its road, its limits. c comes with the
  * slots and the source MAC set; back_ifindex is where an ICMP error about it goes. */
-ALWAYS_INLINE int forward(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, struct weft_cached *c,
-			  __u32 back_ifindex)
+ALWAYS_INLINE int forward(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
+			  struct weft_cached *c, __u32 back_ifindex)
 {
 	__u32 generation = *(volatile __u32 *)&cfg->generation;
 	struct weft_flow_ref ref = {};
@@ -269,7 +269,8 @@ SUBPROGRAM int parse(weft_ctx *ctx, struct weft_pkt *p)
 	if (reason)
 		trace(p, STEP_MALFORMED, reason, 0, 0);
 	else
-		trace(p, STEP_PARSED, p->family, p->proto, (__u32)bpf_ntohs(p->sport) << 16 | bpf_ntohs(p->dport));
+		trace(p, STEP_PARSED, p->family, p->proto,
+		      (__u32)bpf_ntohs(p->sport) << 16 | bpf_ntohs(p->dport));
 	return reason;
 }
 

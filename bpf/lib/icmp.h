@@ -6,8 +6,8 @@
 
 /* How much of a refused IPv6 packet its error quotes: the headers and some payload. RFC 4443 allows up
  * to the minimum MTU; receivers need no more than the transport ports. */
-#define QUOTE6 88
-#define QUOTE6_MIN 48
+#define QUOTE6	    88
+#define QUOTE6_MIN  48
 #define ERROR4_ROOM (IP4_LEN + 8)
 #define ERROR6_ROOM (IP6_LEN + 8)
 
@@ -169,7 +169,7 @@ ALWAYS_INLINE int icmp_must_not(const struct weft_pkt *p)
  * ifindex. mtu is 0 for "time exceeded", the limit for "too big". Returns a context
  * verdict: CTX_DROP if no error may, or can, be sent. The caller has counted the drop. */
 SUBPROGRAM int icmp_refuse(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, __u32 mtu,
-			 __u32 ifindex)
+			   __u32 ifindex)
 {
 	struct ethhdr *eth = ctx_data(ctx);
 	__u32 quote, room;
@@ -198,8 +198,8 @@ SUBPROGRAM int icmp_refuse(weft_ctx *ctx, const struct weft_config *cfg, struct 
 	mac_copy(eth->h_source, from);
 	eth->h_proto = p->ethertype;
 	if (p->family == 4)
-		failed = icmp_write4(ctx, cfg, p, mtu ? ICMP4_UNREACHABLE : ICMP4_TIME_EXCEEDED, mtu ? 4 : 0, mtu,
-				     quote);
+		failed = icmp_write4(ctx, cfg, p, mtu ? ICMP4_UNREACHABLE : ICMP4_TIME_EXCEEDED, mtu ? 4 : 0,
+				     mtu, quote);
 	else
 		failed = icmp_write6(ctx, cfg, p, mtu ? ICMP6_TOO_BIG : ICMP6_TIME_EXCEEDED, mtu, quote);
 	return failed ? CTX_DROP : ctx_reply(ctx, ifindex);

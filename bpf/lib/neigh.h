@@ -9,8 +9,8 @@
  * for it, and hold pods to their own addresses in both. */
 
 #define ARP_HW_ETHERNET 1
-#define ARP_REQUEST 1
-#define ARP_REPLY 2
+#define ARP_REQUEST	1
+#define ARP_REPLY	2
 
 struct weft_arp {
 	__be16 hw, proto;
@@ -31,14 +31,14 @@ struct weft_nd {
 	__u8 opt_mac[6];
 };
 
-#define ND_WITHOUT_OPTION 24
+#define ND_WITHOUT_OPTION	     24
 #define ND_ROUTER_SOLICITED_OVERRIDE 0xe0000000
 
 enum weft_neigh_result { NEIGH_ANSWER = -1, NEIGH_ABSORB = -2, NEIGH_STACK = -3, NEIGH_NOT_ND = -4 };
 
 ALWAYS_INLINE __be32 arp_ip(const __u8 *p)
 {
-	return *(const __u16 *)p | (__u32)*(const __u16 *)(p + 2) << 16;
+	return *(const __u16 *)p | (__u32) * (const __u16 *)(p + 2) << 16;
 }
 
 /* Returns a drop reason, or one of weft_neigh_result. An ANSWER is already written into the frame. */

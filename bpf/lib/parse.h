@@ -10,13 +10,13 @@
 #include <linux/udp.h>
 #include "csum.h"
 
-#define IPOPT_LOOSE_ROUTE 131
+#define IPOPT_LOOSE_ROUTE  131
 #define IPOPT_STRICT_ROUTE 137
-#define NEXT_MOBILITY 135
-#define TCP_FIN 0x01
-#define TCP_SYN 0x02
-#define TCP_RST 0x04
-#define TCP_ACK 0x10
+#define NEXT_MOBILITY	   135
+#define TCP_FIN		   0x01
+#define TCP_SYN		   0x02
+#define TCP_RST		   0x04
+#define TCP_ACK		   0x10
 
 struct weft_icmp {
 	__u8 type, code;
@@ -25,11 +25,26 @@ struct weft_icmp {
 };
 
 enum {
-	ICMP4_ECHO_REPLY = 0, ICMP4_UNREACHABLE = 3, ICMP4_QUENCH = 4, ICMP4_REDIRECT = 5, ICMP4_ECHO = 8,
-	ICMP4_TIME_EXCEEDED = 11, ICMP4_PARAMETER = 12,
-	ICMP6_TOO_BIG = 2, ICMP6_TIME_EXCEEDED = 3, ICMP6_ERROR_MAX = 127, ICMP6_ECHO = 128, ICMP6_ECHO_REPLY = 129,
-	ICMP6_MLD_QUERY = 130, ICMP6_MLD_DONE = 132, ICMP6_RS = 133, ICMP6_RA = 134, ICMP6_NS = 135,
-	ICMP6_NA = 136, ICMP6_REDIRECT = 137, ICMP6_MLD2_REPORT = 143,
+	ICMP4_ECHO_REPLY = 0,
+	ICMP4_UNREACHABLE = 3,
+	ICMP4_QUENCH = 4,
+	ICMP4_REDIRECT = 5,
+	ICMP4_ECHO = 8,
+	ICMP4_TIME_EXCEEDED = 11,
+	ICMP4_PARAMETER = 12,
+	ICMP6_TOO_BIG = 2,
+	ICMP6_TIME_EXCEEDED = 3,
+	ICMP6_ERROR_MAX = 127,
+	ICMP6_ECHO = 128,
+	ICMP6_ECHO_REPLY = 129,
+	ICMP6_MLD_QUERY = 130,
+	ICMP6_MLD_DONE = 132,
+	ICMP6_RS = 133,
+	ICMP6_RA = 134,
+	ICMP6_NS = 135,
+	ICMP6_NA = 136,
+	ICMP6_REDIRECT = 137,
+	ICMP6_MLD2_REPORT = 143,
 };
 
 struct weft_options {
@@ -312,7 +327,8 @@ ALWAYS_INLINE int parse_frame(weft_ctx *ctx, struct weft_pkt *p)
 	if ((void *)(eth + 1) > ctx_end(ctx))
 		return REASON_TRUNCATED;
 	p->ethertype = eth->h_proto;
-	if (ctx_tagged(ctx) || p->ethertype == bpf_htons(ETH_P_8021Q) || p->ethertype == bpf_htons(ETH_P_8021AD)) {
+	if (ctx_tagged(ctx) || p->ethertype == bpf_htons(ETH_P_8021Q) ||
+	    p->ethertype == bpf_htons(ETH_P_8021AD)) {
 		p->tagged = 1;
 		return REASON_NONE;
 	}

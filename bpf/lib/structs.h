@@ -48,8 +48,8 @@ struct weft_config {
 enum weft_endpoint_flag {
 	ENDPOINT_IP4 = 1 << 0,
 	ENDPOINT_IP6 = 1 << 1,
-	ENDPOINT_CHAINED = 1 << 2,  /* another plugin's interface: its bridge handles ARP and ND */
-	ENDPOINT_XDP_OUT = 1 << 3,  /* an XDP redirect into its interface is delivered */
+	ENDPOINT_CHAINED = 1 << 2, /* another plugin's interface: its bridge handles ARP and ND */
+	ENDPOINT_XDP_OUT = 1 << 3, /* an XDP redirect into its interface is delivered */
 };
 
 /* An endpoint, by the index of every host-side interface that its packets may come
@@ -126,20 +126,20 @@ enum weft_flow_flag {
 	FLOW_VIA_STACK = 1 << 0, /* the stack routes it (it may translate addresses): hooks must not shortcut */
 	FLOW_FIN_0 = 1 << 1,	 /* direction 0 sent FIN */
 	FLOW_FIN_1 = 1 << 2,
-	FLOW_ENDED = 1 << 3,	  /* its end was reported */
-	FLOW_SEEN_0 = 1 << 4,	  /* a from_* hook counts direction 0, so to_* hooks must not */
+	FLOW_ENDED = 1 << 3,  /* its end was reported */
+	FLOW_SEEN_0 = 1 << 4, /* a from_* hook counts direction 0, so to_* hooks must not */
 	FLOW_SEEN_1 = 1 << 5,
 	FLOW_FIRST_IS_1 = 1 << 6, /* the first packet was of direction 1 */
 };
 
 enum weft_flow_state {
-	STATE_NEW,	   /* one direction only (UDP, ICMP, other) */
-	STATE_REPLIED,	   /* both directions seen */
+	STATE_NEW,     /* one direction only (UDP, ICMP, other) */
+	STATE_REPLIED, /* both directions seen */
 	STATE_SYN_SENT,
 	STATE_SYN_RECEIVED,
 	STATE_ESTABLISHED,
-	STATE_CLOSING,	   /* one FIN */
-	STATE_CLOSED,	   /* both FINs, or RST */
+	STATE_CLOSING, /* one FIN */
+	STATE_CLOSED,  /* both FINs, or RST */
 };
 
 struct weft_half {
@@ -218,20 +218,20 @@ struct weft_bucket {
 enum weft_bucket_index { BUCKET_EVENTS, BUCKET_ICMP, BUCKET_COUNT };
 
 enum weft_step {
-	STEP_PARSED,	 /* a: family, b: protocol, c: sport<<16|dport */
-	STEP_MALFORMED,	 /* a: reason */
-	STEP_ENDPOINT,	 /* a: slot, b: ifindex */
+	STEP_PARSED,	/* a: family, b: protocol, c: sport<<16|dport */
+	STEP_MALFORMED, /* a: reason */
+	STEP_ENDPOINT,	/* a: slot, b: ifindex */
 	STEP_SPOOF_OK,
-	STEP_FLOW_HIT,	 /* a: state, b: flags */
-	STEP_FLOW_NEW,	 /* a: 1 if it must take the stack */
-	STEP_CACHE_HIT,	 /* a: verdict */
-	STEP_TO_LOCAL,	 /* a: slot, b: ifindex */
-	STEP_TO_NODE,	 /* a: node, b: ifindex */
+	STEP_FLOW_HIT,	  /* a: state, b: flags */
+	STEP_FLOW_NEW,	  /* a: 1 if it must take the stack */
+	STEP_CACHE_HIT,	  /* a: verdict */
+	STEP_TO_LOCAL,	  /* a: slot, b: ifindex */
+	STEP_TO_NODE,	  /* a: node, b: ifindex */
 	STEP_NO_NEIGHBOR, /* a: node */
 	STEP_NO_ROUTE,
-	STEP_MTU,	 /* a: size, b: limit */
-	STEP_TTL,	 /* a: TTL before */
-	STEP_VERDICT,	 /* a: verdict, b: reason, c: ifindex */
+	STEP_MTU,     /* a: size, b: limit */
+	STEP_TTL,     /* a: TTL before */
+	STEP_VERDICT, /* a: verdict, b: reason, c: ifindex */
 };
 
 struct weft_trace_step {
@@ -257,9 +257,9 @@ struct weft_pkt {
 	__u32 packets;	     /* packets that a GSO frame stands for */
 	__u32 l3_size;	     /* largest IP packet in it, bytes */
 	__u32 ifindex;
-	__u16 l4;	     /* offset of the transport header */
-	__u16 frag_off;	     /* bytes */
-	__u16 frag_len;	     /* payload of this fragment, bytes */
+	__u16 l4;	/* offset of the transport header */
+	__u16 frag_off; /* bytes */
+	__u16 frag_len; /* payload of this fragment, bytes */
 	__be16 ethertype;
 	__be32 frag_id;
 	__u8 family;
@@ -269,8 +269,8 @@ struct weft_pkt {
 	__u8 frag;
 	__u8 icmp_type;
 	__u8 hook;
-	__u8 slow;    /* has options, extension headers, is a fragment or an ICMP message that is no query */
-	__u8 error;   /* is an ICMP error */
+	__u8 slow;  /* has options, extension headers, is a fragment or an ICMP message that is no query */
+	__u8 error; /* is an ICMP error */
 	__u8 tagged;
 	__u8 direction; /* seen from the local endpoint in slot */
 	__u8 pad;

@@ -125,6 +125,9 @@ func (a *Agent) serve(ctx context.Context) error {
 	if a.store, err = a.seams.openStore(a.cfg.Store.Dir); err != nil {
 		return fmt.Errorf("open store: %w", err)
 	}
+	if snapshot, err := a.store.Snapshot(); err == nil {
+		a.index.Store(newIndex(snapshot))
+	}
 	server, err := admin.Listen(a.cfg.Socket(), &backend{a}, &a.cni, a.log)
 	if err != nil {
 		return err

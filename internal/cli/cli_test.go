@@ -29,6 +29,13 @@ import (
 
 var update = flag.Bool("update", false, "write docs/cli.md anew")
 
+func TestMain(m *testing.M) {
+	for _, name := range []string{"WEFT_INSTANCE", "WEFT_SOCKET", "WEFT_LAB"} {
+		os.Unsetenv(name)
+	}
+	os.Exit(m.Run())
+}
+
 // fake is an agent.
 type fake struct{ notReady bool }
 
@@ -193,6 +200,7 @@ func TestErrors(t *testing.T) {
 		{runDir, "flows --last many", 2, "invalid argument"},
 		{runDir, "flows table --limit 0", 2, "--limit"},
 		{runDir, "lab exec client", 2, "requires at least 2 arg"},
+		{runDir, "lab exec client --", 2, "name a command"},
 		{runDir, "connectivity test --from nobody", 2, "no pod or node \"nobody\""},
 	} {
 		code, out, errOut := weft(test.runDir, strings.Split(test.args, " ")...)

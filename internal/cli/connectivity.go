@@ -4,8 +4,11 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
+	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,6 +16,7 @@ import (
 	"weft.dev/weft/internal/cli/output"
 	"weft.dev/weft/internal/connectivity"
 	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/lab"
 )
 
 func newConnectivity(a *app) *cobra.Command {
@@ -27,10 +31,12 @@ func newConnectivity(a *app) *cobra.Command {
 
 func newConnectivityTest(a *app) *cobra.Command {
 	var opt connectivity.Options
+	var labName string
 	cmd := &cobra.Command{
 		Use:   "test",
 		Short: "Test every pair of pods and nodes on this machine",
-		Long: `Test every ordered pair of pods, and every pod with every node, of all agents on this machine:
+		Long: `Test every ordered pair of pods, and every pod with every node, of all agents on this machine
+that belong to one network (watch the same objects):
 ICMP, UDP and TCP over both families, small packets, packets of exactly the path's MTU, and
 packets one byte larger, which must be refused with the right size and not vanish. TCP sends
 100 kB there and back and compares. It sends from inside the pods' network namespaces.
@@ -39,7 +45,7 @@ The exit code is 1 when any test failed. The wide table shows every single test.
 		Example: "  weft connectivity test\n  weft connectivity test --from shop/client --protocol tcp -o wide\n  weft connectivity test -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			targets, err := a.targets(cmd.Context())
+			targets, err := a.targets(cmd.Context(), labName)
 			if err != nil {
 				return err
 			}
@@ -63,6 +69,7 @@ The exit code is 1 when any test failed. The wide table shows every single test.
 		},
 	}
 	flags := cmd.Flags()
+	flags.StringVar(&labName, "lab", os.Getenv("WEFT_LAB"), "test this lab, where agents of several networks run (environment: WEFT_LAB)")
 	flags.StringSliceVar(&opt.From, "from", nil, "only from these pods or nodes")
 	flags.StringSliceVar(&opt.To, "to", nil, "only to these pods or nodes")
 	flags.StringSliceVar(&opt.Protocols, "protocol", nil, "only these protocols: icmp, udp, tcp")
@@ -70,36 +77,29 @@ The exit code is 1 when any test failed. The wide table shows every single test.
 	flags.DurationVar(&opt.Timeout, "timeout", time.Second, "how long one packet may take (a transfer: five times that)")
 	flags.IntVar(&opt.Tries, "tries", 3, "how many attempts a packet has")
 	flags.IntVar(&opt.Parallel, "parallel", 8, "how many pairs are tested at once")
+	_ = cmd.RegisterFlagCompletionFunc("lab", completeLabs)
 	_ = cmd.RegisterFlagCompletionFunc("protocol", fixed(connectivity.Protocols...))
 	_ = cmd.RegisterFlagCompletionFunc("family", fixed(connectivity.Families...))
 	return cmd
 }
 
-// targets are the nodes and endpoints of the agent that is named, or of all that run here.
-func (a *app) targets(ctx context.Context) ([]connectivity.Target, error) {
-	var clients []*admin.Client
-	if a.socket != "" || a.instance != "" {
-		client, err := a.client()
-		if err != nil {
-			return nil, err
-		}
-		clients = append(clients, client)
-	} else {
-		for _, socket := range admin.Sockets(a.runDir) {
-			clients = append(clients, admin.NewClient(socket))
-		}
+// targets are the nodes and endpoints of one network: of all agents on this machine that
+// watch the same objects.
+func (a *app) targets(ctx context.Context, labName string) ([]connectivity.Target, error) {
+	statuses, clients, err := a.agents(ctx)
+	if err != nil {
+		return nil, err
 	}
-	if len(clients) == 0 {
-		client, err := a.client()
-		if err != nil {
-			return nil, err
-		}
-		_, err = client.Status(ctx)
+	network, err := a.network(ctx, statuses, labName)
+	if err != nil {
 		return nil, err
 	}
 	var targets []connectivity.Target
-	for _, client := range clients {
-		found, err := agentTargets(ctx, client)
+	for i, status := range statuses {
+		if status.Store.Dir != network {
+			continue
+		}
+		found, err := agentTargets(ctx, clients[i], status)
 		if err != nil {
 			return nil, err
 		}
@@ -108,11 +108,63 @@ func (a *app) targets(ctx context.Context) ([]connectivity.Target, error) {
 	return targets, nil
 }
 
-func agentTargets(ctx context.Context, client *admin.Client) ([]connectivity.Target, error) {
-	status, err := client.Status(ctx)
-	if err != nil {
-		return nil, err
+// agents asks all agents of this machine for their status.
+func (a *app) agents(ctx context.Context) ([]*admin.Status, []*admin.Client, error) {
+	var statuses []*admin.Status
+	var clients []*admin.Client
+	sockets := admin.Sockets(a.runDir)
+	if len(sockets) == 0 || a.socket != "" && !slices.Contains(sockets, a.socket) {
+		named, err := a.findSocket()
+		if err != nil {
+			return nil, nil, err
+		}
+		sockets = append(sockets, named)
 	}
+	for _, socket := range sockets {
+		client := admin.NewClient(socket).Near(a.runDir)
+		status, err := client.Status(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		statuses, clients = append(statuses, status), append(clients, client)
+	}
+	return statuses, clients, nil
+}
+
+// network is the directory of objects whose nodes are meant: that of the lab or agent
+// that is named, else the only one.
+func (a *app) network(ctx context.Context, statuses []*admin.Status, labName string) (string, error) {
+	if labName != "" {
+		opened, err := lab.Open(labName)
+		if err != nil {
+			return "", err
+		}
+		return opened.ObjectsDir(), nil
+	}
+	if a.socket != "" || a.instance != "" {
+		client, err := a.client()
+		if err != nil {
+			return "", err
+		}
+		status, err := client.Status(ctx)
+		if err != nil {
+			return "", err
+		}
+		return status.Store.Dir, nil
+	}
+	instances := map[string]string{}
+	for _, status := range statuses {
+		if _, known := instances[status.Store.Dir]; !known {
+			instances[status.Store.Dir] = status.Instance
+		}
+	}
+	if len(instances) > 1 {
+		return "", usageError("agents of %d networks run here: name one with --lab, or one of its agents with --instance %s", len(instances), strings.Join(slices.Sorted(maps.Values(instances)), " | "))
+	}
+	return statuses[0].Store.Dir, nil
+}
+
+func agentTargets(ctx context.Context, client *admin.Client, status *admin.Status) ([]connectivity.Target, error) {
 	endpoints, err := client.Endpoints(ctx)
 	if err != nil {
 		return nil, err

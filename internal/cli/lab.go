@@ -231,11 +231,18 @@ func newLabExec(a *app) *cobra.Command {
 			return labTargets(name), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			argv := args[1:]
+			if argv[0] == "--" {
+				argv = argv[1:]
+			}
+			if len(argv) == 0 {
+				return usageError("name a command after %q", args[0])
+			}
 			opened, err := openLab(name, lab.Options{})
 			if err != nil {
 				return err
 			}
-			code, err := opened.Exec(cmd.Context(), args[0], args[1:], lab.Stdio{In: os.Stdin, Out: a.out, Err: a.errOut})
+			code, err := opened.Exec(cmd.Context(), args[0], argv, lab.Stdio{In: os.Stdin, Out: a.out, Err: a.errOut})
 			if err != nil {
 				return &exitError{max(code, exitFailed), err}
 			}
@@ -246,7 +253,7 @@ func newLabExec(a *app) *cobra.Command {
 		},
 	}
 	cmd.Flags().SetInterspersed(false)
-	cmd.Flags().StringVar(&name, "lab", "", "the lab's name (default: the only one)")
+	cmd.Flags().StringVar(&name, "lab", os.Getenv("WEFT_LAB"), "the lab's name (default: the only one; environment: WEFT_LAB)")
 	_ = cmd.RegisterFlagCompletionFunc("lab", completeLabs)
 	return cmd
 }

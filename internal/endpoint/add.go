@@ -32,6 +32,7 @@ func (m *Manager) Add(ctx context.Context, req AddRequest) (*AddResult, error) {
 	}
 	defer ns.Close()
 	defer m.endpoints.lock(req.ID())()
+	began := time.Now()
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -56,7 +57,7 @@ func (m *Manager) Add(ctx context.Context, req AddRequest) (*AddResult, error) {
 	if err := m.build(ctx, &rec, ns); err != nil {
 		return nil, errors.Join(fmt.Errorf("make endpoint for %s: %w", rec.Key(), err), m.teardown(rec))
 	}
-	m.log.Info("endpoint added", "endpoint", rec.ID, "pod", rec.Key(), "addresses", rec.Addresses(), "interface", rec.HostIf)
+	m.log.Info("endpoint added", "endpoint", rec.ID, "pod", rec.Key(), "addresses", rec.Addresses(), "interface", rec.HostIf, "took", time.Since(began).Round(time.Microsecond))
 	return m.result(rec), nil
 }
 
@@ -262,9 +263,11 @@ func (m *Manager) build(ctx context.Context, rec *record, ns *os.File) error {
 			return err
 		}
 	}
+	began := time.Now()
 	if err := m.opt.Datapath.AttachEndpoint(rec.Datapath()); err != nil {
 		return fmt.Errorf("attach datapath: %w", err)
 	}
+	m.log.Debug("datapath attached", "endpoint", rec.ID, "took", time.Since(began).Round(time.Microsecond))
 	if err := m.done(ctx, "attach"); err != nil {
 		return err
 	}

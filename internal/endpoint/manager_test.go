@@ -338,3 +338,40 @@ func TestBadRequests(t *testing.T) {
 	}
 	b.nothingLeft()
 }
+
+// TestLinkIsUpWhenAddReturns takes fresh nodes, where both ends get the same interface
+// index. The kernel then is in no hurry to see that the carrier is there.
+func TestLinkIsUpWhenAddReturns(t *testing.T) {
+	b := newBed(t)
+	for _, c := range containers(3) {
+		node, _ := endpointtest.NewPod(t)
+		pod, _ := endpointtest.NewPod(t)
+		inPod(t, node, func() error {
+			res := b.add(c, pod)
+			defer b.del(c)
+			host := lastLink(t)
+			var inner netlink.Link
+			inPod(t, pod, func() error { inner = lastLink(t); return nil })
+			if host.Attrs().Name != res.HostIf || host.Attrs().Index != inner.Attrs().Index {
+				t.Errorf("indexes %d and %d differ: nothing shown", host.Attrs().Index, inner.Attrs().Index)
+			}
+			for _, l := range []netlink.Link{host, inner} {
+				if l.Attrs().OperState != netlink.OperUp {
+					t.Errorf("%s is %s", l.Attrs().Name, l.Attrs().OperState)
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// lastLink returns the youngest interface by a dump: looking at one by name would have
+// the kernel bring its state up to date.
+func lastLink(t *testing.T) netlink.Link {
+	t.Helper()
+	links, err := netlink.LinkList()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return links[len(links)-1]
+}

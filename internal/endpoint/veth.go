@@ -158,7 +158,16 @@ func (v *veth) configurePod() error {
 			return fmt.Errorf("set route %s in pod: %w", describe(r), err)
 		}
 	}
-	return nil
+	return v.settle()
+}
+
+// settle has the kernel act on the new carrier now. It does so when one is asked for (Linux
+// 6.9), else up to a second later for a veth whose ends have the same index, and until
+// then the ends count as down.
+func (v *veth) settle() error {
+	_, hostErr := findLink(v.host, v.HostIf, "on the node")
+	_, podErr := findLink(v.pod, v.PodIf, "in the pod")
+	return errors.Join(hostErr, podErr)
 }
 
 // podRoutes are the routes that lead everything to the gateway.

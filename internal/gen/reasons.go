@@ -13,7 +13,8 @@ type reason struct{ name, what, hint string }
 
 func (r reason) label() string { return strings.ToLower(r.name) }
 
-var reasonLine = regexp.MustCompile(`(?m)^\s*X\(([A-Z0-9_]+), "([^"]*)", "([^"]*)"\)`)
+// reasonEntry matches one X(NAME, "what", "hint"); clang-format may have spread it over lines.
+var reasonEntry = regexp.MustCompile(`(?m)^\tX\(([A-Z0-9_]+),[\s\\]*"([^"]*)",[\s\\]*"([^"]*)"\)`)
 
 func parseReasons(header string) ([]reason, error) {
 	text, err := os.ReadFile(header)
@@ -21,11 +22,11 @@ func parseReasons(header string) ([]reason, error) {
 		return nil, err
 	}
 	var list []reason
-	for _, m := range reasonLine.FindAllStringSubmatch(string(text), -1) {
+	for _, m := range reasonEntry.FindAllStringSubmatch(string(text), -1) {
 		list = append(list, reason{m[1], m[2], m[3]})
 	}
 	if want := strings.Count(string(text), "\tX("); len(list) == 0 || len(list) != want {
-		return nil, fmt.Errorf("%s: read %d reasons of %d: each must be one line X(NAME, \"what\", \"hint\")", header, len(list), want)
+		return nil, fmt.Errorf("%s: read %d reasons of %d: each must be X(NAME, \"what\", \"hint\")", header, len(list), want)
 	}
 	return list, nil
 }

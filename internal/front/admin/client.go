@@ -32,6 +32,9 @@ func DefaultSocket(instance string) string {
 	return filepath.Join(DefaultRunDir, instance, SocketName)
 }
 
+// maxOthers is how many other agents a NoAgentError names.
+const maxOthers = 5
+
 // NoAgentError says that nobody answers on a socket.
 type NoAgentError struct {
 	Socket string
@@ -46,10 +49,15 @@ func (e *NoAgentError) Error() string {
 		return fmt.Sprintf("may not open %s: run as root", e.Socket)
 	}
 	text := fmt.Sprintf("no agent answers on %s: is it running? start it with `weft agent --config FILE`", e.Socket)
-	if len(e.Others) > 0 {
-		text += fmt.Sprintf(" (agents answer on %s: name one with --instance or --socket)", strings.Join(e.Others, ", "))
+	if len(e.Others) == 0 {
+		return text
 	}
-	return text
+	shown, more := e.Others, ""
+	if len(shown) > maxOthers {
+		more = fmt.Sprintf(" and %d more", len(shown)-maxOthers)
+		shown = shown[:maxOthers]
+	}
+	return fmt.Sprintf("%s (agents answer on %s%s: name one with --instance or --socket)", text, strings.Join(shown, ", "), more)
 }
 
 // Unwrap is the error of the connection.
