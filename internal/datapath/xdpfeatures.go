@@ -16,6 +16,13 @@ const (
 	xdpFeatureNdoXmit    = 1 << 2
 )
 
+// genlHeader is struct genlmsghdr: command, version and two reserved bytes. nl.Genlmsg leaves
+// those two to chance, and the kernel refuses a request in which they are not 0.
+type genlHeader [4]byte
+
+func (h genlHeader) Len() int          { return len(h) }
+func (h genlHeader) Serialize() []byte { return h[:] }
+
 // takesXDP tells whether a frame that an XDP program redirects to the interface would be sent
 // (NETDEV_XDP_ACT_NDO_XMIT). For a veth that depends on the other end, so it can change.
 func takesXDP(ifindex int) bool {
@@ -24,7 +31,7 @@ func takesXDP(ifindex int) bool {
 		return false
 	}
 	request := nl.NewNetlinkRequest(int(family.ID), 0)
-	request.AddData(&nl.Genlmsg{Command: netdevCmdDevGet, Version: 1})
+	request.AddData(genlHeader{netdevCmdDevGet, 1})
 	index := make([]byte, 4)
 	binary.NativeEndian.PutUint32(index, uint32(ifindex))
 	request.AddData(nl.NewRtAttr(netdevAttrIfindex, index))
