@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 )
@@ -17,7 +18,7 @@ func Cleanup(bpfDir, stateDir string, log *slog.Logger) error {
 	links, err := pinnedLinks(bpfDir, "")
 	for _, l := range links {
 		err = errors.Join(err, detach(l.path))
-		if l.hook == "from_pod" && l.iface == secondHostIf(l.iface) {
+		if strings.HasPrefix(l.iface, secondPrefix) {
 			if second, findErr := netlink.LinkByName(l.iface); findErr == nil {
 				err = errors.Join(err, netlink.LinkDel(second))
 			}

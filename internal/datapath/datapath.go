@@ -9,8 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-
-	"github.com/cilium/ebpf"
 )
 
 // What every endpoint sees as its gateway, on every node, so that a pod can move.
@@ -51,6 +49,7 @@ type Datapath struct {
 	mu     sync.Mutex // guards the maps' configuration and all below
 	config bpfConfig
 	nodes  nodeTable
+	ended  chan FlowEvent // flows that timed out, for Events
 	eps    map[uint16]Endpoint
 }
 
@@ -60,7 +59,7 @@ func Open(opts Options) (*Datapath, error) {
 	if opts.Log == nil {
 		opts.Log = slog.Default()
 	}
-	d := &Datapath{opts: opts, log: opts.Log, eps: map[uint16]Endpoint{}}
+	d := &Datapath{opts: opts, log: opts.Log, eps: map[uint16]Endpoint{}, ended: make(chan FlowEvent, 1024)}
 	if err := d.prepare(); err != nil {
 		return nil, err
 	}
@@ -172,6 +171,14 @@ func (d *Datapath) changed() error {
 // setOwnRanges puts this node's pod ranges into the routes as node 0. They are left out once
 // an interface of another CNI plugin is attached: then others may own addresses in them.
 func (d *Datapath) setOwnRanges() error {
+	// A previous run may have had other ranges.
+	for key, node := range d.nodes.was {
+		if node == 0 {
+			if err := deleteKey(d.maps.Routes, &key); err != nil {
+				return err
+			}
+		}
+	}
 	for _, prefix := range d.opts.PodCIDRs {
 		key := routeKey(prefix)
 		if err := d.maps.Routes.Put(&key, &bpfRoute{}); err != nil {
@@ -184,8 +191,8 @@ func (d *Datapath) setOwnRanges() error {
 func (d *Datapath) dropOwnRanges() error {
 	for _, prefix := range d.opts.PodCIDRs {
 		key := routeKey(prefix)
-		if err := d.maps.Routes.Delete(&key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("delete route %s: %w", prefix, err)
+		if err := deleteKey(d.maps.Routes, &key); err != nil {
+			return err
 		}
 	}
 	return nil

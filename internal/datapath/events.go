@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf/ringbuf"
@@ -22,6 +23,23 @@ func (d *Datapath) Events(ctx context.Context, handle func(FlowEvent)) error {
 	stop := context.AfterFunc(ctx, func() { reader.Close() })
 	defer stop()
 	defer reader.Close()
+	// One event at a time, also those of flows that timed out, which have another source.
+	var one sync.Mutex
+	deliver := func(e FlowEvent) {
+		one.Lock()
+		defer one.Unlock()
+		handle(e)
+	}
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case e := <-d.ended:
+				deliver(e)
+			}
+		}
+	}()
 	var record ringbuf.Record
 	for {
 		if err := reader.ReadInto(&record); err != nil {
@@ -35,7 +53,7 @@ func (d *Datapath) Events(ctx context.Context, handle func(FlowEvent)) error {
 			d.log.Warn("flow event of unknown layout", "bytes", len(record.RawSample))
 			continue
 		}
-		handle(decodeEvent(&e))
+		deliver(decodeEvent(&e))
 	}
 }
 

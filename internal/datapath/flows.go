@@ -20,22 +20,33 @@ var flowTimeouts = map[uint8]time.Duration{
 func (d *Datapath) Flows(limit int) ([]Flow, error) {
 	rows := []Flow{}
 	now := monotonicNow()
-	err := d.eachFlow(func(src, dst netip.AddrPort, proto uint8, f *bpfFlow) bool {
-		rows = append(rows, decodeFlow(now, src, dst, proto, f))
+	err := d.eachFlow(func(f tableFlow) bool {
+		rows = append(rows, f.decode(now))
 		return len(rows) < limit
 	})
 	return rows, err
 }
 
-// eachFlow visits the flow table until visit returns false. The source is the one that sent first.
-func (d *Datapath) eachFlow(visit func(src, dst netip.AddrPort, proto uint8, f *bpfFlow) bool) error {
+// tableFlow is a row of the flow table with its key, as either family's map has it.
+type tableFlow struct {
+	key      any // *bpfKey4 or *bpfKey6
+	table    *ebpf.Map
+	src, dst netip.AddrPort // the source is the one that sent first
+	proto    uint8
+	flow     bpfFlow
+}
+
+// eachFlow visits the flow table until visit returns false. A table that changes as fast as it is
+// read ends the walk early; the next one goes on.
+func (d *Datapath) eachFlow(visit func(tableFlow) bool) error {
 	var f bpfFlow
 	var k4 bpfKey4
 	entries := d.maps.Flows4.Iterate()
 	for entries.Next(&k4, &f) {
 		a := netip.AddrPortFrom(fromBE32(k4.A), ntohs(k4.Pa))
 		b := netip.AddrPortFrom(fromBE32(k4.B), ntohs(k4.Pb))
-		if !visitFlow(a, b, k4.Proto, &f, visit) {
+		key := k4
+		if !visit(orient(tableFlow{&key, d.maps.Flows4, a, b, k4.Proto, f})) {
 			return nil
 		}
 	}
@@ -47,35 +58,55 @@ func (d *Datapath) eachFlow(visit func(src, dst netip.AddrPort, proto uint8, f *
 	for entries.Next(&k6, &f) {
 		a := netip.AddrPortFrom(fromAddr(k6.A), ntohs(k6.Pa))
 		b := netip.AddrPortFrom(fromAddr(k6.B), ntohs(k6.Pb))
-		if !visitFlow(a, b, k6.Proto, &f, visit) {
+		key := k6
+		if !visit(orient(tableFlow{&key, d.maps.Flows6, a, b, k6.Proto, f})) {
 			return nil
 		}
 	}
-	// A table that changes as fast as it is read ends the walk early; the next one goes on.
 	if err := entries.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
 		return err
 	}
 	return nil
 }
 
-func visitFlow(a, b netip.AddrPort, proto uint8, f *bpfFlow, visit func(src, dst netip.AddrPort, proto uint8, f *bpfFlow) bool) bool {
-	if f.Flags&bpfFlowFirstIs1 != 0 {
-		a, b = b, a
+// orient puts the end that sent first into src.
+func orient(f tableFlow) tableFlow {
+	if f.flow.Flags&bpfFlowFirstIs1 != 0 {
+		f.src, f.dst = f.dst, f.src
 	}
-	return visit(a, b, proto, f)
+	return f
 }
 
-func decodeFlow(now uint64, src, dst netip.AddrPort, proto uint8, f *bpfFlow) Flow {
+// totals returns what each side sent, the first sender's first.
+func (f tableFlow) totals() (forward, reply Traffic) {
 	first := 0
-	if f.Flags&bpfFlowFirstIs1 != 0 {
+	if f.flow.Flags&bpfFlowFirstIs1 != 0 {
 		first = 1
 	}
-	return Flow{
-		Src: src, Dst: dst, Protocol: proto, State: nameOf(stateNames, f.State),
-		Age: since(now, f.FirstNs), Idle: since(now, f.LastNs), ViaStack: f.Flags&bpfFlowViaStack != 0,
-		Forward: Traffic{f.Half[first].Packets, f.Half[first].Bytes},
-		Reply:   Traffic{f.Half[1-first].Packets, f.Half[1-first].Bytes},
+	half := f.flow.Half
+	return Traffic{half[first].Packets, half[first].Bytes}, Traffic{half[1-first].Packets, half[1-first].Bytes}
+}
+
+func (f tableFlow) decode(now uint64) Flow {
+	out := Flow{
+		Src: f.src, Dst: f.dst, Protocol: f.proto, State: nameOf(stateNames, f.flow.State),
+		Age: since(now, f.flow.FirstNs), Idle: since(now, f.flow.LastNs), ViaStack: f.flow.Flags&bpfFlowViaStack != 0,
 	}
+	out.Forward, out.Reply = f.totals()
+	return out
+}
+
+// ended is the flow's last event, when it timed out.
+func (f tableFlow) ended() FlowEvent {
+	out := FlowEvent{
+		Time: time.Now(), Type: EventEnd, Verdict: verdictNames[bpfVerdictLocal], Hook: nameOf(hookNames, f.flow.Hook),
+		Slot: f.flow.Slot, Direction: nameOf(directionNames, f.flow.Direction), Src: f.src, Dst: f.dst, Protocol: f.proto,
+	}
+	if f.flow.Flags&bpfFlowViaStack != 0 {
+		out.Verdict = verdictNames[bpfVerdictStack]
+	}
+	out.Forward, out.Reply = f.totals()
+	return out
 }
 
 func since(now, then uint64) time.Duration {
@@ -85,8 +116,8 @@ func since(now, then uint64) time.Duration {
 	return time.Duration(now - then)
 }
 
-// collectFlows removes flows that have timed out. The programs ignore such entries by themselves;
-// this only gives their memory back before the LRU has to.
+// collectFlows removes flows that have timed out and reports their end. The programs ignore such
+// entries by themselves; this gives their memory back before the LRU has to.
 func (d *Datapath) collectFlows(ctx context.Context) {
 	tick := time.NewTicker(30 * time.Second)
 	defer tick.Stop()
@@ -104,27 +135,21 @@ func (d *Datapath) collectFlows(ctx context.Context) {
 
 func (d *Datapath) dropIdleFlows() error {
 	now := monotonicNow()
-	var old4 []bpfKey4
-	var old6 []bpfKey6
-	var f bpfFlow
-	var k4 bpfKey4
-	for entries := d.maps.Flows4.Iterate(); entries.Next(&k4, &f); {
-		if since(now, f.LastNs) > flowTimeouts[f.State] {
-			old4 = append(old4, k4)
+	var idle []tableFlow
+	err := d.eachFlow(func(f tableFlow) bool {
+		if since(now, f.flow.LastNs) > flowTimeouts[f.flow.State] {
+			idle = append(idle, f)
 		}
-	}
-	var k6 bpfKey6
-	for entries := d.maps.Flows6.Iterate(); entries.Next(&k6, &f); {
-		if since(now, f.LastNs) > flowTimeouts[f.State] {
-			old6 = append(old6, k6)
+		return true
+	})
+	for _, f := range idle {
+		err = errors.Join(err, deleteKey(f.table, f.key))
+		if f.flow.Flags&bpfFlowEnded == 0 {
+			select {
+			case d.ended <- f.ended():
+			default: // nobody follows events, or not fast enough: the same rule as in the kernel
+			}
 		}
-	}
-	var err error
-	for _, k := range old4 {
-		err = errors.Join(err, deleteKey(d.maps.Flows4, &k))
-	}
-	for _, k := range old6 {
-		err = errors.Join(err, deleteKey(d.maps.Flows6, &k))
 	}
 	return err
 }

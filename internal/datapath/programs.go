@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -15,6 +16,25 @@ type programs struct {
 	FromPodTC, FromWireTC   *ebpf.Program
 	ToPod, ToWire           *ebpf.Program
 	closers                 []*ebpf.Collection
+
+	mu   sync.Mutex
+	outs map[uint32]*ebpf.Program // pod_out by its target's ifindex, which is mostly the same in all pods
+}
+
+// podOut returns the pod_out program for a target interface; the target is a constant in it.
+func (p *programs) podOut(m *maps, target uint32) (*ebpf.Program, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if program := p.outs[target]; program != nil {
+		return program, nil
+	}
+	collection, err := loadObject(m, "pod_out_tc", "weft_pod_out", map[string]any{"weft_out_ifindex": target}, false)
+	if err != nil {
+		return nil, err
+	}
+	p.closers = append(p.closers, collection)
+	p.outs[target] = collection.Programs["weft_pod_out"]
+	return p.outs[target], nil
 }
 
 func (p *programs) Close() {
@@ -26,7 +46,7 @@ func (p *programs) Close() {
 // loadPrograms verifies and loads every hook's program on the shared maps. frags lets XDP see
 // frames larger than a page.
 func loadPrograms(m *maps, frags bool) (*programs, error) {
-	p := &programs{}
+	p := &programs{outs: map[uint32]*ebpf.Program{}}
 	for _, each := range []struct {
 		object, program string
 		to              **ebpf.Program

@@ -20,9 +20,11 @@ import (
 // secondPodIf is the second interface's name in the pod.
 const secondPodIf = "weft-tx"
 
+const secondPrefix = "wefx"
+
 // secondHostIf derives the second pair's host side from the first's: "weft…" becomes "wefx…".
 func secondHostIf(hostIf string) string {
-	return "wefx" + strings.TrimPrefix(hostIf, "weft")
+	return secondPrefix + strings.TrimPrefix(hostIf, "weft")
 }
 
 // ensureSecondInterface makes the pair, up on both sides, and returns its host side's index.
@@ -115,16 +117,13 @@ func (d *Datapath) openSecondInterface(ep Endpoint, ifindex int) error {
 	})
 }
 
-// ensurePodOut attaches pod_out to the pod's own interface. Its target is a constant, so each pod has
-// a program of its own.
+// ensurePodOut attaches pod_out to the pod's own interface.
 func (d *Datapath) ensurePodOut(ep Endpoint, ifindex int, target uint32) error {
-	collection, err := loadObject(d.maps, "pod_out_tc", "weft_pod_out", map[string]any{"weft_out_ifindex": target}, false)
+	program, err := d.progs.podOut(d.maps, target)
 	if err != nil {
 		return err
 	}
-	defer collection.Close()
-	h := hook{"pod_out", kindTCEgress, collection.Programs["weft_pod_out"]}
-	return d.ensureLink(h, ep.HostIf, ifindex)
+	return d.ensureLink(hook{"pod_out", kindTCEgress, program}, ep.HostIf, ifindex)
 }
 
 // removeSecondInterface undoes hybrid mode for one endpoint: first the redirect, then the pair.

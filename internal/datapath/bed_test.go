@@ -1,0 +1,294 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/netns"
+)
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+func mac(last byte) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, last} }
+
+// The world of the tables: two pods on this node, one peer that is resolved, one that is not.
+var (
+	gatewayMAC = net.HardwareAddr{0x02, 0x57, 0x45, 0x46, 0x54, 0x01}
+	podA       = Endpoint{Slot: 1, HostIf: "wta", MAC: mac(0xa), GatewayMAC: gatewayMAC, IPv4: addr("10.1.0.10"), IPv6: addr("fd00:1::10"), MTU: 1500}
+	podB       = Endpoint{Slot: 2, HostIf: "wtb", MAC: mac(0xb), GatewayMAC: gatewayMAC, IPv4: addr("10.1.0.11"), IPv6: addr("fd00:1::11"), MTU: 1500}
+
+	uplinkMAC, peerMAC = mac(0x10), mac(0x20)
+	node4, node6       = addr("192.0.2.1"), addr("2001:db8::1")
+	peer4, peer6       = addr("10.2.0.20"), addr("fd00:2::20")
+	cold4, cold6       = addr("10.3.0.30"), addr("fd00:3::30") // pods of a node that is not resolved yet
+	nobody4, nobody6   = addr("10.1.0.99"), addr("fd00:1::99") // in this node's range, without an endpoint
+	world4, world6     = addr("198.51.100.7"), addr("2001:db8:ffff::7")
+)
+
+const flowEntries = 4096
+
+// bed is the programs on maps of their own, in a network namespace of their own, with the world's
+// interfaces in it. One per process: loading takes longer than all the tables.
+type bed struct {
+	*Datapath
+	index map[string]int // interface name to index
+	calls chan func()    // run inside the namespace
+}
+
+var theBed struct {
+	once sync.Once
+	bed  *bed
+	err  error
+}
+
+// newBed returns the bed with the world freshly set up.
+func newBed(t testing.TB) *bed {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: loads BPF programs and makes a network namespace")
+	}
+	theBed.once.Do(func() { theBed.bed, theBed.err = makeBed() })
+	if theBed.err != nil {
+		t.Fatal(theBed.err)
+	}
+	theBed.bed.reset(t)
+	return theBed.bed
+}
+
+func makeBed() (*bed, error) {
+	b := &bed{index: map[string]int{}, calls: make(chan func())}
+	name := fmt.Sprintf("wt-dp-%d", os.Getpid())
+	path, err := netns.Create(name)
+	if err != nil {
+		return nil, err
+	}
+	entered := make(chan error)
+	go func() {
+		_ = netns.Do(path, func() error {
+			entered <- b.makeInterfaces()
+			for call := range b.calls {
+				call()
+			}
+			return nil
+		})
+	}()
+	// The thread inside keeps the namespace: without a name nothing is left behind, however the process ends.
+	if err := errors.Join(<-entered, netns.Delete(name)); err != nil {
+		return nil, err
+	}
+	b.Datapath = &Datapath{
+		log: slog.New(slog.DiscardHandler), mode: ModeStatus{Active: ModeXDP},
+		opts: Options{HostAddrs: []netip.Addr{node4, node6}, EventsPerSecond: 1000},
+	}
+	dir, err := privateBPFFS()
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir) // open maps need no pins
+	if b.maps, err = openMaps(dir, flowEntries, b.log); err != nil {
+		return nil, err
+	}
+	b.progs, err = loadPrograms(b.maps, true)
+	return b, err
+}
+
+var bpffsCount int
+
+// privateBPFFS makes a pin directory of this process. The caller removes it.
+func privateBPFFS() (string, error) {
+	const root = "/sys/fs/bpf"
+	if checkBPFFS(root) != nil {
+		if err := unix.Mount("bpf", root, "bpf", 0, ""); err != nil {
+			return "", fmt.Errorf("mount bpffs: %w", err)
+		}
+	}
+	bpffsCount++
+	dir := filepath.Join(root, fmt.Sprintf("wt-dp-%d-%d", os.Getpid(), bpffsCount))
+	return dir, os.Mkdir(dir, 0o700)
+}
+
+func (b *bed) makeInterfaces() error {
+	for _, name := range []string{"wta", "wtb", "wtup", "wtx"} {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = name
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name + "-peer"}); err != nil {
+			return fmt.Errorf("make veth %s: %w", name, err)
+		}
+		l, err := net.InterfaceByName(name)
+		if err != nil {
+			return err
+		}
+		b.index[name] = l.Index
+	}
+	return nil
+}
+
+// inside runs f in the bed's network namespace.
+func (b *bed) inside(f func() error) error {
+	done := make(chan error)
+	b.calls <- func() { done <- f() }
+	return <-done
+}
+
+// reset empties every map and enters the world anew.
+func (b *bed) reset(t testing.TB) {
+	t.Helper()
+	for _, m := range []*ebpf.Map{b.maps.EpIf, b.maps.EpAddr, b.maps.Routes, b.maps.Flows4, b.maps.Flows6, b.maps.Frags, b.maps.Drops} {
+		must(t, emptyMap(m))
+	}
+	must(t, b.maps.Buckets.Put(uint32(0), make([]bpfEventStatsHalf, ebpf.MustPossibleCPU())))
+	must(t, b.maps.Buckets.Put(uint32(1), make([]bpfEventStatsHalf, ebpf.MustPossibleCPU())))
+	must(t, b.maps.EvStats.Put(uint32(0), make([]bpfEventStats, ebpf.MustPossibleCPU())))
+	b.eps, b.mode = map[uint16]Endpoint{}, ModeStatus{Active: ModeXDP}
+	must(t, b.nodes.restore(b.maps))
+	must(t, b.configure())
+	for slot := range uint16(8) {
+		must(t, b.clearCounters(slot))
+	}
+	must(t, b.putEndpoint(podA, []int{b.index["wta"]}))
+	must(t, b.putEndpoint(podB, []int{b.index["wtb"]}))
+	routes := map[string]uint32{"10.1.0.0/24": 0, "fd00:1::/64": 0, "10.2.0.0/24": 1, "fd00:2::/64": 1, "10.3.0.0/24": 2, "fd00:3::/64": 2}
+	for prefix, node := range routes {
+		key := routeKey(netip.MustParsePrefix(prefix))
+		must(t, b.maps.Routes.Put(&key, &bpfRoute{Node: node}))
+	}
+	b.setPeer(t, bpfNode{
+		Ifindex: uint32(b.index["wtup"]), Flags: bpfNodeResolved | bpfNodeXdpOut, Mtu: 1500,
+		Dmac: toMAC(peerMAC), Smac: toMAC(uplinkMAC),
+	})
+}
+
+// bpfEventStatsHalf has the size of struct weft_bucket.
+type bpfEventStatsHalf struct{ FullNs uint64 }
+
+// setPeer changes how node 1 is reached, in both families.
+func (b *bed) setPeer(t testing.TB, entry bpfNode) {
+	t.Helper()
+	for _, index := range []uint32{2, 3} {
+		_, err := b.putNode(index, entry)
+		must(t, err)
+	}
+	must(t, b.changed())
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func emptyMap(m *ebpf.Map) error {
+	var keys [][]byte
+	key, value := make([]byte, m.KeySize()), make([]byte, int(m.ValueSize()+7)/8*8*ebpf.MustPossibleCPU())
+	for entries := m.Iterate(); entries.Next(&key, &value); {
+		keys = append(keys, append([]byte(nil), key...))
+	}
+	for _, k := range keys {
+		if err := deleteKey(m, k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// contexts are the two that every behaviour must be the same in.
+var contexts = []string{"xdp", "tc"}
+
+func (b *bed) program(context, hook string) *ebpf.Program {
+	return map[string]*ebpf.Program{
+		"xdp from_pod": b.progs.FromPodXDP, "xdp from_wire": b.progs.FromWireXDP, "tc from_pod": b.progs.FromPodTC,
+		"tc from_wire": b.progs.FromWireTC, "tc to_pod": b.progs.ToPod, "tc to_wire": b.progs.ToWire,
+	}[context+" "+hook]
+}
+
+// send runs one frame through a hook and returns what the program said and the frame as it is then.
+// A frame for from_pod comes from pod A's interface unless iface names another.
+func (b *bed) send(t testing.TB, context, hook, iface string, frame []byte) (verdict string, out []byte) {
+	t.Helper()
+	return b.runProgram(t, b.program(context, hook), context, iface, frame)
+}
+
+func (b *bed) runProgram(t testing.TB, program *ebpf.Program, context, iface string, frame []byte) (verdict string, out []byte) {
+	t.Helper()
+	index := uint32(b.index[iface])
+	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Repeat: 1}
+	if context == "xdp" {
+		options.Context = &xdpContext{DataEnd: uint32(len(frame)), IngressIfindex: index}
+	} else {
+		options.Context = &skbContext{Ifindex: index}
+	}
+	var code uint32
+	must(t, b.inside(func() (err error) {
+		code, err = program.Run(options)
+		return err
+	}))
+	return verdictOf(context, code), options.DataOut
+}
+
+// verdictOf gives both contexts' codes one name. XDP answers with TX and TC with a redirect: both are
+// "redirect" here, and the frame tells where to.
+func verdictOf(context string, code uint32) string {
+	names := map[uint32]string{0: "aborted", 1: "drop", 2: "pass", 3: "redirect", 4: "redirect"}
+	if context == "tc" {
+		names = map[uint32]string{0xffffffff: "pass", 2: "drop", 7: "redirect"}
+	}
+	if name, ok := names[code]; ok {
+		return name
+	}
+	return fmt.Sprintf("code %d", int32(code))
+}
+
+// counted lists what is not zero: "slot direction verdict packets" and, for drops, "slot direction reason packets".
+func (b *bed) counted(t testing.TB) []string {
+	t.Helper()
+	rows, err := b.Counters()
+	must(t, err)
+	var list []string
+	for _, r := range rows {
+		what := r.Verdict
+		if r.Reason != "" {
+			what = r.Reason
+		}
+		list = append(list, fmt.Sprintf("%d %s %s %d", r.Slot, r.Direction, what, r.Packets))
+	}
+	return list
+}
+
+// flows lists the flow table as "src > dst proto state".
+func (b *bed) flowList(t testing.TB) []Flow {
+	t.Helper()
+	rows, err := b.Flows(1 << 20)
+	must(t, err)
+	return rows
+}
+
+func ifaceFor(hook string) string {
+	if strings.HasSuffix(hook, "wire") {
+		return "wtup"
+	}
+	return "wta"
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if theBed.bed != nil {
+		close(theBed.bed.calls)
+		theBed.bed.Close()
+		runtime.Gosched()
+	}
+	os.Exit(code)
+}

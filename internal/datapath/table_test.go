@@ -1,0 +1,172 @@
+package datapath
+
+import (
+	"bytes"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// row is one packet and everything that must become of it, in both contexts.
+type row struct {
+	name  string
+	hook  string // from_pod unless set
+	iface string // where it comes in; pod A's or the uplink unless set
+	setup func(t *testing.T, b *bed)
+	in    packet
+	cut   int    // length that the frame is cut to, if not 0
+	want  string // pass, drop or redirect; pass and drop leave the frame alone unless out is set
+	// reason is the drop's, as counted; a "time exceeded" is a redirect with a reason.
+	reason Reason
+	// out checks the frame after the program. Without it, pass and drop must leave it unchanged.
+	out func(in, out []byte) error
+	// counts are all counters after one packet; nil checks only the reason.
+	counts []string
+	only   string // context, for what the other cannot see; why says why
+	why    string
+	once   bool // a second packet meets another state
+	// bug marks a row that fails today: the text says how. The row fails once it holds.
+	bug string
+}
+
+func fromA(dst netip.Addr) packet { return newPacket(podA.MAC, gatewayMAC, addrOf(podA, dst), dst) }
+func fromB(dst netip.Addr) packet { return newPacket(podB.MAC, gatewayMAC, addrOf(podB, dst), dst) }
+
+// fromPeer is what a pod of the peer node sends, as it arrives on the uplink.
+func fromPeer(dst netip.Addr) packet {
+	src := peer4
+	if dst.Is6() {
+		src = peer6
+	}
+	return newPacket(peerMAC, uplinkMAC, src, dst)
+}
+
+func addrOf(ep Endpoint, like netip.Addr) netip.Addr {
+	if like.Is6() {
+		return ep.IPv6
+	}
+	return ep.IPv4
+}
+
+func routedTo(smac, dmac net.HardwareAddr) func(in, out []byte) error {
+	return func(in, out []byte) error { return wantRouted(in, out, smac, dmac) }
+}
+
+var (
+	toPeer = routedTo(uplinkMAC, peerMAC)
+	toB    = routedTo(gatewayMAC, podB.MAC)
+	toA    = routedTo(gatewayMAC, podA.MAC)
+)
+
+func runTable(t *testing.T, rows []row) {
+	t.Helper()
+	b := newBed(t)
+	for _, r := range rows {
+		for _, context := range contexts {
+			if r.only != "" && r.only != context || strings.HasPrefix(r.hook, "to_") && context == "xdp" {
+				continue
+			}
+			t.Run(r.name+"/"+context, func(t *testing.T) { r.run(t, b, context) })
+		}
+	}
+}
+
+func (r row) run(t *testing.T, b *bed, context string) {
+	b.reset(t)
+	if r.setup != nil {
+		r.setup(t, b)
+	}
+	if r.hook == "" {
+		r.hook = "from_pod"
+	}
+	if r.iface == "" {
+		r.iface = ifaceFor(r.hook)
+	}
+	in := r.in.bytes()
+	if r.cut != 0 {
+		in = in[:r.cut]
+	}
+	before := b.counted(t)
+	verdict, out := b.send(t, context, r.hook, r.iface, in)
+	problems := r.problems(in, out, verdict, subtract(b.counted(t), before))
+	if !r.once && len(problems) == 0 {
+		again, outAgain := b.send(t, context, r.hook, r.iface, in)
+		if again != verdict || !bytes.Equal(out, outAgain) {
+			problems = append(problems, "second packet: "+again+", first: "+verdict)
+		}
+	}
+	if r.bug != "" {
+		if len(problems) == 0 {
+			t.Errorf("this bug is gone, take the mark away: %s", r.bug)
+		}
+		t.Logf("known bug: %s: %s", r.bug, strings.Join(problems, "; "))
+		return
+	}
+	for _, p := range problems {
+		t.Error(p)
+	}
+}
+
+func (r row) problems(in, out []byte, verdict string, counts []string) (list []string) {
+	if verdict != r.want {
+		list = append(list, "verdict "+verdict+", want "+r.want)
+	}
+	if got, want := reasonsIn(counts), []string{r.reason.String()}; r.reason == ReasonNone && got != nil || r.reason != ReasonNone && !slices.Equal(got, want) {
+		list = append(list, "drop reasons "+strings.Join(got, ",")+", want "+r.reason.String())
+	}
+	if r.counts != nil && !slices.Equal(sorted(counts), sorted(r.counts)) {
+		list = append(list, "counters "+strings.Join(counts, ", ")+"; want "+strings.Join(r.counts, ", "))
+	}
+	if verdict != r.want {
+		return list
+	}
+	if r.out != nil {
+		if err := r.out(in, out); err != nil {
+			list = append(list, err.Error())
+		}
+	} else if !bytes.Equal(in, out) {
+		list = append(list, "the frame was changed")
+	}
+	return list
+}
+
+func sorted(list []string) []string { return slices.Sorted(slices.Values(list)) }
+
+// subtract leaves out the counters that setup had already moved; rows whose setup moves the
+// same counter name its total.
+func subtract(after, before []string) []string {
+	return slices.DeleteFunc(after, func(s string) bool { return slices.Contains(before, s) })
+}
+
+// reasonsIn picks the drop reasons out of a list of counters.
+func reasonsIn(counts []string) (labels []string) {
+	for _, c := range counts {
+		what := strings.Fields(c)[2]
+		if !slices.Contains(Verdicts(), what) {
+			labels = append(labels, what)
+		}
+	}
+	return labels
+}
+
+// steps sends packets one after the other and wants each forwarded: the state that a row starts from.
+func after(hook string, packets ...packet) func(*testing.T, *bed) {
+	return func(t *testing.T, b *bed) {
+		t.Helper()
+		for i, p := range packets {
+			if v, _ := b.send(t, "tc", hook, ifaceFor(hook), p.bytes()); v == "drop" {
+				t.Fatalf("packet %d of the setup was dropped", i)
+			}
+		}
+	}
+}
+
+func both(setups ...func(*testing.T, *bed)) func(*testing.T, *bed) {
+	return func(t *testing.T, b *bed) {
+		for _, s := range setups {
+			s(t, b)
+		}
+	}
+}
