@@ -57,10 +57,11 @@ ALWAYS_INLINE int ctx_pull(weft_ctx *ctx, __u32 len) { return -1; }
 ALWAYS_INLINE int ctx_to_wire(weft_ctx *ctx, __u32 ifindex) { return bpf_redirect(ifindex, 0); }
 ALWAYS_INLINE int ctx_to_pod(weft_ctx *ctx, __u32 ifindex) { return bpf_redirect(ifindex, 0); }
 
-/* Sends a frame back to where it came from. */
+/* Sends a frame back to where it came from. Not by XDP_TX: a veth delivers that only if the other end
+ * has an XDP program too, while a redirect needs no more than NAPI (GRO) there. */
 ALWAYS_INLINE int ctx_reply(weft_ctx *ctx, __u32 ifindex)
 {
-	return ifindex == ctx->ingress_ifindex ? XDP_TX : bpf_redirect(ifindex, 0);
+	return bpf_redirect(ifindex, 0);
 }
 
 /* Cuts the frame to len bytes and then opens room bytes before it. */

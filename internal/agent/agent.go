@@ -22,6 +22,7 @@ import (
 	"weft.dev/weft/internal/endpoint"
 	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/masquerade"
 	"weft.dev/weft/internal/store"
 	"weft.dev/weft/internal/store/dir"
 )
@@ -41,7 +42,8 @@ type seams struct {
 	findLinks     func(*config.Config, *v1alpha1.Node) (hostLinks, error)
 	openDatapath  func(*config.Config, *v1alpha1.Node, hostLinks, *slog.Logger) (Datapath, error)
 	openEndpoints func(endpoint.Options) (Endpoints, http.Handler, error)
-	masquerade    func(*masquerade) error
+	outward       func(uplinks []string) ([]string, error)
+	masquerade    func(instance string, want *masquerade.Options) error
 }
 
 func realSeams() seams {
@@ -53,6 +55,7 @@ func realSeams() seams {
 		},
 		openDatapath:  openDatapath,
 		openEndpoints: openEndpoints,
+		outward:       outwardInterfaces,
 		masquerade:    setMasquerade,
 	}
 }
@@ -87,7 +90,7 @@ type node struct {
 	dp      Datapath
 	manager Endpoints
 	// masked is what the host's masquerading was last set to, if it was (maskedOnce).
-	masked     *masquerade
+	masked     *masquerade.Options
 	maskedOnce bool
 }
 

@@ -6,208 +6,21 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath"
-	"weft.dev/weft/internal/endpoint"
 	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/store"
 )
-
-// world is everything that an agent stands on, faked.
-type world struct {
-	mu       sync.Mutex
-	snapshot *store.Snapshot
-	changed  func(*store.Snapshot)
-	nodes    []datapath.Node
-	nodesErr error
-	pruned   []datapath.Endpoint
-	closed   bool
-	masks    []*masquerade
-	restore  error
-	sync     error
-	events   chan datapath.FlowEvent
-	linksErr error
-}
-
-func newWorld() *world {
-	return &world{snapshot: store.NewSnapshot(), events: make(chan datapath.FlowEvent, 8)}
-}
-
-func nodeObject(name, addr, cidr string) *v1alpha1.Node {
-	return &v1alpha1.Node{
-		Metadata: v1alpha1.ObjectMeta{Name: name},
-		Spec:     v1alpha1.NodeSpec{Addresses: []netip.Addr{netip.MustParseAddr(addr)}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix(cidr)}},
-	}
-}
-
-// put changes the store, as a person who edits a file does.
-func (w *world) put(change func(*store.Snapshot)) {
-	w.mu.Lock()
-	next := store.NewSnapshot()
-	for name, node := range w.snapshot.Nodes {
-		next.Nodes[name] = node
-	}
-	for name, ep := range w.snapshot.Endpoints {
-		next.Endpoints[name] = ep
-	}
-	change(next)
-	w.snapshot = next
-	changed := w.changed
-	w.mu.Unlock()
-	if changed != nil {
-		changed(next)
-	}
-}
-
-// fakeStore is the world as a store.
-type fakeStore struct{ *world }
-
-func (s fakeStore) Snapshot() (*store.Snapshot, error) { return s.snapshot, nil }
-func (s fakeStore) Watch(ctx context.Context, changed func(*store.Snapshot)) error {
-	s.mu.Lock()
-	s.changed = changed
-	snapshot := s.snapshot
-	s.mu.Unlock()
-	changed(snapshot)
-	<-ctx.Done()
-	return nil
-}
-func (s fakeStore) PutEndpoint(*v1alpha1.Endpoint) error { return nil }
-func (s fakeStore) DeleteEndpoint(string) error          { return nil }
-
-// fakeDatapath is the world as a datapath.
-type fakeDatapath struct{ *world }
-
-func (d fakeDatapath) AttachEndpoint(datapath.Endpoint) error { return nil }
-func (d fakeDatapath) DetachEndpoint(datapath.Endpoint) error { return nil }
-func (d fakeDatapath) Close() error                           { d.mu.Lock(); d.closed = true; d.mu.Unlock(); return nil }
-func (d fakeDatapath) Prune(keep []datapath.Endpoint) error   { d.pruned = keep; return nil }
-func (d fakeDatapath) SetNodes(_ context.Context, nodes []datapath.Node) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.nodes = nodes
-	return d.nodesErr
-}
-func (d fakeDatapath) Run(ctx context.Context) error { <-ctx.Done(); return nil }
-func (d fakeDatapath) Events(ctx context.Context, handle func(datapath.FlowEvent)) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case event := <-d.events:
-			handle(event)
-		}
-	}
-}
-func (d fakeDatapath) EventStats() (datapath.EventStats, error) {
-	return datapath.EventStats{Suppressed: 3}, nil
-}
-func (d fakeDatapath) Counters() ([]datapath.Counter, error) {
-	return []datapath.Counter{
-		{Slot: 1, Direction: "egress", Verdict: "forward", Traffic: datapath.Traffic{Packets: 5, Bytes: 500}},
-		{Slot: 1, Direction: "egress", Verdict: "drop", Reason: "spoofed_ip", Traffic: datapath.Traffic{Packets: 2, Bytes: 84}},
-	}, nil
-}
-func (d fakeDatapath) Flows(limit int) ([]datapath.Flow, error) {
-	return []datapath.Flow{{Src: netip.MustParseAddrPort("10.1.0.2:1"), Dst: netip.MustParseAddrPort("10.2.0.2:80"), Protocol: 6}}, nil
-}
-func (d fakeDatapath) Trace(from datapath.Endpoint, to netip.AddrPort, protocol uint8) (*datapath.Trace, error) {
-	return &datapath.Trace{Verdict: "forward", NextHop: fmt.Sprint(from.Slot, to, protocol)}, nil
-}
-func (d fakeDatapath) ModeStatus() datapath.ModeStatus {
-	return datapath.ModeStatus{Asked: "auto", Active: "hybrid", Why: "of the test"}
-}
-func (d fakeDatapath) Links() ([]datapath.LinkStatus, error) { return nil, nil }
-
-// fakeEndpoints is the world as an endpoint manager with one endpoint.
-type fakeEndpoints struct{ *world }
-
-var web = endpoint.Info{ID: "0a1b", Namespace: "demo", Pod: "web", Slot: 1, IPv4: netip.MustParseAddr("10.1.0.2"), HostIf: "weft0"}
-
-func (e fakeEndpoints) Restore(context.Context) error { return e.restore }
-func (e fakeEndpoints) Sync(context.Context) error    { return e.sync }
-func (e fakeEndpoints) Status() error                 { return nil }
-func (e fakeEndpoints) List() []endpoint.Info         { return []endpoint.Info{web} }
-func (e fakeEndpoints) Get(name string) (endpoint.Info, bool) {
-	return web, name == "demo/web" || name == "web"
-}
-func (e fakeEndpoints) BySlot(slot uint16) (endpoint.Info, bool)   { return web, slot == 1 }
-func (e fakeEndpoints) ByIP(addr netip.Addr) (endpoint.Info, bool) { return web, addr == web.IPv4 }
-
-func (w *world) seams() seams {
-	return seams{
-		preflight: func(string, *slog.Logger) error { return nil },
-		openStore: func(string) (store.Store, error) { return fakeStore{w}, nil },
-		findLinks: func(*config.Config, *v1alpha1.Node) (hostLinks, error) {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			return hostLinks{Uplinks: []string{"wire"}, MTU: 1450}, w.linksErr
-		},
-		openDatapath: func(*config.Config, *v1alpha1.Node, hostLinks, *slog.Logger) (Datapath, error) {
-			return fakeDatapath{w}, nil
-		},
-		openEndpoints: func(endpoint.Options) (Endpoints, http.Handler, error) {
-			return fakeEndpoints{w}, http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { io.WriteString(rw, "cni") }), nil
-		},
-		masquerade: func(m *masquerade) error {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			w.masks = append(w.masks, m)
-			return nil
-		},
-	}
-}
-
-func testConfig(t *testing.T) *config.Config {
-	cfg := config.Default()
-	cfg.Node, cfg.Metrics.Listen = "a", ""
-	cfg.Paths = config.Paths{Run: filepath.Join(t.TempDir(), "run"), State: t.TempDir(), BPF: t.TempDir()}
-	return cfg
-}
-
-// start runs an agent and returns its client and a way to end it.
-func (w *world) start(t *testing.T, cfg *config.Config) (*admin.Client, func() error) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	tail := &LogTail{}
-	go func() {
-		done <- run(ctx, cfg, Options{Version: "test", LogTail: tail, Log: slog.New(slog.NewTextHandler(tail, nil))}, w.seams())
-	}()
-	stop := sync.OnceValue(func() error { cancel(); return <-done })
-	t.Cleanup(func() { stop() })
-	client := admin.NewClient(cfg.Socket())
-	eventually(t, "the socket", func() bool { _, err := client.Ready(ctx); return err == nil })
-	return client, stop
-}
-
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
-		if holds() {
-			return
-		}
-	}
-	t.Fatalf("%s never came", what)
-}
-
-func ready(client *admin.Client) bool {
-	state, err := client.Ready(context.Background())
-	return err == nil && state.Ready
-}
 
 func TestLife(t *testing.T) {
 	w, ctx := newWorld(), context.Background()

@@ -10,6 +10,7 @@ import (
 
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/endpoint"
+	"weft.dev/weft/internal/masquerade"
 	"weft.dev/weft/internal/store"
 	"weft.dev/weft/internal/store/dir"
 )
@@ -37,7 +38,7 @@ func cleanup(ctx context.Context, cfg *config.Config, held *instanceLock, log *s
 	errs := []error{
 		removeEndpoints(ctx, cfg, log),
 		cleanupDatapath(cfg, log),
-		setMasquerade(nil),
+		masquerade.Remove(cfg.Instance),
 	}
 	if errors.Join(errs...) == nil {
 		// The records name what is left; they stay until nothing is.

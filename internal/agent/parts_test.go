@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -11,8 +12,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/config"
+	"weft.dev/weft/internal/masquerade"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -129,29 +133,23 @@ func TestWantedMasquerade(t *testing.T) {
 	own := nodeObject("a", "192.0.2.1", "10.1.0.0/24")
 	nodes := map[string]*v1alpha1.Node{"a": own, "b": nodeObject("b", "10.2.0.1", "10.2.0.0/24")}
 	cfg := config.Default()
-	if wantedMasquerade(cfg, own, nodes) != nil {
+	if wantedMasquerade(cfg, own, []string{"w0"}, nodes) != nil {
 		t.Error("masquerade without being asked")
 	}
-	cfg.Masquerade.Enabled, cfg.Masquerade.Except = true, prefixes("10.1.0.0/16", "fd00::/8")
-	got := wantedMasquerade(cfg, own, nodes)
-	if !slices.Equal(got.sources, prefixes("10.1.0.0/24")) || !slices.Equal(got.inside, prefixes("10.1.0.0/16", "10.2.0.0/24", "192.0.2.1/32", "fd00::/8")) {
+	cfg.Instance, cfg.Masquerade.Enabled, cfg.Masquerade.Except = "blue", true, prefixes("10.1.0.0/16", "fd00::/8")
+	got := wantedMasquerade(cfg, own, []string{"w0"}, nodes)
+	want := &masquerade.Options{
+		Instance: "blue", Uplinks: []string{"w0"}, PodCIDRs: prefixes("10.1.0.0/24"),
+		Except: prefixes("10.1.0.0/16", "10.1.0.0/24", "10.2.0.0/24", "10.2.0.1/32", "192.0.2.1/32", "fd00::/8"),
+	}
+	if !got.Equal(want) {
 		t.Errorf("%+v", got)
 	}
 }
 
-func TestAfter(t *testing.T) {
-	for prefix, want := range map[string]string{
-		"10.0.0.0/24": "10.0.1.0", "10.0.0.1/32": "10.0.0.2", "fd00::/64": "fd00:0:0:1::", "255.255.255.0/24": "invalid IP", "0.0.0.0/0": "invalid IP",
-	} {
-		if got := after(netip.MustParsePrefix(prefix)); got.String() != want {
-			t.Errorf("%s: %s", prefix, got)
-		}
-	}
-}
-
-func TestSetMasquerade(t *testing.T) {
+func TestOutwardInterfaces(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root: sets nftables rules in a network namespace")
+		t.Skip("needs root: makes a network namespace with default routes")
 	}
 	name := fmt.Sprintf("wt-agent-%d", os.Getpid())
 	path, err := netns.Create(name)
@@ -159,9 +157,30 @@ func TestSetMasquerade(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer netns.Delete(name)
-	want := &masquerade{sources: prefixes("10.1.0.0/24", "fd01::/64"), inside: prefixes("10.0.0.0/8", "fd00::/8", "255.255.255.0/24")}
 	err = netns.Do(path, func() error {
-		return errors.Join(setMasquerade(nil), setMasquerade(want), setMasquerade(want), setMasquerade(nil), setMasquerade(want))
+		if names, err := outwardInterfaces([]string{"wire0"}); err != nil || !slices.Equal(names, []string{"wire0"}) {
+			t.Errorf("no default route: %v %v", names, err)
+		}
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "out0"
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "out1"}); err != nil {
+			return err
+		}
+		link, err := netlink.LinkByName("out0")
+		if err != nil {
+			return err
+		}
+		if err := netlink.LinkSetUp(link); err != nil {
+			return err
+		}
+		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}}); err != nil {
+			return err
+		}
+		names, err := outwardInterfaces([]string{"wire0"})
+		if !slices.Equal(names, []string{"out0", "wire0"}) {
+			t.Errorf("with a default route: %v", names)
+		}
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -107,11 +107,18 @@ func (a *Agent) syncNodes(ctx context.Context, n *node, snapshot *store.Snapshot
 
 // syncMasquerade touches the host's rules only when what they should be has changed.
 func (a *Agent) syncMasquerade(n *node, snapshot *store.Snapshot) error {
-	want := wantedMasquerade(a.cfg, n.object, snapshot.Nodes)
-	if n.maskedOnce && n.masked.equal(want) {
+	var outward []string
+	if a.cfg.Masquerade.Enabled {
+		var err error
+		if outward, err = a.seams.outward(n.links.Uplinks); err != nil {
+			return err
+		}
+	}
+	want := wantedMasquerade(a.cfg, n.object, outward, snapshot.Nodes)
+	if n.maskedOnce && n.masked.Equal(want) {
 		return nil
 	}
-	if err := a.seams.masquerade(want); err != nil {
+	if err := a.seams.masquerade(a.cfg.Instance, want); err != nil {
 		return err
 	}
 	n.masked, n.maskedOnce = want, true

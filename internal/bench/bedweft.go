@@ -9,8 +9,6 @@ import (
 	"os"
 	"sync/atomic"
 
-	"github.com/vishvananda/netlink"
-
 	"weft.dev/weft/internal/lab"
 )
 
@@ -45,7 +43,7 @@ func newWeftBed(ctx context.Context, binary, variant string, s shape) (*bed, err
 		b.lab = nil
 		return l.Down(ctx)
 	}
-	if err := errors.Join(b.fromLab(), b.announceXDP()); err != nil {
+	if err := b.fromLab(); err != nil {
 		return nil, fmt.Errorf("build bed %s/%s: %w", variant, s, errors.Join(err, b.close(context.WithoutCancel(ctx))))
 	}
 	return b, nil
@@ -114,25 +112,6 @@ func (b *bed) fromLab() error {
 	}
 	b.grow = b.growLab
 	return nil
-}
-
-// announceXDP makes the kernel say again whether frames may be redirected to the wire.
-// A veth announces that when GRO goes on at its far end, but not when GRO was on
-// before that end came up; and agents look again when a link changes.
-func (b *bed) announceXDP() error {
-	var errs []error
-	for _, p := range b.wire {
-		for _, on := range []bool{false, true} {
-			_, err := setFeatures(p, on, "rx-gro")
-			errs = append(errs, err)
-		}
-	}
-	for _, p := range b.wire {
-		for _, alias := range []string{"weft bench", ""} {
-			errs = append(errs, onLink(p, func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetAlias(l, alias) }))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // podOf describes a lab's pod.

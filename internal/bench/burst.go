@@ -24,7 +24,7 @@ const (
 // longestBurst, and the burst's edges.
 func burstLength(seen genWindow, rest time.Duration) uint32 {
 	rate := float64(seen.counted) / seen.wall.Seconds()
-	return uint32(min(rate*(min(rest, longestBurst)+4*edge).Seconds(), 1<<31))
+	return uint32(min(max(rate*(min(rest, longestBurst)+4*edge).Seconds(), firstBurst), 1<<31))
 }
 
 // burst sends n frames in one system call while another thread reads the counters.
@@ -33,7 +33,11 @@ func (g *genPrograms) burst(cpu int, n uint32) (genResult, error) {
 	if err != nil {
 		return genResult{}, err
 	}
-	watch := g.watch(cpu, unix.Gettid())
+	softirqd, err := ksoftirqd(cpu)
+	if err != nil {
+		return genResult{}, err
+	}
+	watch := g.watch(cpu, clocks{threadClock(unix.Gettid()), processClock(softirqd)})
 	_, runErr := g.coll.Programs["bench_gen"].Run(&ebpf.RunOptions{
 		Data: g.spec.frame(), Repeat: n, Flags: liveFrames, BatchSize: batchSize,
 	})
@@ -61,7 +65,7 @@ type look struct {
 
 // watch reads the counters every peek until the returned function is called, which
 // gives the span from the first to the last reading inside the burst's edges.
-func (g *genPrograms) watch(cpu, tid int) func() (genWindow, error) {
+func (g *genPrograms) watch(cpu int, spent clocks) func() (genWindow, error) {
 	stop := make(chan struct{})
 	done := make(chan error, 1)
 	var looks []look
@@ -75,7 +79,7 @@ func (g *genPrograms) watch(cpu, tid int) func() (genWindow, error) {
 				return
 			case <-tick.C:
 			}
-			l, err := g.look(cpu, tid)
+			l, err := g.look(cpu, spent)
 			if err != nil {
 				done <- err
 				return
@@ -90,14 +94,14 @@ func (g *genPrograms) watch(cpu, tid int) func() (genWindow, error) {
 	}
 }
 
-// look reads the sink's count and the generator thread's CPU time.
-func (g *genPrograms) look(cpu, tid int) (look, error) {
+// look reads the sink's count and the CPU time spent on the way there.
+func (g *genPrograms) look(cpu int, spent clocks) (look, error) {
 	c, err := g.counters(cpu)
 	if err != nil {
 		return look{}, err
 	}
-	spent, err := threadCPU(tid)
-	return look{at: time.Now(), counted: c.counted, cpu: spent}, err
+	total, err := spent.read()
+	return look{at: time.Now(), counted: c.counted, cpu: total}, err
 }
 
 // spanOf finds the span that the rate is taken from: it starts with the reading an
@@ -127,14 +131,4 @@ func spanOf(looks []look) genWindow {
 		wall:    looks[to].at.Sub(looks[from].at),
 		cpu:     looks[to].cpu - looks[from].cpu,
 	}
-}
-
-// threadCPU returns a thread's CPU time by its clock, see pthread_getcpuclockid(3).
-func threadCPU(tid int) (time.Duration, error) {
-	const schedClock, perThread = 2, 4
-	var ts unix.Timespec
-	if err := unix.ClockGettime(int32(^tid<<3|perThread|schedClock), &ts); err != nil {
-		return 0, fmt.Errorf("read thread's CPU time: %w", err)
-	}
-	return time.Duration(ts.Nano()), nil
 }

@@ -271,6 +271,9 @@ func (p *plan) one(ctx context.Context, n int, t test, b *bed) (sample, error) {
 		for _, s := range samples {
 			p.rows.add(t.name, b.variant, s)
 		}
+		if len(samples) > 0 {
+			fmt.Fprintf(p.out, "%d/%d %-20s %-12s %s, %d in all\n", n+1, p.repeats, t.name, b.variant, describeSample(samples[0]), len(samples))
+		}
 		return nil, err
 	}
 	s, err := t.run(ctx, b, p.duration)

@@ -36,8 +36,13 @@ func retry(ctx context.Context, fn func() error) error {
 	}
 }
 
+// sinkNotice is how long agents get to see that the wire takes XDP frames now: the
+// kernel announces that when the sink is attached at the far end.
+const sinkNotice = 300 * time.Millisecond
+
 // settle sends a few frames at a time until one is counted.
 func (g *genPrograms) settle(ctx context.Context, cpu int) error {
+	time.Sleep(sinkNotice)
 	return retry(ctx, func() error {
 		_, err := g.coll.Programs["bench_gen"].Run(&ebpf.RunOptions{
 			Data: g.spec.frame(), Repeat: batchSize, Flags: liveFrames, BatchSize: batchSize,

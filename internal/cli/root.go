@@ -137,7 +137,7 @@ run, each in its own network namespace, name one with --instance or --socket.`,
 	_ = root.RegisterFlagCompletionFunc("instance", a.completeInstances)
 	root.AddCommand(
 		newAgent(a), newConfig(a), newStatus(a), newEndpoint(a), newNode(a), newFlows(a), newDrops(a),
-		newTrace(a), newConnectivity(a), newBench(a), newLab(a), newSysdump(a), newVersion(a), newExitCodes(),
+		newTrace(a), newConnectivity(a), newBench(a), newDemo(a), newLab(a), newSysdump(a), newVersion(a), newExitCodes(),
 	)
 	strictArgs(root)
 	return root

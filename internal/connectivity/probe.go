@@ -192,8 +192,9 @@ func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
 // explain is an error for the results table, without Go's layers around it.
 func explain(err error) string {
 	var errno syscall.Errno
+	var network net.Error
 	switch {
-	case errors.Is(err, os.ErrDeadlineExceeded):
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &network) && network.Timeout():
 		return "no answer"
 	case errors.As(err, &errno):
 		return errno.Error()

@@ -22,6 +22,8 @@ import (
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
+func mustPrefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
+
 func mac(last byte) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, last} }
 
 // The world of the tables: two pods on this node, one peer that is resolved, one that is not.
@@ -232,10 +234,14 @@ func (b *bed) runProgram(t testing.TB, program *ebpf.Program, context, iface str
 		options.Context = &skbContext{Ifindex: index}
 	}
 	var code uint32
-	must(t, b.inside(func() (err error) {
+	err := b.inside(func() (err error) {
 		code, err = program.Run(options)
 		return err
-	}))
+	})
+	if errors.Is(err, unix.EINVAL) && context == "tc" && len(frame) < 14+40 {
+		return "refused", frame // newer kernels take no skb in test_run that is shorter than its IP header
+	}
+	must(t, err)
 	return verdictOf(context, code), options.DataOut
 }
 
@@ -292,3 +298,5 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(code)
 }
+
+func possibleCPUs() int { return ebpf.MustPossibleCPU() }

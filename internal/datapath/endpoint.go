@@ -37,7 +37,8 @@ func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 			return err
 		}
 	}
-	if err := d.dropLinks(ep.HostIf, hooks...); err != nil {
+	// pod_out's pin is named after this interface, too: it stays in hybrid mode and goes below in others.
+	if err := d.dropLinks(ep.HostIf, append(hooks, hook{name: "pod_out", kind: kindTCEgress})...); err != nil {
 		return err
 	}
 	if len(ifindexes) > 1 {

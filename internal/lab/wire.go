@@ -153,9 +153,6 @@ func waitCarrier(ifName string) error {
 
 // setUpEnd makes one end of a wire ready, in the current namespace.
 func setUpEnd(ifName string, w WireSpec, addresses []netip.Prefix) error {
-	if err := setFeatures(ifName, w.offload()); err != nil {
-		return err
-	}
 	link, err := netlink.LinkByName(ifName)
 	if err != nil {
 		return fmt.Errorf("find %s: %w", ifName, err)
@@ -163,7 +160,11 @@ func setUpEnd(ifName string, w WireSpec, addresses []netip.Prefix) error {
 	if err := addAddresses(link, addresses); err != nil {
 		return err
 	}
-	return linkUp(ifName)
+	// Up before GRO: a veth that gets GRO while down does not tell its peer that it takes XDP frames.
+	if err := linkUp(ifName); err != nil {
+		return err
+	}
+	return setFeatures(ifName, w.offload())
 }
 
 // addAddresses gives an interface its addresses, usable at once: nodad.

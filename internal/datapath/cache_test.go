@@ -1,0 +1,249 @@
+package datapath
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"testing"
+
+	"github.com/cilium/ebpf"
+)
+
+// traced loads the tracing copy of a hook's program on the bed's maps.
+func (b *bed) traced(t *testing.T, context, hook string) *ebpf.Program {
+	t.Helper()
+	collection, err := loadObject(b.maps, hook+"_"+context, "weft_"+hook, map[string]any{"weft_tracing": uint8(1)}, false)
+	must(t, err)
+	t.Cleanup(collection.Close)
+	return collection.Programs["weft_"+hook]
+}
+
+// steps runs a frame through a traced program and returns what it noted.
+func (b *bed) steps(t *testing.T, program *ebpf.Program, context, iface string, frame []byte) []bpfTraceStep {
+	t.Helper()
+	must(t, b.maps.Trace.Put(uint32(0), &bpfTrace{}))
+	b.runProgram(t, program, context, iface, frame)
+	var got bpfTrace
+	must(t, b.maps.Trace.Lookup(uint32(0), &got))
+	return got.Steps[:got.N]
+}
+
+func hasStep(steps []bpfTraceStep, step uint8) bool {
+	for _, s := range steps {
+		if s.Step == step {
+			return true
+		}
+	}
+	return false
+}
+
+// TestFastPathEqualsSlow: once a decision is cached, packets take the fast path, and what comes out is the
+// same in every byte.
+func TestFastPathEqualsSlow(t *testing.T) {
+	b := newBed(t)
+	wire := fromPeer(podA.IPv4)
+	for name, c := range map[string]struct {
+		hook  string
+		setup func(*testing.T, *bed)
+		in    packet
+	}{
+		"IPv4 UDP remote":          {"from_pod", nil, fromA(peer4).udp(1000, 53, 20)},
+		"IPv6 UDP remote":          {"from_pod", nil, fromA(peer6).udp(1000, 53, 20)},
+		"IPv4 UDP local":           {"from_pod", nil, fromA(podB.IPv4).udp(1000, 53, 20)},
+		"IPv6 echo local":          {"from_pod", nil, fromA(podB.IPv6).echo(9, 20)},
+		"IPv4 UDP outside":         {"from_pod", nil, fromA(world4).udp(1000, 53, 20)},
+		"IPv4 TCP established":     {"from_pod", establishedA, fromA(peer4).tcp(1000, 80, ack, 20)},
+		"IPv4 TCP from the wire":   {"from_wire", establishedA, wire.tcp(80, 1000, ack, 20)},
+		"IPv4 UDP from the wire":   {"from_wire", nil, wire.udp(1, 2, 20)},
+		"IPv6 UDP from the wire":   {"from_wire", nil, fromPeer(podA.IPv6).udp(1, 2, 20)},
+		"IPv4 TCP midstream":       {"from_pod", nil, fromA(peer4).tcp(5, 6, ack, 20)},
+		"IPv4 protocol with ports": {"from_pod", nil, fromA(peer4).raw(253, pattern(20))},
+	} {
+		for _, context := range contexts {
+			t.Run(name+"/"+context, func(t *testing.T) {
+				b.reset(t)
+				if c.setup != nil {
+					c.setup(t, b)
+				}
+				frame, program := c.in.bytes(), b.traced(t, context, c.hook)
+				if hasStep(b.steps(t, program, context, ifaceFor(c.hook), frame), bpfStepCacheHit) && c.setup == nil {
+					t.Error("the first packet hit a cached decision")
+				}
+				slow, slowOut := b.send(t, context, c.hook, ifaceFor(c.hook), frame)
+				if !hasStep(b.steps(t, program, context, ifaceFor(c.hook), frame), bpfStepCacheHit) {
+					t.Error("the second packet would not hit the cached decision")
+				}
+				fast, fastOut := b.send(t, context, c.hook, ifaceFor(c.hook), frame)
+				if slow != fast || !bytes.Equal(slowOut, fastOut) {
+					t.Errorf("slow: %s %x\nfast: %s %x", slow, slowOut, fast, fastOut)
+				}
+			})
+		}
+	}
+}
+
+// establishedA leaves an established TCP flow from pod A to the peer, not yet cached in that state.
+func establishedA(t *testing.T, b *bed) {
+	t.Helper()
+	b.send(t, "tc", "from_pod", "wta", fromA(peer4).tcp(1000, 80, syn, 0).bytes())
+	b.send(t, "tc", "from_wire", "wtup", fromPeer(podA.IPv4).tcp(80, 1000, syn|ack, 0).bytes())
+	b.send(t, "tc", "from_pod", "wta", fromA(peer4).tcp(1000, 80, ack, 0).bytes())
+}
+
+// warm caches one decision and checks that it is used.
+func warm(t *testing.T, b *bed, context, hook, iface string, frame []byte) {
+	t.Helper()
+	for range 3 {
+		if v, _ := b.send(t, context, hook, iface, frame); v != "redirect" {
+			t.Fatalf("warm-up: %s", v)
+		}
+	}
+}
+
+// TestChangesReachCachedFlows: each change that could alter a decision takes effect with the very next packet.
+func TestChangesReachCachedFlows(t *testing.T) {
+	toB4, fromPeerToA, toPeer4 := fromA(podB.IPv4).udp(1, 2, 20), fromPeer(podA.IPv4).udp(1, 2, 20), fromA(peer4).udp(1, 2, 20)
+	newPeer, podC := mac(0x21), podB
+	podC.Slot, podC.HostIf, podC.MAC = 3, "wtx", mac(0xc)
+	for _, c := range []struct {
+		name   string
+		hook   string
+		in     packet
+		change func(*testing.T, *bed)
+		want   string
+		out    func(in, out []byte) error
+		reason string
+	}{
+		{"destination endpoint deleted", "from_pod", toB4, func(t *testing.T, b *bed) { must(t, b.forgetEndpoint(podB)) }, "drop", nil, "no_endpoint"},
+		{"source endpoint deleted", "from_pod", toB4, func(t *testing.T, b *bed) { must(t, b.forgetEndpoint(podA)) }, "drop", nil, "unknown_interface"},
+		{"endpoint deleted, from the wire", "from_wire", fromPeerToA, func(t *testing.T, b *bed) { must(t, b.forgetEndpoint(podA)) }, "pass", nil, ""},
+		{"address reused at once by another pod", "from_pod", toB4, func(t *testing.T, b *bed) {
+			must(t, b.putEndpoint(podC, []int{b.index["wtx"]}))
+			must(t, b.forgetEndpoint(podB))
+		}, "redirect", routedTo(gatewayMAC, podC.MAC), ""},
+		{"address reused after the deletion", "from_pod", toB4, func(t *testing.T, b *bed) {
+			must(t, b.forgetEndpoint(podB))
+			must(t, b.putEndpoint(podC, []int{b.index["wtx"]}))
+		}, "redirect", routedTo(gatewayMAC, podC.MAC), ""},
+		{"peer's MAC changed", "from_pod", toPeer4, func(t *testing.T, b *bed) { b.peerMAC(t, newPeer) }, "redirect", routedTo(uplinkMAC, newPeer), ""},
+		{"peer lost (uplink down)", "from_pod", toPeer4, func(t *testing.T, b *bed) { b.peerMAC(t, nil) }, "pass", nil, ""},
+		{"pod's MAC changed", "from_wire", fromPeerToA, func(t *testing.T, b *bed) {
+			ep := podA
+			ep.MAC = mac(0xaa)
+			must(t, b.putEndpoint(ep, []int{b.index["wta"]}))
+		}, "redirect", routedTo(gatewayMAC, mac(0xaa)), ""},
+		{"pod's own MAC changed: its old frames are spoofed", "from_pod", toPeer4, func(t *testing.T, b *bed) {
+			ep := podA
+			ep.MAC = mac(0xaa)
+			must(t, b.putEndpoint(ep, []int{b.index["wta"]}))
+		}, "drop", nil, "spoofed_mac"},
+		{"range moved to another node", "from_pod", toPeer4, func(t *testing.T, b *bed) {
+			key := routeKey(mustPrefix("10.2.0.0/24"))
+			must(t, b.maps.Routes.Put(&key, &bpfRoute{Node: 2}))
+			must(t, b.changed())
+		}, "pass", nil, ""},
+		{"mode changed to stack", "from_pod", toPeer4, func(t *testing.T, b *bed) { b.mode.Active = ModeStack; must(t, b.configure()) }, "pass", nil, ""},
+		{"generation alone changed", "from_pod", toPeer4, func(t *testing.T, b *bed) { must(t, b.changed()) }, "redirect", toPeer, ""},
+	} {
+		for _, context := range contexts {
+			t.Run(c.name+"/"+context, func(t *testing.T) {
+				b := newBed(t)
+				frame, iface := c.in.bytes(), ifaceFor(c.hook)
+				warm(t, b, context, c.hook, iface, frame)
+				c.change(t, b)
+				for i := range 2 {
+					verdict, out := b.send(t, context, c.hook, iface, frame)
+					if verdict != c.want {
+						t.Fatalf("packet %d after the change: %s, want %s", i+1, verdict, c.want)
+					}
+					if c.out != nil {
+						must(t, c.out(frame, out))
+					}
+				}
+				if reasons := reasonsIn(b.counted(t)); c.reason != "" && (len(reasons) != 1 || reasons[0] != c.reason) {
+					t.Errorf("drop reasons %v, want %s", reasons, c.reason)
+				}
+			})
+		}
+	}
+}
+
+func (b *bed) peerMAC(t *testing.T, to net.HardwareAddr) {
+	entry := bpfNode{Ifindex: uint32(b.index["wtup"]), Flags: bpfNodeXdpOut, Mtu: 1500, Smac: toMAC(uplinkMAC)}
+	if to != nil {
+		entry.Flags |= bpfNodeResolved
+		entry.Dmac = toMAC(to)
+	}
+	b.setPeer(t, entry)
+}
+
+// TestCacheIsPerInterface: a decision made for one interface says nothing about frames from another.
+func TestCacheIsPerInterface(t *testing.T) {
+	b := newBed(t)
+	for _, context := range contexts {
+		b.reset(t)
+		frame := fromA(peer4).udp(1, 2, 20).bytes()
+		warm(t, b, context, "from_pod", "wta", frame)
+		if v, _ := b.send(t, context, "from_pod", "wtx", frame); v != "drop" {
+			t.Errorf("%s: frame of a cached flow from an unknown interface: %s", context, v)
+		}
+		if v, _ := b.send(t, context, "from_pod", "wtb", frame); v != "drop" {
+			t.Errorf("%s: frame of a cached flow from another pod's interface: %s", context, v)
+		}
+		if v, _ := b.send(t, context, "from_wire", "wtup", frame); v != "pass" {
+			t.Errorf("%s: frame of a pod's cached flow from the wire: %s", context, v)
+		}
+	}
+}
+
+// TestForeignTag: an LRU entry that was handed to another flow must not lend it its decision.
+func TestForeignTag(t *testing.T) {
+	b := newBed(t)
+	for _, context := range contexts {
+		b.reset(t)
+		frame := fromA(peer4).udp(1000, 53, 20).bytes()
+		warm(t, b, context, "from_pod", "wta", frame)
+		var key bpfKey4
+		var f bpfFlow
+		for entries := b.maps.Flows4.Iterate(); entries.Next(&key, &f); {
+			for dir := range f.Half {
+				f.Half[dir].Cached.Tag ^= 0x10
+				f.Half[dir].Cached.Dmac = toMAC(mac(0x66))
+			}
+			must(t, b.maps.Flows4.Put(&key, &f))
+		}
+		_, out := b.send(t, context, "from_pod", "wta", frame)
+		if err := toPeer(frame, out); err != nil {
+			t.Errorf("%s: a decision of another flow was used: %v", context, err)
+		}
+	}
+}
+
+// TestFlowTableOverflow: three times more flows than entries: every packet is forwarded all the same.
+func TestFlowTableOverflow(t *testing.T) {
+	b := newBed(t)
+	for _, context := range contexts {
+		b.reset(t)
+		for i := range 3 * flowEntries {
+			p := fromA(peer4).udp(uint16(1000+i%50000), uint16(i/50000+53), 4)
+			if i%2 == 1 {
+				p = fromA(peer6).udp(uint16(1000+i%50000), 53, 4)
+			}
+			frame := p.bytes()
+			verdict, out := b.send(t, context, "from_pod", "wta", frame)
+			if verdict != "redirect" {
+				t.Fatalf("%s: flow %d: %s", context, i, verdict)
+			}
+			if i%97 == 0 {
+				must(t, toPeer(frame, out))
+			}
+		}
+		if n := len(b.flowList(t)); n == 0 || n > 2*flowEntries {
+			t.Errorf("%s: %d flows in two tables of %d", context, n, flowEntries)
+		}
+		want := fmt.Sprintf("1 egress remote %d", 3*flowEntries)
+		if got := b.counted(t); len(got) != 1 || got[0] != want {
+			t.Errorf("%s: counters %v, want %s", context, got, want)
+		}
+	}
+}

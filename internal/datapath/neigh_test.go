@@ -1,0 +1,147 @@
+package datapath
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+var broadcastMAC = net.HardwareAddr{255, 255, 255, 255, 255, 255}
+
+// arp builds an ARP frame; the packet is a carrier whose bytes are replaced.
+func arp(op uint16, smac, sha net.HardwareAddr, spa netip.Addr, tha net.HardwareAddr, tpa netip.Addr) packet {
+	body := []byte{0, 1, 8, 0, 6, 4}
+	body = binary.BigEndian.AppendUint16(body, op)
+	body = slices.Concat(body, sha, spa.AsSlice(), tha, tpa.AsSlice())
+	p := newPacket(smac, broadcastMAC, addr("0.0.0.0"), addr("0.0.0.0")).raw(0, make([]byte, 8))
+	return p.edit(func(f []byte) { f[12], f[13] = 8, 6; copy(f[14:], body) })
+}
+
+func arpRequest(ep Endpoint, spa, tpa netip.Addr) packet {
+	return arp(1, ep.MAC, ep.MAC, spa, make(net.HardwareAddr, 6), tpa)
+}
+
+func TestARP(t *testing.T) {
+	zero := addr("0.0.0.0")
+	chained := func(t *testing.T, b *bed) {
+		ep := podA
+		ep.Chained = true
+		must(t, b.putEndpoint(ep, []int{b.index["wta"]}))
+	}
+	answered := func(in, out []byte) error {
+		want := arp(2, gatewayMAC, gatewayMAC, GatewayIPv4, podA.MAC, addrFrom4(in[28:32])).dstMAC(podA.MAC).bytes()
+		if !bytes.Equal(out, want) {
+			return fmt.Errorf("answer:\n got %x\nwant %x", out, want)
+		}
+		return nil
+	}
+	good := arpRequest(podA, podA.IPv4, GatewayIPv4)
+	runTable(t, []row{
+		{name: "request for the gateway", in: good, want: "redirect", out: answered, counts: []string{"1 egress answered 1"}},
+		{name: "probe for the gateway", in: arpRequest(podA, zero, GatewayIPv4), want: "redirect", out: answered},
+		{name: "unicast request for the gateway", in: good.dstMAC(gatewayMAC), want: "redirect", out: answered},
+		{name: "announcement of its own address", in: arpRequest(podA, podA.IPv4, podA.IPv4), want: "drop", counts: []string{"1 egress absorbed 1"}},
+		{name: "probe of its own address", in: arpRequest(podA, zero, podA.IPv4), want: "drop", counts: []string{"1 egress absorbed 1"}},
+		{name: "announcement of another's address", in: arpRequest(podA, podB.IPv4, podB.IPv4), want: "drop", reason: ReasonSpoofedArp, counts: []string{"1 egress spoofed_arp 1"}},
+		{name: "reply that claims another's address", in: arp(2, podA.MAC, podA.MAC, podB.IPv4, gatewayMAC, GatewayIPv4), want: "drop", reason: ReasonSpoofedArp},
+		{name: "claims the gateway's address", in: arpRequest(podA, GatewayIPv4, podB.IPv4), want: "drop", reason: ReasonSpoofedArp},
+		{name: "sender hardware address forged", in: arp(1, podA.MAC, podB.MAC, podA.IPv4, broadcastMAC, GatewayIPv4), want: "drop", reason: ReasonSpoofedArp},
+		{name: "frame's source MAC forged", in: arp(1, podB.MAC, podA.MAC, podA.IPv4, broadcastMAC, GatewayIPv4), want: "drop", reason: ReasonSpoofedMac},
+		{name: "request for another pod", in: arpRequest(podA, podA.IPv4, podB.IPv4), want: "drop", reason: ReasonArpTarget},
+		{name: "reply to the gateway", in: arp(2, podA.MAC, podA.MAC, podA.IPv4, gatewayMAC, GatewayIPv4), want: "drop", reason: ReasonArpTarget},
+		{name: "hardware type not Ethernet", in: good.set(14, 0, 6), want: "drop", reason: ReasonSpoofedArp},
+		{name: "protocol not IPv4", in: good.set(16, 0x86, 0xdd), want: "drop", reason: ReasonSpoofedArp},
+		{name: "address lengths wrong", in: good.set(18, 8, 4), want: "drop", reason: ReasonSpoofedArp},
+		{name: "truncated", in: good, cut: 41, want: "drop", reason: ReasonTruncated},
+		{name: "tagged", in: good.set(12, 0x81, 0), want: "drop", reason: ReasonVlanTagged},
+		{name: "unknown interface", iface: "wtx", in: good, want: "drop", reason: ReasonUnknownInterface},
+		{name: "chained: request for any address goes to the bridge", setup: chained, in: arpRequest(podA, podA.IPv4, podB.IPv4), want: "pass"},
+		{name: "chained: a forged claim does not", setup: chained, in: arpRequest(podA, podB.IPv4, podB.IPv4), want: "drop", reason: ReasonSpoofedArp},
+	})
+}
+
+func addrFrom4(b []byte) netip.Addr { return netip.AddrFrom4([4]byte(b)) }
+
+func solicitedNode(target netip.Addr) netip.Addr {
+	a, t := addr("ff02::1:ff00:0").As16(), target.As16()
+	copy(a[13:], t[13:])
+	return netip.AddrFrom16(a)
+}
+
+// solicit is a neighbour solicitation, with the source link-layer address option if asked for.
+func solicit(ep Endpoint, src, target netip.Addr, option bool) packet {
+	body := slices.Concat(make([]byte, 4), target.AsSlice())
+	if option {
+		body = append(append(body, 1, 1), ep.MAC...)
+	}
+	return newPacket(ep.MAC, net.HardwareAddr{0x33, 0x33, 0xff, 0, 0, 1}, src, solicitedNode(target)).icmp(135, 0, body).ttl(255)
+}
+
+func advertise(ep Endpoint, src, target netip.Addr, optionMAC net.HardwareAddr) packet {
+	body := slices.Concat([]byte{0x20, 0, 0, 0}, target.AsSlice())
+	if optionMAC != nil {
+		body = append(append(body, 2, 1), optionMAC...)
+	}
+	return newPacket(ep.MAC, net.HardwareAddr{0x33, 0x33, 0, 0, 0, 1}, src, addr("ff02::1")).icmp(136, 0, body).ttl(255)
+}
+
+// wantAdvertised checks the whole answer byte for byte, its ICMPv6 checksum by the oracle.
+func wantAdvertised(in, out []byte) error {
+	src := netip.AddrFrom16([16]byte(in[22:38]))
+	body := slices.Concat([]byte{0xe0, 0, 0, 0}, GatewayIPv6.AsSlice())
+	if len(in) >= 86 {
+		body = append(append(body, 2, 1), gatewayMAC...)
+	}
+	want := newPacket(gatewayMAC, podA.MAC, GatewayIPv6, src).icmp(136, 0, body).ttl(255).bytes()
+	want = append(want, in[min(len(want), len(in)):]...) // further options stay behind the packet as padding
+	if !bytes.Equal(out, want) {
+		return fmt.Errorf("answer:\n got %x\nwant %x", out, want)
+	}
+	return nil
+}
+
+func TestNeighbourDiscovery(t *testing.T) {
+	ll, none := addr("fe80::a"), addr("::")
+	good := solicit(podA, podA.IPv6, GatewayIPv6, true)
+	nonce := slices.Concat(make([]byte, 4), GatewayIPv6.AsSlice(), []byte{1, 1}, podA.MAC, []byte{14, 1, 1, 2, 3, 4, 5, 6})
+	message := func(typ uint8, dst string, size int) packet {
+		return newPacket(podA.MAC, net.HardwareAddr{0x33, 0x33, 0, 0, 0, 2}, ll, addr(dst)).icmp(typ, 0, make([]byte, size)).ttl(255)
+	}
+	absorbed := []string{"1 egress absorbed 1"}
+	runTable(t, []row{
+		{name: "solicitation for the gateway", in: good, want: "redirect", out: wantAdvertised, counts: []string{"1 egress answered 1"}},
+		{name: "from its link-local address", in: solicit(podA, ll, GatewayIPv6, true), want: "redirect", out: wantAdvertised},
+		{name: "unicast, without option (reachability probe)", in: solicit(podA, podA.IPv6, GatewayIPv6, false).dst(GatewayIPv6).dstMAC(gatewayMAC), want: "redirect", out: wantAdvertised},
+		{name: "with a nonce option", in: newPacket(podA.MAC, broadcastMAC, podA.IPv6, solicitedNode(GatewayIPv6)).icmp(135, 0, nonce).ttl(255), want: "redirect", out: wantAdvertised},
+		{name: "from another's address", in: solicit(podA, podB.IPv6, GatewayIPv6, true), want: "drop", reason: ReasonSpoofedNd, counts: []string{"1 egress spoofed_nd 1"}},
+		{name: "with another's link-layer address", in: good.set(80, podB.MAC...), want: "drop", reason: ReasonSpoofedNd},
+		{name: "with another's frame MAC", in: good.srcMAC(podB.MAC), want: "drop", reason: ReasonSpoofedMac},
+		{name: "hop limit 254", in: good.ttl(254), want: "drop", reason: ReasonSpoofedNd},
+		{name: "behind an extension header", in: good.ext(unix.IPPROTO_DSTOPTS, optionsHeader(8)), want: "drop", reason: ReasonSpoofedNd},
+		{name: "as a first fragment", in: good.ext(unix.IPPROTO_FRAGMENT, []byte{0, 0, 0, 1, 1, 2, 3, 4}), want: "drop", reason: ReasonSpoofedNd},
+		{name: "solicitation for another pod", in: solicit(podA, podA.IPv6, podB.IPv6, true), want: "drop", reason: ReasonNdTarget},
+		{name: "duplicate address detection of its own", in: solicit(podA, none, podA.IPv6, false), want: "drop", counts: absorbed},
+		{name: "duplicate address detection of the gateway's", in: solicit(podA, none, GatewayIPv6, false), want: "drop", reason: ReasonSpoofedNd},
+		{name: "advertisement of its own address", in: advertise(podA, podA.IPv6, podA.IPv6, podA.MAC), want: "drop", counts: absorbed},
+		{name: "advertisement of its link-local address", in: advertise(podA, ll, ll, podA.MAC), want: "drop", counts: absorbed},
+		{name: "advertisement of another's address", in: advertise(podA, podA.IPv6, podB.IPv6, podA.MAC), want: "drop", reason: ReasonSpoofedNd},
+		{name: "advertisement of the gateway's address", in: advertise(podA, podA.IPv6, GatewayIPv6, podA.MAC), want: "drop", reason: ReasonSpoofedNd},
+		{name: "advertisement with another's MAC", in: advertise(podA, podA.IPv6, podA.IPv6, podB.MAC), want: "drop", reason: ReasonSpoofedNd},
+		{name: "router advertisement", in: message(134, "ff02::1", 12), want: "drop", reason: ReasonSpoofedNd},
+		{name: "redirect", in: message(137, "ff02::1", 36), want: "drop", reason: ReasonSpoofedNd},
+		{name: "router solicitation", in: message(133, "ff02::2", 4), want: "drop", counts: absorbed},
+		{name: "multicast listener report, version 1", in: message(131, "ff02::1", 20).ttl(1), want: "drop", counts: absorbed},
+		{name: "multicast listener report, version 2, behind router alert", in: message(143, "ff02::16", 24).ttl(1).ext(unix.IPPROTO_HOPOPTS, []byte{0, 0, 5, 2, 0, 0, 1, 0}), want: "drop", counts: absorbed},
+		{name: "solicitation cut before its target ends", in: good, cut: 70, want: "drop", reason: ReasonTruncated},
+		{name: "short solicitation in a whole packet", in: newPacket(podA.MAC, broadcastMAC, podA.IPv6, solicitedNode(GatewayIPv6)).icmp(135, 0, make([]byte, 8)).ttl(255), want: "drop", reason: ReasonTruncated},
+		{name: "unknown interface", iface: "wtx", in: good, want: "drop", reason: ReasonUnknownInterface},
+		{name: "router advertisement from the wire to a pod", hook: "from_wire", in: fromPeer(podA.IPv6).src(addr("fe80::2")).icmp(134, 0, make([]byte, 12)).ttl(255), want: "drop", reason: ReasonLinkLocal},
+		{name: "solicitation on the wire is the host's", hook: "from_wire", in: solicit(podA, podA.IPv6, node6, true), want: "pass", counts: []string{}},
+	})
+}
