@@ -193,11 +193,19 @@ func must(t testing.TB, err error) {
 	}
 }
 
+// mapKeys lists a map's keys, whatever kind of map it is.
+func mapKeys(m *ebpf.Map) (keys [][]byte, err error) {
+	key, err := m.NextKeyBytes(nil)
+	for ; err == nil && key != nil; key, err = m.NextKeyBytes(key) {
+		keys = append(keys, key)
+	}
+	return keys, err
+}
+
 func emptyMap(m *ebpf.Map) error {
-	var keys [][]byte
-	key, value := make([]byte, m.KeySize()), make([]byte, int(m.ValueSize()+7)/8*8*ebpf.MustPossibleCPU())
-	for entries := m.Iterate(); entries.Next(&key, &value); {
-		keys = append(keys, append([]byte(nil), key...))
+	keys, err := mapKeys(m)
+	if err != nil {
+		return err
 	}
 	for _, k := range keys {
 		if err := deleteKey(m, k); err != nil {

@@ -15,7 +15,7 @@ import (
 // sysctls. It needs no running datapath and is not an error if there is nothing.
 // Endpoints' interfaces are their owner's business.
 func Cleanup(bpfDir, stateDir string, log *slog.Logger) error {
-	links, err := pinnedLinks(bpfDir, "")
+	links, err := pinnedLinks(bpfDir)
 	for _, l := range links {
 		err = errors.Join(err, detach(l.path))
 		if strings.HasPrefix(l.iface, secondPrefix) {
@@ -36,6 +36,12 @@ func Cleanup(bpfDir, stateDir string, log *slog.Logger) error {
 	undo, undoErr := openUndo(filepath.Join(stateDir, "undo.json"))
 	if undoErr != nil {
 		return errors.Join(err, undoErr)
+	}
+	for key := range undo.Offloads {
+		// Endpoints' interfaces are gone by now; what is left are uplinks.
+		if _, findErr := netlink.LinkByName(key); findErr == nil {
+			err = errors.Join(err, undo.applyOffloads(key, "", key, nil))
+		}
 	}
 	return errors.Join(err, undo.restoreSysctls(), removeIfExists(undo.path))
 }

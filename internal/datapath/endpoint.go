@@ -51,14 +51,11 @@ func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 // interface itself, are gone already.
 func (d *Datapath) DetachEndpoint(ep Endpoint) error {
 	err := errors.Join(d.forgetEndpoint(ep), d.removeSecondInterface(ep), d.dropLinks(ep.HostIf))
-	noted, undoErr := d.undo.takeOffloads(ep.HostIf)
-	if len(noted) > 0 {
+	if restoreErr := d.undo.applyOffloads(ep.HostIf, ep.NetNS, ep.PodIf, nil); restoreErr != nil {
 		// The pod's namespace, or its interface, is mostly gone by now: nothing left to put back.
-		if restoreErr := restoreOffloads(ep.NetNS, ep.PodIf, noted); restoreErr != nil {
-			d.log.Debug("put back offloads", "interface", ep.HostIf, "err", restoreErr)
-		}
+		d.log.Debug("put back offloads", "interface", ep.HostIf, "err", restoreErr)
 	}
-	return errors.Join(err, undoErr)
+	return errors.Join(err, d.undo.setOffloads(ep.HostIf, nil))
 }
 
 // Prune removes the links and map entries of endpoints that are not in keep: what is left of
@@ -79,7 +76,7 @@ func (d *Datapath) Prune(keep []Endpoint) error {
 			}
 		}
 	}
-	links, err := pinnedLinks(d.opts.BPFDir, "")
+	links, err := pinnedLinks(d.opts.BPFDir)
 	for _, l := range links {
 		if l.hook != "pod_out" && !known[l.iface] {
 			err = errors.Join(err, detach(l.path))

@@ -55,6 +55,9 @@ func (d *Datapath) attachUplinks() error {
 		if err != nil {
 			return fmt.Errorf("find uplink %s: %w (set uplinks in the agent's configuration)", name, err)
 		}
+		if err := d.setUplinkOffloads(l); err != nil {
+			return err
+		}
 		hooks := d.uplinkHooks()
 		for _, h := range hooks {
 			if err := d.ensureLink(h, name, l.Attrs().Index); err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -21,8 +22,8 @@ func linkPath(dir, hookName, kind, iface string) string {
 
 type pinnedLink struct{ path, hook, kind, iface string }
 
-// pinnedLinks lists the links of an instance, or of one of its interfaces.
-func pinnedLinks(dir, iface string) ([]pinnedLink, error) {
+// pinnedLinks lists the links of an instance.
+func pinnedLinks(dir string) ([]pinnedLink, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -36,10 +37,7 @@ func pinnedLinks(dir, iface string) ([]pinnedLink, error) {
 		if !strings.HasPrefix(e.Name(), linkPin) || len(parts) != 3 {
 			continue
 		}
-		l := pinnedLink{filepath.Join(dir, e.Name()), parts[0], parts[1], strings.ReplaceAll(parts[2], "+", ".")}
-		if iface == "" || l.iface == iface {
-			links = append(links, l)
-		}
+		links = append(links, pinnedLink{filepath.Join(dir, e.Name()), parts[0], parts[1], strings.ReplaceAll(parts[2], "+", ".")})
 	}
 	return links, nil
 }
@@ -99,22 +97,24 @@ func linkIfindex(l link.Link) int {
 	return 0
 }
 
+// everyHook lists all that can be pinned for an interface, of any mode.
+var everyHook = []hook{
+	{name: "from_pod", kind: kindXDP}, {name: "from_pod", kind: kindXDPGeneric}, {name: "from_pod", kind: kindTCIngress},
+	{name: "from_wire", kind: kindXDP}, {name: "from_wire", kind: kindXDPGeneric}, {name: "from_wire", kind: kindTCIngress},
+	{name: "to_pod", kind: kindTCEgress}, {name: "to_wire", kind: kindTCEgress}, {name: "pod_out", kind: kindTCEgress},
+}
+
 // dropLinks detaches every hook of an interface but those to keep.
 func (d *Datapath) dropLinks(iface string, keep ...hook) error {
-	links, err := pinnedLinks(d.opts.BPFDir, iface)
-	if err != nil {
-		return err
-	}
-	for _, l := range links {
-		wanted := false
-		for _, h := range keep {
-			wanted = wanted || (h.name == l.hook && h.kind == l.kind)
-		}
-		if !wanted {
-			err = errors.Join(err, detach(l.path))
+	var failed error
+	for _, h := range everyHook {
+		wanted := slices.ContainsFunc(keep, func(k hook) bool { return k.name == h.name && k.kind == h.kind })
+		path := linkPath(d.opts.BPFDir, h.name, h.kind, iface)
+		if _, err := os.Lstat(path); err == nil && !wanted {
+			failed = errors.Join(failed, detach(path))
 		}
 	}
-	return err
+	return failed
 }
 
 // detach takes a link's program off its interface at once. Removing the pin alone would leave
@@ -134,7 +134,7 @@ func detach(path string) error {
 
 // Links lists what is attached where.
 func (d *Datapath) Links() ([]LinkStatus, error) {
-	links, err := pinnedLinks(d.opts.BPFDir, "")
+	links, err := pinnedLinks(d.opts.BPFDir)
 	if err != nil {
 		return nil, err
 	}

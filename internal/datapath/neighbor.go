@@ -142,6 +142,9 @@ func (d *Datapath) followNeighbors(ctx context.Context) error {
 func (d *Datapath) refreshNodes() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.nodes.list == nil {
+		return // before the first SetNodes nothing is known: what a previous run left must stay
+	}
 	if err := d.syncNodes(); err != nil {
 		d.log.Warn("peers", "err", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
 
 	"weft.dev/weft/internal/netns"
 )
@@ -30,61 +31,70 @@ func (d *Datapath) wantedOffloads(ep Endpoint) map[string]bool {
 	return nil
 }
 
-// setOffloads brings the pod side to the wanted features, noting what was, and puts back
-// features that an earlier mode had changed and this one does not need.
+// setOffloads brings an endpoint's pod side to the features it needs.
 func (d *Datapath) setOffloads(ep Endpoint) error {
-	wanted := d.wantedOffloads(ep)
-	back, err := d.undo.takeOffloads(ep.HostIf)
-	if err != nil {
-		return err
-	}
-	return netns.Do(ep.NetNS, func() error {
-		tool, err := ethtool.NewEthtool()
-		if err != nil {
-			return fmt.Errorf("open ethtool: %w", err)
-		}
-		defer tool.Close()
-		now, err := tool.Features(ep.PodIf)
-		if err != nil {
-			return fmt.Errorf("read offloads of %s: %w", ep.PodIf, err)
-		}
-		change := map[string]bool{}
-		for feature, was := range back {
-			if now[feature] != was {
-				change[feature] = was
-			}
-		}
-		for feature, on := range wanted {
-			delete(change, feature)
-			original, noted := back[feature]
-			if !noted {
-				original = now[feature]
-			}
-			if err := d.undo.noteOffload(ep.HostIf, feature, original); err != nil {
-				return err
-			}
-			if now[feature] != on {
-				change[feature] = on
-			}
-		}
-		if len(change) == 0 {
-			return nil
-		}
-		if err := tool.Change(ep.PodIf, change); err != nil {
-			return fmt.Errorf("set offloads of %s: %w", ep.PodIf, err)
-		}
-		return nil
-	})
+	return d.undo.applyOffloads(ep.HostIf, ep.NetNS, ep.PodIf, d.wantedOffloads(ep))
 }
 
-// restoreOffloads sets features of a pod's interface to the given values.
-func restoreOffloads(netNS, podIf string, features map[string]bool) error {
+// setUplinkOffloads does the same for an uplink. A frame that the node's own stack sends
+// out of a veth carries an unfinished checksum just like a pod's, and a peer whose end of that veth has an
+// XDP program cannot know. Real NICs finish it on the way out.
+func (d *Datapath) setUplinkOffloads(uplink netlink.Link) error {
+	wanted := map[string]bool{}
+	if d.mode.Active == ModeXDP && uplink.Type() == "veth" {
+		wanted[featureTxCsum] = false
+	}
+	return d.undo.applyOffloads(uplink.Attrs().Name, "", uplink.Attrs().Name, wanted)
+}
+
+// applyOffloads sets features of an interface, notes what they were before Weft, and puts back
+// those that an earlier mode had changed and this one does not need.
+func (u *undoFile) applyOffloads(key, netNS, iface string, wanted map[string]bool) error {
+	noted := u.offloads(key)
+	if len(noted) == 0 && len(wanted) == 0 {
+		return nil
+	}
 	return netns.Do(netNS, func() error {
 		tool, err := ethtool.NewEthtool()
 		if err != nil {
 			return fmt.Errorf("open ethtool: %w", err)
 		}
 		defer tool.Close()
-		return tool.Change(podIf, features)
+		now, err := tool.Features(iface)
+		if err != nil {
+			return fmt.Errorf("read offloads of %s: %w", iface, err)
+		}
+		change, originals := planOffloads(now, noted, wanted)
+		if err := u.setOffloads(key, originals); err != nil {
+			return err
+		}
+		if len(change) == 0 {
+			return nil
+		}
+		if err := tool.Change(iface, change); err != nil {
+			return fmt.Errorf("set offloads of %s: %w", iface, err)
+		}
+		return nil
 	})
+}
+
+// planOffloads says which features to change, and what to remember as their original setting.
+func planOffloads(now, noted, wanted map[string]bool) (change, originals map[string]bool) {
+	change, originals = map[string]bool{}, map[string]bool{}
+	for feature, was := range noted {
+		if _, still := wanted[feature]; !still && now[feature] != was {
+			change[feature] = was
+		}
+	}
+	for feature, on := range wanted {
+		original, known := noted[feature]
+		if !known {
+			original = now[feature]
+		}
+		originals[feature] = original
+		if now[feature] != on {
+			change[feature] = on
+		}
+	}
+	return change, originals
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	stdmaps "maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,7 +18,8 @@ type undoFile struct {
 	mu   sync.Mutex
 	// Sysctls by path below /proc/sys, in the node's network namespace.
 	Sysctls map[string]string `json:"sysctls,omitempty"`
-	// Offloads by "HOSTIF" (the endpoint's host side) and feature: the pod side's setting.
+	// Offloads by interface and feature: the pod side's under the name of the host side, an
+	// uplink's under its own.
 	Offloads map[string]map[string]bool `json:"offloads,omitempty"`
 }
 
@@ -79,30 +81,26 @@ func (u *undoFile) setSysctl(name, value string) error {
 	return nil
 }
 
-// noteOffload remembers a feature of the pod side of an interface.
-func (u *undoFile) noteOffload(hostIf, feature string, was bool) error {
+// offloads returns what was noted for an interface.
+func (u *undoFile) offloads(key string) map[string]bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.Offloads[hostIf] == nil {
-		u.Offloads[hostIf] = map[string]bool{}
-	}
-	if _, noted := u.Offloads[hostIf][feature]; noted {
-		return nil
-	}
-	u.Offloads[hostIf][feature] = was
-	return u.save()
+	return stdmaps.Clone(u.Offloads[key])
 }
 
-// takeOffloads returns what was noted for an interface and forgets it.
-func (u *undoFile) takeOffloads(hostIf string) (map[string]bool, error) {
+// setOffloads replaces what is noted for an interface; nothing noted means nothing to put back.
+func (u *undoFile) setOffloads(key string, features map[string]bool) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	noted := u.Offloads[hostIf]
-	if noted == nil {
-		return nil, nil
+	if stdmaps.Equal(u.Offloads[key], features) {
+		return nil
 	}
-	delete(u.Offloads, hostIf)
-	return noted, u.save()
+	if len(features) == 0 {
+		delete(u.Offloads, key)
+	} else {
+		u.Offloads[key] = features
+	}
+	return u.save()
 }
 
 // restoreSysctls puts every noted value back.

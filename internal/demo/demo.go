@@ -155,7 +155,7 @@ func (d *demo) steps() []step {
 		{name: "trace", title: "What would happen to a packet", limit: 20 * time.Second, needsLab: true, do: d.trace},
 	}
 	if !d.opts.SkipBench {
-		steps = append(steps, step{name: "route", title: "How fast it is", limit: 165 * time.Second, do: d.route})
+		steps = append(steps, step{name: "route", title: "How fast it is", limit: 205 * time.Second, do: d.route})
 	}
 	return steps
 }

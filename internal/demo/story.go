@@ -17,6 +17,8 @@ type story struct {
 	out      io.Writer
 	sections []*section
 	checks   []Check
+	// afterCheck says that the last line told was a check's.
+	afterCheck bool
 	// facts are the few figures that open the page.
 	facts []fact
 }
@@ -56,6 +58,7 @@ func (s *story) section(title string) {
 	next := &section{Number: len(s.sections) + 1, Title: title}
 	s.sections = append(s.sections, next)
 	fmt.Fprintf(s.out, "\n%d. %s\n\n", next.Number, title)
+	s.afterCheck = false
 }
 
 // add keeps a piece for the page.
@@ -94,6 +97,7 @@ func (s *story) check(name string, ok bool, format string, values ...any) {
 	s.checks = append(s.checks, made)
 	s.add(block{Check: &made})
 	fmt.Fprintf(s.out, "%s%s\n", indent, made.line())
+	s.afterCheck = true
 }
 
 // fact notes a figure for the head of the page.
@@ -101,6 +105,10 @@ func (s *story) fact(value, label string) { s.facts = append(s.facts, fact{value
 
 // print writes indented lines and a blank one.
 func (s *story) print(text string) {
+	if s.afterCheck {
+		fmt.Fprintln(s.out)
+		s.afterCheck = false
+	}
 	for line := range strings.Lines(strings.TrimRight(text, "\n")) {
 		fmt.Fprintln(s.out, strings.TrimRight(indent+line, " \n"))
 	}

@@ -34,7 +34,7 @@ nodes:
   - {name: b, addresses: [192.0.2.2/24, "2001:db8::2/64"], podCIDRs: [10.77.2.0/24, "fd77:2::/64"]}
   - {name: out, addresses: [192.0.2.9/24, "2001:db8::9/64"], agent: false}
 wires:
-  - {name: w0, nodes: [a, b, out]}
+  - {name: w0, nodes: [a, b, out], offload: false} # as on a real network: checksums are whole
 pods:
   - {name: client, node: a, namespace: shop, addresses: [10.77.1.10, "fd77:1::10"]}
   - {name: db, node: a, namespace: shop, addresses: [10.77.1.100, "fd77:1::100"]}

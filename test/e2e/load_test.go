@@ -38,7 +38,7 @@ func startLoad(t *testing.T, paths ...path) *load {
 				t.Fatal(name, err)
 			}
 			l.udp[name] = udp
-			tcp, err := traffic.StartTCP(ctx, traffic.TCPOptions{From: p.from.NetNS, To: p.to.NetNS, Dst: dst, BytesPerSecond: 4 << 20})
+			tcp, err := traffic.StartTCP(ctx, traffic.TCPOptions{From: p.from.NetNS, To: p.to.NetNS, Dst: dst, BytesPerSecond: 1 << 20})
 			if err != nil {
 				t.Fatal(name, err)
 			}
