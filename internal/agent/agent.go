@@ -241,13 +241,26 @@ func (a *Agent) openEndpoints(n *node) (door http.Handler, err error) {
 	n.manager, door, err = a.seams.openEndpoints(endpoint.Options{
 		StateDir: a.cfg.StateDir(), NodeName: a.cfg.Node, Ranges: ranges, MTU: n.mtu,
 		HostAddrs: n.links.Addrs, Datapath: n.dp, Directory: a.store,
-		PodSpec: func(key string) *v1alpha1.Pod { return a.index.Load().snapshot.Pods[key] },
-		Log:     a.log,
+		PodSpec: a.podSpec, Log: a.log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open endpoint state: %w", err)
 	}
 	return door, nil
+}
+
+// podSpec finds a declared pod. The watched snapshot lags behind the directory by its debounce, and a
+// pod is often declared just before it is added: what is not in it is looked for in the directory.
+func (a *Agent) podSpec(key string) *v1alpha1.Pod {
+	if pod := a.index.Load().snapshot.Pods[key]; pod != nil {
+		return pod
+	}
+	fresh, err := a.store.Snapshot()
+	if err != nil {
+		a.log.Warn("read objects", "pod", key, "error", err)
+		return nil
+	}
+	return fresh.Pods[key]
 }
 
 // running is the node, nil while it is not up.

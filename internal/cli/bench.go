@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -45,20 +46,16 @@ Variants: ` + strings.Join(bench.Variants(), ", "),
 				opt.Out = a.errOut
 			}
 			result, err := bench.Route(cmd.Context(), opt)
-			if err != nil {
+			if result == nil {
 				return err
 			}
-			for file, write := range map[string]func(io.Writer) error{svg: result.WriteSVG, markdown: result.WriteMarkdown, report: result.WriteJSON} {
-				if err := writeFile(file, write); err != nil {
-					return err
-				}
-			}
-			return a.print(result, func(w io.Writer, _ bool) error { return result.WriteMarkdown(w) })
+			// What was measured is shown even if a test failed.
+			return errors.Join(err, writeReport(a, result, svg, markdown, report))
 		},
 	}
 	flags := cmd.Flags()
 	flags.StringSliceVar(&opt.Tests, "test", nil, "only these tests or groups")
-	flags.StringSliceVar(&opt.Variants, "variant", nil, "only these variants (default: all but plain)")
+	flags.StringSliceVar(&opt.Variants, "variant", nil, "only these variants (default: all but plain and xdp-bare)")
 	flags.IntVar(&opt.Repeats, "repeats", 0, "how often each test runs per variant (default 5, with --quick 3)")
 	flags.DurationVar(&opt.Duration, "duration", 0, "how long one run measures (default 3s, with --quick 1s)")
 	flags.BoolVar(&opt.Quick, "quick", false, "fewer and shorter runs")
@@ -69,6 +66,16 @@ Variants: ` + strings.Join(bench.Variants(), ", "),
 	_ = cmd.RegisterFlagCompletionFunc("test", fixed(slices.Concat(bench.Groups(), bench.Tests())...))
 	_ = cmd.RegisterFlagCompletionFunc("variant", fixed(bench.Variants()...))
 	return cmd
+}
+
+// writeReport writes a report to the named files and prints it.
+func writeReport(a *app, result *bench.Report, svg, markdown, report string) error {
+	for file, write := range map[string]func(io.Writer) error{svg: result.WriteSVG, markdown: result.WriteMarkdown, report: result.WriteJSON} {
+		if err := writeFile(file, write); err != nil {
+			return err
+		}
+	}
+	return a.print(result, func(w io.Writer, _ bool) error { return result.WriteMarkdown(w) })
 }
 
 // writeFile writes a file anew; no name means none.

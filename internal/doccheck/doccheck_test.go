@@ -107,28 +107,50 @@ func snippets(page string) []string {
 var (
 	verbHeading = regexp.MustCompile(`(?m)^## weft (.+)$`)
 	// A call of weft: at the beginning of a snippet, or after a prompt, sudo, a path or an operator.
-	call = regexp.MustCompile(`(?:^|\$ |sudo |&& |/|"|-- )weft ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?`)
+	call = regexp.MustCompile(`(?:^|\$ |sudo |&& |/|"|-- )weft ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?([^|>&#]*)`)
+	flag = regexp.MustCompile(`(?:^|[ \[])(--[a-z][a-z-]*)`)
 )
 
-func TestVerbsExist(t *testing.T) {
-	verbs, groups := map[string]bool{"help": true, "completion": true, "exit-codes": true}, map[string]bool{}
-	for _, match := range verbHeading.FindAllStringSubmatch(cli.Reference(), -1) {
-		verbs[match[1]] = true
-		if group, _, nested := strings.Cut(match[1], " "); nested {
+// manual is the command line by verb: the text of each verb's help.
+func manual() (verbs map[string]string, groups map[string]bool) {
+	reference := cli.Reference()
+	at := verbHeading.FindAllStringSubmatchIndex(reference, -1)
+	verbs, groups = map[string]string{"help": "", "completion": "", "": reference[:at[0][0]]}, map[string]bool{}
+	for i, match := range at {
+		end := len(reference)
+		if i+1 < len(at) {
+			end = at[i+1][0]
+		}
+		name := reference[match[2]:match[3]]
+		verbs[name] = reference[match[1]:end]
+		if group, _, nested := strings.Cut(name, " "); nested {
 			groups[group] = true
 		}
 	}
+	return verbs, groups
+}
+
+func TestVerbsExist(t *testing.T) {
+	verbs, groups := manual()
 	seen := 0
 	for name, page := range pages(t) {
 		for _, snippet := range snippets(page) {
 			for _, match := range call.FindAllStringSubmatch(snippet, -1) {
 				seen++
-				verb := match[1]
-				if groups[verb] && match[2] != "" {
+				verb, rest := match[1], match[3]
+				if groups[match[1]] && match[2] != "" {
 					verb += " " + match[2]
 				}
-				if !verbs[verb] {
+				if _, ok := verbs[verb]; !ok {
 					t.Errorf("%s: there is no verb `weft %s`: %s", name, verb, snippet)
+					continue
+				}
+				rest, _, _ = strings.Cut(rest+" ", " -- ")
+				for _, match := range flag.FindAllStringSubmatch(rest, -1) {
+					help := verbs[""] + verbs[verb] + verbs[strings.Fields(verb)[0]]
+					if !strings.Contains(help, match[1]+" ") {
+						t.Errorf("%s: `weft %s` has no flag %s: %s", name, verb, match[1], snippet)
+					}
 				}
 			}
 		}
