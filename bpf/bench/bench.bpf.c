@@ -15,7 +15,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
 
-#define HDR_LEN (sizeof(struct ethhdr) + sizeof(struct iphdr) + sizeof(struct udphdr))
+#define HDR_LEN	   (sizeof(struct ethhdr) + sizeof(struct iphdr) + sizeof(struct udphdr))
 #define SAMPLE_LEN 64
 #define BENCH_PORT 20009
 
@@ -50,7 +50,6 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } counted SEC(".maps");
-
 
 SEC("xdp")
 int bench_gen(struct xdp_md *ctx)

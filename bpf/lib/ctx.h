@@ -59,10 +59,7 @@ ALWAYS_INLINE int ctx_to_pod(weft_ctx *ctx, __u32 ifindex) { return bpf_redirect
 
 /* Sends a frame back to where it came from. Not by XDP_TX: a veth delivers that only if the other end
  * has an XDP program too, while a redirect needs no more than NAPI (GRO) there. */
-ALWAYS_INLINE int ctx_reply(weft_ctx *ctx, __u32 ifindex)
-{
-	return bpf_redirect(ifindex, 0);
-}
+ALWAYS_INLINE int ctx_reply(weft_ctx *ctx, __u32 ifindex) { return bpf_redirect(ifindex, 0); }
 
 /* Cuts the frame to len bytes and then opens room bytes before it. */
 ALWAYS_INLINE int ctx_reshape(weft_ctx *ctx, __u32 len, __u32 room)
