@@ -152,11 +152,11 @@ func (d *demo) judgeForgery(f forgery, t tally) {
 	}
 	event := "no flow event"
 	if t.event != nil {
-		event = "flow event: " + t.event.String()
+		event = fmt.Sprintf("flow event from %s to %s", t.event.Source, t.event.Destination)
 	}
 	refused := t.after - min(t.before, t.after)
 	d.check(f.name, refused == forgeCount && t.delivered == 0 && t.event != nil,
-		"%d of %d refused as %s (counter %d, then %d), %d delivered; %s", refused, forgeCount, f.reason, t.before, t.after, t.delivered, event)
+		"%d of %d refused as %s (counter %d, then %d), %d delivered, %s", refused, forgeCount, f.reason, t.before, t.after, t.delivered, event)
 }
 
 // drops is how often a pod's frames were dropped for a reason.

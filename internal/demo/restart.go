@@ -29,9 +29,10 @@ type stream struct {
 	udp    *traffic.UDPStream
 }
 
-// outage is what happened to the agent, in seconds since the streams began.
+// outage is what happened to the agent, in seconds since the streams began: when it was
+// told to go, when it was gone, when the next one was started and when that was ready.
 type outage struct {
-	gone, ready float64
+	told, gone, started, ready float64
 	pids        [2]int
 	hooks       [2]int
 	pings       traffic.PingReport
@@ -62,8 +63,8 @@ func (d *demo) underLoad(ctx context.Context, name, how string, end func(*lab.No
 	if err != nil {
 		return err
 	}
-	d.say("From %s on node a to %s on node b run, over IPv4 and IPv6, a UDP stream of %d packets/s and a TCP stream. After %.1f s the agent of node a (pid %d) is %s, and no agent runs for %.1f s; a new one (pid %d) takes over what is pinned. It is ready %.1f s after the old one went.",
-		sender, receiver, streamPPS, o.gone, o.pids[0], how, quiet.Seconds(), o.pids[1], o.ready-o.gone)
+	d.say("From %s on node a to %s on node b run, over IPv4 and IPv6, a UDP stream of %d packets/s and a TCP stream. After %.1f s the agent of node a (pid %d) is %s, and no agent runs for %.1f s; a new one (pid %d) takes over what is pinned. It is ready after %.1f s.",
+		sender, receiver, streamPPS, o.told, o.pids[0], how, o.started-o.gone, o.pids[1], o.ready-o.started)
 	d.showTable(streamTable(streams, tcp, udp))
 	if name == "kill9" {
 		d.add(block{SVG: timeline(lines, o)})
@@ -123,20 +124,22 @@ func (d *demo) interrupt(ctx context.Context, began time.Time, end func(*lab.Nod
 		return o, err
 	}
 	o.pids[0] = node.PID()
-	o.gone = time.Since(began).Seconds()
+	o.told = time.Since(began).Seconds()
 	if err := end(node, ctx); err != nil {
 		return o, err
 	}
+	gone := time.Now()
+	o.gone = gone.Sub(began).Seconds()
 	if pid := node.PID(); pid != 0 {
 		return o, fmt.Errorf("the agent still runs, pid %d", pid)
 	}
 	if o.pings, err = traffic.Ping(ctx, from.NetNS, traffic.PingOptions{Dst: to.IPv4, Count: 5}); err != nil {
 		return o, err
 	}
-	absent := quiet - (time.Duration((time.Since(began).Seconds() - o.gone) * float64(time.Second)))
-	if err := pause(ctx, absent); err != nil {
+	if err := pause(ctx, quiet-time.Since(gone)); err != nil {
 		return o, err
 	}
+	o.started = time.Since(began).Seconds()
 	if err := node.StartAgent(ctx); err != nil {
 		return o, err
 	}

@@ -16,7 +16,7 @@ const module = "weft.dev/weft/"
 // apart are packages that are no part of the binary: tools, and what only tests import.
 var apart = []string{"internal/gen", "internal/testsum", "internal/doccheck", "internal/endpoint/endpointtest", "test/e2e"}
 
-var tableRow = regexp.MustCompile("(?m)^\\| (\\d+) \\| (.+) \\|$")
+var tableRow = regexp.MustCompile(`(?m)^\| (\d+) \| (.+) \|$`)
 
 // rows reads the table of packages: package to row.
 func rows(page string) map[string]int {

@@ -89,7 +89,7 @@ func useShared(t *testing.T) *lab.Lab {
 func (s *sharedLab) up(t *testing.T) {
 	spec := parseSpec(t, threeNodes)
 	spec.Name = labPrefix + "-main"
-	if s.lab, s.err = lab.Up(context.Background(), spec, lab.Options{Binary: binary}); s.err != nil {
+	if s.lab, s.err = lab.Up(context.Background(), spec, lab.Options{Binary: weftBinary}); s.err != nil {
 		return
 	}
 	for _, p := range s.lab.Pods() {
@@ -292,6 +292,6 @@ func connected(t *testing.T, l *lab.Lab) {
 func weft(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errOut bytes.Buffer
-	code = runCommand(t, command(binary, args...), &out, &errOut)
+	code = runCommand(t, command(weftBinary, args...), &out, &errOut)
 	return out.String(), errOut.String(), code
 }

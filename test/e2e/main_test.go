@@ -18,8 +18,8 @@ import (
 	"weft.dev/weft/internal/lab"
 )
 
-// binary is the weft that the tests run; scratch is theirs.
-var binary, scratch string
+// weftBinary is the weft that the tests run; scratch is theirs.
+var weftBinary, scratch string
 
 // labPrefix begins the names of all that this run makes, so that it can tell what is its own.
 var labPrefix = fmt.Sprintf("e2e-%d", os.Getpid())
@@ -45,7 +45,7 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	if binary, err = findBinary(); err != nil {
+	if weftBinary, err = findBinary(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -129,7 +129,7 @@ func leftovers() []string {
 func newLab(t *testing.T, suffix string, spec *lab.Spec) *lab.Lab {
 	t.Helper()
 	spec.Name = labPrefix + "-" + suffix
-	l, err := lab.Up(t.Context(), spec, lab.Options{Binary: binary})
+	l, err := lab.Up(t.Context(), spec, lab.Options{Binary: weftBinary})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -99,7 +99,7 @@ func oldFlowPins(n *lab.Node) []string {
 func useBinary(t *testing.T, l *lab.Lab, path string) {
 	t.Helper()
 	t.Cleanup(func() {
-		if err := l.SetBinary(binary); err != nil {
+		if err := l.SetBinary(weftBinary); err != nil {
 			t.Error(err)
 		}
 		for _, n := range agents(l) {

@@ -1,0 +1,102 @@
+package datapath
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+)
+
+// pinBed is a pin directory with a node's maps in it, as an agent leaves them.
+func pinBed(t *testing.T, flows uint32) (string, *maps) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: pins BPF maps")
+	}
+	dir, err := privateBPFFS()
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	m, err := openMaps(dir, flows, slog.New(slog.DiscardHandler))
+	must(t, err)
+	t.Cleanup(m.Close)
+	return dir, m
+}
+
+func mapID(t *testing.T, m *ebpf.Map) ebpf.MapID {
+	t.Helper()
+	info, err := m.Info()
+	must(t, err)
+	id, _ := info.ID()
+	return id
+}
+
+// TestMapsAreAdopted: a second start finds the very maps of the first.
+func TestMapsAreAdopted(t *testing.T) {
+	dir, first := pinBed(t, 64)
+	second, err := openMaps(dir, 64, slog.New(slog.DiscardHandler))
+	must(t, err)
+	defer second.Close()
+	for name, m := range first.byName {
+		if mapID(t, m) != mapID(t, second.byName[name]) {
+			t.Errorf("%s was made again", name)
+		}
+	}
+}
+
+// TestFlowTableResized: with another size configured, the flows move to a new table, and Prune removes the old.
+func TestFlowTableResized(t *testing.T) {
+	dir, first := pinBed(t, 64)
+	key, flow := bpfKey4{A: 1, B: 2, Proto: 6}, bpfFlow{State: bpfStateEstablished}
+	must(t, first.Flows4.Put(&key, &flow))
+	must(t, first.Config.Put(uint32(0), &bpfConfig{Generation: 7}))
+	second, err := openMaps(dir, 256, slog.New(slog.DiscardHandler))
+	must(t, err)
+	defer second.Close()
+	var got bpfFlow
+	if err := second.Flows4.Lookup(&key, &got); err != nil || got != flow || second.Flows4.MaxEntries() != 256 {
+		t.Errorf("flow in the new table: %+v, %v", got, err)
+	}
+	var config bpfConfig
+	if err := second.Config.Lookup(uint32(0), &config); err != nil || config.Generation != 7 {
+		t.Errorf("generation %d, %v; want the old map's 7", config.Generation, err)
+	}
+	(&Datapath{opts: Options{BPFDir: dir, FlowEntries: 256}, log: slog.New(slog.DiscardHandler)}).dropStaleMaps()
+	if stale, _ := filepath.Glob(filepath.Join(dir, mapPin+"weft_flows*-64")); len(stale) != 0 {
+		t.Errorf("left: %v", stale)
+	}
+	pins, _ := filepath.Glob(filepath.Join(dir, mapPin+"*"))
+	if len(pins) != len(second.byName) {
+		t.Errorf("%d pins for %d maps", len(pins), len(second.byName))
+	}
+}
+
+// TestLayoutChanged: a map of another layout is not read, whatever its name.
+func TestLayoutChanged(t *testing.T) {
+	dir, first := pinBed(t, 64)
+	pins, _ := filepath.Glob(filepath.Join(dir, mapPin+"weft_nodes-*"))
+	if len(pins) != 1 {
+		t.Fatalf("pins: %v", pins)
+	}
+	must(t, first.Nodes.Put(uint32(2), &bpfNode{Ifindex: 9}))
+	parts := strings.Split(pins[0], "-")
+	parts[len(parts)-2] = "00000000"
+	must(t, os.Rename(pins[0], strings.Join(parts, "-")))
+	second, err := openMaps(dir, 64, slog.New(slog.DiscardHandler))
+	must(t, err)
+	defer second.Close()
+	var node bpfNode
+	if err := second.Nodes.Lookup(uint32(2), &node); err != nil || node != (bpfNode{}) {
+		t.Errorf("read from a map of another layout: %+v, %v", node, err)
+	}
+}
+
+// TestBPFFSMissing: pins outside a BPF file system would vanish; the error says what to do.
+func TestBPFFSMissing(t *testing.T) {
+	err := checkBPFFS(filepath.Join(t.TempDir(), "weft", "node1"))
+	if err == nil || !strings.Contains(err.Error(), "mount -t bpf") {
+		t.Errorf("%v, want an error with the mount command", err)
+	}
+}

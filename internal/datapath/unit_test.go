@@ -1,0 +1,306 @@
+package datapath
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+)
+
+func structType(name string, fields ...btf.Member) *btf.Struct {
+	return &btf.Struct{Name: name, Members: fields}
+}
+
+func field(name string, t btf.Type, offset btf.Bits) btf.Member {
+	return btf.Member{Name: name, Type: t, Offset: offset}
+}
+
+func TestLayoutHash(t *testing.T) {
+	u32, u16 := &btf.Int{Name: "unsigned int", Size: 4}, &btf.Int{Name: "unsigned short", Size: 2}
+	spec := func(change func(*ebpf.MapSpec)) *ebpf.MapSpec {
+		s := &ebpf.MapSpec{Name: "m", Type: ebpf.Hash, KeySize: 4, ValueSize: 8, MaxEntries: 10, Key: u32,
+			Value: structType("v", field("a", u32, 0), field("b", u16, 32))}
+		change(s)
+		return s
+	}
+	base := layoutHash(spec(func(*ebpf.MapSpec) {}))
+	for name, c := range map[string]struct {
+		change func(*ebpf.MapSpec)
+		same   bool
+	}{
+		"size of the map":        {func(s *ebpf.MapSpec) { s.MaxEntries = 20 }, true},
+		"name of the type":       {func(s *ebpf.MapSpec) { s.Value.(*btf.Struct).Name = "w" }, true},
+		"typedef of a field":     {func(s *ebpf.MapSpec) { s.Key = &btf.Typedef{Name: "__u32", Type: u32} }, true},
+		"kind of the map":        {func(s *ebpf.MapSpec) { s.Type = ebpf.LRUHash }, false},
+		"flags of the map":       {func(s *ebpf.MapSpec) { s.Flags = 1 }, false},
+		"size of the value":      {func(s *ebpf.MapSpec) { s.ValueSize = 16 }, false},
+		"name of a field":        {func(s *ebpf.MapSpec) { s.Value.(*btf.Struct).Members[1].Name = "c" }, false},
+		"type of a field":        {func(s *ebpf.MapSpec) { s.Value.(*btf.Struct).Members[1].Type = u32 }, false},
+		"place of a field":       {func(s *ebpf.MapSpec) { s.Value.(*btf.Struct).Members[1].Offset = 48 }, false},
+		"field becomes an array": {func(s *ebpf.MapSpec) { s.Value.(*btf.Struct).Members[1].Type = &btf.Array{Type: u16, Nelems: 1} }, false},
+		"length of an array":     {func(s *ebpf.MapSpec) { s.Key = &btf.Array{Type: u16, Nelems: 2} }, false},
+		"struct becomes a union": {func(s *ebpf.MapSpec) { s.Value = &btf.Union{Members: s.Value.(*btf.Struct).Members} }, false},
+	} {
+		if got := layoutHash(spec(c.change)); (got == base) != c.same {
+			t.Errorf("%s: same hash %v, want %v", name, got == base, c.same)
+		}
+	}
+	if got, want := pinName(spec(func(*ebpf.MapSpec) {})), "maps-m-"+base+"-10"; got != want {
+		t.Errorf("pin name %s, want %s", got, want)
+	}
+}
+
+// TestEveryObjectAgrees: programs that share a map must have been compiled with one layout.
+func TestEveryObjectAgrees(t *testing.T) {
+	pins := map[string]string{}
+	for _, object := range []string{"from_pod_xdp", "from_wire_xdp", "from_pod_tc", "from_wire_tc", "to_pod_tc", "to_wire_tc", "pod_out_tc"} {
+		spec, err := loadSpec(object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, ms := range spec.Maps {
+			if !strings.HasPrefix(name, "weft_") {
+				continue
+			}
+			if len(name) > 15 {
+				t.Errorf("map %s: the kernel cuts names after 15 characters", name)
+			}
+			if pin := pinName(ms); pins[name] != "" && pins[name] != pin {
+				t.Errorf("%s: map %s is %s, elsewhere %s", object, name, pin, pins[name])
+			} else {
+				pins[name] = pin
+			}
+		}
+	}
+	if _, err := loadSpec("nothing"); err == nil {
+		t.Error("an object that is not there: want an error")
+	}
+}
+
+func TestReasons(t *testing.T) {
+	header, err := os.ReadFile("../../bpf/lib/reasons.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := os.ReadFile("../../docs/drop-reasons.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := regexp.MustCompile(`(?m)^\tX\(([A-Z0-9_]+),`).FindAllStringSubmatch(string(header), -1)
+	if len(names) != len(reasonTable) || len(Reasons()) != len(names)-1 {
+		t.Fatalf("%d reasons in C, %d in Go, %d listed: run make generate", len(names), len(reasonTable), len(Reasons()))
+	}
+	label := regexp.MustCompile(`^[a-z][a-z0-9_]*$`)
+	for _, r := range Reasons() {
+		if r.String() != strings.ToLower(names[r][1]) || !label.MatchString(r.String()) || r.Text() == "" || r.Hint() == "" {
+			t.Errorf("reason %d: %q, %q, %q; C has %s", r, r.String(), r.Text(), r.Hint(), names[r][1])
+		}
+		if !strings.Contains(string(doc), r.String()) || !strings.Contains(string(doc), r.Text()) {
+			t.Errorf("docs/drop-reasons.md lacks %s: run make generate", r)
+		}
+	}
+	if unknown := Reason(200); unknown.String() != "reason_200" || unknown.Text() == "" || unknown.Hint() != "" {
+		t.Errorf("unknown reason: %q, %q, %q", unknown.String(), unknown.Text(), unknown.Hint())
+	}
+}
+
+func TestUndoFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state", "undo.json")
+	u, err := openUndo(path)
+	must(t, err)
+	must(t, u.setOffloads("wta", map[string]bool{"rx-gro": false}))
+	must(t, u.setOffloads("wtb", map[string]bool{"rx-gro": true}))
+	again, err := openUndo(path)
+	must(t, err)
+	if noted := again.offloads("wta"); len(noted) != 1 || noted["rx-gro"] {
+		t.Errorf("noted for wta: %v, want rx-gro off", noted)
+	}
+	again.offloads("wtb")["rx-gro"] = false // a copy
+	must(t, again.setOffloads("wta", nil))
+	must(t, again.setOffloads("wta", nil))
+	third, err := openUndo(path)
+	must(t, err)
+	if third.offloads("wta") != nil || !third.offloads("wtb")["rx-gro"] {
+		t.Errorf("on disk: %v", third.Offloads)
+	}
+	must(t, os.WriteFile(path, []byte("{"), 0o600))
+	if _, err := openUndo(path); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("broken file: %v, want an error that names it", err)
+	}
+	must(t, os.WriteFile(path, []byte("{}"), 0o600))
+	if u, err = openUndo(path); err != nil || u.setOffloads("wta", map[string]bool{"x": true}) != nil {
+		t.Errorf("empty object: %v", err)
+	}
+	if err := u.setSysctl("net/weft/no_such_setting", "1"); err == nil {
+		t.Error("a sysctl that is not there: want an error")
+	}
+	if _, err := os.Stat(path + ".tmp"); err == nil {
+		t.Error("a temporary file was left")
+	}
+}
+
+func TestPlanOffloads(t *testing.T) {
+	type features = map[string]bool
+	for name, c := range map[string]struct{ now, noted, wanted, change, originals features }{
+		"first time":                        {features{"gro": false, "tx": true}, nil, features{"gro": true, "tx": false}, features{"gro": true, "tx": false}, features{"gro": false, "tx": true}},
+		"already so":                        {features{"gro": true}, nil, features{"gro": true}, features{}, features{"gro": true}},
+		"again: the original stays":         {features{"gro": true}, features{"gro": false}, features{"gro": true}, features{}, features{"gro": false}},
+		"no longer wanted: put back":        {features{"gro": true, "tx": false}, features{"gro": false, "tx": true}, features{"gro": true}, features{"tx": true}, features{"gro": false}},
+		"put back by somebody else already": {features{"tx": true}, features{"tx": true}, nil, features{}, features{}},
+		"changed by somebody in between":    {features{"gro": false}, features{"gro": false}, features{"gro": true}, features{"gro": true}, features{"gro": false}},
+		"nothing at all":                    {features{"gro": true}, nil, nil, features{}, features{}},
+	} {
+		change, originals := planOffloads(c.now, c.noted, c.wanted)
+		if !reflect.DeepEqual(change, c.change) || !reflect.DeepEqual(originals, c.originals) {
+			t.Errorf("%s: change %v, note %v; want %v, %v", name, change, originals, c.change, c.originals)
+		}
+	}
+}
+
+// TestEveryHook: dropLinks finds what any mode may have pinned.
+func TestEveryHook(t *testing.T) {
+	d := &Datapath{progs: &programs{}}
+	d.progs.FromPodXDP, d.progs.FromPodTC = &ebpf.Program{}, &ebpf.Program{}
+	for _, mode := range []Mode{ModeXDP, ModeTC, ModeStack, ModeHybrid} {
+		for _, generic := range []bool{false, true} {
+			for _, chained := range []bool{false, true} {
+				d.mode.Active, d.opts.GenericXDP = mode, generic
+				for _, h := range append(d.hooksFor(Endpoint{Chained: chained}), d.uplinkHooks()...) {
+					if !slices.ContainsFunc(everyHook, func(k hook) bool { return k.name == h.name && k.kind == h.kind }) {
+						t.Errorf("%s, generic %v, chained %v: %s of kind %s would never be detached", mode, generic, chained, h.name, h.kind)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestPinnedLinks(t *testing.T) {
+	dir := t.TempDir()
+	want := []pinnedLink{}
+	for _, l := range [][3]string{
+		{"from_pod", kindXDP, "weft0123456789"}, {"to_pod", kindTCEgress, "weft0123456789"}, {"from_wire", kindTCIngress, "eth0.100"},
+		{"to_wire", kindTCEgress, "br-0a1b2c"}, {"from_wire", kindXDPGeneric, "a.b-c.d"},
+	} {
+		path := linkPath(dir, l[0], l[1], l[2])
+		if strings.Contains(filepath.Base(path), ".") {
+			t.Errorf("%s: bpffs refuses dots", path)
+		}
+		must(t, os.WriteFile(path, nil, 0o600))
+		want = append(want, pinnedLink{path, l[0], l[1], l[2]})
+	}
+	for _, other := range []string{"maps-weft_config-00-1", "link-half", "link-from_pod-xdp", "something"} {
+		must(t, os.WriteFile(filepath.Join(dir, other), nil, 0o600))
+	}
+	got, err := pinnedLinks(dir)
+	must(t, err)
+	byPath := func(a, b pinnedLink) int { return strings.Compare(a.path, b.path) }
+	slices.SortFunc(want, byPath)
+	slices.SortFunc(got, byPath)
+	if !slices.Equal(got, want) {
+		t.Errorf("links:\n got %v\nwant %v", got, want)
+	}
+	if none, err := pinnedLinks(filepath.Join(dir, "missing")); err != nil || none != nil {
+		t.Errorf("missing directory: %v, %v", none, err)
+	}
+}
+
+func TestSecondHostIf(t *testing.T) {
+	second := secondHostIf("weft0123456789")
+	if second != "wefx0123456789" || len(second) > 15 {
+		t.Errorf("%s", second)
+	}
+	if !strings.HasPrefix(second, secondPrefix) || strings.HasPrefix("weft0123456789", secondPrefix) {
+		t.Error("cleanup tells second interfaces from first ones by their prefix")
+	}
+}
+
+func TestDecodeEvent(t *testing.T) {
+	e := bpfEvent{TimeNs: monotonicNow(), Src: toAddr(peer6), Dst: toAddr(podA.IPv6), Sport: ntohs(80), Dport: ntohs(1000), Len: 99, Slot: 7,
+		Type: bpfEventEnd, Verdict: bpfVerdictStack, Hook: bpfHookToWire, Direction: bpfDirIngress, Family: 6, Proto: 6, TcpFlags: fin,
+		Forward: bpfCounter{Packets: 1, Bytes: 2}, Reply: bpfCounter{Packets: 3, Bytes: 4}}
+	got := decodeEvent(&e)
+	if d := time.Since(got.Time); d < -time.Second || d > time.Minute {
+		t.Errorf("time is off by %s", d)
+	}
+	got.Time = time.Time{}
+	want := FlowEvent{Type: EventEnd, Verdict: "stack", Hook: "to_wire", Slot: 7, Direction: "ingress", Src: netip.AddrPortFrom(peer6, 80),
+		Dst: netip.AddrPortFrom(podA.IPv6, 1000), Protocol: 6, TCPFlags: fin, Length: 99, Forward: Traffic{1, 2}, Reply: Traffic{3, 4}}
+	if got != want {
+		t.Errorf("\n got %+v\nwant %+v", got, want)
+	}
+	e.Src, e.Dst, e.Family = toAddr(peer4), toAddr(podA.IPv4), 4
+	if got := decodeEvent(&e); got.Src.Addr() != peer4 || !got.Dst.Addr().Is4() {
+		t.Errorf("IPv4: %s > %s", got.Src, got.Dst)
+	}
+	e = bpfEvent{Type: 9, Verdict: 9, Hook: 9, Direction: 9, Reason: 250}
+	if got := decodeEvent(&e); got.Type != EventDrop || got.Verdict != "unknown_9" || got.Reason != "reason_250" || got.Src.IsValid() {
+		t.Errorf("values of a newer datapath: %+v", got)
+	}
+}
+
+// TestSlotFor: a node keeps its index for as long as it exists, also over an agent's restart, and never gets
+// one whose ranges may still be in the routes map.
+func TestSlotFor(t *testing.T) {
+	node := func(name string, prefixes ...string) Node {
+		n := Node{Name: name}
+		for _, p := range prefixes {
+			n.PodCIDRs = append(n.PodCIDRs, mustPrefix(p))
+		}
+		return n
+	}
+	table := nodeTable{slots: map[string]uint32{}, was: map[bpfRouteKey]uint32{
+		routeKey(mustPrefix("10.1.0.0/24")): 0, routeKey(mustPrefix("10.2.0.0/24")): 5, routeKey(mustPrefix("fd00:2::/64")): 5,
+		routeKey(mustPrefix("10.3.0.0/24")): 1, routeKey(mustPrefix("10.4.0.0/24")): 3,
+	}}
+	for i, c := range []struct {
+		node Node
+		want uint32
+	}{
+		{node("b", "10.2.0.0/24", "fd00:2::/64"), 5},
+		{node("new", "10.9.0.0/24"), 2}, // 1 and 3 are those of nodes that may come yet
+		{node("c", "10.3.0.0/24"), 1},
+		{node("b"), 5},
+		{node("thief", "fd00:2::/64"), 4}, // b holds 5 already
+		{node("own", "10.1.0.0/24"), 6},   // 0 is this node and nobody's to inherit
+		{node("none"), 7},
+		{node("new", "10.4.0.0/24"), 2}, // a new range does not move a node
+	} {
+		if got, err := table.slotFor(c.node); err != nil || got != c.want {
+			t.Errorf("%d: node %s: %d, %v; want %d", i, c.node.Name, got, err, c.want)
+		}
+	}
+	full := nodeTable{slots: map[string]uint32{}}
+	for i := range maxNodes - 1 {
+		full.slots[fmt.Sprint(i)] = uint32(i + 1)
+	}
+	if _, err := full.slotFor(node("last")); err == nil || !strings.Contains(err.Error(), "last") {
+		t.Errorf("no slot left: %v, want an error that names the node", err)
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	for _, a := range []netip.Addr{podA.IPv4, podA.IPv6, addr("::"), addr("255.255.255.255")} {
+		if got := fromAddr(toAddr(a)); got != a {
+			t.Errorf("%s became %s", a, got)
+		}
+	}
+	if toAddr(netip.Addr{}) != (bpfAddr{}) || fromBE32(be32(podA.IPv4)) != podA.IPv4 || ntohs(ntohs(0x1234)) != 0x1234 {
+		t.Error("conversions do not agree")
+	}
+	for prefix, bits := range map[string]uint32{"10.1.2.3/24": 120, "0.0.0.0/0": 96, "fd00::1/64": 64, "::/0": 0, "10.1.2.3/32": 128} {
+		key := routeKey(mustPrefix(prefix))
+		if key.Prefixlen != bits || netip.AddrFrom16(key.Addr).Unmap() != mustPrefix(prefix).Masked().Addr() {
+			t.Errorf("%s: %+v", prefix, key)
+		}
+	}
+}
