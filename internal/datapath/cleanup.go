@@ -4,8 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	stdmaps "maps"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -37,13 +40,31 @@ func Cleanup(bpfDir, stateDir string, log *slog.Logger) error {
 	if undoErr != nil {
 		return errors.Join(err, undoErr)
 	}
-	for key := range undo.Offloads {
-		// Endpoints' interfaces are gone by now; what is left are uplinks.
-		if _, findErr := netlink.LinkByName(key); findErr == nil {
-			err = errors.Join(err, undo.applyOffloads(key, "", key, nil))
+	for key, o := range stdmaps.Clone(undo.Offloads) {
+		// A pod's interface may be gone, and then there is nothing to put back.
+		if restoreErr := undo.applyOffloads(key, o.NetNS, o.Iface, nil); restoreErr != nil {
+			log.Debug("put back offloads", "interface", key, "err", restoreErr)
 		}
 	}
-	return errors.Join(err, undo.restoreSysctls(), removeIfExists(undo.path))
+	return errors.Join(err, removeNeighbors(undo.Neighbors), undo.restoreSysctls(), removeIfExists(undo.path))
+}
+
+// removeNeighbors takes back the neighbour entries that the kernel was asked to keep fresh.
+func removeNeighbors(addrs []netip.Addr) error {
+	list, err := netlink.NeighList(0, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("list neighbours: %w", err)
+	}
+	for _, n := range list {
+		addr, ok := netip.AddrFromSlice(n.IP)
+		if !ok || n.FlagsExt&netlink.NTF_EXT_MANAGED == 0 || !slices.Contains(addrs, addr.Unmap()) {
+			continue
+		}
+		if delErr := netlink.NeighDel(&n); delErr != nil {
+			err = errors.Join(err, fmt.Errorf("remove neighbour %s: %w", addr, delErr))
+		}
+	}
+	return err
 }
 
 // removeRoutes removes every route of ours from this network namespace.

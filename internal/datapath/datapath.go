@@ -106,7 +106,8 @@ func (d *Datapath) open() error {
 	if err := d.nodes.restore(d.maps); err != nil {
 		return err
 	}
-	if err := d.setOwnRanges(); err != nil {
+	// Until the endpoints are restored, nothing can be said about addresses without one.
+	if err := d.dropOwnRanges(); err != nil {
 		return err
 	}
 	if err := d.attachUplinks(); err != nil {
@@ -168,15 +169,15 @@ func (d *Datapath) changed() error {
 	return nil
 }
 
-// setOwnRanges puts this node's pod ranges into the routes as node 0. They are left out once
-// an interface of another CNI plugin is attached: then others may own addresses in them.
+// setOwnRanges puts this node's pod ranges into the routes as node 0: an address in them that no
+// endpoint has is refused. Not once an interface of another CNI plugin is attached: then
+// others may own addresses in them.
 func (d *Datapath) setOwnRanges() error {
-	// A previous run may have had other ranges.
-	for key, node := range d.nodes.was {
-		if node == 0 {
-			if err := deleteKey(d.maps.Routes, &key); err != nil {
-				return err
-			}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, ep := range d.eps {
+		if ep.Chained {
+			return nil
 		}
 	}
 	for _, prefix := range d.opts.PodCIDRs {
@@ -185,13 +186,24 @@ func (d *Datapath) setOwnRanges() error {
 			return fmt.Errorf("write route %s: %w", prefix, err)
 		}
 	}
+	if err := d.changed(); err != nil {
+		return err
+	}
 	return d.replaceUnreachable()
 }
 
+// dropOwnRanges removes every range of node 0, also those of another configuration.
 func (d *Datapath) dropOwnRanges() error {
-	for _, prefix := range d.opts.PodCIDRs {
-		key := routeKey(prefix)
-		if err := deleteKey(d.maps.Routes, &key); err != nil {
+	var key bpfRouteKey
+	var value bpfRoute
+	var own []bpfRouteKey
+	for entries := d.maps.Routes.Iterate(); entries.Next(&key, &value); {
+		if value.Node == 0 {
+			own = append(own, key)
+		}
+	}
+	for _, k := range own {
+		if err := deleteKey(d.maps.Routes, &k); err != nil {
 			return err
 		}
 	}

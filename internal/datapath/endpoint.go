@@ -55,11 +55,12 @@ func (d *Datapath) DetachEndpoint(ep Endpoint) error {
 		// The pod's namespace, or its interface, is mostly gone by now: nothing left to put back.
 		d.log.Debug("put back offloads", "interface", ep.HostIf, "err", restoreErr)
 	}
-	return errors.Join(err, d.undo.setOffloads(ep.HostIf, nil))
+	return errors.Join(err, d.undo.setOffloads(ep.HostIf, offloads{}))
 }
 
 // Prune removes the links and map entries of endpoints that are not in keep: what is left of
-// endpoints that went away while no agent ran.
+// endpoints that went away while no agent ran. From here on every endpoint of this node is known, so
+// addresses of its ranges that none has are refused.
 func (d *Datapath) Prune(keep []Endpoint) error {
 	known := map[string]bool{}
 	for _, name := range d.opts.Uplinks {
@@ -82,7 +83,7 @@ func (d *Datapath) Prune(keep []Endpoint) error {
 			err = errors.Join(err, detach(l.path))
 		}
 	}
-	err = errors.Join(err, d.pruneMaps(addrs, ifindexes))
+	err = errors.Join(err, d.pruneMaps(addrs, ifindexes), d.setOwnRanges())
 	d.dropStaleMaps()
 	return err
 }

@@ -15,16 +15,15 @@ import (
 
 // nextHop is how a peer is reached now. entry.Ifindex is 0 if there is no route to it.
 type nextHop struct {
-	addr  netip.Addr
-	entry bpfNode
+	addr      netip.Addr
+	entry     bpfNode
+	unmanaged bool // nobody keeps its neighbour entry fresh yet
 }
 
 // usable are the neighbour states in which the kernel itself would send to the address.
 const usable = unix.NUD_PERMANENT | unix.NUD_NOARP | unix.NUD_REACHABLE | unix.NUD_STALE | unix.NUD_DELAY | unix.NUD_PROBE
 
-// resolve asks the kernel for the road to addr: route, interface, neighbour. A neighbour that is not
-// resolved yet is handed to the kernel as managed, which resolves it and keeps it fresh; the
-// answer arrives as a netlink event.
+// resolve asks the kernel for the road to addr: route, interface, neighbour.
 func resolve(addr netip.Addr) (nextHop, error) {
 	routes, err := netlink.RouteGet(addr.AsSlice())
 	if err != nil || len(routes) == 0 {
@@ -50,9 +49,7 @@ func resolve(addr netip.Addr) (nextHop, error) {
 		hop.entry.Flags |= bpfNodeResolved
 		hop.entry.Dmac = toMAC(mac)
 	}
-	if !managed {
-		return hop, manageNeighbor(hop.addr, l.Attrs().Index)
-	}
+	hop.unmanaged = !managed
 	return hop, nil
 }
 
@@ -76,7 +73,12 @@ func lookupNeighbor(addr netip.Addr, ifindex int) (mac net.HardwareAddr, managed
 	return nil, false, nil
 }
 
-func manageNeighbor(addr netip.Addr, ifindex int) error {
+// manageNeighbor hands a neighbour to the kernel as managed: it resolves the address and keeps it
+// fresh, and tells by netlink events.
+func (d *Datapath) manageNeighbor(addr netip.Addr, ifindex int) error {
+	if err := d.undo.noteNeighbor(addr); err != nil {
+		return err
+	}
 	err := netlink.NeighSet(&netlink.Neigh{
 		LinkIndex: ifindex, Family: netlinkFamily(addr), IP: addr.AsSlice(), State: unix.NUD_NONE,
 		FlagsExt: netlink.NTF_EXT_MANAGED,

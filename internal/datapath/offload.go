@@ -50,7 +50,7 @@ func (d *Datapath) setUplinkOffloads(uplink netlink.Link) error {
 // applyOffloads sets features of an interface, notes what they were before Weft, and puts back
 // those that an earlier mode had changed and this one does not need.
 func (u *undoFile) applyOffloads(key, netNS, iface string, wanted map[string]bool) error {
-	noted := u.offloads(key)
+	noted := u.originals(key)
 	if len(noted) == 0 && len(wanted) == 0 {
 		return nil
 	}
@@ -65,7 +65,7 @@ func (u *undoFile) applyOffloads(key, netNS, iface string, wanted map[string]boo
 			return fmt.Errorf("read offloads of %s: %w", iface, err)
 		}
 		change, originals := planOffloads(now, noted, wanted)
-		if err := u.setOffloads(key, originals); err != nil {
+		if err := u.setOffloads(key, offloads{netNS, iface, originals}); err != nil {
 			return err
 		}
 		if len(change) == 0 {

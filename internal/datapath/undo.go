@@ -5,11 +5,20 @@ import (
 	"errors"
 	"fmt"
 	stdmaps "maps"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 )
+
+// offloads are features of an interface as they were before Weft.
+type offloads struct {
+	NetNS    string          `json:"netns,omitempty"` // empty: the node's own
+	Iface    string          `json:"interface"`
+	Features map[string]bool `json:"features"`
+}
 
 // undoFile remembers what a setting of the machine was before Weft changed it, so that cleanup
 // can put it back. The first value noted for a key is the original and stays.
@@ -18,13 +27,14 @@ type undoFile struct {
 	mu   sync.Mutex
 	// Sysctls by path below /proc/sys, in the node's network namespace.
 	Sysctls map[string]string `json:"sysctls,omitempty"`
-	// Offloads by interface and feature: the pod side's under the name of the host side, an
-	// uplink's under its own.
-	Offloads map[string]map[string]bool `json:"offloads,omitempty"`
+	// Offloads that were changed: a pod's under the name of its host side, an uplink's under its own.
+	Offloads map[string]offloads `json:"offloads,omitempty"`
+	// Neighbors that the kernel was asked to keep fresh.
+	Neighbors []netip.Addr `json:"neighbors,omitempty"`
 }
 
 func openUndo(path string) (*undoFile, error) {
-	u := &undoFile{path: path, Sysctls: map[string]string{}, Offloads: map[string]map[string]bool{}}
+	u := &undoFile{path: path, Sysctls: map[string]string{}, Offloads: map[string]offloads{}}
 	data, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return u, nil
@@ -81,25 +91,36 @@ func (u *undoFile) setSysctl(name, value string) error {
 	return nil
 }
 
-// offloads returns what was noted for an interface.
-func (u *undoFile) offloads(key string) map[string]bool {
+// originals returns what was noted for an interface.
+func (u *undoFile) originals(key string) map[string]bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return stdmaps.Clone(u.Offloads[key])
+	return stdmaps.Clone(u.Offloads[key].Features)
 }
 
-// setOffloads replaces what is noted for an interface; nothing noted means nothing to put back.
-func (u *undoFile) setOffloads(key string, features map[string]bool) error {
+// setOffloads replaces what is noted for an interface; no features means nothing to put back.
+func (u *undoFile) setOffloads(key string, noted offloads) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if stdmaps.Equal(u.Offloads[key], features) {
+	if stdmaps.Equal(u.Offloads[key].Features, noted.Features) {
 		return nil
 	}
-	if len(features) == 0 {
+	if len(noted.Features) == 0 {
 		delete(u.Offloads, key)
 	} else {
-		u.Offloads[key] = features
+		u.Offloads[key] = noted
 	}
+	return u.save()
+}
+
+// noteNeighbor remembers an address whose neighbour entry Weft made.
+func (u *undoFile) noteNeighbor(addr netip.Addr) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if slices.Contains(u.Neighbors, addr) {
+		return nil
+	}
+	u.Neighbors = append(u.Neighbors, addr)
 	return u.save()
 }
 

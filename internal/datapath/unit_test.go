@@ -117,19 +117,19 @@ func TestUndoFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state", "undo.json")
 	u, err := openUndo(path)
 	must(t, err)
-	must(t, u.setOffloads("wta", map[string]bool{"rx-gro": false}))
-	must(t, u.setOffloads("wtb", map[string]bool{"rx-gro": true}))
+	must(t, u.setOffloads("wta", offloads{Iface: "eth0", Features: map[string]bool{"rx-gro": false}}))
+	must(t, u.setOffloads("wtb", offloads{Iface: "eth0", Features: map[string]bool{"rx-gro": true}}))
 	again, err := openUndo(path)
 	must(t, err)
-	if noted := again.offloads("wta"); len(noted) != 1 || noted["rx-gro"] {
+	if noted := again.originals("wta"); len(noted) != 1 || noted["rx-gro"] {
 		t.Errorf("noted for wta: %v, want rx-gro off", noted)
 	}
-	again.offloads("wtb")["rx-gro"] = false // a copy
-	must(t, again.setOffloads("wta", nil))
-	must(t, again.setOffloads("wta", nil))
+	again.originals("wtb")["rx-gro"] = false // a copy
+	must(t, again.setOffloads("wta", offloads{}))
+	must(t, again.setOffloads("wta", offloads{}))
 	third, err := openUndo(path)
 	must(t, err)
-	if third.offloads("wta") != nil || !third.offloads("wtb")["rx-gro"] {
+	if third.originals("wta") != nil || !third.originals("wtb")["rx-gro"] {
 		t.Errorf("on disk: %v", third.Offloads)
 	}
 	must(t, os.WriteFile(path, []byte("{"), 0o600))
@@ -137,7 +137,7 @@ func TestUndoFile(t *testing.T) {
 		t.Errorf("broken file: %v, want an error that names it", err)
 	}
 	must(t, os.WriteFile(path, []byte("{}"), 0o600))
-	if u, err = openUndo(path); err != nil || u.setOffloads("wta", map[string]bool{"x": true}) != nil {
+	if u, err = openUndo(path); err != nil || u.setOffloads("wta", offloads{Features: map[string]bool{"x": true}}) != nil {
 		t.Errorf("empty object: %v", err)
 	}
 	if err := u.setSysctl("net/weft/no_such_setting", "1"); err == nil {

@@ -33,9 +33,9 @@ type stream struct {
 // told to go, when it was gone, when the next one was started and when that was ready.
 type outage struct {
 	told, gone, started, ready float64
-	pids        [2]int
-	hooks       [2]int
-	pings       traffic.PingReport
+	pids                       [2]int
+	hooks                      [2]int
+	pings                      traffic.PingReport
 }
 
 // killAgent kills the agent with SIGKILL under load and starts it again.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os/exec"
+	"sync"
 	"testing"
 
 	"weft.dev/weft/internal/lab"
@@ -152,4 +153,22 @@ func must(t *testing.T, ns string, argv ...string) string {
 		t.Fatalf("%v: exit code %d: %s%s", argv, code, out, errOut)
 	}
 	return out
+}
+
+// safeBuffer collects what a running command writes.
+type safeBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *safeBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *safeBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
 }
