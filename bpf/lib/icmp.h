@@ -120,7 +120,7 @@ ALWAYS_INLINE int icmp_write4(weft_ctx *ctx, const struct weft_config *cfg, cons
 	icmp->id = 0;
 	icmp->seq = bpf_htons(mtu); /* RFC 1191: next-hop MTU; 0 for other errors */
 	sum = 0;
-	if (csum_words(icmp, ctx_end(ctx), 2 + quote / 4, 19, &sum))
+	if (csum_words(icmp, ctx_end(ctx), 2 + quote / 4, 22, &sum))
 		return -1;
 	icmp->check = csum_fold(sum);
 	return 0;
@@ -183,7 +183,8 @@ SUBPROGRAM int icmp_refuse(weft_ctx *ctx, const struct weft_config *cfg, struct 
 	mac_copy(to, eth->h_source);
 	mac_copy(from, eth->h_dest);
 	if (p->family == 4) {
-		quote = p->l4 - ETH_LEN + 8;
+		/* A TCP header whole: the kernel does not cut a frame before a checksum left to the device. */
+		quote = p->l4 - ETH_LEN + (p->proto == IPPROTO_TCP ? 20 : 8);
 		room = ERROR4_ROOM;
 	} else {
 		quote = p->l3_size >= QUOTE6 ? QUOTE6 : QUOTE6_MIN;

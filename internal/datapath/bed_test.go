@@ -167,6 +167,10 @@ func (b *bed) reset(t testing.TB) {
 		key := routeKey(netip.MustParsePrefix(prefix))
 		must(t, b.maps.Routes.Put(&key, &bpfRoute{Node: node}))
 	}
+	for _, family := range []uint32{0, 1} {
+		_, err := b.putNode(2*2+family, bpfNode{}) // node 2 is known, and not resolved
+		must(t, err)
+	}
 	b.setPeer(t, bpfNode{
 		Ifindex: uint32(b.index["wtup"]), Flags: bpfNodeResolved | bpfNodeXdpOut, Mtu: 1500,
 		Dmac: toMAC(peerMAC), Smac: toMAC(uplinkMAC),

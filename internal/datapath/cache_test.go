@@ -247,3 +247,23 @@ func TestFlowTableOverflow(t *testing.T) {
 		}
 	}
 }
+
+// TestIdleFlowIsNotCached: a cached decision does not keep a flow alive that has timed out.
+func TestIdleFlowIsNotCached(t *testing.T) {
+	b := newBed(t)
+	for _, context := range contexts {
+		b.reset(t)
+		frame := fromA(peer4).udp(1000, 53, 20).bytes()
+		warm(t, b, context, "from_pod", "wta", frame)
+		var key bpfKey4
+		var f bpfFlow
+		for entries := b.maps.Flows4.Iterate(); entries.Next(&key, &f); {
+			f.LastNs -= 61e9
+			must(t, b.maps.Flows4.Put(&key, &f))
+		}
+		b.send(t, context, "from_pod", "wta", frame)
+		if rows := b.flowList(t); len(rows) != 1 || rows[0].Forward.Packets != 1 {
+			t.Errorf("%s: %+v, want a new flow of one packet", context, rows)
+		}
+	}
+}

@@ -186,3 +186,28 @@ func TestFlowTimeout(t *testing.T) {
 		}
 	}
 }
+
+// TestStackFlowCountsOnce: a packet that the stack routes passes two hooks and belongs to its flow once.
+func TestStackFlowCountsOnce(t *testing.T) {
+	b := newBed(t)
+	for _, context := range contexts {
+		b.reset(t)
+		there, back := fromA(peer4).tcp(1000, 80, ack, 4).bytes(), fromPeer(podA.IPv4).tcp(80, 1000, ack, 4).bytes()
+		for range 3 {
+			b.send(t, context, "from_pod", "wta", there)
+			b.send(t, "tc", "to_wire", "wtup", there)
+		}
+		for range 2 {
+			b.send(t, context, "from_wire", "wtup", back)
+			b.send(t, "tc", "to_pod", "wta", back)
+		}
+		rows := b.flowList(t)
+		if len(rows) != 1 || !rows[0].ViaStack || rows[0].Forward.Packets != 3 || rows[0].Reply.Packets != 2 {
+			t.Errorf("%s: %+v, want 3 and 2 packets by the stack", context, rows)
+		}
+		want := []string{"1 egress stack 3", "1 ingress local 2", "1 ingress stack 2"}
+		if got := sorted(b.counted(t)); strings.Join(got, ";") != strings.Join(want, ";") {
+			t.Errorf("%s: counters %v, want %v", context, got, want)
+		}
+	}
+}

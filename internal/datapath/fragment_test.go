@@ -92,3 +92,22 @@ func TestFragmentNeverCached(t *testing.T) {
 		}
 	}
 }
+
+// TestFragmentOfCachedFlow: the first fragment in a cached flow is still remembered for those behind it.
+func TestFragmentOfCachedFlow(t *testing.T) {
+	b := newBed(t)
+	for _, u := range []packet{fromA(peer4).udp(1000, 53, 120), fromA(peer6).udp(1000, 53, 120)} {
+		for _, context := range contexts {
+			b.reset(t)
+			warm(t, b, context, "from_pod", "wta", u.bytes())
+			for i, f := range []packet{u.fragment(0, 64, true), u.fragment(64, 128, false)} {
+				frame := f.bytes()
+				verdict, out := b.send(t, context, "from_pod", "wta", frame)
+				if verdict != "redirect" {
+					t.Fatalf("%s: fragment %d: %s", context, i+1, verdict)
+				}
+				must(t, toPeer(frame, out))
+			}
+		}
+	}
+}

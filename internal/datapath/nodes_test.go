@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -203,4 +205,86 @@ func TestNeighborChanged(t *testing.T) {
 			t.Errorf("%s: resolved %v, MAC %x, generation changed %v", c.name, resolved, got.Dmac, bumped)
 		}
 	}
+}
+
+// TestSysctlIsPutBack: the first value noted is the original; cleanup restores it.
+func TestSysctlIsPutBack(t *testing.T) {
+	b := newBed(t)
+	path := t.TempDir() + "/undo.json"
+	const name = "net/ipv4/conf/wtx/forwarding"
+	read := func() string {
+		data, err := os.ReadFile("/proc/sys/" + name)
+		must(t, err)
+		return strings.TrimSpace(string(data))
+	}
+	must(t, b.inside(func() error {
+		u, err := openUndo(path)
+		if err != nil {
+			return err
+		}
+		before := read()
+		other := map[string]string{"0": "1", "1": "0"}[before]
+		for _, value := range []string{other, before, other} {
+			if err := u.setSysctl(name, value); err != nil {
+				return err
+			}
+			if got := read(); got != value {
+				t.Errorf("set %s, reads %s", value, got)
+			}
+		}
+		again, err := openUndo(path)
+		if err != nil {
+			return err
+		}
+		if again.Sysctls[name] != before {
+			t.Errorf("noted %v, want %s", again.Sysctls, before)
+		}
+		if err := again.restoreSysctls(); err != nil {
+			return err
+		}
+		if got := read(); got != before {
+			t.Errorf("put back %s, want %s", got, before)
+		}
+		return nil
+	}))
+}
+
+// TestUnresolvedPeerIsManaged: a peer nobody has spoken to is handed to the kernel to resolve, its pods
+// take the stack until then, and cleanup takes the entry back.
+func TestUnresolvedPeerIsManaged(t *testing.T) {
+	b := nodeBed(t)
+	var err error
+	b.undo, err = openUndo(t.TempDir() + "/undo.json")
+	must(t, err)
+	b.setNodes(t, peerNode("n9", 9, "10.2.0.0/24"))
+	if n := b.node(t, 1, 0); n.Flags&bpfNodeResolved != 0 || n.Ifindex != uint32(b.index["wtup"]) {
+		t.Errorf("%+v, want the uplink and not resolved", n)
+	}
+	for _, context := range contexts {
+		if v, _ := b.send(t, context, "from_pod", "wta", fromA(peer4).udp(1, 2, 8).bytes()); v != "pass" {
+			t.Errorf("%s: %s, want pass", context, v)
+		}
+	}
+	managed := func() (n int) {
+		list, err := netlink.NeighList(b.index["wtup"], netlink.FAMILY_ALL)
+		must(t, err)
+		for _, e := range list {
+			if e.FlagsExt&netlink.NTF_EXT_MANAGED != 0 {
+				n++
+			}
+		}
+		return n
+	}
+	must(t, b.inside(func() error {
+		if n := managed(); n != 2 {
+			t.Errorf("%d managed neighbours, want one per family", n)
+		}
+		if err := removeNeighbors(b.undo.Neighbors); err != nil {
+			return err
+		}
+		if n := managed(); n != 0 {
+			t.Errorf("%d managed neighbours were left", n)
+		}
+		return nil
+	}))
 }

@@ -34,6 +34,8 @@ func TestRoute(t *testing.T) {
 		{name: "IPv4 to the outside", in: u(fromA(world4)), want: "pass", counts: []string{"1 egress stack 1"}},
 		{name: "IPv6 to the outside", in: u(fromA(world6)), want: "pass", counts: []string{"1 egress stack 1"}},
 		{name: "IPv4 to the node", in: u(fromA(node4)), want: "pass", counts: []string{"1 egress stack 1"}},
+		{name: "IPv4 to loopback is for the stack to refuse", in: u(fromA(addr("127.0.0.1"))), want: "pass"},
+		{name: "IPv4 to 0.0.0.0 is for the stack to refuse", in: u(fromA(addr("0.0.0.0"))), want: "pass"},
 		{name: "IPv4 to the gateway (link-local)", in: u(fromA(GatewayIPv4)), want: "pass"},
 		{name: "IPv4 to the metadata service (link-local)", in: u(fromA(addr("169.254.169.254"))), want: "pass"},
 		{name: "IPv6 to the gateway (link-local)", in: u(fromA(GatewayIPv6)), want: "drop", reason: ReasonLinkLocal, counts: []string{"1 egress link_local 1"}},

@@ -21,14 +21,15 @@ func (d *demo) takeAway(ctx context.Context) {
 		d.lab = nil
 	}
 	took := time.Since(began)
-	var lines []string
+	t := &table{Header: []string{"KIND", "LEFT"}, Left: 2}
 	clean := true
 	for _, kind := range leftKinds(d.opts.Lab) {
 		left := kind.left()
 		clean = clean && len(left) == 0
-		lines = append(lines, fmt.Sprintf("%-20s %s", kind.name, orNone(left)))
+		t.Rows = append(t.Rows, []string{kind.name, orNone(left)})
 	}
-	d.show("weft lab down "+d.opts.Lab, "what is left:\n"+strings.Join(lines, "\n"))
+	d.say("The lab is taken down as `weft lab down %s` does it. What is left on this machine of the lab and of the benchmark's:", d.opts.Lab)
+	d.showTable(t)
 	detail := fmt.Sprintf("network namespaces, pins, sockets, state and processes are gone, in %.1f s", took.Seconds())
 	if err != nil || !clean {
 		detail = "something is left" + because(err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	"weft.dev/weft/internal/connectivity"
 	"weft.dev/weft/internal/front/admin"
@@ -110,19 +109,19 @@ func matrix(report *connectivity.Report) *table {
 
 // failures lists what did not get through.
 func (d *demo) failures(report *connectivity.Report) {
-	var lines []string
+	t := &table{Header: []string{"FROM", "TO", "TEST", "BYTES", "WHAT HAPPENED"}, Left: 5}
 	for _, r := range report.Results {
 		if !r.OK {
-			lines = append(lines, fmt.Sprintf("%s -> %s %s %s, %s, %d bytes: %s", r.From, r.To, r.Protocol, r.Family, r.Test, r.Size, r.Detail))
+			t.Rows = append(t.Rows, []string{r.From, r.To, r.Protocol + " " + r.Family + " " + r.Test, fmt.Sprint(r.Size), r.Detail})
 		}
 	}
-	if len(lines) == 0 {
+	if len(t.Rows) == 0 {
 		return
 	}
-	if more := len(lines) - failuresShown; more > 0 {
-		lines = append(lines[:failuresShown], fmt.Sprintf("and %d more", more))
-	}
-	d.show(fmt.Sprintf("weft connectivity test --lab %s", d.opts.Lab), strings.Join(lines, "\n"))
+	failed := len(t.Rows)
+	t.Rows = t.Rows[:min(failed, failuresShown)]
+	d.say("%d tests failed; the first %d of them:", failed, len(t.Rows))
+	d.showTable(t)
 }
 
 // reachCheck is the outcome of one protocol over one family.

@@ -26,7 +26,7 @@ const (
 
 // route measures and compares.
 func (d *demo) route(ctx context.Context) error {
-	d.say("The packets of a pod go to another node, which is `weft bench route` in short: one interleaved run in which the node forwards by iptables (conntrack, MASQUERADE, 20 rules) and by each of Weft's modes with everything on. Medians with minimum and maximum; × is how many times better than iptables; net is without the generator's own cost. This takes about two minutes.")
+	d.say("The packets of a pod go to another node, which is `weft bench route` in short: one interleaved run in which the node forwards by iptables (conntrack, MASQUERADE, 20 rules) and by each of Weft's modes with everything on. Medians with minimum and maximum; × is how many times better than iptables; ns is CPU time, which other work on the machine does not stretch; net is without the generator's own cost. This takes about two minutes.")
 	errRates := d.measure(ctx, ratesLimit, "pps64")
 	errStreams := context.Cause(ctx)
 	if errStreams == nil {

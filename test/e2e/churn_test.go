@@ -241,4 +241,3 @@ func linkMAC(t *testing.T, n *lab.Node, name string) (address string) {
 	}
 	return address
 }
-

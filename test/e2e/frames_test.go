@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 
 	"github.com/gopacket/gopacket"
@@ -139,8 +140,9 @@ func (e *wireEnd) received() [][]byte {
 
 // listener is a UDP socket of a pod that counts what it gets, by source address.
 type listener struct {
-	conn *net.UDPConn
-	got  chan netip.AddrPort
+	conn  *net.UDPConn
+	got   chan netip.AddrPort // the first ones; all are counted
+	total atomic.Int64
 }
 
 func listen(t *testing.T, p *lab.Pod, port uint16) *listener {
@@ -161,7 +163,11 @@ func listen(t *testing.T, p *lab.Pod, port uint16) *listener {
 			if err != nil {
 				return
 			}
-			l.got <- netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
+			l.total.Add(1)
+			select {
+			case l.got <- netip.AddrPortFrom(from.Addr().Unmap(), from.Port()):
+			default:
+			}
 		}
 	}()
 	return l

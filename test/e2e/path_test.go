@@ -36,7 +36,6 @@ func TestSmallPath(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			dbg(t, l)
 			mayBeCut(t, l)
 		})
 	}
