@@ -202,7 +202,8 @@ struct weft_event {
 	__u8 family; /* 4, 6, or 0 for frames that are not IP */
 	__u8 proto;
 	__u8 tcp_flags;
-	__u8 pad[6];
+	__be16 ethertype;
+	__u8 pad[4];
 	struct weft_counter forward, reply;
 };
 

@@ -103,7 +103,8 @@ type FlowEvent struct {
 	Direction string         `json:"direction"` // egress or ingress, seen from that endpoint
 	Src       netip.AddrPort `json:"src"`
 	Dst       netip.AddrPort `json:"dst"`
-	Protocol  uint8          `json:"protocol"` // IP protocol number
+	Protocol  uint8          `json:"protocol"`            // IP protocol number
+	EtherType uint16         `json:"etherType,omitempty"` // of frames that are not IP, or could not be read as such
 	TCPFlags  uint8          `json:"tcpFlags,omitempty"`
 	Length    uint32         `json:"length"` // bytes of the frame that caused the event
 	// Forward and Reply are the flow's totals, set on EventEnd.

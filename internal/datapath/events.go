@@ -71,7 +71,9 @@ func decodeEvent(e *bpfEvent) FlowEvent {
 		Forward:   Traffic{e.Forward.Packets, e.Forward.Bytes},
 		Reply:     Traffic{e.Reply.Packets, e.Reply.Bytes},
 	}
-	if e.Family != 0 {
+	if e.Family == 0 {
+		out.EtherType = ntohs(e.Ethertype)
+	} else {
 		out.Src = netip.AddrPortFrom(fromAddr(e.Src), ntohs(e.Sport))
 		out.Dst = netip.AddrPortFrom(fromAddr(e.Dst), ntohs(e.Dport))
 	}

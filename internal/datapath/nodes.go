@@ -122,6 +122,9 @@ func (d *Datapath) syncNode(n Node, slot uint32) (routes []*netlink.Route, chang
 		if err != nil {
 			failed = errors.Join(failed, fmt.Errorf("node %s at %s: %w", n.Name, addr, err))
 		}
+		if d.opts.GenericXDP {
+			hop.entry.Flags |= bpfNodeXdpOut // generic XDP redirects through the interface's ordinary transmit
+		}
 		if hop.unmanaged {
 			failed = errors.Join(failed, d.manageNeighbor(hop.addr, int(hop.entry.Ifindex)))
 		}

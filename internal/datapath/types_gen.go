@@ -140,7 +140,8 @@ type bpfEvent struct {
 	Family    uint8
 	Proto     uint8
 	TcpFlags  uint8
-	Pad       [6]uint8
+	Ethertype uint16
+	Pad       [4]uint8
 	Forward   bpfCounter
 	Reply     bpfCounter
 }

@@ -25,7 +25,7 @@ type Enricher struct {
 func (e Enricher) Flow(event datapath.FlowEvent) Flow {
 	flow := Flow{
 		Time: event.Time, Type: event.Type, Verdict: Forwarded, Action: event.Verdict,
-		NodeName: e.Node, Protocol: ProtocolName(event.Protocol),
+		NodeName: e.Node, Protocol: protocolOf(event),
 		Direction: strings.ToUpper(event.Direction), Hook: event.Hook, Length: event.Length,
 		Source:      e.peer(event, event.Src, "egress"),
 		Destination: e.peer(event, event.Dst, "ingress"),

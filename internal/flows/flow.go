@@ -118,6 +118,20 @@ func (f Flow) String() string {
 // protocols are the names of the IP protocols that the datapath tells apart.
 var protocols = map[uint8]string{1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp", 50: "esp", 47: "gre", 4: "ipip", 41: "ipv6"}
 
+// etherTypes are the names of what is not IP, or too broken to be read as such.
+var etherTypes = map[uint16]string{0x0800: "ipv4", 0x86dd: "ipv6", 0x0806: "arp", 0x8100: "vlan", 0x88a8: "vlan", 0x88cc: "lldp"}
+
+// protocolOf names the protocol of an event: the IP protocol, or the EtherType of what is not IP.
+func protocolOf(event datapath.FlowEvent) string {
+	if event.EtherType == 0 {
+		return ProtocolName(event.Protocol)
+	}
+	if name := etherTypes[event.EtherType]; name != "" {
+		return name
+	}
+	return fmt.Sprintf("0x%04x", event.EtherType)
+}
+
 // ProtocolName is an IP protocol's name, or its number where it has none here.
 func ProtocolName(number uint8) string {
 	if name, ok := protocols[number]; ok {
