@@ -20,7 +20,7 @@ import (
 )
 
 // patience bounds every wait. Nothing here takes a tenth of it on a machine with time.
-const patience = 60 * time.Second
+const patience = 15 * time.Second
 
 // echoPort is where every pod of a lab that has echo servers answers.
 const echoPort = 7007
