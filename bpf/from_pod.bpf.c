@@ -5,9 +5,11 @@
 
 ALWAYS_INLINE int is_multicast(const struct weft_pkt *p, const struct ethhdr *eth)
 {
+	if (eth->h_dest[0] & 1)
+		return 1;
 	if (p->family == 6)
 		return p->dst.b[0] == 0xff;
-	return (p->dst.b[12] & 0xf0) == 0xe0 || p->dst.w[3] == 0xffffffff || (eth->h_dest[0] & 1);
+	return (p->dst.b[12] & 0xf0) == 0xe0 || p->dst.w[3] == 0xffffffff;
 }
 
 ALWAYS_INLINE int owns_source(const struct weft_pkt *p, const struct weft_endpoint *ep)

@@ -3,6 +3,21 @@
  * Weft's; everything else is the host's own and goes to its stack untouched. */
 #include "lib/forward.h"
 
+/* Sources that no host has on a wire (RFC 6890): this network, loopback, multicast, reserved. */
+ALWAYS_INLINE int is_martian(const struct weft_pkt *p)
+{
+	if (p->family == 4)
+		return p->src.b[12] == 0 || p->src.b[12] == 127 || p->src.b[12] >= 224;
+	return p->src.b[0] == 0xff || (!p->src.d[0] && !p->src.w[2] && bpf_ntohl(p->src.w[3]) <= 1);
+}
+
+ALWAYS_INLINE int is_link_local(const struct weft_pkt *p)
+{
+	if (p->family == 4)
+		return p->src.b[12] == 169 && p->src.b[13] == 254;
+	return addr_is_link_local6(&p->src);
+}
+
 SUBPROGRAM int from_wire_slow(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, int reason)
 {
 	struct weft_cached c = {};
@@ -19,7 +34,9 @@ SUBPROGRAM int from_wire_slow(weft_ctx *ctx, const struct weft_config *cfg, stru
 		return drop(cfg, p, reason);
 	if (bpf_map_lookup_elem(&weft_ep_addr, &p->src))
 		return drop(cfg, p, REASON_FOREIGN_SOURCE);
-	if (p->family == 6 && addr_is_link_local6(&p->src))
+	if (is_martian(p))
+		return drop(cfg, p, REASON_MARTIAN);
+	if (is_link_local(p))
 		return drop(cfg, p, REASON_LINK_LOCAL);
 	return forward(ctx, cfg, p, &c, p->ifindex);
 }

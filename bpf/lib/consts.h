@@ -18,6 +18,10 @@
 #define MAX_EXT_HEADERS 6
 #define MAX_HEADERS	320
 
+/* How much of a TC frame is made linear when its linear part was too short: the longest headers
+ * and a whole TCP header, with options, behind them. */
+#define PULL_LEN (MAX_HEADERS + 60)
+
 /* skb->tc_index of a frame that a from_* hook has already routed, so that the uplink's
  * egress hook lets it go without a second look. The value has no meaning elsewhere. */
 #define TC_INDEX_ROUTED 0x5745

@@ -175,6 +175,8 @@ ALWAYS_INLINE void addr_from4(union weft_addr *to, __be32 ip)
 	to->w[3] = ip;
 }
 
+ALWAYS_INLINE int addr_is_mapped4(const union weft_addr *a) { return !a->d[0] && a->w[2] == bpf_htonl(0xffff); }
+
 ALWAYS_INLINE int addr_is_link_local6(const union weft_addr *a)
 {
 	return a->b[0] == 0xfe && (a->b[1] & 0xc0) == 0x80;

@@ -107,9 +107,10 @@ ALWAYS_INLINE void flow_step_tcp(struct weft_flow *f, __u32 dir, __u8 flags)
 		f->state = STATE_CLOSED;
 		return;
 	}
-	if (f->state == STATE_SYN_SENT && (flags & TCP_SYN) && (flags & TCP_ACK) && dir != first)
+	/* The other side's SYN has an ACK, or, when both open at once, not. */
+	if (f->state == STATE_SYN_SENT && (flags & TCP_SYN) && dir != first)
 		f->state = STATE_SYN_RECEIVED;
-	else if (f->state == STATE_SYN_RECEIVED && (flags & TCP_ACK) && dir == first)
+	else if (f->state == STATE_SYN_RECEIVED && (flags & TCP_ACK) && !(flags & TCP_SYN))
 		f->state = STATE_ESTABLISHED;
 	if (flags & TCP_FIN) {
 		f->flags |= dir ? FLOW_FIN_1 : FLOW_FIN_0;
@@ -162,7 +163,8 @@ ALWAYS_INLINE void flow_init(struct weft_flow *f, const struct weft_pkt *p, __u3
 		f->state = is_syn(p) ? STATE_SYN_SENT : STATE_ESTABLISHED;
 }
 
-SUBPROGRAM int flow_insert(const struct weft_config *cfg, struct weft_pkt *p, __u32 dir, int via_stack)
+SUBPROGRAM int flow_insert(const struct weft_config *cfg, struct weft_pkt *p, __u32 dir, int via_stack,
+			   __u32 verdict)
 {
 	__u64 now = bpf_ktime_get_coarse_ns();
 	struct weft_flow *f;
@@ -185,15 +187,15 @@ SUBPROGRAM int flow_insert(const struct weft_config *cfg, struct weft_pkt *p, __
 		key6(&k, p);
 		bpf_map_update_elem(&weft_flows6, &k, f, BPF_ANY);
 	}
-	emit(cfg, p, EVENT_NEW, via_stack ? VERDICT_STACK : VERDICT_LOCAL, NULL);
+	emit(cfg, p, EVENT_NEW, via_stack ? VERDICT_STACK : verdict, NULL);
 	return 0;
 }
 
 /* The flow that p belongs to, made if need be. from_stack: the calling hook sees what the stack
- * sends. Returns a NULL flow only when tracing, or when the table has no room even for an eviction;
- * the packet then goes on unremembered, by the stack if via_stack is set. */
+ * sends. verdict is for the event of a new flow. Returns a NULL flow only when tracing, or when the table has
+ * no room even for an eviction; the packet then goes on unremembered, by the stack if via_stack is set. */
 ALWAYS_INLINE struct weft_flow_ref flow_get(const struct weft_config *cfg, struct weft_pkt *p, int from_stack,
-					    int *via_stack)
+					    enum weft_verdict verdict, int *via_stack)
 {
 	struct weft_flow_ref ref = flow_find(p);
 	__u64 now = bpf_ktime_get_coarse_ns();
@@ -211,7 +213,7 @@ ALWAYS_INLINE struct weft_flow_ref flow_get(const struct weft_config *cfg, struc
 	}
 	*via_stack = from_stack || is_midstream(p);
 	trace(p, STEP_FLOW_NEW, *via_stack, 0, 0);
-	flow_insert(cfg, p, ref.dir, *via_stack);
+	flow_insert(cfg, p, ref.dir, *via_stack, verdict);
 	if (!weft_tracing)
 		ref = flow_find(p);
 	else

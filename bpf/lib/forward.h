@@ -223,7 +223,7 @@ ALWAYS_INLINE int forward(weft_ctx *ctx, const struct weft_config *cfg, struct w
 	if (reason)
 		return drop(cfg, p, reason);
 	if (!p->error) {
-		ref = flow_get(cfg, p, 0, &via_stack);
+		ref = flow_get(cfg, p, 0, c->verdict, &via_stack);
 		if (ref.flow && !weft_tracing)
 			ref.flow->flags |= ref.dir ? FLOW_SEEN_1 : FLOW_SEEN_0;
 	}
@@ -258,7 +258,7 @@ SUBPROGRAM int parse(weft_ctx *ctx, struct weft_pkt *p)
 		return REASON_INTERNAL;
 	reason = parse_frame(ctx, p);
 
-	if (unlikely(reason == REASON_TRUNCATED) && !ctx_pull(ctx, MAX_HEADERS)) {
+	if (unlikely(reason == REASON_TRUNCATED) && !ctx_pull(ctx, PULL_LEN)) {
 		__u8 hook = p->hook, direction = p->direction;
 
 		__builtin_memset(p, 0, sizeof(*p));
@@ -286,7 +286,7 @@ ALWAYS_INLINE void note_from_stack(const struct weft_config *cfg, struct weft_pk
 	/* Neighbour discovery and multicast are not conversations. */
 	if (p->family == 6 && (p->dst.b[0] == 0xff || (p->proto == IPPROTO_ICMPV6 && p->slow && !p->frag)))
 		return;
-	ref = flow_get(cfg, p, 1, &via_stack);
+	ref = flow_get(cfg, p, 1, VERDICT_STACK, &via_stack);
 	if (!ref.flow || ref.flow->flags & (ref.dir ? FLOW_SEEN_1 : FLOW_SEEN_0))
 		return;
 	flow_update(cfg, p, ref, VERDICT_STACK);

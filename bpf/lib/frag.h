@@ -9,13 +9,14 @@
  * overlapping it, it is refused: nothing that was not checked passes. */
 ALWAYS_INLINE int frag_check(struct weft_pkt *p)
 {
-	struct weft_frag_key key = {.src = p->src, .dst = p->dst, .id = p->frag_id, .proto = p->proto};
+	struct weft_frag_key key = {.src = p->src, .dst = p->dst, .id = p->frag_id, .proto = p->frag_proto};
 	struct weft_frag *first;
 
 	if (p->frag == FRAG_NONE)
 		return REASON_NONE;
 	if (p->frag == FRAG_FIRST) {
-		struct weft_frag f = {.sport = p->sport, .dport = p->dport, .first_end = p->frag_len};
+		struct weft_frag f = {
+		    .sport = p->sport, .dport = p->dport, .first_end = p->frag_len, .proto = p->proto};
 
 		if (!weft_tracing)
 			bpf_map_update_elem(&weft_frags, &key, &f, BPF_ANY);
@@ -28,6 +29,7 @@ ALWAYS_INLINE int frag_check(struct weft_pkt *p)
 		return REASON_FRAGMENT_OVERLAP;
 	p->sport = first->sport;
 	p->dport = first->dport;
+	p->proto = first->proto;
 	return REASON_NONE;
 }
 

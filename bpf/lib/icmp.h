@@ -45,11 +45,15 @@ ALWAYS_INLINE int icmp_quoted6(weft_ctx *ctx, struct weft_pkt *p)
 		return REASON_TRUNCATED;
 	next = ip.nexthdr;
 	at += IP6_LEN;
-	if (next == IPPROTO_FRAGMENT) {
+	/* The quoted packet may have extension headers; each says what follows and how long it is. */
+	for (int i = 0; i < MAX_EXT_HEADERS; i++) {
+		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS &&
+		    next != IPPROTO_FRAGMENT)
+			break;
 		if (ctx_load(ctx, at, ports, sizeof(ports)))
 			return REASON_TRUNCATED;
-		next = *(__u8 *)ports;
-		at += 8;
+		at += next == IPPROTO_FRAGMENT ? 8 : (((__u8 *)ports)[1] + 1) * 8;
+		next = ((__u8 *)ports)[0];
 	}
 	if (ctx_load(ctx, at, ports, sizeof(ports)))
 		return REASON_TRUNCATED;
@@ -78,6 +82,9 @@ SUBPROGRAM int icmp_related(weft_ctx *ctx, struct weft_pkt *p, int *via_stack)
 	dst = p->dst;
 	proto = p->proto;
 	reason = p->family == 4 ? icmp_quoted4(ctx, p) : icmp_quoted6(ctx, p);
+	/* A router may report on anybody's packet, a pod only on one that was sent to it (RFC 5927). */
+	if (!reason && p->hook == HOOK_FROM_POD && !addr_equal(&p->dst, &src))
+		reason = REASON_ICMP_MISMATCH;
 	if (!reason) {
 		ref = flow_find(p);
 		if (!ref.flow)
@@ -159,10 +166,13 @@ ALWAYS_INLINE int icmp_write6(weft_ctx *ctx, const struct weft_config *cfg, cons
 	return 0;
 }
 
-/* Must an error about p stay unsent? (RFC 1122 section 3.2.2, RFC 4443 section 2.4 e) */
-ALWAYS_INLINE int icmp_must_not(const struct weft_pkt *p)
+/* Must an error about p stay unsent? (RFC 1122 section 3.2.2, RFC 4443 section 2.4 e) Its source is a
+ * single host's by now: the hooks have seen to that. */
+ALWAYS_INLINE int icmp_must_not(const struct weft_pkt *p, const struct ethhdr *eth)
 {
-	return p->error || p->frag == FRAG_LATER || weft_tracing;
+	if (p->family == 6 && p->proto == IPPROTO_ICMPV6 && p->icmp_type == ICMP6_REDIRECT)
+		return 1;
+	return p->error || p->frag == FRAG_LATER || eth->h_dest[0] & 1 || weft_tracing;
 }
 
 /* Replaces the frame by an ICMP error about it and sends that back to the frame's sender by
@@ -176,7 +186,7 @@ SUBPROGRAM int icmp_refuse(weft_ctx *ctx, const struct weft_config *cfg, struct 
 	__u8 to[6], from[6];
 	int failed;
 
-	if (!cfg || !p || icmp_must_not(p) || (void *)(eth + 1) > ctx_end(ctx))
+	if (!cfg || !p || (void *)(eth + 1) > ctx_end(ctx) || icmp_must_not(p, eth))
 		return CTX_DROP;
 	if (!take_token(BUCKET_ICMP, ICMP_ERRORS_PER_SEC, bpf_ktime_get_coarse_ns()))
 		return CTX_DROP;
@@ -187,7 +197,9 @@ SUBPROGRAM int icmp_refuse(weft_ctx *ctx, const struct weft_config *cfg, struct 
 		quote = p->l4 - ETH_LEN + (p->proto == IPPROTO_TCP ? 20 : 8);
 		room = ERROR4_ROOM;
 	} else {
-		quote = p->l3_size >= QUOTE6 ? QUOTE6 : QUOTE6_MIN;
+		quote = p->l3_size >= QUOTE6 ? QUOTE6 : p->l3_size & ~3;
+		if (quote < QUOTE6_MIN)
+			return CTX_DROP;
 		room = ERROR6_ROOM;
 	}
 	if (p->len < ETH_LEN + quote || quote > QUOTE6 || ctx_reshape(ctx, ETH_LEN + quote, room))

@@ -155,6 +155,8 @@ ALWAYS_INLINE int parse_l4(weft_ctx *ctx, struct weft_pkt *p, __u32 size)
 			return short_reason;
 		if ((void *)(udp + 1) > end)
 			return REASON_TRUNCATED;
+		if (p->proto == IPPROTO_UDP && bpf_ntohs(udp->len) < sizeof(*udp))
+			return REASON_BAD_L4_HEADER;
 		if (p->proto == IPPROTO_UDP && p->frag == FRAG_NONE && bpf_ntohs(udp->len) > size)
 			return REASON_BAD_L4_HEADER;
 		p->sport = udp->source;
@@ -218,6 +220,7 @@ ALWAYS_INLINE int parse_ip4(weft_ctx *ctx, struct weft_pkt *p)
 	if (unlikely(frag & 0x3fff)) {
 		p->slow = 1;
 		p->frag_id = ip->id;
+		p->frag_proto = ip->protocol;
 		p->frag_off = (frag & 0x1fff) << 3;
 		p->frag_len = total - ihl;
 		p->frag = p->frag_off ? FRAG_LATER : FRAG_FIRST;
@@ -266,6 +269,8 @@ ALWAYS_INLINE int parse_extensions(weft_ctx *ctx, struct weft_pkt *p)
 			__u16 off = ext->type << 8 | ext->left;
 
 			len = 8;
+			p->frag_proto = ext->next;
+			p->frag_len = p->l3_size - (p->l4 - ETH_LEN) - 8;
 			p->frag_id = ext->id;
 			p->frag_off = off & 0xfff8;
 			if (p->frag_off)
@@ -298,6 +303,9 @@ ALWAYS_INLINE int parse_ip6(weft_ctx *ctx, struct weft_pkt *p)
 		return REASON_TRUNCATED;
 	__builtin_memcpy(&p->src, &ip->saddr, 16);
 	__builtin_memcpy(&p->dst, &ip->daddr, 16);
+	/* The maps hold IPv4 addresses in this form; a packet must not (RFC 6890). */
+	if (addr_is_mapped4(&p->src) || addr_is_mapped4(&p->dst))
+		return REASON_MARTIAN;
 	p->family = 6;
 	p->proto = ip->nexthdr;
 	p->ttl = ip->hop_limit;
@@ -309,10 +317,9 @@ ALWAYS_INLINE int parse_ip6(weft_ctx *ctx, struct weft_pkt *p)
 		return reason;
 	if (p->l4 - ETH_LEN > total)
 		return REASON_TRUNCATED;
-	p->frag_len = total - (p->l4 - ETH_LEN);
 	if (p->frag == FRAG_LATER)
 		return REASON_NONE;
-	return parse_l4(ctx, p, p->frag_len);
+	return parse_l4(ctx, p, total - (p->l4 - ETH_LEN));
 }
 
 /* Fills p from the frame. Returns the reason to drop it, if there is one; p holds what was read

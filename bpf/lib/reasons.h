@@ -51,7 +51,8 @@
 	  "a routing loop, or traceroute; the sender got an ICMP error")                                       \
 	X(TOO_BIG, "larger than the path's MTU", "the sender got an ICMP error with the right MTU")            \
 	X(ICMP_NO_FLOW, "an ICMP error that belongs to no known flow", "late, or forged")                      \
-	X(ICMP_MISMATCH, "an ICMP error quotes a packet that its receiver did not send", "forged")
+	X(ICMP_MISMATCH, "an ICMP error quotes a packet that did not travel between its two ends", "forged")   \
+	X(MARTIAN, "a source address that no host can have on a wire", "forged, or a broken sender (RFC 6890)")
 
 #define WEFT_REASON_ENUM(name, what, hint) REASON_##name,
 enum weft_reason { WEFT_REASONS(WEFT_REASON_ENUM) REASON_COUNT };

@@ -172,7 +172,8 @@ struct weft_frag_key {
 struct weft_frag {
 	__be16 sport, dport;
 	__u16 first_end; /* where the first fragment's payload ended, bytes */
-	__u16 pad;
+	__u8 proto;	 /* the transport protocol: IPv6 may have options between it and the fragment header */
+	__u8 pad;
 };
 
 struct weft_counter {
@@ -273,8 +274,8 @@ struct weft_pkt {
 	__u8 slow;  /* has options, extension headers, is a fragment or an ICMP message that is no query */
 	__u8 error; /* is an ICMP error */
 	__u8 tagged;
-	__u8 direction; /* seen from the local endpoint in slot */
-	__u8 pad;
+	__u8 direction;	 /* seen from the local endpoint in slot */
+	__u8 frag_proto; /* what the IP or fragment header says follows: every fragment says the same */
 	__u16 slot;
 };
 

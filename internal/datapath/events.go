@@ -30,7 +30,11 @@ func (d *Datapath) Events(ctx context.Context, handle func(FlowEvent)) error {
 		defer one.Unlock()
 		handle(e)
 	}
-	go func() {
+	ctx, cancel := context.WithCancel(ctx)
+	var timedOut sync.WaitGroup
+	defer timedOut.Wait()
+	defer cancel()
+	timedOut.Go(func() {
 		for {
 			select {
 			case <-ctx.Done():
@@ -39,7 +43,7 @@ func (d *Datapath) Events(ctx context.Context, handle func(FlowEvent)) error {
 				deliver(e)
 			}
 		}
-	}()
+	})
 	var record ringbuf.Record
 	for {
 		if err := reader.ReadInto(&record); err != nil {

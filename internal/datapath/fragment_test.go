@@ -43,8 +43,7 @@ func TestFragments(t *testing.T) {
 		{name: "IPv4 later to the host is the host's", hook: "from_wire", in: later(w4.dst(node4)), want: "pass", counts: []string{}},
 		{name: "IPv4 fragments to the outside take the stack", setup: after("from_pod", first(u4.dst(world4))), in: later(u4.dst(world4)), want: "pass"},
 		{name: "IPv6 first with destination options behind the fragment header", in: fragmentBefore(u6, 0, 64, true), want: "redirect", out: toPeer},
-		{name: "IPv6 later of such a datagram", setup: after("from_pod", fragmentBefore(u6, 0, 64, true)), in: fragmentBefore(u6, 64, 128, false), want: "redirect", out: toPeer,
-			bug: "the key holds the first fragment's upper protocol, but a later fragment says what follows the fragment header: refused as unknown"},
+		{name: "IPv6 later of such a datagram", setup: after("from_pod", fragmentBefore(u6, 0, 64, true)), in: fragmentBefore(u6, 64, 128, false), want: "redirect", out: toPeer},
 		{name: "IPv6 fragment behind destination options", setup: after("from_pod", first(behind(u6))), in: later(behind(u6)), want: "redirect", out: toPeer},
 		{name: "IPv6 second fragment header", in: u6.ext(unix.IPPROTO_FRAGMENT, []byte{0, 0, 0, 1, 0, 0, 0, 1}).ext(unix.IPPROTO_FRAGMENT, []byte{0, 0, 0, 0, 0, 0, 0, 2}), want: "redirect", out: toPeer},
 	})

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -173,12 +174,16 @@ func migrate(dir string, spec *ebpf.MapSpec, to *ebpf.Map) string {
 	if len(old) == 0 {
 		return ""
 	}
-	from, err := ebpf.LoadPinnedMap(old[0], nil)
+	sameLayout := func(path string) bool {
+		return strings.HasPrefix(filepath.Base(path), mapPin+spec.Name+"-"+layoutHash(spec))
+	}
+	at := max(slices.IndexFunc(old, sameLayout), 0)
+	from, err := ebpf.LoadPinnedMap(old[at], nil)
 	if err != nil {
 		return "none: " + err.Error()
 	}
 	defer from.Close()
-	if !strings.HasPrefix(filepath.Base(old[0]), mapPin+spec.Name+"-"+layoutHash(spec)) {
+	if !sameLayout(old[at]) {
 		return "none: key or value changed"
 	}
 	if spec.Type != ebpf.Hash && spec.Type != ebpf.LRUHash && spec.Type != ebpf.LPMTrie && spec.Type != ebpf.Array {

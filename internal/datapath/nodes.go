@@ -21,6 +21,9 @@ type nodeTable struct {
 	slots map[string]uint32       // node name to index
 	was   map[bpfRouteKey]uint32  // what a previous run left in the routes map
 	hops  map[netip.Addr][]uint32 // next hop to the weft_nodes indexes that use it
+	used  map[uint32]bool         // weft_nodes indexes that may hold a next hop
+	// current are those of the synchronisation that runs.
+	current map[uint32]bool
 }
 
 // restore reads what a previous run wrote, so that each node keeps its index and the maps
@@ -35,6 +38,10 @@ func (t *nodeTable) restore(m *maps) error {
 	}
 	if err := entries.Err(); err != nil {
 		return fmt.Errorf("read routes map: %w", err)
+	}
+	t.used = map[uint32]bool{}
+	for _, slot := range t.was {
+		t.used[slot*2], t.used[slot*2+1] = true, true
 	}
 	return nil
 }
@@ -91,7 +98,7 @@ func (d *Datapath) syncNodes() error {
 	changed := false
 	wantRoutes := map[bpfRouteKey]uint32{}
 	var wantKernel []*netlink.Route
-	d.nodes.hops = map[netip.Addr][]uint32{}
+	d.nodes.hops, d.nodes.current = map[netip.Addr][]uint32{}, map[uint32]bool{}
 	for _, n := range d.nodes.list {
 		slot, err := d.nodes.slotFor(n)
 		if err != nil {
@@ -107,8 +114,9 @@ func (d *Datapath) syncNodes() error {
 		}
 	}
 	moved, err := d.syncRoutesMap(wantRoutes)
-	failed = errors.Join(failed, err, syncKernelRoutes(wantKernel))
-	if changed || moved {
+	cleared, clearErr := d.clearNodes()
+	failed = errors.Join(failed, err, clearErr, syncKernelRoutes(wantKernel))
+	if changed || moved || cleared {
 		failed = errors.Join(failed, d.changed())
 	}
 	return failed
@@ -128,6 +136,7 @@ func (d *Datapath) syncNode(n Node, slot uint32) (routes []*netlink.Route, chang
 		if hop.unmanaged {
 			failed = errors.Join(failed, d.manageNeighbor(hop.addr, int(hop.entry.Ifindex)))
 		}
+		d.nodes.current[index] = true
 		moved, err := d.putNode(index, hop.entry)
 		failed = errors.Join(failed, err)
 		changed = changed || moved
@@ -153,6 +162,24 @@ func family(a netip.Addr) uint32 {
 		return 1
 	}
 	return 0
+}
+
+// clearNodes empties the next hops that no node has any more: of nodes that left and of families that a
+// node gave up. The next owner of the index must not inherit them.
+func (d *Datapath) clearNodes() (bool, error) {
+	changed := false
+	for index := range d.nodes.used {
+		if d.nodes.current[index] {
+			continue
+		}
+		moved, err := d.putNode(index, bpfNode{})
+		if err != nil {
+			return changed, err
+		}
+		changed = changed || moved
+	}
+	d.nodes.used = d.nodes.current
+	return changed, nil
 }
 
 // putNode writes one entry if it differs.

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"fmt"
+	stdmaps "maps"
 
 	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
@@ -65,16 +66,18 @@ func (u *undoFile) applyOffloads(key, netNS, iface string, wanted map[string]boo
 			return fmt.Errorf("read offloads of %s: %w", iface, err)
 		}
 		change, originals := planOffloads(now, noted, wanted)
-		if err := u.setOffloads(key, offloads{netNS, iface, originals}); err != nil {
+		// All that is known stays noted until the change is made: a crash in between loses nothing.
+		all := stdmaps.Clone(originals)
+		stdmaps.Copy(all, noted)
+		if err := u.setOffloads(key, offloads{netNS, iface, all}); err != nil {
 			return err
 		}
-		if len(change) == 0 {
-			return nil
+		if len(change) > 0 {
+			if err := tool.Change(iface, change); err != nil {
+				return fmt.Errorf("set offloads of %s: %w", iface, err)
+			}
 		}
-		if err := tool.Change(iface, change); err != nil {
-			return fmt.Errorf("set offloads of %s: %w", iface, err)
-		}
-		return nil
+		return u.setOffloads(key, offloads{netNS, iface, originals})
 	})
 }
 

@@ -58,8 +58,10 @@ const (
 	ReasonTooBig Reason = 25
 	// ReasonIcmpNoFlow: an ICMP error that belongs to no known flow.
 	ReasonIcmpNoFlow Reason = 26
-	// ReasonIcmpMismatch: an ICMP error quotes a packet that its receiver did not send.
+	// ReasonIcmpMismatch: an ICMP error quotes a packet that did not travel between its two ends.
 	ReasonIcmpMismatch Reason = 27
+	// ReasonMartian: a source address that no host can have on a wire.
+	ReasonMartian Reason = 28
 )
 
 var reasonTable = [...]reasonInfo{
@@ -90,5 +92,6 @@ var reasonTable = [...]reasonInfo{
 	{"ttl_exceeded", "the TTL or hop limit ran out", "a routing loop, or traceroute; the sender got an ICMP error"},
 	{"too_big", "larger than the path's MTU", "the sender got an ICMP error with the right MTU"},
 	{"icmp_no_flow", "an ICMP error that belongs to no known flow", "late, or forged"},
-	{"icmp_mismatch", "an ICMP error quotes a packet that its receiver did not send", "forged"},
+	{"icmp_mismatch", "an ICMP error quotes a packet that did not travel between its two ends", "forged"},
+	{"martian", "a source address that no host can have on a wire", "forged, or a broken sender (RFC 6890)"},
 }

@@ -48,8 +48,7 @@ func TestRoute(t *testing.T) {
 		{name: "IPv4 to a node that is not resolved", in: u(fromA(cold4)), want: "pass", counts: []string{"1 egress stack 1"}},
 		{name: "IPv6 to a node that is not resolved", in: u(fromA(cold6)), want: "pass"},
 		{name: "to itself", in: u(fromA(podA.IPv4)), want: "redirect", out: toA, counts: []string{"1 egress local 1", "1 ingress local 1"}},
-		{name: "IPv4 link-local from the wire", hook: "from_wire", in: u(fromPeer(podA.IPv4)).src(GatewayIPv4), want: "drop", reason: ReasonLinkLocal,
-			bug: "the wire can speak to pods in the gateway's IPv4 name; IPv6 link-local sources are refused"},
+		{name: "IPv4 link-local from the wire", hook: "from_wire", in: u(fromPeer(podA.IPv4)).src(GatewayIPv4), want: "drop", reason: ReasonLinkLocal},
 		{name: "IPv6 link-local from the wire", hook: "from_wire", in: u(fromPeer(podA.IPv6)).src(GatewayIPv6), want: "drop", reason: ReasonLinkLocal},
 		{name: "stack mode, local", setup: stackMode, in: u(fromA(podB.IPv4)), want: "pass", counts: []string{"1 egress stack 1"}},
 		{name: "stack mode, remote", setup: stackMode, in: u(fromA(peer6)), want: "pass"},
@@ -77,8 +76,7 @@ func TestMulticast(t *testing.T) {
 		{name: "IPv4 broadcast", in: u(fromA(addr("255.255.255.255"))).dstMAC(broadcastMAC), want: "drop", reason: ReasonMulticast},
 		{name: "IPv4 unicast in a broadcast frame", in: u(fromA(peer4)).dstMAC(broadcastMAC), want: "drop", reason: ReasonMulticast},
 		{name: "IPv4 unicast in a multicast frame", in: u(fromA(peer4)).dstMAC([]byte{1, 0, 0x5e, 0, 0, 1}), want: "drop", reason: ReasonMulticast},
-		{name: "IPv6 unicast in a multicast frame", in: u(fromA(peer6)).dstMAC([]byte{0x33, 0x33, 0, 0, 0, 1}), want: "drop", reason: ReasonMulticast,
-			bug: "forwarded, while IPv4 in such a frame is refused"},
+		{name: "IPv6 unicast in a multicast frame", in: u(fromA(peer6)).dstMAC([]byte{0x33, 0x33, 0, 0, 0, 1}), want: "drop", reason: ReasonMulticast},
 		{name: "IPv6 multicast", in: u(fromA(mcast6)), want: "drop", reason: ReasonMulticast},
 		{name: "IPv6 multicast DNS from the pod's own address", in: u(fromA(addr("ff02::fb"))), want: "drop", reason: ReasonMulticast},
 		{name: "IPv6 multicast DNS from link-local", in: u(fromA(addr("ff02::fb"))).src(addr("fe80::a")), want: "drop", reason: ReasonLinkLocal},
@@ -92,13 +90,12 @@ func TestMulticast(t *testing.T) {
 
 // TestMartiansFromWire: sources that no single host can have must not reach a pod.
 func TestMartiansFromWire(t *testing.T) {
-	const bug = "passed on to the pod; the host's stack would refuse it as martian"
 	var rows []row
 	for _, src := range []string{"0.0.0.0", "127.0.0.1", "224.0.0.5", "255.255.255.255", "240.0.0.1"} {
-		rows = append(rows, row{name: src, hook: "from_wire", in: fromPeer(podA.IPv4).src(addr(src)).udp(1, 2, 8), want: "drop", reason: ReasonSpoofedIp, bug: bug})
+		rows = append(rows, row{name: src, hook: "from_wire", in: fromPeer(podA.IPv4).src(addr(src)).udp(1, 2, 8), want: "drop", reason: ReasonMartian})
 	}
 	for _, src := range []string{"::", "::1", "ff0e::1"} {
-		rows = append(rows, row{name: src, hook: "from_wire", in: fromPeer(podA.IPv6).src(addr(src)).udp(1, 2, 8), want: "drop", reason: ReasonSpoofedIp, bug: bug})
+		rows = append(rows, row{name: src, hook: "from_wire", in: fromPeer(podA.IPv6).src(addr(src)).udp(1, 2, 8), want: "drop", reason: ReasonMartian})
 	}
 	runTable(t, rows)
 }

@@ -27,8 +27,6 @@ type row struct {
 	only   string // context, for what the other cannot see; why says why
 	why    string
 	once   bool // a second packet meets another state
-	// bug marks a row that fails today: the text says how. The row fails once it holds.
-	bug string
 }
 
 func fromA(dst netip.Addr) packet { return newPacket(podA.MAC, gatewayMAC, addrOf(podA, dst), dst) }
@@ -97,22 +95,9 @@ func (r row) run(t *testing.T, b *bed, context string) {
 			problems = append(problems, "second packet: "+again+", first: "+verdict)
 		}
 	}
-	if r.bug != "" {
-		knownBug(t, len(problems) == 0, r.bug+": "+strings.Join(problems, "; "))
-		return
-	}
 	for _, p := range problems {
 		t.Error(p)
 	}
-}
-
-// knownBug notes a bug that is open, and fails once it is gone so that the mark is taken away.
-func knownBug(t *testing.T, gone bool, what string) {
-	t.Helper()
-	if gone {
-		t.Errorf("this bug is gone, take the mark away: %s", what)
-	}
-	t.Logf("known bug: %s", what)
 }
 
 func (r row) problems(in, out []byte, verdict string, counts []string) (list []string) {

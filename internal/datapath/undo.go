@@ -102,7 +102,8 @@ func (u *undoFile) originals(key string) map[string]bool {
 func (u *undoFile) setOffloads(key string, noted offloads) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if stdmaps.Equal(u.Offloads[key].Features, noted.Features) {
+	before := u.Offloads[key]
+	if before.NetNS == noted.NetNS && before.Iface == noted.Iface && stdmaps.Equal(before.Features, noted.Features) {
 		return nil
 	}
 	if len(noted.Features) == 0 {

@@ -16,7 +16,7 @@ type call struct {
 	to            netip.AddrPort
 	conn          *net.UDPConn
 	sent, answers atomic.Uint64
-	over          atomic.Bool
+	over, silent  atomic.Bool
 	wg            sync.WaitGroup
 }
 
@@ -31,8 +31,10 @@ func startCall(ns string, to netip.AddrPort) (*call, error) {
 	}
 	c.wg.Go(func() {
 		for !c.over.Load() {
-			if _, err := c.conn.Write([]byte("hello")); err == nil {
-				c.sent.Add(1)
+			if !c.silent.Load() {
+				if _, err := c.conn.Write([]byte("hello")); err == nil {
+					c.sent.Add(1)
+				}
 			}
 			time.Sleep(time.Millisecond)
 		}

@@ -12,6 +12,7 @@ import (
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/lab/traffic"
+	"weft.dev/weft/internal/netns"
 )
 
 // victimSpec is a pod that comes and goes.
@@ -189,7 +190,9 @@ func direct(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// TestPeerMACChanges gives a node's uplink another MAC address: its peers find out, and send to that.
+// TestPeerMACChanges gives a node's uplink another MAC address, which its kernel announces, as one that fails
+// over does: its peers find out, and send to that. (Unannounced, they find out when the kernel next probes the
+// neighbour, up to a minute later.)
 func TestPeerMACChanges(t *testing.T) {
 	l := useShared(t)
 	for _, mode := range []string{"auto", "xdp", "tc", "stack"} {
@@ -197,11 +200,14 @@ func TestPeerMACChanges(t *testing.T) {
 			reconfigure(t, map[string]any{"mode": mode}, agents(l)...)
 			b := l.Node("b")
 			first := linkMAC(t, b, "w0")
+			must(t, b.NetNS, "sysctl", "-qw", "net.ipv4.conf.w0.arp_notify=1", "net.ipv6.conf.w0.ndisc_notify=1")
 			t.Cleanup(func() { must(t, b.NetNS, "ip", "link", "set", "w0", "address", first) })
 			load := startLoad(t, path{l.Pod("client"), l.Pod("server")}, path{l.Pod("server"), l.Pod("db")})
 			next := fmt.Sprintf("02:00:00:00:0b:%02x", 1+slices.Index(modes, mode))
 			must(t, b.NetNS, "ip", "link", "set", "w0", "address", next)
-			sniff := openEnd(t, b.NetNS, "w0", false)
+			// On the cable: native XDP takes frames before packet sockets of the node see them.
+			sniff := openEnd(t, netns.Path("weft-"+l.Name()+"-wire-w0"), "p1", false)
+			sniff.leaving = true
 			eventually(t, "frames for the new MAC address", func() error {
 				right, wrong := 0, 0
 				for _, frame := range sniff.received() {

@@ -84,6 +84,8 @@ func advertisement(frameSrc net.HardwareAddr, src, target netip.Addr, lladdr net
 // wireEnd sends and receives raw frames on an interface of a namespace.
 type wireEnd struct {
 	fd, ifindex int
+	// leaving has received tell of frames that this end sends instead of those that it gets.
+	leaving bool
 }
 
 // openEnd opens a packet socket. bypass sends past the interface's own egress hooks.
@@ -122,7 +124,7 @@ func (e *wireEnd) send(t *testing.T, frame []byte) {
 	}
 }
 
-// received takes what has arrived from others and not yet been read.
+// received takes what has passed and not yet been read.
 func (e *wireEnd) received() [][]byte {
 	var frames [][]byte
 	buf := make([]byte, 1<<16)
@@ -131,7 +133,7 @@ func (e *wireEnd) received() [][]byte {
 		if err != nil {
 			return frames
 		}
-		if ll, ok := from.(*unix.SockaddrLinklayer); ok && ll.Pkttype == unix.PACKET_OUTGOING {
+		if ll, ok := from.(*unix.SockaddrLinklayer); ok && (ll.Pkttype == unix.PACKET_OUTGOING) != e.leaving {
 			continue
 		}
 		frames = append(frames, append([]byte(nil), buf[:n]...))
@@ -149,8 +151,14 @@ func listen(t *testing.T, p *lab.Pod, port uint16) *listener {
 	t.Helper()
 	l := &listener{got: make(chan netip.AddrPort, 4096)}
 	err := p.Do(func() (err error) {
-		l.conn, err = net.ListenUDP("udp", &net.UDPAddr{Port: int(port)})
-		return err
+		if l.conn, err = net.ListenUDP("udp", &net.UDPAddr{Port: int(port)}); err != nil {
+			return err
+		}
+		raw, err := l.conn.SyscallConn()
+		if err != nil {
+			return err
+		}
+		return raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20) })
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -129,6 +129,41 @@ func TestServiceAfterLayoutChange(t *testing.T) {
 	calls.answered(t, "after the flow table was lost")
 }
 
+// TestServiceServerSpeaksFirst is the same with the server's packet the first one seen. It may be taken for a new
+// conversation, but when the client speaks again, the two must be one again.
+func TestServiceServerSpeaksFirst(t *testing.T) {
+	l := useShared(t)
+	serve(t, l)
+	other := variant(t, "layout", func(tree string) {
+		edit(t, tree+"/bpf/lib/structs.h", "	__u64 first_ns; /* CLOCK", "	__u64 extra;\n	__u64 first_ns; /* CLOCK")
+	})
+	must(t, l.Node("a").NetNS, "nft", "add rule inet e2e prerouting ip daddr 10.96.0.3 udp dport 7008 dnat ip to 10.77.2.100")
+	server := listen(t, l.Pod("server"), 7008)
+	client, err := startCall(l.Pod("client").NetNS, netip.MustParseAddrPort("10.96.0.3:7008"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.close)
+	peer := server.next(t, "the client's first datagram")
+	client.silent.Store(true)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		for ctx.Err() == nil {
+			_, _ = server.conn.WriteToUDPAddrPort([]byte("news"), netip.AddrPortFrom(netip.AddrFrom16(peer.Addr().As16()), peer.Port()))
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	all := &calls{[]*call{client}}
+	all.answered(t, "before the upgrade")
+	useBinary(t, l, other)
+	if err := l.Node("a").RestartAgent(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	client.silent.Store(false)
+	all.answered(t, "once the client has spoken again after the flow table was lost")
+}
+
 // calls are conversations through a Service's address in which the server speaks on its own.
 type calls struct{ list []*call }
 
