@@ -46,6 +46,7 @@ type Datapath struct {
 	maps   *maps
 	progs  *programs
 	undo   *undoFile
+	hurry  hurry
 	mu     sync.Mutex // guards the maps' configuration and all below
 	config bpfConfig
 	nodes  nodeTable

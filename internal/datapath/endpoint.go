@@ -12,6 +12,7 @@ import (
 // AttachEndpoint hooks an endpoint's interface and makes it reachable. It can be called again for the
 // same endpoint, for instance after a restart: programs are then replaced under traffic.
 func (d *Datapath) AttachEndpoint(ep Endpoint) error {
+	defer d.hurry.begin()()
 	host, err := netlink.LinkByName(ep.HostIf)
 	if err != nil {
 		return fmt.Errorf("find interface %s: %w", ep.HostIf, err)
@@ -50,6 +51,7 @@ func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 // DetachEndpoint takes an endpoint's hooks and map entries away. It is not an error if some, or the
 // interface itself, are gone already.
 func (d *Datapath) DetachEndpoint(ep Endpoint) error {
+	defer d.hurry.begin()()
 	err := errors.Join(d.forgetEndpoint(ep), d.removeSecondInterface(ep), d.dropLinks(ep.HostIf))
 	if restoreErr := d.undo.applyOffloads(ep.HostIf, ep.NetNS, ep.PodIf, nil); restoreErr != nil {
 		// The pod's namespace, or its interface, is mostly gone by now: nothing left to put back.

@@ -39,6 +39,9 @@ func fromPort(frame []byte, port uint16) []byte {
 		sum = sum>>16 + sum&0xffff
 	}
 	check := ^uint16(sum)
+	if check == 0 {
+		check = 0xffff // in UDP, 0 means that there is no checksum
+	}
 	out[at], out[at+1], out[at+6], out[at+7] = byte(port>>8), byte(port), byte(check>>8), byte(check)
 	return out
 }

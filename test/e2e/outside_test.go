@@ -84,8 +84,12 @@ func TestMasquerade(t *testing.T) {
 			}
 			defer echo.Close()
 			for _, addr := range far {
-				if err := ask(t.Context(), l, "client", netip.AddrPortFrom(addr, echoPort).String()); err != nil {
+				ns := l.Pod("client").NetNS
+				if _, err := traffic.EchoTCP(t.Context(), ns, netip.Addr{}, netip.AddrPortFrom(addr, echoPort), 200_000); err != nil {
 					t.Error(err)
+				}
+				if r, err := traffic.Ping(t.Context(), ns, traffic.PingOptions{Dst: addr}); err != nil || !r.OK() {
+					t.Errorf("ping %s: %+v %v", addr, r, err)
 				}
 			}
 		})

@@ -122,7 +122,7 @@ func TestFragments(t *testing.T) {
 				from, to := l.Pod(pair[0]), l.Pod(pair[1])
 				for _, family := range []int{4, 6} {
 					for _, size := range []int{1473, 4000, 20000} {
-						report, err := traffic.Ping(t.Context(), from.NetNS, traffic.PingOptions{Dst: to.Addr(family), Size: size, Count: 3})
+						report, err := traffic.Ping(t.Context(), from.NetNS, traffic.PingOptions{Dst: to.Addr(family), Size: size})
 						if err != nil || !report.OK() {
 							t.Errorf("ping of %d bytes %s to %s IPv%d: %+v %v; drops at a: %s; at b: %s", size, from.Name, to.Name, family, report, err,
 								dropText(t, l.Node("a")), dropText(t, l.Node("b")))
