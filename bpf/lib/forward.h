@@ -289,6 +289,13 @@ ALWAYS_INLINE void note_from_stack(const struct weft_config *cfg, struct weft_pk
 	ref = flow_get(cfg, p, 1, VERDICT_STACK, &via_stack);
 	if (!ref.flow || ref.flow->flags & (ref.dir ? FLOW_SEEN_1 : FLOW_SEEN_0))
 		return;
+	/* No from_* hook saw this direction, so the stack made it: by translating another, whose entry the
+	 * replies may have met without this one's mark. */
+	if (!(ref.flow->flags & FLOW_VIA_STACK) && !weft_tracing) {
+		ref.flow->flags |= FLOW_VIA_STACK;
+		*(volatile __u32 *)&ref.flow->half[0].cached.generation = 0;
+		*(volatile __u32 *)&ref.flow->half[1].cached.generation = 0;
+	}
 	flow_update(cfg, p, ref, VERDICT_STACK);
 }
 

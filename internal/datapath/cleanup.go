@@ -42,7 +42,7 @@ func Cleanup(bpfDir, stateDir string, log *slog.Logger) error {
 	}
 	for key, o := range stdmaps.Clone(undo.Offloads) {
 		// A pod's interface may be gone, and then there is nothing to put back.
-		if restoreErr := undo.applyOffloads(key, o.NetNS, o.Iface, nil); restoreErr != nil {
+		if restoreErr := undo.applyOffloads(key, o.NetNS, o.Iface, nil, restoreOld); restoreErr != nil {
 			log.Debug("put back offloads", "interface", key, "err", restoreErr)
 		}
 	}

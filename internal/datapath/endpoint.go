@@ -10,18 +10,21 @@ import (
 )
 
 // AttachEndpoint hooks an endpoint's interface and makes it reachable. It can be called again for the
-// same endpoint, for instance after a restart: programs are then replaced under traffic.
+// same endpoint, for instance after a restart: programs are then replaced under traffic. When the
+// mode changes, the order keeps every packet whole: what the new mode needs is there before its hooks, what
+// the old one needed goes after its hooks.
 func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 	defer d.hurry.begin()()
 	host, err := netlink.LinkByName(ep.HostIf)
 	if err != nil {
 		return fmt.Errorf("find interface %s: %w", ep.HostIf, err)
 	}
-	if err := d.setOffloads(ep); err != nil {
+	if err := d.setOffloads(ep, keepOld); err != nil {
 		return err
 	}
 	ifindexes := []int{host.Attrs().Index}
-	if d.mode.Active == ModeHybrid && !ep.Chained {
+	hybrid := d.mode.Active == ModeHybrid && !ep.Chained
+	if hybrid {
 		second, err := d.ensureSecondInterface(ep, host)
 		if err != nil {
 			return err
@@ -32,20 +35,32 @@ func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 	if err := d.putEndpoint(ep, ifindexes); err != nil {
 		return err
 	}
-	hooks := d.hooksFor(ep)
-	for _, h := range hooks {
-		if err := d.ensureLink(h, ep.HostIf, ifindexes[0]); err != nil {
+	if hybrid {
+		if err := d.openSecondInterface(ep, ifindexes[1]); err != nil {
 			return err
 		}
 	}
-	// pod_out's pin is named after this interface, too: it stays in hybrid mode and goes below in others.
-	if err := d.dropLinks(ep.HostIf, append(hooks, hook{name: "pod_out", kind: kindTCEgress})...); err != nil {
+	if err := d.attachHooks(ep, ifindexes[0]); err != nil {
 		return err
 	}
-	if len(ifindexes) > 1 {
-		return d.openSecondInterface(ep, ifindexes[1])
+	if !hybrid {
+		if err := d.removeSecondInterface(ep); err != nil {
+			return err
+		}
 	}
-	return d.removeSecondInterface(ep)
+	return d.setOffloads(ep, restoreOld)
+}
+
+// attachHooks makes the mode's hooks, and no others, the ones of the interface's host side.
+func (d *Datapath) attachHooks(ep Endpoint, ifindex int) error {
+	hooks := d.hooksFor(ep)
+	for _, h := range hooks {
+		if err := d.ensureLink(h, ep.HostIf, ifindex); err != nil {
+			return err
+		}
+	}
+	// pod_out's pin is named after this interface, too, but is removeSecondInterface's business.
+	return d.dropLinks(ep.HostIf, append(hooks, hook{name: "pod_out", kind: kindTCEgress})...)
 }
 
 // DetachEndpoint takes an endpoint's hooks and map entries away. It is not an error if some, or the
@@ -53,7 +68,7 @@ func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 func (d *Datapath) DetachEndpoint(ep Endpoint) error {
 	defer d.hurry.begin()()
 	err := errors.Join(d.forgetEndpoint(ep), d.removeSecondInterface(ep), d.dropLinks(ep.HostIf))
-	if restoreErr := d.undo.applyOffloads(ep.HostIf, ep.NetNS, ep.PodIf, nil); restoreErr != nil {
+	if restoreErr := d.undo.applyOffloads(ep.HostIf, ep.NetNS, ep.PodIf, nil, restoreOld); restoreErr != nil {
 		// The pod's namespace, or its interface, is mostly gone by now: nothing left to put back.
 		d.log.Debug("put back offloads", "interface", ep.HostIf, "err", restoreErr)
 	}

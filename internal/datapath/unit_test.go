@@ -159,10 +159,19 @@ func TestPlanOffloads(t *testing.T) {
 		"changed by somebody in between":    {features{"gro": false}, features{"gro": false}, features{"gro": true}, features{"gro": true}, features{"gro": false}},
 		"nothing at all":                    {features{"gro": true}, nil, nil, features{}, features{}},
 	} {
-		change, originals := planOffloads(c.now, c.noted, c.wanted)
+		change, originals := planOffloads(c.now, c.noted, c.wanted, restoreOld)
 		if !reflect.DeepEqual(change, c.change) || !reflect.DeepEqual(originals, c.originals) {
 			t.Errorf("%s: change %v, note %v; want %v, %v", name, change, originals, c.change, c.originals)
 		}
+	}
+}
+
+// TestKeepOldOffloads: before the hooks change, what an earlier mode had set stays set and stays noted.
+func TestKeepOldOffloads(t *testing.T) {
+	type features = map[string]bool
+	change, originals := planOffloads(features{"gro": false, "tx": false}, features{"tx": true}, features{"gro": true}, keepOld)
+	if !reflect.DeepEqual(change, features{"gro": true}) || !reflect.DeepEqual(originals, features{"gro": false, "tx": true}) {
+		t.Errorf("change %v, note %v", change, originals)
 	}
 }
 

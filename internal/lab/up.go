@@ -124,7 +124,9 @@ func anyLeft(s *Spec) bool {
 	return false
 }
 
-// checkConfigs has the agent's own configuration check look at every node's before anything is made.
+// checkConfigs has the agent's own configuration check look at every node's before anything is made. A
+// wire of a node in mode xdp has no offload unless the file asks for it: a veth hands over checksums that are
+// still to be finished, and an XDP program on its end loses that mark.
 func checkConfigs(s *Spec) error {
 	var errs []error
 	for _, n := range s.Nodes {
@@ -132,12 +134,26 @@ func checkConfigs(s *Spec) error {
 			continue
 		}
 		data, err := agentConfig(s, n)
+		var cfg *config.Config
 		if err == nil {
-			_, err = config.Parse("agent configuration of node "+n.Name, data)
+			cfg, err = config.Parse("agent configuration of node "+n.Name, data)
+		}
+		if err == nil && cfg.Mode == config.ModeXDP {
+			s.plainWires(n.Name)
 		}
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// plainWires turns offload off on a node's wires that do not say.
+func (s *Spec) plainWires(node string) {
+	off := false
+	for i := range s.Wires {
+		if s.Wires[i].Offload == nil && slices.Contains(s.Wires[i].Nodes, node) {
+			s.Wires[i].Offload = &off
+		}
+	}
 }
 
 func (l *Lab) build(ctx context.Context, s *Spec) error {

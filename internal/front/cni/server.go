@@ -30,7 +30,19 @@ func Handler(m *endpoint.Manager) http.Handler {
 	}))
 	mux.Handle("POST /v1/cni/gc", verb(func(ctx context.Context, req *request) (any, error) { return nil, gc(ctx, m, req) }))
 	mux.Handle("POST /v1/cni/status", verb(func(context.Context, *request) (any, error) { return nil, status(m) }))
+	mux.HandleFunc("/", unknownVerb)
 	return mux
+}
+
+// unknownVerb answers in the form that every other answer has.
+func unknownVerb(w http.ResponseWriter, r *http.Request) {
+	status := http.StatusNotFound
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		status = http.StatusMethodNotAllowed
+	}
+	answer(w, status, types.NewError(types.ErrInternal, http.StatusText(status)+": "+r.Method+" "+r.URL.Path,
+		"the verbs are POST /v1/cni/{add,del,check,gc,status}"))
 }
 
 // verb is an HTTP handler around a function of a request.

@@ -35,7 +35,7 @@ func TestHostileRequests(t *testing.T) {
 		{"bad address", "POST", "add", `{"addresses":["10.0.0"]}`, "ParseAddr", 400},
 		{"no fields", "POST", "add", `{}`, "containerID", 400},
 		{"get", "GET", "add", "", "Method Not Allowed", 405},
-		{"unknown verb", "POST", "addd", "{}", "not found", 404},
+		{"unknown verb", "POST", "addd", "{}", "Not Found", 404},
 		{"gc of everything", "POST", "gc", "{}", "network: empty", 400},
 		{"check of nothing", "POST", "check", `{"containerID":"x","ifName":"eth0"}`, "no such endpoint", 404},
 		{"del without interface", "POST", "del", `{"containerID":"x"}`, "ifName", 400},
