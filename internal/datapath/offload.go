@@ -33,8 +33,8 @@ func (d *Datapath) wantedOffloads(ep Endpoint) map[string]bool {
 }
 
 // setOffloads brings an endpoint's pod side to the features it needs.
-func (d *Datapath) setOffloads(ep Endpoint, old bool) error {
-	return d.undo.applyOffloads(ep.HostIf, ep.NetNS, ep.PodIf, d.wantedOffloads(ep), old)
+func (d *Datapath) setOffloads(ep Endpoint, restore bool) error {
+	return d.undo.applyOffloads(ep.HostIf, ep.NetNS, ep.PodIf, d.wantedOffloads(ep), restore)
 }
 
 // setUplinkOffloads does the same for an uplink. A frame that the node's own stack sends
@@ -55,8 +55,8 @@ const (
 )
 
 // applyOffloads sets features of an interface and notes what they were before Weft. Features that were
-// noted and are not wanted any more are put back if old is restoreOld.
-func (u *undoFile) applyOffloads(key, netNS, iface string, wanted map[string]bool, old bool) error {
+// noted and are not wanted any more are put back if restore is restoreOld.
+func (u *undoFile) applyOffloads(key, netNS, iface string, wanted map[string]bool, restore bool) error {
 	noted := u.originals(key)
 	if len(noted) == 0 && len(wanted) == 0 {
 		return nil
@@ -71,7 +71,7 @@ func (u *undoFile) applyOffloads(key, netNS, iface string, wanted map[string]boo
 		if err != nil {
 			return fmt.Errorf("read offloads of %s: %w", iface, err)
 		}
-		change, originals := planOffloads(now, noted, wanted, old)
+		change, originals := planOffloads(now, noted, wanted, restore)
 		// All that is known stays noted until the change is made: a crash in between loses nothing.
 		all := stdmaps.Clone(originals)
 		stdmaps.Copy(all, noted)
@@ -88,13 +88,13 @@ func (u *undoFile) applyOffloads(key, netNS, iface string, wanted map[string]boo
 }
 
 // planOffloads says which features to change, and what to remember as their original setting.
-func planOffloads(now, noted, wanted map[string]bool, old bool) (change, originals map[string]bool) {
+func planOffloads(now, noted, wanted map[string]bool, restore bool) (change, originals map[string]bool) {
 	change, originals = map[string]bool{}, map[string]bool{}
 	for feature, was := range noted {
 		if _, still := wanted[feature]; still {
 			continue
 		}
-		if old == keepOld {
+		if !restore {
 			originals[feature] = was
 		} else if now[feature] != was {
 			change[feature] = was
