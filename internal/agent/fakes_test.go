@@ -24,6 +24,7 @@ import (
 // world is everything that an agent stands on, faked.
 type world struct {
 	mu       sync.Mutex
+	watcher  sync.Mutex // held while a watcher is called
 	snapshot *store.Snapshot
 	changed  func(*store.Snapshot)
 	nodes    []datapath.Node
@@ -63,20 +64,31 @@ func (w *world) put(change func(*store.Snapshot)) {
 	changed := w.changed
 	w.mu.Unlock()
 	if changed != nil {
-		changed(next)
+		w.deliver(changed, next)
 	}
+}
+
+// deliver calls a watcher as a store does: one change at a time.
+func (w *world) deliver(changed func(*store.Snapshot), snapshot *store.Snapshot) {
+	w.watcher.Lock()
+	defer w.watcher.Unlock()
+	changed(snapshot)
 }
 
 // fakeStore is the world as a store.
 type fakeStore struct{ *world }
 
-func (s fakeStore) Snapshot() (*store.Snapshot, error) { return s.snapshot, nil }
+func (s fakeStore) Snapshot() (*store.Snapshot, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.snapshot, nil
+}
 func (s fakeStore) Watch(ctx context.Context, changed func(*store.Snapshot)) error {
 	s.mu.Lock()
 	s.changed = changed
 	snapshot := s.snapshot
 	s.mu.Unlock()
-	changed(snapshot)
+	s.deliver(changed, snapshot)
 	<-ctx.Done()
 	return nil
 }
