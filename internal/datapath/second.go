@@ -31,7 +31,13 @@ func secondHostIf(hostIf string) string {
 func (d *Datapath) ensureSecondInterface(ep Endpoint, first netlink.Link) (int, error) {
 	name := secondHostIf(ep.HostIf)
 	if existing, err := netlink.LinkByName(name); err == nil {
-		return existing.Attrs().Index, nil
+		if existing.Attrs().Flags&net.FlagUp != 0 {
+			return existing.Attrs().Index, nil
+		}
+		// Up is the last step below: an agent died before it. Its half-made pair goes.
+		if err := netlink.LinkDel(existing); err != nil {
+			return 0, fmt.Errorf("remove half-made %s: %w", name, err)
+		}
 	}
 	target, err := os.Open(ep.NetNS)
 	if err != nil {
