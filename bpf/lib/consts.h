@@ -2,7 +2,7 @@
 #ifndef WEFT_CONSTS_H
 #define WEFT_CONSTS_H
 
-/* Sizes that user space must agree with; generated into Go by `make generate`. */
+/* Sizes that user space must agree with: MaxEndpoints and maxNodes in Go, held equal by a test. */
 #define WEFT_MAX_ENDPOINTS 4096
 #define WEFT_MAX_NODES	   4096
 #define WEFT_MAX_ROUTES	   16384

@@ -16,7 +16,6 @@
  * to it. It knows nothing of its callers, so pointers must be checked for NULL and contents for range. */
 #define SUBPROGRAM __noinline
 
-#define likely(x)   __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
 /* Set by the loader: the traced copy of a program writes its decisions to weft_trace and changes

@@ -83,8 +83,7 @@ ALWAYS_INLINE int transmit(weft_ctx *ctx, const struct weft_pkt *p, const struct
 }
 
 /* Decides by the destination alone. Returns a drop reason. */
-ALWAYS_INLINE int route(const struct weft_config *cfg, const struct weft_pkt *p, int via_stack,
-			struct weft_cached *c)
+ALWAYS_INLINE int route(const struct weft_config *cfg, const struct weft_pkt *p, struct weft_cached *c)
 {
 	struct weft_route_key key = {.prefixlen = 128};
 	struct weft_endpoint *to;
@@ -98,7 +97,7 @@ ALWAYS_INLINE int route(const struct weft_config *cfg, const struct weft_pkt *p,
 	if (to) {
 		trace(p, STEP_TO_LOCAL, to->slot, to->ifindex, 0);
 		c->dst_slot = to->slot;
-		if (via_stack || cfg->flags & CONFIG_STACK || (CTX_IS_XDP && !(to->flags & ENDPOINT_XDP_OUT)))
+		if (cfg->flags & CONFIG_STACK || (CTX_IS_XDP && !(to->flags & ENDPOINT_XDP_OUT)))
 			return REASON_NONE;
 		c->verdict = VERDICT_LOCAL;
 		c->out_ifindex = to->ifindex;
@@ -123,7 +122,7 @@ ALWAYS_INLINE int route(const struct weft_config *cfg, const struct weft_pkt *p,
 		trace(p, STEP_NO_NEIGHBOR, r->node, 0, 0);
 		return REASON_NONE;
 	}
-	if (via_stack || cfg->flags & CONFIG_STACK || (CTX_IS_XDP && !(node->flags & NODE_XDP_OUT)))
+	if (cfg->flags & CONFIG_STACK || (CTX_IS_XDP && !(node->flags & NODE_XDP_OUT)))
 		return REASON_NONE;
 	c->verdict = VERDICT_REMOTE;
 	c->out_ifindex = node->ifindex;
@@ -135,8 +134,8 @@ ALWAYS_INLINE int route(const struct weft_config *cfg, const struct weft_pkt *p,
 
 /* Keeps a decision in the flow. The generation is taken away first and given back last, so that a reader on
  * another CPU never uses half of it. */
-ALWAYS_INLINE void remember(const struct weft_config *cfg, const struct weft_pkt *p, struct weft_flow_ref ref,
-			    struct weft_cached *c, __u32 generation)
+ALWAYS_INLINE void remember(const struct weft_pkt *p, struct weft_flow_ref ref, struct weft_cached *c,
+			    __u32 generation)
 {
 	struct weft_cached *to = &ref.flow->half[ref.dir & 1].cached;
 
@@ -219,7 +218,7 @@ ALWAYS_INLINE int forward(weft_ctx *ctx, const struct weft_config *cfg, struct w
 		reason = icmp_related(ctx, p, &via_stack);
 	if (reason)
 		return drop(cfg, p, reason);
-	reason = route(cfg, p, 0, c);
+	reason = route(cfg, p, c);
 	if (reason)
 		return drop(cfg, p, reason);
 	if (!p->error) {
@@ -231,7 +230,7 @@ ALWAYS_INLINE int forward(weft_ctx *ctx, const struct weft_config *cfg, struct w
 		c->verdict = VERDICT_STACK;
 	if (ref.flow) {
 		if (!p->slow)
-			remember(cfg, p, ref, c, generation);
+			remember(p, ref, c, generation);
 		flow_update(cfg, p, ref, c->verdict);
 	}
 	if (c->verdict == VERDICT_STACK)

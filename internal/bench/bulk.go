@@ -69,19 +69,9 @@ func (w *workers) measureCPU(ctx context.Context, warm, dur time.Duration, begin
 // bulkStream starts one stream's two threads.
 func (w *workers) bulkStream(from, to pod, i int, received *atomic.Uint64) error {
 	at := netip.AddrPortFrom(to.IP, uint16(firstPort+i))
-	l, err := listenIn(to.NS, at)
-	if err != nil {
+	if err := w.serveOne(to.NS, at, func(conn int) error { return drain(conn, &w.phase, received) }); err != nil {
 		return err
 	}
-	w.start(to.NS, func() error {
-		defer unix.Close(l)
-		conn, err := accept(l, &w.phase)
-		if err != nil || conn < 0 {
-			return err
-		}
-		defer unix.Close(conn)
-		return drain(conn, &w.phase, received)
-	})
 	w.start(from.NS, func() error {
 		conn, err := dial(at)
 		if err != nil {

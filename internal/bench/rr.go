@@ -60,19 +60,9 @@ func rr(ctx context.Context, from, to pod, n int, dur time.Duration) (sample, er
 // rrConn starts the two threads of one connection.
 func (w *workers) rrConn(from, to pod, i int, latencies *[]uint32, count *uint64) error {
 	at := netip.AddrPortFrom(to.IP, uint16(firstPort+i))
-	l, err := listenIn(to.NS, at)
-	if err != nil {
+	if err := w.serveOne(to.NS, at, func(conn int) error { return echo(conn, &w.phase) }); err != nil {
 		return err
 	}
-	w.start(to.NS, func() error {
-		defer unix.Close(l)
-		conn, err := accept(l, &w.phase)
-		if err != nil || conn < 0 {
-			return err
-		}
-		defer unix.Close(conn)
-		return echo(conn, &w.phase)
-	})
 	w.start(from.NS, func() error {
 		conn, err := dial(at)
 		if err != nil {

@@ -57,6 +57,24 @@ func (w *workers) start(ns string, fn func() error) {
 	})
 }
 
+// serveOne listens at an address and has a thread hand the first connection to serve.
+func (w *workers) serveOne(ns string, at netip.AddrPort, serve func(conn int) error) error {
+	l, err := listenIn(ns, at)
+	if err != nil {
+		return err
+	}
+	w.start(ns, func() error {
+		defer unix.Close(l)
+		conn, err := accept(l, &w.phase)
+		if err != nil || conn < 0 {
+			return err
+		}
+		defer unix.Close(conn)
+		return serve(conn)
+	})
+	return nil
+}
+
 // measure lets the workers warm up, calls begin, waits for dur, calls end and stops
 // them. It returns how long the measured part took.
 func (w *workers) measure(ctx context.Context, warm, dur time.Duration, begin, end func() error) (time.Duration, error) {

@@ -54,18 +54,6 @@ type Node struct {
 	PodCIDRs  []netip.Prefix
 }
 
-// Verdict is what happened to a packet. The values are the BPF side's.
-type Verdict uint8
-
-// Direction is seen from the endpoint: Egress is what it sends.
-type Direction uint8
-
-// The directions.
-const (
-	Egress  Direction = 0
-	Ingress Direction = 1
-)
-
 // Traffic counts packets and the bytes of their frames.
 type Traffic struct {
 	Packets uint64 `json:"packets"`

@@ -62,22 +62,32 @@ func loadSpec(object string) (*ebpf.CollectionSpec, error) {
 	return spec, nil
 }
 
-// openMaps adopts the pinned maps whose layout is today's and makes the others. A pin's name
-// holds a hash of the layout, so a map of another layout is never read by the wrong program.
-// Programs that still run keep their old maps alive until they are replaced.
-func openMaps(dir string, flowEntries uint32, log *slog.Logger) (*maps, error) {
+// sharedMaps are the maps that all programs use together, as this version lays them out.
+func sharedMaps(flowEntries uint32) (map[string]*ebpf.MapSpec, error) {
 	spec, err := loadSpec("from_pod_tc")
 	if err != nil {
 		return nil, err
 	}
-	m := &maps{byName: map[string]*ebpf.Map{}}
 	for name, ms := range spec.Maps {
 		if !strings.HasPrefix(name, "weft_") {
-			continue // .rodata belongs to one program
-		}
-		if flowEntries != 0 && strings.HasPrefix(name, "weft_flows") {
+			delete(spec.Maps, name) // .rodata belongs to one program
+		} else if flowEntries != 0 && strings.HasPrefix(name, "weft_flows") {
 			ms.MaxEntries = flowEntries
 		}
+	}
+	return spec.Maps, nil
+}
+
+// openMaps adopts the pinned maps whose layout is today's and makes the others. A pin's name
+// holds a hash of the layout, so a map of another layout is never read by the wrong program.
+// Programs that still run keep their old maps alive until they are replaced.
+func openMaps(dir string, flowEntries uint32, log *slog.Logger) (*maps, error) {
+	specs, err := sharedMaps(flowEntries)
+	if err != nil {
+		return nil, err
+	}
+	m := &maps{byName: map[string]*ebpf.Map{}}
+	for name, ms := range specs {
 		opened, err := openMap(dir, ms, log)
 		if err != nil {
 			m.Close()
@@ -212,14 +222,11 @@ func stalePins(dir string, spec *ebpf.MapSpec) []string {
 
 // dropStaleMaps removes the pins of older layouts, once no program uses them any more.
 func (d *Datapath) dropStaleMaps() {
-	spec, err := loadSpec("from_pod_tc")
+	specs, err := sharedMaps(d.opts.FlowEntries)
 	if err != nil {
 		return
 	}
-	for name, ms := range spec.Maps {
-		if strings.HasPrefix(name, "weft_flows") && d.opts.FlowEntries != 0 {
-			ms.MaxEntries = d.opts.FlowEntries
-		}
+	for _, ms := range specs {
 		for _, path := range stalePins(d.opts.BPFDir, ms) {
 			if err := os.Remove(path); err != nil {
 				d.log.Warn("remove stale map", "path", path, "err", err)

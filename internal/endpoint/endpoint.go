@@ -18,17 +18,17 @@ import (
 	"weft.dev/weft/internal/datapath"
 )
 
-// The gateway that every pod sees, the same on all nodes so that a pod can move.
+// The gateway that every pod sees, the same on all nodes so that a pod can move. The datapath answers for it.
 var (
-	GatewayIPv4 = netip.MustParseAddr("169.254.1.1")
-	GatewayIPv6 = netip.MustParseAddr("fe80::1")
+	GatewayIPv4 = datapath.GatewayIPv4
+	GatewayIPv6 = datapath.GatewayIPv6
 )
 
 // GatewayMAC is the address of every host-side veth that Weft makes. Do not change it.
 var GatewayMAC = net.HardwareAddr{0x02, 0x57, 0x45, 0x46, 0x54, 0x01}
 
 // RouteProtocol marks the kernel routes that Weft owns.
-const RouteProtocol = 77
+const RouteProtocol = datapath.RouteProtocol
 
 // MaxSlot is the highest slot an endpoint can have; slot 0 is the node itself.
 const MaxSlot = datapath.MaxEndpoints - 1

@@ -4,9 +4,9 @@ package store
 
 import (
 	"context"
-	"strconv"
 
 	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/config/strictyaml"
 )
 
 // ObjectError names what is wrong with one object, and where.
@@ -22,19 +22,7 @@ type ObjectError struct {
 }
 
 // Error is "file:line: field: msg", without the parts that are not known.
-func (e ObjectError) Error() string {
-	s := e.File
-	if e.Line > 0 {
-		s += ":" + strconv.Itoa(e.Line)
-	}
-	if s != "" {
-		s += ": "
-	}
-	if e.Field != "" {
-		s += e.Field + ": "
-	}
-	return s + e.Msg
-}
+func (e ObjectError) Error() string { return strictyaml.Error(e).Error() }
 
 // Snapshot is every good object at one moment, by its Key, and what was wrong
 // with the others. The objects may be shared with other snapshots: read only.
