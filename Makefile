@@ -6,10 +6,12 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
 OBJ := internal/datapath/obj
 BPF_HEADERS := $(wildcard bpf/lib/*.h)
-# Hooks that exist for both contexts, and those for TC only.
-BPF_BOTH := from_pod from_wire
-BPF_TC := to_pod to_wire pod_out
-OBJECTS := $(foreach h,$(BPF_BOTH),$(OBJ)/$(h)_xdp.o $(OBJ)/$(h)_tc.o) $(foreach h,$(BPF_TC),$(OBJ)/$(h)_tc.o)
+# Programs that exist for both contexts, and those for one only.
+BPF_BOTH := from_pod from_wire sa_test
+BPF_TC := to_pod to_wire from_host pod_out
+BPF_XDP := sa
+OBJECTS := $(foreach h,$(BPF_BOTH),$(OBJ)/$(h)_xdp.o $(OBJ)/$(h)_tc.o) $(foreach h,$(BPF_TC),$(OBJ)/$(h)_tc.o) \
+	$(foreach h,$(BPF_XDP),$(OBJ)/$(h)_xdp.o)
 BENCH_OBJECT := internal/bench/obj/bench.o
 BPF_CFLAGS := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Werror -target bpf -mcpu=v3 \
 	-fdebug-prefix-map=$(CURDIR)=. -I/usr/include/$(shell uname -m)-linux-gnu

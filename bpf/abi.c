@@ -2,6 +2,7 @@
 /* Never loaded: makes the compiler describe (BTF) every type that user space shares with the
  * programs, for internal/gen to turn into Go. */
 #include "lib/structs.h"
+#include "lib/sa.h"
 
 #define ABI(kind, name) const kind name *weft_abi_##name __attribute__((used))
 
@@ -10,6 +11,11 @@ ABI(struct, weft_endpoint);
 ABI(struct, weft_route_key);
 ABI(struct, weft_route);
 ABI(struct, weft_node);
+ABI(struct, weft_peer);
+ABI(struct, weft_peer_id);
+ABI(struct, weft_sa_out);
+ABI(struct, weft_sa_in);
+ABI(struct, weft_sa_used_key);
 ABI(struct, weft_key4);
 ABI(struct, weft_key6);
 ABI(struct, weft_flow);
@@ -23,7 +29,10 @@ ABI(enum, weft_direction);
 ABI(enum, weft_config_flag);
 ABI(enum, weft_endpoint_flag);
 ABI(enum, weft_node_flag);
+ABI(enum, weft_route_flag);
 ABI(enum, weft_flow_flag);
 ABI(enum, weft_flow_state);
 ABI(enum, weft_event_type);
 ABI(enum, weft_step);
+ABI(enum, weft_engine);
+ABI(enum, weft_sa_state);

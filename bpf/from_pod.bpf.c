@@ -51,6 +51,7 @@ SUBPROGRAM int from_pod_slow(weft_ctx *ctx, const struct weft_config *cfg, struc
 	if (!ep)
 		return drop(cfg, p, REASON_UNKNOWN_INTERFACE);
 	p->slot = c.src_slot = ep->slot;
+	c.identity = ep->identity;
 	trace(p, STEP_ENDPOINT, ep->slot, ep->ifindex, 0);
 	if (reason)
 		return drop(cfg, p, reason);
@@ -94,8 +95,8 @@ int weft_from_pod(weft_ctx *ctx)
 		return CTX_DROP;
 	reason = parse(ctx, &p);
 	if (!reason && use_cached(ctx, cfg, &p, 1, &act))
-		return act;
-	return from_pod_slow(ctx, cfg, &p, reason);
+		return finish(ctx, cfg, &p, act);
+	return finish(ctx, cfg, &p, from_pod_slow(ctx, cfg, &p, reason));
 }
 
 char _license[] SEC("license") = "GPL";

@@ -18,6 +18,55 @@ ALWAYS_INLINE int is_link_local(const struct weft_pkt *p)
 	return addr_is_link_local6(&p->src);
 }
 
+/* Whether the source's node had the right to send the packet as it came: a sealed one only from
+ * its own pods, under their identity, or from its host; a plain one only what a policy names. */
+SUBPROGRAM int check_origin(const struct weft_config *cfg, const struct weft_pkt *p)
+{
+	struct weft_route_key key = {.prefixlen = 128};
+	struct weft_route *from;
+
+	if (!cfg || !p)
+		return REASON_INTERNAL;
+	__builtin_memcpy(key.addr, &p->src, sizeof(key.addr));
+	from = bpf_map_lookup_elem(&weft_routes, &key);
+	if (p->node) {
+		if (!from)
+			return p->identity == IDENTITY_HOST ? REASON_NONE : REASON_INNER_SOURCE;
+		if (from->node != p->node || !(from->flags & ROUTE_HOST) != (p->identity != IDENTITY_HOST))
+			return REASON_INNER_SOURCE;
+		return REASON_NONE;
+	}
+	if (!from || !from->node || !must_seal(cfg, p))
+		return REASON_NONE;
+	return REASON_PLAINTEXT;
+}
+
+/* What came for the host itself, or to be routed by it. */
+SUBPROGRAM int to_host(const struct weft_config *cfg, const struct weft_pkt *p)
+{
+	struct weft_route_key key = {.prefixlen = 128};
+	struct weft_route *r;
+	int reason;
+
+	if (!cfg || !p || !weft_sealing || !(cfg->flags & CONFIG_SEAL))
+		return CTX_PASS;
+	__builtin_memcpy(key.addr, &p->src, sizeof(key.addr));
+	r = bpf_map_lookup_elem(&weft_routes, &key);
+	/* Nodes talk to each other in plain: handshakes, ESP itself, the host's own services. */
+	if (!p->node && r && r->flags & ROUTE_HOST)
+		return CTX_PASS;
+	reason = check_origin(cfg, p);
+	if (reason)
+		return drop(cfg, p, reason);
+	if (p->node) {
+		__builtin_memcpy(key.addr, &p->dst, sizeof(key.addr));
+		r = bpf_map_lookup_elem(&weft_routes, &key);
+		if (r && !r->node)
+			return drop(cfg, p, REASON_NO_ENDPOINT);
+	}
+	return CTX_PASS;
+}
+
 SUBPROGRAM int from_wire_slow(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, int reason)
 {
 	struct weft_cached c = {};
@@ -25,9 +74,11 @@ SUBPROGRAM int from_wire_slow(weft_ctx *ctx, const struct weft_config *cfg, stru
 
 	if (!cfg || !p || !p->family)
 		return CTX_PASS;
+	if (weft_sealing && p->node && reason)
+		return drop(cfg, p, reason);
 	to = bpf_map_lookup_elem(&weft_ep_addr, &p->dst);
 	if (!to)
-		return CTX_PASS;
+		return to_host(cfg, p);
 	p->slot = to->slot;
 	trace(p, STEP_ENDPOINT, to->slot, to->ifindex, 0);
 	if (reason)
@@ -38,7 +89,31 @@ SUBPROGRAM int from_wire_slow(weft_ctx *ctx, const struct weft_config *cfg, stru
 		return drop(cfg, p, REASON_MARTIAN);
 	if (is_link_local(p))
 		return drop(cfg, p, REASON_LINK_LOCAL);
+	if (weft_sealing && cfg->flags & CONFIG_SEAL) {
+		reason = check_origin(cfg, p);
+		if (reason)
+			return drop(cfg, p, reason);
+		c.node = p->node;
+		c.identity = p->identity;
+	}
 	return forward(ctx, cfg, p, &c, p->ifindex);
+}
+
+/* Opens the packet if it is sealed. Returns 1, and what to do with it, if that has been refused. */
+ALWAYS_INLINE int refused(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, int *act)
+{
+	int reason;
+
+	if (!weft_sealing || !(cfg->flags & CONFIG_SEAL))
+		return 0;
+	reason = open(ctx, cfg, p);
+	if (reason > 0) {
+		*act = drop(cfg, p, reason);
+		return 1;
+	}
+	*p = (struct weft_pkt){
+	    .hook = HOOK_FROM_WIRE, .direction = DIR_INGRESS, .node = p->node, .identity = p->identity};
+	return 0;
 }
 
 SEC(WEFT_SEC)
@@ -50,10 +125,12 @@ int weft_from_wire(weft_ctx *ctx)
 
 	if (!cfg)
 		return CTX_PASS;
+	if (refused(ctx, cfg, &p, &act))
+		return act;
 	reason = parse(ctx, &p);
 	if (!reason && use_cached(ctx, cfg, &p, 0, &act))
 		return act;
-	return from_wire_slow(ctx, cfg, &p, reason);
+	return finish(ctx, cfg, &p, from_wire_slow(ctx, cfg, &p, reason));
 }
 
 char _license[] SEC("license") = "GPL";

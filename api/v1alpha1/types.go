@@ -12,6 +12,9 @@ const (
 	KindNode     = "Node"
 	KindPod      = "Pod"
 	KindEndpoint = "Endpoint"
+	KindIdentity = "Identity"
+
+	KindEncryptionPolicy = "EncryptionPolicy"
 )
 
 // PodPhase names used in Endpoint.Status.
@@ -93,4 +96,6 @@ type EndpointSpec struct {
 // EndpointStatus is the publishing agent's word on an endpoint.
 type EndpointStatus struct {
 	Phase string `yaml:"phase,omitempty" json:"phase,omitempty"`
+	// Identity is the number of the endpoint's Identity, 0 while it has none.
+	Identity uint32 `yaml:"identity,omitempty" json:"identity,omitempty"`
 }

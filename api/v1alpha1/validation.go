@@ -53,10 +53,14 @@ var (
 	_ Object = (*Node)(nil)
 	_ Object = (*Pod)(nil)
 	_ Object = (*Endpoint)(nil)
+	_ Object = (*Identity)(nil)
+	_ Object = (*EncryptionPolicy)(nil)
 )
 
 // Kinds are the kinds of this package.
-func Kinds() []string { return []string{KindNode, KindPod, KindEndpoint} }
+func Kinds() []string {
+	return []string{KindNode, KindPod, KindEndpoint, KindEpoch, KindIdentity, KindEncryptionPolicy}
+}
 
 // New is an empty object of the kind, nil when there is no such kind.
 func New(kind string) Object {
@@ -67,6 +71,12 @@ func New(kind string) Object {
 		return &Pod{}
 	case KindEndpoint:
 		return &Endpoint{}
+	case KindEpoch:
+		return &Epoch{}
+	case KindIdentity:
+		return &Identity{}
+	case KindEncryptionPolicy:
+		return &EncryptionPolicy{}
 	}
 	return nil
 }
@@ -156,6 +166,9 @@ func (e *Endpoint) Validate() []FieldError {
 	}
 	if len(e.Status.Phase) > 63 || strings.Trim(e.Status.Phase, letters) != "" {
 		v.fail("status.phase", "%s is not a phase: want one word, such as %s", quote(e.Status.Phase), EndpointReady)
+	}
+	if msg := checkIdentity(e.Status.Identity); msg != "" {
+		v.fail("status.identity", "%s", msg)
 	}
 	return v.errs
 }

@@ -11,6 +11,7 @@
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/ip.h>
+#include <linux/pkt_cls.h>
 #include <linux/udp.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
@@ -33,12 +34,22 @@ const volatile __u32 out_ifindex;
 const volatile __u16 flow_mask;
 const volatile __u16 first_sport;
 
+/* If dst_count is not 0, so many destinations take turns, each dst_step after the other. dst_rest is the sum of
+ * the IPv4 header's 16-bit words as they lie in memory, but for its checksum and destination. */
+const volatile __u32 dst_count, dst_first, dst_step, dst_rest;
+
+/* Destination port of the frames that the sink counts. */
+const volatile __u16 sink_port = BENCH_PORT;
+
 /* bench_forward's way out: interface, and destination and source MAC of the frame. */
 const volatile __u32 forward_ifindex;
 const volatile __u8 forward_macs[12];
 
 /* Frames sent. One thread pinned to one CPU runs the generator: no atomics. */
 __u64 sent;
+
+/* The destination whose turn it is. */
+__u32 dst_next;
 
 /* The first frame that the sink saw, for the bench to check what was forwarded. */
 __u8 sample[SAMPLE_LEN];
@@ -50,6 +61,20 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } counted SEC(".maps");
+
+/* Writes the next destination. */
+static __always_inline void next_destination(struct iphdr *ip)
+{
+	__be32 dst = bpf_htonl(dst_first + dst_next * dst_step);
+	__u32 sum = dst_rest + (dst & 0xffff) + (dst >> 16);
+
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	ip->daddr = dst;
+	ip->check = ~sum;
+	if (++dst_next >= dst_count)
+		dst_next = 0;
+}
 
 SEC("xdp")
 int bench_gen(struct xdp_md *ctx)
@@ -71,15 +96,15 @@ int bench_gen(struct xdp_md *ctx)
 	*rest = tmpl.rest;
 	if (flow_mask)
 		*sport = bpf_htons(first_sport + (sent & flow_mask));
+	if (dst_count)
+		next_destination(data + sizeof(struct ethhdr));
 	sent++;
 	return bpf_redirect(out_ifindex, 0);
 }
 
-SEC("xdp")
-int bench_sink(struct xdp_md *ctx)
+/* Whether the frame is one of the generator's; then it is counted. */
+static __always_inline int take(void *data, void *end)
 {
-	void *data = (void *)(long)ctx->data;
-	void *end = (void *)(long)ctx->data_end;
 	struct ethhdr *eth = data;
 	struct iphdr *ip = data + sizeof(*eth);
 	struct udphdr *udp = data + sizeof(*eth) + sizeof(*ip);
@@ -87,19 +112,33 @@ int bench_sink(struct xdp_md *ctx)
 	__u64 *count;
 
 	if ((void *)(udp + 1) > end)
-		return XDP_PASS;
+		return 0;
 	if (eth->h_proto != bpf_htons(ETH_P_IP) || ip->ihl != 5 || ip->protocol != IPPROTO_UDP ||
-	    udp->dest != bpf_htons(BENCH_PORT))
-		return XDP_PASS;
+	    udp->dest != bpf_htons(sink_port))
+		return 0;
 	count = bpf_map_lookup_elem(&counted, &zero);
 	if (!count)
-		return XDP_PASS;
+		return 0;
 	(*count)++;
 	if (!sampled && data + SAMPLE_LEN <= end) {
 		__builtin_memcpy(sample, data, SAMPLE_LEN);
 		sampled = 1;
 	}
-	return XDP_DROP;
+	return 1;
+}
+
+SEC("xdp")
+int bench_sink(struct xdp_md *ctx)
+{
+	return take((void *)(long)ctx->data, (void *)(long)ctx->data_end) ? XDP_DROP : XDP_PASS;
+}
+
+/* For pods whose node hands them socket buffers past the XDP program on their interface. */
+SEC("tc")
+int bench_sink_skb(struct __sk_buff *ctx)
+{
+	bpf_skb_pull_data(ctx, SAMPLE_LEN);
+	return take((void *)(long)ctx->data, (void *)(long)ctx->data_end) ? TC_ACT_SHOT : TC_ACT_OK;
 }
 
 SEC("xdp")

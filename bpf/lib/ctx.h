@@ -6,6 +6,7 @@
  * everything else is written against the names below. */
 
 #include <linux/bpf.h>
+#include <linux/if_ether.h>
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
@@ -24,6 +25,13 @@ const volatile __u8 weft_tracing = 0;
 
 /* Set by the loader where frames may be larger than a page. */
 const volatile __u8 weft_multi_buffer = 0;
+
+/* Set by the loader where what crosses between nodes is sealed. Off, no program needs the kernel's
+ * crypto, so older kernels load it. */
+const volatile __u8 weft_sealing = 0;
+
+/* Not a verdict of the kernel's: the frame is still to be sealed, see finish(). */
+#define CTX_SEAL 0x5ea1
 
 #ifdef WEFT_XDP
 
@@ -55,10 +63,56 @@ ALWAYS_INLINE int ctx_pull(weft_ctx *ctx, __u32 len) { return -1; }
 
 ALWAYS_INLINE int ctx_to_wire(weft_ctx *ctx, __u32 ifindex) { return bpf_redirect(ifindex, 0); }
 ALWAYS_INLINE int ctx_to_pod(weft_ctx *ctx, __u32 ifindex) { return bpf_redirect(ifindex, 0); }
+/* Nobody resolves a neighbour for an XDP frame. */
+ALWAYS_INLINE int ctx_to_neighbor(weft_ctx *ctx, __u32 ifindex) { return XDP_DROP; }
 
 /* Sends a frame back to where it came from. Not by XDP_TX: a veth delivers that only if the other end
  * has an XDP program too, while a redirect needs no more than NAPI (GRO) there. */
 ALWAYS_INLINE int ctx_reply(weft_ctx *ctx, __u32 ifindex) { return bpf_redirect(ifindex, 0); }
+
+/* Writes to the frame, linear or not. */
+#define ctx_store(ctx, off, from, len) bpf_xdp_store_bytes(ctx, off, from, len)
+
+/* Replaces a 16-bit word at off and brings the TCP or UDP checksum at check in line (RFC 1624 equation 3). */
+ALWAYS_INLINE int ctx_replace(weft_ctx *ctx, __u32 off, __u32 check, __u16 old, __u16 new)
+{
+	__u16 sum;
+	__u32 wide;
+
+	if (bpf_xdp_load_bytes(ctx, check, &sum, 2))
+		return -1;
+	wide = (__u16)~sum + (__u16)~old + new;
+	wide = (wide & 0xffff) + (wide >> 16);
+	wide = (wide & 0xffff) + (wide >> 16);
+	sum = ~wide;
+	if (bpf_xdp_store_bytes(ctx, check, &sum, 2))
+		return -1;
+	return bpf_xdp_store_bytes(ctx, off, &new, 2);
+}
+
+/* Opens n bytes in front of the frame; what the frame then holds is for the caller to write. */
+ALWAYS_INLINE int ctx_grow(weft_ctx *ctx, __u32 n, __be16 from, __be16 to)
+{
+	return bpf_xdp_adjust_head(ctx, -(int)n);
+}
+
+/* Takes n bytes behind the Ethernet header away and cuts the frame to len bytes in all. */
+ALWAYS_INLINE int ctx_strip(weft_ctx *ctx, __u32 n, __u32 len, __be16 from, __be16 to)
+{
+	struct {
+		__u8 macs[12];
+		__be16 ethertype;
+	} eth;
+	int cut;
+
+	if (bpf_xdp_load_bytes(ctx, 0, &eth, ETH_LEN) || bpf_xdp_adjust_head(ctx, n))
+		return -1;
+	eth.ethertype = to;
+	cut = (int)len - (int)bpf_xdp_get_buff_len(ctx);
+	if (cut > 0 || (cut < 0 && bpf_xdp_adjust_tail(ctx, cut)))
+		return -1;
+	return bpf_xdp_store_bytes(ctx, 0, &eth, ETH_LEN);
+}
 
 /* Cuts the frame to len bytes and then opens room bytes before it. */
 ALWAYS_INLINE int ctx_reshape(weft_ctx *ctx, __u32 len, __u32 room)
@@ -77,6 +131,12 @@ ALWAYS_INLINE int ctx_set_hop_limit(weft_ctx *ctx, __u8 *field, __u8 value)
 }
 
 #else
+
+/* Since Linux 6.3; older headers do not name them. */
+#ifndef BPF_F_ADJ_ROOM_DECAP_L3_IPV4
+#define BPF_F_ADJ_ROOM_DECAP_L3_IPV4 (1ULL << 7)
+#define BPF_F_ADJ_ROOM_DECAP_L3_IPV6 (1ULL << 8)
+#endif
 
 #define WEFT_SEC		    "tc"
 typedef struct __sk_buff weft_ctx;
@@ -115,12 +175,57 @@ ALWAYS_INLINE int ctx_to_wire(weft_ctx *ctx, __u32 ifindex)
 	return bpf_redirect(ifindex, 0);
 }
 
+ALWAYS_INLINE int ctx_to_neighbor(weft_ctx *ctx, __u32 ifindex)
+{
+	ctx_mark_routed(ctx);
+	return bpf_redirect_neigh(ifindex, NULL, 0, 0);
+}
+
 ALWAYS_INLINE int ctx_to_pod(weft_ctx *ctx, __u32 ifindex) { return bpf_redirect_peer(ifindex, 0); }
 
 ALWAYS_INLINE int ctx_reply(weft_ctx *ctx, __u32 ifindex)
 {
 	ctx_mark_routed(ctx);
 	return bpf_redirect(ifindex, 0);
+}
+
+/* skb->csum, where a NIC has set it, is kept true. */
+#define ctx_store(ctx, off, from, len) bpf_skb_store_bytes(ctx, off, from, len, BPF_F_RECOMPUTE_CSUM)
+
+ALWAYS_INLINE int ctx_replace(weft_ctx *ctx, __u32 off, __u32 check, __u16 old, __u16 new)
+{
+	/* The helper leaves a checksum alone that the device is to finish. */
+	if (bpf_l4_csum_replace(ctx, check, old, new, 2))
+		return -1;
+	return bpf_skb_store_bytes(ctx, off, &new, 2, 0);
+}
+
+/* An skb knows which protocol it carries, so a change of family takes the kernel's own way there, which
+ * also opens (or closes) the 20 bytes that the two headers differ by. */
+ALWAYS_INLINE int ctx_grow(weft_ctx *ctx, __u32 n, __be16 from, __be16 to)
+{
+	if (from != to) {
+		if (bpf_skb_change_proto(ctx, to, 0))
+			return -1;
+		if (to == bpf_htons(ETH_P_IPV6))
+			n -= IP6_LEN - IP4_LEN;
+		else
+			n += IP6_LEN - IP4_LEN;
+	}
+	return bpf_skb_change_head(ctx, n, 0);
+}
+
+/* What the NIC said about the outer checksum says nothing about the inner one, hence the reset. */
+ALWAYS_INLINE int ctx_strip(weft_ctx *ctx, __u32 n, __u32 len, __be16 from, __be16 to)
+{
+	__u64 flags = 0;
+
+	if (from != to)
+		flags = to == bpf_htons(ETH_P_IP) ? BPF_F_ADJ_ROOM_DECAP_L3_IPV4 : BPF_F_ADJ_ROOM_DECAP_L3_IPV6;
+	if (bpf_skb_change_tail(ctx, len + n, 0) || bpf_skb_adjust_room(ctx, -(int)n, BPF_ADJ_ROOM_MAC, flags))
+		return -1;
+	bpf_csum_level(ctx, BPF_CSUM_LEVEL_RESET);
+	return bpf_skb_store_bytes(ctx, 12, &to, 2, BPF_F_RECOMPUTE_CSUM);
 }
 
 ALWAYS_INLINE int ctx_reshape(weft_ctx *ctx, __u32 len, __u32 room)

@@ -4,7 +4,9 @@
 
 #include "frag.h"
 #include "icmp.h"
+#include "mss.h"
 #include "neigh.h"
+#include "pair.h"
 
 /* The road of a packet. The first packet of a flow takes the slow path: every check, every look-up;
  * the decision is kept in the flow. The others take the fast path: one look-up, and the
@@ -61,14 +63,35 @@ ALWAYS_INLINE int rewrite(weft_ctx *ctx, const struct weft_pkt *p, const struct 
 	}
 }
 
-/* Towards a pod of another node: the one place that every such packet passes. Encryption goes here. */
-ALWAYS_INLINE int send_remote(weft_ctx *ctx, const struct weft_cached *c)
+/* Towards a pod of another node: the one place that every such packet passes. */
+ALWAYS_INLINE int send_remote(weft_ctx *ctx, struct weft_pkt *p, const struct weft_cached *c)
 {
-	return ctx_to_wire(ctx, c->out_ifindex);
+	if (!weft_sealing || !c->seal || weft_tracing)
+		return ctx_to_wire(ctx, c->out_ifindex);
+	p->node = c->node;
+	p->identity = c->identity;
+	return CTX_SEAL;
+}
+
+/* What a hook's program ends with: seals what is to be sealed. Not where it was decided, because
+ * the stack of BPF has 512 bytes for all calls that are open at once. */
+ALWAYS_INLINE int finish(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p, int act)
+{
+	int reason;
+
+	if (!weft_sealing || act != CTX_SEAL)
+		return act;
+	if (p->proto == IPPROTO_TCP && p->tcp_flags & TCP_SYN && !p->frag)
+		clamp_mss(ctx, p);
+	/* An skb may be many packets in one, and its checksum is not yet computed: the pair sees to both. */
+	if (!CTX_IS_XDP)
+		return pair_send(ctx, cfg, p->node, p->identity);
+	reason = seal(ctx, cfg, p->node, p->identity);
+	return reason ? drop(cfg, p, reason) : send_sealed(ctx, p->node);
 }
 
 /* Carries out a decision that is not the stack's on a packet that fits it. */
-ALWAYS_INLINE int transmit(weft_ctx *ctx, const struct weft_pkt *p, const struct weft_cached *c)
+ALWAYS_INLINE int transmit(weft_ctx *ctx, struct weft_pkt *p, const struct weft_cached *c)
 {
 	trace(p, STEP_VERDICT, c->verdict, 0, c->out_ifindex);
 	if (c->src_slot || p->direction == DIR_EGRESS)
@@ -79,18 +102,21 @@ ALWAYS_INLINE int transmit(weft_ctx *ctx, const struct weft_pkt *p, const struct
 		return CTX_DROP;
 	if (c->verdict == VERDICT_LOCAL)
 		return ctx_to_pod(ctx, c->out_ifindex);
-	return send_remote(ctx, c);
+	return send_remote(ctx, p, c);
 }
 
 /* Decides by the destination alone. Returns a drop reason. */
-ALWAYS_INLINE int route(const struct weft_config *cfg, const struct weft_pkt *p, struct weft_cached *c)
+SUBPROGRAM int route(const struct weft_config *cfg, const struct weft_pkt *p, struct weft_cached *c)
 {
 	struct weft_route_key key = {.prefixlen = 128};
+	const struct weft_peer *peer;
 	struct weft_endpoint *to;
 	struct weft_route *r;
 	struct weft_node *node;
 	__u32 index;
 
+	if (!cfg || !p || !c)
+		return REASON_INTERNAL;
 	__builtin_memcpy(key.addr, &p->dst, sizeof(key.addr));
 	c->verdict = VERDICT_STACK;
 	to = bpf_map_lookup_elem(&weft_ep_addr, &p->dst);
@@ -114,6 +140,18 @@ ALWAYS_INLINE int route(const struct weft_config *cfg, const struct weft_pkt *p,
 	if (!r->node)
 		return REASON_NO_ENDPOINT;
 	index = r->node * 2 + (p->family == 6);
+	if (weft_sealing && must_seal(cfg, p)) {
+		peer = peer_of(r->node);
+		if (!peer || !peer->epoch)
+			return REASON_NO_KEY;
+		trace(p, STEP_SEAL, r->node, peer->epoch, c->identity);
+		c->seal = 1;
+		c->node = r->node;
+		c->mtu = peer->mtu;
+		index = r->node * 2 + (peer->family == 6);
+	} else if (r->flags & ROUTE_HOST) {
+		return REASON_NONE;
+	}
 	node = bpf_map_lookup_elem(&weft_nodes, &index);
 	if (!node)
 		return REASON_INTERNAL;
@@ -126,7 +164,8 @@ ALWAYS_INLINE int route(const struct weft_config *cfg, const struct weft_pkt *p,
 		return REASON_NONE;
 	c->verdict = VERDICT_REMOTE;
 	c->out_ifindex = node->ifindex;
-	c->mtu = node->mtu;
+	if (!c->seal)
+		c->mtu = node->mtu;
 	mac_copy(c->dmac, node->dmac);
 	mac_copy(c->smac, node->smac);
 	return REASON_NONE;
@@ -186,6 +225,8 @@ ALWAYS_INLINE int use_cached(weft_ctx *ctx, const struct weft_config *cfg, struc
 	}
 	eth = ctx_data(ctx);
 	if ((void *)(eth + 1) > ctx_end(ctx) || (check_mac && !mac_equal(eth->h_source, c->in_mac)))
+		return 0;
+	if (!check_mac && (c->node != p->node || c->identity != p->identity))
 		return 0;
 	p->slot = check_mac ? c->src_slot : c->dst_slot;
 	trace(p, STEP_CACHE_HIT, c->verdict, 0, 0);

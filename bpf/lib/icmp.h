@@ -215,7 +215,14 @@ SUBPROGRAM int icmp_refuse(weft_ctx *ctx, const struct weft_config *cfg, struct 
 				     mtu, quote);
 	else
 		failed = icmp_write6(ctx, cfg, p, mtu ? ICMP6_TOO_BIG : ICMP6_TIME_EXCEEDED, mtu, quote);
-	return failed ? CTX_DROP : ctx_reply(ctx, ifindex);
+	if (failed)
+		return CTX_DROP;
+	/* An error about a sealed packet quotes it: it goes back the same way. */
+	if (weft_sealing && p->node) {
+		p->identity = IDENTITY_HOST;
+		return CTX_SEAL;
+	}
+	return ctx_reply(ctx, ifindex);
 }
 
 #endif

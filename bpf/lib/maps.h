@@ -59,6 +59,32 @@ struct {
 	__type(value, struct weft_flow);
 } weft_flows6 SEC(".maps");
 
+/* Which node has an address on the wire. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 2 * WEFT_MAX_NODES);
+	__type(key, union weft_addr);
+	__type(value, __u32);
+} weft_peer_addr SEC(".maps");
+
+/* The identities that a node hosts. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, WEFT_MAX_PEER_IDS);
+	__type(key, struct weft_peer_id);
+	__type(value, __u8);
+} weft_peer_ids SEC(".maps");
+
+/* Addresses that an EncryptionPolicy lets travel in plain. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, WEFT_MAX_ROUTES);
+	__type(key, struct weft_route_key);
+	__type(value, __u8);
+} weft_plain SEC(".maps");
+
 /* Where a new flow is put together: too large for the stack. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

@@ -6,7 +6,7 @@
 #include "consts.h"
 #include "reasons.h"
 
-enum weft_hook { HOOK_FROM_POD, HOOK_FROM_WIRE, HOOK_TO_POD, HOOK_TO_WIRE };
+enum weft_hook { HOOK_FROM_POD, HOOK_FROM_WIRE, HOOK_TO_POD, HOOK_TO_WIRE, HOOK_FROM_HOST };
 
 /* What happened to a packet. At most 8: the counters' index has three bits for it. */
 enum weft_verdict {
@@ -29,6 +29,7 @@ union weft_addr {
 
 enum weft_config_flag {
 	CONFIG_STACK = 1 << 0, /* mode stack: every allowed packet takes the host's stack */
+	CONFIG_SEAL = 1 << 1,  /* strict: what crosses between nodes for a pod is sealed, unless a policy names it */
 };
 
 /* The node's settings, one entry. The agent bumps generation after any change of the
@@ -41,8 +42,11 @@ struct weft_config {
 	__be32 node_ip4;      /* source of ICMP errors; 0: none */
 	union weft_addr node_ip6;
 	__be32 gateway_ip4;
-	__u32 pad;
+	__be16 esp_port;
+	__u16 pad;
 	union weft_addr gateway_ip6;
+	__u32 pair_ifindex; /* weft_host: what goes in is cut to packets, and comes out at from_host */
+	__u32 pad2;
 };
 
 enum weft_endpoint_flag {
@@ -62,7 +66,7 @@ struct weft_endpoint {
 	__u8 mac[6];
 	__u8 gateway_mac[6];
 	__be32 ip4;
-	__u32 pad;
+	__u32 identity;
 	union weft_addr ip6;
 };
 
@@ -71,9 +75,14 @@ struct weft_route_key {
 	__u8 addr[16];	 /* bytes, not weft_addr: the trie wants them right behind prefixlen */
 };
 
+enum weft_route_flag {
+	ROUTE_HOST = 1 << 0, /* a node's own address: only what pods send there is sealed */
+};
+
 /* Where a pod range lives: an index into weft_nodes for either family. Node 0 is this node. */
 struct weft_route {
 	__u32 node;
+	__u32 flags;
 };
 
 enum weft_node_flag {
@@ -119,7 +128,11 @@ struct weft_cached {
 	__u8 smac[6];
 	__u16 src_slot, dst_slot;
 	__u8 verdict;
-	__u8 pad[7];
+	__u8 seal;
+	/* Of what goes out: whom it is sealed for, and as whom. Of what came in: who
+	 * sealed it, 0 if nobody did; a hit needs the same again. */
+	__u16 node;
+	__u32 identity;
 };
 
 enum weft_flow_flag {
@@ -234,6 +247,7 @@ enum weft_step {
 	STEP_MTU,     /* a: size, b: limit */
 	STEP_TTL,     /* a: TTL before */
 	STEP_VERDICT, /* a: verdict, b: reason, c: ifindex */
+	STEP_SEAL,    /* a: node, b: epoch (1 to 15, as in the SPI), c: identity */
 };
 
 struct weft_trace_step {
@@ -277,6 +291,31 @@ struct weft_pkt {
 	__u8 direction;	 /* seen from the local endpoint in slot */
 	__u8 frag_proto; /* what the IP or fragment header says follows: every fragment says the same */
 	__u16 slot;
+	/* Which node sealed the packet around it, and as whom; 0: it came in plain. With CTX_SEAL: for
+	 * which node it is to be sealed, and as whom. */
+	__u16 node;
+	__u32 identity;
 };
+
+/* Who a node says that it speaks for. */
+struct weft_peer_id {
+	__u32 node;
+	__u32 identity;
+};
+
+/* Identities that are not a workload's. */
+#define IDENTITY_HOST 1
+
+/* The Ethernet addresses of a frame on its way from weft_host to from_host: nobody but the two hooks
+ * reads them, and they say what has been decided. */
+struct weft_pair_header {
+	__u8 magic[4]; /* PAIR_MAGIC, a locally administered unicast address */
+	__be16 node;
+	__be16 zero;
+	__be32 identity;
+	__be16 ethertype;
+} __attribute__((packed));
+/* 02:57:45:46 */
+#define PAIR_MAGIC bpf_htonl(0x02574546)
 
 #endif

@@ -22,7 +22,9 @@ import (
 	"weft.dev/weft/internal/endpoint"
 	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/masquerade"
+	"weft.dev/weft/internal/pathprobe"
 	"weft.dev/weft/internal/store"
 	"weft.dev/weft/internal/store/dir"
 )
@@ -42,6 +44,8 @@ type seams struct {
 	findLinks     func(*config.Config, *v1alpha1.Node) (hostLinks, error)
 	openDatapath  func(*config.Config, *v1alpha1.Node, hostLinks, *slog.Logger) (Datapath, error)
 	openEndpoints func(endpoint.Options) (Endpoints, http.Handler, error)
+	openKeys      func(context.Context, keyParts) (*keyring, error)
+	openProber    func(pathprobe.Options) (Prober, error)
 	outward       func(uplinks []string) ([]string, error)
 	masquerade    func(instance string, want *masquerade.Options) error
 }
@@ -55,6 +59,8 @@ func realSeams() seams {
 		},
 		openDatapath:  openDatapath,
 		openEndpoints: openEndpoints,
+		openKeys:      openKeys,
+		openProber:    func(opt pathprobe.Options) (Prober, error) { return pathprobe.Listen(opt) },
 		outward:       outwardInterfaces,
 		masquerade:    setMasquerade,
 	}
@@ -75,6 +81,13 @@ type Agent struct {
 	cni      cniDoor
 	node     *node
 	nodeLock sync.RWMutex
+	// keys is nil while there are none to be had.
+	keys atomic.Pointer[keyring]
+	// synced are the peers that the datapath knows.
+	synced atomic.Pointer[[]keys.Peer]
+	paths  paths
+	// epochSince is when reconcile first saw an epoch that this node can read.
+	epochSince time.Time
 
 	stateLock sync.Mutex
 	waiting   string
@@ -174,6 +187,10 @@ func (a *Agent) operate(ctx context.Context) error {
 	defer background.Wait()
 	background.Go(func() { a.keep(ctx, "datapath", running.dp.Run) })
 	background.Go(func() { a.keep(ctx, "flow events", a.consumeEvents) })
+	if a.cfg.Encryption.On() {
+		background.Go(func() { a.runKeys(ctx, running) })
+		background.Go(func() { a.watchPaths(ctx, running) })
+	}
 	a.reconcile(ctx, running)
 	return nil
 }
@@ -201,15 +218,16 @@ func (a *Agent) awaitNode(ctx context.Context) (*v1alpha1.Node, hostLinks, bool)
 
 // bringUp opens the datapath and gives every recorded endpoint back to it.
 func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links hostLinks) (*node, error) {
+	mtu, err := podMTU(a.cfg, links.MTU, object, a.index.Load().snapshot)
+	if err != nil {
+		return nil, err
+	}
 	a.wait("the datapath to load")
 	dp, err := a.seams.openDatapath(a.cfg, object, links, a.log)
 	if err != nil {
 		return nil, fmt.Errorf("open datapath: %w", err)
 	}
-	running := &node{object: object, links: links, mtu: a.cfg.MTU, dp: dp}
-	if running.mtu == 0 {
-		running.mtu = links.MTU
-	}
+	running := &node{object: object, links: links, mtu: mtu, dp: dp}
 	door, err := a.openEndpoints(running)
 	if err != nil {
 		dp.Close()
@@ -234,14 +252,10 @@ func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links hostLi
 
 // openEndpoints gives the node its manager and returns the CNI plugin's way to it.
 func (a *Agent) openEndpoints(n *node) (door http.Handler, err error) {
-	ranges := a.cfg.IPAM.Ranges
-	if len(ranges) == 0 {
-		ranges = n.object.Spec.PodCIDRs
-	}
 	n.manager, door, err = a.seams.openEndpoints(endpoint.Options{
-		StateDir: a.cfg.StateDir(), NodeName: a.cfg.Node, Ranges: ranges, MTU: n.mtu,
+		StateDir: a.cfg.StateDir(), NodeName: a.cfg.Node, Ranges: podRanges(a.cfg, n.object), MTU: n.mtu,
 		HostAddrs: n.links.Addrs, Datapath: n.dp, Directory: a.store,
-		PodSpec: a.podSpec, Log: a.log,
+		PodSpec: a.podSpec, Identity: a.identityOf, Log: a.log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open endpoint state: %w", err)

@@ -57,6 +57,7 @@ func (b *backend) Status(context.Context) (*admin.Status, error) {
 		return status, nil
 	}
 	status.Mode = running.dp.ModeStatus()
+	status.Encryption = b.encryptionLine(running)
 	status.Addresses, status.PodCIDRs = running.object.Spec.Addresses, running.object.Spec.PodCIDRs
 	status.Uplinks, status.MTU = running.links.Uplinks, running.mtu
 	status.UplinkMTU = running.links.MTU
@@ -99,7 +100,7 @@ func (b *backend) Endpoints(context.Context) ([]admin.Endpoint, error) {
 
 func describe(info endpoint.Info, traffic []admin.CounterRow) admin.Endpoint {
 	return admin.Endpoint{
-		ID: info.ID, Namespace: info.Namespace, Pod: info.Pod, Labels: info.Labels, ServiceAccount: info.ServiceAccount,
+		ID: info.ID, Namespace: info.Namespace, Pod: info.Pod, Labels: info.Labels, ServiceAccount: info.ServiceAccount, Identity: info.Identity,
 		ContainerID: info.ContainerID, IfName: info.IfName, Slot: info.Slot, HostIf: info.HostIf, NetNS: info.NetNS,
 		PodIf: info.PodIf, MAC: info.MAC, GatewayMAC: info.GatewayMAC, IPv4: info.IPv4, IPv6: info.IPv6, MTU: info.MTU,
 		Chained: info.Chained, State: string(info.State), Created: info.Created, Traffic: traffic,
@@ -278,8 +279,9 @@ func (a *Agent) Metrics() (metrics.Snapshot, error) {
 		snapshot.Endpoints[info.Slot] = metrics.Endpoint{ID: info.ID, Namespace: info.Namespace, Pod: info.Pod}
 	}
 	snapshot.Mode = running.dp.ModeStatus()
-	var errCounters, errEvents error
+	var errCounters, errEvents, errEncrypt error
+	snapshot.Encryption, errEncrypt = a.encryptMetrics(running)
 	snapshot.Counters, errCounters = running.dp.Counters()
 	snapshot.Events, errEvents = running.dp.EventStats()
-	return snapshot, errors.Join(errCounters, errEvents)
+	return snapshot, errors.Join(errCounters, errEvents, errEncrypt)
 }

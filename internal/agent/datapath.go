@@ -24,6 +24,17 @@ type Datapath interface {
 	Trace(from datapath.Endpoint, to netip.AddrPort, protocol uint8) (*datapath.Trace, error)
 	ModeStatus() datapath.ModeStatus
 	Links() ([]datapath.LinkStatus, error)
+
+	// What follows is for sealed packets; see internal/keys for who calls what.
+	InstallSA(*datapath.SA) error
+	RemoveSAs(node string, out bool, epoch uint8) error
+	SealWith(node string, epoch uint8) error
+	SAs() ([]datapath.SAStatus, error)
+	Sealing() ([]datapath.Sealing, error)
+	Lanes() int
+	EngineStatus() datapath.EngineStatus
+	SetPlain([]netip.Prefix) error
+	SetPeerIdentities(map[string][]uint32) error
 }
 
 // Endpoints is what the agent needs of *endpoint.Manager.

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"crypto/x509"
 	"fmt"
 	"io"
 	"log/slog"
@@ -17,7 +18,9 @@ import (
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/endpoint"
 	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/masquerade"
+	"weft.dev/weft/internal/pathprobe"
 	"weft.dev/weft/internal/store"
 )
 
@@ -36,6 +39,18 @@ type world struct {
 	sync     error
 	events   chan datapath.FlowEvent
 	linksErr error
+	sealing  sealing
+}
+
+// sealing is what encryption stands on.
+type sealing struct {
+	identities  map[string][]uint32
+	plain       []netip.Prefix
+	sas         []datapath.SAStatus
+	ring        *fakeRing
+	ringErr     error
+	certificate error
+	path        func(netip.Addr) (int, error)
 }
 
 func newWorld() *world {
@@ -139,6 +154,68 @@ func (d fakeDatapath) ModeStatus() datapath.ModeStatus {
 }
 func (d fakeDatapath) Links() ([]datapath.LinkStatus, error) { return nil, nil }
 
+func (d fakeDatapath) InstallSA(*datapath.SA) error         { return nil }
+func (d fakeDatapath) RemoveSAs(string, bool, uint8) error  { return nil }
+func (d fakeDatapath) SealWith(string, uint8) error         { return nil }
+func (d fakeDatapath) SAs() ([]datapath.SAStatus, error)    { return d.sealing.sas, nil }
+func (d fakeDatapath) Sealing() ([]datapath.Sealing, error) { return nil, nil }
+func (d fakeDatapath) Lanes() int                           { return 2 }
+func (d fakeDatapath) EngineStatus() datapath.EngineStatus {
+	return datapath.EngineStatus{Asked: "auto", Active: "bpf", Why: "of the test"}
+}
+func (d fakeDatapath) SetPlain(plain []netip.Prefix) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.sealing.plain = plain
+	return nil
+}
+func (d fakeDatapath) SetPeerIdentities(identities map[string][]uint32) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.sealing.identities = identities
+	return nil
+}
+
+// fakeRing is a key manager.
+type fakeRing struct {
+	mu      sync.Mutex
+	peers   []keys.Peer
+	kicked  []string
+	status  keys.Status
+	changes int
+}
+
+func (r *fakeRing) Run(ctx context.Context) error { <-ctx.Done(); return nil }
+func (r *fakeRing) SetPeers(peers []keys.Peer)    { r.mu.Lock(); r.peers = peers; r.mu.Unlock() }
+func (r *fakeRing) Kick(node string)              { r.mu.Lock(); r.kicked = append(r.kicked, node); r.mu.Unlock() }
+func (r *fakeRing) StoreChanged()                 { r.mu.Lock(); r.changes++; r.mu.Unlock() }
+func (r *fakeRing) Rotate(context.Context) (keys.Epoch, error) {
+	return keys.Epoch{}, nil
+}
+func (r *fakeRing) History() []keys.Event { return nil }
+func (r *fakeRing) Status() keys.Status {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.status
+}
+func (r *fakeRing) set(change func(*keys.Status)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	change(&r.status)
+}
+
+// fakeProber finds what the world says.
+type fakeProber struct{ *world }
+
+func (p fakeProber) Serve(ctx context.Context) error { <-ctx.Done(); return nil }
+func (p fakeProber) Close() error                    { return nil }
+func (p fakeProber) Fits(_ context.Context, node netip.Addr, mtu int) (int, error) {
+	if p.sealing.path == nil {
+		return mtu, nil
+	}
+	return p.sealing.path(node)
+}
+
 // fakeEndpoints is the world as an endpoint manager with one endpoint.
 type fakeEndpoints struct{ *world }
 
@@ -169,7 +246,23 @@ func (w *world) seams() seams {
 		openEndpoints: func(endpoint.Options) (Endpoints, http.Handler, error) {
 			return fakeEndpoints{w}, http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { io.WriteString(rw, "cni") }), nil
 		},
-		outward: func(uplinks []string) ([]string, error) { return uplinks, nil },
+		openKeys: func(context.Context, keyParts) (*keyring, error) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if w.sealing.ringErr != nil {
+				return nil, w.sealing.ringErr
+			}
+			return &keyring{
+				Keys: w.sealing.ring, close: func() error { return nil },
+				certificate: func(context.Context) (*x509.Certificate, error) {
+					w.mu.Lock()
+					defer w.mu.Unlock()
+					return nil, w.sealing.certificate
+				},
+			}, nil
+		},
+		openProber: func(pathprobe.Options) (Prober, error) { return fakeProber{w}, nil },
+		outward:    func(uplinks []string) ([]string, error) { return uplinks, nil },
 		masquerade: func(_ string, m *masquerade.Options) error {
 			w.mu.Lock()
 			defer w.mu.Unlock()
@@ -182,6 +275,7 @@ func (w *world) seams() seams {
 func testConfig(t *testing.T) *config.Config {
 	cfg := config.Default()
 	cfg.Node, cfg.Metrics.Listen = "a", ""
+	cfg.Encryption.Mode = config.EncryptionOff
 	cfg.Paths = config.Paths{Run: filepath.Join(t.TempDir(), "run"), State: t.TempDir(), BPF: t.TempDir()}
 	return cfg
 }

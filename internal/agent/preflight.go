@@ -28,7 +28,22 @@ func preflight(bpfBase string, log *slog.Logger) error {
 	if err := checkKernel(version.Kernel()); err != nil {
 		return err
 	}
+	if err := hideMemory(); err != nil {
+		return err
+	}
 	return ensureBPFFS(bpfBase, log)
+}
+
+// hideMemory keeps keys out of core files and from other processes of the same user: no
+// dumps, no ptrace without CAP_SYS_PTRACE.
+func hideMemory() error {
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("make this process undumpable: %w", err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+		return fmt.Errorf("switch core files off: %w", err)
+	}
+	return nil
 }
 
 // checkKernel refuses a kernel that lacks what every mode needs.

@@ -14,6 +14,7 @@ import (
 	"weft.dev/weft/internal/endpoint"
 	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/identity"
 	"weft.dev/weft/internal/store"
 )
 
@@ -72,11 +73,25 @@ type index struct {
 	snapshot *store.Snapshot
 	byIP     map[netip.Addr]flows.Identity
 	perNode  map[string]int
+	// byRange is the node of each range of pods, lengths those of the ranges, the longest first.
+	byRange map[netip.Prefix]string
+	lengths []int
+	// numbers are those of workload identities, by SPIFFE ID.
+	numbers map[string]uint32
 }
 
 func newIndex(snapshot *store.Snapshot) *index {
-	ix := &index{snapshot: snapshot, byIP: map[netip.Addr]flows.Identity{}, perNode: map[string]int{}}
+	ix := &index{
+		snapshot: snapshot, byIP: map[netip.Addr]flows.Identity{}, perNode: map[string]int{},
+		byRange: map[netip.Prefix]string{}, numbers: identity.Numbers(maps.Values(snapshot.Identities)),
+	}
 	for name, node := range snapshot.Nodes {
+		for _, prefix := range node.Spec.PodCIDRs {
+			ix.byRange[prefix] = name
+			if !slices.Contains(ix.lengths, prefix.Bits()) {
+				ix.lengths = append(ix.lengths, prefix.Bits())
+			}
+		}
 		for _, addr := range node.Spec.Addresses {
 			ix.byIP[addr] = flows.Identity{Node: name}
 		}
@@ -90,7 +105,21 @@ func newIndex(snapshot *store.Snapshot) *index {
 			}
 		}
 	}
+	slices.SortFunc(ix.lengths, func(a, b int) int { return b - a })
 	return ix
+}
+
+// nodeOf is the node that an address belongs to, "" for none.
+func (ix *index) nodeOf(addr netip.Addr) string {
+	if known, ok := ix.byIP[addr]; ok {
+		return known.Node
+	}
+	for _, bits := range ix.lengths {
+		if prefix, err := addr.Prefix(bits); err == nil && ix.byRange[prefix] != "" {
+			return ix.byRange[prefix]
+		}
+	}
+	return ""
 }
 
 // names tells flows who is behind a slot or an address: this node's own endpoints

@@ -76,26 +76,49 @@ func (a *Agent) reconcile(ctx context.Context, n *node) {
 func (a *Agent) reconcileOnce(ctx context.Context, n *node, pause time.Duration) (<-chan time.Time, time.Duration) {
 	snapshot := a.index.Load().snapshot
 	a.compareOwn(n, snapshot.Nodes[a.cfg.Node])
-	err := errors.Join(a.syncNodes(ctx, n, snapshot), a.syncMasquerade(n, snapshot))
+	err := a.syncNodes(ctx, n, snapshot)
+	if err == nil {
+		err = a.syncEncryption(n, snapshot)
+	}
+	err = errors.Join(err, a.syncMasquerade(n, snapshot))
 	if ctx.Err() != nil {
 		return nil, pause
 	}
 	a.problem("nodes", err)
-	if err == nil {
-		a.setReady()
-	} else if !a.readiness().Ready {
-		a.wait("the first synchronisation of nodes: " + err.Error())
-	}
+	waiting := a.readyUnless(ctx, snapshot, err)
 	// One broken pod is a problem, but does not make the node unready.
 	errEndpoints := n.manager.Sync(ctx)
 	if errEndpoints != nil {
 		errEndpoints = fmt.Errorf("sync endpoints: %w", errEndpoints)
 	}
 	a.problem("endpoints", errEndpoints)
-	if err == nil && errEndpoints == nil {
+	switch {
+	case err == nil && errEndpoints == nil && waiting:
+		return time.After(keysLook), retryMin
+	case err == nil && errEndpoints == nil:
 		return nil, retryMin
 	}
 	return time.After(pause), min(2*pause, retryMax)
+}
+
+// keysLook is how often a node that is not ready looks whether its keys have come.
+const keysLook = 100 * time.Millisecond
+
+// readyUnless makes the node ready, or says what it still waits for.
+func (a *Agent) readyUnless(ctx context.Context, snapshot *store.Snapshot, err error) (waiting bool) {
+	if a.readiness().Ready {
+		return false
+	}
+	if err != nil {
+		a.wait("the first synchronisation of nodes: " + err.Error())
+		return false // the failure itself is tried again
+	}
+	if missing := a.keysWaiting(ctx, snapshot); missing != "" {
+		a.wait(missing)
+		return true
+	}
+	a.setReady()
+	return false
 }
 
 func (a *Agent) syncNodes(ctx context.Context, n *node, snapshot *store.Snapshot) error {
@@ -203,7 +226,10 @@ func (a *Agent) keep(ctx context.Context, what string, run func(context.Context)
 // consumeEvents turns the datapath's events into the flow log.
 func (a *Agent) consumeEvents(ctx context.Context) error {
 	enricher := flows.Enricher{Node: a.cfg.Node, Resolver: names{a}, ReasonText: reasonText}
-	return a.running().dp.Events(ctx, func(event datapath.FlowEvent) { a.hub.Publish(enricher.Flow(event)) })
+	return a.running().dp.Events(ctx, func(event datapath.FlowEvent) {
+		a.kick(event)
+		a.hub.Publish(enricher.Flow(event))
+	})
 }
 
 func (a *Agent) writeFlowLog(ctx context.Context) {

@@ -33,6 +33,8 @@ func (b *backend) Sysdump(ctx context.Context) (admin.Sysdump, error) {
 	add("nodes", nodes, err)
 	drops, err := b.Drops(ctx, false)
 	add("drops", drops, err)
+	encryption, err := b.Encrypt(ctx)
+	add("encrypt", encryption, err)
 	table, err := b.FlowTable(ctx, dumpFlows)
 	add("flowtable", table, err)
 	records := b.hub.Last(0, nil)
@@ -40,7 +42,7 @@ func (b *backend) Sysdump(ctx context.Context) (admin.Sysdump, error) {
 		records = []flows.Flow{}
 	}
 	add("flows", records, nil)
-	// The configuration holds paths and numbers only; what is secret will be a reference, never a value.
+	// The configuration holds paths and numbers only; what is secret is a reference, never a value.
 	add("config", b.cfg, nil)
 	add("version", version.Get(), nil)
 	add("log", b.opt.LogTail.Lines(), nil)

@@ -24,7 +24,17 @@ const (
 	shapeForward shape = "forward"
 	// shapePair is two measured nodes on a wire, two pods on the first and one on the second.
 	shapePair shape = "pair"
+	// shapeTunnel is two nodes whose datapaths this process runs, without agents: frames from a
+	// generator in the one's pod are counted in the other's.
+	shapeTunnel shape = "tunnel"
+	// shapeSeal is the near half of a tunnel: its wire leads to a bare far end that counts.
+	shapeSeal shape = "seal"
+	// shapeNone is no bed at all: what is measured needs no network.
+	shapeNone shape = "none"
 )
+
+// shapes lists those that tests ask for, in the order in which they are built.
+var shapes = []shape{shapeForward, shapePair, shapeSeal, shapeTunnel, shapeNone}
 
 // pod is one workload of a bed.
 type pod struct {
@@ -54,6 +64,12 @@ type bed struct {
 	sinkIP  netip.Addr // an address of the far node's pod range, nobody's own
 	// grow brings the near node to n endpoints; nil where it is not supported.
 	grow func(ctx context.Context, n int) error
+	// fill makes a tunnel's nodes hold something; nil where it is not supported.
+	fill func(ctx context.Context, f fill) error
+	// sealed says that the sink sees ESP and not the pod's own frames.
+	sealed bool
+	// hops is how many routers are between generator and sink.
+	hops int
 	// close removes everything; safe to call twice.
 	close func(ctx context.Context) error
 

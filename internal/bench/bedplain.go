@@ -60,7 +60,7 @@ func buildPlain(t *topo, b *bed) error {
 	if b.shape == shapeForward {
 		near = 1
 		b.grow = func(ctx context.Context, n int) error { return growPlain(ctx, t, b, n) }
-		b.sink, b.sinkIP = b.wire[1], hostOf(plainPods[1], 10)
+		b.sink, b.sinkIP, b.hops = b.wire[1], hostOf(plainPods[1], 10), 1
 	} else {
 		if err := sysctl(b.wire[1].NS, "net/ipv4/ip_forward", "1"); err != nil {
 			return err

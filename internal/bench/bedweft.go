@@ -31,7 +31,12 @@ var labCount atomic.Uint32
 // newWeftBed builds a lab whose nodes run the variant's mode. In shapeForward only
 // the near node runs an agent: exactly one node's forwarding is measured.
 func newWeftBed(ctx context.Context, binary, variant string, s shape) (*bed, error) {
-	l, err := lab.Up(ctx, weftSpec(variant, s), lab.Options{Binary: binary})
+	return newLabBed(ctx, binary, variant, s, weftSpec(agentConfig(variant), s))
+}
+
+// newLabBed builds the bed of a variant on a lab.
+func newLabBed(ctx context.Context, binary, variant string, s shape, spec *lab.Spec) (*bed, error) {
+	l, err := lab.Up(ctx, spec, lab.Options{Binary: binary})
 	if err != nil {
 		return nil, fmt.Errorf("build bed %s/%s: %w", variant, s, err)
 	}
@@ -49,12 +54,13 @@ func newWeftBed(ctx context.Context, binary, variant string, s shape) (*bed, err
 	return b, nil
 }
 
-// weftSpec describes the lab of a variant and shape.
-func weftSpec(variant string, s shape) *lab.Spec {
+// weftSpec describes the lab of a shape whose agents have these settings. Nothing is encrypted.
+func weftSpec(agent map[string]any, s shape) *lab.Spec {
 	spec := &lab.Spec{
-		Name:  fmt.Sprintf("bench-%d-%d", os.Getpid(), labCount.Add(1)),
-		Agent: agentConfig(variant),
-		Wires: []lab.WireSpec{{Name: weftWireIf, Nodes: []string{nearNode, farNode}}},
+		Name:       fmt.Sprintf("bench-%d-%d", os.Getpid(), labCount.Add(1)),
+		Encryption: lab.EncryptionOff,
+		Agent:      agent,
+		Wires:      []lab.WireSpec{{Name: weftWireIf, Nodes: []string{nearNode, farNode}}},
 	}
 	for i, name := range []string{nearNode, farNode} {
 		spec.Nodes = append(spec.Nodes, lab.NodeSpec{
@@ -108,7 +114,7 @@ func (b *bed) fromLab() error {
 		}
 	}
 	if b.shape == shapeForward {
-		b.sink, b.sinkIP = b.wire[1], hostOf(plainPods[1], 10)
+		b.sink, b.sinkIP, b.hops = b.wire[1], hostOf(plainPods[1], 10), 1
 	}
 	b.grow = b.growLab
 	return nil

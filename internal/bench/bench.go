@@ -38,14 +38,15 @@ func DefaultVariants() []string {
 	return slices.DeleteFunc(Variants(), func(v string) bool { return v == VariantPlain || v == VariantBare })
 }
 
-// Options say what Route measures. The zero value measures everything once it
+// Options say what Route or Encrypt measures. The zero value measures the default tests once it
 // knows the weft binary.
 type Options struct {
 	// Binary is the weft binary whose agent and CNI plugin are measured.
 	// Default: the running one.
 	Binary string
 	// Variants and Tests are names from Variants and Tests, or groups of tests
-	// (see Groups); empty means DefaultVariants and DefaultTests.
+	// (see Groups); for Encrypt those of EncryptVariants, EncryptTests and EncryptGroups. Empty means
+	// the defaults.
 	Variants []string
 	Tests    []string
 	// Repeats is how often each test runs per variant. Default 5, with Quick 3.
@@ -62,11 +63,7 @@ type Options struct {
 // It needs root, makes only network namespaces of its own and removes them, also
 // when ctx ends early or a test fails.
 func Route(ctx context.Context, opts Options) (*Report, error) {
-	plan, err := newPlan(opts)
-	if err != nil {
-		return nil, err
-	}
-	return plan.run(ctx)
+	return measure(ctx, routeSuite(), opts)
 }
 
 // checkNames refuses names that are not in known, naming the field and what it takes.

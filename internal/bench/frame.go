@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 )
 
 // Numbers shared with bpf/bench/bench.bpf.c.
@@ -23,6 +24,23 @@ type frameSpec struct {
 	src, dst       netip.Addr
 	length         int // bytes of the Ethernet frame without its FCS
 	flows          int // source ports in use, a power of two
+	// If dsts is not 0, so many destinations take turns, dst and every dstStep-th after it.
+	dsts, dstStep int
+	// outer is where the first frame goes if it is sealed; the far node if not set.
+	outer netip.Addr
+}
+
+// restSum is the header's sum without destination and checksum, as the generator wants it: in the byte
+// order of the machine.
+func (f frameSpec) restSum() uint32 {
+	ip := slices.Clone(f.header()[14:34])
+	clear(ip[10:12])
+	clear(ip[16:20])
+	var sum uint32
+	for i := 0; i < len(ip); i += 2 {
+		sum += uint32(binary.NativeEndian.Uint16(ip[i:]))
+	}
+	return sum
 }
 
 // header returns the frame's first 42 bytes. The UDP checksum is zero, which IPv4
@@ -86,3 +104,26 @@ func (f frameSpec) checkForwarded(got []byte, sinkMAC net.HardwareAddr, hops int
 	}
 	return nil
 }
+
+// checkSealed verifies the first frame at a sink behind a node that seals: ESP in UDP to the far node, and
+// nothing of the frame to be read in it.
+func (f frameSpec) checkSealed(got []byte, sinkMAC net.HardwareAddr) error {
+	ip, from, to := got[14:34], plainNodes[0].Addr(), plainNodes[1].Addr()
+	if f.outer.IsValid() {
+		to = f.outer
+	}
+	switch {
+	case string(got[:6]) != string(sinkMAC):
+		return fmt.Errorf("sealed frame at the sink: destination MAC %s, want %s", net.HardwareAddr(got[:6]), sinkMAC)
+	case onesSum(ip) != 0xffff:
+		return errors.New("sealed frame at the sink: wrong IPv4 header checksum")
+	case string(ip[12:16]) != string(from.AsSlice()) || string(ip[16:20]) != string(to.AsSlice()):
+		return fmt.Errorf("sealed frame at the sink: from %v to %v, want %s to %s", ip[12:16], ip[16:20], from, to)
+	case int(binary.BigEndian.Uint16(ip[2:])) < f.length-14+sealedOverhead:
+		return fmt.Errorf("sealed frame at the sink: %d bytes, too few for what was sent", binary.BigEndian.Uint16(ip[2:]))
+	}
+	return nil
+}
+
+// sealedOverhead is the least that ESP in UDP over IPv4 adds: headers, IV, two bytes of trailer, ICV.
+const sealedOverhead = 20 + 8 + 8 + 8 + 2 + 16

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	_ "embed"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"runtime"
@@ -63,10 +64,10 @@ func (g genResult) sample() sample {
 
 // genPrograms are the generator and the sink of one bed, loaded for one frame.
 type genPrograms struct {
-	spec frameSpec
-	coll *ebpf.Collection
-	sink link.Link
-	bed  *bed
+	spec  frameSpec
+	coll  *ebpf.Collection
+	sinks []link.Link
+	bed   *bed
 }
 
 // loadGen loads generator and sink and attaches the sink to the bed's far end.
@@ -76,19 +77,51 @@ func loadGen(b *bed, f frameSpec) (*genPrograms, error) {
 	if err != nil {
 		return nil, err
 	}
-	coll, err := loadPrograms(map[string]any{
+	constants := map[string]any{
 		"tmpl": [48]byte(append(f.header(), make([]byte, 6)...)), "out_ifindex": uint32(out),
 		"flow_mask": uint16(f.flows - 1), "first_sport": uint16(firstSource),
-	})
+		"dst_count": uint32(f.dsts), "dst_step": uint32(f.dstStep), "dst_rest": f.restSum(),
+		"dst_first": binary.BigEndian.Uint32(f.dst.AsSlice()),
+	}
+	if b.sealed {
+		constants["sink_port"] = uint16(espPort)
+	}
+	coll, err := loadPrograms(constants)
 	if err != nil {
 		return nil, err
 	}
 	g := &genPrograms{spec: f, coll: coll, bed: b}
-	if g.sink, err = attachXDP(b.sink, coll.Programs["bench_sink"]); err != nil {
-		coll.Close()
+	if err := g.attachSink(); err != nil {
+		g.close()
 		return nil, err
 	}
 	return g, nil
+}
+
+// attachSink hooks the far end by XDP, and inside a pod by TC, too: a node in mode tc hands over
+// socket buffers where no XDP program sees them.
+func (g *genPrograms) attachSink() error {
+	l, err := attachXDP(g.bed.sink, g.coll.Programs["bench_sink"])
+	if err != nil {
+		return err
+	}
+	g.sinks = append(g.sinks, l)
+	if g.bed.shape != shapeTunnel {
+		return nil
+	}
+	index, err := ifindex(g.bed.sink)
+	if err != nil {
+		return err
+	}
+	err = netns.Do(g.bed.sink.NS, func() error {
+		l, err = link.AttachTCX(link.TCXOptions{Program: g.coll.Programs["bench_sink_skb"], Interface: index, Attach: ebpf.AttachTCXIngress})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("attach program to %s: %w", g.bed.sink.If, err)
+	}
+	g.sinks = append(g.sinks, l)
+	return nil
 }
 
 // loadPrograms loads bench.bpf.c with its constants set.
@@ -111,7 +144,9 @@ func loadPrograms(constants map[string]any) (*ebpf.Collection, error) {
 
 // close detaches the sink and unloads.
 func (g *genPrograms) close() {
-	g.sink.Close()
+	for _, l := range g.sinks {
+		l.Close()
+	}
 	g.coll.Close()
 }
 
@@ -202,22 +237,27 @@ func (g *genPrograms) check() error {
 	if err != nil {
 		return err
 	}
-	hops := 1
-	if g.bed.shape == shapeGen {
-		hops = 0
+	if g.bed.sealed {
+		return g.spec.checkSealed(got[:], mac)
 	}
-	return g.spec.checkForwarded(got[:], mac, hops)
+	return g.spec.checkForwarded(got[:], mac, g.bed.hops)
 }
 
 // generate measures one bed with frames of a length over a number of flows.
 func generate(ctx context.Context, b *bed, length, flows int, dur time.Duration) (genResult, error) {
+	return generateTo(ctx, b, frameSpec{dst: b.sinkIP, length: length, flows: flows}, dur)
+}
+
+// generateTo measures one bed with frames from its first pod.
+func generateTo(ctx context.Context, b *bed, f frameSpec, dur time.Duration) (genResult, error) {
 	p := b.near[0]
+	f.srcMAC, f.dstMAC, f.src = p.MAC, p.GatewayMAC, p.IP
 	// Live frames enter the host's side of the veth as XDP frames: without a program
 	// there only NAPI, which GRO switches on, takes them.
 	if _, err := setFeatures(port{p.HostNS, p.HostIf}, true, "rx-gro"); err != nil {
 		return genResult{}, err
 	}
-	g, err := loadGen(b, frameSpec{srcMAC: p.MAC, dstMAC: p.GatewayMAC, src: p.IP, dst: b.sinkIP, length: length, flows: flows})
+	g, err := loadGen(b, f)
 	if err != nil {
 		return genResult{}, err
 	}

@@ -20,6 +20,7 @@ const busyThreads = 96
 
 // plan is a checked set of options.
 type plan struct {
+	suite    *suite
 	binary   string
 	variants []string
 	tests    []test
@@ -30,27 +31,27 @@ type plan struct {
 }
 
 // newPlan checks options and fills in the defaults.
-func newPlan(opts Options) (*plan, error) {
-	p := &plan{binary: opts.Binary, repeats: opts.Repeats, duration: opts.Duration, out: opts.Out}
+func newPlan(s *suite, opts Options) (*plan, error) {
+	p := &plan{suite: s, binary: opts.Binary, repeats: opts.Repeats, duration: opts.Duration, out: opts.Out}
 	if p.out == nil {
 		p.out = io.Discard
 	}
 	var err error
-	if p.tests, err = chooseTests(opts.Tests); err != nil {
+	if p.tests, err = s.choose(opts.Tests); err != nil {
 		return nil, err
 	}
-	if err := checkNames("variants", opts.Variants, Variants()); err != nil {
+	if err := checkNames("variants", opts.Variants, s.variants); err != nil {
 		return nil, err
 	}
 	wanted := opts.Variants
 	if len(wanted) == 0 {
-		wanted = DefaultVariants()
+		wanted = s.defaults()
 	}
-	p.variants = slices.DeleteFunc(Variants(), func(v string) bool { return !slices.Contains(wanted, v) })
+	p.variants = slices.DeleteFunc(slices.Clone(s.variants), func(v string) bool { return !slices.Contains(wanted, v) })
 	if err := p.numbers(opts); err != nil {
 		return nil, err
 	}
-	if slices.ContainsFunc(p.variants, isWeft) && p.binary == "" {
+	if slices.ContainsFunc(p.variants, s.isWeft) && p.binary == "" {
 		if p.binary, err = os.Executable(); err != nil {
 			return nil, fmt.Errorf("binary: find the running program: %w", err)
 		}
@@ -106,25 +107,21 @@ func (p *plan) run(ctx context.Context) (*Report, error) {
 			break
 		}
 	}
-	return &Report{Machine: machine, Rows: p.rows.rows()}, errors.Join(errs...)
+	return &Report{Machine: machine, Rows: p.rows.rows(), view: p.suite.view}, errors.Join(errs...)
 }
 
 // stages groups the tests that share beds: ordinary ones by shape, then those that
-// change how many endpoints a bed has, in rising order.
+// change how much a bed holds, in rising order.
 func (p *plan) stages() [][]test {
-	var forward, pair, grown []test
-	for _, t := range p.tests {
-		switch {
-		case t.endpoints > 0:
-			grown = append(grown, t)
-		case t.shape == shapePair:
-			pair = append(pair, t)
-		default:
-			forward = append(forward, t)
+	tests := slices.Clone(p.tests)
+	slices.SortStableFunc(tests, func(a, b test) int { return a.size() - b.size() })
+	var stages [][]test
+	for _, grows := range []bool{false, true} {
+		for _, s := range shapes {
+			stages = append(stages, slices.DeleteFunc(slices.Clone(tests), func(t test) bool { return t.shape != s || t.grows() != grows }))
 		}
 	}
-	slices.SortStableFunc(grown, func(a, b test) int { return a.endpoints - b.endpoints })
-	return slices.DeleteFunc([][]test{forward, pair, grown}, func(s []test) bool { return len(s) == 0 })
+	return slices.DeleteFunc(stages, func(s []test) bool { return len(s) == 0 })
 }
 
 // runStage builds one bed per variant, runs the stage's tests on them and removes them.
@@ -143,9 +140,9 @@ func (p *plan) runStage(ctx context.Context, tests []test) error {
 	if ctx.Err() != nil || !slices.ContainsFunc(beds, func(b *bed) bool { return b.variant != variantGen }) {
 		return errors.Join(err, ctx.Err())
 	}
-	// Beds whose endpoint count a test changes cannot go back: test by test. All
+	// Beds that a test makes larger cannot go back: test by test. All
 	// others run test after test within each repeat.
-	if tests[0].endpoints == 0 {
+	if !tests[0].grows() {
 		return errors.Join(err, p.repeat(ctx, tests, beds))
 	}
 	errs := []error{err}
@@ -172,7 +169,7 @@ func (p *plan) build(ctx context.Context, tests []test) ([]*bed, error) {
 		beds = append(beds, b)
 	}
 	for _, variant := range p.variants {
-		if ctx.Err() != nil || !slices.ContainsFunc(tests, func(t test) bool { return t.suits(variant) }) {
+		if ctx.Err() != nil || !slices.ContainsFunc(tests, func(t test) bool { return p.suite.suits(t, variant) }) {
 			continue
 		}
 		b, err := p.newBed(ctx, variant, tests[0].shape)
@@ -189,11 +186,7 @@ func (p *plan) build(ctx context.Context, tests []test) ([]*bed, error) {
 
 // newBed builds a variant's bed and waits until its pods reach each other.
 func (p *plan) newBed(ctx context.Context, variant string, s shape) (b *bed, err error) {
-	if isWeft(variant) {
-		b, err = newWeftBed(ctx, p.binary, variant, s)
-	} else {
-		b, err = newPlainBed(ctx, variant, s)
-	}
+	b, err = p.suite.build(ctx, p.binary, variant, s)
 	if err != nil {
 		return nil, err
 	}
@@ -205,31 +198,27 @@ func (p *plan) newBed(ctx context.Context, variant string, s shape) (b *bed, err
 	return b, nil
 }
 
-// grow gives every bed as many endpoints as a test wants.
+// grow gives every bed as much as a test wants.
 func (p *plan) grow(ctx context.Context, t test, beds []*bed) error {
 	for _, b := range beds {
-		if b.grow == nil || !t.suits(b.variant) {
+		if !p.suite.suits(t, b.variant) {
 			continue
 		}
 		start := time.Now()
-		if err := b.grow(ctx, t.endpoints); err != nil {
-			return fmt.Errorf("%s/%s: add endpoints: %w", t.name, b.variant, err)
+		if t.endpoints > 0 && b.grow != nil {
+			if err := b.grow(ctx, t.endpoints); err != nil {
+				return fmt.Errorf("%s/%s: add endpoints: %w", t.name, b.variant, err)
+			}
+			fmt.Fprintf(p.out, "%s: %d endpoints after %s\n", b.variant, t.endpoints, time.Since(start).Round(time.Millisecond))
 		}
-		fmt.Fprintf(p.out, "%s: %d endpoints after %s\n", b.variant, t.endpoints, time.Since(start).Round(time.Millisecond))
+		if t.fill != nil && b.fill != nil {
+			if err := b.fill(ctx, *t.fill); err != nil {
+				return fmt.Errorf("%s/%s: fill: %w", t.name, b.variant, err)
+			}
+			fmt.Fprintf(p.out, "%s: %s after %s\n", b.variant, t.fill, time.Since(start).Round(time.Millisecond))
+		}
 	}
 	return nil
-}
-
-// suits says whether a test can be run in a variant.
-func (t test) suits(variant string) bool {
-	switch variant {
-	case variantGen:
-		return t.gen
-	case VariantBare:
-		return t.gen && t.endpoints == 0
-	default:
-		return !t.weftOnly || isWeft(variant)
-	}
 }
 
 // repeat runs tests over beds, bed after bed within each test and repeat. The order
@@ -243,7 +232,7 @@ func (p *plan) repeat(ctx context.Context, tests []test, beds []*bed) error {
 			got := map[string]sample{}
 			for _, b := range order {
 				key := [2]string{t.name, b.variant}
-				if !t.suits(b.variant) || failed[key] {
+				if !p.suite.suits(t, b.variant) || failed[key] {
 					continue
 				}
 				s, err := p.one(ctx, n, t, b)

@@ -12,7 +12,7 @@ import (
 )
 
 func TestNewPlanDefaults(t *testing.T) {
-	p, err := newPlan(Options{})
+	p, err := newPlan(routeSuite(), Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,7 +25,7 @@ func TestNewPlanDefaults(t *testing.T) {
 	if len(p.tests) != len(DefaultTests()) || p.binary == "" {
 		t.Errorf("%d tests, binary %q", len(p.tests), p.binary)
 	}
-	if p, err = newPlan(Options{Quick: true}); err != nil || p.repeats != 3 || p.duration != time.Second {
+	if p, err = newPlan(routeSuite(), Options{Quick: true}); err != nil || p.repeats != 3 || p.duration != time.Second {
 		t.Errorf("quick is %d × %s, %v", p.repeats, p.duration, err)
 	}
 }
@@ -44,7 +44,7 @@ func TestNewPlanRefuses(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := newPlan(c.opts)
+			_, err := newPlan(routeSuite(), c.opts)
 			if err == nil || !strings.HasPrefix(err.Error(), c.want) {
 				t.Errorf("got %v, want %s…", err, c.want)
 			}
@@ -63,7 +63,7 @@ func TestChooseTests(t *testing.T) {
 		{[]string{"all"}, Tests()},
 	}
 	for _, c := range cases {
-		tests, err := chooseTests(c.names)
+		tests, err := routeSuite().choose(c.names)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -78,7 +78,7 @@ func TestChooseTests(t *testing.T) {
 }
 
 func TestEveryPanelNamesKnownRows(t *testing.T) {
-	for _, p := range panels() {
+	for _, p := range routePanels() {
 		for _, b := range p.bars {
 			if !slices.Contains(Tests(), b.test) || findMetric(b.metric).unit == "" {
 				t.Errorf("panel %q shows %s/%s, which no test measures", p.title, b.test, b.metric)
@@ -88,7 +88,7 @@ func TestEveryPanelNamesKnownRows(t *testing.T) {
 }
 
 func TestStages(t *testing.T) {
-	p, err := newPlan(Options{Tests: []string{"all"}})
+	p, err := newPlan(routeSuite(), Options{Tests: []string{"all"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func TestStages(t *testing.T) {
 			if one.shape != stage[0].shape {
 				t.Errorf("stage %d mixes shapes %s and %s", i, stage[0].shape, one.shape)
 			}
-			if (one.endpoints > 0) != (stage[0].endpoints > 0) {
+			if one.grows() != stage[0].grows() {
 				t.Errorf("stage %d mixes beds that grow with beds that do not", i)
 			}
 		}
@@ -187,7 +187,7 @@ func TestHostOf(t *testing.T) {
 func TestWeftSpecIsValid(t *testing.T) {
 	for _, variant := range slices.DeleteFunc(Variants(), func(v string) bool { return !isWeft(v) }) {
 		for _, s := range []shape{shapeForward, shapePair} {
-			if err := weftSpec(variant, s).Validate(); err != nil {
+			if err := weftSpec(agentConfig(variant), s).Validate(); err != nil {
 				t.Errorf("%s/%s: %v", variant, s, err)
 			}
 		}

@@ -32,6 +32,9 @@ type Row struct {
 type Report struct {
 	Machine Machine `json:"machine"`
 	Rows    []Row   `json:"rows"`
+
+	// view is how it is shown; nil: as Route's.
+	view *view
 }
 
 // Row returns the row of a test, variant and metric.

@@ -24,7 +24,7 @@ func fullReport() *Report {
 		"p99_us": 60, "transactions_s": 42000, "connections_s": 9000, "kpps": 120, "add_ms": 22, "del_ms": 12, "rss_mib": 24,
 	}
 	seen := map[[2]string]bool{}
-	for _, p := range panels() {
+	for _, p := range routePanels() {
 		for _, b := range p.bars {
 			if seen[[2]string{b.test, b.metric}] {
 				continue

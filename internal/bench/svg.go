@@ -18,9 +18,9 @@ const (
 	footerHeight = 34.0
 )
 
-// colours tell the variants apart: grey without Weft, and Okabe and Ito's palette,
+// routeColours tell the variants apart: grey without Weft, and Okabe and Ito's palette,
 // which the colour-blind can read too.
-var colours = map[string]string{
+var routeColours = map[string]string{
 	VariantPlain: "#c4c4c4", VariantIPTables: "#7a7a7a", VariantStack: "#e69f00", VariantTC: "#56b4e9",
 	VariantXDPGeneric: "#cc79a7", VariantXDP: "#0072b2", VariantAuto: "#009e73",
 	VariantBare: "#a6cbe3",
@@ -39,8 +39,8 @@ type panel struct {
 	bars  []bar
 }
 
-// panels lists every chart; those without a row are left out.
-func panels() []panel {
+// routePanels lists every chart of Route; those without a row are left out.
+func routePanels() []panel {
 	pps := []bar{{"64 B", "pps64", "pps"}, {"64 B, 1024 flows", "pps64-flows1k", "pps"}, {"1400 B", "pps1400", "pps"}}
 	net := slices.Clone(pps)
 	for i := range net {
@@ -82,7 +82,7 @@ func panels() []panel {
 // WriteSVG draws the report: a panel per group of metrics, medians as bars and the
 // spread from minimum to maximum as whiskers. The file needs nothing outside itself.
 func (r *Report) WriteSVG(w io.Writer) error {
-	shown := slices.DeleteFunc(panels(), func(p panel) bool { return !r.hasPanel(p) })
+	shown := slices.DeleteFunc(r.look().panels(), func(p panel) bool { return !r.hasPanel(p) })
 	height := headerHeight + footerHeight
 	var body canvas
 	for i := 0; i < len(shown); {
@@ -96,7 +96,7 @@ func (r *Report) WriteSVG(w io.Writer) error {
 		i += len(row)
 	}
 	var c canvas
-	c.open(height)
+	c.open(height, r.look().title)
 	r.drawHeader(&c, shown)
 	c.WriteString(body.String())
 	c.text(pageMargin, height-footerHeight/2, "note", "start",
@@ -127,7 +127,7 @@ func (r *Report) hasPanel(p panel) bool {
 
 // barVariants lists the variants that have a row for a bar, without the generator.
 func (r *Report) barVariants(b bar) []string {
-	return slices.DeleteFunc(Variants(), func(v string) bool {
+	return slices.DeleteFunc(slices.Clone(r.look().order), func(v string) bool {
 		_, ok := r.Row(b.test, v, b.metric)
 		return !ok
 	})
@@ -135,7 +135,7 @@ func (r *Report) barVariants(b bar) []string {
 
 // drawHeader draws title, machine and legend.
 func (r *Report) drawHeader(c *canvas, shown []panel) {
-	c.text(pageMargin, 40, "title", "start", "Weft: routing benchmarks")
+	c.text(pageMargin, 40, "title", "start", r.look().title)
 	c.text(pageMargin, 62, "note", "start", r.Machine.line())
 	var used []string
 	for _, p := range shown {
@@ -143,19 +143,20 @@ func (r *Report) drawHeader(c *canvas, shown []panel) {
 			used = append(used, r.barVariants(b)...)
 		}
 	}
+	look := r.look()
 	x := pageMargin
-	for _, v := range Variants() {
+	for _, v := range look.order {
 		if !slices.Contains(used, v) {
 			continue
 		}
-		c.rect(x, 80, 14, 14, colours[v], "")
-		c.text(x+20, 91.5, "legend", "start", legends[v])
-		x += 20 + 7.2*float64(len([]rune(legends[v]))) + 22
+		c.rect(x, 80, 14, 14, look.colours[v], "")
+		c.text(x+20, 91.5, "legend", "start", look.legends[v])
+		x += 20 + 7.2*float64(len([]rune(look.legends[v]))) + 22
 	}
 }
 
-// legends says what a variant is.
-var legends = map[string]string{
+// routeLegends says what a variant is.
+var routeLegends = map[string]string{
 	VariantPlain: "plain kernel", VariantIPTables: "iptables", VariantStack: "Weft stack", VariantTC: "Weft tc",
 	VariantXDPGeneric: "Weft xdp-generic", VariantXDP: "Weft xdp", VariantAuto: "Weft auto",
 	VariantBare: "bare XDP forwarder",
@@ -170,10 +171,10 @@ const style = `text{font-family:"DejaVu Sans","Helvetica Neue",Arial,sans-serif;
 	`.note{font-size:11.5px;fill:#555}.legend{font-size:12.5px}.axis{font-size:11px;fill:#555}` +
 	`.group{font-size:11.5px}.value{font-size:9.5px;fill:#333}`
 
-func (c *canvas) open(height float64) {
+func (c *canvas) open(height float64, title string) {
 	fmt.Fprintf(c, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" width="%g" height="%g" role="img">`+"\n",
 		pageWidth, height, pageWidth, height)
-	fmt.Fprintf(c, "<title>Weft: routing benchmarks</title>\n<style>%s</style>\n", style)
+	fmt.Fprintf(c, "<title>%s</title>\n<style>%s</style>\n", html.EscapeString(title), style)
 	fmt.Fprintf(c, `<rect width="100%%" height="100%%" fill="#ffffff"/>`+"\n")
 }
 

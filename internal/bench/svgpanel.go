@@ -99,7 +99,7 @@ func (r *Report) drawBars(c *canvas, p panel, bars []bar, a axis) {
 		x := a.plot.x + slot*(float64(i)+0.5) - width*float64(len(variants))/2
 		for _, v := range variants {
 			row, _ := r.Row(b.test, v, b.metric)
-			drawBar(c, a, row, p, box{x: x, w: width}, b.label)
+			r.drawBar(c, a, row, p, box{x: x, w: width}, b.label)
 			x += width
 		}
 		c.text(a.plot.x+slot*(float64(i)+0.5), a.plot.y+a.plot.h+17, "group", "middle", b.label)
@@ -107,11 +107,11 @@ func (r *Report) drawBars(c *canvas, p panel, bars []bar, a axis) {
 }
 
 // drawBar draws one median with its whisker and value.
-func drawBar(c *canvas, a axis, row Row, p panel, at box, label string) {
+func (r *Report) drawBar(c *canvas, a axis, row Row, p panel, at box, label string) {
 	median, low, high := row.Median/p.scale, row.Min/p.scale, row.Max/p.scale
 	y, base := a.y(median), a.plot.y+a.plot.h
 	tip := fmt.Sprintf("%s, %s: %s (%s to %s, n=%d) %s", label, row.Variant, shortValue(median), shortValue(low), shortValue(high), row.N, p.unit)
-	c.rect(at.x+1, y, at.w-2, math.Max(base-y, 0.5), colours[row.Variant], tip)
+	c.rect(at.x+1, y, at.w-2, math.Max(base-y, 0.5), r.look().colours[row.Variant], tip)
 	mid := at.x + at.w/2
 	if high > low {
 		c.line(mid, a.y(low), mid, a.y(high), "#222", 1.1)
@@ -129,7 +129,7 @@ func (r *Report) drawCurves(c *canvas, p panel, bars []bar, a axis) {
 		c.text(a.plot.x+slot*(float64(i)+0.5), a.plot.y+a.plot.h+17, "group", "middle", b.label)
 	}
 	var labelled []float64
-	for _, v := range Variants() {
+	for _, v := range r.look().order {
 		var points []string
 		for i, b := range bars {
 			row, ok := r.Row(b.test, v, b.metric)
@@ -138,15 +138,15 @@ func (r *Report) drawCurves(c *canvas, p panel, bars []bar, a axis) {
 			}
 			x, y := a.plot.x+slot*(float64(i)+0.5), a.y(row.Median/p.scale)
 			points = append(points, fmt.Sprintf("%.1f,%.1f", x, y))
-			c.line(x, a.y(row.Min/p.scale), x, a.y(row.Max/p.scale), colours[v], 1.4)
+			c.line(x, a.y(row.Min/p.scale), x, a.y(row.Max/p.scale), r.look().colours[v], 1.4)
 			fmt.Fprintf(c, `<circle cx="%.1f" cy="%.1f" r="3.2" fill="%s"><title>%s, %s: %s %s</title></circle>`+"\n",
-				x, y, colours[v], b.label, v, shortValue(row.Median/p.scale), p.unit)
+				x, y, r.look().colours[v], b.label, v, shortValue(row.Median/p.scale), p.unit)
 			if i == len(bars)-1 && apart(labelled, y) {
 				c.text(x+8, y+3, "value", "start", shortValue(row.Median/p.scale))
 				labelled = append(labelled, y)
 			}
 		}
-		fmt.Fprintf(c, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2"/>`+"\n", strings.Join(points, " "), colours[v])
+		fmt.Fprintf(c, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2"/>`+"\n", strings.Join(points, " "), r.look().colours[v])
 	}
 }
 

@@ -27,6 +27,8 @@ type test struct {
 	extra bool
 	// endpoints is how many endpoints the near node needs before the test; 0 means as built.
 	endpoints int
+	// fill is what the nodes of a tunnel must hold before the test; nil means as built.
+	fill *fill
 	// weftOnly tests have no meaning without an agent.
 	weftOnly bool
 	run      runFunc
@@ -50,7 +52,7 @@ func allTests() []test {
 		{name: "rr16", group: "rr", shape: shapePair, run: runRR(16, remote)},
 		{name: "rr1-local", group: "rr", shape: shapePair, run: runRR(1, local)},
 		{name: "crr16", group: "crr", shape: shapePair, run: runCRR(16)},
-		{name: "udp64", group: "udp", shape: shapePair, run: runUDP},
+		{name: "udp64", group: "udp", shape: shapePair, run: runUDP(64)},
 	}
 	for _, n := range []int{1, 10, 100, 1000} {
 		tests = append(tests, test{
@@ -64,45 +66,24 @@ func allTests() []test {
 	)
 }
 
-// Tests lists every test by name.
-func Tests() []string { return testNames(func(test) bool { return true }) }
+// Tests lists every test of Route by name.
+func Tests() []string { return routeSuite().testNames(false) }
 
-// DefaultTests lists what runs when Options.Tests is empty.
-func DefaultTests() []string { return testNames(func(t test) bool { return !t.extra }) }
+// DefaultTests lists what Route runs when Options.Tests is empty.
+func DefaultTests() []string { return routeSuite().testNames(true) }
 
 // Groups lists the names that stand for several tests: pps, tcp, rr, crr, udp, scale, cni, agent and all.
-func Groups() []string {
-	var groups []string
-	for _, t := range allTests() {
-		if !slices.Contains(groups, t.group) {
-			groups = append(groups, t.group)
-		}
-	}
-	return append(groups, "all")
-}
+func Groups() []string { return routeSuite().groups() }
 
-func testNames(keep func(test) bool) []string {
-	var names []string
-	for _, t := range allTests() {
-		if keep(t) {
-			names = append(names, t.name)
-		}
-	}
-	return names
-}
+// grows says whether the test changes the beds it runs on, for good.
+func (t test) grows() bool { return t.endpoints > 0 || t.fill != nil }
 
-// chooseTests resolves names and groups to tests, in the order of allTests.
-func chooseTests(names []string) ([]test, error) {
-	if len(names) == 0 {
-		names = DefaultTests()
+// size orders tests that grow their beds.
+func (t test) size() int {
+	if t.fill != nil {
+		return t.fill.peers*100_000 + t.fill.identities
 	}
-	known := append(Tests(), Groups()...)
-	if err := checkNames("tests", names, known); err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(allTests(), func(t test) bool {
-		return !slices.Contains(names, t.name) && !slices.Contains(names, t.group) && !slices.Contains(names, "all")
-	}), nil
+	return t.endpoints
 }
 
 // remote and local choose the pods that talk.
@@ -140,9 +121,11 @@ func runCRR(n int) runFunc {
 	}
 }
 
-func runUDP(ctx context.Context, b *bed, dur time.Duration) (sample, error) {
-	from, to := remote(b)
-	return udpFlood(ctx, from, to, udp64Payload, dur)
+func runUDP(length int) runFunc {
+	return func(ctx context.Context, b *bed, dur time.Duration) (sample, error) {
+		from, to := remote(b)
+		return udpFlood(ctx, from, to, length-headerLen, dur)
+	}
 }
 
 // wireMTU runs a test with segmentation offload off on both ends of the wire, so

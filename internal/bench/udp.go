@@ -19,8 +19,6 @@ const (
 	udpBatch = 64
 	// udpBuffer is the receiver's socket buffer in bytes.
 	udpBuffer = 8 << 20
-	// udp64Payload makes a frame of 64 bytes.
-	udp64Payload = 64 - headerLen
 )
 
 // mmsghdr is struct mmsghdr of sendmmsg(2) on 64-bit machines.
@@ -56,7 +54,7 @@ func (m *mmsgs) call(trap uintptr, fd, flags int) (int, error) {
 	return int(n), nil
 }
 
-// udpFlood sends small datagrams through ordinary sockets and returns how many
+// udpFlood sends datagrams through ordinary sockets and returns how many
 // arrive per second.
 func udpFlood(ctx context.Context, from, to pod, payload int, dur time.Duration) (sample, error) {
 	at := netip.AddrPortFrom(to.IP, firstPort)

@@ -31,7 +31,7 @@ func (r *Report) WriteJSON(w io.Writer) error {
 }
 
 // WriteMarkdown writes one table per test: a line per variant, and beside each
-// median its spread and its ratio to iptables and to tc.
+// median its spread and its ratios to the reference variants.
 func (r *Report) WriteMarkdown(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n\n", r.Machine.line())
@@ -51,9 +51,6 @@ func (m Machine) line() string {
 		m.CPU, m.Cores, m.Kernel, m.Go, m.Weft, m.Date, m.Repeats, m.Seconds, m.Load)
 }
 
-// references are the variants that ratios are taken against.
-var references = []string{VariantIPTables, VariantTC}
-
 // markdownTest writes one test's table.
 func (r *Report) markdownTest(b *strings.Builder, test string) {
 	columns := r.metricsOf(test)
@@ -63,7 +60,7 @@ func (r *Report) markdownTest(b *strings.Builder, test string) {
 		fmt.Fprintf(b, " %s [%s] |", m.name, m.unit)
 		rule += "---:|"
 		for _, ref := range r.refsFor(test, m) {
-			fmt.Fprintf(b, " × %s |", ref)
+			fmt.Fprintf(b, " × %s |", ref.name)
 			rule += "---:|"
 		}
 	}
@@ -82,13 +79,15 @@ func (r *Report) markdownTest(b *strings.Builder, test string) {
 }
 
 // refsFor lists the references that a metric's column is compared with.
-func (r *Report) refsFor(test string, m metric) []string {
+func (r *Report) refsFor(test string, m metric) []reference {
 	if m.better == 0 || m.name == "loss" {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(references), func(ref string) bool {
-		_, ok := r.Row(test, ref, m.name)
-		return !ok
+	return slices.DeleteFunc(slices.Clone(r.look().references), func(ref reference) bool {
+		return !slices.ContainsFunc(r.variantsOf(test), func(variant string) bool {
+			_, ok := r.Row(test, ref.of(variant), m.name)
+			return ok
+		})
 	})
 }
 
@@ -104,8 +103,8 @@ func cell(row Row, ok bool) string {
 }
 
 // ratioCell renders how much better than the reference a row is.
-func (r *Report) ratioCell(row Row, ok bool, ref string, m metric) string {
-	ratio, known := r.Ratio(row.Test, row.Variant, ref, m.name)
+func (r *Report) ratioCell(row Row, ok bool, ref reference, m metric) string {
+	ratio, known := r.Ratio(row.Test, row.Variant, ref.of(row.Variant), m.name)
 	if !ok || !known || row.Variant == variantGen {
 		return "–"
 	}
@@ -134,7 +133,7 @@ func (r *Report) tests() []string {
 
 func (r *Report) variantsOf(test string) []string {
 	found := uniq(r.Rows, func(row Row) (string, bool) { return row.Variant, row.Test == test })
-	order := append([]string{variantGen}, Variants()...)
+	order := append([]string{variantGen}, r.look().order...)
 	slices.SortStableFunc(found, func(a, b string) int { return slices.Index(order, a) - slices.Index(order, b) })
 	return found
 }

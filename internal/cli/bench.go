@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -19,53 +20,88 @@ func newBench(a *app) *cobra.Command {
 		Short:   "Measure the datapath on this machine",
 		Example: "  weft bench route --quick",
 	}
-	cmd.AddCommand(newBenchRoute(a))
+	cmd.AddCommand(newBenchRoute(a), newBenchEncrypt(a))
 	return cmd
 }
 
 func newBenchRoute(a *app) *cobra.Command {
-	var opt bench.Options
-	var svg, markdown, report string
-	var quiet bool
-	cmd := &cobra.Command{
+	b := &benchCommand{
+		measure: bench.Route, tests: bench.Tests(), groups: bench.Groups(), variants: bench.Variants(),
+		leftOut: "plain and xdp-bare",
+	}
+	return b.command(a, &cobra.Command{
 		Use:   "route",
 		Short: "Compare Weft's modes with plain routing and iptables",
 		Long: `Compare Weft's modes with what a container host has without it, in one interleaved run: packets
-per second with an in-kernel generator, bulk TCP, request/response and connections per second.
+per second with an in-kernel generator, bulk TCP, request/response and connections per second.`,
+		Example: "  weft bench route --quick\n  weft bench route --test pps64 --variant iptables,xdp,auto --repeats 7\n  weft bench route -o json --svg route.svg > route.json",
+	})
+}
+
+func newBenchEncrypt(a *app) *cobra.Command {
+	b := &benchCommand{
+		measure: bench.Encrypt, tests: bench.EncryptTests(), groups: bench.EncryptGroups(), variants: bench.EncryptVariants(),
+		leftOut: "mode stack, and kmod where the module is not loaded",
+	}
+	return b.command(a, &cobra.Command{
+		Use:   "encrypt",
+		Short: "Compare sealed with plain traffic between two nodes",
+		Long: `Compare what crosses between two nodes sealed with the same in plain, per engine and mode and in one
+interleaved run: request/response, connections, UDP and bulk TCP between pods, frames of an in-kernel
+generator, the engines alone, and the cost of a packet by the number of peers and identities.`,
+		Example: "  weft bench encrypt --quick\n  weft bench encrypt --test rr1,tcp1 --variant plain,bpf,kmod\n  weft bench encrypt --test peers,identities -o json > scale.json",
+	})
+}
+
+// benchCommand is a benchmark as a command.
+type benchCommand struct {
+	measure                 func(context.Context, bench.Options) (*bench.Report, error)
+	tests, groups, variants []string
+	leftOut                 string // of the variants, by default
+
+	opt                   bench.Options
+	svg, markdown, report string
+	quiet                 bool
+}
+
+func (b *benchCommand) command(a *app, cmd *cobra.Command) *cobra.Command {
+	cmd.Long += `
 It builds its own lab of network namespaces and takes it down again. Progress goes to standard
 error, the result to standard output: a Markdown table, or with -o json the format that all
 of Weft's benchmarks share.
 
-Tests: ` + strings.Join(bench.Tests(), ", ") + `
-Groups of tests: ` + strings.Join(bench.Groups(), ", ") + `
-Variants: ` + strings.Join(bench.Variants(), ", "),
-		Example: "  weft bench route --quick\n  weft bench route --test pps64 --variant iptables,xdp,auto --repeats 7\n  weft bench route -o json --svg route.svg > route.json",
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if !quiet {
-				opt.Out = a.errOut
-			}
-			result, err := bench.Route(cmd.Context(), opt)
-			if result == nil {
-				return err
-			}
-			// What was measured is shown even if a test failed.
-			return errors.Join(err, writeReport(a, result, svg, markdown, report))
-		},
+Tests: ` + strings.Join(b.tests, ", ") + `
+Groups of tests: ` + strings.Join(b.groups, ", ") + `
+Variants: ` + strings.Join(b.variants, ", ")
+	cmd.Args = cobra.NoArgs
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if !b.quiet {
+			b.opt.Out = a.errOut
+		}
+		result, err := b.measure(cmd.Context(), b.opt)
+		if result == nil {
+			return err
+		}
+		// What was measured is shown even if a test failed.
+		return errors.Join(err, writeReport(a, result, b.svg, b.markdown, b.report))
 	}
-	flags := cmd.Flags()
-	flags.StringSliceVar(&opt.Tests, "test", nil, "only these tests or groups")
-	flags.StringSliceVar(&opt.Variants, "variant", nil, "only these variants (default: all but plain and xdp-bare)")
-	flags.IntVar(&opt.Repeats, "repeats", 0, "how often each test runs per variant (default 5, with --quick 3)")
-	flags.DurationVar(&opt.Duration, "duration", 0, "how long one run measures (default 3s, with --quick 1s)")
-	flags.BoolVar(&opt.Quick, "quick", false, "fewer and shorter runs")
-	flags.BoolVarP(&quiet, "quiet", "q", false, "no progress")
-	flags.StringVar(&svg, "svg", "", "also write plots to this file")
-	flags.StringVar(&markdown, "markdown", "", "also write the Markdown table to this file")
-	flags.StringVar(&report, "json", "", "also write the report as JSON to this file")
-	_ = cmd.RegisterFlagCompletionFunc("test", fixed(slices.Concat(bench.Groups(), bench.Tests())...))
-	_ = cmd.RegisterFlagCompletionFunc("variant", fixed(bench.Variants()...))
+	b.flags(cmd)
 	return cmd
+}
+
+func (b *benchCommand) flags(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringSliceVar(&b.opt.Tests, "test", nil, "only these tests or groups")
+	flags.StringSliceVar(&b.opt.Variants, "variant", nil, "only these variants (default: all but "+b.leftOut+")")
+	flags.IntVar(&b.opt.Repeats, "repeats", 0, "how often each test runs per variant (default 5, with --quick 3)")
+	flags.DurationVar(&b.opt.Duration, "duration", 0, "how long one run measures (default 3s, with --quick 1s)")
+	flags.BoolVar(&b.opt.Quick, "quick", false, "fewer and shorter runs")
+	flags.BoolVarP(&b.quiet, "quiet", "q", false, "no progress")
+	flags.StringVar(&b.svg, "svg", "", "also write plots to this file")
+	flags.StringVar(&b.markdown, "markdown", "", "also write the Markdown table to this file")
+	flags.StringVar(&b.report, "json", "", "also write the report as JSON to this file")
+	_ = cmd.RegisterFlagCompletionFunc("test", fixed(slices.Concat(b.groups, b.tests)...))
+	_ = cmd.RegisterFlagCompletionFunc("variant", fixed(b.variants...))
 }
 
 // writeReport writes a report to the named files and prints it.

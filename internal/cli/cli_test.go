@@ -78,6 +78,21 @@ func (fake) Trace(_ context.Context, r admin.TraceRequest) (*admin.TraceResult, 
 	}
 	return result, nil
 }
+func (fake) Encrypt(context.Context) (*admin.Encryption, error) {
+	now := time.Now()
+	return &admin.Encryption{
+		Node: "a", Mode: "strict", Port: 4500, Lanes: 2, Engine: admin.EncryptEngine{Asked: "auto", Active: "bpf", Why: "of the test"},
+		Certificate: &admin.NodeCertificate{ID: "spiffe://weft.local/node/a", NotAfter: now.Add(72 * time.Hour)},
+		Epoch:       &admin.EncryptEpoch{Number: 7, Created: now.Add(-time.Hour), Expires: now.Add(71 * time.Hour), KEK: "file:///etc/weft/kek"},
+		Sent:        datapath.Traffic{Packets: 5, Bytes: 500},
+		Peers: []admin.EncryptPeer{
+			{Node: "b", State: "up", SendEpoch: 7, ReceiveEpoch: 7, PostQuantum: true, Group: "X25519MLKEM768", Handshake: now, Path: &admin.PathCheck{Configured: 1500, Fits: 1400}},
+			{Node: "c", State: "failed", Problem: "the peer cannot be reached"},
+		},
+		Plain:  []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")},
+		Errors: []admin.Drop{{Reason: "esp_replayed", Text: "seen before", Traffic: datapath.Traffic{Packets: 3}}},
+	}, nil
+}
 func (f fake) Sysdump(ctx context.Context) (admin.Sysdump, error) {
 	status, _ := f.Status(ctx)
 	text, err := json.Marshal(status)
@@ -246,6 +261,29 @@ func TestChoosesAgent(t *testing.T) {
 	serve(t, runDir, "", fake{})
 	if code, _, errOut := weft(runDir, "status"); code != 0 {
 		t.Errorf("default among several: %d %s", code, errOut)
+	}
+}
+
+func TestEncryptStatus(t *testing.T) {
+	runDir := t.TempDir()
+	serve(t, runDir, "", fake{})
+	code, out, errOut := weft(runDir, "encrypt", "status")
+	if code != exitFailed || errOut != "" { // c has no keys
+		t.Errorf("code %d, %s", code, errOut)
+	}
+	for _, want := range []string{
+		"bpf (asked for auto): of the test", "7, 1h0m old, ends in 2d23h, wrapped by file:///etc/weft/kek", "spiffe://weft.local/node/a, expires in 3d0h", "10.9.0.0/16",
+		"b     up      7/7           yes  0       0       1400 of 1500", "c     failed  0/0           -    0       0       -             the peer cannot be reached", "esp_replayed  3        seen before",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	if _, out, _ := weft(runDir, "encrypt", "status", "-o", "wide"); !strings.Contains(out, "X25519MLKEM768") {
+		t.Errorf("wide:\n%s", out)
+	}
+	if _, out, _ := weft(runDir, "encrypt", "status", "-o", "json"); !strings.Contains(out, `"state": "up"`) {
+		t.Errorf("json:\n%s", out)
 	}
 }
 

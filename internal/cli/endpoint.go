@@ -99,7 +99,7 @@ func text(addr netip.Addr) string {
 
 func writeEndpoints(w io.Writer, endpoints []admin.Endpoint, wide bool) error {
 	rows := output.Rows{
-		Header:   []string{"POD", "IPV4", "IPV6", "STATE", "PACKETS OUT", "PACKETS IN", "DROPPED", "ID", "SLOT", "INTERFACE", "MAC", "MTU", "SERVICE ACCOUNT", "LABELS"},
+		Header:   []string{"POD", "IPV4", "IPV6", "STATE", "PACKETS OUT", "PACKETS IN", "DROPPED", "ID", "SLOT", "INTERFACE", "MAC", "MTU", "SERVICE ACCOUNT", "IDENTITY", "LABELS"},
 		WideFrom: 7, Empty: "this node has no endpoints",
 	}
 	for _, e := range endpoints {
@@ -115,7 +115,7 @@ func writeEndpoints(w io.Writer, endpoints []admin.Endpoint, wide bool) error {
 			}
 		}
 		rows.Add(e.Name(), text(e.IPv4), text(e.IPv6), e.State, fmt.Sprint(out), fmt.Sprint(in), fmt.Sprint(dropped),
-			e.ID, fmt.Sprint(e.Slot), e.HostIf, e.MAC, fmt.Sprint(e.MTU), e.ServiceAccount, labels(e.Labels))
+			e.ID, fmt.Sprint(e.Slot), e.HostIf, e.MAC, fmt.Sprint(e.MTU), e.ServiceAccount, number(int(e.Identity)), labels(e.Labels))
 	}
 	return rows.Write(w, wide)
 }

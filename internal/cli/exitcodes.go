@@ -14,6 +14,8 @@ func newExitCodes() *cobra.Command {
   2  called wrongly: an unknown verb, flag or argument, or several agents and none named
   3  no agent answers
   4  for "trace" only: the packet would be dropped
+  5  for "encrypt verify" only: something was readable on the wire
+  6  for "encrypt verify" only: too little was seen to tell
 
 "lab exec" and "lab run" end with the code of the command that they ran.`,
 	}

@@ -25,6 +25,9 @@ const (
 	exitUsage   = 2
 	exitNoAgent = 3
 	exitDropped = 4
+	// exitReadable and exitInconclusive are `encrypt verify`'s.
+	exitReadable     = 5
+	exitInconclusive = 6
 )
 
 // exitError ends the program with a code. A nil cause prints nothing.
@@ -136,8 +139,8 @@ run, each in its own network namespace, name one with --instance or --socket.`,
 	_ = root.RegisterFlagCompletionFunc("output", fixed(output.Formats...))
 	_ = root.RegisterFlagCompletionFunc("instance", a.completeInstances)
 	root.AddCommand(
-		newAgent(a), newConfig(a), newStatus(a), newEndpoint(a), newNode(a), newFlows(a), newDrops(a),
-		newTrace(a), newConnectivity(a), newBench(a), newDemo(a), newLab(a), newSysdump(a), newVersion(a), newExitCodes(),
+		newAgent(a), newCA(a), newConfig(a), newStatus(a), newEndpoint(a), newNode(a), newFlows(a), newDrops(a),
+		newTrace(a), newEncrypt(a), newKeys(a), newConnectivity(a), newBench(a), newDemo(a), newLab(a), newSysdump(a), newVersion(a), newExitCodes(),
 	)
 	strictArgs(root)
 	return root

@@ -70,6 +70,7 @@ func writeStatus(w io.Writer, s *admin.Status, wide bool) error {
 	if s.MTU > 0 {
 		add("Pod MTU", fmt.Sprint(s.MTU))
 	}
+	add("Encryption", s.Encryption)
 	add("Endpoints", fmt.Sprint(s.Endpoints))
 	add("Nodes", fmt.Sprint(s.Nodes))
 	add("Objects", s.Store.Dir)

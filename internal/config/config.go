@@ -32,7 +32,8 @@ type Config struct {
 	// Uplinks are the interfaces to other nodes. Empty: those that hold this
 	// node's addresses (the agent resolves them).
 	Uplinks []string `yaml:"uplinks" json:"uplinks"`
-	// MTU is the pods' MTU. 0: the smallest MTU of the uplinks.
+	// MTU is the pods' MTU. 0: the smallest MTU of the uplinks, less what sealing
+	// adds (see PodMTU).
 	MTU int `yaml:"mtu" json:"mtu"`
 	// Store is where objects come from.
 	Store Store `yaml:"store" json:"store"`
@@ -42,6 +43,10 @@ type Config struct {
 	Masquerade Masquerade `yaml:"masquerade" json:"masquerade"`
 	// Flows bounds the flow table and the flow log.
 	Flows Flows `yaml:"flows" json:"flows"`
+	// Encryption says how packets to other nodes' pods travel.
+	Encryption Encryption `yaml:"encryption" json:"encryption"`
+	// Keys says where the keys for it come from and how long they live.
+	Keys Keys `yaml:"keys" json:"keys"`
 	// Metrics is the Prometheus listener.
 	Metrics Metrics `yaml:"metrics" json:"metrics"`
 	// Paths are the base directories; the instance is appended by RunDir,
@@ -112,12 +117,14 @@ type Log struct {
 // Default is the configuration of an empty file: valid but for Node.
 func Default() *Config {
 	return &Config{
-		Mode:    ModeAuto,
-		Store:   Store{Dir: "/etc/weft/objects"},
-		Flows:   Flows{MaxEntries: 262144, EventsPerSecond: 1000},
-		Metrics: Metrics{Listen: "127.0.0.1:9551"},
-		Paths:   Paths{Run: "/run/weft", State: "/var/lib/weft", BPF: "/sys/fs/bpf/weft"},
-		Log:     Log{Level: "info", Format: "text"},
+		Mode:       ModeAuto,
+		Store:      Store{Dir: "/etc/weft/objects"},
+		Encryption: defaultEncryption(),
+		Keys:       defaultKeys(),
+		Flows:      Flows{MaxEntries: 262144, EventsPerSecond: 1000},
+		Metrics:    Metrics{Listen: "127.0.0.1:9551"},
+		Paths:      Paths{Run: "/run/weft", State: "/var/lib/weft", BPF: "/sys/fs/bpf/weft"},
+		Log:        Log{Level: "info", Format: "text"},
 	}
 }
 

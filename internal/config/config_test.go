@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -60,6 +61,17 @@ mtu: 9000
 store: {dir: /srv/objects}
 ipam: {ranges: [10.1.0.0/24, "fd00:1::/64"]}
 masquerade: {enabled: true, except: [10.0.0.0/8, 0.0.0.0/0]}
+encryption: {mode: off, engine: kmod, port: 4501, lanes: 64}
+keys:
+  listen: "[::1]:4552"
+  trustDomain: td.example
+  cluster: blue
+  kek: awskms://alias/weft?region=eu-west-1
+  maxAge: 1h30m
+  hardTTL: 3h
+  drain: 0s
+  maxPackets: 1024
+  certificates: {source: spire, spireSocket: "tcp://127.0.0.1:8081", cert: relative}
 flows: {maxEntries: 0x10000, eventsPerSecond: 0, log: /var/log/flows.json}
 metrics: {listen: "[::1]:0"}
 paths: {run: /r, state: /s, bpf: /b}
@@ -73,10 +85,19 @@ log: {level: debug, format: json}
 		Uplinks: []string{"eth0", "bond0.100"}, MTU: 9000, Store: Store{Dir: "/srv/objects"},
 		IPAM:       IPAM{Ranges: prefixes("10.1.0.0/24", "fd00:1::/64")},
 		Masquerade: Masquerade{Enabled: true, Except: prefixes("10.0.0.0/8", "0.0.0.0/0")},
-		Flows:      Flows{MaxEntries: 65536, Log: "/var/log/flows.json"},
-		Metrics:    Metrics{Listen: "[::1]:0"},
-		Paths:      Paths{Run: "/r", State: "/s", BPF: "/b"},
-		Log:        Log{Level: "debug", Format: "json"},
+		Encryption: Encryption{Mode: EncryptionOff, Engine: EngineKmod, Port: 4501, Lanes: 64},
+		Keys: Keys{
+			Listen: "[::1]:4552", TrustDomain: "td.example", Cluster: "blue", KEK: "awskms://alias/weft?region=eu-west-1",
+			MaxAge: Duration(90 * time.Minute), HardTTL: Duration(3 * time.Hour), MaxPackets: 1024,
+			Certificates: Certificates{
+				Source: CertificatesSPIRE, SPIRESocket: "tcp://127.0.0.1:8081",
+				Cert: "relative", Key: "/etc/weft/node.key", Bundle: "/etc/weft/ca.crt",
+			},
+		},
+		Flows:   Flows{MaxEntries: 65536, Log: "/var/log/flows.json"},
+		Metrics: Metrics{Listen: "[::1]:0"},
+		Paths:   Paths{Run: "/r", State: "/s", BPF: "/b"},
+		Log:     Log{Level: "debug", Format: "json"},
 	}
 	if diff := cmp.Diff(want, got, equalNetip); diff != "" {
 		t.Error(diff)
@@ -167,6 +188,21 @@ func TestParseRefuses(t *testing.T) {
 			`f:2: store.dir: is "objects": want an absolute path`, `f:3: paths.bpf: is "/": want a directory below`, `f:3: paths.run: is "./r"`, `f:3: paths.state: is empty`}},
 		{"socket too long", "node: a\npaths: {run: /" + long + "}\n", []string{`f:2: paths.run: is too long: the socket /` + long + `/agent.sock would have a path of 112 bytes, the kernel takes 107`}},
 		{"log", "node: a\nlog: {level: warning, format: xml}\n", []string{`f:2: log.format: is "xml": want text or json`, `f:2: log.level: is "warning": want debug, info, warn or error (did you mean "warn"?)`}},
+		{"encryption", "node: a\nencryption: {mode: srict, engine: xfrm, port: 0, lanes: 65}\n", []string{
+			`f:2: encryption.engine: is "xfrm": want auto, bpf or kmod`, "f:2: encryption.lanes: is 65: want 1 to 64", `f:2: encryption.mode: is "srict": want strict or off (did you mean "strict"?)`,
+			"f:2: encryption.port: is 0: want a UDP port"}},
+		{"keys", "node: a\nkeys:\n  listen: host:1\n  trustDomain: A/b\n  cluster: a.b\n  kek: \"vault://u:p@x\"\n  maxAge: 1m\n  hardTTL: 90s\n  drain: 2m\n  maxPackets: 1\n", []string{
+			`f:3: keys.listen: is "host:1", where "host" is no IP address`, `f:4: keys.trustDomain: is "A/b"`, `f:5: keys.cluster: "a.b" is not a name`,
+			`f:6: keys.kek: has the scheme "vault": want file:///`, "f:8: keys.hardTTL: is 1m30s: want at least twice keys.maxAge (1m)",
+			"f:9: keys.drain: is 2m: want 0s to keys.maxAge (1m)", "f:10: keys.maxPackets: is 1: want 1024 to"}},
+		{"keys' times", "node: a\nkeys: {maxAge: 30, hardTTL: long, drain: -1s}\n", []string{
+			`f:2: keys.drain: is -1s: want 0s to`, `f:2: keys.hardTTL: "long" is not a time span, such as 30s, 24h or 1h30m`, `f:2: keys.maxAge: "30" is not a time span`}},
+		{"secret in the KEK's URL", "node: a\nkeys: {kek: \"hashivault://me:token@key\"}\n", []string{`f:2: keys.kek: holds a user or password`}},
+		{"KEK's file", "node: a\nkeys: {kek: \"file://etc/kek\"}\n", []string{`f:2: keys.kek: is "file://etc/kek": want file:// and an absolute path`}},
+		{"certificates", "node: a\nkeys: {certificates: {source: files, cert: a, key: /, bundle: \"\"}}\n", []string{
+			`f:2: keys.certificates.bundle: is empty`, `f:2: keys.certificates.cert: is "a": want an absolute path`, `f:2: keys.certificates.key: is "/"`}},
+		{"spire", "node: a\nkeys: {certificates: {source: spire, spireSocket: /run/x}}\n", []string{`f:2: keys.certificates.spireSocket: is "/run/x": want unix://`}},
+		{"source", "node: a\nkeys: {certificates: {source: acme}}\n", []string{`f:2: keys.certificates.source: is "acme": want files or spire`}},
 		{"long value", "node: " + strings.Repeat("A", 300) + "\n", []string{`f:1: node: "` + strings.Repeat("A", 80) + `…" is too long`}},
 	}
 	for _, tt := range tests {

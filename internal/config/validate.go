@@ -49,6 +49,8 @@ func (c *Config) Validate() []Problem {
 		checkPath("store.dir", c.Store.Dir),
 		checkIPAM(c.IPAM.Ranges),
 		checkPrefixes("masquerade.except", c.Masquerade.Except),
+		checkEncryption(c.Encryption),
+		checkKeys(c.Keys),
 		checkFlows(c.Flows),
 		checkListen(c.Metrics.Listen),
 		c.checkPaths(),

@@ -42,6 +42,8 @@ type Endpoint struct {
 	IPv6 netip.Addr
 	// MTU is the largest IP packet the pod's interface takes, in bytes.
 	MTU int
+	// Identity is who the endpoint is to other nodes (22 bits), 0 if nobody has said.
+	Identity uint32
 	// Chained marks an interface that another CNI plugin made (bridge, ptp): ARP and ND
 	// beyond the gateway go to the stack and the interface's own settings stay.
 	Chained bool
@@ -86,7 +88,7 @@ type FlowEvent struct {
 	Type      EventType      `json:"type"`
 	Verdict   string         `json:"verdict"`
 	Reason    string         `json:"reason,omitempty"`
-	Hook      string         `json:"hook"`      // from_pod, from_wire, to_pod, to_wire
+	Hook      string         `json:"hook"`      // from_pod, from_wire, to_pod, to_wire, from_host
 	Slot      uint16         `json:"slot"`      // the local endpoint, 0 for none
 	Direction string         `json:"direction"` // egress or ingress, seen from that endpoint
 	Src       netip.AddrPort `json:"src"`
@@ -138,7 +140,7 @@ type Trace struct {
 
 // LinkStatus is one attached hook.
 type LinkStatus struct {
-	Hook      string `json:"hook"` // from_pod, from_wire, to_pod, to_wire, pod_out
+	Hook      string `json:"hook"` // from_pod, from_wire, to_pod, to_wire, from_host, pod_out
 	Interface string `json:"interface"`
 	Kind      string `json:"kind"` // xdp, xdp-generic, tcx-ingress, tcx-egress
 	ProgramID uint32 `json:"programID"`

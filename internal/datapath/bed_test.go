@@ -50,29 +50,34 @@ type bed struct {
 	calls chan func()    // run inside the namespace
 }
 
-var theBed struct {
+type onceBed struct {
 	once sync.Once
 	bed  *bed
 	err  error
 }
 
+var theBed, theSealBed onceBed
+
 // newBed returns the bed with the world freshly set up.
-func newBed(t testing.TB) *bed {
+func newBed(t testing.TB) *bed { return theBed.use(t, nil) }
+
+func (o *onceBed) use(t testing.TB, encrypt *EncryptOptions) *bed {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs and makes a network namespace")
 	}
-	theBed.once.Do(func() { theBed.bed, theBed.err = makeBed() })
-	if theBed.err != nil {
-		t.Fatal(theBed.err)
+	o.once.Do(func() { o.bed, o.err = makeBed(encrypt) })
+	if o.err != nil {
+		t.Fatal(o.err)
 	}
-	theBed.bed.reset(t)
-	return theBed.bed
+	o.bed.reset(t)
+	return o.bed
 }
 
-func makeBed() (*bed, error) {
+func makeBed(encrypt *EncryptOptions) (*bed, error) {
 	b := &bed{index: map[string]int{}, calls: make(chan func())}
-	name := fmt.Sprintf("wt-dp-%d", os.Getpid())
+	bpffsCount++
+	name := fmt.Sprintf("wt-dp-%d-%d", os.Getpid(), bpffsCount)
 	path, err := netns.Create(name)
 	if err != nil {
 		return nil, err
@@ -93,7 +98,7 @@ func makeBed() (*bed, error) {
 	}
 	b.Datapath = &Datapath{
 		log: slog.New(slog.DiscardHandler), mode: ModeStatus{Active: ModeXDP},
-		opts: Options{HostAddrs: []netip.Addr{node4, node6}, EventsPerSecond: 1000},
+		opts: Options{HostAddrs: []netip.Addr{node4, node6}, EventsPerSecond: 1000, Encrypt: encrypt},
 	}
 	dir, err := privateBPFFS()
 	if err != nil {
@@ -103,8 +108,11 @@ func makeBed() (*bed, error) {
 	if b.maps, err = openMaps(dir, flowEntries, b.log); err != nil {
 		return nil, err
 	}
-	b.progs, err = loadPrograms(b.maps, true)
-	return b, err
+	if b.progs, err = loadPrograms(b.maps, b.constants(), true); err != nil || encrypt == nil {
+		return b, err
+	}
+	b.pair = uint32(b.index["wtx"]) // any interface will do: no packet leaves the tables
+	return b, b.openEngine()
 }
 
 var bpffsCount int
@@ -226,6 +234,7 @@ func (b *bed) program(context, hook string) *ebpf.Program {
 	return map[string]*ebpf.Program{
 		"xdp from_pod": b.progs.FromPodXDP, "xdp from_wire": b.progs.FromWireXDP, "tc from_pod": b.progs.FromPodTC,
 		"tc from_wire": b.progs.FromWireTC, "tc to_pod": b.progs.ToPod, "tc to_wire": b.progs.ToWire,
+		"tc from_host": b.progs.FromHost,
 	}[context+" "+hook]
 }
 
@@ -303,10 +312,12 @@ func ifaceFor(hook string) string {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if theBed.bed != nil {
-		close(theBed.bed.calls)
-		theBed.bed.Close()
-		runtime.Gosched()
+	for _, o := range []*onceBed{&theBed, &theSealBed} {
+		if o.bed != nil {
+			close(o.bed.calls)
+			o.bed.Close()
+			runtime.Gosched()
+		}
 	}
 	os.Exit(code)
 }

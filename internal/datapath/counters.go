@@ -9,7 +9,7 @@ import (
 var (
 	verdictNames   = []string{"local", "remote", "stack", "answered", "absorbed", "drop"}
 	directionNames = []string{"egress", "ingress"}
-	hookNames      = []string{"from_pod", "from_wire", "to_pod", "to_wire"}
+	hookNames      = []string{"from_pod", "from_wire", "to_pod", "to_wire", "from_host"}
 	stateNames     = []string{"new", "replied", "syn_sent", "syn_received", "established", "closing", "closed"}
 )
 

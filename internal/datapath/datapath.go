@@ -34,7 +34,9 @@ type Options struct {
 	// FlowEntries is the flow table's size per family, EventsPerSecond the limit of flow events per CPU.
 	FlowEntries     uint32
 	EventsPerSecond uint32
-	Log             *slog.Logger
+	// Encrypt seals what crosses between nodes for a pod; nil: everything travels in plain.
+	Encrypt *EncryptOptions
+	Log     *slog.Logger
 }
 
 // Datapath is a node's running datapath: the pinned maps and links, and what the agent
@@ -49,7 +51,9 @@ type Datapath struct {
 	hurry  hurry
 	mu     sync.Mutex // guards the maps' configuration and all below
 	config bpfConfig
+	pair   uint32 // index of weft_host, if packets are sealed
 	nodes  nodeTable
+	sas    associations
 	ended  chan FlowEvent // flows that timed out, for Events
 	eps    map[uint16]Endpoint
 }
@@ -95,13 +99,16 @@ func (d *Datapath) open() error {
 	if d.maps, err = openMaps(d.opts.BPFDir, d.opts.FlowEntries, d.log); err != nil {
 		return err
 	}
-	if d.progs, err = loadPrograms(d.maps, d.needsFrags()); err != nil {
-		return err
-	}
-	if err := d.configure(); err != nil {
+	if d.progs, err = loadPrograms(d.maps, d.constants(), d.needsFrags()); err != nil {
 		return err
 	}
 	if err := d.prepareHost(); err != nil {
+		return err
+	}
+	if err := d.openEncryption(); err != nil {
+		return err
+	}
+	if err := d.configure(); err != nil {
 		return err
 	}
 	if err := d.nodes.restore(d.maps); err != nil {
@@ -119,6 +126,7 @@ func (d *Datapath) open() error {
 
 // Close lets go of file descriptors. Everything pinned stays, and traffic with it.
 func (d *Datapath) Close() error {
+	d.closeEngine()
 	if d.progs != nil {
 		d.progs.Close()
 	}
@@ -151,6 +159,12 @@ func (d *Datapath) configure() error {
 		} else {
 			d.config.NodeIp6 = toAddr(a)
 		}
+	}
+	d.config.EspPort, d.config.PairIfindex = 0, 0
+	if d.opts.Encrypt != nil {
+		d.config.Flags |= bpfConfigSeal
+		d.config.EspPort = ntohs(d.opts.Encrypt.Port)
+		d.config.PairIfindex = d.pair
 	}
 	d.config.GatewayIp4 = be32(GatewayIPv4)
 	d.config.GatewayIp6 = toAddr(GatewayIPv6)

@@ -80,7 +80,7 @@ func (d *Datapath) DetachEndpoint(ep Endpoint) error {
 // addresses of its ranges that none has are refused.
 func (d *Datapath) Prune(keep []Endpoint) error {
 	known := map[string]bool{}
-	for _, name := range d.opts.Uplinks {
+	for _, name := range append([]string{pairOut}, d.opts.Uplinks...) {
 		known[name] = true
 	}
 	addrs := map[netip.Addr]bool{}
@@ -144,7 +144,7 @@ func deleteKey(m *ebpf.Map, key any) error {
 func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 	value := bpfEndpoint{
 		Ifindex: uint32(ifindexes[0]), Slot: ep.Slot, Mtu: uint16(min(ep.MTU, 65535)),
-		Mac: toMAC(ep.MAC), GatewayMac: toMAC(ep.GatewayMAC),
+		Mac: toMAC(ep.MAC), GatewayMac: toMAC(ep.GatewayMAC), Identity: ep.Identity,
 	}
 	if ep.IPv4.IsValid() {
 		value.Flags |= bpfEndpointIp4

@@ -102,6 +102,7 @@ var everyHook = []hook{
 	{name: "from_pod", kind: kindXDP}, {name: "from_pod", kind: kindXDPGeneric}, {name: "from_pod", kind: kindTCIngress},
 	{name: "from_wire", kind: kindXDP}, {name: "from_wire", kind: kindXDPGeneric}, {name: "from_wire", kind: kindTCIngress},
 	{name: "to_pod", kind: kindTCEgress}, {name: "to_wire", kind: kindTCEgress}, {name: "pod_out", kind: kindTCEgress},
+	{name: "from_host", kind: kindTCIngress},
 }
 
 // dropLinks detaches every hook of an interface but those to keep.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	stdmaps "maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -37,6 +38,14 @@ type maps struct {
 	Buckets  *ebpf.Map
 	Events   *ebpf.Map
 	Trace    *ebpf.Map
+	PeerAddr *ebpf.Map
+	PeerIDs  *ebpf.Map
+	Plain    *ebpf.Map
+	Peers    *ebpf.Map
+	SAOut    *ebpf.Map
+	SAIn     *ebpf.Map
+	SAUsed   *ebpf.Map
+	SANodes  *ebpf.Map
 	byName   map[string]*ebpf.Map
 }
 
@@ -64,9 +73,17 @@ func loadSpec(object string) (*ebpf.CollectionSpec, error) {
 
 // sharedMaps are the maps that all programs use together, as this version lays them out.
 func sharedMaps(flowEntries uint32) (map[string]*ebpf.MapSpec, error) {
+	// Each object holds only the maps that its programs use; these use all.
 	spec, err := loadSpec("from_pod_tc")
 	if err != nil {
 		return nil, err
+	}
+	for _, object := range []string{"from_wire_tc", "sa_xdp"} {
+		more, err := loadSpec(object)
+		if err != nil {
+			return nil, err
+		}
+		stdmaps.Copy(spec.Maps, more.Maps)
 	}
 	for name, ms := range spec.Maps {
 		if !strings.HasPrefix(name, "weft_") {
@@ -100,6 +117,9 @@ func openMaps(dir string, flowEntries uint32, log *slog.Logger) (*maps, error) {
 		"weft_nodes": &m.Nodes, "weft_flows4": &m.Flows4, "weft_flows6": &m.Flows6, "weft_frags": &m.Frags,
 		"weft_counters": &m.Counters, "weft_drops": &m.Drops, "weft_evstats": &m.EvStats,
 		"weft_buckets": &m.Buckets, "weft_events": &m.Events, "weft_trace": &m.Trace,
+		"weft_peer_addr": &m.PeerAddr, "weft_peer_ids": &m.PeerIDs, "weft_plain": &m.Plain, "weft_peers": &m.Peers,
+		"weft_sa_out": &m.SAOut, "weft_sa_in": &m.SAIn,
+		"weft_sa_used": &m.SAUsed, "weft_sa_nodes": &m.SANodes,
 	} {
 		if *field = m.byName[name]; *field == nil {
 			m.Close()
@@ -159,6 +179,8 @@ func layoutText(t btf.Type) string {
 		return membersText("union", t.Members)
 	case *btf.Array:
 		return fmt.Sprintf("[%d]%s", t.Nelems, layoutText(t.Type))
+	case *btf.Pointer:
+		return "*" + layoutText(t.Target) // a kptr: programs read what it points to
 	case *btf.Int:
 		return t.Name
 	default:

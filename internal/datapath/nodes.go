@@ -55,7 +55,7 @@ func (t *nodeTable) slotFor(n Node) (uint32, error) {
 	for _, slot := range t.slots {
 		used[slot] = true
 	}
-	for _, prefix := range n.PodCIDRs {
+	for _, prefix := range append(hostPrefixes(n), n.PodCIDRs...) {
 		if slot := t.was[routeKey(prefix)]; slot != 0 && !used[slot] {
 			t.slots[n.Name] = slot
 			return slot, nil
@@ -96,7 +96,8 @@ func (d *Datapath) SetNodes(_ context.Context, nodes []Node) error {
 func (d *Datapath) syncNodes() error {
 	var failed error
 	changed := false
-	wantRoutes := map[bpfRouteKey]uint32{}
+	wantRoutes := map[bpfRouteKey]bpfRoute{}
+	current := map[uint32]bool{}
 	var wantKernel []*netlink.Route
 	d.nodes.hops, d.nodes.current = map[netip.Addr][]uint32{}, map[uint32]bool{}
 	for _, n := range d.nodes.list {
@@ -109,13 +110,22 @@ func (d *Datapath) syncNodes() error {
 		failed = errors.Join(failed, err)
 		changed = changed || moved
 		wantKernel = append(wantKernel, routes...)
+		current[slot] = true
 		for _, prefix := range n.PodCIDRs {
-			wantRoutes[routeKey(prefix)] = slot
+			wantRoutes[routeKey(prefix)] = bpfRoute{Node: slot}
+		}
+		if d.opts.Encrypt != nil {
+			for _, prefix := range hostPrefixes(n) {
+				wantRoutes[routeKey(prefix)] = bpfRoute{Node: slot, Flags: bpfRouteHost}
+			}
 		}
 	}
 	moved, err := d.syncRoutesMap(wantRoutes)
 	cleared, clearErr := d.clearNodes()
 	failed = errors.Join(failed, err, clearErr, syncKernelRoutes(wantKernel))
+	if d.opts.Encrypt != nil {
+		failed = errors.Join(failed, d.clearPeers(current))
+	}
 	if changed || moved || cleared {
 		failed = errors.Join(failed, d.changed())
 	}
@@ -124,6 +134,7 @@ func (d *Datapath) syncNodes() error {
 
 // syncNode resolves a node's next hop per family and returns the kernel routes to its pods.
 func (d *Datapath) syncNode(n Node, slot uint32) (routes []*netlink.Route, changed bool, failed error) {
+	wireMTU := 0
 	for _, addr := range n.Addresses {
 		index := slot*2 + family(addr)
 		hop, err := resolve(addr)
@@ -146,6 +157,9 @@ func (d *Datapath) syncNode(n Node, slot uint32) (routes []*netlink.Route, chang
 		if hop.entry.Ifindex == 0 {
 			continue
 		}
+		if mtu := int(hop.entry.Mtu); wireMTU == 0 || mtu < wireMTU {
+			wireMTU = mtu
+		}
 		for _, prefix := range n.PodCIDRs {
 			if prefix.Addr().Is4() == addr.Is4() {
 				routes = append(routes, &netlink.Route{
@@ -154,7 +168,24 @@ func (d *Datapath) syncNode(n Node, slot uint32) (routes []*netlink.Route, chang
 			}
 		}
 	}
-	return routes, changed, failed
+	if d.opts.Encrypt == nil || wireMTU == 0 {
+		return routes, changed, failed
+	}
+	moved, err := d.syncPeer(n, slot, wireMTU)
+	for _, r := range routes {
+		// What the host's own stack sends is sealed on its way out, and must fit then.
+		r.MTU = d.sealedMTUTo(n, wireMTU)
+	}
+	return routes, changed || moved, errors.Join(failed, err)
+}
+
+// hostPrefixes are a node's own addresses, as ranges of one.
+func hostPrefixes(n Node) []netip.Prefix {
+	var list []netip.Prefix
+	for _, a := range n.Addresses {
+		list = append(list, netip.PrefixFrom(a, a.BitLen()))
+	}
+	return list
 }
 
 func family(a netip.Addr) uint32 {
@@ -199,25 +230,25 @@ func (d *Datapath) putNode(index uint32, entry bpfNode) (bool, error) {
 
 // syncRoutesMap adds what is wanted before it removes what is not, so that a range which changes hands
 // is never without an owner. This node's own ranges (index 0) are not touched.
-func (d *Datapath) syncRoutesMap(want map[bpfRouteKey]uint32) (bool, error) {
-	have := map[bpfRouteKey]uint32{}
+func (d *Datapath) syncRoutesMap(want map[bpfRouteKey]bpfRoute) (bool, error) {
+	have := map[bpfRouteKey]bpfRoute{}
 	var key bpfRouteKey
 	var value bpfRoute
 	for entries := d.maps.Routes.Iterate(); entries.Next(&key, &value); {
-		have[key] = value.Node
+		have[key] = value
 	}
 	changed := false
-	for key, slot := range want {
-		if now, ok := have[key]; ok && now == slot {
+	for key, route := range want {
+		if now, ok := have[key]; ok && now == route {
 			continue
 		}
-		if err := d.maps.Routes.Put(&key, &bpfRoute{Node: slot}); err != nil {
+		if err := d.maps.Routes.Put(&key, &route); err != nil {
 			return changed, fmt.Errorf("write routes map: %w", err)
 		}
 		changed = true
 	}
-	for key, slot := range have {
-		if _, wanted := want[key]; wanted || slot == 0 {
+	for key, route := range have {
+		if _, wanted := want[key]; wanted || route.Node == 0 {
 			continue
 		}
 		if err := d.maps.Routes.Delete(&key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {

@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	stdmaps "maps"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -15,6 +16,7 @@ type programs struct {
 	FromPodXDP, FromWireXDP *ebpf.Program
 	FromPodTC, FromWireTC   *ebpf.Program
 	ToPod, ToWire           *ebpf.Program
+	FromHost                *ebpf.Program
 	closers                 []*ebpf.Collection
 
 	mu   sync.Mutex
@@ -43,9 +45,16 @@ func (p *programs) Close() {
 	}
 }
 
+// constants are what the loader sets in every program of this datapath.
+func (d *Datapath) constants() map[string]any {
+	return map[string]any{"weft_sealing": boolByte(d.opts.Encrypt != nil)}
+}
+
 // loadPrograms verifies and loads every hook's program on the shared maps. frags lets XDP see
 // frames larger than a page.
-func loadPrograms(m *maps, frags bool) (*programs, error) {
+func loadPrograms(m *maps, constants map[string]any, frags bool) (*programs, error) {
+	constants = stdmaps.Clone(constants)
+	constants["weft_multi_buffer"] = boolByte(frags)
 	p := &programs{outs: map[uint32]*ebpf.Program{}}
 	for _, each := range []struct {
 		object, program string
@@ -57,8 +66,9 @@ func loadPrograms(m *maps, frags bool) (*programs, error) {
 		{"from_wire_tc", "weft_from_wire", &p.FromWireTC},
 		{"to_pod_tc", "weft_to_pod", &p.ToPod},
 		{"to_wire_tc", "weft_to_wire", &p.ToWire},
+		{"from_host_tc", "weft_from_host", &p.FromHost},
 	} {
-		collection, err := loadObject(m, each.object, each.program, map[string]any{"weft_multi_buffer": boolByte(frags)}, frags)
+		collection, err := loadObject(m, each.object, each.program, constants, frags)
 		if err != nil {
 			p.Close()
 			return nil, err

@@ -62,6 +62,34 @@ const (
 	ReasonIcmpMismatch Reason = 27
 	// ReasonMartian: a source address that no host can have on a wire.
 	ReasonMartian Reason = 28
+	// ReasonNoKey: no key to seal with for that node yet.
+	ReasonNoKey Reason = 29
+	// ReasonKeyExpired: the epoch of the key is past its hard time to live.
+	ReasonKeyExpired Reason = 30
+	// ReasonKeyExhausted: the key has sealed as many packets as it may.
+	ReasonKeyExhausted Reason = 31
+	// ReasonSealFailed: the cipher or the room for ESP's headers failed.
+	ReasonSealFailed Reason = 32
+	// ReasonEspMalformed: an ESP packet that is cut short or not well formed.
+	ReasonEspMalformed Reason = 33
+	// ReasonEspFragment: a fragment of an ESP packet.
+	ReasonEspFragment Reason = 34
+	// ReasonEspUnknownPeer: ESP from an address that no node has.
+	ReasonEspUnknownPeer Reason = 35
+	// ReasonEspUnknownSa: no key for this ESP packet's node, epoch and lane.
+	ReasonEspUnknownSa Reason = 36
+	// ReasonEspReplayed: an ESP packet that has been seen, or is too old to tell.
+	ReasonEspReplayed Reason = 37
+	// ReasonEspBadTag: the ESP packet does not verify.
+	ReasonEspBadTag Reason = 38
+	// ReasonEspPadding: the trailer of an ESP packet is wrong.
+	ReasonEspPadding Reason = 39
+	// ReasonInnerSource: the packet inside does not come from a pod of the node that sealed it.
+	ReasonInnerSource Reason = 40
+	// ReasonIdentityNotOnNode: the sealing node hosts no pod of that identity.
+	ReasonIdentityNotOnNode Reason = 41
+	// ReasonPlaintext: not sealed, though it must be.
+	ReasonPlaintext Reason = 42
 )
 
 var reasonTable = [...]reasonInfo{
@@ -94,4 +122,18 @@ var reasonTable = [...]reasonInfo{
 	{"icmp_no_flow", "an ICMP error that belongs to no known flow", "late, or forged"},
 	{"icmp_mismatch", "an ICMP error quotes a packet that did not travel between its two ends", "forged"},
 	{"martian", "a source address that no host can have on a wire", "forged, or a broken sender (RFC 6890)"},
+	{"no_key", "no key to seal with for that node yet", "the agents have not met: see weft encrypt status on this node"},
+	{"key_expired", "the epoch of the key is past its hard time to live", "the agent or its key manager has been away too long: see weft keys status"},
+	{"key_exhausted", "the key has sealed as many packets as it may", "the agent should have made a new epoch: see weft keys status"},
+	{"seal_failed", "the cipher or the room for ESP's headers failed", "see the kernel's log and weft sysdump"},
+	{"esp_malformed", "an ESP packet that is cut short or not well formed", "a link cuts packets, or somebody forges them"},
+	{"esp_fragment", "a fragment of an ESP packet", "the path's MTU is smaller than configured: weft encrypt status"},
+	{"esp_unknown_peer", "ESP from an address that no node has", "forged, or that node's object is missing here"},
+	{"esp_unknown_sa", "no key for this ESP packet's node, epoch and lane", "forged, or keys were destroyed on one side: see weft encrypt status on both"},
+	{"esp_replayed", "an ESP packet that has been seen, or is too old to tell", "replayed, or delayed on the way"},
+	{"esp_bad_tag", "the ESP packet does not verify", "forged or damaged: it was not sealed with this key"},
+	{"esp_padding", "the trailer of an ESP packet is wrong", "the sending stack is broken"},
+	{"inner_source", "the packet inside does not come from a pod of the node that sealed it", "that node forges packets, or two nodes have the same pod range"},
+	{"identity_not_on_node", "the sealing node hosts no pod of that identity", "that node lies, or its endpoint is not published yet"},
+	{"plaintext", "not sealed, though it must be", "forged, or the sending node does not encrypt: see docs/encryption.md"},
 }

@@ -35,7 +35,9 @@ func (d *Datapath) Trace(ep Endpoint, dst netip.AddrPort, proto uint8) (*Trace, 
 	if xdp {
 		object = "from_pod_xdp"
 	}
-	collection, err := loadObject(d.maps, object, "weft_from_pod", map[string]any{"weft_tracing": uint8(1)}, false)
+	constants := d.constants()
+	constants["weft_tracing"] = uint8(1)
+	collection, err := loadObject(d.maps, object, "weft_from_pod", constants, false)
 	if err != nil {
 		return nil, err
 	}
@@ -170,6 +172,8 @@ func (d *Datapath) explainStep(s bpfTraceStep, out *Trace) (name, detail string)
 	case bpfStepToNode:
 		out.NextHop = d.nodeName(s.A)
 		return "route", fmt.Sprintf("pod range of node %s, by %s", out.NextHop, interfaceName(s.B))
+	case bpfStepSeal:
+		return "seal", fmt.Sprintf("for node %s with the keys of epoch %d, as identity %d", d.nodeName(s.A), s.B, s.C)
 	case bpfStepNoNeighbor:
 		return "neighbour", "not resolved: the stack sends this packet and resolves it"
 	case bpfStepNoRoute:

@@ -17,8 +17,11 @@ type bpfConfig struct {
 	NodeIp4      uint32
 	NodeIp6      bpfAddr
 	GatewayIp4   uint32
-	Pad          uint32
+	EspPort      uint16
+	Pad          uint16
 	GatewayIp6   bpfAddr
+	PairIfindex  uint32
+	Pad2         uint32
 }
 
 type bpfEndpoint struct {
@@ -30,7 +33,7 @@ type bpfEndpoint struct {
 	Mac        [6]uint8
 	GatewayMac [6]uint8
 	Ip4        uint32
-	Pad        uint32
+	Identity   uint32
 	Ip6        bpfAddr
 }
 
@@ -41,8 +44,9 @@ type bpfRouteKey struct {
 }
 
 type bpfRoute struct {
-	_    structs.HostLayout
-	Node uint32
+	_     structs.HostLayout
+	Node  uint32
+	Flags uint32
 }
 
 type bpfNode struct {
@@ -52,6 +56,69 @@ type bpfNode struct {
 	Mtu     uint16
 	Dmac    [6]uint8
 	Smac    [6]uint8
+}
+
+type bpfPeer struct {
+	_      structs.HostLayout
+	Epoch  uint8
+	Lanes  uint8
+	Family uint8
+	Flags  uint8
+	Mtu    uint16
+	Pad    uint16
+	Local  bpfAddr
+	Remote bpfAddr
+	Id     uint64
+}
+
+type bpfPeerId struct {
+	_        structs.HostLayout
+	Node     uint32
+	Identity uint32
+}
+
+type bpfSaOut struct {
+	_           structs.HostLayout
+	Cipher      uint64
+	Key         uint64
+	Fingerprint uint64
+	Number      uint64
+	InstalledNs uint64
+	ExpiresNs   uint64
+	Limit       uint64
+	Counter     uint64
+	Bytes       uint64
+	State       uint32
+	Engine      uint32
+}
+
+type bpfSaIn struct {
+	_           structs.HostLayout
+	Cipher      uint64
+	Key         uint64
+	Fingerprint uint64
+	Number      uint64
+	InstalledNs uint64
+	ExpiresNs   uint64
+	Packets     uint64
+	Bytes       uint64
+	State       uint32
+	Engine      uint32
+	Lock        struct {
+		_   structs.HostLayout
+		Val uint32
+	}
+	Pad    uint32
+	Top    uint64
+	Window [64]uint64
+}
+
+type bpfSaUsedKey struct {
+	_           structs.HostLayout
+	Fingerprint uint64
+	Lane        uint8
+	Out         uint8
+	Pad         [6]uint8
 }
 
 type bpfKey4 struct {
@@ -87,7 +154,9 @@ type bpfCached struct {
 	SrcSlot    uint16
 	DstSlot    uint16
 	Verdict    uint8
-	Pad        [7]uint8
+	Seal       uint8
+	Node       uint16
+	Identity   uint32
 }
 
 type bpfHalf struct {
@@ -174,6 +243,7 @@ const (
 	bpfHookFromWire = 1
 	bpfHookToPod    = 2
 	bpfHookToWire   = 3
+	bpfHookFromHost = 4
 )
 
 const (
@@ -192,6 +262,7 @@ const (
 
 const (
 	bpfConfigStack = 1
+	bpfConfigSeal  = 2
 )
 
 const (
@@ -204,6 +275,10 @@ const (
 const (
 	bpfNodeResolved = 1
 	bpfNodeXdpOut   = 2
+)
+
+const (
+	bpfRouteHost = 1
 )
 
 const (
@@ -247,4 +322,17 @@ const (
 	bpfStepMtu        = 11
 	bpfStepTtl        = 12
 	bpfStepVerdict    = 13
+	bpfStepSeal       = 14
+)
+
+const (
+	bpfEngineNone = 0
+	bpfEngineBpf  = 1
+	bpfEngineKmod = 2
+)
+
+const (
+	bpfSaNew  = 0
+	bpfSaLive = 1
+	bpfSaDead = 2
 )

@@ -94,7 +94,7 @@ func (d *demo) up(ctx context.Context) error {
 		return err
 	}
 	spec := lab.Default()
-	spec.Name = d.opts.Lab
+	spec.Name, spec.Encryption = d.opts.Lab, lab.EncryptionOff
 	d.lab, err = lab.Up(ctx, spec, lab.Options{Binary: d.opts.Binary})
 	return err
 }

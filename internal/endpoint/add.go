@@ -88,6 +88,11 @@ func (m *Manager) draft(req AddRequest, ns *os.File) (record, error) {
 	}}
 	rec.ExtraLabels = req.Labels
 	rec.declare(m.declared(rec.Key()))
+	if err := m.identify(&rec); err != nil {
+		// The pod can live without, on its own node; Sync goes on trying.
+		m.log.Warn("endpoint has no identity yet, its packets to other nodes are refused", "pod", rec.Key(), "error", err)
+		m.retryLater("")
+	}
 	if req.Chained {
 		return rec, adoptVeth(&rec.Info, ns)
 	}
@@ -101,11 +106,25 @@ func (m *Manager) declared(key string) *v1alpha1.Pod {
 	return m.opt.PodSpec(key)
 }
 
-// declare takes labels and service account from the declared pod, the request's labels on top.
+// identify gives the record the number of its namespace and service account, or changes nothing.
+func (m *Manager) identify(rec *record) error {
+	if m.opt.Identity == nil {
+		return nil
+	}
+	number, err := m.opt.Identity(rec.Namespace, rec.ServiceAccount)
+	if err != nil {
+		return fmt.Errorf("identity of %s: %w", rec.Key(), err)
+	}
+	rec.Identity = number
+	return nil
+}
+
+// declare takes labels, service account and annotation from the declared pod, the request's labels on top.
 func (r *record) declare(pod *v1alpha1.Pod) {
-	r.Labels, r.ServiceAccount = nil, "default"
+	r.Labels, r.ServiceAccount, r.Encrypt = nil, "default", ""
 	if pod != nil {
 		r.Labels = maps.Clone(pod.Metadata.Labels)
+		r.Encrypt = pod.Metadata.Annotations[v1alpha1.EncryptAnnotation]
 		if pod.Spec.ServiceAccount != "" {
 			r.ServiceAccount = pod.Spec.ServiceAccount
 		}

@@ -74,19 +74,24 @@ type Info struct {
 	PodUID      string            `json:"podUID,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"`
 	// ServiceAccount is "default" unless the pod was declared with another.
-	ServiceAccount string     `json:"serviceAccount"`
-	Slot           uint16     `json:"slot"`
-	HostIf         string     `json:"hostIf"`
-	NetNS          string     `json:"netns"`
-	PodIf          string     `json:"podIf"`
-	MAC            string     `json:"mac"`
-	GatewayMAC     string     `json:"gatewayMAC"`
-	IPv4           netip.Addr `json:"ipv4,omitzero"`
-	IPv6           netip.Addr `json:"ipv6,omitzero"`
-	MTU            int        `json:"mtu"`
-	Chained        bool       `json:"chained"`
-	State          State      `json:"state"`
-	Created        time.Time  `json:"created"`
+	ServiceAccount string `json:"serviceAccount"`
+	// Identity is the number that other nodes know the endpoint's packets by, 0 while it has
+	// none: then nothing of it is sealed, and so nothing reaches another node.
+	Identity uint32 `json:"identity,omitempty"`
+	// Encrypt is the pod's annotation ebpf.xdp/encrypt as it was declared.
+	Encrypt    string     `json:"encrypt,omitempty"`
+	Slot       uint16     `json:"slot"`
+	HostIf     string     `json:"hostIf"`
+	NetNS      string     `json:"netns"`
+	PodIf      string     `json:"podIf"`
+	MAC        string     `json:"mac"`
+	GatewayMAC string     `json:"gatewayMAC"`
+	IPv4       netip.Addr `json:"ipv4,omitzero"`
+	IPv6       netip.Addr `json:"ipv6,omitzero"`
+	MTU        int        `json:"mtu"`
+	Chained    bool       `json:"chained"`
+	State      State      `json:"state"`
+	Created    time.Time  `json:"created"`
 }
 
 // Key is "namespace/pod", the pod's name in the objects directory.
@@ -110,7 +115,7 @@ func (i Info) Datapath() datapath.Endpoint {
 	return datapath.Endpoint{
 		Slot: i.Slot, HostIf: i.HostIf, NetNS: i.NetNS, PodIf: i.PodIf,
 		MAC: mac, GatewayMAC: gateway, IPv4: i.IPv4, IPv6: i.IPv6,
-		MTU: i.MTU, Chained: i.Chained,
+		MTU: i.MTU, Identity: i.Identity, Chained: i.Chained,
 	}
 }
 

@@ -32,6 +32,8 @@ type Options struct {
 	Directory Directory
 	// PodSpec returns the declared pod of a "namespace/name" key, nil if there is none. Optional.
 	PodSpec func(key string) *v1alpha1.Pod
+	// Identity returns the number of a workload identity, giving it one if it has none. Optional.
+	Identity func(namespace, serviceAccount string) (uint32, error)
 	// Log. Default: slog.Default().
 	Log *slog.Logger
 }

@@ -47,15 +47,20 @@ func (m *Manager) publisher(key string) (record, bool) {
 }
 
 func (m *Manager) object(rec record) *v1alpha1.Endpoint {
-	return &v1alpha1.Endpoint{
+	ep := &v1alpha1.Endpoint{
 		TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindEndpoint},
 		Metadata: v1alpha1.ObjectMeta{Name: rec.Object, Namespace: rec.Namespace, Labels: maps.Clone(rec.Labels)},
 		Spec: v1alpha1.EndpointSpec{
 			NodeName: m.opt.NodeName, ServiceAccount: rec.ServiceAccount,
 			Addresses: rec.Addresses(), MAC: rec.MAC,
 		},
-		Status: v1alpha1.EndpointStatus{Phase: v1alpha1.EndpointReady},
+		Status: v1alpha1.EndpointStatus{Phase: v1alpha1.EndpointReady, Identity: rec.Identity},
 	}
+	if rec.Encrypt != "" {
+		// A pod's further interfaces have objects of other names: they must tell it themselves.
+		ep.Metadata.Annotations = map[string]string{v1alpha1.EncryptAnnotation: rec.Encrypt}
+	}
+	return ep
 }
 
 // retryLater has Sync run soon for an object key, or for nothing in particular if empty.
@@ -145,18 +150,31 @@ func (m *Manager) noteAttach(id string, err error) {
 	}
 }
 
+// redeclare follows the pod's declaration. An endpoint whose service account changes takes the
+// new identity, or none while that cannot be had: never another's.
 func (m *Manager) redeclare(rec record) error {
-	labels, account := rec.Labels, rec.ServiceAccount
+	old := rec
 	rec.declare(m.declared(rec.Key()))
-	if maps.Equal(labels, rec.Labels) && account == rec.ServiceAccount {
-		return nil
+	if rec.ServiceAccount != old.ServiceAccount {
+		rec.Identity = 0
+	}
+	errIdentity := m.identify(&rec)
+	if maps.Equal(old.Labels, rec.Labels) && old.ServiceAccount == rec.ServiceAccount && old.Encrypt == rec.Encrypt && old.Identity == rec.Identity {
+		return errIdentity
 	}
 	if err := m.disk.save(rec); err != nil {
-		return err
+		return errors.Join(errIdentity, err)
 	}
 	m.remember(rec)
+	if old.Identity != rec.Identity && m.opt.Datapath != nil {
+		err := m.opt.Datapath.AttachEndpoint(rec.Datapath())
+		m.noteAttach(rec.ID, err)
+		if err != nil {
+			errIdentity = errors.Join(errIdentity, fmt.Errorf("attach datapath to %s: %w", rec.Key(), err))
+		}
+	}
 	m.publish(rec.objectKey())
-	return nil
+	return errIdentity
 }
 
 // republish tries an object again and clears the tombstones that waited for it.

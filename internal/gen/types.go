@@ -13,14 +13,16 @@ import (
 // structs are declared in this order, so that later ones refer to earlier ones by name.
 var structs = []string{
 	"weft_addr", "weft_config", "weft_endpoint", "weft_route_key", "weft_route", "weft_node",
+	"weft_peer", "weft_peer_id", "weft_sa_out", "weft_sa_in", "weft_sa_used_key",
 	"weft_key4", "weft_key6", "weft_cached", "weft_half", "weft_flow", "weft_counter", "weft_drop_key",
 	"weft_event", "weft_event_stats", "weft_trace_step", "weft_trace",
 }
 
 // enums become constants of type uint32.
 var enums = []string{
-	"weft_hook", "weft_verdict", "weft_direction", "weft_config_flag", "weft_endpoint_flag", "weft_node_flag",
+	"weft_hook", "weft_verdict", "weft_direction", "weft_config_flag", "weft_endpoint_flag", "weft_node_flag", "weft_route_flag",
 	"weft_flow_flag", "weft_flow_state", "weft_event_type", "weft_step",
+	"weft_engine", "weft_sa_state",
 }
 
 func generateTypes(object string) ([]byte, error) {
@@ -36,6 +38,7 @@ func generateTypes(object string) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
+		hidePointers(typ)
 		declaration, err := formatter.TypeDeclaration(goName(name), typ)
 		if err != nil {
 			return nil, fmt.Errorf("format %s: %w", name, err)
@@ -49,6 +52,19 @@ func generateTypes(object string) ([]byte, error) {
 		}
 	}
 	return format.Source(out.Bytes())
+}
+
+// hidePointers makes a struct's pointers numbers. They are the kernel's own (kptr): user space reads 0.
+func hidePointers(typ btf.Type) {
+	s, ok := typ.(*btf.Struct)
+	if !ok {
+		return
+	}
+	for i, m := range s.Members {
+		if _, pointer := btf.UnderlyingType(m.Type).(*btf.Pointer); pointer {
+			s.Members[i].Type = &btf.Int{Name: "__u64", Size: 8}
+		}
+	}
 }
 
 func lookup(types *btf.Spec, name string) (btf.Type, error) {

@@ -16,8 +16,9 @@ const (
 func (d *decoder) spec(root *yaml.Node) *Spec {
 	s := &Spec{}
 	d.mapping(root, "", fields{
-		"name":  func(n *yaml.Node, p string) { s.Name = d.text(n, p) },
-		"agent": func(n *yaml.Node, p string) { s.Agent = d.raw(n, p) },
+		"name":       func(n *yaml.Node, p string) { s.Name = d.text(n, p) },
+		"encryption": func(n *yaml.Node, p string) { s.Encryption = d.text(n, p) },
+		"agent":      func(n *yaml.Node, p string) { s.Agent = d.raw(n, p) },
 		"nodes": func(n *yaml.Node, p string) {
 			d.list(n, p, func(n *yaml.Node, p string) { s.Nodes = append(s.Nodes, d.node(n, p)) })
 		},

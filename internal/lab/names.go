@@ -33,6 +33,8 @@ const (
 func labDir(lab string) string            { return filepath.Join(baseDir, lab) }
 func nodeDir(lab, node string) string     { return filepath.Join(labDir(lab), node) }
 func stateDir(lab, node string) string    { return filepath.Join(nodeDir(lab, node), "state") }
+func keysDir(lab, node string) string     { return filepath.Join(nodeDir(lab, node), "keys") }
+func authorityDir(lab string) string      { return filepath.Join(labDir(lab), "ca") }
 func objectsDir(lab string) string        { return filepath.Join(labDir(lab), "objects") }
 func binDir(lab string) string            { return filepath.Join(labDir(lab), "bin") }
 func cniCacheDir(lab, node string) string { return filepath.Join(nodeDir(lab, node), "cni") }

@@ -63,6 +63,11 @@ func agentConfig(s *Spec, n NodeSpec) ([]byte, error) {
 		"metrics": map[string]any{"listen": "127.0.0.1:9551"},
 		"log":     map[string]any{"level": "info"},
 	}
+	if s.Encrypted() {
+		config["keys"] = keysConfig(s, n)
+	} else {
+		config["encryption"] = map[string]any{"mode": EncryptionOff}
+	}
 	config = merge(merge(config, s.Agent), n.Config)
 	if n.Mode != "" {
 		config["mode"] = n.Mode

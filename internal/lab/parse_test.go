@@ -65,7 +65,7 @@ func TestParseRefuses(t *testing.T) {
 		want           string
 	}{
 		{"unknown key", "podCIDRs: [10.77.2.0/24]", "podCIDR: [10.77.2.0/24]", `lab.yaml:8: nodes[1].podCIDR: is not a known key: did you mean "podCIDRs"?`},
-		{"unknown top key", "name: t\n", "name: t\ncolour: red\n", `lab.yaml:2: colour: is not a known key: known are agent, name, nodes, pods, wires`},
+		{"unknown top key", "name: t\n", "name: t\ncolour: red\n", `lab.yaml:2: colour: is not a known key: known are agent, encryption, name, nodes, pods, wires`},
 		{"key twice", "name: t\n", "name: t\nname: u\n", `lab.yaml:2: name: is given twice`},
 		{"no name", "name: t\n", "", `lab.yaml:1: name: is missing: give the lab a name`},
 		{"bad name", "name: t\n", "name: T_\n", `lab.yaml:1: name: "T_" is not a name`},
@@ -149,6 +149,14 @@ func TestAgentConfigMerges(t *testing.T) {
     log: /x
     maxEntries: 4096
 instance: t-a
+keys:
+    certificates:
+        bundle: /run/weft-lab/t/a/keys/ca.crt
+        cert: /run/weft-lab/t/a/keys/node.crt
+        key: /run/weft-lab/t/a/keys/node.key
+    cluster: t
+    kek: file:///run/weft-lab/t/a/keys/kek
+    trustDomain: weft.lab
 log:
     level: info
 metrics:
@@ -172,6 +180,25 @@ uplinks:
 	s.Nodes[0].Config["colour"] = "red"
 	if err := checkConfigs(s); err == nil {
 		t.Error("an unknown agent key passed")
+	}
+}
+
+func TestEncryptionOff(t *testing.T) {
+	s, err := Parse([]byte(strings.Replace(small, "name: t\n", "name: t\nencryption: off\n", 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s = s.clone() // as it is read back from a running lab's record
+	got, err := agentConfig(s, s.Nodes[0])
+	if err != nil || s.Encrypted() || !strings.Contains(string(got), "encryption:\n    mode: \"off\"\n") || strings.Contains(string(got), "keys:") {
+		t.Errorf("%v\n%s", err, got)
+	}
+	if err := checkConfigs(s); err != nil {
+		t.Error(err)
+	}
+	_, err = Parse([]byte(strings.Replace(small, "name: t\n", "name: t\nencryption: plain\n", 1)))
+	if err == nil || !strings.Contains(err.Error(), `encryption: "plain" is not known: use strict or off`) {
+		t.Errorf("got %v", err)
 	}
 }
 

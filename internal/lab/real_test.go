@@ -22,7 +22,7 @@ func upReal(t *testing.T, suffix string) *Lab {
 		t.Skip("needs build/weft: run `make build`")
 	}
 	spec := Default()
-	spec.Name = testName(suffix)
+	spec.Name, spec.Encryption = testName(suffix), EncryptionOff
 	l, err := Up(t.Context(), spec, Options{Binary: binary})
 	if err != nil {
 		t.Fatal(err)

@@ -17,6 +17,9 @@ const (
 	// DefaultNamespace and DefaultServiceAccount are a pod's when the file names none.
 	DefaultNamespace      = "default"
 	DefaultServiceAccount = "default"
+	// EncryptionStrict and EncryptionOff are the values of Spec.Encryption.
+	EncryptionStrict = "strict"
+	EncryptionOff    = "off"
 )
 
 // defaultYAML is examples/lab.yaml; a test holds the two equal.
@@ -28,6 +31,9 @@ var defaultYAML []byte
 type Spec struct {
 	// Name is part of every name that the lab makes.
 	Name string `yaml:"name" json:"name"`
+	// Encryption is "strict", the default, or "off". Strict gives the lab an authority, every
+	// agent a certificate, and all of them one key-encryption key.
+	Encryption string `yaml:"encryption,omitempty" json:"encryption,omitempty"`
 	// Agent is merged into every agent's configuration (keys of the agent's YAML).
 	Agent map[string]any `yaml:"agent,omitempty" json:"agent,omitempty"`
 	Nodes []NodeSpec     `yaml:"nodes" json:"nodes"`
@@ -50,6 +56,9 @@ type NodeSpec struct {
 	// Config is merged over Spec.Agent into this node's agent configuration.
 	Config map[string]any `yaml:"config,omitempty" json:"config,omitempty"`
 }
+
+// Encrypted says whether the lab's agents have what they need to seal packets.
+func (s *Spec) Encrypted() bool { return s.Encryption != EncryptionOff }
 
 // Bare says whether the node runs without an agent.
 func (n NodeSpec) Bare() bool { return n.Agent != nil && !*n.Agent }

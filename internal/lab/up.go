@@ -162,6 +162,7 @@ func (l *Lab) build(ctx context.Context, s *Spec) error {
 		do   func(context.Context, *Spec) error
 	}{
 		{"directories", l.makeDirs},
+		{"keys", l.makeKeys},
 		{"nodes", l.makeNodes},
 		{"wires", l.makeWires},
 		{"agents", l.startAgents},

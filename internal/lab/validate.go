@@ -25,7 +25,7 @@ var (
 	// labOwned are configuration keys that the lab sets and lives by.
 	labOwned = []string{"node", "instance", "store", "paths"}
 	// reservedNodes would share a directory with something else of the lab.
-	reservedNodes = []string{"objects", "bin"}
+	reservedNodes = []string{"objects", "bin", "ca"}
 )
 
 // Validate checks a Spec that was made by a program. Parse and Up call it.
@@ -68,6 +68,9 @@ type validator struct {
 func validate(s *Spec, file string, lines map[string]int) error {
 	v := &validator{spec: s, file: file, lines: lines, addrs: map[netip.Addr]string{}}
 	v.name("name", s.Name, "lab")
+	if e := s.Encryption; e != "" && e != EncryptionStrict && e != EncryptionOff {
+		v.fail("encryption", "%q is not known: use %s or %s", e, EncryptionStrict, EncryptionOff)
+	}
 	v.agentConfig("agent", s.Agent)
 	v.nodes()
 	v.wires()

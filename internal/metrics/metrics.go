@@ -28,6 +28,8 @@ type Snapshot struct {
 	ObjectErrors int
 	Events       datapath.EventStats
 	Flows        flows.Stats
+	// Encryption is nil when packets travel in plain.
+	Encryption *Encryption
 }
 
 // Source gives a snapshot. An error of one part leaves it empty and is counted.
@@ -48,6 +50,8 @@ type Collector struct {
 	// drops only ever grow, also when an endpoint and its counters go away.
 	drops map[dropKey]uint64
 	seen  map[counterKey]uint64
+	// sealed does the same for keys.
+	sealed sealed
 }
 
 type dropKey struct{ reason, direction string }
@@ -107,6 +111,7 @@ func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
 	} {
 		ch <- desc
 	}
+	describeEncryption(ch)
 }
 
 // Collect implements prometheus.Collector.
@@ -120,6 +125,7 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	c.node(ch, snapshot)
 	c.endpoints(ch, snapshot)
 	c.nodeDrops(ch, snapshot.Counters)
+	c.encryption(ch, snapshot.Encryption)
 }
 
 func (c *Collector) node(ch chan<- prometheus.Metric, s Snapshot) {

@@ -25,9 +25,20 @@ func Assemble(objects []Declared, errs []ObjectError) *Snapshot {
 		case *v1alpha1.Node:
 			nodes = append(nodes, d)
 		case *v1alpha1.Pod:
+			// A pod whose annotation is not understood is used all the same: without it, the pod
+			// could be plain where it asked, in whatever words, not to be.
+			if msg := v1alpha1.CheckEncryptAnnotation(o.Metadata.Annotations); msg != "" {
+				s.fail(d, "metadata.annotations["+v1alpha1.EncryptAnnotation+"]", "%s", msg)
+			}
 			s.Pods[o.Metadata.Key()] = o
 		case *v1alpha1.Endpoint:
 			s.Endpoints[o.Metadata.Key()] = o
+		case *v1alpha1.Epoch:
+			s.Epochs[o.Metadata.Key()] = o
+		case *v1alpha1.Identity:
+			s.Identities[o.Metadata.Key()] = o
+		case *v1alpha1.EncryptionPolicy:
+			s.EncryptionPolicies[o.Metadata.Key()] = o
 		}
 	}
 	s.addNodes(nodes)

@@ -30,6 +30,10 @@ type Snapshot struct {
 	Nodes     map[string]*v1alpha1.Node
 	Pods      map[string]*v1alpha1.Pod
 	Endpoints map[string]*v1alpha1.Endpoint
+	Epochs    map[string]*v1alpha1.Epoch
+	// Identities are by their number's text, EncryptionPolicies by their key.
+	Identities         map[string]*v1alpha1.Identity
+	EncryptionPolicies map[string]*v1alpha1.EncryptionPolicy
 	// Errors is ordered by file and line.
 	Errors []ObjectError
 }
@@ -40,6 +44,10 @@ func NewSnapshot() *Snapshot {
 		Nodes:     map[string]*v1alpha1.Node{},
 		Pods:      map[string]*v1alpha1.Pod{},
 		Endpoints: map[string]*v1alpha1.Endpoint{},
+		Epochs:    map[string]*v1alpha1.Epoch{},
+
+		Identities:         map[string]*v1alpha1.Identity{},
+		EncryptionPolicies: map[string]*v1alpha1.EncryptionPolicy{},
 	}
 }
 

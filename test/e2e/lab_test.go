@@ -27,6 +27,7 @@ const echoPort = 7007
 
 const threeNodes = `
 name: set-later
+encryption: off
 agent:
   log: {level: debug}
 nodes:
@@ -43,6 +44,7 @@ pods:
 
 const twoNodes = `
 name: set-later
+encryption: off
 nodes:
   - {name: a, addresses: [192.0.2.1/24, "2001:db8::1/64"], podCIDRs: [10.77.1.0/24, "fd77:1::/64"]}
   - {name: b, addresses: [192.0.2.2/24, "2001:db8::2/64"], podCIDRs: [10.77.2.0/24, "fd77:2::/64"]}

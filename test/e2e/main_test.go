@@ -51,6 +51,7 @@ func run(m *testing.M) int {
 	}
 	code := m.Run()
 	shared.down()
+	sealed.down()
 	if left := leftovers(); len(left) > 0 {
 		fmt.Fprintf(os.Stderr, "FAIL: left on the machine after all labs were taken down:\n  %s\n", strings.Join(left, "\n  "))
 		return 1

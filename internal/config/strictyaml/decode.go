@@ -12,7 +12,7 @@ import (
 )
 
 // Decode fills out, a pointer to a struct with yaml tags, and keeps what out
-// holds where the document says nothing (or null). Structs, slices, maps with
+// holds where the document says nothing (or null). Structs, slices, pointers, maps with
 // text keys, texts, booleans, integers and encoding.TextUnmarshaler are known.
 func (d *Doc) Decode(out any) []Error {
 	d.lines = map[string]int{}
@@ -51,6 +51,11 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, path string) {
 	n = resolve(n)
 	if isNull(n) {
 		return
+	}
+	if v.Kind() == reflect.Pointer {
+		// What may be absent, which is not the same as empty.
+		v.Set(reflect.New(v.Type().Elem()))
+		v = v.Elem()
 	}
 	if v.Addr().Type().Implements(textUnmarshaler) {
 		d.text(at, n, v, path)
@@ -233,6 +238,9 @@ func wanted(t reflect.Type) string {
 		return "an address range, such as 10.1.0.0/24 or fd00:1::/64"
 	case reflect.TypeFor[netip.AddrPort]():
 		return "an address with port, such as 10.0.0.1:80 or [fd00::1]:80"
+	}
+	if own, ok := reflect.Zero(t).Interface().(interface{ Wanted() string }); ok {
+		return own.Wanted()
 	}
 	switch t.Kind() {
 	case reflect.String:

@@ -40,6 +40,9 @@ func eachField(t reflect.Type, prefix []int, f func(key string, index []int)) {
 func Keys(v any) []string { return allPaths(reflect.TypeOf(v).Elem(), "") }
 
 func allPaths(t reflect.Type, prefix string) []string {
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
 	if t.Kind() != reflect.Struct || reflect.PointerTo(t).Implements(reflect.TypeFor[encoding.TextUnmarshaler]()) {
 		return []string{prefix}
 	}

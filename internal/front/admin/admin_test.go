@@ -45,6 +45,9 @@ func (f *fake) Trace(_ context.Context, r TraceRequest) (*TraceResult, error) {
 	}
 	return &TraceResult{From: r.From, Trace: datapath.Trace{Verdict: "drop", Reason: "no_route"}}, nil
 }
+func (f *fake) Encrypt(context.Context) (*Encryption, error) {
+	return &Encryption{Mode: "strict", Peers: []EncryptPeer{{Node: "b", State: "up"}}}, nil
+}
 func (f *fake) Sysdump(context.Context) (Sysdump, error) { return Sysdump{"x": []byte("1")}, nil }
 func (f *fake) Flows(ctx context.Context, query FlowQuery, send func(flows.Flow) error) error {
 	past, follower := f.hub.Follow(query.Last, nil, 8)

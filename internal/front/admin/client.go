@@ -140,6 +140,11 @@ func (c *Client) Drops(ctx context.Context, all bool) ([]Drop, error) {
 	return get[[]Drop](ctx, c, "/v1/drops", url.Values{"all": {strconv.FormatBool(all)}})
 }
 
+// Encrypt asks for /v1/encrypt.
+func (c *Client) Encrypt(ctx context.Context) (*Encryption, error) {
+	return get[*Encryption](ctx, c, "/v1/encrypt", nil)
+}
+
 // FlowTable asks for at most limit rows of the flow table.
 func (c *Client) FlowTable(ctx context.Context, limit int) ([]TableFlow, error) {
 	return get[[]TableFlow](ctx, c, "/v1/flowtable", url.Values{"limit": {strconv.Itoa(limit)}})

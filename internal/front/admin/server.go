@@ -87,16 +87,20 @@ func (s *Server) Close() error {
 func Handler(backend Backend, cni http.Handler, log *slog.Logger) http.Handler {
 	api := &api{backend: backend, log: log}
 	routes := map[string]route{
-		"/v1/healthz":   {method: http.MethodGet, serve: api.healthz},
-		"/v1/readyz":    {method: http.MethodGet, serve: api.readyz},
-		"/v1/status":    {method: http.MethodGet, serve: api.status},
-		"/v1/endpoints": {method: http.MethodGet, serve: api.endpoints},
-		"/v1/nodes":     {method: http.MethodGet, serve: api.nodes},
-		"/v1/flows":     {method: http.MethodGet, serve: api.flows, query: []string{"from", "to", "verdict", "reason", "protocol", "last", "follow"}},
-		"/v1/flowtable": {method: http.MethodGet, serve: api.flowTable, query: []string{"limit"}},
-		"/v1/drops":     {method: http.MethodGet, serve: api.drops, query: []string{"all"}},
-		"/v1/trace":     {method: http.MethodPost, serve: api.trace},
-		"/v1/sysdump":   {method: http.MethodGet, serve: api.sysdump},
+		"/v1/healthz":      {method: http.MethodGet, serve: api.healthz},
+		"/v1/readyz":       {method: http.MethodGet, serve: api.readyz},
+		"/v1/status":       {method: http.MethodGet, serve: api.status},
+		"/v1/endpoints":    {method: http.MethodGet, serve: api.endpoints},
+		"/v1/nodes":        {method: http.MethodGet, serve: api.nodes},
+		"/v1/flows":        {method: http.MethodGet, serve: api.flows, query: []string{"from", "to", "verdict", "reason", "protocol", "last", "follow"}},
+		"/v1/flowtable":    {method: http.MethodGet, serve: api.flowTable, query: []string{"limit"}},
+		"/v1/drops":        {method: http.MethodGet, serve: api.drops, query: []string{"all"}},
+		"/v1/trace":        {method: http.MethodPost, serve: api.trace},
+		"/v1/encrypt":      {method: http.MethodGet, serve: api.encrypt},
+		"/v1/keys":         {method: http.MethodGet, serve: api.keys},
+		"/v1/keys/rotate":  {method: http.MethodPost, serve: api.rotateKeys},
+		"/v1/keys/history": {method: http.MethodGet, serve: api.keyHistory},
+		"/v1/sysdump":      {method: http.MethodGet, serve: api.sysdump},
 	}
 	mux := http.NewServeMux()
 	for path, route := range routes {

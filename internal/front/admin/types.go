@@ -39,9 +39,11 @@ type Status struct {
 	Endpoints int                   `json:"endpoints"`
 	Nodes     int                   `json:"nodes"`
 	Links     []datapath.LinkStatus `json:"links,omitempty"`
-	Store     StoreStatus           `json:"store"`
-	Events    EventStatus           `json:"events"`
-	Paths     Paths                 `json:"paths"`
+	// Encryption is one line on how packets between nodes travel; /v1/encrypt tells all.
+	Encryption string      `json:"encryption,omitempty"`
+	Store      StoreStatus `json:"store"`
+	Events     EventStatus `json:"events"`
+	Paths      Paths       `json:"paths"`
 }
 
 // StoreStatus is where the objects come from and which of them are wrong.
@@ -75,21 +77,23 @@ type Endpoint struct {
 	Pod            string            `json:"pod,omitempty"`
 	Labels         map[string]string `json:"labels,omitempty"`
 	ServiceAccount string            `json:"serviceAccount,omitempty"`
-	ContainerID    string            `json:"containerID"`
-	IfName         string            `json:"ifName"`
-	Slot           uint16            `json:"slot"`
-	HostIf         string            `json:"hostIf"`
-	NetNS          string            `json:"netns"`
-	PodIf          string            `json:"podIf"`
-	MAC            string            `json:"mac"`
-	GatewayMAC     string            `json:"gatewayMAC"`
-	IPv4           netip.Addr        `json:"ipv4"`
-	IPv6           netip.Addr        `json:"ipv6"`
-	MTU            int               `json:"mtu"`
-	Chained        bool              `json:"chained"`
-	State          string            `json:"state"`
-	Created        time.Time         `json:"created"`
-	Traffic        []CounterRow      `json:"traffic,omitempty"`
+	// Identity is the number that other nodes know the endpoint's packets by, 0 while it has none.
+	Identity    uint32       `json:"identity,omitempty"`
+	ContainerID string       `json:"containerID"`
+	IfName      string       `json:"ifName"`
+	Slot        uint16       `json:"slot"`
+	HostIf      string       `json:"hostIf"`
+	NetNS       string       `json:"netns"`
+	PodIf       string       `json:"podIf"`
+	MAC         string       `json:"mac"`
+	GatewayMAC  string       `json:"gatewayMAC"`
+	IPv4        netip.Addr   `json:"ipv4"`
+	IPv6        netip.Addr   `json:"ipv6"`
+	MTU         int          `json:"mtu"`
+	Chained     bool         `json:"chained"`
+	State       string       `json:"state"`
+	Created     time.Time    `json:"created"`
+	Traffic     []CounterRow `json:"traffic,omitempty"`
 }
 
 // Name is "namespace/pod", or the endpoint's ID when no pod is known.
@@ -199,6 +203,8 @@ type Backend interface {
 	// Drops lists what was dropped; all adds the reasons that never happened.
 	Drops(ctx context.Context, all bool) ([]Drop, error)
 	Trace(ctx context.Context, request TraceRequest) (*TraceResult, error)
+	// Encrypt says how packets to other nodes are sealed, and with which keys.
+	Encrypt(ctx context.Context) (*Encryption, error)
 	Sysdump(ctx context.Context) (Sysdump, error)
 }
 

@@ -1,0 +1,94 @@
+package v1alpha1
+
+import (
+	"strconv"
+	"strings"
+)
+
+// Bounds of identities: 0 is unknown, 1 a node itself, the others below MinIdentity
+// are reserved, and a packet has 22 bits for it.
+const (
+	IdentityUnknown = 0
+	IdentityHost    = 1
+	MinIdentity     = 256
+	MaxIdentity     = 1<<22 - 1
+)
+
+// Identity says which workload identity a number stands for: the number is its name.
+// Agents create these, each once; a number is never given to another identity while
+// its object is there.
+type Identity struct {
+	TypeMeta `yaml:",inline"`
+	Metadata ObjectMeta   `yaml:"metadata" json:"metadata"`
+	Spec     IdentitySpec `yaml:"spec" json:"spec"`
+}
+
+// IdentitySpec is what the number stands for.
+type IdentitySpec struct {
+	// SPIFFEID is spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT.
+	SPIFFEID string `yaml:"spiffeID" json:"spiffeID"`
+}
+
+// Number is the identity's number, 0 when its name is none.
+func (i *Identity) Number() uint32 {
+	n, msg := parseIdentity(i.Metadata.Name)
+	if msg != "" {
+		return IdentityUnknown
+	}
+	return n
+}
+
+// Meta implements Object.
+func (i *Identity) Meta() *ObjectMeta { return &i.Metadata }
+
+// Type implements Object.
+func (i *Identity) Type() *TypeMeta { return &i.TypeMeta }
+
+// SetDefaults implements Object.
+func (i *Identity) SetDefaults() { i.TypeMeta.setDefaults(KindIdentity) }
+
+// Validate implements Object.
+func (i *Identity) Validate() []FieldError {
+	v := newValidator(i, KindIdentity)
+	if i.Metadata.Namespace != "" {
+		v.fail("metadata.namespace", "an Identity has no namespace: take it away")
+	}
+	if _, msg := parseIdentity(i.Metadata.Name); msg != "" && i.Metadata.Name != "" {
+		v.fail("metadata.name", "%s", msg)
+	}
+	if msg := checkWorkloadID(i.Spec.SPIFFEID); msg != "" {
+		v.fail("spec.spiffeID", "%s", msg)
+	}
+	return v.errs
+}
+
+func parseIdentity(name string) (uint32, string) {
+	n, err := strconv.ParseUint(name, 10, 32)
+	if err != nil || n < MinIdentity || n > MaxIdentity || strconv.FormatUint(n, 10) != name {
+		return 0, quote(name) + " is not the number of a workload's identity: want " + strconv.Itoa(MinIdentity) + " to " + strconv.Itoa(MaxIdentity)
+	}
+	return uint32(n), ""
+}
+
+// checkWorkloadID follows the SPIFFE ID that Weft gives to workloads.
+func checkWorkloadID(s string) string {
+	const rule = ": want spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT"
+	if s == "" {
+		return "is missing" + rule
+	}
+	rest, ok := strings.CutPrefix(s, "spiffe://")
+	parts := strings.Split(rest, "/")
+	if !ok || len(s) > 2048 || len(parts) != 5 || parts[0] == "" || parts[1] != "ns" || parts[3] != "sa" ||
+		CheckLabel(parts[2]) != "" || CheckName(parts[4]) != "" {
+		return quote(s) + " is not the identity of a workload" + rule
+	}
+	return ""
+}
+
+// checkIdentity is for numbers inside other objects; 0 is none.
+func checkIdentity(n uint32) string {
+	if n != IdentityUnknown && (n < MinIdentity || n > MaxIdentity) {
+		return strconv.FormatUint(uint64(n), 10) + " is not the number of a workload's identity: want " + strconv.Itoa(MinIdentity) + " to " + strconv.Itoa(MaxIdentity)
+	}
+	return ""
+}

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+#ifndef WEFT_AEAD_H
+#define WEFT_AEAD_H
+
+#include "gcm.h"
+
+/* AES-256-GCM as RFC 4106 uses it, by the engine that the SA was made for.
+ *
+ * A packet's work is done between crypt_get and crypt_put. The caller fills the buffer's aad (12 bytes: SPI,
+ * sequence number with its upper half) and iv; the salt comes from the SA. The functions below are verified by
+ * themselves, so they take the SA's number and look it up again: kernel pointers cannot be passed to them.
+ *
+ * Why this cannot mix two keys up: an entry that was seen alive is not changed before the program ends
+ * (sa.h), so that both look-ups see the same keys and counter. */
+
+#define EINVAL	22
+#define EBADMSG 74
+#define ENOKEY	126
+
+/* The kernel's module does it where the packet lies: seals size bytes with the tag, or opens -size. The packet
+ * must be one piece of memory, for an skb also its own. */
+static __noinline int kmod_crypt(weft_ctx *ctx, struct weft_crypt *s, struct bpf_crypto_ctx *cipher, __u32 off,
+				 __s32 size)
+{
+	int seal = size > 0, err;
+	struct bpf_dynptr packet, siv;
+
+	if (!seal)
+		size = -size;
+	*(__u32 *)(s->siv + 4) = (__u32)s->iv;
+	*(__u32 *)(s->siv + 8) = s->iv >> 32;
+	*(__u32 *)(s->siv + 12) = *(__u32 *)s->aad;
+	*(__u64 *)(s->siv + 16) = *(__u32 *)(s->aad + 4) | (__u64)(*(__u32 *)(s->aad + 8)) << 32;
+	if (bpf_dynptr_from_mem(s->siv, 12 + ESP_AAD_LEN, 0, &siv))
+		return -EINVAL;
+	if (ctx_dynptr(ctx, &packet) || bpf_dynptr_adjust(&packet, off, off + size))
+		return -EINVAL;
+	if (seal)
+		err = bpf_crypto_encrypt(cipher, &packet, &packet, &siv);
+	else
+		err = bpf_crypto_decrypt(cipher, &packet, &packet, &siv);
+	*(__u32 *)s->siv = 0;
+	return err;
+}
+
+/* Seals s->text[0..len), ESP trailer included, and writes ciphertext and 16 bytes of tag to the packet
+ * at off, where there is room. */
+SUBPROGRAM int aead_seal(weft_ctx *ctx, __u32 id, __u32 off, __u32 len)
+{
+	struct weft_sa_out *sa = bpf_map_lookup_elem(&weft_sa_out, &id);
+	struct weft_crypt *s = crypt_buffer();
+	struct bpf_crypto_ctx *cipher;
+	struct weft_key *key;
+
+	if (!s || !sa || !len || len > MAX_TEXT || sa->state != SA_LIVE)
+		return -EINVAL;
+	cipher = sa->cipher;
+	key = sa->key;
+	if (!cipher || !key || !key->ready)
+		return -ENOKEY;
+	if (sa->engine == ENGINE_BPF) {
+		if (gcm_seal(s, cipher, key, len))
+			return -EINVAL;
+		len += 16;
+	}
+	forget(len);
+	if (!len || len > MAX_TEXT + 16 || ctx_store(ctx, off, s->text, len))
+		return -EINVAL;
+	__sync_fetch_and_add(&sa->bytes, len);
+	if (sa->engine == ENGINE_BPF)
+		return 0;
+	*(__u32 *)s->siv = key->salt;
+	return kmod_crypt(ctx, s, cipher, off, len + 16);
+}
+
+/* The packet has len bytes of ciphertext at off and 16 of tag behind them. Leaves the plaintext in their place,
+ * and only if the tag is right: 0, or -EBADMSG. */
+SUBPROGRAM int aead_open(weft_ctx *ctx, __u32 id, __u32 off, __u32 len)
+{
+	struct weft_sa_in *sa = bpf_map_lookup_elem(&weft_sa_in, &id);
+	struct weft_crypt *s = crypt_buffer();
+	struct bpf_crypto_ctx *cipher;
+	struct weft_key *key;
+	__u32 size = len + 16;
+
+	if (!s || !sa || !len || len > MAX_TEXT || sa->state != SA_LIVE)
+		return -EINVAL;
+	cipher = sa->cipher;
+	key = sa->key;
+	if (!cipher || !key || !key->ready)
+		return -ENOKEY;
+	if (sa->engine == ENGINE_KMOD) {
+		*(__u32 *)s->siv = key->salt;
+		return kmod_crypt(ctx, s, cipher, off, -(__s32)size);
+	}
+	forget(size);
+	if (size < 17 || size > MAX_TEXT + 16 || ctx_load(ctx, off, s->text, size))
+		return -EINVAL;
+	if (gcm_open(s, cipher, key, len))
+		return -EBADMSG;
+	forget(len);
+	if (!len || len > MAX_TEXT || ctx_store(ctx, off, s->text, len))
+		return -EINVAL;
+	return 0;
+}
+
+#endif

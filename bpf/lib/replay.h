@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+#ifndef WEFT_REPLAY_H
+#define WEFT_REPLAY_H
+
+#include "sa.h"
+
+/* The window of RFC 6479: a ring of words, where advancing clears whole words. A packet is looked up before its
+ * tag is verified (cheap refusal) and again, under the lock, after: only then is its number taken, so no number
+ * is accepted twice, however many CPUs open packets of the lane at once. */
+
+/* RFC 4303 appendix A2: the sequence number that the lower half most likely belongs to. 0 if none can be. */
+ALWAYS_INLINE __u64 replay_infer(__u64 top, __u32 low)
+{
+	__u32 top_low = top, high = top >> 32, bottom = top_low - SA_WINDOW + 1;
+
+	if (top_low >= SA_WINDOW - 1) {
+		if (low < bottom)
+			high++;
+	} else if (low >= bottom) {
+		if (!high)
+			return 0;
+		high--;
+	}
+	return (__u64)high << 32 | low;
+}
+
+/* Whether the number can still be accepted. Without the lock: an answer that is old in a moment. */
+ALWAYS_INLINE int replay_check(const struct weft_sa_in *sa, __u64 seq)
+{
+	__u64 top = sa->top;
+
+	if (!seq)
+		return -1;
+	if (seq > top)
+		return 0;
+	if (top - seq >= SA_WINDOW)
+		return -1;
+	return sa->window[seq >> 6 & (SA_WINDOW_WORDS - 1)] >> (seq & 63) & 1 ? -1 : 0;
+}
+
+/* Takes the number if nobody has. */
+ALWAYS_INLINE int replay_commit(struct weft_sa_in *sa, __u64 seq)
+{
+	__u64 word = seq >> 6, bit = 1ULL << (seq & 63), ahead;
+	int refused = -1;
+
+	if (!seq)
+		return -1;
+	bpf_spin_lock(&sa->lock);
+	if (seq > sa->top) {
+		ahead = word - (sa->top >> 6);
+		for (__u32 i = 0; i < SA_WINDOW_WORDS; i++) {
+			if (i >= ahead)
+				break;
+			sa->window[(word - i) & (SA_WINDOW_WORDS - 1)] = 0;
+		}
+		sa->top = seq;
+	}
+	if (sa->top - seq < SA_WINDOW && !(sa->window[word & (SA_WINDOW_WORDS - 1)] & bit)) {
+		sa->window[word & (SA_WINDOW_WORDS - 1)] |= bit;
+		refused = 0;
+	}
+	bpf_spin_unlock(&sa->lock);
+	return refused;
+}
+
+/* Before opening: finds the SA and the whole sequence number. Returns a drop reason. */
+SUBPROGRAM int sa_admit(__u32 id, __u32 low, __u64 *seq)
+{
+	struct weft_sa_in *sa = bpf_map_lookup_elem(&weft_sa_in, &id);
+	__u64 n;
+
+	if (!seq || !sa || sa->state != SA_LIVE)
+		return REASON_ESP_UNKNOWN_SA;
+	if (bpf_ktime_get_boot_ns() >= sa->expires_ns)
+		return REASON_KEY_EXPIRED;
+	n = replay_infer(sa->top, low);
+	if (replay_check(sa, n))
+		return REASON_ESP_REPLAYED;
+	*seq = n;
+	return REASON_NONE;
+}
+
+/* After opening: nobody has had this number. Returns a drop reason. */
+SUBPROGRAM int sa_commit(__u32 id, __u64 seq, __u32 bytes)
+{
+	struct weft_sa_in *sa = bpf_map_lookup_elem(&weft_sa_in, &id);
+
+	if (!sa)
+		return REASON_ESP_UNKNOWN_SA;
+	if (replay_commit(sa, seq))
+		return REASON_ESP_REPLAYED;
+	__sync_fetch_and_add(&sa->packets, 1);
+	__sync_fetch_and_add(&sa->bytes, bytes);
+	return REASON_NONE;
+}
+
+#endif

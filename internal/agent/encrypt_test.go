@@ -1,0 +1,270 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/config"
+	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/store"
+	"weft.dev/weft/internal/store/dir"
+)
+
+// sealedWorld has two nodes, a key manager that has everything, and a pod on the other node.
+func sealedWorld() *world {
+	w := upWorld()
+	w.snapshot.Endpoints["demo/db"].Status.Identity = 300
+	w.snapshot.Endpoints["demo/db"].Spec.ServiceAccount = "db"
+	w.snapshot.Identities["300"] = &v1alpha1.Identity{
+		Metadata: v1alpha1.ObjectMeta{Name: "300"}, Spec: v1alpha1.IdentitySpec{SPIFFEID: "spiffe://weft.local/ns/demo/sa/db"},
+	}
+	w.sealing.ring = &fakeRing{status: keys.Status{
+		Ready: true, Epoch: 7, Newest: 7,
+		Epochs: []keys.EpochStatus{{Epoch: keys.Epoch{Number: 7, KEK: "file:///kek", Created: time.Unix(1, 0), Expires: time.Unix(2, 0)}}},
+		Peers:  []keys.PeerStatus{{Name: "b", State: keys.StateUp, EpochTX: 7, EpochRX: 7, PostQuantum: true, Group: "X25519MLKEM768"}},
+		Counters: keys.Counters{
+			Handshakes: map[string]uint64{"ok": 3, "busy": 1, "unreachable": 2, "served_foreign": 1}, Rotations: map[string]uint64{"first": 1},
+		},
+	}}
+	w.sealing.sas = []datapath.SAStatus{
+		{Node: "b", Out: true, Number: 7, ID: 1, Packets: 5, Bytes: 500, Installed: time.Unix(9, 0)},
+		{Node: "b", Out: true, Number: 7, ID: 1, Lane: 1, Packets: 2, Bytes: 20, Installed: time.Unix(8, 0)},
+		{Node: "b", Number: 7, ID: 2, Packets: 1, Bytes: 10, Installed: time.Unix(9, 0)},
+	}
+	return w
+}
+
+func strictConfig(t *testing.T) *config.Config {
+	cfg := testConfig(t)
+	cfg.Encryption.Mode = config.EncryptionStrict
+	return cfg
+}
+
+func waitsFor(t *testing.T, client *admin.Client, texts ...string) {
+	t.Helper()
+	eventually(t, strings.Join(texts, ", "), func() bool {
+		state, err := client.Ready(context.Background())
+		return err == nil && !state.Ready && !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(state.Waiting, text) })
+	})
+}
+
+func TestStrictWaitsForKeys(t *testing.T) {
+	w := sealedWorld()
+	w.sealing.ringErr = errors.New("open the key-encryption key: /etc/weft/kek is not there: `weft keys init` makes one")
+	w.sealing.certificate = errors.New("no certificate: /etc/weft/node.crt is not there: `weft ca join` gets one")
+	w.sealing.ring.status.Epoch, w.sealing.ring.status.Ready = 0, false
+	w.sealing.ring.status.Leader = "b"
+	w.sealing.ring.status.Peers[0].State = keys.StateNoKey
+	client, _ := w.start(t, strictConfig(t))
+	waitsFor(t, client, "/etc/weft/kek is not there: `weft keys init` makes one", `encryption.mode: "off"`)
+	w.mu.Lock()
+	w.sealing.ringErr = nil
+	w.mu.Unlock()
+	waitsFor(t, client, "the node's certificate", "`weft ca join` gets one", `encryption.mode: "off"`)
+	w.mu.Lock()
+	w.sealing.certificate = nil
+	w.mu.Unlock()
+	waitsFor(t, client, "an epoch that this node can read", "node b makes them")
+	w.sealing.ring.set(func(s *keys.Status) {
+		s.Epoch, s.Epochs = 0, []keys.EpochStatus{{Epoch: keys.Epoch{Number: 7}, Error: "access denied"}}
+	})
+	waitsFor(t, client, "epoch 7: access denied")
+	w.sealing.ring.set(func(s *keys.Status) { s.Epoch, s.Ready = 7, true })
+	waitsFor(t, client, "keys with b")
+	w.sealing.ring.set(func(s *keys.Status) { s.Peers[0].State = keys.StateUp })
+	eventually(t, "ready", func() bool { return ready(client) })
+}
+
+func TestStrictWithoutPeersNeedsNothing(t *testing.T) {
+	w := sealedWorld()
+	delete(w.snapshot.Nodes, "b")
+	w.sealing.ringErr = errors.New("nothing is there")
+	client, _ := w.start(t, strictConfig(t))
+	eventually(t, "ready", func() bool { return ready(client) })
+	status, err := client.Status(context.Background())
+	if err != nil || len(status.Problems) > 0 || status.Encryption != "strict, bpf engine, no peers" {
+		t.Errorf("%+v %v", status, err)
+	}
+}
+
+func TestPeerThatIsDownDoesNotHoldUp(t *testing.T) {
+	w := sealedWorld()
+	w.sealing.ring.status.Peers[0].State, w.sealing.ring.status.Peers[0].LastError = keys.StateFailed, "unreachable"
+	client, _ := w.start(t, strictConfig(t))
+	eventually(t, "ready", func() bool { return ready(client) })
+}
+
+func TestEncryption(t *testing.T) {
+	w, ctx := sealedWorld(), context.Background()
+	w.sealing.path = func(netip.Addr) (int, error) { return 1400, nil }
+	cfg := strictConfig(t)
+	client, _ := w.start(t, cfg)
+	eventually(t, "ready", func() bool { return ready(client) })
+	status, err := client.Status(ctx)
+	// The uplinks have 1450: (1450 - 60) & ^3 - 2.
+	if err != nil || status.MTU != 1386 || !strings.HasPrefix(status.Encryption, "strict, bpf engine, epoch 7, 1 of 1 peers sealed, 1 post-quantum") {
+		t.Errorf("status %+v %v", status, err)
+	}
+	var got *admin.Encryption
+	eventually(t, "the path", func() bool {
+		if got, err = client.Encrypt(ctx); err != nil {
+			t.Fatal(err)
+		}
+		return got.Peers[0].Path != nil
+	})
+	peer := got.Peers[0]
+	if got.Epoch == nil || got.Epoch.Number != 7 || got.Engine.Active != "bpf" || got.Lanes != 2 || got.Handshakes != 3 || got.FailedHandshakes != 3 || got.Rotations != 1 {
+		t.Errorf("encryption %+v", got)
+	}
+	if peer.State != "up" || !peer.PostQuantum || peer.Sent.Packets != 7 || peer.Received.Bytes != 10 || !peer.Installed.Equal(time.Unix(8, 0)) ||
+		peer.Outer != "IPv4" || peer.MTU != 1386 || peer.Identities != 1 || peer.Path.Fits != 1400 {
+		t.Errorf("peer %+v %+v", peer, peer.Path)
+	}
+	eventually(t, "the narrow path", func() bool {
+		status, err := client.Status(ctx)
+		return err == nil && strings.Contains(strings.Join(status.Problems, "\n"), "the path to node b carries packets of 1400 bytes, pods' packets of 1386 need 1448 when sealed: set mtu: 1338")
+	})
+	w.mu.Lock()
+	if !slices.Equal(w.sealing.identities["b"], []uint32{300}) || len(w.sealing.identities) != 1 {
+		t.Errorf("identities %v", w.sealing.identities)
+	}
+	w.mu.Unlock()
+	w.put(func(s *store.Snapshot) {
+		s.EncryptionPolicies["p"] = &v1alpha1.EncryptionPolicy{Spec: v1alpha1.EncryptionPolicySpec{CIDRs: prefixes("10.9.0.0/16")}}
+	})
+	eventually(t, "the policy", func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return slices.Equal(w.sealing.plain, prefixes("10.9.0.0/16"))
+	})
+	dump, err := client.Sysdump(ctx)
+	if err != nil || !strings.Contains(string(dump["encrypt"]), `"node":"b"`) {
+		t.Errorf("sysdump %s %v", dump["encrypt"], err)
+	}
+}
+
+func TestKick(t *testing.T) {
+	w := sealedWorld()
+	client, _ := w.start(t, strictConfig(t))
+	eventually(t, "ready", func() bool { return ready(client) })
+	send := func(reason, dst string) {
+		w.events <- datapath.FlowEvent{Type: datapath.EventDrop, Reason: reason, Dst: netip.MustParseAddrPort(dst)}
+	}
+	send("spoofed_ip", "10.2.0.2:1")
+	send("no_key", "203.0.113.1:1") // nobody's
+	send("no_key", "10.1.0.9:1")    // our own range
+	send("no_key", "10.2.0.2:1")    // a known pod
+	send("no_key", "10.2.0.77:1")   // an address of its range
+	eventually(t, "the kicks", func() bool {
+		w.sealing.ring.mu.Lock()
+		defer w.sealing.ring.mu.Unlock()
+		return slices.Equal(w.sealing.ring.kicked, []string{"b", "b"})
+	})
+}
+
+func TestMTUTooLargeIsRefused(t *testing.T) {
+	cfg := strictConfig(t)
+	cfg.MTU = 1450
+	err := run(t.Context(), cfg, Options{}, sealedWorld().seams())
+	if err == nil || !strings.Contains(err.Error(), "mtu: is 1450: sealed, it does not fit into the uplinks' MTU 1450: write at most 1386") {
+		t.Error(err)
+	}
+}
+
+func TestLaterNodeWithoutIPv4(t *testing.T) {
+	w := sealedWorld()
+	for _, name := range []string{"a", "b"} {
+		node := *w.snapshot.Nodes[name]
+		node.Spec.Addresses = append(slices.Clone(node.Spec.Addresses), netip.MustParseAddr("2001:db8::"+name))
+		w.snapshot.Nodes[name] = &node
+	}
+	client, _ := w.start(t, strictConfig(t))
+	eventually(t, "ready", func() bool { return ready(client) })
+	w.put(func(s *store.Snapshot) { s.Nodes["c"] = nodeObject("c", "2001:db8::c", "10.3.0.0/24") })
+	eventually(t, "the problem", func() bool {
+		status, err := client.Status(context.Background())
+		return err == nil && strings.Contains(strings.Join(status.Problems, "\n"), "mtu: pods have 1386, and packets to a node without an IPv4 address fit when they have 1366")
+	})
+}
+
+func TestEncryptMetrics(t *testing.T) {
+	cfg := strictConfig(t)
+	cfg.Metrics.Listen = freeAddress(t)
+	client, _ := sealedWorld().start(t, cfg)
+	eventually(t, "ready", func() bool { return ready(client) })
+	var body []byte
+	eventually(t, "the metrics", func() bool {
+		response, err := http.Get("http://" + cfg.Metrics.Listen + "/metrics")
+		if err != nil {
+			return false
+		}
+		defer response.Body.Close()
+		body, _ = io.ReadAll(response.Body)
+		return response.StatusCode == http.StatusOK
+	})
+	for _, want := range []string{
+		`weft_encrypt_peers{state="up"} 1`, `weft_encrypt_peers{state="no_key"} 0`, `weft_encrypt_packets_total{direction="out"} 7`,
+		`weft_encrypt_bytes_total{direction="in"} 10`, `weft_encrypt_errors_total{reason="no_key"} 0`, `weft_encrypt_handshakes_total{outcome="ok"} 3`,
+		`weft_encrypt_rotations_total{reason="first"} 1`, `weft_encrypt_engine_info{active="bpf",asked="auto"} 1`, "weft_encrypt_epoch 7", "weft_encrypt_key_age_seconds 0",
+	} {
+		if !strings.Contains(string(body), want) {
+			t.Errorf("no %s", want)
+		}
+	}
+}
+
+// storeWithDir gives out numbers through a real directory.
+type storeWithDir struct {
+	fakeStore
+	*dir.Dir
+}
+
+func (s storeWithDir) Snapshot() (*store.Snapshot, error) { return s.fakeStore.Snapshot() }
+func (s storeWithDir) Watch(ctx context.Context, changed func(*store.Snapshot)) error {
+	return s.fakeStore.Watch(ctx, changed)
+}
+func (s storeWithDir) PutEndpoint(ep *v1alpha1.Endpoint) error { return nil }
+func (s storeWithDir) DeleteEndpoint(key string) error         { return nil }
+
+func TestIdentityOf(t *testing.T) {
+	w := sealedWorld()
+	d, err := dir.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &Agent{cfg: config.Default(), store: storeWithDir{fakeStore{w}, d}}
+	a.index.Store(newIndex(w.snapshot))
+	if n, err := a.identityOf("demo", "db"); n != 300 || err != nil {
+		t.Errorf("known: %d %v", n, err)
+	}
+	first, err := a.identityOf("demo", "web")
+	again, err2 := a.identityOf("demo", "web")
+	if first < v1alpha1.MinIdentity || first != again || err != nil || err2 != nil {
+		t.Errorf("new: %d %d %v %v", first, again, err, err2)
+	}
+	a.store = fakeStore{w}
+	if _, err := a.identityOf("demo", "web"); err == nil {
+		t.Error("a store without identities gave one")
+	}
+}
+
+// TestMTUIsTheDatapaths holds the two computations of what fits a wire equal.
+func TestMTUIsTheDatapaths(t *testing.T) {
+	for wire := 576; wire <= 65535; wire++ {
+		for _, ipv6 := range []bool{false, true} {
+			if mine, theirs := config.Sealed(wire, ipv6), datapath.SealedMTU(wire, ipv6); mine != theirs {
+				t.Fatalf("wire %d, IPv6 %v: %d, the datapath says %d", wire, ipv6, mine, theirs)
+			}
+		}
+	}
+}

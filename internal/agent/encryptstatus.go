@@ -1,0 +1,289 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"weft.dev/weft/internal/config"
+	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/identity"
+	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/metrics"
+)
+
+// encryptReasons are the drop reasons that have to do with encryption.
+var encryptReasons = map[string]bool{
+	reasonNoKey: true, "key_expired": true, "key_exhausted": true, "seal_failed": true, "esp_malformed": true, "esp_fragment": true,
+	"esp_unknown_peer": true, "esp_unknown_sa": true, "esp_replayed": true, "esp_bad_tag": true, "esp_padding": true,
+	"inner_source": true, "identity_not_on_node": true, "plaintext": true,
+}
+
+// Encrypt implements admin.Backend.
+func (b *backend) Encrypt(ctx context.Context) (*admin.Encryption, error) {
+	out := &admin.Encryption{Node: b.cfg.Node, Mode: b.cfg.Encryption.Mode, Peers: []admin.EncryptPeer{}}
+	if !b.cfg.Encryption.On() {
+		return out, nil
+	}
+	running, err := b.up()
+	if err != nil {
+		return nil, err
+	}
+	engine := running.dp.EngineStatus()
+	out.Engine = admin.EncryptEngine{Asked: engine.Asked, Active: engine.Active, Why: engine.Why}
+	out.Port, out.Lanes, out.TrustDomain = b.cfg.Encryption.Port, running.dp.Lanes(), b.cfg.Keys.TrustDomain
+	out.Plain = identity.Plain(b.index.Load().snapshot)
+	if out.Errors, err = b.encryptDrops(ctx); err != nil {
+		return nil, err
+	}
+	if err := b.describeKeys(ctx, running, out); err != nil {
+		return nil, err
+	}
+	out.Problems = append(out.Problems, b.encryptProblems()...)
+	return out, nil
+}
+
+// encryptDrops sums the drops of the node by reason.
+func (b *backend) encryptDrops(ctx context.Context) ([]admin.Drop, error) {
+	rows, err := b.Drops(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	sums := map[string]admin.Drop{}
+	for _, row := range rows {
+		if !encryptReasons[row.Reason] {
+			continue
+		}
+		sum := sums[row.Reason]
+		row.Packets += sum.Packets
+		row.Bytes += sum.Bytes
+		row.Endpoint, row.Direction = "", ""
+		sums[row.Reason] = row
+	}
+	var out []admin.Drop
+	for _, row := range sums {
+		out = append(out, row)
+	}
+	slices.SortFunc(out, func(x, y admin.Drop) int {
+		return cmp.Or(cmp.Compare(y.Packets, x.Packets), cmp.Compare(x.Reason, y.Reason))
+	})
+	return out, nil
+}
+
+// encryptProblems are the agent's own that have to do with encryption.
+func (a *Agent) encryptProblems() []string {
+	a.stateLock.Lock()
+	defer a.stateLock.Unlock()
+	var out []string
+	for _, what := range []string{"keys", "certificate renewal", "identities", "paths", "path probes", "pod mtu"} {
+		if text := a.problems[what]; text != "" {
+			out = append(out, text)
+		}
+	}
+	return out
+}
+
+// describeKeys fills in what the key manager and the datapath's keys tell.
+func (b *backend) describeKeys(ctx context.Context, running *node, out *admin.Encryption) error {
+	status, certificate := b.keysStatus(ctx)
+	out.Certificate = certificate
+	traffic, err := keyTraffic(running.dp)
+	if err != nil {
+		return err
+	}
+	identities, _ := identity.OfNodes(b.index.Load().snapshot, b.cfg.Keys.TrustDomain)
+	byName := map[string]keys.PeerStatus{}
+	if status != nil {
+		out.Epoch, out.OldestKey, out.Problems = newestEpoch(status), status.OldestKey, status.Problems
+		out.Handshakes, out.FailedHandshakes = handshakes(&status.Counters)
+		for _, count := range status.Counters.Rotations {
+			out.Rotations += count
+		}
+		for _, p := range status.Peers {
+			byName[p.Name] = p
+		}
+	}
+	for _, peer := range peers(b.index.Load().snapshot.Nodes, b.cfg.Node) {
+		row := b.describePeer(running, peer, byName[peer.Name], traffic[peer.Name])
+		row.Identities = len(identities[peer.Name])
+		out.Peers = append(out.Peers, row)
+	}
+	for _, t := range traffic {
+		add(&out.Sent, t.sent)
+		add(&out.Received, t.received)
+	}
+	return nil
+}
+
+func (b *backend) describePeer(running *node, peer datapath.Node, status keys.PeerStatus, traffic peerTraffic) admin.EncryptPeer {
+	row := admin.EncryptPeer{
+		Node: peer.Name, State: cmp.Or(status.State, keys.StateNoKey), SendEpoch: status.EpochTX, ReceiveEpoch: status.EpochRX,
+		Handshake: status.Exchanged, PostQuantum: status.PostQuantum, Group: status.Group, Expires: status.Expires,
+		Installed: traffic.installed, Sent: traffic.sent, Received: traffic.received, Path: b.paths.get(peer.Name), Problem: status.LastError,
+	}
+	if addr, ok := outerAddr(peer, running.object.Spec.Addresses); ok {
+		row.Address, row.Outer = addr, "IPv6"
+		if addr.Is4() {
+			row.Outer = "IPv4"
+		}
+		row.MTU = config.Sealed(running.links.MTU, addr.Is6())
+	} else {
+		row.Problem = "it has no address of a family that this node has: nothing can be sealed for it"
+	}
+	return row
+}
+
+// keysStatus is nil while there is no key manager.
+func (b *backend) keysStatus(ctx context.Context) (*keys.Status, *admin.NodeCertificate) {
+	ring := b.keys.Load()
+	if ring == nil {
+		return nil, nil
+	}
+	certificate := &admin.NodeCertificate{}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	cert, err := ring.certificate(ctx)
+	if cert != nil {
+		certificate.NotAfter = cert.NotAfter
+		if len(cert.URIs) == 1 {
+			certificate.ID = cert.URIs[0].String()
+		}
+	}
+	if err != nil {
+		certificate.Problem = err.Error()
+	}
+	status := ring.Status()
+	return &status, certificate
+}
+
+// newestEpoch is the epoch that this node uses.
+func newestEpoch(s *keys.Status) *admin.EncryptEpoch {
+	for _, e := range s.Epochs {
+		if e.Number == s.Epoch {
+			return &admin.EncryptEpoch{Number: e.Number, Created: e.Created, Expires: e.Expires, KEK: e.KEK, KEKVersion: e.KEKVersion}
+		}
+	}
+	return nil
+}
+
+// handshakes counts exchanges by whether they were good. One that gave way to the peer's own was not needed.
+func handshakes(c *keys.Counters) (good, failed uint64) {
+	for outcome, count := range c.Handshakes {
+		switch strings.TrimPrefix(outcome, "served_") {
+		case "ok":
+			good += count
+		case "busy":
+		default:
+			failed += count
+		}
+	}
+	return good, failed
+}
+
+// peerTraffic is what passed the keys shared with a peer that are still there.
+type peerTraffic struct {
+	sent, received datapath.Traffic
+	installed      time.Time
+}
+
+func keyTraffic(dp Datapath) (map[string]peerTraffic, error) {
+	list, err := dp.SAs()
+	if err != nil {
+		return nil, fmt.Errorf("read keys of the datapath: %w", err)
+	}
+	out := map[string]peerTraffic{}
+	for _, sa := range list {
+		t := out[sa.Node]
+		passed := datapath.Traffic{Packets: sa.Packets, Bytes: sa.Bytes}
+		if sa.Out {
+			add(&t.sent, passed)
+		} else {
+			add(&t.received, passed)
+		}
+		if t.installed.IsZero() || sa.Installed.Before(t.installed) {
+			t.installed = sa.Installed
+		}
+		out[sa.Node] = t
+	}
+	return out, nil
+}
+
+func add(sum *datapath.Traffic, t datapath.Traffic) {
+	sum.Packets += t.Packets
+	sum.Bytes += t.Bytes
+}
+
+// encryptionLine is encryption in one line of `weft status`.
+func (b *backend) encryptionLine(running *node) string {
+	if !b.cfg.Encryption.On() {
+		return "off: packets to other nodes travel in plain"
+	}
+	count := len(peers(b.index.Load().snapshot.Nodes, b.cfg.Node))
+	line := fmt.Sprintf("%s, %s engine", b.cfg.Encryption.Mode, cmp.Or(running.dp.EngineStatus().Active, "no"))
+	ring := b.keys.Load()
+	if ring == nil {
+		if count > 0 {
+			return fmt.Sprintf("%s, no keys for %d peers: %s", line, count, b.keysProblem())
+		}
+		return line + ", no peers"
+	}
+	status := ring.Status()
+	sealed, quantum := 0, 0
+	for _, p := range status.Peers {
+		if p.EpochTX != 0 && p.EpochRX != 0 {
+			sealed++
+		}
+		if p.PostQuantum {
+			quantum++
+		}
+	}
+	return fmt.Sprintf("%s, epoch %d, %d of %d peers sealed, %d post-quantum: `weft encrypt status` tells more", line, status.Epoch, sealed, count, quantum)
+}
+
+// encryptMetrics are what a scrape shows of encryption, nil when it is off.
+func (a *Agent) encryptMetrics(running *node) (*metrics.Encryption, error) {
+	if !a.cfg.Encryption.On() {
+		return nil, nil
+	}
+	engine := running.dp.EngineStatus()
+	out := &metrics.Encryption{EngineAsked: engine.Asked, Engine: engine.Active, Reasons: encryptReasons}
+	list, err := running.dp.SAs()
+	if err != nil {
+		err = fmt.Errorf("read keys of the datapath: %w", err)
+	}
+	for _, sa := range list {
+		out.Keys = append(out.Keys, metrics.Key{Node: sa.Node, Out: sa.Out, Epoch: sa.Number, Lane: sa.Lane, ID: sa.ID, Traffic: datapath.Traffic{Packets: sa.Packets, Bytes: sa.Bytes}})
+	}
+	ring := a.keys.Load()
+	if ring == nil {
+		return out, err
+	}
+	status := ring.Status()
+	out.Epoch, out.Handshakes, out.Rotations, out.Kicks = status.Epoch, status.Counters.Handshakes, status.Counters.Rotations, status.Counters.Kicks
+	out.KeyAge = time.Duration(status.OldestKeySeconds) * time.Second
+	out.PeerStates = map[string]int{}
+	for _, state := range keys.States() {
+		out.PeerStates[state] = 0
+	}
+	for _, p := range status.Peers {
+		out.PeerStates[p.State]++
+		if p.PostQuantum {
+			out.PostQuantum++
+		}
+	}
+	if e := newestEpoch(&status); e != nil {
+		out.EpochExpires = e.Expires
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	certificate, errCertificate := ring.certificate(ctx)
+	if certificate != nil {
+		out.CertificateExpires = certificate.NotAfter
+	}
+	return out, errors.Join(err, errCertificate)
+}

@@ -1,0 +1,228 @@
+package agent
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"weft.dev/weft/internal/config"
+	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/keys/ca"
+	"weft.dev/weft/internal/keys/kek"
+	"weft.dev/weft/internal/keys/nodeid"
+	"weft.dev/weft/internal/store"
+	"weft.dev/weft/internal/store/dir"
+)
+
+// Keys is what the agent needs of *keys.Manager.
+type Keys interface {
+	Run(ctx context.Context) error
+	SetPeers(peers []keys.Peer)
+	Kick(node string)
+	StoreChanged()
+	Rotate(ctx context.Context) (keys.Epoch, error)
+	Status() keys.Status
+	History() []keys.Event
+}
+
+// keyring is what the agent holds for its keys: the manager, and what it stands on.
+type keyring struct {
+	Keys
+	// certificate reads this node's own certificate and judges it.
+	certificate func(ctx context.Context) (*x509.Certificate, error)
+	// renew keeps the certificate fresh until ctx ends; nil where somebody else does.
+	renew func(ctx context.Context, done func(error))
+	close func() error
+}
+
+// keyParts are what a keyring is opened with.
+type keyParts struct {
+	cfg   *config.Config
+	store store.Store
+	dp    Datapath
+	log   *slog.Logger
+}
+
+// openKeys opens the certificate's source and the key-encryption key, and makes the manager.
+func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
+	cfg := parts.cfg.Keys
+	epochs, ok := parts.store.(store.EpochStore)
+	leader, okLeader := parts.store.(interface{ Leader(node string) *dir.Leader })
+	if !ok || !okLeader {
+		return nil, errors.New("this store cannot keep epochs: use store.dir")
+	}
+	source, err := openIdentity(parts.cfg, parts.log)
+	if err != nil {
+		return nil, err
+	}
+	key, err := kek.Open(ctx, cfg.KEK, kek.Options{Node: parts.cfg.Node})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open the key-encryption key: %w", err), source.Close())
+	}
+	port, err := listenPort(cfg.Listen)
+	if err != nil {
+		return nil, errors.Join(err, source.Close(), key.Close())
+	}
+	manager, err := keys.New(keys.Options{
+		Node: parts.cfg.Node, TrustDomain: cfg.TrustDomain, Cluster: cfg.Cluster, Identity: source,
+		Listen: func(ctx context.Context) (net.Listener, error) {
+			return (&net.ListenConfig{}).Listen(ctx, "tcp", cfg.Listen)
+		},
+		Port: port, KEK: key, Store: keys.NewEpochStore(epochs), Leader: leader.Leader(parts.cfg.Node), Datapath: keysDatapath{parts.dp, uint64(cfg.MaxPackets)},
+		MaxAge: time.Duration(cfg.MaxAge), HardTTL: time.Duration(cfg.HardTTL), Drain: time.Duration(cfg.Drain),
+		MaxPackets: uint64(cfg.MaxPackets), Log: parts.log,
+	})
+	if err != nil {
+		return nil, errors.Join(err, source.Close(), key.Close())
+	}
+	return &keyring{
+		Keys: manager, renew: renewer(parts.cfg.Keys.Certificates, parts.log),
+		certificate: func(ctx context.Context) (*x509.Certificate, error) { return ownCertificate(ctx, parts.cfg, source) },
+		close:       func() error { return errors.Join(source.Close(), key.Close()) },
+	}, nil
+}
+
+// renewer renews a certificate that came from `weft ca join`; SPIRE renews its own.
+func renewer(c config.Certificates, log *slog.Logger) func(context.Context, func(error)) {
+	if c.Source != config.CertificatesFiles {
+		return nil
+	}
+	return func(ctx context.Context, done func(error)) {
+		r := ca.Renewer{Paths: nodeid.Paths{Cert: c.Cert, Key: c.Key, Bundle: c.Bundle}, Log: log, Renewed: done}
+		r.Run(ctx)
+	}
+}
+
+func openIdentity(cfg *config.Config, log *slog.Logger) (nodeid.Source, error) {
+	c := cfg.Keys.Certificates
+	source, err := nodeid.Open(nodeid.Settings{
+		Source: c.Source, Paths: nodeid.Paths{Cert: c.Cert, Key: c.Key, Bundle: c.Bundle}, Socket: c.SPIRESocket,
+		TrustDomain: cfg.Keys.TrustDomain, Node: cfg.Node, Log: log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open the node's certificate: %w", err)
+	}
+	return source, nil
+}
+
+// ownCertificate holds this node's certificate to what its peers will hold it to.
+func ownCertificate(ctx context.Context, cfg *config.Config, source nodeid.Source) (*x509.Certificate, error) {
+	cert, err := source.Certificate(ctx)
+	if err != nil {
+		return nil, err
+	}
+	roots, err := source.Roots(ctx)
+	if err != nil {
+		return nil, err
+	}
+	chain, err := parseChain(cert)
+	if err != nil {
+		return nil, err
+	}
+	for _, role := range []nodeid.Role{nodeid.Server, nodeid.Client} {
+		check := nodeid.Check{Roots: roots, TrustDomain: cfg.Keys.TrustDomain, Role: role, Node: cfg.Node, Now: time.Now()}
+		if _, err := check.Verify(chain); err != nil {
+			return chain[0], fmt.Errorf("this node's certificate: %w", err)
+		}
+	}
+	return chain[0], nil
+}
+
+func parseChain(cert *tls.Certificate) ([]*x509.Certificate, error) {
+	var chain []*x509.Certificate
+	for _, raw := range cert.Certificate {
+		parsed, err := x509.ParseCertificate(raw)
+		if err != nil {
+			return nil, fmt.Errorf("this node's certificate: %w", err)
+		}
+		chain = append(chain, parsed)
+	}
+	if len(chain) == 0 {
+		return nil, nodeid.ErrNoCertificate
+	}
+	return chain, nil
+}
+
+// listenPort is where this node listens, and so do its peers.
+func listenPort(listen string) (uint16, error) {
+	_, text, err := net.SplitHostPort(listen)
+	if err != nil {
+		return 0, fmt.Errorf("keys.listen: %w", err)
+	}
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return 0, fmt.Errorf("keys.listen: %q is no port", text)
+	}
+	return uint16(port), nil
+}
+
+// keysDatapath is the datapath in the words of package keys, which imports nothing of it.
+type keysDatapath struct {
+	dp         Datapath
+	maxPackets uint64
+}
+
+// InstallSA leaves no copy of the key behind, whatever happens.
+func (d keysDatapath) InstallSA(sa *keys.SA) error {
+	own := datapath.SA{
+		Node: sa.Node, Out: sa.Out, Epoch: sa.Epoch, Lane: sa.Lane, ID: sa.ID, Number: sa.Number,
+		Key: sa.Key, Salt: sa.Salt, Expires: sa.Expires, MaxPackets: d.maxPackets,
+	}
+	defer func() {
+		for _, secret := range [][]byte{own.Key[:], own.Salt[:], sa.Key[:], sa.Salt[:]} {
+			clear(secret)
+		}
+	}()
+	return d.dp.InstallSA(&own)
+}
+
+func (d keysDatapath) RemoveSAs(node string, out bool, epoch uint8) error {
+	return d.dp.RemoveSAs(node, out, epoch)
+}
+func (d keysDatapath) SealWith(node string, epoch uint8) error { return d.dp.SealWith(node, epoch) }
+func (d keysDatapath) Lanes() int                              { return d.dp.Lanes() }
+
+func (d keysDatapath) SAs() ([]keys.SAStatus, error) {
+	list, err := d.dp.SAs()
+	out := make([]keys.SAStatus, len(list))
+	for i, sa := range list {
+		out[i] = keys.SAStatus(sa)
+	}
+	return out, err
+}
+
+func (d keysDatapath) Sealing() ([]keys.Sealing, error) {
+	list, err := d.dp.Sealing()
+	out := make([]keys.Sealing, len(list))
+	for i, s := range list {
+		out[i] = keys.Sealing(s)
+	}
+	return out, err
+}
+
+// keyPeers are the other nodes as the manager wants them. Addresses of a family that this
+// node has not are left out: they cannot be dialled.
+func keyPeers(peers []datapath.Node, own []netip.Addr) []keys.Peer {
+	has := map[bool]bool{}
+	for _, a := range own {
+		has[a.Is4()] = true
+	}
+	out := make([]keys.Peer, len(peers))
+	for i, peer := range peers {
+		out[i].Name = peer.Name
+		for _, a := range peer.Addresses {
+			if has[a.Is4()] {
+				out[i].Addresses = append(out[i].Addresses, a)
+			}
+		}
+	}
+	return out
+}

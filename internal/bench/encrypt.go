@@ -1,0 +1,176 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"weft.dev/weft/internal/config"
+	"weft.dev/weft/internal/lab"
+)
+
+// The variants of Encrypt: what happens to packets between the nodes. Each name stands for mode auto; with -tc,
+// -xdp or -stack behind it for that mode. A variant is compared with plain in its own mode.
+const (
+	VariantKernel     = "kernel" // no Weft: the kernel routes, in plain
+	VariantUnsealed   = "plain"  // Weft, encryption off
+	VariantEngineBPF  = "bpf"    // Weft, encryption strict, engine bpf
+	VariantEngineKmod = "kmod"   // Weft, encryption strict, engine kmod
+)
+
+// encryptModes are the modes of Encrypt's variants in their order; auto has no suffix.
+var encryptModes = []string{config.ModeAuto, config.ModeTC, config.ModeXDP, config.ModeStack}
+
+// EncryptVariants lists every variant of Encrypt in the order in which they are run and shown.
+func EncryptVariants() []string {
+	list := []string{VariantKernel}
+	for _, mode := range encryptModes {
+		for _, kind := range []string{VariantUnsealed, VariantEngineBPF, VariantEngineKmod} {
+			list = append(list, variantIn(kind, mode))
+		}
+	}
+	return list
+}
+
+// variantIn names what a kind of variant is called in a mode.
+func variantIn(kind, mode string) string {
+	if mode == config.ModeAuto {
+		return kind
+	}
+	return kind + "-" + mode
+}
+
+// splitVariant is the opposite of variantIn.
+func splitVariant(variant string) (kind, mode string) {
+	kind, mode, found := strings.Cut(variant, "-")
+	if !found {
+		mode = config.ModeAuto
+	}
+	return kind, mode
+}
+
+// DefaultEncryptVariants lists what Encrypt runs when Options.Variants is empty: all but mode stack, and
+// kmod where the module is loaded.
+func DefaultEncryptVariants() []string {
+	_, err := os.Stat("/sys/module/bpf_crypto_aead")
+	return slices.DeleteFunc(EncryptVariants(), func(v string) bool {
+		kind, mode := splitVariant(v)
+		return mode == config.ModeStack || kind == VariantEngineKmod && err != nil
+	})
+}
+
+// EncryptTests lists every test of Encrypt by name.
+func EncryptTests() []string { return encryptSuite().testNames(false) }
+
+// EncryptGroups lists the names that stand for several tests of Encrypt.
+func EncryptGroups() []string { return encryptSuite().groups() }
+
+// Encrypt measures what sealing costs: the chosen tests between two nodes, over the chosen variants. It
+// is to Route what its variants are to Route's: see there.
+func Encrypt(ctx context.Context, opts Options) (*Report, error) {
+	return measure(ctx, encryptSuite(), opts)
+}
+
+// encryptSuite is what Encrypt measures.
+func encryptSuite() *suite {
+	return &suite{
+		variants: EncryptVariants(), defaults: DefaultEncryptVariants, tests: encryptTests(), view: encryptView,
+		isWeft: func(v string) bool { return v != VariantKernel && v != variantGen },
+		suits:  encryptSuits, build: buildEncryptBed,
+	}
+}
+
+// encryptSuits keeps tests and variants together that mean something.
+func encryptSuits(t test, variant string) bool {
+	kind, mode := splitVariant(variant)
+	switch {
+	case variant == variantGen:
+		return t.gen
+	case t.shape == shapeNone: // the engines by themselves know no mode
+		return (kind == VariantEngineBPF || kind == VariantEngineKmod) && mode == config.ModeAuto
+	case t.shape == shapePair:
+		return true
+	default: // a tunnel without agents: the kernel alone has none, and stack would measure the stack
+		return variant != VariantKernel && mode != config.ModeStack
+	}
+}
+
+// buildEncryptBed builds the bed of a variant.
+func buildEncryptBed(ctx context.Context, binary, variant string, s shape) (*bed, error) {
+	kind, mode := splitVariant(variant)
+	switch {
+	case s == shapeNone:
+		return &bed{variant: variant, shape: s, close: func(context.Context) error { return nil }}, nil
+	case s != shapePair:
+		return newTunnelBed(variant, s, mode, engineOf(kind))
+	case variant == VariantKernel:
+		return newPlainBed(ctx, variant, s)
+	}
+	return newLabBed(ctx, binary, variant, s, encryptSpec(kind, mode, s))
+}
+
+// engineOf is the engine that a kind of variant asks for, "" for none.
+func engineOf(kind string) string {
+	if kind == VariantUnsealed {
+		return ""
+	}
+	return kind
+}
+
+// encryptSpec describes the lab of a variant: the same for all but for what the variant is about.
+func encryptSpec(kind, mode string, s shape) *lab.Spec {
+	spec := weftSpec(map[string]any{"mode": mode}, s)
+	if engine := engineOf(kind); engine != "" {
+		spec.Encryption = lab.EncryptionStrict
+		spec.Agent = maps.Clone(spec.Agent)
+		spec.Agent["encryption"] = map[string]any{"engine": engine}
+	}
+	return spec
+}
+
+// encryptTests lists every test of Encrypt in the order in which they run.
+func encryptTests() []test {
+	tests := []test{
+		{name: "rr1", group: "rr", shape: shapePair, run: runRR(1, remote)},
+		{name: "rr16", group: "rr", shape: shapePair, run: runRR(16, remote)},
+		{name: "crr16", group: "crr", shape: shapePair, run: runCRR(16)},
+		{name: "udp64", group: "udp", shape: shapePair, run: runUDP(64)},
+		{name: "udp1400", group: "udp", shape: shapePair, run: runUDP(1400)},
+		{name: "tcp1", group: "tcp", shape: shapePair, run: runBulk(1, remote)},
+		{name: "tcp1-wiremtu", group: "tcp", shape: shapePair, run: wireMTU(runBulk(1, remote))},
+		{name: "tcp4", group: "tcp", shape: shapePair, extra: true, run: runBulk(4, remote)},
+	}
+	for _, length := range []int{64, 1400} {
+		tests = append(tests,
+			test{name: fmt.Sprintf("seal%d", length), group: "seal", shape: shapeSeal, gen: true, run: runPPS(length, 1)},
+			test{name: fmt.Sprintf("tunnel%d", length), group: "tunnel", shape: shapeTunnel, gen: true, run: runPPS(length, 1)})
+	}
+	return append(tests, scaleTests()...)
+}
+
+// scaleTests hold the cost of a sealed packet against how many peers and identities there are. Of the tunnel's peers one
+// is real and gets all frames; seal-peers sends to all of them in turn.
+func scaleTests() []test {
+	var tests []test
+	for _, n := range []int{1, 100, 10_000} {
+		tests = append(tests, test{
+			name: fmt.Sprintf("identities-%d", n), group: "identities", shape: shapeTunnel, gen: true, extra: true,
+			fill: &fill{peers: 2, identities: n}, run: runPPS(64, 1),
+		})
+	}
+	for _, n := range []int{2, 10, 100, 1000} {
+		tests = append(tests,
+			test{
+				name: fmt.Sprintf("peers-%d", n), group: "peers", shape: shapeTunnel, gen: true, extra: true,
+				fill: &fill{peers: n, identities: 1}, run: runPPS(64, 1),
+			},
+			test{
+				name: fmt.Sprintf("seal-peers-%d", n), group: "peers", shape: shapeSeal, gen: true, extra: true,
+				fill: &fill{peers: n, identities: 1}, run: runSpread(64, n),
+			})
+	}
+	return tests
+}

@@ -1,0 +1,127 @@
+package config
+
+import (
+	"fmt"
+	"time"
+)
+
+// The modes of Encryption.Mode.
+const (
+	// EncryptionStrict lets nothing cross between nodes in plain that no
+	// EncryptionPolicy names.
+	EncryptionStrict = "strict"
+	// EncryptionOff routes in plain.
+	EncryptionOff = "off"
+)
+
+// The engines that Encryption.Engine may name.
+const (
+	EngineAuto = "auto"
+	EngineBPF  = "bpf"
+	EngineKmod = "kmod"
+)
+
+// The sources of a node's certificate.
+const (
+	CertificatesFiles = "files"
+	CertificatesSPIRE = "spire"
+)
+
+// MaxLanes is the number of lanes that the six bits of the SPI can tell apart.
+const MaxLanes = 64
+
+// Encryption says how packets to other nodes' pods travel.
+type Encryption struct {
+	// Mode is strict or off.
+	Mode string `yaml:"mode" json:"mode"`
+	// Engine is what does the AES-GCM: auto, bpf or kmod.
+	Engine string `yaml:"engine" json:"engine"`
+	// Port is the UDP port of ESP in UDP, the same on every node.
+	Port int `yaml:"port" json:"port"`
+	// Lanes is how many keys this node sends with towards each peer. 0: one per
+	// CPU, at most 8.
+	Lanes int `yaml:"lanes" json:"lanes"`
+}
+
+// On says whether packets between nodes are sealed.
+func (e Encryption) On() bool { return e.Mode != EncryptionOff }
+
+// Keys says where keys come from and how long they live.
+type Keys struct {
+	// Listen is [ADDRESS]:PORT of the handshake with other nodes.
+	Listen string `yaml:"listen" json:"listen"`
+	// TrustDomain is the SPIFFE trust domain of nodes and workloads.
+	TrustDomain string `yaml:"trustDomain" json:"trustDomain"`
+	// Cluster binds wrapped keys to this cluster.
+	Cluster string `yaml:"cluster" json:"cluster"`
+	// KEK is the URL of the key-encryption key. It holds no secret.
+	KEK string `yaml:"kek" json:"kek"`
+	// MaxAge is how old an epoch may be before the next one is made.
+	MaxAge Duration `yaml:"maxAge" json:"maxAge"`
+	// HardTTL is how old an epoch may be at all: after it nothing is sealed or opened with it.
+	HardTTL Duration `yaml:"hardTTL" json:"hardTTL"`
+	// Drain is how long an epoch's receive keys are kept after all senders have left it.
+	Drain Duration `yaml:"drain" json:"drain"`
+	// MaxPackets is how many packets one lane may seal before the next epoch is made.
+	MaxPackets int64 `yaml:"maxPackets" json:"maxPackets"`
+	// Certificates is where this node's certificate comes from.
+	Certificates Certificates `yaml:"certificates" json:"certificates"`
+}
+
+// Certificates is where a node's certificate and those it trusts come from.
+type Certificates struct {
+	// Source is files or spire.
+	Source string `yaml:"source" json:"source"`
+	// Cert, Key and Bundle are PEM files, for source files.
+	Cert   string `yaml:"cert" json:"cert"`
+	Key    string `yaml:"key" json:"key"`
+	Bundle string `yaml:"bundle" json:"bundle"`
+	// SPIRESocket is the Workload API's address, for source spire.
+	SPIRESocket string `yaml:"spireSocket" json:"spireSocket"`
+}
+
+func defaultEncryption() Encryption {
+	return Encryption{Mode: EncryptionStrict, Engine: EngineAuto, Port: 4500}
+}
+
+func defaultKeys() Keys {
+	return Keys{
+		Listen: ":4551", TrustDomain: "weft.local", Cluster: "default", KEK: "file:///etc/weft/kek",
+		MaxAge: Duration(24 * time.Hour), HardTTL: Duration(72 * time.Hour), Drain: Duration(30 * time.Second),
+		MaxPackets: maxLanePackets,
+		Certificates: Certificates{
+			Source: CertificatesFiles, Cert: "/etc/weft/node.crt", Key: "/etc/weft/node.key",
+			Bundle: "/etc/weft/ca.crt", SPIRESocket: "unix:///run/spire/sockets/agent.sock",
+		},
+	}
+}
+
+// Duration is a time span in a configuration file: 30s, 24h, 1h30m.
+type Duration time.Duration
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (d *Duration) UnmarshalText(text []byte) error {
+	span, err := time.ParseDuration(string(text))
+	if err != nil {
+		return fmt.Errorf("not a time span: %w", err)
+	}
+	*d = Duration(span)
+	return nil
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// String is the span without units that are zero: 24h, not 24h0m0s.
+func (d Duration) String() string {
+	text := time.Duration(d).String()
+	for _, tail := range []string{"m0s", "h0m"} {
+		if n := len(text) - len(tail) + 1; n > 0 && len(text) > len(tail) && text[len(text)-len(tail):] == tail {
+			text = text[:n]
+		}
+	}
+	return text
+}
+
+// Wanted says in words what the text of a Duration looks like.
+func (Duration) Wanted() string { return "a time span, such as 30s, 24h or 1h30m" }

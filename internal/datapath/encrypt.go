@@ -1,0 +1,200 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/ebpf"
+)
+
+// EncryptOptions says how what crosses between nodes for a pod is sealed.
+type EncryptOptions struct {
+	// Engine is auto, bpf or kmod.
+	Engine string
+	// Port is the UDP port of ESP on every node (RFC 3948).
+	Port uint16
+	// Lanes is how many keys this node seals with side by side, 0 for one per CPU up to 8.
+	Lanes int
+}
+
+// ESP's overhead around the text, in bytes (DESIGN.md section 6): IP, UDP, SPI, sequence number, IV and ICV.
+const (
+	overhead4 = 20 + 8 + 16 + 16
+	overhead6 = 40 + 8 + 16 + 16
+	// maxText is what the programs can hold of one packet with its ESP trailer; a test holds it equal to MAX_TEXT.
+	maxText = 9216
+)
+
+// SealedMTU is the largest IP packet, in bytes, that fits a wire of the given MTU when sealed.
+func SealedMTU(wire int, outerIPv6 bool) int {
+	overhead := overhead4
+	if outerIPv6 {
+		overhead = overhead6
+	}
+	// Packet, padding, padding's length and next header fill whole words (RFC 4303 section 2.4).
+	return min((wire-overhead)&^3, maxText-8) - 2
+}
+
+// outerAddrs are the ends of the tunnel to a peer: IPv4 if both nodes have it, else IPv6.
+func (d *Datapath) outerAddrs(n Node) (local, remote netip.Addr, ok bool) {
+	for _, is4 := range []bool{true, false} {
+		same := func(a netip.Addr) bool { return a.Is4() == is4 }
+		from, to := slices.IndexFunc(d.opts.HostAddrs, same), slices.IndexFunc(n.Addresses, same)
+		if from >= 0 && to >= 0 {
+			return d.opts.HostAddrs[from], n.Addresses[to], true
+		}
+	}
+	return local, remote, false
+}
+
+// openEncryption makes what sealing needs besides the programs, or takes away what an earlier run had made.
+func (d *Datapath) openEncryption() error {
+	if d.opts.Encrypt == nil {
+		return errors.Join(detach(linkPath(d.opts.BPFDir, "from_host", kindTCIngress, pairOut)), removePair())
+	}
+	if err := d.openEngine(); err != nil {
+		return err
+	}
+	var err error
+	d.pair, err = d.ensurePair()
+	return err
+}
+
+// sealedMTUTo is what fits the wire to a peer.
+func (d *Datapath) sealedMTUTo(n Node, wire int) int {
+	_, remote, _ := d.outerAddrs(n)
+	return SealedMTU(wire, remote.Is6())
+}
+
+// syncPeer enters how packets for a peer are sealed: everything but the key, which SealWith chooses.
+func (d *Datapath) syncPeer(n Node, slot uint32, wireMTU int) (changed bool, err error) {
+	local, remote, ok := d.outerAddrs(n)
+	if !ok {
+		return false, fmt.Errorf("node %s: no address of the same family as one of this node's: nothing can be sealed for it", n.Name)
+	}
+	var peer bpfPeer
+	if err := d.maps.Peers.Lookup(slot, &peer); err != nil {
+		return false, fmt.Errorf("read peers map: %w", err)
+	}
+	now := peer
+	now.Local, now.Remote = toAddr(local), toAddr(remote)
+	now.Family, now.Mtu = 4, uint16(SealedMTU(wireMTU, false))
+	if remote.Is6() {
+		now.Family, now.Mtu = 6, uint16(SealedMTU(wireMTU, true))
+	}
+	now.Lanes = uint8(d.Lanes())
+	if now != peer {
+		if err := d.maps.Peers.Put(slot, &now); err != nil {
+			return false, fmt.Errorf("write peers map: %w", err)
+		}
+	}
+	for _, a := range n.Addresses {
+		key := toAddr(a)
+		if err := d.maps.PeerAddr.Put(&key, slot); err != nil {
+			return false, fmt.Errorf("enter address %s of node %s: %w", a, n.Name, err)
+		}
+	}
+	return now != peer, nil
+}
+
+// clearPeers forgets peers that are gone, with their keys: the next owner of the index must not inherit them.
+func (d *Datapath) clearPeers(current map[uint32]bool) error {
+	var addr bpfAddr
+	var slot uint32
+	wanted := map[bpfAddr]bool{}
+	for _, n := range d.nodes.list {
+		for _, a := range n.Addresses {
+			wanted[toAddr(a)] = true
+		}
+	}
+	var stale []bpfAddr
+	gone := map[uint32]bool{}
+	for entries := d.maps.PeerAddr.Iterate(); entries.Next(&addr, &slot); {
+		if !wanted[addr] {
+			stale = append(stale, addr)
+		}
+		if !current[slot] {
+			gone[slot] = true
+		}
+	}
+	var err error
+	for _, a := range stale {
+		err = errors.Join(err, deleteKey(d.maps.PeerAddr, &a))
+	}
+	for slot := range gone {
+		err = errors.Join(err, d.maps.Peers.Put(slot, &bpfPeer{}), d.removeAllSAs(slot))
+	}
+	return err
+}
+
+// SetPlain makes the given ranges, and no others, the ones that may travel in plain, as source or destination.
+func (d *Datapath) SetPlain(prefixes []netip.Prefix) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	want := map[bpfRouteKey]bool{}
+	for _, p := range prefixes {
+		want[routeKey(p)] = true
+	}
+	moved, err := syncSet(d.maps.Plain, want)
+	if err != nil {
+		return fmt.Errorf("plain ranges: %w", err)
+	}
+	if moved {
+		return d.changed()
+	}
+	return nil
+}
+
+// SetPeerIdentities says which identities' pods each node hosts: what it seals under another is refused.
+func (d *Datapath) SetPeerIdentities(nodes map[string][]uint32) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	want := map[bpfPeerId]bool{}
+	for name, ids := range nodes {
+		slot, known := d.nodes.slots[name]
+		if !known {
+			continue
+		}
+		for _, id := range ids {
+			want[bpfPeerId{Node: slot, Identity: id}] = true
+		}
+	}
+	// No decision in a flow depends on it: who sealed a packet is checked each time.
+	if _, err := syncSet(d.maps.PeerIDs, want); err != nil {
+		return fmt.Errorf("identities of peers: %w", err)
+	}
+	return nil
+}
+
+// syncSet makes want the only keys of a map whose values say nothing.
+func syncSet[K comparable](m *ebpf.Map, want map[K]bool) (changed bool, err error) {
+	var key K
+	var value uint8
+	have := map[K]bool{}
+	entries := m.Iterate()
+	for entries.Next(&key, &value) {
+		have[key] = true
+	}
+	if err := entries.Err(); err != nil {
+		return false, err
+	}
+	for k := range want {
+		if !have[k] {
+			if err := m.Put(&k, uint8(1)); err != nil {
+				return changed, err
+			}
+			changed = true
+		}
+	}
+	for k := range have {
+		if !want[k] {
+			if err := deleteKey(m, &k); err != nil {
+				return changed, err
+			}
+			changed = true
+		}
+	}
+	return changed, nil
+}

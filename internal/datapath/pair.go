@@ -1,0 +1,95 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
+)
+
+// The pair that cuts what the stack and TC hooks send to packets of wire size (bpf/lib/pair.h). One per
+// network namespace, as there is one agent.
+const (
+	pairIn  = "weft_host"
+	pairOut = "weft_net"
+)
+
+// pairFeatures are what the pair's entry must not be able to do, so that the kernel does it before.
+var pairFeatures = map[string]bool{
+	"tx-checksum-ip-generic": false, "tx-scatter-gather": false, "tx-scatter-gather-fraglist": false,
+	"tx-tcp-segmentation": false, "tx-tcp6-segmentation": false, "tx-tcp-ecn-segmentation": false,
+	"tx-udp-segmentation": false, "tx-sctp-segmentation": false, "tx-gre-segmentation": false,
+	"tx-udp_tnl-segmentation": false, "tx-vlan-offload": false,
+}
+
+// ensurePair makes the pair and hooks its far end. It returns the near end's index.
+func (d *Datapath) ensurePair() (uint32, error) {
+	out, err := netlink.LinkByName(pairOut)
+	if err != nil {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.MTU = pairIn, 65535
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: pairOut, PeerMTU: 65535}); err != nil {
+			return 0, fmt.Errorf("create %s: %w", pairIn, err)
+		}
+		if out, err = netlink.LinkByName(pairOut); err != nil {
+			return 0, fmt.Errorf("find %s: %w", pairOut, err)
+		}
+	}
+	in, err := netlink.LinkByName(pairIn)
+	if err != nil {
+		return 0, fmt.Errorf("find %s: %w", pairIn, err)
+	}
+	for _, name := range []string{pairIn, pairOut} {
+		// Nothing may speak from these by itself: no link-local address, no MLD.
+		if err := errors.Join(writeSysctl("ipv6/conf/"+name+"/disable_ipv6", "1"), quietInterface(name)); err != nil {
+			return 0, err
+		}
+	}
+	if err := setFeatures(pairIn, pairFeatures); err != nil {
+		return 0, err
+	}
+	if err := d.ensureLink(hook{"from_host", kindTCIngress, d.progs.FromHost}, pairOut, out.Attrs().Index); err != nil {
+		return 0, err
+	}
+	if err := errors.Join(netlink.LinkSetARPOff(in), netlink.LinkSetUp(out), netlink.LinkSetUp(in)); err != nil {
+		return 0, fmt.Errorf("set %s up: %w", pairIn, err)
+	}
+	return uint32(in.Attrs().Index), nil
+}
+
+// setFeatures changes those of the features that the interface has.
+func setFeatures(iface string, wanted map[string]bool) error {
+	tool, err := ethtool.NewEthtool()
+	if err != nil {
+		return fmt.Errorf("open ethtool: %w", err)
+	}
+	defer tool.Close()
+	now, err := tool.Features(iface)
+	if err != nil {
+		return fmt.Errorf("read offloads of %s: %w", iface, err)
+	}
+	change := map[string]bool{}
+	for feature, on := range wanted {
+		if was, known := now[feature]; known && was != on {
+			change[feature] = on
+		}
+	}
+	if len(change) == 0 {
+		return nil
+	}
+	if err := tool.Change(iface, change); err != nil {
+		return fmt.Errorf("set offloads of %s: %w", iface, err)
+	}
+	return nil
+}
+
+// removePair takes the pair away, if it is there.
+func removePair() error {
+	if l, err := netlink.LinkByName(pairIn); err == nil {
+		if err := netlink.LinkDel(l); err != nil {
+			return fmt.Errorf("remove %s: %w", pairIn, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,283 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+)
+
+// SA is a security association: the key of one lane, in one direction, in one epoch.
+type SA struct {
+	Node    string    // the peer
+	Out     bool      // this node seals with it; else it opens with it
+	Epoch   uint8     // 1 to 15, as in the SPI
+	Lane    uint8     // 0 to 63
+	ID      uint64    // fingerprint of the direction's keys, never 0
+	Number  uint64    // the epoch's full number
+	Key     [32]byte  // zeroed by InstallSA
+	Salt    [4]byte   // zeroed by InstallSA
+	Expires time.Time // the programs refuse it afterwards, whatever the agent does
+	// MaxPackets is how many packets it may seal; 0 for 2^48.
+	MaxPackets uint64
+}
+
+// SAStatus is an SA in use.
+type SAStatus struct {
+	Node      string    `json:"node"`
+	Out       bool      `json:"out"`
+	Epoch     uint8     `json:"epoch"`
+	Lane      uint8     `json:"lane"`
+	ID        uint64    `json:"id"`
+	Number    uint64    `json:"number"`
+	Engine    string    `json:"engine"`
+	Counter   uint64    `json:"counter"` // last sent, or highest received
+	Packets   uint64    `json:"packets"`
+	Bytes     uint64    `json:"bytes"`
+	Installed time.Time `json:"installed"`
+	Expires   time.Time `json:"expires"`
+}
+
+// Sealing says with which epoch a peer is sent to; Epoch 0 means that packets for it are dropped (no_key).
+type Sealing struct {
+	Node  string `json:"node"`
+	Epoch uint8  `json:"epoch"`
+	ID    uint64 `json:"id"`
+}
+
+// Errors that callers tell apart.
+var (
+	// ErrUnknownNode says that SetNodes has not named the node.
+	ErrUnknownNode = errors.New("no such node")
+	// ErrKeyUsed says that keys were in use before and were removed: sealing with them again could repeat a nonce.
+	ErrKeyUsed = errors.New("these keys were removed before: new ones are needed")
+)
+
+const (
+	maxLanes         = 64
+	maxEpoch         = 15
+	defaultMaxPacket = 1 << 48
+)
+
+func (sa *SA) check(now time.Time) error {
+	switch {
+	case sa.Epoch < 1 || sa.Epoch > maxEpoch:
+		return fmt.Errorf("epoch %d: must be 1 to %d", sa.Epoch, maxEpoch)
+	case sa.Lane >= maxLanes:
+		return fmt.Errorf("lane %d: must be below %d", sa.Lane, maxLanes)
+	case sa.ID == 0:
+		return errors.New("id: must not be 0")
+	case sa.Key == [32]byte{}:
+		return errors.New("key: must not be zero")
+	case !sa.Expires.After(now):
+		return fmt.Errorf("expires: %s has passed", sa.Expires.UTC().Format(time.RFC3339))
+	}
+	return nil
+}
+
+func saKey(slot uint32, epoch, lane uint8) uint32 { return slot<<10 | uint32(epoch)<<6 | uint32(lane) }
+
+// InstallSA makes an SA usable. One that is there already, with the same ID, is left as it is, counter and window
+// included; one with another ID is replaced. The SA's key and salt are zeroed in any case.
+func (d *Datapath) InstallSA(sa *SA) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	defer func() { sa.Key, sa.Salt = [32]byte{}, [4]byte{} }()
+	if err := sa.check(time.Now()); err != nil {
+		return fmt.Errorf("install SA for node %s: %w", sa.Node, err)
+	}
+	slot, ok := d.nodes.slots[sa.Node]
+	if !ok {
+		return fmt.Errorf("install SA for node %s: %w", sa.Node, ErrUnknownNode)
+	}
+	if err := d.installSA(slot, sa); err != nil {
+		return fmt.Errorf("install SA for node %s, epoch %d, lane %d: %w", sa.Node, sa.Epoch, sa.Lane, err)
+	}
+	return nil
+}
+
+func (d *Datapath) installSA(slot uint32, sa *SA) error {
+	if err := d.ownSlot(slot, sa.Node); err != nil {
+		return err
+	}
+	id := saKey(slot, sa.Epoch, sa.Lane)
+	now, err := d.readSA(sa.Out, id)
+	if err != nil {
+		return err
+	}
+	if now != nil && now.fingerprint == sa.ID && now.state == bpfSaLive {
+		return nil
+	}
+	if now != nil {
+		if err := d.bury(sa.Out, []uint32{id}); err != nil {
+			return err
+		}
+	}
+	used, err := d.wasUsed(sa.Out, sa.Lane, sa.ID)
+	if err != nil {
+		return err
+	}
+	if used {
+		return ErrKeyUsed
+	}
+	if err := d.addSA(id, sa); err != nil {
+		// Half of an SA is none: it never was alive.
+		return errors.Join(err, deleteKey(d.saMap(sa.Out), &id))
+	}
+	return nil
+}
+
+// addSA makes the entry, step by step, and declares it alive last.
+func (d *Datapath) addSA(id uint32, sa *SA) error {
+	entry := d.newEntry(sa)
+	if err := d.saMap(sa.Out).Update(&id, entry, ebpf.UpdateNoExist); err != nil {
+		return fmt.Errorf("add entry: %w", err)
+	}
+	allocator := d.sas.allocIn
+	if sa.Out {
+		allocator = d.sas.allocOut
+	}
+	if err := allocator.alloc(id); err != nil {
+		return err
+	}
+	if err := d.sas.fill(id, sa, d.sas.engine); err != nil {
+		return fmt.Errorf("create the %s cipher: %w", engineNames[d.sas.engine], err)
+	}
+	if d.sas.engine == bpfEngineBpf {
+		if err := d.sas.powers(id, sa.Out); err != nil {
+			return fmt.Errorf("prepare GHASH: %w", err)
+		}
+	}
+	return d.sas.setState(id, sa.Out, bpfSaLive)
+}
+
+func (d *Datapath) newEntry(sa *SA) any {
+	now := bootNow()
+	expires := now + uint64(time.Until(sa.Expires))
+	if sa.Out {
+		limit := sa.MaxPackets
+		if limit == 0 {
+			limit = defaultMaxPacket
+		}
+		return &bpfSaOut{
+			Fingerprint: sa.ID, Number: sa.Number, InstalledNs: now, ExpiresNs: expires,
+			Limit: limit, State: bpfSaNew, Engine: d.sas.engine,
+		}
+	}
+	return &bpfSaIn{
+		Fingerprint: sa.ID, Number: sa.Number, InstalledNs: now, ExpiresNs: expires,
+		State: bpfSaNew, Engine: d.sas.engine,
+	}
+}
+
+// RemoveSAs removes all lanes of an epoch in one direction. Packets for the node are dropped if it was what they
+// are sealed with.
+func (d *Datapath) RemoveSAs(node string, out bool, epoch uint8) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	slot, ok, err := d.slotOf(node)
+	if err != nil || !ok {
+		return err
+	}
+	if out {
+		if err := d.stopSealing(slot, epoch); err != nil {
+			return err
+		}
+	}
+	ids, err := d.lanesOf(out, slot, epoch)
+	if err != nil {
+		return err
+	}
+	if err := d.bury(out, ids); err != nil {
+		return fmt.Errorf("remove SAs of node %s, epoch %d: %w", node, epoch, err)
+	}
+	return nil
+}
+
+// removeAllSAs forgets every key that belongs to a node's index, and whose it is. Callers hold d.mu.
+func (d *Datapath) removeAllSAs(slot uint32) error {
+	var failed error
+	for _, out := range []bool{true, false} {
+		var all []uint32
+		for epoch := range uint8(maxEpoch) {
+			ids, err := d.lanesOf(out, slot, epoch+1)
+			if err != nil {
+				return err
+			}
+			all = append(all, ids...)
+		}
+		failed = errors.Join(failed, d.bury(out, all))
+	}
+	if failed != nil {
+		return fmt.Errorf("remove the SAs of node index %d: %w", slot, failed)
+	}
+	if err := deleteKey(d.maps.SANodes, &slot); err != nil {
+		return fmt.Errorf("forget node index %d: %w", slot, err)
+	}
+	return nil
+}
+
+// SealWith switches what this node sends to a peer to another epoch, whose SAs must all be there; 0 stops sending.
+// Each packet is sealed with either the one or the other.
+func (d *Datapath) SealWith(node string, epoch uint8) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	slot, ok := d.nodes.slots[node]
+	if !ok {
+		return fmt.Errorf("seal for node %s: %w", node, ErrUnknownNode)
+	}
+	if epoch == 0 {
+		return d.putSealing(slot, 0, 0)
+	}
+	var id uint64
+	for lane := range uint8(d.Lanes()) {
+		sa, err := d.readSA(true, saKey(slot, epoch, lane))
+		switch {
+		case err != nil:
+			return err
+		case sa == nil || sa.state != bpfSaLive:
+			return fmt.Errorf("seal for node %s with epoch %d: lane %d has no SA: install all %d lanes first", node, epoch, lane, d.Lanes())
+		case id != 0 && id != sa.fingerprint:
+			return fmt.Errorf("seal for node %s with epoch %d: lane %d has the keys of another handshake: install all lanes again", node, epoch, lane)
+		}
+		id = sa.fingerprint
+	}
+	return d.putSealing(slot, epoch, id)
+}
+
+// stopSealing stops sending with an epoch that is about to be removed.
+func (d *Datapath) stopSealing(slot uint32, epoch uint8) error {
+	var peer bpfPeer
+	if err := d.maps.Peers.Lookup(slot, &peer); err != nil {
+		return fmt.Errorf("read peers map: %w", err)
+	}
+	if peer.Epoch != epoch {
+		return nil
+	}
+	return d.putSealing(slot, 0, 0)
+}
+
+// putSealing changes the epoch of a peer and leaves the rest. One byte says which epoch, so no packet sees half of it.
+func (d *Datapath) putSealing(slot uint32, epoch uint8, id uint64) error {
+	var peer bpfPeer
+	if err := d.maps.Peers.Lookup(slot, &peer); err != nil {
+		return fmt.Errorf("read peers map: %w", err)
+	}
+	peer.Epoch, peer.Id = epoch, id
+	if epoch != 0 {
+		peer.Lanes = uint8(d.Lanes())
+	}
+	if err := d.maps.Peers.Put(slot, &peer); err != nil {
+		return fmt.Errorf("write peers map: %w", err)
+	}
+	return nil
+}
+
+// Lanes is how many keys this node seals with side by side.
+func (d *Datapath) Lanes() int {
+	if d.opts.Encrypt != nil && d.opts.Encrypt.Lanes > 0 {
+		return min(d.opts.Encrypt.Lanes, maxLanes)
+	}
+	return min(ebpf.MustPossibleCPU(), 8)
+}

@@ -1,0 +1,238 @@
+package datapath
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"weft.dev/weft/test/espref"
+)
+
+// Node b is the peer of the sealing tables: node 1 of the bed, with the keys below in either direction.
+const (
+	sealEpoch     = 3
+	identityA     = 4711 // pod A's
+	identityPeer  = 815  // of the peer's pods
+	identityOther = 816  // of nobody's
+)
+
+var (
+	wireA4, wireB4 = addr("192.0.2.1"), addr("192.0.2.2")
+	wireA6, wireB6 = addr("2001:db8::1"), addr("2001:db8::2")
+	keyOut, keyIn  = bytes.Repeat([]byte{0x11}, 32), bytes.Repeat([]byte{0x22}, 32)
+	saltOut        = [4]byte{0xa, 0xb, 0xc, 0xd}
+	saltIn         = [4]byte{1, 2, 3, 4}
+)
+
+// sealBed is the bed with encryption on and keys for node 1, whose tunnel is of the given family.
+type sealBed struct {
+	*bed
+	family int
+	lanes  int
+}
+
+func newSealBed(t testing.TB, family int) *sealBed {
+	t.Helper()
+	b := &sealBed{bed: theSealBed.use(t, &EncryptOptions{Engine: "auto", Port: 4500, Lanes: 2}), family: family, lanes: 2}
+	b.nodes.slots = map[string]uint32{"b": 1}
+	b.nodes.list = []Node{{Name: "b", Addresses: []netip.Addr{wireB4, wireB6}}}
+	must(t, b.configure())
+	must(t, b.removeAllSAs(1))
+	must(t, emptyMap(b.maps.SAUsed))
+	must(t, emptyMap(b.maps.PeerAddr))
+	must(t, emptyMap(b.maps.Plain))
+	must(t, emptyMap(b.maps.PeerIDs))
+	must(t, b.maps.Peers.Put(uint32(1), &bpfPeer{}))
+	if family == 4 {
+		b.opts.HostAddrs = []netip.Addr{node4, node6}
+	} else {
+		b.nodes.list[0].Addresses = []netip.Addr{wireB6}
+	}
+	_, err := b.syncPeer(b.nodes.list[0], 1, 1500)
+	must(t, err)
+	for prefix := range map[netip.Addr]bool{wireB4: true, wireB6: true} {
+		key := routeKey(netip.PrefixFrom(prefix, prefix.BitLen()))
+		must(t, b.maps.Routes.Put(&key, &bpfRoute{Node: 1, Flags: bpfRouteHost}))
+	}
+	pod := podA
+	pod.Identity = identityA
+	must(t, b.putEndpoint(pod, []int{b.index["wta"]}))
+	must(t, b.SetPeerIdentities(map[string][]uint32{"b": {identityPeer}}))
+	return b
+}
+
+// keyed installs the keys in both directions and seals with them.
+func (b *sealBed) keyed(t testing.TB) *sealBed {
+	t.Helper()
+	for lane := range uint8(b.lanes) {
+		for _, out := range []bool{true, false} {
+			sa := SA{Node: "b", Out: out, Epoch: sealEpoch, Lane: lane, ID: 77, Number: sealEpoch, Expires: time.Now().Add(time.Hour), Salt: saltIn}
+			copy(sa.Key[:], keyIn)
+			if out {
+				sa.Salt, sa.ID = saltOut, 78
+				copy(sa.Key[:], keyOut)
+			}
+			must(t, b.InstallSA(&sa))
+		}
+	}
+	must(t, b.SealWith("b", sealEpoch))
+	return b
+}
+
+func spiOf(epoch, lane, identity uint32) uint32 { return epoch<<28 | lane<<22 | identity }
+
+// outer is the family's pair of tunnel ends.
+func (b *sealBed) outer() (here, there netip.Addr) {
+	if b.family == 4 {
+		return wireA4, wireB4
+	}
+	return wireA6, wireB6
+}
+
+// opened reads a frame that the datapath has sealed, with the reference.
+func (b *sealBed) opened(t testing.TB, frame []byte) (espref.Outer, espref.Packet) {
+	t.Helper()
+	outer, esp, err := espref.Unwrap(frame[14:])
+	if err != nil {
+		t.Fatalf("the sealed frame: %v\n%x", err, frame)
+	}
+	sa := espref.SA{SPI: binary.BigEndian.Uint32(esp), Key: keyOut, Salt: saltOut}
+	packet, err := sa.Open(esp, 0)
+	if err != nil {
+		t.Fatalf("the reference does not open it: %v\n%x", err, frame)
+	}
+	return outer, packet
+}
+
+// sealedBy is a frame from the wire that node b, or whoever has its key, sealed.
+func (b *sealBed) sealedBy(t testing.TB, sa espref.SA, p espref.Packet, from netip.Addr) []byte {
+	t.Helper()
+	if p.Next == 0 {
+		p.Next, p.Padding = espref.NextIPv4, espref.Padding(len(p.Inner))
+		if p.Inner[0]>>4 == 6 {
+			p.Next = espref.NextIPv6
+		}
+	}
+	if p.IV == 0 {
+		p.IV = p.Seq
+	}
+	esp, err := sa.SealAs(p)
+	must(t, err)
+	return b.onWire(from, esp)
+}
+
+func (b *sealBed) onWire(from netip.Addr, esp []byte) []byte {
+	here, _ := b.outer()
+	to := here
+	if from.Is6() {
+		to = wireA6
+	}
+	ip := espref.Outer{From: netip.AddrPortFrom(from, 50000), To: netip.AddrPortFrom(to, espref.Port)}.Wrap(esp)
+	frame := append(append([]byte(nil), uplinkMAC...), peerMAC...)
+	if from.Is4() {
+		frame = append(frame, 8, 0)
+	} else {
+		frame = append(frame, 0x86, 0xdd)
+	}
+	return append(frame, ip...)
+}
+
+func peerSA(lane uint32) espref.SA {
+	return espref.SA{SPI: spiOf(sealEpoch, lane, identityPeer), Key: keyIn, Salt: saltIn}
+}
+
+// sealFrame takes a pod's frame all the way to the wire: in TC through the pair.
+func (b *sealBed) sealFrame(t testing.TB, context string, frame []byte) (verdict string, out []byte) {
+	t.Helper()
+	verdict, out = b.send(t, context, "from_pod", "wta", frame)
+	if context == "tc" && verdict == "redirect" {
+		return b.send(t, "tc", "from_host", "wtx", out)
+	}
+	return verdict, out
+}
+
+// TestSealSizes seals packets of every size, both families in both, and opens them with the reference.
+func TestSealSizes(t *testing.T) {
+	for _, family := range []int{4, 6} {
+		b := newSealBed(t, family).keyed(t)
+		limit := SealedMTU(1500, family == 6)
+		for _, context := range contexts {
+			for _, dst := range []netip.Addr{peer4, peer6} {
+				t.Run(fmt.Sprintf("%s in IPv%d to %s", context, family, dst), func(t *testing.T) {
+					for size := 0; ; size++ {
+						in := fromA(dst).udp(1000, 2000, size).bytes()
+						if len(in)-14 > limit {
+							break
+						}
+						b.checkSealed(t, context, in)
+						if t.Failed() {
+							t.Fatalf("at %d bytes of payload", size)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+func (b *sealBed) checkSealed(t testing.TB, context string, in []byte) {
+	t.Helper()
+	verdict, out := b.sealFrame(t, context, in)
+	if verdict != "redirect" {
+		t.Fatalf("verdict %s: %v", verdict, b.counted(t))
+	}
+	outer, packet := b.opened(t, out)
+	here, there := b.outer()
+	want := bytes.Clone(in[14:])
+	if want[0]>>4 == 4 {
+		want[8]--
+		sum := uint32(binary.BigEndian.Uint16(want[10:])) + 0x100
+		binary.BigEndian.PutUint16(want[10:], uint16(sum+sum>>16))
+	} else {
+		want[7]--
+	}
+	switch {
+	case !bytes.Equal(packet.Inner, want):
+		t.Errorf("inside:\n%x\nwant:\n%x", packet.Inner, want)
+	case outer.From.Addr() != here || outer.To.Addr() != there:
+		t.Errorf("tunnel from %s to %s, want %s to %s", outer.From, outer.To, here, there)
+	case packet.SPI>>28 != sealEpoch || packet.SPI&0x3fffff != identityA || packet.SPI>>22&63 >= uint32(b.lanes):
+		t.Errorf("SPI %#x", packet.SPI)
+	case packet.IV != packet.Seq:
+		t.Errorf("IV %d, sequence number %d", packet.IV, packet.Seq)
+	case packet.Padding != espref.Padding(len(want)):
+		t.Errorf("padding of %d", packet.Padding)
+	case !bytes.Equal(out[:6], peerMAC) || !bytes.Equal(out[6:12], uplinkMAC):
+		t.Errorf("link header %x", out[:14])
+	}
+}
+
+// TestOpenSizes opens packets of every size that the reference has sealed.
+func TestOpenSizes(t *testing.T) {
+	for _, family := range []int{4, 6} {
+		b := newSealBed(t, family).keyed(t)
+		_, there := b.outer()
+		seq := uint64(0)
+		for _, context := range contexts {
+			for _, src := range []netip.Addr{peer4, peer6} {
+				t.Run(fmt.Sprintf("%s in IPv%d from %s", context, family, src), func(t *testing.T) {
+					for size := 0; size <= 1380; size++ {
+						seq++
+						in := newPacket(peerMAC, uplinkMAC, src, addrOf(podA, src)).udp(2000, 1000, size).bytes()
+						frame := b.sealedBy(t, peerSA(1), espref.Packet{Seq: seq, Inner: in[14:]}, there)
+						verdict, out := b.send(t, context, "from_wire", "wtup", frame)
+						if verdict != "redirect" {
+							t.Fatalf("%d bytes of payload: verdict %s, %v", size, verdict, b.counted(t))
+						}
+						if err := routedTo(gatewayMAC, podA.MAC)(in, out); err != nil {
+							t.Fatalf("%d bytes of payload: %v", size, err)
+						}
+					}
+				})
+			}
+		}
+	}
+}

@@ -1,0 +1,109 @@
+package admin
+
+import (
+	"net/http"
+	"net/netip"
+	"time"
+
+	"weft.dev/weft/internal/datapath"
+)
+
+// Encryption is the answer of /v1/encrypt. Nothing in it is secret.
+type Encryption struct {
+	Node string `json:"node"`
+	// Mode is strict or off; with off, what follows is empty.
+	Mode string `json:"mode"`
+	// Engine does the AES-GCM.
+	Engine EncryptEngine `json:"engine"`
+	Port   int           `json:"port,omitempty"`
+	// Lanes is how many keys this node sends with towards each peer.
+	Lanes       int              `json:"lanes,omitempty"`
+	TrustDomain string           `json:"trustDomain,omitempty"`
+	Certificate *NodeCertificate `json:"certificate,omitempty"`
+	// Epoch is the newest that this node uses, nil while there is none.
+	Epoch *EncryptEpoch `json:"epoch,omitempty"`
+	// OldestKey is when the oldest key in use was installed.
+	OldestKey time.Time        `json:"oldestKey,omitzero"`
+	Sent      datapath.Traffic `json:"sent"`
+	Received  datapath.Traffic `json:"received"`
+	// Handshakes and Rotations count since the agent started.
+	Handshakes       uint64        `json:"handshakes"`
+	FailedHandshakes uint64        `json:"failedHandshakes"`
+	Rotations        uint64        `json:"rotations"`
+	Peers            []EncryptPeer `json:"peers"`
+	// Plain is what may travel in plain, by EncryptionPolicies and annotations.
+	Plain []netip.Prefix `json:"plain,omitempty"`
+	// Errors are drops of this node that have to do with encryption, by name.
+	Errors   []Drop   `json:"errors,omitempty"`
+	Problems []string `json:"problems,omitempty"`
+}
+
+// EncryptEngine says what does the AES-GCM, and why.
+type EncryptEngine struct {
+	Asked  string `json:"asked"`
+	Active string `json:"active,omitempty"`
+	Why    string `json:"why,omitempty"`
+}
+
+// NodeCertificate is what this node shows to the others.
+type NodeCertificate struct {
+	ID       string    `json:"id,omitempty"`
+	NotAfter time.Time `json:"notAfter,omitzero"`
+	// Problem is why there is none, or why it cannot be used.
+	Problem string `json:"problem,omitempty"`
+}
+
+// EncryptEpoch is one data-encryption key's life.
+type EncryptEpoch struct {
+	Number  uint64    `json:"number"`
+	Created time.Time `json:"created"`
+	Expires time.Time `json:"expires"`
+	// KEK wrapped it: a URL without secrets, and its version.
+	KEK        string `json:"kek"`
+	KEKVersion string `json:"kekVersion,omitempty"`
+}
+
+// EncryptPeer is another node and the keys shared with it.
+type EncryptPeer struct {
+	Node string `json:"node"`
+	// State is one of keys.States: "up" when packets go both ways with the newest epoch's keys.
+	State string `json:"state"`
+	// SendEpoch and ReceiveEpoch are the numbers of the epochs of the newest keys in use, 0 for none.
+	SendEpoch    uint64 `json:"sendEpoch"`
+	ReceiveEpoch uint64 `json:"receiveEpoch"`
+	// Handshake is when keys were last agreed on, and how; zero if not since the agent started.
+	Handshake   time.Time `json:"handshake,omitzero"`
+	PostQuantum bool      `json:"postQuantum"`
+	Group       string    `json:"group,omitempty"`
+	// Outer is the family of the packets on the wire, Address the peer's end.
+	Outer   string     `json:"outer,omitempty"`
+	Address netip.Addr `json:"address,omitzero"`
+	// MTU is the largest packet that fits the wire when sealed, Path what the probes found.
+	MTU  int        `json:"mtu,omitempty"`
+	Path *PathCheck `json:"path,omitempty"`
+	// Identities are those of the endpoints that the peer has published.
+	Identities int              `json:"identities"`
+	Installed  time.Time        `json:"installed,omitzero"`
+	Expires    time.Time        `json:"expires,omitzero"`
+	Sent       datapath.Traffic `json:"sent"`
+	Received   datapath.Traffic `json:"received"`
+	// Problem is what keeps keys from being agreed on.
+	Problem string `json:"problem,omitempty"`
+}
+
+// PathCheck is what probes of full size found out about the way to a peer.
+type PathCheck struct {
+	// Configured is the uplinks' MTU, Fits the largest packet that came back; equal on a good path.
+	Configured int       `json:"configured"`
+	Fits       int       `json:"fits,omitempty"`
+	Checked    time.Time `json:"checked"`
+	Problem    string    `json:"problem,omitempty"`
+}
+
+func (a *api) encrypt(w http.ResponseWriter, r *http.Request) error {
+	encryption, err := a.backend.Encrypt(r.Context())
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, encryption)
+}

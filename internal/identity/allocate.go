@@ -1,0 +1,88 @@
+package identity
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+
+	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/store"
+)
+
+// Numbers finds the number of each SPIFFE ID among identities. Where several claim one
+// SPIFFE ID, which only editing by hand brings about, every reader takes the same: the
+// one nearest to where the search for it begins.
+func Numbers(identities iter.Seq[*v1alpha1.Identity]) map[string]uint32 {
+	numbers := map[string]uint32{}
+	for i := range identities {
+		n, spiffeID := i.Number(), i.Spec.SPIFFEID
+		if n == v1alpha1.IdentityUnknown {
+			continue
+		}
+		known, there := numbers[spiffeID]
+		if start := Start(spiffeID); !there || distance(start, n) < distance(start, known) {
+			numbers[spiffeID] = n
+		}
+	}
+	return numbers
+}
+
+// Allocate is the number of an ID, which all nodes share through the store: the one that
+// was given to it before, else the first free one from Start on. Any number of agents may
+// allocate at once, the same identity or others: a number is claimed by creating its
+// object, which works once, and whoever comes second reads who was first.
+func Allocate(s store.IdentityStore, id ID) (uint32, error) {
+	spiffeID := id.SPIFFE()
+	known, err := s.Identities()
+	if err != nil {
+		return 0, fmt.Errorf("number for %s: %w", spiffeID, err)
+	}
+	if n, ok := Numbers(values(known))[spiffeID]; ok {
+		return n, nil
+	}
+	taken := make(map[uint32]bool, len(known))
+	for _, i := range known {
+		taken[i.Number()] = true
+	}
+	number := Start(spiffeID)
+	for range span {
+		if !taken[number] {
+			mine, err := claim(s, number, spiffeID)
+			if err != nil {
+				return 0, fmt.Errorf("number for %s: %w", spiffeID, err)
+			}
+			if mine {
+				return number, nil
+			}
+		}
+		number = next(number)
+	}
+	return 0, fmt.Errorf("number for %s: all %d are taken: remove Identity objects that nobody uses", spiffeID, span)
+}
+
+// claim creates the object of a number, or reads whose it is. What is there and cannot be
+// read belongs to somebody: the number is not ours.
+func claim(s store.IdentityStore, number uint32, spiffeID string) (mine bool, err error) {
+	errCreate := s.CreateIdentity(object(number, spiffeID))
+	if errCreate == nil {
+		return true, nil
+	}
+	there, errRead := s.Identity(number)
+	switch {
+	case there != nil:
+		return there.Spec.SPIFFEID == spiffeID, nil
+	case errors.Is(errCreate, store.ErrExists):
+		return false, nil
+	}
+	return false, errors.Join(errCreate, errRead)
+}
+
+func values(list []*v1alpha1.Identity) iter.Seq[*v1alpha1.Identity] {
+	return func(yield func(*v1alpha1.Identity) bool) {
+		for _, i := range list {
+			if !yield(i) {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,103 @@
+package ca
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"weft.dev/weft/internal/keys/nodeid"
+)
+
+// renewSuffix names the file beside a certificate that says where it is renewed.
+const renewSuffix = ".renew"
+
+// writeNew writes a file that must not be there yet.
+func writeNew(path string, text []byte, mode fs.FileMode) error {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
+	if err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	_, err = file.Write(text)
+	if err := errors.Join(err, file.Chmod(mode), file.Sync(), file.Close()); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return nil
+}
+
+// replace puts a file in the place of another, whole or not at all.
+func replace(path string, text []byte, mode fs.FileMode) error {
+	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	defer os.Remove(file.Name())
+	_, err = file.Write(text)
+	if err := errors.Join(err, file.Chmod(mode), file.Sync(), file.Close()); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	if err := os.Rename(file.Name(), path); err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	return nil
+}
+
+// Write puts an identity into its files. A crash at any point leaves either the old pair or the new one: until the new key
+// is at its place it waits under a name where nodeid looks for it too.
+func (id *Identity) Write(paths nodeid.Paths) error {
+	for _, path := range []string{paths.Cert, paths.Key, paths.Bundle} {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return fmt.Errorf("make the certificate's directory: %w", err)
+		}
+	}
+	next := paths.Key + nodeid.NextSuffix
+	if err := replace(paths.Bundle, id.Bundle, 0o644); err != nil {
+		return err
+	}
+	if err := replace(next, id.Key, 0o600); err != nil {
+		return err
+	}
+	if err := replace(paths.Cert, id.Cert, 0o644); err != nil {
+		return err
+	}
+	if err := os.Rename(next, paths.Key); err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	return nil
+}
+
+// Zero overwrites the key.
+func (id *Identity) Zero() { clear(id.Key) }
+
+// renewal says where a certificate is renewed.
+type renewal struct {
+	Server string `json:"server"`
+}
+
+func writeRenewal(paths nodeid.Paths, server string) error {
+	text, err := json.Marshal(renewal{Server: server})
+	if err != nil {
+		return err
+	}
+	return replace(paths.Cert+renewSuffix, append(text, '\n'), 0o644)
+}
+
+// RenewalServer is where the certificate of these files is renewed: the server that it was got from. "" if it did not come
+// from `weft ca join`.
+func RenewalServer(paths nodeid.Paths) (string, error) {
+	path := paths.Cert + renewSuffix
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read where to renew: %w", err)
+	}
+	var got renewal
+	if err := json.Unmarshal(text, &got); err != nil || got.Server == "" {
+		return "", fmt.Errorf("%s does not say where to renew: want {\"server\": \"HOST:PORT\"}", path)
+	}
+	return got.Server, nil
+}

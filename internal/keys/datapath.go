@@ -1,0 +1,60 @@
+package keys
+
+import "time"
+
+// SA is the key of one direction between this node and a peer, in one epoch and lane.
+// Its fields are those of datapath.SA, in the same order: one converts to the other.
+type SA struct {
+	// Node is the peer's name.
+	Node string
+	// Out: this node seals with it; else it opens with it.
+	Out bool
+	// Epoch is 1 to 15, as in the SPI.
+	Epoch uint8
+	Lane  uint8
+	// ID is the public fingerprint of the direction's keys.
+	ID uint64
+	// Number is the epoch's full number.
+	Number uint64
+	Key    [32]byte
+	Salt   [4]byte
+	// Expires is the hard TTL, which the datapath enforces without the agent.
+	Expires time.Time
+}
+
+// SAStatus is what the datapath tells of an SA.
+type SAStatus struct {
+	Node       string
+	Out        bool
+	Epoch      uint8
+	Lane       uint8
+	ID, Number uint64
+	Engine     string
+	// Counter is the last one sent, or the highest received.
+	Counter            uint64
+	Packets, Bytes     uint64
+	Installed, Expires time.Time
+}
+
+// Sealing says which epoch a peer is sent with.
+type Sealing struct {
+	Node string
+	// Epoch is 0 for none: packets are dropped as no_key.
+	Epoch uint8
+	ID    uint64
+}
+
+// Datapath holds the keys. What it holds outlives this process.
+type Datapath interface {
+	// InstallSA keeps the counter of an SA of the same ID and replaces one of another.
+	// It zeroes Key and Salt before it returns.
+	InstallSA(*SA) error
+	// RemoveSAs removes all lanes; none is no error.
+	RemoveSAs(node string, out bool, epoch uint8) error
+	// SealWith switches what the node sends towards a peer, atomically for packets.
+	SealWith(node string, epoch uint8) error
+	SAs() ([]SAStatus, error)
+	Sealing() ([]Sealing, error)
+	// Lanes is how many lanes this node sends with.
+	Lanes() int
+}

@@ -1,0 +1,296 @@
+package keys
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"weft.dev/weft/internal/keys/kek"
+	"weft.dev/weft/internal/keys/schedule"
+	"weft.dev/weft/internal/keys/secmem"
+)
+
+// epoch is an epoch as this node has it.
+type epoch struct {
+	Epoch
+	// born and deadline are when it was made and when it ends, by Clock.Boot: they were
+	// computed when it was first seen and do not move with the wall clock.
+	born, deadline time.Duration
+	// rotateAt is when it is old enough for the next, by Clock.Boot.
+	rotateAt time.Duration
+
+	// dek is nil until it was unwrapped.
+	dek       *secmem.Secret
+	unwrapped time.Time
+	err       error
+	failures  int
+	nextTry   time.Duration
+	running   bool // it is being unwrapped
+	asked     bool // a peer waits for it
+	warned    int  // percent of the hard TTL that were warned of
+	uninvited bool // withdrawn while it was being unwrapped
+}
+
+// keep is how many readable epochs a node holds the keys of: the newest, and the one before for peers that are late.
+const keep = 2
+
+// unwrapTime bounds one attempt at unwrapping, or at wrapping.
+const unwrapTime = time.Minute
+
+func (e *epoch) forget() {
+	e.dek.Release()
+	e.dek = nil
+}
+
+// anchor computes an epoch's times by Clock.Boot. An object from the future counts as
+// made now, and none lives longer than it says from the moment it was first seen.
+func (m *Manager) anchor(e *epoch) {
+	now, wall := m.clock.Boot(), m.clock.Wall()
+	e.born = now - max(wall.Sub(e.Created), 0)
+	e.deadline = now + min(e.Expires.Sub(wall), e.Expires.Sub(e.Created))
+	// Some jitter, so that a node that takes over does not act in the same moment.
+	e.rotateAt = e.born + m.opt.MaxAge - spread(m.opt.MaxAge/20)
+}
+
+// live says whether an epoch has not reached its hard TTL. The caller holds mu.
+func (m *Manager) live(e *epoch) bool { return m.clock.Boot() < e.deadline }
+
+// sorted are the epochs, the newest first. The caller holds mu.
+func (m *Manager) sorted() []*epoch {
+	out := make([]*epoch, 0, len(m.epochs))
+	for _, e := range m.epochs {
+		out = append(out, e)
+	}
+	slices.SortFunc(out, func(a, b *epoch) int { return cmp.Compare(b.Number, a.Number) })
+	return out
+}
+
+// newest is the newest live epoch, whether it can be read here or not. The caller holds mu.
+func (m *Manager) newest() *epoch {
+	for _, e := range m.sorted() {
+		if m.live(e) {
+			return e
+		}
+	}
+	return nil
+}
+
+// reload reads the store's epochs. When it does not answer, those known stay.
+func (m *Manager) reload() {
+	m.storeLock.Lock()
+	list, err := m.opt.Store.Epochs()
+	m.mu.Lock()
+	now := m.clock.Boot()
+	if err != nil {
+		m.due.storeRetry = min(max(2*m.due.storeRetry, retryMin), retryMax)
+		m.due.store = now + m.due.storeRetry
+	} else {
+		m.due.storeRetry = 0
+		m.due.store = now + storeEvery + spread(storeEvery/4)
+		m.merge(list)
+	}
+	m.mu.Unlock()
+	m.storeLock.Unlock()
+	if err != nil {
+		err = fmt.Errorf("read epochs, those known stay in use: %w", err)
+	}
+	m.problem("store", err)
+}
+
+// merge takes a listing over. The caller holds mu.
+func (m *Manager) merge(list []Epoch) {
+	m.listed = true
+	there := map[uint64]bool{}
+	for i := range list {
+		there[list[i].Number] = true
+		m.add(list[i])
+	}
+	for number, e := range m.epochs {
+		if !there[number] {
+			m.drop(e)
+		}
+	}
+	m.retarget()
+}
+
+// add takes one epoch over and returns it. The caller holds mu.
+func (m *Manager) add(e Epoch) *epoch {
+	if old := m.epochs[e.Number]; old != nil {
+		if bytes.Equal(old.Wrapped, e.Wrapped) && old.Expires.Equal(e.Expires) {
+			return old
+		}
+		// Somebody put another key in its place: nothing of the old one may be made any more.
+		m.drop(old)
+	}
+	added := &epoch{Epoch: e}
+	m.anchor(added)
+	added.nextTry = m.clock.Boot()
+	if m.target != 0 {
+		added.nextTry += spread(m.opt.Spread)
+	}
+	m.epochs[e.Number] = added
+	m.highest = max(m.highest, e.Number)
+	m.recordLocked(Event{Event: EventSeen, Epoch: e.Number})
+	return added
+}
+
+// drop forgets an epoch that is no longer in the store. Keys made with it stay in the
+// datapath until their pair has moved on. The caller holds mu.
+func (m *Manager) drop(e *epoch) {
+	e.uninvited = true
+	e.forget()
+	delete(m.epochs, e.Number)
+	m.recordLocked(Event{Event: EventWithdrawn, Epoch: e.Number})
+}
+
+// retarget finds the newest epoch that can be read, and plans exchanges when it is
+// another one than before. The caller holds mu.
+func (m *Manager) retarget() {
+	var target uint64
+	for _, e := range m.sorted() {
+		if e.dek != nil && m.live(e) {
+			target = e.Number
+			break
+		}
+	}
+	if target != m.target {
+		m.target = target
+		for _, p := range m.peers {
+			p.failures = 0
+			m.plan(p)
+		}
+	}
+	m.pokeLocked()
+}
+
+// wanted are the live epochs whose keys this node should hold: the newest that can be
+// read, the one before, and those that a peer still runs on. Epochs that are newer but
+// cannot be read are wanted too. The caller holds mu.
+func (m *Manager) wanted() []*epoch {
+	var out []*epoch
+	hopeful := 0
+	for _, e := range m.sorted() {
+		if !m.live(e) || (hopeful >= keep && !(e.dek != nil && m.inUse(e.Number))) {
+			continue
+		}
+		if e.dek != nil || e.err == nil {
+			hopeful++
+		}
+		out = append(out, e)
+	}
+	return out
+}
+
+// unwrapDue begins to unwrap what is needed, forgets what is not, and returns when to look again.
+func (m *Manager) unwrapDue(ctx context.Context) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now, next := m.clock.Boot(), m.clock.Boot()+tick
+	wanted := m.wanted()
+	for _, e := range m.epochs {
+		if e.dek != nil && !slices.Contains(wanted, e) {
+			e.forget()
+			m.recordLocked(Event{Event: EventForgotten, Epoch: e.Number})
+		}
+	}
+	for _, e := range wanted {
+		switch {
+		case e.dek != nil || e.running:
+		case e.asked && e.err == nil, now >= e.nextTry:
+			e.running, e.asked = true, false
+			m.work.Go(func() { m.unwrap(ctx, e) })
+		default:
+			next = min(next, e.nextTry)
+		}
+		m.warnTTL(e, now)
+	}
+	return next
+}
+
+// inUse says whether a peer still runs on an epoch. The caller holds mu.
+func (m *Manager) inUse(number uint64) bool {
+	for _, p := range m.peers {
+		if !p.gone && p.confirmed == number {
+			return true
+		}
+	}
+	return false
+}
+
+// unwrap makes one attempt.
+func (m *Manager) unwrap(ctx context.Context, e *epoch) {
+	ctx, cancel := context.WithTimeout(ctx, unwrapTime)
+	defer cancel()
+	began := m.clock.Boot()
+	dek, err := m.opt.KEK.Unwrap(ctx, e.Wrapped, kek.Binding{Cluster: m.opt.Cluster, Epoch: e.Number})
+	if err == nil && len(dek) != schedule.DEKSize {
+		clear(dek)
+		err = fmt.Errorf("unwrapped to %d bytes: want %d: %w", len(dek), schedule.DEKSize, kek.ErrCorrupt)
+	}
+	var secret *secmem.Secret
+	if err == nil {
+		secret, err = secmem.Take(dek)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e.running = false
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return
+	}
+	m.recordLocked(Event{Event: EventUnwrapped, Epoch: e.Number, Outcome: kek.Outcome(err), Detail: text(err), Took: m.clock.Boot() - began})
+	if err != nil {
+		e.err = err
+		e.failures++
+		e.nextTry = m.clock.Boot() + backoff(e.failures, retryMin, 2*retryMax)
+		m.counters.UnwrapErrors[kek.Outcome(err)]++
+		m.log.Warn("cannot read an epoch's key", "epoch", e.Number, "error", err, "next", e.nextTry-m.clock.Boot())
+		m.retarget()
+		return
+	}
+	if e.uninvited {
+		secret.Release()
+		return
+	}
+	m.give(e, secret)
+	m.retarget()
+}
+
+// give hands an epoch its key. The caller holds mu.
+func (m *Manager) give(e *epoch, secret *secmem.Secret) {
+	e.dek, e.err, e.failures, e.unwrapped = secret, nil, 0, m.clock.Wall()
+	if err := secret.Locked(); err != nil {
+		m.problems["memory"] = err.Error()
+	}
+}
+
+// warnings are the shares of the hard TTL, in percent, at which a lack of a newer epoch is told.
+var warnings = []int{50, 80, 95}
+
+// warnTTL tells, once for each share, that the newest epoch nears its end. The caller holds mu.
+func (m *Manager) warnTTL(e *epoch, now time.Duration) {
+	if e != m.newest() {
+		return
+	}
+	percent := int(100 * (now - e.born) / max(e.deadline-e.born, 1))
+	for _, w := range warnings {
+		if percent >= w && e.warned < w && now >= e.rotateAt {
+			e.warned = w
+			m.recordLocked(Event{Event: EventTTL, Epoch: e.Number, Detail: fmt.Sprintf("%d%% of the hard TTL are over and there is no newer epoch", w)})
+			m.log.Warn("an epoch nears its hard TTL and there is no newer one", "epoch", e.Number, "percent", w, "left", e.deadline-now)
+		}
+	}
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// unwrapKind is why an epoch's key cannot be read, in one word.
+func unwrapKind(err error) string { return kek.Outcome(err) }

@@ -1,0 +1,514 @@
+package handshake
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"weft.dev/weft/internal/keys/nodeid"
+	"weft.dev/weft/internal/keys/nodeid/nodeidtest"
+)
+
+// waitServed waits until a node's server has told how a session ended.
+func (n *testNode) waitServed(count int) error {
+	n.bed.t.Helper()
+	for range 500 {
+		if got := n.errors(); len(got) >= count {
+			return got[count-1]
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	n.bed.t.Fatalf("%s: no session ended", n.name)
+	return nil
+}
+
+func TestCertificates(t *testing.T) {
+	hour := time.Hour
+	for _, c := range []struct {
+		name   string
+		change func(*x509.Certificate)
+		want   error
+	}{
+		{"expired", func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }, nodeid.ErrExpired},
+		{"not yet valid", func(c *x509.Certificate) { c.NotBefore = time.Now().Add(hour) }, nodeid.ErrNotYetValid},
+		{"another trust domain", func(c *x509.Certificate) { c.URIs[0].Host = "other.weft" }, nodeid.ErrTrustDomain},
+		{"a workload's", func(c *x509.Certificate) { c.URIs[0].Path = "/ns/default/sa/node" }, nodeid.ErrNotNode},
+		{"no URI", func(c *x509.Certificate) { c.URIs = nil; c.DNSNames = []string{"bad"} }, nodeid.ErrNotNode},
+		{"no usage", func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning} }, nodeid.ErrUsage},
+	} {
+		b := newBed(t)
+		good, bad := b.node("good", 1, nil), b.node("bad", 1, nil)
+		good.listen()
+		own := bad.source
+		own.Set(b.authority.Node(t, "bad", c.change))
+		// The node itself sees it first, and says so without troubling anybody.
+		if _, err := bad.Exchange(t.Context(), good.peer(), 1); !errors.Is(err, c.want) || !strings.Contains(err.Error(), "this node's certificate") {
+			t.Errorf("%s: own: %v", c.name, err)
+		}
+		// One that does not look is refused by the server …
+		cert, _ := own.Certificate(t.Context())
+		own.Set(b.authority.Node(t, "bad", nil))
+		use := func(config *tls.Config) { config.Certificates = []tls.Certificate{*cert} }
+		conn, err := bad.dialTLS(good, use)
+		if err == nil {
+			_, err = conn.Read(make([]byte, 1))
+		}
+		if err := good.waitServed(1); !errors.Is(err, c.want) {
+			t.Errorf("%s: the server says %v", c.name, err)
+		}
+		if !errors.Is(network(err), ErrRefused) {
+			t.Errorf("%s: the client hears %v", c.name, err)
+		}
+		// … and by a client that dials it.
+		fake := b.fakeServer(bad, use, nil)
+		if _, err := good.Exchange(t.Context(), fake, 1); !errors.Is(err, c.want) {
+			t.Errorf("%s: a client says %v", c.name, err)
+		}
+		if len(good.given)+len(bad.given) != 0 {
+			t.Errorf("%s: keys were installed", c.name)
+		}
+	}
+}
+
+// fakeServer accepts one session as a node that keeps to no rule; talk may be nil.
+func (b *bed) fakeServer(n *testNode, change func(*tls.Config), talk func(*tls.Conn)) Peer {
+	b.t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	config, err := n.Client.cfg.tlsConfig(b.t.Context(), nodeid.Server, "", func(string) {})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if change != nil {
+		change(config)
+	}
+	var ended sync.WaitGroup
+	b.t.Cleanup(func() { _ = listener.Close(); ended.Wait() })
+	ended.Go(func() {
+		raw, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		defer raw.Close()
+		conn := tls.Server(raw, config)
+		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+		if conn.Handshake() == nil && talk != nil {
+			talk(conn)
+		}
+	})
+	return Peer{Name: n.name, Addresses: []string{listener.Addr().String()}}
+}
+
+func TestForeignAuthority(t *testing.T) {
+	b, other := newBed(t), newBed(t)
+	good, foreign := b.node("good", 1, nil), other.node("good2", 1, nil)
+	b.nodes["good2"] = foreign
+	good.listen()
+	foreign.listen()
+	if _, err := good.Exchange(t.Context(), foreign.peer(), 1); !errors.Is(err, nodeid.ErrForeign) {
+		t.Errorf("dialling: %v", err)
+	}
+	conn, err := foreign.dialTLS(good, func(c *tls.Config) { c.VerifyConnection = nil })
+	if err == nil {
+		_, _ = conn.Read(make([]byte, 1))
+	}
+	if err := good.waitServed(1); !errors.Is(err, nodeid.ErrForeign) {
+		t.Errorf("serving: %v", err)
+	}
+}
+
+func TestTLSRules(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*tls.Config)
+		want   string
+	}{
+		"no client certificate": {func(c *tls.Config) { c.Certificates = nil }, "didn't provide a certificate"},
+		"TLS 1.2":               {func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS12, tls.VersionTLS12 }, "unsupported versions"},
+		"wrong ALPN":            {func(c *tls.Config) { c.NextProtos = []string{"h2"} }, "unsupported application protocols"},
+		"no ALPN":               {func(c *tls.Config) { c.NextProtos = nil }, "application protocol"},
+		"P-256 only":            {func(c *tls.Config) { c.CurvePreferences = []tls.CurveID{tls.CurveP256} }, "no key exchanges"},
+	} {
+		b := newBed(t)
+		x, y := b.node("x", 1, nil), b.node("y", 1, nil)
+		y.listen()
+		conn, err := x.dialTLS(y, func(config *tls.Config) { config.VerifyConnection = nil; c.change(config) })
+		if err == nil {
+			_ = conn.SetReadDeadline(time.Now().Add(time.Second))
+			_, err = conn.Read(make([]byte, 1))
+		}
+		if err == nil {
+			t.Errorf("%s: taken", name)
+		}
+		if err := y.waitServed(1); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: the server says %v", name, err)
+		}
+	}
+	// A server that speaks only TLS 1.2, or another protocol.
+	b := newBed(t)
+	x, y := b.node("x", 1, nil), b.node("y", 1, nil)
+	for name, change := range map[string]func(*tls.Config){
+		"TLS 1.2":    func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS12, tls.VersionTLS12 },
+		"wrong ALPN": func(c *tls.Config) { c.NextProtos = []string{"h2"}; c.VerifyConnection = nil },
+		"no ALPN":    func(c *tls.Config) { c.NextProtos = nil; c.VerifyConnection = nil },
+	} {
+		if _, err := x.Exchange(t.Context(), b.fakeServer(y, change, nil), 1); err == nil {
+			t.Errorf("server with %s: taken", name)
+		}
+	}
+}
+
+// The certificate is good in every respect, but its node has no Node object here.
+func TestUnknownNode(t *testing.T) {
+	b := newBed(t)
+	x, y := b.node("x", 1, nil), b.node("y", 1, func(c *Config) { c.Known = func(string) bool { return false } })
+	y.listen()
+	_, err := x.Exchange(t.Context(), y.peer(), 1)
+	if !errors.Is(err, ErrRefused) || !errors.Is(err, ErrUnknownNode) {
+		t.Errorf("%v", err)
+	}
+	if err := y.waitServed(1); !errors.Is(err, ErrUnknownNode) {
+		t.Errorf("served: %v", err)
+	}
+}
+
+func TestAnotherNodesName(t *testing.T) {
+	b := newBed(t)
+	x, y, z := b.node("x", 1, nil), b.node("y", 1, nil), b.node("z", 1, nil)
+	y.listen()
+	z.listen()
+	// Who answers at z's address is y.
+	if _, err := x.Exchange(t.Context(), Peer{Name: "z", Addresses: []string{y.addr}}, 1); !errors.Is(err, nodeid.ErrWrongNode) {
+		t.Errorf("wrong server: %v", err)
+	}
+	// x's certificate, z's name in HELLO; and a node that comes back to itself.
+	for name, from := range map[string]*testNode{"z": x, "y": y} {
+		before := len(y.errors())
+		conn, err := from.dialTLS(y, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = writeFrame(conn, &frame{Type: typeHello, Hello: &hello{Version: 1, Node: name, Epoch: 1, Lanes: 1, Offer: 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := readFrame(conn)
+		if err != nil || f.Type != typeRefuse {
+			t.Errorf("%s: answered %+v, %v", name, f, err)
+		}
+		_ = conn.CloseWrite()
+		if err := y.waitServed(before + 1); err == nil {
+			t.Errorf("%s: served", name)
+		}
+	}
+	if len(y.given) != 0 {
+		t.Error("keys were installed")
+	}
+}
+
+// greet says HELLO by hand, as a node with the right keys does, and reads the answer.
+func (n *testNode) greet(to *testNode) *session {
+	t := n.bed.t
+	t.Helper()
+	conn, err := n.dialTLS(to, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newSession(n.Client.cfg, conn, to.name, true)
+	if err := s.prepare(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	own, err := s.hello()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.write(own); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := s.expect(typeHello, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.introduced(answer.Hello); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// A HELLO that waited while its sender gave way and got keys in another session is stale: acting on it would replace keys
+// in use. So nothing happens before AGREE.
+func TestStaleHello(t *testing.T) {
+	b := newBed(t)
+	x, y := b.node("x", 1, nil), b.node("y", 1, nil)
+	y.listen()
+	s := x.greet(y)
+	s.close()
+	if err := y.waitServed(1); err == nil {
+		t.Error("the session ended well")
+	}
+	if len(y.given) != 0 {
+		t.Error("keys were installed for a client that was gone")
+	}
+}
+
+func TestOutOfTurn(t *testing.T) {
+	id := func(s *session) fingerprint { v, _ := s.secret.ID("y", "x"); return fingerprint(v) }
+	for name, c := range map[string]struct {
+		frames func(s *session) []*frame
+		want   error
+		given  int
+	}{
+		"hello again":       {func(s *session) []*frame { h, _ := s.hello(); return []*frame{h} }, ErrProtocol, 0},
+		"done at once":      {func(*session) []*frame { return []*frame{{Type: typeDone}} }, ErrProtocol, 0},
+		"ready, not agreed": {func(s *session) []*frame { return []*frame{{Type: typeRXReady, ID: id(s)}} }, ErrProtocol, 0},
+		"switched first":    {func(s *session) []*frame { return []*frame{{Type: typeAgree}, {Type: typeSwitched, ID: id(s)}} }, ErrProtocol, 1},
+		"wrong id":          {func(s *session) []*frame { return []*frame{{Type: typeAgree}, {Type: typeRXReady, ID: id(s) ^ 1}} }, ErrKeyMismatch, 1},
+		"done early":        {func(*session) []*frame { return []*frame{{Type: typeAgree}, {Type: typeDone}} }, ErrProtocol, 1},
+		"ready twice": {func(s *session) []*frame {
+			return []*frame{{Type: typeAgree}, {Type: typeRXReady, ID: id(s)}, {Type: typeRXReady, ID: id(s)}}
+		}, ErrProtocol, 2},
+		"refused":    {func(*session) []*frame { return []*frame{{Type: typeRefuse, Code: "no_epoch"}} }, ErrNoEpoch, 0},
+		"other code": {func(*session) []*frame { return []*frame{{Type: typeRefuse, Code: "new\x1b[31m", Text: "later"}} }, ErrRefused, 0},
+		"busy":       {func(*session) []*frame { return []*frame{{Type: typeBusy}} }, ErrBusy, 0},
+	} {
+		b := newBed(t)
+		x, y := b.node("x", 1, nil), b.node("y", 1, nil)
+		// The harness would count what this liar provokes.
+		delete(b.nodes, "x")
+		y.config.Known = func(string) bool { return true }
+		y.restart()
+		y.listen()
+		s := x.greet(y)
+		for _, f := range c.frames(s) {
+			if err := s.write(f); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		_ = s.conn.CloseWrite()
+		err := y.waitServed(1)
+		if !errors.Is(err, c.want) || len(y.given) != c.given || strings.Contains(fmt.Sprint(err), "\x1b") {
+			t.Errorf("%s: %d installed, %v", name, len(y.given), err)
+		}
+		s.close()
+	}
+}
+
+func TestServerThatLies(t *testing.T) {
+	good := func(epoch uint64, node string, offer fingerprint) func(*tls.Conn) {
+		return func(conn *tls.Conn) {
+			_, _ = readFrame(conn)
+			_ = writeFrame(conn, &frame{Type: typeHello, Hello: &hello{Version: 1, Node: node, Epoch: epoch, Lanes: 1, Offer: offer}})
+			_, _ = readFrame(conn)
+		}
+	}
+	for name, c := range map[string]struct {
+		talk func(*tls.Conn)
+		want error
+	}{
+		"other epoch":   {good(2, "y", 1), ErrProtocol},
+		"other name":    {good(1, "z", 1), ErrProtocol},
+		"other key":     {good(1, "y", 1), ErrKeyMismatch},
+		"no hello":      {func(c *tls.Conn) { _ = writeFrame(c, &frame{Type: typeDone}) }, ErrProtocol},
+		"garbage":       {func(c *tls.Conn) { _, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n")) }, ErrProtocol},
+		"hangs up":      {func(*tls.Conn) {}, nil},
+		"echoes hello":  {func(c *tls.Conn) { f, _ := readFrame(c); _ = writeFrame(c, f) }, ErrProtocol},
+		"echoes offer":  {func(c *tls.Conn) { f, _ := readFrame(c); f.Hello.Node = "y"; _ = writeFrame(c, f); _, _ = readFrame(c) }, ErrKeyMismatch},
+		"wrong version": {func(c *tls.Conn) { f, _ := readFrame(c); f.Hello.Version = 9; _ = writeFrame(c, f) }, ErrProtocol},
+	} {
+		b := newBed(t)
+		x, y := b.node("x", 1, nil), b.node("y", 1, nil)
+		_, err := x.Exchange(t.Context(), b.fakeServer(y, nil, c.talk), 1)
+		if err == nil || (c.want != nil && !errors.Is(err, c.want)) || len(x.given) != 0 {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestFramesThatAreNone(t *testing.T) {
+	sized := func(size uint32, text string) []byte {
+		return append(binary.BigEndian.AppendUint32(nil, size), text...)
+	}
+	for name, raw := range map[string][]byte{
+		"oversize":      sized(MaxFrame+1, "x"),
+		"huge":          sized(0xffffffff, ""),
+		"empty":         sized(0, ""),
+		"not JSON":      sized(4, "\x00\x01\x02\x03"),
+		"two values":    sized(32, `{"type":"done"}{"type":"done"}  `),
+		"unknown type":  sized(15, `{"type":"nope"}`),
+		"an array":      sized(2, `[]`),
+		"deeply nested": sized(60000, strings.Repeat("[", 60000)),
+	} {
+		b := newBed(t)
+		x, y := b.node("x", 1, nil), b.node("y", 1, nil)
+		y.listen()
+		conn, err := x.dialTLS(y, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Write(raw); err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.CloseWrite()
+		if err := y.waitServed(1); !errors.Is(err, ErrProtocol) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Connections that say nothing, or say it very slowly, take no place from a peer for long.
+func TestSlowPeers(t *testing.T) {
+	b := newBed(t)
+	x, y := b.node("x", 1, nil), b.node("y", 1, func(c *Config) { c.Sessions = 4 })
+	slow := b.node("slow", 1, func(c *Config) { c.Timeout = 300 * time.Millisecond })
+	y.listen()
+	slow.listen()
+	for range 12 {
+		conn, err := net.Dial("tcp", y.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for {
+		if _, err := x.Exchange(ctx, y.peer(), 1); err == nil {
+			break
+		} else if ctx.Err() != nil {
+			t.Fatal(err)
+		}
+	}
+	// A frame that never ends, behind a good certificate.
+	conn, err := x.dialTLS(slow, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() {
+		for _, c := range []byte(strings.Repeat("\x00", 3) + "\x7f" + strings.Repeat(" ", 100)) {
+			select {
+			case <-stop:
+				return
+			case <-time.After(50 * time.Millisecond):
+				_, _ = conn.Write([]byte{c})
+			}
+		}
+	}()
+	var timeout net.Error
+	if err := slow.waitServed(1); !errors.As(err, &timeout) || !timeout.Timeout() {
+		t.Errorf("a slow frame: %v", err)
+	}
+}
+
+// The clock is injected: certificates are judged by it, deadlines are not.
+func TestClockJumps(t *testing.T) {
+	var mu sync.Mutex
+	offset := time.Duration(0)
+	clock := func() time.Time { mu.Lock(); defer mu.Unlock(); return time.Now().Add(offset) }
+	jump := func(d time.Duration) { mu.Lock(); defer mu.Unlock(); offset = d }
+	b := newBed(t)
+	x, y := b.node("x", 1, nil), b.node("y", 1, func(c *Config) { c.Now = clock })
+	y.listen()
+	for i, c := range []struct {
+		jump time.Duration
+		want error
+	}{{48 * time.Hour, nodeid.ErrExpired}, {-48 * time.Hour, nodeid.ErrNotYetValid}} {
+		jump(c.jump)
+		if _, err := x.Exchange(t.Context(), y.peer(), 1); err == nil {
+			t.Errorf("jump of %v: taken", c.jump)
+		}
+		if err := y.waitServed(i + 1); !errors.Is(err, c.want) {
+			t.Errorf("jump of %v: %v", c.jump, err)
+		}
+	}
+	jump(0)
+	b.exchange(x, y, 1)
+	b.settled(x, y, 1)
+}
+
+// A certificate that was replaced is used from the next session on.
+func TestCertificateIsAskedForEachSession(t *testing.T) {
+	b := newBed(t)
+	x, y := b.node("x", 1, nil), b.node("y", 1, nil)
+	y.listen()
+	x.source.Set(nil)
+	if _, err := x.Exchange(t.Context(), y.peer(), 1); !errors.Is(err, nodeid.ErrNoCertificate) {
+		t.Errorf("%v", err)
+	}
+	x.source.Set(b.authority.Node(t, "x", nil))
+	b.exchange(x, y, 1)
+	y.source.Set(nil)
+	if _, err := x.Exchange(t.Context(), y.peer(), 1); err == nil {
+		t.Error("a server without a certificate serves")
+	}
+}
+
+// Neither errors nor logs hold what is secret.
+func TestNothingSecretIsSaid(t *testing.T) {
+	var logged bytes.Buffer
+	b := newBed(t)
+	log := slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	x, y := b.node("x", 1, func(c *Config) { c.Log = log }), b.node("y", 1, func(c *Config) { c.Log = log })
+	y.listen()
+	said := fmt.Sprintf("%+v", b.exchange(x, y, 1))
+	x.dek[2] = dekOf(3)
+	_, err := x.Exchange(t.Context(), y.peer(), 2)
+	said += err.Error() + logged.String() + fmt.Sprint(y.errors())
+	for _, secret := range [][]byte{dekOf(1), dekOf(2), dekOf(3)} {
+		for _, form := range []string{string(secret), hex.EncodeToString(secret), fmt.Sprint(secret)} {
+			if strings.Contains(said, form) {
+				t.Errorf("said: %s", said)
+			}
+		}
+	}
+	for _, held := range []*sa{x.get(true, "y", 1), x.get(false, "y", 1)} {
+		k := held.lanes[0]
+		if strings.Contains(said, hex.EncodeToString(k[:8])) {
+			t.Errorf("said: %s", said)
+		}
+	}
+}
+
+func FuzzFrame(f *testing.F) {
+	for _, seed := range []string{
+		`{"type":"hello","hello":{"version":1,"node":"a","epoch":1,"lanes":8,"txID":"0000000000000000","rxID":"00000000000000ff","offer":"0123456789abcdef"}}`,
+		`{"type":"rx_ready","id":"0123456789abcdef"}`, `{"type":"tx_switched","id":"ffffffffffffffff"}`, `{"type":"done"}`, `{"type":"busy"}`,
+		`{"type":"agree"}`, `{"type":"refuse","code":"no_epoch","text":"x"}`, `{"type":"done","id":"1"}`, `[[[[`, `{"type":"done"} {}`,
+	} {
+		f.Add(append(binary.BigEndian.AppendUint32(nil, uint32(len(seed))), seed...))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		got, err := readFrame(bytes.NewReader(raw))
+		if err != nil {
+			return
+		}
+		// What is taken says the same when it is written and read again.
+		var wire bytes.Buffer
+		if err := writeFrame(&wire, got); err != nil {
+			t.Fatal(err)
+		}
+		again, err := readFrame(&wire)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(got, again) {
+			t.Fatalf("%+v became %+v", got, again)
+		}
+	})
+}
+
+var _ nodeid.Source = (*nodeidtest.Source)(nil)

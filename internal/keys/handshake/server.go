@@ -1,0 +1,144 @@
+package handshake
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"weft.dev/weft/internal/keys/nodeid"
+)
+
+// Server answers peers.
+type Server struct {
+	cfg   *Config
+	peers *peers
+}
+
+// acceptPause is how long to wait after a failed accept: mostly the process has no file descriptor left.
+const acceptPause = 100 * time.Millisecond
+
+// sessionTimeouts is how many times the timeout of one step a whole session may take, however small its steps.
+const sessionTimeouts = 6
+
+// Serve answers peers until ctx is done, and returns when the last session has ended.
+func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
+	stop := context.AfterFunc(ctx, func() { _ = listener.Close() })
+	defer stop()
+	defer listener.Close()
+	crowd := newCrowd(s.cfg.Sessions)
+	var running sync.WaitGroup
+	defer running.Wait()
+	for {
+		conn, err := listener.Accept()
+		if ctx.Err() != nil {
+			if conn != nil {
+				_ = conn.Close()
+			}
+			return nil
+		}
+		if errors.Is(err, net.ErrClosed) {
+			return fmt.Errorf("accept peers: %w", err)
+		}
+		if err != nil {
+			s.cfg.Log.Warn("accept of a peer's connection failed", "err", err)
+			time.Sleep(acceptPause)
+			continue
+		}
+		guest, err := crowd.enter(ctx, conn)
+		if err != nil {
+			_ = conn.Close()
+			return nil
+		}
+		running.Go(func() {
+			defer crowd.leave(guest)
+			s.serve(ctx, conn, guest)
+		})
+	}
+}
+
+// serve answers one connection and tells how that went.
+func (s *Server) serve(ctx context.Context, raw net.Conn, guest *guest) {
+	defer raw.Close()
+	ctx, cancel := context.WithTimeout(ctx, sessionTimeouts*s.cfg.Timeout)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
+	defer stop()
+	result, err := s.answer(ctx, raw, guest)
+	if err != nil {
+		err = fmt.Errorf("keys with %s at %s: %w", peerName(result.PeerNode), raw.RemoteAddr(), err)
+	}
+	if s.cfg.Served != nil {
+		s.cfg.Served(result, err)
+	}
+}
+
+func peerName(name string) string {
+	if name == "" {
+		return "an unknown peer"
+	}
+	return name
+}
+
+func (s *Server) answer(ctx context.Context, raw net.Conn, guest *guest) (Result, error) {
+	var peer string
+	config, err := s.cfg.tlsConfig(ctx, nodeid.Server, "", func(name string) { peer = name })
+	if err != nil {
+		return Result{}, err
+	}
+	conn := tls.Server(raw, config)
+	if err := shakeHands(ctx, conn, s.cfg.Timeout); err != nil {
+		return Result{}, err
+	}
+	guest.known()
+	session := newSession(s.cfg, conn, peer, false)
+	defer session.close()
+	err = s.talk(ctx, session)
+	if err != nil {
+		session.refuse(err)
+	}
+	return session.result, err
+}
+
+// talk is the server's half before both ends do the same.
+func (s *Server) talk(ctx context.Context, session *session) error {
+	peer := session.result.PeerNode
+	if peer == s.cfg.Node || !s.cfg.Known(peer) {
+		return fmt.Errorf("%w: %q", ErrUnknownNode, peer)
+	}
+	first, err := session.expect(typeHello, 0)
+	if err != nil {
+		return err
+	}
+	session.result.Epoch = first.Hello.Epoch
+	if err := session.introduced(first.Hello); err != nil {
+		return err
+	}
+	activity, err := s.peers.serve(ctx, peer)
+	if err != nil {
+		return err
+	}
+	defer s.peers.end(peer, activity)
+	if err := session.prepare(ctx, first.Hello.Epoch); err != nil {
+		return err
+	}
+	if err := session.compare(); err != nil {
+		return err
+	}
+	hello, err := session.hello()
+	if err != nil {
+		return err
+	}
+	if err := session.write(hello); err != nil {
+		return err
+	}
+	// The client's HELLO may have lain here while the client gave way to a session of this node's, which made new keys. Only who
+	// still stands by it may have anything replaced.
+	if _, err := session.expect(typeAgree, 0); err != nil {
+		return err
+	}
+	return session.settle()
+}

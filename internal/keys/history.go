@@ -1,0 +1,60 @@
+package keys
+
+import "time"
+
+// What an Event tells of.
+const (
+	EventSeen      = "seen"      // an epoch came up in the store
+	EventWithdrawn = "withdrawn" // an epoch is gone from the store
+	EventWrapped   = "wrapped"   // the KEK wrapped a new key
+	EventCreated   = "created"   // this node published an epoch
+	EventUnwrapped = "unwrapped" // the KEK was asked to unwrap an epoch's key
+	EventForgotten = "forgotten" // an epoch's key was zeroed in this process's memory
+	EventExchanged = "exchanged" // an exchange with a peer ended
+	EventDestroyed = "destroyed" // keys were removed from the datapath
+	EventDeleted   = "deleted"   // the leader removed an epoch from the store
+	EventElected   = "elected"
+	EventResigned  = "resigned"
+	EventClockJump = "clock_jump"
+	EventTTL       = "ttl_warning"
+)
+
+// Event is something that happened to keys. It never holds one.
+type Event struct {
+	Time  time.Time `json:"time"`
+	Event string    `json:"event"`
+	Epoch uint64    `json:"epoch,omitempty"`
+	Peer  string    `json:"peer,omitempty"`
+	// Outcome is "ok" or the kind of failure; empty for what cannot fail.
+	Outcome string `json:"outcome,omitempty"`
+	Detail  string `json:"detail,omitempty"`
+	// Took is how long the KMS took.
+	Took time.Duration `json:"tookNanos,omitempty"`
+}
+
+// historyMax is how many events a Manager remembers.
+const historyMax = 512
+
+func (m *Manager) event(e Event) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.recordLocked(e)
+}
+
+func (m *Manager) recordLocked(e Event) {
+	e.Time = m.clock.Wall()
+	if len(m.history) >= historyMax {
+		m.history = append(m.history[:0], m.history[historyMax/4:]...)
+	}
+	m.history = append(m.history, e)
+	if m.opt.Audit != nil {
+		m.opt.Audit(e)
+	}
+}
+
+// History is what happened lately, the oldest first. It begins with this process.
+func (m *Manager) History() []Event {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return append([]Event(nil), m.history...)
+}

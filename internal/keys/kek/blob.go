@@ -1,0 +1,60 @@
+package kek
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+)
+
+// blobFormat is the version of the envelope around a provider's ciphertext.
+const blobFormat = 1
+
+// maxBlob bounds what Unwrap reads: many times what any provider makes.
+const maxBlob = 16 << 10
+
+// envelope is a wrapped DEK as published. All but Ciphertext only serves to say what is wrong before the KMS is asked, and to let a person see what a
+// blob is: what binds the DEK to its cluster and epoch is inside the ciphertext, and a forged field here only makes the unwrap fail.
+type envelope struct {
+	Format     int    `json:"format"`
+	Provider   string `json:"provider"`
+	Cluster    string `json:"cluster"`
+	Epoch      uint64 `json:"epoch"`
+	Version    string `json:"version,omitempty"`
+	Ciphertext []byte `json:"ciphertext"`
+}
+
+func encodeBlob(provider, version string, bind Binding, ciphertext []byte) ([]byte, error) {
+	e := envelope{Format: blobFormat, Provider: provider, Cluster: bind.Cluster, Epoch: bind.Epoch, Version: version, Ciphertext: ciphertext}
+	blob, err := json.Marshal(e)
+	if err != nil {
+		return nil, fmt.Errorf("encode wrapped key: %w", err)
+	}
+	return blob, nil
+}
+
+// decodeBlob reads an envelope and refuses it by name if it is not for this provider and binding.
+func decodeBlob(provider string, bind Binding, blob []byte) (envelope, error) {
+	var e envelope
+	if len(blob) > maxBlob {
+		return e, &Error{Kind: ErrCorrupt, Err: fmt.Errorf("it has %d bytes, more than %d", len(blob), maxBlob)}
+	}
+	dec := json.NewDecoder(bytes.NewReader(blob))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&e); err != nil {
+		return e, &Error{Kind: ErrCorrupt, Err: fmt.Errorf("it is not an envelope of Weft: %w", err)}
+	}
+	if dec.More() {
+		return e, &Error{Kind: ErrCorrupt, Err: fmt.Errorf("something follows the envelope")}
+	}
+	switch {
+	case e.Format != blobFormat:
+		return e, &Error{Kind: ErrCorrupt, Err: fmt.Errorf("its format is %d, this version of Weft reads %d", e.Format, blobFormat)}
+	case e.Provider != provider:
+		return e, &Error{Kind: ErrWrongKEK, Err: fmt.Errorf("the blob was wrapped by %q, keys.kek is %q", e.Provider, provider)}
+	case e.Cluster != bind.Cluster || e.Epoch != bind.Epoch:
+		return e, &Error{Kind: ErrWrongBinding, Err: fmt.Errorf("the blob is for cluster %q epoch %d, not for cluster %q epoch %d", e.Cluster, e.Epoch, bind.Cluster, bind.Epoch)}
+	case len(e.Ciphertext) == 0:
+		return e, &Error{Kind: ErrCorrupt, Err: fmt.Errorf("it has no ciphertext")}
+	}
+	return e, nil
+}

@@ -1,0 +1,124 @@
+package keys
+
+import (
+	"fmt"
+	"testing"
+)
+
+func TestFirstEpoch(t *testing.T) {
+	b := newBed(t)
+	nodes := b.cluster("a", "b", "c")
+	b.up(1)
+	s := nodes[0].Status()
+	if len(s.Epochs) != 1 || s.Epochs[0].DEK != DEKReadable || s.Epochs[0].KEK != "file:///test/kek" || !s.Ready {
+		t.Errorf("status %+v", s)
+	}
+	for _, p := range s.Peers {
+		if !p.PostQuantum || p.Group == "" || p.Lanes != 2 || p.LastError != "" {
+			t.Errorf("peer %+v", p)
+		}
+	}
+	b.sound()
+}
+
+func TestFiftyRotations(t *testing.T) {
+	b := newBed(t)
+	nodes := b.cluster("a", "b", "c")
+	b.up(1)
+	for i := range 50 {
+		e := b.rotate(nodes[i%len(nodes)])
+		if e.Number < uint64(i+2) {
+			t.Fatalf("rotation %d made epoch %d", i, e.Number)
+		}
+	}
+	b.up(51)
+	t.Logf("exchanges of a: %v", nodes[0].Status().Counters.Handshakes)
+	b.until("only two epochs are kept", func() bool {
+		list, _ := b.store.Epochs()
+		return len(list) == 2
+	})
+	b.sound()
+}
+
+// TestCrashAtEveryStep kills one side at each step of a rotation in turn, before and
+// after the step, and starts it again on what the datapath holds.
+func TestCrashAtEveryStep(t *testing.T) {
+	for _, victim := range []string{"a", "b"} {
+		for _, rotator := range []string{"a", "b"} {
+			for _, after := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s dies, %s rotates, after=%v", victim, rotator, after), func(t *testing.T) {
+					crashAtEveryStep(t, victim, rotator, after)
+				})
+			}
+		}
+	}
+}
+
+func crashAtEveryStep(t *testing.T, victim, rotator string, after bool) {
+	t.Parallel()
+	b := newBed(t)
+	b.office.closed["b"] = true // a removes old epochs
+	b.cluster("a", "b")
+	b.up(1)
+	b.rotate(b.nodes["a"]) // so that each of the following removes an old epoch
+	b.up(2)
+	kinds := map[string]int{"install": 4, "seal": 1, "remove": 2}
+	if victim == rotator {
+		kinds["wrap"], kinds["publish"] = 1, 1
+	} else {
+		kinds["unwrap"] = 1
+	}
+	if victim == "a" {
+		kinds["delete"] = 1
+	}
+	for what, times := range kinds {
+		for n := 1; n <= times; n++ {
+			if !b.rotateAndKill(b.nodes[victim], b.nodes[rotator], what, n, after) {
+				t.Errorf("did not die at %s %d", what, n)
+			}
+		}
+	}
+	b.sound()
+}
+
+// rotateAndKill rotates while a node dies at its nth step of a kind; false if it did not.
+func (b *bed) rotateAndKill(victim, rotator *node, what string, n int, after bool) bool {
+	b.t.Helper()
+	before := victim.Status().Epoch
+	victim.life.arm(what, n, after)
+	if rotator == victim {
+		// Its death may come before or after the epoch is published.
+		go victim.Rotate(b.t.Context()) //nolint:errcheck // may die
+	} else {
+		b.rotate(rotator)
+	}
+	b.until("it dies, or the rotation ends and drains", func() bool {
+		if victim.dead() {
+			return true
+		}
+		s := victim.Status()
+		return s.Epoch > before && s.Settled() && s.Peers[0].State == StateUp && len(s.Epochs) <= 2
+	})
+	died := victim.life.disarm()
+	if died {
+		<-victim.done
+		victim.start()
+	}
+	b.up(before)
+	b.until("only two epochs and no old keys are left", func() bool {
+		for _, n := range b.nodes {
+			s := n.Status()
+			if len(s.Epochs) > 2 || len(s.Peers) == 0 || s.Peers[0].State != StateUp {
+				return false
+			}
+		}
+		return true
+	})
+	return died
+}
+
+func (n *node) dead() bool {
+	n.life.mu.Lock()
+	defer n.life.mu.Unlock()
+	return n.life.dead
+}

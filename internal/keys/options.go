@@ -1,0 +1,132 @@
+package keys
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"weft.dev/weft/internal/keys/handshake"
+	"weft.dev/weft/internal/keys/kek"
+	"weft.dev/weft/internal/keys/nodeid"
+)
+
+// KEK wraps and unwraps data-encryption keys. Every kek.KEK is one.
+type KEK interface {
+	Wrap(ctx context.Context, dek []byte, bind kek.Binding) (blob []byte, version string, err error)
+	Unwrap(ctx context.Context, blob []byte, bind kek.Binding) ([]byte, error)
+	// URL is the KEK's address without secrets.
+	URL() string
+}
+
+// Defaults of Options.
+const (
+	DefaultMaxAge     = 24 * time.Hour
+	DefaultHardTTL    = 72 * time.Hour
+	DefaultDrain      = 30 * time.Second
+	DefaultMaxPackets = 1 << 48
+	// DefaultParallel is how many exchanges a node has under way at once.
+	DefaultParallel = 16
+	// DefaultSpread is over how long nodes spread what they all do for a new epoch.
+	DefaultSpread = 2 * time.Second
+)
+
+// Options are what a Manager needs. Those without a default must be given.
+type Options struct {
+	// Node is this node's name, as its certificate says.
+	Node string
+	// TrustDomain is that of all nodes' certificates.
+	TrustDomain string
+	// Cluster binds wrapped keys to the cluster.
+	Cluster string
+	// Identity gives the node's certificate.
+	Identity nodeid.Source
+	// Listen opens the handshake's port. It is called again after a failure.
+	Listen func(ctx context.Context) (net.Listener, error)
+	// Port is where peers listen that say nothing else. Default: handshake.DefaultPort.
+	Port uint16
+
+	KEK      KEK
+	Store    EpochStore
+	Leader   Leader
+	Datapath Datapath
+
+	// MaxAge is how old an epoch may become before the leader makes the next one.
+	MaxAge time.Duration
+	// HardTTL is how long an epoch made by this node may be used at all.
+	HardTTL time.Duration
+	// Drain is how long receive keys are kept after the peer has left them.
+	Drain time.Duration
+	// MaxPackets is how many packets a lane may seal before the next epoch is made.
+	MaxPackets uint64
+	// Parallel bounds the exchanges under way at once.
+	Parallel int
+	// Spread is over how long unwrapping and dialling after a new epoch are spread; negative: not at all.
+	Spread time.Duration
+	// RequirePostQuantum refuses peers without X25519MLKEM768.
+	RequirePostQuantum bool
+
+	// Clock is the real one by default.
+	Clock Clock
+	// Audit is told of every event; it must not block. Optional.
+	Audit func(Event)
+	// Log is optional.
+	Log *slog.Logger
+
+	// newExchanger is what the tests replace.
+	newExchanger func(handshake.Config) (client, server, error)
+}
+
+// client and server are the two roles of package handshake.
+type client interface {
+	Exchange(ctx context.Context, peer handshake.Peer, epoch uint64) (handshake.Result, error)
+}
+
+type server interface {
+	Serve(ctx context.Context, listener net.Listener) error
+}
+
+func (o *Options) complete() error {
+	missing := map[string]bool{
+		"Node": o.Node == "", "Cluster": o.Cluster == "", "TrustDomain": o.TrustDomain == "", "Identity": o.Identity == nil,
+		"KEK": o.KEK == nil, "Store": o.Store == nil, "Leader": o.Leader == nil, "Datapath": o.Datapath == nil,
+	}
+	var errs []error
+	for field, is := range missing {
+		if is {
+			errs = append(errs, fmt.Errorf("option %s is missing", field))
+		}
+	}
+	setDefault(&o.MaxAge, DefaultMaxAge)
+	setDefault(&o.HardTTL, DefaultHardTTL)
+	setDefault(&o.Drain, DefaultDrain)
+	setDefault(&o.MaxPackets, DefaultMaxPackets)
+	setDefault(&o.Parallel, DefaultParallel)
+	setDefault(&o.Spread, DefaultSpread)
+	setDefault(&o.Port, handshake.DefaultPort)
+	if o.Spread < 0 {
+		o.Spread = 0
+	}
+	if o.HardTTL <= o.MaxAge {
+		errs = append(errs, fmt.Errorf("keys.hardTTL %s is not longer than keys.maxAge %s: every epoch would end before the next is there", o.HardTTL, o.MaxAge))
+	}
+	if o.Clock == nil {
+		o.Clock = newRealClock()
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.newExchanger == nil {
+		o.newExchanger = realExchanger
+	}
+	return errors.Join(errs...)
+}
+
+func setDefault[T comparable](v *T, value T) {
+	var zero T
+	if *v == zero {
+		*v = value
+	}
+}

@@ -1,0 +1,286 @@
+package keys
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"weft.dev/weft/internal/keys/kek"
+	"weft.dev/weft/internal/keys/schedule"
+	"weft.dev/weft/internal/keys/secmem"
+)
+
+// Why an epoch is made.
+const (
+	ReasonFirst   = "first"
+	ReasonAge     = "age"
+	ReasonPackets = "packets"
+	ReasonHand    = "hand"
+	// ReasonRemoved: the newest epoch is gone from the store.
+	ReasonRemoved = "removed"
+)
+
+// createTries is how many numbers are tried before an epoch is given up for now.
+const createTries = 4
+
+// createDue makes an epoch if one is due, removes old ones, and returns when to look again.
+func (m *Manager) createDue(ctx context.Context) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.clock.Boot()
+	if !m.listed || now < m.due.create {
+		return max(m.due.create, now+time.Millisecond)
+	}
+	reason, next := m.reason(now)
+	if reason != "" {
+		m.due.create = now + retryMin
+		m.work.Go(func() { m.createFor(ctx, reason) })
+		return m.due.create
+	}
+	if old := m.outdated(); m.leader && len(old) > 0 {
+		m.due.create = now + retryMin
+		m.work.Go(func() { m.removeEpochs(old) })
+	}
+	return next
+}
+
+// reason says why an epoch has to be made now, "" for not at all, and when to ask
+// again. The packet budget is every node's business, the rest the leader's. The caller
+// holds mu.
+func (m *Manager) reason(now time.Duration) (string, time.Duration) {
+	newest := m.newest()
+	if newest != nil && newest.Number == m.target && m.spent(newest.Number) {
+		return ReasonPackets, now
+	}
+	switch {
+	case !m.leader:
+		return "", now + tick
+	case newest == nil:
+		return ReasonFirst, now
+	case newest.Number < m.highest:
+		return ReasonRemoved, now
+	case now >= newest.rotateAt:
+		return ReasonAge, now
+	}
+	return "", min(newest.rotateAt, now+tick)
+}
+
+// spent says whether a lane of this node has sent nearly as many packets as it may in
+// an epoch. The caller holds mu.
+func (m *Manager) spent(number uint64) bool {
+	return m.sent[number] >= m.opt.MaxPackets-m.opt.MaxPackets/16
+}
+
+// createFor makes an epoch that is due, and backs off when it cannot.
+func (m *Manager) createFor(ctx context.Context, reason string) {
+	if !m.making.TryLock() {
+		return
+	}
+	defer m.making.Unlock()
+	_, err := m.create(ctx, reason)
+	if ctx.Err() != nil {
+		return
+	}
+	m.problem("rotation", err)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err == nil || errors.Is(err, ErrExists) {
+		m.failures, m.due.create = 0, m.clock.Boot()
+	} else {
+		m.failures++
+		m.due.create = m.clock.Boot() + backoff(m.failures, retryMin, retryMax)
+	}
+	m.pokeLocked()
+}
+
+// create makes and publishes the next epoch. Another node's that came first is as good,
+// and is returned with ErrExists. The caller holds making.
+func (m *Manager) create(ctx context.Context, reason string) (Epoch, error) {
+	for range createTries {
+		m.mu.Lock()
+		number := m.highest + 1
+		m.mu.Unlock()
+		e, err := m.publish(ctx, number, reason)
+		if !errors.Is(err, ErrExists) {
+			return e, err
+		}
+		m.reload()
+		m.mu.Lock()
+		theirs := m.epochs[number]
+		if theirs == nil {
+			// A file of that name that holds no good epoch.
+			m.highest = max(m.highest, number)
+		}
+		m.mu.Unlock()
+		if theirs != nil {
+			return theirs.Epoch, fmt.Errorf("epoch %d: %w", number, ErrExists)
+		}
+	}
+	return Epoch{}, errors.New("make epoch: other nodes, or files that hold no epoch, have taken every number that was tried")
+}
+
+// publish makes one epoch of a number.
+func (m *Manager) publish(ctx context.Context, number uint64, reason string) (Epoch, error) {
+	secret, err := secmem.Random(schedule.DEKSize)
+	if err != nil {
+		return Epoch{}, fmt.Errorf("make epoch %d: %w", number, err)
+	}
+	given := false
+	defer func() {
+		if !given {
+			secret.Release()
+		}
+	}()
+	e, err := m.wrap(ctx, secret, number)
+	if err != nil {
+		return Epoch{}, fmt.Errorf("make epoch %d: %w", number, err)
+	}
+	m.storeLock.Lock()
+	defer m.storeLock.Unlock()
+	if err := m.opt.Store.CreateEpoch(e); err != nil {
+		return Epoch{}, fmt.Errorf("publish epoch %d: %w", number, err)
+	}
+	m.log.Info("new epoch", "epoch", number, "reason", reason, "kek", e.KEK, "expires", e.Expires)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	added := m.add(e)
+	if added.dek == nil {
+		m.give(added, secret)
+		given = true
+	}
+	m.counters.Rotations[reason]++
+	m.recordLocked(Event{Event: EventCreated, Epoch: number, Outcome: "ok", Detail: reason})
+	m.retarget()
+	return e, nil
+}
+
+// wrap makes the object of an epoch.
+func (m *Manager) wrap(ctx context.Context, secret *secmem.Secret, number uint64) (Epoch, error) {
+	ctx, cancel := context.WithTimeout(ctx, unwrapTime)
+	defer cancel()
+	e := Epoch{Number: number, KEK: m.opt.KEK.URL()}
+	began := m.clock.Boot()
+	err := secret.Use(func(dek []byte) (err error) {
+		e.Wrapped, e.KEKVersion, err = m.opt.KEK.Wrap(ctx, dek, kek.Binding{Cluster: m.opt.Cluster, Epoch: number})
+		return err
+	})
+	m.event(Event{Event: EventWrapped, Epoch: number, Outcome: kek.Outcome(err), Detail: text(err), Took: m.clock.Boot() - began})
+	// Not before the KMS has answered, which may have taken long.
+	e.Created = m.clock.Wall().UTC().Truncate(time.Millisecond)
+	e.Expires = e.Created.Add(m.opt.HardTTL)
+	return e, err
+}
+
+// Rotate makes the next epoch now, on any node. An epoch that its peers are still
+// taking into use is waited for, as long as ctx allows: no more than two are live.
+func (m *Manager) Rotate(ctx context.Context) (Epoch, error) {
+	// Another node may have made one already that this one has not heard of.
+	m.reload()
+	if err := m.Settled(ctx); err != nil {
+		return Epoch{}, fmt.Errorf("rotate: the epoch before is still being taken into use: %w", err)
+	}
+	m.making.Lock()
+	defer m.making.Unlock()
+	m.reload()
+	e, err := m.create(ctx, ReasonHand)
+	if errors.Is(err, ErrExists) {
+		err = nil
+	}
+	if err != nil {
+		return Epoch{}, fmt.Errorf("rotate: %w", err)
+	}
+	m.poke()
+	return e, nil
+}
+
+// Settled waits until every peer that can be talked to runs on the newest epoch in both directions.
+func (m *Manager) Settled(ctx context.Context) error {
+	for {
+		m.mu.Lock()
+		waits, changed := m.unsettled(), m.changed
+		m.mu.Unlock()
+		if waits == "" {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s: %w", waits, ctx.Err())
+		case <-changed:
+		}
+	}
+}
+
+// unsettled names what is not on the newest epoch and did not fail to get there either.
+// The caller holds mu.
+func (m *Manager) unsettled() string {
+	if !m.ready || !m.listed {
+		return "this node has not read datapath and store yet"
+	}
+	newest := m.newest()
+	if newest == nil {
+		return ""
+	}
+	if newest.dek == nil && newest.err == nil {
+		return fmt.Sprintf("the key of epoch %d is not unwrapped yet", newest.Number)
+	}
+	for name, p := range m.peers {
+		if !p.gone && m.needs(p) && p.tried != m.target {
+			return fmt.Sprintf("peer %s is not on epoch %d yet", name, m.target)
+		}
+	}
+	return ""
+}
+
+// outdated are the epochs to remove: past their hard TTL, or two behind and left by
+// every peer. The caller holds mu.
+func (m *Manager) outdated() []uint64 {
+	var out []uint64
+	for behind, e := range m.sorted() {
+		if !m.live(e) || (behind >= keep && !m.behindOn(e.Number)) {
+			out = append(out, e.Number)
+		}
+	}
+	return out
+}
+
+// behindOn says whether a peer runs on an epoch or an older one. The caller holds mu.
+func (m *Manager) behindOn(number uint64) bool {
+	for name, p := range m.peers {
+		if p.gone {
+			continue
+		}
+		tx, rx := m.kernel.pair(name)
+		for _, n := range []uint64{p.confirmed, tx.number, rx.number} {
+			if n != 0 && n <= number {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (m *Manager) removeEpochs(numbers []uint64) {
+	var failed error
+	for _, number := range numbers {
+		m.storeLock.Lock()
+		err := m.opt.Store.DeleteEpoch(number)
+		m.mu.Lock()
+		if e := m.epochs[number]; e != nil && err == nil {
+			m.drop(e)
+		}
+		m.mu.Unlock()
+		m.storeLock.Unlock()
+		m.event(Event{Event: EventDeleted, Epoch: number, Outcome: outcome(err), Detail: text(err)})
+		failed = errors.Join(failed, err)
+	}
+	m.problem("old epochs", failed)
+	m.poke()
+}
+
+func outcome(err error) string {
+	if err == nil {
+		return "ok"
+	}
+	return "failed"
+}

@@ -1,0 +1,141 @@
+package metrics
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"weft.dev/weft/internal/datapath"
+)
+
+// Encryption is what one scrape shows of how packets to other nodes are sealed.
+type Encryption struct {
+	EngineAsked, Engine string
+	// Epoch is the newest that this node uses, 0 for none.
+	Epoch        uint64
+	EpochExpires time.Time
+	// PeerStates counts the other nodes by the state of the keys shared with them.
+	PeerStates  map[string]int
+	PostQuantum int
+	// Handshakes are by outcome, Rotations by reason.
+	Handshakes, Rotations map[string]uint64
+	Kicks                 uint64
+	KeyAge                time.Duration
+	CertificateExpires    time.Time
+	Keys                  []Key
+	// Reasons are the drop reasons that have to do with encryption.
+	Reasons map[string]bool
+}
+
+// Key is what passed one key. Traffic only grows while ID stays.
+type Key struct {
+	Node  string
+	Out   bool
+	Epoch uint64
+	Lane  uint8
+	ID    uint64
+	datapath.Traffic
+}
+
+var (
+	encPeersDesc       = desc("weft_encrypt_peers", "Other nodes by the state of the keys shared with them: up, moving, no_key…", "state")
+	encQuantumDesc     = desc("weft_encrypt_peers_post_quantum", "Other nodes whose keys were last agreed on with X25519MLKEM768, since the agent started.")
+	encPacketsDesc     = desc("weft_encrypt_packets_total", "Packets sealed (out) and opened (in), since the agent started.", "direction")
+	encBytesDesc       = desc("weft_encrypt_bytes_total", "Bytes of packets sealed (out) and opened (in), before sealing, since the agent started.", "direction")
+	encErrorsDesc      = desc("weft_encrypt_errors_total", "Packets dropped on this node for reasons that have to do with encryption. Every reason is present, also at 0.", "reason")
+	encHandshakesDesc  = desc("weft_encrypt_handshakes_total", "Exchanges of keys by outcome; served_ marks those that other nodes began.", "outcome")
+	encRotationsDesc   = desc("weft_encrypt_rotations_total", "Epochs that this node made, by reason.", "reason")
+	encKicksDesc       = desc("weft_encrypt_kicks_total", "Times that a packet without a key asked for an exchange of keys.")
+	encKeyAgeDesc      = desc("weft_encrypt_key_age_seconds", "Age of the oldest key in the datapath.")
+	encEngineDesc      = desc("weft_encrypt_engine_info", "What does the AES-GCM: asked for and active. Always 1.", "asked", "active")
+	encEpochDesc       = desc("weft_encrypt_epoch", "Number of the newest epoch that this node uses, 0 for none.")
+	encEpochEndDesc    = desc("weft_encrypt_epoch_expires_timestamp_seconds", "When that epoch reaches its hard TTL.")
+	encCertificateDesc = desc("weft_encrypt_certificate_expires_timestamp_seconds", "When this node's certificate expires.")
+)
+
+func describeEncryption(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		encPeersDesc, encQuantumDesc, encPacketsDesc, encBytesDesc, encErrorsDesc, encHandshakesDesc, encRotationsDesc,
+		encKicksDesc, encKeyAgeDesc, encEngineDesc, encEpochDesc, encEpochEndDesc, encCertificateDesc,
+	} {
+		ch <- d
+	}
+}
+
+// keyKey names a key over its life.
+type keyKey struct {
+	node  string
+	out   bool
+	epoch uint64
+	lane  uint8
+	id    uint64
+}
+
+// sealed keeps sums that only grow, although keys come and go with what they counted.
+type sealed struct {
+	seen  map[keyKey]datapath.Traffic
+	total map[bool]datapath.Traffic // by: out
+}
+
+// add takes the keys of one scrape over.
+func (s *sealed) add(keys []Key) {
+	if s.total == nil {
+		s.total = map[bool]datapath.Traffic{}
+	}
+	now := make(map[keyKey]datapath.Traffic, len(keys))
+	for _, k := range keys {
+		id := keyKey{k.Node, k.Out, k.Epoch, k.Lane, k.ID}
+		before := s.seen[id]
+		if k.Packets < before.Packets {
+			before = datapath.Traffic{}
+		}
+		sum := s.total[k.Out]
+		sum.Packets += k.Packets - before.Packets
+		sum.Bytes += k.Bytes - min(before.Bytes, k.Bytes)
+		s.total[k.Out] = sum
+		now[id] = k.Traffic
+	}
+	s.seen = now
+}
+
+// encryption shows it; nodeDrops has summed the reasons of this scrape already.
+func (c *Collector) encryption(ch chan<- prometheus.Metric, e *Encryption) {
+	if e == nil {
+		return
+	}
+	c.sealed.add(e.Keys)
+	for direction, out := range map[string]bool{"out": true, "in": false} {
+		counter(ch, encPacketsDesc, float64(c.sealed.total[out].Packets), direction)
+		counter(ch, encBytesDesc, float64(c.sealed.total[out].Bytes), direction)
+	}
+	for reason := range e.Reasons {
+		sum := uint64(0)
+		for _, direction := range directions {
+			sum += c.drops[dropKey{reason, direction}]
+		}
+		counter(ch, encErrorsDesc, float64(sum), reason)
+	}
+	for state, count := range e.PeerStates {
+		gauge(ch, encPeersDesc, float64(count), state)
+	}
+	for outcome, count := range e.Handshakes {
+		counter(ch, encHandshakesDesc, float64(count), outcome)
+	}
+	for reason, count := range e.Rotations {
+		counter(ch, encRotationsDesc, float64(count), reason)
+	}
+	counter(ch, encKicksDesc, float64(e.Kicks))
+	gauge(ch, encQuantumDesc, float64(e.PostQuantum))
+	gauge(ch, encKeyAgeDesc, e.KeyAge.Seconds())
+	gauge(ch, encEngineDesc, 1, e.EngineAsked, e.Engine)
+	gauge(ch, encEpochDesc, float64(e.Epoch))
+	moment(ch, encEpochEndDesc, e.EpochExpires)
+	moment(ch, encCertificateDesc, e.CertificateExpires)
+}
+
+// moment leaves out what is not known: no alarm shall sound for the year 1.
+func moment(ch chan<- prometheus.Metric, desc *prometheus.Desc, at time.Time) {
+	if !at.IsZero() {
+		gauge(ch, desc, float64(at.Unix()))
+	}
+}

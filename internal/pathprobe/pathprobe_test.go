@@ -1,0 +1,185 @@
+package pathprobe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/netns"
+)
+
+// serve runs a prober until the test ends.
+func serve(t *testing.T, opt Options) *Prober {
+	t.Helper()
+	opt.Tries, opt.Wait = 2, 100*time.Millisecond
+	p, err := Listen(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- p.Serve(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+// wires are two nodes, a and b, on a wire of MTU 1500, with a router between them whose far
+// side has a smaller MTU if small is set.
+func wires(t *testing.T, small int) (a, b string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes network namespaces")
+	}
+	var paths []string
+	for _, name := range []string{"a", "r", "b"} {
+		full := fmt.Sprintf("wt-wiring-%d-%s", os.Getpid(), name)
+		path, err := netns.Create(full)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { netns.Delete(full) })
+		paths = append(paths, path)
+	}
+	link(t, paths[0], "10.9.1.1/24", paths[1], "10.9.1.254/24", 1500)
+	link(t, paths[1], "10.9.2.254/24", paths[2], "10.9.2.1/24", small)
+	for i, gateway := range map[int]string{0: "10.9.1.254", 2: "10.9.2.254"} {
+		must(t, netns.Do(paths[i], func() error {
+			return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(gateway), Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}})
+		}))
+	}
+	must(t, netns.Do(paths[1], func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644) }))
+	return paths[0], paths[2]
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+var links atomic.Int32
+
+func link(t *testing.T, nsA, addrA, nsB, addrB string, mtu int) {
+	t.Helper()
+	n := links.Add(1)
+	nameA, nameB := fmt.Sprintf("pa%d", n), fmt.Sprintf("pb%d", n)
+	peer, err := os.Open(nsB)
+	must(t, err)
+	defer peer.Close()
+	must(t, netns.Do(nsA, func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.MTU = nameA, mtu
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: nameB, PeerNamespace: netlink.NsFd(int(peer.Fd()))})
+	}))
+	for _, end := range [][3]string{{nsA, nameA, addrA}, {nsB, nameB, addrB}} {
+		must(t, netns.Do(end[0], func() error {
+			l, err := netlink.LinkByName(end[1])
+			if err != nil {
+				return err
+			}
+			addr, err := netlink.ParseAddr(end[2])
+			if err != nil {
+				return err
+			}
+			return errors.Join(netlink.LinkSetMTU(l, mtu), netlink.AddrAdd(l, addr), netlink.LinkSetUp(l))
+		}))
+	}
+}
+
+func TestPath(t *testing.T) {
+	for _, tt := range []struct{ small, want int }{{1500, 1500}, {1400, 1400}, {1281, 1281}} {
+		t.Run(fmt.Sprint(tt.small), func(t *testing.T) {
+			a, b := wires(t, tt.small)
+			var near *Prober
+			must(t, netns.Do(a, func() error { near = serve(t, Options{Port: 4500}); return nil }))
+			far := netip.MustParseAddr("10.9.2.1")
+			if _, err := near.Fits(t.Context(), far, 1500); !errors.Is(err, ErrNoAnswer) {
+				t.Errorf("nobody is there: %v", err)
+			}
+			must(t, netns.Do(b, func() error {
+				serve(t, Options{Port: 4500, Known: func(a netip.Addr) bool { return a == netip.MustParseAddr("10.9.1.1") }})
+				return nil
+			}))
+			if got, err := near.Fits(t.Context(), far, 1500); got != tt.want || err != nil {
+				t.Errorf("fits %d, %v, want %d", got, err, tt.want)
+			}
+			if got, err := near.Fits(t.Context(), far, 9000); got != tt.want || err != nil {
+				t.Errorf("more than the own interface takes: %d, %v, want %d", got, err, tt.want)
+			}
+		})
+	}
+}
+
+// freePort is one that nobody has now.
+func freePort(t *testing.T) int {
+	t.Helper()
+	conn, err := net.ListenUDP("udp", &net.UDPAddr{})
+	must(t, err)
+	defer conn.Close()
+	return conn.LocalAddr().(*net.UDPAddr).Port
+}
+
+func TestLoopback(t *testing.T) {
+	port := freePort(t)
+	p := serve(t, Options{Port: port})
+	for _, addr := range []string{"127.0.0.1", "::1"} {
+		ip := netip.MustParseAddr(addr)
+		if p.conns[ip.Is4()] == nil {
+			continue
+		}
+		if got, err := p.Fits(t.Context(), ip, 9000); got != 9000 || err != nil {
+			t.Errorf("%s: %d %v", addr, got, err)
+		}
+	}
+	_, err := Listen(Options{Port: port})
+	if err == nil || !strings.Contains(err.Error(), "encryption.port") {
+		t.Errorf("taken twice: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := p.Fits(ctx, netip.MustParseAddr("192.0.2.1"), 1500); err == nil {
+		t.Error("went on after the end")
+	}
+}
+
+func TestStrangersGetNoAnswer(t *testing.T) {
+	p := serve(t, Options{Port: freePort(t), Known: func(netip.Addr) bool { return false }})
+	if _, err := p.Fits(t.Context(), netip.MustParseAddr("127.0.0.1"), 1500); !errors.Is(err, ErrNoAnswer) {
+		t.Errorf("answered: %v", err)
+	}
+}
+
+func TestParse(t *testing.T) {
+	good := probe(7, 100)
+	if kind, number, ok := parse(good); kind != kindAsk || number != 7 || !ok {
+		t.Errorf("%d %d %v", kind, number, ok)
+	}
+	esp := append([]byte(nil), good...)
+	esp[3] = 1
+	for name, data := range map[string][]byte{"nothing": nil, "keepalive": {0xff}, "short": good[:probeSize-1], "ESP": esp, "IKE": make([]byte, 100)} {
+		if _, _, ok := parse(data); ok {
+			t.Errorf("%s is taken for a probe", name)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(probe(1, probeSize))
+	f.Add([]byte{0, 0, 0, 0})
+	f.Fuzz(func(t *testing.T, data []byte) { parse(data) })
+}
