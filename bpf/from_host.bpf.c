@@ -3,6 +3,19 @@
  * decision of the hook that sent it; it is sealed and leaves by the uplink. TC only. */
 #include "lib/forward.h"
 
+/* Whose packet it was, for the counters and the event: the agent finds the missing key's node by it. A frame
+ * that could not be sealed is still as it was, but for failures of the cipher. */
+ALWAYS_INLINE int refuse(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, int reason)
+{
+	struct weft_endpoint *ep;
+
+	parse(ctx, p);
+	ep = bpf_map_lookup_elem(&weft_ep_addr, &p->src);
+	if (ep)
+		p->slot = ep->slot;
+	return drop(cfg, p, reason);
+}
+
 SEC(WEFT_SEC)
 int weft_from_host(weft_ctx *ctx)
 {
@@ -13,12 +26,8 @@ int weft_from_host(weft_ctx *ctx)
 
 	if (!cfg || !weft_sealing || !pair_receive(ctx, &node, &identity))
 		return CTX_DROP;
-	p.len = ctx_len(ctx);
-	p.packets = 1;
 	reason = seal(ctx, cfg, node, identity);
-	if (!reason)
-		return send_sealed(ctx, node);
-	return drop(cfg, &p, reason);
+	return reason ? refuse(ctx, cfg, &p, reason) : send_sealed(ctx, node);
 }
 
 char _license[] SEC("license") = "GPL";

@@ -72,10 +72,13 @@ SUBPROGRAM int from_wire_slow(weft_ctx *ctx, const struct weft_config *cfg, stru
 	struct weft_cached c = {};
 	struct weft_endpoint *to;
 
-	if (!cfg || !p || !p->family)
+	if (!cfg || !p)
 		return CTX_PASS;
-	if (weft_sealing && p->node && reason)
-		return drop(cfg, p, reason);
+	/* What came sealed is for pods or this host and must be whole. */
+	if (weft_sealing && p->node && (reason || !p->family))
+		return drop(cfg, p, reason ?: REASON_BAD_IP_HEADER);
+	if (!p->family)
+		return CTX_PASS;
 	to = bpf_map_lookup_elem(&weft_ep_addr, &p->dst);
 	if (!to)
 		return to_host(cfg, p);

@@ -134,6 +134,7 @@ struct powers_frame {
 	__u32 pad;
 	struct ghash_block block; /* zeroes; H for a moment */
 };
+_Static_assert(sizeof(struct powers_frame) == 48, "user space has the same");
 
 ALWAYS_INLINE int set_powers(struct xdp_md *ctx, struct weft_key *key, struct bpf_crypto_ctx *cipher)
 {

@@ -14,6 +14,7 @@ struct test_head {
 	__u32 result;
 	__u32 pad;
 } __attribute__((packed));
+_Static_assert(sizeof(struct test_head) == 56, "user space has the same");
 
 /* Takes the buffer and fills it from the frame. */
 ALWAYS_INLINE struct weft_crypt *test_begin(weft_ctx *ctx, __u32 *id, __u32 *len)

@@ -33,17 +33,19 @@ int weft_to_wire(weft_ctx *ctx)
 	struct weft_pkt p = {.hook = HOOK_TO_WIRE, .direction = DIR_EGRESS};
 	const struct weft_config *cfg = config();
 	struct weft_endpoint *ep;
-	int act;
+	int reason, act;
 
 	if (!cfg || ctx_was_routed(ctx))
 		return CTX_PASS;
-	if (parse(ctx, &p) || !p.family)
+	reason = parse(ctx, &p);
+	if (!p.family)
 		return CTX_PASS;
 	ep = bpf_map_lookup_elem(&weft_ep_addr, &p.src);
-	if (ep) {
+	if (ep && !reason) {
 		p.slot = ep->slot;
 		note_from_stack(cfg, &p);
 	}
+	/* Also what could not be read: only its addresses count here. */
 	if (weft_sealing && cfg->flags & CONFIG_SEAL && must_divert(ctx, cfg, &p, ep, &act))
 		return act;
 	return CTX_PASS;

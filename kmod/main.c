@@ -58,7 +58,5 @@ module_exit(weft_crypto_exit);
 MODULE_LICENSE("GPL");
 MODULE_DESCRIPTION("AES-GCM for BPF programs (Weft)");
 MODULE_VERSION("1.0");
-#ifndef WEFT_AEAD_LIB
 /* Their algorithms are looked for once, at load: the fast ones have to be there by then. */
 MODULE_SOFTDEP("pre: gcm ctr ghash_generic ghash-clmulni-intel aesni-intel");
-#endif

@@ -2,10 +2,10 @@
 /*
  * What the files of weft_crypto offer each other.
  *
- *   aead_lib.c, aead_api.c   AES-GCM by the kernel's crypto library or by its crypto API; one is compiled
- *   selftest.c               known answers
- *   bpf_type.c               the way in for BPF programs: a type of bpf_crypto
- *   main.c                   load and unload
+ *   aead.c       AES-GCM by the kernel's crypto API
+ *   selftest.c   known answers
+ *   bpf_type.c   the way in for BPF programs: a type of bpf_crypto
+ *   main.c       load and unload
  *
  * Only bpf_type.c knows how BPF programs reach the module. Kernels without bpf_crypto_register_type()
  * will want another file in its place, with kfuncs of our own, and nothing else changed.
@@ -13,12 +13,7 @@
 #ifndef WEFT_CRYPTO_H
 #define WEFT_CRYPTO_H
 
-#include <linux/kconfig.h>
 #include <linux/types.h>
-
-#if defined(CONFIG_CRYPTO_LIB_AES_GCM) && __has_include(<crypto/aes-gcm.h>)
-#define WEFT_AEAD_LIB 1
-#endif
 
 #define WEFT_NONCE_LEN	 12
 #define WEFT_TAG_LEN	 16
@@ -30,7 +25,7 @@ struct weft_aead;
 int weft_aead_init(void);
 void weft_aead_exit(void);
 
-/* Who does the work, for people: a driver's name of /proc/crypto, or "library". */
+/* Who does the work, for people: a driver's name as in /proc/crypto. */
 const char *weft_aead_driver(void);
 
 /* Sleeps. Returns an ERR_PTR on failure, as the rest of the kernel does. */

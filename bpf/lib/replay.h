@@ -8,19 +8,16 @@
  * tag is verified (cheap refusal) and again, under the lock, after: only then is its number taken, so no number
  * is accepted twice, however many CPUs open packets of the lane at once. */
 
-/* RFC 4303 appendix A2: the sequence number that the lower half most likely belongs to. 0 if none can be. */
+/* RFC 4303 appendix A2: the sequence number that the lower half most likely belongs to. There is none before
+ * the first round, so there it can only be ahead. Whether the guess is right is for the tag to say. */
 ALWAYS_INLINE __u64 replay_infer(__u64 top, __u32 low)
 {
 	__u32 top_low = top, high = top >> 32, bottom = top_low - SA_WINDOW + 1;
 
-	if (top_low >= SA_WINDOW - 1) {
-		if (low < bottom)
-			high++;
-	} else if (low >= bottom) {
-		if (!high)
-			return 0;
-		high--;
-	}
+	if (top_low >= SA_WINDOW - 1)
+		high += low < bottom;
+	else if (high)
+		high -= low >= bottom;
 	return (__u64)high << 32 | low;
 }
 

@@ -136,7 +136,10 @@ func (a *Agent) keysWaiting(ctx context.Context, snapshot *store.Snapshot) strin
 	const off = ", or set encryption.mode: \"off\" to route in plain"
 	ring := a.keys.Load()
 	if ring == nil {
-		return "the keys for other nodes: " + a.keysProblem() + off
+		if text := a.keysProblem(); text != keysOpening {
+			return "the keys for other nodes: " + text + off
+		}
+		return "the keys for other nodes: " + keysOpening
 	}
 	if _, err := ring.certificate(ctx); err != nil {
 		return fmt.Sprintf("the node's certificate: %v%s", err, off)
@@ -154,6 +157,9 @@ func (a *Agent) keysWaiting(ctx context.Context, snapshot *store.Snapshot) strin
 	return ""
 }
 
+// keysOpening is said while nothing is wrong yet.
+const keysOpening = "they are being opened"
+
 // keysProblem is why there is no key manager.
 func (a *Agent) keysProblem() string {
 	a.stateLock.Lock()
@@ -161,7 +167,7 @@ func (a *Agent) keysProblem() string {
 	if text := a.problems["keys"]; text != "" {
 		return strings.TrimPrefix(text, "keys: ")
 	}
-	return "they are being opened"
+	return keysOpening
 }
 
 // epochProblem is why no epoch can be used, as the manager tells it.

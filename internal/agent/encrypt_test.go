@@ -268,3 +268,29 @@ func TestMTUIsTheDatapaths(t *testing.T) {
 		}
 	}
 }
+
+func TestKeysBackend(t *testing.T) {
+	ctx := context.Background()
+	client, _ := sealedWorld().start(t, strictConfig(t))
+	eventually(t, "ready", func() bool { return ready(client) })
+	if status, err := client.Keys(ctx); err != nil || status.Epoch != 7 {
+		t.Errorf("keys %+v %v", status, err)
+	}
+	if epoch, err := client.RotateKeys(ctx); err != nil || epoch.Number != 8 {
+		t.Errorf("rotate %+v %v", epoch, err)
+	}
+	if events, err := client.KeyHistory(ctx); err != nil || len(events) != 1 {
+		t.Errorf("history %+v %v", events, err)
+	}
+	off, _ := upWorld().start(t, testConfig(t))
+	if _, err := off.Keys(ctx); err == nil || !strings.Contains(err.Error(), "encryption.mode is off") {
+		t.Errorf("keys when off: %v", err)
+	}
+	alone := sealedWorld()
+	delete(alone.snapshot.Nodes, "b")
+	single, _ := alone.start(t, strictConfig(t))
+	eventually(t, "ready", func() bool { return ready(single) })
+	if _, err := single.RotateKeys(ctx); err == nil || !strings.Contains(err.Error(), "knows no other node") {
+		t.Errorf("rotate alone: %v", err)
+	}
+}

@@ -190,9 +190,9 @@ func (r *fakeRing) SetPeers(peers []keys.Peer)    { r.mu.Lock(); r.peers = peers
 func (r *fakeRing) Kick(node string)              { r.mu.Lock(); r.kicked = append(r.kicked, node); r.mu.Unlock() }
 func (r *fakeRing) StoreChanged()                 { r.mu.Lock(); r.changes++; r.mu.Unlock() }
 func (r *fakeRing) Rotate(context.Context) (keys.Epoch, error) {
-	return keys.Epoch{}, nil
+	return keys.Epoch{Number: 8}, nil
 }
-func (r *fakeRing) History() []keys.Event { return nil }
+func (r *fakeRing) History() []keys.Event { return []keys.Event{{Event: "seen"}} }
 func (r *fakeRing) Status() keys.Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()

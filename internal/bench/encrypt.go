@@ -7,8 +7,10 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"weft.dev/weft/internal/config"
+	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/lab"
 )
 
@@ -148,7 +150,32 @@ func encryptTests() []test {
 			test{name: fmt.Sprintf("seal%d", length), group: "seal", shape: shapeSeal, gen: true, run: runPPS(length, 1)},
 			test{name: fmt.Sprintf("tunnel%d", length), group: "tunnel", shape: shapeTunnel, gen: true, run: runPPS(length, 1)})
 	}
+	for _, size := range cryptoSizes {
+		tests = append(tests, test{name: fmt.Sprintf("crypto%d", size), group: "crypto", shape: shapeNone, run: runCrypto(size)})
+	}
 	return append(tests, scaleTests()...)
+}
+
+// cryptoSizes are the packets that the engines seal by themselves, in bytes, ESP trailer included.
+var cryptoSizes = []int{64, 512, 1400}
+
+// runCrypto measures an engine without framing and forwarding. The sample of a run is its shortest round, since nothing
+// but the rest of the machine makes one longer than another.
+func runCrypto(size int) runFunc {
+	return func(ctx context.Context, b *bed, dur time.Duration) (sample, error) {
+		const longest = 600 * time.Microsecond // of one packet in all rounds together, about
+		kind, _ := splitVariant(b.variant)
+		timings, err := datapath.CryptoBench(kind, []int{size}, int(max(dur/longest, 20)))
+		if err != nil {
+			return nil, err
+		}
+		t := timings[0]
+		s := sample{"seal_ns": float64(t.Seal.Nanoseconds()), "open_ns": float64(t.Open.Nanoseconds())}
+		if t.AES > 0 {
+			s["aes_ns"], s["ghash_ns"] = float64(t.AES.Nanoseconds()), float64(t.GHASH.Nanoseconds())
+		}
+		return s, ctx.Err()
+	}
 }
 
 // scaleTests hold the cost of a sealed packet against how many peers and identities there are. Of the tunnel's peers one

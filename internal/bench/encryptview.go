@@ -1,6 +1,10 @@
 package bench
 
-import "weft.dev/weft/internal/config"
+import (
+	"fmt"
+
+	"weft.dev/weft/internal/config"
+)
 
 // encryptView shows Encrypt's report. Ratios are against the same mode without encryption, and against the kernel's
 // own routing.
@@ -68,6 +72,13 @@ func encryptPanels() []panel {
 		}
 		return bars
 	}
+	crypto := func(metric string) []bar {
+		var bars []bar
+		for _, size := range cryptoSizes {
+			bars = append(bars, bar{fmt.Sprintf("%d B", size), fmt.Sprintf("crypto%d", size), metric})
+		}
+		return bars
+	}
 	return []panel{
 		{title: "Request/response, CPUs awake: median", unit: "µs", scale: 1, bars: both("p50_us")},
 		{title: "Request/response, CPUs awake: 99th percentile", unit: "µs", scale: 1, bars: both("p99_us")},
@@ -79,6 +90,8 @@ func encryptPanels() []panel {
 		{title: "TCP, one stream", unit: "Gbit/s", scale: 1, bars: tcp("gbit_s")},
 		{title: "TCP: CPU time of a gigabyte", unit: "s", scale: 1, bars: tcp("cpu_s_per_gb")},
 		{title: "Frames of a generator: CPU time of a packet", unit: "ns/packet without the generator", scale: 1, wide: true, bars: road("net_ns_per_packet")},
+		{title: "The engine alone: seal", unit: "ns/packet", scale: 1, bars: crypto("seal_ns")},
+		{title: "The engine alone: open", unit: "ns/packet", scale: 1, bars: crypto("open_ns")},
 		{title: "64 B through both nodes, by number of peers", unit: "ns/packet without the generator", scale: 1, curve: true, bars: peers},
 		{title: "64 B to all peers in turn, sealed", unit: "ns/packet without the generator", scale: 1, curve: true, bars: spread},
 		{title: "64 B through both nodes, by number of identities", unit: "ns/packet without the generator", scale: 1, curve: true, bars: identities},

@@ -65,7 +65,7 @@ func serveCA(t *testing.T, dir string) string {
 		}
 	})
 	listens := regexp.MustCompile(`listen=(\S+)`)
-	for range 500 {
+	for range 3000 {
 		if match := listens.FindStringSubmatch(log.String()); match != nil {
 			return match[1]
 		}

@@ -105,7 +105,7 @@ func makeBed(encrypt *EncryptOptions) (*bed, error) {
 		return nil, err
 	}
 	defer os.RemoveAll(dir) // open maps need no pins
-	if b.maps, err = openMaps(dir, flowEntries, b.log); err != nil {
+	if b.maps, err = openMaps(dir, flowEntries, encrypt != nil, b.log); err != nil {
 		return nil, err
 	}
 	if b.progs, err = loadPrograms(b.maps, b.constants(), true); err != nil || encrypt == nil {

@@ -96,7 +96,7 @@ func (d *Datapath) prepare() error {
 
 func (d *Datapath) open() error {
 	var err error
-	if d.maps, err = openMaps(d.opts.BPFDir, d.opts.FlowEntries, d.log); err != nil {
+	if d.maps, err = openMaps(d.opts.BPFDir, d.opts.FlowEntries, d.opts.Encrypt != nil, d.log); err != nil {
 		return err
 	}
 	if d.progs, err = loadPrograms(d.maps, d.constants(), d.needsFrags()); err != nil {

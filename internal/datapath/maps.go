@@ -72,7 +72,7 @@ func loadSpec(object string) (*ebpf.CollectionSpec, error) {
 }
 
 // sharedMaps are the maps that all programs use together, as this version lays them out.
-func sharedMaps(flowEntries uint32) (map[string]*ebpf.MapSpec, error) {
+func sharedMaps(flowEntries uint32, sealing bool) (map[string]*ebpf.MapSpec, error) {
 	// Each object holds only the maps that its programs use; these use all.
 	spec, err := loadSpec("from_pod_tc")
 	if err != nil {
@@ -90,6 +90,9 @@ func sharedMaps(flowEntries uint32) (map[string]*ebpf.MapSpec, error) {
 			delete(spec.Maps, name) // .rodata belongs to one program
 		} else if flowEntries != 0 && strings.HasPrefix(name, "weft_flows") {
 			ms.MaxEntries = flowEntries
+		} else if !sealing && strings.HasPrefix(name, "weft_sa_") {
+			// No live code looks into them: they need not hold what older kernels have no names for.
+			ms.MaxEntries, ms.Key, ms.Value = 1, nil, nil
 		}
 	}
 	return spec.Maps, nil
@@ -98,8 +101,8 @@ func sharedMaps(flowEntries uint32) (map[string]*ebpf.MapSpec, error) {
 // openMaps adopts the pinned maps whose layout is today's and makes the others. A pin's name
 // holds a hash of the layout, so a map of another layout is never read by the wrong program.
 // Programs that still run keep their old maps alive until they are replaced.
-func openMaps(dir string, flowEntries uint32, log *slog.Logger) (*maps, error) {
-	specs, err := sharedMaps(flowEntries)
+func openMaps(dir string, flowEntries uint32, sealing bool, log *slog.Logger) (*maps, error) {
+	specs, err := sharedMaps(flowEntries, sealing)
 	if err != nil {
 		return nil, err
 	}
@@ -218,6 +221,9 @@ func migrate(dir string, spec *ebpf.MapSpec, to *ebpf.Map) string {
 	if !sameLayout(old[at]) {
 		return "none: key or value changed"
 	}
+	if spec.Name == "weft_sa_out" || spec.Name == "weft_sa_in" {
+		return "none: keys cannot be copied" // nor counters without them; the agents meet and make new ones
+	}
 	if spec.Type != ebpf.Hash && spec.Type != ebpf.LRUHash && spec.Type != ebpf.LPMTrie && spec.Type != ebpf.Array {
 		return "none"
 	}
@@ -244,7 +250,7 @@ func stalePins(dir string, spec *ebpf.MapSpec) []string {
 
 // dropStaleMaps removes the pins of older layouts, once no program uses them any more.
 func (d *Datapath) dropStaleMaps() {
-	specs, err := sharedMaps(d.opts.FlowEntries)
+	specs, err := sharedMaps(d.opts.FlowEntries, d.opts.Encrypt != nil)
 	if err != nil {
 		return
 	}

@@ -19,7 +19,7 @@ func pinBed(t *testing.T, flows uint32) (string, *maps) {
 	dir, err := privateBPFFS()
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	m, err := openMaps(dir, flows, slog.New(slog.DiscardHandler))
+	m, err := openMaps(dir, flows, true, slog.New(slog.DiscardHandler))
 	must(t, err)
 	t.Cleanup(m.Close)
 	return dir, m
@@ -36,7 +36,7 @@ func mapID(t *testing.T, m *ebpf.Map) ebpf.MapID {
 // TestMapsAreAdopted: a second start finds the very maps of the first.
 func TestMapsAreAdopted(t *testing.T) {
 	dir, first := pinBed(t, 64)
-	second, err := openMaps(dir, 64, slog.New(slog.DiscardHandler))
+	second, err := openMaps(dir, 64, true, slog.New(slog.DiscardHandler))
 	must(t, err)
 	defer second.Close()
 	for name, m := range first.byName {
@@ -52,7 +52,7 @@ func TestFlowTableResized(t *testing.T) {
 	key, flow := bpfKey4{A: 1, B: 2, Proto: 6}, bpfFlow{State: bpfStateEstablished}
 	must(t, first.Flows4.Put(&key, &flow))
 	must(t, first.Config.Put(uint32(0), &bpfConfig{Generation: 7}))
-	second, err := openMaps(dir, 256, slog.New(slog.DiscardHandler))
+	second, err := openMaps(dir, 256, true, slog.New(slog.DiscardHandler))
 	must(t, err)
 	defer second.Close()
 	var got bpfFlow
@@ -84,7 +84,7 @@ func TestLayoutChanged(t *testing.T) {
 	parts := strings.Split(pins[0], "-")
 	parts[len(parts)-2] = "00000000"
 	must(t, os.Rename(pins[0], strings.Join(parts, "-")))
-	second, err := openMaps(dir, 64, slog.New(slog.DiscardHandler))
+	second, err := openMaps(dir, 64, true, slog.New(slog.DiscardHandler))
 	must(t, err)
 	defer second.Close()
 	var node bpfNode

@@ -37,6 +37,7 @@ type sealBed struct {
 func newSealBed(t testing.TB, family int) *sealBed {
 	t.Helper()
 	b := &sealBed{bed: theSealBed.use(t, &EncryptOptions{Engine: "auto", Port: 4500, Lanes: 2}), family: family, lanes: 2}
+	b.opts.Encrypt.Lanes = b.lanes
 	b.nodes.slots = map[string]uint32{"b": 1}
 	b.nodes.list = []Node{{Name: "b", Addresses: []netip.Addr{wireB4, wireB6}}}
 	must(t, b.configure())
@@ -67,6 +68,17 @@ func newSealBed(t testing.TB, family int) *sealBed {
 // keyed installs the keys in both directions and seals with them.
 func (b *sealBed) keyed(t testing.TB) *sealBed {
 	t.Helper()
+	b.rekey(t, func(*SA) {})
+	return b
+}
+
+// rekey installs the keys anew, each changed, and waits until those that soon end have ended.
+func (b *sealBed) rekey(t testing.TB, change func(*SA)) {
+	t.Helper()
+	must(t, b.SealWith("b", 0))
+	must(t, b.removeAllSAs(1))
+	must(t, emptyMap(b.maps.SAUsed))
+	var last time.Time
 	for lane := range uint8(b.lanes) {
 		for _, out := range []bool{true, false} {
 			sa := SA{Node: "b", Out: out, Epoch: sealEpoch, Lane: lane, ID: 77, Number: sealEpoch, Expires: time.Now().Add(time.Hour), Salt: saltIn}
@@ -75,11 +87,15 @@ func (b *sealBed) keyed(t testing.TB) *sealBed {
 				sa.Salt, sa.ID = saltOut, 78
 				copy(sa.Key[:], keyOut)
 			}
+			change(&sa)
+			last = sa.Expires
 			must(t, b.InstallSA(&sa))
 		}
 	}
 	must(t, b.SealWith("b", sealEpoch))
-	return b
+	if left := time.Until(last); left < time.Minute {
+		time.Sleep(left + 50*time.Millisecond)
+	}
 }
 
 func spiOf(epoch, lane, identity uint32) uint32 { return epoch<<28 | lane<<22 | identity }

@@ -55,7 +55,7 @@ func TapXDP(programs []XDPProgram, uplinks map[uint32]string) (*Tap, error) {
 	if err := t.open(programs); err != nil {
 		t.Close()
 		if errors.Is(err, unix.EPERM) || errors.Is(err, ebpf.ErrNotSupported) {
-			return nil, fmt.Errorf("%w (%w)", ErrNoTap, err)
+			return nil, ErrNoTap // the loader's own words guess at other causes
 		}
 		return nil, fmt.Errorf("watch XDP programs: %w", err)
 	}

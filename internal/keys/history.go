@@ -1,6 +1,9 @@
 package keys
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // What an Event tells of.
 const (
@@ -32,7 +35,7 @@ type Event struct {
 	Took time.Duration `json:"tookNanos,omitempty"`
 }
 
-// historyMax is how many events a Manager remembers.
+// historyMax is how many events a Manager remembers of epochs, and how many of peers.
 const historyMax = 512
 
 func (m *Manager) event(e Event) {
@@ -43,10 +46,14 @@ func (m *Manager) event(e Event) {
 
 func (m *Manager) recordLocked(e Event) {
 	e.Time = m.clock.Wall()
-	if len(m.history) >= historyMax {
-		m.history = append(m.history[:0], m.history[historyMax/4:]...)
+	of := &m.history[0]
+	if e.Peer != "" {
+		of = &m.history[1]
 	}
-	m.history = append(m.history, e)
+	if len(*of) >= historyMax {
+		*of = append((*of)[:0], (*of)[historyMax/4:]...)
+	}
+	*of = append(*of, e)
 	if m.opt.Audit != nil {
 		m.opt.Audit(e)
 	}
@@ -56,5 +63,7 @@ func (m *Manager) recordLocked(e Event) {
 func (m *Manager) History() []Event {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return append([]Event(nil), m.history...)
+	out := slices.Concat(m.history[0], m.history[1])
+	slices.SortStableFunc(out, func(a, b Event) int { return a.Time.Compare(b.Time) })
+	return out
 }

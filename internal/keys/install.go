@@ -26,7 +26,8 @@ func (i installer) State(name string, number uint64) (handshake.State, error) {
 	}
 	groups, sealing := m.kernel.of(name)
 	now, nibble := m.clock.Boot(), Nibble(number)
-	if other, ok := m.inTheWay(name, number, groups, sealing); ok && m.alternative(number) {
+	tx, rx := m.kernel.pair(name)
+	if other, ok := m.inTheWay(name, number, groups, sealing); ok && tx.id != 0 && rx.id != 0 && m.alternative(number) {
 		return handshake.State{}, fmt.Errorf("epoch %d would take the place of epoch %d, which is in use still", number, other)
 	}
 	state := handshake.State{Lanes: m.opt.Datapath.Lanes()}

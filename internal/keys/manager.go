@@ -71,7 +71,7 @@ type Manager struct {
 	loaded   time.Duration // when the datapath was read last
 	problems map[string]string
 	counters Counters
-	history  []Event
+	history  [2][]Event // of epochs, of peers: many peers must not hide the epochs
 }
 
 // duties is when, by Clock.Boot, what has to be done next.

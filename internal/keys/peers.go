@@ -213,6 +213,9 @@ func (m *Manager) record(result handshake.Result, err, first error) {
 // reached: both directions run on an epoch. The caller holds mu.
 func (m *Manager) reached(p *peer, result handshake.Result, first error) {
 	now := m.clock.Boot()
+	if p.lastErr != nil && first == nil {
+		m.log.Info("exchange of keys works again", "peer", p.Name, "epoch", result.Epoch)
+	}
 	p.confirmed, p.kicked, p.expired, p.lastErr, p.exchanged = result.Epoch, false, false, first, m.clock.Wall()
 	p.postQuantum, p.group, p.lanes = result.PostQuantum, result.Group, result.PeerLanes
 	if result.Epoch == m.target {
@@ -260,12 +263,17 @@ func (m *Manager) failed(p *peer, result handshake.Result, err error) {
 		return
 	}
 	if result.Dialled { // else the peer tries again by itself, and so does this node
+		if kind := kindOf(err); p.lastErr == nil || kindOf(p.lastErr) != kind {
+			m.log.Warn("exchange of keys failed", "peer", p.Name, "epoch", result.Epoch, "kind", kind, "error", err)
+		}
 		p.failures++
 		p.lastErr, p.tried = err, max(p.tried, result.Epoch)
 		p.nextTry = now + backoff(p.failures, peerRetryMin, peerRetryMax)
 	}
 	m.recordLocked(Event{Event: EventExchanged, Epoch: result.Epoch, Peer: p.Name, Outcome: kindOf(err), Detail: err.Error()})
-	m.log.Debug("exchange of keys failed", "peer", p.Name, "epoch", result.Epoch, "error", err)
+	if !result.Dialled {
+		m.log.Debug("exchange of keys failed", "peer", p.Name, "epoch", result.Epoch, "error", err)
+	}
 }
 
 // kinds are the names of errors of exchanges, for status and metrics.

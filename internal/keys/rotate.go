@@ -225,7 +225,8 @@ func (m *Manager) unsettled() string {
 		return fmt.Sprintf("the key of epoch %d is not unwrapped yet", newest.Number)
 	}
 	for name, p := range m.peers {
-		if !p.gone && m.needs(p) && p.tried != m.target {
+		// A peer that could not be reached in the epoch before is not waited for.
+		if !p.gone && m.needs(p) && p.tried != m.target && p.lastErr == nil {
 			return fmt.Sprintf("peer %s is not on epoch %d yet", name, m.target)
 		}
 	}

@@ -73,7 +73,7 @@ type Status struct {
 }
 
 // Settled says whether every peer runs on the newest epoch in both directions.
-func (s *Status) Settled() bool {
+func (s Status) Settled() bool {
 	for _, p := range s.Peers {
 		if p.State != StateUp && p.State != StateDraining && p.State != StateLeaving {
 			return false

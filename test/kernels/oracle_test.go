@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -97,7 +98,7 @@ func (g *goPeer) fromXFRM(x *xfrmNode, packets [][]byte) error {
 		return opened.Inner
 	})
 	if failed != nil || err != nil {
-		return fmt.Errorf("%w, %w", failed, err)
+		return errors.Join(failed, err)
 	}
 	return sameSet(got, want)
 }

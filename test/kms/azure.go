@@ -123,10 +123,15 @@ func (a *azure) entra(w http.ResponseWriter, r *http.Request) {
 	tenant := a.base + "/" + azureTenant
 	switch r.URL.Path {
 	case "/" + azureTenant + "/v2.0/.well-known/openid-configuration":
-		writeJSON(w, http.StatusOK, map[string]any{"token_endpoint": tenant + "/oauth2/v2.0/token", "authorization_endpoint": tenant + "/oauth2/v2.0/authorize", "issuer": tenant + "/v2.0"})
+		writeJSON(w, http.StatusOK, map[string]any{
+			"token_endpoint": tenant + "/oauth2/v2.0/token", "authorization_endpoint": tenant + "/oauth2/v2.0/authorize", "issuer": tenant + "/v2.0",
+		})
 	case "/" + azureTenant + "/oauth2/v2.0/token":
-		if err := r.ParseForm(); err != nil || r.Form.Get("client_id") != azureClient || r.Form.Get("client_assertion") != a.assertion || !strings.HasPrefix(r.Form.Get("scope"), azureVault+"/.default") {
-			writeJSON(w, http.StatusUnauthorized, map[string]any{"error": "invalid_client", "error_description": "AADSTS700213: No matching federated identity record found for presented assertion"})
+		ok := r.ParseForm() == nil && strings.HasPrefix(r.Form.Get("scope"), azureVault+"/.default")
+		if !ok || r.Form.Get("client_id") != azureClient || r.Form.Get("client_assertion") != a.assertion {
+			writeJSON(w, http.StatusUnauthorized, map[string]any{
+				"error": "invalid_client", "error_description": "AADSTS700213: No matching federated identity record found for presented assertion",
+			})
 			return
 		}
 		writeJSON(w, http.StatusOK, map[string]any{"token_type": "Bearer", "expires_in": 3599, "access_token": a.token()})
@@ -202,7 +207,7 @@ func (a *azure) operate(w http.ResponseWriter, r *http.Request, v azureVersion, 
 		azureRefuse(w, http.StatusBadRequest, "BadParameter", "Property value has invalid value")
 		return
 	case a.denied:
-		azureRefuse(w, http.StatusForbidden, "Forbidden", "Caller is not authorized to perform action on resource. Action: 'Microsoft.KeyVault/vaults/keys/wrap/action' InnerError: ForbiddenByRbac")
+		azureRefuse(w, http.StatusForbidden, "Forbidden", "Caller is not authorized to perform action on resource. InnerError: ForbiddenByRbac")
 		return
 	case !v.enabled:
 		azureRefuse(w, http.StatusForbidden, "Forbidden", "Operation "+op+" is not allowed on a disabled key. InnerError: KeyDisabled")

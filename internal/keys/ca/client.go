@@ -60,6 +60,10 @@ func Join(ctx context.Context, options JoinOptions) (*x509.Certificate, error) {
 			}
 		}
 	}
+	// Found out before the token is spent.
+	if err := checkWritable(options.Paths); err != nil {
+		return nil, err
+	}
 	var trust trusted
 	config := clientTLS(trust.byPin(t.pin))
 	// The trust domain is the root's, so it must be seen before the request can name the node.

@@ -44,13 +44,29 @@ func replace(path string, text []byte, mode fs.FileMode) error {
 	return nil
 }
 
+// checkWritable makes the directories of an identity's files, and sees that files can be made there.
+func checkWritable(paths nodeid.Paths) error {
+	for _, path := range []string{paths.Cert, paths.Key, paths.Bundle} {
+		dir := filepath.Dir(path)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("make the certificate's directory: %w", err)
+		}
+		probe, err := os.CreateTemp(dir, ".weft-probe.*")
+		if err != nil {
+			return fmt.Errorf("write certificates: %w", err)
+		}
+		if err := errors.Join(probe.Close(), os.Remove(probe.Name())); err != nil {
+			return fmt.Errorf("write certificates: %w", err)
+		}
+	}
+	return nil
+}
+
 // Write puts an identity into its files. A crash at any point leaves either the old pair or the new one: until the new key
 // is at its place it waits under a name where nodeid looks for it too.
 func (id *Identity) Write(paths nodeid.Paths) error {
-	for _, path := range []string{paths.Cert, paths.Key, paths.Bundle} {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return fmt.Errorf("make the certificate's directory: %w", err)
-		}
+	if err := checkWritable(paths); err != nil {
+		return err
 	}
 	next := paths.Key + nodeid.NextSuffix
 	if err := replace(paths.Bundle, id.Bundle, 0o644); err != nil {

@@ -65,7 +65,7 @@ func (b *bed) node(name string, lanes int, change func(*Config)) *testNode {
 	n := &testNode{bed: b, name: name, lanes: lanes, tx: map[string]*sa{}, rx: map[string]*sa{},
 		dek: map[uint64][]byte{1: dekOf(1), 2: dekOf(2)}, source: b.authority.Source(b.authority.Node(b.t, name, nil))}
 	n.config = Config{
-		Node: name, TrustDomain: nodeidtest.TrustDomain, Identity: n.source, Installer: n, Timeout: 5 * time.Second,
+		Node: name, TrustDomain: nodeidtest.TrustDomain, Identity: n.source, Installer: n, Timeout: 30 * time.Second,
 		Known: func(name string) bool { b.mu.Lock(); defer b.mu.Unlock(); return b.nodes[name] != nil },
 		DEK: func(_ context.Context, epoch uint64) ([]byte, error) {
 			n.mu.Lock()

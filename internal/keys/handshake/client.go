@@ -93,6 +93,8 @@ func (c *Client) exchange(ctx context.Context, peer Peer, epoch uint64, activity
 		return err
 	}
 	defer raw.Close()
+	ctx, cancel := context.WithTimeout(ctx, sessionTimeouts*c.cfg.Timeout)
+	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
 	defer stop()
 	if err := c.peers.reach(ctx, activity, stageConnected); err != nil {
@@ -114,7 +116,10 @@ func (c *Client) exchange(ctx context.Context, peer Peer, epoch uint64, activity
 
 // talk is the client's half before both ends do the same.
 func (c *Client) talk(ctx context.Context, s *session, epoch uint64, activity *activity) error {
-	if err := s.prepare(ctx, epoch); err != nil {
+	if err := s.derive(ctx, epoch); err != nil {
+		return err
+	}
+	if err := s.look(); err != nil {
 		return err
 	}
 	hello, err := s.hello()

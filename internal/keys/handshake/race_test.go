@@ -146,11 +146,11 @@ func TestStartTogether(t *testing.T) {
 	b := newBed(t)
 	names := make([]*testNode, count+1)
 	for i := range names {
-		names[i] = b.node(fmt.Sprintf("n%03d", (i+count/2)%(count+1)), 1, func(c *Config) { c.Timeout = 20 * time.Second })
+		names[i] = b.node(fmt.Sprintf("n%03d", (i+count/2)%(count+1)), 1, func(c *Config) { c.Timeout = time.Minute })
 		names[i].listen()
 	}
 	hub, others := names[0], names[1:]
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	var all sync.WaitGroup
 	var most atomic.Int64

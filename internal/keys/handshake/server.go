@@ -117,15 +117,19 @@ func (s *Server) talk(ctx context.Context, session *session) error {
 	if err := session.introduced(first.Hello); err != nil {
 		return err
 	}
+	// Who has a node's certificate but not the epoch's key is refused before it can get into the way of the real one.
+	if err := session.derive(ctx, first.Hello.Epoch); err != nil {
+		return err
+	}
+	if err := session.compare(); err != nil {
+		return err
+	}
 	activity, err := s.peers.serve(ctx, peer)
 	if err != nil {
 		return err
 	}
 	defer s.peers.end(peer, activity)
-	if err := session.prepare(ctx, first.Hello.Epoch); err != nil {
-		return err
-	}
-	if err := session.compare(); err != nil {
+	if err := session.look(); err != nil {
 		return err
 	}
 	hello, err := session.hello()

@@ -29,8 +29,8 @@ func newSession(cfg *Config, conn *tls.Conn, peer string, dialled bool) *session
 	return s
 }
 
-// prepare derives this session's secret and asks the datapath what there is.
-func (s *session) prepare(ctx context.Context, epoch uint64) error {
+// derive makes this session's secret.
+func (s *session) derive(ctx context.Context, epoch uint64) error {
 	s.result.Epoch = epoch
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
@@ -48,7 +48,12 @@ func (s *session) prepare(ctx context.Context, epoch uint64) error {
 	if s.secret, err = schedule.New(dek, exporter, epoch); err != nil {
 		return fmt.Errorf("epoch %d: %w", epoch, err)
 	}
-	if s.mine, err = s.cfg.Installer.State(s.result.PeerNode, epoch); err != nil {
+	return nil
+}
+
+// look asks the datapath what there is. From here on no other exchange with this peer may change it.
+func (s *session) look() (err error) {
+	if s.mine, err = s.cfg.Installer.State(s.result.PeerNode, s.result.Epoch); err != nil {
 		return fmt.Errorf("%w on this node: read what is installed towards %s: %w", ErrInstall, s.result.PeerNode, err)
 	}
 	if s.mine.Lanes < 1 || s.mine.Lanes > schedule.MaxLanes {

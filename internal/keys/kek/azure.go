@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -161,12 +162,15 @@ func azureError(err error) error {
 	return e
 }
 
+// azureDisabled finds, among refusals, those that are about the key's own state.
+var azureDisabled = regexp.MustCompile(`KeyDisabled|(disabled|expired|not yet valid) key`)
+
 func azureKind(r *azcore.ResponseError) error {
 	text := r.Error()
 	switch {
 	case r.StatusCode == http.StatusUnauthorized:
 		return ErrCredentials
-	case r.StatusCode == http.StatusForbidden && (strings.Contains(text, "KeyDisabled") || strings.Contains(text, "disabled key") || strings.Contains(text, "expired key") || strings.Contains(text, "not yet valid key")):
+	case r.StatusCode == http.StatusForbidden && azureDisabled.MatchString(text):
 		return ErrDisabled
 	case r.StatusCode == http.StatusForbidden:
 		return ErrDenied

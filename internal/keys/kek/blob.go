@@ -52,7 +52,7 @@ func decodeBlob(provider string, bind Binding, blob []byte) (envelope, error) {
 	case e.Provider != provider:
 		return e, &Error{Kind: ErrWrongKEK, Err: fmt.Errorf("the blob was wrapped by %q, keys.kek is %q", e.Provider, provider)}
 	case e.Cluster != bind.Cluster || e.Epoch != bind.Epoch:
-		return e, &Error{Kind: ErrWrongBinding, Err: fmt.Errorf("the blob is for cluster %q epoch %d, not for cluster %q epoch %d", e.Cluster, e.Epoch, bind.Cluster, bind.Epoch)}
+		return e, &Error{Kind: ErrWrongBinding, Err: fmt.Errorf("the blob is for epoch %d of cluster %q, not for epoch %d of %q", e.Epoch, e.Cluster, bind.Epoch, bind.Cluster)}
 	case len(e.Ciphertext) == 0:
 		return e, &Error{Kind: ErrCorrupt, Err: fmt.Errorf("it has no ciphertext")}
 	}

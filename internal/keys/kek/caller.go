@@ -174,7 +174,8 @@ func (c *caller) checkBinding(ctx context.Context, blob []byte, other Binding) e
 	clear(got)
 	switch {
 	case err == nil:
-		return &Error{Kind: ErrConfig, Subject: "check " + c.url, Err: errors.New("the KMS unwrapped a blob for another epoch than it was wrapped for"), Fix: "use a KMS that binds its ciphertext (see docs/kms)"}
+		err = errors.New("the KMS unwrapped a blob for another epoch than it was wrapped for")
+		return &Error{Kind: ErrConfig, Subject: "check " + c.url, Err: err, Fix: "use a KMS that binds its ciphertext (see docs/kms)"}
 	case errors.Is(err, ErrCorrupt), errors.Is(err, ErrWrongBinding), errors.Is(err, ErrDenied):
 		return nil // denied: a key policy may ask for a context of its own
 	}

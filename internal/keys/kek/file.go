@@ -137,7 +137,8 @@ func readKeyFile(path string) ([]byte, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, &Error{Kind: ErrConfig, Err: fmt.Errorf("key file %s does not exist: %w", path, fs.ErrNotExist), Fix: "make one with weft keys init, or copy the cluster's key file there"}
+		err = fmt.Errorf("key file %s does not exist: %w", path, fs.ErrNotExist)
+		return nil, &Error{Kind: ErrConfig, Err: err, Fix: "make one with weft keys init, or copy the cluster's key file there"}
 	case err != nil:
 		return nil, &Error{Kind: ErrConfig, Err: fmt.Errorf("key file %s cannot be opened: %w", path, err), Fix: "make it readable for the agent's user only"}
 	}
@@ -162,7 +163,8 @@ func checkKeyFile(path string, info fs.FileInfo) error {
 		return configError("key file "+path, "is not a regular file", "point keys.kek at a file of 32 bytes")
 	}
 	if mode := info.Mode().Perm(); mode&0o077 != 0 {
-		return configError("key file "+path, fmt.Sprintf("has mode %04o: others than its owner may use it", mode), "chmod 0600 "+path+"; if others may have read it, make a new one")
+		what := fmt.Sprintf("has mode %04o: others than its owner may use it", mode)
+		return configError("key file "+path, what, "chmod 0600 "+path+"; if others may have read it, make a new one")
 	}
 	if uid, ok := ownerOf(info); ok && uid != 0 && uid != os.Geteuid() {
 		return configError("key file "+path, fmt.Sprintf("belongs to uid %d", uid), "chown it to root or to the agent's user")

@@ -47,7 +47,10 @@ func openGCP(ctx context.Context, u *url.URL) (provider, error) {
 	}
 	creds := &gcpCredentials{}
 	// gRPC's own pause between connections grows to two minutes: too long once the KMS is back. The caller type has its own.
-	reconnect := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.5, MaxDelay: 2 * time.Second}, MinConnectTimeout: 5 * time.Second}
+	reconnect := grpc.ConnectParams{
+		Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.5, MaxDelay: 2 * time.Second},
+		MinConnectTimeout: 5 * time.Second,
+	}
 	opts := []option.ClientOption{option.WithAuthCredentials(creds.lazy()), option.WithGRPCDialOption(grpc.WithConnectParams(reconnect))}
 	if endpoint != "" {
 		host, err := grpcTarget(endpoint)

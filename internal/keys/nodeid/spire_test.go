@@ -119,7 +119,7 @@ func TestSPIRE(t *testing.T) {
 
 	// Another's certificate does not replace it.
 	api.updates <- &workload.X509SVIDResponse{Svids: []*workload.X509SVID{svid(t, authority, other)}}
-	for range 300 {
+	for range 3000 {
 		if source.Problem() != nil {
 			break
 		}

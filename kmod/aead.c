@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * AES-GCM by the kernel's crypto API, for kernels whose crypto library has none.
+ * AES-GCM by the kernel's crypto API.
  *
  * XDP and TC want their answer at once, so nothing asynchronous will do. Up to some release AES-NI's GCM was
  * offered twice: as an asynchronous "gcm(aes)", and as what that one is made of, the internal "__gcm(aes)",
  * synchronous but usable only where the FPU is. So there are two: fast, asked for by that internal
- * name and used where crypto_simd_usable() says so, and safe, the best synchronous one, for the rest.
+ * name and used where crypto_simd_usable() says so, and safe, the best synchronous one, for the rest. On
+ * kernels whose "gcm(aes)" is synchronous there is safe only, and it is the fast one.
+ *
+ * Why not the crypto library (<crypto/aes-gcm.h>, since 7.2 or so), which needs no requests and no lists: it
+ * encrypts and hashes one after the other, and takes four times the instructions (docs/kernel-module.md).
  */
-#include "weft_crypto.h"
-
-#ifndef WEFT_AEAD_LIB
-
 #include <asm/simd.h>
 #include <crypto/aead.h>
 #include <crypto/internal/simd.h>
@@ -20,6 +20,8 @@
 #include <linux/percpu.h>
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
+
+#include "weft_crypto.h"
 
 /* A packet of 9 KiB in vmalloc'ed memory lies on four pages; one more for the associated data. */
 #define MAX_PIECES 5
@@ -282,5 +284,3 @@ bool weft_aead_without_fpu(bool on)
 	without_fpu = on;
 	return fast_driver[0];
 }
-
-#endif /* !WEFT_AEAD_LIB */

@@ -1,0 +1,118 @@
+package cli
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/keys"
+)
+
+// keeper is an agent with keys; peer b is on the newest epoch after a few looks, unless it is stuck.
+type keeper struct {
+	fake
+	mu    sync.Mutex
+	epoch uint64
+	looks int
+	stuck bool
+	fails error
+}
+
+func (k *keeper) Keys(context.Context) (*keys.Status, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := time.Now()
+	s := &keys.Status{
+		Node: "a", Ready: true, Epoch: k.epoch, Newest: k.epoch, Leader: "b", KEK: "file:///etc/weft/kek", NextRotation: now.Add(90 * time.Minute),
+		Epochs: []keys.EpochStatus{{Epoch: keys.Epoch{Number: k.epoch, Created: now, Expires: now.Add(72 * time.Hour)}, DEK: keys.DEKReadable, Readable: true, Peers: 1}},
+		Peers:  []keys.PeerStatus{{Name: "b", State: keys.StateUp, EpochTX: k.epoch, EpochRX: k.epoch, PostQuantum: true, Group: "X25519MLKEM768"}},
+	}
+	if k.looks--; k.looks >= 0 || k.stuck {
+		s.Peers[0].State, s.Peers[0].EpochTX, s.Peers[0].LastError = keys.StateBehind, k.epoch-1, "the peer cannot be reached"
+	}
+	return s, nil
+}
+
+func (k *keeper) RotateKeys(context.Context) (*keys.Epoch, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.fails != nil {
+		return nil, k.fails
+	}
+	k.epoch++
+	k.looks = 2
+	return &keys.Epoch{Number: k.epoch, Expires: time.Now().Add(72 * time.Hour)}, nil
+}
+
+func (k *keeper) KeyHistory(context.Context) ([]keys.Event, error) {
+	return []keys.Event{{Event: keys.EventSeen, Epoch: 1}, {Event: keys.EventExchanged, Epoch: 1, Peer: "b", Outcome: "ok", Detail: "new keys"}}, nil
+}
+
+var _ admin.KeysBackend = (*keeper)(nil)
+
+func TestKeys(t *testing.T) {
+	runDir := t.TempDir()
+	agent := &keeper{epoch: 6}
+	serve(t, runDir, "", agent)
+	code, out, errOut := weft(runDir, "keys", "status")
+	if code != exitOK || !strings.Contains(out, "b     up     -      6/6") || !strings.Contains(out, "in 1h30m") || !strings.Contains(out, "6      readable") {
+		t.Errorf("status: %d %s\n%s", code, errOut, out)
+	}
+	if code, out, _ = weft(runDir, "keys", "status", "-o", "json"); code != exitOK || !strings.Contains(out, `"epochTX": 6`) {
+		t.Errorf("status as JSON: %d\n%s", code, out)
+	}
+	if code, out, errOut = weft(runDir, "keys", "rotate"); code != exitOK || !strings.Contains(out, "epoch 7 is made") {
+		t.Errorf("rotate: %d %s\n%s", code, errOut, out)
+	}
+	if code, out, errOut = weft(runDir, "keys", "rotate", "--wait"); code != exitOK || !strings.Contains(out, "epoch 8 is in use with every other node") {
+		t.Errorf("rotate --wait: %d %s\n%s", code, errOut, out)
+	}
+	agent.stuck = true
+	code, _, errOut = weft(runDir, "keys", "rotate", "--wait", "--timeout", "10ms")
+	if code != exitFailed || !strings.Contains(errOut, "not in use with b (behind) the peer cannot be reached") {
+		t.Errorf("rotate with a stuck peer: %d %s", code, errOut)
+	}
+	agent.fails = context.DeadlineExceeded
+	if code, _, errOut = weft(runDir, "keys", "rotate"); code != exitFailed || !strings.Contains(errOut, "deadline") {
+		t.Errorf("rotate that fails: %d %s", code, errOut)
+	}
+	if code, out, _ = weft(runDir, "keys", "history", "--last", "1"); code != exitOK || strings.Contains(out, "seen") || !strings.Contains(out, "exchanged  1      b     ok       new keys") {
+		t.Errorf("history: %d\n%s", code, out)
+	}
+}
+
+func TestKeysOfAnAgentWithoutAny(t *testing.T) {
+	runDir := t.TempDir()
+	serve(t, runDir, "", fake{})
+	if code, _, errOut := weft(runDir, "keys", "status"); code != exitFailed || !strings.Contains(errOut, "manages no keys") {
+		t.Errorf("%d %s", code, errOut)
+	}
+}
+
+func TestKeysInit(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "weft", "kek")
+	code, out, errOut := weft(dir, "keys", "init", path)
+	info, err := os.Stat(path)
+	if code != exitOK || err != nil || info.Mode().Perm() != 0o600 || info.Size() != 32 || !strings.Contains(out, "fingerprint") {
+		t.Fatalf("%d %s %s, %v, %v", code, out, errOut, info, err)
+	}
+	if code, _, errOut := weft(dir, "keys", "init", "file://"+path); code != exitFailed || !strings.Contains(errOut, "is there already") {
+		t.Errorf("a second time: %d %s", code, errOut)
+	}
+	if code, _, errOut := weft(dir, "keys", "init", filepath.Join(dir, "no", "such", "kek")); code != exitFailed || !strings.Contains(errOut, "directory") {
+		t.Errorf("without a directory: %d %s", code, errOut)
+	}
+	config := filepath.Join(dir, "agent.yaml")
+	if err := os.WriteFile(config, []byte("node: a\nkeys: {kek: \"file://"+path+"\"}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, out, errOut := weft(dir, "keys", "check", "--config", config); code != exitOK || !strings.Contains(out, "KEK:") {
+		t.Errorf("check: %d %s %s", code, out, errOut)
+	}
+}
