@@ -49,8 +49,10 @@ ALWAYS_INLINE int test_end(weft_ctx *ctx, struct weft_crypt *s, int result)
 
 ALWAYS_INLINE int test_text(weft_ctx *ctx, struct weft_crypt *s, __u32 len)
 {
+	if (!len)
+		return -1;
 	forget(len);
-	if (!len || len > MAX_TEXT)
+	if (len > MAX_TEXT)
 		return -1;
 	return ctx_load(ctx, sizeof(struct test_head), s->text, len);
 }

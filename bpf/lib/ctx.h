@@ -138,15 +138,15 @@ ALWAYS_INLINE int ctx_set_hop_limit(weft_ctx *ctx, __u8 *field, __u8 value)
 #define BPF_F_ADJ_ROOM_DECAP_L3_IPV6 (1ULL << 8)
 #endif
 
-#define WEFT_SEC		    "tc"
+#define WEFT_SEC		       "tc"
 typedef struct __sk_buff weft_ctx;
 /* TC_ACT_UNSPEC is tcx's "next": programs of others on the same hook still run. */
-#define CTX_PASS		    TC_ACT_UNSPEC
-#define CTX_DROP		    TC_ACT_SHOT
-#define CTX_IS_XDP		    0
+#define CTX_PASS		       TC_ACT_UNSPEC
+#define CTX_DROP		       TC_ACT_SHOT
+#define CTX_IS_XDP		       0
 
 ALWAYS_INLINE __u32 ctx_len(weft_ctx *ctx) { return ctx->len; }
-#define ctx_load(ctx, off, to, len) bpf_skb_load_bytes(ctx, off, to, len)
+#define ctx_load(ctx, off, to, len)    bpf_skb_load_bytes(ctx, off, to, len)
 ALWAYS_INLINE __u32 ctx_packets(weft_ctx *ctx) { return ctx->gso_segs ?: 1; }
 /* Payload bytes per segment of a GSO frame, 0 for others. */
 ALWAYS_INLINE __u32 ctx_segment(weft_ctx *ctx) { return ctx->gso_size; }
@@ -249,6 +249,19 @@ ALWAYS_INLINE void *ctx_end(weft_ctx *ctx) { return (void *)(long)ctx->data_end;
 /* Keeps the compiler from reordering plain stores that another CPU reads. x86 orders stores
  * itself; on other machines the worst is one more run of the slow path. */
 #define barrier() asm volatile("" ::: "memory")
+
+/* Whether a length is outside its limits, in two compares that the compiler cannot make one of: the verifiers
+ * up to Linux 6.12 learn nothing about a number from the one. */
+#define outside(x, min, max)                                                                                   \
+	({                                                                                                     \
+		int out__ = 1;                                                                                 \
+		if ((x) >= (min)) {                                                                            \
+			asm volatile("" : "+r"(x));                                                            \
+			if ((x) <= (max))                                                                      \
+				out__ = 0;                                                                     \
+		}                                                                                              \
+		out__;                                                                                         \
+	})
 
 ALWAYS_INLINE void mac_copy(void *dst, const void *src)
 {

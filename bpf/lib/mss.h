@@ -64,7 +64,7 @@ SUBPROGRAM int clamp_mss(weft_ctx *ctx, const struct weft_pkt *p)
 		return 0;
 	len -= 20;
 	asm volatile("" : "+r"(len));
-	if (!len || len > TCP_OPTIONS_MAX || ctx_load(ctx, l4 + 20, m.bytes, len))
+	if (outside(len, 1, TCP_OPTIONS_MAX) || ctx_load(ctx, l4 + 20, m.bytes, len))
 		return 0;
 	m.stop = len;
 	bpf_loop(TCP_OPTIONS_MAX, step_mss, &m, 0);

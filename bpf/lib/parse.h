@@ -84,7 +84,7 @@ SUBPROGRAM int parse_options4(weft_ctx *ctx, __u32 len)
 {
 	struct weft_options o = {.stop = len};
 
-	if (len < 4 || len > sizeof(o.bytes))
+	if (outside(len, 4, sizeof(o.bytes)))
 		return REASON_BAD_IP_HEADER;
 	if (ctx_load(ctx, ETH_LEN + IP4_LEN, o.bytes, len))
 		return REASON_TRUNCATED;

@@ -116,7 +116,7 @@ static long step_sum(__u32 i, void *state)
 		n = SUM_CHUNK;
 	n &= ~3u;
 	asm volatile("" : "+r"(n));
-	if (!n || n > SUM_CHUNK || ctx_load(t->ctx, t->at, t->s->text, n))
+	if (outside(n, 4, SUM_CHUNK) || ctx_load(t->ctx, t->at, t->s->text, n))
 		return 1;
 	t->sum = bpf_csum_diff(NULL, 0, (__be32 *)t->s->text, n, t->sum);
 	t->at += n;
@@ -162,7 +162,7 @@ ALWAYS_INLINE __u32 seal_text(weft_ctx *ctx, struct weft_crypt *s, __u32 family)
 		len = IP6_LEN + bpf_ntohs(ip6->payload_len);
 	}
 	asm volatile("" : "+r"(len));
-	if (len < IP4_LEN || len > MAX_TEXT - 8 || ctx_load(ctx, ETH_LEN, s->text, len))
+	if (outside(len, IP4_LEN, MAX_TEXT - 8) || ctx_load(ctx, ETH_LEN, s->text, len))
 		return 0;
 	pad = -(len + 2) & 3;
 	if (len > MAX_TEXT - 8)

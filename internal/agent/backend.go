@@ -36,7 +36,7 @@ func (b *backend) up() (*node, error) {
 func (b *backend) Ready() admin.Readiness { return b.readiness() }
 
 // Status implements admin.Backend.
-func (b *backend) Status(context.Context) (*admin.Status, error) {
+func (b *backend) Status(ctx context.Context) (*admin.Status, error) {
 	ix, ready, stats := b.index.Load(), b.readiness(), b.hub.Stats()
 	status := &admin.Status{
 		Node: b.cfg.Node, Instance: b.cfg.Instance, Version: b.opt.Version, Kernel: version.Kernel(),
@@ -58,6 +58,7 @@ func (b *backend) Status(context.Context) (*admin.Status, error) {
 	}
 	status.Mode = running.dp.ModeStatus()
 	status.Encryption = b.encryptionLine(running)
+	status.Problems = append(status.Problems, b.keyProblems(ctx)...)
 	status.Addresses, status.PodCIDRs = running.object.Spec.Addresses, running.object.Spec.PodCIDRs
 	status.Uplinks, status.MTU = running.links.Uplinks, running.mtu
 	status.UplinkMTU = running.links.MTU

@@ -141,6 +141,9 @@ func (a *Agent) keysWaiting(ctx context.Context, snapshot *store.Snapshot) strin
 		}
 		return "the keys for other nodes: " + keysOpening
 	}
+	// SPIRE's first answer may take as long as it likes; we look again.
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
 	if _, err := ring.certificate(ctx); err != nil {
 		return fmt.Sprintf("the node's certificate: %v%s", err, off)
 	}

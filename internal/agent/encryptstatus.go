@@ -161,6 +161,22 @@ func (b *backend) keysStatus(ctx context.Context) (*keys.Status, *admin.NodeCert
 	return &status, certificate
 }
 
+// keyProblems are those of the key manager and of this node's certificate.
+func (b *backend) keyProblems(ctx context.Context) []string {
+	status, certificate := b.keysStatus(ctx)
+	if status == nil {
+		return nil
+	}
+	var out []string
+	for _, problem := range status.Problems {
+		out = append(out, "keys: "+problem)
+	}
+	if certificate.Problem != "" {
+		out = append(out, certificate.Problem)
+	}
+	return out
+}
+
 // newestEpoch is the epoch that this node uses.
 func newestEpoch(s *keys.Status) *admin.EncryptEpoch {
 	for _, e := range s.Epochs {

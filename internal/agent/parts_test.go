@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/config"
@@ -46,6 +47,16 @@ func TestNoBPFFS(t *testing.T) {
 	err = ensureBPFFS(filepath.Join(base, "none", "weft"), slog.New(slog.DiscardHandler))
 	if err == nil || !strings.Contains(err.Error(), "paths.bpf") {
 		t.Errorf("missing: %v", err)
+	}
+}
+
+func TestHideMemory(t *testing.T) {
+	defer unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0)
+	if err := hideMemory(); err != nil {
+		t.Fatal(err)
+	}
+	if dumpable, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0); dumpable != 0 || err != nil {
+		t.Errorf("dumpable is %d, %v", dumpable, err)
 	}
 }
 

@@ -121,7 +121,12 @@ func (m *Manager) identify(rec *record) error {
 
 // declare takes labels, service account and annotation from the declared pod, the request's labels on top.
 func (r *record) declare(pod *v1alpha1.Pod) {
-	r.Labels, r.ServiceAccount, r.Encrypt = nil, "default", ""
+	r.Labels, r.ServiceAccount = nil, "default"
+	if pod == nil && r.Encrypt == v1alpha1.EncryptFalse {
+		r.Encrypt = ""
+	}
+	// A declaration that is gone may be one that a mistake made unusable: what asked to be
+	// sealed stays so for as long as it lives.
 	if pod != nil {
 		r.Labels = maps.Clone(pod.Metadata.Labels)
 		r.Encrypt = pod.Metadata.Annotations[v1alpha1.EncryptAnnotation]

@@ -70,4 +70,24 @@ func TestIdentity(t *testing.T) {
 		t.Error(err)
 	}
 	expect("another account", 301, "")
+	for _, change := range []struct {
+		name string
+		pod  *v1alpha1.Pod
+		want string
+	}{
+		{"asks for plain", declaredPod("db", "false"), "false"}, {"gone", declaredPod("db", ""), ""},
+		{"asks to be sealed", declaredPod("db", "true"), "true"},
+	} {
+		b.pods["shop/a"] = change.pod
+		if err := b.Sync(context.Background()); err != nil {
+			t.Error(err)
+		}
+		expect(change.name, 301, change.want)
+	}
+	numbers["shop/default"] = 302
+	delete(b.pods, "shop/a")
+	if err := b.Sync(context.Background()); err != nil {
+		t.Error(err)
+	}
+	expect("the declaration is gone", 302, "true")
 }

@@ -19,10 +19,12 @@ func Numbers(identities iter.Seq[*v1alpha1.Identity]) map[string]uint32 {
 		if n == v1alpha1.IdentityUnknown {
 			continue
 		}
-		known, there := numbers[spiffeID]
-		if start := Start(spiffeID); !there || distance(start, n) < distance(start, known) {
-			numbers[spiffeID] = n
+		if known, there := numbers[spiffeID]; there {
+			if start := Start(spiffeID); distance(start, n) > distance(start, known) {
+				continue
+			}
 		}
+		numbers[spiffeID] = n
 	}
 	return numbers
 }

@@ -54,7 +54,7 @@ func (m *Manager) clean(name string) (time.Duration, error) {
 	}
 	var remove []group
 	for g, h := range groups {
-		at, why := m.removeAt(p, g, h, sealing, now)
+		at, why := m.removeAt(p, g, h, groups, sealing, now)
 		if why == "" {
 			continue
 		}
@@ -88,12 +88,15 @@ func direction(out bool) string {
 }
 
 // removeAt says when keys may go and why, "" for not yet known. The caller holds mu.
-func (m *Manager) removeAt(p *peer, g group, h held, sealing uint8, now time.Duration) (time.Duration, string) {
+func (m *Manager) removeAt(p *peer, g group, h held, groups map[group]held, sealing uint8, now time.Duration) (time.Duration, string) {
 	if now >= h.deadline {
 		return h.deadline, "hard TTL"
 	}
 	if p.session == h.number && h.number != p.confirmed && now < p.sessionAt+sessionMax {
 		return 0, "" // an exchange about them is under way
+	}
+	if at, ok := leftAt(h.number, groups); ok && !g.out {
+		return min(at, now) + m.opt.Drain, "drained"
 	}
 	switch {
 	case h.number >= p.confirmed:

@@ -242,7 +242,7 @@ func (h handle) SAs() ([]SAStatus, error) {
 	var out []SAStatus
 	for at, sa := range h.sas {
 		out = append(out, SAStatus{
-			Node: at.node, Out: at.out, Epoch: at.epoch, Lane: at.lane, ID: sa.id, Number: sa.number, Counter: sa.counter,
+			Node: at.node, Out: at.out, Epoch: at.epoch, Lane: at.lane, ID: sa.id, Number: sa.number, Counter: sa.counter, Packets: sa.counter,
 			Installed: sa.installed, Expires: h.wall().Add(sa.deadline - f.clock.Boot()),
 		})
 	}

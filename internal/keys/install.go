@@ -76,7 +76,8 @@ func (m *Manager) inTheWay(name string, number uint64, groups map[group]held, se
 		if g.nibble != nibble || h.number == number || now >= h.deadline {
 			continue
 		}
-		if !g.out || nibble == sealing {
+		// Keys for receiving that were never seen to be left, but bring nothing, stand in no way.
+		if (g.out && nibble == sealing) || (!g.out && !h.quiet(m.opt.Drain)) {
 			return h.number, true
 		}
 	}

@@ -26,9 +26,12 @@ type held struct {
 	deadline  time.Duration
 	expires   time.Time
 	installed time.Time
-	// counter is the highest of all lanes, when it was last looked at.
-	counter        uint64
-	packets, bytes uint64
+	// at is when the last of them was installed, by Clock.Boot.
+	at time.Duration
+	// counter and packets are of all lanes, when they were last looked at.
+	counter, packets uint64
+	// quietFrom to quietTo is a time in which no packet came, at most to the last look.
+	quietFrom, quietTo time.Duration
 }
 
 // kernel remembers what the datapath holds, so that an exchange need not read all of
@@ -88,13 +91,18 @@ func (k *kernel) load() error {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	now := k.clock.Boot()
 	for node, of := range groups {
 		for g, h := range of {
-			// A deadline once known does not move with the wall clock.
+			h.quietFrom, h.quietTo = now, now
+			// Times once known do not move with the wall clock.
 			if old, ok := k.groups[node][g]; ok && old.id == h.id && old.number == h.number {
-				h.deadline = old.deadline
-				of[g] = h
+				h.deadline, h.at = old.deadline, old.at
+				if old.packets == h.packets && old.quietTo != 0 {
+					h.quietFrom = old.quietFrom
+				}
 			}
+			of[g] = h
 		}
 	}
 	k.groups, k.sealing = groups, map[string]uint8{}
@@ -106,16 +114,17 @@ func (k *kernel) load() error {
 
 // merge adds one lane to a group.
 func (k *kernel) merge(h held, found bool, sa *SAStatus) held {
-	deadline := k.clock.Boot() + sa.Expires.Sub(k.clock.Wall())
+	now, wall := k.clock.Boot(), k.clock.Wall()
+	deadline := now + sa.Expires.Sub(wall)
 	if !found {
-		h = held{number: sa.Number, id: sa.ID, deadline: deadline, expires: sa.Expires, installed: sa.Installed}
+		h = held{number: sa.Number, id: sa.ID, deadline: deadline, expires: sa.Expires, installed: sa.Installed, at: now + sa.Installed.Sub(wall)}
 	}
+	h.at = max(h.at, now+sa.Installed.Sub(wall))
 	// A number that does not fit the nibble is nothing that a Manager has installed.
 	h.mixed = h.mixed || h.number != sa.Number || h.id != sa.ID || sa.ID == 0 || Nibble(sa.Number) != sa.Epoch
 	h.lanes |= 1 << (sa.Lane % 64)
 	h.counter = max(h.counter, sa.Counter)
 	h.packets += sa.Packets
-	h.bytes += sa.Bytes
 	if sa.Installed.Before(h.installed) {
 		h.installed = sa.Installed
 	}
@@ -209,10 +218,37 @@ func (k *kernel) install(peer string, out bool, keys *schedule.Direction, deadli
 		}
 		h.lanes |= 1 << (lane.Lane % 64)
 	}
-	h.mixed = false
+	h.mixed, h.at = false, k.clock.Boot()
 	k.put(peer, g, h)
 	return nil
 }
+
+// leftAt is a moment by which the peer had stopped sending with an epoch, as far as
+// what was received tells. Exchanges with a peer come one after the other, and a sender
+// switches inside of one. So a packet in a newer epoch means that the switch to that one
+// was before the next exchange, that is, before the next keys were installed.
+func leftAt(number uint64, groups map[group]held) (time.Duration, bool) {
+	var switched, next time.Duration
+	found := false
+	for g, h := range groups {
+		if !g.out && h.number > number && h.packets > 0 && (!found || h.at < switched) {
+			switched, found = h.at, true
+		}
+	}
+	if !found {
+		return 0, false
+	}
+	found = false
+	for g, h := range groups {
+		if !g.out && h.at > switched && (!found || h.at < next) {
+			next, found = h.at, true
+		}
+	}
+	return next, found
+}
+
+// quiet says whether no packet came with these keys for some time.
+func (h *held) quiet(d time.Duration) bool { return h.quietTo-h.quietFrom >= d }
 
 func (k *kernel) put(peer string, g group, h held) {
 	k.mu.Lock()

@@ -107,6 +107,7 @@ func (m *Manager) exchangeDue(ctx context.Context) time.Duration {
 		if len(candidates) == 0 {
 			// Keys that are being drained stand in the way.
 			p.nextTry = now + min(retryMin, m.opt.Drain/4+10*time.Millisecond)
+			m.due.kernel = min(m.due.kernel, m.loaded+max(m.opt.Drain/2, 10*time.Millisecond))
 			next = min(next, p.nextTry)
 			continue
 		}

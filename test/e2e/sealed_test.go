@@ -151,4 +151,3 @@ func sealedKill(t *testing.T, l *lab.Lab) {
 	killUnderLoad(t, l)
 	watch.allSealed(t, l)
 }
-

@@ -176,7 +176,7 @@ func vaultBinary(t testing.TB) string {
 	vaultOnce.Lock()
 	defer vaultOnce.Unlock()
 	_, self, _, _ := runtime.Caller(0)
-	source := filepath.Join(filepath.Dir(self), "vaultdev")
+	source := filepath.Join(filepath.Dir(self), "testdata", "vaultdev")
 	h := sha256.New()
 	for _, name := range []string{"main.go", "go.mod", "go.sum"} {
 		raw, err := os.ReadFile(filepath.Join(source, name))
@@ -192,7 +192,7 @@ func vaultBinary(t testing.TB) string {
 	if os.Getenv("WEFT_TEST_KMS") == "" {
 		t.Skip("needs Vault, which takes minutes to build from its module: run it once with WEFT_TEST_KMS=1")
 	}
-	build := exec.Command("go", "build", "-o", binary+".new", ".")
+	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", binary+".new", ".")
 	build.Dir, build.Env = source, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=mod -buildvcs=false")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Skipf("needs Vault, which cannot be built here: %v: %s", err, lastLines(string(out)))

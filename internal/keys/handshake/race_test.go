@@ -22,13 +22,13 @@ func until(ctx context.Context, from, to *testNode, epoch uint64) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("after %d attempts: %w", i, err)
-		case <-time.After(time.Duration(1+i%7) * time.Millisecond):
+		case <-time.After(time.Duration(1+i%13) * 5 * time.Millisecond):
 		}
 	}
 }
 
 func TestBothDialAtOnce(t *testing.T) {
-	rounds := 60
+	rounds := 40
 	if testing.Short() {
 		rounds = 10
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -106,9 +107,10 @@ func (e *Error) Unwrap() []error {
 	return []error{e.Kind, e.Err}
 }
 
-// oneLine keeps an SDK's multi-line error readable in a log: its lines joined, cut at a length.
+// oneLine keeps an SDK's multi-line error readable in a log: its lines joined, without rulers, cut at a length.
 func oneLine(s string) string {
-	s = strings.Join(strings.Fields(s), " ")
+	words := slices.DeleteFunc(strings.Fields(s), func(w string) bool { return len(w) > 3 && strings.Trim(w, "-") == "" })
+	s = strings.Join(words, " ")
 	if len(s) > 600 {
 		s = s[:600] + "…"
 	}

@@ -1,4 +1,4 @@
-module weft.dev/weft/test/kms/vaultdev
+module weft.dev/weft/test/kms/testdata/vaultdev
 
 go 1.26.0
 
