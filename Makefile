@@ -18,11 +18,14 @@ BPF_CFLAGS := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Werr
 
 GENERATED := internal/datapath/types_gen.go internal/datapath/reasons_gen.go docs/drop-reasons.md
 
-.PHONY: all build deps bpf generate check check-generated demo test lint fmt clean
+.PHONY: all build deps deps-test bpf generate check check-generated demo test test-kms lint fmt clean
 all: build
 
 deps:
 	@scripts/deps
+
+deps-test:
+	@scripts/deps test
 
 bpf: $(OBJECTS) $(BENCH_OBJECT)
 
@@ -68,11 +71,20 @@ fmt:
 check: deps check-generated lint
 
 # -race also on what drives the kernel. -p 1: lab tests share two cores and count lost packets.
-test: build
+test: deps-test build
 	@set -o pipefail; WEFT_BINARY=$(CURDIR)/build/weft $(GO) test -race -p 1 -timeout 20m -json $(TESTFLAGS) $(or $(PKG),./...) | $(GO) run ./internal/testsum
+
+# With Vault too, which is built from its module once: minutes, and cached.
+test-kms: deps-test
+	WEFT_TEST_KMS=1 $(GO) test ./test/kms ./internal/keys/kek/...
 
 clean:
 	rm -rf build $(OBJ)/*.o $(BENCH_OBJECT)
 
 demo: build
 	@build/weft demo --out build/demo
+
+# The tests that need kernels of their own: Debian's 6.12 and 7.3 in VMs, with the kernel module built for each. See docs/kernels.md.
+.PHONY: test-kernels
+test-kernels: deps bpf
+	@set -o pipefail; test/kernels/run $(KERNELS) | $(GO) run ./internal/testsum

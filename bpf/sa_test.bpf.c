@@ -49,6 +49,7 @@ ALWAYS_INLINE int test_end(weft_ctx *ctx, struct weft_crypt *s, int result)
 
 ALWAYS_INLINE int test_text(weft_ctx *ctx, struct weft_crypt *s, __u32 len)
 {
+	forget(len);
 	if (!len)
 		return -1;
 	forget(len);

@@ -72,6 +72,7 @@ SUBPROGRAM int aead_seal(weft_ctx *ctx, __u32 id, __u32 off, __u32 len)
 			return -EINVAL;
 		len += 16;
 	}
+	forget(len);
 	if (!len)
 		return -EINVAL;
 	forget(len);
@@ -106,6 +107,7 @@ SUBPROGRAM int aead_open(weft_ctx *ctx, __u32 id, __u32 off, __u32 len)
 		*(__u32 *)s->siv = key->salt;
 		return kmod_crypt(ctx, s, cipher, off, -(__s32)size);
 	}
+	forget(size);
 	if (size < 17)
 		return -EINVAL;
 	forget(size);
@@ -115,6 +117,7 @@ SUBPROGRAM int aead_open(weft_ctx *ctx, __u32 id, __u32 off, __u32 len)
 		return -EINVAL;
 	if (gcm_open(s, cipher, key, len))
 		return -EBADMSG;
+	forget(len);
 	if (!len)
 		return -EINVAL;
 	forget(len);

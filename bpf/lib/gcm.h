@@ -81,6 +81,7 @@ static __noinline int gcm_stream(struct weft_crypt *s, struct bpf_crypto_ctx *ci
 	bpf_for(i, 0, (n + 8) >> 3)
 	{
 		at = GCM_HEAD + i * 128;
+		forget(at);
 		if (at > GCM_ROOM - 128)
 			break;
 		for (__u32 j = 0; j < 8; j++) {

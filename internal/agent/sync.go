@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -122,7 +123,11 @@ func (a *Agent) readyUnless(ctx context.Context, snapshot *store.Snapshot, err e
 }
 
 func (a *Agent) syncNodes(ctx context.Context, n *node, snapshot *store.Snapshot) error {
-	if err := n.dp.SetNodes(ctx, peers(snapshot.Nodes, a.cfg.Node)); err != nil {
+	others := peers(snapshot.Nodes, a.cfg.Node)
+	if a.cfg.Encryption.On() {
+		others = reachable(others, n.object.Spec.Addresses)
+	}
+	if err := n.dp.SetNodes(ctx, others); err != nil {
 		return fmt.Errorf("set nodes: %w", err)
 	}
 	return nil
@@ -179,6 +184,21 @@ func peers(nodes map[string]*v1alpha1.Node, own string) []datapath.Node {
 		if name != own {
 			spec := nodes[name].Spec
 			out = append(out, datapath.Node{Name: name, Addresses: spec.Addresses, PodCIDRs: spec.PodCIDRs})
+		}
+	}
+	return out
+}
+
+// reachable leaves out addresses of a family that this node has none of, where a peer has others:
+// sealed packets of both families go to those.
+func reachable(nodes []datapath.Node, own []netip.Addr) []datapath.Node {
+	foreign := func(addr netip.Addr) bool {
+		return !slices.ContainsFunc(own, func(mine netip.Addr) bool { return mine.Is4() == addr.Is4() })
+	}
+	out := slices.Clone(nodes)
+	for i, node := range out {
+		if usable := slices.DeleteFunc(slices.Clone(node.Addresses), foreign); len(usable) > 0 {
+			out[i].Addresses = usable
 		}
 	}
 	return out

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -79,29 +80,38 @@ type bed struct {
 	binary string
 }
 
-// namePrefix starts the names of all namespaces that this package makes itself;
-// the process id that follows tells a left-over from a running bench.
+// namePrefix starts the names of all namespaces, and of directories beside them, that this package makes
+// itself; the process id that follows tells a left-over from a running bench.
 const namePrefix = "wt-bench-"
 
-// removeStale deletes namespaces that a killed bench of an earlier process left.
+// removeStale deletes namespaces, pins and state that a killed bench of an earlier process left.
 func removeStale() error {
-	paths, err := filepath.Glob(filepath.Join(netns.Dir, namePrefix+"*"))
-	if err != nil {
-		return fmt.Errorf("list network namespaces: %w", err)
-	}
-	for _, path := range paths {
-		name := filepath.Base(path)
-		id, _, _ := strings.Cut(strings.TrimPrefix(name, namePrefix), "-")
-		pid, err := strconv.Atoi(id)
+	for _, dir := range []string{netns.Dir, bpffs, os.TempDir()} {
+		paths, err := filepath.Glob(filepath.Join(dir, namePrefix+"*"))
 		if err != nil {
-			continue
+			return fmt.Errorf("list what is left of earlier runs: %w", err)
 		}
-		if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err == nil {
-			continue
-		}
-		if err := netns.Delete(name); err != nil {
-			return err
+		for _, path := range slices.DeleteFunc(paths, ownerLives) {
+			if dir == netns.Dir {
+				err = netns.Delete(filepath.Base(path))
+			} else {
+				err = os.RemoveAll(path)
+			}
+			if err != nil {
+				return fmt.Errorf("remove what is left of an earlier run: %w", err)
+			}
 		}
 	}
 	return nil
+}
+
+// ownerLives says whether the process that made something runs, or whether that cannot be told from the name.
+func ownerLives(path string) bool {
+	id, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), namePrefix), "-")
+	pid, err := strconv.Atoi(id)
+	if err != nil {
+		return true
+	}
+	_, err = os.Stat(fmt.Sprintf("/proc/%d", pid))
+	return err == nil
 }

@@ -40,7 +40,7 @@ type tunnelNode struct {
 	ns       string
 	dp       *datapath.Datapath
 	bpf      string // directory of its pins
-	state    string
+	state    string // of what it puts back
 	stop     context.CancelFunc
 	finished sync.WaitGroup
 	peers    []datapath.Node
@@ -130,7 +130,8 @@ func (t *tunnel) addNode(i int, ns string, mode datapath.Mode) (pod, error) {
 	if err != nil {
 		return p, err
 	}
-	if err := n.open(filepath.Join(bpffs, t.topo.prefix+n.name), i, mode, t.engine); err != nil {
+	n.bpf, n.state = filepath.Join(bpffs, t.topo.prefix+n.name), filepath.Join(os.TempDir(), t.topo.prefix+n.name)
+	if err := n.open(i, mode, t.engine); err != nil {
 		return p, err
 	}
 	return p, netns.Do(ns, func() error {
@@ -142,14 +143,9 @@ func (t *tunnel) addNode(i int, ns string, mode datapath.Mode) (pod, error) {
 }
 
 // open opens a datapath and has it follow the kernel.
-func (n *tunnelNode) open(bpf string, i int, mode datapath.Mode, engine string) error {
+func (n *tunnelNode) open(i int, mode datapath.Mode, engine string) error {
 	if err := mountBPFFS(); err != nil {
 		return err
-	}
-	var err error
-	n.bpf = bpf
-	if n.state, err = os.MkdirTemp("", namePrefix); err != nil {
-		return fmt.Errorf("make state directory: %w", err)
 	}
 	options := datapath.Options{
 		BPFDir: n.bpf, StateDir: n.state, Mode: mode, Uplinks: []string{plainWireIf},
@@ -159,7 +155,7 @@ func (n *tunnelNode) open(bpf string, i int, mode datapath.Mode, engine string) 
 	if engine != "" {
 		options.Encrypt = &datapath.EncryptOptions{Engine: engine, Port: espPort}
 	}
-	err = netns.Do(n.ns, func() error {
+	err := netns.Do(n.ns, func() (err error) {
 		n.dp, err = datapath.Open(options)
 		return err
 	})

@@ -161,6 +161,16 @@ func TestGeneratorTakesTurns(t *testing.T) {
 	}
 }
 
+// TestNoTestIsAnAgent: without a binary a bench with agents would run this test again, and so on.
+func TestNoTestIsAnAgent(t *testing.T) {
+	if _, err := newPlan(encryptSuite(), Options{Tests: []string{"rr1"}}); err == nil || !strings.Contains(err.Error(), "name a weft binary") {
+		t.Errorf("got %v", err)
+	}
+	if p, err := newPlan(encryptSuite(), Options{Tests: []string{"seal", "tunnel", "crypto", "peers"}}); err != nil || p.binary != "" {
+		t.Errorf("a binary is asked for where no agent runs: %v, %v", p, err)
+	}
+}
+
 // TestEncryptSmoke runs the bench for a moment on beds of each kind: rows must be there and plausible, nothing is said
 // about how fast anything is.
 func TestEncryptSmoke(t *testing.T) {

@@ -61,8 +61,12 @@ func weftVersion(ctx context.Context, binary string) string {
 	if err != nil || json.Unmarshal(out, &v) != nil || v.Version == "" {
 		return "none"
 	}
-	if v.Commit == "" || v.Commit == "unknown" || strings.Contains(v.Version, v.Commit) {
-		return v.Version
+	return describeVersion(v.Version, v.Commit)
+}
+
+func describeVersion(version, commit string) string {
+	if commit == "" || commit == "unknown" || strings.Contains(version, commit) {
+		return version
 	}
-	return v.Version + " " + v.Commit
+	return version + " " + commit
 }

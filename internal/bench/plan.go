@@ -8,7 +8,10 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
+
+	"weft.dev/weft/internal/version"
 )
 
 // cleanupTimeout bounds the removal of the beds after a run, also of one cut short.
@@ -51,9 +54,9 @@ func newPlan(s *suite, opts Options) (*plan, error) {
 	if err := p.numbers(opts); err != nil {
 		return nil, err
 	}
-	if slices.ContainsFunc(p.variants, s.isWeft) && p.binary == "" {
-		if p.binary, err = os.Executable(); err != nil {
-			return nil, fmt.Errorf("binary: find the running program: %w", err)
+	if p.binary == "" && p.needsBinary() {
+		if p.binary, err = ownBinary(); err != nil {
+			return nil, err
 		}
 	}
 	var names []string
@@ -62,6 +65,25 @@ func newPlan(s *suite, opts Options) (*plan, error) {
 	}
 	p.rows = newCollector(names, append([]string{variantGen}, p.variants...))
 	return p, nil
+}
+
+// needsBinary says whether some bed has agents.
+func (p *plan) needsBinary() bool {
+	return slices.ContainsFunc(p.variants, p.suite.isWeft) &&
+		slices.ContainsFunc(p.tests, func(t test) bool { return t.shape == shapeForward || t.shape == shapePair })
+}
+
+// ownBinary is the running program, if it can be an agent. A test cannot: it would run its tests again, this
+// bench among them.
+func ownBinary() (string, error) {
+	path, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("binary: find the running program: %w", err)
+	}
+	if strings.HasSuffix(path, ".test") {
+		return "", fmt.Errorf("binary: the running program %s is a test: name a weft binary", path)
+	}
+	return path, nil
 }
 
 // numbers checks and defaults Repeats and Duration.
@@ -94,6 +116,9 @@ func (p *plan) run(ctx context.Context) (*Report, error) {
 	machine, err := describeMachine(ctx, p.binary)
 	if err != nil {
 		return nil, err
+	}
+	if p.binary == "" && slices.ContainsFunc(p.variants, p.suite.isWeft) {
+		machine.Weft = describeVersion(version.Get().Version, version.Get().Commit)
 	}
 	machine.Repeats, machine.Seconds = p.repeats, p.duration.Seconds()
 	if err := removeStale(); err != nil {

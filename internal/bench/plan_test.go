@@ -12,7 +12,7 @@ import (
 )
 
 func TestNewPlanDefaults(t *testing.T) {
-	p, err := newPlan(routeSuite(), Options{})
+	p, err := newPlan(routeSuite(), Options{Binary: "weft"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,7 +25,7 @@ func TestNewPlanDefaults(t *testing.T) {
 	if len(p.tests) != len(DefaultTests()) || p.binary == "" {
 		t.Errorf("%d tests, binary %q", len(p.tests), p.binary)
 	}
-	if p, err = newPlan(routeSuite(), Options{Quick: true}); err != nil || p.repeats != 3 || p.duration != time.Second {
+	if p, err = newPlan(routeSuite(), Options{Quick: true, Binary: "weft"}); err != nil || p.repeats != 3 || p.duration != time.Second {
 		t.Errorf("quick is %d × %s, %v", p.repeats, p.duration, err)
 	}
 }
@@ -88,7 +88,7 @@ func TestEveryPanelNamesKnownRows(t *testing.T) {
 }
 
 func TestStages(t *testing.T) {
-	p, err := newPlan(routeSuite(), Options{Tests: []string{"all"}})
+	p, err := newPlan(routeSuite(), Options{Tests: []string{"all"}, Binary: "weft"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,9 +20,11 @@ func needRoot(t *testing.T) {
 		t.Skip("needs root: network namespaces and BPF programs")
 	}
 	t.Cleanup(func() {
-		left, err := filepath.Glob(filepath.Join(netns.Dir, fmt.Sprintf("%s%d-*", namePrefix, os.Getpid())))
-		if err != nil || len(left) > 0 {
-			t.Errorf("left behind: %v, %v", left, err)
+		for _, dir := range []string{netns.Dir, bpffs, os.TempDir()} {
+			left, err := filepath.Glob(filepath.Join(dir, fmt.Sprintf("%s%d-*", namePrefix, os.Getpid())))
+			if err != nil || len(left) > 0 {
+				t.Errorf("left behind: %v, %v", left, err)
+			}
 		}
 	})
 }

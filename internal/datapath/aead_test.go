@@ -36,9 +36,13 @@ var knownAnswers = []struct{ name, key, iv, text, aad, sealed string }{
 	},
 }
 
-func TestAEADKnownAnswers(t *testing.T) {
-	b := newSABed(t)
+func TestAEADKnownAnswers(t *testing.T) { forEachEngine(t, checkAEADKnownAnswers) }
+
+func checkAEADKnownAnswers(t *testing.T, b *saBed) {
 	for i, row := range knownAnswers {
+		if b.sas.engine == bpfEngineKmod && len(row.aad) != 24 {
+			continue // the module takes ESP's AAD only
+		}
 		t.Run(row.name, func(t *testing.T) {
 			iv := unhex(t, row.iv)
 			for _, out := range []bool{true, false} {
@@ -79,8 +83,9 @@ func (b *saBed) checkPacket(t *testing.T, context string, p sealed, want []byte)
 }
 
 // TestAEADRandom seals and opens 10 500 packets, each length up to a wire's MTU seven times, under seven keys.
-func TestAEADRandom(t *testing.T) {
-	b := newSABed(t)
+func TestAEADRandom(t *testing.T) { forEachEngine(t, checkAEADRandom) }
+
+func checkAEADRandom(t *testing.T, b *saBed) {
 	random := rand.NewChaCha8([32]byte{1})
 	for round := range 7 {
 		var key [32]byte
@@ -106,8 +111,9 @@ func TestAEADRandom(t *testing.T) {
 }
 
 // TestAEADEdges are values at the ends of their ranges, and jumbo frames, which are not one piece of memory.
-func TestAEADEdges(t *testing.T) {
-	b := newSABed(t)
+func TestAEADEdges(t *testing.T) { forEachEngine(t, checkAEADEdges) }
+
+func checkAEADEdges(t *testing.T, b *saBed) {
 	ones := bytes.Repeat([]byte{0xff}, maxText)
 	zeros := make([]byte, maxText)
 	key, salt := [32]byte(ones), [4]byte(ones)
@@ -122,8 +128,8 @@ func TestAEADEdges(t *testing.T) {
 			for _, size := range []int{1, 15, 16, 17, 79, 80, 81, 95, 96, 97, 111, 112, 127, 128, 129, 1408, 3000, maxText / 2, maxText - 1, maxText} {
 				p := sealed{sa: firstSA, iv: iv, aad: ones[:12], text: text[:size]}
 				for _, context := range contexts {
-					if context == "tc" && size > 3000 {
-						continue // test_run takes no larger skb
+					if size > 3000 && (context == "tc" || b.sas.engine == bpfEngineKmod) {
+						continue // test_run takes no larger skb; the module needs one piece of memory
 					}
 					b.checkPacket(t, context, p, aead.Seal(nil, nonce(salt, iv), p.text, p.aad))
 				}
@@ -134,8 +140,9 @@ func TestAEADEdges(t *testing.T) {
 
 // TestAEADBitFlips flips every bit of AAD, IV, ciphertext and tag in turn. All must be refused, and nothing of the
 // plaintext may get into the packet.
-func TestAEADBitFlips(t *testing.T) {
-	b := newSABed(t)
+func TestAEADBitFlips(t *testing.T) { forEachEngine(t, checkAEADBitFlips) }
+
+func checkAEADBitFlips(t *testing.T, b *saBed) {
 	sa := testSA(false, 1, 5)
 	aead, salt := reference(t, sa.Key), sa.Salt
 	must(t, b.InstallSA(sa))
@@ -161,6 +168,9 @@ func TestAEADBitFlips(t *testing.T) {
 			if !errors.Is(err, errBadTag) {
 				t.Fatalf("packet of %d bytes with bit %d flipped: %v", size, bit, err)
 			}
+			if b.sas.engine == bpfEngineKmod {
+				continue // works in place: the caller drops the packet
+			}
 			if size >= 16 && bytes.Contains(left, plain[:16]) || !bytes.Equal(left, forged.text) {
 				t.Fatalf("packet of %d bytes with bit %d flipped was changed: %x", size, bit, left)
 			}
@@ -169,8 +179,9 @@ func TestAEADBitFlips(t *testing.T) {
 }
 
 // TestAEADRefusals are calls that no packet should be able to bring about.
-func TestAEADRefusals(t *testing.T) {
-	b := newSABed(t)
+func TestAEADRefusals(t *testing.T) { forEachEngine(t, checkAEADRefusals) }
+
+func checkAEADRefusals(t *testing.T, b *saBed) {
 	must(t, b.InstallSA(testSA(true, 1, 5)))
 	must(t, b.InstallSA(testSA(false, 1, 5)))
 	text := make([]byte, 100)
@@ -199,7 +210,7 @@ func TestAEADRefusals(t *testing.T) {
 }
 
 func TestCryptoBench(t *testing.T) {
-	newSABed(t) // skips without root
+	newSABed(t, "bpf") // skips without root
 	rows, err := CryptoBench("bpf", []int{64, 1400}, 20)
 	must(t, err)
 	for _, r := range rows {

@@ -37,7 +37,7 @@ func TestReplayTable(t *testing.T) {
 		}
 		return rows
 	}
-	b := newSABed(t)
+	b := newSABed(t, "auto")
 	for i, table := range []struct {
 		name string
 		rows []replayRow
@@ -75,7 +75,7 @@ type replayRow struct {
 
 // TestReplayModel compares the window with a set of numbers seen, over random jumps of every size.
 func TestReplayModel(t *testing.T) {
-	b := newSABed(t)
+	b := newSABed(t, "auto")
 	b.freshIn(t, 1)
 	random := rand.New(rand.NewPCG(1, 2))
 	seen := map[uint64]bool{}
@@ -102,7 +102,7 @@ func TestReplayModel(t *testing.T) {
 
 // TestReplayReorder sends a window's width of numbers in reverse, and one more.
 func TestReplayReorder(t *testing.T) {
-	b := newSABed(t)
+	b := newSABed(t, "auto")
 	b.freshIn(t, 1)
 	const top = 1 << 20
 	for n := uint64(top); n > top-replayWindow; n-- {
@@ -125,7 +125,7 @@ func TestReplayReorder(t *testing.T) {
 
 // TestReplayHigherHalf is RFC 4303 appendix A2: what 64-bit number a 32-bit one stands for.
 func TestReplayHigherHalf(t *testing.T) {
-	b := newSABed(t)
+	b := newSABed(t, "auto")
 	const wrap = 1 << 32
 	for i, row := range []struct {
 		name string
@@ -165,7 +165,7 @@ func TestReplayHigherHalf(t *testing.T) {
 
 // TestReplayCrossing sends numbers in order, and a little out of it, across the upper half's change.
 func TestReplayCrossing(t *testing.T) {
-	b := newSABed(t)
+	b := newSABed(t, "auto")
 	b.freshIn(t, 1)
 	const start = 1<<32 - 3000
 	for n := uint64(start); n < start+6000; n += 4 {
@@ -219,7 +219,7 @@ func nthCPU(set *unix.CPUSet, n int) int {
 
 // TestReplayTwoCPUs gives every number to two CPUs at once: exactly one may accept it.
 func TestReplayTwoCPUs(t *testing.T) {
-	b := newSABed(t)
+	b := newSABed(t, "auto")
 	b.freshIn(t, 1)
 	const count = 20_000
 	accepted := make([]atomic.Int32, count+1)
@@ -248,7 +248,7 @@ func TestReplayTwoCPUs(t *testing.T) {
 
 // TestCounterTwoCPUs draws numbers on two CPUs at once: none may come twice, none be left out.
 func TestCounterTwoCPUs(t *testing.T) {
-	b := newSABed(t)
+	b := newSABed(t, "auto")
 	must(t, b.InstallSA(testSA(true, 1, 5)))
 	const count = 20_000
 	drawn := make([]atomic.Int32, 2*count+1)

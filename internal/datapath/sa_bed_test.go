@@ -13,20 +13,48 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// saBed is a sandbox for one test.
+// saBed is a sandbox that all tests share, one after the other: loading takes longer than most of them.
 type saBed struct{ *sandbox }
 
-func newSABed(t testing.TB) *saBed {
+var theSABeds = map[string]*saBed{} // by engine
+
+// newSABed returns the sandbox of an engine, emptied.
+func newSABed(t testing.TB, engine string) *saBed {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs")
 	}
-	b, err := newSandbox("auto", 2)
-	if err != nil {
-		t.Fatalf("%+v", err)
+	if theSABeds[engine] == nil {
+		b, err := newSandbox(engine, 2)
+		if err != nil {
+			t.Fatalf("%+v", err)
+		}
+		theSABeds[engine] = &saBed{b}
 	}
-	t.Cleanup(func() { _ = b.Close() })
-	return &saBed{b}
+	b := theSABeds[engine]
+	b.nodes.slots = map[string]uint32{"b": 1, "c": maxNodes - 1}
+	for slot := range map[uint32]bool{1: true, maxNodes - 1: true} {
+		must(t, b.removeAllSAs(slot))
+		must(t, b.maps.Peers.Put(slot, &bpfPeer{}))
+	}
+	must(t, emptyMap(b.maps.SAUsed))
+	return b
+}
+
+// forEachEngine runs a test with every engine that this machine has.
+func forEachEngine(t *testing.T, test func(t *testing.T, b *saBed)) {
+	b := newSABed(t, "bpf")
+	t.Run("bpf", func(t *testing.T) { test(t, b) })
+	if b.sas.probe(bpfEngineKmod) == nil {
+		t.Run("kmod", func(t *testing.T) { test(t, newSABed(t, "kmod")) })
+	}
+}
+
+func TestEngineKmod(t *testing.T) {
+	b := newSABed(t, "bpf")
+	if err := b.sas.probe(bpfEngineKmod); err != nil {
+		t.Skipf("needs the module (modprobe weft_crypto): engine kmod was left out of every test: %v", err)
+	}
 }
 
 // sealed is one packet for the engine.

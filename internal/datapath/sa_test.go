@@ -20,7 +20,7 @@ import (
 )
 
 func TestInstallSA(t *testing.T) {
-	b := newSABed(t)
+	b := newSABed(t, "auto")
 	sa := testSA(true, 7, 1)
 	sa.Lane, sa.Number, sa.Epoch = 1, 31, 1
 	must(t, b.InstallSA(sa))
@@ -55,7 +55,7 @@ func TestInstallSA(t *testing.T) {
 
 // TestReplaceSA puts other keys in an entry's place: the counter begins anew, and the old keys never come back.
 func TestReplaceSA(t *testing.T) {
-	b := newSABed(t)
+	b := newSABed(t, "auto")
 	for _, out := range []bool{true, false} {
 		must(t, b.InstallSA(testSA(out, 7, 1)))
 	}
@@ -81,7 +81,7 @@ func TestReplaceSA(t *testing.T) {
 }
 
 func TestRemoveSAs(t *testing.T) {
-	b := newSABed(t)
+	b := newSABed(t, "auto")
 	for lane := range uint8(2) {
 		for _, out := range []bool{true, false} {
 			sa := testSA(out, 7, 1)
@@ -128,7 +128,7 @@ func TestRemoveSAs(t *testing.T) {
 }
 
 func TestSealWith(t *testing.T) {
-	b := newSABed(t)
+	b := newSABed(t, "auto")
 	peer := bpfPeer{Family: 4, Mtu: 1438, Local: bpfAddr{B: [16]uint8{1}}, Remote: bpfAddr{B: [16]uint8{2}}}
 	must(t, b.maps.Peers.Put(uint32(1), &peer))
 	must(t, b.InstallSA(testSA(true, 7, 1)))
@@ -162,7 +162,7 @@ func TestSealWith(t *testing.T) {
 }
 
 func TestSAExpires(t *testing.T) {
-	b := newSABed(t)
+	b := newSABed(t, "auto")
 	for _, out := range []bool{true, false} {
 		sa := testSA(out, 7, 1)
 		sa.Expires = time.Now().Add(300 * time.Millisecond)
@@ -178,7 +178,7 @@ func TestSAExpires(t *testing.T) {
 }
 
 func TestSAExhausted(t *testing.T) {
-	b := newSABed(t)
+	b := newSABed(t, "auto")
 	sa := testSA(true, 7, 1)
 	sa.MaxPackets = 3
 	must(t, b.InstallSA(sa))
@@ -200,7 +200,7 @@ func TestSAExhausted(t *testing.T) {
 }
 
 func TestInstallSARefuses(t *testing.T) {
-	b := newSABed(t)
+	b := newSABed(t, "auto")
 	for name, row := range map[string]struct {
 		change func(*SA)
 		want   string
@@ -231,7 +231,7 @@ func TestInstallSARefuses(t *testing.T) {
 
 // TestSARestart is another agent on the same maps: it must find all as it was, and finish what a crash left.
 func TestSARestart(t *testing.T) {
-	b := newSABed(t)
+	b := newSABed(t, "auto")
 	for _, out := range []bool{true, false} {
 		for lane := range uint8(2) {
 			sa := testSA(out, 7, 1)
@@ -279,7 +279,7 @@ func TestSARestart(t *testing.T) {
 
 // TestSAOtherNode gives a node's index to another node: it inherits nothing.
 func TestSAOtherNode(t *testing.T) {
-	b := newSABed(t)
+	b := newSABed(t, "auto")
 	must(t, b.InstallSA(testSA(true, 7, 1)))
 	must(t, b.InstallSA(testSA(false, 7, 1)))
 	b.nodes.slots = map[string]uint32{"d": 1}
@@ -301,7 +301,7 @@ func countEntries(m *ebpf.Map) (int, error) {
 // TestNoSecretsInMaps seals and opens packets and then looks for the key, H, the salt and what H can be computed
 // from in everything that a dump of the maps shows.
 func TestNoSecretsInMaps(t *testing.T) {
-	b := newSABed(t)
+	b := newSABed(t, "auto")
 	secrets := map[string][]byte{}
 	random := rand.NewChaCha8([32]byte{3})
 	for _, out := range []bool{true, false} {

@@ -289,6 +289,7 @@ func (l fakeLeader) Holder() string {
 // bed is a cluster of managers with real handshakes on loopback.
 type bed struct {
 	t         *testing.T
+	drain     time.Duration
 	authority *nodeidtest.Authority
 	clock     *testClock
 	fabric    *fabric
@@ -321,8 +322,13 @@ const testDrain = 60 * time.Millisecond
 
 func newBed(t *testing.T) *bed {
 	t.Helper()
+	return newBedWithDrain(t, testDrain)
+}
+
+func newBedWithDrain(t *testing.T, drain time.Duration) *bed {
+	t.Helper()
 	clock := newTestClock(t)
-	b := &bed{t: t, authority: nodeidtest.NewAuthority(t), clock: clock, fabric: newFabric(clock, testDrain),
+	b := &bed{t: t, drain: drain, authority: nodeidtest.NewAuthority(t), clock: clock, fabric: newFabric(clock, drain),
 		office: &office{closed: map[string]bool{}}, nodes: map[string]*node{}, options: func(*Options) {}}
 	b.store = &memStore{epochs: map[uint64]Epoch{}, changed: b.storeChanged}
 	t.Cleanup(func() {
@@ -405,7 +411,7 @@ func (n *node) start() {
 			return (&net.ListenConfig{}).Listen(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", n.port))
 		},
 		KEK: n.kek, Store: nodeStore{b.store, life}, Leader: fakeLeader{b.office, n.name}, Datapath: handle{n.dp, life},
-		MaxAge: 24 * time.Hour, HardTTL: 72 * time.Hour, Drain: testDrain, Spread: -1, Clock: n.clock,
+		MaxAge: 24 * time.Hour, HardTTL: 72 * time.Hour, Drain: b.drain, Spread: -1, Clock: n.clock,
 	}
 	b.options(&options)
 	m, err := New(options)

@@ -95,7 +95,7 @@ func (m *Manager) removeAt(p *peer, g group, h held, groups map[group]held, seal
 	if p.session == h.number && h.number != p.confirmed && now < p.sessionAt+sessionMax {
 		return 0, "" // an exchange about them is under way
 	}
-	if at, ok := leftAt(h.number, groups); ok && !g.out {
+	if at, ok := leftAt(h, groups); ok && !g.out {
 		return min(at, now) + m.opt.Drain, "drained"
 	}
 	switch {

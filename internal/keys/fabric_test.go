@@ -21,6 +21,7 @@ type fabric struct {
 	// ignore is which directions are meant to fail.
 	ignore map[[2]string]bool
 	sent   uint64
+	idle   bool
 	lost   []string
 	// sealed is when a direction was last sealed under an ID.
 	sealed map[uint64]time.Duration
@@ -115,6 +116,9 @@ func (f *fabric) pass(from, to *fakeDP) error {
 
 // send tries a direction. What has worked once must go on working. The caller holds mu.
 func (f *fabric) send(from, to *fakeDP) {
+	if f.idle {
+		return
+	}
 	pair := [2]string{from.name, to.name}
 	f.sent++
 	err := f.pass(from, to)

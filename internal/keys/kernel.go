@@ -223,15 +223,15 @@ func (k *kernel) install(peer string, out bool, keys *schedule.Direction, deadli
 	return nil
 }
 
-// leftAt is a moment by which the peer had stopped sending with an epoch, as far as
+// leftAt is a moment by which the peer had stopped sending with old keys, as far as
 // what was received tells. Exchanges with a peer come one after the other, and a sender
 // switches inside of one. So a packet in a newer epoch means that the switch to that one
 // was before the next exchange, that is, before the next keys were installed.
-func leftAt(number uint64, groups map[group]held) (time.Duration, bool) {
+func leftAt(old held, groups map[group]held) (time.Duration, bool) {
 	var switched, next time.Duration
 	found := false
 	for g, h := range groups {
-		if !g.out && h.number > number && h.packets > 0 && (!found || h.at < switched) {
+		if !g.out && h.number > old.number && h.at > old.at && h.packets > 0 && (!found || h.at < switched) {
 			switched, found = h.at, true
 		}
 	}

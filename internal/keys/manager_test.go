@@ -1,8 +1,11 @@
 package keys
 
 import (
+	"context"
 	"fmt"
+	"math/rand/v2"
 	"testing"
+	"time"
 )
 
 func TestFirstEpoch(t *testing.T) {
@@ -121,4 +124,44 @@ func (n *node) dead() bool {
 	n.life.mu.Lock()
 	defer n.life.mu.Unlock()
 	return n.life.dead
+}
+
+// TestKilledFasterThanItDrains has agents that never live as long as the drain, while
+// epochs' numbers on the wire come round.
+func TestKilledFasterThanItDrains(t *testing.T) {
+	b := newBedWithDrain(t, 400*time.Millisecond)
+	nodes := b.cluster("a", "b", "c")
+	b.up(1)
+	for i := range 40 {
+		victim := nodes[(i+1)%3]
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		nodes[i%3].Rotate(ctx) //nolint:errcheck // may have to wait for an epoch that drains
+		cancel()
+		for range rand.N(10) {
+			b.fabric.pump()
+			time.Sleep(time.Millisecond)
+		}
+		victim.stop()
+		b.fabric.pump()
+		victim.start()
+	}
+	b.rotate(nodes[0])
+	b.up(nodes[0].Status().Newest)
+	b.sound()
+}
+
+// TestIdlePairsMoveOn is the same without a single packet, so that nothing tells what the peer sends with.
+func TestIdlePairsMoveOn(t *testing.T) {
+	b := newBed(t)
+	b.fabric.idle = true
+	nodes := b.cluster("a", "b")
+	b.up(1)
+	for i := range 33 {
+		b.rotate(nodes[0])
+		b.up(uint64(i + 2))
+		nodes[1].stop()
+		nodes[1].start()
+	}
+	b.up(34)
+	b.sound()
 }

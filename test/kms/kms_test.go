@@ -112,7 +112,7 @@ func TestVaultKeyWithdrawn(t *testing.T) {
 	}
 }
 
-// Logins: a token that is revoked is replaced, one that the role does not admit is refused as credentials.
+// Logins: a token that is revoked is replaced at once, one that the role does not admit is refused as credentials.
 func TestVaultLogin(t *testing.T) {
 	v := kms.StartVault(t)
 	v.Setenv(t)
@@ -149,6 +149,5 @@ func TestVaultLogin(t *testing.T) {
 	if _, err := v.Admin.Logical().Write("sys/leases/revoke-force/auth/jwt/login", nil); err != nil {
 		t.Fatal(err)
 	}
-	try(kek.ErrCredentials)
 	try(nil)
 }

@@ -79,26 +79,29 @@ func (v *vaultKEK) decrypt(ctx context.Context, ciphertext []byte, _ string, bin
 func (v *vaultKEK) call(ctx context.Context, op string, bind Binding, field, value string) (map[string]any, error) {
 	aad := base64.StdEncoding.EncodeToString(bind.additionalData())
 	body := map[string]any{field: value, "associated_data": aad, "context": aad}
-	client, err := v.login.client(ctx)
-	if err != nil {
-		return nil, err
-	}
-	secret, err := client.Logical().WriteWithContext(ctx, v.path+"/"+op+"/"+v.key, body)
-	if err != nil {
-		err = vaultError(err)
-		if errors.Is(err, ErrCredentials) || errors.Is(err, ErrDenied) {
-			v.login.forget(client.Token())
+	for again := true; ; again = false {
+		client, token, err := v.login.client(ctx)
+		if err != nil {
+			return nil, err
 		}
-		return nil, err
+		secret, err := client.Logical().WriteWithContext(ctx, v.path+"/"+op+"/"+v.key, body)
+		switch err = vaultError(err); {
+		case errors.Is(err, ErrCredentials) && v.login.forget(token) && again:
+			continue // revoked before its time: a new login may help
+		case errors.Is(err, ErrDenied):
+			v.login.forget(token) // the next login may come with more rights
+			return nil, err
+		case err != nil:
+			return nil, err
+		case secret == nil:
+			return nil, &Error{Kind: ErrNotFound, Err: fmt.Errorf("no engine answers at %s/", v.path)}
+		}
+		return secret.Data, nil
 	}
-	if secret == nil {
-		return nil, &Error{Kind: ErrNotFound, Err: fmt.Errorf("no engine answers at %s/", v.path)}
-	}
-	return secret.Data, nil
 }
 
 func (v *vaultKEK) identity(ctx context.Context) (Identity, error) {
-	client, err := v.login.client(ctx)
+	client, _, err := v.login.client(ctx)
 	if err != nil {
 		return Identity{}, err
 	}
@@ -118,6 +121,9 @@ func (v *vaultKEK) close() error { return v.login.close() }
 
 // vaultError gives an API error its kind.
 func vaultError(err error) error {
+	if err == nil {
+		return nil
+	}
 	var response *api.ResponseError
 	if !errors.As(err, &response) {
 		if kind := kindOf(err); kind != nil {
@@ -125,8 +131,9 @@ func vaultError(err error) error {
 		}
 		return err
 	}
-	text := strings.Join(response.Errors, "; ")
-	e := &Error{Err: fmt.Errorf("HTTP status %d: %s: %w", response.StatusCode, text, errVaultAnswer)}
+	// Not the error itself: its text repeats the URL over several lines.
+	text := vaultNoise.ReplaceAllString(strings.Join(response.Errors, "; "), " ")
+	e := &Error{Err: fmt.Errorf("the server answered %d: %s", response.StatusCode, strings.TrimSpace(text))}
 	switch {
 	case response.StatusCode == http.StatusForbidden && (strings.Contains(text, "invalid token") || strings.Contains(text, "bad token")):
 		e.Kind = ErrCredentials
@@ -146,8 +153,8 @@ func vaultError(err error) error {
 	return e
 }
 
-// errVaultAnswer stands for api.ResponseError, whose text repeats the request's URL over several lines.
-var errVaultAnswer = errors.New("refused by the server")
+// vaultNoise is how Vault frames several errors, or one.
+var vaultNoise = regexp.MustCompile(`(\d+ errors? occurred:|\*\s|\s)+`)
 
 func vaultBadRequest(text string) error {
 	switch {

@@ -83,25 +83,25 @@ func (l *vaultLogin) check() error {
 	return configError("keys.kek: auth", fmt.Sprintf("has the unknown method %q", l.method), "use token, kubernetes or jwt")
 }
 
-// client returns a client with a token that is good as far as this end can tell.
-func (l *vaultLogin) client(ctx context.Context) (*api.Client, error) {
+// client returns a client and its token, which is good as far as this end can tell.
+func (l *vaultLogin) client(ctx context.Context) (*api.Client, string, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case l.tokenFile != "":
 		token, err := readToken("token_file", l.tokenFile)
 		if err != nil {
-			return nil, err
+			return nil, "", err
 		}
 		l.api.SetToken(token)
 	case l.method == "token" && l.api.Token() == "":
-		return nil, &Error{Kind: ErrCredentials, Err: errors.New("no token"), Fix: "add auth=kubernetes or auth=jwt to keys.kek, or token_file=PATH, or set VAULT_TOKEN"}
+		return nil, "", &Error{Kind: ErrCredentials, Err: errors.New("no token"), Fix: "add auth=kubernetes or auth=jwt to keys.kek, or token_file=PATH, or set VAULT_TOKEN"}
 	case l.method != "token" && !time.Now().Before(l.renewAt):
 		if err := l.logIn(ctx); err != nil {
-			return nil, err
+			return nil, "", err
 		}
 	}
-	return l.api, nil
+	return l.api, l.api.Token(), nil
 }
 
 func (l *vaultLogin) logIn(ctx context.Context) error {
@@ -143,17 +143,21 @@ func loginError(l *vaultLogin, err error) error {
 	if errors.Is(err, context.Canceled) {
 		return err
 	}
-	return &Error{Kind: ErrCredentials, Err: fmt.Errorf("log in at auth/%s with %s: %s", l.mount, l.jwtFile, oneLine(err.Error())),
+	if known := (*Error)(nil); errors.As(err, &known) && known.Err != nil {
+		err = known.Err // its kind is about keys
+	}
+	return &Error{Kind: ErrCredentials, Err: fmt.Errorf("log in at auth/%s with %s: %w", l.mount, l.jwtFile, err),
 		Fix: "check the auth method's role, audience and bound service accounts (see docs/kms/vault.md)"}
 }
 
-// forget makes the next call log in again: a token may be revoked before its time, and policies change.
-func (l *vaultLogin) forget(token string) {
+// forget makes the next call log in again: a token may be revoked before its time, and policies change. It says whether there is a way to.
+func (l *vaultLogin) forget(token string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.method != "token" && l.api.Token() == token {
 		l.renewAt = time.Time{}
 	}
+	return l.method != "token"
 }
 
 func (l *vaultLogin) source() string {
