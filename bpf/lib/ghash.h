@@ -129,8 +129,9 @@ ALWAYS_INLINE void ghash_factors(__u64 word, __u64 *factors)
 #undef FACTOR
 }
 
-/* Half of the product of a word and one whose factors are given. */
-ALWAYS_INLINE __u64 ghash_half(__u64 word, const __u64 *factors, int backward)
+/* Half of the product of a word and one whose factors are given. A function, for the stack's sake; most
+ * programs have no use for it. */
+static __noinline __attribute__((unused)) __u64 ghash_half(__u64 word, const __u64 *factors, int backward)
 {
 	__u64 sums[GHASH_SUMS], acc[9];
 

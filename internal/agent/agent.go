@@ -84,8 +84,9 @@ type Agent struct {
 	// keys is nil while there are none to be had.
 	keys atomic.Pointer[keyring]
 	// synced are the peers that the datapath knows.
-	synced atomic.Pointer[[]keys.Peer]
-	paths  paths
+	synced  atomic.Pointer[[]keys.Peer]
+	applied atomic.Pointer[applied]
+	paths   paths
 	// epochSince is when reconcile first saw an epoch that this node can read.
 	epochSince time.Time
 
@@ -121,6 +122,7 @@ func run(ctx context.Context, cfg *config.Config, opt Options, seams seams) erro
 		hub: flows.NewHub(0), changed: make(chan struct{}, 1),
 		waiting: "starting", problems: map[string]string{},
 	}
+	agent.applied.Store(&applied{})
 	agent.cni.waiting = func() string { return agent.readiness().Waiting }
 	agent.index.Store(newIndex(store.NewSnapshot()))
 	if err := seams.preflight(cfg.Paths.BPF, agent.log); err != nil {

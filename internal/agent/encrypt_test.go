@@ -120,7 +120,7 @@ func TestEncryption(t *testing.T) {
 		if got, err = client.Encrypt(ctx); err != nil {
 			t.Fatal(err)
 		}
-		return got.Peers[0].Path != nil
+		return got.Peers[0].Path != nil && got.Peers[0].Identities == 1
 	})
 	peer := got.Peers[0]
 	if got.Epoch == nil || got.Epoch.Number != 7 || got.Engine.Active != "bpf" || got.Lanes != 2 || got.Handshakes != 3 || got.FailedHandshakes != 3 || got.Rotations != 1 {

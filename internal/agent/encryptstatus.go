@@ -12,7 +12,6 @@ import (
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/front/admin"
-	"weft.dev/weft/internal/identity"
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/metrics"
 )
@@ -37,7 +36,7 @@ func (b *backend) Encrypt(ctx context.Context) (*admin.Encryption, error) {
 	engine := running.dp.EngineStatus()
 	out.Engine = admin.EncryptEngine{Asked: engine.Asked, Active: engine.Active, Why: engine.Why}
 	out.Port, out.Lanes, out.TrustDomain = b.cfg.Encryption.Port, running.dp.Lanes(), b.cfg.Keys.TrustDomain
-	out.Plain = identity.Plain(b.index.Load().snapshot)
+	out.Plain = b.applied.Load().plain
 	if out.Errors, err = b.encryptDrops(ctx); err != nil {
 		return nil, err
 	}
@@ -96,7 +95,7 @@ func (b *backend) describeKeys(ctx context.Context, running *node, out *admin.En
 	if err != nil {
 		return err
 	}
-	identities, _ := identity.OfNodes(b.index.Load().snapshot, b.cfg.Keys.TrustDomain)
+	identities := b.applied.Load().identities
 	byName := map[string]keys.PeerStatus{}
 	if status != nil {
 		out.Epoch, out.OldestKey, out.Problems = newestEpoch(status), status.OldestKey, status.Problems

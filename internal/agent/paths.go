@@ -234,7 +234,8 @@ func podMTU(cfg *config.Config, uplinks int, object *v1alpha1.Node, snapshot *st
 	if err != nil {
 		return 0, err
 	}
-	if hasIPv6 := slices.ContainsFunc(podRanges(cfg, object), func(p netip.Prefix) bool { return p.Addr().Is6() }); hasIPv6 && mtu < minIPv6MTU {
+	hasIPv6 := slices.ContainsFunc(podRanges(cfg, object), func(p netip.Prefix) bool { return p.Addr().Is6() })
+	if cfg.Encryption.On() && hasIPv6 && mtu < minIPv6MTU {
 		return 0, fmt.Errorf("mtu: the uplinks' MTU %d leaves pods %d when packets are sealed, and IPv6 needs %d: give the uplinks %d, or take the IPv6 range away",
 			uplinks, mtu, minIPv6MTU, sealedSize(minIPv6MTU, true))
 	}

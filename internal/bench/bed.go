@@ -69,6 +69,8 @@ type bed struct {
 	fill func(ctx context.Context, f fill) error
 	// sealed says that the sink sees ESP and not the pod's own frames.
 	sealed bool
+	// slow says that every frame is sealed on its way.
+	slow bool
 	// hops is how many routers are between generator and sink.
 	hops int
 	// close removes everything; safe to call twice.
@@ -78,6 +80,14 @@ type bed struct {
 	lab    *lab.Lab
 	node   *lab.Node
 	binary string
+}
+
+// firstBurst is how many frames the first burst on the bed has.
+func (b *bed) firstBurst() uint32 {
+	if b.slow {
+		return slowBurst
+	}
+	return firstBurst
 }
 
 // namePrefix starts the names of all namespaces, and of directories beside them, that this package makes

@@ -49,7 +49,7 @@ type tunnelNode struct {
 // newTunnelBed builds the bed of a tunnel in a mode, with both nodes or the near one only.
 func newTunnelBed(variant string, s shape, mode, engine string) (*bed, error) {
 	t := &tunnel{topo: newTopo(), engine: engine}
-	b := &bed{variant: variant, shape: s}
+	b := &bed{variant: variant, shape: s, slow: engine != ""}
 	b.close = func(context.Context) error { return t.close() }
 	b.fill = func(ctx context.Context, f fill) error { return t.fill(ctx, f) }
 	err := t.build(b, datapath.Mode(mode))

@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// firstBurst takes about a tenth of a second on the fastest road.
-	firstBurst = 1 << 18
+	// firstBurst takes about a tenth of a second on the fastest road, slowBurst on the slowest.
+	firstBurst, slowBurst = 1 << 18, 1 << 13
 	// longestBurst bounds how long a system call, which nothing can end early, runs.
 	longestBurst = 2 * time.Second
 	// edge is what is cut off at both ends of a burst.
@@ -21,10 +21,10 @@ const (
 )
 
 // burstLength returns how many frames last for about the rest of a run, or for
-// longestBurst, and the burst's edges.
-func burstLength(seen genWindow, rest time.Duration) uint32 {
+// longestBurst, and the burst's edges; at least as many as the first.
+func burstLength(seen genWindow, rest time.Duration, first uint32) uint32 {
 	rate := float64(seen.counted) / seen.wall.Seconds()
-	return uint32(min(max(rate*(min(rest, longestBurst)+4*edge).Seconds(), firstBurst), 1<<31))
+	return uint32(min(max(rate*(min(rest, longestBurst)+4*edge).Seconds(), float64(first)), 1<<31))
 }
 
 // burst sends n frames in one system call while another thread reads the counters.

@@ -163,14 +163,14 @@ func (g *genPrograms) run(ctx context.Context, dur time.Duration) (genResult, er
 			return err
 		}
 		// The first one fills caches and tells the rate.
-		first, err := g.measure(cpu, firstBurst)
+		first, err := g.measure(cpu, g.bed.firstBurst())
 		if err != nil {
 			return err
 		}
 		seen := first.window
 		// A rest shorter than a quarter is not worth another burst's set-up.
 		for total.window.wall < dur*3/4 && ctx.Err() == nil {
-			res, err := g.measure(cpu, burstLength(seen, dur-total.window.wall))
+			res, err := g.measure(cpu, burstLength(seen, dur-total.window.wall, g.bed.firstBurst()))
 			if err != nil {
 				return err
 			}

@@ -133,7 +133,7 @@ func writeKeyPeers(w io.Writer, s *keys.Status, wide bool) error {
 		if p.Group != "" {
 			quantum = map[bool]string{true: "yes", false: "no"}[p.PostQuantum]
 		}
-		rows.Add(p.Name, p.State, ago(p.Since), fmt.Sprintf("%d/%d", p.EpochTX, p.EpochRX), quantum, cmp.Or(p.LastError, "-"),
+		rows.Add(p.Name, p.State, ago(p.Since), fmt.Sprintf("%d/%d", p.EpochTX, p.EpochRX), quantum, cmp.Or(p.LastError, p.Waits, "-"),
 			in(p.NextTry), ago(p.Exchanged), in(p.Expires), number(p.Lanes), cmp.Or(p.Group, "-"))
 	}
 	return rows.Write(w, wide)

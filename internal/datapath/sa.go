@@ -48,6 +48,8 @@ type Sealing struct {
 
 // Errors that callers tell apart.
 var (
+	// ErrEncryptionOff says that this datapath was opened without encryption.
+	ErrEncryptionOff = errors.New("encryption is off")
 	// ErrUnknownNode says that SetNodes has not named the node.
 	ErrUnknownNode = errors.New("no such node")
 	// ErrKeyUsed says that keys were in use before and were removed: sealing with them again could repeat a nonce.
@@ -84,6 +86,9 @@ func (d *Datapath) InstallSA(sa *SA) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	defer func() { sa.Key, sa.Salt = [32]byte{}, [4]byte{} }()
+	if d.sas.collection == nil {
+		return ErrEncryptionOff
+	}
 	if err := sa.check(time.Now()); err != nil {
 		return fmt.Errorf("install SA for node %s: %w", sa.Node, err)
 	}
@@ -176,6 +181,9 @@ func (d *Datapath) newEntry(sa *SA) any {
 func (d *Datapath) RemoveSAs(node string, out bool, epoch uint8) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.sas.collection == nil {
+		return ErrEncryptionOff
+	}
 	slot, ok, err := d.slotOf(node)
 	if err != nil || !ok {
 		return err
@@ -223,6 +231,9 @@ func (d *Datapath) removeAllSAs(slot uint32) error {
 func (d *Datapath) SealWith(node string, epoch uint8) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.sas.collection == nil {
+		return ErrEncryptionOff
+	}
 	slot, ok := d.nodes.slots[node]
 	if !ok {
 		return fmt.Errorf("seal for node %s: %w", node, ErrUnknownNode)

@@ -141,15 +141,15 @@ func (a *associations) choose(asked string) error {
 	case asked != "auto" && asked != "bpf" && asked != "kmod":
 		return fmt.Errorf("encryption.engine: %q: must be auto, bpf or kmod", asked)
 	case asked == "kmod" && kmod != nil:
-		return fmt.Errorf("encryption.engine: kmod: %w: load the module bpf_crypto_aead, or set auto", kmod)
+		return fmt.Errorf("encryption.engine: kmod: %w: load the module weft_crypto, or set auto", kmod)
 	case asked != "bpf" && kmod == nil:
-		a.engine, a.status.Why = bpfEngineKmod, "the module bpf_crypto_aead is loaded"
+		a.engine, a.status.Why = bpfEngineKmod, "the module weft_crypto is loaded"
 	case bpf != nil:
-		return fmt.Errorf("encryption.engine: %s: the kernel gives BPF no AES: %w: a kernel with CONFIG_CRYPTO_ECB and CONFIG_CRYPTO_AES is needed, or the module bpf_crypto_aead", asked, bpf)
+		return fmt.Errorf("encryption.engine: %s: the kernel gives BPF no AES: %w: a kernel with CONFIG_CRYPTO_ECB and CONFIG_CRYPTO_AES is needed, or the module weft_crypto", asked, bpf)
 	default:
 		a.engine, a.status.Why = bpfEngineBpf, "as configured"
 		if asked == "auto" {
-			a.status.Why = fmt.Sprintf("the module bpf_crypto_aead is not loaded (%v)", kmod)
+			a.status.Why = fmt.Sprintf("the module weft_crypto is not loaded (%v)", kmod)
 		}
 	}
 	a.status.Active = engineNames[a.engine]
@@ -203,9 +203,6 @@ func (a *associations) wipe(id uint32, out bool) error {
 // wiped. Not through the library, which would leave another copy.
 func (a *associations) run(program string) error {
 	p := a.collection.Programs[program]
-	if p == nil {
-		return fmt.Errorf("no program %s", program)
-	}
 	defer clear(a.request.Key[:])
 	attr := struct {
 		ProgFD, Retval, DataSizeIn, DataSizeOut uint32

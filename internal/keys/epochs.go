@@ -289,7 +289,7 @@ func text(err error) string {
 	if err == nil {
 		return ""
 	}
-	return err.Error()
+	return line(err)
 }
 
 // unwrapKind is why an epoch's key cannot be read, in one word.

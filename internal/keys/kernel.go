@@ -77,6 +77,19 @@ func (k *kernel) load() error {
 	if err != nil {
 		return fmt.Errorf("read what the datapath seals with: %w", err)
 	}
+	groups := k.group(list)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.remember(groups)
+	k.groups, k.sealing = groups, map[string]uint8{}
+	for _, s := range sealing {
+		k.sealing[s.Node] = s.Epoch
+	}
+	return nil
+}
+
+// group puts the lanes of each direction and epoch together.
+func (k *kernel) group(list []SAStatus) map[string]map[group]held {
 	groups := map[string]map[group]held{}
 	for i := range list {
 		sa := &list[i]
@@ -89,8 +102,11 @@ func (k *kernel) load() error {
 		h, found := of[g]
 		of[g] = k.merge(h, found, sa)
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	return groups
+}
+
+// remember takes over what is known of groups from before. The caller holds mu.
+func (k *kernel) remember(groups map[string]map[group]held) {
 	now := k.clock.Boot()
 	for node, of := range groups {
 		for g, h := range of {
@@ -105,11 +121,6 @@ func (k *kernel) load() error {
 			of[g] = h
 		}
 	}
-	k.groups, k.sealing = groups, map[string]uint8{}
-	for _, s := range sealing {
-		k.sealing[s.Node] = s.Epoch
-	}
-	return nil
 }
 
 // merge adds one lane to a group.

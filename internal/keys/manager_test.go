@@ -25,7 +25,7 @@ func TestFirstEpoch(t *testing.T) {
 }
 
 func TestFiftyRotations(t *testing.T) {
-	b := newBed(t)
+	b := newBedWithDrain(t, 5*time.Millisecond)
 	nodes := b.cluster("a", "b", "c")
 	b.up(1)
 	for i := range 50 {
@@ -132,9 +132,9 @@ func TestKilledFasterThanItDrains(t *testing.T) {
 	b := newBedWithDrain(t, 400*time.Millisecond)
 	nodes := b.cluster("a", "b", "c")
 	b.up(1)
-	for i := range 40 {
+	for i := range 25 {
 		victim := nodes[(i+1)%3]
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		nodes[i%3].Rotate(ctx) //nolint:errcheck // may have to wait for an epoch that drains
 		cancel()
 		for range rand.N(10) {

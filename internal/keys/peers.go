@@ -1,9 +1,12 @@
 package keys
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"weft.dev/weft/internal/keys/handshake"
@@ -33,6 +36,8 @@ type peer struct {
 	lastErr  error
 	// tried is the newest epoch for which an exchange that this node dialled has failed.
 	tried uint64
+	// blocked: older keys that drain have the same number on the wire as the epoch to move to.
+	blocked bool
 	// expired: its keys reached the hard TTL.
 	expired bool
 
@@ -92,26 +97,32 @@ func (m *Manager) exchangeDue(ctx context.Context) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now, next := m.clock.Boot(), m.clock.Boot()+tick
+	var due []*peer
 	for _, p := range m.peers {
-		if p.gone || p.running || !m.needs(p) {
-			continue
-		}
-		if now < p.nextTry {
+		switch {
+		case p.gone || p.running || !m.needs(p):
+		case now < p.nextTry:
 			next = min(next, p.nextTry)
-			continue
+		default:
+			due = append(due, p)
 		}
-		if m.inFlight >= m.opt.Parallel {
+	}
+	// Peers that do not answer keep a place for long: they come last, and get no more than half of all.
+	slices.SortFunc(due, func(a, b *peer) int { return cmp.Compare(a.failures, b.failures) })
+	for _, p := range due {
+		if m.inFlight >= m.opt.Parallel || (p.failures > 1 && m.inFlight >= (m.opt.Parallel+1)/2) {
 			break // whoever ends wakes the loop
 		}
 		candidates := m.candidates(p)
 		if len(candidates) == 0 {
 			// Keys that are being drained stand in the way.
+			p.blocked = true
 			p.nextTry = now + min(retryMin, m.opt.Drain/4+10*time.Millisecond)
 			m.due.kernel = min(m.due.kernel, m.loaded+max(m.opt.Drain/2, 10*time.Millisecond))
 			next = min(next, p.nextTry)
 			continue
 		}
-		p.running, p.lastTry = true, now
+		p.running, p.lastTry, p.blocked = true, now, false
 		m.inFlight++
 		info := p.Peer
 		m.work.Go(func() { m.exchange(ctx, info, candidates) })
@@ -217,13 +228,14 @@ func (m *Manager) reached(p *peer, result handshake.Result, first error) {
 	if p.lastErr != nil && first == nil {
 		m.log.Info("exchange of keys works again", "peer", p.Name, "epoch", result.Epoch)
 	}
-	p.confirmed, p.kicked, p.expired, p.lastErr, p.exchanged = result.Epoch, false, false, first, m.clock.Wall()
+	p.confirmed, p.kicked, p.expired, p.blocked, p.lastErr, p.exchanged = result.Epoch, false, false, false, first, m.clock.Wall()
 	p.postQuantum, p.group, p.lanes = result.PostQuantum, result.Group, result.PeerLanes
-	if result.Epoch == m.target {
+	switch {
+	case result.Epoch == m.target:
 		p.failures = 0
-	} else {
-		p.failures++
-		p.nextTry = now + backoff(p.failures, peerRetryMin, peerRetryMax)
+	case first != nil: // failed has set when to try the better one again
+	default: // a newer epoch came up meanwhile
+		p.nextTry = min(p.nextTry, now)
 	}
 	groups, _ := m.kernel.of(p.Name)
 	for g, h := range groups {
@@ -232,7 +244,7 @@ func (m *Manager) reached(p *peer, result handshake.Result, first error) {
 		}
 	}
 	for number := range p.left {
-		if number >= result.Epoch {
+		if g, ok := groups[group{false, Nibble(number)}]; !ok || g.number != number || number >= result.Epoch {
 			delete(p.left, number)
 		}
 	}
@@ -271,7 +283,7 @@ func (m *Manager) failed(p *peer, result handshake.Result, err error) {
 		p.lastErr, p.tried = err, max(p.tried, result.Epoch)
 		p.nextTry = now + backoff(p.failures, peerRetryMin, peerRetryMax)
 	}
-	m.recordLocked(Event{Event: EventExchanged, Epoch: result.Epoch, Peer: p.Name, Outcome: kindOf(err), Detail: err.Error()})
+	m.recordLocked(Event{Event: EventExchanged, Epoch: result.Epoch, Peer: p.Name, Outcome: kindOf(err), Detail: line(err)})
 	if !result.Dialled {
 		m.log.Debug("exchange of keys failed", "peer", p.Name, "epoch", result.Epoch, "error", err)
 	}
@@ -292,6 +304,9 @@ var kinds = []struct {
 	{context.DeadlineExceeded, "timeout"},
 	{handshake.ErrRefused, "refused"},
 }
+
+// line is an error on one line.
+func line(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 // kindOf is the name of an exchange's outcome.
 func kindOf(err error) string {

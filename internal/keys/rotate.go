@@ -276,7 +276,12 @@ func (m *Manager) removeEpochs(numbers []uint64) {
 		failed = errors.Join(failed, err)
 	}
 	m.problem("old epochs", failed)
-	m.poke()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if failed == nil {
+		m.due.create = m.clock.Boot()
+	}
+	m.pokeLocked()
 }
 
 func outcome(err error) string {

@@ -2,6 +2,7 @@ package keys
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -118,8 +119,10 @@ type PeerStatus struct {
 	Expires   time.Time `json:"expires,omitzero"`
 	LastError string    `json:"lastError,omitempty"`
 	// ErrorKind is the error in one word.
-	ErrorKind string    `json:"errorKind,omitempty"`
-	NextTry   time.Time `json:"nextTry,omitzero"`
+	ErrorKind string `json:"errorKind,omitempty"`
+	// Waits says what keeps the peer from the newest epoch although nothing failed.
+	Waits   string    `json:"waits,omitempty"`
+	NextTry time.Time `json:"nextTry,omitzero"`
 }
 
 // Counters count since this process began.
@@ -189,7 +192,7 @@ func (m *Manager) epochStatus(e *epoch, peers int) EpochStatus {
 	case !m.live(e):
 		s.DEK, s.TTLPercent = DEKExpired, 100
 	case e.err != nil:
-		s.DEK, s.Error, s.ErrorKind, s.NextTry = DEKFailed, e.err.Error(), unwrapKind(e.err), m.wall(e.nextTry)
+		s.DEK, s.Error, s.ErrorKind, s.NextTry = DEKFailed, line(e.err), unwrapKind(e.err), m.wall(e.nextTry)
 	case e.unwrapped.IsZero():
 		s.DEK = DEKWaiting
 	}
@@ -208,7 +211,10 @@ func (m *Manager) peerStatus(p *peer) PeerStatus {
 	}
 	s.Since = p.since
 	if p.lastErr != nil && !p.gone {
-		s.LastError, s.ErrorKind = p.lastErr.Error(), kindOf(p.lastErr)
+		s.LastError, s.ErrorKind = line(p.lastErr), kindOf(p.lastErr)
+	}
+	if p.blocked && m.needs(p) {
+		s.Waits = fmt.Sprintf("keys of an older epoch, which has the number of epoch %d on the wire, have to drain first", m.target)
 	}
 	if m.needs(p) && !p.running && !p.gone {
 		s.NextTry = m.wall(p.nextTry)

@@ -134,17 +134,7 @@ func (n *Node) WaitReady(ctx context.Context) error {
 func (n *Node) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	client := &http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", n.Socket)
-		},
-	}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://unix/v1/readyz", nil)
-	if err != nil {
-		return fmt.Errorf("ask for readiness: %w", err)
-	}
-	resp, err := client.Do(req)
+	resp, err := n.get(ctx, "/v1/readyz")
 	if err != nil {
 		return fmt.Errorf("ask for readiness: %w", err)
 	}
@@ -154,6 +144,21 @@ func (n *Node) ready(ctx context.Context) error {
 		return fmt.Errorf("readiness: %s: %s", resp.Status, strings.TrimSpace(string(body)))
 	}
 	return nil
+}
+
+// get asks the agent's admin API.
+func (n *Node) get(ctx context.Context, path string) (*http.Response, error) {
+	client := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", n.Socket)
+		},
+	}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://unix"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	return client.Do(req)
 }
 
 // logTail is the end of the agent's log, for errors.

@@ -2,10 +2,13 @@ package lab
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"weft.dev/weft/internal/keys/ca"
 	"weft.dev/weft/internal/keys/kek"
@@ -81,4 +84,63 @@ func issue(authority *ca.Authority, node, dir string) error {
 	return identity.Write(nodeid.Paths{
 		Cert: filepath.Join(dir, certFile), Key: filepath.Join(dir, keyFile), Bundle: filepath.Join(dir, bundleFile),
 	})
+}
+
+// identitiesTimeout bounds the wait for what is a tenth of a second on a machine with time.
+const identitiesTimeout = 5 * time.Second
+
+// awaitIdentities waits until every agent knows who lives on the other nodes: until then it refuses
+// what they seal, and a program that counts packets would count that. Agents that do not answer are
+// not waited for.
+func (l *Lab) awaitIdentities(ctx context.Context) {
+	st, err := l.st.read()
+	if err != nil || !st.spec.Encrypted() {
+		return
+	}
+	want := map[string]int{}
+	seen := map[[3]string]bool{}
+	for _, p := range st.spec.Pods {
+		if who := [3]string{p.Node, p.Namespace, p.ServiceAccount}; !seen[who] && !st.spec.node(p.Node).Bare() {
+			seen[who] = true
+			want[p.Node]++
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, identitiesTimeout)
+	defer cancel()
+	for _, n := range l.Nodes() {
+		for !n.Bare && n.PID() != 0 && !n.knows(ctx, want) {
+			select {
+			case <-ctx.Done():
+				l.log().Warn("an agent does not know all identities yet", "node", n.Name)
+				return
+			case <-time.After(pollEvery):
+			}
+		}
+	}
+}
+
+// knows says whether the agent has told its datapath of that many identities on each other node;
+// true, too, when there is nothing to learn from it.
+func (n *Node) knows(ctx context.Context, want map[string]int) bool {
+	resp, err := n.get(ctx, "/v1/encrypt")
+	if err != nil {
+		return true
+	}
+	defer resp.Body.Close()
+	var got struct {
+		Mode  string
+		Peers []struct {
+			Node       string
+			Identities int
+		}
+	}
+	if resp.StatusCode != http.StatusOK || json.NewDecoder(resp.Body).Decode(&got) != nil || got.Mode == EncryptionOff {
+		return true
+	}
+	for _, peer := range got.Peers {
+		if peer.Identities < want[peer.Node] {
+			return false
+		}
+	}
+	return true
 }

@@ -59,6 +59,7 @@ func (l *Lab) AddPods(ctx context.Context, specs []PodSpec) ([]*Pod, error) {
 		}
 		out = append(out, l.Pod(p.Name))
 	}
+	l.awaitIdentities(ctx)
 	return out, nil
 }
 
@@ -102,6 +103,7 @@ func (l *Lab) attachPods(ctx context.Context, s *Spec) error {
 			return err
 		}
 	}
+	l.awaitIdentities(ctx)
 	return nil
 }
 

@@ -14,15 +14,20 @@ import (
 // binary is the built weft, with which the tests here run; WEFT_BINARY names another.
 var binary = cmp.Or(os.Getenv("WEFT_BINARY"), "../../build/weft")
 
-// upReal builds the default lab, under another name, with real agents.
+// upReal builds the default lab, under another name and in plain, with real agents.
 func upReal(t *testing.T, suffix string) *Lab {
+	t.Helper()
+	return upRealAs(t, suffix, EncryptionOff)
+}
+
+func upRealAs(t *testing.T, suffix, encryption string) *Lab {
 	t.Helper()
 	needsRoot(t)
 	if _, err := os.Stat(binary); err != nil {
 		t.Skip("needs build/weft: run `make build`")
 	}
 	spec := Default()
-	spec.Name, spec.Encryption = testName(suffix), EncryptionOff
+	spec.Name, spec.Encryption = testName(suffix), encryption
 	l, err := Up(t.Context(), spec, Options{Binary: binary})
 	if err != nil {
 		t.Fatal(err)

@@ -81,7 +81,7 @@ type EncryptPeer struct {
 	// MTU is the largest packet that fits the wire when sealed, Path what the probes found.
 	MTU  int        `json:"mtu,omitempty"`
 	Path *PathCheck `json:"path,omitempty"`
-	// Identities are those of the endpoints that the peer has published.
+	// Identities are how many the peer's packets may have: those of the endpoints that it has published.
 	Identities int              `json:"identities"`
 	Installed  time.Time        `json:"installed,omitzero"`
 	Expires    time.Time        `json:"expires,omitzero"`

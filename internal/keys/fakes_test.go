@@ -1,0 +1,273 @@
+package keys
+
+import (
+)
+
+// testClock runs like a real one, can be put forward, and its wall clock set.
+type testClock struct {
+	start time.Time
+	stop  chan struct{}
+
+	mu      sync.Mutex
+	skipped time.Duration
+	shift   time.Duration
+	waiting []waiter
+}
+
+type waiter struct {
+	at time.Duration
+	ch chan time.Time
+}
+
+func newTestClock(t *testing.T) *testClock {
+	c := &testClock{start: time.Now(), stop: make(chan struct{})}
+	go func() {
+		tick := time.NewTicker(2 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-c.stop:
+				return
+			case <-tick.C:
+				c.fire()
+			}
+		}
+	}()
+	t.Cleanup(func() { close(c.stop) })
+	return c
+}
+
+func (c *testClock) Boot() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.boot()
+}
+
+func (c *testClock) boot() time.Duration { return time.Since(c.start) + c.skipped }
+
+func (c *testClock) Wall() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).Add(c.boot() + c.shift)
+}
+
+func (c *testClock) After(d time.Duration) <-chan time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w := waiter{c.boot() + d, make(chan time.Time, 1)}
+	c.waiting = append(c.waiting, w)
+	return w.ch
+}
+
+func (c *testClock) fire() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.boot()
+	c.waiting = slices.DeleteFunc(c.waiting, func(w waiter) bool {
+		if now >= w.at {
+			w.ch <- time.Time{}
+			return true
+		}
+		return false
+	})
+}
+
+// skip puts the clock forward.
+func (c *testClock) skip(d time.Duration) {
+	c.mu.Lock()
+	c.skipped += d
+	c.mu.Unlock()
+	c.fire()
+}
+
+// view is a clock whose wall clock may be wrong.
+type view struct {
+	*testClock
+	mu    sync.Mutex
+	shift time.Duration
+}
+
+func (v *view) Wall() time.Time {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.testClock.Wall().Add(v.shift)
+}
+
+func (v *view) jump(d time.Duration) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.shift += d
+}
+
+// memStore is an EpochStore in memory.
+type memStore struct {
+	mu      sync.Mutex
+	epochs  map[uint64]Epoch
+	down    bool
+	changed func()
+}
+
+var errStoreDown = errors.New("the store is away")
+
+func (s *memStore) Epochs() ([]Epoch, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.down {
+		return nil, errStoreDown
+	}
+	return slices.SortedFunc(maps.Values(s.epochs), func(a, b Epoch) int { return int(a.Number) - int(b.Number) }), nil
+}
+
+func (s *memStore) CreateEpoch(e Epoch) error {
+	s.mu.Lock()
+	if s.down {
+		s.mu.Unlock()
+		return errStoreDown
+	}
+	if _, taken := s.epochs[e.Number]; taken {
+		s.mu.Unlock()
+		return ErrExists
+	}
+	s.epochs[e.Number] = e
+	s.mu.Unlock()
+	s.changed()
+	return nil
+}
+
+func (s *memStore) DeleteEpoch(number uint64) error {
+	s.mu.Lock()
+	if s.down {
+		s.mu.Unlock()
+		return errStoreDown
+	}
+	delete(s.epochs, number)
+	s.mu.Unlock()
+	s.changed()
+	return nil
+}
+
+func (s *memStore) setDown(down bool) {
+	s.mu.Lock()
+	s.down = down
+	s.mu.Unlock()
+	s.changed()
+}
+
+// nodeStore counts a node's steps in the store.
+type nodeStore struct {
+	EpochStore
+	life *life
+}
+
+func (s nodeStore) CreateEpoch(e Epoch) error {
+	return s.life.step("publish", func() error { return s.EpochStore.CreateEpoch(e) })
+}
+
+func (s nodeStore) DeleteEpoch(n uint64) error {
+	return s.life.step("delete", func() error { return s.EpochStore.DeleteEpoch(n) })
+}
+
+// fakeKEK wraps by adding a hash of the binding; fail refuses.
+type fakeKEK struct {
+	mu      sync.Mutex
+	fail    func(epoch uint64) error
+	life    *life
+	unwraps map[uint64]int
+}
+
+func pad(bind kek.Binding) [32]byte {
+	return sha256.Sum256(fmt.Appendf(nil, "%s %d", bind.Cluster, bind.Epoch))
+}
+
+func (k *fakeKEK) do(what string, in []byte, bind kek.Binding) (out []byte, err error) {
+	k.mu.Lock()
+	fail, life := k.fail, k.life
+	if what == "unwrap" {
+		k.unwraps[bind.Epoch]++
+	}
+	k.mu.Unlock()
+	if fail != nil {
+		if err := fail(bind.Epoch); err != nil {
+			return nil, err
+		}
+	}
+	err = life.step(what, func() error {
+		mask := pad(bind)
+		for i, b := range in {
+			out = append(out, b^mask[i%32])
+		}
+		return nil
+	})
+	return out, err
+}
+
+func (k *fakeKEK) Wrap(_ context.Context, dek []byte, bind kek.Binding) ([]byte, string, error) {
+	blob, err := k.do("wrap", dek, bind)
+	return blob, "1", err
+}
+
+func (k *fakeKEK) Unwrap(_ context.Context, blob []byte, bind kek.Binding) ([]byte, error) {
+	return k.do("unwrap", blob, bind)
+}
+
+func (k *fakeKEK) URL() string { return "file:///test/kek" }
+
+func (k *fakeKEK) refuse(fail func(uint64) error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.fail = fail
+}
+
+// office is what fakeLeaders fight for. With all set, everybody is elected.
+type office struct {
+	mu     sync.Mutex
+	holder string
+	all    bool
+	closed map[string]bool
+}
+
+type fakeLeader struct {
+	office *office
+	node   string
+}
+
+func (l fakeLeader) Campaign(ctx context.Context, trouble func(error)) error {
+	for {
+		trouble(nil)
+		l.office.mu.Lock()
+		won := !l.office.closed[l.node] && (l.office.all || l.office.holder == "" || l.office.holder == l.node)
+		if won {
+			l.office.holder = l.node
+		}
+		l.office.mu.Unlock()
+		if won {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+func (l fakeLeader) IsLeader() bool {
+	l.office.mu.Lock()
+	defer l.office.mu.Unlock()
+	return l.office.all || l.office.holder == l.node
+}
+
+func (l fakeLeader) Resign() {
+	l.office.mu.Lock()
+	defer l.office.mu.Unlock()
+	if l.office.holder == l.node {
+		l.office.holder = ""
+	}
+}
+
+func (l fakeLeader) Holder() string {
+	l.office.mu.Lock()
+	defer l.office.mu.Unlock()
+	return l.office.holder
+}
+

@@ -1,0 +1,267 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/encryptcheck"
+	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/lab"
+	"weft.dev/weft/internal/lab/traffic"
+)
+
+// handshakePort is where agents agree on keys.
+const handshakePort = 4551
+
+// keyOf names the key of a sealed packet, as far as the wire tells: the SPI's epoch is used again after 15 rotations.
+type keyOf struct {
+	src, dst    netip.Addr
+	epoch, lane uint8
+}
+
+// nonces remembers every IV that a key was seen with on the wire.
+type nonces struct {
+	seen    map[keyOf]map[uint64]uint64 // a bit per IV
+	newest  map[[2]netip.Addr]uint8
+	packets uint64
+	lives   int
+	// repeats are packets whose key and IV were seen before.
+	repeats []string
+	// odd are packets whose sequence number is not their IV's lower half.
+	odd uint64
+}
+
+func newNonces() *nonces {
+	return &nonces{seen: map[keyOf]map[uint64]uint64{}, newest: map[[2]netip.Addr]uint8{}}
+}
+
+// frame notes a frame's key and IV.
+func (n *nonces) frame(f encryptcheck.Frame) {
+	p, err := encryptcheck.Parse(f.Data)
+	if err != nil {
+		return
+	}
+	e, ok := p.ESP(4500)
+	if !ok {
+		return
+	}
+	n.packets++
+	if e.Seq != uint32(e.IV) {
+		n.odd++
+	}
+	n.turn([2]netip.Addr{p.Src, p.Dst}, e.Epoch())
+	key := keyOf{p.Src, p.Dst, e.Epoch(), e.Lane()}
+	if n.seen[key] == nil {
+		n.seen[key] = map[uint64]uint64{}
+		n.lives++
+	}
+	if n.seen[key][e.IV>>6]>>(e.IV&63)&1 != 0 && len(n.repeats) < 10 {
+		n.repeats = append(n.repeats, fmt.Sprintf("%s to %s epoch %d lane %d IV %d", p.Src, p.Dst, e.Epoch(), e.Lane(), e.IV))
+	}
+	n.seen[key][e.IV>>6] |= 1 << (e.IV & 63)
+}
+
+// turn notices a newer epoch of a direction: whoever has that nibble from now on, has a new key. The epoch
+// before is still in use.
+func (n *nonces) turn(direction [2]netip.Addr, epoch uint8) {
+	last, known := n.newest[direction]
+	ahead := (epoch + 15 - last) % 15
+	if known && (ahead == 0 || ahead > 7) {
+		return
+	}
+	n.newest[direction] = epoch
+	for key := range n.seen {
+		if known && key.src == direction[0] && key.dst == direction[1] && key.epoch != last {
+			delete(n.seen, key)
+		}
+	}
+}
+
+// unique holds the record to no repetition.
+func (n *nonces) unique(t *testing.T) {
+	t.Helper()
+	t.Logf("%d sealed packets under %d keys", n.packets, n.lives)
+	if len(n.repeats) > 0 || n.odd > 0 || n.packets == 0 {
+		t.Errorf("of %d packets %d have a sequence number that is not their IV's; a key and IV twice: %v", n.packets, n.odd, n.repeats)
+	}
+}
+
+// rotate makes a new epoch through one node and waits until every agent uses it both ways.
+func rotate(t *testing.T, l *lab.Lab, through *lab.Node) uint64 {
+	t.Helper()
+	epoch, err := admin.NewClient(through.Socket).RotateKeys(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, fmt.Sprintf("epoch %d in use", epoch.Number), func() error { return onEpoch(t.Context(), l, epoch.Number) })
+	return epoch.Number
+}
+
+// TestRotation changes keys 50 times in a row under load: UDP, rate-limited TCP and a bulk TCP stream lose nothing,
+// nothing is readable, and no key is used twice with the same IV.
+func TestRotation(t *testing.T) {
+	const rotations = 50
+	l := useSealed(t)
+	record := newNonces()
+	watch := watchWire(t, l, podRules(l), record.frame)
+	before := kernelLosses(t, l)
+	client, server := l.Pod("client"), l.Pod("server")
+	load := startLoad(t, path{client, server})
+	bulk, err := traffic.StartTCP(t.Context(), traffic.TCPOptions{From: l.Pod("web").NetNS, To: l.Pod("db").NetNS, Dst: addrPort(l.Pod("db").IPv4, 0), BytesPerSecond: 8 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	load.tcp["bulk"] = bulk
+	first := epochNow(t, l)
+	began := time.Now()
+	for i := range rotations {
+		through := agents(l)[i%2]
+		if i == rotations/2 { // the verb does the same
+			if out, errOut, code := weft(t, "keys", "rotate", "--instance", through.Instance); code != 0 {
+				t.Fatalf("weft keys rotate: exit code %d: %s%s", code, out, errOut)
+			}
+			continue
+		}
+		rotate(t, l, through)
+	}
+	took := time.Since(began)
+	if last := epochNow(t, l); last != first+rotations {
+		t.Errorf("epoch %d, then %d after %d rotations", first, last, rotations)
+	}
+	load.flowing(t, "after the rotations")
+	load.nothingLost(t)
+	watch.allSealed(t, l)
+	record.unique(t)
+	t.Logf("%d rotations in %s", rotations, took.Round(time.Millisecond))
+	if t.Failed() {
+		tellLosses(t, l, before)
+	}
+}
+
+func epochNow(t *testing.T, l *lab.Lab) uint64 {
+	t.Helper()
+	number, err := newestEpoch(t.Context(), l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return number
+}
+
+// killer kills an agent when a chosen packet of an exchange of keys passes the wire.
+type killer struct {
+	victim atomic.Int64 // pid, 0 for nobody
+	at     atomic.Int64 // packets with content yet to pass
+	killed chan struct{}
+}
+
+// frame counts the exchange's packets that carry something.
+func (k *killer) frame(f encryptcheck.Frame) {
+	p, err := encryptcheck.Parse(f.Data)
+	if err != nil || p.Protocol != unix.IPPROTO_TCP || p.SrcPort != handshakePort && p.DstPort != handshakePort || len(p.Payload) < 20 {
+		return
+	}
+	if header := int(p.Payload[12]>>4) * 4; len(p.Payload) <= header {
+		return // an acknowledgement alone
+	}
+	if k.at.Add(-1) != 0 {
+		return
+	}
+	if pid := k.victim.Swap(0); pid != 0 {
+		_ = unix.Kill(int(pid), unix.SIGKILL)
+		k.killed <- struct{}{}
+	}
+}
+
+// TestRotationKilled kills agents with -9 while keys change, at every packet of the exchange in turn and at random
+// moments, under load: nothing is lost, no key and IV are used twice, and the new epoch comes into use.
+func TestRotationKilled(t *testing.T) {
+	l := useSealed(t)
+	record, k := newNonces(), &killer{killed: make(chan struct{}, 1)}
+	watch := watchWire(t, l, podRules(l), func(f encryptcheck.Frame) { record.frame(f); k.frame(f) })
+	before := kernelLosses(t, l)
+	load := startLoad(t, path{l.Pod("client"), l.Pod("server")})
+	nodes := agents(l)
+	t.Cleanup(func() {
+		for _, n := range nodes {
+			ensureStarted(t, n, false)
+		}
+	})
+	for step := 1; step <= 10; step++ {
+		victim := nodes[step%2]
+		t.Run(fmt.Sprintf("packet %d of the exchange, node %s", step, victim.Name), func(t *testing.T) {
+			k.at.Store(int64(step))
+			pid := running(t, victim)
+			k.victim.Store(int64(pid))
+			rotateAndDie(t, l, nodes[(step+1)%2], victim, pid, k.killed)
+			k.victim.Store(0)
+		})
+	}
+	for i := range 4 {
+		victim, delay := nodes[i%2], time.Duration(rand.IntN(120))*time.Millisecond
+		t.Run(fmt.Sprintf("after %s, node %s", delay, victim.Name), func(t *testing.T) {
+			killed := make(chan struct{}, 1)
+			pid := running(t, victim)
+			time.AfterFunc(delay, func() { _ = unix.Kill(pid, unix.SIGKILL); killed <- struct{}{} })
+			// Through the victim itself every other time: then the one that makes the epoch dies.
+			rotateAndDie(t, l, nodes[(i+i/2)%2], victim, pid, killed)
+		})
+	}
+	load.flowing(t, "at the end")
+	load.nothingLost(t)
+	watch.allSealed(t, l)
+	record.unique(t)
+	if t.Failed() {
+		tellLosses(t, l, before)
+	}
+}
+
+// running is the process of an agent that must run.
+func running(t *testing.T, n *lab.Node) int {
+	t.Helper()
+	pid := n.PID()
+	if pid <= 0 { // 0 would be this very process's group
+		t.Fatalf("the agent of node %s does not run", n.Name)
+	}
+	return pid
+}
+
+// rotateAndDie asks for a new epoch while somebody is about to kill the victim, starts the victim again and
+// waits for the epoch to be in use.
+func rotateAndDie(t *testing.T, l *lab.Lab, through, victim *lab.Node, pid int, killed <-chan struct{}) {
+	t.Helper()
+	first := epochNow(t, l)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	_, err := admin.NewClient(through.Socket).RotateKeys(ctx)
+	if err != nil && through != victim {
+		t.Error(err)
+	}
+	select {
+	case <-killed:
+		// Its first thread may have ended while others still hold the lock.
+		eventually(t, "the victim's end", func() error {
+			if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err == nil {
+				return fmt.Errorf("process %d is still there", pid)
+			}
+			return nil
+		})
+		if err := victim.StartAgent(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(3 * time.Second): // the exchange had fewer packets
+		t.Log("nobody was killed")
+	}
+	want := first + 1
+	if err != nil { // it died before the epoch was made, perhaps
+		want = first
+	}
+	eventually(t, fmt.Sprintf("epoch %d in use", want), func() error { return onEpoch(t.Context(), l, want) })
+}
