@@ -18,6 +18,9 @@ const maxWrapped = 16 << 10
 // maxKEK is the length of the longest KEK URL, and of its version.
 const maxKEK = 2048
 
+// maxEpochNumber leaves room to count on, and is exact in any JSON.
+const maxEpochNumber = 1 << 48
+
 // epochPrefix begins the name of every epoch.
 const epochPrefix = "epoch-"
 
@@ -68,8 +71,11 @@ func (e *Epoch) Validate() []FieldError {
 	if name := e.Metadata.Name; CheckName(name) == "" && name != EpochName(s.Number) {
 		v.fail("metadata.name", "%s is not the name of epoch number %d: want %s", quote(name), s.Number, EpochName(s.Number))
 	}
-	if s.Number == 0 {
+	switch {
+	case s.Number == 0:
 		v.fail("spec.number", "is missing: epochs count from 1")
+	case s.Number > maxEpochNumber:
+		v.fail("spec.number", "is %d: want at most %d", s.Number, uint64(maxEpochNumber))
 	}
 	if s.Created.IsZero() {
 		v.fail("spec.created", "is missing: want %s", s.Created.Wanted())

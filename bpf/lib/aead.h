@@ -13,6 +13,8 @@
  * Why this cannot mix two keys up: an entry that was seen alive is not changed before the program ends
  * (sa.h), so that both look-ups see the same keys and counter. */
 
+#define ESP_AROUND 32 /* an ESP packet's bytes besides its text: SPI, sequence number, IV, tag */
+
 #define EINVAL	22
 #define EBADMSG 74
 #define ENOKEY	126
@@ -67,6 +69,7 @@ SUBPROGRAM int aead_seal(weft_ctx *ctx, __u32 id, __u32 off, __u32 len)
 	key = sa->key;
 	if (!cipher || !key || !key->ready)
 		return -ENOKEY;
+	__sync_fetch_and_add(&sa->bytes, len + ESP_AROUND);
 	if (sa->engine == ENGINE_BPF) {
 		if (gcm_seal(s, cipher, key, len))
 			return -EINVAL;
@@ -80,7 +83,6 @@ SUBPROGRAM int aead_seal(weft_ctx *ctx, __u32 id, __u32 off, __u32 len)
 		return -EINVAL;
 	if (ctx_store(ctx, off, s->text, len))
 		return -EINVAL;
-	__sync_fetch_and_add(&sa->bytes, len);
 	if (sa->engine == ENGINE_BPF)
 		return 0;
 	*(__u32 *)s->siv = key->salt;

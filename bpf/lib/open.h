@@ -189,7 +189,7 @@ SUBPROGRAM int open_end(weft_ctx *ctx, const struct weft_pkt *p)
 
 	if (!p || !job)
 		return REASON_INTERNAL;
-	reason = sa_commit(job->id, job->seq, job->udp);
+	reason = sa_commit(job->id, job->seq, job->udp - UDP_LEN);
 	if (reason)
 		return reason;
 	if (!hosts_identity(p->node, p->identity))

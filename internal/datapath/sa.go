@@ -128,7 +128,7 @@ func (d *Datapath) installSA(slot uint32, sa *SA) error {
 	}
 	if err := d.addSA(id, sa); err != nil {
 		// Half of an SA is none: it never was alive.
-		return errors.Join(err, deleteKey(d.saMap(sa.Out), &id))
+		return errors.Join(err, d.sas.wipe(id, sa.Out), deleteKey(d.saMap(sa.Out), &id))
 	}
 	return nil
 }

@@ -1,6 +1,6 @@
-// Package demo tells Weft's story with real output: it builds a lab, shows who reaches
-// whom, kills an agent under running streams, forges packets, traces one, measures, and
-// takes everything away again. Every figure it prints comes from the run at hand.
+// Package demo tells Weft's story with real output: it builds a lab, shows what the wire
+// shows and who reaches whom, kills an agent and changes keys under running streams, forges
+// packets, traces one, measures, and takes everything away again. Every figure it prints comes from the run at hand.
 package demo
 
 import (
@@ -148,10 +148,13 @@ func (d *demo) downAfterPanic() {
 func (d *demo) steps() []step {
 	steps := []step{
 		{name: "lab", title: "Two nodes, four pods", limit: 60 * time.Second, do: d.topology},
+		{name: "wire", title: "What the wire shows", limit: 60 * time.Second, needsLab: true, do: d.wire},
 		{name: "reach", title: "Who reaches whom", limit: 45 * time.Second, needsLab: true, do: d.reach},
 		{name: "kill9", title: "The agent is killed, traffic goes on", limit: 40 * time.Second, needsLab: true, do: d.killAgent},
 		{name: "restart", title: "The agent is restarted, traffic goes on", limit: 40 * time.Second, needsLab: true, do: d.restartAgent},
-		{name: "spoofed", title: "Forged packets are refused by name", limit: 20 * time.Second, needsLab: true, do: d.forge},
+		{name: "rotate", title: "All keys change, traffic goes on", limit: 60 * time.Second, needsLab: true, do: d.rotate},
+		{name: "intrude", title: "Forged and replayed packets on the wire are refused by name", limit: 20 * time.Second, needsLab: true, do: d.intrude},
+		{name: "spoofed", title: "Forged packets of a pod are refused by name", limit: 20 * time.Second, needsLab: true, do: d.forge},
 		{name: "trace", title: "What would happen to a packet", limit: 20 * time.Second, needsLab: true, do: d.trace},
 	}
 	if !d.opts.SkipBench {

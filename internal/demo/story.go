@@ -30,7 +30,7 @@ type section struct {
 	Blocks []block
 }
 
-// block is one piece of a chapter. Exactly one field is set, Command and Output together.
+// block is one piece of a chapter. Exactly one field is set, Command together with Output.
 type block struct {
 	Text    string
 	Command string

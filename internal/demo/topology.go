@@ -17,6 +17,7 @@ import (
 // The lab's parts that the story speaks of, named in examples/lab.yaml.
 const (
 	nodeA    = "a"
+	nodeB    = "b"
 	sender   = "shop/client"
 	neighbor = "shop/db"
 	receiver = "shop/server"
@@ -56,7 +57,7 @@ func machine() string {
 
 // topology builds the lab and draws it.
 func (d *demo) topology(ctx context.Context) error {
-	d.say("Nodes and pods are network namespaces on this machine. Each node runs a real agent; each pod is attached by the CNI plugin, as a container runtime would do it.")
+	d.say("Nodes and pods are network namespaces on this machine. Each node runs a real agent; each pod is attached by the CNI plugin, as a container runtime would do it. What crosses the wire for pods is sealed: ESP in UDP, AES-256-GCM, in the kernel.")
 	began := time.Now()
 	if err := d.up(ctx); err != nil {
 		return err
@@ -94,7 +95,8 @@ func (d *demo) up(ctx context.Context) error {
 		return err
 	}
 	spec := lab.Default()
-	spec.Name, spec.Encryption = d.opts.Lab, lab.EncryptionOff
+	// Old keys go soon, so that the demo can show many changes of them.
+	spec.Name, spec.Agent = d.opts.Lab, map[string]any{"keys": map[string]any{"drain": "500ms"}}
 	d.lab, err = lab.Up(ctx, spec, lab.Options{Binary: d.opts.Binary})
 	return err
 }

@@ -2,8 +2,6 @@ package keys
 
 import (
 	"context"
-	"crypto/sha256"
-	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -14,7 +12,6 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/keys/handshake"
-	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/keys/nodeid/nodeidtest"
 )
 

@@ -1,6 +1,17 @@
 package keys
 
 import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"weft.dev/weft/internal/keys/kek"
 )
 
 // testClock runs like a real one, can be put forward, and its wall clock set.
@@ -270,4 +281,3 @@ func (l fakeLeader) Holder() string {
 	defer l.office.mu.Unlock()
 	return l.office.holder
 }
-

@@ -1,6 +1,9 @@
 package keys
 
 import (
+	"strings"
+	"testing"
+	"time"
 )
 
 // rotateByAge lets the newest epoch become old.
@@ -149,4 +152,3 @@ func TestClockJumps(t *testing.T) {
 	b.up(3)
 	b.sound()
 }
-
