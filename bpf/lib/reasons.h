@@ -52,29 +52,34 @@
 	X(TOO_BIG, "larger than the path's MTU", "the sender got an ICMP error with the right MTU")            \
 	X(ICMP_NO_FLOW, "an ICMP error that belongs to no known flow", "late, or forged")                      \
 	X(ICMP_MISMATCH, "an ICMP error quotes a packet that did not travel between its two ends", "forged")   \
-	X(MARTIAN, "a source address that no host can have on a wire", "forged, or a broken sender (RFC 6890)")        \
+	X(MARTIAN, "a source address that no host can have on a wire",                                         \
+	  "forged, or a broken sender (RFC 6890)")                                                             \
 	X(NO_KEY, "no key to seal with for that node yet",                                                     \
 	  "the agents have not met: see weft encrypt status on this node")                                     \
 	X(KEY_EXPIRED, "the epoch of the key is past its hard time to live",                                   \
 	  "the agent or its key manager has been away too long: see weft keys status")                         \
 	X(KEY_EXHAUSTED, "the key has sealed as many packets as it may",                                       \
 	  "the agent should have made a new epoch: see weft keys status")                                      \
-	X(SEAL_FAILED, "the cipher or the room for ESP's headers failed", "see the kernel's log and weft sysdump") \
+	X(SEAL_FAILED, "the cipher or the room for ESP's headers failed",                                      \
+	  "see the kernel's log and weft sysdump")                                                             \
 	X(ESP_MALFORMED, "an ESP packet that is cut short or not well formed",                                 \
 	  "a link cuts packets, or somebody forges them")                                                      \
-	X(ESP_FRAGMENT, "a fragment of an ESP packet", "the path's MTU is smaller than configured: weft encrypt status") \
+	X(ESP_FRAGMENT, "a fragment of an ESP packet",                                                         \
+	  "the path's MTU is smaller than configured: weft encrypt status")                                    \
 	X(ESP_UNKNOWN_PEER, "ESP from an address that no node has",                                            \
 	  "forged, or that node's object is missing here")                                                     \
 	X(ESP_UNKNOWN_SA, "no key for this ESP packet's node, epoch and lane",                                 \
 	  "forged, or keys were destroyed on one side: see weft encrypt status on both")                       \
-	X(ESP_REPLAYED, "an ESP packet that has been seen, or is too old to tell", "replayed, or delayed on the way") \
+	X(ESP_REPLAYED, "an ESP packet that has been seen, or is too old to tell",                             \
+	  "replayed, or delayed on the way")                                                                   \
 	X(ESP_BAD_TAG, "the ESP packet does not verify", "forged or damaged: it was not sealed with this key") \
 	X(ESP_PADDING, "the trailer of an ESP packet is wrong", "the sending stack is broken")                 \
 	X(INNER_SOURCE, "the packet inside does not come from a pod of the node that sealed it",               \
 	  "that node forges packets, or two nodes have the same pod range")                                    \
 	X(IDENTITY_NOT_ON_NODE, "the sealing node hosts no pod of that identity",                              \
 	  "that node lies, or its endpoint is not published yet")                                              \
-	X(PLAINTEXT, "not sealed, though it must be", "forged, or the sending node does not encrypt: see docs/encryption.md")
+	X(PLAINTEXT, "not sealed, though it must be",                                                          \
+	  "forged, or the sending node does not encrypt: see docs/encryption.md")
 
 #define WEFT_REASON_ENUM(name, what, hint) REASON_##name,
 enum weft_reason { WEFT_REASONS(WEFT_REASON_ENUM) REASON_COUNT };

@@ -29,7 +29,8 @@ union weft_addr {
 
 enum weft_config_flag {
 	CONFIG_STACK = 1 << 0, /* mode stack: every allowed packet takes the host's stack */
-	CONFIG_SEAL = 1 << 1,  /* strict: what crosses between nodes for a pod is sealed, unless a policy names it */
+	CONFIG_SEAL =
+	    1 << 1, /* strict: what crosses between nodes for a pod is sealed, unless a policy names it */
 };
 
 /* The node's settings, one entry. The agent bumps generation after any change of the

@@ -33,7 +33,7 @@ type Report struct {
 	Machine Machine `json:"machine"`
 	Rows    []Row   `json:"rows"`
 
-	// view is how it is shown; nil: as Route's.
+	// view is how it is shown; nil: as its variants tell.
 	view *view
 }
 

@@ -39,12 +39,17 @@ func always(variant string) reference {
 	return reference{variant, func(string) string { return variant }}
 }
 
-// look is how the report is shown. One that was read from a file is shown as Route's.
+// look is how the report is shown. One that was read from a file tells by its variants whose it is.
 func (r *Report) look() *view {
-	if r.view == nil {
-		return routeView
+	switch {
+	case r.view != nil:
+		return r.view
+	case slices.ContainsFunc(r.Rows, func(row Row) bool {
+		return row.Variant != variantGen && !slices.Contains(routeView.order, row.Variant)
+	}):
+		return encryptView
 	}
-	return r.view
+	return routeView
 }
 
 var routeView = &view{

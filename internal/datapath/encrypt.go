@@ -84,7 +84,6 @@ func (d *Datapath) syncPeer(n Node, slot uint32, wireMTU int) (changed bool, err
 	if remote.Is6() {
 		now.Family, now.Mtu = 6, uint16(SealedMTU(wireMTU, true))
 	}
-	now.Lanes = uint8(d.Lanes())
 	if now != peer {
 		if err := d.maps.Peers.Put(slot, &now); err != nil {
 			return false, fmt.Errorf("write peers map: %w", err)

@@ -63,7 +63,7 @@ func TestFlowTableResized(t *testing.T) {
 	if err := second.Config.Lookup(uint32(0), &config); err != nil || config.Generation != 7 {
 		t.Errorf("generation %d, %v; want the old map's 7", config.Generation, err)
 	}
-	(&Datapath{opts: Options{BPFDir: dir, FlowEntries: 256}, log: slog.New(slog.DiscardHandler)}).dropStaleMaps()
+	(&Datapath{opts: Options{BPFDir: dir, FlowEntries: 256, Encrypt: &EncryptOptions{}}, log: slog.New(slog.DiscardHandler)}).dropStaleMaps()
 	if stale, _ := filepath.Glob(filepath.Join(dir, mapPin+"weft_flows*-64")); len(stale) != 0 {
 		t.Errorf("left: %v", stale)
 	}

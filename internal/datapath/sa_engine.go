@@ -21,6 +21,8 @@ type EngineStatus struct {
 
 var engineNames = []string{"none", "bpf", "kmod"}
 
+var errJumbo = errors.New("in mode xdp the module cannot take frames larger than a page, which the uplinks' MTU allows")
+
 // associations is what user space needs to change SAs. Guarded by Datapath.mu.
 type associations struct {
 	status            EngineStatus
@@ -54,7 +56,9 @@ func (d *Datapath) openEngine() error {
 	if err := d.sas.open(d.maps); err != nil {
 		return fmt.Errorf("prepare encryption: %w", err)
 	}
-	if err := d.sas.choose(d.opts.Encrypt.Engine); err != nil {
+	// The module works where the packet lies, and that must be one piece of memory. An skb can be made one.
+	pieces := d.mode.Active == ModeXDP && d.needsFrags()
+	if err := d.sas.choose(d.opts.Encrypt.Engine, pieces); err != nil {
 		return err
 	}
 	for _, out := range []bool{true, false} {
@@ -131,15 +135,20 @@ func (a *associations) close() {
 }
 
 // choose picks the engine. The kernel says -ENOENT of a cipher that nobody has registered.
-func (a *associations) choose(asked string) error {
+func (a *associations) choose(asked string, pieces bool) error {
 	if asked == "" {
 		asked = "auto"
 	}
 	bpf, kmod := a.probe(bpfEngineBpf), a.probe(bpfEngineKmod)
+	if pieces && kmod == nil {
+		kmod = errJumbo
+	}
 	a.status = EngineStatus{Asked: asked}
 	switch {
 	case asked != "auto" && asked != "bpf" && asked != "kmod":
 		return fmt.Errorf("encryption.engine: %q: must be auto, bpf or kmod", asked)
+	case asked == "kmod" && errors.Is(kmod, errJumbo):
+		return fmt.Errorf("encryption.engine: kmod: %w: set engine auto or bpf, mode tc, or a smaller MTU on the uplinks", kmod)
 	case asked == "kmod" && kmod != nil:
 		return fmt.Errorf("encryption.engine: kmod: %w: load the module weft_crypto, or set auto", kmod)
 	case asked != "bpf" && kmod == nil:
@@ -150,6 +159,9 @@ func (a *associations) choose(asked string) error {
 		a.engine, a.status.Why = bpfEngineBpf, "as configured"
 		if asked == "auto" {
 			a.status.Why = fmt.Sprintf("the module weft_crypto is not loaded (%v)", kmod)
+			if errors.Is(kmod, errJumbo) {
+				a.status.Why = kmod.Error()
+			}
 		}
 	}
 	a.status.Active = engineNames[a.engine]
