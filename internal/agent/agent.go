@@ -235,6 +235,11 @@ func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links hostLi
 		dp.Close()
 		return nil, err
 	}
+	// Before any pod can send: an address that is not known as another node's pod would leave in plain.
+	a.wait("the first synchronisation of nodes")
+	if err := a.syncNodes(ctx, running, a.index.Load().snapshot); err != nil {
+		a.log.Warn("peers are not all in order yet, will try again", "error", err)
+	}
 	a.wait("the recorded endpoints to be restored")
 	if err := running.manager.Restore(ctx); err != nil {
 		// Those that could be restored work; Sync goes on trying the others.
