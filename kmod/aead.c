@@ -44,9 +44,11 @@ struct work {
 };
 
 static struct work **works;
+static unsigned int request_size; /* room for a driver's context in each of them */
+
 /*
  * Found once, when the module is loaded and tested; keys are made for these by name, so that what runs is what
- * was tested, and its requests have the size that was allocated.
+ * was tested.
  */
 static char fast_driver[CRYPTO_MAX_ALG_NAME], safe_driver[CRYPTO_MAX_ALG_NAME];
 static bool without_fpu;
@@ -63,7 +65,7 @@ static void free_works(void)
 	works = NULL;
 }
 
-static int alloc_works(unsigned int request_size)
+static int alloc_works(void)
 {
 	int cpu;
 
@@ -96,25 +98,30 @@ static struct crypto_aead *alloc_fast(const char *name)
 	return crypto_alloc_aead(name, CRYPTO_ALG_INTERNAL, CRYPTO_ALG_INTERNAL | CRYPTO_ALG_ASYNC);
 }
 
+/* A driver of the same name may have been replaced since by one that wants more. */
+static bool fits(struct crypto_aead *tfm)
+{
+	return !tfm || crypto_aead_reqsize(tfm) <= request_size;
+}
+
 int weft_aead_init(void)
 {
 	struct crypto_aead *fast, *safe;
-	unsigned int size;
 
 	safe = alloc_safe("gcm(aes)");
 	if (IS_ERR(safe))
 		return PTR_ERR(safe);
 	strscpy(safe_driver, driver_of(safe), sizeof(safe_driver));
-	size = crypto_aead_reqsize(safe);
+	request_size = crypto_aead_reqsize(safe);
 	crypto_free_aead(safe);
 
 	fast = alloc_fast("__gcm(aes)");
 	if (!IS_ERR(fast)) {
 		strscpy(fast_driver, driver_of(fast), sizeof(fast_driver));
-		size = max(size, crypto_aead_reqsize(fast));
+		request_size = max(request_size, crypto_aead_reqsize(fast));
 		crypto_free_aead(fast);
 	}
-	return alloc_works(size);
+	return alloc_works();
 }
 
 void weft_aead_exit(void)
@@ -151,8 +158,11 @@ struct weft_aead *weft_aead_alloc(unsigned int aad_len)
 			goto free_safe;
 		}
 	}
-	return aead;
+	if (fits(aead->fast) && fits(aead->safe))
+		return aead;
 
+	err = -EOPNOTSUPP;
+	crypto_free_aead(aead->fast);
 free_safe:
 	crypto_free_aead(aead->safe);
 free_aead:

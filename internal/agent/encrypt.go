@@ -195,6 +195,9 @@ func epochProblem(s *keys.Status) string {
 	if len(s.Problems) > 0 {
 		return strings.Join(s.Problems, "; ")
 	}
+	if s.KMS.Failing != "" {
+		return "none has been made yet, the KMS fails: " + s.KMS.Failing + "; it is tried again"
+	}
 	if s.Leader != "" {
 		return "none has been made yet; node " + s.Leader + " makes them"
 	}

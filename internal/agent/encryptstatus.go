@@ -280,6 +280,10 @@ func (a *Agent) encryptMetrics(running *node) (*metrics.Encryption, error) {
 	}
 	status := ring.Status()
 	out.Epoch, out.Handshakes, out.Rotations, out.Kicks = status.Epoch, status.Counters.Handshakes, status.Counters.Rotations, status.Counters.Kicks
+	out.Rewraps, out.TTLRatio, out.KMSFailing = status.Counters.Rewraps, status.TTLRatio, status.KMS.Failing
+	for _, r := range status.KMS.Requests {
+		out.KMS = append(out.KMS, metrics.KMSRequests{Op: r.Op, Outcomes: r.Outcomes, Bounds: keys.KMSBuckets, Buckets: r.Buckets, Seconds: r.Seconds})
+	}
 	out.KeyAge = time.Duration(status.OldestKeySeconds) * time.Second
 	out.PeerStates = map[string]int{}
 	for _, state := range keys.States() {

@@ -18,6 +18,7 @@ import (
 	"weft.dev/weft/internal/keys/ca"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/keys/nodeid"
+	"weft.dev/weft/internal/keys/secmem"
 	"weft.dev/weft/internal/store"
 	"weft.dev/weft/internal/store/dir"
 )
@@ -51,9 +52,54 @@ type keyParts struct {
 	log   *slog.Logger
 }
 
+// records are what is noted of everything done with keys: the audit log, if there is one, and the KMS's meter.
+type records struct {
+	audit *keys.AuditLog
+	meter *keys.KMSMeter
+}
+
+func openRecords(parts keyParts) *records {
+	r := &records{meter: keys.NewKMSMeter()}
+	if path := parts.cfg.AuditFile(); path != "" {
+		a := parts.cfg.Keys.Audit
+		r.audit = keys.OpenAudit(keys.AuditOptions{Path: path, Node: parts.cfg.Node, MaxSize: int64(a.MaxSize) << 20, Keep: a.Keep, Log: parts.log})
+	}
+	return r
+}
+
+func (r *records) kek(rec kek.AuditRecord) {
+	r.meter.Audit(rec)
+	if r.audit != nil {
+		r.audit.KEK(rec)
+	}
+}
+
+func (r *records) event(e keys.Event) {
+	if r.audit != nil {
+		r.audit.Event(e)
+	}
+}
+
+func (r *records) err() error {
+	if r.audit == nil {
+		return nil
+	}
+	return r.audit.Err()
+}
+
+func (r *records) close() error {
+	if r.audit == nil {
+		return nil
+	}
+	return r.audit.Close()
+}
+
 // openKeys opens the certificate's source and the key-encryption key, and makes the manager.
 func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 	cfg := parts.cfg.Keys
+	if err := secmem.ProtectProcess(); err != nil {
+		parts.log.Warn("keys: this process's memory is less protected than it could be", "error", err)
+	}
 	epochs, ok := parts.store.(store.EpochStore)
 	leader, okLeader := parts.store.(interface{ Leader(node string) *dir.Leader })
 	if !ok || !okLeader {
@@ -63,13 +109,14 @@ func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 	if err != nil {
 		return nil, err
 	}
-	key, err := kek.Open(ctx, cfg.KEK, kek.Options{Node: parts.cfg.Node})
+	records := openRecords(parts)
+	key, err := kek.Open(ctx, cfg.KEK, kek.Options{Node: parts.cfg.Node, Observe: records.meter.Observe, Audit: records.kek})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open the key-encryption key: %w", err), source.Close())
+		return nil, errors.Join(fmt.Errorf("open the key-encryption key: %w", err), source.Close(), records.close())
 	}
 	port, err := listenPort(cfg.Listen)
 	if err != nil {
-		return nil, errors.Join(err, source.Close(), key.Close())
+		return nil, errors.Join(err, source.Close(), key.Close(), records.close())
 	}
 	manager, err := keys.New(keys.Options{
 		Node: parts.cfg.Node, TrustDomain: cfg.TrustDomain, Cluster: cfg.Cluster, Identity: source,
@@ -78,15 +125,15 @@ func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 		},
 		Port: port, KEK: key, Store: keys.NewEpochStore(epochs), Leader: leader.Leader(parts.cfg.Node), Datapath: keysDatapath{parts.dp, uint64(cfg.MaxPackets)},
 		MaxAge: time.Duration(cfg.MaxAge), HardTTL: time.Duration(cfg.HardTTL), Drain: time.Duration(cfg.Drain),
-		MaxPackets: uint64(cfg.MaxPackets), Log: parts.log,
+		MaxPackets: uint64(cfg.MaxPackets), Log: parts.log, KMS: records.meter, Audit: records.event, AuditErr: records.err,
 	})
 	if err != nil {
-		return nil, errors.Join(err, source.Close(), key.Close())
+		return nil, errors.Join(err, source.Close(), key.Close(), records.close())
 	}
 	return &keyring{
 		Keys: manager, renew: renewer(parts.cfg.Keys.Certificates, parts.log),
 		certificate: func(ctx context.Context) (*x509.Certificate, error) { return ownCertificate(ctx, parts.cfg, source) },
-		close:       func() error { return errors.Join(source.Close(), key.Close()) },
+		close:       func() error { return errors.Join(source.Close(), key.Close(), records.close()) },
 	}, nil
 }
 

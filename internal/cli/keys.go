@@ -97,6 +97,9 @@ func writeKeys(w io.Writer, s *keys.Status, wide bool) error {
 	if !s.OldestKey.IsZero() {
 		rows.Add("Oldest key:", ago(s.OldestKey)+" old")
 	}
+	if text := kmsLine(&s.KMS); text != "" {
+		rows.Add("KMS:", text)
+	}
 	for _, problem := range s.Problems {
 		rows.Add("Problem:", problem)
 	}
@@ -109,6 +112,21 @@ func writeKeys(w io.Writer, s *keys.Status, wide bool) error {
 	}
 	fmt.Fprintln(w)
 	return writeKeyPeers(w, s, wide)
+}
+
+// kmsLine is how the KMS has answered, "" if it was not asked.
+func kmsLine(k *keys.KMSStatus) string {
+	switch {
+	case k.Failing != "":
+		return fmt.Sprintf("%s for %s: %s", k.Failing, ago(k.Since), cmp.Or(k.LastError, "tried again and again"))
+	case k.LastOK.IsZero():
+		return ""
+	}
+	line := fmt.Sprintf("ok %s ago, in %s", ago(k.LastOK), k.Took.Round(time.Microsecond))
+	if k.LastErrorKind != "" {
+		line += fmt.Sprintf("; failed as %s %s ago", k.LastErrorKind, ago(k.LastErrorAt))
+	}
+	return line
 }
 
 func writeKeyEpochs(w io.Writer, s *keys.Status, wide bool) error {
@@ -226,12 +244,23 @@ func notSettled(s *keys.Status, number uint64) error {
 
 func newKeysHistory(a *app) *cobra.Command {
 	var last int
+	var file string
 	cmd := &cobra.Command{
-		Use:     "history",
-		Short:   "Show what happened to keys since the agent started",
-		Example: "  weft keys history\n  weft keys history --last 0 -o json    # all that the agent remembers",
-		Args:    cobra.NoArgs,
+		Use:   "history",
+		Short: "Show what happened to keys since the agent started, or what the audit log says",
+		Long: `Show what happened to keys since the agent started. With --file it reads an audit log (keys.audit.file,
+by default audit.jsonl in the state directory) and its full files instead: no agent is needed.`,
+		Example: "  weft keys history\n  weft keys history --last 0 -o json    # all that the agent remembers\n" +
+			"  weft keys history --file /var/lib/weft/audit.jsonl",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if file != "" {
+				records, err := keys.ReadAudit(file, last)
+				if err != nil {
+					return err
+				}
+				return a.print(records, func(w io.Writer, wide bool) error { return writeAudit(w, records, wide) })
+			}
 			client, err := a.client()
 			if err != nil {
 				return err
@@ -246,6 +275,7 @@ func newKeysHistory(a *app) *cobra.Command {
 			return a.print(events, func(w io.Writer, wide bool) error { return writeKeyHistory(w, events, wide) })
 		},
 	}
+	cmd.Flags().StringVar(&file, "file", "", "read this audit log instead of asking the agent")
 	cmd.Flags().IntVar(&last, "last", 30, "how many events; 0 for all")
 	return cmd
 }
@@ -258,6 +288,22 @@ func writeKeyHistory(w io.Writer, events []keys.Event, wide bool) error {
 			epoch = strconv.FormatUint(e.Epoch, 10)
 		}
 		rows.Add(e.Time.Local().Format("2006-01-02 15:04:05.000"), e.Event, epoch, cmp.Or(e.Peer, "-"), cmp.Or(e.Outcome, "-"), cmp.Or(e.Detail, "-"), e.Took.String())
+	}
+	return rows.Write(w, wide)
+}
+
+func writeAudit(w io.Writer, records []keys.AuditRecord, wide bool) error {
+	rows := output.Rows{
+		Header:   []string{"TIME", "NODE", "OP", "EPOCH", "PEER", "OUTCOME", "DETAIL", "TOOK", "ATTEMPTS", "KEK", "VERSION"},
+		WideFrom: 7, Empty: "nothing is recorded",
+	}
+	for _, r := range records {
+		epoch := "-"
+		if r.Epoch != 0 {
+			epoch = strconv.FormatUint(r.Epoch, 10)
+		}
+		rows.Add(r.Time.Local().Format("2006-01-02 15:04:05.000"), r.Node, r.Op, epoch, cmp.Or(r.Peer, "-"), r.Outcome, cmp.Or(r.Detail, "-"),
+			r.Latency.String(), number(r.Attempts), cmp.Or(r.KEK, "-"), cmp.Or(r.KEKVersion, "-"))
 	}
 	return rows.Write(w, wide)
 }

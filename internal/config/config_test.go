@@ -71,6 +71,7 @@ keys:
   hardTTL: 3h
   drain: 0s
   maxPackets: 1024
+  audit: {file: /var/log/keys.jsonl, maxSize: 1, keep: 2}
   certificates: {source: spire, spireSocket: "tcp://127.0.0.1:8081", cert: relative}
 flows: {maxEntries: 0x10000, eventsPerSecond: 0, log: /var/log/flows.json}
 metrics: {listen: "[::1]:0"}
@@ -89,6 +90,7 @@ log: {level: debug, format: json}
 		Keys: Keys{
 			Listen: "[::1]:4552", TrustDomain: "td.example", Cluster: "blue", KEK: "awskms://alias/weft?region=eu-west-1",
 			MaxAge: Duration(90 * time.Minute), HardTTL: Duration(3 * time.Hour), MaxPackets: 1024,
+			Audit: Audit{File: "/var/log/keys.jsonl", MaxSize: 1, Keep: 2},
 			Certificates: Certificates{
 				Source: CertificatesSPIRE, SPIRESocket: "tcp://127.0.0.1:8081",
 				Cert: "relative", Key: "/etc/weft/node.key", Bundle: "/etc/weft/ca.crt",
@@ -202,6 +204,8 @@ func TestParseRefuses(t *testing.T) {
 		{"certificates", "node: a\nkeys: {certificates: {source: files, cert: a, key: /, bundle: \"\"}}\n", []string{
 			`f:2: keys.certificates.bundle: is empty`, `f:2: keys.certificates.cert: is "a": want an absolute path`, `f:2: keys.certificates.key: is "/"`}},
 		{"spire", "node: a\nkeys: {certificates: {source: spire, spireSocket: /run/x}}\n", []string{`f:2: keys.certificates.spireSocket: is "/run/x": want unix://`}},
+		{"audit", "node: a\nkeys: {audit: {file: x, maxSize: 0, keep: 0}}\n", []string{
+			`f:2: keys.audit.file: is "x": want an absolute path`, "f:2: keys.audit.keep: is 0: want 1 to 1000", "f:2: keys.audit.maxSize: is 0: want 1 to 65536"}},
 		{"source", "node: a\nkeys: {certificates: {source: acme}}\n", []string{`f:2: keys.certificates.source: is "acme": want files or spire`}},
 		{"long value", "node: " + strings.Repeat("A", 300) + "\n", []string{`f:1: node: "` + strings.Repeat("A", 80) + `…" is too long`}},
 	}

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"path/filepath"
 	"time"
 )
 
@@ -64,8 +65,37 @@ type Keys struct {
 	Drain Duration `yaml:"drain" json:"drain"`
 	// MaxPackets is how many packets one lane may seal before the next epoch is made.
 	MaxPackets int64 `yaml:"maxPackets" json:"maxPackets"`
+	// Audit is the log of what is done with keys.
+	Audit Audit `yaml:"audit" json:"audit"`
 	// Certificates is where this node's certificate comes from.
 	Certificates Certificates `yaml:"certificates" json:"certificates"`
+}
+
+// AuditOff as Audit.File switches the audit log off.
+const AuditOff = "off"
+
+// Audit is the append-only log of what is done with keys.
+type Audit struct {
+	// File is its path. "" is AuditFile in the state directory, AuditOff is none.
+	File string `yaml:"file" json:"file"`
+	// MaxSize is how many MiB a file may have before the next is begun.
+	MaxSize int `yaml:"maxSize" json:"maxSize"`
+	// Keep is how many full files are kept.
+	Keep int `yaml:"keep" json:"keep"`
+}
+
+// auditFile is the audit log's name in the state directory.
+const auditFile = "audit.jsonl"
+
+// AuditFile is the audit log's path, "" for none.
+func (c *Config) AuditFile() string {
+	switch c.Keys.Audit.File {
+	case "":
+		return filepath.Join(c.StateDir(), auditFile)
+	case AuditOff:
+		return ""
+	}
+	return c.Keys.Audit.File
 }
 
 // Certificates is where a node's certificate and those it trusts come from.
@@ -89,6 +119,7 @@ func defaultKeys() Keys {
 		Listen: ":4551", TrustDomain: "weft.local", Cluster: "default", KEK: "file:///etc/weft/kek",
 		MaxAge: Duration(24 * time.Hour), HardTTL: Duration(72 * time.Hour), Drain: Duration(30 * time.Second),
 		MaxPackets: maxLanePackets,
+		Audit:      Audit{MaxSize: 64, Keep: 8},
 		Certificates: Certificates{
 			Source: CertificatesFiles, Cert: "/etc/weft/node.crt", Key: "/etc/weft/node.key",
 			Bundle: "/etc/weft/ca.crt", SPIRESocket: "unix:///run/spire/sockets/agent.sock",

@@ -19,6 +19,8 @@ const (
 	minMaxAge      = time.Second
 	maxHardTTL     = 90 * 24 * time.Hour
 	minLanePackets = 1024
+	maxAuditSize   = 65536
+	maxAuditKeep   = 1000
 	// maxLanePackets keeps what one key may seal far below where AES-GCM's bounds begin to be felt.
 	maxLanePackets = 1 << 48
 )
@@ -47,6 +49,7 @@ func checkKeys(k Keys) []Problem {
 		checkCluster(k.Cluster),
 		checkKEK(k.KEK),
 		checkLifetimes(k),
+		checkAudit(k.Audit),
 		checkCertificates(k.Certificates),
 	)
 }
@@ -120,6 +123,20 @@ func checkLifetimes(k Keys) []Problem {
 	}
 	if k.MaxPackets < minLanePackets || k.MaxPackets > maxLanePackets {
 		out = append(out, problem("keys.maxPackets", "is %d: want %d to %d (2^48)", k.MaxPackets, minLanePackets, int64(maxLanePackets))...)
+	}
+	return out
+}
+
+func checkAudit(a Audit) []Problem {
+	var out []Problem
+	if a.File != "" && a.File != AuditOff {
+		out = checkPath("keys.audit.file", a.File)
+	}
+	if a.MaxSize < 1 || a.MaxSize > maxAuditSize {
+		out = append(out, problem("keys.audit.maxSize", "is %d: want 1 to %d (MiB)", a.MaxSize, maxAuditSize)...)
+	}
+	if a.Keep < 1 || a.Keep > maxAuditKeep {
+		out = append(out, problem("keys.audit.keep", "is %d: want 1 to %d full files", a.Keep, maxAuditKeep)...)
 	}
 	return out
 }

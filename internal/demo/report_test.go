@@ -108,6 +108,7 @@ func told() *demo {
 	d.add(block{Map: m})
 	d.show("weft status", "<script>alert(1)</script>\n")
 	d.showTable(&table{Header: []string{"FROM", "TO"}, Rows: [][]string{{"<x>", "ok 14/14"}, {"y", "FAILED 1/14"}}, Left: 1})
+	d.dump([]byte("14 bytes hidden<secret & more>"))
 	d.check("good-one", true, "fine & well")
 	d.check("bad-one", false, "two\nlines %d", 2)
 	d.fact("0 of 10", "lost")
@@ -125,7 +126,7 @@ func TestPage(t *testing.T) {
 	html := out.String()
 	for _, want := range []string{
 		"First &lt;b&gt;chapter&lt;/b&gt;", "<code>code &lt;i&gt;</code>", "&lt;script&gt;alert(1)&lt;/script&gt;",
-		"<b>good-one</b><span>fine &amp; well</span>", "1 of 2 checks are ok", "two lines 2", "<svg ", "<polyline ", "node b", "9 September 2001",
+		"<pre>00000000", "|n&lt;secret &amp; more", "<b>good-one</b><span>fine &amp; well</span>", "1 of 2 checks are ok", "two lines 2", "<svg ", "<polyline ", "node b", "9 September 2001",
 		`class="good">ok 14/14`, `class="bad">FAILED 1/14`,
 	} {
 		if !strings.Contains(html, want) {

@@ -47,7 +47,7 @@ func (d *demo) intrude(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	kinds := d.intrusions(genuine, sinks, secret(marker))
+	kinds := intrusions(genuine, d.lab.Pod(sender).IPv4, sinks.v4.at, secret(marker))
 	t := &table{Header: []string{"ON THE WIRE", "DROPPED AS", "COUNTER BEFORE", "AFTER", "DELIVERED"}, Left: 2}
 	tallies := make([]tally, len(kinds))
 	for i, kind := range kinds {
@@ -91,8 +91,8 @@ func (d *demo) tryWire(ctx context.Context, kind intrusion, sinks *sinkPair) (t 
 	return t, err
 }
 
-// intrusions are the frames, made from a genuine one.
-func (d *demo) intrusions(genuine []byte, sinks *sinkPair, text []byte) []intrusion {
+// intrusions are the frames, made from a genuine one; the last is plain, from a pod to a receiver.
+func intrusions(genuine []byte, from netip.Addr, to netip.AddrPort, text []byte) []intrusion {
 	forged := bytes.Clone(genuine)
 	// A number that was not seen yet: only the tag can tell.
 	binary.BigEndian.PutUint32(forged[seqAt:], binary.BigEndian.Uint32(genuine[seqAt:])+100)
@@ -103,7 +103,7 @@ func (d *demo) intrusions(genuine []byte, sinks *sinkPair, text []byte) []intrus
 	copy(header[12:], netip.MustParseAddr("203.0.113.66").AsSlice())
 	header[10], header[11] = 0, 0
 	binary.BigEndian.PutUint16(header[10:], checksum(header))
-	plain := udpFrame(net.HardwareAddr(genuine[6:12]), net.HardwareAddr(genuine[:6]), d.lab.Pod(sender).IPv4, sinks.v4.at, text)
+	plain := udpFrame(net.HardwareAddr(genuine[6:12]), net.HardwareAddr(genuine[:6]), from, to, text)
 	return []intrusion{
 		{"wire-replayed", "the captured packet again", datapath.ReasonEspReplayed, genuine},
 		{"wire-forged", "its headers, other bytes", datapath.ReasonEspBadTag, forged},

@@ -22,12 +22,17 @@ type Epoch struct {
 	Wrapped    []byte `json:"-"`
 }
 
+// ErrChanged is returned by EpochStore.ReplaceEpoch when what is to be replaced is not there.
+var ErrChanged = store.ErrChanged
+
 // EpochStore is where epochs are published.
 type EpochStore interface {
 	// Epochs lists them by number. The error is for no answer, which is not the same as none.
 	Epochs() ([]Epoch, error)
 	// CreateEpoch is exclusive: ErrExists if the number is taken.
 	CreateEpoch(Epoch) error
+	// ReplaceEpoch puts an epoch in the place of one of the same number, if that is there still and holds old.
+	ReplaceEpoch(e Epoch, old []byte) error
 	DeleteEpoch(number uint64) error
 }
 
@@ -51,14 +56,20 @@ func (s objectStore) Epochs() ([]Epoch, error) {
 	return out, nil
 }
 
-func (s objectStore) CreateEpoch(e Epoch) error {
-	return s.objects.CreateEpoch(&v1alpha1.Epoch{
+func (s objectStore) CreateEpoch(e Epoch) error { return s.objects.CreateEpoch(object(e)) }
+
+func (s objectStore) ReplaceEpoch(e Epoch, old []byte) error {
+	return s.objects.ReplaceEpoch(object(e), old)
+}
+
+func object(e Epoch) *v1alpha1.Epoch {
+	return &v1alpha1.Epoch{
 		Metadata: v1alpha1.ObjectMeta{Name: v1alpha1.EpochName(e.Number)},
 		Spec: v1alpha1.EpochSpec{
 			Number: e.Number, Created: v1alpha1.Time{Time: e.Created}, Expires: v1alpha1.Time{Time: e.Expires},
 			KEK: e.KEK, KEKVersion: e.KEKVersion, Wrapped: e.Wrapped,
 		},
-	})
+	}
 }
 
 func (s objectStore) DeleteEpoch(number uint64) error { return s.objects.DeleteEpoch(number) }

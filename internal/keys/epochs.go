@@ -119,8 +119,13 @@ func (m *Manager) merge(list []Epoch) {
 
 // add takes one epoch over and returns it. The caller holds mu.
 func (m *Manager) add(e Epoch) *epoch {
+	m.wrappedBy(e)
 	if old := m.epochs[e.Number]; old != nil {
 		if bytes.Equal(old.Wrapped, e.Wrapped) && old.Expires.Equal(e.Expires) {
+			return old
+		}
+		if old.Created.Equal(e.Created) && old.Expires.Equal(e.Expires) && old.KEK == e.KEK {
+			m.rewrapped(old, e)
 			return old
 		}
 		// Somebody put another key in its place: nothing of the old one may be made any more.
@@ -226,7 +231,10 @@ func (m *Manager) unwrap(ctx context.Context, e *epoch) {
 	ctx, cancel := context.WithTimeout(ctx, unwrapTime)
 	defer cancel()
 	began := m.clock.Boot()
-	dek, err := m.opt.KEK.Unwrap(ctx, e.Wrapped, kek.Binding{Cluster: m.opt.Cluster, Epoch: e.Number})
+	m.mu.Lock()
+	wrapped := e.Wrapped
+	m.mu.Unlock()
+	dek, err := m.opt.KEK.Unwrap(ctx, wrapped, kek.Binding{Cluster: m.opt.Cluster, Epoch: e.Number})
 	if err == nil && len(dek) != schedule.DEKSize {
 		clear(dek)
 		err = fmt.Errorf("unwrapped to %d bytes: want %d: %w", len(dek), schedule.DEKSize, kek.ErrCorrupt)
@@ -242,6 +250,11 @@ func (m *Manager) unwrap(ctx context.Context, e *epoch) {
 		return
 	}
 	m.recordLocked(Event{Event: EventUnwrapped, Epoch: e.Number, Outcome: kek.Outcome(err), Detail: text(err), Took: m.clock.Boot() - began})
+	if err != nil && !bytes.Equal(wrapped, e.Wrapped) {
+		e.nextTry = m.clock.Boot() // it was of a blob that is no longer there
+		m.pokeLocked()
+		return
+	}
 	if err != nil {
 		e.err = err
 		e.failures++
@@ -270,19 +283,58 @@ func (m *Manager) give(e *epoch, secret *secmem.Secret) {
 // warnings are the shares of the hard TTL, in percent, at which a lack of a newer epoch is told.
 var warnings = []int{50, 80, 95}
 
-// warnTTL tells, once for each share, that the newest epoch nears its end. The caller holds mu.
+// warnTTL tells, once for each share, that the epoch in use nears its end and that there is no way on: the next is
+// overdue, or cannot be read here. The caller holds mu.
 func (m *Manager) warnTTL(e *epoch, now time.Duration) {
-	if e != m.newest() {
-		return
-	}
-	percent := int(100 * (now - e.born) / max(e.deadline-e.born, 1))
+	percent := m.percent(e)
 	for _, w := range warnings {
-		if percent >= w && e.warned < w && now >= e.rotateAt {
-			e.warned = w
-			m.recordLocked(Event{Event: EventTTL, Epoch: e.Number, Detail: fmt.Sprintf("%d%% of the hard TTL are over and there is no newer epoch", w)})
-			m.log.Warn("an epoch nears its hard TTL and there is no newer one", "epoch", e.Number, "percent", w, "left", e.deadline-now)
+		if percent < w || e.warned >= w || m.wayOn(e, now) {
+			continue
+		}
+		e.warned = w
+		detail := fmt.Sprintf("%d%% of the hard TTL are over, %s", w, m.lacks(e))
+		m.recordLocked(Event{Event: EventTTL, Epoch: e.Number, Detail: detail})
+		m.log.Warn("keys: an epoch nears its hard TTL", "epoch", e.Number, "percent", w, "left", e.deadline-now, "why", m.lacks(e))
+	}
+}
+
+// percent is how much of an epoch's hard TTL is over.
+func (m *Manager) percent(e *epoch) int {
+	return int(min(100*(m.clock.Boot()-e.born)/max(e.deadline-e.born, 1), 100))
+}
+
+// wayOn says whether an epoch is not the one to worry about: it is not in use, or the next will come in time. The
+// caller holds mu.
+func (m *Manager) wayOn(e *epoch, now time.Duration) bool {
+	newest := m.newest()
+	switch {
+	case newest == nil:
+		return true
+	case e == newest:
+		return now < e.rotateAt
+	}
+	// Behind the newest: only if that cannot be read.
+	return e.Number != m.target || newest.err == nil
+}
+
+// lacks says why there is no way on from an epoch. The caller holds mu.
+func (m *Manager) lacks(e *epoch) string {
+	newest := m.newest()
+	if newest != nil && newest != e {
+		return fmt.Sprintf("and this node cannot read epoch %d (%s)", newest.Number, unwrapKind(newest.err))
+	}
+	return "and there is no newer epoch"
+}
+
+// ttlProblem is the last warning that still holds, "" for none. The caller holds mu.
+func (m *Manager) ttlProblem() string {
+	now := m.clock.Boot()
+	for _, e := range m.sorted() {
+		if m.live(e) && e.warned > 0 && !m.wayOn(e, now) {
+			return fmt.Sprintf("ttl: %d%% of epoch %d's hard TTL are over, %s; packets are dropped in %s", m.percent(e), e.Number, m.lacks(e), (e.deadline - now).Round(time.Second))
 		}
 	}
+	return ""
 }
 
 func text(err error) string {

@@ -1,6 +1,7 @@
 package keys
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -145,6 +146,18 @@ func (s *memStore) CreateEpoch(e Epoch) error {
 	return nil
 }
 
+func (s *memStore) ReplaceEpoch(e Epoch, old []byte) error {
+	s.mu.Lock()
+	if !bytes.Equal(s.epochs[e.Number].Wrapped, old) {
+		s.mu.Unlock()
+		return ErrChanged
+	}
+	s.epochs[e.Number] = e
+	s.mu.Unlock()
+	s.changed()
+	return nil
+}
+
 func (s *memStore) DeleteEpoch(number uint64) error {
 	s.mu.Lock()
 	if s.down {
@@ -174,6 +187,10 @@ func (s nodeStore) CreateEpoch(e Epoch) error {
 	return s.life.step("publish", func() error { return s.EpochStore.CreateEpoch(e) })
 }
 
+func (s nodeStore) ReplaceEpoch(e Epoch, old []byte) error {
+	return s.life.step("replace", func() error { return s.EpochStore.ReplaceEpoch(e, old) })
+}
+
 func (s nodeStore) DeleteEpoch(n uint64) error {
 	return s.life.step("delete", func() error { return s.EpochStore.DeleteEpoch(n) })
 }
@@ -184,6 +201,9 @@ type fakeKEK struct {
 	fail    func(epoch uint64) error
 	life    *life
 	unwraps map[uint64]int
+	// version is what wraps now; retired are those that unwrap nothing any more.
+	version string
+	retired []string
 }
 
 func pad(bind kek.Binding) [32]byte {
@@ -212,13 +232,40 @@ func (k *fakeKEK) do(what string, in []byte, bind kek.Binding) (out []byte, err 
 	return out, err
 }
 
-func (k *fakeKEK) Wrap(_ context.Context, dek []byte, bind kek.Binding) ([]byte, string, error) {
+// Wrap puts the version before what it wraps: one digit.
+func (k *fakeKEK) Wrap(ctx context.Context, dek []byte, bind kek.Binding) ([]byte, string, error) {
+	version, err := k.Version(ctx)
+	if err != nil {
+		return nil, "", err
+	}
 	blob, err := k.do("wrap", dek, bind)
-	return blob, "1", err
+	return append([]byte(version), blob...), version, err
 }
 
 func (k *fakeKEK) Unwrap(_ context.Context, blob []byte, bind kek.Binding) ([]byte, error) {
-	return k.do("unwrap", blob, bind)
+	k.mu.Lock()
+	retired := slices.Contains(k.retired, string(blob[:1]))
+	k.mu.Unlock()
+	if retired {
+		return nil, &kek.Error{Kind: kek.ErrDisabled}
+	}
+	return k.do("unwrap", blob[1:], bind)
+}
+
+func (k *fakeKEK) Version(context.Context) (string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.version == "" {
+		return "1", nil
+	}
+	return k.version, nil
+}
+
+// rotate begins a version, and retires another.
+func (k *fakeKEK) rotate(version string, retire ...string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.version, k.retired = version, retire
 }
 
 func (k *fakeKEK) URL() string { return "file:///test/kek" }

@@ -20,6 +20,8 @@ const (
 	EventResigned  = "resigned"
 	EventClockJump = "clock_jump"
 	EventTTL       = "ttl_warning"
+	EventVersion   = "kek_version" // the KEK has another version than what wrapped an epoch's key
+	EventRewrapped = "rewrapped"   // an epoch's key was wrapped again, by another version of the KEK
 )
 
 // Event is something that happened to keys. It never holds one.
@@ -31,6 +33,11 @@ type Event struct {
 	// Outcome is "ok" or the kind of failure; empty for what cannot fail.
 	Outcome string `json:"outcome,omitempty"`
 	Detail  string `json:"detail,omitempty"`
+	// KEK and KEKVersion are what wrapped the epoch's key, as far as this process has seen the epoch.
+	KEK        string `json:"kek,omitempty"`
+	KEKVersion string `json:"kekVersion,omitempty"`
+	// Switched: packets to the peer are sealed in this epoch from now on.
+	Switched bool `json:"switched,omitempty"`
 	// Took is how long the KMS took.
 	Took time.Duration `json:"tookNanos,omitempty"`
 }
@@ -46,6 +53,9 @@ func (m *Manager) event(e Event) {
 
 func (m *Manager) recordLocked(e Event) {
 	e.Time = m.clock.Wall()
+	if known, ok := m.wrappers[e.Epoch]; ok {
+		e.KEK, e.KEKVersion = known.kek, known.version
+	}
 	of := &m.history[0]
 	if e.Peer != "" {
 		of = &m.history[1]
@@ -56,6 +66,22 @@ func (m *Manager) recordLocked(e Event) {
 	*of = append(*of, e)
 	if m.opt.Audit != nil {
 		m.opt.Audit(e)
+	}
+}
+
+// wrapper is what wrapped an epoch's key.
+type wrapper struct{ kek, version string }
+
+// wrappersMax is for how many epochs that is remembered: keys may outlive their epoch's object.
+const wrappersMax = 64
+
+// wrappedBy notes what wrapped an epoch's key, for its events. The caller holds mu.
+func (m *Manager) wrappedBy(e Epoch) {
+	m.wrappers[e.Number] = wrapper{e.KEK, e.KEKVersion}
+	for number := range m.wrappers {
+		if number+wrappersMax < m.highest {
+			delete(m.wrappers, number)
+		}
 	}
 }
 

@@ -72,11 +72,13 @@ type Manager struct {
 	problems map[string]string
 	counters Counters
 	history  [2][]Event // of epochs, of peers: many peers must not hide the epochs
+	wrappers map[uint64]wrapper
+	version  versions
 }
 
 // duties is when, by Clock.Boot, what has to be done next.
 type duties struct {
-	store, storeRetry, create, kernel time.Duration
+	store, storeRetry, create, kernel, version time.Duration
 }
 
 // New makes a Manager. It does nothing until Run; Status and SetPeers may be called before.
@@ -87,7 +89,7 @@ func New(opt Options) (*Manager, error) {
 	m := &Manager{
 		opt: opt, clock: opt.Clock, log: opt.Log, kernel: newKernel(opt.Datapath, opt.Clock),
 		wake: make(chan struct{}, 1), changed: make(chan struct{}), peers: map[string]*peer{}, epochs: map[uint64]*epoch{},
-		problems: map[string]string{},
+		problems: map[string]string{}, wrappers: map[uint64]wrapper{},
 		counters: Counters{Handshakes: map[string]uint64{}, UnwrapErrors: map[string]uint64{}, Rotations: map[string]uint64{}},
 	}
 	var err error
@@ -153,6 +155,7 @@ func (m *Manager) step(ctx context.Context) time.Duration {
 	next := now + tick
 	next = min(next, m.unwrapDue(ctx))
 	next = min(next, m.createDue(ctx))
+	next = min(next, m.versionDue(ctx))
 	next = min(next, m.cleanAll())
 	next = min(next, m.exchangeDue(ctx))
 	m.mu.Lock()

@@ -31,6 +31,8 @@ const (
 	DefaultParallel = 16
 	// DefaultSpread is over how long nodes spread what they all do for a new epoch.
 	DefaultSpread = 2 * time.Second
+	// DefaultVersionEvery is how often the leader asks for the KEK's version.
+	DefaultVersionEvery = time.Hour
 )
 
 // Options are what a Manager needs. Those without a default must be given.
@@ -70,8 +72,14 @@ type Options struct {
 
 	// Clock is the real one by default.
 	Clock Clock
+	// VersionEvery is how often, more or less, the leader asks for the KEK's version; negative: never.
+	VersionEvery time.Duration
 	// Audit is told of every event; it must not block. Optional.
 	Audit func(Event)
+	// AuditErr is why the audit log cannot be written, nil if it can. Optional.
+	AuditErr func() error
+	// KMS is what the KEK's own calls are counted with. Optional.
+	KMS *KMSMeter
 	// Log is optional.
 	Log *slog.Logger
 
@@ -105,6 +113,7 @@ func (o *Options) complete() error {
 	setDefault(&o.MaxPackets, DefaultMaxPackets)
 	setDefault(&o.Parallel, DefaultParallel)
 	setDefault(&o.Spread, DefaultSpread)
+	setDefault(&o.VersionEvery, DefaultVersionEvery)
 	setDefault(&o.Port, handshake.DefaultPort)
 	if o.Spread < 0 {
 		o.Spread = 0

@@ -248,7 +248,7 @@ func (m *Manager) reached(p *peer, result handshake.Result, first error) {
 			delete(p.left, number)
 		}
 	}
-	m.recordLocked(Event{Event: EventExchanged, Epoch: result.Epoch, Peer: p.Name, Outcome: "ok", Detail: describe(result)})
+	m.recordLocked(Event{Event: EventExchanged, Epoch: result.Epoch, Peer: p.Name, Outcome: "ok", Detail: describe(result), Switched: result.RekeyedTX})
 }
 
 func describe(r handshake.Result) string {

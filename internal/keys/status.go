@@ -68,6 +68,10 @@ type Status struct {
 	OldestKeySeconds int64         `json:"oldestKeySeconds"`
 	Epochs           []EpochStatus `json:"epochs"`
 	Peers            []PeerStatus  `json:"peers"`
+	// TTLRatio is how much of the hard TTL of the epoch in use is over: 0 to 1.
+	TTLRatio float64 `json:"ttlRatio"`
+	// KMS is how the KMS has answered.
+	KMS KMSStatus `json:"kms,omitzero"`
 	// Problems are what does not work, each by a sentence.
 	Problems []string `json:"problems,omitempty"`
 	Counters Counters `json:"counters"`
@@ -133,6 +137,8 @@ type Counters struct {
 	Rotations map[string]uint64 `json:"rotations"`
 	// UnwrapErrors is failures to unwrap, by kind.
 	UnwrapErrors map[string]uint64 `json:"unwrapErrors"`
+	// Rewraps is how often this node wrapped an epoch's key again for a new version of the KEK.
+	Rewraps uint64 `json:"rewraps"`
 	// Kicks is how often packets without a key asked for an exchange.
 	Kicks      uint64 `json:"kicks"`
 	ClockJumps uint64 `json:"clockJumps"`
@@ -149,8 +155,14 @@ func (m *Manager) Status() Status {
 		OldestKey: sum.oldest, Epochs: []EpochStatus{}, Peers: []PeerStatus{},
 		Counters: Counters{
 			Handshakes: maps.Clone(m.counters.Handshakes), Rotations: maps.Clone(m.counters.Rotations),
-			UnwrapErrors: maps.Clone(m.counters.UnwrapErrors), Kicks: m.counters.Kicks, ClockJumps: m.counters.ClockJumps,
+			UnwrapErrors: maps.Clone(m.counters.UnwrapErrors), Kicks: m.counters.Kicks, Rewraps: m.counters.Rewraps, ClockJumps: m.counters.ClockJumps,
 		},
+	}
+	if m.opt.KMS != nil {
+		s.KMS = m.opt.KMS.Status()
+	}
+	if e := m.epochs[m.target]; e != nil {
+		s.TTLRatio = min(float64(m.clock.Boot()-e.born)/float64(max(e.deadline-e.born, 1)), 1)
 	}
 	if !sum.oldest.IsZero() {
 		s.OldestKeySeconds = int64(max(m.clock.Wall().Sub(sum.oldest), 0).Seconds())
@@ -171,6 +183,14 @@ func (m *Manager) Status() Status {
 	if len(m.epochs) > 0 && m.newest() == nil {
 		s.Problems = append(s.Problems, "epochs: by this node's clock all have reached their hard TTL: is the clock right, and does the leader make new ones?")
 	}
+	if text := m.ttlProblem(); text != "" {
+		s.Problems = append(s.Problems, text)
+	}
+	if m.opt.AuditErr != nil {
+		if err := m.opt.AuditErr(); err != nil {
+			s.Problems = append(s.Problems, "audit: "+line(err))
+		}
+	}
 	for _, what := range slices.Sorted(maps.Keys(m.problems)) {
 		s.Problems = append(s.Problems, what+": "+m.problems[what])
 	}
@@ -183,9 +203,8 @@ func (m *Manager) wall(at time.Duration) time.Time {
 }
 
 func (m *Manager) epochStatus(e *epoch, peers int) EpochStatus {
-	now := m.clock.Boot()
 	s := EpochStatus{Epoch: e.Epoch, Peers: peers, Readable: e.dek != nil, DEK: DEKForgotten}
-	s.TTLPercent = int(min(100*(now-e.born)/max(e.deadline-e.born, 1), 100))
+	s.TTLPercent = m.percent(e)
 	switch {
 	case e.dek != nil:
 		s.DEK = DEKReadable

@@ -23,8 +23,25 @@ type Encryption struct {
 	KeyAge                time.Duration
 	CertificateExpires    time.Time
 	Keys                  []Key
+	// Rewraps is how often this node wrapped an epoch's key again.
+	Rewraps uint64
+	// TTLRatio is how much of the hard TTL of the epoch in use is over, 0 to 1.
+	TTLRatio float64
+	// KMSFailing names the failure of the last call to the KMS, "" for none.
+	KMSFailing string
+	KMS        []KMSRequests
 	// Reasons are the drop reasons that have to do with encryption.
 	Reasons map[string]bool
+}
+
+// KMSRequests counts the calls of one operation to the KMS.
+type KMSRequests struct {
+	Op       string
+	Outcomes map[string]uint64
+	// Bounds are seconds; Buckets[i] is how many calls took at most Bounds[i].
+	Bounds  []float64
+	Buckets []uint64
+	Seconds float64
 }
 
 // Key is what passed one key. Traffic only grows while ID stays.
@@ -50,6 +67,11 @@ var (
 	encEngineDesc      = desc("weft_encrypt_engine_info", "What does the AES-GCM: asked for and active. Always 1.", "asked", "active")
 	encEpochDesc       = desc("weft_encrypt_epoch", "Number of the newest epoch that this node uses, 0 for none.")
 	encEpochEndDesc    = desc("weft_encrypt_epoch_expires_timestamp_seconds", "When that epoch reaches its hard TTL.")
+	keysTTLDesc        = desc("weft_keys_epoch_ttl_ratio", "How much of the hard TTL of the epoch in use is over, 0 to 1. At 1 packets are dropped.")
+	keysRewrapsDesc    = desc("weft_keys_rewraps_total", "Epochs' keys that this node wrapped again for a new version of the KEK.")
+	kmsRequestsDesc    = desc("weft_keys_kms_requests_total", "Calls to the KMS, each attempt for itself. Every outcome is present, also at 0.", "op", "outcome")
+	kmsSecondsDesc     = desc("weft_keys_kms_request_seconds", "How long calls to the KMS took.", "op")
+	kmsUpDesc          = desc("weft_keys_kms_up", "0 when the last call to the KMS failed.")
 	encCertificateDesc = desc("weft_encrypt_certificate_expires_timestamp_seconds", "When this node's certificate expires.")
 )
 
@@ -57,6 +79,7 @@ func describeEncryption(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		encPeersDesc, encQuantumDesc, encPacketsDesc, encBytesDesc, encErrorsDesc, encHandshakesDesc, encRotationsDesc,
 		encKicksDesc, encKeyAgeDesc, encEngineDesc, encEpochDesc, encEpochEndDesc, encCertificateDesc,
+		keysTTLDesc, keysRewrapsDesc, kmsRequestsDesc, kmsSecondsDesc, kmsUpDesc,
 	} {
 		ch <- d
 	}
@@ -131,6 +154,32 @@ func (c *Collector) encryption(ch chan<- prometheus.Metric, e *Encryption) {
 	gauge(ch, encEpochDesc, float64(e.Epoch))
 	moment(ch, encEpochEndDesc, e.EpochExpires)
 	moment(ch, encCertificateDesc, e.CertificateExpires)
+	gauge(ch, keysTTLDesc, e.TTLRatio)
+	counter(ch, keysRewrapsDesc, float64(e.Rewraps))
+	kms(ch, e)
+}
+
+// kms shows nothing while there is no key manager.
+func kms(ch chan<- prometheus.Metric, e *Encryption) {
+	for _, r := range e.KMS {
+		total := uint64(0)
+		for outcome, count := range r.Outcomes {
+			counter(ch, kmsRequestsDesc, float64(count), r.Op, outcome)
+			total += count
+		}
+		buckets := map[float64]uint64{}
+		for i, bound := range r.Bounds {
+			buckets[bound] = r.Buckets[i]
+		}
+		ch <- prometheus.MustNewConstHistogram(kmsSecondsDesc, total, r.Seconds, buckets, r.Op)
+	}
+	if len(e.KMS) > 0 {
+		up := 1.0
+		if e.KMSFailing != "" {
+			up = 0
+		}
+		gauge(ch, kmsUpDesc, up)
+	}
 }
 
 // moment leaves out what is not known: no alarm shall sound for the year 1.

@@ -45,3 +45,45 @@ weft_encrypt_packets_total{direction="out"} OUT
 		}
 	}
 }
+
+// asked is a source whose KMS was asked.
+type asked struct{ failing string }
+
+func (a asked) Metrics() (Snapshot, error) {
+	return Snapshot{Encryption: &Encryption{
+		TTLRatio: 0.5, Rewraps: 1, KMSFailing: a.failing,
+		KMS: []KMSRequests{{Op: "unwrap", Outcomes: map[string]uint64{"ok": 2, "denied": 1}, Bounds: []float64{0.1, 1}, Buckets: []uint64{1, 2}, Seconds: 3.5}},
+	}}, nil
+}
+
+func TestKMSMetrics(t *testing.T) {
+	for failing, up := range map[string]string{"": "1", "denied": "0"} {
+		want := `
+# HELP weft_keys_epoch_ttl_ratio How much of the hard TTL of the epoch in use is over, 0 to 1. At 1 packets are dropped.
+# TYPE weft_keys_epoch_ttl_ratio gauge
+weft_keys_epoch_ttl_ratio 0.5
+# HELP weft_keys_kms_request_seconds How long calls to the KMS took.
+# TYPE weft_keys_kms_request_seconds histogram
+weft_keys_kms_request_seconds_bucket{op="unwrap",le="0.1"} 1
+weft_keys_kms_request_seconds_bucket{op="unwrap",le="1"} 2
+weft_keys_kms_request_seconds_bucket{op="unwrap",le="+Inf"} 3
+weft_keys_kms_request_seconds_sum{op="unwrap"} 3.5
+weft_keys_kms_request_seconds_count{op="unwrap"} 3
+# HELP weft_keys_kms_requests_total Calls to the KMS, each attempt for itself. Every outcome is present, also at 0.
+# TYPE weft_keys_kms_requests_total counter
+weft_keys_kms_requests_total{op="unwrap",outcome="denied"} 1
+weft_keys_kms_requests_total{op="unwrap",outcome="ok"} 2
+# HELP weft_keys_kms_up 0 when the last call to the KMS failed.
+# TYPE weft_keys_kms_up gauge
+weft_keys_kms_up ` + up + `
+# HELP weft_keys_rewraps_total Epochs' keys that this node wrapped again for a new version of the KEK.
+# TYPE weft_keys_rewraps_total counter
+weft_keys_rewraps_total 1
+`
+		err := testutil.CollectAndCompare(NewCollector(asked{failing}, nil), strings.NewReader(want),
+			"weft_keys_epoch_ttl_ratio", "weft_keys_rewraps_total", "weft_keys_kms_requests_total", "weft_keys_kms_request_seconds", "weft_keys_kms_up")
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -228,12 +228,6 @@ func watchWire(t *testing.T, l *lab.Lab, rules encryptcheck.Rules, each func(enc
 	return w
 }
 
-func (w *wireWatch) report() encryptcheck.Report {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.detector.Report()
-}
-
 // stop ends the watch; what was captured until now is in the report.
 func (w *wireWatch) stop(t *testing.T) encryptcheck.Report {
 	t.Helper()

@@ -72,15 +72,16 @@ func StartAzure(t testing.TB) *Counterpart {
 			a.change(func() { a.denied = true })
 			return func() { a.change(func() { a.denied = false }) }
 		},
-		Throttle: func(testing.TB) func() {
-			return f.set(answer(http.StatusTooManyRequests, map[string]string{"Retry-After": "1", "Content-Type": "application/json"},
-				`{"error":{"code":"Throttled","message":"Request was not processed because too many requests were received. Reason: VaultRequestTypeLimitReached"}}`))
-		},
-		Slow:  func(testing.TB) func() { return f.set(slowFault) },
-		Down:  vault.down,
-		Calls: f.counts,
+		Throttle: func(testing.TB) func() { return f.set(azureThrottled) },
+		Limit:    func(_ testing.TB, perSecond int) func() { return f.set(limit(perSecond, azureThrottled)) },
+		Slow:     func(testing.TB) func() { return f.set(slowFault) },
+		Down:     vault.down,
+		Calls:    f.counts,
 	}
 }
+
+var azureThrottled = answer(http.StatusTooManyRequests, map[string]string{"Retry-After": "1", "Content-Type": "application/json"},
+	`{"error":{"code":"Throttled","message":"Request was not processed because too many requests were received. Reason: VaultRequestTypeLimitReached"}}`)
 
 func azureOp(r *http.Request) string {
 	switch {

@@ -81,6 +81,23 @@ func answer(status int, header map[string]string, body string) fault {
 	}
 }
 
+// limit lets so many requests through in each second, and refuses the others.
+func limit(perSecond int, refuse fault) fault {
+	var mu sync.Mutex
+	var begin time.Time
+	passed := 0
+	return func(w http.ResponseWriter, r *http.Request) bool {
+		mu.Lock()
+		if now := time.Now(); now.Sub(begin) >= time.Second {
+			begin, passed = now, 0
+		}
+		passed++
+		over := passed > perSecond
+		mu.Unlock()
+		return over && refuse(w, r)
+	}
+}
+
 // proxyTo passes requests on to a server.
 func proxyTo(t testing.TB, target string) *httputil.ReverseProxy {
 	t.Helper()

@@ -25,6 +25,8 @@ type Counterpart struct {
 	Rotate func(testing.TB)
 	// Disable, Deny, Throttle, Slow and Down cause a fault until undo is called; nil where the counterpart cannot.
 	Disable, Deny, Throttle, Slow, Down func(testing.TB) (undo func())
+	// Limit has the KMS answer so many requests a second, and throttle the others, until undo is called; nil where the counterpart cannot.
+	Limit func(t testing.TB, perSecond int) (undo func())
 	// Calls counts what reached the KMS since the start, by operation: encrypt and decrypt.
 	Calls func() (encrypt, decrypt int)
 }

@@ -16,9 +16,10 @@ const (
 	defaultRetryFor       = 30 * time.Second
 	firstBackoff          = 250 * time.Millisecond
 	maxBackoff            = 8 * time.Second
-	// probeCluster is the cluster of throwaway DEKs (Version, Check): no blob of a real cluster can be mistaken for one.
-	probeCluster = "weft-probe"
 )
+
+// ProbeCluster is the cluster of throwaway DEKs (Version, Check): no blob of a real cluster can be mistaken for one.
+const ProbeCluster = "weft-probe"
 
 // Attempt is one call to the KMS, as metrics see it.
 type Attempt struct {
@@ -130,7 +131,7 @@ func (c *caller) Unwrap(ctx context.Context, blob []byte, bind Binding) ([]byte,
 func (c *caller) Version(ctx context.Context) (string, error) {
 	dek := make([]byte, DEKSize)
 	_, _ = rand.Read(dek) // never fails
-	_, version, err := c.Wrap(ctx, dek, Binding{Cluster: probeCluster})
+	_, version, err := c.Wrap(ctx, dek, Binding{Cluster: ProbeCluster})
 	return version, err
 }
 
@@ -139,7 +140,7 @@ func (c *caller) Check(ctx context.Context) (Report, error) {
 	r := Report{KEK: c.url, Identity: c.whoami(ctx)}
 	dek := make([]byte, DEKSize)
 	_, _ = rand.Read(dek) // never fails
-	bind, other := Binding{Cluster: probeCluster, Epoch: 1}, Binding{Cluster: probeCluster, Epoch: 2}
+	bind, other := Binding{Cluster: ProbeCluster, Epoch: 1}, Binding{Cluster: ProbeCluster, Epoch: 2}
 
 	start := time.Now()
 	blob, version, err := c.Wrap(ctx, dek, bind)
@@ -162,7 +163,7 @@ func (c *caller) Check(ctx context.Context) (Report, error) {
 // checkBinding makes sure that the KMS itself, not only the envelope, refuses a blob of another epoch.
 func (c *caller) checkBinding(ctx context.Context, blob []byte, other Binding) error {
 	var e envelope
-	e, err := decodeBlob(c.provider, Binding{Cluster: probeCluster, Epoch: 1}, blob)
+	e, err := decodeBlob(c.provider, Binding{Cluster: ProbeCluster, Epoch: 1}, blob)
 	if err != nil {
 		return err
 	}

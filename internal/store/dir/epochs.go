@@ -1,6 +1,7 @@
 package dir
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/store"
@@ -42,13 +44,8 @@ func (d *Dir) Epochs() ([]*v1alpha1.Epoch, error) {
 // CreateEpoch implements store.EpochStore. The file is linked to its name, which
 // works once, only when it is whole and on disk.
 func (d *Dir) CreateEpoch(epoch *v1alpha1.Epoch) error {
-	e := *epoch
-	e.SetDefaults()
-	var problems []error
-	for _, p := range e.Validate() {
-		problems = append(problems, p)
-	}
-	if err := errors.Join(problems...); err != nil {
+	e, err := checkEpoch(epoch)
+	if err != nil {
 		return fmt.Errorf("create epoch %d: %w", e.Spec.Number, err)
 	}
 	s, err := d.Snapshot()
@@ -67,6 +64,77 @@ func (d *Dir) CreateEpoch(epoch *v1alpha1.Epoch) error {
 		return fmt.Errorf("create epoch %d in store.dir: %w", e.Spec.Number, err)
 	}
 	return nil
+}
+
+func checkEpoch(epoch *v1alpha1.Epoch) (v1alpha1.Epoch, error) {
+	e := *epoch
+	e.SetDefaults()
+	var problems []error
+	for _, p := range e.Validate() {
+		problems = append(problems, p)
+	}
+	return e, errors.Join(problems...)
+}
+
+// ReplaceEpoch implements store.EpochStore. The two files change places in one step: readers see the one or the
+// other, and a file that is gone does not come back.
+func (d *Dir) ReplaceEpoch(epoch *v1alpha1.Epoch, old []byte) error {
+	e, err := checkEpoch(epoch)
+	if err != nil {
+		return fmt.Errorf("replace epoch %d: %w", e.Spec.Number, err)
+	}
+	data, err := yaml.Marshal(&e)
+	if err == nil {
+		err = d.exchange(e.Metadata.Name+".yaml", data, old)
+	}
+	if err != nil {
+		return fmt.Errorf("replace epoch %d in store.dir: %w", e.Spec.Number, err)
+	}
+	return nil
+}
+
+// exchange replaces a file of keysDir that holds an epoch with a wrapped key.
+func (d *Dir) exchange(name string, data, old []byte) error {
+	dir := filepath.Join(d.path, keysDir)
+	path := filepath.Join(dir, name)
+	if !holdsWrapped(path, old) {
+		return store.ErrChanged
+	}
+	temp, err := writeTemp(dir, data)
+	if err != nil {
+		return err
+	}
+	defer os.Remove(temp)
+	if err := os.Chmod(temp, 0o600); err != nil {
+		return err
+	}
+	err = unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return store.ErrChanged
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EOPNOTSUPP):
+		// A file system that cannot, such as NFS: one that is deleted in this very moment comes back, to be deleted again.
+		err = os.Rename(temp, path)
+	}
+	if err != nil {
+		return err
+	}
+	return syncDir(dir)
+}
+
+// holdsWrapped says whether a file is an epoch with this wrapped key.
+func holdsWrapped(path string, wrapped []byte) bool {
+	data, err := readFile(path)
+	if err != nil {
+		return false
+	}
+	objects, _ := store.Decode(path, data)
+	for _, o := range objects {
+		if e, ok := o.Object.(*v1alpha1.Epoch); ok && bytes.Equal(e.Spec.Wrapped, wrapped) {
+			return true
+		}
+	}
+	return false
 }
 
 // link makes a file of keysDir exclusively.

@@ -150,3 +150,37 @@ func TestLeader(t *testing.T) {
 		t.Error("the lock file is taken for an object")
 	}
 }
+
+func TestReplaceEpoch(t *testing.T) {
+	d := open(t, t.TempDir())
+	must(t, d.CreateEpoch(epochObject(1)))
+	again := epochObject(1)
+	again.Spec.Wrapped, again.Spec.KEKVersion = []byte("wrapped again"), "2"
+	if err := d.ReplaceEpoch(again, []byte("something else")); !errors.Is(err, store.ErrChanged) {
+		t.Errorf("another one was replaced: %v", err)
+	}
+	must(t, d.ReplaceEpoch(again, []byte("wrapped")))
+	list, err := d.Epochs()
+	must(t, err)
+	if len(list) != 1 || string(list[0].Spec.Wrapped) != "wrapped again" || list[0].Spec.KEKVersion != "2" {
+		t.Errorf("epochs %+v", list)
+	}
+	path := filepath.Join(d.Path(), "keys", "epoch-1.yaml")
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("file %v, %v", info, err)
+	}
+	must(t, d.DeleteEpoch(1))
+	if err := d.ReplaceEpoch(again, []byte("wrapped again")); !errors.Is(err, store.ErrChanged) {
+		t.Errorf("a deleted one came back: %v", err)
+	}
+	again.Spec.Wrapped = nil
+	if err := d.ReplaceEpoch(again, nil); err == nil {
+		t.Error("a bad epoch was taken")
+	}
+	if left, _ := filepath.Glob(filepath.Join(d.Path(), "keys", "*epoch*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	if left, _ := filepath.Glob(filepath.Join(d.Path(), "keys", ".put-*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
