@@ -135,7 +135,7 @@ func (m *Manager) add(e Epoch) *epoch {
 	m.anchor(added)
 	added.nextTry = m.clock.Boot()
 	if m.target != 0 {
-		added.nextTry += spread(m.opt.Spread)
+		added.nextTry += spread(m.span())
 	}
 	m.epochs[e.Number] = added
 	m.highest = max(m.highest, e.Number)

@@ -348,6 +348,13 @@ func backoff(failures int, least, most time.Duration) time.Duration {
 }
 
 // spread is a random part of a time, 0 of none.
+// span is over how long the nodes spread what they all do at the same news: less than Options.Spread where
+// there are few of them. The caller holds mu.
+func (m *Manager) span() time.Duration {
+	const perNode = 20 * time.Millisecond
+	return min(m.opt.Spread, perNode*time.Duration(len(m.peers)+1))
+}
+
 func spread(d time.Duration) time.Duration {
 	if d <= 0 {
 		return 0

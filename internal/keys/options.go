@@ -65,7 +65,7 @@ type Options struct {
 	MaxPackets uint64
 	// Parallel bounds the exchanges under way at once.
 	Parallel int
-	// Spread is over how long unwrapping and dialling after a new epoch are spread; negative: not at all.
+	// Spread is over how long unwrapping and dialling after a new epoch are spread at most; few nodes take less. Negative: not at all.
 	Spread time.Duration
 	// RequirePostQuantum refuses peers without X25519MLKEM768.
 	RequirePostQuantum bool

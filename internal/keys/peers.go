@@ -69,9 +69,9 @@ func newPeer(info Peer, now time.Duration) *peer {
 // plan sets when to dial a peer for a new epoch. So that not both dial at once, the
 // larger name waits a little; a node without any key waits for nothing. The caller holds mu.
 func (m *Manager) plan(p *peer) {
-	wait := spread(m.opt.Spread / 2)
+	wait := spread(m.span() / 2)
 	if m.opt.Node > p.Name {
-		wait += deferDial + m.opt.Spread
+		wait += deferDial + m.span()
 	}
 	if tx, _ := m.kernel.pair(p.Name); tx.id == 0 {
 		wait = 0

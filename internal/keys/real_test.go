@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/store"
@@ -207,4 +208,59 @@ func (k keeper) InstallSA(sa *SA) error {
 	err := k.Datapath.InstallSA(&copied)
 	k.kept <- sa
 	return err
+}
+
+// TestKeyFileReplaced has a new key file wrap the live epoch again, on a directory of objects: the old key can go.
+func TestKeyFileReplaced(t *testing.T) {
+	path, keyFile := t.TempDir(), filepath.Join(t.TempDir(), "kek")
+	if _, err := kek.CreateKeyFile(keyFile); err != nil {
+		t.Fatal(err)
+	}
+	b := newBed(t)
+	b.options = func(o *Options) {
+		objects, err := dir.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		key, err := kek.Open(t.Context(), "file://"+keyFile, kek.Options{Node: o.Node})
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Store, o.KEK, o.VersionEvery = NewEpochStore(objects), key, time.Minute
+	}
+	nodes := b.cluster("a", "b")
+	for _, n := range nodes {
+		objects, _ := dir.Open(path)
+		go objects.Watch(t.Context(), func(*store.Snapshot) { n.StoreChanged() }) //nolint:errcheck // ends with the test
+	}
+	b.up(1)
+	old := newestVersion(nodes[0])
+	if err := os.Rename(keyFile, keyFile+"."+old); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := kek.CreateKeyFile(keyFile); err != nil {
+		t.Fatal(err)
+	}
+	b.until("both nodes know the epoch as wrapped again", func() bool {
+		b.clock.skip(10 * time.Second)
+		return newestVersion(nodes[0]) != old && newestVersion(nodes[1]) != old
+	})
+	if err := os.Remove(keyFile + "." + old); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range nodes {
+		n.stop()
+		n.start()
+	}
+	b.until("both read it by the new key", func() bool {
+		for _, n := range nodes {
+			if dekState(n, 1) != DEKReadable {
+				return false
+			}
+		}
+		return true
+	})
+	b.rotate(nodes[0])
+	b.up(2)
+	b.sound()
 }

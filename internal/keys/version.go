@@ -155,7 +155,7 @@ func (m *Manager) rewrapped(e *epoch, now Epoch) {
 	e.Epoch = now
 	if e.dek == nil {
 		e.err, e.failures = nil, 0
-		e.nextTry = m.clock.Boot() + spread(m.opt.Spread)
+		e.nextTry = m.clock.Boot() + spread(m.span())
 	}
 	m.recordLocked(Event{Event: EventRewrapped, Epoch: e.Number})
 }

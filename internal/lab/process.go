@@ -31,6 +31,10 @@ func identify(pid int) (process, error) {
 	if err != nil {
 		return process{}, err
 	}
+	// The first thread of a killed process may be gone while others still hold its files.
+	if tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid)); state == 'Z' && err == nil && len(tasks) > 1 {
+		return process{PID: pid, Start: start}, nil
+	}
 	if state == 'Z' || state == 'X' {
 		return process{}, fmt.Errorf("process %d has ended", pid)
 	}
