@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +18,7 @@ import (
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/store"
 	"weft.dev/weft/internal/store/dir"
 )
@@ -292,5 +295,29 @@ func TestKeysBackend(t *testing.T) {
 	eventually(t, "ready", func() bool { return ready(single) })
 	if _, err := single.RotateKeys(ctx); err == nil || !strings.Contains(err.Error(), "knows no other node") {
 		t.Errorf("rotate alone: %v", err)
+	}
+}
+
+// TestRecords puts what the key manager and the KEK tell into the audit log, unless it is off.
+func TestRecords(t *testing.T) {
+	cfg := testConfig(t)
+	parts := keyParts{cfg: cfg, log: slog.New(slog.DiscardHandler)}
+	for _, off := range []bool{false, true} {
+		if off {
+			cfg.Keys.Audit.File = config.AuditOff
+		}
+		r := openRecords(parts)
+		r.event(keys.Event{Time: time.Now(), Event: keys.EventCreated, Epoch: 1})
+		r.kek(kek.AuditRecord{Time: time.Now(), Op: "unwrap", Epoch: 1, Outcome: "denied", Error: "no"})
+		if err := errors.Join(r.err(), r.close()); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.meter.Status(); got.LastErrorKind != "denied" {
+			t.Errorf("the meter says %+v", got)
+		}
+		got, err := keys.ReadAudit(filepath.Join(cfg.StateDir(), "audit.jsonl"), 0)
+		if err != nil || len(got) != 2 || got[0].Op != keys.AuditCreate || got[1].Outcome != "denied" || got[1].Node != cfg.Node {
+			t.Errorf("off %v: %+v, %v", off, got, err)
+		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/metrics"
 )
 
@@ -281,6 +282,12 @@ func (a *Agent) encryptMetrics(running *node) (*metrics.Encryption, error) {
 	status := ring.Status()
 	out.Epoch, out.Handshakes, out.Rotations, out.Kicks = status.Epoch, status.Counters.Handshakes, status.Counters.Rotations, status.Counters.Kicks
 	out.Rewraps, out.TTLRatio, out.KMSFailing = status.Counters.Rewraps, status.TTLRatio, status.KMS.Failing
+	out.UnwrapErrors = map[string]uint64{}
+	for _, kind := range kek.Outcomes() {
+		if kind != "ok" {
+			out.UnwrapErrors[kind] = status.Counters.UnwrapErrors[kind]
+		}
+	}
 	for _, r := range status.KMS.Requests {
 		out.KMS = append(out.KMS, metrics.KMSRequests{Op: r.Op, Outcomes: r.Outcomes, Bounds: keys.KMSBuckets, Buckets: r.Buckets, Seconds: r.Seconds})
 	}

@@ -116,3 +116,41 @@ func TestKeysInit(t *testing.T) {
 		t.Errorf("check: %d %s %s", code, out, errOut)
 	}
 }
+
+func TestKeysHistoryOfAFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "audit.jsonl")
+	for name, text := range map[string]string{
+		path + ".1": `{"time":"2026-01-02T03:04:05Z","node":"a","op":"create","epoch":1,"kek":"file:///k","outcome":"ok","detail":"first"}` + "\n",
+		path:        `{"time":"2026-01-02T03:04:06Z","node":"a","op":"unwrap","epoch":2,"outcome":"denied","attempts":3}` + "\n" + `{"op":"tor`,
+	} {
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	code, out, errOut := weft(dir, "keys", "history", "--file", path)
+	if code != exitOK || !strings.Contains(out, "a     create  1      -     ok       first") || !strings.Contains(out, "a     unwrap  2      -     denied   -") {
+		t.Errorf("%d %s\n%s", code, errOut, out)
+	}
+	if code, out, _ = weft(dir, "keys", "history", "--file", path, "--last", "1", "-o", "json"); code != exitOK || strings.Contains(out, "create") || !strings.Contains(out, `"attempts": 3`) {
+		t.Errorf("%d\n%s", code, out)
+	}
+	if code, _, errOut = weft(dir, "keys", "history", "--file", path+".no"); code != exitFailed || !strings.Contains(errOut, "read audit log") {
+		t.Errorf("%d %s", code, errOut)
+	}
+}
+
+func TestKMSLine(t *testing.T) {
+	now := time.Now()
+	for want, status := range map[string]keys.KMSStatus{
+		"":                                    {},
+		"ok 5m0s ago, in 12ms":                {LastOK: now.Add(-5 * time.Minute), Took: 12 * time.Millisecond},
+		"denied for 5m0s: access denied":      {Failing: "denied", Since: now.Add(-5 * time.Minute), LastError: "access denied"},
+		"throttled for 5m0s: tried again and": {Failing: "throttled", Since: now.Add(-5 * time.Minute), LastOK: now},
+		"; failed as slow 5m0s ago":           {LastOK: now, LastErrorKind: "slow", LastErrorAt: now.Add(-5 * time.Minute)},
+	} {
+		if got := kmsLine(&status); !strings.Contains(got, want) || (want == "") != (got == "") {
+			t.Errorf("%q: want %q", got, want)
+		}
+	}
+}

@@ -23,6 +23,8 @@ type Encryption struct {
 	KeyAge                time.Duration
 	CertificateExpires    time.Time
 	Keys                  []Key
+	// UnwrapErrors are epochs that could not be unwrapped, by kind: every attempt that ended so.
+	UnwrapErrors map[string]uint64
 	// Rewraps is how often this node wrapped an epoch's key again.
 	Rewraps uint64
 	// TTLRatio is how much of the hard TTL of the epoch in use is over, 0 to 1.
@@ -69,6 +71,7 @@ var (
 	encEpochEndDesc    = desc("weft_encrypt_epoch_expires_timestamp_seconds", "When that epoch reaches its hard TTL.")
 	keysTTLDesc        = desc("weft_keys_epoch_ttl_ratio", "How much of the hard TTL of the epoch in use is over, 0 to 1. At 1 packets are dropped.")
 	keysRewrapsDesc    = desc("weft_keys_rewraps_total", "Epochs' keys that this node wrapped again for a new version of the KEK.")
+	keysUnwrapDesc     = desc("weft_keys_unwrap_errors_total", "Attempts at an epoch's key that failed, each with all its calls to the KMS. Every kind is present, also at 0.", "kind")
 	kmsRequestsDesc    = desc("weft_keys_kms_requests_total", "Calls to the KMS, each attempt for itself. Every outcome is present, also at 0.", "op", "outcome")
 	kmsSecondsDesc     = desc("weft_keys_kms_request_seconds", "How long calls to the KMS took.", "op")
 	kmsUpDesc          = desc("weft_keys_kms_up", "0 when the last call to the KMS failed.")
@@ -79,7 +82,7 @@ func describeEncryption(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		encPeersDesc, encQuantumDesc, encPacketsDesc, encBytesDesc, encErrorsDesc, encHandshakesDesc, encRotationsDesc,
 		encKicksDesc, encKeyAgeDesc, encEngineDesc, encEpochDesc, encEpochEndDesc, encCertificateDesc,
-		keysTTLDesc, keysRewrapsDesc, kmsRequestsDesc, kmsSecondsDesc, kmsUpDesc,
+		keysTTLDesc, keysRewrapsDesc, keysUnwrapDesc, kmsRequestsDesc, kmsSecondsDesc, kmsUpDesc,
 	} {
 		ch <- d
 	}
@@ -156,6 +159,9 @@ func (c *Collector) encryption(ch chan<- prometheus.Metric, e *Encryption) {
 	moment(ch, encCertificateDesc, e.CertificateExpires)
 	gauge(ch, keysTTLDesc, e.TTLRatio)
 	counter(ch, keysRewrapsDesc, float64(e.Rewraps))
+	for kind, count := range e.UnwrapErrors {
+		counter(ch, keysUnwrapDesc, float64(count), kind)
+	}
 	kms(ch, e)
 }
 

@@ -51,7 +51,7 @@ type asked struct{ failing string }
 
 func (a asked) Metrics() (Snapshot, error) {
 	return Snapshot{Encryption: &Encryption{
-		TTLRatio: 0.5, Rewraps: 1, KMSFailing: a.failing,
+		TTLRatio: 0.5, Rewraps: 1, UnwrapErrors: map[string]uint64{"denied": 2}, KMSFailing: a.failing,
 		KMS: []KMSRequests{{Op: "unwrap", Outcomes: map[string]uint64{"ok": 2, "denied": 1}, Bounds: []float64{0.1, 1}, Buckets: []uint64{1, 2}, Seconds: 3.5}},
 	}}, nil
 }
@@ -79,9 +79,12 @@ weft_keys_kms_up ` + up + `
 # HELP weft_keys_rewraps_total Epochs' keys that this node wrapped again for a new version of the KEK.
 # TYPE weft_keys_rewraps_total counter
 weft_keys_rewraps_total 1
+# HELP weft_keys_unwrap_errors_total Attempts at an epoch's key that failed, each with all its calls to the KMS. Every kind is present, also at 0.
+# TYPE weft_keys_unwrap_errors_total counter
+weft_keys_unwrap_errors_total{kind="denied"} 2
 `
 		err := testutil.CollectAndCompare(NewCollector(asked{failing}, nil), strings.NewReader(want),
-			"weft_keys_epoch_ttl_ratio", "weft_keys_rewraps_total", "weft_keys_kms_requests_total", "weft_keys_kms_request_seconds", "weft_keys_kms_up")
+			"weft_keys_epoch_ttl_ratio", "weft_keys_rewraps_total", "weft_keys_unwrap_errors_total", "weft_keys_kms_requests_total", "weft_keys_kms_request_seconds", "weft_keys_kms_up")
 		if err != nil {
 			t.Error(err)
 		}
