@@ -1,6 +1,7 @@
 package kms_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -150,7 +151,15 @@ func (s *crowdStore) CreateEpoch(e keys.Epoch) error {
 	return nil
 }
 
-func (s *crowdStore) ReplaceEpoch(keys.Epoch, []byte) error { return keys.ErrChanged }
+func (s *crowdStore) ReplaceEpoch(e keys.Epoch, old []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !bytes.Equal(s.epochs[e.Number].Wrapped, old) {
+		return keys.ErrChanged
+	}
+	s.epochs[e.Number] = e
+	return nil
+}
 
 func (s *crowdStore) DeleteEpoch(number uint64) error {
 	s.mu.Lock()
