@@ -57,7 +57,7 @@ func splitVariant(variant string) (kind, mode string) {
 // DefaultEncryptVariants lists what Encrypt runs when Options.Variants is empty: all but mode stack, and
 // kmod where the module is loaded.
 func DefaultEncryptVariants() []string {
-	_, err := os.Stat("/sys/module/bpf_crypto_aead")
+	_, err := os.Stat("/sys/module/weft_crypto")
 	return slices.DeleteFunc(EncryptVariants(), func(v string) bool {
 		kind, mode := splitVariant(v)
 		return mode == config.ModeStack || kind == VariantEngineKmod && err != nil
