@@ -228,9 +228,11 @@ func (d *Datapath) dropOwnRanges() error {
 // Run follows the kernel until ctx ends: neighbours and links that carry peers, and flows
 // that have timed out.
 func (d *Datapath) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { d.collectFlows(ctx) })
 	err := d.followNeighbors(ctx)
+	cancel()
 	wg.Wait()
 	return err
 }

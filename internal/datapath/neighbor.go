@@ -96,6 +96,9 @@ func netlinkFamily(a netip.Addr) int {
 	return netlink.FAMILY_V4
 }
 
+// errUnsubscribed says that the library gave a subscription up, mostly since its socket overflowed. The caller subscribes anew.
+var errUnsubscribed = errors.New("the kernel's events were cut off")
+
 // followNeighbors keeps the nodes map in line with the kernel's neighbours, routes and links.
 func (d *Datapath) followNeighbors(ctx context.Context) error {
 	neighbors := make(chan netlink.NeighUpdate, 256)
@@ -123,13 +126,22 @@ func (d *Datapath) followNeighbors(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case n := <-neighbors:
+		case n, open := <-neighbors:
+			if !open {
+				return errUnsubscribed
+			}
 			d.neighborChanged(n)
-		case l := <-links:
+		case l, open := <-links:
+			if !open {
+				return errUnsubscribed
+			}
 			if slices.Contains(d.opts.Uplinks, l.Link.Attrs().Name) {
 				settle.Reset(20 * time.Millisecond)
 			}
-		case r := <-routes:
+		case r, open := <-routes:
+			if !open {
+				return errUnsubscribed
+			}
 			if r.Protocol != RouteProtocol {
 				settle.Reset(20 * time.Millisecond)
 			}
