@@ -32,6 +32,8 @@ const volatile __u8 weft_sealing = 0;
 
 /* Not a verdict of the kernel's: the frame is still to be sealed, see finish(). */
 #define CTX_SEAL 0x5ea1
+/* Nor is this: it goes through the pair, where it is sealed. */
+#define CTX_PAIR 0x5ea2
 
 #ifdef WEFT_XDP
 
@@ -90,10 +92,10 @@ ALWAYS_INLINE int ctx_replace(weft_ctx *ctx, __u32 off, __u32 check, __u16 old, 
 	return bpf_xdp_store_bytes(ctx, off, &new, 2);
 }
 
-/* Opens n bytes in front of the frame; what the frame then holds is for the caller to write. */
-ALWAYS_INLINE int ctx_grow(weft_ctx *ctx, __u32 n, __be16 from, __be16 to)
+/* Makes the frame one of len bytes, all of which the caller writes. */
+ALWAYS_INLINE int ctx_reframe(weft_ctx *ctx, __u32 len, __be16 from, __be16 to)
 {
-	return bpf_xdp_adjust_head(ctx, -(int)n);
+	return bpf_xdp_adjust_head(ctx, -(int)(len - ctx_len(ctx)));
 }
 
 /* Takes n bytes behind the Ethernet header away and cuts the frame to len bytes in all. */
@@ -198,21 +200,6 @@ ALWAYS_INLINE int ctx_replace(weft_ctx *ctx, __u32 off, __u32 check, __u16 old, 
 	if (bpf_l4_csum_replace(ctx, check, old, new, 2))
 		return -1;
 	return bpf_skb_store_bytes(ctx, off, &new, 2, 0);
-}
-
-/* An skb knows which protocol it carries, so a change of family takes the kernel's own way there, which
- * also opens (or closes) the 20 bytes that the two headers differ by. */
-ALWAYS_INLINE int ctx_grow(weft_ctx *ctx, __u32 n, __be16 from, __be16 to)
-{
-	if (from != to) {
-		if (bpf_skb_change_proto(ctx, to, 0))
-			return -1;
-		if (to == bpf_htons(ETH_P_IPV6))
-			n -= IP6_LEN - IP4_LEN;
-		else
-			n += IP6_LEN - IP4_LEN;
-	}
-	return bpf_skb_change_head(ctx, n, 0);
 }
 
 /* What the NIC said about the outer checksum says nothing about the inner one, hence the reset. */

@@ -6,6 +6,7 @@
 #include "events.h"
 #include "parse.h"
 #include "replay.h"
+#include "skb.h"
 
 /* ESP (RFC 4303) in UDP (RFC 3948), tunnel mode, AES-GCM (RFC 4106), 64-bit sequence numbers:
  *

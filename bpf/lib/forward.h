@@ -64,13 +64,14 @@ ALWAYS_INLINE int rewrite(weft_ctx *ctx, const struct weft_pkt *p, const struct 
 }
 
 /* Towards a pod of another node: the one place that every such packet passes. */
-ALWAYS_INLINE int send_remote(weft_ctx *ctx, struct weft_pkt *p, const struct weft_cached *c)
+ALWAYS_INLINE int send_remote(weft_ctx *ctx, struct weft_pkt *p, const struct weft_cached *c,
+			      struct weft_flow *flow)
 {
 	if (!weft_sealing || !c->seal || weft_tracing)
 		return ctx_to_wire(ctx, c->out_ifindex);
 	p->node = c->node;
 	p->identity = c->identity;
-	return CTX_SEAL;
+	return needs_pair(ctx, flow) ? CTX_PAIR : CTX_SEAL;
 }
 
 /* What a hook's program ends with: seals what is to be sealed. Not where it was decided, because
@@ -79,19 +80,19 @@ ALWAYS_INLINE int finish(weft_ctx *ctx, const struct weft_config *cfg, const str
 {
 	int reason;
 
-	if (!weft_sealing || act != CTX_SEAL)
+	if (!weft_sealing || (act != CTX_SEAL && act != CTX_PAIR))
 		return act;
 	if (p->proto == IPPROTO_TCP && p->tcp_flags & TCP_SYN && !p->frag)
 		clamp_mss(ctx, p);
-	/* An skb may be many packets in one, and its checksum is not yet computed: the pair sees to both. */
-	if (!CTX_IS_XDP)
+	if (act == CTX_PAIR)
 		return pair_send(ctx, cfg, p->node, p->identity);
 	reason = seal(ctx, cfg, p->node, p->identity);
 	return reason ? drop(cfg, p, reason) : send_sealed(ctx, p->node);
 }
 
 /* Carries out a decision that is not the stack's on a packet that fits it. */
-ALWAYS_INLINE int transmit(weft_ctx *ctx, struct weft_pkt *p, const struct weft_cached *c)
+ALWAYS_INLINE int transmit(weft_ctx *ctx, struct weft_pkt *p, const struct weft_cached *c,
+			   struct weft_flow *flow)
 {
 	trace(p, STEP_VERDICT, c->verdict, 0, c->out_ifindex);
 	if (c->src_slot || p->direction == DIR_EGRESS)
@@ -102,7 +103,7 @@ ALWAYS_INLINE int transmit(weft_ctx *ctx, struct weft_pkt *p, const struct weft_
 		return CTX_DROP;
 	if (c->verdict == VERDICT_LOCAL)
 		return ctx_to_pod(ctx, c->out_ifindex);
-	return send_remote(ctx, p, c);
+	return send_remote(ctx, p, c, flow);
 }
 
 /* Decides by the destination alone. Returns a drop reason. */
@@ -235,7 +236,7 @@ ALWAYS_INLINE int use_cached(weft_ctx *ctx, const struct weft_config *cfg, struc
 	} else {
 		if (p->ttl <= 1 || too_big(p, c))
 			return 0;
-		*act = transmit(ctx, p, c);
+		*act = transmit(ctx, p, c, ref.flow);
 	}
 	if (!weft_tracing)
 		ref.flow->last_ns = now;
@@ -286,7 +287,7 @@ ALWAYS_INLINE int forward(weft_ctx *ctx, const struct weft_config *cfg, struct w
 		drop(cfg, p, REASON_TOO_BIG);
 		return icmp_refuse(ctx, cfg, p, c->mtu, back_ifindex);
 	}
-	return transmit(ctx, p, c);
+	return transmit(ctx, p, c, ref.flow);
 }
 
 /* Parses; where only the linear part of a TC packet was too short, pulls the headers in and tries again. */

@@ -11,6 +11,8 @@
 /* The longest text: a jumbo frame's packet and the ESP trailer. */
 #define MAX_TEXT 9216
 
+#define SUM_CHUNK 512 /* bpf_csum_diff's limit before Linux 6.13, bytes */
+
 /* In front of the text: zero blocks that fill the first group up, then the AAD. */
 #define GCM_HEAD (GHASH_GROUP * 16)
 #define GCM_ROOM (GCM_HEAD + MAX_TEXT + 160)
@@ -32,6 +34,7 @@ struct weft_crypt {
 	__u8 zero[GCM_HEAD - 16];
 	__u8 aad[16]; /* with the text behind it, as GHASH wants it */
 	__u8 text[GCM_ROOM - GCM_HEAD];
+	__u8 beyond[SUM_CHUNK]; /* for the verifier: a chunk may begin anywhere in the text */
 };
 
 struct {

@@ -9,6 +9,27 @@
  * into it leaves the other end as packets of wire size with their checksums in place, cut in one batch by
  * the kernel, and from_host seals them there. Policy and routing have been done once, for the whole. */
 
+/* About 17 ms: longer than what waits in the pair waits. */
+#define PAIR_TICK_SHIFT 24
+
+#ifdef WEFT_XDP
+ALWAYS_INLINE int needs_pair(weft_ctx *ctx, struct weft_flow *flow) { return 0; }
+#else
+/* Whether an skb must go through the pair: one that stands for many packets, or what follows one in its flow,
+ * since it would overtake. Anything else is sealed where it is. */
+ALWAYS_INLINE int needs_pair(weft_ctx *ctx, struct weft_flow *flow)
+{
+	__u16 tick = bpf_ktime_get_coarse_ns() >> PAIR_TICK_SHIFT;
+	__u32 start, field;
+
+	if (!ctx_segment(ctx) && skb_unfinished(ctx, &start, &field) >= 0)
+		return flow && (__u16)(tick - flow->pair_tick) <= 1;
+	if (flow)
+		flow->pair_tick = tick;
+	return 1;
+}
+#endif
+
 /* Sends a sealed frame to its node's next hop. An skb whose next hop is not known yet takes the kernel's own
  * look-up, which resolves it. */
 ALWAYS_INLINE int send_sealed(weft_ctx *ctx, __u32 node)

@@ -105,8 +105,6 @@ struct weft_sum_state {
 	__s64 sum;
 };
 
-#define SUM_CHUNK 512 /* bpf_csum_diff's limit before Linux 6.13 */
-
 static long step_sum(__u32 i, void *state)
 {
 	struct weft_sum_state *t = state;
@@ -144,6 +142,56 @@ SUBPROGRAM int seal_sum6(weft_ctx *ctx, __u32 len)
 	return ctx_store(ctx, ETH_LEN + IP6_LEN + 6, &sum, 2);
 }
 
+#ifdef WEFT_XDP
+/* What comes as an XDP frame is complete. */
+ALWAYS_INLINE int seal_sum(weft_ctx *ctx, __u32 len) { return 0; }
+#else
+static long step_finish(__u32 i, void *state)
+{
+	struct weft_sum_state *t = state;
+	__u32 n = t->end - t->at, at = t->at;
+
+	if (at >= t->end)
+		return 1;
+	if (n > SUM_CHUNK)
+		n = SUM_CHUNK;
+	n = (n + 3) & ~3u;
+	forget(n);
+	if (outside(n, 4, SUM_CHUNK) || at > MAX_TEXT)
+		return 1;
+	t->sum = bpf_csum_diff(NULL, 0, (__be32 *)(t->s->text + at), n, t->sum);
+	t->at += n;
+	return t->sum < 0;
+}
+
+/* Does what the device was to do: the packet is in the text buffer, with the pseudo-header's sum in the field.
+ */
+SUBPROGRAM int seal_sum(weft_ctx *ctx, __u32 len)
+{
+	struct weft_crypt *s = crypt_buffer();
+	struct weft_sum_state t = {.s = s, .end = len};
+	__u32 start, field;
+	int unfinished;
+	__u16 sum;
+
+	if (!s)
+		return -1;
+	unfinished = skb_unfinished(ctx, &start, &field);
+	if (unfinished <= 0)
+		return unfinished;
+	if (len > MAX_TEXT - 8 || field > MAX_TEXT - 8 || field + 2 > len)
+		return -1;
+	*(__u32 *)(s->text + len) = 0;
+	t.at = start;
+	bpf_loop(MAX_TEXT / SUM_CHUNK + 2, step_finish, &t, 0);
+	if (t.at < len)
+		return -1;
+	sum = csum_fold(t.sum);
+	*(__u16 *)(s->text + field) = sum ?: 0xffff;
+	return 0;
+}
+#endif
+
 /* Reads the packet into the text buffer and appends the ESP trailer. Returns the text's length, 0 if it
  * cannot be. */
 ALWAYS_INLINE __u32 seal_text(weft_ctx *ctx, struct weft_crypt *s, __u32 family)
@@ -162,7 +210,7 @@ ALWAYS_INLINE __u32 seal_text(weft_ctx *ctx, struct weft_crypt *s, __u32 family)
 		len = IP6_LEN + bpf_ntohs(ip6->payload_len);
 	}
 	asm volatile("" : "+r"(len));
-	if (outside(len, IP4_LEN, MAX_TEXT - 8) || ctx_load(ctx, ETH_LEN, s->text, len))
+	if (outside(len, IP4_LEN, MAX_TEXT - 8) || ctx_load(ctx, ETH_LEN, s->text, len) || seal_sum(ctx, len))
 		return 0;
 	pad = -(len + 2) & 3;
 	if (len > MAX_TEXT - 8)
@@ -206,8 +254,8 @@ ALWAYS_INLINE int seal_frame(weft_ctx *ctx, const struct weft_config *cfg, const
 	aad->seq_hi = bpf_htonl(job->seq >> 32);
 	aad->seq_lo = w.esp.seq;
 	s->iv = w.esp.iv;
-	if (ctx_grow(ctx, job->text + job->len + ESP_ICV_LEN - ctx_len(ctx), ethertype_of(inner_family),
-		     ethertype_of(peer->family)))
+	if (skb_reframe(ctx, job->text + job->len + ESP_ICV_LEN, ethertype_of(inner_family),
+			ethertype_of(peer->family)))
 		return REASON_SEAL_FAILED;
 	if (peer->family == 4)
 		return seal_outer4(ctx, peer, &w, cfg->esp_port) ? REASON_SEAL_FAILED : REASON_NONE;

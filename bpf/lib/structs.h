@@ -172,7 +172,7 @@ struct weft_flow {
 	__u16 slot; /* the endpoint that the first packet was counted for */
 	__u8 hook;
 	__u8 direction;
-	__u16 pad;
+	__u16 pair_tick; /* when something of it went through the pair */
 };
 
 struct weft_frag_key {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -25,6 +26,7 @@ var (
 	keyOut, keyIn  = bytes.Repeat([]byte{0x11}, 32), bytes.Repeat([]byte{0x22}, 32)
 	saltOut        = [4]byte{0xa, 0xb, 0xc, 0xd}
 	saltIn         = [4]byte{1, 2, 3, 4}
+	pairMagic      = []byte{2, 0x57, 0x45, 0x46} // PAIR_MAGIC
 )
 
 // sealBed is the bed with encryption on and keys for node 1, whose tunnel is of the given family.
@@ -160,14 +162,60 @@ func peerSA(lane uint32) espref.SA {
 	return espref.SA{SPI: spiOf(sealEpoch, lane, identityPeer), Key: keyIn, Salt: saltIn}
 }
 
-// sealFrame takes a pod's frame all the way to the wire: in TC through the pair.
-func (b *sealBed) sealFrame(t testing.TB, context string, frame []byte) (verdict string, out []byte) {
+// sealWays are the ways of a pod's frame to the wire: sealed by from_pod, or, as an skb that may stand for many
+// packets, by from_host at the end of the pair.
+var sealWays = append(slices.Clone(contexts), "pair")
+
+// sealFrame takes a pod's frame all the way to the wire.
+func (b *sealBed) sealFrame(t testing.TB, way string, frame []byte) (verdict string, out []byte) {
 	t.Helper()
-	verdict, out = b.send(t, context, "from_pod", "wta", frame)
-	if context == "tc" && verdict == "redirect" {
-		return b.send(t, "tc", "from_host", "wtx", out)
+	if way != "pair" {
+		return b.send(t, way, "from_pod", "wta", frame)
 	}
-	return verdict, out
+	verdict, out = b.sendSegments(t, frame)
+	if verdict == "redirect" && !inPair(out) {
+		t.Fatalf("not sent into the pair: %x", out)
+	}
+	if verdict != "redirect" {
+		return verdict, out
+	}
+	return b.send(t, "tc", "from_host", "wtx", out)
+}
+
+// sendSegments runs from_pod on a frame that says it is to be cut.
+func (b *sealBed) sendSegments(t testing.TB, frame []byte) (verdict string, out []byte) {
+	t.Helper()
+	code, out, err := b.runWith(b.progs.FromPodTC, &skbContext{Ifindex: uint32(b.index["wta"]), GSOSize: 1, GSOSegs: 1}, frame)
+	must(t, err)
+	return verdictOf("tc", code), out
+}
+
+func inPair(frame []byte) bool { return bytes.Equal(frame[:4], pairMagic) }
+
+// TestPairKeepsOrder: what follows a frame that went through the pair in its flow does so too, for a moment, since it
+// would overtake; the packets of other flows do not.
+func TestPairKeepsOrder(t *testing.T) {
+	b := newSealBed(t, 4).keyed(t)
+	for _, step := range []struct {
+		name     string
+		from     uint16
+		segments bool
+		pair     bool
+	}{
+		{"alone", 1, false, false},
+		{"many in one", 1, true, true},
+		{"behind them", 1, false, true},
+		{"of another flow", 2, false, false},
+	} {
+		frame := fromA(peer4).udp(step.from, 2, 3).bytes()
+		verdict, out := b.send(t, "tc", "from_pod", "wta", frame)
+		if step.segments {
+			verdict, out = b.sendSegments(t, frame)
+		}
+		if verdict != "redirect" || inPair(out) != step.pair {
+			t.Errorf("%s: %s, through the pair: %v", step.name, verdict, inPair(out))
+		}
+	}
 }
 
 // TestSealSizes seals packets of every size, both families in both, and opens them with the reference.
@@ -175,7 +223,7 @@ func TestSealSizes(t *testing.T) {
 	for _, family := range []int{4, 6} {
 		b := newSealBed(t, family).keyed(t)
 		limit := SealedMTU(1500, family == 6)
-		for _, context := range contexts {
+		for _, context := range sealWays {
 			for _, dst := range []netip.Addr{peer4, peer6} {
 				t.Run(fmt.Sprintf("%s in IPv%d to %s", context, family, dst), func(t *testing.T) {
 					for size := 0; ; size++ {

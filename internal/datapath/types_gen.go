@@ -176,7 +176,7 @@ type bpfFlow struct {
 	Slot      uint16
 	Hook      uint8
 	Direction uint8
-	Pad       uint16
+	PairTick  uint16
 }
 
 type bpfCounter struct {

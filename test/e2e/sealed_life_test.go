@@ -178,6 +178,7 @@ func TestSealedOverIPv6(t *testing.T) {
 			}
 			sealedPods(t, l)
 			sealedSizes(t, l)
+			sealedDatagrams(t, l)
 		})
 	}
 	e, err := admin.NewClient(l.Node("a").Socket).Encrypt(t.Context())

@@ -28,6 +28,7 @@ func TestSealed(t *testing.T) {
 			t.Run("pods", func(t *testing.T) { sealedPods(t, l) })
 			t.Run("nodes", func(t *testing.T) { sealedNodesTalk(t, l) })
 			t.Run("sizes", func(t *testing.T) { sealedSizes(t, l) })
+			t.Run("datagrams", func(t *testing.T) { sealedDatagrams(t, l) })
 			t.Run("bulk", func(t *testing.T) { sealedBulk(t, l) })
 			t.Run("hostile", func(t *testing.T) { hostile(t, l) })
 			t.Run("kill", func(t *testing.T) { sealedKill(t, l) })
@@ -126,6 +127,23 @@ func sealedSizes(t *testing.T, l *lab.Lab) {
 		more, err := traffic.Ping(t.Context(), client.NetNS, traffic.PingOptions{Dst: server.Addr(family), DF: true, Size: mtu - headers + 1})
 		if err != nil || more.Received != 0 || more.TooBig != 1 || more.MTU != mtu {
 			t.Errorf("IPv%d packet of %d with DF, pods' MTU %d: %+v %v", family, mtu+1, mtu, more, err)
+		}
+	}
+}
+
+// sealedDatagrams has sockets talk in datagrams of every size: their checksums were not finished when they left the pod.
+func sealedDatagrams(t *testing.T, l *lab.Lab) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	client, server := l.Pod("client"), l.Pod("server")
+	mtu := status(t, l.Node("a")).MTU
+	for family, headers := range map[int]int{4: 28, 6: 48} {
+		dst := addrPort(server.Addr(family), echoPort)
+		for size := 1; size <= mtu-headers; size++ {
+			if _, err := traffic.EchoUDP(ctx, client.NetNS, netip.Addr{}, dst, size); err != nil {
+				t.Errorf("IPv%d: %v; drops at a: %s; at b: %s", family, err, dropText(t, l.Node("a")), dropText(t, l.Node("b")))
+				break
+			}
 		}
 	}
 }

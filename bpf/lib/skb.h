@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+#ifndef WEFT_SKB_H
+#define WEFT_SKB_H
+
+#include <bpf/bpf_core_read.h>
+#include "kfuncs.h"
+
+/* What the helpers do not tell about an skb, read from the kernel's own structure, and what they do not do by
+ * themselves: leave the transport's checksum no longer to the device. */
+
+#ifdef WEFT_XDP
+
+ALWAYS_INLINE int skb_reframe(weft_ctx *ctx, __u32 len, __be16 from, __be16 to)
+{
+	return ctx_reframe(ctx, len, from, to);
+}
+
+#else
+
+struct sk_buff {
+	unsigned int len, data_len;
+	__u8 ip_summed : 2;
+	__u8 csum_not_inet : 1;
+	__u16 csum_start, csum_offset; /* from head; from there */
+	unsigned int tail, end;	       /* from head */
+	unsigned char *head, *data;
+} __attribute__((preserve_access_index));
+
+#define IP_SUMMED_PARTIAL 3 /* include/linux/skbuff.h: CHECKSUM_PARTIAL */
+
+extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak;
+
+#define SUM_START_MAX 256 /* a bound for the verifier: headers before the transport's, bytes */
+
+/* Whether the device is to finish the packet's checksum, and where: offsets from the IP header. Returns -1 if
+ * it is one that only the kernel can: SCTP's, or one with odd bounds, which packet sockets may ask for. */
+ALWAYS_INLINE int skb_unfinished(weft_ctx *ctx, __u32 *start, __u32 *field)
+{
+	struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
+
+	if (BPF_CORE_READ_BITFIELD(skb, ip_summed) != IP_SUMMED_PARTIAL)
+		return 0;
+	*start = skb->csum_start - (__u32)(skb->data - skb->head) - ETH_LEN;
+	*field = *start + skb->csum_offset;
+	/* Not in kernels without SCTP. */
+	if (bpf_core_field_exists(skb->csum_not_inet) && BPF_CORE_READ_BITFIELD(skb, csum_not_inet))
+		return -1;
+	if (*start > SUM_START_MAX || *field > 2 * SUM_START_MAX)
+		return -1;
+	return 1;
+}
+
+/* How many bytes can be put behind the packet in its memory. */
+ALWAYS_INLINE __u32 skb_tailroom(weft_ctx *ctx)
+{
+	struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
+
+	return skb->data_len ? 0 : skb->end - skb->tail;
+}
+
+/* Makes the frame one of len bytes, all of which the caller writes, and its checksum nobody's business. The
+ * kernel drops the mark of an unfinished checksum when the bytes from where that is computed are taken away
+ * (skb_postpull_rcsum), so n bytes at the front are; the frame grows again behind them if the memory has
+ * room there, else before them. */
+ALWAYS_INLINE int skb_reframe(weft_ctx *ctx, __u32 len, __be16 from, __be16 to)
+{
+	__u64 flags = to == bpf_htons(ETH_P_IP) ? BPF_F_ADJ_ROOM_DECAP_L3_IPV4 : BPF_F_ADJ_ROOM_DECAP_L3_IPV6;
+	__u32 start = 0, field, n = from == to ? 0 : 4, least;
+
+	if (skb_unfinished(ctx, &start, &field))
+		n = ETH_LEN + start + 2;
+	least = n + ETH_LEN + IP6_LEN;
+	if (skb_tailroom(ctx) >= len + n - ctx->len)
+		least = len + n;
+	if (ctx->len < least && bpf_skb_change_tail(ctx, least, 0))
+		return -1;
+	if (n && bpf_skb_adjust_room(ctx, -(int)n, BPF_ADJ_ROOM_MAC, flags))
+		return -1;
+	if (ctx->len < len && bpf_skb_change_head(ctx, len - ctx->len, 0))
+		return -1;
+	return skb_unfinished(ctx, &start, &field);
+}
+
+#endif
+
+#endif
