@@ -8,7 +8,9 @@
 #include "lib/kfuncs.h"
 
 #define ENOENT 2
+#define ESTALE 116
 #define ENOKEY 126
+#define EKEYEXPIRED 127
 
 char _license[] SEC("license") = "GPL";
 
@@ -45,6 +47,8 @@ struct sa_request {
 	__u32 engine;
 	__u32 state;
 	int result;
+	__u64 fingerprint;
+	__u64 expires_ns;
 };
 
 /* Overwrites the request's secrets, also where they are dead stores. */
@@ -220,6 +224,41 @@ int weft_sa_state(struct sa_request *r)
 		sa_in->state = r->state;
 	}
 	r->result = 0;
+	return 0;
+}
+
+/* Moves the end of keys that are in use: never back, and never of keys that have ended. Packets on other CPUs see
+ * the old end or the new one. */
+ALWAYS_INLINE int extend(struct sa_request *r, __u32 state, __u64 fingerprint, __u64 *expires_ns)
+{
+	__u64 until = r->expires_ns, was = *expires_ns;
+
+	if (state != SA_LIVE || fingerprint != r->fingerprint)
+		return -ESTALE;
+	if (bpf_ktime_get_boot_ns() >= was)
+		return -EKEYEXPIRED;
+	if (until > was)
+		*(volatile __u64 *)expires_ns = until;
+	return 0;
+}
+
+SEC("syscall")
+int weft_sa_extend(struct sa_request *r)
+{
+	__u32 id = r->id;
+	struct weft_sa_out *sa_out;
+	struct weft_sa_in *sa_in;
+
+	r->result = -ENOENT;
+	if (r->out) {
+		sa_out = bpf_map_lookup_elem(&weft_sa_out, &id);
+		if (sa_out)
+			r->result = extend(r, sa_out->state, sa_out->fingerprint, &sa_out->expires_ns);
+	} else {
+		sa_in = bpf_map_lookup_elem(&weft_sa_in, &id);
+		if (sa_in)
+			r->result = extend(r, sa_in->state, sa_in->fingerprint, &sa_in->expires_ns);
+	}
 	return 0;
 }
 

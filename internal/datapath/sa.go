@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 )
 
 // SA is a security association: the key of one lane, in one direction, in one epoch.
@@ -54,6 +55,10 @@ var (
 	ErrUnknownNode = errors.New("no such node")
 	// ErrKeyUsed says that keys were in use before and were removed: sealing with them again could repeat a nonce.
 	ErrKeyUsed = errors.New("these keys were removed before: new ones are needed")
+	// ErrNoSA says that there is no SA in use with these keys.
+	ErrNoSA = errors.New("no SA in use has these keys")
+	// ErrSAExpired says that an SA's time is over, which nothing brings back.
+	ErrSAExpired = errors.New("its keys have expired: new ones are needed")
 )
 
 const (
@@ -201,6 +206,52 @@ func (d *Datapath) RemoveSAs(node string, out bool, epoch uint8) error {
 		return fmt.Errorf("remove SAs of node %s, epoch %d: %w", node, epoch, err)
 	}
 	return nil
+}
+
+// ExtendSAs moves the end of all lanes of an epoch in one direction to a later time; an earlier one changes nothing.
+// The lanes must have the keys with this fingerprint, and must not have ended: what has ended stays so. Counters and
+// windows go on.
+func (d *Datapath) ExtendSAs(node string, out bool, epoch uint8, id uint64, until time.Time) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.sas.collection == nil {
+		return ErrEncryptionOff
+	}
+	fail := func(err error) error {
+		return fmt.Errorf("extend SAs of node %s, epoch %d: %w", node, epoch, err)
+	}
+	slot, ok, err := d.slotOf(node)
+	if err != nil {
+		return fail(err)
+	}
+	if !ok {
+		return fail(ErrUnknownNode)
+	}
+	lanes, err := d.lanesOf(out, slot, epoch)
+	if err != nil {
+		return fail(err)
+	}
+	if len(lanes) == 0 {
+		return fail(ErrNoSA)
+	}
+	expires := bootNow() + uint64(max(time.Until(until), 0))
+	for _, lane := range lanes {
+		if err := d.sas.extend(lane, out, id, expires); err != nil {
+			return fail(fmt.Errorf("lane %d: %w", lane%maxLanes, extendError(err)))
+		}
+	}
+	return nil
+}
+
+// extendError names what bpf/sa.bpf.c refuses.
+func extendError(err error) error {
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESTALE):
+		return ErrNoSA
+	case errors.Is(err, unix.EKEYEXPIRED):
+		return ErrSAExpired
+	}
+	return err
 }
 
 // removeAllSAs forgets every key that belongs to a node's index, and whose it is. Callers hold d.mu.

@@ -47,6 +47,9 @@ type saRequest struct {
 	Engine   uint32
 	State    uint32
 	Result   int32
+
+	Fingerprint uint64
+	ExpiresNs   uint64
 }
 
 // openEngine loads the programs that change SAs, chooses the engine, and buries what a crash left half-removed.
@@ -201,6 +204,12 @@ func (a *associations) setState(id uint32, out bool, state uint32) error {
 		return fmt.Errorf("change the state of an SA: %w", err)
 	}
 	return nil
+}
+
+// extend moves the end of an SA that is in use, if it has these keys; never back.
+func (a *associations) extend(id uint32, out bool, fingerprint, expires uint64) error {
+	*a.request = saRequest{ID: id, Out: uint32(boolByte(out)), Fingerprint: fingerprint, ExpiresNs: expires}
+	return a.run("weft_sa_extend")
 }
 
 func (a *associations) wipe(id uint32, out bool) error {
