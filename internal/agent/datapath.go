@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/netip"
+	"time"
 
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/endpoint"
@@ -28,6 +29,7 @@ type Datapath interface {
 	// What follows is for sealed packets; see internal/keys for who calls what.
 	InstallSA(*datapath.SA) error
 	RemoveSAs(node string, out bool, epoch uint8) error
+	ExtendSAs(node string, out bool, epoch uint8, id uint64, until time.Time) error
 	SealWith(node string, epoch uint8) error
 	SAs() ([]datapath.SAStatus, error)
 	Sealing() ([]datapath.Sealing, error)

@@ -154,12 +154,13 @@ func (d fakeDatapath) ModeStatus() datapath.ModeStatus {
 }
 func (d fakeDatapath) Links() ([]datapath.LinkStatus, error) { return nil, nil }
 
-func (d fakeDatapath) InstallSA(*datapath.SA) error         { return nil }
-func (d fakeDatapath) RemoveSAs(string, bool, uint8) error  { return nil }
-func (d fakeDatapath) SealWith(string, uint8) error         { return nil }
-func (d fakeDatapath) SAs() ([]datapath.SAStatus, error)    { return d.sealing.sas, nil }
-func (d fakeDatapath) Sealing() ([]datapath.Sealing, error) { return nil, nil }
-func (d fakeDatapath) Lanes() int                           { return 2 }
+func (d fakeDatapath) InstallSA(*datapath.SA) error                           { return nil }
+func (d fakeDatapath) RemoveSAs(string, bool, uint8) error                    { return nil }
+func (d fakeDatapath) ExtendSAs(string, bool, uint8, uint64, time.Time) error { return nil }
+func (d fakeDatapath) SealWith(string, uint8) error                           { return nil }
+func (d fakeDatapath) SAs() ([]datapath.SAStatus, error)                      { return d.sealing.sas, nil }
+func (d fakeDatapath) Sealing() ([]datapath.Sealing, error)                   { return nil, nil }
+func (d fakeDatapath) Lanes() int                                             { return 2 }
 func (d fakeDatapath) EngineStatus() datapath.EngineStatus {
 	return datapath.EngineStatus{Asked: "auto", Active: "bpf", Why: "of the test"}
 }

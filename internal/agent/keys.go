@@ -124,7 +124,7 @@ func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 			return (&net.ListenConfig{}).Listen(ctx, "tcp", cfg.Listen)
 		},
 		Port: port, KEK: key, Store: keys.NewEpochStore(epochs), Leader: leader.Leader(parts.cfg.Node), Datapath: keysDatapath{parts.dp, uint64(cfg.MaxPackets)},
-		MaxAge: time.Duration(cfg.MaxAge), HardTTL: time.Duration(cfg.HardTTL), Drain: time.Duration(cfg.Drain),
+		MaxAge: time.Duration(cfg.MaxAge), HardTTL: time.Duration(cfg.HardTTL), ExtendTTL: time.Duration(cfg.ExtendTTL), Drain: time.Duration(cfg.Drain),
 		MaxPackets: uint64(cfg.MaxPackets), Log: parts.log, KMS: records.meter, Audit: records.event, AuditErr: records.err,
 	})
 	if err != nil {
@@ -234,6 +234,11 @@ func (d keysDatapath) InstallSA(sa *keys.SA) error {
 func (d keysDatapath) RemoveSAs(node string, out bool, epoch uint8) error {
 	return d.dp.RemoveSAs(node, out, epoch)
 }
+
+func (d keysDatapath) ExtendSAs(node string, out bool, epoch uint8, id uint64, until time.Time) error {
+	return d.dp.ExtendSAs(node, out, epoch, id, until)
+}
+
 func (d keysDatapath) SealWith(node string, epoch uint8) error { return d.dp.SealWith(node, epoch) }
 func (d keysDatapath) Lanes() int                              { return d.dp.Lanes() }
 

@@ -69,6 +69,7 @@ keys:
   kek: awskms://alias/weft?region=eu-west-1
   maxAge: 1h30m
   hardTTL: 3h
+  extendTTL: 90m
   drain: 0s
   maxPackets: 1024
   audit: {file: /var/log/keys.jsonl, maxSize: 1, keep: 2}
@@ -89,7 +90,7 @@ log: {level: debug, format: json}
 		Encryption: Encryption{Mode: EncryptionOff, Engine: EngineKmod, Port: 4501, Lanes: 64},
 		Keys: Keys{
 			Listen: "[::1]:4552", TrustDomain: "td.example", Cluster: "blue", KEK: "awskms://alias/weft?region=eu-west-1",
-			MaxAge: Duration(90 * time.Minute), HardTTL: Duration(3 * time.Hour), MaxPackets: 1024,
+			MaxAge: Duration(90 * time.Minute), HardTTL: Duration(3 * time.Hour), ExtendTTL: Duration(90 * time.Minute), MaxPackets: 1024,
 			Audit: Audit{File: "/var/log/keys.jsonl", MaxSize: 1, Keep: 2},
 			Certificates: Certificates{
 				Source: CertificatesSPIRE, SPIRESocket: "tcp://127.0.0.1:8081",
@@ -197,8 +198,10 @@ func TestParseRefuses(t *testing.T) {
 			`f:3: keys.listen: is "host:1", where "host" is no IP address`, `f:4: keys.trustDomain: is "A/b"`, `f:5: keys.cluster: "a.b" is not a name`,
 			`f:6: keys.kek: has the scheme "vault": want file:///`, "f:8: keys.hardTTL: is 1m30s: want at least twice keys.maxAge (1m)",
 			"f:9: keys.drain: is 2m: want 0s to keys.maxAge (1m)", "f:10: keys.maxPackets: is 1: want 1024 to"}},
-		{"keys' times", "node: a\nkeys: {maxAge: 30, hardTTL: long, drain: -1s}\n", []string{
-			`f:2: keys.drain: is -1s: want 0s to`, `f:2: keys.hardTTL: "long" is not a time span, such as 30s, 24h or 1h30m`, `f:2: keys.maxAge: "30" is not a time span`}},
+		{"keys' times", "node: a\nkeys: {maxAge: 30, hardTTL: long, drain: -1s, extendTTL: -1s}\n", []string{
+			`f:2: keys.drain: is -1s: want 0s to`, `f:2: keys.extendTTL: is -1s: want 0s, which never extends, to keys.hardTTL`,
+			`f:2: keys.hardTTL: "long" is not a time span, such as 30s, 24h or 1h30m`, `f:2: keys.maxAge: "30" is not a time span`}},
+		{"extended for ever", "node: a\nkeys: {extendTTL: 72h1m}\n", []string{`f:2: keys.extendTTL: is 72h1m: want 0s, which never extends, to keys.hardTTL (72h)`}},
 		{"secret in the KEK's URL", "node: a\nkeys: {kek: \"hashivault://me:token@key\"}\n", []string{`f:2: keys.kek: holds a user or password`}},
 		{"KEK's file", "node: a\nkeys: {kek: \"file://etc/kek\"}\n", []string{`f:2: keys.kek: is "file://etc/kek": want file:// and an absolute path`}},
 		{"certificates", "node: a\nkeys: {certificates: {source: files, cert: a, key: /, bundle: \"\"}}\n", []string{

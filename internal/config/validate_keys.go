@@ -118,6 +118,9 @@ func checkLifetimes(k Keys) []Problem {
 	case ttl < 2*age:
 		out = append(out, problem("keys.hardTTL", "is %s: want at least twice keys.maxAge (%s), so that a rotation that fails can be tried again", k.HardTTL, k.MaxAge)...)
 	}
+	if extend := time.Duration(k.ExtendTTL); extend < 0 || extend > ttl {
+		out = append(out, problem("keys.extendTTL", "is %s: want 0s, which never extends, to keys.hardTTL (%s): whoever withdraws the KEK must not wait for longer", k.ExtendTTL, k.HardTTL)...)
+	}
 	if drain < 0 || drain > age {
 		out = append(out, problem("keys.drain", "is %s: want 0s to keys.maxAge (%s)", k.Drain, k.MaxAge)...)
 	}

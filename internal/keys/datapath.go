@@ -51,6 +51,8 @@ type Datapath interface {
 	InstallSA(*SA) error
 	// RemoveSAs removes all lanes; none is no error.
 	RemoveSAs(node string, out bool, epoch uint8) error
+	// ExtendSAs moves the end of all lanes to a later time; an error if they have not this ID or have ended.
+	ExtendSAs(node string, out bool, epoch uint8, id uint64, until time.Time) error
 	// SealWith switches what the node sends towards a peer, atomically for packets.
 	SealWith(node string, epoch uint8) error
 	SAs() ([]SAStatus, error)

@@ -20,6 +20,10 @@ type epoch struct {
 	// born and deadline are when it was made and when it ends, by Clock.Boot: they were
 	// computed when it was first seen and do not move with the wall clock.
 	born, deadline time.Duration
+	// end is the deadline and Options.ExtendTTL: no keys in use are extended beyond it.
+	end time.Duration
+	// told is the end of extended keys that was last told of.
+	told time.Duration
 	// rotateAt is when it is old enough for the next, by Clock.Boot.
 	rotateAt time.Duration
 
@@ -52,12 +56,16 @@ func (m *Manager) anchor(e *epoch) {
 	now, wall := m.clock.Boot(), m.clock.Wall()
 	e.born = now - max(wall.Sub(e.Created), 0)
 	e.deadline = now + min(e.Expires.Sub(wall), e.Expires.Sub(e.Created))
+	e.end = e.deadline + m.opt.ExtendTTL
 	// Some jitter, so that a node that takes over does not act in the same moment.
 	e.rotateAt = e.born + m.opt.MaxAge - spread(m.opt.MaxAge/20)
 }
 
-// live says whether an epoch has not reached its hard TTL. The caller holds mu.
-func (m *Manager) live(e *epoch) bool { return m.clock.Boot() < e.deadline }
+// live says whether an epoch has not reached its hard TTL, or may go on beyond it. The caller holds mu.
+func (m *Manager) live(e *epoch) bool {
+	now := m.clock.Boot()
+	return now < e.deadline || (now < e.end && m.mayExtend(e))
+}
 
 // sorted are the epochs, the newest first. The caller holds mu.
 func (m *Manager) sorted() []*epoch {
@@ -320,18 +328,28 @@ func (m *Manager) wayOn(e *epoch, now time.Duration) bool {
 // lacks says why there is no way on from an epoch. The caller holds mu.
 func (m *Manager) lacks(e *epoch) string {
 	newest := m.newest()
-	if newest != nil && newest != e {
+	switch {
+	case newest == nil || newest == e:
+		return "and there is no newer epoch"
+	case newest.dek == nil:
 		return fmt.Sprintf("and this node cannot read epoch %d (%s)", newest.Number, unwrapKind(newest.err))
 	}
-	return "and there is no newer epoch"
+	return fmt.Sprintf("and not every peer moves to epoch %d", newest.Number)
 }
 
 // ttlProblem is the last warning that still holds, "" for none. The caller holds mu.
 func (m *Manager) ttlProblem() string {
+	if text := m.extendedProblem(); text != "" {
+		return text
+	}
 	now := m.clock.Boot()
 	for _, e := range m.sorted() {
-		if m.live(e) && e.warned > 0 && !m.wayOn(e, now) {
-			return fmt.Sprintf("ttl: %d%% of epoch %d's hard TTL are over, %s; packets are dropped in %s", m.percent(e), e.Number, m.lacks(e), (e.deadline - now).Round(time.Second))
+		if now < e.deadline && e.warned > 0 && !m.wayOn(e, now) {
+			end := ""
+			if m.mayExtend(e) {
+				end = fmt.Sprintf(", unless keys.extendTTL carries on for %s", m.opt.ExtendTTL)
+			}
+			return fmt.Sprintf("ttl: %d%% of epoch %d's hard TTL are over, %s; packets are dropped in %s%s", m.percent(e), e.Number, m.lacks(e), (e.deadline - now).Round(time.Second), end)
 		}
 	}
 	return ""

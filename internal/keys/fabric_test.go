@@ -228,6 +228,27 @@ func (h handle) RemoveSAs(node string, out bool, epoch uint8) error {
 	})
 }
 
+func (h handle) ExtendSAs(node string, out bool, epoch uint8, id uint64, until time.Time) error {
+	return h.change("extend", node, func() error {
+		found := false
+		for at, sa := range h.sas {
+			if at.node != node || at.out != out || at.epoch != epoch {
+				continue
+			}
+			now := h.fabric.clock.Boot()
+			if sa.id != id || now >= sa.deadline {
+				return fmt.Errorf("extend %v: id %x, want %x, ended %t", at, sa.id, id, now >= sa.deadline)
+			}
+			sa.deadline = max(sa.deadline, now+until.Sub(h.wall()))
+			found = true
+		}
+		if !found {
+			return errors.New("extend: no such keys")
+		}
+		return nil
+	})
+}
+
 func (h handle) SealWith(node string, epoch uint8) error {
 	return h.change("seal", node, func() error {
 		if epoch == 0 {

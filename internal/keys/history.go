@@ -20,8 +20,9 @@ const (
 	EventResigned  = "resigned"
 	EventClockJump = "clock_jump"
 	EventTTL       = "ttl_warning"
-	EventVersion   = "kek_version" // the KEK has another version than what wrapped an epoch's key
-	EventRewrapped = "rewrapped"   // an epoch's key was wrapped again, by another version of the KEK
+	EventExtended  = "ttl_extended" // keys in use were extended beyond their epoch's hard TTL
+	EventVersion   = "kek_version"  // the KEK has another version than what wrapped an epoch's key
+	EventRewrapped = "rewrapped"    // an epoch's key was wrapped again, by another version of the KEK
 )
 
 // Event is something that happened to keys. It never holds one.

@@ -108,7 +108,7 @@ func (m *Manager) beginSession(name string, number uint64) error {
 	return nil
 }
 
-// deadline is when an epoch's keys expire, by Clock.Boot.
+// deadline is when an epoch's keys expire that are installed now, by Clock.Boot.
 func (m *Manager) deadline(number uint64) (time.Duration, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -116,7 +116,7 @@ func (m *Manager) deadline(number uint64) (time.Duration, error) {
 	if e == nil || !m.live(e) {
 		return 0, fmt.Errorf("epoch %d has ended: %w", number, handshake.ErrNoEpoch)
 	}
-	return e.deadline, nil
+	return m.until(e), nil
 }
 
 // known says whether a peer may talk to this node.

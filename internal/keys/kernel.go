@@ -299,6 +299,19 @@ func (k *kernel) remove(peer string, g group) error {
 	return nil
 }
 
+// extend moves the end of a group's keys. The caller holds the peer's lock.
+func (k *kernel) extend(peer string, g group, until time.Duration) error {
+	groups, _ := k.of(peer)
+	h := groups[g]
+	expires := k.clock.Wall().Add(until - k.clock.Boot())
+	if err := k.dp.ExtendSAs(peer, g.out, g.nibble, h.id, expires); err != nil {
+		return fmt.Errorf("extend keys of peer %s, epoch %d: %w", peer, h.number, err)
+	}
+	h.deadline, h.expires = until, expires
+	k.put(peer, g, h)
+	return nil
+}
+
 // sum is what Status and the packet budget need of all peers.
 type sum struct {
 	highest uint64 // number of any epoch

@@ -59,6 +59,8 @@ type Options struct {
 	MaxAge time.Duration
 	// HardTTL is how long an epoch made by this node may be used at all.
 	HardTTL time.Duration
+	// ExtendTTL is how long beyond an epoch's hard TTL, at most, its keys may stay in use when there is no way on; 0: not at all.
+	ExtendTTL time.Duration
 	// Drain is how long receive keys are kept after the peer has left them.
 	Drain time.Duration
 	// MaxPackets is how many packets a lane may seal before the next epoch is made.
@@ -120,6 +122,9 @@ func (o *Options) complete() error {
 	}
 	if o.HardTTL <= o.MaxAge {
 		errs = append(errs, fmt.Errorf("keys.hardTTL %s is not longer than keys.maxAge %s: every epoch would end before the next is there", o.HardTTL, o.MaxAge))
+	}
+	if o.ExtendTTL < 0 {
+		errs = append(errs, fmt.Errorf("keys.extendTTL %s is negative: want 0s for never, or a time", o.ExtendTTL))
 	}
 	if o.Clock == nil {
 		o.Clock = newRealClock()

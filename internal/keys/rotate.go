@@ -233,12 +233,13 @@ func (m *Manager) unsettled() string {
 	return ""
 }
 
-// outdated are the epochs to remove: past their hard TTL, or two behind and left by
-// every peer. The caller holds mu.
+// outdated are the epochs to remove: past all that any node may extend them to, or two
+// behind and left by every peer. The caller holds mu.
 func (m *Manager) outdated() []uint64 {
 	var out []uint64
+	now := m.clock.Boot()
 	for behind, e := range m.sorted() {
-		if !m.live(e) || (behind >= keep && !m.behindOn(e.Number)) {
+		if now >= e.end || (behind >= keep && !m.behindOn(e.Number)) {
 			out = append(out, e.Number)
 		}
 	}

@@ -100,6 +100,9 @@ type EpochStatus struct {
 	NextTry   time.Time `json:"nextTry,omitzero"`
 	// Peers run on this epoch.
 	Peers int `json:"peers"`
+	// Extended is until when its keys in use are extended beyond Expires, so far; ExtendedMost until when they may be.
+	Extended     time.Time `json:"extended,omitzero"`
+	ExtendedMost time.Time `json:"extendedMost,omitzero"`
 	// TTLPercent is how much of the hard TTL is over.
 	TTLPercent int `json:"ttlPercent"`
 }
@@ -205,6 +208,9 @@ func (m *Manager) wall(at time.Duration) time.Time {
 func (m *Manager) epochStatus(e *epoch, peers int) EpochStatus {
 	s := EpochStatus{Epoch: e.Epoch, Peers: peers, Readable: e.dek != nil, DEK: DEKForgotten}
 	s.TTLPercent = m.percent(e)
+	if until, _ := m.extended(e); until != 0 {
+		s.Extended, s.ExtendedMost = m.wall(until), m.wall(e.end)
+	}
 	switch {
 	case e.dek != nil:
 		s.DEK = DEKReadable

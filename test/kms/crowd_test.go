@@ -186,9 +186,10 @@ func (l first) Holder() string { return "n000" }
 // noDatapath holds no keys: there are no peers.
 type noDatapath struct{}
 
-func (noDatapath) InstallSA(*keys.SA) error            { return nil }
-func (noDatapath) RemoveSAs(string, bool, uint8) error { return nil }
-func (noDatapath) SealWith(string, uint8) error        { return nil }
-func (noDatapath) SAs() ([]keys.SAStatus, error)       { return nil, nil }
-func (noDatapath) Sealing() ([]keys.Sealing, error)    { return nil, nil }
-func (noDatapath) Lanes() int                          { return 1 }
+func (noDatapath) InstallSA(*keys.SA) error                               { return nil }
+func (noDatapath) RemoveSAs(string, bool, uint8) error                    { return nil }
+func (noDatapath) ExtendSAs(string, bool, uint8, uint64, time.Time) error { return nil }
+func (noDatapath) SealWith(string, uint8) error                           { return nil }
+func (noDatapath) SAs() ([]keys.SAStatus, error)                          { return nil, nil }
+func (noDatapath) Sealing() ([]keys.Sealing, error)                       { return nil, nil }
+func (noDatapath) Lanes() int                                             { return 1 }

@@ -1,0 +1,367 @@
+package keys
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"weft.dev/weft/internal/keys/kek"
+)
+
+const (
+	testHardTTL = 72 * time.Hour
+	testExtend  = time.Hour
+	// testStride is shorter than what is left of keys when they are extended.
+	testStride = 3 * time.Minute
+)
+
+// extending makes a bed whose nodes extend keys, unless they are named as those that do not.
+func extending(t *testing.T, not ...string) *bed {
+	b := newBed(t)
+	b.options = func(o *Options) {
+		if !slices.Contains(not, o.Node) {
+			o.ExtendTTL = testExtend
+		}
+	}
+	return b
+}
+
+// away takes the KMS from nodes, or gives it back.
+func away(yes bool, nodes ...*node) {
+	for _, n := range nodes {
+		var fail func(uint64) error
+		if yes {
+			fail = func(uint64) error { return &kek.Error{Kind: kek.ErrUnreachable} }
+		}
+		n.kek.refuse(fail)
+	}
+}
+
+// walk lets time pass until the newest epoch has an age, slowly enough for the nodes to keep the keys with their peers alive.
+func (b *bed) walk(age time.Duration, nodes ...*node) {
+	b.t.Helper()
+	for b.age() < age {
+		b.clock.skip(min(testStride, age-b.age()))
+		b.until("the keys' end is put off", func() bool {
+			for _, n := range nodes {
+				if b.left(n) < testStride {
+					return false
+				}
+			}
+			return true
+		})
+	}
+}
+
+// left is how soon a node's first key ends; those that have reached the end of all ends do not count.
+func (b *bed) left(n *node) time.Duration {
+	b.fabric.mu.Lock()
+	defer b.fabric.mu.Unlock()
+	end := testHardTTL + testExtend - b.age() - time.Second
+	left := time.Duration(1 << 62)
+	for _, sa := range n.dp.sas {
+		if d := sa.deadline - b.clock.Boot(); d < end {
+			left = min(left, d)
+		}
+	}
+	return left
+}
+
+// alarms counts the steps that a node told of.
+func alarms(n *node) int {
+	return len(slices.DeleteFunc(n.History(), func(e Event) bool { return e.Event != EventExtended }))
+}
+
+// alarmed says whether a node's status says that an epoch is extended.
+func alarmed(n *node) bool {
+	s := n.Status()
+	said := strings.Contains(strings.Join(s.Problems, "\n"), "ttl: EXTENDED: epoch 1 ")
+	listed := slices.ContainsFunc(s.Epochs, func(e EpochStatus) bool { return !e.Extended.IsZero() })
+	if said != listed {
+		panic("the problem and the epoch's row do not say the same")
+	}
+	return said
+}
+
+// dropped waits until packets are dropped in both directions, and the nodes say why.
+func (b *bed) dropped(nodes ...*node) {
+	b.t.Helper()
+	b.until("packets are dropped", func() bool {
+		return b.fabric.try(nodes[0].name, nodes[1].name) != "" && b.fabric.try(nodes[1].name, nodes[0].name) != ""
+	})
+	for i, n := range nodes {
+		b.until("the state says so", func() bool { return b.peer(n, nodes[1-i].name).State == StateExpired && !alarmed(n) })
+	}
+}
+
+// recovered waits for the next epoch, after which nothing of the extended one is left.
+func (b *bed) recovered(nodes ...*node) {
+	b.t.Helper()
+	away(false, nodes...)
+	b.until("the next epoch", func() bool { b.clock.skip(100 * time.Millisecond); return nodes[0].Status().Epoch == 2 })
+	b.forgiveAll(false)
+	b.up(2)
+	b.until("the old keys are gone, and with them the alarm", func() bool {
+		b.clock.skip(10 * time.Millisecond)
+		b.fabric.mu.Lock()
+		defer b.fabric.mu.Unlock()
+		for _, d := range b.fabric.nodes {
+			for _, sa := range d.sas {
+				if sa.number != 2 {
+					return false
+				}
+			}
+		}
+		return true
+	})
+	for _, n := range nodes {
+		if alarmed(n) {
+			b.t.Errorf("%s: the alarm goes on: %v", n.name, n.Status().Problems)
+		}
+	}
+	b.sound()
+}
+
+// TestExtendTTL keeps the KMS away past the hard TTL: nothing is lost up to the end of the extension, and every step
+// is told. Whether the KMS comes back in time or not, all recovers by itself.
+func TestExtendTTL(t *testing.T) {
+	for _, inTime := range []bool{true, false} {
+		b := extending(t)
+		path := filepath.Join(t.TempDir(), "audit.jsonl")
+		log := OpenAudit(AuditOptions{Path: path, Node: "a", MaxSize: 1 << 20, Keep: 1})
+		configured := b.options
+		b.options = func(o *Options) {
+			if configured(o); o.Node == "a" {
+				o.Audit = log.Event
+			}
+		}
+		nodes := b.cluster("a", "b")
+		b.up(1)
+		away(true, nodes...)
+		b.clock.skip(testHardTTL - 30*time.Minute - b.age())
+		b.walk(testHardTTL-10*time.Minute, nodes...)
+		for _, n := range nodes {
+			if alarmed(n) || alarms(n) != 0 {
+				t.Errorf("%s: an alarm before the hard TTL: %v", n.name, n.Status().Problems)
+			}
+		}
+		b.walk(testHardTTL+testExtend-10*time.Minute, nodes...)
+		for _, n := range nodes {
+			s := n.Status()
+			if !alarmed(n) || alarms(n) < 5 || s.TTLRatio != 1 || !s.Epochs[0].Readable {
+				t.Errorf("%s: %d steps told, status %+v", n.name, alarms(n), s)
+			}
+			if end := s.Epochs[0].Expires.Add(testExtend); s.Epochs[0].Extended.After(end.Add(time.Second)) || s.Epochs[0].ExtendedMost.Sub(end).Abs() > time.Second {
+				t.Errorf("%s: extended to %s of %s: the end is %s", n.name, s.Epochs[0].Extended, s.Epochs[0].ExtendedMost, end)
+			}
+		}
+		if list, _ := b.store.Epochs(); len(list) != 1 {
+			t.Errorf("the store holds %d epochs: the leader removed what is in use", len(list))
+		}
+		b.sound()
+		if !inTime {
+			b.forgiveAll(true)
+			b.clock.skip(testHardTTL + testExtend + time.Second - b.age())
+			b.dropped(nodes...)
+		}
+		b.recovered(nodes...)
+		for _, n := range nodes {
+			n.stop()
+		}
+		if err := log.Close(); err != nil {
+			t.Fatal(err)
+		}
+		told := slices.DeleteFunc(readTestAudit(t, path), func(r AuditRecord) bool { return r.Op != EventExtended })
+		if len(told) < 5 || told[0].Epoch != 1 || !strings.Contains(told[0].Detail, "no newer epoch") {
+			t.Errorf("the audit log says %+v", told)
+		}
+	}
+}
+
+// TestExtendTTLOneSideOnly has one node that does not extend: it fails closed, whoever leads.
+func TestExtendTTLOneSideOnly(t *testing.T) {
+	for _, leader := range []string{"a", "b"} {
+		b := extending(t, "b")
+		b.office.holder = leader
+		nodes := b.cluster("a", "b")
+		b.up(1)
+		away(true, nodes...)
+		b.clock.skip(testHardTTL - 10*time.Minute - b.age())
+		b.walk(testHardTTL-time.Minute, nodes[0])
+		b.fabric.pump()
+		b.forgiveAll(true)
+		b.clock.skip(2 * time.Minute)
+		b.until("b fails closed", func() bool { return b.peer(nodes[1], "a").State == StateExpired })
+		if got := b.fabric.try("b", "a"); got != "no_key" {
+			t.Errorf("b seals: %q", got)
+		}
+		if got := b.fabric.try("a", "b"); !strings.HasPrefix(got, "esp_unknown_sa") {
+			t.Errorf("b opens: %q", got)
+		}
+		if alarmed(nodes[1]) || alarms(nodes[1]) != 0 || alarms(nodes[0]) == 0 {
+			t.Errorf("told: a %d times, b %d times", alarms(nodes[0]), alarms(nodes[1]))
+		}
+		b.recovered(nodes...)
+	}
+}
+
+// TestExtendTTLAndRestart starts an agent anew while keys are extended and the KMS is away: it cannot read the epoch, and
+// keeps alive what the datapath has.
+func TestExtendTTLAndRestart(t *testing.T) {
+	b := extending(t)
+	nodes := b.cluster("a", "b")
+	b.up(1)
+	away(true, nodes...)
+	b.clock.skip(testHardTTL - 10*time.Minute - b.age())
+	b.walk(testHardTTL+5*time.Minute, nodes...)
+	before := b.ids()
+	for _, n := range nodes {
+		n.stop()
+		n.start()
+		b.until("the new agent has seen it", func() bool { return alarmed(n) && alarms(n) == 1 && dekState(n, 1) == "unreachable" })
+	}
+	b.walk(testHardTTL+40*time.Minute, nodes...)
+	for _, n := range nodes {
+		if !alarmed(n) || alarms(n) < 4 {
+			t.Errorf("%s: %d steps told, %v", n.name, alarms(n), n.Status().Problems)
+		}
+	}
+	if after := b.ids(); !slices.Equal(before, after) {
+		t.Errorf("keys were %v, are %v", before, after)
+	}
+	b.recovered(nodes...)
+}
+
+// TestExtendTTLWithoutAgents has packets stop at the last step's end, and what has ended stay so.
+func TestExtendTTLWithoutAgents(t *testing.T) {
+	b := extending(t)
+	nodes := b.cluster("a", "b")
+	b.up(1)
+	away(true, nodes...)
+	b.clock.skip(testHardTTL - 10*time.Minute - b.age())
+	b.walk(testHardTTL+time.Minute, nodes...)
+	for _, n := range nodes {
+		n.stop()
+	}
+	b.clock.skip(testStride)
+	b.fabric.pump()
+	b.forgiveAll(true)
+	b.clock.skip(extendMost)
+	for _, pair := range [][2]string{{"a", "b"}, {"b", "a"}} {
+		if got := b.fabric.try(pair[0], pair[1]); got != "key_expired" {
+			t.Errorf("%s to %s: %q, want key_expired", pair[0], pair[1], got)
+		}
+	}
+	for _, n := range nodes {
+		n.start()
+	}
+	b.dropped(nodes...)
+	b.recovered(nodes...)
+}
+
+// TestExtendTTLAndExchange loses a node's keys while the epoch is extended: both hold its key, so new ones can be made.
+func TestExtendTTLAndExchange(t *testing.T) {
+	b := extending(t)
+	nodes := b.cluster("a", "b")
+	b.up(1)
+	away(true, nodes...)
+	b.clock.skip(testHardTTL - 10*time.Minute - b.age())
+	b.walk(testHardTTL+5*time.Minute, nodes...)
+	nodes[1].dp.reboot()
+	nodes[0].Kick("b")
+	nodes[1].Kick("a")
+	b.until("new keys", func() bool {
+		b.clock.skip(10 * time.Millisecond)
+		return b.fabric.try("a", "b") == "" && b.fabric.try("b", "a") == ""
+	})
+	b.walk(testHardTTL+testExtend-time.Minute, nodes...)
+	b.sound()
+	b.forgiveAll(true)
+	b.clock.skip(2 * time.Minute)
+	b.dropped(nodes...)
+	b.recovered(nodes...)
+}
+
+// TestExtendTTLOfOnePair has one node without the KMS: the others go on to new epochs, and the leader leaves the old
+// one's object alone. A KMS that answers no is obeyed: that node is out at the hard TTL.
+func TestExtendTTLOfOnePair(t *testing.T) {
+	for _, kind := range []error{kek.ErrUnreachable, kek.ErrDenied} {
+		b := extending(t)
+		b.office.closed["c"] = true
+		nodes := b.cluster("a", "b", "c")
+		a, c := nodes[0], nodes[2]
+		b.up(1)
+		c.kek.refuse(func(epoch uint64) error {
+			if epoch > 1 {
+				return &kek.Error{Kind: kind}
+			}
+			return nil
+		})
+		first := b.store.created(1)
+		age := func() time.Duration { return b.clock.Wall().Sub(first) }
+		b.rotateByAge(a)
+		b.up(2, "a", "b")
+		b.rotateByAge(a)
+		b.up(3, "a", "b")
+		b.clock.skip(testHardTTL - 30*time.Minute - age())
+		b.until("the others move on", func() bool {
+			return a.Status().Epoch == b.nodes["b"].Status().Epoch && dekState(c, a.Status().Newest) == kek.Outcome(&kek.Error{Kind: kind})
+		})
+		if kind == kek.ErrDenied {
+			b.fabric.forgive("a", "c", true)
+			b.fabric.forgive("b", "c", true)
+		}
+		for age() < testHardTTL+30*time.Minute {
+			b.clock.skip(testStride)
+			b.until("keys' end is put off", func() bool {
+				c.extendDue() // it has its chance
+				return b.left(a) > testStride && b.left(nodes[1]) > testStride && (kind == kek.ErrDenied || b.left(c) > testStride)
+			})
+		}
+		if kind == kek.ErrDenied {
+			b.until("c is out", func() bool { return b.fabric.try("c", "a") == "no_key" && alarms(c) == 0 && !alarmed(c) })
+		} else {
+			if !alarmed(a) || !alarmed(c) || !strings.Contains(strings.Join(a.Status().Problems, "\n"), "not every peer moves") {
+				t.Errorf("a says %v, c says %v", a.Status().Problems, c.Status().Problems)
+			}
+			if b.store.created(1).IsZero() {
+				t.Error("the epoch's object was removed")
+			}
+		}
+		c.kek.refuse(nil)
+		b.fabric.forgive("a", "c", false)
+		b.fabric.forgive("b", "c", false)
+		b.until("c is back", func() bool { b.clock.skip(time.Second); return b.peer(c, "a").State == StateUp })
+		b.up(3)
+		b.until("the alarm is over", func() bool { return !alarmed(a) && !alarmed(c) })
+		b.sound()
+	}
+}
+
+// created is when an epoch was made, zero if it is not there.
+func (s *memStore) created(number uint64) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.epochs[number].Created
+}
+
+// TestExtendTTLEndsByHand removes the epoch's object, which is the off-switch: no further step is made.
+func TestExtendTTLEndsByHand(t *testing.T) {
+	b := extending(t)
+	nodes := b.cluster("a", "b")
+	b.up(1)
+	away(true, nodes...)
+	b.clock.skip(testHardTTL - 10*time.Minute - b.age())
+	b.walk(testHardTTL+5*time.Minute, nodes...)
+	b.sound()
+	if err := b.store.DeleteEpoch(1); err != nil {
+		t.Fatal(err)
+	}
+	b.until("the nodes know", func() bool { return len(nodes[0].Status().Epochs)+len(nodes[1].Status().Epochs) == 0 })
+	b.forgiveAll(true)
+	b.clock.skip(extendMost)
+	b.dropped(nodes...)
+	b.recovered(nodes...)
+}
