@@ -282,6 +282,7 @@ func (a *Agent) encryptMetrics(running *node) (*metrics.Encryption, error) {
 	status := ring.Status()
 	out.Epoch, out.Handshakes, out.Rotations, out.Kicks = status.Epoch, status.Counters.Handshakes, status.Counters.Rotations, status.Counters.Kicks
 	out.Rewraps, out.TTLRatio, out.KMSFailing = status.Counters.Rewraps, status.TTLRatio, status.KMS.Failing
+	out.Extended = slices.ContainsFunc(status.Epochs, func(e keys.EpochStatus) bool { return !e.Extended.IsZero() })
 	out.UnwrapErrors = map[string]uint64{}
 	for _, kind := range kek.Outcomes() {
 		if kind != "ok" {

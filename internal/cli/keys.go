@@ -135,10 +135,22 @@ func writeKeyEpochs(w io.Writer, s *keys.Status, wide bool) error {
 		Empty: "no epoch has been made yet",
 	}
 	for _, e := range s.Epochs {
-		rows.Add(fmt.Sprint(e.Number), e.DEK, ago(e.Created), in(e.Expires), fmt.Sprint(e.Peers), cmp.Or(e.Error, "-"),
+		rows.Add(fmt.Sprint(e.Number), e.DEK, ago(e.Created), in(e.Expires), fmt.Sprint(e.Peers), epochProblem(&e),
 			in(e.NextTry), e.KEK, cmp.Or(e.KEKVersion, "-"))
 	}
 	return rows.Write(w, wide)
+}
+
+// epochProblem is what is wrong with an epoch, the alarm first.
+func epochProblem(e *keys.EpochStatus) string {
+	if e.Extended.IsZero() {
+		return cmp.Or(e.Error, "-")
+	}
+	text := fmt.Sprintf("EXTENDED beyond its hard TTL: in use for another %s, at most %s", in(e.Extended), in(e.ExtendedMost))
+	if e.Error != "" {
+		text += "; " + e.Error
+	}
+	return text
 }
 
 func writeKeyPeers(w io.Writer, s *keys.Status, wide bool) error {

@@ -21,6 +21,8 @@ type keeper struct {
 	looks int
 	stuck bool
 	fails error
+	// extended is until when the epoch is extended.
+	extended time.Time
 }
 
 func (k *keeper) Keys(context.Context) (*keys.Status, error) {
@@ -31,6 +33,9 @@ func (k *keeper) Keys(context.Context) (*keys.Status, error) {
 		Node: "a", Ready: true, Epoch: k.epoch, Newest: k.epoch, Leader: "b", KEK: "file:///etc/weft/kek", NextRotation: now.Add(90 * time.Minute),
 		Epochs: []keys.EpochStatus{{Epoch: keys.Epoch{Number: k.epoch, Created: now, Expires: now.Add(72 * time.Hour)}, DEK: keys.DEKReadable, Readable: true, Peers: 1}},
 		Peers:  []keys.PeerStatus{{Name: "b", State: keys.StateUp, EpochTX: k.epoch, EpochRX: k.epoch, PostQuantum: true, Group: "X25519MLKEM768"}},
+	}
+	if !k.extended.IsZero() {
+		s.Epochs[0].Extended, s.Epochs[0].ExtendedMost = k.extended, k.extended.Add(time.Hour)
 	}
 	if k.looks--; k.looks >= 0 || k.stuck {
 		s.Peers[0].State, s.Peers[0].EpochTX, s.Peers[0].LastError = keys.StateBehind, k.epoch-1, "the peer cannot be reached"
@@ -71,6 +76,10 @@ func TestKeys(t *testing.T) {
 	}
 	if code, out, errOut = weft(runDir, "keys", "rotate", "--wait"); code != exitOK || !strings.Contains(out, "epoch 8 is in use with every other node") {
 		t.Errorf("rotate --wait: %d %s\n%s", code, errOut, out)
+	}
+	agent.extended = time.Now().Add(5*time.Minute + time.Second)
+	if code, out, _ = weft(runDir, "keys", "status"); code != exitOK || !strings.Contains(out, "EXTENDED beyond its hard TTL: in use for another 5m") || !strings.Contains(out, "at most 1h5m") {
+		t.Errorf("status, extended: %d\n%s", code, out)
 	}
 	agent.stuck = true
 	code, _, errOut = weft(runDir, "keys", "rotate", "--wait", "--timeout", "10ms")

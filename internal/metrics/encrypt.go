@@ -29,6 +29,8 @@ type Encryption struct {
 	Rewraps uint64
 	// TTLRatio is how much of the hard TTL of the epoch in use is over, 0 to 1.
 	TTLRatio float64
+	// Extended: keys are in use beyond their epoch's hard TTL.
+	Extended bool
 	// KMSFailing names the failure of the last call to the KMS, "" for none.
 	KMSFailing string
 	KMS        []KMSRequests
@@ -69,7 +71,8 @@ var (
 	encEngineDesc      = desc("weft_encrypt_engine_info", "What does the AES-GCM: asked for and active. Always 1.", "asked", "active")
 	encEpochDesc       = desc("weft_encrypt_epoch", "Number of the newest epoch that this node uses, 0 for none.")
 	encEpochEndDesc    = desc("weft_encrypt_epoch_expires_timestamp_seconds", "When that epoch reaches its hard TTL.")
-	keysTTLDesc        = desc("weft_keys_epoch_ttl_ratio", "How much of the hard TTL of the epoch in use is over, 0 to 1. At 1 packets are dropped.")
+	keysTTLDesc        = desc("weft_keys_epoch_ttl_ratio", "How much of the hard TTL of the epoch in use is over, 0 to 1. At 1 packets are dropped, or weft_keys_epoch_extended is 1.")
+	keysExtendedDesc   = desc("weft_keys_epoch_extended", "1 while keys are in use beyond their epoch's hard TTL, as keys.extendTTL allows.")
 	keysRewrapsDesc    = desc("weft_keys_rewraps_total", "Epochs' keys that this node wrapped again for a new version of the KEK.")
 	keysUnwrapDesc     = desc("weft_keys_unwrap_errors_total", "Attempts at an epoch's key that failed, each with all its calls to the KMS. Every kind is present, also at 0.", "kind")
 	kmsRequestsDesc    = desc("weft_keys_kms_requests_total", "Calls to the KMS, each attempt for itself. Every outcome is present, also at 0.", "op", "outcome")
@@ -82,7 +85,7 @@ func describeEncryption(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		encPeersDesc, encQuantumDesc, encPacketsDesc, encBytesDesc, encErrorsDesc, encHandshakesDesc, encRotationsDesc,
 		encKicksDesc, encKeyAgeDesc, encEngineDesc, encEpochDesc, encEpochEndDesc, encCertificateDesc,
-		keysTTLDesc, keysRewrapsDesc, keysUnwrapDesc, kmsRequestsDesc, kmsSecondsDesc, kmsUpDesc,
+		keysTTLDesc, keysExtendedDesc, keysRewrapsDesc, keysUnwrapDesc, kmsRequestsDesc, kmsSecondsDesc, kmsUpDesc,
 	} {
 		ch <- d
 	}
@@ -158,6 +161,7 @@ func (c *Collector) encryption(ch chan<- prometheus.Metric, e *Encryption) {
 	moment(ch, encEpochEndDesc, e.EpochExpires)
 	moment(ch, encCertificateDesc, e.CertificateExpires)
 	gauge(ch, keysTTLDesc, e.TTLRatio)
+	gauge(ch, keysExtendedDesc, map[bool]float64{true: 1}[e.Extended])
 	counter(ch, keysRewrapsDesc, float64(e.Rewraps))
 	for kind, count := range e.UnwrapErrors {
 		counter(ch, keysUnwrapDesc, float64(count), kind)

@@ -51,15 +51,19 @@ type asked struct{ failing string }
 
 func (a asked) Metrics() (Snapshot, error) {
 	return Snapshot{Encryption: &Encryption{
-		TTLRatio: 0.5, Rewraps: 1, UnwrapErrors: map[string]uint64{"denied": 2}, KMSFailing: a.failing,
+		TTLRatio: 0.5, Extended: a.failing != "", Rewraps: 1, UnwrapErrors: map[string]uint64{"denied": 2}, KMSFailing: a.failing,
 		KMS: []KMSRequests{{Op: "unwrap", Outcomes: map[string]uint64{"ok": 2, "denied": 1}, Bounds: []float64{0.1, 1}, Buckets: []uint64{1, 2}, Seconds: 3.5}},
 	}}, nil
 }
 
 func TestKMSMetrics(t *testing.T) {
 	for failing, up := range map[string]string{"": "1", "denied": "0"} {
+		extended := map[string]string{"0": "1", "1": "0"}[up]
 		want := `
-# HELP weft_keys_epoch_ttl_ratio How much of the hard TTL of the epoch in use is over, 0 to 1. At 1 packets are dropped.
+# HELP weft_keys_epoch_extended 1 while keys are in use beyond their epoch's hard TTL, as keys.extendTTL allows.
+# TYPE weft_keys_epoch_extended gauge
+weft_keys_epoch_extended ` + extended + `
+# HELP weft_keys_epoch_ttl_ratio How much of the hard TTL of the epoch in use is over, 0 to 1. At 1 packets are dropped, or weft_keys_epoch_extended is 1.
 # TYPE weft_keys_epoch_ttl_ratio gauge
 weft_keys_epoch_ttl_ratio 0.5
 # HELP weft_keys_kms_request_seconds How long calls to the KMS took.
@@ -84,7 +88,7 @@ weft_keys_rewraps_total 1
 weft_keys_unwrap_errors_total{kind="denied"} 2
 `
 		err := testutil.CollectAndCompare(NewCollector(asked{failing}, nil), strings.NewReader(want),
-			"weft_keys_epoch_ttl_ratio", "weft_keys_rewraps_total", "weft_keys_unwrap_errors_total", "weft_keys_kms_requests_total", "weft_keys_kms_request_seconds", "weft_keys_kms_up")
+			"weft_keys_epoch_extended", "weft_keys_epoch_ttl_ratio", "weft_keys_rewraps_total", "weft_keys_unwrap_errors_total", "weft_keys_kms_requests_total", "weft_keys_kms_request_seconds", "weft_keys_kms_up")
 		if err != nil {
 			t.Error(err)
 		}
