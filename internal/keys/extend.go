@@ -161,8 +161,8 @@ func (m *Manager) tellExtended() {
 	for _, e := range m.epochs {
 		until, peers := m.extended(e)
 		if until == 0 && e.told != 0 {
-			m.log.Info("keys: an epoch past its hard TTL is no longer in use", "epoch", e.Number)
 			e.told = 0
+			m.log.Warn("keys: an epoch is no longer in use beyond its hard TTL", "epoch", e.Number, "recovered", m.target > e.Number)
 		}
 		if until <= e.told {
 			continue

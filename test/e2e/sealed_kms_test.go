@@ -30,7 +30,7 @@ var kmsProviders = map[string]func(testing.TB) *kms.Counterpart{
 const (
 	// kmsAge is keys.maxAge in these tests: an epoch every two seconds.
 	kmsAge = 2 * time.Second
-	// kmsTTL is keys.hardTTL, which no outage here reaches.
+	// kmsTTL is keys.hardTTL, which no outage in TestRotationOverKMS reaches.
 	kmsTTL = 5 * time.Minute
 	// kmsRotations is how many epochs pass in the short version.
 	kmsRotations = 12
@@ -54,7 +54,7 @@ func TestRotationOverKMS(t *testing.T) {
 			if start := kmsProviders[name]; start != nil {
 				c = start(t)
 			}
-			useKMS(t, l, c)
+			useKMS(t, l, c, kmsTTL)
 			before := kernelLosses(t, l)
 			load := startLoad(t, path{l.Pod("client"), l.Pod("server")})
 			rotateByAge(t, l)
@@ -72,9 +72,9 @@ func TestRotationOverKMS(t *testing.T) {
 }
 
 // useKMS has the agents use a counterpart from now on, beginning with its first epoch. nil is the lab's key file.
-func useKMS(t *testing.T, l *lab.Lab, c *kms.Counterpart) {
+func useKMS(t *testing.T, l *lab.Lab, c *kms.Counterpart, ttl time.Duration) {
 	t.Helper()
-	section := map[string]any{"maxAge": kmsAge.String(), "hardTTL": kmsTTL.String()}
+	section := map[string]any{"maxAge": kmsAge.String(), "hardTTL": ttl.String()}
 	if c != nil {
 		c.Setenv(t)
 		section["kek"] = c.URL
@@ -242,9 +242,15 @@ func goAway(t *testing.T, l *lab.Lab, c *kms.Counterpart) {
 		t.Errorf("epoch %d was followed by %d while the KMS was away", during, after)
 	}
 	back()
+	recovers(t, l, during+2)
+}
+
+// recovers waits for an epoch after the KMS came back.
+func recovers(t *testing.T, l *lab.Lab, number uint64) {
+	t.Helper()
 	var err error
 	for begin := time.Now(); time.Since(begin) < 2*time.Minute; time.Sleep(100 * time.Millisecond) { // its backoff may have grown
-		if err = onEpoch(t.Context(), l, during+2); err == nil {
+		if err = onEpoch(t.Context(), l, number); err == nil {
 			t.Logf("in use again %s after the KMS came back", time.Since(begin).Round(time.Millisecond))
 			return
 		}
