@@ -22,6 +22,10 @@ type epoch struct {
 	born, deadline time.Duration
 	// end is the deadline and Options.ExtendTTL: no keys in use are extended beyond it.
 	end time.Duration
+	// answer is what the KMS has said when it was asked last whether this node may have the key still, which was for
+	// keys that end at askedOf.
+	answer  error
+	askedOf time.Duration
 	// told is the end of extended keys that was last told of.
 	told time.Duration
 	// rotateAt is when it is old enough for the next, by Clock.Boot.
@@ -345,11 +349,7 @@ func (m *Manager) ttlProblem() string {
 	now := m.clock.Boot()
 	for _, e := range m.sorted() {
 		if now < e.deadline && e.warned > 0 && !m.wayOn(e, now) {
-			end := ""
-			if m.mayExtend(e) {
-				end = fmt.Sprintf(", unless keys.extendTTL carries on for %s", m.opt.ExtendTTL)
-			}
-			return fmt.Sprintf("ttl: %d%% of epoch %d's hard TTL are over, %s; packets are dropped in %s%s", m.percent(e), e.Number, m.lacks(e), (e.deadline - now).Round(time.Second), end)
+			return fmt.Sprintf("ttl: %d%% of epoch %d's hard TTL are over, %s; packets are dropped in %s%s", m.percent(e), e.Number, m.lacks(e), (e.deadline - now).Round(time.Second), m.prospect(e))
 		}
 	}
 	return ""

@@ -1,6 +1,7 @@
 package keys
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -21,20 +22,44 @@ func (m *Manager) extendStep() time.Duration {
 // extendAhead is how long before their end keys in use are extended.
 func (m *Manager) extendAhead() time.Duration { return m.extendStep() / 2 }
 
-// mayExtend says whether an epoch may go on past its hard TTL here. Not if the KMS has refused this node a newer one: that
-// is how a node is shut out, which is not an outage. The caller holds mu.
+// mayExtend says whether an epoch may go on past its hard TTL here. Not if the KMS has refused this node its key: an
+// answer is no outage, and whoever has withdrawn the KEK is obeyed. The caller holds mu.
 func (m *Manager) mayExtend(e *epoch) bool {
-	for _, newer := range m.epochs {
-		if newer.Number > e.Number && m.clock.Boot() < newer.deadline && refused(newer.err) {
-			return false
-		}
-	}
-	return m.opt.ExtendTTL > 0
+	return m.opt.ExtendTTL > 0 && !refused(e.err) && !refused(e.answer)
 }
 
 // refused says whether a KMS has answered, and the answer is no.
 func refused(err error) bool {
 	return errors.Is(err, kek.ErrDenied) || errors.Is(err, kek.ErrDisabled) || errors.Is(err, kek.ErrNotFound)
+}
+
+// ask has the KMS say whether this node may still have the key of an epoch, which it holds. Not all nodes at once.
+func (m *Manager) ask(ctx context.Context, e *epoch) {
+	if !m.sleep(ctx, spread(m.extendAhead()/4)) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, unwrapTime)
+	defer cancel()
+	m.mu.Lock()
+	wrapped := e.Wrapped
+	m.mu.Unlock()
+	began := m.clock.Boot()
+	dek, err := m.opt.KEK.Unwrap(ctx, wrapped, kek.Binding{Cluster: m.opt.Cluster, Epoch: e.Number})
+	clear(dek)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return
+	}
+	e.answer = err
+	m.recordLocked(Event{Event: EventUnwrapped, Epoch: e.Number, Outcome: kek.Outcome(err), Detail: text(err), Took: m.clock.Boot() - began})
+	if err != nil {
+		m.counters.UnwrapErrors[kek.Outcome(err)]++
+	}
+	if refused(err) {
+		m.log.Error("keys: the KMS refuses the key of an epoch, which is not extended", "epoch", e.Number, "error", err)
+	}
+	m.retarget()
 }
 
 // until is when keys of an epoch expire that are installed now, by Clock.Boot. The caller holds mu.
@@ -76,8 +101,8 @@ func (m *Manager) uses(e *epoch, now time.Duration) []use {
 }
 
 // extendDue extends the keys of epochs that are in use still when their hard TTL comes: that alone says that there
-// was no way on. It returns when to look again.
-func (m *Manager) extendDue() time.Duration {
+// was no way on. The KMS is asked beforehand. It returns when to look again.
+func (m *Manager) extendDue(ctx context.Context) time.Duration {
 	now := m.clock.Boot()
 	next := now + tick
 	if m.opt.ExtendTTL == 0 {
@@ -86,10 +111,10 @@ func (m *Manager) extendDue() time.Duration {
 	m.mu.Lock()
 	due := map[time.Duration][]use{}
 	for _, e := range m.epochs {
-		if begin := e.deadline - m.extendAhead(); now < begin {
+		if begin := e.deadline - m.extendStep(); now < begin {
 			next = min(next, begin)
 		} else if m.live(e) && m.mayExtend(e) {
-			until, uses, again := m.nextEnd(e, now)
+			until, uses, again := m.nextEnd(ctx, e, now)
 			next = min(next, again)
 			due[until] = append(due[until], uses...)
 		}
@@ -111,13 +136,21 @@ func (m *Manager) extendDue() time.Duration {
 
 // nextEnd is the end that keys of an epoch are to get now, and which of them. All get the same, so that they are due
 // together the next time. The caller holds mu.
-func (m *Manager) nextEnd(e *epoch, now time.Duration) (until time.Duration, due []use, next time.Duration) {
+func (m *Manager) nextEnd(ctx context.Context, e *epoch, now time.Duration) (until time.Duration, due []use, next time.Duration) {
 	uses, soonest := m.uses(e, now), e.end
 	for _, u := range uses {
 		soonest = min(soonest, u.deadline)
 	}
-	if now < soonest-m.extendAhead() {
-		return 0, nil, soonest - m.extendAhead()
+	asks, extends := soonest-m.extendStep(), soonest-m.extendAhead()
+	if now < asks || len(uses) == 0 {
+		return 0, nil, max(asks, now+m.extendAhead())
+	}
+	if e.dek != nil && e.askedOf != soonest { // without its key, it is being asked for anyway
+		e.askedOf = soonest
+		m.work.Go(func() { m.ask(ctx, e) })
+	}
+	if now < extends {
+		return 0, nil, extends
 	}
 	until = min(soonest+m.extendStep(), e.end)
 	for _, u := range uses {
@@ -154,6 +187,25 @@ func (m *Manager) extended(e *epoch) (until time.Duration, peers int) {
 	return until, len(with)
 }
 
+// most is until when keys of an epoch may live that are extended to until. The caller holds mu.
+func (m *Manager) most(e *epoch, until time.Duration) time.Duration {
+	if m.mayExtend(e) {
+		return e.end
+	}
+	return until
+}
+
+// prospect says what follows an epoch's hard TTL, "" for nothing. The caller holds mu.
+func (m *Manager) prospect(e *epoch) string {
+	switch {
+	case m.opt.ExtendTTL == 0:
+		return ""
+	case m.mayExtend(e):
+		return fmt.Sprintf(", unless keys.extendTTL carries on for %s", m.opt.ExtendTTL)
+	}
+	return fmt.Sprintf(", since the KMS refuses its key (%s), and keys.extendTTL is for outages", unwrapKind(errors.Join(e.err, e.answer)))
+}
+
 // tellExtended raises the alarm, anew at every step, and calls it off.
 func (m *Manager) tellExtended() {
 	m.mu.Lock()
@@ -168,10 +220,10 @@ func (m *Manager) tellExtended() {
 			continue
 		}
 		e.told = until
-		detail := fmt.Sprintf("past the hard TTL, to %s, with %d peers, %s; the end is at %s",
-			m.wall(until).UTC().Format(time.RFC3339), peers, m.lacks(e), m.wall(e.end).UTC().Format(time.RFC3339))
+		detail := fmt.Sprintf("past the hard TTL, to %s, with %d peers, %s; at most to %s",
+			m.wall(until).UTC().Format(time.RFC3339), peers, m.lacks(e), m.wall(m.most(e, until)).UTC().Format(time.RFC3339))
 		m.recordLocked(Event{Event: EventExtended, Epoch: e.Number, Detail: detail})
-		m.log.Error("keys: AN EPOCH IS EXTENDED BEYOND ITS HARD TTL", "epoch", e.Number, "peers", peers, "until", m.wall(until), "end", m.wall(e.end), "why", m.lacks(e))
+		m.log.Error("keys: AN EPOCH IS EXTENDED BEYOND ITS HARD TTL", "epoch", e.Number, "peers", peers, "until", m.wall(until), "most", m.wall(m.most(e, until)), "why", m.lacks(e))
 	}
 }
 
@@ -180,7 +232,7 @@ func (m *Manager) extendedProblem() string {
 	now := m.clock.Boot()
 	for _, e := range m.sorted() {
 		if until, peers := m.extended(e); until != 0 {
-			return fmt.Sprintf("ttl: EXTENDED: epoch %d is in use with %d peers beyond its hard TTL, %s; packets are dropped in %s at the latest", e.Number, peers, m.lacks(e), (e.end - now).Round(time.Second))
+			return fmt.Sprintf("ttl: EXTENDED: epoch %d is in use with %d peers beyond its hard TTL, %s; packets are dropped in %s at the latest", e.Number, peers, m.lacks(e), (m.most(e, until) - now).Round(time.Second))
 		}
 	}
 	return ""

@@ -156,7 +156,7 @@ func (m *Manager) step(ctx context.Context) time.Duration {
 	next = min(next, m.unwrapDue(ctx))
 	next = min(next, m.createDue(ctx))
 	next = min(next, m.versionDue(ctx))
-	next = min(next, m.extendDue())
+	next = min(next, m.extendDue(ctx))
 	next = min(next, m.cleanAll())
 	next = min(next, m.exchangeDue(ctx))
 	m.mu.Lock()

@@ -209,7 +209,7 @@ func (m *Manager) epochStatus(e *epoch, peers int) EpochStatus {
 	s := EpochStatus{Epoch: e.Epoch, Peers: peers, Readable: e.dek != nil, DEK: DEKForgotten}
 	s.TTLPercent = m.percent(e)
 	if until, _ := m.extended(e); until != 0 {
-		s.Extended, s.ExtendedMost = m.wall(until), m.wall(e.end)
+		s.Extended, s.ExtendedMost = m.wall(until), m.wall(m.most(e, until))
 	}
 	switch {
 	case e.dek != nil:

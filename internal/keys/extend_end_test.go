@@ -1,0 +1,140 @@
+package keys
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"weft.dev/weft/internal/keys/kek"
+)
+
+// TestExtendTTLOfOnePair has one node without the KMS: the others go on to new epochs, and the leader leaves the old
+// one's object alone. A KMS that answers no is obeyed: that node is out at the hard TTL.
+func TestExtendTTLOfOnePair(t *testing.T) {
+	for _, kind := range []error{kek.ErrUnreachable, kek.ErrDenied} {
+		b := extending(t)
+		b.office.closed["c"] = true
+		nodes := b.cluster("a", "b", "c")
+		a, c := nodes[0], nodes[2]
+		b.up(1)
+		c.kek.refuse(func(epoch uint64) error {
+			if epoch > 1 || kind == kek.ErrDenied {
+				return &kek.Error{Kind: kind}
+			}
+			return nil
+		})
+		first := b.store.created(1)
+		age := func() time.Duration { return b.clock.Wall().Sub(first) }
+		b.rotateByAge(a)
+		b.up(2, "a", "b")
+		b.rotateByAge(a)
+		b.up(3, "a", "b")
+		b.clock.skip(testHardTTL - 30*time.Minute - age())
+		b.until("the others move on", func() bool {
+			return a.Status().Epoch == b.nodes["b"].Status().Epoch && dekState(c, a.Status().Newest) == kek.Outcome(&kek.Error{Kind: kind})
+		})
+		if kind == kek.ErrDenied {
+			b.fabric.forgive("a", "c", true)
+			b.fabric.forgive("b", "c", true)
+		}
+		if kind == kek.ErrDenied {
+			b.clock.skip(testHardTTL - 7*time.Minute - age())
+			b.until("c has asked", func() bool { b.clock.skip(10 * time.Second); return answered(c, "denied") })
+		}
+		for age() < testHardTTL+30*time.Minute {
+			b.clock.skip(testStride)
+			b.until("keys' end is put off", func() bool {
+				c.extendDue(t.Context()) // it has its chance
+				return b.left(a) > testStride && b.left(nodes[1]) > testStride && (kind == kek.ErrDenied || b.left(c) > testStride)
+			})
+		}
+		if kind == kek.ErrDenied {
+			b.until("c is out", func() bool { return b.fabric.try("c", "a") == "no_key" && alarms(c) == 0 && !alarmed(c) })
+		} else {
+			if !alarmed(a) || !alarmed(c) || !strings.Contains(strings.Join(a.Status().Problems, "\n"), "not every peer moves") {
+				t.Errorf("a says %v, c says %v", a.Status().Problems, c.Status().Problems)
+			}
+			if b.store.created(1).IsZero() {
+				t.Error("the epoch's object was removed")
+			}
+		}
+		c.kek.refuse(nil)
+		b.fabric.forgive("a", "c", false)
+		b.fabric.forgive("b", "c", false)
+		b.until("c is back", func() bool { b.clock.skip(time.Second); return b.peer(c, "a").State == StateUp })
+		b.up(3)
+		b.until("the alarm is over", func() bool { return !alarmed(a) && !alarmed(c) })
+		b.sound()
+	}
+}
+
+// answered says whether the KMS has given a node an answer about the first epoch.
+func answered(n *node, outcome string) bool {
+	return slices.ContainsFunc(n.History(), func(e Event) bool {
+		return e.Event == EventUnwrapped && e.Epoch == 1 && e.Outcome == outcome
+	})
+}
+
+// TestExtendTTLRefused has the KMS say no: before the hard TTL nothing is extended, later there is no further step.
+func TestExtendTTLRefused(t *testing.T) {
+	for _, kind := range []error{kek.ErrDenied, kek.ErrDisabled, kek.ErrNotFound} {
+		for _, steps := range []int{0, 2} {
+			b := extending(t)
+			nodes := b.cluster("a", "b")
+			b.up(1)
+			away(true, nodes...)
+			b.clock.skip(testHardTTL - 10*time.Minute - b.age())
+			if steps > 0 {
+				b.walk(testHardTTL, nodes...)
+			}
+			for _, n := range nodes {
+				n.kek.refuse(func(uint64) error { return &kek.Error{Kind: kind} })
+			}
+			outcome := kek.Outcome(&kek.Error{Kind: kind})
+			for _, n := range nodes {
+				b.until("it has asked", func() bool { b.clock.skip(10 * time.Second); return answered(n, outcome) })
+			}
+			b.sound()
+			for _, n := range nodes {
+				if text := strings.Join(n.Status().Problems, "\n"); steps == 0 && !strings.Contains(text, "the KMS refuses its key ("+outcome+")") {
+					t.Errorf("%s says %s", n.name, text)
+				}
+			}
+			told := alarms(nodes[0]) + alarms(nodes[1])
+			b.forgiveAll(true)
+			b.clock.skip(testHardTTL + testExtend/2 - b.age())
+			b.dropped(nodes...)
+			if now := alarms(nodes[0]) + alarms(nodes[1]); now != told || now > 2*steps || (steps == 0) != (now == 0) {
+				t.Errorf("%s: told of %d steps, then of %d: want at most %d", outcome, told, now, 2*steps)
+			}
+			b.recovered(nodes...)
+		}
+	}
+}
+
+// created is when an epoch was made, zero if it is not there.
+func (s *memStore) created(number uint64) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.epochs[number].Created
+}
+
+// TestExtendTTLEndsByHand removes the epoch's object, which is the off-switch: no further step is made.
+func TestExtendTTLEndsByHand(t *testing.T) {
+	b := extending(t)
+	nodes := b.cluster("a", "b")
+	b.up(1)
+	away(true, nodes...)
+	b.clock.skip(testHardTTL - 10*time.Minute - b.age())
+	b.walk(testHardTTL+5*time.Minute, nodes...)
+	b.sound()
+	if err := b.store.DeleteEpoch(1); err != nil {
+		t.Fatal(err)
+	}
+	b.until("the nodes know", func() bool { return len(nodes[0].Status().Epochs)+len(nodes[1].Status().Epochs) == 0 })
+	b.forgiveAll(true)
+	b.clock.skip(extendMost)
+	b.dropped(nodes...)
+	b.recovered(nodes...)
+}
