@@ -9,8 +9,8 @@ import (
 	"weft.dev/weft/internal/keys/kek"
 )
 
-// extendMost is the longest step by which keys in use are extended, and so how long they outlive an agent that is
-// gone: the datapath holds no later end than the last step's.
+// extendMost is the longest step by which keys in use are extended. The datapath holds no later end than the last
+// step's, so they outlive an agent that is gone by one and a half of them at most.
 const extendMost = 10 * time.Minute
 
 // extendStep is by how much keys in use are extended at once: often enough that each step can be told, and with room

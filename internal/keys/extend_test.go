@@ -261,6 +261,36 @@ func TestExtendTTLWithoutAgents(t *testing.T) {
 	b.recovered(nodes...)
 }
 
+// TestExtendTTLAndReboot has a node lose all that it has while the epoch is extended. If the KMS answers it, it may use
+// the epoch; else it is out.
+func TestExtendTTLAndReboot(t *testing.T) {
+	for _, answers := range []bool{true, false} {
+		b := extending(t)
+		b.office.closed["b"] = true // the leader cannot make an epoch
+		nodes := b.cluster("a", "b")
+		b.up(1)
+		away(true, nodes...)
+		b.clock.skip(testHardTTL - 10*time.Minute - b.age())
+		b.walk(testHardTTL+5*time.Minute, nodes...)
+		away(!answers, nodes[1])
+		nodes[1].stop()
+		nodes[1].dp.reboot()
+		nodes[1].start()
+		b.until("it is back, or out", func() bool {
+			b.clock.skip(10 * time.Millisecond)
+			passes := b.fabric.try("a", "b") == "" && b.fabric.try("b", "a") == ""
+			return passes == answers && b.peer(nodes[1], "a").State == map[bool]string{true: StateUp, false: StateNoEpoch}[answers]
+		})
+		if answers {
+			b.walk(testHardTTL+testExtend-10*time.Minute, nodes...)
+			if !alarmed(nodes[0]) || !alarmed(nodes[1]) {
+				t.Errorf("no alarm: %v, %v", nodes[0].Status().Problems, nodes[1].Status().Problems)
+			}
+		}
+		b.recovered(nodes...)
+	}
+}
+
 // TestExtendTTLAndExchange loses a node's keys while the epoch is extended: both hold its key, so new ones can be made.
 func TestExtendTTLAndExchange(t *testing.T) {
 	b := extending(t)
