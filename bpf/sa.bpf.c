@@ -7,9 +7,9 @@
  * GHASH's powers; weft_sa_state declares it alive. See sa.h for how it ends. */
 #include "lib/kfuncs.h"
 
-#define ENOENT 2
-#define ESTALE 116
-#define ENOKEY 126
+#define ENOENT	    2
+#define ESTALE	    116
+#define ENOKEY	    126
 #define EKEYEXPIRED 127
 
 char _license[] SEC("license") = "GPL";
@@ -227,8 +227,8 @@ int weft_sa_state(struct sa_request *r)
 	return 0;
 }
 
-/* Moves the end of keys that are in use: never back, and never of keys that have ended. Packets on other CPUs see
- * the old end or the new one. */
+/* Moves the end of keys that are in use: never back, and never of keys that have ended. Packets on other CPUs
+ * see the old end or the new one. */
 ALWAYS_INLINE int extend(struct sa_request *r, __u32 state, __u64 fingerprint, __u64 *expires_ns)
 {
 	__u64 until = r->expires_ns, was = *expires_ns;

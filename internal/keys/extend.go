@@ -203,7 +203,11 @@ func (m *Manager) prospect(e *epoch) string {
 	case m.mayExtend(e):
 		return fmt.Sprintf(", unless keys.extendTTL carries on for %s", m.opt.ExtendTTL)
 	}
-	return fmt.Sprintf(", since the KMS refuses its key (%s), and keys.extendTTL is for outages", unwrapKind(errors.Join(e.err, e.answer)))
+	no := e.answer
+	if refused(e.err) {
+		no = e.err
+	}
+	return fmt.Sprintf(", since the KMS refuses its key (%s), and keys.extendTTL is for outages", unwrapKind(no))
 }
 
 // tellExtended raises the alarm, anew at every step, and calls it off.
