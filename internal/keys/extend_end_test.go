@@ -1,8 +1,10 @@
 package keys
 
 import (
+	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -136,5 +138,54 @@ func TestExtendTTLEndsByHand(t *testing.T) {
 	b.forgiveAll(true)
 	b.clock.skip(extendMost)
 	b.dropped(nodes...)
+	b.recovered(nodes...)
+}
+
+// balky is a datapath that extends nothing for a while.
+type balky struct {
+	Datapath
+	fails *atomic.Bool
+}
+
+var errBalky = errors.New("the map is full of sand")
+
+func (d balky) ExtendSAs(node string, out bool, epoch uint8, id uint64, until time.Time) error {
+	if d.fails.Load() {
+		return errBalky
+	}
+	return d.Datapath.ExtendSAs(node, out, epoch, id, until)
+}
+
+// TestExtendTTLTriesAgain has the datapath fail when keys are to be extended: it is told as a problem, not as an
+// extension, and tried again until it works.
+func TestExtendTTLTriesAgain(t *testing.T) {
+	b := extending(t)
+	var fails atomic.Bool
+	fails.Store(true)
+	configured := b.options
+	b.options = func(o *Options) {
+		if configured(o); o.Node == "a" {
+			o.Datapath = balky{o.Datapath, &fails}
+		}
+	}
+	nodes := b.cluster("a", "b")
+	b.up(1)
+	away(true, nodes...)
+	b.clock.skip(testHardTTL - testStride - b.age())
+	b.until("it says so", func() bool {
+		return strings.Contains(strings.Join(nodes[0].Status().Problems, "\n"), "extend keys: extend keys of peer b, epoch 1: "+errBalky.Error())
+	})
+	if alarms(nodes[0]) != 0 {
+		t.Error("it says that keys are extended, which they are not")
+	}
+	fails.Store(false)
+	b.until("it is tried again", func() bool {
+		b.clock.skip(100 * time.Millisecond)
+		return alarms(nodes[0]) == 1 && b.left(nodes[0]) > testStride
+	})
+	b.walk(testHardTTL+testStride, nodes...)
+	if text := strings.Join(nodes[0].Status().Problems, "\n"); strings.Contains(text, errBalky.Error()) {
+		t.Errorf("it works again, and still says %s", text)
+	}
 	b.recovered(nodes...)
 }
