@@ -140,7 +140,7 @@ func eventually(t *testing.T, what string, ok func() error) {
 	t.Fatalf("%s: not within %s: %v", what, patience, last)
 }
 
-// reconfigure lays keys over the agents' configuration and restarts them. The first
+// reconfigure lays keys, merged however deep, over the agents' configuration and restarts them. The first
 // configuration comes back when the test ends.
 func reconfigure(t *testing.T, keys map[string]any, nodes ...*lab.Node) {
 	t.Helper()
@@ -158,7 +158,7 @@ func reconfigure(t *testing.T, keys map[string]any, nodes ...*lab.Node) {
 	}
 }
 
-// writeKeys lays keys over a node's configuration file and returns what was in it.
+// writeKeys lays keys, merged however deep, over a node's configuration file and returns what was in it.
 func writeKeys(t *testing.T, n *lab.Node, keys map[string]any) []byte {
 	t.Helper()
 	before, err := os.ReadFile(n.ConfigFile)
@@ -169,9 +169,7 @@ func writeKeys(t *testing.T, n *lab.Node, keys map[string]any) []byte {
 	if err := yaml.Unmarshal(before, &config); err != nil {
 		t.Fatal(err)
 	}
-	for k, v := range keys {
-		config[k] = v
-	}
+	mergeKeys(config, keys)
 	after, err := yaml.Marshal(config)
 	if err != nil {
 		t.Fatal(err)
@@ -180,6 +178,18 @@ func writeKeys(t *testing.T, n *lab.Node, keys map[string]any) []byte {
 		t.Fatal(err)
 	}
 	return before
+}
+
+func mergeKeys(into, from map[string]any) {
+	for k, v := range from {
+		below, okBelow := into[k].(map[string]any)
+		above, okAbove := v.(map[string]any)
+		if okBelow && okAbove {
+			mergeKeys(below, above)
+			continue
+		}
+		into[k] = v
+	}
 }
 
 // ensureStarted has an agent running at a test's end, whatever happened in it.

@@ -88,7 +88,7 @@ func useKMS(t *testing.T, l *lab.Lab, c *kms.Counterpart, ttl time.Duration) {
 		if err := n.StopAgent(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		before := layKeys(t, n, map[string]any{"keys": section})
+		before := writeKeys(t, n, map[string]any{"keys": section})
 		t.Cleanup(func() {
 			if err := os.WriteFile(n.ConfigFile, before, 0o644); err != nil {
 				t.Error(err)

@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"go.yaml.in/yaml/v3"
-
 	"weft.dev/weft/internal/encryptcheck"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/lab"
@@ -128,58 +126,6 @@ func hasKeys(ctx context.Context, l *lab.Lab, n *lab.Node) error {
 		return fmt.Errorf("%s knows %d peers", n.Name, found)
 	}
 	return nil
-}
-
-// configure lays keys, merged however deep, over the configuration of agents and restarts them. The
-// first configuration comes back when the test ends.
-func configure(t *testing.T, keys map[string]any, nodes ...*lab.Node) {
-	t.Helper()
-	for _, n := range nodes {
-		before := layKeys(t, n, keys)
-		t.Cleanup(func() {
-			if err := os.WriteFile(n.ConfigFile, before, 0o644); err != nil {
-				t.Error(err)
-			}
-			ensureStarted(t, n, true)
-		})
-		if err := n.RestartAgent(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// layKeys is writeKeys, but merges sections instead of replacing them.
-func layKeys(t *testing.T, n *lab.Node, keys map[string]any) []byte {
-	t.Helper()
-	before, err := os.ReadFile(n.ConfigFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config := map[string]any{}
-	if err := yaml.Unmarshal(before, &config); err != nil {
-		t.Fatal(err)
-	}
-	mergeKeys(config, keys)
-	after, err := yaml.Marshal(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(n.ConfigFile, after, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	return before
-}
-
-func mergeKeys(into, from map[string]any) {
-	for k, v := range from {
-		below, okBelow := into[k].(map[string]any)
-		above, okAbove := v.(map[string]any)
-		if okBelow && okAbove {
-			mergeKeys(below, above)
-			continue
-		}
-		into[k] = v
-	}
 }
 
 // wireWatch looks at everything that passes the cable to node a: what the switch gets from it and sends to it.

@@ -39,7 +39,7 @@ func TestEncryptionPolicy(t *testing.T) {
 	for _, mode := range []string{"auto", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
 			if mode != "auto" {
-				configure(t, map[string]any{"mode": mode}, agents(l)...)
+				reconfigure(t, map[string]any{"mode": mode}, agents(l)...)
 			}
 			t.Run("namespace", func(t *testing.T) {
 				putObject(t, l, "policy.yaml", openPolicy)

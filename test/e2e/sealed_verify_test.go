@@ -72,7 +72,7 @@ func TestVerify(t *testing.T) {
 // and elsewhere says that it cannot tell.
 func TestVerifyXDP(t *testing.T) {
 	l := useSealed(t)
-	configure(t, map[string]any{"mode": "xdp"}, agents(l)...)
+	reconfigure(t, map[string]any{"mode": "xdp"}, agents(l)...)
 	keyed(t, l, l.Node("a"))
 	p, code, errOut := verify(t, l.Node("a"))
 	want := 0
