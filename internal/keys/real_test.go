@@ -16,29 +16,47 @@ import (
 	"weft.dev/weft/internal/store/dir"
 )
 
-// TestOnADirectory has two managers on one directory of objects, with a key file and the lock of the leader.
-func TestOnADirectory(t *testing.T) {
-	path, keyFile := t.TempDir(), filepath.Join(t.TempDir(), "kek")
-	if _, err := kek.CreateKeyFile(keyFile); err != nil {
+// dirBed is a bed whose nodes have their epochs in a directory of objects, wrapped by a key file.
+type dirBed struct {
+	*bed
+	path, keyFile string
+}
+
+// newDirBed makes one; more sets further options of each node.
+func newDirBed(t *testing.T, more func(*Options, *dir.Dir)) *dirBed {
+	t.Helper()
+	b := &dirBed{newBed(t), t.TempDir(), filepath.Join(t.TempDir(), "kek")}
+	if _, err := kek.CreateKeyFile(b.keyFile); err != nil {
 		t.Fatal(err)
 	}
-	b := newBed(t)
 	b.options = func(o *Options) {
-		objects, err := dir.Open(path)
+		objects, err := dir.Open(b.path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		key, err := kek.Open(t.Context(), "file://"+keyFile, kek.Options{Node: o.Node})
+		key, err := kek.Open(t.Context(), "file://"+b.keyFile, kek.Options{Node: o.Node})
 		if err != nil {
 			t.Fatal(err)
 		}
-		o.Store, o.Leader, o.KEK = NewEpochStore(objects), objects.Leader(o.Node), key
+		o.Store, o.KEK = NewEpochStore(objects), key
+		more(o, objects)
 	}
-	nodes := b.cluster("a", "b")
+	return b
+}
+
+// watch tells nodes of every change in the directory, until the test ends.
+func (b *dirBed) watch(nodes []*node) {
 	for _, n := range nodes {
-		objects, _ := dir.Open(path)
-		go objects.Watch(t.Context(), func(*store.Snapshot) { n.StoreChanged() }) //nolint:errcheck // ends with the test
+		objects, _ := dir.Open(b.path)
+		go objects.Watch(b.t.Context(), func(*store.Snapshot) { n.StoreChanged() }) //nolint:errcheck // ends with the test
 	}
+}
+
+// TestOnADirectory has two managers on one directory of objects, with a key file and the lock of the leader.
+func TestOnADirectory(t *testing.T) {
+	b := newDirBed(t, func(o *Options, objects *dir.Dir) { o.Leader = objects.Leader(o.Node) })
+	nodes := b.cluster("a", "b")
+	b.watch(nodes)
 	b.up(1)
 	for i := range 3 {
 		b.rotate(nodes[i%2])
@@ -63,22 +81,7 @@ func TestOnADirectory(t *testing.T) {
 // TestNothingIsLeftInMemory looks for an epoch's key in this process's memory after it was forgotten, and in every
 // file that was written. What is looked for is kept inverted, not to be found itself.
 func TestNothingIsLeftInMemory(t *testing.T) {
-	path, keyFile := t.TempDir(), filepath.Join(t.TempDir(), "kek")
-	if _, err := kek.CreateKeyFile(keyFile); err != nil {
-		t.Fatal(err)
-	}
-	b := newBed(t)
-	b.options = func(o *Options) {
-		objects, err := dir.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		key, err := kek.Open(t.Context(), "file://"+keyFile, kek.Options{Node: o.Node})
-		if err != nil {
-			t.Fatal(err)
-		}
-		o.Store, o.KEK = NewEpochStore(objects), key
-	}
+	b := newDirBed(t, func(*Options, *dir.Dir) {})
 	nodes := b.cluster("a", "b")
 	b.until("both run on the first epoch", func() bool {
 		for _, n := range nodes {
@@ -96,7 +99,7 @@ func TestNothingIsLeftInMemory(t *testing.T) {
 	if inMemory(t, inverted) {
 		t.Error("the key is in memory still")
 	}
-	list, err := filepath.Glob(filepath.Join(path, "keys", "*"))
+	list, err := filepath.Glob(filepath.Join(b.path, "keys", "*"))
 	if err != nil || len(list) == 0 {
 		t.Fatal("no file of an epoch")
 	}
@@ -212,40 +215,22 @@ func (k keeper) InstallSA(sa *SA) error {
 
 // TestKeyFileReplaced has a new key file wrap the live epoch again, on a directory of objects: the old key can go.
 func TestKeyFileReplaced(t *testing.T) {
-	path, keyFile := t.TempDir(), filepath.Join(t.TempDir(), "kek")
-	if _, err := kek.CreateKeyFile(keyFile); err != nil {
-		t.Fatal(err)
-	}
-	b := newBed(t)
-	b.options = func(o *Options) {
-		objects, err := dir.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		key, err := kek.Open(t.Context(), "file://"+keyFile, kek.Options{Node: o.Node})
-		if err != nil {
-			t.Fatal(err)
-		}
-		o.Store, o.KEK, o.VersionEvery = NewEpochStore(objects), key, time.Minute
-	}
+	b := newDirBed(t, func(o *Options, _ *dir.Dir) { o.VersionEvery = time.Minute })
 	nodes := b.cluster("a", "b")
-	for _, n := range nodes {
-		objects, _ := dir.Open(path)
-		go objects.Watch(t.Context(), func(*store.Snapshot) { n.StoreChanged() }) //nolint:errcheck // ends with the test
-	}
+	b.watch(nodes)
 	b.up(1)
 	old := newestVersion(nodes[0])
-	if err := os.Rename(keyFile, keyFile+"."+old); err != nil {
+	if err := os.Rename(b.keyFile, b.keyFile+"."+old); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := kek.CreateKeyFile(keyFile); err != nil {
+	if _, err := kek.CreateKeyFile(b.keyFile); err != nil {
 		t.Fatal(err)
 	}
 	b.until("both nodes know the epoch as wrapped again", func() bool {
 		b.clock.skip(10 * time.Second)
 		return newestVersion(nodes[0]) != old && newestVersion(nodes[1]) != old
 	})
-	if err := os.Remove(keyFile + "." + old); err != nil {
+	if err := os.Remove(b.keyFile + "." + old); err != nil {
 		t.Fatal(err)
 	}
 	for _, n := range nodes {
