@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -23,6 +24,26 @@ func (a *app) client() (*admin.Client, error) {
 		return nil, err
 	}
 	return admin.NewClient(socket).Near(a.runDir), nil
+}
+
+// show prints what fetch gets from the agent; unless that is good, the exit code says so.
+func show[T any](ctx context.Context, a *app, fetch func(*admin.Client, context.Context) (T, error),
+	write func(io.Writer, T, bool) error, good func(T) bool) error {
+	client, err := a.client()
+	if err != nil {
+		return err
+	}
+	what, err := fetch(client, ctx)
+	if err != nil {
+		return err
+	}
+	if err := a.print(what, func(w io.Writer, wide bool) error { return write(w, what, wide) }); err != nil {
+		return err
+	}
+	if !good(what) {
+		return &exitError{code: exitFailed}
+	}
+	return nil
 }
 
 func (a *app) findSocket() (string, error) {

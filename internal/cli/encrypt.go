@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,25 +37,14 @@ the endpoints. The exit code is 1 while any peer has no keys.`,
 		Example: "  weft encrypt status\n  weft encrypt status -o wide    # with times, addresses, paths and what is plain\n  weft encrypt status -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, err := a.client()
-			if err != nil {
-				return err
-			}
-			encryption, err := client.Encrypt(cmd.Context())
-			if err != nil {
-				return err
-			}
-			if err := a.print(encryption, func(w io.Writer, wide bool) error { return writeEncryption(w, encryption, wide) }); err != nil {
-				return err
-			}
-			for _, peer := range encryption.Peers {
-				if peer.SendEpoch == 0 || peer.ReceiveEpoch == 0 {
-					return &exitError{code: exitFailed}
-				}
-			}
-			return nil
+			return show(cmd.Context(), a, (*admin.Client).Encrypt, writeEncryption, allSealed)
 		},
 	}
+}
+
+// allSealed says whether there are keys with every peer, both ways.
+func allSealed(e *admin.Encryption) bool {
+	return !slices.ContainsFunc(e.Peers, func(p admin.EncryptPeer) bool { return p.SendEpoch == 0 || p.ReceiveEpoch == 0 })
 }
 
 func writeEncryption(w io.Writer, e *admin.Encryption, wide bool) error {

@@ -49,21 +49,7 @@ The exit code is 1 while this node can read no epoch, or has no keys with some n
 		Example: "  weft keys status\n  weft keys status -o wide\n  weft keys status -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, err := a.client()
-			if err != nil {
-				return err
-			}
-			status, err := client.Keys(cmd.Context())
-			if err != nil {
-				return err
-			}
-			if err := a.print(status, func(w io.Writer, wide bool) error { return writeKeys(w, status, wide) }); err != nil {
-				return err
-			}
-			if !keysWork(status) {
-				return &exitError{code: exitFailed}
-			}
-			return nil
+			return show(cmd.Context(), a, (*admin.Client).Keys, writeKeys, keysWork)
 		},
 	}
 }

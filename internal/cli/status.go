@@ -23,21 +23,7 @@ waits for, what does not work. The exit code is 1 while the agent is not ready.`
 		Example: "  weft status\n  weft status -o wide    # with every attached program\n  weft status -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, err := a.client()
-			if err != nil {
-				return err
-			}
-			status, err := client.Status(cmd.Context())
-			if err != nil {
-				return err
-			}
-			if err := a.print(status, func(w io.Writer, wide bool) error { return writeStatus(w, status, wide) }); err != nil {
-				return err
-			}
-			if !status.Ready {
-				return &exitError{code: exitFailed}
-			}
-			return nil
+			return show(cmd.Context(), a, (*admin.Client).Status, writeStatus, func(s *admin.Status) bool { return s.Ready })
 		},
 	}
 }
