@@ -96,7 +96,7 @@ const namePrefix = "wt-bench-"
 
 // removeStale deletes namespaces, pins and state that a killed bench of an earlier process left.
 func removeStale() error {
-	for _, dir := range []string{netns.Dir, bpffs, os.TempDir()} {
+	for _, dir := range []string{netns.Dir, lab.BPFFS, os.TempDir()} {
 		paths, err := filepath.Glob(filepath.Join(dir, namePrefix+"*"))
 		if err != nil {
 			return fmt.Errorf("list what is left of earlier runs: %w", err)

@@ -10,9 +10,8 @@ import (
 	"path/filepath"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -21,9 +20,6 @@ const espPort = 4500
 
 // tunnelFlows is the size of their flow tables: larger than any test's number of flows.
 const tunnelFlows = 16384
-
-// bpffs is where pins are made, in a directory named like the namespaces.
-const bpffs = "/sys/fs/bpf"
 
 // tunnel is a bed's nodes whose datapaths this process runs, in the place of agents: so
 // peers, keys and identities can be had in any number.
@@ -39,7 +35,7 @@ type tunnelNode struct {
 	name     string
 	ns       string
 	dp       *datapath.Datapath
-	bpf      string // directory of its pins
+	bpf      string // directory of its pins, named like the namespace
 	state    string // of what it puts back
 	stop     context.CancelFunc
 	finished sync.WaitGroup
@@ -130,7 +126,7 @@ func (t *tunnel) addNode(i int, ns string, mode datapath.Mode) (pod, error) {
 	if err != nil {
 		return p, err
 	}
-	n.bpf, n.state = filepath.Join(bpffs, t.topo.prefix+n.name), filepath.Join(os.TempDir(), t.topo.prefix+n.name)
+	n.bpf, n.state = filepath.Join(lab.BPFFS, t.topo.prefix+n.name), filepath.Join(os.TempDir(), t.topo.prefix+n.name)
 	if err := n.open(i, mode, t.engine); err != nil {
 		return p, err
 	}
@@ -144,7 +140,7 @@ func (t *tunnel) addNode(i int, ns string, mode datapath.Mode) (pod, error) {
 
 // open opens a datapath and has it follow the kernel.
 func (n *tunnelNode) open(i int, mode datapath.Mode, engine string) error {
-	if err := mountBPFFS(); err != nil {
+	if err := lab.MountBPFFS(); err != nil {
 		return err
 	}
 	options := datapath.Options{
@@ -165,21 +161,6 @@ func (n *tunnelNode) open(i int, mode datapath.Mode, engine string) error {
 	var ctx context.Context
 	ctx, n.stop = context.WithCancel(context.Background())
 	n.finished.Go(func() { _ = netns.Do(n.ns, func() error { return n.dp.Run(ctx) }) })
-	return nil
-}
-
-// mountBPFFS mounts bpffs where nobody has. It stays, as others may use it.
-func mountBPFFS() error {
-	var st unix.Statfs_t
-	if err := unix.Statfs(bpffs, &st); err != nil {
-		return fmt.Errorf("look at %s: %w", bpffs, err)
-	}
-	if st.Type == unix.BPF_FS_MAGIC {
-		return nil
-	}
-	if err := unix.Mount("bpf", bpffs, "bpf", 0, "mode=0700"); err != nil {
-		return fmt.Errorf("mount bpffs at %s: %w", bpffs, err)
-	}
 	return nil
 }
 

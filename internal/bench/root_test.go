@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -20,7 +21,7 @@ func needRoot(t *testing.T) {
 		t.Skip("needs root: network namespaces and BPF programs")
 	}
 	t.Cleanup(func() {
-		for _, dir := range []string{netns.Dir, bpffs, os.TempDir()} {
+		for _, dir := range []string{netns.Dir, lab.BPFFS, os.TempDir()} {
 			left, err := filepath.Glob(filepath.Join(dir, fmt.Sprintf("%s%d-*", namePrefix, os.Getpid())))
 			if err != nil || len(left) > 0 {
 				t.Errorf("left behind: %v, %v", left, err)

@@ -20,8 +20,7 @@ import (
 const (
 	baseDir      = "/run/weft-lab"
 	agentRunDir  = "/run/weft"
-	agentBPFDir  = "/sys/fs/bpf/weft"
-	bpffs        = "/sys/fs/bpf"
+	agentBPFDir  = BPFFS + "/weft"
 	cniVersion   = "1.1.0"
 	cniPlugin    = "weft-cni"
 	stateFile    = "lab.json"
@@ -29,6 +28,9 @@ const (
 	stateLock    = "state.lock"
 	agentLogFile = "agent.log"
 )
+
+// BPFFS is where the kernel's bpffs is, with all pins.
+const BPFFS = "/sys/fs/bpf"
 
 func labDir(lab string) string            { return filepath.Join(baseDir, lab) }
 func nodeDir(lab, node string) string     { return filepath.Join(labDir(lab), node) }

@@ -310,7 +310,7 @@ func (l *Lab) startAgents(ctx context.Context, _ *Spec) error {
 		}
 	}
 	if len(agents) > 0 {
-		if err := mountBPFFS(); err != nil {
+		if err := MountBPFFS(); err != nil {
 			return err
 		}
 	}
@@ -330,17 +330,17 @@ func (l *Lab) startAgents(ctx context.Context, _ *Spec) error {
 	return nil
 }
 
-// mountBPFFS mounts bpffs where a host without systemd has none. It stays, as others may use it.
-func mountBPFFS() error {
+// MountBPFFS mounts bpffs where a host without systemd has none. It stays, as others may use it.
+func MountBPFFS() error {
 	var st unix.Statfs_t
-	if err := unix.Statfs(bpffs, &st); err != nil {
-		return fmt.Errorf("look at %s: %w", bpffs, err)
+	if err := unix.Statfs(BPFFS, &st); err != nil {
+		return fmt.Errorf("look at %s: %w", BPFFS, err)
 	}
 	if st.Type == unix.BPF_FS_MAGIC {
 		return nil
 	}
-	if err := unix.Mount("bpf", bpffs, "bpf", 0, "mode=0700"); err != nil {
-		return fmt.Errorf("mount bpffs at %s: %w", bpffs, err)
+	if err := unix.Mount("bpf", BPFFS, "bpf", 0, "mode=0700"); err != nil {
+		return fmt.Errorf("mount bpffs at %s: %w", BPFFS, err)
 	}
 	return nil
 }
