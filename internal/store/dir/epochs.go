@@ -5,14 +5,11 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"time"
 
-	"go.yaml.in/yaml/v3"
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/api/v1alpha1"
@@ -41,10 +38,10 @@ func (d *Dir) Epochs() ([]*v1alpha1.Epoch, error) {
 	}), nil
 }
 
-// CreateEpoch implements store.EpochStore. The file is linked to its name, which
-// works once, only when it is whole and on disk.
+// CreateEpoch implements store.EpochStore. A file's name is taken once, and only by one that is whole and on disk.
 func (d *Dir) CreateEpoch(epoch *v1alpha1.Epoch) error {
-	e, err := checkEpoch(epoch)
+	e := *epoch
+	data, err := encode(&e)
 	if err != nil {
 		return fmt.Errorf("create epoch %d: %w", e.Spec.Number, err)
 	}
@@ -56,9 +53,9 @@ func (d *Dir) CreateEpoch(epoch *v1alpha1.Epoch) error {
 	if s.Epochs[e.Metadata.Key()] != nil {
 		return fmt.Errorf("create epoch %d: %w", e.Spec.Number, store.ErrExists)
 	}
-	data, err := yaml.Marshal(&e)
+	dir, err := d.ensureDir(keysDir, secretDir)
 	if err == nil {
-		err = d.link(e.Metadata.Name+".yaml", data)
+		err = create(filepath.Join(dir, e.Metadata.Name+".yaml"), data, secretFile)
 	}
 	if err != nil {
 		return fmt.Errorf("create epoch %d in store.dir: %w", e.Spec.Number, err)
@@ -66,28 +63,15 @@ func (d *Dir) CreateEpoch(epoch *v1alpha1.Epoch) error {
 	return nil
 }
 
-func checkEpoch(epoch *v1alpha1.Epoch) (v1alpha1.Epoch, error) {
-	e := *epoch
-	e.SetDefaults()
-	var problems []error
-	for _, p := range e.Validate() {
-		problems = append(problems, p)
-	}
-	return e, errors.Join(problems...)
-}
-
 // ReplaceEpoch implements store.EpochStore. The two files change places in one step: readers see the one or the
 // other, and a file that is gone does not come back.
 func (d *Dir) ReplaceEpoch(epoch *v1alpha1.Epoch, old []byte) error {
-	e, err := checkEpoch(epoch)
+	e := *epoch
+	data, err := encode(&e)
 	if err != nil {
 		return fmt.Errorf("replace epoch %d: %w", e.Spec.Number, err)
 	}
-	data, err := yaml.Marshal(&e)
-	if err == nil {
-		err = d.exchange(e.Metadata.Name+".yaml", data, old)
-	}
-	if err != nil {
+	if err := d.exchange(e.Metadata.Name+".yaml", data, old); err != nil {
 		return fmt.Errorf("replace epoch %d in store.dir: %w", e.Spec.Number, err)
 	}
 	return nil
@@ -100,14 +84,11 @@ func (d *Dir) exchange(name string, data, old []byte) error {
 	if !holdsWrapped(path, old) {
 		return store.ErrChanged
 	}
-	temp, err := writeTemp(dir, data)
+	temp, err := writeTemp(dir, data, secretFile)
 	if err != nil {
 		return err
 	}
 	defer os.Remove(temp)
-	if err := os.Chmod(temp, 0o600); err != nil {
-		return err
-	}
 	err = unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -137,52 +118,10 @@ func holdsWrapped(path string, wrapped []byte) bool {
 	return false
 }
 
-// link makes a file of keysDir exclusively.
-func (d *Dir) link(name string, data []byte) error {
-	dir, err := d.ensureKeys()
-	if err != nil {
-		return err
-	}
-	removeStaleTemps(dir, time.Now())
-	temp, err := writeTemp(dir, data)
-	if err != nil {
-		return err
-	}
-	defer os.Remove(temp)
-	err = os.Chmod(temp, 0o600)
-	if err == nil {
-		err = os.Link(temp, filepath.Join(dir, name))
-	}
-	if errors.Is(err, fs.ErrExist) {
-		return store.ErrExists
-	}
-	if err != nil {
-		return err
-	}
-	return syncDir(dir)
-}
-
-// ensureKeys makes keysDir, which only the agents need to read.
-func (d *Dir) ensureKeys() (string, error) {
-	dir := filepath.Join(d.path, keysDir)
-	err := os.Mkdir(dir, 0o700)
-	if errors.Is(err, fs.ErrExist) {
-		return dir, nil
-	}
-	if err != nil {
-		return "", err
-	}
-	return dir, syncDir(d.path)
-}
-
 // DeleteEpoch implements store.EpochStore.
 func (d *Dir) DeleteEpoch(number uint64) error {
 	path := filepath.Join(d.path, keysDir, v1alpha1.EpochName(number)+".yaml")
-	err := os.Remove(path)
-	if err == nil {
-		err = syncDir(filepath.Dir(path))
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := remove(path); err != nil {
 		return fmt.Errorf("delete epoch %d from store.dir: %w", number, err)
 	}
 	return nil

@@ -5,13 +5,9 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"time"
-
-	"go.yaml.in/yaml/v3"
 
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/store"
@@ -54,21 +50,15 @@ func (d *Dir) Identity(number uint32) (*v1alpha1.Identity, error) {
 	return nil, fmt.Errorf("read identity %d: %s holds something else: remove it", number, path)
 }
 
-// CreateIdentity implements store.IdentityStore. The file is linked to its name, which
-// works once, only when it is whole and on disk.
+// CreateIdentity implements store.IdentityStore. A file's name is taken once, and only by one that is whole and on disk.
 func (d *Dir) CreateIdentity(identity *v1alpha1.Identity) error {
 	i := *identity
-	i.SetDefaults()
-	var problems []error
-	for _, p := range i.Validate() {
-		problems = append(problems, p)
-	}
-	if err := errors.Join(problems...); err != nil {
+	data, err := encode(&i)
+	if err != nil {
 		return fmt.Errorf("create identity %q: %w", i.Metadata.Name, err)
 	}
-	data, err := yaml.Marshal(&i)
-	if err == nil {
-		err = d.linkIdentity(i.Number(), data)
+	if _, err = d.ensureDir(identitiesDir, publicDir); err == nil {
+		err = create(d.identityPath(i.Number()), data, publicFile)
 	}
 	if err != nil {
 		return fmt.Errorf("create identity %s in store.dir: %w", i.Metadata.Name, err)
@@ -78,27 +68,4 @@ func (d *Dir) CreateIdentity(identity *v1alpha1.Identity) error {
 
 func (d *Dir) identityPath(number uint32) string {
 	return filepath.Join(d.path, identitiesDir, strconv.FormatUint(uint64(number), 10)+".yaml")
-}
-
-func (d *Dir) linkIdentity(number uint32, data []byte) error {
-	dir := filepath.Join(d.path, identitiesDir)
-	if err := os.Mkdir(dir, 0o755); err == nil {
-		if err := syncDir(d.path); err != nil {
-			return err
-		}
-	} else if !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	removeStaleTemps(dir, time.Now())
-	temp, err := writeTemp(dir, data)
-	if err != nil {
-		return err
-	}
-	defer os.Remove(temp)
-	if err := os.Link(temp, d.identityPath(number)); errors.Is(err, fs.ErrExist) {
-		return store.ErrExists
-	} else if err != nil {
-		return err
-	}
-	return syncDir(dir)
 }

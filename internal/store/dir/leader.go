@@ -106,7 +106,7 @@ func (l *Leader) try() (bool, error) {
 		return true, nil
 	}
 	l.release()
-	if _, err := l.dir.ensureKeys(); err != nil {
+	if _, err := l.dir.ensureDir(keysDir, secretDir); err != nil {
 		return false, fmt.Errorf("open leader's lock: %w", err)
 	}
 	f, err := os.OpenFile(l.path(), os.O_CREATE|os.O_RDWR, 0o600)
