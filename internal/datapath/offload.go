@@ -62,29 +62,40 @@ func (u *undoFile) applyOffloads(key, netNS, iface string, wanted map[string]boo
 		return nil
 	}
 	return netns.Do(netNS, func() error {
-		tool, err := ethtool.NewEthtool()
+		var originals map[string]bool
+		err := changeFeatures(iface, func(now map[string]bool) (change map[string]bool, err error) {
+			change, originals = planOffloads(now, noted, wanted, restore)
+			// All that is known stays noted until the change is made: a crash in between loses nothing.
+			all := stdmaps.Clone(originals)
+			stdmaps.Copy(all, noted)
+			return change, u.setOffloads(key, offloads{netNS, iface, all})
+		})
 		if err != nil {
-			return fmt.Errorf("open ethtool: %w", err)
-		}
-		defer tool.Close()
-		now, err := tool.Features(iface)
-		if err != nil {
-			return fmt.Errorf("read offloads of %s: %w", iface, err)
-		}
-		change, originals := planOffloads(now, noted, wanted, restore)
-		// All that is known stays noted until the change is made: a crash in between loses nothing.
-		all := stdmaps.Clone(originals)
-		stdmaps.Copy(all, noted)
-		if err := u.setOffloads(key, offloads{netNS, iface, all}); err != nil {
 			return err
-		}
-		if len(change) > 0 {
-			if err := tool.Change(iface, change); err != nil {
-				return fmt.Errorf("set offloads of %s: %w", iface, err)
-			}
 		}
 		return u.setOffloads(key, offloads{netNS, iface, originals})
 	})
+}
+
+// changeFeatures makes those changes that plan wants, knowing which features an interface has now.
+func changeFeatures(iface string, plan func(now map[string]bool) (map[string]bool, error)) error {
+	tool, err := ethtool.NewEthtool()
+	if err != nil {
+		return fmt.Errorf("open ethtool: %w", err)
+	}
+	defer tool.Close()
+	now, err := tool.Features(iface)
+	if err != nil {
+		return fmt.Errorf("read offloads of %s: %w", iface, err)
+	}
+	change, err := plan(now)
+	if err != nil || len(change) == 0 {
+		return err
+	}
+	if err := tool.Change(iface, change); err != nil {
+		return fmt.Errorf("set offloads of %s: %w", iface, err)
+	}
+	return nil
 }
 
 // planOffloads says which features to change, and what to remember as their original setting.

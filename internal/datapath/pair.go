@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 )
 
@@ -60,28 +59,15 @@ func (d *Datapath) ensurePair() (uint32, error) {
 
 // setFeatures changes those of the features that the interface has.
 func setFeatures(iface string, wanted map[string]bool) error {
-	tool, err := ethtool.NewEthtool()
-	if err != nil {
-		return fmt.Errorf("open ethtool: %w", err)
-	}
-	defer tool.Close()
-	now, err := tool.Features(iface)
-	if err != nil {
-		return fmt.Errorf("read offloads of %s: %w", iface, err)
-	}
-	change := map[string]bool{}
-	for feature, on := range wanted {
-		if was, known := now[feature]; known && was != on {
-			change[feature] = on
+	return changeFeatures(iface, func(now map[string]bool) (map[string]bool, error) {
+		change := map[string]bool{}
+		for feature, on := range wanted {
+			if was, known := now[feature]; known && was != on {
+				change[feature] = on
+			}
 		}
-	}
-	if len(change) == 0 {
-		return nil
-	}
-	if err := tool.Change(iface, change); err != nil {
-		return fmt.Errorf("set offloads of %s: %w", iface, err)
-	}
-	return nil
+		return change, nil
+	})
 }
 
 // removePair takes the pair away, if it is there.
