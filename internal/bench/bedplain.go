@@ -88,9 +88,9 @@ func growPlain(ctx context.Context, t *topo, b *bed, n int) error {
 	return nil
 }
 
-// plainWire joins two nodes and routes each one's pods to it. GRO is on at both
+// joinNodes makes the wire between two nodes, with their addresses. GRO is on at both
 // ends, as on a real network card and as in Weft's beds.
-func plainWire(wire [2]port) error {
+func joinNodes(wire [2]port) error {
 	if err := veth(wire[0], wire[1]); err != nil {
 		return err
 	}
@@ -101,6 +101,14 @@ func plainWire(wire [2]port) error {
 		if _, err := setFeatures(p, true, "rx-gro"); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// plainWire joins two nodes and routes each one's pods to it.
+func plainWire(wire [2]port) error {
+	if err := joinNodes(wire); err != nil {
+		return err
 	}
 	for i, p := range wire {
 		if err := addRoute(p, plainPods[1-i], plainNodes[1-i].Addr()); err != nil {

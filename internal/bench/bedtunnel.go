@@ -92,16 +92,8 @@ func (t *tunnel) build(b *bed, mode datapath.Mode) error {
 
 // tunnelWire joins the two nodes. Neighbours are permanent, and the far node is the router to all others.
 func tunnelWire(wire [2]port) error {
-	if err := veth(wire[0], wire[1]); err != nil {
+	if err := joinNodes(wire); err != nil {
 		return err
-	}
-	for i, p := range wire {
-		if err := addAddress(p, plainNodes[i]); err != nil {
-			return err
-		}
-		if _, err := setFeatures(p, true, "rx-gro"); err != nil {
-			return err
-		}
 	}
 	for i, p := range wire {
 		mac, err := hardwareAddr(wire[1-i])
