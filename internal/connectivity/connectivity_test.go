@@ -13,6 +13,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -56,7 +57,7 @@ func TestMessage(t *testing.T) {
 	for _, family := range Families {
 		p := probe{family: family, protocol: "icmp"}
 		m := p.message(57)
-		if family == "v4" && checksum(m.wire) != 0 {
+		if family == "v4" && inet.Checksum(m.wire) != 0 {
 			t.Error("bad checksum")
 		}
 		var header []byte

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"time"
 
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -48,7 +49,7 @@ func (p *probe) message(size int) message {
 		return message{wire: packet, reply: echoReply6, icmp: true} // the kernel fills the checksum
 	}
 	packet[0] = echoRequest4
-	binary.BigEndian.PutUint16(packet[2:], checksum(packet))
+	binary.BigEndian.PutUint16(packet[2:], inet.Checksum(packet))
 	return message{wire: packet, reply: echoReply4, icmp: true, ipv4: true}
 }
 
@@ -64,21 +65,6 @@ func (m message) answeredBy(got []byte) bool {
 		got = got[int(got[0]&0xf)*4:]
 	}
 	return len(got) == len(m.wire) && got[0] == m.reply && bytes.Equal(got[4:], m.wire[4:])
-}
-
-// checksum is the internet checksum (RFC 1071).
-func checksum(data []byte) uint16 {
-	var sum uint32
-	for i := 0; i+1 < len(data); i += 2 {
-		sum += uint32(data[i])<<8 | uint32(data[i+1])
-	}
-	if len(data)%2 == 1 {
-		sum += uint32(data[len(data)-1]) << 8
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return ^uint16(sum)
 }
 
 // transfer sends random bytes over TCP and expects them back.

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/lab"
 )
 
@@ -32,7 +33,7 @@ func udpFrame(srcMAC, dstMAC net.HardwareAddr, src netip.Addr, dst netip.AddrPor
 	pseudo := append(src.AsSlice(), dst.Addr().AsSlice()...)
 	pseudo = binary.BigEndian.AppendUint32(pseudo, uint32(len(udp)))
 	pseudo = binary.BigEndian.AppendUint32(pseudo, unix.IPPROTO_UDP)
-	sum := checksum(append(pseudo, udp...))
+	sum := inet.Checksum(append(pseudo, udp...))
 	if sum == 0 {
 		sum = 0xffff // 0 means that there is none
 	}
@@ -57,7 +58,7 @@ func ipv4Header(src, dst netip.Addr, length int) []byte {
 	h[6] = 0x40 // do not fragment
 	h[8], h[9] = hops, unix.IPPROTO_UDP
 	h = append(append(h, src.AsSlice()...), dst.AsSlice()...)
-	binary.BigEndian.PutUint16(h[10:], checksum(h))
+	binary.BigEndian.PutUint16(h[10:], inet.Checksum(h))
 	return h
 }
 
@@ -75,21 +76,6 @@ func arpClaim(src net.HardwareAddr, claimed, target netip.Addr) []byte {
 	arp = append(append(arp, src...), claimed.AsSlice()...)
 	arp = append(append(arp, make([]byte, 6)...), target.AsSlice()...)
 	return ethernet(src, net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, etherARP, arp)
-}
-
-// checksum is the Internet checksum (RFC 1071) of data.
-func checksum(data []byte) uint16 {
-	sum := uint32(0)
-	for i := 0; i+1 < len(data); i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(data[i:]))
-	}
-	if len(data)%2 == 1 {
-		sum += uint32(data[len(data)-1]) << 8
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return ^uint16(sum)
 }
 
 // sendFrames sends raw frames out of a pod's interface, as a program with CAP_NET_RAW

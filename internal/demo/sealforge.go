@@ -16,6 +16,7 @@ import (
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/encryptcheck"
 	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/netns"
 )
@@ -102,7 +103,7 @@ func intrusions(genuine []byte, from netip.Addr, to netip.AddrPort, text []byte)
 	header := stranger[etherHeader : etherHeader+20]
 	copy(header[12:], netip.MustParseAddr("203.0.113.66").AsSlice())
 	header[10], header[11] = 0, 0
-	binary.BigEndian.PutUint16(header[10:], checksum(header))
+	binary.BigEndian.PutUint16(header[10:], inet.Checksum(header))
 	plain := udpFrame(net.HardwareAddr(genuine[6:12]), net.HardwareAddr(genuine[:6]), from, to, text)
 	return []intrusion{
 		{"wire-replayed", "the captured packet again", datapath.ReasonEspReplayed, genuine},

@@ -12,6 +12,7 @@ import (
 
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/encryptcheck"
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/lab"
 )
 
@@ -67,7 +68,7 @@ func TestIntrusions(t *testing.T) {
 	}
 	for reason, src := range map[datapath.Reason]string{datapath.ReasonEspUnknownPeer: "203.0.113.66", datapath.ReasonPlaintext: "10.0.0.1"} {
 		p, err := encryptcheck.Parse(got[reason])
-		if err != nil || p.Src.String() != src || checksum(got[reason][etherHeader:etherHeader+20]) != 0 {
+		if err != nil || p.Src.String() != src || inet.Checksum(got[reason][etherHeader:etherHeader+20]) != 0 {
 			t.Errorf("%s: %+v %v", reason, p, err)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -150,7 +151,7 @@ func (s *sender) syn(port uint16) []byte {
 	pseudo := append(s.src.AsSlice(), s.dst.AsSlice()...)
 	pseudo = binary.BigEndian.AppendUint32(pseudo, uint32(len(b)))
 	pseudo = binary.BigEndian.AppendUint32(pseudo, unix.IPPROTO_TCP)
-	binary.BigEndian.PutUint16(b[16:], checksum(append(pseudo, b...)))
+	binary.BigEndian.PutUint16(b[16:], inet.Checksum(append(pseudo, b...)))
 	return b
 }
 
@@ -163,7 +164,7 @@ func (s *sender) echo() []byte {
 	binary.BigEndian.PutUint16(b[6:], s.round)
 	b = append(b, s.payload...)
 	if s.dst.Is4() { // the kernel fills in ICMPv6's
-		binary.BigEndian.PutUint16(b[2:], checksum(b))
+		binary.BigEndian.PutUint16(b[2:], inet.Checksum(b))
 	}
 	return b
 }
@@ -174,19 +175,4 @@ func (s *sender) close() {
 			unix.Close(fd)
 		}
 	}
-}
-
-// checksum is the Internet checksum (RFC 1071).
-func checksum(b []byte) uint16 {
-	var sum uint32
-	for ; len(b) >= 2; b = b[2:] {
-		sum += uint32(binary.BigEndian.Uint16(b))
-	}
-	if len(b) == 1 {
-		sum += uint32(b[0]) << 8
-	}
-	for sum>>16 != 0 {
-		sum = sum&0xffff + sum>>16
-	}
-	return ^uint16(sum)
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -222,7 +223,7 @@ func (p *pinger) request(seq uint16) []byte {
 	copy(b[icmpHeader:], p.payload)
 	if p.opts.Dst.Is4() { // the kernel fills in ICMPv6's checksum
 		b[0] = echoRequest4
-		binary.BigEndian.PutUint16(b[2:], checksum(b))
+		binary.BigEndian.PutUint16(b[2:], inet.Checksum(b))
 	}
 	return b
 }
@@ -251,19 +252,4 @@ func (p *pinger) readReply(seq uint16, sent time.Time) bool {
 	p.report.Received++
 	p.report.RTT = append(p.report.RTT, time.Since(sent))
 	return true
-}
-
-// checksum is the Internet checksum.
-func checksum(b []byte) uint16 {
-	var sum uint32
-	for ; len(b) >= 2; b = b[2:] {
-		sum += uint32(binary.BigEndian.Uint16(b))
-	}
-	if len(b) == 1 {
-		sum += uint32(b[0]) << 8
-	}
-	for sum>>16 != 0 {
-		sum = sum&0xffff + sum>>16
-	}
-	return ^uint16(sum)
 }
