@@ -35,7 +35,7 @@ func Cleanup(bpfDir, stateDir string, log *slog.Logger) error {
 	if rmErr := os.Remove(bpfDir); rmErr != nil && !errors.Is(rmErr, os.ErrNotExist) {
 		log.Debug("pin directory stays", "dir", bpfDir, "err", rmErr)
 	}
-	err = errors.Join(err, removeRoutes(), removePair())
+	err = errors.Join(err, removeRoutes(), removePair(), new(hurry).open(expeditedRCU, stateDir))
 	undo, undoErr := openUndo(filepath.Join(stateDir, "undo.json"))
 	if undoErr != nil {
 		return errors.Join(err, undoErr)

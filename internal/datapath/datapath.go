@@ -90,6 +90,9 @@ func (d *Datapath) prepare() error {
 		return err
 	}
 	d.mode = mode
+	if err := d.hurry.open(expeditedRCU, d.opts.StateDir); err != nil {
+		d.log.Warn("the kernel's grace periods stay short, as a killed agent had set them", "err", err)
+	}
 	d.undo, err = openUndo(filepath.Join(d.opts.StateDir, "undo.json"))
 	return err
 }
