@@ -209,6 +209,19 @@ func checkAEADRefusals(t *testing.T, b *saBed) {
 	}
 }
 
+// TestLongestText holds maxText equal to MAX_TEXT in bpf/lib/gcm.h: that much is sealed, and not a byte more,
+// although the packet has room.
+func TestLongestText(t *testing.T) {
+	b := newSABed(t, "bpf")
+	must(t, b.InstallSA(testSA(true, 1, 0)))
+	for size, fits := range map[int]bool{maxText: true, maxText + 1: false} {
+		frame := testFrame(firstSA, 1, make([]byte, 12), make([]byte, size+16), size)
+		if _, code := b.run(t, "xdp", "weft_test_seal", frame); (code == 0) != fits {
+			t.Errorf("%d bytes: code %d, want them to be sealed: %v", size, code, fits)
+		}
+	}
+}
+
 func TestCryptoBench(t *testing.T) {
 	newSABed(t, "bpf") // skips without root
 	rows, err := CryptoBench("bpf", []int{64, 1400}, 20)

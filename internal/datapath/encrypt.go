@@ -23,7 +23,7 @@ type EncryptOptions struct {
 const (
 	overhead4 = 20 + 8 + 16 + 16
 	overhead6 = 40 + 8 + 16 + 16
-	// maxText is what the programs can hold of one packet with its ESP trailer; a test holds it equal to MAX_TEXT.
+	// maxText is what the programs can hold of one packet with its ESP trailer; TestLongestText holds it equal to MAX_TEXT.
 	maxText = 9216
 )
 
