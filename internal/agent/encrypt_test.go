@@ -109,7 +109,8 @@ func TestPeerThatIsDownDoesNotHoldUp(t *testing.T) {
 
 func TestEncryption(t *testing.T) {
 	w, ctx := sealedWorld(), context.Background()
-	w.sealing.path = func(netip.Addr) (int, error) { return 1400, nil }
+	answer := make(chan struct{})
+	w.sealing.path = func(netip.Addr) (int, error) { <-answer; return 1400, nil }
 	cfg := strictConfig(t)
 	client, _ := w.start(t, cfg)
 	eventually(t, "ready", func() bool { return ready(client) })
@@ -119,12 +120,18 @@ func TestEncryption(t *testing.T) {
 		t.Errorf("status %+v %v", status, err)
 	}
 	var got *admin.Encryption
-	eventually(t, "the path", func() bool {
+	path := func() admin.PathCheck {
 		if got, err = client.Encrypt(ctx); err != nil {
 			t.Fatal(err)
 		}
-		return got.Peers[0].Path != nil && got.Peers[0].Identities == 1
-	})
+		if got.Peers[0].Path == nil {
+			return admin.PathCheck{}
+		}
+		return *got.Peers[0].Path
+	}
+	eventually(t, "the first probe", func() bool { return path() == admin.PathCheck{Probing: true} })
+	close(answer)
+	eventually(t, "the path", func() bool { return !path().Probing && got.Peers[0].Identities == 1 })
 	peer := got.Peers[0]
 	if got.Epoch == nil || got.Epoch.Number != 7 || got.Engine.Active != "bpf" || got.Lanes != 2 || got.Handshakes != 3 || got.FailedHandshakes != 3 || got.Rotations != 1 {
 		t.Errorf("encryption %+v", got)
@@ -153,6 +160,26 @@ func TestEncryption(t *testing.T) {
 	dump, err := client.Sysdump(ctx)
 	if err != nil || !strings.Contains(string(dump["encrypt"]), `"node":"b"`) {
 		t.Errorf("sysdump %s %v", dump["encrypt"], err)
+	}
+}
+
+// TestUnansweredProbes are tried again soon, and then less and less often.
+func TestUnansweredProbes(t *testing.T) {
+	p := &paths{byNode: map[string]pathState{}}
+	p.due(map[string]netip.Addr{"b": {}}, time.Now())
+	var pauses []time.Duration
+	for range 6 {
+		pause := p.pauseAfter("b")
+		pauses = append(pauses, pause)
+		p.set("b", pathState{pause: pause})
+		p.begin("b")
+	}
+	want := []time.Duration{time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second, probeRetry, probeRetry}
+	if !slices.Equal(pauses, want) {
+		t.Errorf("%v, want %v", pauses, want)
+	}
+	if len(p.due(map[string]netip.Addr{"b": {}}, time.Now())) != 0 {
+		t.Error("due again while its probe runs")
 	}
 }
 

@@ -17,10 +17,11 @@ import (
 	"weft.dev/weft/internal/store"
 )
 
-// How often paths are probed: one that was good, one whose other end did not answer, one that
-// was narrow.
+// How often paths are probed: one that was good, one whose other end did not answer (soon at first, as
+// agents that start together miss each other), one that was narrow.
 const (
 	probeAgain   = 10 * time.Minute
+	probeSoon    = time.Second
 	probeRetry   = 15 * time.Second
 	probeNarrow  = time.Minute
 	probesAtOnce = 8
@@ -42,19 +43,21 @@ type paths struct {
 
 type pathState struct {
 	admin.PathCheck
-	addr netip.Addr
-	next time.Time
+	addr  netip.Addr
+	next  time.Time
+	pause time.Duration // before the next attempt, while there is no answer
 }
 
-// get is what is known of the path to a node, nil for nothing.
+// get is what is known of the path to a node, nil when nobody asks for it.
 func (p *paths) get(node string) *admin.PathCheck {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	state, ok := p.byNode[node]
-	if !ok || state.Checked.IsZero() {
+	if !ok {
 		return nil
 	}
 	check := state.PathCheck
+	check.Probing = check.Checked.IsZero()
 	return &check
 }
 
@@ -76,6 +79,22 @@ func (p *paths) due(want map[string]netip.Addr, now time.Time) map[string]netip.
 	}
 	p.byNode = next
 	return due
+}
+
+// begin makes a node not due again until its probe has ended.
+func (p *paths) begin(node string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	state := p.byNode[node]
+	state.next = time.Now().Add(time.Hour)
+	p.byNode[node] = state
+}
+
+// pauseAfter is how long to wait after one more probe without an answer.
+func (p *paths) pauseAfter(node string) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return min(max(2*p.byNode[node].pause, probeSoon), probeRetry)
 }
 
 func (p *paths) set(node string, state pathState) {
@@ -133,8 +152,7 @@ func (a *Agent) probePaths(ctx context.Context, n *node, prober Prober) {
 	defer running.Wait()
 	for {
 		for name, addr := range a.paths.due(outerAddrs(a.index.Load().snapshot, a.cfg.Node, n.object), time.Now()) {
-			// Not due again until it has ended.
-			a.paths.set(name, pathState{addr: addr, next: time.Now().Add(time.Hour), PathCheck: a.known(name)})
+			a.paths.begin(name)
 			select {
 			case room <- struct{}{}:
 			case <-ctx.Done():
@@ -154,13 +172,6 @@ func (a *Agent) probePaths(ctx context.Context, n *node, prober Prober) {
 	}
 }
 
-func (a *Agent) known(node string) admin.PathCheck {
-	if check := a.paths.get(node); check != nil {
-		return *check
-	}
-	return admin.PathCheck{}
-}
-
 func (a *Agent) probe(ctx context.Context, n *node, prober Prober, name string, addr netip.Addr) {
 	fits, err := prober.Fits(ctx, addr, n.links.MTU)
 	if ctx.Err() != nil {
@@ -171,7 +182,8 @@ func (a *Agent) probe(ctx context.Context, n *node, prober Prober, name string, 
 	state := pathState{addr: addr, next: time.Now().Add(probeAgain), PathCheck: admin.PathCheck{Configured: n.links.MTU, Fits: fits, Checked: time.Now()}}
 	switch {
 	case err != nil:
-		state.next, state.Problem = time.Now().Add(probeRetry), err.Error()
+		state.pause = a.paths.pauseAfter(name)
+		state.next, state.Problem = time.Now().Add(state.pause), err.Error()
 		if errors.Is(err, pathprobe.ErrNoAnswer) {
 			state.Problem += ": its agent does not run, or something between drops the port"
 		}

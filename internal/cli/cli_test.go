@@ -87,7 +87,9 @@ func (fake) Encrypt(context.Context) (*admin.Encryption, error) {
 		Sent:        datapath.Traffic{Packets: 5, Bytes: 500},
 		Peers: []admin.EncryptPeer{
 			{Node: "b", State: "up", SendEpoch: 7, ReceiveEpoch: 7, PostQuantum: true, Group: "X25519MLKEM768", Handshake: now, Path: &admin.PathCheck{Configured: 1500, Fits: 1400}},
-			{Node: "c", State: "failed", Problem: "the peer cannot be reached"},
+			{Node: "c", State: "failed", Problem: "the peer cannot be reached", Path: &admin.PathCheck{Configured: 1500, Checked: now}},
+			{Node: "d", State: "no_key", Path: &admin.PathCheck{Probing: true}},
+			{Node: "e", State: "no_key"},
 		},
 		Plain:  []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")},
 		Errors: []admin.Drop{{Reason: "esp_replayed", Text: "seen before", Traffic: datapath.Traffic{Packets: 3}}},
@@ -273,7 +275,8 @@ func TestEncryptStatus(t *testing.T) {
 	}
 	for _, want := range []string{
 		"bpf (asked for auto): of the test", "7, 1h0m old, ends in 2d23h, wrapped by file:///etc/weft/kek", "spiffe://weft.local/node/a, expires in 3d0h", "10.9.0.0/16",
-		"b     up      7/7           yes  0       0       1400 of 1500", "c     failed  0/0           -    0       0       -             the peer cannot be reached", "esp_replayed  3        seen before",
+		"b     up      7/7           yes  0       0       1400 of 1500", "c     failed  0/0           -    0       0       no answer     the peer cannot be reached",
+		"d     no_key  0/0           -    0       0       probing ", "e     no_key  0/0           -    0       0       -  ", "esp_replayed  3        seen before",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)

@@ -152,6 +152,8 @@ func pathText(p *admin.PathCheck) string {
 	switch {
 	case p == nil:
 		return "-"
+	case p.Probing:
+		return "probing"
 	case p.Fits == 0:
 		return "no answer"
 	case p.Fits < p.Configured:

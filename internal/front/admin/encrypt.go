@@ -93,10 +93,12 @@ type EncryptPeer struct {
 
 // PathCheck is what probes of full size found out about the way to a peer.
 type PathCheck struct {
+	// Probing says that the first probe has not ended: nothing else is known yet.
+	Probing bool `json:"probing,omitempty"`
 	// Configured is the uplinks' MTU, Fits the largest packet that came back; equal on a good path.
 	Configured int       `json:"configured"`
 	Fits       int       `json:"fits,omitempty"`
-	Checked    time.Time `json:"checked"`
+	Checked    time.Time `json:"checked,omitzero"`
 	Problem    string    `json:"problem,omitempty"`
 }
 
