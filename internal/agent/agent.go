@@ -84,9 +84,10 @@ type Agent struct {
 	// keys is nil while there are none to be had.
 	keys atomic.Pointer[keyring]
 	// synced are the peers that the datapath knows.
-	synced  atomic.Pointer[[]keys.Peer]
-	applied atomic.Pointer[applied]
-	paths   paths
+	synced atomic.Pointer[[]keys.Peer]
+	// identities of each other node's pods, as the datapath was last told.
+	identities atomic.Pointer[map[string][]uint32]
+	paths      paths
 	// epochSince is when reconcile first saw an epoch that this node can read.
 	epochSince time.Time
 
@@ -122,7 +123,7 @@ func run(ctx context.Context, cfg *config.Config, opt Options, seams seams) erro
 		hub: flows.NewHub(0), changed: make(chan struct{}, 1),
 		waiting: "starting", problems: map[string]string{},
 	}
-	agent.applied.Store(&applied{})
+	agent.identities.Store(&map[string][]uint32{})
 	agent.cni.waiting = func() string { return agent.readiness().Waiting }
 	agent.index.Store(newIndex(store.NewSnapshot()))
 	if err := seams.preflight(cfg.Paths.BPF, agent.log); err != nil {

@@ -36,6 +36,7 @@ type Datapath interface {
 	Lanes() int
 	EngineStatus() datapath.EngineStatus
 	SetPlain([]netip.Prefix) error
+	Plain() ([]netip.Prefix, error)
 	SetPeerIdentities(map[string][]uint32) error
 }
 

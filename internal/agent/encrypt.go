@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"strings"
 	"sync"
 	"time"
@@ -99,23 +98,14 @@ func (a *Agent) syncEncryption(n *node, snapshot *store.Snapshot) error {
 	var errs []error
 	if err := n.dp.SetPeerIdentities(identities); err != nil {
 		errs = append(errs, fmt.Errorf("set identities of peers: %w", err))
+	} else {
+		a.identities.Store(&identities)
 	}
-	plain := identity.Plain(snapshot)
-	if err := n.dp.SetPlain(plain); err != nil {
+	if err := n.dp.SetPlain(identity.Plain(snapshot)); err != nil {
 		errs = append(errs, fmt.Errorf("set what may be plain: %w", err))
 	}
 	a.checkMTU(n, snapshot)
-	err := errors.Join(errs...)
-	if err == nil {
-		a.applied.Store(&applied{identities, plain})
-	}
-	return err
-}
-
-// applied is what the datapath was last told, for status.
-type applied struct {
-	identities map[string][]uint32
-	plain      []netip.Prefix
+	return errors.Join(errs...)
 }
 
 // firstOf is one error of several sentences, not to fill the status with one mistake made often.

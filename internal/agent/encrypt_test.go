@@ -157,6 +157,24 @@ func TestEncryption(t *testing.T) {
 		defer w.mu.Unlock()
 		return slices.Equal(w.sealing.plain, prefixes("10.9.0.0/16"))
 	})
+	if got, err := client.Encrypt(ctx); err != nil || !slices.Equal(got.Plain, prefixes("10.9.0.0/16")) || strings.Contains(strings.Join(got.Problems, "\n"), "plain:") {
+		t.Errorf("plain %v, problems %v, %v", got.Plain, got.Problems, err)
+	}
+	w.mu.Lock()
+	w.sealing.plainErr = errors.New("the map is full")
+	w.mu.Unlock()
+	w.put(func(s *store.Snapshot) {
+		s.EncryptionPolicies["p"] = &v1alpha1.EncryptionPolicy{Spec: v1alpha1.EncryptionPolicySpec{CIDRs: prefixes("10.8.0.0/16")}}
+	})
+	eventually(t, "a policy that cannot be applied", func() bool {
+		got, err := client.Encrypt(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		problems := strings.Join(got.Problems, "\n")
+		return slices.Equal(got.Plain, prefixes("10.9.0.0/16")) && strings.Contains(problems, "not applied yet, so sealed still: 10.8.0.0/16") &&
+			strings.Contains(problems, "not asked for any more, and in plain until that is applied: 10.9.0.0/16")
+	})
 	dump, err := client.Sysdump(ctx)
 	if err != nil || !strings.Contains(string(dump["encrypt"]), `"node":"b"`) {
 		t.Errorf("sysdump %s %v", dump["encrypt"], err)

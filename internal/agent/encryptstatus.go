@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/identity"
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/metrics"
@@ -37,7 +39,9 @@ func (b *backend) Encrypt(ctx context.Context) (*admin.Encryption, error) {
 	engine := running.dp.EngineStatus()
 	out.Engine = admin.EncryptEngine{Asked: engine.Asked, Active: engine.Active, Why: engine.Why}
 	out.Port, out.Lanes, out.TrustDomain = b.cfg.Encryption.Port, running.dp.Lanes(), b.cfg.Keys.TrustDomain
-	out.Plain = b.applied.Load().plain
+	if out.Plain, err = running.dp.Plain(); err != nil {
+		return nil, err
+	}
 	if out.Errors, err = b.encryptDrops(ctx); err != nil {
 		return nil, err
 	}
@@ -45,7 +49,37 @@ func (b *backend) Encrypt(ctx context.Context) (*admin.Encryption, error) {
 		return nil, err
 	}
 	out.Problems = append(out.Problems, b.encryptProblems()...)
+	out.Problems = append(out.Problems, plainProblems(identity.Plain(b.index.Load().snapshot), out.Plain)...)
 	return out, nil
+}
+
+// plainProblems say in what the datapath is behind the policies and annotations.
+func plainProblems(wanted, applied []netip.Prefix) []string {
+	var out []string
+	if missing := without(wanted, applied); len(missing) > 0 {
+		out = append(out, "plain: asked for and not applied yet, so sealed still: "+few(missing))
+	}
+	if left := without(applied, wanted); len(left) > 0 {
+		out = append(out, "plain: not asked for any more, and in plain until that is applied: "+few(left))
+	}
+	return out
+}
+
+// without are the ranges of one list that the other lacks.
+func without(list, other []netip.Prefix) []netip.Prefix {
+	has := make(map[netip.Prefix]bool, len(other))
+	for _, p := range other {
+		has[p.Masked()] = true
+	}
+	return slices.DeleteFunc(slices.Clone(list), func(p netip.Prefix) bool { return has[p.Masked()] })
+}
+
+// few names one of several, not to fill a status with one trouble.
+func few(list []netip.Prefix) string {
+	if len(list) == 1 {
+		return list[0].String()
+	}
+	return fmt.Sprintf("%s and %d more", list[0], len(list)-1)
 }
 
 // encryptDrops sums the drops of the node by reason.
@@ -96,7 +130,7 @@ func (b *backend) describeKeys(ctx context.Context, running *node, out *admin.En
 	if err != nil {
 		return err
 	}
-	identities := b.applied.Load().identities
+	identities := *b.identities.Load()
 	byName := map[string]keys.PeerStatus{}
 	if status != nil {
 		out.Epoch, out.OldestKey, out.Problems = newestEpoch(status), status.OldestKey, status.Problems

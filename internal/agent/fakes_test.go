@@ -46,6 +46,7 @@ type world struct {
 type sealing struct {
 	identities  map[string][]uint32
 	plain       []netip.Prefix
+	plainErr    error
 	sas         []datapath.SAStatus
 	ring        *fakeRing
 	ringErr     error
@@ -167,8 +168,16 @@ func (d fakeDatapath) EngineStatus() datapath.EngineStatus {
 func (d fakeDatapath) SetPlain(plain []netip.Prefix) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.sealing.plainErr != nil {
+		return d.sealing.plainErr
+	}
 	d.sealing.plain = plain
 	return nil
+}
+func (d fakeDatapath) Plain() ([]netip.Prefix, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.sealing.plain, nil
 }
 func (d fakeDatapath) SetPeerIdentities(identities map[string][]uint32) error {
 	d.mu.Lock()

@@ -44,6 +44,15 @@ func routeKey(prefix netip.Prefix) bpfRouteKey {
 	return bpfRouteKey{Prefixlen: uint32(bits), Addr: prefix.Masked().Addr().As16()}
 }
 
+// prefixOf is the range of a key that routeKey made.
+func prefixOf(key bpfRouteKey) netip.Prefix {
+	addr, bits := netip.AddrFrom16(key.Addr), int(key.Prefixlen)
+	if addr.Is4In6() && bits >= 96 {
+		addr, bits = addr.Unmap(), bits-96
+	}
+	return netip.PrefixFrom(addr, bits)
+}
+
 func toMAC(mac net.HardwareAddr) (out [6]uint8) {
 	copy(out[:], mac)
 	return out

@@ -146,6 +146,24 @@ func (d *Datapath) SetPlain(prefixes []netip.Prefix) error {
 	return nil
 }
 
+// Plain are the ranges that may travel in plain now, in order.
+func (d *Datapath) Plain() ([]netip.Prefix, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var out []netip.Prefix
+	var key bpfRouteKey
+	var value uint8
+	entries := d.maps.Plain.Iterate()
+	for entries.Next(&key, &value) {
+		out = append(out, prefixOf(key))
+	}
+	if err := entries.Err(); err != nil {
+		return nil, fmt.Errorf("read plain ranges: %w", err)
+	}
+	slices.SortFunc(out, netip.Prefix.Compare)
+	return out, nil
+}
+
 // SetPeerIdentities says which identities' pods each node hosts: what it seals under another is refused.
 func (d *Datapath) SetPeerIdentities(nodes map[string][]uint32) error {
 	d.mu.Lock()

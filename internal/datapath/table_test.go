@@ -161,3 +161,22 @@ func both(setups ...func(*testing.T, *bed)) func(*testing.T, *bed) {
 		}
 	}
 }
+
+// TestPlainIsTold: what may be plain is read back from what the programs read.
+func TestPlainIsTold(t *testing.T) {
+	b := newSealBed(t, 4)
+	for _, texts := range [][]string{
+		{"0.0.0.0/0", "10.9.0.0/16", "10.9.1.1/32", "::/0", "::/96", "fd77::/64", "fd77::1/128"},
+		{"10.9.1.1/32"}, nil,
+	} {
+		var want []netip.Prefix
+		for _, text := range texts {
+			want = append(want, netip.MustParsePrefix(text))
+		}
+		must(t, b.SetPlain(want))
+		got, err := b.Plain()
+		if must(t, err); !slices.Equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
+	}
+}

@@ -31,7 +31,8 @@ type Encryption struct {
 	FailedHandshakes uint64        `json:"failedHandshakes"`
 	Rotations        uint64        `json:"rotations"`
 	Peers            []EncryptPeer `json:"peers"`
-	// Plain is what may travel in plain, by EncryptionPolicies and annotations.
+	// Plain is what the datapath lets travel in plain, for EncryptionPolicies and annotations. Where it is
+	// behind those, Problems say so.
 	Plain []netip.Prefix `json:"plain,omitempty"`
 	// Errors are drops of this node that have to do with encryption, by name.
 	Errors   []Drop   `json:"errors,omitempty"`
