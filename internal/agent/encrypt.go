@@ -177,10 +177,8 @@ func (a *Agent) keysProblem() string {
 
 // epochProblem is why no epoch can be used, as the manager tells it.
 func epochProblem(s *keys.Status) string {
-	for _, e := range s.Epochs {
-		if e.Error != "" {
-			return fmt.Sprintf("epoch %d: %s", e.Number, e.Error)
-		}
+	if failed := failedEpochs(s); len(failed) > 0 {
+		return failed[0]
 	}
 	if len(s.Problems) > 0 {
 		return strings.Join(s.Problems, "; ")
@@ -192,6 +190,17 @@ func epochProblem(s *keys.Status) string {
 		return "none has been made yet; node " + s.Leader + " makes them"
 	}
 	return "none has been made yet"
+}
+
+// failedEpochs says of each epoch whose key this node cannot unwrap, why.
+func failedEpochs(s *keys.Status) []string {
+	var out []string
+	for _, e := range s.Epochs {
+		if e.Error != "" {
+			out = append(out, fmt.Sprintf("epoch %d: %s", e.Number, e.Error))
+		}
+	}
+	return out
 }
 
 // firstContact are the peers that this node is still trying for the first time.

@@ -181,6 +181,25 @@ func TestEncryption(t *testing.T) {
 	}
 }
 
+// TestUnreadableEpoch is named wherever somebody may look, although the one before is in use still.
+func TestUnreadableEpoch(t *testing.T) {
+	w := sealedWorld()
+	client, _ := w.start(t, strictConfig(t))
+	eventually(t, "ready", func() bool { return ready(client) })
+	w.sealing.ring.set(func(s *keys.Status) {
+		s.Newest = 8
+		s.Epochs = append(s.Epochs, keys.EpochStatus{Epoch: keys.Epoch{Number: 8}, DEK: keys.DEKFailed, Error: "the KMS refuses this node"})
+	})
+	encryption, err := client.Encrypt(context.Background())
+	if err != nil || !slices.Contains(encryption.Problems, "epoch 8: the KMS refuses this node") || encryption.Epoch.Number != 7 {
+		t.Errorf("encryption %+v, %v", encryption, err)
+	}
+	status, err := client.Status(context.Background())
+	if err != nil || !slices.Contains(status.Problems, "keys: epoch 8: the KMS refuses this node") {
+		t.Errorf("status %+v, %v", status, err)
+	}
+}
+
 // TestUnansweredProbes are tried again soon, and then less and less often.
 func TestUnansweredProbes(t *testing.T) {
 	p := &paths{byNode: map[string]pathState{}}

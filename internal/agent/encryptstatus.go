@@ -133,7 +133,7 @@ func (b *backend) describeKeys(ctx context.Context, running *node, out *admin.En
 	identities := *b.identities.Load()
 	byName := map[string]keys.PeerStatus{}
 	if status != nil {
-		out.Epoch, out.OldestKey, out.Problems = newestEpoch(status), status.OldestKey, status.Problems
+		out.Epoch, out.OldestKey, out.Problems = newestEpoch(status), status.OldestKey, managerProblems(status)
 		out.Handshakes, out.FailedHandshakes = handshakes(&status.Counters)
 		for _, count := range status.Counters.Rotations {
 			out.Rotations += count
@@ -195,6 +195,11 @@ func (b *backend) keysStatus(ctx context.Context) (*keys.Status, *admin.NodeCert
 	return &status, certificate
 }
 
+// managerProblems are those of the key manager, and the epochs that it cannot read.
+func managerProblems(s *keys.Status) []string {
+	return slices.Concat(s.Problems, failedEpochs(s))
+}
+
 // keyProblems are those of the key manager and of this node's certificate.
 func (b *backend) keyProblems(ctx context.Context) []string {
 	status, certificate := b.keysStatus(ctx)
@@ -202,7 +207,7 @@ func (b *backend) keyProblems(ctx context.Context) []string {
 		return nil
 	}
 	var out []string
-	for _, problem := range status.Problems {
+	for _, problem := range managerProblems(status) {
 		out = append(out, "keys: "+problem)
 	}
 	if certificate.Problem != "" {
