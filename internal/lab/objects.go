@@ -9,17 +9,26 @@ import (
 	"weft.dev/weft/api/v1alpha1"
 )
 
-// writeNodeObjects declares the nodes to every agent, bare ones too.
+// writeNodeObjects declares the nodes to every agent.
 func writeNodeObjects(s *Spec) error {
+	return writeDocs(filepath.Join(objectsDir(s.Name), "nodes.yaml"), nodeObjects(s))
+}
+
+// nodeObjects leaves out bare nodes without pod ranges: nobody routes pods to them, and agents would
+// try in vain to agree on keys with them.
+func nodeObjects(s *Spec) []any {
 	var docs []any
 	for _, n := range s.Nodes {
+		if n.Bare() && len(n.PodCIDRs) == 0 {
+			continue
+		}
 		docs = append(docs, v1alpha1.Node{
 			TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindNode},
 			Metadata: v1alpha1.ObjectMeta{Name: n.Name},
 			Spec:     v1alpha1.NodeSpec{Addresses: addrsOf(n.Addresses), PodCIDRs: n.PodCIDRs},
 		})
 	}
-	return writeDocs(filepath.Join(objectsDir(s.Name), "nodes.yaml"), docs)
+	return docs
 }
 
 // writePodObjects declares the pods: what the CNI plugin's caller does not say.

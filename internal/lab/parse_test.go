@@ -2,13 +2,16 @@ package lab
 
 import (
 	"bytes"
+	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"net/netip"
+
+	"weft.dev/weft/api/v1alpha1"
 )
 
 // small is a valid lab that tests break in one place.
@@ -180,6 +183,20 @@ uplinks:
 	s.Nodes[0].Config["colour"] = "red"
 	if err := checkConfigs(s); err == nil {
 		t.Error("an unknown agent key passed")
+	}
+}
+
+// TestNodeObjects: a machine without an agent is a node to the agents only if they are to route pods to it.
+func TestNodeObjects(t *testing.T) {
+	bare := false
+	ranges := []netip.Prefix{netip.MustParsePrefix("10.77.1.0/24")}
+	s := &Spec{Nodes: []NodeSpec{{Name: "a", PodCIDRs: ranges}, {Name: "b"}, {Name: "routed", Agent: &bare, PodCIDRs: ranges}, {Name: "outside", Agent: &bare}}}
+	var names []string
+	for _, doc := range nodeObjects(s) {
+		names = append(names, doc.(v1alpha1.Node).Metadata.Name)
+	}
+	if want := []string{"a", "b", "routed"}; !slices.Equal(names, want) {
+		t.Errorf("%v, want %v", names, want)
 	}
 }
 

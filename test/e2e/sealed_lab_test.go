@@ -19,7 +19,8 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// sealedNodes is threeNodes with encryption, which is the default. Keys drain soon, so that many rotations fit.
+// sealedNodes is threeNodes with encryption, which is the default. Keys drain soon, so that many rotations fit. The
+// third has a pod range, which makes it a node to the agents: one that has no keys.
 const sealedNodes = `
 name: set-later
 agent:
@@ -28,7 +29,7 @@ agent:
 nodes:
   - {name: a, addresses: [192.0.2.1/24, "2001:db8::1/64"], podCIDRs: [10.77.1.0/24, "fd77:1::/64"]}
   - {name: b, addresses: [192.0.2.2/24, "2001:db8::2/64"], podCIDRs: [10.77.2.0/24, "fd77:2::/64"]}
-  - {name: out, addresses: [192.0.2.9/24, "2001:db8::9/64"], agent: false}
+  - {name: out, addresses: [192.0.2.9/24, "2001:db8::9/64"], podCIDRs: [10.77.9.0/24, "fd77:9::/64"], agent: false}
 wires:
   - {name: w0, nodes: [a, b, out], offload: false} # as on a real network: checksums are whole
 pods:
