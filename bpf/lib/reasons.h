@@ -79,7 +79,9 @@
 	X(IDENTITY_NOT_ON_NODE, "the sealing node hosts no pod of that identity",                              \
 	  "that node lies, or its endpoint is not published yet")                                              \
 	X(PLAINTEXT, "not sealed, though it must be",                                                          \
-	  "forged, or the sending node does not encrypt: see docs/encryption.md")
+	  "forged, or the sending node does not encrypt: see docs/encryption.md")                              \
+	X(CHECKSUM_OFFSET, "asks the device to write a checksum over addresses or ports",                      \
+	  "something in the pod forges packets")
 
 #define WEFT_REASON_ENUM(name, what, hint) REASON_##name,
 enum weft_reason { WEFT_REASONS(WEFT_REASON_ENUM) REASON_COUNT };

@@ -4,6 +4,7 @@
 
 #include <bpf/bpf_core_read.h>
 #include "kfuncs.h"
+#include "parse.h"
 
 /* What the helpers do not tell about an skb, read from the kernel's own structure, and what they do not do by
  * themselves: leave the transport's checksum no longer to the device. */
@@ -14,6 +15,8 @@ ALWAYS_INLINE int skb_reframe(weft_ctx *ctx, __u32 len, __be16 from, __be16 to)
 {
 	return ctx_reframe(ctx, len, from, to);
 }
+
+ALWAYS_INLINE int skb_overwrites(weft_ctx *ctx, const struct weft_pkt *p) { return 0; }
 
 #else
 
@@ -48,6 +51,23 @@ ALWAYS_INLINE int skb_unfinished(weft_ctx *ctx, __u32 *start, __u32 *field)
 	if (*start > SUM_START_MAX || *field > 2 * SUM_START_MAX)
 		return -1;
 	return 1;
+}
+
+/* Whether the checksum that the device is to write goes where this hook has already looked: packet sockets may
+ * ask for any place, and so for another source address or port after the check. */
+ALWAYS_INLINE int skb_overwrites(weft_ctx *ctx, const struct weft_pkt *p)
+{
+	__u32 start, field, l4 = p->l4 - ETH_LEN, at = 2, header = 8;
+
+	if (!skb_unfinished(ctx, &start, &field) || !p->family)
+		return 0;
+	if (p->proto == IPPROTO_TCP) {
+		at = 16;
+		header = 20;
+	} else if (p->proto == IPPROTO_UDP) {
+		at = 6;
+	}
+	return start < l4 || (field != l4 + at && field < l4 + header);
 }
 
 /* How many bytes can be put behind the packet in its memory. */

@@ -90,6 +90,8 @@ const (
 	ReasonIdentityNotOnNode Reason = 41
 	// ReasonPlaintext: not sealed, though it must be.
 	ReasonPlaintext Reason = 42
+	// ReasonChecksumOffset: asks the device to write a checksum over addresses or ports.
+	ReasonChecksumOffset Reason = 43
 )
 
 var reasonTable = [...]reasonInfo{
@@ -136,4 +138,5 @@ var reasonTable = [...]reasonInfo{
 	{"inner_source", "the packet inside does not come from a pod of the node that sealed it", "that node forges packets, or two nodes have the same pod range"},
 	{"identity_not_on_node", "the sealing node hosts no pod of that identity", "that node lies, or its endpoint is not published yet"},
 	{"plaintext", "not sealed, though it must be", "forged, or the sending node does not encrypt: see docs/encryption.md"},
+	{"checksum_offset", "asks the device to write a checksum over addresses or ports", "something in the pod forges packets"},
 }
