@@ -22,13 +22,11 @@ ALWAYS_INLINE int is_link_local(const struct weft_pkt *p)
  * its own pods, under their identity, or from its host; a plain one only what a policy names. */
 SUBPROGRAM int check_origin(const struct weft_config *cfg, const struct weft_pkt *p)
 {
-	struct weft_route_key key = {.prefixlen = 128};
-	struct weft_route *from;
+	const struct weft_route *from;
 
 	if (!cfg || !p)
 		return REASON_INTERNAL;
-	__builtin_memcpy(key.addr, &p->src, sizeof(key.addr));
-	from = bpf_map_lookup_elem(&weft_routes, &key);
+	from = route_of(&p->src);
 	if (p->node) {
 		if (!from)
 			return p->identity == IDENTITY_HOST ? REASON_NONE : REASON_INNER_SOURCE;
@@ -44,14 +42,12 @@ SUBPROGRAM int check_origin(const struct weft_config *cfg, const struct weft_pkt
 /* What came for the host itself, or to be routed by it. */
 SUBPROGRAM int to_host(const struct weft_config *cfg, const struct weft_pkt *p)
 {
-	struct weft_route_key key = {.prefixlen = 128};
-	struct weft_route *r;
+	const struct weft_route *r;
 	int reason;
 
 	if (!cfg || !p || !weft_sealing || !(cfg->flags & CONFIG_SEAL))
 		return CTX_PASS;
-	__builtin_memcpy(key.addr, &p->src, sizeof(key.addr));
-	r = bpf_map_lookup_elem(&weft_routes, &key);
+	r = route_of(&p->src);
 	/* Nodes talk to each other in plain: handshakes, ESP itself, the host's own services. */
 	if (!p->node && r && r->flags & ROUTE_HOST)
 		return CTX_PASS;
@@ -59,8 +55,7 @@ SUBPROGRAM int to_host(const struct weft_config *cfg, const struct weft_pkt *p)
 	if (reason)
 		return drop(cfg, p, reason);
 	if (p->node) {
-		__builtin_memcpy(key.addr, &p->dst, sizeof(key.addr));
-		r = bpf_map_lookup_elem(&weft_routes, &key);
+		r = route_of(&p->dst);
 		if (r && !r->node)
 			return drop(cfg, p, REASON_NO_ENDPOINT);
 	}

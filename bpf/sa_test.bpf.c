@@ -49,11 +49,7 @@ ALWAYS_INLINE int test_end(weft_ctx *ctx, struct weft_crypt *s, int result)
 
 ALWAYS_INLINE int test_text(weft_ctx *ctx, struct weft_crypt *s, __u32 len)
 {
-	forget(len);
-	if (!len)
-		return -1;
-	forget(len);
-	if (len > MAX_TEXT)
+	if (outside(len, 1, MAX_TEXT))
 		return -1;
 	return ctx_load(ctx, sizeof(struct test_head), s->text, len);
 }
@@ -100,22 +96,26 @@ int weft_test_both(weft_ctx *ctx)
 	return test_end(ctx, s, err);
 }
 
+ALWAYS_INLINE int test_number(weft_ctx *ctx, const __u64 *seq, int reason)
+{
+	struct test_head *h = ctx_data(ctx);
+
+	if ((void *)(h + 1) > ctx_end(ctx))
+		return 99;
+	h->iv = *seq;
+	return reason;
+}
+
 /* The counters, without a packet. Each returns a drop reason. */
 SEC(WEFT_SEC)
 int weft_test_take(weft_ctx *ctx)
 {
 	struct test_head *h = ctx_data(ctx);
 	__u64 seq = 0;
-	int reason;
 
 	if ((void *)(h + 1) > ctx_end(ctx))
 		return 99;
-	reason = sa_take(h->id, &seq);
-	h = ctx_data(ctx);
-	if ((void *)(h + 1) > ctx_end(ctx))
-		return 99;
-	h->iv = seq;
-	return reason;
+	return test_number(ctx, &seq, sa_take(h->id, &seq));
 }
 
 SEC(WEFT_SEC)
@@ -123,16 +123,10 @@ int weft_test_admit(weft_ctx *ctx)
 {
 	struct test_head *h = ctx_data(ctx);
 	__u64 seq = 0;
-	int reason;
 
 	if ((void *)(h + 1) > ctx_end(ctx))
 		return 99;
-	reason = sa_admit(h->id, h->len, &seq);
-	h = ctx_data(ctx);
-	if ((void *)(h + 1) > ctx_end(ctx))
-		return 99;
-	h->iv = seq;
-	return reason;
+	return test_number(ctx, &seq, sa_admit(h->id, h->len, &seq));
 }
 
 SEC(WEFT_SEC)

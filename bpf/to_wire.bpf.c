@@ -9,12 +9,9 @@
 ALWAYS_INLINE int must_divert(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
 			      const struct weft_endpoint *ep, int *act)
 {
-	struct weft_route_key key = {.prefixlen = 128};
+	const struct weft_route *r = route_of(&p->dst);
 	const struct weft_peer *peer;
-	struct weft_route *r;
 
-	__builtin_memcpy(key.addr, &p->dst, sizeof(key.addr));
-	r = bpf_map_lookup_elem(&weft_routes, &key);
 	if (!r || !r->node || (r->flags & ROUTE_HOST && !ep) || !must_seal(cfg, p))
 		return 0;
 	peer = peer_of(r->node);

@@ -51,9 +51,6 @@ static __noinline int kmod_crypt(weft_ctx *ctx, struct weft_crypt *s, struct bpf
 	return err;
 }
 
-/* Lengths are checked by one comparison at a time, each forgotten by the compiler before the next: it would
- * make one of the two, from which 6.12's verifier learns nothing. */
-
 /* Seals s->text[0..len), ESP trailer included, and writes ciphertext and 16 bytes of tag to the packet
  * at off, where there is room. */
 SUBPROGRAM int aead_seal(weft_ctx *ctx, __u32 id, __u32 off, __u32 len)
@@ -75,13 +72,7 @@ SUBPROGRAM int aead_seal(weft_ctx *ctx, __u32 id, __u32 off, __u32 len)
 			return -EINVAL;
 		len += 16;
 	}
-	forget(len);
-	if (!len)
-		return -EINVAL;
-	forget(len);
-	if (len > MAX_TEXT + 16)
-		return -EINVAL;
-	if (ctx_store(ctx, off, s->text, len))
+	if (outside(len, 1, MAX_TEXT + 16) || ctx_store(ctx, off, s->text, len))
 		return -EINVAL;
 	if (sa->engine == ENGINE_BPF)
 		return 0;
@@ -109,23 +100,11 @@ SUBPROGRAM int aead_open(weft_ctx *ctx, __u32 id, __u32 off, __u32 len)
 		*(__u32 *)s->siv = key->salt;
 		return kmod_crypt(ctx, s, cipher, off, -(__s32)size);
 	}
-	forget(size);
-	if (size < 17)
-		return -EINVAL;
-	forget(size);
-	if (size > MAX_TEXT + 16)
-		return -EINVAL;
-	if (ctx_load(ctx, off, s->text, size))
+	if (outside(size, 17, MAX_TEXT + 16) || ctx_load(ctx, off, s->text, size))
 		return -EINVAL;
 	if (gcm_open(s, cipher, key, len))
 		return -EBADMSG;
-	forget(len);
-	if (!len)
-		return -EINVAL;
-	forget(len);
-	if (len > MAX_TEXT)
-		return -EINVAL;
-	return ctx_store(ctx, off, s->text, len) ? -EINVAL : 0;
+	return outside(len, 1, MAX_TEXT) || ctx_store(ctx, off, s->text, len) ? -EINVAL : 0;
 }
 
 #endif

@@ -237,13 +237,18 @@ ALWAYS_INLINE void *ctx_end(weft_ctx *ctx) { return (void *)(long)ctx->data_end;
  * itself; on other machines the worst is one more run of the slow path. */
 #define barrier() asm volatile("" ::: "memory")
 
+/* Makes the compiler forget what it knows about a value, so that the check before its use stays in the program,
+ * where the verifier sees it. */
+#define forget(x) asm volatile("" : "+r"(x))
+
 /* Whether a length is outside its limits, in two compares that the compiler cannot make one of: the verifiers
  * up to Linux 6.12 learn nothing about a number from the one. */
 #define outside(x, min, max)                                                                                   \
 	({                                                                                                     \
 		int out__ = 1;                                                                                 \
+		forget(x);                                                                                     \
 		if ((x) >= (min)) {                                                                            \
-			asm volatile("" : "+r"(x));                                                            \
+			forget(x);                                                                             \
 			if ((x) <= (max))                                                                      \
 				out__ = 0;                                                                     \
 		}                                                                                              \

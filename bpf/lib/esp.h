@@ -68,6 +68,17 @@ struct weft_aad {
 	__be32 seq_lo;
 };
 
+/* What the tag protects besides the text (RFC 4106 section 5), and the nonce's part that is sent. */
+ALWAYS_INLINE void esp_bind(struct weft_crypt *s, const struct weft_esp *esp, __u64 seq)
+{
+	struct weft_aad *aad = (void *)s->aad;
+
+	aad->spi = esp->spi;
+	aad->seq_hi = bpf_htonl(seq >> 32);
+	aad->seq_lo = esp->seq;
+	s->iv = esp->iv;
+}
+
 ALWAYS_INLINE __u32 outer_len(__u32 family)
 {
 	return (family == 4 ? IP4_LEN : IP6_LEN) + UDP_LEN + ESP_HEAD_LEN;

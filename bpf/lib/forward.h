@@ -109,7 +109,6 @@ ALWAYS_INLINE int transmit(weft_ctx *ctx, struct weft_pkt *p, const struct weft_
 /* Decides by the destination alone. Returns a drop reason. */
 SUBPROGRAM int route(const struct weft_config *cfg, const struct weft_pkt *p, struct weft_cached *c)
 {
-	struct weft_route_key key = {.prefixlen = 128};
 	const struct weft_peer *peer;
 	struct weft_endpoint *to;
 	struct weft_route *r;
@@ -118,7 +117,6 @@ SUBPROGRAM int route(const struct weft_config *cfg, const struct weft_pkt *p, st
 
 	if (!cfg || !p || !c)
 		return REASON_INTERNAL;
-	__builtin_memcpy(key.addr, &p->dst, sizeof(key.addr));
 	c->verdict = VERDICT_STACK;
 	to = bpf_map_lookup_elem(&weft_ep_addr, &p->dst);
 	if (to) {
@@ -133,7 +131,7 @@ SUBPROGRAM int route(const struct weft_config *cfg, const struct weft_pkt *p, st
 		mac_copy(c->smac, to->gateway_mac);
 		return REASON_NONE;
 	}
-	r = bpf_map_lookup_elem(&weft_routes, &key);
+	r = route_of(&p->dst);
 	if (!r) {
 		trace(p, STEP_NO_ROUTE, 0, 0, 0);
 		return REASON_NONE;

@@ -57,8 +57,4 @@ extern void bpf_iter_num_destroy(struct bpf_iter_num *it) __ksym __weak;
 	     (i) >= (start) && (i) < (end);)
 #endif
 
-/* Makes the compiler forget what it knows about a value, so that the check before its use stays in the program,
- * where the verifier sees it. */
-#define forget(x) asm volatile("" : "+r"(x))
-
 #endif

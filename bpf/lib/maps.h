@@ -38,6 +38,15 @@ struct {
 	__type(value, struct weft_route);
 } weft_routes SEC(".maps");
 
+/* The most specific range that an address is in; NULL for addresses that are nobody's. */
+ALWAYS_INLINE struct weft_route *route_of(const union weft_addr *addr)
+{
+	struct weft_route_key key = {.prefixlen = 128};
+
+	__builtin_memcpy(key.addr, addr, sizeof(key.addr));
+	return bpf_map_lookup_elem(&weft_routes, &key);
+}
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 2 * WEFT_MAX_NODES);

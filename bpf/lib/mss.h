@@ -63,7 +63,6 @@ SUBPROGRAM int clamp_mss(weft_ctx *ctx, const struct weft_pkt *p)
 	if (len <= 20)
 		return 0;
 	len -= 20;
-	asm volatile("" : "+r"(len));
 	if (outside(len, 1, TCP_OPTIONS_MAX) || ctx_load(ctx, l4 + 20, m.bytes, len))
 		return 0;
 	m.stop = len;

@@ -149,7 +149,6 @@ SUBPROGRAM int open_begin(weft_ctx *ctx, const struct weft_config *cfg, struct w
 {
 	struct weft_crypt *s = crypt_buffer();
 	struct weft_job *job = job_get();
-	struct weft_aad *aad;
 	__u32 spi, *node;
 	int reason;
 
@@ -171,11 +170,7 @@ SUBPROGRAM int open_begin(weft_ctx *ctx, const struct weft_config *cfg, struct w
 	reason = sa_admit(job->id, bpf_ntohl(job->esp.seq), &job->seq);
 	if (reason)
 		return reason;
-	aad = (void *)s->aad;
-	aad->spi = job->esp.spi;
-	aad->seq_hi = bpf_htonl(job->seq >> 32);
-	aad->seq_lo = job->esp.seq;
-	s->iv = job->esp.iv;
+	esp_bind(s, &job->esp, job->seq);
 	return REASON_NONE;
 }
 

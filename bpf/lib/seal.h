@@ -40,13 +40,27 @@ struct weft_seal {
 	__u8 tos;
 };
 
+/* What follows the outer IP header. */
+struct weft_udp_esp {
+	struct udphdr udp;
+	struct weft_esp esp;
+} __attribute__((packed));
+
+ALWAYS_INLINE void seal_udp(struct weft_udp_esp *o, const struct weft_seal *w, __be16 port)
+{
+	o->udp.source = bpf_htons(ESP_PORT_BASE | (w->hash & 0x3fff));
+	o->udp.dest = port;
+	o->udp.len = bpf_htons(UDP_LEN + w->payload);
+	o->udp.check = 0; /* RFC 3948 section 2.1: the ICV protects more; for IPv6 see seal_sum6 */
+	o->esp = w->esp;
+}
+
 ALWAYS_INLINE int seal_outer4(weft_ctx *ctx, const struct weft_peer *peer, const struct weft_seal *w,
 			      __be16 port)
 {
 	struct {
 		struct iphdr ip;
-		struct udphdr udp;
-		struct weft_esp esp;
+		struct weft_udp_esp udp;
 	} __attribute__((packed)) *o = ctx_data(ctx) + ETH_LEN;
 	__u64 sum = 0;
 
@@ -64,11 +78,7 @@ ALWAYS_INLINE int seal_outer4(weft_ctx *ctx, const struct weft_peer *peer, const
 	o->ip.daddr = peer->remote.w[3];
 	csum_words(&o->ip, ctx_end(ctx), 5, 5, &sum);
 	o->ip.check = csum_fold(sum);
-	o->udp.source = bpf_htons(ESP_PORT_BASE | (w->hash & 0x3fff));
-	o->udp.dest = port;
-	o->udp.len = bpf_htons(UDP_LEN + w->payload);
-	o->udp.check = 0; /* RFC 3948 section 2.1: the ICV protects more */
-	o->esp = w->esp;
+	seal_udp(&o->udp, w, port);
 	return 0;
 }
 
@@ -77,8 +87,7 @@ ALWAYS_INLINE int seal_outer6(weft_ctx *ctx, const struct weft_peer *peer, const
 {
 	struct {
 		struct ipv6hdr ip;
-		struct udphdr udp;
-		struct weft_esp esp;
+		struct weft_udp_esp udp;
 	} __attribute__((packed)) *o = ctx_data(ctx) + ETH_LEN;
 	__be32 *first = (void *)o;
 
@@ -90,11 +99,7 @@ ALWAYS_INLINE int seal_outer6(weft_ctx *ctx, const struct weft_peer *peer, const
 	o->ip.hop_limit = 64;
 	__builtin_memcpy(&o->ip.saddr, &peer->local, 16);
 	__builtin_memcpy(&o->ip.daddr, &peer->remote, 16);
-	o->udp.source = bpf_htons(ESP_PORT_BASE | (w->hash & 0x3fff));
-	o->udp.dest = port;
-	o->udp.len = bpf_htons(UDP_LEN + w->payload);
-	o->udp.check = 0;
-	o->esp = w->esp;
+	seal_udp(&o->udp, w, port);
 	return 0;
 }
 
@@ -113,7 +118,6 @@ static long step_sum(__u32 i, void *state)
 	if (n > SUM_CHUNK)
 		n = SUM_CHUNK;
 	n &= ~3u;
-	asm volatile("" : "+r"(n));
 	if (outside(n, 4, SUM_CHUNK) || ctx_load(t->ctx, t->at, t->s->text, n))
 		return 1;
 	t->sum = bpf_csum_diff(NULL, 0, (__be32 *)t->s->text, n, t->sum);
@@ -156,7 +160,6 @@ static long step_finish(__u32 i, void *state)
 	if (n > SUM_CHUNK)
 		n = SUM_CHUNK;
 	n = (n + 3) & ~3u;
-	forget(n);
 	if (outside(n, 4, SUM_CHUNK) || at > MAX_TEXT)
 		return 1;
 	t->sum = bpf_csum_diff(NULL, 0, (__be32 *)(t->s->text + at), n, t->sum);
@@ -209,7 +212,6 @@ ALWAYS_INLINE __u32 seal_text(weft_ctx *ctx, struct weft_crypt *s, __u32 family)
 			return 0;
 		len = IP6_LEN + bpf_ntohs(ip6->payload_len);
 	}
-	asm volatile("" : "+r"(len));
 	if (outside(len, IP4_LEN, MAX_TEXT - 8) || ctx_load(ctx, ETH_LEN, s->text, len) || seal_sum(ctx, len))
 		return 0;
 	pad = -(len + 2) & 3;
@@ -221,7 +223,7 @@ ALWAYS_INLINE __u32 seal_text(weft_ctx *ctx, struct weft_crypt *s, __u32 family)
 	s->text[len + 2] = pad == 2 ? 2 : 3;
 	s->text[len + 3] = 3;
 	len += pad;
-	asm volatile("" : "+r"(len));
+	forget(len);
 	if (len > MAX_TEXT - 4)
 		return 0;
 	s->text[len] = pad;
@@ -236,7 +238,6 @@ ALWAYS_INLINE int seal_frame(weft_ctx *ctx, const struct weft_config *cfg, const
 {
 	__u32 epoch = peer->epoch, lane = sa_lane(peer), hl = outer_len(peer->family);
 	struct weft_seal w = {.payload = ESP_HEAD_LEN + job->len + ESP_ICV_LEN};
-	struct weft_aad *aad = (void *)s->aad;
 	int reason;
 
 	job->id = sa_id(node, epoch, lane);
@@ -250,10 +251,7 @@ ALWAYS_INLINE int seal_frame(weft_ctx *ctx, const struct weft_config *cfg, const
 	w.esp.spi = bpf_htonl(epoch << 28 | lane << 22 | identity);
 	w.esp.seq = bpf_htonl((__u32)job->seq);
 	w.esp.iv = bpf_cpu_to_be64(job->seq);
-	aad->spi = w.esp.spi;
-	aad->seq_hi = bpf_htonl(job->seq >> 32);
-	aad->seq_lo = w.esp.seq;
-	s->iv = w.esp.iv;
+	esp_bind(s, &w.esp, job->seq);
 	if (skb_reframe(ctx, job->text + job->len + ESP_ICV_LEN, ethertype_of(inner_family),
 			ethertype_of(peer->family)))
 		return REASON_SEAL_FAILED;
