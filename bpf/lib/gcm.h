@@ -26,7 +26,8 @@ struct weft_crypt {
 	__be64 iv;
 	__u8 siv[32]; /* kmod: nonce, AAD */
 	__u64 sums[GHASH_GROUP][6 * GHASH_SUMS];
-	__u64 acc[GHASH_PRODUCTS];
+	__u64 products[9]; /* of one pair of words, added up */
+	__u64 halves[6];
 	struct ghash_block hash; /* so far */
 	struct ghash_block mask; /* the first counter block, encrypted: wiped after use */
 	struct ghash_block tag;	 /* as received */
@@ -73,6 +74,20 @@ ALWAYS_INLINE void crypt_put(struct weft_crypt *s)
 #define GCM_BLOCK(s, area, at)                                                                                 \
 	((struct ghash_block *)((void *)(s) + __builtin_offsetof(struct weft_crypt, area) + (at)))
 
+/* Eight counter blocks of the text's. */
+ALWAYS_INLINE void gcm_counters(struct weft_crypt *s, __u64 first, __u64 second, __u32 i)
+{
+	__u32 at = GCM_HEAD + i * 128;
+
+	forget(at);
+	if (at > GCM_ROOM - 128)
+		return;
+	for (__u32 j = 0; j < 8; j++) {
+		*GCM_BLOCK(s, stream, at + j * 16) =
+		    (struct ghash_block){first, second | (__u64)bpf_htonl(2 + i * 8 + j) << 32};
+	}
+}
+
 /* Fills the stream with the counter blocks of n text blocks (2, 3…) and behind them the first one (1), which
  * encrypts the tag, and encrypts them all. */
 static __noinline int gcm_stream(struct weft_crypt *s, struct bpf_crypto_ctx *cipher, __u32 salt, __u32 n)
@@ -81,16 +96,10 @@ static __noinline int gcm_stream(struct weft_crypt *s, struct bpf_crypto_ctx *ci
 	struct bpf_dynptr blocks;
 	__u32 size, i, at;
 
-	bpf_for(i, 0, (n + 8) >> 3)
-	{
-		at = GCM_HEAD + i * 128;
-		forget(at);
-		if (at > GCM_ROOM - 128)
-			break;
-		for (__u32 j = 0; j < 8; j++) {
-			*GCM_BLOCK(s, stream, at + j * 16) =
-			    (struct ghash_block){first, second | (__u64)bpf_htonl(2 + i * 8 + j) << 32};
-		}
+	gcm_counters(s, first, second, 0);
+	/* Small packets are spared the loop's calls. */
+	if (n >= 8) {
+		bpf_for(i, 1, (n + 8) >> 3) gcm_counters(s, first, second, i);
 	}
 	at = GCM_HEAD + n * 16;
 	forget(at);
@@ -108,16 +117,17 @@ static __noinline int gcm_stream(struct weft_crypt *s, struct bpf_crypto_ctx *ci
 
 enum gcm_mode { GCM_SEAL, GCM_OPEN, GCM_HASH };
 
-/* Takes a group of blocks, ciphertext for GHASH, and leaves the other text in its place. What is on the way
- * between its steps is kept in the buffer and not on the stack, of which the hooks can spare little: hence the
- * barriers. */
-static __noinline int gcm_group(struct weft_crypt *s, const struct weft_key *key, __u32 at, enum gcm_mode mode)
+/* Takes a group of blocks from the given one on, ciphertext for GHASH, and leaves the other text in its place.
+ * What is on the way between its steps is kept in the buffer and not on the stack, of which the hooks can spare
+ * little: hence the barriers. */
+ALWAYS_INLINE int gcm_blocks(struct weft_crypt *s, const struct weft_key *key, __u32 at, enum gcm_mode mode,
+			     const __u32 from)
 {
 	forget(at);
 	if (at > GCM_ROOM - 128)
 		return -1;
 #pragma clang loop unroll(full)
-	for (__u32 i = 0; i < GHASH_GROUP; i++) {
+	for (__u32 i = from; i < GHASH_GROUP; i++) {
 		struct ghash_block *text = GCM_BLOCK(s, zero, at + i * 16),
 				   *stream = GCM_BLOCK(s, stream, at + i * 16);
 		struct ghash_block b = *text;
@@ -130,7 +140,7 @@ static __noinline int gcm_group(struct weft_crypt *s, const struct weft_key *key
 			text->l = b.l ^ stream->l;
 			text->r = b.r ^ stream->r;
 		}
-		if (i == 0) {
+		if (i == from) {
 			b.l ^= s->hash.l;
 			b.r ^= s->hash.r;
 		}
@@ -140,27 +150,41 @@ static __noinline int gcm_group(struct weft_crypt *s, const struct weft_key *key
 #define SUM(p, sum, class)                                                                                     \
 	{                                                                                                      \
 		__u64 acc = 0;                                                                                 \
-		_Pragma("clang loop unroll(full)") for (__u32 i = 0; i < GHASH_GROUP; i++) acc ^=              \
+		_Pragma("clang loop unroll(full)") for (__u32 i = from; i < GHASH_GROUP; i++) acc ^=           \
 		    (s->sums[i][w * GHASH_SUMS + sum] & CLASS##class) * key->h[i][w * 9 + p];                  \
-		s->acc[w * 9 + p] = acc;                                                                       \
+		s->products[p] = acc;                                                                          \
 		barrier();                                                                                     \
 	}
 #pragma clang loop unroll(full)
 	for (__u32 w = 0; w < 6; w++) {
 		GHASH_NINE(SUM)
-		s->acc[w] = ghash_assemble(s->acc + w * 9, w & 1);
+		s->halves[w] = ghash_assemble(s->products, w & 1);
 		barrier();
 	}
 #undef SUM
-	s->hash = ghash_reduce(
-	    (struct ghash_halves){s->acc[0], s->acc[1], s->acc[2], s->acc[3], s->acc[4], s->acc[5]});
+	s->hash = ghash_reduce((struct ghash_halves){s->halves[0], s->halves[1], s->halves[2], s->halves[3],
+						     s->halves[4], s->halves[5]});
 	return 0;
+}
+
+static __noinline int gcm_group(struct weft_crypt *s, const struct weft_key *key, __u32 at, enum gcm_mode mode)
+{
+	return gcm_blocks(s, key, at, mode, 0);
+}
+
+/* The first group of most packets, and the only one of a TCP acknowledgement: AAD, up to 64 bytes of text,
+ * lengths. */
+#define GCM_SHORT 2
+static __noinline int gcm_short(struct weft_crypt *s, const struct weft_key *key, __u32 at, enum gcm_mode mode)
+{
+	return gcm_blocks(s, key, at, mode, GCM_SHORT);
 }
 
 /* Hashes AAD and text, and the length block that it writes behind them, into s->hash. */
 ALWAYS_INLINE int gcm_pass(struct weft_crypt *s, const struct weft_key *key, __u32 len, enum gcm_mode mode)
 {
 	__u32 n = (len + 15) >> 4, fill = -(n + 2) & (GHASH_GROUP - 1), i, at;
+	int err;
 
 	at = GCM_HEAD + n * 16;
 	forget(at);
@@ -169,9 +193,13 @@ ALWAYS_INLINE int gcm_pass(struct weft_crypt *s, const struct weft_key *key, __u
 	*GCM_BLOCK(s, zero, at) =
 	    (struct ghash_block){bpf_cpu_to_be64((__u64)s->aad_len * 8), bpf_cpu_to_be64((__u64)len * 8)};
 	s->hash = (struct ghash_block){};
-	bpf_for(i, 0, (n + 2 + fill) / GHASH_GROUP)
+	at = (GHASH_GROUP - 1 - fill) * 16;
+	err = fill < GCM_SHORT ? gcm_group(s, key, at, mode) : gcm_short(s, key, at, mode);
+	if (err || n + 2 <= GHASH_GROUP)
+		return err;
+	bpf_for(i, 1, (n + 2 + fill) / GHASH_GROUP)
 	{
-		if (gcm_group(s, key, (GHASH_GROUP - 1 - fill + i * GHASH_GROUP) * 16, mode))
+		if (gcm_group(s, key, at + i * GHASH_GROUP * 16, mode))
 			return -1;
 	}
 	return 0;
@@ -211,8 +239,11 @@ ALWAYS_INLINE void gcm_wipe(struct weft_crypt *s)
 	s->mask = (struct ghash_block){};
 	s->hash = (struct ghash_block){};
 #pragma clang loop unroll(full)
-	for (__u32 i = 0; i < GHASH_PRODUCTS; i++)
-		s->acc[i] = 0;
+	for (__u32 i = 0; i < 9; i++)
+		s->products[i] = 0;
+#pragma clang loop unroll(full)
+	for (__u32 i = 0; i < 6; i++)
+		s->halves[i] = 0;
 #pragma clang loop unroll(full)
 	for (__u32 i = 0; i < 6 * GHASH_SUMS; i++)
 		s->sums[0][i] = 0;
