@@ -126,7 +126,7 @@ ALWAYS_INLINE int gcm_blocks(struct weft_crypt *s, const struct weft_key *key, _
 	forget(at);
 	if (at > GCM_ROOM - 128)
 		return -1;
-#pragma clang loop unroll(full)
+#pragma clang loop unroll(disable)
 	for (__u32 i = from; i < GHASH_GROUP; i++) {
 		struct ghash_block *text = GCM_BLOCK(s, zero, at + i * 16),
 				   *stream = GCM_BLOCK(s, stream, at + i * 16);
@@ -155,7 +155,7 @@ ALWAYS_INLINE int gcm_blocks(struct weft_crypt *s, const struct weft_key *key, _
 		s->products[p] = acc;                                                                          \
 		barrier();                                                                                     \
 	}
-#pragma clang loop unroll(full)
+#pragma clang loop unroll(disable)
 	for (__u32 w = 0; w < 6; w++) {
 		GHASH_NINE(SUM)
 		s->halves[w] = ghash_assemble(s->products, w & 1);
