@@ -87,6 +87,9 @@ ALWAYS_INLINE int skb_reframe(weft_ctx *ctx, __u32 len, __be16 from, __be16 to)
 	__u64 flags = to == bpf_htons(ETH_P_IP) ? BPF_F_ADJ_ROOM_DECAP_L3_IPV4 : BPF_F_ADJ_ROOM_DECAP_L3_IPV6;
 	__u32 start = 0, field, n = from == to ? 0 : 4, least;
 
+	/* What lies behind the IP packet is not sealed, so it does not leave. */
+	if (ctx->len > len && bpf_skb_change_tail(ctx, len, 0))
+		return -1;
 	if (skb_unfinished(ctx, &start, &field))
 		n = ETH_LEN + start + 2;
 	least = n + ETH_LEN + IP6_LEN;
@@ -98,7 +101,7 @@ ALWAYS_INLINE int skb_reframe(weft_ctx *ctx, __u32 len, __be16 from, __be16 to)
 		return -1;
 	if (ctx->len < len && bpf_skb_change_head(ctx, len - ctx->len, 0))
 		return -1;
-	return skb_unfinished(ctx, &start, &field);
+	return ctx->len != len || skb_unfinished(ctx, &start, &field);
 }
 
 #endif

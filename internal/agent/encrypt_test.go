@@ -325,17 +325,6 @@ func TestIdentityOf(t *testing.T) {
 	}
 }
 
-// TestMTUIsTheDatapaths holds the two computations of what fits a wire equal.
-func TestMTUIsTheDatapaths(t *testing.T) {
-	for wire := 576; wire <= 65535; wire++ {
-		for _, ipv6 := range []bool{false, true} {
-			if mine, theirs := config.Sealed(wire, ipv6), datapath.SealedMTU(wire, ipv6); mine != theirs {
-				t.Fatalf("wire %d, IPv6 %v: %d, the datapath says %d", wire, ipv6, mine, theirs)
-			}
-		}
-	}
-}
-
 func TestKeysBackend(t *testing.T) {
 	ctx := context.Background()
 	client, _ := sealedWorld().start(t, strictConfig(t))

@@ -10,10 +10,10 @@ import (
 	"strings"
 	"time"
 
-	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/identity"
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/metrics"
@@ -165,7 +165,7 @@ func (b *backend) describePeer(running *node, peer datapath.Node, status keys.Pe
 		if addr.Is4() {
 			row.Outer = "IPv4"
 		}
-		row.MTU = config.Sealed(running.links.MTU, addr.Is6())
+		row.MTU = inet.SealedMTU(running.links.MTU, addr.Is6())
 	} else {
 		row.Problem = "it has no address of a family that this node has: nothing can be sealed for it"
 	}

@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/pathprobe"
 	"weft.dev/weft/internal/store"
 )
@@ -197,19 +198,19 @@ func (a *Agent) probe(ctx context.Context, n *node, prober Prober, name string, 
 
 // reportPaths names a path that pods' packets do not fit, and what to do.
 func (a *Agent) reportPaths(n *node) {
-	name, state := a.paths.worst(func(path int, addr netip.Addr) bool { return config.Sealed(path, addr.Is6()) >= n.mtu })
+	name, state := a.paths.worst(func(path int, addr netip.Addr) bool { return inet.SealedMTU(path, addr.Is6()) >= n.mtu })
 	if name == "" {
 		a.problem("paths", nil)
 		return
 	}
 	a.problem("paths", fmt.Errorf("the path to node %s carries packets of %d bytes, pods' packets of %d need %d when sealed: set mtu: %d on all nodes and make the pods anew, or widen the path",
-		name, state.Fits, n.mtu, sealedSize(n.mtu, state.addr.Is6()), config.Sealed(state.Fits, state.addr.Is6())))
+		name, state.Fits, n.mtu, sealedSize(n.mtu, state.addr.Is6()), inet.SealedMTU(state.Fits, state.addr.Is6())))
 }
 
 // sealedSize is how large a packet of that size is when it is sealed.
 func sealedSize(inner int, outerIPv6 bool) int {
 	size := inner
-	for config.Sealed(size, outerIPv6) < inner {
+	for inet.SealedMTU(size, outerIPv6) < inner {
 		size++
 	}
 	return size

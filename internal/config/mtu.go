@@ -4,29 +4,9 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"weft.dev/weft/internal/inet"
 )
-
-// What sealing adds to a packet: the outer IP and UDP headers, ESP's header with its
-// IV, and the ICV; behind the packet come two bytes and padding to a multiple of four.
-const (
-	sealOverIPv4 = 20 + 8 + 16 + 16
-	sealOverIPv6 = 40 + 8 + 16 + 16
-	sealTrailer  = 2
-)
-
-// MaxText is the most that one sealed packet can hold: packet, padding and trailer. The
-// datapath's programs have that much room (internal/datapath's SealedMTU; a test of the
-// agent holds the two equal), so wires beyond jumbo frames' 9216 bytes are not used up.
-const MaxText = 9208
-
-// Sealed is the largest packet that still fits into mtu bytes when it is sealed.
-func Sealed(mtu int, outerIPv6 bool) int {
-	over := sealOverIPv4
-	if outerIPv6 {
-		over = sealOverIPv6
-	}
-	return min(mtu-over, MaxText)&^3 - sealTrailer
-}
 
 // OuterIPv6 says whether any peer is reached by IPv6 outside: per peer it is IPv4 if
 // both ends have an IPv4 address. Without peers it is IPv4 if this node has it.
@@ -48,7 +28,7 @@ func OuterIPv6(own []netip.Addr, peers [][]netip.Addr) bool {
 func (c *Config) PodMTU(uplink int, outerIPv6 bool) (int, error) {
 	fits := uplink
 	if c.Encryption.On() {
-		fits = Sealed(uplink, outerIPv6)
+		fits = inet.SealedMTU(uplink, outerIPv6)
 	}
 	switch {
 	case c.MTU == 0 && fits < minIPv4MTU:

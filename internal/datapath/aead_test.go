@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"weft.dev/weft/internal/inet"
 )
 
 func unhex(t testing.TB, s string) []byte {
@@ -114,8 +116,8 @@ func checkAEADRandom(t *testing.T, b *saBed) {
 func TestAEADEdges(t *testing.T) { forEachEngine(t, checkAEADEdges) }
 
 func checkAEADEdges(t *testing.T, b *saBed) {
-	ones := bytes.Repeat([]byte{0xff}, maxText)
-	zeros := make([]byte, maxText)
+	ones := bytes.Repeat([]byte{0xff}, inet.MaxSealedText)
+	zeros := make([]byte, inet.MaxSealedText)
 	key, salt := [32]byte(ones), [4]byte(ones)
 	aead := reference(t, key)
 	for _, out := range []bool{true, false} {
@@ -125,7 +127,7 @@ func checkAEADEdges(t *testing.T, b *saBed) {
 	}
 	for _, iv := range []uint64{0, 1, 1<<32 - 1, 1 << 32, 1<<64 - 1} {
 		for _, text := range [][]byte{ones, zeros} {
-			for _, size := range []int{1, 15, 16, 17, 79, 80, 81, 95, 96, 97, 111, 112, 127, 128, 129, 1408, 3000, maxText / 2, maxText - 1, maxText} {
+			for _, size := range []int{1, 15, 16, 17, 79, 80, 81, 95, 96, 97, 111, 112, 127, 128, 129, 1408, 3000, inet.MaxSealedText / 2, inet.MaxSealedText - 1, inet.MaxSealedText} {
 				p := sealed{sa: firstSA, iv: iv, aad: ones[:12], text: text[:size]}
 				for _, context := range contexts {
 					if size > 3000 && (context == "tc" || b.sas.engine == bpfEngineKmod) {
@@ -197,8 +199,8 @@ func checkAEADRefusals(t *testing.T, b *saBed) {
 		"seal without room":         {"weft_test_seal", frame(firstSA, 90)},
 		"open more than there is":   {"weft_test_open", frame(firstSA, 90)},
 		"seal more than there is":   {"weft_test_seal", frame(firstSA, 101)},
-		"seal more than the buffer": {"weft_test_seal", frame(firstSA, maxText+1)},
-		"open more than the buffer": {"weft_test_open", frame(firstSA, maxText+1)},
+		"seal more than the buffer": {"weft_test_seal", frame(firstSA, inet.MaxSealedText+1)},
+		"open more than the buffer": {"weft_test_open", frame(firstSA, inet.MaxSealedText+1)},
 		"open a length that wraps":  {"weft_test_open", frame(firstSA, 1<<32-8)},
 	} {
 		for _, context := range contexts {
@@ -209,12 +211,12 @@ func checkAEADRefusals(t *testing.T, b *saBed) {
 	}
 }
 
-// TestLongestText holds maxText equal to MAX_TEXT in bpf/lib/gcm.h: that much is sealed, and not a byte more,
+// TestLongestText holds inet.MaxSealedText equal to MAX_TEXT in bpf/lib/gcm.h: that much is sealed, and not a byte more,
 // although the packet has room.
 func TestLongestText(t *testing.T) {
 	b := newSABed(t, "bpf")
 	must(t, b.InstallSA(testSA(true, 1, 0)))
-	for size, fits := range map[int]bool{maxText: true, maxText + 1: false} {
+	for size, fits := range map[int]bool{inet.MaxSealedText: true, inet.MaxSealedText + 1: false} {
 		frame := testFrame(firstSA, 1, make([]byte, 12), make([]byte, size+16), size)
 		if _, code := b.run(t, "xdp", "weft_test_seal", frame); (code == 0) != fits {
 			t.Errorf("%d bytes: code %d, want them to be sealed: %v", size, code, fits)

@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
+
+	"weft.dev/weft/internal/inet"
 )
 
 // EncryptOptions says how what crosses between nodes for a pod is sealed.
@@ -17,24 +19,6 @@ type EncryptOptions struct {
 	Port uint16
 	// Lanes is how many keys this node seals with side by side, 0 for one per CPU up to 8.
 	Lanes int
-}
-
-// ESP's overhead around the text, in bytes (DESIGN.md section 6): IP, UDP, SPI, sequence number, IV and ICV.
-const (
-	overhead4 = 20 + 8 + 16 + 16
-	overhead6 = 40 + 8 + 16 + 16
-	// maxText is what the programs can hold of one packet with its ESP trailer; TestLongestText holds it equal to MAX_TEXT.
-	maxText = 9216
-)
-
-// SealedMTU is the largest IP packet, in bytes, that fits a wire of the given MTU when sealed.
-func SealedMTU(wire int, outerIPv6 bool) int {
-	overhead := overhead4
-	if outerIPv6 {
-		overhead = overhead6
-	}
-	// Packet, padding, padding's length and next header fill whole words (RFC 4303 section 2.4).
-	return min((wire-overhead)&^3, maxText-8) - 2
 }
 
 // outerAddrs are the ends of the tunnel to a peer: IPv4 if both nodes have it, else IPv6.
@@ -62,12 +46,6 @@ func (d *Datapath) openEncryption() error {
 	return err
 }
 
-// sealedMTUTo is what fits the wire to a peer.
-func (d *Datapath) sealedMTUTo(n Node, wire int) int {
-	_, remote, _ := d.outerAddrs(n)
-	return SealedMTU(wire, remote.Is6())
-}
-
 // syncPeer enters how packets for a peer are sealed: everything but the key, which SealWith chooses.
 func (d *Datapath) syncPeer(n Node, slot uint32, wireMTU int) (changed bool, err error) {
 	local, remote, ok := d.outerAddrs(n)
@@ -80,9 +58,9 @@ func (d *Datapath) syncPeer(n Node, slot uint32, wireMTU int) (changed bool, err
 	}
 	now := peer
 	now.Local, now.Remote = toAddr(local), toAddr(remote)
-	now.Family, now.Mtu = 4, uint16(SealedMTU(wireMTU, false))
+	now.Family, now.Mtu = 4, uint16(inet.SealedMTU(wireMTU, remote.Is6()))
 	if remote.Is6() {
-		now.Family, now.Mtu = 6, uint16(SealedMTU(wireMTU, true))
+		now.Family = 6
 	}
 	if now != peer {
 		if err := d.maps.Peers.Put(slot, &now); err != nil {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/test/espref"
 )
 
@@ -346,7 +347,7 @@ func TestSealedICMP(t *testing.T) {
 func TestSealedLimits(t *testing.T) {
 	for _, context := range contexts {
 		b := newSealBed(t, 4).keyed(t)
-		limit := SealedMTU(1500, false)
+		limit := inet.SealedMTU(1500, false)
 		verdict, out := b.send(t, context, "from_pod", "wta", fromA(peer4).udp(1, 2, limit-28+1).bytes())
 		if verdict != "redirect" || out[14+9] != 1 || int(binary.BigEndian.Uint16(out[14+20+6:])) != limit {
 			t.Errorf("%s, one byte too many: %s, %x", context, verdict, out)

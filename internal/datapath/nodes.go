@@ -10,6 +10,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/inet"
 )
 
 // maxNodes is the size of the nodes map; index 0 is this node.
@@ -172,9 +174,10 @@ func (d *Datapath) syncNode(n Node, slot uint32) (routes []*netlink.Route, chang
 		return routes, changed, failed
 	}
 	moved, err := d.syncPeer(n, slot, wireMTU)
+	_, remote, _ := d.outerAddrs(n)
 	for _, r := range routes {
 		// What the host's own stack sends is sealed on its way out, and must fit then.
-		r.MTU = d.sealedMTUTo(n, wireMTU)
+		r.MTU = inet.SealedMTU(wireMTU, remote.Is6())
 	}
 	return routes, changed || moved, errors.Join(failed, err)
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/test/espref"
 )
 
@@ -222,7 +223,7 @@ func TestPairKeepsOrder(t *testing.T) {
 func TestSealSizes(t *testing.T) {
 	for _, family := range []int{4, 6} {
 		b := newSealBed(t, family).keyed(t)
-		limit := SealedMTU(1500, family == 6)
+		limit := inet.SealedMTU(1500, family == 6)
 		for _, context := range sealWays {
 			for _, dst := range []netip.Addr{peer4, peer6} {
 				t.Run(fmt.Sprintf("%s in IPv%d to %s", context, family, dst), func(t *testing.T) {
@@ -271,6 +272,27 @@ func (b *sealBed) checkSealed(t testing.TB, context string, in []byte) {
 		t.Errorf("padding of %d", packet.Padding)
 	case !bytes.Equal(out[:6], peerMAC) || !bytes.Equal(out[6:12], uplinkMAC):
 		t.Errorf("link header %x", out[:14])
+	}
+}
+
+// TestSealTrailing: bytes behind the IP packet, of which a frame may have any number, leave neither sealed nor in plain.
+func TestSealTrailing(t *testing.T) {
+	for _, family := range []int{4, 6} {
+		b := newSealBed(t, family).keyed(t)
+		for _, way := range sealWays {
+			for _, dst := range []netip.Addr{peer4, peer6} {
+				for _, trailing := range []int{1, 18, 60, 61, 100, 500} {
+					in := fromA(dst).udp(1000, 2000, 5).bytes()
+					verdict, out := b.sealFrame(t, way, append(bytes.Clone(in), bytes.Repeat([]byte{0xee}, trailing)...))
+					if verdict != "redirect" {
+						t.Fatalf("%s, %d bytes: verdict %s: %v", way, trailing, verdict, b.counted(t))
+					}
+					if _, p := b.opened(t, out); len(p.Inner) != len(in)-14 || bytes.Contains(out, []byte{0xee, 0xee, 0xee, 0xee}) {
+						t.Errorf("%s, %d bytes: inside %x, on the wire %x", way, trailing, p.Inner, out)
+					}
+				}
+			}
+		}
 	}
 }
 
