@@ -96,9 +96,9 @@ int weft_from_pod(weft_ctx *ctx)
 	reason = parse(ctx, &p);
 	if (!reason && skb_overwrites(ctx, &p))
 		reason = REASON_CHECKSUM_OFFSET;
-	if (!reason && use_cached(ctx, cfg, &p, 1, &act))
-		return finish(ctx, cfg, &p, act);
-	return finish(ctx, cfg, &p, from_pod_slow(ctx, cfg, &p, reason));
+	if (reason || !use_cached(ctx, cfg, &p, 1, &act))
+		act = from_pod_slow(ctx, cfg, &p, reason);
+	return finish(ctx, cfg, &p, act);
 }
 
 char _license[] SEC("license") = "GPL";

@@ -59,12 +59,14 @@ int weft_test_seal(weft_ctx *ctx)
 {
 	__u32 id, len;
 	struct weft_crypt *s = test_begin(ctx, &id, &len);
+	struct weft_sa_out *sa;
 
 	if (!s)
 		return 98;
-	if (test_text(ctx, s, len))
+	sa = bpf_map_lookup_elem(&weft_sa_out, &id);
+	if (!sa || test_text(ctx, s, len))
 		return test_end(ctx, s, -97);
-	return test_end(ctx, s, aead_seal(ctx, id, sizeof(struct test_head), len));
+	return test_end(ctx, s, aead_seal(ctx, sa, sizeof(struct test_head), len));
 }
 
 SEC(WEFT_SEC)
@@ -72,10 +74,12 @@ int weft_test_open(weft_ctx *ctx)
 {
 	__u32 id, len;
 	struct weft_crypt *s = test_begin(ctx, &id, &len);
+	struct weft_sa_in *sa;
 
 	if (!s)
 		return 98;
-	return test_end(ctx, s, aead_open(ctx, id, sizeof(struct test_head), len));
+	sa = bpf_map_lookup_elem(&weft_sa_in, &id);
+	return test_end(ctx, s, sa ? aead_open(ctx, sa, sizeof(struct test_head), len) : -97);
 }
 
 /* Leaves the frame as it was: what may be run again and again. */
@@ -84,15 +88,19 @@ int weft_test_both(weft_ctx *ctx)
 {
 	__u32 id, len;
 	struct weft_crypt *s = test_begin(ctx, &id, &len);
+	struct weft_sa_out *out;
+	struct weft_sa_in *in;
 	int err;
 
 	if (!s)
 		return 98;
-	if (test_text(ctx, s, len))
+	out = bpf_map_lookup_elem(&weft_sa_out, &id);
+	in = bpf_map_lookup_elem(&weft_sa_in, &id);
+	if (!out || !in || test_text(ctx, s, len))
 		return test_end(ctx, s, -97);
-	err = aead_seal(ctx, id, sizeof(struct test_head), len);
+	err = aead_seal(ctx, out, sizeof(struct test_head), len);
 	if (!err)
-		err = aead_open(ctx, id, sizeof(struct test_head), len);
+		err = aead_open(ctx, in, sizeof(struct test_head), len);
 	return test_end(ctx, s, err);
 }
 
@@ -111,32 +119,44 @@ SEC(WEFT_SEC)
 int weft_test_take(weft_ctx *ctx)
 {
 	struct test_head *h = ctx_data(ctx);
+	struct weft_sa_out *sa;
 	__u64 seq = 0;
+	__u32 id;
 
 	if ((void *)(h + 1) > ctx_end(ctx))
 		return 99;
-	return test_number(ctx, &seq, sa_take(h->id, &seq));
+	id = h->id;
+	sa = bpf_map_lookup_elem(&weft_sa_out, &id);
+	return test_number(ctx, &seq, sa_take(sa, &seq));
 }
 
 SEC(WEFT_SEC)
 int weft_test_admit(weft_ctx *ctx)
 {
 	struct test_head *h = ctx_data(ctx);
+	struct weft_sa_in *sa;
 	__u64 seq = 0;
+	__u32 id;
 
 	if ((void *)(h + 1) > ctx_end(ctx))
 		return 99;
-	return test_number(ctx, &seq, sa_admit(h->id, h->len, &seq));
+	id = h->id;
+	sa = bpf_map_lookup_elem(&weft_sa_in, &id);
+	return test_number(ctx, &seq, sa_admit(sa, h->len, &seq));
 }
 
 SEC(WEFT_SEC)
 int weft_test_commit(weft_ctx *ctx)
 {
 	struct test_head *h = ctx_data(ctx);
+	struct weft_sa_in *sa;
+	__u32 id;
 
 	if ((void *)(h + 1) > ctx_end(ctx))
 		return 99;
-	return sa_commit(h->id, h->iv, h->len);
+	id = h->id;
+	sa = bpf_map_lookup_elem(&weft_sa_in, &id);
+	return sa ? sa_commit(sa, h->iv, h->len) : REASON_ESP_UNKNOWN_SA;
 }
 
 /* The parts, to measure them by themselves. */

@@ -7,11 +7,8 @@
 /* AES-256-GCM as RFC 4106 uses it, by the engine that the SA was made for.
  *
  * A packet's work is done between crypt_get and crypt_put. The caller fills the buffer's aad (12 bytes: SPI,
- * sequence number with its upper half) and iv; the salt comes from the SA. The functions below are verified by
- * themselves, so they take the SA's number and look it up again: kernel pointers cannot be passed to them.
- *
- * Why this cannot mix two keys up: an entry that was seen alive is not changed before the program ends
- * (sa.h), so that both look-ups see the same keys and counter. */
+ * sequence number with its upper half) and iv; the salt comes from the SA, which the caller has looked up once
+ * for all that it does: an entry that was seen alive stays as it is until the program ends (sa.h). */
 
 #define ESP_AROUND 32 /* an ESP packet's bytes besides its text: SPI, sequence number, IV, tag */
 
@@ -53,14 +50,13 @@ static __noinline int kmod_crypt(weft_ctx *ctx, struct weft_crypt *s, struct bpf
 
 /* Seals s->text[0..len), ESP trailer included, and writes ciphertext and 16 bytes of tag to the packet
  * at off, where there is room. */
-SUBPROGRAM int aead_seal(weft_ctx *ctx, __u32 id, __u32 off, __u32 len)
+static __noinline int aead_seal(weft_ctx *ctx, struct weft_sa_out *sa, __u32 off, __u32 len)
 {
-	struct weft_sa_out *sa = bpf_map_lookup_elem(&weft_sa_out, &id);
 	struct weft_crypt *s = crypt_buffer();
 	struct bpf_crypto_ctx *cipher;
 	struct weft_key *key;
 
-	if (!s || !sa || !len || len > MAX_TEXT || sa->state != SA_LIVE)
+	if (!s || !len || len > MAX_TEXT || sa->state != SA_LIVE)
 		return -EINVAL;
 	cipher = sa->cipher;
 	key = sa->key;
@@ -82,15 +78,14 @@ SUBPROGRAM int aead_seal(weft_ctx *ctx, __u32 id, __u32 off, __u32 len)
 
 /* The packet has len bytes of ciphertext at off and 16 of tag behind them. Leaves the plaintext in their place,
  * and only if the tag is right: 0, or -EBADMSG. */
-SUBPROGRAM int aead_open(weft_ctx *ctx, __u32 id, __u32 off, __u32 len)
+static __noinline int aead_open(weft_ctx *ctx, struct weft_sa_in *sa, __u32 off, __u32 len)
 {
-	struct weft_sa_in *sa = bpf_map_lookup_elem(&weft_sa_in, &id);
 	struct weft_crypt *s = crypt_buffer();
 	struct bpf_crypto_ctx *cipher;
 	struct weft_key *key;
 	__u32 size = len + 16;
 
-	if (!s || !sa || !len || len > MAX_TEXT || sa->state != SA_LIVE)
+	if (!s || !len || len > MAX_TEXT || sa->state != SA_LIVE)
 		return -EINVAL;
 	cipher = sa->cipher;
 	key = sa->key;

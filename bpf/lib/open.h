@@ -147,12 +147,11 @@ ALWAYS_INLINE int open_ecn(weft_ctx *ctx, const struct weft_job *o, __u8 inner_f
  * the outer packet. */
 SUBPROGRAM int open_begin(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p)
 {
-	struct weft_crypt *s = crypt_buffer();
 	struct weft_job *job = job_get();
 	__u32 spi, *node;
 	int reason;
 
-	if (!cfg || !p || !s || !job)
+	if (!cfg || !p || !job)
 		return OPEN_NOT_ESP;
 	ctx_pull(ctx, ETH_LEN + IP6_LEN + UDP_LEN + ESP_HEAD_LEN);
 	if (!open_outer(ctx, cfg, p, job))
@@ -167,10 +166,6 @@ SUBPROGRAM int open_begin(weft_ctx *ctx, const struct weft_config *cfg, struct w
 	p->node = *node;
 	p->identity = SPI_IDENTITY(spi);
 	job->id = sa_id(p->node, SPI_EPOCH(spi), SPI_LANE(spi));
-	reason = sa_admit(job->id, bpf_ntohl(job->esp.seq), &job->seq);
-	if (reason)
-		return reason;
-	esp_bind(s, &job->esp, job->seq);
 	return REASON_NONE;
 }
 
@@ -179,14 +174,10 @@ SUBPROGRAM int open_end(weft_ctx *ctx, const struct weft_pkt *p)
 {
 	struct weft_job *job = job_get();
 	__u8 next, family;
-	int reason;
 	__u32 len;
 
 	if (!p || !job)
 		return REASON_INTERNAL;
-	reason = sa_commit(job->id, job->seq, job->udp - UDP_LEN);
-	if (reason)
-		return reason;
 	if (!hosts_identity(p->node, p->identity))
 		return REASON_IDENTITY_NOT_ON_NODE;
 	len = open_trailer(ctx, job->text, job->len, &next);
@@ -196,6 +187,20 @@ SUBPROGRAM int open_end(weft_ctx *ctx, const struct weft_pkt *p)
 	if (ctx_strip(ctx, job->text - ETH_LEN, ETH_LEN + len, ethertype_of(job->family), ethertype_of(family)))
 		return REASON_INTERNAL;
 	return open_ecn(ctx, job, family) ? REASON_ESP_MALFORMED : REASON_NONE;
+}
+
+/* The cipher, and around it the window: before, a cheap refusal; after, the packet's number is taken. */
+ALWAYS_INLINE int open_text(weft_ctx *ctx, struct weft_crypt *s, struct weft_job *job)
+{
+	struct weft_sa_in *sa = bpf_map_lookup_elem(&weft_sa_in, &job->id);
+	int reason = sa_admit(sa, bpf_ntohl(job->esp.seq), &job->seq);
+
+	if (reason || !sa)
+		return reason;
+	esp_bind(s, &job->esp, job->seq);
+	if (aead_open(ctx, sa, job->text, job->len))
+		return REASON_ESP_BAD_TAG;
+	return sa_commit(sa, job->seq, job->udp - UDP_LEN);
 }
 
 /* Opens an ESP packet: the frame then holds what was sealed, and p->node and p->identity say by whom.
@@ -209,8 +214,8 @@ ALWAYS_INLINE int open(weft_ctx *ctx, const struct weft_config *cfg, struct weft
 	if (!s || !job)
 		return REASON_SEAL_FAILED;
 	reason = open_begin(ctx, cfg, p);
-	if (!reason && aead_open(ctx, job->id, job->text, job->len))
-		reason = REASON_ESP_BAD_TAG;
+	if (!reason)
+		reason = open_text(ctx, s, job);
 	if (!reason)
 		reason = open_end(ctx, p);
 	crypt_put(s);

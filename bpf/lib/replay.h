@@ -62,12 +62,11 @@ ALWAYS_INLINE int replay_commit(struct weft_sa_in *sa, __u64 seq)
 }
 
 /* Before opening: finds the SA and the whole sequence number. Returns a drop reason. */
-SUBPROGRAM int sa_admit(__u32 id, __u32 low, __u64 *seq)
+ALWAYS_INLINE int sa_admit(const struct weft_sa_in *sa, __u32 low, __u64 *seq)
 {
-	struct weft_sa_in *sa = bpf_map_lookup_elem(&weft_sa_in, &id);
 	__u64 n;
 
-	if (!seq || !sa || sa->state != SA_LIVE)
+	if (!sa || sa->state != SA_LIVE)
 		return REASON_ESP_UNKNOWN_SA;
 	if (bpf_ktime_get_boot_ns() >= sa->expires_ns)
 		return REASON_KEY_EXPIRED;
@@ -79,12 +78,8 @@ SUBPROGRAM int sa_admit(__u32 id, __u32 low, __u64 *seq)
 }
 
 /* After opening: nobody has had this number. Returns a drop reason. */
-SUBPROGRAM int sa_commit(__u32 id, __u64 seq, __u32 bytes)
+static __noinline int sa_commit(struct weft_sa_in *sa, __u64 seq, __u32 bytes)
 {
-	struct weft_sa_in *sa = bpf_map_lookup_elem(&weft_sa_in, &id);
-
-	if (!sa)
-		return REASON_ESP_UNKNOWN_SA;
 	if (replay_commit(sa, seq))
 		return REASON_ESP_REPLAYED;
 	__sync_fetch_and_add(&sa->packets, 1);

@@ -112,9 +112,9 @@ struct {
 	__type(value, struct weft_peer);
 } weft_peers SEC(".maps");
 
-/* Never called. Without it the compiler describes struct weft_key by its name only where the maps point to it,
+/* Never called. Without it the compiler describes the structs by their names only where the maps point to them,
  * and the kernel refuses such maps. */
-SUBPROGRAM int weft_describe(struct weft_key *key) { return !key; }
+SUBPROGRAM int weft_describe(struct weft_key *key, struct bpf_crypto_ctx *cipher) { return !key || !cipher; }
 
 /* node << 10 | epoch << 6 | lane */
 ALWAYS_INLINE __u32 sa_id(__u32 node, __u32 epoch, __u32 lane) { return node << 10 | epoch << 6 | lane; }
@@ -129,13 +129,10 @@ ALWAYS_INLINE __u32 sa_lane(const struct weft_peer *peer)
 
 /* Gives the next sequence number of the SA that this node seals with: never the same twice, whoever asks at
  * the same time. Returns a drop reason. */
-SUBPROGRAM int sa_take(__u32 id, __u64 *seq)
+ALWAYS_INLINE int sa_take(struct weft_sa_out *sa, __u64 *seq)
 {
-	struct weft_sa_out *sa = bpf_map_lookup_elem(&weft_sa_out, &id);
 	__u64 n;
 
-	if (!seq)
-		return REASON_NO_KEY;
 	if (!sa || sa->state != SA_LIVE)
 		return REASON_NO_KEY;
 	if (bpf_ktime_get_boot_ns() >= sa->expires_ns)

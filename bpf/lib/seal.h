@@ -233,35 +233,28 @@ ALWAYS_INLINE __u32 seal_text(weft_ctx *ctx, struct weft_crypt *s, __u32 family)
 
 /* Opens the room and writes the outer headers. Returns a drop reason. */
 ALWAYS_INLINE int seal_frame(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_peer *peer,
-			     __u32 node, struct weft_crypt *s, __u32 inner_family, __u32 identity,
-			     struct weft_job *job)
+			     struct weft_crypt *s, struct weft_job *job, __u32 inner_family)
 {
-	__u32 epoch = peer->epoch, lane = sa_lane(peer), hl = outer_len(peer->family);
+	__be16 from = ethertype_of(inner_family), to = ethertype_of(peer->family);
 	struct weft_seal w = {.payload = ESP_HEAD_LEN + job->len + ESP_ICV_LEN};
-	int reason;
 
-	job->id = sa_id(node, epoch, lane);
-	job->text = ETH_LEN + hl;
+	job->text = ETH_LEN + outer_len(peer->family);
 	job->family = peer->family;
-	reason = sa_take(job->id, &job->seq);
-	if (reason)
-		return reason;
+	job->esp.seq = bpf_htonl((__u32)job->seq);
+	job->esp.iv = bpf_cpu_to_be64(job->seq);
+	esp_bind(s, &job->esp, job->seq);
 	w.hash = flow_hash((void *)s->text, inner_family);
 	w.tos = traffic_class(s->text, inner_family);
-	w.esp.spi = bpf_htonl(epoch << 28 | lane << 22 | identity);
-	w.esp.seq = bpf_htonl((__u32)job->seq);
-	w.esp.iv = bpf_cpu_to_be64(job->seq);
-	esp_bind(s, &w.esp, job->seq);
-	if (skb_reframe(ctx, job->text + job->len + ESP_ICV_LEN, ethertype_of(inner_family),
-			ethertype_of(peer->family)))
+	w.esp = job->esp;
+	if (skb_reframe(ctx, job->text + job->len + ESP_ICV_LEN, from, to))
 		return REASON_SEAL_FAILED;
 	if (peer->family == 4)
 		return seal_outer4(ctx, peer, &w, cfg->esp_port) ? REASON_SEAL_FAILED : REASON_NONE;
 	return seal_outer6(ctx, peer, &w, cfg->esp_port) ? REASON_SEAL_FAILED : REASON_NONE;
 }
 
-/* All before the cipher. Returns a drop reason. */
-SUBPROGRAM int seal_begin(weft_ctx *ctx, const struct weft_config *cfg, __u32 node, __u32 identity)
+/* All before the cipher but the key. Returns a drop reason. */
+SUBPROGRAM int seal_begin(weft_ctx *ctx, const struct weft_config *cfg, __u32 node)
 {
 	const struct weft_peer *peer = peer_of(node);
 	struct ethhdr *eth = ctx_data(ctx);
@@ -269,9 +262,7 @@ SUBPROGRAM int seal_begin(weft_ctx *ctx, const struct weft_config *cfg, __u32 no
 	struct weft_job *job = job_get();
 	__u32 family;
 
-	if (!cfg || !peer || !peer->epoch)
-		return REASON_NO_KEY;
-	if (!s || !job)
+	if (!cfg || !peer || !s || !job)
 		return REASON_INTERNAL;
 	if ((void *)(eth + 1) > ctx_end(ctx))
 		return REASON_TRUNCATED;
@@ -279,7 +270,35 @@ SUBPROGRAM int seal_begin(weft_ctx *ctx, const struct weft_config *cfg, __u32 no
 	job->len = seal_text(ctx, s, family);
 	if (!job->len)
 		return REASON_SEAL_FAILED;
-	return seal_frame(ctx, cfg, peer, node, s, family, identity, job);
+	return seal_frame(ctx, cfg, peer, s, job, family);
+}
+
+/* Finds the key, takes a number of it, and seals. */
+ALWAYS_INLINE int seal_with(weft_ctx *ctx, const struct weft_config *cfg, __u32 node, __u32 identity,
+			    struct weft_job *job)
+{
+	const struct weft_peer *peer = peer_of(node);
+	struct weft_sa_out *sa;
+	__u32 epoch, lane;
+	int reason;
+
+	if (!peer || !peer->epoch)
+		return REASON_NO_KEY;
+	epoch = peer->epoch;
+	lane = sa_lane(peer);
+	job->id = sa_id(node, epoch, lane);
+	job->esp.spi = bpf_htonl(epoch << 28 | lane << 22 | identity);
+	sa = bpf_map_lookup_elem(&weft_sa_out, &job->id);
+	reason = sa_take(sa, &job->seq);
+	if (!reason)
+		reason = seal_begin(ctx, cfg, node);
+	if (reason || !sa)
+		return reason;
+	if (aead_seal(ctx, sa, job->text, job->len))
+		return REASON_SEAL_FAILED;
+	if (job->family == 6 && seal_sum6(ctx, job->text + job->len + ESP_ICV_LEN))
+		return REASON_SEAL_FAILED;
+	return REASON_NONE;
 }
 
 /* Seals the packet of the frame for a node. Returns a drop reason; the frame is then in no state to be sent. */
@@ -291,11 +310,7 @@ ALWAYS_INLINE int seal(weft_ctx *ctx, const struct weft_config *cfg, __u32 node,
 
 	if (!s || !job)
 		return REASON_SEAL_FAILED;
-	reason = seal_begin(ctx, cfg, node, identity);
-	if (!reason && aead_seal(ctx, job->id, job->text, job->len))
-		reason = REASON_SEAL_FAILED;
-	if (!reason && job->family == 6 && seal_sum6(ctx, job->text + job->len + ESP_ICV_LEN))
-		reason = REASON_SEAL_FAILED;
+	reason = seal_with(ctx, cfg, node, identity, job);
 	crypt_put(s);
 	return reason;
 }
