@@ -22,12 +22,17 @@ int weft_from_host(weft_ctx *ctx)
 	struct weft_pkt p = {.hook = HOOK_FROM_HOST, .direction = DIR_EGRESS};
 	const struct weft_config *cfg = config();
 	__u32 node, identity;
-	int reason;
+	int reason, act;
 
-	if (!cfg || !weft_sealing || !pair_receive(ctx, &node, &identity))
+	if (!cfg || !weft_sealing)
 		return CTX_DROP;
+	if (!pair_receive(ctx, &node, &identity))
+		return refuse(ctx, cfg, &p, REASON_INTERNAL);
 	reason = seal(ctx, cfg, node, identity);
-	return reason ? refuse(ctx, cfg, &p, reason) : send_sealed(ctx, node);
+	if (reason)
+		return refuse(ctx, cfg, &p, reason);
+	act = send_sealed(ctx, node);
+	return act == CTX_DROP ? refuse(ctx, cfg, &p, REASON_INTERNAL) : act;
 }
 
 char _license[] SEC("license") = "GPL";

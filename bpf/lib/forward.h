@@ -84,10 +84,15 @@ ALWAYS_INLINE int finish(weft_ctx *ctx, const struct weft_config *cfg, const str
 		return act;
 	if (p->proto == IPPROTO_TCP && p->tcp_flags & TCP_SYN && !p->frag)
 		clamp_mss(ctx, p);
-	if (act == CTX_PAIR)
-		return pair_send(ctx, cfg, p->node, p->identity);
-	reason = seal(ctx, cfg, p->node, p->identity);
-	return reason ? drop(cfg, p, reason) : send_sealed(ctx, p->node);
+	if (act == CTX_PAIR) {
+		act = pair_send(ctx, cfg, p->node, p->identity);
+	} else {
+		reason = seal(ctx, cfg, p->node, p->identity);
+		if (reason)
+			return drop(cfg, p, reason);
+		act = send_sealed(ctx, p->node);
+	}
+	return act == CTX_DROP ? drop(cfg, p, REASON_INTERNAL) : act;
 }
 
 /* Carries out a decision that is not the stack's on a packet that fits it. */
