@@ -255,10 +255,12 @@ func (b *bed) settled(x, y *testNode, epoch uint64) {
 	}
 }
 
-// exchange runs one exchange that must work.
+// exchange runs one exchange that must work. The end that answers is still busy for a moment after the other is done.
 func (b *bed) exchange(from, to *testNode, epoch uint64) Result {
 	b.t.Helper()
-	result, err := from.Exchange(b.t.Context(), to.peer(), epoch)
+	ctx, cancel := context.WithTimeout(b.t.Context(), time.Minute)
+	defer cancel()
+	result, err := until(ctx, from, to, epoch)
 	if err != nil {
 		b.t.Fatal(err)
 	}

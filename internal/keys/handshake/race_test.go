@@ -13,15 +13,15 @@ import (
 )
 
 // until repeats an exchange while the other end is busy, as the manager does.
-func until(ctx context.Context, from, to *testNode, epoch uint64) error {
+func until(ctx context.Context, from, to *testNode, epoch uint64) (Result, error) {
 	for i := 0; ; i++ {
-		_, err := from.Exchange(ctx, to.peer(), epoch)
+		result, err := from.Exchange(ctx, to.peer(), epoch)
 		if !errors.Is(err, ErrBusy) {
-			return err
+			return result, err
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("after %d attempts: %w", i, err)
+			return result, fmt.Errorf("after %d attempts: %w", i, err)
 		case <-time.After(time.Duration(1+i%13) * 5 * time.Millisecond):
 		}
 	}
@@ -48,7 +48,7 @@ func TestBothDialAtOnce(t *testing.T) {
 		var both sync.WaitGroup
 		for _, pair := range [][2]*testNode{{x, y}, {y, x}, {x, y}, {y, x}} {
 			both.Go(func() {
-				if err := until(ctx, pair[0], pair[1], 1); err != nil {
+				if _, err := until(ctx, pair[0], pair[1], 1); err != nil {
 					t.Errorf("round %d: %v", round, err)
 				}
 			})
@@ -72,7 +72,7 @@ func TestTwoEpochsAtOnce(t *testing.T) {
 	var both sync.WaitGroup
 	for pair, epoch := range map[[2]*testNode]uint64{{x, y}: 1, {y, x}: 2} {
 		both.Go(func() {
-			if err := until(ctx, pair[0], pair[1], epoch); err != nil {
+			if _, err := until(ctx, pair[0], pair[1], epoch); err != nil {
 				t.Error(err)
 			}
 		})
@@ -163,7 +163,7 @@ func TestStartTogether(t *testing.T) {
 				if now := int64(runtime.NumGoroutine()); now > most.Load() {
 					most.Store(now)
 				}
-				if err := until(ctx, pair[0], pair[1], 1); err != nil {
+				if _, err := until(ctx, pair[0], pair[1], 1); err != nil {
 					t.Errorf("%s→%s: %v", pair[0].name, pair[1].name, err)
 				}
 			})
