@@ -86,9 +86,10 @@ func StartGoogle(t testing.TB) *Counterpart {
 			return g.set(func(ctx context.Context) error {
 				select {
 				case <-ctx.Done():
+					return status.FromContextError(ctx.Err()).Err() // or the answer may win against the caller's deadline
 				case <-time.After(slowness):
+					return nil
 				}
-				return nil
 			})
 		},
 		Down:  server.down,
