@@ -92,12 +92,6 @@ ALWAYS_INLINE int ctx_replace(weft_ctx *ctx, __u32 off, __u32 check, __u16 old, 
 	return bpf_xdp_store_bytes(ctx, off, &new, 2);
 }
 
-/* Makes the frame one of len bytes, all of which the caller writes. */
-ALWAYS_INLINE int ctx_reframe(weft_ctx *ctx, __u32 len, __be16 from, __be16 to)
-{
-	return bpf_xdp_adjust_head(ctx, -(int)(len - ctx_len(ctx)));
-}
-
 /* Takes n bytes behind the Ethernet header away and cuts the frame to len bytes in all. */
 ALWAYS_INLINE int ctx_strip(weft_ctx *ctx, __u32 n, __u32 len, __be16 from, __be16 to)
 {

@@ -13,7 +13,7 @@
 
 ALWAYS_INLINE int skb_reframe(weft_ctx *ctx, __u32 len, __be16 from, __be16 to)
 {
-	return ctx_reframe(ctx, len, from, to);
+	return bpf_xdp_adjust_head(ctx, -(int)(len - ctx_len(ctx)));
 }
 
 ALWAYS_INLINE int skb_overwrites(weft_ctx *ctx, const struct weft_pkt *p) { return 0; }

@@ -125,11 +125,7 @@ func (s *memStore) created(number uint64) time.Time {
 // TestExtendTTLEndsByHand removes the epoch's object, which is the off-switch: no further step is made.
 func TestExtendTTLEndsByHand(t *testing.T) {
 	b := extending(t)
-	nodes := b.cluster("a", "b")
-	b.up(1)
-	away(true, nodes...)
-	b.clock.skip(testHardTTL - 10*time.Minute - b.age())
-	b.walk(testHardTTL+5*time.Minute, nodes...)
+	nodes := b.outlast(5 * time.Minute)
 	b.sound()
 	if err := b.store.DeleteEpoch(1); err != nil {
 		t.Fatal(err)

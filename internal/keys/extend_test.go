@@ -55,6 +55,17 @@ func (b *bed) walk(age time.Duration, nodes ...*node) {
 	}
 }
 
+// outlast has two nodes without the KMS until their epoch is extended, that long past the hard TTL.
+func (b *bed) outlast(past time.Duration) []*node {
+	b.t.Helper()
+	nodes := b.cluster("a", "b")
+	b.up(1)
+	away(true, nodes...)
+	b.clock.skip(testHardTTL - 10*time.Minute - b.age())
+	b.walk(testHardTTL+past, nodes...)
+	return nodes
+}
+
 // left is how soon a node's first key ends; those that have reached the end of all ends do not count.
 func (b *bed) left(n *node) time.Duration {
 	b.fabric.mu.Lock()
@@ -211,11 +222,7 @@ func TestExtendTTLOneSideOnly(t *testing.T) {
 // keeps alive what the datapath has.
 func TestExtendTTLAndRestart(t *testing.T) {
 	b := extending(t)
-	nodes := b.cluster("a", "b")
-	b.up(1)
-	away(true, nodes...)
-	b.clock.skip(testHardTTL - 10*time.Minute - b.age())
-	b.walk(testHardTTL+5*time.Minute, nodes...)
+	nodes := b.outlast(5 * time.Minute)
 	before := b.ids()
 	for _, n := range nodes {
 		n.stop()
@@ -237,11 +244,7 @@ func TestExtendTTLAndRestart(t *testing.T) {
 // TestExtendTTLWithoutAgents has packets stop at the last step's end, and what has ended stay so.
 func TestExtendTTLWithoutAgents(t *testing.T) {
 	b := extending(t)
-	nodes := b.cluster("a", "b")
-	b.up(1)
-	away(true, nodes...)
-	b.clock.skip(testHardTTL - 10*time.Minute - b.age())
-	b.walk(testHardTTL+time.Minute, nodes...)
+	nodes := b.outlast(time.Minute)
 	for _, n := range nodes {
 		n.stop()
 	}
@@ -267,11 +270,7 @@ func TestExtendTTLAndReboot(t *testing.T) {
 	for _, answers := range []bool{true, false} {
 		b := extending(t)
 		b.office.closed["b"] = true // the leader cannot make an epoch
-		nodes := b.cluster("a", "b")
-		b.up(1)
-		away(true, nodes...)
-		b.clock.skip(testHardTTL - 10*time.Minute - b.age())
-		b.walk(testHardTTL+5*time.Minute, nodes...)
+		nodes := b.outlast(5 * time.Minute)
 		away(!answers, nodes[1])
 		nodes[1].stop()
 		nodes[1].dp.reboot()
@@ -294,11 +293,7 @@ func TestExtendTTLAndReboot(t *testing.T) {
 // TestExtendTTLAndExchange loses a node's keys while the epoch is extended: both hold its key, so new ones can be made.
 func TestExtendTTLAndExchange(t *testing.T) {
 	b := extending(t)
-	nodes := b.cluster("a", "b")
-	b.up(1)
-	away(true, nodes...)
-	b.clock.skip(testHardTTL - 10*time.Minute - b.age())
-	b.walk(testHardTTL+5*time.Minute, nodes...)
+	nodes := b.outlast(5 * time.Minute)
 	nodes[1].dp.reboot()
 	nodes[0].Kick("b")
 	nodes[1].Kick("a")

@@ -24,11 +24,7 @@ const (
 // TestExtendTTL takes the KMS away until the hard TTL is long over: nothing is lost while keys.extendTTL allows, and
 // the agents say so; then packets are refused by name; and when the KMS is back all is well by itself.
 func TestExtendTTL(t *testing.T) {
-	bundle, err := kms.Trust(scratch)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("SSL_CERT_FILE", bundle) // the agents read it
+	trustCounterparts(t)
 	spec := strings.Replace(sealedNodes, "keys: {", "keys: {extendTTL: "+extendTTL.String()+", ", 1)
 	l := newLab(t, "extend", parseSpec(t, spec))
 	serveEcho(t, l.Pod("server"), l.Pod("client"))

@@ -42,11 +42,7 @@ const (
 // more than a whole keys.maxAge and comes back. Nothing is lost, and no agent is restarted. With WEFT_TEST_LONG it goes
 // on for five minutes with each.
 func TestRotationOverKMS(t *testing.T) {
-	bundle, err := kms.Trust(scratch)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("SSL_CERT_FILE", bundle) // the agents read it
+	trustCounterparts(t)
 	l := newLab(t, "kms", parseSpec(t, sealedNodes))
 	for _, name := range slices.Sorted(maps.Keys(kmsProviders)) {
 		t.Run(name, func(t *testing.T) {
@@ -69,6 +65,16 @@ func TestRotationOverKMS(t *testing.T) {
 			}
 		})
 	}
+}
+
+// trustCounterparts has agents that are started from now on trust the counterparts' certificates.
+func trustCounterparts(t *testing.T) {
+	t.Helper()
+	bundle, err := kms.Trust(scratch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("SSL_CERT_FILE", bundle)
 }
 
 // useKMS has the agents use a counterpart from now on, beginning with its first epoch. nil is the lab's key file.
