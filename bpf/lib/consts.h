@@ -40,6 +40,10 @@
 /* A flow idle for longer is looked at by the slow path, which knows the state's own limit. */
 #define TIMEOUT_FAST (25 * NSEC_PER_SEC)
 
+/* The reader of events is woken by the first, and then not again for so many nanoseconds: until they and a tick
+ * of the kernel's have passed, it looks by itself (eventsLinger in Go). */
+#define EVENTS_QUIET 5000000ULL
+
 /* ICMP errors per second and CPU (RFC 1812 section 4.3.2.8, RFC 4443 section 2.4 f). */
 #define ICMP_ERRORS_PER_SEC 1000
 

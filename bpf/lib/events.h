@@ -2,7 +2,18 @@
 #ifndef WEFT_EVENTS_H
 #define WEFT_EVENTS_H
 
+#include "clock.h"
 #include "count.h"
+
+/* How an event is handed over. Waking the reader costs an interrupt and two context switches, more than all
+ * else about a flow, so only the first of a burst does. */
+ALWAYS_INLINE __u64 event_wake(struct weft_event_stats *stats, __u64 now)
+{
+	if (now - stats->woken_ns < EVENTS_QUIET)
+		return BPF_RB_NO_WAKEUP;
+	stats->woken_ns = now;
+	return BPF_RB_FORCE_WAKEUP;
+}
 
 /* Writes one flow event, if the rate limit and the ring buffer let it. Whatever they do not let
  * through is counted, and nothing else about the packet changes: a flood of new flows costs the
@@ -11,7 +22,7 @@
 SUBPROGRAM int emit(const struct weft_config *cfg, const struct weft_pkt *p, __u32 type, __u32 verdict,
 		    const struct weft_flow *flow)
 {
-	__u64 now = bpf_ktime_get_coarse_ns();
+	__u64 now = clock_mono();
 	struct weft_event_stats *stats;
 	struct weft_event *e;
 	__u32 zero = 0, first;
@@ -54,7 +65,7 @@ SUBPROGRAM int emit(const struct weft_config *cfg, const struct weft_pkt *p, __u
 		e->reply.packets = flow->half[!first].packets;
 		e->reply.bytes = flow->half[!first].bytes;
 	}
-	bpf_ringbuf_submit(e, 0);
+	bpf_ringbuf_submit(e, event_wake(stats, now));
 	return 0;
 }
 

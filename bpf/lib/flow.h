@@ -118,12 +118,27 @@ ALWAYS_INLINE void flow_step_tcp(struct weft_flow *f, __u32 dir, __u8 flags)
 	}
 }
 
-ALWAYS_INLINE void flow_step(struct weft_flow *f, const struct weft_pkt *p, __u32 dir)
+/* Whether the packet may take its flow to another state. */
+ALWAYS_INLINE int flow_steps(const struct weft_flow *f, const struct weft_pkt *p, __u32 dir)
+{
+	if (p->proto == IPPROTO_TCP)
+		return p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) || f->state == STATE_SYN_SENT ||
+		       f->state == STATE_SYN_RECEIVED;
+	return f->state == STATE_NEW && dir != !!(f->flags & FLOW_FIRST_IS_1);
+}
+
+static __noinline int flow_step(const struct weft_config *cfg, const struct weft_pkt *p, struct weft_flow *f,
+				__u32 dir, __u32 verdict)
 {
 	if (p->proto == IPPROTO_TCP)
 		flow_step_tcp(f, dir, p->tcp_flags);
-	else if (f->state == STATE_NEW && dir != !!(f->flags & FLOW_FIRST_IS_1))
+	else
 		f->state = STATE_REPLIED;
+	if (f->state == STATE_CLOSED && !(f->flags & FLOW_ENDED)) {
+		f->flags |= FLOW_ENDED;
+		emit(cfg, p, EVENT_END, verdict, f);
+	}
+	return 0;
 }
 
 ALWAYS_INLINE void flow_count(struct weft_flow *f, const struct weft_pkt *p, __u32 dir)
@@ -166,7 +181,7 @@ ALWAYS_INLINE void flow_init(struct weft_flow *f, const struct weft_pkt *p, __u3
 SUBPROGRAM int flow_insert(const struct weft_config *cfg, struct weft_pkt *p, __u32 dir, int via_stack,
 			   __u32 verdict)
 {
-	__u64 now = bpf_ktime_get_coarse_ns();
+	__u64 now = clock_mono();
 	struct weft_flow *f;
 	__u32 zero = 0;
 
@@ -198,7 +213,7 @@ ALWAYS_INLINE struct weft_flow_ref flow_get(const struct weft_config *cfg, struc
 					    enum weft_verdict verdict, int *via_stack)
 {
 	struct weft_flow_ref ref = flow_find(p);
-	__u64 now = bpf_ktime_get_coarse_ns();
+	__u64 now = clock_mono();
 
 	if (ref.flow) {
 		int over =
@@ -225,17 +240,12 @@ ALWAYS_INLINE struct weft_flow_ref flow_get(const struct weft_config *cfg, struc
 ALWAYS_INLINE void flow_update(const struct weft_config *cfg, const struct weft_pkt *p,
 			       struct weft_flow_ref ref, enum weft_verdict verdict)
 {
-	struct weft_flow *f = ref.flow;
-
 	if (weft_tracing)
 		return;
-	f->last_ns = bpf_ktime_get_coarse_ns();
-	flow_count(f, p, ref.dir);
-	flow_step(f, p, ref.dir);
-	if (f->state == STATE_CLOSED && !(f->flags & FLOW_ENDED)) {
-		f->flags |= FLOW_ENDED;
-		emit(cfg, p, EVENT_END, verdict, f);
-	}
+	ref.flow->last_ns = clock_mono();
+	flow_count(ref.flow, p, ref.dir);
+	if (flow_steps(ref.flow, p, ref.dir))
+		flow_step(cfg, p, ref.flow, ref.dir, verdict);
 }
 
 #endif

@@ -206,9 +206,9 @@ ALWAYS_INLINE int use_cached(weft_ctx *ctx, const struct weft_config *cfg, struc
 	struct weft_flow_ref ref;
 	struct weft_cached *c;
 	struct ethhdr *eth;
-	__u64 now;
+	__u64 idle;
 
-	if (p->slow || !p->family)
+	if (p->slow || !p->family || is_syn(p))
 		return 0;
 	ref = flow_find(p);
 	if (!ref.flow)
@@ -217,16 +217,9 @@ ALWAYS_INLINE int use_cached(weft_ctx *ctx, const struct weft_config *cfg, struc
 	if (*(volatile __u32 *)&c->generation != cfg->generation || c->tag != flow_tag(p) ||
 	    c->in_ifindex != p->ifindex)
 		return 0;
-	now = bpf_ktime_get_coarse_ns();
-	if (now - ref.flow->last_ns > TIMEOUT_FAST && now > ref.flow->last_ns)
+	idle = clock_mono() - ref.flow->last_ns;
+	if ((__s64)idle > (__s64)TIMEOUT_FAST)
 		return 0;
-	if (p->proto == IPPROTO_TCP) {
-		if (p->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) ||
-		    (ref.flow->state != STATE_ESTABLISHED && ref.flow->state != STATE_CLOSING))
-			return 0;
-	} else if (ref.flow->state == STATE_NEW && ref.dir != !!(ref.flow->flags & FLOW_FIRST_IS_1)) {
-		return 0;
-	}
 	eth = ctx_data(ctx);
 	if ((void *)(eth + 1) > ctx_end(ctx) || (check_mac && !mac_equal(eth->h_source, c->in_mac)))
 		return 0;
@@ -241,9 +234,7 @@ ALWAYS_INLINE int use_cached(weft_ctx *ctx, const struct weft_config *cfg, struc
 			return 0;
 		*act = transmit(ctx, p, c, ref.flow);
 	}
-	if (!weft_tracing)
-		ref.flow->last_ns = now;
-	flow_count(ref.flow, p, ref.dir);
+	flow_update(cfg, p, ref, c->verdict);
 	return 1;
 }
 

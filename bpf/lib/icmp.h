@@ -188,7 +188,7 @@ SUBPROGRAM int icmp_refuse(weft_ctx *ctx, const struct weft_config *cfg, struct 
 
 	if (!cfg || !p || (void *)(eth + 1) > ctx_end(ctx) || icmp_must_not(p, eth))
 		return CTX_DROP;
-	if (!take_token(BUCKET_ICMP, ICMP_ERRORS_PER_SEC, bpf_ktime_get_coarse_ns()))
+	if (!take_token(BUCKET_ICMP, ICMP_ERRORS_PER_SEC, clock_mono()))
 		return CTX_DROP;
 	mac_copy(to, eth->h_source);
 	mac_copy(from, eth->h_dest);

@@ -19,7 +19,7 @@ ALWAYS_INLINE int needs_pair(weft_ctx *ctx, struct weft_flow *flow) { return 0; 
  * since it would overtake. Anything else is sealed where it is. */
 ALWAYS_INLINE int needs_pair(weft_ctx *ctx, struct weft_flow *flow)
 {
-	__u16 tick = bpf_ktime_get_coarse_ns() >> PAIR_TICK_SHIFT;
+	__u16 tick = clock_mono() >> PAIR_TICK_SHIFT;
 	__u32 start, field;
 
 	if (!ctx_segment(ctx) && skb_unfinished(ctx, &start, &field) >= 0)

@@ -68,7 +68,7 @@ ALWAYS_INLINE int sa_admit(const struct weft_sa_in *sa, __u32 low, __u64 *seq)
 
 	if (!sa || sa->state != SA_LIVE)
 		return REASON_ESP_UNKNOWN_SA;
-	if (bpf_ktime_get_boot_ns() >= sa->expires_ns)
+	if (clock_boot() >= sa->expires_ns)
 		return REASON_KEY_EXPIRED;
 	n = replay_infer(sa->top, low);
 	if (replay_check(sa, n))

@@ -2,7 +2,7 @@
 #ifndef WEFT_SA_H
 #define WEFT_SA_H
 
-#include "ctx.h"
+#include "clock.h"
 #include "ghash.h"
 #include "reasons.h"
 
@@ -135,7 +135,7 @@ ALWAYS_INLINE int sa_take(struct weft_sa_out *sa, __u64 *seq)
 
 	if (!sa || sa->state != SA_LIVE)
 		return REASON_NO_KEY;
-	if (bpf_ktime_get_boot_ns() >= sa->expires_ns)
+	if (clock_boot() >= sa->expires_ns)
 		return REASON_KEY_EXPIRED;
 	if (sa->counter >= sa->limit)
 		return REASON_KEY_EXHAUSTED;

@@ -225,10 +225,18 @@ struct weft_event {
 struct weft_event_stats {
 	__u64 suppressed; /* held back by the rate limit */
 	__u64 lost;	  /* the ring buffer was full */
+	__u64 woken_ns;	  /* when the reader was last woken; CLOCK_MONOTONIC, coarse */
 };
 
 struct weft_bucket {
 	__u64 full_ns; /* when the bucket will be full again */
+};
+
+/* What the clocks showed in a tick of the kernel's. */
+struct weft_clock {
+	__u64 tick; /* jiffies */
+	__u64 mono_ns;
+	__u64 boot_ns;
 };
 
 enum weft_bucket_index { BUCKET_EVENTS, BUCKET_ICMP, BUCKET_COUNT };

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"net"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -53,6 +54,8 @@ func TestFastPathEqualsSlow(t *testing.T) {
 		"IPv6 echo local":          {"from_pod", nil, fromA(podB.IPv6).echo(9, 20)},
 		"IPv4 UDP outside":         {"from_pod", nil, fromA(world4).udp(1000, 53, 20)},
 		"IPv4 TCP established":     {"from_pod", establishedA, fromA(peer4).tcp(1000, 80, ack, 20)},
+		"IPv4 TCP FIN":             {"from_pod", establishedA, fromA(peer4).tcp(1000, 80, fin|ack, 0)},
+		"IPv4 TCP reset":           {"from_wire", establishedA, wire.tcp(80, 1000, rst, 0)},
 		"IPv4 TCP from the wire":   {"from_wire", establishedA, wire.tcp(80, 1000, ack, 20)},
 		"IPv4 UDP from the wire":   {"from_wire", nil, wire.udp(1, 2, 20)},
 		"IPv6 UDP from the wire":   {"from_wire", nil, fromPeer(podA.IPv6).udp(1, 2, 20)},
@@ -65,8 +68,9 @@ func TestFastPathEqualsSlow(t *testing.T) {
 				if c.setup != nil {
 					c.setup(t, b)
 				}
+				b.forget(t)
 				frame, program := c.in.bytes(), b.traced(t, context, c.hook)
-				if hasStep(b.steps(t, program, context, ifaceFor(c.hook), frame), bpfStepCacheHit) && c.setup == nil {
+				if hasStep(b.steps(t, program, context, ifaceFor(c.hook), frame), bpfStepCacheHit) {
 					t.Error("the first packet hit a cached decision")
 				}
 				slow, slowOut := b.send(t, context, c.hook, ifaceFor(c.hook), frame)
@@ -82,7 +86,57 @@ func TestFastPathEqualsSlow(t *testing.T) {
 	}
 }
 
-// establishedA leaves an established TCP flow from pod A to the peer, not yet cached in that state.
+// forget takes the cached decisions of the IPv4 flows away.
+func (b *bed) forget(t *testing.T) {
+	t.Helper()
+	var key bpfKey4
+	var f bpfFlow
+	for entries := b.maps.Flows4.Iterate(); entries.Next(&key, &f); {
+		f.Half[0].Cached.Generation, f.Half[1].Cached.Generation = 0, 0
+		must(t, b.maps.Flows4.Put(&key, &f))
+	}
+}
+
+// TestFastPathSteps: what opens and closes a TCP connection whose decisions are cached takes the fast path too,
+// moves the flow from state to state, and its end is told once.
+func TestFastPathSteps(t *testing.T) {
+	for _, context := range contexts {
+		b := eventBed(t)
+		programs := map[string]*ebpf.Program{"from_pod": b.traced(t, context, "from_pod"), "from_wire": b.traced(t, context, "from_wire")}
+		pod, peer := fromA(peer4), fromPeer(podA.IPv4)
+		for i, l := range []struct {
+			leg
+			slow bool
+		}{
+			{sends(pod.tcp(1000, 80, syn, 0), "syn_sent"), true},
+			{arrives(peer.tcp(80, 1000, syn|ack, 0), "syn_received"), true},
+			{sends(pod.tcp(1000, 80, ack, 0), "established"), false},
+			{arrives(peer.tcp(80, 1000, ack, 9), "established"), false},
+			{arrives(peer.tcp(80, 1000, fin|ack, 0), "closing"), false},
+			{sends(pod.tcp(1000, 80, fin|ack, 0), "closed"), false},
+			{arrives(peer.tcp(80, 1000, ack, 0), "closed"), false},
+			{sends(pod.tcp(1000, 80, syn, 0), "syn_sent"), true},
+		} {
+			frame := l.in.bytes()
+			if hit := hasStep(b.steps(t, programs[l.hook], context, l.iface, frame), bpfStepCacheHit); hit == l.slow {
+				t.Errorf("%s: packet %d: cached decision used: %v", context, i+1, hit)
+			}
+			v, _ := b.send(t, context, l.hook, l.iface, frame)
+			if flows := b.flowList(t); v != "redirect" || len(flows) != 1 || flows[0].State != l.state {
+				t.Fatalf("%s: packet %d: %s, %+v; want one flow %s", context, i+1, v, flows, l.state)
+			}
+		}
+		var told []EventType
+		for _, e := range b.events(t) {
+			told = append(told, e.Type)
+		}
+		if want := []EventType{EventNew, EventEnd, EventNew}; !slices.Equal(told, want) {
+			t.Errorf("%s: events %v, want %v", context, told, want)
+		}
+	}
+}
+
+// establishedA leaves an established TCP flow from pod A to the peer.
 func establishedA(t *testing.T, b *bed) {
 	t.Helper()
 	b.send(t, "tc", "from_pod", "wta", fromA(peer4).tcp(1000, 80, syn, 0).bytes())

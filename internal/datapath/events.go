@@ -1,18 +1,22 @@
 package datapath
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"sync"
 	"time"
 
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 )
+
+// eventsLinger is how long the reader of events looks again by itself after the last one: longer than the datapath
+// leaves it asleep (EVENTS_QUIET in bpf/lib/consts.h, rounded up to the kernel's tick, 10 ms at most).
+const eventsLinger = 20 * time.Millisecond
 
 // Events hands every flow event to handle, in order, until ctx ends. There must be one reader at a time.
 func (d *Datapath) Events(ctx context.Context, handle func(FlowEvent)) error {
@@ -44,16 +48,32 @@ func (d *Datapath) Events(ctx context.Context, handle func(FlowEvent)) error {
 			}
 		}
 	})
+	return d.readEvents(reader, deliver)
+}
+
+// readEvents ends when the reader is closed. It sleeps for good only when there was no event for eventsLinger.
+func (d *Datapath) readEvents(reader *ringbuf.Reader, deliver func(FlowEvent)) error {
 	var record ringbuf.Record
+	awake := time.Now().Add(eventsLinger)
+	reader.SetDeadline(awake)
 	for {
-		if err := reader.ReadInto(&record); err != nil {
-			if errors.Is(err, ringbuf.ErrClosed) {
-				return nil
+		err := reader.ReadInto(&record)
+		switch {
+		case errors.Is(err, ringbuf.ErrClosed):
+			return nil
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			// Events may have been found when the deadline passed, and moved it.
+			if !time.Now().Before(awake) {
+				reader.SetDeadline(time.Time{})
 			}
+			continue
+		case err != nil:
 			return fmt.Errorf("read event ring: %w", err)
 		}
+		awake = time.Now().Add(eventsLinger)
+		reader.SetDeadline(awake)
 		var e bpfEvent
-		if err := binary.Read(bytes.NewReader(record.RawSample), binary.NativeEndian, &e); err != nil {
+		if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &e); err != nil {
 			d.log.Warn("flow event of unknown layout", "bytes", len(record.RawSample))
 			continue
 		}

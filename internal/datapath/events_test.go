@@ -129,6 +129,44 @@ func TestEventFamilies(t *testing.T) {
 	}
 }
 
+// TestEventsOneByOne: an event reaches a reader that has gone to sleep, and the next, which wakes nobody, reaches
+// it too.
+func TestEventsOneByOne(t *testing.T) {
+	b := eventBed(t)
+	b.setRate(t, 1e9)
+	heard := make(chan uint16, 1000)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error)
+	go func() { ended <- b.Events(ctx, func(e FlowEvent) { heard <- e.Dst.Port() }) }()
+	expect := func(want uint16) {
+		t.Helper()
+		select {
+		case got := <-heard:
+			if got != want {
+				t.Fatalf("heard of port %d, want %d", got, want)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("port %d: nothing heard", want)
+		}
+	}
+	for port := uint16(1); port < 300; port += 3 {
+		// Every tenth time the reader is asleep for good.
+		if port%10 == 1 {
+			time.Sleep(3 * eventsLinger)
+		}
+		for i := range uint16(3) {
+			b.send(t, "tc", "from_pod", "wtx", fromA(peer4).udp(1000, port+i, 3).bytes())
+			if i == 0 {
+				expect(port)
+			}
+		}
+		expect(port + 1)
+		expect(port + 2)
+	}
+	cancel()
+	must(t, <-ended)
+}
+
 // TestEventsRateLimit: what the limit holds back is counted, and the packets' fate does not change.
 func TestEventsRateLimit(t *testing.T) {
 	forged := fromA(peer4).src(podB.IPv4).udp(5, 6, 7).bytes()

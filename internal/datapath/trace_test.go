@@ -15,7 +15,7 @@ func (b *bed) state(t *testing.T) map[string]string {
 	t.Helper()
 	s := map[string]string{}
 	for name, m := range b.maps.byName {
-		if name == "weft_trace" || name == "weft_scratch" || m.Type() == ebpf.RingBuf || m.MaxEntries() > 1<<15 {
+		if name == "weft_trace" || name == "weft_scratch" || name == "weft_clock" || m.Type() == ebpf.RingBuf || m.MaxEntries() > 1<<15 {
 			continue
 		}
 		keys, err := mapKeys(m)

@@ -219,6 +219,7 @@ type bpfEventStats struct {
 	_          structs.HostLayout
 	Suppressed uint64
 	Lost       uint64
+	WokenNs    uint64
 }
 
 type bpfTraceStep struct {
