@@ -17,7 +17,7 @@ import (
 )
 
 // settle is how long changes of the store are collected before they are applied.
-const settle = 50 * time.Millisecond
+const settle = 10 * time.Millisecond
 
 // retryMin and retryMax bound the pauses between attempts of something that failed.
 const (

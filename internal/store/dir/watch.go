@@ -28,7 +28,11 @@ var defaultTiming = timing{
 	retry:    time.Second,
 }
 
-// Watch implements store.Store; it returns nil when ctx ends. The error is for a
+// Watch tells of changes once they have stopped for a moment, since what people write may be half written, and more may
+// follow. Endpoints are read at once: agents write them, each whole, and no node takes a packet of a pod's before it
+// has read its endpoint.
+//
+// It implements store.Store; it returns nil when ctx ends. The error is for a
 // directory that cannot be read at the start. If that happens later, the objects
 // read last stay and Snapshot.Errors says why, until the directory is back.
 func (d *Dir) Watch(ctx context.Context, changed func(*store.Snapshot)) error {
@@ -49,6 +53,8 @@ type watch struct {
 	changed func(*store.Snapshot)
 	last    *store.Snapshot // as delivered
 	good    *store.Snapshot // as read
+	read    time.Time       // when it was read last
+	took    time.Duration   // and how long that was
 	broken  bool            // the directory is away or not watched
 
 	notify *fsnotify.Watcher // nil: cannot be had
@@ -73,7 +79,7 @@ func (w *watch) close() {
 
 func (w *watch) run(ctx context.Context) error {
 	var quiet <-chan time.Time // fires when changes have stopped
-	var since time.Time        // first change not read yet
+	var since time.Time        // first change by people not read yet
 	poll := time.NewTimer(w.pollAfter())
 	defer poll.Stop()
 	for {
@@ -84,7 +90,14 @@ func (w *watch) run(ctx context.Context) error {
 			if !relevant(e) {
 				continue
 			}
-			quiet, since = w.dir.timing.wait(since, time.Now())
+			switch sub := filepath.Base(filepath.Dir(e.Name)); {
+			case sub == endpointsDir && since.IsZero():
+				quiet = time.After(w.pause())
+			case sub == identitiesDir && quiet == nil: // its first endpoint follows
+				quiet = time.After(w.dir.timing.debounce)
+			case sub != endpointsDir && sub != identitiesDir:
+				quiet, since = w.dir.timing.wait(since, time.Now())
+			}
 			continue
 		case <-w.errs:
 			// Events were lost: look.
@@ -122,11 +135,20 @@ func relevant(e fsnotify.Event) bool {
 	return !strings.HasSuffix(filepath.Base(e.Name), ".tmp")
 }
 
+// pause is how long from now the directory is not to be read for an endpoint's sake: reading is to take no more
+// than a fifth of the time, unless the directory is so large that this would be too long.
+func (w *watch) pause() time.Duration {
+	return max(time.Until(w.read.Add(min(5*w.took, w.dir.timing.maxDelay))), 0)
+}
+
 // refresh reads the directory and delivers what is new.
 func (w *watch) refresh() error {
 	// Watched before it is read: what changes in between is an event.
 	w.broken = !w.cover()
+	start := time.Now()
 	s, err := w.dir.Snapshot()
+	w.read = time.Now()
+	w.took = w.read.Sub(start)
 	if err != nil {
 		if w.broken = true; w.good == nil {
 			return err

@@ -129,6 +129,39 @@ func TestPollSees(t *testing.T) {
 	must(t, <-done)
 }
 
+// TestEndpointsAreReadAtOnce: what other agents publish does not wait for other changes, what people write does.
+func TestEndpointsAreReadAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	tree(t, dir, map[string]string{"a.yaml": node("a", 1)})
+	d := open(t, dir)
+	must(t, d.PutEndpoint(endpoint("shop", "web", "a")))
+	d.timing = timing{debounce: time.Hour, maxDelay: time.Hour, poll: time.Hour, retry: time.Hour}
+	got := make(chan *store.Snapshot, 10)
+	w := &watch{dir: d, changed: func(s *store.Snapshot) { got <- s }}
+	must(t, w.open())
+	defer w.close()
+	must(t, w.refresh())
+	until(t, got, "", "a")
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- w.run(ctx) }()
+
+	must(t, d.PutEndpoint(endpoint("shop", "db", "a")))
+	if s := until(t, got, "", "a"); s.Endpoints["shop/db"] == nil {
+		t.Errorf("read without the new endpoint: %+v", s.Endpoints)
+	}
+	// Not so when a person's change, which may be half written, is waited for.
+	tree(t, dir, map[string]string{"b.yaml": node("b", 2)})
+	must(t, d.PutEndpoint(endpoint("shop", "cache", "a")))
+	select {
+	case s := <-got:
+		t.Errorf("read again at once: %+v", s)
+	case <-time.After(20 * time.Millisecond):
+	}
+	cancel()
+	must(t, <-done)
+}
+
 func TestUnchangedIsNotDelivered(t *testing.T) {
 	dir := t.TempDir()
 	tree(t, dir, map[string]string{"a.yaml": node("a", 1), "bad.yaml": "x: 1"})
