@@ -95,19 +95,23 @@ ALWAYS_INLINE int ctx_replace(weft_ctx *ctx, __u32 off, __u32 check, __u16 old, 
 /* Takes n bytes behind the Ethernet header away and cuts the frame to len bytes in all. */
 ALWAYS_INLINE int ctx_strip(weft_ctx *ctx, __u32 n, __u32 len, __be16 from, __be16 to)
 {
-	struct {
-		__u8 macs[12];
-		__be16 ethertype;
-	} eth;
+	struct ethhdr *eth = (void *)(long)ctx->data, was;
 	int cut;
 
-	if (bpf_xdp_load_bytes(ctx, 0, &eth, ETH_LEN) || bpf_xdp_adjust_head(ctx, n))
+	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
 		return -1;
-	eth.ethertype = to;
-	cut = (int)len - (int)bpf_xdp_get_buff_len(ctx);
+	was = *eth;
+	if (bpf_xdp_adjust_head(ctx, n))
+		return -1;
+	cut = (int)len - (int)ctx_len(ctx);
 	if (cut > 0 || (cut < 0 && bpf_xdp_adjust_tail(ctx, cut)))
 		return -1;
-	return bpf_xdp_store_bytes(ctx, 0, &eth, ETH_LEN);
+	eth = (void *)(long)ctx->data;
+	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
+		return -1;
+	was.h_proto = to;
+	*eth = was;
+	return 0;
 }
 
 /* Cuts the frame to len bytes and then opens room bytes before it. */
@@ -199,6 +203,7 @@ ALWAYS_INLINE int ctx_replace(weft_ctx *ctx, __u32 off, __u32 check, __u16 old, 
 /* What the NIC said about the outer checksum says nothing about the inner one, hence the reset. */
 ALWAYS_INLINE int ctx_strip(weft_ctx *ctx, __u32 n, __u32 len, __be16 from, __be16 to)
 {
+	struct ethhdr *eth;
 	__u64 flags = 0;
 
 	if (from != to)
@@ -206,7 +211,11 @@ ALWAYS_INLINE int ctx_strip(weft_ctx *ctx, __u32 n, __u32 len, __be16 from, __be
 	if (bpf_skb_change_tail(ctx, len + n, 0) || bpf_skb_adjust_room(ctx, -(int)n, BPF_ADJ_ROOM_MAC, flags))
 		return -1;
 	bpf_csum_level(ctx, BPF_CSUM_LEVEL_RESET);
-	return bpf_skb_store_bytes(ctx, 12, &to, 2, BPF_F_RECOMPUTE_CSUM);
+	eth = (void *)(long)ctx->data;
+	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
+		return -1;
+	eth->h_proto = to; /* no part of skb->csum at ingress */
+	return 0;
 }
 
 ALWAYS_INLINE int ctx_reshape(weft_ctx *ctx, __u32 len, __u32 room)
