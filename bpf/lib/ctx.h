@@ -36,9 +36,17 @@ const volatile __u8 weft_sealing = 0;
 #define CTX_PAIR 0x5ea2
 
 #ifdef WEFT_XDP
-
-#define WEFT_SEC "xdp"
 typedef struct xdp_md weft_ctx;
+#else
+typedef struct __sk_buff weft_ctx;
+#endif
+
+ALWAYS_INLINE void *ctx_data(weft_ctx *ctx) { return (void *)(long)ctx->data; }
+ALWAYS_INLINE void *ctx_end(weft_ctx *ctx) { return (void *)(long)ctx->data_end; }
+
+#ifdef WEFT_XDP
+
+#define WEFT_SEC   "xdp"
 #define CTX_PASS   XDP_PASS
 #define CTX_DROP   XDP_DROP
 #define CTX_IS_XDP 1
@@ -95,10 +103,10 @@ ALWAYS_INLINE int ctx_replace(weft_ctx *ctx, __u32 off, __u32 check, __u16 old, 
 /* Takes n bytes behind the Ethernet header away and cuts the frame to len bytes in all. */
 ALWAYS_INLINE int ctx_strip(weft_ctx *ctx, __u32 n, __u32 len, __be16 from, __be16 to)
 {
-	struct ethhdr *eth = (void *)(long)ctx->data, was;
+	struct ethhdr *eth = ctx_data(ctx), was;
 	int cut;
 
-	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
+	if ((void *)(eth + 1) > ctx_end(ctx))
 		return -1;
 	was = *eth;
 	if (bpf_xdp_adjust_head(ctx, n))
@@ -106,8 +114,8 @@ ALWAYS_INLINE int ctx_strip(weft_ctx *ctx, __u32 n, __u32 len, __be16 from, __be
 	cut = (int)len - (int)ctx_len(ctx);
 	if (cut > 0 || (cut < 0 && bpf_xdp_adjust_tail(ctx, cut)))
 		return -1;
-	eth = (void *)(long)ctx->data;
-	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
+	eth = ctx_data(ctx);
+	if ((void *)(eth + 1) > ctx_end(ctx))
 		return -1;
 	was.h_proto = to;
 	*eth = was;
@@ -139,7 +147,6 @@ ALWAYS_INLINE int ctx_set_hop_limit(weft_ctx *ctx, __u8 *field, __u8 value)
 #endif
 
 #define WEFT_SEC		       "tc"
-typedef struct __sk_buff weft_ctx;
 /* TC_ACT_UNSPEC is tcx's "next": programs of others on the same hook still run. */
 #define CTX_PASS		       TC_ACT_UNSPEC
 #define CTX_DROP		       TC_ACT_SHOT
@@ -211,8 +218,8 @@ ALWAYS_INLINE int ctx_strip(weft_ctx *ctx, __u32 n, __u32 len, __be16 from, __be
 	if (bpf_skb_change_tail(ctx, len + n, 0) || bpf_skb_adjust_room(ctx, -(int)n, BPF_ADJ_ROOM_MAC, flags))
 		return -1;
 	bpf_csum_level(ctx, BPF_CSUM_LEVEL_RESET);
-	eth = (void *)(long)ctx->data;
-	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
+	eth = ctx_data(ctx);
+	if ((void *)(eth + 1) > ctx_end(ctx))
 		return -1;
 	eth->h_proto = to; /* no part of skb->csum at ingress */
 	return 0;
@@ -232,9 +239,6 @@ ALWAYS_INLINE int ctx_set_hop_limit(weft_ctx *ctx, __u8 *field, __u8 value)
 }
 
 #endif
-
-ALWAYS_INLINE void *ctx_data(weft_ctx *ctx) { return (void *)(long)ctx->data; }
-ALWAYS_INLINE void *ctx_end(weft_ctx *ctx) { return (void *)(long)ctx->data_end; }
 
 /* Keeps the compiler from reordering plain stores that another CPU reads. x86 orders stores
  * itself; on other machines the worst is one more run of the slow path. */

@@ -80,7 +80,10 @@ ALWAYS_INLINE __u32 flow_tag(const struct weft_pkt *p)
 	return (t >> 32) | 1;
 }
 
-ALWAYS_INLINE __u64 flow_timeout(const struct weft_flow *f, __u8 proto)
+/* How long nothing of the flow was seen, nanoseconds. Negative when another CPU has seen something later. */
+ALWAYS_INLINE __s64 flow_idle(const struct weft_flow *f, __u64 now) { return now - f->last_ns; }
+
+ALWAYS_INLINE __s64 flow_timeout(const struct weft_flow *f, __u8 proto)
 {
 	switch (f->state) {
 	case STATE_SYN_SENT:
@@ -127,6 +130,7 @@ ALWAYS_INLINE int flow_steps(const struct weft_flow *f, const struct weft_pkt *p
 	return f->state == STATE_NEW && dir != !!(f->flags & FLOW_FIRST_IS_1);
 }
 
+/* For packets of which flow_steps says so. */
 static __noinline int flow_step(const struct weft_config *cfg, const struct weft_pkt *p, struct weft_flow *f,
 				__u32 dir, __u32 verdict)
 {
@@ -210,14 +214,12 @@ SUBPROGRAM int flow_insert(const struct weft_config *cfg, struct weft_pkt *p, __
  * sends. verdict is for the event of a new flow. Returns a NULL flow only when tracing, or when the table has
  * no room even for an eviction; the packet then goes on unremembered, by the stack if via_stack is set. */
 ALWAYS_INLINE struct weft_flow_ref flow_get(const struct weft_config *cfg, struct weft_pkt *p, int from_stack,
-					    enum weft_verdict verdict, int *via_stack)
+					    enum weft_verdict verdict, int *via_stack, __u64 now)
 {
 	struct weft_flow_ref ref = flow_find(p);
-	__u64 now = clock_mono();
 
 	if (ref.flow) {
-		int over =
-		    now - ref.flow->last_ns > flow_timeout(ref.flow, p->proto) && now > ref.flow->last_ns;
+		int over = flow_idle(ref.flow, now) > flow_timeout(ref.flow, p->proto);
 		int again = is_syn(p) && ref.flow->state == STATE_CLOSED;
 
 		if (!over && !again) {
@@ -238,11 +240,11 @@ ALWAYS_INLINE struct weft_flow_ref flow_get(const struct weft_config *cfg, struc
 
 /* Everything a packet changes in its flow but the cached decision. */
 ALWAYS_INLINE void flow_update(const struct weft_config *cfg, const struct weft_pkt *p,
-			       struct weft_flow_ref ref, enum weft_verdict verdict)
+			       struct weft_flow_ref ref, enum weft_verdict verdict, __u64 now)
 {
 	if (weft_tracing)
 		return;
-	ref.flow->last_ns = clock_mono();
+	ref.flow->last_ns = now;
 	flow_count(ref.flow, p, ref.dir);
 	if (flow_steps(ref.flow, p, ref.dir))
 		flow_step(cfg, p, ref.flow, ref.dir, verdict);

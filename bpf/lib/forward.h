@@ -206,7 +206,7 @@ ALWAYS_INLINE int use_cached(weft_ctx *ctx, const struct weft_config *cfg, struc
 	struct weft_flow_ref ref;
 	struct weft_cached *c;
 	struct ethhdr *eth;
-	__u64 idle;
+	__u64 now;
 
 	if (p->slow || !p->family || is_syn(p))
 		return 0;
@@ -217,8 +217,8 @@ ALWAYS_INLINE int use_cached(weft_ctx *ctx, const struct weft_config *cfg, struc
 	if (*(volatile __u32 *)&c->generation != cfg->generation || c->tag != flow_tag(p) ||
 	    c->in_ifindex != p->ifindex)
 		return 0;
-	idle = clock_mono() - ref.flow->last_ns;
-	if ((__s64)idle > (__s64)TIMEOUT_FAST)
+	now = clock_mono();
+	if (flow_idle(ref.flow, now) > (__s64)TIMEOUT_FAST)
 		return 0;
 	eth = ctx_data(ctx);
 	if ((void *)(eth + 1) > ctx_end(ctx) || (check_mac && !mac_equal(eth->h_source, c->in_mac)))
@@ -234,7 +234,7 @@ ALWAYS_INLINE int use_cached(weft_ctx *ctx, const struct weft_config *cfg, struc
 			return 0;
 		*act = transmit(ctx, p, c, ref.flow);
 	}
-	flow_update(cfg, p, ref, c->verdict);
+	flow_update(cfg, p, ref, c->verdict, now);
 	return 1;
 }
 
@@ -246,6 +246,7 @@ ALWAYS_INLINE int forward(weft_ctx *ctx, const struct weft_config *cfg, struct w
 	__u32 generation = *(volatile __u32 *)&cfg->generation;
 	struct weft_flow_ref ref = {};
 	int via_stack = 0, reason;
+	__u64 now = clock_mono();
 
 	reason = frag_check(p);
 	if (reason)
@@ -258,7 +259,7 @@ ALWAYS_INLINE int forward(weft_ctx *ctx, const struct weft_config *cfg, struct w
 	if (reason)
 		return drop(cfg, p, reason);
 	if (!p->error) {
-		ref = flow_get(cfg, p, 0, c->verdict, &via_stack);
+		ref = flow_get(cfg, p, 0, c->verdict, &via_stack, now);
 		if (ref.flow && !weft_tracing)
 			ref.flow->flags |= ref.dir ? FLOW_SEEN_1 : FLOW_SEEN_0;
 	}
@@ -267,7 +268,7 @@ ALWAYS_INLINE int forward(weft_ctx *ctx, const struct weft_config *cfg, struct w
 	if (ref.flow) {
 		if (!p->slow)
 			remember(p, ref, c, generation);
-		flow_update(cfg, p, ref, c->verdict);
+		flow_update(cfg, p, ref, c->verdict, now);
 	}
 	if (c->verdict == VERDICT_STACK)
 		return to_stack(p);
@@ -313,6 +314,7 @@ SUBPROGRAM int parse(weft_ctx *ctx, struct weft_pkt *p)
  * the flow is noted as the stack's, so that its replies go back through the stack. */
 ALWAYS_INLINE void note_from_stack(const struct weft_config *cfg, struct weft_pkt *p)
 {
+	__u64 now = clock_mono();
 	struct weft_flow_ref ref;
 	int via_stack;
 
@@ -321,7 +323,7 @@ ALWAYS_INLINE void note_from_stack(const struct weft_config *cfg, struct weft_pk
 	/* Neighbour discovery and multicast are not conversations. */
 	if (p->family == 6 && (p->dst.b[0] == 0xff || (p->proto == IPPROTO_ICMPV6 && p->slow && !p->frag)))
 		return;
-	ref = flow_get(cfg, p, 1, VERDICT_STACK, &via_stack);
+	ref = flow_get(cfg, p, 1, VERDICT_STACK, &via_stack, now);
 	if (!ref.flow || ref.flow->flags & (ref.dir ? FLOW_SEEN_1 : FLOW_SEEN_0))
 		return;
 	/* No from_* hook saw this direction, so the stack made it: by translating another, whose entry the
@@ -331,7 +333,7 @@ ALWAYS_INLINE void note_from_stack(const struct weft_config *cfg, struct weft_pk
 		*(volatile __u32 *)&ref.flow->half[0].cached.generation = 0;
 		*(volatile __u32 *)&ref.flow->half[1].cached.generation = 0;
 	}
-	flow_update(cfg, p, ref, VERDICT_STACK);
+	flow_update(cfg, p, ref, VERDICT_STACK, now);
 }
 
 #endif

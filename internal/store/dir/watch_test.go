@@ -136,15 +136,8 @@ func TestEndpointsAreReadAtOnce(t *testing.T) {
 	d := open(t, dir)
 	must(t, d.PutEndpoint(endpoint("shop", "web", "a")))
 	d.timing = timing{debounce: time.Hour, maxDelay: time.Hour, poll: time.Hour, retry: time.Hour}
-	got := make(chan *store.Snapshot, 10)
-	w := &watch{dir: d, changed: func(s *store.Snapshot) { got <- s }}
-	must(t, w.open())
-	defer w.close()
-	must(t, w.refresh())
+	got := watching(t, d)
 	until(t, got, "", "a")
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- w.run(ctx) }()
 
 	must(t, d.PutEndpoint(endpoint("shop", "db", "a")))
 	if s := until(t, got, "", "a"); s.Endpoints["shop/db"] == nil {
@@ -158,8 +151,6 @@ func TestEndpointsAreReadAtOnce(t *testing.T) {
 		t.Errorf("read again at once: %+v", s)
 	case <-time.After(20 * time.Millisecond):
 	}
-	cancel()
-	must(t, <-done)
 }
 
 func TestUnchangedIsNotDelivered(t *testing.T) {
