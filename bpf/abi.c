@@ -8,6 +8,7 @@
 
 ABI(struct, weft_config);
 ABI(struct, weft_endpoint);
+ABI(struct, weft_ep_slot);
 ABI(struct, weft_route_key);
 ABI(struct, weft_route);
 ABI(struct, weft_node);
@@ -16,9 +17,12 @@ ABI(struct, weft_peer_id);
 ABI(struct, weft_sa_out);
 ABI(struct, weft_sa_in);
 ABI(struct, weft_sa_used_key);
+ABI(struct, weft_vm);
 ABI(struct, weft_key4);
 ABI(struct, weft_key6);
 ABI(struct, weft_flow);
+ABI(struct, weft_owner);
+ABI(struct, weft_claim);
 ABI(struct, weft_drop_key);
 ABI(struct, weft_event);
 ABI(struct, weft_event_stats);
@@ -36,3 +40,5 @@ ABI(enum, weft_event_type);
 ABI(enum, weft_step);
 ABI(enum, weft_engine);
 ABI(enum, weft_sa_state);
+ABI(enum, weft_identity);
+ABI(enum, weft_tag);

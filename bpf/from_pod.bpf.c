@@ -3,6 +3,9 @@
  * leaves a pod that is not provably its own. */
 #include "lib/forward.h"
 
+/* Set by the loader in the program of second interfaces, see pod_out. */
+const volatile __u8 weft_second = 0;
+
 ALWAYS_INLINE int is_multicast(const struct weft_pkt *p, const struct ethhdr *eth)
 {
 	if (eth->h_dest[0] & 1)
@@ -47,6 +50,7 @@ SUBPROGRAM int from_pod_slow(weft_ctx *ctx, const struct weft_config *cfg, struc
 
 	if (!cfg || !p)
 		return CTX_DROP;
+	p->generation = generation_of(cfg);
 	ep = bpf_map_lookup_elem(&weft_ep_if, &p->ifindex);
 	if (!ep)
 		return drop(cfg, p, REASON_UNKNOWN_INTERFACE);
@@ -84,6 +88,17 @@ SUBPROGRAM int from_pod_slow(weft_ctx *ctx, const struct weft_config *cfg, struc
 	return forward(ctx, cfg, p, &c, ep->ifindex);
 }
 
+/* What a second interface leaves to the stack comes in by the endpoint's first one, which is where its address
+ * is routed: on any other the stack's reverse path filter would drop it, and that is no setting of the
+ * interface's own (the larger of its and conf.all's rp_filter counts). The first one's hook is native XDP,
+ * which skbs do not pass, so nothing is checked twice. */
+ALWAYS_INLINE int to_first(const struct weft_config *cfg, const struct weft_pkt *p)
+{
+	struct weft_endpoint *ep = bpf_map_lookup_elem(&weft_ep_if, &p->ifindex);
+
+	return ep ? bpf_redirect(ep->ifindex, BPF_F_INGRESS) : drop(cfg, p, REASON_UNKNOWN_INTERFACE);
+}
+
 SEC(WEFT_SEC)
 int weft_from_pod(weft_ctx *ctx)
 {
@@ -98,7 +113,10 @@ int weft_from_pod(weft_ctx *ctx)
 		reason = REASON_CHECKSUM_OFFSET;
 	if (reason || !use_cached(ctx, cfg, &p, 1, &act))
 		act = from_pod_slow(ctx, cfg, &p, reason);
-	return finish(ctx, cfg, &p, act);
+	if (act == CTX_PASS && tag_put(ctx, TAG_ENDPOINT | p.slot))
+		return drop(cfg, &p, REASON_XDP_METADATA);
+	act = finish(ctx, cfg, &p, act);
+	return !CTX_IS_XDP && weft_second && act == CTX_PASS ? to_first(cfg, &p) : act;
 }
 
 char _license[] SEC("license") = "GPL";

@@ -2,6 +2,7 @@
 /* from_wire: what arrives on the node's uplink. Only packets for this node's endpoints are
  * Weft's; everything else is the host's own and goes to its stack untouched. */
 #include "lib/forward.h"
+#include "lib/vlan.h"
 
 /* Sources that no host has on a wire (RFC 6890): this network, loopback, multicast, reserved. */
 ALWAYS_INLINE int is_martian(const struct weft_pkt *p)
@@ -11,15 +12,29 @@ ALWAYS_INLINE int is_martian(const struct weft_pkt *p)
 	return p->src.b[0] == 0xff || (!p->src.d[0] && !p->src.w[2] && bpf_ntohl(p->src.w[3]) <= 1);
 }
 
-ALWAYS_INLINE int is_link_local(const struct weft_pkt *p)
+ALWAYS_INLINE int is_link_local(const union weft_addr *a)
 {
-	if (p->family == 4)
-		return p->src.b[12] == 169 && p->src.b[13] == 254;
-	return addr_is_link_local6(&p->src);
+	if (addr_is_mapped4(a))
+		return a->b[12] == 169 && a->b[13] == 254;
+	return addr_is_link_local6(a);
 }
 
-/* Whether the source's node had the right to send the packet as it came: a sealed one only from
- * its own pods, under their identity, or from its host; a plain one only what a policy names. */
+/* Whether a sealed packet's source is one that its node, under that identity, may send from: a pod's identity
+ * from the node's pods (or its own address, if the node has translated theirs), the host's from the node's own
+ * addresses, the world's from those or from outside of the cluster. */
+ALWAYS_INLINE int check_inner_source(const struct weft_pkt *p, const struct weft_route *from)
+{
+	int host = p->identity == IDENTITY_HOST || p->identity == IDENTITY_WORLD;
+
+	if (!from)
+		return p->identity == IDENTITY_WORLD ? REASON_NONE : REASON_INNER_SOURCE;
+	if (from->node != p->node || (host && !(from->flags & ROUTE_HOST)))
+		return REASON_INNER_SOURCE;
+	return REASON_NONE;
+}
+
+/* Whether the packet may come from where its source says, as it came: sealed, or in cleartext only what a
+ * policy names. Nobody on a wire is this node. */
 SUBPROGRAM int check_origin(const struct weft_config *cfg, const struct weft_pkt *p)
 {
 	const struct weft_route *from;
@@ -27,38 +42,59 @@ SUBPROGRAM int check_origin(const struct weft_config *cfg, const struct weft_pkt
 	if (!cfg || !p)
 		return REASON_INTERNAL;
 	from = route_of(&p->src);
-	if (p->node) {
-		if (!from)
-			return p->identity == IDENTITY_HOST ? REASON_NONE : REASON_INNER_SOURCE;
-		if (from->node != p->node || !(from->flags & ROUTE_HOST) != (p->identity != IDENTITY_HOST))
-			return REASON_INNER_SOURCE;
-		return REASON_NONE;
-	}
-	if (!from || !from->node || !must_seal(cfg, p))
-		return REASON_NONE;
-	return REASON_PLAINTEXT;
+	if (weft_sealing && p->node)
+		return check_inner_source(p, from);
+	return check_plain_source(cfg, p, from);
 }
 
-/* What came for the host itself, or to be routed by it. */
+/* Neighbour and router discovery, and redirects of either family: what governs a host's own link. */
+ALWAYS_INLINE int is_link_control(const struct weft_pkt *p)
+{
+	if (p->family == 4)
+		return p->proto == IPPROTO_ICMP && p->icmp_type == ICMP4_REDIRECT;
+	return p->proto == IPPROTO_ICMPV6 && p->icmp_type >= ICMP6_RS && p->icmp_type <= ICMP6_REDIRECT;
+}
+
+/* What never crosses a router, and so is not inside a sealed packet. Returns a drop reason. */
+ALWAYS_INLINE int check_not_link(const struct weft_pkt *p)
+{
+	if (is_martian(p))
+		return REASON_MARTIAN;
+	if (is_link_local(&p->src) || is_link_local(&p->dst) || is_link_control(p))
+		return REASON_LINK_LOCAL;
+	if (p->dst.b[0] == 0xff || (p->family == 4 && p->dst.b[12] >= 224))
+		return REASON_MULTICAST;
+	return REASON_NONE;
+}
+
+/* What came in cleartext for the host itself, or to be routed by it. Nodes talk to each other in cleartext:
+ * handshakes, ESP itself, the host's own services; discovery on the link is the kernel's business. */
+ALWAYS_INLINE int check_plain_to_host(const struct weft_config *cfg, const struct weft_pkt *p)
+{
+	if (p->family == 6 && is_link_control(p))
+		return REASON_NONE;
+	return is_other_node(route_of(&p->src)) ? REASON_NONE : check_origin(cfg, p);
+}
+
 SUBPROGRAM int to_host(const struct weft_config *cfg, const struct weft_pkt *p)
 {
 	const struct weft_route *r;
 	int reason;
 
-	if (!cfg || !p || !weft_sealing || !(cfg->flags & CONFIG_SEAL))
-		return CTX_PASS;
-	r = route_of(&p->src);
-	/* Nodes talk to each other in plain: handshakes, ESP itself, the host's own services. */
-	if (!p->node && r && r->flags & ROUTE_HOST)
-		return CTX_PASS;
-	reason = check_origin(cfg, p);
+	if (!cfg || !p)
+		return CTX_DROP;
+	if (!weft_sealing || !p->node) {
+		reason = check_plain_to_host(cfg, p);
+		return reason ? drop(cfg, p, reason) : CTX_PASS;
+	}
+	reason = check_not_link(p);
+	if (!reason)
+		reason = check_origin(cfg, p);
 	if (reason)
 		return drop(cfg, p, reason);
-	if (p->node) {
-		r = route_of(&p->dst);
-		if (r && !r->node)
-			return drop(cfg, p, REASON_NO_ENDPOINT);
-	}
+	r = route_of(&p->dst);
+	if (r && !r->node && !(r->flags & (ROUTE_HOST | ROUTE_NO_NODE | ROUTE_OPEN)))
+		return drop(cfg, p, REASON_NO_ENDPOINT);
 	return CTX_PASS;
 }
 
@@ -68,13 +104,20 @@ SUBPROGRAM int from_wire_slow(weft_ctx *ctx, const struct weft_config *cfg, stru
 	struct weft_endpoint *to;
 
 	if (!cfg || !p)
-		return CTX_PASS;
+		return CTX_DROP;
 	/* What came sealed is for pods or this host and must be whole. */
 	if (weft_sealing && p->node && (reason || !p->family))
 		return drop(cfg, p, reason ?: REASON_BAD_IP_HEADER);
 	if (!p->family)
-		return CTX_PASS;
+		return reason && is_ip(p) ? drop(cfg, p, reason) : CTX_PASS;
+	p->generation = generation_of(cfg);
 	to = bpf_map_lookup_elem(&weft_ep_addr, &p->dst);
+	/* Not in to_host: its calls would be open at the same time, see finish. */
+	if (!to && weft_sealing && p->error && !p->node) {
+		reason = icmp_plain(ctx, cfg, p, 1);
+		if (reason)
+			return drop(cfg, p, reason);
+	}
 	if (!to)
 		return to_host(cfg, p);
 	p->slot = to->slot;
@@ -85,12 +128,12 @@ SUBPROGRAM int from_wire_slow(weft_ctx *ctx, const struct weft_config *cfg, stru
 		return drop(cfg, p, REASON_FOREIGN_SOURCE);
 	if (is_martian(p))
 		return drop(cfg, p, REASON_MARTIAN);
-	if (is_link_local(p))
+	if (is_link_local(&p->src) || (weft_sealing && p->node && is_link_control(p)))
 		return drop(cfg, p, REASON_LINK_LOCAL);
-	if (weft_sealing && cfg->flags & CONFIG_SEAL) {
-		reason = check_origin(cfg, p);
-		if (reason)
-			return drop(cfg, p, reason);
+	reason = check_origin(cfg, p);
+	if (reason)
+		return drop(cfg, p, reason);
+	if (weft_sealing) {
 		c.node = p->node;
 		c.identity = p->identity;
 	}
@@ -114,21 +157,47 @@ ALWAYS_INLINE int refused(weft_ctx *ctx, const struct weft_config *cfg, struct w
 	return 0;
 }
 
+/* Gives the frame to the stack, and with it who sealed it. */
+ALWAYS_INLINE int pass_on(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p)
+{
+	__u16 tag = TAG_NONE;
+
+	if (weft_sealing && p->node)
+		tag = TAG_OPENED | handle_of(p->node, p->identity);
+	if (tag_put(ctx, tag) && tag)
+		return drop(cfg, p, REASON_XDP_METADATA);
+	return CTX_PASS;
+}
+
+/* A frame for this hook. Others, of VLANs on top of the uplink, are not. */
+ALWAYS_INLINE int receive(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p)
+{
+	int reason, act;
+
+	if (refused(ctx, cfg, p, &act))
+		return act;
+	reason = parse(ctx, p);
+	if (reason || !use_cached(ctx, cfg, p, 0, &act))
+		act = from_wire_slow(ctx, cfg, p, reason);
+	if (act == CTX_PASS)
+		return pass_on(ctx, cfg, p);
+	return finish(ctx, cfg, p, act);
+}
+
 SEC(WEFT_SEC)
 int weft_from_wire(weft_ctx *ctx)
 {
 	struct weft_pkt p = {.hook = HOOK_FROM_WIRE, .direction = DIR_INGRESS};
 	const struct weft_config *cfg = config();
-	int reason, act;
 
 	if (!cfg)
-		return CTX_PASS;
-	if (refused(ctx, cfg, &p, &act))
-		return act;
-	reason = parse(ctx, &p);
-	if (!reason && use_cached(ctx, cfg, &p, 0, &act))
-		return act;
-	return finish(ctx, cfg, &p, from_wire_slow(ctx, cfg, &p, reason));
+		return CTX_DROP;
+	tag_clear(ctx);
+	if (untag(ctx)) {
+		parse(ctx, &p);
+		return drop(cfg, &p, REASON_VLAN_TAGGED);
+	}
+	return receive(ctx, cfg, &p);
 }
 
 char _license[] SEC("license") = "GPL";

@@ -1,25 +1,58 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* to_pod: what the host's stack sends to a pod, on the host side of the pod's interface. TC only:
- * redirects from the other hooks do not pass here. */
+ * redirects from the other hooks do not pass here. Fails closed: by whatever interface a packet came to this
+ * node, nothing reaches a pod in cleartext that must be sealed, nor in another pod's name. */
 #include "lib/forward.h"
+
+/* Returns a drop reason. What the host itself sends is its own business. */
+ALWAYS_INLINE int check_delivery(const struct weft_config *cfg, const struct weft_pkt *p,
+				 const struct weft_origin *o, int malformed)
+{
+	if (o->kind == ORIGIN_HOST)
+		return REASON_NONE;
+	if (malformed)
+		return malformed;
+	/* from_pod and from_wire have checked the source, which may have been translated since. */
+	if (o->kind == ORIGIN_ENDPOINT || o->kind == ORIGIN_OPENED)
+		return REASON_NONE;
+	return check_outside_source(cfg, p);
+}
 
 SEC(WEFT_SEC)
 int weft_to_pod(weft_ctx *ctx)
 {
 	struct weft_pkt p = {.hook = HOOK_TO_POD, .direction = DIR_INGRESS};
 	const struct weft_config *cfg = config();
+	struct weft_origin o;
 	struct weft_endpoint *ep;
+	int malformed, reason;
 
-	if (!cfg || ctx_was_routed(ctx))
-		return CTX_PASS;
-	if (parse(ctx, &p) || !p.family)
+	if (!cfg)
+		return CTX_DROP;
+	malformed = parse(ctx, &p);
+	origin_of(ctx, cfg, &o);
+	tag_clear(ctx);
+	if (o.kind == ORIGIN_ROUTED)
 		return CTX_PASS;
 	ep = bpf_map_lookup_elem(&weft_ep_if, &p.ifindex);
 	if (!ep)
-		return CTX_PASS;
+		return drop(cfg, &p, REASON_UNKNOWN_INTERFACE);
 	p.slot = ep->slot;
+	if (!p.family) {
+		if (p.ethertype == bpf_htons(ETH_P_ARP) && !p.tagged)
+			return CTX_PASS;
+		return drop(cfg, &p, malformed ?: p.tagged ? REASON_VLAN_TAGGED : REASON_ETHERTYPE);
+	}
+	reason = check_delivery(cfg, &p, &o, malformed);
+	if (!reason && !malformed && (o.kind == ORIGIN_WIRE || o.kind == ORIGIN_OTHER))
+		reason = icmp_plain(ctx, cfg, &p, 0);
+	if (!reason && !malformed && skb_overwrites(ctx, &p))
+		reason = REASON_CHECKSUM_OFFSET;
+	if (reason)
+		return drop(cfg, &p, reason);
 	count(ep->slot, DIR_INGRESS, VERDICT_LOCAL, p.packets, p.len);
-	note_from_stack(cfg, &p);
+	if (!malformed)
+		note_from_stack(cfg, &p);
 	return CTX_PASS;
 }
 

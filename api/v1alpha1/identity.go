@@ -5,13 +5,22 @@ import (
 	"strings"
 )
 
-// Bounds of identities: 0 is unknown, 1 a node itself, the others below MinIdentity
-// are reserved, and a packet has 22 bits for it.
+// Identities that are not a workload's, and the bounds of those that are: a packet has 22 bits
+// for one, and everything below MinIdentity is reserved.
 const (
 	IdentityUnknown = 0
-	IdentityHost    = 1
-	MinIdentity     = 256
-	MaxIdentity     = 1<<22 - 1
+	// IdentityHost is the node itself: its processes and its kernel.
+	IdentityHost = 1
+	// IdentityRemoteHost is another node, seen from this one.
+	IdentityRemoteHost = 2
+	// IdentityWorld is whoever is outside the cluster.
+	IdentityWorld = 3
+	// IdentityHealth is reserved for health probes, IdentityUnmanaged for pods that Weft does not attach.
+	IdentityHealth    = 4
+	IdentityUnmanaged = 5
+
+	MinIdentity = 256
+	MaxIdentity = 1<<22 - 1
 )
 
 // Identity says which workload identity a number stands for: the number is its name.

@@ -15,6 +15,13 @@ struct {
 	__type(value, struct weft_clock);
 } weft_clock SEC(".maps");
 
+#ifdef WEFT_NETFILTER
+/* Netfilter programs may not have the coarse clock. */
+#define clock_now() bpf_ktime_get_ns()
+#else
+#define clock_now() bpf_ktime_get_coarse_ns()
+#endif
+
 ALWAYS_INLINE struct weft_clock *clock_of_tick(void)
 {
 	__u32 zero = 0;
@@ -22,7 +29,7 @@ ALWAYS_INLINE struct weft_clock *clock_of_tick(void)
 	__u64 tick = bpf_jiffies64();
 
 	if (c && unlikely(c->tick != tick)) {
-		c->mono_ns = bpf_ktime_get_coarse_ns();
+		c->mono_ns = clock_now();
 		c->boot_ns = bpf_ktime_get_boot_ns();
 		c->tick = tick;
 	}

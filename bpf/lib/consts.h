@@ -5,10 +5,22 @@
 /* Sizes that user space must agree with: MaxEndpoints and maxNodes in Go, held equal by a test. */
 #define WEFT_MAX_ENDPOINTS 4096
 #define WEFT_MAX_NODES	   4096
-#define WEFT_MAX_ROUTES	   16384
-#define WEFT_MAX_FRAGMENTS 8192
+#define WEFT_MAX_ROUTES	   65536 /* the trie is not allocated beforehand */
+#define WEFT_MAX_PLAIN	   16384
+#define WEFT_MAX_OWNERS	   (2 * WEFT_MAX_ENDPOINTS)
+#define WEFT_MAX_FRAGMENTS (WEFT_MAX_OWNERS * WEFT_OWNER_FRAGMENTS)
 #define WEFT_MAX_PEER_IDS  262144
 #define WEFT_TRACE_STEPS   24
+
+/* Who pays for a flow, a datagram in fragments, an event, an ICMP error: an endpoint for what it began itself,
+ * and apart from that for what others began towards it. Slot 0 is the node. */
+#define OWNER(slot, direction) ((slot) << 1 | (direction))
+/* Datagrams in fragments at one time, per owner; and how long the rest of one is waited for (RFC 8200 section
+ * 4.5 says 60 s, Linux 30). */
+#define WEFT_OWNER_FRAGMENTS 64
+#define TIMEOUT_FRAGMENT     (30 * NSEC_PER_SEC)
+/* A datagram younger than this whose place another takes has been lost, not forgotten. */
+#define FRAGMENT_YOUNG NSEC_PER_SEC
 
 #define ETH_LEN 14
 #define IP4_LEN 20
@@ -23,9 +35,16 @@
  * and a whole TCP header, with options, behind them. */
 #define PULL_LEN (MAX_HEADERS + 60)
 
-/* skb->tc_index of a frame that a from_* hook has already routed, so that the uplink's
- * egress hook lets it go without a second look. The value has no meaning elsewhere. */
-#define TC_INDEX_ROUTED 0x5745
+/* How many VLAN tags with VLAN ID 0 (IEEE 802.1Q priority tags) are taken off a frame. */
+#define MAX_PRIORITY_TAGS 2
+
+/* Reserved identities travel through the host's stack as themselves, a workload's as an index into
+ * weft_handles from here on. Space for 14 bits, see provenance.h. */
+#define FIRST_HANDLE	 256
+#define WEFT_MAX_HANDLES 16384
+
+/* Marks four bytes of XDP metadata as a tag of ours. */
+#define META_MAGIC 0x5745
 
 #define NSEC_PER_SEC 1000000000ULL
 
@@ -44,7 +63,9 @@
  * of the kernel's have passed, it looks by itself (eventsLinger in Go). */
 #define EVENTS_QUIET 5000000ULL
 
-/* ICMP errors per second and CPU (RFC 1812 section 4.3.2.8, RFC 4443 section 2.4 f). */
+/* ICMP errors per second and CPU (RFC 1812 section 4.3.2.8, RFC 4443 section 2.4 f), and what of them each
+ * owner has for itself. */
 #define ICMP_ERRORS_PER_SEC 1000
+#define ICMP_ERRORS_SHARE   100
 
 #endif

@@ -39,11 +39,21 @@ ALWAYS_INLINE void count_drop(const struct weft_pkt *p, enum weft_reason reason)
 	}
 }
 
+/* To be read before the first look-up of what it vouches for. */
+ALWAYS_INLINE __u32 generation_of(const struct weft_config *cfg)
+{
+	__u32 generation = *(volatile __u32 *)&cfg->generation;
+
+	load_fence();
+	return generation;
+}
+
+ALWAYS_INLINE __u32 owner_of(const struct weft_pkt *p) { return OWNER((__u32)p->slot, p->direction & 1); }
+
 /* A bucket of per_sec tokens, refilled at that rate, kept as the one time at which it is full
  * again (a virtual scheduling algorithm, ITU-T I.371). Returns whether a token was left. */
-ALWAYS_INLINE int take_token(enum weft_bucket_index which, __u32 per_sec, __u64 now)
+ALWAYS_INLINE int take_from(__u32 index, __u32 per_sec, __u64 now)
 {
-	__u32 index = which;
 	struct weft_bucket *b = bpf_map_lookup_elem(&weft_buckets, &index);
 	__u64 full;
 
@@ -54,6 +64,15 @@ ALWAYS_INLINE int take_token(enum weft_bucket_index which, __u32 per_sec, __u64 
 		return 0;
 	b->full_ns = full + NSEC_PER_SEC / per_sec;
 	return 1;
+}
+
+/* A token of the owner's own bucket, or else of the one that all share: whoever floods empties that and its
+ * own, and nobody else's. */
+ALWAYS_INLINE int take_token(__u32 owner, enum weft_bucket_index which, __u32 own_per_sec, __u32 shared_per_sec,
+			     __u64 now)
+{
+	return take_from(owner * BUCKET_COUNT + which, own_per_sec, now) ||
+	       take_from(WEFT_MAX_OWNERS * BUCKET_COUNT + which, shared_per_sec, now);
 }
 
 #endif

@@ -65,8 +65,6 @@ ALWAYS_INLINE __u32 ctx_packets(weft_ctx *ctx) { return 1; }
 ALWAYS_INLINE __u32 ctx_segment(weft_ctx *ctx) { return 0; }
 ALWAYS_INLINE __u32 ctx_ifindex(weft_ctx *ctx) { return ctx->ingress_ifindex; }
 ALWAYS_INLINE int ctx_tagged(weft_ctx *ctx) { return 0; }
-ALWAYS_INLINE void ctx_mark_routed(weft_ctx *ctx) {}
-ALWAYS_INLINE int ctx_was_routed(weft_ctx *ctx) { return 0; }
 
 /* XDP headers are always linear: nothing to pull. */
 ALWAYS_INLINE int ctx_pull(weft_ctx *ctx, __u32 len) { return -1; }
@@ -159,15 +157,7 @@ ALWAYS_INLINE __u32 ctx_packets(weft_ctx *ctx) { return ctx->gso_segs ?: 1; }
 ALWAYS_INLINE __u32 ctx_segment(weft_ctx *ctx) { return ctx->gso_size; }
 ALWAYS_INLINE __u32 ctx_ifindex(weft_ctx *ctx) { return ctx->ifindex; }
 ALWAYS_INLINE int ctx_tagged(weft_ctx *ctx) { return ctx->vlan_present; }
-ALWAYS_INLINE void ctx_mark_routed(weft_ctx *ctx) { ctx->tc_index = TC_INDEX_ROUTED; }
-
-ALWAYS_INLINE int ctx_was_routed(weft_ctx *ctx)
-{
-	if (ctx->tc_index != TC_INDEX_ROUTED)
-		return 0;
-	ctx->tc_index = 0;
-	return 1;
-}
+ALWAYS_INLINE void ctx_mark_routed(weft_ctx *ctx) { ctx->tc_index = TAG_ROUTED; }
 
 ALWAYS_INLINE int ctx_pull(weft_ctx *ctx, __u32 len)
 {
@@ -240,9 +230,25 @@ ALWAYS_INLINE int ctx_set_hop_limit(weft_ctx *ctx, __u8 *field, __u8 value)
 
 #endif
 
-/* Keeps the compiler from reordering plain stores that another CPU reads. x86 orders stores
- * itself; on other machines the worst is one more run of the slow path. */
+/* Keeps the compiler from reordering plain stores that another CPU reads. */
 #define barrier() asm volatile("" ::: "memory")
+
+/* Keeps the machine from reordering loads. x86 does not; BPF has no fence before load_acquire (Linux 6.15), but
+ * an atomic that returns a value orders everything around it (Documentation/bpf/standardization, "atomic
+ * operations", and the kernel's own rule for value-returning atomics). */
+ALWAYS_INLINE void load_fence(void)
+{
+#ifdef __TARGET_ARCH_x86
+	barrier();
+#else
+	__u64 word = 0, was = __sync_fetch_and_add(&word, 1);
+
+	asm volatile("" ::"r"(was) : "memory");
+#endif
+}
+
+/* Stores the value with everything before it visible first, and everything after it later. */
+#define store_ordered(to, value) ((void)__sync_lock_test_and_set(to, value))
 
 /* Makes the compiler forget what it knows about a value, so that the check before its use stays in the program,
  * where the verifier sees it. */

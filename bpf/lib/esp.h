@@ -4,6 +4,7 @@
 
 #include "aead.h"
 #include "events.h"
+#include "exempt.h"
 #include "parse.h"
 #include "replay.h"
 #include "skb.h"
@@ -90,21 +91,5 @@ ALWAYS_INLINE __be16 ethertype_of(__u32 family)
 }
 
 ALWAYS_INLINE const struct weft_peer *peer_of(__u32 node) { return bpf_map_lookup_elem(&weft_peers, &node); }
-
-/* Whether a policy lets the address travel in plain. */
-ALWAYS_INLINE int is_plain(const union weft_addr *addr)
-{
-	struct weft_route_key key = {.prefixlen = 128};
-
-	__builtin_memcpy(key.addr, addr, sizeof(key.addr));
-	return bpf_map_lookup_elem(&weft_plain, &key) != NULL;
-}
-
-SUBPROGRAM int must_seal(const struct weft_config *cfg, const struct weft_pkt *p)
-{
-	if (!cfg || !p)
-		return 1;
-	return cfg->flags & CONFIG_SEAL && !is_plain(&p->src) && !is_plain(&p->dst);
-}
 
 #endif

@@ -25,15 +25,20 @@ SUBPROGRAM int emit(const struct weft_config *cfg, const struct weft_pkt *p, __u
 	__u64 now = clock_mono();
 	struct weft_event_stats *stats;
 	struct weft_event *e;
-	__u32 zero = 0, first;
+	__u32 zero = 0, first, owner;
+	struct weft_owner *o;
 
 	if (!cfg || !p || weft_tracing)
 		return 0;
 	stats = bpf_map_lookup_elem(&weft_evstats, &zero);
 	if (!stats)
 		return 0;
-	if (!take_token(BUCKET_EVENTS, cfg->events_per_sec, now)) {
+	owner = owner_of(p);
+	if (!take_token(owner, BUCKET_EVENTS, cfg->events_share, cfg->events_per_sec, now)) {
 		stats->suppressed++;
+		o = bpf_map_lookup_elem(&weft_owners, &owner);
+		if (o)
+			__sync_fetch_and_add(&o->events_suppressed, 1);
 		return 0;
 	}
 	e = bpf_ringbuf_reserve(&weft_events, sizeof(*e), 0);

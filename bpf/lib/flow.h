@@ -2,6 +2,7 @@
 #ifndef WEFT_FLOW_H
 #define WEFT_FLOW_H
 
+#include "cell.h"
 #include "events.h"
 #include "parse.h"
 #include "trace.h"
@@ -78,27 +79,6 @@ ALWAYS_INLINE __u32 flow_tag(const struct weft_pkt *p)
 	t ^= (__u64)p->sport << 48 | (__u64)p->dport << 16 | p->proto;
 	t *= 0xbf58476d1ce4e5b9ULL;
 	return (t >> 32) | 1;
-}
-
-/* How long nothing of the flow was seen, nanoseconds. Negative when another CPU has seen something later. */
-ALWAYS_INLINE __s64 flow_idle(const struct weft_flow *f, __u64 now) { return now - f->last_ns; }
-
-ALWAYS_INLINE __s64 flow_timeout(const struct weft_flow *f, __u8 proto)
-{
-	switch (f->state) {
-	case STATE_SYN_SENT:
-	case STATE_SYN_RECEIVED:
-		return TIMEOUT_TCP_SYN;
-	case STATE_ESTABLISHED:
-	case STATE_CLOSING:
-		return TIMEOUT_TCP_OPEN;
-	case STATE_CLOSED:
-		return TIMEOUT_TCP_CLOSED;
-	case STATE_REPLIED:
-		return proto == IPPROTO_UDP ? TIMEOUT_UDP : TIMEOUT_OTHER;
-	default:
-		return proto == IPPROTO_UDP ? TIMEOUT_UDP_ONE_WAY : TIMEOUT_OTHER;
-	}
 }
 
 /* One step of the TCP state machine, on what passes by (RFC 9293 figure 5, seen from the middle). */
@@ -182,7 +162,95 @@ ALWAYS_INLINE void flow_init(struct weft_flow *f, const struct weft_pkt *p, __u3
 		f->state = is_syn(p) ? STATE_SYN_SENT : STATE_ESTABLISHED;
 }
 
-SUBPROGRAM int flow_insert(const struct weft_config *cfg, struct weft_pkt *p, __u32 dir, int via_stack,
+/* Which endpoint has the address, by its number; 0: none. */
+ALWAYS_INLINE __u32 born_at(const union weft_addr *addr)
+{
+	const struct weft_endpoint *ep = bpf_map_lookup_elem(&weft_ep_addr, addr);
+
+	return ep ? ep->born : 0;
+}
+
+/* Whether the flow's two ends are the endpoints that it was made for: an address may belong to another by now,
+ * and what was learned about the old one's flow (that the stack routes it, its state) would misroute the new
+ * one's. Looked up once after each change of the configuration. */
+static __noinline int flow_same_ends(const struct weft_config *cfg, const struct weft_pkt *p,
+				     struct weft_flow *f, __u32 dir)
+{
+	__u32 generation = generation_of(cfg);
+
+	if (f->checked == generation)
+		return 1;
+	if (f->born[dir & 1] != born_at(&p->src) || f->born[!(dir & 1)] != born_at(&p->dst))
+		return 0;
+	if (!weft_tracing)
+		f->checked = generation;
+	return 1;
+}
+
+/* Whether a cell's key is the packet's. dir is the packet's direction under it. */
+ALWAYS_INLINE int cell_is_of(const struct weft_cell *cell, const struct weft_pkt *p, __u32 dir)
+{
+	const union weft_addr *a = dir ? &p->dst : &p->src, *b = dir ? &p->src : &p->dst;
+	__be16 pa = dir ? p->dport : p->sport, pb = dir ? p->sport : p->dport;
+
+	if (p->family == 4)
+		return cell->key4.a == a->w[3] && cell->key4.b == b->w[3] && cell->key4.pa == pa &&
+		       cell->key4.pb == pb && cell->key4.proto == p->proto;
+	return addr_equal(&cell->key6.a, a) && addr_equal(&cell->key6.b, b) && cell->key6.pa == pa &&
+	       cell->key6.pb == pb && cell->key6.proto == p->proto;
+}
+
+/* Makes the cell of a flow that is over the owner's, busy, if nobody else has taken it since. */
+ALWAYS_INLINE __u32 flow_retake(const struct weft_pkt *p, __u32 dir, __u32 index)
+{
+	struct weft_cell *cell = cell_at(p->family, index);
+	__u64 word;
+
+	if (!cell)
+		return CELL_NONE;
+	word = *(volatile __u64 *)&cell->word;
+	if (!(word & CELL_OWNER) || word & CELL_BUSY)
+		return CELL_NONE;
+	load_fence();
+	/* The key stays as it is while the word does. */
+	if (!cell_is_of(cell, p, dir) || !cell_change(p->family, cell, word, (owner_of(p) + 1) | CELL_BUSY))
+		return CELL_NONE;
+	return index;
+}
+
+/* Enters a flow into the table, in place of the one in the cell over if that is not CELL_NONE. Returns 0 if it
+ * is in. */
+ALWAYS_INLINE int flow_place(const struct weft_config *cfg, const struct weft_pkt *p, struct weft_flow *f,
+			     __u32 dir, __u32 over, __u64 now)
+{
+	__u32 index = over == CELL_NONE ? CELL_NONE : flow_retake(p, dir, over);
+	__u64 flags = over == CELL_NONE ? BPF_NOEXIST : BPF_ANY;
+	struct weft_cell *cell;
+	int err;
+
+	if (index == CELL_NONE)
+		index = cell_take(cfg, p->family, owner_of(p), now);
+	if (index == CELL_NONE)
+		return -1;
+	cell = cell_at(p->family, index);
+	if (!cell)
+		return -1;
+	f->cell = index;
+	if (p->family == 4) {
+		key4(&cell->key4, p);
+		err = bpf_map_update_elem(&weft_flows4, &cell->key4, f, flags);
+	} else {
+		key6(&cell->key6, p);
+		err = bpf_map_update_elem(&weft_flows6, &cell->key6, f, flags);
+	}
+	cell_settle(p->family, cell, !err);
+	return err;
+}
+
+/* How flow_insert makes a flow: as the stack's or not, and in the cell of one that is over, or CELL_NONE. */
+#define FLOW_HOW(via_stack, cell) ((__u64)(cell) << 1 | !!(via_stack))
+
+SUBPROGRAM int flow_insert(const struct weft_config *cfg, struct weft_pkt *p, __u32 dir, __u64 how,
 			   __u32 verdict)
 {
 	__u64 now = clock_mono();
@@ -194,32 +262,27 @@ SUBPROGRAM int flow_insert(const struct weft_config *cfg, struct weft_pkt *p, __
 	f = bpf_map_lookup_elem(&weft_scratch, &zero);
 	if (!f)
 		return 0;
-	flow_init(f, p, dir, via_stack, now);
-	if (p->family == 4) {
-		struct weft_key4 k;
-
-		key4(&k, p);
-		bpf_map_update_elem(&weft_flows4, &k, f, BPF_ANY);
-	} else {
-		struct weft_key6 k;
-
-		key6(&k, p);
-		bpf_map_update_elem(&weft_flows6, &k, f, BPF_ANY);
-	}
-	emit(cfg, p, EVENT_NEW, via_stack ? VERDICT_STACK : verdict, NULL);
+	flow_init(f, p, dir, how & 1, now);
+	f->checked = generation_of(cfg);
+	f->born[dir & 1] = born_at(&p->src);
+	f->born[!(dir & 1)] = born_at(&p->dst);
+	if (flow_place(cfg, p, f, dir & 1, how >> 1, now))
+		return 0;
+	emit(cfg, p, EVENT_NEW, how & 1 ? VERDICT_STACK : verdict, NULL);
 	return 0;
 }
 
 /* The flow that p belongs to, made if need be. from_stack: the calling hook sees what the stack
  * sends. verdict is for the event of a new flow. Returns a NULL flow only when tracing, or when the table has
- * no room even for an eviction; the packet then goes on unremembered, by the stack if via_stack is set. */
+ * no room that its owner may take; the packet then goes on unremembered, by the stack if via_stack is set. */
 ALWAYS_INLINE struct weft_flow_ref flow_get(const struct weft_config *cfg, struct weft_pkt *p, int from_stack,
 					    enum weft_verdict verdict, int *via_stack, __u64 now)
 {
 	struct weft_flow_ref ref = flow_find(p);
 
 	if (ref.flow) {
-		int over = flow_idle(ref.flow, now) > flow_timeout(ref.flow, p->proto);
+		int over = flow_idle(ref.flow, now) > flow_timeout(ref.flow, p->proto) ||
+			   !flow_same_ends(cfg, p, ref.flow, ref.dir);
 		int again = is_syn(p) && ref.flow->state == STATE_CLOSED;
 
 		if (!over && !again) {
@@ -230,7 +293,7 @@ ALWAYS_INLINE struct weft_flow_ref flow_get(const struct weft_config *cfg, struc
 	}
 	*via_stack = from_stack || is_midstream(p);
 	trace(p, STEP_FLOW_NEW, *via_stack, 0, 0);
-	flow_insert(cfg, p, ref.dir, *via_stack, verdict);
+	flow_insert(cfg, p, ref.dir, FLOW_HOW(*via_stack, ref.flow ? ref.flow->cell : CELL_NONE), verdict);
 	if (!weft_tracing)
 		ref = flow_find(p);
 	else

@@ -2,32 +2,17 @@
 #ifndef WEFT_FORWARD_H
 #define WEFT_FORWARD_H
 
+#include "drop.h"
 #include "frag.h"
 #include "icmp.h"
 #include "mss.h"
 #include "neigh.h"
 #include "pair.h"
+#include "provenance.h"
 
 /* The road of a packet. The first packet of a flow takes the slow path: every check, every look-up;
  * the decision is kept in the flow. The others take the fast path: one look-up, and the
  * decision is used as long as nothing that it was made from has changed (generation). */
-
-ALWAYS_INLINE const struct weft_config *config(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&weft_config, &zero);
-}
-
-SUBPROGRAM int drop(const struct weft_config *cfg, const struct weft_pkt *p, __u32 reason)
-{
-	if (!cfg || !p)
-		return CTX_DROP;
-	trace(p, STEP_VERDICT, VERDICT_DROP, reason, 0);
-	count_drop(p, reason);
-	emit(cfg, p, EVENT_DROP, VERDICT_DROP | reason << 8, NULL);
-	return CTX_DROP;
-}
 
 ALWAYS_INLINE int to_stack(const struct weft_pkt *p)
 {
@@ -141,8 +126,10 @@ SUBPROGRAM int route(const struct weft_config *cfg, const struct weft_pkt *p, st
 		trace(p, STEP_NO_ROUTE, 0, 0, 0);
 		return REASON_NONE;
 	}
+	if (r->flags & ROUTE_NO_NODE)
+		return REASON_NO_NODE;
 	if (!r->node)
-		return REASON_NO_ENDPOINT;
+		return r->flags & (ROUTE_HOST | ROUTE_OPEN) ? REASON_NONE : REASON_NO_ENDPOINT;
 	index = r->node * 2 + (p->family == 6);
 	if (weft_sealing && must_seal(cfg, p)) {
 		peer = peer_of(r->node);
@@ -160,7 +147,10 @@ SUBPROGRAM int route(const struct weft_config *cfg, const struct weft_pkt *p, st
 	if (!node)
 		return REASON_INTERNAL;
 	trace(p, STEP_TO_NODE, r->node, node->ifindex, 0);
-	if (!(node->flags & NODE_RESOLVED)) {
+	if (c->seal && !node->ifindex)
+		return REASON_NO_NEXT_HOP;
+	/* What is to be sealed stays out of the host's stack if it can: send_sealed has the kernel resolve. */
+	if (!(node->flags & NODE_RESOLVED) && (CTX_IS_XDP || !c->seal)) {
 		trace(p, STEP_NO_NEIGHBOR, r->node, 0, 0);
 		return REASON_NONE;
 	}
@@ -176,9 +166,8 @@ SUBPROGRAM int route(const struct weft_config *cfg, const struct weft_pkt *p, st
 }
 
 /* Keeps a decision in the flow. The generation is taken away first and given back last, so that a reader on
- * another CPU never uses half of it. */
-ALWAYS_INLINE void remember(const struct weft_pkt *p, struct weft_flow_ref ref, struct weft_cached *c,
-			    __u32 generation)
+ * another CPU never uses half of it. The generation is the one before the first look-up. */
+ALWAYS_INLINE void remember(const struct weft_pkt *p, struct weft_flow_ref ref, struct weft_cached *c)
 {
 	struct weft_cached *to = &ref.flow->half[ref.dir & 1].cached;
 
@@ -187,11 +176,9 @@ ALWAYS_INLINE void remember(const struct weft_pkt *p, struct weft_flow_ref ref, 
 	c->generation = 0;
 	c->tag = flow_tag(p);
 	c->in_ifindex = p->ifindex;
-	*(volatile __u32 *)&to->generation = 0;
-	barrier();
+	store_ordered(&to->generation, 0);
 	*to = *c;
-	barrier();
-	*(volatile __u32 *)&to->generation = generation;
+	store_ordered(&to->generation, p->generation);
 }
 
 ALWAYS_INLINE int too_big(const struct weft_pkt *p, const struct weft_cached *c)
@@ -204,8 +191,10 @@ ALWAYS_INLINE int use_cached(weft_ctx *ctx, const struct weft_config *cfg, struc
 			     int *act)
 {
 	struct weft_flow_ref ref;
-	struct weft_cached *c;
+	struct weft_cached *from, *c;
+	struct weft_flow *scratch;
 	struct ethhdr *eth;
+	__u32 generation, zero = 0;
 	__u64 now;
 
 	if (p->slow || !p->family || is_syn(p))
@@ -213,9 +202,21 @@ ALWAYS_INLINE int use_cached(weft_ctx *ctx, const struct weft_config *cfg, struc
 	ref = flow_find(p);
 	if (!ref.flow)
 		return 0;
-	c = &ref.flow->half[ref.dir & 1].cached;
-	if (*(volatile __u32 *)&c->generation != cfg->generation || c->tag != flow_tag(p) ||
-	    c->in_ifindex != p->ifindex)
+	from = &ref.flow->half[ref.dir & 1].cached;
+	generation = generation_of(cfg);
+	if (*(volatile __u32 *)&from->generation != generation)
+		return 0;
+	scratch = bpf_map_lookup_elem(&weft_scratch, &zero);
+	if (!scratch)
+		return 0;
+	c = &scratch->half[0].cached;
+	load_fence();
+	*c = *from;
+	load_fence();
+	/* Another CPU may have begun to write the next decision, or the table given the entry away. The tag is
+	 * read again, too: another flow's decision, written meanwhile, may have the same generation. */
+	if (*(volatile __u32 *)&from->generation != generation ||
+	    *(volatile __u32 *)&from->tag != flow_tag(p) || c->in_ifindex != p->ifindex)
 		return 0;
 	now = clock_mono();
 	if (flow_idle(ref.flow, now) > (__s64)TIMEOUT_FAST)
@@ -243,7 +244,6 @@ ALWAYS_INLINE int use_cached(weft_ctx *ctx, const struct weft_config *cfg, struc
 ALWAYS_INLINE int forward(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
 			  struct weft_cached *c, __u32 back_ifindex)
 {
-	__u32 generation = *(volatile __u32 *)&cfg->generation;
 	struct weft_flow_ref ref = {};
 	int via_stack = 0, reason;
 	__u64 now = clock_mono();
@@ -252,7 +252,7 @@ ALWAYS_INLINE int forward(weft_ctx *ctx, const struct weft_config *cfg, struct w
 	if (reason)
 		return drop(cfg, p, reason);
 	if (p->error)
-		reason = icmp_related(ctx, p, &via_stack);
+		reason = icmp_related(ctx, cfg, p, &via_stack);
 	if (reason)
 		return drop(cfg, p, reason);
 	reason = route(cfg, p, c);
@@ -267,7 +267,7 @@ ALWAYS_INLINE int forward(weft_ctx *ctx, const struct weft_config *cfg, struct w
 		c->verdict = VERDICT_STACK;
 	if (ref.flow) {
 		if (!p->slow)
-			remember(p, ref, c, generation);
+			remember(p, ref, c);
 		flow_update(cfg, p, ref, c->verdict, now);
 	}
 	if (c->verdict == VERDICT_STACK)
@@ -330,8 +330,8 @@ ALWAYS_INLINE void note_from_stack(const struct weft_config *cfg, struct weft_pk
 	 * replies may have met without this one's mark. */
 	if (!(ref.flow->flags & FLOW_VIA_STACK) && !weft_tracing) {
 		ref.flow->flags |= FLOW_VIA_STACK;
-		*(volatile __u32 *)&ref.flow->half[0].cached.generation = 0;
-		*(volatile __u32 *)&ref.flow->half[1].cached.generation = 0;
+		store_ordered(&ref.flow->half[0].cached.generation, 0);
+		store_ordered(&ref.flow->half[1].cached.generation, 0);
 	}
 	flow_update(cfg, p, ref, VERDICT_STACK, now);
 }

@@ -4,33 +4,77 @@
 
 #include "flow.h"
 
+/* The place among the owner's that a datagram has. The multiplication spreads what an owner chooses itself; who
+ * finds collisions forgets its own datagrams. */
+ALWAYS_INLINE __u16 frag_place(const struct weft_frag_id *id)
+{
+	__u64 t = (id->src.d[0] ^ id->src.d[1]) * 0x9e3779b97f4a7c15ULL;
+
+	t = (t ^ id->dst.d[0] ^ id->dst.d[1] ^ (__u64)id->id << 8 ^ id->proto) * 0xbf58476d1ce4e5b9ULL;
+	return (t >> 32) % WEFT_OWNER_FRAGMENTS;
+}
+
+ALWAYS_INLINE int frag_same(const struct weft_frag_id *a, const struct weft_frag_id *b)
+{
+	return addr_equal(&a->src, &b->src) && addr_equal(&a->dst, &b->dst) && a->id == b->id &&
+	       a->proto == b->proto;
+}
+
+ALWAYS_INLINE void frag_remember(const struct weft_pkt *p, const struct weft_frag_key *key,
+				 const struct weft_frag *old, const struct weft_frag_id *id, __u64 now)
+{
+	struct weft_frag f = {.id = *id,
+			      .time_ns = now,
+			      .sport = p->sport,
+			      .dport = p->dport,
+			      .first_end = p->frag_len,
+			      .proto = p->proto};
+	struct weft_owner *o = owner_at(key->owner);
+
+	if (weft_tracing)
+		return;
+	if (o && old && !frag_same(&old->id, id) && now - old->time_ns < FRAGMENT_YOUNG)
+		__sync_fetch_and_add(&o->fragments_evicted, 1);
+	bpf_map_update_elem(&weft_frags, key, &f, BPF_ANY);
+}
+
 /* Gives a later fragment the ports of its first (RFC 791, RFC 8200 section 4.5), so that it belongs
  * to the same flow, meets the same policy and takes the same road. Without its first fragment, or
- * overlapping it, it is refused: nothing that was not checked passes. */
-ALWAYS_INLINE int frag_check(struct weft_pkt *p)
+ * overlapping it, it is refused: nothing that was not checked passes. Each owner has places of its own for
+ * what is to be remembered. */
+SUBPROGRAM int frag_check(struct weft_pkt *p)
 {
-	struct weft_frag_key key = {.src = p->src, .dst = p->dst, .id = p->frag_id, .proto = p->frag_proto};
+	struct weft_frag_key key = {};
+	struct weft_frag_id id = {};
 	struct weft_frag *first;
+	__u64 now;
 
+	if (!p)
+		return REASON_INTERNAL;
 	if (p->frag == FRAG_NONE)
 		return REASON_NONE;
+	id.src = p->src;
+	id.dst = p->dst;
+	id.id = p->frag_id;
+	id.proto = p->frag_proto;
+	key.owner = owner_of(p);
+	key.place = frag_place(&id);
+	now = clock_mono();
+	first = bpf_map_lookup_elem(&weft_frags, &key);
 	if (p->frag == FRAG_FIRST) {
-		struct weft_frag f = {
-		    .sport = p->sport, .dport = p->dport, .first_end = p->frag_len, .proto = p->proto};
-
-		if (!weft_tracing)
-			bpf_map_update_elem(&weft_frags, &key, &f, BPF_ANY);
+		frag_remember(p, &key, first, &id, now);
 		return REASON_NONE;
 	}
-	first = bpf_map_lookup_elem(&weft_frags, &key);
-	if (!first)
+	if (!first || now - first->time_ns > TIMEOUT_FRAGMENT)
 		return REASON_FRAGMENT_UNKNOWN;
-	if (p->frag_off < first->first_end)
+	if (p->frag_off < first->first_end && frag_same(&first->id, &id))
 		return REASON_FRAGMENT_OVERLAP;
 	p->sport = first->sport;
 	p->dport = first->dport;
 	p->proto = first->proto;
-	return REASON_NONE;
+	/* Last, since the entry may be given to another datagram at any time. */
+	load_fence();
+	return frag_same(&first->id, &id) ? REASON_NONE : REASON_FRAGMENT_UNKNOWN;
 }
 
 #endif

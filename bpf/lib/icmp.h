@@ -2,6 +2,7 @@
 #ifndef WEFT_ICMP_H
 #define WEFT_ICMP_H
 
+#include "esp.h"
 #include "flow.h"
 
 /* How much of a refused IPv6 packet its error quotes: the headers and some payload. RFC 4443 allows up
@@ -67,16 +68,66 @@ ALWAYS_INLINE int icmp_quoted6(weft_ctx *ctx, struct weft_pkt *p)
 	return REASON_NONE;
 }
 
+/* Whether an error from the wire may speak of the packet that it quotes, whose addresses p holds by now. What
+ * is sealed is seen by the two nodes at its ends and by nobody between them: an error about it comes sealed by
+ * the other, or it is forged. */
+ALWAYS_INLINE int icmp_origin(const struct weft_config *cfg, const struct weft_pkt *p)
+{
+	const struct weft_route *to;
+
+	if (!weft_sealing)
+		return REASON_NONE;
+	to = route_of(&p->dst);
+	if (!to || !must_seal(cfg, p))
+		return REASON_NONE;
+	if (!p->node)
+		return to->node || to->flags & ROUTE_NO_NODE ? REASON_ICMP_UNSEALED : REASON_NONE;
+	return to->node == p->node ? REASON_NONE : REASON_ICMP_MISMATCH;
+}
+
+/* The same for an error that comes to a pod out of the host's stack, which came to this node in cleartext: by
+ * an interface without hooks, or with its addresses translated. With to_host, for one to this host's address,
+ * which may be translated to a pod's: what the host sends to pods is sealed, to other hosts it is not. Returns
+ * a drop reason; p is unchanged. */
+SUBPROGRAM int icmp_plain(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, int to_host)
+{
+	const struct weft_route *to;
+	union weft_addr src, dst;
+	int reason;
+	__u8 proto;
+
+	if (!cfg || !p)
+		return REASON_INTERNAL;
+	if (!weft_sealing || !p->error)
+		return REASON_NONE;
+	src = p->src;
+	dst = p->dst;
+	proto = p->proto;
+	reason = p->family == 4 ? icmp_quoted4(ctx, p) : icmp_quoted6(ctx, p);
+	if (!reason)
+		reason = icmp_origin(cfg, p);
+	if (to_host) {
+		to = route_of(&p->dst);
+		if (reason != REASON_ICMP_UNSEALED || (to && to->flags & ROUTE_HOST))
+			reason = REASON_NONE;
+	}
+	p->src = src;
+	p->dst = dst;
+	p->proto = proto;
+	p->sport = p->dport = 0;
+	return reason;
+}
+
 /* Finds the flow that an ICMP error is about (RFC 5508's sense of "related"). Returns a drop reason;
  * p is unchanged. */
-SUBPROGRAM int icmp_related(weft_ctx *ctx, struct weft_pkt *p, int *via_stack)
+SUBPROGRAM int icmp_related(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, int *via_stack)
 {
 	struct weft_flow_ref ref = {};
 	union weft_addr src, dst;
 	int reason;
 	__u8 proto;
 
-	if (!p || !via_stack)
+	if (!cfg || !p || !via_stack)
 		return REASON_INTERNAL;
 	src = p->src;
 	dst = p->dst;
@@ -85,9 +136,11 @@ SUBPROGRAM int icmp_related(weft_ctx *ctx, struct weft_pkt *p, int *via_stack)
 	/* A router may report on anybody's packet, a pod only on one that was sent to it (RFC 5927). */
 	if (!reason && p->hook == HOOK_FROM_POD && !addr_equal(&p->dst, &src))
 		reason = REASON_ICMP_MISMATCH;
+	if (!reason && p->hook == HOOK_FROM_WIRE)
+		reason = icmp_origin(cfg, p);
 	if (!reason) {
 		ref = flow_find(p);
-		if (!ref.flow)
+		if (!ref.flow || !flow_same_ends(cfg, p, ref.flow, ref.dir))
 			reason = REASON_ICMP_NO_FLOW;
 		else
 			*via_stack = !!(ref.flow->flags & FLOW_VIA_STACK);
@@ -175,6 +228,19 @@ ALWAYS_INLINE int icmp_must_not(const struct weft_pkt *p, const struct ethhdr *e
 	return p->error || p->frag == FRAG_LATER || eth->h_dest[0] & 1 || weft_tracing;
 }
 
+ALWAYS_INLINE int icmp_token(const struct weft_pkt *p)
+{
+	__u32 owner = owner_of(p);
+	struct weft_owner *o;
+
+	if (take_token(owner, BUCKET_ICMP, ICMP_ERRORS_SHARE, ICMP_ERRORS_PER_SEC, clock_mono()))
+		return 1;
+	o = owner_at(owner);
+	if (o)
+		__sync_fetch_and_add(&o->errors_suppressed, 1);
+	return 0;
+}
+
 /* Replaces the frame by an ICMP error about it and sends that back to the frame's sender by
  * ifindex. mtu is 0 for "time exceeded", the limit for "too big". Returns a context
  * verdict: CTX_DROP if no error may, or can, be sent. The caller has counted the drop. */
@@ -188,7 +254,7 @@ SUBPROGRAM int icmp_refuse(weft_ctx *ctx, const struct weft_config *cfg, struct 
 
 	if (!cfg || !p || (void *)(eth + 1) > ctx_end(ctx) || icmp_must_not(p, eth))
 		return CTX_DROP;
-	if (!take_token(BUCKET_ICMP, ICMP_ERRORS_PER_SEC, clock_mono()))
+	if (!icmp_token(p))
 		return CTX_DROP;
 	mac_copy(to, eth->h_source);
 	mac_copy(from, eth->h_dest);

@@ -7,7 +7,7 @@
 #include "structs.h"
 
 /* Names stay within 15 characters, the kernel's limit. The loader pins each under its name and a
- * hash of its layout, and sets weft_flows4/6's size from the configuration. */
+ * hash of its layout, and sets the size of weft_flows4/6 and weft_cells4/6 from the configuration. */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -29,6 +29,13 @@ struct {
 	__type(key, union weft_addr);
 	__type(value, struct weft_endpoint);
 } weft_ep_addr SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, WEFT_MAX_ENDPOINTS);
+	__type(key, __u32);
+	__type(value, struct weft_ep_slot);
+} weft_ep_slot SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
@@ -55,18 +62,64 @@ struct {
 } weft_nodes SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 262144);
 	__type(key, struct weft_key4);
 	__type(value, struct weft_flow);
 } weft_flows4 SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 262144);
 	__type(key, struct weft_key6);
 	__type(value, struct weft_flow);
 } weft_flows6 SEC(".maps");
+
+/* The places of the flow tables, as many as those have entries: see cell.h. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 262144);
+	__type(key, __u32);
+	__type(value, struct weft_cell);
+} weft_cells4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 262144);
+	__type(key, __u32);
+	__type(value, struct weft_cell);
+} weft_cells6 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, WEFT_MAX_OWNERS);
+	__type(key, __u32);
+	__type(value, struct weft_owner);
+} weft_owners SEC(".maps");
+
+/* The one link-local address that a chained pod has claimed besides the one of its MAC, and who has claimed an
+ * address. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, WEFT_MAX_ENDPOINTS);
+	__type(key, __u32);
+	__type(value, struct weft_claim);
+} weft_claims SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, WEFT_MAX_ENDPOINTS);
+	__type(key, union weft_addr);
+	__type(value, __u32);
+} weft_claimed SEC(".maps");
+
+/* The search for a cell: too large for the stack. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct weft_search);
+} weft_search SEC(".maps");
 
 /* Which node has an address on the wire. */
 struct {
@@ -76,25 +129,42 @@ struct {
 	__type(value, __u32);
 } weft_peer_addr SEC(".maps");
 
-/* The identities that a node hosts. */
+/* The identities that a node hosts, and the handle under which each travels through the host's stack;
+ * 0 if there are more identities than handles. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, WEFT_MAX_PEER_IDS);
 	__type(key, struct weft_peer_id);
-	__type(value, __u8);
+	__type(value, __u16);
 } weft_peer_ids SEC(".maps");
+
+/* The identity of each handle, 0 for handles not in use. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, WEFT_MAX_HANDLES);
+	__type(key, __u32);
+	__type(value, __u32);
+} weft_handles SEC(".maps");
+
+/* The interfaces that have an uplink's hooks, by index. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 256);
+	__type(key, __u32);
+	__type(value, __u8);
+} weft_uplinks SEC(".maps");
 
 /* Addresses that an EncryptionPolicy lets travel in plain. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, WEFT_MAX_ROUTES);
+	__uint(max_entries, WEFT_MAX_PLAIN);
 	__type(key, struct weft_route_key);
 	__type(value, __u8);
 } weft_plain SEC(".maps");
 
-/* Where a new flow is put together: too large for the stack. */
+/* Where a new flow is put together, and a cached decision held while it is used: too large for the stack. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -103,7 +173,8 @@ struct {
 } weft_scratch SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, WEFT_MAX_FRAGMENTS);
 	__type(key, struct weft_frag_key);
 	__type(value, struct weft_frag);
@@ -133,7 +204,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, BUCKET_COUNT);
+	__uint(max_entries, (WEFT_MAX_OWNERS + 1) * BUCKET_COUNT);
 	__type(key, __u32);
 	__type(value, struct weft_bucket);
 } weft_buckets SEC(".maps");

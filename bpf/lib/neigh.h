@@ -32,6 +32,10 @@ struct weft_nd {
 };
 
 #define ND_WITHOUT_OPTION	     24
+#define RS_WITHOUT_OPTION	     8
+#define ND_OPTIONS_MAX		     8
+#define ND_SOURCE_MAC		     1 /* option types */
+#define ND_TARGET_MAC		     2
 #define ND_ROUTER_SOLICITED_OVERRIDE 0xe0000000
 
 enum weft_neigh_result { NEIGH_ANSWER = -1, NEIGH_ABSORB = -2, NEIGH_STACK = -3, NEIGH_NOT_ND = -4 };
@@ -114,6 +118,78 @@ ALWAYS_INLINE int nd_advertise(weft_ctx *ctx, const struct weft_config *cfg, con
 	return NEIGH_ANSWER;
 }
 
+/* Walks the options of a message, from at to end. Whichever says a link-layer address must say the pod's. */
+SUBPROGRAM int nd_options(weft_ctx *ctx, const struct weft_endpoint *ep, __u32 at, __u32 end)
+{
+	__u8 option[8];
+	__u32 len;
+
+	if (!ep)
+		return REASON_INTERNAL;
+	for (int i = 0; i < ND_OPTIONS_MAX; i++) {
+		if (at == end)
+			return REASON_NONE;
+		if (at + sizeof(option) > end || ctx_load(ctx, at, option, sizeof(option)))
+			return REASON_ND_OPTION;
+		len = option[1] * 8;
+		if (!len || at + len > end)
+			return REASON_ND_OPTION;
+		if (option[0] == ND_SOURCE_MAC || option[0] == ND_TARGET_MAC) {
+			if (len != sizeof(option))
+				return REASON_ND_OPTION;
+			if (!mac_equal(option + 2, ep->mac))
+				return REASON_SPOOFED_ND;
+		}
+		at += len;
+	}
+	return at == end ? REASON_NONE : REASON_ND_OPTION;
+}
+
+/* Whether the link-local address is the one that its interface makes of a MAC (RFC 4291 appendix A). */
+ALWAYS_INLINE int is_eui64(const union weft_addr *addr, const __u8 *mac)
+{
+	return addr->b[8] == (mac[0] ^ 2) && addr->b[9] == mac[1] && addr->b[10] == mac[2] &&
+	       addr->b[11] == 0xff && addr->b[12] == 0xfe && addr->b[13] == mac[3] && addr->b[14] == mac[4] &&
+	       addr->b[15] == mac[5];
+}
+
+/* Whether a chained pod may speak for the address. Of the link-local ones, that of its own MAC; and one that
+ * says nothing about a MAC (RFC 7217), the first that it claims and nobody has claimed before. Not one of
+ * another's MAC, the bridge's included, and none that was given by hand, as gateways' are: fe80::1. */
+SUBPROGRAM int nd_claim(const struct weft_endpoint *ep, const union weft_addr *addr)
+{
+	__u32 slot, *by, born;
+	struct weft_claim *claim;
+
+	if (!ep || !addr)
+		return REASON_INTERNAL;
+	if (addr_equal(addr, &ep->ip6))
+		return ep->flags & ENDPOINT_IP6 ? REASON_NONE : REASON_SPOOFED_ND;
+	if (addr->w[0] != bpf_htonl(0xfe800000) || addr->w[1])
+		return REASON_SPOOFED_ND;
+	if (is_eui64(addr, ep->mac))
+		return REASON_NONE;
+	if ((addr->b[11] == 0xff && addr->b[12] == 0xfe) || !addr->w[2])
+		return REASON_SPOOFED_ND;
+	slot = ep->slot;
+	born = ep->born;
+	claim = bpf_map_lookup_elem(&weft_claims, &slot);
+	if (!claim)
+		return REASON_INTERNAL;
+	if (claim->born == born)
+		return addr_equal(&claim->addr, addr) ? REASON_NONE : REASON_SPOOFED_ND;
+	if (weft_tracing)
+		return REASON_NONE;
+	if (bpf_map_update_elem(&weft_claimed, addr, &born, BPF_NOEXIST)) {
+		by = bpf_map_lookup_elem(&weft_claimed, addr);
+		if (!by || *by != born)
+			return REASON_SPOOFED_ND;
+	}
+	claim->addr = *addr;
+	store_ordered(&claim->born, born);
+	return REASON_NONE;
+}
+
 ALWAYS_INLINE int nd_solicited(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_endpoint *ep,
 			       const struct weft_pkt *p)
 {
@@ -125,11 +201,12 @@ ALWAYS_INLINE int nd_solicited(weft_ctx *ctx, const struct weft_config *cfg, con
 		return REASON_TRUNCATED;
 	if (!unspecified && !addr_is_link_local6(&p->src) && !addr_equal(&p->src, &ep->ip6))
 		return REASON_SPOOFED_ND;
-	with_option = (void *)(nd + 1) <= ctx_end(ctx) && p->l3_size >= IP6_LEN + sizeof(*nd);
-	if (with_option && nd->opt_type == 1 && !mac_equal(nd->opt_mac, ep->mac))
+	if (addr_equal(&p->src, &cfg->gateway_ip6))
 		return REASON_SPOOFED_ND;
+	with_option = (void *)(nd + 1) <= ctx_end(ctx) && p->l3_size >= IP6_LEN + sizeof(*nd);
+	/* Of a chained pod others learn: from the source, and from the target that it wants to be its own. */
 	if (ep->flags & ENDPOINT_CHAINED)
-		return NEIGH_STACK;
+		return nd_claim(ep, unspecified ? &nd->target : &p->src) ?: NEIGH_STACK;
 	/* Duplicate address detection (RFC 4862): for the gateway's own address, the gateway answers by
 	 * refusing the claim; for any other, nobody else has it. */
 	if (unspecified)
@@ -139,25 +216,34 @@ ALWAYS_INLINE int nd_solicited(weft_ctx *ctx, const struct weft_config *cfg, con
 	return nd_advertise(ctx, cfg, ep, p, with_option);
 }
 
-ALWAYS_INLINE int nd_advertised(weft_ctx *ctx, const struct weft_endpoint *ep, const struct weft_pkt *p)
+ALWAYS_INLINE int nd_advertised(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_endpoint *ep,
+				const struct weft_pkt *p)
 {
 	struct weft_nd *nd = ctx_data(ctx) + ETH_LEN + IP6_LEN;
+	int reason;
 
 	if ((void *)nd + ND_WITHOUT_OPTION > ctx_end(ctx))
 		return REASON_TRUNCATED;
 	if (!addr_equal(&nd->target, &ep->ip6) &&
 	    !(addr_is_link_local6(&nd->target) && addr_equal(&nd->target, &p->src)))
 		return REASON_SPOOFED_ND;
-	if (p->l3_size >= IP6_LEN + sizeof(*nd) && (void *)(nd + 1) <= ctx_end(ctx) && nd->opt_type == 2 &&
-	    !mac_equal(nd->opt_mac, ep->mac))
+	if (addr_equal(&nd->target, &cfg->gateway_ip6))
 		return REASON_SPOOFED_ND;
-	return ep->flags & ENDPOINT_CHAINED ? NEIGH_STACK : NEIGH_ABSORB;
+	if (!(ep->flags & ENDPOINT_CHAINED))
+		return NEIGH_ABSORB;
+	reason = nd_claim(ep, &p->src);
+	nd = ctx_data(ctx) + ETH_LEN + IP6_LEN;
+	if (!reason && (void *)nd + ND_WITHOUT_OPTION <= ctx_end(ctx))
+		reason = nd_claim(ep, &nd->target);
+	return reason ?: NEIGH_STACK;
 }
 
 /* ICMPv6 that never leaves the link: neighbour and router discovery, multicast listener reports. */
 ALWAYS_INLINE int neigh_nd(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_endpoint *ep,
 			   const struct weft_pkt *p)
 {
+	int reason;
+
 	if (p->family != 6 || p->proto != IPPROTO_ICMPV6)
 		return NEIGH_NOT_ND;
 	switch (p->icmp_type) {
@@ -167,11 +253,23 @@ ALWAYS_INLINE int neigh_nd(weft_ctx *ctx, const struct weft_config *cfg, const s
 		 * before it has no honest use. */
 		if (p->ttl != 255 || p->l4 != ETH_LEN + IP6_LEN)
 			return REASON_SPOOFED_ND;
-		return p->icmp_type == ICMP6_NS ? nd_solicited(ctx, cfg, ep, p) : nd_advertised(ctx, ep, p);
+		if (p->l3_size < IP6_LEN + ND_WITHOUT_OPTION)
+			return REASON_TRUNCATED;
+		reason = nd_options(ctx, ep, p->l4 + ND_WITHOUT_OPTION, ETH_LEN + p->l3_size);
+		if (reason)
+			return reason;
+		return p->icmp_type == ICMP6_NS ? nd_solicited(ctx, cfg, ep, p)
+						: nd_advertised(ctx, cfg, ep, p);
 	case ICMP6_RA:
 	case ICMP6_REDIRECT:
 		return REASON_SPOOFED_ND;
 	case ICMP6_RS:
+		if (!(ep->flags & ENDPOINT_CHAINED))
+			return NEIGH_ABSORB;
+		reason = nd_options(ctx, ep, p->l4 + RS_WITHOUT_OPTION, ETH_LEN + p->l3_size);
+		if (!reason && p->src.d[0] | p->src.d[1])
+			reason = nd_claim(ep, &p->src);
+		return reason ?: NEIGH_STACK;
 	case ICMP6_MLD_QUERY ... ICMP6_MLD_DONE:
 	case ICMP6_MLD2_REPORT:
 		return ep->flags & ENDPOINT_CHAINED ? NEIGH_STACK : NEIGH_ABSORB;

@@ -83,6 +83,9 @@ ALWAYS_INLINE int open_esp(weft_ctx *ctx, struct weft_job *o)
 		return REASON_ESP_MALFORMED;
 	if (!o->esp.spi)
 		return OPEN_NOT_ESP;
+	/* Each has a number and a tag of its own, and one frame can become one packet only. */
+	if (ctx_segment(ctx))
+		return REASON_ESP_MERGED;
 	if (o->fragment)
 		return REASON_ESP_FRAGMENT;
 	if (o->udp < UDP_LEN + ESP_HEAD_LEN + ESP_TEXT_MIN + ESP_ICV_LEN || (o->udp & 3) ||
@@ -96,7 +99,8 @@ ALWAYS_INLINE int hosts_identity(__u32 node, __u32 identity)
 {
 	struct weft_peer_id key = {.node = node, .identity = identity};
 
-	return identity == IDENTITY_HOST || bpf_map_lookup_elem(&weft_peer_ids, &key) != NULL;
+	return identity == IDENTITY_HOST || identity == IDENTITY_WORLD ||
+	       bpf_map_lookup_elem(&weft_peer_ids, &key) != NULL;
 }
 
 /* The trailer: padding 1, 2, 3…, its length, the next header. Returns the length of what is before it, or 0. */

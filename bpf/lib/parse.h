@@ -190,6 +190,9 @@ ALWAYS_INLINE int parse_ip4(weft_ctx *ctx, struct weft_pkt *p)
 		return REASON_TRUNCATED;
 	ihl = ip->ihl * 4;
 	total = bpf_ntohs(ip->tot_len);
+	/* A GSO frame above 64 KiB (BIG TCP). */
+	if (unlikely(!total) && ctx_segment(ctx))
+		total = p->len - ETH_LEN;
 	if (ip->version != 4 || ihl < IP4_LEN || total < ihl)
 		return REASON_BAD_IP_HEADER;
 	if (total > p->len - ETH_LEN)
@@ -299,6 +302,8 @@ ALWAYS_INLINE int parse_ip6(weft_ctx *ctx, struct weft_pkt *p)
 	if (ip->version != 6)
 		return REASON_BAD_IP_HEADER;
 	total = IP6_LEN + bpf_ntohs(ip->payload_len);
+	if (unlikely(!ip->payload_len) && ctx_segment(ctx))
+		total = p->len - ETH_LEN;
 	if (total > p->len - ETH_LEN)
 		return REASON_TRUNCATED;
 	__builtin_memcpy(&p->src, &ip->saddr, 16);
@@ -320,6 +325,12 @@ ALWAYS_INLINE int parse_ip6(weft_ctx *ctx, struct weft_pkt *p)
 	if (p->frag == FRAG_LATER)
 		return REASON_NONE;
 	return parse_l4(ctx, p, total - (p->l4 - ETH_LEN));
+}
+
+/* Whether the frame says that it is IP, whatever could be read of it. */
+ALWAYS_INLINE int is_ip(const struct weft_pkt *p)
+{
+	return p->ethertype == bpf_htons(ETH_P_IP) || p->ethertype == bpf_htons(ETH_P_IPV6);
 }
 
 /* Fills p from the frame. Returns the reason to drop it, if there is one; p holds what was read

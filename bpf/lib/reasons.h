@@ -39,8 +39,8 @@
 	  "an endpoint is being removed, or the agent must restore it")                                        \
 	X(NO_ENDPOINT, "the address is in this node's pod range but no endpoint has it",                       \
 	  "the pod is gone or not there yet")                                                                  \
-	X(FOREIGN_SOURCE, "a packet from the wire claims the address of a pod on this node",                   \
-	  "somebody on the wire forges packets, or two nodes have the same pod range")                         \
+	X(FOREIGN_SOURCE, "a packet from outside claims an address of this node or of one of its pods",        \
+	  "somebody forges packets, or two nodes have the same pod range")                                     \
 	X(FRAGMENT_UNKNOWN, "a later fragment whose first fragment was not seen",                              \
 	  "fragments were reordered or lost on the way")                                                       \
 	X(FRAGMENT_OVERLAP, "a fragment overlaps the first one",                                               \
@@ -81,7 +81,23 @@
 	X(PLAINTEXT, "not sealed, though it must be",                                                          \
 	  "forged, or the sending node does not encrypt: see docs/encryption.md")                              \
 	X(CHECKSUM_OFFSET, "asks the device to write a checksum over addresses or ports",                      \
-	  "something in the pod forges packets")
+	  "something in the pod forges packets")                                                               \
+	X(NO_NODE, "the address is in a range of the cluster whose Node object is missing or broken",          \
+	  "correct or restore that node's object: see weft status")                                            \
+	X(UNHOOKED_INTERFACE, "would leave for another node by an interface that has no hooks",                \
+	  "name the interface in uplinks, or route the node by an uplink: see weft status")                    \
+	X(NO_NEXT_HOP, "no route by an uplink leads to that node", "see the node's problem in weft status")    \
+	X(VM_FORKED, "the key is of before this machine went back to a snapshot, or was copied",               \
+	  "the agents make new keys at once: see weft encrypt status")                                         \
+	X(ICMP_UNSEALED, "an ICMP error in plain text about a packet that travels sealed",                     \
+	  "forged: nobody between the two nodes can have seen that packet")                                    \
+	X(ND_OPTION, "a neighbour discovery option is malformed", "the sender builds broken packets")          \
+	X(UNLISTED_SOURCE, "this host sent to another node's pod from an address that its Node object lacks",  \
+	  "add the address to the Node object, or bind to one that is there")                                  \
+	X(XDP_METADATA, "the driver cannot keep with a frame who sealed it, past the XDP hook",                \
+	  "set mode auto or tc on this node")                                                                  \
+	X(ESP_MERGED, "several ESP packets in one, merged by the receiving interface",                         \
+	  "switch rx-udp-gro-forwarding and rx-gro-list off on the uplink: ethtool -K")
 
 #define WEFT_REASON_ENUM(name, what, hint) REASON_##name,
 enum weft_reason { WEFT_REASONS(WEFT_REASON_ENUM) REASON_COUNT };

@@ -68,6 +68,8 @@ ALWAYS_INLINE int sa_admit(const struct weft_sa_in *sa, __u32 low, __u64 *seq)
 
 	if (!sa || sa->state != SA_LIVE)
 		return REASON_ESP_UNKNOWN_SA;
+	if (vm_forked(sa->vm_generation))
+		return REASON_VM_FORKED;
 	if (clock_boot() >= sa->expires_ns)
 		return REASON_KEY_EXPIRED;
 	n = replay_infer(sa->top, low);

@@ -5,6 +5,7 @@
 #include "clock.h"
 #include "ghash.h"
 #include "reasons.h"
+#include "vmfork.h"
 
 /* Security associations: what this node seals with (out) and opens with (in), by node, epoch and lane.
  *
@@ -44,6 +45,7 @@ struct weft_sa_out {
 	__u64 limit;   /* last counter that may be used */
 	__u64 counter; /* last one used */
 	__u64 bytes;
+	__u64 vm_generation; /* of the machine when the handshake began */
 	__u32 state;
 	__u32 engine;
 };
@@ -57,6 +59,7 @@ struct weft_sa_in {
 	__u64 expires_ns;
 	__u64 packets;
 	__u64 bytes;
+	__u64 vm_generation;
 	__u32 state;
 	__u32 engine;
 	struct bpf_spin_lock lock; /* of what follows */
@@ -135,6 +138,8 @@ ALWAYS_INLINE int sa_take(struct weft_sa_out *sa, __u64 *seq)
 
 	if (!sa || sa->state != SA_LIVE)
 		return REASON_NO_KEY;
+	if (vm_forked(sa->vm_generation))
+		return REASON_VM_FORKED;
 	if (clock_boot() >= sa->expires_ns)
 		return REASON_KEY_EXPIRED;
 	if (sa->counter >= sa->limit)

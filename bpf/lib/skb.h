@@ -20,8 +20,32 @@ ALWAYS_INLINE int skb_overwrites(weft_ctx *ctx, const struct weft_pkt *p) { retu
 
 #else
 
+struct ns_common {
+	unsigned int inum;
+} __attribute__((preserve_access_index));
+
+struct net {
+	struct ns_common ns;
+} __attribute__((preserve_access_index));
+
+typedef struct {
+	struct net *net;
+} __attribute__((preserve_access_index)) possible_net_t;
+
+struct sock_common {
+	unsigned short skc_family;
+	possible_net_t skc_net;
+} __attribute__((preserve_access_index));
+
+struct sock {
+	struct sock_common __sk_common;
+} __attribute__((preserve_access_index));
+
 struct sk_buff {
+	struct sock *sk;
+	int skb_iif;
 	unsigned int len, data_len;
+	__u16 tc_index;
 	__u8 ip_summed : 2;
 	__u8 csum_not_inet : 1;
 	__u16 csum_start, csum_offset; /* from head; from there */
@@ -32,6 +56,23 @@ struct sk_buff {
 #define IP_SUMMED_PARTIAL 3 /* include/linux/skbuff.h: CHECKSUM_PARTIAL */
 
 extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak;
+
+/* Set by tests alone: BPF_PROG_TEST_RUN gives its packets a socket without an address family. */
+const volatile __u8 weft_test_run = 0;
+
+/* Whether a packet that came in by no interface is this host's. Interfaces on top of the uplink (macvlan,
+ * ipvlan, macvtap) hand over what another network namespace or a virtual machine sends just so, but with a
+ * socket of that namespace, or of no address family. What the kernel sends by itself may have no socket. */
+ALWAYS_INLINE int skb_is_hosts(weft_ctx *ctx, const struct weft_config *cfg)
+{
+	struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
+	struct sock *sk = skb->sk;
+
+	if (!sk)
+		return 1;
+	return (weft_test_run || BPF_CORE_READ(sk, __sk_common.skc_family)) &&
+	       BPF_CORE_READ(sk, __sk_common.skc_net.net, ns.inum) == cfg->netns;
+}
 
 #define SUM_START_MAX 256 /* a bound for the verifier: headers before the transport's, bytes */
 
@@ -54,7 +95,9 @@ ALWAYS_INLINE int skb_unfinished(weft_ctx *ctx, __u32 *start, __u32 *field)
 }
 
 /* Whether the checksum that the device is to write goes where this hook has already looked: packet sockets may
- * ask for any place, and so for another source address or port after the check. */
+ * ask for any place, and so for another source address or port after the check. XDP does not see that, and an
+ * XDP redirect forgets it; what XDP passes to the stack still has it, so the hooks behind the stack look too.
+ */
 ALWAYS_INLINE int skb_overwrites(weft_ctx *ctx, const struct weft_pkt *p)
 {
 	__u32 start, field, l4 = p->l4 - ETH_LEN, at = 2, header = 8;

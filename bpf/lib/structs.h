@@ -6,7 +6,25 @@
 #include "consts.h"
 #include "reasons.h"
 
-enum weft_hook { HOOK_FROM_POD, HOOK_FROM_WIRE, HOOK_TO_POD, HOOK_TO_WIRE, HOOK_FROM_HOST };
+enum weft_hook {
+	HOOK_FROM_POD,
+	HOOK_FROM_WIRE,
+	HOOK_TO_POD,
+	HOOK_TO_WIRE,
+	HOOK_FROM_HOST,
+	HOOK_POST_ROUTING,
+	HOOK_PRE_ROUTING,
+};
+
+/* What skb->tc_index says of a packet in the host's stack, see provenance.h: 2 bits of kind, 14 of value. */
+enum weft_tag {
+	TAG_NONE = 0 << 14,
+	TAG_ENDPOINT = 1 << 14, /* sent by the endpoint in the slot that is the value, past from_pod */
+	TAG_OPENED = 2 << 14,	/* opened by from_wire; the value is the handle of the sender's identity */
+	TAG_ROUTED = 3 << 14,	/* routed by a from_* hook, sealed if need be: not to be looked at again */
+};
+#define TAG_KIND(tag)  ((tag) & 0xc000)
+#define TAG_VALUE(tag) ((tag) & 0x3fff)
 
 /* What happened to a packet. At most 8: the counters' index has three bits for it. */
 enum weft_verdict {
@@ -47,7 +65,11 @@ struct weft_config {
 	__u16 pad;
 	union weft_addr gateway_ip6;
 	__u32 pair_ifindex; /* weft_host: what goes in is cut to packets, and comes out at from_host */
-	__u32 pad2;
+	__u32 net_ifindex;  /* weft_net, the other end */
+	__u32 flow_entries; /* the flow table's size, per family */
+	__u32 flow_share;   /* an owner with at most so many flows never loses one to another */
+	__u32 events_share; /* what of events_per_sec each owner has for itself */
+	__u32 netns;	    /* inode of this network namespace: whose sockets are this host's */
 };
 
 enum weft_endpoint_flag {
@@ -69,6 +91,24 @@ struct weft_endpoint {
 	__be32 ip4;
 	__u32 identity;
 	union weft_addr ip6;
+	/* At random, so that it differs between two endpoints that have the same address, slot or
+	 * interface one after the other. Never 0. */
+	__u32 born;
+	__u32 pad;
+};
+
+/* The first link-local address that an endpoint claimed, and which endpoint that was: its number, 0 for none.
+ */
+struct weft_claim {
+	union weft_addr addr;
+	__u32 born;
+	__u32 pad;
+};
+
+/* An endpoint by its slot, for packets in the host's stack, whose addresses may have been translated. */
+struct weft_ep_slot {
+	__u32 identity;
+	__u32 bridge; /* the interface by which the stack gets a chained pod's packets, 0 if that is its own */
 };
 
 struct weft_route_key {
@@ -78,9 +118,18 @@ struct weft_route_key {
 
 enum weft_route_flag {
 	ROUTE_HOST = 1 << 0, /* a node's own address: only what pods send there is sealed */
+	/* A range or an address of the cluster whose node is not known: its object is missing or broken.
+	 * Nothing goes there and nothing comes from there. node is 0. */
+	ROUTE_NO_NODE = 1 << 1,
+	/* One of this node's own ranges in which addresses without an endpoint may be somebody else's on this
+	 * node: the stack decides about what goes there. From the wire, nothing comes from there all the same.
+	 */
+	ROUTE_OPEN = 1 << 2,
+	ROUTE_UNLISTED = 1 << 3, /* an address that this node has and its Node object does not */
 };
 
-/* Where a pod range lives: an index into weft_nodes for either family. Node 0 is this node. */
+/* Where a pod range lives: an index into weft_nodes for either family. Node 0 is this node, its
+ * addresses (ROUTE_HOST) included. */
 struct weft_route {
 	__u32 node;
 	__u32 flags;
@@ -116,7 +165,7 @@ struct weft_key6 {
 
 /* A forwarding decision, cached in its flow: valid while generation is the
  * configuration's. It was made for frames from in_ifindex whose source MAC is in_mac, so a hit
- * needs no further anti-spoof check. tag repeats the flow's key: an LRU table may hand the
+ * needs no further anti-spoof check. tag repeats the flow's key: the table may hand the
  * entry to another flow between look-up and use. */
 struct weft_cached {
 	__u32 generation;
@@ -134,7 +183,7 @@ struct weft_cached {
 	 * sealed it, 0 if nobody did; a hit needs the same again. */
 	__u16 node;
 	__u32 identity;
-};
+} __attribute__((aligned(8))); /* copied in words of 8 bytes */
 
 enum weft_flow_flag {
 	FLOW_VIA_STACK = 1 << 0, /* the stack routes it (it may translate addresses): hooks must not shortcut */
@@ -173,17 +222,64 @@ struct weft_flow {
 	__u8 hook;
 	__u8 direction;
 	__u16 pair_tick; /* when something of it went through the pair */
+	__u32 cell;	 /* its place in weft_cells4/6, which its owner pays for */
+	__u32 checked;	 /* the generation in which born was last found true */
+	__u32 born[2];	 /* which endpoint had the key's a, and its b, when the flow was made; 0: none */
 };
 
-struct weft_frag_key {
+/* A place in the flow table. Every flow has one, and whoever holds it is charged for it, so that what an
+ * owner holds is known exactly whatever happens to the flow. The word is changed by compare-and-exchange
+ * only. */
+struct weft_cell {
+	__u64 word; /* CELL_* */
+	union {
+		struct weft_key4 key4;
+		struct weft_key6 key6;
+	};
+};
+
+/* The search for a cell for a new flow; each CPU goes on where it found the last free one. */
+struct weft_search {
+	__u32 hand4, hand6;
+	__u32 family;
+	__u32 entries;
+	__u32 share;
+	__u32 owner;
+	__u32 holds; /* of the owner */
+	__u32 hand;
+	__u32 best; /* CELL_NONE: none so far */
+	__u32 best_holds;
+	__u64 best_last;
+	__u64 best_word;
+};
+
+/* What one owner holds of the shared tables, and what its budget refused. Index: OWNER(slot, direction). */
+struct weft_owner {
+	__u32 flows[2];		 /* IPv4, IPv6 */
+	__u64 flows_evicted;	 /* its flows that gave way to new ones before their time */
+	__u64 flows_refused;	 /* flows of its that were not remembered */
+	__u64 fragments_evicted; /* datagrams forgotten before their fragments can have come */
+	__u64 events_suppressed;
+	__u64 errors_suppressed; /* ICMP errors */
+};
+
+struct weft_frag_id {
 	union weft_addr src, dst;
 	__be32 id;
 	__u8 proto;
 	__u8 pad[3];
 };
 
+/* An owner has WEFT_OWNER_FRAGMENTS places; a datagram's is told by its hash. */
+struct weft_frag_key {
+	__u16 owner;
+	__u16 place;
+};
+
 /* What the first fragment of a datagram said, for those that follow. */
 struct weft_frag {
+	struct weft_frag_id id;
+	__u64 time_ns;
 	__be16 sport, dport;
 	__u16 first_end; /* where the first fragment's payload ended, bytes */
 	__u8 proto;	 /* the transport protocol: IPv6 may have options between it and the fragment header */
@@ -239,6 +335,7 @@ struct weft_clock {
 	__u64 boot_ns;
 };
 
+/* The two kinds of bucket of each owner, and the two that all share, behind those. */
 enum weft_bucket_index { BUCKET_EVENTS, BUCKET_ICMP, BUCKET_COUNT };
 
 enum weft_step {
@@ -304,6 +401,7 @@ struct weft_pkt {
 	 * which node it is to be sealed, and as whom. */
 	__u16 node;
 	__u32 identity;
+	__u32 generation; /* of the configuration before the first look-up: what a decision may vouch for */
 };
 
 /* Who a node says that it speaks for. */
@@ -312,8 +410,17 @@ struct weft_peer_id {
 	__u32 identity;
 };
 
-/* Identities that are not a workload's. */
-#define IDENTITY_HOST 1
+/* Identities that are not a workload's: v1alpha1.Identity… in Go, held equal by a test. On the wire only
+ * IDENTITY_HOST and IDENTITY_WORLD of them occur; what a peer sealed as its host is from IDENTITY_REMOTE_HOST
+ * here. */
+enum weft_identity {
+	IDENTITY_UNKNOWN,
+	IDENTITY_HOST,	      /* this node's own processes and kernel */
+	IDENTITY_REMOTE_HOST, /* another node's */
+	IDENTITY_WORLD,	      /* whoever is outside, relayed by a node's host */
+	IDENTITY_HEALTH,      /* reserved: health probes */
+	IDENTITY_UNMANAGED,   /* reserved: pods of this cluster that Weft does not attach */
+};
 
 /* The Ethernet addresses of a frame on its way from weft_host to from_host: nobody but the two hooks
  * reads them, and they say what has been decided. */

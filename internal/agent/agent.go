@@ -19,14 +19,15 @@ import (
 
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/config"
+	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/endpoint"
 	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/masquerade"
 	"weft.dev/weft/internal/pathprobe"
+	"weft.dev/weft/internal/ranges"
 	"weft.dev/weft/internal/store"
-	"weft.dev/weft/internal/store/dir"
 )
 
 // Options are what Run needs besides the configuration.
@@ -40,7 +41,7 @@ type Options struct {
 // seams are what the tests replace.
 type seams struct {
 	preflight     func(bpfBase string, log *slog.Logger) error
-	openStore     func(path string) (store.Store, error)
+	openStore     func(path, node string) (store.Store, error)
 	findLinks     func(*config.Config, *v1alpha1.Node) (hostLinks, error)
 	openDatapath  func(*config.Config, *v1alpha1.Node, hostLinks, *slog.Logger) (Datapath, error)
 	openEndpoints func(endpoint.Options) (Endpoints, http.Handler, error)
@@ -48,12 +49,13 @@ type seams struct {
 	openProber    func(pathprobe.Options) (Prober, error)
 	outward       func(uplinks []string) ([]string, error)
 	masquerade    func(instance string, want *masquerade.Options) error
+	masked        func(*masquerade.Options) (bool, error)
 }
 
 func realSeams() seams {
 	return seams{
 		preflight: preflight,
-		openStore: func(path string) (store.Store, error) { return dir.Open(path) },
+		openStore: openStore,
 		findLinks: func(cfg *config.Config, node *v1alpha1.Node) (hostLinks, error) {
 			return findLinks(cfg, node.Spec.Addresses)
 		},
@@ -63,6 +65,7 @@ func realSeams() seams {
 		openProber:    func(opt pathprobe.Options) (Prober, error) { return pathprobe.Listen(opt) },
 		outward:       outwardInterfaces,
 		masquerade:    setMasquerade,
+		masked:        masquerade.Intact,
 	}
 }
 
@@ -74,9 +77,14 @@ type Agent struct {
 	log     *slog.Logger
 	started time.Time
 
-	store    store.Store
-	hub      *flows.Hub
-	index    atomic.Pointer[index]
+	store store.Store
+	hub   *flows.Hub
+	index atomic.Pointer[index]
+	// seeing guards the making of the index, and own: what this node runs with, nil before it does.
+	seeing sync.Mutex
+	own    *v1alpha1.Node
+	// memory is what is known of the cluster's ranges, nil without encryption.
+	memory   *ranges.Memory
 	changed  chan struct{}
 	cni      cniDoor
 	node     *node
@@ -95,6 +103,7 @@ type Agent struct {
 	waiting   string
 	ready     bool
 	problems  map[string]string
+	noted     []datapath.Note
 }
 
 // node is what exists once the datapath is up.
@@ -104,7 +113,8 @@ type node struct {
 	mtu     int
 	dp      Datapath
 	manager Endpoints
-	// masked is what the host's masquerading was last set to, if it was (maskedOnce).
+	// masked is what the host's masquerading was last set to, if it was (maskedOnce). Guarded by maskLock.
+	maskLock   sync.Mutex
 	masked     *masquerade.Options
 	maskedOnce bool
 }
@@ -115,17 +125,7 @@ func Run(ctx context.Context, cfg *config.Config, opt Options) error {
 }
 
 func run(ctx context.Context, cfg *config.Config, opt Options, seams seams) error {
-	if opt.Log == nil {
-		opt.Log = slog.New(slog.DiscardHandler)
-	}
-	agent := &Agent{
-		cfg: cfg, opt: opt, seams: seams, log: opt.Log, started: time.Now(),
-		hub: flows.NewHub(0), changed: make(chan struct{}, 1),
-		waiting: "starting", problems: map[string]string{},
-	}
-	agent.identities.Store(&map[string][]uint32{})
-	agent.cni.waiting = func() string { return agent.readiness().Waiting }
-	agent.index.Store(newIndex(store.NewSnapshot()))
+	agent := newAgent(cfg, opt, seams)
 	if err := seams.preflight(cfg.Paths.BPF, agent.log); err != nil {
 		return err
 	}
@@ -137,15 +137,31 @@ func run(ctx context.Context, cfg *config.Config, opt Options, seams seams) erro
 	return agent.serve(ctx)
 }
 
+func newAgent(cfg *config.Config, opt Options, seams seams) *Agent {
+	if opt.Log == nil {
+		opt.Log = slog.New(slog.DiscardHandler)
+	}
+	agent := &Agent{
+		cfg: cfg, opt: opt, seams: seams, log: opt.Log, started: time.Now(),
+		hub: flows.NewHub(0), changed: make(chan struct{}, 1),
+		waiting: "starting", problems: map[string]string{},
+	}
+	agent.identities.Store(&map[string][]uint32{})
+	agent.cni.waiting = func() string { return agent.readiness().Waiting }
+	agent.index.Store(newIndex(store.NewSnapshot()))
+	return agent
+}
+
 // serve opens the store and the admin socket and brings the node up behind it, so
 // that `weft status` can tell what the agent waits for.
 func (a *Agent) serve(ctx context.Context) error {
 	var err error
-	if a.store, err = a.seams.openStore(a.cfg.Store.Dir); err != nil {
+	if a.store, err = a.seams.openStore(a.cfg.Store.Dir, a.cfg.Node); err != nil {
 		return fmt.Errorf("open store: %w", err)
 	}
+	a.openMemory()
 	if snapshot, err := a.store.Snapshot(); err == nil {
-		a.index.Store(newIndex(snapshot))
+		a.see(snapshot)
 	}
 	server, err := admin.Listen(a.cfg.Socket(), &backend{a}, &a.cni, a.log)
 	if err != nil {
@@ -179,6 +195,7 @@ func (a *Agent) operate(ctx context.Context) error {
 	if !ok {
 		return nil
 	}
+	a.runWith(object)
 	running, err := a.bringUp(ctx, object, links)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -190,6 +207,7 @@ func (a *Agent) operate(ctx context.Context) error {
 	defer background.Wait()
 	background.Go(func() { a.keep(ctx, "datapath", running.dp.Run) })
 	background.Go(func() { a.keep(ctx, "flow events", a.consumeEvents) })
+	background.Go(func() { a.watchHost(ctx, running) })
 	if a.cfg.Encryption.On() {
 		background.Go(func() { a.runKeys(ctx, running) })
 		background.Go(func() { a.watchPaths(ctx, running) })
@@ -230,6 +248,7 @@ func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links hostLi
 	if err != nil {
 		return nil, fmt.Errorf("open datapath: %w", err)
 	}
+	a.adopt(dp)
 	running := &node{object: object, links: links, mtu: mtu, dp: dp}
 	door, err := a.openEndpoints(running)
 	if err != nil {
@@ -238,7 +257,7 @@ func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links hostLi
 	}
 	// Before any pod can send: an address that is not known as another node's pod would leave in plain.
 	a.wait("the first synchronisation of nodes")
-	if err := a.syncNodes(ctx, running, a.index.Load().snapshot); err != nil {
+	if err := a.syncNodes(ctx, running, a.index.Load()); err != nil {
 		a.log.Warn("peers are not all in order yet, will try again", "error", err)
 	}
 	a.wait("the recorded endpoints to be restored")

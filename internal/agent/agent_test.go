@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -41,7 +42,7 @@ func TestLife(t *testing.T) {
 	})
 	eventually(t, "ready", func() bool { return ready(client) })
 	status, err = client.Status(ctx)
-	if err != nil || status.Endpoints != 1 || status.Nodes != 2 || status.MTU != 1450 || status.Mode.Active != "hybrid" || len(status.Problems) != 0 {
+	if err != nil || status.Endpoints != 1 || status.Nodes != 2 || status.MTU != 1450 || status.Mode.Active != "tc" || len(status.Problems) != 0 {
 		t.Errorf("status %+v %v", status, err)
 	}
 	if len(w.pruned) != 1 || w.pruned[0].Slot != 1 {
@@ -98,6 +99,9 @@ func TestAPI(t *testing.T) {
 	endpoints, err := client.Endpoints(ctx)
 	if err != nil || len(endpoints) != 1 || endpoints[0].Name() != "demo/web" || len(endpoints[0].Traffic) != 2 {
 		t.Errorf("endpoints %+v %v", endpoints, err)
+	}
+	if status, err := client.Status(ctx); err != nil || !slices.Equal(status.OverBudget, []string{"demo/web, what it began: 4 flows evicted, 1 flows not remembered"}) || len(endpoints[0].Budgets) != 2 {
+		t.Errorf("over budget %+v, %+v, %v", status.OverBudget, endpoints[0].Budgets, err)
 	}
 	nodes, err := client.Nodes(ctx)
 	if err != nil || len(nodes) != 2 || !nodes[0].Self || nodes[1].Endpoints != 1 {

@@ -59,14 +59,21 @@ func (b *backend) Status(ctx context.Context) (*admin.Status, error) {
 	status.Mode = running.dp.ModeStatus()
 	status.Encryption = b.encryptionLine(running)
 	status.Problems = append(status.Problems, b.keyProblems(ctx)...)
+	status.Problems = append(status.Problems, b.peerProblems(running, ready.Ready)...)
+	status.Problems = append(status.Problems, b.rangeProblems(running)...)
+	status.NoNode = ix.noNode()
 	status.Addresses, status.PodCIDRs = running.object.Spec.Addresses, running.object.Spec.PodCIDRs
 	status.Uplinks, status.MTU = running.links.Uplinks, running.mtu
 	status.UplinkMTU = running.links.MTU
-	status.Endpoints = len(running.manager.List())
-	var errLinks, errEvents error
+	b.addRoads(status, running)
+	var errLinks, errEvents, errBudgets error
+	status.Problems = append(status.Problems, running.dp.Problems()...)
+	status.Problems = append(status.Problems, running.manager.Problems()...)
+	status.Notes = b.notes(running)
 	status.Links, errLinks = running.dp.Links()
 	status.Events.EventStats, errEvents = running.dp.EventStats()
-	for _, err := range []error{errLinks, errEvents, running.manager.Status()} {
+	status.OverBudget, errBudgets = overBudget(running)
+	for _, err := range []error{errLinks, errEvents, errBudgets, running.manager.Status()} {
 		if err != nil {
 			status.Problems = append(status.Problems, err.Error())
 		}
@@ -92,9 +99,17 @@ func (b *backend) Endpoints(context.Context) ([]admin.Endpoint, error) {
 			})
 		}
 	}
+	budgets, err := running.dp.Budgets()
+	if err != nil {
+		return nil, fmt.Errorf("read budgets: %w", err)
+	}
+	bySlot := budgetsBySlot(budgets)
 	var out []admin.Endpoint
 	for _, info := range running.manager.List() {
-		out = append(out, describe(info, traffic[info.Slot]))
+		row := describe(info, traffic[info.Slot])
+		row.Budgets = bySlot[info.Slot]
+		row.Road = roadOf(running, info)
+		out = append(out, row)
 	}
 	return out, nil
 }
@@ -280,9 +295,11 @@ func (a *Agent) Metrics() (metrics.Snapshot, error) {
 		snapshot.Endpoints[info.Slot] = metrics.Endpoint{ID: info.ID, Namespace: info.Namespace, Pod: info.Pod}
 	}
 	snapshot.Mode = running.dp.ModeStatus()
-	var errCounters, errEvents, errEncrypt error
+	var errCounters, errEvents, errEncrypt, errBudgets error
 	snapshot.Encryption, errEncrypt = a.encryptMetrics(running)
 	snapshot.Counters, errCounters = running.dp.Counters()
 	snapshot.Events, errEvents = running.dp.EventStats()
-	return snapshot, errors.Join(errCounters, errEvents, errEncrypt)
+	snapshot.Budgets, errBudgets = running.dp.Budgets()
+	snapshot.FlowShare = running.dp.FlowShare()
+	return snapshot, errors.Join(errCounters, errEvents, errEncrypt, errBudgets)
 }

@@ -12,7 +12,6 @@ import (
 	"weft.dev/weft/internal/endpoint"
 	"weft.dev/weft/internal/masquerade"
 	"weft.dev/weft/internal/store"
-	"weft.dev/weft/internal/store/dir"
 )
 
 // Cleanup takes everything away that the agent of an instance made: endpoints, pinned
@@ -55,7 +54,7 @@ func removeEndpoints(ctx context.Context, cfg *config.Config, log *slog.Logger) 
 		return nil
 	}
 	var directory store.Store
-	if opened, err := dir.Open(cfg.Store.Dir); err == nil {
+	if opened, err := openStore(cfg.Store.Dir, cfg.Node); err == nil {
 		directory = opened
 	} else {
 		log.Warn("published endpoints are not withdrawn", "error", err)

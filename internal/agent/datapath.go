@@ -17,14 +17,22 @@ type Datapath interface {
 	Close() error
 	Prune(keep []datapath.Endpoint) error
 	SetNodes(ctx context.Context, nodes []datapath.Node) error
+	NodeProblems() []datapath.NodeProblem
+	Inherited() []datapath.Inherited
 	Run(ctx context.Context) error
 	Events(ctx context.Context, handle func(datapath.FlowEvent)) error
 	EventStats() (datapath.EventStats, error)
 	Counters() ([]datapath.Counter, error)
+	Budgets() ([]datapath.Budget, error)
+	FlowShare() uint32
 	Flows(limit int) ([]datapath.Flow, error)
 	Trace(from datapath.Endpoint, to netip.AddrPort, protocol uint8) (*datapath.Trace, error)
 	ModeStatus() datapath.ModeStatus
+	Road(datapath.Endpoint) datapath.Road
 	Links() ([]datapath.LinkStatus, error)
+	Problems() []string
+	Notes() []datapath.Note
+	HostChanges() <-chan datapath.HostChange
 
 	// What follows is for sealed packets; see internal/keys for who calls what.
 	InstallSA(*datapath.SA) error
@@ -35,6 +43,10 @@ type Datapath interface {
 	Sealing() ([]datapath.Sealing, error)
 	Lanes() int
 	EngineStatus() datapath.EngineStatus
+	VMGeneration() (uint64, error)
+	VMForkStatus() datapath.VMForkStatus
+	VMForks(ctx context.Context, forked func()) error
+	DeclareVMFork() error
 	SetPlain([]netip.Prefix) error
 	Plain() ([]netip.Prefix, error)
 	SetPeerIdentities(map[string][]uint32) error
@@ -44,6 +56,9 @@ type Datapath interface {
 type Endpoints interface {
 	Restore(ctx context.Context) error
 	Sync(ctx context.Context) error
+	Mend(ctx context.Context, hostIfs ...string) error
+	Unseen() error
+	Problems() []string
 	Status() error
 	List() []endpoint.Info
 	Get(nameOrID string) (endpoint.Info, bool)

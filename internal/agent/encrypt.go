@@ -29,7 +29,7 @@ func (a *Agent) runKeys(ctx context.Context, n *node) {
 		if first == nil {
 			return nil
 		}
-		ring, err := a.seams.openKeys(ctx, keyParts{cfg: a.cfg, store: a.store, dp: n.dp, log: a.log})
+		ring, err := a.seams.openKeys(ctx, keyParts{cfg: a.cfg, store: a.store, dp: n.dp, log: a.log, addresses: n.object.Spec.Addresses})
 		if err != nil {
 			return err
 		}
@@ -45,6 +45,9 @@ func (a *Agent) runKeys(ctx context.Context, n *node) {
 		if ring.renew != nil {
 			background.Go(func() { ring.renew(ctx, a.renewed) })
 		}
+		background.Go(func() {
+			a.keep(ctx, "VM forks", func(ctx context.Context) error { return n.dp.VMForks(ctx, ring.Forked) })
+		})
 		return ring.Run(ctx)
 	})
 }
@@ -82,10 +85,11 @@ func (a *Agent) poke() {
 
 // syncEncryption tells the datapath what may be plain and who is where, and the key
 // manager whom to meet. The peers are in the datapath already.
-func (a *Agent) syncEncryption(n *node, snapshot *store.Snapshot) error {
+func (a *Agent) syncEncryption(n *node, ix *index) error {
 	if !a.cfg.Encryption.On() {
 		return nil
 	}
+	snapshot := ix.snapshot
 	known := keyPeers(peers(snapshot.Nodes, a.cfg.Node), n.object.Spec.Addresses)
 	a.synced.Store(&known)
 	if ring := a.keys.Load(); ring != nil {
@@ -101,7 +105,7 @@ func (a *Agent) syncEncryption(n *node, snapshot *store.Snapshot) error {
 	} else {
 		a.identities.Store(&identities)
 	}
-	if err := n.dp.SetPlain(identity.Plain(snapshot)); err != nil {
+	if err := n.dp.SetPlain(identity.Plain(snapshot, ix.remembered())); err != nil {
 		errs = append(errs, fmt.Errorf("set what may be plain: %w", err))
 	}
 	a.checkMTU(n, snapshot)

@@ -91,6 +91,7 @@ func TestStrictWaitsForKeys(t *testing.T) {
 func TestStrictWithoutPeersNeedsNothing(t *testing.T) {
 	w := sealedWorld()
 	delete(w.snapshot.Nodes, "b")
+	delete(w.snapshot.Endpoints, "demo/db")
 	w.sealing.ringErr = errors.New("nothing is there")
 	client, _ := w.start(t, strictConfig(t))
 	eventually(t, "ready", func() bool { return ready(client) })
@@ -103,8 +104,21 @@ func TestStrictWithoutPeersNeedsNothing(t *testing.T) {
 func TestPeerThatIsDownDoesNotHoldUp(t *testing.T) {
 	w := sealedWorld()
 	w.sealing.ring.status.Peers[0].State, w.sealing.ring.status.Peers[0].LastError = keys.StateFailed, "unreachable"
+	w.sealing.ring.status.Peers[0].EpochTX = 0
 	client, _ := w.start(t, strictConfig(t))
 	eventually(t, "ready", func() bool { return ready(client) })
+	status, err := client.Status(context.Background())
+	if err != nil || !slices.Contains(status.Problems, "peer b is not sealed with, so its packets are dropped: unreachable") {
+		t.Errorf("ready, and no word about the peer that is not sealed with: %v, %v", status.Problems, err)
+	}
+	w.sealing.ring.set(func(s *keys.Status) { s.Peers = nil })
+	if status, err := client.Status(context.Background()); err != nil || !strings.Contains(strings.Join(status.Problems, "\n"), "peer b is not sealed with") {
+		t.Errorf("a peer that the key manager does not know: %v, %v", status.Problems, err)
+	}
+	w.sealing.ring.set(func(s *keys.Status) { s.Peers = []keys.PeerStatus{{Name: "b", EpochTX: 7, EpochRX: 7}} })
+	if status, err := client.Status(context.Background()); err != nil || len(status.Problems) > 0 {
+		t.Errorf("all is well: %v, %v", status.Problems, err)
+	}
 }
 
 func TestEncryption(t *testing.T) {

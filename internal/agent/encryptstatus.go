@@ -23,7 +23,7 @@ import (
 var encryptReasons = map[string]bool{
 	reasonNoKey: true, "key_expired": true, "key_exhausted": true, "seal_failed": true, "esp_malformed": true, "esp_fragment": true,
 	"esp_unknown_peer": true, "esp_unknown_sa": true, "esp_replayed": true, "esp_bad_tag": true, "esp_padding": true,
-	"inner_source": true, "identity_not_on_node": true, "plaintext": true,
+	"inner_source": true, "vm_forked": true, "identity_not_on_node": true, "plaintext": true,
 }
 
 // Encrypt implements admin.Backend.
@@ -37,7 +37,9 @@ func (b *backend) Encrypt(ctx context.Context) (*admin.Encryption, error) {
 		return nil, err
 	}
 	engine := running.dp.EngineStatus()
-	out.Engine = admin.EncryptEngine{Asked: engine.Asked, Active: engine.Active, Why: engine.Why}
+	out.Engine = admin.EncryptEngine{Asked: engine.Asked, Active: engine.Active, Why: engine.Why, AES: admin.AES(engine.AES)}
+	forks := running.dp.VMForkStatus()
+	out.VMForks = admin.VMForks{Detection: forks.Detection, Why: forks.Why, Generation: forks.Generation}
 	out.Port, out.Lanes, out.TrustDomain = b.cfg.Encryption.Port, running.dp.Lanes(), b.cfg.Keys.TrustDomain
 	if out.Plain, err = running.dp.Plain(); err != nil {
 		return nil, err
@@ -49,7 +51,8 @@ func (b *backend) Encrypt(ctx context.Context) (*admin.Encryption, error) {
 		return nil, err
 	}
 	out.Problems = append(out.Problems, b.encryptProblems()...)
-	out.Problems = append(out.Problems, plainProblems(identity.Plain(b.index.Load().snapshot), out.Plain)...)
+	ix := b.index.Load()
+	out.Problems = append(out.Problems, plainProblems(identity.Plain(ix.snapshot, ix.remembered()), out.Plain)...)
 	return out, nil
 }
 
@@ -114,7 +117,7 @@ func (a *Agent) encryptProblems() []string {
 	a.stateLock.Lock()
 	defer a.stateLock.Unlock()
 	var out []string
-	for _, what := range []string{"keys", "certificate renewal", "identities", "paths", "path probes", "pod mtu"} {
+	for _, what := range []string{"keys", "VM forks", "certificate renewal", "identities", "paths", "path probes", "pod mtu"} {
 		if text := a.problems[what]; text != "" {
 			out = append(out, text)
 		}
@@ -142,9 +145,11 @@ func (b *backend) describeKeys(ctx context.Context, running *node, out *admin.En
 			byName[p.Name] = p
 		}
 	}
+	unreachable := nodeProblems(running.dp)
 	for _, peer := range peers(b.index.Load().snapshot.Nodes, b.cfg.Node) {
 		row := b.describePeer(running, peer, byName[peer.Name], traffic[peer.Name])
 		row.Identities = len(identities[peer.Name])
+		row.Problem = cmp.Or(unreachable[peer.Name], row.Problem)
 		out.Peers = append(out.Peers, row)
 	}
 	for _, t := range traffic {
@@ -320,6 +325,8 @@ func (a *Agent) encryptMetrics(running *node) (*metrics.Encryption, error) {
 	}
 	status := ring.Status()
 	out.Epoch, out.Handshakes, out.Rotations, out.Kicks = status.Epoch, status.Counters.Handshakes, status.Counters.Rotations, status.Counters.Kicks
+	turned := status.Counters.Turned
+	out.VMForks, out.Turned = status.Counters.VMForks, map[string]uint64{"stranger": turned.Strangers, "silent": turned.Silent, "evicted": turned.Evicted}
 	out.Rewraps, out.TTLRatio, out.KMSFailing = status.Counters.Rewraps, status.TTLRatio, status.KMS.Failing
 	out.Extended = slices.ContainsFunc(status.Epochs, func(e keys.EpochStatus) bool { return !e.Extended.IsZero() })
 	out.UnwrapErrors = map[string]uint64{}

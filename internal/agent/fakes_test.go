@@ -40,6 +40,22 @@ type world struct {
 	events   chan datapath.FlowEvent
 	linksErr error
 	sealing  sealing
+	// nodeProblems and inherited are what the datapath tells of them.
+	nodeProblems []datapath.NodeProblem
+	inherited    []datapath.Inherited
+	host         host
+}
+
+// host is what others do to the machine.
+type host struct {
+	problems, records []string
+	notes             []datapath.Note
+	changes           chan datapath.HostChange
+	mended            [][]string // the names of each Mend
+	mends             int
+	unseen            error
+	unmasked          bool
+	uplinks           []string
 }
 
 // sealing is what encryption stands on.
@@ -55,7 +71,10 @@ type sealing struct {
 }
 
 func newWorld() *world {
-	return &world{snapshot: store.NewSnapshot(), events: make(chan datapath.FlowEvent, 8)}
+	return &world{
+		snapshot: store.NewSnapshot(), events: make(chan datapath.FlowEvent, 8),
+		host: host{changes: make(chan datapath.HostChange, 1), uplinks: []string{"wire"}},
+	}
 }
 
 func nodeObject(name, addr, cidr string) *v1alpha1.Node {
@@ -124,7 +143,13 @@ func (d fakeDatapath) SetNodes(_ context.Context, nodes []datapath.Node) error {
 	d.nodes = nodes
 	return d.nodesErr
 }
-func (d fakeDatapath) Run(ctx context.Context) error { <-ctx.Done(); return nil }
+func (d fakeDatapath) NodeProblems() []datapath.NodeProblem {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.nodeProblems
+}
+func (d fakeDatapath) Inherited() []datapath.Inherited { return d.inherited }
+func (d fakeDatapath) Run(ctx context.Context) error   { <-ctx.Done(); return nil }
 func (d fakeDatapath) Events(ctx context.Context, handle func(datapath.FlowEvent)) error {
 	for {
 		select {
@@ -144,6 +169,10 @@ func (d fakeDatapath) Counters() ([]datapath.Counter, error) {
 		{Slot: 1, Direction: "egress", Verdict: "drop", Reason: "spoofed_ip", Traffic: datapath.Traffic{Packets: 2, Bytes: 84}},
 	}, nil
 }
+func (d fakeDatapath) Budgets() ([]datapath.Budget, error) {
+	return []datapath.Budget{{Slot: 1, Direction: "egress", Flows: 9, FlowsEvicted: 4, FlowsRefused: 1}, {Slot: 1, Direction: "ingress", Flows: 2, EventsSuppressed: 3}}, nil
+}
+func (d fakeDatapath) FlowShare() uint32 { return 9 }
 func (d fakeDatapath) Flows(limit int) ([]datapath.Flow, error) {
 	return []datapath.Flow{{Src: netip.MustParseAddrPort("10.1.0.2:1"), Dst: netip.MustParseAddrPort("10.2.0.2:80"), Protocol: 6}}, nil
 }
@@ -151,9 +180,16 @@ func (d fakeDatapath) Trace(from datapath.Endpoint, to netip.AddrPort, protocol 
 	return &datapath.Trace{Verdict: "forward", NextHop: fmt.Sprint(from.Slot, to, protocol)}, nil
 }
 func (d fakeDatapath) ModeStatus() datapath.ModeStatus {
-	return datapath.ModeStatus{Asked: "auto", Active: "hybrid", Why: "of the test"}
+	return datapath.ModeStatus{Asked: "auto", Active: "tc", Why: "of the test"}
 }
-func (d fakeDatapath) Links() ([]datapath.LinkStatus, error) { return nil, nil }
+func (d fakeDatapath) Road(ep datapath.Endpoint) datapath.Road {
+	return datapath.Road{Name: "tc", Why: "of the test", Refused: ep.XDPRoad}
+}
+func (d fakeDatapath) Links() ([]datapath.LinkStatus, error)   { return nil, nil }
+func (d fakeDatapath) CheckEndpoint(datapath.Endpoint) error   { return nil }
+func (d fakeDatapath) Problems() []string                      { return d.host.problems }
+func (d fakeDatapath) Notes() []datapath.Note                  { return d.host.notes }
+func (d fakeDatapath) HostChanges() <-chan datapath.HostChange { return d.host.changes }
 
 func (d fakeDatapath) InstallSA(*datapath.SA) error                           { return nil }
 func (d fakeDatapath) RemoveSAs(string, bool, uint8) error                    { return nil }
@@ -162,6 +198,12 @@ func (d fakeDatapath) SealWith(string, uint8) error                           { 
 func (d fakeDatapath) SAs() ([]datapath.SAStatus, error)                      { return d.sealing.sas, nil }
 func (d fakeDatapath) Sealing() ([]datapath.Sealing, error)                   { return nil, nil }
 func (d fakeDatapath) Lanes() int                                             { return 2 }
+func (d fakeDatapath) VMGeneration() (uint64, error)                          { return 0, nil }
+func (d fakeDatapath) VMForks(ctx context.Context, _ func()) error            { <-ctx.Done(); return nil }
+func (d fakeDatapath) DeclareVMFork() error                                   { return nil }
+func (d fakeDatapath) VMForkStatus() datapath.VMForkStatus {
+	return datapath.VMForkStatus{Detection: datapath.VMForkFentry, Why: "of the test"}
+}
 func (d fakeDatapath) EngineStatus() datapath.EngineStatus {
 	return datapath.EngineStatus{Asked: "auto", Active: "bpf", Why: "of the test"}
 }
@@ -197,6 +239,7 @@ type fakeRing struct {
 
 func (r *fakeRing) Run(ctx context.Context) error { <-ctx.Done(); return nil }
 func (r *fakeRing) SetPeers(peers []keys.Peer)    { r.mu.Lock(); r.peers = peers; r.mu.Unlock() }
+func (r *fakeRing) Forked()                       {}
 func (r *fakeRing) Kick(node string)              { r.mu.Lock(); r.kicked = append(r.kicked, node); r.mu.Unlock() }
 func (r *fakeRing) StoreChanged()                 { r.mu.Lock(); r.changes++; r.mu.Unlock() }
 func (r *fakeRing) Rotate(context.Context) (keys.Epoch, error) {
@@ -234,7 +277,20 @@ var web = endpoint.Info{ID: "0a1b", Namespace: "demo", Pod: "web", Slot: 1, IPv4
 func (e fakeEndpoints) Restore(context.Context) error { return e.restore }
 func (e fakeEndpoints) Sync(context.Context) error    { return e.sync }
 func (e fakeEndpoints) Status() error                 { return nil }
-func (e fakeEndpoints) List() []endpoint.Info         { return []endpoint.Info{web} }
+func (e fakeEndpoints) Problems() []string            { return e.host.records }
+func (e fakeEndpoints) Mend(_ context.Context, hostIfs ...string) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.host.mended = append(e.host.mended, hostIfs)
+	e.host.mends++
+	return nil
+}
+func (e fakeEndpoints) Unseen() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.host.unseen
+}
+func (e fakeEndpoints) List() []endpoint.Info { return []endpoint.Info{web} }
 func (e fakeEndpoints) Get(name string) (endpoint.Info, bool) {
 	return web, name == "demo/web" || name == "web"
 }
@@ -244,11 +300,11 @@ func (e fakeEndpoints) ByIP(addr netip.Addr) (endpoint.Info, bool) { return web,
 func (w *world) seams() seams {
 	return seams{
 		preflight: func(string, *slog.Logger) error { return nil },
-		openStore: func(string) (store.Store, error) { return fakeStore{w}, nil },
+		openStore: func(string, string) (store.Store, error) { return fakeStore{w}, nil },
 		findLinks: func(*config.Config, *v1alpha1.Node) (hostLinks, error) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			return hostLinks{Uplinks: []string{"wire"}, MTU: 1450}, w.linksErr
+			return hostLinks{Uplinks: w.host.uplinks, MTU: 1450}, w.linksErr
 		},
 		openDatapath: func(*config.Config, *v1alpha1.Node, hostLinks, *slog.Logger) (Datapath, error) {
 			return fakeDatapath{w}, nil
@@ -277,7 +333,13 @@ func (w *world) seams() seams {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			w.masks = append(w.masks, m)
+			w.host.unmasked = false
 			return nil
+		},
+		masked: func(*masquerade.Options) (bool, error) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return !w.host.unmasked, nil
 		},
 	}
 }

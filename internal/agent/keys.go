@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -32,6 +33,7 @@ type Keys interface {
 	Rotate(ctx context.Context) (keys.Epoch, error)
 	Status() keys.Status
 	History() []keys.Event
+	Forked()
 }
 
 // keyring is what the agent holds for its keys: the manager, and what it stands on.
@@ -50,6 +52,8 @@ type keyParts struct {
 	store store.Store
 	dp    Datapath
 	log   *slog.Logger
+	// addresses are this node's own.
+	addresses []netip.Addr
 }
 
 // records are what is noted of everything done with keys: the audit log, if there is one, and the KMS's meter.
@@ -118,14 +122,18 @@ func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 	if err != nil {
 		return nil, errors.Join(err, source.Close(), key.Close(), records.close())
 	}
-	manager, err := keys.New(keys.Options{
+	var manager *keys.Manager
+	manager, err = keys.New(keys.Options{
 		Node: parts.cfg.Node, TrustDomain: cfg.TrustDomain, Cluster: cfg.Cluster, Identity: source,
 		Listen: func(ctx context.Context) (net.Listener, error) {
 			return (&net.ListenConfig{}).Listen(ctx, "tcp", cfg.Listen)
 		},
+		Addresses: parts.addresses, RequirePostQuantum: cfg.RequirePostQuantum,
 		Port: port, KEK: key, Store: keys.NewEpochStore(epochs), Leader: leader.Leader(parts.cfg.Node), Datapath: keysDatapath{parts.dp, uint64(cfg.MaxPackets)},
 		MaxAge: time.Duration(cfg.MaxAge), HardTTL: time.Duration(cfg.HardTTL), ExtendTTL: time.Duration(cfg.ExtendTTL), Drain: time.Duration(cfg.Drain),
+		SeenFile:   filepath.Join(parts.cfg.StateDir(), seenFile),
 		MaxPackets: uint64(cfg.MaxPackets), Log: parts.log, KMS: records.meter, Audit: records.event, AuditErr: records.err,
+		ClockAhead: func() { clockAhead(parts, manager.Forked) },
 	})
 	if err != nil {
 		return nil, errors.Join(err, source.Close(), key.Close(), records.close())
@@ -136,6 +144,22 @@ func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 		close:       func() error { return errors.Join(source.Close(), key.Close(), records.close()) },
 	}, nil
 }
+
+// clockAhead takes a jump ahead of the wall clock for a resumption from a snapshot where nothing else would tell of one.
+func clockAhead(parts keyParts, forked func()) {
+	if parts.dp.VMForkStatus().Detection != datapath.VMForkClock {
+		return
+	}
+	parts.log.Error("the wall clock jumped ahead, and this virtual machine has no other sign of having been resumed from a snapshot: new keys are made")
+	if err := parts.dp.DeclareVMFork(); err != nil {
+		parts.log.Error("keys of before the jump could not be destroyed", "error", err)
+		return
+	}
+	forked()
+}
+
+// seenFile in the state directory remembers when this node first saw each epoch.
+const seenFile = "epochs-seen.json"
 
 // renewer renews a certificate that came from `weft ca join`; SPIRE renews its own.
 func renewer(c config.Certificates, log *slog.Logger) func(context.Context, func(error)) {
@@ -221,7 +245,7 @@ type keysDatapath struct {
 func (d keysDatapath) InstallSA(sa *keys.SA) error {
 	own := datapath.SA{
 		Node: sa.Node, Out: sa.Out, Epoch: sa.Epoch, Lane: sa.Lane, ID: sa.ID, Number: sa.Number,
-		Key: sa.Key, Salt: sa.Salt, Expires: sa.Expires, MaxPackets: d.maxPackets,
+		Key: sa.Key, Salt: sa.Salt, Expires: sa.Expires, MaxPackets: d.maxPackets, VMGeneration: sa.VMGeneration,
 	}
 	defer func() {
 		for _, secret := range [][]byte{own.Key[:], own.Salt[:], sa.Key[:], sa.Salt[:]} {
@@ -241,6 +265,7 @@ func (d keysDatapath) ExtendSAs(node string, out bool, epoch uint8, id uint64, u
 
 func (d keysDatapath) SealWith(node string, epoch uint8) error { return d.dp.SealWith(node, epoch) }
 func (d keysDatapath) Lanes() int                              { return d.dp.Lanes() }
+func (d keysDatapath) VMGeneration() (uint64, error)           { return d.dp.VMGeneration() }
 
 func (d keysDatapath) SAs() ([]keys.SAStatus, error) {
 	list, err := d.dp.SAs()

@@ -8,13 +8,17 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/endpoint"
 	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/front/cni"
 	"weft.dev/weft/internal/identity"
+	"weft.dev/weft/internal/ranges"
 	"weft.dev/weft/internal/store"
 )
 
@@ -62,6 +66,26 @@ func (a *Agent) problem(what string, err error) {
 	}
 }
 
+// maxNotes is how many of the agent's own notes are kept.
+const maxNotes = 8
+
+// note remembers something that happened and was put in order.
+func (a *Agent) note(text string) {
+	a.stateLock.Lock()
+	defer a.stateLock.Unlock()
+	a.noted = append(a.noted, datapath.Note{Time: time.Now().UTC().Truncate(time.Second), Text: text})
+	a.noted = a.noted[max(0, len(a.noted)-maxNotes):]
+}
+
+// notes are the agent's and the datapath's, oldest first.
+func (a *Agent) notes(n *node) []datapath.Note {
+	a.stateLock.Lock()
+	all := append(n.dp.Notes(), a.noted...)
+	a.stateLock.Unlock()
+	slices.SortStableFunc(all, func(x, y datapath.Note) int { return x.Time.Compare(y.Time) })
+	return all
+}
+
 func (a *Agent) problemList() []string {
 	a.stateLock.Lock()
 	defer a.stateLock.Unlock()
@@ -78,6 +102,8 @@ type index struct {
 	lengths []int
 	// numbers are those of workload identities, by SPIFFE ID.
 	numbers map[string]uint32
+	// view is what the snapshot means with what was known before, nil without encryption.
+	view *ranges.View
 }
 
 func newIndex(snapshot *store.Snapshot) *index {
@@ -169,11 +195,11 @@ func (d *cniDoor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		(*handler).ServeHTTP(w, r)
 		return
 	}
-	code := types.ErrTryAgainLater
+	code, details := types.ErrTryAgainLater, ""
 	if strings.HasSuffix(r.URL.Path, "/status") {
-		code = types.ErrPluginNotAvailable
+		code, details = types.ErrPluginNotAvailable, cni.Starting
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusServiceUnavailable)
-	_ = json.NewEncoder(w).Encode(types.NewError(code, "the Weft agent is not ready: it waits for "+d.waiting(), ""))
+	_ = json.NewEncoder(w).Encode(types.NewError(code, "the Weft agent is not ready: it waits for "+d.waiting(), details))
 }

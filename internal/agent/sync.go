@@ -31,7 +31,7 @@ func (a *Agent) watchStore(ctx context.Context) {
 	a.keep(ctx, "store", func(ctx context.Context) error {
 		return a.store.Watch(ctx, func(snapshot *store.Snapshot) {
 			known = a.reportObjectErrors(snapshot.Errors, known)
-			a.index.Store(newIndex(snapshot))
+			a.see(snapshot)
 			select {
 			case a.changed <- struct{}{}:
 			default:
@@ -75,13 +75,11 @@ func (a *Agent) reconcile(ctx context.Context, n *node) {
 
 // reconcileOnce returns when to try again, never after a success, and the pause for the time after that.
 func (a *Agent) reconcileOnce(ctx context.Context, n *node, pause time.Duration) (<-chan time.Time, time.Duration) {
-	snapshot := a.index.Load().snapshot
+	ix := a.index.Load()
+	snapshot := ix.snapshot
 	a.compareOwn(n, snapshot.Nodes[a.cfg.Node])
-	err := a.syncNodes(ctx, n, snapshot)
-	if err == nil {
-		err = a.syncEncryption(n, snapshot)
-	}
-	err = errors.Join(err, a.syncMasquerade(n, snapshot))
+	// Whatever fails, the rest goes on: what is withdrawn must be withdrawn, and keys are for the nodes that are well.
+	err := errors.Join(a.syncNodes(ctx, n, ix), a.syncEncryption(n, ix), a.syncMasquerade(n, snapshot))
 	if ctx.Err() != nil {
 		return nil, pause
 	}
@@ -114,6 +112,10 @@ func (a *Agent) readyUnless(ctx context.Context, snapshot *store.Snapshot, err e
 		a.wait("the first synchronisation of nodes: " + err.Error())
 		return false // the failure itself is tried again
 	}
+	if unseen := a.running().manager.Unseen(); unseen != nil {
+		a.wait("a pod's network namespace that can be looked into: " + unseen.Error())
+		return true
+	}
 	if missing := a.keysWaiting(ctx, snapshot); missing != "" {
 		a.wait(missing)
 		return true
@@ -122,12 +124,8 @@ func (a *Agent) readyUnless(ctx context.Context, snapshot *store.Snapshot, err e
 	return false
 }
 
-func (a *Agent) syncNodes(ctx context.Context, n *node, snapshot *store.Snapshot) error {
-	others := peers(snapshot.Nodes, a.cfg.Node)
-	if a.cfg.Encryption.On() {
-		others = reachable(others, n.object.Spec.Addresses)
-	}
-	if err := n.dp.SetNodes(ctx, others); err != nil {
+func (a *Agent) syncNodes(ctx context.Context, n *node, ix *index) error {
+	if err := n.dp.SetNodes(ctx, a.datapathNodes(ix, n.object)); err != nil {
 		return fmt.Errorf("set nodes: %w", err)
 	}
 	return nil
@@ -143,6 +141,8 @@ func (a *Agent) syncMasquerade(n *node, snapshot *store.Snapshot) error {
 		}
 	}
 	want := wantedMasquerade(a.cfg, n.object, outward, snapshot.Nodes)
+	n.maskLock.Lock()
+	defer n.maskLock.Unlock()
 	if n.maskedOnce && n.masked.Equal(want) {
 		return nil
 	}

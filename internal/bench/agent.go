@@ -48,9 +48,11 @@ func runCNI(ctx context.Context, b *bed) (samples []sample, err error) {
 
 // cni runs the plugin once on the near node.
 func (b *bed) cni(ctx context.Context, command, id, podNS string) (time.Duration, error) {
-	conf, err := json.Marshal(map[string]any{
-		"cniVersion": "1.1.0", "name": "weft-bench", "type": "weft-cni", "instance": b.node.Instance,
-	})
+	keys := map[string]any{"cniVersion": "1.1.0", "name": "weft-bench", "type": "weft-cni", "instance": b.node.Instance}
+	if b.road != "" {
+		keys["road"] = b.road
+	}
+	conf, err := json.Marshal(keys)
 	if err != nil {
 		return 0, fmt.Errorf("write CNI configuration: %w", err)
 	}

@@ -80,6 +80,7 @@ type bed struct {
 	lab    *lab.Lab
 	node   *lab.Node
 	binary string
+	road   string // that pods ask for
 }
 
 // firstBurst is how many frames the first burst on the bed has.

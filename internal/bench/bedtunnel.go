@@ -48,7 +48,7 @@ func newTunnelBed(variant string, s shape, mode, engine string) (*bed, error) {
 	b := &bed{variant: variant, shape: s, slow: engine != ""}
 	b.close = func(context.Context) error { return t.close() }
 	b.fill = func(ctx context.Context, f fill) error { return t.fill(ctx, f) }
-	err := t.build(b, datapath.Mode(mode))
+	err := t.build(b, mode)
 	if err == nil {
 		err = t.fill(context.Background(), fill{peers: 2, identities: 1})
 	}
@@ -59,7 +59,7 @@ func newTunnelBed(variant string, s shape, mode, engine string) (*bed, error) {
 }
 
 // build makes namespaces, wire, pods and datapaths. The far node of a half is a namespace with a sink.
-func (t *tunnel) build(b *bed, mode datapath.Mode) error {
+func (t *tunnel) build(b *bed, mode string) error {
 	for i, name := range []string{"a", "b"} {
 		ns, err := t.topo.add(name)
 		if err != nil {
@@ -111,7 +111,7 @@ func tunnelWire(wire [2]port) error {
 }
 
 // addNode opens a node's datapath and attaches its pod.
-func (t *tunnel) addNode(i int, ns string, mode datapath.Mode) (pod, error) {
+func (t *tunnel) addNode(i int, ns, mode string) (pod, error) {
 	n := &tunnelNode{name: []string{nearNode, farNode}[i], ns: ns}
 	t.nodes = append(t.nodes, n)
 	p, err := plainPod(t.topo, ns, i, 0)
@@ -119,13 +119,13 @@ func (t *tunnel) addNode(i int, ns string, mode datapath.Mode) (pod, error) {
 		return p, err
 	}
 	n.bpf, n.state = filepath.Join(lab.BPFFS, t.topo.prefix+n.name), filepath.Join(os.TempDir(), t.topo.prefix+n.name)
-	if err := n.open(i, mode, t.engine); err != nil {
+	if err := n.open(i, datapath.Mode(modeOf(mode)), t.engine); err != nil {
 		return p, err
 	}
 	return p, netns.Do(ns, func() error {
 		return n.dp.AttachEndpoint(datapath.Endpoint{
 			Slot: 1, HostIf: p.HostIf, NetNS: p.NS, PodIf: p.If, MAC: p.MAC, GatewayMAC: p.GatewayMAC, IPv4: p.IP,
-			MTU: 1400, Identity: firstIdentity,
+			MTU: 1400, Identity: firstIdentity, XDPRoad: roadOf(mode) != "",
 		})
 	})
 }
@@ -141,7 +141,7 @@ func (n *tunnelNode) open(i int, mode datapath.Mode, engine string) error {
 		FlowEntries: tunnelFlows, EventsPerSecond: 1000, Log: slog.New(slog.DiscardHandler),
 	}
 	if engine != "" {
-		options.Encrypt = &datapath.EncryptOptions{Engine: engine, Port: espPort}
+		options.Encrypt = &datapath.EncryptOptions{Engine: engine, AllowTableAES: true, Port: espPort}
 	}
 	err := netns.Do(n.ns, func() (err error) {
 		n.dp, err = datapath.Open(options)

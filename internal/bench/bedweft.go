@@ -9,6 +9,8 @@ import (
 	"os"
 	"sync/atomic"
 
+	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/lab"
 )
 
@@ -31,7 +33,7 @@ var labCount atomic.Uint32
 // newWeftBed builds a lab whose nodes run the variant's mode. In shapeForward only
 // the near node runs an agent: exactly one node's forwarding is measured.
 func newWeftBed(ctx context.Context, binary, variant string, s shape) (*bed, error) {
-	return newLabBed(ctx, binary, variant, s, weftSpec(agentConfig(variant), s))
+	return newLabBed(ctx, binary, variant, s, weftSpec(agentConfig(variant), s, roadOf(variant)))
 }
 
 // newLabBed builds the bed of a variant on a lab.
@@ -40,7 +42,7 @@ func newLabBed(ctx context.Context, binary, variant string, s shape, spec *lab.S
 	if err != nil {
 		return nil, fmt.Errorf("build bed %s/%s: %w", variant, s, err)
 	}
-	b := &bed{variant: variant, shape: s, lab: l, binary: binary}
+	b := &bed{variant: variant, shape: s, lab: l, binary: binary, road: spec.Pods[0].Road}
 	b.close = func(ctx context.Context) error {
 		if b.lab == nil {
 			return nil
@@ -54,8 +56,25 @@ func newLabBed(ctx context.Context, binary, variant string, s shape, spec *lab.S
 	return b, nil
 }
 
-// weftSpec describes the lab of a shape whose agents have these settings. Nothing is encrypted.
-func weftSpec(agent map[string]any, s shape) *lab.Spec {
+// roadOf is the road that a mode's or variant's pods ask for, "" for none.
+func roadOf(mode string) string {
+	if mode == VariantXDPRoad {
+		return v1alpha1.RoadXDP
+	}
+	return ""
+}
+
+// modeOf is the agents' mode where pods may ask for a road.
+func modeOf(mode string) string {
+	if mode == VariantXDPRoad {
+		return config.ModeAuto
+	}
+	return mode
+}
+
+// weftSpec describes the lab of a shape whose agents have these settings and whose pods ask for a road. Nothing
+// is encrypted.
+func weftSpec(agent map[string]any, s shape, road string) *lab.Spec {
 	spec := &lab.Spec{
 		Name:       fmt.Sprintf("bench-%d-%d", os.Getpid(), labCount.Add(1)),
 		Encryption: lab.EncryptionOff,
@@ -76,13 +95,16 @@ func weftSpec(agent map[string]any, s shape) *lab.Spec {
 	} else {
 		spec.Pods = append(spec.Pods, lab.PodSpec{Name: "a1", Node: nearNode}, lab.PodSpec{Name: "b0", Node: farNode})
 	}
+	for i := range spec.Pods {
+		spec.Pods[i].Road = road
+	}
 	return spec
 }
 
 // agentConfig is what a variant sets in the agents' configuration; all else is as
 // shipped, so that every feature that is on by default is measured.
 func agentConfig(variant string) map[string]any {
-	c := map[string]any{"mode": variant}
+	c := map[string]any{"mode": modeOf(variant)}
 	if variant == VariantXDPGeneric {
 		c["mode"] = VariantXDP
 		c["xdp"] = map[string]any{"generic": true}
@@ -135,7 +157,7 @@ func podOf(p *lab.Pod, n *lab.Node) (pod, error) {
 func (b *bed) growLab(ctx context.Context, n int) error {
 	var specs []lab.PodSpec
 	for i := len(b.near); i < n; i++ {
-		specs = append(specs, lab.PodSpec{Name: fmt.Sprintf("a%d", i), Node: nearNode})
+		specs = append(specs, lab.PodSpec{Name: fmt.Sprintf("a%d", i), Node: nearNode, Road: b.road})
 	}
 	if len(specs) == 0 {
 		return nil

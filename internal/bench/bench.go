@@ -24,12 +24,13 @@ const (
 	VariantTC         = "tc"          // Weft, mode tc
 	VariantXDPGeneric = "xdp-generic" // Weft, mode xdp with xdp.generic
 	VariantXDP        = "xdp"         // Weft, mode xdp on native drivers
-	VariantAuto       = "auto"        // Weft, mode auto
+	VariantAuto       = "auto"        // Weft, mode auto, as ordinary pods get it
+	VariantXDPRoad    = "xdp-road"    // Weft, mode auto, pods that ask for the XDP road
 )
 
 // Variants lists every variant in the order in which they are run and shown.
 func Variants() []string {
-	return []string{VariantPlain, VariantIPTables, VariantStack, VariantTC, VariantXDPGeneric, VariantXDP, VariantAuto, VariantBare}
+	return []string{VariantPlain, VariantIPTables, VariantStack, VariantTC, VariantXDPGeneric, VariantXDP, VariantAuto, VariantXDPRoad, VariantBare}
 }
 
 // DefaultVariants lists what runs when Options.Variants is empty: all but the two

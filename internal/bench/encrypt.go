@@ -15,7 +15,8 @@ import (
 )
 
 // The variants of Encrypt: what happens to packets between the nodes. Each name stands for mode auto; with -tc,
-// -xdp or -stack behind it for that mode. A variant is compared with plain in its own mode.
+// -xdp or -stack behind it for that mode, with -xdp-road for mode auto and pods that ask for the XDP road. A
+// variant is compared with plain in its own mode.
 const (
 	VariantKernel     = "kernel" // no Weft: the kernel routes, in plain
 	VariantUnsealed   = "plain"  // Weft, encryption off
@@ -23,8 +24,9 @@ const (
 	VariantEngineKmod = "kmod"   // Weft, encryption strict, engine kmod
 )
 
-// encryptModes are the modes of Encrypt's variants in their order; auto has no suffix.
-var encryptModes = []string{config.ModeAuto, config.ModeTC, config.ModeXDP, config.ModeStack}
+// encryptModes are the modes of Encrypt's variants in their order, and the XDP road, which is one to them; auto has
+// no suffix.
+var encryptModes = []string{config.ModeAuto, config.ModeTC, config.ModeXDP, VariantXDPRoad, config.ModeStack}
 
 // EncryptVariants lists every variant of Encrypt in the order in which they are run and shown.
 func EncryptVariants() []string {
@@ -124,7 +126,7 @@ func engineOf(kind string) string {
 
 // encryptSpec describes the lab of a variant: the same for all but for what the variant is about.
 func encryptSpec(kind, mode string, s shape) *lab.Spec {
-	spec := weftSpec(map[string]any{"mode": mode}, s)
+	spec := weftSpec(map[string]any{"mode": modeOf(mode)}, s, roadOf(mode))
 	if engine := engineOf(kind); engine != "" {
 		spec.Encryption = lab.EncryptionStrict
 		spec.Agent = maps.Clone(spec.Agent)

@@ -24,6 +24,8 @@ func TestEncryptVariants(t *testing.T) {
 			t.Errorf("%s: encryption %q", v, s.Encryption)
 		} else if err := s.Validate(); err != nil {
 			t.Errorf("%s: %v", v, err)
+		} else if road := s.Pods[0].Road; (road == "xdp") != strings.HasSuffix(v, "-xdp-road") {
+			t.Errorf("%s: pods have road %q", v, road)
 		}
 		if !slices.Contains(EncryptVariants(), unsealedOf(v)) {
 			t.Errorf("%s is compared with %q, which is no variant", v, unsealedOf(v))

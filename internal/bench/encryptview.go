@@ -28,6 +28,7 @@ func encryptColours() map[string]string {
 	hues := map[string][3]string{
 		config.ModeAuto: {"#9fd9c7", "#009e73", "#00533d"}, config.ModeTC: {"#bfe0f5", "#56b4e9", "#1f6fa0"},
 		config.ModeXDP: {"#a6c4de", "#0072b2", "#003a5c"}, config.ModeStack: {"#f7dca3", "#e69f00", "#8a5f00"},
+		VariantXDPRoad: {"#f2b48c", "#d55e00", "#7a3600"},
 	}
 	colours := map[string]string{VariantKernel: "#9a9a9a"}
 	for mode, hue := range hues {

@@ -187,8 +187,17 @@ func TestHostOf(t *testing.T) {
 func TestWeftSpecIsValid(t *testing.T) {
 	for _, variant := range slices.DeleteFunc(Variants(), func(v string) bool { return !isWeft(v) }) {
 		for _, s := range []shape{shapeForward, shapePair} {
-			if err := weftSpec(agentConfig(variant), s).Validate(); err != nil {
+			spec := weftSpec(agentConfig(variant), s, roadOf(variant))
+			if err := spec.Validate(); err != nil {
 				t.Errorf("%s/%s: %v", variant, s, err)
+			}
+			for _, p := range spec.Pods {
+				if (p.Road == "xdp") != (variant == VariantXDPRoad) {
+					t.Errorf("%s/%s: pod %s has road %q", variant, s, p.Name, p.Road)
+				}
+			}
+			if mode := spec.Agent["mode"]; variant == VariantXDPRoad && mode != "auto" {
+				t.Errorf("%s/%s: mode %v", variant, s, mode)
 			}
 		}
 	}

@@ -23,7 +23,7 @@ const (
 var routeColours = map[string]string{
 	VariantPlain: "#c4c4c4", VariantIPTables: "#7a7a7a", VariantStack: "#e69f00", VariantTC: "#56b4e9",
 	VariantXDPGeneric: "#cc79a7", VariantXDP: "#0072b2", VariantAuto: "#009e73",
-	VariantBare: "#a6cbe3",
+	VariantXDPRoad: "#d55e00", VariantBare: "#a6cbe3",
 }
 
 // bar is one place of a panel: a test's metric under a label.
@@ -159,7 +159,7 @@ func (r *Report) drawHeader(c *canvas, shown []panel) {
 var routeLegends = map[string]string{
 	VariantPlain: "plain kernel", VariantIPTables: "iptables", VariantStack: "Weft stack", VariantTC: "Weft tc",
 	VariantXDPGeneric: "Weft xdp-generic", VariantXDP: "Weft xdp", VariantAuto: "Weft auto",
-	VariantBare: "bare XDP forwarder",
+	VariantXDPRoad: "Weft XDP road", VariantBare: "bare XDP forwarder",
 }
 
 // canvas collects SVG elements.

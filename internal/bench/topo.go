@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	vnetns "github.com/vishvananda/netns"
 
+	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -28,7 +29,7 @@ func newTopo() *topo {
 	return &topo{prefix: fmt.Sprintf("%s%d-%d-", namePrefix, os.Getpid(), topoCount.Add(1))}
 }
 
-// add makes a namespace with loopback up and IPv6 off, and returns its path.
+// add makes a namespace with loopback up, IPv6 off and the sysctls of a lab's, and returns its path.
 func (t *topo) add(short string) (string, error) {
 	name := t.prefix + short
 	path, err := netns.Create(name)
@@ -36,6 +37,9 @@ func (t *topo) add(short string) (string, error) {
 		return "", err
 	}
 	t.names = append(t.names, name)
+	if err := netns.Do(path, func() error { return lab.SetSysctls(lab.SysctlsDistribution) }); err != nil {
+		return "", err
+	}
 	if err := sysctl(path, "net/ipv6/conf/all/disable_ipv6", "1"); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return "", err
 	}

@@ -43,7 +43,7 @@ func (f fake) Ready() admin.Readiness { return admin.Readiness{Ready: !f.notRead
 func (f fake) Status(context.Context) (*admin.Status, error) {
 	return &admin.Status{
 		Node: "a", Ready: !f.notReady, Waiting: "the test", Version: "v1", PID: 7, Started: time.Now(),
-		Mode:      datapath.ModeStatus{Asked: "auto", Active: "hybrid", Why: "of the test"},
+		Mode:      datapath.ModeStatus{Asked: "auto", Active: "tc", Why: "of the test"},
 		Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
 		Problems:  []string{"a small one"},
 		Links:     []datapath.LinkStatus{{Hook: "from_pod", Interface: "weft0", Kind: "xdp", ProgramID: 9}},
@@ -60,6 +60,12 @@ func (fake) Nodes(context.Context) ([]admin.Node, error) {
 	return []admin.Node{{Name: "a", Self: true}, {Name: "b", Endpoints: 3}}, nil
 }
 func (fake) FlowTable(context.Context, int) ([]admin.TableFlow, error) { return nil, nil }
+func (fake) ForgetNode(_ context.Context, what string) ([]admin.NoNode, error) {
+	if what == "nobody" {
+		return nil, &admin.StatusError{Code: http.StatusNotFound, Msg: "nobody was not lost"}
+	}
+	return []admin.NoNode{{Prefix: netip.MustParsePrefix("10.77.2.0/24"), Node: what}}, nil
+}
 func (fake) Drops(_ context.Context, all bool) ([]admin.Drop, error) {
 	return []admin.Drop{
 		{Reason: "spoofed_ip", Text: "not its address", Direction: "egress", Endpoint: "demo/web", Traffic: datapath.Traffic{Packets: 2, Bytes: 80}},
@@ -136,11 +142,11 @@ func TestVerbs(t *testing.T) {
 		code int
 		want string
 	}{
-		{"status", 0, "hybrid (asked for auto): of the test"},
+		{"status", 0, "tc (asked for auto): of the test"},
 		{"status", 0, "Problem:"},
 		{"status -o wide", 0, "from_pod  weft0"},
-		{"status -o json", 0, `"active": "hybrid"`},
-		{"status -o yaml", 0, "  active: hybrid\n"},
+		{"status -o json", 0, `"active": "tc"`},
+		{"status -o yaml", 0, "  active: tc\n"},
 		{"endpoint list", 0, "demo/web  10.1.0.2  -"},
 		{"endpoint list -o wide", 0, "a=1,b=2"},
 		{"ep ls -o json", 0, `"pod": "web"`},

@@ -64,6 +64,16 @@ func writeEncryption(w io.Writer, e *admin.Encryption, wide bool) error {
 		engine += ": " + e.Engine.Why
 	}
 	add("Engine", engine)
+	if aes := e.Engine.AES; aes.Driver != "" {
+		text := aes.Driver + ", constant time"
+		if !aes.ConstantTime {
+			text = aes.Driver + ": NOT CONSTANT TIME, as encryption.allowTableAES allows"
+		}
+		add("AES", text)
+	}
+	if e.VMForks.Detection != "" {
+		add("Snapshots", fmt.Sprintf("%s, %d noticed: %s", e.VMForks.Detection, e.VMForks.Generation, e.VMForks.Why))
+	}
 	add("On the wire", fmt.Sprintf("ESP in UDP port %d, AES-256-GCM, %d lanes", e.Port, e.Lanes))
 	add("Certificate", certificateText(e.Certificate))
 	add("Epoch", epochText(e.Epoch))

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -8,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -99,8 +101,8 @@ func text(addr netip.Addr) string {
 
 func writeEndpoints(w io.Writer, endpoints []admin.Endpoint, wide bool) error {
 	rows := output.Rows{
-		Header:   []string{"POD", "IPV4", "IPV6", "STATE", "PACKETS OUT", "PACKETS IN", "DROPPED", "ID", "SLOT", "INTERFACE", "MAC", "MTU", "SERVICE ACCOUNT", "IDENTITY", "LABELS"},
-		WideFrom: 7, Empty: "this node has no endpoints",
+		Header:   []string{"POD", "IPV4", "IPV6", "STATE", "PACKETS OUT", "PACKETS IN", "DROPPED", "ROAD", "ID", "SLOT", "INTERFACE", "MAC", "MTU", "SERVICE ACCOUNT", "IDENTITY", "FLOWS", "OVER BUDGET", "LABELS"},
+		WideFrom: 8, Empty: "this node has no endpoints",
 	}
 	for _, e := range endpoints {
 		var out, in, dropped uint64
@@ -115,9 +117,28 @@ func writeEndpoints(w io.Writer, endpoints []admin.Endpoint, wide bool) error {
 			}
 		}
 		rows.Add(e.Name(), text(e.IPv4), text(e.IPv6), e.State, fmt.Sprint(out), fmt.Sprint(in), fmt.Sprint(dropped),
-			e.ID, fmt.Sprint(e.Slot), e.HostIf, e.MAC, fmt.Sprint(e.MTU), e.ServiceAccount, number(int(e.Identity)), labels(e.Labels))
+			e.Road.Name, e.ID, fmt.Sprint(e.Slot), e.HostIf, e.MAC, fmt.Sprint(e.MTU), e.ServiceAccount, number(int(e.Identity)), fmt.Sprint(flowsHeld(e)), cmp.Or(overBudget(e), "-"), labels(e.Labels))
 	}
 	return rows.Write(w, wide)
+}
+
+// flowsHeld is how many entries of the flow table an endpoint holds.
+func flowsHeld(e admin.Endpoint) (flows uint32) {
+	for _, b := range e.Budgets {
+		flows += b.Flows
+	}
+	return flows
+}
+
+// overBudget says what an endpoint lost to its share of the tables, "" if nothing.
+func overBudget(e admin.Endpoint) string {
+	var parts []string
+	for _, b := range e.Budgets {
+		if lost := b.Lost(); lost != "" {
+			parts = append(parts, b.Direction+": "+lost)
+		}
+	}
+	return strings.Join(parts, "; ")
 }
 
 func labels(set map[string]string) string {
@@ -133,7 +154,7 @@ func writeEndpoint(w io.Writer, e *admin.Endpoint) error {
 	for _, line := range [][2]string{
 		{"ID", e.ID}, {"State", e.State}, {"IPv4", text(e.IPv4)}, {"IPv6", text(e.IPv6)}, {"MAC", e.MAC},
 		{"MTU", fmt.Sprint(e.MTU)}, {"Service account", e.ServiceAccount}, {"Labels", labels(e.Labels)},
-		{"Host interface", e.HostIf}, {"Pod interface", e.PodIf + " in " + e.NetNS}, {"Slot", fmt.Sprint(e.Slot)},
+		{"Road", e.Road.Name + ": " + e.Road.Why}, {"Host interface", e.HostIf}, {"Pod interface", e.PodIf + " in " + e.NetNS}, {"Slot", fmt.Sprint(e.Slot)},
 		{"Container", e.ContainerID}, {"Chained", fmt.Sprint(e.Chained)}, {"Created", e.Created.Format("2006-01-02 15:04:05 MST")},
 	} {
 		rows.Add(line[0]+":", line[1])
@@ -146,11 +167,20 @@ func writeEndpoint(w io.Writer, e *admin.Endpoint) error {
 	for _, row := range e.Traffic {
 		traffic.Add(row.Direction, row.Verdict, row.Reason, fmt.Sprint(row.Packets), fmt.Sprint(row.Bytes))
 	}
-	return traffic.Write(w, true)
+	if err := traffic.Write(w, true); err != nil || len(e.Budgets) == 0 {
+		return err
+	}
+	fmt.Fprintln(w)
+	budgets := output.Rows{Header: []string{"BUDGET", "FLOWS", "FLOWS EVICTED", "FLOWS REFUSED", "FRAGMENTS EVICTED", "EVENTS SUPPRESSED", "ICMP ERRORS SUPPRESSED"}}
+	for _, b := range e.Budgets {
+		budgets.Add(b.Direction, fmt.Sprint(b.Flows), fmt.Sprint(b.FlowsEvicted), fmt.Sprint(b.FlowsRefused), fmt.Sprint(b.FragmentsEvicted),
+			fmt.Sprint(b.EventsSuppressed), fmt.Sprint(b.ErrorsSuppressed))
+	}
+	return budgets.Write(w, true)
 }
 
 func newNode(a *app) *cobra.Command {
-	cmd := &cobra.Command{Use: "node", Aliases: []string{"nodes"}, Short: "Show the nodes that the agent knows", Example: "  weft node list"}
+	cmd := &cobra.Command{Use: "node", Aliases: []string{"nodes"}, Short: "Show the nodes that the agent knows, and forget those that are gone for good", Example: "  weft node list\n  weft node forget node-7"}
 	cmd.AddCommand(&cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
@@ -178,6 +208,39 @@ func newNode(a *app) *cobra.Command {
 				return rows.Write(w, wide)
 			})
 		},
-	})
+	}, newForget(a))
 	return cmd
+}
+
+func newForget(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "forget NODE|RANGE",
+		Short: "Forget a node that is gone for good, or one of its ranges",
+		Long: `Forget a node that is gone for good, or one range or address that "weft status" lists as no_node.
+
+With encryption, what was a node's stays the cluster's when its Node object is missing: nothing goes
+there and nothing is taken from there, so that nothing leaves in plain because of a lost file. What
+is forgotten is the world outside from then on. Each agent remembers for itself: run this on every
+node. A node whose object is still in use cannot be forgotten: remove the object first, and the files
+of its endpoints, which name its pods' addresses for as long as they are there.`,
+		Example: "  weft node forget node-7\n  weft node forget 10.77.2.0/24",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			client, err := a.client()
+			if err != nil {
+				return err
+			}
+			gone, err := client.ForgetNode(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return a.print(gone, func(w io.Writer, wide bool) error {
+				rows := output.Rows{Header: []string{"FORGOTTEN", "NODE", "LOST SINCE"}}
+				for _, e := range gone {
+					rows.Add(e.Prefix.String(), cmp.Or(e.Node, "-"), e.Since.Local().Format(time.DateTime))
+				}
+				return rows.Write(w, wide)
+			})
+		},
+	}
 }

@@ -20,6 +20,7 @@ import (
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/keys/handshake"
 	"weft.dev/weft/internal/keys/kek"
 )
 
@@ -86,6 +87,9 @@ func writeKeys(w io.Writer, s *keys.Status, wide bool) error {
 	if text := kmsLine(&s.KMS); text != "" {
 		rows.Add("KMS:", text)
 	}
+	if text := turnedLine(&s.Counters.Turned); text != "" {
+		rows.Add("Refused:", text)
+	}
 	for _, problem := range s.Problems {
 		rows.Add("Problem:", problem)
 	}
@@ -98,6 +102,21 @@ func writeKeys(w io.Writer, s *keys.Status, wide bool) error {
 	}
 	fmt.Fprintln(w)
 	return writeKeyPeers(w, s, wide)
+}
+
+// turnedLine says which connections were closed before a certificate was seen, "" for none.
+func turnedLine(t *handshake.Turned) string {
+	var parts []string
+	if t.Strangers > 0 {
+		parts = append(parts, fmt.Sprintf("%d connections from addresses that no node has, the last from %s", t.Strangers, t.LastStranger))
+	}
+	if t.Silent > 0 {
+		parts = append(parts, fmt.Sprintf("%d that said nothing", t.Silent))
+	}
+	if t.Evicted > 0 {
+		parts = append(parts, fmt.Sprintf("%d to make room", t.Evicted))
+	}
+	return strings.Join(parts, ", ")
 }
 
 // kmsLine is how the KMS has answered, "" if it was not asked.

@@ -29,12 +29,16 @@ every node, pods attached by the CNI plugin. Nothing outside these namespaces is
 	return cmd
 }
 
-// labFile reads a lab file; none means the default lab.
-func labFile(path string) (*lab.Spec, error) {
-	if path == "" {
-		return lab.Default(), nil
+// spec reads the lab file; none means the default lab.
+func (f *labUpFlags) spec() (*lab.Spec, error) {
+	spec, err := lab.Default(), error(nil)
+	if f.file != "" {
+		spec, err = lab.Load(f.file)
 	}
-	return lab.Load(path)
+	if err == nil && f.sysctls != "" {
+		spec.Sysctls = f.sysctls
+	}
+	return spec, err
 }
 
 // labLog shows the progress of a lab on standard error.
@@ -55,6 +59,7 @@ func (a *app) labLog(quiet bool) *slog.Logger {
 // labUpFlags are what `lab up` and `lab run` share.
 type labUpFlags struct {
 	file    string
+	sysctls string
 	timeout time.Duration
 	quiet   bool
 	keep    bool
@@ -62,10 +67,12 @@ type labUpFlags struct {
 
 func (f *labUpFlags) register(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&f.file, "file", "f", "", "the lab's description (default: examples/lab.yaml, built in)")
+	cmd.Flags().StringVar(&f.sysctls, "sysctls", "", "network settings that nodes and pods start with: distribution or kernel (default: the file's, else distribution)")
 	cmd.Flags().DurationVar(&f.timeout, "timeout", 30*time.Second, "how long an agent may take to be ready")
 	cmd.Flags().BoolVarP(&f.quiet, "quiet", "q", false, "no progress")
 	cmd.Flags().BoolVar(&f.keep, "keep", false, "leave a half-built lab standing when building fails")
 	_ = cmd.MarkFlagFilename("file", "yaml", "yml")
+	_ = cmd.RegisterFlagCompletionFunc("sysctls", fixed(lab.SysctlsDistribution, lab.SysctlsKernel))
 }
 
 func (f *labUpFlags) options(a *app) lab.Options {
@@ -80,7 +87,7 @@ func newLabUp(a *app) *cobra.Command {
 		Example: "  weft lab up\n  weft lab up -f examples/lab.yaml",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			spec, err := labFile(flags.file)
+			spec, err := flags.spec()
 			if err != nil {
 				return err
 			}
@@ -283,7 +290,7 @@ lab down whatever happened. The exit code is the command's.`,
 		Example: "  weft lab run -- weft connectivity test\n  weft lab run -f examples/lab.yaml -- sh -c 'weft lab exec client -- ping -c 1 10.77.2.100'",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			spec, err := labFile(flags.file)
+			spec, err := flags.spec()
 			if err != nil {
 				return err
 			}

@@ -57,14 +57,24 @@ func writeStatus(w io.Writer, s *admin.Status, wide bool) error {
 		add("Pod MTU", fmt.Sprint(s.MTU))
 	}
 	add("Encryption", s.Encryption)
-	add("Endpoints", fmt.Sprint(s.Endpoints))
+	endpoints := fmt.Sprint(s.Endpoints)
+	if s.XDPRoads > 0 {
+		endpoints += fmt.Sprintf(", %d of them on the XDP road", s.XDPRoads)
+	}
+	add("Endpoints", endpoints)
 	add("Nodes", fmt.Sprint(s.Nodes))
 	add("Objects", s.Store.Dir)
 	add("Flow events", fmt.Sprintf("%d seen, %d held back by the rate limit, %d lost", s.Events.Seen, s.Events.Suppressed, s.Events.Lost))
+	for _, over := range s.OverBudget {
+		add("Over budget", over)
+	}
 	add("Socket", s.Paths.Socket)
 	add("Pins", s.Paths.BPF)
 	for _, problem := range s.Problems {
 		add("Problem", problem)
+	}
+	for _, note := range s.Notes {
+		add("Note", note.Time.Local().Format(time.DateTime)+": "+note.Text)
 	}
 	for _, problem := range s.Store.Errors {
 		add("Object ignored", problem.Error())

@@ -35,6 +35,9 @@ type Config struct {
 	// MTU is the pods' MTU. 0: the smallest MTU of the uplinks, less what sealing
 	// adds (see PodMTU).
 	MTU int `yaml:"mtu" json:"mtu"`
+	// ClusterCIDRs are ranges of which everything is the cluster's, whether a Node object names it or not: sealed or
+	// dropped, never plain.
+	ClusterCIDRs []netip.Prefix `yaml:"clusterCIDRs" json:"clusterCIDRs"`
 	// Store is where objects come from.
 	Store Store `yaml:"store" json:"store"`
 	// IPAM is where pods' addresses come from.

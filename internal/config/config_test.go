@@ -61,7 +61,7 @@ mtu: 9000
 store: {dir: /srv/objects}
 ipam: {ranges: [10.1.0.0/24, "fd00:1::/64"]}
 masquerade: {enabled: true, except: [10.0.0.0/8, 0.0.0.0/0]}
-encryption: {mode: off, engine: kmod, port: 4501, lanes: 64}
+encryption: {mode: off, engine: kmod, allowTableAES: true, port: 4501, lanes: 64}
 keys:
   listen: "[::1]:4552"
   trustDomain: td.example
@@ -72,6 +72,7 @@ keys:
   extendTTL: 90m
   drain: 0s
   maxPackets: 1024
+  requirePostQuantum: true
   audit: {file: /var/log/keys.jsonl, maxSize: 1, keep: 2}
   certificates: {source: spire, spireSocket: "tcp://127.0.0.1:8081", cert: relative}
 flows: {maxEntries: 0x10000, eventsPerSecond: 0, log: /var/log/flows.json}
@@ -87,10 +88,10 @@ log: {level: debug, format: json}
 		Uplinks: []string{"eth0", "bond0.100"}, MTU: 9000, Store: Store{Dir: "/srv/objects"},
 		IPAM:       IPAM{Ranges: prefixes("10.1.0.0/24", "fd00:1::/64")},
 		Masquerade: Masquerade{Enabled: true, Except: prefixes("10.0.0.0/8", "0.0.0.0/0")},
-		Encryption: Encryption{Mode: EncryptionOff, Engine: EngineKmod, Port: 4501, Lanes: 64},
+		Encryption: Encryption{Mode: EncryptionOff, Engine: EngineKmod, AllowTableAES: true, Port: 4501, Lanes: 64},
 		Keys: Keys{
 			Listen: "[::1]:4552", TrustDomain: "td.example", Cluster: "blue", KEK: "awskms://alias/weft?region=eu-west-1",
-			MaxAge: Duration(90 * time.Minute), HardTTL: Duration(3 * time.Hour), ExtendTTL: Duration(90 * time.Minute), MaxPackets: 1024,
+			MaxAge: Duration(90 * time.Minute), HardTTL: Duration(3 * time.Hour), ExtendTTL: Duration(90 * time.Minute), MaxPackets: 1024, RequirePostQuantum: true,
 			Audit: Audit{File: "/var/log/keys.jsonl", MaxSize: 1, Keep: 2},
 			Certificates: Certificates{
 				Source: CertificatesSPIRE, SPIRESocket: "tcp://127.0.0.1:8081",
@@ -178,6 +179,10 @@ func TestParseRefuses(t *testing.T) {
 			`f:6: ipam.ranges[2]: 10.2.0.0/24 is of the same family as ipam.ranges[0] 10.1.0.1/24`,
 			`f:7: ipam.ranges[3]: 10.3.0.0/24 is of the same family as ipam.ranges[0] 10.1.0.1/24`,
 			`f:8: ipam.ranges[4]: fd00::/127 is too small`}},
+		{"unusable cluster ranges", "node: a\nclusterCIDRs: [10.77.1.0/16, 0.0.0.0/0, 10.77.0.0/16, 10.77.2.0/24, \"fd77::/32\", 10.0.0.0/8]\n", []string{
+			`f:2: clusterCIDRs[0]: 10.77.1.0/16 has bits set`, `f:2: clusterCIDRs[1]: 0.0.0.0/0 is every address`,
+			`f:2: clusterCIDRs[2]: 10.77.0.0/16 overlaps clusterCIDRs[0] 10.77.1.0/16`, `f:2: clusterCIDRs[3]: 10.77.2.0/24 overlaps`,
+			`f:2: clusterCIDRs[5]: 10.0.0.0/8 overlaps`}},
 		{"second range of a family", "node: a\nipam: {ranges: [10.2.0.0/24, 10.2.0.0/25]}\n", []string{`f:2: ipam.ranges[1]: 10.2.0.0/25 is of the same family`}},
 		{"unusable ranges", "node: a\nipam: {ranges: [0.0.0.0/0, \"ff00::/8\"]}\n", []string{`f:2: ipam.ranges[0]: 0.0.0.0/0 is every address`, `f:2: ipam.ranges[1]: ff00::/8 overlaps ff00::/8`}},
 		{"bad exceptions", "node: a\nmasquerade: {except: [10.0.0.1/8, 10.0.0.0/8, 10.0.0.0/8, \"\"]}\n", []string{

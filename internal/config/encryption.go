@@ -37,6 +37,8 @@ type Encryption struct {
 	Mode string `yaml:"mode" json:"mode"`
 	// Engine is what does the AES-GCM: auto, bpf or kmod.
 	Engine string `yaml:"engine" json:"engine"`
+	// AllowTableAES lets engine bpf run on an AES of the kernel's whose time depends on the key.
+	AllowTableAES bool `yaml:"allowTableAES" json:"allowTableAES"`
 	// Port is the UDP port of ESP in UDP, the same on every node.
 	Port int `yaml:"port" json:"port"`
 	// Lanes is how many keys this node sends with towards each peer. 0: one per
@@ -67,6 +69,8 @@ type Keys struct {
 	Drain Duration `yaml:"drain" json:"drain"`
 	// MaxPackets is how many packets one lane may seal before the next epoch is made.
 	MaxPackets int64 `yaml:"maxPackets" json:"maxPackets"`
+	// RequirePostQuantum refuses nodes that cannot agree on keys with X25519MLKEM768.
+	RequirePostQuantum bool `yaml:"requirePostQuantum" json:"requirePostQuantum"`
 	// Audit is the log of what is done with keys.
 	Audit Audit `yaml:"audit" json:"audit"`
 	// Certificates is where this node's certificate comes from.

@@ -46,6 +46,7 @@ func (c *Config) Validate() []Problem {
 		oneOf("mode", c.Mode, ModeAuto, ModeXDP, ModeTC, ModeStack),
 		checkUplinks(c.Uplinks),
 		checkMTU(c.MTU),
+		checkClusterCIDRs(c.ClusterCIDRs),
 		checkPath("store.dir", c.Store.Dir),
 		checkIPAM(c.IPAM.Ranges),
 		checkPrefixes("masquerade.except", c.Masquerade.Except),
@@ -124,6 +125,24 @@ func checkPath(field, path string) []Problem {
 		return problem(field, "is %q: want a directory below '/'", path)
 	}
 	return nil
+}
+
+func checkClusterCIDRs(ranges []netip.Prefix) []Problem {
+	if len(ranges) > maxList {
+		return problem("clusterCIDRs", "are %d ranges: want at most %d", len(ranges), maxList)
+	}
+	var out []Problem
+	for i, p := range ranges {
+		field := fmt.Sprintf("clusterCIDRs[%d]", i)
+		if msg := v1alpha1.CheckRange(p); msg != "" {
+			out = append(out, problem(field, "%s", msg)...)
+			continue
+		}
+		if j := slices.IndexFunc(ranges[:i], p.Overlaps); j >= 0 {
+			out = append(out, problem(field, "%s overlaps clusterCIDRs[%d] %s: keep the larger one", p, j, ranges[j])...)
+		}
+	}
+	return out
 }
 
 func checkIPAM(ranges []netip.Prefix) []Problem {

@@ -15,13 +15,12 @@ const MaxEndpoints = 4096
 // Mode is how a node's datapath is hooked.
 type Mode string
 
-// The modes. ModeAuto becomes one of the others, or ModeHybrid, when the agent starts.
+// The modes. ModeAuto is ModeTC with the XDP road for endpoints that ask for it.
 const (
-	ModeAuto   Mode = "auto"
-	ModeXDP    Mode = "xdp"
-	ModeTC     Mode = "tc"
-	ModeStack  Mode = "stack"
-	ModeHybrid Mode = "hybrid"
+	ModeAuto  Mode = "auto"
+	ModeXDP   Mode = "xdp"
+	ModeTC    Mode = "tc"
+	ModeStack Mode = "stack"
 )
 
 // Endpoint is one workload interface as the datapath sees it.
@@ -47,13 +46,28 @@ type Endpoint struct {
 	// Chained marks an interface that another CNI plugin made (bridge, ptp): ARP and ND
 	// beyond the gateway go to the stack and the interface's own settings stay.
 	Chained bool
+	// XDPRoad asks for native XDP on the endpoint's interface and a second one, with TC, for what its
+	// stack sends; see Datapath.Road for what it gets.
+	XDPRoad bool
+}
+
+// Road is how packets get off an endpoint's interface, and why so.
+type Road struct {
+	Name string `json:"name"` // xdp, tc or stack
+	Why  string `json:"why"`
+	// Refused says that the endpoint asks for the XDP road and cannot have it.
+	Refused bool `json:"refused,omitempty"`
 }
 
 // Node is a peer whose pods are reached over the wire.
 type Node struct {
 	Name      string
 	Addresses []netip.Addr
-	PodCIDRs  []netip.Prefix
+	// PodCIDRs are the ranges, and single addresses as ranges of one, that its pods have.
+	PodCIDRs []netip.Prefix
+	// Missing says that addresses and ranges are the cluster's and no known node's: nothing goes there in either way,
+	// and nothing is taken from there. Such a node may have the name of another in the list, or none.
+	Missing bool
 }
 
 // Traffic counts packets and the bytes of their frames.
@@ -151,4 +165,6 @@ type ModeStatus struct {
 	Asked  Mode   `json:"asked"`
 	Active Mode   `json:"active"`
 	Why    string `json:"why"`
+	// XDPRoad says whether endpoints that ask for the XDP road get it.
+	XDPRoad bool `json:"xdpRoad"`
 }

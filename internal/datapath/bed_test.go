@@ -97,7 +97,7 @@ func makeBed(encrypt *EncryptOptions) (*bed, error) {
 		return nil, err
 	}
 	b.Datapath = &Datapath{
-		log: slog.New(slog.DiscardHandler), mode: ModeStatus{Active: ModeXDP},
+		log: slog.New(slog.DiscardHandler), mode: ModeStatus{Asked: ModeXDP, Active: ModeXDP},
 		opts: Options{HostAddrs: []netip.Addr{node4, node6}, EventsPerSecond: 1000, Encrypt: encrypt},
 	}
 	dir, err := privateBPFFS()
@@ -108,11 +108,21 @@ func makeBed(encrypt *EncryptOptions) (*bed, error) {
 	if b.maps, err = openMaps(dir, flowEntries, encrypt != nil, b.log); err != nil {
 		return nil, err
 	}
-	if b.progs, err = loadPrograms(b.maps, b.constants(), true); err != nil || encrypt == nil {
+	if err := b.table.open(b.maps); err != nil {
+		return nil, err
+	}
+	if b.progs, err = loadPrograms(b.maps, testRunConstants(b.Datapath), true); err != nil || encrypt == nil {
 		return b, err
 	}
-	b.pair = uint32(b.index["wtx"]) // any interface will do: no packet leaves the tables
+	b.pair = pairLinks{host: uint32(b.index["wtx"]), net: 1 << 20} // any interface will do: no packet leaves the tables
 	return b, b.openEngine()
+}
+
+// testRunConstants are those of the programs that BPF_PROG_TEST_RUN runs.
+func testRunConstants(d *Datapath) map[string]any {
+	constants := d.constants()
+	constants["weft_test_run"] = uint8(1)
+	return constants
 }
 
 var bpffsCount int
@@ -156,15 +166,17 @@ func (b *bed) inside(f func() error) error {
 // reset empties every map and enters the world anew.
 func (b *bed) reset(t testing.TB) {
 	t.Helper()
-	for _, m := range []*ebpf.Map{b.maps.EpIf, b.maps.EpAddr, b.maps.Routes, b.maps.Flows4, b.maps.Flows6, b.maps.Frags, b.maps.Drops} {
+	for _, m := range []*ebpf.Map{b.maps.EpIf, b.maps.EpAddr, b.maps.Routes, b.maps.Flows4, b.maps.Flows6, b.maps.Frags, b.maps.Drops, b.maps.Claimed} {
 		must(t, emptyMap(m))
 	}
-	must(t, b.maps.Buckets.Put(uint32(0), make([]bpfEventStatsHalf, ebpf.MustPossibleCPU())))
-	must(t, b.maps.Buckets.Put(uint32(1), make([]bpfEventStatsHalf, ebpf.MustPossibleCPU())))
+	must(t, b.resetBudgets())
 	must(t, b.maps.EvStats.Put(uint32(0), make([]bpfEventStats, ebpf.MustPossibleCPU())))
-	b.eps, b.mode = map[uint16]Endpoint{}, ModeStatus{Active: ModeXDP}
+	b.eps, b.mode = map[uint16]Endpoint{}, ModeStatus{Asked: ModeXDP, Active: ModeXDP}
+	b.config.FlowShare, b.settled = 0, false
 	must(t, b.nodes.restore(b.maps))
-	must(t, b.configure())
+	must(t, b.inside(b.configure))
+	must(t, b.inside(b.setOwnAddresses))
+	must(t, b.handles.restore(b.maps))
 	for slot := range uint16(8) {
 		must(t, b.clearCounters(slot))
 	}
@@ -185,8 +197,24 @@ func (b *bed) reset(t testing.TB) {
 	})
 }
 
-// bpfEventStatsHalf has the size of struct weft_bucket.
-type bpfEventStatsHalf struct{ FullNs uint64 }
+// resetBudgets fills every bucket and frees what is gone from the flow table.
+func (b *bed) resetBudgets() error {
+	full := make([]uint64, ebpf.MustPossibleCPU())
+	for slot := range uint32(2 * 8) {
+		for which := range uint32(2) {
+			if err := b.maps.Buckets.Put(2*slot+which, full); err != nil {
+				return err
+			}
+		}
+	}
+	for _, shared := range []uint32{b.maps.Buckets.MaxEntries() - 2, b.maps.Buckets.MaxEntries() - 1} {
+		if err := b.maps.Buckets.Put(shared, full); err != nil {
+			return err
+		}
+	}
+	_, err := b.table.sweep(flowEntries)
+	return err
+}
 
 // setPeer changes how node 1 is reached, in both families.
 func (b *bed) setPeer(t testing.TB, entry bpfNode) {
@@ -249,8 +277,9 @@ func (b *bed) runProgram(t testing.TB, program *ebpf.Program, context, iface str
 	t.Helper()
 	index := uint32(b.index[iface])
 	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Repeat: 1}
+	var after xdpContext
 	if context == "xdp" {
-		options.Context = &xdpContext{DataEnd: uint32(len(frame)), IngressIfindex: index}
+		options.Context, options.ContextOut = &xdpContext{DataEnd: uint32(len(frame)), IngressIfindex: index}, &after
 	} else {
 		options.Context = &skbContext{Ifindex: index}
 	}
@@ -263,7 +292,8 @@ func (b *bed) runProgram(t testing.TB, program *ebpf.Program, context, iface str
 		return "refused", frame // newer kernels take no skb in test_run that is shorter than its IP header
 	}
 	must(t, err)
-	return verdictOf(context, code), options.DataOut
+	// A tag for the host's stack lies in front of the frame.
+	return verdictOf(context, code), options.DataOut[after.Data:]
 }
 
 // verdictOf gives both contexts' codes one name. XDP_TX is none of them: a veth delivers it only to an end
@@ -321,5 +351,3 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(code)
 }
-
-func possibleCPUs() int { return ebpf.MustPossibleCPU() }

@@ -196,7 +196,7 @@ func TestChangesReachCachedFlows(t *testing.T) {
 			must(t, b.maps.Routes.Put(&key, &bpfRoute{Node: 2}))
 			must(t, b.changed())
 		}, "pass", nil, ""},
-		{"mode changed to stack", "from_pod", toPeer4, func(t *testing.T, b *bed) { b.mode.Active = ModeStack; must(t, b.configure()) }, "pass", nil, ""},
+		{"mode changed to stack", "from_pod", toPeer4, func(t *testing.T, b *bed) { b.mode.Active = ModeStack; must(t, b.inside(b.configure)) }, "pass", nil, ""},
 		{"generation alone changed", "from_pod", toPeer4, func(t *testing.T, b *bed) { must(t, b.changed()) }, "redirect", toPeer, ""},
 	} {
 		for _, context := range contexts {
@@ -244,7 +244,7 @@ func TestCacheIsPerInterface(t *testing.T) {
 		if v, _ := b.send(t, context, "from_pod", "wtb", frame); v != "drop" {
 			t.Errorf("%s: frame of a cached flow from another pod's interface: %s", context, v)
 		}
-		if v, _ := b.send(t, context, "from_wire", "wtup", frame); v != "pass" {
+		if v, _ := b.send(t, context, "from_wire", "wtup", frame); v != "drop" {
 			t.Errorf("%s: frame of a pod's cached flow from the wire: %s", context, v)
 		}
 	}

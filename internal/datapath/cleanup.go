@@ -20,13 +20,14 @@ import (
 func Cleanup(bpfDir, stateDir string, log *slog.Logger) error {
 	links, err := pinnedLinks(bpfDir)
 	for _, l := range links {
-		err = errors.Join(err, detach(l.path))
 		if strings.HasPrefix(l.iface, secondPrefix) {
 			if second, findErr := netlink.LinkByName(l.iface); findErr == nil {
 				err = errors.Join(err, netlink.LinkDel(second))
 			}
 		}
+		err = errors.Join(err, detach(l.path))
 	}
+	err = errors.Join(err, detach(filepath.Join(bpfDir, vmForkPin)), detach(filepath.Join(bpfDir, vmForkPin+"-new")))
 	pins, _ := filepath.Glob(filepath.Join(bpfDir, mapPin+"*"))
 	for _, pin := range pins {
 		err = errors.Join(err, os.Remove(pin))
@@ -36,7 +37,7 @@ func Cleanup(bpfDir, stateDir string, log *slog.Logger) error {
 		log.Debug("pin directory stays", "dir", bpfDir, "err", rmErr)
 	}
 	err = errors.Join(err, removeRoutes(), removePair(), new(hurry).open(expeditedRCU, stateDir))
-	undo, undoErr := openUndo(filepath.Join(stateDir, "undo.json"))
+	undo, undoErr := openUndo(filepath.Join(stateDir, undoName))
 	if undoErr != nil {
 		return errors.Join(err, undoErr)
 	}

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/cilium/ebpf"
@@ -9,7 +10,7 @@ import (
 var (
 	verdictNames   = []string{"local", "remote", "stack", "answered", "absorbed", "drop"}
 	directionNames = []string{"egress", "ingress"}
-	hookNames      = []string{"from_pod", "from_wire", "to_pod", "to_wire", "from_host"}
+	hookNames      = []string{"from_pod", "from_wire", "to_pod", "to_wire", "from_host", "post_routing", "pre_routing"}
 	stateNames     = []string{"new", "replied", "syn_sent", "syn_received", "established", "closing", "closed"}
 )
 
@@ -26,12 +27,7 @@ func Verdicts() []string { return verdictNames }
 // Counters reads the traffic of every attached endpoint and of the node itself (slot 0): per
 // direction and verdict, and per reason for drops. Rows that are zero are left out.
 func (d *Datapath) Counters() ([]Counter, error) {
-	d.mu.Lock()
-	slots := []uint16{0}
-	for slot := range d.eps {
-		slots = append(slots, slot)
-	}
-	d.mu.Unlock()
+	slots := d.slots()
 	var rows []Counter
 	perCPU := make([]bpfCounter, ebpf.MustPossibleCPU())
 	for _, slot := range slots {
@@ -71,6 +67,9 @@ func sum(perCPU []bpfCounter) (t Traffic) {
 
 // clearCounters zeroes a slot that is given up, so that its next owner starts at zero.
 func (d *Datapath) clearCounters(slot uint16) error {
+	if err := errors.Join(d.table.clear(slot), d.dropClaim(slot)); err != nil {
+		return err
+	}
 	zero := make([]bpfCounter, ebpf.MustPossibleCPU())
 	for i := range uint32(16) {
 		if err := d.maps.Counters.Put(uint32(slot)<<4|i, zero); err != nil {

@@ -5,10 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"sync"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/statefile"
 )
 
 // What every endpoint sees as its gateway, on every node, so that a pod can move.
@@ -42,20 +48,43 @@ type Options struct {
 // Datapath is a node's running datapath: the pinned maps and links, and what the agent
 // must know to change them. Its methods may be called from several goroutines.
 type Datapath struct {
-	opts   Options
-	log    *slog.Logger
-	mode   ModeStatus
-	maps   *maps
-	progs  *programs
-	undo   *undoFile
-	hurry  hurry
-	mu     sync.Mutex // guards the maps' configuration and all below
-	config bpfConfig
-	pair   uint32 // index of weft_host, if packets are sealed
-	nodes  nodeTable
-	sas    associations
-	ended  chan FlowEvent // flows that timed out, for Events
-	eps    map[uint16]Endpoint
+	opts  Options
+	log   *slog.Logger
+	mode  ModeStatus
+	maps  *maps
+	progs *programs
+	undo  *undoFile
+	hurry hurry
+	table flowTable
+	host  hostState
+	// attaching is held for reading while an endpoint is attached. It comes before mu.
+	attaching sync.RWMutex
+	mu        sync.Mutex // guards the maps' configuration and all below
+	config    bpfConfig
+	pair      pairLinks
+	nodes     nodeTable
+	sas       associations
+	fork      vmFork
+	handles   identityHandles
+	ended     chan FlowEvent // flows that timed out, for Events
+	eps       map[uint16]Endpoint
+	// settled says that every endpoint of this node is known.
+	settled bool
+	// unreachable says that the node's own ranges have their last-resort routes.
+	unreachable bool
+	// listRoutes reads the kernel's routes of Weft's protocol where tests set it.
+	listRoutes func() ([]netlink.Route, error)
+	// fault is called after each step that must be safe to die at; tests set it.
+	fault func(step string) error
+	// linkByName is netlink.LinkByName unless a test sets it.
+	linkByName func(name string) (netlink.Link, error)
+}
+
+func (d *Datapath) step(name string) error {
+	if d.fault == nil {
+		return nil
+	}
+	return d.fault(name)
 }
 
 // Open loads the programs, adopts the pinned maps of a previous run, and hooks the uplinks,
@@ -64,7 +93,7 @@ func Open(opts Options) (*Datapath, error) {
 	if opts.Log == nil {
 		opts.Log = slog.Default()
 	}
-	d := &Datapath{opts: opts, log: opts.Log, eps: map[uint16]Endpoint{}, ended: make(chan FlowEvent, 1024)}
+	d := &Datapath{opts: opts, log: opts.Log, eps: map[uint16]Endpoint{}, ended: make(chan FlowEvent, 1024), host: hostState{changed: make(chan HostChange, 1)}}
 	if err := d.prepare(); err != nil {
 		return nil, err
 	}
@@ -93,8 +122,11 @@ func (d *Datapath) prepare() error {
 	if err := d.hurry.open(expeditedRCU, d.opts.StateDir); err != nil {
 		d.log.Warn("the kernel's grace periods stay short, as a killed agent had set them", "err", err)
 	}
-	d.undo, err = openUndo(filepath.Join(d.opts.StateDir, "undo.json"))
-	return err
+	if d.undo, err = openUndo(filepath.Join(d.opts.StateDir, undoName)); err != nil {
+		return err
+	}
+	d.host.set(func(h *hostState) { h.damaged = statefile.Aside(d.undo.path) })
+	return nil
 }
 
 func (d *Datapath) open() error {
@@ -105,7 +137,7 @@ func (d *Datapath) open() error {
 	if d.progs, err = loadPrograms(d.maps, d.constants(), d.needsFrags()); err != nil {
 		return err
 	}
-	if err := d.prepareHost(); err != nil {
+	if err := d.table.open(d.maps); err != nil {
 		return err
 	}
 	if err := d.openEncryption(); err != nil {
@@ -114,22 +146,37 @@ func (d *Datapath) open() error {
 	if err := d.configure(); err != nil {
 		return err
 	}
+	if err := d.adoptFlows(); err != nil {
+		return err
+	}
 	if err := d.nodes.restore(d.maps); err != nil {
 		return err
 	}
 	// Until the endpoints are restored, nothing can be said about addresses without one.
-	if err := d.dropOwnRanges(); err != nil {
+	if err := d.enterOwnRanges(); err != nil {
+		return err
+	}
+	if err := d.setOwnAddresses(); err != nil {
+		return err
+	}
+	if err := d.handles.restore(d.maps); err != nil {
 		return err
 	}
 	if err := d.attachUplinks(); err != nil {
 		return err
 	}
-	return nil
+	if err := d.attachGuard(); err != nil {
+		return err
+	}
+	// Nothing is forwarded before the hooks are there.
+	return d.prepareHost()
 }
 
 // Close lets go of file descriptors. Everything pinned stays, and traffic with it.
 func (d *Datapath) Close() error {
 	d.closeEngine()
+	d.fork.close()
+	d.table.close()
 	if d.progs != nil {
 		d.progs.Close()
 	}
@@ -143,12 +190,16 @@ func (d *Datapath) Close() error {
 func (d *Datapath) ModeStatus() ModeStatus { return d.mode }
 
 // configure writes the node's settings. The generation goes on from a previous run's, so
-// that no decision cached then is taken for one of now.
+// that no decision cached then is taken for one of now; a new map starts anywhere, since the flows may be older
+// than it.
 func (d *Datapath) configure() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.maps.Config.Lookup(uint32(0), &d.config); err != nil {
 		return fmt.Errorf("read configuration map: %w", err)
+	}
+	if d.config.Generation == 0 {
+		d.config.Generation = rand.Uint32()
 	}
 	d.config.Flags = 0
 	if d.mode.Active == ModeStack {
@@ -163,14 +214,23 @@ func (d *Datapath) configure() error {
 			d.config.NodeIp6 = toAddr(a)
 		}
 	}
-	d.config.EspPort, d.config.PairIfindex = 0, 0
+	d.config.EspPort, d.config.PairIfindex, d.config.NetIfindex = 0, 0, 0
 	if d.opts.Encrypt != nil {
 		d.config.Flags |= bpfConfigSeal
 		d.config.EspPort = ntohs(d.opts.Encrypt.Port)
-		d.config.PairIfindex = d.pair
+		d.config.PairIfindex, d.config.NetIfindex = d.pair.host, d.pair.net
 	}
+	var ns unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &ns); err != nil {
+		return fmt.Errorf("look at this network namespace: %w", err)
+	}
+	d.config.Netns = uint32(ns.Ino)
 	d.config.GatewayIp4 = be32(GatewayIPv4)
 	d.config.GatewayIp6 = toAddr(GatewayIPv6)
+	d.config.FlowEntries = d.maps.Cells4.MaxEntries()
+	if d.config.FlowShare == 0 {
+		d.setShares()
+	}
 	return d.changed()
 }
 
@@ -187,54 +247,13 @@ func (d *Datapath) changed() error {
 	return nil
 }
 
-// setOwnRanges puts this node's pod ranges into the routes as node 0: an address in them that no
-// endpoint has is refused. Not once an interface of another CNI plugin is attached: then
-// others may own addresses in them.
-func (d *Datapath) setOwnRanges() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, ep := range d.eps {
-		if ep.Chained {
-			return nil
-		}
-	}
-	for _, prefix := range d.opts.PodCIDRs {
-		key := routeKey(prefix)
-		if err := d.maps.Routes.Put(&key, &bpfRoute{}); err != nil {
-			return fmt.Errorf("write route %s: %w", prefix, err)
-		}
-	}
-	if err := d.changed(); err != nil {
-		return err
-	}
-	return d.replaceUnreachable()
-}
-
-// dropOwnRanges removes every range of node 0, also those of another configuration.
-func (d *Datapath) dropOwnRanges() error {
-	var key bpfRouteKey
-	var value bpfRoute
-	var own []bpfRouteKey
-	for entries := d.maps.Routes.Iterate(); entries.Next(&key, &value); {
-		if value.Node == 0 {
-			own = append(own, key)
-		}
-	}
-	for _, k := range own {
-		if err := deleteKey(d.maps.Routes, &k); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// Run follows the kernel until ctx ends: neighbours and links that carry peers, and flows
-// that have timed out.
+// Run follows the kernel until ctx ends: neighbours and links that carry peers, hooks and routes that
+// somebody removed, and flows that have timed out.
 func (d *Datapath) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { d.collectFlows(ctx) })
-	err := d.followNeighbors(ctx)
+	err := d.followHost(ctx)
 	cancel()
 	wg.Wait()
 	return err

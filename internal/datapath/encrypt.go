@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -15,6 +16,8 @@ import (
 type EncryptOptions struct {
 	// Engine is auto, bpf or kmod.
 	Engine string
+	// AllowTableAES lets engine bpf run on an AES whose time depends on the key.
+	AllowTableAES bool
 	// Port is the UDP port of ESP on every node (RFC 3948).
 	Port uint16
 	// Lanes is how many keys this node seals with side by side, 0 for one per CPU up to 8.
@@ -36,9 +39,15 @@ func (d *Datapath) outerAddrs(n Node) (local, remote netip.Addr, ok bool) {
 // openEncryption makes what sealing needs besides the programs, or takes away what an earlier run had made.
 func (d *Datapath) openEncryption() error {
 	if d.opts.Encrypt == nil {
-		return errors.Join(detach(linkPath(d.opts.BPFDir, "from_host", kindTCIngress, pairOut)), removePair())
+		return errors.Join(detach(filepath.Join(d.opts.BPFDir, vmForkPin)), detach(linkPath(d.opts.BPFDir, "from_host", kindTCIngress, pairOut)), removePair())
+	}
+	if err := d.openVMFork(); err != nil {
+		return err
 	}
 	if err := d.openEngine(); err != nil {
+		return err
+	}
+	if _, err := d.retireForked(); err != nil {
 		return err
 	}
 	var err error
@@ -46,11 +55,14 @@ func (d *Datapath) openEncryption() error {
 	return err
 }
 
+// errNoFamily says that a tunnel to a node has no two ends.
+var errNoFamily = errors.New("no address of the same family as one of this node's: nothing can be sealed for it")
+
 // syncPeer enters how packets for a peer are sealed: everything but the key, which SealWith chooses.
 func (d *Datapath) syncPeer(n Node, slot uint32, wireMTU int) (changed bool, err error) {
 	local, remote, ok := d.outerAddrs(n)
 	if !ok {
-		return false, fmt.Errorf("node %s: no address of the same family as one of this node's: nothing can be sealed for it", n.Name)
+		return false, errNoFamily
 	}
 	var peer bpfPeer
 	if err := d.maps.Peers.Lookup(slot, &peer); err != nil {
@@ -76,32 +88,25 @@ func (d *Datapath) syncPeer(n Node, slot uint32, wireMTU int) (changed bool, err
 	return now != peer, nil
 }
 
-// clearPeers forgets peers that are gone, with their keys: the next owner of the index must not inherit them.
+// clearPeers forgets peers that are gone, with their keys and identities, also those of a previous run: the next owner of
+// the index must not inherit them.
 func (d *Datapath) clearPeers(current map[uint32]bool) error {
-	var addr bpfAddr
-	var slot uint32
 	wanted := map[bpfAddr]bool{}
 	for _, n := range d.nodes.list {
 		for _, a := range n.Addresses {
-			wanted[toAddr(a)] = true
+			wanted[toAddr(a)] = !n.Missing || wanted[toAddr(a)]
 		}
 	}
-	var stale []bpfAddr
-	gone := map[uint32]bool{}
-	for entries := d.maps.PeerAddr.Iterate(); entries.Next(&addr, &slot); {
-		if !wanted[addr] {
-			stale = append(stale, addr)
-		}
+	err := deleteWhere(d.maps.PeerAddr, func(a bpfAddr, _ uint32) bool { return !wanted[a] })
+	if d.nodes.settled {
+		return err
+	}
+	held, heldErr := d.heldSlots()
+	err = errors.Join(err, heldErr)
+	for slot := range held {
 		if !current[slot] {
-			gone[slot] = true
+			err = errors.Join(err, d.clearSlot(slot, true))
 		}
-	}
-	var err error
-	for _, a := range stale {
-		err = errors.Join(err, deleteKey(d.maps.PeerAddr, &a))
-	}
-	for slot := range gone {
-		err = errors.Join(err, d.maps.Peers.Put(slot, &bpfPeer{}), d.removeAllSAs(slot))
 	}
 	return err
 }
@@ -116,12 +121,12 @@ func (d *Datapath) SetPlain(prefixes []netip.Prefix) error {
 	}
 	moved, err := syncSet(d.maps.Plain, want)
 	if err != nil {
-		return fmt.Errorf("plain ranges: %w", err)
+		err = fmt.Errorf("plain ranges: %w", err)
 	}
 	if moved {
-		return d.changed()
+		err = errors.Join(err, d.changed())
 	}
-	return nil
+	return err
 }
 
 // Plain are the ranges that may travel in plain now, in order.
@@ -147,41 +152,44 @@ func (d *Datapath) SetPeerIdentities(nodes map[string][]uint32) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	want := map[bpfPeerId]bool{}
+	used := map[uint32]bool{}
 	for name, ids := range nodes {
 		slot, known := d.nodes.slots[name]
 		if !known {
 			continue
 		}
 		for _, id := range ids {
-			want[bpfPeerId{Node: slot, Identity: id}] = true
+			want[bpfPeerId{Node: slot, Identity: id}], used[id] = true, true
 		}
 	}
+	handles, err := d.assignHandles(used)
+	if err != nil {
+		return err
+	}
 	// No decision in a flow depends on it: who sealed a packet is checked each time.
-	if _, err := syncSet(d.maps.PeerIDs, want); err != nil {
+	if _, err := syncMap(d.maps.PeerIDs, want, func(id bpfPeerId) uint16 { return handles[id.Identity] }); err != nil {
 		return fmt.Errorf("identities of peers: %w", err)
 	}
 	return nil
 }
 
-// syncSet makes want the only keys of a map whose values say nothing.
+// syncSet makes want the only keys of a map whose values say nothing. What is not wanted goes first: it must not stay
+// because the rest does not fit.
 func syncSet[K comparable](m *ebpf.Map, want map[K]bool) (changed bool, err error) {
+	return syncMap(m, want, func(K) uint8 { return 1 })
+}
+
+// syncMap makes want, each with its value, the only keys of a map. What is not wanted goes first, as in syncSet.
+func syncMap[K, V comparable](m *ebpf.Map, want map[K]bool, valueOf func(K) V) (changed bool, err error) {
 	var key K
-	var value uint8
-	have := map[K]bool{}
+	var value V
+	have := map[K]V{}
 	entries := m.Iterate()
 	for entries.Next(&key, &value) {
-		have[key] = true
+		have[key] = value
 	}
 	if err := entries.Err(); err != nil {
 		return false, err
-	}
-	for k := range want {
-		if !have[k] {
-			if err := m.Put(&k, uint8(1)); err != nil {
-				return changed, err
-			}
-			changed = true
-		}
 	}
 	for k := range have {
 		if !want[k] {
@@ -190,6 +198,17 @@ func syncSet[K comparable](m *ebpf.Map, want map[K]bool) (changed bool, err erro
 			}
 			changed = true
 		}
+	}
+	for k := range want {
+		now, there := have[k]
+		wanted := valueOf(k)
+		if there && now == wanted {
+			continue
+		}
+		if err := m.Put(&k, &wanted); err != nil {
+			return changed, err
+		}
+		changed = true
 	}
 	return changed, nil
 }

@@ -3,39 +3,47 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/netns"
 )
 
 // AttachEndpoint hooks an endpoint's interface and makes it reachable. It can be called again for the
 // same endpoint, for instance after a restart: programs are then replaced under traffic. When the
-// mode changes, the order keeps every packet whole: what the new mode needs is there before its hooks, what
-// the old one needed goes after its hooks.
+// mode or the endpoint's road changes, the order keeps every packet whole: what the new one needs is there
+// before its hooks, what the old one needed goes after its hooks.
 func (d *Datapath) AttachEndpoint(ep Endpoint) error {
+	d.attaching.RLock()
+	defer d.attaching.RUnlock()
 	defer d.hurry.begin()()
 	host, err := netlink.LinkByName(ep.HostIf)
 	if err != nil {
 		return fmt.Errorf("find interface %s: %w", ep.HostIf, err)
 	}
+	if err := netns.Do(ep.NetNS, func() error { return nil }); err != nil {
+		return errors.Join(err, d.attachHostSide(ep, host))
+	}
 	if err := d.setOffloads(ep, keepOld); err != nil {
 		return err
 	}
 	ifindexes := []int{host.Attrs().Index}
-	hybrid := d.mode.Active == ModeHybrid && !ep.Chained
-	if hybrid {
-		second, err := d.ensureSecondInterface(ep, host)
+	second := d.hasXDPRoad(ep)
+	if second {
+		ifindex, err := d.ensureSecondInterface(ep, host)
 		if err != nil {
 			return err
 		}
-		ifindexes = append(ifindexes, second)
+		ifindexes = append(ifindexes, ifindex)
 	}
 	// Maps before hooks: a hook refuses what comes from an interface that the maps do not know.
 	if err := d.putEndpoint(ep, ifindexes); err != nil {
 		return err
 	}
-	if hybrid {
+	if second {
 		if err := d.openSecondInterface(ep, ifindexes[1]); err != nil {
 			return err
 		}
@@ -43,7 +51,7 @@ func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 	if err := d.attachHooks(ep, ifindexes[0]); err != nil {
 		return err
 	}
-	if !hybrid {
+	if !second {
 		if err := d.removeSecondInterface(ep); err != nil {
 			return err
 		}
@@ -51,58 +59,57 @@ func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 	return d.setOffloads(ep, restoreOld)
 }
 
-// attachHooks makes the mode's hooks, and no others, the ones of the interface's host side.
-func (d *Datapath) attachHooks(ep Endpoint, ifindex int) error {
-	hooks := d.hooksFor(ep)
-	for _, h := range hooks {
-		if err := d.ensureLink(h, ep.HostIf, ifindex); err != nil {
+// attachHostSide is AttachEndpoint of an endpoint whose namespace cannot be entered: what is hooked stays so, with
+// the programs and entries of now. Nothing is made that would need the pod's side.
+func (d *Datapath) attachHostSide(ep Endpoint, host netlink.Link) error {
+	ifindexes := []int{host.Attrs().Index}
+	second, err := netlink.LinkByName(SecondHostIf(ep.HostIf))
+	if err == nil {
+		ifindexes = append(ifindexes, second.Attrs().Index)
+	}
+	if err := d.putEndpoint(ep, ifindexes); err != nil {
+		return err
+	}
+	if second != nil {
+		program, err := d.progs.secondFromPod(d.maps, d.constants())
+		if err != nil {
+			return err
+		}
+		if err := d.ensureLink(hook{"from_pod", kindTCIngress, program}, second.Attrs().Name, second.Attrs().Index); err != nil {
 			return err
 		}
 	}
+	return d.attachHooks(ep, host.Attrs().Index)
+}
+
+// attachHooks makes the mode's hooks, and no others, the ones of the interface's host side.
+func (d *Datapath) attachHooks(ep Endpoint, ifindex int) error {
 	// pod_out's pin is named after this interface, too, but is removeSecondInterface's business.
-	return d.dropLinks(ep.HostIf, append(hooks, hook{name: "pod_out", kind: kindTCEgress})...)
+	return d.ensureHooks(ep.HostIf, ifindex, d.hooksFor(ep), hook{name: "pod_out", kind: kindTCEgress})
 }
 
 // DetachEndpoint takes an endpoint's hooks and map entries away. It is not an error if some, or the
-// interface itself, are gone already.
+// interface itself, are gone already. An interface that is still there is set down first. One that another
+// plugin made keeps its state and its hooks, which refuse what comes from an interface that the maps do not
+// know: it is for that plugin to remove it.
 func (d *Datapath) DetachEndpoint(ep Endpoint) error {
 	defer d.hurry.begin()()
-	err := errors.Join(d.forgetEndpoint(ep), d.removeSecondInterface(ep), d.dropLinks(ep.HostIf))
+	err := d.forgetEndpoint(ep)
+	if ep.Chained {
+		return errors.Join(err, d.dropDeadLinks(ep.HostIf))
+	}
+	if downErr := setDown(ep.HostIf); downErr != nil {
+		return errors.Join(err, downErr)
+	}
+	if stepErr := d.step("down"); stepErr != nil {
+		return stepErr
+	}
+	err = errors.Join(err, d.removeSecondInterface(ep), d.dropLinks(ep.HostIf))
 	if restoreErr := d.undo.applyOffloads(ep.HostIf, ep.NetNS, ep.PodIf, nil, restoreOld); restoreErr != nil {
 		// The pod's namespace, or its interface, is mostly gone by now: nothing left to put back.
 		d.log.Debug("put back offloads", "interface", ep.HostIf, "err", restoreErr)
 	}
 	return errors.Join(err, d.undo.setOffloads(ep.HostIf, offloads{}))
-}
-
-// Prune removes the links and map entries of endpoints that are not in keep: what is left of
-// endpoints that went away while no agent ran. From here on every endpoint of this node is known, so
-// addresses of its ranges that none has are refused.
-func (d *Datapath) Prune(keep []Endpoint) error {
-	known := map[string]bool{}
-	for _, name := range append([]string{pairOut}, d.opts.Uplinks...) {
-		known[name] = true
-	}
-	addrs := map[netip.Addr]bool{}
-	ifindexes := map[uint32]bool{}
-	for _, ep := range keep {
-		known[ep.HostIf], known[secondHostIf(ep.HostIf)] = true, true
-		addrs[ep.IPv4], addrs[ep.IPv6] = true, true
-		for _, name := range []string{ep.HostIf, secondHostIf(ep.HostIf)} {
-			if l, err := netlink.LinkByName(name); err == nil {
-				ifindexes[uint32(l.Attrs().Index)] = true
-			}
-		}
-	}
-	links, err := pinnedLinks(d.opts.BPFDir)
-	for _, l := range links {
-		if l.hook != "pod_out" && !known[l.iface] {
-			err = errors.Join(err, detach(l.path))
-		}
-	}
-	err = errors.Join(err, d.pruneMaps(addrs, ifindexes), d.setOwnRanges())
-	d.dropStaleMaps()
-	return err
 }
 
 func (d *Datapath) pruneMaps(addrs map[netip.Addr]bool, ifindexes map[uint32]bool) error {
@@ -157,11 +164,12 @@ func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 	if ep.Chained {
 		value.Flags |= bpfEndpointChained
 	}
-	if d.mode.Active == ModeXDP || (d.mode.Active == ModeHybrid && !ep.Chained) {
+	if d.mode.Active == ModeXDP || d.hasXDPRoad(ep) {
 		value.Flags |= bpfEndpointXdpOut
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	value.Born = d.bornOf(ep, value.Ifindex)
 	for _, index := range ifindexes {
 		if err := d.maps.EpIf.Put(uint32(index), &value); err != nil {
 			return fmt.Errorf("enter interface %d: %w", index, err)
@@ -176,13 +184,46 @@ func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 			return fmt.Errorf("enter address %s: %w", a, err)
 		}
 	}
+	slot := bpfEpSlot{Identity: ep.Identity, Bridge: bridgeOf(ep, ifindexes[0])}
+	if err := d.maps.EpSlot.Put(uint32(ep.Slot), &slot); err != nil {
+		return fmt.Errorf("enter slot %d: %w", ep.Slot, err)
+	}
 	d.eps[ep.Slot] = ep
+	// Shares only shrink here: until Prune, more endpoints may be there than have been attached again.
+	if was := d.config.FlowShare; d.setShares() > was {
+		d.config.FlowShare = was
+	}
 	if ep.Chained {
-		if err := d.dropOwnRanges(); err != nil {
+		if err := d.enterOwnRanges(); err != nil {
 			return err
 		}
 	}
 	return d.changed()
+}
+
+// bridgeOf is the interface by which the stack gets a chained endpoint's packets, if that is not its own: its bridge.
+func bridgeOf(ep Endpoint, ifindex int) uint32 {
+	if !ep.Chained {
+		return 0
+	}
+	l, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return 0
+	}
+	return uint32(l.Attrs().MasterIndex)
+}
+
+// bornOf is the number that an endpoint has had since it was attached first, or a new one. Flows hold the numbers of
+// their ends: those of an endpoint that is gone mean nothing to the next one at its address.
+func (d *Datapath) bornOf(ep Endpoint, ifindex uint32) uint32 {
+	var was bpfEndpoint
+	for _, a := range []netip.Addr{ep.IPv4, ep.IPv6} {
+		key := toAddr(a)
+		if a.IsValid() && d.maps.EpAddr.Lookup(&key, &was) == nil && was.Slot == ep.Slot && was.Ifindex == ifindex && was.Born != 0 {
+			return was.Born
+		}
+	}
+	return 1 + rand.Uint32N(1<<32-1)
 }
 
 // forgetEndpoint removes an endpoint's map entries, but not entries that another endpoint
@@ -190,7 +231,7 @@ func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 func (d *Datapath) forgetEndpoint(ep Endpoint) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var err error
+	err := d.maps.EpSlot.Put(uint32(ep.Slot), &bpfEpSlot{})
 	var value bpfEndpoint
 	for _, a := range []netip.Addr{ep.IPv4, ep.IPv6} {
 		if !a.IsValid() {
@@ -213,5 +254,10 @@ func (d *Datapath) forgetEndpoint(ep Endpoint) error {
 	}
 	err = errors.Join(err, d.clearCounters(ep.Slot))
 	delete(d.eps, ep.Slot)
-	return errors.Join(err, d.changed())
+	if ep.Chained {
+		err = errors.Join(err, d.followOwnRanges())
+	}
+	err = errors.Join(err, d.changed())
+	d.table.sweepSoon()
+	return err
 }

@@ -55,9 +55,9 @@ func (b *bed) events(t *testing.T) []FlowEvent {
 // setRate changes the rate limit and forgets what the buckets hold.
 func (b *bed) setRate(t *testing.T, perSecond uint32) {
 	t.Helper()
-	b.config.EventsPerSec = perSecond
+	b.config.EventsPerSec, b.config.EventsShare = perSecond, 0 // one bucket, that of all
 	must(t, b.maps.Config.Put(uint32(0), &b.config))
-	must(t, b.maps.Buckets.Put(uint32(0), make([]bpfEventStatsHalf, possibleCPUs())))
+	must(t, b.resetBudgets())
 }
 
 // eventBed is a bed with an empty ring and statistics at zero.

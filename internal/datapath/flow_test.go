@@ -134,10 +134,10 @@ func TestViaStack(t *testing.T) {
 		{name: "reply to what the stack sent to the wire for the pod", hook: "from_wire", setup: stackSent("to_wire", "wtup", fromA(peer4).udp(1000, 53, 8)), in: fromPeer(podA.IPv4).udp(53, 1000, 8), want: "pass"},
 		{name: "the stack's multicast to a pod makes no flow", hook: "to_pod", iface: "wta", in: fromPeer(addr("ff02::1")).src(addr("fe80::1")).udp(1, 2, 8), want: "pass", counts: []string{"1 ingress local 1"}},
 		{name: "to_pod counts what it delivers", hook: "to_pod", iface: "wta", in: service.udp(53, 1000, 8), want: "pass", counts: []string{"1 ingress local 1"}},
-		{name: "to_pod on an unknown interface", hook: "to_pod", iface: "wtx", in: service.udp(53, 1000, 8), want: "pass", counts: []string{}},
+		{name: "to_pod on an unknown interface", hook: "to_pod", iface: "wtx", in: service.udp(53, 1000, 8), want: "drop", reason: ReasonUnknownInterface},
 		{name: "to_wire of the host's own", hook: "to_wire", in: fromA(world4).src(node4).udp(1, 2, 8), want: "pass", counts: []string{}},
 		{name: "to_wire of a pod counts nothing twice", hook: "to_wire", in: fromA(world4).udp(1, 2, 8), want: "pass", counts: []string{}},
-		{name: "to_pod does not judge a broken packet", hook: "to_pod", iface: "wta", in: service.udp(53, 1000, 8).set(24, 1, 2), want: "pass", counts: []string{}},
+		{name: "to_pod does not judge a broken packet of this host", hook: "to_pod", iface: "wta", in: service.udp(53, 1000, 8).set(24, 1, 2), want: "pass", counts: []string{"1 ingress local 1"}},
 	})
 }
 
@@ -170,7 +170,7 @@ func TestFlowTimeout(t *testing.T) {
 				if now < c.idle*1e9 {
 					t.Skipf("the machine has not been up for the %d s that this row needs", c.idle)
 				}
-				f := bpfFlow{State: c.state, FirstNs: 1, LastNs: now - c.idle*1e9}
+				f := bpfFlow{State: c.state, FirstNs: 1, LastNs: now - c.idle*1e9, Checked: b.config.Generation}
 				f.Half[0].Packets, f.Half[1].Packets = 1000, 1000
 				key := bpfKey4{A: be32(podA.IPv4), B: be32(peer4), Pa: ntohs(1000), Pb: ntohs(80), Proto: c.proto}
 				must(t, b.maps.Flows4.Put(&key, &f))

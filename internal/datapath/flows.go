@@ -116,19 +116,22 @@ func since(now, then uint64) time.Duration {
 	return time.Duration(now - then)
 }
 
-// collectFlows removes flows that have timed out and reports their end. The programs ignore such
-// entries by themselves; this gives their memory back before the LRU has to.
+// collectFlows removes flows that have timed out and reports their end, and those whose endpoint is gone. The programs
+// ignore such entries by themselves; this gives their places in the table back.
 func (d *Datapath) collectFlows(ctx context.Context) {
-	tick := time.NewTicker(30 * time.Second)
+	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-d.table.soon:
+			d.sweepFlows()
 		case <-tick.C:
 			if err := d.dropIdleFlows(); err != nil {
 				d.log.Warn("collect idle flows", "err", err)
 			}
+			d.sweepFlows()
 		}
 	}
 }

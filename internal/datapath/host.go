@@ -29,14 +29,20 @@ func (d *Datapath) prepareHost() error {
 		return nil // no IPv6 on this node
 	}
 	for _, name := range d.opts.Uplinks {
-		// A router ignores router advertisements unless told otherwise: keep the node's own.
-		if value, err := os.ReadFile("/proc/sys/net/ipv6/conf/" + name + "/accept_ra"); err == nil && value[0] == '1' {
-			if err := d.undo.setSysctl("net/ipv6/conf/"+name+"/accept_ra", "2"); err != nil {
-				return err
-			}
+		if err := d.keepAdvertisements(name); err != nil {
+			return err
 		}
 	}
 	return d.undo.setSysctl("net/ipv6/conf/all/forwarding", "1")
+}
+
+// keepAdvertisements has an uplink go on taking router advertisements: a router ignores them unless told otherwise.
+func (d *Datapath) keepAdvertisements(name string) error {
+	value, err := os.ReadFile("/proc/sys/net/ipv6/conf/" + name + "/accept_ra")
+	if err != nil || value[0] != '1' {
+		return nil
+	}
+	return d.undo.setSysctl("net/ipv6/conf/"+name+"/accept_ra", "2")
 }
 
 // needsFrags tells whether some uplink carries frames larger than a page.
@@ -49,40 +55,12 @@ func (d *Datapath) needsFrags() bool {
 	return false
 }
 
-func (d *Datapath) attachUplinks() error {
-	for _, name := range d.opts.Uplinks {
-		l, err := netlink.LinkByName(name)
-		if err != nil {
-			return fmt.Errorf("find uplink %s: %w (set uplinks in the agent's configuration)", name, err)
-		}
-		if err := d.setUplinkOffloads(l); err != nil {
-			return err
-		}
-		hooks := d.uplinkHooks()
-		for _, h := range hooks {
-			if err := d.ensureLink(h, name, l.Attrs().Index); err != nil {
-				return err
-			}
-		}
-		if err := d.dropLinks(name, hooks...); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // replaceUnreachable gives the node's own ranges a last-resort route, so that packets for pods
-// that do not exist are answered here instead of leaving by the default route.
+// that do not exist are answered here instead of leaving by the default route. Callers hold d.mu.
 func (d *Datapath) replaceUnreachable() error {
+	d.unreachable = true
 	for _, prefix := range d.opts.PodCIDRs {
-		route := &netlink.Route{
-			Dst: toIPNet(prefix), Type: unix.RTN_UNREACHABLE, Protocol: RouteProtocol, Priority: unreachableMetric,
-		}
-		if prefix.Addr().Is6() {
-			// The kernel wants a device even for routes that lead nowhere.
-			route.LinkIndex = 1
-		}
-		if err := netlink.RouteReplace(route); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
+		if err := netlink.RouteReplace(unreachable(prefix)); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
 			return fmt.Errorf("add unreachable route %s: %w", prefix, err)
 		}
 	}

@@ -57,7 +57,8 @@ func refusals(t *testing.T) []refusal {
 		{name: "unknown epoch", frame: as(spi(spiOf(5, 0, identityPeer))), reason: "esp_unknown_sa"},
 		{name: "epoch 0", frame: as(spi(spiOf(0, 1, identityPeer))), reason: "esp_unknown_sa"},
 		{name: "wrong lane: the sender has none of that number", frame: as(spi(spiOf(sealEpoch, 9, identityPeer))), reason: "esp_unknown_sa"},
-		{name: "another lane's key", frame: edited(func(f []byte) { binary.BigEndian.PutUint32(f[spiAt:], spiOf(sealEpoch, 1, identityPeer)) }), reason: "esp_bad_tag"},
+		{name: "another lane's key", frame: as(espref.SA{SPI: spiOf(sealEpoch, 1, identityPeer), Key: peerSA(0).Key, Salt: saltIn}), reason: "esp_bad_tag"},
+		{name: "lane changed on the way", frame: edited(func(f []byte) { binary.BigEndian.PutUint32(f[spiAt:], spiOf(sealEpoch, 1, identityPeer)) }), reason: "esp_bad_tag"},
 		{name: "identity changed on the way", frame: edited(func(f []byte) { f[spiAt+3] ^= 1 }), reason: "esp_bad_tag"},
 		{name: "sequence number changed", frame: edited(func(f []byte) { f[spiAt+7] ^= 2 }), reason: "esp_bad_tag"},
 		{name: "IV changed", frame: edited(func(f []byte) { f[ivAt+7] ^= 1 }), reason: "esp_bad_tag"},
@@ -69,6 +70,12 @@ func refusals(t *testing.T) []refusal {
 			here, _ := b.outer()
 			return b.sealedBy(t, peerSA(0), espref.Packet{Seq: 1, Inner: inner()}, here)
 		}},
+		{name: "our own packet, reflected as the peer's", reason: "esp_bad_tag", frame: func(b *sealBed) []byte {
+			// What this node seals for the peer, with the addresses of both ends exchanged and every checksum right.
+			_, there := b.outer()
+			ours := espref.SA{SPI: spiOf(sealEpoch, 0, identityPeer), Key: laneKey(keyOut, 0), Salt: saltOut}
+			return b.sealedBy(t, ours, espref.Packet{Seq: 1, Inner: inner()}, there)
+		}},
 		{name: "an address that no node has", reason: "esp_unknown_peer", frame: func(b *sealBed) []byte {
 			return b.sealedBy(t, peerSA(0), espref.Packet{Seq: 1, Inner: inner()}, world4)
 		}},
@@ -78,7 +85,7 @@ func refusals(t *testing.T) []refusal {
 		{name: "source of another node's range", frame: with(insideOf(fromPeer(podA.IPv4).src(cold4).udp(1, 2, 3))), reason: "inner_source"},
 		{name: "source of this node's range", frame: with(insideOf(fromPeer(podA.IPv4).src(podB.IPv4).udp(1, 2, 3))), reason: "foreign_source"},
 		{name: "source of the outside under a pod's identity", frame: with(insideOf(fromPeer(podA.IPv4).src(world4).udp(1, 2, 3))), reason: "inner_source"},
-		{name: "the host's address under a pod's identity", frame: with(insideOf(fromPeer(podA.IPv4).src(wireB4).udp(1, 2, 3))), reason: "inner_source"},
+		{name: "this host's address under a pod's identity", frame: with(insideOf(fromPeer(podA.IPv4).src(node4).udp(1, 2, 3))), reason: "inner_source"},
 		{name: "a pod's address under the host's identity", frame: as(spi(spiOf(sealEpoch, 0, 1))), reason: "inner_source"},
 		{name: "martian inside", frame: func(b *sealBed) []byte {
 			return one(b, t, spi(spiOf(sealEpoch, 0, 1)), insideOf(fromPeer(podA.IPv4).src(addr("127.0.0.1")).udp(1, 2, 3)))

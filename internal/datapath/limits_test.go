@@ -202,14 +202,20 @@ func TestICMPErrorRate(t *testing.T) {
 	frame := fromA(peer4).udp(1000, 53, 64).ttl(1).bytes()
 	for _, context := range contexts {
 		b.reset(t)
-		future := make([]bpfEventStatsHalf, 64)
-		for i := range future {
-			future[i].FullNs = monotonicNow() + 3600e9
+		b.drain(t, sharedBucket(b, bucketErrors))
+		if v, _ := b.send(t, context, "from_pod", "wta", frame); v != "redirect" {
+			t.Errorf("%s: a token of its own left: %s, want redirect", context, v)
 		}
-		must(t, b.maps.Buckets.Put(uint32(1), future[:possibleCPUs()]))
+		b.drain(t, ownBucket(podA.Slot, 0, bucketErrors))
 		if v, _ := b.send(t, context, "from_pod", "wta", frame); v != "drop" {
 			t.Errorf("%s: no token left: %s, want drop", context, v)
 		}
 		wantReasons(t, b, context, "ttl_exceeded")
+		if v, _ := b.send(t, context, "from_pod", "wtb", fromB(peer4).udp(1000, 53, 64).ttl(1).bytes()); v != "redirect" {
+			t.Errorf("%s: another pod's error is refused for pod A's flood: %s", context, v)
+		}
+		if rows := b.budgets(t); rows["1 egress"].ErrorsSuppressed != 1 {
+			t.Errorf("%s: budgets %+v, want one error suppressed for pod A", context, rows)
+		}
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-//go:embed obj/*_xdp.o obj/*_tc.o
+//go:embed obj/*_xdp.o obj/*_tc.o obj/vmfork.o
 var objects embed.FS
 
 const mapPin = "maps-"
@@ -31,6 +31,11 @@ type maps struct {
 	Nodes    *ebpf.Map
 	Flows4   *ebpf.Map
 	Flows6   *ebpf.Map
+	Cells4   *ebpf.Map
+	Cells6   *ebpf.Map
+	Owners   *ebpf.Map
+	Claims   *ebpf.Map
+	Claimed  *ebpf.Map
 	Frags    *ebpf.Map
 	Counters *ebpf.Map
 	Drops    *ebpf.Map
@@ -41,12 +46,17 @@ type maps struct {
 	PeerAddr *ebpf.Map
 	PeerIDs  *ebpf.Map
 	Plain    *ebpf.Map
+	Handles  *ebpf.Map
+	EpSlot   *ebpf.Map
+	Uplinks  *ebpf.Map
 	Peers    *ebpf.Map
 	SAOut    *ebpf.Map
 	SAIn     *ebpf.Map
 	SAUsed   *ebpf.Map
 	SANodes  *ebpf.Map
+	VM       *ebpf.Map
 	byName   map[string]*ebpf.Map
+	created  map[string]bool // not adopted from a previous run
 }
 
 func (m *maps) Close() {
@@ -78,7 +88,7 @@ func sharedMaps(flowEntries uint32, sealing bool) (map[string]*ebpf.MapSpec, err
 	if err != nil {
 		return nil, err
 	}
-	for _, object := range []string{"from_wire_tc", "sa_xdp"} {
+	for _, object := range []string{"from_wire_tc", "to_pod_tc", "sa_xdp", "flows_xdp"} {
 		more, err := loadSpec(object)
 		if err != nil {
 			return nil, err
@@ -88,7 +98,7 @@ func sharedMaps(flowEntries uint32, sealing bool) (map[string]*ebpf.MapSpec, err
 	for name, ms := range spec.Maps {
 		if !strings.HasPrefix(name, "weft_") {
 			delete(spec.Maps, name) // .rodata belongs to one program
-		} else if flowEntries != 0 && strings.HasPrefix(name, "weft_flows") {
+		} else if flowEntries != 0 && (strings.HasPrefix(name, "weft_flows") || strings.HasPrefix(name, "weft_cells")) {
 			ms.MaxEntries = flowEntries
 		} else if !sealing && strings.HasPrefix(name, "weft_sa_") {
 			// No live code looks into them: they need not hold what older kernels have no names for.
@@ -106,23 +116,25 @@ func openMaps(dir string, flowEntries uint32, sealing bool, log *slog.Logger) (*
 	if err != nil {
 		return nil, err
 	}
-	m := &maps{byName: map[string]*ebpf.Map{}}
+	m := &maps{byName: map[string]*ebpf.Map{}, created: map[string]bool{}}
 	for name, ms := range specs {
-		opened, err := openMap(dir, ms, log)
+		opened, created, err := openMap(dir, ms, log)
 		if err != nil {
 			m.Close()
 			return nil, err
 		}
-		m.byName[name] = opened
+		m.byName[name], m.created[name] = opened, created
 	}
 	for name, field := range map[string]**ebpf.Map{
 		"weft_config": &m.Config, "weft_ep_if": &m.EpIf, "weft_ep_addr": &m.EpAddr, "weft_routes": &m.Routes,
-		"weft_nodes": &m.Nodes, "weft_flows4": &m.Flows4, "weft_flows6": &m.Flows6, "weft_frags": &m.Frags,
+		"weft_nodes": &m.Nodes, "weft_flows4": &m.Flows4, "weft_flows6": &m.Flows6,
+		"weft_cells4": &m.Cells4, "weft_cells6": &m.Cells6, "weft_owners": &m.Owners, "weft_claims": &m.Claims, "weft_claimed": &m.Claimed, "weft_frags": &m.Frags,
 		"weft_counters": &m.Counters, "weft_drops": &m.Drops, "weft_evstats": &m.EvStats,
 		"weft_buckets": &m.Buckets, "weft_events": &m.Events, "weft_trace": &m.Trace,
 		"weft_peer_addr": &m.PeerAddr, "weft_peer_ids": &m.PeerIDs, "weft_plain": &m.Plain, "weft_peers": &m.Peers,
 		"weft_sa_out": &m.SAOut, "weft_sa_in": &m.SAIn,
-		"weft_sa_used": &m.SAUsed, "weft_sa_nodes": &m.SANodes,
+		"weft_handles": &m.Handles, "weft_ep_slot": &m.EpSlot, "weft_uplinks": &m.Uplinks,
+		"weft_sa_used": &m.SAUsed, "weft_sa_nodes": &m.SANodes, "weft_vm": &m.VM,
 	} {
 		if *field = m.byName[name]; *field == nil {
 			m.Close()
@@ -132,27 +144,27 @@ func openMaps(dir string, flowEntries uint32, sealing bool, log *slog.Logger) (*
 	return m, nil
 }
 
-func openMap(dir string, spec *ebpf.MapSpec, log *slog.Logger) (*ebpf.Map, error) {
+func openMap(dir string, spec *ebpf.MapSpec, log *slog.Logger) (m *ebpf.Map, made bool, err error) {
 	path := filepath.Join(dir, pinName(spec))
 	pinned, err := ebpf.LoadPinnedMap(path, nil)
 	if err == nil {
-		return pinned, nil
+		return pinned, false, nil
 	}
 	if !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("open pinned map %s: %w", path, err)
+		return nil, false, fmt.Errorf("open pinned map %s: %w", path, err)
 	}
 	created, err := ebpf.NewMap(spec)
 	if err != nil {
-		return nil, fmt.Errorf("create map %s: %w", spec.Name, err)
+		return nil, false, fmt.Errorf("create map %s: %w", spec.Name, err)
 	}
 	if n := migrate(dir, spec, created); n != "" {
 		log.Warn("map layout changed: a new map was made", "map", spec.Name, "entries", n)
 	}
 	if err := created.Pin(path); err != nil {
 		created.Close()
-		return nil, fmt.Errorf("pin map %s: %w", spec.Name, err)
+		return nil, false, fmt.Errorf("pin map %s: %w", spec.Name, err)
 	}
-	return created, nil
+	return created, true, nil
 }
 
 // pinName is maps-NAME-LAYOUT-ENTRIES.
@@ -219,10 +231,16 @@ func migrate(dir string, spec *ebpf.MapSpec, to *ebpf.Map) string {
 	}
 	defer from.Close()
 	if !sameLayout(old[at]) {
+		if spec.Name == "weft_peer_ids" && from.Type() == spec.Type && from.KeySize() == spec.KeySize {
+			return copyPeerIDs(from, to)
+		}
 		return "none: key or value changed"
 	}
 	if spec.Name == "weft_sa_out" || spec.Name == "weft_sa_in" {
 		return "none: keys cannot be copied" // nor counters without them; the agents meet and make new ones
+	}
+	if strings.HasPrefix(spec.Name, "weft_cells") {
+		return "none: given out anew" // see flowTable.adopt
 	}
 	if spec.Type != ebpf.Hash && spec.Type != ebpf.LRUHash && spec.Type != ebpf.LPMTrie && spec.Type != ebpf.Array {
 		return "none"
@@ -234,6 +252,18 @@ func migrate(dir string, spec *ebpf.MapSpec, to *ebpf.Map) string {
 		}
 	}
 	return fmt.Sprint(copied)
+}
+
+// copyPeerIDs takes over which node hosts whom from a release whose map had no handles. Handle 0 lets sealed packets in as
+// before, and SetPeerIdentities gives out the real ones.
+func copyPeerIDs(from, to *ebpf.Map) string {
+	copied, key, value := 0, make([]byte, from.KeySize()), make([]byte, from.ValueSize())
+	for entries := from.Iterate(); entries.Next(&key, &value); {
+		if to.Put(key, uint16(0)) == nil {
+			copied++
+		}
+	}
+	return fmt.Sprintf("%d, without handles", copied)
 }
 
 // stalePins lists the pins of a map of other layouts or sizes than spec's.

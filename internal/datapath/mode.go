@@ -56,21 +56,50 @@ func chooseMode(opts Options) (ModeStatus, error) {
 	case ModeTC, ModeStack:
 		status.Why = "configured"
 	case ModeAuto, "":
-		status.Asked = ModeAuto
-		status.Active, status.Why = chooseAuto()
+		status.Asked, status.Active = ModeAuto, ModeTC
+		status.XDPRoad, status.Why = probeXDPRoad()
 	default:
 		return status, fmt.Errorf("mode %q: want auto, xdp, tc or stack", opts.Mode)
 	}
 	return status, nil
 }
 
-// chooseAuto follows what docs/benchmarks.md measured: TC keeps the GSO packets of the pods' stacks
-// whole, native XDP is the fastest for frames that are XDP frames already.
-func chooseAuto() (Mode, string) {
+// probeXDPRoad tells whether this kernel can do the XDP road, and what that makes of mode auto. TC is what
+// docs/benchmarks.md measured as best for pods' sockets: it keeps the GSO packets of their stacks whole.
+func probeXDPRoad() (bool, string) {
 	if err := features.HaveProgramHelper(ebpf.XDP, asm.FnRedirect); err != nil {
-		return ModeTC, "the kernel has no XDP redirect: TC everywhere"
+		return false, "TC on every interface; no XDP road for pods that ask, since the kernel has no XDP redirect"
 	}
-	return ModeHybrid, "TC for what pods' stacks send (keeps GSO packets whole), native XDP for XDP frames, TC on the uplink"
+	return true, "TC on every interface; native XDP beside it for pods that ask for the XDP road"
+}
+
+// Road says by which road an endpoint's packets go, and why.
+func (d *Datapath) Road(ep Endpoint) Road {
+	road := Road{Name: string(d.mode.Active), Why: "mode " + string(d.mode.Asked)}
+	switch {
+	case !ep.XDPRoad || d.mode.Active == ModeXDP:
+		return road
+	case d.hasXDPRoad(ep):
+		return Road{Name: RoadXDP, Why: "asked for"}
+	}
+	road.Refused = true
+	switch {
+	case ep.Chained:
+		road.Why = "asked for xdp, which an interface of another CNI plugin cannot have"
+	case d.mode.Asked != ModeAuto:
+		road.Why = "asked for xdp, which pods get in modes auto and xdp: this node's is " + string(d.mode.Asked)
+	default:
+		road.Why = "asked for xdp, which this kernel cannot do: it has no XDP redirect"
+	}
+	return road
+}
+
+// RoadXDP is the name of the XDP road.
+const RoadXDP = "xdp"
+
+// hasXDPRoad tells whether an endpoint has a second interface, and native XDP on its first.
+func (d *Datapath) hasXDPRoad(ep Endpoint) bool {
+	return ep.XDPRoad && d.mode.XDPRoad && !ep.Chained
 }
 
 // probeTCX attaches a program that does nothing to the loopback and takes it away again.
@@ -93,11 +122,13 @@ func probeTCX() error {
 // hooksFor says what is attached to the host side of an endpoint's interface.
 func (d *Datapath) hooksFor(ep Endpoint) []hook {
 	toPod := hook{"to_pod", kindTCEgress, d.progs.ToPod}
+	// Before the XDP hook: without it, the pod's own tags would be believed.
+	tagIn := hook{"tag_in", kindTCIngress, d.progs.TagIn}
 	switch {
 	case d.mode.Active == ModeXDP && d.opts.GenericXDP:
-		return []hook{{"from_pod", kindXDPGeneric, d.progs.FromPodXDP}, toPod}
-	case d.mode.Active == ModeXDP, d.mode.Active == ModeHybrid && !ep.Chained:
-		return []hook{{"from_pod", kindXDP, d.progs.FromPodXDP}, toPod}
+		return []hook{tagIn, {"from_pod", kindXDPGeneric, d.progs.FromPodXDP}, toPod}
+	case d.mode.Active == ModeXDP, d.hasXDPRoad(ep):
+		return []hook{tagIn, {"from_pod", kindXDP, d.progs.FromPodXDP}, toPod}
 	default:
 		return []hook{{"from_pod", kindTCIngress, d.progs.FromPodTC}, toPod}
 	}
@@ -115,5 +146,5 @@ func (d *Datapath) uplinkHooks() []hook {
 	if d.opts.GenericXDP {
 		kind = kindXDPGeneric
 	}
-	return []hook{{"from_wire", kind, d.progs.FromWireXDP}, toWire}
+	return []hook{{"tag_in", kindTCIngress, d.progs.TagIn}, {"from_wire", kind, d.progs.FromWireXDP}, toWire}
 }

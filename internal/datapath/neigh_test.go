@@ -106,6 +106,91 @@ func wantAdvertised(in, out []byte) error {
 	return nil
 }
 
+// eui64 is the link-local address that an interface makes of its MAC.
+func eui64(m net.HardwareAddr) netip.Addr {
+	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: m[0] ^ 2, 9: m[1], 10: m[2], 11: 0xff, 12: 0xfe, 13: m[3], 14: m[4], 15: m[5]})
+}
+
+// options puts neighbour discovery options behind an NS or NA in place of its own.
+func (p packet) ndOptions(options ...[]byte) packet {
+	body := slices.Concat(p.transport()[4:24], slices.Concat(options...))
+	return newPacket(p.smac, p.dmac, p.from, p.to).icmp(p.transport()[0], 0, body).ttl(255)
+}
+
+// TestNeighbourOptions: each option of a message counts, not only the first, and a broken one refuses the whole.
+func TestNeighbourOptions(t *testing.T) {
+	mine, theirs := append([]byte{1, 1}, podA.MAC...), append([]byte{1, 1}, podB.MAC...)
+	target := append([]byte{2, 1}, podB.MAC...)
+	nonce := []byte{14, 1, 1, 2, 3, 4, 5, 6}
+	ns, na := solicit(podA, podA.IPv6, GatewayIPv6, false), advertise(podA, podA.IPv6, podA.IPv6, nil)
+	many := slices.Repeat([][]byte{nonce}, 9)
+	runTable(t, []row{
+		{name: "own MAC behind a nonce", in: ns.ndOptions(nonce, mine), want: "redirect", out: func(in, out []byte) error { return nil }},
+		{name: "another's MAC behind a nonce", in: ns.ndOptions(nonce, theirs), want: "drop", reason: ReasonSpoofedNd},
+		{name: "another's MAC behind one's own", in: ns.ndOptions(mine, theirs), want: "drop", reason: ReasonSpoofedNd},
+		{name: "another's target MAC in a solicitation", in: ns.ndOptions(mine, target), want: "drop", reason: ReasonSpoofedNd},
+		{name: "another's target MAC as the second of an advertisement", in: na.ndOptions(nonce, target), want: "drop", reason: ReasonSpoofedNd},
+		{name: "option of length 0", in: ns.ndOptions([]byte{14, 0, 0, 0, 0, 0, 0, 0}, theirs), want: "drop", reason: ReasonNdOption},
+		{name: "option that reaches beyond the packet", in: ns.ndOptions([]byte{14, 2, 0, 0, 0, 0, 0, 0}), want: "drop", reason: ReasonNdOption},
+		{name: "option cut short", in: ns.ndOptions([]byte{1, 1, 2}), want: "drop", reason: ReasonNdOption},
+		{name: "MAC option of two units", in: na.ndOptions(append([]byte{2, 2}, make([]byte, 14)...)), want: "drop", reason: ReasonNdOption},
+		{name: "more options than are looked at", in: ns.ndOptions(many...), want: "drop", reason: ReasonNdOption},
+	})
+}
+
+// TestChainedClaims: a pod behind another plugin's bridge speaks for itself alone.
+func TestChainedClaims(t *testing.T) {
+	chained := func(ep Endpoint, iface string) func(*testing.T, *bed) {
+		return func(t *testing.T, b *bed) {
+			ep.Chained = true
+			must(t, b.putEndpoint(ep, []int{b.index[iface]}))
+		}
+	}
+	podsChained := both(chained(podA, "wta"), chained(podB, "wtb"))
+	opaque, second := addr("fe80::1234:5678:9abc:def0"), addr("fe80::feed:1:2:3")
+	claimedByB := both(podsChained, func(t *testing.T, b *bed) {
+		if v, _ := b.send(t, "tc", "from_pod", "wtb", advertise(podB, opaque, opaque, podB.MAC).bytes()); v != "pass" {
+			t.Fatalf("the neighbour's own claim: %s", v)
+		}
+	})
+	claimedByA := both(podsChained, after("from_pod", solicit(podA, addr("::"), opaque, false)))
+	own := eui64(podA.MAC)
+	drop := func(name string, setup func(*testing.T, *bed), in packet) row {
+		return row{name: name, setup: setup, in: in, want: "drop", reason: ReasonSpoofedNd}
+	}
+	pass := func(name string, setup func(*testing.T, *bed), in packet) row {
+		return row{name: name, setup: setup, in: in, want: "pass"}
+	}
+	rs := func(src netip.Addr, m net.HardwareAddr) packet {
+		return newPacket(podA.MAC, net.HardwareAddr{0x33, 0x33, 0, 0, 0, 2}, src, addr("ff02::2")).icmp(133, 0, append([]byte{0, 0, 0, 0, 1, 1}, m...)).ttl(255)
+	}
+	none := addr("::")
+	runTable(t, []row{
+		pass("its MAC's address", podsChained, advertise(podA, own, own, podA.MAC)),
+		pass("duplicate address detection of its MAC's address", podsChained, solicit(podA, none, own, false)),
+		pass("duplicate address detection of its own address", podsChained, solicit(podA, none, podA.IPv6, false)),
+		pass("solicitation from its MAC's address", podsChained, solicit(podA, own, podB.IPv6, true)),
+		pass("an opaque address (RFC 7217)", podsChained, advertise(podA, opaque, opaque, podA.MAC)),
+		pass("the opaque address that it has claimed, again", claimedByA, advertise(podA, opaque, opaque, podA.MAC)),
+		drop("a second opaque address", claimedByA, advertise(podA, second, second, podA.MAC)),
+		drop("an opaque address that a neighbour has claimed", claimedByB, advertise(podA, opaque, opaque, podA.MAC)),
+		drop("duplicate address detection of a neighbour's", claimedByB, solicit(podA, none, opaque, false)),
+		drop("solicitation from a neighbour's", claimedByB, solicit(podA, opaque, podB.IPv6, true)),
+		drop("the address of a neighbour's MAC", podsChained, advertise(podA, eui64(podB.MAC), eui64(podB.MAC), podA.MAC)),
+		drop("the address of the bridge's MAC", podsChained, advertise(podA, eui64(gatewayMAC), eui64(gatewayMAC), podA.MAC)),
+		drop("solicitation from the address of the bridge's MAC", podsChained, solicit(podA, eui64(gatewayMAC), podB.IPv6, true)),
+		drop("a gateway's address", podsChained, advertise(podA, GatewayIPv6, GatewayIPv6, podA.MAC)),
+		drop("another address given by hand", podsChained, advertise(podA, addr("fe80::53"), addr("fe80::53"), podA.MAC)),
+		drop("a link-local address outside fe80::/64", podsChained, advertise(podA, addr("fe80:1::1:2:3:4"), addr("fe80:1::1:2:3:4"), podA.MAC)),
+		drop("a neighbour's address", podsChained, advertise(podA, own, podB.IPv6, podA.MAC)),
+		drop("duplicate address detection of a neighbour's global address", podsChained, solicit(podA, none, podB.IPv6, false)),
+		pass("router solicitation", podsChained, rs(own, podA.MAC)),
+		drop("router solicitation from the bridge's address", podsChained, rs(eui64(gatewayMAC), podA.MAC)),
+		drop("router solicitation with another's MAC", podsChained, rs(own, podB.MAC)),
+		pass("an address that was a gone pod's claim", both(claimedByB, func(t *testing.T, b *bed) { must(t, b.forgetEndpoint(podB)) }), advertise(podA, opaque, opaque, podA.MAC)),
+	})
+}
+
 func TestNeighbourDiscovery(t *testing.T) {
 	ll, none := addr("fe80::a"), addr("::")
 	good := solicit(podA, podA.IPv6, GatewayIPv6, true)

@@ -1,13 +1,12 @@
 package datapath
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
-	"time"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -23,11 +22,15 @@ type nextHop struct {
 // usable are the neighbour states in which the kernel itself would send to the address.
 const usable = unix.NUD_PERMANENT | unix.NUD_NOARP | unix.NUD_REACHABLE | unix.NUD_STALE | unix.NUD_DELAY | unix.NUD_PROBE
 
-// resolve asks the kernel for the road to addr: route, interface, neighbour.
-func resolve(addr netip.Addr) (nextHop, error) {
+// resolve asks the kernel for the road to addr: route, interface, neighbour. Where packets are sealed, a road by an
+// interface without hooks is none: what the stack sends there would leave as it is.
+func (d *Datapath) resolve(addr netip.Addr) (nextHop, error) {
 	routes, err := netlink.RouteGet(addr.AsSlice())
-	if err != nil || len(routes) == 0 {
+	if err != nil {
 		return nextHop{}, fmt.Errorf("no route: %w", err)
+	}
+	if len(routes) == 0 {
+		return nextHop{}, errors.New("no route")
 	}
 	hop := nextHop{addr: addr}
 	if gw, ok := netip.AddrFromSlice(routes[0].Gw); ok {
@@ -36,6 +39,10 @@ func resolve(addr netip.Addr) (nextHop, error) {
 	l, err := netlink.LinkByIndex(routes[0].LinkIndex)
 	if err != nil {
 		return nextHop{}, fmt.Errorf("find interface %d: %w", routes[0].LinkIndex, err)
+	}
+	if d.opts.Encrypt != nil && !slices.Contains(d.opts.Uplinks, l.Attrs().Name) {
+		return nextHop{}, fmt.Errorf("the kernel's route leads out of %s, which is no uplink (%s): nothing is sent there; add it to uplinks in the agent's configuration, or route the node by an uplink",
+			l.Attrs().Name, strings.Join(d.opts.Uplinks, ", "))
 	}
 	hop.entry = bpfNode{Ifindex: uint32(l.Attrs().Index), Mtu: uint16(min(l.Attrs().MTU, 65535)), Smac: toMAC(l.Attrs().HardwareAddr)}
 	if takesXDP(l.Attrs().Index) {
@@ -99,67 +106,13 @@ func netlinkFamily(a netip.Addr) int {
 // errUnsubscribed says that the library gave a subscription up, mostly since its socket overflowed. The caller subscribes anew.
 var errUnsubscribed = errors.New("the kernel's events were cut off")
 
-// followNeighbors keeps the nodes map in line with the kernel's neighbours, routes and links.
-func (d *Datapath) followNeighbors(ctx context.Context) error {
-	neighbors := make(chan netlink.NeighUpdate, 256)
-	links := make(chan netlink.LinkUpdate, 64)
-	routes := make(chan netlink.RouteUpdate, 256)
-	failed := func(err error) {
-		if ctx.Err() == nil {
-			d.log.Warn("netlink subscription", "err", err)
-		}
-	}
-	err := errors.Join(
-		netlink.NeighSubscribeWithOptions(neighbors, ctx.Done(), netlink.NeighSubscribeOptions{ErrorCallback: failed}),
-		netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: failed}),
-		netlink.RouteSubscribeWithOptions(routes, ctx.Done(), netlink.RouteSubscribeOptions{ErrorCallback: failed}))
-	if err != nil {
-		return fmt.Errorf("follow the kernel's neighbours, links and routes: %w", err)
-	}
-	d.refreshNodes()
-	// Whatever an overflowing socket swallowed is found by the slow look.
-	slow := time.NewTicker(30 * time.Second)
-	defer slow.Stop()
-	settle := time.NewTimer(time.Hour)
-	defer settle.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case n, open := <-neighbors:
-			if !open {
-				return errUnsubscribed
-			}
-			d.neighborChanged(n)
-		case l, open := <-links:
-			if !open {
-				return errUnsubscribed
-			}
-			if slices.Contains(d.opts.Uplinks, l.Link.Attrs().Name) {
-				settle.Reset(20 * time.Millisecond)
-			}
-		case r, open := <-routes:
-			if !open {
-				return errUnsubscribed
-			}
-			if r.Protocol != RouteProtocol {
-				settle.Reset(20 * time.Millisecond)
-			}
-		case <-settle.C:
-			d.refreshNodes()
-		case <-slow.C:
-			d.refreshNodes()
-		}
-	}
-}
-
 func (d *Datapath) refreshNodes() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.nodes.list == nil {
 		return // before the first SetNodes nothing is known: what a previous run left must stay
 	}
-	if err := d.syncNodes(); err != nil {
+	if err := errors.Join(d.syncOwnAddresses(), d.syncNodes()); err != nil {
 		d.log.Warn("peers", "err", err)
 	}
 }

@@ -4,12 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	stdmaps "maps"
+	"net"
 	"net/netip"
 	"slices"
+	"strings"
 
-	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/inet"
 )
@@ -20,90 +21,74 @@ const maxNodes = 4096
 // nodeTable is what the agent knows about its peers. Guarded by Datapath.mu.
 type nodeTable struct {
 	list  []Node
-	slots map[string]uint32       // node name to index
-	was   map[bpfRouteKey]uint32  // what a previous run left in the routes map
-	hops  map[netip.Addr][]uint32 // next hop to the weft_nodes indexes that use it
-	used  map[uint32]bool         // weft_nodes indexes that may hold a next hop
+	slots map[string]uint32        // node name to index
+	freed map[uint32]bool          // indexes whose nodes have left, until all that leads there is gone
+	was   map[bpfRouteKey]bpfRoute // what a previous run left in the routes map, until the first synchronisation
+	hops  map[netip.Addr][]uint32  // next hop to the weft_nodes indexes that use it
+	used  map[uint32]bool          // weft_nodes indexes that may hold a next hop
 	// current are those of the synchronisation that runs.
 	current map[uint32]bool
-}
-
-// restore reads what a previous run wrote, so that each node keeps its index and the maps
-// are right all the time while the agent catches up.
-func (t *nodeTable) restore(m *maps) error {
-	t.slots, t.was, t.hops = map[string]uint32{}, map[bpfRouteKey]uint32{}, map[netip.Addr][]uint32{}
-	var key bpfRouteKey
-	var value bpfRoute
-	entries := m.Routes.Iterate()
-	for entries.Next(&key, &value) {
-		t.was[key] = value.Node
-	}
-	if err := entries.Err(); err != nil {
-		return fmt.Errorf("read routes map: %w", err)
-	}
-	t.used = map[uint32]bool{}
-	for _, slot := range t.was {
-		t.used[slot*2], t.used[slot*2+1] = true, true
-	}
-	return nil
-}
-
-// slotFor finds a node's index: the one it has, the one its ranges had in a previous run, or a free one.
-func (t *nodeTable) slotFor(n Node) (uint32, error) {
-	if slot, ok := t.slots[n.Name]; ok {
-		return slot, nil
-	}
-	used := map[uint32]bool{0: true}
-	for _, slot := range t.slots {
-		used[slot] = true
-	}
-	for _, prefix := range append(hostPrefixes(n), n.PodCIDRs...) {
-		if slot := t.was[routeKey(prefix)]; slot != 0 && !used[slot] {
-			t.slots[n.Name] = slot
-			return slot, nil
-		}
-	}
-	for _, slot := range t.was {
-		used[slot] = true
-	}
-	for slot := uint32(1); slot < maxNodes; slot++ {
-		if !used[slot] {
-			t.slots[n.Name] = slot
-			return slot, nil
-		}
-	}
-	return 0, fmt.Errorf("node %s: more than %d nodes", n.Name, maxNodes-1)
+	// settled says that nothing of nodes that have left is in the maps.
+	settled bool
+	// left are the ranges that the routes map had no room for.
+	left map[string]bool
+	// problems are why nodes cannot be reached, by name.
+	problems map[string]string
 }
 
 // SetNodes makes the given peers, and no others, the ones whose pods are reached over the wire:
 // in the maps, as kernel routes for whatever takes the stack, and as neighbours that the kernel
-// keeps fresh.
+// keeps fresh. A node that cannot be reached is no error: it is in NodeProblems, and nothing goes there.
 func (d *Datapath) SetNodes(_ context.Context, nodes []Node) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.nodes.list = slices.Clone(nodes)
+	if d.nodes.freed == nil {
+		d.nodes.freed = map[uint32]bool{}
+	}
 	names := map[string]bool{}
 	for _, n := range nodes {
-		names[n.Name] = true
+		names[n.Name] = names[n.Name] || !n.Missing
 	}
-	for name := range d.nodes.slots {
+	for name, slot := range d.nodes.slots {
 		if !names[name] {
+			d.nodes.freed[slot], d.nodes.settled = true, false
 			delete(d.nodes.slots, name)
 		}
 	}
 	return d.syncNodes()
 }
 
+// NodeProblem is why a node cannot be reached.
+type NodeProblem struct {
+	Node string `json:"node"`
+	Text string `json:"text"`
+}
+
+// NodeProblems are those of now, by name.
+func (d *Datapath) NodeProblems() []NodeProblem {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var out []NodeProblem
+	for _, name := range slices.Sorted(stdmaps.Keys(d.nodes.problems)) {
+		out = append(out, NodeProblem{name, d.nodes.problems[name]})
+	}
+	return out
+}
+
 // syncNodes brings maps and kernel routes in line with the list. One bad node does not stop the others.
 func (d *Datapath) syncNodes() error {
 	var failed error
-	changed := false
-	wantRoutes := map[bpfRouteKey]bpfRoute{}
-	current := map[uint32]bool{}
+	var plan *slotPlan
 	var wantKernel []*netlink.Route
-	d.nodes.hops, d.nodes.current = map[netip.Addr][]uint32{}, map[uint32]bool{}
+	changed, wantRoutes, current, before := false, map[bpfRouteKey]bpfRoute{}, map[uint32]bool{}, d.nodes.problems
+	d.nodes.hops, d.nodes.current, d.nodes.problems = map[netip.Addr][]uint32{}, map[uint32]bool{}, map[string]string{}
 	for _, n := range d.nodes.list {
-		slot, err := d.nodes.slotFor(n)
+		wantKernel = append(wantKernel, d.lastResorts(n)...)
+		if n.Missing {
+			continue
+		}
+		slot, err := d.takeSlot(n, &plan)
 		if err != nil {
 			failed = errors.Join(failed, err)
 			continue
@@ -113,41 +98,93 @@ func (d *Datapath) syncNodes() error {
 		changed = changed || moved
 		wantKernel = append(wantKernel, routes...)
 		current[slot] = true
-		for _, prefix := range n.PodCIDRs {
-			wantRoutes[routeKey(prefix)] = bpfRoute{Node: slot}
-		}
-		if d.opts.Encrypt != nil {
-			for _, prefix := range hostPrefixes(n) {
-				wantRoutes[routeKey(prefix)] = bpfRoute{Node: slot, Flags: bpfRouteHost}
-			}
+		d.wantNode(wantRoutes, n, slot)
+	}
+	for _, n := range d.nodes.list {
+		if n.Missing {
+			d.wantMissing(wantRoutes, n)
 		}
 	}
 	moved, err := d.syncRoutesMap(wantRoutes)
 	cleared, clearErr := d.clearNodes()
-	failed = errors.Join(failed, err, clearErr, syncKernelRoutes(wantKernel))
+	failed = errors.Join(failed, err, clearErr, d.syncKernelRoutes(d.notLeft(wantKernel)))
 	if d.opts.Encrypt != nil {
 		failed = errors.Join(failed, d.clearPeers(current))
 	}
 	if changed || moved || cleared {
 		failed = errors.Join(failed, d.changed())
 	}
+	if failed == nil {
+		d.nodes.freed, d.nodes.was, d.nodes.settled = nil, nil, true
+	}
+	d.logProblems(before)
 	return failed
+}
+
+// logProblems tells what is new.
+func (d *Datapath) logProblems(before map[string]string) {
+	for name, text := range d.nodes.problems {
+		if before[name] != text {
+			d.log.Warn("node cannot be reached", "node", name, "err", text)
+		}
+	}
+}
+
+// wantNode enters a node's ranges and, where packets are sealed, its own addresses.
+func (d *Datapath) wantNode(want map[bpfRouteKey]bpfRoute, n Node, slot uint32) {
+	for _, prefix := range n.PodCIDRs {
+		want[routeKey(prefix)] = bpfRoute{Node: slot}
+	}
+	if d.opts.Encrypt != nil {
+		for _, prefix := range hostPrefixes(n) {
+			want[routeKey(prefix)] = bpfRoute{Node: slot, Flags: bpfRouteHost}
+		}
+	}
+}
+
+// wantMissing enters what is the cluster's and no known node's, after all that is some node's.
+func (d *Datapath) wantMissing(want map[bpfRouteKey]bpfRoute, n Node) {
+	enter := func(prefix netip.Prefix, flags uint32) {
+		if _, known := want[routeKey(prefix)]; !known {
+			want[routeKey(prefix)] = bpfRoute{Flags: bpfRouteNoNode | flags}
+		}
+	}
+	for _, prefix := range n.PodCIDRs {
+		enter(prefix, 0)
+	}
+	for _, prefix := range hostPrefixes(n) {
+		enter(prefix, bpfRouteHost)
+	}
+}
+
+// lastResorts keep what is for a node's pods from leaving by the default route where there is no other route to
+// them: no next hop, an interface that is down, no node. Nodes' own addresses are reached as ever.
+func (d *Datapath) lastResorts(n Node) []*netlink.Route {
+	if d.opts.Encrypt == nil {
+		return nil
+	}
+	var out []*netlink.Route
+	for _, prefix := range n.PodCIDRs {
+		out = append(out, unreachable(prefix))
+	}
+	return out
 }
 
 // syncNode resolves a node's next hop per family and returns the kernel routes to its pods.
 func (d *Datapath) syncNode(n Node, slot uint32) (routes []*netlink.Route, changed bool, failed error) {
 	wireMTU := 0
+	var problems []error
 	for _, addr := range n.Addresses {
 		index := slot*2 + family(addr)
-		hop, err := resolve(addr)
-		if err != nil {
-			failed = errors.Join(failed, fmt.Errorf("node %s at %s: %w", n.Name, addr, err))
-		}
+		hop, err := d.resolve(addr)
 		if d.opts.GenericXDP {
 			hop.entry.Flags |= bpfNodeXdpOut // generic XDP redirects through the interface's ordinary transmit
 		}
 		if hop.unmanaged {
-			failed = errors.Join(failed, d.manageNeighbor(hop.addr, int(hop.entry.Ifindex)))
+			err = errors.Join(err, d.manageNeighbor(hop.addr, int(hop.entry.Ifindex)))
+		}
+		if err != nil {
+			problems = append(problems, fmt.Errorf("%s: %w", addr, err))
 		}
 		d.nodes.current[index] = true
 		moved, err := d.putNode(index, hop.entry)
@@ -162,24 +199,48 @@ func (d *Datapath) syncNode(n Node, slot uint32) (routes []*netlink.Route, chang
 		if mtu := int(hop.entry.Mtu); wireMTU == 0 || mtu < wireMTU {
 			wireMTU = mtu
 		}
-		for _, prefix := range n.PodCIDRs {
-			if prefix.Addr().Is4() == addr.Is4() {
-				routes = append(routes, &netlink.Route{
-					Dst: toIPNet(prefix), Gw: hop.addr.AsSlice(), LinkIndex: int(hop.entry.Ifindex), Protocol: RouteProtocol,
-				})
-			}
+		routes = append(routes, d.routesBy(n, addr, hop)...)
+	}
+	if d.opts.Encrypt != nil && wireMTU != 0 {
+		moved, err := d.syncPeer(n, slot, wireMTU)
+		if errors.Is(err, errNoFamily) {
+			problems = append(problems, err)
+		} else {
+			failed = errors.Join(failed, err)
+		}
+		changed = changed || moved
+		_, remote, _ := d.outerAddrs(n)
+		for _, r := range routes {
+			// What the host's own stack sends is sealed on its way out, and must fit then.
+			r.MTU = inet.SealedMTU(wireMTU, remote.Is6())
 		}
 	}
-	if d.opts.Encrypt == nil || wireMTU == 0 {
-		return routes, changed, failed
+	if len(problems) > 0 {
+		d.nodes.problems[n.Name] = oneLine(problems)
 	}
-	moved, err := d.syncPeer(n, slot, wireMTU)
-	_, remote, _ := d.outerAddrs(n)
-	for _, r := range routes {
-		// What the host's own stack sends is sealed on its way out, and must fit then.
-		r.MTU = inet.SealedMTU(wireMTU, remote.Is6())
+	return routes, changed, failed
+}
+
+func oneLine(problems []error) string {
+	return strings.ReplaceAll(errors.Join(problems...).Error(), "\n", "; ")
+}
+
+// routesBy are the kernel routes to a node's pods by one of its addresses. What this host sends there comes from an
+// address that the node knows as this one's, unless a socket is bound to another.
+func (d *Datapath) routesBy(n Node, addr netip.Addr, hop nextHop) []*netlink.Route {
+	var routes []*netlink.Route
+	var src net.IP
+	if at := slices.IndexFunc(d.opts.HostAddrs, func(a netip.Addr) bool { return a.Is4() == addr.Is4() }); at >= 0 && d.opts.Encrypt != nil {
+		src = d.opts.HostAddrs[at].AsSlice()
 	}
-	return routes, changed || moved, errors.Join(failed, err)
+	for _, prefix := range n.PodCIDRs {
+		if prefix.Addr().Is4() == addr.Is4() {
+			routes = append(routes, &netlink.Route{
+				Dst: toIPNet(prefix), Gw: hop.addr.AsSlice(), LinkIndex: int(hop.entry.Ifindex), Protocol: RouteProtocol, Src: src,
+			})
+		}
+	}
+	return routes
 }
 
 // hostPrefixes are a node's own addresses, as ranges of one.
@@ -229,60 +290,4 @@ func (d *Datapath) putNode(index uint32, entry bpfNode) (bool, error) {
 		return false, fmt.Errorf("write nodes map: %w", err)
 	}
 	return true, nil
-}
-
-// syncRoutesMap adds what is wanted before it removes what is not, so that a range which changes hands
-// is never without an owner. This node's own ranges (index 0) are not touched.
-func (d *Datapath) syncRoutesMap(want map[bpfRouteKey]bpfRoute) (bool, error) {
-	have := map[bpfRouteKey]bpfRoute{}
-	var key bpfRouteKey
-	var value bpfRoute
-	for entries := d.maps.Routes.Iterate(); entries.Next(&key, &value); {
-		have[key] = value
-	}
-	changed := false
-	for key, route := range want {
-		if now, ok := have[key]; ok && now == route {
-			continue
-		}
-		if err := d.maps.Routes.Put(&key, &route); err != nil {
-			return changed, fmt.Errorf("write routes map: %w", err)
-		}
-		changed = true
-	}
-	for key, route := range have {
-		if _, wanted := want[key]; wanted || route.Node == 0 {
-			continue
-		}
-		if err := d.maps.Routes.Delete(&key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return changed, fmt.Errorf("delete from routes map: %w", err)
-		}
-		changed = true
-	}
-	return changed, nil
-}
-
-// syncKernelRoutes makes want the only routes of ours that lead through a gateway.
-func syncKernelRoutes(want []*netlink.Route) error {
-	var failed error
-	wanted := map[string]bool{}
-	for _, r := range want {
-		wanted[r.Dst.String()] = true
-		if err := netlink.RouteReplace(r); err != nil {
-			failed = errors.Join(failed, fmt.Errorf("add route %s: %w", r.Dst, err))
-		}
-	}
-	have, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
-	if err != nil {
-		return errors.Join(failed, fmt.Errorf("list routes: %w", err))
-	}
-	for _, r := range have {
-		if r.Gw == nil || r.Dst == nil || wanted[r.Dst.String()] {
-			continue
-		}
-		if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
-			failed = errors.Join(failed, fmt.Errorf("remove route %s: %w", r.Dst, err))
-		}
-	}
-	return failed
 }

@@ -17,6 +17,13 @@ import (
 func nodeBed(t *testing.T) *bed {
 	t.Helper()
 	b := newBed(t)
+	nodeWorld(t, b)
+	return b
+}
+
+// nodeWorld is a bed's world without the nodes of the tables.
+func nodeWorld(t *testing.T, b *bed) {
+	t.Helper()
 	must(t, emptyMap(b.maps.Routes))
 	b.setPeer(t, bpfNode{})
 	must(t, b.nodes.restore(b.maps))
@@ -50,7 +57,6 @@ func nodeBed(t *testing.T) *bed {
 		return nil
 	}))
 	t.Cleanup(func() { _ = b.inside(func() error { return b.SetNodes(context.Background(), nil) }) })
-	return b
 }
 
 func peerNode(name string, last int, cidrs ...string) Node {
@@ -162,15 +168,15 @@ func TestNodeLosesAFamily(t *testing.T) {
 func TestBadNodeStopsNoOther(t *testing.T) {
 	b := nodeBed(t)
 	bad := Node{Name: "lost", Addresses: []netip.Addr{addr("203.0.113.9")}, PodCIDRs: []netip.Prefix{mustPrefix("10.9.0.0/24")}}
-	err := b.inside(func() error { return b.SetNodes(context.Background(), []Node{bad, peerNode("n2", 2, "10.2.0.0/24")}) })
-	if err == nil {
-		t.Error("want an error that names the lost node")
+	b.setNodes(t, bad, peerNode("n2", 2, "10.2.0.0/24"))
+	if problems := b.NodeProblems(); len(problems) != 1 || problems[0].Node != "lost" || !strings.Contains(problems[0].Text, "no route") {
+		t.Errorf("problems %v, want the lost node's", problems)
 	}
 	if slot, ok := b.routeOf(t, "10.2.0.0/24"); !ok || b.node(t, slot, 0).Flags&bpfNodeResolved == 0 {
 		t.Error("the good node is not served")
 	}
-	if slot, ok := b.routeOf(t, "10.9.0.0/24"); ok && b.node(t, slot, 0).Flags&bpfNodeResolved != 0 {
-		t.Error("the lost node is resolved")
+	if slot, ok := b.routeOf(t, "10.9.0.0/24"); !ok || b.node(t, slot, 0) != (bpfNode{}) {
+		t.Error("the lost node's range is open, or has a next hop")
 	}
 }
 

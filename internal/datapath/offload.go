@@ -10,13 +10,17 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// The two features of a pod's interface that XDP redirects depend on.
+// The two features of a pod's interface that XDP redirects depend on, and the two of an uplink that merge UDP packets
+// which nobody on this node has a socket for; and the one of an uplink that takes VLAN tags off.
 const (
-	featureGRO    = "rx-gro"
-	featureTxCsum = "tx-checksum-ip-generic"
+	featureGRO        = "rx-gro"
+	featureTxCsum     = "tx-checksum-ip-generic"
+	featureUDPForward = "rx-udp-gro-forwarding"
+	featureGROList    = "rx-gro-list"
+	featureVLANParse  = "rx-vlan-hw-parse"
 )
 
-// wantedOffloads says which features the pod side must have in this mode; a feature that is not
+// wantedOffloads says which features the pod side must have in this mode and on its road; a feature that is not
 // listed is the pod's own business.
 //
 // An XDP redirect into a veth is dropped unless the receiving side polls (NAPI), which GRO turns on. And
@@ -26,7 +30,7 @@ func (d *Datapath) wantedOffloads(ep Endpoint) map[string]bool {
 	switch {
 	case d.mode.Active == ModeXDP:
 		return map[string]bool{featureGRO: true, featureTxCsum: false}
-	case d.mode.Active == ModeHybrid && !ep.Chained:
+	case d.hasXDPRoad(ep):
 		return map[string]bool{featureGRO: true}
 	}
 	return nil
@@ -40,10 +44,20 @@ func (d *Datapath) setOffloads(ep Endpoint, restore bool) error {
 // setUplinkOffloads does the same for an uplink. A frame that the node's own stack sends
 // out of a veth carries an unfinished checksum just like a pod's, and a peer whose end of that veth has an
 // XDP program cannot know. Real NICs finish it on the way out.
+//
+// Nor may the kernel merge ESP packets before a TC hook sees them: from_wire would have to refuse them (esp_merged).
+// It does so with a UDP checksum, which IPv6 tunnels have.
 func (d *Datapath) setUplinkOffloads(uplink netlink.Link) error {
 	wanted := map[string]bool{}
 	if d.mode.Active == ModeXDP && uplink.Type() == "veth" {
 		wanted[featureTxCsum] = false
+	}
+	if d.mode.Active == ModeXDP && uplink.Type() != "veth" {
+		// XDP does not see a tag that the card has taken off: frames of every VLAN would pass for untagged ones.
+		wanted[featureVLANParse] = false
+	}
+	if d.opts.Encrypt != nil {
+		wanted[featureUDPForward], wanted[featureGROList] = false, false
 	}
 	return d.undo.applyOffloads(uplink.Attrs().Name, "", uplink.Attrs().Name, wanted, restoreOld)
 }

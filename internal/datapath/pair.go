@@ -22,39 +22,42 @@ var pairFeatures = map[string]bool{
 	"tx-udp_tnl-segmentation": false, "tx-vlan-offload": false,
 }
 
-// ensurePair makes the pair and hooks its far end. It returns the near end's index.
-func (d *Datapath) ensurePair() (uint32, error) {
+// pairLinks are the indexes of weft_host and weft_net, if packets are sealed.
+type pairLinks struct{ host, net uint32 }
+
+// ensurePair makes the pair and hooks its far end.
+func (d *Datapath) ensurePair() (pairLinks, error) {
 	out, err := netlink.LinkByName(pairOut)
 	if err != nil {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MTU = pairIn, 65535
 		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: pairOut, PeerMTU: 65535}); err != nil {
-			return 0, fmt.Errorf("create %s: %w", pairIn, err)
+			return pairLinks{}, fmt.Errorf("create %s: %w", pairIn, err)
 		}
 		if out, err = netlink.LinkByName(pairOut); err != nil {
-			return 0, fmt.Errorf("find %s: %w", pairOut, err)
+			return pairLinks{}, fmt.Errorf("find %s: %w", pairOut, err)
 		}
 	}
 	in, err := netlink.LinkByName(pairIn)
 	if err != nil {
-		return 0, fmt.Errorf("find %s: %w", pairIn, err)
+		return pairLinks{}, fmt.Errorf("find %s: %w", pairIn, err)
 	}
 	for _, name := range []string{pairIn, pairOut} {
 		// Nothing may speak from these by itself: no link-local address, no MLD.
 		if err := errors.Join(writeSysctl("ipv6/conf/"+name+"/disable_ipv6", "1"), quietInterface(name)); err != nil {
-			return 0, err
+			return pairLinks{}, err
 		}
 	}
 	if err := setFeatures(pairIn, pairFeatures); err != nil {
-		return 0, err
+		return pairLinks{}, err
 	}
 	if err := d.ensureLink(hook{"from_host", kindTCIngress, d.progs.FromHost}, pairOut, out.Attrs().Index); err != nil {
-		return 0, err
+		return pairLinks{}, err
 	}
 	if err := errors.Join(netlink.LinkSetARPOff(in), netlink.LinkSetUp(out), netlink.LinkSetUp(in)); err != nil {
-		return 0, fmt.Errorf("set %s up: %w", pairIn, err)
+		return pairLinks{}, fmt.Errorf("set %s up: %w", pairIn, err)
 	}
-	return uint32(in.Attrs().Index), nil
+	return pairLinks{uint32(in.Attrs().Index), uint32(out.Attrs().Index)}, nil
 }
 
 // setFeatures changes those of the features that the interface has.

@@ -35,7 +35,7 @@ func TestParseEthernet(t *testing.T) {
 		{name: "priority tag from a pod", in: u4.tag(0x8100, 0xe000), want: "drop", reason: ReasonVlanTagged},
 		{name: "double tag from a pod", in: u4.tag(0x88a8, 5).tag(0x8100, 6), want: "drop", reason: ReasonVlanTagged},
 		{name: "802.1Q from the wire is the host's", hook: "from_wire", in: fromPeer(podA.IPv4).udp(1, 2, 8).tag(0x8100, 5), want: "pass", counts: []string{}},
-		{name: "802.1Q from the host to a pod", hook: "to_pod", iface: "wta", in: fromPeer(podA.IPv4).udp(1, 2, 8).tag(0x8100, 5), want: "pass", counts: []string{}},
+		{name: "802.1Q from the host to a pod", hook: "to_pod", iface: "wta", in: fromPeer(podA.IPv4).udp(1, 2, 8).tag(0x8100, 5), want: "drop", reason: ReasonVlanTagged},
 		{name: "MPLS from a pod", in: u4.set(12, 0x88, 0x47), want: "drop", reason: ReasonEthertype},
 		{name: "802.3 length field (STP) from a pod", in: u4.set(12, 0, 38), want: "drop", reason: ReasonEthertype},
 		{name: "MPLS from the wire is the host's", hook: "from_wire", in: fromPeer(podA.IPv4).udp(1, 2, 8).set(12, 0x88, 0x47), want: "pass", counts: []string{}},

@@ -93,6 +93,44 @@ func TestLayoutChanged(t *testing.T) {
 	}
 }
 
+// TestIdentitiesOfTheReleaseBefore: the identities of peers had no handles once. They are taken over without any, or sealed packets
+// would be refused until the agent has all objects; handles come with SetPeerIdentities.
+func TestIdentitiesOfTheReleaseBefore(t *testing.T) {
+	dir, first := pinBed(t, 64)
+	pins, _ := filepath.Glob(filepath.Join(dir, mapPin+"weft_peer_ids-*"))
+	if len(pins) != 1 {
+		t.Fatalf("pins: %v", pins)
+	}
+	must(t, os.Remove(pins[0]))
+	old, err := ebpf.NewMap(&ebpf.MapSpec{Name: "weft_peer_ids", Type: ebpf.Hash, KeySize: 8, ValueSize: 1, MaxEntries: first.PeerIDs.MaxEntries(), Flags: 1})
+	must(t, err)
+	defer old.Close()
+	parts := strings.Split(pins[0], "-")
+	parts[len(parts)-2] = "0ddba11e"
+	must(t, old.Pin(strings.Join(parts, "-")))
+	for _, id := range []bpfPeerId{{Node: 1, Identity: 300}, {Node: 2, Identity: 301}} {
+		must(t, old.Put(&id, uint8(1)))
+	}
+	second, err := openMaps(dir, 64, true, slog.New(slog.DiscardHandler))
+	must(t, err)
+	defer second.Close()
+	for _, id := range []bpfPeerId{{Node: 1, Identity: 300}, {Node: 2, Identity: 301}} {
+		handle := uint16(1)
+		if err := second.PeerIDs.Lookup(&id, &handle); err != nil || handle != 0 {
+			t.Errorf("%+v: handle %d, %v; want 0", id, handle, err)
+		}
+	}
+	keys, err := mapKeys(second.PeerIDs)
+	if must(t, err); len(keys) != 2 {
+		t.Errorf("%d identities, want 2", len(keys))
+	}
+	var handles identityHandles
+	must(t, handles.restore(second))
+	if len(handles.byIdentity) != 0 {
+		t.Errorf("handles that nobody gave out: %v", handles.byIdentity)
+	}
+}
+
 // TestBPFFSMissing: pins outside a BPF file system would vanish; the error says what to do.
 func TestBPFFSMissing(t *testing.T) {
 	err := checkBPFFS(filepath.Join(t.TempDir(), "weft", "node1"))

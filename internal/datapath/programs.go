@@ -17,10 +17,15 @@ type programs struct {
 	FromPodTC, FromWireTC   *ebpf.Program
 	ToPod, ToWire           *ebpf.Program
 	FromHost                *ebpf.Program
+	TagIn                   *ebpf.Program // behind XDP hooks
+	PostRouting, PreRouting *ebpf.Program // nil unless packets are sealed
 	closers                 []*ebpf.Collection
 
-	mu   sync.Mutex
-	outs map[uint32]*ebpf.Program // pod_out by its target's ifindex, which is mostly the same in all pods
+	// What only endpoints on the XDP road need is loaded with the first of them.
+	mu         sync.Mutex
+	fromSecond *ebpf.Program            // from_pod for second interfaces
+	outs       map[uint32]*ebpf.Program // pod_out by its target's ifindex, which is mostly the same in all pods
+	large      map[string]*ebpf.Program // XDP programs with xdp.frags by hook, if not all have it
 }
 
 // podOut returns the pod_out program for a target interface; the target is a constant in it.
@@ -37,6 +42,23 @@ func (p *programs) podOut(m *maps, target uint32) (*ebpf.Program, error) {
 	p.closers = append(p.closers, collection)
 	p.outs[target] = collection.Programs["weft_pod_out"]
 	return p.outs[target], nil
+}
+
+// secondFromPod returns the from_pod program for second interfaces.
+func (p *programs) secondFromPod(m *maps, constants map[string]any) (*ebpf.Program, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.fromSecond != nil {
+		return p.fromSecond, nil
+	}
+	constants["weft_second"] = uint8(1)
+	collection, err := loadObject(m, "from_pod_tc", "weft_from_pod", constants, false)
+	if err != nil {
+		return nil, err
+	}
+	p.closers = append(p.closers, collection)
+	p.fromSecond = collection.Programs["weft_from_pod"]
+	return p.fromSecond, nil
 }
 
 func (p *programs) Close() {
@@ -56,7 +78,7 @@ func loadPrograms(m *maps, constants map[string]any, frags bool) (*programs, err
 	constants = stdmaps.Clone(constants)
 	constants["weft_multi_buffer"] = boolByte(frags)
 	p := &programs{outs: map[uint32]*ebpf.Program{}}
-	for _, each := range []struct {
+	list := []struct {
 		object, program string
 		to              **ebpf.Program
 	}{
@@ -67,7 +89,14 @@ func loadPrograms(m *maps, constants map[string]any, frags bool) (*programs, err
 		{"to_pod_tc", "weft_to_pod", &p.ToPod},
 		{"to_wire_tc", "weft_to_wire", &p.ToWire},
 		{"from_host_tc", "weft_from_host", &p.FromHost},
-	} {
+		{"tag_in_tc", "weft_tag_in", &p.TagIn},
+		{"post_routing_tc", "weft_post_routing", &p.PostRouting},
+		{"pre_routing_tc", "weft_pre_routing", &p.PreRouting},
+	}
+	if constants["weft_sealing"] == uint8(0) {
+		list = list[:len(list)-2] // older kernels have no hooks for the last
+	}
+	for _, each := range list {
 		collection, err := loadObject(m, each.object, each.program, constants, frags)
 		if err != nil {
 			p.Close()
@@ -150,7 +179,8 @@ func (h hook) attach(ifindex int) (link.Link, error) {
 		if h.kind == kindTCEgress {
 			at = ebpf.AttachTCXEgress
 		}
-		return link.AttachTCX(link.TCXOptions{Program: h.program, Interface: ifindex, Attach: at})
+		// Before the programs of others, any of which may end the chain (TC_ACT_OK).
+		return link.AttachTCX(link.TCXOptions{Program: h.program, Interface: ifindex, Attach: at, Anchor: link.Head()})
 	}
 	return nil, fmt.Errorf("no hook of kind %s", h.kind)
 }

@@ -44,7 +44,7 @@ const (
 	ReasonUnknownInterface Reason = 18
 	// ReasonNoEndpoint: the address is in this node's pod range but no endpoint has it.
 	ReasonNoEndpoint Reason = 19
-	// ReasonForeignSource: a packet from the wire claims the address of a pod on this node.
+	// ReasonForeignSource: a packet from outside claims an address of this node or of one of its pods.
 	ReasonForeignSource Reason = 20
 	// ReasonFragmentUnknown: a later fragment whose first fragment was not seen.
 	ReasonFragmentUnknown Reason = 21
@@ -92,6 +92,24 @@ const (
 	ReasonPlaintext Reason = 42
 	// ReasonChecksumOffset: asks the device to write a checksum over addresses or ports.
 	ReasonChecksumOffset Reason = 43
+	// ReasonNoNode: the address is in a range of the cluster whose Node object is missing or broken.
+	ReasonNoNode Reason = 44
+	// ReasonUnhookedInterface: would leave for another node by an interface that has no hooks.
+	ReasonUnhookedInterface Reason = 45
+	// ReasonNoNextHop: no route by an uplink leads to that node.
+	ReasonNoNextHop Reason = 46
+	// ReasonVmForked: the key is of before this machine went back to a snapshot, or was copied.
+	ReasonVmForked Reason = 47
+	// ReasonIcmpUnsealed: an ICMP error in plain text about a packet that travels sealed.
+	ReasonIcmpUnsealed Reason = 48
+	// ReasonNdOption: a neighbour discovery option is malformed.
+	ReasonNdOption Reason = 49
+	// ReasonUnlistedSource: this host sent to another node's pod from an address that its Node object lacks.
+	ReasonUnlistedSource Reason = 50
+	// ReasonXdpMetadata: the driver cannot keep with a frame who sealed it, past the XDP hook.
+	ReasonXdpMetadata Reason = 51
+	// ReasonEspMerged: several ESP packets in one, merged by the receiving interface.
+	ReasonEspMerged Reason = 52
 )
 
 var reasonTable = [...]reasonInfo{
@@ -115,7 +133,7 @@ var reasonTable = [...]reasonInfo{
 	{"link_local", "a link-local address where a routable one is needed", "bind to the pod's own address"},
 	{"unknown_interface", "the hook sits on an interface that no endpoint owns", "an endpoint is being removed, or the agent must restore it"},
 	{"no_endpoint", "the address is in this node's pod range but no endpoint has it", "the pod is gone or not there yet"},
-	{"foreign_source", "a packet from the wire claims the address of a pod on this node", "somebody on the wire forges packets, or two nodes have the same pod range"},
+	{"foreign_source", "a packet from outside claims an address of this node or of one of its pods", "somebody forges packets, or two nodes have the same pod range"},
 	{"fragment_unknown", "a later fragment whose first fragment was not seen", "fragments were reordered or lost on the way"},
 	{"fragment_overlap", "a fragment overlaps the first one", "an attack (RFC 1858, RFC 5722) or a broken sender"},
 	{"fragment_tiny", "the first fragment ends inside the transport header", "an attack (RFC 1858) or a broken sender"},
@@ -139,4 +157,13 @@ var reasonTable = [...]reasonInfo{
 	{"identity_not_on_node", "the sealing node hosts no pod of that identity", "that node lies, or its endpoint is not published yet"},
 	{"plaintext", "not sealed, though it must be", "forged, or the sending node does not encrypt: see docs/encryption.md"},
 	{"checksum_offset", "asks the device to write a checksum over addresses or ports", "something in the pod forges packets"},
+	{"no_node", "the address is in a range of the cluster whose Node object is missing or broken", "correct or restore that node's object: see weft status"},
+	{"unhooked_interface", "would leave for another node by an interface that has no hooks", "name the interface in uplinks, or route the node by an uplink: see weft status"},
+	{"no_next_hop", "no route by an uplink leads to that node", "see the node's problem in weft status"},
+	{"vm_forked", "the key is of before this machine went back to a snapshot, or was copied", "the agents make new keys at once: see weft encrypt status"},
+	{"icmp_unsealed", "an ICMP error in plain text about a packet that travels sealed", "forged: nobody between the two nodes can have seen that packet"},
+	{"nd_option", "a neighbour discovery option is malformed", "the sender builds broken packets"},
+	{"unlisted_source", "this host sent to another node's pod from an address that its Node object lacks", "add the address to the Node object, or bind to one that is there"},
+	{"xdp_metadata", "the driver cannot keep with a frame who sealed it, past the XDP hook", "set mode auto or tc on this node"},
+	{"esp_merged", "several ESP packets in one, merged by the receiving interface", "switch rx-udp-gro-forwarding and rx-gro-list off on the uplink: ethtool -K"},
 }

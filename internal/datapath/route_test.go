@@ -15,11 +15,10 @@ func TestRoute(t *testing.T) {
 		must(t, b.putEndpoint(podB, []int{b.index["wtb"]}))
 	}
 	u := func(p packet) packet { return p.udp(1000, 53, 24) }
-	noRanges := func(t *testing.T, b *bed) {
-		b.opts.PodCIDRs = nil
+	openRanges := func(t *testing.T, b *bed) {
 		for _, prefix := range []string{"10.1.0.0/24", "fd00:1::/64"} {
 			key := routeKey(mustPrefix(prefix))
-			must(t, b.maps.Routes.Delete(&key))
+			must(t, b.maps.Routes.Put(&key, &bpfRoute{Flags: bpfRouteOpen}))
 		}
 		must(t, b.changed())
 	}
@@ -44,7 +43,7 @@ func TestRoute(t *testing.T) {
 		{name: "from the wire to a pod range without an endpoint is the host's", hook: "from_wire", in: u(fromPeer(nobody4)), want: "pass", counts: []string{}},
 		{name: "IPv4 to an address that no pod has", in: u(fromA(nobody4)), want: "drop", reason: ReasonNoEndpoint, counts: []string{"1 egress no_endpoint 1"}},
 		{name: "IPv6 to an address that no pod has", in: u(fromA(nobody6)), want: "drop", reason: ReasonNoEndpoint},
-		{name: "the same, ranges shared with another plugin", setup: noRanges, in: u(fromA(nobody4)), want: "pass"},
+		{name: "the same, ranges shared with another plugin", setup: openRanges, in: u(fromA(nobody4)), want: "pass"},
 		{name: "IPv4 to a node that is not resolved", in: u(fromA(cold4)), want: "pass", counts: []string{"1 egress stack 1"}},
 		{name: "IPv6 to a node that is not resolved", in: u(fromA(cold6)), want: "pass"},
 		{name: "to itself", in: u(fromA(podA.IPv4)), want: "redirect", out: toA, counts: []string{"1 egress local 1", "1 ingress local 1"}},

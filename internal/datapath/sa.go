@@ -22,6 +22,8 @@ type SA struct {
 	Expires time.Time // the programs refuse it afterwards, whatever the agent does
 	// MaxPackets is how many packets it may seal; 0 for 2^48.
 	MaxPackets uint64
+	// VMGeneration is what Datapath.VMGeneration said before the handshake began.
+	VMGeneration uint64
 }
 
 // SAStatus is an SA in use.
@@ -116,13 +118,20 @@ func (d *Datapath) installSA(slot uint32, sa *SA) error {
 	if err != nil {
 		return err
 	}
-	if now != nil && now.fingerprint == sa.ID && now.state == bpfSaLive {
+	if now != nil && now.fingerprint == sa.ID && now.state == bpfSaLive && now.vmGeneration == sa.VMGeneration {
 		return nil
 	}
 	if now != nil {
 		if err := d.bury(sa.Out, []uint32{id}); err != nil {
 			return err
 		}
+	}
+	vm, err := d.readVM()
+	if err != nil {
+		return err
+	}
+	if sa.VMGeneration != vm.Generation {
+		return ErrVMForked
 	}
 	used, err := d.wasUsed(sa.Out, sa.Lane, sa.ID)
 	if err != nil {
@@ -172,12 +181,12 @@ func (d *Datapath) newEntry(sa *SA) any {
 		}
 		return &bpfSaOut{
 			Fingerprint: sa.ID, Number: sa.Number, InstalledNs: now, ExpiresNs: expires,
-			Limit: limit, State: bpfSaNew, Engine: d.sas.engine,
+			Limit: limit, VmGeneration: sa.VMGeneration, State: bpfSaNew, Engine: d.sas.engine,
 		}
 	}
 	return &bpfSaIn{
 		Fingerprint: sa.ID, Number: sa.Number, InstalledNs: now, ExpiresNs: expires,
-		State: bpfSaNew, Engine: d.sas.engine,
+		VmGeneration: sa.VMGeneration, State: bpfSaNew, Engine: d.sas.engine,
 	}
 }
 
@@ -277,7 +286,8 @@ func (d *Datapath) removeAllSAs(slot uint32) error {
 	return nil
 }
 
-// SealWith switches what this node sends to a peer to another epoch, whose SAs must all be there; 0 stops sending.
+// SealWith switches what this node sends to a peer to another epoch, whose SAs must all be there; 0 stops sending, which is
+// no error for a node that is gone.
 // Each packet is sealed with either the one or the other.
 func (d *Datapath) SealWith(node string, epoch uint8) error {
 	d.mu.Lock()
@@ -286,10 +296,12 @@ func (d *Datapath) SealWith(node string, epoch uint8) error {
 		return ErrEncryptionOff
 	}
 	slot, ok := d.nodes.slots[node]
-	if !ok {
+	switch {
+	case !ok && epoch == 0:
+		return nil // its entry went with it
+	case !ok:
 		return fmt.Errorf("seal for node %s: %w", node, ErrUnknownNode)
-	}
-	if epoch == 0 {
+	case epoch == 0:
 		return d.putSealing(slot, 0, 0)
 	}
 	var id uint64

@@ -24,7 +24,7 @@ func newSandbox(engine string, lanes int) (*sandbox, error) {
 	b := &sandbox{
 		Datapath: &Datapath{
 			log: slog.New(slog.DiscardHandler), maps: &maps{byName: map[string]*ebpf.Map{}},
-			opts: Options{Encrypt: &EncryptOptions{Engine: engine, Lanes: lanes}},
+			opts: Options{Encrypt: &EncryptOptions{Engine: engine, AllowTableAES: true, Lanes: lanes}},
 		},
 		programs: map[string]*ebpf.Program{},
 	}
@@ -52,7 +52,7 @@ func (b *sandbox) load() error {
 	}
 	m := b.maps
 	m.SAOut, m.SAIn, m.Peers = m.byName["weft_sa_out"], m.byName["weft_sa_in"], m.byName["weft_peers"]
-	m.SAUsed, m.SANodes = m.byName["weft_sa_used"], m.byName["weft_sa_nodes"]
+	m.SAUsed, m.SANodes, m.VM = m.byName["weft_sa_used"], m.byName["weft_sa_nodes"], m.byName["weft_vm"]
 	if err := b.openEngine(); err != nil {
 		return err
 	}

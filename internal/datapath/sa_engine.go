@@ -17,6 +17,8 @@ type EngineStatus struct {
 	Asked  string `json:"asked"`
 	Active string `json:"active"`
 	Why    string `json:"why"`
+	// AES is what engine bpf runs on; zero for another engine.
+	AES AESStatus `json:"aes,omitzero"`
 }
 
 var engineNames = []string{"none", "bpf", "kmod"}
@@ -31,6 +33,8 @@ type associations struct {
 	allocOut, allocIn *keyAllocator
 	request           *saRequest // in locked memory of its own, since keys pass through it
 	fence             *ebpf.Map
+	// aes is the cipher's name for engine bpf.
+	aes string
 }
 
 // saRequest is struct sa_request of bpf/sa.bpf.c, its first fields the kernel's struct bpf_crypto_params.
@@ -61,7 +65,7 @@ func (d *Datapath) openEngine() error {
 	}
 	// The module works where the packet lies, and that must be one piece of memory. An skb can be made one.
 	pieces := d.mode.Active == ModeXDP && d.needsFrags()
-	if err := d.sas.choose(d.opts.Encrypt.Engine, pieces); err != nil {
+	if err := d.sas.choose(d.opts.Encrypt, pieces); err != nil {
 		return err
 	}
 	for _, out := range []bool{true, false} {
@@ -138,7 +142,8 @@ func (a *associations) close() {
 }
 
 // choose picks the engine. The kernel says -ENOENT of a cipher that nobody has registered.
-func (a *associations) choose(asked string, pieces bool) error {
+func (a *associations) choose(opts *EncryptOptions, pieces bool) error {
+	asked := opts.Engine
 	if asked == "" {
 		asked = "auto"
 	}
@@ -168,6 +173,18 @@ func (a *associations) choose(asked string, pieces bool) error {
 		}
 	}
 	a.status.Active = engineNames[a.engine]
+	if a.engine != bpfEngineBpf {
+		return nil
+	}
+	aes, err := a.readAES(opts.AllowTableAES)
+	if err != nil {
+		return fmt.Errorf("encryption.engine: %s: %w", asked, err)
+	}
+	a.status.AES = aes
+	// By its name, so that what was judged is what runs. One that is unknown to us has no name to ask by.
+	if aes.ConstantTime {
+		a.aes = "ecb(" + aes.Driver + ")"
+	}
 	return nil
 }
 
@@ -184,6 +201,12 @@ func (r *saRequest) cipher(engine uint32) {
 	copy(r.Algo[:], "ecb(aes)")
 }
 
+// named asks for one driver of the kernel's cipher.
+func (r *saRequest) named(driver string) {
+	r.Algo = [128]byte{}
+	copy(r.Algo[:], driver)
+}
+
 func (a *associations) probe(engine uint32) error {
 	a.request.cipher(engine)
 	return a.run("weft_sa_probe")
@@ -192,6 +215,9 @@ func (a *associations) probe(engine uint32) error {
 // fill gives an entry its cipher and salt.
 func (a *associations) fill(id uint32, sa *SA, engine uint32) error {
 	a.request.cipher(engine)
+	if engine == bpfEngineBpf && a.aes != "" {
+		a.request.named(a.aes)
+	}
 	a.request.ID, a.request.Out = id, uint32(boolByte(sa.Out))
 	copy(a.request.Key[:], sa.Key[:])
 	a.request.Salt = sa.Salt

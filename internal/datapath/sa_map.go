@@ -36,16 +36,17 @@ type saEntry struct {
 	fingerprint, number      uint64
 	installed, expires       uint64
 	counter, packets, octets uint64
+	vmGeneration             uint64
 	state, engine            uint32
 }
 
 func entryOut(v *bpfSaOut) *saEntry {
 	counter := min(v.Counter, v.Limit) // attempts beyond the limit count too
-	return &saEntry{v.Fingerprint, v.Number, v.InstalledNs, v.ExpiresNs, counter, counter, v.Bytes, v.State, v.Engine}
+	return &saEntry{v.Fingerprint, v.Number, v.InstalledNs, v.ExpiresNs, counter, counter, v.Bytes, v.VmGeneration, v.State, v.Engine}
 }
 
 func entryIn(v *bpfSaIn) *saEntry {
-	return &saEntry{v.Fingerprint, v.Number, v.InstalledNs, v.ExpiresNs, v.Top, v.Packets, v.Bytes, v.State, v.Engine}
+	return &saEntry{v.Fingerprint, v.Number, v.InstalledNs, v.ExpiresNs, v.Top, v.Packets, v.Bytes, v.VmGeneration, v.State, v.Engine}
 }
 
 // readSA returns nil if there is no such entry.

@@ -39,11 +39,11 @@ type sealBed struct {
 
 func newSealBed(t testing.TB, family int) *sealBed {
 	t.Helper()
-	b := &sealBed{bed: theSealBed.use(t, &EncryptOptions{Engine: "auto", Port: 4500, Lanes: 2}), family: family, lanes: 2}
+	b := &sealBed{bed: theSealBed.use(t, &EncryptOptions{Engine: "auto", AllowTableAES: true, Port: 4500, Lanes: 2}), family: family, lanes: 2}
 	b.opts.Encrypt.Lanes = b.lanes
 	b.nodes.slots = map[string]uint32{"b": 1}
 	b.nodes.list = []Node{{Name: "b", Addresses: []netip.Addr{wireB4, wireB6}}}
-	must(t, b.configure())
+	must(t, b.inside(b.configure))
 	must(t, b.removeAllSAs(1))
 	must(t, emptyMap(b.maps.SAUsed))
 	must(t, emptyMap(b.maps.PeerAddr))
@@ -85,10 +85,10 @@ func (b *sealBed) rekey(t testing.TB, change func(*SA)) {
 	for lane := range uint8(b.lanes) {
 		for _, out := range []bool{true, false} {
 			sa := SA{Node: "b", Out: out, Epoch: sealEpoch, Lane: lane, ID: 77, Number: sealEpoch, Expires: time.Now().Add(time.Hour), Salt: saltIn}
-			copy(sa.Key[:], keyIn)
+			copy(sa.Key[:], laneKey(keyIn, lane))
 			if out {
 				sa.Salt, sa.ID = saltOut, 78
-				copy(sa.Key[:], keyOut)
+				copy(sa.Key[:], laneKey(keyOut, lane))
 			}
 			change(&sa)
 			last = sa.Expires
@@ -99,6 +99,13 @@ func (b *sealBed) rekey(t testing.TB, change func(*SA)) {
 	if left := time.Until(last); left < time.Minute {
 		time.Sleep(left + 50*time.Millisecond)
 	}
+}
+
+// laneKey is the key of a lane: each has its own, as from a handshake.
+func laneKey(key []byte, lane uint8) []byte {
+	own := bytes.Clone(key)
+	own[len(own)-1] ^= lane
+	return own
 }
 
 func spiOf(epoch, lane, identity uint32) uint32 { return epoch<<28 | lane<<22 | identity }
@@ -118,7 +125,8 @@ func (b *sealBed) opened(t testing.TB, frame []byte) (espref.Outer, espref.Packe
 	if err != nil {
 		t.Fatalf("the sealed frame: %v\n%x", err, frame)
 	}
-	sa := espref.SA{SPI: binary.BigEndian.Uint32(esp), Key: keyOut, Salt: saltOut}
+	spi := binary.BigEndian.Uint32(esp)
+	sa := espref.SA{SPI: spi, Key: laneKey(keyOut, uint8(spi>>22&63)), Salt: saltOut}
 	packet, err := sa.Open(esp, 0)
 	if err != nil {
 		t.Fatalf("the reference does not open it: %v\n%x", err, frame)
@@ -160,7 +168,7 @@ func (b *sealBed) onWire(from netip.Addr, esp []byte) []byte {
 }
 
 func peerSA(lane uint32) espref.SA {
-	return espref.SA{SPI: spiOf(sealEpoch, lane, identityPeer), Key: keyIn, Salt: saltIn}
+	return espref.SA{SPI: spiOf(sealEpoch, lane, identityPeer), Key: laneKey(keyIn, uint8(lane)), Salt: saltIn}
 }
 
 // sealWays are the ways of a pod's frame to the wire: sealed by from_pod, or, as an skb that may stand for many

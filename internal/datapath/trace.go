@@ -28,10 +28,8 @@ func (d *Datapath) Trace(ep Endpoint, dst netip.AddrPort, proto uint8) (*Trace, 
 	if err != nil {
 		return nil, err
 	}
-	object, xdp := "from_pod_tc", d.hooksFor(ep)[0].program == d.progs.FromPodXDP
-	if d.mode.Active == ModeHybrid {
-		xdp = false // the pod's stack sends by the TC side
-	}
+	// On the XDP road a pod's stack sends by the TC side.
+	object, xdp := "from_pod_tc", d.mode.Active == ModeXDP
 	if xdp {
 		object = "from_pod_xdp"
 	}

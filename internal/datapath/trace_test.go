@@ -15,7 +15,7 @@ func (b *bed) state(t *testing.T) map[string]string {
 	t.Helper()
 	s := map[string]string{}
 	for name, m := range b.maps.byName {
-		if name == "weft_trace" || name == "weft_scratch" || name == "weft_clock" || m.Type() == ebpf.RingBuf || m.MaxEntries() > 1<<15 {
+		if name == "weft_trace" || name == "weft_scratch" || name == "weft_clock" || name == "weft_search" || m.Type() == ebpf.RingBuf || m.MaxEntries() > 1<<15 {
 			continue
 		}
 		keys, err := mapKeys(m)
@@ -86,8 +86,9 @@ func TestTracingChangesNothing(t *testing.T) {
 // TestTrace: what `weft trace` says, for both kinds of programs.
 func TestTrace(t *testing.T) {
 	b := newBed(t)
-	for _, mode := range []Mode{ModeXDP, ModeTC, ModeHybrid} {
-		b.mode.Active = mode
+	for _, mode := range []ModeStatus{{Active: ModeXDP}, {Active: ModeTC}, {Active: ModeTC, XDPRoad: true}} {
+		from := podA
+		b.mode, from.XDPRoad = mode, mode.XDPRoad
 		for _, c := range []struct {
 			to                            string
 			proto                         uint8
@@ -105,15 +106,15 @@ func TestTrace(t *testing.T) {
 		} {
 			var got *Trace
 			must(t, b.inside(func() (err error) {
-				got, err = b.Trace(podA, netip.MustParseAddrPort(c.to), c.proto)
+				got, err = b.Trace(from, netip.MustParseAddrPort(c.to), c.proto)
 				return err
 			}))
 			if got.Verdict != c.verdict || got.Reason != c.reason || got.OutIf != c.out || got.NextHop != c.nextHop {
-				t.Errorf("%s, to %s: %+v", mode, c.to, got)
+				t.Errorf("%+v, to %s: %+v", mode, c.to, got)
 			}
 			for _, s := range got.Steps {
 				if s.Hook != "from_pod" || s.Step == "" || s.Detail == "" {
-					t.Errorf("%s, to %s: step %+v", mode, c.to, s)
+					t.Errorf("%+v, to %s: step %+v", mode, c.to, s)
 				}
 			}
 		}

@@ -21,7 +21,11 @@ type bpfConfig struct {
 	Pad          uint16
 	GatewayIp6   bpfAddr
 	PairIfindex  uint32
-	Pad2         uint32
+	NetIfindex   uint32
+	FlowEntries  uint32
+	FlowShare    uint32
+	EventsShare  uint32
+	Netns        uint32
 }
 
 type bpfEndpoint struct {
@@ -35,6 +39,14 @@ type bpfEndpoint struct {
 	Ip4        uint32
 	Identity   uint32
 	Ip6        bpfAddr
+	Born       uint32
+	Pad        uint32
+}
+
+type bpfEpSlot struct {
+	_        structs.HostLayout
+	Identity uint32
+	Bridge   uint32
 }
 
 type bpfRouteKey struct {
@@ -78,33 +90,35 @@ type bpfPeerId struct {
 }
 
 type bpfSaOut struct {
-	_           structs.HostLayout
-	Cipher      uint64
-	Key         uint64
-	Fingerprint uint64
-	Number      uint64
-	InstalledNs uint64
-	ExpiresNs   uint64
-	Limit       uint64
-	Counter     uint64
-	Bytes       uint64
-	State       uint32
-	Engine      uint32
+	_            structs.HostLayout
+	Cipher       uint64
+	Key          uint64
+	Fingerprint  uint64
+	Number       uint64
+	InstalledNs  uint64
+	ExpiresNs    uint64
+	Limit        uint64
+	Counter      uint64
+	Bytes        uint64
+	VmGeneration uint64
+	State        uint32
+	Engine       uint32
 }
 
 type bpfSaIn struct {
-	_           structs.HostLayout
-	Cipher      uint64
-	Key         uint64
-	Fingerprint uint64
-	Number      uint64
-	InstalledNs uint64
-	ExpiresNs   uint64
-	Packets     uint64
-	Bytes       uint64
-	State       uint32
-	Engine      uint32
-	Lock        struct {
+	_            structs.HostLayout
+	Cipher       uint64
+	Key          uint64
+	Fingerprint  uint64
+	Number       uint64
+	InstalledNs  uint64
+	ExpiresNs    uint64
+	Packets      uint64
+	Bytes        uint64
+	VmGeneration uint64
+	State        uint32
+	Engine       uint32
+	Lock         struct {
 		_   structs.HostLayout
 		Val uint32
 	}
@@ -119,6 +133,12 @@ type bpfSaUsedKey struct {
 	Lane        uint8
 	Out         uint8
 	Pad         [6]uint8
+}
+
+type bpfVm struct {
+	_          structs.HostLayout
+	Generation uint64
+	LogSeq     uint64
 }
 
 type bpfKey4 struct {
@@ -177,6 +197,26 @@ type bpfFlow struct {
 	Hook      uint8
 	Direction uint8
 	PairTick  uint16
+	Cell      uint32
+	Checked   uint32
+	Born      [2]uint32
+}
+
+type bpfOwner struct {
+	_                structs.HostLayout
+	Flows            [2]uint32
+	FlowsEvicted     uint64
+	FlowsRefused     uint64
+	FragmentsEvicted uint64
+	EventsSuppressed uint64
+	ErrorsSuppressed uint64
+}
+
+type bpfClaim struct {
+	_    structs.HostLayout
+	Addr bpfAddr
+	Born uint32
+	Pad  uint32
 }
 
 type bpfCounter struct {
@@ -240,11 +280,13 @@ type bpfTrace struct {
 }
 
 const (
-	bpfHookFromPod  = 0
-	bpfHookFromWire = 1
-	bpfHookToPod    = 2
-	bpfHookToWire   = 3
-	bpfHookFromHost = 4
+	bpfHookFromPod     = 0
+	bpfHookFromWire    = 1
+	bpfHookToPod       = 2
+	bpfHookToWire      = 3
+	bpfHookFromHost    = 4
+	bpfHookPostRouting = 5
+	bpfHookPreRouting  = 6
 )
 
 const (
@@ -279,7 +321,10 @@ const (
 )
 
 const (
-	bpfRouteHost = 1
+	bpfRouteHost     = 1
+	bpfRouteNoNode   = 2
+	bpfRouteOpen     = 4
+	bpfRouteUnlisted = 8
 )
 
 const (
@@ -336,4 +381,20 @@ const (
 	bpfSaNew  = 0
 	bpfSaLive = 1
 	bpfSaDead = 2
+)
+
+const (
+	bpfIdentityUnknown    = 0
+	bpfIdentityHost       = 1
+	bpfIdentityRemoteHost = 2
+	bpfIdentityWorld      = 3
+	bpfIdentityHealth     = 4
+	bpfIdentityUnmanaged  = 5
+)
+
+const (
+	bpfTagNone     = 0
+	bpfTagEndpoint = 16384
+	bpfTagOpened   = 32768
+	bpfTagRouted   = 49152
 )

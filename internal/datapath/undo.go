@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"weft.dev/weft/internal/statefile"
 )
 
 // offloads are features of an interface as they were before Weft.
@@ -20,11 +22,16 @@ type offloads struct {
 	Features map[string]bool `json:"features"`
 }
 
+// undoName is the file's name in the state directory.
+const undoName = "undo.json"
+
 // undoFile remembers what a setting of the machine was before Weft changed it, so that cleanup
 // can put it back. The first value noted for a key is the original and stays.
 type undoFile struct {
 	path string
-	mu   sync.Mutex
+	// damaged is where a file that could not be read was kept, "" if there was none.
+	damaged string
+	mu      sync.Mutex
 	// Sysctls by path below /proc/sys, in the node's network namespace.
 	Sysctls map[string]string `json:"sysctls,omitempty"`
 	// Offloads that were changed: a pod's under the name of its host side, an uplink's under its own.
@@ -35,6 +42,9 @@ type undoFile struct {
 
 func openUndo(path string) (*undoFile, error) {
 	u := &undoFile{path: path, Sysctls: map[string]string{}, Offloads: map[string]offloads{}}
+	if err := statefile.RemoveTemporaries(path); err != nil {
+		return nil, err
+	}
 	data, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return u, nil
@@ -42,13 +52,15 @@ func openUndo(path string) (*undoFile, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
-	if err := json.Unmarshal(data, u); err != nil {
-		return nil, fmt.Errorf("read %s: %w (remove it if the machine's settings need not be put back)", path, err)
+	read := &undoFile{path: path, Sysctls: map[string]string{}, Offloads: map[string]offloads{}}
+	if err := json.Unmarshal(data, read); err == nil && read.Sysctls != nil && read.Offloads != nil {
+		return read, nil
 	}
-	return u, nil
+	u.damaged, err = statefile.SetAside(path)
+	return u, err
 }
 
-// save writes the file whole or not at all. Callers hold u.mu.
+// save writes the file whole or not at all, also when the machine loses power. Callers hold u.mu.
 func (u *undoFile) save() error {
 	if err := os.MkdirAll(filepath.Dir(u.path), 0o700); err != nil {
 		return fmt.Errorf("create state directory: %w", err)
@@ -57,10 +69,7 @@ func (u *undoFile) save() error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(u.path+".tmp", data, 0o600); err != nil {
-		return fmt.Errorf("write %s: %w", u.path, err)
-	}
-	if err := os.Rename(u.path+".tmp", u.path); err != nil {
+	if err := statefile.Write(u.path, data); err != nil {
 		return fmt.Errorf("write %s: %w", u.path, err)
 	}
 	return nil

@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -133,8 +132,8 @@ func TestUndoFile(t *testing.T) {
 		t.Errorf("on disk: %v", third.Offloads)
 	}
 	must(t, os.WriteFile(path, []byte("{"), 0o600))
-	if _, err := openUndo(path); err == nil || !strings.Contains(err.Error(), path) {
-		t.Errorf("broken file: %v, want an error that names it", err)
+	if u, err := openUndo(path); err != nil || !strings.Contains(u.damaged, path) {
+		t.Errorf("broken file: %v, set aside as %q", err, u.damaged)
 	}
 	must(t, os.WriteFile(path, []byte("{}"), 0o600))
 	if u, err = openUndo(path); err != nil || u.setOffloads("wta", offloads{Features: map[string]bool{"x": true}}) != nil {
@@ -179,13 +178,13 @@ func TestKeepOldOffloads(t *testing.T) {
 func TestEveryHook(t *testing.T) {
 	d := &Datapath{progs: &programs{}}
 	d.progs.FromPodXDP, d.progs.FromPodTC = &ebpf.Program{}, &ebpf.Program{}
-	for _, mode := range []Mode{ModeXDP, ModeTC, ModeStack, ModeHybrid} {
+	for _, mode := range []ModeStatus{{Active: ModeXDP}, {Active: ModeTC}, {Active: ModeStack}, {Active: ModeTC, XDPRoad: true}} {
 		for _, generic := range []bool{false, true} {
-			for _, chained := range []bool{false, true} {
-				d.mode.Active, d.opts.GenericXDP = mode, generic
-				for _, h := range append(d.hooksFor(Endpoint{Chained: chained}), d.uplinkHooks()...) {
+			for _, ep := range []Endpoint{{}, {Chained: true}, {XDPRoad: true}, {Chained: true, XDPRoad: true}} {
+				d.mode, d.opts.GenericXDP = mode, generic
+				for _, h := range append(d.hooksFor(ep), d.uplinkHooks()...) {
 					if !slices.ContainsFunc(everyHook, func(k hook) bool { return k.name == h.name && k.kind == h.kind }) {
-						t.Errorf("%s, generic %v, chained %v: %s of kind %s would never be detached", mode, generic, chained, h.name, h.kind)
+						t.Errorf("%+v, generic %v, %+v: %s of kind %s would never be detached", mode, generic, ep, h.name, h.kind)
 					}
 				}
 			}
@@ -223,16 +222,6 @@ func TestPinnedLinks(t *testing.T) {
 	}
 }
 
-func TestSecondHostIf(t *testing.T) {
-	second := secondHostIf("weft0123456789")
-	if second != "wefx0123456789" || len(second) > 15 {
-		t.Errorf("%s", second)
-	}
-	if !strings.HasPrefix(second, secondPrefix) || strings.HasPrefix("weft0123456789", secondPrefix) {
-		t.Error("cleanup tells second interfaces from first ones by their prefix")
-	}
-}
-
 func TestDecodeEvent(t *testing.T) {
 	e := bpfEvent{TimeNs: monotonicNow(), Src: toAddr(peer6), Dst: toAddr(podA.IPv6), Sport: ntohs(80), Dport: ntohs(1000), Len: 99, Slot: 7,
 		Type: bpfEventEnd, Verdict: bpfVerdictStack, Hook: bpfHookToWire, Direction: bpfDirIngress, Family: 6, Proto: 6, TcpFlags: fin,
@@ -267,32 +256,36 @@ func TestSlotFor(t *testing.T) {
 		}
 		return n
 	}
-	table := nodeTable{slots: map[string]uint32{}, was: map[bpfRouteKey]uint32{
-		routeKey(mustPrefix("10.1.0.0/24")): 0, routeKey(mustPrefix("10.2.0.0/24")): 5, routeKey(mustPrefix("fd00:2::/64")): 5,
-		routeKey(mustPrefix("10.3.0.0/24")): 1, routeKey(mustPrefix("10.4.0.0/24")): 3,
-	}}
+	table := nodeTable{was: map[bpfRouteKey]bpfRoute{}, freed: map[uint32]bool{9: true}}
+	for prefix, slot := range map[string]uint32{"10.2.0.0/24": 5, "fd00:2::/64": 5, "10.3.0.0/24": 1, "10.4.0.0/24": 3, "10.8.0.0/24": 8, "10.9.0.0/24": 9} {
+		table.was[routeKey(mustPrefix(prefix))] = bpfRoute{Node: slot}
+	}
+	table.was[routeKey(mustPrefix("10.1.0.0/24"))] = bpfRoute{Flags: bpfRouteNoNode}
+	plan := &slotPlan{taken: map[uint32]bool{0: true}, names: map[uint32]string{8: "e", 6: "away"}}
 	for i, c := range []struct {
-		node Node
-		want uint32
+		node   Node
+		want   uint32
+		former bool
 	}{
-		{node("b", "10.2.0.0/24", "fd00:2::/64"), 5},
-		{node("new", "10.9.0.0/24"), 2}, // 1 and 3 are those of nodes that may come yet
-		{node("c", "10.3.0.0/24"), 1},
-		{node("b"), 5},
-		{node("thief", "fd00:2::/64"), 4}, // b holds 5 already
-		{node("own", "10.1.0.0/24"), 6},   // 0 is this node and nobody's to inherit
-		{node("none"), 7},
-		{node("new", "10.4.0.0/24"), 2}, // a new range does not move a node
+		{node("b", "10.2.0.0/24", "fd00:2::/64"), 5, true},
+		{node("new", "10.7.0.0/24"), 2, false}, // 1 and 3 are those of nodes that may come yet
+		{node("c", "10.3.0.0/24"), 1, true},
+		{node("thief", "fd00:2::/64"), 4, false},    // b holds 5 already
+		{node("own", "10.1.0.0/24"), 7, false},      // 0 is this node and nobody's to inherit, 6 has another's keys
+		{node("heir", "10.8.0.0/24"), 10, false},    // a range of e, whose keys are under 8
+		{node("e", "10.70.0.0/24"), 8, true},        // by its name, whatever its ranges are now
+		{node("nextday", "10.9.0.0/24"), 11, false}, // 9 has become free in this very change
 	} {
-		if got, err := table.slotFor(c.node); err != nil || got != c.want {
-			t.Errorf("%d: node %s: %d, %v; want %d", i, c.node.Name, got, err, c.want)
+		got, former, err := table.pickSlot(c.node, plan)
+		if err != nil || got != c.want || former != c.former {
+			t.Errorf("%d: node %s: %d, former %v, %v; want %d, %v", i, c.node.Name, got, former, err, c.want, c.former)
 		}
 	}
-	full := nodeTable{slots: map[string]uint32{}}
-	for i := range maxNodes - 1 {
-		full.slots[fmt.Sprint(i)] = uint32(i + 1)
+	full := &slotPlan{taken: map[uint32]bool{}}
+	for slot := range uint32(maxNodes) {
+		full.taken[slot] = true
 	}
-	if _, err := full.slotFor(node("last")); err == nil || !strings.Contains(err.Error(), "last") {
+	if _, _, err := table.pickSlot(node("last"), full); err == nil || !strings.Contains(err.Error(), "last") {
 		t.Errorf("no slot left: %v, want an error that names the node", err)
 	}
 }

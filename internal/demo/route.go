@@ -13,7 +13,7 @@ import (
 
 // routeVariants are what the demo compares, in the order shown.
 var routeVariants = []string{
-	bench.VariantIPTables, bench.VariantStack, bench.VariantTC, bench.VariantXDPGeneric, bench.VariantXDP, bench.VariantAuto,
+	bench.VariantIPTables, bench.VariantStack, bench.VariantTC, bench.VariantXDPGeneric, bench.VariantXDP, bench.VariantAuto, bench.VariantXDPRoad,
 }
 
 // The benchmark is held in two parts, so that the second cannot cost us the first.

@@ -44,11 +44,12 @@ func pages(t *testing.T) map[string]string {
 }
 
 var (
-	fence   = regexp.MustCompile("(?ms)^```.*?^```")
-	code    = regexp.MustCompile("`([^`\n]+)`")
-	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
-	heading = regexp.MustCompile(`(?m)^#+ +(.+)$`)
-	notSlug = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+	fence     = regexp.MustCompile("(?ms)^```.*?^```")
+	code      = regexp.MustCompile("`([^`\n]+)`")
+	link      = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading   = regexp.MustCompile(`(?m)^#+ +(.+)$`)
+	tableRule = regexp.MustCompile(`^\|[-:| ]+\|$`)
+	notSlug   = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 )
 
 // anchors are the names that a page's headings have on the web.
@@ -78,6 +79,19 @@ func TestLinksResolve(t *testing.T) {
 			}
 			if anchor != "" && !anchors(all[file])[anchor] {
 				t.Errorf("%s: %s has no heading for the link %s", name, file, match[1])
+			}
+		}
+	}
+}
+
+// TestTablesHaveHeads: rows after an empty line are no part of the table before, and no table without a head.
+func TestTablesHaveHeads(t *testing.T) {
+	for name, page := range pages(t) {
+		lines := strings.Split(fence.ReplaceAllString(page, ""), "\n")
+		for i, line := range lines {
+			begins := strings.HasPrefix(line, "|") && (i == 0 || !strings.HasPrefix(lines[i-1], "|"))
+			if begins && (i+1 == len(lines) || !tableRule.MatchString(lines[i+1])) {
+				t.Errorf("%s: a table begins without a head: %s", name, line)
 			}
 		}
 	}

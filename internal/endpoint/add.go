@@ -38,9 +38,15 @@ func (m *Manager) Add(ctx context.Context, req AddRequest) (*AddResult, error) {
 	}
 	old, exists := m.record(req.ID())
 	if exists {
-		if err := m.matches(old, req, ns); err == nil {
+		err := m.matches(old, req, ns)
+		if errors.Is(err, errDatapath) {
+			// The interface is as it should be: only its hooks or map entries are not.
+			err = errors.Join(m.repair(&old), m.matches(old, req, ns))
+		}
+		if err == nil {
 			return m.result(old), nil
-		} else if old.State == StateReady {
+		}
+		if old.State == StateReady {
 			m.log.Warn("endpoint is damaged, making it anew", "endpoint", old.ID, "pod", old.Key(), "error", err)
 		}
 		if err := m.teardown(old); err != nil {
@@ -84,7 +90,7 @@ func (m *Manager) draft(req AddRequest, ns *os.File) (record, error) {
 		Namespace: req.Namespace, Pod: req.Pod, PodUID: req.PodUID,
 		HostIf: req.HostIf(), NetNS: req.NetNS, PodIf: req.IfName,
 		MAC: randomMAC().String(), GatewayMAC: GatewayMAC.String(), MTU: m.opt.MTU,
-		Chained: req.Chained, State: StateCreating, Created: time.Now().UTC(),
+		Chained: req.Chained, CNIRoad: req.Road, State: StateCreating, Created: time.Now().UTC(),
 	}}
 	rec.ExtraLabels = req.Labels
 	rec.declare(m.declared(rec.Key()))
@@ -119,17 +125,18 @@ func (m *Manager) identify(rec *record) error {
 	return nil
 }
 
-// declare takes labels, service account and annotation from the declared pod, the request's labels on top.
+// declare takes labels, service account and annotations from the declared pod, the request's labels on top.
 func (r *record) declare(pod *v1alpha1.Pod) {
 	r.Labels, r.ServiceAccount = nil, "default"
 	if pod == nil && r.Encrypt == v1alpha1.EncryptFalse {
 		r.Encrypt = ""
 	}
 	// A declaration that is gone may be one that a mistake made unusable: what asked to be
-	// sealed stays so for as long as it lives.
+	// sealed stays so for as long as it lives, and a pod keeps its interfaces.
 	if pod != nil {
 		r.Labels = maps.Clone(pod.Metadata.Labels)
 		r.Encrypt = pod.Metadata.Annotations[v1alpha1.EncryptAnnotation]
+		r.Road = pod.Metadata.Annotations[v1alpha1.RoadAnnotation]
 		if pod.Spec.ServiceAccount != "" {
 			r.ServiceAccount = pod.Spec.ServiceAccount
 		}
@@ -282,17 +289,18 @@ func (m *Manager) build(ctx context.Context, rec *record, ns *os.File) error {
 	if err := m.done(ctx, "record"); err != nil {
 		return err
 	}
-	if !rec.Chained {
-		if err := m.buildVeth(ctx, rec.Info, ns); err != nil {
+	if rec.Chained {
+		if err := m.attach(*rec); err != nil {
 			return err
 		}
-	}
-	began := time.Now()
-	if err := m.opt.Datapath.AttachEndpoint(rec.Datapath()); err != nil {
-		return fmt.Errorf("attach datapath: %w", err)
-	}
-	m.log.Debug("datapath attached", "endpoint", rec.ID, "took", time.Since(began).Round(time.Microsecond))
-	if err := m.done(ctx, "attach"); err != nil {
+		// The plugin sets it down when an ADD has failed.
+		if err := setHostUp(rec.HostIf); err != nil {
+			return err
+		}
+		if err := m.done(ctx, "attach"); err != nil {
+			return err
+		}
+	} else if err := m.buildVeth(ctx, *rec, ns); err != nil {
 		return err
 	}
 	ready := *rec
@@ -309,8 +317,9 @@ func (m *Manager) build(ctx context.Context, rec *record, ns *os.File) error {
 	return m.done(ctx, "publish")
 }
 
-func (m *Manager) buildVeth(ctx context.Context, info Info, ns *os.File) error {
-	v, err := openVeth(info, ns)
+// buildVeth makes the pair. The node's end is not up before its hooks are there.
+func (m *Manager) buildVeth(ctx context.Context, rec record, ns *os.File) error {
+	v, err := openVeth(rec.Info, ns)
 	if err != nil {
 		return err
 	}
@@ -318,7 +327,7 @@ func (m *Manager) buildVeth(ctx context.Context, info Info, ns *os.File) error {
 	for _, step := range []struct {
 		name string
 		do   func() error
-	}{{"veth", v.create}, {"host", v.configureHost}, {"pod", v.configurePod}} {
+	}{{"veth", v.create}, {"host", v.configureHost}, {"attach", func() error { return m.attach(rec) }}, {"up", v.raiseHost}, {"pod", v.configurePod}} {
 		if err := step.do(); err != nil {
 			return err
 		}
@@ -326,6 +335,16 @@ func (m *Manager) buildVeth(ctx context.Context, info Info, ns *os.File) error {
 			return err
 		}
 	}
+	return nil
+}
+
+// attach hooks the interface and enters it into the maps.
+func (m *Manager) attach(rec record) error {
+	began := time.Now()
+	if err := m.opt.Datapath.AttachEndpoint(rec.Datapath()); err != nil {
+		return fmt.Errorf("attach datapath: %w", err)
+	}
+	m.log.Debug("datapath attached", "endpoint", rec.ID, "took", time.Since(began).Round(time.Microsecond))
 	return nil
 }
 

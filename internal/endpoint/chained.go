@@ -1,12 +1,13 @@
 package endpoint
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"os"
 
 	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/datapath"
 )
 
 // adoptVeth fills in the interface that an earlier plugin made. The host side is found
@@ -38,6 +39,31 @@ func adoptVeth(info *Info, ns *os.File) error {
 	info.MAC = inner.Attrs().HardwareAddr.String()
 	info.GatewayMAC = gateway.String()
 	info.MTU = inner.Attrs().MTU
+	return nil
+}
+
+// SetDownUnhooked sets the node's end of an interface that another plugin made down, unless a program of Weft's
+// filters what comes from it. It needs no manager.
+func SetDownUnhooked(a Attachment, netnsPath string) error {
+	ns, err := openNetNS(netnsPath)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	info := Info{PodIf: a.IfName}
+	if err := adoptVeth(&info, ns); err != nil {
+		return err
+	}
+	outer, err := hostLink(info.HostIf)
+	if err != nil {
+		return err
+	}
+	if filtered, err := datapath.FiltersPod(outer); err != nil || filtered {
+		return err
+	}
+	if err := netlink.LinkSetDown(outer); err != nil {
+		return fmt.Errorf("set %s down: %w", info.HostIf, err)
+	}
 	return nil
 }
 
@@ -86,6 +112,9 @@ func chainedGateway(hostIf string) (net.HardwareAddr, error) {
 	return gatewayOf(outer, host)
 }
 
+// errOtherPeer means that the pod's interface has another interface of the node as its other end.
+var errOtherPeer = fmt.Errorf("other peer (%w)", errGone)
+
 // checkPeers tells whether the pod's interface is the other end of the node's, with
 // errGone if it certainly is not.
 func checkPeers(info Info, host netlink.Link, ns *os.File) error {
@@ -99,7 +128,7 @@ func checkPeers(info Info, host netlink.Link, ns *os.File) error {
 		return err
 	}
 	if inner.Attrs().ParentIndex != host.Attrs().Index || host.Attrs().ParentIndex != inner.Attrs().Index {
-		return errors.Join(fmt.Errorf("interface %s in the pod is not the other end of %s", info.PodIf, info.HostIf), errGone)
+		return fmt.Errorf("%w: interface %s in the pod is not the other end of %s", errOtherPeer, info.PodIf, info.HostIf)
 	}
 	return nil
 }

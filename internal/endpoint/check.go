@@ -11,6 +11,8 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/nldump"
 )
 
 // Check verifies that an endpoint is as Add made it, in the pod and on the node. The
@@ -41,11 +43,20 @@ func (m *Manager) Check(ctx context.Context, req CheckRequest) error {
 		return err
 	}
 	defer ns.Close()
-	if err := m.verify(rec, ns); err != nil {
+	err = m.verify(rec, ns)
+	if errors.Is(err, errDatapath) {
+		m.noteAttach(rec.ID, err)
+		m.retryLater("") // Sync puts it in order
+	}
+	if err != nil {
 		return fmt.Errorf("%w: %w: run DEL and ADD, or restart the agent", ErrUnhealthy, err)
 	}
 	return nil
 }
+
+// errDatapath is in the error when hooks or map entries of an endpoint are missing: its packets pass unfiltered,
+// or not at all.
+var errDatapath = errors.New("datapath is not attached")
 
 // verify compares everything that a record says with what is there.
 func (m *Manager) verify(rec record, ns *os.File) error {
@@ -64,14 +75,25 @@ func (m *Manager) verify(rec record, ns *os.File) error {
 	}
 	errs := []error{v.verifyLinks(inner, outer), v.verifyAddresses(inner)}
 	if !rec.Chained {
-		errs = append(errs, v.verifyPodRoutes(inner), v.verifyHostRoutes(outer), v.verifyNeighbours(outer))
+		errs = append(errs, v.verifyPodRoutes(inner), v.verifyHostSide(outer))
 	}
+	return errors.Join(append(errs, m.verifyDatapath(rec))...)
+}
+
+// verifyDatapath asks the datapath for the endpoint's hooks and map entries.
+func (m *Manager) verifyDatapath(rec record) error {
 	m.mu.Lock()
-	if err := m.unattached[rec.ID]; err != nil {
-		errs = append(errs, fmt.Errorf("datapath is not attached: %w", err))
-	}
+	failed := m.unattached[rec.ID]
 	m.mu.Unlock()
-	return errors.Join(errs...)
+	if m.opt.Datapath != nil {
+		if err := m.opt.Datapath.CheckEndpoint(rec.Datapath()); err != nil {
+			return fmt.Errorf("%w: %w", errDatapath, err)
+		}
+	}
+	if failed != nil && !errors.Is(failed, errDatapath) {
+		return fmt.Errorf("%w: %w", errDatapath, failed)
+	}
+	return nil
 }
 
 func (v *veth) verifyLinks(inner, outer netlink.Link) error {
@@ -94,7 +116,7 @@ func (v *veth) verifyLinks(inner, outer netlink.Link) error {
 }
 
 func (v *veth) verifyAddresses(inner netlink.Link) error {
-	have, err := dump(func() ([]netlink.Addr, error) { return v.pod.AddrList(inner, netlink.FAMILY_ALL) })
+	have, err := nldump.Whole(func() ([]netlink.Addr, error) { return v.pod.AddrList(inner, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list addresses in pod: %w", err)
 	}
@@ -121,11 +143,42 @@ func (v *veth) verifyPodRoutes(inner netlink.Link) error {
 	return errors.Join(errs...)
 }
 
-func (v *veth) verifyHostRoutes(outer netlink.Link) error {
-	have, err := routesOf(v.host, outer)
+// hostTables are the node's routes and neighbours by interface.
+type hostTables struct {
+	routes     map[int][]netlink.Route
+	neighbours map[int][]netlink.Neigh
+}
+
+// readHost reads the tables whole: the kernel, or the library, gives those of one interface by a walk through all of them, too.
+func readHost(h *netlink.Handle) (*hostTables, error) {
+	routes, err := nldump.Whole(func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
-		return fmt.Errorf("list routes: %w", err)
+		return nil, fmt.Errorf("list routes: %w", err)
 	}
+	neighbours, err := nldump.Whole(func() ([]netlink.Neigh, error) { return h.NeighList(0, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("list neighbours: %w", err)
+	}
+	t := &hostTables{map[int][]netlink.Route{}, map[int][]netlink.Neigh{}}
+	for _, r := range routes {
+		t.routes[r.LinkIndex] = append(t.routes[r.LinkIndex], r)
+	}
+	for _, n := range neighbours {
+		t.neighbours[n.LinkIndex] = append(t.neighbours[n.LinkIndex], n)
+	}
+	return t, nil
+}
+
+func (v *veth) verifyHostSide(outer netlink.Link) error {
+	tables, err := readHost(v.host)
+	if err != nil {
+		return err
+	}
+	return errors.Join(v.verifyHostRoutes(outer, tables), v.verifyNeighbours(outer, tables))
+}
+
+func (v *veth) verifyHostRoutes(outer netlink.Link, tables *hostTables) error {
+	have := tables.routes[outer.Attrs().Index]
 	var errs []error
 	for _, a := range v.Addresses() {
 		if want := hostRoute(outer, a); !hasRoute(have, want) {
@@ -135,11 +188,8 @@ func (v *veth) verifyHostRoutes(outer netlink.Link) error {
 	return errors.Join(errs...)
 }
 
-func (v *veth) verifyNeighbours(outer netlink.Link) error {
-	have, err := dump(func() ([]netlink.Neigh, error) { return v.host.NeighList(outer.Attrs().Index, netlink.FAMILY_ALL) })
-	if err != nil {
-		return fmt.Errorf("list neighbours: %w", err)
-	}
+func (v *veth) verifyNeighbours(outer netlink.Link, tables *hostTables) error {
+	have := tables.neighbours[outer.Attrs().Index]
 	mac, err := net.ParseMAC(v.MAC)
 	if err != nil {
 		return fmt.Errorf("pod MAC: %w", err)
@@ -157,7 +207,7 @@ func (v *veth) verifyNeighbours(outer netlink.Link) error {
 }
 
 func routesOf(h *netlink.Handle, link netlink.Link) ([]netlink.Route, error) {
-	return dump(func() ([]netlink.Route, error) { return h.RouteList(link, netlink.FAMILY_ALL) })
+	return nldump.Whole(func() ([]netlink.Route, error) { return h.RouteList(link, netlink.FAMILY_ALL) })
 }
 
 func hasRoute(have []netlink.Route, want *netlink.Route) bool {

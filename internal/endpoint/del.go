@@ -17,7 +17,7 @@ func (m *Manager) Del(ctx context.Context, req DelRequest) error {
 	rec, ok := m.record(req.ID())
 	if !ok {
 		// An interface without a record can be there if the state directory was lost.
-		return deleteHostLink(req.HostIf())
+		return deleteHostLinks(req.HostIf())
 	}
 	if err := m.teardown(rec); err != nil {
 		return fmt.Errorf("remove endpoint of %s: %w", rec.Key(), err)
@@ -108,22 +108,23 @@ func (m *Manager) teardown(rec record) error {
 	return m.step("forget")
 }
 
-// dismantle takes the datapath and the interface away.
+// dismantle takes the interface and what the datapath has of it away, in this order: an interface
+// that is there has its hooks. Another plugin's stays, and the datapath refuses what comes from it.
 func (m *Manager) dismantle(rec record) error {
-	if m.opt.Datapath != nil {
-		if err := m.opt.Datapath.DetachEndpoint(rec.Datapath()); err != nil {
-			return fmt.Errorf("detach datapath: %w", err)
-		}
-	}
-	if err := m.step("detach"); err != nil {
-		return err
-	}
 	if !rec.Chained {
 		if err := deleteHostLink(rec.HostIf); err != nil {
 			return err
 		}
 	}
-	return m.step("unlink")
+	if err := m.step("unlink"); err != nil {
+		return err
+	}
+	if m.opt.Datapath != nil {
+		if err := m.opt.Datapath.DetachEndpoint(rec.Datapath()); err != nil {
+			return fmt.Errorf("detach datapath: %w", err)
+		}
+	}
+	return m.step("detach")
 }
 
 // leaveTombstone keeps only the name of an object that could not be deleted, for Sync.
@@ -146,4 +147,5 @@ func (m *Manager) forget(rec record) {
 	m.release(rec)
 	delete(m.records, rec.ID)
 	delete(m.unattached, rec.ID)
+	delete(m.unseen, rec.ID)
 }

@@ -10,6 +10,7 @@
 package endpoint
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"time"
@@ -33,13 +34,15 @@ const RouteProtocol = datapath.RouteProtocol
 // MaxSlot is the highest slot an endpoint can have; slot 0 is the node itself.
 const MaxSlot = datapath.MaxEndpoints - 1
 
-// Datapath attaches programs to endpoints. Both calls are idempotent.
+// Datapath attaches programs to endpoints. All calls are idempotent.
 // *datapath.Datapath implements it.
 type Datapath interface {
 	// AttachEndpoint attaches the hooks and fills the maps, replacing what was there.
 	AttachEndpoint(datapath.Endpoint) error
 	// DetachEndpoint undoes AttachEndpoint, also when the interface is already gone.
 	DetachEndpoint(datapath.Endpoint) error
+	// CheckEndpoint says which hook or map entry of an attached endpoint is missing.
+	CheckEndpoint(datapath.Endpoint) error
 }
 
 // Directory is where endpoints are published for other nodes. store.Store satisfies it.
@@ -79,7 +82,10 @@ type Info struct {
 	// none: then nothing of it is sealed, and so nothing reaches another node.
 	Identity uint32 `json:"identity,omitempty"`
 	// Encrypt is the pod's annotation ebpf.xdp/encrypt as it was declared.
-	Encrypt    string     `json:"encrypt,omitempty"`
+	Encrypt string `json:"encrypt,omitempty"`
+	// Road is the pod's annotation ebpf.xdp/road as it was declared, CNIRoad what the request asked for.
+	Road       string     `json:"road,omitempty"`
+	CNIRoad    string     `json:"cniRoad,omitempty"`
 	Slot       uint16     `json:"slot"`
 	HostIf     string     `json:"hostIf"`
 	NetNS      string     `json:"netns"`
@@ -96,6 +102,24 @@ type Info struct {
 
 // Key is "namespace/pod", the pod's name in the objects directory.
 func (i Info) Key() string { return i.Namespace + "/" + i.Pod }
+
+// XDPRoad tells whether the endpoint asks for the XDP road.
+func (i Info) XDPRoad() bool {
+	return i.Road == v1alpha1.RoadXDP || i.CNIRoad == v1alpha1.RoadXDP
+}
+
+// RoadAsker names who asks for the XDP road, or what is wrong with how it is asked for; "" if nobody does.
+func (i Info) RoadAsker() string {
+	switch {
+	case i.Road == v1alpha1.RoadXDP:
+		return "annotation " + v1alpha1.RoadAnnotation
+	case i.CNIRoad == v1alpha1.RoadXDP:
+		return "CNI"
+	case i.Road != "":
+		return fmt.Sprintf("annotation %s is %q: want %q", v1alpha1.RoadAnnotation, i.Road, v1alpha1.RoadXDP)
+	}
+	return ""
+}
 
 // Addresses returns the endpoint's addresses, IPv4 first.
 func (i Info) Addresses() []netip.Addr {
@@ -115,7 +139,7 @@ func (i Info) Datapath() datapath.Endpoint {
 	return datapath.Endpoint{
 		Slot: i.Slot, HostIf: i.HostIf, NetNS: i.NetNS, PodIf: i.PodIf,
 		MAC: mac, GatewayMAC: gateway, IPv4: i.IPv4, IPv6: i.IPv6,
-		MTU: i.MTU, Identity: i.Identity, Chained: i.Chained,
+		MTU: i.MTU, Identity: i.Identity, Chained: i.Chained, XDPRoad: i.XDPRoad(),
 	}
 }
 
@@ -141,6 +165,8 @@ type AddRequest struct {
 	// Chained adopts the interface that an earlier plugin made instead of making one;
 	// Addresses then says what that plugin gave it.
 	Chained bool
+	// Road is v1alpha1.RoadXDP to ask for the XDP road, as the pod's annotation can. Optional.
+	Road string
 }
 
 // AddResult is what Add made or found.

@@ -11,8 +11,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/ipam"
+	"weft.dev/weft/internal/statefile"
 )
 
 // Options are what a Manager needs to know.
@@ -57,8 +60,12 @@ type Manager struct {
 	// unattached and unpublished are what Sync must try again.
 	unattached  map[string]error
 	unpublished map[string]bool
-	retry       *time.Timer
+	// unseen are endpoints whose interface is there and whose namespace cannot be looked into.
+	unseen map[string]error
+	retry  *time.Timer
 
+	// tables reads the node's routes and neighbours; tests count how often.
+	tables func(*netlink.Handle) (*hostTables, error)
 	// step is called after each step of a change; tests make it fail or panic there.
 	step func(name string) error
 }
@@ -85,8 +92,8 @@ func NewManager(opt Options) (*Manager, error) {
 	m := &Manager{
 		opt: opt, log: opt.Log,
 		records: map[string]record{}, addrs: addrs, slots: ipam.NewSlots(MaxSlot),
-		unattached: map[string]error{}, unpublished: map[string]bool{},
-		step: func(string) error { return nil },
+		unattached: map[string]error{}, unpublished: map[string]bool{}, unseen: map[string]error{},
+		step: func(string) error { return nil }, tables: readHost,
 	}
 	if m.boot, err = bootID(); err != nil {
 		return nil, err
@@ -251,7 +258,7 @@ func (m *Manager) Status() error {
 	if m.opt.Datapath == nil {
 		return fmt.Errorf("%w: no datapath", ErrUnavailable)
 	}
-	if err := writeFile(m.disk.dir+"/.probe", nil, false); err != nil {
+	if err := statefile.WriteVolatile(m.disk.probePath(), nil); err != nil {
 		return fmt.Errorf("%w: state directory cannot be written: %w", ErrUnavailable, err)
 	}
 	return nil

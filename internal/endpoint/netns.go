@@ -98,14 +98,3 @@ func hostHasIPv6() bool {
 	data, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/disable_ipv6")
 	return err == nil && strings.TrimSpace(string(data)) == "0"
 }
-
-// dump repeats a netlink dump that changed under the reader.
-func dump[T any](list func() ([]T, error)) ([]T, error) {
-	for range 10 {
-		out, err := list()
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return out, err
-		}
-	}
-	return nil, errors.New("netlink dump kept changing")
-}

@@ -121,20 +121,22 @@ func (m *Manager) syncEndpoint(id string) error {
 	if !ok || rec.State != StateReady {
 		return nil
 	}
-	return errors.Join(m.reattach(rec), m.redeclare(rec))
+	err := m.reattach(rec)
+	if rec, ok = m.record(id); !ok || rec.State != StateReady {
+		return err // it was found to be gone
+	}
+	return errors.Join(err, m.redeclare(rec))
 }
 
 func (m *Manager) reattach(rec record) error {
 	m.mu.Lock()
 	_, failed := m.unattached[rec.ID]
 	m.mu.Unlock()
-	if !failed || m.opt.Datapath == nil {
+	if !failed {
 		return nil
 	}
-	err := m.opt.Datapath.AttachEndpoint(rec.Datapath())
-	m.noteAttach(rec.ID, err)
-	if err != nil {
-		return fmt.Errorf("attach datapath to %s: %w", rec.Key(), err)
+	if err := m.order(rec); err != nil {
+		return fmt.Errorf("put endpoint of %s in order: %w", rec.Key(), err)
 	}
 	return nil
 }
@@ -151,7 +153,7 @@ func (m *Manager) noteAttach(id string, err error) {
 }
 
 // redeclare follows the pod's declaration. An endpoint whose service account changes takes the
-// new identity, or none while that cannot be had: never another's.
+// new identity, or none while that cannot be had: never another's. One whose road changes goes over under traffic.
 func (m *Manager) redeclare(rec record) error {
 	old := rec
 	rec.declare(m.declared(rec.Key()))
@@ -159,14 +161,14 @@ func (m *Manager) redeclare(rec record) error {
 		rec.Identity = 0
 	}
 	errIdentity := m.identify(&rec)
-	if maps.Equal(old.Labels, rec.Labels) && old.ServiceAccount == rec.ServiceAccount && old.Encrypt == rec.Encrypt && old.Identity == rec.Identity {
+	if maps.Equal(old.Labels, rec.Labels) && old.ServiceAccount == rec.ServiceAccount && old.Encrypt == rec.Encrypt && old.Road == rec.Road && old.Identity == rec.Identity {
 		return errIdentity
 	}
 	if err := m.disk.save(rec); err != nil {
 		return errors.Join(errIdentity, err)
 	}
 	m.remember(rec)
-	if old.Identity != rec.Identity && m.opt.Datapath != nil {
+	if (old.Identity != rec.Identity || old.XDPRoad() != rec.XDPRoad()) && m.opt.Datapath != nil {
 		err := m.opt.Datapath.AttachEndpoint(rec.Datapath())
 		m.noteAttach(rec.ID, err)
 		if err != nil {

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"weft.dev/weft/internal/ipam"
+	"weft.dev/weft/internal/statefile"
 )
 
 // recordVersion changes when an older agent could misread a record.
@@ -70,12 +71,14 @@ func openDisk(dir string, log *slog.Logger) (*disk, error) {
 	if err := os.MkdirAll(d.endpoints(), 0o700); err != nil {
 		return nil, fmt.Errorf("create state directory: %w", err)
 	}
-	return d, nil
+	left := filepath.Join(d.endpoints(), "*.json")
+	return d, errors.Join(statefile.RemoveTemporaries(d.cursorPath()), statefile.RemoveTemporaries(left), statefile.RemoveTemporaries(d.probePath()))
 }
 
 func (d *disk) endpoints() string           { return filepath.Join(d.dir, "endpoints") }
 func (d *disk) recordPath(id string) string { return filepath.Join(d.endpoints(), id+".json") }
 func (d *disk) cursorPath() string          { return filepath.Join(d.dir, "ipam.json") }
+func (d *disk) probePath() string           { return filepath.Join(d.dir, ".probe") }
 
 // load reads every record. A file that cannot be a record is set aside, so that one
 // damaged file does not stop a node; one of a newer version stops it, because what it
@@ -88,10 +91,6 @@ func (d *disk) load() ([]record, error) {
 	var out []record
 	for _, e := range entries {
 		path := filepath.Join(d.endpoints(), e.Name())
-		if strings.HasSuffix(e.Name(), ".tmp") {
-			os.Remove(path)
-			continue
-		}
 		id, isRecord := strings.CutSuffix(e.Name(), ".json")
 		if !isRecord {
 			continue
@@ -106,8 +105,8 @@ func (d *disk) load() ([]record, error) {
 				path, rec.Version, recordVersion)
 		}
 		d.log.Error("setting a damaged endpoint record aside", "file", path, "error", err)
-		if err := os.Rename(path, path+".damaged"); err != nil {
-			return nil, fmt.Errorf("set damaged record aside: %w", err)
+		if _, err := statefile.SetAside(path); err != nil {
+			return nil, err
 		}
 	}
 	return out, nil
@@ -135,7 +134,7 @@ func (d *disk) save(rec record) error {
 	if err != nil {
 		return fmt.Errorf("encode endpoint record: %w", err)
 	}
-	if err := writeFile(d.recordPath(rec.ID), data, true); err != nil {
+	if err := statefile.Write(d.recordPath(rec.ID), data); err != nil {
 		return fmt.Errorf("write endpoint record: %w", err)
 	}
 	return nil
@@ -146,7 +145,7 @@ func (d *disk) remove(id string) error {
 	if err := os.Remove(d.recordPath(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove endpoint record: %w", err)
 	}
-	return syncDir(d.endpoints())
+	return statefile.SyncDir(d.endpoints())
 }
 
 // saveCursors is not synced to the disk, and failing does not matter much: the cursors
@@ -154,7 +153,7 @@ func (d *disk) remove(id string) error {
 func (d *disk) saveCursors(c cursors) {
 	data, err := json.Marshal(c)
 	if err == nil {
-		err = writeFile(d.cursorPath(), data, false)
+		err = statefile.WriteVolatile(d.cursorPath(), data)
 	}
 	if err != nil {
 		d.log.Warn("ipam state not written, after a restart addresses may be reused early", "file", d.cursorPath(), "error", err)
@@ -185,36 +184,8 @@ func (c cursors) apply(addrs *ipam.Allocator, slots *ipam.Slots) {
 	slots.SetCursor(c.Slot)
 }
 
-func writeFile(path string, data []byte, durable bool) error {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err == nil && durable {
-		err = f.Sync()
-	}
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	if durable {
-		return syncDir(filepath.Dir(path))
-	}
-	return nil
-}
-
-func syncDir(path string) error {
-	dir, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return dir.Sync()
-}
+// damaged lists the records that were set aside.
+func (d *disk) damaged() []string { return statefile.Aside(filepath.Join(d.endpoints(), "*.json")) }
 
 // bootID names this boot of the kernel.
 func bootID() (string, error) {

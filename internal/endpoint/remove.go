@@ -17,7 +17,7 @@ func RemoveInterface(a Attachment, netnsPath string) error {
 		return err
 	}
 	if hostLinkExists(a.HostIf()) {
-		return deleteHostLink(a.HostIf())
+		return deleteHostLinks(a.HostIf())
 	}
 	if netnsPath == "" {
 		return nil

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strings"
 
+	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/ipam"
 )
 
@@ -81,6 +82,12 @@ func (r *AddRequest) normalise() error {
 	}
 	if !namePattern.MatchString(r.Pod) {
 		return invalid("pod", "%q must be lower-case letters, digits, '-' and '.'", r.Pod)
+	}
+	if r.Road != "" && r.Road != v1alpha1.RoadXDP {
+		return invalid("road", "%q is not a road: want %q, or none for an ordinary interface", r.Road, v1alpha1.RoadXDP)
+	}
+	if r.Road != "" && r.Chained {
+		return invalid("road", "an interface of another CNI plugin cannot have the XDP road: remove it, or let weft-cni make the interface")
 	}
 	return r.checkAddresses()
 }

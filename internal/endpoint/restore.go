@@ -7,6 +7,9 @@ import (
 	"sync"
 
 	"golang.org/x/sync/errgroup"
+
+	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/datapath"
 )
 
 // Restore makes what is recorded and what exists agree: endpoints that are complete get
@@ -56,20 +59,32 @@ func (m *Manager) restore(ctx context.Context, id string) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if why := m.lost(rec); errors.Is(why, errGone) {
+	return m.order(rec)
+}
+
+// order frees an endpoint that is gone and repairs any other. Call with the endpoint locked.
+func (m *Manager) order(rec record) error {
+	why := m.lost(rec)
+	if errors.Is(why, errGone) {
 		m.log.Info("freeing endpoint", "endpoint", rec.ID, "pod", rec.Key(), "reason", why)
 		return m.teardown(rec)
-	} else if why != nil {
-		m.noteAttach(rec.ID, why)
-		return why
 	}
-	err := m.repair(&rec)
+	m.noteUnseen(rec.ID, why)
+	err := why
+	if errors.Is(why, errUnseen) || why == nil {
+		err = errors.Join(why, m.repair(&rec))
+	}
+	m.noteAttach(rec.ID, err)
 	m.publish(rec.objectKey())
 	return err
 }
 
-// lost says, with errGone, why an endpoint must be freed, nil if it must be restored.
-// When it cannot tell, the endpoint stays: a live pod is not cut off for want of a file.
+// errUnseen is in the error when a pod's interface is there and its namespace cannot be looked into.
+var errUnseen = errors.New("cannot be seen from here")
+
+// lost says, with errGone, why an endpoint must be freed, nil if it must be restored. Only the record
+// and the node's end decide: that end lives no longer than the pod's, wherever that is. A path that leads
+// nowhere says as much about the agent's own mounts.
 func (m *Manager) lost(rec record) error {
 	switch {
 	case rec.State != StateReady:
@@ -82,34 +97,119 @@ func (m *Manager) lost(rec record) error {
 		return err
 	}
 	ns, err := openNetNS(rec.NetNS)
-	if err != nil {
+	if err == nil {
+		defer ns.Close()
+		err = checkPeers(rec.Info, host, ns)
+	}
+	if err == nil || rec.Chained && errors.Is(err, errOtherPeer) {
 		return err
 	}
-	defer ns.Close()
-	return checkPeers(rec.Info, host, ns)
+	return fmt.Errorf("the pod's end of %s %w (is the directory of namespaces mounted for the agent?); the endpoint is kept until DEL: %v", rec.HostIf, errUnseen, err)
 }
 
-// repair puts an endpoint's settings and datapath in place again.
+func (m *Manager) noteUnseen(id string, why error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if errors.Is(why, errUnseen) {
+		m.unseen[id] = why
+	} else {
+		delete(m.unseen, id)
+	}
+}
+
+// Unseen says why not one pod's namespace can be looked into, nil if one can, or there is no pod: then
+// the agent's own view is wrong rather than the pods.
+func (m *Manager) Unseen() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var why error
+	for _, rec := range m.records {
+		if rec.State != StateReady {
+			continue
+		}
+		if why = m.unseen[rec.ID]; why == nil {
+			return nil
+		}
+	}
+	return why
+}
+
+// repair puts an endpoint's settings and datapath in place again: on the node's side
+// also where the pod's cannot be seen. The node's end is not set up before its hooks are there.
 func (m *Manager) repair(rec *record) error {
+	errRoad := m.recallRoad(rec)
+	return errors.Join(errRoad, m.repairEnds(rec))
+}
+
+func (m *Manager) repairEnds(rec *record) error {
+	if rec.Chained {
+		return errors.Join(m.refreshChained(rec), m.reattachNow(*rec))
+	}
 	ns, err := openNetNS(rec.NetNS)
+	if err != nil {
+		return m.repairHost(*rec)
+	}
+	defer ns.Close()
+	v, err := openVeth(rec.Info, ns)
 	if err != nil {
 		return err
 	}
-	defer ns.Close()
-	if rec.Chained {
-		err = m.refreshChained(rec)
-	} else {
-		err = reconfigure(rec.Info, ns)
-	}
-	if m.opt.Datapath == nil {
+	defer v.close()
+	return errors.Join(m.repairSide(v), v.configurePod())
+}
+
+// repairHost is repair of the node's side alone.
+func (m *Manager) repairHost(rec record) error {
+	h, err := hostHandle()
+	if err != nil {
 		return err
 	}
-	attachErr := m.opt.Datapath.AttachEndpoint(rec.Datapath())
-	m.noteAttach(rec.ID, attachErr)
-	if attachErr != nil {
-		err = errors.Join(err, fmt.Errorf("attach datapath: %w", attachErr))
+	defer h.Close()
+	return m.repairSide(&veth{Info: rec.Info, host: h})
+}
+
+func (m *Manager) repairSide(v *veth) error {
+	err := errors.Join(v.configureHost(), m.reattachNow(record{Info: v.Info}))
+	if errors.Is(err, errDatapath) {
+		return err
 	}
+	return errors.Join(err, v.raiseHost())
+}
+
+// reattachNow attaches an endpoint again. With errDatapath in the error its hooks are not there.
+func (m *Manager) reattachNow(rec record) error {
+	if m.opt.Datapath == nil {
+		return nil
+	}
+	err := m.opt.Datapath.AttachEndpoint(rec.Datapath())
+	if err == nil {
+		m.noteAttach(rec.ID, nil)
+		return nil
+	}
+	err = fmt.Errorf("attach datapath: %w", err)
+	if checkErr := m.opt.Datapath.CheckEndpoint(rec.Datapath()); checkErr != nil {
+		err = fmt.Errorf("%w: %w", errDatapath, err)
+	}
+	m.noteAttach(rec.ID, err)
 	return err
+}
+
+// recallRoad asks for the road of an endpoint that has a second interface and no word of why in its record:
+// agents gave one to every pod, once. It keeps that if its pod is declared to want it.
+func (m *Manager) recallRoad(rec *record) error {
+	if rec.XDPRoad() || rec.Chained || !hostLinkExists(datapath.SecondHostIf(rec.HostIf)) {
+		return nil
+	}
+	pod := m.declared(rec.Key())
+	if pod == nil || pod.Metadata.Annotations[v1alpha1.RoadAnnotation] == rec.Road {
+		return nil
+	}
+	rec.Road = pod.Metadata.Annotations[v1alpha1.RoadAnnotation]
+	if err := m.disk.save(*rec); err != nil {
+		return err
+	}
+	m.remember(*rec)
+	return nil
 }
 
 // refreshChained follows the address of the bridge, which may have changed with its ports.

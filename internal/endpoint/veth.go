@@ -1,20 +1,22 @@
 package endpoint
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"regexp"
-	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/nldump"
 )
 
-var hostIfPattern = regexp.MustCompile("^" + HostIfPrefix + "[0-9a-f]{10}$")
+// hostIfPattern is the name of a host side that Weft makes; its first part is that of the endpoint's
+// only or second interface.
+var hostIfPattern = regexp.MustCompile("^wef[tx]([0-9a-f]{10})$")
 
 // inet6AddrGenModeNone keeps the kernel from giving an interface a link-local address.
 const inet6AddrGenModeNone = 1
@@ -69,7 +71,7 @@ func (v *veth) create() error {
 	return nil
 }
 
-// configureHost sets the host side up as a router's port without addresses.
+// configureHost makes the host side a router's port without addresses. It does not set it up.
 func (v *veth) configureHost() error {
 	link, err := v.host.LinkByName(v.HostIf)
 	if err != nil {
@@ -86,8 +88,14 @@ func (v *veth) configureHost() error {
 		settings = append(settings, sysctl{"ipv6/conf/%s/disable_ipv6", "0"}, sysctl{"ipv6/conf/%s/forwarding", "1"},
 			sysctl{"ipv6/conf/%s/accept_ra", "0"}, sysctl{"ipv6/conf/%s/proxy_ndp", "0"})
 	}
-	if err := set(v.HostIf, settings); err != nil {
-		return err
+	return set(v.HostIf, settings)
+}
+
+// raiseHost sets the host side up, which must have its hooks by now, and leads the node's own packets to it.
+func (v *veth) raiseHost() error {
+	link, err := v.host.LinkByName(v.HostIf)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", v.HostIf, err)
 	}
 	if err := v.host.LinkSetUp(link); err != nil {
 		return fmt.Errorf("set %s up: %w", v.HostIf, err)
@@ -190,7 +198,7 @@ func (v *veth) podRoutes(link netlink.Link) []*netlink.Route {
 // checkForeignRoutes refuses to take over a route that another interface has: replacing
 // a route does not look at the interface.
 func (v *veth) checkForeignRoutes(routes []*netlink.Route) error {
-	have, err := dump(func() ([]netlink.Route, error) { return v.pod.RouteList(nil, netlink.FAMILY_ALL) })
+	have, err := nldump.Whole(func() ([]netlink.Route, error) { return v.pod.RouteList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list routes in pod: %w", err)
 	}
@@ -211,16 +219,6 @@ func sameMetric(r netlink.Route) bool {
 		return r.Priority == 1024
 	}
 	return r.Priority == 0
-}
-
-// reconfigure repeats everything but the making.
-func reconfigure(info Info, ns *os.File) error {
-	v, err := openVeth(info, ns)
-	if err != nil {
-		return err
-	}
-	defer v.close()
-	return errors.Join(v.configureHost(), v.configurePod())
 }
 
 // hostLink finds an interface of the node.
@@ -273,32 +271,6 @@ func deleteLink(h *netlink.Handle, name string) error {
 		return fmt.Errorf("delete %s: %w", name, err)
 	}
 	return nil
-}
-
-// removeOrphans deletes host-side veths of Weft's that no record names.
-func (m *Manager) removeOrphans() error {
-	h, err := hostHandle()
-	if err != nil {
-		return err
-	}
-	defer h.Close()
-	links, err := dump(h.LinkList)
-	if err != nil {
-		return fmt.Errorf("list interfaces: %w", err)
-	}
-	var errs []error
-	for _, link := range links {
-		a := link.Attrs()
-		if link.Type() != "veth" || !hostIfPattern.MatchString(a.Name) || !bytes.Equal(a.HardwareAddr, GatewayMAC) {
-			continue
-		}
-		known := slices.ContainsFunc(m.snapshot(), func(r record) bool { return r.State != StateGone && r.HostIf == a.Name })
-		if !known {
-			m.log.Info("removing an interface that no record names", "interface", a.Name)
-			errs = append(errs, deleteLink(h, a.Name))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 func hostNet(a netip.Addr) *net.IPNet {

@@ -11,35 +11,85 @@ import (
 
 // Plain is what may travel in plain between nodes: the addresses of endpoints that an
 // EncryptionPolicy selects or whose pod asks for it, and the ranges that policies name,
-// without the addresses of pods that ask to be sealed. It depends on the snapshot alone.
+// without the addresses of pods that ask to be sealed and those that are remembered to have asked.
 //
-// In doubt a packet is sealed: a policy that is not valid is not in a snapshot, and an
-// annotation that is neither "true" nor "false" counts as "true".
-func Plain(s *store.Snapshot) []netip.Prefix {
+// In doubt a packet is sealed: a policy that is not valid is not in a snapshot, an
+// annotation that is neither "true" nor "false" counts as "true", of several versions of a pod the one counts that asks,
+// and an address that several endpoints have is plain if all of them may be.
+func Plain(s *store.Snapshot, remembered []netip.Addr) []netip.Prefix {
+	w := wishesOf(s)
 	var plain []netip.Prefix
-	var sealed []netip.Addr
-	for key, ep := range s.Endpoints {
-		switch wish(s, key, ep) {
-		case wantsSealed:
-			sealed = append(sealed, ep.Spec.Addresses...)
-		case wantsPlain:
-			plain = append(plain, hosts(ep.Spec.Addresses)...)
-		case noWish:
-			if selected(s, ep) {
-				plain = append(plain, hosts(ep.Spec.Addresses)...)
-			}
-		}
-	}
-	// A pod that is declared with an address, and not there yet, asks already.
-	for _, pod := range s.Pods {
-		if parse(pod.Metadata.Annotations) == wantsSealed {
-			sealed = append(sealed, pod.Spec.Addresses...)
+	for _, a := range w.plain {
+		if !w.closed[a] {
+			plain = append(plain, netip.PrefixFrom(a, a.BitLen()))
 		}
 	}
 	for _, policy := range s.EncryptionPolicies {
 		plain = append(plain, policy.Spec.CIDRs...)
 	}
-	return without(normal(plain), sealed)
+	return without(normal(plain), append(w.sealed, remembered...))
+}
+
+// Asking are the addresses of pods that ask to be sealed, others those of endpoints that do not.
+func Asking(s *store.Snapshot) (asking, others []netip.Addr) {
+	w := wishesOf(s)
+	return w.sealed, w.others
+}
+
+// wishes are addresses by what is asked for them.
+type wishes struct {
+	sealed, plain []netip.Addr
+	others        []netip.Addr // of endpoints that do not ask to be sealed
+	closed        map[netip.Addr]bool
+}
+
+func wishesOf(s *store.Snapshot) *wishes {
+	w := &wishes{closed: map[netip.Addr]bool{}}
+	doubled := w.unused(s)
+	for key, ep := range s.Endpoints {
+		wanted := wish(s, key, ep)
+		if doubled[key] {
+			wanted = wantsSealed
+		}
+		switch {
+		case wanted == wantsSealed:
+			w.sealed = append(w.sealed, ep.Spec.Addresses...)
+			continue
+		case wanted == wantsPlain || selected(s, ep):
+			w.plain = append(w.plain, ep.Spec.Addresses...)
+		default:
+			for _, a := range ep.Spec.Addresses {
+				w.closed[a] = true
+			}
+		}
+		w.others = append(w.others, ep.Spec.Addresses...)
+	}
+	// A pod that is declared with an address, and not there yet, asks already.
+	for _, pod := range s.Pods {
+		if parse(pod.Metadata.Annotations) == wantsSealed {
+			w.sealed = append(w.sealed, pod.Spec.Addresses...)
+		}
+	}
+	return w
+}
+
+// unused hears what objects ask for of which there is no telling which version is meant. It returns the pods that ask to
+// be sealed in one of theirs.
+func (w *wishes) unused(s *store.Snapshot) map[string]bool {
+	asking := map[string]bool{}
+	for _, o := range s.Unused {
+		if parse(o.Meta().Annotations) != wantsSealed {
+			continue
+		}
+		switch o := o.(type) {
+		case *v1alpha1.Pod:
+			asking[o.Metadata.Key()] = true
+			w.sealed = append(w.sealed, o.Spec.Addresses...)
+		case *v1alpha1.Endpoint:
+			w.sealed = append(w.sealed, o.Spec.Addresses...)
+		}
+	}
+	return asking
 }
 
 // selected says whether any policy selects an endpoint.
@@ -98,14 +148,6 @@ func wish(s *store.Snapshot, key string, ep *v1alpha1.Endpoint) wanted {
 		return published
 	}
 	return parse(pod.Metadata.Annotations)
-}
-
-func hosts(addrs []netip.Addr) []netip.Prefix {
-	out := make([]netip.Prefix, len(addrs))
-	for i, a := range addrs {
-		out[i] = netip.PrefixFrom(a, a.BitLen())
-	}
-	return out
 }
 
 // normal sorts prefixes and drops those inside others.

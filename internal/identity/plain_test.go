@@ -78,7 +78,7 @@ func TestPlain(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := objects(t, shop+tt.yaml)
 			var got []string
-			for _, p := range Plain(s) {
+			for _, p := range Plain(s, nil) {
 				got = append(got, p.String())
 			}
 			if text := strings.Join(got, " "); text != tt.want {
@@ -111,7 +111,7 @@ func TestPublishedAnnotation(t *testing.T) {
 		if tt.declared == "-" {
 			s.Pods["shop/db"].Metadata.Annotations = nil
 		}
-		if got := len(Plain(s)) > 0; got != tt.want {
+		if got := len(Plain(s, nil)) > 0; got != tt.want {
 			t.Errorf("%+v: plain is %v", tt, got)
 		}
 	}
@@ -121,11 +121,11 @@ func TestPublishedAnnotation(t *testing.T) {
 func TestPlainIsTheSameEverywhere(t *testing.T) {
 	text := shop + policy("name: p", `cidrs: [10.0.0.0/8, 192.0.2.0/24, "fd00::/16"]`) + policy("name: q", "selector: {namespaces: [ops, shop]}") +
 		pod("db", `"true"`) + pod("web", `"true"`)
-	first := Plain(objects(t, text))
+	first := Plain(objects(t, text), nil)
 	for range 50 {
 		s := objects(t, text)
 		s.Endpoints, s.Pods = maps.Clone(s.Endpoints), maps.Clone(s.Pods)
-		if again := Plain(s); !slices.Equal(first, again) {
+		if again := Plain(s, nil); !slices.Equal(first, again) {
 			t.Fatalf("%v\n%v", first, again)
 		}
 	}

@@ -188,7 +188,7 @@ func TestAuditOfALife(t *testing.T) {
 	b.up(5)
 	var deks [][]byte
 	for _, e := range b.store.epochs {
-		dek, err := nodes[0].kek.Unwrap(t.Context(), e.Wrapped, kek.Binding{Cluster: "test", Epoch: e.Number})
+		dek, err := nodes[0].kek.Unwrap(t.Context(), e.Wrapped, e.binding("test"))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -3,7 +3,6 @@ package keys
 import "time"
 
 // SA is the key of one direction between this node and a peer, in one epoch and lane.
-// Its fields are those of datapath.SA, in the same order: one converts to the other.
 type SA struct {
 	// Node is the peer's name.
 	Node string
@@ -20,6 +19,8 @@ type SA struct {
 	Salt   [4]byte
 	// Expires is the hard TTL, which the datapath enforces without the agent.
 	Expires time.Time
+	// VMGeneration is the virtual machine's when the exchange began.
+	VMGeneration uint64
 }
 
 // SAStatus is what the datapath tells of an SA.
@@ -54,9 +55,13 @@ type Datapath interface {
 	// ExtendSAs moves the end of all lanes to a later time; an error if they have not this ID or have ended.
 	ExtendSAs(node string, out bool, epoch uint8, id uint64, until time.Time) error
 	// SealWith switches what the node sends towards a peer, atomically for packets.
+	// 0 stops sending, also to a peer that is gone.
 	SealWith(node string, epoch uint8) error
 	SAs() ([]SAStatus, error)
 	Sealing() ([]Sealing, error)
+	// VMGeneration counts the times that this virtual machine was resumed from a snapshot or copied. Keys of another
+	// than the present one are refused, and void.
+	VMGeneration() (uint64, error)
 	// Lanes is how many lanes this node sends with.
 	Lanes() int
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/store"
 )
 
@@ -73,6 +74,11 @@ func object(e Epoch) *v1alpha1.Epoch {
 }
 
 func (s objectStore) DeleteEpoch(number uint64) error { return s.objects.DeleteEpoch(number) }
+
+// binding is what an epoch's wrapped key is bound to.
+func (e *Epoch) binding(cluster string) kek.Binding {
+	return kek.Binding{Cluster: cluster, Epoch: e.Number, Created: e.Created, Expires: e.Expires}
+}
 
 // nibbles is how many epochs the SPI tells apart.
 const nibbles = 15

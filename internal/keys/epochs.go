@@ -35,6 +35,8 @@ type epoch struct {
 	dek       *secmem.Secret
 	unwrapped time.Time
 	err       error
+	// refused: it is not to be used, whatever the KMS would say.
+	refused   error
 	failures  int
 	nextTry   time.Duration
 	running   bool // it is being unwrapped
@@ -55,11 +57,15 @@ func (e *epoch) forget() {
 }
 
 // anchor computes an epoch's times by Clock.Boot. An object from the future counts as
-// made now, and none lives longer than it says from the moment it was first seen.
+// made now, and none lives longer than it says, nor than this node's own hard TTL, from the moment it was first seen.
 func (m *Manager) anchor(e *epoch) {
 	now, wall := m.clock.Boot(), m.clock.Wall()
+	first := wall
+	if e.refused == nil {
+		first = m.seen.first(e.Number, wall)
+	}
 	e.born = now - max(wall.Sub(e.Created), 0)
-	e.deadline = now + min(e.Expires.Sub(wall), e.Expires.Sub(e.Created))
+	e.deadline = now + min(e.Expires.Sub(wall), e.Expires.Sub(e.Created), m.opt.HardTTL-wall.Sub(first))
 	e.end = e.deadline + m.opt.ExtendTTL
 	// Some jitter, so that a node that takes over does not act in the same moment.
 	e.rotateAt = e.born + m.opt.MaxAge - spread(m.opt.MaxAge/20)
@@ -68,6 +74,9 @@ func (m *Manager) anchor(e *epoch) {
 // live says whether an epoch has not reached its hard TTL, or may go on beyond it. The caller holds mu.
 func (m *Manager) live(e *epoch) bool {
 	now := m.clock.Boot()
+	if e.refused != nil {
+		return false
+	}
 	return now < e.deadline || (now < e.end && m.mayExtend(e))
 }
 
@@ -116,10 +125,12 @@ func (m *Manager) reload() {
 // merge takes a listing over. The caller holds mu.
 func (m *Manager) merge(list []Epoch) {
 	m.listed = true
+	m.seen.keep(list, m.clock.Wall(), m.opt.HardTTL+m.opt.ExtendTTL)
+	highest := m.seen.Highest
 	there := map[uint64]bool{}
 	for i := range list {
 		there[list[i].Number] = true
-		m.add(list[i])
+		m.add(list[i], highest)
 	}
 	for number, e := range m.epochs {
 		if !there[number] {
@@ -129,11 +140,11 @@ func (m *Manager) merge(list []Epoch) {
 	m.retarget()
 }
 
-// add takes one epoch over and returns it. The caller holds mu.
-func (m *Manager) add(e Epoch) *epoch {
+// add takes one epoch over and returns it. highest is the highest number seen before. The caller holds mu.
+func (m *Manager) add(e Epoch, highest uint64) *epoch {
 	m.wrappedBy(e)
 	if old := m.epochs[e.Number]; old != nil {
-		if bytes.Equal(old.Wrapped, e.Wrapped) && old.Expires.Equal(e.Expires) {
+		if bytes.Equal(old.Wrapped, e.Wrapped) && old.Created.Equal(e.Created) && old.Expires.Equal(e.Expires) {
 			return old
 		}
 		if old.Created.Equal(e.Created) && old.Expires.Equal(e.Expires) && old.KEK == e.KEK {
@@ -143,7 +154,8 @@ func (m *Manager) add(e Epoch) *epoch {
 		// Somebody put another key in its place: nothing of the old one may be made any more.
 		m.drop(old)
 	}
-	added := &epoch{Epoch: e}
+	added := &epoch{Epoch: e, refused: m.seen.refuse(&e, highest)}
+	m.seen.listed(e.Number)
 	m.anchor(added)
 	added.nextTry = m.clock.Boot()
 	if m.target != 0 {
@@ -151,6 +163,10 @@ func (m *Manager) add(e Epoch) *epoch {
 	}
 	m.epochs[e.Number] = added
 	m.highest = max(m.highest, e.Number)
+	if added.refused != nil {
+		m.refuseEpoch(added)
+		return added
+	}
 	m.recordLocked(Event{Event: EventSeen, Epoch: e.Number})
 	return added
 }
@@ -246,7 +262,7 @@ func (m *Manager) unwrap(ctx context.Context, e *epoch) {
 	m.mu.Lock()
 	wrapped := e.Wrapped
 	m.mu.Unlock()
-	dek, err := m.opt.KEK.Unwrap(ctx, wrapped, kek.Binding{Cluster: m.opt.Cluster, Epoch: e.Number})
+	dek, err := m.opt.KEK.Unwrap(ctx, wrapped, e.binding(m.opt.Cluster))
 	if err == nil && len(dek) != schedule.DEKSize {
 		clear(dek)
 		err = fmt.Errorf("unwrapped to %d bytes: want %d: %w", len(dek), schedule.DEKSize, kek.ErrCorrupt)
@@ -287,6 +303,7 @@ func (m *Manager) unwrap(ctx context.Context, e *epoch) {
 // give hands an epoch its key. The caller holds mu.
 func (m *Manager) give(e *epoch, secret *secmem.Secret) {
 	e.dek, e.err, e.failures, e.unwrapped = secret, nil, 0, m.clock.Wall()
+	m.seen.opened(&e.Epoch)
 	if err := secret.Locked(); err != nil {
 		m.problems["memory"] = err.Error()
 	}

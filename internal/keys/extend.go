@@ -44,7 +44,7 @@ func (m *Manager) ask(ctx context.Context, e *epoch) {
 	wrapped := e.Wrapped
 	m.mu.Unlock()
 	began := m.clock.Boot()
-	dek, err := m.opt.KEK.Unwrap(ctx, wrapped, kek.Binding{Cluster: m.opt.Cluster, Epoch: e.Number})
+	dek, err := m.opt.KEK.Unwrap(ctx, wrapped, e.binding(m.opt.Cluster))
 	clear(dek)
 	m.mu.Lock()
 	defer m.mu.Unlock()

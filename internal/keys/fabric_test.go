@@ -44,6 +44,7 @@ type slot struct {
 
 type fakeSA struct {
 	id, number uint64
+	generation uint64
 	key        [32]byte
 	counter    uint64
 	installed  time.Time
@@ -59,6 +60,8 @@ type fakeDP struct {
 	wall    func() time.Time
 	sas     map[slot]*fakeSA
 	sealing map[string]uint8
+	// generation is the virtual machine's; keys of another are void.
+	generation uint64
 }
 
 func (f *fabric) node(name string, lanes int) *fakeDP {
@@ -92,6 +95,9 @@ func (f *fabric) pass(from, to *fakeDP) error {
 		if sa == nil {
 			return errors.New("no_key")
 		}
+		if sa.generation != from.generation {
+			return errors.New("vm_forked")
+		}
 		now := f.clock.Boot()
 		if now >= sa.deadline {
 			return errors.New("key_expired")
@@ -105,6 +111,9 @@ func (f *fabric) pass(from, to *fakeDP) error {
 		open := to.sas[slot{from.name, false, epoch, uint8(lane)}]
 		if open == nil || open.id != sa.id || open.key != sa.key {
 			return fmt.Errorf("esp_unknown_sa: epoch %d id %x", sa.number, sa.id)
+		}
+		if open.generation != to.generation {
+			return errors.New("vm_forked")
 		}
 		if now >= open.deadline {
 			return errors.New("key_expired")
@@ -199,12 +208,15 @@ func (h handle) InstallSA(sa *SA) error {
 	defer func() { clear(sa.Key[:]); clear(sa.Salt[:]) }()
 	return h.change("install", sa.Node, func() error {
 		at := slot{sa.Node, sa.Out, sa.Epoch, sa.Lane}
-		if old := h.sas[at]; old != nil && old.id == sa.ID {
+		if sa.VMGeneration != h.generation {
+			return errors.New("these keys are of before a fork")
+		}
+		if old := h.sas[at]; old != nil && old.id == sa.ID && old.generation == sa.VMGeneration {
 			return nil
 		}
 		wall := h.wall()
 		h.sas[at] = &fakeSA{
-			id: sa.ID, number: sa.Number, key: sha256.Sum256(append(sa.Key[:], sa.Salt[:]...)), installed: wall, expires: sa.Expires,
+			id: sa.ID, number: sa.Number, generation: sa.VMGeneration, key: sha256.Sum256(append(sa.Key[:], sa.Salt[:]...)), installed: wall, expires: sa.Expires,
 			deadline: h.fabric.clock.Boot() + sa.Expires.Sub(wall),
 		}
 		return nil
@@ -286,6 +298,12 @@ func (h handle) Sealing() ([]Sealing, error) {
 }
 
 func (h handle) Lanes() int { return h.lanes }
+
+func (h handle) VMGeneration() (uint64, error) {
+	h.fabric.mu.Lock()
+	defer h.fabric.mu.Unlock()
+	return h.generation, nil
+}
 
 // life is one process: it can be told to die before or after one of its steps.
 type life struct {

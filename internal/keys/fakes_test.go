@@ -207,7 +207,7 @@ type fakeKEK struct {
 }
 
 func pad(bind kek.Binding) [32]byte {
-	return sha256.Sum256(fmt.Appendf(nil, "%s %d", bind.Cluster, bind.Epoch))
+	return sha256.Sum256(fmt.Appendf(nil, "%s %d %d %d", bind.Cluster, bind.Epoch, bind.Created.UnixMilli(), bind.Expires.UnixMilli()))
 }
 
 func (k *fakeKEK) do(what string, in []byte, bind kek.Binding) (out []byte, err error) {

@@ -19,6 +19,7 @@ const (
 	EventElected   = "elected"
 	EventResigned  = "resigned"
 	EventClockJump = "clock_jump"
+	EventVMFork    = "vm_fork" // this virtual machine went back to a snapshot, or was copied: its keys were destroyed
 	EventTTL       = "ttl_warning"
 	EventExtended  = "ttl_extended" // keys in use were extended beyond their epoch's hard TTL
 	EventVersion   = "kek_version"  // the KEK has another version than what wrapped an epoch's key

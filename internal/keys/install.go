@@ -3,6 +3,7 @@ package keys
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -127,6 +128,12 @@ func (m *Manager) known(name string) bool {
 	return p != nil && !p.gone
 }
 
+// admit says whether a peer has an address: no other may connect, as no other's ESP is opened.
+func (m *Manager) admit(addr netip.Addr) bool {
+	known := m.addresses.Load()
+	return known != nil && (*known)[addr]
+}
+
 // dekPatience is how long a peer's exchange waits for an epoch's key to be unwrapped.
 const dekPatience = 3 * time.Second
 
@@ -162,6 +169,8 @@ func (m *Manager) tryDEK(number uint64) (dek []byte, wait <-chan struct{}, err e
 	switch {
 	case e == nil:
 		return nil, nil, fmt.Errorf("epoch %d is not in the store", number)
+	case e.refused != nil:
+		return nil, nil, e.refused
 	case !m.live(e):
 		return nil, nil, fmt.Errorf("epoch %d has ended", number)
 	case e.dek != nil:

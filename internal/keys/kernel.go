@@ -219,7 +219,7 @@ func (k *kernel) install(peer string, out bool, keys *schedule.Direction, deadli
 		lane := &keys.Lanes[i]
 		sa := SA{
 			Node: peer, Out: out, Epoch: g.nibble, Lane: lane.Lane, ID: keys.ID, Number: keys.Number,
-			Key: lane.Key, Salt: lane.Salt, Expires: h.expires,
+			Key: lane.Key, Salt: lane.Salt, Expires: h.expires, VMGeneration: keys.VMGeneration,
 		}
 		err := k.dp.InstallSA(&sa)
 		clear(sa.Key[:])

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"weft.dev/weft/internal/keys/handshake"
@@ -74,6 +75,12 @@ type Manager struct {
 	history  [2][]Event // of epochs, of peers: many peers must not hide the epochs
 	wrappers map[uint64]wrapper
 	version  versions
+	seen     *seen
+	// addresses are those of all peers.
+	addresses atomic.Pointer[map[netip.Addr]bool]
+	// abort ends the exchanges under way that this node dialled.
+	abort context.CancelFunc
+	alive context.Context //nolint:containedctx // ended by abort
 }
 
 // duties is when, by Clock.Boot, what has to be done next.
@@ -93,9 +100,13 @@ func New(opt Options) (*Manager, error) {
 		counters: Counters{Handshakes: map[string]uint64{}, UnwrapErrors: map[string]uint64{}, Rotations: map[string]uint64{}},
 	}
 	var err error
+	if m.seen, err = openSeen(opt.SeenFile); err != nil {
+		m.problem("first seen", err)
+	}
+	m.highest = m.seen.Opened
 	m.client, m.server, err = opt.newExchanger(handshake.Config{
 		Node: opt.Node, TrustDomain: opt.TrustDomain, Identity: opt.Identity, Known: m.known,
-		DEK: m.dekCopy, Installer: installer{m}, Served: m.served,
+		DEK: m.dekCopy, Installer: installer{m}, Served: m.served, VMGeneration: opt.Datapath.VMGeneration, Admit: m.admit, Addresses: opt.Addresses,
 		RequirePostQuantum: opt.RequirePostQuantum, Log: opt.Log,
 	})
 	if err != nil {
@@ -149,6 +160,7 @@ func (m *Manager) step(ctx context.Context) time.Duration {
 	if store {
 		m.reload()
 	}
+	m.saveSeen()
 	if kernel {
 		m.loadKernel()
 	}
@@ -198,6 +210,15 @@ func (m *Manager) SetPeers(peers []Peer) {
 			p.gone, p.goneAt = true, now
 		}
 	}
+	addresses := map[netip.Addr]bool{}
+	for _, p := range m.peers {
+		for _, a := range p.Addresses {
+			if !p.gone {
+				addresses[a.Unmap()] = true
+			}
+		}
+	}
+	m.addresses.Store(&addresses)
 	m.peersSet = true
 	m.pokeLocked()
 }
@@ -288,6 +309,9 @@ func (m *Manager) lookAtClock() {
 	if jump != 0 {
 		m.log.Warn("the wall clock jumped", "by", jump)
 		m.event(Event{Event: EventClockJump, Detail: jump.String()})
+		if jump > 0 && m.opt.ClockAhead != nil {
+			m.opt.ClockAhead()
+		}
 	}
 }
 

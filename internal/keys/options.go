@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"time"
 
 	"weft.dev/weft/internal/keys/handshake"
@@ -47,6 +48,8 @@ type Options struct {
 	Identity nodeid.Source
 	// Listen opens the handshake's port. It is called again after a failure.
 	Listen func(ctx context.Context) (net.Listener, error)
+	// Addresses are this node's own, as its Node object says: peers take connections from no other. Optional.
+	Addresses []netip.Addr
 	// Port is where peers listen that say nothing else. Default: handshake.DefaultPort.
 	Port uint16
 
@@ -69,8 +72,14 @@ type Options struct {
 	Parallel int
 	// Spread is over how long unwrapping and dialling after a new epoch are spread at most; few nodes take less. Negative: not at all.
 	Spread time.Duration
+	// SeenFile remembers when this node first saw each epoch, over its restarts; "" only while it runs.
+	SeenFile string
 	// RequirePostQuantum refuses peers without X25519MLKEM768.
 	RequirePostQuantum bool
+
+	// ClockAhead is told when the wall clock has jumped ahead, which is what a virtual machine sees that was resumed from a
+	// snapshot and has no other sign of it. Optional.
+	ClockAhead func()
 
 	// Clock is the real one by default.
 	Clock Clock
@@ -96,6 +105,8 @@ type client interface {
 
 type server interface {
 	Serve(ctx context.Context, listener net.Listener) error
+	Turned() handshake.Turned
+	Abort()
 }
 
 func (o *Options) complete() error {

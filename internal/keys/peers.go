@@ -163,6 +163,8 @@ func (m *Manager) candidates(p *peer) []uint64 {
 // exchange meets a peer in the first epoch that it can use.
 func (m *Manager) exchange(ctx context.Context, info Peer, candidates []uint64) {
 	target := handshake.Peer{Name: info.Name, Addresses: m.dialAddresses(info)}
+	ctx, cancel := m.abortable(ctx)
+	defer cancel()
 	var first error
 	for _, number := range candidates {
 		result, err := m.client.Exchange(ctx, target, number)
@@ -295,10 +297,12 @@ var kinds = []struct {
 	name string
 }{
 	{handshake.ErrBusy, "busy"},
+	{handshake.ErrAborted, "aborted"},
 	{handshake.ErrNoEpoch, "no_epoch"},
 	{handshake.ErrKeyMismatch, "key_mismatch"},
 	{handshake.ErrUnknownNode, "unknown_node"},
 	{handshake.ErrInstall, "install"},
+	{handshake.ErrNotPostQuantum, "not_post_quantum"},
 	{handshake.ErrUnreachable, "unreachable"},
 	{handshake.ErrProtocol, "protocol"},
 	{context.DeadlineExceeded, "timeout"},

@@ -54,6 +54,9 @@ func (m *Manager) reason(now time.Duration) (string, time.Duration) {
 		return ReasonPackets, now
 	}
 	switch {
+	case m.onlyPast():
+		// A leader that is new to the cluster may take them for good, and does not know which numbers were used.
+		return ReasonRemoved, now
 	case !m.leader:
 		return "", now + tick
 	case newest == nil:
@@ -144,7 +147,7 @@ func (m *Manager) publish(ctx context.Context, number uint64, reason string) (Ep
 	m.log.Info("new epoch", "epoch", number, "reason", reason, "kek", e.KEK, "expires", e.Expires)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	added := m.add(e)
+	added := m.add(e, m.seen.Highest)
 	if added.dek == nil {
 		m.give(added, secret)
 		given = true
@@ -160,15 +163,15 @@ func (m *Manager) wrap(ctx context.Context, secret *secmem.Secret, number uint64
 	ctx, cancel := context.WithTimeout(ctx, unwrapTime)
 	defer cancel()
 	e := Epoch{Number: number, KEK: m.opt.KEK.URL()}
+	// Before the KMS is asked, since it binds them; the epoch is as much older as the KMS takes.
+	e.Created = m.clock.Wall().UTC().Truncate(time.Millisecond)
+	e.Expires = e.Created.Add(m.opt.HardTTL.Truncate(time.Millisecond))
 	began := m.clock.Boot()
 	err := secret.Use(func(dek []byte) (err error) {
-		e.Wrapped, e.KEKVersion, err = m.opt.KEK.Wrap(ctx, dek, kek.Binding{Cluster: m.opt.Cluster, Epoch: number})
+		e.Wrapped, e.KEKVersion, err = m.opt.KEK.Wrap(ctx, dek, e.binding(m.opt.Cluster))
 		return err
 	})
 	m.event(Event{Event: EventWrapped, Epoch: number, Outcome: kek.Outcome(err), Detail: text(err), Took: m.clock.Boot() - began})
-	// Not before the KMS has answered, which may have taken long.
-	e.Created = m.clock.Wall().UTC().Truncate(time.Millisecond)
-	e.Expires = e.Created.Add(m.opt.HardTTL)
 	return e, err
 }
 

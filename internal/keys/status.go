@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"weft.dev/weft/internal/keys/handshake"
 )
 
 // States of a peer.
@@ -145,6 +147,10 @@ type Counters struct {
 	// Kicks is how often packets without a key asked for an exchange.
 	Kicks      uint64 `json:"kicks"`
 	ClockJumps uint64 `json:"clockJumps"`
+	// VMForks is how often this virtual machine was found to have gone back to a snapshot, or to have been copied.
+	VMForks uint64 `json:"vmForks"`
+	// Turned counts connections that were closed before a certificate was seen.
+	Turned handshake.Turned `json:"turned"`
 }
 
 // Status tells how everything is now.
@@ -158,7 +164,8 @@ func (m *Manager) Status() Status {
 		OldestKey: sum.oldest, Epochs: []EpochStatus{}, Peers: []PeerStatus{},
 		Counters: Counters{
 			Handshakes: maps.Clone(m.counters.Handshakes), Rotations: maps.Clone(m.counters.Rotations),
-			UnwrapErrors: maps.Clone(m.counters.UnwrapErrors), Kicks: m.counters.Kicks, Rewraps: m.counters.Rewraps, ClockJumps: m.counters.ClockJumps,
+			UnwrapErrors: maps.Clone(m.counters.UnwrapErrors), Kicks: m.counters.Kicks, Rewraps: m.counters.Rewraps, ClockJumps: m.counters.ClockJumps, VMForks: m.counters.VMForks,
+			Turned: m.server.Turned(),
 		},
 	}
 	if m.opt.KMS != nil {
@@ -183,7 +190,7 @@ func (m *Manager) Status() Status {
 	for _, e := range m.sorted() {
 		s.Epochs = append(s.Epochs, m.epochStatus(e, perEpoch[e.Number]))
 	}
-	if len(m.epochs) > 0 && m.newest() == nil {
+	if len(m.epochs) > 0 && m.newest() == nil && !m.onlyPast() {
 		s.Problems = append(s.Problems, "epochs: by this node's clock all have reached their hard TTL: is the clock right, and does the leader make new ones?")
 	}
 	if text := m.ttlProblem(); text != "" {
@@ -214,6 +221,8 @@ func (m *Manager) epochStatus(e *epoch, peers int) EpochStatus {
 	switch {
 	case e.dek != nil:
 		s.DEK = DEKReadable
+	case e.refused != nil:
+		s.DEK, s.Error, s.ErrorKind = DEKFailed, line(e.refused), unwrapKind(e.refused)
 	case !m.live(e):
 		s.DEK, s.TTLPercent = DEKExpired, 100
 	case e.err != nil:

@@ -105,7 +105,7 @@ func (m *Manager) rewrap(ctx context.Context, old Epoch) error {
 	defer cancel()
 	began := m.clock.Boot()
 	err = secret.Use(func(dek []byte) (err error) {
-		e.Wrapped, e.KEKVersion, err = m.opt.KEK.Wrap(wrapCtx, dek, kek.Binding{Cluster: m.opt.Cluster, Epoch: e.Number})
+		e.Wrapped, e.KEKVersion, err = m.opt.KEK.Wrap(wrapCtx, dek, e.binding(m.opt.Cluster))
 		return err
 	})
 	m.event(Event{Event: EventWrapped, Epoch: e.Number, Outcome: kek.Outcome(err), Detail: text(err), Took: m.clock.Boot() - began})
@@ -126,7 +126,7 @@ func (m *Manager) rewrap(ctx context.Context, old Epoch) error {
 	defer m.mu.Unlock()
 	m.counters.Rewraps++
 	if m.epochs[e.Number] != nil {
-		m.add(e)
+		m.add(e, m.seen.Highest)
 	}
 	return nil
 }
@@ -153,7 +153,7 @@ func (m *Manager) rewrapped(e *epoch, now Epoch) {
 		return
 	}
 	e.Epoch = now
-	if e.dek == nil {
+	if e.dek == nil && e.refused == nil {
 		e.err, e.failures = nil, 0
 		e.nextTry = m.clock.Boot() + spread(m.span())
 	}

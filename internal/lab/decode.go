@@ -18,6 +18,7 @@ func (d *decoder) spec(root *yaml.Node) *Spec {
 	d.mapping(root, "", fields{
 		"name":       func(n *yaml.Node, p string) { s.Name = d.text(n, p) },
 		"encryption": func(n *yaml.Node, p string) { s.Encryption = d.text(n, p) },
+		"sysctls":    func(n *yaml.Node, p string) { s.Sysctls = d.text(n, p) },
 		"agent":      func(n *yaml.Node, p string) { s.Agent = d.raw(n, p) },
 		"nodes": func(n *yaml.Node, p string) {
 			d.list(n, p, func(n *yaml.Node, p string) { s.Nodes = append(s.Nodes, d.node(n, p)) })
@@ -73,6 +74,7 @@ func (d *decoder) pod(n *yaml.Node, path string) PodSpec {
 		"addresses": func(n *yaml.Node, p string) {
 			d.list(n, p, func(n *yaml.Node, p string) { s.Addresses = append(s.Addresses, d.addr(n, p)) })
 		},
+		"road": func(n *yaml.Node, p string) { s.Road = d.text(n, p) },
 	})
 	return s
 }

@@ -21,7 +21,7 @@ const (
 	baseDir      = "/run/weft-lab"
 	agentRunDir  = "/run/weft"
 	agentBPFDir  = BPFFS + "/weft"
-	cniVersion   = "1.1.0"
+	cniVersion   = "1.0.0"
 	cniPlugin    = "weft-cni"
 	stateFile    = "lab.json"
 	busyLock     = "busy.lock"

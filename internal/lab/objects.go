@@ -33,18 +33,26 @@ func nodeObjects(s *Spec) []any {
 
 // writePodObjects declares the pods: what the CNI plugin's caller does not say.
 func writePodObjects(s *Spec) error {
+	return writeDocs(filepath.Join(objectsDir(s.Name), "pods.yaml"), podObjects(s))
+}
+
+func podObjects(s *Spec) []any {
 	var docs []any
 	for _, p := range s.Pods {
 		if s.node(p.Node).Bare() {
 			continue
 		}
+		var annotations map[string]string
+		if p.Road != "" {
+			annotations = map[string]string{v1alpha1.RoadAnnotation: p.Road}
+		}
 		docs = append(docs, v1alpha1.Pod{
 			TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindPod},
-			Metadata: v1alpha1.ObjectMeta{Name: p.Name, Namespace: p.Namespace, Labels: p.Labels},
+			Metadata: v1alpha1.ObjectMeta{Name: p.Name, Namespace: p.Namespace, Labels: p.Labels, Annotations: annotations},
 			Spec:     v1alpha1.PodSpec{NodeName: p.Node, ServiceAccount: p.ServiceAccount, Addresses: p.Addresses},
 		})
 	}
-	return writeDocs(filepath.Join(objectsDir(s.Name), "pods.yaml"), docs)
+	return docs
 }
 
 // writeDocs writes objects as one multi-document file, in one step.

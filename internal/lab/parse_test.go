@@ -68,7 +68,7 @@ func TestParseRefuses(t *testing.T) {
 		want           string
 	}{
 		{"unknown key", "podCIDRs: [10.77.2.0/24]", "podCIDR: [10.77.2.0/24]", `lab.yaml:8: nodes[1].podCIDR: is not a known key: did you mean "podCIDRs"?`},
-		{"unknown top key", "name: t\n", "name: t\ncolour: red\n", `lab.yaml:2: colour: is not a known key: known are agent, encryption, name, nodes, pods, wires`},
+		{"unknown top key", "name: t\n", "name: t\ncolour: red\n", `lab.yaml:2: colour: is not a known key: known are agent, encryption, name, nodes, pods, sysctls, wires`},
 		{"key twice", "name: t\n", "name: t\nname: u\n", `lab.yaml:2: name: is given twice`},
 		{"no name", "name: t\n", "", `lab.yaml:1: name: is missing: give the lab a name`},
 		{"bad name", "name: t\n", "name: T_\n", `lab.yaml:1: name: "T_" is not a name`},
@@ -97,6 +97,8 @@ func TestParseRefuses(t *testing.T) {
 		{"pod's address with length", "    node: a\n", "    node: a\n    addresses: [10.77.1.9/24]\n", `pods[0].addresses[0]: "10.77.1.9/24" is not an IP address`},
 		{"unknown mode", "    podCIDRs: [10.77.2.0/24]", "    mode: warp", `nodes[1].mode: "warp" is not a mode: use auto, xdp, tc, stack`},
 		{"bare with mode", "    podCIDRs: [10.77.2.0/24]", "    mode: tc\n    agent: false", `nodes[1].mode: is for nodes with an agent`},
+		{"unknown sysctls", "name: t\n", "name: t\nsysctls: debian\n", `lab.yaml:2: sysctls: "debian" is not known: use distribution or kernel`},
+		{"unknown road", "    node: a\n", "    node: a\n    road: tc\n", `lab.yaml:15: pods[0].road: "tc" is not a road: use xdp, or leave it out`},
 		{"config of ours", "    podCIDRs: [10.77.2.0/24]", "    config: {node: x}", `nodes[1].config.node: is set by the lab`},
 		{"list for mapping", "name: t\n", "name: t\nagent: [1]\n", `lab.yaml:2: agent: must be a mapping`},
 		{"two documents", "name: t\n", "name: t\n---\n", `holds more than one YAML document`},
@@ -115,6 +117,22 @@ func TestParseRefuses(t *testing.T) {
 				t.Errorf("got  %v\nwant %s", err, tt.want)
 			}
 		})
+	}
+}
+
+// TestRoad: a pod's road becomes its object's annotation, and there is none on a bare node.
+func TestRoad(t *testing.T) {
+	s, err := Parse([]byte(small + "    road: xdp\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects := podObjects(s.clone())
+	if len(objects) != 1 || objects[0].(v1alpha1.Pod).Metadata.Annotations[v1alpha1.RoadAnnotation] != "xdp" {
+		t.Errorf("%+v", objects)
+	}
+	bare := strings.Replace(small, "    addresses: [192.0.2.1/24", "    agent: false\n    addresses: [192.0.2.1/24", 1)
+	if _, err := Parse([]byte(bare + "    road: xdp\n")); err == nil || !strings.Contains(err.Error(), "lab.yaml:16: pods[0].road: is for pods of nodes with an agent") {
+		t.Error(err)
 	}
 }
 

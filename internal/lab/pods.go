@@ -117,7 +117,13 @@ func (l *Lab) attachPod(ctx context.Context, p PodSpec) error {
 	if err != nil {
 		return err
 	}
-	if err := netns.Do(path, func() error { return linkUp("lo") }); err != nil {
+	err = netns.Do(path, func() error {
+		if err := SetSysctls(st.spec.Sysctls); err != nil {
+			return err
+		}
+		return linkUp("lo")
+	})
+	if err != nil {
 		return fmt.Errorf("pod %s: %w", p.Key(), err)
 	}
 	node := st.spec.node(p.Node)

@@ -17,6 +17,9 @@ const (
 	// DefaultNamespace and DefaultServiceAccount are a pod's when the file names none.
 	DefaultNamespace      = "default"
 	DefaultServiceAccount = "default"
+	// SysctlsDistribution and SysctlsKernel are the values of Spec.Sysctls.
+	SysctlsDistribution = "distribution"
+	SysctlsKernel       = "kernel"
 	// EncryptionStrict and EncryptionOff are the values of Spec.Encryption.
 	EncryptionStrict = "strict"
 	EncryptionOff    = "off"
@@ -34,6 +37,9 @@ type Spec struct {
 	// Encryption is "strict", the default, or "off". Strict gives the lab an authority, every
 	// agent a certificate, and all of them one key-encryption key.
 	Encryption string `yaml:"encryption,omitempty" json:"encryption,omitempty"`
+	// Sysctls are those that nodes and pods start with: "distribution", the default, as a machine has them on
+	// which systemd has run, or "kernel", as the bare kernel has them.
+	Sysctls string `yaml:"sysctls,omitempty" json:"sysctls,omitempty"`
 	// Agent is merged into every agent's configuration (keys of the agent's YAML).
 	Agent map[string]any `yaml:"agent,omitempty" json:"agent,omitempty"`
 	Nodes []NodeSpec     `yaml:"nodes" json:"nodes"`
@@ -90,6 +96,8 @@ type PodSpec struct {
 	Labels         map[string]string `yaml:"labels,omitempty" json:"labels,omitempty"`
 	// Addresses asks for fixed addresses inside the node's podCIDRs, at most one per family.
 	Addresses []netip.Addr `yaml:"addresses,omitempty" json:"addresses,omitempty"`
+	// Road is "xdp" for a pod that asks for the XDP road (annotation ebpf.xdp/road).
+	Road string `yaml:"road,omitempty" json:"road,omitempty"`
 }
 
 // Key is "namespace/name", as in the agents' objects.

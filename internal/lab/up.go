@@ -219,6 +219,9 @@ func (l *Lab) makeNodes(_ context.Context, s *Spec) error {
 			return err
 		}
 		err = netns.Do(path, func() error {
+			if err := SetSysctls(s.Sysctls); err != nil {
+				return err
+			}
 			if err := setSysctls(nodeSysctls(n.Bare())); err != nil {
 				return err
 			}
@@ -231,7 +234,7 @@ func (l *Lab) makeNodes(_ context.Context, s *Spec) error {
 	return nil
 }
 
-// nodeSysctls make a node the same whatever the machine's own settings are.
+// nodeSysctls make a node the same whatever the machine's own settings are, beside SetSysctls.
 func nodeSysctls(bare bool) map[string]string {
 	v := map[string]string{
 		"net/ipv4/ip_forward":                     "0",
@@ -247,8 +250,6 @@ func nodeSysctls(bare bool) map[string]string {
 		v["net/ipv4/ip_forward"] = "1"
 		v["net/ipv6/conf/all/forwarding"] = "1"
 		v["net/ipv6/conf/default/forwarding"] = "1"
-		v["net/ipv4/conf/all/rp_filter"] = "0"
-		v["net/ipv4/conf/default/rp_filter"] = "0"
 	}
 	return v
 }

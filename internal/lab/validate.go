@@ -71,6 +71,9 @@ func validate(s *Spec, file string, lines map[string]int) error {
 	if e := s.Encryption; e != "" && e != EncryptionStrict && e != EncryptionOff {
 		v.fail("encryption", "%q is not known: use %s or %s", e, EncryptionStrict, EncryptionOff)
 	}
+	if c := s.Sysctls; c != "" && c != SysctlsDistribution && c != SysctlsKernel {
+		v.fail("sysctls", "%q is not known: use %s or %s", c, SysctlsDistribution, SysctlsKernel)
+	}
 	v.agentConfig("agent", s.Agent)
 	v.nodes()
 	v.wires()

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"weft.dev/weft/api/v1alpha1"
 )
 
 func (v *validator) wires() {
@@ -120,6 +122,11 @@ func (v *validator) pods() {
 			continue
 		}
 		v.podAddresses(f, p, node)
+		if p.Road != "" && p.Road != v1alpha1.RoadXDP {
+			v.fail(f+".road", "%q is not a road: use %s, or leave it out for an ordinary interface", p.Road, v1alpha1.RoadXDP)
+		} else if p.Road != "" && node.Bare() {
+			v.fail(f+".road", "is for pods of nodes with an agent: remove it")
+		}
 	}
 }
 

@@ -196,7 +196,8 @@ func setFeatures(ifName string, offload bool) error {
 	if err != nil {
 		return fmt.Errorf("read features of %s: %w", ifName, err)
 	}
-	change := map[string]bool{"rx-gro": true}
+	// A VLAN tag is in the frame, as on a cable: an accelerated one would pass XDP unseen.
+	change := map[string]bool{"rx-gro": true, "tx-vlan-hw-insert": false, "tx-vlan-stag-hw-insert": false}
 	if !offload {
 		for _, f := range offloads {
 			if _, known := names[f]; known {

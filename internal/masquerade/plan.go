@@ -31,6 +31,9 @@ var never = []netip.Prefix{
 	netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("ff00::/8"),
 }
 
+// chainName is the name of the chain in an instance's table.
+const chainName = "postrouting"
+
 // plan is the wanted table, before it becomes netlink messages.
 type plan struct {
 	table   string
@@ -84,7 +87,7 @@ func (p *plan) write(conn *nftables.Conn) error {
 	conn.DelTable(table)
 	table = conn.AddTable(table)
 	chain := conn.AddChain(&nftables.Chain{
-		Name: "postrouting", Table: table, Type: nftables.ChainTypeNAT,
+		Name: chainName, Table: table, Type: nftables.ChainTypeNAT,
 		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource,
 	})
 	// The byte order changes nothing but how `nft list` prints the names.

@@ -20,9 +20,13 @@ type Encryption struct {
 	// Handshakes are by outcome, Rotations by reason.
 	Handshakes, Rotations map[string]uint64
 	Kicks                 uint64
-	KeyAge                time.Duration
-	CertificateExpires    time.Time
-	Keys                  []Key
+	// Turned is connections to the handshake's port that were closed before a certificate was seen, by reason.
+	Turned map[string]uint64
+	// VMForks is how often this virtual machine was resumed from a snapshot or copied.
+	VMForks            uint64
+	KeyAge             time.Duration
+	CertificateExpires time.Time
+	Keys               []Key
 	// UnwrapErrors are epochs that could not be unwrapped, by kind: every attempt that ended so.
 	UnwrapErrors map[string]uint64
 	// Rewraps is how often this node wrapped an epoch's key again.
@@ -67,6 +71,8 @@ var (
 	encHandshakesDesc  = desc("weft_encrypt_handshakes_total", "Exchanges of keys by outcome; served_ marks those that other nodes began.", "outcome")
 	encRotationsDesc   = desc("weft_encrypt_rotations_total", "Epochs that this node made, by reason.", "reason")
 	encKicksDesc       = desc("weft_encrypt_kicks_total", "Times that a packet without a key asked for an exchange of keys.")
+	keysTurnedDesc     = desc("weft_keys_refused_connections_total", "Connections to the port of exchanges that were closed before a certificate was seen: from an address that no node has, silent, or to make room.", "reason")
+	encVMForksDesc     = desc("weft_encrypt_vm_forks_total", "Times that this virtual machine was found to have been resumed from a snapshot or copied, and its keys were destroyed.")
 	encKeyAgeDesc      = desc("weft_encrypt_key_age_seconds", "Age of the oldest key in the datapath.")
 	encEngineDesc      = desc("weft_encrypt_engine_info", "What does the AES-GCM: asked for and active. Always 1.", "asked", "active")
 	encEpochDesc       = desc("weft_encrypt_epoch", "Number of the newest epoch that this node uses, 0 for none.")
@@ -85,7 +91,7 @@ func describeEncryption(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		encPeersDesc, encQuantumDesc, encPacketsDesc, encBytesDesc, encErrorsDesc, encHandshakesDesc, encRotationsDesc,
 		encKicksDesc, encKeyAgeDesc, encEngineDesc, encEpochDesc, encEpochEndDesc, encCertificateDesc,
-		keysTTLDesc, keysExtendedDesc, keysRewrapsDesc, keysUnwrapDesc, kmsRequestsDesc, kmsSecondsDesc, kmsUpDesc,
+		keysTurnedDesc, encVMForksDesc, keysTTLDesc, keysExtendedDesc, keysRewrapsDesc, keysUnwrapDesc, kmsRequestsDesc, kmsSecondsDesc, kmsUpDesc,
 	} {
 		ch <- d
 	}
@@ -154,6 +160,10 @@ func (c *Collector) encryption(ch chan<- prometheus.Metric, e *Encryption) {
 		counter(ch, encRotationsDesc, float64(count), reason)
 	}
 	counter(ch, encKicksDesc, float64(e.Kicks))
+	counter(ch, encVMForksDesc, float64(e.VMForks))
+	for reason, count := range e.Turned {
+		counter(ch, keysTurnedDesc, float64(count), reason)
+	}
 	gauge(ch, encQuantumDesc, float64(e.PostQuantum))
 	gauge(ch, encKeyAgeDesc, e.KeyAge.Seconds())
 	gauge(ch, encEngineDesc, 1, e.EngineAsked, e.Engine)

@@ -27,7 +27,10 @@ type Snapshot struct {
 	Nodes        int
 	ObjectErrors int
 	Events       datapath.EventStats
-	Flows        flows.Stats
+	// Budgets are what endpoints hold of the shared tables, FlowShare what of the flow table is each one's own.
+	Budgets   []datapath.Budget
+	FlowShare uint32
+	Flows     flows.Stats
 	// Encryption is nil when packets travel in plain.
 	Encryption *Encryption
 }
@@ -111,6 +114,7 @@ func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
 	} {
 		ch <- desc
 	}
+	describeBudgets(ch)
 	describeEncryption(ch)
 }
 
@@ -124,6 +128,7 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	c.node(ch, snapshot)
 	c.endpoints(ch, snapshot)
+	c.budgets(ch, snapshot)
 	c.nodeDrops(ch, snapshot.Counters)
 	c.encryption(ch, snapshot.Encryption)
 }

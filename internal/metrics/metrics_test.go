@@ -29,7 +29,7 @@ func row(slot uint16, direction, verdict, reason string, packets uint64) datapat
 func newFake() *fake {
 	return &fake{snapshot: Snapshot{
 		Ready: true, Nodes: 2, ObjectErrors: 1,
-		Mode:      datapath.ModeStatus{Asked: "auto", Active: "hybrid"},
+		Mode:      datapath.ModeStatus{Asked: "auto", Active: "tc"},
 		Endpoints: map[uint16]Endpoint{1: {"0a", "demo", "web"}},
 		Counters: []datapath.Counter{
 			row(1, "egress", "forward", "", 10), row(1, "egress", "drop", "spoofed_ip", 3),
@@ -63,7 +63,7 @@ weft_endpoint_drops_total{direction="egress",endpoint="0a",namespace="demo",pod=
 weft_endpoint_drops_total{direction="egress",endpoint="0a",namespace="demo",pod="web",reason="spoofed_ip"} 3
 # HELP weft_mode The datapath's mode: asked for and active. Always 1.
 # TYPE weft_mode gauge
-weft_mode{active="hybrid",asked="auto"} 1
+weft_mode{active="tc",asked="auto"} 1
 # HELP weft_store_object_errors Objects in the store that are wrong and therefore ignored.
 # TYPE weft_store_object_errors gauge
 weft_store_object_errors 1

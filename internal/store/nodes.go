@@ -88,26 +88,62 @@ func family(p netip.Prefix) int {
 	return 1
 }
 
-// addNodes takes the nodes in the order of their names, so that every reader of
-// the same files refuses the same ones.
-func (s *Snapshot) addNodes(nodes []Declared) {
-	slices.SortFunc(nodes, func(a, b Declared) int { return cmp.Compare(a.Object.Meta().Name, b.Object.Meta().Name) })
+// addNodes takes the nodes that were in use before with the same addresses and ranges, then the others, each in the order
+// of their names, so that every reader with the same past refuses the same ones.
+func (a *assembly) addNodes(nodes []Declared) {
+	newcomer := make(map[string]int, len(nodes))
+	for _, d := range nodes {
+		if n := d.Object.(*v1alpha1.Node); !a.history.wasNode(n) {
+			newcomer[n.Metadata.Name] = 1
+		}
+	}
+	slices.SortFunc(nodes, func(x, y Declared) int {
+		first, second := x.Object.Meta().Name, y.Object.Meta().Name
+		return cmp.Or(cmp.Compare(newcomer[first], newcomer[second]), cmp.Compare(first, second))
+	})
 	var taken claims
 	for _, d := range nodes {
-		n := d.Object.(*v1alpha1.Node)
-		mine, good := claimsOf(n), true
-		for _, c := range mine {
-			if other, ok := taken.overlapping(c.prefix); ok {
-				good = false
-				s.fail(d, c.field, "%s, whose name comes first, so node %q is not used: correct one of them", c.against(other), n.Metadata.Name)
+		if !a.fits(d, &taken, newcomer) {
+			n := d.Object
+			a.snapshot.Unused = append(a.snapshot.Unused, n)
+			before, ok := a.history.last[refOf(n)]
+			if !ok || !free(&taken, before.Object.(*v1alpha1.Node)) {
+				continue
 			}
+			d = before // it was changed into one that collides
 		}
-		if !good {
-			continue
-		}
-		for _, c := range mine {
+		n := d.Object.(*v1alpha1.Node)
+		for _, c := range claimsOf(n) {
 			taken.add(c)
 		}
-		s.Nodes[n.Metadata.Key()] = n
+		a.snapshot.Nodes[n.Metadata.Key()] = n
+		a.used = append(a.used, d)
 	}
+}
+
+// fits says whether a node collides with none of those that are in use already, and names each collision.
+func (a *assembly) fits(d Declared, taken *claims, newcomer map[string]int) bool {
+	n, good := d.Object.(*v1alpha1.Node), true
+	for _, c := range claimsOf(n) {
+		other, ok := taken.overlapping(c.prefix)
+		if !ok {
+			continue
+		}
+		good = false
+		why := "whose name comes first"
+		if newcomer[n.Metadata.Name] > newcomer[other.node] {
+			why = "which was there first"
+		}
+		a.snapshot.fail(d, c.field, "%s, %s, so node %q is not used: correct one of them", c.against(other), why, n.Metadata.Name)
+	}
+	return good
+}
+
+func free(taken *claims, n *v1alpha1.Node) bool {
+	for _, c := range claimsOf(n) {
+		if _, ok := taken.overlapping(c.prefix); ok {
+			return false
+		}
+	}
+	return true
 }

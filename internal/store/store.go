@@ -34,6 +34,9 @@ type Snapshot struct {
 	// Identities are by their number's text, EncryptionPolicies by their key.
 	Identities         map[string]*v1alpha1.Identity
 	EncryptionPolicies map[string]*v1alpha1.EncryptionPolicy
+	// Unused are objects that are good on their own and not used: nodes that collide with another, and all versions of
+	// an object that is declared several times and differs. What they claim is nobody else's for that.
+	Unused []v1alpha1.Object
 	// Errors is ordered by file and line.
 	Errors []ObjectError
 }

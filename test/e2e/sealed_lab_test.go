@@ -192,6 +192,23 @@ func (w *wireWatch) stop(t *testing.T) encryptcheck.Report {
 	return w.detector.Report()
 }
 
+// sealedTo counts the sealed packets that were captured until now, by the node of the two at the cable that they go to.
+func (w *wireWatch) sealedTo(l *lab.Lab) map[string]uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	report, seen := w.detector.Report(), map[string]uint64{}
+	for _, n := range agents(l) {
+		if n.Name != "a" && n.Name != "b" {
+			continue
+		}
+		seen[n.Name] = 0
+		for _, a := range n.Addresses {
+			seen[n.Name] += report.SealedTo[a]
+		}
+	}
+	return seen
+}
+
 // allSealed ends the watch and holds it to have seen sealed packets both ways, and nothing of pods in plain.
 func (w *wireWatch) allSealed(t *testing.T, l *lab.Lab) {
 	t.Helper()
@@ -199,16 +216,9 @@ func (w *wireWatch) allSealed(t *testing.T, l *lab.Lab) {
 	if !r.Clean() {
 		t.Errorf("readable on the wire: %d packets, %d markers: %+v", r.Plain, r.Markers, r.Finds)
 	}
-	for _, n := range agents(l) {
-		if n.Name != "a" && n.Name != "b" {
-			continue
-		}
-		to := uint64(0)
-		for _, a := range n.Addresses {
-			to += r.SealedTo[a]
-		}
-		if to == 0 {
-			t.Errorf("no sealed packet to node %s was seen: %+v", n.Name, r)
+	for node, seen := range w.sealedTo(l) {
+		if seen == 0 {
+			t.Errorf("no sealed packet to node %s was seen: %+v", node, r)
 		}
 	}
 }

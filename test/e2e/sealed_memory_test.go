@@ -97,7 +97,7 @@ func readDEKs(t *testing.T, l *lab.Lab, n *lab.Node, into map[uint64][]byte) {
 		t.Fatal(err)
 	}
 	for _, e := range epochs {
-		dek, err := key.Unwrap(t.Context(), e.Spec.Wrapped, kek.Binding{Cluster: cfg.Keys.Cluster, Epoch: e.Spec.Number})
+		dek, err := key.Unwrap(t.Context(), e.Spec.Wrapped, kek.Binding{Cluster: cfg.Keys.Cluster, Epoch: e.Spec.Number, Created: e.Spec.Created.Time, Expires: e.Spec.Expires.Time})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -197,21 +198,22 @@ func TestRotationKilled(t *testing.T) {
 	for step := 1; step <= 10; step++ {
 		victim := nodes[step%2]
 		t.Run(fmt.Sprintf("packet %d of the exchange, node %s", step, victim.Name), func(t *testing.T) {
-			k.at.Store(int64(step))
-			pid := running(t, victim)
-			k.victim.Store(int64(pid))
-			rotateAndDie(t, l, nodes[(step+1)%2], victim, pid, k.killed)
-			k.victim.Store(0)
+			rotateAndDie(t, l, nodes[(step+1)%2], victim, func(pid int) deadly {
+				k.at.Store(int64(step))
+				k.victim.Store(int64(pid))
+				return deadly{killed: k.killed, spare: func() bool { return k.victim.Swap(0) != 0 }}
+			})
 		})
 	}
 	for i := range 4 {
 		victim, delay := nodes[i%2], time.Duration(rand.IntN(120))*time.Millisecond
 		t.Run(fmt.Sprintf("after %s, node %s", delay, victim.Name), func(t *testing.T) {
-			killed := make(chan struct{}, 1)
-			pid := running(t, victim)
-			time.AfterFunc(delay, func() { _ = unix.Kill(pid, unix.SIGKILL); killed <- struct{}{} })
 			// Through the victim itself every other time: then the one that makes the epoch dies.
-			rotateAndDie(t, l, nodes[(i+i/2)%2], victim, pid, killed)
+			rotateAndDie(t, l, nodes[(i+i/2)%2], victim, func(pid int) deadly {
+				killed := make(chan struct{}, 1)
+				time.AfterFunc(delay, func() { _ = unix.Kill(pid, unix.SIGKILL); killed <- struct{}{} })
+				return deadly{killed: killed, spare: func() bool { return false }}
+			})
 		})
 	}
 	load.flowing(t, "at the end")
@@ -233,35 +235,68 @@ func running(t *testing.T, n *lab.Node) int {
 	return pid
 }
 
+// deadly is a danger that an agent is in.
+type deadly struct {
+	// killed tells, once, that the agent was killed.
+	killed <-chan struct{}
+	// spare takes the danger away. It returns false if that comes too late, or cannot be.
+	spare func() bool
+}
+
 // rotateAndDie asks for a new epoch while somebody is about to kill the victim, starts the victim again and
-// waits for the epoch to be in use.
-func rotateAndDie(t *testing.T, l *lab.Lab, through, victim *lab.Node, pid int, killed <-chan struct{}) {
+// waits for the epoch to be in use. endanger begins the danger: until then the victim can be talked to.
+func rotateAndDie(t *testing.T, l *lab.Lab, through, victim *lab.Node, endanger func(pid int) deadly) {
 	t.Helper()
-	first := epochNow(t, l)
+	// However this ends: the next row is not to fail for it.
+	defer ensureStarted(t, victim, false)
+	first, pid := epochNow(t, l), running(t, victim)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
+	danger := endanger(pid)
 	_, err := admin.NewClient(through.Socket).RotateKeys(ctx)
 	if err != nil && through != victim {
 		t.Error(err)
-	}
-	select {
-	case <-killed:
-		// Its first thread may have ended while others still hold the lock.
-		eventually(t, "the victim's end", func() error {
-			if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err == nil {
-				return fmt.Errorf("process %d is still there", pid)
-			}
-			return nil
-		})
-		if err := victim.StartAgent(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	case <-time.After(3 * time.Second): // the exchange had fewer packets
-		t.Log("nobody was killed")
 	}
 	want := first + 1
 	if err != nil { // it died before the epoch was made, perhaps
 		want = first
 	}
+	if !diesOf(t, l, danger, want) {
+		t.Log("nobody was killed")
+		return
+	}
+	// Its first thread may have ended while others still hold the lock.
+	eventually(t, "the victim's end", func() error {
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err == nil {
+			return fmt.Errorf("process %d is still there", pid)
+		}
+		return nil
+	})
+	if err := victim.StartAgent(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	eventually(t, fmt.Sprintf("epoch %d in use", want), func() error { return onEpoch(t.Context(), l, want) })
+}
+
+// diesOf waits for the end of the victim, or for the epoch to be in use without: then the exchange had fewer packets than
+// the one that was to be deadly.
+func diesOf(t *testing.T, l *lab.Lab, danger deadly, want uint64) (died bool) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("a death, or epoch %d in use", want), func() error {
+		select {
+		case <-danger.killed:
+			died = true
+			return nil
+		default:
+		}
+		// The agent that is asked here may die of it.
+		if err := onEpoch(t.Context(), l, want); err != nil {
+			return err
+		}
+		if !danger.spare() {
+			return errors.New("the epoch is in use, and somebody is about to be killed")
+		}
+		return nil
+	})
+	return died
 }

@@ -92,7 +92,7 @@ func (r road) checksums(mode string) bool {
 	return mode == "tc" || mode == "stack" || r.ifName == "weft-tx"
 }
 
-// roads of a pod: its interface with and without its egress hooks, and the second one that mode auto makes.
+// roads of a pod: its interface with and without its egress hooks, and the second one if it has the XDP road.
 func roads(t *testing.T, p *lab.Pod) []road {
 	t.Helper()
 	out := []road{{"eth0", "eth0", false, p}, {"eth0 past its hooks", "eth0", true, p}}

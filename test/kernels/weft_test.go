@@ -97,7 +97,7 @@ func (w *weftNode) open(t *testing.T, mode datapath.Mode, engine, podNS string) 
 		HostAddrs:   []netip.Addr{peer4, peer6},
 		PodCIDRs:    []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/64")},
 		FlowEntries: 4096, EventsPerSecond: 100, Log: slog.New(slog.DiscardHandler),
-		Encrypt: &datapath.EncryptOptions{Engine: engine, Port: espref.Port, Lanes: weftLanes},
+		Encrypt: &datapath.EncryptOptions{Engine: engine, AllowTableAES: true, Port: espref.Port, Lanes: weftLanes},
 	})
 	if err != nil {
 		return err

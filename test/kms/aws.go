@@ -4,13 +4,13 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	_ "embed"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -25,16 +25,15 @@ import (
 )
 
 const (
-	motoVersion = "5.2.5"
-	awsRegion   = "eu-central-1"
-	awsAccount  = "123456789012"
-	awsRole     = "weft-node"
-	awsAlias    = "alias/weft"
-	awsTarget   = "TrentService."
+	awsRegion  = "eu-central-1"
+	awsAccount = "123456789012"
+	awsRole    = "weft-node"
+	awsAlias   = "alias/weft"
+	awsTarget  = "TrentService."
 )
 
 // StartAWS starts moto, a real implementation of AWS's KMS, STS and IAM APIs. This node has a role through a projected service account token, as with IRSA on
-// EKS: the SDK exchanges the token at STS. moto needs Python 3 with venv, and a package index at the first run.
+// EKS: the SDK exchanges the token at STS. `make fetch` installs moto.
 //
 // What moto lacks is added by a proxy before it: the name of a key's current material (moto counts rotations), disabled keys, throttling, slowness.
 func StartAWS(t testing.TB) *Counterpart {
@@ -148,29 +147,18 @@ func startMoto(t testing.TB) string {
 	}
 }
 
-var motoOnce sync.Mutex
+// motoRequirement is what scripts/fetch installs, for pip.
+//
+//go:embed moto.txt
+var motoRequirement string
 
-// motoServer installs moto into a virtual environment in the cache, unless it is there.
+// motoServer is moto where scripts/fetch has put it. Tests get nothing from the network.
 func motoServer(t testing.TB) string {
 	t.Helper()
-	motoOnce.Lock()
-	defer motoOnce.Unlock()
-	dir := filepath.Join(cacheDir(t), "moto-"+motoVersion)
-	server := filepath.Join(dir, "bin", "moto_server")
-	if exec.Command(server, "--help").Run() == nil {
-		return server
-	}
-	python, err := exec.LookPath("python3")
-	if err != nil {
-		t.Skip("needs python3 for moto, the AWS counterpart")
-	}
-	_ = os.RemoveAll(dir) // half made, or of another Python
-	if out, err := exec.Command(python, "-m", "venv", dir).CombinedOutput(); err != nil {
-		t.Skipf("needs Python's venv for moto, the AWS counterpart: %v: %s", err, out)
-	}
-	if out, err := exec.Command(filepath.Join(dir, "bin", "pip"), "install", "--quiet", "moto[server]=="+motoVersion).CombinedOutput(); err != nil {
-		_ = os.RemoveAll(dir)
-		t.Skipf("needs moto %s, the AWS counterpart, from a Python package index: %v: %s", motoVersion, err, out)
+	_, version, _ := strings.Cut(strings.TrimSpace(motoRequirement), "==")
+	server := filepath.Join(cacheDir(t), "moto-"+version, "bin", "moto_server")
+	if out, err := exec.Command(server, "--help").CombinedOutput(); err != nil {
+		t.Fatalf("needs moto %s, the AWS counterpart: run `make fetch`: %v: %s", version, err, out)
 	}
 	return server
 }

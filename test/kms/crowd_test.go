@@ -192,4 +192,5 @@ func (noDatapath) ExtendSAs(string, bool, uint8, uint64, time.Time) error { retu
 func (noDatapath) SealWith(string, uint8) error                           { return nil }
 func (noDatapath) SAs() ([]keys.SAStatus, error)                          { return nil, nil }
 func (noDatapath) Sealing() ([]keys.Sealing, error)                       { return nil, nil }
+func (noDatapath) VMGeneration() (uint64, error)                          { return 0, nil }
 func (noDatapath) Lanes() int                                             { return 1 }

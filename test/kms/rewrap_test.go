@@ -51,7 +51,7 @@ func TestRewrap(t *testing.T) {
 			if after.Number != before.Number || !after.Created.Equal(before.Created) || bytes.Equal(after.Wrapped, before.Wrapped) {
 				t.Errorf("was %+v, is %+v", before, after)
 			}
-			bind := kek.Binding{Cluster: "rewrap", Epoch: before.Number}
+			bind := kek.Binding{Cluster: "rewrap", Epoch: before.Number, Created: before.Created, Expires: before.Expires}
 			was, errWas := key.Unwrap(t.Context(), before.Wrapped, bind)
 			is, errIs := key.Unwrap(t.Context(), after.Wrapped, bind)
 			if errWas != nil || errIs != nil || !bytes.Equal(was, is) {

@@ -135,7 +135,7 @@ func seals(t *testing.T, a, b *end) []lane {
 		dp, err = datapath.Open(datapath.Options{
 			BPFDir: bpf, StateDir: state, Mode: datapath.ModeTC, Uplinks: []string{"w0"}, HostAddrs: []netip.Addr{a.addr4.Addr(), a.addr6.Addr()},
 			PodCIDRs: a.pods, FlowEntries: 4096, EventsPerSecond: 1000, Log: slog.New(slog.DiscardHandler),
-			Encrypt: &datapath.EncryptOptions{Engine: "bpf", Port: encryptcheck.DefaultPort},
+			Encrypt: &datapath.EncryptOptions{Engine: "bpf", AllowTableAES: true, Port: encryptcheck.DefaultPort},
 		})
 		return err
 	})

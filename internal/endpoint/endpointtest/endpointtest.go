@@ -151,6 +151,19 @@ func (d *Datapath) DetachEndpoint(ep datapath.Endpoint) error {
 	return nil
 }
 
+// CheckEndpoint finds fault with an endpoint that is not attached as it should be.
+func (d *Datapath) CheckEndpoint(ep datapath.Endpoint) error {
+	if err := d.ask("check", ep); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if now, ok := d.attached[ep.Slot]; !ok || now.HostIf != ep.HostIf || now.IPv4 != ep.IPv4 || now.IPv6 != ep.IPv6 {
+		return fmt.Errorf("from_pod is not attached to %s", ep.HostIf)
+	}
+	return nil
+}
+
 // Attached returns what is attached, by slot.
 func (d *Datapath) Attached() map[uint16]datapath.Endpoint {
 	d.mu.Lock()

@@ -30,6 +30,12 @@ func (f *fake) Status(context.Context) (*Status, error) {
 }
 func (f *fake) Endpoints(context.Context) ([]Endpoint, error) { return nil, nil }
 func (f *fake) Nodes(context.Context) ([]Node, error)         { return nil, errors.New("store is broken") }
+func (f *fake) ForgetNode(_ context.Context, what string) ([]NoNode, error) {
+	if what == "nobody" {
+		return nil, &StatusError{http.StatusNotFound, "nobody was not lost"}
+	}
+	return []NoNode{{Node: what}}, nil
+}
 func (f *fake) FlowTable(_ context.Context, limit int) ([]TableFlow, error) {
 	if f.panic {
 		panic("bug")

@@ -168,6 +168,19 @@ func (c *Client) Trace(ctx context.Context, request TraceRequest) (*TraceResult,
 	return decode[*TraceResult](response)
 }
 
+// ForgetNode has the agent forget what was lost of a node, by its name, or one lost range.
+func (c *Client) ForgetNode(ctx context.Context, what string) ([]NoNode, error) {
+	response, err := c.do(ctx, http.MethodPost, "/v1/nodes/forget", nil, ForgetRequest{What: what})
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	if err := refusal(response); err != nil {
+		return nil, err
+	}
+	return decode[[]NoNode](response)
+}
+
 // Flows calls got for each selected record until there are no more, got fails or ctx ends.
 func (c *Client) Flows(ctx context.Context, query FlowQuery, got func(flows.Flow) error) error {
 	values := url.Values{"from": query.From, "to": query.To, "last": {strconv.Itoa(query.Last)}}

@@ -15,7 +15,9 @@ type Encryption struct {
 	Mode string `json:"mode"`
 	// Engine does the AES-GCM.
 	Engine EncryptEngine `json:"engine"`
-	Port   int           `json:"port,omitempty"`
+	// VMForks says how resumption from a snapshot is noticed.
+	VMForks VMForks `json:"vmForks"`
+	Port    int     `json:"port,omitempty"`
 	// Lanes is how many keys this node sends with towards each peer.
 	Lanes       int              `json:"lanes,omitempty"`
 	TrustDomain string           `json:"trustDomain,omitempty"`
@@ -39,11 +41,28 @@ type Encryption struct {
 	Problems []string `json:"problems,omitempty"`
 }
 
+// VMForks says how it is noticed that the node is a virtual machine that was resumed from a snapshot or copied.
+type VMForks struct {
+	// Detection is fentry, log, clock or none, from the fastest to none needed.
+	Detection string `json:"detection"`
+	Why       string `json:"why"`
+	// Generation counts the forks that were noticed.
+	Generation uint64 `json:"generation"`
+}
+
+// AES is a cipher of the kernel's; ConstantTime says that its time tells nothing about keys.
+type AES struct {
+	Driver       string `json:"driver"`
+	ConstantTime bool   `json:"constantTime"`
+}
+
 // EncryptEngine says what does the AES-GCM, and why.
 type EncryptEngine struct {
 	Asked  string `json:"asked"`
 	Active string `json:"active,omitempty"`
 	Why    string `json:"why,omitempty"`
+	// AES is the kernel's cipher behind engine bpf.
+	AES AES `json:"aes,omitzero"`
 }
 
 // NodeCertificate is what this node shows to the others.

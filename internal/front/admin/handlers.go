@@ -51,6 +51,18 @@ func (a *api) nodes(w http.ResponseWriter, r *http.Request) error {
 	return list(w, nodes, err)
 }
 
+func (a *api) forgetNode(w http.ResponseWriter, r *http.Request) error {
+	var request ForgetRequest
+	if err := readJSON(r, &request); err != nil {
+		return err
+	}
+	if request.What == "" {
+		return &StatusError{http.StatusBadRequest, `bad request body: field "what" is missing`}
+	}
+	gone, err := a.backend.ForgetNode(r.Context(), request.What)
+	return list(w, gone, err)
+}
+
 func (a *api) drops(w http.ResponseWriter, r *http.Request) error {
 	all, err := boolQuery(r.URL.Query(), "all")
 	if err != nil {

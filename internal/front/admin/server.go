@@ -92,6 +92,7 @@ func Handler(backend Backend, cni http.Handler, log *slog.Logger) http.Handler {
 		"/v1/status":       {method: http.MethodGet, serve: api.status},
 		"/v1/endpoints":    {method: http.MethodGet, serve: api.endpoints},
 		"/v1/nodes":        {method: http.MethodGet, serve: api.nodes},
+		"/v1/nodes/forget": {method: http.MethodPost, serve: api.forgetNode},
 		"/v1/flows":        {method: http.MethodGet, serve: api.flows, query: []string{"from", "to", "verdict", "reason", "protocol", "last", "follow"}},
 		"/v1/flowtable":    {method: http.MethodGet, serve: api.flowTable, query: []string{"limit"}},
 		"/v1/drops":        {method: http.MethodGet, serve: api.drops, query: []string{"all"}},

@@ -28,22 +28,40 @@ type Status struct {
 	Ready   bool   `json:"ready"`
 	Waiting string `json:"waiting,omitempty"`
 	// Problems are what does not work although the agent runs.
-	Problems  []string            `json:"problems,omitempty"`
+	Problems []string `json:"problems,omitempty"`
+	// OverBudget names who lost flows or fragments to its own share of the tables, since it is attached.
+	OverBudget []string `json:"overBudget,omitempty"`
+	// Notes are the latest changes by others to the host that were put in order, oldest first.
+	Notes     []datapath.Note     `json:"notes,omitempty"`
 	Mode      datapath.ModeStatus `json:"mode"`
 	Addresses []netip.Addr        `json:"addresses,omitempty"`
 	PodCIDRs  []netip.Prefix      `json:"podCIDRs,omitempty"`
 	Uplinks   []string            `json:"uplinks,omitempty"`
 	// MTU is the pods', UplinkMTU the smallest of the uplinks'.
-	MTU       int                   `json:"mtu,omitempty"`
-	UplinkMTU int                   `json:"uplinkMTU,omitempty"`
-	Endpoints int                   `json:"endpoints"`
-	Nodes     int                   `json:"nodes"`
-	Links     []datapath.LinkStatus `json:"links,omitempty"`
+	MTU       int `json:"mtu,omitempty"`
+	UplinkMTU int `json:"uplinkMTU,omitempty"`
+	Endpoints int `json:"endpoints"`
+	// XDPRoads are the endpoints that have the XDP road because they asked for it.
+	XDPRoads int                   `json:"xdpRoads"`
+	Nodes    int                   `json:"nodes"`
+	Links    []datapath.LinkStatus `json:"links,omitempty"`
 	// Encryption is one line on how packets between nodes travel; /v1/encrypt tells all.
-	Encryption string      `json:"encryption,omitempty"`
-	Store      StoreStatus `json:"store"`
-	Events     EventStatus `json:"events"`
-	Paths      Paths       `json:"paths"`
+	Encryption string `json:"encryption,omitempty"`
+	// NoNode is what is the cluster's and no known node's: nothing goes there or comes from there.
+	NoNode []NoNode    `json:"noNode,omitempty"`
+	Store  StoreStatus `json:"store"`
+	Events EventStatus `json:"events"`
+	Paths  Paths       `json:"paths"`
+}
+
+// NoNode is a range or an address of the cluster whose node is not known.
+type NoNode struct {
+	Prefix netip.Prefix `json:"prefix"`
+	// Kind is range, address (of a node) or endpoint (a pod's address outside of ranges).
+	Kind  string    `json:"kind"`
+	Node  string    `json:"node,omitempty"`
+	Since time.Time `json:"since"`
+	Why   string    `json:"why,omitempty"`
 }
 
 // StoreStatus is where the objects come from and which of them are wrong.
@@ -78,22 +96,25 @@ type Endpoint struct {
 	Labels         map[string]string `json:"labels,omitempty"`
 	ServiceAccount string            `json:"serviceAccount,omitempty"`
 	// Identity is the number that other nodes know the endpoint's packets by, 0 while it has none.
-	Identity    uint32       `json:"identity,omitempty"`
-	ContainerID string       `json:"containerID"`
-	IfName      string       `json:"ifName"`
-	Slot        uint16       `json:"slot"`
-	HostIf      string       `json:"hostIf"`
-	NetNS       string       `json:"netns"`
-	PodIf       string       `json:"podIf"`
-	MAC         string       `json:"mac"`
-	GatewayMAC  string       `json:"gatewayMAC"`
-	IPv4        netip.Addr   `json:"ipv4"`
-	IPv6        netip.Addr   `json:"ipv6"`
-	MTU         int          `json:"mtu"`
-	Chained     bool         `json:"chained"`
-	State       string       `json:"state"`
-	Created     time.Time    `json:"created"`
-	Traffic     []CounterRow `json:"traffic,omitempty"`
+	Identity    uint32        `json:"identity,omitempty"`
+	ContainerID string        `json:"containerID"`
+	IfName      string        `json:"ifName"`
+	Slot        uint16        `json:"slot"`
+	HostIf      string        `json:"hostIf"`
+	NetNS       string        `json:"netns"`
+	PodIf       string        `json:"podIf"`
+	MAC         string        `json:"mac"`
+	GatewayMAC  string        `json:"gatewayMAC"`
+	IPv4        netip.Addr    `json:"ipv4"`
+	IPv6        netip.Addr    `json:"ipv6"`
+	MTU         int           `json:"mtu"`
+	Chained     bool          `json:"chained"`
+	Road        datapath.Road `json:"road"`
+	State       string        `json:"state"`
+	Created     time.Time     `json:"created"`
+	Traffic     []CounterRow  `json:"traffic,omitempty"`
+	// Budgets are what it holds of the tables that all endpoints share, and what its share refused it.
+	Budgets []datapath.Budget `json:"budgets,omitempty"`
 }
 
 // Name is "namespace/pod", or the endpoint's ID when no pod is known.
@@ -158,6 +179,12 @@ type TableFlow struct {
 	Reply       datapath.Traffic `json:"reply"`
 }
 
+// ForgetRequest names what is to be forgotten.
+type ForgetRequest struct {
+	// What is a node's name or a range.
+	What string `json:"what"`
+}
+
 // TraceRequest asks what the live programs would do with a packet.
 type TraceRequest struct {
 	// From is an endpoint's namespace/pod, pod or ID.
@@ -197,6 +224,8 @@ type Backend interface {
 	Status(ctx context.Context) (*Status, error)
 	Endpoints(ctx context.Context) ([]Endpoint, error)
 	Nodes(ctx context.Context) ([]Node, error)
+	// ForgetNode forgets what was lost of a node, by its name, or one lost range.
+	ForgetNode(ctx context.Context, what string) ([]NoNode, error)
 	// Flows calls send for each record. It returns when there are no more, send fails or ctx ends.
 	Flows(ctx context.Context, query FlowQuery, send func(flows.Flow) error) error
 	FlowTable(ctx context.Context, limit int) ([]TableFlow, error)

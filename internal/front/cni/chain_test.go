@@ -25,12 +25,14 @@ func runIn(t testing.TB, netns string, fn func()) {
 	}
 }
 
-// build compiles foreign programs, at the versions that go.mod names, next to the plugin.
+// build compiles foreign programs, at the versions that go.mod names, next to the plugin. Their modules must be there already: the test may be
+// in a namespace without a network.
 func (a *agent) build(pkgs ...string) {
 	a.t.Helper()
 	cmd := exec.Command("go", append([]string{"build", "-o", a.bin + "/"}, pkgs...)...)
+	cmd.Env = append(os.Environ(), "GOPROXY=off")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		a.t.Fatalf("go build %v: %v\n%s", pkgs, err, out)
+		a.t.Fatalf("go build %v (have its modules been fetched? run `make fetch`): %v\n%s", pkgs, err, out)
 	}
 }
 

@@ -2,6 +2,7 @@ package cni
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,11 +15,15 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/endpoint"
 )
 
 // runDir is where agents have their sockets.
 const runDir = "/run/weft"
+
+// bpfDir is where agents pin their programs.
+const bpfDir = "/sys/fs/bpf/weft"
 
 var instancePattern = regexp.MustCompile(`^[a-z0-9-]{1,40}$`)
 
@@ -31,6 +36,11 @@ type config struct {
 	Instance string `json:"instance"`
 	// Socket is the agent's socket. Default: that of the instance.
 	Socket string `json:"socket"`
+	// Road is v1alpha1.RoadXDP to ask for the XDP road for every pod of the network; WEFT_ROAD in CNI_ARGS
+	// asks for one.
+	Road string `json:"road"`
+	// BPF is the agent's directory of pins. Default: that of the instance.
+	BPF string `json:"bpf"`
 	// Args follow the CNI conventions: args.cni.ips and args.cni.labels.
 	Args struct {
 		CNI struct {
@@ -49,7 +59,7 @@ type config struct {
 
 // keys are those of config, and those that the runtime adds for others.
 var keys = []string{
-	"args", "capabilities", "cniVersion", "dns", "instance", "name", "prevResult", "runtimeConfig", "socket", "type",
+	"args", "bpf", "capabilities", "cniVersion", "dns", "instance", "name", "prevResult", "road", "runtimeConfig", "socket", "type",
 }
 
 // parseConfig decodes and checks what the runtime gives on standard input. Keys that the
@@ -124,6 +134,14 @@ func (c *config) socket() string {
 	return filepath.Join(runDir, c.Instance, "agent.sock")
 }
 
+// pins is where the agent of the instance pins its programs, unless its configuration says otherwise.
+func (c *config) pins() string {
+	if c.BPF != "" {
+		return c.BPF
+	}
+	return filepath.Join(bpfDir, c.Instance)
+}
+
 // addresses are the fixed addresses that args ask for, with or without a prefix length.
 func (c *config) addresses() ([]netip.Addr, error) {
 	var out []netip.Addr
@@ -149,13 +167,14 @@ func (c *config) labels() map[string]string {
 	return out
 }
 
-// podArgs are the CNI_ARGS that kubelets give.
+// podArgs are the CNI_ARGS that kubelets give, and our own.
 type podArgs struct {
 	types.CommonArgs
 	K8S_POD_NAME               types.UnmarshallableString
 	K8S_POD_NAMESPACE          types.UnmarshallableString
 	K8S_POD_UID                types.UnmarshallableString
 	K8S_POD_INFRA_CONTAINER_ID types.UnmarshallableString
+	WEFT_ROAD                  types.UnmarshallableString
 }
 
 func parseArgs(s string) (podArgs, error) {
@@ -229,10 +248,13 @@ func (c *config) addRequest(containerID, netns, ifName, args string) (*request, 
 	if err != nil {
 		return nil, err
 	}
+	if c.Road != "" && c.Road != v1alpha1.RoadXDP {
+		return nil, badConfig("road", "%q is not a road: want %q, or no such key for ordinary interfaces", c.Road, v1alpha1.RoadXDP)
+	}
 	req := &request{
 		ContainerID: containerID, IfName: ifName, NetNS: netns, Network: c.Name,
 		Namespace: string(pod.K8S_POD_NAMESPACE), Pod: string(pod.K8S_POD_NAME), PodUID: string(pod.K8S_POD_UID),
-		Labels: c.labels(), Chained: len(c.PrevResult) > 0,
+		Labels: c.labels(), Chained: len(c.PrevResult) > 0, Road: cmp.Or(string(pod.WEFT_ROAD), c.Road),
 	}
 	if !req.Chained {
 		req.Addresses, err = c.addresses()

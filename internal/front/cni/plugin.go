@@ -18,8 +18,12 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/endpoint"
 )
+
+// Starting is in the details of the error of an agent that has not come up yet.
+const Starting = "starting"
 
 // Type is the plugin's name: the "type" in a network configuration and the file's name.
 const Type = "weft-cni"
@@ -56,6 +60,7 @@ func cmdAdd(args *skel.CmdArgs) error {
 	}
 	var result current.Result
 	if err := call(conf.socket(), "add", callTimeout, req, &result); err != nil {
+		secure(req)
 		return unlessAgent(err, types.ErrTryAgainLater)
 	}
 	if req.Chained {
@@ -117,7 +122,33 @@ func cmdStatus(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	return unlessAgent(call(conf.socket(), "status", statusTimeout, &request{}, nil), types.ErrPluginNotAvailable)
+	err = call(conf.socket(), "status", statusTimeout, &request{}, nil)
+	if away(err) {
+		if pinErr := datapath.Works(conf.pins()); pinErr == nil {
+			slog.Warn("no agent is ready: pods that are there keep their network, ADD has to wait", "socket", conf.socket(), "error", err)
+			return nil
+		}
+	}
+	return unlessAgent(err, types.ErrPluginNotAvailable)
+}
+
+// away tells whether there is no agent, or one that is still starting: nothing is wrong with the node's pods then
+// if the datapath of the agent before is there.
+func away(err error) bool {
+	var down *agentDownError
+	var answer *types.Error
+	return errors.As(err, &down) || errors.As(err, &answer) && answer.Code == types.ErrPluginNotAvailable && answer.Details == Starting
+}
+
+// secure sets the interface of a chained attachment down when ADD has failed: the plugin before this one has
+// set it up, and it has no hooks. One that has them stays as it is.
+func secure(req *request) {
+	if !req.Chained {
+		return
+	}
+	if err := endpoint.SetDownUnhooked(req.attachment(), req.NetNS); err != nil {
+		slog.Warn("the interface has no hooks and could not be set down: DEL it", "interface", req.IfName, "error", err)
+	}
 }
 
 // unlessAgent gives the error of an agent that does not answer its CNI code.

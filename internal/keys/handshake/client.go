@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
+	"slices"
 	"time"
 
 	"weft.dev/weft/api/v1alpha1"
@@ -33,8 +35,14 @@ func New(cfg Config) (*Client, *Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+	if cfg.Admit == nil {
+		cfg.Admit = func(netip.Addr) bool { return true }
+	}
+	if cfg.VMGeneration == nil {
+		cfg.VMGeneration = func() (uint64, error) { return 0, nil }
+	}
 	shared := newPeers(cfg.Node)
-	return &Client{cfg: &cfg, peers: shared}, &Server{cfg: &cfg, peers: shared}, nil
+	return &Client{cfg: &cfg, peers: shared}, &Server{cfg: &cfg, peers: shared, crowd: newCrowd(cfg.Sessions)}, nil
 }
 
 // Client dials peers.
@@ -84,6 +92,10 @@ func (c *Client) check(peer Peer, epoch uint64) error {
 }
 
 func (c *Client) exchange(ctx context.Context, peer Peer, epoch uint64, activity *activity, result *Result) error {
+	generation, err := c.cfg.VMGeneration()
+	if err != nil {
+		return fmt.Errorf("%w on this node: %w", ErrInstall, err)
+	}
 	config, err := c.cfg.tlsConfig(ctx, nodeid.Client, peer.Name, func(string) {})
 	if err != nil {
 		return err
@@ -105,6 +117,7 @@ func (c *Client) exchange(ctx context.Context, peer Peer, epoch uint64, activity
 		return err
 	}
 	s := newSession(c.cfg, conn, peer.Name, true)
+	s.generation = generation
 	defer s.close()
 	err = c.talk(ctx, s, epoch, activity)
 	if err != nil {
@@ -153,9 +166,9 @@ func (c *Client) talk(ctx context.Context, s *session, epoch uint64, activity *a
 
 // dial tries the peer's addresses in turn.
 func (c *Client) dial(ctx context.Context, peer Peer) (net.Conn, error) {
-	dialer := net.Dialer{Timeout: c.cfg.Timeout}
 	var failed []error
 	for _, address := range peer.Addresses {
+		dialer := net.Dialer{Timeout: c.cfg.Timeout, LocalAddr: c.from(address)}
 		conn, err := dialer.DialContext(ctx, "tcp", address)
 		if err == nil {
 			return conn, nil
@@ -163,6 +176,19 @@ func (c *Client) dial(ctx context.Context, peer Peer) (net.Conn, error) {
 		failed = append(failed, err)
 	}
 	return nil, fmt.Errorf("%w: %w", ErrUnreachable, errors.Join(failed...))
+}
+
+// from is the address to dial from, which the peer knows this node by; nil for whatever the kernel chooses.
+func (c *Client) from(to string) net.Addr {
+	addr, err := netip.ParseAddrPort(to)
+	if err != nil {
+		return nil
+	}
+	i := slices.IndexFunc(c.cfg.Addresses, func(a netip.Addr) bool { return a.Is4() == addr.Addr().Unmap().Is4() })
+	if i < 0 {
+		return nil
+	}
+	return net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.cfg.Addresses[i], 0))
 }
 
 // shakeHands does the TLS handshake within a time that a slow end cannot stretch.

@@ -2,77 +2,250 @@ package handshake
 
 import (
 	"context"
+	"math/rand/v2"
 	"net"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
 )
 
-// strangerTime is how long a connection may keep its place without a certificate when others wait for one.
-const strangerTime = time.Second
+// How many connections may be open in each stage. A full stage makes room for who comes next; nobody gives way to a connection of an
+// earlier stage. Anybody may send from a peer's address whom that node masquerades, so the peer itself must get through.
+//
+// Before its ClientHello is there, the oldest of the same address gives way, or the oldest of all: a peer sends it at once, so that
+// connections that say nothing or little, however many, cost a peer only the time until then. After that the peer's
+// answer takes a way back and forth, for which nobody can be blamed: chance decides who gives way. Then neither who comes often nor
+// who came early keeps all others out.
+const (
+	// silentMost have not sent a byte. They cost next to nothing.
+	silentMost, silentPerAddress = 1024, 256
+	// greetingMost have sent something, but no complete ClientHello.
+	greetingMost, greetingPerAddress = 512, 256
+	// shakingMost have sent a ClientHello, and have not shown a certificate. Each costs some memory while it waits.
+	shakingMost, shakingPerAddress = 512, 256
+	// perPeer have shown the certificate of one node, which has one exchange at a time and may have been restarted.
+	perPeer = 4
+	// firstByte is how long a connection may say nothing: a peer's first message follows its connection at once.
+	firstByte = 2 * time.Second
+)
 
-// crowd bounds how many connections are served at once. When all places are taken, the connection that has waited longest
-// without showing a certificate gives way, so that connections that say nothing do not keep peers out.
-type crowd struct {
-	places chan struct{}
-
-	mu        sync.Mutex
-	strangers []*guest // oldest first
+// Turned counts connections that were closed before a certificate was seen.
+type Turned struct {
+	// Strangers came from addresses that no other node has; LastStranger is the last of them.
+	Strangers    uint64     `json:"strangers"`
+	LastStranger netip.Addr `json:"lastStranger,omitzero"`
+	// Silent said nothing in time.
+	Silent uint64 `json:"silent"`
+	// Evicted had to give way to newer ones.
+	Evicted uint64 `json:"evicted"`
 }
 
-// guest is one connection in the crowd.
+// crowd is all connections that are served.
+type crowd struct {
+	places chan struct{} // of those with a certificate
+
+	mu                        sync.Mutex
+	silent, greeting, shaking []*guest // oldest first
+	known                     []*guest // with a certificate
+	turned                    Turned
+}
+
+// guest is one connection in the crowd. Guarded by crowd.mu.
 type guest struct {
 	crowd *crowd
 	conn  net.Conn
-	since time.Time
+	addr  netip.Addr
+	peer  string
+	place bool
+	// cancel ends the session.
+	cancel context.CancelCauseFunc
 }
 
-func newCrowd(size int) *crowd { return &crowd{places: make(chan struct{}, size)} }
+func newCrowd(sessions int) *crowd {
+	return &crowd{places: make(chan struct{}, sessions)}
+}
 
-// enter waits for a place.
-func (c *crowd) enter(ctx context.Context, conn net.Conn) (*guest, error) {
-	for {
-		timer := time.NewTimer(strangerTime / 4)
-		select {
-		case c.places <- struct{}{}:
-			timer.Stop()
-			return c.add(conn), nil
-		case <-ctx.Done():
-			timer.Stop()
-			return nil, ctx.Err()
-		case <-timer.C:
-			c.dismiss(time.Now())
+// addressOf is where a connection comes from.
+func addressOf(conn net.Conn) netip.Addr {
+	if tcp, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
+		return tcp.AddrPort().Addr().Unmap().WithZone("")
+	}
+	return netip.Addr{}
+}
+
+// refuse closes a stranger's connection. By a reset: nothing of it stays in the kernel.
+func (c *crowd) refuse(conn net.Conn, addr netip.Addr) {
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	_ = conn.Close()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.turned.Strangers++
+	c.turned.LastStranger = addr
+}
+
+// enter takes a connection in that has said nothing yet. It never waits.
+func (c *crowd) enter(conn net.Conn, addr netip.Addr, cancel context.CancelCauseFunc) *guest {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	g := &guest{crowd: c, conn: conn, addr: addr, cancel: cancel}
+	c.silent = c.admit(c.silent, g, silentMost, silentPerAddress, oldest)
+	return g
+}
+
+// oldest and anyOf choose which of so many has to give way.
+func oldest(int) int   { return 0 }
+func anyOf(of int) int { return rand.N(of) }
+
+// admit adds a guest to a stage, in which another has to give way if it is full. The caller holds mu.
+func (c *crowd) admit(stage []*guest, g *guest, most, perAddress int, choose func(of int) int) []*guest {
+	var same []int
+	for i, other := range stage {
+		if other.addr == g.addr {
+			same = append(same, i)
+		}
+	}
+	var out int
+	switch {
+	case len(same) >= perAddress:
+		out = same[choose(len(same))]
+	case len(stage) >= most:
+		out = choose(len(stage))
+	default:
+		return append(stage, g)
+	}
+	c.turned.Evicted++
+	_ = stage[out].conn.Close()
+	return append(slices.Delete(stage, out, out+1), g)
+}
+
+func without(stage []*guest, g *guest) []*guest {
+	if i := slices.Index(stage, g); i >= 0 {
+		return slices.Delete(stage, i, i+1)
+	}
+	return stage
+}
+
+// leave takes a connection out of a stage, and says whether it was there.
+func leave(stage *[]*guest, g *guest) bool {
+	before := len(*stage)
+	*stage = without(*stage, g)
+	return len(*stage) < before
+}
+
+// spoke notes that a connection's first byte is there.
+func (g *guest) spoke() {
+	c := g.crowd
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !leave(&c.silent, g) {
+		return // it had to give way already
+	}
+	c.greeting = c.admit(c.greeting, g, greetingMost, greetingPerAddress, oldest)
+}
+
+// greeted notes that a connection's ClientHello is there.
+func (g *guest) greeted() {
+	c := g.crowd
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !leave(&c.greeting, g) {
+		return // it had to give way already
+	}
+	c.shaking = c.admit(c.shaking, g, shakingMost, shakingPerAddress, anyOf)
+}
+
+// quiet notes that a connection said nothing in time.
+func (g *guest) quiet() {
+	g.crowd.mu.Lock()
+	defer g.crowd.mu.Unlock()
+	if slices.Contains(g.crowd.silent, g) {
+		g.crowd.turned.Silent++
+	}
+}
+
+// named notes whose certificate a connection has shown, and waits for a place.
+func (g *guest) named(ctx context.Context, peer string) error {
+	c := g.crowd
+	c.mu.Lock()
+	c.shaking = without(c.shaking, g)
+	g.peer = peer
+	same := 0
+	for _, other := range c.known {
+		if other.peer == peer {
+			same++
+		}
+	}
+	if same >= perPeer {
+		i := slices.IndexFunc(c.known, func(other *guest) bool { return other.peer == peer })
+		c.turned.Evicted++
+		_ = c.known[i].conn.Close()
+		c.known = slices.Delete(c.known, i, i+1)
+	}
+	c.known = append(c.known, g)
+	c.mu.Unlock()
+	select {
+	case c.places <- struct{}{}:
+		g.place = true
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// leave gives everything back.
+func (g *guest) leave() {
+	c := g.crowd
+	c.mu.Lock()
+	c.silent, c.greeting, c.shaking, c.known = without(c.silent, g), without(c.greeting, g), without(c.shaking, g), without(c.known, g)
+	c.mu.Unlock()
+	if g.place {
+		<-c.places
+	}
+}
+
+// abort ends all sessions.
+func (c *crowd) abort() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, stage := range [][]*guest{c.silent, c.greeting, c.shaking, c.known} {
+		for _, g := range stage {
+			g.cancel(ErrAborted)
 		}
 	}
 }
 
-func (c *crowd) add(conn net.Conn) *guest {
+func (c *crowd) stats() Turned {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	g := &guest{crowd: c, conn: conn, since: time.Now()}
-	c.strangers = append(c.strangers, g)
-	return g
+	return c.turned
 }
 
-// dismiss closes the oldest stranger's connection, if it had its time.
-func (c *crowd) dismiss(now time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.strangers) > 0 && now.Sub(c.strangers[0].since) >= strangerTime {
-		_ = c.strangers[0].conn.Close()
-		c.strangers = c.strangers[1:]
+// begun is a connection whose first byte was read already.
+type begun struct {
+	net.Conn
+	first []byte
+}
+
+func (b *begun) Read(p []byte) (int, error) {
+	if len(b.first) > 0 && len(p) > 0 {
+		n := copy(p, b.first)
+		b.first = b.first[n:]
+		return n, nil
 	}
+	return b.Conn.Read(p)
 }
 
-// known notes that a connection's certificate was good.
-func (g *guest) known() {
-	g.crowd.mu.Lock()
-	defer g.crowd.mu.Unlock()
-	g.crowd.strangers = slices.DeleteFunc(g.crowd.strangers, func(other *guest) bool { return other == g })
-}
-
-// leave gives the place back.
-func (c *crowd) leave(g *guest) {
-	g.known()
-	<-c.places
+// awaitFirst waits until a connection says something. Until then it has cost nothing but this.
+func awaitFirst(conn net.Conn, wait time.Duration) (net.Conn, error) {
+	if err := conn.SetReadDeadline(time.Now().Add(wait)); err != nil {
+		return nil, err
+	}
+	first := make([]byte, 1)
+	if _, err := conn.Read(first); err != nil {
+		return nil, err
+	}
+	return &begun{conn, first}, conn.SetReadDeadline(time.Time{})
 }

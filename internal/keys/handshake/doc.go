@@ -24,6 +24,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"time"
 
 	"weft.dev/weft/internal/keys/nodeid"
@@ -62,8 +63,12 @@ var (
 	ErrRefused = errors.New("the peer refused")
 	// ErrProtocol: the peer sent something that this protocol does not have at that point.
 	ErrProtocol = errors.New("the peer broke the protocol")
+	// ErrNotPostQuantum: the peer, whose certificate is good, cannot do X25519MLKEM768, which this node requires.
+	ErrNotPostQuantum = errors.New("the peer cannot agree on keys with X25519MLKEM768, which this node requires")
 	// ErrInstall: this node or the peer could not put keys into its datapath.
 	ErrInstall = errors.New("keys could not be installed")
+	// ErrAborted: this node gave up all sessions that it served, by Server.Abort.
+	ErrAborted = errors.New("this node gave up the exchange")
 	// ErrUnreachable: no address of the peer answered.
 	ErrUnreachable = errors.New("the peer cannot be reached")
 )
@@ -102,15 +107,24 @@ type Config struct {
 	Identity nodeid.Source
 	// Known says whether a Node object of that name exists.
 	Known func(name string) bool
+	// Admit says whether a connection may come from an address: another one is closed at once. nil: from any.
+	Admit func(netip.Addr) bool
+	// Addresses are this node's own, as its peers know them: it dials from the one of the right family. Optional.
+	Addresses []netip.Addr
 	// DEK gives an epoch's data-encryption key (schedule.DEKSize bytes): a copy, which is zeroed after use. An error means
 	// that this node cannot take part in that epoch; its text stays on this node.
 	DEK func(ctx context.Context, epoch uint64) ([]byte, error)
 	// Installer is the datapath. Neither it nor its callers may keep the keys that it is given: they are zeroed on return.
 	Installer Installer
+	// VMGeneration tells how often this virtual machine was forked (resumed from a snapshot, or copied). It is asked before a
+	// session makes any secret, and goes with the keys as Direction.VMGeneration: the datapath refuses those of before a
+	// fork. May be nil.
+	VMGeneration func() (uint64, error)
 	// Served is told how each session that this node served ended, once the peer has shown its certificate (else
 	// Result.PeerNode is empty). May be nil.
 	Served func(Result, error)
-	// RequirePostQuantum refuses peers that cannot do X25519MLKEM768; else X25519 is the fallback.
+	// RequirePostQuantum refuses peers that cannot do X25519MLKEM768, by name, before anything of an epoch is said; else
+	// X25519 is the fallback.
 	RequirePostQuantum bool
 	// Timeout bounds every read and write; 0 means DefaultTimeout.
 	Timeout time.Duration

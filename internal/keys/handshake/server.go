@@ -16,7 +16,14 @@ import (
 type Server struct {
 	cfg   *Config
 	peers *peers
+	crowd *crowd
 }
+
+// Turned counts the connections that were closed before a certificate was seen.
+func (s *Server) Turned() Turned { return s.crowd.stats() }
+
+// Abort ends all sessions that are served at this moment, with ErrAborted. Those that begin later are served.
+func (s *Server) Abort() { s.crowd.abort() }
 
 // acceptPause is how long to wait after a failed accept: mostly the process has no file descriptor left.
 const acceptPause = 100 * time.Millisecond
@@ -29,7 +36,6 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { _ = listener.Close() })
 	defer stop()
 	defer listener.Close()
-	crowd := newCrowd(s.cfg.Sessions)
 	var running sync.WaitGroup
 	defer running.Wait()
 	for {
@@ -48,14 +54,17 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 			time.Sleep(acceptPause)
 			continue
 		}
-		guest, err := crowd.enter(ctx, conn)
-		if err != nil {
-			_ = conn.Close()
-			return nil
+		addr := addressOf(conn)
+		if !s.cfg.Admit(addr) {
+			s.crowd.refuse(conn, addr)
+			continue
 		}
+		session, cancel := context.WithCancelCause(ctx)
+		guest := s.crowd.enter(conn, addr, cancel)
 		running.Go(func() {
-			defer crowd.leave(guest)
-			s.serve(ctx, conn, guest)
+			defer cancel(nil)
+			defer guest.leave()
+			s.serve(session, conn, guest)
 		})
 	}
 }
@@ -67,7 +76,16 @@ func (s *Server) serve(ctx context.Context, raw net.Conn, guest *guest) {
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
 	defer stop()
-	result, err := s.answer(ctx, raw, guest)
+	conn, err := awaitFirst(raw, min(firstByte, s.cfg.Timeout))
+	if err != nil {
+		guest.quiet()
+		return
+	}
+	guest.spoke()
+	result, err := s.answer(ctx, conn, guest)
+	if err != nil && errors.Is(context.Cause(ctx), ErrAborted) {
+		err = ErrAborted // not whatever error of the network that ends in
+	}
 	if err != nil {
 		err = fmt.Errorf("keys with %s at %s: %w", peerName(result.PeerNode), raw.RemoteAddr(), err)
 	}
@@ -85,16 +103,29 @@ func peerName(name string) string {
 
 func (s *Server) answer(ctx context.Context, raw net.Conn, guest *guest) (Result, error) {
 	var peer string
-	config, err := s.cfg.tlsConfig(ctx, nodeid.Server, "", func(name string) { peer = name })
+	generation, err := s.cfg.VMGeneration()
 	if err != nil {
-		return Result{}, err
+		return Result{}, fmt.Errorf("%w on this node: %w", ErrInstall, err)
 	}
-	conn := tls.Server(raw, config)
+	conn := tls.Server(raw, &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		// Who sends no complete ClientHello has nothing worked out for it.
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			guest.greeted()
+			return s.cfg.tlsConfig(ctx, nodeid.Server, "", func(name string) { peer = name })
+		},
+	})
 	if err := shakeHands(ctx, conn, s.cfg.Timeout); err != nil {
+		if errors.Is(err, ErrNotPostQuantum) {
+			return Result{PeerNode: peer}, err // its certificate was good
+		}
 		return Result{}, err
 	}
-	guest.known()
+	if err := guest.named(ctx, peer); err != nil {
+		return Result{PeerNode: peer}, err
+	}
 	session := newSession(s.cfg, conn, peer, false)
+	session.generation = generation
 	defer session.close()
 	err = s.talk(ctx, session)
 	if err != nil {

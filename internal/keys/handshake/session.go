@@ -19,6 +19,8 @@ type session struct {
 	mine   State
 	theirs *hello
 	result Result
+	// generation is the virtual machine's from before the TLS handshake.
+	generation uint64
 	// over: the peer broke off, so it is told nothing more.
 	over bool
 }
@@ -138,6 +140,7 @@ func (s *session) installRX() (uint64, error) {
 		return 0, err
 	}
 	defer keys.Zero()
+	keys.VMGeneration = s.generation
 	if err := s.cfg.Installer.InstallRX(s.result.PeerNode, keys); err != nil {
 		return 0, fmt.Errorf("%w on this node: receive from %s: %w", ErrInstall, s.result.PeerNode, err)
 	}
@@ -159,6 +162,7 @@ func (s *session) switchTX() error {
 		return err
 	}
 	defer keys.Zero()
+	keys.VMGeneration = s.generation
 	if err := s.cfg.Installer.InstallTX(s.result.PeerNode, keys); err != nil {
 		return fmt.Errorf("%w on this node: send to %s: %w", ErrInstall, s.result.PeerNode, err)
 	}

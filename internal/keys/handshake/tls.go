@@ -29,14 +29,11 @@ func (c *Config) tlsConfig(ctx context.Context, role nodeid.Role, expect string,
 	if role == nodeid.Client {
 		peerRole = nodeid.Server
 	}
-	groups := []tls.CurveID{tls.X25519MLKEM768, tls.X25519}
-	if c.RequirePostQuantum {
-		groups = groups[:1]
-	}
 	return &tls.Config{
 		Certificates: []tls.Certificate{*own},
 		MinVersion:   tls.VersionTLS13, MaxVersion: tls.VersionTLS13,
-		CurvePreferences: groups,
+		// X25519 also where it is not enough, so that who has no better one shows its name before it is refused.
+		CurvePreferences: []tls.CurveID{tls.X25519MLKEM768, tls.X25519},
 		NextProtos:       []string{ALPN},
 		Time:             c.Now,
 		ClientAuth:       tls.RequireAnyClientCert,
@@ -53,6 +50,9 @@ func (c *Config) tlsConfig(ctx context.Context, role nodeid.Role, expect string,
 				return fmt.Errorf("the peer's certificate: %w", err)
 			}
 			name(peer)
+			if c.RequirePostQuantum && state.CurveID != tls.X25519MLKEM768 {
+				return fmt.Errorf("node %s: %w: it agreed on %s", peer, ErrNotPostQuantum, state.CurveID)
+			}
 			return nil
 		},
 	}, nil

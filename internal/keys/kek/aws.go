@@ -25,6 +25,8 @@ var awsParams = []string{"region", "profile", "role", "endpoint", "dualstack", "
 const (
 	awsClusterContext = "weft-cluster"
 	awsEpochContext   = "weft-epoch"
+	awsCreatedContext = "weft-created"
+	awsExpiresContext = "weft-expires"
 )
 
 // awsKEK binds a DEK by KMS's encryption context. gocloud.dev's keeper is not used: it leaves the key out of Decrypt, so that KMS would open a blob made
@@ -108,6 +110,9 @@ func awsRegion(keyID string, query url.Values) error {
 
 func (a *awsKEK) encryptionContext(bind Binding) map[string]string {
 	m := map[string]string{awsClusterContext: bind.Cluster, awsEpochContext: strconv.FormatUint(bind.Epoch, 10)}
+	if bind.timed() {
+		m[awsCreatedContext], m[awsExpiresContext] = millis(bind.Created.UnixMilli()), millis(bind.Expires.UnixMilli())
+	}
 	for k, v := range a.context {
 		m[k] = v
 	}

@@ -4,10 +4,15 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"time"
 )
 
-// blobFormat is the version of the envelope around a provider's ciphertext.
-const blobFormat = 1
+// Versions of the envelope around a provider's ciphertext.
+const (
+	blobFormat = 2
+	// untimedFormat does not bind the epoch's times. It is still read: epochs outlive an upgrade.
+	untimedFormat = 1
+)
 
 // maxBlob bounds what Unwrap reads: many times what any provider makes.
 const maxBlob = 16 << 10
@@ -19,12 +24,17 @@ type envelope struct {
 	Provider   string `json:"provider"`
 	Cluster    string `json:"cluster"`
 	Epoch      uint64 `json:"epoch"`
+	Created    int64  `json:"created,omitempty"` // milliseconds since 1970
+	Expires    int64  `json:"expires,omitempty"`
 	Version    string `json:"version,omitempty"`
 	Ciphertext []byte `json:"ciphertext"`
 }
 
 func encodeBlob(provider, version string, bind Binding, ciphertext []byte) ([]byte, error) {
-	e := envelope{Format: blobFormat, Provider: provider, Cluster: bind.Cluster, Epoch: bind.Epoch, Version: version, Ciphertext: ciphertext}
+	e := envelope{Format: bind.format(), Provider: provider, Cluster: bind.Cluster, Epoch: bind.Epoch, Version: version, Ciphertext: ciphertext}
+	if bind.timed() {
+		e.Created, e.Expires = bind.Created.UnixMilli(), bind.Expires.UnixMilli()
+	}
 	blob, err := json.Marshal(e)
 	if err != nil {
 		return nil, fmt.Errorf("encode wrapped key: %w", err)
@@ -47,14 +57,31 @@ func decodeBlob(provider string, bind Binding, blob []byte) (envelope, error) {
 		return e, &Error{Kind: ErrCorrupt, Err: fmt.Errorf("something follows the envelope")}
 	}
 	switch {
-	case e.Format != blobFormat:
-		return e, &Error{Kind: ErrCorrupt, Err: fmt.Errorf("its format is %d, this version of Weft reads %d", e.Format, blobFormat)}
+	case e.Format != blobFormat && e.Format != untimedFormat:
+		return e, &Error{Kind: ErrCorrupt, Err: fmt.Errorf("its format is %d, this version of Weft reads %d and %d", e.Format, untimedFormat, blobFormat)}
 	case e.Provider != provider:
 		return e, &Error{Kind: ErrWrongKEK, Err: fmt.Errorf("the blob was wrapped by %q, keys.kek is %q", e.Provider, provider)}
 	case e.Cluster != bind.Cluster || e.Epoch != bind.Epoch:
 		return e, &Error{Kind: ErrWrongBinding, Err: fmt.Errorf("the blob is for epoch %d of cluster %q, not for epoch %d of %q", e.Epoch, e.Cluster, bind.Epoch, bind.Cluster)}
+	case e.Format == blobFormat && (!bind.timed() || e.Created != bind.Created.UnixMilli() || e.Expires != bind.Expires.UnixMilli()):
+		return e, &Error{Kind: ErrWrongBinding, Err: fmt.Errorf("the blob is for an epoch from %s to %s, not from %s to %s: the object was changed",
+			millis(e.Created), millis(e.Expires), millis(bind.Created.UnixMilli()), millis(bind.Expires.UnixMilli()))}
 	case len(e.Ciphertext) == 0:
 		return e, &Error{Kind: ErrCorrupt, Err: fmt.Errorf("it has no ciphertext")}
 	}
 	return e, nil
+}
+
+func millis(ms int64) string { return time.UnixMilli(ms).UTC().Format("2006-01-02T15:04:05.000Z") }
+
+// Untimed says whether a blob is an envelope of an older version of Weft, which does not bind its epoch's times.
+func Untimed(blob []byte) bool {
+	var e envelope
+	return json.Unmarshal(blob, &e) == nil && e.Format == untimedFormat
+}
+
+// BindsTimes says whether a blob binds its epoch's times: that of an older version of Weft does not.
+func BindsTimes(blob []byte) bool {
+	var e envelope
+	return json.Unmarshal(blob, &e) == nil && e.Format == blobFormat
 }

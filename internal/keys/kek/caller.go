@@ -111,6 +111,10 @@ func (c *caller) Unwrap(ctx context.Context, blob []byte, bind Binding) ([]byte,
 			return err
 		}
 		rec.Version = e.Version
+		bind := bind
+		if e.Format == untimedFormat {
+			bind = bind.untimed()
+		}
 		return c.retry(ctx, rec, func(ctx context.Context) error {
 			dek, err = c.p.decrypt(ctx, e.Ciphertext, e.Version, bind)
 			if err == nil && len(dek) != DEKSize {

@@ -30,6 +30,8 @@ var (
 	ErrCorrupt = errors.New("wrapped key is corrupt")
 	// ErrWrongBinding: the blob was wrapped for another cluster or epoch.
 	ErrWrongBinding = errors.New("wrapped key is for another cluster or epoch")
+	// ErrReplayed: the epoch is of before: somebody has put it back. No KMS is asked.
+	ErrReplayed = errors.New("an epoch of before was put back")
 	// ErrWrongKEK: the blob was wrapped by another kind of KMS than the one configured.
 	ErrWrongKEK = errors.New("wrapped by another KMS")
 	// ErrConfig: the URL, a parameter or a local file is wrong.
@@ -43,7 +45,7 @@ var kinds = []struct {
 }{
 	{ErrUnreachable, "unreachable"}, {ErrThrottled, "throttled"}, {ErrDenied, "denied"}, {ErrCredentials, "credentials"},
 	{ErrDisabled, "disabled"}, {ErrNotFound, "not_found"}, {ErrWrongRegion, "wrong_region"}, {ErrCorrupt, "corrupt"},
-	{ErrWrongBinding, "wrong_binding"}, {ErrWrongKEK, "wrong_kek"}, {ErrConfig, "config"},
+	{ErrWrongBinding, "wrong_binding"}, {ErrReplayed, "replayed"}, {ErrWrongKEK, "wrong_kek"}, {ErrConfig, "config"},
 }
 
 // Outcomes lists every word that Outcome can return, for metrics with fixed labels.
@@ -81,6 +83,11 @@ type Error struct {
 	Fix string
 	// Err is the cause in the provider's words; may be nil.
 	Err error
+}
+
+// Replayed is the refusal of an epoch of before.
+func Replayed(epoch uint64, why string) *Error {
+	return &Error{Kind: ErrReplayed, Subject: fmt.Sprintf("epoch %d", epoch), Err: errors.New(why), Fix: fixes[ErrReplayed]}
 }
 
 // Error returns the whole story in one line.
@@ -156,6 +163,7 @@ var fixes = map[error]string{
 	ErrNotFound:     "check the key's name, account or project, and region in keys.kek",
 	ErrWrongRegion:  "set the key's own region in keys.kek",
 	ErrCorrupt:      "rotate to a new epoch: weft keys rotate",
+	ErrReplayed:     "find out who put the epoch's file there, and remove it; then: weft keys rotate",
 	ErrWrongBinding: "do not copy epochs between clusters; check keys.cluster, then: weft keys rotate",
 	ErrWrongKEK:     "use the same keys.kek on every node, then: weft keys rotate",
 }

@@ -22,7 +22,24 @@ const DEKSize = 32
 type Binding struct {
 	Cluster string
 	Epoch   uint64
+	// Created and Expires are the epoch's times, to the millisecond. Without them a blob is of the older format, which does
+	// not bind them.
+	Created, Expires time.Time
 }
+
+// timed says whether the binding holds the epoch's times.
+func (b Binding) timed() bool { return !b.Created.IsZero() || !b.Expires.IsZero() }
+
+// format is the envelope's for a binding.
+func (b Binding) format() int {
+	if b.timed() {
+		return blobFormat
+	}
+	return untimedFormat
+}
+
+// untimed is what blobs of the older format are bound to.
+func (b Binding) untimed() Binding { return Binding{Cluster: b.Cluster, Epoch: b.Epoch} }
 
 // KEK wraps and unwraps DEKs. It is safe for concurrent use.
 type KEK interface {
@@ -125,8 +142,14 @@ var providers = map[string]openFunc{
 
 // additionalData is the binding as AES-GCM's additional data, for providers that take such: unambiguous, since no cluster's name holds a zero byte.
 func (b Binding) additionalData() []byte {
-	aad := append([]byte("weft dek v1\x00"), b.Cluster...)
-	return binary.BigEndian.AppendUint64(append(aad, 0), b.Epoch)
+	if !b.timed() {
+		aad := append([]byte("weft dek v1\x00"), b.Cluster...)
+		return binary.BigEndian.AppendUint64(append(aad, 0), b.Epoch)
+	}
+	aad := append([]byte("weft dek v2\x00"), b.Cluster...)
+	aad = binary.BigEndian.AppendUint64(append(aad, 0), b.Epoch)
+	aad = binary.BigEndian.AppendUint64(aad, uint64(b.Created.UnixMilli()))
+	return binary.BigEndian.AppendUint64(aad, uint64(b.Expires.UnixMilli()))
 }
 
 func (b Binding) validate() error {

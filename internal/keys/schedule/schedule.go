@@ -62,6 +62,8 @@ type Direction struct {
 	// ID is the public fingerprint, never 0. Both ends keep it, so that they can compare what they have.
 	ID    uint64
 	Lanes []LaneKey
+	// VMGeneration is the machine's when the session began, which whoever ran it sets; see handshake.Config.
+	VMGeneration uint64
 }
 
 // Zero overwrites the keys. The fingerprint stays, since it is public.

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/store"
 )
 
@@ -27,8 +28,9 @@ type Dir struct {
 	path   string
 	timing timing
 
-	readMu sync.Mutex
-	cache  map[string]cached // by path
+	readMu  sync.Mutex
+	cache   map[string]cached // by path
+	history store.History
 
 	ownMu sync.Mutex
 	owner string            // the node that endpoints are published for, if known
@@ -66,6 +68,13 @@ func (d *Dir) SetOwner(node string) {
 	d.ownMu.Lock()
 	defer d.ownMu.Unlock()
 	d.owner = node
+}
+
+// Seed names nodes that were in use before this agent started: of nodes that collide, they come first.
+func (d *Dir) Seed(nodes []*v1alpha1.Node) {
+	d.readMu.Lock()
+	defer d.readMu.Unlock()
+	d.history.Seed(nodes)
 }
 
 // readable says what is wrong with the directory as a whole.
@@ -107,9 +116,12 @@ func (d *Dir) Snapshot() (*store.Snapshot, error) {
 			continue
 		}
 		cache[f.path] = c
+		if c.empty && d.history.Had(f.path) {
+			errs = append(errs, store.ObjectError{File: f.path, Msg: "is empty, as a file that is being written is: remove it if its objects are to go"})
+		}
 		objects = append(objects, c.objects...)
 		errs = append(errs, c.errs...)
 	}
 	d.cache = cache
-	return store.Assemble(objects, errs), nil
+	return d.history.Assemble(objects, errs), nil
 }

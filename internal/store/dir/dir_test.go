@@ -337,3 +337,42 @@ func TestSnapshotOfMissing(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestLastGoodVersion: no way of losing a file's contents by accident takes its objects out of use; removing it does.
+func TestLastGoodVersion(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		spoil func(t *testing.T, path string)
+	}{
+		{"typo", func(t *testing.T, path string) { must(t, os.WriteFile(path, []byte(node("a", 1)+"oops: 1\n"), 0o644)) }},
+		{"empty", func(t *testing.T, path string) { must(t, os.Truncate(path, 0)) }},
+		{"too large", func(t *testing.T, path string) { must(t, os.Truncate(path, 2<<20)) }},
+		{"a pipe in its place", func(t *testing.T, path string) {
+			must(t, os.Remove(path))
+			must(t, syscall.Mkfifo(path, 0o644))
+		}},
+		{"a link to nothing in its place", func(t *testing.T, path string) {
+			must(t, os.Remove(path))
+			must(t, os.Symlink("nothing", path))
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			tree(t, dir, map[string]string{"nodes/a.yaml": node("a", 1), "b.yaml": node("b", 2)})
+			d := open(t, dir)
+			wantKeys(t, snapshot(t, d).Nodes, "a", "b")
+			tt.spoil(t, dir+"/nodes/a.yaml")
+			for range 2 {
+				s := snapshot(t, d)
+				wantKeys(t, s.Nodes, "a", "b")
+				if len(s.Errors) < 2 {
+					t.Errorf("errors %v: want the mistake, and what stays in use", s.Errors)
+				}
+			}
+			must(t, os.Remove(dir+"/nodes/a.yaml"))
+			s := snapshot(t, d)
+			wantKeys(t, s.Nodes, "b")
+			wantErrors(t, s, dir)
+		})
+	}
+}

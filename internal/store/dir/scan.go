@@ -1,6 +1,7 @@
 package dir
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -25,6 +26,7 @@ type file struct {
 type cached struct {
 	version version
 	read    time.Time
+	empty   bool
 	objects []store.Declared
 	errs    []store.ObjectError
 }
@@ -128,7 +130,7 @@ func (d *Dir) read(f file) (cached, error) {
 		return cached{}, err
 	}
 	objects, errs := store.Decode(f.path, data)
-	return cached{version: v, read: now, objects: objects, errs: errs}, nil
+	return cached{version: v, read: now, empty: len(bytes.TrimSpace(data)) == 0, objects: objects, errs: errs}, nil
 }
 
 // readFile reads a regular file that is not too large. It does not block should

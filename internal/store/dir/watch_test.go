@@ -64,7 +64,7 @@ func TestWatch(t *testing.T) {
 	tree(t, dir, map[string]string{"later/d.yaml": node("d", 4)})
 	until(t, got, "", "a", "c", "d")
 	tree(t, dir, map[string]string{"a.yaml": "kind: ["})
-	until(t, got, "a.yaml:1: not valid YAML", "c", "d")
+	until(t, got, "a.yaml:1: not valid YAML", "a", "c", "d")
 	tree(t, dir, map[string]string{"a.yaml": node("a", 1)})
 	until(t, got, "", "a", "c", "d")
 	must(t, os.Rename(dir+"/later", dir+"/.away"))

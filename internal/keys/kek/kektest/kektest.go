@@ -32,9 +32,15 @@ type Target struct {
 }
 
 var (
-	here         = kek.Binding{Cluster: "loom", Epoch: 7}
-	otherEpoch   = kek.Binding{Cluster: "loom", Epoch: 8}
-	otherCluster = kek.Binding{Cluster: "shuttle", Epoch: 7}
+	created = time.Date(2026, 11, 23, 12, 0, 0, 5e6, time.UTC)
+	expires = created.Add(72 * time.Hour)
+
+	here         = kek.Binding{Cluster: "loom", Epoch: 7, Created: created, Expires: expires}
+	otherEpoch   = kek.Binding{Cluster: "loom", Epoch: 8, Created: created, Expires: expires}
+	otherCluster = kek.Binding{Cluster: "shuttle", Epoch: 7, Created: created, Expires: expires}
+	longerLife   = kek.Binding{Cluster: "loom", Epoch: 7, Created: created, Expires: expires.Add(time.Millisecond)}
+	laterStart   = kek.Binding{Cluster: "loom", Epoch: 7, Created: created.Add(time.Hour), Expires: expires}
+	untimed      = kek.Binding{Cluster: "loom", Epoch: 7}
 )
 
 // Run runs the whole table.
@@ -46,6 +52,9 @@ func Run(t *testing.T, target Target) {
 		{"round trip", roundTrip},
 		{"other epoch", otherBinding(otherEpoch)},
 		{"other cluster", otherBinding(otherCluster)},
+		{"longer life", otherBinding(longerLife)},
+		{"later start", otherBinding(laterStart)},
+		{"older format", olderFormat},
 		{"corrupt blob", corrupt},
 		{"rotated version", rotated},
 		{"check", check},
@@ -122,10 +131,31 @@ func otherBinding(other kek.Binding) func(*testing.T, Target) {
 		if _, err := k.Unwrap(t.Context(), blob, other); !errors.Is(err, kek.ErrWrongBinding) {
 			t.Errorf("moved blob: want ErrWrongBinding, got %v", err)
 		}
-		forged := edit(t, blob, func(e map[string]any) { e["cluster"], e["epoch"] = other.Cluster, other.Epoch })
+		forged := edit(t, blob, func(e map[string]any) {
+			e["cluster"], e["epoch"] = other.Cluster, other.Epoch
+			e["created"], e["expires"] = other.Created.UnixMilli(), other.Expires.UnixMilli()
+		})
 		if _, err := k.Unwrap(t.Context(), forged, other); !errors.Is(err, kek.ErrWrongBinding) && !errors.Is(err, kek.ErrCorrupt) {
 			t.Errorf("moved blob with forged names: want ErrWrongBinding or ErrCorrupt, got %v", err)
 		}
+	}
+}
+
+// olderFormat: a blob that does not bind the epoch's times is read whatever they are, and one that does cannot be made one.
+func olderFormat(t *testing.T, target Target) {
+	k := target.Open(t, once())
+	dek, blob, _ := wrap(t, k, untimed)
+	mustUnwrap(t, k, blob, dek, here)
+	if kek.BindsTimes(blob) {
+		t.Error("it is said to bind the epoch's times")
+	}
+	_, timed, _ := wrap(t, k, here)
+	if !kek.BindsTimes(timed) {
+		t.Error("today's is said not to bind the epoch's times")
+	}
+	forged := edit(t, timed, func(e map[string]any) { e["format"] = 1 })
+	if _, err := k.Unwrap(t.Context(), forged, longerLife); !errors.Is(err, kek.ErrWrongBinding) && !errors.Is(err, kek.ErrCorrupt) {
+		t.Errorf("a blob that was made one of the older format: want ErrWrongBinding or ErrCorrupt, got %v", err)
 	}
 }
 

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+#ifndef WEFT_NETFILTER_H
+#define WEFT_NETFILTER_H
+
+/* What the netfilter programs see of a packet: it begins with its IP header. To be included before all else. */
+
+#define WEFT_NETFILTER
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <bpf/bpf_core_read.h>
+#include "drop.h"
+#include "provenance.h"
+
+#define NF_DROP	    0
+#define NF_ACCEPT   1
+#define IF_LOOPBACK 1
+
+struct net_device {
+	int ifindex;
+} __attribute__((preserve_access_index));
+
+struct nf_hook_state {
+	struct net_device *in, *out;
+} __attribute__((preserve_access_index));
+
+struct bpf_nf_ctx {
+	const struct nf_hook_state *state;
+	struct sk_buff *skb;
+} __attribute__((preserve_access_index));
+
+/* Whether an interface has a hook of Weft's, which sees what comes in or leaves by it, or is inside of this
+ * host. */
+ALWAYS_INLINE int is_hooked(__u32 ifindex)
+{
+	return ifindex == IF_LOOPBACK || bpf_map_lookup_elem(&weft_uplinks, &ifindex) ||
+	       bpf_map_lookup_elem(&weft_ep_if, &ifindex);
+}
+
+/* Reads the addresses. */
+ALWAYS_INLINE int read_packet(struct sk_buff *skb, struct weft_pkt *p)
+{
+	struct bpf_dynptr ptr;
+	struct iphdr ip4;
+	struct ipv6hdr ip6;
+
+	if (bpf_dynptr_from_skb((void *)skb, 0, &ptr) || bpf_dynptr_read(&ip4, sizeof(ip4), &ptr, 0, 0))
+		return -1;
+	p->len = skb->len;
+	p->packets = 1;
+	if (ip4.version == 4) {
+		p->family = 4;
+		p->ethertype = bpf_htons(ETH_P_IP);
+		p->proto = ip4.protocol;
+		addr_from4(&p->src, ip4.saddr);
+		addr_from4(&p->dst, ip4.daddr);
+		return 0;
+	}
+	if (bpf_dynptr_read(&ip6, sizeof(ip6), &ptr, 0, 0))
+		return -1;
+	p->family = 6;
+	p->ethertype = bpf_htons(ETH_P_IPV6);
+	p->proto = ip6.nexthdr;
+	__builtin_memcpy(&p->src, &ip6.saddr, 16);
+	__builtin_memcpy(&p->dst, &ip6.daddr, 16);
+	return 0;
+}
+
+#endif

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+#ifndef WEFT_PROVENANCE_H
+#define WEFT_PROVENANCE_H
+
+#include "exempt.h"
+#include "skb.h"
+#include "tag.h"
+
+/* Provenance: what the hook at which a packet came in knows about its sender, for the hook at which the
+ * packet leaves the host's stack. Addresses may have been translated in between, so they prove nothing.
+ *
+ * It has two parts. The kernel itself keeps the interface that a packet came in by (skb_iif; 0 for what this
+ * host sends, and what a macvlan, ipvlan or tap on top of an uplink sends, which its socket tells apart), and
+ * nobody outside the kernel can set it. What an interface does not tell, a tag in
+ * skb->tc_index does, which forwarding, translation, fragmentation and reassembly keep, and which nothing
+ * else in a current kernel uses: skb->mark is left to others (kube-proxy, Cilium, Istio, policy routing).
+ * Unlike the mark, tc_index is not cleared when a packet leaves a network namespace, so a tag counts only
+ * together with an interface whose hook writes it on every packet.
+ * See enum weft_tag for its bits. */
+
+enum weft_origin_kind {
+	ORIGIN_HOST,	 /* this host's own processes and kernel */
+	ORIGIN_ENDPOINT, /* an endpoint of this node */
+	ORIGIN_OPENED,	 /* another node, sealed */
+	ORIGIN_WIRE,	 /* an uplink, not sealed */
+	ORIGIN_OTHER,	 /* an interface without hooks */
+	ORIGIN_ROUTED,	 /* a hook of Weft's has decided already */
+};
+
+struct weft_origin {
+	__u32 kind;
+	__u32 identity;
+	__u16 slot;
+	__u16 pad;
+};
+
+/* The handle of an identity that a peer sealed a packet under. */
+ALWAYS_INLINE __u16 handle_of(__u32 node, __u32 identity)
+{
+	struct weft_peer_id key = {.node = node, .identity = identity};
+	__u16 *handle;
+
+	if (identity == IDENTITY_HOST)
+		return IDENTITY_REMOTE_HOST;
+	if (identity < FIRST_HANDLE)
+		return identity;
+	handle = bpf_map_lookup_elem(&weft_peer_ids, &key);
+	return handle ? TAG_VALUE(*handle) : IDENTITY_UNKNOWN;
+}
+
+ALWAYS_INLINE __u32 identity_of_handle(__u32 handle)
+{
+	__u32 *identity;
+
+	if (handle < FIRST_HANDLE)
+		return handle;
+	identity = bpf_map_lookup_elem(&weft_handles, &handle);
+	return identity ? *identity : IDENTITY_UNKNOWN;
+}
+
+/* A chained pod's packets reach the stack by its bridge. */
+ALWAYS_INLINE int origin_by_bridge(__u32 iif, __u32 tag, struct weft_origin *o)
+{
+	struct weft_ep_slot *s;
+	__u32 slot = TAG_VALUE(tag);
+
+	if (TAG_KIND(tag) != TAG_ENDPOINT)
+		return 0;
+	s = bpf_map_lookup_elem(&weft_ep_slot, &slot);
+	if (!s || s->bridge != iif)
+		return 0;
+	o->kind = ORIGIN_ENDPOINT;
+	o->identity = s->identity;
+	o->slot = slot;
+	return 1;
+}
+
+/* Who sent a packet in the host's stack, by the interface that it came in by and its tag. */
+ALWAYS_INLINE void origin_find(const struct weft_config *cfg, __u32 iif, __u32 tag, struct weft_origin *o)
+{
+	struct weft_endpoint *ep;
+	int routed = TAG_KIND(tag) == TAG_ROUTED;
+
+	o->slot = 0;
+	o->identity = IDENTITY_WORLD;
+	o->kind = ORIGIN_OTHER;
+	if (!iif) {
+		o->kind = ORIGIN_HOST;
+		o->identity = IDENTITY_HOST;
+		return;
+	}
+	ep = bpf_map_lookup_elem(&weft_ep_if, &iif);
+	if (ep) {
+		o->kind = routed ? ORIGIN_ROUTED : ORIGIN_ENDPOINT;
+		o->identity = ep->identity;
+		o->slot = ep->slot;
+		return;
+	}
+	if (iif == cfg->net_ifindex) {
+		o->kind = routed ? ORIGIN_ROUTED : ORIGIN_OTHER;
+		return;
+	}
+	if (!bpf_map_lookup_elem(&weft_uplinks, &iif)) {
+		origin_by_bridge(iif, tag, o);
+		return;
+	}
+	o->kind = routed ? ORIGIN_ROUTED : ORIGIN_WIRE;
+	if (TAG_KIND(tag) == TAG_OPENED) {
+		o->kind = ORIGIN_OPENED;
+		o->identity = identity_of_handle(TAG_VALUE(tag));
+	}
+}
+
+/* Whether a source is another node's own address, also one whose object is missing: nodes talk to each other in
+ * cleartext. */
+ALWAYS_INLINE int is_other_node(const struct weft_route *from)
+{
+	return from && from->flags & ROUTE_HOST && (from->node || from->flags & ROUTE_NO_NODE);
+}
+
+/* Whether what came in cleartext may have a source of that route. */
+ALWAYS_INLINE int check_plain_source(const struct weft_config *cfg, const struct weft_pkt *p,
+				     const struct weft_route *from)
+{
+	if (!from)
+		return REASON_NONE;
+	if (from->flags & ROUTE_NO_NODE)
+		return REASON_NO_NODE;
+	if (!from->node)
+		return REASON_FOREIGN_SOURCE;
+	return weft_sealing && must_seal(cfg, p) ? REASON_PLAINTEXT : REASON_NONE;
+}
+
+/* Whether what is neither this host's nor an endpoint's may have the source address that it has. */
+SUBPROGRAM int check_outside_source(const struct weft_config *cfg, const struct weft_pkt *p)
+{
+	const struct weft_route *from;
+
+	if (!cfg || !p)
+		return REASON_INTERNAL;
+	if (bpf_map_lookup_elem(&weft_ep_addr, &p->src))
+		return REASON_FOREIGN_SOURCE;
+	from = route_of(&p->src);
+	/* This host's own address: the host has translated the source, and who forges it is met by pre_routing.
+	 * Or one of a range that is shared with somebody else on this node. */
+	if (from && !from->node && !(from->flags & ROUTE_NO_NODE) && from->flags & (ROUTE_HOST | ROUTE_OPEN))
+		return REASON_NONE;
+	return check_plain_source(cfg, p, from);
+}
+
+#ifndef WEFT_XDP
+ALWAYS_INLINE void origin_of(weft_ctx *ctx, const struct weft_config *cfg, struct weft_origin *o)
+{
+	origin_find(cfg, ctx->ingress_ifindex, ctx->tc_index, o);
+	if (o->kind == ORIGIN_HOST && !skb_is_hosts(ctx, cfg)) {
+		o->kind = ORIGIN_OTHER;
+		o->identity = IDENTITY_WORLD;
+	}
+}
+
+#endif
+
+#endif

@@ -1,0 +1,129 @@
+package datapath
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"weft.dev/weft/test/espref"
+)
+
+// TestICMPErrorsAboutSealedFlows: nobody between two nodes sees what they seal, so an error about it is believed from
+// the other node only, and sealed.
+func TestICMPErrorsAboutSealedFlows(t *testing.T) {
+	routers := map[int]netip.Addr{4: addr("203.0.113.1"), 6: addr("2001:db8:5::1")}
+	for family, dst := range map[int]netip.Addr{4: peer4, 6: peer6} {
+		b := newSealBed(t, 4).keyed(t)
+		sent := fromA(dst).udp(1000, 53, 40)
+		outside := fromA(world4).udp(1000, 53, 40)
+		host := wireB4
+		if family == 6 {
+			outside, host = fromA(world6).udp(1000, 53, 40), wireB6
+		}
+		about := func(p packet, from netip.Addr) packet {
+			error := newPacket(peerMAC, uplinkMAC, from, p.from)
+			if family == 4 {
+				return error.icmpError(3, 4, 1280, p, 28)
+			}
+			return error.icmpError(2, 0, 1280, p, 88)
+		}
+		next := uint64(1)
+		sealedAs := func(p packet, identity uint32) []byte {
+			sa := peerSA(0)
+			sa.SPI = spiOf(sealEpoch, 0, identity)
+			next++
+			return b.sealedBy(t, sa, espref.Packet{Seq: next, Inner: p.bytes()[14:]}, wireB4)
+		}
+		for _, context := range contexts {
+			for _, c := range []struct {
+				name, want, reason string
+				frame              func() []byte
+			}{
+				{"too big, from a router in plain", "drop", "icmp_unsealed", func() []byte { return about(sent, routers[family]).bytes() }},
+				{"too big about what went outside, in plain", "redirect", "", func() []byte { return about(outside, routers[family]).bytes() }},
+				{"too big, sealed by the peer as its host", "redirect", "", func() []byte { return sealedAs(about(sent, host), 1) }},
+				{"unreachable, sealed by the peer's pod", "redirect", "", func() []byte { return sealedAs(about(sent, dst), identityPeer) }},
+			} {
+				t.Run(context+" "+c.name+" "+dst.String(), func(t *testing.T) {
+					must(t, emptyMap(b.maps.Drops))
+					for _, p := range []packet{sent, outside} {
+						if v, _ := b.send(t, "tc", "from_pod", "wta", p.bytes()); v == "drop" {
+							t.Fatalf("the flow to %s: %s", p.to, v)
+						}
+					}
+					must(t, emptyMap(b.maps.Drops))
+					v, _ := b.send(t, context, "from_wire", "wtup", c.frame())
+					if v == "pass" && c.want == "redirect" {
+						v = c.want // the stack may carry it
+					}
+					if v != c.want {
+						t.Errorf("%s, want %s; %v", v, c.want, b.counted(t))
+					}
+					if got := reasonsIn(b.counted(t)); c.reason == "" && got != nil || c.reason != "" && (len(got) != 1 || got[0] != c.reason) {
+						t.Errorf("drop reasons %v, want %q", got, c.reason)
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestICMPErrorsThroughTheStack: an error in cleartext about what travels sealed does not reach a pod by the host's stack
+// either (S12): neither by an interface without hooks nor translated from this host's address. The host's own errors do.
+func TestICMPErrorsThroughTheStack(t *testing.T) {
+	type errorRow struct {
+		name, hook, via string
+		in              packet
+		want            string
+		reason          Reason
+	}
+	rows := func(name string, router, pod, own, peer, peerHost, lost, world netip.Addr) []errorRow {
+		about := func(to, src, dst netip.Addr) packet {
+			quoted := fromA(dst).src(src).udp(1000, 53, 60)
+			error := newPacket(peerMAC, uplinkMAC, router, to)
+			if to.Is4() {
+				return error.icmpError(3, 4, 1280, quoted, 28)
+			}
+			return error.icmpError(2, 0, 1280, quoted, 88)
+		}
+		return []errorRow{
+			{name + " by an interface without hooks, about a remote pod", "to_pod", "wtx", about(pod, pod, peer), "drop", ReasonIcmpUnsealed},
+			{name + " translated, about a remote pod", "to_pod", "wtup", about(pod, pod, peer), "drop", ReasonIcmpUnsealed},
+			{name + " translated, about a remote host", "to_pod", "wtup", about(pod, pod, peerHost), "drop", ReasonIcmpUnsealed},
+			{name + " about a lost node's pod", "to_pod", "wtup", about(pod, pod, lost), "drop", ReasonIcmpUnsealed},
+			{name + " about the world", "to_pod", "wtup", about(pod, pod, world), "pass", ReasonNone},
+			{name + " about the world, by an interface without hooks", "to_pod", "wtx", about(pod, pod, world), "pass", ReasonNone},
+			{name + " in which another's packet is quoted", "to_pod", "wtx", about(pod, world, peer), "drop", ReasonIcmpMismatch},
+			{name + " of this host itself, about a remote pod", "to_pod", "", about(pod, pod, peer), "pass", ReasonNone},
+			{name + " of another pod, about a remote pod", "to_pod", "wtb", about(pod, pod, peer), "pass", ReasonNone},
+			{name + " to this host, about a remote pod", "from_wire", "wtup", about(own, own, peer), "drop", ReasonIcmpUnsealed},
+			{name + " to this host, about a remote host", "from_wire", "wtup", about(own, own, peerHost), "pass", ReasonNone},
+			{name + " to this host, about the world", "from_wire", "wtup", about(own, own, world), "pass", ReasonNone},
+		}
+	}
+	for _, c := range append(rows("IPv4", addr("203.0.113.1"), podA.IPv4, node4, peer4, wireB4, lost4, world4),
+		rows("IPv6", addr("2001:db8:5::1"), podA.IPv6, node6, peer6, wireB6, lost6, world6)...) {
+		t.Run(c.hook+" "+c.name, func(t *testing.T) {
+			b := newSealBed(t, 4).keyed(t)
+			loseNode(t, b.bed)
+			must(t, b.putUplink(b.index["wtup"]))
+			frame := c.in.bytes()
+			iface := map[string]string{"to_pod": "wta", "from_wire": "wtup"}[c.hook]
+			options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Repeat: 1, Context: &skbContext{
+				Ifindex: uint32(b.index[iface]), IngressIfindex: uint32(b.index[c.via]),
+			}}
+			var code uint32
+			must(t, b.inside(func() (err error) {
+				code, err = b.program("tc", c.hook).Run(options)
+				return err
+			}))
+			if got := verdictOf("tc", code); got != c.want {
+				t.Errorf("%s, want %s", got, c.want)
+			}
+			if got := reasonsIn(b.counted(t)); c.reason == ReasonNone && got != nil || c.reason != ReasonNone && (len(got) != 1 || got[0] != c.reason.String()) {
+				t.Errorf("drop reasons %v, want %s", got, c.reason)
+			}
+		})
+	}
+}

@@ -1,0 +1,69 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+)
+
+// setOwnRanges refuses from now on what is for an address of this node's pod ranges that no endpoint has: all endpoints are
+// known. Not while an interface of another CNI plugin is attached: then others may own addresses in them.
+func (d *Datapath) setOwnRanges() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.setShares()
+	d.settled = true
+	return errors.Join(d.followOwnRanges(), d.changed())
+}
+
+// followOwnRanges opens or closes the own ranges as the endpoints have it. Callers hold d.mu and void what is cached.
+func (d *Datapath) followOwnRanges() error {
+	if err := d.enterOwnRanges(); err != nil || d.ownRangesOpen() {
+		return err
+	}
+	return d.replaceUnreachable()
+}
+
+// ownRangesOpen says whether addresses of this node's ranges without an endpoint may be somebody's. Callers hold d.mu.
+func (d *Datapath) ownRangesOpen() bool {
+	for _, ep := range d.eps {
+		if ep.Chained {
+			return true
+		}
+	}
+	return !d.settled
+}
+
+// enterOwnRanges puts this node's pod ranges into the routes as node 0, open or closed. Those of another configuration
+// are nobody's, where packets are sealed, until SetNodes says whose they are now. They are there at all times: nothing from the wire has such a source. Callers hold d.mu, or are
+// alone, and void what is cached.
+func (d *Datapath) enterOwnRanges() error {
+	var own bpfRoute
+	if d.ownRangesOpen() {
+		own.Flags = bpfRouteOpen
+	}
+	want := map[bpfRouteKey]bool{}
+	var failed error
+	for _, prefix := range d.opts.PodCIDRs {
+		key := routeKey(prefix)
+		want[key] = true
+		if err := d.maps.Routes.Put(&key, &own); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("write route %s: %w", prefix, err))
+		}
+	}
+	former := func(key bpfRouteKey, r bpfRoute) bool { return isOwn(r) && r.Flags&bpfRouteHost == 0 && !want[key] }
+	if d.opts.Encrypt == nil {
+		return errors.Join(failed, deleteWhere(d.maps.Routes, former))
+	}
+	var key bpfRouteKey
+	var r bpfRoute
+	var nobodys []bpfRouteKey
+	for entries := d.maps.Routes.Iterate(); entries.Next(&key, &r); {
+		if former(key, r) {
+			nobodys = append(nobodys, key)
+		}
+	}
+	for _, key := range nobodys {
+		failed = errors.Join(failed, d.maps.Routes.Put(&key, &bpfRoute{Flags: bpfRouteNoNode}))
+	}
+	return failed
+}

@@ -1,0 +1,55 @@
+package datapath
+
+import (
+	"net/netip"
+	"testing"
+)
+
+// TestOwnRangesStay: whether endpoints are still to be restored or other plugins' pods share the ranges: what nobody has in
+// them is the stack's as a destination, and nobody's as a source on the wire, also where all around is the cluster's.
+func TestOwnRangesStay(t *testing.T) {
+	u := func(p packet) packet { return p.udp(1000, 53, 24) }
+	enter := func(t *testing.T, b *bed) {
+		before := b.opts.PodCIDRs
+		b.opts.PodCIDRs = []netip.Prefix{mustPrefix("10.1.0.0/24"), mustPrefix("fd00:1::/64")}
+		t.Cleanup(func() { b.opts.PodCIDRs = before })
+		for _, prefix := range []string{"10.0.0.0/8", "fd00::/16"} {
+			key := routeKey(mustPrefix(prefix))
+			must(t, b.maps.Routes.Put(&key, &bpfRoute{Flags: bpfRouteNoNode}))
+		}
+		other := routeKey(mustPrefix("10.99.0.0/24")) // of another configuration
+		must(t, b.maps.Routes.Put(&other, &bpfRoute{}))
+	}
+	restart := func(t *testing.T, b *bed) {
+		enter(t, b)
+		must(t, b.enterOwnRanges())
+		must(t, b.changed())
+		if r, _ := b.route(t, "10.99.0.0/24"); r.Flags != bpfRouteNoNode {
+			t.Errorf("a range of another configuration: %+v", r)
+		}
+	}
+	shared := func(t *testing.T, b *bed) {
+		enter(t, b)
+		must(t, b.inside(b.setOwnRanges))
+		other := Endpoint{Slot: 3, HostIf: "wtx", MAC: mac(3), GatewayMAC: gatewayMAC, IPv4: addr("10.1.0.33"), MTU: 1500, Chained: true}
+		must(t, b.putEndpoint(other, []int{b.index["wtx"]}))
+		must(t, b.inside(b.setOwnRanges))
+	}
+	closed := func(t *testing.T, b *bed) {
+		shared(t, b)
+		must(t, b.inside(func() error { return b.forgetEndpoint(b.eps[3]) }))
+	}
+	var rows []row
+	for name, setup := range map[string]func(*testing.T, *bed){"restart": restart, "shared": shared} {
+		rows = append(rows, []row{
+			{name: name + ", IPv4 to an address that no endpoint has", setup: setup, in: u(fromA(nobody4)), want: "pass"},
+			{name: name + ", IPv6 to an address that no endpoint has", setup: setup, in: u(fromA(nobody6)), want: "pass"},
+			{name: name + ", IPv4 from one, from the wire to a pod", setup: setup, hook: "from_wire", in: u(fromPeer(podA.IPv4).src(nobody4)), want: "drop", reason: ReasonForeignSource},
+			{name: name + ", IPv6 from one, from the wire to a pod", setup: setup, hook: "from_wire", in: u(fromPeer(podA.IPv6).src(nobody6)), want: "drop", reason: ReasonForeignSource},
+			{name: name + ", IPv4 from one, from the wire to the host", setup: setup, hook: "from_wire", in: u(fromPeer(node4).src(nobody4)), want: "drop", reason: ReasonForeignSource},
+			{name: name + ", to the cluster's around it", setup: setup, in: u(fromA(addr("10.7.0.1"))), want: "drop", reason: ReasonNoNode},
+		}...)
+	}
+	rows = append(rows, row{name: "no longer shared", setup: closed, in: u(fromA(nobody4)), want: "drop", reason: ReasonNoEndpoint})
+	runTable(t, rows)
+}

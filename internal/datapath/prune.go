@@ -1,0 +1,145 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/nldump"
+)
+
+// Prune removes the links and map entries of endpoints that are not in keep: what is left of
+// endpoints that went away while no agent ran. From here on every endpoint of this node is known, so
+// addresses of its ranges that none has are refused.
+//
+// A pod's interface that is there without an endpoint keeps its hooks: without an entry in the maps they refuse
+// all that comes from it. Problems names it.
+func (d *Datapath) Prune(keep []Endpoint) error {
+	known := map[string]bool{}
+	for _, name := range append([]string{pairOut, guardIface}, d.opts.Uplinks...) {
+		known[name] = true
+	}
+	addrs := map[netip.Addr]bool{}
+	ifindexes := map[uint32]bool{}
+	for _, ep := range keep {
+		known[ep.HostIf], known[SecondHostIf(ep.HostIf)] = true, true
+		addrs[ep.IPv4], addrs[ep.IPv6] = true, true
+		for _, name := range []string{ep.HostIf, SecondHostIf(ep.HostIf)} {
+			if l, err := netlink.LinkByName(name); err == nil {
+				ifindexes[uint32(l.Attrs().Index)] = true
+			}
+		}
+	}
+	err := errors.Join(d.pruneLinks(known), d.pruneMaps(addrs, ifindexes), d.setOwnRanges())
+	d.dropStaleMaps()
+	return err
+}
+
+// pruneLinks removes the links of interfaces that are gone, and those of uplinks that are none any more.
+func (d *Datapath) pruneLinks(known map[string]bool) error {
+	links, err := pinnedLinks(d.opts.BPFDir)
+	var strays []string
+	for _, l := range links {
+		if known[l.iface] {
+			continue
+		}
+		if l.hook == "from_wire" || l.hook == "to_wire" {
+			err = errors.Join(err, detach(l.path))
+			continue
+		}
+		gone, goneErr := removeDeadLink(l.path)
+		err = errors.Join(err, goneErr)
+		if !gone && l.hook == "from_pod" {
+			strays = append(strays, l.iface)
+		}
+	}
+	d.host.set(func(h *hostState) { h.strays = slices.Compact(slices.Sorted(slices.Values(strays))) })
+	return err
+}
+
+// dropGone removes what interfaces that are gone have left: pins, entries, problems. It returns false while an
+// endpoint is being attached, whose fresh pin might have the name of a dead one: then look again.
+func (d *Datapath) dropGone() (done bool) {
+	if !d.attaching.TryLock() {
+		return false
+	}
+	defer d.attaching.Unlock()
+	links, err := pinnedLinks(d.opts.BPFDir)
+	for _, l := range links {
+		if l.hook == "from_wire" || l.hook == "to_wire" || l.iface == pairOut || l.iface == guardIface || slices.Contains(d.opts.Uplinks, l.iface) {
+			continue
+		}
+		_, deadErr := removeDeadLink(l.path)
+		err = errors.Join(err, deadErr)
+	}
+	err = errors.Join(err, d.dropGoneEntries())
+	if err != nil {
+		d.log.Warn("remove what interfaces that are gone have left", "err", err)
+	}
+	left, err := pinnedLinks(d.opts.BPFDir)
+	if err == nil {
+		d.host.set(func(h *hostState) {
+			h.strays = slices.DeleteFunc(h.strays, func(name string) bool {
+				return !slices.ContainsFunc(left, func(l pinnedLink) bool { return l.iface == name && l.hook == "from_pod" })
+			})
+		})
+	}
+	return true
+}
+
+// dropGoneEntries removes the entries of interfaces that are gone. Callers hold d.attaching.
+func (d *Datapath) dropGoneEntries() error {
+	list, err := nldump.Whole(netlink.LinkList)
+	if err != nil {
+		return fmt.Errorf("list interfaces: %w", err)
+	}
+	there := map[uint32]bool{}
+	for _, l := range list {
+		there[uint32(l.Attrs().Index)] = true
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var ifindex uint32
+	var value bpfEndpoint
+	var gone []uint32
+	for entries := d.maps.EpIf.Iterate(); entries.Next(&ifindex, &value); {
+		if !there[ifindex] {
+			gone = append(gone, ifindex)
+		}
+	}
+	if len(gone) == 0 {
+		return nil
+	}
+	for _, i := range gone {
+		err = errors.Join(err, deleteKey(d.maps.EpIf, &i))
+	}
+	return errors.Join(err, d.changed())
+}
+
+// dropDeadLinks removes the pins of an interface that is gone.
+func (d *Datapath) dropDeadLinks(iface string) error {
+	var failed error
+	for _, h := range everyHook {
+		_, err := removeDeadLink(linkPath(d.opts.BPFDir, h.name, h.kind, iface))
+		failed = errors.Join(failed, err)
+	}
+	return failed
+}
+
+// setDown sets an interface down, if it is there.
+func setDown(name string) error {
+	l, err := netlink.LinkByName(name)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil
+	}
+	if err == nil {
+		err = netlink.LinkSetDown(l)
+	}
+	if err != nil {
+		return fmt.Errorf("set %s down: %w", name, err)
+	}
+	return nil
+}

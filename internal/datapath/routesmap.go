@@ -1,0 +1,183 @@
+package datapath
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	stdmaps "maps"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+)
+
+// routesReserve are places of the routes map that are left for this node's own ranges and addresses, and for kernels that
+// want a free place to replace an entry.
+const routesReserve = 256
+
+// isOwn says whether a route is one of this node's own.
+func isOwn(r bpfRoute) bool { return r.Node == 0 && r.Flags&bpfRouteNoNode == 0 }
+
+// routesPlan is what one synchronisation of the routes map does, in this order.
+type routesPlan struct {
+	replace []bpfRouteKey // entries that change hands in place
+	first   []bpfRouteKey // entries to delete that no new one overlaps: they make room
+	add     []bpfRouteKey
+	last    []bpfRouteKey // entries to delete once others cover what they covered
+	left    []bpfRouteKey // what does not fit
+}
+
+// syncRoutesMap makes want the routes to what is not this node's own. A range that changes hands is never without an owner.
+// What does not fit is named and noted: nothing is to be sent there by other ways. Single errors stop nothing else.
+func (d *Datapath) syncRoutesMap(want map[bpfRouteKey]bpfRoute) (bool, error) {
+	have := map[bpfRouteKey]bpfRoute{}
+	var key bpfRouteKey
+	var value bpfRoute
+	entries := d.maps.Routes.Iterate()
+	for entries.Next(&key, &value) {
+		have[key] = value
+	}
+	if err := entries.Err(); err != nil {
+		return false, fmt.Errorf("read routes map: %w", err)
+	}
+	plan := planRoutes(have, want, int(d.maps.Routes.MaxEntries())-routesReserve)
+	put := func(keys []bpfRouteKey) (failed []bpfRouteKey, err error) {
+		for _, k := range keys {
+			route := want[k]
+			if putErr := d.maps.Routes.Put(&k, &route); putErr != nil {
+				failed, err = append(failed, k), fmt.Errorf("write routes map: %w", putErr)
+			}
+		}
+		return failed, err
+	}
+	_, err := put(plan.replace)
+	err = errors.Join(err, d.deleteRoutes(plan.first))
+	again, _ := put(plan.add)
+	err = errors.Join(err, d.deleteRoutes(plan.last))
+	failed, putErr := put(again)
+	d.noteLeft(append(plan.left, failed...))
+	return len(plan.replace)+len(plan.first)+len(plan.add)+len(plan.last) > 0, errors.Join(err, putErr)
+}
+
+// deleteRoutes removes entries; of several errors it returns the last.
+func (d *Datapath) deleteRoutes(keys []bpfRouteKey) (failed error) {
+	for _, k := range keys {
+		if err := d.maps.Routes.Delete(&k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			failed = fmt.Errorf("delete from routes map: %w", err)
+		}
+	}
+	return failed
+}
+
+// planRoutes says what makes have into want, in a map with room for so many entries besides some in reserve.
+func planRoutes(have, want map[bpfRouteKey]bpfRoute, room int) routesPlan {
+	var plan routesPlan
+	var order []bpfRouteKey
+	for _, route := range have {
+		if isOwn(route) {
+			room--
+		}
+	}
+	for key := range want {
+		if now, ok := have[key]; !ok || !isOwn(now) {
+			order = append(order, key)
+		}
+	}
+	slices.SortFunc(order, func(a, b bpfRouteKey) int { return byRank(a, want[a], b, want[b]) })
+	room = min(max(room, 0), len(order))
+	fits := make(map[bpfRouteKey]bool, room)
+	for _, key := range order[:room] {
+		fits[key] = true
+		if now, ok := have[key]; !ok {
+			plan.add = append(plan.add, key)
+		} else if now != want[key] {
+			plan.replace = append(plan.replace, key)
+		}
+	}
+	plan.left = order[room:]
+	added := newOverlaps(plan.add)
+	for _, key := range slices.SortedFunc(stdmaps.Keys(have), compareKeys) {
+		switch {
+		case fits[key] || isOwn(have[key]):
+		case added.with(key):
+			plan.last = append(plan.last, key)
+		default:
+			plan.first = append(plan.first, key)
+		}
+	}
+	return plan
+}
+
+// byRank is the order in which routes get their places: ranges of nodes, ranges that are nobody's, nodes' own addresses, and
+// single addresses of pods last.
+func byRank(a bpfRouteKey, ra bpfRoute, b bpfRouteKey, rb bpfRoute) int {
+	return cmp.Or(cmp.Compare(rankOf(a, ra), rankOf(b, rb)), cmp.Compare(a.Prefixlen, b.Prefixlen), compareKeys(a, b))
+}
+
+func rankOf(key bpfRouteKey, r bpfRoute) int {
+	rank := 0
+	switch {
+	case r.Flags&bpfRouteHost != 0:
+		rank = 2
+	case key.Prefixlen == 128:
+		rank = 4
+	}
+	if r.Flags&bpfRouteNoNode != 0 {
+		rank++
+	}
+	return rank
+}
+
+func compareKeys(a, b bpfRouteKey) int { return prefixOf(a).Compare(prefixOf(b)) }
+
+// overlaps finds whether a range overlaps some of a set.
+type overlaps struct {
+	set     map[bpfRouteKey]bool
+	ordered []netip.Prefix
+}
+
+func newOverlaps(keys []bpfRouteKey) *overlaps {
+	o := &overlaps{set: make(map[bpfRouteKey]bool, len(keys))}
+	for _, k := range keys {
+		o.set[k] = true
+		o.ordered = append(o.ordered, prefixOf(k))
+	}
+	slices.SortFunc(o.ordered, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
+	return o
+}
+
+func (o *overlaps) with(key bpfRouteKey) bool {
+	p := prefixOf(key)
+	for bits := p.Bits(); bits >= 0; bits-- {
+		if o.set[routeKey(netip.PrefixFrom(p.Addr(), bits).Masked())] {
+			return true
+		}
+	}
+	at, _ := slices.BinarySearchFunc(o.ordered, p.Addr(), func(q netip.Prefix, a netip.Addr) int { return q.Addr().Compare(a) })
+	return at < len(o.ordered) && p.Contains(o.ordered[at].Addr())
+}
+
+// noteLeft notes and names what could not be entered.
+func (d *Datapath) noteLeft(keys []bpfRouteKey) {
+	d.nodes.left = map[string]bool{}
+	text := ""
+	for i, k := range keys {
+		d.nodes.left[toIPNet(prefixOf(k)).String()] = true
+		if i == 0 {
+			text = fmt.Sprintf("%d ranges and addresses of the cluster are not in the routes map, such as %s: it holds %d; nothing is routed there, and packets from there pass for the world's; `weft node forget` what is gone, or name ranges (podCIDRs, clusterCIDRs) instead of single addresses",
+				len(keys), prefixOf(k), int(d.maps.Routes.MaxEntries())-routesReserve)
+			d.log.Warn(text)
+		}
+	}
+	d.host.set(func(h *hostState) { h.routes = text })
+}
+
+// notLeft are the kernel's routes without gateways to what could not be entered: packets there would leave in plain. The
+// last resorts stay.
+func (d *Datapath) notLeft(routes []*netlink.Route) []*netlink.Route {
+	if d.opts.Encrypt == nil || len(d.nodes.left) == 0 {
+		return routes
+	}
+	return slices.DeleteFunc(routes, func(r *netlink.Route) bool { return r.Gw != nil && d.nodes.left[r.Dst.String()] })
+}

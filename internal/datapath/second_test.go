@@ -1,0 +1,103 @@
+package datapath
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+)
+
+// TestRoad: which endpoint goes by which road, what is attached and set for it, and what is said about it.
+func TestRoad(t *testing.T) {
+	d := &Datapath{progs: &programs{FromPodXDP: &ebpf.Program{}, FromPodTC: &ebpf.Program{}}}
+	auto, noRedirect := ModeStatus{Asked: ModeAuto, Active: ModeTC, XDPRoad: true}, ModeStatus{Asked: ModeAuto, Active: ModeTC}
+	explicit := func(m Mode) ModeStatus { return ModeStatus{Asked: m, Active: m} }
+	gro := map[string]bool{featureGRO: true}
+	for _, tt := range []struct {
+		name string
+		mode ModeStatus
+		ep   Endpoint
+		want Road
+		kind string // of from_pod on the endpoint's own interface
+		gro  map[string]bool
+	}{
+		{"auto, ordinary", auto, Endpoint{}, Road{Name: "tc", Why: "mode auto"}, kindTCIngress, nil},
+		{"auto, asks", auto, Endpoint{XDPRoad: true}, Road{Name: "xdp", Why: "asked for"}, kindXDP, gro},
+		{"auto, asks, chained", auto, Endpoint{XDPRoad: true, Chained: true},
+			Road{"tc", "asked for xdp, which an interface of another CNI plugin cannot have", true}, kindTCIngress, nil},
+		{"auto without XDP redirect, asks", noRedirect, Endpoint{XDPRoad: true},
+			Road{"tc", "asked for xdp, which this kernel cannot do: it has no XDP redirect", true}, kindTCIngress, nil},
+		{"tc, ordinary", explicit(ModeTC), Endpoint{}, Road{Name: "tc", Why: "mode tc"}, kindTCIngress, nil},
+		{"tc, asks", explicit(ModeTC), Endpoint{XDPRoad: true},
+			Road{"tc", "asked for xdp, which pods get in modes auto and xdp: this node's is tc", true}, kindTCIngress, nil},
+		{"stack, asks", explicit(ModeStack), Endpoint{XDPRoad: true},
+			Road{"stack", "asked for xdp, which pods get in modes auto and xdp: this node's is stack", true}, kindTCIngress, nil},
+		{"xdp, asks", explicit(ModeXDP), Endpoint{XDPRoad: true}, Road{Name: "xdp", Why: "mode xdp"}, kindXDP, map[string]bool{featureGRO: true, featureTxCsum: false}},
+		{"xdp, ordinary", explicit(ModeXDP), Endpoint{}, Road{Name: "xdp", Why: "mode xdp"}, kindXDP, map[string]bool{featureGRO: true, featureTxCsum: false}},
+	} {
+		d.mode = tt.mode
+		if got := d.Road(tt.ep); got != tt.want {
+			t.Errorf("%s: road %+v, want %+v", tt.name, got, tt.want)
+		}
+		for _, h := range d.hooksFor(tt.ep) {
+			if h.name == "from_pod" && h.kind != tt.kind {
+				t.Errorf("%s: from_pod is of kind %s, want %s", tt.name, h.kind, tt.kind)
+			}
+		}
+		if got := d.wantedOffloads(tt.ep); !reflect.DeepEqual(got, tt.gro) {
+			t.Errorf("%s: offloads %v, want %v", tt.name, got, tt.gro)
+		}
+		if second := d.hasXDPRoad(tt.ep); second != (tt.want == Road{Name: "xdp", Why: "asked for"}) {
+			t.Errorf("%s: second interface %v", tt.name, second)
+		}
+	}
+}
+
+func TestSecondHostIf(t *testing.T) {
+	second := SecondHostIf("weft0123456789")
+	if second != "wefx0123456789" || len(second) > 15 {
+		t.Errorf("%s", second)
+	}
+	if !strings.HasPrefix(second, secondPrefix) || strings.HasPrefix("weft0123456789", secondPrefix) {
+		t.Error("cleanup tells second interfaces from first ones by their prefix")
+	}
+}
+
+// TestSecondInterface: what a second interface's program leaves to the stack goes on as if it had come in by the
+// first, on the slow path and on the fast one; all else is as on any interface.
+func TestSecondInterface(t *testing.T) {
+	b := newBed(t)
+	program, err := b.progs.secondFromPod(b.maps, b.constants())
+	must(t, err)
+	must(t, b.putEndpoint(podA, []int{b.index["wta"], b.index["wtx"]}))
+	world := addr("198.51.100.7")
+	for _, tt := range []struct {
+		name, iface string
+		in          packet
+		want        string
+		counts      []string
+	}{
+		{"to the world, new", "wtx", fromA(world).udp(1000, 53, 8), "redirect", []string{"1 egress stack 1"}},
+		{"to the world, cached", "wtx", fromA(world).udp(1000, 53, 8), "redirect", []string{"1 egress stack 2"}},
+		{"to the node", "wtx", fromA(node6).udp(1000, 53, 8), "redirect", []string{"1 egress stack 3"}},
+		{"to a pod", "wtx", fromA(podB.IPv4).udp(1000, 53, 8), "redirect", nil},
+		{"spoofed", "wtx", fromA(world).src(podB.IPv4).udp(1000, 53, 8), "drop", []string{"1 egress spoofed_ip 1"}},
+		{"of no endpoint", "wtup", fromA(world).udp(1000, 53, 8), "drop", []string{"0 egress unknown_interface 1"}},
+	} {
+		verdict, _ := b.runProgram(t, program, "tc", tt.iface, tt.in.bytes())
+		if verdict != tt.want {
+			t.Errorf("%s: %s, want %s", tt.name, verdict, tt.want)
+		}
+		counted := b.counted(t)
+		for _, want := range tt.counts {
+			if !slices.Contains(counted, want) {
+				t.Errorf("%s: counted %q, not %q", tt.name, counted, want)
+			}
+		}
+	}
+	if verdict, _ := b.send(t, "tc", "from_pod", "wta", fromA(world).udp(1000, 53, 8).bytes()); verdict != "pass" {
+		t.Errorf("on the first interface: %s, want pass", verdict)
+	}
+}

@@ -1,0 +1,67 @@
+package datapath
+
+import (
+	"fmt"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+)
+
+// Works says why the pods of a node cannot go on without an agent, nil if they can: the pinned programs are
+// there, and hook an uplink of this network namespace. It needs no running datapath.
+func Works(bpfDir string) error {
+	links, err := pinnedLinks(bpfDir)
+	if err != nil {
+		return err
+	}
+	hooked := map[string]bool{}
+	for _, l := range links {
+		if l.hook != "from_wire" && l.hook != "to_wire" {
+			continue
+		}
+		at, err := pinnedAt(l.path)
+		if err != nil {
+			return err
+		}
+		if now, err := netlink.LinkByName(l.iface); err != nil || now.Attrs().Index != at {
+			return fmt.Errorf("%s is not attached to %s", l.hook, l.iface)
+		}
+		hooked[l.hook] = true
+	}
+	if maps, _ := filepath.Glob(filepath.Join(bpfDir, mapPin+"weft_config-*")); len(maps) == 0 || !hooked["from_wire"] || !hooked["to_wire"] {
+		return fmt.Errorf("nothing that works is pinned in %s", bpfDir)
+	}
+	return nil
+}
+
+// FiltersPod tells whether a program of Weft's looks at what comes from a pod by this interface.
+func FiltersPod(l netlink.Link) (bool, error) {
+	var ids []ebpf.ProgramID
+	if xdp := l.Attrs().Xdp; xdp != nil && xdp.Attached {
+		ids = append(ids, ebpf.ProgramID(xdp.ProgId))
+	}
+	found, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: ebpf.AttachTCXIngress})
+	if err != nil {
+		return false, fmt.Errorf("list programs on %s: %w", l.Attrs().Name, err)
+	}
+	for _, p := range found.Programs {
+		ids = append(ids, p.ID)
+	}
+	for _, id := range ids {
+		program, err := ebpf.NewProgramFromID(id)
+		if err != nil {
+			return false, fmt.Errorf("open program %d on %s: %w", id, l.Attrs().Name, err)
+		}
+		info, err := program.Info()
+		program.Close()
+		if err != nil {
+			return false, fmt.Errorf("read program %d on %s: %w", id, l.Attrs().Name, err)
+		}
+		if info.Name == "weft_from_pod" {
+			return true, nil
+		}
+	}
+	return false, nil
+}
