@@ -1,0 +1,81 @@
+// Package model walks a lab through random sequences of what operators, crashes and hosts do to Weft, and holds every step
+// against "absence never means cleartext": nothing of a pod is readable on any wire, nothing readable reaches a pod from one,
+// and no interface of a pod or uplink is up without its hooks. docs/model-test.md says how to run it longer and replay it.
+package model
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// How many steps a run in CI takes: about two minutes on two cores.
+const defaultSteps = 250
+
+var (
+	weftBinary string
+	labName    = fmt.Sprintf("wm%d", os.Getpid())
+	steps      uint64
+	seed       uint64
+)
+
+func TestMain(m *testing.M) {
+	if os.Geteuid() != 0 {
+		fmt.Println("SKIP: needs root: network namespaces and eBPF")
+		os.Exit(0)
+	}
+	os.Exit(run(m))
+}
+
+// run keeps its deferred calls apart from os.Exit.
+func run(m *testing.M) int {
+	scratch, err := os.MkdirTemp("", labName+"-")
+	if err == nil {
+		defer os.RemoveAll(scratch)
+		weftBinary, err = findBinary(scratch)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
+}
+
+// readEnvironment is for a running test: what TestMain reads, go's cache of results does not know of.
+func readEnvironment() (err error) {
+	if steps, err = number("WEFT_MODEL_STEPS", defaultSteps); err != nil {
+		return err
+	}
+	seed, err = number("WEFT_MODEL_SEED", uint64(time.Now().UnixNano()))
+	return err
+}
+
+func number(variable string, otherwise uint64) (uint64, error) {
+	text := os.Getenv(variable)
+	if text == "" {
+		return otherwise, nil
+	}
+	n, err := strconv.ParseUint(text, 0, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", variable, err)
+	}
+	return n, nil
+}
+
+// findBinary takes $WEFT_BINARY, or builds weft.
+func findBinary(scratch string) (string, error) {
+	if given := os.Getenv("WEFT_BINARY"); given != "" {
+		return filepath.Abs(given)
+	}
+	out := filepath.Join(scratch, "weft")
+	cmd := exec.Command("go", "build", "-o", out, "./cmd/weft")
+	cmd.Dir = "../.."
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build weft: %w\n%s", err, text)
+	}
+	return out, nil
+}
