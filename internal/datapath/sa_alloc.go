@@ -154,13 +154,24 @@ func loadWithBTF(name string, text []byte, handle *btf.Handle) (int, error) {
 		LogLevel: 1, LogSize: uint32(len(log)), LogBuf: unsafe.Pointer(&log[0]),
 	}
 	copy(attr.ProgName[:], name)
-	fd, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	fd, errno := progLoad(&attr)
 	runtime.KeepAlive(handle)
 	if errno != 0 {
 		text, _, _ := bytes.Cut(log, []byte{0})
 		return 0, fmt.Errorf("%w: %s", errno, bytes.TrimSpace(text))
 	}
 	return int(fd), nil
+}
+
+// progLoad asks again where the verifier was stopped by a signal to its thread, such as those of Go's scheduler: it then answers
+// EAGAIN (bpf_check's do_check, kernel/bpf/verifier.c).
+func progLoad(attr *progLoadAttr) (uintptr, unix.Errno) {
+	for {
+		fd, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(attr)), unsafe.Sizeof(*attr))
+		if errno != unix.EAGAIN {
+			return fd, errno
+		}
+	}
 }
 
 // alloc gives an entry an empty key object.

@@ -2,6 +2,7 @@ package keys
 
 import (
 	"errors"
+	"maps"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -20,6 +21,12 @@ func (s *memStore) put(epochs ...Epoch) {
 	}
 	s.mu.Unlock()
 	s.changed()
+}
+
+func (s *memStore) highest() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Max(slices.Collect(maps.Keys(s.epochs)))
 }
 
 // untimed is an epoch as an older version of Weft has made it.
@@ -91,6 +98,9 @@ func TestReplayedEpoch(t *testing.T) {
 			return true
 		})
 		b.up(max(6, replayed.Number) + 1)
+		if made := b.store.highest(); made != max(6, replayed.Number)+1 {
+			t.Fatalf("each node made an epoch of its own: the highest is %d", made)
+		}
 	}
 	b.sound()
 }

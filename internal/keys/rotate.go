@@ -85,10 +85,13 @@ func (m *Manager) createFor(ctx context.Context, reason string) {
 	if ctx.Err() != nil {
 		return
 	}
+	if errors.Is(err, ErrExists) {
+		err = nil
+	}
 	m.problem("rotation", err)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err == nil || errors.Is(err, ErrExists) {
+	if err == nil {
 		m.failures, m.due.create = 0, m.clock.Boot()
 	} else {
 		m.failures++
@@ -97,13 +100,27 @@ func (m *Manager) createFor(ctx context.Context, reason string) {
 	m.pokeLocked()
 }
 
+// next is the number of the epoch to make, 0 if none is due any more: another node's may have come since it was found to be due,
+// and of many nodes that want one each would make its own.
+func (m *Manager) next(reason string) uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if reason != ReasonHand {
+		if now, _ := m.reason(m.clock.Boot()); now == "" {
+			return 0
+		}
+	}
+	return m.highest + 1
+}
+
 // create makes and publishes the next epoch. Another node's that came first is as good,
 // and is returned with ErrExists. The caller holds making.
 func (m *Manager) create(ctx context.Context, reason string) (Epoch, error) {
 	for range createTries {
-		m.mu.Lock()
-		number := m.highest + 1
-		m.mu.Unlock()
+		number := m.next(reason)
+		if number == 0 {
+			return Epoch{}, fmt.Errorf("make epoch: not due any more: %w", ErrExists)
+		}
 		e, err := m.publish(ctx, number, reason)
 		if !errors.Is(err, ErrExists) {
 			return e, err
