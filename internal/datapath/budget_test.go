@@ -160,7 +160,7 @@ func TestFragmentBudget(t *testing.T) {
 			if rows["1 egress"].FragmentsEvicted == 0 || rows["2 egress"].FragmentsEvicted != 0 {
 				t.Errorf("%s: %+v, want only the flood to have lost datagrams", context, rows)
 			}
-			if keys, err := mapKeys(b.maps.Frags); err != nil || len(keys) > 3*64 {
+			if keys, err := mapKeys(b.maps.Frags); err != nil || len(keys) > 3*16 {
 				t.Errorf("%s: %d datagrams remembered, %v", context, len(keys), err)
 			}
 		}
