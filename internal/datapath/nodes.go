@@ -174,7 +174,7 @@ func (d *Datapath) lastResorts(n Node) []*netlink.Route {
 func (d *Datapath) syncNode(n Node, slot uint32) (routes []*netlink.Route, changed bool, failed error) {
 	wireMTU := 0
 	var problems []error
-	for _, addr := range n.Addresses {
+	for _, addr := range d.reached(n) {
 		index := slot*2 + family(addr)
 		hop, err := d.resolve(addr)
 		if d.opts.GenericXDP {
@@ -219,6 +219,21 @@ func (d *Datapath) syncNode(n Node, slot uint32) (routes []*netlink.Route, chang
 		d.nodes.problems[n.Name] = oneLine(problems)
 	}
 	return routes, changed, failed
+}
+
+// reached are the addresses that a node is reached by. Where packets are sealed, one of a family that this node has none of
+// is not, if the node has another: packets of both families go there by that. It is the node's all the same.
+func (d *Datapath) reached(n Node) []netip.Addr {
+	if d.opts.Encrypt == nil {
+		return n.Addresses
+	}
+	foreign := func(addr netip.Addr) bool {
+		return !slices.ContainsFunc(d.opts.HostAddrs, func(own netip.Addr) bool { return own.Is4() == addr.Is4() })
+	}
+	if usable := slices.DeleteFunc(slices.Clone(n.Addresses), foreign); len(usable) > 0 {
+		return usable
+	}
+	return n.Addresses
 }
 
 func oneLine(problems []error) string {
