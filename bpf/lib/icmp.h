@@ -118,6 +118,29 @@ SUBPROGRAM int icmp_plain(weft_ctx *ctx, const struct weft_config *cfg, struct w
 	return reason;
 }
 
+/* Whether an error of this host's to another node's host quotes what that has sent sealed: in cleartext, this
+ * much of it would be readable after all. p is unchanged. */
+SUBPROGRAM int icmp_quotes_sealed(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p)
+{
+	union weft_addr src, dst;
+	int quotes;
+	__u8 proto;
+
+	if (!cfg || !p)
+		return 1;
+	if (!weft_sealing || !p->error)
+		return 0;
+	src = p->src;
+	dst = p->dst;
+	proto = p->proto;
+	quotes = !(p->family == 4 ? icmp_quoted4(ctx, p) : icmp_quoted6(ctx, p)) && is_sealed_for_pod(cfg, p);
+	p->src = src;
+	p->dst = dst;
+	p->proto = proto;
+	p->sport = p->dport = 0;
+	return quotes;
+}
+
 /* Finds the flow that an ICMP error is about (RFC 5508's sense of "related"). Returns a drop reason;
  * p is unchanged. */
 SUBPROGRAM int icmp_related(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, int *via_stack)

@@ -127,3 +127,30 @@ func TestICMPErrorsThroughTheStack(t *testing.T) {
 		})
 	}
 }
+
+// TestErrorsQuoteNothing: what a host has sent sealed to a pod is not readable in the error that this host's kernel sends back;
+// errors about what travels readable go as ever.
+func TestErrorsQuoteNothing(t *testing.T) {
+	for _, c := range []struct{ own, pod, remote, lost netip.Addr }{{node4, podA.IPv4, wireB4, lostHost4}, {node6, podA.IPv6, wireB6, lostHost6}} {
+		error := func(to, quotedSrc, quotedDst netip.Addr) packet {
+			p, quoted := newPacket(gatewayMAC, gatewayMAC, c.own, to), fromA(quotedDst).src(quotedSrc).udp(1, 2, 60)
+			if to.Is4() {
+				return p.icmpError(3, 1, 0, quoted, 48)
+			}
+			return p.icmpError(1, 0, 0, quoted, 88)
+		}
+		for _, o := range []origin{
+			{name: "about a packet to a pod", in: error(c.remote, c.remote, c.pod), want: "redirect", into: bpfIdentityHost},
+			{name: "about a packet to this host", in: error(c.remote, c.remote, c.own), want: "pass"},
+			{name: "about a packet of somebody else's", in: error(c.remote, c.lost, c.pod), want: "pass"},
+			{name: "to a lost node, about a packet to a pod", in: error(c.lost, c.lost, c.pod), want: "drop", reason: ReasonNoNode},
+			{name: "of the world's, about a packet to a pod", via: "wtup", in: error(c.remote, c.remote, c.pod).src(world4), want: "pass"},
+		} {
+			if o.via != "" && c.own.Is6() {
+				o.in = o.in.src(world6)
+			}
+			o.hook = "to_wire"
+			t.Run(o.name+" "+c.own.String(), func(t *testing.T) { o.run(t) })
+		}
+	}
+}
