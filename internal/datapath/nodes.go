@@ -56,7 +56,11 @@ func (d *Datapath) SetNodes(_ context.Context, nodes []Node) error {
 			delete(d.nodes.slots, name)
 		}
 	}
-	return d.syncNodes()
+	have, err := d.readRoutes()
+	if err != nil {
+		return err
+	}
+	return d.syncNodes(have)
 }
 
 // NodeProblem is why a node cannot be reached.
@@ -76,8 +80,9 @@ func (d *Datapath) NodeProblems() []NodeProblem {
 	return out
 }
 
-// syncNodes brings maps and kernel routes in line with the list. One bad node does not stop the others.
-func (d *Datapath) syncNodes() error {
+// syncNodes brings maps and kernel routes in line with the list. One bad node does not stop the others. have is what the
+// routes map holds.
+func (d *Datapath) syncNodes(have map[bpfRouteKey]bpfRoute) error {
 	var failed error
 	var plan *slotPlan
 	var wantKernel []*netlink.Route
@@ -105,7 +110,7 @@ func (d *Datapath) syncNodes() error {
 			d.wantMissing(wantRoutes, n)
 		}
 	}
-	moved, err := d.syncRoutesMap(wantRoutes)
+	moved, err := d.syncRoutesMap(have, wantRoutes)
 	cleared, clearErr := d.clearNodes()
 	failed = errors.Join(failed, err, clearErr, d.syncKernelRoutes(d.notLeft(wantKernel)))
 	if d.opts.Encrypt != nil {
