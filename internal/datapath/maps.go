@@ -144,6 +144,18 @@ func openMaps(dir string, flowEntries uint32, sealing bool, log *slog.Logger) (*
 	return m, nil
 }
 
+// sharedWith are the maps that an object's programs use in place of their own. Its spec takes their sizes.
+func (m *maps) sharedWith(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
+	shared := map[string]*ebpf.Map{}
+	for name := range spec.Maps {
+		if existing := m.byName[name]; existing != nil {
+			shared[name] = existing
+			spec.Maps[name].MaxEntries = existing.MaxEntries()
+		}
+	}
+	return shared
+}
+
 func openMap(dir string, spec *ebpf.MapSpec, log *slog.Logger) (m *ebpf.Map, made bool, err error) {
 	path := filepath.Join(dir, pinName(spec))
 	pinned, err := ebpf.LoadPinnedMap(path, nil)
