@@ -82,7 +82,11 @@ ALWAYS_INLINE int icmp_origin(const struct weft_config *cfg, const struct weft_p
 		return REASON_NONE;
 	if (!p->node)
 		return to->node || to->flags & ROUTE_NO_NODE ? REASON_ICMP_UNSEALED : REASON_NONE;
-	return to->node == p->node ? REASON_NONE : REASON_ICMP_MISMATCH;
+	if (to->node != p->node)
+		return REASON_ICMP_MISMATCH;
+	/* Who is outside, relayed by that node, has not seen the packet either; unless it was for the node's
+	 * own address, which may be translated to somebody outside. */
+	return p->identity == IDENTITY_WORLD && !(to->flags & ROUTE_HOST) ? REASON_ICMP_UNSEALED : REASON_NONE;
 }
 
 /* The same for an error that comes to a pod out of the host's stack, which came to this node in cleartext: by

@@ -21,6 +21,7 @@ func TestICMPErrorsAboutSealedFlows(t *testing.T) {
 		if family == 6 {
 			outside, host = fromA(world6).udp(1000, 53, 40), wireB6
 		}
+		toHost := fromA(host).udp(1000, 53, 40)
 		about := func(p packet, from netip.Addr) packet {
 			error := newPacket(peerMAC, uplinkMAC, from, p.from)
 			if family == 4 {
@@ -43,11 +44,14 @@ func TestICMPErrorsAboutSealedFlows(t *testing.T) {
 				{"too big, from a router in plain", "drop", "icmp_unsealed", func() []byte { return about(sent, routers[family]).bytes() }},
 				{"too big about what went outside, in plain", "redirect", "", func() []byte { return about(outside, routers[family]).bytes() }},
 				{"too big, sealed by the peer as its host", "redirect", "", func() []byte { return sealedAs(about(sent, host), 1) }},
+				{"too big, sealed by the peer as the world's", "drop", "icmp_unsealed", func() []byte { return sealedAs(about(sent, routers[family]), 3) }},
+				{"too big about what went to the peer's host, sealed as the world's", "redirect", "", func() []byte { return sealedAs(about(toHost, routers[family]), 3) }},
+				{"too big about what went outside, sealed as the world's", "redirect", "", func() []byte { return sealedAs(about(outside, routers[family]), 3) }},
 				{"unreachable, sealed by the peer's pod", "redirect", "", func() []byte { return sealedAs(about(sent, dst), identityPeer) }},
 			} {
 				t.Run(context+" "+c.name+" "+dst.String(), func(t *testing.T) {
 					must(t, emptyMap(b.maps.Drops))
-					for _, p := range []packet{sent, outside} {
+					for _, p := range []packet{sent, outside, toHost} {
 						if v, _ := b.send(t, "tc", "from_pod", "wta", p.bytes()); v == "drop" {
 							t.Fatalf("the flow to %s: %s", p.to, v)
 						}
