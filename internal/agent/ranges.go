@@ -57,7 +57,7 @@ func (a *Agent) see(snapshot *store.Snapshot) {
 	a.look(snapshot)
 }
 
-// seeAgain looks at the snapshot in use with new eyes.
+// seeAgain looks at the snapshot in use again, for what has changed beside it.
 func (a *Agent) seeAgain() {
 	a.seeing.Lock()
 	defer a.seeing.Unlock()
