@@ -68,7 +68,7 @@ func (t *flowTable) open(m *maps) error {
 		return err
 	}
 	if t.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m.sharedWith(spec)}); err != nil {
-		return fmt.Errorf("load the flow table's programs: %w", err)
+		return fmt.Errorf("load the flow table's programs: %w", notAllowed(err))
 	}
 	t.soon = make(chan struct{}, 1)
 	return nil

@@ -167,7 +167,7 @@ func openMap(dir string, spec *ebpf.MapSpec, log *slog.Logger) (m *ebpf.Map, mad
 	}
 	created, err := ebpf.NewMap(spec)
 	if err != nil {
-		return nil, false, fmt.Errorf("create map %s: %w", spec.Name, err)
+		return nil, false, fmt.Errorf("create map %s: %w", spec.Name, notAllowed(err))
 	}
 	if n := migrate(dir, spec, created); n != "" {
 		log.Warn("map layout changed: a new map was made", "map", spec.Name, "entries", n)

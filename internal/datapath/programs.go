@@ -128,6 +128,7 @@ func loadObject(m *maps, object, program string, constants map[string]any, frags
 	}
 	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m.sharedWith(spec)})
 	if err != nil {
+		err = notAllowed(err)
 		var verifier *ebpf.VerifierError
 		if errors.As(err, &verifier) {
 			return nil, fmt.Errorf("load %s: %w (the kernel's verifier refused it; kernel 6.6 or later is needed)", object, err)
