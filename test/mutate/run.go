@@ -121,10 +121,11 @@ func (r *runner) replacement(ctx context.Context, m mutation, dir string) (map[s
 // objects are the files of a mutation's objects.
 func (r *runner) objects(m mutation) []string {
 	var out []string
-	files, _ := filepath.Glob(filepath.Join(r.root, "internal/datapath/obj/*_*.o"))
+	files, _ := filepath.Glob(filepath.Join(r.root, "internal/datapath/obj/*.o"))
 	for _, file := range files {
 		base := filepath.Base(file)
-		if name := base[:strings.LastIndex(base, "_")]; len(m.Objects) == 0 || slices.Contains(m.Objects, name) {
+		name := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(base, ".o"), "_xdp"), "_tc")
+		if name != "abi" && (len(m.Objects) == 0 || slices.Contains(m.Objects, name)) {
 			out = append(out, base)
 		}
 	}
