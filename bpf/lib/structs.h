@@ -325,6 +325,13 @@ struct weft_event_stats {
 	__u64 woken_ns;	  /* when the reader was last woken; CLOCK_MONOTONIC, coarse */
 };
 
+/* What strangers.bpf.c has dropped, per CPU. */
+struct weft_strangers {
+	__u64 packets;
+	__u64 last_ns; /* when the last of them came; CLOCK_MONOTONIC, coarse */
+	union weft_addr last;
+};
+
 struct weft_bucket {
 	__u64 full_ns; /* when the bucket will be full again */
 };

@@ -80,11 +80,17 @@ func writeKeys(w io.Writer, s *keys.Status, wide bool) error {
 	return writeKeyPeers(w, s, wide)
 }
 
-// turnedLine says which connections were closed before a certificate was seen, "" for none.
+// turnedLine says what was refused before a certificate was seen, "" for none.
 func turnedLine(t *handshake.Turned) string {
 	var parts []string
+	if t.Filtered > 0 {
+		parts = append(parts, fmt.Sprintf("%d packets from addresses that no node has, dropped by the kernel", t.Filtered))
+	}
 	if t.Strangers > 0 {
-		parts = append(parts, fmt.Sprintf("%d connections from addresses that no node has, the last from %s", t.Strangers, t.LastStranger))
+		parts = append(parts, fmt.Sprintf("%d connections from addresses that no node has", t.Strangers))
+	}
+	if len(parts) > 0 && t.LastStranger.IsValid() {
+		parts[len(parts)-1] += fmt.Sprintf(", the last from %s", t.LastStranger)
 	}
 	if t.Silent > 0 {
 		parts = append(parts, fmt.Sprintf("%d that said nothing", t.Silent))

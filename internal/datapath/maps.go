@@ -17,7 +17,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-//go:embed obj/*_xdp.o obj/*_tc.o obj/vmfork.o
+//go:embed obj/*_xdp.o obj/*_tc.o obj/vmfork.o obj/strangers.o
 var objects embed.FS
 
 const mapPin = "maps-"

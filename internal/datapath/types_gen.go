@@ -264,6 +264,13 @@ type bpfEventStats struct {
 	WokenNs    uint64
 }
 
+type bpfStrangers struct {
+	_       structs.HostLayout
+	Packets uint64
+	LastNs  uint64
+	Last    bpfAddr
+}
+
 type bpfTraceStep struct {
 	_    structs.HostLayout
 	Step uint8
