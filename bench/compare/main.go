@@ -1,7 +1,9 @@
 // Command compare sets the reports of two builds of Weft beside each other: what a change costs or saves. The reports come from runs
 // in turns, one repeat each (scripts/compare-bench), since a lone run says nothing on a shared machine.
 //
-//	go run ./bench/compare -before 'old-*.json' -after 'new-*.json' [-rename xdp=xdp-road] [-json FILE]
+//	go run ./bench/compare [-rename xdp=xdp-road] [-json FILE] DIRECTORY
+//
+// The directory holds before-N.json and after-N.json, a pair for each N.
 package main
 
 import (
@@ -48,28 +50,23 @@ type Comparison struct {
 }
 
 func main() {
-	before := flag.String("before", "", "the `glob` of the reports of the build before")
-	after := flag.String("after", "", "the `glob` of the reports of the build after")
 	rename := flag.String("rename", "", "variants of the build before that have another name after, `OLD=NEW,...`")
 	out := flag.String("json", "", "also write the comparison to this `file`")
 	flag.Parse()
-	if err := run(*before, *after, *rename, *out); err != nil {
+	if flag.NArg() != 1 {
+		fmt.Fprintln(os.Stderr, "usage: compare [-rename OLD=NEW,...] [-json FILE] DIRECTORY")
+		os.Exit(2)
+	}
+	if err := run(flag.Arg(0), *rename, *out); err != nil {
 		fmt.Fprintln(os.Stderr, "compare:", err)
 		os.Exit(1)
 	}
 }
 
-func run(before, after, rename, out string) error {
-	old, err := read(before)
+func run(dir, rename, out string) error {
+	old, now, err := readPairs(dir)
 	if err != nil {
 		return err
-	}
-	now, err := read(after)
-	if err != nil {
-		return err
-	}
-	if len(old) != len(now) {
-		return fmt.Errorf("%d reports of the build before and %d of the one after: they are to be in pairs", len(old), len(now))
 	}
 	names := map[string]string{}
 	for pair := range strings.SplitSeq(rename, ",") {
@@ -89,24 +86,39 @@ func run(before, after, rename, out string) error {
 	return os.WriteFile(out, append(text, '\n'), 0o644)
 }
 
-func read(glob string) ([]*bench.Report, error) {
-	paths, err := filepath.Glob(glob)
-	if err != nil || len(paths) == 0 {
-		return nil, fmt.Errorf("no report is named %q: %w", glob, cmp.Or(err, os.ErrNotExist))
+// readPairs reads the reports of the rounds that both builds have run.
+func readPairs(dir string) (old, now []*bench.Report, err error) {
+	paths, err := filepath.Glob(filepath.Join(dir, "before-*.json"))
+	if err != nil {
+		return nil, nil, err
 	}
-	var reports []*bench.Report
 	for _, path := range paths {
-		text, err := os.ReadFile(path)
+		before, err := read(path)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		r := &bench.Report{}
-		if err := json.Unmarshal(text, r); err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
+		after, err := read(filepath.Join(dir, "after-"+strings.TrimPrefix(filepath.Base(path), "before-")))
+		if err != nil {
+			return nil, nil, err
 		}
-		reports = append(reports, r)
+		old, now = append(old, before), append(now, after)
 	}
-	return reports, nil
+	if len(old) == 0 {
+		return nil, nil, fmt.Errorf("%s holds no before-N.json: run scripts/compare-bench", dir)
+	}
+	return old, now, nil
+}
+
+func read(path string) (*bench.Report, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	r := &bench.Report{}
+	if err := json.Unmarshal(text, r); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return r, nil
 }
 
 // compare pairs the reports by their order.

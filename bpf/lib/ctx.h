@@ -30,6 +30,9 @@ const volatile __u8 weft_multi_buffer = 0;
  * crypto, so older kernels load it. */
 const volatile __u8 weft_sealing = 0;
 
+/* Random odd numbers, the same in all programs of an agent: see cached_digest and frag_place. */
+const volatile __u64 weft_weights[11] = {};
+
 /* Not a verdict of the kernel's: the frame is still to be sealed, see finish(). */
 #define CTX_SEAL 0x5ea1
 /* Nor is this: it goes through the pair, where it is sealed. */

@@ -66,23 +66,26 @@ ALWAYS_INLINE struct weft_flow_ref flow_find(const struct weft_pkt *p)
 	return ref;
 }
 
+/* One term of a digest: a word, its halves mixed so that every bit reaches the sum's upper half, times a
+ * weight. */
+#define WEIGHED(word, i) (((__u64)(word) ^ (__u64)(word) >> 32) * weft_weights[i])
+
 /* Told by a decision's words and by the flow that it is for. What two writers have left of their decisions
- * together, or of another flow's, has another digest than the one that is with it (but for one case in 2^32).
- * The words are weighed apart and added, so that the multiplications need not wait for each other. */
+ * together, or of another flow's, has another digest than the one that is with it, but for one case in 2^32.
+ * The weights are random numbers of the agent's, so nobody can look for flows that share a digest. Sums of
+ * products (multilinear hashing) need not wait for each other. */
 ALWAYS_INLINE __u32 cached_digest(const struct weft_pkt *p, const struct weft_cached *c)
 {
 	const __u64 *word = (const __u64 *)c;
 	__u64 t;
 
 	_Static_assert(sizeof(*c) == 6 * sizeof(*word), "every word has a weight");
-	if (p->family == 4)
-		t = (__u64)p->src.w[3] * 0x9e3779b97f4a7c15ULL + p->dst.w[3];
-	else
-		t = (p->src.d[0] ^ p->src.d[1]) * 0x9e3779b97f4a7c15ULL + p->dst.d[0] * 3 + p->dst.d[1];
-	t ^= (__u64)p->sport << 48 | (__u64)p->dport << 16 | p->proto;
-	t += c->generation;
-	t = t * 0xbf58476d1ce4e5b9ULL + word[1] * 0xd6e8feb86659fd93ULL + word[2] * 0xa0761d6478bd642fULL +
-	    word[3] * 0xe7037ed1a0b428dbULL + word[4] * 0x8ebc6af09c88c6e3ULL + word[5] * 0x589965cc75374cc3ULL;
+	t = WEIGHED(p->src.d[1], 0) + WEIGHED(p->dst.d[1], 1);
+	if (p->family == 6)
+		t += WEIGHED(p->src.d[0], 2) + WEIGHED(p->dst.d[0], 3);
+	t += WEIGHED((__u64)p->sport << 48 | (__u64)p->dport << 32 | c->generation, 4) + WEIGHED(p->proto, 5);
+	t += WEIGHED(word[1], 6) + WEIGHED(word[2], 7) + WEIGHED(word[3], 8) + WEIGHED(word[4], 9) +
+	     WEIGHED(word[5], 10);
 	return t >> 32;
 }
 

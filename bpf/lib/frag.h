@@ -4,19 +4,20 @@
 
 #include "flow.h"
 
-/* The place among the owner's that a datagram has. Each other side has a set: who floods a pod with first
- * fragments makes the pod forget its own datagrams and those of the few senders that share its set. In a set,
- * datagrams that are numbered one after another have places of their own. */
+/* The place among the owner's that a datagram has. The other side's address tells one of 8 sets, by weights
+ * that nobody outside knows: who floods a pod with first fragments makes the pod forget its own datagrams and
+ * those of one sender in 8. In a set, datagrams that are numbered one after another have places of their own.
+ */
 ALWAYS_INLINE __u16 frag_place(const struct weft_frag_id *id, __u32 direction)
 {
 	const union weft_addr *other = direction == DIR_INGRESS ? &id->src : &id->dst;
 	const union weft_addr *own = direction == DIR_INGRESS ? &id->dst : &id->src;
-	__u32 set = (other->d[0] ^ other->d[1]) * 0x9e3779b97f4a7c15ULL >> 32;
+	__u32 set = (WEIGHED(other->d[0], 0) + WEIGHED(other->d[1], 1)) >> 48;
 	__u32 number = bpf_ntohl(id->id);
 
 	/* The identification of IPv4 is in the upper half. */
 	number = (number ^ number >> 16) + id->proto + own->b[15];
-	return set % (WEFT_OWNER_FRAGMENTS / FRAGMENTS_OF_OTHER) * FRAGMENTS_OF_OTHER +
+	return (set * (WEFT_OWNER_FRAGMENTS / FRAGMENTS_OF_OTHER) >> 16) * FRAGMENTS_OF_OTHER +
 	       number % FRAGMENTS_OF_OTHER;
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	stdmaps "maps"
+	"math/rand/v2"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -108,12 +109,23 @@ func loadPrograms(m *maps, constants map[string]any, frags bool) (*programs, err
 	return p, nil
 }
 
+// weights are what the programs tell cached decisions and fragments' senders by (bpf/lib/flow.h): the same for all programs that share
+// maps, and unknown to those whose packets they see. Decisions that another agent's programs have cached are made anew.
+var weights = sync.OnceValue(func() (w [11]uint64) {
+	for i := range w {
+		w[i] = rand.Uint64() | 1 // ChaCha8, seeded by the system
+	}
+	return w
+})
+
 // loadObject loads one program with constants set. The caller closes the collection.
 func loadObject(m *maps, object, program string, constants map[string]any, frags bool) (*ebpf.Collection, error) {
 	spec, err := loadSpec(object)
 	if err != nil {
 		return nil, err
 	}
+	constants = stdmaps.Clone(constants)
+	constants["weft_weights"] = weights()
 	for name, value := range constants {
 		variable, ok := spec.Variables[name]
 		if !ok {

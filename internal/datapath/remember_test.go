@@ -3,6 +3,7 @@ package datapath
 import (
 	"encoding/binary"
 	"fmt"
+	"math/rand/v2"
 	"testing"
 	"unsafe"
 )
@@ -34,6 +35,7 @@ func TestMixedDecision(t *testing.T) {
 	b := newBed(t)
 	frame := fromA(peer4).udp(1000, 53, 20).bytes()
 	for _, context := range contexts {
+		traced := b.traced(t, context, "from_pod")
 		check := func(what string, change func(key bpfKey4, decision []byte)) {
 			b.reset(t)
 			warm(t, b, context, "from_pod", "wta", frame)
@@ -42,13 +44,13 @@ func TestMixedDecision(t *testing.T) {
 			if changed != 1 {
 				t.Fatalf("%s: %d decisions, want 1", context, changed)
 			}
-			if hasStep(b.steps(t, b.traced(t, context, "from_pod"), context, "wta", frame), bpfStepCacheHit) {
+			if hasStep(b.steps(t, traced, context, "wta", frame), bpfStepCacheHit) {
 				t.Errorf("%s: a decision %s was used", context, what)
 			}
 			if _, out := b.send(t, context, "from_pod", "wta", frame); toPeer(frame, out) != nil {
 				t.Errorf("%s: behind a decision %s: %v", context, what, toPeer(frame, out))
 			}
-			if !hasStep(b.steps(t, b.traced(t, context, "from_pod"), context, "wta", frame), bpfStepCacheHit) {
+			if !hasStep(b.steps(t, traced, context, "wta", frame), bpfStepCacheHit) {
 				t.Errorf("%s: a decision %s was not made anew", context, what)
 			}
 		}
@@ -66,5 +68,13 @@ func TestMixedDecision(t *testing.T) {
 		warm(t, b, context, "from_pod", "wta", fromA(peer4).udp(1000, 54, 20).bytes())
 		b.decisions(t, func(_ bpfKey4, decision []byte) { other = append([]byte(nil), decision...) })
 		check("of another flow", func(_ bpfKey4, decision []byte) { copy(decision, other) })
+		random := rand.New(rand.NewPCG(1, 2))
+		for i := range 200 {
+			check(fmt.Sprintf("that is mixture %d of two", i), func(_ bpfKey4, decision []byte) {
+				for at := 8 + 2*random.IntN(20); at < len(decision); at += 2 + 2*random.IntN(10) {
+					copy(decision[at:at+2], []byte{byte(random.Uint32()), decision[at+1] + 1})
+				}
+			})
+		}
 	}
 }
