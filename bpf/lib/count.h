@@ -5,7 +5,7 @@
 #include "ctx.h"
 #include "maps.h"
 
-/* Per-CPU, so plain additions: a program is not preempted by another on its CPU and map. */
+/* Per-CPU, so plain additions: a hook in softirq is not interrupted by another on its CPU. */
 ALWAYS_INLINE void count(__u16 slot, enum weft_direction dir, enum weft_verdict verdict, __u32 packets,
 			 __u32 bytes)
 {
@@ -24,16 +24,22 @@ ALWAYS_INLINE void count(__u16 slot, enum weft_direction dir, enum weft_verdict 
 ALWAYS_INLINE void count_drop(const struct weft_pkt *p, enum weft_reason reason)
 {
 	struct weft_drop_key key = {.slot = p->slot, .direction = p->direction, .reason = reason};
+	__u32 index = (__u32)p->slot << 4 | p->direction << 3 | VERDICT_DROP;
 	struct weft_counter first = {.packets = p->packets, .bytes = p->len};
 	struct weft_counter *c;
 
 	if (weft_tracing)
 		return;
-	count(p->slot, p->direction, VERDICT_DROP, p->packets, p->len);
+	/* Atomic: the netfilter hooks also run for what a process sends, and softirq may interrupt them. */
+	c = bpf_map_lookup_elem(&weft_counters, &index);
+	if (c) {
+		__sync_fetch_and_add(&c->packets, p->packets);
+		__sync_fetch_and_add(&c->bytes, p->len);
+	}
 	c = bpf_map_lookup_elem(&weft_drops, &key);
 	if (c) {
-		c->packets += p->packets;
-		c->bytes += p->len;
+		__sync_fetch_and_add(&c->packets, p->packets);
+		__sync_fetch_and_add(&c->bytes, p->len);
 	} else {
 		bpf_map_update_elem(&weft_drops, &key, &first, BPF_NOEXIST);
 	}
