@@ -54,6 +54,10 @@ func TestReplayTable(t *testing.T) {
 		{"bulk 3", down(limit, 1)},
 		{"bulk 4", append(down(limit+1, 2), replayRow{0, false})},
 		{"bulk 5", append(down(limit-1, 1), replayRow{limit, true}, replayRow{0, false})},
+		{"a round of the ring later", []replayRow{
+			{100, true}, {4096 + 200, true}, {4096 + 100, true}, {4096 + 100, false}, {100, false},
+			{3*4096 + 300, true}, {3*4096 + 200, true}, {3*4096 + 100, true}, {3*4096 + 100, false},
+		}},
 		{"bulk 6", append(down(limit-1, 1), replayRow{0, true}, replayRow{limit, true})},
 	} {
 		t.Run(table.name, func(t *testing.T) {
