@@ -11,7 +11,7 @@ BPF_BOTH := from_pod from_wire sa_test
 BPF_TC := to_pod to_wire from_host pod_out tag_in post_routing pre_routing
 BPF_XDP := sa flows
 # Programs of neither context.
-BPF_OTHER := vmfork
+BPF_OTHER := vmfork strangers
 OBJECTS := $(foreach h,$(BPF_BOTH),$(OBJ)/$(h)_xdp.o $(OBJ)/$(h)_tc.o) $(foreach h,$(BPF_TC),$(OBJ)/$(h)_tc.o) \
 	$(foreach h,$(BPF_XDP),$(OBJ)/$(h)_xdp.o) $(foreach h,$(BPF_OTHER),$(OBJ)/$(h).o)
 BENCH_OBJECT := internal/bench/obj/bench.o

@@ -4,20 +4,36 @@
  * route, a policy rule, a new tunnel, an uplink made anew whose hooks are not back). Such packets end here. */
 #include "lib/netfilter.h"
 
-/* Whether the packet is one that to_wire would seal, or drop. */
-ALWAYS_INLINE int concerns_pods(const struct weft_pkt *p, __u32 iif)
+/* Whether an error of this host's to another node's host quotes what that has sent sealed. p is unchanged. */
+ALWAYS_INLINE int quotes_sealed(struct sk_buff *skb, const struct weft_config *cfg, struct weft_pkt *p)
+{
+	union weft_addr src = p->src, dst = p->dst;
+	int quotes = !read_quoted(skb, p) && is_sealed_for_pod(cfg, p);
+
+	p->src = src;
+	p->dst = dst;
+	return quotes;
+}
+
+/* Whether the packet is one that to_wire would seal, or drop. Returns a drop reason. */
+ALWAYS_INLINE int check_exit(struct sk_buff *skb, const struct weft_config *cfg, struct weft_pkt *p)
 {
 	const struct weft_route *r = route_of(&p->dst);
+	struct weft_origin o;
 
-	/* A chained pod of this node, in a range that is the cluster's. */
-	if (bpf_map_lookup_elem(&weft_ep_addr, &p->dst))
-		return 0;
-	if (!r || (!r->node && !(r->flags & ROUTE_NO_NODE)))
-		return 0;
-	if (!(r->flags & ROUTE_HOST))
-		return 1;
-	/* A node's own address: only what pods send there is sealed. */
-	return bpf_map_lookup_elem(&weft_ep_if, &iif) || bpf_map_lookup_elem(&weft_ep_addr, &p->src);
+	/* A pod of this node, by its interface or, chained, by its bridge. */
+	if (!r || bpf_map_lookup_elem(&weft_ep_addr, &p->dst))
+		return REASON_NONE;
+	/* While the range is open, the interface may lead to somebody else who has addresses in it. */
+	if (is_own_range(r))
+		return r->flags & ROUTE_OPEN ? REASON_NONE : REASON_NO_ENDPOINT;
+	if (!r->node && !(r->flags & ROUTE_NO_NODE))
+		return REASON_NONE;
+	origin_find(cfg, skb->skb_iif, skb->tc_index, &o);
+	if (r->flags & ROUTE_HOST && is_of_no_pod(&o, bpf_map_lookup_elem(&weft_ep_addr, &p->src)) &&
+	    !(o.kind == ORIGIN_HOST && quotes_sealed(skb, cfg, p)))
+		return REASON_NONE;
+	return must_seal(cfg, p) ? REASON_UNHOOKED_INTERFACE : REASON_NONE;
 }
 
 SEC("netfilter")
@@ -25,7 +41,8 @@ int weft_post_routing(struct bpf_nf_ctx *ctx)
 {
 	struct weft_pkt p = {.hook = HOOK_POST_ROUTING, .direction = DIR_EGRESS};
 	const struct weft_config *cfg = config();
-	__u32 out = ctx->state->out->ifindex, iif = ctx->skb->skb_iif;
+	__u32 out = ctx->state->out->ifindex;
+	int reason;
 
 	if (!cfg)
 		return NF_DROP;
@@ -33,10 +50,11 @@ int weft_post_routing(struct bpf_nf_ctx *ctx)
 		return NF_ACCEPT;
 	if (read_packet(ctx->skb, &p))
 		return NF_DROP;
-	if (!concerns_pods(&p, iif) || !must_seal(cfg, &p))
+	reason = overwrites_addresses(ctx->skb, &p) ? REASON_CHECKSUM_OFFSET : check_exit(ctx->skb, cfg, &p);
+	if (!reason)
 		return NF_ACCEPT;
 	p.ifindex = out;
-	drop(cfg, &p, REASON_UNHOOKED_INTERFACE);
+	drop(cfg, &p, reason);
 	return NF_DROP;
 }
 

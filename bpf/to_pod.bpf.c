@@ -29,11 +29,12 @@ int weft_to_pod(weft_ctx *ctx)
 
 	if (!cfg)
 		return CTX_DROP;
-	malformed = parse(ctx, &p);
+	/* Before the parser: most of what comes has been decided by another hook. */
 	origin_of(ctx, cfg, &o);
 	tag_clear(ctx);
 	if (o.kind == ORIGIN_ROUTED)
 		return CTX_PASS;
+	malformed = parse(ctx, &p);
 	ep = bpf_map_lookup_elem(&weft_ep_if, &p.ifindex);
 	if (!ep)
 		return drop(cfg, &p, REASON_UNKNOWN_INTERFACE);

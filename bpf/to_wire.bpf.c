@@ -40,11 +40,12 @@ ALWAYS_INLINE int check_relayed(const struct weft_config *cfg, const struct weft
 	return reason && o->kind == ORIGIN_OPENED ? REASON_INNER_SOURCE : reason;
 }
 
-/* Whether a route is that of this node's own pods. Nothing for them leaves the host, whatever way the kernel
- * has found: its routes may be those of another time. */
-ALWAYS_INLINE int is_own_range(const struct weft_route *r)
+/* Whether a packet to another node's own address may be readable: it is a host's or the world's, and no error
+ * that quotes what that node has sent sealed. */
+ALWAYS_INLINE int is_between_hosts(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
+				   const struct weft_origin *o, const struct weft_endpoint *ep)
 {
-	return !r->node && !(r->flags & (ROUTE_HOST | ROUTE_NO_NODE));
+	return is_of_no_pod(o, ep) && !(o->kind == ORIGIN_HOST && icmp_quotes_sealed(ctx, cfg, p));
 }
 
 /* Returns 1, and what to do, if the packet must not leave as it is. */
@@ -60,7 +61,7 @@ ALWAYS_INLINE int must_divert(weft_ctx *ctx, const struct weft_config *cfg, stru
 		*act = drop(cfg, p, REASON_NO_ENDPOINT);
 		return 1;
 	}
-	if (!r || (r->flags & ROUTE_HOST && !ep && o->kind != ORIGIN_ENDPOINT && o->kind != ORIGIN_OPENED))
+	if (!r || (r->flags & ROUTE_HOST && is_between_hosts(ctx, cfg, p, o, ep)))
 		return 0;
 	if (r->flags & ROUTE_NO_NODE) {
 		*act = drop(cfg, p, REASON_NO_NODE);

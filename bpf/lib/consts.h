@@ -17,8 +17,10 @@
 #define OWNER(slot, direction) ((slot) << 1 | (direction))
 /* Datagrams in fragments at one time, per owner; and how long the rest of one is waited for (RFC 8200 section
  * 4.5 says 60 s, Linux 30). */
-#define WEFT_OWNER_FRAGMENTS 64
-#define TIMEOUT_FRAGMENT     (30 * NSEC_PER_SEC)
+#define WEFT_OWNER_FRAGMENTS 128
+/* Of which each other side has a set, told by a hash of its address: 8 sets. */
+#define FRAGMENTS_OF_OTHER 16
+#define TIMEOUT_FRAGMENT   (30 * NSEC_PER_SEC)
 /* A datagram younger than this whose place another takes has been lost, not forgotten. */
 #define FRAGMENT_YOUNG NSEC_PER_SEC
 

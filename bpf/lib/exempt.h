@@ -21,4 +21,13 @@ SUBPROGRAM int must_seal(const struct weft_config *cfg, const struct weft_pkt *p
 	return cfg->flags & CONFIG_SEAL && !is_plain(&p->src) && !is_plain(&p->dst);
 }
 
+/* Whether a packet that another node's host sends is sealed: it is for a pod. */
+ALWAYS_INLINE int is_sealed_for_pod(const struct weft_config *cfg, const struct weft_pkt *p)
+{
+	const struct weft_route *to = route_of(&p->dst);
+
+	return ((to && !(to->flags & ROUTE_HOST)) || bpf_map_lookup_elem(&weft_ep_addr, &p->dst)) &&
+	       must_seal(cfg, p);
+}
+
 #endif

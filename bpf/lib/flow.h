@@ -66,19 +66,31 @@ ALWAYS_INLINE struct weft_flow_ref flow_find(const struct weft_pkt *p)
 	return ref;
 }
 
-/* Never 0 for a flow that has one, and different for the flows that an attacker could make share an
- * entry's memory by flooding the table. */
-ALWAYS_INLINE __u32 flow_tag(const struct weft_pkt *p)
+/* Told by a decision's words and by the flow that it is for. What two writers have left of their decisions
+ * together, or of another flow's, has another digest than the one that is with it (but for one case in 2^32).
+ * The words are weighed apart and added, so that the multiplications need not wait for each other. */
+ALWAYS_INLINE __u32 cached_digest(const struct weft_pkt *p, const struct weft_cached *c)
 {
+	const __u64 *word = (const __u64 *)c;
 	__u64 t;
 
+	_Static_assert(sizeof(*c) == 6 * sizeof(*word), "every word has a weight");
 	if (p->family == 4)
 		t = (__u64)p->src.w[3] * 0x9e3779b97f4a7c15ULL + p->dst.w[3];
 	else
 		t = (p->src.d[0] ^ p->src.d[1]) * 0x9e3779b97f4a7c15ULL + p->dst.d[0] * 3 + p->dst.d[1];
 	t ^= (__u64)p->sport << 48 | (__u64)p->dport << 16 | p->proto;
-	t *= 0xbf58476d1ce4e5b9ULL;
-	return (t >> 32) | 1;
+	t += c->generation;
+	t = t * 0xbf58476d1ce4e5b9ULL + word[1] * 0xd6e8feb86659fd93ULL + word[2] * 0xa0761d6478bd642fULL +
+	    word[3] * 0xe7037ed1a0b428dbULL + word[4] * 0x8ebc6af09c88c6e3ULL + word[5] * 0x589965cc75374cc3ULL;
+	return t >> 32;
+}
+
+/* Several CPUs do so at once, and none may undo another's. */
+ALWAYS_INLINE void flow_flag(struct weft_flow *f, __u32 flag)
+{
+	if (!(f->flags & flag))
+		__sync_fetch_and_or(&f->flags, flag);
 }
 
 /* One step of the TCP state machine, on what passes by (RFC 9293 figure 5, seen from the middle). */
@@ -96,7 +108,7 @@ ALWAYS_INLINE void flow_step_tcp(struct weft_flow *f, __u32 dir, __u8 flags)
 	else if (f->state == STATE_SYN_RECEIVED && (flags & TCP_ACK) && !(flags & TCP_SYN))
 		f->state = STATE_ESTABLISHED;
 	if (flags & TCP_FIN) {
-		f->flags |= dir ? FLOW_FIN_1 : FLOW_FIN_0;
+		flow_flag(f, dir ? FLOW_FIN_1 : FLOW_FIN_0);
 		f->state = (f->flags & FLOW_FIN_0) && (f->flags & FLOW_FIN_1) ? STATE_CLOSED : STATE_CLOSING;
 	}
 }
@@ -119,7 +131,7 @@ static __noinline int flow_step(const struct weft_config *cfg, const struct weft
 	else
 		f->state = STATE_REPLIED;
 	if (f->state == STATE_CLOSED && !(f->flags & FLOW_ENDED)) {
-		f->flags |= FLOW_ENDED;
+		flow_flag(f, FLOW_ENDED);
 		emit(cfg, p, EVENT_END, verdict, f);
 	}
 	return 0;

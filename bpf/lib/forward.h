@@ -165,20 +165,25 @@ SUBPROGRAM int route(const struct weft_config *cfg, const struct weft_pkt *p, st
 	return REASON_NONE;
 }
 
-/* Keeps a decision in the flow. The generation is taken away first and given back last, so that a reader on
- * another CPU never uses half of it. The generation is the one before the first look-up. */
-ALWAYS_INLINE void remember(const struct weft_pkt *p, struct weft_flow_ref ref, struct weft_cached *c)
+/* Keeps a decision in the flow, for the generation before the first look-up. Another CPU may read or write it
+ * at the same time: what is then there is told by its digest. Last, whether the flow has become the stack's
+ * meanwhile: the store before is a full barrier, as is the one in note_from_stack, so that one of the two sees
+ * the other. */
+static __noinline int remember(const struct weft_pkt *p, struct weft_flow *flow, __u32 dir,
+			       struct weft_cached *c)
 {
-	struct weft_cached *to = &ref.flow->half[ref.dir & 1].cached;
+	struct weft_cached *to = &flow->half[dir & 1].cached;
 
 	if (weft_tracing)
-		return;
-	c->generation = 0;
-	c->tag = flow_tag(p);
+		return 0;
 	c->in_ifindex = p->ifindex;
-	store_ordered(&to->generation, 0);
+	c->generation = p->generation;
+	c->digest = cached_digest(p, c);
 	*to = *c;
 	store_ordered(&to->generation, p->generation);
+	if (c->verdict != VERDICT_STACK && *(volatile __u32 *)&flow->flags & FLOW_VIA_STACK)
+		store_ordered(&to->generation, 0);
+	return 0;
 }
 
 ALWAYS_INLINE int too_big(const struct weft_pkt *p, const struct weft_cached *c)
@@ -210,13 +215,9 @@ ALWAYS_INLINE int use_cached(weft_ctx *ctx, const struct weft_config *cfg, struc
 	if (!scratch)
 		return 0;
 	c = &scratch->half[0].cached;
-	load_fence();
 	*c = *from;
-	load_fence();
-	/* Another CPU may have begun to write the next decision, or the table given the entry away. The tag is
-	 * read again, too: another flow's decision, written meanwhile, may have the same generation. */
-	if (*(volatile __u32 *)&from->generation != generation ||
-	    *(volatile __u32 *)&from->tag != flow_tag(p) || c->in_ifindex != p->ifindex)
+	barrier(); /* the compiler must not read from again: it may have changed */
+	if (c->generation != generation || c->digest != cached_digest(p, c) || c->in_ifindex != p->ifindex)
 		return 0;
 	now = clock_mono();
 	if (flow_idle(ref.flow, now) > (__s64)TIMEOUT_FAST)
@@ -261,13 +262,13 @@ ALWAYS_INLINE int forward(weft_ctx *ctx, const struct weft_config *cfg, struct w
 	if (!p->error) {
 		ref = flow_get(cfg, p, 0, c->verdict, &via_stack, now);
 		if (ref.flow && !weft_tracing)
-			ref.flow->flags |= ref.dir ? FLOW_SEEN_1 : FLOW_SEEN_0;
+			flow_flag(ref.flow, ref.dir ? FLOW_SEEN_1 : FLOW_SEEN_0);
 	}
 	if (via_stack)
 		c->verdict = VERDICT_STACK;
 	if (ref.flow) {
 		if (!p->slow)
-			remember(p, ref, c);
+			remember(p, ref.flow, ref.dir, c);
 		flow_update(cfg, p, ref, c->verdict, now);
 	}
 	if (c->verdict == VERDICT_STACK)
@@ -329,7 +330,7 @@ ALWAYS_INLINE void note_from_stack(const struct weft_config *cfg, struct weft_pk
 	/* No from_* hook saw this direction, so the stack made it: by translating another, whose entry the
 	 * replies may have met without this one's mark. */
 	if (!(ref.flow->flags & FLOW_VIA_STACK) && !weft_tracing) {
-		ref.flow->flags |= FLOW_VIA_STACK;
+		flow_flag(ref.flow, FLOW_VIA_STACK);
 		store_ordered(&ref.flow->half[0].cached.generation, 0);
 		store_ordered(&ref.flow->half[1].cached.generation, 0);
 	}

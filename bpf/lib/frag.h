@@ -4,14 +4,20 @@
 
 #include "flow.h"
 
-/* The place among the owner's that a datagram has. The multiplication spreads what an owner chooses itself; who
- * finds collisions forgets its own datagrams. */
-ALWAYS_INLINE __u16 frag_place(const struct weft_frag_id *id)
+/* The place among the owner's that a datagram has. Each other side has a set: who floods a pod with first
+ * fragments makes the pod forget its own datagrams and those of the few senders that share its set. In a set,
+ * datagrams that are numbered one after another have places of their own. */
+ALWAYS_INLINE __u16 frag_place(const struct weft_frag_id *id, __u32 direction)
 {
-	__u64 t = (id->src.d[0] ^ id->src.d[1]) * 0x9e3779b97f4a7c15ULL;
+	const union weft_addr *other = direction == DIR_INGRESS ? &id->src : &id->dst;
+	const union weft_addr *own = direction == DIR_INGRESS ? &id->dst : &id->src;
+	__u32 set = (other->d[0] ^ other->d[1]) * 0x9e3779b97f4a7c15ULL >> 32;
+	__u32 number = bpf_ntohl(id->id);
 
-	t = (t ^ id->dst.d[0] ^ id->dst.d[1] ^ (__u64)id->id << 8 ^ id->proto) * 0xbf58476d1ce4e5b9ULL;
-	return (t >> 32) % WEFT_OWNER_FRAGMENTS;
+	/* The identification of IPv4 is in the upper half. */
+	number = (number ^ number >> 16) + id->proto + own->b[15];
+	return set % (WEFT_OWNER_FRAGMENTS / FRAGMENTS_OF_OTHER) * FRAGMENTS_OF_OTHER +
+	       number % FRAGMENTS_OF_OTHER;
 }
 
 ALWAYS_INLINE int frag_same(const struct weft_frag_id *a, const struct weft_frag_id *b)
@@ -58,7 +64,7 @@ SUBPROGRAM int frag_check(struct weft_pkt *p)
 	id.id = p->frag_id;
 	id.proto = p->frag_proto;
 	key.owner = owner_of(p);
-	key.place = frag_place(&id);
+	key.place = frag_place(&id, p->direction);
 	now = clock_mono();
 	first = bpf_map_lookup_elem(&weft_frags, &key);
 	if (p->frag == FRAG_FIRST) {

@@ -82,7 +82,11 @@ ALWAYS_INLINE int icmp_origin(const struct weft_config *cfg, const struct weft_p
 		return REASON_NONE;
 	if (!p->node)
 		return to->node || to->flags & ROUTE_NO_NODE ? REASON_ICMP_UNSEALED : REASON_NONE;
-	return to->node == p->node ? REASON_NONE : REASON_ICMP_MISMATCH;
+	if (to->node != p->node)
+		return REASON_ICMP_MISMATCH;
+	/* Who is outside, relayed by that node, has not seen the packet either; unless it was for the node's
+	 * own address, which may be translated to somebody outside. */
+	return p->identity == IDENTITY_WORLD && !(to->flags & ROUTE_HOST) ? REASON_ICMP_UNSEALED : REASON_NONE;
 }
 
 /* The same for an error that comes to a pod out of the host's stack, which came to this node in cleartext: by
@@ -116,6 +120,29 @@ SUBPROGRAM int icmp_plain(weft_ctx *ctx, const struct weft_config *cfg, struct w
 	p->proto = proto;
 	p->sport = p->dport = 0;
 	return reason;
+}
+
+/* Whether an error of this host's to another node's host quotes what that has sent sealed: in cleartext, this
+ * much of it would be readable after all. p is unchanged. */
+SUBPROGRAM int icmp_quotes_sealed(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p)
+{
+	union weft_addr src, dst;
+	int quotes;
+	__u8 proto;
+
+	if (!cfg || !p)
+		return 1;
+	if (!weft_sealing || !p->error)
+		return 0;
+	src = p->src;
+	dst = p->dst;
+	proto = p->proto;
+	quotes = !(p->family == 4 ? icmp_quoted4(ctx, p) : icmp_quoted6(ctx, p)) && is_sealed_for_pod(cfg, p);
+	p->src = src;
+	p->dst = dst;
+	p->proto = proto;
+	p->sport = p->dport = 0;
+	return quotes;
 }
 
 /* Finds the flow that an ICMP error is about (RFC 5508's sense of "related"). Returns a drop reason;

@@ -36,7 +36,7 @@ ALWAYS_INLINE int is_hooked(__u32 ifindex)
 	       bpf_map_lookup_elem(&weft_ep_if, &ifindex);
 }
 
-/* Reads the addresses. */
+/* Reads the addresses, and where the IP header ends: p->l4 counts from its beginning. */
 ALWAYS_INLINE int read_packet(struct sk_buff *skb, struct weft_pkt *p)
 {
 	struct bpf_dynptr ptr;
@@ -51,6 +51,7 @@ ALWAYS_INLINE int read_packet(struct sk_buff *skb, struct weft_pkt *p)
 		p->family = 4;
 		p->ethertype = bpf_htons(ETH_P_IP);
 		p->proto = ip4.protocol;
+		p->l4 = ip4.ihl * 4;
 		addr_from4(&p->src, ip4.saddr);
 		addr_from4(&p->dst, ip4.daddr);
 		return 0;
@@ -60,8 +61,48 @@ ALWAYS_INLINE int read_packet(struct sk_buff *skb, struct weft_pkt *p)
 	p->family = 6;
 	p->ethertype = bpf_htons(ETH_P_IPV6);
 	p->proto = ip6.nexthdr;
+	p->l4 = sizeof(ip6);
 	__builtin_memcpy(&p->src, &ip6.saddr, 16);
 	__builtin_memcpy(&p->dst, &ip6.daddr, 16);
+	return 0;
+}
+
+/* Whether the device is to write a checksum into the IP header, over the addresses that have been read. */
+ALWAYS_INLINE int overwrites_addresses(struct sk_buff *skb, const struct weft_pkt *p)
+{
+	return BPF_CORE_READ_BITFIELD(skb, ip_summed) == IP_SUMMED_PARTIAL &&
+	       skb->csum_start - (int)(skb->data - skb->head) < p->l4;
+}
+
+/* Reads the addresses of the packet that an ICMP error of this host's quotes. The kernel writes such errors
+ * without IPv6 extension headers. Returns -1 for any other packet. */
+ALWAYS_INLINE int read_quoted(struct sk_buff *skb, struct weft_pkt *p)
+{
+	struct {
+		struct weft_icmp icmp;
+		struct ipv6hdr ip;
+	} m = {};
+	struct iphdr *ip4 = (void *)&m.ip;
+	struct bpf_dynptr ptr;
+	__u32 len = sizeof(m.icmp) + (p->family == 4 ? sizeof(*ip4) : sizeof(m.ip));
+
+	if (p->proto != (p->family == 4 ? IPPROTO_ICMP : IPPROTO_ICMPV6))
+		return -1;
+	if (bpf_dynptr_from_skb((void *)skb, 0, &ptr) || bpf_dynptr_read(&m, len, &ptr, p->l4, 0))
+		return -1;
+	if (p->family == 4)
+		parse_icmp4(p, &m.icmp);
+	else
+		parse_icmp6(p, &m.icmp);
+	if (!p->error)
+		return -1;
+	if (p->family == 4) {
+		addr_from4(&p->src, ip4->saddr);
+		addr_from4(&p->dst, ip4->daddr);
+		return 0;
+	}
+	__builtin_memcpy(&p->src, &m.ip.saddr, 16);
+	__builtin_memcpy(&p->dst, &m.ip.daddr, 16);
 	return 0;
 }
 

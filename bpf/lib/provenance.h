@@ -118,6 +118,20 @@ ALWAYS_INLINE int is_other_node(const struct weft_route *from)
 	return from && from->flags & ROUTE_HOST && (from->node || from->flags & ROUTE_NO_NODE);
 }
 
+/* Whether a route is that of this node's own pods. Nothing for them leaves the host, whatever way the kernel
+ * has found: its routes may be those of another time. */
+ALWAYS_INLINE int is_own_range(const struct weft_route *r)
+{
+	return !r->node && !(r->flags & (ROUTE_HOST | ROUTE_NO_NODE));
+}
+
+/* Whether a packet to another node's own address is of a host or the world, which send there in
+ * cleartext. What pods send there is sealed. */
+ALWAYS_INLINE int is_of_no_pod(const struct weft_origin *o, const struct weft_endpoint *from)
+{
+	return !from && (o->kind == ORIGIN_HOST || o->kind == ORIGIN_WIRE || o->kind == ORIGIN_OTHER);
+}
+
 /* Whether what came in cleartext may have a source of that route. */
 ALWAYS_INLINE int check_plain_source(const struct weft_config *cfg, const struct weft_pkt *p,
 				     const struct weft_route *from)

@@ -165,11 +165,11 @@ struct weft_key6 {
 
 /* A forwarding decision, cached in its flow: valid while generation is the
  * configuration's. It was made for frames from in_ifindex whose source MAC is in_mac, so a hit
- * needs no further anti-spoof check. tag repeats the flow's key: the table may hand the
- * entry to another flow between look-up and use. */
+ * needs no further anti-spoof check. digest is of the flow's key and of all the rest: the table may hand the
+ * entry to another flow between look-up and use, and two CPUs may write at once. */
 struct weft_cached {
 	__u32 generation;
-	__u32 tag;
+	__u32 digest;
 	__u32 in_ifindex;
 	__u32 out_ifindex;
 	__u16 in_mac[3];
@@ -216,8 +216,9 @@ struct weft_flow {
 	struct weft_half half[2];
 	__u64 first_ns; /* CLOCK_MONOTONIC, coarse */
 	__u64 last_ns;
+	__u32 flags; /* changed by flow_flag only */
 	__u8 state;
-	__u8 flags;
+	__u8 pad;
 	__u16 slot; /* the endpoint that the first packet was counted for */
 	__u8 hook;
 	__u8 direction;
@@ -270,7 +271,7 @@ struct weft_frag_id {
 	__u8 pad[3];
 };
 
-/* An owner has WEFT_OWNER_FRAGMENTS places; a datagram's is told by its hash. */
+/* An owner has WEFT_OWNER_FRAGMENTS places (frag_place). */
 struct weft_frag_key {
 	__u16 owner;
 	__u16 place;
@@ -322,6 +323,13 @@ struct weft_event_stats {
 	__u64 suppressed; /* held back by the rate limit */
 	__u64 lost;	  /* the ring buffer was full */
 	__u64 woken_ns;	  /* when the reader was last woken; CLOCK_MONOTONIC, coarse */
+};
+
+/* What strangers.bpf.c has dropped, per CPU. */
+struct weft_strangers {
+	__u64 packets;
+	__u64 last_ns; /* when the last of them came; CLOCK_MONOTONIC, coarse */
+	union weft_addr last;
 };
 
 struct weft_bucket {

@@ -5,7 +5,7 @@
 #include "ctx.h"
 
 /* How often this virtual machine was forked: resumed from a snapshot with memory, or copied. Counters of SAs
- * went back with the memory, so a key of before would seal two packets with one nonce. The number goes up once
+ * went back with the memory, so an earlier key would seal two packets with one nonce. The number goes up once
  * per fork; an SA of another number than the present one is refused, in both directions, until it is removed.
  *
  * Written by vmfork.bpf.c in the kernel's own handling of a new VM generation ID, or by the agent where

@@ -125,6 +125,21 @@ func TestMemoryIsAdopted(t *testing.T) {
 	}
 }
 
+// TestAddressOfAnotherFamily: the datapath knows a peer's address also where this node has none of its family, or it would be
+// the world's.
+func TestAddressOfAnotherFamily(t *testing.T) {
+	w := sealedWorld()
+	both := []netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2")}
+	w.snapshot.Nodes["b"].Spec.Addresses = both
+	client, _ := w.start(t, strictConfig(t))
+	eventually(t, "ready", func() bool { return ready(client) })
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.nodes) != 1 || !slices.Equal(w.nodes[0].Addresses, both) {
+		t.Errorf("nodes %+v, want b with both of its addresses", w.nodes)
+	}
+}
+
 // TestUnreachableNodeHoldsNothingUp: neither a node that cannot be reached nor a failure to enter the nodes keeps policies
 // and keys back, and the first does not keep this node from being ready.
 func TestUnreachableNodeHoldsNothingUp(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/keys/handshake"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/store"
 	"weft.dev/weft/internal/store/dir"
@@ -37,6 +38,7 @@ func sealedWorld() *world {
 		Peers:  []keys.PeerStatus{{Name: "b", State: keys.StateUp, EpochTX: 7, EpochRX: 7, PostQuantum: true, Group: "X25519MLKEM768"}},
 		Counters: keys.Counters{
 			Handshakes: map[string]uint64{"ok": 3, "busy": 1, "unreachable": 2, "served_foreign": 1}, Rotations: map[string]uint64{"first": 1},
+			Turned: handshake.Turned{Filtered: 9, Strangers: 2, Silent: 3, Evicted: 4},
 		},
 	}}
 	w.sealing.sas = []datapath.SAStatus{
@@ -297,6 +299,7 @@ func TestEncryptMetrics(t *testing.T) {
 		`weft_encrypt_peers{state="up"} 1`, `weft_encrypt_peers{state="no_key"} 0`, `weft_encrypt_packets_total{direction="out"} 7`,
 		`weft_encrypt_bytes_total{direction="in"} 10`, `weft_encrypt_errors_total{reason="no_key"} 0`, `weft_encrypt_handshakes_total{outcome="ok"} 3`,
 		`weft_encrypt_rotations_total{reason="first"} 1`, `weft_encrypt_engine_info{active="bpf",asked="auto"} 1`, "weft_encrypt_epoch 7", "weft_encrypt_key_age_seconds 0",
+		`weft_keys_refused_connections_total{reason="filtered"} 9`, `weft_keys_refused_connections_total{reason="stranger"} 2`,
 	} {
 		if !strings.Contains(string(body), want) {
 			t.Errorf("no %s", want)

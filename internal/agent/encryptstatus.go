@@ -326,7 +326,7 @@ func (a *Agent) encryptMetrics(running *node) (*metrics.Encryption, error) {
 	status := ring.Status()
 	out.Epoch, out.Handshakes, out.Rotations, out.Kicks = status.Epoch, status.Counters.Handshakes, status.Counters.Rotations, status.Counters.Kicks
 	turned := status.Counters.Turned
-	out.VMForks, out.Turned = status.Counters.VMForks, map[string]uint64{"stranger": turned.Strangers, "silent": turned.Silent, "evicted": turned.Evicted}
+	out.VMForks, out.Turned = status.Counters.VMForks, map[string]uint64{"filtered": turned.Filtered, "stranger": turned.Strangers, "silent": turned.Silent, "evicted": turned.Evicted}
 	out.Rewraps, out.TTLRatio, out.KMSFailing = status.Counters.Rewraps, status.TTLRatio, status.KMS.Failing
 	out.Extended = slices.ContainsFunc(status.Epochs, func(e keys.EpochStatus) bool { return !e.Extended.IsZero() })
 	out.UnwrapErrors = map[string]uint64{}

@@ -122,12 +122,11 @@ func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 	if err != nil {
 		return nil, errors.Join(err, source.Close(), key.Close(), records.close())
 	}
+	entrance := openKeyPort(cfg.Listen, parts.log)
 	var manager *keys.Manager
 	manager, err = keys.New(keys.Options{
 		Node: parts.cfg.Node, TrustDomain: cfg.TrustDomain, Cluster: cfg.Cluster, Identity: source,
-		Listen: func(ctx context.Context) (net.Listener, error) {
-			return (&net.ListenConfig{}).Listen(ctx, "tcp", cfg.Listen)
-		},
+		Listen: entrance.listen, Filter: entrance.addressFilter(),
 		Addresses: parts.addresses, RequirePostQuantum: cfg.RequirePostQuantum,
 		Port: port, KEK: key, Store: keys.NewEpochStore(epochs), Leader: leader.Leader(parts.cfg.Node), Datapath: keysDatapath{parts.dp, uint64(cfg.MaxPackets)},
 		MaxAge: time.Duration(cfg.MaxAge), HardTTL: time.Duration(cfg.HardTTL), ExtendTTL: time.Duration(cfg.ExtendTTL), Drain: time.Duration(cfg.Drain),
@@ -136,12 +135,12 @@ func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 		ClockAhead: func() { clockAhead(parts, manager.Forked) },
 	})
 	if err != nil {
-		return nil, errors.Join(err, source.Close(), key.Close(), records.close())
+		return nil, errors.Join(err, source.Close(), key.Close(), records.close(), entrance.close())
 	}
 	return &keyring{
 		Keys: manager, renew: renewer(parts.cfg.Keys.Certificates, parts.log),
 		certificate: func(ctx context.Context) (*x509.Certificate, error) { return ownCertificate(ctx, parts.cfg, source) },
-		close:       func() error { return errors.Join(source.Close(), key.Close(), records.close()) },
+		close:       func() error { return errors.Join(source.Close(), key.Close(), records.close(), entrance.close()) },
 	}, nil
 }
 

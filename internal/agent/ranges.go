@@ -57,7 +57,7 @@ func (a *Agent) see(snapshot *store.Snapshot) {
 	a.look(snapshot)
 }
 
-// seeAgain looks at the snapshot in use with new eyes.
+// seeAgain looks at the snapshot in use again, for what has changed beside it.
 func (a *Agent) seeAgain() {
 	a.seeing.Lock()
 	defer a.seeing.Unlock()
@@ -118,12 +118,11 @@ func addressRanges(addrs []netip.Addr) []netip.Prefix {
 
 // datapathNodes are the nodes as the datapath is to know them: the peers with the addresses that they publish outside
 // their ranges, and what is the cluster's and nobody's.
-func (a *Agent) datapathNodes(ix *index, own *v1alpha1.Node) []datapath.Node {
+func (a *Agent) datapathNodes(ix *index) []datapath.Node {
 	others := peers(ix.snapshot.Nodes, a.cfg.Node)
 	if ix.view == nil {
 		return others
 	}
-	others = reachable(others, own.Spec.Addresses)
 	for i, n := range others {
 		if more := ix.view.Published[n.Name]; len(more) > 0 {
 			others[i].PodCIDRs = slices.Concat(n.PodCIDRs, more)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -125,7 +124,7 @@ func (a *Agent) readyUnless(ctx context.Context, snapshot *store.Snapshot, err e
 }
 
 func (a *Agent) syncNodes(ctx context.Context, n *node, ix *index) error {
-	if err := n.dp.SetNodes(ctx, a.datapathNodes(ix, n.object)); err != nil {
+	if err := n.dp.SetNodes(ctx, a.datapathNodes(ix)); err != nil {
 		return fmt.Errorf("set nodes: %w", err)
 	}
 	return nil
@@ -184,21 +183,6 @@ func peers(nodes map[string]*v1alpha1.Node, own string) []datapath.Node {
 		if name != own {
 			spec := nodes[name].Spec
 			out = append(out, datapath.Node{Name: name, Addresses: spec.Addresses, PodCIDRs: spec.PodCIDRs})
-		}
-	}
-	return out
-}
-
-// reachable leaves out addresses of a family that this node has none of, where a peer has others:
-// sealed packets of both families go to those.
-func reachable(nodes []datapath.Node, own []netip.Addr) []datapath.Node {
-	foreign := func(addr netip.Addr) bool {
-		return !slices.ContainsFunc(own, func(mine netip.Addr) bool { return mine.Is4() == addr.Is4() })
-	}
-	out := slices.Clone(nodes)
-	for i, node := range out {
-		if usable := slices.DeleteFunc(slices.Clone(node.Addresses), foreign); len(usable) > 0 {
-			out[i].Addresses = usable
 		}
 	}
 	return out

@@ -165,20 +165,31 @@ func (p *plan) runStage(ctx context.Context, tests []test) error {
 	if ctx.Err() != nil || !slices.ContainsFunc(beds, func(b *bed) bool { return b.variant != variantGen }) {
 		return errors.Join(err, ctx.Err())
 	}
-	// Beds that a test makes larger cannot go back: test by test. All
+	// Beds that a test makes larger cannot go back: size by size. All
 	// others run test after test within each repeat.
 	if !tests[0].grows() {
 		return errors.Join(err, p.repeat(ctx, tests, beds))
 	}
 	errs := []error{err}
-	for _, t := range tests {
-		if err := p.grow(ctx, t, beds); err != nil {
+	for len(tests) > 0 {
+		n := alike(tests)
+		if err := p.grow(ctx, tests[0], beds); err != nil {
 			errs = append(errs, err)
-			continue
+		} else {
+			errs = append(errs, p.repeat(ctx, tests[:n], beds))
 		}
-		errs = append(errs, p.repeat(ctx, []test{t}, beds))
+		tests = tests[n:]
 	}
 	return errors.Join(errs...)
+}
+
+// alike is how many of the first tests are of one group and want beds of one size: these run in turns.
+func alike(tests []test) int {
+	n := 1
+	for n < len(tests) && tests[n].group == tests[0].group && tests[n].size() == tests[0].size() {
+		n++
+	}
+	return n
 }
 
 // build makes the beds that a stage's tests need. Beds that it returns beside an

@@ -7,52 +7,15 @@ import (
 	"net/netip"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/lab/traffic"
 	"weft.dev/weft/internal/netns"
 )
 
-const (
-	// udpBatch is how many datagrams one sendmmsg or recvmmsg carries.
-	udpBatch = 64
-	// udpBuffer is the receiver's socket buffer in bytes.
-	udpBuffer = 8 << 20
-)
-
-// mmsghdr is struct mmsghdr of sendmmsg(2) on 64-bit machines.
-type mmsghdr struct {
-	hdr unix.Msghdr
-	len uint32
-	_   uint32
-}
-
-// mmsgs is a batch of datagrams and the memory that it points to.
-type mmsgs struct {
-	hdrs [udpBatch]mmsghdr
-	iovs [udpBatch]unix.Iovec
-	data [udpBatch][]byte
-}
-
-func newMmsgs(size int) *mmsgs {
-	m := &mmsgs{}
-	for i := range m.hdrs {
-		m.data[i] = make([]byte, size)
-		m.iovs[i] = unix.Iovec{Base: &m.data[i][0], Len: uint64(size)}
-		m.hdrs[i].hdr = unix.Msghdr{Iov: &m.iovs[i], Iovlen: 1}
-	}
-	return m
-}
-
-// call is sendmmsg or recvmmsg; it returns how many datagrams went through.
-func (m *mmsgs) call(trap uintptr, fd, flags int) (int, error) {
-	n, _, errno := unix.Syscall6(trap, uintptr(fd), uintptr(unsafe.Pointer(&m.hdrs[0])), udpBatch, uintptr(flags), 0, 0)
-	if errno != 0 {
-		return 0, errno
-	}
-	return int(n), nil
-}
+// udpBuffer is the receiver's socket buffer in bytes.
+const udpBuffer = 8 << 20
 
 // udpFlood sends datagrams through ordinary sockets and returns how many
 // arrive per second.
@@ -70,8 +33,8 @@ func udpFlood(ctx context.Context, from, to pod, payload int, dur time.Duration)
 		return nil, err
 	}
 	defer unix.Close(out)
-	w.start(to.NS, func() error { return udpLoop(&w.phase, unix.SYS_RECVMMSG, in, unix.MSG_WAITFORONE, payload, &received) })
-	w.start(from.NS, func() error { return udpLoop(&w.phase, unix.SYS_SENDMMSG, out, 0, payload, &sent) })
+	w.start(to.NS, func() error { return udpLoop(&w.phase, traffic.NewBatch(payload).Receive, in, &received) })
+	w.start(from.NS, func() error { return udpLoop(&w.phase, traffic.NewBatch(payload).Send, out, &sent) })
 	var r, s uint64
 	m, err := w.measureCPU(ctx, rrWarm, dur,
 		func() { r, s = received.Load(), sent.Load() },
@@ -110,10 +73,9 @@ func udpSocket(ns string, attach func(fd int) error) (fd int, err error) {
 
 // udpLoop sends or receives batches until the run stops. A full queue or a receiver
 // that is not there yet are part of a flood's life.
-func udpLoop(p *phase, trap uintptr, fd, flags, payload int, count *atomic.Uint64) error {
-	m := newMmsgs(payload)
+func udpLoop(p *phase, batch func(fd int) (int, error), fd int, count *atomic.Uint64) error {
 	for !p.stopped() {
-		n, err := m.call(trap, fd, flags)
+		n, err := batch(fd)
 		if err != nil && !transient(err) && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.ECONNREFUSED) {
 			return fmt.Errorf("UDP socket: %w", err)
 		}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,7 +12,26 @@ import (
 
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/keys/handshake"
 )
+
+func TestTurnedLine(t *testing.T) {
+	last := netip.MustParseAddr("192.0.2.7")
+	for name, c := range map[string]struct {
+		turned handshake.Turned
+		want   string
+	}{
+		"nobody":          {handshake.Turned{}, ""},
+		"by the kernel":   {handshake.Turned{Filtered: 5, LastStranger: last}, "5 packets from addresses that no node has, dropped by the kernel, the last from 192.0.2.7"},
+		"by the agent":    {handshake.Turned{Strangers: 2, LastStranger: last}, "2 connections from addresses that no node has, the last from 192.0.2.7"},
+		"by both":         {handshake.Turned{Filtered: 5, Strangers: 2, LastStranger: last}, "5 packets from addresses that no node has, dropped by the kernel, 2 connections from addresses that no node has, the last from 192.0.2.7"},
+		"none a stranger": {handshake.Turned{Silent: 1, Evicted: 4}, "1 that said nothing, 4 to make room"},
+	} {
+		if got := turnedLine(&c.turned); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
 
 // keeper is an agent with keys; peer b is on the newest epoch after a few looks, unless it is stuck.
 type keeper struct {

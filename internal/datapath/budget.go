@@ -67,15 +67,8 @@ func (t *flowTable) open(m *maps) error {
 	if err != nil {
 		return err
 	}
-	shared := map[string]*ebpf.Map{}
-	for name := range spec.Maps {
-		if existing := m.byName[name]; existing != nil {
-			shared[name] = existing
-			spec.Maps[name].MaxEntries = existing.MaxEntries()
-		}
-	}
-	if t.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared}); err != nil {
-		return fmt.Errorf("load the flow table's programs: %w", err)
+	if t.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m.sharedWith(spec)}); err != nil {
+		return fmt.Errorf("load the flow table's programs: %w", notAllowed(err))
 	}
 	t.soon = make(chan struct{}, 1)
 	return nil

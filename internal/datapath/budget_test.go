@@ -160,8 +160,44 @@ func TestFragmentBudget(t *testing.T) {
 			if rows["1 egress"].FragmentsEvicted == 0 || rows["2 egress"].FragmentsEvicted != 0 {
 				t.Errorf("%s: %+v, want only the flood to have lost datagrams", context, rows)
 			}
-			if keys, err := mapKeys(b.maps.Frags); err != nil || len(keys) > 3*64 {
+			if keys, err := mapKeys(b.maps.Frags); err != nil || len(keys) > 3*16 {
 				t.Errorf("%s: %d datagrams remembered, %v", context, len(keys), err)
+			}
+		}
+	}
+}
+
+// TestFragmentFloodFromAnotherSender: a pod of a peer that sends a pod here first fragments without end has it forget those
+// of the few senders whose set of places it shares, and nobody else's. Hostile: the flood uses every identification.
+func TestFragmentFloodFromAnotherSender(t *testing.T) {
+	const senders = 32
+	b := newBed(t)
+	for _, to := range []netip.Addr{podA.IPv4, podA.IPv6} {
+		for _, context := range contexts {
+			b.reset(t)
+			flood := fromPeer(to).udp(1000, 53, 120)
+			var others []packet
+			for from := flood.from.Next(); len(others) < senders; from = from.Next() {
+				others = append(others, flood.src(from).id(uint16(len(others))))
+			}
+			for _, other := range others {
+				b.send(t, context, "from_wire", "wtup", other.fragment(0, 64, true).bytes())
+			}
+			for id := range uint16(10000) {
+				b.send(t, context, "from_wire", "wtup", flood.id(id).fragment(0, 64, true).bytes())
+			}
+			forgotten := 0
+			for _, other := range others {
+				if v, _ := b.send(t, context, "from_wire", "wtup", other.fragment(64, 128, false).bytes()); v == "drop" {
+					forgotten++
+				}
+			}
+			// One of eight shares the set: 4 of 32 by chance, and the chances do not change from run to run.
+			if forgotten > senders/4 {
+				t.Errorf("%s to %s: the datagrams of %d of %d other senders were forgotten, want few", context, to, forgotten, senders)
+			}
+			if b.budgets(t)["1 ingress"].FragmentsEvicted == 0 {
+				t.Errorf("%s to %s: the flood pushed out nothing, its own included", context, to)
 			}
 		}
 	}

@@ -250,29 +250,6 @@ func TestCacheIsPerInterface(t *testing.T) {
 	}
 }
 
-// TestForeignTag: an LRU entry that was handed to another flow must not lend it its decision.
-func TestForeignTag(t *testing.T) {
-	b := newBed(t)
-	for _, context := range contexts {
-		b.reset(t)
-		frame := fromA(peer4).udp(1000, 53, 20).bytes()
-		warm(t, b, context, "from_pod", "wta", frame)
-		var key bpfKey4
-		var f bpfFlow
-		for entries := b.maps.Flows4.Iterate(); entries.Next(&key, &f); {
-			for dir := range f.Half {
-				f.Half[dir].Cached.Tag ^= 0x10
-				f.Half[dir].Cached.Dmac = toMAC(mac(0x66))
-			}
-			must(t, b.maps.Flows4.Put(&key, &f))
-		}
-		_, out := b.send(t, context, "from_pod", "wta", frame)
-		if err := toPeer(frame, out); err != nil {
-			t.Errorf("%s: a decision of another flow was used: %v", context, err)
-		}
-	}
-}
-
 // TestFlowTableOverflow: three times more flows than entries: every packet is forwarded all the same.
 func TestFlowTableOverflow(t *testing.T) {
 	b := newBed(t)

@@ -14,8 +14,8 @@ const (
 	procCPU    = "/proc/cpuinfo"
 )
 
-// ErrTableAES says that the kernel's AES for engine bpf looks things up in tables by secret bytes, so that its time
-// tells about the key to who shares the CPU's caches.
+// ErrTableAES says that the kernel's AES for engine bpf looks things up in tables by secret bytes, so that its
+// timing leaks the key to whoever shares the CPU's caches.
 var ErrTableAES = errors.New("the kernel has no AES for it whose time does not depend on the key")
 
 // algorithm is one entry of /proc/crypto.
@@ -104,7 +104,7 @@ func hasAES(cpuinfo string) bool {
 type AESStatus struct {
 	// Driver is the kernel's name for it.
 	Driver string `json:"driver"`
-	// ConstantTime: its time tells nothing about keys.
+	// ConstantTime: its timing leaks nothing about keys.
 	ConstantTime bool `json:"constantTime"`
 }
 

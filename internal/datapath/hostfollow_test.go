@@ -234,7 +234,7 @@ func TestInterruptedDumpIsNoLoss(t *testing.T) {
 				t.Errorf("notes after %d calls: %+v", calls, notes)
 			}
 			calls = 0
-			if err := b.inside(b.syncNodes); (err != nil) != (interrupted > 1) {
+			if err := b.inside(func() error { return b.SetNodes(t.Context(), b.nodes.list) }); (err != nil) != (interrupted > 1) {
 				t.Errorf("synchronisation: %v", err)
 			}
 			if got := b.kernelRoutes(t); !slices.Equal(got, want) {

@@ -21,6 +21,7 @@ func TestICMPErrorsAboutSealedFlows(t *testing.T) {
 		if family == 6 {
 			outside, host = fromA(world6).udp(1000, 53, 40), wireB6
 		}
+		toHost := fromA(host).udp(1000, 53, 40)
 		about := func(p packet, from netip.Addr) packet {
 			error := newPacket(peerMAC, uplinkMAC, from, p.from)
 			if family == 4 {
@@ -43,11 +44,14 @@ func TestICMPErrorsAboutSealedFlows(t *testing.T) {
 				{"too big, from a router in plain", "drop", "icmp_unsealed", func() []byte { return about(sent, routers[family]).bytes() }},
 				{"too big about what went outside, in plain", "redirect", "", func() []byte { return about(outside, routers[family]).bytes() }},
 				{"too big, sealed by the peer as its host", "redirect", "", func() []byte { return sealedAs(about(sent, host), 1) }},
+				{"too big, sealed by the peer as the world's", "drop", "icmp_unsealed", func() []byte { return sealedAs(about(sent, routers[family]), 3) }},
+				{"too big about what went to the peer's host, sealed as the world's", "redirect", "", func() []byte { return sealedAs(about(toHost, routers[family]), 3) }},
+				{"too big about what went outside, sealed as the world's", "redirect", "", func() []byte { return sealedAs(about(outside, routers[family]), 3) }},
 				{"unreachable, sealed by the peer's pod", "redirect", "", func() []byte { return sealedAs(about(sent, dst), identityPeer) }},
 			} {
 				t.Run(context+" "+c.name+" "+dst.String(), func(t *testing.T) {
 					must(t, emptyMap(b.maps.Drops))
-					for _, p := range []packet{sent, outside} {
+					for _, p := range []packet{sent, outside, toHost} {
 						if v, _ := b.send(t, "tc", "from_pod", "wta", p.bytes()); v == "drop" {
 							t.Fatalf("the flow to %s: %s", p.to, v)
 						}
@@ -125,5 +129,32 @@ func TestICMPErrorsThroughTheStack(t *testing.T) {
 				t.Errorf("drop reasons %v, want %s", got, c.reason)
 			}
 		})
+	}
+}
+
+// TestErrorsQuoteNothing: what a host has sent sealed to a pod is not readable in the error that this host's kernel sends back;
+// errors about what travels readable go as ever.
+func TestErrorsQuoteNothing(t *testing.T) {
+	for _, c := range []struct{ own, pod, remote, lost netip.Addr }{{node4, podA.IPv4, wireB4, lostHost4}, {node6, podA.IPv6, wireB6, lostHost6}} {
+		error := func(to, quotedSrc, quotedDst netip.Addr) packet {
+			p, quoted := newPacket(gatewayMAC, gatewayMAC, c.own, to), fromA(quotedDst).src(quotedSrc).udp(1, 2, 60)
+			if to.Is4() {
+				return p.icmpError(3, 1, 0, quoted, 48)
+			}
+			return p.icmpError(1, 0, 0, quoted, 88)
+		}
+		for _, o := range []origin{
+			{name: "about a packet to a pod", in: error(c.remote, c.remote, c.pod), want: "redirect", into: bpfIdentityHost},
+			{name: "about a packet to this host", in: error(c.remote, c.remote, c.own), want: "pass"},
+			{name: "about a packet of somebody else's", in: error(c.remote, c.lost, c.pod), want: "pass"},
+			{name: "to a lost node, about a packet to a pod", in: error(c.lost, c.lost, c.pod), want: "drop", reason: ReasonNoNode},
+			{name: "of the world's, about a packet to a pod", via: "wtup", in: error(c.remote, c.remote, c.pod).src(world4), want: "pass"},
+		} {
+			if o.via != "" && c.own.Is6() {
+				o.in = o.in.src(world6)
+			}
+			o.hook = "to_wire"
+			t.Run(o.name+" "+c.own.String(), func(t *testing.T) { o.run(t) })
+		}
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-//go:embed obj/*_xdp.o obj/*_tc.o obj/vmfork.o
+//go:embed obj/*_xdp.o obj/*_tc.o obj/vmfork.o obj/strangers.o
 var embedded embed.FS
 
 // objects is where BPF objects come from; a test may put others there.
@@ -147,6 +147,18 @@ func openMaps(dir string, flowEntries uint32, sealing bool, log *slog.Logger) (*
 	return m, nil
 }
 
+// sharedWith are the maps that an object's programs use in place of their own. Its spec takes their sizes.
+func (m *maps) sharedWith(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
+	shared := map[string]*ebpf.Map{}
+	for name := range spec.Maps {
+		if existing := m.byName[name]; existing != nil {
+			shared[name] = existing
+			spec.Maps[name].MaxEntries = existing.MaxEntries()
+		}
+	}
+	return shared
+}
+
 func openMap(dir string, spec *ebpf.MapSpec, log *slog.Logger) (m *ebpf.Map, made bool, err error) {
 	path := filepath.Join(dir, pinName(spec))
 	pinned, err := ebpf.LoadPinnedMap(path, nil)
@@ -158,7 +170,7 @@ func openMap(dir string, spec *ebpf.MapSpec, log *slog.Logger) (m *ebpf.Map, mad
 	}
 	created, err := ebpf.NewMap(spec)
 	if err != nil {
-		return nil, false, fmt.Errorf("create map %s: %w", spec.Name, err)
+		return nil, false, fmt.Errorf("create map %s: %w", spec.Name, notAllowed(err))
 	}
 	if n := migrate(dir, spec, created); n != "" {
 		log.Warn("map layout changed: a new map was made", "map", spec.Name, "entries", n)

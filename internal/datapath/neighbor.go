@@ -112,7 +112,11 @@ func (d *Datapath) refreshNodes() {
 	if d.nodes.list == nil {
 		return // before the first SetNodes nothing is known: what a previous run left must stay
 	}
-	if err := errors.Join(d.syncOwnAddresses(), d.syncNodes()); err != nil {
+	have, err := d.readRoutes()
+	if err == nil {
+		err = errors.Join(d.syncOwnAddresses(have), d.syncNodes(have))
+	}
+	if err != nil {
 		d.log.Warn("peers", "err", err)
 	}
 }

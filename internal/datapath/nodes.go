@@ -56,7 +56,11 @@ func (d *Datapath) SetNodes(_ context.Context, nodes []Node) error {
 			delete(d.nodes.slots, name)
 		}
 	}
-	return d.syncNodes()
+	have, err := d.readRoutes()
+	if err != nil {
+		return err
+	}
+	return d.syncNodes(have)
 }
 
 // NodeProblem is why a node cannot be reached.
@@ -76,8 +80,9 @@ func (d *Datapath) NodeProblems() []NodeProblem {
 	return out
 }
 
-// syncNodes brings maps and kernel routes in line with the list. One bad node does not stop the others.
-func (d *Datapath) syncNodes() error {
+// syncNodes brings maps and kernel routes in line with the list. One bad node does not stop the others. have is what the
+// routes map holds.
+func (d *Datapath) syncNodes(have map[bpfRouteKey]bpfRoute) error {
 	var failed error
 	var plan *slotPlan
 	var wantKernel []*netlink.Route
@@ -105,7 +110,7 @@ func (d *Datapath) syncNodes() error {
 			d.wantMissing(wantRoutes, n)
 		}
 	}
-	moved, err := d.syncRoutesMap(wantRoutes)
+	moved, err := d.syncRoutesMap(have, wantRoutes)
 	cleared, clearErr := d.clearNodes()
 	failed = errors.Join(failed, err, clearErr, d.syncKernelRoutes(d.notLeft(wantKernel)))
 	if d.opts.Encrypt != nil {
@@ -174,7 +179,7 @@ func (d *Datapath) lastResorts(n Node) []*netlink.Route {
 func (d *Datapath) syncNode(n Node, slot uint32) (routes []*netlink.Route, changed bool, failed error) {
 	wireMTU := 0
 	var problems []error
-	for _, addr := range n.Addresses {
+	for _, addr := range d.reached(n) {
 		index := slot*2 + family(addr)
 		hop, err := d.resolve(addr)
 		if d.opts.GenericXDP {
@@ -219,6 +224,21 @@ func (d *Datapath) syncNode(n Node, slot uint32) (routes []*netlink.Route, chang
 		d.nodes.problems[n.Name] = oneLine(problems)
 	}
 	return routes, changed, failed
+}
+
+// reached are the addresses that a node is reached by. Where packets are sealed, one of a family that this node has none of
+// is not, if the node has another: packets of both families go there by that. It is the node's all the same.
+func (d *Datapath) reached(n Node) []netip.Addr {
+	if d.opts.Encrypt == nil {
+		return n.Addresses
+	}
+	foreign := func(addr netip.Addr) bool {
+		return !slices.ContainsFunc(d.opts.HostAddrs, func(own netip.Addr) bool { return own.Is4() == addr.Is4() })
+	}
+	if usable := slices.DeleteFunc(slices.Clone(n.Addresses), foreign); len(usable) > 0 {
+		return usable
+	}
+	return n.Addresses
 }
 
 func oneLine(problems []error) string {

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -297,4 +298,33 @@ func TestUnresolvedPeerIsManaged(t *testing.T) {
 		}
 		return nil
 	}))
+}
+
+// TestAddressOfAForeignFamily: a node's address of a family that this node has none of cannot be reached by that, and is the
+// node's all the same: what pods send there is sealed, and nothing is taken from there in cleartext.
+func TestAddressOfAForeignFamily(t *testing.T) {
+	b := sealNodeBed(t)
+	own := b.opts.HostAddrs
+	t.Cleanup(func() { b.opts.HostAddrs = own })
+	b.opts.HostAddrs = []netip.Addr{node4}
+	far := addr("2001:db8:9::2") // no route leads there
+	b.setNodes(t, Node{Name: "n2", Addresses: []netip.Addr{addr("192.0.2.2"), far}, PodCIDRs: []netip.Prefix{mustPrefix("10.2.0.0/24")}})
+	if problems := b.NodeProblems(); len(problems) != 0 {
+		t.Errorf("problems %v, want none: the node is reached by its other address", problems)
+	}
+	if r, ok := b.route(t, far.String()+"/128"); !ok || r.Node == 0 || r.Flags != bpfRouteHost {
+		t.Errorf("the address: %+v, %v; want the node's", r, ok)
+	}
+	b.installSA(t, "n2")
+	// In XDP the stack takes it first: the bed's uplink takes no XDP frames.
+	if verdict, _ := b.send(t, "tc", "from_pod", "wta", fromA(far).udp(1, 2, 8).bytes()); verdict != "redirect" {
+		t.Errorf("a pod to it: %s, want it sealed and redirected; %v", verdict, b.counted(t))
+	}
+	for _, context := range contexts {
+		before := b.counted(t)
+		verdict, _ := b.send(t, context, "from_wire", "wtup", fromPeer(podA.IPv6).src(far).udp(1, 2, 8).bytes())
+		if reasons := reasonsIn(subtract(b.counted(t), before)); verdict != "drop" || !slices.Equal(reasons, []string{"plaintext"}) {
+			t.Errorf("%s: in its name, in cleartext: %s %v, want drop [plaintext]", context, verdict, reasons)
+		}
+	}
 }

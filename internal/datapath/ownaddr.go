@@ -13,13 +13,17 @@ import (
 func (d *Datapath) setOwnAddresses() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.syncOwnAddresses()
+	have, err := d.readRoutes()
+	if err != nil {
+		return err
+	}
+	return d.syncOwnAddresses(have)
 }
 
 // syncOwnAddresses does so, for the addresses that the Node object lists and for those that the node has besides
 // (another card's, a bridge's, a virtual one's), which others do not know as its. An address of another node's
-// is left to that. Callers hold d.mu.
-func (d *Datapath) syncOwnAddresses() error {
+// is left to that. have is what the routes map holds, and is kept so. Callers hold d.mu.
+func (d *Datapath) syncOwnAddresses(have map[bpfRouteKey]bpfRoute) error {
 	want := map[bpfRouteKey]bpfRoute{}
 	for _, a := range d.unlistedAddresses() {
 		want[routeKey(netip.PrefixFrom(a, a.BitLen()))] = bpfRoute{Flags: bpfRouteHost | bpfRouteUnlisted}
@@ -27,10 +31,8 @@ func (d *Datapath) syncOwnAddresses() error {
 	for _, a := range d.opts.HostAddrs {
 		want[routeKey(netip.PrefixFrom(a, a.BitLen()))] = bpfRoute{Flags: bpfRouteHost}
 	}
-	var key bpfRouteKey
-	var value bpfRoute
 	var stale []bpfRouteKey
-	for entries := d.maps.Routes.Iterate(); entries.Next(&key, &value); {
+	for key, value := range have {
 		_, wanted := want[key]
 		switch {
 		case value == want[key] || wanted && !isOwnAddress(value):
@@ -43,10 +45,13 @@ func (d *Datapath) syncOwnAddresses() error {
 	for key, route := range want {
 		if putErr := d.maps.Routes.Put(&key, &route); putErr != nil {
 			err = errors.Join(err, fmt.Errorf("write route of an own address: %w", putErr))
+			continue
 		}
+		have[key] = route
 	}
 	for _, k := range stale {
 		err = errors.Join(err, deleteKey(d.maps.Routes, &k))
+		delete(have, k)
 	}
 	if len(want) == 0 && len(stale) == 0 {
 		return err

@@ -126,15 +126,9 @@ func loadObject(m *maps, object, program string, constants map[string]any, frags
 	if ps := spec.Programs[program]; ps != nil && frags && ps.Type == ebpf.XDP {
 		ps.Flags |= unix.BPF_F_XDP_HAS_FRAGS
 	}
-	shared := map[string]*ebpf.Map{}
-	for name := range spec.Maps {
-		if existing := m.byName[name]; existing != nil {
-			shared[name] = existing
-			spec.Maps[name].MaxEntries = existing.MaxEntries()
-		}
-	}
-	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
+	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m.sharedWith(spec)})
 	if err != nil {
+		err = notAllowed(err)
 		var verifier *ebpf.VerifierError
 		if errors.As(err, &verifier) {
 			return nil, fmt.Errorf("load %s: %w (the kernel's verifier refused it; kernel 6.6 or later is needed)", object, err)

@@ -1,72 +1,70 @@
 package datapath
 
 import (
-	"regexp"
+	"encoding/binary"
+	"fmt"
 	"testing"
-
-	"github.com/cilium/ebpf/asm"
+	"unsafe"
 )
 
-var (
-	lineOfGeneration = regexp.MustCompile(`to->generation\b`)
-	lineOfDecision   = regexp.MustCompile(`^\s*\*to = \*c;`)
-)
-
-// TestDecisionIsVoidWhileWritten: a decision that is put into a flow has no generation while it is written, or another CPU could send a
-// packet by half of the old decision and half of the new. No run shows that reliably, so this reads the order of the stores in the compiled
-// programs.
-func TestDecisionIsVoidWhileWritten(t *testing.T) {
-	for _, object := range []string{"from_pod_xdp", "from_pod_tc", "from_wire_xdp", "from_wire_tc"} {
-		spec, err := loadSpec(object)
-		if err != nil {
-			t.Fatal(err)
-		}
-		found := 0
-		for name, program := range spec.Programs {
-			for i, order := range storesOf(program.Instructions) {
-				found++
-				if order[0] != 'g' || order[len(order)-1] != 'g' || len(order) < 4 {
-					t.Errorf("%s, %s, place %d: stores to the generation (g) and the rest (d) in the order %s, want g, d…, g", object, name, i, order)
-				}
+// decisions gives every cached decision of the IPv4 flows to change, as bytes.
+func (b *bed) decisions(t *testing.T, change func(key bpfKey4, decision []byte)) {
+	t.Helper()
+	var key bpfKey4
+	var f bpfFlow
+	changed := map[bpfKey4]bpfFlow{}
+	entries := b.maps.Flows4.Iterate()
+	for entries.Next(&key, &f) {
+		for dir := range f.Half {
+			if f.Half[dir].Cached.Generation != 0 {
+				change(key, (*[unsafe.Sizeof(bpfCached{})]byte)(unsafe.Pointer(&f.Half[dir].Cached))[:])
 			}
 		}
-		if found == 0 {
-			t.Errorf("%s: no place that writes a decision was found", object)
-		}
+		changed[key] = f
+	}
+	must(t, entries.Err())
+	for key, f := range changed {
+		must(t, b.maps.Flows4.Put(&key, &f))
 	}
 }
 
-// storesOf gives, for each place where a decision is written, the order of the stores: g to its generation, d to the rest.
-func storesOf(instructions asm.Instructions) []string {
-	var places []string
-	var order []byte
-	line := ""
-	end := func() {
-		if len(order) > 0 {
-			places = append(places, string(order))
-		}
-		order = nil
-	}
-	for i := range instructions {
-		ins := &instructions[i]
-		if ins.Symbol() != "" {
-			end()
-		}
-		if source := ins.Source(); source != nil {
-			line = source.String()
-		}
-		store := ins.OpCode.Class().IsStore() && ins.Dst != asm.R10
-		switch {
-		case store && lineOfDecision.MatchString(line):
-			order = append(order, 'd')
-		case store && lineOfGeneration.MatchString(line):
-			order = append(order, 'g')
-			// The second one after the rest is a place's last.
-			if len(order) > 2 && order[len(order)-2] == 'd' {
-				end()
+// TestMixedDecision: two CPUs may write a decision at once, or the table hand its memory to another flow meanwhile. What is left then,
+// words of the one and words of the other, is used for no packet.
+func TestMixedDecision(t *testing.T) {
+	b := newBed(t)
+	frame := fromA(peer4).udp(1000, 53, 20).bytes()
+	for _, context := range contexts {
+		check := func(what string, change func(key bpfKey4, decision []byte)) {
+			b.reset(t)
+			warm(t, b, context, "from_pod", "wta", frame)
+			changed := 0
+			b.decisions(t, func(key bpfKey4, decision []byte) { changed++; change(key, decision) })
+			if changed != 1 {
+				t.Fatalf("%s: %d decisions, want 1", context, changed)
+			}
+			if hasStep(b.steps(t, b.traced(t, context, "from_pod"), context, "wta", frame), bpfStepCacheHit) {
+				t.Errorf("%s: a decision %s was used", context, what)
+			}
+			if _, out := b.send(t, context, "from_pod", "wta", frame); toPeer(frame, out) != nil {
+				t.Errorf("%s: behind a decision %s: %v", context, what, toPeer(frame, out))
+			}
+			if !hasStep(b.steps(t, b.traced(t, context, "from_pod"), context, "wta", frame), bpfStepCacheHit) {
+				t.Errorf("%s: a decision %s was not made anew", context, what)
 			}
 		}
+		for i := range int(unsafe.Sizeof(bpfCached{})) {
+			check(fmt.Sprintf("with another byte %d", i), func(_ bpfKey4, decision []byte) { decision[i] ^= 0x10 })
+		}
+		// All of it was made for the generation before, but the generation itself, which another CPU has written.
+		check("of the generation before", func(_ bpfKey4, decision []byte) {
+			b.config.Generation++
+			must(t, b.maps.Config.Put(uint32(0), &b.config))
+			binary.NativeEndian.PutUint32(decision, b.config.Generation)
+		})
+		var other []byte
+		b.reset(t)
+		warm(t, b, context, "from_pod", "wta", fromA(peer4).udp(1000, 54, 20).bytes())
+		b.decisions(t, func(_ bpfKey4, decision []byte) { other = append([]byte(nil), decision...) })
+		check("of another flow", func(_ bpfKey4, decision []byte) { copy(decision, other) })
 	}
-	end()
-	return places
 }

@@ -28,9 +28,8 @@ type routesPlan struct {
 	left    []bpfRouteKey // what does not fit
 }
 
-// syncRoutesMap makes want the routes to what is not this node's own. A range that changes hands is never without an owner.
-// What does not fit is named and noted: nothing is to be sent there by other ways. Single errors stop nothing else.
-func (d *Datapath) syncRoutesMap(want map[bpfRouteKey]bpfRoute) (bool, error) {
+// readRoutes reads the whole routes map, once per synchronisation: it may hold 65536 entries.
+func (d *Datapath) readRoutes() (map[bpfRouteKey]bpfRoute, error) {
 	have := map[bpfRouteKey]bpfRoute{}
 	var key bpfRouteKey
 	var value bpfRoute
@@ -39,8 +38,15 @@ func (d *Datapath) syncRoutesMap(want map[bpfRouteKey]bpfRoute) (bool, error) {
 		have[key] = value
 	}
 	if err := entries.Err(); err != nil {
-		return false, fmt.Errorf("read routes map: %w", err)
+		return nil, fmt.Errorf("read routes map: %w", err)
 	}
+	return have, nil
+}
+
+// syncRoutesMap makes want, instead of have, the routes to what is not this node's own. A range that changes hands is never
+// without an owner. What does not fit is named and noted: nothing is to be sent there by other ways. Single errors stop
+// nothing else.
+func (d *Datapath) syncRoutesMap(have, want map[bpfRouteKey]bpfRoute) (bool, error) {
 	plan := planRoutes(have, want, int(d.maps.Routes.MaxEntries())-routesReserve)
 	put := func(keys []bpfRouteKey) (failed []bpfRouteKey, err error) {
 		for _, k := range keys {

@@ -108,13 +108,7 @@ func (a *associations) open(m *maps) error {
 	if err != nil {
 		return err
 	}
-	shared := map[string]*ebpf.Map{}
-	for name := range spec.Maps {
-		if existing := m.byName[name]; existing != nil {
-			shared[name] = existing
-		}
-	}
-	if a.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared}); err != nil {
+	if a.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m.sharedWith(spec)}); err != nil {
 		return fmt.Errorf("load sa: %w (Linux 6.12 or later is needed)", err)
 	}
 	if a.allocOut, err = newKeyAllocator(m.SAOut); err != nil {

@@ -162,7 +162,10 @@ func (o origin) run(t *testing.T) {
 	farPod(t, b.bed)
 	must(t, b.putUplink(b.index["wtup"]))
 	iface := map[string]string{"to_pod": "wta", "to_wire": "wtup"}[o.hook]
-	frame := o.in.udp(1, 2, 8).bytes()
+	if o.in.payload == nil {
+		o.in = o.in.udp(1, 2, 8)
+	}
+	frame := o.in.bytes()
 	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Repeat: 1, Context: &skbContext{
 		Ifindex: uint32(b.index[iface]), IngressIfindex: uint32(b.index[o.via]),
 	}}

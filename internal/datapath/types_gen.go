@@ -164,7 +164,7 @@ type bpfKey6 struct {
 type bpfCached struct {
 	_          structs.HostLayout
 	Generation uint32
-	Tag        uint32
+	Digest     uint32
 	InIfindex  uint32
 	OutIfindex uint32
 	InMac      [3]uint16
@@ -191,8 +191,9 @@ type bpfFlow struct {
 	Half      [2]bpfHalf
 	FirstNs   uint64
 	LastNs    uint64
+	Flags     uint32
 	State     uint8
-	Flags     uint8
+	Pad       uint8
 	Slot      uint16
 	Hook      uint8
 	Direction uint8
@@ -200,6 +201,7 @@ type bpfFlow struct {
 	Cell      uint32
 	Checked   uint32
 	Born      [2]uint32
+	_         [4]byte
 }
 
 type bpfOwner struct {
@@ -260,6 +262,13 @@ type bpfEventStats struct {
 	Suppressed uint64
 	Lost       uint64
 	WokenNs    uint64
+}
+
+type bpfStrangers struct {
+	_       structs.HostLayout
+	Packets uint64
+	LastNs  uint64
+	Last    bpfAddr
 }
 
 type bpfTraceStep struct {

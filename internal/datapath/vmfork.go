@@ -15,7 +15,7 @@ import (
 )
 
 // VMForkStatus says how it is noticed that this virtual machine was forked: resumed from a snapshot with memory, or
-// copied. The counters of SAs went back with the memory then, so no key of before may be used again.
+// copied. The counters of SAs went back with the memory then, so no earlier key may be used again.
 type VMForkStatus struct {
 	// Detection is fentry (the kernel voids the keys itself), log (the agent does, when the kernel has logged the fork),
 	// clock (the agent does, when the wall clock jumps ahead) or none (not a virtual machine).

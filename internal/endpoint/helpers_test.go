@@ -99,6 +99,16 @@ func (b *bed) check(container string) error {
 	return b.Check(context.Background(), CheckRequest{Attachment: Attachment{container, "eth0"}})
 }
 
+// link finds the host side of an endpoint's interface.
+func (b *bed) link(res *AddResult) netlink.Link {
+	b.t.Helper()
+	link, err := netlink.LinkByName(res.HostIf)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return link
+}
+
 // devices returns the names of Weft's interfaces on the node.
 func (b *bed) devices() []string {
 	b.t.Helper()

@@ -109,10 +109,7 @@ func TestUnseenNamespaceIsKept(t *testing.T) {
 			b := newBed(t)
 			path, target, _ := hiddenPod(t)
 			res := b.add("c1", path)
-			link, err := netlink.LinkByName(res.HostIf)
-			if err != nil {
-				t.Fatal(err)
-			}
+			link := b.link(res)
 			if err := errors.Join(hide(path), netlink.RouteDel(hostRoute(link, res.IPv4))); err != nil {
 				t.Fatal(err)
 			}
@@ -203,10 +200,7 @@ func TestUnfilteredPodIsUnhealthy(t *testing.T) {
 			b := newBed(t)
 			ns, _ := endpointtest.NewPod(t)
 			res := b.add("c1", ns)
-			before, err := netlink.LinkByName(res.HostIf)
-			if err != nil {
-				t.Fatal(err)
-			}
+			before := b.link(res)
 			b.dp.DetachEndpoint(res.Datapath())
 			if err := b.check("c1"); !errors.Is(err, ErrUnhealthy) || !strings.Contains(err.Error(), "datapath is not attached: from_pod is not attached to "+res.HostIf) {
 				t.Errorf("check: %v", err)
@@ -254,11 +248,8 @@ func TestMendRoutes(t *testing.T) {
 	b := newBed(t)
 	ns, _ := endpointtest.NewPod(t)
 	res := b.add("c1", ns)
-	link, err := netlink.LinkByName(res.HostIf)
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = errors.Join(
+	link := b.link(res)
+	err := errors.Join(
 		netlink.RouteDel(hostRoute(link, res.IPv4)), netlink.RouteDel(hostRoute(link, res.IPv6)),
 		netlink.NeighDel(&netlink.Neigh{LinkIndex: link.Attrs().Index, IP: res.IPv4.AsSlice()}),
 		b.Mend(context.Background()), b.check("c1"))
@@ -286,10 +277,7 @@ func TestMendReadsTablesOnce(t *testing.T) {
 	for _, container := range containers(5) {
 		ns, _ := endpointtest.NewPod(t)
 		res := b.add(container, ns)
-		link, err := netlink.LinkByName(res.HostIf)
-		if err != nil {
-			t.Fatal(err)
-		}
+		link := b.link(res)
 		if err := netlink.RouteDel(hostRoute(link, res.IPv4)); err != nil {
 			t.Fatal(err)
 		}

@@ -69,10 +69,7 @@ func TestHostSideSettings(t *testing.T) {
 	b := newBed(t)
 	ns, _ := endpointtest.NewPod(t)
 	res := b.add("c1", ns)
-	link, err := netlink.LinkByName(res.HostIf)
-	if err != nil {
-		t.Fatal(err)
-	}
+	link := b.link(res)
 	if link.Attrs().HardwareAddr.String() != GatewayMAC.String() || link.Attrs().MTU != 1450 {
 		t.Errorf("MAC %s, MTU %d", link.Attrs().HardwareAddr, link.Attrs().MTU)
 	}

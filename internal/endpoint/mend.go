@@ -43,16 +43,26 @@ func (m *Manager) Mend(ctx context.Context, hostIfs ...string) error {
 	return errors.Join(errs...)
 }
 
-func (m *Manager) mend(id string, h *netlink.Handle, tables *hostTables) error {
+// lockReady locks an endpoint. unlock is nil if it is not ready, or an Add or Del is at it, which will leave it right.
+func (m *Manager) lockReady(id string) (rec record, unlock func()) {
 	unlock, free := m.endpoints.tryLock(id)
 	if !free {
-		return nil // an Add or Del is at it and will leave it right
+		return rec, nil
 	}
-	defer unlock()
 	rec, ok := m.record(id)
 	if !ok || rec.State != StateReady {
+		unlock()
+		return rec, nil
+	}
+	return rec, unlock
+}
+
+func (m *Manager) mend(id string, h *netlink.Handle, tables *hostTables) error {
+	rec, unlock := m.lockReady(id)
+	if unlock == nil {
 		return nil
 	}
+	defer unlock()
 	damage := m.damage(rec, h, tables)
 	if damage == nil || errors.Is(damage, errGone) {
 		return nil

@@ -112,17 +112,14 @@ func (m *Manager) Sync(ctx context.Context) error {
 
 // syncEndpoint attaches an endpoint that is not and follows its declaration.
 func (m *Manager) syncEndpoint(id string) error {
-	unlock, free := m.endpoints.tryLock(id)
-	if !free {
-		return nil // an Add or Del is at it and will leave it right
-	}
-	defer unlock()
-	rec, ok := m.record(id)
-	if !ok || rec.State != StateReady {
+	rec, unlock := m.lockReady(id)
+	if unlock == nil {
 		return nil
 	}
+	defer unlock()
 	err := m.reattach(rec)
-	if rec, ok = m.record(id); !ok || rec.State != StateReady {
+	rec, ok := m.record(id)
+	if !ok || rec.State != StateReady {
 		return err // it was found to be gone
 	}
 	return errors.Join(err, m.redeclare(rec))

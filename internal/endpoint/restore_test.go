@@ -115,10 +115,7 @@ func TestCrashDuringRebuild(t *testing.T) {
 			b := newBed(t)
 			ns, _ := endpointtest.NewPod(t)
 			first := b.add("c1", ns)
-			link, err := netlink.LinkByName(first.HostIf)
-			if err != nil {
-				t.Fatal(err)
-			}
+			link := b.link(first)
 			if err := netlink.LinkDel(link); err != nil {
 				t.Fatal(err)
 			}
@@ -169,10 +166,7 @@ func TestRestoreKeepsAndMends(t *testing.T) {
 	b := newBed(t)
 	ns, _ := endpointtest.NewPod(t)
 	res := b.add("c1", ns)
-	link, err := netlink.LinkByName(res.HostIf)
-	if err != nil {
-		t.Fatal(err)
-	}
+	link := b.link(res)
 	if err := errors.Join(
 		netlink.RouteDel(hostRoute(link, res.IPv4)),
 		netlink.NeighDel(&netlink.Neigh{LinkIndex: link.Attrs().Index, IP: res.IPv6.AsSlice()}),
@@ -194,10 +188,7 @@ func TestRestoreFreesWhatIsGone(t *testing.T) {
 		lose func(b *bed, res *AddResult, ns *os.File)
 	}{
 		{"host veth", func(b *bed, res *AddResult, _ *os.File) {
-			link, err := netlink.LinkByName(res.HostIf)
-			if err != nil {
-				b.t.Fatal(err)
-			}
+			link := b.link(res)
 			if err := netlink.LinkDel(link); err != nil {
 				b.t.Fatal(err)
 			}

@@ -53,6 +53,8 @@ type Manager struct {
 	storeLock sync.Mutex
 	// making is held while an epoch is made.
 	making sync.Mutex
+	// filtering is held while the port's filter is told of new addresses.
+	filtering sync.Mutex
 
 	mu       sync.Mutex
 	changed  chan struct{} // closed at every change
@@ -180,6 +182,11 @@ func (m *Manager) step(ctx context.Context) time.Duration {
 // SetPeers says which other nodes there are. One that is missing loses its keys after
 // the drain, and may not talk to this node from now on.
 func (m *Manager) SetPeers(peers []Peer) {
+	m.setPeers(peers)
+	m.filter()
+}
+
+func (m *Manager) setPeers(peers []Peer) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.clock.Boot()
@@ -246,28 +253,6 @@ func (m *Manager) StoreChanged() {
 	defer m.mu.Unlock()
 	m.due.store = m.clock.Boot()
 	m.pokeLocked()
-}
-
-// listen serves peers, and opens the port anew when that fails.
-func (m *Manager) listen(ctx context.Context) {
-	if m.opt.Listen == nil {
-		return
-	}
-	pause := retryMin
-	for ctx.Err() == nil {
-		listener, err := m.opt.Listen(ctx)
-		if err == nil {
-			m.problem("listen", nil)
-			pause = retryMin
-			err = m.server.Serve(ctx, listener)
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		m.problem("listen", fmt.Errorf("serve peers' exchanges: %w", cmp.Or(err, net.ErrClosed)))
-		m.sleep(ctx, pause)
-		pause = min(2*pause, retryMax)
-	}
 }
 
 func (m *Manager) loadKernel() bool {

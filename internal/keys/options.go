@@ -48,6 +48,8 @@ type Options struct {
 	Identity nodeid.Source
 	// Listen opens the handshake's port. It is called again after a failure.
 	Listen func(ctx context.Context) (net.Listener, error)
+	// Filter keeps strangers away from that port. Without it, or where it lets somebody pass, the agent turns them away itself. Optional.
+	Filter AddressFilter
 	// Addresses are this node's own, as its Node object says: peers take connections from no other. Optional.
 	Addresses []netip.Addr
 	// Port is where peers listen that say nothing else. Default: handshake.DefaultPort.
@@ -96,6 +98,14 @@ type Options struct {
 
 	// newExchanger is what the tests replace.
 	newExchanger func(handshake.Config) (client, server, error)
+}
+
+// AddressFilter drops in the kernel what would open connections from an address that is not allowed.
+type AddressFilter interface {
+	// Allow replaces the allowed addresses.
+	Allow(addrs map[netip.Addr]bool) error
+	// Refused is how many packets were dropped, and where the last came from.
+	Refused() (packets uint64, last netip.Addr, err error)
 }
 
 // client and server are the two roles of package handshake.

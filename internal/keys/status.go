@@ -149,7 +149,7 @@ type Counters struct {
 	ClockJumps uint64 `json:"clockJumps"`
 	// VMForks is how often this virtual machine was found to have gone back to a snapshot, or to have been copied.
 	VMForks uint64 `json:"vmForks"`
-	// Turned counts connections that were closed before a certificate was seen.
+	// Turned counts what was refused before a certificate was seen.
 	Turned handshake.Turned `json:"turned"`
 }
 
@@ -165,7 +165,7 @@ func (m *Manager) Status() Status {
 		Counters: Counters{
 			Handshakes: maps.Clone(m.counters.Handshakes), Rotations: maps.Clone(m.counters.Rotations),
 			UnwrapErrors: maps.Clone(m.counters.UnwrapErrors), Kicks: m.counters.Kicks, Rewraps: m.counters.Rewraps, ClockJumps: m.counters.ClockJumps, VMForks: m.counters.VMForks,
-			Turned: m.server.Turned(),
+			Turned: m.turned(),
 		},
 	}
 	if m.opt.KMS != nil {
@@ -205,6 +205,22 @@ func (m *Manager) Status() Status {
 		s.Problems = append(s.Problems, what+": "+m.problems[what])
 	}
 	return s
+}
+
+// turned adds what never came as far as the agent.
+func (m *Manager) turned() handshake.Turned {
+	turned := m.server.Turned()
+	if m.opt.Filter == nil {
+		return turned
+	}
+	packets, last, err := m.opt.Filter.Refused()
+	if err != nil {
+		m.log.Warn("keys: what the port's filter dropped is not counted", "error", err)
+	}
+	if turned.Filtered = packets; last.IsValid() {
+		turned.LastStranger = last
+	}
+	return turned
 }
 
 // wall is a moment of Clock.Boot on the wall clock.

@@ -20,7 +20,7 @@ type Encryption struct {
 	// Handshakes are by outcome, Rotations by reason.
 	Handshakes, Rotations map[string]uint64
 	Kicks                 uint64
-	// Turned is connections to the handshake's port that were closed before a certificate was seen, by reason.
+	// Turned is connections to the handshake's port that were refused before a certificate was seen, by reason.
 	Turned map[string]uint64
 	// VMForks is how often this virtual machine was resumed from a snapshot or copied.
 	VMForks            uint64
@@ -71,7 +71,7 @@ var (
 	encHandshakesDesc  = desc("weft_encrypt_handshakes_total", "Exchanges of keys by outcome; served_ marks those that other nodes began.", "outcome")
 	encRotationsDesc   = desc("weft_encrypt_rotations_total", "Epochs that this node made, by reason.", "reason")
 	encKicksDesc       = desc("weft_encrypt_kicks_total", "Times that a packet without a key asked for an exchange of keys.")
-	keysTurnedDesc     = desc("weft_keys_refused_connections_total", "Connections to the port of exchanges that were closed before a certificate was seen: from an address that no node has, silent, or to make room.", "reason")
+	keysTurnedDesc     = desc("weft_keys_refused_connections_total", "Connections to the port of exchanges that were closed before a certificate was seen: from an address that no node has, silent, or to make room. Of filtered ones, which the kernel never made, the packets are counted.", "reason")
 	encVMForksDesc     = desc("weft_encrypt_vm_forks_total", "Times that this virtual machine was found to have been resumed from a snapshot or copied, and its keys were destroyed.")
 	encKeyAgeDesc      = desc("weft_encrypt_key_age_seconds", "Age of the oldest key in the datapath.")
 	encEngineDesc      = desc("weft_encrypt_engine_info", "What does the AES-GCM: asked for and active. Always 1.", "asked", "active")

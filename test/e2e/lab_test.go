@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/lab/traffic"
+	"weft.dev/weft/test/labtest"
 )
 
 // patience bounds every wait. Nothing here takes a tenth of it on a machine with time.
@@ -30,13 +31,7 @@ name: set-later
 encryption: off
 agent:
   log: {level: debug}
-nodes:
-  - {name: a, addresses: [192.0.2.1/24, "2001:db8::1/64"], podCIDRs: [10.77.1.0/24, "fd77:1::/64"]}
-  - {name: b, addresses: [192.0.2.2/24, "2001:db8::2/64"], podCIDRs: [10.77.2.0/24, "fd77:2::/64"]}
-  - {name: out, addresses: [192.0.2.9/24, "2001:db8::9/64"], agent: false}
-wires:
-  - {name: w0, nodes: [a, b, out], offload: false} # as on a real network: checksums are whole
-pods:
+` + labtest.ABOut + `pods:
   - {name: client, node: a, namespace: shop, addresses: [10.77.1.10, "fd77:1::10"]}
   - {name: db, node: a, namespace: shop, addresses: [10.77.1.100, "fd77:1::100"]}
   - {name: server, node: b, namespace: shop, addresses: [10.77.2.100, "fd77:2::100"]}
@@ -131,13 +126,7 @@ func serveEcho(t *testing.T, pods ...*lab.Pod) {
 // eventually polls until ok returns nil, and fails with its last answer.
 func eventually(t *testing.T, what string, ok func() error) {
 	t.Helper()
-	var last error
-	for begin := time.Now(); time.Since(begin) < patience; time.Sleep(20 * time.Millisecond) {
-		if last = ok(); last == nil {
-			return
-		}
-	}
-	t.Fatalf("%s: not within %s: %v", what, patience, last)
+	labtest.Eventually(t, patience, what, ok)
 }
 
 // reconfigure lays keys, merged however deep, over the agents' configuration and restarts them. The first

@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/lab/traffic"
+	"weft.dev/weft/test/labtest"
 )
 
 // absenceLab has two nodes whose default route leads to a third machine: what has no other way leaves by it.
@@ -20,13 +21,7 @@ const absenceLab = `
 name: set-later
 agent:
   keys: {drain: 300ms}
-nodes:
-  - {name: a, addresses: [192.0.2.1/24, "2001:db8::1/64"], podCIDRs: [10.77.1.0/24, "fd77:1::/64"]}
-  - {name: b, addresses: [192.0.2.2/24, "2001:db8::2/64"], podCIDRs: [10.77.2.0/24, "fd77:2::/64"]}
-  - {name: out, addresses: [192.0.2.9/24, "2001:db8::9/64"], agent: false}
-wires:
-  - {name: w0, nodes: [a, b, out], offload: false}
-pods:
+` + labtest.ABOut + `pods:
   - {name: client, node: a, namespace: shop, addresses: [10.77.1.10, "fd77:1::10"]}
   - {name: server, node: b, namespace: shop, addresses: [10.77.2.100, "fd77:2::100"]}
 `

@@ -16,14 +16,8 @@ import (
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/encryptcheck"
 	"weft.dev/weft/internal/lab"
+	"weft.dev/weft/test/labtest"
 )
-
-const openPolicy = `apiVersion: weft.dev/v1alpha1
-kind: EncryptionPolicy
-metadata: {name: open-is-plain, namespace: open}
-spec:
-  selector: {}
-`
 
 const labelPolicy = `apiVersion: weft.dev/v1alpha1
 kind: EncryptionPolicy
@@ -42,7 +36,7 @@ func TestEncryptionPolicy(t *testing.T) {
 				reconfigure(t, map[string]any{"mode": mode}, agents(l)...)
 			}
 			t.Run("namespace", func(t *testing.T) {
-				putObject(t, l, "policy.yaml", openPolicy)
+				putObject(t, l, "policy.yaml", labtest.OpenPolicy)
 				plainExactly(t, l, web)
 			})
 			t.Run("label", func(t *testing.T) {
@@ -50,7 +44,7 @@ func TestEncryptionPolicy(t *testing.T) {
 				plainExactly(t, l, db)
 			})
 			t.Run("annotation", func(t *testing.T) {
-				putObject(t, l, "policy.yaml", openPolicy)
+				putObject(t, l, "policy.yaml", labtest.OpenPolicy)
 				annotate(t, l, map[string]string{"shop/server": "false", "open/web": "true"})
 				plainExactly(t, l, server)
 			})

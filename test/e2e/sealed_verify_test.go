@@ -7,6 +7,7 @@ import (
 
 	"weft.dev/weft/internal/encryptcheck"
 	"weft.dev/weft/internal/lab"
+	"weft.dev/weft/test/labtest"
 )
 
 // proof is what `weft encrypt verify -o json` prints, as far as tests look.
@@ -48,7 +49,7 @@ func TestVerify(t *testing.T) {
 		}
 	})
 	t.Run("a policy lets it be plain", func(t *testing.T) {
-		putObject(t, l, "policy.yaml", openPolicy)
+		putObject(t, l, "policy.yaml", labtest.OpenPolicy)
 		plainExactly(t, l, l.Pod("web"))
 		p, code, errOut := verify(t, a, "--to", "web")
 		if code != 5 || p.Verdict != encryptcheck.Readable || p.Capture.Markers == 0 || len(p.Capture.Finds) == 0 {

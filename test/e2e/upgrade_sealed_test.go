@@ -11,9 +11,7 @@ import (
 // TestUpgradeSealed starts agents of a build whose BPF programs differ while everything is sealed: nothing is lost,
 // nothing is readable, and the keys go on with their counters.
 func TestUpgradeSealed(t *testing.T) {
-	changed := variant(t, "changed", func(tree string) {
-		edit(t, filepath.Join(tree, "bpf/lib/consts.h"), "#define TIMEOUT_FAST (25 ", "#define TIMEOUT_FAST (24 ")
-	})
+	changed := changedPrograms(t)
 	l := useSealed(t)
 	record := newNonces()
 	watch := watchWire(t, l, podRules(l), record.frame)
@@ -22,12 +20,7 @@ func TestUpgradeSealed(t *testing.T) {
 	useBinary(t, l, changed)
 	load := startLoad(t, path{l.Pod("client"), l.Pod("server")})
 	for _, n := range agents(l) {
-		if err := n.RestartAgent(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if v := status(t, n).Version; v != "changed" {
-			t.Errorf("node %s runs version %s", n.Name, v)
-		}
+		restartAs(t, n, "changed")
 		keyed(t, l, n)
 	}
 	load.flowing(t, "after the upgrade")
@@ -59,9 +52,7 @@ func TestUpgradeKeyLayout(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, n := range agents(l) {
-		if err := n.RestartAgent(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		restart(t, n)
 	}
 	for _, n := range agents(l) {
 		keyed(t, l, n)

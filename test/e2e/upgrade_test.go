@@ -17,9 +17,7 @@ import (
 // TestUpgrade starts agents of a build whose BPF programs differ, under load: links stay, programs
 // change, nothing is lost.
 func TestUpgrade(t *testing.T) {
-	changed := variant(t, "changed", func(tree string) {
-		edit(t, filepath.Join(tree, "bpf/lib/consts.h"), "#define TIMEOUT_FAST (25 ", "#define TIMEOUT_FAST (24 ")
-	})
+	changed := changedPrograms(t)
 	l := useShared(t)
 	for _, mode := range []string{"auto", "xdp", "tc", "stack"} {
 		t.Run(mode, func(t *testing.T) {
@@ -29,12 +27,7 @@ func TestUpgrade(t *testing.T) {
 			load := startLoad(t, paths(l)...)
 			was := pins(t, l)
 			for _, n := range agents(l) {
-				if err := n.RestartAgent(t.Context()); err != nil {
-					t.Fatal(err)
-				}
-				if v := status(t, n).Version; v != "changed" {
-					t.Errorf("node %s runs version %s", n.Name, v)
-				}
+				restartAs(t, n, "changed")
 			}
 			load.flowing(t, "after the upgrade")
 			load.nothingLost(t)
@@ -72,9 +65,7 @@ func TestUpgradeMapLayout(t *testing.T) {
 	load := startLoad(t, paths(l)...)
 	for _, n := range agents(l) {
 		mark := logSize(t, n)
-		if err := n.RestartAgent(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		restart(t, n)
 		if text := logSince(t, n, mark); !strings.Contains(text, "layout") || !strings.Contains(text, "weft_flows4") {
 			t.Errorf("node %s does not say that the layout of weft_flows4 has changed:\n%s", n.Name, text)
 		}
@@ -109,6 +100,23 @@ func useBinary(t *testing.T, l *lab.Lab, path string) {
 	if err := l.SetBinary(path); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// restartAs restarts an agent, which is to be of a version then.
+func restartAs(t *testing.T, n *lab.Node, version string) {
+	t.Helper()
+	restart(t, n)
+	if v := status(t, n).Version; v != version {
+		t.Errorf("node %s runs version %s", n.Name, v)
+	}
+}
+
+// changedPrograms is a build, of version "changed", whose BPF programs differ and whose maps do not.
+func changedPrograms(t *testing.T) string {
+	t.Helper()
+	return variant(t, "changed", func(tree string) {
+		edit(t, filepath.Join(tree, "bpf/lib/consts.h"), "#define TIMEOUT_FAST (25 ", "#define TIMEOUT_FAST (24 ")
+	})
 }
 
 // variant builds weft with changed BPF sources: the tree stays as it is, go build takes the

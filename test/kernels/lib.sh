@@ -20,3 +20,31 @@ in_tree() {
 
 # modules_of RELEASE: where the modules of that kernel are.
 modules_of() { echo "$TREE/usr/lib/modules/$1"; }
+
+# kernel_of RELEASE: the file that QEMU boots.
+kernel_of() {
+  local file
+  for file in "$(modules_of "$1")/vmlinuz" "$TREE/boot/vmlinuz-$1"; do
+    [ ! -e "$file" ] || { echo "$file" && return; }
+  done
+  die "no vmlinuz for $1 below $TREE"
+}
+
+# first_modules RELEASE DIRECTORY NAME…: modules with all that they need, unpacked, named in the order in which to load them.
+first_modules() {
+  local release=$1 directory=$2 name file n=100
+  shift 2
+  for name in "$@"; do
+    modprobe -d "$TREE/usr" -S "$release" --show-depends "$name" || die "Linux $release has no module $name"
+  done | sed -n 's/^insmod \([^ ]*\).*/\1/p' | awk '!seen[$0]++' | while read -r file; do
+    unpacked "$file" >"$directory/$((n++)).ko"
+  done
+}
+
+unpacked() {
+  case $1 in
+  *.xz) xz -dc "$1" ;;
+  *.zst) zstd -qdc "$1" ;;
+  *) cat "$1" ;;
+  esac
+}

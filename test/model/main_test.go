@@ -6,11 +6,11 @@ package model
 import (
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
 	"testing"
 	"time"
+
+	"weft.dev/weft/test/labtest"
 )
 
 // How many steps a run in CI takes: about two minutes on two cores.
@@ -36,7 +36,7 @@ func run(m *testing.M) int {
 	scratch, err := os.MkdirTemp("", labName+"-")
 	if err == nil {
 		defer os.RemoveAll(scratch)
-		weftBinary, err = findBinary(scratch)
+		weftBinary, err = labtest.Binary(scratch)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -64,18 +64,4 @@ func number(variable string, otherwise uint64) (uint64, error) {
 		return 0, fmt.Errorf("%s: %w", variable, err)
 	}
 	return n, nil
-}
-
-// findBinary takes $WEFT_BINARY, or builds weft.
-func findBinary(scratch string) (string, error) {
-	if given := os.Getenv("WEFT_BINARY"); given != "" {
-		return filepath.Abs(given)
-	}
-	out := filepath.Join(scratch, "weft")
-	cmd := exec.Command("go", "build", "-o", out, "./cmd/weft")
-	cmd.Dir = "../.."
-	if text, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build weft: %w\n%s", err, text)
-	}
-	return out, nil
 }

@@ -12,14 +12,8 @@ import (
 	"strings"
 
 	"weft.dev/weft/internal/lab"
+	"weft.dev/weft/test/labtest"
 )
-
-const openPolicy = `apiVersion: weft.dev/v1alpha1
-kind: EncryptionPolicy
-metadata: {name: open-is-plain, namespace: open}
-spec:
-  selector: {}
-`
 
 // objects is the agents' directory and what was done to it.
 type objects struct {
@@ -224,5 +218,5 @@ func (w *world) allow() (string, error) {
 		return "no policy", err
 	}
 	w.prober.with(func() { w.mayBePlain = true })
-	return "web may be plain", w.objects.spoil("policy.yaml", []byte(openPolicy), false)
+	return "web may be plain", w.objects.spoil("policy.yaml", []byte(labtest.OpenPolicy), false)
 }

@@ -37,8 +37,8 @@ func (m mutation) datapath() bool { return strings.HasPrefix(m.File, "bpf/") }
 
 // changes says whether an object of that file name has the fault in it.
 func (m mutation) changes(object string) bool {
-	end := strings.LastIndex(object, "_") // before "tc.o" or "xdp.o"
-	return end > 0 && (len(m.Objects) == 0 || slices.Contains(m.Objects, object[:end]))
+	name := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(object, ".o"), "_xdp"), "_tc")
+	return name != "abi" && (len(m.Objects) == 0 || slices.Contains(m.Objects, name))
 }
 
 // loadTable reads the table and holds it to its form; stale is what no longer fits the tree.

@@ -72,7 +72,10 @@ func TestChanges(t *testing.T) {
 		{[]string{"sa_test"}, "sa_test_tc.o", true},
 		{[]string{"from_pod", "sa"}, "from_wire_tc.o", false},
 		{nil, "from_wire_tc.o", true},
-		{nil, "vmfork.o", false},
+		{[]string{"vmfork"}, "vmfork.o", true},
+		{[]string{"sa"}, "vmfork.o", false},
+		{nil, "vmfork.o", true},
+		{nil, "abi.o", false},
 	} {
 		if got := (mutation{Objects: c.objects}).changes(c.file); got != c.want {
 			t.Errorf("%v, %s: %v", c.objects, c.file, got)

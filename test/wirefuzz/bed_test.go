@@ -21,6 +21,7 @@ import (
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/netns"
+	"weft.dev/weft/test/labtest"
 )
 
 // patience bounds every wait. Nothing here takes a tenth of it on a machine with time.
@@ -30,24 +31,11 @@ const patience = 20 * time.Second
 // fuzzer sits on the cables to a and b.
 const twoNodes = `
 name: set-later
-nodes:
-  - {name: a, addresses: [192.0.2.1/24, "2001:db8::1/64"], podCIDRs: [10.77.1.0/24, "fd77:1::/64"]}
-  - {name: b, addresses: [192.0.2.2/24, "2001:db8::2/64"], podCIDRs: [10.77.2.0/24, "fd77:2::/64"]}
-  - {name: out, addresses: [192.0.2.9/24, "2001:db8::9/64"], agent: false}
-wires:
-  - {name: w0, nodes: [a, b, out], offload: false}
-pods:
+` + labtest.ABOut + `pods:
   - {name: client, node: a, namespace: shop, serviceAccount: client, addresses: [10.77.1.10, "fd77:1::10"]}
   - {name: db, node: a, namespace: shop, serviceAccount: db, addresses: [10.77.1.100, "fd77:1::100"]}
   - {name: server, node: b, namespace: shop, serviceAccount: server, addresses: [10.77.2.100, "fd77:2::100"]}
   - {name: web, node: b, namespace: open, serviceAccount: web, addresses: [10.77.2.80, "fd77:2::80"]}
-`
-
-const openPolicy = `apiVersion: weft.dev/v1alpha1
-kind: EncryptionPolicy
-metadata: {name: open-is-plain, namespace: open}
-spec:
-  selector: {}
 `
 
 // Addresses of the world that hosts route to out.
@@ -154,19 +142,13 @@ func must(t *testing.T, ns string, argv ...string) string {
 // eventually polls until ok returns nil, and fails with its last answer.
 func eventually(t *testing.T, what string, ok func() error) {
 	t.Helper()
-	var last error
-	for begin := time.Now(); time.Since(begin) < patience; time.Sleep(20 * time.Millisecond) {
-		if last = ok(); last == nil {
-			return
-		}
-	}
-	t.Fatalf("%s: not within %s: %v", what, patience, last)
+	labtest.Eventually(t, patience, what, ok)
 }
 
 // allowPlain has a policy that lets pod web travel in plain, and waits until both nodes do.
 func (b *bed) allowPlain(t *testing.T) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(b.lab.ObjectsDir(), "policy.yaml"), []byte(openPolicy), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(b.lab.ObjectsDir(), "policy.yaml"), []byte(labtest.OpenPolicy), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	b.keyed(t)

@@ -7,11 +7,11 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
 	"testing"
 	"time"
+
+	"weft.dev/weft/test/labtest"
 )
 
 var (
@@ -30,33 +30,16 @@ func run(m *testing.M) int {
 	scratch, err := os.MkdirTemp("", labName+"-")
 	if err == nil {
 		defer os.RemoveAll(scratch)
-		weftBinary, err = findBinary(scratch)
-	}
-	if err == nil {
 		err = readEnvironment()
+	}
+	if err == nil && os.Geteuid() == 0 { // else only the referee's own tests run
+		weftBinary, err = labtest.Binary(scratch)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return m.Run()
-}
-
-// findBinary takes $WEFT_BINARY, or builds weft.
-func findBinary(scratch string) (string, error) {
-	if given := os.Getenv("WEFT_BINARY"); given != "" {
-		return filepath.Abs(given)
-	}
-	if os.Geteuid() != 0 {
-		return "", nil // only the referee's own tests run
-	}
-	out := filepath.Join(scratch, "weft")
-	cmd := exec.Command("go", "build", "-o", out, "./cmd/weft")
-	cmd.Dir = "../.."
-	if text, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build weft: %w\n%s", err, text)
-	}
-	return out, nil
 }
 
 // The seed of this run, and the only frame to send if replay is set.

@@ -50,7 +50,7 @@ type VMForks struct {
 	Generation uint64 `json:"generation"`
 }
 
-// AES is a cipher of the kernel's; ConstantTime says that its time tells nothing about keys.
+// AES is a cipher of the kernel's; ConstantTime says that its timing leaks nothing about keys.
 type AES struct {
 	Driver       string `json:"driver"`
 	ConstantTime bool   `json:"constantTime"`

@@ -97,9 +97,11 @@ func (n *testNode) restart() {
 }
 
 // listen serves on loopback until the returned function is called.
-func (n *testNode) listen() (stop func()) {
+func (n *testNode) listen() (stop func()) { return n.listenBy(&net.ListenConfig{}) }
+
+func (n *testNode) listenBy(config *net.ListenConfig) (stop func()) {
 	n.bed.t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	listener, err := config.Listen(n.bed.t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		n.bed.t.Fatal(err)
 	}

@@ -30,9 +30,12 @@ const (
 	firstByte = 2 * time.Second
 )
 
-// Turned counts connections that were closed before a certificate was seen.
+// Turned counts what was refused before a certificate was seen.
 type Turned struct {
-	// Strangers came from addresses that no other node has; LastStranger is the last of them.
+	// Filtered are opening packets, not connections: the kernel dropped them, by their address, before there was one. A server
+	// does not count them itself.
+	Filtered uint64 `json:"filtered"`
+	// Strangers came from addresses that no other node has, where no filter kept them away; LastStranger is the last of both.
 	Strangers    uint64     `json:"strangers"`
 	LastStranger netip.Addr `json:"lastStranger,omitzero"`
 	// Silent said nothing in time.

@@ -353,29 +353,3 @@ func TestRequirePostQuantum(t *testing.T) {
 	}
 	b.settled(x, y, 1)
 }
-
-// BenchmarkExchangeUnderFlood is one exchange with new keys in both directions: quiet, and while silent connections
-// come at 10 000 a second, from strangers and from the peer's own host. Run it with -count, interleaved.
-func BenchmarkExchangeUnderFlood(bench *testing.B) {
-	for _, c := range []struct {
-		name string
-		from []string
-	}{{"quiet", nil}, {"strangers", []string{"127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"}}, {"peer's host", []string{"127.0.0.1", "127.0.0.1"}}} {
-		bench.Run(c.name, func(bench *testing.B) {
-			b := newBed(bench)
-			x, y := b.node("x", 1, nil), b.node("y", 1, admitOnly("127.0.0.1"))
-			y.listen()
-			opened, stop := flood(bench, y.addr, c.from, 10000)
-			defer stop()
-			began := time.Now()
-			for bench.Loop() {
-				x.mu.Lock()
-				clear(x.tx)
-				clear(x.rx)
-				x.mu.Unlock()
-				b.exchange(x, y, 1)
-			}
-			bench.ReportMetric(float64(opened.Load())/time.Since(began).Seconds(), "floods/s")
-		})
-	}
-}

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/config/strictyaml"
 	"weft.dev/weft/internal/store"
 )
@@ -130,7 +131,35 @@ func (d *Dir) read(f file) (cached, error) {
 		return cached{}, err
 	}
 	objects, errs := store.Decode(f.path, data)
-	return cached{version: v, read: now, empty: len(bytes.TrimSpace(data)) == 0, objects: objects, errs: errs}, nil
+	objects, foreign := d.belonging(f.path, objects)
+	return cached{version: v, read: now, empty: len(bytes.TrimSpace(data)) == 0, objects: objects, errs: append(errs, foreign...)}, nil
+}
+
+// agentKinds are the kinds of objects in the sub-directories that agents write to. No other is read from there: who may
+// publish endpoints does not thereby say what may travel in plain, or which addresses a node has.
+var agentKinds = map[string]string{
+	endpointsDir:  v1alpha1.KindEndpoint,
+	identitiesDir: v1alpha1.KindIdentity,
+	keysDir:       v1alpha1.KindEpoch,
+}
+
+// belonging are the objects that may be in a file's directory, with an error for each of the others.
+func (d *Dir) belonging(path string, objects []store.Declared) (good []store.Declared, errs []store.ObjectError) {
+	sub, err := filepath.Rel(d.path, filepath.Dir(path))
+	want, restricted := agentKinds[sub]
+	if err != nil || !restricted {
+		return objects, nil
+	}
+	for _, o := range objects {
+		kind := o.Object.Type().Kind
+		if kind == want {
+			good = append(good, o)
+			continue
+		}
+		errs = append(errs, store.ObjectError{File: path, Line: o.Line, Field: "kind",
+			Msg: fmt.Sprintf("is %s, and only objects of kind %s are read from %s/, which agents write: move it to another directory", kind, want, sub)})
+	}
+	return good, errs
 }
 
 // readFile reads a regular file that is not too large. It does not block should

@@ -1,0 +1,31 @@
+package main
+
+import (
+	"testing"
+
+	"weft.dev/weft/internal/bench"
+)
+
+func report(variant string, value float64) *bench.Report {
+	return &bench.Report{Rows: []bench.Row{{Test: "rr1", Variant: variant, Metric: "rate", Median: value}, {Test: "rr1", Variant: "gone", Metric: "rate", Median: 1}}}
+}
+
+func TestCompare(t *testing.T) {
+	c := compare(
+		[]*bench.Report{report("xdp", 100), report("xdp", 200), report("xdp", 50)},
+		[]*bench.Report{report("xdp-road", 110), report("xdp-road", 210), report("xdp-road", 25)}, map[string]string{"xdp": "xdp-road", "gone": "away"})
+	if len(c.Rows) != 1 {
+		t.Fatalf("%d rows, want the one that both have", len(c.Rows))
+	}
+	want := Row{Test: "rr1", Variant: "xdp-road", Metric: "rate", Before: Side{100, 50, 200, 3}, After: Side{110, 25, 210, 3}, Ratio: 1.05, Low: 0.775, High: 1.075}
+	got := c.Rows[0]
+	for _, p := range [][2]*float64{{&got.Ratio, &want.Ratio}, {&got.Low, &want.Low}, {&got.High, &want.High}} {
+		if *p[0] < *p[1]-1e-9 || *p[0] > *p[1]+1e-9 {
+			t.Errorf("%g, want %g", *p[0], *p[1])
+		}
+		*p[0] = *p[1]
+	}
+	if got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
