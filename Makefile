@@ -103,8 +103,8 @@ demo: build
 test-kernels: deps bpf
 	@set -o pipefail; test/kernels/run $(KERNELS) | $(GO) run ./internal/testsum
 
-# Would the tests notice? One fault at a time is put into the datapath and the keys, see test/mutate/mutations.yaml. About a quarter of an
-# hour, so CI takes as many as go into two minutes, others in each run, and a nightly job takes all.
+# Would the tests notice? One fault at a time is put into the datapath and the keys, see test/mutate/mutations.yaml. Most of an hour on
+# two cores, so CI takes as many as go into two minutes, others in each run, and a nightly job takes all.
 .PHONY: mutate mutate-some
 mutate: fetch bpf
 	@GOPROXY=off $(GO) run ./test/mutate -only '$(MUTATE)'

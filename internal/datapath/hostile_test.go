@@ -92,6 +92,8 @@ func refusals(t *testing.T) []refusal {
 		}, reason: "martian"},
 		{name: "to nobody here", frame: with(insideOf(fromPeer(nobody4).udp(1, 2, 3))), reason: "no_endpoint"},
 		{name: "more padding than text", frame: textOf(t, append(bytes.Repeat([]byte{1}, 26), 255, espref.NextIPv4)), reason: "esp_padding"},
+		{name: "more padding than text, its last bytes right", frame: textOf(t, append(make([]byte, 23), 253, 254, 255, 255, espref.NextIPv4)), reason: "esp_padding"},
+		{name: "padding that leaves less than a header", frame: textOf(t, append(make([]byte, 23), 5, 6, 7, 7, espref.NextIPv4)), reason: "esp_padding"},
 		{name: "wrong padding", frame: textOf(t, append(inner(), 7, 7, 2, espref.NextIPv4)), reason: "esp_padding"},
 		{name: "not IP inside", frame: textOf(t, append(inner(), 1, 2, 2, 6)), reason: "esp_padding"},
 		{name: "dummy packet (RFC 4303, 2.6)", frame: textOf(t, append(inner(), 1, 2, 2, espref.NextDummy)), reason: "esp_padding"},

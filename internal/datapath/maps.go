@@ -18,7 +18,10 @@ import (
 )
 
 //go:embed obj/*_xdp.o obj/*_tc.o obj/vmfork.o obj/strangers.o
-var objects embed.FS
+var embedded embed.FS
+
+// objects is where BPF objects come from; a test may put others there.
+var objects fs.FS = embedded
 
 const mapPin = "maps-"
 

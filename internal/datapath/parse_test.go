@@ -93,6 +93,8 @@ func TestParseIPv6(t *testing.T) {
 	}
 	runTable(t, []row{
 		{name: "version 4 in an IPv6 frame", in: u.set(14, 0x40), want: "drop", reason: ReasonBadIpHeader},
+		{name: "mapped IPv4 source", in: u.src(addr("::ffff:10.1.0.10")), want: "drop", reason: ReasonMartian},
+		{name: "mapped IPv4 destination", in: u.dst(addr("::ffff:10.2.0.20")), want: "drop", reason: ReasonMartian},
 		{name: "payload length beyond the frame", in: u.set(18, 0, 25), want: "drop", reason: ReasonTruncated},
 		{name: "payload length too short for UDP", in: u.set(18, 0, 7), want: "drop", reason: ReasonTruncated},
 		{name: "hop-by-hop options", in: u.ext(unix.IPPROTO_HOPOPTS, optionsHeader(8)), want: "redirect", out: toPeer},

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
 )
 
@@ -54,6 +55,10 @@ func TestReplayTable(t *testing.T) {
 		{"bulk 3", down(limit, 1)},
 		{"bulk 4", append(down(limit+1, 2), replayRow{0, false})},
 		{"bulk 5", append(down(limit-1, 1), replayRow{limit, true}, replayRow{0, false})},
+		{"a round of the ring later", []replayRow{
+			{100, true}, {4096 + 200, true}, {4096 + 100, true}, {4096 + 100, false}, {100, false},
+			{3*4096 + 300, true}, {3*4096 + 200, true}, {3*4096 + 100, true}, {3*4096 + 100, false},
+		}},
 		{"bulk 6", append(down(limit-1, 1), replayRow{0, true}, replayRow{limit, true})},
 	} {
 		t.Run(table.name, func(t *testing.T) {
@@ -266,5 +271,26 @@ func TestCounterTwoCPUs(t *testing.T) {
 		if got := drawn[n].Load(); got != 1 {
 			t.Fatalf("number %d was drawn %d times", n, got)
 		}
+	}
+}
+
+// TestCounterIsOneInstruction is why TestCounterTwoCPUs holds: a counter that is read and written by two would pass it on most days.
+func TestCounterIsOneInstruction(t *testing.T) {
+	const object = "sa_test_xdp"
+	spec, err := loadSpec(object)
+	must(t, err)
+	counter := fieldsOf(t, object, "weft_sa_out")["counter"]
+	drawn := 0
+	for _, ins := range spec.Programs["weft_test_take"].Instructions {
+		switch op := ins.OpCode; {
+		case !op.Class().IsStore() || ins.Offset != int16(counter.from):
+		case op.Mode() == asm.AtomicMode && op.AtomicOp() == asm.FetchAdd && op.Size() == asm.DWord:
+			drawn++
+		case ins.Dst != asm.RFP: // of the stack, that offset is something else
+			t.Errorf("%v writes to where an SA's counter is", ins)
+		}
+	}
+	if drawn != 1 {
+		t.Errorf("%d atomic additions to the counter, want 1", drawn)
 	}
 }

@@ -259,15 +259,18 @@ func (b *sealBed) checkSealed(t testing.TB, context string, in []byte) {
 	}
 	outer, packet := b.opened(t, out)
 	here, there := b.outer()
-	want := bytes.Clone(in[14:])
+	want, next := bytes.Clone(in[14:]), uint8(espref.NextIPv4)
 	if want[0]>>4 == 4 {
 		want[8]--
 		sum := uint32(binary.BigEndian.Uint16(want[10:])) + 0x100
 		binary.BigEndian.PutUint16(want[10:], uint16(sum+sum>>16))
 	} else {
 		want[7]--
+		next = espref.NextIPv6
 	}
 	switch {
+	case packet.Next != next:
+		t.Errorf("next header %d, want %d", packet.Next, next)
 	case !bytes.Equal(packet.Inner, want):
 		t.Errorf("inside:\n%x\nwant:\n%x", packet.Inner, want)
 	case outer.From.Addr() != here || outer.To.Addr() != there:

@@ -32,6 +32,7 @@ func TestSpoof(t *testing.T) {
 		{name: "IPv6 unspecified", in: fromA(podB.IPv6).src(addr("::")).udp(1, 2, 8), want: "drop", reason: ReasonSpoofedIp},
 		{name: "IPv6 mapped IPv4 of its own", in: fromA(podB.IPv6).src(addr("::ffff:10.1.0.10")).udp(1, 2, 8), want: "drop", reason: ReasonMartian},
 		{name: "IPv6 link-local source to a routable address", in: fromA(peer6).src(addr("fe80::10")).udp(1, 2, 8), want: "drop", reason: ReasonLinkLocal},
+		{name: "IPv6 link-local destination", in: fromA(addr("fe80::1")).udp(1, 2, 8), want: "drop", reason: ReasonLinkLocal},
 		{name: "spoofed while a flow of the spoofed pod is cached", setup: cachedB, in: fromA(peer4).src(podB.IPv4).tcp(1000, 80, ack, 8), want: "drop", reason: ReasonSpoofedIp},
 		{name: "spoofed MAC and IP while that flow is cached", setup: cachedB, in: fromB(peer4).tcp(1000, 80, ack, 8), want: "drop", reason: ReasonSpoofedMac},
 		{name: "interface without an endpoint", iface: "wtx", in: fromA(peer4).udp(1, 2, 8), want: "drop", reason: ReasonUnknownInterface, counts: []string{"0 egress unknown_interface 1"}},

@@ -90,6 +90,17 @@ type origin struct {
 	into uint32
 }
 
+// far4 is an address of a pod of this node that is in nobody's range: another plugin has given it.
+var far4 = addr("172.20.0.9")
+
+func farPod(t *testing.T, b *bed) {
+	t.Helper()
+	var pod bpfEndpoint
+	from, to := toAddr(podB.IPv4), toAddr(far4)
+	must(t, b.maps.EpAddr.Lookup(&from, &pod))
+	must(t, b.maps.EpAddr.Put(&to, &pod))
+}
+
 // TestOrigins: what leaves the host's stack is judged by where it came in, whatever its addresses are by then
 // (S4), and sealed under the identity of who sent it.
 func TestOrigins(t *testing.T) {
@@ -110,6 +121,7 @@ func TestOrigins(t *testing.T) {
 		{name: "a remote host in cleartext", hook: "to_pod", via: "wtx", in: fromPeer(podA.IPv4).src(wireB4), want: "drop", reason: ReasonPlaintext},
 		{name: "a local pod's name, by an interface without hooks", hook: "to_pod", via: "wtx", in: fromB(podA.IPv4), want: "drop", reason: ReasonForeignSource},
 		{name: "a local pod's name, by the uplink", hook: "to_pod", via: "wtup", in: fromB(podA.IPv6), want: "drop", reason: ReasonForeignSource},
+		{name: "a local pod's name outside every range", hook: "to_pod", via: "wtx", in: fromPeer(podA.IPv4).src(far4), want: "drop", reason: ReasonForeignSource},
 		{name: "an unassigned address of this node's range", hook: "to_pod", via: "wtx", in: fromPeer(podA.IPv4).src(nobody4), want: "drop", reason: ReasonForeignSource},
 		{name: "a lost node's pod", hook: "to_pod", via: "wtx", in: fromPeer(podA.IPv4).src(lost4), want: "drop", reason: ReasonNoNode},
 
@@ -147,6 +159,7 @@ func (o origin) run(t *testing.T) {
 	b := newSealBed(t, 4).keyed(t)
 	loseNode(t, b.bed)
 	ownUnlisted(t, b.bed)
+	farPod(t, b.bed)
 	must(t, b.putUplink(b.index["wtup"]))
 	iface := map[string]string{"to_pod": "wta", "to_wire": "wtup"}[o.hook]
 	if o.in.payload == nil {

@@ -257,6 +257,7 @@ func TestPeersLeaveAndComeBack(t *testing.T) {
 // TestLeaderThatCannotWrap gives the office to a node that can.
 func TestLeaderThatCannotWrap(t *testing.T) {
 	b := newBed(t)
+	b.office.closed["b"] = true // a has it
 	nodes := b.cluster("a", "b")
 	b.up(1)
 	nodes[0].kek.refuse(func(epoch uint64) error {
@@ -265,6 +266,9 @@ func TestLeaderThatCannotWrap(t *testing.T) {
 		}
 		return nil
 	})
+	b.office.mu.Lock()
+	b.office.closed["b"] = false
+	b.office.mu.Unlock()
 	b.clock.skip(24 * time.Hour)
 	b.until("the other makes the epoch", func() bool {
 		b.clock.skip(200 * time.Millisecond)

@@ -28,6 +28,8 @@ type options struct {
 	budget time.Duration
 	seed   uint64
 	fresh  bool
+	// unproven are those that nobody has seen to be caught.
+	unproven bool
 }
 
 func main() {
@@ -35,6 +37,7 @@ func main() {
 	flag.StringVar(&o.only, "only", "", "a regular expression that the mutations' names or files must match")
 	flag.DurationVar(&o.budget, "for", 0, "begin no mutation after this time, and take them in random order")
 	flag.Uint64Var(&o.seed, "seed", 0, "the random order's seed; 0 draws one")
+	flag.BoolVar(&o.unproven, "unproven", false, "only those that the table marks so")
 	flag.BoolVar(&o.fresh, "fresh", false, "try those again too that an interrupted run of the same tree has tried")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -71,8 +74,8 @@ func mutate(ctx context.Context, o options) (bool, error) {
 		return false, err
 	}
 	s := &session{
-		runner:  &runner{root: root, scratch: scratch, baseline: map[string]*baseline{}},
-		journal: done, began: time.Now(), budget: o.budget,
+		runner: newRunner(ctx, root, scratch), journal: done,
+		began: time.Now(), budget: o.budget,
 	}
 	s.all(ctx, table)
 	return s.report(ctx, len(table))
@@ -85,11 +88,13 @@ func choose(table []mutation, o options) ([]mutation, error) {
 		return nil, fmt.Errorf("-only: %w", err)
 	}
 	table = slices.DeleteFunc(table, func(m mutation) bool { return !only.MatchString(m.Name) && !only.MatchString(m.File) })
+	if o.unproven || o.budget > 0 {
+		table = slices.DeleteFunc(table, func(m mutation) bool { return m.Unproven != o.unproven })
+	}
 	if len(table) == 0 {
 		return nil, fmt.Errorf("no mutation matches %q", o.only)
 	}
 	if o.budget > 0 {
-		table = slices.DeleteFunc(table, func(m mutation) bool { return m.Unproven })
 		if o.seed == 0 {
 			o.seed = rand.Uint64()
 		}

@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -19,6 +18,12 @@ import (
 
 // testTime bounds one run of a test; a fault may well be an endless loop.
 const testTime = 4 * time.Minute
+
+// The tests that a fault in bpf/ is shown to, and what tells them of a directory with other objects.
+const (
+	datapathPackage = "./internal/datapath"
+	objectsVariable = "WEFT_TEST_OBJECTS"
+)
 
 // Why a mutation counts as failed.
 var (
@@ -33,6 +38,21 @@ type runner struct {
 
 	mu       sync.Mutex
 	baseline map[string]*baseline
+	// compile makes the datapath's test program, once: other objects need no other program.
+	compile func() (string, error)
+}
+
+func newRunner(ctx context.Context, root, scratch string) *runner {
+	r := &runner{root: root, scratch: scratch, baseline: map[string]*baseline{}}
+	r.compile = sync.OnceValues(func() (string, error) {
+		program := filepath.Join(scratch, "datapath.test")
+		out, err := r.run(ctx, root, nil, "go", "test", "-vet=off", "-c", "-o", program, datapathPackage)
+		if err != nil {
+			return "", fmt.Errorf("compile the tests of %s: %w\n%s", datapathPackage, err, tail(out))
+		}
+		return program, nil
+	})
+	return r
 }
 
 // baseline is how a test goes without a fault. It is run once, before the first mutation that names it.
@@ -51,19 +71,23 @@ func (r *runner) judge(ctx context.Context, m mutation) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	replace, err := r.replacement(ctx, m, dir)
+	text, err := m.mutated(r.root)
 	if err != nil {
 		return err
 	}
-	overlay := filepath.Join(dir, "overlay.json")
-	text, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
-		return err
+	var out string
+	if m.datapath() {
+		if err := r.objects(ctx, m, text, dir); err != nil {
+			return err
+		}
+		out, err = r.testDatapath(ctx, m, objectsVariable+"="+dir)
+	} else {
+		overlay, failed := r.overlay(m, text, dir)
+		if failed != nil {
+			return failed
+		}
+		out, err = r.testGo(ctx, m, "-overlay", overlay)
 	}
-	if err := os.WriteFile(overlay, text, 0o600); err != nil {
-		return err
-	}
-	out, err := r.test(ctx, m, "-overlay", overlay)
 	return verdict(out, err)
 }
 
@@ -86,50 +110,43 @@ func verdict(out string, err error) error {
 	return nil
 }
 
-// replacement makes the files that take the tree's places. The tree itself stays as it is.
-func (r *runner) replacement(ctx context.Context, m mutation, dir string) (map[string]string, error) {
-	text, err := m.mutated(r.root)
+// overlay writes a Go file with the fault in it, and for the go command what it takes the place of. The tree itself stays as it is.
+func (r *runner) overlay(m mutation, text []byte, dir string) (string, error) {
+	file, overlay := filepath.Join(dir, filepath.Base(m.File)), filepath.Join(dir, "overlay.json")
+	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{filepath.Join(r.root, m.File): file}})
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	if !m.datapath() {
-		file := filepath.Join(dir, filepath.Base(m.File))
-		return map[string]string{filepath.Join(r.root, m.File): file}, os.WriteFile(file, text, 0o600)
-	}
-	if err := os.CopyFS(filepath.Join(dir, "bpf"), os.DirFS(filepath.Join(r.root, "bpf"))); err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(filepath.Join(dir, m.File), text, 0o600); err != nil {
-		return nil, err
-	}
-	const objects = "internal/datapath/obj"
-	args := []string{"-f", filepath.Join(r.root, "Makefile")}
-	for _, file := range r.objects(m) {
-		args = append(args, filepath.Join(objects, file))
-	}
-	if out, err := r.run(ctx, dir, "make", args...); err != nil {
-		return nil, fmt.Errorf("%w, it does not compile: %w\n%s", errInvalid, err, tail(out))
-	}
-	replace := map[string]string{}
-	files, err := filepath.Glob(filepath.Join(dir, objects, "*.o"))
-	for _, file := range files {
-		replace[filepath.Join(r.root, objects, filepath.Base(file))] = file
-	}
-	return replace, err
+	return overlay, errors.Join(os.WriteFile(file, text, 0o600), os.WriteFile(overlay, replace, 0o600))
 }
 
-// objects are the files of a mutation's objects.
-func (r *runner) objects(m mutation) []string {
-	var out []string
-	files, _ := filepath.Glob(filepath.Join(r.root, "internal/datapath/obj/*.o"))
+// objects makes a directory with an obj/ in it as in the tree, but for the mutation's objects, which are compiled with the fault.
+func (r *runner) objects(ctx context.Context, m mutation, text []byte, dir string) error {
+	const objects = "internal/datapath/obj"
+	build, wanted := filepath.Join(dir, "build"), []string{"-f", filepath.Join(r.root, "Makefile")}
+	if err := errors.Join(os.CopyFS(filepath.Join(build, "bpf"), os.DirFS(filepath.Join(r.root, "bpf"))),
+		os.WriteFile(filepath.Join(build, m.File), text, 0o600), os.Mkdir(filepath.Join(dir, "obj"), 0o700)); err != nil {
+		return err
+	}
+	files, err := filepath.Glob(filepath.Join(r.root, objects, "*.o"))
 	for _, file := range files {
 		base := filepath.Base(file)
-		name := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(base, ".o"), "_xdp"), "_tc")
-		if name != "abi" && (len(m.Objects) == 0 || slices.Contains(m.Objects, name)) {
-			out = append(out, base)
+		if m.changes(base) {
+			wanted = append(wanted, filepath.Join(objects, base))
+		} else {
+			err = errors.Join(err, os.Symlink(file, filepath.Join(dir, "obj", base)))
 		}
 	}
-	return out
+	if err != nil {
+		return err
+	}
+	if out, err := r.run(ctx, build, nil, "make", wanted...); err != nil {
+		return fmt.Errorf("%w, it does not compile: %w\n%s", errInvalid, err, tail(out))
+	}
+	for _, object := range wanted[2:] {
+		err = errors.Join(err, os.Rename(filepath.Join(build, object), filepath.Join(dir, "obj", filepath.Base(object))))
+	}
+	return err
 }
 
 // passes runs a mutation's test without it.
@@ -151,20 +168,37 @@ func (r *runner) sound(ctx context.Context, m mutation) error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: %w\n%s", errBaseline, err, tail(out))
-	case strings.Contains(out, "[no tests to run]") || !strings.Contains(out, "\n--- PASS"):
+	case strings.Contains(out, "no tests to run") || !strings.Contains(out, "\n--- PASS"):
 		return fmt.Errorf("%w: none of %s ran:\n%s", errBaseline, m.Run, tail(out))
 	}
 	return nil
 }
 
-func (r *runner) test(ctx context.Context, m mutation, more ...string) (string, error) {
-	args := append([]string{"test", "-vet=off", "-count=1", "-v", "-timeout", testTime.String(), "-run", m.Run}, more...)
-	return r.run(ctx, r.root, "go", append(args, m.Package)...)
+// test runs a mutation's test in the tree as it is.
+func (r *runner) test(ctx context.Context, m mutation) (string, error) {
+	if m.datapath() {
+		return r.testDatapath(ctx, m)
+	}
+	return r.testGo(ctx, m)
+}
+
+func (r *runner) testGo(ctx context.Context, m mutation, more ...string) (string, error) {
+	args := append([]string{"test", "-vet=off", "-count=1", "-failfast", "-v", "-timeout", testTime.String(), "-run", m.Run}, more...)
+	return r.run(ctx, r.root, nil, "go", append(args, m.Package)...)
+}
+
+func (r *runner) testDatapath(ctx context.Context, m mutation, env ...string) (string, error) {
+	program, err := r.compile()
+	if err != nil {
+		return "", err
+	}
+	return r.run(ctx, filepath.Join(r.root, m.Package), env, program, "-test.failfast", "-test.v", "-test.timeout="+testTime.String(), "-test.run="+m.Run)
 }
 
 // run runs a command in a process group of its own, which ends as a whole when ctx does.
-func (r *runner) run(ctx context.Context, dir, name string, args ...string) (string, error) {
+func (r *runner) run(ctx context.Context, dir string, env []string, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Env = append(os.Environ(), env...)
 	cmd.Dir, cmd.SysProcAttr = dir, &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
 	cmd.WaitDelay = 10 * time.Second

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -33,6 +34,12 @@ type mutation struct {
 
 // datapath says whether the fault is in a BPF program.
 func (m mutation) datapath() bool { return strings.HasPrefix(m.File, "bpf/") }
+
+// changes says whether an object of that file name has the fault in it.
+func (m mutation) changes(object string) bool {
+	name := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(object, ".o"), "_xdp"), "_tc")
+	return name != "abi" && (len(m.Objects) == 0 || slices.Contains(m.Objects, name))
+}
 
 // loadTable reads the table and holds it to its form; stale is what no longer fits the tree.
 func loadTable(path, root string) ([]mutation, error) {
@@ -70,6 +77,8 @@ func (m mutation) mutated(root string) ([]byte, error) {
 		return nil, errors.New("name, file, old, why, package and run must be given")
 	case len(m.Objects) > 0 && !m.datapath():
 		return nil, errors.New("objects are the datapath's")
+	case m.datapath() && m.Package != datapathPackage:
+		return nil, fmt.Errorf("package: want %s, the only tests that take objects of a fault", datapathPackage)
 	case m.Old == m.New:
 		return nil, errors.New("old and new are the same")
 	case strings.HasSuffix(m.File, "_test.go"):

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -49,12 +50,55 @@ func TestStaleTable(t *testing.T) {
 		"no test":      {strings.Replace(row("one", ""), "run: T", "run: ''", 1), "must be given"},
 		"two of one":   {row("one", "") + row("one", ""), "two of that name"},
 		"misspelt":     {row("one", ", wy: x"), "wy"},
+		"a BPF file":   {strings.Replace(row("one", ""), "code.go", "bpf/code.h", 1), "the only tests"},
 		"no package":   {strings.Replace(row("one", ""), "package: .", "package: nowhere", 1), "nowhere"},
 	} {
 		_, err := loadTable(write("table.yaml", c.table), root)
 		if (err == nil) != (c.want == "") || (err != nil && !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
+	}
+}
+
+// TestChanges: an object's name is its file's without the context, and nothing less.
+func TestChanges(t *testing.T) {
+	for _, c := range []struct {
+		objects []string
+		file    string
+		want    bool
+	}{
+		{[]string{"sa"}, "sa_xdp.o", true},
+		{[]string{"sa"}, "sa_test_xdp.o", false},
+		{[]string{"sa_test"}, "sa_test_tc.o", true},
+		{[]string{"from_pod", "sa"}, "from_wire_tc.o", false},
+		{nil, "from_wire_tc.o", true},
+		{[]string{"vmfork"}, "vmfork.o", true},
+		{[]string{"sa"}, "vmfork.o", false},
+		{nil, "vmfork.o", true},
+		{nil, "abi.o", false},
+	} {
+		if got := (mutation{Objects: c.objects}).changes(c.file); got != c.want {
+			t.Errorf("%v, %s: %v", c.objects, c.file, got)
+		}
+	}
+}
+
+func TestChoose(t *testing.T) {
+	table := []mutation{{Name: "a", File: "x.h"}, {Name: "b", File: "x.h", Unproven: true}, {Name: "c", File: "y.h"}}
+	for want, o := range map[string]options{
+		"abc": {}, "ab": {only: "x.h"}, "c": {only: "^c$"}, "b": {unproven: true},
+	} {
+		chosen, err := choose(slices.Clone(table), o)
+		got := ""
+		for _, m := range chosen {
+			got += m.Name
+		}
+		if err != nil || got != want {
+			t.Errorf("%+v: %q, %v, want %q", o, got, err, want)
+		}
+	}
+	if _, err := choose(slices.Clone(table), options{only: "c", unproven: true}); err == nil {
+		t.Error("chose none, and says nothing")
 	}
 }
 

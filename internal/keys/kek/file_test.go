@@ -121,6 +121,42 @@ func TestFileReplacedNodeByNode(t *testing.T) {
 	}
 }
 
+// TestFileDoesNotLetABlobChooseAFile: what a blob says of its key is a fingerprint, or nothing is read by it.
+func TestFileDoesNotLetABlobChooseAFile(t *testing.T) {
+	path := keyFile(t)
+	k := openFile(t, path, kek.Options{})
+	bind := kek.Binding{Cluster: "c", Epoch: 1}
+	blob, version, err := k.Wrap(t.Context(), make([]byte, kek.DEKSize), bind)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, forged := range []string{"old", "x/../../kek", "", strings.ToUpper(version) + "0"} {
+		changed := strings.Replace(string(blob), version, forged, 1)
+		if changed == string(blob) {
+			t.Fatalf("%s does not hold the version %s", blob, version)
+		}
+		if _, err := k.Unwrap(t.Context(), []byte(changed), bind); !errors.Is(err, kek.ErrCorrupt) {
+			t.Errorf("version %q: want ErrCorrupt, got %v", forged, err)
+		}
+	}
+}
+
+// TestFileWrapsAnewEachTime: with a nonce of before, AES-GCM tells the difference of two keys and how to forge.
+func TestFileWrapsAnewEachTime(t *testing.T) {
+	k := openFile(t, keyFile(t), kek.Options{})
+	seen := map[string]bool{}
+	for range 8 {
+		blob, _, err := k.Wrap(t.Context(), make([]byte, kek.DEKSize), kek.Binding{Cluster: "c", Epoch: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if seen[string(blob)] {
+			t.Fatalf("the same key was wrapped to the same bytes: %s", blob)
+		}
+		seen[string(blob)] = true
+	}
+}
+
 func TestKeyFileIsNeverOverwritten(t *testing.T) {
 	path := keyFile(t)
 	before, err := kek.KeyFileFingerprint(path)
