@@ -124,9 +124,9 @@ func loadObject(m *maps, object, program string, constants map[string]any, frags
 	if err != nil {
 		return nil, err
 	}
-	constants = stdmaps.Clone(constants)
-	constants["weft_weights"] = weights()
-	for name, value := range constants {
+	all := map[string]any{"weft_weights": weights()}
+	stdmaps.Copy(all, constants)
+	for name, value := range all {
 		variable, ok := spec.Variables[name]
 		if !ok {
 			continue // not used in this program, so the compiler left it out
