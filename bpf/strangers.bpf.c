@@ -50,7 +50,7 @@ static __always_inline int refuse(const union weft_addr *src)
 
 	if (count) {
 		count->packets++;
-		count->last_ns = bpf_ktime_get_coarse_ns();
+		count->last_ns = bpf_ktime_get_ns();
 		count->last = *src;
 	}
 	return DROP;
