@@ -4,17 +4,6 @@
  * route, a policy rule, a new tunnel, an uplink made anew whose hooks are not back). Such packets end here. */
 #include "lib/netfilter.h"
 
-/* Whether an error of this host's to another node's host quotes what that has sent sealed. p is unchanged. */
-ALWAYS_INLINE int quotes_sealed(struct sk_buff *skb, const struct weft_config *cfg, struct weft_pkt *p)
-{
-	union weft_addr src = p->src, dst = p->dst;
-	int quotes = !read_quoted(skb, p) && is_sealed_for_pod(cfg, p);
-
-	p->src = src;
-	p->dst = dst;
-	return quotes;
-}
-
 /* Whether the packet is one that to_wire would seal, or drop. Returns a drop reason. */
 ALWAYS_INLINE int check_exit(struct sk_buff *skb, const struct weft_config *cfg, struct weft_pkt *p)
 {

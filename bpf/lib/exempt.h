@@ -2,6 +2,8 @@
 #ifndef WEFT_EXEMPT_H
 #define WEFT_EXEMPT_H
 
+#include <linux/ip.h>
+#include <linux/ipv6.h>
 #include "ctx.h"
 #include "maps.h"
 
@@ -28,6 +30,34 @@ ALWAYS_INLINE int is_sealed_for_pod(const struct weft_config *cfg, const struct 
 
 	return ((to && !(to->flags & ROUTE_HOST)) || bpf_map_lookup_elem(&weft_ep_addr, &p->dst)) &&
 	       must_seal(cfg, p);
+}
+
+/* The IP header that an ICMP error quotes. */
+union weft_quoted {
+	struct iphdr ip4;
+	struct ipv6hdr ip6;
+};
+
+/* Whether the packet that p quotes was sealed on its way here. Only the addresses count; if those cannot be
+ * read either, it was. */
+ALWAYS_INLINE int is_quote_sealed(const struct weft_config *cfg, struct weft_pkt *p, const union weft_quoted *q)
+{
+	union weft_addr src = p->src, dst = p->dst;
+	int sealed;
+
+	if (q->ip4.version != p->family)
+		return 1;
+	if (p->family == 4) {
+		addr_from4(&p->src, q->ip4.saddr);
+		addr_from4(&p->dst, q->ip4.daddr);
+	} else {
+		__builtin_memcpy(&p->src, &q->ip6.saddr, 16);
+		__builtin_memcpy(&p->dst, &q->ip6.daddr, 16);
+	}
+	sealed = is_sealed_for_pod(cfg, p);
+	p->src = src;
+	p->dst = dst;
+	return sealed;
 }
 
 #endif

@@ -126,23 +126,18 @@ SUBPROGRAM int icmp_plain(weft_ctx *ctx, const struct weft_config *cfg, struct w
  * much of it would be readable after all. p is unchanged. */
 SUBPROGRAM int icmp_quotes_sealed(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p)
 {
-	union weft_addr src, dst;
-	int quotes;
-	__u8 proto;
+	union weft_quoted q = {};
+	int unread;
 
 	if (!cfg || !p)
 		return 1;
 	if (!weft_sealing || !p->error)
 		return 0;
-	src = p->src;
-	dst = p->dst;
-	proto = p->proto;
-	quotes = !(p->family == 4 ? icmp_quoted4(ctx, p) : icmp_quoted6(ctx, p)) && is_sealed_for_pod(cfg, p);
-	p->src = src;
-	p->dst = dst;
-	p->proto = proto;
-	p->sport = p->dport = 0;
-	return quotes;
+	if (p->family == 4)
+		unread = ctx_load(ctx, p->l4 + 8, &q, sizeof(q.ip4));
+	else
+		unread = ctx_load(ctx, p->l4 + 8, &q, sizeof(q.ip6));
+	return unread || is_quote_sealed(cfg, p, &q);
 }
 
 /* Finds the flow that an ICMP error is about (RFC 5508's sense of "related"). Returns a drop reason;

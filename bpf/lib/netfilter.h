@@ -74,36 +74,26 @@ ALWAYS_INLINE int overwrites_addresses(struct sk_buff *skb, const struct weft_pk
 	       skb->csum_start - (int)(skb->data - skb->head) < p->l4;
 }
 
-/* Reads the addresses of the packet that an ICMP error of this host's quotes. The kernel writes such errors
- * without IPv6 extension headers. Returns -1 for any other packet. */
-ALWAYS_INLINE int read_quoted(struct sk_buff *skb, struct weft_pkt *p)
+/* Whether the packet is an ICMP error of this host's that quotes what was sealed. The kernel writes such errors
+ * without IPv6 extension headers. Sets what p says of ICMP. */
+ALWAYS_INLINE int quotes_sealed(struct sk_buff *skb, const struct weft_config *cfg, struct weft_pkt *p)
 {
-	struct {
-		struct weft_icmp icmp;
-		struct ipv6hdr ip;
-	} m = {};
-	struct iphdr *ip4 = (void *)&m.ip;
+	union weft_quoted q = {};
+	struct weft_icmp icmp;
 	struct bpf_dynptr ptr;
-	__u32 len = sizeof(m.icmp) + (p->family == 4 ? sizeof(*ip4) : sizeof(m.ip));
+	__u32 len = p->family == 4 ? sizeof(q.ip4) : sizeof(q.ip6);
 
 	if (p->proto != (p->family == 4 ? IPPROTO_ICMP : IPPROTO_ICMPV6))
-		return -1;
-	if (bpf_dynptr_from_skb((void *)skb, 0, &ptr) || bpf_dynptr_read(&m, len, &ptr, p->l4, 0))
-		return -1;
-	if (p->family == 4)
-		parse_icmp4(p, &m.icmp);
-	else
-		parse_icmp6(p, &m.icmp);
-	if (!p->error)
-		return -1;
-	if (p->family == 4) {
-		addr_from4(&p->src, ip4->saddr);
-		addr_from4(&p->dst, ip4->daddr);
 		return 0;
-	}
-	__builtin_memcpy(&p->src, &m.ip.saddr, 16);
-	__builtin_memcpy(&p->dst, &m.ip.daddr, 16);
-	return 0;
+	if (bpf_dynptr_from_skb((void *)skb, 0, &ptr) || bpf_dynptr_read(&icmp, sizeof(icmp), &ptr, p->l4, 0))
+		return 0;
+	if (p->family == 4)
+		parse_icmp4(p, &icmp);
+	else
+		parse_icmp6(p, &icmp);
+	if (!p->error)
+		return 0;
+	return bpf_dynptr_read(&q, len, &ptr, p->l4 + sizeof(icmp), 0) || is_quote_sealed(cfg, p, &q);
 }
 
 #endif

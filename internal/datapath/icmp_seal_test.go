@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/test/espref"
 )
@@ -136,17 +137,34 @@ func TestICMPErrorsThroughTheStack(t *testing.T) {
 // errors about what travels readable go as ever.
 func TestErrorsQuoteNothing(t *testing.T) {
 	for _, c := range []struct{ own, pod, remote, lost netip.Addr }{{node4, podA.IPv4, wireB4, lostHost4}, {node6, podA.IPv6, wireB6, lostHost6}} {
-		error := func(to, quotedSrc, quotedDst netip.Addr) packet {
-			p, quoted := newPacket(gatewayMAC, gatewayMAC, c.own, to), fromA(quotedDst).src(quotedSrc).udp(1, 2, 60)
+		quoting := func(to netip.Addr, quoted packet, size int) packet {
+			p := newPacket(gatewayMAC, gatewayMAC, c.own, to)
 			if to.Is4() {
-				return p.icmpError(3, 1, 0, quoted, 48)
+				return p.icmpError(3, 1, 0, quoted, size)
 			}
-			return p.icmpError(1, 0, 0, quoted, 88)
+			return p.icmpError(1, 0, 0, quoted, size)
+		}
+		error := func(to, quotedSrc, quotedDst netip.Addr) packet {
+			return quoting(to, fromA(quotedDst).src(quotedSrc).udp(1, 2, 60), map[bool]int{true: 48, false: 88}[to.Is4()])
+		}
+		// Neither has the eight bytes that a transport header would be read from; the IPv6 one ends in an extension header.
+		short := func(from, to netip.Addr) packet {
+			quoted := fromA(to).src(from).raw(253, []byte("abcd"))
+			if to.Is6() {
+				quoted = quoted.raw(unix.IPPROTO_DSTOPTS, []byte{253, 4, 1, 0})
+			}
+			return quoting(from, quoted, 88)
+		}
+		cut := func(from, to netip.Addr, size int) packet {
+			return quoting(from, fromA(to).src(from).udp(1, 2, 60), size)
 		}
 		for _, o := range []origin{
 			{name: "about a packet to a pod", in: error(c.remote, c.remote, c.pod), want: "redirect", into: bpfIdentityHost},
+			{name: "about a packet to a pod of a protocol and size that nothing is known of", in: short(c.remote, c.pod), want: "redirect", into: bpfIdentityHost},
+			{name: "about such a packet to this host", in: short(c.remote, c.own), want: "pass"},
+			{name: "about a packet whose header is cut off", in: cut(c.remote, c.pod, 16), want: "redirect", into: bpfIdentityHost},
 			{name: "about a packet to this host", in: error(c.remote, c.remote, c.own), want: "pass"},
-			{name: "about a packet of somebody else's", in: error(c.remote, c.lost, c.pod), want: "pass"},
+			{name: "about a packet of somebody else's", in: error(c.remote, c.lost, c.pod), want: "redirect", into: bpfIdentityHost},
 			{name: "to a lost node, about a packet to a pod", in: error(c.lost, c.lost, c.pod), want: "drop", reason: ReasonNoNode},
 			{name: "of the world's, about a packet to a pod", via: "wtup", in: error(c.remote, c.remote, c.pod).src(world4), want: "pass"},
 		} {
