@@ -7,11 +7,14 @@
 /* Whether the packet is one that to_wire would seal, or drop. Returns a drop reason. */
 ALWAYS_INLINE int check_exit(struct sk_buff *skb, const struct weft_config *cfg, struct weft_pkt *p)
 {
+	const struct weft_endpoint *to = bpf_map_lookup_elem(&weft_ep_addr, &p->dst);
 	const struct weft_route *r = route_of(&p->dst);
 	struct weft_origin o;
 
-	/* A pod of this node, by its interface or, chained, by its bridge. */
-	if (!r || bpf_map_lookup_elem(&weft_ep_addr, &p->dst))
+	/* A pod of this node is behind its own interface, which has hooks, or, chained, behind its bridge. */
+	if (to)
+		return is_behind(to, p->ifindex) ? REASON_NONE : REASON_NO_ENDPOINT;
+	if (!r)
 		return REASON_NONE;
 	/* While the range is open, the interface may lead to somebody else who has addresses in it. */
 	if (is_own_range(r))
@@ -39,10 +42,10 @@ int weft_post_routing(struct bpf_nf_ctx *ctx)
 		return NF_ACCEPT;
 	if (read_packet(ctx->skb, &p))
 		return NF_DROP;
+	p.ifindex = out;
 	reason = overwrites_addresses(ctx->skb, &p) ? REASON_CHECKSUM_OFFSET : check_exit(ctx->skb, cfg, &p);
 	if (!reason)
 		return NF_ACCEPT;
-	p.ifindex = out;
 	drop(cfg, &p, reason);
 	return NF_DROP;
 }

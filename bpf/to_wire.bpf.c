@@ -48,6 +48,18 @@ ALWAYS_INLINE int is_between_hosts(weft_ctx *ctx, const struct weft_config *cfg,
 	return is_of_no_pod(o, ep) && !(o->kind == ORIGIN_HOST && icmp_quotes_sealed(ctx, cfg, p));
 }
 
+/* Whether a packet is for this node's own pods: by its range, which nothing leaves for, or by an address
+ * outside of all ranges. Such a pod may be behind the uplink only if that is its bridge. */
+ALWAYS_INLINE int is_for_own(const struct weft_pkt *p, const struct weft_route *r)
+{
+	const struct weft_endpoint *to;
+
+	if (r)
+		return is_own_range(r);
+	to = bpf_map_lookup_elem(&weft_ep_addr, &p->dst);
+	return to && !is_behind(to, p->ifindex);
+}
+
 /* Returns 1, and what to do, if the packet must not leave as it is. */
 ALWAYS_INLINE int must_divert(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
 			      const struct weft_origin *o, const struct weft_endpoint *ep, int *act)
@@ -57,7 +69,7 @@ ALWAYS_INLINE int must_divert(weft_ctx *ctx, const struct weft_config *cfg, stru
 	const struct weft_peer *peer;
 	int reason;
 
-	if (r && is_own_range(r)) {
+	if (is_for_own(p, r)) {
 		*act = drop(cfg, p, REASON_NO_ENDPOINT);
 		return 1;
 	}

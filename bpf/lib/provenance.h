@@ -125,6 +125,16 @@ ALWAYS_INLINE int is_own_range(const struct weft_route *r)
 	return !r->node && !(r->flags & (ROUTE_HOST | ROUTE_NO_NODE));
 }
 
+/* Whether an endpoint of this node is behind an interface that is not its own: a chained pod, behind its
+ * bridge. */
+ALWAYS_INLINE int is_behind(const struct weft_endpoint *ep, __u32 ifindex)
+{
+	__u32 slot = ep->slot;
+	struct weft_ep_slot *s = bpf_map_lookup_elem(&weft_ep_slot, &slot);
+
+	return s && s->bridge == ifindex;
+}
+
 /* Whether a packet to another node's own address is of a host or the world, which send there in
  * cleartext. What pods send there is sealed. */
 ALWAYS_INLINE int is_of_no_pod(const struct weft_origin *o, const struct weft_endpoint *from)

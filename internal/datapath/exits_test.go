@@ -148,6 +148,7 @@ type exit struct {
 	tag    int64  // that it carries
 	in     packet
 	open   bool     // the own range is
+	bridge bool     // wtx is the one that podB is behind
 	csum   []uint16 // where the device is to begin its sum, and how far behind to write it
 	reason Reason   // of its drop
 }
@@ -170,7 +171,10 @@ func TestExits(t *testing.T) {
 			{name: "this host to a lost node's pod", in: fromA(lost).src(own), reason: ReasonUnhookedInterface},
 			{name: "this host to its own range", in: fromA(nobody).src(own), reason: ReasonNoEndpoint},
 			{name: "this host to its own range while that is open", in: fromA(nobody).src(own), open: true},
-			{name: "this host to a pod of its own, by a bridge", in: fromA(podB).src(own)},
+			{name: "this host to a pod of its own, by its bridge", in: fromA(podB).src(own), bridge: true},
+			{name: "this host to a pod of its own, by another interface", in: fromA(podB).src(own), reason: ReasonNoEndpoint},
+			{name: "this host to a pod of its own, by another interface while the range is open", in: fromA(podB).src(own), open: true, reason: ReasonNoEndpoint},
+			{name: "a pod to a pod here, by another interface", via: "wta", in: fromA(podB), reason: ReasonNoEndpoint},
 			{name: "this host to the world", in: fromA(world).src(own)},
 			{name: "an error of this host's about what a remote host has sent to a pod", in: error(fromA(podB).src(peerHost).udp(1, 2, 60)), reason: ReasonUnhookedInterface},
 			{name: "an error of this host's about what a remote host has sent to it", in: error(fromA(own).src(peerHost).udp(1, 2, 60))},
@@ -181,6 +185,7 @@ func TestExits(t *testing.T) {
 			{name: "a pod to the world, a checksum over its addresses", via: "wta", in: fromA(world), csum: over, reason: ReasonChecksumOffset},
 			{name: "what came sealed, to another node's host", via: "wtup", tag: opened, in: fromPeer(peerHost), reason: ReasonUnhookedInterface},
 			{name: "what came sealed, to this node's own range", via: "wtup", tag: opened, in: fromPeer(nobody), reason: ReasonNoEndpoint},
+			{name: "what came sealed, to a pod here, by another interface", via: "wtup", tag: opened, in: fromPeer(podB), reason: ReasonNoEndpoint},
 			{name: "what came sealed, to the world", via: "wtup", tag: opened, in: fromPeer(world)},
 			{name: "the world to another node's host", via: "wtup", in: fromPeer(peerHost).src(world)},
 			{name: "the world to a remote pod", via: "wtup", in: fromPeer(peer).src(world), reason: ReasonUnhookedInterface},
@@ -207,6 +212,11 @@ func (e exit) run(t *testing.T, b *exitBed) {
 		key := routeKey(mustPrefix(prefix))
 		must(t, b.maps.Routes.Put(&key, &bpfRoute{Flags: flags}))
 	}
+	slot := bpfEpSlot{Identity: podB.Identity}
+	if e.bridge {
+		slot.Bridge = uint32(b.index["wtx"])
+	}
+	must(t, b.maps.EpSlot.Put(uint32(podB.Slot), &slot))
 	if e.in.payload == nil {
 		e.in = e.in.udp(1000, 53, 20)
 	}

@@ -86,6 +86,8 @@ type origin struct {
 	in     packet
 	want   string
 	reason Reason
+	stray  bool // podB has the address, too, that it is for
+	bridge bool // podB is behind wtup
 	// into is the identity under which it goes into the segmentation veth, 0 if it does not.
 	into uint32
 }
@@ -149,6 +151,9 @@ func TestOrigins(t *testing.T) {
 		{name: "this host to its own range", hook: "to_wire", in: fromA(nobody4).src(node4), want: "drop", reason: ReasonNoEndpoint},
 		{name: "a pod to its own range", hook: "to_wire", via: "wta", in: fromA(nobody6), want: "drop", reason: ReasonNoEndpoint},
 		{name: "the world to this node's range", hook: "to_wire", via: "wtup", in: fromA(nobody4).src(world4), want: "drop", reason: ReasonNoEndpoint},
+		{name: "this host to a pod here outside all ranges", hook: "to_wire", in: fromA(world4).src(node4), stray: true, want: "drop", reason: ReasonNoEndpoint},
+		{name: "what came by the wire, to a pod here outside all ranges", hook: "to_wire", via: "wtup", in: fromA(world6).src(addr("2001:db8:5::1")), stray: true, want: "drop", reason: ReasonNoEndpoint},
+		{name: "this host to a pod here outside all ranges, by its bridge", hook: "to_wire", in: fromA(world6).src(node6), stray: true, bridge: true, want: "pass"},
 		{name: "this host to its own address", hook: "to_wire", in: fromA(node4).src(node4), want: "pass"},
 	} {
 		t.Run(o.hook+" "+o.name, func(t *testing.T) { o.run(t) })
@@ -165,6 +170,7 @@ func (o origin) run(t *testing.T) {
 	if o.in.payload == nil {
 		o.in = o.in.udp(1, 2, 8)
 	}
+	o.strayPod(t, b)
 	frame := o.in.bytes()
 	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Repeat: 1, Context: &skbContext{
 		Ifindex: uint32(b.index[iface]), IngressIfindex: uint32(b.index[o.via]),
@@ -185,6 +191,24 @@ func (o origin) run(t *testing.T) {
 	if got := uint32(head[8])<<24 | uint32(head[9])<<16 | uint32(head[10])<<8 | uint32(head[11]); got != o.into || !slices.Equal(head[:4], pairMagic) {
 		t.Errorf("link header %x: identity %d, want %d", head[:14], got, o.into)
 	}
+}
+
+// strayPod gives podB the address that the packet is for.
+func (o origin) strayPod(t *testing.T, b *sealBed) {
+	t.Helper()
+	if !o.stray {
+		return
+	}
+	key, value, slot := toAddr(podB.IPv4), bpfEndpoint{}, bpfEpSlot{Identity: podB.Identity}
+	must(t, b.maps.EpAddr.Lookup(&key, &value))
+	key = toAddr(o.in.to)
+	must(t, b.maps.EpAddr.Put(&key, &value))
+	t.Cleanup(func() { must(t, b.maps.EpAddr.Delete(&key)) })
+	if o.bridge {
+		slot.Bridge = uint32(b.index["wtup"])
+	}
+	must(t, b.maps.EpSlot.Put(uint32(podB.Slot), &slot))
+	must(t, b.changed())
 }
 
 // TestSealedAsNode: what a node may seal as its host or for the world, and what is its link's business alone and
