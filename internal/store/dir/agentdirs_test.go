@@ -54,3 +54,20 @@ func TestAgentsDirectories(t *testing.T) {
 		must(t, os.Remove(filepath.Join(dir, tt.sub, "x.yaml")))
 	}
 }
+
+// TestAgentsDirectoryByAnotherName: a link that makes an agents' directory out of a listed one, or the reverse, lets
+// no more be read from it.
+func TestAgentsDirectoryByAnotherName(t *testing.T) {
+	for _, tt := range []struct{ name, link, to string }{
+		{"the agents' is a link", "endpoints", "eps"}, {"another is a link to the agents'", "aaa", "endpoints"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			tree(t, dir, map[string]string{tt.to + "/x.yaml": node("a", 1)})
+			must(t, os.Symlink(tt.to, filepath.Join(dir, tt.link)))
+			if s := snapshot(t, open(t, dir)); len(s.Nodes) != 0 || len(s.Errors) == 0 {
+				t.Errorf("read %d nodes, errors %v; want none and an error", len(s.Nodes), s.Errors)
+			}
+		})
+	}
+}

@@ -145,9 +145,9 @@ var agentKinds = map[string]string{
 
 // belonging are the objects that may be in a file's directory, with an error for each of the others.
 func (d *Dir) belonging(path string, objects []store.Declared) (good []store.Declared, errs []store.ObjectError) {
-	sub, err := filepath.Rel(d.path, filepath.Dir(path))
+	sub := d.agentsDir(filepath.Dir(path))
 	want, restricted := agentKinds[sub]
-	if err != nil || !restricted {
+	if !restricted {
 		return objects, nil
 	}
 	for _, o := range objects {
@@ -160,6 +160,22 @@ func (d *Dir) belonging(path string, objects []store.Declared) (good []store.Dec
 			Msg: fmt.Sprintf("is %s, and only objects of kind %s are read from %s/, which agents write: move it to another directory", kind, want, sub)})
 	}
 	return good, errs
+}
+
+// agentsDir says which of the agents' sub-directories a directory is, whatever links lead to it, or "".
+func (d *Dir) agentsDir(dir string) string {
+	for sub := range agentKinds {
+		path := filepath.Join(d.path, sub)
+		if path == dir {
+			return sub
+		}
+		a, errA := os.Stat(path)
+		b, errB := os.Stat(dir)
+		if errA == nil && errB == nil && os.SameFile(a, b) {
+			return sub
+		}
+	}
+	return ""
 }
 
 // readFile reads a regular file that is not too large. It does not block should
