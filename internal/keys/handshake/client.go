@@ -164,11 +164,18 @@ func (c *Client) talk(ctx context.Context, s *session, epoch uint64, activity *a
 	return s.settle()
 }
 
+// addressTurn is how long an address is tried while another is left: a peer that does not know this node yet answers nothing
+// at all, and neither does a family that leads nowhere. Time enough for opening packets to be lost twice.
+const addressTurn = 3 * time.Second
+
 // dial tries the peer's addresses in turn.
 func (c *Client) dial(ctx context.Context, peer Peer) (net.Conn, error) {
 	var failed []error
-	for _, address := range peer.Addresses {
+	for i, address := range peer.Addresses {
 		dialer := net.Dialer{Timeout: c.cfg.Timeout, LocalAddr: c.from(address)}
+		if i < len(peer.Addresses)-1 {
+			dialer.Timeout = min(dialer.Timeout, addressTurn)
+		}
 		conn, err := dialer.DialContext(ctx, "tcp", address)
 		if err == nil {
 			return conn, nil

@@ -139,7 +139,7 @@ type Config struct {
 // Peer is whom to dial.
 type Peer struct {
 	Name string
-	// Addresses are HOST:PORT, tried in turn.
+	// Addresses are HOST:PORT, tried in turn: each but the last for a few seconds only.
 	Addresses []string
 }
 
