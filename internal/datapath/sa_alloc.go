@@ -164,15 +164,19 @@ func loadWithBTF(name string, text []byte, handle *btf.Handle) (int, error) {
 }
 
 // progLoad asks again where the verifier was stopped by a signal to its thread, such as those of Go's scheduler: it then answers
-// EAGAIN (bpf_check's do_check, kernel/bpf/verifier.c).
-func progLoad(attr *progLoadAttr) (uintptr, unix.Errno) {
-	for {
-		fd, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(attr)), unsafe.Sizeof(*attr))
+// EAGAIN (bpf_check's do_check, kernel/bpf/verifier.c). A kernel that answers nothing else is not asked for ever.
+func progLoad(attr *progLoadAttr) (fd uintptr, errno unix.Errno) {
+	for range loadTries {
+		fd, _, errno = unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(attr)), unsafe.Sizeof(*attr))
 		if errno != unix.EAGAIN {
-			return fd, errno
+			break
 		}
 	}
+	return fd, errno
 }
+
+// loadTries is how often progLoad asks.
+const loadTries = 30
 
 // alloc gives an entry an empty key object.
 func (a *keyAllocator) alloc(id uint32) error {
