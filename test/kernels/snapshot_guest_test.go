@@ -22,12 +22,13 @@ import (
 	"weft.dev/weft/test/espref"
 )
 
-// The guest of TestSnapshotResumed: two nodes of a lab, and a pod that sends one and the same datagram to the other node's pod
-// again and again. It knows nothing of snapshots and gets no word from outside; the lines that it writes are all that is known
+// The guest of TestSnapshotResumed: two nodes of a lab, and a pod that sends datagrams that begin with the same text to the
+// other node's pod again and again. It knows nothing of snapshots and gets no word from outside; the lines that it writes are all that is known
 // of it:
 //
 //	ready MODE                     how node a would notice a fork; the agents are stopped from now on
-//	sealed GENERATION SPI IV TEXT  a packet that node a sealed, and the VM's generation before it was sent; see fingerprint
+//	sealed GENERATION SPI IV TEXT  a packet that node a sealed, and the VM's generation before it was sent, however late it is
+//	                               captured; see fingerprint
 //	silent GENERATION              a datagram that came out as no packet
 //	noticed                        the generation has moved
 //	resumed                        the agents run again
@@ -233,22 +234,23 @@ func (g *guest) signal(s unix.Signal) error {
 	return nil
 }
 
-// probe sends the datagram and tells what came of it. Not two are under way at once, so the generation that was read is that
-// before the packet was sealed.
+// probe sends the datagram and tells what came of it. The generation is read before, and is in the packet: one that is captured
+// late counts for the probe that it is of.
 func (g *guest) probe() (sealed bool, err error) {
 	if err := g.look(); err != nil {
 		return false, err
 	}
 	server := g.lab.Pod("server")
-	if _, err := g.from.WriteToUDP([]byte("the same in every packet"), &net.UDPAddr{IP: server.IPv4.AsSlice(), Port: 7000}); err != nil {
+	if _, err := g.from.WriteToUDP(datagram(g.generation), &net.UDPAddr{IP: server.IPv4.AsSlice(), Port: 7000}); err != nil {
 		return false, err
 	}
 	wait := time.After(silence)
 	for {
 		select {
 		case esp := <-g.sealed:
-			fmt.Printf("sealed %d %x %x %x\n", g.generation, esp[:4], esp[8:16], fingerprint(esp))
-			if len(g.sealed) == 0 {
+			generation := g.generationOf(esp)
+			fmt.Printf("sealed %d %x %x %x\n", generation, esp[:4], esp[8:16], fingerprint(esp))
+			if generation == g.generation && len(g.sealed) == 0 {
 				return true, nil
 			}
 		case <-wait:
@@ -258,13 +260,36 @@ func (g *guest) probe() (sealed bool, err error) {
 	}
 }
 
+const (
+	// common begins every datagram.
+	common = "the same in every packet"
+	// innerHeaders are those of IPv4 and UDP, before it.
+	innerHeaders = 20 + 8
+	// espAlign is what ESP fills its payload up to.
+	espAlign = 4
+)
+
+// datagram says by its size, which is all of it that can be read on the wire, in which generation it was sent.
+func datagram(generation uint64) []byte {
+	return append([]byte(common), make([]byte, espAlign*generation)...)
+}
+
+// generationOf is the generation that a packet's size stands for; that of now, if it is none of the datagrams.
+func (g *guest) generationOf(esp []byte) uint64 {
+	for generation := range g.generation {
+		if len(esp) == espref.Len(innerHeaders+len(datagram(generation))) {
+			return generation
+		}
+	}
+	return g.generation
+}
+
 // fingerprint stands for key and nonce of a packet that carries the datagram: the ciphertext of what is the same in each, so
-// one pair gives one fingerprint, whatever the key is, and another pair another. The IP header is left out, whose ID the pod's
-// kernel draws, and so is the tag, which depends on it.
+// one pair gives one fingerprint, whatever the key is, and another pair another. The headers are left out, which have an ID that
+// the pod's kernel draws and the size, and so is the tag, which depends on them.
 func fingerprint(esp []byte) [sha256.Size]byte {
-	const ipv4Header = 20
-	begin := min(len(esp), espref.HeaderLen+ipv4Header)
-	return sha256.Sum256(esp[begin:max(begin, len(esp)-espref.TagLen)])
+	const begin = espref.HeaderLen + innerHeaders
+	return sha256.Sum256(esp[min(len(esp), begin):min(len(esp), begin+len(common))])
 }
 
 // look reads the VM's generation.

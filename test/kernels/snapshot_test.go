@@ -31,7 +31,7 @@ const forkMessage = "random: crng reseeded due to virtual machine fork"
 // savevm and -loadvm. From the moment in which its kernel knows, no packet leaves with a key of before, although no agent runs;
 // and when the agents run, packets leave with new keys at once.
 //
-// A pair of key and nonce that is used twice shows as the same ciphertext, since all packets carry the same.
+// A pair of key and nonce that is used twice shows as the same ciphertext, since all packets carry the same text.
 func TestSnapshotResumed(t *testing.T) {
 	bed := snapshotBed{t: t, kernel: os.Getenv("WEFT_SNAPSHOT_KERNEL"), initramfs: os.Getenv("WEFT_SNAPSHOT_INITRAMFS"), dir: t.TempDir()}
 	if bed.kernel == "" || bed.initramfs == "" {
@@ -149,7 +149,7 @@ func (s *story) read(line string) error {
 		if _, err = fmt.Sscan(rest, &p.generation, &p.spi, &p.iv, &p.text); err == nil {
 			s.sealed = append(s.sealed, p)
 		}
-		if s.forked && !s.resumed {
+		if s.forked && !s.resumed && p.generation > 0 {
 			s.early++
 		}
 	case "silent":
