@@ -1,14 +1,11 @@
 package agent
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"log/slog"
 	"net"
 	"net/netip"
 	"os"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -16,8 +13,7 @@ import (
 
 // TestKeyPort: the port has the kernel's filter where that can be had, and opens without it where it cannot.
 func TestKeyPort(t *testing.T) {
-	var logged bytes.Buffer
-	p := openKeyPort(":0", slog.New(slog.NewTextHandler(&logged, nil)))
+	p := openKeyPort(":0", loadSourceFilter)
 	defer func() {
 		if err := p.close(); err != nil {
 			t.Error(err)
@@ -37,10 +33,10 @@ func TestKeyPort(t *testing.T) {
 	}
 	filter := p.addressFilter()
 	if os.Geteuid() == 0 && filter == nil {
-		t.Fatalf("root has no filter: %s", &logged)
+		t.Fatalf("root has no filter: %v", p.unfiltered())
 	}
-	if said := strings.Count(logged.String(), "turns them away itself"); (filter == nil) != (said == 1) {
-		t.Errorf("filter %v, and the log says\n%s", filter, &logged)
+	if err := p.unfiltered(); (filter == nil) != (err != nil) {
+		t.Errorf("filter %v, and what is told is %v", filter, err)
 	}
 	if filter == nil {
 		if err := dial(t.Context()); err != nil {
@@ -69,16 +65,37 @@ func TestKeyPort(t *testing.T) {
 	}
 }
 
-// TestKeyPortUnfiltered: where the program cannot be loaded, the port opens all the same.
+// badFilter is one that no socket takes.
+type badFilter struct{ sourceFilter }
+
+func (badFilter) Attach(uintptr) error { return errUnfit }
+func (badFilter) Close() error         { return nil }
+
+var errUnfit = errors.New("the kernel does not do that")
+
+// TestKeyPortUnfiltered: where the program cannot be loaded or attached, the port opens all the same, and that is told.
 func TestKeyPortUnfiltered(t *testing.T) {
-	p := &keyPort{address: "127.0.0.1:0", log: slog.New(slog.DiscardHandler)}
+	t.Run("not loaded", func(t *testing.T) {
+		p := openKeyPort("127.0.0.1:0", func() (sourceFilter, error) { return nil, errUnfit })
+		if p.addressFilter() != nil {
+			t.Error("there is a filter")
+		}
+		opensUnfiltered(t, p)
+	})
+	t.Run("not attached", func(t *testing.T) {
+		opensUnfiltered(t, openKeyPort("127.0.0.1:0", func() (sourceFilter, error) { return badFilter{}, nil }))
+	})
+}
+
+func opensUnfiltered(t *testing.T, p *keyPort) {
+	t.Helper()
 	listener, err := p.listen(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	if p.addressFilter() != nil {
-		t.Error("there is a filter")
+	if err := p.unfiltered(); !errors.Is(err, errUnfit) {
+		t.Errorf("told is %v", err)
 	}
 	conn, err := net.Dial("tcp", listener.Addr().String())
 	if err != nil {

@@ -122,11 +122,11 @@ func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 	if err != nil {
 		return nil, errors.Join(err, source.Close(), key.Close(), records.close())
 	}
-	entrance := openKeyPort(cfg.Listen, parts.log)
+	entrance := openKeyPort(cfg.Listen, loadSourceFilter)
 	var manager *keys.Manager
 	manager, err = keys.New(keys.Options{
 		Node: parts.cfg.Node, TrustDomain: cfg.TrustDomain, Cluster: cfg.Cluster, Identity: source,
-		Listen: entrance.listen, Filter: entrance.addressFilter(),
+		Listen: entrance.listen, Filter: entrance.addressFilter(), Unfiltered: entrance.unfiltered,
 		Addresses: parts.addresses, RequirePostQuantum: cfg.RequirePostQuantum,
 		Port: port, KEK: key, Store: keys.NewEpochStore(epochs), Leader: leader.Leader(parts.cfg.Node), Datapath: keysDatapath{parts.dp, uint64(cfg.MaxPackets)},
 		MaxAge: time.Duration(cfg.MaxAge), HardTTL: time.Duration(cfg.HardTTL), ExtendTTL: time.Duration(cfg.ExtendTTL), Drain: time.Duration(cfg.Drain),

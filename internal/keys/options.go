@@ -50,6 +50,8 @@ type Options struct {
 	Listen func(ctx context.Context) (net.Listener, error)
 	// Filter keeps strangers away from that port. Without it, or where it lets somebody pass, the agent turns them away itself. Optional.
 	Filter AddressFilter
+	// Unfiltered says why the port that Listen opened has no filter, nil if it has. Optional.
+	Unfiltered func() error
 	// Addresses are this node's own, as its Node object says: peers take connections from no other. Optional.
 	Addresses []netip.Addr
 	// Port is where peers listen that say nothing else. Default: handshake.DefaultPort.

@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"net"
+
+	"weft.dev/weft/internal/keys/handshake"
 )
 
 // listen serves peers, and opens the port anew when that fails.
@@ -17,6 +19,7 @@ func (m *Manager) listen(ctx context.Context) {
 		listener, err := m.opt.Listen(ctx)
 		if err == nil {
 			m.problem("listen", nil)
+			m.problem("port without filter", m.unfiltered())
 			pause = retryMin
 			err = m.server.Serve(ctx, listener)
 		}
@@ -27,6 +30,28 @@ func (m *Manager) listen(ctx context.Context) {
 		m.sleep(ctx, pause)
 		pause = min(2*pause, retryMax)
 	}
+}
+
+// unfiltered says why the port has no filter.
+func (m *Manager) unfiltered() error {
+	if m.opt.Unfiltered == nil {
+		return nil
+	}
+	return m.opt.Unfiltered()
+}
+
+// turned adds what never came as far as the agent.
+func (m *Manager) turned() handshake.Turned {
+	turned := m.server.Turned()
+	if m.opt.Filter == nil {
+		return turned
+	}
+	packets, last, err := m.opt.Filter.Refused()
+	m.problem("port filter's count", err)
+	if turned.Filtered = packets; last.IsValid() {
+		turned.LastStranger = last
+	}
+	return turned
 }
 
 // filter tells the kernel whom to let in. Whoever comes last tells the newest.

@@ -17,6 +17,7 @@ type fakeFilter struct {
 	allowed []netip.Addr
 	packets uint64
 	last    netip.Addr
+	unread  error
 }
 
 func (f *fakeFilter) Allow(addrs map[netip.Addr]bool) error {
@@ -26,7 +27,7 @@ func (f *fakeFilter) Allow(addrs map[netip.Addr]bool) error {
 	return f.err
 }
 
-func (f *fakeFilter) Refused() (uint64, netip.Addr, error) { return f.packets, f.last, nil }
+func (f *fakeFilter) Refused() (uint64, netip.Addr, error) { return f.packets, f.last, f.unread }
 
 // TestPortFilter: the kernel is told of the very addresses that the agent itself admits, with every change of peers; what it has
 // dropped is counted, and a filter that cannot be set is a problem until it can.
@@ -69,6 +70,24 @@ func TestPortFilter(t *testing.T) {
 		}
 		if turned := status.Counters.Turned; turned.Filtered != 7 || turned.LastStranger != filter.last {
 			t.Errorf("%s: counted %+v", c.name, turned)
+		}
+	}
+}
+
+// TestPortUnfiltered: that the port has no filter, or that nobody can say what it drops, is a problem while it is so.
+func TestPortUnfiltered(t *testing.T) {
+	filter := &fakeFilter{}
+	b := newBed(t)
+	b.options = func(o *Options) {
+		o.Filter, o.Unfiltered = filter, func() error { return errors.New("the kernel takes no program") }
+	}
+	a := b.cluster("a")[0]
+	told := func(what string) bool { return slices.Contains(a.Status().Problems, what) }
+	b.until("it is told that there is no filter", func() bool { return told("port without filter: the kernel takes no program") })
+	for _, unread := range []error{nil, errors.New("no such map"), nil} {
+		filter.unread = unread
+		if told("port filter's count: no such map") != (unread != nil) {
+			t.Errorf("reading what it dropped gives %v, problems are %q", unread, a.Status().Problems)
 		}
 	}
 }

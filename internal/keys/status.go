@@ -156,7 +156,7 @@ type Counters struct {
 // Status tells how everything is now.
 func (m *Manager) Status() Status {
 	leader := m.opt.Leader.Holder()
-	sum := m.kernel.sum()
+	sum, turned := m.kernel.sum(), m.turned()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := Status{
@@ -165,7 +165,7 @@ func (m *Manager) Status() Status {
 		Counters: Counters{
 			Handshakes: maps.Clone(m.counters.Handshakes), Rotations: maps.Clone(m.counters.Rotations),
 			UnwrapErrors: maps.Clone(m.counters.UnwrapErrors), Kicks: m.counters.Kicks, Rewraps: m.counters.Rewraps, ClockJumps: m.counters.ClockJumps, VMForks: m.counters.VMForks,
-			Turned: m.turned(),
+			Turned: turned,
 		},
 	}
 	if m.opt.KMS != nil {
@@ -205,22 +205,6 @@ func (m *Manager) Status() Status {
 		s.Problems = append(s.Problems, what+": "+m.problems[what])
 	}
 	return s
-}
-
-// turned adds what never came as far as the agent.
-func (m *Manager) turned() handshake.Turned {
-	turned := m.server.Turned()
-	if m.opt.Filter == nil {
-		return turned
-	}
-	packets, last, err := m.opt.Filter.Refused()
-	if err != nil {
-		m.log.Warn("keys: what the port's filter dropped is not counted", "error", err)
-	}
-	if turned.Filtered = packets; last.IsValid() {
-		turned.LastStranger = last
-	}
-	return turned
 }
 
 // wall is a moment of Clock.Boot on the wall clock.
