@@ -43,16 +43,15 @@ func TestNeighborFlood(t *testing.T) {
 			losses, before := kernelLosses(t, l), budgetOf(t, a, neighbor)
 			flood := neighborFlood(t, neighbor, v.server)
 			for round := range uint64(rounds) {
-				if round == rounds-4 {
-					v.half(t, false)
-				}
 				v.exchange(t)
 				v.somethingNew(t)
 				turnedOver(t, flood, (round+1)*floodEntries)
 			}
-			// The flood has sent some hundred first fragments since the victim's.
+			// A first fragment is kept for 30 seconds, and between its halves the victim sends no other: that could have its place.
+			v.half(t, false)
+			fragmentsFlood(t, flood)
 			v.half(t, true)
-			v.halves.next(t, "a datagram in two fragments, one of before the flood's last")
+			v.halves.next(t, "a datagram in two fragments, with the flood's between them")
 			report, err := flood.Stop()
 			if err != nil {
 				t.Fatal(err)
@@ -75,6 +74,13 @@ func TestNeighborFlood(t *testing.T) {
 			}
 		})
 	}
+}
+
+// fragmentsFlood waits until the flood has sent as many frames as the table has places, with some hundred first fragments
+// among them: far more than anybody's are kept.
+func fragmentsFlood(t *testing.T, flood *traffic.Flood) {
+	t.Helper()
+	turnedOver(t, flood, flood.Report().Sent+floodEntries)
 }
 
 // turnedOver waits until a flood has sent so many frames.

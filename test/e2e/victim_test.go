@@ -121,7 +121,7 @@ func (v *victim) somethingNew(t *testing.T) {
 		t.Errorf("a new flow of the victim's: %v", err)
 	}
 	// Datagrams of the same second may have the same place by chance: then the victim itself pushes one out.
-	if time.Since(v.fragments) > 1100*time.Millisecond {
+	if time.Since(v.fragments) > fragmentsApart {
 		v.fragments = time.Now()
 		if _, err := traffic.EchoUDP(ctx, v.pod.NetNS, v.pod.IPv4, netip.AddrPortFrom(v.server.IPv4, echoPort), 4000); err != nil {
 			t.Errorf("a datagram in fragments: %v", err)
@@ -133,9 +133,16 @@ func (v *victim) somethingNew(t *testing.T) {
 	}
 }
 
+// fragmentsApart is how long a victim waits before it begins another datagram in fragments.
+const fragmentsApart = 1100 * time.Millisecond
+
 // half sends one of two fragments of a datagram that the server listens for at v.halves.
 func (v *victim) half(t *testing.T, second bool) {
 	t.Helper()
+	if !second {
+		time.Sleep(fragmentsApart - time.Since(v.fragments))
+		v.fragments = time.Now()
+	}
 	udp := make([]byte, 32) // no checksum, which IPv4 allows
 	binary.BigEndian.PutUint16(udp, 9)
 	binary.BigEndian.PutUint16(udp[2:], halvesPort)
