@@ -90,10 +90,10 @@ func (m *Manager) sorted() []*epoch {
 	return out
 }
 
-// newest is the newest live epoch, whether it can be read here or not. The caller holds mu.
+// newest is the newest live epoch, whether it can be read here or not, unless it is far ahead. The caller holds mu.
 func (m *Manager) newest() *epoch {
 	for _, e := range m.sorted() {
-		if m.live(e) {
+		if m.live(e) && !m.seen.farAhead(e.Number) {
 			return e
 		}
 	}
@@ -155,14 +155,16 @@ func (m *Manager) add(e Epoch, highest uint64) *epoch {
 		m.drop(old)
 	}
 	added := &epoch{Epoch: e, refused: m.seen.refuse(&e, highest)}
-	m.seen.listed(e.Number)
 	m.anchor(added)
 	added.nextTry = m.clock.Boot()
 	if m.target != 0 {
 		added.nextTry += spread(m.span())
 	}
 	m.epochs[e.Number] = added
-	m.highest = max(m.highest, e.Number)
+	if !m.seen.farAhead(e.Number) {
+		m.seen.listed(e.Number)
+		m.highest = max(m.highest, e.Number)
+	}
 	if added.refused != nil {
 		m.refuseEpoch(added)
 		return added
@@ -304,6 +306,7 @@ func (m *Manager) unwrap(ctx context.Context, e *epoch) {
 func (m *Manager) give(e *epoch, secret *secmem.Secret) {
 	e.dek, e.err, e.failures, e.unwrapped = secret, nil, 0, m.clock.Wall()
 	m.seen.opened(&e.Epoch)
+	m.countHighest(e.Number)
 	if err := secret.Locked(); err != nil {
 		m.problems["memory"] = err.Error()
 	}

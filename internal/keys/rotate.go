@@ -258,9 +258,13 @@ func (m *Manager) unsettled() string {
 func (m *Manager) outdated() []uint64 {
 	var out []uint64
 	now := m.clock.Boot()
-	for behind, e := range m.sorted() {
+	behind := 0
+	for _, e := range m.sorted() {
 		if now >= e.end || (behind >= keep && !m.behindOn(e.Number)) {
 			out = append(out, e.Number)
+		}
+		if !m.seen.farAhead(e.Number) {
+			behind++
 		}
 	}
 	return out

@@ -108,6 +108,34 @@ func (s *seen) opened(e *Epoch) {
 	}
 }
 
+// numberAhead is how far above all that this node has opened an epoch's number may be to count. No cluster makes so many while a
+// node is away.
+const numberAhead = 1 << 20
+
+// farAhead: a number proves nothing until the KMS has opened the epoch, and the highest that there can be would end rotation.
+// So such an epoch is tried, and does not count until it is open. A node that has opened none yet cannot tell.
+func (s *seen) farAhead(number uint64) bool {
+	return s.Opened > 0 && number > s.Opened+numberAhead
+}
+
+// countHighest counts an epoch that was opened, and no longer one that this shows to be far ahead. The caller holds mu.
+func (m *Manager) countHighest(opened uint64) {
+	m.seen.listed(opened)
+	m.highest = max(m.highest, opened)
+	if !m.seen.farAhead(m.highest) {
+		return
+	}
+	m.highest = max(m.seen.Opened, m.kernel.sum().highest)
+	for number := range m.epochs {
+		if !m.seen.farAhead(number) {
+			m.highest = max(m.highest, number)
+		}
+	}
+	if m.seen.farAhead(m.seen.Highest) {
+		m.seen.Highest, m.seen.dirty = m.highest, true
+	}
+}
+
 // first is when an epoch was first seen: now, if it was not before or the clock has been put back since.
 func (s *seen) first(number uint64, now time.Time) time.Time {
 	first, known := s.Times[number]

@@ -1,0 +1,62 @@
+package keys
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"weft.dev/weft/internal/statefile"
+)
+
+// add puts an epoch beside those in the store.
+func (s *memStore) add(e Epoch) {
+	s.mu.Lock()
+	s.epochs[e.Number] = e
+	s.mu.Unlock()
+	s.changed()
+}
+
+// TestNumberFarAhead has somebody who may write to the store put an epoch there that nobody can open, with the highest number
+// there can be. Rotation goes on while it is there and when it is gone; also on nodes that had opened nothing when they saw it.
+func TestNumberFarAhead(t *testing.T) {
+	const highest = 1 << 48
+	for name, fresh := range map[string]bool{"on nodes in use": false, "on fresh nodes": true} {
+		t.Run(name, func(t *testing.T) {
+			b, key := newFileBed(t)
+			nodes := b.cluster("a", "b")
+			b.up(1)
+			if fresh {
+				for _, n := range nodes {
+					n.stop()
+					n.dp.wipe()
+					if err := statefile.Write(n.opt.SeenFile, []byte("{}")); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			now := b.clock.Wall().Truncate(time.Millisecond)
+			b.store.add(Epoch{Number: highest, Created: now, Expires: now.Add(testHardTTL), KEK: key.URL(), Wrapped: []byte("nothing")})
+			for _, n := range nodes {
+				if fresh {
+					n.start()
+				}
+				b.until("it is told of", func() bool {
+					return slices.ContainsFunc(n.Status().Epochs, func(e EpochStatus) bool { return e.Number == highest && e.ErrorKind != "" })
+				})
+			}
+			b.clock.skip(25 * time.Hour)
+			b.up(2)
+			if err := b.store.DeleteEpoch(highest); err != nil {
+				t.Fatal(err)
+			}
+			b.clock.skip(25 * time.Hour)
+			b.up(3)
+			if made := b.store.highest(); made != 3 {
+				t.Errorf("the highest epoch is %d, want 3", made)
+			}
+			if !fresh { // a wiped node has lost packets
+				b.sound()
+			}
+		})
+	}
+}
