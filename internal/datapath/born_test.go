@@ -100,6 +100,30 @@ func TestSweepFreesGoneEndpoints(t *testing.T) {
 	b.checkTable(t)
 }
 
+// TestForgottenFlowsAreNotCharged: an upgrade that makes the flow table anew beside places that stay pinned frees them
+// at once.
+func TestForgottenFlowsAreNotCharged(t *testing.T) {
+	for table, p := range map[string]packet{"weft_flows4": fromA(peer4), "weft_flows6": fromA(peer6)} {
+		b := newBed(t)
+		for i := range 2 * flowEntries {
+			b.send(t, "tc", "from_pod", "wta", p.udp(uint16(1+i), 53, 4).bytes())
+		}
+		if b.budgets(t)["1 egress"].Flows == 0 {
+			t.Fatal("no flow is charged for")
+		}
+		must(t, emptyMap(b.maps.byName[table]))
+		was := b.maps.created
+		b.maps.created = map[string]bool{table: true}
+		err := b.adoptFlows()
+		b.maps.created = was
+		must(t, err)
+		if got := b.budgets(t)["1 egress"].Flows; got != 0 {
+			t.Errorf("%s: the pod still pays for %d flows", table, got)
+		}
+		b.checkTable(t)
+	}
+}
+
 // TestGenerationOfNewMap: a new configuration map does not count from where the last one did, since the flows, and
 // what they have cached, may be older than it.
 func TestGenerationOfNewMap(t *testing.T) {

@@ -200,6 +200,11 @@ func (d *Datapath) slots() []uint16 {
 func (d *Datapath) adoptFlows() error {
 	created := d.maps.created
 	if !created["weft_cells4"] && !created["weft_cells6"] && !created["weft_owners"] {
+		// Flows of another layout are forgotten. Until their places are freed, they count against their owners.
+		if created["weft_flows4"] || created["weft_flows6"] {
+			_, err := d.table.sweep(d.maps.Cells4.MaxEntries())
+			return err
+		}
 		return nil
 	}
 	for name, m := range map[string]*ebpf.Map{"weft_cells4": d.maps.Cells4, "weft_cells6": d.maps.Cells6, "weft_owners": d.maps.Owners} {
