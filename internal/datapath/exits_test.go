@@ -36,21 +36,23 @@ func newExitBed(t *testing.T) *exitBed {
 	b.opts.BPFDir = dir
 	t.Cleanup(func() { b.opts.BPFDir = was; must(t, os.RemoveAll(dir)) })
 	must(t, b.inside(func() error {
-		for name, value := range map[string]string{
+		for path, value := range map[string]string{
 			"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1", "ipv4/conf/all/rp_filter": "0",
 			"ipv4/conf/wta/rp_filter": "0", "ipv4/conf/wtup/rp_filter": "0",
 		} {
-			if err := os.WriteFile("/proc/sys/net/"+name, []byte(value), 0); err != nil {
+			path = "/proc/sys/net/" + path
+			was, err := os.ReadFile(path)
+			if err != nil {
 				return err
 			}
+			if err := os.WriteFile(path, []byte(value), 0); err != nil {
+				return err
+			}
+			t.Cleanup(func() { must(t, b.inside(func() error { return os.WriteFile(path, was, 0) })) })
 		}
 		for _, name := range []string{"wta", "wtup", "wtx"} {
 			for _, end := range []string{name, name + "-peer"} {
-				l, err := netlink.LinkByName(end)
-				if err == nil {
-					err = netlink.LinkSetUp(l)
-				}
-				if err != nil {
+				if err := b.up(t, end); err != nil {
 					return err
 				}
 			}
@@ -84,6 +86,16 @@ func newExitBed(t *testing.T) *exitBed {
 		}))
 	})
 	return b
+}
+
+// up sets a link up until the test is over, if it is not.
+func (b *exitBed) up(t *testing.T, name string) error {
+	l, err := netlink.LinkByName(name)
+	if err != nil || l.Attrs().Flags&net.FlagUp != 0 {
+		return err
+	}
+	t.Cleanup(func() { must(t, b.inside(func() error { return netlink.LinkSetDown(l) })) })
+	return netlink.LinkSetUp(l)
 }
 
 // lead has the kernel send what is for an address out of wtx.
@@ -232,7 +244,7 @@ func (e exit) run(t *testing.T, b *exitBed) {
 	}))
 	var arrived bool
 	var got []string
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline) && !arrived && got == nil; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline) && !arrived && got == nil; time.Sleep(time.Millisecond) {
 		arrived, got = b.arrived(e.in.to), reasonsIn(b.counted(t))
 	}
 	if want := e.reason.String(); e.reason == ReasonNone && !arrived || e.reason != ReasonNone && (arrived || strings.Join(got, ",") != want) {
