@@ -24,28 +24,51 @@ func (d *Datapath) followOwnRanges() error {
 }
 
 // ownRangesOpen says whether addresses of this node's ranges without an endpoint may be somebody's. Callers hold d.mu.
-func (d *Datapath) ownRangesOpen() bool {
+func (d *Datapath) ownRangesOpen() bool { return d.hasChained() || !d.settled }
+
+func (d *Datapath) hasChained() bool {
 	for _, ep := range d.eps {
 		if ep.Chained {
 			return true
 		}
 	}
-	return !d.settled
+	return false
+}
+
+// closedBefore lists the ranges that the run before had closed. They do not open only because this run does not know its endpoints
+// yet: those of before are in the map, and this run may end before it knows them, and leave it so. Callers hold d.mu, or are alone.
+func (d *Datapath) closedBefore() (map[bpfRouteKey]bool, error) {
+	closed := map[bpfRouteKey]bool{}
+	if d.settled || d.hasChained() || d.maps.created["weft_ep_addr"] {
+		return closed, nil
+	}
+	var key bpfRouteKey
+	var r bpfRoute
+	entries := d.maps.Routes.Iterate()
+	for entries.Next(&key, &r) {
+		if r == (bpfRoute{}) {
+			closed[key] = true
+		}
+	}
+	return closed, entries.Err()
 }
 
 // enterOwnRanges puts this node's pod ranges into the routes as node 0, open or closed. Those of another configuration
 // are nobody's, where packets are sealed, until SetNodes says whose they are now. They are there at all times: nothing from the wire has such a source. Callers hold d.mu, or are
 // alone, and void what is cached.
 func (d *Datapath) enterOwnRanges() error {
-	var own bpfRoute
-	if d.ownRangesOpen() {
-		own.Flags = bpfRouteOpen
-	}
 	want := map[bpfRouteKey]bool{}
-	var failed error
+	closed, failed := d.closedBefore()
 	for _, prefix := range d.opts.PodCIDRs {
 		key := routeKey(prefix)
 		want[key] = true
+		if closed[key] {
+			continue
+		}
+		var own bpfRoute
+		if d.ownRangesOpen() {
+			own.Flags = bpfRouteOpen
+		}
 		if err := d.maps.Routes.Put(&key, &own); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("write route %s: %w", prefix, err))
 		}

@@ -20,8 +20,12 @@ func TestOwnRangesStay(t *testing.T) {
 		other := routeKey(mustPrefix("10.99.0.0/24")) // of another configuration
 		must(t, b.maps.Routes.Put(&other, &bpfRoute{}))
 	}
-	restart := func(t *testing.T, b *bed) {
+	first := func(t *testing.T, b *bed) {
 		enter(t, b)
+		for _, prefix := range b.opts.PodCIDRs {
+			key := routeKey(prefix)
+			must(t, b.maps.Routes.Delete(&key))
+		}
 		must(t, b.enterOwnRanges())
 		must(t, b.changed())
 		if r, _ := b.route(t, "10.99.0.0/24"); r.Flags != bpfRouteNoNode {
@@ -35,12 +39,22 @@ func TestOwnRangesStay(t *testing.T) {
 		must(t, b.putEndpoint(other, []int{b.index["wtx"]}))
 		must(t, b.inside(b.setOwnRanges))
 	}
+	// A run that knew its endpoints, then one that does not yet, and may end so.
+	again := func(t *testing.T, b *bed) {
+		enter(t, b)
+		must(t, b.inside(b.setOwnRanges))
+		settled, created := b.settled, b.maps.created["weft_ep_addr"]
+		t.Cleanup(func() { b.settled, b.maps.created["weft_ep_addr"] = settled, created })
+		b.settled, b.maps.created["weft_ep_addr"] = false, false
+		must(t, b.enterOwnRanges())
+		must(t, b.changed())
+	}
 	closed := func(t *testing.T, b *bed) {
 		shared(t, b)
 		must(t, b.inside(func() error { return b.forgetEndpoint(b.eps[3]) }))
 	}
 	var rows []row
-	for name, setup := range map[string]func(*testing.T, *bed){"restart": restart, "shared": shared} {
+	for name, setup := range map[string]func(*testing.T, *bed){"first start": first, "shared": shared} {
 		rows = append(rows, []row{
 			{name: name + ", IPv4 to an address that no endpoint has", setup: setup, in: u(fromA(nobody4)), want: "pass"},
 			{name: name + ", IPv6 to an address that no endpoint has", setup: setup, in: u(fromA(nobody6)), want: "pass"},
@@ -50,6 +64,7 @@ func TestOwnRangesStay(t *testing.T) {
 			{name: name + ", to the cluster's around it", setup: setup, in: u(fromA(addr("10.7.0.1"))), want: "drop", reason: ReasonNoNode},
 		}...)
 	}
+	rows = append(rows, row{name: "closed, and restarted", setup: again, in: u(fromA(nobody4)), want: "drop", reason: ReasonNoEndpoint})
 	rows = append(rows, row{name: "no longer shared", setup: closed, in: u(fromA(nobody4)), want: "drop", reason: ReasonNoEndpoint})
 	runTable(t, rows)
 }
