@@ -12,9 +12,12 @@ ALWAYS_INLINE __u16 frag_place(const struct weft_frag_id *id, __u32 direction)
 {
 	const union weft_addr *other = direction == DIR_INGRESS ? &id->src : &id->dst;
 	const union weft_addr *own = direction == DIR_INGRESS ? &id->dst : &id->src;
-	__u32 set = (WEIGHED(other->d[0], 0) + WEIGHED(other->d[1], 1)) >> 48;
+	__u64 set = WEIGHED(other->d[0], 0) + WEIGHED(other->d[1], 1);
 	__u32 number = bpf_ntohl(id->id);
 
+	/* Mixed once more: by a sum alone neighbouring addresses would share a set under one choice of weights
+	 * in 100. */
+	set = WEIGHED(WEIGHED(set, 2), 3) >> 48;
 	/* The identification of IPv4 is in the upper half. */
 	number = (number ^ number >> 16) + id->proto + own->b[15];
 	return (set * (WEFT_OWNER_FRAGMENTS / FRAGMENTS_OF_OTHER) >> 16) * FRAGMENTS_OF_OTHER +
