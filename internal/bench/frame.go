@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+
+	"weft.dev/weft/internal/inet"
 )
 
 // Numbers shared with bpf/bench/bench.bpf.c.
@@ -57,7 +59,7 @@ func (f frameSpec) header() []byte {
 	ip[8], ip[9] = startTTL, 17
 	copy(ip[12:], f.src.AsSlice())
 	copy(ip[16:], f.dst.AsSlice())
-	binary.BigEndian.PutUint16(ip[10:], ^onesSum(ip))
+	binary.BigEndian.PutUint16(ip[10:], inet.Checksum(ip))
 	udp := h[34:]
 	binary.BigEndian.PutUint16(udp, firstSource)
 	binary.BigEndian.PutUint16(udp[2:], benchPort)
@@ -72,18 +74,6 @@ func (f frameSpec) frame() []byte {
 	return data
 }
 
-// onesSum is the Internet checksum's sum (RFC 1071) over an even number of bytes.
-func onesSum(b []byte) uint16 {
-	var sum uint32
-	for i := 0; i+1 < len(b); i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(b[i:]))
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return uint16(sum)
-}
-
 // checkForwarded verifies the first frame at the sink: a router of one hop must
 // have sent it, to the sink's MAC, with its TTL one less and a right checksum.
 func (f frameSpec) checkForwarded(got []byte, sinkMAC net.HardwareAddr, hops int) error {
@@ -95,7 +85,7 @@ func (f frameSpec) checkForwarded(got []byte, sinkMAC net.HardwareAddr, hops int
 		}
 	}
 	expect(string(got[:6]) == string(sinkMAC), "destination MAC %s, want %s", net.HardwareAddr(got[:6]), sinkMAC)
-	expect(onesSum(ip) == 0xffff, "wrong IPv4 header checksum")
+	expect(inet.Checksum(ip) == 0, "wrong IPv4 header checksum")
 	expect(ip[8] == byte(startTTL-hops), "TTL %d, want %d", ip[8], startTTL-hops)
 	expect(string(ip[16:20]) == string(f.dst.AsSlice()), "destination changed to %v", ip[16:20])
 	expect(binary.BigEndian.Uint16(ip[2:]) == uint16(f.length-14), "length %d, want %d", binary.BigEndian.Uint16(ip[2:]), f.length-14)
@@ -115,7 +105,7 @@ func (f frameSpec) checkSealed(got []byte, sinkMAC net.HardwareAddr) error {
 	switch {
 	case string(got[:6]) != string(sinkMAC):
 		return fmt.Errorf("sealed frame at the sink: destination MAC %s, want %s", net.HardwareAddr(got[:6]), sinkMAC)
-	case onesSum(ip) != 0xffff:
+	case inet.Checksum(ip) != 0:
 		return errors.New("sealed frame at the sink: wrong IPv4 header checksum")
 	case string(ip[12:16]) != string(from.AsSlice()) || string(ip[16:20]) != string(to.AsSlice()):
 		return fmt.Errorf("sealed frame at the sink: from %v to %v, want %s to %s", ip[12:16], ip[16:20], from, to)

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"weft.dev/weft/internal/inet"
 )
 
 func TestNewPlanDefaults(t *testing.T) {
@@ -127,8 +129,8 @@ func TestFrameHeader(t *testing.T) {
 		src: netip.MustParseAddr("10.0.0.1"), dst: netip.MustParseAddr("10.0.1.1"), length: 64, flows: 1,
 	}
 	frame := f.frame()
-	if len(frame) != 64 || onesSum(frame[14:34]) != 0xffff {
-		t.Fatalf("length %d, checksum sum %#x", len(frame), onesSum(frame[14:34]))
+	if len(frame) != 64 || inet.Checksum(frame[14:34]) != 0 {
+		t.Fatalf("length %d, checksum of it all %#x", len(frame), inet.Checksum(frame[14:34]))
 	}
 	if err := f.checkForwarded(frame, f.dstMAC, 0); err != nil {
 		t.Errorf("own frame refused: %v", err)

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -148,24 +149,12 @@ func (o FloodOptions) number(frame []byte, n uint64) {
 	ip := frame[floodIP:floodUDP]
 	binary.BigEndian.PutUint16(ip[4:], uint16(n/BatchSize))
 	binary.BigEndian.PutUint16(ip[10:], 0)
-	binary.BigEndian.PutUint16(ip[10:], ^onesSum(ip))
+	binary.BigEndian.PutUint16(ip[10:], inet.Checksum(ip))
 	if o.OneFlow {
 		n = 0
 	}
 	binary.BigEndian.PutUint16(frame[floodUDP:], uint16(1024+n%floodPorts))
 	binary.BigEndian.PutUint16(frame[floodUDP+2:], uint16(1024+n/floodPorts%floodPorts))
-}
-
-// onesSum is the Internet checksum's sum (RFC 1071) over an even number of bytes.
-func onesSum(b []byte) uint16 {
-	var sum uint32
-	for i := 0; i+1 < len(b); i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(b[i:]))
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return uint16(sum)
 }
 
 // send sends batch after batch. On a veth the kernel forwards what was sent before it returns, so the flood is as fast
