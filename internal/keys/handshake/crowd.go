@@ -131,33 +131,26 @@ func without(stage []*guest, g *guest) []*guest {
 	return stage
 }
 
-// leave takes a connection out of a stage, and says whether it was there.
-func leave(stage *[]*guest, g *guest) bool {
-	before := len(*stage)
-	*stage = without(*stage, g)
-	return len(*stage) < before
-}
-
 // spoke notes that a connection's first byte is there.
 func (g *guest) spoke() {
 	c := g.crowd
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !leave(&c.silent, g) {
-		return // it had to give way already
-	}
-	c.greeting = c.admit(c.greeting, g, greetingMost, greetingPerAddress, oldest)
+	g.advance(&c.silent, &c.greeting, greetingMost, greetingPerAddress, oldest)
 }
 
 // greeted notes that a connection's ClientHello is there.
 func (g *guest) greeted() {
 	c := g.crowd
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !leave(&c.greeting, g) {
-		return // it had to give way already
+	g.advance(&c.greeting, &c.shaking, shakingMost, shakingPerAddress, anyOf)
+}
+
+// advance takes a connection from one stage into the next, unless it had to give way already.
+func (g *guest) advance(from, to *[]*guest, most, perAddress int, choose func(of int) int) {
+	g.crowd.mu.Lock()
+	defer g.crowd.mu.Unlock()
+	before := len(*from)
+	if *from = without(*from, g); len(*from) < before {
+		*to = g.crowd.admit(*to, g, most, perAddress, choose)
 	}
-	c.shaking = c.admit(c.shaking, g, shakingMost, shakingPerAddress, anyOf)
 }
 
 // quiet notes that a connection said nothing in time.
