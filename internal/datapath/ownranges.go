@@ -35,58 +35,53 @@ func (d *Datapath) hasChained() bool {
 	return false
 }
 
-// closedBefore lists the ranges that the run before had closed. They do not open only because this run does not know its endpoints
-// yet: those of before are in the map, and this run may end before it knows them, and leave it so. Callers hold d.mu, or are alone.
-func (d *Datapath) closedBefore() (map[bpfRouteKey]bool, error) {
-	closed := map[bpfRouteKey]bool{}
-	if d.settled || d.hasChained() || d.maps.created["weft_ep_addr"] {
-		return closed, nil
-	}
+// ownRangesBefore lists the own ranges in the routes. Callers hold d.mu, or are alone.
+func (d *Datapath) ownRangesBefore() (map[bpfRouteKey]bpfRoute, error) {
+	before := map[bpfRouteKey]bpfRoute{}
 	var key bpfRouteKey
 	var r bpfRoute
 	entries := d.maps.Routes.Iterate()
 	for entries.Next(&key, &r) {
-		if r == (bpfRoute{}) {
-			closed[key] = true
+		if isOwn(r) && r.Flags&bpfRouteHost == 0 {
+			before[key] = r
 		}
 	}
-	return closed, entries.Err()
+	return before, entries.Err()
+}
+
+// staysClosed says whether ranges that the run before had closed stay so while this run does not know its endpoints yet: those of
+// before are in the map, and this run may end before it knows them. Callers hold d.mu, or are alone.
+func (d *Datapath) staysClosed() bool {
+	return !d.settled && !d.hasChained() && !d.maps.created["weft_ep_addr"]
 }
 
 // enterOwnRanges puts this node's pod ranges into the routes as node 0, open or closed. Those of another configuration
 // are nobody's, where packets are sealed, until SetNodes says whose they are now. They are there at all times: nothing from the wire has such a source. Callers hold d.mu, or are
 // alone, and void what is cached.
 func (d *Datapath) enterOwnRanges() error {
-	want := map[bpfRouteKey]bool{}
-	closed, failed := d.closedBefore()
+	var own bpfRoute
+	if d.ownRangesOpen() {
+		own.Flags = bpfRouteOpen
+	}
+	before, failed := d.ownRangesBefore()
 	for _, prefix := range d.opts.PodCIDRs {
 		key := routeKey(prefix)
-		want[key] = true
-		if closed[key] {
+		if was, there := before[key]; there && was.Flags == 0 && d.staysClosed() {
 			continue
-		}
-		var own bpfRoute
-		if d.ownRangesOpen() {
-			own.Flags = bpfRouteOpen
 		}
 		if err := d.maps.Routes.Put(&key, &own); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("write route %s: %w", prefix, err))
 		}
 	}
-	former := func(key bpfRouteKey, r bpfRoute) bool { return isOwn(r) && r.Flags&bpfRouteHost == 0 && !want[key] }
-	if d.opts.Encrypt == nil {
-		return errors.Join(failed, deleteWhere(d.maps.Routes, former))
+	for _, prefix := range d.opts.PodCIDRs {
+		delete(before, routeKey(prefix))
 	}
-	var key bpfRouteKey
-	var r bpfRoute
-	var nobodys []bpfRouteKey
-	for entries := d.maps.Routes.Iterate(); entries.Next(&key, &r); {
-		if former(key, r) {
-			nobodys = append(nobodys, key)
+	for key := range before {
+		if d.opts.Encrypt == nil {
+			failed = errors.Join(failed, deleteKey(d.maps.Routes, &key))
+		} else {
+			failed = errors.Join(failed, d.maps.Routes.Put(&key, &bpfRoute{Flags: bpfRouteNoNode}))
 		}
-	}
-	for _, key := range nobodys {
-		failed = errors.Join(failed, d.maps.Routes.Put(&key, &bpfRoute{Flags: bpfRouteNoNode}))
 	}
 	return failed
 }
