@@ -25,6 +25,10 @@
 #define CELLS_IN_ORDER	8
 #define CELLS_AT_RANDOM 16
 
+/* An owner above its share may give up a flow of its own, so of those few are compared: each that is looked at costs
+ * several cache misses in a table of some hundred thousand, and a flood pays them for every frame. */
+#define CELLS_OF_OWNER 4
+
 #define CELL_NONE 0xffffffff
 
 /* How long nothing of the flow was seen, nanoseconds. Negative when another CPU has seen something later. */
@@ -163,7 +167,9 @@ static long cell_look(__u32 i, void *state)
 		return 0;
 	if (s->best != CELL_NONE && holds < s->best_holds)
 		return 0;
-	return cell_weigh(s, index, cell, word, holds);
+	if (cell_weigh(s, index, cell, word, holds))
+		return 1;
+	return owner == s->owner && ++s->own == CELLS_OF_OWNER;
 }
 
 /* Finds a cell for a new flow and makes it the owner's, busy. Returns CELL_NONE if there is none to be had;
@@ -185,6 +191,7 @@ static __noinline __u32 cell_take(const struct weft_config *cfg, __u32 family, _
 	s->holds = *owner_flows(o, family);
 	s->hand = *hand;
 	s->best = CELL_NONE;
+	s->own = 0;
 	bpf_loop(CELLS_IN_ORDER + CELLS_AT_RANDOM, cell_look, NULL, 0);
 	*hand = s->best - s->hand < CELLS_IN_ORDER ? s->best + 1 : s->hand + CELLS_IN_ORDER;
 	cell = s->best == CELL_NONE ? NULL : cell_at(family, s->best);

@@ -250,6 +250,7 @@ struct weft_search {
 	__u32 hand;
 	__u32 best; /* CELL_NONE: none so far */
 	__u32 best_holds;
+	__u32 own; /* flows of the owner that were weighed */
 	__u64 best_last;
 	__u64 best_word;
 };
