@@ -11,7 +11,7 @@ int weft_tag_in(weft_ctx *ctx)
 
 	if ((void *)(m + 1) <= (void *)(long)ctx->data && m->magic == META_MAGIC)
 		tag = m->tag;
-	ctx->tc_index = tag;
+	tag_put(ctx, tag);
 	return CTX_PASS;
 }
 

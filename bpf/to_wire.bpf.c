@@ -48,16 +48,16 @@ ALWAYS_INLINE int is_between_hosts(weft_ctx *ctx, const struct weft_config *cfg,
 	return is_of_no_pod(o, ep) && !(o->kind == ORIGIN_HOST && icmp_quotes_sealed(ctx, cfg, p));
 }
 
-/* Whether a packet is for this node's own pods: by its range, which nothing leaves for, or by an address
- * outside of all ranges. Such a pod may be behind the uplink only if that is its bridge. */
+/* Whether a packet is for this node's own pods and must not leave: by its range, or by an address outside of all
+ * ranges. Only a chained pod whose bridge the uplink is may be behind it. */
 ALWAYS_INLINE int is_for_own(const struct weft_pkt *p, const struct weft_route *r)
 {
 	const struct weft_endpoint *to;
 
-	if (r)
-		return is_own_range(r);
+	if (r && !is_own_range(r))
+		return 0;
 	to = bpf_map_lookup_elem(&weft_ep_addr, &p->dst);
-	return to && !is_behind(to, p->ifindex);
+	return to ? !is_behind(to, p->ifindex) : r != NULL;
 }
 
 /* Returns 1, and what to do, if the packet must not leave as it is. */

@@ -37,9 +37,12 @@ ALWAYS_INLINE void tag_clear(weft_ctx *ctx) {}
 
 #else
 
+/* Also as class: where another program behind this one ends the chain by TC_ACT_OK, the kernel writes the class into
+ * tc_index (tcx_action_code). */
 ALWAYS_INLINE int tag_put(weft_ctx *ctx, __u16 tag)
 {
 	ctx->tc_index = tag;
+	ctx->tc_classid = tag;
 	return 0;
 }
 ALWAYS_INLINE void tag_clear(weft_ctx *ctx) { ctx->tc_index = TAG_NONE; }

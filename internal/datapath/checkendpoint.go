@@ -16,7 +16,7 @@ func (d *Datapath) CheckEndpoint(ep Endpoint) error {
 		return fmt.Errorf("find interface %s: %w", ep.HostIf, err)
 	}
 	index := host.Attrs().Index
-	errs := []error{d.hooked(ep.HostIf, index, d.hooksFor(ep)), d.checkEntries(ep, uint32(index))}
+	errs := []error{d.hooked(ep.HostIf, index, d.hooksFor(ep)), d.checkEntries(ep, uint32(index)), d.checkGateway(ep, index)}
 	if d.hasXDPRoad(ep) {
 		errs = append(errs, d.checkSecondInterface(ep))
 	}

@@ -167,6 +167,10 @@ func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 	if d.mode.Active == ModeXDP || d.hasXDPRoad(ep) {
 		value.Flags |= bpfEndpointXdpOut
 	}
+	gateway, err := d.gatewayIndex(ep, ifindexes[0])
+	if err != nil {
+		return err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	value.Born = d.bornOf(ep, value.Ifindex)
@@ -184,7 +188,7 @@ func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 			return fmt.Errorf("enter address %s: %w", a, err)
 		}
 	}
-	slot := bpfEpSlot{Identity: ep.Identity, Bridge: bridgeOf(ep, ifindexes[0])}
+	slot := bpfEpSlot{Identity: ep.Identity, Bridge: gateway}
 	if err := d.maps.EpSlot.Put(uint32(ep.Slot), &slot); err != nil {
 		return fmt.Errorf("enter slot %d: %w", ep.Slot, err)
 	}
@@ -199,18 +203,6 @@ func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 		}
 	}
 	return d.changed()
-}
-
-// bridgeOf is the interface by which the stack gets a chained endpoint's packets, if that is not its own: its bridge.
-func bridgeOf(ep Endpoint, ifindex int) uint32 {
-	if !ep.Chained {
-		return 0
-	}
-	l, err := netlink.LinkByIndex(ifindex)
-	if err != nil {
-		return 0
-	}
-	return uint32(l.Attrs().MasterIndex)
 }
 
 // bornOf is the number that an endpoint has had since it was attached first, or a new one. Flows hold the numbers of

@@ -32,7 +32,7 @@ func TestARP(t *testing.T) {
 	chained := func(t *testing.T, b *bed) {
 		ep := podA
 		ep.Chained = true
-		must(t, b.putEndpoint(ep, []int{b.index["wta"]}))
+		must(t, b.inside(func() error { return b.putEndpoint(ep, []int{b.index["wta"]}) }))
 	}
 	answered := func(in, out []byte) error {
 		want := arp(2, gatewayMAC, gatewayMAC, GatewayIPv4, podA.MAC, addrFrom4(in[28:32])).dstMAC(podA.MAC).bytes()
@@ -143,7 +143,7 @@ func TestChainedClaims(t *testing.T) {
 	chained := func(ep Endpoint, iface string) func(*testing.T, *bed) {
 		return func(t *testing.T, b *bed) {
 			ep.Chained = true
-			must(t, b.putEndpoint(ep, []int{b.index[iface]}))
+			must(t, b.inside(func() error { return b.putEndpoint(ep, []int{b.index[iface]}) }))
 		}
 	}
 	podsChained := both(chained(podA, "wta"), chained(podB, "wtb"))

@@ -36,7 +36,7 @@ func TestOwnRangesStay(t *testing.T) {
 		enter(t, b)
 		must(t, b.inside(b.setOwnRanges))
 		other := Endpoint{Slot: 3, HostIf: "wtx", MAC: mac(3), GatewayMAC: gatewayMAC, IPv4: addr("10.1.0.33"), MTU: 1500, Chained: true}
-		must(t, b.putEndpoint(other, []int{b.index["wtx"]}))
+		must(t, b.inside(func() error { return b.putEndpoint(other, []int{b.index["wtx"]}) }))
 		must(t, b.inside(b.setOwnRanges))
 	}
 	// A run that knew its endpoints, then one that does not yet, and may end so.

@@ -67,7 +67,7 @@ func TestMulticast(t *testing.T) {
 	chained := func(t *testing.T, b *bed) {
 		ep := podA
 		ep.Chained = true
-		must(t, b.putEndpoint(ep, []int{b.index["wta"]}))
+		must(t, b.inside(func() error { return b.putEndpoint(ep, []int{b.index["wta"]}) }))
 	}
 	runTable(t, []row{
 		{name: "IPv4 multicast", in: u(fromA(mcast4)).dstMAC(mac(1)), want: "drop", reason: ReasonMulticast, counts: []string{"1 egress multicast 1"}},

@@ -9,13 +9,13 @@ func TestSpoof(t *testing.T) {
 	chained := func(t *testing.T, b *bed) {
 		ep := podA
 		ep.Chained = true
-		must(t, b.putEndpoint(ep, []int{b.index["wta"]}))
+		must(t, b.inside(func() error { return b.putEndpoint(ep, []int{b.index["wta"]}) }))
 	}
 	only4 := func(t *testing.T, b *bed) {
 		must(t, b.forgetEndpoint(podA))
 		ep := podA
 		ep.IPv6 = netip.Addr{}
-		must(t, b.putEndpoint(ep, []int{b.index["wta"]}))
+		must(t, b.inside(func() error { return b.putEndpoint(ep, []int{b.index["wta"]}) }))
 	}
 	drop := []string{"1 egress spoofed_ip 1"}
 	runTable(t, []row{

@@ -154,6 +154,8 @@ func TestOrigins(t *testing.T) {
 		{name: "this host to a pod here outside all ranges", hook: "to_wire", in: fromA(world4).src(node4), stray: true, want: "drop", reason: ReasonNoEndpoint},
 		{name: "what came by the wire, to a pod here outside all ranges", hook: "to_wire", via: "wtup", in: fromA(world6).src(addr("2001:db8:5::1")), stray: true, want: "drop", reason: ReasonNoEndpoint},
 		{name: "this host to a pod here outside all ranges, by its bridge", hook: "to_wire", in: fromA(world6).src(node6), stray: true, bridge: true, want: "pass"},
+		{name: "this host to a chained pod of its own range, by its bridge", hook: "to_wire", in: fromA(nobody4).src(node4), stray: true, bridge: true, want: "pass"},
+		{name: "this host to a pod of its own range, not by its bridge", hook: "to_wire", in: fromA(nobody4).src(node4), stray: true, want: "drop", reason: ReasonNoEndpoint},
 		{name: "this host to its own address", hook: "to_wire", in: fromA(node4).src(node4), want: "pass"},
 	} {
 		t.Run(o.hook+" "+o.name, func(t *testing.T) { o.run(t) })

@@ -100,7 +100,7 @@ func (m *Manager) draft(req AddRequest, ns *os.File) (record, error) {
 		m.retryLater("")
 	}
 	if req.Chained {
-		return rec, adoptVeth(&rec.Info, ns)
+		return rec, adoptChained(&rec.Info, ns)
 	}
 	return rec, nil
 }

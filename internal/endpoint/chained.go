@@ -10,36 +10,43 @@ import (
 	"weft.dev/weft/internal/datapath"
 )
 
-// adoptVeth fills in the interface that an earlier plugin made. The host side is found
-// through the pod side's peer index, which holds in the namespace of the peer.
-func adoptVeth(info *Info, ns *os.File) error {
-	pod, err := podHandle(ns)
+// adoptChained fills in the interface that an earlier plugin made, and the pod's way to the node by it.
+func adoptChained(info *Info, ns *os.File) error {
+	outer, err := adoptVeth(info, ns)
 	if err != nil {
 		return err
+	}
+	gateway, err := datapath.ChainedGateway(outer)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	info.GatewayMAC = gateway.Attrs().HardwareAddr.String()
+	return nil
+}
+
+// adoptVeth finds the host side through the pod side's peer index, which holds in the namespace of the peer.
+func adoptVeth(info *Info, ns *os.File) (outer netlink.Link, err error) {
+	pod, err := podHandle(ns)
+	if err != nil {
+		return nil, err
 	}
 	defer pod.Close()
 	host, err := hostHandle()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer host.Close()
 	inner, err := findLink(pod, info.PodIf, "in the pod")
 	if err != nil {
-		return fmt.Errorf("%w: ifName: %w: put weft-cni after the plugin that makes it", ErrInvalid, err)
+		return nil, fmt.Errorf("%w: ifName: %w: put weft-cni after the plugin that makes it", ErrInvalid, err)
 	}
-	outer, err := peerOf(inner, host)
-	if err != nil {
-		return err
-	}
-	gateway, err := gatewayOf(outer, host)
-	if err != nil {
-		return err
+	if outer, err = peerOf(inner, host); err != nil {
+		return nil, err
 	}
 	info.HostIf = outer.Attrs().Name
 	info.MAC = inner.Attrs().HardwareAddr.String()
-	info.GatewayMAC = gateway.String()
 	info.MTU = inner.Attrs().MTU
-	return nil
+	return outer, nil
 }
 
 // SetDownUnhooked sets the node's end of an interface that another plugin made down, unless a program of Weft's
@@ -50,11 +57,7 @@ func SetDownUnhooked(a Attachment, netnsPath string) error {
 		return err
 	}
 	defer ns.Close()
-	info := Info{PodIf: a.IfName}
-	if err := adoptVeth(&info, ns); err != nil {
-		return err
-	}
-	outer, err := hostLink(info.HostIf)
+	outer, err := adoptVeth(&Info{PodIf: a.IfName}, ns)
 	if err != nil {
 		return err
 	}
@@ -62,7 +65,7 @@ func SetDownUnhooked(a Attachment, netnsPath string) error {
 		return err
 	}
 	if err := netlink.LinkSetDown(outer); err != nil {
-		return fmt.Errorf("set %s down: %w", info.HostIf, err)
+		return fmt.Errorf("set %s down: %w", outer.Attrs().Name, err)
 	}
 	return nil
 }
@@ -84,32 +87,26 @@ func peerOf(inner netlink.Link, host *netlink.Handle) (netlink.Link, error) {
 	return outer, nil
 }
 
-// gatewayOf is the address that a chained pod sends to: that of the bridge which its
-// host side is a port of, else of the host side itself.
-func gatewayOf(outer netlink.Link, host *netlink.Handle) (net.HardwareAddr, error) {
-	index := outer.Attrs().MasterIndex
-	if index == 0 {
-		return outer.Attrs().HardwareAddr, nil
-	}
-	master, err := host.LinkByIndex(index)
+// chainedGateway is the address that a chained pod sends to.
+func chainedGateway(info Info) (net.HardwareAddr, error) {
+	outer, err := hostLink(info.HostIf)
 	if err != nil {
-		return nil, fmt.Errorf("find the bridge of %s: %w", outer.Attrs().Name, err)
+		return nil, err
 	}
-	return master.Attrs().HardwareAddr, nil
+	gateway, err := datapath.ChainedGateway(outer)
+	if err != nil {
+		return nil, err
+	}
+	return gateway.Attrs().HardwareAddr, nil
 }
 
-// chainedGateway is gatewayOf by name.
-func chainedGateway(hostIf string) (net.HardwareAddr, error) {
-	host, err := hostHandle()
-	if err != nil {
-		return nil, err
+// verifyGateway compares the address that a chained pod's record has for its gateway with the gateway's.
+func verifyGateway(info Info) error {
+	mac, err := chainedGateway(info)
+	if err == nil && mac.String() != info.GatewayMAC {
+		err = fmt.Errorf("the gateway of %s has MAC %s instead of %s", info.HostIf, mac, info.GatewayMAC)
 	}
-	defer host.Close()
-	outer, err := findLink(host, hostIf, "on the node")
-	if err != nil {
-		return nil, err
-	}
-	return gatewayOf(outer, host)
+	return err
 }
 
 // errOtherPeer means that the pod's interface has another interface of the node as its other end.

@@ -74,7 +74,9 @@ func (m *Manager) verify(rec record, ns *os.File) error {
 		return err
 	}
 	errs := []error{v.verifyLinks(inner, outer), v.verifyAddresses(inner)}
-	if !rec.Chained {
+	if rec.Chained {
+		errs = append(errs, verifyGateway(rec.Info))
+	} else {
 		errs = append(errs, v.verifyPodRoutes(inner), v.verifyHostSide(outer))
 	}
 	return errors.Join(append(errs, m.verifyDatapath(rec))...)

@@ -85,6 +85,9 @@ func (m *Manager) damage(rec record, h *netlink.Handle, tables *hostTables) erro
 	if v := (&veth{Info: rec.Info, host: h}); !rec.Chained && isUp(outer) {
 		errs = append(errs, v.verifyHostRoutes(outer, tables), v.verifyNeighbours(outer, tables))
 	}
+	if rec.Chained {
+		errs = append(errs, verifyGateway(rec.Info))
+	}
 	return errors.Join(errs...)
 }
 

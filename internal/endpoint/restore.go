@@ -212,9 +212,9 @@ func (m *Manager) recallRoad(rec *record) error {
 	return nil
 }
 
-// refreshChained follows the address of the bridge, which may have changed with its ports.
+// refreshChained follows the gateway's address: a bridge's may change with its ports, and the interface with its bridge.
 func (m *Manager) refreshChained(rec *record) error {
-	mac, err := chainedGateway(rec.HostIf)
+	mac, err := chainedGateway(rec.Info)
 	if err != nil || mac.String() == rec.GatewayMAC {
 		return err
 	}
