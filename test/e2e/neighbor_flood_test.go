@@ -48,10 +48,9 @@ func TestNeighborFlood(t *testing.T) {
 				turnedOver(t, flood, (round+1)*floodEntries)
 			}
 			// A first fragment is kept for 30 seconds, and between its halves the victim sends no other: that could have its place.
-			v.half(t, false)
-			fragmentsFlood(t, flood)
-			v.half(t, true)
-			v.halves.next(t, "a datagram in two fragments, with the flood's between them")
+			v.despiteQueues(t, "a datagram in two fragments, with the flood's between them", func() error {
+				return v.inHalves(t, func() { fragmentsFlood(t, flood) })
+			})
 			report, err := flood.Stop()
 			if err != nil {
 				t.Fatal(err)
