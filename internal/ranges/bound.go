@@ -2,6 +2,7 @@ package ranges
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 )
@@ -10,7 +11,7 @@ import (
 const maxLost = 16384
 
 // boundLost keeps what was lost from growing without end. Neighbouring ranges become one; what configured ranges guard
-// goes first then, then single addresses, those gone longest, then ranges of the nodes that lost most.
+// goes first then, then single addresses of the nodes that lost most, those gone longest, then ranges of such nodes.
 func (l *lesson) boundLost() {
 	lost := l.lost()
 	if len(lost) < maxLost {
@@ -21,10 +22,32 @@ func (l *lesson) boundLost() {
 	if len(lost) < maxLost {
 		return
 	}
-	l.refuse("%d ranges and addresses or more are nobody's: beyond these, those gone longest are no longer guarded, single addresses first; `weft node forget` what is gone, or name a range around them in clusterCIDRs", maxLost)
-	for _, e := range l.byWorth(lost)[maxLost:] {
+	sharer, count := l.sharers(), map[string]int{}
+	for _, e := range lost {
+		count[sharer(e)]++
+	}
+	l.refuse("%d ranges and addresses or more are nobody's, most of them of %s: beyond these, those of the nodes that have lost most are no longer guarded, single addresses gone longest first; `weft node forget` what is gone, or name a range around them in clusterCIDRs",
+		maxLost, most(count))
+	for _, e := range l.byWorth(lost, sharer)[maxLost:] {
 		delete(l.entries, e.Prefix)
 	}
+}
+
+// most names who has the most.
+func most(count map[string]int) string {
+	var node string
+	for _, name := range slices.Sorted(maps.Keys(count)) {
+		if count[name] > count[node] {
+			node = name
+		}
+	}
+	switch node {
+	case "":
+		return "no known node"
+	case unheard:
+		return "nodes without an object"
+	}
+	return "node " + node
 }
 
 // lost are the entries without a node in use, in order.
@@ -122,26 +145,31 @@ func merge(a, b Entry, whole netip.Prefix) Entry {
 	return merged
 }
 
-// byWorth has those first that are to be guarded longest: a node that changes its ranges again and again pushes out its
-// own, not those of others.
-func (l *lesson) byWorth(lost []Entry) []Entry {
-	slices.SortFunc(lost, func(a, b Entry) int { return cmp.Or(b.Lost.Compare(a.Lost), byPrefix(a, b)) })
+// byWorth has those first that are to be guarded longest. A node that changes its ranges, or whose pods come and go, again
+// and again pushes out its own, not those of others; and what was not known before pushes out nothing that was.
+func (l *lesson) byWorth(lost []Entry, sharer func(Entry) string) []Entry {
+	slices.SortFunc(lost, func(a, b Entry) int {
+		return cmp.Or(cmp.Compare(asInt(l.strange[a.Prefix]), asInt(l.strange[b.Prefix])), b.Lost.Compare(a.Lost), byPrefix(a, b))
+	})
 	type ranked struct {
 		class, rank int
 		entry       Entry
 	}
-	ofNode := map[string]int{}
+	var of [3]map[string]int
+	for class := range of {
+		of[class] = map[string]int{}
+	}
 	list := make([]ranked, 0, len(lost))
-	for i, e := range lost {
-		r := ranked{class: 2, rank: i, entry: e}
+	for _, e := range lost {
+		class, share := 2, sharer(e)
 		switch {
 		case e.Kind == Range && !e.Prefix.IsSingleIP():
-			r.class, r.rank = 0, ofNode[e.Node]
-			ofNode[e.Node]++
+			class = 0
 		case e.Kind == Address:
-			r.class = 1
+			class = 1
 		}
-		list = append(list, r)
+		list = append(list, ranked{class: class, rank: of[class][share], entry: e})
+		of[class][share]++
 	}
 	slices.SortStableFunc(list, func(a, b ranked) int { return cmp.Or(cmp.Compare(a.class, b.class), cmp.Compare(a.rank, b.rank)) })
 	for i, r := range list {

@@ -1,12 +1,10 @@
 package ranges
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"weft.dev/weft/api/v1alpha1"
 )
@@ -20,6 +18,8 @@ type lesson struct {
 	// held are the entries that are right as they are.
 	used, cluster, former table
 	held                  map[netip.Prefix]bool
+	// strange are lost entries that were not known before this look.
+	strange map[netip.Prefix]bool
 }
 
 func one(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
@@ -114,41 +114,7 @@ func (l *lesson) learnEndpoints() {
 			}
 		}
 	}
-	room := maxEndpoints
-	for _, p := range slices.SortedFunc(maps.Keys(claims), netip.Prefix.Compare) {
-		if room--; room == -1 {
-			l.refuse("more than %d published addresses are outside their nodes' podCIDRs, such as %s: name a range with them in podCIDRs or clusterCIDRs", maxEndpoints, p.Addr())
-		}
-		if room < 0 {
-			return
-		}
-		l.learnEndpoint(p, claims[p])
-	}
-}
-
-// learnEndpoint gives an address to the one node that publishes it, or lets it stay with the one that had it.
-func (l *lesson) learnEndpoint(p netip.Prefix, nodes []string) {
-	before, known := l.entries[p]
-	owner := nodes[0]
-	if len(nodes) > 1 {
-		l.refuse("%s is published as a pod's address by nodes %s", p.Addr(), strings.Join(nodes, " and "))
-		if owner = before.Node; !known || !before.Lost.IsZero() || !slices.Contains(nodes, owner) {
-			l.lose(Entry{Prefix: p, Kind: Endpoint}, "published by several nodes")
-			return
-		}
-	}
-	if _, running := l.in.Snapshot.Nodes[owner]; !running && owner != l.in.Self {
-		if _, _, guarded := l.former.find(p); guarded {
-			return
-		}
-		l.lose(Entry{Prefix: p, Kind: Endpoint, Node: owner}, "its node's object is missing")
-		return
-	}
-	l.entries[p] = Entry{Prefix: p, Kind: Endpoint, Node: owner}
-	l.held[p] = true
-	if owner != l.in.Self {
-		l.view.Published[owner] = append(l.view.Published[owner], p)
-	}
+	l.divide(l.owned(claims))
 }
 
 // lose notes that an entry is nobody's, from now on unless it was so before.
@@ -162,6 +128,9 @@ func (l *lesson) lose(e Entry, why string) {
 		l.entries[e.Prefix] = before
 		l.held[e.Prefix] = true
 		return
+	}
+	if _, known := l.entries[e.Prefix]; !known {
+		l.strange[e.Prefix] = true
 	}
 	e.Lost, e.Why = l.now(), why
 	l.entries[e.Prefix] = e
@@ -185,31 +154,8 @@ func (l *lesson) settle() {
 			l.lose(e, why)
 		}
 	}
-	l.bound()
 	l.boundLost()
 	l.view.Lost = l.lost()
-}
-
-// bound keeps the addresses of pods that are gone from growing without end: those go first that are gone longest.
-func (l *lesson) bound() {
-	var gone []Entry
-	count := 0
-	for _, e := range l.entries {
-		if e.Kind != Endpoint {
-			continue
-		}
-		if count++; !e.Lost.IsZero() {
-			gone = append(gone, e)
-		}
-	}
-	if count <= maxEndpoints {
-		return
-	}
-	slices.SortFunc(gone, func(a, b Entry) int { return cmp.Or(a.Lost.Compare(b.Lost), byPrefix(a, b)) })
-	l.refuse("more than %d addresses of pods, also of former ones, are outside their nodes' podCIDRs: those gone longest are no longer guarded; name a range with them in podCIDRs or clusterCIDRs", maxEndpoints)
-	for _, e := range gone[:min(len(gone), count-maxEndpoints)] {
-		delete(l.entries, e.Prefix)
-	}
 }
 
 func (l *lesson) refuse(format string, args ...any) {

@@ -75,7 +75,7 @@ type Memory struct {
 	saved   string                   // what the file has
 }
 
-// maxEndpoints bounds the remembered addresses outside of ranges: the routes map has room for 65536 entries in all.
+// maxEndpoints bounds the addresses of pods outside the ranges of their nodes: the routes map has room for 65536 entries in all.
 const maxEndpoints = 8192
 
 // Fresh says whether there was no file to remember from. Nothing is written until Adopt has been called then.
@@ -102,7 +102,7 @@ func (m *Memory) Adopt(entries []Entry) {
 func (m *Memory) Learn(in Input) (*View, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l := lesson{Memory: m, in: in, view: &View{Published: map[string][]netip.Prefix{}}, held: map[netip.Prefix]bool{}}
+	l := lesson{Memory: m, in: in, view: &View{Published: map[string][]netip.Prefix{}}, held: map[netip.Prefix]bool{}, strange: map[netip.Prefix]bool{}}
 	l.learnNodes()
 	l.learnUnused()
 	l.learnOwnChange()
