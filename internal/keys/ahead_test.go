@@ -60,3 +60,64 @@ func TestNumberFarAhead(t *testing.T) {
 		})
 	}
 }
+
+// TestNextNumberTaken has somebody who may write to the store take the number after the newest again and again, each time by
+// a fresh epoch that nobody can open. The epoch in use is followed by the next all the same, when it is old.
+func TestNextNumberTaken(t *testing.T) {
+	b, key := newFileBed(t)
+	nodes := b.cluster("a", "b")
+	b.up(1)
+	for range 16 {
+		now := b.clock.Wall().Truncate(time.Millisecond)
+		taken := b.store.highest() + 1
+		b.store.add(Epoch{Number: taken, Created: now, Expires: now.Add(testHardTTL), KEK: key.URL(), Wrapped: []byte("nothing")})
+		for _, n := range nodes {
+			b.until("it is told of", func() bool { b.clock.skip(20 * time.Millisecond); return dekState(n, taken) == "corrupt" })
+		}
+		b.clock.skip(6 * time.Hour)
+		for _, n := range nodes {
+			b.until("the epoch in use is not old", func() bool {
+				age := b.clock.Wall().Sub(b.store.created(n.Status().Epoch))
+				return age < 24*time.Hour && n.Status().NextRotation.After(n.clock.Wall())
+			})
+		}
+	}
+	b.sound()
+}
+
+// squatter is a store in which somebody takes the next number whenever this node is about to.
+type squatter struct {
+	*memStore
+	epoch Epoch
+}
+
+func (s squatter) CreateEpoch(e Epoch) error {
+	next := s.epoch
+	next.Number = s.highest() + 1
+	s.add(next)
+	return s.memStore.CreateEpoch(e)
+}
+
+// TestEveryNextNumberTaken: a number that nobody can foresee is not taken.
+func TestEveryNextNumberTaken(t *testing.T) {
+	m, _, _ := still(t, nil, 0, 1)
+	m.leader, m.epochs[1].rotateAt = true, stillNow
+	junk := Epoch{Created: m.clock.Wall(), Expires: m.clock.Wall().Add(time.Hour), Wrapped: []byte("nothing")}
+	first := m.epochs[1].Epoch
+	first.Created, first.Expires = junk.Created, junk.Expires
+	m.epochs[1].Epoch = first
+	store := &memStore{epochs: map[uint64]Epoch{1: first}, changed: func() {}}
+	m.opt.Store = squatter{store, junk}
+	for range 50 {
+		if e, err := m.create(t.Context(), ReasonAge); err == nil {
+			if e.Number < 3 {
+				t.Errorf("made epoch %d", e.Number)
+			}
+			return
+		}
+		m.unwraps.nextStranger = 0
+		m.unwrapDue(t.Context())
+		m.work.Wait()
+	}
+	t.Errorf("no epoch was made; the highest in the store is %d", store.highest())
+}

@@ -246,12 +246,61 @@ func TestWhyAnEpochIsMade(t *testing.T) {
 		"many packets":            {func(m *Manager) { m.sent[2] = 1500 }, ReasonPackets},
 		"nearly as many":          {func(m *Manager) { m.sent[2] = 1499 }, ""},
 		"many, in the one before": {func(m *Manager) { m.sent[1] = 1600 }, ""},
+		"the newest cannot be read, the one before is old": {func(m *Manager) {
+			m.leader, m.epochs[1].rotateAt = true, stillNow
+			closed(m, 2, kek.ErrCorrupt)
+		}, ReasonAge},
+		"the newest cannot be read, the one before is not old": {func(m *Manager) { m.leader = true; closed(m, 2, kek.ErrCorrupt) }, ""},
+		"the newest cannot be read, many packets in the one before": {func(m *Manager) {
+			m.sent[1] = 1500
+			closed(m, 2, kek.ErrWrongBinding)
+		}, ReasonPackets},
+		"the newest was not tried so far, the one before is old": {func(m *Manager) {
+			m.leader, m.epochs[1].rotateAt = true, stillNow
+			closed(m, 2, nil)
+		}, ""},
+		"the newest was not tried so far, many packets in the one before": {func(m *Manager) {
+			m.sent[1] = 1500
+			closed(m, 2, nil)
+		}, ""},
+		"the KMS is away for the newest, the one before is old": {func(m *Manager) {
+			m.leader, m.epochs[1].rotateAt = true, stillNow
+			closed(m, 2, kek.ErrUnreachable)
+		}, ""},
+		"the same, for as long as that is waited for": {func(m *Manager) {
+			m.leader, m.epochs[1].rotateAt, m.due.decide = true, stillNow, stillNow
+			closed(m, 2, kek.ErrUnreachable)
+		}, ReasonAge},
+		"none can be read": {func(m *Manager) {
+			m.leader = true
+			closed(m, 1, kek.ErrCorrupt)
+			closed(m, 2, kek.ErrCorrupt)
+		}, ReasonFirst},
+		"none can be read, not leading": {func(m *Manager) {
+			closed(m, 1, kek.ErrCorrupt)
+			closed(m, 2, kek.ErrCorrupt)
+		}, ""},
+		"none was tried so far": {func(m *Manager) {
+			m.leader = true
+			closed(m, 1, nil)
+			closed(m, 2, nil)
+		}, ""},
 	} {
 		m, _, _ := still(t, nil, 0, 1, 2)
+		m.opt.HardTTL = 5 * time.Hour
 		row.set(m)
 		if got, _ := m.reason(stillNow); got != row.want {
 			t.Errorf("%s: %q, want %q", name, got, row.want)
 		}
+	}
+}
+
+// closed takes an epoch's key away: it could not be unwrapped, or was not tried so far.
+func closed(m *Manager, number uint64, kind error) {
+	e := m.epochs[number]
+	e.dek, e.err = nil, nil
+	if kind != nil {
+		e.err, e.failures, e.nextTry = &kek.Error{Kind: kind}, 1, stillNow+time.Second
 	}
 }
 
@@ -268,6 +317,11 @@ func TestWhichEpochsAreDeleted(t *testing.T) {
 		"keys of the first are there": {func(m *Manager, p *peer) {
 			p.confirmed = 4
 			m.kernel.groups["b"] = map[group]held{{false, 1}: keysOf(1, 0)}
+		}, nil},
+		"the newest two cannot be read": {func(m *Manager, p *peer) {
+			p.confirmed = 4
+			closed(m, 3, kek.ErrCorrupt)
+			closed(m, 4, nil)
 		}, nil},
 		"the newest is past its end": {func(m *Manager, p *peer) { p.confirmed, m.epochs[4].end = 1, stillNow }, []uint64{4}},
 	} {

@@ -3,14 +3,11 @@ package keys
 import (
 	"bytes"
 	"cmp"
-	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"weft.dev/weft/internal/keys/kek"
-	"weft.dev/weft/internal/keys/schedule"
 	"weft.dev/weft/internal/keys/secmem"
 )
 
@@ -44,12 +41,6 @@ type epoch struct {
 	warned    int  // percent of the hard TTL that were warned of
 	uninvited bool // withdrawn while it was being unwrapped
 }
-
-// keep is how many readable epochs a node holds the keys of: the newest, and the one before for peers that are late.
-const keep = 2
-
-// unwrapTime bounds one attempt at unwrapping, or at wrapping.
-const unwrapTime = time.Minute
 
 func (e *epoch) forget() {
 	e.dek.Release()
@@ -94,6 +85,16 @@ func (m *Manager) sorted() []*epoch {
 func (m *Manager) newest() *epoch {
 	for _, e := range m.sorted() {
 		if m.live(e) && !m.seen.farAhead(e.Number) {
+			return e
+		}
+	}
+	return nil
+}
+
+// open is the newest live epoch whose key this node holds, nil if there is none. The caller holds mu.
+func (m *Manager) open() *epoch {
+	for _, e := range m.sorted() {
+		if e.dek != nil && m.live(e) {
 			return e
 		}
 	}
@@ -186,11 +187,8 @@ func (m *Manager) drop(e *epoch) {
 // another one than before. The caller holds mu.
 func (m *Manager) retarget() {
 	var target uint64
-	for _, e := range m.sorted() {
-		if e.dek != nil && m.live(e) {
-			target = e.Number
-			break
-		}
+	if e := m.open(); e != nil {
+		target = e.Number
 	}
 	if target != m.target {
 		m.target = target
@@ -200,116 +198,6 @@ func (m *Manager) retarget() {
 		}
 	}
 	m.pokeLocked()
-}
-
-// wanted are the live epochs whose keys this node should hold: the newest that can be
-// read, the one before, and those that a peer still runs on. Epochs that are newer but
-// cannot be read are wanted too. The caller holds mu.
-func (m *Manager) wanted() []*epoch {
-	var out []*epoch
-	hopeful := 0
-	for _, e := range m.sorted() {
-		if !m.live(e) || (hopeful >= keep && !(e.dek != nil && m.inUse(e.Number))) {
-			continue
-		}
-		if e.dek != nil || e.err == nil {
-			hopeful++
-		}
-		out = append(out, e)
-	}
-	return out
-}
-
-// unwrapDue begins to unwrap what is needed, forgets what is not, and returns when to look again.
-func (m *Manager) unwrapDue(ctx context.Context) time.Duration {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now, next := m.clock.Boot(), m.clock.Boot()+tick
-	wanted := m.wanted()
-	for _, e := range m.epochs {
-		if e.dek != nil && !slices.Contains(wanted, e) {
-			e.forget()
-			m.recordLocked(Event{Event: EventForgotten, Epoch: e.Number})
-		}
-	}
-	for _, e := range wanted {
-		switch {
-		case e.dek != nil || e.running:
-		case e.asked && e.err == nil, now >= e.nextTry:
-			e.running, e.asked = true, false
-			m.work.Go(func() { m.unwrap(ctx, e) })
-		default:
-			next = min(next, e.nextTry)
-		}
-		m.warnTTL(e, now)
-	}
-	return next
-}
-
-// inUse says whether a peer still runs on an epoch. The caller holds mu.
-func (m *Manager) inUse(number uint64) bool {
-	for _, p := range m.peers {
-		if !p.gone && p.confirmed == number {
-			return true
-		}
-	}
-	return false
-}
-
-// unwrap makes one attempt.
-func (m *Manager) unwrap(ctx context.Context, e *epoch) {
-	ctx, cancel := context.WithTimeout(ctx, unwrapTime)
-	defer cancel()
-	began := m.clock.Boot()
-	m.mu.Lock()
-	wrapped := e.Wrapped
-	m.mu.Unlock()
-	dek, err := m.opt.KEK.Unwrap(ctx, wrapped, e.binding(m.opt.Cluster))
-	if err == nil && len(dek) != schedule.DEKSize {
-		clear(dek)
-		err = fmt.Errorf("unwrapped to %d bytes: want %d: %w", len(dek), schedule.DEKSize, kek.ErrCorrupt)
-	}
-	var secret *secmem.Secret
-	if err == nil {
-		secret, err = secmem.Take(dek)
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	e.running = false
-	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return
-	}
-	m.recordLocked(Event{Event: EventUnwrapped, Epoch: e.Number, Outcome: kek.Outcome(err), Detail: text(err), Took: m.clock.Boot() - began})
-	if err != nil && !bytes.Equal(wrapped, e.Wrapped) {
-		e.nextTry = m.clock.Boot() // it was of a blob that is no longer there
-		m.pokeLocked()
-		return
-	}
-	if err != nil {
-		e.err = err
-		e.failures++
-		e.nextTry = m.clock.Boot() + backoff(e.failures, retryMin, 2*retryMax)
-		m.counters.UnwrapErrors[kek.Outcome(err)]++
-		m.log.Warn("cannot read an epoch's key", "epoch", e.Number, "error", err, "next", e.nextTry-m.clock.Boot())
-		m.retarget()
-		return
-	}
-	if e.uninvited {
-		secret.Release()
-		return
-	}
-	m.give(e, secret)
-	m.retarget()
-}
-
-// give hands an epoch its key. The caller holds mu.
-func (m *Manager) give(e *epoch, secret *secmem.Secret) {
-	e.dek, e.err, e.failures, e.unwrapped = secret, nil, 0, m.clock.Wall()
-	m.seen.opened(&e.Epoch)
-	m.countHighest(e.Number)
-	if err := secret.Locked(); err != nil {
-		m.problems["memory"] = err.Error()
-	}
 }
 
 // warnings are the shares of the hard TTL, in percent, at which a lack of a newer epoch is told.

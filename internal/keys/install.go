@@ -177,6 +177,7 @@ func (m *Manager) tryDEK(number uint64) (dek []byte, wait <-chan struct{}, err e
 		dek, err = e.dek.Copy()
 		return dek, nil, err
 	case e.err != nil:
+		e.asked = true // at its next try
 		return nil, nil, e.err
 	case !slices.Contains(m.wanted(), e):
 		return nil, nil, fmt.Errorf("epoch %d is two behind", number)

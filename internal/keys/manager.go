@@ -69,6 +69,8 @@ type Manager struct {
 	leader   bool
 	failures int // to make an epoch, in a row
 	inFlight int // exchanges that this node dialled
+	unwraps  unwraps
+	taken    int // numbers that others took before this node, in a row
 	jumps    jumps
 	due      duties
 	loaded   time.Duration // when the datapath was read last
@@ -88,6 +90,8 @@ type Manager struct {
 // duties is when, by Clock.Boot, what has to be done next.
 type duties struct {
 	store, storeRetry, create, kernel, version time.Duration
+	// decide is until when an epoch that is due is put off for one that may turn out to be it, 0 for none.
+	decide time.Duration
 }
 
 // New makes a Manager. It does nothing until Run; Status and SetPeers may be called before.

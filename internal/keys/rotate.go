@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"time"
 
 	"weft.dev/weft/internal/keys/kek"
@@ -45,12 +47,46 @@ func (m *Manager) createDue(ctx context.Context) time.Duration {
 	return next
 }
 
-// reason says why an epoch has to be made now, "" for not at all, and when to ask
-// again. The packet budget is every node's business, the rest the leader's. The caller
-// holds mu.
+// reason says why an epoch has to be made now, "" for not at all, and when to ask again. The caller holds mu.
 func (m *Manager) reason(now time.Duration) (string, time.Duration) {
-	newest := m.newest()
-	if newest != nil && newest.Number == m.target && m.spent(newest.Number) {
+	reason, next := m.lacking(now)
+	if reason == "" {
+		m.taken = 0
+	}
+	if reason == "" || !m.undecided() {
+		m.due.decide = 0
+		return reason, next
+	}
+	if m.due.decide == 0 {
+		m.due.decide = now + min(decideMost, (m.opt.HardTTL-m.opt.MaxAge)/4)
+	}
+	if now < m.due.decide {
+		return "", min(m.due.decide, now+tick)
+	}
+	return reason, now
+}
+
+// decideMost is how long an epoch that is due is put off, at most, for others that may turn out to be it.
+const decideMost = 10 * time.Minute
+
+// undecided says whether there is an epoch newer than all that this node can read, and it may be readable yet. Another node
+// has made it, then, or somebody who may write to the store and not wrap. The caller holds mu.
+func (m *Manager) undecided() bool {
+	var open uint64
+	if e := m.open(); e != nil {
+		open = e.Number
+	}
+	return slices.ContainsFunc(m.tries(), func(e *epoch) bool {
+		return e.Number > open && !m.seen.farAhead(e.Number) && !m.unreadable(e)
+	})
+}
+
+// lacking says why the epochs that there are do not do, "" if they do, and when to ask again. Age and packets are those of
+// the newest that this node can read: what it cannot has a number, and proves nothing. The packet budget is every node's
+// business, the rest the leader's. The caller holds mu.
+func (m *Manager) lacking(now time.Duration) (string, time.Duration) {
+	newest, open := m.newest(), m.open()
+	if open != nil && m.spent(open.Number) {
 		return ReasonPackets, now
 	}
 	switch {
@@ -59,14 +95,14 @@ func (m *Manager) reason(now time.Duration) (string, time.Duration) {
 		return ReasonRemoved, now
 	case !m.leader:
 		return "", now + tick
-	case newest == nil:
+	case newest == nil, open == nil:
 		return ReasonFirst, now
 	case newest.Number < m.highest:
 		return ReasonRemoved, now
-	case now >= newest.rotateAt:
+	case now >= open.rotateAt:
 		return ReasonAge, now
 	}
-	return "", min(newest.rotateAt, now+tick)
+	return "", min(open.rotateAt, now+tick)
 }
 
 // spent says whether a lane of this node has sent nearly as many packets as it may in
@@ -110,7 +146,11 @@ func (m *Manager) next(reason string) uint64 {
 			return 0
 		}
 	}
-	return m.highest + 1
+	if m.taken == 0 {
+		return m.highest + 1
+	}
+	// Whoever may write to the store can take the next number as soon as it is, but not all of them.
+	return m.highest + 1 + rand.Uint64N(1<<min(4*m.taken, 16))
 }
 
 // create makes and publishes the next epoch. Another node's that came first is as good,
@@ -131,6 +171,8 @@ func (m *Manager) create(ctx context.Context, reason string) (Epoch, error) {
 		if theirs == nil {
 			// A file of that name that holds no good epoch.
 			m.highest = max(m.highest, number)
+		} else {
+			m.taken++
 		}
 		m.mu.Unlock()
 		if theirs != nil {
@@ -253,8 +295,8 @@ func (m *Manager) unsettled() string {
 	return ""
 }
 
-// outdated are the epochs to remove: past all that any node may extend them to, or two
-// behind and left by every peer. The caller holds mu.
+// outdated are the epochs to remove: past all that any node may extend them to, or behind two
+// that this node can read and left by every peer. The caller holds mu.
 func (m *Manager) outdated() []uint64 {
 	var out []uint64
 	now := m.clock.Boot()
@@ -263,7 +305,7 @@ func (m *Manager) outdated() []uint64 {
 		if now >= e.end || (behind >= keep && !m.behindOn(e.Number)) {
 			out = append(out, e.Number)
 		}
-		if !m.seen.farAhead(e.Number) {
+		if e.dek != nil {
 			behind++
 		}
 	}

@@ -18,7 +18,8 @@ import (
 // newFileBed is a bed whose epochs a key file wraps, and whose nodes remember what they saw.
 func newFileBed(t *testing.T) (*bed, kek.KEK) {
 	t.Helper()
-	b, path, state := newBed(t), filepath.Join(t.TempDir(), "kek"), t.TempDir()
+	path, state := filepath.Join(t.TempDir(), "kek"), t.TempDir()
+	b := newBed(t) // last: its nodes stop before the directories are removed
 	if _, err := kek.CreateKeyFile(path); err != nil {
 		t.Fatal(err)
 	}

@@ -63,7 +63,7 @@ type Status struct {
 	Leader   string `json:"leader,omitempty"`
 	IsLeader bool   `json:"isLeader"`
 	KEK      string `json:"kek"`
-	// NextRotation is when the newest epoch is old enough for the next.
+	// NextRotation is when the newest epoch is old enough for the next; one that this node cannot read does not count.
 	NextRotation time.Time `json:"nextRotation,omitzero"`
 	// OldestKey is when the oldest key in the datapath was installed.
 	OldestKey        time.Time     `json:"oldestKey,omitzero"`
@@ -179,6 +179,9 @@ func (m *Manager) Status() Status {
 	}
 	if newest := m.newest(); newest != nil {
 		s.Newest, s.NextRotation = newest.Number, m.wall(newest.rotateAt)
+		if open := m.open(); open != nil && m.unreadable(newest) {
+			s.NextRotation = m.wall(open.rotateAt)
+		}
 	}
 	perEpoch := map[uint64]int{}
 	for _, p := range m.peers {
