@@ -48,8 +48,8 @@ ALWAYS_INLINE int is_between_hosts(weft_ctx *ctx, const struct weft_config *cfg,
 	return is_of_no_pod(o, ep) && !(o->kind == ORIGIN_HOST && icmp_quotes_sealed(ctx, cfg, p));
 }
 
-/* Whether a packet is for this node's own pods and must not leave: by its range, or by an address outside of all
- * ranges. Only a chained pod whose bridge the uplink is may be behind it. */
+/* Whether a packet is for this node's own pods and must not leave: by its range, or by an address outside of
+ * all ranges. Only a chained pod whose bridge the uplink is may be behind it. */
 ALWAYS_INLINE int is_for_own(const struct weft_pkt *p, const struct weft_route *r)
 {
 	const struct weft_endpoint *to;

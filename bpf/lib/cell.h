@@ -25,8 +25,8 @@
 #define CELLS_IN_ORDER	8
 #define CELLS_AT_RANDOM 16
 
-/* An owner above its share may give up a flow of its own, so of those few are compared: each that is looked at costs
- * several cache misses in a table of some hundred thousand, and a flood pays them for every frame. */
+/* An owner above its share may give up a flow of its own, so of those few are compared: each that is looked at
+ * costs several cache misses in a table of some hundred thousand, and a flood pays them for every frame. */
 #define CELLS_OF_OWNER 4
 
 #define CELL_NONE 0xffffffff

@@ -13,10 +13,10 @@
  * host sends, and what a macvlan, ipvlan or tap on top of an uplink sends, which its socket tells apart), and
  * nobody outside the kernel can set it. What an interface does not tell, a tag in
  * skb->tc_index does, which forwarding, translation, fragmentation and reassembly keep, and which but
- * for the end of a TC chain (tag_put) nothing else in a current kernel writes: skb->mark is left to others (kube-proxy, Cilium, Istio, policy routing).
- * Unlike the mark, tc_index is not cleared when a packet leaves a network namespace, so a tag counts only
- * together with an interface whose hook writes it on every packet.
- * See enum weft_tag for its bits. */
+ * for the end of a TC chain (tag_put) nothing else in a current kernel writes: skb->mark is left to others
+ * (kube-proxy, Cilium, Istio, policy routing). Unlike the mark, tc_index is not cleared when a packet leaves a
+ * network namespace, so a tag counts only together with an interface whose hook writes it on every packet. See
+ * enum weft_tag for its bits. */
 
 enum weft_origin_kind {
 	ORIGIN_HOST,	 /* this host's own processes and kernel */

@@ -37,8 +37,8 @@ ALWAYS_INLINE void tag_clear(weft_ctx *ctx) {}
 
 #else
 
-/* Also as class: where another program behind this one ends the chain by TC_ACT_OK, the kernel writes the class into
- * tc_index (tcx_action_code). */
+/* Also as class: where another program behind this one ends the chain by TC_ACT_OK, the kernel writes the class
+ * into tc_index (tcx_action_code). */
 ALWAYS_INLINE int tag_put(weft_ctx *ctx, __u16 tag)
 {
 	ctx->tc_index = tag;
