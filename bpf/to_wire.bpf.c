@@ -107,7 +107,7 @@ int weft_to_wire(weft_ctx *ctx)
 	if (!cfg)
 		return CTX_DROP;
 	/* Before the parser: most of what leaves has been decided by another hook. */
-	origin_of(ctx, cfg, &o);
+	origin_of_leaving(ctx, cfg, &o);
 	tag_clear(ctx);
 	if (o.kind == ORIGIN_ROUTED)
 		return CTX_PASS;

@@ -15,10 +15,6 @@
 #define NF_ACCEPT   1
 #define IF_LOOPBACK 1
 
-struct net_device {
-	int ifindex;
-} __attribute__((preserve_access_index));
-
 struct nf_hook_state {
 	struct net_device *in, *out;
 } __attribute__((preserve_access_index));

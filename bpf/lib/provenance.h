@@ -10,13 +10,13 @@
  * packet leaves the host's stack. Addresses may have been translated in between, so they prove nothing.
  *
  * It has two parts. The kernel itself keeps the interface that a packet came in by (skb_iif; 0 for what this
- * host sends, and what a macvlan, ipvlan or tap on top of an uplink sends, which its socket tells apart), and
- * nobody outside the kernel can set it. What an interface does not tell, a tag in
- * skb->tc_index does, which forwarding, translation, fragmentation and reassembly keep, and which but
- * for the end of a TC chain (tag_put) nothing else in a current kernel writes: skb->mark is left to others
- * (kube-proxy, Cilium, Istio, policy routing). Unlike the mark, tc_index is not cleared when a packet leaves a
- * network namespace, so a tag counts only together with an interface whose hook writes it on every packet. See
- * enum weft_tag for its bits. */
+ * host sends), and nobody outside the kernel can set it in this network namespace. What comes from another one
+ * past this host's stack, as a macvlan, ipvlan or tap on top of an uplink sends, may have any: it is told by
+ * its route and its socket, see skb.h. What an interface does not tell, a tag in skb->tc_index does, which
+ * forwarding, translation, fragmentation and reassembly keep, and which nothing else in a current kernel writes
+ * but the end of a TC chain (tag_put): skb->mark is left to others (kube-proxy, Cilium, Istio, policy routing).
+ * Unlike the mark, tc_index is not cleared when a packet leaves a network namespace, so a tag counts only
+ * together with an interface whose hook writes it on every packet. See enum weft_tag for its bits. */
 
 enum weft_origin_kind {
 	ORIGIN_HOST,	 /* this host's own processes and kernel */
@@ -180,6 +180,21 @@ ALWAYS_INLINE void origin_of(weft_ctx *ctx, const struct weft_config *cfg, struc
 		o->kind = ORIGIN_OTHER;
 		o->identity = IDENTITY_WORLD;
 	}
+}
+
+/* The same for what leaves by an uplink. An interface on top of it sends there past this host's stack, and its
+ * packets keep the interface and the tag that another network namespace gave them. Only what a hook has decided
+ * passes unasked: it is not sealed any more. */
+ALWAYS_INLINE void origin_of_leaving(weft_ctx *ctx, const struct weft_config *cfg, struct weft_origin *o)
+{
+	origin_of(ctx, cfg, o);
+	if (o->kind == ORIGIN_ROUTED)
+		return;
+	if (skb_is_routed(ctx) && !(o->kind == ORIGIN_HOST && skb_may_be_ipvlans(ctx)))
+		return;
+	o->kind = ORIGIN_OTHER;
+	o->identity = IDENTITY_WORLD;
+	o->slot = 0;
 }
 
 #endif

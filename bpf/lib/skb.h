@@ -41,8 +41,19 @@ struct sock {
 	struct sock_common __sk_common;
 } __attribute__((preserve_access_index));
 
+struct net_device {
+	int ifindex;
+	void *rx_handler;
+} __attribute__((preserve_access_index));
+
+struct dst_entry {
+	struct net_device *dev;
+} __attribute__((preserve_access_index));
+
 struct sk_buff {
+	struct net_device *dev;
 	struct sock *sk;
+	unsigned long _skb_refdst;
 	int skb_iif;
 	unsigned int len, data_len;
 	__u16 tc_index;
@@ -53,12 +64,29 @@ struct sk_buff {
 	unsigned char *head, *data;
 } __attribute__((preserve_access_index));
 
-#define IP_SUMMED_PARTIAL 3 /* include/linux/skbuff.h: CHECKSUM_PARTIAL */
+/* include/linux/skbuff.h: CHECKSUM_PARTIAL, SKB_DST_NOREF */
+#define IP_SUMMED_PARTIAL 3
+#define DST_NOREF	  1UL
 
 extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak;
 
-/* Set by tests alone: BPF_PROG_TEST_RUN gives its packets a socket without an address family. */
+/* Set by tests alone, for packets as this host's stack sends them: BPF_PROG_TEST_RUN gives its own a socket
+ * without an address family, and no route. */
 const volatile __u8 weft_test_run = 0;
+
+/* Whether this host's stack has routed the packet to the interface that it is leaving by. What an interface on
+ * top of that one (macvlan, ipvlan, macvtap) hands over has no route, or one of another network namespace, to
+ * another interface: hence pointers, not indexes, which each namespace counts for itself. Egress hooks only:
+ * the kernel drops the route behind them. */
+ALWAYS_INLINE int skb_is_routed(weft_ctx *ctx)
+{
+	struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
+	struct dst_entry *dst = (void *)(skb->_skb_refdst & ~DST_NOREF);
+
+	if (weft_test_run)
+		return 1;
+	return dst && BPF_CORE_READ(dst, dev) == BPF_CORE_READ(skb, dev);
+}
 
 /* Whether a packet that came in by no interface is this host's. Interfaces on top of the uplink (macvlan,
  * ipvlan, macvtap) hand over what another network namespace or a virtual machine sends just so, but with a
@@ -72,6 +100,17 @@ ALWAYS_INLINE int skb_is_hosts(weft_ctx *ctx, const struct weft_config *cfg)
 		return 1;
 	return (weft_test_run || BPF_CORE_READ(sk, __sk_common.skc_family)) &&
 	       BPF_CORE_READ(sk, __sk_common.skc_net.net, ns.inum) == cfg->netns;
+}
+
+/* Whether a packet that this host sends by itself may be one that an ipvlan in mode l3 or l3s has had it route:
+ * there is no socket to tell, and something is on top of the uplink that takes frames from it (also a macvlan,
+ * which the kernel does not tell apart for us). Of the kernel's own packets, TCP resets of its filter have
+ * none. */
+ALWAYS_INLINE int skb_may_be_ipvlans(weft_ctx *ctx)
+{
+	struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
+
+	return !skb->sk && BPF_CORE_READ(skb, dev, rx_handler);
 }
 
 #define SUM_START_MAX 256 /* a bound for the verifier: headers before the transport's, bytes */

@@ -98,9 +98,8 @@ func (b *exitBed) up(t *testing.T, name string) error {
 	return netlink.LinkSetUp(l)
 }
 
-// lead has the kernel send what is for an address out of wtx.
-func (b *exitBed) lead(dst netip.Addr) (undo func(), err error) {
-	index := b.index["wtx"]
+// lead has the kernel send what is for an address out of an interface.
+func lead(index int, dst netip.Addr) (undo func(), err error) {
 	route := &netlink.Route{Dst: toIPNet(netip.PrefixFrom(dst, dst.BitLen())), LinkIndex: index, Scope: unix.RT_SCOPE_LINK}
 	neighbor := &netlink.Neigh{LinkIndex: index, IP: dst.AsSlice(), State: unix.NUD_PERMANENT, HardwareAddr: mac(0x99)}
 	err = errors.Join(netlink.NeighSet(neighbor), netlink.RouteReplace(route))
@@ -233,7 +232,7 @@ func (e exit) run(t *testing.T, b *exitBed) {
 		e.in = e.in.udp(1000, 53, 20)
 	}
 	must(t, b.inside(func() error {
-		undo, err := b.lead(e.in.to)
+		undo, err := lead(b.index["wtx"], e.in.to)
 		if err != nil {
 			return err
 		}

@@ -88,6 +88,7 @@ type origin struct {
 	reason Reason
 	stray  bool // podB has the address, too, that it is for
 	bridge bool // podB is behind wtup
+	past   bool // this host's stack has not routed it: an interface on top of the uplink sent it
 	// into is the identity under which it goes into the segmentation veth, 0 if it does not.
 	into uint32
 }
@@ -157,6 +158,11 @@ func TestOrigins(t *testing.T) {
 		{name: "this host to a chained pod of its own range, by its bridge", hook: "to_wire", in: fromA(nobody4).src(node4), stray: true, bridge: true, want: "pass"},
 		{name: "this host to a pod of its own range, not by its bridge", hook: "to_wire", in: fromA(nobody4).src(node4), stray: true, want: "drop", reason: ReasonNoEndpoint},
 		{name: "this host to its own address", hook: "to_wire", in: fromA(node4).src(node4), want: "pass"},
+		{name: "a macvlan by the index of a pod's interface", hook: "to_wire", via: "wta", in: toPeer4, past: true, want: "drop", reason: ReasonForeignSource},
+		{name: "the same, in this host's name", hook: "to_wire", via: "wta", in: toPeer6.src(node6), past: true, want: "redirect", into: bpfIdentityWorld},
+		{name: "the same, to a remote host", hook: "to_wire", via: "wta", in: fromA(wireB4).src(node4), past: true, want: "pass"},
+		{name: "a tap in a pod's name", hook: "to_wire", in: toPeer4, past: true, want: "drop", reason: ReasonForeignSource},
+		{name: "a tap in this host's name", hook: "to_wire", in: toPeer4.src(node4), past: true, want: "redirect", into: bpfIdentityWorld},
 	} {
 		t.Run(o.hook+" "+o.name, func(t *testing.T) { o.run(t) })
 	}
@@ -177,9 +183,13 @@ func (o origin) run(t *testing.T) {
 	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Repeat: 1, Context: &skbContext{
 		Ifindex: uint32(b.index[iface]), IngressIfindex: uint32(b.index[o.via]),
 	}}
+	program := b.program("tc", o.hook)
+	if o.past {
+		program = b.untouched(t, "to_wire_tc", "weft_to_wire")
+	}
 	var code uint32
 	must(t, b.inside(func() (err error) {
-		code, err = b.program("tc", o.hook).Run(options)
+		code, err = program.Run(options)
 		return err
 	}))
 	r := row{want: o.want, reason: o.reason, out: func(in, out []byte) error { return nil }}
@@ -193,6 +203,15 @@ func (o origin) run(t *testing.T) {
 	if got := uint32(head[8])<<24 | uint32(head[9])<<16 | uint32(head[10])<<8 | uint32(head[11]); got != o.into || !slices.Equal(head[:4], pairMagic) {
 		t.Errorf("link header %x: identity %d, want %d", head[:14], got, o.into)
 	}
+}
+
+// untouched is a program as agents load it. What BPF_PROG_TEST_RUN gives it has neither a route nor a socket of this host's.
+func (b *bed) untouched(t *testing.T, object, name string) *ebpf.Program {
+	t.Helper()
+	collection, err := loadObject(b.maps, object, name, b.constants(), true)
+	must(t, err)
+	t.Cleanup(collection.Close)
+	return collection.Programs[name]
 }
 
 // strayPod gives podB the address that the packet is for.

@@ -3,7 +3,6 @@ package e2e
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -14,7 +13,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/encryptcheck"
 	"weft.dev/weft/internal/lab"
@@ -83,11 +81,12 @@ func (s *stranger) put(t *testing.T, src, dst netip.Addr) {
 	s.end.send(t, frame)
 }
 
+const tcIndexAt = 11 * 4 // in struct __sk_buff
+
 // forgeTag has every frame that leaves an interface carry a value in skb->tc_index, which the kernel does not
 // clear between network namespaces. The function that it returns ends that.
 func forgeTag(t *testing.T, ns, ifName string, value int32) (stop func()) {
 	t.Helper()
-	const tcIndexAt = 11 * 4 // in struct __sk_buff
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "forge_tag", Type: ebpf.SchedCLS, License: "GPL",
 		Instructions: asm.Instructions{
@@ -146,6 +145,7 @@ func strangers(t *testing.T, l *lab.Lab) {
 		t.Logf("drops at a: %s; at b: %s", dropText(t, a), dropText(t, b))
 	}
 	watch.allSealed(t, l)
+	t.Run("decided, on top of the uplink", func(t *testing.T) { decidedOnUplink(t, l) })
 }
 
 // forges sends in others' names. Nothing arrives, and each is refused under its name.
@@ -220,48 +220,6 @@ func (s *stranger) honest(t *testing.T, l *lab.Lab) {
 			}
 		})
 		watch.stop(t)
-	}
-}
-
-// onUplink is a container on a macvlan of node a's uplink, which sends past the host's stack. What it sends in a local
-// pod's name is refused; what it sends to a remote pod in its own is the world's.
-func onUplink(t *testing.T, l *lab.Lab) {
-	a, b, server := l.Node("a"), l.Node("b"), l.Pod("server")
-	name := fmt.Sprintf("wt-e2e-macvlan-%d", os.Getpid())
-	ns, err := netns.Create(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = netns.Delete(name) })
-	must(t, a.NetNS, "ip", "link", "add", "link", "w0", "name", "mv0", "netns", name, "type", "macvlan", "mode", "bridge")
-	must(t, ns, "ip", "link", "set", "mv0", "up")
-	end, own, far := openEnd(t, ns, "mv0", false), mac(macIn(t, ns, "mv0")), mac(macIn(t, b.NetNS, "w0"))
-	there := listen(t, server, hostilePort)
-	put := func(src, dst netip.Addr) {
-		frame := datagram(own, netip.AddrPortFrom(src, 1), netip.AddrPortFrom(dst, hostilePort), false)
-		copy(frame, far)
-		// A hook's drop on the way out comes back as ENOBUFS.
-		if err := unix.Send(end.fd, frame, 0); err != nil && !errors.Is(err, unix.ENOBUFS) {
-			t.Fatalf("send frame: %v", err)
-		}
-	}
-	world := map[int]netip.Addr{4: netip.MustParseAddr("172.31.0.2"), 6: netip.MustParseAddr("fd31::2")}
-	for _, family := range []int{4, 6} {
-		before := dropped(t, a, "", "foreign_source")
-		put(l.Pod("client").Addr(family), server.Addr(family))
-		eventually(t, "a local pod's name, from a macvlan, is refused", func() error {
-			if dropped(t, a, "", "foreign_source") == before {
-				return fmt.Errorf("drops at a: %s; at b: %s", dropText(t, a), dropText(t, b))
-			}
-			return nil
-		})
-		put(world[family], server.Addr(family))
-		if from := there.next(t, "what a macvlan sends in its own name"); from.Addr() != world[family] {
-			t.Errorf("it came from %s", from)
-		}
-	}
-	if n := there.total.Load(); n != 2 {
-		t.Errorf("%d datagrams arrived, not the two honest ones", n)
 	}
 }
 
