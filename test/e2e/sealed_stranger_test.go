@@ -135,6 +135,7 @@ func strangers(t *testing.T, l *lab.Lab) {
 	t.Run("its own address", func(t *testing.T) { s.honest(t, l) })
 	t.Run("on top of the uplink", func(t *testing.T) { onUplink(t, l) })
 	t.Run("a pod forges tags", func(t *testing.T) { podForges(t, l) })
+	t.Run("a pod forges metadata", func(t *testing.T) { podForgesMetadata(t, l) })
 	t.Run("another way out", func(t *testing.T) { s.otherWayOut(t, l) })
 	for _, pair := range []path{{l.Pod("client"), l.Pod("server")}, {l.Pod("server"), l.Pod("client")}} {
 		if err := reach(t.Context(), pair.from, pair.to); err != nil {
