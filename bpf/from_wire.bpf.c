@@ -113,8 +113,8 @@ SUBPROGRAM int from_wire_slow(weft_ctx *ctx, const struct weft_config *cfg, stru
 	p->generation = generation_of(cfg);
 	to = bpf_map_lookup_elem(&weft_ep_addr, &p->dst);
 	/* Not in to_host: its calls would be open at the same time, see finish. */
-	if (!to && weft_sealing && p->error && !p->node) {
-		reason = icmp_plain(ctx, cfg, p, 1);
+	if (!to && weft_sealing && (p->error || reason) && !p->node) {
+		reason = icmp_to_host(ctx, cfg, p, reason);
 		if (reason)
 			return drop(cfg, p, reason);
 	}

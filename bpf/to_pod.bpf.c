@@ -46,7 +46,7 @@ int weft_to_pod(weft_ctx *ctx)
 	}
 	reason = check_delivery(cfg, &p, &o, malformed);
 	if (!reason && !malformed && (o.kind == ORIGIN_WIRE || o.kind == ORIGIN_OTHER))
-		reason = icmp_plain(ctx, cfg, &p, 0);
+		reason = icmp_plain(ctx, cfg, &p);
 	if (!reason && !malformed && skb_overwrites(ctx, &p))
 		reason = REASON_CHECKSUM_OFFSET;
 	if (reason)

@@ -38,6 +38,22 @@ union weft_quoted {
 	struct ipv6hdr ip6;
 };
 
+/* The addresses that p quotes. Returns 0 if there are any: the kernel does not look at the version. */
+ALWAYS_INLINE int quote_addresses(const struct weft_pkt *p, const union weft_quoted *q, union weft_addr *src,
+				  union weft_addr *dst)
+{
+	if (q->ip4.version != p->family)
+		return -1;
+	if (p->family == 4) {
+		addr_from4(src, q->ip4.saddr);
+		addr_from4(dst, q->ip4.daddr);
+	} else {
+		__builtin_memcpy(src, &q->ip6.saddr, 16);
+		__builtin_memcpy(dst, &q->ip6.daddr, 16);
+	}
+	return 0;
+}
+
 /* Whether the packet that p quotes was sealed on its way here. Only the addresses count; if those cannot be
  * read either, it was. */
 ALWAYS_INLINE int is_quote_sealed(const struct weft_config *cfg, struct weft_pkt *p, const union weft_quoted *q)
@@ -45,15 +61,8 @@ ALWAYS_INLINE int is_quote_sealed(const struct weft_config *cfg, struct weft_pkt
 	union weft_addr src = p->src, dst = p->dst;
 	int sealed;
 
-	if (q->ip4.version != p->family)
+	if (quote_addresses(p, q, &p->src, &p->dst))
 		return 1;
-	if (p->family == 4) {
-		addr_from4(&p->src, q->ip4.saddr);
-		addr_from4(&p->dst, q->ip4.daddr);
-	} else {
-		__builtin_memcpy(&p->src, &q->ip6.saddr, 16);
-		__builtin_memcpy(&p->dst, &q->ip6.daddr, 16);
-	}
 	sealed = is_sealed_for_pod(cfg, p);
 	p->src = src;
 	p->dst = dst;

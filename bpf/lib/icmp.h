@@ -90,12 +90,9 @@ ALWAYS_INLINE int icmp_origin(const struct weft_config *cfg, const struct weft_p
 }
 
 /* The same for an error that comes to a pod out of the host's stack, which came to this node in cleartext: by
- * an interface without hooks, or with its addresses translated. With to_host, for one to this host's address,
- * which may be translated to a pod's: what the host sends to pods is sealed, to other hosts it is not. Returns
- * a drop reason; p is unchanged. */
-SUBPROGRAM int icmp_plain(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, int to_host)
+ * an interface without hooks, or with its addresses translated. Returns a drop reason; p is unchanged. */
+SUBPROGRAM int icmp_plain(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p)
 {
-	const struct weft_route *to;
 	union weft_addr src, dst;
 	int reason;
 	__u8 proto;
@@ -104,17 +101,14 @@ SUBPROGRAM int icmp_plain(weft_ctx *ctx, const struct weft_config *cfg, struct w
 		return REASON_INTERNAL;
 	if (!weft_sealing || !p->error)
 		return REASON_NONE;
+	if (p->frag)
+		return REASON_ICMP_NO_FLOW;
 	src = p->src;
 	dst = p->dst;
 	proto = p->proto;
 	reason = p->family == 4 ? icmp_quoted4(ctx, p) : icmp_quoted6(ctx, p);
 	if (!reason)
 		reason = icmp_origin(cfg, p);
-	if (to_host) {
-		to = route_of(&p->dst);
-		if (reason != REASON_ICMP_UNSEALED || (to && to->flags & ROUTE_HOST))
-			reason = REASON_NONE;
-	}
 	p->src = src;
 	p->dst = dst;
 	p->proto = proto;
@@ -122,22 +116,63 @@ SUBPROGRAM int icmp_plain(weft_ctx *ctx, const struct weft_config *cfg, struct w
 	return reason;
 }
 
+/* The IP header that an error quotes. Returns 0 if it is there. */
+ALWAYS_INLINE int quote_load(weft_ctx *ctx, const struct weft_pkt *p, union weft_quoted *q)
+{
+	if (p->family == 4)
+		return ctx_load(ctx, p->l4 + 8, q, sizeof(q->ip4));
+	return ctx_load(ctx, p->l4 + 8, q, sizeof(q->ip6));
+}
+
+/* Whether an ICMP error may be in what the parser has refused: it has not come to the transport header, or that
+ * is ICMP's and not whole. */
+ALWAYS_INLINE int may_hide_error(const struct weft_pkt *p, int reason)
+{
+	if (p->family == 4)
+		return p->proto == IPPROTO_ICMP;
+	return reason == REASON_EXTENSION_HEADERS ||
+	       (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP && p->proto != IPPROTO_UDPLITE);
+}
+
+/* Whether an error in cleartext that is for this host, or to be routed by it, is about what the host sends
+ * sealed: to other nodes' pods, not to other hosts. Its kernel looks up the socket, or the route whose MTU is
+ * lowered, by the quoted addresses alone, behind all headers and after reassembly, so what hides them is
+ * refused: no honest router does. reason is the parser's. Returns a drop reason. */
+SUBPROGRAM int icmp_to_host(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p, int reason)
+{
+	const struct weft_route *to;
+	union weft_quoted q = {};
+	union weft_addr src, dst;
+
+	if (!cfg || !p)
+		return REASON_INTERNAL;
+	if (!weft_sealing || !(cfg->flags & CONFIG_SEAL))
+		return REASON_NONE;
+	if (reason)
+		return may_hide_error(p, reason) ? reason : REASON_NONE;
+	if (!p->error)
+		return REASON_NONE;
+	if (p->frag || quote_load(ctx, p, &q) || quote_addresses(p, &q, &src, &dst))
+		return REASON_ICMP_UNSEALED;
+	to = route_of(&dst);
+	if (!to || to->flags & ROUTE_HOST || !(to->node || to->flags & ROUTE_NO_NODE) || is_plain(&dst))
+		return REASON_NONE;
+	/* That a sender's packets may travel in plain counts if the error goes to that one. To whomever else it
+	 * goes, the kernel may look up a route by the destination alone. */
+	return addr_equal(&src, &p->dst) && is_plain(&src) ? REASON_NONE : REASON_ICMP_UNSEALED;
+}
+
 /* Whether an error of this host's to another node's host quotes what that has sent sealed: in cleartext, this
  * much of it would be readable after all. p is unchanged. */
 SUBPROGRAM int icmp_quotes_sealed(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p)
 {
 	union weft_quoted q = {};
-	int unread;
 
 	if (!cfg || !p)
 		return 1;
 	if (!weft_sealing || !p->error)
 		return 0;
-	if (p->family == 4)
-		unread = ctx_load(ctx, p->l4 + 8, &q, sizeof(q.ip4));
-	else
-		unread = ctx_load(ctx, p->l4 + 8, &q, sizeof(q.ip6));
-	return unread || is_quote_sealed(cfg, p, &q);
+	return quote_load(ctx, p, &q) || is_quote_sealed(cfg, p, &q);
 }
 
 /* Finds the flow that an ICMP error is about (RFC 5508's sense of "related"). Returns a drop reason;
@@ -151,6 +186,9 @@ SUBPROGRAM int icmp_related(weft_ctx *ctx, const struct weft_config *cfg, struct
 
 	if (!cfg || !p || !via_stack)
 		return REASON_INTERNAL;
+	/* Its quote may be in a fragment to come, and what would be read here behind the first one's end. */
+	if (p->frag)
+		return REASON_ICMP_NO_FLOW;
 	src = p->src;
 	dst = p->dst;
 	proto = p->proto;

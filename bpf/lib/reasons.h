@@ -89,7 +89,7 @@
 	X(NO_NEXT_HOP, "no route by an uplink leads to that node", "see the node's problem in weft status")    \
 	X(VM_FORKED, "the key dates from before this machine was resumed from a snapshot, or copied",          \
 	  "the agents make new keys at once: see weft encrypt status")                                         \
-	X(ICMP_UNSEALED, "an ICMP error from outside about a packet that travels sealed",                      \
+	X(ICMP_UNSEALED, "an ICMP error from outside about a packet that travels sealed, or that hides which", \
 	  "forged: nobody between the two nodes can have seen that packet")                                    \
 	X(ND_OPTION, "a neighbour discovery option is malformed", "the sender builds broken packets")          \
 	X(UNLISTED_SOURCE, "this host sent to another node's pod from an address that its Node object lacks",  \

@@ -99,10 +99,12 @@ func TestICMPErrorsThroughTheStack(t *testing.T) {
 			{name + " about a lost node's pod", "to_pod", "wtup", about(pod, pod, lost), "drop", ReasonIcmpUnsealed},
 			{name + " about the world", "to_pod", "wtup", about(pod, pod, world), "pass", ReasonNone},
 			{name + " about the world, by an interface without hooks", "to_pod", "wtx", about(pod, pod, world), "pass", ReasonNone},
+			{name + " about the world, in fragments", "to_pod", "wtx", about(pod, pod, world).fragment(0, 96, true), "drop", ReasonIcmpNoFlow},
 			{name + " in which another's packet is quoted", "to_pod", "wtx", about(pod, world, peer), "drop", ReasonIcmpMismatch},
 			{name + " of this host itself, about a remote pod", "to_pod", "", about(pod, pod, peer), "pass", ReasonNone},
 			{name + " of another pod, about a remote pod", "to_pod", "wtb", about(pod, pod, peer), "pass", ReasonNone},
 			{name + " to this host, about a remote pod", "from_wire", "wtup", about(own, own, peer), "drop", ReasonIcmpUnsealed},
+			{name + " to this host, about a lost node's pod", "from_wire", "wtup", about(own, own, lost), "drop", ReasonIcmpUnsealed},
 			{name + " to this host, about a remote host", "from_wire", "wtup", about(own, own, peerHost), "pass", ReasonNone},
 			{name + " to this host, about the world", "from_wire", "wtup", about(own, own, world), "pass", ReasonNone},
 		}

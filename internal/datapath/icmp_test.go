@@ -42,6 +42,8 @@ func TestICMPErrors(t *testing.T) {
 		{name: "IPv6 about a packet of another pod", hook: "from_wire", setup: flow(sent6), in: router6(fromB(peer6).udp(1000, 53, 40)), want: "drop", reason: ReasonIcmpMismatch},
 		{name: "IPv4 about a packet to the pod", hook: "from_wire", setup: flow(sent4), in: router4(fromPeer(podA.IPv4).udp(53, 1000, 40)), want: "drop", reason: ReasonIcmpMismatch},
 		{name: "IPv4 about a later fragment", hook: "from_wire", setup: flow(sent4), in: router4(sent4.fragment(8, 24, true)), want: "drop", reason: ReasonIcmpNoFlow},
+		{name: "IPv4 in fragments", hook: "from_wire", setup: flow(sent4), in: fromPeer(podA.IPv4).icmpError(11, 0, 0, sent4, 56).fragment(0, 56, true), want: "drop", reason: ReasonIcmpNoFlow},
+		{name: "IPv6 in fragments", hook: "from_wire", setup: flow(sent6), in: router6(sent6).fragment(0, 88, true), want: "drop", reason: ReasonIcmpNoFlow},
 		{name: "IPv4 quote cut inside the IP header", hook: "from_wire", setup: flow(sent4), in: fromPeer(podA.IPv4).icmpError(11, 0, 0, sent4, 19), want: "drop", reason: ReasonTruncated},
 		{name: "IPv4 quote cut inside the ports", hook: "from_wire", setup: flow(sent4), in: fromPeer(podA.IPv4).icmpError(11, 0, 0, sent4, 27), want: "drop", reason: ReasonTruncated},
 		{name: "IPv4 without any quote", hook: "from_wire", in: fromPeer(podA.IPv4).icmp(3, 1, make([]byte, 4)), want: "drop", reason: ReasonTruncated},

@@ -100,7 +100,7 @@ const (
 	ReasonNoNextHop Reason = 46
 	// ReasonVmForked: the key dates from before this machine was resumed from a snapshot, or copied.
 	ReasonVmForked Reason = 47
-	// ReasonIcmpUnsealed: an ICMP error from outside about a packet that travels sealed.
+	// ReasonIcmpUnsealed: an ICMP error from outside about a packet that travels sealed, or that hides which.
 	ReasonIcmpUnsealed Reason = 48
 	// ReasonNdOption: a neighbour discovery option is malformed.
 	ReasonNdOption Reason = 49
@@ -161,7 +161,7 @@ var reasonTable = [...]reasonInfo{
 	{"unhooked_interface", "would leave for another node by an interface that has no hooks", "name the interface in uplinks, or route the node by an uplink: see weft status"},
 	{"no_next_hop", "no route by an uplink leads to that node", "see the node's problem in weft status"},
 	{"vm_forked", "the key dates from before this machine was resumed from a snapshot, or copied", "the agents make new keys at once: see weft encrypt status"},
-	{"icmp_unsealed", "an ICMP error from outside about a packet that travels sealed", "forged: nobody between the two nodes can have seen that packet"},
+	{"icmp_unsealed", "an ICMP error from outside about a packet that travels sealed, or that hides which", "forged: nobody between the two nodes can have seen that packet"},
 	{"nd_option", "a neighbour discovery option is malformed", "the sender builds broken packets"},
 	{"unlisted_source", "this host sent to another node's pod from an address that its Node object lacks", "add the address to the Node object, or bind to one that is there"},
 	{"xdp_metadata", "the driver cannot keep with a frame who sealed it, past the XDP hook", "set mode auto or tc on this node"},

@@ -19,9 +19,19 @@ func TestSpecification(t *testing.T) {
 	sourceRoute := ethernet(nil, header{src: addr("192.0.2.9"), dst: addr("10.77.1.10"), proto: 17, options: []byte{131, 3, 4, 0}}.wrap(make([]byte, 8)))
 	badSum := udp("192.0.2.9", "10.77.1.10")
 	badSum[14+10] ^= 1
-	about := func(src, from, to string) []byte {
-		quote := udp(from, to)[14:]
-		return ethernet(nil, header{src: addr(src), dst: addr("10.77.1.10"), proto: 1}.wrap(finish(addr(src), addr("10.77.1.10"), 1, append([]byte{3, 4, 0, 0, 0, 0, 5, 0}, quote...))))
+	report := func(src, dst, from, to string, frag uint16) []byte {
+		icmp := append([]byte{3, 4, 0, 0, 0, 0, 5, 0}, udp(from, to)[14:]...)
+		return ethernet(nil, header{src: addr(src), dst: addr(dst), proto: 1, frag: frag}.wrap(finish(addr(src), addr(dst), 1, icmp)))
+	}
+	about := func(src, from, to string) []byte { return report(src, "10.77.1.10", from, to, 0) }
+	toHost := func(from, to string, frag uint16) []byte { return report("192.0.2.9", "192.0.2.1", from, to, frag) }
+	noVersion := toHost("192.0.2.1", "198.51.100.7", 0)
+	noVersion[14+20+8] = 0x65
+	chain := func(n int, last uint8, rest []byte) []byte {
+		for range n {
+			rest, last = append([]byte{last, 0, 1, 4, 0, 0, 0, 0}, rest...), 60
+		}
+		return ethernet(nil, header{src: addr("2001:db8::9"), dst: addr("2001:db8::1"), proto: last}.wrap(rest))
 	}
 	vlan := uint16(7)
 	for _, row := range []struct {
@@ -51,8 +61,17 @@ func TestSpecification(t *testing.T) {
 		{"runt", inPlain, []byte{1, 2, 3}, nil, false, false},
 		{"an error about the world", inPlain, about("192.0.2.9", "10.77.1.10", "198.51.100.7"), nil, true, true},
 		{"an error about a plain flow", inPlain, about("192.0.2.9", "10.77.1.10", "10.77.2.80"), nil, true, true},
-		{"an error about a sealed flow", inPlain, about("192.0.2.9", "10.77.1.10", "10.77.2.100"), nil, false, true},
+		{"an error about a sealed flow", inPlain, about("192.0.2.9", "10.77.1.10", "10.77.2.100"), nil, false, false},
 		{"an error about somebody else's flow", inPlain, about("192.0.2.9", "10.77.1.11", "198.51.100.7"), nil, false, true},
+		{"an error to this host about the world", inPlain, toHost("192.0.2.1", "198.51.100.7", 0), nil, false, true},
+		{"an error to this host about the peer", inPlain, toHost("192.0.2.1", "192.0.2.2", 0), nil, false, true},
+		{"an error to this host about a plain pod", inPlain, toHost("192.0.2.1", "10.77.2.80", 0), nil, false, true},
+		{"an error to this host about a sealed flow", inPlain, toHost("192.0.2.1", "10.77.2.100", 0), nil, false, false},
+		{"an error to this host about a plain pod's sealed flow", inPlain, toHost("10.77.2.80", "10.77.2.100", 0), nil, false, false},
+		{"the first fragment of an error to this host", inPlain, toHost("192.0.2.1", "198.51.100.7", 0x2000), nil, false, false},
+		{"an error to this host about no IP packet", inPlain, noVersion, nil, false, false},
+		{"an echo to this host behind six extension headers", inPlain, chain(6, 58, []byte{128, 0, 0, 0, 0, 1, 0, 1}), nil, false, true},
+		{"anything to this host behind seven", inPlain, chain(7, 17, make([]byte, 8)), nil, false, false},
 		{"genuine", genuine, udp("10.77.2.100", "10.77.1.10"), nil, true, true},
 		{"replayed", notGenuine, udp("10.77.2.100", "10.77.1.10"), nil, false, true},
 		{"the peer's host as itself", asHost, udp("192.0.2.2", "10.77.1.10"), nil, true, true},

@@ -157,10 +157,10 @@ func (p *packet) transport(b []byte, icmp uint8) {
 		v4error := icmp == 1 && (b[0] == 3 || b[0] == 4 || b[0] == 5 || b[0] == 11 || b[0] == 12)
 		p.control = icmp == 58 && b[0] >= 133 && b[0] <= 137
 		p.quoted = v4error || icmp == 58 && b[0] < 128
-		if q := b[8:]; p.quoted && icmp == 1 && len(q) >= 20 {
+		if q := b[8:]; p.quoted && icmp == 1 && len(q) >= 20 && q[0]>>4 == 4 {
 			p.of[0], _ = netip.AddrFromSlice(q[12:16])
 			p.of[1], _ = netip.AddrFromSlice(q[16:20])
-		} else if p.quoted && icmp == 58 && len(q) >= 40 {
+		} else if p.quoted && icmp == 58 && len(q) >= 40 && q[0]>>4 == 6 {
 			p.of[0], _ = netip.AddrFromSlice(q[8:24])
 			p.of[1], _ = netip.AddrFromSlice(q[24:40])
 		}

@@ -45,6 +45,9 @@ func (g *gen) tags() []*part {
 
 // icmpError reports on some packet: of sealed flows, of plain ones, of none.
 func (g *gen) icmpError() []*part {
+	if g.one(2) {
+		return g.hiddenError()
+	}
 	family, src, dst := g.ends()
 	if g.one(2) {
 		src = choose(g, sources[:2]...).addr(g.at, family)
@@ -76,6 +79,51 @@ func (g *gen) errorAbout(family int, src, dst netip.Addr, quote []byte) []byte {
 	}
 	icmp := append([]byte{choose[byte](g, 2, 2, 1, 3, 4, 100), byte(g.pick(8)), 0, 0, 0, 0, 5, 0}, quote...)
 	return header{src: src, dst: dst, proto: 58}.wrap(finish(src, dst, 58, icmp))
+}
+
+// hiddenError reports to a host on what that may have sent sealed, and hides it from whoever reads less than a kernel does.
+func (g *gen) hiddenError() []*part {
+	family := choose(g, 4, 6)
+	src, dst := choose(g, sources[:2]...).addr(g.at, family), destinations[3].addr(g.at, family)
+	from, about := dst, sources[5].addr(g.at, family)
+	if g.one(3) {
+		from = choose(g, sources...).addr(g.at, family)
+	}
+	if g.one(3) {
+		about = choose(g, sources...).addr(g.at, family)
+	}
+	id, text := g.mark(16)
+	quote := datagram(nil, from, about, 7001, 7002, text, 60)[14:]
+	how := g.pick(4)
+	switch {
+	case how == 0 && family == 4:
+		binary.BigEndian.PutUint16(quote[6:], uint16(g.pick(1<<13))) // a later fragment
+	case how == 0:
+		quote[0] ^= byte(g.pick(256)) // of another version
+	}
+	ip := g.errorAbout(family, src, dst, quote)
+	whole := g.plain(id, ip)
+	head, proto := 20, uint8(1)
+	if family == 6 {
+		head, proto = 40, 58
+	}
+	switch {
+	case how == 1:
+		cut, number := choose(g, 8, 16, 32, 48), g.rng.Uint32()
+		first, _ := g.mark(0)
+		rest := g.fragment(id, src, dst, number, cut, false, proto, ip[head+cut:])
+		rest.inner = whole.data
+		return []*part{g.fragment(first, src, dst, number, 0, true, proto, ip[head:head+cut]), rest}
+	case how == 2 && family == 4:
+		return []*part{g.plain(id, header{src: src, dst: dst, proto: proto, options: []byte{131, 3, 4, 0}}.wrap(ip[head:]))}
+	case how == 2:
+		rest := ip[head:]
+		for range 4 + g.pick(6) {
+			rest, proto = append([]byte{proto, 0, 1, 4, 0, 0, 0, 0}, rest...), 60
+		}
+		return []*part{g.plain(id, header{src: src, dst: dst, proto: proto}.wrap(rest))}
+	}
+	return []*part{g.envelope(whole)}
 }
 
 // discovery is ICMPv6 that only a link's own neighbours may send, to a pod or a host.

@@ -103,6 +103,22 @@ func (c *cluster) mayReport(at string, p packet) bool {
 	return c.home(to) != at && c.nodes[to] != at && (c.plain[from] || c.plain[to])
 }
 
+// mayReportToHost says whether somebody outside can have seen the packet that an ICMP error to node at, or one to be routed by
+// it, is about. That a sender may send in plain counts for that sender.
+func (c *cluster) mayReportToHost(at string, p packet) bool {
+	from, to := p.of[0], p.of[1]
+	if p.fragment || !to.IsValid() {
+		return false
+	}
+	return c.home(to) == "" || c.home(to) == at || c.plain[to] || c.plain[from] && from == p.dst
+}
+
+// mayHideError says whether an ICMP error may be behind what could not be read.
+func mayHideError(p packet) bool {
+	tcpOrUDP := p.proto == 6 || p.proto == 17 || p.proto == 136
+	return p.bad != "" && (p.dst.Is4() && p.proto == 1 || p.dst.Is6() && !tcpOrUDP)
+}
+
 // mayReachHost says whether the host's stack may take a packet that came to it, or to be routed by it.
 func (c *cluster) mayReachHost(how claim, at string, p packet) (bool, string) {
 	for _, id := range p.tags {
@@ -119,6 +135,8 @@ func (c *cluster) mayReachHost(how claim, at string, p packet) (bool, string) {
 		return true, "" // a link's own business, which its kernel judges
 	case how == inPlain && (c.home(p.src) == at || c.nodes[p.src] == at):
 		return false, "ourselves, from outside"
+	case how == inPlain && (p.quoted && !c.mayReportToHost(at, p) || mayHideError(p)):
+		return false, "an ICMP error about a packet that its sender cannot have seen, or what may hide one"
 	case how == inPlain && c.nodes[p.src] != "":
 		return true, "" // nodes talk to each other in plain
 	case !c.mayOrigin(how, at, p.src, p.dst):
