@@ -343,9 +343,11 @@ SUBPROGRAM int icmp_refuse(weft_ctx *ctx, const struct weft_config *cfg, struct 
 		failed = icmp_write6(ctx, cfg, p, mtu ? ICMP6_TOO_BIG : ICMP6_TIME_EXCEEDED, mtu, quote);
 	if (failed)
 		return CTX_DROP;
-	/* An error about a sealed packet quotes it: it goes back the same way. */
+	/* An error about a sealed packet quotes it: it goes back the same way. From here on it is what p is of,
+	 * so that nobody lowers the MSS of a SYN that is gone. */
 	if (weft_sealing && p->node) {
 		p->identity = IDENTITY_HOST;
+		p->proto = p->family == 4 ? IPPROTO_ICMP : IPPROTO_ICMPV6;
 		return CTX_SEAL;
 	}
 	return ctx_reply(ctx, ifindex);

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"bytes"
 	"net/netip"
 	"testing"
 
@@ -132,6 +133,31 @@ func TestICMPErrorsThroughTheStack(t *testing.T) {
 				t.Errorf("drop reasons %v, want %s", got, c.reason)
 			}
 		})
+	}
+}
+
+// TestSealedErrorIsNoSYN: the error about a sealed SYN, which goes back sealed, is not taken for the SYN whose MSS is to be lowered:
+// at the places of its options it quotes an IP header, which here reads like an MSS of 2561.
+func TestSealedErrorIsNoSYN(t *testing.T) {
+	b := newSealBed(t, 4).keyed(t)
+	pod := addr("10.2.2.4")
+	key := routeKey(mustPrefix("10.2.2.0/24"))
+	must(t, b.maps.Routes.Put(&key, &bpfRoute{Node: 1}))
+	sent := newPacket(peerMAC, uplinkMAC, pod, podA.IPv4).tcp(1000, 80, syn, 0).ttl(1).id(0xc000)
+	for i, context := range contexts {
+		frame := b.sealedBy(t, peerSA(0), espref.Packet{Seq: uint64(i) + 1, Inner: sent.bytes()[14:]}, wireB4)
+		v, out := b.send(t, context, "from_wire", "wtup", frame)
+		if v != "redirect" {
+			t.Fatalf("%s: %s, want redirect; %v", context, v, b.counted(t))
+		}
+		_, back := b.opened(t, out)
+		icmp := back.Inner[20:]
+		if !bytes.Equal(icmp[8:], sent.bytes()[14:]) {
+			t.Errorf("%s: quotes\n%x, want\n%x", context, icmp[8:], sent.bytes()[14:])
+		}
+		if checksum(icmp) != 0 || icmp[0] != 11 {
+			t.Errorf("%s: type %d, want 11; checksum off by %#x", context, icmp[0], checksum(icmp))
+		}
 	}
 }
 
