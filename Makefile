@@ -104,7 +104,7 @@ test-kernels: deps bpf
 	@set -o pipefail; test/kernels/run $(KERNELS) | $(GO) run ./internal/testsum
 
 # Would the tests notice? One fault at a time is put into the datapath and the keys, see test/mutate/mutations.yaml. Most of an hour on
-# two cores, so CI takes as many as go into two minutes, others in each run, and a nightly job takes all.
+# two cores, so it is for a nightly job; mutate-some takes as many as go into two minutes, others each time: for you, before a commit.
 .PHONY: mutate mutate-some
 mutate: fetch bpf
 	@GOPROXY=off $(GO) run ./test/mutate -only '$(MUTATE)'
