@@ -38,7 +38,7 @@ func (e hostEnds) forged() []errorToHost {
 		{name: "about a later fragment", in: e.error(e.about(e.own, e.peer).fragment(8, 64, false)), reason: ReasonIcmpUnsealed},
 		{name: "about a packet from another own address", in: e.error(e.about(e.second, e.peer)), reason: ReasonIcmpUnsealed},
 		{name: "about a packet in a plain pod's name", in: e.error(e.about(e.pod, e.peer)), reason: ReasonIcmpUnsealed},
-		{name: "quoting another IP version", in: sealed.edit(func(f []byte) { f[len(f)-len(quote)] ^= 0x70 }), reason: ReasonIcmpUnsealed},
+		{name: "quoting another IP version", in: open.edit(func(f []byte) { f[len(f)-len(quote)] ^= 0x70 }), reason: ReasonIcmpUnsealed},
 		{name: "quoting less than a header", in: unreadable, reason: ReasonIcmpUnsealed},
 		{name: "in fragments, the first without a quote", in: sealed.fragment(0, 8, true), reason: ReasonIcmpUnsealed},
 		{name: "in fragments, another quote behind the first's end", in: sealed.fragment(0, 8, true), behind: quote, reason: ReasonIcmpUnsealed},
@@ -52,10 +52,15 @@ func (e hostEnds) forged() []errorToHost {
 	for range 7 {
 		many = many.ext(unix.IPPROTO_DSTOPTS, optionsHeader(8))
 	}
+	data := newPacket(peerMAC, uplinkMAC, e.router, e.own).udp(53, 1000, 10)
+	for range 7 {
+		data = data.ext(unix.IPPROTO_DSTOPTS, optionsHeader(8))
+	}
 	over := routingHeader(0, 8)
 	over[3] = 0
 	return append(rows,
 		errorToHost{name: "behind seven extension headers", in: many, reason: ReasonExtensionHeaders},
+		errorToHost{name: "anything else behind seven extension headers", in: data, reason: ReasonExtensionHeaders},
 		errorToHost{name: "behind extension headers of more than 320 bytes", in: long, reason: ReasonExtensionHeaders},
 		errorToHost{name: "behind a source route that is over", in: sealed.ext(unix.IPPROTO_ROUTING, over), reason: ReasonSourceRoute},
 		errorToHost{name: "in fragments, the first ends before the header", in: sealed.ext(unix.IPPROTO_FRAGMENT, []byte{0, 0, 0, 1, 0, 0, 0, 9}).
