@@ -261,6 +261,10 @@ func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links hostLi
 		a.log.Warn("peers are not all in order yet, will try again", "error", err)
 	}
 	a.wait("the recorded endpoints to be restored")
+	// All of them before the first has this run's hooks: who is not known would be nobody's pod.
+	if err := dp.EnterEndpoints(running.endpoints()); err != nil {
+		a.log.Warn("endpoints are not all entered yet, will try again", "error", err)
+	}
 	if err := running.manager.Restore(ctx); err != nil {
 		// Those that could be restored work; Sync goes on trying the others.
 		a.problem("endpoints", fmt.Errorf("restore endpoints: %w", err))

@@ -15,6 +15,7 @@ import (
 type Datapath interface {
 	endpoint.Datapath
 	Close() error
+	EnterEndpoints([]datapath.Endpoint) error
 	Prune(keep []datapath.Endpoint) error
 	SetNodes(ctx context.Context, nodes []datapath.Node) error
 	NodeProblems() []datapath.NodeProblem

@@ -136,7 +136,10 @@ type fakeDatapath struct{ *world }
 func (d fakeDatapath) AttachEndpoint(datapath.Endpoint) error { return nil }
 func (d fakeDatapath) DetachEndpoint(datapath.Endpoint) error { return nil }
 func (d fakeDatapath) Close() error                           { d.mu.Lock(); d.closed = true; d.mu.Unlock(); return nil }
-func (d fakeDatapath) Prune(keep []datapath.Endpoint) error   { d.pruned = keep; return nil }
+func (d fakeDatapath) EnterEndpoints([]datapath.Endpoint) error {
+	return nil
+}
+func (d fakeDatapath) Prune(keep []datapath.Endpoint) error { d.pruned = keep; return nil }
 func (d fakeDatapath) SetNodes(_ context.Context, nodes []datapath.Node) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -57,6 +57,7 @@ type Datapath struct {
 	hurry hurry
 	table flowTable
 	host  hostState
+	hold  hold
 	// attaching is held for reading while an endpoint is attached. It comes before mu.
 	attaching sync.RWMutex
 	mu        sync.Mutex // guards the maps' configuration and all below
@@ -88,7 +89,8 @@ func (d *Datapath) step(name string) error {
 }
 
 // Open loads the programs, adopts the pinned maps of a previous run, and hooks the uplinks,
-// replacing each program atomically. Endpoints are hooked by AttachEndpoint.
+// replacing each program atomically, or later where a map's layout has changed (hold). Endpoints are hooked by
+// AttachEndpoint.
 func Open(opts Options) (*Datapath, error) {
 	if opts.Log == nil {
 		opts.Log = slog.Default()
@@ -162,10 +164,7 @@ func (d *Datapath) open() error {
 	if err := d.handles.restore(d.maps); err != nil {
 		return err
 	}
-	if err := d.attachUplinks(); err != nil {
-		return err
-	}
-	if err := d.attachGuard(); err != nil {
+	if err := d.attachNode(); err != nil {
 		return err
 	}
 	// Nothing is forwarded before the hooks are there.

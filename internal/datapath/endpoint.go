@@ -20,6 +20,9 @@ func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 	d.attaching.RLock()
 	defer d.attaching.RUnlock()
 	defer d.hurry.begin()()
+	if err := d.checkHold(ep); err != nil {
+		return err
+	}
 	host, err := netlink.LinkByName(ep.HostIf)
 	if err != nil {
 		return fmt.Errorf("find interface %s: %w", ep.HostIf, err)

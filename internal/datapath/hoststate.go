@@ -21,6 +21,7 @@ type hostState struct {
 	uplinks map[string]error // by name, those that are missing or not hooked
 	strays  []string         // pods' interfaces that no endpoint owns
 	routes  string           // what the routes map had no room for
+	held    string           // what the uplinks' hooks wait for
 	damaged []string         // files of the state directory that could not be read
 	notes   []Note
 }
@@ -83,6 +84,9 @@ func (d *Datapath) Problems() []string {
 	}
 	if d.host.routes != "" {
 		out = append(out, d.host.routes)
+	}
+	if d.host.held != "" {
+		out = append(out, d.host.held)
 	}
 	for _, name := range d.host.strays {
 		out = append(out, fmt.Sprintf("interface %s has no endpoint record: its hooks stay and refuse all that comes from it (unknown_interface); remove the pod or the interface", name))

@@ -60,6 +60,8 @@ type maps struct {
 	VM       *ebpf.Map
 	byName   map[string]*ebpf.Map
 	created  map[string]bool // not adopted from a previous run
+	late     []lateMap       // created, and pinned once they are filled: see hold
+	hooked   bool            // hooks of a previous run decide until they are replaced
 }
 
 func (m *maps) Close() {
@@ -119,14 +121,22 @@ func openMaps(dir string, flowEntries uint32, sealing bool, log *slog.Logger) (*
 	if err != nil {
 		return nil, err
 	}
-	m := &maps{byName: map[string]*ebpf.Map{}, created: map[string]bool{}}
+	hooked, err := isHooked(dir)
+	if err != nil {
+		return nil, err
+	}
+	m := &maps{byName: map[string]*ebpf.Map{}, created: map[string]bool{}, hooked: hooked}
 	for name, ms := range specs {
-		opened, created, err := openMap(dir, ms, log)
+		late := hooked && slices.Contains(decidingMaps, name)
+		opened, created, err := openMap(dir, ms, !late, log)
 		if err != nil {
 			m.Close()
 			return nil, err
 		}
 		m.byName[name], m.created[name] = opened, created
+		if late && created {
+			m.late = append(m.late, lateMap{opened, ms})
+		}
 	}
 	for name, field := range map[string]**ebpf.Map{
 		"weft_config": &m.Config, "weft_ep_if": &m.EpIf, "weft_ep_addr": &m.EpAddr, "weft_routes": &m.Routes,
@@ -159,7 +169,7 @@ func (m *maps) sharedWith(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 	return shared
 }
 
-func openMap(dir string, spec *ebpf.MapSpec, log *slog.Logger) (m *ebpf.Map, made bool, err error) {
+func openMap(dir string, spec *ebpf.MapSpec, pin bool, log *slog.Logger) (m *ebpf.Map, made bool, err error) {
 	path := filepath.Join(dir, pinName(spec))
 	pinned, err := ebpf.LoadPinnedMap(path, nil)
 	if err == nil {
@@ -174,6 +184,9 @@ func openMap(dir string, spec *ebpf.MapSpec, log *slog.Logger) (m *ebpf.Map, mad
 	}
 	if n := migrate(dir, spec, created); n != "" {
 		log.Warn("map layout changed: a new map was made", "map", spec.Name, "entries", n)
+	}
+	if !pin {
+		return created, true, nil
 	}
 	if err := created.Pin(path); err != nil {
 		created.Close()
@@ -229,8 +242,8 @@ func membersText(kind string, members []btf.Member) string {
 }
 
 // migrate fills a new map from the pin of an older layout where the bytes still mean the same: same key and
-// value, another number of entries. Everything else is rebuilt by the agent (endpoints, routes) or
-// by traffic (flows, counters). It reports what happened, or "" if there was no older map.
+// value, another number of entries. Of routes it takes the fields that both layouts have. Everything else is rebuilt by
+// the agent (endpoints) or by traffic (flows, counters). It reports what happened, or "" if there was no older map.
 func migrate(dir string, spec *ebpf.MapSpec, to *ebpf.Map) string {
 	old := stalePins(dir, spec)
 	if len(old) == 0 {
@@ -248,6 +261,9 @@ func migrate(dir string, spec *ebpf.MapSpec, to *ebpf.Map) string {
 	if !sameLayout(old[at]) {
 		if spec.Name == "weft_peer_ids" && from.Type() == spec.Type && from.KeySize() == spec.KeySize {
 			return copyPeerIDs(from, to)
+		}
+		if spec.Name == "weft_routes" && from.Type() == spec.Type && from.KeySize() == spec.KeySize {
+			return copyRoutes(from, to, spec)
 		}
 		return "none: key or value changed"
 	}

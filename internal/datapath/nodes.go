@@ -30,6 +30,8 @@ type nodeTable struct {
 	current map[uint32]bool
 	// settled says that nothing of nodes that have left is in the maps.
 	settled bool
+	// entered says that the maps hold all of the list.
+	entered bool
 	// left are the ranges that the routes map had no room for.
 	left map[string]bool
 	// problems are why nodes cannot be reached, by name.
@@ -40,6 +42,15 @@ type nodeTable struct {
 // in the maps, as kernel routes for whatever takes the stack, and as neighbours that the kernel
 // keeps fresh. A node that cannot be reached is no error: it is in NodeProblems, and nothing goes there.
 func (d *Datapath) SetNodes(_ context.Context, nodes []Node) error {
+	entered, err := d.setNodes(nodes)
+	if entered {
+		err = errors.Join(err, d.endHold(func(h *hold) { h.routes = true }))
+	}
+	return err
+}
+
+// setNodes also says whether the maps hold all that is known of the nodes.
+func (d *Datapath) setNodes(nodes []Node) (entered bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.nodes.list = slices.Clone(nodes)
@@ -58,9 +69,10 @@ func (d *Datapath) SetNodes(_ context.Context, nodes []Node) error {
 	}
 	have, err := d.readRoutes()
 	if err != nil {
-		return err
+		return false, err
 	}
-	return d.syncNodes(have)
+	err = d.syncNodes(have)
+	return d.nodes.entered, err
 }
 
 // NodeProblem is why a node cannot be reached.
@@ -112,7 +124,9 @@ func (d *Datapath) syncNodes(have map[bpfRouteKey]bpfRoute) error {
 	}
 	moved, err := d.syncRoutesMap(have, wantRoutes)
 	cleared, clearErr := d.clearNodes()
-	failed = errors.Join(failed, err, clearErr, d.syncKernelRoutes(d.notLeft(wantKernel)))
+	failed = errors.Join(failed, err, clearErr)
+	d.nodes.entered = failed == nil
+	failed = errors.Join(failed, d.syncKernelRoutes(d.notLeft(wantKernel)))
 	if d.opts.Encrypt != nil {
 		failed = errors.Join(failed, d.clearPeers(current))
 	}

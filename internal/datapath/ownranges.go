@@ -50,9 +50,11 @@ func (d *Datapath) ownRangesBefore() (map[bpfRouteKey]bpfRoute, error) {
 }
 
 // staysClosed says whether ranges that the run before had closed stay so while this run does not know its endpoints yet: those of
-// before are in the map, and this run may end before it knows them. Callers hold d.mu, or are alone.
+// before are in the map, or those hooks that look into it know them, and this run may end before it does. Callers hold d.mu, or
+// are alone.
 func (d *Datapath) staysClosed() bool {
-	return !d.settled && !d.hasChained() && !d.maps.created["weft_ep_addr"]
+	known := !d.maps.created["weft_ep_addr"] || d.maps.hooked
+	return !d.settled && !d.hasChained() && known
 }
 
 // enterOwnRanges puts this node's pod ranges into the routes as node 0, open or closed. Those of another configuration

@@ -3,9 +3,11 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	stdmaps "maps"
 	"net/netip"
 	"slices"
 
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
 	"weft.dev/weft/internal/nldump"
@@ -24,7 +26,9 @@ func (d *Datapath) Prune(keep []Endpoint) error {
 	}
 	addrs := map[netip.Addr]bool{}
 	ifindexes := map[uint32]bool{}
+	slots := map[uint16]bool{}
 	for _, ep := range keep {
+		slots[ep.Slot] = true
 		known[ep.HostIf], known[SecondHostIf(ep.HostIf)] = true, true
 		addrs[ep.IPv4], addrs[ep.IPv6] = true, true
 		for _, name := range []string{ep.HostIf, SecondHostIf(ep.HostIf)} {
@@ -33,31 +37,67 @@ func (d *Datapath) Prune(keep []Endpoint) error {
 			}
 		}
 	}
-	err := errors.Join(d.pruneLinks(known), d.pruneMaps(addrs, ifindexes), d.setOwnRanges())
+	// Those that could not be entered before.
+	err := errors.Join(d.EnterEndpoints(keep), d.pruneLinks(known))
+	d.forgetOthers(slots)
+	err = errors.Join(err, d.pruneMaps(addrs, ifindexes), d.setOwnRanges())
+	if d.hold.isOn() {
+		return err
+	}
+	return errors.Join(err, d.dropFormer())
+}
+
+// forgetOthers forgets endpoints that were entered and are gone.
+func (d *Datapath) forgetOthers(slots map[uint16]bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	stdmaps.DeleteFunc(d.eps, func(slot uint16, _ Endpoint) bool { return !slots[slot] })
+}
+
+// dropFormer takes away what this run has replaced: hooks of uplinks that are none any more, and maps of other layouts.
+func (d *Datapath) dropFormer() error {
+	links, err := pinnedLinks(d.opts.BPFDir)
+	for _, l := range links {
+		if (l.hook == "from_wire" || l.hook == "to_wire") && !slices.Contains(d.opts.Uplinks, l.iface) {
+			err = errors.Join(err, detach(l.path))
+		}
+	}
 	d.dropStaleMaps()
 	return err
 }
 
-// pruneLinks removes the links of interfaces that are gone, and those of uplinks that are none any more.
+// pruneLinks removes the links of interfaces that are gone.
 func (d *Datapath) pruneLinks(known map[string]bool) error {
 	links, err := pinnedLinks(d.opts.BPFDir)
 	var strays []string
 	for _, l := range links {
-		if known[l.iface] {
-			continue
-		}
-		if l.hook == "from_wire" || l.hook == "to_wire" {
-			err = errors.Join(err, detach(l.path))
+		if known[l.iface] || l.hook == "from_wire" || l.hook == "to_wire" {
 			continue
 		}
 		gone, goneErr := removeDeadLink(l.path)
 		err = errors.Join(err, goneErr)
 		if !gone && l.hook == "from_pod" {
+			err = errors.Join(err, d.refuseStray(l))
 			strays = append(strays, l.iface)
 		}
 	}
 	d.host.set(func(h *hostState) { h.strays = slices.Compact(slices.Sorted(slices.Values(strays))) })
 	return err
+}
+
+// refuseStray gives an interface without an endpoint the hook of now: that of before may have a map of its own in which
+// there is one.
+func (d *Datapath) refuseStray(l pinnedLink) error {
+	program := d.progs.FromPodXDP
+	if l.kind == kindTCIngress {
+		program = d.progs.FromPodTC
+	}
+	pinned, err := link.LoadPinnedLink(l.path, nil)
+	if err != nil {
+		return fmt.Errorf("open pinned link %s: %w", l.path, err)
+	}
+	defer pinned.Close()
+	return d.update(pinned, hook{l.hook, l.kind, program})
 }
 
 // dropGone removes what interfaces that are gone have left: pins, entries, problems. It returns false while an

@@ -36,6 +36,9 @@ func (d *Datapath) attachUplink(l netlink.Link) error {
 // followUplinks hooks those uplinks that have none: an interface that was removed and made again is
 // another one to the kernel. It returns whether one was hooked.
 func (d *Datapath) followUplinks() (attached bool) {
+	if d.hold.isOn() {
+		return false // what has no hooks is closed by the guard of before
+	}
 	problems, indexes := map[string]error{}, map[uint32]bool{}
 	for _, name := range d.opts.Uplinks {
 		l, err := d.findUplink(name)

@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"weft.dev/weft/internal/lab/traffic"
@@ -85,4 +86,49 @@ func TestUpgradeKeyLayout(t *testing.T) {
 	watch.allSealed(t, l)
 	renewed.allSealed(t, l)
 	record.unique(t)
+}
+
+// TestUpgradeDecidingLayout starts agents of builds in whose maps of routes or endpoints, where absence lets pass, there is one more
+// field: nothing is lost, and nothing is readable at any time, neither of pods, whose packets all take the stack, nor of the node.
+func TestUpgradeDecidingLayout(t *testing.T) {
+	for name, change := range map[string][2]string{
+		"routelayout":    {"struct weft_route {\n", "struct weft_route {\n	__u64 extra;\n"},
+		"endpointlayout": {"struct weft_endpoint {\n", "struct weft_endpoint {\n	__u64 extra;\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			other := variant(t, name, func(tree string) { edit(t, filepath.Join(tree, "bpf/lib/structs.h"), change[0], change[1]) })
+			l := useSealed(t)
+			reconfigure(t, map[string]any{"mode": "stack"}, agents(l)...)
+			for _, n := range agents(l) {
+				keyed(t, l, n)
+			}
+			watch := watchWire(t, l, podRules(l), nil)
+			before := kernelLosses(t, l)
+			useBinary(t, l, other)
+			client, server := l.Pod("client"), l.Pod("server")
+			load := startLoad(t, path{client, server})
+			host, err := traffic.StartUDP(t.Context(), traffic.UDPOptions{From: l.Node("a").NetNS, To: server.NetNS, Dst: addrPort(server.IPv4, 0), PPS: 300})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, n := range agents(l) {
+				mark := logSize(t, n)
+				restart(t, n)
+				if text := logSince(t, n, mark); !strings.Contains(text, "hooks of the agent before stay") {
+					t.Errorf("node %s does not say that the hooks of before stay:\n%s", n.Name, text)
+				}
+				keyed(t, l, n)
+			}
+			load.flowing(t, "after the upgrade")
+			load.nothingLost(t)
+			if r := host.Stop(); r.Received == 0 || r.Lost != 0 || r.Corrupt != 0 {
+				t.Errorf("from the node: %s", r)
+			}
+			connected(t, l)
+			watch.allSealed(t, l)
+			if t.Failed() {
+				tellLosses(t, l, before)
+			}
+		})
+	}
 }

@@ -1,0 +1,153 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+)
+
+// decidingMaps are those in which absence lets pass: an address without a route is the world's, and who has no endpoint
+// is no pod. What the others lack is refused (keys, peers, uplinks), or looked up anew (flows).
+var decidingMaps = []string{"weft_routes", "weft_ep_if", "weft_ep_addr", "weft_ep_slot"}
+
+// lateMap is a deciding map that was made anew while hooks of a previous run are in force.
+type lateMap struct {
+	*ebpf.Map
+	spec *ebpf.MapSpec
+}
+
+// hold keeps the uplinks' hooks and the guard of a previous run in force, with their own maps, while a map that decides
+// was made anew, since its layout differs, and is not filled. It ends once SetNodes has entered the routes and
+// EnterEndpoints the endpoints. Only then are the maps pinned, and before any hook is replaced: whenever the agent dies,
+// what is pinned is filled, and the next one begins again with what is not.
+type hold struct {
+	mu        sync.Mutex
+	on        bool
+	routes    bool
+	endpoints bool
+}
+
+func (h *hold) isOn() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.on
+}
+
+// isHooked says whether hooks of a previous run decide about what crosses the uplinks.
+func isHooked(dir string) (bool, error) {
+	deciding := []string{"from_wire", "to_wire", "pre_routing", "post_routing"}
+	links, err := pinnedLinks(dir)
+	return slices.ContainsFunc(links, func(l pinnedLink) bool { return slices.Contains(deciding, l.hook) }), err
+}
+
+// attachNode hooks the uplinks and the node's netfilter, unless what is there must stay for now.
+func (d *Datapath) attachNode() error {
+	if len(d.maps.late) == 0 {
+		return errors.Join(d.attachUplinks(), d.attachGuard())
+	}
+	d.hold.mu.Lock()
+	d.hold.on = true
+	d.hold.mu.Unlock()
+	d.log.Warn("the hooks of the agent before stay in force until the maps of the new layout are filled")
+	d.host.set(func(h *hostState) {
+		h.held = "the uplinks' hooks are those of the agent before, until the nodes' ranges and this node's endpoints are entered"
+	})
+	return nil
+}
+
+// EnterEndpoints enters the endpoints of a previous run, all of them before the first is attached, where a hold waits
+// for them. Those whose interfaces are gone are left out.
+func (d *Datapath) EnterEndpoints(list []Endpoint) error {
+	if !d.hold.isOn() {
+		return nil
+	}
+	var failed error
+	for _, ep := range list {
+		failed = errors.Join(failed, d.enterEndpoint(ep))
+	}
+	if failed != nil {
+		return failed
+	}
+	return d.endHold(func(h *hold) { h.endpoints = true })
+}
+
+func (d *Datapath) enterEndpoint(ep Endpoint) error {
+	var ifindexes []int
+	for _, name := range []string{ep.HostIf, SecondHostIf(ep.HostIf)} {
+		l, err := netlink.LinkByName(name)
+		switch {
+		case err == nil:
+			ifindexes = append(ifindexes, l.Attrs().Index)
+		case !errors.As(err, new(netlink.LinkNotFoundError)):
+			return fmt.Errorf("find interface %s: %w", name, err)
+		case name == ep.HostIf:
+			return nil
+		}
+	}
+	return d.putEndpoint(ep, ifindexes)
+}
+
+// checkHold refuses an endpoint that the hooks in force do not know: they would take what it sends for the world's.
+func (d *Datapath) checkHold(ep Endpoint) error {
+	if !d.hold.isOn() {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, known := d.eps[ep.Slot]; known {
+		return nil
+	}
+	return errors.New("the uplinks' hooks are still those of the agent before, until the other nodes' ranges are entered")
+}
+
+// endHold notes what has been filled, and replaces the hooks if that was the last.
+func (d *Datapath) endHold(filled func(*hold)) error {
+	d.hold.mu.Lock()
+	defer d.hold.mu.Unlock()
+	filled(&d.hold)
+	if !d.hold.on || !d.hold.routes || !d.hold.endpoints {
+		return nil
+	}
+	if err := d.pinLate(); err != nil {
+		return err
+	}
+	if err := d.step("maps pinned"); err != nil {
+		return err
+	}
+	if err := errors.Join(d.attachUplinks(), d.attachGuard()); err != nil {
+		return err
+	}
+	d.hold.on = false
+	d.host.set(func(h *hostState) { h.held = "" })
+	d.mu.Lock()
+	settled := d.settled
+	d.mu.Unlock()
+	if !settled {
+		return nil // Prune is to come
+	}
+	return d.dropFormer()
+}
+
+// pinLate pins the maps that are filled now, and takes the pins of former layouts away: programs that use those keep them
+// alive, and an agent that would adopt them could not know how old they are.
+func (d *Datapath) pinLate() error {
+	for len(d.maps.late) > 0 {
+		m := d.maps.late[0]
+		if err := m.Pin(filepath.Join(d.opts.BPFDir, pinName(m.spec))); err != nil {
+			return fmt.Errorf("pin map %s: %w", m.spec.Name, err)
+		}
+		for _, path := range stalePins(d.opts.BPFDir, m.spec) {
+			if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+				return fmt.Errorf("remove map of a former layout: %w", err)
+			}
+		}
+		d.maps.late = d.maps.late[1:]
+	}
+	return nil
+}
