@@ -92,6 +92,31 @@ func upWorld() *world {
 	return w
 }
 
+// note keeps the order of the first calls.
+func (w *world) note(call string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.order) < 4 {
+		w.order = append(w.order, call)
+	}
+}
+
+// TestOrderOfBringUp: nodes and endpoints are in the maps, all of them, before the first pod has hooks that look into these.
+func TestOrderOfBringUp(t *testing.T) {
+	w := upWorld()
+	client, stop := w.start(t, testConfig(t))
+	eventually(t, "ready", func() bool { return ready(client) })
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	if want := []string{"nodes", "endpoints entered", "restored", "pruned"}; !slices.Equal(w.order, want) {
+		t.Errorf("order %v, want %v", w.order, want)
+	}
+	if len(w.entered) != 1 {
+		t.Errorf("entered %v, want the recorded endpoint", w.entered)
+	}
+}
+
 func TestAPI(t *testing.T) {
 	w, ctx := upWorld(), context.Background()
 	client, _ := w.start(t, testConfig(t))

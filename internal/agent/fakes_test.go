@@ -33,6 +33,8 @@ type world struct {
 	nodes    []datapath.Node
 	nodesErr error
 	pruned   []datapath.Endpoint
+	entered  []datapath.Endpoint
+	order    []string // of the first calls that bring the node up
 	closed   bool
 	masks    []*masquerade.Options
 	restore  error
@@ -136,11 +138,18 @@ type fakeDatapath struct{ *world }
 func (d fakeDatapath) AttachEndpoint(datapath.Endpoint) error { return nil }
 func (d fakeDatapath) DetachEndpoint(datapath.Endpoint) error { return nil }
 func (d fakeDatapath) Close() error                           { d.mu.Lock(); d.closed = true; d.mu.Unlock(); return nil }
-func (d fakeDatapath) EnterEndpoints([]datapath.Endpoint) error {
+func (d fakeDatapath) EnterEndpoints(list []datapath.Endpoint) error {
+	d.note("endpoints entered")
+	d.entered = list
 	return nil
 }
-func (d fakeDatapath) Prune(keep []datapath.Endpoint) error { d.pruned = keep; return nil }
+func (d fakeDatapath) Prune(keep []datapath.Endpoint) error {
+	d.note("pruned")
+	d.pruned = keep
+	return nil
+}
 func (d fakeDatapath) SetNodes(_ context.Context, nodes []datapath.Node) error {
+	d.note("nodes")
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.nodes = nodes
@@ -277,10 +286,13 @@ type fakeEndpoints struct{ *world }
 
 var web = endpoint.Info{ID: "0a1b", Namespace: "demo", Pod: "web", Slot: 1, IPv4: netip.MustParseAddr("10.1.0.2"), HostIf: "weft0"}
 
-func (e fakeEndpoints) Restore(context.Context) error { return e.restore }
-func (e fakeEndpoints) Sync(context.Context) error    { return e.sync }
-func (e fakeEndpoints) Status() error                 { return nil }
-func (e fakeEndpoints) Problems() []string            { return e.host.records }
+func (e fakeEndpoints) Restore(context.Context) error {
+	e.note("restored")
+	return e.restore
+}
+func (e fakeEndpoints) Sync(context.Context) error { return e.sync }
+func (e fakeEndpoints) Status() error              { return nil }
+func (e fakeEndpoints) Problems() []string         { return e.host.records }
 func (e fakeEndpoints) Mend(_ context.Context, hostIfs ...string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

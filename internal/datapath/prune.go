@@ -85,9 +85,12 @@ func (d *Datapath) pruneLinks(known map[string]bool) error {
 	return err
 }
 
-// refuseStray gives an interface without an endpoint the hook of now: that of before may have a map of its own in which
-// there is one.
+// refuseStray sees to it that an interface without an endpoint has the hook of now, or is down: that of before may have a map
+// of its own in which there is one.
 func (d *Datapath) refuseStray(l pinnedLink) error {
+	if !d.maps.hooked || !d.maps.created["weft_ep_if"] {
+		return nil
+	}
 	program := d.progs.FromPodXDP
 	if l.kind == kindTCIngress {
 		program = d.progs.FromPodTC
@@ -97,7 +100,11 @@ func (d *Datapath) refuseStray(l pinnedLink) error {
 		return fmt.Errorf("open pinned link %s: %w", l.path, err)
 	}
 	defer pinned.Close()
-	return d.update(pinned, hook{l.hook, l.kind, program})
+	if err := d.update(pinned, hook{l.hook, l.kind, program}); err != nil {
+		d.log.Warn("an interface without an endpoint is set down: its hook cannot be replaced", "interface", l.iface, "err", err)
+		return setDown(l.iface)
+	}
+	return nil
 }
 
 // dropGone removes what interfaces that are gone have left: pins, entries, problems. It returns false while an
