@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestTagIn: of what lies in front of a frame, only who opened it is believed: a pod's own program may have written it.
+// TestTagIn: of what lies in front of a frame, only who opened it is believed, and nothing where a pod's own program may
+// have written it: its interface says who it is.
 func TestTagIn(t *testing.T) {
 	b := newExitBed(t)
 	seen, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
@@ -30,22 +31,25 @@ func TestTagIn(t *testing.T) {
 	must(t, err)
 	defer report.Close()
 	for _, c := range []struct {
-		name       string
-		magic, tag uint32
-		want       uint32
+		name, iface string
+		magic, tag  uint32
+		want        uint32
 	}{
-		{"opened", 0x5745, bpfTagOpened | 7, bpfTagOpened | 7},
-		{"decided", 0x5745, bpfTagRouted, bpfTagNone},
-		{"an endpoint's", 0x5745, bpfTagEndpoint | 1, bpfTagNone},
-		{"none", 0x5745, bpfTagNone, bpfTagNone},
-		{"another's", 0x5746, bpfTagOpened | 7, bpfTagNone},
+		{"opened", "wtx", 0x5745, bpfTagOpened | 7, bpfTagOpened | 7},
+		{"decided", "wtx", 0x5745, bpfTagRouted, bpfTagNone},
+		{"an endpoint's", "wtx", 0x5745, bpfTagEndpoint | 1, bpfTagNone},
+		{"none", "wtx", 0x5745, bpfTagNone, bpfTagNone},
+		{"another's", "wtx", 0x5746, bpfTagOpened | 7, bpfTagNone},
+		{"opened, from a pod", "wta", 0x5745, bpfTagOpened | 7, bpfTagEndpoint | uint32(podA.Slot)},
+		{"decided, from a pod", "wta", 0x5745, bpfTagRouted, bpfTagEndpoint | uint32(podA.Slot)},
+		{"another pod's, from a pod", "wta", 0x5745, bpfTagEndpoint | uint32(podB.Slot), bpfTagEndpoint | uint32(podA.Slot)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			must(t, seen.Put(uint32(0), uint32(0)))
 			forge, err := forgeMetadata(c.tag<<16 | c.magic)
 			must(t, err)
 			defer forge.Close()
-			must(t, b.inside(func() error { return b.passMetadata(t, forge, report) }))
+			must(t, b.inside(func() error { return b.passMetadata(t, c.iface, forge, report) }))
 			var got uint32
 			for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline) && got == 0; time.Sleep(time.Millisecond) {
 				must(t, seen.Lookup(uint32(0), &got))
@@ -69,9 +73,9 @@ func forgeMetadata(value uint32) (*ebpf.Program, error) {
 	}})
 }
 
-// passMetadata sends a frame to wta, which runs forge in XDP and then tag_in and report until the test is over.
-func (b *exitBed) passMetadata(t *testing.T, forge, report *ebpf.Program) error {
-	index := b.index["wta"]
+// passMetadata sends a frame to an interface, which runs forge in XDP and then tag_in and report until the test is over.
+func (b *exitBed) passMetadata(t *testing.T, iface string, forge, report *ebpf.Program) error {
+	index := b.index[iface]
 	attached, err := link.AttachXDP(link.XDPOptions{Program: forge, Interface: index, Flags: link.XDPDriverMode})
 	if err != nil {
 		return err
@@ -84,7 +88,7 @@ func (b *exitBed) passMetadata(t *testing.T, forge, report *ebpf.Program) error 
 		}
 		t.Cleanup(func() { hooked.Close() })
 	}
-	far, err := net.InterfaceByName("wta-peer")
+	far, err := net.InterfaceByName(iface + "-peer")
 	if err != nil {
 		return err
 	}

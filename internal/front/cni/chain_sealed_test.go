@@ -26,7 +26,7 @@ import (
 )
 
 // sealing gives the agent a real datapath that seals, on an uplink.
-func (a *agent) sealing() *datapath.Datapath {
+func (a *agent) sealing(mode datapath.Mode) *datapath.Datapath {
 	a.t.Helper()
 	bpffs := a.t.TempDir()
 	if err := unix.Mount("bpf", bpffs, "bpf", 0, ""); err != nil {
@@ -38,7 +38,7 @@ func (a *agent) sealing() *datapath.Datapath {
 		a.t.Fatal(err)
 	}
 	opt := datapath.Options{
-		BPFDir: bpffs + "/weft", StateDir: a.t.TempDir(), Mode: datapath.ModeTC, Uplinks: []string{"wtup0"},
+		BPFDir: bpffs + "/weft", StateDir: a.t.TempDir(), Mode: mode, Uplinks: []string{"wtup0"},
 		HostAddrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.79.0.0/24"), netip.MustParsePrefix("fd79::/64")},
 		FlowEntries: 4096, EventsPerSecond: 1000, Log: slog.New(slog.DiscardHandler),
 		Encrypt: &datapath.EncryptOptions{Engine: "bpf", AllowTableAES: true, Port: encryptcheck.DefaultPort},
@@ -114,6 +114,7 @@ func TestChainedPodsMeetTheirNodeSealed(t *testing.T) {
 		plugin  string
 		prepare func() error // before ADD
 		remake  func(info endpoint.Info) error
+		mode    datapath.Mode
 		refused string
 		// Without br_netfilter the tag alone says, behind the bridge, who sent a packet.
 		noNetfilter bool
@@ -130,6 +131,9 @@ func TestChainedPodsMeetTheirNodeSealed(t *testing.T) {
 			noNetfilter: true,
 			after:       func(info endpoint.Info) { acceptAll(t, info.HostIf) },
 			devices:     []string{"wtbr0"},
+		},
+		"bridge without netfilter, mode xdp": {
+			plugin: `{"type":"bridge","bridge":"wtbr0","isGateway":true,%s}`, mode: datapath.ModeXDP, noNetfilter: true, devices: []string{"wtbr0"},
 		},
 		// As the plugin does for a VLAN, which not every kernel's bridges know.
 		"bridge with its gateway on a veth": {
@@ -148,7 +152,7 @@ func TestChainedPodsMeetTheirNodeSealed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := newAgent(t)
 			a.build(cnitoolPkg, pluginsPkg+"main/bridge", pluginsPkg+"main/ptp", pluginsPkg+"ipam/host-local")
-			dp := a.sealing()
+			dp := a.sealing(tc.mode)
 			t.Cleanup(func() {
 				for _, name := range tc.devices {
 					if l, err := netlink.LinkByName(name); err == nil {
