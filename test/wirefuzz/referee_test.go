@@ -86,9 +86,6 @@ func (p *part) reads() packet {
 		inner.tags = seen.tags
 		return inner
 	}
-	if p.overlap && seen.bad == "" {
-		seen.bad = "writes over the first fragment"
-	}
 	return seen
 }
 

@@ -185,10 +185,9 @@ func (g *gen) fragments() []*part {
 	if how == 2 || how == 3 { // over the first one
 		offset = 8 * g.pick(cut/8)
 	}
-	more := g.one(4)
-	b := g.fragment(second, src, dst, number, offset, more, proto, secondText)
-	// Without more behind it, it is a datagram of its own (RFC 6946 section 4).
-	b.overlap = how == 2 && offset == 0 && more
+	// At offset 0 it is a first fragment as well, with a header of its own that is checked, or without more behind it a
+	// datagram of its own (RFC 6946 section 4). The receiver refuses datagrams whose fragments overlap (RFC 5722).
+	b := g.fragment(second, src, dst, number, offset, g.one(4), proto, secondText)
 	switch how {
 	case 4:
 		return []*part{b}

@@ -18,7 +18,6 @@ type part struct {
 	must    string // the pod that has to get it
 	// envelope is how it is carried, empty if as it is.
 	envelope string
-	overlap  bool // writes over the first fragment's header
 }
 
 // shot is what is sent at once.
