@@ -59,7 +59,7 @@ func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 			return err
 		}
 	}
-	return d.setOffloads(ep, restoreOld)
+	return errors.Join(d.setOffloads(ep, restoreOld), d.checkGateway(ep, ifindexes[0]))
 }
 
 // attachHostSide is AttachEndpoint of an endpoint whose namespace cannot be entered: what is hooked stays so, with
@@ -170,10 +170,8 @@ func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 	if d.mode.Active == ModeXDP || d.hasXDPRoad(ep) {
 		value.Flags |= bpfEndpointXdpOut
 	}
-	gateway, err := d.gatewayIndex(ep, ifindexes[0])
-	if err != nil {
-		return err
-	}
+	// Where it cannot be told nothing is behind it, and whoever attaches or checks the endpoint learns why.
+	gateway, _ := d.gatewayIndex(ep, ifindexes[0])
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	value.Born = d.bornOf(ep, value.Ifindex)
