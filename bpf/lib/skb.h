@@ -104,8 +104,8 @@ ALWAYS_INLINE int skb_is_hosts(weft_ctx *ctx, const struct weft_config *cfg)
 
 /* Whether a packet that this host sends by itself may be one that an ipvlan in mode l3 or l3s has had it route:
  * there is no socket to tell, and something is on top of the uplink that takes frames from it (also a macvlan,
- * which the kernel does not tell apart for us). Of the kernel's own packets, TCP resets of its filter have
- * none. */
+ * which the kernel does not tell apart for us). Some of the kernel's own packets have none either, such
+ * as TCP resets of its filter. */
 ALWAYS_INLINE int skb_may_be_ipvlans(weft_ctx *ctx)
 {
 	struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);

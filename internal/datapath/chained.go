@@ -59,7 +59,7 @@ func isOnBridge(link netlink.Link, bridge int) bool {
 
 // gatewayIndex is the index of a chained endpoint's gateway interface; 0 where that is its own host side, and for all
 // other endpoints.
-func (d *Datapath) gatewayIndex(ep Endpoint, ifindex int) (uint32, error) {
+func gatewayIndex(ep Endpoint, ifindex int) (uint32, error) {
 	if !ep.Chained {
 		return 0, nil
 	}
@@ -67,19 +67,25 @@ func (d *Datapath) gatewayIndex(ep Endpoint, ifindex int) (uint32, error) {
 	if err != nil {
 		return 0, fmt.Errorf("find interface %d: %w", ifindex, err)
 	}
-	gateway, err := ChainedGateway(outer)
-	if err != nil || gateway.Attrs().Index == ifindex {
-		return 0, err
+	return uint32(outer.Attrs().MasterIndex), nil
+}
+
+// checkChained refuses a new endpoint of another plugin's that Weft cannot follow. One that is entered already keeps what
+// works for it.
+func (d *Datapath) checkChained(ep Endpoint, host netlink.Link) error {
+	if !ep.Chained || d.checkInterface(ep, uint32(host.Attrs().Index)) == nil {
+		return nil
 	}
-	if d.opts.Encrypt != nil {
+	gateway, err := ChainedGateway(host)
+	if err == nil && gateway.Attrs().Index != host.Attrs().Index && d.opts.Encrypt != nil {
 		err = checkChainedRoute(ep, gateway)
 	}
-	return uint32(gateway.Attrs().Index), err
+	return err
 }
 
 // checkGateway compares the gateway interface of a chained endpoint with what the programs know.
 func (d *Datapath) checkGateway(ep Endpoint, ifindex int) error {
-	want, err := d.gatewayIndex(ep, ifindex)
+	want, err := gatewayIndex(ep, ifindex)
 	if err != nil {
 		return err
 	}

@@ -27,6 +27,9 @@ func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 	if err != nil {
 		return fmt.Errorf("find interface %s: %w", ep.HostIf, err)
 	}
+	if err := d.checkChained(ep, host); err != nil {
+		return err
+	}
 	if err := netns.Do(ep.NetNS, func() error { return nil }); err != nil {
 		return errors.Join(err, d.attachHostSide(ep, host))
 	}
@@ -59,7 +62,7 @@ func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 			return err
 		}
 	}
-	return errors.Join(d.setOffloads(ep, restoreOld), d.checkGateway(ep, ifindexes[0]))
+	return d.setOffloads(ep, restoreOld)
 }
 
 // attachHostSide is AttachEndpoint of an endpoint whose namespace cannot be entered: what is hooked stays so, with
@@ -170,8 +173,10 @@ func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 	if d.mode.Active == ModeXDP || d.hasXDPRoad(ep) {
 		value.Flags |= bpfEndpointXdpOut
 	}
-	// Where it cannot be told nothing is behind it, and whoever attaches or checks the endpoint learns why.
-	gateway, _ := d.gatewayIndex(ep, ifindexes[0])
+	gateway, err := gatewayIndex(ep, ifindexes[0])
+	if err != nil {
+		return err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	value.Born = d.bornOf(ep, value.Ifindex)

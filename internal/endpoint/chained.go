@@ -95,7 +95,7 @@ func chainedGateway(info Info) (net.HardwareAddr, error) {
 	}
 	gateway, err := datapath.ChainedGateway(outer)
 	if err != nil {
-		return nil, err
+		return net.ParseMAC(info.GatewayMAC) // a pod that was added before such were refused
 	}
 	return gateway.Attrs().HardwareAddr, nil
 }

@@ -85,6 +85,22 @@ func TestNextNumberTaken(t *testing.T) {
 	b.sound()
 }
 
+// TestWireNumberTaken has somebody who may write to the store lead the next number to one that stands for the epoch in use on
+// the wire, whose keys are in the way there.
+func TestWireNumberTaken(t *testing.T) {
+	b, key := newFileBed(t)
+	nodes := b.cluster("a", "b")
+	b.up(1)
+	now := b.clock.Wall().Truncate(time.Millisecond)
+	b.store.add(Epoch{Number: nibbles, Created: now, Expires: now.Add(testHardTTL), KEK: key.URL(), Wrapped: []byte("nothing")})
+	for _, n := range nodes {
+		b.until("it is told of", func() bool { b.clock.skip(20 * time.Millisecond); return dekState(n, nibbles) == "corrupt" })
+	}
+	b.clock.skip(25 * time.Hour)
+	b.up(nibbles + 2)
+	b.sound()
+}
+
 // squatter is a store in which somebody takes the next number whenever this node is about to.
 type squatter struct {
 	*memStore

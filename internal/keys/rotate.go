@@ -147,10 +147,31 @@ func (m *Manager) next(reason string) uint64 {
 		}
 	}
 	if m.taken == 0 {
-		return m.highest + 1
+		return m.unusedFrom(m.highest + 1)
 	}
 	// Whoever may write to the store can take the next number as soon as it is, but not all of them.
-	return m.highest + 1 + rand.Uint64N(1<<min(4*m.taken, 16))
+	return m.unusedFrom(m.highest + 1 + rand.Uint64N(1<<min(4*m.taken, 16)))
+}
+
+// unusedFrom is the first number from one on that no epoch in use stands for on the wire: peers could not go from one epoch
+// to another of the same SPIs. Numbers that others took may have led there. The caller holds mu.
+func (m *Manager) unusedFrom(number uint64) uint64 {
+	used := map[uint8]bool{}
+	for sent := range m.sent {
+		used[Nibble(sent)] = true
+	}
+	for _, e := range m.epochs {
+		if e.dek != nil && m.live(e) {
+			used[Nibble(e.Number)] = true
+		}
+	}
+	for range nibbles {
+		if !used[Nibble(number)] {
+			return number
+		}
+		number++
+	}
+	return number
 }
 
 // create makes and publishes the next epoch. Another node's that came first is as good,
