@@ -157,8 +157,10 @@ func (m *Manager) next(reason string) uint64 {
 // to another of the same SPIs. Numbers that others took may have led there. The caller holds mu.
 func (m *Manager) unusedFrom(number uint64) uint64 {
 	used := map[uint8]bool{}
-	for sent := range m.sent {
-		used[Nibble(sent)] = true
+	for _, p := range m.peers {
+		if !p.gone && p.confirmed > 0 {
+			used[Nibble(p.confirmed)] = true
+		}
 	}
 	for _, e := range m.epochs {
 		if e.dek != nil && m.live(e) {
