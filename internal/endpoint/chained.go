@@ -87,12 +87,8 @@ func peerOf(inner netlink.Link, host *netlink.Handle) (netlink.Link, error) {
 	return outer, nil
 }
 
-// chainedGateway is the address that a chained pod sends to.
-func chainedGateway(info Info) (net.HardwareAddr, error) {
-	outer, err := hostLink(info.HostIf)
-	if err != nil {
-		return nil, err
-	}
+// chainedGateway is the address that a chained pod sends to, whose interface on the node is outer.
+func chainedGateway(info Info, outer netlink.Link) (net.HardwareAddr, error) {
 	gateway, err := datapath.ChainedGateway(outer)
 	if err != nil {
 		return net.ParseMAC(info.GatewayMAC) // a pod that was added before such were refused
@@ -101,8 +97,8 @@ func chainedGateway(info Info) (net.HardwareAddr, error) {
 }
 
 // verifyGateway compares the address that a chained pod's record has for its gateway with the gateway's.
-func verifyGateway(info Info) error {
-	mac, err := chainedGateway(info)
+func verifyGateway(info Info, outer netlink.Link) error {
+	mac, err := chainedGateway(info, outer)
 	if err == nil && mac.String() != info.GatewayMAC {
 		err = fmt.Errorf("the gateway of %s has MAC %s instead of %s", info.HostIf, mac, info.GatewayMAC)
 	}

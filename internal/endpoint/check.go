@@ -75,7 +75,7 @@ func (m *Manager) verify(rec record, ns *os.File) error {
 	}
 	errs := []error{v.verifyLinks(inner, outer), v.verifyAddresses(inner)}
 	if rec.Chained {
-		errs = append(errs, verifyGateway(rec.Info))
+		errs = append(errs, verifyGateway(rec.Info, outer))
 	} else {
 		errs = append(errs, v.verifyPodRoutes(inner), v.verifyHostSide(outer))
 	}

@@ -86,7 +86,7 @@ func (m *Manager) damage(rec record, h *netlink.Handle, tables *hostTables) erro
 		errs = append(errs, v.verifyHostRoutes(outer, tables), v.verifyNeighbours(outer, tables))
 	}
 	if rec.Chained {
-		errs = append(errs, verifyGateway(rec.Info))
+		errs = append(errs, verifyGateway(rec.Info, outer))
 	}
 	return errors.Join(errs...)
 }

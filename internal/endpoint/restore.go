@@ -214,7 +214,11 @@ func (m *Manager) recallRoad(rec *record) error {
 
 // refreshChained follows the gateway's address: a bridge's may change with its ports, and the interface with its bridge.
 func (m *Manager) refreshChained(rec *record) error {
-	mac, err := chainedGateway(rec.Info)
+	outer, err := hostLink(rec.HostIf)
+	if err != nil {
+		return err
+	}
+	mac, err := chainedGateway(rec.Info, outer)
 	if err != nil || mac.String() == rec.GatewayMAC {
 		return err
 	}

@@ -15,7 +15,7 @@ import (
 	"weft.dev/weft/internal/endpoint/endpointtest"
 )
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -23,7 +23,7 @@ func must(t *testing.T, err error) {
 }
 
 // pinDir is a directory on a BPF file system of the test's own mount namespace.
-func pinDir(t *testing.T) string {
+func pinDir(t testing.TB) string {
 	dir := t.TempDir()
 	must(t, unix.Mount("bpf", dir, "bpf", 0, ""))
 	t.Cleanup(func() { unix.Unmount(dir, 0) })

@@ -28,11 +28,7 @@ import (
 // sealing gives the agent a real datapath that seals, on an uplink.
 func (a *agent) sealing(mode datapath.Mode) *datapath.Datapath {
 	a.t.Helper()
-	bpffs := a.t.TempDir()
-	if err := unix.Mount("bpf", bpffs, "bpf", 0, ""); err != nil {
-		a.t.Fatal(err)
-	}
-	a.t.Cleanup(func() { unix.Unmount(bpffs, 0) })
+	bpffs := pinDir(a.t)
 	uplink := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "wtup0"}, PeerName: "wtup0p"}
 	if err := errors.Join(netlink.LinkAdd(uplink), addAddress("wtup0", "192.0.2.1/24"), netlink.LinkSetUp(uplink)); err != nil {
 		a.t.Fatal(err)
