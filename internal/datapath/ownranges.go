@@ -3,6 +3,8 @@ package datapath
 import (
 	"errors"
 	"fmt"
+
+	"github.com/cilium/ebpf"
 )
 
 // setOwnRanges refuses from now on what is for an address of this node's pod ranges that no endpoint has: all endpoints are
@@ -49,34 +51,38 @@ func (d *Datapath) ownRangesBefore() (map[bpfRouteKey]bpfRoute, error) {
 	return before, entries.Err()
 }
 
-// staysClosed says whether ranges that the run before had closed stay so while this run does not know its endpoints yet: those of
-// before are in the map, or those hooks that look into it know them, and this run may end before it does. Callers hold d.mu, or
-// are alone.
-func (d *Datapath) staysClosed() bool {
+// staysClosed says whether a range that is about to become this node's own is refused until this run knows its endpoints: nothing
+// from there was accepted so far, and this run may end before it knows them. The endpoints of before are in the map, or those hooks
+// that look into it know them. Callers hold d.mu, or are alone.
+func (d *Datapath) staysClosed(key bpfRouteKey) (bool, error) {
 	known := !d.maps.created["weft_ep_addr"] || d.maps.hooked
-	return !d.settled && !d.hasChained() && known
+	if d.settled || d.hasChained() || !known {
+		return false, nil
+	}
+	var was bpfRoute
+	err := d.maps.Routes.Lookup(&key, &was) // the longest prefix around it: its own, or that of a larger range
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return false, nil
+	}
+	return was.Flags&bpfRouteOpen == 0, err
 }
 
 // enterOwnRanges puts this node's pod ranges into the routes as node 0, open or closed. Those of another configuration
-// are nobody's, where packets are sealed, until SetNodes says whose they are now. They are there at all times: nothing from the wire has such a source. Callers hold d.mu, or are
-// alone, and void what is cached.
+// are nobody's, where packets are sealed, until SetNodes says whose they are now. They are there at all times: nothing from
+// the wire has such a source. Callers hold d.mu, or are alone, and void what is cached.
 func (d *Datapath) enterOwnRanges() error {
-	var own bpfRoute
-	if d.ownRangesOpen() {
-		own.Flags = bpfRouteOpen
-	}
 	before, failed := d.ownRangesBefore()
 	for _, prefix := range d.opts.PodCIDRs {
+		var own bpfRoute
 		key := routeKey(prefix)
-		if was, there := before[key]; there && was.Flags == 0 && d.staysClosed() {
-			continue
+		closed, err := d.staysClosed(key)
+		if d.ownRangesOpen() && !closed {
+			own.Flags = bpfRouteOpen
 		}
-		if err := d.maps.Routes.Put(&key, &own); err != nil {
+		if err = errors.Join(err, d.maps.Routes.Put(&key, &own)); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("write route %s: %w", prefix, err))
 		}
-	}
-	for _, prefix := range d.opts.PodCIDRs {
-		delete(before, routeKey(prefix))
+		delete(before, key)
 	}
 	for key := range before {
 		if d.opts.Encrypt == nil {

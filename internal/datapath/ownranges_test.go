@@ -39,15 +39,29 @@ func TestOwnRangesStay(t *testing.T) {
 		must(t, b.inside(func() error { return b.putEndpoint(other, []int{b.index["wtx"]}) }))
 		must(t, b.inside(b.setOwnRanges))
 	}
-	// A run that knew its endpoints, then one that does not yet, and may end so.
-	again := func(t *testing.T, b *bed) {
-		enter(t, b)
-		must(t, b.inside(b.setOwnRanges))
+	restart := func(t *testing.T, b *bed) {
 		settled, created := b.settled, b.maps.created["weft_ep_addr"]
 		t.Cleanup(func() { b.settled, b.maps.created["weft_ep_addr"] = settled, created })
 		b.settled, b.maps.created["weft_ep_addr"] = false, false
 		must(t, b.enterOwnRanges())
 		must(t, b.changed())
+	}
+	// A run that knew its endpoints, then one that does not yet, and may end so.
+	again := func(t *testing.T, b *bed) {
+		enter(t, b)
+		must(t, b.inside(b.setOwnRanges))
+		restart(t, b)
+	}
+	// A run whose ranges were another node's or nobody's before, and which may end before it knows its endpoints.
+	moved := func(was bpfRoute) func(t *testing.T, b *bed) {
+		return func(t *testing.T, b *bed) {
+			enter(t, b)
+			for _, prefix := range b.opts.PodCIDRs {
+				key := routeKey(prefix)
+				must(t, b.maps.Routes.Put(&key, &was))
+			}
+			restart(t, b)
+		}
 	}
 	closed := func(t *testing.T, b *bed) {
 		shared(t, b)
@@ -65,6 +79,14 @@ func TestOwnRangesStay(t *testing.T) {
 		}...)
 	}
 	rows = append(rows, row{name: "closed, and restarted", setup: again, in: u(fromA(nobody4)), want: "drop", reason: ReasonNoEndpoint})
+	for name, setup := range map[string]func(*testing.T, *bed){
+		"another node's before": moved(bpfRoute{Node: 1}), "nobody's before": moved(bpfRoute{Flags: bpfRouteNoNode}),
+	} {
+		rows = append(rows,
+			row{name: name + ", IPv4", setup: setup, in: u(fromA(nobody4)), want: "drop", reason: ReasonNoEndpoint},
+			row{name: name + ", IPv6", setup: setup, in: u(fromA(nobody6)), want: "drop", reason: ReasonNoEndpoint})
+	}
+	rows = append(rows, row{name: "shared, and restarted", setup: moved(bpfRoute{Flags: bpfRouteOpen}), in: u(fromA(nobody4)), want: "pass"})
 	rows = append(rows, row{name: "no longer shared", setup: closed, in: u(fromA(nobody4)), want: "drop", reason: ReasonNoEndpoint})
 	runTable(t, rows)
 }

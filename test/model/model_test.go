@@ -99,6 +99,9 @@ func (w *world) fail(where string, err error) {
 		lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 		w.t.Logf("the last lines of agent %s:\n  %s", h.Name, strings.Join(lines[max(0, len(lines)-25):], "\n  "))
 	}
+	for _, h := range w.hosts {
+		w.t.Logf("the routes of node %s:\n  %s", h.Name, w.routes(h))
+	}
 	w.t.Logf("the last steps:\n  %s", strings.Join(w.history[max(0, len(w.history)-30):], "\n  "))
 	w.t.Fatalf("step %d %s: %v\nagain: WEFT_MODEL_SEED=%d WEFT_MODEL_STEPS=%d go test -count=1 ./test/model -v", w.step, where, err, seed, w.step)
 }
