@@ -18,8 +18,8 @@ import (
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/keys/handshake"
-	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/store"
 	"weft.dev/weft/internal/store/dir"
 )
@@ -377,16 +377,16 @@ func TestRecords(t *testing.T) {
 			cfg.Keys.Audit.File = config.AuditOff
 		}
 		r := openRecords(parts)
-		r.event(keys.Event{Time: time.Now(), Event: keys.EventCreated, Epoch: 1})
-		r.kek(kek.AuditRecord{Time: time.Now(), Op: "unwrap", Epoch: 1, Outcome: "denied", Error: "no"})
+		r.add(audit.Record{Time: time.Now(), Event: audit.EventCreated, Epoch: 1})
+		r.kek(audit.Record{Time: time.Now(), Op: "unwrap", Epoch: 1, Outcome: "denied", Detail: "no"})
 		if err := errors.Join(r.err(), r.close()); err != nil {
 			t.Fatal(err)
 		}
-		if got := r.meter.Status(); got.LastErrorKind != "denied" {
+		if got := r.meter.Health(); got.LastErrorKind != "denied" {
 			t.Errorf("the meter says %+v", got)
 		}
-		got, err := keys.ReadAudit(filepath.Join(cfg.StateDir(), "audit.jsonl"), 0)
-		if err != nil || len(got) != 2 || got[0].Op != keys.AuditCreate || got[1].Outcome != "denied" || got[1].Node != cfg.Node {
+		got, err := audit.Read(filepath.Join(cfg.StateDir(), "audit.jsonl"), 0)
+		if err != nil || len(got) != 2 || got[0].Op != audit.OpCreate || got[1].Outcome != "denied" || got[1].Node != cfg.Node {
 			t.Errorf("off %v: %+v, %v", off, got, err)
 		}
 	}

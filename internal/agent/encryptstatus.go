@@ -335,9 +335,7 @@ func (a *Agent) encryptMetrics(running *node) (*metrics.Encryption, error) {
 			out.UnwrapErrors[kind] = status.Counters.UnwrapErrors[kind]
 		}
 	}
-	for _, r := range status.KMS.Requests {
-		out.KMS = append(out.KMS, metrics.KMSRequests{Op: r.Op, Outcomes: r.Outcomes, Bounds: keys.KMSBuckets, Buckets: r.Buckets, Seconds: r.Seconds})
-	}
+	out.KMS = ring.kms
 	out.KeyAge = time.Duration(status.OldestKeySeconds) * time.Second
 	out.PeerStates = map[string]int{}
 	for _, state := range keys.States() {

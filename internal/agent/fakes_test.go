@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/internal/endpoint"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/masquerade"
 	"weft.dev/weft/internal/pathprobe"
 	"weft.dev/weft/internal/store"
@@ -257,7 +258,7 @@ func (r *fakeRing) StoreChanged()                 { r.mu.Lock(); r.changes++; r.
 func (r *fakeRing) Rotate(context.Context) (keys.Epoch, error) {
 	return keys.Epoch{Number: 8}, nil
 }
-func (r *fakeRing) History() []keys.Event { return []keys.Event{{Event: "seen"}} }
+func (r *fakeRing) History() []audit.Record { return []audit.Record{{Event: "seen"}} }
 func (r *fakeRing) Status() keys.Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()

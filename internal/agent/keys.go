@@ -16,6 +16,7 @@ import (
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/keys/ca"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/keys/nodeid"
@@ -32,13 +33,15 @@ type Keys interface {
 	StoreChanged()
 	Rotate(ctx context.Context) (keys.Epoch, error)
 	Status() keys.Status
-	History() []keys.Event
+	History() []audit.Record
 	Forked()
 }
 
 // keyring is what the agent holds for its keys: the manager, and what it stands on.
 type keyring struct {
 	Keys
+	// kms counts the calls to the KMS.
+	kms *kek.Meter
 	// certificate reads this node's own certificate and judges it.
 	certificate func(ctx context.Context) (*x509.Certificate, error)
 	// renew keeps the certificate fresh until ctx ends; nil where somebody else does.
@@ -58,44 +61,43 @@ type keyParts struct {
 
 // records are what is noted of everything done with keys: the audit log, if there is one, and the KMS's meter.
 type records struct {
-	audit *keys.AuditLog
-	meter *keys.KMSMeter
+	log   *audit.Log
+	meter *kek.Meter
 }
 
 func openRecords(parts keyParts) *records {
-	r := &records{meter: keys.NewKMSMeter()}
+	r := &records{meter: kek.NewMeter()}
 	if path := parts.cfg.AuditFile(); path != "" {
 		a := parts.cfg.Keys.Audit
-		r.audit = keys.OpenAudit(keys.AuditOptions{Path: path, Node: parts.cfg.Node, MaxSize: int64(a.MaxSize) << 20, Keep: a.Keep, Log: parts.log})
+		r.log = audit.Open(audit.Options{Path: path, Node: parts.cfg.Node, MaxSize: int64(a.MaxSize) << 20, Keep: a.Keep, Log: parts.log})
 	}
 	return r
 }
 
-func (r *records) kek(rec kek.AuditRecord) {
+// kek takes over what the KEK tells of itself.
+func (r *records) kek(rec audit.Record) {
 	r.meter.Audit(rec)
-	if r.audit != nil {
-		r.audit.KEK(rec)
-	}
+	r.add(rec)
 }
 
-func (r *records) event(e keys.Event) {
-	if r.audit != nil {
-		r.audit.Event(e)
+func (r *records) add(rec audit.Record) {
+	if r.log != nil {
+		r.log.Add(rec)
 	}
 }
 
 func (r *records) err() error {
-	if r.audit == nil {
+	if r.log == nil {
 		return nil
 	}
-	return r.audit.Err()
+	return r.log.Err()
 }
 
 func (r *records) close() error {
-	if r.audit == nil {
+	if r.log == nil {
 		return nil
 	}
-	return r.audit.Close()
+	return r.log.Close()
 }
 
 // openKeys opens the certificate's source and the key-encryption key, and makes the manager.
@@ -131,14 +133,14 @@ func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 		Port: port, KEK: key, Store: keys.NewEpochStore(epochs), Leader: leader.Leader(parts.cfg.Node), Datapath: keysDatapath{parts.dp, uint64(cfg.MaxPackets)},
 		MaxAge: time.Duration(cfg.MaxAge), HardTTL: time.Duration(cfg.HardTTL), ExtendTTL: time.Duration(cfg.ExtendTTL), Drain: time.Duration(cfg.Drain),
 		SeenFile:   filepath.Join(parts.cfg.StateDir(), seenFile),
-		MaxPackets: uint64(cfg.MaxPackets), Log: parts.log, KMS: records.meter, Audit: records.event, AuditErr: records.err,
+		MaxPackets: uint64(cfg.MaxPackets), Log: parts.log, KMS: records.meter, Audit: records.add, AuditErr: records.err,
 		ClockAhead: func() { clockAhead(parts, manager.Forked) },
 	})
 	if err != nil {
 		return nil, errors.Join(err, source.Close(), key.Close(), records.close(), entrance.close())
 	}
 	return &keyring{
-		Keys: manager, renew: renewer(parts.cfg.Keys.Certificates, parts.log),
+		Keys: manager, kms: records.meter, renew: renewer(parts.cfg.Keys.Certificates, parts.log),
 		certificate: func(ctx context.Context) (*x509.Certificate, error) { return ownCertificate(ctx, parts.cfg, source) },
 		close:       func() error { return errors.Join(source.Close(), key.Close(), records.close(), entrance.close()) },
 	}, nil

@@ -6,6 +6,7 @@ import (
 
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/keys/audit"
 )
 
 var _ admin.KeysBackend = (*backend)(nil)
@@ -49,7 +50,7 @@ func (b *backend) RotateKeys(ctx context.Context) (*keys.Epoch, error) {
 }
 
 // KeyHistory implements admin.KeysBackend.
-func (b *backend) KeyHistory(context.Context) ([]keys.Event, error) {
+func (b *backend) KeyHistory(context.Context) ([]audit.Record, error) {
 	ring, err := b.ring()
 	if err != nil {
 		return nil, err

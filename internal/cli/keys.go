@@ -16,7 +16,7 @@ import (
 
 	"weft.dev/weft/internal/cli/output"
 	"weft.dev/weft/internal/config"
-	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/keys/kek"
 )
 
@@ -50,7 +50,7 @@ by default audit.jsonl in the state directory) and its full files instead: no ag
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if file != "" {
-				records, err := keys.ReadAudit(file, last)
+				records, err := audit.Read(file, last)
 				if err != nil {
 					return err
 				}
@@ -75,19 +75,19 @@ by default audit.jsonl in the state directory) and its full files instead: no ag
 	return cmd
 }
 
-func writeKeyHistory(w io.Writer, events []keys.Event, wide bool) error {
+func writeKeyHistory(w io.Writer, events []audit.Record, wide bool) error {
 	rows := output.Rows{Header: []string{"TIME", "EVENT", "EPOCH", "PEER", "OUTCOME", "DETAIL", "TOOK"}, WideFrom: 6, Empty: "nothing has happened yet"}
 	for _, e := range events {
 		epoch := "-"
 		if e.Epoch != 0 {
 			epoch = strconv.FormatUint(e.Epoch, 10)
 		}
-		rows.Add(e.Time.Local().Format("2006-01-02 15:04:05.000"), e.Event, epoch, cmp.Or(e.Peer, "-"), cmp.Or(e.Outcome, "-"), cmp.Or(e.Detail, "-"), e.Took.String())
+		rows.Add(e.Time.Local().Format("2006-01-02 15:04:05.000"), e.Event, epoch, cmp.Or(e.Peer, "-"), cmp.Or(e.Outcome, "-"), cmp.Or(e.Detail, "-"), e.Latency.String())
 	}
 	return rows.Write(w, wide)
 }
 
-func writeAudit(w io.Writer, records []keys.AuditRecord, wide bool) error {
+func writeAudit(w io.Writer, records []audit.Record, wide bool) error {
 	rows := output.Rows{
 		Header:   []string{"TIME", "NODE", "OP", "EPOCH", "PEER", "OUTCOME", "DETAIL", "TOOK", "ATTEMPTS", "KEK", "VERSION"},
 		WideFrom: 7, Empty: "nothing is recorded",

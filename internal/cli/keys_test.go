@@ -12,7 +12,9 @@ import (
 
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/keys/handshake"
+	"weft.dev/weft/internal/keys/kek"
 )
 
 func TestTurnedLine(t *testing.T) {
@@ -74,8 +76,8 @@ func (k *keeper) RotateKeys(context.Context) (*keys.Epoch, error) {
 	return &keys.Epoch{Number: k.epoch, Expires: time.Now().Add(72 * time.Hour)}, nil
 }
 
-func (k *keeper) KeyHistory(context.Context) ([]keys.Event, error) {
-	return []keys.Event{{Event: keys.EventSeen, Epoch: 1}, {Event: keys.EventExchanged, Epoch: 1, Peer: "b", Outcome: "ok", Detail: "new keys"}}, nil
+func (k *keeper) KeyHistory(context.Context) ([]audit.Record, error) {
+	return []audit.Record{{Event: audit.EventSeen, Epoch: 1}, {Event: audit.EventExchanged, Epoch: 1, Peer: "b", Outcome: "ok", Detail: "new keys"}}, nil
 }
 
 var _ admin.KeysBackend = (*keeper)(nil)
@@ -171,7 +173,7 @@ func TestKeysHistoryOfAFile(t *testing.T) {
 
 func TestKMSLine(t *testing.T) {
 	now := time.Now()
-	for want, status := range map[string]keys.KMSStatus{
+	for want, status := range map[string]kek.Health{
 		"":                                    {},
 		"ok 5m0s ago, in 12ms":                {LastOK: now.Add(-5 * time.Minute), Took: 12 * time.Millisecond},
 		"denied for 5m0s: access denied":      {Failing: "denied", Since: now.Add(-5 * time.Minute), LastError: "access denied"},

@@ -15,6 +15,7 @@ import (
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/keys/handshake"
+	"weft.dev/weft/internal/keys/kek"
 )
 
 func newKeysStatus(a *app) *cobra.Command {
@@ -102,7 +103,7 @@ func turnedLine(t *handshake.Turned) string {
 }
 
 // kmsLine is how the KMS has answered, "" if it was not asked.
-func kmsLine(k *keys.KMSStatus) string {
+func kmsLine(k *kek.Health) string {
 	switch {
 	case k.Failing != "":
 		return fmt.Sprintf("%s for %s: %s", k.Failing, ago(k.Since), cmp.Or(k.LastError, "tried again and again"))

@@ -3,6 +3,8 @@ package keys
 import (
 	"errors"
 	"time"
+
+	"weft.dev/weft/internal/keys/audit"
 )
 
 // cleanAll removes from the datapath what no packet needs any more, and returns when
@@ -64,7 +66,7 @@ func (m *Manager) clean(name string) (time.Duration, error) {
 		}
 		remove = append(remove, g)
 		p.expired = p.expired || (now >= h.deadline && h.number >= p.confirmed)
-		m.recordLocked(Event{Event: EventDestroyed, Epoch: h.number, Peer: name, Detail: direction(g.out) + ": " + why})
+		m.journal.Add(audit.Record{Event: audit.EventDestroyed, Epoch: h.number, Peer: name, Detail: direction(g.out) + ": " + why})
 	}
 	m.mu.Unlock()
 	var failed error
@@ -133,7 +135,7 @@ func (m *Manager) part(p *peer, groups map[group]held, sealing uint8) (time.Dura
 	defer m.mu.Unlock()
 	if p.gone { // it may have come back
 		delete(m.peers, p.Name)
-		m.recordLocked(Event{Event: EventDestroyed, Peer: p.Name, Detail: "the node is gone"})
+		m.journal.Add(audit.Record{Event: audit.EventDestroyed, Peer: p.Name, Detail: "the node is gone"})
 	}
 	return now + tick, nil
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/keys/handshake"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/keys/schedule"
@@ -55,7 +56,7 @@ func still(t *testing.T, groups map[group]held, sealing uint8, numbers ...uint64
 	m := &Manager{
 		opt:   Options{Node: "a", Datapath: dp, Drain: stillDrain, KEK: &fakeKEK{unwraps: map[uint64]int{}, life: &life{}}, HardTTL: time.Hour, MaxAge: time.Hour, MaxPackets: 1600},
 		clock: clock, log: slog.New(slog.DiscardHandler), kernel: newKernel(dp, clock), wake: make(chan struct{}, 1), changed: make(chan struct{}),
-		peers: map[string]*peer{}, epochs: map[uint64]*epoch{}, problems: map[string]string{}, wrappers: map[uint64]wrapper{}, sent: map[uint64]uint64{},
+		peers: map[string]*peer{}, epochs: map[uint64]*epoch{}, problems: map[string]string{}, journal: audit.NewJournal(clock.Wall, nil), sent: map[uint64]uint64{},
 		counters: Counters{UnwrapErrors: map[string]uint64{}, Rotations: map[string]uint64{}}, ready: true, listed: true,
 	}
 	m.seen, _ = openSeen("")

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/clock"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/keys/secmem"
 )
@@ -59,7 +61,7 @@ func (m *Manager) anchor(e *epoch) {
 	e.deadline = now + min(e.Expires.Sub(wall), e.Expires.Sub(e.Created), m.opt.HardTTL-wall.Sub(first))
 	e.end = e.deadline + m.opt.ExtendTTL
 	// Some jitter, so that a node that takes over does not act in the same moment.
-	e.rotateAt = e.born + m.opt.MaxAge - spread(m.opt.MaxAge/20)
+	e.rotateAt = e.born + m.opt.MaxAge - clock.Spread(m.opt.MaxAge/20)
 }
 
 // live says whether an epoch has not reached its hard TTL, or may go on beyond it. The caller holds mu.
@@ -112,7 +114,7 @@ func (m *Manager) reload() {
 		m.due.store = now + m.due.storeRetry
 	} else {
 		m.due.storeRetry = 0
-		m.due.store = now + storeEvery + spread(storeEvery/4)
+		m.due.store = now + storeEvery + clock.Spread(storeEvery/4)
 		m.merge(list)
 	}
 	m.mu.Unlock()
@@ -143,7 +145,7 @@ func (m *Manager) merge(list []Epoch) {
 
 // add takes one epoch over and returns it. highest is the highest number seen before. The caller holds mu.
 func (m *Manager) add(e Epoch, highest uint64) *epoch {
-	m.wrappedBy(e)
+	m.journal.WrappedBy(e.Number, e.KEK, e.KEKVersion, m.highest)
 	if old := m.epochs[e.Number]; old != nil {
 		if bytes.Equal(old.Wrapped, e.Wrapped) && old.Created.Equal(e.Created) && old.Expires.Equal(e.Expires) {
 			return old
@@ -159,7 +161,7 @@ func (m *Manager) add(e Epoch, highest uint64) *epoch {
 	m.anchor(added)
 	added.nextTry = m.clock.Boot()
 	if m.target != 0 {
-		added.nextTry += spread(m.span())
+		added.nextTry += clock.Spread(m.span())
 	}
 	m.epochs[e.Number] = added
 	if !m.seen.farAhead(e.Number) {
@@ -170,7 +172,7 @@ func (m *Manager) add(e Epoch, highest uint64) *epoch {
 		m.refuseEpoch(added)
 		return added
 	}
-	m.recordLocked(Event{Event: EventSeen, Epoch: e.Number})
+	m.journal.Add(audit.Record{Event: audit.EventSeen, Epoch: e.Number})
 	return added
 }
 
@@ -180,7 +182,7 @@ func (m *Manager) drop(e *epoch) {
 	e.uninvited = true
 	e.forget()
 	delete(m.epochs, e.Number)
-	m.recordLocked(Event{Event: EventWithdrawn, Epoch: e.Number})
+	m.journal.Add(audit.Record{Event: audit.EventWithdrawn, Epoch: e.Number})
 }
 
 // retarget finds the newest epoch that can be read, and plans exchanges when it is
@@ -213,7 +215,7 @@ func (m *Manager) warnTTL(e *epoch, now time.Duration) {
 		}
 		e.warned = w
 		detail := fmt.Sprintf("%d%% of the hard TTL are over, %s", w, m.lacks(e))
-		m.recordLocked(Event{Event: EventTTL, Epoch: e.Number, Detail: detail})
+		m.journal.Add(audit.Record{Event: audit.EventTTL, Epoch: e.Number, Detail: detail})
 		m.log.Warn("keys: an epoch nears its hard TTL", "epoch", e.Number, "percent", w, "left", e.deadline-now, "why", m.lacks(e))
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/clock"
 	"weft.dev/weft/internal/keys/kek"
 )
 
@@ -35,7 +37,7 @@ func refused(err error) bool {
 
 // ask has the KMS say whether this node may still have the key of an epoch, which it holds. Not all nodes at once.
 func (m *Manager) ask(ctx context.Context, e *epoch) {
-	if !m.sleep(ctx, spread(m.extendAhead()/4)) {
+	if !clock.Sleep(ctx, m.clock, clock.Spread(m.extendAhead()/4)) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, unwrapTime)
@@ -52,7 +54,7 @@ func (m *Manager) ask(ctx context.Context, e *epoch) {
 		return
 	}
 	e.answer = err
-	m.recordLocked(Event{Event: EventUnwrapped, Epoch: e.Number, Outcome: kek.Outcome(err), Detail: text(err), Took: m.clock.Boot() - began})
+	m.journal.Add(audit.Record{Event: audit.EventUnwrapped, Epoch: e.Number, Outcome: kek.Outcome(err), Detail: text(err), Latency: m.clock.Boot() - began})
 	if err != nil {
 		m.counters.UnwrapErrors[kek.Outcome(err)]++
 	}
@@ -226,7 +228,7 @@ func (m *Manager) tellExtended() {
 		e.told = until
 		detail := fmt.Sprintf("past the hard TTL, to %s, with %d peers, %s; at most to %s",
 			m.wall(until).UTC().Format(time.RFC3339), peers, m.lacks(e), m.wall(m.most(e, until)).UTC().Format(time.RFC3339))
-		m.recordLocked(Event{Event: EventExtended, Epoch: e.Number, Detail: detail})
+		m.journal.Add(audit.Record{Event: audit.EventExtended, Epoch: e.Number, Detail: detail})
 		m.log.Error("keys: AN EPOCH IS EXTENDED BEYOND ITS HARD TTL", "epoch", e.Number, "peers", peers, "until", m.wall(until), "most", m.wall(m.most(e, until)), "why", m.lacks(e))
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/keys/kek"
 )
 
@@ -73,8 +74,8 @@ func TestExtendTTLOfOnePair(t *testing.T) {
 
 // answered says whether the KMS has given a node an answer about the first epoch.
 func answered(n *node, outcome string) bool {
-	return slices.ContainsFunc(n.History(), func(e Event) bool {
-		return e.Event == EventUnwrapped && e.Epoch == 1 && e.Outcome == outcome
+	return slices.ContainsFunc(n.History(), func(e audit.Record) bool {
+		return e.Event == audit.EventUnwrapped && e.Epoch == 1 && e.Outcome == outcome
 	})
 }
 

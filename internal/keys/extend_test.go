@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/keys/kek"
 )
 
@@ -82,7 +83,7 @@ func (b *bed) left(n *node) time.Duration {
 
 // alarms counts the steps that a node told of.
 func alarms(n *node) int {
-	return len(slices.DeleteFunc(n.History(), func(e Event) bool { return e.Event != EventExtended }))
+	return len(slices.DeleteFunc(n.History(), func(e audit.Record) bool { return e.Event != audit.EventExtended }))
 }
 
 // alarmed says whether a node's status says that an epoch is extended.
@@ -141,11 +142,11 @@ func TestExtendTTL(t *testing.T) {
 	for _, inTime := range []bool{true, false} {
 		b := extending(t)
 		path := filepath.Join(t.TempDir(), "audit.jsonl")
-		log := OpenAudit(AuditOptions{Path: path, Node: "a", MaxSize: 1 << 20, Keep: 1})
+		log := audit.Open(audit.Options{Path: path, Node: "a", MaxSize: 1 << 20, Keep: 1})
 		configured := b.options
 		b.options = func(o *Options) {
 			if configured(o); o.Node == "a" {
-				o.Audit = log.Event
+				o.Audit = log.Add
 			}
 		}
 		nodes := b.cluster("a", "b")
@@ -184,7 +185,7 @@ func TestExtendTTL(t *testing.T) {
 		if err := log.Close(); err != nil {
 			t.Fatal(err)
 		}
-		told := slices.DeleteFunc(readTestAudit(t, path), func(r AuditRecord) bool { return r.Op != EventExtended })
+		told := slices.DeleteFunc(readAudit(t, path), func(r audit.Record) bool { return r.Op != audit.EventExtended })
 		if len(told) < 5 || told[0].Epoch != 1 || !strings.Contains(told[0].Detail, "no newer epoch") {
 			t.Errorf("the audit log says %+v", told)
 		}

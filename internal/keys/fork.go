@@ -2,6 +2,8 @@ package keys
 
 import (
 	"context"
+
+	"weft.dev/weft/internal/keys/audit"
 )
 
 // Forked says that this virtual machine was resumed from a snapshot or copied, and that the datapath has destroyed the
@@ -20,7 +22,7 @@ func (m *Manager) Forked() {
 	defer m.mu.Unlock()
 	now := m.clock.Boot()
 	m.counters.VMForks++
-	m.recordLocked(Event{Event: EventVMFork, Detail: "keys of before were destroyed, every peer is met anew"})
+	m.journal.Add(audit.Record{Event: audit.EventVMFork, Detail: "keys of before were destroyed, every peer is met anew"})
 	for _, p := range m.peers {
 		if !p.gone {
 			p.confirmed, p.failures, p.nextTry, p.kicked = 0, 0, now, true

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"weft.dev/weft/internal/keys/clock"
 	"weft.dev/weft/internal/keys/schedule"
 )
 
@@ -38,7 +39,7 @@ type held struct {
 // it. This process is the only one that writes there.
 type kernel struct {
 	dp    Datapath
-	clock Clock
+	clock clock.Clock
 	// reading excludes writers while everything is read.
 	reading sync.RWMutex
 	// stripes keep two writers away from one peer.
@@ -50,7 +51,7 @@ type kernel struct {
 	sealing map[string]uint8
 }
 
-func newKernel(dp Datapath, clock Clock) *kernel {
+func newKernel(dp Datapath, clock clock.Clock) *kernel {
 	return &kernel{dp: dp, clock: clock, seed: maphash.MakeSeed(), groups: map[string]map[group]held{}, sealing: map[string]uint8{}}
 }
 

@@ -3,6 +3,9 @@ package keys
 import (
 	"context"
 	"time"
+
+	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/clock"
 )
 
 // Leader is the office of the one node that makes epochs by age and removes old ones.
@@ -36,17 +39,17 @@ func (m *Manager) lead(ctx context.Context) {
 		if err := m.opt.Leader.Campaign(ctx, func(err error) { m.problem("leader", err) }); err != nil {
 			if ctx.Err() == nil {
 				m.problem("leader", err)
-				m.sleep(ctx, leaderCheck)
+				clock.Sleep(ctx, m.clock, leaderCheck)
 			}
 			continue
 		}
 		m.elected(true)
-		for m.opt.Leader.IsLeader() && !m.tired() && m.sleep(ctx, leaderCheck) {
+		for m.opt.Leader.IsLeader() && !m.tired() && clock.Sleep(ctx, m.clock, leaderCheck) {
 		}
 		m.elected(false)
 		if ctx.Err() == nil && m.opt.Leader.IsLeader() {
 			m.opt.Leader.Resign()
-			m.sleep(ctx, resignPause)
+			clock.Sleep(ctx, m.clock, resignPause)
 		}
 	}
 }
@@ -63,19 +66,9 @@ func (m *Manager) elected(yes bool) {
 	m.leader, m.failures = yes, 0
 	m.mu.Unlock()
 	if yes {
-		m.event(Event{Event: EventElected})
+		m.journal.Add(audit.Record{Event: audit.EventElected})
 	} else {
-		m.event(Event{Event: EventResigned})
+		m.journal.Add(audit.Record{Event: audit.EventResigned})
 	}
 	m.poke()
-}
-
-// sleep waits, and says whether ctx still lives.
-func (m *Manager) sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-m.clock.After(d):
-		return true
-	}
 }

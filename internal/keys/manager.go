@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
@@ -14,6 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/clock"
 	"weft.dev/weft/internal/keys/handshake"
 )
 
@@ -40,12 +41,14 @@ const (
 
 // Manager is one node's share in the cluster's keys. Its methods may be called at once.
 type Manager struct {
-	opt    Options
-	clock  Clock
-	log    *slog.Logger
-	kernel *kernel
-	client client
-	server server
+	opt   Options
+	clock clock.Clock
+	log   *slog.Logger
+	// journal has a lock of its own, and may be told of things under any other.
+	journal *audit.Journal
+	kernel  *kernel
+	client  client
+	server  server
 
 	wake chan struct{}
 	work sync.WaitGroup
@@ -71,13 +74,11 @@ type Manager struct {
 	inFlight int // exchanges that this node dialled
 	unwraps  unwraps
 	taken    int // numbers that others took before this node, in a row
-	jumps    jumps
+	jumps    clock.Jumps
 	due      duties
 	loaded   time.Duration // when the datapath was read last
 	problems map[string]string
 	counters Counters
-	history  [2][]Event // of epochs, of peers: many peers must not hide the epochs
-	wrappers map[uint64]wrapper
 	version  versions
 	seen     *seen
 	// addresses are those of all peers.
@@ -102,7 +103,7 @@ func New(opt Options) (*Manager, error) {
 	m := &Manager{
 		opt: opt, clock: opt.Clock, log: opt.Log, kernel: newKernel(opt.Datapath, opt.Clock),
 		wake: make(chan struct{}, 1), changed: make(chan struct{}), peers: map[string]*peer{}, epochs: map[uint64]*epoch{},
-		problems: map[string]string{}, wrappers: map[uint64]wrapper{},
+		problems: map[string]string{}, journal: audit.NewJournal(opt.Clock.Wall, opt.Audit),
 		counters: Counters{Handshakes: map[string]uint64{}, UnwrapErrors: map[string]uint64{}, Rotations: map[string]uint64{}},
 	}
 	var err error
@@ -135,7 +136,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	defer m.forget()
 	defer m.work.Wait()
 	for !m.loadKernel() {
-		if !m.sleep(ctx, retryMin) {
+		if !clock.Sleep(ctx, m.clock, retryMin) {
 			return nil
 		}
 	}
@@ -284,7 +285,7 @@ func (m *Manager) loadKernel() bool {
 // it; only an epoch that seemed to have ended is looked at anew.
 func (m *Manager) lookAtClock() {
 	m.mu.Lock()
-	jump := m.jumps.look(m.clock)
+	jump := m.jumps.Look(m.clock)
 	if jump != 0 {
 		m.counters.ClockJumps++
 		for _, e := range m.epochs {
@@ -297,7 +298,7 @@ func (m *Manager) lookAtClock() {
 	m.mu.Unlock()
 	if jump != 0 {
 		m.log.Warn("the wall clock jumped", "by", jump)
-		m.event(Event{Event: EventClockJump, Detail: jump.String()})
+		m.journal.Add(audit.Record{Event: audit.EventClockJump, Detail: jump.String()})
 		if jump > 0 && m.opt.ClockAhead != nil {
 			m.opt.ClockAhead()
 		}
@@ -312,6 +313,9 @@ func (m *Manager) forget() {
 		e.forget()
 	}
 }
+
+// History is what happened lately, the oldest first. It begins with this process.
+func (m *Manager) History() []audit.Record { return m.journal.Recent() }
 
 // poke wakes the loop and whoever waits for a change.
 func (m *Manager) poke() {
@@ -350,30 +354,11 @@ func (m *Manager) problem(what string, err error) {
 	}
 }
 
-// backoff is how long to wait after a number of failures, with jitter.
-func backoff(failures int, least, most time.Duration) time.Duration {
-	d := least
-	for range min(failures-1, 20) {
-		if d = min(2*d, most); d == most {
-			break
-		}
-	}
-	return d/2 + rand.N(d/2+1)
-}
-
-// spread is a random part of a time, 0 of none.
 // span is over how long the nodes spread what they all do at the same news: less than Options.Spread where
 // there are few of them. The caller holds mu.
 func (m *Manager) span() time.Duration {
 	const perNode = 20 * time.Millisecond
 	return min(m.opt.Spread, perNode*time.Duration(len(m.peers)+1))
-}
-
-func spread(d time.Duration) time.Duration {
-	if d <= 0 {
-		return 0
-	}
-	return rand.N(d)
 }
 
 func (m *Manager) dialAddresses(p Peer) []string {

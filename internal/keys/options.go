@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"time"
 
+	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/clock"
 	"weft.dev/weft/internal/keys/handshake"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/keys/nodeid"
@@ -86,15 +88,15 @@ type Options struct {
 	ClockAhead func()
 
 	// Clock is the real one by default.
-	Clock Clock
+	Clock clock.Clock
 	// VersionEvery is how often, more or less, the leader asks for the KEK's version; negative: never.
 	VersionEvery time.Duration
 	// Audit is told of every event; it must not block. Optional.
-	Audit func(Event)
+	Audit func(audit.Record)
 	// AuditErr is why the audit log cannot be written, nil if it can. Optional.
 	AuditErr func() error
 	// KMS is what the KEK's own calls are counted with. Optional.
-	KMS *KMSMeter
+	KMS *kek.Meter
 	// Log is optional.
 	Log *slog.Logger
 
@@ -150,7 +152,7 @@ func (o *Options) complete() error {
 		errs = append(errs, fmt.Errorf("keys.extendTTL %s is negative: want 0s for never, or a time", o.ExtendTTL))
 	}
 	if o.Clock == nil {
-		o.Clock = newRealClock()
+		o.Clock = clock.New()
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)

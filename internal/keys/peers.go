@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/clock"
 	"weft.dev/weft/internal/keys/handshake"
 	"weft.dev/weft/internal/keys/nodeid"
 )
@@ -69,7 +71,7 @@ func newPeer(info Peer, now time.Duration) *peer {
 // plan sets when to dial a peer for a new epoch. So that not both dial at once, the
 // larger name waits a little; a node without any key waits for nothing. The caller holds mu.
 func (m *Manager) plan(p *peer) {
-	wait := spread(m.span() / 2)
+	wait := clock.Spread(m.span() / 2)
 	if m.opt.Node > p.Name {
 		wait += deferDial + m.span()
 	}
@@ -250,7 +252,7 @@ func (m *Manager) reached(p *peer, result handshake.Result, first error) {
 			delete(p.left, number)
 		}
 	}
-	m.recordLocked(Event{Event: EventExchanged, Epoch: result.Epoch, Peer: p.Name, Outcome: "ok", Detail: describe(result), Switched: result.RekeyedTX})
+	m.journal.Add(audit.Record{Event: audit.EventExchanged, Epoch: result.Epoch, Peer: p.Name, Outcome: "ok", Detail: describe(result), Switched: result.RekeyedTX})
 }
 
 func describe(r handshake.Result) string {
@@ -274,7 +276,7 @@ func (m *Manager) failed(p *peer, result handshake.Result, err error) {
 	now := m.clock.Boot()
 	if errors.Is(err, handshake.ErrBusy) {
 		// The peer's own exchange does the same, or has done so already.
-		p.nextTry = max(p.nextTry, now+busyPause+spread(busyPause))
+		p.nextTry = max(p.nextTry, now+busyPause+clock.Spread(busyPause))
 		return
 	}
 	if result.Dialled { // else the peer tries again by itself, and so does this node
@@ -283,9 +285,9 @@ func (m *Manager) failed(p *peer, result handshake.Result, err error) {
 		}
 		p.failures++
 		p.lastErr, p.tried = err, max(p.tried, result.Epoch)
-		p.nextTry = now + backoff(p.failures, peerRetryMin, peerRetryMax)
+		p.nextTry = now + clock.Backoff(p.failures, peerRetryMin, peerRetryMax)
 	}
-	m.recordLocked(Event{Event: EventExchanged, Epoch: result.Epoch, Peer: p.Name, Outcome: kindOf(err), Detail: line(err)})
+	m.journal.Add(audit.Record{Event: audit.EventExchanged, Epoch: result.Epoch, Peer: p.Name, Outcome: kindOf(err), Detail: line(err)})
 	if !result.Dialled {
 		m.log.Debug("exchange of keys failed", "peer", p.Name, "epoch", result.Epoch, "error", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 
+	"weft.dev/weft/internal/keys/clock"
 	"weft.dev/weft/internal/keys/handshake"
 )
 
@@ -27,7 +28,7 @@ func (m *Manager) listen(ctx context.Context) {
 			return
 		}
 		m.problem("listen", fmt.Errorf("serve peers' exchanges: %w", cmp.Or(err, net.ErrClosed)))
-		m.sleep(ctx, pause)
+		clock.Sleep(ctx, m.clock, pause)
 		pause = min(2*pause, retryMax)
 	}
 }

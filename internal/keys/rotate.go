@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/clock"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/keys/schedule"
 	"weft.dev/weft/internal/keys/secmem"
@@ -131,7 +133,7 @@ func (m *Manager) createFor(ctx context.Context, reason string) {
 		m.failures, m.due.create = 0, m.clock.Boot()
 	} else {
 		m.failures++
-		m.due.create = m.clock.Boot() + backoff(m.failures, retryMin, retryMax)
+		m.due.create = m.clock.Boot() + clock.Backoff(m.failures, retryMin, retryMax)
 	}
 	m.pokeLocked()
 }
@@ -235,7 +237,7 @@ func (m *Manager) publish(ctx context.Context, number uint64, reason string) (Ep
 		given = true
 	}
 	m.counters.Rotations[reason]++
-	m.recordLocked(Event{Event: EventCreated, Epoch: number, Outcome: "ok", Detail: reason})
+	m.journal.Add(audit.Record{Event: audit.EventCreated, Epoch: number, Outcome: "ok", Detail: reason})
 	m.retarget()
 	return e, nil
 }
@@ -253,7 +255,7 @@ func (m *Manager) wrap(ctx context.Context, secret *secmem.Secret, number uint64
 		e.Wrapped, e.KEKVersion, err = m.opt.KEK.Wrap(ctx, dek, e.binding(m.opt.Cluster))
 		return err
 	})
-	m.event(Event{Event: EventWrapped, Epoch: number, Outcome: kek.Outcome(err), Detail: text(err), Took: m.clock.Boot() - began})
+	m.journal.Add(audit.Record{Event: audit.EventWrapped, Epoch: number, Outcome: kek.Outcome(err), Detail: text(err), Latency: m.clock.Boot() - began})
 	return e, err
 }
 
@@ -362,7 +364,7 @@ func (m *Manager) removeEpochs(numbers []uint64) {
 		}
 		m.mu.Unlock()
 		m.storeLock.Unlock()
-		m.event(Event{Event: EventDeleted, Epoch: number, Outcome: outcome(err), Detail: text(err)})
+		m.journal.Add(audit.Record{Event: audit.EventDeleted, Epoch: number, Outcome: outcome(err), Detail: text(err)})
 		failed = errors.Join(failed, err)
 	}
 	m.problem("old epochs", failed)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/statefile"
 )
@@ -175,7 +176,7 @@ func (s *seen) changed() ([]byte, error) {
 func (m *Manager) refuseEpoch(e *epoch) {
 	e.err = e.refused
 	m.counters.UnwrapErrors[kek.Outcome(e.refused)]++
-	m.recordLocked(Event{Event: EventSeen, Epoch: e.Number, Outcome: kek.Outcome(e.refused), Detail: text(e.refused)})
+	m.journal.Add(audit.Record{Event: audit.EventSeen, Epoch: e.Number, Outcome: kek.Outcome(e.refused), Detail: text(e.refused)})
 	m.log.Error("keys: an epoch is refused", "epoch", e.Number, "error", e.refused)
 }
 

@@ -7,7 +7,9 @@ import (
 	"slices"
 	"time"
 
+	"weft.dev/weft/internal/keys/clock"
 	"weft.dev/weft/internal/keys/handshake"
+	"weft.dev/weft/internal/keys/kek"
 )
 
 // States of a peer.
@@ -73,7 +75,7 @@ type Status struct {
 	// TTLRatio is how much of the hard TTL of the epoch in use is over: 0 to 1.
 	TTLRatio float64 `json:"ttlRatio"`
 	// KMS is how the KMS has answered.
-	KMS KMSStatus `json:"kms,omitzero"`
+	KMS kek.Health `json:"kms,omitzero"`
 	// Problems are what does not work, each by a sentence.
 	Problems []string `json:"problems,omitempty"`
 	Counters Counters `json:"counters"`
@@ -169,7 +171,7 @@ func (m *Manager) Status() Status {
 		},
 	}
 	if m.opt.KMS != nil {
-		s.KMS = m.opt.KMS.Status()
+		s.KMS = m.opt.KMS.Health()
 	}
 	if e := m.epochs[m.target]; e != nil {
 		s.TTLRatio = min(float64(m.clock.Boot()-e.born)/float64(max(e.deadline-e.born, 1)), 1)
@@ -212,7 +214,7 @@ func (m *Manager) Status() Status {
 
 // wall is a moment of Clock.Boot on the wall clock.
 func (m *Manager) wall(at time.Duration) time.Time {
-	return m.clock.Wall().Add(at - m.clock.Boot()).Truncate(time.Millisecond)
+	return clock.Wall(m.clock, at)
 }
 
 func (m *Manager) epochStatus(e *epoch, peers int) EpochStatus {

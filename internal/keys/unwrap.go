@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/clock"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/keys/schedule"
 	"weft.dev/weft/internal/keys/secmem"
@@ -95,7 +97,7 @@ func (m *Manager) unwrapDue(ctx context.Context) time.Duration {
 	for _, e := range m.epochs {
 		if e.dek != nil && !slices.Contains(wanted, e) {
 			e.forget()
-			m.recordLocked(Event{Event: EventForgotten, Epoch: e.Number})
+			m.journal.Add(audit.Record{Event: audit.EventForgotten, Epoch: e.Number})
 		}
 	}
 	next := now + tick
@@ -178,7 +180,7 @@ func (m *Manager) unwrap(ctx context.Context, e *epoch) {
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return
 	}
-	m.recordLocked(Event{Event: EventUnwrapped, Epoch: e.Number, Outcome: kek.Outcome(err), Detail: text(err), Took: m.clock.Boot() - began})
+	m.journal.Add(audit.Record{Event: audit.EventUnwrapped, Epoch: e.Number, Outcome: kek.Outcome(err), Detail: text(err), Latency: m.clock.Boot() - began})
 	if err != nil && !bytes.Equal(wrapped, e.Wrapped) {
 		e.nextTry = m.clock.Boot() // it was of a blob that is no longer there
 		m.pokeLocked()
@@ -190,7 +192,7 @@ func (m *Manager) unwrap(ctx context.Context, e *epoch) {
 		if !m.proven(e) {
 			m.unwraps.failed++
 		}
-		e.nextTry = m.clock.Boot() + backoff(e.failures, retryMin, 2*retryMax)
+		e.nextTry = m.clock.Boot() + clock.Backoff(e.failures, retryMin, 2*retryMax)
 		m.counters.UnwrapErrors[kek.Outcome(err)]++
 		m.log.Warn("cannot read an epoch's key", "epoch", e.Number, "error", err, "next", e.nextTry-m.clock.Boot())
 		m.retarget()

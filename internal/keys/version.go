@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/clock"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/keys/secmem"
 )
@@ -39,7 +41,7 @@ func (m *Manager) versionDue(ctx context.Context) time.Duration {
 		return now + tick
 	}
 	if m.due.version == 0 {
-		m.due.version = now + spread(m.opt.VersionEvery/10)
+		m.due.version = now + clock.Spread(m.opt.VersionEvery/10)
 	}
 	if now < m.due.version || m.version.running {
 		return max(m.due.version, now+time.Millisecond)
@@ -84,7 +86,7 @@ func (m *Manager) wrappedByOthers(version string) []Epoch {
 		// Another KEK's epoch stays as it is: nodes that have that one configured still could not read it.
 		if e.dek != nil && m.live(e) && e.KEK == m.opt.KEK.URL() && e.KEKVersion != version {
 			out = append(out, e.Epoch)
-			m.recordLocked(Event{Event: EventVersion, Epoch: e.Number, Detail: "the KEK's version is now " + version})
+			m.journal.Add(audit.Record{Event: audit.EventVersion, Epoch: e.Number, Detail: "the KEK's version is now " + version})
 		}
 	}
 	return out
@@ -108,7 +110,7 @@ func (m *Manager) rewrap(ctx context.Context, old Epoch) error {
 		e.Wrapped, e.KEKVersion, err = m.opt.KEK.Wrap(wrapCtx, dek, e.binding(m.opt.Cluster))
 		return err
 	})
-	m.event(Event{Event: EventWrapped, Epoch: e.Number, Outcome: kek.Outcome(err), Detail: text(err), Took: m.clock.Boot() - began})
+	m.journal.Add(audit.Record{Event: audit.EventWrapped, Epoch: e.Number, Outcome: kek.Outcome(err), Detail: text(err), Latency: m.clock.Boot() - began})
 	if err != nil {
 		return fmt.Errorf("wrap epoch %d again: %w", e.Number, err)
 	}
@@ -155,7 +157,7 @@ func (m *Manager) rewrapped(e *epoch, now Epoch) {
 	e.Epoch = now
 	if e.dek == nil && e.refused == nil {
 		e.err, e.failures = nil, 0
-		e.nextTry = m.clock.Boot() + spread(m.span())
+		e.nextTry = m.clock.Boot() + clock.Spread(m.span())
 	}
-	m.recordLocked(Event{Event: EventRewrapped, Epoch: e.Number})
+	m.journal.Add(audit.Record{Event: audit.EventRewrapped, Epoch: e.Number})
 }

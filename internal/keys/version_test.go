@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/keys/kek"
 )
 
@@ -164,7 +165,7 @@ func TestOutages(t *testing.T) {
 			b.up(2, "a", "b")
 			b.until("it is named", func() bool {
 				s := c.Status()
-				return dekState(c, 2) == name && s.Counters.UnwrapErrors[name] > 0 && s.Epoch == 1 && s.Newest == 2 && hasEvent(c, EventUnwrapped, name)
+				return dekState(c, 2) == name && s.Counters.UnwrapErrors[name] > 0 && s.Epoch == 1 && s.Newest == 2 && hasEvent(c, audit.EventUnwrapped, name)
 			})
 			// Half of the old epoch's hard TTL later that becomes a problem of its own.
 			b.clock.skip(37 * time.Hour)
@@ -242,7 +243,7 @@ func (b *bed) age() time.Duration {
 func warned(n *node) int {
 	count := 0
 	for _, e := range n.History() {
-		if e.Event == EventTTL {
+		if e.Event == audit.EventTTL {
 			count++
 		}
 	}

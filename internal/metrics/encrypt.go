@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/keys/kek"
 )
 
 // Encryption is what one scrape shows of how packets to other nodes are sealed.
@@ -37,19 +38,10 @@ type Encryption struct {
 	Extended bool
 	// KMSFailing names the failure of the last call to the KMS, "" for none.
 	KMSFailing string
-	KMS        []KMSRequests
+	// KMS counts the calls to it, nil while there is no key manager.
+	KMS *kek.Meter
 	// Reasons are the drop reasons that have to do with encryption.
 	Reasons map[string]bool
-}
-
-// KMSRequests counts the calls of one operation to the KMS.
-type KMSRequests struct {
-	Op       string
-	Outcomes map[string]uint64
-	// Bounds are seconds; Buckets[i] is how many calls took at most Bounds[i].
-	Bounds  []float64
-	Buckets []uint64
-	Seconds float64
 }
 
 // Key is what passed one key. Traffic only grows while ID stays.
@@ -81,8 +73,6 @@ var (
 	keysExtendedDesc   = desc("weft_keys_epoch_extended", "1 while keys are in use beyond their epoch's hard TTL, as keys.extendTTL allows.")
 	keysRewrapsDesc    = desc("weft_keys_rewraps_total", "Epochs' keys that this node wrapped again for a new version of the KEK.")
 	keysUnwrapDesc     = desc("weft_keys_unwrap_errors_total", "Attempts at an epoch's key that failed, each with all its calls to the KMS. Every kind is present, also at 0.", "kind")
-	kmsRequestsDesc    = desc("weft_keys_kms_requests_total", "Calls to the KMS, each attempt for itself. Every outcome is present, also at 0.", "op", "outcome")
-	kmsSecondsDesc     = desc("weft_keys_kms_request_seconds", "How long calls to the KMS took.", "op")
 	kmsUpDesc          = desc("weft_keys_kms_up", "0 when the last call to the KMS failed.")
 	encCertificateDesc = desc("weft_encrypt_certificate_expires_timestamp_seconds", "When this node's certificate expires.")
 )
@@ -91,10 +81,11 @@ func describeEncryption(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		encPeersDesc, encQuantumDesc, encPacketsDesc, encBytesDesc, encErrorsDesc, encHandshakesDesc, encRotationsDesc,
 		encKicksDesc, encKeyAgeDesc, encEngineDesc, encEpochDesc, encEpochEndDesc, encCertificateDesc,
-		keysTurnedDesc, encVMForksDesc, keysTTLDesc, keysExtendedDesc, keysRewrapsDesc, keysUnwrapDesc, kmsRequestsDesc, kmsSecondsDesc, kmsUpDesc,
+		keysTurnedDesc, encVMForksDesc, keysTTLDesc, keysExtendedDesc, keysRewrapsDesc, keysUnwrapDesc, kmsUpDesc,
 	} {
 		ch <- d
 	}
+	kek.NewMeter().Describe(ch)
 }
 
 // keyKey names a key over its life.
@@ -181,25 +172,11 @@ func (c *Collector) encryption(ch chan<- prometheus.Metric, e *Encryption) {
 
 // kms shows nothing while there is no key manager.
 func kms(ch chan<- prometheus.Metric, e *Encryption) {
-	for _, r := range e.KMS {
-		total := uint64(0)
-		for outcome, count := range r.Outcomes {
-			counter(ch, kmsRequestsDesc, float64(count), r.Op, outcome)
-			total += count
-		}
-		buckets := map[float64]uint64{}
-		for i, bound := range r.Bounds {
-			buckets[bound] = r.Buckets[i]
-		}
-		ch <- prometheus.MustNewConstHistogram(kmsSecondsDesc, total, r.Seconds, buckets, r.Op)
+	if e.KMS == nil {
+		return
 	}
-	if len(e.KMS) > 0 {
-		up := 1.0
-		if e.KMSFailing != "" {
-			up = 0
-		}
-		gauge(ch, kmsUpDesc, up)
-	}
+	e.KMS.Collect(ch)
+	gauge(ch, kmsUpDesc, map[bool]float64{true: 1}[e.KMSFailing == ""])
 }
 
 // moment leaves out what is not known: no alarm shall sound for the year 1.

@@ -1,12 +1,16 @@
 package metrics
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/keys/kek"
 )
 
 // rotating is a source whose keys change from scrape to scrape.
@@ -50,10 +54,45 @@ weft_encrypt_packets_total{direction="out"} OUT
 type asked struct{ failing string }
 
 func (a asked) Metrics() (Snapshot, error) {
+	meter := kek.NewMeter()
+	for took, outcome := range map[time.Duration]string{
+		50 * time.Millisecond: "ok", 500 * time.Millisecond: "ok", 2950 * time.Millisecond: "denied",
+	} {
+		meter.Observe(kek.Attempt{Op: "unwrap", Outcome: outcome, Elapsed: took})
+	}
 	return Snapshot{Encryption: &Encryption{
-		TTLRatio: 0.5, Extended: a.failing != "", Rewraps: 1, UnwrapErrors: map[string]uint64{"denied": 2}, KMSFailing: a.failing,
-		KMS: []KMSRequests{{Op: "unwrap", Outcomes: map[string]uint64{"ok": 2, "denied": 1}, Bounds: []float64{0.1, 1}, Buckets: []uint64{1, 2}, Seconds: 3.5}},
+		TTLRatio: 0.5, Extended: a.failing != "", Rewraps: 1, UnwrapErrors: map[string]uint64{"denied": 2},
+		KMSFailing: a.failing, KMS: meter,
 	}}, nil
+}
+
+// kmsText is the text of both metrics of calls to the KMS: every operation and outcome is there.
+func kmsText() string {
+	bounds := []string{"0.001", "0.005", "0.025", "0.1", "0.25", "0.5", "1", "2.5", "5", "10", "+Inf"}
+	unwraps := []int{0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3}
+	out := "# HELP weft_keys_kms_request_seconds How long calls to the KMS took.\n" +
+		"# TYPE weft_keys_kms_request_seconds histogram\n"
+	for _, op := range []string{"identity", "unwrap", "wrap"} {
+		sum, count := "0", 0
+		for i, bound := range bounds {
+			if op == "unwrap" {
+				sum, count = "3.5", unwraps[i]
+			}
+			out += fmt.Sprintf("weft_keys_kms_request_seconds_bucket{op=%q,le=%q} %d\n", op, bound, count)
+		}
+		out += fmt.Sprintf("weft_keys_kms_request_seconds_sum{op=%q} %s\n", op, sum)
+		out += fmt.Sprintf("weft_keys_kms_request_seconds_count{op=%q} %d\n", op, count)
+	}
+	out += "# HELP weft_keys_kms_requests_total " +
+		"Calls to the KMS, each attempt for itself. Every outcome is present, also at 0.\n" +
+		"# TYPE weft_keys_kms_requests_total counter\n"
+	for _, op := range []string{"identity", "unwrap", "wrap"} {
+		for _, outcome := range slices.Sorted(slices.Values(kek.Outcomes())) {
+			count := map[string]int{"unwrap ok": 2, "unwrap denied": 1}[op+" "+outcome]
+			out += fmt.Sprintf("weft_keys_kms_requests_total{op=%q,outcome=%q} %d\n", op, outcome, count)
+		}
+	}
+	return out
 }
 
 func TestKMSMetrics(t *testing.T) {
@@ -66,18 +105,7 @@ weft_keys_epoch_extended ` + extended + `
 # HELP weft_keys_epoch_ttl_ratio How much of the hard TTL of the epoch in use is over, 0 to 1. At 1 packets are dropped, or weft_keys_epoch_extended is 1.
 # TYPE weft_keys_epoch_ttl_ratio gauge
 weft_keys_epoch_ttl_ratio 0.5
-# HELP weft_keys_kms_request_seconds How long calls to the KMS took.
-# TYPE weft_keys_kms_request_seconds histogram
-weft_keys_kms_request_seconds_bucket{op="unwrap",le="0.1"} 1
-weft_keys_kms_request_seconds_bucket{op="unwrap",le="1"} 2
-weft_keys_kms_request_seconds_bucket{op="unwrap",le="+Inf"} 3
-weft_keys_kms_request_seconds_sum{op="unwrap"} 3.5
-weft_keys_kms_request_seconds_count{op="unwrap"} 3
-# HELP weft_keys_kms_requests_total Calls to the KMS, each attempt for itself. Every outcome is present, also at 0.
-# TYPE weft_keys_kms_requests_total counter
-weft_keys_kms_requests_total{op="unwrap",outcome="denied"} 1
-weft_keys_kms_requests_total{op="unwrap",outcome="ok"} 2
-# HELP weft_keys_kms_up 0 when the last call to the KMS failed.
+` + kmsText() + `# HELP weft_keys_kms_up 0 when the last call to the KMS failed.
 # TYPE weft_keys_kms_up gauge
 weft_keys_kms_up ` + up + `
 # HELP weft_keys_rewraps_total Epochs' keys that this node wrapped again for a new version of the KEK.

@@ -10,6 +10,7 @@ import (
 
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/lab/traffic"
 	"weft.dev/weft/test/kms"
@@ -81,11 +82,11 @@ func extensionTold(t *testing.T, l *lab.Lab) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		records, err := keys.ReadAudit(cfg.AuditFile(), 0)
+		records, err := audit.Read(cfg.AuditFile(), 0)
 		if err != nil {
 			t.Error(err)
 		}
-		told := slices.DeleteFunc(records, func(r keys.AuditRecord) bool { return r.Op != keys.EventExtended })
+		told := slices.DeleteFunc(records, func(r audit.Record) bool { return r.Op != audit.EventExtended })
 		if len(told) < 2 {
 			t.Errorf("%s: the audit log tells of %d steps: %+v", n.Name, len(told), told)
 		}

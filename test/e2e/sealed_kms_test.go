@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/test/kms"
 )
@@ -273,7 +274,7 @@ func audited(t *testing.T, l *lab.Lab) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		records, err := keys.ReadAudit(cfg.AuditFile(), 0)
+		records, err := audit.Read(cfg.AuditFile(), 0)
 		if err != nil {
 			t.Error(err)
 		}
@@ -283,7 +284,7 @@ func audited(t *testing.T, l *lab.Lab) {
 			}
 		}
 	}
-	for _, op := range []string{keys.AuditCreate, keys.AuditWrap, keys.AuditUnwrap, keys.AuditSwitch, keys.AuditDestroy} {
+	for _, op := range []string{audit.OpCreate, audit.OpWrap, audit.OpUnwrap, audit.OpSwitch, audit.OpDestroy} {
 		if ops[op] == 0 {
 			t.Errorf("the audit logs say nothing of %s: %v", op, ops)
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/keys/nodeid/nodeidtest"
 	"weft.dev/weft/test/kms"
@@ -104,7 +105,7 @@ type crowdRecords struct {
 	bad     int
 }
 
-func (r *crowdRecords) add(rec kek.AuditRecord) {
+func (r *crowdRecords) add(rec audit.Record) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if rec.Op == "unwrap" {

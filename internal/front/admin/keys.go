@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/keys/audit"
 )
 
 // KeysBackend is what a Backend has that manages keys. One that does not answers 404 on /v1/keys.
@@ -16,7 +17,7 @@ type KeysBackend interface {
 	// RotateKeys makes the next epoch, once the one before is in use.
 	RotateKeys(ctx context.Context) (*keys.Epoch, error)
 	// KeyHistory is what happened to keys lately, the oldest first.
-	KeyHistory(ctx context.Context) ([]keys.Event, error)
+	KeyHistory(ctx context.Context) ([]audit.Record, error)
 }
 
 // rotateTime is how long a rotation may wait for the one before.
@@ -74,8 +75,8 @@ func (c *Client) Keys(ctx context.Context) (*keys.Status, error) {
 }
 
 // KeyHistory asks what happened to keys lately, the oldest first.
-func (c *Client) KeyHistory(ctx context.Context) ([]keys.Event, error) {
-	return get[[]keys.Event](ctx, c, "/v1/keys/history", nil)
+func (c *Client) KeyHistory(ctx context.Context) ([]audit.Record, error) {
+	return get[[]audit.Record](ctx, c, "/v1/keys/history", nil)
 }
 
 // RotateKeys makes the next epoch. It waits until the one before is in use.

@@ -9,6 +9,8 @@ import (
 	mathrand "math/rand/v2"
 	"net/url"
 	"time"
+
+	"weft.dev/weft/internal/keys/audit"
 )
 
 const (
@@ -30,21 +32,6 @@ type Attempt struct {
 	// Outcome is one of Outcomes.
 	Outcome string
 	Elapsed time.Duration
-}
-
-// AuditRecord is one operation with all its attempts, for the append-only audit log.
-type AuditRecord struct {
-	Time     time.Time     `json:"time"`
-	Node     string        `json:"node,omitempty"`
-	Op       string        `json:"op"`
-	Cluster  string        `json:"cluster"`
-	Epoch    uint64        `json:"epoch"`
-	KEK      string        `json:"kek"`
-	Version  string        `json:"version,omitempty"`
-	Outcome  string        `json:"outcome"`
-	Attempts int           `json:"attempts"`
-	Elapsed  time.Duration `json:"elapsedNanos"`
-	Error    string        `json:"error,omitempty"`
 }
 
 // caller is the KEK that everybody uses: it puts the envelope, timeouts, retries and hooks around a provider.
@@ -82,7 +69,7 @@ func (c *caller) Close() error { return c.p.close() }
 // Wrap seals a DEK for one cluster and epoch.
 func (c *caller) Wrap(ctx context.Context, dek []byte, bind Binding) ([]byte, string, error) {
 	var blob []byte
-	version, err := c.audited("wrap", bind, func(rec *AuditRecord) error {
+	version, err := c.audited(audit.OpWrap, bind, func(rec *audit.Record) error {
 		if len(dek) != DEKSize {
 			return fmt.Errorf("a DEK has %d bytes, not %d", DEKSize, len(dek))
 		}
@@ -91,7 +78,7 @@ func (c *caller) Wrap(ctx context.Context, dek []byte, bind Binding) ([]byte, st
 			if err != nil {
 				return err
 			}
-			rec.Version = version
+			rec.KEKVersion = version
 			blob, err = encodeBlob(c.provider, version, bind, ciphertext)
 			return err
 		})
@@ -105,12 +92,12 @@ func (c *caller) Wrap(ctx context.Context, dek []byte, bind Binding) ([]byte, st
 // Unwrap opens a blob that Wrap made for the same cluster and epoch.
 func (c *caller) Unwrap(ctx context.Context, blob []byte, bind Binding) ([]byte, error) {
 	var dek []byte
-	_, err := c.audited("unwrap", bind, func(rec *AuditRecord) error {
+	_, err := c.audited(audit.OpUnwrap, bind, func(rec *audit.Record) error {
 		e, err := decodeBlob(c.provider, bind, blob)
 		if err != nil {
 			return err
 		}
-		rec.Version = e.Version
+		rec.KEKVersion = e.Version
 		bind := bind
 		if e.Format == untimedFormat {
 			bind = bind.untimed()
@@ -205,20 +192,23 @@ func (c *caller) whoami(ctx context.Context) Identity {
 }
 
 // audited runs an operation, completes its error with what was done and how to help it, and reports it.
-func (c *caller) audited(op string, bind Binding, do func(*AuditRecord) error) (version string, err error) {
-	rec := AuditRecord{Time: time.Now().UTC(), Node: c.opts.Node, Op: op, Cluster: bind.Cluster, Epoch: bind.Epoch, KEK: c.url}
+func (c *caller) audited(op string, bind Binding, do func(*audit.Record) error) (version string, err error) {
+	rec := audit.Record{Time: time.Now().UTC(), Node: c.opts.Node, Op: op, Epoch: bind.Epoch, KEK: c.url}
 	if err = bind.validate(); err == nil {
 		err = do(&rec)
 	}
 	err = c.explain(op, bind, err)
-	rec.Outcome, rec.Elapsed = Outcome(err), time.Since(rec.Time)
+	rec.Outcome, rec.Latency = Outcome(err), time.Since(rec.Time)
 	if err != nil {
-		rec.Error = err.Error()
+		rec.Detail = err.Error()
+	}
+	if bind.Cluster == ProbeCluster {
+		rec.Op = audit.OpProbe
 	}
 	if c.opts.Audit != nil {
 		c.opts.Audit(rec)
 	}
-	return rec.Version, err
+	return rec.KEKVersion, err
 }
 
 // explain turns any failure into an *Error with subject and fix.
@@ -244,7 +234,7 @@ func (c *caller) explain(op string, bind Binding, err error) error {
 }
 
 // retry makes attempts until one succeeds, fails for good, the budget is spent or the caller gives up; the error is the last attempt's.
-func (c *caller) retry(ctx context.Context, rec *AuditRecord, attempt func(context.Context) error) error {
+func (c *caller) retry(ctx context.Context, rec *audit.Record, attempt func(context.Context) error) error {
 	deadline := time.Now().Add(c.opts.RetryFor)
 	for backoff := firstBackoff; ; backoff = min(2*backoff, maxBackoff) {
 		rec.Attempts++

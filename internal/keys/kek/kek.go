@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"weft.dev/weft/internal/keys/audit"
 )
 
 // DEKSize is the length of a data-encryption key in bytes.
@@ -89,7 +91,7 @@ type Options struct {
 	// Observe is called after every attempt, for metrics.
 	Observe func(Attempt)
 	// Audit is called after every operation, whatever its outcome. It must not block for long.
-	Audit func(AuditRecord)
+	Audit func(audit.Record)
 }
 
 // Open makes a KEK from its URL. It does not call the KMS, but checks everything that can be checked without: a wrong URL is an error now.

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/keys/kek"
 )
 
@@ -304,11 +305,11 @@ func unreachable(t *testing.T, target Target) {
 // hooks: one audit record an operation, one observation an attempt, and never a key in them.
 func hooks(t *testing.T, target Target) {
 	var mu sync.Mutex
-	var records []kek.AuditRecord
+	var records []audit.Record
 	attempts := map[string]int{}
 	opts := once()
 	opts.Node = "a"
-	opts.Audit = func(r kek.AuditRecord) { mu.Lock(); defer mu.Unlock(); records = append(records, r) }
+	opts.Audit = func(r audit.Record) { mu.Lock(); defer mu.Unlock(); records = append(records, r) }
 	opts.Observe = func(a kek.Attempt) { mu.Lock(); defer mu.Unlock(); attempts[a.Op+" "+a.Outcome]++ }
 	k := target.Open(t, opts)
 	dek, blob, version := wrap(t, k, here)
@@ -321,7 +322,7 @@ func hooks(t *testing.T, target Target) {
 		t.Fatalf("records %+v, attempts %v", records, attempts)
 	}
 	for i, outcome := range []string{"ok", "ok", "wrong_binding"} {
-		if r := records[i]; r.Outcome != outcome || r.Node != "a" || r.KEK != k.URL() || i < 2 && r.Version != version {
+		if r := records[i]; r.Outcome != outcome || r.Node != "a" || r.KEK != k.URL() || i < 2 && r.KEKVersion != version {
 			t.Errorf("record %d: %+v", i, r)
 		}
 	}

@@ -1,4 +1,4 @@
-package keys
+package audit
 
 import (
 	"bufio"
@@ -12,8 +12,8 @@ import (
 	"strconv"
 )
 
-// auditFile is the file in use. It only ever grows; a full one gets another name.
-type auditFile struct {
+// logFile is the file in use. It only ever grows; a full one gets another name.
+type logFile struct {
 	path    string
 	maxSize int64
 	keep    int
@@ -25,8 +25,8 @@ type auditFile struct {
 }
 
 // append puts records on disk. After an error nothing or a part of them is there, and they may be given again.
-func (f *auditFile) append(batch []AuditRecord) error {
-	data, err := encodeAudit(batch)
+func (f *logFile) append(batch []Record) error {
+	data, err := encode(batch)
 	if err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func (f *auditFile) append(batch []AuditRecord) error {
 }
 
 // open opens the file, again when somebody has moved it away.
-func (f *auditFile) open() error {
+func (f *logFile) open() error {
 	if f.file != nil {
 		held, err := f.file.Stat()
 		if found, errFound := os.Lstat(f.path); err == nil && errFound == nil && os.SameFile(held, found) {
@@ -96,7 +96,7 @@ func (f *auditFile) open() error {
 }
 
 // rotate gives the full file the name .1, that one .2 and so on; the oldest goes.
-func (f *auditFile) rotate() error {
+func (f *logFile) rotate() error {
 	if err := f.close(); err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ func (f *auditFile) rotate() error {
 	return f.open()
 }
 
-func (f *auditFile) close() error {
+func (f *logFile) close() error {
 	if f.file == nil {
 		return nil
 	}
@@ -134,10 +134,10 @@ func syncDir(path string) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// ReadAudit reads an audit log's files, the oldest record first, and gives the last of them; 0 is all. Lines that a
+// Read reads an audit log's files, the oldest record first, and gives the last of them; 0 is all. Lines that a
 // crash has torn are left out.
-func ReadAudit(path string, last int) ([]AuditRecord, error) {
-	out := []AuditRecord{}
+func Read(path string, last int) ([]Record, error) {
+	out := []Record{}
 	files := []string{path}
 	for i := 1; ; i++ {
 		if _, err := os.Stat(numbered(path, i)); err != nil {
@@ -146,28 +146,28 @@ func ReadAudit(path string, last int) ([]AuditRecord, error) {
 		files = append(files, numbered(path, i))
 	}
 	for i := len(files) - 1; i >= 0; i-- {
-		records, err := readAuditFile(files[i])
+		records, err := readFile(files[i])
 		if err != nil {
 			return nil, fmt.Errorf("read audit log: %w", err)
 		}
 		out = append(out, records...)
 		if last > 0 && len(out) > last {
-			out = append([]AuditRecord(nil), out[len(out)-last:]...)
+			out = append([]Record(nil), out[len(out)-last:]...)
 		}
 	}
 	return out, nil
 }
 
-func readAuditFile(path string) ([]AuditRecord, error) {
+func readFile(path string) ([]Record, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	var out []AuditRecord
+	var out []Record
 	for lines := bufio.NewReader(file); ; {
 		line, err := lines.ReadBytes('\n')
-		var r AuditRecord
+		var r Record
 		if len(line) > 1 && json.Unmarshal(line, &r) == nil {
 			out = append(out, r)
 		}

@@ -1,0 +1,183 @@
+package audit
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+const (
+	// queueMax is how many records are kept in memory while the file cannot be written.
+	queueMax = 16384
+	// retryPause is how long to wait after a failure.
+	retryPause = time.Second
+)
+
+// Options say where the audit log is.
+type Options struct {
+	// Path is the file, which is made when it is not there.
+	Path string
+	Node string
+	// MaxSize is how many bytes a file may have before the next is begun.
+	MaxSize int64
+	// Keep is how many full files are kept beside the one in use.
+	Keep int
+	// Log is optional.
+	Log *slog.Logger
+}
+
+// Log appends records to a file, on a goroutine of its own: its callers are never held up by a disk. What was
+// written is on disk (fsync) before the next records are taken. A file that cannot be written is tried again.
+type Log struct {
+	opt  Options
+	file logFile
+	wake chan struct{}
+	done chan struct{}
+
+	mu     sync.Mutex
+	queue  []Record
+	lost   uint64
+	closed bool
+	err    error
+}
+
+// Open begins an audit log. It does not fail: Err tells what is wrong with the file, now or later.
+func Open(opt Options) *Log {
+	if opt.Log == nil {
+		opt.Log = slog.New(slog.DiscardHandler)
+	}
+	a := &Log{opt: opt, file: logFile{path: opt.Path, maxSize: opt.MaxSize, keep: opt.Keep}, wake: make(chan struct{}, 1), done: make(chan struct{})}
+	go a.run()
+	return a
+}
+
+// Add takes a record over. Of what asks the KMS only the KEK's own is kept, which knows more.
+func (a *Log) Add(r Record) {
+	r, ok := r.logged()
+	if !ok {
+		return
+	}
+	r.Node, r.Time = a.opt.Node, r.Time.UTC()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.queue) >= queueMax || a.closed {
+		a.lost++
+		return
+	}
+	a.queue = append(a.queue, r)
+	a.poke()
+}
+
+func (a *Log) poke() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Err is why records cannot be written now, nil if they can.
+func (a *Log) Err() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.err
+}
+
+// Close writes what is left, if that is possible at once.
+func (a *Log) Close() error {
+	a.mu.Lock()
+	a.closed = true
+	a.mu.Unlock()
+	a.poke()
+	<-a.done
+	return errors.Join(a.Err(), a.file.close())
+}
+
+func (a *Log) run() {
+	defer close(a.done)
+	for range a.wake {
+		for {
+			batch, lost, closed := a.take()
+			if len(batch) == 0 {
+				if closed {
+					return
+				}
+				break
+			}
+			err := a.file.append(batch)
+			a.wrote(batch, lost, err)
+			if err != nil && closed {
+				return
+			}
+			if err != nil {
+				a.pause()
+			}
+		}
+	}
+}
+
+// pause waits before the next attempt, less when the log is being closed.
+func (a *Log) pause() {
+	select {
+	case <-time.After(retryPause):
+	case <-a.wake:
+		a.mu.Lock()
+		closed := a.closed
+		a.mu.Unlock()
+		if !closed {
+			time.Sleep(retryPause)
+		}
+	}
+	a.poke()
+}
+
+// take copies the queue, with what was lost at its end.
+func (a *Log) take() (batch []Record, lost uint64, closed bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	batch = append(batch, a.queue...)
+	if a.lost > 0 {
+		batch = append(batch, Record{
+			Time: time.Now().UTC(), Node: a.opt.Node, Op: OpLost, Outcome: "failed", Detail: fmt.Sprintf("%d records found no room", a.lost),
+		})
+	}
+	return batch, a.lost, a.closed
+}
+
+// wrote takes what is on disk out of the queue.
+func (a *Log) wrote(batch []Record, lost uint64, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	was := a.err
+	a.err = err
+	switch {
+	case err != nil && was == nil:
+		a.opt.Log.Error("keys: cannot write the audit log", "file", a.opt.Path, "error", err)
+	case err == nil && was != nil:
+		a.opt.Log.Info("keys: the audit log is written again", "file", a.opt.Path)
+	}
+	if err != nil {
+		return
+	}
+	if lost > 0 {
+		batch = batch[:len(batch)-1]
+		a.lost -= lost
+	}
+	a.queue = append(a.queue[:0], a.queue[len(batch):]...)
+}
+
+// encode puts records into lines.
+func encode(batch []Record) ([]byte, error) {
+	var out bytes.Buffer
+	enc := json.NewEncoder(&out)
+	enc.SetEscapeHTML(false)
+	for i := range batch {
+		if err := enc.Encode(&batch[i]); err != nil {
+			return nil, fmt.Errorf("encode audit record: %w", err)
+		}
+	}
+	return out.Bytes(), nil
+}
