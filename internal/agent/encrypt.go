@@ -218,8 +218,8 @@ func firstContact(s *keys.Status) []string {
 	return names
 }
 
-// kick asks a peer for keys when a packet for it was dropped for want of one.
-func (a *Agent) kick(event datapath.FlowEvent) {
+// requestRekey asks a peer for keys when a packet for it was dropped for want of one.
+func (a *Agent) requestRekey(event datapath.FlowEvent) {
 	if event.Type != datapath.EventDrop || event.Reason != reasonNoKey {
 		return
 	}
@@ -228,7 +228,7 @@ func (a *Agent) kick(event datapath.FlowEvent) {
 		return
 	}
 	if name := a.index.Load().nodeOf(event.Dst.Addr().Unmap()); name != "" && name != a.cfg.Node {
-		ring.Kick(name)
+		ring.RequestRekey(name)
 	}
 }
 

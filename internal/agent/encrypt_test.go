@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/keys/handshake"
 	"weft.dev/weft/internal/store"
 	"weft.dev/weft/internal/store/dir"
@@ -34,11 +35,12 @@ func sealedWorld() *world {
 	}
 	w.sealing.ring = &fakeRing{status: keys.Status{
 		Ready: true, Epoch: 7, Newest: 7,
-		Epochs: []keys.EpochStatus{{Epoch: keys.Epoch{Number: 7, KEK: "file:///kek", Created: time.Unix(1, 0), Expires: time.Unix(2, 0)}}},
+		Epochs: []epochs.Status{{Epoch: epochs.Epoch{Number: 7, KEK: "file:///kek", Created: time.Unix(1, 0), Expires: time.Unix(2, 0)}}},
 		Peers:  []keys.PeerStatus{{Name: "b", State: keys.StateUp, EpochTX: 7, EpochRX: 7, PostQuantum: true, Group: "X25519MLKEM768"}},
 		Counters: keys.Counters{
-			Handshakes: map[string]uint64{"ok": 3, "busy": 1, "unreachable": 2, "served_foreign": 1}, Rotations: map[string]uint64{"first": 1},
-			Turned: handshake.Turned{Filtered: 9, Strangers: 2, Silent: 3, Evicted: 4},
+			Handshakes: map[string]uint64{"ok": 3, "busy": 1, "unreachable": 2, "served_foreign": 1},
+			Counters:   epochs.Counters{Rotations: map[string]uint64{"first": 1}},
+			Turned:     handshake.Turned{Filtered: 9, Strangers: 2, Silent: 3, Evicted: 4},
 		},
 	}}
 	w.sealing.sas = []datapath.SAStatus{
@@ -81,7 +83,7 @@ func TestStrictWaitsForKeys(t *testing.T) {
 	w.mu.Unlock()
 	waitsFor(t, client, "an epoch that this node can read", "node b makes them")
 	w.sealing.ring.set(func(s *keys.Status) {
-		s.Epoch, s.Epochs = 0, []keys.EpochStatus{{Epoch: keys.Epoch{Number: 7}, Error: "access denied"}}
+		s.Epoch, s.Epochs = 0, []epochs.Status{{Epoch: epochs.Epoch{Number: 7}, Error: "access denied"}}
 	})
 	waitsFor(t, client, "epoch 7: access denied")
 	w.sealing.ring.set(func(s *keys.Status) { s.Epoch, s.Ready = 7, true })
@@ -204,7 +206,7 @@ func TestUnreadableEpoch(t *testing.T) {
 	eventually(t, "ready", func() bool { return ready(client) })
 	w.sealing.ring.set(func(s *keys.Status) {
 		s.Newest = 8
-		s.Epochs = append(s.Epochs, keys.EpochStatus{Epoch: keys.Epoch{Number: 8}, DEK: keys.DEKFailed, Error: "the KMS refuses this node"})
+		s.Epochs = append(s.Epochs, epochs.Status{Epoch: epochs.Epoch{Number: 8}, DEK: epochs.DEKFailed, Error: "the KMS refuses this node"})
 	})
 	encryption, err := client.Encrypt(context.Background())
 	if err != nil || !slices.Contains(encryption.Problems, "epoch 8: the KMS refuses this node") || encryption.Epoch.Number != 7 {
@@ -236,7 +238,7 @@ func TestUnansweredProbes(t *testing.T) {
 	}
 }
 
-func TestKick(t *testing.T) {
+func TestRekeyRequested(t *testing.T) {
 	w := sealedWorld()
 	client, _ := w.start(t, strictConfig(t))
 	eventually(t, "ready", func() bool { return ready(client) })
@@ -248,10 +250,10 @@ func TestKick(t *testing.T) {
 	send("no_key", "10.1.0.9:1")    // our own range
 	send("no_key", "10.2.0.2:1")    // a known pod
 	send("no_key", "10.2.0.77:1")   // an address of its range
-	eventually(t, "the kicks", func() bool {
+	eventually(t, "the requests", func() bool {
 		w.sealing.ring.mu.Lock()
 		defer w.sealing.ring.mu.Unlock()
-		return slices.Equal(w.sealing.ring.kicked, []string{"b", "b"})
+		return slices.Equal(w.sealing.ring.rekeyed, []string{"b", "b"})
 	})
 }
 

@@ -15,6 +15,7 @@ import (
 	"weft.dev/weft/internal/identity"
 	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/metrics"
 )
@@ -324,11 +325,11 @@ func (a *Agent) encryptMetrics(running *node) (*metrics.Encryption, error) {
 		return out, err
 	}
 	status := ring.Status()
-	out.Epoch, out.Handshakes, out.Rotations, out.Kicks = status.Epoch, status.Counters.Handshakes, status.Counters.Rotations, status.Counters.Kicks
+	out.Epoch, out.Handshakes, out.Rotations, out.RekeyRequests = status.Epoch, status.Counters.Handshakes, status.Counters.Rotations, status.Counters.RekeyRequests
 	turned := status.Counters.Turned
 	out.VMForks, out.Turned = status.Counters.VMForks, map[string]uint64{"filtered": turned.Filtered, "stranger": turned.Strangers, "silent": turned.Silent, "evicted": turned.Evicted}
 	out.Rewraps, out.TTLRatio, out.KMSFailing = status.Counters.Rewraps, status.TTLRatio, status.KMS.Failing
-	out.Extended = slices.ContainsFunc(status.Epochs, func(e keys.EpochStatus) bool { return !e.Extended.IsZero() })
+	out.Extended = slices.ContainsFunc(status.Epochs, func(e epochs.Status) bool { return !e.Extended.IsZero() })
 	out.UnwrapErrors = map[string]uint64{}
 	for _, kind := range kek.Outcomes() {
 		if kind != "ok" {

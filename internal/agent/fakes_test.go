@@ -20,6 +20,7 @@ import (
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/masquerade"
 	"weft.dev/weft/internal/pathprobe"
 	"weft.dev/weft/internal/store"
@@ -245,7 +246,7 @@ func (d fakeDatapath) SetPeerIdentities(identities map[string][]uint32) error {
 type fakeRing struct {
 	mu      sync.Mutex
 	peers   []keys.Peer
-	kicked  []string
+	rekeyed []string
 	status  keys.Status
 	changes int
 }
@@ -253,10 +254,14 @@ type fakeRing struct {
 func (r *fakeRing) Run(ctx context.Context) error { <-ctx.Done(); return nil }
 func (r *fakeRing) SetPeers(peers []keys.Peer)    { r.mu.Lock(); r.peers = peers; r.mu.Unlock() }
 func (r *fakeRing) Forked()                       {}
-func (r *fakeRing) Kick(node string)              { r.mu.Lock(); r.kicked = append(r.kicked, node); r.mu.Unlock() }
-func (r *fakeRing) StoreChanged()                 { r.mu.Lock(); r.changes++; r.mu.Unlock() }
-func (r *fakeRing) Rotate(context.Context) (keys.Epoch, error) {
-	return keys.Epoch{Number: 8}, nil
+func (r *fakeRing) RequestRekey(node string) {
+	r.mu.Lock()
+	r.rekeyed = append(r.rekeyed, node)
+	r.mu.Unlock()
+}
+func (r *fakeRing) StoreChanged() { r.mu.Lock(); r.changes++; r.mu.Unlock() }
+func (r *fakeRing) Rotate(context.Context) (epochs.Epoch, error) {
+	return epochs.Epoch{Number: 8}, nil
 }
 func (r *fakeRing) History() []audit.Record { return []audit.Record{{Event: "seen"}} }
 func (r *fakeRing) Status() keys.Status {

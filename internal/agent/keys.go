@@ -18,6 +18,7 @@ import (
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/keys/ca"
+	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/keys/nodeid"
 	"weft.dev/weft/internal/keys/secmem"
@@ -29,9 +30,9 @@ import (
 type Keys interface {
 	Run(ctx context.Context) error
 	SetPeers(peers []keys.Peer)
-	Kick(node string)
+	RequestRekey(node string)
 	StoreChanged()
-	Rotate(ctx context.Context) (keys.Epoch, error)
+	Rotate(ctx context.Context) (epochs.Epoch, error)
 	Status() keys.Status
 	History() []audit.Record
 	Forked()
@@ -106,7 +107,7 @@ func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 	if err := secmem.ProtectProcess(); err != nil {
 		parts.log.Warn("keys: this process's memory is less protected than it could be", "error", err)
 	}
-	epochs, ok := parts.store.(store.EpochStore)
+	objects, ok := parts.store.(store.EpochStore)
 	leader, okLeader := parts.store.(interface{ Leader(node string) *dir.Leader })
 	if !ok || !okLeader {
 		return nil, errors.New("this store cannot keep epochs: use store.dir")
@@ -130,7 +131,7 @@ func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 		Node: parts.cfg.Node, TrustDomain: cfg.TrustDomain, Cluster: cfg.Cluster, Identity: source,
 		Listen: entrance.listen, Filter: entrance.addressFilter(), Unfiltered: entrance.unfiltered,
 		Addresses: parts.addresses, RequirePostQuantum: cfg.RequirePostQuantum,
-		Port: port, KEK: key, Store: keys.NewEpochStore(epochs), Leader: leader.Leader(parts.cfg.Node), Datapath: keysDatapath{parts.dp, uint64(cfg.MaxPackets)},
+		Port: port, KEK: key, Store: epochs.NewStore(objects), Leader: leader.Leader(parts.cfg.Node), Datapath: parts.dp,
 		MaxAge: time.Duration(cfg.MaxAge), HardTTL: time.Duration(cfg.HardTTL), ExtendTTL: time.Duration(cfg.ExtendTTL), Drain: time.Duration(cfg.Drain),
 		SeenFile:   filepath.Join(parts.cfg.StateDir(), seenFile),
 		MaxPackets: uint64(cfg.MaxPackets), Log: parts.log, KMS: records.meter, Audit: records.add, AuditErr: records.err,
@@ -234,56 +235,6 @@ func listenPort(listen string) (uint16, error) {
 		return 0, fmt.Errorf("keys.listen: %q is no port", text)
 	}
 	return uint16(port), nil
-}
-
-// keysDatapath is the datapath in the words of package keys, which imports nothing of it.
-type keysDatapath struct {
-	dp         Datapath
-	maxPackets uint64
-}
-
-// InstallSA leaves no copy of the key behind, whatever happens.
-func (d keysDatapath) InstallSA(sa *keys.SA) error {
-	own := datapath.SA{
-		Node: sa.Node, Out: sa.Out, Epoch: sa.Epoch, Lane: sa.Lane, ID: sa.ID, Number: sa.Number,
-		Key: sa.Key, Salt: sa.Salt, Expires: sa.Expires, MaxPackets: d.maxPackets, VMGeneration: sa.VMGeneration,
-	}
-	defer func() {
-		for _, secret := range [][]byte{own.Key[:], own.Salt[:], sa.Key[:], sa.Salt[:]} {
-			clear(secret)
-		}
-	}()
-	return d.dp.InstallSA(&own)
-}
-
-func (d keysDatapath) RemoveSAs(node string, out bool, epoch uint8) error {
-	return d.dp.RemoveSAs(node, out, epoch)
-}
-
-func (d keysDatapath) ExtendSAs(node string, out bool, epoch uint8, id uint64, until time.Time) error {
-	return d.dp.ExtendSAs(node, out, epoch, id, until)
-}
-
-func (d keysDatapath) SealWith(node string, epoch uint8) error { return d.dp.SealWith(node, epoch) }
-func (d keysDatapath) Lanes() int                              { return d.dp.Lanes() }
-func (d keysDatapath) VMGeneration() (uint64, error)           { return d.dp.VMGeneration() }
-
-func (d keysDatapath) SAs() ([]keys.SAStatus, error) {
-	list, err := d.dp.SAs()
-	out := make([]keys.SAStatus, len(list))
-	for i, sa := range list {
-		out[i] = keys.SAStatus(sa)
-	}
-	return out, err
-}
-
-func (d keysDatapath) Sealing() ([]keys.Sealing, error) {
-	list, err := d.dp.Sealing()
-	out := make([]keys.Sealing, len(list))
-	for i, s := range list {
-		out[i] = keys.Sealing(s)
-	}
-	return out, err
 }
 
 // keyPeers are the other nodes as the manager wants them. Addresses of a family that this

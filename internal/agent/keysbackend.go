@@ -7,6 +7,7 @@ import (
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/epochs"
 )
 
 var _ admin.KeysBackend = (*backend)(nil)
@@ -37,7 +38,7 @@ func (b *backend) Keys(context.Context) (*keys.Status, error) {
 }
 
 // RotateKeys implements admin.KeysBackend.
-func (b *backend) RotateKeys(ctx context.Context) (*keys.Epoch, error) {
+func (b *backend) RotateKeys(ctx context.Context) (*epochs.Epoch, error) {
 	ring, err := b.ring()
 	if err != nil {
 		return nil, err

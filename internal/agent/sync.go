@@ -231,7 +231,7 @@ func (a *Agent) keep(ctx context.Context, what string, run func(context.Context)
 func (a *Agent) consumeEvents(ctx context.Context) error {
 	enricher := flows.Enricher{Node: a.cfg.Node, Resolver: names{a}, ReasonText: reasonText}
 	return a.running().dp.Events(ctx, func(event datapath.FlowEvent) {
-		a.kick(event)
+		a.requestRekey(event)
 		a.hub.Publish(enricher.Flow(event))
 	})
 }

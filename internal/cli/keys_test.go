@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/keys/handshake"
 	"weft.dev/weft/internal/keys/kek"
 )
@@ -53,7 +54,7 @@ func (k *keeper) Keys(context.Context) (*keys.Status, error) {
 	now := time.Now()
 	s := &keys.Status{
 		Node: "a", Ready: true, Epoch: k.epoch, Newest: k.epoch, Leader: "b", KEK: "file:///etc/weft/kek", NextRotation: now.Add(90 * time.Minute),
-		Epochs: []keys.EpochStatus{{Epoch: keys.Epoch{Number: k.epoch, Created: now, Expires: now.Add(72 * time.Hour)}, DEK: keys.DEKReadable, Readable: true, Peers: 1}},
+		Epochs: []epochs.Status{{Epoch: epochs.Epoch{Number: k.epoch, Created: now, Expires: now.Add(72 * time.Hour)}, DEK: epochs.DEKReadable, Readable: true, Peers: 1}},
 		Peers:  []keys.PeerStatus{{Name: "b", State: keys.StateUp, EpochTX: k.epoch, EpochRX: k.epoch, PostQuantum: true, Group: "X25519MLKEM768"}},
 	}
 	if !k.extended.IsZero() {
@@ -65,7 +66,7 @@ func (k *keeper) Keys(context.Context) (*keys.Status, error) {
 	return s, nil
 }
 
-func (k *keeper) RotateKeys(context.Context) (*keys.Epoch, error) {
+func (k *keeper) RotateKeys(context.Context) (*epochs.Epoch, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.fails != nil {
@@ -73,7 +74,7 @@ func (k *keeper) RotateKeys(context.Context) (*keys.Epoch, error) {
 	}
 	k.epoch++
 	k.looks = 2
-	return &keys.Epoch{Number: k.epoch, Expires: time.Now().Add(72 * time.Hour)}, nil
+	return &epochs.Epoch{Number: k.epoch, Expires: time.Now().Add(72 * time.Hour)}, nil
 }
 
 func (k *keeper) KeyHistory(context.Context) ([]audit.Record, error) {

@@ -14,6 +14,7 @@ import (
 	"weft.dev/weft/internal/cli/output"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/keys/handshake"
 	"weft.dev/weft/internal/keys/kek"
 )
@@ -130,7 +131,7 @@ func writeKeyEpochs(w io.Writer, s *keys.Status, wide bool) error {
 }
 
 // epochProblem is what is wrong with an epoch, the alarm first.
-func epochProblem(e *keys.EpochStatus) string {
+func epochProblem(e *epochs.Status) string {
 	if e.Extended.IsZero() {
 		return cmp.Or(e.Error, "-")
 	}

@@ -5,11 +5,13 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/keys/epochs"
+	"weft.dev/weft/internal/keys/schedule"
 	"weft.dev/weft/internal/statefile"
 )
 
 // add puts an epoch beside those in the store.
-func (s *memStore) add(e Epoch) {
+func (s *memStore) add(e epochs.Epoch) {
 	s.mu.Lock()
 	s.epochs[e.Number] = e
 	s.mu.Unlock()
@@ -22,7 +24,7 @@ func TestNumberFarAhead(t *testing.T) {
 	const highest = 1 << 48
 	for name, fresh := range map[string]bool{"on nodes in use": false, "on fresh nodes": true} {
 		t.Run(name, func(t *testing.T) {
-			b, key := newFileBed(t)
+			b, key := newFileFixture(t)
 			nodes := b.cluster("a", "b")
 			b.up(1)
 			if fresh {
@@ -35,13 +37,13 @@ func TestNumberFarAhead(t *testing.T) {
 				}
 			}
 			now := b.clock.Wall().Truncate(time.Millisecond)
-			b.store.add(Epoch{Number: highest, Created: now, Expires: now.Add(testHardTTL), KEK: key.URL(), Wrapped: []byte("nothing")})
+			b.store.add(epochs.Epoch{Number: highest, Created: now, Expires: now.Add(testHardTTL), KEK: key.URL(), Wrapped: []byte("nothing")})
 			for _, n := range nodes {
 				if fresh {
 					n.start()
 				}
 				b.until("it is told of", func() bool {
-					return slices.ContainsFunc(n.Status().Epochs, func(e EpochStatus) bool { return e.Number == highest && e.ErrorKind != "" })
+					return slices.ContainsFunc(n.Status().Epochs, func(e epochs.Status) bool { return e.Number == highest && e.ErrorKind != "" })
 				})
 			}
 			b.clock.skip(25 * time.Hour)
@@ -64,13 +66,13 @@ func TestNumberFarAhead(t *testing.T) {
 // TestNextNumberTaken has somebody who may write to the store take the number after the newest again and again, each time by
 // a fresh epoch that nobody can open. The epoch in use is followed by the next all the same, when it is old.
 func TestNextNumberTaken(t *testing.T) {
-	b, key := newFileBed(t)
+	b, key := newFileFixture(t)
 	nodes := b.cluster("a", "b")
 	b.up(1)
 	for range 16 {
 		now := b.clock.Wall().Truncate(time.Millisecond)
 		taken := b.store.highest() + 1
-		b.store.add(Epoch{Number: taken, Created: now, Expires: now.Add(testHardTTL), KEK: key.URL(), Wrapped: []byte("nothing")})
+		b.store.add(epochs.Epoch{Number: taken, Created: now, Expires: now.Add(testHardTTL), KEK: key.URL(), Wrapped: []byte("nothing")})
 		for _, n := range nodes {
 			b.until("it is told of", func() bool { b.clock.skip(20 * time.Millisecond); return dekState(n, taken) == "corrupt" })
 		}
@@ -88,52 +90,18 @@ func TestNextNumberTaken(t *testing.T) {
 // TestWireNumberTaken has somebody who may write to the store lead the next number to one that stands for the epoch in use on
 // the wire, whose keys are in the way there.
 func TestWireNumberTaken(t *testing.T) {
-	b, key := newFileBed(t)
+	b, key := newFileFixture(t)
 	nodes := b.cluster("a", "b")
 	b.up(1)
 	now := b.clock.Wall().Truncate(time.Millisecond)
-	b.store.add(Epoch{Number: nibbles, Created: now, Expires: now.Add(testHardTTL), KEK: key.URL(), Wrapped: []byte("nothing")})
+	b.store.add(epochs.Epoch{Number: schedule.WireNumbers, Created: now, Expires: now.Add(testHardTTL), KEK: key.URL(), Wrapped: []byte("nothing")})
 	for _, n := range nodes {
-		b.until("it is told of", func() bool { b.clock.skip(20 * time.Millisecond); return dekState(n, nibbles) == "corrupt" })
+		b.until("it is told of", func() bool {
+			b.clock.skip(20 * time.Millisecond)
+			return dekState(n, schedule.WireNumbers) == "corrupt"
+		})
 	}
 	b.clock.skip(25 * time.Hour)
-	b.up(nibbles + 2)
+	b.up(schedule.WireNumbers + 2)
 	b.sound()
-}
-
-// squatter is a store in which somebody takes the next number whenever this node is about to.
-type squatter struct {
-	*memStore
-	epoch Epoch
-}
-
-func (s squatter) CreateEpoch(e Epoch) error {
-	next := s.epoch
-	next.Number = s.highest() + 1
-	s.add(next)
-	return s.memStore.CreateEpoch(e)
-}
-
-// TestEveryNextNumberTaken: a number that nobody can foresee is not taken.
-func TestEveryNextNumberTaken(t *testing.T) {
-	m, _, _ := still(t, nil, 0, 1)
-	m.leader, m.epochs[1].rotateAt = true, stillNow
-	junk := Epoch{Created: m.clock.Wall(), Expires: m.clock.Wall().Add(time.Hour), Wrapped: []byte("nothing")}
-	first := m.epochs[1].Epoch
-	first.Created, first.Expires = junk.Created, junk.Expires
-	m.epochs[1].Epoch = first
-	store := &memStore{epochs: map[uint64]Epoch{1: first}, changed: func() {}}
-	m.opt.Store = squatter{store, junk}
-	for range 50 {
-		if e, err := m.create(t.Context(), ReasonAge); err == nil {
-			if e.Number < 3 {
-				t.Errorf("made epoch %d", e.Number)
-			}
-			return
-		}
-		m.unwraps.nextStranger = 0
-		m.unwrapDue(t.Context())
-		m.work.Wait()
-	}
-	t.Errorf("no epoch was made; the highest in the store is %d", store.highest())
 }

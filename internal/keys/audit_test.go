@@ -15,7 +15,7 @@ import (
 // TestAuditOfALife has every step of an epoch's life in the log, with what wrapped it, and no key.
 func TestAuditOfALife(t *testing.T) {
 	dir := t.TempDir()
-	b := newBed(t)
+	b := newFixture(t)
 	logs := map[string]*audit.Log{}
 	for _, name := range []string{"a", "b"} {
 		logs[name] = audit.Open(audit.Options{Path: filepath.Join(dir, name), Node: name, MaxSize: 1 << 20, Keep: 1})
@@ -29,7 +29,7 @@ func TestAuditOfALife(t *testing.T) {
 	b.up(5)
 	var deks [][]byte
 	for _, e := range b.store.epochs {
-		dek, err := nodes[0].kek.Unwrap(t.Context(), e.Wrapped, e.binding("test"))
+		dek, err := nodes[0].kek.Unwrap(t.Context(), e.Wrapped, e.Binding("test"))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -5,58 +5,80 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/sadb"
 )
 
 // cleanAll removes from the datapath what no packet needs any more, and returns when
 // to look again.
-func (m *Manager) cleanAll() time.Duration {
-	m.mu.Lock()
-	var names []string
-	if m.peersSet {
-		now := m.clock.Boot()
-		for _, name := range m.kernel.nodes() {
-			if m.peers[name] == nil && name != m.opt.Node {
-				// It left while no agent ran.
-				p := newPeer(Peer{Name: name}, now)
-				p.gone, p.goneAt = true, now
-				m.peers[name] = p
-			}
-		}
-	}
-	for name := range m.peers {
-		names = append(names, name)
-	}
-	m.mu.Unlock()
-	next := m.clock.Boot() + tick
+func (p *peers) cleanAll() (time.Duration, error) {
+	next := p.clock.Boot() + tick
 	var failed error
-	for _, name := range names {
-		due, err := m.clean(name)
+	for _, name := range p.names() {
+		due, err := p.clean(name)
 		next = min(next, due)
 		failed = errors.Join(failed, err)
 	}
-	m.problem("clean up", failed)
-	return next
+	return next, failed
+}
+
+// names are all peers, with those that left while no agent ran.
+func (p *peers) names() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.known {
+		now := p.clock.Boot()
+		for _, name := range p.table.Peers() {
+			if p.byName[name] == nil && name != p.opt.Node {
+				q := newPeer(Peer{Name: name}, now)
+				q.gone, q.goneAt = true, now
+				p.byName[name] = q
+			}
+		}
+		p.count.Store(int64(len(p.byName)))
+	}
+	out := make([]string, 0, len(p.byName))
+	for name := range p.byName {
+		out = append(out, name)
+	}
+	return out
 }
 
 // clean removes a peer's keys that are past their time. It returns when the next are.
-func (m *Manager) clean(name string) (time.Duration, error) {
-	defer m.kernel.lock(name)()
-	now := m.clock.Boot()
-	next := now + tick
-	groups, sealing := m.kernel.of(name)
-	m.mu.Lock()
-	p := m.peers[name]
-	if p == nil {
-		m.mu.Unlock()
-		return next, nil
+func (p *peers) clean(name string) (time.Duration, error) {
+	defer p.table.Lock(name)()
+	now := p.clock.Boot()
+	state := p.table.Of(name)
+	p.mu.Lock()
+	q := p.byName[name]
+	if q == nil {
+		p.mu.Unlock()
+		return now + tick, nil
 	}
-	if p.gone {
-		m.mu.Unlock()
-		return m.part(p, groups, sealing)
+	if q.gone {
+		goneAt := q.goneAt
+		p.mu.Unlock()
+		return p.part(name, goneAt, state)
 	}
-	var remove []group
-	for g, h := range groups {
-		at, why := m.removeAt(p, g, h, groups, sealing, now)
+	remove, next := p.past(q, state, now)
+	p.mu.Unlock()
+	var failed error
+	for _, g := range remove {
+		if g.Out && g.Wire == state.Sealing {
+			failed = errors.Join(failed, p.table.Seal(name, 0))
+		}
+		failed = errors.Join(failed, p.table.Remove(name, g))
+	}
+	if failed != nil {
+		next = now + retryMin
+	}
+	return next, failed
+}
+
+// past are a peer's keys that are past their time, and when the next will be. The caller holds mu.
+func (p *peers) past(q *peer, state sadb.State, now time.Duration) (remove []sadb.Group, next time.Duration) {
+	next = now + tick
+	for g, h := range state.Groups {
+		at, why := p.removeAt(q, g, h, state, now)
 		if why == "" {
 			continue
 		}
@@ -65,21 +87,12 @@ func (m *Manager) clean(name string) (time.Duration, error) {
 			continue
 		}
 		remove = append(remove, g)
-		p.expired = p.expired || (now >= h.deadline && h.number >= p.confirmed)
-		m.journal.Add(audit.Record{Event: audit.EventDestroyed, Epoch: h.number, Peer: name, Detail: direction(g.out) + ": " + why})
+		q.expired = q.expired || (now >= h.Deadline && h.Number >= q.confirmed)
+		p.journal.Add(audit.Record{
+			Event: audit.EventDestroyed, Epoch: h.Number, Peer: q.Name, Detail: direction(g.Out) + ": " + why,
+		})
 	}
-	m.mu.Unlock()
-	var failed error
-	for _, g := range remove {
-		if g.out && g.nibble == sealing {
-			failed = errors.Join(failed, m.kernel.seal(name, 0))
-		}
-		failed = errors.Join(failed, m.kernel.remove(name, g))
-	}
-	if failed != nil {
-		next = now + retryMin
-	}
-	return next, failed
+	return remove, next
 }
 
 func direction(out bool) string {
@@ -90,52 +103,83 @@ func direction(out bool) string {
 }
 
 // removeAt says when keys may go and why, "" for not yet known. The caller holds mu.
-func (m *Manager) removeAt(p *peer, g group, h held, groups map[group]held, sealing uint8, now time.Duration) (time.Duration, string) {
-	if now >= h.deadline {
-		return h.deadline, "hard TTL"
+func (p *peers) removeAt(q *peer, g sadb.Group, h sadb.Held, state sadb.State, now time.Duration) (time.Duration, string) {
+	if now >= h.Deadline {
+		return h.Deadline, "hard TTL"
 	}
-	if p.session == h.number && h.number != p.confirmed && now < p.sessionAt+sessionMax {
+	if q.session == h.Number && h.Number != q.confirmed && now < q.sessionAt+sessionMax {
 		return 0, "" // an exchange about them is under way
 	}
-	if at, ok := leftAt(h, groups); ok && !g.out {
-		return min(at, now) + m.opt.Drain, "drained"
+	if at, ok := state.Left(h); ok && !g.Out {
+		return min(at, now) + p.opt.Drain, "drained"
 	}
 	switch {
-	case h.number >= p.confirmed:
-		return h.deadline, "hard TTL"
-	case g.out && g.nibble != sealing:
+	case h.Number >= q.confirmed:
+		return h.Deadline, "hard TTL"
+	case g.Out && g.Wire != state.Sealing:
 		return now, "a newer epoch is in use"
-	case g.out:
-		return h.deadline, "hard TTL"
+	case g.Out:
+		return h.Deadline, "hard TTL"
 	}
-	left, ok := p.left[h.number]
+	left, ok := q.left[h.Number]
 	if !ok {
-		return h.deadline, "hard TTL"
+		return h.Deadline, "hard TTL"
 	}
-	return left + m.opt.Drain, "drained"
+	return left + p.opt.Drain, "drained"
 }
 
-// part removes a peer that is no longer a node. The caller holds the peer's lock.
-func (m *Manager) part(p *peer, groups map[group]held, sealing uint8) (time.Duration, error) {
-	now := m.clock.Boot()
-	if until := p.goneAt + m.opt.Drain; now < until {
+// part removes a peer that is no longer a node. The caller holds the peer's writer lock.
+func (p *peers) part(name string, goneAt time.Duration, state sadb.State) (time.Duration, error) {
+	now := p.clock.Boot()
+	if until := goneAt + p.opt.Drain; now < until {
 		return until, nil
 	}
 	var failed error
-	if sealing != 0 {
-		failed = m.kernel.seal(p.Name, 0)
+	if state.Sealing != 0 {
+		failed = p.table.Seal(name, 0)
 	}
-	for g := range groups {
-		failed = errors.Join(failed, m.kernel.remove(p.Name, g))
+	for g := range state.Groups {
+		failed = errors.Join(failed, p.table.Remove(name, g))
 	}
 	if failed != nil {
 		return now + retryMin, failed
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if p.gone { // it may have come back
-		delete(m.peers, p.Name)
-		m.journal.Add(audit.Record{Event: audit.EventDestroyed, Peer: p.Name, Detail: "the node is gone"})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if q := p.byName[name]; q != nil && q.gone { // it may have come back
+		delete(p.byName, name)
+		p.count.Store(int64(len(p.byName)))
+		p.journal.Add(audit.Record{Event: audit.EventDestroyed, Peer: name, Detail: "the node is gone"})
 	}
 	return now + tick, nil
+}
+
+// use is the keys of one direction that packets pass with, as far as this node can tell.
+type use struct {
+	peer  string
+	group sadb.Group
+	sadb.Held
+}
+
+// uses finds the keys of an epoch that are in use: those for sending that are sent with, and
+// those for receiving that nothing but their end would remove.
+func (p *peers) uses(number uint64, now time.Duration) []use {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []use
+	for name, q := range p.byName {
+		if q.gone {
+			continue
+		}
+		state := p.table.Of(name)
+		for g, h := range state.Groups {
+			if h.Number != number || h.Mixed || now >= h.Deadline || (g.Out && g.Wire != state.Sealing) {
+				continue
+			}
+			if _, why := p.removeAt(q, g, h, state, now); why != "drained" {
+				out = append(out, use{name, g, h})
+			}
+		}
+	}
+	return out
 }

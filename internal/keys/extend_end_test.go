@@ -10,6 +10,7 @@ import (
 
 	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/keys/kek"
+	"weft.dev/weft/internal/keys/sadb"
 )
 
 // TestExtendTTLOfOnePair has one node without the KMS: the others go on to new epochs, and the leader leaves the old
@@ -17,7 +18,7 @@ import (
 func TestExtendTTLOfOnePair(t *testing.T) {
 	for _, kind := range []error{kek.ErrUnreachable, kek.ErrDenied} {
 		b := extending(t)
-		b.office.closed["c"] = true
+		b.election.closed["c"] = true
 		nodes := b.cluster("a", "b", "c")
 		a, c := nodes[0], nodes[2]
 		b.up(1)
@@ -140,7 +141,7 @@ func TestExtendTTLEndsByHand(t *testing.T) {
 
 // balky is a datapath that extends nothing for a while.
 type balky struct {
-	Datapath
+	sadb.Datapath
 	fails *atomic.Bool
 }
 

@@ -8,8 +8,12 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/keys/kek"
 )
+
+// extendMost is the longest step by which keys are extended.
+const extendMost = 10 * time.Minute
 
 const (
 	testHardTTL = 72 * time.Hour
@@ -18,9 +22,9 @@ const (
 	testStride = 3 * time.Minute
 )
 
-// extending makes a bed whose nodes extend keys, unless they are named as those that do not.
-func extending(t *testing.T, not ...string) *bed {
-	b := newBed(t)
+// extending makes a fixture whose nodes extend keys, unless they are named as those that do not.
+func extending(t *testing.T, not ...string) *fixture {
+	b := newFixture(t)
 	b.options = func(o *Options) {
 		if !slices.Contains(not, o.Node) {
 			o.ExtendTTL = testExtend
@@ -41,7 +45,7 @@ func away(yes bool, nodes ...*node) {
 }
 
 // walk lets time pass until the newest epoch has an age, slowly enough for the nodes to keep the keys with their peers alive.
-func (b *bed) walk(age time.Duration, nodes ...*node) {
+func (b *fixture) walk(age time.Duration, nodes ...*node) {
 	b.t.Helper()
 	for b.age() < age {
 		b.clock.skip(min(testStride, age-b.age()))
@@ -57,7 +61,7 @@ func (b *bed) walk(age time.Duration, nodes ...*node) {
 }
 
 // outlast has two nodes without the KMS until their epoch is extended, that long past the hard TTL.
-func (b *bed) outlast(past time.Duration) []*node {
+func (b *fixture) outlast(past time.Duration) []*node {
 	b.t.Helper()
 	nodes := b.cluster("a", "b")
 	b.up(1)
@@ -68,7 +72,7 @@ func (b *bed) outlast(past time.Duration) []*node {
 }
 
 // left is how soon a node's first key ends; those that have reached the end of all ends do not count.
-func (b *bed) left(n *node) time.Duration {
+func (b *fixture) left(n *node) time.Duration {
 	b.fabric.mu.Lock()
 	defer b.fabric.mu.Unlock()
 	end := testHardTTL + testExtend - b.age() - time.Second
@@ -90,7 +94,7 @@ func alarms(n *node) int {
 func alarmed(n *node) bool {
 	s := n.Status()
 	said := strings.Contains(strings.Join(s.Problems, "\n"), "ttl: EXTENDED: epoch 1 ")
-	listed := slices.ContainsFunc(s.Epochs, func(e EpochStatus) bool { return !e.Extended.IsZero() })
+	listed := slices.ContainsFunc(s.Epochs, func(e epochs.Status) bool { return !e.Extended.IsZero() })
 	if said != listed {
 		panic("the problem and the epoch's row do not say the same")
 	}
@@ -98,7 +102,7 @@ func alarmed(n *node) bool {
 }
 
 // dropped waits until packets are dropped in both directions, and the nodes say why.
-func (b *bed) dropped(nodes ...*node) {
+func (b *fixture) dropped(nodes ...*node) {
 	b.t.Helper()
 	b.until("packets are dropped", func() bool {
 		return b.fabric.try(nodes[0].name, nodes[1].name) != "" && b.fabric.try(nodes[1].name, nodes[0].name) != ""
@@ -109,7 +113,7 @@ func (b *bed) dropped(nodes ...*node) {
 }
 
 // recovered waits for the next epoch, after which nothing of the extended one is left.
-func (b *bed) recovered(nodes ...*node) {
+func (b *fixture) recovered(nodes ...*node) {
 	b.t.Helper()
 	away(false, nodes...)
 	b.until("the next epoch", func() bool { b.clock.skip(100 * time.Millisecond); return nodes[0].Status().Epoch == 2 })
@@ -196,7 +200,7 @@ func TestExtendTTL(t *testing.T) {
 func TestExtendTTLOneSideOnly(t *testing.T) {
 	for _, leader := range []string{"a", "b"} {
 		b := extending(t, "b")
-		b.office.holder = leader
+		b.election.holder = leader
 		nodes := b.cluster("a", "b")
 		b.up(1)
 		away(true, nodes...)
@@ -270,7 +274,7 @@ func TestExtendTTLWithoutAgents(t *testing.T) {
 func TestExtendTTLAndReboot(t *testing.T) {
 	for _, answers := range []bool{true, false} {
 		b := extending(t)
-		b.office.closed["b"] = true // the leader cannot make an epoch
+		b.election.closed["b"] = true // the leader cannot make an epoch
 		nodes := b.outlast(5 * time.Minute)
 		away(!answers, nodes[1])
 		nodes[1].stop()
@@ -296,8 +300,8 @@ func TestExtendTTLAndExchange(t *testing.T) {
 	b := extending(t)
 	nodes := b.outlast(5 * time.Minute)
 	nodes[1].dp.reboot()
-	nodes[0].Kick("b")
-	nodes[1].Kick("a")
+	nodes[0].RequestRekey("b")
+	nodes[1].RequestRekey("a")
 	b.until("new keys", func() bool {
 		b.clock.skip(10 * time.Millisecond)
 		return b.fabric.try("a", "b") == "" && b.fabric.try("b", "a") == ""

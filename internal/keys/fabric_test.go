@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"weft.dev/weft/internal/datapath"
 )
 
 // fabric is what joins the fake datapaths: it sends packets between all of them and
@@ -204,7 +206,7 @@ func (h handle) change(what, peer string, do func() error) error {
 	})
 }
 
-func (h handle) InstallSA(sa *SA) error {
+func (h handle) InstallSA(sa *datapath.SA) error {
 	defer func() { clear(sa.Key[:]); clear(sa.Salt[:]) }()
 	return h.change("install", sa.Node, func() error {
 		at := slot{sa.Node, sa.Out, sa.Epoch, sa.Lane}
@@ -272,13 +274,13 @@ func (h handle) SealWith(node string, epoch uint8) error {
 	})
 }
 
-func (h handle) SAs() ([]SAStatus, error) {
+func (h handle) SAs() ([]datapath.SAStatus, error) {
 	f := h.fabric
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var out []SAStatus
+	var out []datapath.SAStatus
 	for at, sa := range h.sas {
-		out = append(out, SAStatus{
+		out = append(out, datapath.SAStatus{
 			Node: at.node, Out: at.out, Epoch: at.epoch, Lane: at.lane, ID: sa.id, Number: sa.number, Counter: sa.counter, Packets: sa.counter,
 			Installed: sa.installed, Expires: h.wall().Add(sa.deadline - f.clock.Boot()),
 		})
@@ -286,13 +288,13 @@ func (h handle) SAs() ([]SAStatus, error) {
 	return out, nil
 }
 
-func (h handle) Sealing() ([]Sealing, error) {
+func (h handle) Sealing() ([]datapath.Sealing, error) {
 	f := h.fabric
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var out []Sealing
+	var out []datapath.Sealing
 	for node, epoch := range h.sealing {
-		out = append(out, Sealing{Node: node, Epoch: epoch})
+		out = append(out, datapath.Sealing{Node: node, Epoch: epoch})
 	}
 	return out, nil
 }

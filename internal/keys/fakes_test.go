@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/keys/kek"
 )
 
@@ -111,26 +112,26 @@ func (v *view) jump(d time.Duration) {
 	v.shift += d
 }
 
-// memStore is an EpochStore in memory.
+// memStore is an epochs.Store in memory.
 type memStore struct {
 	mu      sync.Mutex
-	epochs  map[uint64]Epoch
+	epochs  map[uint64]epochs.Epoch
 	down    bool
 	changed func()
 }
 
 var errStoreDown = errors.New("the store is away")
 
-func (s *memStore) Epochs() ([]Epoch, error) {
+func (s *memStore) Epochs() ([]epochs.Epoch, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.down {
 		return nil, errStoreDown
 	}
-	return slices.SortedFunc(maps.Values(s.epochs), func(a, b Epoch) int { return int(a.Number) - int(b.Number) }), nil
+	return slices.SortedFunc(maps.Values(s.epochs), func(a, b epochs.Epoch) int { return int(a.Number) - int(b.Number) }), nil
 }
 
-func (s *memStore) CreateEpoch(e Epoch) error {
+func (s *memStore) CreateEpoch(e epochs.Epoch) error {
 	s.mu.Lock()
 	if s.down {
 		s.mu.Unlock()
@@ -138,7 +139,7 @@ func (s *memStore) CreateEpoch(e Epoch) error {
 	}
 	if _, taken := s.epochs[e.Number]; taken {
 		s.mu.Unlock()
-		return ErrExists
+		return epochs.ErrExists
 	}
 	s.epochs[e.Number] = e
 	s.mu.Unlock()
@@ -146,11 +147,11 @@ func (s *memStore) CreateEpoch(e Epoch) error {
 	return nil
 }
 
-func (s *memStore) ReplaceEpoch(e Epoch, old []byte) error {
+func (s *memStore) ReplaceEpoch(e epochs.Epoch, old []byte) error {
 	s.mu.Lock()
 	if !bytes.Equal(s.epochs[e.Number].Wrapped, old) {
 		s.mu.Unlock()
-		return ErrChanged
+		return epochs.ErrChanged
 	}
 	s.epochs[e.Number] = e
 	s.mu.Unlock()
@@ -179,20 +180,20 @@ func (s *memStore) setDown(down bool) {
 
 // nodeStore counts a node's steps in the store.
 type nodeStore struct {
-	EpochStore
+	epochs.Store
 	life *life
 }
 
-func (s nodeStore) CreateEpoch(e Epoch) error {
-	return s.life.step("publish", func() error { return s.EpochStore.CreateEpoch(e) })
+func (s nodeStore) CreateEpoch(e epochs.Epoch) error {
+	return s.life.step("publish", func() error { return s.Store.CreateEpoch(e) })
 }
 
-func (s nodeStore) ReplaceEpoch(e Epoch, old []byte) error {
-	return s.life.step("replace", func() error { return s.EpochStore.ReplaceEpoch(e, old) })
+func (s nodeStore) ReplaceEpoch(e epochs.Epoch, old []byte) error {
+	return s.life.step("replace", func() error { return s.Store.ReplaceEpoch(e, old) })
 }
 
 func (s nodeStore) DeleteEpoch(n uint64) error {
-	return s.life.step("delete", func() error { return s.EpochStore.DeleteEpoch(n) })
+	return s.life.step("delete", func() error { return s.Store.DeleteEpoch(n) })
 }
 
 // fakeKEK wraps by adding a hash of the binding; fail refuses.
@@ -276,8 +277,8 @@ func (k *fakeKEK) refuse(fail func(uint64) error) {
 	k.fail = fail
 }
 
-// office is what fakeLeaders fight for. With all set, everybody is elected.
-type office struct {
+// election is what fakeLeaders run for. With all set, everybody is elected.
+type election struct {
 	mu     sync.Mutex
 	holder string
 	all    bool
@@ -285,19 +286,19 @@ type office struct {
 }
 
 type fakeLeader struct {
-	office *office
-	node   string
+	election *election
+	node     string
 }
 
 func (l fakeLeader) Campaign(ctx context.Context, trouble func(error)) error {
 	for {
 		trouble(nil)
-		l.office.mu.Lock()
-		won := !l.office.closed[l.node] && (l.office.all || l.office.holder == "" || l.office.holder == l.node)
+		l.election.mu.Lock()
+		won := !l.election.closed[l.node] && (l.election.all || l.election.holder == "" || l.election.holder == l.node)
 		if won {
-			l.office.holder = l.node
+			l.election.holder = l.node
 		}
-		l.office.mu.Unlock()
+		l.election.mu.Unlock()
 		if won {
 			return nil
 		}
@@ -310,21 +311,21 @@ func (l fakeLeader) Campaign(ctx context.Context, trouble func(error)) error {
 }
 
 func (l fakeLeader) IsLeader() bool {
-	l.office.mu.Lock()
-	defer l.office.mu.Unlock()
-	return l.office.all || l.office.holder == l.node
+	l.election.mu.Lock()
+	defer l.election.mu.Unlock()
+	return l.election.all || l.election.holder == l.node
 }
 
 func (l fakeLeader) Resign() {
-	l.office.mu.Lock()
-	defer l.office.mu.Unlock()
-	if l.office.holder == l.node {
-		l.office.holder = ""
+	l.election.mu.Lock()
+	defer l.election.mu.Unlock()
+	if l.election.holder == l.node {
+		l.election.holder = ""
 	}
 }
 
 func (l fakeLeader) Holder() string {
-	l.office.mu.Lock()
-	defer l.office.mu.Unlock()
-	return l.office.holder
+	l.election.mu.Lock()
+	defer l.election.mu.Unlock()
+	return l.election.holder
 }

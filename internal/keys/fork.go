@@ -10,35 +10,34 @@ import (
 // keys of before. Peers are met anew at once; exchanges under way, dialled and served, are given up, since their
 // connections are of before, too.
 func (m *Manager) Forked() {
-	m.mu.Lock()
-	if m.abort != nil {
-		m.abort()
-		m.abort = nil
-	}
-	m.mu.Unlock()
+	m.peers.abortDialled()
 	m.server.Abort()
-	m.loadKernel()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := m.clock.Boot()
-	m.counters.VMForks++
+	m.load()
 	m.journal.Add(audit.Record{Event: audit.EventVMFork, Detail: "keys of before were destroyed, every peer is met anew"})
-	for _, p := range m.peers {
-		if !p.gone {
-			p.confirmed, p.failures, p.nextTry, p.kicked = 0, 0, now, true
-		}
-	}
-	m.pokeLocked()
+	m.mu.Lock()
+	m.vmForks++
+	m.mu.Unlock()
+	m.peers.forked()
 }
 
-// abortable is a context that Forked ends.
-func (m *Manager) abortable(ctx context.Context) (context.Context, context.CancelFunc) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.abort == nil {
-		m.alive, m.abort = context.WithCancel(context.Background())
+// abortDialled gives up the exchanges under way that this node dialled.
+func (p *peers) abortDialled() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.abort != nil {
+		p.abort()
+		p.abort = nil
+	}
+}
+
+// abortable is a context that abortDialled ends.
+func (p *peers) abortable(ctx context.Context) (context.Context, context.CancelFunc) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.abort == nil {
+		p.alive, p.abort = context.WithCancel(context.Background())
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(m.alive, cancel)
+	stop := context.AfterFunc(p.alive, cancel)
 	return ctx, func() { stop(); cancel() }
 }

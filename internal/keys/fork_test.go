@@ -7,6 +7,9 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/keys/sadb"
 )
 
 // snapshot is what a virtual machine's memory holds of the datapath.
@@ -48,7 +51,7 @@ func (d *fakeDP) retire() {
 // TestVMForked takes a node back to a snapshot with memory, again and again: it meets every peer at once, in the same
 // epoch, and no counter is used twice under one key.
 func TestVMForked(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	nodes := b.cluster("a", "b", "c")
 	b.up(1)
 	restore := nodes[0].dp.snapshot()
@@ -81,7 +84,7 @@ func TestVMForked(t *testing.T) {
 
 // TestForkAbortsServed: what a node serves when the machine forks is given up, and does not stand in the way of its peer until it times out.
 func TestForkAbortsServed(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	a := b.cluster("a")[0]
 	b.until("it has an epoch", func() bool { return a.Status().Epoch == 1 })
 	a.SetPeers([]Peer{{Name: "b", Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, Port: 1}})
@@ -99,7 +102,7 @@ func TestForkAbortsServed(t *testing.T) {
 
 // TestKeysOfBeforeAFork has the machine fork in the middle of every exchange: what was agreed on before is never used.
 func TestKeysOfBeforeAFork(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	forks := 0
 	b.options = func(o *Options) {
 		if o.Node == "a" {
@@ -119,13 +122,13 @@ func TestKeysOfBeforeAFork(t *testing.T) {
 
 // forkingDatapath forks between the first look at the generation and the installation of what was agreed on since.
 type forkingDatapath struct {
-	Datapath
+	sadb.Datapath
 	dp    *fakeDP
 	left  int
 	forks *int
 }
 
-func (f *forkingDatapath) InstallSA(sa *SA) error {
+func (f *forkingDatapath) InstallSA(sa *datapath.SA) error {
 	f.dp.fabric.mu.Lock()
 	if f.left > 0 {
 		f.left--
@@ -138,14 +141,14 @@ func (f *forkingDatapath) InstallSA(sa *SA) error {
 
 // TestClockAhead tells of the wall clock's jumps ahead, and of no others.
 func TestClockAhead(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	ahead := make(chan struct{}, 8)
 	b.options = func(o *Options) { o.ClockAhead = func() { ahead <- struct{}{} } }
 	nodes := b.cluster("a")
 	b.until("it runs", func() bool { return nodes[0].Status().Ready })
 	for i, jump := range []int{-1000, 1000, -2000} {
 		nodes[0].clock.jump(time.Duration(jump) * time.Hour)
-		nodes[0].poke()
+		nodes[0].signal.Poke()
 		b.until("it notices", func() bool { return nodes[0].Status().Counters.ClockJumps == uint64(i+1) })
 	}
 	b.until("it is told of", func() bool { return len(ahead) == 1 })

@@ -6,14 +6,16 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"weft.dev/weft/internal/keys/epochs"
 )
 
 func TestFirstEpoch(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	nodes := b.cluster("a", "b", "c")
 	b.up(1)
 	s := nodes[0].Status()
-	if len(s.Epochs) != 1 || s.Epochs[0].DEK != DEKReadable || s.Epochs[0].KEK != "file:///test/kek" || !s.Ready {
+	if len(s.Epochs) != 1 || s.Epochs[0].DEK != epochs.DEKReadable || s.Epochs[0].KEK != "file:///test/kek" || !s.Ready {
 		t.Errorf("status %+v", s)
 	}
 	for _, p := range s.Peers {
@@ -25,7 +27,7 @@ func TestFirstEpoch(t *testing.T) {
 }
 
 func TestFiftyRotations(t *testing.T) {
-	b := newBedWithDrain(t, 5*time.Millisecond)
+	b := newFixtureWithDrain(t, 5*time.Millisecond)
 	nodes := b.cluster("a", "b", "c")
 	b.up(1)
 	for i := range 50 {
@@ -59,8 +61,8 @@ func TestCrashAtEveryStep(t *testing.T) {
 
 func crashAtEveryStep(t *testing.T, victim, rotator string, after bool) {
 	t.Parallel()
-	b := newBed(t)
-	b.office.closed["b"] = true // a removes old epochs
+	b := newFixture(t)
+	b.election.closed["b"] = true // a removes old epochs
 	b.cluster("a", "b")
 	b.up(1)
 	b.rotate(b.nodes["a"]) // so that each of the following removes an old epoch
@@ -85,7 +87,7 @@ func crashAtEveryStep(t *testing.T, victim, rotator string, after bool) {
 }
 
 // rotateAndKill rotates while a node dies at its nth step of a kind; false if it did not.
-func (b *bed) rotateAndKill(victim, rotator *node, what string, n int, after bool) bool {
+func (b *fixture) rotateAndKill(victim, rotator *node, what string, n int, after bool) bool {
 	b.t.Helper()
 	before := victim.Status().Epoch
 	victim.life.arm(what, n, after)
@@ -129,7 +131,7 @@ func (n *node) dead() bool {
 // TestKilledFasterThanItDrains has agents that never live as long as the drain, while
 // epochs' numbers on the wire come round.
 func TestKilledFasterThanItDrains(t *testing.T) {
-	b := newBedWithDrain(t, 400*time.Millisecond)
+	b := newFixtureWithDrain(t, 400*time.Millisecond)
 	nodes := b.cluster("a", "b", "c")
 	b.up(1)
 	for i := range 25 {
@@ -152,7 +154,7 @@ func TestKilledFasterThanItDrains(t *testing.T) {
 
 // TestIdlePairsMoveOn is the same without a single packet, so that nothing tells what the peer sends with.
 func TestIdlePairsMoveOn(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	b.fabric.idle = true
 	nodes := b.cluster("a", "b")
 	b.up(1)

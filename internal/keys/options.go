@@ -11,18 +11,12 @@ import (
 
 	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/keys/clock"
+	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/keys/handshake"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/keys/nodeid"
+	"weft.dev/weft/internal/keys/sadb"
 )
-
-// KEK wraps and unwraps data-encryption keys. Every kek.KEK is one.
-type KEK interface {
-	Wrap(ctx context.Context, dek []byte, bind kek.Binding) (blob []byte, version string, err error)
-	Unwrap(ctx context.Context, blob []byte, bind kek.Binding) ([]byte, error)
-	// URL is the KEK's address without secrets.
-	URL() string
-}
 
 // Defaults of Options.
 const (
@@ -59,10 +53,10 @@ type Options struct {
 	// Port is where peers listen that say nothing else. Default: handshake.DefaultPort.
 	Port uint16
 
-	KEK      KEK
-	Store    EpochStore
-	Leader   Leader
-	Datapath Datapath
+	KEK      epochs.KEK
+	Store    epochs.Store
+	Leader   epochs.Leader
+	Datapath sadb.Datapath
 
 	// MaxAge is how old an epoch may become before the leader makes the next one.
 	MaxAge time.Duration

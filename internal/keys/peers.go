@@ -1,21 +1,34 @@
 package keys
 
 import (
-	"cmp"
 	"context"
-	"errors"
-	"fmt"
+	"log/slog"
+	"net/netip"
 	"slices"
-	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/keys/clock"
+	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/keys/handshake"
-	"weft.dev/weft/internal/keys/nodeid"
+	"weft.dev/weft/internal/keys/sadb"
 )
 
-// peer is another node as this one knows it.
+// Peer is another node.
+type Peer struct {
+	Name      string
+	Addresses []netip.Addr
+	// Port is where it listens for exchanges; 0 is the same port as everywhere.
+	Port uint16
+}
+
+func (p Peer) equal(q Peer) bool {
+	return p.Name == q.Name && p.Port == q.Port && slices.Equal(p.Addresses, q.Addresses)
+}
+
+// peer is another node as this one knows it. Guarded by peers.mu.
 type peer struct {
 	Peer
 	gone   bool
@@ -30,8 +43,9 @@ type peer struct {
 	session   uint64
 	sessionAt time.Duration
 
-	running  bool // an exchange that this node dialled
-	kicked   bool
+	running bool // an exchange that this node dialled
+	// rekey: new keys were requested, since packets were dropped for want of one.
+	rekey    bool
 	failures int
 	nextTry  time.Duration
 	lastTry  time.Duration
@@ -53,8 +67,8 @@ type peer struct {
 }
 
 const (
-	// kickPause is the least time between two exchanges for packets without a key.
-	kickPause = time.Second
+	// rekeyPause is the least time between two exchanges for packets without a key.
+	rekeyPause = time.Second
 	// deferDial is how long the node with the larger name leaves dialling to the other.
 	deferDial = 100 * time.Millisecond
 	// busyPause is how long to wait when the peer has an exchange with this node under way.
@@ -68,264 +82,228 @@ func newPeer(info Peer, now time.Duration) *peer {
 	return &peer{Peer: info, left: map[uint64]time.Duration{}, nextTry: now}
 }
 
+// epochView is what peers move by: a *epochs.Keeper, but in tests.
+type epochView interface {
+	View() epochs.View
+	Target() uint64
+	Readable() []uint64
+	Until(number uint64) (time.Duration, bool)
+}
+
+// peers owns who there is, how far each peer is, and the exchanges under way. It is safe for
+// concurrent use; under its lock it asks the epochs and the SA table.
+type peers struct {
+	opt     *Options
+	clock   clock.Clock
+	log     *slog.Logger
+	signal  *clock.Signal
+	journal *audit.Journal
+	table   *sadb.Table
+	epochs  epochView
+	client  client
+	work    sync.WaitGroup
+	// reread has the loop read the datapath again, no later than at a time.
+	reread func(at time.Duration)
+
+	// count is how many there are, and addresses are those of all: read without mu.
+	count     atomic.Int64
+	addresses atomic.Pointer[map[netip.Addr]bool]
+
+	mu     sync.Mutex
+	byName map[string]*peer
+	known  bool // they were set once
+	// planned is the epoch that exchanges were last planned for.
+	planned    uint64
+	inFlight   int // exchanges that this node dialled
+	handshakes map[string]uint64
+	rekeys     uint64
+	// abort ends the exchanges under way that this node dialled.
+	abort context.CancelFunc
+	alive context.Context //nolint:containedctx // ended by abort
+}
+
+// set says which other nodes there are.
+func (p *peers) set(list []Peer) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.clock.Boot()
+	want := map[string]bool{}
+	for _, info := range list {
+		if info.Name != p.opt.Node {
+			want[info.Name] = true
+			p.setOne(info, now)
+		}
+	}
+	for name, q := range p.byName {
+		if !want[name] && !q.gone {
+			q.gone, q.goneAt = true, now
+		}
+	}
+	addresses := map[netip.Addr]bool{}
+	for _, q := range p.byName {
+		for _, a := range q.Addresses {
+			if !q.gone {
+				addresses[a.Unmap()] = true
+			}
+		}
+	}
+	p.addresses.Store(&addresses)
+	p.count.Store(int64(len(p.byName)))
+	p.known = true
+	p.signal.Poke()
+}
+
+// setOne says that a node is there. The caller holds mu.
+func (p *peers) setOne(info Peer, now time.Duration) {
+	q := p.byName[info.Name]
+	if q == nil {
+		q = newPeer(info, now)
+		p.byName[info.Name] = q
+		p.plan(q)
+	}
+	if q.gone {
+		// The datapath may have forgotten its keys at once.
+		q.gone, q.confirmed = false, 0
+		p.reread(now)
+		p.plan(q)
+	}
+	if !q.equal(info) {
+		q.Peer, q.failures, q.nextTry = info, 0, now
+	}
+}
+
+// requestRekey says that packets for a peer were dropped for want of a key.
+func (p *peers) requestRekey(node string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	q := p.byName[node]
+	if q == nil || q.gone || q.rekey {
+		return
+	}
+	q.rekey = true
+	p.rekeys++
+	// What this process remembers of the datapath is in doubt.
+	p.reread(p.table.Loaded() + rekeyPause)
+	// Requests come as fast as packets do.
+	q.nextTry = max(p.clock.Boot(), q.lastTry+rekeyPause)
+	p.signal.Poke()
+}
+
+// forked has every peer met anew at once: the keys of before are gone.
+func (p *peers) forked() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.clock.Boot()
+	for _, q := range p.byName {
+		if !q.gone {
+			q.confirmed, q.failures, q.nextTry, q.rekey = 0, 0, now, true
+		}
+	}
+	p.signal.Poke()
+}
+
+// reloaded looks for keys that are gone without this process having removed them.
+func (p *peers) reloaded() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, q := range p.byName {
+		if q.confirmed == 0 || q.gone {
+			continue
+		}
+		if tx, rx := p.table.Pair(q.Name); min(tx.Number, rx.Number) < q.confirmed {
+			q.confirmed = 0
+		}
+	}
+}
+
 // plan sets when to dial a peer for a new epoch. So that not both dial at once, the
 // larger name waits a little; a node without any key waits for nothing. The caller holds mu.
-func (m *Manager) plan(p *peer) {
-	wait := clock.Spread(m.span() / 2)
-	if m.opt.Node > p.Name {
-		wait += deferDial + m.span()
+func (p *peers) plan(q *peer) {
+	span := epochs.Span(p.opt.Spread, len(p.byName))
+	wait := clock.Spread(span / 2)
+	if p.opt.Node > q.Name {
+		wait += deferDial + span
 	}
-	if tx, _ := m.kernel.pair(p.Name); tx.id == 0 {
+	if tx, _ := p.table.Pair(q.Name); tx.ID == 0 {
 		wait = 0
-		if m.opt.Node > p.Name {
+		if p.opt.Node > q.Name {
 			wait = deferDial
 		}
 	}
-	p.nextTry = m.clock.Boot() + wait
+	q.nextTry = p.clock.Boot() + wait
 }
 
-// needs says whether an exchange with a peer is wanting. The caller holds mu.
-func (m *Manager) needs(p *peer) bool {
-	if m.target == 0 || p.kicked || p.confirmed == m.target {
-		return m.target != 0 && p.kicked
+// replan plans anew when another epoch than before is to be moved to. The caller holds mu.
+func (p *peers) replan(target uint64) {
+	if target == p.planned {
+		return
+	}
+	p.planned = target
+	for _, q := range p.byName {
+		q.failures = 0
+		p.plan(q)
+	}
+}
+
+// needs says whether an exchange with a peer is wanting, to move to an epoch. The caller holds mu.
+func (p *peers) needs(q *peer, target uint64) bool {
+	if target == 0 || q.rekey || q.confirmed == target {
+		return target != 0 && q.rekey
 	}
 	// What runs on an epoch that was withdrawn since goes on until there is a newer one.
-	tx, rx := m.kernel.pair(p.Name)
-	return min(tx.number, rx.number) <= m.target
+	tx, rx := p.table.Pair(q.Name)
+	return min(tx.Number, rx.Number) <= target
 }
 
-// exchangeDue begins the exchanges that are due, and returns when to look again.
-func (m *Manager) exchangeDue(ctx context.Context) time.Duration {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now, next := m.clock.Boot(), m.clock.Boot()+tick
-	var due []*peer
-	for _, p := range m.peers {
-		switch {
-		case p.gone || p.running || !m.needs(p):
-		case now < p.nextTry:
-			next = min(next, p.nextTry)
-		default:
-			due = append(due, p)
-		}
-	}
-	// Peers that do not answer keep a place for long: they come last, and get no more than half of all.
-	slices.SortFunc(due, func(a, b *peer) int { return cmp.Compare(a.failures, b.failures) })
-	for _, p := range due {
-		if m.inFlight >= m.opt.Parallel || (p.failures > 1 && m.inFlight >= (m.opt.Parallel+1)/2) {
-			break // whoever ends wakes the loop
-		}
-		candidates := m.candidates(p)
-		if len(candidates) == 0 {
-			// Keys that are being drained stand in the way.
-			p.blocked = true
-			p.nextTry = now + min(retryMin, m.opt.Drain/4+10*time.Millisecond)
-			m.due.kernel = min(m.due.kernel, m.loaded+max(m.opt.Drain/2, 10*time.Millisecond))
-			next = min(next, p.nextTry)
-			continue
-		}
-		p.running, p.lastTry, p.blocked = true, now, false
-		m.inFlight++
-		info := p.Peer
-		m.work.Go(func() { m.exchange(ctx, info, candidates) })
-	}
-	return next
+// has says whether a peer may talk to this node.
+func (p *peers) has(name string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	q := p.byName[name]
+	return q != nil && !q.gone
 }
 
-// candidates are the epochs to meet a peer in, the best first. Behind the newest come
-// older ones, in case the peer cannot read it; but none older than what works already.
-// The caller holds mu.
-func (m *Manager) candidates(p *peer) []uint64 {
-	tx, rx := m.kernel.pair(p.Name)
-	works := min(tx.number, rx.number)
-	if p.kicked {
-		works = 0
-	}
-	groups, sealing := m.kernel.of(p.Name)
-	var out, blocked []uint64
-	for _, e := range m.sorted() {
-		if e.dek == nil || !m.live(e) {
-			continue
+// admit says whether a peer has an address: no other may connect, as no other's ESP is opened.
+func (p *peers) admit(addr netip.Addr) bool {
+	known := p.addresses.Load()
+	return known != nil && (*known)[addr]
+}
+
+// Count implements epochs.Peers.
+func (p *peers) Count() int { return int(p.count.Load()) }
+
+// Confirmed implements epochs.Peers.
+func (p *peers) Confirmed() map[uint64]bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := map[uint64]bool{}
+	for _, q := range p.byName {
+		if !q.gone && q.confirmed > 0 {
+			out[q.confirmed] = true
 		}
-		if e.Number < works || (e.Number == works && p.confirmed == works && !p.kicked) {
-			break
-		}
-		if _, in := m.inTheWay(p.Name, e.Number, groups, sealing); in {
-			blocked = append(blocked, e.Number)
-			continue
-		}
-		out = append(out, e.Number)
-	}
-	if len(out) == 0 && works == 0 {
-		return blocked // nothing works anyway
 	}
 	return out
 }
 
-// exchange meets a peer in the first epoch that it can use.
-func (m *Manager) exchange(ctx context.Context, info Peer, candidates []uint64) {
-	target := handshake.Peer{Name: info.Name, Addresses: m.dialAddresses(info)}
-	ctx, cancel := m.abortable(ctx)
-	defer cancel()
-	var first error
-	for _, number := range candidates {
-		result, err := m.client.Exchange(ctx, target, number)
-		if ctx.Err() != nil {
-			break
+// OldestInUse implements epochs.Peers.
+func (p *peers) OldestInUse() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	oldest := uint64(0)
+	for name, q := range p.byName {
+		if q.gone {
+			continue
 		}
-		result.PeerNode = info.Name
-		m.record(result, err, first)
-		if err == nil || !(errors.Is(err, handshake.ErrNoEpoch) || errors.Is(err, handshake.ErrInstall) || errors.Is(err, handshake.ErrKeyMismatch)) {
-			break
-		}
-		if first == nil {
-			first = err
+		tx, rx := p.table.Pair(name)
+		for _, n := range []uint64{q.confirmed, tx.Number, rx.Number} {
+			if n != 0 && (oldest == 0 || n < oldest) {
+				oldest = n
+			}
 		}
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.inFlight--
-	if p := m.peers[info.Name]; p != nil {
-		p.running = false
-	}
-	m.pokeLocked()
+	return oldest
 }
 
-// served is told of each exchange that a peer dialled.
-func (m *Manager) served(result handshake.Result, err error) {
-	if result.PeerNode == "" {
-		m.mu.Lock()
-		m.counters.Handshakes["served_"+kindOf(err)]++
-		m.mu.Unlock()
-		return
-	}
-	m.record(result, err, nil)
-}
+var _ epochs.Peers = (*peers)(nil)
 
-// record takes the outcome of an exchange over. first is why a better epoch could not be used.
-func (m *Manager) record(result handshake.Result, err, first error) {
-	m.mu.Lock()
-	m.counters.Handshakes[kindOf(err)]++
-	p := m.peers[result.PeerNode]
-	if p == nil {
-		m.mu.Unlock()
-		return
-	}
-	switch {
-	case err != nil:
-		m.failed(p, result, err)
-	case p.session == result.Epoch:
-		m.reached(p, result, first)
-	default:
-		// The next exchange with this peer, in another epoch, was faster to tell of itself.
-	}
-	m.pokeLocked()
-	m.mu.Unlock()
-	if err == nil {
-		m.clean(result.PeerNode)
-	}
-}
-
-// reached: both directions run on an epoch. The caller holds mu.
-func (m *Manager) reached(p *peer, result handshake.Result, first error) {
-	now := m.clock.Boot()
-	if p.lastErr != nil && first == nil {
-		m.log.Info("exchange of keys works again", "peer", p.Name, "epoch", result.Epoch)
-	}
-	p.confirmed, p.kicked, p.expired, p.blocked, p.lastErr, p.exchanged = result.Epoch, false, false, false, first, m.clock.Wall()
-	p.postQuantum, p.group, p.lanes = result.PostQuantum, result.Group, result.PeerLanes
-	switch {
-	case result.Epoch == m.target:
-		p.failures = 0
-	case first != nil: // failed has set when to try the better one again
-	default: // a newer epoch came up meanwhile
-		p.nextTry = min(p.nextTry, now)
-	}
-	groups, _ := m.kernel.of(p.Name)
-	for g, h := range groups {
-		if _, known := p.left[h.number]; !g.out && h.number < result.Epoch && !known {
-			p.left[h.number] = now
-		}
-	}
-	for number := range p.left {
-		if g, ok := groups[group{false, Nibble(number)}]; !ok || g.number != number || number >= result.Epoch {
-			delete(p.left, number)
-		}
-	}
-	m.journal.Add(audit.Record{Event: audit.EventExchanged, Epoch: result.Epoch, Peer: p.Name, Outcome: "ok", Detail: describe(result), Switched: result.RekeyedTX})
-}
-
-func describe(r handshake.Result) string {
-	who, what := "served", "both directions were in order"
-	if r.Dialled {
-		who = "dialled"
-	}
-	switch {
-	case r.RekeyedTX && r.RekeyedRX:
-		what = "new keys in both directions"
-	case r.RekeyedTX:
-		what = "new keys for sending"
-	case r.RekeyedRX:
-		what = "new keys for receiving"
-	}
-	return fmt.Sprintf("%s, %s, %s", who, what, r.Group)
-}
-
-// failed backs off. The caller holds mu.
-func (m *Manager) failed(p *peer, result handshake.Result, err error) {
-	now := m.clock.Boot()
-	if errors.Is(err, handshake.ErrBusy) {
-		// The peer's own exchange does the same, or has done so already.
-		p.nextTry = max(p.nextTry, now+busyPause+clock.Spread(busyPause))
-		return
-	}
-	if result.Dialled { // else the peer tries again by itself, and so does this node
-		if kind := kindOf(err); p.lastErr == nil || kindOf(p.lastErr) != kind {
-			m.log.Warn("exchange of keys failed", "peer", p.Name, "epoch", result.Epoch, "kind", kind, "error", err)
-		}
-		p.failures++
-		p.lastErr, p.tried = err, max(p.tried, result.Epoch)
-		p.nextTry = now + clock.Backoff(p.failures, peerRetryMin, peerRetryMax)
-	}
-	m.journal.Add(audit.Record{Event: audit.EventExchanged, Epoch: result.Epoch, Peer: p.Name, Outcome: kindOf(err), Detail: line(err)})
-	if !result.Dialled {
-		m.log.Debug("exchange of keys failed", "peer", p.Name, "epoch", result.Epoch, "error", err)
-	}
-}
-
-// kinds are the names of errors of exchanges, for status and metrics.
-var kinds = []struct {
-	err  error
-	name string
-}{
-	{handshake.ErrBusy, "busy"},
-	{handshake.ErrAborted, "aborted"},
-	{handshake.ErrNoEpoch, "no_epoch"},
-	{handshake.ErrKeyMismatch, "key_mismatch"},
-	{handshake.ErrUnknownNode, "unknown_node"},
-	{handshake.ErrInstall, "install"},
-	{handshake.ErrNotPostQuantum, "not_post_quantum"},
-	{handshake.ErrUnreachable, "unreachable"},
-	{handshake.ErrProtocol, "protocol"},
-	{context.DeadlineExceeded, "timeout"},
-	{handshake.ErrRefused, "refused"},
-}
-
-// line is an error on one line.
-func line(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
-
-// kindOf is the name of an exchange's outcome.
-func kindOf(err error) string {
-	if err == nil {
-		return "ok"
-	}
-	for _, k := range kinds {
-		if errors.Is(err, k.err) {
-			return k.name
-		}
-	}
-	if kind := nodeid.Kind(err); kind != "" {
-		return kind
-	}
-	return "failed"
-}
+var _ handshake.Installer = installer{}

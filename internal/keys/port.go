@@ -19,15 +19,15 @@ func (m *Manager) listen(ctx context.Context) {
 	for ctx.Err() == nil {
 		listener, err := m.opt.Listen(ctx)
 		if err == nil {
-			m.problem("listen", nil)
-			m.problem("port without filter", m.unfiltered())
+			m.problems.set("listen", nil)
+			m.problems.set("port without filter", m.unfiltered())
 			pause = retryMin
 			err = m.server.Serve(ctx, listener)
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		m.problem("listen", fmt.Errorf("serve peers' exchanges: %w", cmp.Or(err, net.ErrClosed)))
+		m.problems.set("listen", fmt.Errorf("serve peers' exchanges: %w", cmp.Or(err, net.ErrClosed)))
 		clock.Sleep(ctx, m.clock, pause)
 		pause = min(2*pause, retryMax)
 	}
@@ -48,7 +48,7 @@ func (m *Manager) turned() handshake.Turned {
 		return turned
 	}
 	packets, last, err := m.opt.Filter.Refused()
-	m.problem("port filter's count", err)
+	m.problems.set("port filter's count", err)
 	if turned.Filtered = packets; last.IsValid() {
 		turned.LastStranger = last
 	}
@@ -62,5 +62,5 @@ func (m *Manager) filter() {
 	}
 	m.filtering.Lock()
 	defer m.filtering.Unlock()
-	m.problem("port filter", m.opt.Filter.Allow(*m.addresses.Load()))
+	m.problems.set("port filter", m.opt.Filter.Allow(*m.peers.addresses.Load()))
 }

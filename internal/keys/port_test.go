@@ -34,7 +34,7 @@ func (f *fakeFilter) Refused() (uint64, netip.Addr, error) { return f.packets, f
 func TestPortFilter(t *testing.T) {
 	addr := netip.MustParseAddr
 	filter := &fakeFilter{packets: 7, last: addr("192.0.2.7")}
-	b := newBed(t)
+	b := newFixture(t)
 	b.options = func(o *Options) { o.Filter = filter }
 	a := b.node("a")
 	a.peers = func() []Peer { return nil }
@@ -60,7 +60,7 @@ func TestPortFilter(t *testing.T) {
 			t.Errorf("%s: the kernel allows %v, want %v", c.name, filter.allowed, c.want)
 		}
 		for _, address := range []string{"192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4", "2001:db8::3"} {
-			if a.admit(addr(address)) != slices.Contains(c.want, addr(address)) {
+			if a.Manager.peers.admit(addr(address)) != slices.Contains(c.want, addr(address)) {
 				t.Errorf("%s: the agent and the kernel do not agree on %s", c.name, address)
 			}
 		}
@@ -77,7 +77,7 @@ func TestPortFilter(t *testing.T) {
 // TestPortUnfiltered: that the port has no filter, or that nobody can say what it drops, is a problem while it is so.
 func TestPortUnfiltered(t *testing.T) {
 	filter := &fakeFilter{}
-	b := newBed(t)
+	b := newFixture(t)
 	b.options = func(o *Options) {
 		o.Filter, o.Unfiltered = filter, func() error { return errors.New("the kernel takes no program") }
 	}

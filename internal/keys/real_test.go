@@ -11,21 +11,24 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/keys/kek"
+	"weft.dev/weft/internal/keys/sadb"
 	"weft.dev/weft/internal/store"
 	"weft.dev/weft/internal/store/dir"
 )
 
-// dirBed is a bed whose nodes have their epochs in a directory of objects, wrapped by a key file.
-type dirBed struct {
-	*bed
+// dirFixture is a fixture whose nodes have their epochs in a directory of objects, wrapped by a key file.
+type dirFixture struct {
+	*fixture
 	path, keyFile string
 }
 
-// newDirBed makes one; more sets further options of each node.
-func newDirBed(t *testing.T, more func(*Options, *dir.Dir)) *dirBed {
+// newDirFixture makes one; more sets further options of each node.
+func newDirFixture(t *testing.T, more func(*Options, *dir.Dir)) *dirFixture {
 	t.Helper()
-	b := &dirBed{newBed(t), t.TempDir(), filepath.Join(t.TempDir(), "kek")}
+	b := &dirFixture{newFixture(t), t.TempDir(), filepath.Join(t.TempDir(), "kek")}
 	if _, err := kek.CreateKeyFile(b.keyFile); err != nil {
 		t.Fatal(err)
 	}
@@ -38,14 +41,14 @@ func newDirBed(t *testing.T, more func(*Options, *dir.Dir)) *dirBed {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o.Store, o.KEK = NewEpochStore(objects), key
+		o.Store, o.KEK = epochs.NewStore(objects), key
 		more(o, objects)
 	}
 	return b
 }
 
 // watch tells nodes of every change in the directory, until the test ends.
-func (b *dirBed) watch(nodes []*node) {
+func (b *dirFixture) watch(nodes []*node) {
 	for _, n := range nodes {
 		objects, _ := dir.Open(b.path)
 		go objects.Watch(b.t.Context(), func(*store.Snapshot) { n.StoreChanged() }) //nolint:errcheck // ends with the test
@@ -54,7 +57,7 @@ func (b *dirBed) watch(nodes []*node) {
 
 // TestOnADirectory has two managers on one directory of objects, with a key file and the lock of the leader.
 func TestOnADirectory(t *testing.T) {
-	b := newDirBed(t, func(o *Options, objects *dir.Dir) { o.Leader = objects.Leader(o.Node) })
+	b := newDirFixture(t, func(o *Options, objects *dir.Dir) { o.Leader = objects.Leader(o.Node) })
 	nodes := b.cluster("a", "b")
 	b.watch(nodes)
 	b.up(1)
@@ -81,7 +84,7 @@ func TestOnADirectory(t *testing.T) {
 // TestNothingIsLeftInMemory looks for an epoch's key in this process's memory after it was forgotten, and in every
 // file that was written. What is looked for is kept inverted, not to be found itself.
 func TestNothingIsLeftInMemory(t *testing.T) {
-	b := newDirBed(t, func(*Options, *dir.Dir) {})
+	b := newDirFixture(t, func(*Options, *dir.Dir) {})
 	nodes := b.cluster("a", "b")
 	b.until("both run on the first epoch", func() bool {
 		for _, n := range nodes {
@@ -116,17 +119,14 @@ func TestNothingIsLeftInMemory(t *testing.T) {
 
 func invertedDEK(t *testing.T, m *Manager) []byte {
 	t.Helper()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	out := make([]byte, 32)
-	err := m.epochs[m.target].dek.Use(func(dek []byte) error {
-		for i, b := range dek {
-			out[i] = ^b
-		}
-		return nil
-	})
+	dek, err := m.epochs.DEK(t.Context(), m.epochs.Target())
 	if err != nil {
 		t.Fatal(err)
+	}
+	defer clear(dek)
+	out := make([]byte, 32)
+	for i, b := range dek {
+		out[i] = ^b
 	}
 	return out
 }
@@ -188,8 +188,8 @@ func inMemory(t *testing.T, inverted []byte) bool {
 }
 
 func TestDerivedKeysAreZeroedAfterHandover(t *testing.T) {
-	b := newBed(t)
-	kept := make(chan *SA, 256)
+	b := newFixture(t)
+	kept := make(chan *datapath.SA, 256)
 	b.options = func(o *Options) { o.Datapath = keeper{o.Datapath, kept} }
 	b.cluster("a", "b")
 	b.up(1)
@@ -202,11 +202,11 @@ func TestDerivedKeysAreZeroedAfterHandover(t *testing.T) {
 
 // keeper keeps what it is given, and does not zero it.
 type keeper struct {
-	Datapath
-	kept chan *SA
+	sadb.Datapath
+	kept chan *datapath.SA
 }
 
-func (k keeper) InstallSA(sa *SA) error {
+func (k keeper) InstallSA(sa *datapath.SA) error {
 	copied := *sa
 	err := k.Datapath.InstallSA(&copied)
 	k.kept <- sa
@@ -215,7 +215,7 @@ func (k keeper) InstallSA(sa *SA) error {
 
 // TestKeyFileReplaced has a new key file wrap the live epoch again, on a directory of objects: the old key can go.
 func TestKeyFileReplaced(t *testing.T) {
-	b := newDirBed(t, func(o *Options, _ *dir.Dir) { o.VersionEvery = time.Minute })
+	b := newDirFixture(t, func(o *Options, _ *dir.Dir) { o.VersionEvery = time.Minute })
 	nodes := b.cluster("a", "b")
 	b.watch(nodes)
 	b.up(1)
@@ -239,7 +239,7 @@ func TestKeyFileReplaced(t *testing.T) {
 	}
 	b.until("both read it by the new key", func() bool {
 		for _, n := range nodes {
-			if dekState(n, 1) != DEKReadable {
+			if dekState(n, 1) != epochs.DEKReadable {
 				return false
 			}
 		}

@@ -1,22 +1,21 @@
 package keys
 
 import (
-	"errors"
 	"maps"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/statefile"
 )
 
 // put replaces all that is in the store, in one step.
-func (s *memStore) put(epochs ...Epoch) {
+func (s *memStore) put(list ...epochs.Epoch) {
 	s.mu.Lock()
 	clear(s.epochs)
-	for _, e := range epochs {
+	for _, e := range list {
 		s.epochs[e.Number] = e
 	}
 	s.mu.Unlock()
@@ -30,7 +29,7 @@ func (s *memStore) highest() uint64 {
 }
 
 // untimed is an epoch as an older version of Weft has made it.
-func (b *bed) untimed(key kek.KEK, number uint64) Epoch {
+func (b *fixture) untimed(key kek.KEK, number uint64) epochs.Epoch {
 	b.t.Helper()
 	dek := make([]byte, kek.DEKSize)
 	dek[3] = byte(number)
@@ -39,14 +38,14 @@ func (b *bed) untimed(key kek.KEK, number uint64) Epoch {
 		b.t.Fatal(err)
 	}
 	created := b.clock.Wall().Truncate(time.Millisecond)
-	return Epoch{Number: number, Created: created, Expires: created.Add(testHardTTL), KEK: key.URL(), KEKVersion: version, Wrapped: blob}
+	return epochs.Epoch{Number: number, Created: created, Expires: created.Add(testHardTTL), KEK: key.URL(), KEKVersion: version, Wrapped: blob}
 }
 
-func (b *bed) refused(n *node, number uint64) {
+func (b *fixture) refused(n *node, number uint64) {
 	b.t.Helper()
 	b.until("it is refused by name", func() bool {
 		s := n.Status()
-		i := slices.IndexFunc(s.Epochs, func(e EpochStatus) bool { return e.Number == number })
+		i := slices.IndexFunc(s.Epochs, func(e epochs.Status) bool { return e.Number == number })
 		if i >= 0 && s.Epochs[i].Readable {
 			b.t.Fatalf("%s: epoch %d lives again", n.name, number)
 		}
@@ -57,7 +56,7 @@ func (b *bed) refused(n *node, number uint64) {
 // TestReplayedEpoch has somebody who may write to the store put an epoch back that is long over, dated today, in the place
 // of all others: an old key, which may have leaked, must not live again. Restarts change nothing, and the next epoch comes.
 func TestReplayedEpoch(t *testing.T) {
-	b, key := newFileBed(t)
+	b, key := newFileFixture(t)
 	first := b.untimed(key, 1)
 	never := b.untimed(key, 9)
 	b.store.put(first)
@@ -72,14 +71,14 @@ func TestReplayedEpoch(t *testing.T) {
 	b.up(6)
 	b.until("the first is forgotten", func() bool {
 		for _, n := range nodes {
-			kept, err := openSeen(n.opt.SeenFile)
-			if _, known := kept.Times[1]; err != nil || known || kept.Opened < 6 || !kept.Bound {
+			kept, err := readSeen(n.opt.SeenFile)
+			if _, known := kept.First[1]; err != nil || known || kept.Opened < 6 || !kept.Bound {
 				return false
 			}
 		}
 		return true
 	})
-	for i, replayed := range []Epoch{first, never} {
+	for i, replayed := range []epochs.Epoch{first, never} {
 		replayed.Created = b.clock.Wall().Truncate(time.Millisecond)
 		replayed.Expires = replayed.Created.Add(testHardTTL)
 		b.store.put(replayed)
@@ -108,14 +107,14 @@ func TestReplayedEpoch(t *testing.T) {
 // TestNewLeaderTakesReplayedEpoch: where all epochs are gone and a leader that knows of none of them makes number 1 again,
 // the nodes that have used higher numbers refuse it, and make the next themselves.
 func TestNewLeaderTakesReplayedEpoch(t *testing.T) {
-	b, _ := newFileBed(t)
-	b.office.closed["b"] = true
+	b, _ := newFileFixture(t)
+	b.election.closed["b"] = true
 	nodes := b.cluster("a", "b")
 	b.up(1)
 	b.rotate(nodes[0])
 	b.up(2)
 	b.until("it is written down", func() bool {
-		kept, err := openSeen(nodes[1].opt.SeenFile)
+		kept, err := readSeen(nodes[1].opt.SeenFile)
 		return err == nil && kept.Opened == 2
 	})
 	b.clock.skip(testHardTTL / 2)
@@ -139,81 +138,4 @@ func (d *fakeDP) wipe() {
 	defer d.fabric.mu.Unlock()
 	clear(d.sealing)
 	clear(d.sas)
-}
-
-// TestRefuseEpochs holds a node's memory of numbers to its rules.
-func TestRefuseEpochs(t *testing.T) {
-	_, key := newFileBed(t)
-	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	wrap := func(number uint64, timed bool) Epoch {
-		e := Epoch{Number: number, Created: now, Expires: now.Add(time.Hour)}
-		bind := kek.Binding{Cluster: "test", Epoch: number}
-		if timed {
-			bind = e.binding("test")
-		}
-		var err error
-		if e.Wrapped, _, err = key.Wrap(t.Context(), make([]byte, kek.DEKSize), bind); err != nil {
-			t.Fatal(err)
-		}
-		return e
-	}
-	for name, c := range map[string]struct {
-		listed  []uint64 // before
-		opened  []Epoch
-		epoch   Epoch
-		refused bool
-	}{
-		"the first":                                 {nil, nil, wrap(3, true), false},
-		"the first, untimed":                        {nil, nil, wrap(3, false), false},
-		"newer":                                     {[]uint64{3}, []Epoch{wrap(3, true)}, wrap(4, true), false},
-		"older, the newer not opened yet":           {[]uint64{3}, nil, wrap(2, true), false},
-		"older than one that was used":              {[]uint64{3}, []Epoch{wrap(3, true)}, wrap(2, true), true},
-		"known":                                     {[]uint64{2, 3}, []Epoch{wrap(2, true), wrap(3, true)}, wrap(2, true), false},
-		"untimed, known, timed ones are used":       {[]uint64{2, 3}, []Epoch{wrap(3, true)}, wrap(2, false), false},
-		"untimed, newer, as before an upgrade":      {[]uint64{3}, []Epoch{wrap(3, false)}, wrap(4, false), false},
-		"untimed, newer, timed ones are used":       {[]uint64{3}, []Epoch{wrap(3, true)}, wrap(4, false), true},
-		"untimed, older than one that was seen":     {[]uint64{3}, nil, wrap(2, false), true},
-		"untimed, older than one that was used":     {[]uint64{3}, []Epoch{wrap(3, false)}, wrap(2, false), true},
-		"untimed, a number that was used, unknown":  {nil, []Epoch{wrap(3, false)}, wrap(3, false), true},
-		"timed, a number that was used and unknown": {nil, []Epoch{wrap(3, true)}, wrap(3, true), true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "seen")
-			s, err := openSeen(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, number := range c.listed {
-				s.first(number, now)
-				s.listed(number)
-			}
-			for _, e := range c.opened {
-				s.opened(&e)
-			}
-			for range 2 {
-				if err := s.refuse(&c.epoch, s.Highest); (err != nil) != c.refused || c.refused && !errors.Is(err, kek.ErrReplayed) {
-					t.Errorf("%v, want refused %t", err, c.refused)
-				}
-				// The same after a restart.
-				if data, err := s.changed(); err != nil || data != nil && statefile.Write(path, data) != nil {
-					t.Fatal(err)
-				}
-				if s, err = openSeen(path); err != nil {
-					t.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
-// TestSeenFileOfBefore reads the file of a version that remembered times alone.
-func TestSeenFileOfBefore(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "seen")
-	if err := statefile.Write(path, []byte(`{"4":"2026-01-02T03:04:05Z","5":"2026-01-03T03:04:05Z"}`)); err != nil {
-		t.Fatal(err)
-	}
-	s, err := openSeen(path)
-	if err != nil || len(s.Times) != 2 || s.Highest != 5 || s.Times[4].Day() != 2 {
-		t.Errorf("%+v, %v", s, err)
-	}
 }

@@ -7,9 +7,12 @@ import (
 	"slices"
 	"time"
 
+	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/keys/clock"
+	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/keys/handshake"
 	"weft.dev/weft/internal/keys/kek"
+	"weft.dev/weft/internal/keys/sadb"
 )
 
 // States of a peer.
@@ -43,16 +46,6 @@ func States() []string {
 	return []string{StateUp, StateDraining, StateChecking, StateMoving, StateBehind, StateHalf, StateNoKey, StateFailed, StateExpired, StateNoEpoch, StateLeaving}
 }
 
-// States of an epoch's key on this node.
-const (
-	DEKReadable = "readable"
-	DEKWaiting  = "waiting"
-	DEKFailed   = "failed"
-	// DEKForgotten: not needed, so not kept.
-	DEKForgotten = "forgotten"
-	DEKExpired   = "expired"
-)
-
 // Status is how this node's keys are.
 type Status struct {
 	Node string `json:"node"`
@@ -68,10 +61,10 @@ type Status struct {
 	// NextRotation is when the newest epoch is old enough for the next; one that this node cannot read does not count.
 	NextRotation time.Time `json:"nextRotation,omitzero"`
 	// OldestKey is when the oldest key in the datapath was installed.
-	OldestKey        time.Time     `json:"oldestKey,omitzero"`
-	OldestKeySeconds int64         `json:"oldestKeySeconds"`
-	Epochs           []EpochStatus `json:"epochs"`
-	Peers            []PeerStatus  `json:"peers"`
+	OldestKey        time.Time       `json:"oldestKey,omitzero"`
+	OldestKeySeconds int64           `json:"oldestKeySeconds"`
+	Epochs           []epochs.Status `json:"epochs"`
+	Peers            []PeerStatus    `json:"peers"`
 	// TTLRatio is how much of the hard TTL of the epoch in use is over: 0 to 1.
 	TTLRatio float64 `json:"ttlRatio"`
 	// KMS is how the KMS has answered.
@@ -89,26 +82,6 @@ func (s Status) Settled() bool {
 		}
 	}
 	return s.Epoch != 0 && s.Epoch == s.Newest
-}
-
-// EpochStatus is an epoch in the store.
-type EpochStatus struct {
-	Epoch
-	// DEK is one of the DEK… states.
-	DEK string `json:"dek"`
-	// Readable: this node holds the epoch's key.
-	Readable bool `json:"readable"`
-	// Error says why the key cannot be unwrapped, ErrorKind in one word.
-	Error     string    `json:"error,omitempty"`
-	ErrorKind string    `json:"errorKind,omitempty"`
-	NextTry   time.Time `json:"nextTry,omitzero"`
-	// Peers run on this epoch.
-	Peers int `json:"peers"`
-	// Extended is until when its keys in use are extended beyond Expires, so far; ExtendedMost until when they may be.
-	Extended     time.Time `json:"extended,omitzero"`
-	ExtendedMost time.Time `json:"extendedMost,omitzero"`
-	// TTLPercent is how much of the hard TTL is over.
-	TTLPercent int `json:"ttlPercent"`
 }
 
 // PeerStatus is how the keys with another node are.
@@ -140,15 +113,10 @@ type PeerStatus struct {
 type Counters struct {
 	// Handshakes is exchanges by outcome, dialled and served.
 	Handshakes map[string]uint64 `json:"handshakes"`
-	// Rotations is epochs that this node made, by reason.
-	Rotations map[string]uint64 `json:"rotations"`
-	// UnwrapErrors is failures to unwrap, by kind.
-	UnwrapErrors map[string]uint64 `json:"unwrapErrors"`
-	// Rewraps is how often this node wrapped an epoch's key again for a new version of the KEK.
-	Rewraps uint64 `json:"rewraps"`
-	// Kicks is how often packets without a key asked for an exchange.
-	Kicks      uint64 `json:"kicks"`
-	ClockJumps uint64 `json:"clockJumps"`
+	epochs.Counters
+	// RekeyRequests is how often packets without a key asked for an exchange.
+	RekeyRequests uint64 `json:"kicks"`
+	ClockJumps    uint64 `json:"clockJumps"`
 	// VMForks is how often this virtual machine was found to have gone back to a snapshot, or to have been copied.
 	VMForks uint64 `json:"vmForks"`
 	// Turned counts what was refused before a certificate was seen.
@@ -157,159 +125,125 @@ type Counters struct {
 
 // Status tells how everything is now.
 func (m *Manager) Status() Status {
-	leader := m.opt.Leader.Holder()
-	sum, turned := m.kernel.sum(), m.turned()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	s := Status{
-		Node: m.opt.Node, Ready: m.ready && m.listed, Epoch: m.target, Leader: leader, IsLeader: m.leader, KEK: m.opt.KEK.URL(),
-		OldestKey: sum.oldest, Epochs: []EpochStatus{}, Peers: []PeerStatus{},
-		Counters: Counters{
-			Handshakes: maps.Clone(m.counters.Handshakes), Rotations: maps.Clone(m.counters.Rotations),
-			UnwrapErrors: maps.Clone(m.counters.UnwrapErrors), Kicks: m.counters.Kicks, Rewraps: m.counters.Rewraps, ClockJumps: m.counters.ClockJumps, VMForks: m.counters.VMForks,
-			Turned: turned,
-		},
-	}
+	leader, oldest, turned, extended := m.opt.Leader.Holder(), m.table.Oldest(), m.turned(), m.extensions()
+	problems := m.troubles()
+	s := Status{Node: m.opt.Node, Leader: leader, KEK: m.opt.KEK.URL(), OldestKey: oldest}
 	if m.opt.KMS != nil {
 		s.KMS = m.opt.KMS.Health()
 	}
-	if e := m.epochs[m.target]; e != nil {
-		s.TTLRatio = min(float64(m.clock.Boot()-e.born)/float64(max(e.deadline-e.born, 1)), 1)
+	if !oldest.IsZero() {
+		s.OldestKeySeconds = int64(max(m.clock.Wall().Sub(oldest), 0).Seconds())
 	}
-	if !sum.oldest.IsZero() {
-		s.OldestKeySeconds = int64(max(m.clock.Wall().Sub(sum.oldest), 0).Seconds())
-	}
-	if newest := m.newest(); newest != nil {
-		s.Newest, s.NextRotation = newest.Number, m.wall(newest.rotateAt)
-		if open := m.open(); open != nil && m.unreadable(newest) {
-			s.NextRotation = m.wall(open.rotateAt)
+	m.mu.Lock()
+	s.Ready, s.Counters = m.ready, Counters{ClockJumps: m.clockJumps, VMForks: m.vmForks, Turned: turned}
+	m.mu.Unlock()
+	m.peers.mu.Lock() // no peer moves while both owners tell
+	defer m.peers.mu.Unlock()
+	of := m.epochs.Summary(extended)
+	s.Ready = s.Ready && of.Listed
+	s.Epoch, s.Newest, s.IsLeader, s.NextRotation, s.TTLRatio = of.Target, of.Newest, of.IsLeader, of.NextRotation, of.TTLRatio
+	s.Counters.Counters, s.Epochs = of.Counters, of.Epochs
+	m.peers.tell(&s, of.View)
+	s.Problems = slices.Concat(of.Problems, problems)
+	return s
+}
+
+// troubles are those of the Manager itself, and of the audit log.
+func (m *Manager) troubles() []string {
+	var out []string
+	if m.opt.AuditErr != nil {
+		if err := m.opt.AuditErr(); err != nil {
+			out = append(out, "audit: "+audit.Line(err))
 		}
 	}
+	return append(out, m.problems.list()...)
+}
+
+// tell adds how all peers are, by what they move by. The caller holds mu.
+func (p *peers) tell(s *Status, v epochs.View) {
+	s.Counters.Handshakes, s.Counters.RekeyRequests = maps.Clone(p.handshakes), p.rekeys
+	s.Peers = []PeerStatus{}
 	perEpoch := map[uint64]int{}
-	for _, p := range m.peers {
-		status := m.peerStatus(p)
+	for _, q := range p.byName {
+		status := p.status(q, v)
 		perEpoch[status.EpochTX]++
 		s.Peers = append(s.Peers, status)
 	}
 	slices.SortFunc(s.Peers, func(a, b PeerStatus) int { return cmp.Compare(a.Name, b.Name) })
-	for _, e := range m.sorted() {
-		s.Epochs = append(s.Epochs, m.epochStatus(e, perEpoch[e.Number]))
+	for i := range s.Epochs {
+		s.Epochs[i].Peers = perEpoch[s.Epochs[i].Number]
 	}
-	if len(m.epochs) > 0 && m.newest() == nil && !m.onlyPast() {
-		s.Problems = append(s.Problems, "epochs: by this node's clock all have reached their hard TTL: is the clock right, and does the leader make new ones?")
-	}
-	if text := m.ttlProblem(); text != "" {
-		s.Problems = append(s.Problems, text)
-	}
-	if m.opt.AuditErr != nil {
-		if err := m.opt.AuditErr(); err != nil {
-			s.Problems = append(s.Problems, "audit: "+line(err))
-		}
-	}
-	for _, what := range slices.Sorted(maps.Keys(m.problems)) {
-		s.Problems = append(s.Problems, what+": "+m.problems[what])
-	}
-	return s
 }
 
-// wall is a moment of Clock.Boot on the wall clock.
-func (m *Manager) wall(at time.Duration) time.Time {
-	return clock.Wall(m.clock, at)
-}
-
-func (m *Manager) epochStatus(e *epoch, peers int) EpochStatus {
-	s := EpochStatus{Epoch: e.Epoch, Peers: peers, Readable: e.dek != nil, DEK: DEKForgotten}
-	s.TTLPercent = m.percent(e)
-	if until, _ := m.extended(e); until != 0 {
-		s.Extended, s.ExtendedMost = m.wall(until), m.wall(m.most(e, until))
-	}
-	switch {
-	case e.dek != nil:
-		s.DEK = DEKReadable
-	case e.refused != nil:
-		s.DEK, s.Error, s.ErrorKind = DEKFailed, line(e.refused), unwrapKind(e.refused)
-	case !m.live(e):
-		s.DEK, s.TTLPercent = DEKExpired, 100
-	case e.err != nil:
-		s.DEK, s.Error, s.ErrorKind, s.NextTry = DEKFailed, line(e.err), unwrapKind(e.err), m.wall(e.nextTry)
-	case e.unwrapped.IsZero():
-		s.DEK = DEKWaiting
-	}
-	return s
-}
-
-func (m *Manager) peerStatus(p *peer) PeerStatus {
-	tx, rx := m.kernel.pair(p.Name)
+// status is how a peer is. The caller holds mu.
+func (p *peers) status(q *peer, v epochs.View) PeerStatus {
+	tx, rx := p.table.Pair(q.Name)
 	s := PeerStatus{
-		Name: p.Name, EpochTX: tx.number, EpochRX: rx.number, PostQuantum: p.postQuantum, Group: p.group, Lanes: p.lanes,
-		Exchanged: p.exchanged, Expires: tx.expires,
+		Name: q.Name, EpochTX: tx.Number, EpochRX: rx.Number, PostQuantum: q.postQuantum, Group: q.group, Lanes: q.lanes,
+		Exchanged: q.exchanged, Expires: tx.Expires,
 	}
-	s.State = m.stateOf(p, tx, rx)
-	if s.State != p.state {
-		p.state, p.since = s.State, m.clock.Wall()
+	s.State = p.stateOf(q, v, tx, rx)
+	if s.State != q.state {
+		q.state, q.since = s.State, p.clock.Wall()
 	}
-	s.Since = p.since
-	if p.lastErr != nil && !p.gone {
-		s.LastError, s.ErrorKind = line(p.lastErr), kindOf(p.lastErr)
+	s.Since = q.since
+	if q.lastErr != nil && !q.gone {
+		s.LastError, s.ErrorKind = audit.Line(q.lastErr), kindOf(q.lastErr)
 	}
-	if p.blocked && m.needs(p) {
-		s.Waits = fmt.Sprintf("keys of an older epoch, which has the number of epoch %d on the wire, have to drain first", m.target)
+	needs := p.needs(q, v.Target)
+	if q.blocked && needs {
+		s.Waits = fmt.Sprintf("keys of an older epoch, which has the number of epoch %d on the wire, have to drain first", v.Target)
 	}
-	if m.needs(p) && !p.running && !p.gone {
-		s.NextTry = m.wall(p.nextTry)
+	if needs && !q.running && !q.gone {
+		s.NextTry = clock.Wall(p.clock, q.nextTry)
 	}
 	return s
 }
 
 // stateOf names a peer's state. The caller holds mu.
-func (m *Manager) stateOf(p *peer, tx, rx held) string {
+func (p *peers) stateOf(q *peer, v epochs.View, tx, rx sadb.Held) string {
 	switch {
-	case p.gone:
+	case q.gone:
 		return StateLeaving
-	case tx.id != 0 && rx.id != 0:
-		return m.workingState(p, tx)
-	case m.target == 0:
-		if p.expired {
+	case tx.ID != 0 && rx.ID != 0:
+		return p.workingState(q, v, tx)
+	case v.Target == 0:
+		if q.expired {
 			return StateExpired
 		}
 		return StateNoEpoch
-	case tx.id != 0 || rx.id != 0:
+	case tx.ID != 0 || rx.ID != 0:
 		return StateHalf
-	case p.lastErr != nil:
+	case q.lastErr != nil:
 		return StateFailed
-	case p.expired:
+	case q.expired:
 		return StateExpired
 	}
 	return StateNoKey
 }
 
-func (m *Manager) workingState(p *peer, tx held) string {
+func (p *peers) workingState(q *peer, v epochs.View, tx sadb.Held) string {
+	// There is a newer epoch that this node cannot read.
+	behindNewest := v.Newest > v.Target && v.Err != nil
 	switch {
-	case p.confirmed == 0 && tx.number >= m.target && p.lastErr == nil:
+	case q.confirmed == 0 && tx.Number >= v.Target && q.lastErr == nil:
 		return StateChecking
-	case p.confirmed != m.target && p.lastErr != nil:
+	case q.confirmed != v.Target && q.lastErr != nil:
 		return StateBehind
-	case p.confirmed != m.target && m.target != 0:
+	case q.confirmed != v.Target && v.Target != 0:
 		return StateMoving
-	case m.target == 0, m.behindNewest():
+	case v.Target == 0, behindNewest:
 		return StateBehind
-	case m.drains(p.Name, tx.number):
+	case p.drains(q.Name, tx.Number):
 		return StateDraining
 	}
 	return StateUp
 }
 
-// behindNewest: there is a newer epoch that this node cannot read.
-func (m *Manager) behindNewest() bool {
-	newest := m.newest()
-	return newest != nil && newest.Number > m.target && newest.err != nil
-}
-
 // drains says whether keys of an older epoch are there still.
-func (m *Manager) drains(name string, number uint64) bool {
-	groups, _ := m.kernel.of(name)
-	for _, h := range groups {
-		if h.number < number {
+func (p *peers) drains(name string, number uint64) bool {
+	for _, h := range p.table.Of(name).Groups {
+		if h.Number < number {
 			return true
 		}
 	}

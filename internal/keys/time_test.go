@@ -4,10 +4,12 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"weft.dev/weft/internal/keys/epochs"
 )
 
 // rotateByAge lets the newest epoch become old.
-func (b *bed) rotateByAge(n *node) {
+func (b *fixture) rotateByAge(n *node) {
 	b.t.Helper()
 	before := n.Status().Newest
 	b.clock.skip(24 * time.Hour)
@@ -15,21 +17,21 @@ func (b *bed) rotateByAge(n *node) {
 }
 
 func TestRotationByAge(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	nodes := b.cluster("a", "b")
 	b.up(1)
 	for i := range 4 {
 		b.rotateByAge(nodes[0])
 		b.up(uint64(i + 2))
 	}
-	if got := nodes[0].Status().Counters.Rotations[ReasonAge] + nodes[1].Status().Counters.Rotations[ReasonAge]; got != 4 {
+	if got := nodes[0].Status().Counters.Rotations[epochs.ReasonAge] + nodes[1].Status().Counters.Rotations[epochs.ReasonAge]; got != 4 {
 		t.Errorf("%d rotations by age: want 4", got)
 	}
 	b.sound()
 }
 
 func TestRotationByPackets(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	b.options = func(o *Options) { o.MaxPackets = 3000 }
 	nodes := b.cluster("a", "b")
 	b.up(1)
@@ -38,14 +40,14 @@ func TestRotationByPackets(t *testing.T) {
 	}
 	b.clock.skip(tick)
 	b.up(2)
-	if got := nodes[1].Status().Counters.Rotations[ReasonPackets]; got != 1 {
+	if got := nodes[1].Status().Counters.Rotations[epochs.ReasonPackets]; got != 1 {
 		t.Errorf("the node that sent made %d epochs: want 1", got)
 	}
 	b.sound()
 }
 
 func TestAgentAwayUntilHardTTL(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	nodes := b.cluster("a", "b", "c")
 	b.up(1)
 	for _, n := range nodes {
@@ -72,7 +74,7 @@ func TestAgentAwayUntilHardTTL(t *testing.T) {
 	b.sound()
 }
 
-func (b *bed) forgiveAll(begin bool) {
+func (b *fixture) forgiveAll(begin bool) {
 	for i, from := range b.order {
 		for _, to := range b.order[i+1:] {
 			b.fabric.forgive(from, to, begin)
@@ -82,7 +84,7 @@ func (b *bed) forgiveAll(begin bool) {
 
 // TestOneAgentAwayForManyEpochs also makes the epochs' numbers on the wire come round.
 func TestOneAgentAwayForManyEpochs(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	nodes := b.cluster("a", "b", "c")
 	b.up(1)
 	nodes[2].stop()
@@ -99,8 +101,8 @@ func TestOneAgentAwayForManyEpochs(t *testing.T) {
 }
 
 func TestTwoLeaders(t *testing.T) {
-	b := newBed(t)
-	b.office.all = true
+	b := newFixture(t)
+	b.election.all = true
 	b.cluster("a", "b", "c")
 	b.up(1)
 	for i := range 3 {
@@ -111,15 +113,15 @@ func TestTwoLeaders(t *testing.T) {
 }
 
 func TestClockJumps(t *testing.T) {
-	b := newBed(t)
-	b.office.closed["b"] = true // a leads
+	b := newFixture(t)
+	b.election.closed["b"] = true // a leads
 	nodes := b.cluster("a", "b")
 	b.up(1)
 	for _, jump := range []time.Duration{1000 * time.Hour, -2000 * time.Hour, 1000 * time.Hour} {
 		for _, n := range nodes {
 			before := n.Status().Counters.ClockJumps
 			n.clock.jump(jump)
-			n.poke()
+			n.signal.Poke()
 			b.until("it notices", func() bool { return n.Status().Counters.ClockJumps > before })
 			if s := n.Status(); !s.Settled() || s.Peers[0].State != StateUp {
 				t.Errorf("after a jump by %s: %+v", jump, s.Peers)
@@ -146,7 +148,7 @@ func TestClockJumps(t *testing.T) {
 		return strings.Contains(strings.Join(nodes[1].Status().Problems, " "), "is the clock right") && b.fabric.try("b", "a") == ""
 	})
 	nodes[1].clock.jump(-2000 * time.Hour)
-	nodes[1].poke()
+	nodes[1].signal.Poke()
 	b.up(2)
 	b.rotateByAge(nodes[0])
 	b.up(3)

@@ -8,12 +8,13 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/keys/handshake"
 	"weft.dev/weft/internal/keys/kek"
 )
 
 func TestRestartTouchesNothing(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	nodes := b.cluster("a", "b")
 	b.up(1)
 	before := b.ids()
@@ -34,7 +35,7 @@ func TestRestartTouchesNothing(t *testing.T) {
 }
 
 // ids are the fingerprints of all keys that are there.
-func (b *bed) ids() []string {
+func (b *fixture) ids() []string {
 	b.fabric.mu.Lock()
 	defer b.fabric.mu.Unlock()
 	var out []string
@@ -50,7 +51,7 @@ func (b *bed) ids() []string {
 func TestRebootOfOneSide(t *testing.T) {
 	for _, who := range []string{"a", "b"} {
 		t.Run(who, func(t *testing.T) {
-			b := newBed(t)
+			b := newFixture(t)
 			b.cluster("a", "b", "c")
 			b.up(1)
 			before := b.ids()
@@ -79,14 +80,14 @@ func TestRebootOfOneSide(t *testing.T) {
 }
 
 func TestBothDialAtOnce(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	nodes := b.cluster("a", "b")
 	b.up(1)
 	for i := range 20 {
 		for _, n := range nodes {
-			n.clock.skip(kickPause)
-			go n.Kick(nodes[0].name)
-			go n.Kick(nodes[1].name)
+			n.clock.skip(rekeyPause)
+			go n.RequestRekey(nodes[0].name)
+			go n.RequestRekey(nodes[1].name)
 		}
 		b.rotate(nodes[i%2])
 	}
@@ -95,7 +96,7 @@ func TestBothDialAtOnce(t *testing.T) {
 }
 
 func TestTwoHundredPeersAtOnce(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	hub := b.node("hub")
 	counting := &countingClient{}
 	b.options = func(o *Options) {
@@ -132,7 +133,7 @@ func TestTwoHundredPeersAtOnce(t *testing.T) {
 }
 
 func TestUnreadableKeyKeepsOneNodeOut(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	nodes := b.cluster("a", "b", "c")
 	a, c := nodes[0], nodes[2]
 	b.up(1)
@@ -147,8 +148,8 @@ func TestUnreadableKeyKeepsOneNodeOut(t *testing.T) {
 	b.up(2, "a", "b")
 	b.until("c says why it is behind", func() bool {
 		s := c.Status()
-		i := slices.IndexFunc(s.Epochs, func(e EpochStatus) bool { return e.Number == 2 })
-		return i >= 0 && s.Epochs[i].DEK == DEKFailed && s.Epochs[i].ErrorKind == "denied" &&
+		i := slices.IndexFunc(s.Epochs, func(e epochs.Status) bool { return e.Number == 2 })
+		return i >= 0 && s.Epochs[i].DEK == epochs.DEKFailed && s.Epochs[i].ErrorKind == "denied" &&
 			s.Peers[0].State == StateBehind && b.peer(a, "c").State == StateBehind && b.peer(a, "c").ErrorKind == "no_epoch"
 	})
 	if p := b.peer(a, "c"); p.EpochTX != 1 || p.EpochRX != 1 {
@@ -188,7 +189,7 @@ func TestUnreadableKeyKeepsOneNodeOut(t *testing.T) {
 }
 
 func TestStoreAway(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	nodes := b.cluster("a", "b")
 	b.up(1)
 	b.store.setDown(true)
@@ -209,7 +210,7 @@ func TestStoreAway(t *testing.T) {
 }
 
 func TestEpochsRemovedByHand(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	nodes := b.cluster("a", "b")
 	b.up(1)
 	b.rotate(nodes[0])
@@ -229,7 +230,7 @@ func TestEpochsRemovedByHand(t *testing.T) {
 }
 
 func TestPeersLeaveAndComeBack(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	nodes := b.cluster("a", "b", "c")
 	b.up(1)
 	a, c := nodes[0], nodes[2]
@@ -244,20 +245,20 @@ func TestPeersLeaveAndComeBack(t *testing.T) {
 	b.fabric.forgive("a", "c", true)
 	a.SetPeers([]Peer{nodes[1].info()})
 	b.until("its keys are gone", func() bool { return len(a.Status().Peers) == 1 && b.fabric.try("a", "c") == "no_key" })
-	c.Kick("a")
+	c.RequestRekey("a")
 	b.until("it is refused by name", func() bool { b.clock.skip(10 * time.Millisecond); return b.peer(c, "a").ErrorKind == "unknown_node" })
 	b.fabric.forgive("a", "c", false)
 	a.SetPeers(b.allPeers())
-	c.Kick("a")
+	c.RequestRekey("a")
 	b.until("it is back", func() bool { return b.fabric.try("a", "c") == "" && b.fabric.try("c", "a") == "" })
 	b.up(1)
 	b.sound()
 }
 
-// TestLeaderThatCannotWrap gives the office to a node that can.
+// TestLeaderThatCannotWrap gives the leadership to a node that can.
 func TestLeaderThatCannotWrap(t *testing.T) {
-	b := newBed(t)
-	b.office.closed["b"] = true // a has it
+	b := newFixture(t)
+	b.election.closed["b"] = true // a has it
 	nodes := b.cluster("a", "b")
 	b.up(1)
 	nodes[0].kek.refuse(func(epoch uint64) error {
@@ -266,22 +267,22 @@ func TestLeaderThatCannotWrap(t *testing.T) {
 		}
 		return nil
 	})
-	b.office.mu.Lock()
-	b.office.closed["b"] = false
-	b.office.mu.Unlock()
+	b.election.mu.Lock()
+	b.election.closed["b"] = false
+	b.election.mu.Unlock()
 	b.clock.skip(24 * time.Hour)
 	b.until("the other makes the epoch", func() bool {
 		b.clock.skip(200 * time.Millisecond)
 		return nodes[1].Status().Epoch == 2
 	})
-	if got := nodes[1].Status().Counters.Rotations[ReasonAge]; got != 1 {
+	if got := nodes[1].Status().Counters.Rotations[epochs.ReasonAge]; got != 1 {
 		t.Errorf("b made %d epochs", got)
 	}
 	b.sound()
 }
 
-func TestKickRepairs(t *testing.T) {
-	b := newBed(t)
+func TestRekeyRepairs(t *testing.T) {
+	b := newFixture(t)
 	nodes := b.cluster("a", "b")
 	b.up(1)
 	// What b receives with is lost, and nobody noticed.
@@ -298,20 +299,18 @@ func TestKickRepairs(t *testing.T) {
 	}
 	nodes[1].stop()
 	nodes[1].start()
-	nodes[0].Kick("b")
+	nodes[0].RequestRekey("b")
 	b.until("it is repaired", func() bool { return b.fabric.try("a", "b") == "" })
 	b.up(1)
 	b.sound()
 }
 
 func TestNoSecretIsPrinted(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	nodes := b.cluster("a", "b")
 	b.up(1)
 	m := nodes[0].Manager
-	m.mu.Lock()
-	dek, err := m.epochs[1].dek.Copy()
-	m.mu.Unlock()
+	dek, err := m.epochs.DEK(t.Context(), 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 // TestKEKVersionRotates has the live epochs wrapped again by the KEK's new version: nobody unwraps what it holds
 // already, and a node that starts when the old version is gone can read them.
 func TestKEKVersionRotates(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	nodes := b.cluster("a", "b", "c")
 	b.up(1)
 	b.rotate(nodes[0])
@@ -66,7 +66,7 @@ func TestKEKVersionRotates(t *testing.T) {
 }
 
 // sends are the fingerprints of all keys for sending.
-func (b *bed) sends() []string {
+func (b *fixture) sends() []string {
 	return slices.DeleteFunc(b.ids(), func(id string) bool { return !strings.Contains(id, " true ") })
 }
 
@@ -80,8 +80,8 @@ func newestVersion(n *node) string {
 
 // TestRewrapHeals lets a node in that could not read the blob of before.
 func TestRewrapHeals(t *testing.T) {
-	b := newBed(t)
-	b.office.closed["c"] = true
+	b := newFixture(t)
+	b.election.closed["c"] = true
 	nodes := b.cluster("a", "b", "c")
 	b.up(1)
 	nodes[2].kek.rotate("1", "1") // it may not use version 1 any more
@@ -99,7 +99,7 @@ func TestRewrapHeals(t *testing.T) {
 // TestRewrapAndCrash dies before and after the new blob is published.
 func TestRewrapAndCrash(t *testing.T) {
 	for _, after := range []bool{false, true} {
-		b := newBed(t)
+		b := newFixture(t)
 		nodes := b.cluster("a", "b")
 		b.up(1)
 		for _, n := range nodes {
@@ -111,9 +111,9 @@ func TestRewrapAndCrash(t *testing.T) {
 			n.life.disarm()
 			if n.dead() {
 				n.stop()
-				b.office.mu.Lock()
-				b.office.holder = ""
-				b.office.mu.Unlock()
+				b.election.mu.Lock()
+				b.election.holder = ""
+				b.election.mu.Unlock()
 				n.start()
 			}
 		}
@@ -146,8 +146,8 @@ func TestOutages(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := newBed(t)
-			b.office.closed["c"] = true
+			b := newFixture(t)
+			b.election.closed["c"] = true
 			nodes := b.cluster("a", "b", "c")
 			c := nodes[2]
 			b.up(1)
@@ -193,7 +193,7 @@ func hasEvent(n *node, event, outcome string) bool {
 // and 95 % of the hard TTL, nothing is lost before it, and all comes back by itself. At the hard TTL it ends.
 func TestKMSAwayForAWholeAge(t *testing.T) {
 	for _, past := range []bool{false, true} {
-		b := newBed(t)
+		b := newFixture(t)
 		nodes := b.cluster("a", "b")
 		b.up(1)
 		for _, n := range nodes {
@@ -205,7 +205,7 @@ func TestKMSAwayForAWholeAge(t *testing.T) {
 			text := strings.Join(append(nodes[0].Status().Problems, nodes[1].Status().Problems...), "\n")
 			return strings.Contains(text, "rotation: make epoch 2: KMS unreachable")
 		})
-		for i, percent := range warnings {
+		for i, percent := range []int{50, 80, 95} {
 			until := 72*time.Hour*time.Duration(percent)/100 + time.Minute
 			b.clock.skip(until - b.age())
 			b.until("it warns", func() bool { return warned(nodes[0]) == i+1 && warned(nodes[1]) == i+1 })
@@ -234,7 +234,7 @@ func TestKMSAwayForAWholeAge(t *testing.T) {
 }
 
 // age is how old the newest epoch is.
-func (b *bed) age() time.Duration {
+func (b *fixture) age() time.Duration {
 	list, _ := b.store.Epochs()
 	return b.clock.Wall().Sub(list[len(list)-1].Created)
 }

@@ -20,7 +20,7 @@ type Encryption struct {
 	PostQuantum int
 	// Handshakes are by outcome, Rotations by reason.
 	Handshakes, Rotations map[string]uint64
-	Kicks                 uint64
+	RekeyRequests         uint64
 	// Turned is connections to the handshake's port that were refused before a certificate was seen, by reason.
 	Turned map[string]uint64
 	// VMForks is how often this virtual machine was resumed from a snapshot or copied.
@@ -62,7 +62,7 @@ var (
 	encErrorsDesc      = desc("weft_encrypt_errors_total", "Packets dropped on this node for reasons that have to do with encryption. Every reason is present, also at 0.", "reason")
 	encHandshakesDesc  = desc("weft_encrypt_handshakes_total", "Exchanges of keys by outcome; served_ marks those that other nodes began.", "outcome")
 	encRotationsDesc   = desc("weft_encrypt_rotations_total", "Epochs that this node made, by reason.", "reason")
-	encKicksDesc       = desc("weft_encrypt_kicks_total", "Times that a packet without a key asked for an exchange of keys.")
+	encRekeysDesc      = desc("weft_encrypt_kicks_total", "Times that a packet without a key asked for an exchange of keys.")
 	keysTurnedDesc     = desc("weft_keys_refused_connections_total", "Connections to the port of exchanges that were closed before a certificate was seen: from an address that no node has, silent, or to make room. Of filtered ones, which the kernel never made, the packets are counted.", "reason")
 	encVMForksDesc     = desc("weft_encrypt_vm_forks_total", "Times that this virtual machine was found to have been resumed from a snapshot or copied, and its keys were destroyed.")
 	encKeyAgeDesc      = desc("weft_encrypt_key_age_seconds", "Age of the oldest key in the datapath.")
@@ -80,7 +80,7 @@ var (
 func describeEncryption(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		encPeersDesc, encQuantumDesc, encPacketsDesc, encBytesDesc, encErrorsDesc, encHandshakesDesc, encRotationsDesc,
-		encKicksDesc, encKeyAgeDesc, encEngineDesc, encEpochDesc, encEpochEndDesc, encCertificateDesc,
+		encRekeysDesc, encKeyAgeDesc, encEngineDesc, encEpochDesc, encEpochEndDesc, encCertificateDesc,
 		keysTurnedDesc, encVMForksDesc, keysTTLDesc, keysExtendedDesc, keysRewrapsDesc, keysUnwrapDesc, kmsUpDesc,
 	} {
 		ch <- d
@@ -150,7 +150,7 @@ func (c *Collector) encryption(ch chan<- prometheus.Metric, e *Encryption) {
 	for reason, count := range e.Rotations {
 		counter(ch, encRotationsDesc, float64(count), reason)
 	}
-	counter(ch, encKicksDesc, float64(e.Kicks))
+	counter(ch, encRekeysDesc, float64(e.RekeyRequests))
 	counter(ch, encVMForksDesc, float64(e.VMForks))
 	for reason, count := range e.Turned {
 		counter(ch, keysTurnedDesc, float64(count), reason)

@@ -11,6 +11,7 @@ import (
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/lab/traffic"
 	"weft.dev/weft/test/kms"
@@ -67,7 +68,7 @@ func everyAgent(t *testing.T, l *lab.Lab, want func(*keys.Status) error) error {
 func past(d time.Duration) func(*keys.Status) error {
 	return func(s *keys.Status) error {
 		alarm := strings.Contains(strings.Join(s.Problems, "\n"), "ttl: EXTENDED: epoch")
-		if !alarm || !slices.ContainsFunc(s.Epochs, func(e keys.EpochStatus) bool { return !e.Extended.IsZero() && time.Since(e.Expires) > d }) {
+		if !alarm || !slices.ContainsFunc(s.Epochs, func(e epochs.Status) bool { return !e.Extended.IsZero() && time.Since(e.Expires) > d }) {
 			return fmt.Errorf("problems %q, epochs %+v", s.Problems, s.Epochs)
 		}
 		return nil

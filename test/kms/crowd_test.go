@@ -10,8 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/keys/nodeid/nodeidtest"
 	"weft.dev/weft/test/kms"
@@ -28,7 +30,7 @@ const (
 func TestCrowd(t *testing.T) {
 	c := kms.StartAzure(t)
 	c.Setenv(t)
-	store := &crowdStore{epochs: map[uint64]keys.Epoch{}}
+	store := &crowdStore{epochs: map[uint64]epochs.Epoch{}}
 	records := &crowdRecords{unwraps: map[string]int{}}
 	authority := nodeidtest.NewAuthority(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -128,17 +130,17 @@ func (r *crowdRecords) observe(a kek.Attempt) {
 // crowdStore is an EpochStore in memory.
 type crowdStore struct {
 	mu      sync.Mutex
-	epochs  map[uint64]keys.Epoch
+	epochs  map[uint64]epochs.Epoch
 	changed func()
 }
 
-func (s *crowdStore) Epochs() ([]keys.Epoch, error) {
+func (s *crowdStore) Epochs() ([]epochs.Epoch, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.SortedFunc(maps.Values(s.epochs), func(a, b keys.Epoch) int { return int(a.Number) - int(b.Number) }), nil
+	return slices.SortedFunc(maps.Values(s.epochs), func(a, b epochs.Epoch) int { return int(a.Number) - int(b.Number) }), nil
 }
 
-func (s *crowdStore) CreateEpoch(e keys.Epoch) error {
+func (s *crowdStore) CreateEpoch(e epochs.Epoch) error {
 	s.mu.Lock()
 	_, taken := s.epochs[e.Number]
 	if !taken {
@@ -146,17 +148,17 @@ func (s *crowdStore) CreateEpoch(e keys.Epoch) error {
 	}
 	s.mu.Unlock()
 	if taken {
-		return keys.ErrExists
+		return epochs.ErrExists
 	}
 	go s.changed() // the caller holds its manager's locks
 	return nil
 }
 
-func (s *crowdStore) ReplaceEpoch(e keys.Epoch, old []byte) error {
+func (s *crowdStore) ReplaceEpoch(e epochs.Epoch, old []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !bytes.Equal(s.epochs[e.Number].Wrapped, old) {
-		return keys.ErrChanged
+		return epochs.ErrChanged
 	}
 	s.epochs[e.Number] = e
 	return nil
@@ -187,11 +189,11 @@ func (l first) Holder() string { return "n000" }
 // noDatapath holds no keys: there are no peers.
 type noDatapath struct{}
 
-func (noDatapath) InstallSA(*keys.SA) error                               { return nil }
+func (noDatapath) InstallSA(*datapath.SA) error                           { return nil }
 func (noDatapath) RemoveSAs(string, bool, uint8) error                    { return nil }
 func (noDatapath) ExtendSAs(string, bool, uint8, uint64, time.Time) error { return nil }
 func (noDatapath) SealWith(string, uint8) error                           { return nil }
-func (noDatapath) SAs() ([]keys.SAStatus, error)                          { return nil, nil }
-func (noDatapath) Sealing() ([]keys.Sealing, error)                       { return nil, nil }
+func (noDatapath) SAs() ([]datapath.SAStatus, error)                      { return nil, nil }
+func (noDatapath) Sealing() ([]datapath.Sealing, error)                   { return nil, nil }
 func (noDatapath) VMGeneration() (uint64, error)                          { return 0, nil }
 func (noDatapath) Lanes() int                                             { return 1 }

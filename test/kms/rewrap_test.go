@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/keys/nodeid/nodeidtest"
 	"weft.dev/weft/test/kms"
@@ -31,7 +32,7 @@ func TestRewrap(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer key.Close()
-			store := &crowdStore{epochs: map[uint64]keys.Epoch{}, changed: func() {}}
+			store := &crowdStore{epochs: map[uint64]epochs.Epoch{}, changed: func() {}}
 			authority := nodeidtest.NewAuthority(t)
 			m, err := keys.New(keys.Options{
 				Node: "a", TrustDomain: nodeidtest.TrustDomain, Cluster: "rewrap", Identity: authority.Source(authority.Node(t, "a", nil)),
@@ -65,7 +66,7 @@ func TestRewrap(t *testing.T) {
 }
 
 // await waits for an epoch that another version has wrapped.
-func (s *crowdStore) await(t *testing.T, m *keys.Manager, not string) keys.Epoch {
+func (s *crowdStore) await(t *testing.T, m *keys.Manager, not string) epochs.Epoch {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		list, _ := s.Epochs()
@@ -74,5 +75,5 @@ func (s *crowdStore) await(t *testing.T, m *keys.Manager, not string) keys.Epoch
 		}
 	}
 	t.Fatalf("no epoch, or none of another version than %q: %+v", not, m.Status())
-	return keys.Epoch{}
+	return epochs.Epoch{}
 }

@@ -8,6 +8,7 @@ import (
 
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/epochs"
 )
 
 // KeysBackend is what a Backend has that manages keys. One that does not answers 404 on /v1/keys.
@@ -15,7 +16,7 @@ type KeysBackend interface {
 	// Keys says how epochs and the keys with every peer are.
 	Keys(ctx context.Context) (*keys.Status, error)
 	// RotateKeys makes the next epoch, once the one before is in use.
-	RotateKeys(ctx context.Context) (*keys.Epoch, error)
+	RotateKeys(ctx context.Context) (*epochs.Epoch, error)
 	// KeyHistory is what happened to keys lately, the oldest first.
 	KeyHistory(ctx context.Context) ([]audit.Record, error)
 }
@@ -80,7 +81,7 @@ func (c *Client) KeyHistory(ctx context.Context) ([]audit.Record, error) {
 }
 
 // RotateKeys makes the next epoch. It waits until the one before is in use.
-func (c *Client) RotateKeys(ctx context.Context) (*keys.Epoch, error) {
+func (c *Client) RotateKeys(ctx context.Context) (*epochs.Epoch, error) {
 	response, err := c.do(ctx, http.MethodPost, "/v1/keys/rotate", nil, nil)
 	if err != nil {
 		return nil, err
@@ -89,5 +90,5 @@ func (c *Client) RotateKeys(ctx context.Context) (*keys.Epoch, error) {
 	if err := refusal(response); err != nil {
 		return nil, err
 	}
-	return decode[*keys.Epoch](response)
+	return decode[*epochs.Epoch](response)
 }

@@ -2,7 +2,10 @@
 // disk. No record ever holds a key.
 package audit
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // What a Record of a node's own tells of.
 const (
@@ -84,4 +87,12 @@ func (r Record) logged() (Record, bool) {
 		r.Outcome = "ok"
 	}
 	return r, true
+}
+
+// Line is an error on one line, for a record's detail; "" for none.
+func Line(err error) string {
+	if err == nil {
+		return ""
+	}
+	return strings.ReplaceAll(err.Error(), "\n", "; ")
 }

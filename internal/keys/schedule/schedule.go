@@ -209,3 +209,9 @@ func allZero(b []byte) bool {
 	}
 	return or == 0
 }
+
+// WireNumbers is how many epochs the SPI tells apart.
+const WireNumbers = 15
+
+// WireNumber is an epoch's number as it stands in the SPI: 1 to 15.
+func WireNumber(epoch uint64) uint8 { return uint8(1 + (epoch-1)%WireNumbers) }

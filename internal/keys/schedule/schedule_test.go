@@ -210,3 +210,11 @@ func TestExporterContext(t *testing.T) {
 		t.Errorf("context %x", got)
 	}
 }
+
+func TestWireNumber(t *testing.T) {
+	for number, want := range map[uint64]uint8{1: 1, 2: 2, 14: 14, 15: 15, 16: 1, 30: 15, 31: 1} {
+		if got := WireNumber(number); got != want {
+			t.Errorf("epoch %d is %d on the wire, want %d", number, got, want)
+		}
+	}
+}

@@ -1,4 +1,4 @@
-package keys
+package epochs
 
 import (
 	"context"
@@ -10,10 +10,10 @@ import (
 	"weft.dev/weft/internal/keys/kek"
 )
 
-// listed puts epochs into a manager's listing that were not tried so far.
-func listed(m *Manager, from, to uint64) {
+// listed puts epochs into a keeper's listing that were not tried so far.
+func listed(k *Keeper, from, to uint64) {
 	for number := from; number <= to; number++ {
-		m.epochs[number] = &epoch{Epoch: Epoch{Number: number, Wrapped: []byte("nothing")}, nextTry: stillNow, deadline: 100 * time.Hour, end: 100 * time.Hour}
+		k.epochs[number] = &epoch{Epoch: Epoch{Number: number, Wrapped: []byte("nothing")}, nextTry: stillNow, deadline: 100 * time.Hour, end: 100 * time.Hour}
 	}
 }
 
@@ -51,26 +51,26 @@ func TestUnreadableEpochsCostLittle(t *testing.T) {
 		"a thousand":          {false, 4 * (3600/30 + 7)},
 		"and one each second": {true, 3600/5 + 4 + 1},
 	} {
-		m, _, _ := still(t, nil, 0, 1)
-		m.epochs[1].deadline, m.epochs[1].end = 100*time.Hour, 100*time.Hour
-		asks := &asksKEK{KEK: m.opt.KEK}
-		m.opt.KEK = asks
-		listed(m, 2, 1001)
+		k, _, _ := still(t, 1)
+		k.epochs[1].deadline, k.epochs[1].end = 100*time.Hour, 100*time.Hour
+		asks := &asksKEK{KEK: k.opt.KEK}
+		k.opt.KEK = asks
+		listed(k, 2, 1001)
 		for at := range time.Duration(3600) {
-			m.clock = stillClock(stillNow + at*time.Second)
+			k.clock = stillClock(stillNow + at*time.Second)
 			if row.fresh {
-				listed(m, uint64(1002+at), uint64(1002+at))
-				delete(m.epochs, uint64(2+at))
+				listed(k, uint64(1002+at), uint64(1002+at))
+				delete(k.epochs, uint64(2+at))
 			}
 			if row.fresh || at%5 == 0 {
-				m.unwrapDue(t.Context())
-				m.work.Wait()
+				k.unwrapDue(t.Context())
+				k.work.Wait()
 			}
 		}
 		if got := len(asks.numbers()); got > row.most || got < 4 {
 			t.Errorf("%s: the KMS was asked %d times in an hour, want at most %d", name, got, row.most)
 		}
-		if m.epochs[1].dek == nil {
+		if k.epochs[1].dek == nil {
 			t.Errorf("%s: the key of the epoch in use was forgotten", name)
 		}
 	}
@@ -79,40 +79,40 @@ func TestUnreadableEpochsCostLittle(t *testing.T) {
 // TestWhatIsUnwrappedFirst: beside a thousand that cannot be read, and while the KMS is slow, what this node has used before
 // is tried, and what peers ask for; of the others few at a time.
 func TestWhatIsUnwrappedFirst(t *testing.T) {
-	m, _, _ := still(t, nil, 0)
-	asks := &asksKEK{KEK: m.opt.KEK}
-	m.opt.KEK = asks
-	listed(m, 1, 1000)
-	m.sent[100], m.seen.Opened = 7, 200
+	k, _, sent := still(t)
+	asks := &asksKEK{KEK: k.opt.KEK}
+	k.opt.KEK = asks
+	listed(k, 1, 1000)
+	sent[100], k.seen.Opened = 7, 200
 	asks.shut.Lock()
 	wait := func(number uint64) {
 		t.Helper()
-		if _, wait, err := m.tryDEK(number); wait == nil {
+		if _, wait, err := k.tryDEK(number); wait == nil {
 			t.Errorf("epoch %d: %v", number, err)
 		}
 	}
-	m.unwrapDue(t.Context())
+	k.unwrapDue(t.Context())
 	wait(300)
 	for number := range uint64(10) {
-		m.unwrapDue(t.Context())
+		k.unwrapDue(t.Context())
 		wait(400 + number)
 	}
-	m.mu.Lock()
-	running := m.unwraps
-	m.mu.Unlock()
+	k.mu.Lock()
+	running := k.unwraps
+	k.mu.Unlock()
 	if running.running != unwrapParallel || running.strangers != keep {
 		t.Errorf("%d under way, %d of them at strangers", running.running, running.strangers)
 	}
 	asks.shut.Unlock()
-	m.work.Wait()
+	k.work.Wait()
 	first := asks.numbers()
 	slices.Sort(first)
 	if want := []uint64{100, 200, 999, 1000}; !slices.Equal(first, want) {
 		t.Errorf("at first epochs %v: want %v", first, want)
 	}
 	for range 10 {
-		m.unwrapDue(t.Context())
-		m.work.Wait()
+		k.unwrapDue(t.Context())
+		k.work.Wait()
 	}
 	for _, number := range append(first, 300, 400, 401, 402, 403, 404, 405, 406, 407, 408, 409) {
 		if !slices.Contains(asks.numbers(), number) {

@@ -1,14 +1,15 @@
-package keys
+package epochs
 
 import (
 	"time"
 
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/keys/kek"
+	"weft.dev/weft/internal/keys/secmem"
 	"weft.dev/weft/internal/store"
 )
 
-// ErrExists is returned by EpochStore.CreateEpoch for a number that is taken.
+// ErrExists is returned by Store.CreateEpoch for a number that is taken.
 var ErrExists = store.ErrExists
 
 // Epoch is one data-encryption key's life, as it was published.
@@ -23,11 +24,11 @@ type Epoch struct {
 	Wrapped    []byte `json:"-"`
 }
 
-// ErrChanged is returned by EpochStore.ReplaceEpoch when what is to be replaced is not there.
+// ErrChanged is returned by Store.ReplaceEpoch when what is to be replaced is not there.
 var ErrChanged = store.ErrChanged
 
-// EpochStore is where epochs are published.
-type EpochStore interface {
+// Store is where epochs are published.
+type Store interface {
 	// Epochs lists them by number. The error is for no answer, which is not the same as none.
 	Epochs() ([]Epoch, error)
 	// CreateEpoch is exclusive: ErrExists if the number is taken.
@@ -37,8 +38,8 @@ type EpochStore interface {
 	DeleteEpoch(number uint64) error
 }
 
-// NewEpochStore makes an EpochStore of a store's objects.
-func NewEpochStore(objects store.EpochStore) EpochStore { return objectStore{objects} }
+// NewStore makes a Store of a store's objects.
+func NewStore(objects store.EpochStore) Store { return objectStore{objects} }
 
 type objectStore struct{ objects store.EpochStore }
 
@@ -75,13 +76,43 @@ func object(e Epoch) *v1alpha1.Epoch {
 
 func (s objectStore) DeleteEpoch(number uint64) error { return s.objects.DeleteEpoch(number) }
 
-// binding is what an epoch's wrapped key is bound to.
-func (e *Epoch) binding(cluster string) kek.Binding {
+// Binding is what an epoch's wrapped key is bound to.
+func (e *Epoch) Binding(cluster string) kek.Binding {
 	return kek.Binding{Cluster: cluster, Epoch: e.Number, Created: e.Created, Expires: e.Expires}
 }
 
-// nibbles is how many epochs the SPI tells apart.
-const nibbles = 15
+// epoch is an epoch as this node has it.
+type epoch struct {
+	Epoch
+	// born and deadline are when it was made and when it ends, by Clock.Boot: they were
+	// computed when it was first seen and do not move with the wall clock.
+	born, deadline time.Duration
+	// end is the deadline and Options.ExtendTTL: no keys in use are extended beyond it.
+	end time.Duration
+	// answer is what the KMS has said when it was asked last whether this node may have the key still, which was for
+	// keys that end at askedOf.
+	answer  error
+	askedOf time.Duration
+	// told is the end of extended keys that was last told of.
+	told time.Duration
+	// rotateAt is when it is old enough for the next, by Clock.Boot.
+	rotateAt time.Duration
 
-// Nibble is an epoch's number as it stands in the SPI: 1 to 15.
-func Nibble(number uint64) uint8 { return uint8(1 + (number-1)%nibbles) }
+	// dek is nil until it was unwrapped.
+	dek       *secmem.Secret
+	unwrapped time.Time
+	err       error
+	// refused: it is not to be used, whatever the KMS would say.
+	refused   error
+	failures  int
+	nextTry   time.Duration
+	running   bool // it is being unwrapped
+	asked     bool // a peer waits for it
+	warned    int  // percent of the hard TTL that were warned of
+	withdrawn bool // from the store, while it was being unwrapped
+}
+
+func (e *epoch) forget() {
+	e.dek.Release()
+	e.dek = nil
+}

@@ -1,4 +1,4 @@
-package keys
+package epochs
 
 import (
 	"bytes"
@@ -15,7 +15,7 @@ import (
 
 // seen remembers when this node first saw each epoch that is in the store, also over its restarts. An epoch's object says
 // itself when it ends, and whoever may write there could prolong it; this node's own hard TTL counts from here.
-// Guarded by Manager.mu.
+// Guarded by Keeper.mu.
 type seen struct {
 	path string
 	kept
@@ -120,20 +120,20 @@ func (s *seen) farAhead(number uint64) bool {
 }
 
 // countHighest counts an epoch that was opened, and no longer one that this shows to be far ahead. The caller holds mu.
-func (m *Manager) countHighest(opened uint64) {
-	m.seen.listed(opened)
-	m.highest = max(m.highest, opened)
-	if !m.seen.farAhead(m.highest) {
+func (k *Keeper) countHighest(opened uint64) {
+	k.seen.listed(opened)
+	k.highest = max(k.highest, opened)
+	if !k.seen.farAhead(k.highest) {
 		return
 	}
-	m.highest = max(m.seen.Opened, m.kernel.sum().highest)
-	for number := range m.epochs {
-		if !m.seen.farAhead(number) {
-			m.highest = max(m.highest, number)
+	k.highest = max(k.seen.Opened, k.opt.SAs.Highest())
+	for number := range k.epochs {
+		if !k.seen.farAhead(number) {
+			k.highest = max(k.highest, number)
 		}
 	}
-	if m.seen.farAhead(m.seen.Highest) {
-		m.seen.Highest, m.seen.dirty = m.highest, true
+	if k.seen.farAhead(k.seen.Highest) {
+		k.seen.Highest, k.seen.dirty = k.highest, true
 	}
 }
 
@@ -173,40 +173,40 @@ func (s *seen) changed() ([]byte, error) {
 }
 
 // refuseEpoch tells that an epoch is not taken. The caller holds mu.
-func (m *Manager) refuseEpoch(e *epoch) {
+func (k *Keeper) refuseEpoch(e *epoch) {
 	e.err = e.refused
-	m.counters.UnwrapErrors[kek.Outcome(e.refused)]++
-	m.journal.Add(audit.Record{Event: audit.EventSeen, Epoch: e.Number, Outcome: kek.Outcome(e.refused), Detail: text(e.refused)})
-	m.log.Error("keys: an epoch is refused", "epoch", e.Number, "error", e.refused)
+	k.counters.UnwrapErrors[kek.Outcome(e.refused)]++
+	k.opt.Journal.Add(audit.Record{Event: audit.EventSeen, Epoch: e.Number, Outcome: kek.Outcome(e.refused), Detail: audit.Line(e.refused)})
+	k.log.Error("keys: an epoch is refused", "epoch", e.Number, "error", e.refused)
 }
 
 // onlyPast: there are epochs, and none can be used: this node refuses them, or they are over and it has used newer ones
 // than all of them. The caller holds mu.
-func (m *Manager) onlyPast() bool {
-	for _, e := range m.epochs {
-		if e.refused == nil && (m.live(e) || e.Number >= m.seen.Opened) {
+func (k *Keeper) onlyPast() bool {
+	for _, e := range k.epochs {
+		if e.refused == nil && (k.live(e) || e.Number >= k.seen.Opened) {
 			return false
 		}
 	}
-	return len(m.epochs) > 0
+	return len(k.epochs) > 0
 }
 
 // saveSeen writes down what was seen for the first time. The file is the main loop's alone.
-func (m *Manager) saveSeen() {
-	m.mu.Lock()
-	data, err := m.seen.changed()
-	m.mu.Unlock()
+func (k *Keeper) saveSeen() {
+	k.mu.Lock()
+	data, err := k.seen.changed()
+	k.mu.Unlock()
 	if data == nil {
 		return
 	}
 	if err == nil {
-		err = statefile.Write(m.opt.SeenFile, data)
+		err = statefile.Write(k.opt.SeenFile, data)
 	}
 	if err != nil {
 		err = fmt.Errorf("write when epochs were first seen: %w", err)
-		m.mu.Lock()
-		m.seen.dirty = true
-		m.mu.Unlock()
+		k.mu.Lock()
+		k.seen.dirty = true
+		k.mu.Unlock()
 	}
-	m.problem("first seen", err)
+	k.opt.Problem("first seen", err)
 }

@@ -11,19 +11,20 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/keys/handshake"
 	"weft.dev/weft/internal/keys/nodeid/nodeidtest"
 )
 
-// bed is a cluster of managers with real handshakes on loopback.
-type bed struct {
+// fixture is a cluster of managers with real handshakes on loopback.
+type fixture struct {
 	t         *testing.T
 	drain     time.Duration
 	authority *nodeidtest.Authority
 	clock     *testClock
 	fabric    *fabric
 	store     *memStore
-	office    *office
+	election  *election
 	options   func(*Options)
 
 	mu    sync.Mutex
@@ -32,14 +33,14 @@ type bed struct {
 }
 
 type node struct {
-	bed    *bed
-	name   string
-	port   uint16
-	dp     *fakeDP
-	kek    *fakeKEK
-	clock  *view
-	source *nodeidtest.Source
-	peers  func() []Peer
+	fixture *fixture
+	name    string
+	port    uint16
+	dp      *fakeDP
+	kek     *fakeKEK
+	clock   *view
+	source  *nodeidtest.Source
+	peers   func() []Peer
 
 	*Manager
 	life   *life
@@ -49,17 +50,17 @@ type node struct {
 
 const testDrain = 60 * time.Millisecond
 
-func newBed(t *testing.T) *bed {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	return newBedWithDrain(t, testDrain)
+	return newFixtureWithDrain(t, testDrain)
 }
 
-func newBedWithDrain(t *testing.T, drain time.Duration) *bed {
+func newFixtureWithDrain(t *testing.T, drain time.Duration) *fixture {
 	t.Helper()
 	clock := newTestClock(t)
-	b := &bed{t: t, drain: drain, authority: nodeidtest.NewAuthority(t), clock: clock, fabric: newFabric(clock, drain),
-		office: &office{closed: map[string]bool{}}, nodes: map[string]*node{}, options: func(*Options) {}}
-	b.store = &memStore{epochs: map[uint64]Epoch{}, changed: b.storeChanged}
+	b := &fixture{t: t, drain: drain, authority: nodeidtest.NewAuthority(t), clock: clock, fabric: newFabric(clock, drain),
+		election: &election{closed: map[string]bool{}}, nodes: map[string]*node{}, options: func(*Options) {}}
+	b.store = &memStore{epochs: map[uint64]epochs.Epoch{}, changed: b.storeChanged}
 	t.Cleanup(func() {
 		b.mu.Lock()
 		nodes := slices.Collect(maps.Values(b.nodes))
@@ -71,7 +72,7 @@ func newBedWithDrain(t *testing.T, drain time.Duration) *bed {
 	return b
 }
 
-func (b *bed) storeChanged() {
+func (b *fixture) storeChanged() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, n := range b.nodes {
@@ -82,7 +83,7 @@ func (b *bed) storeChanged() {
 }
 
 // node makes a node with a port of its own; it does not run yet.
-func (b *bed) node(name string) *node {
+func (b *fixture) node(name string) *node {
 	b.t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -90,7 +91,7 @@ func (b *bed) node(name string) *node {
 	}
 	port := uint16(listener.Addr().(*net.TCPAddr).Port)
 	listener.Close()
-	n := &node{bed: b, name: name, port: port, dp: b.fabric.node(name, 2), clock: &view{testClock: b.clock},
+	n := &node{fixture: b, name: name, port: port, dp: b.fabric.node(name, 2), clock: &view{testClock: b.clock},
 		kek: &fakeKEK{unwraps: map[uint64]int{}}, source: b.authority.Source(b.authority.Node(b.t, name, nil))}
 	n.dp.wall = n.clock.Wall
 	b.mu.Lock()
@@ -99,7 +100,7 @@ func (b *bed) node(name string) *node {
 	return n
 }
 
-func (b *bed) cluster(names ...string) []*node {
+func (b *fixture) cluster(names ...string) []*node {
 	b.t.Helper()
 	var out []*node
 	for _, name := range names {
@@ -115,7 +116,7 @@ func (n *node) info() Peer {
 	return Peer{Name: n.name, Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, Port: n.port}
 }
 
-func (b *bed) allPeers() []Peer {
+func (b *fixture) allPeers() []Peer {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var out []Peer
@@ -127,7 +128,7 @@ func (b *bed) allPeers() []Peer {
 
 // start runs a new manager on what is in the node's maps.
 func (n *node) start() {
-	b := n.bed
+	b := n.fixture
 	b.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	life := &life{die: cancel}
@@ -139,7 +140,7 @@ func (n *node) start() {
 		Listen: func(ctx context.Context) (net.Listener, error) {
 			return (&net.ListenConfig{}).Listen(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", n.port))
 		},
-		KEK: n.kek, Store: nodeStore{b.store, life}, Leader: fakeLeader{b.office, n.name}, Datapath: handle{n.dp, life},
+		KEK: n.kek, Store: nodeStore{b.store, life}, Leader: fakeLeader{b.election, n.name}, Datapath: handle{n.dp, life},
 		MaxAge: 24 * time.Hour, HardTTL: 72 * time.Hour, Drain: b.drain, Spread: -1, Clock: n.clock,
 	}
 	b.options(&options)
@@ -177,7 +178,7 @@ func (n *node) stop() {
 const patience = 30 * time.Second
 
 // until waits for something, with packets going round meanwhile.
-func (b *bed) until(what string, is func() bool) {
+func (b *fixture) until(what string, is func() bool) {
 	b.t.Helper()
 	end := time.Now().Add(patience)
 	for !is() {
@@ -189,7 +190,7 @@ func (b *bed) until(what string, is func() bool) {
 	}
 }
 
-func (b *bed) dump() string {
+func (b *fixture) dump() string {
 	out := ""
 	for _, name := range b.order {
 		s := b.nodes[name].Status()
@@ -210,7 +211,7 @@ func (b *bed) dump() string {
 }
 
 // up waits until the nodes agree on an epoch of at least this number.
-func (b *bed) up(epoch uint64, names ...string) {
+func (b *fixture) up(epoch uint64, names ...string) {
 	b.t.Helper()
 	if len(names) == 0 {
 		names = b.order
@@ -232,7 +233,7 @@ func (b *bed) up(epoch uint64, names ...string) {
 }
 
 // sound is the end of every test: no packet lost, no nonce used twice.
-func (b *bed) sound() {
+func (b *fixture) sound() {
 	b.t.Helper()
 	b.fabric.pump()
 	b.fabric.mu.Lock()
@@ -246,7 +247,7 @@ func (b *bed) sound() {
 	b.t.Logf("%d packets sent, %d lost", b.fabric.sent, len(b.fabric.lost))
 }
 
-func (b *bed) rotate(n *node) Epoch {
+func (b *fixture) rotate(n *node) epochs.Epoch {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -257,7 +258,7 @@ func (b *bed) rotate(n *node) Epoch {
 	return e
 }
 
-func (b *bed) peer(n *node, name string) PeerStatus {
+func (b *fixture) peer(n *node, name string) PeerStatus {
 	b.t.Helper()
 	for _, p := range n.Status().Peers {
 		if p.Name == name {

@@ -1,4 +1,4 @@
-package keys
+package epochs
 
 import (
 	"bytes"
@@ -38,12 +38,13 @@ type unwraps struct {
 }
 
 // wanted are the live epochs whose keys this node should hold, the newest first: the two newest that can be read, and those
-// that a peer still runs on. Epochs that are newer but cannot be read are wanted too. The caller holds mu.
-func (m *Manager) wanted() []*epoch {
+// that a peer still runs on, as confirmed says: without it, what is missing are epochs whose keys are held anyway. Epochs that
+// are newer but cannot be read are wanted too. The caller holds mu.
+func (k *Keeper) wanted(confirmed map[uint64]bool) []*epoch {
 	var out []*epoch
 	open := 0
-	for _, e := range m.sorted() {
-		if !m.live(e) || (open >= keep && !(e.dek != nil && m.inUse(e.Number))) {
+	for _, e := range k.sorted() {
+		if !k.live(e) || (open >= keep && !(e.dek != nil && confirmed[e.Number])) {
 			continue
 		}
 		if e.dek != nil {
@@ -56,25 +57,25 @@ func (m *Manager) wanted() []*epoch {
 
 // proven says whether something beside the object in the store speaks for an epoch: this node has had its key, or seals
 // with keys made of it. The caller holds mu.
-func (m *Manager) proven(e *epoch) bool {
-	_, sealing := m.sent[e.Number]
-	return sealing || !e.unwrapped.IsZero() || e.Number == m.seen.Opened
+func (k *Keeper) proven(e *epoch) bool {
+	_, sealing := k.opt.SAs.Sent(e.Number)
+	return sealing || !e.unwrapped.IsZero() || e.Number == k.seen.Opened
 }
 
 // tries are the epochs to unwrap, in this order: those that are proven, those that a peer asks for, and of the others, which
 // whoever may write to the store can make thousands of, a few of the newest. The caller holds mu.
-func (m *Manager) tries() []*epoch {
+func (k *Keeper) tries() []*epoch {
 	classes := make([][]*epoch, 3)
 	strangers := map[bool]int{}
-	for _, e := range m.wanted() {
+	for _, e := range k.wanted(nil) {
 		switch {
 		case e.dek != nil:
-		case m.proven(e):
+		case k.proven(e):
 			classes[0] = append(classes[0], e)
 		case e.asked:
 			classes[1] = append(classes[1], e)
 		default:
-			far := m.seen.farAhead(e.Number)
+			far := k.seen.farAhead(e.Number)
 			if strangers[far]++; strangers[far] <= strangersTried {
 				classes[2] = append(classes[2], e)
 			}
@@ -84,88 +85,79 @@ func (m *Manager) tries() []*epoch {
 }
 
 // unreadable says whether an epoch's key was refused by the KMS, or is none: no outage ends that. The caller holds mu.
-func (m *Manager) unreadable(e *epoch) bool {
+func (k *Keeper) unreadable(e *epoch) bool {
 	return e.dek == nil && (refused(e.err) || errors.Is(e.err, kek.ErrCorrupt) || errors.Is(e.err, kek.ErrWrongBinding) || errors.Is(e.err, kek.ErrWrongKEK))
 }
 
 // unwrapDue begins to unwrap what is needed, forgets what is not, and returns when to look again.
-func (m *Manager) unwrapDue(ctx context.Context) time.Duration {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := m.clock.Boot()
-	wanted := m.wanted()
-	for _, e := range m.epochs {
+func (k *Keeper) unwrapDue(ctx context.Context) time.Duration {
+	confirmed := k.opt.Peers.Confirmed()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := k.clock.Boot()
+	wanted := k.wanted(confirmed)
+	for _, e := range k.epochs {
 		if e.dek != nil && !slices.Contains(wanted, e) {
 			e.forget()
-			m.journal.Add(audit.Record{Event: audit.EventForgotten, Epoch: e.Number})
+			k.opt.Journal.Add(audit.Record{Event: audit.EventForgotten, Epoch: e.Number})
 		}
 	}
 	next := now + tick
-	for _, e := range m.tries() {
-		next = min(next, m.beginUnwrap(ctx, e, now))
+	for _, e := range k.tries() {
+		next = min(next, k.beginUnwrap(ctx, e, now))
 	}
-	newest := m.newest()
+	newest := k.newest()
 	for _, e := range wanted {
-		if e == newest || e.Number == m.target {
-			m.warnTTL(e, now)
+		if e == newest || e.Number == k.target {
+			k.warnTTL(e, now)
 		}
 	}
 	return next
 }
 
 // beginUnwrap begins an attempt if it is due and has a place, and returns when to look again. The caller holds mu.
-func (m *Manager) beginUnwrap(ctx context.Context, e *epoch, now time.Duration) time.Duration {
-	stranger := !m.proven(e) && (!e.asked || e.err != nil) // peers can ask without end, too
+func (k *Keeper) beginUnwrap(ctx context.Context, e *epoch, now time.Duration) time.Duration {
+	stranger := !k.proven(e) && (!e.asked || e.err != nil) // peers can ask without end, too
 	switch {
 	case e.running:
 		return now + tick
 	case now < e.nextTry && !(e.asked && e.err == nil):
 		return e.nextTry
-	case m.unwraps.running >= unwrapParallel || stranger && m.unwraps.strangers >= keep:
+	case k.unwraps.running >= unwrapParallel || stranger && k.unwraps.strangers >= keep:
 		return now + tick // whoever ends wakes the loop
-	case stranger && now < m.unwraps.nextStranger:
-		return m.unwraps.nextStranger
+	case stranger && now < k.unwraps.nextStranger:
+		return k.unwraps.nextStranger
 	}
 	e.running, e.asked = true, false
-	m.unwraps.running++
+	k.unwraps.running++
 	if stranger {
-		m.unwraps.strangers++
-		if m.unwraps.failed >= strangersTried {
-			m.unwraps.nextStranger = now + strangersPause
+		k.unwraps.strangers++
+		if k.unwraps.failed >= strangersTried {
+			k.unwraps.nextStranger = now + strangersPause
 		}
 	}
-	m.work.Go(func() {
-		m.unwrap(ctx, e)
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.unwraps.running--
+	k.work.Go(func() {
+		k.unwrap(ctx, e)
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.unwraps.running--
 		if stranger {
-			m.unwraps.strangers--
+			k.unwraps.strangers--
 		}
-		m.pokeLocked()
+		k.opt.Signal.Poke()
 	})
 	return now + tick
 }
 
-// inUse says whether a peer still runs on an epoch. The caller holds mu.
-func (m *Manager) inUse(number uint64) bool {
-	for _, p := range m.peers {
-		if !p.gone && p.confirmed == number {
-			return true
-		}
-	}
-	return false
-}
-
 // unwrap makes one attempt.
-func (m *Manager) unwrap(ctx context.Context, e *epoch) {
+func (k *Keeper) unwrap(ctx context.Context, e *epoch) {
 	ctx, cancel := context.WithTimeout(ctx, unwrapTime)
 	defer cancel()
-	began := m.clock.Boot()
-	m.mu.Lock()
+	began := k.clock.Boot()
+	k.mu.Lock()
 	wrapped := e.Wrapped
-	m.mu.Unlock()
-	dek, err := m.opt.KEK.Unwrap(ctx, wrapped, e.binding(m.opt.Cluster))
+	k.mu.Unlock()
+	dek, err := k.opt.KEK.Unwrap(ctx, wrapped, e.Binding(k.opt.Cluster))
 	if err == nil && len(dek) != schedule.DEKSize {
 		clear(dek)
 		err = fmt.Errorf("unwrapped to %d bytes: want %d: %w", len(dek), schedule.DEKSize, kek.ErrCorrupt)
@@ -174,45 +166,45 @@ func (m *Manager) unwrap(ctx context.Context, e *epoch) {
 	if err == nil {
 		secret, err = secmem.Take(dek)
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	e.running = false
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return
 	}
-	m.journal.Add(audit.Record{Event: audit.EventUnwrapped, Epoch: e.Number, Outcome: kek.Outcome(err), Detail: text(err), Latency: m.clock.Boot() - began})
+	k.opt.Journal.Add(audit.Record{Event: audit.EventUnwrapped, Epoch: e.Number, Outcome: kek.Outcome(err), Detail: audit.Line(err), Latency: k.clock.Boot() - began})
 	if err != nil && !bytes.Equal(wrapped, e.Wrapped) {
-		e.nextTry = m.clock.Boot() // it was of a blob that is no longer there
-		m.pokeLocked()
+		e.nextTry = k.clock.Boot() // it was of a blob that is no longer there
+		k.opt.Signal.Poke()
 		return
 	}
 	if err != nil {
 		e.err = err
 		e.failures++
-		if !m.proven(e) {
-			m.unwraps.failed++
+		if !k.proven(e) {
+			k.unwraps.failed++
 		}
-		e.nextTry = m.clock.Boot() + clock.Backoff(e.failures, retryMin, 2*retryMax)
-		m.counters.UnwrapErrors[kek.Outcome(err)]++
-		m.log.Warn("cannot read an epoch's key", "epoch", e.Number, "error", err, "next", e.nextTry-m.clock.Boot())
-		m.retarget()
+		e.nextTry = k.clock.Boot() + clock.Backoff(e.failures, retryMin, 2*retryMax)
+		k.counters.UnwrapErrors[kek.Outcome(err)]++
+		k.log.Warn("cannot read an epoch's key", "epoch", e.Number, "error", err, "next", e.nextTry-k.clock.Boot())
+		k.retarget()
 		return
 	}
-	if e.uninvited {
+	if e.withdrawn {
 		secret.Release()
 		return
 	}
-	m.give(e, secret)
-	m.retarget()
+	k.give(e, secret)
+	k.retarget()
 }
 
 // give hands an epoch its key. The caller holds mu.
-func (m *Manager) give(e *epoch, secret *secmem.Secret) {
-	e.dek, e.err, e.failures, e.unwrapped = secret, nil, 0, m.clock.Wall()
-	m.unwraps.failed = 0
-	m.seen.opened(&e.Epoch)
-	m.countHighest(e.Number)
+func (k *Keeper) give(e *epoch, secret *secmem.Secret) {
+	e.dek, e.err, e.failures, e.unwrapped = secret, nil, 0, k.clock.Wall()
+	k.unwraps.failed = 0
+	k.seen.opened(&e.Epoch)
+	k.countHighest(e.Number)
 	if err := secret.Locked(); err != nil {
-		m.problems["memory"] = err.Error()
+		k.opt.Problem("memory", err)
 	}
 }
