@@ -40,7 +40,7 @@ func sealedWorld() *world {
 		Counters: keys.Counters{
 			Handshakes: map[string]uint64{"ok": 3, "busy": 1, "unreachable": 2, "served_foreign": 1},
 			Counters:   epochs.Counters{Rotations: map[string]uint64{"first": 1}},
-			Turned:     handshake.Turned{Filtered: 9, Strangers: 2, Silent: 3, Evicted: 4},
+			Turned:     handshake.Turned{Filtered: 9, Unknown: 2, Silent: 3, Evicted: 4},
 		},
 	}}
 	w.sealing.sas = []datapath.SAStatus{

@@ -327,7 +327,7 @@ func (a *Agent) encryptMetrics(running *node) (*metrics.Encryption, error) {
 	status := ring.Status()
 	out.Epoch, out.Handshakes, out.Rotations, out.RekeyRequests = status.Epoch, status.Counters.Handshakes, status.Counters.Rotations, status.Counters.RekeyRequests
 	turned := status.Counters.Turned
-	out.VMForks, out.Turned = status.Counters.VMForks, map[string]uint64{"filtered": turned.Filtered, "stranger": turned.Strangers, "silent": turned.Silent, "evicted": turned.Evicted}
+	out.VMForks, out.Turned = status.Counters.VMForks, map[string]uint64{"filtered": turned.Filtered, "stranger": turned.Unknown, "silent": turned.Silent, "evicted": turned.Evicted}
 	out.Rewraps, out.TTLRatio, out.KMSFailing = status.Counters.Rewraps, status.TTLRatio, status.KMS.Failing
 	out.Extended = slices.ContainsFunc(status.Epochs, func(e epochs.Status) bool { return !e.Extended.IsZero() })
 	out.UnwrapErrors = map[string]uint64{}

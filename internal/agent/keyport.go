@@ -35,7 +35,7 @@ type keyPort struct {
 	lacking error // why the port that was opened last has no filter
 }
 
-// openKeyPort loads the filter. Without it the port is as safe, and a flood of strangers costs more.
+// openKeyPort loads the filter. Without it the port is as safe, and a flood from unknown addresses costs more.
 func openKeyPort(address string, load func() (sourceFilter, error)) *keyPort {
 	filter, err := load()
 	p := &keyPort{address: address, filter: filter}
@@ -46,7 +46,7 @@ func openKeyPort(address string, load func() (sourceFilter, error)) *keyPort {
 }
 
 func unfiltered(err error) error {
-	return fmt.Errorf("the kernel cannot keep strangers away from the port of exchanges; the agent turns them away itself, which costs more: %w", err)
+	return fmt.Errorf("the kernel cannot keep unknown addresses away from the port of exchanges; the agent turns them away itself, which costs more: %w", err)
 }
 
 // listen opens the port. The filter is on the socket before it listens, so nobody comes past it.

@@ -88,11 +88,11 @@ func turnedLine(t *handshake.Turned) string {
 	if t.Filtered > 0 {
 		parts = append(parts, fmt.Sprintf("%d packets from addresses that no node has, dropped by the kernel", t.Filtered))
 	}
-	if t.Strangers > 0 {
-		parts = append(parts, fmt.Sprintf("%d connections from addresses that no node has", t.Strangers))
+	if t.Unknown > 0 {
+		parts = append(parts, fmt.Sprintf("%d connections from addresses that no node has", t.Unknown))
 	}
-	if len(parts) > 0 && t.LastStranger.IsValid() {
-		parts[len(parts)-1] += fmt.Sprintf(", the last from %s", t.LastStranger)
+	if len(parts) > 0 && t.LastUnknown.IsValid() {
+		parts[len(parts)-1] += fmt.Sprintf(", the last from %s", t.LastUnknown)
 	}
 	if t.Silent > 0 {
 		parts = append(parts, fmt.Sprintf("%d that said nothing", t.Silent))

@@ -122,7 +122,7 @@ func (d *Datapath) installSA(slot uint32, sa *SA) error {
 		return nil
 	}
 	if now != nil {
-		if err := d.bury(sa.Out, []uint32{id}); err != nil {
+		if err := d.retire(sa.Out, []uint32{id}); err != nil {
 			return err
 		}
 	}
@@ -211,7 +211,7 @@ func (d *Datapath) RemoveSAs(node string, out bool, epoch uint8) error {
 	if err != nil {
 		return err
 	}
-	if err := d.bury(out, ids); err != nil {
+	if err := d.retire(out, ids); err != nil {
 		return fmt.Errorf("remove SAs of node %s, epoch %d: %w", node, epoch, err)
 	}
 	return nil
@@ -275,7 +275,7 @@ func (d *Datapath) removeAllSAs(slot uint32) error {
 			}
 			all = append(all, ids...)
 		}
-		failed = errors.Join(failed, d.bury(out, all))
+		failed = errors.Join(failed, d.retire(out, all))
 	}
 	if failed != nil {
 		return fmt.Errorf("remove the SAs of node index %d: %w", slot, failed)

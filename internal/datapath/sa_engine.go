@@ -56,7 +56,7 @@ type saRequest struct {
 	ExpiresNs   uint64
 }
 
-// openEngine loads the programs that change SAs, chooses the engine, and buries what a crash left half-removed.
+// openEngine loads the programs that change SAs, chooses the engine, and retires what a crash left half-removed.
 func (d *Datapath) openEngine() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -75,7 +75,7 @@ func (d *Datapath) openEngine() error {
 				dead = append(dead, id)
 			}
 		})
-		if err := errors.Join(err, d.bury(out, dead)); err != nil {
+		if err := errors.Join(err, d.retire(out, dead)); err != nil {
 			return err
 		}
 	}

@@ -110,10 +110,10 @@ func (d *Datapath) eachSA(out bool, visit func(id uint32, sa *saEntry)) error {
 	return nil
 }
 
-// bury removes entries: notes that their keys were used, forbids their use, waits until no packet is being handled that
+// retire removes entries: notes that their keys were used, forbids their use, waits until no packet is being handled that
 // may have begun before, and only then wipes and deletes them. A crash in between leaves dead entries,
-// which the next start buries.
-func (d *Datapath) bury(out bool, ids []uint32) error {
+// which the next start retires.
+func (d *Datapath) retire(out bool, ids []uint32) error {
 	if len(ids) == 0 {
 		return nil
 	}

@@ -238,7 +238,7 @@ func (d *Datapath) retireForked() (int, error) {
 				err = errors.Join(err, d.stopSealing(id>>10, uint8(id>>6&maxEpoch)))
 			}
 		}
-		if err := errors.Join(err, d.bury(out, stale)); err != nil {
+		if err := errors.Join(err, d.retire(out, stale)); err != nil {
 			return retired, fmt.Errorf("destroy keys of before a fork of this VM: %w", err)
 		}
 		retired += len(stale)

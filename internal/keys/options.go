@@ -44,7 +44,7 @@ type Options struct {
 	Identity nodeid.Source
 	// Listen opens the handshake's port. It is called again after a failure.
 	Listen func(ctx context.Context) (net.Listener, error)
-	// Filter keeps strangers away from that port. Without it, or where it lets somebody pass, the agent turns them away itself. Optional.
+	// Filter keeps addresses that no peer has away from that port. Without it, or where it lets somebody pass, the agent turns them away itself. Optional.
 	Filter AddressFilter
 	// Unfiltered says why the port that Listen opened has no filter, nil if it has. Optional.
 	Unfiltered func() error

@@ -50,7 +50,7 @@ func (m *Manager) turned() handshake.Turned {
 	packets, last, err := m.opt.Filter.Refused()
 	m.problems.set("port filter's count", err)
 	if turned.Filtered = packets; last.IsValid() {
-		turned.LastStranger = last
+		turned.LastUnknown = last
 	}
 	return turned
 }

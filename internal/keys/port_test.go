@@ -68,7 +68,7 @@ func TestPortFilter(t *testing.T) {
 		if told := slices.ContainsFunc(status.Problems, func(p string) bool { return strings.HasPrefix(p, "port filter: ") }); told != (c.err != nil) {
 			t.Errorf("%s: problems are %q", c.name, status.Problems)
 		}
-		if turned := status.Counters.Turned; turned.Filtered != 7 || turned.LastStranger != filter.last {
+		if turned := status.Counters.Turned; turned.Filtered != 7 || turned.LastUnknown != filter.last {
 			t.Errorf("%s: counted %+v", c.name, turned)
 		}
 	}

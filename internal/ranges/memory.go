@@ -63,7 +63,7 @@ type Input struct {
 	Asking, Others []netip.Addr
 }
 
-// Memory is what is known of the cluster, also over restarts. Its methods may be called at once.
+// Memory is what is known of the cluster, also over restarts. It is safe for concurrent use.
 type Memory struct {
 	path string
 	now  func() time.Time

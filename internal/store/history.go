@@ -17,8 +17,8 @@ func refOf(o v1alpha1.Object) ref { return ref{o.Type().Kind, o.Meta().Key()} }
 // among them: without it more is sealed, not less. Nor is an epoch, whose file is its lock.
 var keptKinds = []string{v1alpha1.KindNode, v1alpha1.KindPod, v1alpha1.KindEndpoint, v1alpha1.KindIdentity}
 
-// History is what one reader of a store had in use when it read last. The zero value has read nothing yet. Its methods
-// must not be called at once.
+// History is what one reader of a store had in use when it read last. The zero value has read nothing yet. It is not
+// safe for concurrent use.
 type History struct {
 	last  map[ref]Declared
 	files map[string]int // how many objects in use came from each file

@@ -50,7 +50,7 @@ func TestPortOfExchanges(t *testing.T) {
 				t.Errorf("a node's own: %v", err)
 			}
 			after := turnedAway(t, b)
-			if after.Filtered == before.Filtered || after.Strangers != before.Strangers || after.LastStranger != netip.MustParseAddr(c.stranger) {
+			if after.Filtered == before.Filtered || after.Unknown != before.Unknown || after.LastUnknown != netip.MustParseAddr(c.stranger) {
 				t.Errorf("counted %+v, before %+v", after, before)
 			}
 		})

@@ -171,7 +171,7 @@ func (s *crowdStore) DeleteEpoch(number uint64) error {
 	return nil
 }
 
-// first is the office of the first node, for good.
+// first is the leadership of the first node, for good.
 type first bool
 
 func (l first) Campaign(ctx context.Context, _ func(error)) error {

@@ -194,7 +194,7 @@ func TestEveryNextNumberTaken(t *testing.T) {
 			}
 			return
 		}
-		k.unwraps.nextStranger = 0
+		k.unwraps.nextUnproven = 0
 		k.unwrapDue(t.Context())
 		k.work.Wait()
 	}

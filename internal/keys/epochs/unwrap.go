@@ -20,21 +20,21 @@ const (
 	keep = 2
 	// unwrapTime bounds one attempt at unwrapping, or at wrapping.
 	unwrapTime = time.Minute
-	// unwrapParallel bounds the attempts under way at once, of which those at strangers are keep at most.
+	// unwrapParallel bounds the attempts under way at once, of which those at unproven epochs are keep at most.
 	unwrapParallel = 2 * keep
-	// strangersTried is how many strangers, the newest, are tried at all; after as many failures in a row there is a
+	// unprovenTried is how many unproven epochs, the newest, are tried at all; after as many failures in a row there is a
 	// pause before each.
-	strangersTried = 4
-	strangersPause = 5 * time.Second
+	unprovenTried = 4
+	unprovenPause = 5 * time.Second
 )
 
 // unwraps is how attempts at unwrapping go.
 type unwraps struct {
-	// running are under way, of which strangers are at epochs that nothing speaks for; failed is how many of those have
+	// running are under way, of which unproven are at epochs that nothing speaks for; failed is how many of those have
 	// failed since one was good.
-	running, strangers, failed int
-	// nextStranger is when the next of those may begin.
-	nextStranger time.Duration
+	running, unproven, failed int
+	// nextUnproven is when the next of those may begin.
+	nextUnproven time.Duration
 }
 
 // wanted are the live epochs whose keys this node should hold, the newest first: the two newest that can be read, and those
@@ -66,7 +66,7 @@ func (k *Keeper) proven(e *epoch) bool {
 // whoever may write to the store can make thousands of, a few of the newest. The caller holds mu.
 func (k *Keeper) tries() []*epoch {
 	classes := make([][]*epoch, 3)
-	strangers := map[bool]int{}
+	unproven := map[bool]int{}
 	for _, e := range k.wanted(nil) {
 		switch {
 		case e.dek != nil:
@@ -76,7 +76,7 @@ func (k *Keeper) tries() []*epoch {
 			classes[1] = append(classes[1], e)
 		default:
 			far := k.seen.farAhead(e.Number)
-			if strangers[far]++; strangers[far] <= strangersTried {
+			if unproven[far]++; unproven[far] <= unprovenTried {
 				classes[2] = append(classes[2], e)
 			}
 		}
@@ -117,23 +117,23 @@ func (k *Keeper) unwrapDue(ctx context.Context) time.Duration {
 
 // beginUnwrap begins an attempt if it is due and has a place, and returns when to look again. The caller holds mu.
 func (k *Keeper) beginUnwrap(ctx context.Context, e *epoch, now time.Duration) time.Duration {
-	stranger := !k.proven(e) && (!e.asked || e.err != nil) // peers can ask without end, too
+	unproven := !k.proven(e) && (!e.asked || e.err != nil) // peers can ask without end, too
 	switch {
 	case e.running:
 		return now + tick
 	case now < e.nextTry && !(e.asked && e.err == nil):
 		return e.nextTry
-	case k.unwraps.running >= unwrapParallel || stranger && k.unwraps.strangers >= keep:
+	case k.unwraps.running >= unwrapParallel || unproven && k.unwraps.unproven >= keep:
 		return now + tick // whoever ends wakes the loop
-	case stranger && now < k.unwraps.nextStranger:
-		return k.unwraps.nextStranger
+	case unproven && now < k.unwraps.nextUnproven:
+		return k.unwraps.nextUnproven
 	}
 	e.running, e.asked = true, false
 	k.unwraps.running++
-	if stranger {
-		k.unwraps.strangers++
-		if k.unwraps.failed >= strangersTried {
-			k.unwraps.nextStranger = now + strangersPause
+	if unproven {
+		k.unwraps.unproven++
+		if k.unwraps.failed >= unprovenTried {
+			k.unwraps.nextUnproven = now + unprovenPause
 		}
 	}
 	k.work.Go(func() {
@@ -141,8 +141,8 @@ func (k *Keeper) beginUnwrap(ctx context.Context, e *epoch, now time.Duration) t
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		k.unwraps.running--
-		if stranger {
-			k.unwraps.strangers--
+		if unproven {
+			k.unwraps.unproven--
 		}
 		k.opt.Signal.Poke()
 	})

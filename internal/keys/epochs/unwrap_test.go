@@ -100,8 +100,8 @@ func TestWhatIsUnwrappedFirst(t *testing.T) {
 	k.mu.Lock()
 	running := k.unwraps
 	k.mu.Unlock()
-	if running.running != unwrapParallel || running.strangers != keep {
-		t.Errorf("%d under way, %d of them at strangers", running.running, running.strangers)
+	if running.running != unwrapParallel || running.unproven != keep {
+		t.Errorf("%d under way, %d of them at unproven epochs", running.running, running.unproven)
 	}
 	asks.shut.Unlock()
 	k.work.Wait()
@@ -119,7 +119,7 @@ func TestWhatIsUnwrappedFirst(t *testing.T) {
 			t.Errorf("epoch %d was not tried: %v", number, asks.numbers())
 		}
 	}
-	if got := len(asks.numbers()); got > 2+11+strangersTried {
+	if got := len(asks.numbers()); got > 2+11+unprovenTried {
 		t.Errorf("%d were tried", got)
 	}
 }

@@ -10,7 +10,7 @@ import (
 // TestAbort ends what is served, at every stage, and lets the same peer in anew at once: only the abort can, since no
 // time-out of these comes before the test's end.
 func TestAbort(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, func(c *Config) { c.Timeout = time.Hour })
 	y.listen()
 	conn, err := x.dialTLS(y, nil)
@@ -26,9 +26,9 @@ func TestAbort(t *testing.T) {
 		t.Fatal(err)
 	}
 	stages := func() (greeting, known int) {
-		y.server.crowd.mu.Lock()
-		defer y.server.crowd.mu.Unlock()
-		return len(y.server.crowd.greeting), len(y.server.crowd.known)
+		y.server.limit.mu.Lock()
+		defer y.server.limit.mu.Unlock()
+		return len(y.server.limit.greeting), len(y.server.limit.known)
 	}
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		if greeting, known := stages(); greeting == 1 && known == 1 {

@@ -42,7 +42,7 @@ func New(cfg Config) (*Client, *Server, error) {
 		cfg.VMGeneration = func() (uint64, error) { return 0, nil }
 	}
 	shared := newPeers(cfg.Node)
-	return &Client{cfg: &cfg, peers: shared}, &Server{cfg: &cfg, peers: shared, crowd: newCrowd(cfg.Sessions)}, nil
+	return &Client{cfg: &cfg, peers: shared}, &Server{cfg: &cfg, peers: shared, limit: newConnLimit(cfg.Sessions)}, nil
 }
 
 // Client dials peers.

@@ -52,7 +52,7 @@ func TestDecodeFrame(t *testing.T) {
 
 // TestDEKsAreZeroedAfterUse: a session has a copy of the epoch's key no longer than it derives from it.
 func TestDEKsAreZeroedAfterUse(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	var mu sync.Mutex
 	var copies [][]byte
 	watched := func(c *Config) {

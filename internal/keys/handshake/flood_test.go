@@ -73,27 +73,27 @@ func admitOnly(addrs ...string) func(*Config) {
 }
 
 // TestFloodOfSilentConnections: two nodes exchange keys, again and again, while connections that say nothing come from
-// strangers' addresses, and from the peer's own (a process on its host without a certificate). Every exchange completes.
+// unknown addresses, and from the peer's own (a process on its host without a certificate). Every exchange completes.
 func TestFloodOfSilentConnections(t *testing.T) {
 	for name, c := range map[string]struct {
 		from  []string
 		check func(Turned) error
 	}{
-		"from strangers": {[]string{"127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"}, func(turned Turned) error {
-			if turned.Strangers < 1000 || turned.Evicted != 0 || !strings.HasPrefix(turned.LastStranger.String(), "127.0.0.") {
-				return fmt.Errorf("counted %+v: want strangers only", turned)
+		"from unknown addresses": {[]string{"127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"}, func(turned Turned) error {
+			if turned.Unknown < 1000 || turned.Evicted != 0 || !strings.HasPrefix(turned.LastUnknown.String(), "127.0.0.") {
+				return fmt.Errorf("counted %+v: want unknown addresses only", turned)
 			}
 			return nil
 		}},
 		"from the peer's own host": {[]string{"127.0.0.1", "127.0.0.1"}, func(turned Turned) error {
-			if turned.Strangers != 0 || turned.Evicted < 100 {
-				return fmt.Errorf("counted %+v: want that some had to give way", turned)
+			if turned.Unknown != 0 || turned.Evicted < 100 {
+				return fmt.Errorf("counted %+v: want that some were evicted", turned)
 			}
 			return nil
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBed(t)
+			b := newFixture(t)
 			x, y := b.node("x", 1, nil), b.node("y", 1, admitOnly("127.0.0.1"))
 			y.listen()
 			opened, stop := flood(t, y.addr, c.from, 0)
@@ -134,7 +134,7 @@ func TestFloodOfSilentConnections(t *testing.T) {
 // TestFloodInMidHandshake: between a peer's ClientHello and its certificate come connections from its own address that send a
 // byte each, as from a container that its node masquerades: many more than may be open. The exchange completes.
 func TestFloodInMidHandshake(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, admitOnly("127.0.0.1"))
 	y.listen()
 	const senders = greetingPerAddress + 2*silentPerAddress
@@ -147,7 +147,7 @@ func TestFloodInMidHandshake(t *testing.T) {
 	b.settled(x, y, 1)
 }
 
-// sendOneByteEach opens connections that send one byte, and returns when as many of them had to give way as have no place.
+// sendOneByteEach opens connections that send one byte, and returns when as many of them were evicted as have no place.
 func sendOneByteEach(t *testing.T, to *testNode, senders int) {
 	for range senders {
 		conn, err := net.Dial("tcp", to.addr)
@@ -205,15 +205,15 @@ func pauseAfterClientHello(t *testing.T, to string, between func()) (addr string
 	return listener.Addr().String()
 }
 
-// TestStrangersAreTurnedAway: an address that no peer has is not even listened to, with a good certificate or without.
-func TestStrangersAreTurnedAway(t *testing.T) {
-	b := newBed(t)
+// TestUnknownAddressesAreRefused: an address that no peer has is not even listened to, with a good certificate or without.
+func TestUnknownAddressesAreRefused(t *testing.T) {
+	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, admitOnly("127.0.0.9"))
 	y.listen()
 	if _, err := x.Exchange(t.Context(), y.peer(), 1); err == nil {
 		t.Error("served")
 	}
-	if turned := y.server.Turned(); turned.Strangers != 1 || turned.LastStranger != netip.MustParseAddr("127.0.0.1") {
+	if turned := y.server.Turned(); turned.Unknown != 1 || turned.LastUnknown != netip.MustParseAddr("127.0.0.1") {
 		t.Errorf("counted %+v", turned)
 	}
 	// A node with several addresses dials from the one that its peers know.
@@ -226,7 +226,7 @@ func TestStrangersAreTurnedAway(t *testing.T) {
 
 // TestSilence ends a connection that says nothing, and counts it.
 func TestSilence(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	y := b.node("y", 1, func(c *Config) { c.Timeout = 50 * time.Millisecond })
 	y.listen()
 	conn, err := net.Dial("tcp", y.addr)
@@ -247,11 +247,11 @@ func TestSilence(t *testing.T) {
 	t.Errorf("counted %+v", y.server.Turned())
 }
 
-// TestCrowd holds the stages to their limits: the newest comes in, the oldest of its address gives way, and only if none
+// TestConnectionLimit holds the stages to their limits: the newest comes in, the oldest of its address is evicted, and only if none
 // of its own is there the oldest of all.
-func TestCrowd(t *testing.T) {
-	c := newCrowd(2)
-	enter := func(addr string) (*guest, *closing) {
+func TestConnectionLimit(t *testing.T) {
+	c := newConnLimit(2)
+	enter := func(addr string) (*entry, *closing) {
 		conn := &closing{}
 		return c.enter(conn, netip.MustParseAddr(addr), func(error) {}), conn
 	}
@@ -261,7 +261,7 @@ func TestCrowd(t *testing.T) {
 		enter("10.0.0.2")
 	}
 	if first.closed || c.stats().Evicted != 0 {
-		t.Fatal("somebody had to give way too early")
+		t.Fatal("somebody was evicted too early")
 	}
 	if enter("10.0.0.2"); !first.closed || other.closed {
 		t.Errorf("over an address's limit: its oldest closed %t, another's %t", first.closed, other.closed)
@@ -270,18 +270,18 @@ func TestCrowd(t *testing.T) {
 		enter(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}).String())
 	}
 	if other.closed {
-		t.Fatal("somebody had to give way too early")
+		t.Fatal("somebody was evicted too early")
 	}
-	guest, conn := enter("10.0.0.3")
+	entry, conn := enter("10.0.0.3")
 	if !other.closed || conn.closed || len(c.silent) != silentMost {
 		t.Errorf("over the limit of all: the oldest closed %t, the newest %t", other.closed, conn.closed)
 	}
-	guest.spoke()
-	guest.greeted()
+	entry.spoke()
+	entry.greeted()
 	if len(c.silent) != silentMost-1 || len(c.greeting) != 0 || len(c.shaking) != 1 {
 		t.Errorf("%d are silent, %d greet, %d shake hands", len(c.silent), len(c.greeting), len(c.shaking))
 	}
-	for range greetingPerAddress + 10 { // nobody gives way to who is not as far
+	for range greetingPerAddress + 10 { // nobody is evicted for who is not as far
 		late, _ := enter("10.0.0.3")
 		late.spoke()
 	}
@@ -296,9 +296,9 @@ func TestCrowd(t *testing.T) {
 	if len(c.shaking) != shakingPerAddress {
 		t.Errorf("%d shake hands", len(c.shaking))
 	}
-	guest.leave()
-	guest.leave()
-	if slices.Contains(c.shaking, guest) {
+	entry.leave()
+	entry.leave()
+	if slices.Contains(c.shaking, entry) {
 		t.Error("it has left and shakes hands still")
 	}
 	// One node's certificate takes a few places, never all.
@@ -306,10 +306,10 @@ func TestCrowd(t *testing.T) {
 	cancel()
 	var held []*closing
 	for range perPeer + 1 {
-		guest, conn := enter("10.0.0.4")
-		guest.spoke()
-		guest.greeted()
-		_ = guest.named(ctx, "n")
+		entry, conn := enter("10.0.0.4")
+		entry.spoke()
+		entry.greeted()
+		_ = entry.named(ctx, "n")
 		held = append(held, conn)
 	}
 	if !held[0].closed || held[1].closed || len(c.known) != perPeer {
@@ -327,7 +327,7 @@ func (c *closing) Close() error { c.closed = true; return nil }
 // TestRequirePostQuantum refuses a peer that has X25519 alone, in either role, by its name, before anything of an epoch is
 // said; one that has X25519MLKEM768 is served.
 func TestRequirePostQuantum(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	strict := func(c *Config) { c.RequirePostQuantum = true }
 	x, y := b.node("x", 1, strict), b.node("y", 1, strict)
 	y.listen()

@@ -14,7 +14,7 @@ import (
 
 // greet says HELLO by hand, as a node with the right keys does, and reads the answer.
 func (n *testNode) greet(to *testNode) *session {
-	t := n.bed.t
+	t := n.fixture.t
 	t.Helper()
 	conn, err := n.dialTLS(to, nil)
 	if err != nil {
@@ -44,7 +44,7 @@ func (n *testNode) greet(to *testNode) *session {
 // A HELLO that waited while its sender gave way and got keys in another session is stale: acting on it would replace keys
 // in use. So nothing happens before AGREE.
 func TestStaleHello(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, nil)
 	y.listen()
 	s := x.greet(y)
@@ -59,7 +59,7 @@ func TestStaleHello(t *testing.T) {
 
 // Who stole a node's certificate, but has no data-encryption key, neither gets keys nor keeps the node from getting them.
 func TestStolenCertificate(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, nil)
 	y.listen()
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -100,7 +100,7 @@ func TestOutOfTurn(t *testing.T) {
 		"other code": {func(*session) []*frame { return []*frame{{Type: typeRefuse, Code: "new\x1b[31m", Text: "later"}} }, ErrRefused, 0},
 		"busy":       {func(*session) []*frame { return []*frame{{Type: typeBusy}} }, ErrBusy, 0},
 	} {
-		b := newBed(t)
+		b := newFixture(t)
 		x, y := b.node("x", 1, nil), b.node("y", 1, nil)
 		// The harness would count what this liar provokes.
 		delete(b.nodes, "x")
@@ -144,7 +144,7 @@ func TestServerThatLies(t *testing.T) {
 		"echoes offer":  {func(c *tls.Conn) { f, _ := readFrame(c); f.Hello.Node = "y"; _ = writeFrame(c, f); _, _ = readFrame(c) }, ErrKeyMismatch},
 		"wrong version": {func(c *tls.Conn) { f, _ := readFrame(c); f.Hello.Version = 9; _ = writeFrame(c, f) }, ErrProtocol},
 	} {
-		b := newBed(t)
+		b := newFixture(t)
 		x, y := b.node("x", 1, nil), b.node("y", 1, nil)
 		_, err := x.Exchange(t.Context(), b.fakeServer(y, nil, c.talk), 1)
 		if err == nil || (c.want != nil && !errors.Is(err, c.want)) || len(x.given) != 0 {
@@ -167,7 +167,7 @@ func TestFramesThatAreNone(t *testing.T) {
 		"an array":      sized(2, `[]`),
 		"deeply nested": sized(60000, strings.Repeat("[", 60000)),
 	} {
-		b := newBed(t)
+		b := newFixture(t)
 		x, y := b.node("x", 1, nil), b.node("y", 1, nil)
 		y.listen()
 		conn, err := x.dialTLS(y, nil)

@@ -9,7 +9,7 @@ import (
 )
 
 func TestBothDirections(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	x, y := b.node("x", 3, nil), b.node("y", 8, nil)
 	y.listen()
 	result := b.exchange(x, y, 1)
@@ -39,7 +39,7 @@ func TestBothDirections(t *testing.T) {
 }
 
 func TestOnlyTheBrokenDirectionIsRepaired(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	x, y := b.node("x", 2, nil), b.node("y", 2, nil)
 	y.listen()
 	b.exchange(x, y, 1)
@@ -65,7 +65,7 @@ func TestOnlyTheBrokenDirectionIsRepaired(t *testing.T) {
 }
 
 func TestKeysAreZeroedAfterUse(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	x, y := b.node("x", 2, nil), b.node("y", 2, nil)
 	y.listen()
 	b.exchange(x, y, 1)
@@ -84,7 +84,7 @@ func TestKeysAreZeroedAfterUse(t *testing.T) {
 }
 
 func TestClassicalFallback(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, func(c *Config) { c.RequirePostQuantum = true })
 	old := b.node("old", 1, nil)
 	y.listen()
@@ -114,7 +114,7 @@ func TestClassicalFallback(t *testing.T) {
 }
 
 func TestMissingKey(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, nil)
 	y.listen()
 	if _, err := x.Exchange(t.Context(), y.peer(), 3); !errors.Is(err, ErrNoEpoch) || errors.Is(err, ErrRefused) {
@@ -134,7 +134,7 @@ func TestMissingKey(t *testing.T) {
 }
 
 func TestDifferentKeysAreFoundBeforeAnythingIsInstalled(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, nil)
 	y.listen()
 	x.dek[1] = dekOf(99)
@@ -156,7 +156,7 @@ func TestDifferentKeysAreFoundBeforeAnythingIsInstalled(t *testing.T) {
 }
 
 func TestWrongCalls(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, nil)
 	y.addr = "127.0.0.1:1"
 	for name, c := range map[string]struct {

@@ -21,14 +21,14 @@ import (
 
 // waitServed waits until a node's server has told how a session ended.
 func (n *testNode) waitServed(count int) error {
-	n.bed.t.Helper()
+	n.fixture.t.Helper()
 	for range 3000 {
 		if got := n.errors(); len(got) >= count {
 			return got[count-1]
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	n.bed.t.Fatalf("%s: no session ended", n.name)
+	n.fixture.t.Fatalf("%s: no session ended", n.name)
 	return nil
 }
 
@@ -46,7 +46,7 @@ func TestCertificates(t *testing.T) {
 		{"no URI", func(c *x509.Certificate) { c.URIs = nil; c.DNSNames = []string{"bad"} }, nodeid.ErrNotNode},
 		{"no usage", func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning} }, nodeid.ErrUsage},
 	} {
-		b := newBed(t)
+		b := newFixture(t)
 		good, bad := b.node("good", 1, nil), b.node("bad", 1, nil)
 		good.listen()
 		own := bad.source
@@ -81,7 +81,7 @@ func TestCertificates(t *testing.T) {
 }
 
 // fakeServer accepts one session as a node that keeps to no rule; talk may be nil.
-func (b *bed) fakeServer(n *testNode, change func(*tls.Config), talk func(*tls.Conn)) Peer {
+func (b *fixture) fakeServer(n *testNode, change func(*tls.Config), talk func(*tls.Conn)) Peer {
 	b.t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -112,7 +112,7 @@ func (b *bed) fakeServer(n *testNode, change func(*tls.Config), talk func(*tls.C
 }
 
 func TestForeignAuthority(t *testing.T) {
-	b, other := newBed(t), newBed(t)
+	b, other := newFixture(t), newFixture(t)
 	good, foreign := b.node("good", 1, nil), other.node("good2", 1, nil)
 	b.nodes["good2"] = foreign
 	good.listen()
@@ -140,7 +140,7 @@ func TestTLSRules(t *testing.T) {
 		"no ALPN":               {func(c *tls.Config) { c.NextProtos = nil }, "application protocol"},
 		"P-256 only":            {func(c *tls.Config) { c.CurvePreferences = []tls.CurveID{tls.CurveP256} }, "no key exchanges"},
 	} {
-		b := newBed(t)
+		b := newFixture(t)
 		x, y := b.node("x", 1, nil), b.node("y", 1, nil)
 		y.listen()
 		conn, err := x.dialTLS(y, func(config *tls.Config) { config.VerifyConnection = nil; c.change(config) })
@@ -156,7 +156,7 @@ func TestTLSRules(t *testing.T) {
 		}
 	}
 	// A server that speaks only TLS 1.2, or another protocol.
-	b := newBed(t)
+	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, nil)
 	for name, change := range map[string]func(*tls.Config){
 		"TLS 1.2":    func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS12, tls.VersionTLS12 },
@@ -171,7 +171,7 @@ func TestTLSRules(t *testing.T) {
 
 // The certificate is good in every respect, but its node has no Node object here.
 func TestUnknownNode(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, func(c *Config) { c.Known = func(string) bool { return false } })
 	y.listen()
 	_, err := x.Exchange(t.Context(), y.peer(), 1)
@@ -184,7 +184,7 @@ func TestUnknownNode(t *testing.T) {
 }
 
 func TestAnotherNodesName(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	x, y, z := b.node("x", 1, nil), b.node("y", 1, nil), b.node("z", 1, nil)
 	y.listen()
 	z.listen()
@@ -219,7 +219,7 @@ func TestAnotherNodesName(t *testing.T) {
 
 // Connections that say nothing, or say it very slowly, take no place from a peer for long.
 func TestSlowPeers(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, func(c *Config) { c.Sessions = 4 })
 	slow := b.node("slow", 1, func(c *Config) { c.Timeout = 300 * time.Millisecond })
 	y.listen()
@@ -269,7 +269,7 @@ func TestClockJumps(t *testing.T) {
 	offset := time.Duration(0)
 	clock := func() time.Time { mu.Lock(); defer mu.Unlock(); return time.Now().Add(offset) }
 	jump := func(d time.Duration) { mu.Lock(); defer mu.Unlock(); offset = d }
-	b := newBed(t)
+	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, func(c *Config) { c.Now = clock })
 	y.listen()
 	for i, c := range []struct {
@@ -291,7 +291,7 @@ func TestClockJumps(t *testing.T) {
 
 // A certificate that was replaced is used from the next session on.
 func TestCertificateIsAskedForEachSession(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, nil)
 	y.listen()
 	x.source.Set(nil)
@@ -309,7 +309,7 @@ func TestCertificateIsAskedForEachSession(t *testing.T) {
 // Neither errors nor logs hold what is secret.
 func TestNothingSecretIsSaid(t *testing.T) {
 	var logged bytes.Buffer
-	b := newBed(t)
+	b := newFixture(t)
 	log := slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	x, y := b.node("x", 1, func(c *Config) { c.Log = log }), b.node("y", 1, func(c *Config) { c.Log = log })
 	y.listen()

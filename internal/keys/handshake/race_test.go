@@ -32,7 +32,7 @@ func TestBothDialAtOnce(t *testing.T) {
 	if testing.Short() {
 		rounds = 10
 	}
-	b := newBed(t)
+	b := newFixture(t)
 	x, y := b.node("x", 2, nil), b.node("y", 3, nil)
 	x.listen()
 	y.listen()
@@ -63,7 +63,7 @@ func TestBothDialAtOnce(t *testing.T) {
 
 // TestTwoEpochsAtOnce has each end want another epoch: they take turns.
 func TestTwoEpochsAtOnce(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, nil)
 	x.listen()
 	y.listen()
@@ -143,7 +143,7 @@ func TestStartTogether(t *testing.T) {
 	if testing.Short() {
 		count = 20
 	}
-	b := newBed(t)
+	b := newFixture(t)
 	names := make([]*testNode, count+1)
 	for i := range names {
 		names[i] = b.node(fmt.Sprintf("n%03d", (i+count/2)%(count+1)), 1, func(c *Config) { c.Timeout = time.Minute })
@@ -216,7 +216,7 @@ func (c cutListener) Accept() (net.Conn, error) {
 }
 
 // cut serves with connections that break, runs one exchange and stops serving.
-func (b *bed) cut(from, to *testNode, reads, writes int64) error {
+func (b *fixture) cut(from, to *testNode, reads, writes int64) error {
 	b.t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -242,7 +242,7 @@ func TestCutAtEveryPoint(t *testing.T) {
 	for _, half := range []bool{false, true} {
 		for _, writes := range []bool{false, true} {
 			for n, whole := int64(0), false; !whole && n < 100; n++ {
-				b := newBed(t)
+				b := newFixture(t)
 				x, y := b.node("x", 2, nil), b.node("y", 2, nil)
 				var good *sa
 				if half {
@@ -286,7 +286,7 @@ func TestCrashAtEveryStep(t *testing.T) {
 	for step, arm := range steps {
 		for what, do := range map[string]func() error{"crash": crash, "error": fail} {
 			for _, onServer := range []bool{false, true} {
-				b := newBed(t)
+				b := newFixture(t)
 				x, y := b.node("x", 2, nil), b.node("y", 2, nil)
 				stop := y.listen()
 				victim := x

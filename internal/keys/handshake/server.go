@@ -16,14 +16,14 @@ import (
 type Server struct {
 	cfg   *Config
 	peers *peers
-	crowd *crowd
+	limit *connLimit
 }
 
 // Turned counts the connections that were closed before a certificate was seen.
-func (s *Server) Turned() Turned { return s.crowd.stats() }
+func (s *Server) Turned() Turned { return s.limit.stats() }
 
 // Abort ends all sessions that are served at this moment, with ErrAborted. Those that begin later are served.
-func (s *Server) Abort() { s.crowd.abort() }
+func (s *Server) Abort() { s.limit.abort() }
 
 // acceptPause is how long to wait after a failed accept: mostly the process has no file descriptor left.
 const acceptPause = 100 * time.Millisecond
@@ -56,21 +56,21 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 		}
 		addr := addressOf(conn)
 		if !s.cfg.Admit(addr) {
-			s.crowd.refuse(conn, addr)
+			s.limit.refuse(conn, addr)
 			continue
 		}
 		session, cancel := context.WithCancelCause(ctx)
-		guest := s.crowd.enter(conn, addr, cancel)
+		entry := s.limit.enter(conn, addr, cancel)
 		running.Go(func() {
 			defer cancel(nil)
-			defer guest.leave()
-			s.serve(session, conn, guest)
+			defer entry.leave()
+			s.serve(session, conn, entry)
 		})
 	}
 }
 
 // serve answers one connection and tells how that went.
-func (s *Server) serve(ctx context.Context, raw net.Conn, guest *guest) {
+func (s *Server) serve(ctx context.Context, raw net.Conn, entry *entry) {
 	defer raw.Close()
 	ctx, cancel := context.WithTimeout(ctx, sessionTimeouts*s.cfg.Timeout)
 	defer cancel()
@@ -78,11 +78,11 @@ func (s *Server) serve(ctx context.Context, raw net.Conn, guest *guest) {
 	defer stop()
 	conn, err := awaitFirst(raw, min(firstByte, s.cfg.Timeout))
 	if err != nil {
-		guest.quiet()
+		entry.quiet()
 		return
 	}
-	guest.spoke()
-	result, err := s.answer(ctx, conn, guest)
+	entry.spoke()
+	result, err := s.answer(ctx, conn, entry)
 	if err != nil && errors.Is(context.Cause(ctx), ErrAborted) {
 		err = ErrAborted // not whatever error of the network that ends in
 	}
@@ -101,7 +101,7 @@ func peerName(name string) string {
 	return name
 }
 
-func (s *Server) answer(ctx context.Context, raw net.Conn, guest *guest) (Result, error) {
+func (s *Server) answer(ctx context.Context, raw net.Conn, entry *entry) (Result, error) {
 	var peer string
 	generation, err := s.cfg.VMGeneration()
 	if err != nil {
@@ -111,7 +111,7 @@ func (s *Server) answer(ctx context.Context, raw net.Conn, guest *guest) (Result
 		MinVersion: tls.VersionTLS13,
 		// Who sends no complete ClientHello has nothing worked out for it.
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-			guest.greeted()
+			entry.greeted()
 			return s.cfg.tlsConfig(ctx, nodeid.Server, "", func(name string) { peer = name })
 		},
 	})
@@ -121,7 +121,7 @@ func (s *Server) answer(ctx context.Context, raw net.Conn, guest *guest) (Result
 		}
 		return Result{}, err
 	}
-	if err := guest.named(ctx, peer); err != nil {
+	if err := entry.named(ctx, peer); err != nil {
 		return Result{PeerNode: peer}, err
 	}
 	session := newSession(s.cfg, conn, peer, false)

@@ -15,7 +15,7 @@ import (
 // ErrReleased is returned for a secret that is no longer there.
 var ErrReleased = errors.New("the secret was released")
 
-// Secret is a few bytes in pages of their own. Its methods may be called at once.
+// Secret is a few bytes in pages of their own. It is safe for concurrent use.
 type Secret struct {
 	mu     sync.RWMutex
 	pages  []byte // nil: released

@@ -23,7 +23,7 @@ import (
 // endpointsDir is the sub-directory that agents publish into.
 const endpointsDir = "endpoints"
 
-// Dir is a directory of YAML objects. Its methods may be called at once.
+// Dir is a directory of YAML objects. It is safe for concurrent use.
 type Dir struct {
 	path   string
 	timing timing

@@ -21,7 +21,7 @@ const leaderFile = "leader.lock"
 // campaignPause is how long a candidate waits before it tries again.
 const campaignPause = time.Second
 
-// Leader is the office of the one agent that makes and removes epochs in a
+// Leader is the leadership of the one agent that makes and removes epochs in a
 // directory. Two leaders at once would do no harm: an epoch is made exclusively.
 type Leader struct {
 	dir  *Dir
@@ -68,7 +68,7 @@ func (l *Leader) IsLeader() bool {
 	return true
 }
 
-// Resign gives the office up, for another node to have it.
+// Resign gives the leadership up, for another node to have it.
 func (l *Leader) Resign() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

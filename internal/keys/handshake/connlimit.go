@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// How many connections may be open in each stage. A full stage makes room for who comes next; nobody gives way to a connection of an
-// earlier stage. Anybody may send from a peer's address whom that node masquerades, so the peer itself must get through.
+// How many connections may be open in each stage. A full stage evicts one for who comes next; none is evicted for a
+// connection of an earlier stage. Anybody may send from a peer's address whom that node masquerades, so the peer itself must get through.
 //
-// Before its ClientHello is there, the oldest of the same address gives way, or the oldest of all: a peer sends it at once, so that
+// Before its ClientHello is there, the oldest of the same address is evicted, or the oldest of all: a peer sends it at once, so that
 // connections that say nothing or little, however many, cost a peer only the time until then. After that the peer's
-// answer takes a way back and forth, for which nobody can be blamed: chance decides who gives way. Then neither who comes often nor
+// answer takes a way back and forth, for which nobody can be blamed: chance decides who is evicted. Then neither who comes often nor
 // who came early keeps all others out.
 const (
 	// silentMost have not sent a byte. They cost next to nothing.
@@ -35,28 +35,29 @@ type Turned struct {
 	// Filtered are opening packets, not connections: the kernel dropped them, by their address, before there was one. A server
 	// does not count them itself.
 	Filtered uint64 `json:"filtered"`
-	// Strangers came from addresses that no other node has, where no filter kept them away; LastStranger is the last of both.
-	Strangers    uint64     `json:"strangers"`
-	LastStranger netip.Addr `json:"lastStranger,omitzero"`
+	// Unknown came from addresses that no other node has, where no filter kept them away;
+	// LastUnknown is the last address of both.
+	Unknown     uint64     `json:"strangers"`
+	LastUnknown netip.Addr `json:"lastStranger,omitzero"`
 	// Silent said nothing in time.
 	Silent uint64 `json:"silent"`
-	// Evicted had to give way to newer ones.
+	// Evicted made room for newer ones.
 	Evicted uint64 `json:"evicted"`
 }
 
-// crowd is all connections that are served.
-type crowd struct {
+// connLimit bounds the connections that are served: most of all before authentication, where anybody can open them.
+type connLimit struct {
 	places chan struct{} // of those with a certificate
 
 	mu                        sync.Mutex
-	silent, greeting, shaking []*guest // oldest first
-	known                     []*guest // with a certificate
+	silent, greeting, shaking []*entry // oldest first
+	known                     []*entry // with a certificate
 	turned                    Turned
 }
 
-// guest is one connection in the crowd. Guarded by crowd.mu.
-type guest struct {
-	crowd *crowd
+// entry is one connection under the limit. Guarded by connLimit.mu.
+type entry struct {
+	limit *connLimit
 	conn  net.Conn
 	addr  netip.Addr
 	peer  string
@@ -65,8 +66,8 @@ type guest struct {
 	cancel context.CancelCauseFunc
 }
 
-func newCrowd(sessions int) *crowd {
-	return &crowd{places: make(chan struct{}, sessions)}
+func newConnLimit(sessions int) *connLimit {
+	return &connLimit{places: make(chan struct{}, sessions)}
 }
 
 // addressOf is where a connection comes from.
@@ -77,33 +78,33 @@ func addressOf(conn net.Conn) netip.Addr {
 	return netip.Addr{}
 }
 
-// refuse closes a stranger's connection. By a reset: nothing of it stays in the kernel.
-func (c *crowd) refuse(conn net.Conn, addr netip.Addr) {
+// refuse closes a connection from an address that no peer has. By a reset: nothing of it stays in the kernel.
+func (c *connLimit) refuse(conn net.Conn, addr netip.Addr) {
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0)
 	}
 	_ = conn.Close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.turned.Strangers++
-	c.turned.LastStranger = addr
+	c.turned.Unknown++
+	c.turned.LastUnknown = addr
 }
 
 // enter takes a connection in that has said nothing yet. It never waits.
-func (c *crowd) enter(conn net.Conn, addr netip.Addr, cancel context.CancelCauseFunc) *guest {
+func (c *connLimit) enter(conn net.Conn, addr netip.Addr, cancel context.CancelCauseFunc) *entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	g := &guest{crowd: c, conn: conn, addr: addr, cancel: cancel}
+	g := &entry{limit: c, conn: conn, addr: addr, cancel: cancel}
 	c.silent = c.admit(c.silent, g, silentMost, silentPerAddress, oldest)
 	return g
 }
 
-// oldest and anyOf choose which of so many has to give way.
+// oldest and anyOf choose which of so many is evicted.
 func oldest(int) int   { return 0 }
 func anyOf(of int) int { return rand.N(of) }
 
-// admit adds a guest to a stage, in which another has to give way if it is full. The caller holds mu.
-func (c *crowd) admit(stage []*guest, g *guest, most, perAddress int, choose func(of int) int) []*guest {
+// admit adds an entry to a stage, of which another is evicted if it is full. The caller holds mu.
+func (c *connLimit) admit(stage []*entry, g *entry, most, perAddress int, choose func(of int) int) []*entry {
 	var same []int
 	for i, other := range stage {
 		if other.addr == g.addr {
@@ -124,7 +125,7 @@ func (c *crowd) admit(stage []*guest, g *guest, most, perAddress int, choose fun
 	return append(slices.Delete(stage, out, out+1), g)
 }
 
-func without(stage []*guest, g *guest) []*guest {
+func without(stage []*entry, g *entry) []*entry {
 	if i := slices.Index(stage, g); i >= 0 {
 		return slices.Delete(stage, i, i+1)
 	}
@@ -132,39 +133,39 @@ func without(stage []*guest, g *guest) []*guest {
 }
 
 // spoke notes that a connection's first byte is there.
-func (g *guest) spoke() {
-	c := g.crowd
+func (g *entry) spoke() {
+	c := g.limit
 	g.advance(&c.silent, &c.greeting, greetingMost, greetingPerAddress, oldest)
 }
 
 // greeted notes that a connection's ClientHello is there.
-func (g *guest) greeted() {
-	c := g.crowd
+func (g *entry) greeted() {
+	c := g.limit
 	g.advance(&c.greeting, &c.shaking, shakingMost, shakingPerAddress, anyOf)
 }
 
-// advance takes a connection from one stage into the next, unless it had to give way already.
-func (g *guest) advance(from, to *[]*guest, most, perAddress int, choose func(of int) int) {
-	g.crowd.mu.Lock()
-	defer g.crowd.mu.Unlock()
+// advance takes a connection from one stage into the next, unless it was evicted already.
+func (g *entry) advance(from, to *[]*entry, most, perAddress int, choose func(of int) int) {
+	g.limit.mu.Lock()
+	defer g.limit.mu.Unlock()
 	before := len(*from)
 	if *from = without(*from, g); len(*from) < before {
-		*to = g.crowd.admit(*to, g, most, perAddress, choose)
+		*to = g.limit.admit(*to, g, most, perAddress, choose)
 	}
 }
 
 // quiet notes that a connection said nothing in time.
-func (g *guest) quiet() {
-	g.crowd.mu.Lock()
-	defer g.crowd.mu.Unlock()
-	if slices.Contains(g.crowd.silent, g) {
-		g.crowd.turned.Silent++
+func (g *entry) quiet() {
+	g.limit.mu.Lock()
+	defer g.limit.mu.Unlock()
+	if slices.Contains(g.limit.silent, g) {
+		g.limit.turned.Silent++
 	}
 }
 
 // named notes whose certificate a connection has shown, and waits for a place.
-func (g *guest) named(ctx context.Context, peer string) error {
-	c := g.crowd
+func (g *entry) named(ctx context.Context, peer string) error {
+	c := g.limit
 	c.mu.Lock()
 	c.shaking = without(c.shaking, g)
 	g.peer = peer
@@ -175,7 +176,7 @@ func (g *guest) named(ctx context.Context, peer string) error {
 		}
 	}
 	if same >= perPeer {
-		i := slices.IndexFunc(c.known, func(other *guest) bool { return other.peer == peer })
+		i := slices.IndexFunc(c.known, func(other *entry) bool { return other.peer == peer })
 		c.turned.Evicted++
 		_ = c.known[i].conn.Close()
 		c.known = slices.Delete(c.known, i, i+1)
@@ -192,8 +193,8 @@ func (g *guest) named(ctx context.Context, peer string) error {
 }
 
 // leave gives everything back.
-func (g *guest) leave() {
-	c := g.crowd
+func (g *entry) leave() {
+	c := g.limit
 	c.mu.Lock()
 	c.silent, c.greeting, c.shaking, c.known = without(c.silent, g), without(c.greeting, g), without(c.shaking, g), without(c.known, g)
 	c.mu.Unlock()
@@ -203,17 +204,17 @@ func (g *guest) leave() {
 }
 
 // abort ends all sessions.
-func (c *crowd) abort() {
+func (c *connLimit) abort() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, stage := range [][]*guest{c.silent, c.greeting, c.shaking, c.known} {
+	for _, stage := range [][]*entry{c.silent, c.greeting, c.shaking, c.known} {
 		for _, g := range stage {
 			g.cancel(ErrAborted)
 		}
 	}
 }
 
-func (c *crowd) stats() Turned {
+func (c *connLimit) stats() Turned {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.turned

@@ -21,7 +21,7 @@ import (
 	"weft.dev/weft/internal/datapath"
 )
 
-var strangers = []string{"127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"}
+var unknownAddresses = []string{"127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"}
 
 // filtered makes a configuration for listening whose sockets let only one address in.
 func filtered(t testing.TB, only string) (*datapath.SourceFilter, *net.ListenConfig) {
@@ -147,7 +147,7 @@ func (n *testNode) again() {
 	clear(n.rx)
 }
 
-// TestFloodThatIsFiltered: 10 000 opening packets a second come from strangers. Exchanges complete, and nothing of the flood
+// TestFloodThatIsFiltered: 10 000 opening packets a second come from unknown addresses. Exchanges complete, and nothing of the flood
 // reaches the server.
 func TestFloodThatIsFiltered(t *testing.T) {
 	filter, config := filtered(t, "127.0.0.1")
@@ -155,11 +155,11 @@ func TestFloodThatIsFiltered(t *testing.T) {
 		"packets": synFlood, "connections": connectFlood,
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBed(t)
+			b := newFixture(t)
 			x, y := b.node("x", 1, nil), b.node("y", 1, admitOnly("127.0.0.1"))
 			y.listenBy(config)
 			before, _, _ := filter.Refused()
-			sent, stop := flood(t, y.addr, strangers, 10000)
+			sent, stop := flood(t, y.addr, unknownAddresses, 10000)
 			for refused := before; refused < before+5000; refused, _, _ = filter.Refused() {
 				x.again()
 				b.exchange(x, y, 1)
@@ -169,7 +169,7 @@ func TestFloodThatIsFiltered(t *testing.T) {
 				}
 			}
 			stop()
-			if refused, last, err := filter.Refused(); err != nil || !slices.Contains(strangers, last.String()) {
+			if refused, last, err := filter.Refused(); err != nil || !slices.Contains(unknownAddresses, last.String()) {
 				t.Errorf("%d were sent, %d refused, the last from %s: %v", sent.Load(), refused-before, last, err)
 			}
 			if turned := y.server.Turned(); turned != (Turned{}) {
@@ -193,7 +193,7 @@ func TestSilentAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer silent.Close()
-	b := newBed(t)
+	b := newFixture(t)
 	x, y := b.node("x", 1, func(c *Config) { c.Timeout = time.Hour }), b.node("y", 1, nil)
 	y.listen()
 	peer := y.peer()
@@ -206,7 +206,7 @@ func TestSilentAddress(t *testing.T) {
 }
 
 // BenchmarkExchangeUnderFlood is one exchange with new keys in both directions: quiet, and while 10 000 a second come from
-// strangers: connections of the kernel, or opening packets that nobody goes on with; with the filter and without. At last
+// unknown addresses: connections of the kernel, or opening packets that nobody goes on with; with the filter and without. At last
 // connections from the peer's own host, which no filter keeps away: where the CPUs have other work, exchanges fail then. The generator is on the same CPUs. Run it many times with
 // -count 1, for the medians.
 func BenchmarkExchangeUnderFlood(bench *testing.B) {
@@ -218,14 +218,14 @@ func BenchmarkExchangeUnderFlood(bench *testing.B) {
 	}{
 		{"quiet", false, nil, nil},
 		{"quiet, filter", true, nil, nil},
-		{"connections", false, connectFlood, strangers},
-		{"connections, filter", true, connectFlood, strangers},
-		{"packets", false, synFlood, strangers},
-		{"packets, filter", true, synFlood, strangers},
+		{"connections", false, connectFlood, unknownAddresses},
+		{"connections, filter", true, connectFlood, unknownAddresses},
+		{"packets", false, synFlood, unknownAddresses},
+		{"packets, filter", true, synFlood, unknownAddresses},
 		{"peer's host", true, connectFlood, []string{"127.0.0.1"}},
 	} {
 		bench.Run(c.name, func(bench *testing.B) {
-			b := newBed(bench)
+			b := newFixture(bench)
 			x, y := b.node("x", 1, nil), b.node("y", 1, admitOnly("127.0.0.1"))
 			_, config := filtered(bench, "127.0.0.1")
 			if !c.filter {

@@ -16,8 +16,8 @@ import (
 	"weft.dev/weft/internal/keys/schedule"
 )
 
-// bed is a set of nodes on loopback, each with a datapath of its own that watches over what must hold.
-type bed struct {
+// fixture is a set of nodes on loopback, each with a datapath of its own that watches over what must hold.
+type fixture struct {
 	t         testing.TB
 	authority *nodeidtest.Authority
 	mu        sync.Mutex
@@ -34,13 +34,13 @@ type sa struct {
 // testNode is a node with both roles and a datapath in memory.
 type testNode struct {
 	*Client
-	bed    *bed
-	name   string
-	lanes  int
-	source *nodeidtest.Source
-	server *Server
-	addr   string
-	config Config
+	fixture *fixture
+	name    string
+	lanes   int
+	source  *nodeidtest.Source
+	server  *Server
+	addr    string
+	config  Config
 
 	mu     sync.Mutex
 	tx, rx map[string]*sa // by peer and epoch
@@ -53,16 +53,16 @@ type testNode struct {
 	given            []*schedule.Direction
 }
 
-func newBed(t testing.TB) *bed {
-	return &bed{t: t, authority: nodeidtest.NewAuthority(t), nodes: map[string]*testNode{}}
+func newFixture(t testing.TB) *fixture {
+	return &fixture{t: t, authority: nodeidtest.NewAuthority(t), nodes: map[string]*testNode{}}
 }
 
 func dekOf(epoch uint64) []byte { return bytes.Repeat([]byte{byte(epoch), 7}, 16) }
 
 // node adds a node; change may alter its configuration. It does not listen yet.
-func (b *bed) node(name string, lanes int, change func(*Config)) *testNode {
+func (b *fixture) node(name string, lanes int, change func(*Config)) *testNode {
 	b.t.Helper()
-	n := &testNode{bed: b, name: name, lanes: lanes, tx: map[string]*sa{}, rx: map[string]*sa{},
+	n := &testNode{fixture: b, name: name, lanes: lanes, tx: map[string]*sa{}, rx: map[string]*sa{},
 		dek: map[uint64][]byte{1: dekOf(1), 2: dekOf(2)}, source: b.authority.Source(b.authority.Node(b.t, name, nil))}
 	n.config = Config{
 		Node: name, TrustDomain: nodeidtest.TrustDomain, Identity: n.source, Installer: n, Timeout: 30 * time.Second,
@@ -89,10 +89,10 @@ func (b *bed) node(name string, lanes int, change func(*Config)) *testNode {
 
 // restart makes new roles, as a restarted agent does: what ran is forgotten, the datapath stays.
 func (n *testNode) restart() {
-	n.bed.t.Helper()
+	n.fixture.t.Helper()
 	var err error
 	if n.Client, n.server, err = New(n.config); err != nil {
-		n.bed.t.Fatal(err)
+		n.fixture.t.Fatal(err)
 	}
 }
 
@@ -100,23 +100,23 @@ func (n *testNode) restart() {
 func (n *testNode) listen() (stop func()) { return n.listenBy(&net.ListenConfig{}) }
 
 func (n *testNode) listenBy(config *net.ListenConfig) (stop func()) {
-	n.bed.t.Helper()
-	listener, err := config.Listen(n.bed.t.Context(), "tcp", "127.0.0.1:0")
+	n.fixture.t.Helper()
+	listener, err := config.Listen(n.fixture.t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
-		n.bed.t.Fatal(err)
+		n.fixture.t.Fatal(err)
 	}
 	n.addr = listener.Addr().String()
-	ctx, cancel := context.WithCancel(n.bed.t.Context())
+	ctx, cancel := context.WithCancel(n.fixture.t.Context())
 	ended := make(chan struct{})
 	server := n.server
 	go func() {
 		defer close(ended)
 		if err := server.Serve(ctx, listener); err != nil {
-			n.bed.t.Errorf("serve of %s: %v", n.name, err)
+			n.fixture.t.Errorf("serve of %s: %v", n.name, err)
 		}
 	}()
 	stop = sync.OnceFunc(func() { cancel(); <-ended })
-	n.bed.t.Cleanup(stop)
+	n.fixture.t.Cleanup(stop)
 	return stop
 }
 
@@ -166,9 +166,9 @@ func (n *testNode) InstallRX(peer string, keys *schedule.Direction) error {
 		}
 	}
 	// Who replaces keys that the peer sends with loses packets.
-	other := n.bed.find(peer)
+	other := n.fixture.find(peer)
 	if old := n.get(false, peer, keys.Number); other != nil && old != nil && idOf(other.get(true, n.name, keys.Number)) == old.id {
-		n.bed.lose("%s replaced the keys with which %s sends", n.name, peer)
+		n.fixture.lose("%s replaced the keys with which %s sends", n.name, peer)
 	}
 	n.put(n.rx, peer, keys)
 	if n.afterRX != nil {
@@ -186,13 +186,13 @@ func (n *testNode) InstallTX(peer string, keys *schedule.Direction) error {
 			return err
 		}
 	}
-	other := n.bed.find(peer)
+	other := n.fixture.find(peer)
 	if other != nil {
 		if held := other.get(false, n.name, keys.Number); idOf(held) != keys.ID || len(held.lanes) != len(keys.Lanes) {
-			n.bed.lose("%s switched before %s could receive", n.name, peer)
+			n.fixture.lose("%s switched before %s could receive", n.name, peer)
 		}
 		if old := n.get(true, peer, keys.Number); old != nil && idOf(other.get(false, n.name, keys.Number)) == old.id {
-			n.bed.lose("%s replaced keys that were in order", n.name)
+			n.fixture.lose("%s replaced keys that were in order", n.name)
 		}
 	}
 	n.put(n.tx, peer, keys)
@@ -213,20 +213,20 @@ func (n *testNode) put(where map[string]*sa, peer string, keys *schedule.Directi
 	n.given = append(n.given, keys)
 }
 
-func (b *bed) find(name string) *testNode {
+func (b *fixture) find(name string) *testNode {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.nodes[name]
 }
 
-func (b *bed) lose(format string, values ...any) {
+func (b *fixture) lose(format string, values ...any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.lost = append(b.lost, fmt.Sprintf(format, values...))
 }
 
 // inOrder checks that a direction's two ends have the same keys on all of the sender's lanes.
-func (b *bed) inOrder(from, to *testNode, epoch uint64) error {
+func (b *fixture) inOrder(from, to *testNode, epoch uint64) error {
 	tx, rx := from.get(true, to.name, epoch), to.get(false, from.name, epoch)
 	if tx == nil || rx == nil || tx.id == 0 || tx.id != rx.id {
 		return fmt.Errorf("%s→%s epoch %d: sends with %x, receives %x", from.name, to.name, epoch, idOf(tx), idOf(rx))
@@ -243,7 +243,7 @@ func (b *bed) inOrder(from, to *testNode, epoch uint64) error {
 }
 
 // settled checks both directions, and that nothing would have been lost on the way.
-func (b *bed) settled(x, y *testNode, epoch uint64) {
+func (b *fixture) settled(x, y *testNode, epoch uint64) {
 	b.t.Helper()
 	for _, err := range []error{b.inOrder(x, y, epoch), b.inOrder(y, x, epoch)} {
 		if err != nil {
@@ -258,7 +258,7 @@ func (b *bed) settled(x, y *testNode, epoch uint64) {
 }
 
 // exchange runs one exchange that must work. The end that answers is still busy for a moment after the other is done.
-func (b *bed) exchange(from, to *testNode, epoch uint64) Result {
+func (b *fixture) exchange(from, to *testNode, epoch uint64) Result {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), time.Minute)
 	defer cancel()
@@ -271,7 +271,7 @@ func (b *bed) exchange(from, to *testNode, epoch uint64) Result {
 
 // dialTLS opens a session by hand, for a peer that does not keep to the protocol.
 func (n *testNode) dialTLS(to *testNode, change func(*tls.Config)) (*tls.Conn, error) {
-	config, err := n.Client.cfg.tlsConfig(n.bed.t.Context(), 2, to.name, func(string) {})
+	config, err := n.Client.cfg.tlsConfig(n.fixture.t.Context(), 2, to.name, func(string) {})
 	if err != nil {
 		return nil, err
 	}
@@ -283,7 +283,7 @@ func (n *testNode) dialTLS(to *testNode, change func(*tls.Config)) (*tls.Conn, e
 		return nil, err
 	}
 	conn := tls.Client(raw, config)
-	n.bed.t.Cleanup(func() { _ = conn.Close() })
+	n.fixture.t.Cleanup(func() { _ = conn.Close() })
 	return conn, conn.Handshake()
 }
 
