@@ -22,11 +22,15 @@ BPF_CFLAGS := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Werr
 
 GENERATED := internal/datapath/types_gen.go internal/datapath/reasons_gen.go docs/drop-reasons.md
 
-.PHONY: all build deps deps-test fetch bpf generate check check-generated demo test test-kms lint fmt clean
+.PHONY: all build deps deps-test check-deps fetch bpf generate check check-generated demo test test-kms lint fmt clean
 all: build
 
+# Installs what is missing, as root. `make demo`, `make test` and `make check` do so first; the others only check and name it.
 deps:
 	@scripts/deps
+
+check-deps:
+	@scripts/deps --check
 
 deps-test:
 	@scripts/deps test
@@ -65,11 +69,11 @@ generate: $(OBJ)/abi.o
 check-generated: generate
 	@git diff --exit-code -- $(GENERATED) || { echo "generated files are out of date: run make generate and commit"; exit 1; }
 
-build: deps bpf
+build: check-deps bpf
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w -X weft.dev/weft/internal/version.Version=$(VERSION)" -o build/weft ./cmd/weft
 	@ln -sf weft build/weft-cni
 
-lint: deps bpf
+lint: check-deps bpf
 	@test -z "$$(gofmt -l .)" || { echo "not gofmt'ed:"; gofmt -l .; exit 1; }
 	clang-format-19 --dry-run --Werror $(wildcard bpf/*.c bpf/*.h bpf/*/*.h bpf/*/*.c)
 	$(GO) vet ./...
@@ -80,11 +84,13 @@ fmt:
 	clang-format-19 -i $(wildcard bpf/*.c bpf/*.h bpf/*/*.h bpf/*/*.c)
 
 # Everything that CI checks before the tests.
-check: deps check-generated lint
+check: deps
+	@$(MAKE) --no-print-directory check-generated lint
 
 # -race also on what drives the kernel. -p 1: lab tests share two cores and count lost packets. GOPROXY=off: what `fetch` forgot fails here, not
 # only where a cache is cold.
-test: fetch build
+test: fetch
+	@$(MAKE) --no-print-directory build
 	@set -o pipefail; export GOPROXY=off; WEFT_BINARY=$(CURDIR)/build/weft $(GO) test -race -p 1 -timeout 45m -json $(TESTFLAGS) $(or $(PKG),./...) | $(GO) run ./internal/testsum
 
 # With Vault too, which is built from its module once: minutes, and cached.
@@ -95,7 +101,8 @@ test-kms: deps-test
 clean:
 	rm -rf build $(OBJ)/*.o $(BENCH_OBJECT)
 
-demo: build
+demo: deps
+	@$(MAKE) --no-print-directory build
 	@build/weft demo --out build/demo
 
 # The tests that need kernels of their own: Debian's 6.12 and 7.3 in VMs, with the kernel module built for each. See docs/kernels.md.
