@@ -14,7 +14,7 @@ import (
 const module = "weft.dev/weft/"
 
 // apart are packages that are no part of the binary: tools, and what only tests import.
-var apart = []string{"internal/gen", "internal/testsum", "test/mutate", "internal/doccheck", "internal/endpoint/endpointtest", "test/e2e"}
+var apart = []string{"internal/gen", "internal/testrun", "internal/testsum", "test/mutate", "internal/doccheck", "internal/endpoint/endpointtest", "test/e2e"}
 
 var tableRow = regexp.MustCompile(`(?m)^\| (\d+) \| (.+) \|$`)
 
