@@ -22,7 +22,7 @@ func TestXFRMAndUnfinished(t *testing.T) {
 				w.rekey(t, x, 0, 0)
 				t.Run(f.name, func(t *testing.T) {
 					send := func(p []byte) []byte { return unfinished(frame(gatewayMAC, podMAC, p)) }
-					err := everySize(f.far, f.near, maxInner(f.six), func(p [][]byte) error {
+					err := everySize(t, f.far, f.near, maxInner(f.six), func(p [][]byte) error {
 						for i := range p {
 							finish(p[i])
 						}
