@@ -82,6 +82,7 @@ func build(name, overlay string) (string, error) {
 	}
 	cmd := exec.Command("go", append(args, "./cmd/weft")...)
 	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as `make build`, which has compiled most of it
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w\n%s", name, err, text)
 	}

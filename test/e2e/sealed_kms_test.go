@@ -28,8 +28,8 @@ var kmsProviders = map[string]func(testing.TB) *kms.Counterpart{
 }
 
 const (
-	// kmsAge is keys.maxAge in these tests: an epoch every two seconds.
-	kmsAge = 2 * time.Second
+	// kmsAge is keys.maxAge in these tests: an epoch every second.
+	kmsAge = time.Second
 	// kmsTTL is keys.hardTTL, which no outage in TestRotationOverKMS reaches.
 	kmsTTL = 5 * time.Minute
 	// kmsRotations is how many epochs pass in the short version.
@@ -38,7 +38,7 @@ const (
 	kmsLong = 5 * time.Minute
 )
 
-// TestRotationOverKMS makes a new epoch every two seconds over each provider, under load; then the KMS goes away for
+// TestRotationOverKMS makes a new epoch every second over each provider, under load; then the KMS goes away for
 // more than a whole keys.maxAge and comes back. Nothing is lost, and no agent is restarted. With WEFT_TEST_LONG it goes
 // on for five minutes with each.
 func TestRotationOverKMS(t *testing.T) {
