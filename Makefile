@@ -73,6 +73,9 @@ build: check-deps bpf
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w -X weft.dev/weft/internal/version.Version=$(VERSION)" -o build/weft ./cmd/weft
 	@ln -sf weft build/weft-cni
 
+# With the flags of build, so that what it has compiled serves here.
+lint: export CGO_ENABLED = 0
+lint: export GOFLAGS = -trimpath
 lint: check-deps bpf
 	@test -z "$$(gofmt -l .)" || { echo "not gofmt'ed:"; gofmt -l .; exit 1; }
 	clang-format-19 --dry-run --Werror $(wildcard bpf/*.c bpf/*.h bpf/*/*.h bpf/*/*.c)
@@ -87,11 +90,11 @@ fmt:
 check: deps
 	@$(MAKE) --no-print-directory check-generated lint
 
-# -race also on what drives the kernel. -p 1: lab tests share two cores and count lost packets. GOPROXY=off: what `fetch` forgot fails here, not
-# only where a cache is cold.
+# -race also on what drives the kernel. internal/testrun says what runs beside what: labs count lost packets. GOPROXY=off: what
+# `fetch` forgot fails here, not only where a cache is cold.
 test: fetch
 	@$(MAKE) --no-print-directory build
-	@set -o pipefail; export GOPROXY=off; WEFT_BINARY=$(CURDIR)/build/weft $(GO) test -race -p 1 -timeout 45m -json $(TESTFLAGS) $(or $(PKG),./...) | $(GO) run ./internal/testsum
+	@set -o pipefail; export GOPROXY=off; WEFT_BINARY=$(CURDIR)/build/weft $(GO) run ./internal/testrun $(PKG) -- $(TESTFLAGS) | $(GO) run ./internal/testsum
 
 # With Vault too, which is built from its module once: minutes, and cached.
 test-kms: deps-test
@@ -105,7 +108,8 @@ demo: deps
 	@$(MAKE) --no-print-directory build
 	@build/weft demo --out build/demo
 
-# The tests that need kernels of their own: Debian's 6.12 and 7.3 in VMs, with the kernel module built for each. See docs/kernels.md.
+# The tests that need kernels of their own: Debian's 6.12 and 7.3 in VMs, with the kernel module built for each. WEFT_SEED says which of
+# the datapath's tests run on which, all: every one on both. See docs/kernels.md.
 .PHONY: test-kernels
 test-kernels: deps bpf
 	@set -o pipefail; test/kernels/run $(KERNELS) | $(GO) run ./internal/testsum
@@ -124,3 +128,13 @@ mutate-some: fetch bpf
 .PHONY: test-model
 test-model: deps bpf
 	WEFT_MODEL_STEPS=$${WEFT_MODEL_STEPS:-10000} GOPROXY=off $(GO) test -v -count=1 -timeout 24h ./test/model
+
+# What takes too long for every change, for a nightly job: all tests on all kernels, Vault, long versions, random walks, faults. A part
+# that fails does not keep the next from running.
+.PHONY: test-nightly test-long
+test-nightly:
+	@$(MAKE) --no-print-directory -k WEFT_SEED=all test-kernels test-kms test-long test-model mutate
+
+test-long: fetch bpf
+	WEFT_TEST_LONG=1 GOPROXY=off $(GO) test -race -count=1 -timeout 2h ./test/e2e -run TestRotationOverKMS
+	WEFT_FUZZ_TIME=$${WEFT_FUZZ_TIME:-5m} GOPROXY=off $(GO) test -race -count=1 -timeout 2h ./test/wirefuzz
