@@ -20,8 +20,9 @@ var labs = []string{
 // a process of its own, and makes labs of its own.
 var parts = map[string][]part{
 	"test/e2e": {
-		{"sealed", "^Test(Sealed|Rotation|Verify|KEK|Narrow|Encryption|Port|Keys|Direction|Reverse|UpgradeKey|UpgradeSealed|UpgradeDeciding)"},
-		{"changes", "^Test(Modes|Upgrade|Service|Small|Uplink|TTL)"},
+		{"sealed", "^Test(Sealed|Encryption|Narrow|Verify)"},
+		{"keys", "^Test(Rotation|KE|Key|Extend|Direction)"},
+		{"upgrades", "^Test(Upgrade|Service)"},
 	},
 }
 

@@ -17,8 +17,10 @@ func TestPlan(t *testing.T) {
 	for _, j := range onLabs {
 		got = append(got, strings.Trim(j.path()+" "+j.part, " "))
 	}
-	want := []string{"test/e2e sealed", "test/e2e changes", "test/e2e others", "test/model",
-		"internal/lab", "internal/lab/traffic"}
+	want := []string{
+		"test/e2e sealed", "test/e2e keys", "test/e2e upgrades", "test/e2e others", "test/model",
+		"internal/lab", "internal/lab/traffic",
+	}
 	if !slices.Equal(got, want) {
 		t.Errorf("on labs: %q, want %q", got, want)
 	}
@@ -39,7 +41,7 @@ func TestPartsAreWhole(t *testing.T) {
 		return map[string]string{"-run": ".", "-skip": "^$"}[name]
 	}
 	for path, parts := range parts {
-		for _, test := range []string{"TestSealed", "TestUpgrade", "TestUpgradeSealed", "TestOther"} {
+		for _, test := range []string{"TestSealed", "TestKeyLife", "TestUpgradeSealed", "TestOther"} {
 			var in []string
 			for _, j := range cut(module+path, parts) {
 				if regexp.MustCompile(flag(j, "-run")).MatchString(test) &&
