@@ -100,6 +100,7 @@ func (s *summary) endTest(e event, k key) {
 		s.passed++
 	case "fail":
 		s.failed++
+		fmt.Fprintf(s.out, "FAIL %s %s (%.1fs)\n", e.Package, e.Test, e.Elapsed) // its output is in the report
 		s.failures = append(s.failures, fmt.Sprintf("--- %s %s\n%s", e.Package, e.Test, strings.Join(s.output[k], "")))
 	case "skip":
 		s.skipped++
