@@ -180,6 +180,8 @@ func xdpOn(t *testing.T, code asm.Instructions) uint32 {
 	return uint32(id)
 }
 
+const xdpTX = 3 // XDP_TX: back where it came from
+
 // TestTap watches XDP programs: one that sends all back, and one that redirects all to its own interface.
 func TestTap(t *testing.T) {
 	for name, code := range map[string]asm.Instructions{
