@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -231,7 +232,7 @@ func watchTap(t *testing.T, tap *Tap, do func()) map[bool]int {
 	done := make(chan error)
 	go func() {
 		done <- tap.Run(ctx, func(f Frame) {
-			if p, err := Parse(f.Data); err == nil && p.IP() && f.Length == len(f.Data) && bytes.Contains(f.Data, here6.AsSlice()) {
+			if p, err := inet.Parse(f.Data); err == nil && p.IP() && f.Length == len(f.Data) && bytes.Contains(f.Data, here6.AsSlice()) {
 				seen[f.Outgoing]++
 			}
 		})

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/encryptcheck"
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/lab"
 )
 
@@ -114,8 +115,8 @@ func holdBack(t *testing.T, l *lab.Lab) []byte {
 	}
 	frames := make(chan []byte, 64)
 	watch := watchWire(t, l, podRules(l), func(f encryptcheck.Frame) {
-		p, err := encryptcheck.Parse(f.Data)
-		if _, ok := p.ESP(4500); err == nil && ok && p.Dst == l.Node("b").Addresses[0] && len(f.Data) > size {
+		p, err := inet.Parse(f.Data)
+		if _, ok := encryptcheck.ParseESP(p, 4500); err == nil && ok && p.Dst == l.Node("b").Addresses[0] && len(f.Data) > size {
 			frames <- bytes.Clone(f.Data)
 		}
 	})
