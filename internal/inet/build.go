@@ -68,7 +68,7 @@ func (p Packet) Frame() []byte {
 	if p.Dst.Is4() {
 		kind = unix.ETH_P_IP
 	}
-	return Ethernet(p.SrcMAC, p.DstMAC, p.Tags, kind, p.IP())
+	return Tag(Ethernet(p.SrcMAC, p.DstMAC, kind, p.IP()), p.Tags...)
 }
 
 // IP is the packet from its IP header on, with lengths and the header's checksum.
@@ -106,14 +106,20 @@ func (p Packet) header6(protocol uint8, payload int) []byte {
 }
 
 // Ethernet puts an Ethernet header before a packet.
-func Ethernet(src, dst net.HardwareAddr, tags []VLANTag, kind uint16, packet []byte) []byte {
-	f := make([]byte, 0, EthernetLen+len(tags)*VLANTagLen+len(packet))
-	f = append(append(f, dst...), src...)
+func Ethernet(src, dst net.HardwareAddr, kind uint16, packet []byte) []byte {
+	f := append(make([]byte, 0, EthernetLen+len(packet)), dst...)
+	f = binary.BigEndian.AppendUint16(append(f, src...), kind)
+	return append(f, packet...)
+}
+
+// Tag puts VLAN tags into a frame, the outermost first, before those that it has.
+func Tag(frame []byte, tags ...VLANTag) []byte {
+	f := slices.Clone(frame[:EthernetLen-2])
 	for _, t := range tags {
 		f = binary.BigEndian.AppendUint16(f, t.TPID)
 		f = binary.BigEndian.AppendUint16(f, t.TCI)
 	}
-	return append(binary.BigEndian.AppendUint16(f, kind), packet...)
+	return append(f, frame[EthernetLen-2:]...)
 }
 
 // UDP is a datagram without a checksum.
@@ -180,5 +186,5 @@ func ARPRequest(src net.HardwareAddr, sender, target netip.Addr) []byte {
 	arp = append(append(arp, src...), sender.AsSlice()...)
 	arp = append(append(arp, make([]byte, 6)...), target.AsSlice()...)
 	everybody := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
-	return Ethernet(src, everybody, nil, unix.ETH_P_ARP, arp)
+	return Ethernet(src, everybody, unix.ETH_P_ARP, arp)
 }
