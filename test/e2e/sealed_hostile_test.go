@@ -18,9 +18,9 @@ import (
 
 // Where things are in a sealed frame over IPv4.
 const (
-	atIP  = 14
-	atUDP = atIP + 20
-	atESP = atUDP + 8
+	atIP  = inet.EthernetLen
+	atUDP = atIP + inet.IPv4Len
+	atESP = atUDP + inet.UDPLen
 	atSeq = atESP + 4
 	atIV  = atESP + 8
 )
@@ -243,15 +243,6 @@ func tornESP(t *testing.T, l *lab.Lab, evil *attacker, held []byte) {
 
 // sum makes the IPv4 header's checksum right.
 func sum(frame []byte) []byte {
-	header := frame[atIP:atUDP]
-	header[10], header[11] = 0, 0
-	total := uint32(0)
-	for i := 0; i < len(header); i += 2 {
-		total += uint32(binary.BigEndian.Uint16(header[i:]))
-	}
-	for total > 0xffff {
-		total = total>>16 + total&0xffff
-	}
-	binary.BigEndian.PutUint16(header[10:], ^uint16(total))
+	inet.SetIPv4Checksum(frame[atIP:])
 	return frame
 }
