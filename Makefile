@@ -15,6 +15,7 @@ BPF_OTHER := vmfork strangers
 OBJECTS := $(foreach h,$(BPF_BOTH),$(OBJ)/$(h)_xdp.o $(OBJ)/$(h)_tc.o) $(foreach h,$(BPF_TC),$(OBJ)/$(h)_tc.o) \
 	$(foreach h,$(BPF_XDP),$(OBJ)/$(h)_xdp.o) $(foreach h,$(BPF_OTHER),$(OBJ)/$(h).o)
 BENCH_OBJECT := internal/bench/obj/bench.o
+TAP_OBJECT := internal/encryptcheck/obj/tap.o
 # As libbpf names it: what bpf/lib/ctx.h needs to know about the order of loads.
 BPF_ARCH := $(patsubst aarch64,arm64,$(patsubst x86_64,x86,$(shell uname -m)))
 BPF_CFLAGS := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Werror -target bpf -mcpu=v3 -D__TARGET_ARCH_$(BPF_ARCH) \
@@ -39,7 +40,7 @@ deps-test:
 fetch: deps-test
 	@scripts/fetch
 
-bpf: $(OBJECTS) $(BENCH_OBJECT)
+bpf: $(OBJECTS) $(BENCH_OBJECT) $(TAP_OBJECT)
 
 $(OBJ)/%_xdp.o: bpf/%.bpf.c $(BPF_HEADERS)
 	@mkdir -p $(@D)
@@ -54,6 +55,10 @@ $(BPF_OTHER:%=$(OBJ)/%.o): $(OBJ)/%.o: bpf/%.bpf.c $(BPF_HEADERS)
 	$(CLANG) $(BPF_CFLAGS) -c $< -o $@
 
 $(BENCH_OBJECT): bpf/bench/bench.bpf.c $(wildcard bpf/bench/*.h)
+	@mkdir -p $(@D)
+	$(CLANG) $(BPF_CFLAGS) -c $< -o $@
+
+$(TAP_OBJECT): bpf/encryptcheck/tap.bpf.c
 	@mkdir -p $(@D)
 	$(CLANG) $(BPF_CFLAGS) -c $< -o $@
 
@@ -102,7 +107,7 @@ test-kms: deps-test
 	WEFT_TEST_KMS=1 GOPROXY=off $(GO) test ./test/kms ./internal/keys/kek/...
 
 clean:
-	rm -rf build $(OBJ)/*.o $(BENCH_OBJECT)
+	rm -rf build $(OBJ)/*.o $(BENCH_OBJECT) $(TAP_OBJECT)
 
 demo: deps
 	@$(MAKE) --no-print-directory build
