@@ -222,7 +222,7 @@ func (a *AuditLog) wrote(batch []AuditRecord, lost uint64, err error) {
 	a.err = err
 	switch {
 	case err != nil && was == nil:
-		a.opt.Log.Error("keys: cannot write the audit log", "file", a.opt.Path, "error", err)
+		a.opt.Log.Error("keys: cannot write the audit log", "file", a.opt.Path, "err", err)
 	case err == nil && was != nil:
 		a.opt.Log.Info("keys: the audit log is written again", "file", a.opt.Path)
 	}
