@@ -102,7 +102,7 @@ func (r *records) close() error {
 func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 	cfg := parts.cfg.Keys
 	if err := secmem.ProtectProcess(); err != nil {
-		parts.log.Warn("keys: this process's memory is less protected than it could be", "error", err)
+		parts.log.Warn("keys: this process's memory is less protected than it could be", "err", err)
 	}
 	epochs, ok := parts.store.(store.EpochStore)
 	leader, okLeader := parts.store.(interface{ Leader(node string) *dir.Leader })
@@ -151,7 +151,7 @@ func clockAhead(parts keyParts, forked func()) {
 	}
 	parts.log.Error("the wall clock jumped ahead, and this virtual machine has no other sign of having been resumed from a snapshot: new keys are made")
 	if err := parts.dp.DeclareVMFork(); err != nil {
-		parts.log.Error("keys of before the jump could not be destroyed", "error", err)
+		parts.log.Error("keys of before the jump could not be destroyed", "err", err)
 		return
 	}
 	forked()

@@ -74,7 +74,7 @@ func TestImportsGoDown(t *testing.T) {
 		at[name] = 100
 	}
 	for name, list := range imports(t) {
-		if at[name] == 0 {
+		if _, known := at[name]; !known {
 			t.Errorf("%s is not in the table of packages in ARCHITECTURE.md: add it to a row above all that it imports", name)
 			continue
 		}

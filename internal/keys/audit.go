@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/keys/kek"
+	"weft.dev/weft/internal/logfile"
 )
 
 // What an AuditRecord tells of, beside the names of other events.
@@ -66,7 +67,7 @@ type AuditOptions struct {
 // written is on disk (fsync) before the next records are taken. A file that cannot be written is tried again.
 type AuditLog struct {
 	opt  AuditOptions
-	file auditFile
+	file logfile.File
 	wake chan struct{}
 	done chan struct{}
 
@@ -82,7 +83,10 @@ func OpenAudit(opt AuditOptions) *AuditLog {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
 	}
-	a := &AuditLog{opt: opt, file: auditFile{path: opt.Path, maxSize: opt.MaxSize, keep: opt.Keep}, wake: make(chan struct{}, 1), done: make(chan struct{})}
+	a := &AuditLog{
+		opt: opt, file: logfile.File{Path: opt.Path, MaxSize: opt.MaxSize, Keep: opt.Keep, Sync: true},
+		wake: make(chan struct{}, 1), done: make(chan struct{}),
+	}
 	go a.run()
 	return a
 }
@@ -156,7 +160,7 @@ func (a *AuditLog) Close() error {
 	a.mu.Unlock()
 	a.poke()
 	<-a.done
-	return errors.Join(a.Err(), a.file.close())
+	return errors.Join(a.Err(), a.file.Close())
 }
 
 func (a *AuditLog) run() {
@@ -170,7 +174,7 @@ func (a *AuditLog) run() {
 				}
 				break
 			}
-			err := a.file.append(batch)
+			err := a.append(batch)
 			a.wrote(batch, lost, err)
 			if err != nil && closed {
 				return
@@ -218,7 +222,7 @@ func (a *AuditLog) wrote(batch []AuditRecord, lost uint64, err error) {
 	a.err = err
 	switch {
 	case err != nil && was == nil:
-		a.opt.Log.Error("keys: cannot write the audit log", "file", a.opt.Path, "error", err)
+		a.opt.Log.Error("keys: cannot write the audit log", "file", a.opt.Path, "err", err)
 	case err == nil && was != nil:
 		a.opt.Log.Info("keys: the audit log is written again", "file", a.opt.Path)
 	}
@@ -230,6 +234,18 @@ func (a *AuditLog) wrote(batch []AuditRecord, lost uint64, err error) {
 		a.lost -= lost
 	}
 	a.queue = append(a.queue[:0], a.queue[len(batch):]...)
+}
+
+// append puts records on disk. After an error nothing or a part of them is there, and they may be given again.
+func (a *AuditLog) append(batch []AuditRecord) error {
+	lines, err := encodeAudit(batch)
+	if err == nil {
+		err = a.file.Append(lines)
+	}
+	if err != nil {
+		return fmt.Errorf("audit log: %w", err)
+	}
+	return nil
 }
 
 // encode puts records into lines.

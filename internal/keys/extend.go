@@ -57,7 +57,7 @@ func (m *Manager) ask(ctx context.Context, e *epoch) {
 		m.counters.UnwrapErrors[kek.Outcome(err)]++
 	}
 	if refused(err) {
-		m.log.Error("keys: the KMS refuses the key of an epoch, which is not extended", "epoch", e.Number, "error", err)
+		m.log.Error("keys: the KMS refuses the key of an epoch, which is not extended", "epoch", e.Number, "err", err)
 	}
 	m.retarget()
 }

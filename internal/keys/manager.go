@@ -346,7 +346,7 @@ func (m *Manager) problem(what string, err error) {
 	case text == "":
 		m.log.Info("keys: works again", "what", what)
 	default:
-		m.log.Warn("keys: does not work", "what", what, "error", text)
+		m.log.Warn("keys: does not work", "what", what, "err", text)
 	}
 }
 

@@ -279,7 +279,7 @@ func (m *Manager) failed(p *peer, result handshake.Result, err error) {
 	}
 	if result.Dialled { // else the peer tries again by itself, and so does this node
 		if kind := kindOf(err); p.lastErr == nil || kindOf(p.lastErr) != kind {
-			m.log.Warn("exchange of keys failed", "peer", p.Name, "epoch", result.Epoch, "kind", kind, "error", err)
+			m.log.Warn("exchange of keys failed", "peer", p.Name, "epoch", result.Epoch, "kind", kind, "err", err)
 		}
 		p.failures++
 		p.lastErr, p.tried = err, max(p.tried, result.Epoch)
@@ -287,7 +287,7 @@ func (m *Manager) failed(p *peer, result handshake.Result, err error) {
 	}
 	m.recordLocked(Event{Event: EventExchanged, Epoch: result.Epoch, Peer: p.Name, Outcome: kindOf(err), Detail: line(err)})
 	if !result.Dialled {
-		m.log.Debug("exchange of keys failed", "peer", p.Name, "epoch", result.Epoch, "error", err)
+		m.log.Debug("exchange of keys failed", "peer", p.Name, "epoch", result.Epoch, "err", err)
 	}
 }
 

@@ -176,7 +176,7 @@ func (m *Manager) refuseEpoch(e *epoch) {
 	e.err = e.refused
 	m.counters.UnwrapErrors[kek.Outcome(e.refused)]++
 	m.recordLocked(Event{Event: EventSeen, Epoch: e.Number, Outcome: kek.Outcome(e.refused), Detail: text(e.refused)})
-	m.log.Error("keys: an epoch is refused", "epoch", e.Number, "error", e.refused)
+	m.log.Error("keys: an epoch is refused", "epoch", e.Number, "err", e.refused)
 }
 
 // onlyPast: there are epochs, and none can be used: this node refuses them, or they are over and it has used newer ones

@@ -192,7 +192,7 @@ func (m *Manager) unwrap(ctx context.Context, e *epoch) {
 		}
 		e.nextTry = m.clock.Boot() + backoff(e.failures, retryMin, 2*retryMax)
 		m.counters.UnwrapErrors[kek.Outcome(err)]++
-		m.log.Warn("cannot read an epoch's key", "epoch", e.Number, "error", err, "next", e.nextTry-m.clock.Boot())
+		m.log.Warn("cannot read an epoch's key", "epoch", e.Number, "err", err, "next", e.nextTry-m.clock.Boot())
 		m.retarget()
 		return
 	}

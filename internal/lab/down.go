@@ -180,7 +180,7 @@ func leftovers(s *Spec) []error {
 
 func (l *Lab) removeDir() {
 	if err := os.RemoveAll(labDir(l.st.name)); err != nil {
-		l.log().Warn("remove lab directory", "error", err)
+		l.log().Warn("remove lab directory", "err", err)
 	}
 }
 

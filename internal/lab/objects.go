@@ -7,6 +7,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/statefile"
 )
 
 // writeNodeObjects declares the nodes to every agent.
@@ -58,7 +59,7 @@ func podObjects(s *Spec) []any {
 // writeDocs writes objects as one multi-document file, in one step.
 func writeDocs(path string, docs []any) error {
 	if len(docs) == 0 {
-		return writeFile(path, nil, 0o644) // the encoder cannot close an empty stream
+		return statefile.WriteMode(path, nil, 0o644) // the encoder cannot close an empty stream
 	}
 	var buf bytes.Buffer
 	enc := yaml.NewEncoder(&buf)
@@ -70,7 +71,7 @@ func writeDocs(path string, docs []any) error {
 	if err := enc.Close(); err != nil {
 		return fmt.Errorf("encode objects for %s: %w", path, err)
 	}
-	return writeFile(path, buf.Bytes(), 0o644)
+	return statefile.WriteMode(path, buf.Bytes(), 0o644)
 }
 
 // agentConfig is a node's agent.yaml: the lab's own keys, over the node's, over the lab-wide ones.

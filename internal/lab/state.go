@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/statefile"
 )
 
 // The phases of a lab, as written in lab.json and told by Status.
@@ -122,7 +124,7 @@ func (s *store) write(st *state) error {
 	if err != nil {
 		return fmt.Errorf("write lab record: %w", err)
 	}
-	return writeFile(filepath.Join(labDir(s.name), stateFile), append(data, '\n'), 0o600)
+	return statefile.Write(filepath.Join(labDir(s.name), stateFile), append(data, '\n'))
 }
 
 // update reads the state, lets change alter it and writes it back, alone among all
@@ -201,17 +203,4 @@ func sameFile(f *os.File, path string) bool {
 	a, errA := f.Stat()
 	b, errB := os.Stat(path)
 	return errA == nil && errB == nil && os.SameFile(a, b)
-}
-
-// writeFile replaces a file in one step, so that no reader sees half of it.
-func writeFile(path string, data []byte, mode os.FileMode) error {
-	// Hidden, because agents watch the objects directory.
-	tmp := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".tmp")
-	if err := os.WriteFile(tmp, data, mode); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	if err := os.Rename(tmp, path); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	return nil
 }

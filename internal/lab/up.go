@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/netns"
+	"weft.dev/weft/internal/statefile"
 )
 
 // downTimeout bounds the clean-up after a failed Up or Run, whose own context may be over.
@@ -203,7 +204,7 @@ func (l *Lab) makeDirs(_ context.Context, s *Spec) error {
 		if err != nil {
 			return err
 		}
-		if err := writeFile(filepath.Join(nodeDir(s.Name, n.Name), "agent.yaml"), data, 0o644); err != nil {
+		if err := statefile.WriteMode(filepath.Join(nodeDir(s.Name, n.Name), "agent.yaml"), data, 0o644); err != nil {
 			return err
 		}
 	}
