@@ -70,7 +70,7 @@ check-generated: generate
 	@git diff --exit-code -- $(GENERATED) || { echo "generated files are out of date: run make generate and commit"; exit 1; }
 
 build: check-deps bpf
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w -X weft.dev/weft/internal/version.Version=$(VERSION)" -o build/weft ./cmd/weft
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w -X weft.dev/weft/internal/version.Version=$(VERSION)" -o build/ ./cmd/...
 	@ln -sf weft build/weft-cni
 
 lint: check-deps bpf
