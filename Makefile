@@ -1,6 +1,7 @@
 # Weft. `make demo` and `make test` are all a new machine needs; both say first what they will install.
 SHELL := /bin/bash
 CLANG ?= clang-19
+LLVM_STRIP ?= llvm-strip-19
 GO ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
@@ -42,21 +43,26 @@ fetch: deps-test
 
 bpf: $(OBJECTS) $(BENCH_OBJECT) $(TAP_OBJECT)
 
+# What is stripped is DWARF, a third of an object; the loader reads BTF only.
 $(OBJ)/%_xdp.o: bpf/%.bpf.c $(BPF_HEADERS)
 	@mkdir -p $(@D)
 	$(CLANG) $(BPF_CFLAGS) -DWEFT_XDP -c $< -o $@
+	$(LLVM_STRIP) -g $@
 
 $(OBJ)/%_tc.o: bpf/%.bpf.c $(BPF_HEADERS)
 	@mkdir -p $(@D)
 	$(CLANG) $(BPF_CFLAGS) -c $< -o $@
+	$(LLVM_STRIP) -g $@
 
 $(BPF_OTHER:%=$(OBJ)/%.o): $(OBJ)/%.o: bpf/%.bpf.c $(BPF_HEADERS)
 	@mkdir -p $(@D)
 	$(CLANG) $(BPF_CFLAGS) -c $< -o $@
+	$(LLVM_STRIP) -g $@
 
 $(BENCH_OBJECT): bpf/bench/bench.bpf.c $(wildcard bpf/bench/*.h)
 	@mkdir -p $(@D)
 	$(CLANG) $(BPF_CFLAGS) -c $< -o $@
+	$(LLVM_STRIP) -g $@
 
 $(TAP_OBJECT): bpf/encryptcheck/tap.bpf.c
 	@mkdir -p $(@D)
@@ -65,6 +71,7 @@ $(TAP_OBJECT): bpf/encryptcheck/tap.bpf.c
 $(OBJ)/abi.o: bpf/abi.c $(BPF_HEADERS)
 	@mkdir -p $(@D)
 	$(CLANG) $(BPF_CFLAGS) -c $< -o $@
+	$(LLVM_STRIP) -g $@
 
 generate: $(OBJ)/abi.o
 	$(GO) run ./internal/gen -object $(OBJ)/abi.o -reasons bpf/lib/reasons.h \
@@ -74,8 +81,11 @@ generate: $(OBJ)/abi.o
 check-generated: generate
 	@git diff --exit-code -- $(GENERATED) || { echo "generated files are out of date: run make generate and commit"; exit 1; }
 
+# grpcnotrace: grpc's debug pages are HTML templates, which call methods by name, and with one of them
+# linked in, the linker keeps every method of every client of every key service. cmd/weft has a test.
 build: check-deps bpf
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w -X weft.dev/weft/internal/version.Version=$(VERSION)" -o build/weft ./cmd/weft
+	CGO_ENABLED=0 $(GO) build -trimpath -tags grpcnotrace \
+		-ldflags "-s -w -X weft.dev/weft/internal/version.Version=$(VERSION)" -o build/ ./cmd/...
 	@ln -sf weft build/weft-cni
 
 # With the flags of build, so that what it has compiled serves here.

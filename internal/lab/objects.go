@@ -7,12 +7,13 @@ import (
 
 	"go.yaml.in/yaml/v3"
 	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/lab/labdir"
 	"weft.dev/weft/internal/statefile"
 )
 
 // writeNodeObjects declares the nodes to every agent.
 func writeNodeObjects(s *Spec) error {
-	return writeDocs(filepath.Join(objectsDir(s.Name), "nodes.yaml"), nodeObjects(s))
+	return writeDocs(filepath.Join(labdir.Objects(s.Name), "nodes.yaml"), nodeObjects(s))
 }
 
 // nodeObjects leaves out bare nodes without pod ranges: nobody routes pods to them, and agents would
@@ -34,7 +35,7 @@ func nodeObjects(s *Spec) []any {
 
 // writePodObjects declares the pods: what the CNI plugin's caller does not say.
 func writePodObjects(s *Spec) error {
-	return writeDocs(filepath.Join(objectsDir(s.Name), "pods.yaml"), podObjects(s))
+	return writeDocs(filepath.Join(labdir.Objects(s.Name), "pods.yaml"), podObjects(s))
 }
 
 func podObjects(s *Spec) []any {
@@ -92,7 +93,7 @@ func agentConfig(s *Spec, n NodeSpec) ([]byte, error) {
 	}
 	config["node"] = n.Name
 	config["instance"] = instance(s.Name, n.Name)
-	config["store"] = map[string]any{"dir": objectsDir(s.Name)}
+	config["store"] = map[string]any{"dir": labdir.Objects(s.Name)}
 	config["paths"] = map[string]any{"state": stateDir(s.Name, n.Name)}
 	data, err := yaml.Marshal(config)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/lab/labdir"
 	"weft.dev/weft/internal/statefile"
 )
 
@@ -88,13 +89,10 @@ func (s *store) encode(spec *Spec) string {
 	return text
 }
 
-// ErrNoLab is returned for a lab that is not there.
-var ErrNoLab = errors.New("no such lab")
-
 func (s *store) read() (*state, error) {
-	data, err := os.ReadFile(filepath.Join(labDir(s.name), stateFile))
+	data, err := os.ReadFile(filepath.Join(labdir.Dir(s.name), labdir.State))
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %s: build it with `weft lab up`", ErrNoLab, s.name)
+		return nil, labdir.Missing(s.name)
 	} else if err != nil {
 		return nil, fmt.Errorf("read lab record: %w", err)
 	}
@@ -124,7 +122,7 @@ func (s *store) write(st *state) error {
 	if err != nil {
 		return fmt.Errorf("write lab record: %w", err)
 	}
-	return statefile.Write(filepath.Join(labDir(s.name), stateFile), append(data, '\n'))
+	return statefile.Write(filepath.Join(labdir.Dir(s.name), labdir.State), append(data, '\n'))
 }
 
 // update reads the state, lets change alter it and writes it back, alone among all
@@ -132,7 +130,7 @@ func (s *store) write(st *state) error {
 func (s *store) update(change func(*state) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	lock, err := lockFile(filepath.Join(labDir(s.name), stateLock), true)
+	lock, err := lockFile(filepath.Join(labdir.Dir(s.name), stateLock), true)
 	if err != nil {
 		return err
 	}
@@ -154,10 +152,10 @@ var errBusy = errors.New("is being built or removed by another process")
 // The kernel frees it when its holder dies.
 func (s *store) claim() (*os.File, error) {
 	for {
-		if err := os.MkdirAll(labDir(s.name), 0o755); err != nil {
+		if err := os.MkdirAll(labdir.Dir(s.name), 0o755); err != nil {
 			return nil, fmt.Errorf("create lab directory: %w", err)
 		}
-		path := filepath.Join(labDir(s.name), busyLock)
+		path := filepath.Join(labdir.Dir(s.name), busyLock)
 		lock, err := lockFile(path, false)
 		if errors.Is(err, errBusy) {
 			return nil, fmt.Errorf("lab %s %w: wait for it", s.name, errBusy)
