@@ -1,6 +1,7 @@
 # Weft. `make demo` and `make test` are all a new machine needs; both say first what they will install.
 SHELL := /bin/bash
 CLANG ?= clang-19
+LLVM_STRIP ?= llvm-strip-19
 GO ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
@@ -15,6 +16,7 @@ BPF_OTHER := vmfork strangers
 OBJECTS := $(foreach h,$(BPF_BOTH),$(OBJ)/$(h)_xdp.o $(OBJ)/$(h)_tc.o) $(foreach h,$(BPF_TC),$(OBJ)/$(h)_tc.o) \
 	$(foreach h,$(BPF_XDP),$(OBJ)/$(h)_xdp.o) $(foreach h,$(BPF_OTHER),$(OBJ)/$(h).o)
 BENCH_OBJECT := internal/bench/obj/bench.o
+TAP_OBJECT := internal/encryptcheck/obj/tap.o
 # As libbpf names it: what bpf/lib/ctx.h needs to know about the order of loads.
 BPF_ARCH := $(patsubst aarch64,arm64,$(patsubst x86_64,x86,$(shell uname -m)))
 BPF_CFLAGS := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Werror -target bpf -mcpu=v3 -D__TARGET_ARCH_$(BPF_ARCH) \
@@ -22,11 +24,15 @@ BPF_CFLAGS := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Werr
 
 GENERATED := internal/datapath/types_gen.go internal/datapath/reasons_gen.go docs/drop-reasons.md
 
-.PHONY: all build deps deps-test fetch bpf generate check check-generated demo test test-kms lint fmt clean
+.PHONY: all build deps deps-test check-deps fetch bpf generate check check-generated demo test test-kms lint fmt clean
 all: build
 
+# Installs what is missing, as root. `make demo`, `make test` and `make check` do so first; the others only check and name it.
 deps:
 	@scripts/deps
+
+check-deps:
+	@scripts/deps --check
 
 deps-test:
 	@scripts/deps test
@@ -35,27 +41,37 @@ deps-test:
 fetch: deps-test
 	@scripts/fetch
 
-bpf: $(OBJECTS) $(BENCH_OBJECT)
+bpf: $(OBJECTS) $(BENCH_OBJECT) $(TAP_OBJECT)
 
+# What is stripped is DWARF, a third of an object; the loader reads BTF only.
 $(OBJ)/%_xdp.o: bpf/%.bpf.c $(BPF_HEADERS)
 	@mkdir -p $(@D)
 	$(CLANG) $(BPF_CFLAGS) -DWEFT_XDP -c $< -o $@
+	$(LLVM_STRIP) -g $@
 
 $(OBJ)/%_tc.o: bpf/%.bpf.c $(BPF_HEADERS)
 	@mkdir -p $(@D)
 	$(CLANG) $(BPF_CFLAGS) -c $< -o $@
+	$(LLVM_STRIP) -g $@
 
 $(BPF_OTHER:%=$(OBJ)/%.o): $(OBJ)/%.o: bpf/%.bpf.c $(BPF_HEADERS)
 	@mkdir -p $(@D)
 	$(CLANG) $(BPF_CFLAGS) -c $< -o $@
+	$(LLVM_STRIP) -g $@
 
 $(BENCH_OBJECT): bpf/bench/bench.bpf.c $(wildcard bpf/bench/*.h)
+	@mkdir -p $(@D)
+	$(CLANG) $(BPF_CFLAGS) -c $< -o $@
+	$(LLVM_STRIP) -g $@
+
+$(TAP_OBJECT): bpf/encryptcheck/tap.bpf.c
 	@mkdir -p $(@D)
 	$(CLANG) $(BPF_CFLAGS) -c $< -o $@
 
 $(OBJ)/abi.o: bpf/abi.c $(BPF_HEADERS)
 	@mkdir -p $(@D)
 	$(CLANG) $(BPF_CFLAGS) -c $< -o $@
+	$(LLVM_STRIP) -g $@
 
 generate: $(OBJ)/abi.o
 	$(GO) run ./internal/gen -object $(OBJ)/abi.o -reasons bpf/lib/reasons.h \
@@ -65,11 +81,17 @@ generate: $(OBJ)/abi.o
 check-generated: generate
 	@git diff --exit-code -- $(GENERATED) || { echo "generated files are out of date: run make generate and commit"; exit 1; }
 
-build: deps bpf
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w -X weft.dev/weft/internal/version.Version=$(VERSION)" -o build/weft ./cmd/weft
+# grpcnotrace: grpc's debug pages are HTML templates, which call methods by name, and with one of them
+# linked in, the linker keeps every method of every client of every key service. cmd/weft has a test.
+build: check-deps bpf
+	CGO_ENABLED=0 $(GO) build -trimpath -tags grpcnotrace \
+		-ldflags "-s -w -X weft.dev/weft/internal/version.Version=$(VERSION)" -o build/ ./cmd/...
 	@ln -sf weft build/weft-cni
 
-lint: deps bpf
+# With the flags of build, so that what it has compiled serves here.
+lint: export CGO_ENABLED = 0
+lint: export GOFLAGS = -trimpath
+lint: check-deps bpf
 	@test -z "$$(gofmt -l .)" || { echo "not gofmt'ed:"; gofmt -l .; exit 1; }
 	clang-format-19 --dry-run --Werror $(wildcard bpf/*.c bpf/*.h bpf/*/*.h bpf/*/*.c)
 	$(GO) vet ./...
@@ -80,12 +102,14 @@ fmt:
 	clang-format-19 -i $(wildcard bpf/*.c bpf/*.h bpf/*/*.h bpf/*/*.c)
 
 # Everything that CI checks before the tests.
-check: deps check-generated lint
+check: deps
+	@$(MAKE) --no-print-directory check-generated lint
 
-# -race also on what drives the kernel. -p 1: lab tests share two cores and count lost packets. GOPROXY=off: what `fetch` forgot fails here, not
-# only where a cache is cold.
-test: fetch build
-	@set -o pipefail; export GOPROXY=off; WEFT_BINARY=$(CURDIR)/build/weft $(GO) test -race -p 1 -timeout 45m -json $(TESTFLAGS) $(or $(PKG),./...) | $(GO) run ./internal/testsum
+# -race also on what drives the kernel. internal/testrun says what runs beside what: labs count lost packets. GOPROXY=off: what
+# `fetch` forgot fails here, not only where a cache is cold.
+test: fetch
+	@$(MAKE) --no-print-directory build
+	@set -o pipefail; export GOPROXY=off; WEFT_BINARY=$(CURDIR)/build/weft $(GO) run ./internal/testrun $(PKG) -- $(TESTFLAGS) | $(GO) run ./internal/testsum
 
 # With Vault too, which is built from its module once: minutes, and cached.
 test-kms: deps-test
@@ -93,12 +117,14 @@ test-kms: deps-test
 	WEFT_TEST_KMS=1 GOPROXY=off $(GO) test ./test/kms ./internal/keys/kek/...
 
 clean:
-	rm -rf build $(OBJ)/*.o $(BENCH_OBJECT)
+	rm -rf build $(OBJ)/*.o $(BENCH_OBJECT) $(TAP_OBJECT)
 
-demo: build
+demo: deps
+	@$(MAKE) --no-print-directory build
 	@build/weft demo --out build/demo
 
-# The tests that need kernels of their own: Debian's 6.12 and 7.3 in VMs, with the kernel module built for each. See docs/kernels.md.
+# The tests that need kernels of their own: Debian's 6.12 and 7.3 in VMs, with the kernel module built for each. WEFT_SEED says which of
+# the datapath's tests run on which, all: every one on both. See docs/kernels.md.
 .PHONY: test-kernels
 test-kernels: deps bpf
 	@set -o pipefail; test/kernels/run $(KERNELS) | $(GO) run ./internal/testsum
@@ -117,3 +143,13 @@ mutate-some: fetch bpf
 .PHONY: test-model
 test-model: deps bpf
 	WEFT_MODEL_STEPS=$${WEFT_MODEL_STEPS:-10000} GOPROXY=off $(GO) test -v -count=1 -timeout 24h ./test/model
+
+# What takes too long for every change, for a nightly job: all tests on all kernels, Vault, long versions, random walks, faults. A part
+# that fails does not keep the next from running.
+.PHONY: test-nightly test-long
+test-nightly:
+	@$(MAKE) --no-print-directory -k WEFT_SEED=all test-kernels test-kms test-long test-model mutate
+
+test-long: fetch bpf
+	WEFT_TEST_LONG=1 GOPROXY=off $(GO) test -race -count=1 -timeout 2h ./test/e2e -run TestRotationOverKMS
+	WEFT_FUZZ_TIME=$${WEFT_FUZZ_TIME:-5m} GOPROXY=off $(GO) test -race -count=1 -timeout 2h ./test/wirefuzz

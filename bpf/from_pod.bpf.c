@@ -115,7 +115,7 @@ int weft_from_pod(weft_ctx *ctx)
 		act = from_pod_slow(ctx, cfg, &p, reason);
 	if (act == CTX_PASS && tag_put(ctx, TAG_ENDPOINT | p.slot))
 		return drop(cfg, &p, REASON_XDP_METADATA);
-	act = finish(ctx, cfg, &p, act);
+	act = seal_and_redirect(ctx, cfg, &p, act);
 	return !CTX_IS_XDP && weft_second && act == CTX_PASS ? to_first(cfg, &p) : act;
 }
 

@@ -112,7 +112,7 @@ SUBPROGRAM int from_wire_slow(weft_ctx *ctx, const struct weft_config *cfg, stru
 		return reason && is_ip(p) ? drop(cfg, p, reason) : CTX_PASS;
 	p->generation = generation_of(cfg);
 	to = bpf_map_lookup_elem(&weft_ep_addr, &p->dst);
-	/* Not in to_host: its calls would be open at the same time, see finish. */
+	/* Not in to_host: its calls would be open at the same time, see seal_and_redirect. */
 	if (!to && weft_sealing && (p->error || reason) && !p->node) {
 		reason = icmp_to_host(ctx, cfg, p, reason);
 		if (reason)
@@ -140,8 +140,8 @@ SUBPROGRAM int from_wire_slow(weft_ctx *ctx, const struct weft_config *cfg, stru
 	return forward(ctx, cfg, p, &c, p->ifindex);
 }
 
-/* Opens the packet if it is sealed. Returns 1, and what to do with it, if that has been refused. */
-ALWAYS_INLINE int refused(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, int *act)
+/* Opens the packet if it is sealed. Returns -1, and what to do with it, if it could not be. */
+ALWAYS_INLINE int open_sealed(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, int *act)
 {
 	int reason;
 
@@ -150,7 +150,7 @@ ALWAYS_INLINE int refused(weft_ctx *ctx, const struct weft_config *cfg, struct w
 	reason = open(ctx, cfg, p);
 	if (reason > 0) {
 		*act = drop(cfg, p, reason);
-		return 1;
+		return -1;
 	}
 	*p = (struct weft_pkt){
 	    .hook = HOOK_FROM_WIRE, .direction = DIR_INGRESS, .node = p->node, .identity = p->identity};
@@ -174,14 +174,14 @@ ALWAYS_INLINE int receive(weft_ctx *ctx, const struct weft_config *cfg, struct w
 {
 	int reason, act;
 
-	if (refused(ctx, cfg, p, &act))
+	if (open_sealed(ctx, cfg, p, &act))
 		return act;
 	reason = parse(ctx, p);
 	if (reason || !use_cached(ctx, cfg, p, 0, &act))
 		act = from_wire_slow(ctx, cfg, p, reason);
 	if (act == CTX_PASS)
 		return pass_on(ctx, cfg, p);
-	return finish(ctx, cfg, p, act);
+	return seal_and_redirect(ctx, cfg, p, act);
 }
 
 SEC(WEFT_SEC)

@@ -49,34 +49,34 @@ type Object interface {
 	Validate() []FieldError
 }
 
-var (
-	_ Object = (*Node)(nil)
-	_ Object = (*Pod)(nil)
-	_ Object = (*Endpoint)(nil)
-	_ Object = (*Identity)(nil)
-	_ Object = (*EncryptionPolicy)(nil)
-)
+// kinds are the kinds of this package, and an empty object of each.
+var kinds = []struct {
+	name string
+	make func() Object
+}{
+	{KindNode, func() Object { return &Node{} }},
+	{KindPod, func() Object { return &Pod{} }},
+	{KindEndpoint, func() Object { return &Endpoint{} }},
+	{KindEpoch, func() Object { return &Epoch{} }},
+	{KindIdentity, func() Object { return &Identity{} }},
+	{KindEncryptionPolicy, func() Object { return &EncryptionPolicy{} }},
+}
 
 // Kinds are the kinds of this package.
 func Kinds() []string {
-	return []string{KindNode, KindPod, KindEndpoint, KindEpoch, KindIdentity, KindEncryptionPolicy}
+	var names []string
+	for _, k := range kinds {
+		names = append(names, k.name)
+	}
+	return names
 }
 
 // New is an empty object of the kind, nil when there is no such kind.
 func New(kind string) Object {
-	switch kind {
-	case KindNode:
-		return &Node{}
-	case KindPod:
-		return &Pod{}
-	case KindEndpoint:
-		return &Endpoint{}
-	case KindEpoch:
-		return &Epoch{}
-	case KindIdentity:
-		return &Identity{}
-	case KindEncryptionPolicy:
-		return &EncryptionPolicy{}
+	for _, k := range kinds {
+		if k.name == kind {
+			return k.make()
+		}
 	}
 	return nil
 }

@@ -33,7 +33,7 @@ const volatile __u8 weft_sealing = 0;
 /* Random odd numbers, the same in all programs of an agent: see cached_digest and frag_place. */
 const volatile __u64 weft_weights[11] = {};
 
-/* Not a verdict of the kernel's: the frame is still to be sealed, see finish(). */
+/* Not a verdict of the kernel's: the frame is still to be sealed, see seal_and_redirect(). */
 #define CTX_SEAL 0x5ea1
 /* Nor is this: it goes through the pair, where it is sealed. */
 #define CTX_PAIR 0x5ea2

@@ -5,7 +5,7 @@
 #include "aead.h"
 #include "events.h"
 #include "exempt.h"
-#include "parse.h"
+#include "headers.h"
 #include "replay.h"
 #include "skb.h"
 

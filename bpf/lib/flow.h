@@ -4,7 +4,7 @@
 
 #include "cell.h"
 #include "events.h"
-#include "parse.h"
+#include "headers.h"
 #include "trace.h"
 
 /* The flow table: one entry per conversation, for both directions, so the key holds the

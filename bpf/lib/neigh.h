@@ -3,7 +3,7 @@
 #define WEFT_NEIGH_H
 
 #include "events.h"
-#include "parse.h"
+#include "headers.h"
 
 /* The gateway exists only here: these answer ARP (RFC 826) and neighbour solicitations (RFC 4861)
  * for it, and hold pods to their own addresses in both. */

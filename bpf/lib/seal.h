@@ -51,7 +51,7 @@ ALWAYS_INLINE void seal_udp(struct weft_udp_esp *o, const struct weft_seal *w, _
 	o->udp.source = bpf_htons(ESP_PORT_BASE | (w->hash & 0x3fff));
 	o->udp.dest = port;
 	o->udp.len = bpf_htons(UDP_LEN + w->payload);
-	o->udp.check = 0; /* RFC 3948 section 2.1: the ICV protects more; for IPv6 see seal_sum6 */
+	o->udp.check = 0; /* RFC 3948 section 2.1: the ICV protects more; for IPv6 see outer_checksum6 */
 	o->esp = w->esp;
 }
 
@@ -126,7 +126,7 @@ static long step_sum(__u32 i, void *state)
 }
 
 /* IPv6 wants a checksum (RFC 8200 section 8.1), and Linux's ESP drops what comes without. */
-SUBPROGRAM int seal_sum6(weft_ctx *ctx, __u32 len)
+SUBPROGRAM int outer_checksum6(weft_ctx *ctx, __u32 len)
 {
 	struct weft_crypt *s = crypt_buffer();
 	struct weft_sum_state t = {.ctx = ctx, .s = s, .at = ETH_LEN + 8, .end = len};
@@ -148,7 +148,7 @@ SUBPROGRAM int seal_sum6(weft_ctx *ctx, __u32 len)
 
 #ifdef WEFT_XDP
 /* What comes as an XDP frame is complete. */
-ALWAYS_INLINE int seal_sum(weft_ctx *ctx, __u32 len) { return 0; }
+ALWAYS_INLINE int inner_checksum(weft_ctx *ctx, __u32 len) { return 0; }
 #else
 static long step_finish(__u32 i, void *state)
 {
@@ -169,7 +169,7 @@ static long step_finish(__u32 i, void *state)
 
 /* Does what the device was to do: the packet is in the text buffer, with the pseudo-header's sum in the field.
  */
-SUBPROGRAM int seal_sum(weft_ctx *ctx, __u32 len)
+SUBPROGRAM int inner_checksum(weft_ctx *ctx, __u32 len)
 {
 	struct weft_crypt *s = crypt_buffer();
 	struct weft_sum_state t = {.s = s, .end = len};
@@ -212,7 +212,8 @@ ALWAYS_INLINE __u32 seal_text(weft_ctx *ctx, struct weft_crypt *s, __u32 family)
 			return 0;
 		len = IP6_LEN + bpf_ntohs(ip6->payload_len);
 	}
-	if (outside(len, IP4_LEN, MAX_TEXT - 8) || ctx_load(ctx, ETH_LEN, s->text, len) || seal_sum(ctx, len))
+	if (outside(len, IP4_LEN, MAX_TEXT - 8) || ctx_load(ctx, ETH_LEN, s->text, len) ||
+	    inner_checksum(ctx, len))
 		return 0;
 	pad = -(len + 2) & 3;
 	if (len > MAX_TEXT - 8)
@@ -296,7 +297,7 @@ ALWAYS_INLINE int seal_with(weft_ctx *ctx, const struct weft_config *cfg, __u32 
 		return reason;
 	if (aead_seal(ctx, sa, job->text, job->len))
 		return REASON_SEAL_FAILED;
-	if (job->family == 6 && seal_sum6(ctx, job->text + job->len + ESP_ICV_LEN))
+	if (job->family == 6 && outer_checksum6(ctx, job->text + job->len + ESP_ICV_LEN))
 		return REASON_SEAL_FAILED;
 	return REASON_NONE;
 }

@@ -4,7 +4,7 @@
 
 #include <bpf/bpf_core_read.h>
 #include "kfuncs.h"
-#include "parse.h"
+#include "headers.h"
 
 /* What the helpers do not tell about an skb, read from the kernel's own structure, and what they do not do by
  * themselves: leave the transport's checksum no longer to the device. */

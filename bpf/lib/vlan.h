@@ -2,7 +2,7 @@
 #ifndef WEFT_VLAN_H
 #define WEFT_VLAN_H
 
-#include "parse.h"
+#include "headers.h"
 
 /* VLAN tags on a wire. The kernel takes a tag with VLAN ID 0 (a priority tag, IEEE 802.1Q section 9.6) off
  * after the hooks and treats the frame as untagged, so the hooks must do so first, or a cleartext packet behind

@@ -258,12 +258,12 @@ func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links hostLi
 	// Before any pod can send: an address that is not known as another node's pod would leave in plain.
 	a.wait("the first synchronisation of nodes")
 	if err := a.syncNodes(ctx, running, a.index.Load()); err != nil {
-		a.log.Warn("peers are not all in order yet, will try again", "error", err)
+		a.log.Warn("peers are not all in order yet, will try again", "err", err)
 	}
 	a.wait("the recorded endpoints to be restored")
 	// All of them before the first has this run's hooks: who is not known would be nobody's pod.
 	if err := dp.EnterEndpoints(running.endpoints()); err != nil {
-		a.log.Warn("endpoints are not all entered yet, will try again", "error", err)
+		a.log.Warn("endpoints are not all entered yet, will try again", "err", err)
 	}
 	if err := running.manager.Restore(ctx); err != nil {
 		// Those that could be restored work; Sync goes on trying the others.
@@ -302,7 +302,7 @@ func (a *Agent) podSpec(key string) *v1alpha1.Pod {
 	}
 	fresh, err := a.store.Snapshot()
 	if err != nil {
-		a.log.Warn("read objects", "pod", key, "error", err)
+		a.log.Warn("read objects", "pod", key, "err", err)
 		return nil
 	}
 	return fresh.Pods[key]

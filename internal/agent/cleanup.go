@@ -57,7 +57,7 @@ func removeEndpoints(ctx context.Context, cfg *config.Config, log *slog.Logger) 
 	if opened, err := openStore(cfg.Store.Dir, cfg.Node); err == nil {
 		directory = opened
 	} else {
-		log.Warn("published endpoints are not withdrawn", "error", err)
+		log.Warn("published endpoints are not withdrawn", "err", err)
 	}
 	options := endpoint.Options{StateDir: cfg.StateDir(), NodeName: cfg.Node, Ranges: cfg.IPAM.Ranges, MTU: cfg.MTU, Log: log}
 	if directory != nil {

@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/auditlog"
 	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/keys/handshake"
 	"weft.dev/weft/internal/store"
@@ -387,7 +388,7 @@ func TestRecords(t *testing.T) {
 		if got := r.meter.Health(); got.LastErrorKind != "denied" {
 			t.Errorf("the meter says %+v", got)
 		}
-		got, err := audit.Read(filepath.Join(cfg.StateDir(), "audit.jsonl"), 0)
+		got, err := auditlog.Read(filepath.Join(cfg.StateDir(), "audit.jsonl"), 0)
 		if err != nil || len(got) != 2 || got[0].Op != audit.OpCreate || got[1].Outcome != "denied" || got[1].Node != cfg.Node {
 			t.Errorf("off %v: %+v, %v", off, got, err)
 		}

@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/auditlog"
 	"weft.dev/weft/internal/keys/ca"
 	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/keys/kek"
@@ -62,7 +63,7 @@ type keyParts struct {
 
 // records are what is noted of everything done with keys: the audit log, if there is one, and the KMS's meter.
 type records struct {
-	log   *audit.Log
+	log   *auditlog.Log
 	meter *kek.Meter
 }
 
@@ -70,7 +71,7 @@ func openRecords(parts keyParts) *records {
 	r := &records{meter: kek.NewMeter()}
 	if path := parts.cfg.AuditFile(); path != "" {
 		a := parts.cfg.Keys.Audit
-		r.log = audit.Open(audit.Options{Path: path, Node: parts.cfg.Node, MaxSize: int64(a.MaxSize) << 20, Keep: a.Keep, Log: parts.log})
+		r.log = auditlog.Open(auditlog.Options{Path: path, Node: parts.cfg.Node, MaxSize: int64(a.MaxSize) << 20, Keep: a.Keep, Log: parts.log})
 	}
 	return r
 }
@@ -105,7 +106,7 @@ func (r *records) close() error {
 func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 	cfg := parts.cfg.Keys
 	if err := secmem.ProtectProcess(); err != nil {
-		parts.log.Warn("keys: this process's memory is less protected than it could be", "error", err)
+		parts.log.Warn("keys: this process's memory is less protected than it could be", "err", err)
 	}
 	objects, ok := parts.store.(store.EpochStore)
 	leader, okLeader := parts.store.(interface{ Leader(node string) *dir.Leader })
@@ -154,7 +155,7 @@ func clockAhead(parts keyParts, forked func()) {
 	}
 	parts.log.Error("the wall clock jumped ahead, and this virtual machine has no other sign of having been resumed from a snapshot: new keys are made")
 	if err := parts.dp.DeclareVMFork(); err != nil {
-		parts.log.Error("keys of before the jump could not be destroyed", "error", err)
+		parts.log.Error("keys of before the jump could not be destroyed", "err", err)
 		return
 	}
 	forked()

@@ -62,7 +62,7 @@ func (a *Agent) problem(what string, err error) {
 	}
 	a.stateLock.Unlock()
 	if err != nil && before != err.Error() {
-		a.log.Error("problem", "error", err)
+		a.log.Error("problem", "err", err)
 	}
 }
 

@@ -46,7 +46,7 @@ func (a *Agent) reportObjectErrors(problems []store.ObjectError, known map[strin
 		text := problem.Error()
 		now[text] = true
 		if !known[text] {
-			a.log.Warn("object ignored", "error", text)
+			a.log.Warn("object ignored", "err", text)
 		}
 	}
 	return now

@@ -42,8 +42,8 @@ func DefaultVariants() []string {
 // Options say what Route or Encrypt measures. The zero value measures the default tests once it
 // knows the weft binary.
 type Options struct {
-	// Binary is the weft binary whose agent and CNI plugin are measured.
-	// Default: the running one.
+	// Binary is the weft binary whose agent and CNI plugin are measured. Default: beside the running
+	// program, else in PATH.
 	Binary string
 	// Variants and Tests are names from Variants and Tests, or groups of tests
 	// (see Groups); for Encrypt those of EncryptVariants, EncryptTests and EncryptGroups. Empty means

@@ -163,8 +163,10 @@ func TestGeneratorTakesTurns(t *testing.T) {
 	}
 }
 
-// TestNoTestIsAnAgent: without a binary a bench with agents would run this test again, and so on.
-func TestNoTestIsAnAgent(t *testing.T) {
+// TestBinaryIsNamed: a bench with agents wants a weft binary, and never takes the running program
+// for one.
+func TestBinaryIsNamed(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
 	if _, err := newPlan(encryptSuite(), Options{Tests: []string{"rr1"}}); err == nil || !strings.Contains(err.Error(), "name a weft binary") {
 		t.Errorf("got %v", err)
 	}

@@ -8,12 +8,14 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"weft.dev/weft/internal/inet"
 )
 
 // Numbers shared with bpf/bench/bench.bpf.c.
 const (
-	headerLen   = 14 + 20 + 8
+	headerLen   = inet.EthernetLen + inet.IPv4Len + inet.UDPLen
 	sampleLen   = 64
 	benchPort   = 20009
 	firstSource = 30000
@@ -35,7 +37,7 @@ type frameSpec struct {
 // restSum is the header's sum without destination and checksum, as the generator wants it: in the byte
 // order of the machine.
 func (f frameSpec) restSum() uint32 {
-	ip := slices.Clone(f.header()[14:34])
+	ip := slices.Clone(f.header()[inet.EthernetLen:][:inet.IPv4Len])
 	clear(ip[10:12])
 	clear(ip[16:20])
 	var sum uint32
@@ -45,39 +47,23 @@ func (f frameSpec) restSum() uint32 {
 	return sum
 }
 
-// header returns the frame's first 42 bytes. The UDP checksum is zero, which IPv4
-// allows, so that the source port may change without touching it.
-func (f frameSpec) header() []byte {
-	h := make([]byte, headerLen)
-	copy(h, f.dstMAC)
-	copy(h[6:], f.srcMAC)
-	binary.BigEndian.PutUint16(h[12:], 0x0800)
-	ip := h[14:34]
-	ip[0] = 0x45
-	binary.BigEndian.PutUint16(ip[2:], uint16(f.length-14))
-	binary.BigEndian.PutUint16(ip[6:], 0x4000) // don't fragment
-	ip[8], ip[9] = startTTL, 17
-	copy(ip[12:], f.src.AsSlice())
-	copy(ip[16:], f.dst.AsSlice())
-	binary.BigEndian.PutUint16(ip[10:], inet.Checksum(ip))
-	udp := h[34:]
-	binary.BigEndian.PutUint16(udp, firstSource)
-	binary.BigEndian.PutUint16(udp[2:], benchPort)
-	binary.BigEndian.PutUint16(udp[4:], uint16(f.length-34))
-	return h
-}
+// header returns the frame's first 42 bytes.
+func (f frameSpec) header() []byte { return f.frame()[:headerLen] }
 
-// frame returns the whole frame, its payload zero.
+// frame returns the whole frame, its payload zero. The UDP checksum is zero, which IPv4 allows, so
+// that the source port may change without touching it.
 func (f frameSpec) frame() []byte {
-	data := make([]byte, f.length)
-	copy(data, f.header())
-	return data
+	return inet.Packet{
+		SrcMAC: f.srcMAC, DstMAC: f.dstMAC, Src: f.src, Dst: f.dst,
+		TTL: startTTL, Fragment: inet.DontFragment, Protocol: unix.IPPROTO_UDP,
+		Payload: inet.UDP(firstSource, benchPort, make([]byte, f.length-headerLen)),
+	}.Frame()
 }
 
 // checkForwarded verifies the first frame at the sink: a router of one hop must
 // have sent it, to the sink's MAC, with its TTL one less and a right checksum.
 func (f frameSpec) checkForwarded(got []byte, sinkMAC net.HardwareAddr, hops int) error {
-	ip := got[14:34]
+	ip := got[inet.EthernetLen:][:inet.IPv4Len]
 	var errs []error
 	expect := func(ok bool, format string, args ...any) {
 		if !ok {
@@ -98,7 +84,7 @@ func (f frameSpec) checkForwarded(got []byte, sinkMAC net.HardwareAddr, hops int
 // checkSealed verifies the first frame at a sink behind a node that seals: ESP in UDP to the far node, and
 // nothing of the frame to be read in it.
 func (f frameSpec) checkSealed(got []byte, sinkMAC net.HardwareAddr) error {
-	ip, from, to := got[14:34], plainNodes[0].Addr(), plainNodes[1].Addr()
+	ip, from, to := got[inet.EthernetLen:][:inet.IPv4Len], plainNodes[0].Addr(), plainNodes[1].Addr()
 	if f.outer.IsValid() {
 		to = f.outer
 	}

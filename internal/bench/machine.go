@@ -51,8 +51,8 @@ func cpuModel(info string) string {
 
 // weftVersion asks the binary; without one, or when it does not say, it is "none".
 func weftVersion(ctx context.Context, binary string) string {
-	if binary == "" || strings.HasSuffix(binary, ".test") {
-		return "none" // a test's own binary would answer by running its tests again
+	if binary == "" {
+		return "none"
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

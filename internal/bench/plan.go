@@ -8,9 +8,9 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"strings"
 	"time"
 
+	"weft.dev/weft/internal/sibling"
 	"weft.dev/weft/internal/version"
 )
 
@@ -55,8 +55,8 @@ func newPlan(s *suite, opts Options) (*plan, error) {
 		return nil, err
 	}
 	if p.binary == "" && p.needsBinary() {
-		if p.binary, err = ownBinary(); err != nil {
-			return nil, err
+		if p.binary, err = sibling.Find("weft"); err != nil {
+			return nil, fmt.Errorf("binary: name a weft binary: %w", err)
 		}
 	}
 	var names []string
@@ -71,19 +71,6 @@ func newPlan(s *suite, opts Options) (*plan, error) {
 func (p *plan) needsBinary() bool {
 	return slices.ContainsFunc(p.variants, p.suite.isWeft) &&
 		slices.ContainsFunc(p.tests, func(t test) bool { return t.shape == shapeForward || t.shape == shapePair })
-}
-
-// ownBinary is the running program, if it can be an agent. A test cannot: it would run its tests again, this
-// bench among them.
-func ownBinary() (string, error) {
-	path, err := os.Executable()
-	if err != nil {
-		return "", fmt.Errorf("binary: find the running program: %w", err)
-	}
-	if strings.HasSuffix(path, ".test") {
-		return "", fmt.Errorf("binary: the running program %s is a test: name a weft binary", path)
-	}
-	return path, nil
 }
 
 // numbers checks and defaults Repeats and Duration.

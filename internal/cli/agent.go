@@ -31,7 +31,7 @@ again and it carries on from there. To take everything away, stop it and run
 				return err
 			}
 			tail := &agent.LogTail{}
-			log, err := newLog(cfg.Log, io.MultiWriter(a.errOut, tail))
+			log, err := newLog(cfg.Log, io.MultiWriter(a.ErrOut, tail))
 			if err != nil {
 				return err
 			}
@@ -58,7 +58,7 @@ The agent must be stopped. Run it in the agent's network namespace. Doing it aga
 			if err != nil {
 				return err
 			}
-			log, err := newLog(cfg.Log, a.errOut)
+			log, err := newLog(cfg.Log, a.ErrOut)
 			if err != nil {
 				return err
 			}

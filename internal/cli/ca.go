@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"weft.dev/weft/internal/cli/cmdutil"
 	"weft.dev/weft/internal/keys/ca"
 	"weft.dev/weft/internal/keys/nodeid"
 )
@@ -118,7 +119,7 @@ type written struct {
 
 func (a *app) printWritten(info nodeid.Info, paths nodeid.Paths) error {
 	value := written{info, paths.Cert, paths.Key, paths.Bundle}
-	return a.print(value, func(w io.Writer, _ bool) error {
+	return a.Print(value, func(w io.Writer, _ bool) error {
 		_, err := fmt.Fprintf(w, "%s\nvalid until %s, renewed from %s on\ncertificate %s, key %s, roots %s\n",
 			info.ID, day(info.NotAfter), day(info.RenewAfter), paths.Cert, paths.Key, paths.Bundle)
 		return err
@@ -193,9 +194,9 @@ Pass it on as you would a password: who has it first becomes that node.`,
 				Token string `json:"token"`
 				ca.TokenInfo
 			}{token, info}
-			return a.print(value, func(w io.Writer, _ bool) error {
+			return a.Print(value, func(w io.Writer, _ bool) error {
 				// Only the token goes to standard output, so that it can be piped.
-				fmt.Fprintf(a.errOut, "For node %s, once, until %s:\n", info.Node, day(info.Expires))
+				fmt.Fprintf(a.ErrOut, "For node %s, once, until %s:\n", info.Node, day(info.Expires))
 				_, err := fmt.Fprintln(w, token)
 				return err
 			})
@@ -258,7 +259,7 @@ func readToken(token, file string, in io.Reader) (string, error) {
 		token = os.Getenv(tokenEnv)
 	}
 	if token == "" {
-		return "", usageError("no token: give --token-file or %s, with what `weft ca token` printed", tokenEnv)
+		return "", cmdutil.UsageError("no token: give --token-file or %s, with what `weft ca token` printed", tokenEnv)
 	}
 	return token, nil
 }

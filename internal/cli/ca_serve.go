@@ -36,7 +36,7 @@ Nodes work on while it is away, until their certificates expire.`,
 			if err != nil {
 				return err
 			}
-			log := slog.New(slog.NewTextHandler(a.errOut, nil))
+			log := slog.New(slog.NewTextHandler(a.ErrOut, nil))
 			server, err := authority.NewServer(time.Duration(valid), log)
 			if err != nil {
 				return err
@@ -105,7 +105,7 @@ func (a *app) printAuthority(authority *ca.Authority, dir string) error {
 		Dir: dir, TrustDomain: authority.TrustDomain(), Pin: authority.Pin(), NotAfter: authority.Root().NotAfter,
 		Tokens: append([]ca.TokenInfo{}, tokens...), Nodes: newest(issued),
 	}
-	return a.print(view, func(w io.Writer, wide bool) error { return writeAuthority(w, view, wide) })
+	return a.Print(view, func(w io.Writer, wide bool) error { return writeAuthority(w, view, wide) })
 }
 
 // newest keeps each node's last certificate, by name.
@@ -173,7 +173,7 @@ func (a *app) printCertificate(path string) error {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	info := nodeid.Inspect(cert)
-	err = a.print(info, func(w io.Writer, _ bool) error {
+	err = a.Print(info, func(w io.Writer, _ bool) error {
 		id := info.ID
 		if id == "" {
 			id = fmt.Sprintf("(%d URIs: not a node's certificate)", len(cert.URIs))

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"weft.dev/weft/internal/cli/cmdutil"
 )
 
 // call runs one command line and returns what it wrote.
@@ -25,7 +27,7 @@ func call(t *testing.T, args ...string) (code int, out, errOut string) {
 func must(t *testing.T, args ...string) string {
 	t.Helper()
 	code, out, errOut := call(t, args...)
-	if code != exitOK {
+	if code != cmdutil.ExitOK {
 		t.Fatalf("weft %s: code %d: %s", strings.Join(args, " "), code, errOut)
 	}
 	return out
@@ -60,7 +62,7 @@ func serveCA(t *testing.T, dir string) string {
 	}()
 	t.Cleanup(func() {
 		cancel()
-		if code := <-ended; code != exitOK {
+		if code := <-ended; code != cmdutil.ExitOK {
 			t.Errorf("serve ended with %d: %s", code, log.String())
 		}
 	})
@@ -93,7 +95,7 @@ func TestCAJoinAndRenew(t *testing.T) {
 		t.Errorf("%s: %v", out, err)
 	}
 	code, _, errOut := call(t, append([]string{"ca", "join", "--force", "--server", server, "--token", strings.TrimSpace(token)}, where...)...)
-	if code != exitFailed || !strings.Contains(errOut, "used already") {
+	if code != cmdutil.ExitFailed || !strings.Contains(errOut, "used already") {
 		t.Errorf("the token twice: %d, %s", code, errOut)
 	}
 	renewed := must(t, append([]string{"ca", "renew", "-o", "json"}, where...)...)
@@ -118,7 +120,7 @@ func TestCAIssue(t *testing.T) {
 	if info, err := os.Stat(filepath.Join(out, "node.key")); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", info, err)
 	}
-	if code, _, errOut := call(t, "ca", "issue", "n1", "--dir", dir, "--out", out); code != exitFailed || !strings.Contains(errOut, "--force") {
+	if code, _, errOut := call(t, "ca", "issue", "n1", "--dir", dir, "--out", out); code != cmdutil.ExitFailed || !strings.Contains(errOut, "--force") {
 		t.Errorf("%d, %s", code, errOut)
 	}
 	must(t, "ca", "issue", "n1", "--dir", dir, "--out", out, "--force")
@@ -132,17 +134,17 @@ func TestCAWrongCalls(t *testing.T) {
 		code int
 		want string
 	}{
-		{[]string{"ca", "issue"}, exitUsage, "accepts 1 arg"},
-		{[]string{"ca", "nope"}, exitUsage, "unknown command"},
-		{[]string{"ca", "join", "--token", "x"}, exitUsage, `"server" not set`},
-		{[]string{"ca", "join", "--server", "localhost"}, exitUsage, "no token"},
-		{[]string{"ca", "join", "--server", "localhost", "--token", "hunter2"}, exitFailed, "not a token"},
-		{[]string{"ca", "join", "--server", "localhost", "--token", "a", "--token-file", "b"}, exitUsage, "token"},
-		{[]string{"ca", "init", "--dir", dir, "--trust-domain", "A B"}, exitFailed, "trust domain"},
-		{[]string{"ca", "init", "--dir", dir, "--valid", "soon"}, exitUsage, "30d"},
-		{[]string{"ca", "show", "--dir", dir}, exitFailed, "weft ca init"},
-		{[]string{"ca", "show", "--cert", filepath.Join(dir, "none")}, exitFailed, "no such file"},
-		{[]string{"ca", "renew", "--cert", filepath.Join(dir, "none")}, exitFailed, "--server"},
+		{[]string{"ca", "issue"}, cmdutil.ExitUsage, "accepts 1 arg"},
+		{[]string{"ca", "nope"}, cmdutil.ExitUsage, "unknown command"},
+		{[]string{"ca", "join", "--token", "x"}, cmdutil.ExitUsage, `"server" not set`},
+		{[]string{"ca", "join", "--server", "localhost"}, cmdutil.ExitUsage, "no token"},
+		{[]string{"ca", "join", "--server", "localhost", "--token", "hunter2"}, cmdutil.ExitFailed, "not a token"},
+		{[]string{"ca", "join", "--server", "localhost", "--token", "a", "--token-file", "b"}, cmdutil.ExitUsage, "token"},
+		{[]string{"ca", "init", "--dir", dir, "--trust-domain", "A B"}, cmdutil.ExitFailed, "trust domain"},
+		{[]string{"ca", "init", "--dir", dir, "--valid", "soon"}, cmdutil.ExitUsage, "30d"},
+		{[]string{"ca", "show", "--dir", dir}, cmdutil.ExitFailed, "weft ca init"},
+		{[]string{"ca", "show", "--cert", filepath.Join(dir, "none")}, cmdutil.ExitFailed, "no such file"},
+		{[]string{"ca", "renew", "--cert", filepath.Join(dir, "none")}, cmdutil.ExitFailed, "--server"},
 	} {
 		code, _, errOut := call(t, c.args...)
 		if code != c.code || !strings.Contains(errOut, c.want) {

@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"io"
 	"log/slog"
 	"net/http"
@@ -19,17 +18,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/spf13/cobra"
-
+	"weft.dev/weft/internal/cli/cmdutil"
 	"weft.dev/weft/internal/connectivity"
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/internal/front/admin"
 )
 
-var update = flag.Bool("update", false, "write docs/cli.md anew")
-
 func TestMain(m *testing.M) {
+	if os.Getenv(asWeft) != "" {
+		os.Exit(Execute())
+	}
 	for _, name := range []string{"WEFT_INSTANCE", "WEFT_SOCKET", "WEFT_LAB"} {
 		os.Unsetenv(name)
 	}
@@ -167,7 +166,6 @@ func TestVerbs(t *testing.T) {
 		{"version -o json", 0, `"go": "go1`},
 		{"config example", 0, "node:"},
 		{"config example -o json", 0, `"mode": "auto"`},
-		{"lab example", 0, "wires:"},
 		{"help exit-codes", 0, "no agent answers"},
 		{"endpoint", 0, "Available Commands"},
 		{"__complete endpoint get ", 0, "prod/web"},
@@ -206,8 +204,6 @@ func TestErrors(t *testing.T) {
 		{runDir, "config check " + bad, 1, "bad.yaml:2"},
 		{runDir, "config check /nowhere/at/all", 1, "/nowhere/at/all"},
 		{runDir, "agent --config /nowhere/at/all", 1, "/nowhere/at/all"},
-		{runDir, "lab up -f /nowhere/at/all", 1, "/nowhere/at/all"},
-		{runDir, "lab status NO_SUCH", 1, "NO_SUCH"},
 		{runDir, "statsu", 2, "unknown command \"statsu\""},
 		{runDir, "endpoint lst", 2, "unknown command \"lst\""},
 		{runDir, "status extra", 2, "extra"},
@@ -222,8 +218,6 @@ func TestErrors(t *testing.T) {
 		{runDir, "flows --verdict maybe", 2, "unknown verdict"},
 		{runDir, "flows --last many", 2, "invalid argument"},
 		{runDir, "flows table --limit 0", 2, "--limit"},
-		{runDir, "lab exec client", 2, "requires at least 2 arg"},
-		{runDir, "lab exec client --", 2, "name a command"},
 		{runDir, "connectivity test --from nobody", 2, "no pod or node \"nobody\""},
 	} {
 		code, out, errOut := weft(test.runDir, strings.Split(test.args, " ")...)
@@ -276,7 +270,7 @@ func TestEncryptStatus(t *testing.T) {
 	runDir := t.TempDir()
 	serve(t, runDir, "", fake{})
 	code, out, errOut := weft(runDir, "encrypt", "status")
-	if code != exitFailed || errOut != "" { // c has no keys
+	if code != cmdutil.ExitFailed || errOut != "" { // c has no keys
 		t.Errorf("code %d, %s", code, errOut)
 	}
 	for _, want := range []string{
@@ -354,37 +348,5 @@ func TestConnectivityTable(t *testing.T) {
 	out.Reset()
 	if err := writeConnectivity(&out, report, true); err != nil || !strings.Contains(out.String(), "transfer") {
 		t.Errorf("%v\n%s", err, &out)
-	}
-}
-
-// TestEveryVerb holds every verb to help with an example and no leftovers.
-func TestEveryVerb(t *testing.T) {
-	root := newRoot(&app{out: io.Discard, errOut: io.Discard})
-	var visit func(cmd *cobra.Command)
-	visit = func(cmd *cobra.Command) {
-		if cmd.Short == "" || (cmd.Example == "" && cmd.Name() != "exit-codes") {
-			t.Errorf("%s has no description or example", cmd.CommandPath())
-		}
-		if strings.HasSuffix(cmd.Short, ".") {
-			t.Errorf("%s: the short description is no sentence", cmd.CommandPath())
-		}
-		for _, child := range cmd.Commands() {
-			visit(child)
-		}
-	}
-	visit(root)
-}
-
-func TestDocsAreCurrent(t *testing.T) {
-	const path = "../../docs/cli.md"
-	want := Reference()
-	if *update {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(path)
-	if err != nil || string(got) != want {
-		t.Errorf("docs/cli.md is not what the verbs say (%v): run `go test ./internal/cli -run Docs -update`", err)
 	}
 }

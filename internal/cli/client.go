@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/cli/cmdutil"
 	"weft.dev/weft/internal/front/admin"
 )
 
@@ -37,11 +38,11 @@ func show[T any](ctx context.Context, a *app, fetch func(*admin.Client, context.
 	if err != nil {
 		return err
 	}
-	if err := a.print(what, func(w io.Writer, wide bool) error { return write(w, what, wide) }); err != nil {
+	if err := a.Print(what, func(w io.Writer, wide bool) error { return write(w, what, wide) }); err != nil {
 		return err
 	}
 	if !good(what) {
-		return &exitError{code: exitFailed}
+		return &cmdutil.ExitError{Code: cmdutil.ExitFailed}
 	}
 	return nil
 }
@@ -49,10 +50,10 @@ func show[T any](ctx context.Context, a *app, fetch func(*admin.Client, context.
 func (a *app) findSocket() (string, error) {
 	defaultSocket := filepath.Join(a.runDir, admin.SocketName)
 	switch {
-	case a.socket != "":
-		return a.socket, nil
-	case a.instance != "":
-		return filepath.Join(a.runDir, a.instance, admin.SocketName), nil
+	case a.Socket != "":
+		return a.Socket, nil
+	case a.Instance != "":
+		return filepath.Join(a.runDir, a.Instance, admin.SocketName), nil
 	}
 	sockets := admin.Sockets(a.runDir)
 	var here []string
@@ -69,7 +70,7 @@ func (a *app) findSocket() (string, error) {
 	case len(sockets) == 1:
 		return sockets[0], nil
 	}
-	return "", usageError("several agents run here: name one with --instance %s", strings.Join(a.instances(sockets), " | "))
+	return "", cmdutil.UsageError("several agents run here: name one with --instance %s", strings.Join(a.instances(sockets), " | "))
 }
 
 // instances are the names behind sockets.

@@ -21,10 +21,10 @@ func newConfig(a *app) *cobra.Command {
 		Example: "  weft config example > /etc/weft/agent.yaml",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			if a.format == "json" || a.format == "yaml" {
-				return a.print(config.Default(), nil)
+			if a.Format == "json" || a.Format == "yaml" {
+				return a.Print(config.Default(), nil)
 			}
-			_, err := a.out.Write(config.Example())
+			_, err := a.Out.Write(config.Example())
 			return err
 		},
 	}, &cobra.Command{
@@ -39,7 +39,7 @@ With -o json or yaml it prints the whole configuration, defaults included.`,
 			if err != nil {
 				return err
 			}
-			return a.print(cfg, func(w io.Writer, _ bool) error {
+			return a.Print(cfg, func(w io.Writer, _ bool) error {
 				_, err := fmt.Fprintf(w, "%s is a valid configuration for node %s\n", args[0], cfg.Node)
 				return err
 			})

@@ -13,10 +13,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"weft.dev/weft/internal/cli/cmdutil"
 	"weft.dev/weft/internal/cli/output"
 	"weft.dev/weft/internal/connectivity"
 	"weft.dev/weft/internal/front/admin"
-	"weft.dev/weft/internal/lab"
+	"weft.dev/weft/internal/lab/labdir"
 )
 
 func newConnectivity(a *app) *cobra.Command {
@@ -50,20 +51,20 @@ The exit code is 1 when any test failed. The wide table shows every single test.
 				return err
 			}
 			if opt.From, err = resolveTargets(targets, opt.From); err != nil {
-				return usageError("--from: %w", err)
+				return cmdutil.UsageError("--from: %w", err)
 			}
 			if opt.To, err = resolveTargets(targets, opt.To); err != nil {
-				return usageError("--to: %w", err)
+				return cmdutil.UsageError("--to: %w", err)
 			}
 			report, err := connectivity.Test(cmd.Context(), targets, opt)
 			if err != nil {
 				return err
 			}
-			if err := a.print(report, func(w io.Writer, wide bool) error { return writeConnectivity(w, report, wide) }); err != nil {
+			if err := a.Print(report, func(w io.Writer, wide bool) error { return writeConnectivity(w, report, wide) }); err != nil {
 				return err
 			}
 			if !report.OK {
-				return &exitError{code: exitFailed}
+				return &cmdutil.ExitError{Code: cmdutil.ExitFailed}
 			}
 			return nil
 		},
@@ -77,9 +78,9 @@ The exit code is 1 when any test failed. The wide table shows every single test.
 	flags.DurationVar(&opt.Timeout, "timeout", time.Second, "how long one packet may take (a transfer: five times that)")
 	flags.IntVar(&opt.Tries, "tries", 3, "how many attempts a packet has")
 	flags.IntVar(&opt.Parallel, "parallel", 8, "how many pairs are tested at once")
-	_ = cmd.RegisterFlagCompletionFunc("lab", completeLabs)
-	_ = cmd.RegisterFlagCompletionFunc("protocol", fixed(connectivity.Protocols...))
-	_ = cmd.RegisterFlagCompletionFunc("family", fixed(connectivity.Families...))
+	_ = cmd.RegisterFlagCompletionFunc("lab", cmdutil.CompleteLabs)
+	_ = cmd.RegisterFlagCompletionFunc("protocol", cmdutil.Fixed(connectivity.Protocols...))
+	_ = cmd.RegisterFlagCompletionFunc("family", cmdutil.Fixed(connectivity.Families...))
 	return cmd
 }
 
@@ -113,7 +114,7 @@ func (a *app) agents(ctx context.Context) ([]*admin.Status, []*admin.Client, err
 	var statuses []*admin.Status
 	var clients []*admin.Client
 	sockets := admin.Sockets(a.runDir)
-	if len(sockets) == 0 || a.socket != "" && !slices.Contains(sockets, a.socket) {
+	if len(sockets) == 0 || a.Socket != "" && !slices.Contains(sockets, a.Socket) {
 		named, err := a.findSocket()
 		if err != nil {
 			return nil, nil, err
@@ -135,13 +136,9 @@ func (a *app) agents(ctx context.Context) ([]*admin.Status, []*admin.Client, err
 // that is named, else the only one.
 func (a *app) network(ctx context.Context, statuses []*admin.Status, labName string) (string, error) {
 	if labName != "" {
-		opened, err := lab.Open(labName)
-		if err != nil {
-			return "", err
-		}
-		return opened.ObjectsDir(), nil
+		return labdir.Find(labName)
 	}
-	if a.socket != "" || a.instance != "" {
+	if a.Socket != "" || a.Instance != "" {
 		client, err := a.client()
 		if err != nil {
 			return "", err
@@ -159,7 +156,7 @@ func (a *app) network(ctx context.Context, statuses []*admin.Status, labName str
 		}
 	}
 	if len(instances) > 1 {
-		return "", usageError("agents of %d networks run here: name one with --lab, or one of its agents with --instance %s", len(instances), strings.Join(slices.Sorted(maps.Values(instances)), " | "))
+		return "", cmdutil.UsageError("agents of %d networks run here: name one with --lab, or one of its agents with --instance %s", len(instances), strings.Join(slices.Sorted(maps.Values(instances)), " | "))
 	}
 	return statuses[0].Store.Dir, nil
 }

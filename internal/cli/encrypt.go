@@ -153,9 +153,9 @@ func plainText(e *admin.Encryption, wide bool) string {
 	case len(list) == 0:
 		return "nothing"
 	case !wide && len(list) > few:
-		return fmt.Sprintf("%s and %d more (-o wide)", join(list[:few]), len(list)-few)
+		return fmt.Sprintf("%s and %d more (-o wide)", output.Join(list[:few]), len(list)-few)
 	}
-	return join(list)
+	return output.Join(list)
 }
 
 func pathText(p *admin.PathCheck) string {

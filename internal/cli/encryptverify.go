@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"weft.dev/weft/internal/cli/cmdutil"
 	"weft.dev/weft/internal/cli/output"
 	"weft.dev/weft/internal/encryptcheck"
 	"weft.dev/weft/internal/front/admin"
@@ -77,7 +78,7 @@ The exit code is 0 when proven, 5 when something was readable and 6 when too lit
 
 func (a *app) verifyEncryption(ctx context.Context, call *verifyCall) error {
 	if call.duration < 100*time.Millisecond || call.duration > time.Hour {
-		return usageError("--duration: %s: use 100ms to 1h", call.duration)
+		return cmdutil.UsageError("--duration: %s: use 100ms to 1h", call.duration)
 	}
 	if os.Geteuid() != 0 {
 		return errors.New("capturing on the uplinks needs root: run it with sudo")
@@ -97,16 +98,16 @@ func (a *app) verifyEncryption(ctx context.Context, call *verifyCall) error {
 	if result.Result, err = encryptcheck.Verify(ctx, options); err != nil {
 		return err
 	}
-	if err := a.print(result, func(w io.Writer, wide bool) error { return writeVerification(w, result, wide) }); err != nil {
+	if err := a.Print(result, func(w io.Writer, wide bool) error { return writeVerification(w, result, wide) }); err != nil {
 		return err
 	}
 	switch result.Verdict {
 	case encryptcheck.Proven:
 		return nil
 	case encryptcheck.Readable:
-		return &exitError{code: exitReadable}
+		return &cmdutil.ExitError{Code: exitReadable}
 	}
-	return &exitError{code: exitInconclusive}
+	return &cmdutil.ExitError{Code: exitInconclusive}
 }
 
 // ask gets what the agent knows.
@@ -177,9 +178,9 @@ func (c *verifyCall) destination(result *verification) (*admin.Node, error) {
 	node := c.nodeOf(result.Addresses[0])
 	switch {
 	case node == nil:
-		return nil, usageError("--to: %s is no address of a known node or its pods: nothing seals packets to it", result.Addresses[0])
+		return nil, cmdutil.UsageError("--to: %s is no address of a known node or its pods: nothing seals packets to it", result.Addresses[0])
 	case node.Self:
-		return nil, usageError("--to: %s is on this node: packets to it cross no wire", result.To)
+		return nil, cmdutil.UsageError("--to: %s is on this node: packets to it cross no wire", result.To)
 	}
 	result.Peer = node.Name
 	return node, nil
@@ -218,7 +219,7 @@ func (c *verifyCall) remotePod(result *verification) error {
 	if c.to == "" {
 		return errors.New("no other node has published a pod yet: name an address of another node with --to")
 	}
-	return usageError("--to: %q is no address and no published pod", c.to)
+	return cmdutil.UsageError("--to: %q is no address and no published pod", c.to)
 }
 
 // plain says whether a policy lets any of the addresses travel in plain: that would prove nothing.
@@ -245,7 +246,7 @@ func (c *verifyCall) probes(result *verification) ([]encryptcheck.Probe, error) 
 			return c.from == "" && c.sendsSealed(e) || c.from == e.ID || e.Name() == c.from || hasPodName(e.Name(), c.from)
 		})
 		if at < 0 {
-			return nil, usageError("--from: no pod %q runs on node %s; use %q for the node itself", c.from, c.status.Node, hostName)
+			return nil, cmdutil.UsageError("--from: no pod %q runs on node %s; use %q for the node itself", c.from, c.status.Node, hostName)
 		}
 		e := c.endpoints[at]
 		result.From, ns, own = e.Name(), e.NetNS, []netip.Addr{e.IPv4, e.IPv6}
@@ -257,7 +258,7 @@ func (c *verifyCall) probes(result *verification) ([]encryptcheck.Probe, error) 
 		}
 	}
 	if len(probes) == 0 {
-		return nil, usageError("%s and %s have no family of addresses in common", result.From, result.To)
+		return nil, cmdutil.UsageError("%s and %s have no family of addresses in common", result.From, result.To)
 	}
 	return probes, nil
 }

@@ -5,9 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
 	"net/netip"
-	"slices"
 	"strings"
 	"time"
 
@@ -35,7 +33,7 @@ func newEndpoint(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(endpoints, func(w io.Writer, wide bool) error { return writeEndpoints(w, endpoints, wide) })
+			return a.Print(endpoints, func(w io.Writer, wide bool) error { return writeEndpoints(w, endpoints, wide) })
 		},
 	}, &cobra.Command{
 		Use:               "get POD",
@@ -53,7 +51,7 @@ func newEndpoint(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(found, func(w io.Writer, _ bool) error { return writeEndpoint(w, found) })
+			return a.Print(found, func(w io.Writer, _ bool) error { return writeEndpoint(w, found) })
 		},
 	})
 	return cmd
@@ -117,7 +115,7 @@ func writeEndpoints(w io.Writer, endpoints []admin.Endpoint, wide bool) error {
 			}
 		}
 		rows.Add(e.Name(), text(e.IPv4), text(e.IPv6), e.State, fmt.Sprint(out), fmt.Sprint(in), fmt.Sprint(dropped),
-			e.Road.Name, e.ID, fmt.Sprint(e.Slot), e.HostIf, e.MAC, fmt.Sprint(e.MTU), e.ServiceAccount, number(int(e.Identity)), fmt.Sprint(flowsHeld(e)), cmp.Or(overBudget(e), "-"), labels(e.Labels))
+			e.Road.Name, e.ID, fmt.Sprint(e.Slot), e.HostIf, e.MAC, fmt.Sprint(e.MTU), e.ServiceAccount, number(int(e.Identity)), fmt.Sprint(flowsHeld(e)), cmp.Or(overBudget(e), "-"), output.Labels(e.Labels))
 	}
 	return rows.Write(w, wide)
 }
@@ -141,19 +139,11 @@ func overBudget(e admin.Endpoint) string {
 	return strings.Join(parts, "; ")
 }
 
-func labels(set map[string]string) string {
-	var pairs []string
-	for _, key := range slices.Sorted(maps.Keys(set)) {
-		pairs = append(pairs, key+"="+set[key])
-	}
-	return strings.Join(pairs, ",")
-}
-
 func writeEndpoint(w io.Writer, e *admin.Endpoint) error {
 	rows := output.Rows{Header: []string{"Pod:", e.Name()}}
 	for _, line := range [][2]string{
 		{"ID", e.ID}, {"State", e.State}, {"IPv4", text(e.IPv4)}, {"IPv6", text(e.IPv6)}, {"MAC", e.MAC},
-		{"MTU", fmt.Sprint(e.MTU)}, {"Service account", e.ServiceAccount}, {"Labels", labels(e.Labels)},
+		{"MTU", fmt.Sprint(e.MTU)}, {"Service account", e.ServiceAccount}, {"Labels", output.Labels(e.Labels)},
 		{"Road", e.Road.Name + ": " + e.Road.Why}, {"Host interface", e.HostIf}, {"Pod interface", e.PodIf + " in " + e.NetNS}, {"Slot", fmt.Sprint(e.Slot)},
 		{"Container", e.ContainerID}, {"Chained", fmt.Sprint(e.Chained)}, {"Created", e.Created.Format("2006-01-02 15:04:05 MST")},
 	} {
@@ -196,14 +186,14 @@ func newNode(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(nodes, func(w io.Writer, wide bool) error {
+			return a.Print(nodes, func(w io.Writer, wide bool) error {
 				rows := output.Rows{Header: []string{"NODE", "ADDRESSES", "POD RANGES", "ENDPOINTS"}, Empty: "the store declares no nodes"}
 				for _, node := range nodes {
 					name := node.Name
 					if node.Self {
 						name += " (this one)"
 					}
-					rows.Add(name, join(node.Addresses), join(node.PodCIDRs), fmt.Sprint(node.Endpoints))
+					rows.Add(name, output.Join(node.Addresses), output.Join(node.PodCIDRs), fmt.Sprint(node.Endpoints))
 				}
 				return rows.Write(w, wide)
 			})
@@ -234,7 +224,7 @@ of its endpoints, which name its pods' addresses for as long as they are there.`
 			if err != nil {
 				return err
 			}
-			return a.print(gone, func(w io.Writer, wide bool) error {
+			return a.Print(gone, func(w io.Writer, wide bool) error {
 				rows := output.Rows{Header: []string{"FORGOTTEN", "NODE", "LOST SINCE"}}
 				for _, e := range gone {
 					rows.Add(e.Prefix.String(), cmp.Or(e.Node, "-"), e.Since.Local().Format(time.DateTime))

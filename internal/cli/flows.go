@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"weft.dev/weft/internal/cli/cmdutil"
 	"weft.dev/weft/internal/cli/output"
 	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/internal/front/admin"
@@ -24,7 +25,7 @@ an address or a CIDR; given several times, any of them. With -o json every recor
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if _, err := query.Compile(); err != nil {
-				return usageError("--%w", err)
+				return cmdutil.UsageError("--%w", err)
 			}
 			if !cmd.Flags().Changed("last") && query.Follow {
 				query.Last = -1
@@ -46,8 +47,8 @@ an address or a CIDR; given several times, any of them. With -o json every recor
 	flags.IntVar(&query.Last, "last", 0, "begin with the last N records; 0 is all that the agent keeps (with -f: none unless given)")
 	_ = cmd.RegisterFlagCompletionFunc("from", a.completePods)
 	_ = cmd.RegisterFlagCompletionFunc("to", a.completePods)
-	_ = cmd.RegisterFlagCompletionFunc("verdict", fixed("forwarded", "dropped"))
-	_ = cmd.RegisterFlagCompletionFunc("protocol", fixed("tcp", "udp", "icmp", "icmpv6"))
+	_ = cmd.RegisterFlagCompletionFunc("verdict", cmdutil.Fixed("forwarded", "dropped"))
+	_ = cmd.RegisterFlagCompletionFunc("protocol", cmdutil.Fixed("tcp", "udp", "icmp", "icmpv6"))
 	_ = cmd.RegisterFlagCompletionFunc("reason", a.completeReasons)
 	cmd.AddCommand(newFlowTable(a))
 	return cmd
@@ -56,22 +57,22 @@ an address or a CIDR; given several times, any of them. With -o json every recor
 // printFlow writes one record; a stream has no table to align.
 func (a *app) printFlow(flow flows.Flow) error {
 	if flow.Lost > 0 {
-		fmt.Fprintf(a.errOut, "weft: %d records are missing here: this reader was too slow\n", flow.Lost)
+		fmt.Fprintf(a.ErrOut, "weft: %d records are missing here: this reader was too slow\n", flow.Lost)
 	}
-	switch output.Format(a.format) {
+	switch output.Format(a.Format) {
 	case output.JSON:
-		return output.Line(a.out, flow)
+		return output.Line(a.Out, flow)
 	case output.YAML:
-		if _, err := fmt.Fprintln(a.out, "---"); err != nil {
+		if _, err := fmt.Fprintln(a.Out, "---"); err != nil {
 			return err
 		}
-		return a.print(flow, nil)
+		return a.Print(flow, nil)
 	}
 	line := flow.String()
-	if a.format == string(output.Wide) {
+	if a.Format == string(output.Wide) {
 		line += fmt.Sprintf("  %s %s (%s, %s -> %s, %d bytes)", flow.NodeName, flow.Hook, flow.Direction, flow.Source.IP, flow.Destination.IP, flow.Length)
 	}
-	_, err := fmt.Fprintln(a.out, line)
+	_, err := fmt.Fprintln(a.Out, line)
 	return err
 }
 
@@ -84,7 +85,7 @@ func newFlowTable(a *app) *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if limit < 1 {
-				return usageError("--limit: %d is not a number of rows: give 1 or more", limit)
+				return cmdutil.UsageError("--limit: %d is not a number of rows: give 1 or more", limit)
 			}
 			client, err := a.client()
 			if err != nil {
@@ -94,7 +95,7 @@ func newFlowTable(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(rows, func(w io.Writer, wide bool) error {
+			return a.Print(rows, func(w io.Writer, wide bool) error {
 				table := output.Rows{
 					Header: []string{"PROTOCOL", "SOURCE", "DESTINATION", "STATE", "IDLE", "SENT", "RECEIVED", "AGE", "SENT BYTES", "RECEIVED BYTES", "VIA STACK"}, WideFrom: 7,
 					Empty: "the flow table is empty",
@@ -146,7 +147,7 @@ tells endpoints and directions apart.`,
 			if err != nil {
 				return err
 			}
-			return a.print(drops, func(w io.Writer, wide bool) error { return writeDrops(w, drops, wide) })
+			return a.Print(drops, func(w io.Writer, wide bool) error { return writeDrops(w, drops, wide) })
 		},
 	}
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "also the reasons that never happened")

@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/internal/cli/output"
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/auditlog"
 	"weft.dev/weft/internal/keys/kek"
 )
 
@@ -50,11 +51,11 @@ by default audit.jsonl in the state directory) and its full files instead: no ag
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if file != "" {
-				records, err := audit.Read(file, last)
+				records, err := auditlog.Read(file, last)
 				if err != nil {
 					return err
 				}
-				return a.print(records, func(w io.Writer, wide bool) error { return writeAudit(w, records, wide) })
+				return a.Print(records, func(w io.Writer, wide bool) error { return writeAudit(w, records, wide) })
 			}
 			client, err := a.client()
 			if err != nil {
@@ -67,7 +68,7 @@ by default audit.jsonl in the state directory) and its full files instead: no ag
 			if last > 0 && len(events) > last {
 				events = events[len(events)-last:]
 			}
-			return a.print(events, func(w io.Writer, wide bool) error { return writeKeyHistory(w, events, wide) })
+			return a.Print(events, func(w io.Writer, wide bool) error { return writeKeyHistory(w, events, wide) })
 		},
 	}
 	cmd.Flags().StringVar(&file, "file", "", "read this audit log instead of asking the agent")
@@ -133,7 +134,7 @@ Every node needs the same file: copy it over a safe channel. A KMS needs no such
 				Path        string `json:"path"`
 				Fingerprint string `json:"fingerprint"`
 			}{path, print}
-			return a.print(result, func(w io.Writer, _ bool) error {
+			return a.Print(result, func(w io.Writer, _ bool) error {
 				_, err := fmt.Fprintf(w, "made %s (fingerprint %s): copy it to every node, mode 0600, and set keys.kek: file://%s\n", path, print, path)
 				return err
 			})
@@ -164,7 +165,7 @@ not unwrap for another epoch, and ask whom the KMS takes this process for. No ag
 			if err != nil {
 				return err
 			}
-			return a.print(report, func(w io.Writer, _ bool) error {
+			return a.Print(report, func(w io.Writer, _ bool) error {
 				rows := output.Rows{Header: []string{"KEK:", report.KEK}}
 				rows.Add("Version:", cmp.Or(report.Version, "-"))
 				rows.Add("Caller:", report.Identity.Principal)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/cli/cmdutil"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/keys/audit"
@@ -88,32 +89,32 @@ func TestKeys(t *testing.T) {
 	agent := &keeper{epoch: 6}
 	serve(t, runDir, "", agent)
 	code, out, errOut := weft(runDir, "keys", "status")
-	if code != exitOK || !strings.Contains(out, "b     up     -      6/6") || !strings.Contains(out, "in 1h30m") || !strings.Contains(out, "6      readable") {
+	if code != cmdutil.ExitOK || !strings.Contains(out, "b     up     -      6/6") || !strings.Contains(out, "in 1h30m") || !strings.Contains(out, "6      readable") {
 		t.Errorf("status: %d %s\n%s", code, errOut, out)
 	}
-	if code, out, _ = weft(runDir, "keys", "status", "-o", "json"); code != exitOK || !strings.Contains(out, `"epochTX": 6`) {
+	if code, out, _ = weft(runDir, "keys", "status", "-o", "json"); code != cmdutil.ExitOK || !strings.Contains(out, `"epochTX": 6`) {
 		t.Errorf("status as JSON: %d\n%s", code, out)
 	}
-	if code, out, errOut = weft(runDir, "keys", "rotate"); code != exitOK || !strings.Contains(out, "epoch 7 is made") {
+	if code, out, errOut = weft(runDir, "keys", "rotate"); code != cmdutil.ExitOK || !strings.Contains(out, "epoch 7 is made") {
 		t.Errorf("rotate: %d %s\n%s", code, errOut, out)
 	}
-	if code, out, errOut = weft(runDir, "keys", "rotate", "--wait"); code != exitOK || !strings.Contains(out, "epoch 8 is in use with every other node") {
+	if code, out, errOut = weft(runDir, "keys", "rotate", "--wait"); code != cmdutil.ExitOK || !strings.Contains(out, "epoch 8 is in use with every other node") {
 		t.Errorf("rotate --wait: %d %s\n%s", code, errOut, out)
 	}
 	agent.extended = time.Now().Add(5*time.Minute + time.Second)
-	if code, out, _ = weft(runDir, "keys", "status"); code != exitOK || !strings.Contains(out, "EXTENDED beyond its hard TTL: in use for another 5m") || !strings.Contains(out, "at most 1h5m") {
+	if code, out, _ = weft(runDir, "keys", "status"); code != cmdutil.ExitOK || !strings.Contains(out, "EXTENDED beyond its hard TTL: in use for another 5m") || !strings.Contains(out, "at most 1h5m") {
 		t.Errorf("status, extended: %d\n%s", code, out)
 	}
 	agent.stuck = true
 	code, _, errOut = weft(runDir, "keys", "rotate", "--wait", "--timeout", "10ms")
-	if code != exitFailed || !strings.Contains(errOut, "not in use with b (behind) the peer cannot be reached") {
+	if code != cmdutil.ExitFailed || !strings.Contains(errOut, "not in use with b (behind) the peer cannot be reached") {
 		t.Errorf("rotate with a stuck peer: %d %s", code, errOut)
 	}
 	agent.fails = context.DeadlineExceeded
-	if code, _, errOut = weft(runDir, "keys", "rotate"); code != exitFailed || !strings.Contains(errOut, "deadline") {
+	if code, _, errOut = weft(runDir, "keys", "rotate"); code != cmdutil.ExitFailed || !strings.Contains(errOut, "deadline") {
 		t.Errorf("rotate that fails: %d %s", code, errOut)
 	}
-	if code, out, _ = weft(runDir, "keys", "history", "--last", "1"); code != exitOK || strings.Contains(out, "seen") || !strings.Contains(out, "exchanged  1      b     ok       new keys") {
+	if code, out, _ = weft(runDir, "keys", "history", "--last", "1"); code != cmdutil.ExitOK || strings.Contains(out, "seen") || !strings.Contains(out, "exchanged  1      b     ok       new keys") {
 		t.Errorf("history: %d\n%s", code, out)
 	}
 }
@@ -121,7 +122,7 @@ func TestKeys(t *testing.T) {
 func TestKeysOfAnAgentWithoutAny(t *testing.T) {
 	runDir := t.TempDir()
 	serve(t, runDir, "", fake{})
-	if code, _, errOut := weft(runDir, "keys", "status"); code != exitFailed || !strings.Contains(errOut, "manages no keys") {
+	if code, _, errOut := weft(runDir, "keys", "status"); code != cmdutil.ExitFailed || !strings.Contains(errOut, "manages no keys") {
 		t.Errorf("%d %s", code, errOut)
 	}
 }
@@ -131,20 +132,20 @@ func TestKeysInit(t *testing.T) {
 	path := filepath.Join(dir, "weft", "kek")
 	code, out, errOut := weft(dir, "keys", "init", path)
 	info, err := os.Stat(path)
-	if code != exitOK || err != nil || info.Mode().Perm() != 0o600 || info.Size() != 32 || !strings.Contains(out, "fingerprint") {
+	if code != cmdutil.ExitOK || err != nil || info.Mode().Perm() != 0o600 || info.Size() != 32 || !strings.Contains(out, "fingerprint") {
 		t.Fatalf("%d %s %s, %v, %v", code, out, errOut, info, err)
 	}
-	if code, _, errOut := weft(dir, "keys", "init", "file://"+path); code != exitFailed || !strings.Contains(errOut, "is there already") {
+	if code, _, errOut := weft(dir, "keys", "init", "file://"+path); code != cmdutil.ExitFailed || !strings.Contains(errOut, "is there already") {
 		t.Errorf("a second time: %d %s", code, errOut)
 	}
-	if code, _, errOut := weft(dir, "keys", "init", filepath.Join(dir, "no", "such", "kek")); code != exitFailed || !strings.Contains(errOut, "directory") {
+	if code, _, errOut := weft(dir, "keys", "init", filepath.Join(dir, "no", "such", "kek")); code != cmdutil.ExitFailed || !strings.Contains(errOut, "directory") {
 		t.Errorf("without a directory: %d %s", code, errOut)
 	}
 	config := filepath.Join(dir, "agent.yaml")
 	if err := os.WriteFile(config, []byte("node: a\nkeys: {kek: \"file://"+path+"\"}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if code, out, errOut := weft(dir, "keys", "check", "--config", config); code != exitOK || !strings.Contains(out, "KEK:") {
+	if code, out, errOut := weft(dir, "keys", "check", "--config", config); code != cmdutil.ExitOK || !strings.Contains(out, "KEK:") {
 		t.Errorf("check: %d %s %s", code, out, errOut)
 	}
 }
@@ -161,13 +162,13 @@ func TestKeysHistoryOfAFile(t *testing.T) {
 		}
 	}
 	code, out, errOut := weft(dir, "keys", "history", "--file", path)
-	if code != exitOK || !strings.Contains(out, "a     create  1      -     ok       first") || !strings.Contains(out, "a     unwrap  2      -     denied   -") {
+	if code != cmdutil.ExitOK || !strings.Contains(out, "a     create  1      -     ok       first") || !strings.Contains(out, "a     unwrap  2      -     denied   -") {
 		t.Errorf("%d %s\n%s", code, errOut, out)
 	}
-	if code, out, _ = weft(dir, "keys", "history", "--file", path, "--last", "1", "-o", "json"); code != exitOK || strings.Contains(out, "create") || !strings.Contains(out, `"attempts": 3`) {
+	if code, out, _ = weft(dir, "keys", "history", "--file", path, "--last", "1", "-o", "json"); code != cmdutil.ExitOK || strings.Contains(out, "create") || !strings.Contains(out, `"attempts": 3`) {
 		t.Errorf("%d\n%s", code, out)
 	}
-	if code, _, errOut = weft(dir, "keys", "history", "--file", path+".no"); code != exitFailed || !strings.Contains(errOut, "read audit log") {
+	if code, _, errOut = weft(dir, "keys", "history", "--file", path+".no"); code != cmdutil.ExitFailed || !strings.Contains(errOut, "read audit log") {
 		t.Errorf("%d %s", code, errOut)
 	}
 }

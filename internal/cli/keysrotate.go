@@ -46,7 +46,7 @@ or fails after --timeout and names those that do not.`,
 					return err
 				}
 			}
-			return a.print(epoch, func(w io.Writer, _ bool) error {
+			return a.Print(epoch, func(w io.Writer, _ bool) error {
 				text := fmt.Sprintf("epoch %d is made, ends in %s; every pair of nodes moves to it by itself", epoch.Number, in(epoch.Expires))
 				if wait {
 					text = fmt.Sprintf("epoch %d is in use with every other node, after %s", epoch.Number, time.Since(began).Round(time.Millisecond))

@@ -50,8 +50,8 @@ func writeStatus(w io.Writer, s *admin.Status, wide bool) error {
 	add("Mode", mode)
 	add("Agent", fmt.Sprintf("%s, pid %d, up %s", s.Version, s.PID, time.Since(s.Started).Round(time.Second)))
 	add("Kernel", s.Kernel)
-	add("Addresses", join(s.Addresses))
-	add("Pod ranges", join(s.PodCIDRs))
+	add("Addresses", output.Join(s.Addresses))
+	add("Pod ranges", output.Join(s.PodCIDRs))
 	add("Uplinks", strings.Join(s.Uplinks, ", "))
 	if s.MTU > 0 {
 		add("Pod MTU", fmt.Sprint(s.MTU))
@@ -90,15 +90,6 @@ func writeStatus(w io.Writer, s *admin.Status, wide bool) error {
 	return links.Write(w, true)
 }
 
-// join writes a list with commas.
-func join[T fmt.Stringer](items []T) string {
-	texts := make([]string, len(items))
-	for i, item := range items {
-		texts[i] = item.String()
-	}
-	return strings.Join(texts, ", ")
-}
-
 func newVersion(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "version",
@@ -107,7 +98,7 @@ func newVersion(a *app) *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			info := version.Get()
-			return a.print(info, func(w io.Writer, _ bool) error {
+			return a.Print(info, func(w io.Writer, _ bool) error {
 				commit := cmp.Or(info.Commit, "unknown")
 				if info.Modified {
 					commit += " (modified)"

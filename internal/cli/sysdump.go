@@ -18,6 +18,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"weft.dev/weft/internal/cli/cmdutil"
 	"weft.dev/weft/internal/cli/output"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/netns"
@@ -40,11 +41,11 @@ hand it on.`,
 		Args:    cobra.NoArgs,
 		PersistentPreRunE: func(*cobra.Command, []string) error {
 			// -o is every verb's output format; here a file's name is taken for what it is.
-			if _, err := output.Parse(a.format); err != nil {
-				if !strings.HasSuffix(a.format, "gz") || file != "" {
-					return &exitError{exitUsage, err}
+			if _, err := output.Parse(a.Format); err != nil {
+				if !strings.HasSuffix(a.Format, "gz") || file != "" {
+					return &cmdutil.ExitError{Code: cmdutil.ExitUsage, Cause: err}
 				}
-				file, a.format = a.format, string(output.Table)
+				file, a.Format = a.Format, string(output.Table)
 			}
 			return nil
 		},
@@ -64,7 +65,7 @@ hand it on.`,
 				return err
 			}
 			result := map[string]any{"file": file, "entries": slices.Sorted(maps.Keys(files))}
-			return a.print(result, func(w io.Writer, _ bool) error {
+			return a.Print(result, func(w io.Writer, _ bool) error {
 				_, err := fmt.Fprintf(w, "wrote %s with %d files\n", file, len(files))
 				return err
 			})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"weft.dev/weft/internal/cli/cmdutil"
 	"weft.dev/weft/internal/cli/output"
 	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/internal/front/admin"
@@ -28,7 +29,7 @@ The exit code is 0 when the packet would be forwarded and 4 when it would be dro
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			addr, protocol, err := parseTarget(to)
 			if err != nil {
-				return usageError("--to: %w", err)
+				return cmdutil.UsageError("--to: %w", err)
 			}
 			client, err := a.client()
 			if err != nil {
@@ -38,11 +39,11 @@ The exit code is 0 when the packet would be forwarded and 4 when it would be dro
 			if err != nil {
 				return err
 			}
-			if err := a.print(result, func(w io.Writer, _ bool) error { return writeTrace(w, result) }); err != nil {
+			if err := a.Print(result, func(w io.Writer, _ bool) error { return writeTrace(w, result) }); err != nil {
 				return err
 			}
 			if result.Dropped() {
-				return &exitError{code: exitDropped}
+				return &cmdutil.ExitError{Code: exitDropped}
 			}
 			return nil
 		},

@@ -105,7 +105,7 @@ func Test(ctx context.Context, targets []Target, opt Options) (*Report, error) {
 	if len(pairs) == 0 {
 		return nil, errors.New("there is no pair to test: two pods, or a pod and its node, are needed")
 	}
-	servers, err := startServers(ctx, pairs)
+	servers, err := startServers(pairs)
 	if err != nil {
 		return nil, err
 	}

@@ -180,7 +180,7 @@ func TestBlackholeIsNamed(t *testing.T) {
 	bed := newBed(t)
 	// The test believes in a larger path than there is, and in one that is too small.
 	bed.b.MTU = 1500
-	report, err := Test(context.Background(), []Target{bed.a, bed.b}, Options{Timeout: 200 * time.Millisecond, Tries: 1, Protocols: []string{"udp"}, Families: []string{"v4"}, From: []string{"demo/a"}})
+	report, err := Test(context.Background(), []Target{bed.a, bed.b}, Options{Timeout: 2 * time.Second, Tries: 1, Protocols: []string{"udp"}, Families: []string{"v4"}, From: []string{"demo/a"}})
 	must(t, err)
 	if report.OK || report.Results[1].OK || report.Results[2].OK {
 		t.Errorf("%+v", report.Results)

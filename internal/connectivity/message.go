@@ -16,14 +16,6 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// The ICMP types of echo.
-const (
-	echoRequest4 = 8
-	echoReply4   = 0
-	echoRequest6 = 128
-	echoReply6   = 129
-)
-
 // message is what a probe sends and how it knows the answer: random content, so that
 // neither another probe's nor an earlier attempt's answer is taken for it.
 type message struct {
@@ -41,16 +33,15 @@ func (p *probe) message(size int) message {
 	if p.protocol == "udp" {
 		return message{wire: payload}
 	}
-	packet := make([]byte, 8+size)
-	packet[0] = echoRequest6
-	_, _ = rand.Read(packet[4:8]) // identifier and sequence number
-	copy(packet[8:], payload)
-	if p.family == "v6" {
-		return message{wire: packet, reply: echoReply6, icmp: true} // the kernel fills the checksum
+	var random [4]byte
+	_, _ = rand.Read(random[:])
+	id, seq := binary.BigEndian.Uint16(random[:]), binary.BigEndian.Uint16(random[2:])
+	m := message{reply: inet.EchoReply6, icmp: true}
+	if p.family == "v4" {
+		m.reply, m.ipv4 = inet.EchoReply4, true
 	}
-	packet[0] = echoRequest4
-	binary.BigEndian.PutUint16(packet[2:], inet.Checksum(packet))
-	return message{wire: packet, reply: echoReply4, icmp: true, ipv4: true}
+	m.wire = inet.Echo(m.ipv4, id, seq, payload)
+	return m
 }
 
 // answeredBy says whether a received packet is this message's echo.
@@ -59,10 +50,7 @@ func (m message) answeredBy(got []byte) bool {
 		return bytes.Equal(got, m.wire)
 	}
 	if m.ipv4 {
-		if len(got) < 20 || len(got) < int(got[0]&0xf)*4 {
-			return false
-		}
-		got = got[int(got[0]&0xf)*4:]
+		got, _ = inet.SkipIPv4(got)
 	}
 	return len(got) == len(m.wire) && got[0] == m.reply && bytes.Equal(got[4:], m.wire[4:])
 }

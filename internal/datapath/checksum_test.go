@@ -3,6 +3,8 @@ package datapath
 import (
 	"encoding/binary"
 	"testing"
+
+	"weft.dev/weft/internal/inet"
 )
 
 // TestChecksumUpdate: whatever the header checksum was, the one after the TTL went down is what a computation
@@ -16,7 +18,7 @@ func TestChecksumUpdate(t *testing.T) {
 		seen := map[uint16]bool{}
 		for id := range 65536 {
 			frame := base.id(uint16(id)).bytes()
-			sum := binary.BigEndian.Uint16(frame[24:])
+			sum := binary.BigEndian.Uint16(frame[atSum:])
 			corner := sum < 0x10 || sum > 0xffef || sum&0xff == 0xff && sum > 0xfc00 || sum>>8 >= 0xfe || sum>>8 == 0
 			if !corner && id%29 != 0 {
 				continue
@@ -40,14 +42,14 @@ func TestChecksumNegativeZero(t *testing.T) {
 	for id := range 65536 {
 		p := fromA(peer4).udp(1000, 53, 4).id(uint16(id))
 		frame := p.bytes()
-		if binary.BigEndian.Uint16(frame[24:]) != 0 {
+		if binary.BigEndian.Uint16(frame[atSum:]) != 0 {
 			continue
 		}
-		frame[24], frame[25] = 0xff, 0xff
+		frame[atSum], frame[atSum+1] = 0xff, 0xff
 		for _, context := range contexts {
 			verdict, out := b.send(t, context, "from_pod", "wta", frame)
-			if verdict != "redirect" || checksum(out[14:34]) != 0 {
-				t.Errorf("%s: %s, checksum afterwards %x", context, verdict, out[24:26])
+			if verdict != "redirect" || inet.Checksum(out[atIP:atL4]) != 0 {
+				t.Errorf("%s: %s, checksum afterwards %x", context, verdict, out[atSum:][:2])
 			}
 		}
 	}

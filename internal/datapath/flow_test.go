@@ -137,7 +137,7 @@ func TestViaStack(t *testing.T) {
 		{name: "to_pod on an unknown interface", hook: "to_pod", iface: "wtx", in: service.udp(53, 1000, 8), want: "drop", reason: ReasonUnknownInterface},
 		{name: "to_wire of the host's own", hook: "to_wire", in: fromA(world4).src(node4).udp(1, 2, 8), want: "pass", counts: []string{}},
 		{name: "to_wire of a pod counts nothing twice", hook: "to_wire", in: fromA(world4).udp(1, 2, 8), want: "pass", counts: []string{}},
-		{name: "to_pod does not judge a broken packet of this host", hook: "to_pod", iface: "wta", in: service.udp(53, 1000, 8).set(24, 1, 2), want: "pass", counts: []string{"1 ingress local 1"}},
+		{name: "to_pod does not judge a broken packet of this host", hook: "to_pod", iface: "wta", in: service.udp(53, 1000, 8).set(atSum, 1, 2), want: "pass", counts: []string{"1 ingress local 1"}},
 	})
 }
 

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/inet"
 )
 
 // maxFuzzFrame keeps frames within one page together with XDP's room.
@@ -180,7 +182,7 @@ func checkForwarded(out []byte) error {
 		if total := int(binary.BigEndian.Uint16(out[16:])); total < n || 14+total > len(out) {
 			return fmt.Errorf("total length %d in a frame of %d", total, len(out))
 		}
-		if checksum(out[14:14+n]) != 0 || out[22] == 0 {
+		if inet.Checksum(out[14:14+n]) != 0 || out[22] == 0 {
 			return fmt.Errorf("bad header went out: %x", out[14:14+n])
 		}
 	default:

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/test/espref"
 )
@@ -22,7 +24,7 @@ type refusal struct {
 }
 
 // inner is what node b's pod sends to pod A.
-func inner() []byte { return fromPeer(podA.IPv4).udp(2000, 1000, 100).bytes()[14:] }
+func inner() []byte { return fromPeer(podA.IPv4).udp(2000, 1000, 100).bytes()[atIP:] }
 
 // one is a good packet of node b, changed.
 func one(b *sealBed, t testing.TB, sa espref.SA, change func(*espref.Packet)) []byte {
@@ -50,19 +52,18 @@ func refusals(t *testing.T) []refusal {
 		}
 	}
 	insideOf := func(p packet) func(*espref.Packet) {
-		return func(e *espref.Packet) { e.Inner = p.bytes()[14:] }
+		return func(e *espref.Packet) { e.Inner = p.bytes()[atIP:] }
 	}
-	const spiAt, ivAt, textAt = 14 + 20 + 8, 14 + 20 + 16, 14 + 20 + 24
 	return []refusal{
 		{name: "unknown epoch", frame: as(spi(spiOf(5, 0, identityPeer))), reason: "esp_unknown_sa"},
 		{name: "epoch 0", frame: as(spi(spiOf(0, 1, identityPeer))), reason: "esp_unknown_sa"},
 		{name: "wrong lane: the sender has none of that number", frame: as(spi(spiOf(sealEpoch, 9, identityPeer))), reason: "esp_unknown_sa"},
 		{name: "another lane's key", frame: as(espref.SA{SPI: spiOf(sealEpoch, 1, identityPeer), Key: peerSA(0).Key, Salt: saltIn}), reason: "esp_bad_tag"},
-		{name: "lane changed on the way", frame: edited(func(f []byte) { binary.BigEndian.PutUint32(f[spiAt:], spiOf(sealEpoch, 1, identityPeer)) }), reason: "esp_bad_tag"},
-		{name: "identity changed on the way", frame: edited(func(f []byte) { f[spiAt+3] ^= 1 }), reason: "esp_bad_tag"},
-		{name: "sequence number changed", frame: edited(func(f []byte) { f[spiAt+7] ^= 2 }), reason: "esp_bad_tag"},
-		{name: "IV changed", frame: edited(func(f []byte) { f[ivAt+7] ^= 1 }), reason: "esp_bad_tag"},
-		{name: "text changed", frame: edited(func(f []byte) { f[textAt] ^= 1 }), reason: "esp_bad_tag"},
+		{name: "lane changed on the way", frame: edited(func(f []byte) { binary.BigEndian.PutUint32(f[atSPI:], spiOf(sealEpoch, 1, identityPeer)) }), reason: "esp_bad_tag"},
+		{name: "identity changed on the way", frame: edited(func(f []byte) { f[atSPI+3] ^= 1 }), reason: "esp_bad_tag"},
+		{name: "sequence number changed", frame: edited(func(f []byte) { f[atSeq+3] ^= 2 }), reason: "esp_bad_tag"},
+		{name: "IV changed", frame: edited(func(f []byte) { f[atIV+7] ^= 1 }), reason: "esp_bad_tag"},
+		{name: "text changed", frame: edited(func(f []byte) { f[atText] ^= 1 }), reason: "esp_bad_tag"},
 		{name: "tag changed", frame: edited(func(f []byte) { f[len(f)-1] ^= 0x80 }), reason: "esp_bad_tag"},
 		{name: "another key", frame: as(espref.SA{SPI: peerSA(0).SPI, Key: keyOut, Salt: saltIn}), reason: "esp_bad_tag"},
 		{name: "another salt", frame: as(espref.SA{SPI: peerSA(0).SPI, Key: keyIn, Salt: saltOut}), reason: "esp_bad_tag"},
@@ -97,10 +98,10 @@ func refusals(t *testing.T) []refusal {
 		{name: "wrong padding", frame: textOf(t, append(inner(), 7, 7, 2, espref.NextIPv4)), reason: "esp_padding"},
 		{name: "not IP inside", frame: textOf(t, append(inner(), 1, 2, 2, 6)), reason: "esp_padding"},
 		{name: "dummy packet (RFC 4303, 2.6)", frame: textOf(t, append(inner(), 1, 2, 2, espref.NextDummy)), reason: "esp_padding"},
-		{name: "IPv6 inside that says IPv4", frame: textOf(t, append(fromPeer(podA.IPv6).udp(1, 2, 8).bytes()[14:], 1, 2, 2, espref.NextIPv4)), reason: "bad_ip_header"},
+		{name: "IPv6 inside that says IPv4", frame: textOf(t, append(fromPeer(podA.IPv6).udp(1, 2, 8).bytes()[atIP:], 1, 2, 2, espref.NextIPv4)), reason: "bad_ip_header"},
 		{name: "inner packet longer than the text", frame: with(func(p *espref.Packet) { p.Inner = inner()[:len(inner())-4] }), reason: "truncated"},
-		{name: "first fragment of ESP", frame: edited(func(f []byte) { f[14+6] = 0x20; fixSum(f) }), reason: "esp_fragment"},
-		{name: "UDP says more than there is", frame: edited(func(f []byte) { f[14+20+5] += 8 }), reason: "esp_malformed"},
+		{name: "first fragment of ESP", frame: edited(func(f []byte) { f[atFragment] = inet.MoreFragments >> 8; fixIPv4(f) }), reason: "esp_fragment"},
+		{name: "UDP says more than there is", frame: edited(func(f []byte) { f[atUDPLength+1] += 8 }), reason: "esp_malformed"},
 		{name: "plain, from a pod of the peer", frame: func(*sealBed) []byte { return fromPeer(podA.IPv4).udp(2000, 1000, 10).bytes() }, reason: "plaintext"},
 		{name: "plain, IPv6", frame: func(*sealBed) []byte { return fromPeer(podA.IPv6).udp(2000, 1000, 10).bytes() }, reason: "plaintext"},
 		{name: "plain, from the peer's host", frame: func(*sealBed) []byte { return fromPeer(podA.IPv4).src(wireB4).udp(2000, 1000, 10).bytes() }, reason: "plaintext"},
@@ -120,19 +121,6 @@ func textOf(t *testing.T, text []byte) func(*sealBed) []byte {
 		_, there := b.outer()
 		return b.onWire(there, esp)
 	}
-}
-
-// fixSum makes an IPv4 header's checksum right again.
-func fixSum(f []byte) {
-	f[24], f[25] = 0, 0
-	var sum uint32
-	for i := 14; i < 34; i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(f[i:]))
-	}
-	for sum > 0xffff {
-		sum = sum&0xffff + sum>>16
-	}
-	binary.BigEndian.PutUint16(f[24:], ^uint16(sum))
 }
 
 // TestHostile: every one of them is dropped under its own name, in both contexts, and counted once.
@@ -164,9 +152,9 @@ func TestTruncatedESP(t *testing.T) {
 			for _, adapted := range []bool{false, true} {
 				if adapted {
 					binary.BigEndian.PutUint16(frame[16:], uint16(n-14))
-					fixSum(frame)
-					if n >= 14+20+8 {
-						binary.BigEndian.PutUint16(frame[14+20+4:], uint16(n-14-20))
+					fixIPv4(frame)
+					if n >= atSPI {
+						binary.BigEndian.PutUint16(frame[atUDPLength:], uint16(n-atL4))
 					}
 				}
 				if verdict, _ := b.send(t, context, "from_wire", "wtup", frame); verdict == "redirect" {
@@ -305,8 +293,8 @@ func TestHostsTraffic(t *testing.T) {
 		t.Fatalf("to a pod: %s", verdict)
 	}
 	_, frame = b.send(t, "tc", "from_host", "wtx", frame)
-	if _, p := b.opened(t, frame); p.SPI&0x3fffff != 1 || !bytes.Equal(p.Inner, out[14:]) {
-		t.Errorf("sealed as %#x:\n%x\nwant\n%x", p.SPI, p.Inner, out[14:])
+	if _, p := b.opened(t, frame); p.SPI&0x3fffff != 1 || !bytes.Equal(p.Inner, out[atIP:]) {
+		t.Errorf("sealed as %#x:\n%x\nwant\n%x", p.SPI, p.Inner, out[atIP:])
 	}
 	plain := newPacket(uplinkMAC, peerMAC, node4, wireB4).udp(5, 4551, 7).bytes()
 	if verdict, same := b.send(t, "tc", "to_wire", "wtup", plain); verdict != "pass" || !bytes.Equal(same, plain) {
@@ -315,20 +303,20 @@ func TestHostsTraffic(t *testing.T) {
 	for _, context := range contexts {
 		fromHost := espref.SA{SPI: spiOf(sealEpoch, 0, 1), Key: keyIn, Salt: saltIn}
 		in := newPacket(peerMAC, uplinkMAC, wireB4, podA.IPv4).udp(6, 5, 7).bytes()
-		frame := b.sealedBy(t, fromHost, espref.Packet{Seq: uint64(len(context)), Inner: in[14:]}, wireB4)
+		frame := b.sealedBy(t, fromHost, espref.Packet{Seq: uint64(len(context)), Inner: in[atIP:]}, wireB4)
 		if verdict, _ := b.send(t, context, "from_wire", "wtup", frame); verdict != "redirect" {
 			t.Errorf("%s, from the peer's host to a pod: %s %v", context, verdict, b.counted(t))
 		}
 		in = fromPeer(node4).udp(6, 5, 7).bytes()
-		frame = b.sealedBy(t, peerSA(0), espref.Packet{Seq: uint64(len(context)) + 5, Inner: in[14:]}, wireB4)
-		if verdict, opened := b.send(t, context, "from_wire", "wtup", frame); verdict != "pass" || !bytes.Equal(opened[14:], in[14:]) {
+		frame = b.sealedBy(t, peerSA(0), espref.Packet{Seq: uint64(len(context)) + 5, Inner: in[atIP:]}, wireB4)
+		if verdict, opened := b.send(t, context, "from_wire", "wtup", frame); verdict != "pass" || !bytes.Equal(opened[atIP:], in[atIP:]) {
 			t.Errorf("%s, from a pod to this host: %s\n%x\nwant\n%x", context, verdict, opened, in)
 		}
 		if verdict, _ := b.send(t, context, "from_wire", "wtup", newPacket(peerMAC, uplinkMAC, wireB4, node4).udp(6, 4551, 7).bytes()); verdict != "pass" {
 			t.Errorf("%s, between hosts: %s", context, verdict)
 		}
 		// What the agents send each other on ESP's own port (RFC 3948's non-ESP marker) is theirs.
-		marked := newPacket(peerMAC, uplinkMAC, wireB4, node4).udp(4500, 4500, 12).set(14+20+8, 0, 0, 0, 0).bytes()
+		marked := newPacket(peerMAC, uplinkMAC, wireB4, node4).udp(4500, 4500, 12).set(atSPI, 0, 0, 0, 0).bytes()
 		if verdict, _ := b.send(t, context, "from_wire", "wtup", marked); verdict != "pass" {
 			t.Errorf("%s, non-ESP marker: %s", context, verdict)
 		}
@@ -340,7 +328,7 @@ func TestSealedICMP(t *testing.T) {
 	for _, context := range contexts {
 		b := newSealBed(t, 4).keyed(t)
 		frame := one(b, t, peerSA(0), func(p *espref.Packet) {
-			p.Inner = fromPeer(podA.IPv4).udp(2000, 1000, 100).ttl(1).bytes()[14:]
+			p.Inner = fromPeer(podA.IPv4).udp(2000, 1000, 100).ttl(1).bytes()[atIP:]
 		})
 		verdict, out := b.send(t, context, "from_wire", "wtup", frame)
 		if verdict != "redirect" {
@@ -358,7 +346,7 @@ func TestSealedLimits(t *testing.T) {
 		b := newSealBed(t, 4).keyed(t)
 		limit := inet.SealedMTU(1500, false)
 		verdict, out := b.send(t, context, "from_pod", "wta", fromA(peer4).udp(1, 2, limit-28+1).bytes())
-		if verdict != "redirect" || out[14+9] != 1 || int(binary.BigEndian.Uint16(out[14+20+6:])) != limit {
+		if verdict != "redirect" || out[atProtocol] != unix.IPPROTO_ICMP || int(binary.BigEndian.Uint16(out[atICMPMTU:])) != limit {
 			t.Errorf("%s, one byte too many: %s, %x", context, verdict, out)
 		}
 		for asked, want := range map[uint16]int{1460: limit - 40, 1000: 1000} {
@@ -368,7 +356,7 @@ func TestSealedLimits(t *testing.T) {
 			if got := int(binary.BigEndian.Uint16(p.Inner[20+20+2+2:])); got != want {
 				t.Errorf("%s, MSS %d became %d, want %d", context, asked, got, want)
 			}
-			if sum := transportSum(p.Inner); sum != 0xffff {
+			if sum := tcpChecksum(p.Inner); sum != 0 {
 				t.Errorf("%s, MSS %d: TCP checksum wrong (%#x)", context, asked, sum)
 			}
 		}
@@ -378,29 +366,21 @@ func TestSealedLimits(t *testing.T) {
 // withMSS gives a TCP frame the options NOP, NOP, MSS.
 func withMSS(frame []byte, mss uint16) []byte {
 	f := append(bytes.Clone(frame), 1, 1, 2, 4, byte(mss>>8), byte(mss), 0, 0)
-	binary.BigEndian.PutUint16(f[16:], uint16(len(f)-14))
-	fixSum(f)
-	f[14+20+12] = 7 << 4
-	f[14+20+16], f[14+20+17] = 0, 0
-	binary.BigEndian.PutUint16(f[14+20+16:], ^transportSum(f[14:]))
+	binary.BigEndian.PutUint16(f[atLength:], uint16(len(f)-atIP))
+	fixIPv4(f)
+	f[atTCPOffset] = 7 << 4
+	src, dst := addr4(f[atSource:]), addr4(f[atDestination:])
+	inet.SetTransportChecksum(src, dst, unix.IPPROTO_TCP, f[atL4:])
 	return f
 }
 
-// transportSum adds an IPv4 packet's payload and pseudo-header up: 0xffff if its checksum is right.
-func transportSum(ip []byte) uint16 {
-	sum := uint32(ip[9]) + uint32(len(ip)-20)
-	for i := 12; i < len(ip); i += 2 {
-		word := uint32(ip[i]) << 8
-		if i+1 < len(ip) {
-			word |= uint32(ip[i+1])
-		}
-		sum += word
-	}
-	for sum > 0xffff {
-		sum = sum&0xffff + sum>>16
-	}
-	return uint16(sum)
+// tcpChecksum is 0 if the checksum of an IPv4 packet's segment is right.
+func tcpChecksum(ip []byte) uint16 {
+	src, dst := addr4(ip[atSource-atIP:]), addr4(ip[atDestination-atIP:])
+	return inet.TransportChecksum(src, dst, unix.IPPROTO_TCP, ip[inet.IPv4Len:])
 }
+
+func addr4(b []byte) netip.Addr { return netip.AddrFrom4([4]byte(b[:4])) }
 
 // TestCongestion: RFC 6040, what the wire marks arrives inside.
 func TestCongestion(t *testing.T) {
@@ -416,31 +396,20 @@ func TestCongestion(t *testing.T) {
 	for _, context := range contexts {
 		for seq, r := range rows {
 			b := newSealBed(t, 4).keyed(t)
-			in := fromPeer(podA.IPv4).udp(2000, 1000, 100).set(15, r.inner).bytes()
-			fixSum(in)
-			frame := b.sealedBy(t, peerSA(0), espref.Packet{Seq: uint64(seq) + 1, Inner: in[14:]}, wireB4)
-			frame[15] |= r.outer
-			fixSum(frame)
+			in := fromPeer(podA.IPv4).udp(2000, 1000, 100).set(atTOS, r.inner).bytes()
+			fixIPv4(in)
+			frame := b.sealedBy(t, peerSA(0), espref.Packet{Seq: uint64(seq) + 1, Inner: in[atIP:]}, wireB4)
+			frame[atTOS] |= r.outer
+			fixIPv4(frame)
 			verdict, out := b.send(t, context, "from_wire", "wtup", frame)
-			if verdict != r.verdict || (verdict == "redirect" && out[15]&3 != r.want) {
-				t.Errorf("%s, inner %d, outer %d: %s, %d, want %s, %d", context, r.inner, r.outer, verdict, out[15]&3, r.verdict, r.want)
+			if verdict != r.verdict || (verdict == "redirect" && out[atTOS]&3 != r.want) {
+				t.Errorf("%s, inner %d, outer %d: %s, %d, want %s, %d", context, r.inner, r.outer, verdict, out[atTOS]&3, r.verdict, r.want)
 			}
-			if verdict == "redirect" && !rightHeaderSum(out[14:34]) {
+			if verdict == "redirect" && inet.Checksum(out[atIP:atL4]) != 0 {
 				t.Errorf("%s, inner %d, outer %d: header checksum", context, r.inner, r.outer)
 			}
 		}
 	}
-}
-
-func rightHeaderSum(ip []byte) bool {
-	var sum uint32
-	for i := 0; i < 20; i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(ip[i:]))
-	}
-	for sum > 0xffff {
-		sum = sum&0xffff + sum>>16
-	}
-	return sum == 0xffff
 }
 
 // TestOutsideStaysPlain: what has nothing to do with the nodes is not touched.

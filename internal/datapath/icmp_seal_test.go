@@ -8,6 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/test/espref"
 )
 
@@ -155,8 +156,8 @@ func TestSealedErrorIsNoSYN(t *testing.T) {
 		if !bytes.Equal(icmp[8:], sent.bytes()[14:]) {
 			t.Errorf("%s: quotes\n%x, want\n%x", context, icmp[8:], sent.bytes()[14:])
 		}
-		if checksum(icmp) != 0 || icmp[0] != 11 {
-			t.Errorf("%s: type %d, want 11; checksum off by %#x", context, icmp[0], checksum(icmp))
+		if inet.Checksum(icmp) != 0 || icmp[0] != 11 {
+			t.Errorf("%s: type %d, want 11; checksum off by %#x", context, icmp[0], inet.Checksum(icmp))
 		}
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/inet"
 )
 
 // icmpWant is what an ICMP error that the datapath made must say.
@@ -47,10 +49,10 @@ func (w icmpWant) check4(in, out []byte, ip *layers.IPv4, decoded gopacket.Packe
 	if !ok {
 		return errors.New("no ICMP layer")
 	}
-	if checksum(out[14:34]) != 0 {
+	if inet.Checksum(out[atIP:atL4]) != 0 {
 		return errors.New("wrong IPv4 header checksum")
 	}
-	if checksum(out[34:14+int(ip.Length)]) != 0 {
+	if inet.Checksum(out[atL4:atIP+int(ip.Length)]) != 0 {
 		return errors.New("wrong ICMP checksum")
 	}
 	if int(ip.Length) != len(out)-14 {
@@ -76,7 +78,7 @@ func (w icmpWant) check6(in, out []byte, ip *layers.IPv6, decoded gopacket.Packe
 		return errors.New("no ICMPv6 layer")
 	}
 	src, dst := netip.AddrFrom16([16]byte(out[22:38])), netip.AddrFrom16([16]byte(out[38:54]))
-	if transportChecksum(src, dst, unix.IPPROTO_ICMPV6, out[54:]) != 0 {
+	if inet.TransportChecksum(src, dst, unix.IPPROTO_ICMPV6, out[atL46:]) != 0 {
 		return errors.New("wrong ICMPv6 checksum")
 	}
 	if int(ip.Length) != len(out)-54 {
@@ -190,7 +192,7 @@ func TestMTU(t *testing.T) {
 		}...)
 	}
 	rows = append(rows, []row{
-		{name: "IPv4 without the don't-fragment bit is not fragmented", setup: limit(1400), in: sized(fromA(peer4), 1401).edit(func(f []byte) { f[20] = 0; fixIPv4(f) }), want: "redirect", reason: ReasonTooBig, out: icmpWant{3, 4, 1400, node4}.check},
+		{name: "IPv4 without the don't-fragment bit is not fragmented", setup: limit(1400), in: sized(fromA(peer4), 1401).edit(func(f []byte) { f[atFragment] = 0; fixIPv4(f) }), want: "redirect", reason: ReasonTooBig, out: icmpWant{3, 4, 1400, node4}.check},
 		{name: "no limit known", setup: limit(0), in: sized(fromA(peer4), 2500), want: "redirect", out: toPeer},
 	}...)
 	runTable(t, rows)

@@ -38,7 +38,7 @@ func TestOpenOnlyWhatIsForThisNode(t *testing.T) {
 		if family == 4 {
 			later := esp(here, espref.Port)
 			later[14+6], later[14+7] = 0, 100
-			fixSum(later)
+			fixIPv4(later)
 			frames["a later fragment that looks like ESP"] = later
 		}
 		for name, frame := range frames {

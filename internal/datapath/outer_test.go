@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/test/espref"
 )
 
@@ -34,12 +35,12 @@ func TestOuterHeader(t *testing.T) {
 
 // withClass gives a frame a DSCP and ECN.
 func withClass(frame []byte, class byte) []byte {
-	if frame[14]>>4 == 4 {
-		frame[15] = class
-		fixSum(frame)
+	if frame[atIP]>>4 == 4 {
+		frame[atTOS] = class
+		fixIPv4(frame)
 		return frame
 	}
-	frame[14], frame[15] = 6<<4|class>>4, frame[15]&0xf|class<<4
+	frame[atIP], frame[atIP+1] = 6<<4|class>>4, frame[atIP+1]&0xf|class<<4
 	return frame
 }
 
@@ -57,7 +58,7 @@ func (b *sealBed) checkOuter(t *testing.T, ip []byte, class byte) uint16 {
 		if !slices.Equal(ip[:20], want) {
 			t.Errorf("IPv4 header %x, want %x", ip[:20], want)
 		}
-		if !rightHeaderSum(ip[:20]) {
+		if inet.Checksum(ip[:20]) != 0 {
 			t.Errorf("IPv4 header %x: wrong checksum", ip[:20])
 		}
 	} else {

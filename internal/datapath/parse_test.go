@@ -36,10 +36,10 @@ func TestParseEthernet(t *testing.T) {
 		{name: "double tag from a pod", in: u4.tag(0x88a8, 5).tag(0x8100, 6), want: "drop", reason: ReasonVlanTagged},
 		{name: "802.1Q from the wire is the host's", hook: "from_wire", in: fromPeer(podA.IPv4).udp(1, 2, 8).tag(0x8100, 5), want: "pass", counts: []string{}},
 		{name: "802.1Q from the host to a pod", hook: "to_pod", iface: "wta", in: fromPeer(podA.IPv4).udp(1, 2, 8).tag(0x8100, 5), want: "drop", reason: ReasonVlanTagged},
-		{name: "MPLS from a pod", in: u4.set(12, 0x88, 0x47), want: "drop", reason: ReasonEthertype},
-		{name: "802.3 length field (STP) from a pod", in: u4.set(12, 0, 38), want: "drop", reason: ReasonEthertype},
-		{name: "MPLS from the wire is the host's", hook: "from_wire", in: fromPeer(podA.IPv4).udp(1, 2, 8).set(12, 0x88, 0x47), want: "pass", counts: []string{}},
-		{name: "ARP from the wire is the host's", hook: "from_wire", in: fromPeer(podA.IPv4).udp(1, 2, 8).set(12, 8, 6), want: "pass", counts: []string{}},
+		{name: "MPLS from a pod", in: u4.set(atEtherType, 0x88, 0x47), want: "drop", reason: ReasonEthertype},
+		{name: "802.3 length field (STP) from a pod", in: u4.set(atEtherType, 0, 38), want: "drop", reason: ReasonEthertype},
+		{name: "MPLS from the wire is the host's", hook: "from_wire", in: fromPeer(podA.IPv4).udp(1, 2, 8).set(atEtherType, 0x88, 0x47), want: "pass", counts: []string{}},
+		{name: "ARP from the wire is the host's", hook: "from_wire", in: fromPeer(podA.IPv4).udp(1, 2, 8).set(atEtherType, 8, 6), want: "pass", counts: []string{}},
 	})
 }
 
@@ -49,18 +49,18 @@ func TestParseIPv4(t *testing.T) {
 	options := func(b ...byte) packet { return u.opts(b...) }
 	forty := append([]byte{7, 39, 4}, make([]byte, 37)...)
 	runTable(t, []row{
-		{name: "version 5", in: header(14, 0x55), want: "drop", reason: ReasonBadIpHeader},
-		{name: "version 6 in an IPv4 frame", in: header(14, 0x65), want: "drop", reason: ReasonBadIpHeader},
-		{name: "header length 16", in: u.set(14, 0x44), want: "drop", reason: ReasonBadIpHeader},
-		{name: "header length 0", in: u.set(14, 0x40), want: "drop", reason: ReasonBadIpHeader},
-		{name: "total length below the header's", in: header(16, 0, 19), want: "drop", reason: ReasonBadIpHeader},
-		{name: "total length beyond the frame", in: header(16, 0, 45), want: "drop", reason: ReasonTruncated},
-		{name: "total length 65535", in: header(16, 0xff, 0xff), want: "drop", reason: ReasonTruncated},
-		{name: "bad checksum", in: u.set(24, 0xba, 0xad), want: "drop", reason: ReasonBadIpChecksum, counts: []string{"1 egress bad_ip_checksum 1"}},
-		{name: "checksum off by one", in: u.edit(func(f []byte) { f[25]++ }), want: "drop", reason: ReasonBadIpChecksum},
-		{name: "bad checksum to the outside", in: fromA(world4).udp(1, 2, 8).set(24, 1, 2), want: "drop", reason: ReasonBadIpChecksum},
-		{name: "bad checksum from the wire to a pod", hook: "from_wire", in: fromPeer(podA.IPv4).udp(1, 2, 8).set(24, 1, 2), want: "drop", reason: ReasonBadIpChecksum},
-		{name: "bad checksum from the wire to the host is the host's", hook: "from_wire", in: fromPeer(node4).udp(1, 2, 8).set(24, 1, 2), want: "pass", counts: []string{}},
+		{name: "version 5", in: header(atIP, 0x55), want: "drop", reason: ReasonBadIpHeader},
+		{name: "version 6 in an IPv4 frame", in: header(atIP, 0x65), want: "drop", reason: ReasonBadIpHeader},
+		{name: "header length 16", in: u.set(atIP, 0x44), want: "drop", reason: ReasonBadIpHeader},
+		{name: "header length 0", in: u.set(atIP, 0x40), want: "drop", reason: ReasonBadIpHeader},
+		{name: "total length below the header's", in: header(atLength, 0, 19), want: "drop", reason: ReasonBadIpHeader},
+		{name: "total length beyond the frame", in: header(atLength, 0, 45), want: "drop", reason: ReasonTruncated},
+		{name: "total length 65535", in: header(atLength, 0xff, 0xff), want: "drop", reason: ReasonTruncated},
+		{name: "bad checksum", in: u.set(atSum, 0xba, 0xad), want: "drop", reason: ReasonBadIpChecksum, counts: []string{"1 egress bad_ip_checksum 1"}},
+		{name: "checksum off by one", in: u.edit(func(f []byte) { f[atSum+1]++ }), want: "drop", reason: ReasonBadIpChecksum},
+		{name: "bad checksum to the outside", in: fromA(world4).udp(1, 2, 8).set(atSum, 1, 2), want: "drop", reason: ReasonBadIpChecksum},
+		{name: "bad checksum from the wire to a pod", hook: "from_wire", in: fromPeer(podA.IPv4).udp(1, 2, 8).set(atSum, 1, 2), want: "drop", reason: ReasonBadIpChecksum},
+		{name: "bad checksum from the wire to the host is the host's", hook: "from_wire", in: fromPeer(node4).udp(1, 2, 8).set(atSum, 1, 2), want: "pass", counts: []string{}},
 		{name: "option NOP", in: options(1, 1, 1, 1), want: "redirect", out: toPeer},
 		{name: "option end of list, rest ignored", in: options(0, 131, 131, 131), want: "redirect", out: toPeer},
 		{name: "option record route", in: options(7, 7, 4, 0, 0, 0, 0, 0), want: "redirect", out: toPeer},
@@ -76,7 +76,7 @@ func TestParseIPv4(t *testing.T) {
 		{name: "option longer than the header", in: options(7, 5, 4, 0), want: "drop", reason: ReasonBadIpHeader},
 		{name: "option without its length byte", in: options(1, 1, 1, 7), want: "drop", reason: ReasonBadIpHeader},
 		{name: "LSRR from the wire", hook: "from_wire", in: fromPeer(podA.IPv4).udp(1, 2, 8).opts(131, 3, 4, 0), want: "drop", reason: ReasonSourceRoute},
-		{name: "bad checksum with options", in: options(1, 1, 1, 1).set(24, 1, 2), want: "drop", reason: ReasonBadIpChecksum},
+		{name: "bad checksum with options", in: options(1, 1, 1, 1).set(atSum, 1, 2), want: "drop", reason: ReasonBadIpChecksum},
 		{name: "protocol without ports", in: fromA(peer4).raw(47, pattern(12)), want: "redirect", out: toPeer},
 		{name: "empty payload", in: fromA(peer4).raw(253, nil), want: "redirect", out: toPeer},
 	})
@@ -92,11 +92,11 @@ func TestParseIPv6(t *testing.T) {
 		return p
 	}
 	runTable(t, []row{
-		{name: "version 4 in an IPv6 frame", in: u.set(14, 0x40), want: "drop", reason: ReasonBadIpHeader},
+		{name: "version 4 in an IPv6 frame", in: u.set(atIP, 0x40), want: "drop", reason: ReasonBadIpHeader},
 		{name: "mapped IPv4 source", in: u.src(addr("::ffff:10.1.0.10")), want: "drop", reason: ReasonMartian},
 		{name: "mapped IPv4 destination", in: u.dst(addr("::ffff:10.2.0.20")), want: "drop", reason: ReasonMartian},
-		{name: "payload length beyond the frame", in: u.set(18, 0, 25), want: "drop", reason: ReasonTruncated},
-		{name: "payload length too short for UDP", in: u.set(18, 0, 7), want: "drop", reason: ReasonTruncated},
+		{name: "payload length beyond the frame", in: u.set(atLength6, 0, 25), want: "drop", reason: ReasonTruncated},
+		{name: "payload length too short for UDP", in: u.set(atLength6, 0, 7), want: "drop", reason: ReasonTruncated},
 		{name: "hop-by-hop options", in: u.ext(unix.IPPROTO_HOPOPTS, optionsHeader(8)), want: "redirect", out: toPeer},
 		{name: "destination options", in: chain(1, 24), want: "redirect", out: toPeer},
 		{name: "hop-by-hop and destination options", in: u.ext(unix.IPPROTO_HOPOPTS, optionsHeader(8)).ext(unix.IPPROTO_DSTOPTS, optionsHeader(16)), want: "redirect", out: toPeer},
@@ -112,8 +112,8 @@ func TestParseIPv6(t *testing.T) {
 		{name: "headers up to 320 bytes", in: chain(1, 264), want: "redirect", out: toPeer},
 		{name: "headers beyond 320 bytes", in: chain(1, 272), want: "drop", reason: ReasonExtensionHeaders},
 		{name: "one header of 2048 bytes", in: chain(1, 2048), want: "drop", reason: ReasonExtensionHeaders},
-		{name: "header that claims more than the packet", in: chain(1, 8).set(55, 3), want: "drop", reason: ReasonTruncated},
-		{name: "jumbogram option", in: u.ext(unix.IPPROTO_HOPOPTS, []byte{0, 0, 0xc2, 4, 0, 1, 0, 0}).set(18, 0, 0), want: "drop", reason: ReasonTruncated},
+		{name: "header that claims more than the packet", in: chain(1, 8).set(atL46+1, 3), want: "drop", reason: ReasonTruncated},
+		{name: "jumbogram option", in: u.ext(unix.IPPROTO_HOPOPTS, []byte{0, 0, 0xc2, 4, 0, 1, 0, 0}).set(atLength6, 0, 0), want: "drop", reason: ReasonTruncated},
 		{name: "atomic fragment", in: u.ext(unix.IPPROTO_FRAGMENT, []byte{0, 0, 0, 0, 1, 2, 3, 4}), want: "redirect", out: toPeer},
 		{name: "atomic fragment behind destination options", in: chain(1, 8).ext(unix.IPPROTO_FRAGMENT, []byte{0, 0, 0, 0, 1, 2, 3, 4}), want: "redirect", out: toPeer},
 	})
@@ -123,13 +123,13 @@ func TestParseTransport(t *testing.T) {
 	u4, t4 := fromA(peer4).udp(1000, 53, 16), fromA(peer4).tcp(1000, 80, syn, 4)
 	short := func(p packet, proto uint8, n int) packet { return p.raw(proto, make([]byte, n)) }
 	runTable(t, []row{
-		{name: "UDP length beyond the packet", in: u4.set(38, 0, 25), want: "drop", reason: ReasonBadL4Header},
-		{name: "UDP length of the packet", in: u4.set(38, 0, 24), want: "redirect", out: toPeer},
-		{name: "UDP length below the packet's", in: u4.set(38, 0, 9), want: "redirect", out: toPeer},
-		{name: "UDP length 7", in: u4.set(38, 0, 7), want: "drop", reason: ReasonBadL4Header},
-		{name: "TCP header length 16", in: t4.set(46, 4<<4), want: "drop", reason: ReasonBadL4Header},
-		{name: "TCP header longer than the packet", in: t4.set(46, 15<<4), want: "drop", reason: ReasonTruncated},
-		{name: "TCP header with options", in: t4.set(46, 6<<4), want: "redirect", out: toPeer},
+		{name: "UDP length beyond the packet", in: u4.set(atUDPLength, 0, 25), want: "drop", reason: ReasonBadL4Header},
+		{name: "UDP length of the packet", in: u4.set(atUDPLength, 0, 24), want: "redirect", out: toPeer},
+		{name: "UDP length below the packet's", in: u4.set(atUDPLength, 0, 9), want: "redirect", out: toPeer},
+		{name: "UDP length 7", in: u4.set(atUDPLength, 0, 7), want: "drop", reason: ReasonBadL4Header},
+		{name: "TCP header length 16", in: t4.set(atTCPOffset, 4<<4), want: "drop", reason: ReasonBadL4Header},
+		{name: "TCP header longer than the packet", in: t4.set(atTCPOffset, 15<<4), want: "drop", reason: ReasonTruncated},
+		{name: "TCP header with options", in: t4.set(atTCPOffset, 6<<4), want: "redirect", out: toPeer},
 		{name: "IPv4 TCP of 19 bytes", in: short(fromA(peer4), unix.IPPROTO_TCP, 19), want: "drop", reason: ReasonTruncated},
 		{name: "IPv6 TCP of 19 bytes", in: short(fromA(peer6), unix.IPPROTO_TCP, 19), want: "drop", reason: ReasonTruncated},
 		{name: "IPv4 UDP of 7 bytes", in: short(fromA(peer4), unix.IPPROTO_UDP, 7), want: "drop", reason: ReasonTruncated},

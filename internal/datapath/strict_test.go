@@ -1,13 +1,13 @@
 package datapath
 
 import (
-	"encoding/binary"
 	"net/netip"
 	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
 
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/test/espref"
 )
 
@@ -312,7 +312,7 @@ func TestPriorityTags(t *testing.T) {
 			t.Run(c.name+"/"+what, func(t *testing.T) {
 				b := newSealBed(t, 4).keyed(t)
 				frame := map[string]func() []byte{
-					"sealed":    func() []byte { return tagged(one(b, t, peerSA(0), nil), c.tag(packet{}).tags) },
+					"sealed":    func() []byte { return inet.Tag(one(b, t, peerSA(0), nil), c.tag(packet{}).tags...) },
 					"plaintext": func() []byte { return c.tag(fromPeer(podA.IPv4).udp(1, 2, 8)).bytes() },
 					"world":     func() []byte { return c.tag(fromPeer(podA.IPv4).src(world4).udp(1, 2, 8)).bytes() },
 				}[what]()
@@ -326,15 +326,6 @@ func TestPriorityTags(t *testing.T) {
 			})
 		}
 	}
-}
-
-// tagged puts VLAN tags into a frame, each as TPID and TCI, the outermost first.
-func tagged(frame []byte, tags []uint16) []byte {
-	out := slices.Clone(frame[:12])
-	for _, v := range tags {
-		out = binary.BigEndian.AppendUint16(out, v)
-	}
-	return append(out, frame[12:]...)
 }
 
 // TestHandles: identities keep their handles while they are in use, also over a restart, and none is given twice.

@@ -8,6 +8,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/inet"
 )
 
 // traceSourcePort is the source port of traced TCP and UDP packets.
@@ -91,51 +93,20 @@ func (d *Datapath) runTraced(program *ebpf.Program, ep Endpoint, packet []byte, 
 
 // craft builds the smallest valid first packet: an echo request, a SYN, or an empty datagram.
 func craft(ep Endpoint, src, dst netip.AddrPort, proto uint8) ([]byte, error) {
-	var l4 []byte
+	p := inet.Packet{
+		SrcMAC: ep.MAC, DstMAC: ep.GatewayMAC, Src: src.Addr(), Dst: dst.Addr(),
+		TTL: inet.DefaultTTL, Fragment: inet.DontFragment,
+	}
 	switch proto {
 	case unix.IPPROTO_TCP:
-		l4 = make([]byte, 20)
-		l4[12], l4[13] = 5<<4, 2
+		header := inet.TCPHeader{SrcPort: src.Port(), DstPort: dst.Port(), Flags: inet.SYN}
+		return p.TCP(header, nil).Frame(), nil
 	case unix.IPPROTO_UDP:
-		l4 = make([]byte, 8)
-		l4[5] = 8
+		return p.UDP(src.Port(), dst.Port(), nil).Frame(), nil
 	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
-		l4 = make([]byte, 8)
-		proto, l4[0] = unix.IPPROTO_ICMP, 8
-		if dst.Addr().Is6() {
-			proto, l4[0] = unix.IPPROTO_ICMPV6, 128
-		}
-	default:
-		return nil, fmt.Errorf("protocol %d: want tcp, udp or icmp", proto)
+		return p.Echo(0, 0, nil).Frame(), nil
 	}
-	if l4[0] == 0 {
-		putPort(l4[0:], src.Port())
-		putPort(l4[2:], dst.Port())
-	}
-	frame := append(append(make([]byte, 0, 128), ep.GatewayMAC...), ep.MAC...)
-	if dst.Addr().Is4() {
-		frame = append(frame, 0x08, 0x00)
-		return append(append(frame, ipv4Header(src.Addr(), dst.Addr(), proto, len(l4))...), l4...), nil
-	}
-	frame = append(frame, 0x86, 0xdd, 0x60, 0, 0, 0, 0, byte(len(l4)), proto, 64)
-	frame = append(append(frame, src.Addr().AsSlice()...), dst.Addr().AsSlice()...)
-	return append(frame, l4...), nil
-}
-
-func putPort(b []byte, port uint16) { b[0], b[1] = byte(port>>8), byte(port) }
-
-func ipv4Header(src, dst netip.Addr, proto uint8, payload int) []byte {
-	total := 20 + payload
-	h := []byte{0x45, 0, byte(total >> 8), byte(total), 0, 0, 0x40, 0, 64, proto, 0, 0}
-	h = append(append(h, src.AsSlice()...), dst.AsSlice()...)
-	var sum uint32
-	for i := 0; i < 20; i += 2 {
-		sum += uint32(h[i])<<8 | uint32(h[i+1])
-	}
-	sum = sum&0xffff + sum>>16
-	sum = ^(sum&0xffff + sum>>16)
-	h[10], h[11] = byte(sum>>8), byte(sum)
-	return h
+	return nil, fmt.Errorf("protocol %d: want tcp, udp or icmp", proto)
 }
 
 // explain turns the recorded steps into words.

@@ -14,6 +14,7 @@ import (
 
 	"weft.dev/weft/internal/bench"
 	"weft.dev/weft/internal/lab"
+	"weft.dev/weft/internal/sibling"
 )
 
 // DefaultLab is the name of the demo's lab, apart from the one that `weft lab up` builds.
@@ -24,7 +25,7 @@ const downLimit = 60 * time.Second
 
 // Options say how the demo runs.
 type Options struct {
-	// Binary is the weft binary that is shown. Default: the running one.
+	// Binary is the weft binary that is shown. Default: beside the running program, else in PATH.
 	Binary string
 	// Lab is the name of the lab that is built. Default: DefaultLab.
 	Lab string
@@ -100,8 +101,8 @@ func prepare(opts Options) (*demo, error) {
 	}
 	if opts.Binary == "" {
 		var err error
-		if opts.Binary, err = os.Executable(); err != nil {
-			return nil, fmt.Errorf("find the running program: %w", err)
+		if opts.Binary, err = sibling.Find("weft"); err != nil {
+			return nil, err
 		}
 	}
 	if err := prepareDir(opts.Dir); err != nil {

@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/internal/endpoint"
 	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/lab"
 )
 
@@ -104,7 +105,7 @@ func forgeries(from, neighbor *lab.Pod, sinks *sinkPair, marker []byte) ([]forge
 		{"spoofed-ip-v4", "source " + neighbor.IPv4.String(), datapath.ReasonSpoofedIp, "v4", udpFrame(own, gateway, neighbor.IPv4, v4, marker)},
 		{"spoofed-ip-v6", "source " + neighbor.IPv6.String(), datapath.ReasonSpoofedIp, "v6", udpFrame(own, gateway, neighbor.IPv6, v6, marker)},
 		{"spoofed-mac", "source MAC " + strangeMAC.String(), datapath.ReasonSpoofedMac, "v4", udpFrame(strangeMAC, gateway, from.IPv4, v4, marker)},
-		{"spoofed-arp", "ARP: " + neighbor.IPv4.String() + " is me", datapath.ReasonSpoofedArp, "", arpClaim(own, neighbor.IPv4, endpoint.GatewayIPv4)},
+		{"spoofed-arp", "ARP: " + neighbor.IPv4.String() + " is me", datapath.ReasonSpoofedArp, "", inet.ARPRequest(own, neighbor.IPv4, endpoint.GatewayIPv4)},
 	}, nil
 }
 

@@ -23,7 +23,7 @@ import (
 
 // Where a sealed frame over IPv4 has its sequence number and its IV.
 const (
-	seqAt = 14 + 20 + 8 + 4
+	seqAt = inet.EthernetLen + inet.IPv4Len + inet.UDPLen + 4
 	ivAt  = seqAt + 4
 )
 
@@ -100,10 +100,9 @@ func intrusions(genuine []byte, from netip.Addr, to netip.AddrPort, text []byte)
 	binary.BigEndian.PutUint64(forged[ivAt:], binary.BigEndian.Uint64(genuine[ivAt:])+100)
 	_, _ = rand.Read(forged[ivAt+8:])
 	stranger := bytes.Clone(genuine)
-	header := stranger[etherHeader : etherHeader+20]
-	copy(header[12:], netip.MustParseAddr("203.0.113.66").AsSlice())
-	header[10], header[11] = 0, 0
-	binary.BigEndian.PutUint16(header[10:], inet.Checksum(header))
+	ip := stranger[inet.EthernetLen:]
+	copy(ip[12:], netip.MustParseAddr("203.0.113.66").AsSlice())
+	inet.SetIPv4Checksum(ip)
 	plain := udpFrame(net.HardwareAddr(genuine[6:12]), net.HardwareAddr(genuine[:6]), from, to, text)
 	return []intrusion{
 		{"wire-replayed", "the captured packet again", datapath.ReasonEspReplayed, genuine},
@@ -140,8 +139,8 @@ func (d *demo) capture(ctx context.Context, sinks *sinkPair, text []byte) ([]byt
 	over, cancel := context.WithTimeout(ctx, time.Second/2)
 	defer cancel()
 	err = capture.Run(over, func(f encryptcheck.Frame) {
-		p, err := encryptcheck.Parse(f.Data)
-		if _, sealed := p.ESP(encryptcheck.DefaultPort); err == nil && sealed && !f.Outgoing && p.Dst.Is4() && len(f.Data) > espHeaders+len(text) {
+		p, err := inet.Parse(f.Data)
+		if _, sealed := encryptcheck.ParseESP(p, encryptcheck.DefaultPort); err == nil && sealed && !f.Outgoing && p.Dst.Is4() && len(f.Data) > espHeaders+len(text) {
 			found = bytes.Clone(f.Data)
 		}
 	})

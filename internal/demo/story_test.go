@@ -13,6 +13,7 @@ import (
 
 	"weft.dev/weft/internal/bench"
 	"weft.dev/weft/internal/connectivity"
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/lab/traffic"
 )
 
@@ -171,7 +172,7 @@ func TestFrames(t *testing.T) {
 			"020000000002" + "020000000001" + "0800" + "4500001f00004000401126cc" + "0a0000010a000002" + "9c400035000b" + "????" + "686921"},
 		{"IPv6", udpFrame(src, dst, netip.MustParseAddr("fd00::1"), netip.MustParseAddrPort("[fd00::2]:53"), []byte("hi!")),
 			"020000000002" + "020000000001" + "86dd" + "60000000000b1140" + "fd000000000000000000000000000001" + "fd000000000000000000000000000002" + "9c400035000b" + "????" + "686921"},
-		{"ARP", arpClaim(src, netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("169.254.1.1")),
+		{"ARP", inet.ARPRequest(src, netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("169.254.1.1")),
 			"ffffffffffff" + "020000000001" + "0806" + "0001080006040001" + "020000000001" + "0a000009" + "000000000000" + "a9fe0101"},
 	} {
 		got := hex.EncodeToString(test.frame)

@@ -11,6 +11,7 @@ import (
 
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/lab"
+	"weft.dev/weft/internal/lab/labdir"
 	"weft.dev/weft/internal/version"
 )
 
@@ -91,7 +92,7 @@ func (d *demo) up(ctx context.Context) error {
 		if err := old.Down(ctx); err != nil {
 			return err
 		}
-	} else if !errors.Is(err, lab.ErrNoLab) {
+	} else if !errors.Is(err, labdir.ErrNoLab) {
 		return err
 	}
 	spec := lab.Default()

@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/encryptcheck"
 	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/lab"
 )
 
@@ -28,7 +29,7 @@ const (
 	// keysLimit is how long the agents may take to agree on keys.
 	keysLimit = 20 * time.Second
 	// espHeaders are the bytes of a frame before the sealed part: Ethernet, IPv4, UDP, SPI, sequence number, IV.
-	espHeaders = 14 + 20 + 8 + 16
+	espHeaders = inet.EthernetLen + inet.IPv4Len + inet.UDPLen + 16
 )
 
 // overheard is what a listener on the wire got.
@@ -147,11 +148,11 @@ func (d *demo) podRules(marker []byte) encryptcheck.Rules {
 
 // dump shows the beginning of a frame without its Ethernet header.
 func (d *demo) dump(frame []byte) {
-	if len(frame) <= etherHeader {
+	if len(frame) <= inet.EthernetLen {
 		d.say("(no such frame was captured)")
 		return
 	}
-	text := hex.Dump(frame[etherHeader:min(len(frame), etherHeader+dumpSize)])
+	text := hex.Dump(frame[inet.EthernetLen:min(len(frame), inet.EthernetLen+dumpSize)])
 	d.print(text)
 	d.add(block{Output: strings.TrimRight(text, "\n")})
 }

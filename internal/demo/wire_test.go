@@ -67,8 +67,8 @@ func TestIntrusions(t *testing.T) {
 		t.Errorf("forged: %x", forged)
 	}
 	for reason, src := range map[datapath.Reason]string{datapath.ReasonEspUnknownPeer: "203.0.113.66", datapath.ReasonPlaintext: "10.0.0.1"} {
-		p, err := encryptcheck.Parse(got[reason])
-		if err != nil || p.Src.String() != src || inet.Checksum(got[reason][etherHeader:etherHeader+20]) != 0 {
+		p, err := inet.Parse(got[reason])
+		if err != nil || p.Src.String() != src || inet.Checksum(got[reason][inet.EthernetLen:inet.EthernetLen+inet.IPv4Len]) != 0 {
 			t.Errorf("%s: %+v %v", reason, p, err)
 		}
 	}

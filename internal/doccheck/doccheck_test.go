@@ -9,8 +9,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-
-	"weft.dev/weft/internal/cli"
 )
 
 const root = "../.."
@@ -121,13 +119,13 @@ func snippets(page string) []string {
 var (
 	verbHeading = regexp.MustCompile(`(?m)^## weft (.+)$`)
 	// A call of weft: at the beginning of a snippet, or after a prompt, sudo, a path or an operator.
-	call = regexp.MustCompile(`(?:^|\$ |sudo |&& |/|"|-- )weft ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?([^|>&#]*)`)
-	flag = regexp.MustCompile(`(?:^|[ \[])(--[a-z][a-z-]*)`)
+	call    = regexp.MustCompile(`(?:^|\$ |sudo |&& |/|"|-- )weft ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?([^|>&#]*)`)
+	anyFlag = regexp.MustCompile(`(?:^|[ \[])(--[a-z][a-z-]*)`)
 )
 
 // manual is the command line by verb: the text of each verb's help.
 func manual() (verbs map[string]string, groups map[string]bool) {
-	reference := cli.Reference()
+	reference := reference()
 	at := verbHeading.FindAllStringSubmatchIndex(reference, -1)
 	verbs, groups = map[string]string{"help": "", "completion": "", "": reference[:at[0][0]]}, map[string]bool{}
 	for i, match := range at {
@@ -160,7 +158,7 @@ func TestVerbsExist(t *testing.T) {
 					continue
 				}
 				rest, _, _ = strings.Cut(rest+" ", " -- ")
-				for _, match := range flag.FindAllStringSubmatch(rest, -1) {
+				for _, match := range anyFlag.FindAllStringSubmatch(rest, -1) {
 					help := verbs[""] + verbs[verb] + verbs[strings.Fields(verb)[0]]
 					if !strings.Contains(help, match[1]+" ") {
 						t.Errorf("%s: `weft %s` has no flag %s: %s", name, verb, match[1], snippet)

@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/inet"
 )
 
 // maxFinds bounds the packets that a report quotes; all are counted.
@@ -123,7 +125,7 @@ func cloneCounts(counts map[netip.Addr]uint64) map[netip.Addr]uint64 {
 // Frame looks at one frame.
 func (d *Detector) Frame(f Frame) Kind {
 	d.report.Frames++
-	p, err := Parse(f.Data)
+	p, err := inet.Parse(f.Data)
 	if len(d.rules.Marker) > 0 && bytes.Contains(f.Data, d.rules.Marker) {
 		d.report.Markers++
 		d.find("marker", f, &p)
@@ -146,14 +148,14 @@ func (d *Detector) Frame(f Frame) Kind {
 	return kind
 }
 
-func (d *Detector) kind(p *Packet) Kind {
+func (d *Detector) kind(p *inet.Headers) Kind {
 	if !p.IP() {
 		return NotIP
 	}
 	podSrc, podDst := within(d.rules.Pods, p.Src), within(d.rules.Pods, p.Dst)
 	switch {
 	case !podSrc && !podDst:
-		if _, sealed := p.ESP(d.rules.Port); sealed {
+		if _, sealed := ParseESP(*p, d.rules.Port); sealed {
 			return Sealed
 		}
 		return Other
@@ -171,13 +173,13 @@ func within(prefixes []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-func (d *Detector) find(what string, f Frame, p *Packet) {
+func (d *Detector) find(what string, f Frame, p *inet.Headers) {
 	if len(d.report.Finds) < maxFinds {
 		d.report.Finds = append(d.report.Finds, Find{f.Interface, what, p.Src, p.Dst, protocolName(p), len(f.Data)})
 	}
 }
 
-func protocolName(p *Packet) string {
+func protocolName(p *inet.Headers) string {
 	if !p.IP() {
 		return ""
 	}

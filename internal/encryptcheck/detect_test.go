@@ -8,6 +8,8 @@ import (
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
+
+	"weft.dev/weft/internal/inet"
 )
 
 var (
@@ -83,7 +85,7 @@ func sealed(spi, seq uint32, iv uint64, size int) []byte {
 // fragments cuts the payload of an IPv4 frame without options in two.
 func fragments(t *testing.T, src, dst netip.Addr, payload []byte) (first, second []byte) {
 	t.Helper()
-	whole := udp(t, src, dst, 5000, payload)[ethernetHeader+minIPv4:]
+	whole := udp(t, src, dst, 5000, payload)[inet.EthernetLen+inet.IPv4Len:]
 	a := ip4(src, dst, layers.IPProtocolUDP)
 	a.Flags = layers.IPv4MoreFragments
 	b := ip4(src, dst, layers.IPProtocolUDP)
@@ -112,7 +114,7 @@ func TestDetector(t *testing.T) {
 	_ = tcp.SetNetworkLayerForChecksum(header)
 	arp := craft(t, layers.EthernetTypeARP, &layers.ARP{AddrType: 1, Protocol: layers.EthernetTypeIPv4, HwAddressSize: 6, ProtAddressSize: 4, Operation: 1,
 		SourceHwAddress: make([]byte, 6), SourceProtAddress: podA.AsSlice(), DstHwAddress: make([]byte, 6), DstProtAddress: podB.AsSlice()})
-	cut := udp(t, podA, podB, 9, nil)[:ethernetHeader+10]
+	cut := udp(t, podA, podB, 9, nil)[:inet.EthernetLen+10]
 	for _, c := range []struct {
 		name   string
 		frame  []byte
@@ -190,11 +192,11 @@ func TestDetectorCounts(t *testing.T) {
 }
 
 func TestESP(t *testing.T) {
-	p, err := Parse(udp(t, nodeA, nodeB, 4500, sealed(3<<28|5<<22|300, 7, 1<<33|7, 32)))
+	p, err := inet.Parse(udp(t, nodeA, nodeB, 4500, sealed(3<<28|5<<22|300, 7, 1<<33|7, 32)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, ok := p.ESP(4500)
+	e, ok := ParseESP(p, 4500)
 	if !ok || e.Epoch() != 3 || e.Lane() != 5 || e.Identity() != 300 || e.Seq != 7 || e.IV != 1<<33|7 {
 		t.Errorf("%+v %t: epoch %d lane %d identity %d", e, ok, e.Epoch(), e.Lane(), e.Identity())
 	}
@@ -213,7 +215,7 @@ func TestSegments(t *testing.T) {
 	}
 }
 
-// FuzzParse looks for frames that break the parser.
+// FuzzParse looks for frames that break the parser or the detector.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(append(make([]byte, 12), 8, 0, 0x45, 0, 0, 20))

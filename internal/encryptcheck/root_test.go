@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -180,6 +181,8 @@ func xdpOn(t *testing.T, code asm.Instructions) uint32 {
 	return uint32(id)
 }
 
+const xdpTX = 3 // XDP_TX: back where it came from
+
 // TestTap watches XDP programs: one that sends all back, and one that redirects all to its own interface.
 func TestTap(t *testing.T) {
 	for name, code := range map[string]asm.Instructions{
@@ -229,7 +232,7 @@ func watchTap(t *testing.T, tap *Tap, do func()) map[bool]int {
 	done := make(chan error)
 	go func() {
 		done <- tap.Run(ctx, func(f Frame) {
-			if p, err := Parse(f.Data); err == nil && p.IP() && f.Length == len(f.Data) && bytes.Contains(f.Data, here6.AsSlice()) {
+			if p, err := inet.Parse(f.Data); err == nil && p.IP() && f.Length == len(f.Data) && bytes.Contains(f.Data, here6.AsSlice()) {
 				seen[f.Outgoing]++
 			}
 		})

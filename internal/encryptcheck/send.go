@@ -1,7 +1,6 @@
 package encryptcheck
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -21,8 +20,6 @@ const (
 	discardPort = 9
 	// dynamicPort is the first of 16384 ports to send from (RFC 6335).
 	dynamicPort = 49152
-	tcpHeader   = 20
-	icmpHeader  = 8
 )
 
 // Probe says who sends marked packets to whom.
@@ -123,7 +120,7 @@ func (s *sender) send() {
 	port := uint16(dynamicPort + s.round%(1<<16-dynamicPort))
 	s.one(&s.sent.UDP, s.udp, s.payload)
 	s.one(&s.sent.TCP, s.tcp, s.syn(port))
-	s.one(&s.sent.ICMP, s.icmp, s.echo())
+	s.one(&s.sent.ICMP, s.icmp, inet.Echo(s.dst.Is4(), 0, s.round, s.payload))
 }
 
 func (s *sender) one(count *uint64, fd int, packet []byte) {
@@ -139,33 +136,13 @@ func (s *sender) one(count *uint64, fd int, packet []byte) {
 	*count++
 }
 
-// syn is a TCP connection attempt with data (RFC 9293 allows it); the receiver answers and forgets the data.
+// syn is a TCP connection attempt with data (RFC 9293 allows it); the receiver answers and forgets
+// the data.
 func (s *sender) syn(port uint16) []byte {
-	b := make([]byte, tcpHeader, tcpHeader+len(s.payload))
-	binary.BigEndian.PutUint16(b, port)
-	binary.BigEndian.PutUint16(b[2:], discardPort)
-	binary.BigEndian.PutUint32(b[4:], rand.Uint32())
-	b[12], b[13] = tcpHeader/4<<4, 2 // SYN
-	binary.BigEndian.PutUint16(b[14:], 65535)
-	b = append(b, s.payload...)
-	pseudo := append(s.src.AsSlice(), s.dst.AsSlice()...)
-	pseudo = binary.BigEndian.AppendUint32(pseudo, uint32(len(b)))
-	pseudo = binary.BigEndian.AppendUint32(pseudo, unix.IPPROTO_TCP)
-	binary.BigEndian.PutUint16(b[16:], inet.Checksum(append(pseudo, b...)))
-	return b
-}
-
-func (s *sender) echo() []byte {
-	b := make([]byte, icmpHeader, icmpHeader+len(s.payload))
-	b[0] = 128
-	if s.dst.Is4() {
-		b[0] = 8
-	}
-	binary.BigEndian.PutUint16(b[6:], s.round)
-	b = append(b, s.payload...)
-	if s.dst.Is4() { // the kernel fills in ICMPv6's
-		binary.BigEndian.PutUint16(b[2:], inet.Checksum(b))
-	}
+	b := inet.TCP(inet.TCPHeader{
+		SrcPort: port, DstPort: discardPort, Seq: rand.Uint32(), Flags: inet.SYN, Window: 65535,
+	}, s.payload)
+	inet.SetTransportChecksum(s.src, s.dst, unix.IPPROTO_TCP, b)
 	return b
 }
 

@@ -47,7 +47,7 @@ func (m *Manager) Add(ctx context.Context, req AddRequest) (*AddResult, error) {
 			return m.result(old), nil
 		}
 		if old.State == StateReady {
-			m.log.Warn("endpoint is damaged, making it anew", "endpoint", old.ID, "pod", old.Key(), "error", err)
+			m.log.Warn("endpoint is damaged, making it anew", "endpoint", old.ID, "pod", old.Key(), "err", err)
 		}
 		if err := m.teardown(old); err != nil {
 			return nil, fmt.Errorf("remove damaged endpoint: %w", err)
@@ -96,7 +96,7 @@ func (m *Manager) draft(req AddRequest, ns *os.File) (record, error) {
 	rec.declare(m.declared(rec.Key()))
 	if err := m.identify(&rec); err != nil {
 		// The pod can live without, on its own node; Sync goes on trying.
-		m.log.Warn("endpoint has no identity yet, its packets to other nodes are refused", "pod", rec.Key(), "error", err)
+		m.log.Warn("endpoint has no identity yet, its packets to other nodes are refused", "pod", rec.Key(), "err", err)
 		m.retryLater("")
 	}
 	if req.Chained {
@@ -277,7 +277,7 @@ func (m *Manager) reclaim(addrs []netip.Addr) {
 		}
 		if rec, ok := m.record(id); ok && rec.State == StateReady && !hostLinkExists(rec.HostIf) {
 			if err := m.teardown(rec); err != nil {
-				m.log.Warn("remove endpoint without interface", "endpoint", id, "pod", rec.Key(), "error", err)
+				m.log.Warn("remove endpoint without interface", "endpoint", id, "pod", rec.Key(), "err", err)
 			}
 		}
 		unlock()

@@ -129,7 +129,7 @@ func (m *Manager) dismantle(rec record) error {
 
 // leaveTombstone keeps only the name of an object that could not be deleted, for Sync.
 func (m *Manager) leaveTombstone(rec record, cause error) error {
-	m.log.Warn("endpoint removed but still published, will try again", "pod", rec.objectKey(), "error", cause)
+	m.log.Warn("endpoint removed but still published, will try again", "pod", rec.objectKey(), "err", cause)
 	if err := m.disk.save(rec); err != nil {
 		return err
 	}

@@ -115,7 +115,7 @@ func (m *Manager) load() error {
 	for _, rec := range records {
 		if rec.State != StateGone {
 			if err := m.adopt(rec); err != nil {
-				m.log.Error("endpoint record contradicts another, removing the endpoint", "endpoint", rec.ID, "pod", rec.Key(), "error", err)
+				m.log.Error("endpoint record contradicts another, removing the endpoint", "endpoint", rec.ID, "pod", rec.Key(), "err", err)
 				rec.State = StateDeleting
 			}
 		}

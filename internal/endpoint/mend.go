@@ -67,7 +67,7 @@ func (m *Manager) mend(id string, h *netlink.Handle, tables *hostTables) error {
 	if damage == nil || errors.Is(damage, errGone) {
 		return nil
 	}
-	m.log.Warn("endpoint is damaged, mending it", "endpoint", rec.ID, "pod", rec.Key(), "error", damage)
+	m.log.Warn("endpoint is damaged, mending it", "endpoint", rec.ID, "pod", rec.Key(), "err", damage)
 	if err := m.order(rec); err != nil {
 		m.retryLater("")
 		return fmt.Errorf("mend endpoint of %s: %w", rec.Key(), err)

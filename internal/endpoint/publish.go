@@ -16,7 +16,7 @@ const retryInterval = 5 * time.Second
 // publish makes the directory agree and leaves a failure to Sync.
 func (m *Manager) publish(key string) {
 	if err := m.syncObject(key); err != nil {
-		m.log.Warn("endpoint not published, will try again", "pod", key, "error", err)
+		m.log.Warn("endpoint not published, will try again", "pod", key, "err", err)
 		m.retryLater(key)
 	}
 }
@@ -80,7 +80,7 @@ func (m *Manager) retrySync() {
 	m.retry = nil
 	m.mu.Unlock()
 	if err := m.Sync(context.Background()); err != nil {
-		m.log.Warn("endpoints still not in order, will try again", "error", err)
+		m.log.Warn("endpoints still not in order, will try again", "err", err)
 	}
 }
 

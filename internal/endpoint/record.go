@@ -104,7 +104,7 @@ func (d *disk) load() ([]record, error) {
 			return nil, fmt.Errorf("record %s was written by a newer Weft (version %d, this one knows %d): run that one, or clean up with it first",
 				path, rec.Version, recordVersion)
 		}
-		d.log.Error("setting a damaged endpoint record aside", "file", path, "error", err)
+		d.log.Error("setting a damaged endpoint record aside", "file", path, "err", err)
 		if _, err := statefile.SetAside(path); err != nil {
 			return nil, err
 		}
@@ -156,7 +156,7 @@ func (d *disk) saveCursors(c cursors) {
 		err = statefile.WriteVolatile(d.cursorPath(), data)
 	}
 	if err != nil {
-		d.log.Warn("ipam state not written, after a restart addresses may be reused early", "file", d.cursorPath(), "error", err)
+		d.log.Warn("ipam state not written, after a restart addresses may be reused early", "file", d.cursorPath(), "err", err)
 	}
 }
 
@@ -172,7 +172,7 @@ func (d *disk) loadCursors() cursors {
 		err = json.Unmarshal(data, &c)
 	}
 	if err != nil {
-		d.log.Warn("ipam state unreadable, addresses start from the first again", "file", d.cursorPath(), "error", err)
+		d.log.Warn("ipam state unreadable, addresses start from the first again", "file", d.cursorPath(), "err", err)
 		return cursors{}
 	}
 	return c

@@ -1,14 +1,14 @@
 package flows
 
 import (
-	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"time"
+
+	"weft.dev/weft/internal/logfile"
 )
 
 // fileLimit is the size at which the log file is put aside as FILE.1.
@@ -17,19 +17,19 @@ const fileLimit = 64 << 20
 // fileBuffer is how many records may wait for the disk.
 const fileBuffer = 4096
 
+// writeSize is how many bytes are gathered before they are written, within a second.
+const writeSize = 64 << 10
+
 // WriteFile appends every record of the hub to a file of JSON lines until ctx ends.
 // The file is readable by its owner only: it tells who talks to whom.
 func WriteFile(ctx context.Context, hub *Hub, path string, log *slog.Logger) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return fmt.Errorf("create directory of the flow log: %w", err)
-	}
 	_, follower := hub.Follow(-1, nil, fileBuffer)
 	defer follower.Close()
-	writer := &fileWriter{path: path, limit: fileLimit}
-	if err := writer.open(); err != nil {
-		return err
+	writer := &fileWriter{file: logfile.File{Path: path, MaxSize: fileLimit, Keep: 1}}
+	if err := writer.file.Open(); err != nil {
+		return fmt.Errorf("flow log: %w", err)
 	}
-	defer writer.close()
+	defer writer.file.Close()
 	flush := time.NewTicker(time.Second)
 	defer flush.Stop()
 	failed := false
@@ -44,68 +44,36 @@ func WriteFile(ctx context.Context, hub *Hub, path string, log *slog.Logger) err
 			err = writer.flush()
 		}
 		if err != nil && !failed {
-			log.Error("flow log is not written", "file", path, "error", err)
+			log.Error("flow log is not written", "file", path, "err", err)
 		}
 		failed = err != nil
 	}
 }
 
-// fileWriter writes JSON lines and starts the file anew when it grows too large.
+// fileWriter gathers JSON lines for a log file.
 type fileWriter struct {
-	path  string
-	limit int64
-	file  *os.File
-	buf   *bufio.Writer
-	size  int64
-}
-
-func (w *fileWriter) open() error {
-	file, err := os.OpenFile(w.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return fmt.Errorf("open flow log: %w", err)
-	}
-	info, err := file.Stat()
-	if err != nil {
-		file.Close()
-		return fmt.Errorf("open flow log: %w", err)
-	}
-	w.file, w.buf, w.size = file, bufio.NewWriterSize(file, 64<<10), info.Size()
-	return nil
+	file  logfile.File
+	lines bytes.Buffer
 }
 
 func (w *fileWriter) write(flow Flow) error {
-	if w.file == nil {
-		if err := w.open(); err != nil {
-			return err
-		}
-	}
-	line, err := json.Marshal(flow)
-	if err != nil {
+	if err := json.NewEncoder(&w.lines).Encode(flow); err != nil {
 		return fmt.Errorf("encode flow: %w", err)
 	}
-	count, err := w.buf.Write(append(line, '\n'))
-	w.size += int64(count)
-	if err != nil {
-		w.close()
-		return fmt.Errorf("write flow log: %w", err)
-	}
-	if w.size < w.limit {
+	if w.lines.Len() < writeSize {
 		return nil
 	}
-	w.close()
-	if err := os.Rename(w.path, w.path+".1"); err != nil {
-		return fmt.Errorf("rotate flow log: %w", err)
-	}
-	return w.open()
+	return w.flush()
 }
 
+// flush hands over what was gathered. What cannot be written is lost, as are flows in a full queue.
 func (w *fileWriter) flush() error {
-	if w.file == nil {
+	if w.lines.Len() == 0 {
 		return nil
 	}
-	if err := w.buf.Flush(); err != nil {
-		w.close()
-		return fmt.Errorf("write flow log: %w", err)
+	defer w.lines.Reset()
+	if err := w.file.Append(w.lines.Bytes()); err != nil {
+		return fmt.Errorf("flow log: %w", err)
 	}
 	return nil
 }
@@ -121,13 +89,5 @@ func (w *fileWriter) drain(follower *Follower) error {
 		default:
 			return w.flush()
 		}
-	}
-}
-
-func (w *fileWriter) close() {
-	if w.file != nil {
-		w.buf.Flush()
-		w.file.Close()
-		w.file = nil
 	}
 }

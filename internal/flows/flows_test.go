@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/logfile"
 )
 
 type names map[netip.Addr]Identity
@@ -223,13 +225,13 @@ func TestWriteFile(t *testing.T) {
 
 func TestFileRotates(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "flows.jsonl")
-	writer := &fileWriter{path: path, limit: 600}
+	writer := &fileWriter{file: logfile.File{Path: path, MaxSize: 600, Keep: 1}}
+	defer writer.file.Close()
 	for n := uint16(0); n < 4; n++ {
-		if err := writer.write(numbered(n)); err != nil {
+		if err := errors.Join(writer.write(numbered(n)), writer.flush()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	writer.close()
 	for _, name := range []string{path, path + ".1"} {
 		if info, err := os.Stat(name); err != nil || info.Size() > 1200 {
 			t.Errorf("%s: %v %v", name, info, err)

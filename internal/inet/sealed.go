@@ -3,8 +3,8 @@ package inet
 // What sealing adds to a packet, in bytes: the outer IP and UDP headers, ESP's header with its IV, and the ICV
 // (RFC 4303, 3948, 4106); behind the packet come two bytes and padding to whole words of four (RFC 4303 section 2.4).
 const (
-	sealOverIPv4 = 20 + 8 + 16 + 16
-	sealOverIPv6 = 40 + 8 + 16 + 16
+	sealOverIPv4 = IPv4Len + UDPLen + 16 + 16
+	sealOverIPv6 = IPv6Len + UDPLen + 16 + 16
 	sealTrailer  = 2
 )
 

@@ -10,15 +10,16 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/auditlog"
 )
 
 // TestAuditOfALife has every step of an epoch's life in the log, with what wrapped it, and no key.
 func TestAuditOfALife(t *testing.T) {
 	dir := t.TempDir()
 	b := newFixture(t)
-	logs := map[string]*audit.Log{}
+	logs := map[string]*auditlog.Log{}
 	for _, name := range []string{"a", "b"} {
-		logs[name] = audit.Open(audit.Options{Path: filepath.Join(dir, name), Node: name, MaxSize: 1 << 20, Keep: 1})
+		logs[name] = auditlog.Open(auditlog.Options{Path: filepath.Join(dir, name), Node: name, MaxSize: 1 << 20, Keep: 1})
 	}
 	b.options = func(o *Options) { o.Audit = logs[o.Node].Add }
 	nodes := b.cluster("a", "b")
@@ -73,7 +74,7 @@ func TestAuditOfALife(t *testing.T) {
 
 func readAudit(t *testing.T, path string) []audit.Record {
 	t.Helper()
-	records, err := audit.Read(path, 0)
+	records, err := auditlog.Read(path, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

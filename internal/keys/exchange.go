@@ -207,7 +207,7 @@ func (p *peers) failed(q *peer, result handshake.Result, err error) {
 	}
 	if result.Dialled { // else the peer tries again by itself, and so does this node
 		if kind := kindOf(err); q.lastErr == nil || kindOf(q.lastErr) != kind {
-			p.log.Warn("exchange of keys failed", "peer", q.Name, "epoch", result.Epoch, "kind", kind, "error", err)
+			p.log.Warn("exchange of keys failed", "peer", q.Name, "epoch", result.Epoch, "kind", kind, "err", err)
 		}
 		q.failures++
 		q.lastErr, q.tried = err, max(q.tried, result.Epoch)
@@ -215,7 +215,7 @@ func (p *peers) failed(q *peer, result handshake.Result, err error) {
 	}
 	p.journal.Add(audit.Record{Event: audit.EventExchanged, Epoch: result.Epoch, Peer: q.Name, Outcome: kindOf(err), Detail: audit.Line(err)})
 	if !result.Dialled {
-		p.log.Debug("exchange of keys failed", "peer", q.Name, "epoch", result.Epoch, "error", err)
+		p.log.Debug("exchange of keys failed", "peer", q.Name, "epoch", result.Epoch, "err", err)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/auditlog"
 	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/keys/kek"
 )
@@ -146,7 +147,7 @@ func TestExtendTTL(t *testing.T) {
 	for _, inTime := range []bool{true, false} {
 		b := extending(t)
 		path := filepath.Join(t.TempDir(), "audit.jsonl")
-		log := audit.Open(audit.Options{Path: path, Node: "a", MaxSize: 1 << 20, Keep: 1})
+		log := auditlog.Open(auditlog.Options{Path: path, Node: "a", MaxSize: 1 << 20, Keep: 1})
 		configured := b.options
 		b.options = func(o *Options) {
 			if configured(o); o.Node == "a" {

@@ -34,7 +34,7 @@ func (p *problems) set(what string, err error) {
 	case text == "":
 		p.log.Info("keys: works again", "what", what)
 	default:
-		p.log.Warn("keys: does not work", "what", what, "error", text)
+		p.log.Warn("keys: does not work", "what", what, "err", text)
 	}
 }
 

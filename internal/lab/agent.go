@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/sibling"
 )
 
 // How long agents may take for things.
@@ -235,17 +237,14 @@ func (l *Lab) SetBinary(path string) error {
 	})
 }
 
-// checkBinary resolves the weft binary; empty means this process's own.
-func checkBinary(path string) (string, error) {
+// checkBinary resolves the weft binary, which is found where none is named.
+func checkBinary(path string) (_ string, err error) {
 	if path == "" {
-		own, err := os.Executable()
-		if err != nil {
-			return "", fmt.Errorf("find own binary: %w", err)
+		if path, err = sibling.Find("weft"); err != nil {
+			return "", err
 		}
-		path = own
 	}
-	path, err := filepath.Abs(path)
-	if err != nil {
+	if path, err = filepath.Abs(path); err != nil {
 		return "", fmt.Errorf("weft binary: %w", err)
 	}
 	info, err := os.Stat(path)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/lab/labdir"
 	"weft.dev/weft/internal/lab/traffic"
 	"weft.dev/weft/internal/netns"
 )
@@ -52,7 +53,7 @@ func up(t *testing.T, spec *Spec) *Lab {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := l.Down(context.Background()); err != nil && !errors.Is(err, ErrNoLab) {
+		if err := l.Down(context.Background()); err != nil && !errors.Is(err, labdir.ErrNoLab) {
 			t.Error(err)
 		}
 	})
@@ -239,11 +240,11 @@ func TestUpTwice(t *testing.T) {
 	if l.Pod("pn0") == nil {
 		t.Error("the refused up harmed the lab")
 	}
-	names, err := List()
+	names, err := labdir.List()
 	if err != nil || !strings.Contains(strings.Join(names, " "), spec.Name) {
 		t.Errorf("list %v, %v", names, err)
 	}
-	if _, err := Open(testName("none")); !errors.Is(err, ErrNoLab) {
+	if _, err := Open(testName("none")); !errors.Is(err, labdir.ErrNoLab) {
 		t.Errorf("open of no lab: %v", err)
 	}
 }
@@ -263,7 +264,7 @@ func TestNameTakenByOthers(t *testing.T) {
 	if !exists(netns.Path(foreign)) {
 		t.Error("up removed a namespace that was not its own")
 	}
-	if exists(labDir(spec.Name)) {
+	if exists(labdir.Dir(spec.Name)) {
 		t.Error("up left its directory")
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"weft.dev/weft/internal/lab/labdir"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -28,7 +29,7 @@ func (l *Lab) Down(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		return errors.New("removing a lab needs root: run it with sudo")
 	}
-	if _, err := l.st.read(); errors.Is(err, ErrNoLab) {
+	if _, err := l.st.read(); errors.Is(err, labdir.ErrNoLab) {
 		return err
 	}
 	busy, err := l.st.claim()
@@ -179,15 +180,15 @@ func leftovers(s *Spec) []error {
 }
 
 func (l *Lab) removeDir() {
-	if err := os.RemoveAll(labDir(l.st.name)); err != nil {
-		l.log().Warn("remove lab directory", "error", err)
+	if err := os.RemoveAll(labdir.Dir(l.st.name)); err != nil {
+		l.log().Warn("remove lab directory", "err", err)
 	}
 }
 
 // removeEmptyBases removes the directories above instances when the last lab is gone
 // and nobody else uses them: os.Remove takes only empty ones.
 func removeEmptyBases() {
-	if os.Remove(baseDir) != nil {
+	if os.Remove(labdir.Base) != nil {
 		return
 	}
 	for _, dir := range []string{agentBPFDir, agentRunDir} {

@@ -17,6 +17,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 	"go.yaml.in/yaml/v3"
+	"weft.dev/weft/internal/lab/labdir"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -141,7 +142,7 @@ func agentSpec(suffix string) *Spec {
 func upAgents(t *testing.T, spec *Spec) *Lab {
 	t.Helper()
 	needsRoot(t)
-	l, err := Up(t.Context(), spec, Options{ReadyTimeout: 20 * time.Second})
+	l, err := Up(t.Context(), spec, Options{Binary: os.Args[0], ReadyTimeout: 20 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,14 +220,14 @@ func TestAgentsThatMisbehave(t *testing.T) {
 		t.Run(tt.mode, func(t *testing.T) {
 			t.Setenv(fakeMode, tt.mode)
 			spec := agentSpec(tt.mode)
-			_, err := Up(t.Context(), spec, Options{ReadyTimeout: time.Second})
+			_, err := Up(t.Context(), spec, Options{Binary: os.Args[0], ReadyTimeout: time.Second})
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("up: %v", err)
 			}
 			if tt.mode == "dies" && !strings.Contains(err.Error(), "no BPF in this kernel") {
 				t.Errorf("the agent's last words are missing: %v", err)
 			}
-			if left := leftovers(spec); len(left) > 0 || exists(labDir(spec.Name)) {
+			if left := leftovers(spec); len(left) > 0 || exists(labdir.Dir(spec.Name)) {
 				t.Errorf("left: %v", left)
 			}
 		})
@@ -254,10 +255,10 @@ func TestUpCancelled(t *testing.T) {
 	spec := agentSpec("ctx")
 	ctx, cancel := contextAfter(t, 300*time.Millisecond)
 	defer cancel()
-	if _, err := Up(ctx, spec, Options{}); err == nil {
+	if _, err := Up(ctx, spec, Options{Binary: os.Args[0]}); err == nil {
 		t.Fatal("up succeeded")
 	}
-	if left := leftovers(spec); len(left) > 0 || exists(labDir(spec.Name)) {
+	if left := leftovers(spec); len(left) > 0 || exists(labdir.Dir(spec.Name)) {
 		t.Errorf("left: %v", left)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/internal/keys/ca"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/keys/nodeid"
+	"weft.dev/weft/internal/statefile"
 )
 
 // Names of what an agent needs to seal packets, in its node's directory of keys.
@@ -67,7 +68,7 @@ func (l *Lab) makeKeys(_ context.Context, s *Spec) error {
 		if err := issue(authority, n.Name, dir); err != nil {
 			return fmt.Errorf("certificate of node %s: %w", n.Name, err)
 		}
-		if err := writeFile(filepath.Join(dir, kekFile), secret, 0o600); err != nil {
+		if err := statefile.WriteMode(filepath.Join(dir, kekFile), secret, 0o600); err != nil {
 			return err
 		}
 	}

@@ -21,7 +21,8 @@ const PodIfName = "eth0"
 
 // Options are what Up needs beyond the lab's description.
 type Options struct {
-	// Binary is the weft binary that runs as agent and as CNI plugin. Default: this process's own.
+	// Binary is the weft binary that runs as agent and as CNI plugin. Default: beside the running
+	// program, else in PATH.
 	Binary string
 	// Log takes the progress of Up and Down. Default: discarded.
 	Log *slog.Logger

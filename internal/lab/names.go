@@ -11,19 +11,19 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"weft.dev/weft/internal/lab/labdir"
 	"weft.dev/weft/internal/netns"
 )
 
-// Where labs live, and what their agents make elsewhere: sockets and pins stay where
+// What a lab's agents make outside its directory: sockets and pins stay where
 // the CLI and the CNI plugin look for them. State moves into the lab's directory, so
 // that nothing of a lab outlives a reboot.
 const (
-	baseDir      = "/run/weft-lab"
 	agentRunDir  = "/run/weft"
 	agentBPFDir  = BPFFS + "/weft"
 	cniVersion   = "1.0.0"
 	cniPlugin    = "weft-cni"
-	stateFile    = "lab.json"
 	busyLock     = "busy.lock"
 	stateLock    = "state.lock"
 	agentLogFile = "agent.log"
@@ -32,13 +32,11 @@ const (
 // BPFFS is where the kernel's bpffs is, with all pins.
 const BPFFS = "/sys/fs/bpf"
 
-func labDir(lab string) string            { return filepath.Join(baseDir, lab) }
-func nodeDir(lab, node string) string     { return filepath.Join(labDir(lab), node) }
+func nodeDir(lab, node string) string     { return filepath.Join(labdir.Dir(lab), node) }
 func stateDir(lab, node string) string    { return filepath.Join(nodeDir(lab, node), "state") }
 func keysDir(lab, node string) string     { return filepath.Join(nodeDir(lab, node), "keys") }
-func authorityDir(lab string) string      { return filepath.Join(labDir(lab), "ca") }
-func objectsDir(lab string) string        { return filepath.Join(labDir(lab), "objects") }
-func binDir(lab string) string            { return filepath.Join(labDir(lab), "bin") }
+func authorityDir(lab string) string      { return filepath.Join(labdir.Dir(lab), "ca") }
+func binDir(lab string) string            { return filepath.Join(labdir.Dir(lab), "bin") }
 func cniCacheDir(lab, node string) string { return filepath.Join(nodeDir(lab, node), "cni") }
 func instance(lab, node string) string    { return lab + "-" + node }
 

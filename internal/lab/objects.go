@@ -7,11 +7,13 @@ import (
 
 	"go.yaml.in/yaml/v3"
 	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/lab/labdir"
+	"weft.dev/weft/internal/statefile"
 )
 
 // writeNodeObjects declares the nodes to every agent.
 func writeNodeObjects(s *Spec) error {
-	return writeDocs(filepath.Join(objectsDir(s.Name), "nodes.yaml"), nodeObjects(s))
+	return writeDocs(filepath.Join(labdir.Objects(s.Name), "nodes.yaml"), nodeObjects(s))
 }
 
 // nodeObjects leaves out bare nodes without pod ranges: nobody routes pods to them, and agents would
@@ -33,7 +35,7 @@ func nodeObjects(s *Spec) []any {
 
 // writePodObjects declares the pods: what the CNI plugin's caller does not say.
 func writePodObjects(s *Spec) error {
-	return writeDocs(filepath.Join(objectsDir(s.Name), "pods.yaml"), podObjects(s))
+	return writeDocs(filepath.Join(labdir.Objects(s.Name), "pods.yaml"), podObjects(s))
 }
 
 func podObjects(s *Spec) []any {
@@ -58,7 +60,7 @@ func podObjects(s *Spec) []any {
 // writeDocs writes objects as one multi-document file, in one step.
 func writeDocs(path string, docs []any) error {
 	if len(docs) == 0 {
-		return writeFile(path, nil, 0o644) // the encoder cannot close an empty stream
+		return statefile.WriteMode(path, nil, 0o644) // the encoder cannot close an empty stream
 	}
 	var buf bytes.Buffer
 	enc := yaml.NewEncoder(&buf)
@@ -70,7 +72,7 @@ func writeDocs(path string, docs []any) error {
 	if err := enc.Close(); err != nil {
 		return fmt.Errorf("encode objects for %s: %w", path, err)
 	}
-	return writeFile(path, buf.Bytes(), 0o644)
+	return statefile.WriteMode(path, buf.Bytes(), 0o644)
 }
 
 // agentConfig is a node's agent.yaml: the lab's own keys, over the node's, over the lab-wide ones.
@@ -91,7 +93,7 @@ func agentConfig(s *Spec, n NodeSpec) ([]byte, error) {
 	}
 	config["node"] = n.Name
 	config["instance"] = instance(s.Name, n.Name)
-	config["store"] = map[string]any{"dir": objectsDir(s.Name)}
+	config["store"] = map[string]any{"dir": labdir.Objects(s.Name)}
 	config["paths"] = map[string]any{"state": stateDir(s.Name, n.Name)}
 	data, err := yaml.Marshal(config)
 	if err != nil {

@@ -67,15 +67,15 @@ func TestParseRefuses(t *testing.T) {
 		name, old, new string // small with old replaced by new
 		want           string
 	}{
-		{"unknown key", "podCIDRs: [10.77.2.0/24]", "podCIDR: [10.77.2.0/24]", `lab.yaml:8: nodes[1].podCIDR: is not a known key: did you mean "podCIDRs"?`},
-		{"unknown top key", "name: t\n", "name: t\ncolour: red\n", `lab.yaml:2: colour: is not a known key: known are agent, encryption, name, nodes, pods, sysctls, wires`},
-		{"key twice", "name: t\n", "name: t\nname: u\n", `lab.yaml:2: name: is given twice`},
+		{"unknown key", "podCIDRs: [10.77.2.0/24]", "podCIDR: [10.77.2.0/24]", `lab.yaml:8: nodes[1].podCIDR: unknown key: did you mean "podCIDRs"?`},
+		{"unknown top key", "name: t\n", "name: t\ncolour: red\n", `lab.yaml:2: colour: unknown key: known here are name, encryption, sysctls, agent, nodes, wires, pods`},
+		{"key twice", "name: t\n", "name: t\nname: u\n", `lab.yaml:2: name: is given twice, first on line 1`},
 		{"no name", "name: t\n", "", `lab.yaml:1: name: is missing: give the lab a name`},
 		{"bad name", "name: t\n", "name: T_\n", `lab.yaml:1: name: "T_" is not a name`},
 		{"long name", "name: b\n", "name: " + long + "\n", `lab.yaml:6: nodes[1].name: lab and node name together have 40 characters, at most 39 fit`},
 		{"reserved node", "name: b\n", "name: bin\n", `nodes[1].name: "bin" is a directory of the lab itself`},
 		{"node twice", "name: b\n", "name: a\n", `lab.yaml:6: nodes[1].name: "a" names two nodes`},
-		{"bad address", "192.0.2.1/24", "192.0.2.1", `lab.yaml:4: nodes[0].addresses[0]: "192.0.2.1" is not an address with prefix length: write it like 192.0.2.1/24`},
+		{"bad address", "192.0.2.1/24", "192.0.2.1", `lab.yaml:4: nodes[0].addresses[0]: "192.0.2.1" is not an address range or an address with prefix length, such as 10.1.0.0/24`},
 		{"network address", "192.0.2.1/24", "192.0.2.0/24", `lab.yaml:4: nodes[0].addresses[0]: 192.0.2.0/24 is the network's own address`},
 		{"multicast", "192.0.2.1/24", "224.0.0.1/24", `nodes[0].addresses[0]: 224.0.0.1 cannot be an interface's address`},
 		{"address twice", "192.0.2.2/24", "192.0.2.1/24", `lab.yaml:7: nodes[1].addresses[0]: 192.0.2.1 is already given by nodes[0].addresses[0]`},
@@ -88,9 +88,9 @@ func TestParseRefuses(t *testing.T) {
 		{"node on no wire", "nodes: [a, b]", "nodes: [a]", `lab.yaml:6: nodes[1]: "b" is on no wire`},
 		{"long wire name", "name: w0", "name: w0123456789abcdef", `wires[0].name: "w0123456789abcdef" is not an interface name`},
 		{"wire named like ours", "name: w0", "name: weft0", `wires[0].name: "weft0" is taken`},
-		{"mtu too small", "nodes: [a, b]", "nodes: [a, b]\n    mtu: 576", `lab.yaml:12: wires[0].mtu: must be a whole number from 1280 to 65535`},
-		{"mtu of words", "nodes: [a, b]", "nodes: [a, b]\n    mtu: big", `wires[0].mtu: must be a whole number`},
-		{"offload of words", "nodes: [a, b]", "nodes: [a, b]\n    offload: maybe", `wires[0].offload: must be true or false`},
+		{"mtu too small", "nodes: [a, b]", "nodes: [a, b]\n    mtu: 576", `lab.yaml:12: wires[0].mtu: is 576: use 1280 to 65535`},
+		{"mtu of words", "nodes: [a, b]", "nodes: [a, b]\n    mtu: big", `lab.yaml:12: wires[0].mtu: is the text "big": want a whole number`},
+		{"offload of words", "nodes: [a, b]", "nodes: [a, b]\n    offload: maybe", `lab.yaml:12: wires[0].offload: is the text "maybe": want true or false`},
 		{"pod's unknown node", "    node: a\n", "    node: z\n", `lab.yaml:14: pods[0].node: "z" is no node of this lab`},
 		{"pod named like a node", "name: p\n", "name: a\n", `pods[0].name: "a" is also a node's name`},
 		{"pod's address elsewhere", "    node: a\n", "    node: a\n    addresses: [10.77.2.9]\n", `lab.yaml:15: pods[0].addresses[0]: 10.77.2.9 is outside node a's podCIDRs`},
@@ -100,9 +100,11 @@ func TestParseRefuses(t *testing.T) {
 		{"unknown sysctls", "name: t\n", "name: t\nsysctls: debian\n", `lab.yaml:2: sysctls: "debian" is not known: use distribution or kernel`},
 		{"unknown road", "    node: a\n", "    node: a\n    road: tc\n", `lab.yaml:15: pods[0].road: "tc" is not a road: use xdp, or leave it out`},
 		{"config of ours", "    podCIDRs: [10.77.2.0/24]", "    config: {node: x}", `nodes[1].config.node: is set by the lab`},
-		{"list for mapping", "name: t\n", "name: t\nagent: [1]\n", `lab.yaml:2: agent: must be a mapping`},
-		{"two documents", "name: t\n", "name: t\n---\n", `holds more than one YAML document`},
-		{"not YAML", "name: t\n", "name: [\n", `lab.yaml: yaml: `},
+		{"list for mapping", "name: t\n", "name: t\nagent: [1]\n", `lab.yaml:2: agent: is a list: want keys with values`},
+		{"agent key twice", "name: t\n", "name: t\nagent: {mtu: 1, mtu: 2}\n", `lab.yaml:2: agent: want keys with values: `},
+		{"address for no node of the wire", "nodes: [a, b]", "nodes: [a, b]\n    addresses:\n      c: [10.0.0.1/8]", `lab.yaml:13: wires[0].addresses[c]: is not on this wire`},
+		{"two documents", "name: t\n", "name: t\n---\n", `lab.yaml:3: holds more than one YAML document`},
+		{"not YAML", "name: t\n", "name: [\n", `lab.yaml:1: not valid YAML: `},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -12,6 +12,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/lab/labdir"
+	"weft.dev/weft/internal/statefile"
 )
 
 // The phases of a lab, as written in lab.json and told by Status.
@@ -86,13 +89,10 @@ func (s *store) encode(spec *Spec) string {
 	return text
 }
 
-// ErrNoLab is returned for a lab that is not there.
-var ErrNoLab = errors.New("no such lab")
-
 func (s *store) read() (*state, error) {
-	data, err := os.ReadFile(filepath.Join(labDir(s.name), stateFile))
+	data, err := os.ReadFile(filepath.Join(labdir.Dir(s.name), labdir.State))
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %s: build it with `weft lab up`", ErrNoLab, s.name)
+		return nil, labdir.Missing(s.name)
 	} else if err != nil {
 		return nil, fmt.Errorf("read lab record: %w", err)
 	}
@@ -122,7 +122,7 @@ func (s *store) write(st *state) error {
 	if err != nil {
 		return fmt.Errorf("write lab record: %w", err)
 	}
-	return writeFile(filepath.Join(labDir(s.name), stateFile), append(data, '\n'), 0o600)
+	return statefile.Write(filepath.Join(labdir.Dir(s.name), labdir.State), append(data, '\n'))
 }
 
 // update reads the state, lets change alter it and writes it back, alone among all
@@ -130,7 +130,7 @@ func (s *store) write(st *state) error {
 func (s *store) update(change func(*state) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	lock, err := lockFile(filepath.Join(labDir(s.name), stateLock), true)
+	lock, err := lockFile(filepath.Join(labdir.Dir(s.name), stateLock), true)
 	if err != nil {
 		return err
 	}
@@ -152,10 +152,10 @@ var errBusy = errors.New("is being built or removed by another process")
 // The kernel frees it when its holder dies.
 func (s *store) claim() (*os.File, error) {
 	for {
-		if err := os.MkdirAll(labDir(s.name), 0o755); err != nil {
+		if err := os.MkdirAll(labdir.Dir(s.name), 0o755); err != nil {
 			return nil, fmt.Errorf("create lab directory: %w", err)
 		}
-		path := filepath.Join(labDir(s.name), busyLock)
+		path := filepath.Join(labdir.Dir(s.name), busyLock)
 		lock, err := lockFile(path, false)
 		if errors.Is(err, errBusy) {
 			return nil, fmt.Errorf("lab %s %w: wait for it", s.name, errBusy)
@@ -201,17 +201,4 @@ func sameFile(f *os.File, path string) bool {
 	a, errA := f.Stat()
 	b, errB := os.Stat(path)
 	return errA == nil && errB == nil && os.SameFile(a, b)
-}
-
-// writeFile replaces a file in one step, so that no reader sees half of it.
-func writeFile(path string, data []byte, mode os.FileMode) error {
-	// Hidden, because agents watch the objects directory.
-	tmp := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".tmp")
-	if err := os.WriteFile(tmp, data, mode); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	if err := os.Rename(tmp, path); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/lab/traffic"
+	"weft.dev/weft/internal/statefile"
 )
 
 // sealing asks a node's agent how many packets to its only peer went sealed.
@@ -58,7 +59,7 @@ func TestRealStrict(t *testing.T) {
 		t.Errorf("nothing was sealed: %+v", sealed)
 	}
 	policy := "apiVersion: weft.dev/v1alpha1\nkind: EncryptionPolicy\nmetadata: {name: p, namespace: ops}\nspec: {selector: {}}\n"
-	if err := writeFile(filepath.Join(l.ObjectsDir(), "policy.yaml"), []byte(policy), 0o644); err != nil {
+	if err := statefile.WriteMode(filepath.Join(l.ObjectsDir(), "policy.yaml"), []byte(policy), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	awaitPlain(t, l, 2)
@@ -77,7 +78,7 @@ func TestRealStrict(t *testing.T) {
 		t.Fatal(err)
 	}
 	sealedProbe := strings.Replace(string(text), "name: probe\n", "name: probe\n    annotations: {ebpf.xdp/encrypt: \"true\"}\n", 1)
-	if err := writeFile(pods, []byte(sealedProbe), 0o644); err != nil {
+	if err := statefile.WriteMode(pods, []byte(sealedProbe), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	awaitPlain(t, l, 0)

@@ -14,7 +14,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"weft.dev/weft/internal/config"
+	"weft.dev/weft/internal/lab/labdir"
 	"weft.dev/weft/internal/netns"
+	"weft.dev/weft/internal/statefile"
 )
 
 // downTimeout bounds the clean-up after a failed Up or Run, whose own context may be over.
@@ -86,7 +88,7 @@ func (l *Lab) clearRemains(ctx context.Context, spec *Spec) error {
 		if err := l.emptyDir(); err != nil {
 			return err
 		}
-	case !errors.Is(err, ErrNoLab):
+	case !errors.Is(err, labdir.ErrNoLab):
 		return err
 	}
 	if left := leftovers(spec); len(left) > 0 {
@@ -99,7 +101,7 @@ func (l *Lab) clearRemains(ctx context.Context, spec *Spec) error {
 
 // emptyDir removes everything in the lab's directory but the lock that we hold.
 func (l *Lab) emptyDir() error {
-	entries, err := os.ReadDir(labDir(l.st.name))
+	entries, err := os.ReadDir(labdir.Dir(l.st.name))
 	if err != nil {
 		return fmt.Errorf("empty lab directory: %w", err)
 	}
@@ -107,7 +109,7 @@ func (l *Lab) emptyDir() error {
 		if e.Name() == busyLock {
 			continue
 		}
-		if err := os.RemoveAll(filepath.Join(labDir(l.st.name), e.Name())); err != nil {
+		if err := os.RemoveAll(filepath.Join(labdir.Dir(l.st.name), e.Name())); err != nil {
 			return fmt.Errorf("empty lab directory: %w", err)
 		}
 	}
@@ -183,7 +185,7 @@ func (l *Lab) build(ctx context.Context, s *Spec) error {
 
 // makeDirs makes the lab's directories, objects, configurations and the plugin.
 func (l *Lab) makeDirs(_ context.Context, s *Spec) error {
-	if err := os.MkdirAll(objectsDir(s.Name), 0o755); err != nil {
+	if err := os.MkdirAll(labdir.Objects(s.Name), 0o755); err != nil {
 		return fmt.Errorf("create objects directory: %w", err)
 	}
 	if err := writeNodeObjects(s); err != nil {
@@ -203,7 +205,7 @@ func (l *Lab) makeDirs(_ context.Context, s *Spec) error {
 		if err != nil {
 			return err
 		}
-		if err := writeFile(filepath.Join(nodeDir(s.Name, n.Name), "agent.yaml"), data, 0o644); err != nil {
+		if err := statefile.WriteMode(filepath.Join(nodeDir(s.Name, n.Name), "agent.yaml"), data, 0o644); err != nil {
 			return err
 		}
 	}

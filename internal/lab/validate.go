@@ -1,13 +1,13 @@
 package lab
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
 	"slices"
-	"sort"
 	"strings"
+
+	"weft.dev/weft/internal/config/strictyaml"
 )
 
 // Lengths that the kernel or the agent bound.
@@ -60,13 +60,13 @@ func (p *PodSpec) setDefaults() {
 type validator struct {
 	spec  *Spec
 	file  string
-	lines map[string]int
-	errs  []error
+	line  func(field string) int // nil for a Spec that was not read from a file
+	errs  []strictyaml.Error
 	addrs map[netip.Addr]string // address to the field that took it
 }
 
-func validate(s *Spec, file string, lines map[string]int) error {
-	v := &validator{spec: s, file: file, lines: lines, addrs: map[netip.Addr]string{}}
+func validate(s *Spec, file string, line func(field string) int) error {
+	v := &validator{spec: s, file: file, line: line, addrs: map[netip.Addr]string{}}
 	v.name("name", s.Name, "lab")
 	if e := s.Encryption; e != "" && e != EncryptionStrict && e != EncryptionOff {
 		v.fail("encryption", "%q is not known: use %s or %s", e, EncryptionStrict, EncryptionOff)
@@ -79,27 +79,15 @@ func validate(s *Spec, file string, lines map[string]int) error {
 	v.wires()
 	v.pods()
 	v.namespaces()
-	return errors.Join(v.errs...)
+	return strictyaml.Join(v.errs)
 }
 
 func (v *validator) fail(field, format string, args ...any) {
-	line := v.lines[""] // the file's own first line
-	for f := field; f != ""; f = parent(f) {
-		if known := v.lines[f]; known != 0 {
-			line = known
-			break
-		}
+	line := 0
+	if v.line != nil {
+		line = v.line(field)
 	}
-	v.errs = append(v.errs, &FieldError{File: v.file, Line: line, Field: field, Msg: fmt.Sprintf(format, args...)})
-}
-
-// parent of nodes[1].name is nodes[1], of that nodes: a missing key is told at its owner's line.
-func parent(field string) string {
-	i := strings.LastIndexAny(field, ".[")
-	if i < 0 {
-		return ""
-	}
-	return field[:i]
+	v.errs = append(v.errs, strictyaml.Error{File: v.file, Line: line, Field: field, Msg: fmt.Sprintf(format, args...)})
 }
 
 func (v *validator) name(field, name, what string) bool {
@@ -237,14 +225,4 @@ func (v *validator) namespaces() {
 		}
 		seen[ns.name] = ns.field
 	}
-}
-
-// sortedKeys makes messages and steps come in the same order every time.
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	sort.Strings(keys)
-	return keys
 }

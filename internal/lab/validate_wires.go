@@ -2,6 +2,7 @@ package lab
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -66,12 +67,12 @@ func (v *validator) wireNodes(f string, w WireSpec, onWire map[string]bool) {
 }
 
 func (v *validator) wireAddresses(f string, w WireSpec) {
-	for _, n := range sortedKeys(w.Addresses) {
+	for _, n := range slices.Sorted(maps.Keys(w.Addresses)) {
 		if !slices.Contains(w.Nodes, n) {
-			v.fail(f+".addresses."+n, "is not on this wire: add it to nodes or remove its addresses")
+			v.fail(f+".addresses["+n+"]", "is not on this wire: add it to nodes or remove its addresses")
 		}
 		for j, p := range w.Addresses[n] {
-			v.address(fmt.Sprintf("%s.addresses.%s[%d]", f, n, j), p)
+			v.address(fmt.Sprintf("%s.addresses[%s][%d]", f, n, j), p)
 		}
 	}
 }
@@ -111,7 +112,7 @@ func (v *validator) pods() {
 		seen[p.Name] = true
 		v.name(f+".namespace", p.Namespace, "namespace")
 		v.name(f+".serviceAccount", p.ServiceAccount, "service account")
-		for _, key := range sortedKeys(p.Labels) {
+		for _, key := range slices.Sorted(maps.Keys(p.Labels)) {
 			if strings.TrimSpace(key) == "" {
 				v.fail(f+".labels", "has an empty key: name it")
 			}

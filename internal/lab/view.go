@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 
+	"weft.dev/weft/internal/lab/labdir"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -27,27 +27,14 @@ func OpenWith(name string, opts Options) (*Lab, error) {
 	return l, nil
 }
 
-// List names the labs of this machine, half-built ones too.
-func List() ([]string, error) {
-	files, err := filepath.Glob(filepath.Join(baseDir, "*", stateFile))
-	if err != nil {
-		return nil, fmt.Errorf("list labs: %w", err)
-	}
-	var names []string
-	for _, f := range files {
-		names = append(names, filepath.Base(filepath.Dir(f)))
-	}
-	return names, nil
-}
-
 // Name is the lab's name.
 func (l *Lab) Name() string { return l.st.name }
 
 // Dir is the lab's directory, with lab.json, the nodes' logs and the objects.
-func (l *Lab) Dir() string { return labDir(l.st.name) }
+func (l *Lab) Dir() string { return labdir.Dir(l.st.name) }
 
 // ObjectsDir is the directory of objects that all agents of the lab watch.
-func (l *Lab) ObjectsDir() string { return objectsDir(l.st.name) }
+func (l *Lab) ObjectsDir() string { return labdir.Objects(l.st.name) }
 
 // Spec is the lab's description with the pods as they are now, nil when the lab is gone.
 func (l *Lab) Spec() *Spec {

@@ -3,9 +3,11 @@ package lab
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/safchain/ethtool"
@@ -224,7 +226,7 @@ func linkUp(name string) error {
 
 // setSysctls writes /proc/sys values of the current network namespace, in order of name.
 func setSysctls(values map[string]string) error {
-	for _, key := range sortedKeys(values) {
+	for _, key := range slices.Sorted(maps.Keys(values)) {
 		path := filepath.Join("/proc/sys", key)
 		if err := os.WriteFile(path, []byte(values[key]), 0o644); err != nil {
 			return fmt.Errorf("set %s: %w", key, err)

@@ -191,7 +191,7 @@ func (p *Prober) got(conn *net.UDPConn, data []byte, from netip.AddrPort) {
 		}
 		data[kindAt] = kindAnswer
 		if _, err := conn.WriteToUDPAddrPort(data, from); err != nil {
-			p.opt.Log.Debug("probe not answered", "from", from, "bytes", len(data), "error", err)
+			p.opt.Log.Debug("probe not answered", "from", from, "bytes", len(data), "err", err)
 		}
 	case kindAnswer:
 		p.mu.Lock()

@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // damaged ends the name of a file that was set aside, temporary that of one that is being written.
@@ -16,36 +18,98 @@ const (
 	temporary = ".tmp"
 )
 
-// Write replaces a file: after a crash, or a loss of power, either the old or the new content is there.
-func Write(path string, data []byte) error {
-	if err := write(path, data, (*os.File).Sync); err != nil {
+// reached is told of every step, for tests that end there as a crash would.
+var reached = func(step string) {}
+
+// Write replaces a file that only its owner may read: after a crash, or a loss of power, either the
+// old or the new content is there. A writer that is killed leaves a temporary file beside it; see
+// RemoveTemporaries.
+func Write(path string, data []byte) error { return WriteMode(path, data, 0o600) }
+
+// WriteMode is Write for a file of any mode, whatever the umask.
+func WriteMode(path string, data []byte, mode fs.FileMode) error {
+	temp, err := Temporary(filepath.Dir(path), patternOf(path), data, mode)
+	if err != nil {
 		return err
 	}
-	return SyncDir(filepath.Dir(path))
+	return Move(temp, path)
 }
 
 // WriteVolatile is Write for what may be lost with the machine's power, and is quicker.
 func WriteVolatile(path string, data []byte) error {
-	return write(path, data, func(*os.File) error { return nil })
-}
-
-func write(path string, data []byte, sync func(*os.File) error) error {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*"+temporary)
+	temp, err := write(filepath.Dir(path), patternOf(path), data, 0o600, func(*os.File) error { return nil })
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = sync(f)
-	}
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
+	return rename(temp, path)
+}
+
+// Create makes a file that was not there: whoever finds it finds it whole, also after a crash. The
+// error is fs.ErrExist if there was one.
+func Create(path string, data []byte, mode fs.FileMode) error {
+	temp, err := Temporary(filepath.Dir(path), patternOf(path), data, mode)
 	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
+		return err
+	}
+	return Link(temp, path)
+}
+
+func patternOf(path string) string { return filepath.Base(path) + ".*" + temporary }
+
+// Temporary writes a new file, named after a pattern as by os.CreateTemp, and returns its path once
+// the content is on disk. The caller gives it to Move or Link, or removes it.
+func Temporary(dir, pattern string, data []byte, mode fs.FileMode) (string, error) {
+	return write(dir, pattern, data, mode, (*os.File).Sync)
+}
+
+func write(dir, pattern string, data []byte, mode fs.FileMode, sync func(*os.File) error) (string, error) {
+	f, err := os.CreateTemp(dir, pattern)
+	if err != nil {
+		return "", err
+	}
+	reached("made")
+	if _, err = f.Write(data); err == nil {
+		reached("written")
+		err = errors.Join(f.Chmod(mode), sync(f))
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return "", errors.Join(err, os.Remove(f.Name()))
+	}
+	reached("on disk")
+	return f.Name(), nil
+}
+
+// Move puts a temporary file in the place of another, or removes it on failure.
+func Move(temp, path string) error {
+	if err := rename(temp, path); err != nil {
+		return err
+	}
+	reached("renamed")
+	return SyncDir(filepath.Dir(path))
+}
+
+func rename(temp, path string) error {
+	if err := os.Rename(temp, path); err != nil {
+		return errors.Join(err, os.Remove(temp))
 	}
 	return nil
+}
+
+// Link gives a temporary file a name that is free, and removes it if it is not. A link, since NFS has
+// no rename that does not replace; such a rename where a file system has no links.
+func Link(temp, path string) error {
+	err := os.Link(temp, path)
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EOPNOTSUPP) {
+		err = unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, path, unix.RENAME_NOREPLACE)
+	}
+	reached("linked")
+	if errTemp := os.Remove(temp); !errors.Is(errTemp, fs.ErrNotExist) {
+		err = errors.Join(err, errTemp)
+	}
+	if err != nil {
+		return err
+	}
+	return SyncDir(filepath.Dir(path))
 }
 
 // RemoveTemporaries removes what writers of a file, or of the files that a pattern names, left when they were killed. It is for

@@ -1,6 +1,8 @@
 package statefile
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -39,6 +41,80 @@ func TestWriteLeavesTheOldOneOnFailure(t *testing.T) {
 	}
 	if err := Write(path, []byte("x")); err == nil {
 		t.Error("want an error")
+	}
+	if left, _ := os.ReadDir(dir); len(left) != 1 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// TestCrash: a writer that ends after any step leaves the old file or the new one, never a part of
+// one, and what else it leaves goes with the next start.
+func TestCrash(t *testing.T) {
+	defer func() { reached = func(string) {} }()
+	steps := map[string]struct {
+		write func(path string) error
+		old   bool     // there is a file before
+		steps []string // after which of its steps the new one is there
+	}{
+		"write":  {func(path string) error { return Write(path, []byte("new")) }, true, []string{"renamed"}},
+		"create": {func(path string) error { return Create(path, []byte("new"), 0o600) }, false, []string{"linked"}},
+	}
+	for name, c := range steps {
+		for _, step := range []string{"made", "written", "on disk", "renamed", "linked"} {
+			t.Run(name+" until "+step, func(t *testing.T) {
+				path := filepath.Join(t.TempDir(), "state")
+				want := ""
+				if c.old {
+					want = "old"
+					if err := os.WriteFile(path, []byte(want), 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if crashed := crashAfter(step, func() error { return c.write(path) }); !crashed || slices.Contains(c.steps, step) {
+					want = "new"
+				}
+				got, _ := os.ReadFile(path)
+				if err := RemoveTemporaries(path); err != nil {
+					t.Error(err)
+				}
+				again, _ := os.ReadFile(path)
+				if string(got) != want || string(again) != want {
+					t.Errorf("%q, after a start %q; want %q", got, again, want)
+				}
+				if left, _ := filepath.Glob(path + "?*"); len(left) > 0 {
+					t.Errorf("left: %v", left)
+				}
+			})
+		}
+	}
+}
+
+// crashAfter runs a writer up to a step, as if it was killed there: nothing is cleaned up.
+func crashAfter(step string, write func() error) (crashed bool) {
+	defer func() { crashed = recover() != nil }()
+	reached = func(at string) {
+		if at == step {
+			panic(at)
+		}
+	}
+	_ = write()
+	return false
+}
+
+// TestCreate: a file that is there stays, and the mode is the one asked for.
+func TestCreate(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "key")
+	if err := Create(path, []byte("first"), 0o640); err != nil {
+		t.Fatal(err)
+	}
+	if err := Create(path, []byte("second"), 0o600); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("got %v", err)
+	}
+	info, err := os.Stat(path)
+	data, _ := os.ReadFile(path)
+	if err != nil || info.Mode() != 0o640 || string(data) != "first" {
+		t.Errorf("%v, %q, %v", info, data, err)
 	}
 	if left, _ := os.ReadDir(dir); len(left) != 1 {
 		t.Errorf("left: %v", left)

@@ -47,16 +47,8 @@ func (a *assembly) add(objects []Declared) []Declared {
 			if msg := v1alpha1.CheckRoadAnnotation(o.Metadata.Annotations); msg != "" {
 				s.fail(d, "metadata.annotations["+v1alpha1.RoadAnnotation+"]", "%s", msg)
 			}
-			s.Pods[o.Metadata.Key()] = o
-		case *v1alpha1.Endpoint:
-			s.Endpoints[o.Metadata.Key()] = o
-		case *v1alpha1.Epoch:
-			s.Epochs[o.Metadata.Key()] = o
-		case *v1alpha1.Identity:
-			s.Identities[o.Metadata.Key()] = o
-		case *v1alpha1.EncryptionPolicy:
-			s.EncryptionPolicies[o.Metadata.Key()] = o
 		}
+		s.put(d.Object)
 		a.used = append(a.used, d)
 	}
 	a.addNodes(nodes)

@@ -116,7 +116,7 @@ func (a *assembly) addNodes(nodes []Declared) {
 		for _, c := range claimsOf(n) {
 			taken.add(c)
 		}
-		a.snapshot.Nodes[n.Metadata.Key()] = n
+		a.snapshot.put(n)
 		a.used = append(a.used, d)
 	}
 }

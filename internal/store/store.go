@@ -4,6 +4,7 @@ package store
 
 import (
 	"context"
+	"fmt"
 
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/config/strictyaml"
@@ -51,6 +52,27 @@ func NewSnapshot() *Snapshot {
 
 		Identities:         map[string]*v1alpha1.Identity{},
 		EncryptionPolicies: map[string]*v1alpha1.EncryptionPolicy{},
+	}
+}
+
+// put enters an object under its key.
+func (s *Snapshot) put(o v1alpha1.Object) {
+	key := o.Meta().Key()
+	switch o := o.(type) {
+	case *v1alpha1.Node:
+		s.Nodes[key] = o
+	case *v1alpha1.Pod:
+		s.Pods[key] = o
+	case *v1alpha1.Endpoint:
+		s.Endpoints[key] = o
+	case *v1alpha1.Epoch:
+		s.Epochs[key] = o
+	case *v1alpha1.Identity:
+		s.Identities[key] = o
+	case *v1alpha1.EncryptionPolicy:
+		s.EncryptionPolicies[key] = o
+	default:
+		panic(fmt.Sprintf("a snapshot has no room for a %T", o))
 	}
 }
 

@@ -236,6 +236,13 @@ func TestDocs(t *testing.T) {
 	}
 }
 
+// TestRoomForEveryKind: a kind that a snapshot has no map for panics there, at the first object of a user's.
+func TestRoomForEveryKind(t *testing.T) {
+	for _, kind := range v1alpha1.Kinds() {
+		NewSnapshot().put(v1alpha1.New(kind))
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte(node("a", "10.0.0.1", "10.1.0.0/24") + "---\n" + pod("p")))
 	f.Add([]byte("apiVersion: weft.dev/v1alpha1\nkind: Endpoint\nmetadata: {name: web, namespace: shop, labels: {a: b}, annotations: {c: d}}\nspec: {nodeName: n, serviceAccount: s, addresses: [10.1.0.7, fd00::7], mac: 02:00:00:00:00:01}\nstatus: {phase: Ready}\n"))

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/lab"
+	"weft.dev/weft/internal/lab/labdir"
 )
 
 // weftBinary is the weft that the tests run; scratch is theirs.
@@ -62,6 +63,7 @@ func run(m *testing.M) int {
 const root = "../.."
 
 // findBinary takes $WEFT_BINARY, or build/weft when it is newer than every source, or builds one.
+// weft-lab is beside it.
 func findBinary() (string, error) {
 	if given := os.Getenv("WEFT_BINARY"); given != "" {
 		return filepath.Abs(given)
@@ -70,18 +72,22 @@ func findBinary() (string, error) {
 	if info, err := os.Stat(built); err == nil && newerThanSources(info.ModTime()) {
 		return filepath.Abs(built)
 	}
-	return build("weft", "")
+	if _, err := build("weft-lab", "weft-lab", ""); err != nil {
+		return "", err
+	}
+	return build("weft", "weft", "")
 }
 
-// build compiles weft, with the files that overlay names in place of the tree's.
-func build(name, overlay string) (string, error) {
+// build compiles a program, with the files that overlay names in place of the tree's.
+func build(program, name, overlay string) (string, error) {
 	out := filepath.Join(scratch, name)
 	args := []string{"build", "-trimpath", "-ldflags", "-s -w -X weft.dev/weft/internal/version.Version=" + name, "-o", out}
 	if overlay != "" {
 		args = append(args, "-overlay", overlay)
 	}
-	cmd := exec.Command("go", append(args, "./cmd/weft")...)
+	cmd := exec.Command("go", append(args, "./cmd/"+program)...)
 	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as `make build`, which has compiled most of it
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w\n%s", name, err, text)
 	}
@@ -136,7 +142,7 @@ func newLab(t *testing.T, suffix string, spec *lab.Spec) *lab.Lab {
 	}
 	t.Cleanup(func() {
 		quoteLogs(t, l)
-		if err := l.Down(context.Background()); err != nil && !errors.Is(err, lab.ErrNoLab) {
+		if err := l.Down(context.Background()); err != nil && !errors.Is(err, labdir.ErrNoLab) {
 			t.Errorf("take the lab down: %v", err)
 		}
 	})

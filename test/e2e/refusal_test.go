@@ -197,7 +197,7 @@ func TestNotRoot(t *testing.T) {
 	if err := os.WriteFile(config, []byte("node: a\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	readable := readableBinary(t)
+	readable := readableBinaries(t)
 	for _, c := range []struct {
 		args  []string
 		code  int
@@ -220,18 +220,23 @@ func TestNotRoot(t *testing.T) {
 	}
 }
 
-// readableBinary copies the binary to where everybody may run it.
-func readableBinary(t *testing.T) string {
+// readableBinaries copies weft and weft-lab to where everybody may run them, and names weft.
+func readableBinaries(t *testing.T) string {
 	t.Helper()
-	path := filepath.Join(scratch, "weft-for-all")
-	text, err := os.ReadFile(weftBinary)
-	if err != nil {
+	dir := filepath.Join(scratch, "for-all")
+	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, text, 0o755); err != nil {
-		t.Fatal(err)
+	for _, name := range []string{"weft-lab", "weft"} {
+		text, err := os.ReadFile(filepath.Join(filepath.Dir(weftBinary), name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
-	return path
+	return filepath.Join(dir, "weft")
 }
 
 // TestUnknownKey gives the agent a configuration with a mistyped key.

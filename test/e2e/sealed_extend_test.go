@@ -11,6 +11,7 @@ import (
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/auditlog"
 	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/lab/traffic"
@@ -83,7 +84,7 @@ func extensionTold(t *testing.T, l *lab.Lab) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		records, err := audit.Read(cfg.AuditFile(), 0)
+		records, err := auditlog.Read(cfg.AuditFile(), 0)
 		if err != nil {
 			t.Error(err)
 		}

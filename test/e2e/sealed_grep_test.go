@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/encryptcheck"
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/lab/traffic"
 )
 
@@ -165,11 +166,11 @@ func TestDirectionKeysAreNotInMemory(t *testing.T) {
 
 // sample takes what is needed of a sealed frame from node a or b.
 func sample(f encryptcheck.Frame) (*sealedSample, int) {
-	p, err := encryptcheck.Parse(f.Data)
+	p, err := inet.Parse(f.Data)
 	if err != nil {
 		return nil, 0
 	}
-	e, ok := p.ESP(4500)
+	e, ok := encryptcheck.ParseESP(p, 4500)
 	if !ok || len(p.Payload) < espStart+16 {
 		return nil, 0
 	}

@@ -12,14 +12,15 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/encryptcheck"
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/lab"
 )
 
 // Where things are in a sealed frame over IPv4.
 const (
-	atIP  = 14
-	atUDP = atIP + 20
-	atESP = atUDP + 8
+	atIP  = inet.EthernetLen
+	atUDP = atIP + inet.IPv4Len
+	atESP = atUDP + inet.UDPLen
 	atSeq = atESP + 4
 	atIV  = atESP + 8
 )
@@ -114,8 +115,8 @@ func holdBack(t *testing.T, l *lab.Lab) []byte {
 	}
 	frames := make(chan []byte, 64)
 	watch := watchWire(t, l, podRules(l), func(f encryptcheck.Frame) {
-		p, err := encryptcheck.Parse(f.Data)
-		if _, ok := p.ESP(4500); err == nil && ok && p.Dst == l.Node("b").Addresses[0] && len(f.Data) > size {
+		p, err := inet.Parse(f.Data)
+		if _, ok := encryptcheck.ParseESP(p, 4500); err == nil && ok && p.Dst == l.Node("b").Addresses[0] && len(f.Data) > size {
 			frames <- bytes.Clone(f.Data)
 		}
 	})
@@ -242,15 +243,6 @@ func tornESP(t *testing.T, l *lab.Lab, evil *attacker, held []byte) {
 
 // sum makes the IPv4 header's checksum right.
 func sum(frame []byte) []byte {
-	header := frame[atIP:atUDP]
-	header[10], header[11] = 0, 0
-	total := uint32(0)
-	for i := 0; i < len(header); i += 2 {
-		total += uint32(binary.BigEndian.Uint16(header[i:]))
-	}
-	for total > 0xffff {
-		total = total>>16 + total&0xffff
-	}
-	binary.BigEndian.PutUint16(header[10:], ^uint16(total))
+	inet.SetIPv4Checksum(frame[atIP:])
 	return frame
 }

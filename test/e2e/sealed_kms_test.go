@@ -18,6 +18,7 @@ import (
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/keys/auditlog"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/test/kms"
 )
@@ -29,8 +30,8 @@ var kmsProviders = map[string]func(testing.TB) *kms.Counterpart{
 }
 
 const (
-	// kmsAge is keys.maxAge in these tests: an epoch every two seconds.
-	kmsAge = 2 * time.Second
+	// kmsAge is keys.maxAge in these tests: an epoch every second.
+	kmsAge = time.Second
 	// kmsTTL is keys.hardTTL, which no outage in TestRotationOverKMS reaches.
 	kmsTTL = 5 * time.Minute
 	// kmsRotations is how many epochs pass in the short version.
@@ -39,7 +40,7 @@ const (
 	kmsLong = 5 * time.Minute
 )
 
-// TestRotationOverKMS makes a new epoch every two seconds over each provider, under load; then the KMS goes away for
+// TestRotationOverKMS makes a new epoch every second over each provider, under load; then the KMS goes away for
 // more than a whole keys.maxAge and comes back. Nothing is lost, and no agent is restarted. With WEFT_TEST_LONG it goes
 // on for five minutes with each.
 func TestRotationOverKMS(t *testing.T) {
@@ -274,7 +275,7 @@ func audited(t *testing.T, l *lab.Lab) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		records, err := audit.Read(cfg.AuditFile(), 0)
+		records, err := auditlog.Read(cfg.AuditFile(), 0)
 		if err != nil {
 			t.Error(err)
 		}

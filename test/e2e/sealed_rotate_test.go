@@ -15,6 +15,7 @@ import (
 
 	"weft.dev/weft/internal/encryptcheck"
 	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/lab/traffic"
 )
@@ -46,11 +47,11 @@ func newNonces() *nonces {
 
 // frame notes a frame's key and IV.
 func (n *nonces) frame(f encryptcheck.Frame) {
-	p, err := encryptcheck.Parse(f.Data)
+	p, err := inet.Parse(f.Data)
 	if err != nil {
 		return
 	}
-	e, ok := p.ESP(4500)
+	e, ok := encryptcheck.ParseESP(p, 4500)
 	if !ok {
 		return
 	}
@@ -165,7 +166,7 @@ type killer struct {
 
 // frame counts the exchange's packets that carry something.
 func (k *killer) frame(f encryptcheck.Frame) {
-	p, err := encryptcheck.Parse(f.Data)
+	p, err := inet.Parse(f.Data)
 	if err != nil || p.Protocol != unix.IPPROTO_TCP || p.SrcPort != handshakePort && p.DstPort != handshakePort || len(p.Payload) < 20 {
 		return
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"weft.dev/weft/internal/encryptcheck"
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/lab/traffic"
 	"weft.dev/weft/internal/netns"
@@ -193,8 +194,8 @@ func (s *stranger) honest(t *testing.T, l *lab.Lab) {
 	for _, family := range []int{4, 6} {
 		identities := make(chan uint32, 256)
 		watch := watchWire(t, l, podRules(l), func(f encryptcheck.Frame) {
-			if p, err := encryptcheck.Parse(f.Data); err == nil {
-				if esp, ok := p.ESP(4500); ok && p.Dst == l.Node("b").Addresses[0] {
+			if p, err := inet.Parse(f.Data); err == nil {
+				if esp, ok := encryptcheck.ParseESP(p, 4500); ok && p.Dst == l.Node("b").Addresses[0] {
 					select {
 					case identities <- esp.Identity():
 					default:

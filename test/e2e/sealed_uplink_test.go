@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/encryptcheck"
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/netns"
 )
@@ -181,11 +182,11 @@ func watchIdentities(t *testing.T, l *lab.Lab) (seen func() map[uint32]int) {
 	var mu sync.Mutex
 	counts := map[uint32]int{}
 	watch := watchWire(t, l, podRules(l), func(f encryptcheck.Frame) {
-		p, err := encryptcheck.Parse(f.Data)
+		p, err := inet.Parse(f.Data)
 		if err != nil || p.Dst != l.Node("b").Addresses[0] {
 			return
 		}
-		if esp, ok := p.ESP(4500); ok {
+		if esp, ok := encryptcheck.ParseESP(p, 4500); ok {
 			mu.Lock()
 			defer mu.Unlock()
 			counts[esp.Identity()]++

@@ -158,7 +158,7 @@ func variant(t *testing.T, name string, change func(tree string)) string {
 	if err := os.WriteFile(overlay, text, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	path, err := build(name, overlay)
+	path, err := build("weft", name, overlay)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,7 +17,8 @@ const (
 	udp     = 17
 )
 
-// Outer is what an ESP packet travels in.
+// Outer is what an ESP packet travels in. It judges what the datapath builds, and is built and read
+// here without internal/inet, so that both cannot be wrong in the same way.
 type Outer struct {
 	From, To netip.AddrPort
 	TTL      uint8 // 0: 64

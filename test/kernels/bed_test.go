@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -154,11 +155,11 @@ func mac(last byte) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, la
 
 // frame puts an Ethernet header before a packet.
 func frame(to, from net.HardwareAddr, packet []byte) []byte {
-	f := append(append(bytes.Clone(to), from...), 0x08, 0x00)
+	kind := uint16(unix.ETH_P_IP)
 	if packet[0]>>4 == 6 {
-		f[12], f[13] = 0x86, 0xdd
+		kind = unix.ETH_P_IPV6
 	}
-	return append(f, packet...)
+	return inet.Ethernet(from, to, kind, packet)
 }
 
 // experimental is a protocol number for experiments (RFC 3692): what it carries can have any length, and no stack has an
@@ -171,40 +172,18 @@ func newPacket(from, to netip.Addr, length int, seed byte) []byte {
 	for i := range p {
 		p[i] = byte(i)*31 + seed
 	}
-	if from.Is4() {
-		clear(p[:20])
-		p[0], p[6], p[8], p[9] = 0x45, 0x40, 64, experimental
-		binary.BigEndian.PutUint16(p[2:], uint16(length))
-		copy(p[12:], from.AsSlice())
-		copy(p[16:], to.AsSlice())
-		binary.BigEndian.PutUint16(p[10:], headerSum(p[:20]))
-		return p
-	}
-	clear(p[:40])
-	p[0], p[6], p[7] = 0x60, experimental, 64
-	binary.BigEndian.PutUint16(p[4:], uint16(length-40))
-	copy(p[8:], from.AsSlice())
-	copy(p[24:], to.AsSlice())
-	return p
+	return inet.Packet{
+		Src: from, Dst: to, TTL: inet.DefaultTTL, Fragment: inet.DontFragment,
+		Protocol: experimental, Payload: p[minLen(from)-1:],
+	}.IP()
 }
 
 // minLen is the length of a packet with one byte of payload.
 func minLen(inner netip.Addr) int {
 	if inner.Is4() {
-		return 21
+		return inet.IPv4Len + 1
 	}
-	return 41
-}
-
-func headerSum(header []byte) uint16 {
-	var s uint32
-	for i := 0; i < len(header); i += 2 {
-		s += uint32(binary.BigEndian.Uint16(header[i:]))
-	}
-	for s > 0xffff {
-		s = s>>16 + s&0xffff
-	}
-	return ^uint16(s)
+	return inet.IPv6Len + 1
 }
 
 // forwarded is the packet as it looks after that many routers.
@@ -215,8 +194,7 @@ func forwarded(packet []byte, routers uint8) []byte {
 		return p
 	}
 	p[8] -= routers
-	p[10], p[11] = 0, 0
-	binary.BigEndian.PutUint16(p[10:], headerSum(p[:20]))
+	inet.SetIPv4Checksum(p)
 	return p
 }
 

@@ -1,7 +1,6 @@
 package kernels
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/netns"
 	"weft.dev/weft/test/espref"
 )
@@ -159,13 +159,9 @@ func timeRun(program *ebpf.Program, frame []byte, index uint32) (int64, error) {
 func address[T any](p *T) uint64 { return uint64(uintptr(unsafe.Pointer(p))) }
 
 func udpPacket(from, to netip.Addr, length int) []byte {
-	p := newPacket(from, to, length, 1)
-	p[9] = unix.IPPROTO_UDP
-	binary.BigEndian.PutUint16(p[20:], 40000)
-	binary.BigEndian.PutUint16(p[22:], 53)
-	binary.BigEndian.PutUint16(p[24:], uint16(length-20))
-	p[26], p[27] = 0, 0 // no checksum
-	p[10], p[11] = 0, 0
-	binary.BigEndian.PutUint16(p[10:], headerSum(p[:20]))
-	return p
+	data := newPacket(from, to, length, 1)[inet.IPv4Len+inet.UDPLen:]
+	return inet.Packet{
+		Src: from, Dst: to, TTL: inet.DefaultTTL, Fragment: inet.DontFragment,
+		Protocol: unix.IPPROTO_UDP, Payload: inet.UDP(40000, 53, data),
+	}.IP()
 }

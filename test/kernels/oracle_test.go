@@ -3,7 +3,10 @@ package kernels
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"net/netip"
+	"os"
+	"slices"
 	"testing"
 
 	"weft.dev/weft/test/espref"
@@ -103,20 +106,46 @@ func (g *goPeer) fromXFRM(x *xfrmNode, packets [][]byte) error {
 	return sameSet(got, want)
 }
 
-// everySize calls do with packets of every length that fits, in chunks.
-func everySize(from, to netip.Addr, longest int, do func([][]byte) error) error {
-	var packets [][]byte
-	for length := minLen(from); length <= longest; length++ {
-		packets = append(packets, newPacket(from, to, length, byte(length)))
-		if len(packets) < chunk && length < longest {
-			continue
+// shares is into how many shares of lengths WEFT_SEED cuts what everySize sends.
+func shares() int {
+	if seed := os.Getenv("WEFT_SEED"); seed == "" || seed == "all" {
+		return 1
+	}
+	return 4
+}
+
+// TestSizesOfOtherSeeds names what everySize leaves out.
+func TestSizesOfOtherSeeds(t *testing.T) {
+	if shares() > 1 {
+		t.Skipf("WEFT_SEED=%s chooses one in %d lengths for each place", os.Getenv("WEFT_SEED"), shares())
+	}
+}
+
+// everySize calls do with packets of every length that fits, or of this place's share of them, in chunks.
+func everySize(t *testing.T, from, to netip.Addr, longest int, do func([][]byte) error) error {
+	for lengths := range slices.Chunk(sizes(t.Name(), minLen(from), longest), chunk) {
+		var packets [][]byte
+		for _, length := range lengths {
+			packets = append(packets, newPacket(from, to, length, byte(length)))
 		}
 		if err := do(packets); err != nil {
 			return err
 		}
-		packets = nil
 	}
 	return nil
+}
+
+// sizes are the lengths that a place is to see. Other places, and other seeds, see others; all see the shortest and the longest.
+func sizes(place string, shortest, longest int) (lengths []int) {
+	const ends = 8
+	hash := fnv.New32a()
+	_, _ = hash.Write([]byte(os.Getenv("WEFT_SEED") + place))
+	for length := shortest; length <= longest; length++ {
+		if (length+int(hash.Sum32()))%shares() == 0 || length < shortest+ends || length > longest-ends {
+			lengths = append(lengths, length)
+		}
+	}
+	return lengths
 }
 
 // TestXFRMAndReference holds the Go reference and the kernel's ESP against each other, so that what either says of Weft means
@@ -125,10 +154,10 @@ func TestXFRMAndReference(t *testing.T) {
 	g, x := newGoPeer(t)
 	for _, f := range families {
 		longest := maxInner(f.six)
-		last := uint64(edge - longest/2)
+		last := uint64(edge - longest/shares()/2)
 		g.start(t, x, f.six, last)
 		t.Run(f.name+"/XFRM opens", func(t *testing.T) {
-			if err := everySize(f.far, f.near, longest, func(p [][]byte) error { return g.toXFRM(x, p) }); err != nil {
+			if err := everySize(t, f.far, f.near, longest, func(p [][]byte) error { return g.toXFRM(x, p) }); err != nil {
 				t.Errorf("%v; XFRM counts: %s", err, x.errors(t))
 			}
 			if g.sent <= edge {
@@ -136,7 +165,7 @@ func TestXFRMAndReference(t *testing.T) {
 			}
 		})
 		t.Run(f.name+"/XFRM seals", func(t *testing.T) {
-			if err := everySize(f.near, f.far, longest, func(p [][]byte) error { return g.fromXFRM(x, p) }); err != nil {
+			if err := everySize(t, f.near, f.far, longest, func(p [][]byte) error { return g.fromXFRM(x, p) }); err != nil {
 				t.Errorf("%v; XFRM counts: %s", err, x.errors(t))
 			}
 			if g.opened <= edge {

@@ -18,6 +18,7 @@ import (
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/encryptcheck"
 	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/test/espref"
 )
@@ -135,11 +136,11 @@ func (g *guest) watch() error {
 	own := g.lab.Node("a").Addresses[0]
 	go func() {
 		err := capture.Run(context.Background(), func(f encryptcheck.Frame) {
-			p, err := encryptcheck.Parse(f.Data)
+			p, err := inet.Parse(f.Data)
 			if err != nil || p.Src != own {
 				return
 			}
-			if _, sealed := p.ESP(encryptcheck.DefaultPort); sealed {
+			if _, sealed := encryptcheck.ParseESP(p, encryptcheck.DefaultPort); sealed {
 				g.sealed <- append([]byte(nil), p.Payload...)
 			}
 		})

@@ -202,7 +202,7 @@ func (b snapshotBed) start(name, id string, arguments ...string) *snapshotVM {
 		"-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2G", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", b.kernel, "-initrd", b.initramfs,
 		// So loud that a fork is on the console: it is a notice.
-		"-append", "console=ttyS0 loglevel=6 panic=-1 mitigations=off tsc=reliable",
+		"-append", "console=ttyS0 loglevel=6 panic=-1 mitigations=off tsc=reliable no_timer_check",
 		"-serial", "file:" + vm.base + ".console", "-serial", "file:" + vm.base + ".output", "-qmp", "unix:" + vm.base + ".qmp,server=on,wait=off",
 		"-device", "vmgenid,guid=" + id, "-drive", "if=none,id=snapshots,format=qcow2,file=" + b.disk(),
 	}, arguments...)...)

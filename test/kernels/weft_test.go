@@ -291,9 +291,10 @@ func TestXFRMAndWeft(t *testing.T) {
 
 func (w *weftNode) bothWays(t *testing.T, x *xfrmNode, near, far netip.Addr) {
 	longest := maxInner(w.six)
-	w.rekey(t, x, edge-uint64(longest)/4, edge-uint64(longest)/2) // two lanes share what is sealed
+	packets := uint64(longest / shares())
+	w.rekey(t, x, edge-packets/4, edge-packets/2) // two lanes share what is sealed
 	t.Run("XFRM opens", func(t *testing.T) {
-		err := everySize(far, near, longest, func(p [][]byte) error {
+		err := everySize(t, far, near, longest, func(p [][]byte) error {
 			return cross(w.pod, x.inside, p, func(p []byte) []byte { return frame(gatewayMAC, podMAC, p) })
 		})
 		if err != nil {
@@ -301,7 +302,7 @@ func (w *weftNode) bothWays(t *testing.T, x *xfrmNode, near, far netip.Addr) {
 		}
 	})
 	t.Run("XFRM seals", func(t *testing.T) {
-		err := everySize(near, far, longest, func(p [][]byte) error {
+		err := everySize(t, near, far, longest, func(p [][]byte) error {
 			return cross(x.inside, w.pod, p, func(p []byte) []byte { return frame(inside0MAC, inside1MAC, p) })
 		})
 		if err != nil {

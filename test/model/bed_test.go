@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/internal/encryptcheck"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/lab"
+	"weft.dev/weft/internal/lab/labdir"
 	"weft.dev/weft/internal/netns"
 	"weft.dev/weft/test/labtest"
 )
@@ -106,7 +107,7 @@ func newWorld(t *testing.T) *world {
 				_ = n.KillAgent(context.Background())
 			}
 		}
-		if err := l.Down(context.Background()); err != nil && !errors.Is(err, lab.ErrNoLab) {
+		if err := l.Down(context.Background()); err != nil && !errors.Is(err, labdir.ErrNoLab) {
 			t.Errorf("take the lab down: %v", err)
 		}
 	})

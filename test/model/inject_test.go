@@ -4,8 +4,9 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/gopacket/gopacket"
-	"github.com/gopacket/gopacket/layers"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/inet"
 )
 
 // claim is an address that a forged frame says it is from.
@@ -62,26 +63,9 @@ func (p *prober) forge(port int, h *host, claims []claim, dst netip.Addr, whom s
 
 // forged is a datagram to a node's interface.
 func forged(h *host, src, dst netip.Addr, tagged bool, text string) []byte {
-	udp := &layers.UDP{SrcPort: goodPort, DstPort: evilPort}
-	kind, ip := layers.EthernetTypeIPv4, gopacket.SerializableLayer(nil)
-	if src.Is4() {
-		v4 := &layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolUDP, SrcIP: src.AsSlice(), DstIP: dst.AsSlice()}
-		_ = udp.SetNetworkLayerForChecksum(v4)
-		ip = v4
-	} else {
-		v6 := &layers.IPv6{Version: 6, HopLimit: 64, NextHeader: layers.IPProtocolUDP, SrcIP: src.AsSlice(), DstIP: dst.AsSlice()}
-		_ = udp.SetNetworkLayerForChecksum(v6)
-		ip, kind = v6, layers.EthernetTypeIPv6
-	}
-	stack := []gopacket.SerializableLayer{&layers.Ethernet{SrcMAC: evilMAC, DstMAC: h.mac, EthernetType: kind}, ip, udp, gopacket.Payload(text)}
+	p := inet.Packet{SrcMAC: evilMAC, DstMAC: h.mac, Src: src, Dst: dst, TTL: inet.DefaultTTL}
 	if tagged {
-		stack = append([]gopacket.SerializableLayer{
-			&layers.Ethernet{SrcMAC: evilMAC, DstMAC: h.mac, EthernetType: layers.EthernetTypeDot1Q}, &layers.Dot1Q{Type: kind},
-		}, stack[1:]...)
+		p.Tags = []inet.VLANTag{{TPID: unix.ETH_P_8021Q}}
 	}
-	buf := gopacket.NewSerializeBuffer()
-	if err := gopacket.SerializeLayers(buf, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, stack...); err != nil {
-		panic(err)
-	}
-	return buf.Bytes()
+	return p.UDP(goodPort, evilPort, []byte(text)).Frame()
 }

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft.dev/weft/internal/encryptcheck"
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/lab"
 )
 
@@ -214,7 +214,7 @@ func (p *prober) listen() {
 }
 
 func (p *prober) arrived(at *pod, frame []byte) {
-	packet, err := encryptcheck.Parse(frame)
+	packet, err := inet.Parse(frame)
 	if err != nil || packet.Protocol != unix.IPPROTO_UDP || !strings.HasPrefix(string(packet.Payload), magic) {
 		return
 	}

@@ -30,6 +30,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/encryptcheck"
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -74,11 +75,11 @@ func payload(n int) []byte { return bytes.Repeat([]byte("weft "), n/5+1)[:n] }
 
 // open verifies a sealed packet as RFC 4106 has it, with RFC 4303's extended sequence number in what is authenticated.
 func open(frame []byte, lanes []lane) error {
-	p, err := encryptcheck.Parse(frame)
+	p, err := inet.Parse(frame)
 	if err != nil {
 		return err
 	}
-	e, _ := p.ESP(encryptcheck.DefaultPort)
+	e, _ := encryptcheck.ParseESP(p, encryptcheck.DefaultPort)
 	if e.Epoch() != epoch || int(e.Lane()) >= len(lanes) || e.Identity() != hostID {
 		return fmt.Errorf("SPI %08x", e.SPI)
 	}
@@ -124,8 +125,8 @@ func capture(t *testing.T, a, b *end, path string) (frames [][]byte) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	err = on.Run(ctx, func(f encryptcheck.Frame) {
-		p, err := encryptcheck.Parse(f.Data)
-		if _, sealed := p.ESP(encryptcheck.DefaultPort); err != nil || !sealed {
+		p, err := inet.Parse(f.Data)
+		if _, sealed := encryptcheck.ParseESP(p, encryptcheck.DefaultPort); err != nil || !sealed {
 			return
 		}
 		frames = append(frames, bytes.Clone(f.Data))

@@ -20,6 +20,7 @@ import (
 
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/lab"
+	"weft.dev/weft/internal/lab/labdir"
 	"weft.dev/weft/internal/netns"
 	"weft.dev/weft/test/labtest"
 )
@@ -74,7 +75,7 @@ func newBed(t *testing.T, modes string) *bed {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := l.Down(context.Background()); err != nil && !errors.Is(err, lab.ErrNoLab) {
+		if err := l.Down(context.Background()); err != nil && !errors.Is(err, labdir.ErrNoLab) {
 			t.Errorf("take the lab down: %v", err)
 		}
 	})

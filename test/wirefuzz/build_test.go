@@ -1,8 +1,13 @@
 package wirefuzz
 
 import (
+	"bytes"
 	"encoding/binary"
 	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/inet"
 )
 
 // header is an IP header: what is 0 is as usual.
@@ -19,98 +24,63 @@ type header struct {
 // wrap puts the header before a payload.
 func (h header) wrap(payload []byte) []byte {
 	if h.ttl == 0 {
-		h.ttl = 64
+		h.ttl = inet.DefaultTTL
 	}
 	if h.src.Is6() || h.dst.Is6() {
-		src, dst := h.src.As16(), h.dst.As16()
-		b := []byte{0x60 | h.tos>>4, h.tos << 4, 0, 0}
-		b = binary.BigEndian.AppendUint16(b, uint16(len(payload)))
-		b = append(b, h.proto, h.ttl)
-		return append(append(append(b, src[:]...), dst[:]...), payload...)
+		h.src, h.dst = netip.AddrFrom16(h.src.As16()), netip.AddrFrom16(h.dst.As16())
 	}
-	b := []byte{0x45 + byte(len(h.options)/4), h.tos}
-	b = binary.BigEndian.AppendUint16(b, uint16(20+len(h.options)+len(payload)))
-	b = binary.BigEndian.AppendUint16(b, h.id)
-	b = binary.BigEndian.AppendUint16(b, h.frag)
-	b = append(b, h.ttl, h.proto, 0, 0)
-	b = append(append(append(b, h.src.AsSlice()...), h.dst.AsSlice()...), h.options...)
-	binary.BigEndian.PutUint16(b[10:], ^sum16(b))
-	return append(b, payload...)
+	return inet.Packet{
+		Src: h.src, Dst: h.dst, TOS: h.tos, TTL: h.ttl, ID: h.id, Fragment: h.frag,
+		Options: h.options, Protocol: h.proto, Payload: payload,
+	}.IP()
 }
 
-// where a transport's checksum is, by protocol.
-var checksums = map[uint8]int{1: 2, 6: 16, 17: 6, 58: 2}
-
-// finish writes the checksum of a transport segment whose field holds 0.
+// finish writes the checksum of a transport segment.
 func finish(src, dst netip.Addr, proto uint8, segment []byte) []byte {
-	at, known := checksums[proto]
-	if !known || len(segment) < at+2 {
-		return segment
-	}
-	all := segment
-	if proto != 1 {
-		all = append(append([]byte(nil), src.AsSlice()...), dst.AsSlice()...)
-		all = append(binary.BigEndian.AppendUint32(all, uint32(len(segment))), 0, 0, 0, proto)
-		all = append(all, segment...)
-	}
-	sum := ^sum16(all)
-	if sum == 0 {
-		sum = 0xffff
-	}
-	binary.BigEndian.PutUint16(segment[at:], sum)
+	inet.SetTransportChecksum(src, dst, proto, segment)
 	return segment
 }
 
-// ethernet puts a link header before an IP packet: 12 bytes of addresses, which may be nil, and the type.
+// ethernet puts a link header before an IP packet: 12 bytes of addresses, which may be nil, and the
+// type.
 func ethernet(macs, ip []byte) []byte {
-	kind := uint16(0x0800)
+	kind := uint16(unix.ETH_P_IP)
 	if len(ip) > 0 && ip[0]>>4 == 6 {
-		kind = 0x86dd
+		kind = unix.ETH_P_IPV6
 	}
-	frame := append(make([]byte, 0, 14+len(ip)), macs...)
-	frame = append(frame, make([]byte, 12-len(frame))...)
-	return append(binary.BigEndian.AppendUint16(frame, kind), ip...)
+	return inet.Ethernet(append(bytes.Clone(macs), make([]byte, 12-len(macs))...), nil, kind, ip)
 }
 
 // tagged puts a VLAN tag into a frame, before those that it has.
 func tagged(frame []byte, kind, tci uint16) []byte {
-	out := append([]byte(nil), frame[:12]...)
-	out = binary.BigEndian.AppendUint16(out, kind)
-	out = binary.BigEndian.AppendUint16(out, tci)
-	return append(out, frame[12:]...)
+	return inet.Tag(frame, inet.VLANTag{TPID: kind, TCI: tci})
 }
 
 // transport is a segment of a protocol with text in it.
 func transport(proto uint8, src, dst netip.Addr, sport, dport uint16, text []byte) []byte {
-	var s []byte
-	ports := func() {
-		s = binary.BigEndian.AppendUint16(s, sport)
-		s = binary.BigEndian.AppendUint16(s, dport)
-	}
+	s := text
 	switch proto {
-	case 6:
-		ports()
-		s = append(s, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 0x02, 0xff, 0xff, 0, 0, 0, 0)
-	case 17, 136:
-		ports()
-		s = append(binary.BigEndian.AppendUint16(s, uint16(8+len(text))), 0, 0)
-	case 132:
-		ports()
+	case unix.IPPROTO_TCP:
+		s = inet.TCP(inet.TCPHeader{
+			SrcPort: sport, DstPort: dport, Seq: 1, Flags: inet.SYN, Window: 0xffff,
+		}, text)
+	case unix.IPPROTO_UDP, unix.IPPROTO_UDPLITE:
+		s = inet.UDP(sport, dport, text)
+	case unix.IPPROTO_SCTP: // a DATA chunk
+		s = binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, sport), dport)
 		s = append(s, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0)
-		s = binary.BigEndian.AppendUint16(s, uint16(4+len(text)))
-	case 1:
-		s = append(s, 8, 0, 0, 0, 0, 1, 0, 1)
-	case 58:
-		s = append(s, 128, 0, 0, 0, 0, 1, 0, 1)
+		s = append(binary.BigEndian.AppendUint16(s, uint16(4+len(text))), text...)
+	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
+		s = inet.Echo(proto == unix.IPPROTO_ICMP, 1, 1, text)
 	}
-	return finish(src, dst, proto, append(s, text...))
+	return finish(src, dst, proto, bytes.Clone(s))
 }
 
 // wrapESP puts an ESP packet into UDP and IP: over IPv4 without a checksum (RFC 3948).
 func wrapESP(macs []byte, src, dst netip.Addr, esp []byte) []byte {
 	frame := datagram(macs, src, dst, 49152, espPort, esp, 64)
 	if src.Is4() {
-		frame[14+20+6], frame[14+20+7] = 0, 0
+		clear(frame[inet.EthernetLen+inet.IPv4Len:][6:8])
 	}
 	return frame
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/lab"
 )
 
@@ -174,9 +175,6 @@ const hostIdentity = 1
 
 // datagram is a whole Ethernet frame with a UDP datagram; macs may be nil.
 func datagram(macs []byte, src, dst netip.Addr, sport, dport uint16, text []byte, ttl uint8) []byte {
-	udp := binary.BigEndian.AppendUint16(nil, sport)
-	udp = binary.BigEndian.AppendUint16(udp, dport)
-	udp = binary.BigEndian.AppendUint16(udp, uint16(8+len(text)))
-	udp = append(append(udp, 0, 0), text...)
-	return ethernet(macs, header{src: src, dst: dst, proto: 17, ttl: ttl}.wrap(finish(src, dst, 17, udp)))
+	udp := finish(src, dst, unix.IPPROTO_UDP, inet.UDP(sport, dport, text))
+	return ethernet(macs, header{src: src, dst: dst, proto: unix.IPPROTO_UDP, ttl: ttl}.wrap(udp))
 }

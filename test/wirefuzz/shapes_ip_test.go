@@ -3,6 +3,8 @@ package wirefuzz
 import (
 	"encoding/binary"
 	"net/netip"
+
+	"weft.dev/weft/internal/inet"
 )
 
 // shapes are what random shots are made of. Each makes its parts from the generator's random numbers alone; nil is none.
@@ -140,7 +142,7 @@ func (g *gen) broken() []*part {
 	}
 	if head := int(ip[0]&15) * 4; head >= 20 && head <= len(ip) {
 		ip[10], ip[11] = 0, 0
-		binary.BigEndian.PutUint16(ip[10:], ^sum16(ip[:head]))
+		binary.BigEndian.PutUint16(ip[10:], inet.Checksum(ip[:head]))
 	}
 	return []*part{g.envelope(p)}
 }

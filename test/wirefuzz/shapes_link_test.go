@@ -185,7 +185,7 @@ func (g *gen) merged() []*part {
 		long = append(long, append(text, make([]byte, size-len(text))...)...)
 	}
 	p := g.plain(id, header{src: src, dst: dst, proto: proto}.wrap(transport(proto, src, dst, 7001, 7002, long)))
-	at, field := 14+head, checksums[proto]
+	at, field := 14+head, map[uint8]int{6: 16, 17: 6}[proto] // where TCP and UDP have it
 	switch g.pick(8) {
 	case 0:
 		gso, size = 0, 0 // one packet with an open checksum

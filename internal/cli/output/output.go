@@ -9,6 +9,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -76,6 +78,24 @@ func (r *Rows) Write(w io.Writer, wide bool) error {
 		}
 	}
 	return nil
+}
+
+// Join writes a list with commas.
+func Join[T fmt.Stringer](items []T) string {
+	texts := make([]string, len(items))
+	for i, item := range items {
+		texts[i] = item.String()
+	}
+	return strings.Join(texts, ", ")
+}
+
+// Labels writes a set of labels in the order of their keys.
+func Labels(set map[string]string) string {
+	var pairs []string
+	for _, key := range slices.Sorted(maps.Keys(set)) {
+		pairs = append(pairs, key+"="+set[key])
+	}
+	return strings.Join(pairs, ",")
 }
 
 // Print writes value in a machine format, or calls table for people.

@@ -13,7 +13,8 @@ import (
 
 // Decode fills out, a pointer to a struct with yaml tags, and keeps what out
 // holds where the document says nothing (or null). Structs, slices, pointers, maps with
-// text keys, texts, booleans, integers and encoding.TextUnmarshaler are known.
+// text keys, texts, booleans, integers and encoding.TextUnmarshaler are known; a map of any
+// takes a mapping as it is.
 func (d *Doc) Decode(out any) []Error {
 	d.lines = map[string]int{}
 	v := reflect.ValueOf(out).Elem()
@@ -65,6 +66,10 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, path string) {
 	case reflect.Struct:
 		d.structure(at, n, v, path)
 	case reflect.Map:
+		if v.Type().Elem().Kind() == reflect.Interface {
+			d.untyped(at, n, v, path)
+			return
+		}
 		d.mapping(at, n, v, path)
 	case reflect.Slice:
 		d.slice(at, n, v, path)
@@ -119,6 +124,17 @@ func (d *decoder) mapping(at, n *yaml.Node, v reflect.Value, path string) {
 		m.SetMapIndex(reflect.ValueOf(key).Convert(v.Type().Key()), item)
 	}
 	v.Set(m)
+}
+
+// untyped reads a mapping of any shape, for somebody else to check.
+func (d *decoder) untyped(at, n *yaml.Node, v reflect.Value, path string) {
+	if n.Kind != yaml.MappingNode {
+		d.fail(at, path, "is %s: want keys with values", describe(n))
+		return
+	}
+	if err := n.Decode(v.Addr().Interface()); err != nil {
+		d.fail(at, path, "want keys with values: %s", strings.TrimPrefix(err.Error(), "yaml: "))
+	}
 }
 
 func (d *decoder) structure(at, n *yaml.Node, v reflect.Value, path string) {
@@ -235,7 +251,7 @@ func wanted(t reflect.Type) string {
 	case reflect.TypeFor[netip.Addr]():
 		return "an IP address, such as 10.0.0.1 or fd00::1"
 	case reflect.TypeFor[netip.Prefix]():
-		return "an address range, such as 10.1.0.0/24 or fd00:1::/64"
+		return "an address range or an address with prefix length, such as 10.1.0.0/24 or fd00:1::/64"
 	case reflect.TypeFor[netip.AddrPort]():
 		return "an address with port, such as 10.0.0.1:80 or [fd00::1]:80"
 	}

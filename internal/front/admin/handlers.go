@@ -131,7 +131,7 @@ func (a *api) flows(w http.ResponseWriter, r *http.Request) error {
 	})
 	if err != nil && r.Context().Err() == nil {
 		// The stream has begun; a status can no longer be sent.
-		a.log.Debug("flow stream ended", "error", err)
+		a.log.Debug("flow stream ended", "err", err)
 	}
 	return nil
 }

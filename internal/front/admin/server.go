@@ -145,7 +145,7 @@ func (a *api) wrap(route route) http.HandlerFunc {
 			writeError(w, status.Code, err.Error())
 			return
 		}
-		a.log.Warn("admin request failed", "path", r.URL.Path, "error", err)
+		a.log.Warn("admin request failed", "path", r.URL.Path, "err", err)
 		writeError(w, http.StatusInternalServerError, err.Error())
 	}
 }

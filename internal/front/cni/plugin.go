@@ -86,7 +86,7 @@ func cmdDel(args *skel.CmdArgs) error {
 	if !errors.As(err, &down) {
 		return err
 	}
-	slog.Warn("the agent is down: removing the interface; the agent frees the rest when it starts", "socket", conf.socket(), "error", down.cause)
+	slog.Warn("the agent is down: removing the interface; the agent frees the rest when it starts", "socket", conf.socket(), "err", down.cause)
 	if err := endpoint.RemoveInterface(req.attachment(), args.Netns); err != nil {
 		return fmt.Errorf("the agent is down and the interface cannot be removed without it: %w", err)
 	}
@@ -125,7 +125,7 @@ func cmdStatus(args *skel.CmdArgs) error {
 	err = call(conf.socket(), "status", statusTimeout, &request{}, nil)
 	if away(err) {
 		if pinErr := datapath.Works(conf.pins()); pinErr == nil {
-			slog.Warn("no agent is ready: pods that are there keep their network, ADD has to wait", "socket", conf.socket(), "error", err)
+			slog.Warn("no agent is ready: pods that are there keep their network, ADD has to wait", "socket", conf.socket(), "err", err)
 			return nil
 		}
 	}
@@ -147,7 +147,7 @@ func secure(req *request) {
 		return
 	}
 	if err := endpoint.SetDownUnhooked(req.attachment(), req.NetNS); err != nil {
-		slog.Warn("the interface has no hooks and could not be set down: DEL it", "interface", req.IfName, "error", err)
+		slog.Warn("the interface has no hooks and could not be set down: DEL it", "interface", req.IfName, "err", err)
 	}
 }
 

@@ -1,5 +1,5 @@
-// Package audit records what happens to keys: in a journal of this process, and in a log on
-// disk. No record ever holds a key.
+// Package audit says what a record of keys is, and remembers those of this process. None ever
+// holds a key.
 package audit
 
 import (
@@ -65,8 +65,8 @@ type Record struct {
 	Switched bool `json:"switched,omitempty"`
 }
 
-// logged is a record as it stands in the log; false for what the KEK tells with more detail.
-func (r Record) logged() (Record, bool) {
+// Logged is a record as it stands in the log; false for what the KEK tells with more detail.
+func (r Record) Logged() (Record, bool) {
 	switch r.Event {
 	case EventWrapped, EventUnwrapped:
 		return Record{}, false

@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/keys/nodeid"
+	"weft.dev/weft/internal/statefile"
 )
 
 const (
@@ -96,11 +97,11 @@ func Init(dir, trustDomain string, valid time.Duration) (*Authority, error) {
 	}
 	defer clear(keyPEM)
 	// The certificate comes last: a directory without it is not an authority.
-	if err := writeNew(filepath.Join(dir, keyFile), keyPEM, 0o600); err != nil {
-		return nil, err
+	if err := statefile.Create(filepath.Join(dir, keyFile), keyPEM, 0o600); err != nil {
+		return nil, fmt.Errorf("write the root's key: %w", err)
 	}
-	if err := writeNew(filepath.Join(dir, certFile), encodeCerts(raw), 0o644); err != nil {
-		return nil, err
+	if err := statefile.Create(filepath.Join(dir, certFile), encodeCerts(raw), 0o644); err != nil {
+		return nil, fmt.Errorf("write the root: %w", err)
 	}
 	return Open(dir)
 }

@@ -9,37 +9,16 @@ import (
 	"path/filepath"
 
 	"weft.dev/weft/internal/keys/nodeid"
+	"weft.dev/weft/internal/statefile"
 )
 
 // renewSuffix names the file beside a certificate that says where it is renewed.
 const renewSuffix = ".renew"
 
-// writeNew writes a file that must not be there yet.
-func writeNew(path string, text []byte, mode fs.FileMode) error {
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
-	if err != nil {
-		return fmt.Errorf("write: %w", err)
-	}
-	_, err = file.Write(text)
-	if err := errors.Join(err, file.Chmod(mode), file.Sync(), file.Close()); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	return nil
-}
-
 // replace puts a file in the place of another, whole or not at all.
 func replace(path string, text []byte, mode fs.FileMode) error {
-	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
-	if err != nil {
+	if err := statefile.WriteMode(path, text, mode); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
-	}
-	defer os.Remove(file.Name())
-	_, err = file.Write(text)
-	if err := errors.Join(err, file.Chmod(mode), file.Sync(), file.Close()); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	if err := os.Rename(file.Name(), path); err != nil {
-		return fmt.Errorf("write: %w", err)
 	}
 	return nil
 }
@@ -78,7 +57,7 @@ func (id *Identity) Write(paths nodeid.Paths) error {
 	if err := replace(paths.Cert, id.Cert, 0o644); err != nil {
 		return err
 	}
-	if err := os.Rename(next, paths.Key); err != nil {
+	if err := statefile.Move(next, paths.Key); err != nil {
 		return fmt.Errorf("write: %w", err)
 	}
 	return nil

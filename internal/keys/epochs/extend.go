@@ -105,7 +105,7 @@ func (k *Keeper) ask(ctx context.Context, e *epoch) {
 		k.counters.UnwrapErrors[kek.Outcome(err)]++
 	}
 	if refused(err) {
-		k.log.Error("keys: the KMS refuses the key of an epoch, which is not extended", "epoch", e.Number, "error", err)
+		k.log.Error("keys: the KMS refuses the key of an epoch, which is not extended", "epoch", e.Number, "err", err)
 	}
 	k.retarget()
 }

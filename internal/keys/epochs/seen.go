@@ -177,7 +177,7 @@ func (k *Keeper) refuseEpoch(e *epoch) {
 	e.err = e.refused
 	k.counters.UnwrapErrors[kek.Outcome(e.refused)]++
 	k.opt.Journal.Add(audit.Record{Event: audit.EventSeen, Epoch: e.Number, Outcome: kek.Outcome(e.refused), Detail: audit.Line(e.refused)})
-	k.log.Error("keys: an epoch is refused", "epoch", e.Number, "error", e.refused)
+	k.log.Error("keys: an epoch is refused", "epoch", e.Number, "err", e.refused)
 }
 
 // onlyPast: there are epochs, and none can be used: this node refuses them, or they are over and it has used newer ones

@@ -186,7 +186,7 @@ func (k *Keeper) unwrap(ctx context.Context, e *epoch) {
 		}
 		e.nextTry = k.clock.Boot() + clock.Backoff(e.failures, retryMin, 2*retryMax)
 		k.counters.UnwrapErrors[kek.Outcome(err)]++
-		k.log.Warn("cannot read an epoch's key", "epoch", e.Number, "error", err, "next", e.nextTry-k.clock.Boot())
+		k.log.Warn("cannot read an epoch's key", "epoch", e.Number, "err", err, "next", e.nextTry-k.clock.Boot())
 		k.retarget()
 		return
 	}

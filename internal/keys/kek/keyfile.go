@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"syscall"
+
+	"weft.dev/weft/internal/statefile"
 )
 
 // CreateKeyFile makes a new key file of mode 0600 and returns its fingerprint. It never overwrites one: the error is then fs.ErrExist.
@@ -26,21 +26,19 @@ func RotateKeyFile(path string) (string, error) {
 		return "", err
 	}
 	defer clear(old)
+	if err := statefile.RemoveTemporaries(path); err != nil {
+		return "", err
+	}
 	if err := writeKeyFile(path+"."+fingerprint(old), old); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
 	}
-	next := path + ".new"
-	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("remove a half-made key file: %w", err)
-	}
-	print, err := CreateKeyFile(next)
-	if err != nil {
-		return "", err
-	}
-	if err := os.Rename(next, path); err != nil {
+	key := make([]byte, KeyFileSize)
+	_, _ = rand.Read(key) // never fails
+	defer clear(key)
+	if err := statefile.Write(path, key); err != nil {
 		return "", fmt.Errorf("put the new key file in place: %w", err)
 	}
-	return print, syncDir(filepath.Dir(path))
+	return fingerprint(key), nil
 }
 
 // KeyFileFingerprint reads a key file, with all checks, and returns its fingerprint: what status and wrapped keys call its version.
@@ -54,36 +52,9 @@ func KeyFileFingerprint(path string) (string, error) {
 }
 
 // writeKeyFile makes a file that did not exist and lets it reach the disk: an epoch wrapped with a lost key is lost too.
-func writeKeyFile(path string, key []byte) (err error) {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
+func writeKeyFile(path string, key []byte) error {
+	if err := statefile.Create(path, key, 0o600); err != nil {
 		return fmt.Errorf("make key file %s: %w", path, err)
-	}
-	defer func() {
-		if err != nil {
-			os.Remove(path)
-		}
-	}()
-	if _, err = file.Write(key); err == nil {
-		err = file.Sync()
-	}
-	if closeErr := file.Close(); err == nil {
-		err = closeErr
-	}
-	if err != nil {
-		return fmt.Errorf("write key file %s: %w", path, err)
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(path string) error {
-	dir, err := os.Open(path)
-	if err != nil {
-		return fmt.Errorf("sync directory %s: %w", path, err)
-	}
-	defer dir.Close()
-	if err := dir.Sync(); err != nil {
-		return fmt.Errorf("sync directory %s: %w", path, err)
 	}
 	return nil
 }

@@ -11,8 +11,9 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"sync"
 	"time"
+
+	"weft.dev/weft/internal/echo"
 )
 
 // udpRetry is how long EchoUDP waits for an answer before it sends again.
@@ -20,14 +21,8 @@ const udpRetry = 300 * time.Millisecond
 
 // EchoServer echoes TCP streams and UDP datagrams on one port of every address.
 type EchoServer struct {
-	tcp  *net.TCPListener
-	udp  *net.UDPConn
+	*echo.Server
 	port uint16
-	wg   sync.WaitGroup
-
-	mu     sync.Mutex
-	conns  map[net.Conn]struct{}
-	closed bool
 }
 
 // StartEcho listens in the network namespace on TCP and UDP; port 0 picks a free one.
@@ -58,81 +53,11 @@ func startEcho(netNS string, port uint16) (*EchoServer, error) {
 		tcp.Close()
 		return nil, err
 	}
-	e := &EchoServer{tcp: tcp, udp: udp, port: port, conns: map[net.Conn]struct{}{}}
-	e.wg.Add(2)
-	go e.serveTCP()
-	go e.serveUDP()
-	return e, nil
+	return &EchoServer{echo.Serve(tcp, udp, 0), port}, nil
 }
 
 // Port is the port listened on.
 func (e *EchoServer) Port() uint16 { return e.port }
-
-// Close ends the server and every connection.
-func (e *EchoServer) Close() error {
-	e.mu.Lock()
-	e.closed = true
-	for c := range e.conns {
-		c.Close()
-	}
-	e.mu.Unlock()
-	err := errors.Join(e.tcp.Close(), e.udp.Close())
-	e.wg.Wait()
-	return err
-}
-
-func (e *EchoServer) serveTCP() {
-	defer e.wg.Done()
-	for {
-		conn, err := e.tcp.AcceptTCP()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		} else if err != nil {
-			time.Sleep(10 * time.Millisecond) // out of descriptors, or a connection that was gone already
-			continue
-		}
-		if !e.track(conn) {
-			return
-		}
-		go func() {
-			defer e.wg.Done()
-			_, _ = io.Copy(conn, onlyReader{conn})
-			e.mu.Lock()
-			delete(e.conns, conn)
-			e.mu.Unlock()
-			conn.Close()
-		}()
-	}
-}
-
-// onlyReader hides ReadFrom and WriteTo: spliced sockets would keep bytes of the echo in a pipe.
-type onlyReader struct{ io.Reader }
-
-func (e *EchoServer) track(conn net.Conn) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
-		conn.Close()
-		return false
-	}
-	e.conns[conn] = struct{}{}
-	e.wg.Add(1)
-	return true
-}
-
-func (e *EchoServer) serveUDP() {
-	defer e.wg.Done()
-	buf := make([]byte, 1<<16)
-	for {
-		n, from, err := e.udp.ReadFromUDPAddrPort(buf)
-		if errors.Is(err, net.ErrClosed) {
-			return
-		} else if err != nil {
-			continue
-		}
-		_, _ = e.udp.WriteToUDPAddrPort(buf[:n], from)
-	}
-}
 
 // EchoTCP connects from a namespace, sends size bytes, expects them back and reports
 // how long all of it took. src may be invalid.

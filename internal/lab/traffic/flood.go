@@ -33,8 +33,8 @@ type FloodOptions struct {
 
 // Frames of a flood: Ethernet, IPv4 without options, UDP without a checksum, so that ports may change without touching one.
 const (
-	floodIP, floodUDP = 14, 14 + 20
-	floodLen          = floodUDP + 8 + 16 // a first fragment's payload is a multiple of 8 bytes
+	floodIP, floodUDP = inet.EthernetLen, inet.EthernetLen + inet.IPv4Len
+	floodLen          = floodUDP + inet.UDPLen + 16 // a first fragment's payload is a multiple of 8 bytes
 	// floodPorts is how many source ports take turns, from 1024 up; then comes the next destination port.
 	floodPorts = 60000
 	// floodExpiring of BatchSize frames have a TTL of 1.
@@ -114,8 +114,12 @@ func packetSocket(ifName string) (int, error) {
 // frames makes a batch whose frames differ in all that numbering does not change.
 func (o FloodOptions) frames() *Batch {
 	b := NewBatch(floodLen)
+	whole := inet.Packet{
+		SrcMAC: o.SrcMAC, DstMAC: o.DstMAC, Src: o.Src, Dst: o.Dst, TTL: inet.DefaultTTL,
+		Protocol: unix.IPPROTO_UDP, Payload: inet.UDP(0, 0, make([]byte, floodLen-floodUDP-inet.UDPLen)),
+	}.Frame()
 	for _, frame := range b.Data {
-		o.fill(frame)
+		copy(frame, whole)
 	}
 	if o.Hostile {
 		first := b.Data[0]
@@ -131,25 +135,11 @@ func (o FloodOptions) frames() *Batch {
 	return b
 }
 
-// fill writes a frame's headers.
-func (o FloodOptions) fill(frame []byte) {
-	copy(frame, o.DstMAC)
-	copy(frame[6:], o.SrcMAC)
-	binary.BigEndian.PutUint16(frame[12:], unix.ETH_P_IP)
-	ip := frame[floodIP:floodUDP]
-	ip[0], ip[8], ip[9] = 0x45, 64, unix.IPPROTO_UDP
-	binary.BigEndian.PutUint16(ip[2:], floodLen-floodIP)
-	copy(ip[12:], o.Src.AsSlice())
-	copy(ip[16:], o.Dst.AsSlice())
-	binary.BigEndian.PutUint16(frame[floodUDP+4:], floodLen-floodUDP)
-}
-
 // number makes a frame the n-th flow's, and a datagram of its own.
 func (o FloodOptions) number(frame []byte, n uint64) {
 	ip := frame[floodIP:floodUDP]
 	binary.BigEndian.PutUint16(ip[4:], uint16(n/BatchSize))
-	binary.BigEndian.PutUint16(ip[10:], 0)
-	binary.BigEndian.PutUint16(ip[10:], inet.Checksum(ip))
+	inet.SetIPv4Checksum(ip)
 	if o.OneFlow {
 		n = 0
 	}

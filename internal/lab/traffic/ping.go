@@ -48,13 +48,6 @@ type PingReport struct {
 // OK says whether every ping was answered, and rightly.
 func (r PingReport) OK() bool { return r.Sent > 0 && r.Received == r.Sent && r.Corrupt == 0 }
 
-// The ICMP types that pings are made of.
-const (
-	echoRequest4, echoReply4 = 8, 0
-	echoRequest6, echoReply6 = 128, 129
-	icmpHeader               = 8
-)
-
 // pinger is one raw socket and what was sent by it.
 type pinger struct {
 	fd      int
@@ -176,7 +169,7 @@ func sockaddr(a netip.Addr) unix.Sockaddr {
 func (p *pinger) one(ctx context.Context, seq uint16) error {
 	sent := time.Now()
 	p.report.Sent++
-	if err := unix.Send(p.fd, p.request(seq), 0); err != nil {
+	if err := unix.Send(p.fd, inet.Echo(p.opts.Dst.Is4(), p.id, seq, p.payload), 0); err != nil {
 		return p.refused(err)
 	}
 	deadline := sent.Add(p.opts.Timeout)
@@ -215,19 +208,6 @@ func (p *pinger) refused(err error) error {
 	return nil
 }
 
-func (p *pinger) request(seq uint16) []byte {
-	b := make([]byte, icmpHeader+len(p.payload))
-	b[0] = echoRequest6
-	binary.BigEndian.PutUint16(b[4:], p.id)
-	binary.BigEndian.PutUint16(b[6:], seq)
-	copy(b[icmpHeader:], p.payload)
-	if p.opts.Dst.Is4() { // the kernel fills in ICMPv6's checksum
-		b[0] = echoRequest4
-		binary.BigEndian.PutUint16(b[2:], inet.Checksum(b))
-	}
-	return b
-}
-
 // readReply reads one packet and says whether it was the answer.
 func (p *pinger) readReply(seq uint16, sent time.Time) bool {
 	buf := make([]byte, 1<<16)
@@ -235,18 +215,15 @@ func (p *pinger) readReply(seq uint16, sent time.Time) bool {
 	if err != nil {
 		return false
 	}
-	b, want := buf[:n], byte(echoReply6)
+	b, want := buf[:n], byte(inet.EchoReply6)
 	if p.opts.Dst.Is4() {
-		want = echoReply4
-		if n < 20 || n < int(b[0]&15)*4 {
-			return false
-		}
-		b = b[int(b[0]&15)*4:]
+		want = inet.EchoReply4
+		b, _ = inet.SkipIPv4(b)
 	}
-	if len(b) < icmpHeader || b[0] != want || binary.BigEndian.Uint16(b[4:]) != p.id || binary.BigEndian.Uint16(b[6:]) != seq {
+	if len(b) < inet.ICMPLen || b[0] != want || binary.BigEndian.Uint16(b[4:]) != p.id || binary.BigEndian.Uint16(b[6:]) != seq {
 		return false
 	}
-	if !bytes.Equal(b[icmpHeader:], p.payload) {
+	if !bytes.Equal(b[inet.ICMPLen:], p.payload) {
 		p.report.Corrupt++
 	}
 	p.report.Received++

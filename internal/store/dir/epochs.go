@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/statefile"
 	"weft.dev/weft/internal/store"
 )
 
@@ -84,7 +85,7 @@ func (d *Dir) exchange(name string, data, old []byte) error {
 	if !holdsWrapped(path, old) {
 		return store.ErrChanged
 	}
-	temp, err := writeTemp(dir, data, secretFile)
+	temp, err := statefile.Temporary(dir, tempPattern, data, secretFile)
 	if err != nil {
 		return err
 	}
@@ -100,7 +101,7 @@ func (d *Dir) exchange(name string, data, old []byte) error {
 	if err != nil {
 		return err
 	}
-	return syncDir(dir)
+	return statefile.SyncDir(dir)
 }
 
 // holdsWrapped says whether a file is an epoch with this wrapped key.

@@ -11,6 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/statefile"
 	"weft.dev/weft/internal/store"
 )
 
@@ -46,69 +47,33 @@ func (d *Dir) ensureDir(name string, mode fs.FileMode) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return dir, syncDir(d.path)
+	return dir, statefile.SyncDir(d.path)
 }
 
-// create makes a file that was not there, in one step: whoever finds it finds it whole, also after a crash.
+// create makes a file that was not there, in one step.
 func create(path string, data []byte, mode fs.FileMode) error {
 	dir := filepath.Dir(path)
 	removeStaleTemps(dir, time.Now())
-	temp, err := writeTemp(dir, data, mode)
+	temp, err := statefile.Temporary(dir, tempPattern, data, mode)
 	if err != nil {
 		return err
 	}
-	defer os.Remove(temp)
-	if err := os.Link(temp, path); errors.Is(err, fs.ErrExist) {
+	if err := statefile.Link(temp, path); errors.Is(err, fs.ErrExist) {
 		return store.ErrExists
 	} else if err != nil {
 		return err
 	}
-	return syncDir(dir)
+	return nil
 }
 
 // remove removes a file, if it is there, for good.
 func remove(path string) error {
 	err := os.Remove(path)
 	if err == nil {
-		err = syncDir(filepath.Dir(path))
+		err = statefile.SyncDir(filepath.Dir(path))
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
-	}
-	return err
-}
-
-func writeTemp(dir string, data []byte, mode fs.FileMode) (string, error) {
-	f, err := os.CreateTemp(dir, tempPattern)
-	if err != nil {
-		return "", err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Chmod(mode)
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err != nil {
-		os.Remove(f.Name())
-		return "", err
-	}
-	return f.Name(), nil
-}
-
-// syncDir makes the names in a directory survive a crash.
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	err = f.Sync()
-	if cerr := f.Close(); err == nil {
-		err = cerr
 	}
 	return err
 }

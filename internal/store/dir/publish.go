@@ -5,11 +5,11 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 
 	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/statefile"
 	"weft.dev/weft/internal/store"
 )
 
@@ -108,13 +108,9 @@ func (d *Dir) write(name string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	temp, err := writeTemp(dir, data, publicFile)
+	temp, err := statefile.Temporary(dir, tempPattern, data, publicFile)
 	if err != nil {
 		return err
 	}
-	if err := os.Rename(temp, path); err != nil {
-		os.Remove(temp)
-		return err
-	}
-	return syncDir(dir)
+	return statefile.Move(temp, path)
 }

@@ -1,4 +1,4 @@
-package audit
+package auditlog
 
 import (
 	"os"
@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"weft.dev/weft/internal/keys/audit"
 )
 
 func openTestAudit(t *testing.T, path string) *Log {
@@ -13,7 +15,7 @@ func openTestAudit(t *testing.T, path string) *Log {
 	return Open(Options{Path: path, Node: "a", MaxSize: 1 << 20, Keep: 3})
 }
 
-func readTestAudit(t *testing.T, path string) []Record {
+func readTestAudit(t *testing.T, path string) []audit.Record {
 	t.Helper()
 	records, err := Read(path, 0)
 	if err != nil {
@@ -26,33 +28,33 @@ func TestRecords(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for name, c := range map[string]struct {
 		tell func(*Log)
-		want Record
+		want audit.Record
 	}{
 		"create": {func(a *Log) {
-			a.Add(Record{Time: at, Event: EventCreated, Epoch: 3, KEK: "file:///k", KEKVersion: "v1", Outcome: "ok", Detail: "age"})
+			a.Add(audit.Record{Time: at, Event: audit.EventCreated, Epoch: 3, KEK: "file:///k", KEKVersion: "v1", Outcome: "ok", Detail: "age"})
 		},
-			Record{Op: "create", Epoch: 3, KEK: "file:///k", KEKVersion: "v1", Outcome: "ok", Detail: "age"}},
+			audit.Record{Op: "create", Epoch: 3, KEK: "file:///k", KEKVersion: "v1", Outcome: "ok", Detail: "age"}},
 		"switch": {func(a *Log) {
-			a.Add(Record{Time: at, Event: EventExchanged, Epoch: 3, Peer: "b", Outcome: "ok", Switched: true})
+			a.Add(audit.Record{Time: at, Event: audit.EventExchanged, Epoch: 3, Peer: "b", Outcome: "ok", Switched: true})
 		},
-			Record{Op: "switch", Epoch: 3, Peer: "b", Outcome: "ok"}},
+			audit.Record{Op: "switch", Epoch: 3, Peer: "b", Outcome: "ok"}},
 		"failed exchange": {func(a *Log) {
-			a.Add(Record{Time: at, Event: EventExchanged, Epoch: 3, Peer: "b", Outcome: "no_epoch"})
+			a.Add(audit.Record{Time: at, Event: audit.EventExchanged, Epoch: 3, Peer: "b", Outcome: "no_epoch"})
 		},
-			Record{Op: "exchanged", Epoch: 3, Peer: "b", Outcome: "no_epoch"}},
-		"destroy": {func(a *Log) { a.Add(Record{Time: at, Event: EventForgotten, Epoch: 3}) },
-			Record{Op: "destroy", Epoch: 3, Outcome: "ok"}},
+			audit.Record{Op: "exchanged", Epoch: 3, Peer: "b", Outcome: "no_epoch"}},
+		"destroy": {func(a *Log) { a.Add(audit.Record{Time: at, Event: audit.EventForgotten, Epoch: 3}) },
+			audit.Record{Op: "destroy", Epoch: 3, Outcome: "ok"}},
 		"unwrap": {func(a *Log) {
-			a.Add(Record{Time: at, Event: EventUnwrapped, Epoch: 4, Outcome: "denied"}) // told by the KEK itself
-			a.Add(Record{
-				Time: at, Op: OpUnwrap, Epoch: 4, KEK: "awskms:///alias/weft", KEKVersion: "m", Outcome: "denied", Attempts: 2,
+			a.Add(audit.Record{Time: at, Event: audit.EventUnwrapped, Epoch: 4, Outcome: "denied"}) // told by the KEK itself
+			a.Add(audit.Record{
+				Time: at, Op: audit.OpUnwrap, Epoch: 4, KEK: "awskms:///alias/weft", KEKVersion: "m", Outcome: "denied", Attempts: 2,
 				Latency: time.Second, Detail: "access denied",
 			})
-		}, Record{Op: "unwrap", Epoch: 4, KEK: "awskms:///alias/weft", KEKVersion: "m", Outcome: "denied", Attempts: 2, Latency: time.Second, Detail: "access denied"}},
+		}, audit.Record{Op: "unwrap", Epoch: 4, KEK: "awskms:///alias/weft", KEKVersion: "m", Outcome: "denied", Attempts: 2, Latency: time.Second, Detail: "access denied"}},
 		"probe": {func(a *Log) {
-			a.Add(Record{Time: at, Op: OpProbe, KEK: "k", Outcome: "ok", Attempts: 1})
+			a.Add(audit.Record{Time: at, Op: audit.OpProbe, KEK: "k", Outcome: "ok", Attempts: 1})
 		},
-			Record{Op: "probe", KEK: "k", Outcome: "ok", Attempts: 1}},
+			audit.Record{Op: "probe", KEK: "k", Outcome: "ok", Attempts: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "deep", "audit.jsonl")
@@ -78,7 +80,7 @@ func TestAuditOnlyGrows(t *testing.T) {
 	a := Open(Options{Path: path, Node: "a", MaxSize: 1000, Keep: 2})
 	const records = 200
 	for i := range records {
-		a.Add(Record{Event: EventSeen, Epoch: uint64(i + 1)})
+		a.Add(audit.Record{Event: audit.EventSeen, Epoch: uint64(i + 1)})
 		for len(a.wake) > 0 { // one by one, as in life
 			time.Sleep(10 * time.Microsecond)
 		}
@@ -114,7 +116,7 @@ func TestAuditAfterCrash(t *testing.T) {
 		f.Close()
 	}
 	a := openTestAudit(t, path)
-	a.Add(Record{Event: EventSeen, Epoch: 2})
+	a.Add(audit.Record{Event: audit.EventSeen, Epoch: 2})
 	if err := a.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -134,10 +136,10 @@ func TestAuditFileAway(t *testing.T) {
 	}
 	path := filepath.Join(dir, "audit.jsonl")
 	a := openTestAudit(t, path)
-	a.Add(Record{Event: EventSeen, Epoch: 1})
+	a.Add(audit.Record{Event: audit.EventSeen, Epoch: 1})
 	waitFor(t, "it says so", func() bool { return a.Err() != nil })
 	for i := range queueMax + 10 {
-		a.Add(Record{Event: EventSeen, Epoch: uint64(i + 2)})
+		a.Add(audit.Record{Event: audit.EventSeen, Epoch: uint64(i + 2)})
 	}
 	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
@@ -147,15 +149,15 @@ func TestAuditFileAway(t *testing.T) {
 	if err := os.Rename(path, path+".moved"); err != nil {
 		t.Fatal(err)
 	}
-	a.Add(Record{Event: EventElected})
+	a.Add(audit.Record{Event: audit.EventElected})
 	if err := a.Close(); err != nil {
 		t.Fatal(err)
 	}
 	old, err := readFile(path + ".moved")
-	if err != nil || len(old) != queueMax+1 || old[queueMax].Op != OpLost || old[queueMax].Detail != "11 records found no room" {
+	if err != nil || len(old) != queueMax+1 || old[queueMax].Op != audit.OpLost || old[queueMax].Detail != "11 records found no room" {
 		t.Errorf("%d records, the last %+v, %v", len(old), old[len(old)-1], err)
 	}
-	if got := readTestAudit(t, path); len(got) != 1 || got[0].Op != EventElected {
+	if got := readTestAudit(t, path); len(got) != 1 || got[0].Op != audit.EventElected {
 		t.Errorf("%+v", got)
 	}
 }

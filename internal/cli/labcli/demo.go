@@ -1,10 +1,11 @@
-package cli
+package labcli
 
 import (
 	"io"
 
 	"github.com/spf13/cobra"
 
+	"weft.dev/weft/internal/cli/cmdutil"
 	"weft.dev/weft/internal/cli/output"
 	"weft.dev/weft/internal/demo"
 )
@@ -24,23 +25,23 @@ output and the story to standard error.`,
 		Example: "  weft demo --out build/demo\n  weft demo --skip-bench\n  weft demo -o json 2>/dev/null",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			opt.Out = a.out
-			if format := output.Format(a.format); format == output.JSON || format == output.YAML {
-				opt.Out = a.errOut
+			opt.Out = a.Out
+			if format := output.Format(a.Format); format == output.JSON || format == output.YAML {
+				opt.Out = a.ErrOut
 			}
 			if verbose {
-				opt.Progress = a.errOut
+				opt.Progress = a.ErrOut
 			}
 			report, err := demo.Run(cmd.Context(), opt)
 			if err != nil {
 				return err
 			}
 			// The story has told people everything already.
-			if err := a.print(report, func(io.Writer, bool) error { return nil }); err != nil {
+			if err := a.Print(report, func(io.Writer, bool) error { return nil }); err != nil {
 				return err
 			}
 			if !report.OK() {
-				return &exitError{code: exitFailed}
+				return &cmdutil.ExitError{Code: cmdutil.ExitFailed}
 			}
 			return nil
 		},

@@ -1,4 +1,4 @@
-package cli
+package labcli
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"weft.dev/weft/internal/bench"
+	"weft.dev/weft/internal/cli/cmdutil"
 )
 
 func newBench(a *app) *cobra.Command {
@@ -76,7 +77,7 @@ Variants: ` + strings.Join(b.variants, ", ")
 	cmd.Args = cobra.NoArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if !b.quiet {
-			b.opt.Out = a.errOut
+			b.opt.Out = a.ErrOut
 		}
 		result, err := b.measure(cmd.Context(), b.opt)
 		if result == nil {
@@ -100,8 +101,8 @@ func (b *benchCommand) flags(cmd *cobra.Command) {
 	flags.StringVar(&b.svg, "svg", "", "also write plots to this file")
 	flags.StringVar(&b.markdown, "markdown", "", "also write the Markdown table to this file")
 	flags.StringVar(&b.report, "json", "", "also write the report as JSON to this file")
-	_ = cmd.RegisterFlagCompletionFunc("test", fixed(slices.Concat(b.groups, b.tests)...))
-	_ = cmd.RegisterFlagCompletionFunc("variant", fixed(b.variants...))
+	_ = cmd.RegisterFlagCompletionFunc("test", cmdutil.Fixed(slices.Concat(b.groups, b.tests)...))
+	_ = cmd.RegisterFlagCompletionFunc("variant", cmdutil.Fixed(b.variants...))
 }
 
 // writeReport writes a report to the named files and prints it.
@@ -111,7 +112,7 @@ func writeReport(a *app, result *bench.Report, svg, markdown, report string) err
 			return err
 		}
 	}
-	return a.print(result, func(w io.Writer, _ bool) error { return result.WriteMarkdown(w) })
+	return a.Print(result, func(w io.Writer, _ bool) error { return result.WriteMarkdown(w) })
 }
 
 // writeFile writes a file anew; no name means none.

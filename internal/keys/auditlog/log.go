@@ -1,4 +1,6 @@
-package audit
+// Package auditlog keeps the audit log of keys on disk: every record is whole, in a file that
+// only grows and begins anew when it is full.
+package auditlog
 
 import (
 	"bytes"
@@ -8,6 +10,9 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"weft.dev/weft/internal/keys/audit"
+	"weft.dev/weft/internal/logfile"
 )
 
 const (
@@ -34,12 +39,12 @@ type Options struct {
 // written is on disk (fsync) before the next records are taken. A file that cannot be written is tried again.
 type Log struct {
 	opt  Options
-	file logFile
+	file logfile.File
 	wake chan struct{}
 	done chan struct{}
 
 	mu     sync.Mutex
-	queue  []Record
+	queue  []audit.Record
 	lost   uint64
 	closed bool
 	err    error
@@ -50,14 +55,17 @@ func Open(opt Options) *Log {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
 	}
-	a := &Log{opt: opt, file: logFile{path: opt.Path, maxSize: opt.MaxSize, keep: opt.Keep}, wake: make(chan struct{}, 1), done: make(chan struct{})}
+	a := &Log{
+		opt: opt, file: logfile.File{Path: opt.Path, MaxSize: opt.MaxSize, Keep: opt.Keep, Sync: true},
+		wake: make(chan struct{}, 1), done: make(chan struct{}),
+	}
 	go a.run()
 	return a
 }
 
 // Add takes a record over. Of what asks the KMS only the KEK's own is kept, which knows more.
-func (a *Log) Add(r Record) {
-	r, ok := r.logged()
+func (a *Log) Add(r audit.Record) {
+	r, ok := r.Logged()
 	if !ok {
 		return
 	}
@@ -93,7 +101,7 @@ func (a *Log) Close() error {
 	a.mu.Unlock()
 	a.poke()
 	<-a.done
-	return errors.Join(a.Err(), a.file.close())
+	return errors.Join(a.Err(), a.file.Close())
 }
 
 func (a *Log) run() {
@@ -107,7 +115,7 @@ func (a *Log) run() {
 				}
 				break
 			}
-			err := a.file.append(batch)
+			err := a.append(batch)
 			a.wrote(batch, lost, err)
 			if err != nil && closed {
 				return
@@ -135,27 +143,27 @@ func (a *Log) pause() {
 }
 
 // take copies the queue, with what was lost at its end.
-func (a *Log) take() (batch []Record, lost uint64, closed bool) {
+func (a *Log) take() (batch []audit.Record, lost uint64, closed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	batch = append(batch, a.queue...)
 	if a.lost > 0 {
-		batch = append(batch, Record{
-			Time: time.Now().UTC(), Node: a.opt.Node, Op: OpLost, Outcome: "failed", Detail: fmt.Sprintf("%d records found no room", a.lost),
+		batch = append(batch, audit.Record{
+			Time: time.Now().UTC(), Node: a.opt.Node, Op: audit.OpLost, Outcome: "failed", Detail: fmt.Sprintf("%d records found no room", a.lost),
 		})
 	}
 	return batch, a.lost, a.closed
 }
 
 // wrote takes what is on disk out of the queue.
-func (a *Log) wrote(batch []Record, lost uint64, err error) {
+func (a *Log) wrote(batch []audit.Record, lost uint64, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	was := a.err
 	a.err = err
 	switch {
 	case err != nil && was == nil:
-		a.opt.Log.Error("keys: cannot write the audit log", "file", a.opt.Path, "error", err)
+		a.opt.Log.Error("keys: cannot write the audit log", "file", a.opt.Path, "err", err)
 	case err == nil && was != nil:
 		a.opt.Log.Info("keys: the audit log is written again", "file", a.opt.Path)
 	}
@@ -169,8 +177,20 @@ func (a *Log) wrote(batch []Record, lost uint64, err error) {
 	a.queue = append(a.queue[:0], a.queue[len(batch):]...)
 }
 
+// append puts records on disk. After an error nothing or a part of them is there, and they may be given again.
+func (a *Log) append(batch []audit.Record) error {
+	lines, err := encode(batch)
+	if err == nil {
+		err = a.file.Append(lines)
+	}
+	if err != nil {
+		return fmt.Errorf("audit log: %w", err)
+	}
+	return nil
+}
+
 // encode puts records into lines.
-func encode(batch []Record) ([]byte, error) {
+func encode(batch []audit.Record) ([]byte, error) {
 	var out bytes.Buffer
 	enc := json.NewEncoder(&out)
 	enc.SetEscapeHTML(false)
