@@ -80,13 +80,5 @@ func (c *Client) KeyHistory(ctx context.Context) ([]keys.Event, error) {
 
 // RotateKeys makes the next epoch. It waits until the one before is in use.
 func (c *Client) RotateKeys(ctx context.Context) (*keys.Epoch, error) {
-	response, err := c.do(ctx, http.MethodPost, "/v1/keys/rotate", nil, nil)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	if err := refusal(response); err != nil {
-		return nil, err
-	}
-	return decode[*keys.Epoch](response)
+	return call[*keys.Epoch](ctx, c, http.MethodPost, "/v1/keys/rotate", nil, nil)
 }
