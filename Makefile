@@ -90,7 +90,7 @@ build: check-deps bpf
 
 # With the flags of build, so that what it has compiled serves here.
 lint: export CGO_ENABLED = 0
-lint: export GOFLAGS = -trimpath
+lint: export GOFLAGS = -trimpath -tags=grpcnotrace
 lint: check-deps bpf
 	@test -z "$$(gofmt -l .)" || { echo "not gofmt'ed:"; gofmt -l .; exit 1; }
 	clang-format-19 --dry-run --Werror $(wildcard bpf/*.c bpf/*.h bpf/*/*.h bpf/*/*.c)

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/statefile"
 )
 
 // The files of an instance's run directory, besides the admin socket.
@@ -56,7 +58,7 @@ func lock(dir string) (*instanceLock, error) {
 			}
 			return nil, fmt.Errorf("lock %s: %w", path, err)
 		}
-		if !sameFile(file, path) {
+		if !statefile.IsAt(file, path) {
 			// A cleanup removed it between our open and our lock: what we hold guards nothing.
 			file.Close()
 			continue
@@ -67,15 +69,6 @@ func lock(dir string) (*instanceLock, error) {
 		}
 		return &instanceLock{dir: dir, file: file}, nil
 	}
-}
-
-func sameFile(file *os.File, path string) bool {
-	held, err := file.Stat()
-	if err != nil {
-		return false
-	}
-	found, err := os.Stat(path)
-	return err == nil && os.SameFile(held, found)
 }
 
 func writePID(file *os.File, dir string) error {

@@ -18,7 +18,7 @@ import (
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/masquerade"
-	"weft.dev/weft/internal/netns"
+	"weft.dev/weft/internal/netns/nettest"
 )
 
 func TestCheckKernel(t *testing.T) {
@@ -159,16 +159,7 @@ func TestWantedMasquerade(t *testing.T) {
 }
 
 func TestOutwardInterfaces(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: makes a network namespace with default routes")
-	}
-	name := fmt.Sprintf("wt-agent-%d", os.Getpid())
-	path, err := netns.Create(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer netns.Delete(name)
-	err = netns.Do(path, func() error {
+	nettest.Do(t, nettest.New(t, "agent"), func() error {
 		if names, err := outwardInterfaces([]string{"wire0"}); err != nil || !slices.Equal(names, []string{"wire0"}) {
 			t.Errorf("no default route: %v %v", names, err)
 		}
@@ -193,9 +184,6 @@ func TestOutwardInterfaces(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestLogTail(t *testing.T) {

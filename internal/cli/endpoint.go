@@ -178,28 +178,22 @@ func newNode(a *app) *cobra.Command {
 		Example: "  weft node list\n  weft node list -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, err := a.client()
-			if err != nil {
-				return err
-			}
-			nodes, err := client.Nodes(cmd.Context())
-			if err != nil {
-				return err
-			}
-			return a.Print(nodes, func(w io.Writer, wide bool) error {
-				rows := output.Rows{Header: []string{"NODE", "ADDRESSES", "POD RANGES", "ENDPOINTS"}, Empty: "the store declares no nodes"}
-				for _, node := range nodes {
-					name := node.Name
-					if node.Self {
-						name += " (this one)"
-					}
-					rows.Add(name, output.Join(node.Addresses), output.Join(node.PodCIDRs), fmt.Sprint(node.Endpoints))
-				}
-				return rows.Write(w, wide)
-			})
+			return show(cmd.Context(), a, (*admin.Client).Nodes, writeNodes, nil)
 		},
 	}, newForget(a))
 	return cmd
+}
+
+func writeNodes(w io.Writer, nodes []admin.Node, wide bool) error {
+	rows := output.Rows{Header: []string{"NODE", "ADDRESSES", "POD RANGES", "ENDPOINTS"}, Empty: "the store declares no nodes"}
+	for _, node := range nodes {
+		name := node.Name
+		if node.Self {
+			name += " (this one)"
+		}
+		rows.Add(name, output.Join(node.Addresses), output.Join(node.PodCIDRs), fmt.Sprint(node.Endpoints))
+	}
+	return rows.Write(w, wide)
 }
 
 func newForget(a *app) *cobra.Command {
@@ -216,21 +210,18 @@ of its endpoints, which name its pods' addresses for as long as they are there.`
 		Example: "  weft node forget node-7\n  weft node forget 10.77.2.0/24",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			client, err := a.client()
-			if err != nil {
-				return err
+			forget := func(client *admin.Client, ctx context.Context) ([]admin.NoNode, error) {
+				return client.ForgetNode(ctx, args[0])
 			}
-			gone, err := client.ForgetNode(cmd.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			return a.Print(gone, func(w io.Writer, wide bool) error {
-				rows := output.Rows{Header: []string{"FORGOTTEN", "NODE", "LOST SINCE"}}
-				for _, e := range gone {
-					rows.Add(e.Prefix.String(), cmp.Or(e.Node, "-"), e.Since.Local().Format(time.DateTime))
-				}
-				return rows.Write(w, wide)
-			})
+			return show(cmd.Context(), a, forget, writeForgotten, nil)
 		},
 	}
+}
+
+func writeForgotten(w io.Writer, gone []admin.NoNode, wide bool) error {
+	rows := output.Rows{Header: []string{"FORGOTTEN", "NODE", "LOST SINCE"}}
+	for _, e := range gone {
+		rows.Add(e.Prefix.String(), cmp.Or(e.Node, "-"), e.Since.Local().Format(time.DateTime))
+	}
+	return rows.Write(w, wide)
 }

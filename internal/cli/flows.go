@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"io"
 
@@ -87,30 +88,29 @@ func newFlowTable(a *app) *cobra.Command {
 			if limit < 1 {
 				return cmdutil.UsageError("--limit: %d is not a number of rows: give 1 or more", limit)
 			}
-			client, err := a.client()
-			if err != nil {
-				return err
+			fetch := func(client *admin.Client, ctx context.Context) ([]admin.TableFlow, error) {
+				return client.FlowTable(ctx, limit)
 			}
-			rows, err := client.FlowTable(cmd.Context(), limit)
-			if err != nil {
-				return err
-			}
-			return a.Print(rows, func(w io.Writer, wide bool) error {
-				table := output.Rows{
-					Header: []string{"PROTOCOL", "SOURCE", "DESTINATION", "STATE", "IDLE", "SENT", "RECEIVED", "AGE", "SENT BYTES", "RECEIVED BYTES", "VIA STACK"}, WideFrom: 7,
-					Empty: "the flow table is empty",
-				}
-				for _, row := range rows {
-					table.Add(row.Protocol, row.Source.String(), row.Destination.String(), row.State, row.Idle,
-						fmt.Sprint(row.Forward.Packets), fmt.Sprint(row.Reply.Packets), row.Age,
-						fmt.Sprint(row.Forward.Bytes), fmt.Sprint(row.Reply.Bytes), fmt.Sprint(row.ViaStack))
-				}
-				return table.Write(w, wide)
-			})
+			return show(cmd.Context(), a, fetch, writeFlowTable, nil)
 		},
 	}
 	cmd.Flags().IntVar(&limit, "limit", 1000, "at most this many rows")
 	return cmd
+}
+
+func writeFlowTable(w io.Writer, rows []admin.TableFlow, wide bool) error {
+	table := output.Rows{
+		Header: []string{
+			"PROTOCOL", "SOURCE", "DESTINATION", "STATE", "IDLE", "SENT", "RECEIVED", "AGE", "SENT BYTES", "RECEIVED BYTES", "VIA STACK",
+		},
+		WideFrom: 7, Empty: "the flow table is empty",
+	}
+	for _, row := range rows {
+		table.Add(row.Protocol, row.Source.String(), row.Destination.String(), row.State, row.Idle,
+			fmt.Sprint(row.Forward.Packets), fmt.Sprint(row.Reply.Packets), row.Age,
+			fmt.Sprint(row.Forward.Bytes), fmt.Sprint(row.Reply.Bytes), fmt.Sprint(row.ViaStack))
+	}
+	return table.Write(w, wide)
 }
 
 func (a *app) completeReasons(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -139,15 +139,8 @@ tells endpoints and directions apart.`,
 		Example: "  weft drops\n  weft drops --all -o wide",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, err := a.client()
-			if err != nil {
-				return err
-			}
-			drops, err := client.Drops(cmd.Context(), all)
-			if err != nil {
-				return err
-			}
-			return a.Print(drops, func(w io.Writer, wide bool) error { return writeDrops(w, drops, wide) })
+			fetch := func(client *admin.Client, ctx context.Context) ([]admin.Drop, error) { return client.Drops(ctx, all) }
+			return show(cmd.Context(), a, fetch, writeDrops, nil)
 		},
 	}
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "also the reasons that never happened")

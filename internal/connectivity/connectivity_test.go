@@ -2,19 +2,13 @@ package connectivity
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"net"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"weft.dev/weft/internal/inet"
-	"weft.dev/weft/internal/netns"
+	"weft.dev/weft/internal/netns/nettest"
 )
 
 func TestPairs(t *testing.T) {
@@ -87,74 +81,17 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func makeNS(t *testing.T, name string) string {
-	t.Helper()
-	name = fmt.Sprintf("wt-conn-%d-%s", os.Getpid(), name)
-	path, err := netns.Create(name)
-	must(t, err)
-	t.Cleanup(func() { must(t, netns.Delete(name)) })
-	return path
-}
-
-// wire joins two namespaces; each side gets its addresses.
-func wire(t *testing.T, left, right string, leftIf, rightIf string, mtu int, leftAddrs, rightAddrs []string) {
-	t.Helper()
-	handle, err := os.Open(right)
-	must(t, err)
-	defer handle.Close()
-	must(t, netns.Do(left, func() error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.MTU = leftIf, mtu
-		veth := netlink.NewVeth(attrs)
-		veth.PeerName, veth.PeerNamespace, veth.PeerMTU = rightIf, netlink.NsFd(int(handle.Fd())), uint32(mtu)
-		if err := netlink.LinkAdd(veth); err != nil {
-			return err
-		}
-		return setUp(leftIf, leftAddrs)
-	}))
-	must(t, netns.Do(right, func() error { return setUp(rightIf, rightAddrs) }))
-}
-
-func setUp(name string, addrs []string) error {
-	link, err := netlink.LinkByName(name)
-	if err != nil {
-		return err
-	}
-	for _, text := range addrs {
-		addr, err := netlink.ParseAddr(text)
-		if err != nil {
-			return err
-		}
-		if addr.IP.To4() == nil {
-			addr.Flags = 2 // IFA_F_NODAD
-		}
-		if err := netlink.AddrAdd(link, addr); err != nil {
-			return err
-		}
-	}
-	return netlink.LinkSetUp(link)
-}
-
-func defaultVia(via string) error {
-	family := netlink.FAMILY_V4
-	if strings.Contains(via, ":") {
-		family = netlink.FAMILY_V6
-	}
-	return netlink.RouteAdd(&netlink.Route{Family: family, Gw: net.ParseIP(via)})
-}
-
 func newBed(t *testing.T) bed {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: makes network namespaces")
-	}
-	a, router, b := makeNS(t, "a"), makeNS(t, "r"), makeNS(t, "b")
-	wire(t, a, router, "eth0", "ra", 1500, []string{"10.1.0.2/24", "fd01::2/64"}, []string{"10.1.0.1/24", "fd01::1/64"})
-	wire(t, b, router, "eth0", "rb", 1400, []string{"10.2.0.2/24", "fd02::2/64"}, []string{"10.2.0.1/24", "fd02::1/64"})
-	must(t, netns.Do(router, func() error {
-		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0), os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0))
-	}))
-	must(t, netns.Do(a, func() error { return errors.Join(defaultVia("10.1.0.1"), defaultVia("fd01::1")) }))
-	must(t, netns.Do(b, func() error { return errors.Join(defaultVia("10.2.0.1"), defaultVia("fd02::1")) }))
+	a, router, b := nettest.New(t, "conn-a"), nettest.New(t, "conn-r"), nettest.New(t, "conn-b")
+	nettest.Wire(t,
+		nettest.End{NetNS: a, Name: "eth0", MTU: 1500, Addrs: []string{"10.1.0.2/24", "fd01::2/64"}},
+		nettest.End{NetNS: router, Name: "ra", MTU: 1500, Addrs: []string{"10.1.0.1/24", "fd01::1/64"}})
+	nettest.Wire(t,
+		nettest.End{NetNS: b, Name: "eth0", MTU: 1400, Addrs: []string{"10.2.0.2/24", "fd02::2/64"}},
+		nettest.End{NetNS: router, Name: "rb", MTU: 1400, Addrs: []string{"10.2.0.1/24", "fd02::1/64"}})
+	nettest.Do(t, router, nettest.Forward)
+	nettest.Do(t, a, func() error { return nettest.DefaultRoutes("10.1.0.1", "fd01::1") })
+	nettest.Do(t, b, func() error { return nettest.DefaultRoutes("10.2.0.1", "fd02::1") })
 	return bed{
 		a: Target{Name: "demo/a", Kind: KindPod, Node: "a", NetNS: a, IPv4: netip.MustParseAddr("10.1.0.2"), IPv6: netip.MustParseAddr("fd01::2"), MTU: 1500},
 		b: Target{Name: "demo/b", Kind: KindPod, Node: "b", NetNS: b, IPv4: netip.MustParseAddr("10.2.0.2"), IPv6: netip.MustParseAddr("fd02::2"), MTU: 1400},

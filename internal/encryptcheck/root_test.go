@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
-	"os"
 	"testing"
 	"time"
 
@@ -15,82 +13,25 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/netns"
+	"weft.dev/weft/internal/netns/nettest"
 )
 
 var (
-	here4, there4 = netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	there4        = netip.MustParseAddr("192.0.2.2")
 	here6, there6 = netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2")
 )
 
 // wire makes two network namespaces, joined by a veth whose ends are called w0.
 func wire(t *testing.T) (here, there string) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: network namespaces and packet sockets")
-	}
-	var paths [2]string
-	for i := range paths {
-		name := fmt.Sprintf("wt-enc-%d-%d", os.Getpid(), i)
-		path, err := netns.Create(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { netns.Delete(name) })
-		paths[i] = path
-	}
-	peer, err := os.Open(paths[1])
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer peer.Close()
-	err = netns.Do(paths[0], func() error {
-		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "w0", Index: 100}, PeerName: "w0", PeerNamespace: netlink.NsFd(int(peer.Fd()))})
-	})
-	for i, addrs := range [][]netip.Addr{{here4, here6}, {there4, there6}} {
-		err = errors.Join(err, netns.Do(paths[i], func() error { return raise(addrs) }))
-	}
-	for _, path := range paths {
-		err = errors.Join(err, netns.Do(path, carrier))
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return paths[0], paths[1]
-}
-
-// carrier waits until w0 can be used.
-func carrier() error {
-	for range 300 {
-		if w0, err := netlink.LinkByName("w0"); err != nil || w0.Attrs().OperState == netlink.OperUp {
-			return err
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	return errors.New("w0 has no carrier")
-}
-
-func raise(addrs []netip.Addr) error {
-	w0, err := netlink.LinkByName("w0")
-	if err != nil {
-		return err
-	}
-	for _, a := range addrs {
-		addr, err := netlink.ParseAddr(netip.PrefixFrom(a, a.BitLen()/4*3).String())
-		if err != nil {
-			return err
-		}
-		if a.Is6() {
-			addr.Flags = unix.IFA_F_NODAD
-		}
-		if err := netlink.AddrAdd(w0, addr); err != nil {
-			return err
-		}
-	}
-	return netlink.LinkSetUp(w0)
+	here, there = nettest.New(t, "enc-0"), nettest.New(t, "enc-1")
+	nettest.Wire(t,
+		nettest.End{NetNS: here, Name: "w0", Index: 100, Addrs: []string{"192.0.2.1/24", "2001:db8::1/96"}},
+		nettest.End{NetNS: there, Name: "w0", Addrs: []string{"192.0.2.2/24", "2001:db8::2/96"}})
+	return here, there
 }
 
 // TestReadable verifies a wire on which nothing is sealed, in both families: every protocol's marker is found.

@@ -165,7 +165,7 @@ func (s *store) claim() (*os.File, error) {
 			return nil, err
 		}
 		// A Down that ended in between has unlinked the file whose lock we got.
-		if sameFile(lock, path) {
+		if statefile.IsAt(lock, path) {
 			return lock, nil
 		}
 		lock.Close()
@@ -195,10 +195,4 @@ func lockFile(path string, wait bool) (*os.File, error) {
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
 	return f, nil
-}
-
-func sameFile(f *os.File, path string) bool {
-	a, errA := f.Stat()
-	b, errB := os.Stat(path)
-	return errA == nil && errB == nil && os.SameFile(a, b)
 }

@@ -5,14 +5,13 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/netns"
+	"weft.dev/weft/internal/netns/nettest"
 )
 
 // bed is a pod behind a node, and a host outside that tells from which address it was asked:
@@ -22,92 +21,30 @@ type bed struct{ node, pod, outside string }
 
 func newBed(t *testing.T) bed {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: makes network namespaces and nftables rules in them")
-	}
-	made := map[string]string{}
-	for _, name := range []string{"node", "pod", "out"} {
-		full := fmt.Sprintf("wt-masq-%d-%s", os.Getpid(), name)
-		path, err := netns.Create(full)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { netns.Delete(full) })
-		made[name] = path
-	}
-	b := bed{made["node"], made["pod"], made["out"]}
-	b.wire(t, b.pod, "eth0", "pod0")
-	b.wire(t, b.outside, "eth0", "wire0")
+	b := bed{nettest.New(t, "masq-node"), nettest.New(t, "masq-pod"), nettest.New(t, "masq-out")}
+	nettest.Wire(t,
+		nettest.End{NetNS: b.node, Name: "pod0", Addrs: []string{"10.1.0.1/24", "fd00:1::1/64"}},
+		nettest.End{NetNS: b.pod, Name: "eth0", Addrs: []string{"10.1.0.2/24", "fd00:1::2/64"}})
+	nettest.Wire(t,
+		nettest.End{NetNS: b.node, Name: "wire0", Addrs: []string{"192.0.2.1/24", "2001:db8::1/64"}},
+		nettest.End{NetNS: b.outside, Name: "eth0", Addrs: []string{"192.0.2.9/24", "2001:db8::9/64"}})
 	b.do(t, b.pod, func() error {
-		return errors.Join(up("lo"), address("eth0", "10.1.0.2/24", "fd00:1::2/64"), defaults("10.1.0.1", "fd00:1::1"))
+		return errors.Join(nettest.Up("lo"), nettest.DefaultRoutes("10.1.0.1", "fd00:1::1"))
 	})
 	b.do(t, b.outside, func() error {
-		return errors.Join(up("lo"), address("eth0", "192.0.2.9/24", "2001:db8::9/64"), address("lo", "198.51.100.9/32", "2001:db8:1::9/128"),
-			defaults("192.0.2.1", "2001:db8::1"))
+		return errors.Join(nettest.Up("lo", "198.51.100.9/32", "2001:db8:1::9/128"),
+			nettest.DefaultRoutes("192.0.2.1", "2001:db8::1"))
 	})
 	b.do(t, b.node, func() error {
-		return errors.Join(up("lo"), address("pod0", "10.1.0.1/24", "fd00:1::1/64"), address("wire0", "192.0.2.1/24", "2001:db8::1/64"),
-			route("198.51.100.9/32", "192.0.2.9"), route("2001:db8:1::9/128", "2001:db8::9"),
-			os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644), os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0o644))
+		return errors.Join(nettest.Up("lo"), nettest.Forward(),
+			route("198.51.100.9/32", "192.0.2.9"), route("2001:db8:1::9/128", "2001:db8::9"))
 	})
 	return b
 }
 
 func (b bed) do(t *testing.T, path string, fn func() error) {
 	t.Helper()
-	if err := netns.Do(path, fn); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// wire joins the node's interface with one in another namespace.
-func (b bed) wire(t *testing.T, other, otherIf, nodeIf string) {
-	t.Helper()
-	target, err := os.Open(other)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer target.Close()
-	b.do(t, b.node, func() error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = nodeIf
-		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: otherIf, PeerNamespace: netlink.NsFd(int(target.Fd()))})
-	})
-}
-
-func up(name string) error {
-	link, err := netlink.LinkByName(name)
-	if err != nil {
-		return err
-	}
-	return netlink.LinkSetUp(link)
-}
-
-func address(name string, addrs ...string) error {
-	link, err := netlink.LinkByName(name)
-	if err != nil {
-		return err
-	}
-	for _, text := range addrs {
-		addr, err := netlink.ParseAddr(text)
-		if err != nil {
-			return err
-		}
-		addr.Flags = unix.IFA_F_NODAD
-		if err := netlink.AddrAdd(link, addr); err != nil {
-			return fmt.Errorf("add %s: %w", text, err)
-		}
-	}
-	return netlink.LinkSetUp(link)
-}
-
-func defaults(gateways ...string) error {
-	for _, gateway := range gateways {
-		if err := netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(gateway)}); err != nil {
-			return fmt.Errorf("add default route by %s: %w", gateway, err)
-		}
-	}
-	return nil
+	nettest.Do(t, path, fn)
 }
 
 func route(to, gateway string) error {

@@ -6,15 +6,12 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"weft.dev/weft/internal/netns"
+	"weft.dev/weft/internal/netns/nettest"
 )
 
 // serve runs a prober until the test ends.
@@ -44,63 +41,23 @@ func serve(t *testing.T, opt Options) *Prober {
 // side has a smaller MTU if small is set.
 func wires(t *testing.T, small int) (a, b string) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: makes network namespaces")
-	}
-	var paths []string
-	for _, name := range []string{"a", "r", "b"} {
-		full := fmt.Sprintf("wt-wiring-%d-%s", os.Getpid(), name)
-		path, err := netns.Create(full)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { netns.Delete(full) })
-		paths = append(paths, path)
-	}
-	link(t, paths[0], "10.9.1.1/24", paths[1], "10.9.1.254/24", 1500)
-	link(t, paths[1], "10.9.2.254/24", paths[2], "10.9.2.1/24", small)
-	for i, gateway := range map[int]string{0: "10.9.1.254", 2: "10.9.2.254"} {
-		must(t, netns.Do(paths[i], func() error {
-			return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(gateway), Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}})
-		}))
-	}
-	must(t, netns.Do(paths[1], func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644) }))
-	return paths[0], paths[2]
+	a, router, b := nettest.New(t, "wiring-a"), nettest.New(t, "wiring-r"), nettest.New(t, "wiring-b")
+	nettest.Wire(t,
+		nettest.End{NetNS: a, Name: "pa1", MTU: 1500, Addrs: []string{"10.9.1.1/24"}},
+		nettest.End{NetNS: router, Name: "pb1", MTU: 1500, Addrs: []string{"10.9.1.254/24"}})
+	nettest.Wire(t,
+		nettest.End{NetNS: router, Name: "pa2", MTU: small, Addrs: []string{"10.9.2.254/24"}},
+		nettest.End{NetNS: b, Name: "pb2", MTU: small, Addrs: []string{"10.9.2.1/24"}})
+	nettest.Do(t, a, func() error { return nettest.DefaultRoutes("10.9.1.254") })
+	nettest.Do(t, b, func() error { return nettest.DefaultRoutes("10.9.2.254") })
+	nettest.Do(t, router, nettest.Forward)
+	return a, b
 }
 
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
-	}
-}
-
-var links atomic.Int32
-
-func link(t *testing.T, nsA, addrA, nsB, addrB string, mtu int) {
-	t.Helper()
-	n := links.Add(1)
-	nameA, nameB := fmt.Sprintf("pa%d", n), fmt.Sprintf("pb%d", n)
-	peer, err := os.Open(nsB)
-	must(t, err)
-	defer peer.Close()
-	must(t, netns.Do(nsA, func() error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.MTU = nameA, mtu
-		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: nameB, PeerNamespace: netlink.NsFd(int(peer.Fd()))})
-	}))
-	for _, end := range [][3]string{{nsA, nameA, addrA}, {nsB, nameB, addrB}} {
-		must(t, netns.Do(end[0], func() error {
-			l, err := netlink.LinkByName(end[1])
-			if err != nil {
-				return err
-			}
-			addr, err := netlink.ParseAddr(end[2])
-			if err != nil {
-				return err
-			}
-			return errors.Join(netlink.LinkSetMTU(l, mtu), netlink.AddrAdd(l, addr), netlink.LinkSetUp(l))
-		}))
 	}
 }
 

@@ -135,6 +135,17 @@ func SyncDir(path string) error {
 	return dir.Sync()
 }
 
+// IsAt says whether an open file is still the one at a path: nobody has removed or replaced it. A lock on
+// one that is not guards nothing.
+func IsAt(f *os.File, path string) bool {
+	held, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	found, err := os.Stat(path)
+	return err == nil && os.SameFile(held, found)
+}
+
 // SetAside gives a file that cannot be read a name of its own beside the old one, which it
 // returns. One that was set aside before stays.
 func SetAside(path string) (string, error) {

@@ -20,8 +20,8 @@ import (
 	"weft.dev/weft/test/labtest"
 )
 
-// patience bounds every wait. Nothing here takes a tenth of it on a machine with time.
-const patience = 15 * time.Second
+// patience bounds every wait. Nothing here takes a fortieth of it on a machine with time.
+const patience = time.Minute
 
 // echoPort is where every pod of a lab that has echo servers answers.
 const echoPort = 7007
@@ -86,7 +86,7 @@ func useShared(t *testing.T) *lab.Lab {
 func (s *sharedLab) up(t *testing.T) {
 	spec := parseSpec(t, threeNodes)
 	spec.Name = labPrefix + "-main"
-	if s.lab, s.err = lab.Up(context.Background(), spec, lab.Options{Binary: weftBinary}); s.err != nil {
+	if s.lab, s.err = lab.Up(context.Background(), spec, lab.Options{Binary: weftBinary, ReadyTimeout: labtest.ReadyTimeout}); s.err != nil {
 		return
 	}
 	for _, p := range s.lab.Pods() {

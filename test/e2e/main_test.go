@@ -17,6 +17,7 @@ import (
 
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/lab/labdir"
+	"weft.dev/weft/test/labtest"
 )
 
 // weftBinary is the weft that the tests run; scratch is theirs.
@@ -136,7 +137,7 @@ func leftovers() []string {
 func newLab(t *testing.T, suffix string, spec *lab.Spec) *lab.Lab {
 	t.Helper()
 	spec.Name = labPrefix + "-" + suffix
-	l, err := lab.Up(t.Context(), spec, lab.Options{Binary: weftBinary})
+	l, err := lab.Up(t.Context(), spec, lab.Options{Binary: weftBinary, ReadyTimeout: labtest.ReadyTimeout})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/lab/traffic"
 	"weft.dev/weft/internal/netns"
+	"weft.dev/weft/test/labtest"
 )
 
 // sealedNodes is threeNodes with encryption, which is the default. Keys drain soon, so that many rotations fit. The
@@ -66,7 +67,7 @@ func useSealed(t *testing.T) *lab.Lab {
 func (s *sealedLab) up(t *testing.T) {
 	spec := parseSpec(t, sealedNodes)
 	spec.Name = labPrefix + "-sealed"
-	if s.lab, s.err = lab.Up(context.Background(), spec, lab.Options{Binary: weftBinary}); s.err != nil {
+	if s.lab, s.err = lab.Up(context.Background(), spec, lab.Options{Binary: weftBinary, ReadyTimeout: labtest.ReadyTimeout}); s.err != nil {
 		return
 	}
 	var spaces []string

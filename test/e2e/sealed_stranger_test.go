@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/lab/traffic"
 	"weft.dev/weft/internal/netns"
+	"weft.dev/weft/internal/netns/nettest"
 )
 
 // stranger is a container that Weft does not attach, behind an interface of node a that has no hooks.
@@ -34,13 +35,8 @@ const strangerIf = "dk0"
 func newStranger(t *testing.T, a *lab.Node) *stranger {
 	t.Helper()
 	s := &stranger{addr: map[int]netip.Addr{4: netip.MustParseAddr("172.30.0.2"), 6: netip.MustParseAddr("fd30::2")}}
-	name := fmt.Sprintf("wt-e2e-stranger-%d", os.Getpid())
-	var err error
-	if s.ns, err = netns.Create(name); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = netns.Delete(name) })
-	must(t, a.NetNS, "ip", "link", "add", strangerIf, "type", "veth", "peer", "name", "eth0", "netns", name)
+	s.ns = nettest.New(t, "e2e-stranger")
+	must(t, a.NetNS, "ip", "link", "add", strangerIf, "type", "veth", "peer", "name", "eth0", "netns", filepath.Base(s.ns))
 	t.Cleanup(func() { runIn(t, a.NetNS, command("ip", "link", "del", strangerIf)) })
 	// No duplicate address detection, and no check of the way back: the kernel is to let through what it can.
 	for _, argv := range [][]string{

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"testing"
@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/netns"
+	"weft.dev/weft/internal/netns/nettest"
 )
 
 // macvlan is a container on a macvlan of node a's uplink, which sends past the host's stack.
@@ -34,13 +35,8 @@ const (
 
 func newMacvlan(t *testing.T, l *lab.Lab) *macvlan {
 	t.Helper()
-	name := fmt.Sprintf("wt-e2e-macvlan-%d", os.Getpid())
-	ns, err := netns.Create(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = netns.Delete(name) })
-	must(t, l.Node("a").NetNS, "ip", "link", "add", "link", "w0", "name", macvlanIf, "index", strconv.Itoa(freeIndex), "netns", name, "type", "macvlan", "mode", "bridge")
+	ns := nettest.New(t, "e2e-macvlan")
+	must(t, l.Node("a").NetNS, "ip", "link", "add", "link", "w0", "name", macvlanIf, "index", strconv.Itoa(freeIndex), "netns", filepath.Base(ns), "type", "macvlan", "mode", "bridge")
 	must(t, ns, "ip", "link", "set", macvlanIf, "up")
 	return &macvlan{ns, mac(macIn(t, ns, macvlanIf)), mac(macIn(t, l.Node("b").NetNS, "w0"))}
 }

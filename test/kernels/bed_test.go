@@ -17,6 +17,7 @@ import (
 
 	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/netns"
+	"weft.dev/weft/internal/netns/nettest"
 )
 
 // inVM says that this is one of the VMs of `make test-kernels`, where nothing may be missing.
@@ -48,15 +49,7 @@ func must(t testing.TB, err error) {
 // newNS makes a network namespace that goes with the test.
 func newNS(t testing.TB, name string) string {
 	t.Helper()
-	name = fmt.Sprintf("wt-kn-%d-%s", os.Getpid(), name)
-	path, err := netns.Create(name)
-	must(t, err)
-	t.Cleanup(func() {
-		if err := netns.Delete(name); err != nil {
-			t.Error(err)
-		}
-	})
-	return path
+	return nettest.New(t, "kn-"+name)
 }
 
 // ip runs commands of iproute2 in a namespace.
@@ -147,7 +140,7 @@ func (p *port) receive(n int, take func(packet []byte) []byte) ([][]byte, error)
 }
 
 // patience is how long a packet may take in a VM whose CPUs are busy elsewhere.
-const patience = 3 * time.Second
+const patience = 20 * time.Second
 
 const ethLen = 14
 

@@ -29,6 +29,10 @@ spec:
   selector: {}
 `
 
+// ReadyTimeout is how long an agent may take to be ready where others start beside it, the machine is
+// busy, and the kernel verifies the programs of all: a second on a machine with time.
+const ReadyTimeout = 2 * time.Minute
+
 // Binary is the weft that a test two directories below the module's root runs: $WEFT_BINARY, or one built into a directory.
 func Binary(dir string) (string, error) {
 	if given := os.Getenv("WEFT_BINARY"); given != "" {

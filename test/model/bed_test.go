@@ -97,7 +97,7 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	spec.Name = labName
-	l, err := lab.Up(t.Context(), spec, lab.Options{Binary: weftBinary})
+	l, err := lab.Up(t.Context(), spec, lab.Options{Binary: weftBinary, ReadyTimeout: labtest.ReadyTimeout})
 	if err != nil {
 		t.Fatal(err)
 	}

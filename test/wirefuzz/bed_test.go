@@ -70,7 +70,7 @@ func newBed(t *testing.T, modes string) *bed {
 			spec.Nodes[i].Mode = modes
 		}
 	}
-	l, err := lab.Up(t.Context(), spec, lab.Options{Binary: weftBinary})
+	l, err := lab.Up(t.Context(), spec, lab.Options{Binary: weftBinary, ReadyTimeout: labtest.ReadyTimeout})
 	if err != nil {
 		t.Fatal(err)
 	}

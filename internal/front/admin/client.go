@@ -27,11 +27,6 @@ const DefaultRunDir = "/run/weft"
 // SocketName is the admin socket's name in an instance's directory.
 const SocketName = "agent.sock"
 
-// DefaultSocket is the socket of an instance; the empty name is the default instance.
-func DefaultSocket(instance string) string {
-	return filepath.Join(DefaultRunDir, instance, SocketName)
-}
-
 // maxOthers is how many other agents a NoAgentError names.
 const maxOthers = 5
 
@@ -107,9 +102,6 @@ func (c *Client) Near(runDir string) *Client {
 	return c
 }
 
-// Socket is where the client connects to.
-func (c *Client) Socket() string { return c.socket }
-
 // Status asks for the agent's status.
 func (c *Client) Status(ctx context.Context) (*Status, error) {
 	return get[*Status](ctx, c, "/v1/status", nil)
@@ -157,28 +149,12 @@ func (c *Client) Sysdump(ctx context.Context) (Sysdump, error) {
 
 // Trace asks what the live programs would do with a packet.
 func (c *Client) Trace(ctx context.Context, request TraceRequest) (*TraceResult, error) {
-	response, err := c.do(ctx, http.MethodPost, "/v1/trace", nil, request)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	if err := refusal(response); err != nil {
-		return nil, err
-	}
-	return decode[*TraceResult](response)
+	return call[*TraceResult](ctx, c, http.MethodPost, "/v1/trace", nil, request)
 }
 
 // ForgetNode has the agent forget what was lost of a node, by its name, or one lost range.
 func (c *Client) ForgetNode(ctx context.Context, what string) ([]NoNode, error) {
-	response, err := c.do(ctx, http.MethodPost, "/v1/nodes/forget", nil, ForgetRequest{What: what})
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	if err := refusal(response); err != nil {
-		return nil, err
-	}
-	return decode[[]NoNode](response)
+	return call[[]NoNode](ctx, c, http.MethodPost, "/v1/nodes/forget", nil, ForgetRequest{What: what})
 }
 
 // Flows calls got for each selected record until there are no more, got fails or ctx ends.
@@ -259,8 +235,12 @@ func (c *Client) others() []string {
 }
 
 func get[T any](ctx context.Context, c *Client, path string, query url.Values) (T, error) {
+	return call[T](ctx, c, http.MethodGet, path, query, nil)
+}
+
+func call[T any](ctx context.Context, c *Client, method, path string, query url.Values, body any) (T, error) {
 	var none T
-	response, err := c.do(ctx, http.MethodGet, path, query, nil)
+	response, err := c.do(ctx, method, path, query, body)
 	if err != nil {
 		return none, err
 	}

@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"net/http"
 	"net/netip"
 	"time"
 
@@ -120,12 +119,4 @@ type PathCheck struct {
 	Fits       int       `json:"fits,omitempty"`
 	Checked    time.Time `json:"checked,omitzero"`
 	Problem    string    `json:"problem,omitempty"`
-}
-
-func (a *api) encrypt(w http.ResponseWriter, r *http.Request) error {
-	encryption, err := a.backend.Encrypt(r.Context())
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, encryption)
 }

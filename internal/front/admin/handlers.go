@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -33,22 +34,23 @@ func (a *api) readyz(w http.ResponseWriter, _ *http.Request) error {
 	return writeJSON(w, ready)
 }
 
-func (a *api) status(w http.ResponseWriter, r *http.Request) error {
-	status, err := a.backend.Status(r.Context())
-	if err != nil {
-		return err
+// answer serves a path that takes nothing with what is asked of the backend.
+func answer[T any](ask func(context.Context) (T, error)) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		value, err := ask(r.Context())
+		if err != nil {
+			return err
+		}
+		return writeJSON(w, value)
 	}
-	return writeJSON(w, status)
 }
 
-func (a *api) endpoints(w http.ResponseWriter, r *http.Request) error {
-	endpoints, err := a.backend.Endpoints(r.Context())
-	return list(w, endpoints, err)
-}
-
-func (a *api) nodes(w http.ResponseWriter, r *http.Request) error {
-	nodes, err := a.backend.Nodes(r.Context())
-	return list(w, nodes, err)
+// answerList is answer for a slice, [] when there is nothing.
+func answerList[T any](ask func(context.Context) ([]T, error)) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		items, err := ask(r.Context())
+		return list(w, items, err)
+	}
 }
 
 func (a *api) forgetNode(w http.ResponseWriter, r *http.Request) error {
@@ -70,14 +72,6 @@ func (a *api) drops(w http.ResponseWriter, r *http.Request) error {
 	}
 	drops, err := a.backend.Drops(r.Context(), all)
 	return list(w, drops, err)
-}
-
-func (a *api) sysdump(w http.ResponseWriter, r *http.Request) error {
-	dump, err := a.backend.Sysdump(r.Context())
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, dump)
 }
 
 func (a *api) flowTable(w http.ResponseWriter, r *http.Request) error {

@@ -82,13 +82,5 @@ func (c *Client) KeyHistory(ctx context.Context) ([]audit.Record, error) {
 
 // RotateKeys makes the next epoch. It waits until the one before is in use.
 func (c *Client) RotateKeys(ctx context.Context) (*epochs.Epoch, error) {
-	response, err := c.do(ctx, http.MethodPost, "/v1/keys/rotate", nil, nil)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	if err := refusal(response); err != nil {
-		return nil, err
-	}
-	return decode[*epochs.Epoch](response)
+	return call[*epochs.Epoch](ctx, c, http.MethodPost, "/v1/keys/rotate", nil, nil)
 }

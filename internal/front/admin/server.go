@@ -89,19 +89,19 @@ func Handler(backend Backend, cni http.Handler, log *slog.Logger) http.Handler {
 	routes := map[string]route{
 		"/v1/healthz":      {method: http.MethodGet, serve: api.healthz},
 		"/v1/readyz":       {method: http.MethodGet, serve: api.readyz},
-		"/v1/status":       {method: http.MethodGet, serve: api.status},
-		"/v1/endpoints":    {method: http.MethodGet, serve: api.endpoints},
-		"/v1/nodes":        {method: http.MethodGet, serve: api.nodes},
+		"/v1/status":       {method: http.MethodGet, serve: answer(backend.Status)},
+		"/v1/endpoints":    {method: http.MethodGet, serve: answerList(backend.Endpoints)},
+		"/v1/nodes":        {method: http.MethodGet, serve: answerList(backend.Nodes)},
 		"/v1/nodes/forget": {method: http.MethodPost, serve: api.forgetNode},
 		"/v1/flows":        {method: http.MethodGet, serve: api.flows, query: []string{"from", "to", "verdict", "reason", "protocol", "last", "follow"}},
 		"/v1/flowtable":    {method: http.MethodGet, serve: api.flowTable, query: []string{"limit"}},
 		"/v1/drops":        {method: http.MethodGet, serve: api.drops, query: []string{"all"}},
 		"/v1/trace":        {method: http.MethodPost, serve: api.trace},
-		"/v1/encrypt":      {method: http.MethodGet, serve: api.encrypt},
+		"/v1/encrypt":      {method: http.MethodGet, serve: answer(backend.Encrypt)},
 		"/v1/keys":         {method: http.MethodGet, serve: api.keys},
 		"/v1/keys/rotate":  {method: http.MethodPost, serve: api.rotateKeys},
 		"/v1/keys/history": {method: http.MethodGet, serve: api.keyHistory},
-		"/v1/sysdump":      {method: http.MethodGet, serve: api.sysdump},
+		"/v1/sysdump":      {method: http.MethodGet, serve: answer(backend.Sysdump)},
 	}
 	mux := http.NewServeMux()
 	for path, route := range routes {
@@ -120,8 +120,11 @@ func Handler(backend Backend, cni http.Handler, log *slog.Logger) http.Handler {
 type route struct {
 	method string
 	query  []string
-	serve  func(w http.ResponseWriter, r *http.Request) error
+	serve  handler
 }
+
+// handler answers a request, or returns why not: a *StatusError, or any error for 500.
+type handler func(w http.ResponseWriter, r *http.Request) error
 
 // wrap checks method and query and turns an error into an answer.
 func (a *api) wrap(route route) http.HandlerFunc {

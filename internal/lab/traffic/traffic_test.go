@@ -3,15 +3,14 @@ package traffic
 import (
 	"context"
 	"encoding/binary"
-	"fmt"
 	"hash/crc32"
 	"net/netip"
-	"os"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"weft.dev/weft/internal/netns"
+	"weft.dev/weft/internal/netns/nettest"
 )
 
 var loopback = netip.MustParseAddr("127.0.0.1")
@@ -19,15 +18,7 @@ var loopback = netip.MustParseAddr("127.0.0.1")
 // namespace makes a network namespace with its loopback up.
 func namespace(t *testing.T) string {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: makes a network namespace")
-	}
-	name := fmt.Sprintf("wt-traffic-%d", os.Getpid())
-	path, err := netns.Create(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = netns.Delete(name) })
+	path := nettest.New(t, "traffic")
 	setLoopback(t, path, netlink.LinkSetUp)
 	return path
 }

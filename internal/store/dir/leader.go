@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/statefile"
 )
 
 // leaderFile is locked by the leader. The kernel drops the lock with the process.
@@ -61,7 +63,7 @@ func (l *Leader) IsLeader() bool {
 	if l.file == nil {
 		return false
 	}
-	if !isAt(l.file, l.path()) {
+	if !statefile.IsAt(l.file, l.path()) {
 		l.release()
 		return false
 	}
@@ -102,7 +104,7 @@ func (l *Leader) release() {
 func (l *Leader) try() (bool, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.file != nil && isAt(l.file, l.path()) {
+	if l.file != nil && statefile.IsAt(l.file, l.path()) {
 		return true, nil
 	}
 	l.release()
@@ -114,7 +116,7 @@ func (l *Leader) try() (bool, error) {
 		return false, fmt.Errorf("open leader's lock: %w", err)
 	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil && isAt(f, l.path()) {
+	if err == nil && statefile.IsAt(f, l.path()) {
 		l.file = f
 		return true, l.sign()
 	}
@@ -137,14 +139,4 @@ func (l *Leader) sign() error {
 		return fmt.Errorf("sign leader's lock: %w", err)
 	}
 	return nil
-}
-
-// isAt says whether an open file is the one at path.
-func isAt(f *os.File, path string) bool {
-	held, err := f.Stat()
-	if err != nil {
-		return false
-	}
-	found, err := os.Stat(path)
-	return err == nil && os.SameFile(held, found)
 }
