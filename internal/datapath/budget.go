@@ -9,6 +9,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // Budget is what one endpoint holds of the tables that all share, and what its share refused it. What an endpoint
@@ -58,17 +60,17 @@ type flowRequest struct {
 	Family         uint32
 	From, Count    uint32
 	Freed, Adopted uint32
-	Key4           bpfKey4
-	Key6           bpfKey6
+	Key4           bpf.Key4
+	Key6           bpf.Key6
 }
 
-func (t *flowTable) open(m *maps) error {
-	spec, err := loadSpec("flows_xdp")
+func (t *flowTable) open(m *bpf.Maps) error {
+	spec, err := bpf.LoadSpec("flows_xdp")
 	if err != nil {
 		return err
 	}
-	if t.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m.sharedWith(spec)}); err != nil {
-		return fmt.Errorf("load the flow table's programs: %w", notAllowed(err))
+	if t.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m.SharedWith(spec)}); err != nil {
+		return fmt.Errorf("load the flow table's programs: %w", bpf.NotAllowed(err))
 	}
 	t.soon = make(chan struct{}, 1)
 	return nil
@@ -108,7 +110,7 @@ func (t *flowTable) sweepSoon() {
 // clear zeroes what was counted for both of a slot's owners.
 func (t *flowTable) clear(slot uint16) error {
 	var err error
-	for direction := range directionNames {
+	for direction := range bpf.DirectionNames {
 		err = errors.Join(err, t.run("weft_owner_clear", &flowRequest{From: ownerIndex(slot, direction)}))
 	}
 	return err
@@ -128,15 +130,15 @@ func (t *flowTable) sweep(entries uint32) (freed uint32, err error) {
 
 // dropClaim forgets which link-local address the slot's endpoint has claimed.
 func (d *Datapath) dropClaim(slot uint16) error {
-	var claim bpfClaim
+	var claim bpf.Claim
 	if err := d.maps.Claims.Lookup(uint32(slot), &claim); err != nil {
 		return fmt.Errorf("read claims map: %w", err)
 	}
 	if claim.Born == 0 {
 		return nil
 	}
-	err := deleteKey(d.maps.Claimed, &claim.Addr)
-	return errors.Join(err, d.maps.Claims.Put(uint32(slot), &bpfClaim{}))
+	err := bpf.DeleteKey(d.maps.Claimed, &claim.Addr)
+	return errors.Join(err, d.maps.Claims.Put(uint32(slot), &bpf.Claim{}))
 }
 
 func (d *Datapath) sweepFlows() {
@@ -168,12 +170,12 @@ func ownerIndex(slot uint16, direction int) uint32 { return uint32(slot)<<1 | ui
 func (d *Datapath) Budgets() ([]Budget, error) {
 	var rows []Budget
 	for _, slot := range d.slots() {
-		for direction, name := range directionNames {
-			var o bpfOwner
+		for direction, name := range bpf.DirectionNames {
+			var o bpf.Owner
 			if err := d.maps.Owners.Lookup(ownerIndex(slot, direction), &o); err != nil {
 				return nil, fmt.Errorf("read owners map: %w", err)
 			}
-			if o != (bpfOwner{}) {
+			if o != (bpf.Owner{}) {
 				rows = append(rows, Budget{
 					Slot: slot, Direction: name, Flows: o.Flows[0] + o.Flows[1], FlowsEvicted: o.FlowsEvicted, FlowsRefused: o.FlowsRefused,
 					FragmentsEvicted: o.FragmentsEvicted, EventsSuppressed: o.EventsSuppressed, ErrorsSuppressed: o.ErrorsSuppressed,
@@ -198,7 +200,7 @@ func (d *Datapath) slots() []uint16 {
 // adoptFlows gives every flow of a table that was made anew, or copied from one of another size, its place. No
 // program of this version runs yet, and those of the last have tables of their own.
 func (d *Datapath) adoptFlows() error {
-	created := d.maps.created
+	created := d.maps.Created
 	if !created["weft_cells4"] && !created["weft_cells6"] && !created["weft_owners"] {
 		// Flows of another layout are forgotten. Until their places are freed, they count against their owners.
 		if created["weft_flows4"] || created["weft_flows6"] {
@@ -211,7 +213,7 @@ func (d *Datapath) adoptFlows() error {
 		if created[name] {
 			continue
 		}
-		if err := zeroArray(m); err != nil {
+		if err := bpf.ZeroArray(m); err != nil {
 			return err
 		}
 	}
@@ -219,9 +221,9 @@ func (d *Datapath) adoptFlows() error {
 	err := d.eachFlow(func(f tableFlow) bool {
 		r := flowRequest{Family: 4}
 		switch key := f.key.(type) {
-		case *bpfKey4:
+		case *bpf.Key4:
 			r.Key4 = *key
-		case *bpfKey6:
+		case *bpf.Key6:
 			r.Family, r.Key6 = 6, *key
 		}
 		if err := d.table.run("weft_flow_adopt", &r); err != nil || r.Adopted == 0 {
@@ -230,24 +232,7 @@ func (d *Datapath) adoptFlows() error {
 		return true
 	})
 	for _, f := range lost {
-		err = errors.Join(err, deleteKey(f.table, f.key))
+		err = errors.Join(err, bpf.DeleteKey(f.table, f.key))
 	}
 	return err
-}
-
-// zeroArray overwrites the entries of an array that are not zero.
-func zeroArray(m *ebpf.Map) error {
-	value, zero := make([]byte, m.ValueSize()), make([]byte, m.ValueSize())
-	for i := range m.MaxEntries() {
-		if err := m.Lookup(i, value); err != nil {
-			return fmt.Errorf("read %s: %w", m, err)
-		}
-		if string(value) == string(zero) {
-			continue
-		}
-		if err := m.Put(i, zero); err != nil {
-			return fmt.Errorf("clear %s: %w", m, err)
-		}
-	}
-	return nil
 }

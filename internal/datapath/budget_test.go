@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // The two kinds of bucket: enum weft_bucket_index.
@@ -51,14 +53,14 @@ func flowFrame(frame []byte, n int) []byte {
 func (b *bed) held(t testing.TB, src, dst netip.Addr, n int) (count int) {
 	t.Helper()
 	for i := range n {
-		a, z := be32(src), be32(dst)
-		pa, pb := ntohs(uint16(i)), ntohs(uint16(i>>16)+53)
+		a, z := bpf.BE32(src), bpf.BE32(dst)
+		pa, pb := bpf.Ntohs(uint16(i)), bpf.Ntohs(uint16(i>>16)+53)
 		// The key holds the ends in numeric order of the address and port words.
 		if uint64(a)<<16|uint64(pa) > uint64(z)<<16|uint64(pb) {
 			a, z, pa, pb = z, a, pb, pa
 		}
-		var f bpfFlow
-		if b.maps.Flows4.Lookup(&bpfKey4{A: a, B: z, Pa: pa, Pb: pb, Proto: 17}, &f) == nil {
+		var f bpf.Flow
+		if b.maps.Flows4.Lookup(&bpf.Key4{A: a, B: z, Pa: pa, Pb: pb, Proto: 17}, &f) == nil {
 			count++
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // CheckEndpoint says what of AttachEndpoint's work is not there: a hook on the node's side, or an entry in
@@ -41,8 +43,8 @@ func (d *Datapath) checkEntries(ep Endpoint, ifindex uint32) error {
 		if !a.IsValid() {
 			continue
 		}
-		var entry bpfEndpoint
-		key := toAddr(a)
+		var entry bpf.Endpoint
+		key := bpf.ToAddr(a)
 		if err := d.maps.EpAddr.Lookup(&key, &entry); err != nil || entry.Slot != ep.Slot || entry.Ifindex != ifindex {
 			errs = append(errs, fmt.Errorf("address %s does not lead to %s in the maps", a, ep.HostIf))
 		}
@@ -51,7 +53,7 @@ func (d *Datapath) checkEntries(ep Endpoint, ifindex uint32) error {
 }
 
 func (d *Datapath) checkInterface(ep Endpoint, ifindex uint32) error {
-	var entry bpfEndpoint
+	var entry bpf.Endpoint
 	if err := d.maps.EpIf.Lookup(ifindex, &entry); err != nil || entry.Slot != ep.Slot {
 		return fmt.Errorf("interface %d does not belong to %s in the maps", ifindex, ep.HostIf)
 	}

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // TestCheckEndpoint: every hook and map entry of an endpoint that is missing is named, and attaching again mends it.
@@ -20,7 +22,7 @@ func TestCheckEndpoint(t *testing.T) {
 		if err := errors.Join(b.AttachEndpoint(ep), b.CheckEndpoint(ep)); err != nil {
 			return err
 		}
-		key4, key6 := toAddr(ep.IPv4), toAddr(ep.IPv6)
+		key4, key6 := bpf.ToAddr(ep.IPv4), bpf.ToAddr(ep.IPv6)
 		for want, damage := range map[string]func() error{
 			"from_pod is not attached to wtp0": func() error { return detach(linkPath(b.opts.BPFDir, "from_pod", kindTCIngress, "wtp0")) },
 			"to_pod is not attached to wtp0":   func() error { return detach(linkPath(b.opts.BPFDir, "to_pod", kindTCEgress, "wtp0")) },

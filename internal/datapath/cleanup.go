@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // Cleanup takes away what Open and the other methods left on the machine: links, maps, routes, and changed
@@ -28,7 +30,7 @@ func Cleanup(bpfDir, stateDir string, log *slog.Logger) error {
 		err = errors.Join(err, detach(l.path))
 	}
 	err = errors.Join(err, detach(filepath.Join(bpfDir, vmForkPin)), detach(filepath.Join(bpfDir, vmForkPin+"-new")))
-	pins, _ := filepath.Glob(filepath.Join(bpfDir, mapPin+"*"))
+	pins, _ := filepath.Glob(filepath.Join(bpfDir, bpf.MapPin+"*"))
 	for _, pin := range pins {
 		err = errors.Join(err, os.Remove(pin))
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/statefile"
 )
 
@@ -51,7 +52,7 @@ type Datapath struct {
 	opts  Options
 	log   *slog.Logger
 	mode  ModeStatus
-	maps  *maps
+	maps  *bpf.Maps
 	progs *programs
 	undo  *undoFile
 	hurry hurry
@@ -61,7 +62,7 @@ type Datapath struct {
 	// attaching is held for reading while an endpoint is attached. It comes before mu.
 	attaching sync.RWMutex
 	mu        sync.Mutex // guards the maps' configuration and all below
-	config    bpfConfig
+	config    bpf.Config
 	pair      pairLinks
 	nodes     nodeTable
 	sas       associations
@@ -202,21 +203,21 @@ func (d *Datapath) configure() error {
 	}
 	d.config.Flags = 0
 	if d.mode.Active == ModeStack {
-		d.config.Flags |= bpfConfigStack
+		d.config.Flags |= bpf.ConfigStack
 	}
 	d.config.EventsPerSec = d.opts.EventsPerSecond
-	d.config.NodeIp4, d.config.NodeIp6 = 0, bpfAddr{}
+	d.config.NodeIp4, d.config.NodeIp6 = 0, bpf.Addr{}
 	for _, a := range d.opts.HostAddrs {
 		if a.Is4() {
-			d.config.NodeIp4 = be32(a)
+			d.config.NodeIp4 = bpf.BE32(a)
 		} else {
-			d.config.NodeIp6 = toAddr(a)
+			d.config.NodeIp6 = bpf.ToAddr(a)
 		}
 	}
 	d.config.EspPort, d.config.PairIfindex, d.config.NetIfindex = 0, 0, 0
 	if d.opts.Encrypt != nil {
-		d.config.Flags |= bpfConfigSeal
-		d.config.EspPort = ntohs(d.opts.Encrypt.Port)
+		d.config.Flags |= bpf.ConfigSeal
+		d.config.EspPort = bpf.Ntohs(d.opts.Encrypt.Port)
 		d.config.PairIfindex, d.config.NetIfindex = d.pair.host, d.pair.net
 	}
 	var ns unix.Stat_t
@@ -224,8 +225,8 @@ func (d *Datapath) configure() error {
 		return fmt.Errorf("look at this network namespace: %w", err)
 	}
 	d.config.Netns = uint32(ns.Ino)
-	d.config.GatewayIp4 = be32(GatewayIPv4)
-	d.config.GatewayIp6 = toAddr(GatewayIPv6)
+	d.config.GatewayIp4 = bpf.BE32(GatewayIPv4)
+	d.config.GatewayIp6 = bpf.ToAddr(GatewayIPv6)
 	d.config.FlowEntries = d.maps.Cells4.MaxEntries()
 	if d.config.FlowShare == 0 {
 		d.setShares()

@@ -6,9 +6,9 @@ import (
 	"math/rand/v2"
 	"net/netip"
 
-	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
+	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -121,13 +121,13 @@ func (d *Datapath) DetachEndpoint(ep Endpoint) error {
 func (d *Datapath) pruneMaps(addrs map[netip.Addr]bool, ifindexes map[uint32]bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var addr bpfAddr
+	var addr bpf.Addr
 	var ifindex uint32
-	var value bpfEndpoint
-	var staleAddrs []bpfAddr
+	var value bpf.Endpoint
+	var staleAddrs []bpf.Addr
 	var staleIfs []uint32
 	for entries := d.maps.EpAddr.Iterate(); entries.Next(&addr, &value); {
-		if !addrs[fromAddr(addr)] {
+		if !addrs[bpf.FromAddr(addr)] {
 			staleAddrs = append(staleAddrs, addr)
 		}
 	}
@@ -138,40 +138,33 @@ func (d *Datapath) pruneMaps(addrs map[netip.Addr]bool, ifindexes map[uint32]boo
 	}
 	var err error
 	for _, a := range staleAddrs {
-		err = errors.Join(err, deleteKey(d.maps.EpAddr, &a))
+		err = errors.Join(err, bpf.DeleteKey(d.maps.EpAddr, &a))
 	}
 	for _, i := range staleIfs {
-		err = errors.Join(err, deleteKey(d.maps.EpIf, &i))
+		err = errors.Join(err, bpf.DeleteKey(d.maps.EpIf, &i))
 	}
 	return errors.Join(err, d.changed())
 }
 
-func deleteKey(m *ebpf.Map, key any) error {
-	if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("delete from %s: %w", m, err)
-	}
-	return nil
-}
-
 // putEndpoint enters an endpoint into the maps under its addresses and all its host-side interfaces.
 func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
-	value := bpfEndpoint{
+	value := bpf.Endpoint{
 		Ifindex: uint32(ifindexes[0]), Slot: ep.Slot, Mtu: uint16(min(ep.MTU, 65535)),
-		Mac: toMAC(ep.MAC), GatewayMac: toMAC(ep.GatewayMAC), Identity: ep.Identity,
+		Mac: bpf.ToMAC(ep.MAC), GatewayMac: bpf.ToMAC(ep.GatewayMAC), Identity: ep.Identity,
 	}
 	if ep.IPv4.IsValid() {
-		value.Flags |= bpfEndpointIp4
-		value.Ip4 = be32(ep.IPv4)
+		value.Flags |= bpf.EndpointIp4
+		value.Ip4 = bpf.BE32(ep.IPv4)
 	}
 	if ep.IPv6.IsValid() {
-		value.Flags |= bpfEndpointIp6
-		value.Ip6 = toAddr(ep.IPv6)
+		value.Flags |= bpf.EndpointIp6
+		value.Ip6 = bpf.ToAddr(ep.IPv6)
 	}
 	if ep.Chained {
-		value.Flags |= bpfEndpointChained
+		value.Flags |= bpf.EndpointChained
 	}
 	if d.mode.Active == ModeXDP || d.hasXDPRoad(ep) {
-		value.Flags |= bpfEndpointXdpOut
+		value.Flags |= bpf.EndpointXdpOut
 	}
 	gateway, err := gatewayIndex(ep, ifindexes[0])
 	if err != nil {
@@ -189,12 +182,12 @@ func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 		if !a.IsValid() {
 			continue
 		}
-		key := toAddr(a)
+		key := bpf.ToAddr(a)
 		if err := d.maps.EpAddr.Put(&key, &value); err != nil {
 			return fmt.Errorf("enter address %s: %w", a, err)
 		}
 	}
-	slot := bpfEpSlot{Identity: ep.Identity, Bridge: gateway}
+	slot := bpf.EpSlot{Identity: ep.Identity, Bridge: gateway}
 	if err := d.maps.EpSlot.Put(uint32(ep.Slot), &slot); err != nil {
 		return fmt.Errorf("enter slot %d: %w", ep.Slot, err)
 	}
@@ -214,9 +207,9 @@ func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 // bornOf is the number that an endpoint has had since it was attached first, or a new one. Flows hold the numbers of
 // their ends: those of an endpoint that is gone mean nothing to the next one at its address.
 func (d *Datapath) bornOf(ep Endpoint, ifindex uint32) uint32 {
-	var was bpfEndpoint
+	var was bpf.Endpoint
 	for _, a := range []netip.Addr{ep.IPv4, ep.IPv6} {
-		key := toAddr(a)
+		key := bpf.ToAddr(a)
 		if a.IsValid() && d.maps.EpAddr.Lookup(&key, &was) == nil && was.Slot == ep.Slot && was.Ifindex == ifindex && was.Born != 0 {
 			return was.Born
 		}
@@ -229,15 +222,15 @@ func (d *Datapath) bornOf(ep Endpoint, ifindex uint32) uint32 {
 func (d *Datapath) forgetEndpoint(ep Endpoint) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	err := d.maps.EpSlot.Put(uint32(ep.Slot), &bpfEpSlot{})
-	var value bpfEndpoint
+	err := d.maps.EpSlot.Put(uint32(ep.Slot), &bpf.EpSlot{})
+	var value bpf.Endpoint
 	for _, a := range []netip.Addr{ep.IPv4, ep.IPv6} {
 		if !a.IsValid() {
 			continue
 		}
-		key := toAddr(a)
+		key := bpf.ToAddr(a)
 		if d.maps.EpAddr.Lookup(&key, &value) == nil && value.Slot == ep.Slot {
-			err = errors.Join(err, deleteKey(d.maps.EpAddr, &key))
+			err = errors.Join(err, bpf.DeleteKey(d.maps.EpAddr, &key))
 		}
 	}
 	var ifindex uint32
@@ -248,7 +241,7 @@ func (d *Datapath) forgetEndpoint(ep Endpoint) error {
 		}
 	}
 	for _, i := range stale {
-		err = errors.Join(err, deleteKey(d.maps.EpIf, &i))
+		err = errors.Join(err, bpf.DeleteKey(d.maps.EpIf, &i))
 	}
 	err = errors.Join(err, d.clearCounters(ep.Slot))
 	delete(d.eps, ep.Slot)

@@ -12,6 +12,8 @@ import (
 
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // eventsLinger is how long the reader of events looks again by itself after the last one: longer than the datapath
@@ -72,7 +74,7 @@ func (d *Datapath) readEvents(reader *ringbuf.Reader, deliver func(FlowEvent)) e
 		}
 		awake = time.Now().Add(eventsLinger)
 		reader.SetDeadline(awake)
-		var e bpfEvent
+		var e bpf.Event
 		if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &e); err != nil {
 			d.log.Warn("flow event of unknown layout", "bytes", len(record.RawSample))
 			continue
@@ -81,14 +83,14 @@ func (d *Datapath) readEvents(reader *ringbuf.Reader, deliver func(FlowEvent)) e
 	}
 }
 
-func decodeEvent(e *bpfEvent) FlowEvent {
+func decodeEvent(e *bpf.Event) FlowEvent {
 	out := FlowEvent{
 		Time:      wallTime(e.TimeNs),
 		Type:      []EventType{EventNew, EventEnd, EventDrop}[min(e.Type, 2)],
-		Verdict:   nameOf(verdictNames, e.Verdict),
-		Hook:      nameOf(hookNames, e.Hook),
+		Verdict:   bpf.VerdictNames.Of(e.Verdict),
+		Hook:      bpf.HookNames.Of(e.Hook),
 		Slot:      e.Slot,
-		Direction: nameOf(directionNames, e.Direction),
+		Direction: bpf.DirectionNames.Of(e.Direction),
 		Protocol:  e.Proto,
 		TCPFlags:  e.TcpFlags,
 		Length:    e.Len,
@@ -96,13 +98,13 @@ func decodeEvent(e *bpfEvent) FlowEvent {
 		Reply:     Traffic{e.Reply.Packets, e.Reply.Bytes},
 	}
 	if e.Family == 0 {
-		out.EtherType = ntohs(e.Ethertype)
+		out.EtherType = bpf.Ntohs(e.Ethertype)
 	} else {
-		out.Src = netip.AddrPortFrom(fromAddr(e.Src), ntohs(e.Sport))
-		out.Dst = netip.AddrPortFrom(fromAddr(e.Dst), ntohs(e.Dport))
+		out.Src = netip.AddrPortFrom(bpf.FromAddr(e.Src), bpf.Ntohs(e.Sport))
+		out.Dst = netip.AddrPortFrom(bpf.FromAddr(e.Dst), bpf.Ntohs(e.Dport))
 	}
 	if e.Reason != 0 {
-		out.Reason = Reason(e.Reason).String()
+		out.Reason = bpf.Reason(e.Reason).String()
 	}
 	return out
 }

@@ -7,13 +7,15 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // Idle times after which a flow is over; the C side's TIMEOUT_* in bpf/lib/consts.h.
 var flowTimeouts = map[uint8]time.Duration{
-	bpfStateSynSent: 60 * time.Second, bpfStateSynReceived: 60 * time.Second, bpfStateEstablished: 7440 * time.Second,
-	bpfStateClosing: 7440 * time.Second, bpfStateClosed: 30 * time.Second, bpfStateNew: 60 * time.Second,
-	bpfStateReplied: 300 * time.Second,
+	bpf.StateSynSent: 60 * time.Second, bpf.StateSynReceived: 60 * time.Second, bpf.StateEstablished: 7440 * time.Second,
+	bpf.StateClosing: 7440 * time.Second, bpf.StateClosed: 30 * time.Second, bpf.StateNew: 60 * time.Second,
+	bpf.StateReplied: 300 * time.Second,
 }
 
 // Flows reads at most limit rows of the flow table, in no order.
@@ -29,22 +31,22 @@ func (d *Datapath) Flows(limit int) ([]Flow, error) {
 
 // tableFlow is a row of the flow table with its key, as either family's map has it.
 type tableFlow struct {
-	key      any // *bpfKey4 or *bpfKey6
+	key      any // *bpf.Key4 or *bpf.Key6
 	table    *ebpf.Map
 	src, dst netip.AddrPort // the source is the one that sent first
 	proto    uint8
-	flow     bpfFlow
+	flow     bpf.Flow
 }
 
 // eachFlow visits the flow table until visit returns false. A table that changes as fast as it is
 // read ends the walk early; the next one goes on.
 func (d *Datapath) eachFlow(visit func(tableFlow) bool) error {
-	var f bpfFlow
-	var k4 bpfKey4
+	var f bpf.Flow
+	var k4 bpf.Key4
 	entries := d.maps.Flows4.Iterate()
 	for entries.Next(&k4, &f) {
-		a := netip.AddrPortFrom(fromBE32(k4.A), ntohs(k4.Pa))
-		b := netip.AddrPortFrom(fromBE32(k4.B), ntohs(k4.Pb))
+		a := netip.AddrPortFrom(bpf.FromBE32(k4.A), bpf.Ntohs(k4.Pa))
+		b := netip.AddrPortFrom(bpf.FromBE32(k4.B), bpf.Ntohs(k4.Pb))
 		key := k4
 		if !visit(orient(tableFlow{&key, d.maps.Flows4, a, b, k4.Proto, f})) {
 			return nil
@@ -53,11 +55,11 @@ func (d *Datapath) eachFlow(visit func(tableFlow) bool) error {
 	if err := entries.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
 		return err
 	}
-	var k6 bpfKey6
+	var k6 bpf.Key6
 	entries = d.maps.Flows6.Iterate()
 	for entries.Next(&k6, &f) {
-		a := netip.AddrPortFrom(fromAddr(k6.A), ntohs(k6.Pa))
-		b := netip.AddrPortFrom(fromAddr(k6.B), ntohs(k6.Pb))
+		a := netip.AddrPortFrom(bpf.FromAddr(k6.A), bpf.Ntohs(k6.Pa))
+		b := netip.AddrPortFrom(bpf.FromAddr(k6.B), bpf.Ntohs(k6.Pb))
 		key := k6
 		if !visit(orient(tableFlow{&key, d.maps.Flows6, a, b, k6.Proto, f})) {
 			return nil
@@ -71,7 +73,7 @@ func (d *Datapath) eachFlow(visit func(tableFlow) bool) error {
 
 // orient puts the end that sent first into src.
 func orient(f tableFlow) tableFlow {
-	if f.flow.Flags&bpfFlowFirstIs1 != 0 {
+	if f.flow.Flags&bpf.FlowFirstIs1 != 0 {
 		f.src, f.dst = f.dst, f.src
 	}
 	return f
@@ -80,7 +82,7 @@ func orient(f tableFlow) tableFlow {
 // totals returns what each side sent, the first sender's first.
 func (f tableFlow) totals() (forward, reply Traffic) {
 	first := 0
-	if f.flow.Flags&bpfFlowFirstIs1 != 0 {
+	if f.flow.Flags&bpf.FlowFirstIs1 != 0 {
 		first = 1
 	}
 	half := f.flow.Half
@@ -89,8 +91,8 @@ func (f tableFlow) totals() (forward, reply Traffic) {
 
 func (f tableFlow) decode(now uint64) Flow {
 	out := Flow{
-		Src: f.src, Dst: f.dst, Protocol: f.proto, State: nameOf(stateNames, f.flow.State),
-		Age: since(now, f.flow.FirstNs), Idle: since(now, f.flow.LastNs), ViaStack: f.flow.Flags&bpfFlowViaStack != 0,
+		Src: f.src, Dst: f.dst, Protocol: f.proto, State: bpf.FlowStateNames.Of(f.flow.State),
+		Age: since(now, f.flow.FirstNs), Idle: since(now, f.flow.LastNs), ViaStack: f.flow.Flags&bpf.FlowViaStack != 0,
 	}
 	out.Forward, out.Reply = f.totals()
 	return out
@@ -99,11 +101,11 @@ func (f tableFlow) decode(now uint64) Flow {
 // ended is the flow's last event, when it timed out.
 func (f tableFlow) ended() FlowEvent {
 	out := FlowEvent{
-		Time: time.Now(), Type: EventEnd, Verdict: verdictNames[bpfVerdictLocal], Hook: nameOf(hookNames, f.flow.Hook),
-		Slot: f.flow.Slot, Direction: nameOf(directionNames, f.flow.Direction), Src: f.src, Dst: f.dst, Protocol: f.proto,
+		Time: time.Now(), Type: EventEnd, Verdict: bpf.VerdictNames[bpf.VerdictLocal], Hook: bpf.HookNames.Of(f.flow.Hook),
+		Slot: f.flow.Slot, Direction: bpf.DirectionNames.Of(f.flow.Direction), Src: f.src, Dst: f.dst, Protocol: f.proto,
 	}
-	if f.flow.Flags&bpfFlowViaStack != 0 {
-		out.Verdict = verdictNames[bpfVerdictStack]
+	if f.flow.Flags&bpf.FlowViaStack != 0 {
+		out.Verdict = bpf.VerdictNames[bpf.VerdictStack]
 	}
 	out.Forward, out.Reply = f.totals()
 	return out
@@ -146,8 +148,8 @@ func (d *Datapath) dropIdleFlows() error {
 		return true
 	})
 	for _, f := range idle {
-		err = errors.Join(err, deleteKey(f.table, f.key))
-		if f.flow.Flags&bpfFlowEnded == 0 {
+		err = errors.Join(err, bpf.DeleteKey(f.table, f.key))
+		if f.flow.Flags&bpf.FlowEnded == 0 {
 			select {
 			case d.ended <- f.ended():
 			default: // nobody follows events, or not fast enough: the same rule as in the kernel

@@ -6,6 +6,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // The kernel takes an XDP program without xdp.frags only where frames fit a page. Whether programs are loaded
@@ -47,14 +49,14 @@ func wantsFrags(h hook, err error) bool {
 }
 
 // withFrags returns the XDP program of a hook loaded with xdp.frags.
-func (p *programs) withFrags(m *maps, constants map[string]any, hookName string) (*ebpf.Program, error) {
+func (p *programs) withFrags(m *bpf.Maps, constants map[string]any, hookName string) (*ebpf.Program, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if program := p.large[hookName]; program != nil {
 		return program, nil
 	}
-	constants["weft_multi_buffer"] = boolByte(true)
-	collection, err := loadObject(m, hookName+"_xdp", "weft_"+hookName, constants, true)
+	constants["weft_multi_buffer"] = bpf.Flag(true)
+	collection, err := bpf.Load(m, hookName+"_xdp", "weft_"+hookName, constants, true)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // runWith runs one frame with a context of the test's own.
@@ -40,7 +42,7 @@ func TestGSO(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b.reset(t)
-			b.setPeer(t, bpfNode{Ifindex: uint32(b.index["wtup"]), Flags: bpfNodeResolved, Mtu: 600, Dmac: toMAC(peerMAC), Smac: toMAC(uplinkMAC)})
+			b.setPeer(t, bpf.Node{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NodeResolved, Mtu: 600, Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC)})
 			for range 2 {
 				frame := c.in.bytes()
 				code, out, err := b.runWith(b.progs.FromPodTC, &skbContext{Ifindex: uint32(b.index["wta"]), GSOSize: c.segment, GSOSegs: c.segments}, frame)
@@ -73,7 +75,7 @@ func TestGSO(t *testing.T) {
 func TestJumbo(t *testing.T) {
 	b := newBed(t)
 	const mtu = 9000
-	b.setPeer(t, bpfNode{Ifindex: uint32(b.index["wtup"]), Flags: bpfNodeResolved | bpfNodeXdpOut, Mtu: mtu, Dmac: toMAC(peerMAC), Smac: toMAC(uplinkMAC)})
+	b.setPeer(t, bpf.Node{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NodeResolved | bpf.NodeXdpOut, Mtu: mtu, Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC)})
 	for name, p := range map[string]packet{"IPv4": fromA(peer4), "IPv6": fromA(peer6)} {
 		headers := 28
 		if p.to.Is6() {

@@ -8,6 +8,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // guardIface is where pre_routing and post_routing are: not hooked to an interface but to netfilter, once per
@@ -121,5 +123,5 @@ func (d *Datapath) putUplink(ifindex int) error {
 
 // keepUplinks removes every interface but these from the uplinks.
 func (d *Datapath) keepUplinks(ifindexes map[uint32]bool) error {
-	return deleteWhere(d.maps.Uplinks, func(index uint32, _ uint8) bool { return !ifindexes[index] })
+	return bpf.DeleteWhere(d.maps.Uplinks, func(index uint32, _ uint8) bool { return !ifindexes[index] })
 }

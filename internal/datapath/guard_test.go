@@ -10,6 +10,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // TestGuardIsNeverAway: replacing the netfilter programs, and dying while at it, leaves each address family with
@@ -122,12 +124,12 @@ func TestForgedMetadata(t *testing.T) {
 		in          packet
 		tag         uint16
 	}{
-		{"from_wire", "wtup", fromPeer(node4).src(world4).udp(1, 2, 8), bpfTagNone},
-		{"from_pod", "wta", fromA(world4).udp(1, 2, 8), bpfTagEndpoint | 1},
+		{"from_wire", "wtup", fromPeer(node4).src(world4).udp(1, 2, 8), bpf.TagNone},
+		{"from_pod", "wta", fromA(world4).udp(1, 2, 8), bpf.TagEndpoint | 1},
 	} {
 		for _, size := range []int{0, 4, 8, 32} {
 			meta := binary.NativeEndian.AppendUint16(nil, 0x5745)
-			meta = binary.NativeEndian.AppendUint16(meta, bpfTagRouted)
+			meta = binary.NativeEndian.AppendUint16(meta, bpf.TagRouted)
 			meta = append(meta, make([]byte, 32)...)[:size]
 			frame := append(slices.Clone(meta), c.in.bytes()...)
 			var after xdpContext

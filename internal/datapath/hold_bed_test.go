@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -166,7 +167,7 @@ func (w *upgradeWorld) finish(d *Datapath) error {
 func (w *upgradeWorld) relayout(t *testing.T, names ...string) {
 	t.Helper()
 	for i, name := range names {
-		pins, err := filepath.Glob(filepath.Join(w.dir, mapPin+name+"-*"))
+		pins, err := filepath.Glob(filepath.Join(w.dir, bpf.MapPin+name+"-*"))
 		if must(t, err); len(pins) != 1 {
 			t.Fatalf("pins of %s: %v", name, pins)
 		}

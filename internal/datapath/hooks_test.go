@@ -12,6 +12,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // hookBed is the bed with a pin directory and an uplink of its own, "wthu".
@@ -252,7 +254,7 @@ func TestDetachDownFirst(t *testing.T) {
 						t.Errorf("another plugin's interface was changed: up %v, %v", isUp(now), err)
 					}
 				}
-				if b.maps.EpIf.Lookup(uint32(l.Attrs().Index), new(bpfEndpoint)) == nil {
+				if b.maps.EpIf.Lookup(uint32(l.Attrs().Index), new(bpf.Endpoint)) == nil {
 					t.Error("the interface still belongs to an endpoint in the map")
 				}
 				return nil
@@ -288,7 +290,7 @@ func TestPruneKeepsHooksOfStrays(t *testing.T) {
 			if names, err := attachedTo(l.Attrs().Index); !slices.Contains(names, "weft_from_pod") {
 				t.Errorf("%s: %v, %v", name, names, err)
 			}
-			var entry bpfEndpoint
+			var entry bpf.Endpoint
 			if b.maps.EpIf.Lookup(uint32(l.Attrs().Index), &entry) == nil {
 				t.Errorf("%s is still in the map", name)
 			}

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -323,7 +324,7 @@ func TestGoneInterfaceLeavesNothing(t *testing.T) {
 			must(t, b.inside(func() error { return deleteAll("wtp0") }))
 			await(t, "the end of pins, entry and problem", func() bool {
 				links, err := pinnedLinks(b.opts.BPFDir)
-				return err == nil && len(links) == 0 && len(b.Problems()) == 0 && b.maps.EpIf.Lookup(index, new(bpfEndpoint)) != nil
+				return err == nil && len(links) == 0 && len(b.Problems()) == 0 && b.maps.EpIf.Lookup(index, new(bpf.Endpoint)) != nil
 			})
 		})
 		must(t, b.forgetEndpoint(ep))

@@ -1,15 +1,14 @@
 package datapath
 
 import (
-	"errors"
 	"fmt"
 	stdmaps "maps"
-	"math/rand/v2"
 	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // programs are the hooks' programs, loaded and not yet attached anywhere.
@@ -30,13 +29,13 @@ type programs struct {
 }
 
 // podOut returns the pod_out program for a target interface; the target is a constant in it.
-func (p *programs) podOut(m *maps, target uint32) (*ebpf.Program, error) {
+func (p *programs) podOut(m *bpf.Maps, target uint32) (*ebpf.Program, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if program := p.outs[target]; program != nil {
 		return program, nil
 	}
-	collection, err := loadObject(m, "pod_out_tc", "weft_pod_out", map[string]any{"weft_out_ifindex": target}, false)
+	collection, err := bpf.Load(m, "pod_out_tc", "weft_pod_out", map[string]any{"weft_out_ifindex": target}, false)
 	if err != nil {
 		return nil, err
 	}
@@ -46,14 +45,14 @@ func (p *programs) podOut(m *maps, target uint32) (*ebpf.Program, error) {
 }
 
 // secondFromPod returns the from_pod program for second interfaces.
-func (p *programs) secondFromPod(m *maps, constants map[string]any) (*ebpf.Program, error) {
+func (p *programs) secondFromPod(m *bpf.Maps, constants map[string]any) (*ebpf.Program, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.fromSecond != nil {
 		return p.fromSecond, nil
 	}
 	constants["weft_second"] = uint8(1)
-	collection, err := loadObject(m, "from_pod_tc", "weft_from_pod", constants, false)
+	collection, err := bpf.Load(m, "from_pod_tc", "weft_from_pod", constants, false)
 	if err != nil {
 		return nil, err
 	}
@@ -70,14 +69,14 @@ func (p *programs) Close() {
 
 // constants are what the loader sets in every program of this datapath.
 func (d *Datapath) constants() map[string]any {
-	return map[string]any{"weft_sealing": boolByte(d.opts.Encrypt != nil)}
+	return map[string]any{"weft_sealing": bpf.Flag(d.opts.Encrypt != nil)}
 }
 
 // loadPrograms verifies and loads every hook's program on the shared maps. frags lets XDP see
 // frames larger than a page.
-func loadPrograms(m *maps, constants map[string]any, frags bool) (*programs, error) {
+func loadPrograms(m *bpf.Maps, constants map[string]any, frags bool) (*programs, error) {
 	constants = stdmaps.Clone(constants)
-	constants["weft_multi_buffer"] = boolByte(frags)
+	constants["weft_multi_buffer"] = bpf.Flag(frags)
 	p := &programs{outs: map[uint32]*ebpf.Program{}}
 	list := []struct {
 		object, program string
@@ -98,7 +97,7 @@ func loadPrograms(m *maps, constants map[string]any, frags bool) (*programs, err
 		list = list[:len(list)-2] // older kernels have no hooks for the last
 	}
 	for _, each := range list {
-		collection, err := loadObject(m, each.object, each.program, constants, frags)
+		collection, err := bpf.Load(m, each.object, each.program, constants, frags)
 		if err != nil {
 			p.Close()
 			return nil, err
@@ -107,54 +106,6 @@ func loadPrograms(m *maps, constants map[string]any, frags bool) (*programs, err
 		*each.to = collection.Programs[each.program]
 	}
 	return p, nil
-}
-
-// weights are what the programs tell cached decisions and fragments' senders by (bpf/lib/flow.h): the same for all programs that share
-// maps, and unknown to those whose packets they see. Decisions that another agent's programs have cached are made anew.
-var weights = sync.OnceValue(func() (w [11]uint64) {
-	for i := range w {
-		w[i] = rand.Uint64() | 1 // ChaCha8, seeded by the system
-	}
-	return w
-})
-
-// loadObject loads one program with constants set. The caller closes the collection.
-func loadObject(m *maps, object, program string, constants map[string]any, frags bool) (*ebpf.Collection, error) {
-	spec, err := loadSpec(object)
-	if err != nil {
-		return nil, err
-	}
-	all := map[string]any{"weft_weights": weights()}
-	stdmaps.Copy(all, constants)
-	for name, value := range all {
-		variable, ok := spec.Variables[name]
-		if !ok {
-			continue // not used in this program, so the compiler left it out
-		}
-		if err := variable.Set(value); err != nil {
-			return nil, fmt.Errorf("set %s in %s: %w", name, object, err)
-		}
-	}
-	if ps := spec.Programs[program]; ps != nil && frags && ps.Type == ebpf.XDP {
-		ps.Flags |= unix.BPF_F_XDP_HAS_FRAGS
-	}
-	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m.sharedWith(spec)})
-	if err != nil {
-		err = notAllowed(err)
-		var verifier *ebpf.VerifierError
-		if errors.As(err, &verifier) {
-			return nil, fmt.Errorf("load %s: %w (the kernel's verifier refused it; kernel 6.6 or later is needed)", object, err)
-		}
-		return nil, fmt.Errorf("load %s: %w", object, err)
-	}
-	return collection, nil
-}
-
-func boolByte(b bool) uint8 {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // hook is a place where a program can be attached.

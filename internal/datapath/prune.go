@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/nldump"
 )
 
@@ -62,7 +63,7 @@ func (d *Datapath) dropFormer() error {
 			err = errors.Join(err, detach(l.path))
 		}
 	}
-	d.dropStaleMaps()
+	bpf.DropStale(d.opts.BPFDir, d.opts.FlowEntries, d.opts.Encrypt != nil, d.log)
 	return err
 }
 
@@ -88,7 +89,7 @@ func (d *Datapath) pruneLinks(known map[string]bool) error {
 // refuseStray sees to it that an interface without an endpoint has the hook of now, or is down: that of before may have a map
 // of its own in which there is one.
 func (d *Datapath) refuseStray(l pinnedLink) error {
-	if !d.maps.hooked || !d.maps.created["weft_ep_if"] {
+	if !d.maps.Hooked || !d.maps.Created["weft_ep_if"] {
 		return nil
 	}
 	program := d.progs.FromPodXDP
@@ -150,7 +151,7 @@ func (d *Datapath) dropGoneEntries() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var ifindex uint32
-	var value bpfEndpoint
+	var value bpf.Endpoint
 	var gone []uint32
 	for entries := d.maps.EpIf.Iterate(); entries.Next(&ifindex, &value); {
 		if !there[ifindex] {
@@ -161,7 +162,7 @@ func (d *Datapath) dropGoneEntries() error {
 		return nil
 	}
 	for _, i := range gone {
-		err = errors.Join(err, deleteKey(d.maps.EpIf, &i))
+		err = errors.Join(err, bpf.DeleteKey(d.maps.EpIf, &i))
 	}
 	return errors.Join(err, d.changed())
 }

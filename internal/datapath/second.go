@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -186,5 +187,5 @@ func (d *Datapath) removeSecondInterface(ep Endpoint) error {
 		return fmt.Errorf("remove %s: %w", name, err)
 	}
 	ifindex := uint32(host.Attrs().Index)
-	return errors.Join(deleteKey(d.maps.EpIf, &ifindex), d.dropLinks(name))
+	return errors.Join(bpf.DeleteKey(d.maps.EpIf, &ifindex), d.dropLinks(name))
 }

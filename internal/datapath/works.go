@@ -7,6 +7,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // Works says why the pods of a node cannot go on without an agent, nil if they can: the pinned programs are
@@ -30,7 +32,7 @@ func Works(bpfDir string) error {
 		}
 		hooked[l.hook] = true
 	}
-	if maps, _ := filepath.Glob(filepath.Join(bpfDir, mapPin+"weft_config-*")); len(maps) == 0 || !hooked["from_wire"] || !hooked["to_wire"] {
+	if maps, _ := filepath.Glob(filepath.Join(bpfDir, bpf.MapPin+"weft_config-*")); len(maps) == 0 || !hooked["from_wire"] || !hooked["to_wire"] {
 		return fmt.Errorf("nothing that works is pinned in %s", bpfDir)
 	}
 	return nil

@@ -1,4 +1,4 @@
-package datapath
+package bpf
 
 import (
 	"strings"
@@ -8,8 +8,8 @@ import (
 // look at that limit: whoever raised it would find nothing changed.
 const memlockGuess = "(MEMLOCK may be too low, consider rlimit.RemoveMemlock)"
 
-// notAllowed says in the guess's place what it can be.
-func notAllowed(err error) error {
+// NotAllowed says in the guess's place what it can be.
+func NotAllowed(err error) error {
 	if err == nil || !strings.Contains(err.Error(), memlockGuess) {
 		return err
 	}
