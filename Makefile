@@ -6,12 +6,11 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
 OBJ := internal/datapath/bpf/obj
 BPF_HEADERS := $(wildcard bpf/lib/*.h)
-# Programs that exist for both contexts, and those for one only.
+# Programs that exist for both contexts, for XDP only, and for neither; all others are for TC.
 BPF_BOTH := from_pod from_wire sa_test
-BPF_TC := to_pod to_wire from_host pod_out tag_in post_routing pre_routing
 BPF_XDP := sa flows
-# Programs of neither context.
 BPF_OTHER := vmfork strangers
+BPF_TC := $(filter-out $(BPF_BOTH) $(BPF_XDP) $(BPF_OTHER),$(patsubst bpf/%.bpf.c,%,$(wildcard bpf/*.bpf.c)))
 OBJECTS := $(foreach h,$(BPF_BOTH),$(OBJ)/$(h)_xdp.o $(OBJ)/$(h)_tc.o) $(foreach h,$(BPF_TC),$(OBJ)/$(h)_tc.o) \
 	$(foreach h,$(BPF_XDP),$(OBJ)/$(h)_xdp.o) $(foreach h,$(BPF_OTHER),$(OBJ)/$(h).o)
 BENCH_OBJECT := internal/bench/obj/bench.o

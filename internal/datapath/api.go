@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/netip"
 	"time"
+
+	"weft.dev/weft/internal/datapath/hook"
 )
 
 // MaxEndpoints is how many endpoints one node can hold; slot 0 is the node itself.
@@ -153,12 +155,7 @@ type Trace struct {
 }
 
 // LinkStatus is one attached hook.
-type LinkStatus struct {
-	Hook      string `json:"hook"` // from_pod, from_wire, to_pod, to_wire, from_host, pod_out
-	Interface string `json:"interface"`
-	Kind      string `json:"kind"` // xdp, xdp-generic, tcx-ingress, tcx-egress
-	ProgramID uint32 `json:"programID"`
-}
+type LinkStatus = hook.Status
 
 // ModeStatus says which mode runs and why.
 type ModeStatus struct {

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -112,7 +113,7 @@ func makeBed(encrypt *EncryptOptions) (*bed, error) {
 	if err := b.table.open(b.maps); err != nil {
 		return nil, err
 	}
-	if b.progs, err = loadPrograms(b.maps, testRunConstants(b.Datapath), true); err != nil || encrypt == nil {
+	if b.progs, err = hook.Load(b.maps, testRunConstants(b.Datapath), true); err != nil || encrypt == nil {
 		return b, err
 	}
 	b.pair = pairLinks{host: uint32(b.index["wtx"]), net: 1 << 20} // any interface will do: no packet leaves the tables
@@ -259,12 +260,12 @@ func emptyMap(m *ebpf.Map) error {
 // contexts are the two that every behaviour must be the same in.
 var contexts = []string{"xdp", "tc"}
 
-func (b *bed) program(context, hook string) *ebpf.Program {
-	return map[string]*ebpf.Program{
-		"xdp from_pod": b.progs.FromPodXDP, "xdp from_wire": b.progs.FromWireXDP, "tc from_pod": b.progs.FromPodTC,
-		"tc from_wire": b.progs.FromWireTC, "tc to_pod": b.progs.ToPod, "tc to_wire": b.progs.ToWire,
-		"tc from_host": b.progs.FromHost,
-	}[context+" "+hook]
+func (b *bed) program(context, name string) *ebpf.Program {
+	kind := hook.TCIngress // which of TC's is all the same
+	if context == "xdp" {
+		kind = hook.XDP
+	}
+	return b.progs.Get(name, kind)
 }
 
 // send runs one frame through a hook and returns what the program said and the frame as it is then.

@@ -8,6 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 )
 
 // CheckEndpoint says what of AttachEndpoint's work is not there: a hook on the node's side, or an entry in
@@ -18,7 +19,7 @@ func (d *Datapath) CheckEndpoint(ep Endpoint) error {
 		return fmt.Errorf("find interface %s: %w", ep.HostIf, err)
 	}
 	index := host.Attrs().Index
-	errs := []error{d.hooked(ep.HostIf, index, d.hooksFor(ep)), d.checkEntries(ep, uint32(index)), d.checkGateway(ep, index)}
+	errs := []error{d.links().Check(ep.HostIf, index, d.hooksFor(ep)), d.checkEntries(ep, uint32(index)), d.checkGateway(ep, index)}
 	if d.hasXDPRoad(ep) {
 		errs = append(errs, d.checkSecondInterface(ep))
 	}
@@ -32,8 +33,7 @@ func (d *Datapath) checkSecondInterface(ep Endpoint) error {
 		return fmt.Errorf("find interface %s: %w", name, err)
 	}
 	index := second.Attrs().Index
-	fromPod := hook{name: "from_pod", kind: kindTCIngress}
-	return errors.Join(d.hooked(name, index, []hook{fromPod}), d.checkInterface(ep, uint32(index)))
+	return errors.Join(d.links().Check(name, index, d.progs.At(hook.Second, hook.ByTC)), d.checkInterface(ep, uint32(index)))
 }
 
 // checkEntries compares the entries of an endpoint's interface and addresses with it.

@@ -14,22 +14,23 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 )
 
 // Cleanup takes away what Open and the other methods left on the machine: links, maps, routes, and changed
 // sysctls. It needs no running datapath and is not an error if there is nothing.
 // Endpoints' interfaces are their owner's business.
 func Cleanup(bpfDir, stateDir string, log *slog.Logger) error {
-	links, err := pinnedLinks(bpfDir)
+	links, err := hook.List(bpfDir)
 	for _, l := range links {
-		if strings.HasPrefix(l.iface, secondPrefix) {
-			if second, findErr := netlink.LinkByName(l.iface); findErr == nil {
+		if strings.HasPrefix(l.Iface, secondPrefix) {
+			if second, findErr := netlink.LinkByName(l.Iface); findErr == nil {
 				err = errors.Join(err, netlink.LinkDel(second))
 			}
 		}
-		err = errors.Join(err, detach(l.path))
+		err = errors.Join(err, hook.Detach(l.Path))
 	}
-	err = errors.Join(err, detach(filepath.Join(bpfDir, vmForkPin)), detach(filepath.Join(bpfDir, vmForkPin+"-new")))
+	err = errors.Join(err, hook.Detach(filepath.Join(bpfDir, vmForkPin)), hook.Detach(filepath.Join(bpfDir, vmForkPin+"-new")))
 	pins, _ := filepath.Glob(filepath.Join(bpfDir, bpf.MapPin+"*"))
 	for _, pin := range pins {
 		err = errors.Join(err, os.Remove(pin))

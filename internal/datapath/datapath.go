@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/statefile"
 )
 
@@ -53,7 +54,7 @@ type Datapath struct {
 	log   *slog.Logger
 	mode  ModeStatus
 	maps  *bpf.Maps
-	progs *programs
+	progs *hook.Programs
 	undo  *undoFile
 	hurry hurry
 	table flowTable
@@ -87,6 +88,16 @@ func (d *Datapath) step(name string) error {
 		return nil
 	}
 	return d.fault(name)
+}
+
+// constants are what the loader sets in every program of this datapath.
+func (d *Datapath) constants() map[string]any {
+	return map[string]any{"weft_sealing": bpf.Flag(d.opts.Encrypt != nil)}
+}
+
+// links attaches the programs of this run.
+func (d *Datapath) links() *hook.Links {
+	return &hook.Links{Dir: d.opts.BPFDir, Programs: d.progs, Step: d.step}
 }
 
 // Open loads the programs, adopts the pinned maps of a previous run, and hooks the uplinks,
@@ -137,7 +148,7 @@ func (d *Datapath) open() error {
 	if d.maps, err = openMaps(d.opts.BPFDir, d.opts.FlowEntries, d.opts.Encrypt != nil, d.log); err != nil {
 		return err
 	}
-	if d.progs, err = loadPrograms(d.maps, d.constants(), d.needsFrags()); err != nil {
+	if d.progs, err = hook.Load(d.maps, d.constants(), d.needsFrags()); err != nil {
 		return err
 	}
 	if err := d.table.open(d.maps); err != nil {

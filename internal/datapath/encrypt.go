@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/inet"
 )
 
@@ -38,7 +39,7 @@ func (d *Datapath) outerAddrs(n Node) (local, remote netip.Addr, ok bool) {
 // openEncryption makes what sealing needs besides the programs, or takes away what an earlier run had made.
 func (d *Datapath) openEncryption() error {
 	if d.opts.Encrypt == nil {
-		return errors.Join(detach(filepath.Join(d.opts.BPFDir, vmForkPin)), detach(linkPath(d.opts.BPFDir, "from_host", kindTCIngress, pairOut)), removePair())
+		return errors.Join(hook.Detach(filepath.Join(d.opts.BPFDir, vmForkPin)), d.links().Drop(pairOut), removePair())
 	}
 	if err := d.openVMFork(); err != nil {
 		return err

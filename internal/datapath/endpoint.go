@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -77,11 +78,11 @@ func (d *Datapath) attachHostSide(ep Endpoint, host netlink.Link) error {
 		return err
 	}
 	if second != nil {
-		program, err := d.progs.secondFromPod(d.maps, d.constants())
+		fromPod, err := d.progs.Second()
 		if err != nil {
 			return err
 		}
-		if err := d.ensureLink(hook{"from_pod", kindTCIngress, program}, second.Attrs().Name, second.Attrs().Index); err != nil {
+		if err := d.links().EnsureOne(fromPod, second.Attrs().Name, second.Attrs().Index); err != nil {
 			return err
 		}
 	}
@@ -91,7 +92,7 @@ func (d *Datapath) attachHostSide(ep Endpoint, host netlink.Link) error {
 // attachHooks makes the mode's hooks, and no others, the ones of the interface's host side.
 func (d *Datapath) attachHooks(ep Endpoint, ifindex int) error {
 	// pod_out's pin is named after this interface, too, but is removeSecondInterface's business.
-	return d.ensureHooks(ep.HostIf, ifindex, d.hooksFor(ep), hook{name: "pod_out", kind: kindTCEgress})
+	return d.links().Ensure(ep.HostIf, ifindex, d.hooksFor(ep), d.progs.At(hook.PodOwn, hook.ByXDP)...)
 }
 
 // DetachEndpoint takes an endpoint's hooks and map entries away. It is not an error if some, or the
@@ -102,7 +103,7 @@ func (d *Datapath) DetachEndpoint(ep Endpoint) error {
 	defer d.hurry.begin()()
 	err := d.forgetEndpoint(ep)
 	if ep.Chained {
-		return errors.Join(err, d.dropDeadLinks(ep.HostIf))
+		return errors.Join(err, d.links().DropDead(ep.HostIf))
 	}
 	if downErr := setDown(ep.HostIf); downErr != nil {
 		return errors.Join(err, downErr)
@@ -110,7 +111,7 @@ func (d *Datapath) DetachEndpoint(ep Endpoint) error {
 	if stepErr := d.step("down"); stepErr != nil {
 		return stepErr
 	}
-	err = errors.Join(err, d.removeSecondInterface(ep), d.dropLinks(ep.HostIf))
+	err = errors.Join(err, d.removeSecondInterface(ep), d.links().Drop(ep.HostIf))
 	if restoreErr := d.undo.applyOffloads(ep.HostIf, ep.NetNS, ep.PodIf, nil, restoreOld); restoreErr != nil {
 		// The pod's namespace, or its interface, is mostly gone by now: nothing left to put back.
 		d.log.Debug("put back offloads", "interface", ep.HostIf, "err", restoreErr)

@@ -75,7 +75,7 @@ func newExitBed(t *testing.T) *exitBed {
 			return err
 		}
 		all := uint16(unix.ETH_P_ALL)<<8 | unix.ETH_P_ALL>>8
-		return errors.Join(unix.Bind(b.seen, &unix.SockaddrLinklayer{Protocol: all, Ifindex: far.Index}), b.attachGuard())
+		return errors.Join(unix.Bind(b.seen, &unix.SockaddrLinklayer{Protocol: all, Ifindex: far.Index}), b.attachNetfilter())
 	}))
 	t.Cleanup(func() {
 		unix.Close(b.seen)

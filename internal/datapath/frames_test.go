@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 )
 
 // runWith runs one frame with a context of the test's own.
@@ -45,7 +46,7 @@ func TestGSO(t *testing.T) {
 			b.setPeer(t, bpf.Node{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NodeResolved, Mtu: 600, Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC)})
 			for range 2 {
 				frame := c.in.bytes()
-				code, out, err := b.runWith(b.progs.FromPodTC, &skbContext{Ifindex: uint32(b.index["wta"]), GSOSize: c.segment, GSOSegs: c.segments}, frame)
+				code, out, err := b.runWith(b.progs.Get("from_pod", hook.TCIngress), &skbContext{Ifindex: uint32(b.index["wta"]), GSOSize: c.segment, GSOSegs: c.segments}, frame)
 				must(t, err)
 				if v := verdictOf("tc", code); v != "redirect" {
 					if c.fits {
@@ -138,7 +139,7 @@ func TestNonLinear(t *testing.T) {
 		for _, linear := range []int{14, 20, 34, 54, 60, 100} {
 			b.reset(t)
 			frame := c.in.bytes()
-			code, _, err := b.runWith(b.progs.FromPodTC, &skbContext{Ifindex: uint32(b.index["wta"]), DataEnd: uint32(linear)}, frame)
+			code, _, err := b.runWith(b.progs.Get("from_pod", hook.TCIngress), &skbContext{Ifindex: uint32(b.index["wta"]), DataEnd: uint32(linear)}, frame)
 			if errors.Is(err, unix.EINVAL) {
 				continue
 			}

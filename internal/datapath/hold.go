@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 )
 
 // hold keeps the uplinks' hooks and the guard of a previous run in force, with their own maps, while a map that decides
@@ -40,15 +41,16 @@ func openMaps(dir string, flowEntries uint32, sealing bool, log *slog.Logger) (*
 
 // isHooked says whether hooks of a previous run decide about what crosses the uplinks.
 func isHooked(dir string) (bool, error) {
-	deciding := []string{"from_wire", "to_wire", "pre_routing", "post_routing"}
-	links, err := pinnedLinks(dir)
-	return slices.ContainsFunc(links, func(l pinnedLink) bool { return slices.Contains(deciding, l.hook) }), err
+	links, err := hook.List(dir)
+	return slices.ContainsFunc(links, func(l hook.Pinned) bool {
+		return hook.OnlyAt(l.Hook, hook.Uplink) || hook.OnlyAt(l.Hook, hook.Node)
+	}), err
 }
 
 // attachNode hooks the uplinks and the node's netfilter, unless what is there must stay for now.
 func (d *Datapath) attachNode() error {
 	if len(d.maps.Late) == 0 {
-		return errors.Join(d.attachUplinks(), d.attachGuard())
+		return errors.Join(d.attachUplinks(), d.attachNetfilter())
 	}
 	d.hold.mu.Lock()
 	d.hold.on = true
@@ -119,7 +121,7 @@ func (d *Datapath) endHold(filled func(*hold)) error {
 	if err := d.step("maps pinned"); err != nil {
 		return err
 	}
-	if err := errors.Join(d.attachUplinks(), d.attachGuard()); err != nil {
+	if err := errors.Join(d.attachUplinks(), d.attachNetfilter()); err != nil {
 		return err
 	}
 	d.hold.on = false

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -181,18 +182,18 @@ func (w *upgradeWorld) relayout(t *testing.T, names ...string) {
 func (w *upgradeWorld) programs(t *testing.T) map[string]uint32 {
 	t.Helper()
 	out := map[string]uint32{}
-	links, err := pinnedLinks(w.dir)
+	links, err := hook.List(w.dir)
 	must(t, err)
 	for _, l := range links {
-		if l.iface != "wire1" && l.iface != guardIface {
+		if l.Iface != "wire1" && l.Iface != hook.AllInterfaces {
 			continue
 		}
-		pinned, err := link.LoadPinnedLink(l.path, nil)
+		pinned, err := link.LoadPinnedLink(l.Path, nil)
 		must(t, err)
 		info, err := pinned.Info()
 		pinned.Close()
 		must(t, err)
-		out[filepath.Base(l.path)] = uint32(info.Program)
+		out[filepath.Base(l.Path)] = uint32(info.Program)
 	}
 	return out
 }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -168,7 +169,7 @@ func TestHookForcedOff(t *testing.T) {
 		if err := b.attachUplink(l); err != nil {
 			return err
 		}
-		pinned, err := link.LoadPinnedLink(linkPath(b.opts.BPFDir, "to_wire", kindTCEgress, "wthu"), nil)
+		pinned, err := link.LoadPinnedLink(hook.Path(b.opts.BPFDir, "to_wire", hook.TCEgress, "wthu"), nil)
 		if err != nil {
 			return err
 		}
@@ -313,17 +314,17 @@ func TestGoneInterfaceLeavesNothing(t *testing.T) {
 				return err
 			}
 			index = uint32(l.Attrs().Index)
-			return errors.Join(b.putEndpoint(ep, []int{l.Attrs().Index}), b.ensureHooks("wtp0", l.Attrs().Index, b.hooksFor(ep)), leave())
+			return errors.Join(b.putEndpoint(ep, []int{l.Attrs().Index}), b.links().Ensure("wtp0", l.Attrs().Index, b.hooksFor(ep)), leave())
 		}))
 		must(t, b.inside(func() error { b.dropGone(); return nil }))
-		if links, err := pinnedLinks(b.opts.BPFDir); err != nil || len(links) == 0 {
+		if links, err := hook.List(b.opts.BPFDir); err != nil || len(links) == 0 {
 			t.Errorf("%s: the pins of one that is there went: %v, %v", name, links, err)
 		}
 		t.Run(name, func(t *testing.T) {
 			b.followed(t)
 			must(t, b.inside(func() error { return deleteAll("wtp0") }))
 			await(t, "the end of pins, entry and problem", func() bool {
-				links, err := pinnedLinks(b.opts.BPFDir)
+				links, err := hook.List(b.opts.BPFDir)
 				return err == nil && len(links) == 0 && len(b.Problems()) == 0 && b.maps.EpIf.Lookup(index, new(bpf.Endpoint)) != nil
 			})
 		})

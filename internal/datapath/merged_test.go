@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -98,7 +99,7 @@ func TestMergedESP(t *testing.T) {
 		if near, err = netlink.LinkByName("wtm"); err != nil {
 			return err
 		}
-		hooked, err = link.AttachTCX(link.TCXOptions{Program: b.progs.FromWireTC, Interface: near.Attrs().Index, Attach: ebpf.AttachTCXIngress})
+		hooked, err = link.AttachTCX(link.TCXOptions{Program: b.progs.Get("from_wire", hook.TCIngress), Interface: near.Attrs().Index, Attach: ebpf.AttachTCXIngress})
 		return err
 	}))
 	defer hooked.Close()

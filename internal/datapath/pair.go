@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/datapath/hook"
 )
 
 // The pair that cuts what the stack and TC hooks send to packets of wire size (bpf/lib/pair.h). One per
@@ -51,7 +53,7 @@ func (d *Datapath) ensurePair() (pairLinks, error) {
 	if err := setFeatures(pairIn, pairFeatures); err != nil {
 		return pairLinks{}, err
 	}
-	if err := d.ensureLink(hook{"from_host", kindTCIngress, d.progs.FromHost}, pairOut, out.Attrs().Index); err != nil {
+	if err := d.links().Ensure(pairOut, out.Attrs().Index, d.progs.At(hook.Segmentation, hook.ByTC)); err != nil {
 		return pairLinks{}, err
 	}
 	if err := errors.Join(netlink.LinkSetARPOff(in), netlink.LinkSetUp(out), netlink.LinkSetUp(in)); err != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/test/espref"
 )
@@ -195,7 +196,7 @@ func (b *sealBed) sealFrame(t testing.TB, way string, frame []byte) (verdict str
 // sendSegments runs from_pod on a frame that says it is to be cut.
 func (b *sealBed) sendSegments(t testing.TB, frame []byte) (verdict string, out []byte) {
 	t.Helper()
-	code, out, err := b.runWith(b.progs.FromPodTC, &skbContext{Ifindex: uint32(b.index["wta"]), GSOSize: 1, GSOSegs: 1}, frame)
+	code, out, err := b.runWith(b.progs.Get("from_pod", hook.TCIngress), &skbContext{Ifindex: uint32(b.index["wta"]), GSOSize: 1, GSOSegs: 1}, frame)
 	must(t, err)
 	return verdictOf("tc", code), out
 }

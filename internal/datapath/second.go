@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -120,11 +121,11 @@ func writeSysctl(name, value string) error {
 // openSecondInterface hooks the second pair's host side, sets the pair up, and then sends the pod's packets there.
 func (d *Datapath) openSecondInterface(ep Endpoint, ifindex int) error {
 	name := SecondHostIf(ep.HostIf)
-	program, err := d.progs.secondFromPod(d.maps, d.constants())
+	fromPod, err := d.progs.Second()
 	if err != nil {
 		return err
 	}
-	if err := d.ensureLink(hook{"from_pod", kindTCIngress, program}, name, ifindex); err != nil {
+	if err := d.links().EnsureOne(fromPod, name, ifindex); err != nil {
 		return err
 	}
 	if err := d.step("second hook"); err != nil {
@@ -161,24 +162,25 @@ func setUp(name string) (netlink.Link, error) {
 
 // ensurePodOut attaches pod_out to the pod's own interface.
 func (d *Datapath) ensurePodOut(ep Endpoint, ifindex int, target uint32) error {
-	program, err := d.progs.podOut(d.maps, target)
+	podOut, err := d.progs.PodOut(target)
 	if err != nil {
 		return err
 	}
-	return d.ensureLink(hook{"pod_out", kindTCEgress, program}, ep.HostIf, ifindex)
+	return d.links().EnsureOne(podOut, ep.HostIf, ifindex)
 }
 
 // removeSecondInterface takes an endpoint off the XDP road: first the redirect, then the pair. The
 // pair's hook goes with it: what is still on its way there is checked to the last.
 func (d *Datapath) removeSecondInterface(ep Endpoint) error {
-	path := linkPath(d.opts.BPFDir, "pod_out", kindTCEgress, ep.HostIf)
 	name := SecondHostIf(ep.HostIf)
-	if err := detach(path); err != nil {
-		return err
+	for _, a := range d.progs.At(hook.PodOwn, hook.ByXDP) {
+		if err := hook.Detach(hook.Path(d.opts.BPFDir, a.Name, a.Kind, ep.HostIf)); err != nil {
+			return err
+		}
 	}
 	host, err := netlink.LinkByName(name)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return d.dropLinks(name)
+		return d.links().Drop(name)
 	}
 	if err == nil {
 		err = netlink.LinkDel(host)
@@ -187,5 +189,5 @@ func (d *Datapath) removeSecondInterface(ep Endpoint) error {
 		return fmt.Errorf("remove %s: %w", name, err)
 	}
 	ifindex := uint32(host.Attrs().Index)
-	return errors.Join(bpf.DeleteKey(d.maps.EpIf, &ifindex), d.dropLinks(name))
+	return errors.Join(bpf.DeleteKey(d.maps.EpIf, &ifindex), d.links().Drop(name))
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 )
 
 // TestTagIn: of what lies in front of a frame, only who opened it is believed, and nothing where a pod's own program may
@@ -83,7 +84,7 @@ func (b *exitBed) passMetadata(t *testing.T, iface string, forge, report *ebpf.P
 		return err
 	}
 	t.Cleanup(func() { attached.Close() })
-	for _, program := range []*ebpf.Program{b.progs.TagIn, report} {
+	for _, program := range []*ebpf.Program{b.progs.Get("tag_in", hook.TCIngress), report} {
 		hooked, err := link.AttachTCX(link.TCXOptions{Program: program, Interface: index, Attach: ebpf.AttachTCXIngress})
 		if err != nil {
 			return err

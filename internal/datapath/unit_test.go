@@ -10,9 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
-
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 )
 
 func TestUndoFile(t *testing.T) {
@@ -77,54 +76,22 @@ func TestKeepOldOffloads(t *testing.T) {
 	}
 }
 
-// TestEveryHook: dropLinks finds what any mode may have pinned.
+// TestEveryHook: Drop finds what any mode may have pinned.
 func TestEveryHook(t *testing.T) {
-	d := &Datapath{progs: &programs{}}
-	d.progs.FromPodXDP, d.progs.FromPodTC = &ebpf.Program{}, &ebpf.Program{}
+	d := &Datapath{progs: &hook.Programs{}}
 	for _, mode := range []ModeStatus{{Active: ModeXDP}, {Active: ModeTC}, {Active: ModeStack}, {Active: ModeTC, XDPRoad: true}} {
 		for _, generic := range []bool{false, true} {
 			for _, ep := range []Endpoint{{}, {Chained: true}, {XDPRoad: true}, {Chained: true, XDPRoad: true}} {
 				d.mode, d.opts.GenericXDP = mode, generic
 				for _, h := range append(d.hooksFor(ep), d.uplinkHooks()...) {
-					if !slices.ContainsFunc(everyHook, func(k hook) bool { return k.name == h.name && k.kind == h.kind }) {
-						t.Errorf("%+v, generic %v, %+v: %s of kind %s would never be detached", mode, generic, ep, h.name, h.kind)
+					if !slices.ContainsFunc(hook.Every(), func(k hook.Attachment) bool { return k.Name == h.Name && k.Kind == h.Kind }) {
+						t.Errorf("%+v, generic %v, %+v: %s of kind %s would never be detached", mode, generic, ep, h.Name, h.Kind)
 					}
 				}
 			}
 		}
 	}
 }
-
-func TestPinnedLinks(t *testing.T) {
-	dir := t.TempDir()
-	want := []pinnedLink{}
-	for _, l := range [][3]string{
-		{"from_pod", kindXDP, "weft0123456789"}, {"to_pod", kindTCEgress, "weft0123456789"}, {"from_wire", kindTCIngress, "eth0.100"},
-		{"to_wire", kindTCEgress, "br-0a1b2c"}, {"from_wire", kindXDPGeneric, "a.b-c.d"},
-	} {
-		path := linkPath(dir, l[0], l[1], l[2])
-		if strings.Contains(filepath.Base(path), ".") {
-			t.Errorf("%s: bpffs refuses dots", path)
-		}
-		must(t, os.WriteFile(path, nil, 0o600))
-		want = append(want, pinnedLink{path, l[0], l[1], l[2]})
-	}
-	for _, other := range []string{"maps-weft_config-00-1", "link-half", "link-from_pod-xdp", "something"} {
-		must(t, os.WriteFile(filepath.Join(dir, other), nil, 0o600))
-	}
-	got, err := pinnedLinks(dir)
-	must(t, err)
-	byPath := func(a, b pinnedLink) int { return strings.Compare(a.path, b.path) }
-	slices.SortFunc(want, byPath)
-	slices.SortFunc(got, byPath)
-	if !slices.Equal(got, want) {
-		t.Errorf("links:\n got %v\nwant %v", got, want)
-	}
-	if none, err := pinnedLinks(filepath.Join(dir, "missing")); err != nil || none != nil {
-		t.Errorf("missing directory: %v, %v", none, err)
-	}
-}
-
 func TestDecodeEvent(t *testing.T) {
 	e := bpf.Event{TimeNs: monotonicNow(), Src: bpf.ToAddr(peer6), Dst: bpf.ToAddr(podA.IPv6), Sport: bpf.Ntohs(80), Dport: bpf.Ntohs(1000), Len: 99, Slot: 7,
 		Type: bpf.EventEnd, Verdict: bpf.VerdictStack, Hook: bpf.HookToWire, Direction: bpf.DirIngress, Family: 6, Proto: 6, TcpFlags: fin,

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 )
 
 // fork is what the kernel's half does: it counts, and nothing else has happened yet.
@@ -177,7 +178,7 @@ func TestVMForkTraced(t *testing.T) {
 	b.opts.BPFDir = filepath.Join("/sys/fs/bpf", "weft-test-vmfork-"+strings.ReplaceAll(t.Name(), "/", "-"))
 	must(t, os.MkdirAll(b.opts.BPFDir, 0o700))
 	t.Cleanup(func() {
-		must(t, detach(filepath.Join(b.opts.BPFDir, vmForkPin)))
+		must(t, hook.Detach(filepath.Join(b.opts.BPFDir, vmForkPin)))
 		must(t, os.Remove(b.opts.BPFDir))
 		b.opts.BPFDir = ""
 	})
