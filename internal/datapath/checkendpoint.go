@@ -9,6 +9,7 @@ import (
 
 	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/netdev"
 )
 
 // CheckEndpoint says what of AttachEndpoint's work is not there: a hook on the node's side, or an entry in
@@ -27,7 +28,7 @@ func (d *Datapath) CheckEndpoint(ep Endpoint) error {
 }
 
 func (d *Datapath) checkSecondInterface(ep Endpoint) error {
-	name := SecondHostIf(ep.HostIf)
+	name := netdev.SecondHostIf(ep.HostIf)
 	second, err := netlink.LinkByName(name)
 	if err != nil {
 		return fmt.Errorf("find interface %s: %w", name, err)

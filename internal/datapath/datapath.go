@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"sync"
 
 	"github.com/vishvananda/netlink"
@@ -16,7 +15,7 @@ import (
 
 	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/datapath/hook"
-	"weft.dev/weft/internal/statefile"
+	"weft.dev/weft/internal/netdev"
 )
 
 // What every endpoint sees as its gateway, on every node, so that a pod can move.
@@ -55,7 +54,7 @@ type Datapath struct {
 	mode  ModeStatus
 	maps  *bpf.Maps
 	progs *hook.Programs
-	undo  *undoFile
+	undo  *netdev.Undo
 	hurry hurry
 	table flowTable
 	host  hostState
@@ -136,10 +135,10 @@ func (d *Datapath) prepare() error {
 	if err := d.hurry.open(expeditedRCU, d.opts.StateDir); err != nil {
 		d.log.Warn("the kernel's grace periods stay short, as a killed agent had set them", "err", err)
 	}
-	if d.undo, err = openUndo(filepath.Join(d.opts.StateDir, undoName)); err != nil {
+	if d.undo, err = netdev.OpenUndo(d.opts.StateDir); err != nil {
 		return err
 	}
-	d.host.set(func(h *hostState) { h.damaged = statefile.Aside(d.undo.path) })
+	d.host.set(func(h *hostState) { h.damaged = d.undo.Aside() })
 	return nil
 }
 

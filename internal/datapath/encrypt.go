@@ -7,9 +7,12 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/vishvananda/netlink"
+
 	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/inet"
+	"weft.dev/weft/internal/netdev"
 )
 
 // EncryptOptions says how what crosses between nodes for a pod is sealed.
@@ -39,7 +42,7 @@ func (d *Datapath) outerAddrs(n Node) (local, remote netip.Addr, ok bool) {
 // openEncryption makes what sealing needs besides the programs, or takes away what an earlier run had made.
 func (d *Datapath) openEncryption() error {
 	if d.opts.Encrypt == nil {
-		return errors.Join(hook.Detach(filepath.Join(d.opts.BPFDir, vmForkPin)), d.links().Drop(pairOut), removePair())
+		return errors.Join(hook.Detach(filepath.Join(d.opts.BPFDir, vmForkPin)), d.links().Drop(netdev.SegmentationOut), netdev.RemoveSegmentation())
 	}
 	if err := d.openVMFork(); err != nil {
 		return err
@@ -51,9 +54,14 @@ func (d *Datapath) openEncryption() error {
 		return err
 	}
 	var err error
-	d.pair, err = d.ensurePair()
+	d.pair.host, d.pair.net, err = netdev.EnsureSegmentation(func(out netlink.Link) error {
+		return d.links().Ensure(out.Attrs().Name, out.Attrs().Index, d.progs.At(hook.Segmentation, hook.ByTC))
+	})
 	return err
 }
+
+// pairLinks are the indexes of weft_host and weft_net, if packets are sealed.
+type pairLinks struct{ host, net uint32 }
 
 // errNoFamily says that a tunnel to a node has no two ends.
 var errNoFamily = errors.New("no address of the same family as one of this node's: nothing can be sealed for it")

@@ -10,6 +10,7 @@ import (
 
 	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/netdev"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -34,13 +35,13 @@ func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 	if err := netns.Do(ep.NetNS, func() error { return nil }); err != nil {
 		return errors.Join(err, d.attachHostSide(ep, host))
 	}
-	if err := d.setOffloads(ep, keepOld); err != nil {
+	if err := d.setOffloads(ep, netdev.KeepOld); err != nil {
 		return err
 	}
 	ifindexes := []int{host.Attrs().Index}
 	second := d.hasXDPRoad(ep)
 	if second {
-		ifindex, err := d.ensureSecondInterface(ep, host)
+		ifindex, err := netdev.EnsureSecond(ep.HostIf, ep.NetNS, ep.GatewayMAC, host.Attrs().MTU)
 		if err != nil {
 			return err
 		}
@@ -63,14 +64,14 @@ func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 			return err
 		}
 	}
-	return d.setOffloads(ep, restoreOld)
+	return d.setOffloads(ep, netdev.RestoreOld)
 }
 
 // attachHostSide is AttachEndpoint of an endpoint whose namespace cannot be entered: what is hooked stays so, with
 // the programs and entries of now. Nothing is made that would need the pod's side.
 func (d *Datapath) attachHostSide(ep Endpoint, host netlink.Link) error {
 	ifindexes := []int{host.Attrs().Index}
-	second, err := netlink.LinkByName(SecondHostIf(ep.HostIf))
+	second, err := netlink.LinkByName(netdev.SecondHostIf(ep.HostIf))
 	if err == nil {
 		ifindexes = append(ifindexes, second.Attrs().Index)
 	}
@@ -105,18 +106,18 @@ func (d *Datapath) DetachEndpoint(ep Endpoint) error {
 	if ep.Chained {
 		return errors.Join(err, d.links().DropDead(ep.HostIf))
 	}
-	if downErr := setDown(ep.HostIf); downErr != nil {
+	if downErr := netdev.SetDown(ep.HostIf); downErr != nil {
 		return errors.Join(err, downErr)
 	}
 	if stepErr := d.step("down"); stepErr != nil {
 		return stepErr
 	}
 	err = errors.Join(err, d.removeSecondInterface(ep), d.links().Drop(ep.HostIf))
-	if restoreErr := d.undo.applyOffloads(ep.HostIf, ep.NetNS, ep.PodIf, nil, restoreOld); restoreErr != nil {
+	if restoreErr := d.undo.ApplyOffloads(ep.HostIf, ep.NetNS, ep.PodIf, nil, netdev.RestoreOld); restoreErr != nil {
 		// The pod's namespace, or its interface, is mostly gone by now: nothing left to put back.
 		d.log.Debug("put back offloads", "interface", ep.HostIf, "err", restoreErr)
 	}
-	return errors.Join(err, d.undo.setOffloads(ep.HostIf, offloads{}))
+	return errors.Join(err, d.undo.ForgetOffloads(ep.HostIf))
 }
 
 func (d *Datapath) pruneMaps(addrs map[netip.Addr]bool, ifindexes map[uint32]bool) error {

@@ -11,6 +11,7 @@ import (
 
 	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/netdev"
 )
 
 // hold keeps the uplinks' hooks and the guard of a previous run in force, with their own maps, while a map that decides
@@ -80,7 +81,7 @@ func (d *Datapath) EnterEndpoints(list []Endpoint) error {
 
 func (d *Datapath) enterEndpoint(ep Endpoint) error {
 	var ifindexes []int
-	for _, name := range []string{ep.HostIf, SecondHostIf(ep.HostIf)} {
+	for _, name := range []string{ep.HostIf, netdev.SecondHostIf(ep.HostIf)} {
 		l, err := netlink.LinkByName(name)
 		switch {
 		case err == nil:

@@ -19,6 +19,7 @@ import (
 
 	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/netdev"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -62,7 +63,7 @@ func newUpgradeWorld(t *testing.T, mode Mode) *upgradeWorld {
 	ipBatch(t, out, "link set wire0 up")
 	ipBatch(t, w.podNS, "link set eth0 up")
 	must(t, netns.Do(w.node, func() error {
-		return errors.Join(writeSysctl("ipv4/conf/all/rp_filter", "0"), writeSysctl("ipv4/conf/wire1/rp_filter", "0"), writeSysctl("ipv4/conf/wtpod/rp_filter", "0"))
+		return errors.Join(netdev.WriteSysctl("ipv4/conf/all/rp_filter", "0"), netdev.WriteSysctl("ipv4/conf/wire1/rp_filter", "0"), netdev.WriteSysctl("ipv4/conf/wtpod/rp_filter", "0"))
 	}))
 	w.opts = Options{
 		BPFDir: dir, StateDir: t.TempDir(), Mode: mode, Uplinks: []string{"wire1"}, HostAddrs: []netip.Addr{node4},

@@ -15,6 +15,7 @@ import (
 
 	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/netdev"
 )
 
 // hookBed is the bed with a pin directory and an uplink of its own, "wthu".
@@ -26,7 +27,7 @@ func hookBed(t *testing.T, mode Mode) *bed {
 	before := b.opts
 	b.opts.BPFDir, b.opts.Uplinks, b.opts.StateDir = dir, []string{"wthu"}, t.TempDir()
 	b.mode = ModeStatus{Active: mode}
-	b.undo, err = openUndo(b.opts.StateDir + "/" + undoName)
+	b.undo, err = netdev.OpenUndo(b.opts.StateDir)
 	must(t, err)
 	b.hurry = hurry{}
 	b.host = hostState{changed: make(chan HostChange, 1)}

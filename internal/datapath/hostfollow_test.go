@@ -273,29 +273,6 @@ func await(t *testing.T, what string, holds func() bool) {
 	t.Fatalf("%s never came", what)
 }
 
-// TestDamagedUndoFile: one that cannot be read is kept aside and named, and the agent starts.
-func TestDamagedUndoFile(t *testing.T) {
-	for name, content := range map[string]string{"empty": "", "half": `{"sysctls":{"net/ipv4/ip_fo`, "no object": `[]`, "nulls": `{"sysctls":null}`} {
-		t.Run(name, func(t *testing.T) {
-			path := t.TempDir() + "/" + undoName
-			must(t, os.WriteFile(path, []byte(content), 0o600))
-			u, err := openUndo(path)
-			must(t, err)
-			if u.Sysctls == nil || u.Offloads == nil || u.damaged != path+".damaged" {
-				t.Errorf("%+v", u)
-			}
-			if kept, err := os.ReadFile(u.damaged); err != nil || string(kept) != content {
-				t.Errorf("kept %q, %v", kept, err)
-			}
-			must(t, u.noteNeighbor(addr("192.0.2.9")))
-			again, err := openUndo(path)
-			if err != nil || len(again.Neighbors) != 1 || again.damaged != "" {
-				t.Errorf("written anew: %+v, %v", again, err)
-			}
-		})
-	}
-}
-
 // TestGoneInterfaceLeavesNothing: pins, entry and problem of an interface without an endpoint go with it, also where its DEL
 // came first, as of a chained pod.
 func TestGoneInterfaceLeavesNothing(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/netdev"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -214,7 +215,7 @@ func (b *leavingBed) container(t *testing.T, p packet) (send func() error, err e
 	}
 	err = netns.Do(path, func() error {
 		for file, value := range map[string]string{"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1", "ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0"} {
-			if err := writeSysctl(file, value); err != nil {
+			if err := netdev.WriteSysctl(file, value); err != nil {
 				return err
 			}
 		}

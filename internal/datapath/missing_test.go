@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/netdev"
 )
 
 // sealNodeBed is the bed with encryption and real peers: its uplink has addresses and neighbours.
@@ -197,7 +198,7 @@ func TestPeerByAForeignInterface(t *testing.T) {
 	}
 	b.opts.Uplinks = []string{"wtup", "wtb"}
 	var err error
-	b.undo, err = openUndo(t.TempDir() + "/undo.json")
+	b.undo, err = netdev.OpenUndo(t.TempDir())
 	must(t, err)
 	b.setNodes(t, far)
 	if problems := b.NodeProblems(); len(problems) != 0 || !slices.Contains(b.kernelTo(t, "10.9.0.0/24"), "via") {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/netdev"
 )
 
 // nextHop is how a peer is reached now. entry.Ifindex is 0 if there is no route to it.
@@ -47,7 +48,7 @@ func (d *Datapath) resolve(addr netip.Addr) (nextHop, error) {
 			l.Attrs().Name, strings.Join(d.opts.Uplinks, ", "))
 	}
 	hop.entry = bpf.Node{Ifindex: uint32(l.Attrs().Index), Mtu: uint16(min(l.Attrs().MTU, 65535)), Smac: bpf.ToMAC(l.Attrs().HardwareAddr)}
-	if takesXDP(l.Attrs().Index) {
+	if netdev.TakesXDP(l.Attrs().Index) {
 		hop.entry.Flags |= bpf.NodeXdpOut
 	}
 	mac, managed, err := lookupNeighbor(hop.addr, l.Attrs().Index)
@@ -85,7 +86,7 @@ func lookupNeighbor(addr netip.Addr, ifindex int) (mac net.HardwareAddr, managed
 // manageNeighbor hands a neighbour to the kernel as managed: it resolves the address and keeps it
 // fresh, and tells by netlink events.
 func (d *Datapath) manageNeighbor(addr netip.Addr, ifindex int) error {
-	if err := d.undo.noteNeighbor(addr); err != nil {
+	if err := d.undo.NoteNeighbor(addr); err != nil {
 		return err
 	}
 	err := netlink.NeighSet(&netlink.Neigh{

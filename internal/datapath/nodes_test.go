@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/netdev"
 )
 
 // nodeBed gives the bed's uplink addresses and permanent neighbours, so that peers resolve without traffic.
@@ -223,7 +224,7 @@ func TestNeighborChanged(t *testing.T) {
 // TestSysctlIsPutBack: the first value noted is the original; cleanup restores it.
 func TestSysctlIsPutBack(t *testing.T) {
 	b := newBed(t)
-	path := t.TempDir() + "/undo.json"
+	path := t.TempDir()
 	const name = "net/ipv4/conf/wtx/forwarding"
 	read := func() string {
 		data, err := os.ReadFile("/proc/sys/" + name)
@@ -231,28 +232,28 @@ func TestSysctlIsPutBack(t *testing.T) {
 		return strings.TrimSpace(string(data))
 	}
 	must(t, b.inside(func() error {
-		u, err := openUndo(path)
+		u, err := netdev.OpenUndo(path)
 		if err != nil {
 			return err
 		}
 		before := read()
 		other := map[string]string{"0": "1", "1": "0"}[before]
 		for _, value := range []string{other, before, other} {
-			if err := u.setSysctl(name, value); err != nil {
+			if err := u.SetSysctl(name, value); err != nil {
 				return err
 			}
 			if got := read(); got != value {
 				t.Errorf("set %s, reads %s", value, got)
 			}
 		}
-		again, err := openUndo(path)
+		again, err := netdev.OpenUndo(path)
 		if err != nil {
 			return err
 		}
 		if again.Sysctls[name] != before {
 			t.Errorf("noted %v, want %s", again.Sysctls, before)
 		}
-		if err := again.restoreSysctls(); err != nil {
+		if err := again.RestoreSysctls(); err != nil {
 			return err
 		}
 		if got := read(); got != before {
@@ -267,7 +268,7 @@ func TestSysctlIsPutBack(t *testing.T) {
 func TestUnresolvedPeerIsManaged(t *testing.T) {
 	b := nodeBed(t)
 	var err error
-	b.undo, err = openUndo(t.TempDir() + "/undo.json")
+	b.undo, err = netdev.OpenUndo(t.TempDir())
 	must(t, err)
 	b.setNodes(t, peerNode("n9", 9, "10.2.0.0/24"))
 	if n := b.node(t, 1, 0); n.Flags&bpf.NodeResolved != 0 || n.Ifindex != uint32(b.index["wtup"]) {

@@ -12,6 +12,7 @@ import (
 
 	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/netdev"
 	"weft.dev/weft/internal/nldump"
 )
 
@@ -23,7 +24,7 @@ import (
 // all that comes from it. Problems names it.
 func (d *Datapath) Prune(keep []Endpoint) error {
 	known := map[string]bool{}
-	for _, name := range append([]string{pairOut, hook.AllInterfaces}, d.opts.Uplinks...) {
+	for _, name := range append([]string{netdev.SegmentationOut, hook.AllInterfaces}, d.opts.Uplinks...) {
 		known[name] = true
 	}
 	addrs := map[netip.Addr]bool{}
@@ -31,9 +32,9 @@ func (d *Datapath) Prune(keep []Endpoint) error {
 	slots := map[uint16]bool{}
 	for _, ep := range keep {
 		slots[ep.Slot] = true
-		known[ep.HostIf], known[SecondHostIf(ep.HostIf)] = true, true
+		known[ep.HostIf], known[netdev.SecondHostIf(ep.HostIf)] = true, true
 		addrs[ep.IPv4], addrs[ep.IPv6] = true, true
-		for _, name := range []string{ep.HostIf, SecondHostIf(ep.HostIf)} {
+		for _, name := range []string{ep.HostIf, netdev.SecondHostIf(ep.HostIf)} {
 			if l, err := netlink.LinkByName(name); err == nil {
 				ifindexes[uint32(l.Attrs().Index)] = true
 			}
@@ -100,7 +101,7 @@ func (d *Datapath) refuseStray(l hook.Pinned) error {
 	defer pinned.Close()
 	if err := d.progs.Update(pinned, hook.Attachment{Name: l.Hook, Kind: l.Kind, Program: d.progs.Get(l.Hook, l.Kind)}); err != nil {
 		d.log.Warn("an interface without an endpoint is set down: its hook cannot be replaced", "interface", l.Iface, "err", err)
-		return setDown(l.Iface)
+		return netdev.SetDown(l.Iface)
 	}
 	return nil
 }
@@ -114,7 +115,7 @@ func (d *Datapath) dropGone() (done bool) {
 	defer d.attaching.Unlock()
 	links, err := hook.List(d.opts.BPFDir)
 	for _, l := range links {
-		if hook.OnlyAt(l.Hook, hook.Uplink) || l.Iface == pairOut || l.Iface == hook.AllInterfaces || slices.Contains(d.opts.Uplinks, l.Iface) {
+		if hook.OnlyAt(l.Hook, hook.Uplink) || l.Iface == netdev.SegmentationOut || l.Iface == hook.AllInterfaces || slices.Contains(d.opts.Uplinks, l.Iface) {
 			continue
 		}
 		_, deadErr := hook.RemoveDead(l.Path)
@@ -162,19 +163,4 @@ func (d *Datapath) dropGoneEntries() error {
 		err = errors.Join(err, bpf.DeleteKey(d.maps.EpIf, &i))
 	}
 	return errors.Join(err, d.changed())
-}
-
-// setDown sets an interface down, if it is there.
-func setDown(name string) error {
-	l, err := netlink.LinkByName(name)
-	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return nil
-	}
-	if err == nil {
-		err = netlink.LinkSetDown(l)
-	}
-	if err != nil {
-		return fmt.Errorf("set %s down: %w", name, err)
-	}
-	return nil
 }

@@ -3,10 +3,10 @@ package datapath
 import (
 	"reflect"
 	"slices"
-	"strings"
 	"testing"
 
 	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/netdev"
 )
 
 // TestRoad: which endpoint goes by which road, what is attached and set for it, and what is said about it.
@@ -14,7 +14,7 @@ func TestRoad(t *testing.T) {
 	d := &Datapath{progs: &hook.Programs{}}
 	auto, noRedirect := ModeStatus{Asked: ModeAuto, Active: ModeTC, XDPRoad: true}, ModeStatus{Asked: ModeAuto, Active: ModeTC}
 	explicit := func(m Mode) ModeStatus { return ModeStatus{Asked: m, Active: m} }
-	gro := map[string]bool{featureGRO: true}
+	gro := map[string]bool{netdev.FeatureGRO: true}
 	for _, tt := range []struct {
 		name string
 		mode ModeStatus
@@ -34,8 +34,8 @@ func TestRoad(t *testing.T) {
 			Road{"tc", "asked for xdp, which pods get in modes auto and xdp: this node's is tc", true}, hook.TCIngress, nil},
 		{"stack, asks", explicit(ModeStack), Endpoint{XDPRoad: true},
 			Road{"stack", "asked for xdp, which pods get in modes auto and xdp: this node's is stack", true}, hook.TCIngress, nil},
-		{"xdp, asks", explicit(ModeXDP), Endpoint{XDPRoad: true}, Road{Name: "xdp", Why: "mode xdp"}, hook.XDP, map[string]bool{featureGRO: true, featureTxCsum: false}},
-		{"xdp, ordinary", explicit(ModeXDP), Endpoint{}, Road{Name: "xdp", Why: "mode xdp"}, hook.XDP, map[string]bool{featureGRO: true, featureTxCsum: false}},
+		{"xdp, asks", explicit(ModeXDP), Endpoint{XDPRoad: true}, Road{Name: "xdp", Why: "mode xdp"}, hook.XDP, map[string]bool{netdev.FeatureGRO: true, netdev.FeatureTxCsum: false}},
+		{"xdp, ordinary", explicit(ModeXDP), Endpoint{}, Road{Name: "xdp", Why: "mode xdp"}, hook.XDP, map[string]bool{netdev.FeatureGRO: true, netdev.FeatureTxCsum: false}},
 	} {
 		d.mode = tt.mode
 		if got := d.Road(tt.ep); got != tt.want {
@@ -52,16 +52,6 @@ func TestRoad(t *testing.T) {
 		if second := d.hasXDPRoad(tt.ep); second != (tt.want == Road{Name: "xdp", Why: "asked for"}) {
 			t.Errorf("%s: second interface %v", tt.name, second)
 		}
-	}
-}
-
-func TestSecondHostIf(t *testing.T) {
-	second := SecondHostIf("weft0123456789")
-	if second != "wefx0123456789" || len(second) > 15 {
-		t.Errorf("%s", second)
-	}
-	if !strings.HasPrefix(second, secondPrefix) || strings.HasPrefix("weft0123456789", secondPrefix) {
-		t.Error("cleanup tells second interfaces from first ones by their prefix")
 	}
 }
 

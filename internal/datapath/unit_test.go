@@ -2,9 +2,6 @@ package datapath
 
 import (
 	"net/netip"
-	"os"
-	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -13,68 +10,6 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/datapath/hook"
 )
-
-func TestUndoFile(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "state", "undo.json")
-	u, err := openUndo(path)
-	must(t, err)
-	must(t, u.setOffloads("wta", offloads{Iface: "eth0", Features: map[string]bool{"rx-gro": false}}))
-	must(t, u.setOffloads("wtb", offloads{Iface: "eth0", Features: map[string]bool{"rx-gro": true}}))
-	again, err := openUndo(path)
-	must(t, err)
-	if noted := again.originals("wta"); len(noted) != 1 || noted["rx-gro"] {
-		t.Errorf("noted for wta: %v, want rx-gro off", noted)
-	}
-	again.originals("wtb")["rx-gro"] = false // a copy
-	must(t, again.setOffloads("wta", offloads{}))
-	must(t, again.setOffloads("wta", offloads{}))
-	third, err := openUndo(path)
-	must(t, err)
-	if third.originals("wta") != nil || !third.originals("wtb")["rx-gro"] {
-		t.Errorf("on disk: %v", third.Offloads)
-	}
-	must(t, os.WriteFile(path, []byte("{"), 0o600))
-	if u, err := openUndo(path); err != nil || !strings.Contains(u.damaged, path) {
-		t.Errorf("broken file: %v, set aside as %q", err, u.damaged)
-	}
-	must(t, os.WriteFile(path, []byte("{}"), 0o600))
-	if u, err = openUndo(path); err != nil || u.setOffloads("wta", offloads{Features: map[string]bool{"x": true}}) != nil {
-		t.Errorf("empty object: %v", err)
-	}
-	if err := u.setSysctl("net/weft/no_such_setting", "1"); err == nil {
-		t.Error("a sysctl that is not there: want an error")
-	}
-	if _, err := os.Stat(path + ".tmp"); err == nil {
-		t.Error("a temporary file was left")
-	}
-}
-
-func TestPlanOffloads(t *testing.T) {
-	type features = map[string]bool
-	for name, c := range map[string]struct{ now, noted, wanted, change, originals features }{
-		"first time":                        {features{"gro": false, "tx": true}, nil, features{"gro": true, "tx": false}, features{"gro": true, "tx": false}, features{"gro": false, "tx": true}},
-		"already so":                        {features{"gro": true}, nil, features{"gro": true}, features{}, features{"gro": true}},
-		"again: the original stays":         {features{"gro": true}, features{"gro": false}, features{"gro": true}, features{}, features{"gro": false}},
-		"no longer wanted: put back":        {features{"gro": true, "tx": false}, features{"gro": false, "tx": true}, features{"gro": true}, features{"tx": true}, features{"gro": false}},
-		"put back by somebody else already": {features{"tx": true}, features{"tx": true}, nil, features{}, features{}},
-		"changed by somebody in between":    {features{"gro": false}, features{"gro": false}, features{"gro": true}, features{"gro": true}, features{"gro": false}},
-		"nothing at all":                    {features{"gro": true}, nil, nil, features{}, features{}},
-	} {
-		change, originals := planOffloads(c.now, c.noted, c.wanted, restoreOld)
-		if !reflect.DeepEqual(change, c.change) || !reflect.DeepEqual(originals, c.originals) {
-			t.Errorf("%s: change %v, note %v; want %v, %v", name, change, originals, c.change, c.originals)
-		}
-	}
-}
-
-// TestKeepOldOffloads: before the hooks change, what an earlier mode had set stays set and stays noted.
-func TestKeepOldOffloads(t *testing.T) {
-	type features = map[string]bool
-	change, originals := planOffloads(features{"gro": false, "tx": false}, features{"tx": true}, features{"gro": true}, keepOld)
-	if !reflect.DeepEqual(change, features{"gro": true}) || !reflect.DeepEqual(originals, features{"gro": false, "tx": true}) {
-		t.Errorf("change %v, note %v", change, originals)
-	}
-}
 
 // TestEveryHook: Drop finds what any mode may have pinned.
 func TestEveryHook(t *testing.T) {
