@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/flowtable"
 	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/netns"
 )
@@ -110,7 +111,7 @@ func makeBed(encrypt *EncryptOptions) (*bed, error) {
 	if b.maps, err = openMaps(dir, flowEntries, encrypt != nil, b.log); err != nil {
 		return nil, err
 	}
-	if err := b.table.open(b.maps); err != nil {
+	if b.table, err = flowtable.Open(b.maps, b.log); err != nil {
 		return nil, err
 	}
 	if b.progs, err = hook.Load(b.maps, testRunConstants(b.Datapath), true); err != nil || encrypt == nil {
@@ -214,7 +215,7 @@ func (b *bed) resetBudgets() error {
 			return err
 		}
 	}
-	_, err := b.table.sweep(flowEntries)
+	_, err := b.table.Sweep(flowEntries)
 	return err
 }
 

@@ -88,7 +88,7 @@ func TestSweepFreesGoneEndpoints(t *testing.T) {
 	b.send(t, "tc", "from_pod", "wtb", fromB(peer4).udp(1, 53, 4).bytes())
 	b.send(t, "tc", "from_pod", "wtb", fromB(peer6).udp(1, 53, 4).bytes())
 	must(t, b.forgetEndpoint(podA))
-	freed, err := b.table.sweep(flowEntries)
+	freed, err := b.table.Sweep(flowEntries)
 	if must(t, err); freed != 100 {
 		t.Errorf("%d places freed, want 100", freed)
 	}
@@ -116,7 +116,7 @@ func TestForgottenFlowsAreNotCharged(t *testing.T) {
 		must(t, emptyMap(b.maps.ByName[table]))
 		was := b.maps.Created
 		b.maps.Created = map[string]bool{table: true}
-		err := b.adoptFlows()
+		err := b.table.Adopt()
 		b.maps.Created = was
 		must(t, err)
 		if got := b.budgets(t)["1 egress"].Flows; got != 0 {

@@ -9,13 +9,14 @@ import (
 	"github.com/cilium/ebpf"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/flowtable"
 )
 
 // The two kinds of bucket: enum weft_bucket_index.
 const bucketEvents, bucketErrors = 0, 1
 
 func ownBucket(slot uint16, direction int, kind uint32) uint32 {
-	return 2*ownerIndex(slot, direction) + kind
+	return 2*flowtable.OwnerIndex(slot, direction) + kind
 }
 
 func sharedBucket(b *bed, kind uint32) uint32 { return b.maps.Buckets.MaxEntries() - 2 + kind }
@@ -25,7 +26,7 @@ func (b *bed) drain(t *testing.T, bucket uint32) {
 	t.Helper()
 	future := make([]uint64, ebpf.MustPossibleCPU())
 	for i := range future {
-		future[i] = monotonicNow() + 3600e9
+		future[i] = flowtable.MonotonicNow() + 3600e9
 	}
 	must(t, b.maps.Buckets.Put(bucket, future))
 }
@@ -124,9 +125,9 @@ func (b *bed) checkTable(t *testing.T) {
 		charged += int(r.Flows)
 	}
 	flows := 0
-	must(t, b.eachFlow(func(f tableFlow) bool {
+	must(t, b.table.Each(func(f flowtable.Row) bool {
 		flows++
-		cell := fmt.Sprint(f.table, f.flow.Cell)
+		cell := fmt.Sprint(f.Map, f.Flow.Cell)
 		if cells[cell] {
 			t.Errorf("two flows in one place: %s", cell)
 		}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/flowtable"
 	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/netdev"
 )
@@ -56,7 +57,7 @@ type Datapath struct {
 	progs *hook.Programs
 	undo  *netdev.Undo
 	hurry hurry
-	table flowTable
+	table *flowtable.Table
 	host  hostState
 	hold  hold
 	// attaching is held for reading while an endpoint is attached. It comes before mu.
@@ -68,7 +69,6 @@ type Datapath struct {
 	sas       associations
 	fork      vmFork
 	handles   identityHandles
-	ended     chan FlowEvent // flows that timed out, for Events
 	eps       map[uint16]Endpoint
 	// settled says that every endpoint of this node is known.
 	settled bool
@@ -106,7 +106,7 @@ func Open(opts Options) (*Datapath, error) {
 	if opts.Log == nil {
 		opts.Log = slog.Default()
 	}
-	d := &Datapath{opts: opts, log: opts.Log, eps: map[uint16]Endpoint{}, ended: make(chan FlowEvent, 1024), host: hostState{changed: make(chan HostChange, 1)}}
+	d := &Datapath{opts: opts, log: opts.Log, eps: map[uint16]Endpoint{}, host: hostState{changed: make(chan HostChange, 1)}}
 	if err := d.prepare(); err != nil {
 		return nil, err
 	}
@@ -150,7 +150,7 @@ func (d *Datapath) open() error {
 	if d.progs, err = hook.Load(d.maps, d.constants(), d.needsFrags()); err != nil {
 		return err
 	}
-	if err := d.table.open(d.maps); err != nil {
+	if d.table, err = flowtable.Open(d.maps, d.log); err != nil {
 		return err
 	}
 	if err := d.openEncryption(); err != nil {
@@ -159,7 +159,7 @@ func (d *Datapath) open() error {
 	if err := d.configure(); err != nil {
 		return err
 	}
-	if err := d.adoptFlows(); err != nil {
+	if err := d.table.Adopt(); err != nil {
 		return err
 	}
 	if err := d.nodes.restore(d.maps); err != nil {
@@ -186,7 +186,9 @@ func (d *Datapath) open() error {
 func (d *Datapath) Close() error {
 	d.closeEngine()
 	d.fork.close()
-	d.table.close()
+	if d.table != nil {
+		d.table.Close()
+	}
 	if d.progs != nil {
 		d.progs.Close()
 	}
@@ -262,7 +264,7 @@ func (d *Datapath) changed() error {
 func (d *Datapath) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
-	wg.Go(func() { d.collectFlows(ctx) })
+	wg.Go(func() { d.table.Collect(ctx) })
 	err := d.followHost(ctx)
 	cancel()
 	wg.Wait()

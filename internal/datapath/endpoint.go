@@ -251,6 +251,6 @@ func (d *Datapath) forgetEndpoint(ep Endpoint) error {
 		err = errors.Join(err, d.followOwnRanges())
 	}
 	err = errors.Join(err, d.changed())
-	d.table.sweepSoon()
+	d.table.SweepSoon()
 	return err
 }

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/flowtable"
 )
 
 // leg is one packet of a conversation and the flow's state after it.
@@ -84,7 +85,7 @@ func TestFlowTotals(t *testing.T) {
 			b.send(t, context, "from_wire", "wtup", back)
 		}
 		f := b.flowList(t)[0]
-		if f.Src.Port() != 1000 || f.Forward != (Traffic{5, uint64(5 * len(there))}) || f.Reply != (Traffic{3, uint64(3 * len(back))}) {
+		if f.Src.Port() != 1000 || f.Forward != (Traffic{Packets: 5, Bytes: uint64(5 * len(there))}) || f.Reply != (Traffic{Packets: 3, Bytes: uint64(3 * len(back))}) {
 			t.Errorf("%s: %+v", context, f)
 		}
 		want := []string{"1 egress remote 5", "1 ingress local 3"}
@@ -168,7 +169,7 @@ func TestFlowTimeout(t *testing.T) {
 		for _, context := range contexts {
 			t.Run(c.name+"/"+context, func(t *testing.T) {
 				b.reset(t)
-				now := monotonicNow()
+				now := flowtable.MonotonicNow()
 				if now < c.idle*1e9 {
 					t.Skipf("the machine has not been up for the %d s that this row needs", c.idle)
 				}

@@ -11,7 +11,8 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// openSecondInterface hooks the second pair's host side, sets the pair up, and then sends the pod's packets there.
+// openSecondInterface hooks the second pair's host side, sets the pair up, and then sends the pod's
+// packets there.
 func (d *Datapath) openSecondInterface(ep Endpoint, ifindex int) error {
 	name := netdev.SecondHostIf(ep.HostIf)
 	fromPod, err := d.progs.Second()

@@ -1,5 +1,6 @@
-// Package netdev makes, configures and removes Weft's network interfaces, and remembers what it changed of those of
-// others so that it can be put back. Which addresses and routes they have is no business of its.
+// Package netdev makes, configures and removes Weft's network interfaces, and remembers what it
+// changed of those of others so that it can be put back. Which addresses and routes they have is no
+// business of its.
 package netdev
 
 import (
@@ -28,13 +29,13 @@ var ErrExists = errors.New("there is an interface of that name already")
 
 // Device makes the pairs of one kind of interface.
 type Device interface {
-	// Make makes both ends at once, each where it belongs and under its own name, so that no interface is ever seen
-	// half named or in a wrong namespace. Neither is up.
+	// Make makes both ends at once, each where it belongs and under its own name, so that no
+	// interface is ever seen half named or in a wrong namespace. Neither is up.
 	Make(h *netlink.Handle, p Pair) error
 	// Is tells whether an interface is of this kind.
 	Is(l netlink.Link) bool
-	// Ends tells whether two interfaces are each other's ends. Indexes repeat across namespaces, so each must name the
-	// other.
+	// Ends tells whether two interfaces are each other's ends. Indexes repeat across namespaces, so
+	// each must name the other.
 	Ends(a, b netlink.Link) bool
 }
 

@@ -9,8 +9,9 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// Features of interfaces, as ethtool calls them: the two of a pod's that XDP redirects depend on, and the two of an uplink
-// that merge UDP packets which nobody on this node has a socket for; and the one of an uplink that takes VLAN tags off.
+// Features of interfaces, as ethtool calls them: the two of a pod's that XDP redirects depend on,
+// and the two of an uplink that merge UDP packets which nobody on this node has a socket for; and
+// the one of an uplink that takes VLAN tags off.
 const (
 	FeatureGRO        = "rx-gro"
 	FeatureTxCsum     = "tx-checksum-ip-generic"
@@ -25,8 +26,8 @@ const (
 	RestoreOld = true
 )
 
-// ApplyOffloads sets features of an interface and notes what they were before Weft. Features that were
-// noted and are not wanted any more are put back if restore is RestoreOld.
+// ApplyOffloads sets features of an interface and notes what they were before Weft. Features that
+// were noted and are not wanted any more are put back if restore is RestoreOld.
 func (u *Undo) ApplyOffloads(key, netNS, iface string, wanted map[string]bool, restore bool) error {
 	noted := u.originals(key)
 	if len(noted) == 0 && len(wanted) == 0 {
@@ -36,7 +37,8 @@ func (u *Undo) ApplyOffloads(key, netNS, iface string, wanted map[string]bool, r
 		var originals map[string]bool
 		err := changeFeatures(iface, func(now map[string]bool) (change map[string]bool, err error) {
 			change, originals = planOffloads(now, noted, wanted, restore)
-			// All that is known stays noted until the change is made: a crash in between loses nothing.
+			// All that is known stays noted until the change is made: a crash in between loses
+			// nothing.
 			all := stdmaps.Clone(originals)
 			stdmaps.Copy(all, noted)
 			return change, u.setOffloads(key, offloads{netNS, iface, all})

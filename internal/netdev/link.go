@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrGone is in the error when a thing is certainly not there any more, as opposed to when it could not be looked at.
+// ErrGone is in the error when a thing is certainly not there any more, as opposed to when it could
+// not be looked at.
 var ErrGone = errors.New("gone")
 
 // Handle opens netlink in this thread's network namespace; close it.

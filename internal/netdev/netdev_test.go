@@ -69,7 +69,8 @@ func TestPlanOffloads(t *testing.T) {
 	}
 }
 
-// TestKeepOldOffloads: before the hooks change, what an earlier mode had set stays set and stays noted.
+// TestKeepOldOffloads: before the hooks change, what an earlier mode had set stays set and stays
+// noted.
 func TestKeepOldOffloads(t *testing.T) {
 	type features = map[string]bool
 	change, originals := planOffloads(features{"gro": false, "tx": false}, features{"tx": true}, features{"gro": true}, KeepOld)

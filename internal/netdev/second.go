@@ -12,15 +12,16 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// A pod on the XDP road has a second pair. Its own interface has a native XDP program on the host side;
-// the kernel then cuts GSO packets before they leave it. So what the pod's stack sends goes, by a TC
-// program on the pod's own egress, out of the second pair, whose host side has the TC
+// A pod on the XDP road has a second pair. Its own interface has a native XDP program on the host
+// side; the kernel then cuts GSO packets before they leave it. So what the pod's stack sends goes,
+// by a TC program on the pod's own egress, out of the second pair, whose host side has the TC
 // program. Nothing is ever delivered by the second pair and it has no address.
 
 // SecondPodIf is the second interface's name in the pod.
 const SecondPodIf = "weft-tx"
 
-// SecondPrefix begins the name of every second pair's host side, and HostPrefix that of a first one's.
+// SecondPrefix begins the name of every second pair's host side, and HostPrefix that of a first
+// one's.
 const (
 	HostPrefix   = "weft"
 	SecondPrefix = "wefx"
@@ -31,9 +32,9 @@ func SecondHostIf(hostIf string) string {
 	return SecondPrefix + strings.TrimPrefix(hostIf, HostPrefix)
 }
 
-// EnsureSecond makes the second pair of a pod whose first has a host side of this name, with its network namespace and
-// the address that the pod sends to. It returns the index of the second one's host side, which is not up unless it was
-// there already.
+// EnsureSecond makes the second pair of a pod whose first has a host side of this name, with its
+// network namespace and the address that the pod sends to. It returns the index of the second one's
+// host side, which is not up unless it was there already.
 func EnsureSecond(hostIf, netNS string, gateway net.HardwareAddr, mtu int) (int, error) {
 	name := SecondHostIf(hostIf)
 	if existing, err := netlink.LinkByName(name); err == nil {
@@ -90,7 +91,8 @@ func withoutAddresses(name string) error {
 	return nil
 }
 
-// RemoveSecond removes the second pair, and returns the index that its host side had, 0 if there was none.
+// RemoveSecond removes the second pair, and returns the index that its host side had, 0 if there
+// was none.
 func RemoveSecond(hostIf string) (uint32, error) {
 	name := SecondHostIf(hostIf)
 	host, err := netlink.LinkByName(name)

@@ -12,7 +12,8 @@ import (
 // genModeNone keeps the kernel from giving an interface a link-local address.
 const genModeNone = 1
 
-// ConfigureHost makes the host side of a pod's interface a router's port without addresses. It does not set it up.
+// ConfigureHost makes the host side of a pod's interface a router's port without addresses. It does
+// not set it up.
 func ConfigureHost(h *netlink.Handle, name, alias string) error {
 	link, err := h.LinkByName(name)
 	if err != nil {
@@ -32,14 +33,15 @@ func ConfigureHost(h *netlink.Handle, name, alias string) error {
 	return set(name, settings)
 }
 
-// AllowIPv6 has the pod's end of an interface take the IPv6 addresses that it is given, and no others. It works on the
-// thread's network namespace.
+// AllowIPv6 has the pod's end of an interface take the IPv6 addresses that it is given, and no
+// others. It works on the thread's network namespace.
 func AllowIPv6(name string) error {
 	return set(name, [][2]string{{"ipv6/conf/%s/disable_ipv6", "0"}, {"ipv6/conf/%s/accept_ra", "0"}})
 }
 
-// set writes settings of an interface in the thread's network namespace, each a path below /proc/sys/net with %s for the
-// name. Paths are used, not dotted names, because an interface name may hold dots.
+// set writes settings of an interface in the thread's network namespace, each a path below
+// /proc/sys/net with %s for the name. Paths are used, not dotted names, because an interface name
+// may hold dots.
 func set(name string, settings [][2]string) error {
 	for _, s := range settings {
 		path := "/proc/sys/net/" + fmt.Sprintf(s[0], name)
@@ -56,8 +58,8 @@ func HasIPv6() bool {
 	return err == nil && strings.TrimSpace(string(data)) == "0"
 }
 
-// quiet keeps the kernel from giving an interface addresses or checking the way back of what arrives on it: that way is
-// another interface.
+// quiet keeps the kernel from giving an interface addresses or checking the way back of what
+// arrives on it: that way is another interface.
 func quiet(name string) error {
 	for file, value := range map[string]string{
 		"ipv4/conf/" + name + "/rp_filter":     "0",

@@ -26,8 +26,8 @@ type offloads struct {
 // undoName is the file's name in the state directory.
 const undoName = "undo.json"
 
-// Undo is the file that remembers what a setting of the machine was before Weft changed it, so that cleanup
-// can put it back. The first value noted for a key is the original and stays.
+// Undo is the file that remembers what a setting of the machine was before Weft changed it, so that
+// cleanup can put it back. The first value noted for a key is the original and stays.
 type Undo struct {
 	path string
 	// Damaged is where a file that could not be read was kept, "" if there was none.
@@ -35,7 +35,8 @@ type Undo struct {
 	mu      sync.Mutex
 	// Sysctls by path below /proc/sys, in the node's network namespace.
 	Sysctls map[string]string `json:"sysctls,omitempty"`
-	// Offloads that were changed: a pod's under the name of its host side, an uplink's under its own.
+	// Offloads that were changed: a pod's under the name of its host side, an uplink's under its
+	// own.
 	Offloads map[string]offloads `json:"offloads,omitempty"`
 	// Neighbors that the kernel was asked to keep fresh.
 	Neighbors []netip.Addr `json:"neighbors,omitempty"`
@@ -155,7 +156,8 @@ func (u *Undo) RestoreSysctls() error {
 // ForgetOffloads drops what was noted for an interface: there is nothing to put back any more.
 func (u *Undo) ForgetOffloads(key string) error { return u.setOffloads(key, offloads{}) }
 
-// RestoreOffloads puts the features of all interfaces back. A pod's may be gone, and then there is nothing to put back.
+// RestoreOffloads puts the features of all interfaces back. A pod's may be gone, and then there is
+// nothing to put back.
 func (u *Undo) RestoreOffloads(log *slog.Logger) {
 	u.mu.Lock()
 	noted := stdmaps.Clone(u.Offloads)

@@ -57,9 +57,10 @@ func membersText(kind string, members []btf.Member) string {
 	return b.String()
 }
 
-// migrate fills a new map from the pin of an older layout where the bytes still mean the same: same key and
-// value, another number of entries. Of routes it takes the fields that both layouts have. Everything else is rebuilt by
-// the agent (endpoints) or by traffic (flows, counters). It reports what happened, or "" if there was no older map.
+// migrate fills a new map from the pin of an older layout where the bytes still mean the same: same
+// key and value, another number of entries. Of routes it takes the fields that both layouts have.
+// Everything else is rebuilt by the agent (endpoints) or by traffic (flows, counters). It reports
+// what happened, or "" if there was no older map.
 func migrate(dir string, spec *ebpf.MapSpec, to *ebpf.Map) string {
 	old := stalePins(dir, spec)
 	if len(old) == 0 {
@@ -101,8 +102,8 @@ func migrate(dir string, spec *ebpf.MapSpec, to *ebpf.Map) string {
 	return fmt.Sprint(copied)
 }
 
-// copyPeerIDs takes over which node hosts whom from a release whose map had no handles. Handle 0 lets sealed packets in as
-// before, and SetPeerIdentities gives out the real ones.
+// copyPeerIDs takes over which node hosts whom from a release whose map had no handles. Handle 0
+// lets sealed packets in as before, and SetPeerIdentities gives out the real ones.
 func copyPeerIDs(from, to *ebpf.Map) string {
 	copied, key, value := 0, make([]byte, from.KeySize()), make([]byte, from.ValueSize())
 	for entries := from.Iterate(); entries.Next(&key, &value); {

@@ -60,8 +60,9 @@ type Maps struct {
 	Hooked bool
 }
 
-// Deciding are the maps in which absence lets pass: an address without a route is the world's, and who has no endpoint is
-// no pod. What the others lack is refused (keys, peers, uplinks), or looked up anew (flows).
+// Deciding are the maps in which absence lets pass: an address without a route is the world's, and
+// who has no endpoint is no pod. What the others lack is refused (keys, peers, uplinks), or looked
+// up anew (flows).
 var Deciding = []string{"weft_routes", "weft_ep_if", "weft_ep_addr", "weft_ep_slot"}
 
 // LateMap is a deciding map that was made anew while hooks of a previous run are in force.
@@ -97,16 +98,17 @@ func SharedMaps(flowEntries uint32, sealing bool) (map[string]*ebpf.MapSpec, err
 		} else if flowEntries != 0 && (strings.HasPrefix(name, "weft_flows") || strings.HasPrefix(name, "weft_cells")) {
 			ms.MaxEntries = flowEntries
 		} else if !sealing && strings.HasPrefix(name, "weft_sa_") {
-			// No live code looks into them: they need not hold what older kernels have no names for.
+			// No live code looks into them: they need not hold what older kernels have no names
+			// for.
 			ms.MaxEntries, ms.Key, ms.Value = 1, nil, nil
 		}
 	}
 	return spec.Maps, nil
 }
 
-// OpenMaps adopts the pinned maps whose layout is today's and makes the others. A pin's name
-// holds a hash of the layout, so a map of another layout is never read by the wrong program.
-// Programs that still run keep their old maps alive until they are replaced: where hooked says that some
+// OpenMaps adopts the pinned maps whose layout is today's and makes the others. A pin's name holds
+// a hash of the layout, so a map of another layout is never read by the wrong program. Programs
+// that still run keep their old maps alive until they are replaced: where hooked says that some
 // decide now, deciding maps that are made anew are Late.
 func OpenMaps(dir string, flowEntries uint32, sealing, hooked bool, log *slog.Logger) (*Maps, error) {
 	specs, err := SharedMaps(flowEntries, sealing)
@@ -134,7 +136,8 @@ func OpenMaps(dir string, flowEntries uint32, sealing, hooked bool, log *slog.Lo
 	return m, nil
 }
 
-// SharedWith are the maps that an object's programs use in place of their own. Its spec takes their sizes.
+// SharedWith are the maps that an object's programs use in place of their own. Its spec takes their
+// sizes.
 func (m *Maps) SharedWith(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 	shared := map[string]*ebpf.Map{}
 	for name := range spec.Maps {
@@ -172,8 +175,9 @@ func openMap(dir string, spec *ebpf.MapSpec, pin bool, log *slog.Logger) (m *ebp
 	return created, true, nil
 }
 
-// PinLate pins the late maps, which are filled now, and takes the pins of former layouts away: programs that use those
-// keep them alive, and an agent that would adopt them could not know how old they are.
+// PinLate pins the late maps, which are filled now, and takes the pins of former layouts away:
+// programs that use those keep them alive, and an agent that would adopt them could not know how
+// old they are.
 func (m *Maps) PinLate(dir string) error {
 	for len(m.Late) > 0 {
 		late := m.Late[0]

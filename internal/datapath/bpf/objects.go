@@ -1,5 +1,5 @@
-// Package bpf holds the compiled BPF objects, the Go side of what their C headers define, and the pinned maps
-// that an instance's programs share.
+// Package bpf holds the compiled BPF objects, the Go side of what their C headers define, and the
+// pinned maps that an instance's programs share.
 package bpf
 
 import (
@@ -38,9 +38,9 @@ func LoadSpec(object string) (*ebpf.CollectionSpec, error) {
 	return spec, nil
 }
 
-// weights are what the programs tell cached decisions and fragments' senders by (bpf/lib/flow.h): the same for all
-// programs that share maps, and unknown to those whose packets they see. Decisions that another agent's programs have
-// cached are made anew.
+// weights are what the programs tell cached decisions and fragments' senders by (bpf/lib/flow.h):
+// the same for all programs that share maps, and unknown to those whose packets they see. Decisions
+// that another agent's programs have cached are made anew.
 var weights = sync.OnceValue(func() (w [11]uint64) {
 	for i := range w {
 		w[i] = rand.Uint64() | 1 // ChaCha8, seeded by the system
@@ -48,8 +48,8 @@ var weights = sync.OnceValue(func() (w [11]uint64) {
 	return w
 })
 
-// Load loads one program on the shared maps, with constants set. frags lets XDP see frames larger than a page.
-// The caller closes the collection.
+// Load loads one program on the shared maps, with constants set. frags lets XDP see frames larger
+// than a page. The caller closes the collection.
 func Load(m *Maps, object, program string, constants map[string]any, frags bool) (*ebpf.Collection, error) {
 	spec, err := LoadSpec(object)
 	if err != nil {

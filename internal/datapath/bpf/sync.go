@@ -33,13 +33,14 @@ func DeleteWhere[K comparable, V any](m *ebpf.Map, gone func(K, V) bool) error {
 	return failed
 }
 
-// SyncSet makes want the only keys of a map whose values say nothing. What is not wanted goes first: it must not stay
-// because the rest does not fit.
+// SyncSet makes want the only keys of a map whose values say nothing. What is not wanted goes
+// first: it must not stay because the rest does not fit.
 func SyncSet[K comparable](m *ebpf.Map, want map[K]bool) (changed bool, err error) {
 	return SyncMap(m, want, func(K) uint8 { return 1 })
 }
 
-// SyncMap makes want, each with its value, the only keys of a map. What is not wanted goes first, as in SyncSet.
+// SyncMap makes want, each with its value, the only keys of a map. What is not wanted goes first,
+// as in SyncSet.
 func SyncMap[K, V comparable](m *ebpf.Map, want map[K]bool, valueOf func(K) V) (changed bool, err error) {
 	var key K
 	var value V

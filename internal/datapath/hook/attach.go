@@ -29,11 +29,12 @@ func (a Attachment) attach(ifindex int) (link.Link, error) {
 	return nil, fmt.Errorf("no hook of kind %s", a.Kind)
 }
 
-// The kernel takes an XDP program without xdp.frags only where frames fit a page. Whether programs are loaded
-// with it follows the uplinks' MTU; a pod's interface may have a larger one, such as that of uplinks
-// before theirs was lowered. Such an interface gets a variant of its own.
+// The kernel takes an XDP program without xdp.frags only where frames fit a page. Whether programs
+// are loaded with it follows the uplinks' MTU; a pod's interface may have a larger one, such as
+// that of uplinks before theirs was lowered. Such an interface gets a variant of its own.
 
-// Attach makes a link of the hook's program, or of its variant for large frames where only that fits.
+// Attach makes a link of the hook's program, or of its variant for large frames where only that
+// fits.
 func (p *Programs) Attach(a Attachment, ifindex int) (link.Link, error) {
 	attached, err := a.attach(ifindex)
 	if err == nil || !wantsFrags(a, err) {

@@ -14,8 +14,8 @@ import (
 
 const linkPin = "link-"
 
-// Links attaches an instance's hooks by links that are pinned in Dir, under link-HOOK-KIND-INTERFACE. It holds nothing
-// itself: what is attached is what is pinned.
+// Links attaches an instance's hooks by links that are pinned in Dir, under
+// link-HOOK-KIND-INTERFACE. It holds nothing itself: what is attached is what is pinned.
 type Links struct {
 	Dir      string
 	Programs *Programs
@@ -23,7 +23,8 @@ type Links struct {
 	Step func(name string) error
 }
 
-// Path is where a hook's link on an interface is pinned. bpffs refuses dots, which VLAN interfaces have.
+// Path is where a hook's link on an interface is pinned. bpffs refuses dots, which VLAN interfaces
+// have.
 func Path(dir, name string, kind Kind, iface string) string {
 	return filepath.Join(dir, linkPin+name+"-"+string(kind)+"-"+strings.ReplaceAll(iface, ".", "+"))
 }
@@ -143,8 +144,8 @@ func linkIfindex(l link.Link) int {
 	return 0
 }
 
-// Ensure makes hooks the ones of an interface, and takes those of another mode away that are not in keep. New
-// ones come before old ones go, so the interface is never without.
+// Ensure makes hooks the ones of an interface, and takes those of another mode away that are not in
+// keep. New ones come before old ones go, so the interface is never without.
 func (l *Links) Ensure(iface string, ifindex int, hooks []Attachment, keep ...Attachment) error {
 	for _, h := range hooks {
 		if err := l.swapXDPMode(h, iface, ifindex); err != nil {
@@ -160,8 +161,9 @@ func (l *Links) Ensure(iface string, ifindex int, hooks []Attachment, keep ...At
 	return l.Drop(iface, append(keep, hooks...)...)
 }
 
-// swapXDPMode makes room for an XDP program where the other of native and generic XDP is attached: the
-// kernel takes one of them only. The TC program stands in meanwhile, and goes with the next Drop.
+// swapXDPMode makes room for an XDP program where the other of native and generic XDP is attached:
+// the kernel takes one of them only. The TC program stands in meanwhile, and goes with the next
+// Drop.
 func (l *Links) swapXDPMode(h Attachment, iface string, ifindex int) error {
 	other := map[Kind]Kind{XDP: XDPGeneric, XDPGeneric: XDP}[h.Kind]
 	if other == "" {
@@ -181,7 +183,8 @@ func (l *Links) swapXDPMode(h Attachment, iface string, ifindex int) error {
 	return errors.Join(Detach(old), l.Step("swap"))
 }
 
-// PinnedAt is the interface that a pinned link is attached to, 0 if there is no such link or interface.
+// PinnedAt is the interface that a pinned link is attached to, 0 if there is no such link or
+// interface.
 func PinnedAt(path string) (int, error) {
 	pinned, err := link.LoadPinnedLink(path, nil)
 	if errors.Is(err, os.ErrNotExist) {

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AllInterfaces is what the pins of hooks at Node have in an interface's place: they cover every interface of the network
-// namespace, once per address family.
+// AllInterfaces is what the pins of hooks at Node have in an interface's place: they cover every
+// interface of the network namespace, once per address family.
 const AllInterfaces = "all"
 
-// priorities are how many a netfilter hook may have, from its first on. A netfilter link's program cannot be replaced, and
-// no two BPF programs may have one priority, so an upgrade attaches the new program at another one. The kernel frees a
-// priority some time after its link is gone.
+// priorities are how many a netfilter hook may have, from its first on. A netfilter link's program
+// cannot be replaced, and no two BPF programs may have one priority, so an upgrade attaches the new
+// program at another one. The kernel frees a priority some time after its link is gone.
 const priorities = 16
 
 // NodePaths are where the links of hooks at Node are pinned.
@@ -32,7 +32,8 @@ func NodePaths(dir string) []string {
 	return list
 }
 
-// EnsureNode makes this run's programs the ones that are attached at Node. There is no moment without one.
+// EnsureNode makes this run's programs the ones that are attached at Node. There is no moment
+// without one.
 func (l *Links) EnsureNode() error {
 	for _, h := range Table {
 		if h.netfilter == nil {
@@ -58,8 +59,8 @@ func (l *Links) DropNode() error {
 	return nil
 }
 
-// replace attaches and pins the new link beside the old one, and takes the old one's name with it. An agent that died
-// in between has left both, or the new one alone under its own name.
+// replace attaches and pins the new link beside the old one, and takes the old one's name with it.
+// An agent that died in between has left both, or the new one alone under its own name.
 func (n *netfilterHook) replace(path string, program *ebpf.Program, family link.NetfilterProtocolFamily, step func(string) error) error {
 	fresh := path + "+"
 	if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {

@@ -10,7 +10,8 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// Programs are the hooks' programs, loaded and not yet attached anywhere. Their methods are safe for concurrent use.
+// Programs are the hooks' programs, loaded and not yet attached anywhere. Their methods are safe
+// for concurrent use.
 type Programs struct {
 	maps      *bpf.Maps
 	constants map[string]any
@@ -24,8 +25,8 @@ type Programs struct {
 	large  map[string]*ebpf.Program // XDP programs with xdp.frags by hook, if not all have it
 }
 
-// Load verifies and loads every hook's program on the shared maps, with constants set. frags lets XDP see frames larger
-// than a page.
+// Load verifies and loads every hook's program on the shared maps, with constants set. frags lets
+// XDP see frames larger than a page.
 func Load(m *bpf.Maps, constants map[string]any, frags bool) (*Programs, error) {
 	p := &Programs{maps: m, constants: stdmaps.Clone(constants), loaded: map[string]*ebpf.Program{}, outs: map[uint32]*ebpf.Program{}, large: map[string]*ebpf.Program{}}
 	p.constants["weft_multi_buffer"] = bpf.Flag(frags)

@@ -1,5 +1,5 @@
-// Package hook attaches Weft's programs: a table says which hooks there are, where and in which modes, and links that
-// outlive the agent are made, replaced and removed by it.
+// Package hook attaches Weft's programs: a table says which hooks there are, where and in which
+// modes, and links that outlive the agent are made, replaced and removed by it.
 package hook
 
 import (
@@ -54,9 +54,11 @@ type Hook struct {
 	// Does says what for, as ARCHITECTURE.md has it.
 	Does string
 
-	// perTarget: the interface that it sends to is a constant in it, so it is loaded for each (PodOut).
+	// perTarget: the interface that it sends to is a constant in it, so it is loaded for each
+	// (PodOut).
 	perTarget bool
-	// netfilter is set for those at Node. They are attached where packets are sealed only: Linux 6.4 has no such hooks.
+	// netfilter is set for those at Node. They are attached where packets are sealed only: Linux
+	// 6.4 has no such hooks.
 	netfilter *netfilterHook
 }
 
@@ -66,7 +68,8 @@ type netfilterHook struct {
 	first int32 // the first of its priorities, see replace
 }
 
-// Table lists every hook. Those of one place are attached in this order and detached in the reverse one.
+// Table lists every hook. Those of one place are attached in this order and detached in the reverse
+// one.
 var Table = []Hook{
 	// Before the XDP hook: without it, the pod's own tags would be believed.
 	{Name: "tag_in", At: []Place{Pod, Uplink}, XDP: TCIngress,

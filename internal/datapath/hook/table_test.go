@@ -13,7 +13,8 @@ import (
 
 var update = flag.Bool("update", false, "write the tables of hooks in the pages")
 
-// TestPrograms: each row has the objects of its kinds, with its function in them, and each hook that counts has a row.
+// TestPrograms: each row has the objects of its kinds, with its function in them, and each hook
+// that counts has a row.
 func TestPrograms(t *testing.T) {
 	for _, h := range Table {
 		if len(h.kinds()) == 0 || len(h.At) == 0 || h.Does == "" {
@@ -97,8 +98,8 @@ func (h Hook) side() string {
 	return "; ingress"
 }
 
-// whereInWhichMode tells how each hook of an interface is attached. Only an endpoint's road changes the way of its own
-// interface.
+// whereInWhichMode tells how each hook of an interface is attached. Only an endpoint's road changes
+// the way of its own interface.
 func whereInWhichMode() string {
 	modes := []struct {
 		name string
@@ -128,7 +129,8 @@ func whereInWhichMode() string {
 	return b.String()
 }
 
-// kindAt is how the hook is attached at one of its places: a second interface, and pod_out, are the XDP road's.
+// kindAt is how the hook is attached at one of its places: a second interface, and pod_out, are the
+// XDP road's.
 func (h Hook) kindAt(place Place, way Way, road bool) Kind {
 	switch {
 	case (place == Second || place == PodOwn) && !road:

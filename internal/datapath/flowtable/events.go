@@ -1,4 +1,4 @@
-package datapath
+package flowtable
 
 import (
 	"context"
@@ -16,13 +16,15 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// eventsLinger is how long the reader of events looks again by itself after the last one: longer than the datapath
-// leaves it asleep (EVENTS_QUIET in bpf/lib/consts.h, rounded up to the kernel's tick, 10 ms at most).
-const eventsLinger = 20 * time.Millisecond
+// EventsLinger is how long the reader of events looks again by itself after the last one: longer
+// than the datapath leaves it asleep (EVENTS_QUIET in bpf/lib/consts.h, rounded up to the kernel's
+// tick, 10 ms at most).
+const EventsLinger = 20 * time.Millisecond
 
-// Events hands every flow event to handle, in order, until ctx ends. There must be one reader at a time.
-func (d *Datapath) Events(ctx context.Context, handle func(FlowEvent)) error {
-	reader, err := ringbuf.NewReader(d.maps.Events)
+// Events hands every flow event to handle, in order, until ctx ends. There must be one reader at a
+// time.
+func (t *Table) Events(ctx context.Context, handle func(Event)) error {
+	reader, err := ringbuf.NewReader(t.maps.Events)
 	if err != nil {
 		return fmt.Errorf("open event ring: %w", err)
 	}
@@ -31,7 +33,7 @@ func (d *Datapath) Events(ctx context.Context, handle func(FlowEvent)) error {
 	defer reader.Close()
 	// One event at a time, also those of flows that timed out, which have another source.
 	var one sync.Mutex
-	deliver := func(e FlowEvent) {
+	deliver := func(e Event) {
 		one.Lock()
 		defer one.Unlock()
 		handle(e)
@@ -45,18 +47,19 @@ func (d *Datapath) Events(ctx context.Context, handle func(FlowEvent)) error {
 			select {
 			case <-ctx.Done():
 				return
-			case e := <-d.ended:
+			case e := <-t.ended:
 				deliver(e)
 			}
 		}
 	})
-	return d.readEvents(reader, deliver)
+	return t.readEvents(reader, deliver)
 }
 
-// readEvents ends when the reader is closed. It sleeps for good only when there was no event for eventsLinger.
-func (d *Datapath) readEvents(reader *ringbuf.Reader, deliver func(FlowEvent)) error {
+// readEvents ends when the reader is closed. It sleeps for good only when there was no event for
+// EventsLinger.
+func (t *Table) readEvents(reader *ringbuf.Reader, deliver func(Event)) error {
 	var record ringbuf.Record
-	awake := time.Now().Add(eventsLinger)
+	awake := time.Now().Add(EventsLinger)
 	reader.SetDeadline(awake)
 	for {
 		err := reader.ReadInto(&record)
@@ -72,19 +75,19 @@ func (d *Datapath) readEvents(reader *ringbuf.Reader, deliver func(FlowEvent)) e
 		case err != nil:
 			return fmt.Errorf("read event ring: %w", err)
 		}
-		awake = time.Now().Add(eventsLinger)
+		awake = time.Now().Add(EventsLinger)
 		reader.SetDeadline(awake)
 		var e bpf.Event
 		if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &e); err != nil {
-			d.log.Warn("flow event of unknown layout", "bytes", len(record.RawSample))
+			t.log.Warn("flow event of unknown layout", "bytes", len(record.RawSample))
 			continue
 		}
 		deliver(decodeEvent(&e))
 	}
 }
 
-func decodeEvent(e *bpf.Event) FlowEvent {
-	out := FlowEvent{
+func decodeEvent(e *bpf.Event) Event {
+	out := Event{
 		Time:      wallTime(e.TimeNs),
 		Type:      []EventType{EventNew, EventEnd, EventDrop}[min(e.Type, 2)],
 		Verdict:   bpf.VerdictNames.Of(e.Verdict),
@@ -109,8 +112,8 @@ func decodeEvent(e *bpf.Event) FlowEvent {
 	return out
 }
 
-// monotonicNow is CLOCK_MONOTONIC, the clock of the BPF programs' times, in nanoseconds.
-func monotonicNow() uint64 {
+// MonotonicNow is CLOCK_MONOTONIC, the clock of the BPF programs' times, in nanoseconds.
+func MonotonicNow() uint64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
 		return 0
@@ -119,5 +122,5 @@ func monotonicNow() uint64 {
 }
 
 func wallTime(ns uint64) time.Time {
-	return time.Now().Add(-time.Duration(int64(monotonicNow()) - int64(ns)))
+	return time.Now().Add(-time.Duration(int64(MonotonicNow()) - int64(ns)))
 }

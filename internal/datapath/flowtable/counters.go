@@ -1,7 +1,6 @@
-package datapath
+package flowtable
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/cilium/ebpf"
@@ -9,17 +8,16 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// Counters reads the traffic of every attached endpoint and of the node itself (slot 0): per
+// Counters reads the traffic of the endpoints of these slots and of the node itself (slot 0): per
 // direction and verdict, and per reason for drops. Rows that are zero are left out.
-func (d *Datapath) Counters() ([]Counter, error) {
-	slots := d.slots()
+func (t *Table) Counters(slots []uint16) ([]Counter, error) {
 	var rows []Counter
 	perCPU := make([]bpf.Counter, ebpf.MustPossibleCPU())
 	for _, slot := range slots {
 		for dir := range bpf.DirectionNames {
 			for verdict := range bpf.VerdictNames[:bpf.VerdictDrop] {
 				index := uint32(slot)<<4 | uint32(dir)<<3 | uint32(verdict)
-				if err := d.maps.Counters.Lookup(index, &perCPU); err != nil {
+				if err := t.maps.Counters.Lookup(index, &perCPU); err != nil {
 					return nil, fmt.Errorf("read counters map: %w", err)
 				}
 				if t := sum(perCPU); t.Packets != 0 {
@@ -29,7 +27,7 @@ func (d *Datapath) Counters() ([]Counter, error) {
 		}
 	}
 	var key bpf.DropKey
-	entries := d.maps.Drops.Iterate()
+	entries := t.maps.Drops.Iterate()
 	for entries.Next(&key, &perCPU) {
 		rows = append(rows, Counter{
 			Slot: key.Slot, Direction: bpf.DirectionNames.Of(key.Direction), Verdict: bpf.VerdictNames[bpf.VerdictDrop],
@@ -50,26 +48,26 @@ func sum(perCPU []bpf.Counter) (t Traffic) {
 	return t
 }
 
-// clearCounters zeroes a slot that is given up, so that its next owner starts at zero.
-func (d *Datapath) clearCounters(slot uint16) error {
-	if err := errors.Join(d.table.clear(slot), d.dropClaim(slot)); err != nil {
+// Clear zeroes a slot that is given up, so that its next owner starts at zero.
+func (t *Table) Clear(slot uint16) error {
+	if err := t.clearOwners(slot); err != nil {
 		return err
 	}
 	zero := make([]bpf.Counter, ebpf.MustPossibleCPU())
 	for i := range uint32(16) {
-		if err := d.maps.Counters.Put(uint32(slot)<<4|i, zero); err != nil {
+		if err := t.maps.Counters.Put(uint32(slot)<<4|i, zero); err != nil {
 			return fmt.Errorf("clear counters: %w", err)
 		}
 	}
 	var stale []bpf.DropKey
 	var key bpf.DropKey
-	for entries := d.maps.Drops.Iterate(); entries.Next(&key, &zero); {
+	for entries := t.maps.Drops.Iterate(); entries.Next(&key, &zero); {
 		if key.Slot == slot {
 			stale = append(stale, key)
 		}
 	}
 	for _, k := range stale {
-		if err := bpf.DeleteKey(d.maps.Drops, &k); err != nil {
+		if err := bpf.DeleteKey(t.maps.Drops, &k); err != nil {
 			return err
 		}
 	}
@@ -77,9 +75,9 @@ func (d *Datapath) clearCounters(slot uint16) error {
 }
 
 // EventStats says how many flow events were not written since the maps were made.
-func (d *Datapath) EventStats() (EventStats, error) {
+func (t *Table) EventStats() (EventStats, error) {
 	perCPU := make([]bpf.EventStats, ebpf.MustPossibleCPU())
-	if err := d.maps.EvStats.Lookup(uint32(0), &perCPU); err != nil {
+	if err := t.maps.EvStats.Lookup(uint32(0), &perCPU); err != nil {
 		return EventStats{}, fmt.Errorf("read event statistics map: %w", err)
 	}
 	var total EventStats
