@@ -5,14 +5,13 @@ LLVM_STRIP ?= llvm-strip-19
 GO ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 
-OBJ := internal/datapath/obj
+OBJ := internal/datapath/bpf/obj
 BPF_HEADERS := $(wildcard bpf/lib/*.h)
-# Programs that exist for both contexts, and those for one only.
+# Programs that exist for both contexts, for XDP only, and for neither; all others are for TC.
 BPF_BOTH := from_pod from_wire sa_test
-BPF_TC := to_pod to_wire from_host pod_out tag_in post_routing pre_routing
 BPF_XDP := sa flows
-# Programs of neither context.
 BPF_OTHER := vmfork strangers
+BPF_TC := $(filter-out $(BPF_BOTH) $(BPF_XDP) $(BPF_OTHER),$(patsubst bpf/%.bpf.c,%,$(wildcard bpf/*.bpf.c)))
 OBJECTS := $(foreach h,$(BPF_BOTH),$(OBJ)/$(h)_xdp.o $(OBJ)/$(h)_tc.o) $(foreach h,$(BPF_TC),$(OBJ)/$(h)_tc.o) \
 	$(foreach h,$(BPF_XDP),$(OBJ)/$(h)_xdp.o) $(foreach h,$(BPF_OTHER),$(OBJ)/$(h).o)
 BENCH_OBJECT := internal/bench/obj/bench.o
@@ -22,7 +21,7 @@ BPF_ARCH := $(patsubst aarch64,arm64,$(patsubst x86_64,x86,$(shell uname -m)))
 BPF_CFLAGS := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Werror -target bpf -mcpu=v3 -D__TARGET_ARCH_$(BPF_ARCH) \
 	-fdebug-prefix-map=$(CURDIR)=. -I/usr/include/$(shell uname -m)-linux-gnu
 
-GENERATED := internal/datapath/types_gen.go internal/datapath/reasons_gen.go docs/drop-reasons.md
+GENERATED := internal/datapath/bpf/types_gen.go internal/datapath/bpf/reasons_gen.go docs/drop-reasons.md
 
 .PHONY: all build deps deps-test check-deps fetch bpf generate check check-generated demo test test-kms lint fmt clean
 all: build
@@ -75,7 +74,7 @@ $(OBJ)/abi.o: bpf/abi.c $(BPF_HEADERS)
 
 generate: $(OBJ)/abi.o
 	$(GO) run ./internal/gen -object $(OBJ)/abi.o -reasons bpf/lib/reasons.h \
-		-types internal/datapath/types_gen.go -reasons-go internal/datapath/reasons_gen.go -reasons-doc docs/drop-reasons.md
+		-types internal/datapath/bpf/types_gen.go -reasons-go internal/datapath/bpf/reasons_gen.go -reasons-doc docs/drop-reasons.md
 
 # What the compiler derives from the C headers. Committed; `make check-generated` proves it current.
 check-generated: generate

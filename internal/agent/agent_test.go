@@ -18,6 +18,7 @@ import (
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/store"
@@ -136,7 +137,7 @@ func TestAPI(t *testing.T) {
 	if err != nil || len(drops) != 1 || drops[0].Endpoint != "demo/web" || drops[0].Text == "" {
 		t.Errorf("drops %+v %v", drops, err)
 	}
-	if all, err := client.Drops(ctx, true); err != nil || len(all) != len(datapath.Reasons()) {
+	if all, err := client.Drops(ctx, true); err != nil || len(all) != len(bpf.Reasons()) {
 		t.Errorf("all drops %d %v", len(all), err)
 	}
 	table, err := client.FlowTable(ctx, 10)

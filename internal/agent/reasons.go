@@ -1,11 +1,13 @@
 package agent
 
-import "weft.dev/weft/internal/datapath"
+import (
+	"weft.dev/weft/internal/datapath/bpf"
+)
 
 // reasons finds a drop reason by its label.
-var reasons = func() map[string]datapath.Reason {
-	byLabel := map[string]datapath.Reason{}
-	for _, reason := range datapath.Reasons() {
+var reasons = func() map[string]bpf.Reason {
+	byLabel := map[string]bpf.Reason{}
+	for _, reason := range bpf.Reasons() {
 		byLabel[reason.String()] = reason
 	}
 	return byLabel
@@ -14,7 +16,7 @@ var reasons = func() map[string]datapath.Reason {
 // reasonLabels are the labels of all drop reasons, in the datapath's order.
 func reasonLabels() []string {
 	var labels []string
-	for _, reason := range datapath.Reasons() {
+	for _, reason := range bpf.Reasons() {
 		labels = append(labels, reason.String())
 	}
 	return labels

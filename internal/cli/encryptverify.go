@@ -156,7 +156,7 @@ func (c *verifyCall) options(result *verification) (encryptcheck.Options, error)
 func (c *verifyCall) xdpPrograms() []encryptcheck.XDPProgram {
 	uplink := map[uint32]bool{}
 	for _, l := range c.status.Links {
-		if strings.HasPrefix(l.Kind, "xdp") {
+		if strings.HasPrefix(string(l.Kind), "xdp") {
 			uplink[l.ProgramID] = uplink[l.ProgramID] || l.Hook == "from_wire"
 		}
 	}

@@ -85,7 +85,7 @@ func writeStatus(w io.Writer, s *admin.Status, wide bool) error {
 	fmt.Fprintln(w)
 	links := output.Rows{Header: []string{"HOOK", "INTERFACE", "KIND", "PROGRAM"}, Empty: "nothing is attached"}
 	for _, link := range s.Links {
-		links.Add(link.Hook, link.Interface, link.Kind, fmt.Sprint(link.ProgramID))
+		links.Add(link.Hook, link.Interface, string(link.Kind), fmt.Sprint(link.ProgramID))
 	}
 	return links.Write(w, true)
 }

@@ -6,7 +6,9 @@ package datapath
 import (
 	"net"
 	"net/netip"
-	"time"
+
+	"weft.dev/weft/internal/datapath/flowtable"
+	"weft.dev/weft/internal/datapath/hook"
 )
 
 // MaxEndpoints is how many endpoints one node can hold; slot 0 is the node itself.
@@ -70,71 +72,23 @@ type Node struct {
 	Missing bool
 }
 
-// Traffic counts packets and the bytes of their frames.
-type Traffic struct {
-	Packets uint64 `json:"packets"`
-	Bytes   uint64 `json:"bytes"`
-}
-
-// Counter is one endpoint's traffic by direction and verdict.
-// Reason is empty unless Verdict is "drop".
-type Counter struct {
-	Slot      uint16 `json:"slot"`
-	Direction string `json:"direction"` // "egress" or "ingress"
-	Verdict   string `json:"verdict"`
-	Reason    string `json:"reason,omitempty"`
-	Traffic
-}
-
-// EventType says why a flow event was written.
-type EventType string
+// What the flow table holds, see package flowtable.
+type (
+	Traffic    = flowtable.Traffic
+	Counter    = flowtable.Counter
+	Budget     = flowtable.Budget
+	Flow       = flowtable.Flow
+	FlowEvent  = flowtable.Event
+	EventType  = flowtable.EventType
+	EventStats = flowtable.EventStats
+)
 
 // The event types.
 const (
-	EventNew  EventType = "new"
-	EventEnd  EventType = "end"
-	EventDrop EventType = "drop"
+	EventNew  = flowtable.EventNew
+	EventEnd  = flowtable.EventEnd
+	EventDrop = flowtable.EventDrop
 )
-
-// FlowEvent is one record from the datapath's ring buffer.
-type FlowEvent struct {
-	Time      time.Time      `json:"time"`
-	Type      EventType      `json:"type"`
-	Verdict   string         `json:"verdict"`
-	Reason    string         `json:"reason,omitempty"`
-	Hook      string         `json:"hook"`      // from_pod, from_wire, to_pod, to_wire, from_host
-	Slot      uint16         `json:"slot"`      // the local endpoint, 0 for none
-	Direction string         `json:"direction"` // egress or ingress, seen from that endpoint
-	Src       netip.AddrPort `json:"src"`
-	Dst       netip.AddrPort `json:"dst"`
-	Protocol  uint8          `json:"protocol"`            // IP protocol number
-	EtherType uint16         `json:"etherType,omitempty"` // of frames that are not IP, or could not be read as such
-	TCPFlags  uint8          `json:"tcpFlags,omitempty"`
-	Length    uint32         `json:"length"` // bytes of the frame that caused the event
-	// Forward and Reply are the flow's totals, set on EventEnd.
-	Forward Traffic `json:"forward"`
-	Reply   Traffic `json:"reply"`
-}
-
-// EventStats says what the ring buffer could not carry.
-type EventStats struct {
-	// Suppressed were held back by the rate limit, Lost found the buffer full.
-	Suppressed uint64 `json:"suppressed"`
-	Lost       uint64 `json:"lost"`
-}
-
-// Flow is one row of the flow table.
-type Flow struct {
-	Src      netip.AddrPort `json:"src"`
-	Dst      netip.AddrPort `json:"dst"`
-	Protocol uint8          `json:"protocol"`
-	State    string         `json:"state"`
-	Age      time.Duration  `json:"age"`  // since the first packet
-	Idle     time.Duration  `json:"idle"` // since the last packet
-	ViaStack bool           `json:"viaStack"`
-	Forward  Traffic        `json:"forward"`
-	Reply    Traffic        `json:"reply"`
-}
 
 // TraceStep is one decision of a traced packet, in order.
 type TraceStep struct {
@@ -153,12 +107,7 @@ type Trace struct {
 }
 
 // LinkStatus is one attached hook.
-type LinkStatus struct {
-	Hook      string `json:"hook"` // from_pod, from_wire, to_pod, to_wire, from_host, pod_out
-	Interface string `json:"interface"`
-	Kind      string `json:"kind"` // xdp, xdp-generic, tcx-ingress, tcx-egress
-	ProgramID uint32 `json:"programID"`
-}
+type LinkStatus = hook.Status
 
 // ModeStatus says which mode runs and why.
 type ModeStatus struct {

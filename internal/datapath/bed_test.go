@@ -17,6 +17,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/flowtable"
+	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -108,10 +111,10 @@ func makeBed(encrypt *EncryptOptions) (*bed, error) {
 	if b.maps, err = openMaps(dir, flowEntries, encrypt != nil, b.log); err != nil {
 		return nil, err
 	}
-	if err := b.table.open(b.maps); err != nil {
+	if b.table, err = flowtable.Open(b.maps, b.log); err != nil {
 		return nil, err
 	}
-	if b.progs, err = loadPrograms(b.maps, testRunConstants(b.Datapath), true); err != nil || encrypt == nil {
+	if b.progs, err = hook.Load(b.maps, testRunConstants(b.Datapath), true); err != nil || encrypt == nil {
 		return b, err
 	}
 	b.pair = pairLinks{host: uint32(b.index["wtx"]), net: 1 << 20} // any interface will do: no packet leaves the tables
@@ -170,7 +173,7 @@ func (b *bed) reset(t testing.TB) {
 		must(t, emptyMap(m))
 	}
 	must(t, b.resetBudgets())
-	must(t, b.maps.EvStats.Put(uint32(0), make([]bpfEventStats, ebpf.MustPossibleCPU())))
+	must(t, b.maps.EvStats.Put(uint32(0), make([]bpf.EventStats, ebpf.MustPossibleCPU())))
 	b.eps, b.mode = map[uint16]Endpoint{}, ModeStatus{Asked: ModeXDP, Active: ModeXDP}
 	b.config.FlowShare, b.settled = 0, false
 	must(t, b.nodes.restore(b.maps))
@@ -184,16 +187,16 @@ func (b *bed) reset(t testing.TB) {
 	must(t, b.putEndpoint(podB, []int{b.index["wtb"]}))
 	routes := map[string]uint32{"10.1.0.0/24": 0, "fd00:1::/64": 0, "10.2.0.0/24": 1, "fd00:2::/64": 1, "10.3.0.0/24": 2, "fd00:3::/64": 2}
 	for prefix, node := range routes {
-		key := routeKey(netip.MustParsePrefix(prefix))
-		must(t, b.maps.Routes.Put(&key, &bpfRoute{Node: node}))
+		key := bpf.RouteKeyOf(netip.MustParsePrefix(prefix))
+		must(t, b.maps.Routes.Put(&key, &bpf.Route{Node: node}))
 	}
 	for _, family := range []uint32{0, 1} {
-		_, err := b.putNode(2*2+family, bpfNode{}) // node 2 is known, and not resolved
+		_, err := b.putNode(2*2+family, bpf.Node{}) // node 2 is known, and not resolved
 		must(t, err)
 	}
-	b.setPeer(t, bpfNode{
-		Ifindex: uint32(b.index["wtup"]), Flags: bpfNodeResolved | bpfNodeXdpOut, Mtu: 1500,
-		Dmac: toMAC(peerMAC), Smac: toMAC(uplinkMAC),
+	b.setPeer(t, bpf.Node{
+		Ifindex: uint32(b.index["wtup"]), Flags: bpf.NodeResolved | bpf.NodeXdpOut, Mtu: 1500,
+		Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC),
 	})
 }
 
@@ -212,12 +215,12 @@ func (b *bed) resetBudgets() error {
 			return err
 		}
 	}
-	_, err := b.table.sweep(flowEntries)
+	_, err := b.table.Sweep(flowEntries)
 	return err
 }
 
 // setPeer changes how node 1 is reached, in both families.
-func (b *bed) setPeer(t testing.TB, entry bpfNode) {
+func (b *bed) setPeer(t testing.TB, entry bpf.Node) {
 	t.Helper()
 	for _, index := range []uint32{2, 3} {
 		_, err := b.putNode(index, entry)
@@ -248,7 +251,7 @@ func emptyMap(m *ebpf.Map) error {
 		return err
 	}
 	for _, k := range keys {
-		if err := deleteKey(m, k); err != nil {
+		if err := bpf.DeleteKey(m, k); err != nil {
 			return err
 		}
 	}
@@ -258,12 +261,12 @@ func emptyMap(m *ebpf.Map) error {
 // contexts are the two that every behaviour must be the same in.
 var contexts = []string{"xdp", "tc"}
 
-func (b *bed) program(context, hook string) *ebpf.Program {
-	return map[string]*ebpf.Program{
-		"xdp from_pod": b.progs.FromPodXDP, "xdp from_wire": b.progs.FromWireXDP, "tc from_pod": b.progs.FromPodTC,
-		"tc from_wire": b.progs.FromWireTC, "tc to_pod": b.progs.ToPod, "tc to_wire": b.progs.ToWire,
-		"tc from_host": b.progs.FromHost,
-	}[context+" "+hook]
+func (b *bed) program(context, name string) *ebpf.Program {
+	kind := hook.TCIngress // which of TC's is all the same
+	if context == "xdp" {
+		kind = hook.XDP
+	}
+	return b.progs.Get(name, kind)
 }
 
 // send runs one frame through a hook and returns what the program said and the frame as it is then.
@@ -343,7 +346,7 @@ func ifaceFor(hook string) string {
 func TestMain(m *testing.M) {
 	// Objects with a fault in them, which these tests must notice: see test/mutate.
 	if dir := os.Getenv("WEFT_TEST_OBJECTS"); dir != "" {
-		objects = os.DirFS(dir)
+		bpf.Objects = os.DirFS(dir)
 	}
 	code := m.Run()
 	for _, o := range []*onceBed{&theBed, &theSealBed} {

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // TestFlowsEndWithTheirEndpoint: what was learned about a flow of an endpoint that is gone says nothing about the
@@ -34,12 +36,12 @@ func TestFlowsEndWithTheirEndpoint(t *testing.T) {
 			t.Run(c.name+"/"+context, func(t *testing.T) {
 				b.reset(t)
 				viaStack(t, context)
-				for _, key := range []bpfKey4{
-					{A: be32(podA.IPv4), B: be32(peer4), Pa: ntohs(1000), Pb: ntohs(53), Proto: unix.IPPROTO_UDP},
+				for _, key := range []bpf.Key4{
+					{A: bpf.BE32(podA.IPv4), B: bpf.BE32(peer4), Pa: bpf.Ntohs(1000), Pb: bpf.Ntohs(53), Proto: unix.IPPROTO_UDP},
 				} {
-					var f bpfFlow
+					var f bpf.Flow
 					must(t, b.maps.Flows4.Lookup(&key, &f))
-					f.Flags |= bpfFlowViaStack
+					f.Flags |= bpf.FlowViaStack
 					must(t, b.maps.Flows4.Put(&key, &f))
 				}
 				must(t, b.forgetEndpoint(podA))
@@ -86,7 +88,7 @@ func TestSweepFreesGoneEndpoints(t *testing.T) {
 	b.send(t, "tc", "from_pod", "wtb", fromB(peer4).udp(1, 53, 4).bytes())
 	b.send(t, "tc", "from_pod", "wtb", fromB(peer6).udp(1, 53, 4).bytes())
 	must(t, b.forgetEndpoint(podA))
-	freed, err := b.table.sweep(flowEntries)
+	freed, err := b.table.Sweep(flowEntries)
 	if must(t, err); freed != 100 {
 		t.Errorf("%d places freed, want 100", freed)
 	}
@@ -111,11 +113,11 @@ func TestForgottenFlowsAreNotCharged(t *testing.T) {
 		if b.budgets(t)["1 egress"].Flows == 0 {
 			t.Fatal("no flow is charged for")
 		}
-		must(t, emptyMap(b.maps.byName[table]))
-		was := b.maps.created
-		b.maps.created = map[string]bool{table: true}
-		err := b.adoptFlows()
-		b.maps.created = was
+		must(t, emptyMap(b.maps.ByName[table]))
+		was := b.maps.Created
+		b.maps.Created = map[string]bool{table: true}
+		err := b.table.Adopt()
+		b.maps.Created = was
 		must(t, err)
 		if got := b.budgets(t)["1 egress"].Flows; got != 0 {
 			t.Errorf("%s: the pod still pays for %d flows", table, got)
@@ -130,7 +132,7 @@ func TestGenerationOfNewMap(t *testing.T) {
 	b := newBed(t)
 	seen := map[uint32]bool{}
 	for range 4 {
-		must(t, b.maps.Config.Put(uint32(0), &bpfConfig{}))
+		must(t, b.maps.Config.Put(uint32(0), &bpf.Config{}))
 		must(t, b.inside(b.configure))
 		if g := b.config.Generation; g == 0 || g < 16 || seen[g] {
 			t.Errorf("generation %d after %v", g, seen)

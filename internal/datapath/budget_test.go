@@ -7,13 +7,16 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/flowtable"
 )
 
 // The two kinds of bucket: enum weft_bucket_index.
 const bucketEvents, bucketErrors = 0, 1
 
 func ownBucket(slot uint16, direction int, kind uint32) uint32 {
-	return 2*ownerIndex(slot, direction) + kind
+	return 2*flowtable.OwnerIndex(slot, direction) + kind
 }
 
 func sharedBucket(b *bed, kind uint32) uint32 { return b.maps.Buckets.MaxEntries() - 2 + kind }
@@ -23,7 +26,7 @@ func (b *bed) drain(t *testing.T, bucket uint32) {
 	t.Helper()
 	future := make([]uint64, ebpf.MustPossibleCPU())
 	for i := range future {
-		future[i] = monotonicNow() + 3600e9
+		future[i] = flowtable.MonotonicNow() + 3600e9
 	}
 	must(t, b.maps.Buckets.Put(bucket, future))
 }
@@ -51,14 +54,14 @@ func flowFrame(frame []byte, n int) []byte {
 func (b *bed) held(t testing.TB, src, dst netip.Addr, n int) (count int) {
 	t.Helper()
 	for i := range n {
-		a, z := be32(src), be32(dst)
-		pa, pb := ntohs(uint16(i)), ntohs(uint16(i>>16)+53)
+		a, z := bpf.BE32(src), bpf.BE32(dst)
+		pa, pb := bpf.Ntohs(uint16(i)), bpf.Ntohs(uint16(i>>16)+53)
 		// The key holds the ends in numeric order of the address and port words.
 		if uint64(a)<<16|uint64(pa) > uint64(z)<<16|uint64(pb) {
 			a, z, pa, pb = z, a, pb, pa
 		}
-		var f bpfFlow
-		if b.maps.Flows4.Lookup(&bpfKey4{A: a, B: z, Pa: pa, Pb: pb, Proto: 17}, &f) == nil {
+		var f bpf.Flow
+		if b.maps.Flows4.Lookup(&bpf.Key4{A: a, B: z, Pa: pa, Pb: pb, Proto: 17}, &f) == nil {
 			count++
 		}
 	}
@@ -122,9 +125,9 @@ func (b *bed) checkTable(t *testing.T) {
 		charged += int(r.Flows)
 	}
 	flows := 0
-	must(t, b.eachFlow(func(f tableFlow) bool {
+	must(t, b.table.Each(func(f flowtable.Row) bool {
 		flows++
-		cell := fmt.Sprint(f.table, f.flow.Cell)
+		cell := fmt.Sprint(f.Map, f.Flow.Cell)
 		if cells[cell] {
 			t.Errorf("two flows in one place: %s", cell)
 		}

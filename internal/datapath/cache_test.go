@@ -8,28 +8,30 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // traced loads the tracing copy of a hook's program on the bed's maps.
 func (b *bed) traced(t *testing.T, context, hook string) *ebpf.Program {
 	t.Helper()
-	collection, err := loadObject(b.maps, hook+"_"+context, "weft_"+hook, map[string]any{"weft_tracing": uint8(1)}, false)
+	collection, err := bpf.Load(b.maps, hook+"_"+context, "weft_"+hook, map[string]any{"weft_tracing": uint8(1)}, false)
 	must(t, err)
 	t.Cleanup(collection.Close)
 	return collection.Programs["weft_"+hook]
 }
 
 // steps runs a frame through a traced program and returns what it noted.
-func (b *bed) steps(t *testing.T, program *ebpf.Program, context, iface string, frame []byte) []bpfTraceStep {
+func (b *bed) steps(t *testing.T, program *ebpf.Program, context, iface string, frame []byte) []bpf.TraceStep {
 	t.Helper()
-	must(t, b.maps.Trace.Put(uint32(0), &bpfTrace{}))
+	must(t, b.maps.Trace.Put(uint32(0), &bpf.Trace{}))
 	b.runProgram(t, program, context, iface, frame)
-	var got bpfTrace
+	var got bpf.Trace
 	must(t, b.maps.Trace.Lookup(uint32(0), &got))
 	return got.Steps[:got.N]
 }
 
-func hasStep(steps []bpfTraceStep, step uint8) bool {
+func hasStep(steps []bpf.TraceStep, step uint8) bool {
 	for _, s := range steps {
 		if s.Step == step {
 			return true
@@ -70,11 +72,11 @@ func TestFastPathEqualsSlow(t *testing.T) {
 				}
 				b.forget(t)
 				frame, program := c.in.bytes(), b.traced(t, context, c.hook)
-				if hasStep(b.steps(t, program, context, ifaceFor(c.hook), frame), bpfStepCacheHit) {
+				if hasStep(b.steps(t, program, context, ifaceFor(c.hook), frame), bpf.StepCacheHit) {
 					t.Error("the first packet hit a cached decision")
 				}
 				slow, slowOut := b.send(t, context, c.hook, ifaceFor(c.hook), frame)
-				if !hasStep(b.steps(t, program, context, ifaceFor(c.hook), frame), bpfStepCacheHit) {
+				if !hasStep(b.steps(t, program, context, ifaceFor(c.hook), frame), bpf.StepCacheHit) {
 					t.Error("the second packet would not hit the cached decision")
 				}
 				fast, fastOut := b.send(t, context, c.hook, ifaceFor(c.hook), frame)
@@ -89,8 +91,8 @@ func TestFastPathEqualsSlow(t *testing.T) {
 // forget takes the cached decisions of the IPv4 flows away.
 func (b *bed) forget(t *testing.T) {
 	t.Helper()
-	var key bpfKey4
-	var f bpfFlow
+	var key bpf.Key4
+	var f bpf.Flow
 	for entries := b.maps.Flows4.Iterate(); entries.Next(&key, &f); {
 		f.Half[0].Cached.Generation, f.Half[1].Cached.Generation = 0, 0
 		must(t, b.maps.Flows4.Put(&key, &f))
@@ -118,7 +120,7 @@ func TestFastPathSteps(t *testing.T) {
 			{sends(pod.tcp(1000, 80, syn, 0), "syn_sent"), true},
 		} {
 			frame := l.in.bytes()
-			if hit := hasStep(b.steps(t, programs[l.hook], context, l.iface, frame), bpfStepCacheHit); hit == l.slow {
+			if hit := hasStep(b.steps(t, programs[l.hook], context, l.iface, frame), bpf.StepCacheHit); hit == l.slow {
 				t.Errorf("%s: packet %d: cached decision used: %v", context, i+1, hit)
 			}
 			v, _ := b.send(t, context, l.hook, l.iface, frame)
@@ -192,8 +194,8 @@ func TestChangesReachCachedFlows(t *testing.T) {
 			must(t, b.putEndpoint(ep, []int{b.index["wta"]}))
 		}, "drop", nil, "spoofed_mac"},
 		{"range moved to another node", "from_pod", toPeer4, func(t *testing.T, b *bed) {
-			key := routeKey(mustPrefix("10.2.0.0/24"))
-			must(t, b.maps.Routes.Put(&key, &bpfRoute{Node: 2}))
+			key := bpf.RouteKeyOf(mustPrefix("10.2.0.0/24"))
+			must(t, b.maps.Routes.Put(&key, &bpf.Route{Node: 2}))
 			must(t, b.changed())
 		}, "pass", nil, ""},
 		{"mode changed to stack", "from_pod", toPeer4, func(t *testing.T, b *bed) { b.mode.Active = ModeStack; must(t, b.inside(b.configure)) }, "pass", nil, ""},
@@ -223,10 +225,10 @@ func TestChangesReachCachedFlows(t *testing.T) {
 }
 
 func (b *bed) peerMAC(t *testing.T, to net.HardwareAddr) {
-	entry := bpfNode{Ifindex: uint32(b.index["wtup"]), Flags: bpfNodeXdpOut, Mtu: 1500, Smac: toMAC(uplinkMAC)}
+	entry := bpf.Node{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NodeXdpOut, Mtu: 1500, Smac: bpf.ToMAC(uplinkMAC)}
 	if to != nil {
-		entry.Flags |= bpfNodeResolved
-		entry.Dmac = toMAC(to)
+		entry.Flags |= bpf.NodeResolved
+		entry.Dmac = bpf.ToMAC(to)
 	}
 	b.setPeer(t, entry)
 }
@@ -286,8 +288,8 @@ func TestIdleFlowIsNotCached(t *testing.T) {
 		b.reset(t)
 		frame := fromA(peer4).udp(1000, 53, 20).bytes()
 		warm(t, b, context, "from_pod", "wta", frame)
-		var key bpfKey4
-		var f bpfFlow
+		var key bpf.Key4
+		var f bpf.Flow
 		for entries := b.maps.Flows4.Iterate(); entries.Next(&key, &f); {
 			f.LastNs -= 61e9
 			must(t, b.maps.Flows4.Put(&key, &f))

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // ChainedGateway is the interface by which the host's stack and a pod behind another plugin's interface reach each
@@ -89,7 +91,7 @@ func (d *Datapath) checkGateway(ep Endpoint, ifindex int) error {
 	if err != nil {
 		return err
 	}
-	var slot bpfEpSlot
+	var slot bpf.EpSlot
 	if err := d.maps.EpSlot.Lookup(uint32(ep.Slot), &slot); err != nil || slot.Bridge != want {
 		return fmt.Errorf("the stack reaches %s by interface %d, and by %d in the maps", ep.HostIf, want, slot.Bridge)
 	}

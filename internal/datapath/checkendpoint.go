@@ -6,6 +6,10 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/netdev"
 )
 
 // CheckEndpoint says what of AttachEndpoint's work is not there: a hook on the node's side, or an entry in
@@ -16,7 +20,7 @@ func (d *Datapath) CheckEndpoint(ep Endpoint) error {
 		return fmt.Errorf("find interface %s: %w", ep.HostIf, err)
 	}
 	index := host.Attrs().Index
-	errs := []error{d.hooked(ep.HostIf, index, d.hooksFor(ep)), d.checkEntries(ep, uint32(index)), d.checkGateway(ep, index)}
+	errs := []error{d.links().Check(ep.HostIf, index, d.hooksFor(ep)), d.checkEntries(ep, uint32(index)), d.checkGateway(ep, index)}
 	if d.hasXDPRoad(ep) {
 		errs = append(errs, d.checkSecondInterface(ep))
 	}
@@ -24,14 +28,13 @@ func (d *Datapath) CheckEndpoint(ep Endpoint) error {
 }
 
 func (d *Datapath) checkSecondInterface(ep Endpoint) error {
-	name := SecondHostIf(ep.HostIf)
+	name := netdev.SecondHostIf(ep.HostIf)
 	second, err := netlink.LinkByName(name)
 	if err != nil {
 		return fmt.Errorf("find interface %s: %w", name, err)
 	}
 	index := second.Attrs().Index
-	fromPod := hook{name: "from_pod", kind: kindTCIngress}
-	return errors.Join(d.hooked(name, index, []hook{fromPod}), d.checkInterface(ep, uint32(index)))
+	return errors.Join(d.links().Check(name, index, d.progs.At(hook.Second, hook.ByTC)), d.checkInterface(ep, uint32(index)))
 }
 
 // checkEntries compares the entries of an endpoint's interface and addresses with it.
@@ -41,8 +44,8 @@ func (d *Datapath) checkEntries(ep Endpoint, ifindex uint32) error {
 		if !a.IsValid() {
 			continue
 		}
-		var entry bpfEndpoint
-		key := toAddr(a)
+		var entry bpf.Endpoint
+		key := bpf.ToAddr(a)
 		if err := d.maps.EpAddr.Lookup(&key, &entry); err != nil || entry.Slot != ep.Slot || entry.Ifindex != ifindex {
 			errs = append(errs, fmt.Errorf("address %s does not lead to %s in the maps", a, ep.HostIf))
 		}
@@ -51,7 +54,7 @@ func (d *Datapath) checkEntries(ep Endpoint, ifindex uint32) error {
 }
 
 func (d *Datapath) checkInterface(ep Endpoint, ifindex uint32) error {
-	var entry bpfEndpoint
+	var entry bpf.Endpoint
 	if err := d.maps.EpIf.Lookup(ifindex, &entry); err != nil || entry.Slot != ep.Slot {
 		return fmt.Errorf("interface %d does not belong to %s in the maps", ifindex, ep.HostIf)
 	}

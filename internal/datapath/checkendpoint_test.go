@@ -6,6 +6,9 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 )
 
 // TestCheckEndpoint: every hook and map entry of an endpoint that is missing is named, and attaching again mends it.
@@ -20,10 +23,10 @@ func TestCheckEndpoint(t *testing.T) {
 		if err := errors.Join(b.AttachEndpoint(ep), b.CheckEndpoint(ep)); err != nil {
 			return err
 		}
-		key4, key6 := toAddr(ep.IPv4), toAddr(ep.IPv6)
+		key4, key6 := bpf.ToAddr(ep.IPv4), bpf.ToAddr(ep.IPv6)
 		for want, damage := range map[string]func() error{
-			"from_pod is not attached to wtp0": func() error { return detach(linkPath(b.opts.BPFDir, "from_pod", kindTCIngress, "wtp0")) },
-			"to_pod is not attached to wtp0":   func() error { return detach(linkPath(b.opts.BPFDir, "to_pod", kindTCEgress, "wtp0")) },
+			"from_pod is not attached to wtp0": func() error { return hook.Detach(hook.Path(b.opts.BPFDir, "from_pod", hook.TCIngress, "wtp0")) },
+			"to_pod is not attached to wtp0":   func() error { return hook.Detach(hook.Path(b.opts.BPFDir, "to_pod", hook.TCEgress, "wtp0")) },
 			"does not belong to wtp0":          func() error { return b.maps.EpIf.Delete(uint32(l.Attrs().Index)) },
 			"address 10.1.0.33":                func() error { return b.maps.EpAddr.Delete(&key4) },
 			"address fd00:1::33":               func() error { return b.maps.EpAddr.Delete(&key6) },

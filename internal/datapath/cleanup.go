@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	stdmaps "maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -12,23 +11,27 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/netdev"
 )
 
 // Cleanup takes away what Open and the other methods left on the machine: links, maps, routes, and changed
 // sysctls. It needs no running datapath and is not an error if there is nothing.
 // Endpoints' interfaces are their owner's business.
 func Cleanup(bpfDir, stateDir string, log *slog.Logger) error {
-	links, err := pinnedLinks(bpfDir)
+	links, err := hook.List(bpfDir)
 	for _, l := range links {
-		if strings.HasPrefix(l.iface, secondPrefix) {
-			if second, findErr := netlink.LinkByName(l.iface); findErr == nil {
+		if strings.HasPrefix(l.Iface, netdev.SecondPrefix) {
+			if second, findErr := netlink.LinkByName(l.Iface); findErr == nil {
 				err = errors.Join(err, netlink.LinkDel(second))
 			}
 		}
-		err = errors.Join(err, detach(l.path))
+		err = errors.Join(err, hook.Detach(l.Path))
 	}
-	err = errors.Join(err, detach(filepath.Join(bpfDir, vmForkPin)), detach(filepath.Join(bpfDir, vmForkPin+"-new")))
-	pins, _ := filepath.Glob(filepath.Join(bpfDir, mapPin+"*"))
+	err = errors.Join(err, hook.Detach(filepath.Join(bpfDir, vmForkPin)), hook.Detach(filepath.Join(bpfDir, vmForkPin+"-new")))
+	pins, _ := filepath.Glob(filepath.Join(bpfDir, bpf.MapPin+"*"))
 	for _, pin := range pins {
 		err = errors.Join(err, os.Remove(pin))
 	}
@@ -36,18 +39,13 @@ func Cleanup(bpfDir, stateDir string, log *slog.Logger) error {
 	if rmErr := os.Remove(bpfDir); rmErr != nil && !errors.Is(rmErr, os.ErrNotExist) {
 		log.Debug("pin directory stays", "dir", bpfDir, "err", rmErr)
 	}
-	err = errors.Join(err, removeRoutes(), removePair(), new(hurry).open(expeditedRCU, stateDir))
-	undo, undoErr := openUndo(filepath.Join(stateDir, undoName))
+	err = errors.Join(err, removeRoutes(), netdev.RemoveSegmentation(), new(hurry).open(expeditedRCU, stateDir))
+	undo, undoErr := netdev.OpenUndo(stateDir)
 	if undoErr != nil {
 		return errors.Join(err, undoErr)
 	}
-	for key, o := range stdmaps.Clone(undo.Offloads) {
-		// A pod's interface may be gone, and then there is nothing to put back.
-		if restoreErr := undo.applyOffloads(key, o.NetNS, o.Iface, nil, restoreOld); restoreErr != nil {
-			log.Debug("put back offloads", "interface", key, "err", restoreErr)
-		}
-	}
-	return errors.Join(err, removeNeighbors(undo.Neighbors), undo.restoreSysctls(), removeIfExists(undo.path))
+	undo.RestoreOffloads(log)
+	return errors.Join(err, removeNeighbors(undo.Neighbors), undo.RestoreSysctls(), undo.Remove())
 }
 
 // removeNeighbors takes back the neighbour entries that the kernel was asked to keep fresh.

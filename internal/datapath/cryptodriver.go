@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 const (
@@ -140,7 +142,7 @@ func (a *associations) readAES(allowTables bool) (AESStatus, error) {
 		return AESStatus{}, fmt.Errorf("find the kernel's AES: %w", err)
 	}
 	return chooseAES(string(crypto), string(cpuinfo), allowTables, func(driver string) error {
-		a.request.cipher(bpfEngineBpf)
+		a.request.cipher(bpf.EngineBpf)
 		a.request.named("ecb(" + driver + ")")
 		return a.run("weft_sa_probe")
 	})

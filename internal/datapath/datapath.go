@@ -8,13 +8,15 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"sync"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"weft.dev/weft/internal/statefile"
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/flowtable"
+	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/netdev"
 )
 
 // What every endpoint sees as its gateway, on every node, so that a pod can move.
@@ -51,23 +53,22 @@ type Datapath struct {
 	opts  Options
 	log   *slog.Logger
 	mode  ModeStatus
-	maps  *maps
-	progs *programs
-	undo  *undoFile
+	maps  *bpf.Maps
+	progs *hook.Programs
+	undo  *netdev.Undo
 	hurry hurry
-	table flowTable
+	table *flowtable.Table
 	host  hostState
 	hold  hold
 	// attaching is held for reading while an endpoint is attached. It comes before mu.
 	attaching sync.RWMutex
 	mu        sync.Mutex // guards the maps' configuration and all below
-	config    bpfConfig
+	config    bpf.Config
 	pair      pairLinks
 	nodes     nodeTable
 	sas       associations
 	fork      vmFork
 	handles   identityHandles
-	ended     chan FlowEvent // flows that timed out, for Events
 	eps       map[uint16]Endpoint
 	// settled says that every endpoint of this node is known.
 	settled bool
@@ -88,6 +89,16 @@ func (d *Datapath) step(name string) error {
 	return d.fault(name)
 }
 
+// constants are what the loader sets in every program of this datapath.
+func (d *Datapath) constants() map[string]any {
+	return map[string]any{"weft_sealing": bpf.Flag(d.opts.Encrypt != nil)}
+}
+
+// links attaches the programs of this run.
+func (d *Datapath) links() *hook.Links {
+	return &hook.Links{Dir: d.opts.BPFDir, Programs: d.progs, Step: d.step}
+}
+
 // Open loads the programs, adopts the pinned maps of a previous run, and hooks the uplinks,
 // replacing each program atomically, or later where a map's layout has changed (hold). Endpoints are hooked by
 // AttachEndpoint.
@@ -95,7 +106,7 @@ func Open(opts Options) (*Datapath, error) {
 	if opts.Log == nil {
 		opts.Log = slog.Default()
 	}
-	d := &Datapath{opts: opts, log: opts.Log, eps: map[uint16]Endpoint{}, ended: make(chan FlowEvent, 1024), host: hostState{changed: make(chan HostChange, 1)}}
+	d := &Datapath{opts: opts, log: opts.Log, eps: map[uint16]Endpoint{}, host: hostState{changed: make(chan HostChange, 1)}}
 	if err := d.prepare(); err != nil {
 		return nil, err
 	}
@@ -124,10 +135,10 @@ func (d *Datapath) prepare() error {
 	if err := d.hurry.open(expeditedRCU, d.opts.StateDir); err != nil {
 		d.log.Warn("the kernel's grace periods stay short, as a killed agent had set them", "err", err)
 	}
-	if d.undo, err = openUndo(filepath.Join(d.opts.StateDir, undoName)); err != nil {
+	if d.undo, err = netdev.OpenUndo(d.opts.StateDir); err != nil {
 		return err
 	}
-	d.host.set(func(h *hostState) { h.damaged = statefile.Aside(d.undo.path) })
+	d.host.set(func(h *hostState) { h.damaged = d.undo.Aside() })
 	return nil
 }
 
@@ -136,10 +147,10 @@ func (d *Datapath) open() error {
 	if d.maps, err = openMaps(d.opts.BPFDir, d.opts.FlowEntries, d.opts.Encrypt != nil, d.log); err != nil {
 		return err
 	}
-	if d.progs, err = loadPrograms(d.maps, d.constants(), d.needsFrags()); err != nil {
+	if d.progs, err = hook.Load(d.maps, d.constants(), d.needsFrags()); err != nil {
 		return err
 	}
-	if err := d.table.open(d.maps); err != nil {
+	if d.table, err = flowtable.Open(d.maps, d.log); err != nil {
 		return err
 	}
 	if err := d.openEncryption(); err != nil {
@@ -148,7 +159,7 @@ func (d *Datapath) open() error {
 	if err := d.configure(); err != nil {
 		return err
 	}
-	if err := d.adoptFlows(); err != nil {
+	if err := d.table.Adopt(); err != nil {
 		return err
 	}
 	if err := d.nodes.restore(d.maps); err != nil {
@@ -175,7 +186,9 @@ func (d *Datapath) open() error {
 func (d *Datapath) Close() error {
 	d.closeEngine()
 	d.fork.close()
-	d.table.close()
+	if d.table != nil {
+		d.table.Close()
+	}
 	if d.progs != nil {
 		d.progs.Close()
 	}
@@ -202,21 +215,21 @@ func (d *Datapath) configure() error {
 	}
 	d.config.Flags = 0
 	if d.mode.Active == ModeStack {
-		d.config.Flags |= bpfConfigStack
+		d.config.Flags |= bpf.ConfigStack
 	}
 	d.config.EventsPerSec = d.opts.EventsPerSecond
-	d.config.NodeIp4, d.config.NodeIp6 = 0, bpfAddr{}
+	d.config.NodeIp4, d.config.NodeIp6 = 0, bpf.Addr{}
 	for _, a := range d.opts.HostAddrs {
 		if a.Is4() {
-			d.config.NodeIp4 = be32(a)
+			d.config.NodeIp4 = bpf.BE32(a)
 		} else {
-			d.config.NodeIp6 = toAddr(a)
+			d.config.NodeIp6 = bpf.ToAddr(a)
 		}
 	}
 	d.config.EspPort, d.config.PairIfindex, d.config.NetIfindex = 0, 0, 0
 	if d.opts.Encrypt != nil {
-		d.config.Flags |= bpfConfigSeal
-		d.config.EspPort = ntohs(d.opts.Encrypt.Port)
+		d.config.Flags |= bpf.ConfigSeal
+		d.config.EspPort = bpf.Ntohs(d.opts.Encrypt.Port)
 		d.config.PairIfindex, d.config.NetIfindex = d.pair.host, d.pair.net
 	}
 	var ns unix.Stat_t
@@ -224,8 +237,8 @@ func (d *Datapath) configure() error {
 		return fmt.Errorf("look at this network namespace: %w", err)
 	}
 	d.config.Netns = uint32(ns.Ino)
-	d.config.GatewayIp4 = be32(GatewayIPv4)
-	d.config.GatewayIp6 = toAddr(GatewayIPv6)
+	d.config.GatewayIp4 = bpf.BE32(GatewayIPv4)
+	d.config.GatewayIp6 = bpf.ToAddr(GatewayIPv6)
 	d.config.FlowEntries = d.maps.Cells4.MaxEntries()
 	if d.config.FlowShare == 0 {
 		d.setShares()
@@ -251,7 +264,7 @@ func (d *Datapath) changed() error {
 func (d *Datapath) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
-	wg.Go(func() { d.collectFlows(ctx) })
+	wg.Go(func() { d.table.Collect(ctx) })
 	err := d.followHost(ctx)
 	cancel()
 	wg.Wait()

@@ -7,9 +7,12 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/inet"
+	"weft.dev/weft/internal/netdev"
 )
 
 // EncryptOptions says how what crosses between nodes for a pod is sealed.
@@ -39,7 +42,7 @@ func (d *Datapath) outerAddrs(n Node) (local, remote netip.Addr, ok bool) {
 // openEncryption makes what sealing needs besides the programs, or takes away what an earlier run had made.
 func (d *Datapath) openEncryption() error {
 	if d.opts.Encrypt == nil {
-		return errors.Join(detach(filepath.Join(d.opts.BPFDir, vmForkPin)), detach(linkPath(d.opts.BPFDir, "from_host", kindTCIngress, pairOut)), removePair())
+		return errors.Join(hook.Detach(filepath.Join(d.opts.BPFDir, vmForkPin)), d.links().Drop(netdev.SegmentationOut), netdev.RemoveSegmentation())
 	}
 	if err := d.openVMFork(); err != nil {
 		return err
@@ -51,9 +54,14 @@ func (d *Datapath) openEncryption() error {
 		return err
 	}
 	var err error
-	d.pair, err = d.ensurePair()
+	d.pair.host, d.pair.net, err = netdev.EnsureSegmentation(func(out netlink.Link) error {
+		return d.links().Ensure(out.Attrs().Name, out.Attrs().Index, d.progs.At(hook.Segmentation, hook.ByTC))
+	})
 	return err
 }
+
+// pairLinks are the indexes of weft_host and weft_net, if packets are sealed.
+type pairLinks struct{ host, net uint32 }
 
 // errNoFamily says that a tunnel to a node has no two ends.
 var errNoFamily = errors.New("no address of the same family as one of this node's: nothing can be sealed for it")
@@ -64,12 +72,12 @@ func (d *Datapath) syncPeer(n Node, slot uint32, wireMTU int) (changed bool, err
 	if !ok {
 		return false, errNoFamily
 	}
-	var peer bpfPeer
+	var peer bpf.Peer
 	if err := d.maps.Peers.Lookup(slot, &peer); err != nil {
 		return false, fmt.Errorf("read peers map: %w", err)
 	}
 	now := peer
-	now.Local, now.Remote = toAddr(local), toAddr(remote)
+	now.Local, now.Remote = bpf.ToAddr(local), bpf.ToAddr(remote)
 	now.Family, now.Mtu = 4, uint16(inet.SealedMTU(wireMTU, remote.Is6()))
 	if remote.Is6() {
 		now.Family = 6
@@ -80,7 +88,7 @@ func (d *Datapath) syncPeer(n Node, slot uint32, wireMTU int) (changed bool, err
 		}
 	}
 	for _, a := range n.Addresses {
-		key := toAddr(a)
+		key := bpf.ToAddr(a)
 		if err := d.maps.PeerAddr.Put(&key, slot); err != nil {
 			return false, fmt.Errorf("enter address %s of node %s: %w", a, n.Name, err)
 		}
@@ -91,13 +99,13 @@ func (d *Datapath) syncPeer(n Node, slot uint32, wireMTU int) (changed bool, err
 // clearPeers forgets peers that are gone, with their keys and identities, also those of a previous run: the next owner of
 // the index must not inherit them.
 func (d *Datapath) clearPeers(current map[uint32]bool) error {
-	wanted := map[bpfAddr]bool{}
+	wanted := map[bpf.Addr]bool{}
 	for _, n := range d.nodes.list {
 		for _, a := range n.Addresses {
-			wanted[toAddr(a)] = !n.Missing || wanted[toAddr(a)]
+			wanted[bpf.ToAddr(a)] = !n.Missing || wanted[bpf.ToAddr(a)]
 		}
 	}
-	err := deleteWhere(d.maps.PeerAddr, func(a bpfAddr, _ uint32) bool { return !wanted[a] })
+	err := bpf.DeleteWhere(d.maps.PeerAddr, func(a bpf.Addr, _ uint32) bool { return !wanted[a] })
 	if d.nodes.settled {
 		return err
 	}
@@ -115,11 +123,11 @@ func (d *Datapath) clearPeers(current map[uint32]bool) error {
 func (d *Datapath) SetPlain(prefixes []netip.Prefix) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	want := map[bpfRouteKey]bool{}
+	want := map[bpf.RouteKey]bool{}
 	for _, p := range prefixes {
-		want[routeKey(p)] = true
+		want[bpf.RouteKeyOf(p)] = true
 	}
-	moved, err := syncSet(d.maps.Plain, want)
+	moved, err := bpf.SyncSet(d.maps.Plain, want)
 	if err != nil {
 		err = fmt.Errorf("plain ranges: %w", err)
 	}
@@ -134,11 +142,11 @@ func (d *Datapath) Plain() ([]netip.Prefix, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var out []netip.Prefix
-	var key bpfRouteKey
+	var key bpf.RouteKey
 	var value uint8
 	entries := d.maps.Plain.Iterate()
 	for entries.Next(&key, &value) {
-		out = append(out, prefixOf(key))
+		out = append(out, bpf.PrefixOf(key))
 	}
 	if err := entries.Err(); err != nil {
 		return nil, fmt.Errorf("read plain ranges: %w", err)
@@ -151,7 +159,7 @@ func (d *Datapath) Plain() ([]netip.Prefix, error) {
 func (d *Datapath) SetPeerIdentities(nodes map[string][]uint32) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	want := map[bpfPeerId]bool{}
+	want := map[bpf.PeerId]bool{}
 	used := map[uint32]bool{}
 	for name, ids := range nodes {
 		slot, known := d.nodes.slots[name]
@@ -159,7 +167,7 @@ func (d *Datapath) SetPeerIdentities(nodes map[string][]uint32) error {
 			continue
 		}
 		for _, id := range ids {
-			want[bpfPeerId{Node: slot, Identity: id}], used[id] = true, true
+			want[bpf.PeerId{Node: slot, Identity: id}], used[id] = true, true
 		}
 	}
 	handles, err := d.assignHandles(used)
@@ -167,48 +175,8 @@ func (d *Datapath) SetPeerIdentities(nodes map[string][]uint32) error {
 		return err
 	}
 	// No decision in a flow depends on it: who sealed a packet is checked each time.
-	if _, err := syncMap(d.maps.PeerIDs, want, func(id bpfPeerId) uint16 { return handles[id.Identity] }); err != nil {
+	if _, err := bpf.SyncMap(d.maps.PeerIDs, want, func(id bpf.PeerId) uint16 { return handles[id.Identity] }); err != nil {
 		return fmt.Errorf("identities of peers: %w", err)
 	}
 	return nil
-}
-
-// syncSet makes want the only keys of a map whose values say nothing. What is not wanted goes first: it must not stay
-// because the rest does not fit.
-func syncSet[K comparable](m *ebpf.Map, want map[K]bool) (changed bool, err error) {
-	return syncMap(m, want, func(K) uint8 { return 1 })
-}
-
-// syncMap makes want, each with its value, the only keys of a map. What is not wanted goes first, as in syncSet.
-func syncMap[K, V comparable](m *ebpf.Map, want map[K]bool, valueOf func(K) V) (changed bool, err error) {
-	var key K
-	var value V
-	have := map[K]V{}
-	entries := m.Iterate()
-	for entries.Next(&key, &value) {
-		have[key] = value
-	}
-	if err := entries.Err(); err != nil {
-		return false, err
-	}
-	for k := range have {
-		if !want[k] {
-			if err := deleteKey(m, &k); err != nil {
-				return changed, err
-			}
-			changed = true
-		}
-	}
-	for k := range want {
-		now, there := have[k]
-		wanted := valueOf(k)
-		if there && now == wanted {
-			continue
-		}
-		if err := m.Put(&k, &wanted); err != nil {
-			return changed, err
-		}
-		changed = true
-	}
-	return changed, nil
 }

@@ -6,9 +6,11 @@ import (
 	"math/rand/v2"
 	"net/netip"
 
-	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/netdev"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -33,13 +35,13 @@ func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 	if err := netns.Do(ep.NetNS, func() error { return nil }); err != nil {
 		return errors.Join(err, d.attachHostSide(ep, host))
 	}
-	if err := d.setOffloads(ep, keepOld); err != nil {
+	if err := d.setOffloads(ep, netdev.KeepOld); err != nil {
 		return err
 	}
 	ifindexes := []int{host.Attrs().Index}
 	second := d.hasXDPRoad(ep)
 	if second {
-		ifindex, err := d.ensureSecondInterface(ep, host)
+		ifindex, err := netdev.EnsureSecond(ep.HostIf, ep.NetNS, ep.GatewayMAC, host.Attrs().MTU)
 		if err != nil {
 			return err
 		}
@@ -62,14 +64,14 @@ func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 			return err
 		}
 	}
-	return d.setOffloads(ep, restoreOld)
+	return d.setOffloads(ep, netdev.RestoreOld)
 }
 
 // attachHostSide is AttachEndpoint of an endpoint whose namespace cannot be entered: what is hooked stays so, with
 // the programs and entries of now. Nothing is made that would need the pod's side.
 func (d *Datapath) attachHostSide(ep Endpoint, host netlink.Link) error {
 	ifindexes := []int{host.Attrs().Index}
-	second, err := netlink.LinkByName(SecondHostIf(ep.HostIf))
+	second, err := netlink.LinkByName(netdev.SecondHostIf(ep.HostIf))
 	if err == nil {
 		ifindexes = append(ifindexes, second.Attrs().Index)
 	}
@@ -77,11 +79,11 @@ func (d *Datapath) attachHostSide(ep Endpoint, host netlink.Link) error {
 		return err
 	}
 	if second != nil {
-		program, err := d.progs.secondFromPod(d.maps, d.constants())
+		fromPod, err := d.progs.Second()
 		if err != nil {
 			return err
 		}
-		if err := d.ensureLink(hook{"from_pod", kindTCIngress, program}, second.Attrs().Name, second.Attrs().Index); err != nil {
+		if err := d.links().EnsureOne(fromPod, second.Attrs().Name, second.Attrs().Index); err != nil {
 			return err
 		}
 	}
@@ -91,7 +93,7 @@ func (d *Datapath) attachHostSide(ep Endpoint, host netlink.Link) error {
 // attachHooks makes the mode's hooks, and no others, the ones of the interface's host side.
 func (d *Datapath) attachHooks(ep Endpoint, ifindex int) error {
 	// pod_out's pin is named after this interface, too, but is removeSecondInterface's business.
-	return d.ensureHooks(ep.HostIf, ifindex, d.hooksFor(ep), hook{name: "pod_out", kind: kindTCEgress})
+	return d.links().Ensure(ep.HostIf, ifindex, d.hooksFor(ep), d.progs.At(hook.PodOwn, hook.ByXDP)...)
 }
 
 // DetachEndpoint takes an endpoint's hooks and map entries away. It is not an error if some, or the
@@ -102,32 +104,32 @@ func (d *Datapath) DetachEndpoint(ep Endpoint) error {
 	defer d.hurry.begin()()
 	err := d.forgetEndpoint(ep)
 	if ep.Chained {
-		return errors.Join(err, d.dropDeadLinks(ep.HostIf))
+		return errors.Join(err, d.links().DropDead(ep.HostIf))
 	}
-	if downErr := setDown(ep.HostIf); downErr != nil {
+	if downErr := netdev.SetDown(ep.HostIf); downErr != nil {
 		return errors.Join(err, downErr)
 	}
 	if stepErr := d.step("down"); stepErr != nil {
 		return stepErr
 	}
-	err = errors.Join(err, d.removeSecondInterface(ep), d.dropLinks(ep.HostIf))
-	if restoreErr := d.undo.applyOffloads(ep.HostIf, ep.NetNS, ep.PodIf, nil, restoreOld); restoreErr != nil {
+	err = errors.Join(err, d.removeSecondInterface(ep), d.links().Drop(ep.HostIf))
+	if restoreErr := d.undo.ApplyOffloads(ep.HostIf, ep.NetNS, ep.PodIf, nil, netdev.RestoreOld); restoreErr != nil {
 		// The pod's namespace, or its interface, is mostly gone by now: nothing left to put back.
 		d.log.Debug("put back offloads", "interface", ep.HostIf, "err", restoreErr)
 	}
-	return errors.Join(err, d.undo.setOffloads(ep.HostIf, offloads{}))
+	return errors.Join(err, d.undo.ForgetOffloads(ep.HostIf))
 }
 
 func (d *Datapath) pruneMaps(addrs map[netip.Addr]bool, ifindexes map[uint32]bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var addr bpfAddr
+	var addr bpf.Addr
 	var ifindex uint32
-	var value bpfEndpoint
-	var staleAddrs []bpfAddr
+	var value bpf.Endpoint
+	var staleAddrs []bpf.Addr
 	var staleIfs []uint32
 	for entries := d.maps.EpAddr.Iterate(); entries.Next(&addr, &value); {
-		if !addrs[fromAddr(addr)] {
+		if !addrs[bpf.FromAddr(addr)] {
 			staleAddrs = append(staleAddrs, addr)
 		}
 	}
@@ -138,40 +140,33 @@ func (d *Datapath) pruneMaps(addrs map[netip.Addr]bool, ifindexes map[uint32]boo
 	}
 	var err error
 	for _, a := range staleAddrs {
-		err = errors.Join(err, deleteKey(d.maps.EpAddr, &a))
+		err = errors.Join(err, bpf.DeleteKey(d.maps.EpAddr, &a))
 	}
 	for _, i := range staleIfs {
-		err = errors.Join(err, deleteKey(d.maps.EpIf, &i))
+		err = errors.Join(err, bpf.DeleteKey(d.maps.EpIf, &i))
 	}
 	return errors.Join(err, d.changed())
 }
 
-func deleteKey(m *ebpf.Map, key any) error {
-	if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("delete from %s: %w", m, err)
-	}
-	return nil
-}
-
 // putEndpoint enters an endpoint into the maps under its addresses and all its host-side interfaces.
 func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
-	value := bpfEndpoint{
+	value := bpf.Endpoint{
 		Ifindex: uint32(ifindexes[0]), Slot: ep.Slot, Mtu: uint16(min(ep.MTU, 65535)),
-		Mac: toMAC(ep.MAC), GatewayMac: toMAC(ep.GatewayMAC), Identity: ep.Identity,
+		Mac: bpf.ToMAC(ep.MAC), GatewayMac: bpf.ToMAC(ep.GatewayMAC), Identity: ep.Identity,
 	}
 	if ep.IPv4.IsValid() {
-		value.Flags |= bpfEndpointIp4
-		value.Ip4 = be32(ep.IPv4)
+		value.Flags |= bpf.EndpointIp4
+		value.Ip4 = bpf.BE32(ep.IPv4)
 	}
 	if ep.IPv6.IsValid() {
-		value.Flags |= bpfEndpointIp6
-		value.Ip6 = toAddr(ep.IPv6)
+		value.Flags |= bpf.EndpointIp6
+		value.Ip6 = bpf.ToAddr(ep.IPv6)
 	}
 	if ep.Chained {
-		value.Flags |= bpfEndpointChained
+		value.Flags |= bpf.EndpointChained
 	}
 	if d.mode.Active == ModeXDP || d.hasXDPRoad(ep) {
-		value.Flags |= bpfEndpointXdpOut
+		value.Flags |= bpf.EndpointXdpOut
 	}
 	gateway, err := gatewayIndex(ep, ifindexes[0])
 	if err != nil {
@@ -189,12 +184,12 @@ func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 		if !a.IsValid() {
 			continue
 		}
-		key := toAddr(a)
+		key := bpf.ToAddr(a)
 		if err := d.maps.EpAddr.Put(&key, &value); err != nil {
 			return fmt.Errorf("enter address %s: %w", a, err)
 		}
 	}
-	slot := bpfEpSlot{Identity: ep.Identity, Bridge: gateway}
+	slot := bpf.EpSlot{Identity: ep.Identity, Bridge: gateway}
 	if err := d.maps.EpSlot.Put(uint32(ep.Slot), &slot); err != nil {
 		return fmt.Errorf("enter slot %d: %w", ep.Slot, err)
 	}
@@ -214,9 +209,9 @@ func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 // bornOf is the number that an endpoint has had since it was attached first, or a new one. Flows hold the numbers of
 // their ends: those of an endpoint that is gone mean nothing to the next one at its address.
 func (d *Datapath) bornOf(ep Endpoint, ifindex uint32) uint32 {
-	var was bpfEndpoint
+	var was bpf.Endpoint
 	for _, a := range []netip.Addr{ep.IPv4, ep.IPv6} {
-		key := toAddr(a)
+		key := bpf.ToAddr(a)
 		if a.IsValid() && d.maps.EpAddr.Lookup(&key, &was) == nil && was.Slot == ep.Slot && was.Ifindex == ifindex && was.Born != 0 {
 			return was.Born
 		}
@@ -229,15 +224,15 @@ func (d *Datapath) bornOf(ep Endpoint, ifindex uint32) uint32 {
 func (d *Datapath) forgetEndpoint(ep Endpoint) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	err := d.maps.EpSlot.Put(uint32(ep.Slot), &bpfEpSlot{})
-	var value bpfEndpoint
+	err := d.maps.EpSlot.Put(uint32(ep.Slot), &bpf.EpSlot{})
+	var value bpf.Endpoint
 	for _, a := range []netip.Addr{ep.IPv4, ep.IPv6} {
 		if !a.IsValid() {
 			continue
 		}
-		key := toAddr(a)
+		key := bpf.ToAddr(a)
 		if d.maps.EpAddr.Lookup(&key, &value) == nil && value.Slot == ep.Slot {
-			err = errors.Join(err, deleteKey(d.maps.EpAddr, &key))
+			err = errors.Join(err, bpf.DeleteKey(d.maps.EpAddr, &key))
 		}
 	}
 	var ifindex uint32
@@ -248,7 +243,7 @@ func (d *Datapath) forgetEndpoint(ep Endpoint) error {
 		}
 	}
 	for _, i := range stale {
-		err = errors.Join(err, deleteKey(d.maps.EpIf, &i))
+		err = errors.Join(err, bpf.DeleteKey(d.maps.EpIf, &i))
 	}
 	err = errors.Join(err, d.clearCounters(ep.Slot))
 	delete(d.eps, ep.Slot)
@@ -256,6 +251,6 @@ func (d *Datapath) forgetEndpoint(ep Endpoint) error {
 		err = errors.Join(err, d.followOwnRanges())
 	}
 	err = errors.Join(err, d.changed())
-	d.table.sweepSoon()
+	d.table.SweepSoon()
 	return err
 }

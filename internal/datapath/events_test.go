@@ -9,6 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/flowtable"
 )
 
 // markPort is the source port of the packets that mark the end of what is in the ring.
@@ -88,7 +90,7 @@ func TestEvents(t *testing.T) {
 			want := []FlowEvent{
 				{Type: EventNew, Verdict: "remote", Hook: "from_pod", Slot: 1, Direction: "egress", Src: pod, Dst: peer, Protocol: unix.IPPROTO_TCP, TCPFlags: syn, Length: size},
 				{Type: EventEnd, Verdict: "local", Hook: "from_wire", Slot: 1, Direction: "ingress", Src: peer, Dst: pod, Protocol: unix.IPPROTO_TCP, TCPFlags: rst | ack, Length: size,
-					Forward: Traffic{2, uint64(2 * size)}, Reply: Traffic{1, uint64(size)}},
+					Forward: Traffic{Packets: 2, Bytes: uint64(2 * size)}, Reply: Traffic{Packets: 1, Bytes: uint64(size)}},
 				{Type: EventDrop, Verdict: "drop", Reason: "spoofed_ip", Hook: "from_pod", Slot: 1, Direction: "egress",
 					Src: netip.AddrPortFrom(podB.IPv4, 5), Dst: netip.AddrPortFrom(peer4, 6), Protocol: unix.IPPROTO_UDP, Length: uint32(len(forged))},
 			}
@@ -152,7 +154,7 @@ func TestEventsOneByOne(t *testing.T) {
 	for port := uint16(1); port < 300; port += 3 {
 		// Every tenth time the reader is asleep for good.
 		if port%10 == 1 {
-			time.Sleep(3 * eventsLinger)
+			time.Sleep(3 * flowtable.EventsLinger)
 		}
 		for i := range uint16(3) {
 			b.send(t, "tc", "from_pod", "wtx", fromA(peer4).udp(1000, port+i, 3).bytes())

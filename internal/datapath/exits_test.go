@@ -15,6 +15,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // exitBed is the bed with post_routing attached and a way out by wtx, which has no hooks, for whatever is sent.
@@ -73,7 +75,7 @@ func newExitBed(t *testing.T) *exitBed {
 			return err
 		}
 		all := uint16(unix.ETH_P_ALL)<<8 | unix.ETH_P_ALL>>8
-		return errors.Join(unix.Bind(b.seen, &unix.SockaddrLinklayer{Protocol: all, Ifindex: far.Index}), b.attachGuard())
+		return errors.Join(unix.Bind(b.seen, &unix.SockaddrLinklayer{Protocol: all, Ifindex: far.Index}), b.attachNetfilter())
 	}))
 	t.Cleanup(func() {
 		unix.Close(b.seen)
@@ -158,16 +160,16 @@ type exit struct {
 	via    string // where it came in; "": this host sent it
 	tag    int64  // that it carries
 	in     packet
-	open   bool     // the own range is
-	bridge bool     // wtx is the one that podB is behind
-	csum   []uint16 // where the device is to begin its sum, and how far behind to write it
-	reason Reason   // of its drop
+	open   bool       // the own range is
+	bridge bool       // wtx is the one that podB is behind
+	csum   []uint16   // where the device is to begin its sum, and how far behind to write it
+	reason bpf.Reason // of its drop
 }
 
 // TestExits: what must be sealed leaves by no interface without hooks, whoever sent it and whatever route the kernel has
 // found (S4, S9); everything else does.
 func TestExits(t *testing.T) {
-	const opened = bpfTagOpened | bpfIdentityRemoteHost
+	const opened = bpf.TagOpened | bpf.IdentityRemoteHost
 	rows := func(l4, over []uint16, own, nobody, peer, peerHost, lost, world, podB netip.Addr) []exit {
 		error := func(about packet) packet {
 			p := newPacket(gatewayMAC, gatewayMAC, own, peerHost)
@@ -177,29 +179,29 @@ func TestExits(t *testing.T) {
 			return p.icmpError(1, 0, 0, about, 88)
 		}
 		return []exit{
-			{name: "this host to a remote pod", in: fromA(peer).src(own), reason: ReasonUnhookedInterface},
+			{name: "this host to a remote pod", in: fromA(peer).src(own), reason: bpf.ReasonUnhookedInterface},
 			{name: "this host to a remote host", in: fromA(peerHost).src(own)},
-			{name: "this host to a lost node's pod", in: fromA(lost).src(own), reason: ReasonUnhookedInterface},
-			{name: "this host to its own range", in: fromA(nobody).src(own), reason: ReasonNoEndpoint},
+			{name: "this host to a lost node's pod", in: fromA(lost).src(own), reason: bpf.ReasonUnhookedInterface},
+			{name: "this host to its own range", in: fromA(nobody).src(own), reason: bpf.ReasonNoEndpoint},
 			{name: "this host to its own range while that is open", in: fromA(nobody).src(own), open: true},
 			{name: "this host to a pod of its own, by its bridge", in: fromA(podB).src(own), bridge: true},
-			{name: "this host to a pod of its own, by another interface", in: fromA(podB).src(own), reason: ReasonNoEndpoint},
-			{name: "this host to a pod of its own, by another interface while the range is open", in: fromA(podB).src(own), open: true, reason: ReasonNoEndpoint},
-			{name: "a pod to a pod here, by another interface", via: "wta", in: fromA(podB), reason: ReasonNoEndpoint},
+			{name: "this host to a pod of its own, by another interface", in: fromA(podB).src(own), reason: bpf.ReasonNoEndpoint},
+			{name: "this host to a pod of its own, by another interface while the range is open", in: fromA(podB).src(own), open: true, reason: bpf.ReasonNoEndpoint},
+			{name: "a pod to a pod here, by another interface", via: "wta", in: fromA(podB), reason: bpf.ReasonNoEndpoint},
 			{name: "this host to the world", in: fromA(world).src(own)},
-			{name: "an error of this host's about what a remote host has sent to a pod", in: error(fromA(podB).src(peerHost).udp(1, 2, 60)), reason: ReasonUnhookedInterface},
+			{name: "an error of this host's about what a remote host has sent to a pod", in: error(fromA(podB).src(peerHost).udp(1, 2, 60)), reason: bpf.ReasonUnhookedInterface},
 			{name: "an error of this host's about what a remote host has sent to it", in: error(fromA(own).src(peerHost).udp(1, 2, 60))},
-			{name: "a pod to a remote pod", via: "wta", in: fromA(peer), reason: ReasonUnhookedInterface},
-			{name: "a pod to a remote host", via: "wta", in: fromA(peerHost), reason: ReasonUnhookedInterface},
+			{name: "a pod to a remote pod", via: "wta", in: fromA(peer), reason: bpf.ReasonUnhookedInterface},
+			{name: "a pod to a remote host", via: "wta", in: fromA(peerHost), reason: bpf.ReasonUnhookedInterface},
 			{name: "a pod to the world", via: "wta", in: fromA(world)},
 			{name: "a pod to the world, its checksum left to the device", via: "wta", in: fromA(world), csum: l4},
-			{name: "a pod to the world, a checksum over its addresses", via: "wta", in: fromA(world), csum: over, reason: ReasonChecksumOffset},
-			{name: "what came sealed, to another node's host", via: "wtup", tag: opened, in: fromPeer(peerHost), reason: ReasonUnhookedInterface},
-			{name: "what came sealed, to this node's own range", via: "wtup", tag: opened, in: fromPeer(nobody), reason: ReasonNoEndpoint},
-			{name: "what came sealed, to a pod here, by another interface", via: "wtup", tag: opened, in: fromPeer(podB), reason: ReasonNoEndpoint},
+			{name: "a pod to the world, a checksum over its addresses", via: "wta", in: fromA(world), csum: over, reason: bpf.ReasonChecksumOffset},
+			{name: "what came sealed, to another node's host", via: "wtup", tag: opened, in: fromPeer(peerHost), reason: bpf.ReasonUnhookedInterface},
+			{name: "what came sealed, to this node's own range", via: "wtup", tag: opened, in: fromPeer(nobody), reason: bpf.ReasonNoEndpoint},
+			{name: "what came sealed, to a pod here, by another interface", via: "wtup", tag: opened, in: fromPeer(podB), reason: bpf.ReasonNoEndpoint},
 			{name: "what came sealed, to the world", via: "wtup", tag: opened, in: fromPeer(world)},
 			{name: "the world to another node's host", via: "wtup", in: fromPeer(peerHost).src(world)},
-			{name: "the world to a remote pod", via: "wtup", in: fromPeer(peer).src(world), reason: ReasonUnhookedInterface},
+			{name: "the world to a remote pod", via: "wtup", in: fromPeer(peer).src(world), reason: bpf.ReasonUnhookedInterface},
 		}
 	}
 	for family, list := range map[string][]exit{
@@ -216,14 +218,14 @@ func TestExits(t *testing.T) {
 
 func (e exit) run(t *testing.T, b *exitBed) {
 	must(t, emptyMap(b.maps.Drops))
-	for prefix, flags := range map[string]uint32{"10.1.0.0/24": bpfRouteOpen, "fd00:1::/64": bpfRouteOpen} {
+	for prefix, flags := range map[string]uint32{"10.1.0.0/24": bpf.RouteOpen, "fd00:1::/64": bpf.RouteOpen} {
 		if !e.open {
 			flags = 0
 		}
-		key := routeKey(mustPrefix(prefix))
-		must(t, b.maps.Routes.Put(&key, &bpfRoute{Flags: flags}))
+		key := bpf.RouteKeyOf(mustPrefix(prefix))
+		must(t, b.maps.Routes.Put(&key, &bpf.Route{Flags: flags}))
 	}
-	slot := bpfEpSlot{Identity: podB.Identity}
+	slot := bpf.EpSlot{Identity: podB.Identity}
 	if e.bridge {
 		slot.Bridge = uint32(b.index["wtx"])
 	}
@@ -246,7 +248,7 @@ func (e exit) run(t *testing.T, b *exitBed) {
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline) && !arrived && got == nil; time.Sleep(time.Millisecond) {
 		arrived, got = b.arrived(e.in.to), reasonsIn(b.counted(t))
 	}
-	if want := e.reason.String(); e.reason == ReasonNone && !arrived || e.reason != ReasonNone && (arrived || strings.Join(got, ",") != want) {
+	if want := e.reason.String(); e.reason == bpf.ReasonNone && !arrived || e.reason != bpf.ReasonNone && (arrived || strings.Join(got, ",") != want) {
 		t.Errorf("left: %v, refused as %v; want %s", arrived, got, want)
 	}
 }

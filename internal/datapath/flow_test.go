@@ -6,6 +6,9 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/flowtable"
 )
 
 // leg is one packet of a conversation and the flow's state after it.
@@ -82,7 +85,7 @@ func TestFlowTotals(t *testing.T) {
 			b.send(t, context, "from_wire", "wtup", back)
 		}
 		f := b.flowList(t)[0]
-		if f.Src.Port() != 1000 || f.Forward != (Traffic{5, uint64(5 * len(there))}) || f.Reply != (Traffic{3, uint64(3 * len(back))}) {
+		if f.Src.Port() != 1000 || f.Forward != (Traffic{Packets: 5, Bytes: uint64(5 * len(there))}) || f.Reply != (Traffic{Packets: 3, Bytes: uint64(3 * len(back))}) {
 			t.Errorf("%s: %+v", context, f)
 		}
 		want := []string{"1 egress remote 5", "1 ingress local 3"}
@@ -134,7 +137,7 @@ func TestViaStack(t *testing.T) {
 		{name: "reply to what the stack sent to the wire for the pod", hook: "from_wire", setup: stackSent("to_wire", "wtup", fromA(peer4).udp(1000, 53, 8)), in: fromPeer(podA.IPv4).udp(53, 1000, 8), want: "pass"},
 		{name: "the stack's multicast to a pod makes no flow", hook: "to_pod", iface: "wta", in: fromPeer(addr("ff02::1")).src(addr("fe80::1")).udp(1, 2, 8), want: "pass", counts: []string{"1 ingress local 1"}},
 		{name: "to_pod counts what it delivers", hook: "to_pod", iface: "wta", in: service.udp(53, 1000, 8), want: "pass", counts: []string{"1 ingress local 1"}},
-		{name: "to_pod on an unknown interface", hook: "to_pod", iface: "wtx", in: service.udp(53, 1000, 8), want: "drop", reason: ReasonUnknownInterface},
+		{name: "to_pod on an unknown interface", hook: "to_pod", iface: "wtx", in: service.udp(53, 1000, 8), want: "drop", reason: bpf.ReasonUnknownInterface},
 		{name: "to_wire of the host's own", hook: "to_wire", in: fromA(world4).src(node4).udp(1, 2, 8), want: "pass", counts: []string{}},
 		{name: "to_wire of a pod counts nothing twice", hook: "to_wire", in: fromA(world4).udp(1, 2, 8), want: "pass", counts: []string{}},
 		{name: "to_pod does not judge a broken packet of this host", hook: "to_pod", iface: "wta", in: service.udp(53, 1000, 8).set(atSum, 1, 2), want: "pass", counts: []string{"1 ingress local 1"}},
@@ -153,26 +156,26 @@ func TestFlowTimeout(t *testing.T) {
 		in      packet
 		forgets bool
 	}{
-		{"established for two hours", bpfStateEstablished, unix.IPPROTO_TCP, 7200, fromA(peer4).tcp(1000, 80, ack, 0), false},
-		{"established for three hours", bpfStateEstablished, unix.IPPROTO_TCP, 10800, fromA(peer4).tcp(1000, 80, ack, 0), true},
-		{"SYN sent 50 s ago", bpfStateSynSent, unix.IPPROTO_TCP, 50, fromA(peer4).tcp(1000, 80, ack, 0), false},
-		{"SYN sent 61 s ago", bpfStateSynSent, unix.IPPROTO_TCP, 61, fromA(peer4).tcp(1000, 80, ack, 0), true},
-		{"closed 31 s ago", bpfStateClosed, unix.IPPROTO_TCP, 31, fromA(peer4).tcp(1000, 80, ack, 0), true},
-		{"closed 20 s ago", bpfStateClosed, unix.IPPROTO_TCP, 20, fromA(peer4).tcp(1000, 80, ack, 0), false},
-		{"UDP one way 61 s ago", bpfStateNew, unix.IPPROTO_UDP, 61, fromA(peer4).udp(1000, 80, 0), true},
-		{"UDP replied 290 s ago", bpfStateReplied, unix.IPPROTO_UDP, 290, fromA(peer4).udp(1000, 80, 0), false},
-		{"UDP replied 301 s ago", bpfStateReplied, unix.IPPROTO_UDP, 301, fromA(peer4).udp(1000, 80, 0), true},
+		{"established for two hours", bpf.StateEstablished, unix.IPPROTO_TCP, 7200, fromA(peer4).tcp(1000, 80, ack, 0), false},
+		{"established for three hours", bpf.StateEstablished, unix.IPPROTO_TCP, 10800, fromA(peer4).tcp(1000, 80, ack, 0), true},
+		{"SYN sent 50 s ago", bpf.StateSynSent, unix.IPPROTO_TCP, 50, fromA(peer4).tcp(1000, 80, ack, 0), false},
+		{"SYN sent 61 s ago", bpf.StateSynSent, unix.IPPROTO_TCP, 61, fromA(peer4).tcp(1000, 80, ack, 0), true},
+		{"closed 31 s ago", bpf.StateClosed, unix.IPPROTO_TCP, 31, fromA(peer4).tcp(1000, 80, ack, 0), true},
+		{"closed 20 s ago", bpf.StateClosed, unix.IPPROTO_TCP, 20, fromA(peer4).tcp(1000, 80, ack, 0), false},
+		{"UDP one way 61 s ago", bpf.StateNew, unix.IPPROTO_UDP, 61, fromA(peer4).udp(1000, 80, 0), true},
+		{"UDP replied 290 s ago", bpf.StateReplied, unix.IPPROTO_UDP, 290, fromA(peer4).udp(1000, 80, 0), false},
+		{"UDP replied 301 s ago", bpf.StateReplied, unix.IPPROTO_UDP, 301, fromA(peer4).udp(1000, 80, 0), true},
 	} {
 		for _, context := range contexts {
 			t.Run(c.name+"/"+context, func(t *testing.T) {
 				b.reset(t)
-				now := monotonicNow()
+				now := flowtable.MonotonicNow()
 				if now < c.idle*1e9 {
 					t.Skipf("the machine has not been up for the %d s that this row needs", c.idle)
 				}
-				f := bpfFlow{State: c.state, FirstNs: 1, LastNs: now - c.idle*1e9, Checked: b.config.Generation}
+				f := bpf.Flow{State: c.state, FirstNs: 1, LastNs: now - c.idle*1e9, Checked: b.config.Generation}
 				f.Half[0].Packets, f.Half[1].Packets = 1000, 1000
-				key := bpfKey4{A: be32(podA.IPv4), B: be32(peer4), Pa: ntohs(1000), Pb: ntohs(80), Proto: c.proto}
+				key := bpf.Key4{A: bpf.BE32(podA.IPv4), B: bpf.BE32(peer4), Pa: bpf.Ntohs(1000), Pb: bpf.Ntohs(80), Proto: c.proto}
 				must(t, b.maps.Flows4.Put(&key, &f))
 				b.send(t, context, "from_pod", "wta", c.in.bytes())
 				rows := b.flowList(t)

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 func TestFragments(t *testing.T) {
@@ -21,25 +23,25 @@ func TestFragments(t *testing.T) {
 		{name: "IPv4 later", setup: seen(u4), in: later(u4), want: "redirect", out: toPeer},
 		{name: "IPv6 later", setup: seen(u6), in: later(u6), want: "redirect", out: toPeer},
 		{name: "IPv4 middle, out of order behind the first", setup: seen(u4), in: u4.fragment(96, 120, true), want: "redirect", out: toPeer},
-		{name: "IPv4 later without its first", in: later(u4), want: "drop", reason: ReasonFragmentUnknown, counts: []string{"1 egress fragment_unknown 1"}},
-		{name: "IPv6 later without its first", in: later(u6), want: "drop", reason: ReasonFragmentUnknown},
-		{name: "IPv4 later of another datagram", setup: seen(u4), in: other(later(u4)), want: "drop", reason: ReasonFragmentUnknown},
-		{name: "IPv6 later of another datagram", setup: seen(u6), in: later(other(u6)), want: "drop", reason: ReasonFragmentUnknown},
-		{name: "IPv4 later to another destination", setup: seen(u4), in: later(u4.dst(podB.IPv4)), want: "drop", reason: ReasonFragmentUnknown},
-		{name: "IPv4 later of another protocol", setup: seen(u4), in: tcp.fragment(32, 64, false), want: "drop", reason: ReasonFragmentUnknown},
-		{name: "IPv4 later overlaps the first", setup: seen(u4), in: u4.fragment(56, 128, false), want: "drop", reason: ReasonFragmentOverlap, counts: []string{"1 egress fragment_overlap 1"}},
-		{name: "IPv6 later overlaps the first", setup: seen(u6), in: u6.fragment(56, 128, false), want: "drop", reason: ReasonFragmentOverlap},
-		{name: "IPv4 later inside the transport header", setup: seen(tcp), in: tcp.fragment(8, 40, false), want: "drop", reason: ReasonFragmentOverlap},
-		{name: "IPv4 first of 8 bytes TCP", in: tcp.fragment(0, 8, true), want: "drop", reason: ReasonFragmentTiny, counts: []string{"1 egress fragment_tiny 1"}},
-		{name: "IPv4 first of 16 bytes TCP", in: tcp.fragment(0, 16, true), want: "drop", reason: ReasonFragmentTiny},
-		{name: "IPv6 first of 16 bytes TCP", in: fromA(peer6).tcp(1, 2, syn, 40).fragment(0, 16, true), want: "drop", reason: ReasonFragmentTiny},
+		{name: "IPv4 later without its first", in: later(u4), want: "drop", reason: bpf.ReasonFragmentUnknown, counts: []string{"1 egress fragment_unknown 1"}},
+		{name: "IPv6 later without its first", in: later(u6), want: "drop", reason: bpf.ReasonFragmentUnknown},
+		{name: "IPv4 later of another datagram", setup: seen(u4), in: other(later(u4)), want: "drop", reason: bpf.ReasonFragmentUnknown},
+		{name: "IPv6 later of another datagram", setup: seen(u6), in: later(other(u6)), want: "drop", reason: bpf.ReasonFragmentUnknown},
+		{name: "IPv4 later to another destination", setup: seen(u4), in: later(u4.dst(podB.IPv4)), want: "drop", reason: bpf.ReasonFragmentUnknown},
+		{name: "IPv4 later of another protocol", setup: seen(u4), in: tcp.fragment(32, 64, false), want: "drop", reason: bpf.ReasonFragmentUnknown},
+		{name: "IPv4 later overlaps the first", setup: seen(u4), in: u4.fragment(56, 128, false), want: "drop", reason: bpf.ReasonFragmentOverlap, counts: []string{"1 egress fragment_overlap 1"}},
+		{name: "IPv6 later overlaps the first", setup: seen(u6), in: u6.fragment(56, 128, false), want: "drop", reason: bpf.ReasonFragmentOverlap},
+		{name: "IPv4 later inside the transport header", setup: seen(tcp), in: tcp.fragment(8, 40, false), want: "drop", reason: bpf.ReasonFragmentOverlap},
+		{name: "IPv4 first of 8 bytes TCP", in: tcp.fragment(0, 8, true), want: "drop", reason: bpf.ReasonFragmentTiny, counts: []string{"1 egress fragment_tiny 1"}},
+		{name: "IPv4 first of 16 bytes TCP", in: tcp.fragment(0, 16, true), want: "drop", reason: bpf.ReasonFragmentTiny},
+		{name: "IPv6 first of 16 bytes TCP", in: fromA(peer6).tcp(1, 2, syn, 40).fragment(0, 16, true), want: "drop", reason: bpf.ReasonFragmentTiny},
 		{name: "IPv4 first of 8 bytes UDP is whole", in: u4.fragment(0, 8, true), want: "redirect", out: toPeer},
-		{name: "IPv6 first without any transport header", in: u6.fragment(0, 0, true), want: "drop", reason: ReasonFragmentTiny},
+		{name: "IPv6 first without any transport header", in: u6.fragment(0, 0, true), want: "drop", reason: bpf.ReasonFragmentTiny},
 		{name: "IPv4 echo first", in: fromA(peer4).echo(5, 100).fragment(0, 64, true), want: "redirect", out: toPeer},
 		{name: "IPv4 first from the wire", hook: "from_wire", in: first(w4), want: "redirect", out: toA},
 		{name: "IPv4 later from the wire", hook: "from_wire", setup: after("from_wire", first(w4)), in: later(w4), want: "redirect", out: toA},
 		{name: "IPv6 later from the wire", hook: "from_wire", setup: after("from_wire", first(w6)), in: later(w6), want: "redirect", out: toA},
-		{name: "IPv4 later without its first from the wire", hook: "from_wire", in: later(w4), want: "drop", reason: ReasonFragmentUnknown, counts: []string{"1 ingress fragment_unknown 1"}},
+		{name: "IPv4 later without its first from the wire", hook: "from_wire", in: later(w4), want: "drop", reason: bpf.ReasonFragmentUnknown, counts: []string{"1 ingress fragment_unknown 1"}},
 		{name: "IPv4 later to the host is the host's", hook: "from_wire", in: later(w4.dst(node4)), want: "pass", counts: []string{}},
 		{name: "IPv4 fragments to the outside take the stack", setup: after("from_pod", first(u4.dst(world4))), in: later(u4.dst(world4)), want: "pass"},
 		{name: "IPv6 first with destination options behind the fragment header", in: fragmentBefore(u6, 0, 64, true), want: "redirect", out: toPeer},

@@ -6,6 +6,9 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 )
 
 // runWith runs one frame with a context of the test's own.
@@ -40,10 +43,10 @@ func TestGSO(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b.reset(t)
-			b.setPeer(t, bpfNode{Ifindex: uint32(b.index["wtup"]), Flags: bpfNodeResolved, Mtu: 600, Dmac: toMAC(peerMAC), Smac: toMAC(uplinkMAC)})
+			b.setPeer(t, bpf.Node{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NodeResolved, Mtu: 600, Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC)})
 			for range 2 {
 				frame := c.in.bytes()
-				code, out, err := b.runWith(b.progs.FromPodTC, &skbContext{Ifindex: uint32(b.index["wta"]), GSOSize: c.segment, GSOSegs: c.segments}, frame)
+				code, out, err := b.runWith(b.progs.Get("from_pod", hook.TCIngress), &skbContext{Ifindex: uint32(b.index["wta"]), GSOSize: c.segment, GSOSegs: c.segments}, frame)
 				must(t, err)
 				if v := verdictOf("tc", code); v != "redirect" {
 					if c.fits {
@@ -73,7 +76,7 @@ func TestGSO(t *testing.T) {
 func TestJumbo(t *testing.T) {
 	b := newBed(t)
 	const mtu = 9000
-	b.setPeer(t, bpfNode{Ifindex: uint32(b.index["wtup"]), Flags: bpfNodeResolved | bpfNodeXdpOut, Mtu: mtu, Dmac: toMAC(peerMAC), Smac: toMAC(uplinkMAC)})
+	b.setPeer(t, bpf.Node{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NodeResolved | bpf.NodeXdpOut, Mtu: mtu, Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC)})
 	for name, p := range map[string]packet{"IPv4": fromA(peer4), "IPv6": fromA(peer6)} {
 		headers := 28
 		if p.to.Is6() {
@@ -136,7 +139,7 @@ func TestNonLinear(t *testing.T) {
 		for _, linear := range []int{14, 20, 34, 54, 60, 100} {
 			b.reset(t)
 			frame := c.in.bytes()
-			code, _, err := b.runWith(b.progs.FromPodTC, &skbContext{Ifindex: uint32(b.index["wta"]), DataEnd: uint32(linear)}, frame)
+			code, _, err := b.runWith(b.progs.Get("from_pod", hook.TCIngress), &skbContext{Ifindex: uint32(b.index["wta"]), DataEnd: uint32(linear)}, frame)
 			if errors.Is(err, unix.EINVAL) {
 				continue
 			}

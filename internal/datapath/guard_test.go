@@ -10,6 +10,9 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 )
 
 // TestGuardIsNeverAway: replacing the netfilter programs, and dying while at it, leaves each address family with
@@ -25,42 +28,39 @@ func TestGuardIsNeverAway(t *testing.T) {
 	died := errors.New("died here")
 	covered := func(when string) {
 		t.Helper()
-		for _, g := range b.guards() {
-			for _, f := range guardFamilies {
-				path := linkPath(dir, g.name, f.kind, guardIface)
-				if !isLive(path) && !isLive(path+"+") {
-					t.Errorf("%s: no %s for %s", when, g.name, f.kind)
-				}
+		for _, path := range hook.NodePaths(dir) {
+			if !isLive(path) && !isLive(path+"+") {
+				t.Errorf("%s: no %s", when, path)
 			}
 		}
 	}
-	must(t, b.inside(b.attachGuard))
+	must(t, b.inside(b.attachNetfilter))
 	covered("attached")
 	for run := range 3 {
 		b.fault = func(string) error { return died }
-		if err := b.inside(b.attachGuard); !errors.Is(err, died) {
+		if err := b.inside(b.attachNetfilter); !errors.Is(err, died) {
 			t.Fatalf("run %d: %v, want to have died", run, err)
 		}
 		covered("dead in between")
 		// The old pin was gone and the new one had not its name yet.
-		path := linkPath(dir, "post_routing", "netfilter4", guardIface)
+		path := hook.Path(dir, "post_routing", "netfilter4", hook.AllInterfaces)
 		if run == 2 {
 			must(t, os.Remove(path))
 			covered("dead before the name was taken")
 		}
 		b.fault = nil
-		must(t, b.inside(b.attachGuard))
+		must(t, b.inside(b.attachNetfilter))
 		covered("attached again")
 	}
-	links, err := pinnedLinks(dir)
+	links, err := hook.List(dir)
 	if must(t, err); len(links) != 4 {
 		t.Errorf("pins %v, want two for each family", links)
 	}
 	encrypt := b.opts.Encrypt
 	b.opts.Encrypt = nil
 	defer func() { b.opts.Encrypt = encrypt }()
-	must(t, b.inside(b.attachGuard))
-	if links, _ := pinnedLinks(dir); len(links) != 0 {
+	must(t, b.inside(b.attachNetfilter))
+	if links, _ := hook.List(dir); len(links) != 0 {
 		t.Errorf("without encryption %v are left", links)
 	}
 }
@@ -93,7 +93,7 @@ func TestHooksComeFirst(t *testing.T) {
 			return err
 		}
 		defer foreign.Close()
-		ours, err := hook{"to_wire", kindTCEgress, b.progs.ToWire}.attach(index)
+		ours, err := b.progs.Attach(hook.Attachment{Name: "to_wire", Kind: hook.TCEgress, Program: b.progs.Get("to_wire", hook.TCEgress)}, index)
 		if err != nil {
 			return err
 		}
@@ -102,7 +102,7 @@ func TestHooksComeFirst(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		info, err := b.progs.ToWire.Info()
+		info, err := b.progs.Get("to_wire", hook.TCEgress).Info()
 		if err != nil {
 			return err
 		}
@@ -122,12 +122,12 @@ func TestForgedMetadata(t *testing.T) {
 		in          packet
 		tag         uint16
 	}{
-		{"from_wire", "wtup", fromPeer(node4).src(world4).udp(1, 2, 8), bpfTagNone},
-		{"from_pod", "wta", fromA(world4).udp(1, 2, 8), bpfTagEndpoint | 1},
+		{"from_wire", "wtup", fromPeer(node4).src(world4).udp(1, 2, 8), bpf.TagNone},
+		{"from_pod", "wta", fromA(world4).udp(1, 2, 8), bpf.TagEndpoint | 1},
 	} {
 		for _, size := range []int{0, 4, 8, 32} {
 			meta := binary.NativeEndian.AppendUint16(nil, 0x5745)
-			meta = binary.NativeEndian.AppendUint16(meta, bpfTagRouted)
+			meta = binary.NativeEndian.AppendUint16(meta, bpf.TagRouted)
 			meta = append(meta, make([]byte, 32)...)[:size]
 			frame := append(slices.Clone(meta), c.in.bytes()...)
 			var after xdpContext

@@ -3,6 +3,8 @@ package datapath
 import (
 	"fmt"
 	"slices"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // Handles of identities: 14 bits have to do for 22 where a packet goes through the host's stack
@@ -19,9 +21,9 @@ type identityHandles struct {
 }
 
 // restore takes over what a previous run gave out: packets may be on their way with it.
-func (h *identityHandles) restore(m *maps) error {
+func (h *identityHandles) restore(m *bpf.Maps) error {
 	h.byIdentity, h.next = map[uint32]uint16{}, firstHandle
-	var key bpfPeerId
+	var key bpf.PeerId
 	var handle uint16
 	entries := m.PeerIDs.Iterate()
 	for entries.Next(&key, &handle) {

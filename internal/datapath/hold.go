@@ -3,24 +3,16 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
+	"log/slog"
 	"slices"
 	"sync"
 
-	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/netdev"
 )
-
-// decidingMaps are those in which absence lets pass: an address without a route is the world's, and who has no endpoint
-// is no pod. What the others lack is refused (keys, peers, uplinks), or looked up anew (flows).
-var decidingMaps = []string{"weft_routes", "weft_ep_if", "weft_ep_addr", "weft_ep_slot"}
-
-// lateMap is a deciding map that was made anew while hooks of a previous run are in force.
-type lateMap struct {
-	*ebpf.Map
-	spec *ebpf.MapSpec
-}
 
 // hold keeps the uplinks' hooks and the guard of a previous run in force, with their own maps, while a map that decides
 // was made anew, since its layout differs, and is not filled. It ends once SetNodes has entered the routes and
@@ -39,17 +31,27 @@ func (h *hold) isOn() bool {
 	return h.on
 }
 
+// openMaps opens the maps of an instance, knowing whether hooks of a previous run decide.
+func openMaps(dir string, flowEntries uint32, sealing bool, log *slog.Logger) (*bpf.Maps, error) {
+	hooked, err := isHooked(dir)
+	if err != nil {
+		return nil, err
+	}
+	return bpf.OpenMaps(dir, flowEntries, sealing, hooked, log)
+}
+
 // isHooked says whether hooks of a previous run decide about what crosses the uplinks.
 func isHooked(dir string) (bool, error) {
-	deciding := []string{"from_wire", "to_wire", "pre_routing", "post_routing"}
-	links, err := pinnedLinks(dir)
-	return slices.ContainsFunc(links, func(l pinnedLink) bool { return slices.Contains(deciding, l.hook) }), err
+	links, err := hook.List(dir)
+	return slices.ContainsFunc(links, func(l hook.Pinned) bool {
+		return hook.OnlyAt(l.Hook, hook.Uplink) || hook.OnlyAt(l.Hook, hook.Node)
+	}), err
 }
 
 // attachNode hooks the uplinks and the node's netfilter, unless what is there must stay for now.
 func (d *Datapath) attachNode() error {
-	if len(d.maps.late) == 0 {
-		return errors.Join(d.attachUplinks(), d.attachGuard())
+	if len(d.maps.Late) == 0 {
+		return errors.Join(d.attachUplinks(), d.attachNetfilter())
 	}
 	d.hold.mu.Lock()
 	d.hold.on = true
@@ -79,7 +81,7 @@ func (d *Datapath) EnterEndpoints(list []Endpoint) error {
 
 func (d *Datapath) enterEndpoint(ep Endpoint) error {
 	var ifindexes []int
-	for _, name := range []string{ep.HostIf, SecondHostIf(ep.HostIf)} {
+	for _, name := range []string{ep.HostIf, netdev.SecondHostIf(ep.HostIf)} {
 		l, err := netlink.LinkByName(name)
 		switch {
 		case err == nil:
@@ -114,13 +116,13 @@ func (d *Datapath) endHold(filled func(*hold)) error {
 	if !d.hold.on || !d.hold.routes || !d.hold.endpoints {
 		return nil
 	}
-	if err := d.pinLate(); err != nil {
+	if err := d.maps.PinLate(d.opts.BPFDir); err != nil {
 		return err
 	}
 	if err := d.step("maps pinned"); err != nil {
 		return err
 	}
-	if err := errors.Join(d.attachUplinks(), d.attachGuard()); err != nil {
+	if err := errors.Join(d.attachUplinks(), d.attachNetfilter()); err != nil {
 		return err
 	}
 	d.hold.on = false
@@ -132,22 +134,4 @@ func (d *Datapath) endHold(filled func(*hold)) error {
 		return nil // Prune is to come
 	}
 	return d.dropFormer()
-}
-
-// pinLate pins the maps that are filled now, and takes the pins of former layouts away: programs that use those keep them
-// alive, and an agent that would adopt them could not know how old they are.
-func (d *Datapath) pinLate() error {
-	for len(d.maps.late) > 0 {
-		m := d.maps.late[0]
-		if err := m.Pin(filepath.Join(d.opts.BPFDir, pinName(m.spec))); err != nil {
-			return fmt.Errorf("pin map %s: %w", m.spec.Name, err)
-		}
-		for _, path := range stalePins(d.opts.BPFDir, m.spec) {
-			if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-				return fmt.Errorf("remove map of a former layout: %w", err)
-			}
-		}
-		d.maps.late = d.maps.late[1:]
-	}
-	return nil
 }

@@ -17,6 +17,9 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/netdev"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -60,7 +63,7 @@ func newUpgradeWorld(t *testing.T, mode Mode) *upgradeWorld {
 	ipBatch(t, out, "link set wire0 up")
 	ipBatch(t, w.podNS, "link set eth0 up")
 	must(t, netns.Do(w.node, func() error {
-		return errors.Join(writeSysctl("ipv4/conf/all/rp_filter", "0"), writeSysctl("ipv4/conf/wire1/rp_filter", "0"), writeSysctl("ipv4/conf/wtpod/rp_filter", "0"))
+		return errors.Join(netdev.WriteSysctl("ipv4/conf/all/rp_filter", "0"), netdev.WriteSysctl("ipv4/conf/wire1/rp_filter", "0"), netdev.WriteSysctl("ipv4/conf/wtpod/rp_filter", "0"))
 	}))
 	w.opts = Options{
 		BPFDir: dir, StateDir: t.TempDir(), Mode: mode, Uplinks: []string{"wire1"}, HostAddrs: []netip.Addr{node4},
@@ -166,7 +169,7 @@ func (w *upgradeWorld) finish(d *Datapath) error {
 func (w *upgradeWorld) relayout(t *testing.T, names ...string) {
 	t.Helper()
 	for i, name := range names {
-		pins, err := filepath.Glob(filepath.Join(w.dir, mapPin+name+"-*"))
+		pins, err := filepath.Glob(filepath.Join(w.dir, bpf.MapPin+name+"-*"))
 		if must(t, err); len(pins) != 1 {
 			t.Fatalf("pins of %s: %v", name, pins)
 		}
@@ -180,18 +183,18 @@ func (w *upgradeWorld) relayout(t *testing.T, names ...string) {
 func (w *upgradeWorld) programs(t *testing.T) map[string]uint32 {
 	t.Helper()
 	out := map[string]uint32{}
-	links, err := pinnedLinks(w.dir)
+	links, err := hook.List(w.dir)
 	must(t, err)
 	for _, l := range links {
-		if l.iface != "wire1" && l.iface != guardIface {
+		if l.Iface != "wire1" && l.Iface != hook.AllInterfaces {
 			continue
 		}
-		pinned, err := link.LoadPinnedLink(l.path, nil)
+		pinned, err := link.LoadPinnedLink(l.Path, nil)
 		must(t, err)
 		info, err := pinned.Info()
 		pinned.Close()
 		must(t, err)
-		out[filepath.Base(l.path)] = uint32(info.Program)
+		out[filepath.Base(l.Path)] = uint32(info.Program)
 	}
 	return out
 }

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // TestUpgradeOfDecidingMaps: where a map in which absence lets pass has another layout, the uplinks' hooks and the guard of before
@@ -81,7 +83,7 @@ func TestUpgradeEndsByPrune(t *testing.T) {
 		w := newUpgradeWorld(t, ModeStack)
 		w.before(t)
 		was := w.programs(t)
-		w.relayout(t, decidingMaps...)
+		w.relayout(t, bpf.Deciding...)
 		d := w.start(t)
 		prune := func() error { return w.inside(func() error { return d.Prune([]Endpoint{w.ep}) }) }
 		steps := []func() error{prune, func() error { return w.setNodes(t, d) }}
@@ -94,8 +96,8 @@ func TestUpgradeEndsByPrune(t *testing.T) {
 		must(t, steps[1]())
 		w.replaced(t, was)
 		w.closed(t, "in the end")
-		for _, name := range decidingMaps {
-			if pins, _ := filepath.Glob(filepath.Join(w.dir, mapPin+name+"-*")); len(pins) != 1 {
+		for _, name := range bpf.Deciding {
+			if pins, _ := filepath.Glob(filepath.Join(w.dir, bpf.MapPin+name+"-*")); len(pins) != 1 {
 				t.Errorf("pins of %s: %v", name, pins)
 			}
 		}
@@ -115,8 +117,8 @@ func TestRoutesOfAnotherLayout(t *testing.T) {
 	if got := d.Inherited(); !slices.Equal(got, want) {
 		t.Errorf("inherited %v, want %v", got, want)
 	}
-	key, own := routeKey(mustPrefix("10.1.0.0/24")), bpfRoute{}
-	if err := d.maps.Routes.Lookup(&key, &own); err != nil || own != (bpfRoute{}) {
+	key, own := bpf.RouteKeyOf(mustPrefix("10.1.0.0/24")), bpf.Route{}
+	if err := d.maps.Routes.Lookup(&key, &own); err != nil || own != (bpf.Route{}) {
 		t.Errorf("this node's own range: %+v, %v; want it closed", own, err)
 	}
 }

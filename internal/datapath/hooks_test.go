@@ -12,6 +12,10 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/netdev"
 )
 
 // hookBed is the bed with a pin directory and an uplink of its own, "wthu".
@@ -23,14 +27,14 @@ func hookBed(t *testing.T, mode Mode) *bed {
 	before := b.opts
 	b.opts.BPFDir, b.opts.Uplinks, b.opts.StateDir = dir, []string{"wthu"}, t.TempDir()
 	b.mode = ModeStatus{Active: mode}
-	b.undo, err = openUndo(b.opts.StateDir + "/" + undoName)
+	b.undo, err = netdev.OpenUndo(b.opts.StateDir)
 	must(t, err)
 	b.hurry = hurry{}
 	b.host = hostState{changed: make(chan HostChange, 1)}
 	t.Cleanup(func() {
-		links, _ := pinnedLinks(dir)
+		links, _ := hook.List(dir)
 		for _, l := range links {
-			_ = detach(l.path)
+			_ = hook.Detach(l.Path)
 		}
 		b.opts, b.fault, b.unreachable, b.undo = before, nil, false, nil
 		os.RemoveAll(dir)
@@ -116,8 +120,8 @@ func TestFailedUpdateKeepsTheProgram(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		wrong := hook{"from_wire", kindTCIngress, b.progs.FromWireXDP} // of another type: the kernel refuses it
-		if err := b.ensureLink(wrong, "wthu", index); err == nil || !strings.Contains(err.Error(), "the program that was there stays") {
+		wrong := hook.Attachment{Name: "from_wire", Kind: hook.TCIngress, Program: b.progs.Get("from_wire", hook.XDP)} // of another type: the kernel refuses it
+		if err := b.links().EnsureOne(wrong, "wthu", index); err == nil || !strings.Contains(err.Error(), "the program that was there stays") {
 			t.Errorf("error %v", err)
 		}
 		after, err := attachedTo(index)
@@ -131,14 +135,14 @@ func TestFailedUpdateKeepsTheProgram(t *testing.T) {
 // TestLoweredUplinkMTU: programs loaded for small frames replace those on a pod's interface of 9000 bytes.
 func TestLoweredUplinkMTU(t *testing.T) {
 	b := hookBed(t, ModeXDP)
-	small, err := loadPrograms(b.maps, b.constants(), false)
+	small, err := hook.Load(b.maps, b.constants(), false)
 	must(t, err)
 	defer small.Close()
 	large := b.progs
 	defer func() { b.progs = large }()
 	for _, earlier := range []struct {
 		name  string
-		progs *programs
+		progs *hook.Programs
 	}{{"attached with frags before", large}, {"attached for the first time", nil}} {
 		t.Run(earlier.name, func(t *testing.T) {
 			must(t, b.inside(func() error {
@@ -149,12 +153,12 @@ func TestLoweredUplinkMTU(t *testing.T) {
 				}
 				ep := Endpoint{Slot: 3, HostIf: "wtp0"}
 				if b.progs = earlier.progs; b.progs != nil {
-					if err := b.ensureHooks(ep.HostIf, l.Attrs().Index, b.hooksFor(ep)); err != nil {
+					if err := b.links().Ensure(ep.HostIf, l.Attrs().Index, b.hooksFor(ep)); err != nil {
 						return err
 					}
 				}
 				b.progs = small
-				err = b.ensureHooks(ep.HostIf, l.Attrs().Index, b.hooksFor(ep))
+				err = b.links().Ensure(ep.HostIf, l.Attrs().Index, b.hooksFor(ep))
 				if names, _ := attachedTo(l.Attrs().Index); !slices.Equal(names, []string{"weft_from_pod", "weft_tag_in", "weft_to_pod"}) {
 					t.Errorf("attached: %v", names)
 				}
@@ -185,7 +189,7 @@ func TestKilledWhileHooking(t *testing.T) {
 					for dieAt := 1; ; dieAt++ {
 						b.fault = nil
 						before(b)
-						if err := b.ensureHooks("wtp0", l.Attrs().Index, b.hooksFor(ep)); err != nil {
+						if err := b.links().Ensure("wtp0", l.Attrs().Index, b.hooksFor(ep)); err != nil {
 							return err
 						}
 						after(b)
@@ -199,7 +203,7 @@ func TestKilledWhileHooking(t *testing.T) {
 							}
 							return nil
 						}
-						err := b.ensureHooks("wtp0", l.Attrs().Index, b.hooksFor(ep))
+						err := b.links().Ensure("wtp0", l.Attrs().Index, b.hooksFor(ep))
 						if err == nil {
 							break
 						}
@@ -252,7 +256,7 @@ func TestDetachDownFirst(t *testing.T) {
 						t.Errorf("another plugin's interface was changed: up %v, %v", isUp(now), err)
 					}
 				}
-				if b.maps.EpIf.Lookup(uint32(l.Attrs().Index), new(bpfEndpoint)) == nil {
+				if b.maps.EpIf.Lookup(uint32(l.Attrs().Index), new(bpf.Endpoint)) == nil {
 					t.Error("the interface still belongs to an endpoint in the map")
 				}
 				return nil
@@ -270,7 +274,7 @@ func TestPruneKeepsHooksOfStrays(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if err := b.ensureHooks(name, l.Attrs().Index, b.hooksFor(Endpoint{})); err != nil {
+			if err := b.links().Ensure(name, l.Attrs().Index, b.hooksFor(Endpoint{})); err != nil {
 				return err
 			}
 			if err := b.putEndpoint(Endpoint{Slot: 3, HostIf: name, IPv4: addr("10.1.0.33")}, []int{l.Attrs().Index}); err != nil {
@@ -288,7 +292,7 @@ func TestPruneKeepsHooksOfStrays(t *testing.T) {
 			if names, err := attachedTo(l.Attrs().Index); !slices.Contains(names, "weft_from_pod") {
 				t.Errorf("%s: %v, %v", name, names, err)
 			}
-			var entry bpfEndpoint
+			var entry bpf.Endpoint
 			if b.maps.EpIf.Lookup(uint32(l.Attrs().Index), &entry) == nil {
 				t.Errorf("%s is still in the map", name)
 			}
@@ -302,7 +306,7 @@ func TestPruneKeepsHooksOfStrays(t *testing.T) {
 		if err := b.Prune(nil); err != nil || len(b.Problems()) != 0 {
 			t.Errorf("after the interfaces went: %v, %q", err, b.Problems())
 		}
-		links, err := pinnedLinks(b.opts.BPFDir)
+		links, err := hook.List(b.opts.BPFDir)
 		if len(links) != 0 {
 			t.Errorf("left pinned: %+v", links)
 		}

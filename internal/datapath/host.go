@@ -22,7 +22,7 @@ const maxPage = 3400
 
 // prepareHost makes the node a router, as the fallback for everything the hooks leave to the stack.
 func (d *Datapath) prepareHost() error {
-	if err := d.undo.setSysctl("net/ipv4/ip_forward", "1"); err != nil {
+	if err := d.undo.SetSysctl("net/ipv4/ip_forward", "1"); err != nil {
 		return err
 	}
 	if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil {
@@ -33,7 +33,7 @@ func (d *Datapath) prepareHost() error {
 			return err
 		}
 	}
-	return d.undo.setSysctl("net/ipv6/conf/all/forwarding", "1")
+	return d.undo.SetSysctl("net/ipv6/conf/all/forwarding", "1")
 }
 
 // keepAdvertisements has an uplink go on taking router advertisements: a router ignores them unless told otherwise.
@@ -42,7 +42,7 @@ func (d *Datapath) keepAdvertisements(name string) error {
 	if err != nil || value[0] != '1' {
 		return nil
 	}
-	return d.undo.setSysctl("net/ipv6/conf/"+name+"/accept_ra", "2")
+	return d.undo.SetSysctl("net/ipv6/conf/"+name+"/accept_ra", "2")
 }
 
 // needsFrags tells whether some uplink carries frames larger than a page.

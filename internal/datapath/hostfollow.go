@@ -12,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/netdev"
 )
 
 // How often the host is looked at without an event, and how long events are collected: who
@@ -142,7 +144,7 @@ func (d *Datapath) linkChanged(l netlink.LinkUpdate) (uplink bool) {
 		d.followUplinks()
 		return true
 	case l.Header.Type == unix.RTM_DELLINK, l.Link.Attrs().Flags&net.FlagUp == 0:
-		if strings.HasPrefix(name, "weft") || strings.HasPrefix(name, secondPrefix) || d.isEndpoint(name) {
+		if strings.HasPrefix(name, netdev.HostPrefix) || strings.HasPrefix(name, netdev.SecondPrefix) || d.isEndpoint(name) {
 			d.host.tell(HostChange{Interfaces: []string{name}})
 		}
 	}

@@ -16,6 +16,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -167,7 +169,7 @@ func TestHookForcedOff(t *testing.T) {
 		if err := b.attachUplink(l); err != nil {
 			return err
 		}
-		pinned, err := link.LoadPinnedLink(linkPath(b.opts.BPFDir, "to_wire", kindTCEgress, "wthu"), nil)
+		pinned, err := link.LoadPinnedLink(hook.Path(b.opts.BPFDir, "to_wire", hook.TCEgress, "wthu"), nil)
 		if err != nil {
 			return err
 		}
@@ -271,29 +273,6 @@ func await(t *testing.T, what string, holds func() bool) {
 	t.Fatalf("%s never came", what)
 }
 
-// TestDamagedUndoFile: one that cannot be read is kept aside and named, and the agent starts.
-func TestDamagedUndoFile(t *testing.T) {
-	for name, content := range map[string]string{"empty": "", "half": `{"sysctls":{"net/ipv4/ip_fo`, "no object": `[]`, "nulls": `{"sysctls":null}`} {
-		t.Run(name, func(t *testing.T) {
-			path := t.TempDir() + "/" + undoName
-			must(t, os.WriteFile(path, []byte(content), 0o600))
-			u, err := openUndo(path)
-			must(t, err)
-			if u.Sysctls == nil || u.Offloads == nil || u.damaged != path+".damaged" {
-				t.Errorf("%+v", u)
-			}
-			if kept, err := os.ReadFile(u.damaged); err != nil || string(kept) != content {
-				t.Errorf("kept %q, %v", kept, err)
-			}
-			must(t, u.noteNeighbor(addr("192.0.2.9")))
-			again, err := openUndo(path)
-			if err != nil || len(again.Neighbors) != 1 || again.damaged != "" {
-				t.Errorf("written anew: %+v, %v", again, err)
-			}
-		})
-	}
-}
-
 // TestGoneInterfaceLeavesNothing: pins, entry and problem of an interface without an endpoint go with it, also where its DEL
 // came first, as of a chained pod.
 func TestGoneInterfaceLeavesNothing(t *testing.T) {
@@ -312,18 +291,18 @@ func TestGoneInterfaceLeavesNothing(t *testing.T) {
 				return err
 			}
 			index = uint32(l.Attrs().Index)
-			return errors.Join(b.putEndpoint(ep, []int{l.Attrs().Index}), b.ensureHooks("wtp0", l.Attrs().Index, b.hooksFor(ep)), leave())
+			return errors.Join(b.putEndpoint(ep, []int{l.Attrs().Index}), b.links().Ensure("wtp0", l.Attrs().Index, b.hooksFor(ep)), leave())
 		}))
 		must(t, b.inside(func() error { b.dropGone(); return nil }))
-		if links, err := pinnedLinks(b.opts.BPFDir); err != nil || len(links) == 0 {
+		if links, err := hook.List(b.opts.BPFDir); err != nil || len(links) == 0 {
 			t.Errorf("%s: the pins of one that is there went: %v, %v", name, links, err)
 		}
 		t.Run(name, func(t *testing.T) {
 			b.followed(t)
 			must(t, b.inside(func() error { return deleteAll("wtp0") }))
 			await(t, "the end of pins, entry and problem", func() bool {
-				links, err := pinnedLinks(b.opts.BPFDir)
-				return err == nil && len(links) == 0 && len(b.Problems()) == 0 && b.maps.EpIf.Lookup(index, new(bpfEndpoint)) != nil
+				links, err := hook.List(b.opts.BPFDir)
+				return err == nil && len(links) == 0 && len(b.Problems()) == 0 && b.maps.EpIf.Lookup(index, new(bpf.Endpoint)) != nil
 			})
 		})
 		must(t, b.forgetEndpoint(ep))

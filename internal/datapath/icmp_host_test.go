@@ -5,14 +5,16 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // errorToHost is an ICMP error from the wire to this host.
 type errorToHost struct {
 	name   string
 	in     packet
-	behind []byte // what the frame has behind the IP packet's end
-	reason Reason // ReasonNone: it passes
+	behind []byte     // what the frame has behind the IP packet's end
+	reason bpf.Reason // bpf.ReasonNone: it passes
 }
 
 // hostEnds are the addresses of one family: own and second are this host's.
@@ -35,18 +37,18 @@ func (e hostEnds) forged() []errorToHost {
 	quote := open.payload[8:]
 	unreadable := newPacket(peerMAC, uplinkMAC, e.router, e.own).icmp(sealed.payload[0], sealed.payload[1], make([]byte, 4+12))
 	rows := []errorToHost{
-		{name: "about a later fragment", in: e.error(e.about(e.own, e.peer).fragment(8, 64, false)), reason: ReasonIcmpUnsealed},
-		{name: "about a packet from another own address", in: e.error(e.about(e.second, e.peer)), reason: ReasonIcmpUnsealed},
-		{name: "about a packet in a plain pod's name", in: e.error(e.about(e.pod, e.peer)), reason: ReasonIcmpUnsealed},
-		{name: "quoting another IP version", in: open.edit(func(f []byte) { f[len(f)-len(quote)] ^= 0x70 }), reason: ReasonIcmpUnsealed},
-		{name: "quoting less than a header", in: unreadable, reason: ReasonIcmpUnsealed},
-		{name: "in fragments, the first without a quote", in: sealed.fragment(0, 8, true), reason: ReasonIcmpUnsealed},
-		{name: "in fragments, another quote behind the first's end", in: sealed.fragment(0, 8, true), behind: quote, reason: ReasonIcmpUnsealed},
-		{name: "in fragments, the first with a quote that the kernel cuts", in: open.fragment(0, 28, true), reason: ReasonIcmpUnsealed},
-		{name: "in fragments, the first without a whole header", in: sealed.fragment(0, 4, true), reason: ReasonFragmentTiny},
+		{name: "about a later fragment", in: e.error(e.about(e.own, e.peer).fragment(8, 64, false)), reason: bpf.ReasonIcmpUnsealed},
+		{name: "about a packet from another own address", in: e.error(e.about(e.second, e.peer)), reason: bpf.ReasonIcmpUnsealed},
+		{name: "about a packet in a plain pod's name", in: e.error(e.about(e.pod, e.peer)), reason: bpf.ReasonIcmpUnsealed},
+		{name: "quoting another IP version", in: open.edit(func(f []byte) { f[len(f)-len(quote)] ^= 0x70 }), reason: bpf.ReasonIcmpUnsealed},
+		{name: "quoting less than a header", in: unreadable, reason: bpf.ReasonIcmpUnsealed},
+		{name: "in fragments, the first without a quote", in: sealed.fragment(0, 8, true), reason: bpf.ReasonIcmpUnsealed},
+		{name: "in fragments, another quote behind the first's end", in: sealed.fragment(0, 8, true), behind: quote, reason: bpf.ReasonIcmpUnsealed},
+		{name: "in fragments, the first with a quote that the kernel cuts", in: open.fragment(0, 28, true), reason: bpf.ReasonIcmpUnsealed},
+		{name: "in fragments, the first without a whole header", in: sealed.fragment(0, 4, true), reason: bpf.ReasonFragmentTiny},
 	}
 	if e.own.Is4() {
-		return append(rows, errorToHost{name: "behind a source route", in: sealed.opts(131, 3, 4, 0), reason: ReasonSourceRoute})
+		return append(rows, errorToHost{name: "behind a source route", in: sealed.opts(131, 3, 4, 0), reason: bpf.ReasonSourceRoute})
 	}
 	many, long := sealed, sealed.ext(unix.IPPROTO_DSTOPTS, optionsHeader(160)).ext(unix.IPPROTO_DSTOPTS, optionsHeader(160))
 	for range 7 {
@@ -59,12 +61,12 @@ func (e hostEnds) forged() []errorToHost {
 	over := routingHeader(0, 8)
 	over[3] = 0
 	return append(rows,
-		errorToHost{name: "behind seven extension headers", in: many, reason: ReasonExtensionHeaders},
-		errorToHost{name: "anything else behind seven extension headers", in: data, reason: ReasonExtensionHeaders},
-		errorToHost{name: "behind extension headers of more than 320 bytes", in: long, reason: ReasonExtensionHeaders},
-		errorToHost{name: "behind a source route that is over", in: sealed.ext(unix.IPPROTO_ROUTING, over), reason: ReasonSourceRoute},
+		errorToHost{name: "behind seven extension headers", in: many, reason: bpf.ReasonExtensionHeaders},
+		errorToHost{name: "anything else behind seven extension headers", in: data, reason: bpf.ReasonExtensionHeaders},
+		errorToHost{name: "behind extension headers of more than 320 bytes", in: long, reason: bpf.ReasonExtensionHeaders},
+		errorToHost{name: "behind a source route that is over", in: sealed.ext(unix.IPPROTO_ROUTING, over), reason: bpf.ReasonSourceRoute},
 		errorToHost{name: "in fragments, the first ends before the header", in: sealed.ext(unix.IPPROTO_FRAGMENT, []byte{0, 0, 0, 1, 0, 0, 0, 9}).
-			raw(unix.IPPROTO_DSTOPTS, nil), reason: ReasonTruncated})
+			raw(unix.IPPROTO_DSTOPTS, nil), reason: bpf.ReasonTruncated})
 }
 
 // honest rows are the nearest that have to pass.
@@ -115,11 +117,11 @@ func TestICMPErrorsToThisHost(t *testing.T) {
 			for _, c := range append(ends.forged(), ends.honest()...) {
 				t.Run(context+" "+family+" "+c.name, func(t *testing.T) {
 					must(t, emptyMap(b.maps.Drops))
-					want := map[bool]string{true: "pass", false: "drop"}[c.reason == ReasonNone]
+					want := map[bool]string{true: "pass", false: "drop"}[c.reason == bpf.ReasonNone]
 					if v, _ := b.send(t, context, "from_wire", "wtup", append(c.in.bytes(), c.behind...)); v != want {
 						t.Errorf("%s, want %s", v, want)
 					}
-					if got := reasonsIn(b.counted(t)); c.reason == ReasonNone && got != nil || c.reason != ReasonNone && (len(got) != 1 || got[0] != c.reason.String()) {
+					if got := reasonsIn(b.counted(t)); c.reason == bpf.ReasonNone && got != nil || c.reason != bpf.ReasonNone && (len(got) != 1 || got[0] != c.reason.String()) {
 						t.Errorf("drop reasons %v, want %s", got, c.reason)
 					}
 				})

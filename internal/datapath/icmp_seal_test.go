@@ -8,6 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/test/espref"
 )
@@ -83,7 +84,7 @@ func TestICMPErrorsThroughTheStack(t *testing.T) {
 		name, hook, via string
 		in              packet
 		want            string
-		reason          Reason
+		reason          bpf.Reason
 	}
 	rows := func(name string, router, pod, own, peer, peerHost, lost, world netip.Addr) []errorRow {
 		about := func(to, src, dst netip.Addr) packet {
@@ -95,20 +96,20 @@ func TestICMPErrorsThroughTheStack(t *testing.T) {
 			return error.icmpError(2, 0, 1280, quoted, 88)
 		}
 		return []errorRow{
-			{name + " by an interface without hooks, about a remote pod", "to_pod", "wtx", about(pod, pod, peer), "drop", ReasonIcmpUnsealed},
-			{name + " translated, about a remote pod", "to_pod", "wtup", about(pod, pod, peer), "drop", ReasonIcmpUnsealed},
-			{name + " translated, about a remote host", "to_pod", "wtup", about(pod, pod, peerHost), "drop", ReasonIcmpUnsealed},
-			{name + " about a lost node's pod", "to_pod", "wtup", about(pod, pod, lost), "drop", ReasonIcmpUnsealed},
-			{name + " about the world", "to_pod", "wtup", about(pod, pod, world), "pass", ReasonNone},
-			{name + " about the world, by an interface without hooks", "to_pod", "wtx", about(pod, pod, world), "pass", ReasonNone},
-			{name + " about the world, in fragments", "to_pod", "wtx", about(pod, pod, world).fragment(0, 96, true), "drop", ReasonIcmpNoFlow},
-			{name + " in which another's packet is quoted", "to_pod", "wtx", about(pod, world, peer), "drop", ReasonIcmpMismatch},
-			{name + " of this host itself, about a remote pod", "to_pod", "", about(pod, pod, peer), "pass", ReasonNone},
-			{name + " of another pod, about a remote pod", "to_pod", "wtb", about(pod, pod, peer), "pass", ReasonNone},
-			{name + " to this host, about a remote pod", "from_wire", "wtup", about(own, own, peer), "drop", ReasonIcmpUnsealed},
-			{name + " to this host, about a lost node's pod", "from_wire", "wtup", about(own, own, lost), "drop", ReasonIcmpUnsealed},
-			{name + " to this host, about a remote host", "from_wire", "wtup", about(own, own, peerHost), "pass", ReasonNone},
-			{name + " to this host, about the world", "from_wire", "wtup", about(own, own, world), "pass", ReasonNone},
+			{name + " by an interface without hooks, about a remote pod", "to_pod", "wtx", about(pod, pod, peer), "drop", bpf.ReasonIcmpUnsealed},
+			{name + " translated, about a remote pod", "to_pod", "wtup", about(pod, pod, peer), "drop", bpf.ReasonIcmpUnsealed},
+			{name + " translated, about a remote host", "to_pod", "wtup", about(pod, pod, peerHost), "drop", bpf.ReasonIcmpUnsealed},
+			{name + " about a lost node's pod", "to_pod", "wtup", about(pod, pod, lost), "drop", bpf.ReasonIcmpUnsealed},
+			{name + " about the world", "to_pod", "wtup", about(pod, pod, world), "pass", bpf.ReasonNone},
+			{name + " about the world, by an interface without hooks", "to_pod", "wtx", about(pod, pod, world), "pass", bpf.ReasonNone},
+			{name + " about the world, in fragments", "to_pod", "wtx", about(pod, pod, world).fragment(0, 96, true), "drop", bpf.ReasonIcmpNoFlow},
+			{name + " in which another's packet is quoted", "to_pod", "wtx", about(pod, world, peer), "drop", bpf.ReasonIcmpMismatch},
+			{name + " of this host itself, about a remote pod", "to_pod", "", about(pod, pod, peer), "pass", bpf.ReasonNone},
+			{name + " of another pod, about a remote pod", "to_pod", "wtb", about(pod, pod, peer), "pass", bpf.ReasonNone},
+			{name + " to this host, about a remote pod", "from_wire", "wtup", about(own, own, peer), "drop", bpf.ReasonIcmpUnsealed},
+			{name + " to this host, about a lost node's pod", "from_wire", "wtup", about(own, own, lost), "drop", bpf.ReasonIcmpUnsealed},
+			{name + " to this host, about a remote host", "from_wire", "wtup", about(own, own, peerHost), "pass", bpf.ReasonNone},
+			{name + " to this host, about the world", "from_wire", "wtup", about(own, own, world), "pass", bpf.ReasonNone},
 		}
 	}
 	for _, c := range append(rows("IPv4", addr("203.0.113.1"), podA.IPv4, node4, peer4, wireB4, lost4, world4),
@@ -130,7 +131,7 @@ func TestICMPErrorsThroughTheStack(t *testing.T) {
 			if got := verdictOf("tc", code); got != c.want {
 				t.Errorf("%s, want %s", got, c.want)
 			}
-			if got := reasonsIn(b.counted(t)); c.reason == ReasonNone && got != nil || c.reason != ReasonNone && (len(got) != 1 || got[0] != c.reason.String()) {
+			if got := reasonsIn(b.counted(t)); c.reason == bpf.ReasonNone && got != nil || c.reason != bpf.ReasonNone && (len(got) != 1 || got[0] != c.reason.String()) {
 				t.Errorf("drop reasons %v, want %s", got, c.reason)
 			}
 		})
@@ -142,8 +143,8 @@ func TestICMPErrorsThroughTheStack(t *testing.T) {
 func TestSealedErrorIsNoSYN(t *testing.T) {
 	b := newSealBed(t, 4).keyed(t)
 	pod := addr("10.2.2.4")
-	key := routeKey(mustPrefix("10.2.2.0/24"))
-	must(t, b.maps.Routes.Put(&key, &bpfRoute{Node: 1}))
+	key := bpf.RouteKeyOf(mustPrefix("10.2.2.0/24"))
+	must(t, b.maps.Routes.Put(&key, &bpf.Route{Node: 1}))
 	sent := newPacket(peerMAC, uplinkMAC, pod, podA.IPv4).tcp(1000, 80, syn, 0).ttl(1).id(0xc000)
 	for i, context := range contexts {
 		frame := b.sealedBy(t, peerSA(0), espref.Packet{Seq: uint64(i) + 1, Inner: sent.bytes()[14:]}, wireB4)
@@ -188,13 +189,13 @@ func TestErrorsQuoteNothing(t *testing.T) {
 			return quoting(from, fromA(to).src(from).udp(1, 2, 60), size)
 		}
 		for _, o := range []origin{
-			{name: "about a packet to a pod", in: error(c.remote, c.remote, c.pod), want: "redirect", into: bpfIdentityHost},
-			{name: "about a packet to a pod of a protocol and size that nothing is known of", in: short(c.remote, c.pod), want: "redirect", into: bpfIdentityHost},
+			{name: "about a packet to a pod", in: error(c.remote, c.remote, c.pod), want: "redirect", into: bpf.IdentityHost},
+			{name: "about a packet to a pod of a protocol and size that nothing is known of", in: short(c.remote, c.pod), want: "redirect", into: bpf.IdentityHost},
 			{name: "about such a packet to this host", in: short(c.remote, c.own), want: "pass"},
-			{name: "about a packet whose header is cut off", in: cut(c.remote, c.pod, 16), want: "redirect", into: bpfIdentityHost},
+			{name: "about a packet whose header is cut off", in: cut(c.remote, c.pod, 16), want: "redirect", into: bpf.IdentityHost},
 			{name: "about a packet to this host", in: error(c.remote, c.remote, c.own), want: "pass"},
-			{name: "about a packet of somebody else's", in: error(c.remote, c.lost, c.pod), want: "redirect", into: bpfIdentityHost},
-			{name: "to a lost node, about a packet to a pod", in: error(c.lost, c.lost, c.pod), want: "drop", reason: ReasonNoNode},
+			{name: "about a packet of somebody else's", in: error(c.remote, c.lost, c.pod), want: "redirect", into: bpf.IdentityHost},
+			{name: "to a lost node, about a packet to a pod", in: error(c.lost, c.lost, c.pod), want: "drop", reason: bpf.ReasonNoNode},
 			{name: "of the world's, about a packet to a pod", via: "wtup", in: error(c.remote, c.remote, c.pod).src(world4), want: "pass"},
 		} {
 			if o.via != "" && c.own.Is6() {

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // TestICMPErrors: an error passes if the packet it quotes belongs to a flow and was sent by the error's receiver.
@@ -31,28 +33,28 @@ func TestICMPErrors(t *testing.T) {
 		{name: "IPv6 quoting destination options", hook: "from_wire", setup: flow(dest6), in: router6(dest6), want: "redirect", out: toA},
 		{name: "IPv6 quoting hop-by-hop options", hook: "from_wire", setup: flow(sent6), in: router6(sent6.ext(unix.IPPROTO_HOPOPTS, optionsHeader(8))), want: "redirect", out: toA},
 		{name: "IPv4 quoting another TTL than sent", hook: "from_wire", setup: flow(sent4), in: router4(sent4.ttl(1)), want: "redirect", out: toA},
-		{name: "IPv4 without a flow", hook: "from_wire", in: router4(sent4), want: "drop", reason: ReasonIcmpNoFlow, counts: []string{"1 ingress icmp_no_flow 1"}},
-		{name: "IPv4 without a flow, hiding behind a cached echo of identifier 0", hook: "from_wire", setup: echoZero, in: fromPeer(podA.IPv4).icmpError(11, 0, 0, sent4, 28), want: "drop", reason: ReasonIcmpNoFlow},
-		{name: "IPv6 without a flow", hook: "from_wire", in: router6(sent6), want: "drop", reason: ReasonIcmpNoFlow},
-		{name: "IPv4 about another port", hook: "from_wire", setup: flow(sent4), in: router4(fromA(peer4).udp(1001, 53, 40)), want: "drop", reason: ReasonIcmpNoFlow},
-		{name: "IPv6 about another destination", hook: "from_wire", setup: flow(sent6), in: router6(fromA(addr("fd00:2::21")).udp(1000, 53, 40)), want: "drop", reason: ReasonIcmpNoFlow},
-		{name: "IPv4 about another protocol", hook: "from_wire", setup: flow(sent4), in: router4(fromA(peer4).tcp(1000, 53, ack, 0)), want: "drop", reason: ReasonIcmpNoFlow},
-		{name: "IPv4 about an echo of another identifier", hook: "from_wire", setup: flow(ping4), in: router4(fromA(peer4).echo(78, 20)), want: "drop", reason: ReasonIcmpNoFlow},
-		{name: "IPv4 about a packet of another pod", hook: "from_wire", setup: cachedB, in: router4(fromB(peer4).tcp(1000, 80, ack, 8)), want: "drop", reason: ReasonIcmpMismatch, counts: []string{"1 ingress icmp_mismatch 1"}},
-		{name: "IPv6 about a packet of another pod", hook: "from_wire", setup: flow(sent6), in: router6(fromB(peer6).udp(1000, 53, 40)), want: "drop", reason: ReasonIcmpMismatch},
-		{name: "IPv4 about a packet to the pod", hook: "from_wire", setup: flow(sent4), in: router4(fromPeer(podA.IPv4).udp(53, 1000, 40)), want: "drop", reason: ReasonIcmpMismatch},
-		{name: "IPv4 about a later fragment", hook: "from_wire", setup: flow(sent4), in: router4(sent4.fragment(8, 24, true)), want: "drop", reason: ReasonIcmpNoFlow},
-		{name: "IPv4 in fragments", hook: "from_wire", setup: flow(sent4), in: fromPeer(podA.IPv4).icmpError(11, 0, 0, sent4, 56).fragment(0, 56, true), want: "drop", reason: ReasonIcmpNoFlow},
-		{name: "IPv6 in fragments", hook: "from_wire", setup: flow(sent6), in: router6(sent6).fragment(0, 88, true), want: "drop", reason: ReasonIcmpNoFlow},
-		{name: "IPv4 quote cut inside the IP header", hook: "from_wire", setup: flow(sent4), in: fromPeer(podA.IPv4).icmpError(11, 0, 0, sent4, 19), want: "drop", reason: ReasonTruncated},
-		{name: "IPv4 quote cut inside the ports", hook: "from_wire", setup: flow(sent4), in: fromPeer(podA.IPv4).icmpError(11, 0, 0, sent4, 27), want: "drop", reason: ReasonTruncated},
-		{name: "IPv4 without any quote", hook: "from_wire", in: fromPeer(podA.IPv4).icmp(3, 1, make([]byte, 4)), want: "drop", reason: ReasonTruncated},
-		{name: "IPv6 quote cut inside the ports", hook: "from_wire", setup: flow(sent6), in: fromPeer(podA.IPv6).icmpError(2, 0, 1280, sent6, 47), want: "drop", reason: ReasonTruncated},
-		{name: "IPv4 quoting IPv6", hook: "from_wire", setup: flow(sent4), in: fromPeer(podA.IPv4).icmpError(3, 1, 0, sent6, 60), want: "drop", reason: ReasonTruncated},
+		{name: "IPv4 without a flow", hook: "from_wire", in: router4(sent4), want: "drop", reason: bpf.ReasonIcmpNoFlow, counts: []string{"1 ingress icmp_no_flow 1"}},
+		{name: "IPv4 without a flow, hiding behind a cached echo of identifier 0", hook: "from_wire", setup: echoZero, in: fromPeer(podA.IPv4).icmpError(11, 0, 0, sent4, 28), want: "drop", reason: bpf.ReasonIcmpNoFlow},
+		{name: "IPv6 without a flow", hook: "from_wire", in: router6(sent6), want: "drop", reason: bpf.ReasonIcmpNoFlow},
+		{name: "IPv4 about another port", hook: "from_wire", setup: flow(sent4), in: router4(fromA(peer4).udp(1001, 53, 40)), want: "drop", reason: bpf.ReasonIcmpNoFlow},
+		{name: "IPv6 about another destination", hook: "from_wire", setup: flow(sent6), in: router6(fromA(addr("fd00:2::21")).udp(1000, 53, 40)), want: "drop", reason: bpf.ReasonIcmpNoFlow},
+		{name: "IPv4 about another protocol", hook: "from_wire", setup: flow(sent4), in: router4(fromA(peer4).tcp(1000, 53, ack, 0)), want: "drop", reason: bpf.ReasonIcmpNoFlow},
+		{name: "IPv4 about an echo of another identifier", hook: "from_wire", setup: flow(ping4), in: router4(fromA(peer4).echo(78, 20)), want: "drop", reason: bpf.ReasonIcmpNoFlow},
+		{name: "IPv4 about a packet of another pod", hook: "from_wire", setup: cachedB, in: router4(fromB(peer4).tcp(1000, 80, ack, 8)), want: "drop", reason: bpf.ReasonIcmpMismatch, counts: []string{"1 ingress icmp_mismatch 1"}},
+		{name: "IPv6 about a packet of another pod", hook: "from_wire", setup: flow(sent6), in: router6(fromB(peer6).udp(1000, 53, 40)), want: "drop", reason: bpf.ReasonIcmpMismatch},
+		{name: "IPv4 about a packet to the pod", hook: "from_wire", setup: flow(sent4), in: router4(fromPeer(podA.IPv4).udp(53, 1000, 40)), want: "drop", reason: bpf.ReasonIcmpMismatch},
+		{name: "IPv4 about a later fragment", hook: "from_wire", setup: flow(sent4), in: router4(sent4.fragment(8, 24, true)), want: "drop", reason: bpf.ReasonIcmpNoFlow},
+		{name: "IPv4 in fragments", hook: "from_wire", setup: flow(sent4), in: fromPeer(podA.IPv4).icmpError(11, 0, 0, sent4, 56).fragment(0, 56, true), want: "drop", reason: bpf.ReasonIcmpNoFlow},
+		{name: "IPv6 in fragments", hook: "from_wire", setup: flow(sent6), in: router6(sent6).fragment(0, 88, true), want: "drop", reason: bpf.ReasonIcmpNoFlow},
+		{name: "IPv4 quote cut inside the IP header", hook: "from_wire", setup: flow(sent4), in: fromPeer(podA.IPv4).icmpError(11, 0, 0, sent4, 19), want: "drop", reason: bpf.ReasonTruncated},
+		{name: "IPv4 quote cut inside the ports", hook: "from_wire", setup: flow(sent4), in: fromPeer(podA.IPv4).icmpError(11, 0, 0, sent4, 27), want: "drop", reason: bpf.ReasonTruncated},
+		{name: "IPv4 without any quote", hook: "from_wire", in: fromPeer(podA.IPv4).icmp(3, 1, make([]byte, 4)), want: "drop", reason: bpf.ReasonTruncated},
+		{name: "IPv6 quote cut inside the ports", hook: "from_wire", setup: flow(sent6), in: fromPeer(podA.IPv6).icmpError(2, 0, 1280, sent6, 47), want: "drop", reason: bpf.ReasonTruncated},
+		{name: "IPv4 quoting IPv6", hook: "from_wire", setup: flow(sent4), in: fromPeer(podA.IPv4).icmpError(3, 1, 0, sent6, 60), want: "drop", reason: bpf.ReasonTruncated},
 		{name: "IPv4 error from a pod about what it received", setup: after("from_wire", fromPeer(podA.IPv4).udp(53, 1000, 40)), in: fromA(peer4).icmpError(3, 3, 0, fromPeer(podA.IPv4).udp(53, 1000, 40), 28), want: "redirect", out: toPeer},
 		{name: "IPv6 error from a pod about what it received", setup: after("from_wire", fromPeer(podA.IPv6).udp(53, 1000, 40)), in: fromA(peer6).icmpError(1, 4, 0, fromPeer(podA.IPv6).udp(53, 1000, 40), 88), want: "redirect", out: toPeer},
-		{name: "forged error from a pod about another's flow", setup: cachedB, in: fromA(peer4).icmpError(3, 3, 0, fromPeer(podB.IPv4).tcp(80, 1000, ack, 8), 28), want: "drop", reason: ReasonIcmpMismatch},
-		{name: "forged error from a pod with a spoofed source", setup: cachedB, in: fromA(peer4).src(podB.IPv4).icmpError(3, 3, 0, fromPeer(podB.IPv4).tcp(80, 1000, ack, 8), 28), want: "drop", reason: ReasonSpoofedIp},
+		{name: "forged error from a pod about another's flow", setup: cachedB, in: fromA(peer4).icmpError(3, 3, 0, fromPeer(podB.IPv4).tcp(80, 1000, ack, 8), 28), want: "drop", reason: bpf.ReasonIcmpMismatch},
+		{name: "forged error from a pod with a spoofed source", setup: cachedB, in: fromA(peer4).src(podB.IPv4).icmpError(3, 3, 0, fromPeer(podB.IPv4).tcp(80, 1000, ack, 8), 28), want: "drop", reason: bpf.ReasonSpoofedIp},
 		{name: "about a flow of the stack, takes the stack", hook: "from_wire", setup: both(midstream, flow(outside)), in: router4(fromA(peer4).tcp(2000, 80, ack, 8)), want: "pass"},
 		{name: "about a flow to the outside, from the wire", hook: "from_wire", setup: flow(outside), in: router4(outside), want: "redirect", out: toA},
 	})

@@ -19,6 +19,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/netdev"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -31,22 +33,22 @@ type leaving struct {
 	orphan  bool   // it has lost its socket
 	child   bool   // there is something on top of the uplink
 	in      packet
-	into    uint32 // the identity that it is sealed under
-	reason  Reason // of its drop
+	into    uint32     // the identity that it is sealed under
+	reason  bpf.Reason // of its drop
 }
 
 // TestLeaving: what has not been routed by this host's stack is nobody's of this node, by whatever index it came in.
 func TestLeaving(t *testing.T) {
 	rows := func(own, peer netip.Addr) []leaving {
 		return []leaving{
-			{name: "this host", in: fromA(peer).src(own), into: bpfIdentityHost},
-			{name: "this host, with something on top of the uplink", child: true, in: fromA(peer).src(own), into: bpfIdentityHost},
-			{name: "this host, without a socket", orphan: true, in: fromA(peer).src(own), into: bpfIdentityHost},
-			{name: "no socket, with something on top of the uplink", orphan: true, child: true, in: fromA(peer).src(own), into: bpfIdentityWorld},
+			{name: "this host", in: fromA(peer).src(own), into: bpf.IdentityHost},
+			{name: "this host, with something on top of the uplink", child: true, in: fromA(peer).src(own), into: bpf.IdentityHost},
+			{name: "this host, without a socket", orphan: true, in: fromA(peer).src(own), into: bpf.IdentityHost},
+			{name: "no socket, with something on top of the uplink", orphan: true, child: true, in: fromA(peer).src(own), into: bpf.IdentityWorld},
 			{name: "a pod", via: "wta", in: fromA(peer), into: identityA},
 			{name: "a pod, with something on top of the uplink", via: "wta", child: true, in: fromA(peer), into: identityA},
-			{name: "a container in a pod's name, by the pod's index", via: "wta", macvlan: true, in: fromA(peer), reason: ReasonForeignSource},
-			{name: "a container in this host's name, by the pod's index", via: "wta", macvlan: true, in: fromA(peer).src(own), into: bpfIdentityWorld},
+			{name: "a container in a pod's name, by the pod's index", via: "wta", macvlan: true, in: fromA(peer), reason: bpf.ReasonForeignSource},
+			{name: "a container in this host's name, by the pod's index", via: "wta", macvlan: true, in: fromA(peer).src(own), into: bpf.IdentityWorld},
 		}
 	}
 	for family, list := range map[string][]leaving{"IPv4": rows(node4, peer4), "IPv6": rows(node6, peer6)} {
@@ -132,7 +134,7 @@ func (l leaving) run(t *testing.T, b *leavingBed) {
 		into, got = b.sealedAs(l.in.to), reasonsIn(b.counted(t))
 	}
 	want := ""
-	if l.reason != ReasonNone {
+	if l.reason != bpf.ReasonNone {
 		want = l.reason.String()
 	}
 	if into != l.into || strings.Join(got, ",") != want {
@@ -213,7 +215,7 @@ func (b *leavingBed) container(t *testing.T, p packet) (send func() error, err e
 	}
 	err = netns.Do(path, func() error {
 		for file, value := range map[string]string{"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1", "ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0"} {
-			if err := writeSysctl(file, value); err != nil {
+			if err := netdev.WriteSysctl(file, value); err != nil {
 				return err
 			}
 		}

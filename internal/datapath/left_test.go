@@ -5,6 +5,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // TestNothingIsLeftOfACipher looks at the buffer that packets are sealed and opened in, field by field: what H could be computed from is
@@ -41,7 +43,7 @@ type span struct{ from, to uint32 }
 // fieldsOf gives the places of the fields of a map's values.
 func fieldsOf(t *testing.T, object, name string) map[string]span {
 	t.Helper()
-	spec, err := loadSpec(object)
+	spec, err := bpf.LoadSpec(object)
 	must(t, err)
 	value, ok := btf.UnderlyingType(spec.Maps[name].Value).(*btf.Struct)
 	if !ok {
@@ -61,7 +63,7 @@ func (b *saBed) nothingLeft(t *testing.T, fields map[string]span, after string) 
 	sums := fields["sums"]
 	sums.to = sums.from + (sums.to-sums.from)/8 // the first of the group's blocks, to which the hash so far is added
 	var values [][]byte
-	must(t, b.maps.byName["weft_crypt"].Lookup(uint32(0), &values))
+	must(t, b.maps.ByName["weft_crypt"].Lookup(uint32(0), &values))
 	if len(values) != ebpf.MustPossibleCPU() {
 		t.Fatalf("%d values", len(values))
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/inet"
 )
 
@@ -103,18 +104,18 @@ func TestTTL(t *testing.T) {
 	exceeded4, exceeded6 := icmpWant{11, 0, 0, node4}.check, icmpWant{3, 0, 0, node6}.check
 	u := func(p packet) packet { return p.udp(1000, 53, 200) }
 	noNode := func(t *testing.T, b *bed) {
-		b.config.NodeIp4, b.config.NodeIp6 = 0, bpfAddr{}
+		b.config.NodeIp4, b.config.NodeIp6 = 0, bpf.Addr{}
 		must(t, b.changed())
 	}
 	var rows []row
 	for _, n := range []uint8{0, 1} {
 		rows = append(rows, []row{
-			{name: fmt.Sprintf("IPv4 TTL %d to a remote pod", n), in: u(fromA(peer4)).ttl(n), want: "redirect", reason: ReasonTtlExceeded, out: exceeded4, counts: []string{"1 egress ttl_exceeded 1"}},
-			{name: fmt.Sprintf("IPv6 hop limit %d to a remote pod", n), in: u(fromA(peer6)).ttl(n), want: "redirect", reason: ReasonTtlExceeded, out: exceeded6},
-			{name: fmt.Sprintf("IPv4 TTL %d to a local pod", n), in: u(fromA(podB.IPv4)).ttl(n), want: "redirect", reason: ReasonTtlExceeded, out: exceeded4},
-			{name: fmt.Sprintf("IPv6 hop limit %d to a local pod", n), in: u(fromA(podB.IPv6)).ttl(n), want: "redirect", reason: ReasonTtlExceeded, out: exceeded6},
-			{name: fmt.Sprintf("IPv4 TTL %d from the wire", n), hook: "from_wire", in: u(fromPeer(podA.IPv4)).ttl(n), want: "redirect", reason: ReasonTtlExceeded, out: exceeded4, counts: []string{"1 ingress ttl_exceeded 1"}},
-			{name: fmt.Sprintf("IPv6 hop limit %d from the wire", n), hook: "from_wire", in: u(fromPeer(podA.IPv6)).ttl(n), want: "redirect", reason: ReasonTtlExceeded, out: exceeded6},
+			{name: fmt.Sprintf("IPv4 TTL %d to a remote pod", n), in: u(fromA(peer4)).ttl(n), want: "redirect", reason: bpf.ReasonTtlExceeded, out: exceeded4, counts: []string{"1 egress ttl_exceeded 1"}},
+			{name: fmt.Sprintf("IPv6 hop limit %d to a remote pod", n), in: u(fromA(peer6)).ttl(n), want: "redirect", reason: bpf.ReasonTtlExceeded, out: exceeded6},
+			{name: fmt.Sprintf("IPv4 TTL %d to a local pod", n), in: u(fromA(podB.IPv4)).ttl(n), want: "redirect", reason: bpf.ReasonTtlExceeded, out: exceeded4},
+			{name: fmt.Sprintf("IPv6 hop limit %d to a local pod", n), in: u(fromA(podB.IPv6)).ttl(n), want: "redirect", reason: bpf.ReasonTtlExceeded, out: exceeded6},
+			{name: fmt.Sprintf("IPv4 TTL %d from the wire", n), hook: "from_wire", in: u(fromPeer(podA.IPv4)).ttl(n), want: "redirect", reason: bpf.ReasonTtlExceeded, out: exceeded4, counts: []string{"1 ingress ttl_exceeded 1"}},
+			{name: fmt.Sprintf("IPv6 hop limit %d from the wire", n), hook: "from_wire", in: u(fromPeer(podA.IPv6)).ttl(n), want: "redirect", reason: bpf.ReasonTtlExceeded, out: exceeded6},
 			{name: fmt.Sprintf("IPv4 TTL %d to the stack is the stack's", n), in: u(fromA(world4)).ttl(n), want: "pass"},
 		}...)
 	}
@@ -122,25 +123,25 @@ func TestTTL(t *testing.T) {
 		{name: "IPv4 TTL 2", in: u(fromA(peer4)).ttl(2), want: "redirect", out: toPeer},
 		{name: "IPv6 hop limit 2", in: u(fromA(peer6)).ttl(2), want: "redirect", out: toPeer},
 		{name: "IPv4 TTL 255", in: u(fromA(peer4)).ttl(255), want: "redirect", out: toPeer},
-		{name: "IPv4 with options", in: u(fromA(peer4)).opts(1, 1, 1, 1).ttl(1), want: "redirect", reason: ReasonTtlExceeded, out: exceeded4},
-		{name: "IPv4 with 40 bytes of options", in: u(fromA(peer4)).opts(bytes.Repeat([]byte{1}, 40)...).ttl(1), want: "redirect", reason: ReasonTtlExceeded, out: exceeded4},
-		{name: "IPv6 with extension headers", in: u(fromA(peer6)).ext(unix.IPPROTO_DSTOPTS, optionsHeader(16)).ttl(1), want: "redirect", reason: ReasonTtlExceeded, out: exceeded6},
-		{name: "IPv4 echo of 8 bytes", in: fromA(peer4).echo(7, 0).ttl(1), want: "redirect", reason: ReasonTtlExceeded, out: exceeded4},
-		{name: "IPv6 echo of 8 bytes", in: fromA(peer6).echo(7, 0).ttl(1), want: "redirect", reason: ReasonTtlExceeded, out: exceeded6},
-		{name: "IPv4 TCP SYN", in: fromA(peer4).tcp(1000, 80, syn, 0).ttl(1), want: "redirect", reason: ReasonTtlExceeded, out: exceeded4},
-		{name: "IPv6 UDP of 40 bytes payload", in: fromA(peer6).udp(1000, 53, 40).ttl(1), want: "redirect", reason: ReasonTtlExceeded, out: exceeded6},
-		{name: "IPv4 payload of less than 8 bytes", in: fromA(peer4).raw(253, pattern(4)).ttl(1), want: "drop", reason: ReasonTtlExceeded},
-		{name: "IPv4 first fragment", in: u(fromA(peer4)).fragment(0, 64, true).ttl(1), want: "redirect", reason: ReasonTtlExceeded, out: exceeded4},
-		{name: "IPv4 later fragment gets no error", setup: after("from_pod", u(fromA(peer4)).fragment(0, 64, true)), in: u(fromA(peer4)).fragment(64, 128, true).ttl(1), want: "drop", reason: ReasonTtlExceeded},
-		{name: "IPv4 ICMP error gets no error", setup: after("from_wire", u(fromPeer(podA.IPv4))), in: fromA(peer4).icmpError(3, 3, 0, u(fromPeer(podA.IPv4)), 28).ttl(1), want: "drop", reason: ReasonTtlExceeded},
-		{name: "IPv6 ICMP error gets no error", setup: after("from_wire", u(fromPeer(podA.IPv6))), in: fromA(peer6).icmpError(1, 4, 0, u(fromPeer(podA.IPv6)), 48).ttl(1), want: "drop", reason: ReasonTtlExceeded},
-		{name: "IPv4 node without an address answers as the gateway", setup: noNode, in: u(fromA(peer4)).ttl(1), want: "redirect", reason: ReasonTtlExceeded, out: icmpWant{11, 0, 0, GatewayIPv4}.check},
-		{name: "IPv6 node without an address answers as the gateway", setup: noNode, in: u(fromA(peer6)).ttl(1), want: "redirect", reason: ReasonTtlExceeded, out: icmpWant{3, 0, 0, GatewayIPv6}.check},
-		{name: "IPv4 source 0.0.0.0 from the wire gets no error", hook: "from_wire", in: u(fromPeer(podA.IPv4)).src(addr("0.0.0.0")).ttl(1), want: "drop", reason: ReasonMartian},
-		{name: "IPv4 multicast source from the wire gets no error", hook: "from_wire", in: u(fromPeer(podA.IPv4)).src(addr("224.0.0.9")).ttl(1), want: "drop", reason: ReasonMartian},
-		{name: "IPv6 multicast source from the wire gets no error", hook: "from_wire", in: u(fromPeer(podA.IPv6)).src(addr("ff0e::9")).ttl(1), want: "drop", reason: ReasonMartian},
-		{name: "IPv4 link-layer broadcast from the wire gets no error", hook: "from_wire", in: u(fromPeer(podA.IPv4)).dstMAC(broadcastMAC).ttl(1), want: "drop", reason: ReasonTtlExceeded},
-		{name: "IPv6 redirect message gets no error", setup: after("from_wire", u(fromPeer(podA.IPv6))), hook: "from_wire", in: fromPeer(podA.IPv6).icmp(137, 0, make([]byte, 36)).ttl(1), want: "drop", reason: ReasonTtlExceeded},
+		{name: "IPv4 with options", in: u(fromA(peer4)).opts(1, 1, 1, 1).ttl(1), want: "redirect", reason: bpf.ReasonTtlExceeded, out: exceeded4},
+		{name: "IPv4 with 40 bytes of options", in: u(fromA(peer4)).opts(bytes.Repeat([]byte{1}, 40)...).ttl(1), want: "redirect", reason: bpf.ReasonTtlExceeded, out: exceeded4},
+		{name: "IPv6 with extension headers", in: u(fromA(peer6)).ext(unix.IPPROTO_DSTOPTS, optionsHeader(16)).ttl(1), want: "redirect", reason: bpf.ReasonTtlExceeded, out: exceeded6},
+		{name: "IPv4 echo of 8 bytes", in: fromA(peer4).echo(7, 0).ttl(1), want: "redirect", reason: bpf.ReasonTtlExceeded, out: exceeded4},
+		{name: "IPv6 echo of 8 bytes", in: fromA(peer6).echo(7, 0).ttl(1), want: "redirect", reason: bpf.ReasonTtlExceeded, out: exceeded6},
+		{name: "IPv4 TCP SYN", in: fromA(peer4).tcp(1000, 80, syn, 0).ttl(1), want: "redirect", reason: bpf.ReasonTtlExceeded, out: exceeded4},
+		{name: "IPv6 UDP of 40 bytes payload", in: fromA(peer6).udp(1000, 53, 40).ttl(1), want: "redirect", reason: bpf.ReasonTtlExceeded, out: exceeded6},
+		{name: "IPv4 payload of less than 8 bytes", in: fromA(peer4).raw(253, pattern(4)).ttl(1), want: "drop", reason: bpf.ReasonTtlExceeded},
+		{name: "IPv4 first fragment", in: u(fromA(peer4)).fragment(0, 64, true).ttl(1), want: "redirect", reason: bpf.ReasonTtlExceeded, out: exceeded4},
+		{name: "IPv4 later fragment gets no error", setup: after("from_pod", u(fromA(peer4)).fragment(0, 64, true)), in: u(fromA(peer4)).fragment(64, 128, true).ttl(1), want: "drop", reason: bpf.ReasonTtlExceeded},
+		{name: "IPv4 ICMP error gets no error", setup: after("from_wire", u(fromPeer(podA.IPv4))), in: fromA(peer4).icmpError(3, 3, 0, u(fromPeer(podA.IPv4)), 28).ttl(1), want: "drop", reason: bpf.ReasonTtlExceeded},
+		{name: "IPv6 ICMP error gets no error", setup: after("from_wire", u(fromPeer(podA.IPv6))), in: fromA(peer6).icmpError(1, 4, 0, u(fromPeer(podA.IPv6)), 48).ttl(1), want: "drop", reason: bpf.ReasonTtlExceeded},
+		{name: "IPv4 node without an address answers as the gateway", setup: noNode, in: u(fromA(peer4)).ttl(1), want: "redirect", reason: bpf.ReasonTtlExceeded, out: icmpWant{11, 0, 0, GatewayIPv4}.check},
+		{name: "IPv6 node without an address answers as the gateway", setup: noNode, in: u(fromA(peer6)).ttl(1), want: "redirect", reason: bpf.ReasonTtlExceeded, out: icmpWant{3, 0, 0, GatewayIPv6}.check},
+		{name: "IPv4 source 0.0.0.0 from the wire gets no error", hook: "from_wire", in: u(fromPeer(podA.IPv4)).src(addr("0.0.0.0")).ttl(1), want: "drop", reason: bpf.ReasonMartian},
+		{name: "IPv4 multicast source from the wire gets no error", hook: "from_wire", in: u(fromPeer(podA.IPv4)).src(addr("224.0.0.9")).ttl(1), want: "drop", reason: bpf.ReasonMartian},
+		{name: "IPv6 multicast source from the wire gets no error", hook: "from_wire", in: u(fromPeer(podA.IPv6)).src(addr("ff0e::9")).ttl(1), want: "drop", reason: bpf.ReasonMartian},
+		{name: "IPv4 link-layer broadcast from the wire gets no error", hook: "from_wire", in: u(fromPeer(podA.IPv4)).dstMAC(broadcastMAC).ttl(1), want: "drop", reason: bpf.ReasonTtlExceeded},
+		{name: "IPv6 redirect message gets no error", setup: after("from_wire", u(fromPeer(podA.IPv6))), hook: "from_wire", in: fromPeer(podA.IPv6).icmp(137, 0, make([]byte, 36)).ttl(1), want: "drop", reason: bpf.ReasonTtlExceeded},
 	}...)
 	runTable(t, rows)
 }
@@ -155,7 +156,7 @@ func TestMTU(t *testing.T) {
 	}
 	limit := func(mtu int) func(*testing.T, *bed) {
 		return func(t *testing.T, b *bed) {
-			b.setPeer(t, bpfNode{Ifindex: uint32(b.index["wtup"]), Flags: bpfNodeResolved | bpfNodeXdpOut, Mtu: uint16(mtu), Dmac: toMAC(peerMAC), Smac: toMAC(uplinkMAC)})
+			b.setPeer(t, bpf.Node{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NodeResolved | bpf.NodeXdpOut, Mtu: uint16(mtu), Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC)})
 			for _, ep := range []struct {
 				ep    Endpoint
 				iface string
@@ -171,28 +172,28 @@ func TestMTU(t *testing.T) {
 		name := func(s string) string { return fmt.Sprintf("%s, MTU %d", s, mtu) }
 		rows = append(rows, []row{
 			{name: name("IPv4 remote fits"), setup: limit(mtu), in: sized(fromA(peer4), mtu), want: "redirect", out: toPeer},
-			{name: name("IPv4 remote too big"), setup: limit(mtu), in: sized(fromA(peer4), mtu+1), want: "redirect", reason: ReasonTooBig, out: big4, counts: []string{"1 egress too_big 1"}},
+			{name: name("IPv4 remote too big"), setup: limit(mtu), in: sized(fromA(peer4), mtu+1), want: "redirect", reason: bpf.ReasonTooBig, out: big4, counts: []string{"1 egress too_big 1"}},
 			{name: name("IPv4 local fits"), setup: limit(mtu), in: sized(fromA(podB.IPv4), mtu), want: "redirect", out: toB},
-			{name: name("IPv4 local too big"), setup: limit(mtu), in: sized(fromA(podB.IPv4), mtu+1), want: "redirect", reason: ReasonTooBig, out: big4},
+			{name: name("IPv4 local too big"), setup: limit(mtu), in: sized(fromA(podB.IPv4), mtu+1), want: "redirect", reason: bpf.ReasonTooBig, out: big4},
 			{name: name("IPv4 from the wire fits"), setup: limit(mtu), hook: "from_wire", in: sized(fromPeer(podA.IPv4), mtu), want: "redirect", out: toA},
-			{name: name("IPv4 from the wire too big"), setup: limit(mtu), hook: "from_wire", in: sized(fromPeer(podA.IPv4), mtu+1), want: "redirect", reason: ReasonTooBig, out: big4},
+			{name: name("IPv4 from the wire too big"), setup: limit(mtu), hook: "from_wire", in: sized(fromPeer(podA.IPv4), mtu+1), want: "redirect", reason: bpf.ReasonTooBig, out: big4},
 			{name: name("IPv4 to the stack is the stack's"), setup: limit(mtu), in: sized(fromA(world4), mtu+1), want: "pass"},
-			{name: name("IPv4 too big in a cached flow"), setup: both(limit(mtu), after("from_pod", sized(fromA(peer4), mtu), sized(fromA(peer4), mtu))), in: sized(fromA(peer4), mtu+1), want: "redirect", reason: ReasonTooBig, out: big4},
-			{name: name("IPv4 TTL 1 in a cached flow"), setup: both(limit(mtu), after("from_pod", sized(fromA(peer4), 200), sized(fromA(peer4), 200))), in: sized(fromA(peer4), 200).ttl(1), want: "redirect", reason: ReasonTtlExceeded, out: icmpWant{11, 0, 0, node4}.check},
+			{name: name("IPv4 too big in a cached flow"), setup: both(limit(mtu), after("from_pod", sized(fromA(peer4), mtu), sized(fromA(peer4), mtu))), in: sized(fromA(peer4), mtu+1), want: "redirect", reason: bpf.ReasonTooBig, out: big4},
+			{name: name("IPv4 TTL 1 in a cached flow"), setup: both(limit(mtu), after("from_pod", sized(fromA(peer4), 200), sized(fromA(peer4), 200))), in: sized(fromA(peer4), 200).ttl(1), want: "redirect", reason: bpf.ReasonTtlExceeded, out: icmpWant{11, 0, 0, node4}.check},
 		}...)
 		if mtu < 1280 {
 			continue
 		}
 		rows = append(rows, []row{
 			{name: name("IPv6 remote fits"), setup: limit(mtu), in: sized(fromA(peer6), mtu), want: "redirect", out: toPeer},
-			{name: name("IPv6 remote too big"), setup: limit(mtu), in: sized(fromA(peer6), mtu+1), want: "redirect", reason: ReasonTooBig, out: big6, counts: []string{"1 egress too_big 1"}},
-			{name: name("IPv6 local too big"), setup: limit(mtu), in: sized(fromA(podB.IPv6), mtu+1), want: "redirect", reason: ReasonTooBig, out: big6},
+			{name: name("IPv6 remote too big"), setup: limit(mtu), in: sized(fromA(peer6), mtu+1), want: "redirect", reason: bpf.ReasonTooBig, out: big6, counts: []string{"1 egress too_big 1"}},
+			{name: name("IPv6 local too big"), setup: limit(mtu), in: sized(fromA(podB.IPv6), mtu+1), want: "redirect", reason: bpf.ReasonTooBig, out: big6},
 			{name: name("IPv6 from the wire fits"), setup: limit(mtu), hook: "from_wire", in: sized(fromPeer(podA.IPv6), mtu), want: "redirect", out: toA},
-			{name: name("IPv6 from the wire too big"), setup: limit(mtu), hook: "from_wire", in: sized(fromPeer(podA.IPv6), mtu+1), want: "redirect", reason: ReasonTooBig, out: big6},
+			{name: name("IPv6 from the wire too big"), setup: limit(mtu), hook: "from_wire", in: sized(fromPeer(podA.IPv6), mtu+1), want: "redirect", reason: bpf.ReasonTooBig, out: big6},
 		}...)
 	}
 	rows = append(rows, []row{
-		{name: "IPv4 without the don't-fragment bit is not fragmented", setup: limit(1400), in: sized(fromA(peer4), 1401).edit(func(f []byte) { f[atFragment] = 0; fixIPv4(f) }), want: "redirect", reason: ReasonTooBig, out: icmpWant{3, 4, 1400, node4}.check},
+		{name: "IPv4 without the don't-fragment bit is not fragmented", setup: limit(1400), in: sized(fromA(peer4), 1401).edit(func(f []byte) { f[atFragment] = 0; fixIPv4(f) }), want: "redirect", reason: bpf.ReasonTooBig, out: icmpWant{3, 4, 1400, node4}.check},
 		{name: "no limit known", setup: limit(0), in: sized(fromA(peer4), 2500), want: "redirect", out: toPeer},
 	}...)
 	runTable(t, rows)

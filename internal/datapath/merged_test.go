@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -16,6 +15,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/netdev"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -65,7 +66,7 @@ func burst(far, name string, payload []byte, n int, to net.HardwareAddr) error {
 		}
 		address := &netlink.Addr{IPNet: &net.IPNet{IP: wireB6.AsSlice(), Mask: net.CIDRMask(64, 128)}, Flags: unix.IFA_F_NODAD}
 		if err := errors.Join(netlink.AddrReplace(l, address), netlink.LinkSetUp(l),
-			setFeatures(name, map[string]bool{"tx-udp-segmentation": false, "tx-checksum-ip-generic": false}),
+			netdev.SetFeatures(name, map[string]bool{"tx-udp-segmentation": false, "tx-checksum-ip-generic": false}),
 			netlink.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: wireA6.AsSlice(), HardwareAddr: to, State: unix.NUD_PERMANENT})); err != nil {
 			return err
 		}
@@ -98,7 +99,7 @@ func TestMergedESP(t *testing.T) {
 		if near, err = netlink.LinkByName("wtm"); err != nil {
 			return err
 		}
-		hooked, err = link.AttachTCX(link.TCXOptions{Program: b.progs.FromWireTC, Interface: near.Attrs().Index, Attach: ebpf.AttachTCXIngress})
+		hooked, err = link.AttachTCX(link.TCXOptions{Program: b.progs.Get("from_wire", hook.TCIngress), Interface: near.Attrs().Index, Attach: ebpf.AttachTCXIngress})
 		return err
 	}))
 	defer hooked.Close()
@@ -109,7 +110,7 @@ func TestMergedESP(t *testing.T) {
 	}{{true, "esp_merged 1"}, {false, "esp_bad_tag 4"}} {
 		must(t, emptyMap(b.maps.Drops))
 		must(t, b.inside(func() error {
-			return setFeatures("wtm", map[string]bool{featureGRO: true, featureUDPForward: c.merging})
+			return netdev.SetFeatures("wtm", map[string]bool{netdev.FeatureGRO: true, netdev.FeatureUDPForward: c.merging})
 		}))
 		must(t, burst(far, "wtm-far", esp, 4, near.Attrs().HardwareAddr))
 		if got := strings.Join(b.counted(t), ";"); !strings.Contains(got, c.want) {
@@ -121,7 +122,7 @@ func TestMergedESP(t *testing.T) {
 // TestUplinkMerges: encryption switches off what merges ESP packets, notes how it was, and puts it back.
 func TestUplinkMerges(t *testing.T) {
 	b := newBed(t)
-	undo, err := openUndo(filepath.Join(t.TempDir(), "undo.json"))
+	undo, err := netdev.OpenUndo(t.TempDir())
 	must(t, err)
 	read := func() (now map[string]bool) {
 		tool, err := ethtool.NewEthtool()
@@ -132,7 +133,7 @@ func TestUplinkMerges(t *testing.T) {
 		return now
 	}
 	must(t, b.inside(func() error {
-		if err := setFeatures("wtup", map[string]bool{featureUDPForward: true, featureGROList: true}); err != nil {
+		if err := netdev.SetFeatures("wtup", map[string]bool{netdev.FeatureUDPForward: true, netdev.FeatureGROList: true}); err != nil {
 			return err
 		}
 		uplink, err := netlink.LinkByName("wtup")
@@ -143,16 +144,16 @@ func TestUplinkMerges(t *testing.T) {
 		if err := d.setUplinkOffloads(uplink); err != nil {
 			return err
 		}
-		if now := read(); now[featureUDPForward] || now[featureGROList] {
-			t.Errorf("with encryption: %s %v, %s %v; want both off", featureUDPForward, now[featureUDPForward], featureGROList, now[featureGROList])
+		if now := read(); now[netdev.FeatureUDPForward] || now[netdev.FeatureGROList] {
+			t.Errorf("with encryption: %s %v, %s %v; want both off", netdev.FeatureUDPForward, now[netdev.FeatureUDPForward], netdev.FeatureGROList, now[netdev.FeatureGROList])
 		}
 		d.opts.Encrypt = nil
 		if err := d.setUplinkOffloads(uplink); err != nil {
 			return err
 		}
-		if now := read(); !now[featureUDPForward] || !now[featureGROList] {
-			t.Errorf("afterwards: %s %v, %s %v; want both on again", featureUDPForward, now[featureUDPForward], featureGROList, now[featureGROList])
+		if now := read(); !now[netdev.FeatureUDPForward] || !now[netdev.FeatureGROList] {
+			t.Errorf("afterwards: %s %v, %s %v; want both on again", netdev.FeatureUDPForward, now[netdev.FeatureUDPForward], netdev.FeatureGROList, now[netdev.FeatureGROList])
 		}
-		return setFeatures("wtup", map[string]bool{featureUDPForward: false, featureGROList: false})
+		return netdev.SetFeatures("wtup", map[string]bool{netdev.FeatureUDPForward: false, netdev.FeatureGROList: false})
 	}))
 }

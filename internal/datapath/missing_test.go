@@ -11,6 +11,9 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/netdev"
 )
 
 // sealNodeBed is the bed with encryption and real peers: its uplink has addresses and neighbours.
@@ -30,10 +33,10 @@ func missing(n Node) Node {
 	return n
 }
 
-func (b *bed) route(t *testing.T, prefix string) (bpfRoute, bool) {
+func (b *bed) route(t *testing.T, prefix string) (bpf.Route, bool) {
 	t.Helper()
-	key := routeKey(mustPrefix(prefix))
-	var r bpfRoute
+	key := bpf.RouteKeyOf(mustPrefix(prefix))
+	var r bpf.Route
 	err := b.maps.Routes.Lookup(&key, &r)
 	return r, err == nil
 }
@@ -93,10 +96,10 @@ func TestMissingNode(t *testing.T) {
 			t.Error("cached decisions live on")
 		}
 		for prefix, flags := range map[string]uint32{
-			"10.2.0.0/24": bpfRouteNoNode, "fd00:2::/64": bpfRouteNoNode,
-			"192.0.2.2/32": bpfRouteNoNode | bpfRouteHost, "2001:db8::2/128": bpfRouteNoNode | bpfRouteHost,
+			"10.2.0.0/24": bpf.RouteNoNode, "fd00:2::/64": bpf.RouteNoNode,
+			"192.0.2.2/32": bpf.RouteNoNode | bpf.RouteHost, "2001:db8::2/128": bpf.RouteNoNode | bpf.RouteHost,
 		} {
-			if r, ok := b.route(t, prefix); !ok || r != (bpfRoute{Flags: flags}) {
+			if r, ok := b.route(t, prefix); !ok || r != (bpf.Route{Flags: flags}) {
 				t.Errorf("%s of the missing node: %+v, %v; want no node, flags %d", prefix, r, ok, flags)
 			}
 		}
@@ -126,8 +129,8 @@ func TestMissingOverRestart(t *testing.T) {
 	b := sealNodeBed(t)
 	n2, n3 := peerNode("n2", 2, "10.2.0.0/24"), peerNode("n3", 3, "10.3.0.0/24")
 	b.setNodes(t, n2, missing(n3))
-	own := routeKey(mustPrefix("10.1.0.0/24"))
-	must(t, b.maps.Routes.Put(&own, &bpfRoute{}))
+	own := bpf.RouteKeyOf(mustPrefix("10.1.0.0/24"))
+	must(t, b.maps.Routes.Put(&own, &bpf.Route{}))
 	must(t, b.nodes.restore(b.maps))
 	before := b.opts.PodCIDRs
 	b.opts.PodCIDRs = []netip.Prefix{mustPrefix("10.1.0.0/24")}
@@ -144,7 +147,7 @@ func TestMissingOverRestart(t *testing.T) {
 			t.Errorf("%s is open before the first synchronisation", prefix)
 		}
 	}
-	if r, ok := b.route(t, "10.1.0.0/24"); !ok || r != (bpfRoute{Flags: bpfRouteOpen}) {
+	if r, ok := b.route(t, "10.1.0.0/24"); !ok || r != (bpf.Route{Flags: bpf.RouteOpen}) {
 		t.Errorf("this node's own range before its endpoints are restored: %+v, %v; want it open", r, ok)
 	}
 }
@@ -152,13 +155,13 @@ func TestMissingOverRestart(t *testing.T) {
 // TestMissingHidesNothing: what is known to be a node's, or this node's own, is never taken away by what is missing.
 func TestMissingHidesNothing(t *testing.T) {
 	b := sealNodeBed(t)
-	own := routeKey(mustPrefix("10.1.0.0/24"))
-	must(t, b.maps.Routes.Put(&own, &bpfRoute{}))
+	own := bpf.RouteKeyOf(mustPrefix("10.1.0.0/24"))
+	must(t, b.maps.Routes.Put(&own, &bpf.Route{}))
 	n2 := peerNode("n2", 2, "10.2.0.0/24")
 	b.setNodes(t, missing(Node{PodCIDRs: []netip.Prefix{mustPrefix("10.2.0.0/24"), mustPrefix("10.1.0.0/24"), mustPrefix("10.0.0.0/8")},
 		Addresses: []netip.Addr{addr("192.0.2.2")}}), n2)
-	for prefix, want := range map[string]bpfRoute{
-		"10.2.0.0/24": {Node: 1}, "192.0.2.2/32": {Node: 1, Flags: bpfRouteHost}, "10.1.0.0/24": {}, "10.0.0.0/8": {Flags: bpfRouteNoNode},
+	for prefix, want := range map[string]bpf.Route{
+		"10.2.0.0/24": {Node: 1}, "192.0.2.2/32": {Node: 1, Flags: bpf.RouteHost}, "10.1.0.0/24": {}, "10.0.0.0/8": {Flags: bpf.RouteNoNode},
 	} {
 		if r, ok := b.route(t, prefix); !ok || r != want {
 			t.Errorf("%s: %+v %v, want %+v", prefix, r, ok, want)
@@ -187,7 +190,7 @@ func TestPeerByAForeignInterface(t *testing.T) {
 	if len(problems) != 1 || problems[0].Node != "far" || !strings.Contains(problems[0].Text, "leads out of wtb") || !strings.Contains(problems[0].Text, "add it to uplinks") {
 		t.Errorf("problems %v", problems)
 	}
-	if r, ok := b.route(t, "10.9.0.0/24"); !ok || r.Node == 0 || b.node(t, r.Node, 0) != (bpfNode{}) {
+	if r, ok := b.route(t, "10.9.0.0/24"); !ok || r.Node == 0 || b.node(t, r.Node, 0) != (bpf.Node{}) {
 		t.Errorf("the range: %+v %v, next hop %+v", r, ok, b.node(t, r.Node, 0))
 	}
 	if got := b.kernelTo(t, "10.9.0.0/24"); !slices.Equal(got, []string{"unreachable"}) {
@@ -195,7 +198,7 @@ func TestPeerByAForeignInterface(t *testing.T) {
 	}
 	b.opts.Uplinks = []string{"wtup", "wtb"}
 	var err error
-	b.undo, err = openUndo(t.TempDir() + "/undo.json")
+	b.undo, err = netdev.OpenUndo(t.TempDir())
 	must(t, err)
 	b.setNodes(t, far)
 	if problems := b.NodeProblems(); len(problems) != 0 || !slices.Contains(b.kernelTo(t, "10.9.0.0/24"), "via") {
@@ -237,15 +240,15 @@ func TestSlotInheritsNothing(t *testing.T) {
 				must(t, b.eachSA(out, func(id uint32, _ *saEntry) { t.Errorf("index %d has a key", id>>10) }))
 			}
 			slot := b.nodes.slots["n3"]
-			var peer bpfPeer
+			var peer bpf.Peer
 			must(t, b.maps.Peers.Lookup(slot, &peer))
-			if peer.Epoch != 0 || peer.Id != 0 || fromAddr(peer.Remote) != addr("192.0.2.3") {
-				t.Errorf("n3 is sealed for with epoch %d, keys %d, to %s", peer.Epoch, peer.Id, fromAddr(peer.Remote))
+			if peer.Epoch != 0 || peer.Id != 0 || bpf.FromAddr(peer.Remote) != addr("192.0.2.3") {
+				t.Errorf("n3 is sealed for with epoch %d, keys %d, to %s", peer.Epoch, peer.Id, bpf.FromAddr(peer.Remote))
 			}
 			if keys, err := mapKeys(b.maps.PeerIDs); err != nil || len(keys) != 0 {
 				t.Errorf("identities of n2 are left: %v, %v", keys, err)
 			}
-			if n := b.node(t, slot, 0); n.Dmac != toMAC(mac(0x41)) {
+			if n := b.node(t, slot, 0); n.Dmac != bpf.ToMAC(mac(0x41)) {
 				t.Errorf("n3's next hop is %x", n.Dmac)
 			}
 			must(t, b.inside(func() error { return b.SetNodes(context.Background(), nil) }))
@@ -261,14 +264,14 @@ func TestSlotOfANamelessNode(t *testing.T) {
 	b.setNodes(t, n2)
 	must(t, b.SetPeerIdentities(map[string][]uint32{"n2": {identityPeer}}))
 	slot := b.nodes.slots["n2"]
-	must(t, b.maps.Peers.Put(slot, &bpfPeer{Epoch: 7, Id: 9}))
+	must(t, b.maps.Peers.Put(slot, &bpf.Peer{Epoch: 7, Id: 9}))
 	must(t, b.nodes.restore(b.maps))
 	heir := peerNode("heir", 3, "10.2.0.0/24")
 	b.setNodes(t, heir)
 	if got := b.nodes.slots["heir"]; got != slot {
 		t.Fatalf("the heir has index %d, want %d: the case is not what it says", got, slot)
 	}
-	var peer bpfPeer
+	var peer bpf.Peer
 	must(t, b.maps.Peers.Lookup(slot, &peer))
 	if peer.Epoch != 0 || peer.Id != 0 {
 		t.Errorf("the heir is sealed for with epoch %d, keys %d of the node before", peer.Epoch, peer.Id)

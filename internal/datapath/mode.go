@@ -9,6 +9,8 @@ import (
 	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/hook"
 )
 
 // MinimumKernel is the oldest kernel that has every feature Weft hooks with (TCX links).
@@ -120,31 +122,26 @@ func probeTCX() error {
 }
 
 // hooksFor says what is attached to the host side of an endpoint's interface.
-func (d *Datapath) hooksFor(ep Endpoint) []hook {
-	toPod := hook{"to_pod", kindTCEgress, d.progs.ToPod}
-	// Before the XDP hook: without it, the pod's own tags would be believed.
-	tagIn := hook{"tag_in", kindTCIngress, d.progs.TagIn}
-	switch {
-	case d.mode.Active == ModeXDP && d.opts.GenericXDP:
-		return []hook{tagIn, {"from_pod", kindXDPGeneric, d.progs.FromPodXDP}, toPod}
-	case d.mode.Active == ModeXDP, d.hasXDPRoad(ep):
-		return []hook{tagIn, {"from_pod", kindXDP, d.progs.FromPodXDP}, toPod}
-	default:
-		return []hook{{"from_pod", kindTCIngress, d.progs.FromPodTC}, toPod}
+func (d *Datapath) hooksFor(ep Endpoint) []hook.Attachment {
+	way := d.wayOfNode()
+	if d.hasXDPRoad(ep) {
+		way = hook.ByXDP
 	}
+	return d.progs.At(hook.Pod, way)
 }
 
 // uplinkHooks says what is attached to an uplink. An XDP program on one end of a veth takes
 // GSO from the other end, and TC gets packets that the NIC or GRO has merged: only
 // mode xdp hooks uplinks by XDP.
-func (d *Datapath) uplinkHooks() []hook {
-	toWire := hook{"to_wire", kindTCEgress, d.progs.ToWire}
-	if d.mode.Active != ModeXDP {
-		return []hook{{"from_wire", kindTCIngress, d.progs.FromWireTC}, toWire}
+func (d *Datapath) uplinkHooks() []hook.Attachment { return d.progs.At(hook.Uplink, d.wayOfNode()) }
+
+// wayOfNode is the way of all interfaces that have no road of their own.
+func (d *Datapath) wayOfNode() hook.Way {
+	switch {
+	case d.mode.Active != ModeXDP:
+		return hook.ByTC
+	case d.opts.GenericXDP:
+		return hook.ByGenericXDP
 	}
-	kind := kindXDP
-	if d.opts.GenericXDP {
-		kind = kindXDPGeneric
-	}
-	return []hook{{"tag_in", kindTCIngress, d.progs.TagIn}, {"from_wire", kind, d.progs.FromWireXDP}, toWire}
+	return hook.ByXDP
 }

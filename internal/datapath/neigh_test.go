@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 var broadcastMAC = net.HardwareAddr{255, 255, 255, 255, 255, 255}
@@ -48,21 +50,21 @@ func TestARP(t *testing.T) {
 		{name: "unicast request for the gateway", in: good.dstMAC(gatewayMAC), want: "redirect", out: answered},
 		{name: "announcement of its own address", in: arpRequest(podA, podA.IPv4, podA.IPv4), want: "drop", counts: []string{"1 egress absorbed 1"}},
 		{name: "probe of its own address", in: arpRequest(podA, zero, podA.IPv4), want: "drop", counts: []string{"1 egress absorbed 1"}},
-		{name: "announcement of another's address", in: arpRequest(podA, podB.IPv4, podB.IPv4), want: "drop", reason: ReasonSpoofedArp, counts: []string{"1 egress spoofed_arp 1"}},
-		{name: "reply that claims another's address", in: arp(2, podA.MAC, podA.MAC, podB.IPv4, gatewayMAC, GatewayIPv4), want: "drop", reason: ReasonSpoofedArp},
-		{name: "claims the gateway's address", in: arpRequest(podA, GatewayIPv4, podB.IPv4), want: "drop", reason: ReasonSpoofedArp},
-		{name: "sender hardware address forged", in: arp(1, podA.MAC, podB.MAC, podA.IPv4, broadcastMAC, GatewayIPv4), want: "drop", reason: ReasonSpoofedArp},
-		{name: "frame's source MAC forged", in: arp(1, podB.MAC, podA.MAC, podA.IPv4, broadcastMAC, GatewayIPv4), want: "drop", reason: ReasonSpoofedMac},
-		{name: "request for another pod", in: arpRequest(podA, podA.IPv4, podB.IPv4), want: "drop", reason: ReasonArpTarget},
-		{name: "reply to the gateway", in: arp(2, podA.MAC, podA.MAC, podA.IPv4, gatewayMAC, GatewayIPv4), want: "drop", reason: ReasonArpTarget},
-		{name: "hardware type not Ethernet", in: good.set(14, 0, 6), want: "drop", reason: ReasonSpoofedArp},
-		{name: "protocol not IPv4", in: good.set(16, 0x86, 0xdd), want: "drop", reason: ReasonSpoofedArp},
-		{name: "address lengths wrong", in: good.set(18, 8, 4), want: "drop", reason: ReasonSpoofedArp},
-		{name: "truncated", in: good, cut: 41, want: "drop", reason: ReasonTruncated},
-		{name: "tagged", in: good.set(12, 0x81, 0), want: "drop", reason: ReasonVlanTagged},
-		{name: "unknown interface", iface: "wtx", in: good, want: "drop", reason: ReasonUnknownInterface},
+		{name: "announcement of another's address", in: arpRequest(podA, podB.IPv4, podB.IPv4), want: "drop", reason: bpf.ReasonSpoofedArp, counts: []string{"1 egress spoofed_arp 1"}},
+		{name: "reply that claims another's address", in: arp(2, podA.MAC, podA.MAC, podB.IPv4, gatewayMAC, GatewayIPv4), want: "drop", reason: bpf.ReasonSpoofedArp},
+		{name: "claims the gateway's address", in: arpRequest(podA, GatewayIPv4, podB.IPv4), want: "drop", reason: bpf.ReasonSpoofedArp},
+		{name: "sender hardware address forged", in: arp(1, podA.MAC, podB.MAC, podA.IPv4, broadcastMAC, GatewayIPv4), want: "drop", reason: bpf.ReasonSpoofedArp},
+		{name: "frame's source MAC forged", in: arp(1, podB.MAC, podA.MAC, podA.IPv4, broadcastMAC, GatewayIPv4), want: "drop", reason: bpf.ReasonSpoofedMac},
+		{name: "request for another pod", in: arpRequest(podA, podA.IPv4, podB.IPv4), want: "drop", reason: bpf.ReasonArpTarget},
+		{name: "reply to the gateway", in: arp(2, podA.MAC, podA.MAC, podA.IPv4, gatewayMAC, GatewayIPv4), want: "drop", reason: bpf.ReasonArpTarget},
+		{name: "hardware type not Ethernet", in: good.set(14, 0, 6), want: "drop", reason: bpf.ReasonSpoofedArp},
+		{name: "protocol not IPv4", in: good.set(16, 0x86, 0xdd), want: "drop", reason: bpf.ReasonSpoofedArp},
+		{name: "address lengths wrong", in: good.set(18, 8, 4), want: "drop", reason: bpf.ReasonSpoofedArp},
+		{name: "truncated", in: good, cut: 41, want: "drop", reason: bpf.ReasonTruncated},
+		{name: "tagged", in: good.set(12, 0x81, 0), want: "drop", reason: bpf.ReasonVlanTagged},
+		{name: "unknown interface", iface: "wtx", in: good, want: "drop", reason: bpf.ReasonUnknownInterface},
 		{name: "chained: request for any address goes to the bridge", setup: chained, in: arpRequest(podA, podA.IPv4, podB.IPv4), want: "pass"},
-		{name: "chained: a forged claim does not", setup: chained, in: arpRequest(podA, podB.IPv4, podB.IPv4), want: "drop", reason: ReasonSpoofedArp},
+		{name: "chained: a forged claim does not", setup: chained, in: arpRequest(podA, podB.IPv4, podB.IPv4), want: "drop", reason: bpf.ReasonSpoofedArp},
 	})
 }
 
@@ -126,15 +128,15 @@ func TestNeighbourOptions(t *testing.T) {
 	many := slices.Repeat([][]byte{nonce}, 9)
 	runTable(t, []row{
 		{name: "own MAC behind a nonce", in: ns.ndOptions(nonce, mine), want: "redirect", out: func(in, out []byte) error { return nil }},
-		{name: "another's MAC behind a nonce", in: ns.ndOptions(nonce, theirs), want: "drop", reason: ReasonSpoofedNd},
-		{name: "another's MAC behind one's own", in: ns.ndOptions(mine, theirs), want: "drop", reason: ReasonSpoofedNd},
-		{name: "another's target MAC in a solicitation", in: ns.ndOptions(mine, target), want: "drop", reason: ReasonSpoofedNd},
-		{name: "another's target MAC as the second of an advertisement", in: na.ndOptions(nonce, target), want: "drop", reason: ReasonSpoofedNd},
-		{name: "option of length 0", in: ns.ndOptions([]byte{14, 0, 0, 0, 0, 0, 0, 0}, theirs), want: "drop", reason: ReasonNdOption},
-		{name: "option that reaches beyond the packet", in: ns.ndOptions([]byte{14, 2, 0, 0, 0, 0, 0, 0}), want: "drop", reason: ReasonNdOption},
-		{name: "option cut short", in: ns.ndOptions([]byte{1, 1, 2}), want: "drop", reason: ReasonNdOption},
-		{name: "MAC option of two units", in: na.ndOptions(append([]byte{2, 2}, make([]byte, 14)...)), want: "drop", reason: ReasonNdOption},
-		{name: "more options than are looked at", in: ns.ndOptions(many...), want: "drop", reason: ReasonNdOption},
+		{name: "another's MAC behind a nonce", in: ns.ndOptions(nonce, theirs), want: "drop", reason: bpf.ReasonSpoofedNd},
+		{name: "another's MAC behind one's own", in: ns.ndOptions(mine, theirs), want: "drop", reason: bpf.ReasonSpoofedNd},
+		{name: "another's target MAC in a solicitation", in: ns.ndOptions(mine, target), want: "drop", reason: bpf.ReasonSpoofedNd},
+		{name: "another's target MAC as the second of an advertisement", in: na.ndOptions(nonce, target), want: "drop", reason: bpf.ReasonSpoofedNd},
+		{name: "option of length 0", in: ns.ndOptions([]byte{14, 0, 0, 0, 0, 0, 0, 0}, theirs), want: "drop", reason: bpf.ReasonNdOption},
+		{name: "option that reaches beyond the packet", in: ns.ndOptions([]byte{14, 2, 0, 0, 0, 0, 0, 0}), want: "drop", reason: bpf.ReasonNdOption},
+		{name: "option cut short", in: ns.ndOptions([]byte{1, 1, 2}), want: "drop", reason: bpf.ReasonNdOption},
+		{name: "MAC option of two units", in: na.ndOptions(append([]byte{2, 2}, make([]byte, 14)...)), want: "drop", reason: bpf.ReasonNdOption},
+		{name: "more options than are looked at", in: ns.ndOptions(many...), want: "drop", reason: bpf.ReasonNdOption},
 	})
 }
 
@@ -156,7 +158,7 @@ func TestChainedClaims(t *testing.T) {
 	claimedByA := both(podsChained, after("from_pod", solicit(podA, addr("::"), opaque, false)))
 	own := eui64(podA.MAC)
 	drop := func(name string, setup func(*testing.T, *bed), in packet) row {
-		return row{name: name, setup: setup, in: in, want: "drop", reason: ReasonSpoofedNd}
+		return row{name: name, setup: setup, in: in, want: "drop", reason: bpf.ReasonSpoofedNd}
 	}
 	pass := func(name string, setup func(*testing.T, *bed), in packet) row {
 		return row{name: name, setup: setup, in: in, want: "pass"}
@@ -204,29 +206,29 @@ func TestNeighbourDiscovery(t *testing.T) {
 		{name: "from its link-local address", in: solicit(podA, ll, GatewayIPv6, true), want: "redirect", out: wantAdvertised},
 		{name: "unicast, without option (reachability probe)", in: solicit(podA, podA.IPv6, GatewayIPv6, false).dst(GatewayIPv6).dstMAC(gatewayMAC), want: "redirect", out: wantAdvertised},
 		{name: "with a nonce option", in: newPacket(podA.MAC, broadcastMAC, podA.IPv6, solicitedNode(GatewayIPv6)).icmp(135, 0, nonce).ttl(255), want: "redirect", out: wantAdvertised},
-		{name: "from another's address", in: solicit(podA, podB.IPv6, GatewayIPv6, true), want: "drop", reason: ReasonSpoofedNd, counts: []string{"1 egress spoofed_nd 1"}},
-		{name: "with another's link-layer address", in: good.set(80, podB.MAC...), want: "drop", reason: ReasonSpoofedNd},
-		{name: "with another's frame MAC", in: good.srcMAC(podB.MAC), want: "drop", reason: ReasonSpoofedMac},
-		{name: "hop limit 254", in: good.ttl(254), want: "drop", reason: ReasonSpoofedNd},
-		{name: "behind an extension header", in: good.ext(unix.IPPROTO_DSTOPTS, optionsHeader(8)), want: "drop", reason: ReasonSpoofedNd},
-		{name: "as a first fragment", in: good.ext(unix.IPPROTO_FRAGMENT, []byte{0, 0, 0, 1, 1, 2, 3, 4}), want: "drop", reason: ReasonSpoofedNd},
-		{name: "solicitation for another pod", in: solicit(podA, podA.IPv6, podB.IPv6, true), want: "drop", reason: ReasonNdTarget},
+		{name: "from another's address", in: solicit(podA, podB.IPv6, GatewayIPv6, true), want: "drop", reason: bpf.ReasonSpoofedNd, counts: []string{"1 egress spoofed_nd 1"}},
+		{name: "with another's link-layer address", in: good.set(80, podB.MAC...), want: "drop", reason: bpf.ReasonSpoofedNd},
+		{name: "with another's frame MAC", in: good.srcMAC(podB.MAC), want: "drop", reason: bpf.ReasonSpoofedMac},
+		{name: "hop limit 254", in: good.ttl(254), want: "drop", reason: bpf.ReasonSpoofedNd},
+		{name: "behind an extension header", in: good.ext(unix.IPPROTO_DSTOPTS, optionsHeader(8)), want: "drop", reason: bpf.ReasonSpoofedNd},
+		{name: "as a first fragment", in: good.ext(unix.IPPROTO_FRAGMENT, []byte{0, 0, 0, 1, 1, 2, 3, 4}), want: "drop", reason: bpf.ReasonSpoofedNd},
+		{name: "solicitation for another pod", in: solicit(podA, podA.IPv6, podB.IPv6, true), want: "drop", reason: bpf.ReasonNdTarget},
 		{name: "duplicate address detection of its own", in: solicit(podA, none, podA.IPv6, false), want: "drop", counts: absorbed},
-		{name: "duplicate address detection of the gateway's", in: solicit(podA, none, GatewayIPv6, false), want: "drop", reason: ReasonSpoofedNd},
+		{name: "duplicate address detection of the gateway's", in: solicit(podA, none, GatewayIPv6, false), want: "drop", reason: bpf.ReasonSpoofedNd},
 		{name: "advertisement of its own address", in: advertise(podA, podA.IPv6, podA.IPv6, podA.MAC), want: "drop", counts: absorbed},
 		{name: "advertisement of its link-local address", in: advertise(podA, ll, ll, podA.MAC), want: "drop", counts: absorbed},
-		{name: "advertisement of another's address", in: advertise(podA, podA.IPv6, podB.IPv6, podA.MAC), want: "drop", reason: ReasonSpoofedNd},
-		{name: "advertisement of the gateway's address", in: advertise(podA, podA.IPv6, GatewayIPv6, podA.MAC), want: "drop", reason: ReasonSpoofedNd},
-		{name: "advertisement with another's MAC", in: advertise(podA, podA.IPv6, podA.IPv6, podB.MAC), want: "drop", reason: ReasonSpoofedNd},
-		{name: "router advertisement", in: message(134, "ff02::1", 12), want: "drop", reason: ReasonSpoofedNd},
-		{name: "redirect", in: message(137, "ff02::1", 36), want: "drop", reason: ReasonSpoofedNd},
+		{name: "advertisement of another's address", in: advertise(podA, podA.IPv6, podB.IPv6, podA.MAC), want: "drop", reason: bpf.ReasonSpoofedNd},
+		{name: "advertisement of the gateway's address", in: advertise(podA, podA.IPv6, GatewayIPv6, podA.MAC), want: "drop", reason: bpf.ReasonSpoofedNd},
+		{name: "advertisement with another's MAC", in: advertise(podA, podA.IPv6, podA.IPv6, podB.MAC), want: "drop", reason: bpf.ReasonSpoofedNd},
+		{name: "router advertisement", in: message(134, "ff02::1", 12), want: "drop", reason: bpf.ReasonSpoofedNd},
+		{name: "redirect", in: message(137, "ff02::1", 36), want: "drop", reason: bpf.ReasonSpoofedNd},
 		{name: "router solicitation", in: message(133, "ff02::2", 4), want: "drop", counts: absorbed},
 		{name: "multicast listener report, version 1", in: message(131, "ff02::1", 20).ttl(1), want: "drop", counts: absorbed},
 		{name: "multicast listener report, version 2, behind router alert", in: message(143, "ff02::16", 24).ttl(1).ext(unix.IPPROTO_HOPOPTS, []byte{0, 0, 5, 2, 0, 0, 1, 0}), want: "drop", counts: absorbed},
-		{name: "solicitation cut before its target ends", in: good, cut: 70, want: "drop", reason: ReasonTruncated},
-		{name: "short solicitation in a whole packet", in: newPacket(podA.MAC, broadcastMAC, podA.IPv6, solicitedNode(GatewayIPv6)).icmp(135, 0, make([]byte, 8)).ttl(255), want: "drop", reason: ReasonTruncated},
-		{name: "unknown interface", iface: "wtx", in: good, want: "drop", reason: ReasonUnknownInterface},
-		{name: "router advertisement from the wire to a pod", hook: "from_wire", in: fromPeer(podA.IPv6).src(addr("fe80::2")).icmp(134, 0, make([]byte, 12)).ttl(255), want: "drop", reason: ReasonLinkLocal},
+		{name: "solicitation cut before its target ends", in: good, cut: 70, want: "drop", reason: bpf.ReasonTruncated},
+		{name: "short solicitation in a whole packet", in: newPacket(podA.MAC, broadcastMAC, podA.IPv6, solicitedNode(GatewayIPv6)).icmp(135, 0, make([]byte, 8)).ttl(255), want: "drop", reason: bpf.ReasonTruncated},
+		{name: "unknown interface", iface: "wtx", in: good, want: "drop", reason: bpf.ReasonUnknownInterface},
+		{name: "router advertisement from the wire to a pod", hook: "from_wire", in: fromPeer(podA.IPv6).src(addr("fe80::2")).icmp(134, 0, make([]byte, 12)).ttl(255), want: "drop", reason: bpf.ReasonLinkLocal},
 		{name: "solicitation on the wire is the host's", hook: "from_wire", in: solicit(podA, podA.IPv6, node6, true), want: "pass", counts: []string{}},
 	})
 }

@@ -10,12 +10,15 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/netdev"
 )
 
 // nextHop is how a peer is reached now. entry.Ifindex is 0 if there is no route to it.
 type nextHop struct {
 	addr      netip.Addr
-	entry     bpfNode
+	entry     bpf.Node
 	unmanaged bool // nobody keeps its neighbour entry fresh yet
 }
 
@@ -44,17 +47,17 @@ func (d *Datapath) resolve(addr netip.Addr) (nextHop, error) {
 		return nextHop{}, fmt.Errorf("the kernel's route leads out of %s, which is no uplink (%s): nothing is sent there; add it to uplinks in the agent's configuration, or route the node by an uplink",
 			l.Attrs().Name, strings.Join(d.opts.Uplinks, ", "))
 	}
-	hop.entry = bpfNode{Ifindex: uint32(l.Attrs().Index), Mtu: uint16(min(l.Attrs().MTU, 65535)), Smac: toMAC(l.Attrs().HardwareAddr)}
-	if takesXDP(l.Attrs().Index) {
-		hop.entry.Flags |= bpfNodeXdpOut
+	hop.entry = bpf.Node{Ifindex: uint32(l.Attrs().Index), Mtu: uint16(min(l.Attrs().MTU, 65535)), Smac: bpf.ToMAC(l.Attrs().HardwareAddr)}
+	if netdev.TakesXDP(l.Attrs().Index) {
+		hop.entry.Flags |= bpf.NodeXdpOut
 	}
 	mac, managed, err := lookupNeighbor(hop.addr, l.Attrs().Index)
 	if err != nil {
 		return hop, err
 	}
 	if mac != nil && l.Attrs().OperState != netlink.OperDown {
-		hop.entry.Flags |= bpfNodeResolved
-		hop.entry.Dmac = toMAC(mac)
+		hop.entry.Flags |= bpf.NodeResolved
+		hop.entry.Dmac = bpf.ToMAC(mac)
 	}
 	hop.unmanaged = !managed
 	return hop, nil
@@ -83,7 +86,7 @@ func lookupNeighbor(addr netip.Addr, ifindex int) (mac net.HardwareAddr, managed
 // manageNeighbor hands a neighbour to the kernel as managed: it resolves the address and keeps it
 // fresh, and tells by netlink events.
 func (d *Datapath) manageNeighbor(addr netip.Addr, ifindex int) error {
-	if err := d.undo.noteNeighbor(addr); err != nil {
+	if err := d.undo.NoteNeighbor(addr); err != nil {
 		return err
 	}
 	err := netlink.NeighSet(&netlink.Neigh{
@@ -131,15 +134,15 @@ func (d *Datapath) neighborChanged(n netlink.NeighUpdate) {
 	defer d.mu.Unlock()
 	changed := false
 	for _, index := range d.nodes.hops[addr.Unmap()] {
-		var entry bpfNode
+		var entry bpf.Node
 		if err := d.maps.Nodes.Lookup(index, &entry); err != nil || int(entry.Ifindex) != n.LinkIndex {
 			continue
 		}
 		if n.Type == unix.RTM_NEWNEIGH && n.State&usable != 0 && len(n.HardwareAddr) == 6 {
-			entry.Flags |= bpfNodeResolved
-			entry.Dmac = toMAC(n.HardwareAddr)
-		} else if n.State&unix.NUD_INCOMPLETE == 0 || entry.Flags&bpfNodeResolved != 0 {
-			entry.Flags &^= bpfNodeResolved
+			entry.Flags |= bpf.NodeResolved
+			entry.Dmac = bpf.ToMAC(n.HardwareAddr)
+		} else if n.State&unix.NUD_INCOMPLETE == 0 || entry.Flags&bpf.NodeResolved != 0 {
+			entry.Flags &^= bpf.NodeResolved
 		}
 		moved, err := d.putNode(index, entry)
 		if err != nil {

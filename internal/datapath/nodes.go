@@ -12,6 +12,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/inet"
 )
 
@@ -21,11 +22,11 @@ const maxNodes = 4096
 // nodeTable is what the agent knows about its peers. Guarded by Datapath.mu.
 type nodeTable struct {
 	list  []Node
-	slots map[string]uint32        // node name to index
-	freed map[uint32]bool          // indexes whose nodes have left, until all that leads there is gone
-	was   map[bpfRouteKey]bpfRoute // what a previous run left in the routes map, until the first synchronisation
-	hops  map[netip.Addr][]uint32  // next hop to the weft_nodes indexes that use it
-	used  map[uint32]bool          // weft_nodes indexes that may hold a next hop
+	slots map[string]uint32          // node name to index
+	freed map[uint32]bool            // indexes whose nodes have left, until all that leads there is gone
+	was   map[bpf.RouteKey]bpf.Route // what a previous run left in the routes map, until the first synchronisation
+	hops  map[netip.Addr][]uint32    // next hop to the weft_nodes indexes that use it
+	used  map[uint32]bool            // weft_nodes indexes that may hold a next hop
 	// current are those of the synchronisation that runs.
 	current map[uint32]bool
 	// settled says that nothing of nodes that have left is in the maps.
@@ -94,11 +95,11 @@ func (d *Datapath) NodeProblems() []NodeProblem {
 
 // syncNodes brings maps and kernel routes in line with the list. One bad node does not stop the others. have is what the
 // routes map holds.
-func (d *Datapath) syncNodes(have map[bpfRouteKey]bpfRoute) error {
+func (d *Datapath) syncNodes(have map[bpf.RouteKey]bpf.Route) error {
 	var failed error
 	var plan *slotPlan
 	var wantKernel []*netlink.Route
-	changed, wantRoutes, current, before := false, map[bpfRouteKey]bpfRoute{}, map[uint32]bool{}, d.nodes.problems
+	changed, wantRoutes, current, before := false, map[bpf.RouteKey]bpf.Route{}, map[uint32]bool{}, d.nodes.problems
 	d.nodes.hops, d.nodes.current, d.nodes.problems = map[netip.Addr][]uint32{}, map[uint32]bool{}, map[string]string{}
 	for _, n := range d.nodes.list {
 		wantKernel = append(wantKernel, d.lastResorts(n)...)
@@ -150,29 +151,29 @@ func (d *Datapath) logProblems(before map[string]string) {
 }
 
 // wantNode enters a node's ranges and, where packets are sealed, its own addresses.
-func (d *Datapath) wantNode(want map[bpfRouteKey]bpfRoute, n Node, slot uint32) {
+func (d *Datapath) wantNode(want map[bpf.RouteKey]bpf.Route, n Node, slot uint32) {
 	for _, prefix := range n.PodCIDRs {
-		want[routeKey(prefix)] = bpfRoute{Node: slot}
+		want[bpf.RouteKeyOf(prefix)] = bpf.Route{Node: slot}
 	}
 	if d.opts.Encrypt != nil {
 		for _, prefix := range hostPrefixes(n) {
-			want[routeKey(prefix)] = bpfRoute{Node: slot, Flags: bpfRouteHost}
+			want[bpf.RouteKeyOf(prefix)] = bpf.Route{Node: slot, Flags: bpf.RouteHost}
 		}
 	}
 }
 
 // wantMissing enters what is the cluster's and no known node's, after all that is some node's.
-func (d *Datapath) wantMissing(want map[bpfRouteKey]bpfRoute, n Node) {
+func (d *Datapath) wantMissing(want map[bpf.RouteKey]bpf.Route, n Node) {
 	enter := func(prefix netip.Prefix, flags uint32) {
-		if _, known := want[routeKey(prefix)]; !known {
-			want[routeKey(prefix)] = bpfRoute{Flags: bpfRouteNoNode | flags}
+		if _, known := want[bpf.RouteKeyOf(prefix)]; !known {
+			want[bpf.RouteKeyOf(prefix)] = bpf.Route{Flags: bpf.RouteNoNode | flags}
 		}
 	}
 	for _, prefix := range n.PodCIDRs {
 		enter(prefix, 0)
 	}
 	for _, prefix := range hostPrefixes(n) {
-		enter(prefix, bpfRouteHost)
+		enter(prefix, bpf.RouteHost)
 	}
 }
 
@@ -197,7 +198,7 @@ func (d *Datapath) syncNode(n Node, slot uint32) (routes []*netlink.Route, chang
 		index := slot*2 + family(addr)
 		hop, err := d.resolve(addr)
 		if d.opts.GenericXDP {
-			hop.entry.Flags |= bpfNodeXdpOut // generic XDP redirects through the interface's ordinary transmit
+			hop.entry.Flags |= bpf.NodeXdpOut // generic XDP redirects through the interface's ordinary transmit
 		}
 		if hop.unmanaged {
 			err = errors.Join(err, d.manageNeighbor(hop.addr, int(hop.entry.Ifindex)))
@@ -301,7 +302,7 @@ func (d *Datapath) clearNodes() (bool, error) {
 		if d.nodes.current[index] {
 			continue
 		}
-		moved, err := d.putNode(index, bpfNode{})
+		moved, err := d.putNode(index, bpf.Node{})
 		if err != nil {
 			return changed, err
 		}
@@ -312,8 +313,8 @@ func (d *Datapath) clearNodes() (bool, error) {
 }
 
 // putNode writes one entry if it differs.
-func (d *Datapath) putNode(index uint32, entry bpfNode) (bool, error) {
-	var now bpfNode
+func (d *Datapath) putNode(index uint32, entry bpf.Node) (bool, error) {
+	var now bpf.Node
 	if err := d.maps.Nodes.Lookup(index, &now); err != nil {
 		return false, fmt.Errorf("read nodes map: %w", err)
 	}

@@ -12,6 +12,9 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/netdev"
 )
 
 // nodeBed gives the bed's uplink addresses and permanent neighbours, so that peers resolve without traffic.
@@ -26,7 +29,7 @@ func nodeBed(t *testing.T) *bed {
 func nodeWorld(t *testing.T, b *bed) {
 	t.Helper()
 	must(t, emptyMap(b.maps.Routes))
-	b.setPeer(t, bpfNode{})
+	b.setPeer(t, bpf.Node{})
 	must(t, b.nodes.restore(b.maps))
 	must(t, b.inside(func() error {
 		up, err := netlink.LinkByName("wtup")
@@ -68,7 +71,7 @@ func peerNode(name string, last int, cidrs ...string) Node {
 	return n
 }
 
-func (b *bed) node(t *testing.T, slot, family uint32) (n bpfNode) {
+func (b *bed) node(t *testing.T, slot, family uint32) (n bpf.Node) {
 	t.Helper()
 	must(t, b.maps.Nodes.Lookup(slot*2+family, &n))
 	return n
@@ -81,8 +84,8 @@ func (b *bed) setNodes(t *testing.T, nodes ...Node) {
 
 func (b *bed) routeOf(t *testing.T, prefix string) (uint32, bool) {
 	t.Helper()
-	key := routeKey(mustPrefix(prefix))
-	var r bpfRoute
+	key := bpf.RouteKeyOf(mustPrefix(prefix))
+	var r bpf.Route
 	err := b.maps.Routes.Lookup(&key, &r)
 	return r.Node, err == nil
 }
@@ -93,7 +96,7 @@ func TestSetNodes(t *testing.T) {
 	n2, n3 := peerNode("n2", 2, "10.2.0.0/24", "fd00:2::/64"), peerNode("n3", 3, "10.3.0.0/24")
 	b.setNodes(t, n2, n3)
 	for family := range uint32(2) {
-		want := bpfNode{Ifindex: uint32(b.index["wtup"]), Mtu: 1500, Dmac: toMAC(mac(0x40)), Smac: b.node(t, 1, family).Smac, Flags: b.node(t, 1, family).Flags | bpfNodeResolved}
+		want := bpf.Node{Ifindex: uint32(b.index["wtup"]), Mtu: 1500, Dmac: bpf.ToMAC(mac(0x40)), Smac: b.node(t, 1, family).Smac, Flags: b.node(t, 1, family).Flags | bpf.NodeResolved}
 		if got := b.node(t, 1, family); got != want {
 			t.Errorf("n2, family %d: %+v, want %+v", family, got, want)
 		}
@@ -152,7 +155,7 @@ func TestNodeLosesAFamily(t *testing.T) {
 	only4 := both
 	only4.Addresses = both.Addresses[:1]
 	b.setNodes(t, only4)
-	if !(b.node(t, 1, 1).Flags&bpfNodeResolved == 0) {
+	if !(b.node(t, 1, 1).Flags&bpf.NodeResolved == 0) {
 		t.Error("a node's IPv6 next hop stays in the map after it gave up the address: IPv6 pods are still sent there")
 	}
 	b.setNodes(t)
@@ -160,7 +163,7 @@ func TestNodeLosesAFamily(t *testing.T) {
 	other.Addresses = other.Addresses[:1]
 	b.setNodes(t, other)
 	got := b.node(t, 1, 1)
-	if !(got.Flags&bpfNodeResolved == 0 || got.Dmac != toMAC(mac(0x40))) {
+	if !(got.Flags&bpf.NodeResolved == 0 || got.Dmac != bpf.ToMAC(mac(0x40))) {
 		t.Error("a node that inherits an index inherits the other family's next hop: n3's IPv6 pods are sent to n2's MAC")
 	}
 }
@@ -173,10 +176,10 @@ func TestBadNodeStopsNoOther(t *testing.T) {
 	if problems := b.NodeProblems(); len(problems) != 1 || problems[0].Node != "lost" || !strings.Contains(problems[0].Text, "no route") {
 		t.Errorf("problems %v, want the lost node's", problems)
 	}
-	if slot, ok := b.routeOf(t, "10.2.0.0/24"); !ok || b.node(t, slot, 0).Flags&bpfNodeResolved == 0 {
+	if slot, ok := b.routeOf(t, "10.2.0.0/24"); !ok || b.node(t, slot, 0).Flags&bpf.NodeResolved == 0 {
 		t.Error("the good node is not served")
 	}
-	if slot, ok := b.routeOf(t, "10.9.0.0/24"); !ok || b.node(t, slot, 0) != (bpfNode{}) {
+	if slot, ok := b.routeOf(t, "10.9.0.0/24"); !ok || b.node(t, slot, 0) != (bpf.Node{}) {
 		t.Error("the lost node's range is open, or has a next hop")
 	}
 }
@@ -185,7 +188,7 @@ func TestBadNodeStopsNoOther(t *testing.T) {
 func TestNeighborChanged(t *testing.T) {
 	b := nodeBed(t)
 	b.setNodes(t, peerNode("n2", 2, "10.2.0.0/24"))
-	event := func(typ uint16, state int, hw net.HardwareAddr, ifindex int) (bpfNode, bool) {
+	event := func(typ uint16, state int, hw net.HardwareAddr, ifindex int) (bpf.Node, bool) {
 		before := b.config.Generation
 		n := netlink.NeighUpdate{Type: typ, Neigh: netlink.Neigh{LinkIndex: ifindex, IP: net.ParseIP("192.0.2.2"), State: state, HardwareAddr: hw}}
 		b.neighborChanged(n)
@@ -212,7 +215,7 @@ func TestNeighborChanged(t *testing.T) {
 		{"deleted", unix.RTM_DELNEIGH, unix.NUD_REACHABLE, mac(0x50), up, false, 0x50, true},
 	} {
 		got, bumped := event(c.typ, c.state, c.mac, c.ifindex)
-		if resolved := got.Flags&bpfNodeResolved != 0; resolved != c.resolved || got.Dmac != toMAC(mac(c.dmac)) || bumped != c.bumped {
+		if resolved := got.Flags&bpf.NodeResolved != 0; resolved != c.resolved || got.Dmac != bpf.ToMAC(mac(c.dmac)) || bumped != c.bumped {
 			t.Errorf("%s: resolved %v, MAC %x, generation changed %v", c.name, resolved, got.Dmac, bumped)
 		}
 	}
@@ -221,7 +224,7 @@ func TestNeighborChanged(t *testing.T) {
 // TestSysctlIsPutBack: the first value noted is the original; cleanup restores it.
 func TestSysctlIsPutBack(t *testing.T) {
 	b := newBed(t)
-	path := t.TempDir() + "/undo.json"
+	path := t.TempDir()
 	const name = "net/ipv4/conf/wtx/forwarding"
 	read := func() string {
 		data, err := os.ReadFile("/proc/sys/" + name)
@@ -229,28 +232,28 @@ func TestSysctlIsPutBack(t *testing.T) {
 		return strings.TrimSpace(string(data))
 	}
 	must(t, b.inside(func() error {
-		u, err := openUndo(path)
+		u, err := netdev.OpenUndo(path)
 		if err != nil {
 			return err
 		}
 		before := read()
 		other := map[string]string{"0": "1", "1": "0"}[before]
 		for _, value := range []string{other, before, other} {
-			if err := u.setSysctl(name, value); err != nil {
+			if err := u.SetSysctl(name, value); err != nil {
 				return err
 			}
 			if got := read(); got != value {
 				t.Errorf("set %s, reads %s", value, got)
 			}
 		}
-		again, err := openUndo(path)
+		again, err := netdev.OpenUndo(path)
 		if err != nil {
 			return err
 		}
 		if again.Sysctls[name] != before {
 			t.Errorf("noted %v, want %s", again.Sysctls, before)
 		}
-		if err := again.restoreSysctls(); err != nil {
+		if err := again.RestoreSysctls(); err != nil {
 			return err
 		}
 		if got := read(); got != before {
@@ -265,10 +268,10 @@ func TestSysctlIsPutBack(t *testing.T) {
 func TestUnresolvedPeerIsManaged(t *testing.T) {
 	b := nodeBed(t)
 	var err error
-	b.undo, err = openUndo(t.TempDir() + "/undo.json")
+	b.undo, err = netdev.OpenUndo(t.TempDir())
 	must(t, err)
 	b.setNodes(t, peerNode("n9", 9, "10.2.0.0/24"))
-	if n := b.node(t, 1, 0); n.Flags&bpfNodeResolved != 0 || n.Ifindex != uint32(b.index["wtup"]) {
+	if n := b.node(t, 1, 0); n.Flags&bpf.NodeResolved != 0 || n.Ifindex != uint32(b.index["wtup"]) {
 		t.Errorf("%+v, want the uplink and not resolved", n)
 	}
 	for _, context := range contexts {
@@ -312,7 +315,7 @@ func TestAddressOfAForeignFamily(t *testing.T) {
 	if problems := b.NodeProblems(); len(problems) != 0 {
 		t.Errorf("problems %v, want none: the node is reached by its other address", problems)
 	}
-	if r, ok := b.route(t, far.String()+"/128"); !ok || r.Node == 0 || r.Flags != bpfRouteHost {
+	if r, ok := b.route(t, far.String()+"/128"); !ok || r.Node == 0 || r.Flags != bpf.RouteHost {
 		t.Errorf("the address: %+v, %v; want the node's", r, ok)
 	}
 	b.installSA(t, "n2")

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/test/espref"
 )
 
@@ -121,7 +122,7 @@ func TestEveryLane(t *testing.T) {
 
 // TestKeysThatAreNotAlive: keys that are being made or removed neither seal nor open, and no number of theirs is used up.
 func TestKeysThatAreNotAlive(t *testing.T) {
-	for _, state := range []uint32{bpfSaNew, bpfSaDead} {
+	for _, state := range []uint32{bpf.SaNew, bpf.SaDead} {
 		for _, context := range contexts {
 			b := newSealBed(t, 4).keyed(t)
 			for lane := range uint8(b.lanes) {

@@ -10,6 +10,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/hook"
 )
 
 // sendUnfinished sends a frame out of an interface of the namespace that it runs in, its checksum left to the device:
@@ -39,7 +41,7 @@ func TestStackOverwrites(t *testing.T) {
 		name, iface string
 		program     *ebpf.Program
 		frame       []byte
-	}{{"to_wire", "wtup", b.progs.ToWire, toWire}, {"to_pod", "wta", b.progs.ToPod, toPod}} {
+	}{{"to_wire", "wtup", b.progs.Get("to_wire", hook.TCEgress), toWire}, {"to_pod", "wta", b.progs.Get("to_pod", hook.TCEgress), toPod}} {
 		for _, c := range []struct {
 			name          string
 			start, offset uint16

@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // setOwnAddresses puts this node's own addresses into the routes, as node 0: nobody else may send from them.
@@ -23,15 +25,15 @@ func (d *Datapath) setOwnAddresses() error {
 // syncOwnAddresses does so, for the addresses that the Node object lists and for those that the node has besides
 // (another card's, a bridge's, a virtual one's), which others do not know as its. An address of another node's
 // is left to that. have is what the routes map holds, and is kept so. Callers hold d.mu.
-func (d *Datapath) syncOwnAddresses(have map[bpfRouteKey]bpfRoute) error {
-	want := map[bpfRouteKey]bpfRoute{}
+func (d *Datapath) syncOwnAddresses(have map[bpf.RouteKey]bpf.Route) error {
+	want := map[bpf.RouteKey]bpf.Route{}
 	for _, a := range d.unlistedAddresses() {
-		want[routeKey(netip.PrefixFrom(a, a.BitLen()))] = bpfRoute{Flags: bpfRouteHost | bpfRouteUnlisted}
+		want[bpf.RouteKeyOf(netip.PrefixFrom(a, a.BitLen()))] = bpf.Route{Flags: bpf.RouteHost | bpf.RouteUnlisted}
 	}
 	for _, a := range d.opts.HostAddrs {
-		want[routeKey(netip.PrefixFrom(a, a.BitLen()))] = bpfRoute{Flags: bpfRouteHost}
+		want[bpf.RouteKeyOf(netip.PrefixFrom(a, a.BitLen()))] = bpf.Route{Flags: bpf.RouteHost}
 	}
-	var stale []bpfRouteKey
+	var stale []bpf.RouteKey
 	for key, value := range have {
 		_, wanted := want[key]
 		switch {
@@ -50,7 +52,7 @@ func (d *Datapath) syncOwnAddresses(have map[bpfRouteKey]bpfRoute) error {
 		have[key] = route
 	}
 	for _, k := range stale {
-		err = errors.Join(err, deleteKey(d.maps.Routes, &k))
+		err = errors.Join(err, bpf.DeleteKey(d.maps.Routes, &k))
 		delete(have, k)
 	}
 	if len(want) == 0 && len(stale) == 0 {
@@ -59,7 +61,7 @@ func (d *Datapath) syncOwnAddresses(have map[bpfRouteKey]bpfRoute) error {
 	return errors.Join(err, d.changed())
 }
 
-func isOwnAddress(r bpfRoute) bool { return isOwn(r) && r.Flags&bpfRouteHost != 0 }
+func isOwnAddress(r bpf.Route) bool { return isOwn(r) && r.Flags&bpf.RouteHost != 0 }
 
 // unlistedAddresses are those of this node's interfaces that its Node object does not list. Those of a loopback or of
 // a link are nobody's on a wire.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // setOwnRanges refuses from now on what is for an address of this node's pod ranges that no endpoint has: all endpoints are
@@ -38,13 +40,13 @@ func (d *Datapath) hasChained() bool {
 }
 
 // ownRangesBefore lists the own ranges in the routes. Callers hold d.mu, or are alone.
-func (d *Datapath) ownRangesBefore() (map[bpfRouteKey]bpfRoute, error) {
-	before := map[bpfRouteKey]bpfRoute{}
-	var key bpfRouteKey
-	var r bpfRoute
+func (d *Datapath) ownRangesBefore() (map[bpf.RouteKey]bpf.Route, error) {
+	before := map[bpf.RouteKey]bpf.Route{}
+	var key bpf.RouteKey
+	var r bpf.Route
 	entries := d.maps.Routes.Iterate()
 	for entries.Next(&key, &r) {
-		if isOwn(r) && r.Flags&bpfRouteHost == 0 {
+		if isOwn(r) && r.Flags&bpf.RouteHost == 0 {
 			before[key] = r
 		}
 	}
@@ -54,17 +56,17 @@ func (d *Datapath) ownRangesBefore() (map[bpfRouteKey]bpfRoute, error) {
 // staysClosed says whether a range that is about to become this node's own is refused until this run knows its endpoints: nothing
 // from there was accepted so far, and this run may end before it knows them. The endpoints of before are in the map, or those hooks
 // that look into it know them. Callers hold d.mu, or are alone.
-func (d *Datapath) staysClosed(key bpfRouteKey) (bool, error) {
-	known := !d.maps.created["weft_ep_addr"] || d.maps.hooked
+func (d *Datapath) staysClosed(key bpf.RouteKey) (bool, error) {
+	known := !d.maps.Created["weft_ep_addr"] || d.maps.Hooked
 	if d.settled || d.hasChained() || !known {
 		return false, nil
 	}
-	var was bpfRoute
+	var was bpf.Route
 	err := d.maps.Routes.Lookup(&key, &was) // the longest prefix around it: its own, or that of a larger range
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return false, nil
 	}
-	return was.Flags&bpfRouteOpen == 0, err
+	return was.Flags&bpf.RouteOpen == 0, err
 }
 
 // enterOwnRanges puts this node's pod ranges into the routes as node 0, open or closed. Those of another configuration
@@ -73,11 +75,11 @@ func (d *Datapath) staysClosed(key bpfRouteKey) (bool, error) {
 func (d *Datapath) enterOwnRanges() error {
 	before, failed := d.ownRangesBefore()
 	for _, prefix := range d.opts.PodCIDRs {
-		var own bpfRoute
-		key := routeKey(prefix)
+		var own bpf.Route
+		key := bpf.RouteKeyOf(prefix)
 		closed, err := d.staysClosed(key)
 		if d.ownRangesOpen() && !closed {
-			own.Flags = bpfRouteOpen
+			own.Flags = bpf.RouteOpen
 		}
 		if err = errors.Join(err, d.maps.Routes.Put(&key, &own)); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("write route %s: %w", prefix, err))
@@ -86,9 +88,9 @@ func (d *Datapath) enterOwnRanges() error {
 	}
 	for key := range before {
 		if d.opts.Encrypt == nil {
-			failed = errors.Join(failed, deleteKey(d.maps.Routes, &key))
+			failed = errors.Join(failed, bpf.DeleteKey(d.maps.Routes, &key))
 		} else {
-			failed = errors.Join(failed, d.maps.Routes.Put(&key, &bpfRoute{Flags: bpfRouteNoNode}))
+			failed = errors.Join(failed, d.maps.Routes.Put(&key, &bpf.Route{Flags: bpf.RouteNoNode}))
 		}
 	}
 	return failed

@@ -3,6 +3,8 @@ package datapath
 import (
 	"net/netip"
 	"testing"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // TestOwnRangesStay: whether endpoints are still to be restored or other plugins' pods share the ranges: what nobody has in
@@ -14,21 +16,21 @@ func TestOwnRangesStay(t *testing.T) {
 		b.opts.PodCIDRs = []netip.Prefix{mustPrefix("10.1.0.0/24"), mustPrefix("fd00:1::/64")}
 		t.Cleanup(func() { b.opts.PodCIDRs = before })
 		for _, prefix := range []string{"10.0.0.0/8", "fd00::/16"} {
-			key := routeKey(mustPrefix(prefix))
-			must(t, b.maps.Routes.Put(&key, &bpfRoute{Flags: bpfRouteNoNode}))
+			key := bpf.RouteKeyOf(mustPrefix(prefix))
+			must(t, b.maps.Routes.Put(&key, &bpf.Route{Flags: bpf.RouteNoNode}))
 		}
-		other := routeKey(mustPrefix("10.99.0.0/24")) // of another configuration
-		must(t, b.maps.Routes.Put(&other, &bpfRoute{}))
+		other := bpf.RouteKeyOf(mustPrefix("10.99.0.0/24")) // of another configuration
+		must(t, b.maps.Routes.Put(&other, &bpf.Route{}))
 	}
 	first := func(t *testing.T, b *bed) {
 		enter(t, b)
 		for _, prefix := range b.opts.PodCIDRs {
-			key := routeKey(prefix)
+			key := bpf.RouteKeyOf(prefix)
 			must(t, b.maps.Routes.Delete(&key))
 		}
 		must(t, b.enterOwnRanges())
 		must(t, b.changed())
-		if r, _ := b.route(t, "10.99.0.0/24"); r.Flags != bpfRouteNoNode {
+		if r, _ := b.route(t, "10.99.0.0/24"); r.Flags != bpf.RouteNoNode {
 			t.Errorf("a range of another configuration: %+v", r)
 		}
 	}
@@ -40,9 +42,9 @@ func TestOwnRangesStay(t *testing.T) {
 		must(t, b.inside(b.setOwnRanges))
 	}
 	restart := func(t *testing.T, b *bed) {
-		settled, created := b.settled, b.maps.created["weft_ep_addr"]
-		t.Cleanup(func() { b.settled, b.maps.created["weft_ep_addr"] = settled, created })
-		b.settled, b.maps.created["weft_ep_addr"] = false, false
+		settled, created := b.settled, b.maps.Created["weft_ep_addr"]
+		t.Cleanup(func() { b.settled, b.maps.Created["weft_ep_addr"] = settled, created })
+		b.settled, b.maps.Created["weft_ep_addr"] = false, false
 		must(t, b.enterOwnRanges())
 		must(t, b.changed())
 	}
@@ -53,11 +55,11 @@ func TestOwnRangesStay(t *testing.T) {
 		restart(t, b)
 	}
 	// A run whose ranges were another node's or nobody's before, and which may end before it knows its endpoints.
-	moved := func(was bpfRoute) func(t *testing.T, b *bed) {
+	moved := func(was bpf.Route) func(t *testing.T, b *bed) {
 		return func(t *testing.T, b *bed) {
 			enter(t, b)
 			for _, prefix := range b.opts.PodCIDRs {
-				key := routeKey(prefix)
+				key := bpf.RouteKeyOf(prefix)
 				must(t, b.maps.Routes.Put(&key, &was))
 			}
 			restart(t, b)
@@ -72,21 +74,21 @@ func TestOwnRangesStay(t *testing.T) {
 		rows = append(rows, []row{
 			{name: name + ", IPv4 to an address that no endpoint has", setup: setup, in: u(fromA(nobody4)), want: "pass"},
 			{name: name + ", IPv6 to an address that no endpoint has", setup: setup, in: u(fromA(nobody6)), want: "pass"},
-			{name: name + ", IPv4 from one, from the wire to a pod", setup: setup, hook: "from_wire", in: u(fromPeer(podA.IPv4).src(nobody4)), want: "drop", reason: ReasonForeignSource},
-			{name: name + ", IPv6 from one, from the wire to a pod", setup: setup, hook: "from_wire", in: u(fromPeer(podA.IPv6).src(nobody6)), want: "drop", reason: ReasonForeignSource},
-			{name: name + ", IPv4 from one, from the wire to the host", setup: setup, hook: "from_wire", in: u(fromPeer(node4).src(nobody4)), want: "drop", reason: ReasonForeignSource},
-			{name: name + ", to the cluster's around it", setup: setup, in: u(fromA(addr("10.7.0.1"))), want: "drop", reason: ReasonNoNode},
+			{name: name + ", IPv4 from one, from the wire to a pod", setup: setup, hook: "from_wire", in: u(fromPeer(podA.IPv4).src(nobody4)), want: "drop", reason: bpf.ReasonForeignSource},
+			{name: name + ", IPv6 from one, from the wire to a pod", setup: setup, hook: "from_wire", in: u(fromPeer(podA.IPv6).src(nobody6)), want: "drop", reason: bpf.ReasonForeignSource},
+			{name: name + ", IPv4 from one, from the wire to the host", setup: setup, hook: "from_wire", in: u(fromPeer(node4).src(nobody4)), want: "drop", reason: bpf.ReasonForeignSource},
+			{name: name + ", to the cluster's around it", setup: setup, in: u(fromA(addr("10.7.0.1"))), want: "drop", reason: bpf.ReasonNoNode},
 		}...)
 	}
-	rows = append(rows, row{name: "closed, and restarted", setup: again, in: u(fromA(nobody4)), want: "drop", reason: ReasonNoEndpoint})
+	rows = append(rows, row{name: "closed, and restarted", setup: again, in: u(fromA(nobody4)), want: "drop", reason: bpf.ReasonNoEndpoint})
 	for name, setup := range map[string]func(*testing.T, *bed){
-		"another node's before": moved(bpfRoute{Node: 1}), "nobody's before": moved(bpfRoute{Flags: bpfRouteNoNode}),
+		"another node's before": moved(bpf.Route{Node: 1}), "nobody's before": moved(bpf.Route{Flags: bpf.RouteNoNode}),
 	} {
 		rows = append(rows,
-			row{name: name + ", IPv4", setup: setup, in: u(fromA(nobody4)), want: "drop", reason: ReasonNoEndpoint},
-			row{name: name + ", IPv6", setup: setup, in: u(fromA(nobody6)), want: "drop", reason: ReasonNoEndpoint})
+			row{name: name + ", IPv4", setup: setup, in: u(fromA(nobody4)), want: "drop", reason: bpf.ReasonNoEndpoint},
+			row{name: name + ", IPv6", setup: setup, in: u(fromA(nobody6)), want: "drop", reason: bpf.ReasonNoEndpoint})
 	}
-	rows = append(rows, row{name: "shared, and restarted", setup: moved(bpfRoute{Flags: bpfRouteOpen}), in: u(fromA(nobody4)), want: "pass"})
-	rows = append(rows, row{name: "no longer shared", setup: closed, in: u(fromA(nobody4)), want: "drop", reason: ReasonNoEndpoint})
+	rows = append(rows, row{name: "shared, and restarted", setup: moved(bpf.Route{Flags: bpf.RouteOpen}), in: u(fromA(nobody4)), want: "pass"})
+	rows = append(rows, row{name: "no longer shared", setup: closed, in: u(fromA(nobody4)), want: "drop", reason: bpf.ReasonNoEndpoint})
 	runTable(t, rows)
 }

@@ -8,10 +8,12 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // pinBed is a pin directory with a node's maps in it, as an agent leaves them.
-func pinBed(t *testing.T, flows uint32) (string, *maps) {
+func pinBed(t *testing.T, flows uint32) (string, *bpf.Maps) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: pins BPF maps")
@@ -39,8 +41,8 @@ func TestMapsAreAdopted(t *testing.T) {
 	second, err := openMaps(dir, 64, true, slog.New(slog.DiscardHandler))
 	must(t, err)
 	defer second.Close()
-	for name, m := range first.byName {
-		if mapID(t, m) != mapID(t, second.byName[name]) {
+	for name, m := range first.ByName {
+		if mapID(t, m) != mapID(t, second.ByName[name]) {
 			t.Errorf("%s was made again", name)
 		}
 	}
@@ -49,46 +51,46 @@ func TestMapsAreAdopted(t *testing.T) {
 // TestFlowTableResized: with another size configured, the flows move to a new table, and Prune removes the old.
 func TestFlowTableResized(t *testing.T) {
 	dir, first := pinBed(t, 64)
-	key, flow := bpfKey4{A: 1, B: 2, Proto: 6}, bpfFlow{State: bpfStateEstablished}
+	key, flow := bpf.Key4{A: 1, B: 2, Proto: 6}, bpf.Flow{State: bpf.StateEstablished}
 	must(t, first.Flows4.Put(&key, &flow))
-	must(t, first.Config.Put(uint32(0), &bpfConfig{Generation: 7}))
+	must(t, first.Config.Put(uint32(0), &bpf.Config{Generation: 7}))
 	second, err := openMaps(dir, 256, true, slog.New(slog.DiscardHandler))
 	must(t, err)
 	defer second.Close()
-	var got bpfFlow
+	var got bpf.Flow
 	if err := second.Flows4.Lookup(&key, &got); err != nil || got != flow || second.Flows4.MaxEntries() != 256 {
 		t.Errorf("flow in the new table: %+v, %v", got, err)
 	}
-	var config bpfConfig
+	var config bpf.Config
 	if err := second.Config.Lookup(uint32(0), &config); err != nil || config.Generation != 7 {
 		t.Errorf("generation %d, %v; want the old map's 7", config.Generation, err)
 	}
-	(&Datapath{opts: Options{BPFDir: dir, FlowEntries: 256, Encrypt: &EncryptOptions{}}, log: slog.New(slog.DiscardHandler)}).dropStaleMaps()
-	if stale, _ := filepath.Glob(filepath.Join(dir, mapPin+"weft_flows*-64")); len(stale) != 0 {
+	bpf.DropStale(dir, 256, true, slog.New(slog.DiscardHandler))
+	if stale, _ := filepath.Glob(filepath.Join(dir, bpf.MapPin+"weft_flows*-64")); len(stale) != 0 {
 		t.Errorf("left: %v", stale)
 	}
-	pins, _ := filepath.Glob(filepath.Join(dir, mapPin+"*"))
-	if len(pins) != len(second.byName) {
-		t.Errorf("%d pins for %d maps", len(pins), len(second.byName))
+	pins, _ := filepath.Glob(filepath.Join(dir, bpf.MapPin+"*"))
+	if len(pins) != len(second.ByName) {
+		t.Errorf("%d pins for %d maps", len(pins), len(second.ByName))
 	}
 }
 
 // TestLayoutChanged: a map of another layout is not read, whatever its name.
 func TestLayoutChanged(t *testing.T) {
 	dir, first := pinBed(t, 64)
-	pins, _ := filepath.Glob(filepath.Join(dir, mapPin+"weft_nodes-*"))
+	pins, _ := filepath.Glob(filepath.Join(dir, bpf.MapPin+"weft_nodes-*"))
 	if len(pins) != 1 {
 		t.Fatalf("pins: %v", pins)
 	}
-	must(t, first.Nodes.Put(uint32(2), &bpfNode{Ifindex: 9}))
+	must(t, first.Nodes.Put(uint32(2), &bpf.Node{Ifindex: 9}))
 	parts := strings.Split(pins[0], "-")
 	parts[len(parts)-2] = "00000000"
 	must(t, os.Rename(pins[0], strings.Join(parts, "-")))
 	second, err := openMaps(dir, 64, true, slog.New(slog.DiscardHandler))
 	must(t, err)
 	defer second.Close()
-	var node bpfNode
-	if err := second.Nodes.Lookup(uint32(2), &node); err != nil || node != (bpfNode{}) {
+	var node bpf.Node
+	if err := second.Nodes.Lookup(uint32(2), &node); err != nil || node != (bpf.Node{}) {
 		t.Errorf("read from a map of another layout: %+v, %v", node, err)
 	}
 }
@@ -97,7 +99,7 @@ func TestLayoutChanged(t *testing.T) {
 // would be refused until the agent has all objects; handles come with SetPeerIdentities.
 func TestIdentitiesOfTheReleaseBefore(t *testing.T) {
 	dir, first := pinBed(t, 64)
-	pins, _ := filepath.Glob(filepath.Join(dir, mapPin+"weft_peer_ids-*"))
+	pins, _ := filepath.Glob(filepath.Join(dir, bpf.MapPin+"weft_peer_ids-*"))
 	if len(pins) != 1 {
 		t.Fatalf("pins: %v", pins)
 	}
@@ -108,13 +110,13 @@ func TestIdentitiesOfTheReleaseBefore(t *testing.T) {
 	parts := strings.Split(pins[0], "-")
 	parts[len(parts)-2] = "0ddba11e"
 	must(t, old.Pin(strings.Join(parts, "-")))
-	for _, id := range []bpfPeerId{{Node: 1, Identity: 300}, {Node: 2, Identity: 301}} {
+	for _, id := range []bpf.PeerId{{Node: 1, Identity: 300}, {Node: 2, Identity: 301}} {
 		must(t, old.Put(&id, uint8(1)))
 	}
 	second, err := openMaps(dir, 64, true, slog.New(slog.DiscardHandler))
 	must(t, err)
 	defer second.Close()
-	for _, id := range []bpfPeerId{{Node: 1, Identity: 300}, {Node: 2, Identity: 301}} {
+	for _, id := range []bpf.PeerId{{Node: 1, Identity: 300}, {Node: 2, Identity: 301}} {
 		handle := uint16(1)
 		if err := second.PeerIDs.Lookup(&id, &handle); err != nil || handle != 0 {
 			t.Errorf("%+v: handle %d, %v; want 0", id, handle, err)

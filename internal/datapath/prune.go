@@ -10,6 +10,9 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/netdev"
 	"weft.dev/weft/internal/nldump"
 )
 
@@ -21,7 +24,7 @@ import (
 // all that comes from it. Problems names it.
 func (d *Datapath) Prune(keep []Endpoint) error {
 	known := map[string]bool{}
-	for _, name := range append([]string{pairOut, guardIface}, d.opts.Uplinks...) {
+	for _, name := range append([]string{netdev.SegmentationOut, hook.AllInterfaces}, d.opts.Uplinks...) {
 		known[name] = true
 	}
 	addrs := map[netip.Addr]bool{}
@@ -29,9 +32,9 @@ func (d *Datapath) Prune(keep []Endpoint) error {
 	slots := map[uint16]bool{}
 	for _, ep := range keep {
 		slots[ep.Slot] = true
-		known[ep.HostIf], known[SecondHostIf(ep.HostIf)] = true, true
+		known[ep.HostIf], known[netdev.SecondHostIf(ep.HostIf)] = true, true
 		addrs[ep.IPv4], addrs[ep.IPv6] = true, true
-		for _, name := range []string{ep.HostIf, SecondHostIf(ep.HostIf)} {
+		for _, name := range []string{ep.HostIf, netdev.SecondHostIf(ep.HostIf)} {
 			if l, err := netlink.LinkByName(name); err == nil {
 				ifindexes[uint32(l.Attrs().Index)] = true
 			}
@@ -56,29 +59,29 @@ func (d *Datapath) forgetOthers(slots map[uint16]bool) {
 
 // dropFormer takes away what this run has replaced: hooks of uplinks that are none any more, and maps of other layouts.
 func (d *Datapath) dropFormer() error {
-	links, err := pinnedLinks(d.opts.BPFDir)
+	links, err := hook.List(d.opts.BPFDir)
 	for _, l := range links {
-		if (l.hook == "from_wire" || l.hook == "to_wire") && !slices.Contains(d.opts.Uplinks, l.iface) {
-			err = errors.Join(err, detach(l.path))
+		if hook.OnlyAt(l.Hook, hook.Uplink) && !slices.Contains(d.opts.Uplinks, l.Iface) {
+			err = errors.Join(err, hook.Detach(l.Path))
 		}
 	}
-	d.dropStaleMaps()
+	bpf.DropStale(d.opts.BPFDir, d.opts.FlowEntries, d.opts.Encrypt != nil, d.log)
 	return err
 }
 
 // pruneLinks removes the links of interfaces that are gone.
 func (d *Datapath) pruneLinks(known map[string]bool) error {
-	links, err := pinnedLinks(d.opts.BPFDir)
+	links, err := hook.List(d.opts.BPFDir)
 	var strays []string
 	for _, l := range links {
-		if known[l.iface] || l.hook == "from_wire" || l.hook == "to_wire" {
+		if known[l.Iface] || hook.OnlyAt(l.Hook, hook.Uplink) {
 			continue
 		}
-		gone, goneErr := removeDeadLink(l.path)
+		gone, goneErr := hook.RemoveDead(l.Path)
 		err = errors.Join(err, goneErr)
-		if !gone && l.hook == "from_pod" {
+		if !gone && l.Hook == "from_pod" {
 			err = errors.Join(err, d.refuseStray(l))
-			strays = append(strays, l.iface)
+			strays = append(strays, l.Iface)
 		}
 	}
 	d.host.set(func(h *hostState) { h.strays = slices.Compact(slices.Sorted(slices.Values(strays))) })
@@ -87,22 +90,18 @@ func (d *Datapath) pruneLinks(known map[string]bool) error {
 
 // refuseStray sees to it that an interface without an endpoint has the hook of now, or is down: that of before may have a map
 // of its own in which there is one.
-func (d *Datapath) refuseStray(l pinnedLink) error {
-	if !d.maps.hooked || !d.maps.created["weft_ep_if"] {
+func (d *Datapath) refuseStray(l hook.Pinned) error {
+	if !d.maps.Hooked || !d.maps.Created["weft_ep_if"] {
 		return nil
 	}
-	program := d.progs.FromPodXDP
-	if l.kind == kindTCIngress {
-		program = d.progs.FromPodTC
-	}
-	pinned, err := link.LoadPinnedLink(l.path, nil)
+	pinned, err := link.LoadPinnedLink(l.Path, nil)
 	if err != nil {
-		return fmt.Errorf("open pinned link %s: %w", l.path, err)
+		return fmt.Errorf("open pinned link %s: %w", l.Path, err)
 	}
 	defer pinned.Close()
-	if err := d.update(pinned, hook{l.hook, l.kind, program}); err != nil {
-		d.log.Warn("an interface without an endpoint is set down: its hook cannot be replaced", "interface", l.iface, "err", err)
-		return setDown(l.iface)
+	if err := d.progs.Update(pinned, hook.Attachment{Name: l.Hook, Kind: l.Kind, Program: d.progs.Get(l.Hook, l.Kind)}); err != nil {
+		d.log.Warn("an interface without an endpoint is set down: its hook cannot be replaced", "interface", l.Iface, "err", err)
+		return netdev.SetDown(l.Iface)
 	}
 	return nil
 }
@@ -114,23 +113,23 @@ func (d *Datapath) dropGone() (done bool) {
 		return false
 	}
 	defer d.attaching.Unlock()
-	links, err := pinnedLinks(d.opts.BPFDir)
+	links, err := hook.List(d.opts.BPFDir)
 	for _, l := range links {
-		if l.hook == "from_wire" || l.hook == "to_wire" || l.iface == pairOut || l.iface == guardIface || slices.Contains(d.opts.Uplinks, l.iface) {
+		if hook.OnlyAt(l.Hook, hook.Uplink) || l.Iface == netdev.SegmentationOut || l.Iface == hook.AllInterfaces || slices.Contains(d.opts.Uplinks, l.Iface) {
 			continue
 		}
-		_, deadErr := removeDeadLink(l.path)
+		_, deadErr := hook.RemoveDead(l.Path)
 		err = errors.Join(err, deadErr)
 	}
 	err = errors.Join(err, d.dropGoneEntries())
 	if err != nil {
 		d.log.Warn("remove what interfaces that are gone have left", "err", err)
 	}
-	left, err := pinnedLinks(d.opts.BPFDir)
+	left, err := hook.List(d.opts.BPFDir)
 	if err == nil {
 		d.host.set(func(h *hostState) {
 			h.strays = slices.DeleteFunc(h.strays, func(name string) bool {
-				return !slices.ContainsFunc(left, func(l pinnedLink) bool { return l.iface == name && l.hook == "from_pod" })
+				return !slices.ContainsFunc(left, func(l hook.Pinned) bool { return l.Iface == name && l.Hook == "from_pod" })
 			})
 		})
 	}
@@ -150,7 +149,7 @@ func (d *Datapath) dropGoneEntries() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var ifindex uint32
-	var value bpfEndpoint
+	var value bpf.Endpoint
 	var gone []uint32
 	for entries := d.maps.EpIf.Iterate(); entries.Next(&ifindex, &value); {
 		if !there[ifindex] {
@@ -161,32 +160,7 @@ func (d *Datapath) dropGoneEntries() error {
 		return nil
 	}
 	for _, i := range gone {
-		err = errors.Join(err, deleteKey(d.maps.EpIf, &i))
+		err = errors.Join(err, bpf.DeleteKey(d.maps.EpIf, &i))
 	}
 	return errors.Join(err, d.changed())
-}
-
-// dropDeadLinks removes the pins of an interface that is gone.
-func (d *Datapath) dropDeadLinks(iface string) error {
-	var failed error
-	for _, h := range everyHook {
-		_, err := removeDeadLink(linkPath(d.opts.BPFDir, h.name, h.kind, iface))
-		failed = errors.Join(failed, err)
-	}
-	return failed
-}
-
-// setDown sets an interface down, if it is there.
-func setDown(name string) error {
-	l, err := netlink.LinkByName(name)
-	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return nil
-	}
-	if err == nil {
-		err = netlink.LinkSetDown(l)
-	}
-	if err != nil {
-		return fmt.Errorf("set %s down: %w", name, err)
-	}
-	return nil
 }

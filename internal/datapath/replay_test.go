@@ -10,6 +10,8 @@ import (
 
 	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // replayWindow is SA_WINDOW: how many numbers back from the highest are told apart.
@@ -119,10 +121,10 @@ func TestReplayReorder(t *testing.T) {
 		}
 	}
 	for n := uint64(top - replayWindow); n <= top; n++ {
-		if _, reason := b.admit(t, firstSA, uint32(n)); reason != ReasonEspReplayed && n > top-replayWindow {
+		if _, reason := b.admit(t, firstSA, uint32(n)); reason != bpf.ReasonEspReplayed && n > top-replayWindow {
 			t.Fatalf("number %d again: admitted: %s", n, reason)
 		}
-		if reason := b.commit(t, firstSA, n); reason != ReasonEspReplayed {
+		if reason := b.commit(t, firstSA, n); reason != bpf.ReasonEspReplayed {
 			t.Fatalf("number %d again: %s", n, reason)
 		}
 	}
@@ -277,7 +279,7 @@ func TestCounterTwoCPUs(t *testing.T) {
 // TestCounterIsOneInstruction is why TestCounterTwoCPUs holds: a counter that is read and written by two would pass it on most days.
 func TestCounterIsOneInstruction(t *testing.T) {
 	const object = "sa_test_xdp"
-	spec, err := loadSpec(object)
+	spec, err := bpf.LoadSpec(object)
 	must(t, err)
 	counter := fieldsOf(t, object, "weft_sa_out")["counter"]
 	drawn := 0

@@ -10,6 +10,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // routesReserve are places of the routes map that are left for this node's own ranges and addresses, and for kernels that
@@ -17,22 +19,22 @@ import (
 const routesReserve = 256
 
 // isOwn says whether a route is one of this node's own.
-func isOwn(r bpfRoute) bool { return r.Node == 0 && r.Flags&bpfRouteNoNode == 0 }
+func isOwn(r bpf.Route) bool { return r.Node == 0 && r.Flags&bpf.RouteNoNode == 0 }
 
 // routesPlan is what one synchronisation of the routes map does, in this order.
 type routesPlan struct {
-	replace []bpfRouteKey // entries that change hands in place
-	first   []bpfRouteKey // entries to delete that no new one overlaps: they make room
-	add     []bpfRouteKey
-	last    []bpfRouteKey // entries to delete once others cover what they covered
-	left    []bpfRouteKey // what does not fit
+	replace []bpf.RouteKey // entries that change hands in place
+	first   []bpf.RouteKey // entries to delete that no new one overlaps: they make room
+	add     []bpf.RouteKey
+	last    []bpf.RouteKey // entries to delete once others cover what they covered
+	left    []bpf.RouteKey // what does not fit
 }
 
 // readRoutes reads the whole routes map, once per synchronisation: it may hold 65536 entries.
-func (d *Datapath) readRoutes() (map[bpfRouteKey]bpfRoute, error) {
-	have := map[bpfRouteKey]bpfRoute{}
-	var key bpfRouteKey
-	var value bpfRoute
+func (d *Datapath) readRoutes() (map[bpf.RouteKey]bpf.Route, error) {
+	have := map[bpf.RouteKey]bpf.Route{}
+	var key bpf.RouteKey
+	var value bpf.Route
 	entries := d.maps.Routes.Iterate()
 	for entries.Next(&key, &value) {
 		have[key] = value
@@ -46,9 +48,9 @@ func (d *Datapath) readRoutes() (map[bpfRouteKey]bpfRoute, error) {
 // syncRoutesMap makes want, instead of have, the routes to what is not this node's own. A range that changes hands is never
 // without an owner. What does not fit is named and noted: nothing is to be sent there by other ways. Single errors stop
 // nothing else.
-func (d *Datapath) syncRoutesMap(have, want map[bpfRouteKey]bpfRoute) (bool, error) {
+func (d *Datapath) syncRoutesMap(have, want map[bpf.RouteKey]bpf.Route) (bool, error) {
 	plan := planRoutes(have, want, int(d.maps.Routes.MaxEntries())-routesReserve)
-	put := func(keys []bpfRouteKey) (failed []bpfRouteKey, err error) {
+	put := func(keys []bpf.RouteKey) (failed []bpf.RouteKey, err error) {
 		for _, k := range keys {
 			route := want[k]
 			if putErr := d.maps.Routes.Put(&k, &route); putErr != nil {
@@ -67,7 +69,7 @@ func (d *Datapath) syncRoutesMap(have, want map[bpfRouteKey]bpfRoute) (bool, err
 }
 
 // deleteRoutes removes entries; of several errors it returns the last.
-func (d *Datapath) deleteRoutes(keys []bpfRouteKey) (failed error) {
+func (d *Datapath) deleteRoutes(keys []bpf.RouteKey) (failed error) {
 	for _, k := range keys {
 		if err := d.maps.Routes.Delete(&k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			failed = fmt.Errorf("delete from routes map: %w", err)
@@ -77,9 +79,9 @@ func (d *Datapath) deleteRoutes(keys []bpfRouteKey) (failed error) {
 }
 
 // planRoutes says what makes have into want, in a map with room for so many entries besides some in reserve.
-func planRoutes(have, want map[bpfRouteKey]bpfRoute, room int) routesPlan {
+func planRoutes(have, want map[bpf.RouteKey]bpf.Route, room int) routesPlan {
 	var plan routesPlan
-	var order []bpfRouteKey
+	var order []bpf.RouteKey
 	for _, route := range have {
 		if isOwn(route) {
 			room--
@@ -90,9 +92,9 @@ func planRoutes(have, want map[bpfRouteKey]bpfRoute, room int) routesPlan {
 			order = append(order, key)
 		}
 	}
-	slices.SortFunc(order, func(a, b bpfRouteKey) int { return byRank(a, want[a], b, want[b]) })
+	slices.SortFunc(order, func(a, b bpf.RouteKey) int { return byRank(a, want[a], b, want[b]) })
 	room = min(max(room, 0), len(order))
-	fits := make(map[bpfRouteKey]bool, room)
+	fits := make(map[bpf.RouteKey]bool, room)
 	for _, key := range order[:room] {
 		fits[key] = true
 		if now, ok := have[key]; !ok {
@@ -117,46 +119,46 @@ func planRoutes(have, want map[bpfRouteKey]bpfRoute, room int) routesPlan {
 
 // byRank is the order in which routes get their places: ranges of nodes, ranges that are nobody's, nodes' own addresses, and
 // single addresses of pods last.
-func byRank(a bpfRouteKey, ra bpfRoute, b bpfRouteKey, rb bpfRoute) int {
+func byRank(a bpf.RouteKey, ra bpf.Route, b bpf.RouteKey, rb bpf.Route) int {
 	return cmp.Or(cmp.Compare(rankOf(a, ra), rankOf(b, rb)), cmp.Compare(a.Prefixlen, b.Prefixlen), compareKeys(a, b))
 }
 
-func rankOf(key bpfRouteKey, r bpfRoute) int {
+func rankOf(key bpf.RouteKey, r bpf.Route) int {
 	rank := 0
 	switch {
-	case r.Flags&bpfRouteHost != 0:
+	case r.Flags&bpf.RouteHost != 0:
 		rank = 2
 	case key.Prefixlen == 128:
 		rank = 4
 	}
-	if r.Flags&bpfRouteNoNode != 0 {
+	if r.Flags&bpf.RouteNoNode != 0 {
 		rank++
 	}
 	return rank
 }
 
-func compareKeys(a, b bpfRouteKey) int { return prefixOf(a).Compare(prefixOf(b)) }
+func compareKeys(a, b bpf.RouteKey) int { return bpf.PrefixOf(a).Compare(bpf.PrefixOf(b)) }
 
 // overlaps finds whether a range overlaps some of a set.
 type overlaps struct {
-	set     map[bpfRouteKey]bool
+	set     map[bpf.RouteKey]bool
 	ordered []netip.Prefix
 }
 
-func newOverlaps(keys []bpfRouteKey) *overlaps {
-	o := &overlaps{set: make(map[bpfRouteKey]bool, len(keys))}
+func newOverlaps(keys []bpf.RouteKey) *overlaps {
+	o := &overlaps{set: make(map[bpf.RouteKey]bool, len(keys))}
 	for _, k := range keys {
 		o.set[k] = true
-		o.ordered = append(o.ordered, prefixOf(k))
+		o.ordered = append(o.ordered, bpf.PrefixOf(k))
 	}
 	slices.SortFunc(o.ordered, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
 	return o
 }
 
-func (o *overlaps) with(key bpfRouteKey) bool {
-	p := prefixOf(key)
+func (o *overlaps) with(key bpf.RouteKey) bool {
+	p := bpf.PrefixOf(key)
 	for bits := p.Bits(); bits >= 0; bits-- {
-		if o.set[routeKey(netip.PrefixFrom(p.Addr(), bits).Masked())] {
+		if o.set[bpf.RouteKeyOf(netip.PrefixFrom(p.Addr(), bits).Masked())] {
 			return true
 		}
 	}
@@ -165,14 +167,14 @@ func (o *overlaps) with(key bpfRouteKey) bool {
 }
 
 // noteLeft notes and names what could not be entered.
-func (d *Datapath) noteLeft(keys []bpfRouteKey) {
+func (d *Datapath) noteLeft(keys []bpf.RouteKey) {
 	d.nodes.left = map[string]bool{}
 	text := ""
 	for i, k := range keys {
-		d.nodes.left[toIPNet(prefixOf(k)).String()] = true
+		d.nodes.left[toIPNet(bpf.PrefixOf(k)).String()] = true
 		if i == 0 {
 			text = fmt.Sprintf("%d ranges and addresses of the cluster are not in the routes map, such as %s: it holds %d; nothing is routed there, and packets from there pass for the world's; `weft node forget` what is gone, or name ranges (podCIDRs, clusterCIDRs) instead of single addresses",
-				len(keys), prefixOf(k), int(d.maps.Routes.MaxEntries())-routesReserve)
+				len(keys), bpf.PrefixOf(k), int(d.maps.Routes.MaxEntries())-routesReserve)
 			d.log.Warn(text)
 		}
 	}

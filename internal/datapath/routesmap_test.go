@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // smallRoutes gives the agent a routes map with room for few entries beside the reserve.
@@ -35,8 +37,8 @@ func singles(second byte, count int) (out []netip.Prefix) {
 func TestRoutesMapFull(t *testing.T) {
 	b := sealNodeBed(t)
 	smallRoutes(t, b, 10)
-	own := routeKey(mustPrefix("10.1.0.0/24"))
-	must(t, b.maps.Routes.Put(&own, &bpfRoute{}))
+	own := bpf.RouteKeyOf(mustPrefix("10.1.0.0/24"))
+	must(t, b.maps.Routes.Put(&own, &bpf.Route{}))
 	ranges := []string{"10.2.0.0/24", "fd00:2::/64", "10.3.0.0/24", "10.9.0.0/24"}
 	n2, n3 := peerNode("n2", 2, "10.2.0.0/24", "fd00:2::/64"), peerNode("n3", 3, "10.3.0.0/24")
 	lost := missing(Node{PodCIDRs: []netip.Prefix{mustPrefix("10.9.0.0/24")}})
@@ -75,7 +77,7 @@ func TestRoutesMapFull(t *testing.T) {
 			t.Errorf("step %d: %d are not in the map; problems %q", i, out, problems)
 		}
 	}
-	if r, ok := b.route(t, "10.1.0.0/24"); !ok || r != (bpfRoute{}) {
+	if r, ok := b.route(t, "10.1.0.0/24"); !ok || r != (bpf.Route{}) {
 		t.Errorf("this node's own range: %+v, %v", r, ok)
 	}
 	b.setNodes(t, n2, n3)
@@ -86,28 +88,28 @@ func TestRoutesMapFull(t *testing.T) {
 
 // TestRoutesPlan: what makes room goes first, and what others must cover first goes last.
 func TestRoutesPlan(t *testing.T) {
-	table := func(text string) map[bpfRouteKey]bpfRoute {
-		out := map[bpfRouteKey]bpfRoute{}
+	table := func(text string) map[bpf.RouteKey]bpf.Route {
+		out := map[bpf.RouteKey]bpf.Route{}
 		for _, field := range strings.Fields(text) {
-			var r bpfRoute
+			var r bpf.Route
 			prefix, node, _ := strings.Cut(field, "=")
 			switch node {
 			case "lost":
-				r.Flags = bpfRouteNoNode
+				r.Flags = bpf.RouteNoNode
 			case "host":
-				r = bpfRoute{Node: 1, Flags: bpfRouteHost}
+				r = bpf.Route{Node: 1, Flags: bpf.RouteHost}
 			default:
 				_, err := fmt.Sscan(node, &r.Node)
 				must(t, err)
 			}
-			out[routeKey(mustPrefix(prefix))] = r
+			out[bpf.RouteKeyOf(mustPrefix(prefix))] = r
 		}
 		return out
 	}
-	text := func(keys []bpfRouteKey) string {
+	text := func(keys []bpf.RouteKey) string {
 		var out []string
 		for _, k := range keys {
-			out = append(out, prefixOf(k).String())
+			out = append(out, bpf.PrefixOf(k).String())
 		}
 		return strings.Join(out, " ")
 	}

@@ -7,6 +7,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // SA is a security association: the key of one lane, in one direction, in one epoch.
@@ -118,7 +120,7 @@ func (d *Datapath) installSA(slot uint32, sa *SA) error {
 	if err != nil {
 		return err
 	}
-	if now != nil && now.fingerprint == sa.ID && now.state == bpfSaLive && now.vmGeneration == sa.VMGeneration {
+	if now != nil && now.fingerprint == sa.ID && now.state == bpf.SaLive && now.vmGeneration == sa.VMGeneration {
 		return nil
 	}
 	if now != nil {
@@ -142,7 +144,7 @@ func (d *Datapath) installSA(slot uint32, sa *SA) error {
 	}
 	if err := d.addSA(id, sa); err != nil {
 		// Half of an SA is none: it never was alive.
-		return errors.Join(err, d.sas.wipe(id, sa.Out), deleteKey(d.saMap(sa.Out), &id))
+		return errors.Join(err, d.sas.wipe(id, sa.Out), bpf.DeleteKey(d.saMap(sa.Out), &id))
 	}
 	return nil
 }
@@ -161,14 +163,14 @@ func (d *Datapath) addSA(id uint32, sa *SA) error {
 		return err
 	}
 	if err := d.sas.fill(id, sa, d.sas.engine); err != nil {
-		return fmt.Errorf("create the %s cipher: %w", engineNames[d.sas.engine], err)
+		return fmt.Errorf("create the %s cipher: %w", bpf.EngineNames[d.sas.engine], err)
 	}
-	if d.sas.engine == bpfEngineBpf {
+	if d.sas.engine == bpf.EngineBpf {
 		if err := d.sas.powers(id, sa.Out); err != nil {
 			return fmt.Errorf("prepare GHASH: %w", err)
 		}
 	}
-	return d.sas.setState(id, sa.Out, bpfSaLive)
+	return d.sas.setState(id, sa.Out, bpf.SaLive)
 }
 
 func (d *Datapath) newEntry(sa *SA) any {
@@ -179,14 +181,14 @@ func (d *Datapath) newEntry(sa *SA) any {
 		if limit == 0 {
 			limit = defaultMaxPacket
 		}
-		return &bpfSaOut{
+		return &bpf.SaOut{
 			Fingerprint: sa.ID, Number: sa.Number, InstalledNs: now, ExpiresNs: expires,
-			Limit: limit, VmGeneration: sa.VMGeneration, State: bpfSaNew, Engine: d.sas.engine,
+			Limit: limit, VmGeneration: sa.VMGeneration, State: bpf.SaNew, Engine: d.sas.engine,
 		}
 	}
-	return &bpfSaIn{
+	return &bpf.SaIn{
 		Fingerprint: sa.ID, Number: sa.Number, InstalledNs: now, ExpiresNs: expires,
-		VmGeneration: sa.VMGeneration, State: bpfSaNew, Engine: d.sas.engine,
+		VmGeneration: sa.VMGeneration, State: bpf.SaNew, Engine: d.sas.engine,
 	}
 }
 
@@ -280,7 +282,7 @@ func (d *Datapath) removeAllSAs(slot uint32) error {
 	if failed != nil {
 		return fmt.Errorf("remove the SAs of node index %d: %w", slot, failed)
 	}
-	if err := deleteKey(d.maps.SANodes, &slot); err != nil {
+	if err := bpf.DeleteKey(d.maps.SANodes, &slot); err != nil {
 		return fmt.Errorf("forget node index %d: %w", slot, err)
 	}
 	return nil
@@ -310,7 +312,7 @@ func (d *Datapath) SealWith(node string, epoch uint8) error {
 		switch {
 		case err != nil:
 			return err
-		case sa == nil || sa.state != bpfSaLive:
+		case sa == nil || sa.state != bpf.SaLive:
 			return fmt.Errorf("seal for node %s with epoch %d: lane %d has no SA: install all %d lanes first", node, epoch, lane, d.Lanes())
 		case id != 0 && id != sa.fingerprint:
 			return fmt.Errorf("seal for node %s with epoch %d: lane %d has the keys of another handshake: install all lanes again", node, epoch, lane)
@@ -322,7 +324,7 @@ func (d *Datapath) SealWith(node string, epoch uint8) error {
 
 // stopSealing stops sending with an epoch that is about to be removed.
 func (d *Datapath) stopSealing(slot uint32, epoch uint8) error {
-	var peer bpfPeer
+	var peer bpf.Peer
 	if err := d.maps.Peers.Lookup(slot, &peer); err != nil {
 		return fmt.Errorf("read peers map: %w", err)
 	}
@@ -334,7 +336,7 @@ func (d *Datapath) stopSealing(slot uint32, epoch uint8) error {
 
 // putSealing changes the epoch of a peer and leaves the rest. One byte says which epoch, so no packet sees half of it.
 func (d *Datapath) putSealing(slot uint32, epoch uint8, id uint64) error {
-	var peer bpfPeer
+	var peer bpf.Peer
 	if err := d.maps.Peers.Lookup(slot, &peer); err != nil {
 		return fmt.Errorf("read peers map: %w", err)
 	}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // saBed is a sandbox that all tests share, one after the other: loading takes longer than most of them.
@@ -35,7 +37,7 @@ func newSABed(t testing.TB, engine string) *saBed {
 	b.nodes.slots = map[string]uint32{"b": 1, "c": maxNodes - 1}
 	for slot := range map[uint32]bool{1: true, maxNodes - 1: true} {
 		must(t, b.removeAllSAs(slot))
-		must(t, b.maps.Peers.Put(slot, &bpfPeer{}))
+		must(t, b.maps.Peers.Put(slot, &bpf.Peer{}))
 	}
 	must(t, emptyMap(b.maps.SAUsed))
 	return b
@@ -45,14 +47,14 @@ func newSABed(t testing.TB, engine string) *saBed {
 func forEachEngine(t *testing.T, test func(t *testing.T, b *saBed)) {
 	b := newSABed(t, "bpf")
 	t.Run("bpf", func(t *testing.T) { test(t, b) })
-	if b.sas.probe(bpfEngineKmod) == nil {
+	if b.sas.probe(bpf.EngineKmod) == nil {
 		t.Run("kmod", func(t *testing.T) { test(t, newSABed(t, "kmod")) })
 	}
 }
 
 func TestEngineKmod(t *testing.T) {
 	b := newSABed(t, "bpf")
-	if err := b.sas.probe(bpfEngineKmod); err != nil {
+	if err := b.sas.probe(bpf.EngineKmod); err != nil {
 		t.Skipf("needs the module (modprobe weft_crypto): engine kmod was left out of every test: %v", err)
 	}
 }
@@ -103,25 +105,25 @@ func (b *saBed) run(t testing.TB, context, program string, frame []byte) ([]byte
 
 // counter runs one of the counters' programs and returns the number and the drop reason. XDP, since from there both
 // contexts are the same.
-func (b *saBed) counter(t testing.TB, program string, id uint32, seq uint64, low uint32) (uint64, Reason) {
+func (b *saBed) counter(t testing.TB, program string, id uint32, seq uint64, low uint32) (uint64, bpf.Reason) {
 	t.Helper()
 	frame := testFrame(id, 0, nil, nil, int(low))
 	binary.NativeEndian.PutUint64(frame[24:], seq)
 	out, code := b.run(t, "xdp", program, frame)
-	return binary.NativeEndian.Uint64(out[24:]), Reason(code)
+	return binary.NativeEndian.Uint64(out[24:]), bpf.Reason(code)
 }
 
-func (b *saBed) take(t testing.TB, id uint32) (uint64, Reason) {
+func (b *saBed) take(t testing.TB, id uint32) (uint64, bpf.Reason) {
 	t.Helper()
 	return b.counter(t, "weft_test_take", id, 0, 0)
 }
 
-func (b *saBed) admit(t testing.TB, id uint32, low uint32) (uint64, Reason) {
+func (b *saBed) admit(t testing.TB, id uint32, low uint32) (uint64, bpf.Reason) {
 	t.Helper()
 	return b.counter(t, "weft_test_admit", id, 0, low)
 }
 
-func (b *saBed) commit(t testing.TB, id uint32, seq uint64) Reason {
+func (b *saBed) commit(t testing.TB, id uint32, seq uint64) bpf.Reason {
 	t.Helper()
 	_, reason := b.counter(t, "weft_test_commit", id, seq, 100)
 	return reason

@@ -10,6 +10,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // sandbox is the crypto core by itself, on maps of its own: for tests and measurements.
@@ -23,7 +25,7 @@ type sandbox struct {
 func newSandbox(engine string, lanes int) (*sandbox, error) {
 	b := &sandbox{
 		Datapath: &Datapath{
-			log: slog.New(slog.DiscardHandler), maps: &maps{byName: map[string]*ebpf.Map{}},
+			log: slog.New(slog.DiscardHandler), maps: &bpf.Maps{ByName: map[string]*ebpf.Map{}},
 			opts: Options{Encrypt: &EncryptOptions{Engine: engine, AllowTableAES: true, Lanes: lanes}},
 		},
 		programs: map[string]*ebpf.Program{},
@@ -37,22 +39,22 @@ func newSandbox(engine string, lanes int) (*sandbox, error) {
 
 func (b *sandbox) load() error {
 	for _, object := range []string{"sa_xdp", "sa_test_xdp"} {
-		spec, err := loadSpec(object)
+		spec, err := bpf.LoadSpec(object)
 		if err != nil {
 			return err
 		}
 		for name, ms := range spec.Maps {
-			if !strings.HasPrefix(name, "weft_") || b.maps.byName[name] != nil {
+			if !strings.HasPrefix(name, "weft_") || b.maps.ByName[name] != nil {
 				continue
 			}
-			if b.maps.byName[name], err = ebpf.NewMap(ms); err != nil {
+			if b.maps.ByName[name], err = ebpf.NewMap(ms); err != nil {
 				return fmt.Errorf("create map %s: %w", name, err)
 			}
 		}
 	}
 	m := b.maps
-	m.SAOut, m.SAIn, m.Peers = m.byName["weft_sa_out"], m.byName["weft_sa_in"], m.byName["weft_peers"]
-	m.SAUsed, m.SANodes, m.VM = m.byName["weft_sa_used"], m.byName["weft_sa_nodes"], m.byName["weft_vm"]
+	m.SAOut, m.SAIn, m.Peers = m.ByName["weft_sa_out"], m.ByName["weft_sa_in"], m.ByName["weft_peers"]
+	m.SAUsed, m.SANodes, m.VM = m.ByName["weft_sa_used"], m.ByName["weft_sa_nodes"], m.ByName["weft_vm"]
 	if err := b.openEngine(); err != nil {
 		return err
 	}
@@ -65,14 +67,14 @@ func (b *sandbox) load() error {
 }
 
 func (b *sandbox) loadPrograms(context string) error {
-	spec, err := loadSpec("sa_test_" + context)
+	spec, err := bpf.LoadSpec("sa_test_" + context)
 	if err != nil {
 		return err
 	}
 	shared := map[string]*ebpf.Map{}
 	for name := range spec.Maps {
-		if b.maps.byName[name] != nil {
-			shared[name] = b.maps.byName[name]
+		if b.maps.ByName[name] != nil {
+			shared[name] = b.maps.ByName[name]
 		}
 	}
 	for _, program := range spec.Programs {

@@ -9,6 +9,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // EngineStatus says what does the AES-GCM of SAs that are installed from now on, and why. Each SA keeps the one it
@@ -20,8 +22,6 @@ type EngineStatus struct {
 	// AES is what engine bpf runs on; zero for another engine.
 	AES AESStatus `json:"aes,omitzero"`
 }
-
-var engineNames = []string{"none", "bpf", "kmod"}
 
 var errJumbo = errors.New("in mode xdp the module cannot take frames larger than a page, which the uplinks' MTU allows")
 
@@ -71,7 +71,7 @@ func (d *Datapath) openEngine() error {
 	for _, out := range []bool{true, false} {
 		var dead []uint32
 		err := d.eachSA(out, func(id uint32, sa *saEntry) {
-			if sa.state != bpfSaLive {
+			if sa.state != bpf.SaLive {
 				dead = append(dead, id)
 			}
 		})
@@ -95,7 +95,7 @@ func (d *Datapath) EngineStatus() EngineStatus {
 	return d.sas.status
 }
 
-func (a *associations) open(m *maps) error {
+func (a *associations) open(m *bpf.Maps) error {
 	memory, err := unix.Mmap(-1, 0, unix.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return fmt.Errorf("allocate memory for keys: %w", err)
@@ -104,11 +104,11 @@ func (a *associations) open(m *maps) error {
 	_ = unix.Mlock(memory)
 	_ = unix.Madvise(memory, unix.MADV_DONTDUMP)
 	a.request = (*saRequest)(unsafe.Pointer(&memory[0]))
-	spec, err := loadSpec("sa_xdp")
+	spec, err := bpf.LoadSpec("sa_xdp")
 	if err != nil {
 		return err
 	}
-	if a.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m.sharedWith(spec)}); err != nil {
+	if a.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m.SharedWith(spec)}); err != nil {
 		return fmt.Errorf("load sa: %w (Linux 6.12 or later is needed)", err)
 	}
 	if a.allocOut, err = newKeyAllocator(m.SAOut); err != nil {
@@ -141,7 +141,7 @@ func (a *associations) choose(opts *EncryptOptions, pieces bool) error {
 	if asked == "" {
 		asked = "auto"
 	}
-	bpf, kmod := a.probe(bpfEngineBpf), a.probe(bpfEngineKmod)
+	noBPF, kmod := a.probe(bpf.EngineBpf), a.probe(bpf.EngineKmod)
 	if pieces && kmod == nil {
 		kmod = errJumbo
 	}
@@ -154,11 +154,11 @@ func (a *associations) choose(opts *EncryptOptions, pieces bool) error {
 	case asked == "kmod" && kmod != nil:
 		return fmt.Errorf("encryption.engine: kmod: %w: load the module weft_crypto, or set auto", kmod)
 	case asked != "bpf" && kmod == nil:
-		a.engine, a.status.Why = bpfEngineKmod, "the module weft_crypto is loaded"
-	case bpf != nil:
-		return fmt.Errorf("encryption.engine: %s: the kernel gives BPF no AES: %w: a kernel with CONFIG_CRYPTO_ECB and CONFIG_CRYPTO_AES is needed, or the module weft_crypto", asked, bpf)
+		a.engine, a.status.Why = bpf.EngineKmod, "the module weft_crypto is loaded"
+	case noBPF != nil:
+		return fmt.Errorf("encryption.engine: %s: the kernel gives BPF no AES: %w: a kernel with CONFIG_CRYPTO_ECB and CONFIG_CRYPTO_AES is needed, or the module weft_crypto", asked, noBPF)
 	default:
-		a.engine, a.status.Why = bpfEngineBpf, "as configured"
+		a.engine, a.status.Why = bpf.EngineBpf, "as configured"
 		if asked == "auto" {
 			a.status.Why = fmt.Sprintf("the module weft_crypto is not loaded (%v)", kmod)
 			if errors.Is(kmod, errJumbo) {
@@ -166,8 +166,8 @@ func (a *associations) choose(opts *EncryptOptions, pieces bool) error {
 			}
 		}
 	}
-	a.status.Active = engineNames[a.engine]
-	if a.engine != bpfEngineBpf {
+	a.status.Active = bpf.EngineNames[a.engine]
+	if a.engine != bpf.EngineBpf {
 		return nil
 	}
 	aes, err := a.readAES(opts.AllowTableAES)
@@ -185,7 +185,7 @@ func (a *associations) choose(opts *EncryptOptions, pieces bool) error {
 // cipher names the kernel's cipher for an engine, with a key that is not one.
 func (r *saRequest) cipher(engine uint32) {
 	*r = saRequest{KeyLen: 32, Engine: engine}
-	if engine == bpfEngineKmod {
+	if engine == bpf.EngineKmod {
 		copy(r.Type[:], "aead")
 		copy(r.Algo[:], "gcm(aes)/12") // 12 bytes of associated data
 		r.AuthSize = 16
@@ -209,17 +209,17 @@ func (a *associations) probe(engine uint32) error {
 // fill gives an entry its cipher and salt.
 func (a *associations) fill(id uint32, sa *SA, engine uint32) error {
 	a.request.cipher(engine)
-	if engine == bpfEngineBpf && a.aes != "" {
+	if engine == bpf.EngineBpf && a.aes != "" {
 		a.request.named(a.aes)
 	}
-	a.request.ID, a.request.Out = id, uint32(boolByte(sa.Out))
+	a.request.ID, a.request.Out = id, uint32(bpf.Flag(sa.Out))
 	copy(a.request.Key[:], sa.Key[:])
 	a.request.Salt = sa.Salt
 	return a.run("weft_sa_fill")
 }
 
 func (a *associations) setState(id uint32, out bool, state uint32) error {
-	*a.request = saRequest{ID: id, Out: uint32(boolByte(out)), State: state}
+	*a.request = saRequest{ID: id, Out: uint32(bpf.Flag(out)), State: state}
 	if err := a.run("weft_sa_state"); err != nil {
 		return fmt.Errorf("change the state of an SA: %w", err)
 	}
@@ -228,12 +228,12 @@ func (a *associations) setState(id uint32, out bool, state uint32) error {
 
 // extend moves the end of an SA that is in use, if it has these keys; never back.
 func (a *associations) extend(id uint32, out bool, fingerprint, expires uint64) error {
-	*a.request = saRequest{ID: id, Out: uint32(boolByte(out)), Fingerprint: fingerprint, ExpiresNs: expires}
+	*a.request = saRequest{ID: id, Out: uint32(bpf.Flag(out)), Fingerprint: fingerprint, ExpiresNs: expires}
 	return a.run("weft_sa_extend")
 }
 
 func (a *associations) wipe(id uint32, out bool) error {
-	*a.request = saRequest{ID: id, Out: uint32(boolByte(out))}
+	*a.request = saRequest{ID: id, Out: uint32(bpf.Flag(out))}
 	if err := a.run("weft_sa_wipe"); err != nil {
 		return fmt.Errorf("wipe an SA: %w", err)
 	}
@@ -275,7 +275,7 @@ type powersFrame struct {
 
 // powers computes what GHASH needs of an entry's key.
 func (a *associations) powers(id uint32, out bool) error {
-	frame := powersFrame{ID: id, Out: uint32(boolByte(out)), Result: -int32(unix.EIO)}
+	frame := powersFrame{ID: id, Out: uint32(bpf.Flag(out)), Result: -int32(unix.EIO)}
 	data, err := binary.Append(nil, binary.NativeEndian, &frame)
 	if err != nil {
 		return err

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // TestExtendSAs moves the end of keys in use: sealing and opening go on, with counter and window, until the new end.
@@ -36,26 +38,26 @@ func TestExtendSAs(t *testing.T) {
 	if n, reason := b.take(t, firstSA); reason != 0 || n != 2 {
 		t.Errorf("sealing, extended: number %d, %s, want 2", n, reason)
 	}
-	if _, reason := b.admit(t, firstSA, 9); reason != ReasonEspReplayed {
+	if _, reason := b.admit(t, firstSA, 9); reason != bpf.ReasonEspReplayed {
 		t.Errorf("opening 9 again, extended: %s, want the window to be there still", reason)
 	}
 	if n, reason := b.admit(t, firstSA, 10); reason != 0 || n != 10 {
 		t.Errorf("opening, extended: number %d, %s", n, reason)
 	}
-	if _, reason := b.take(t, saKey(1, 2, 0)); reason != ReasonKeyExpired {
+	if _, reason := b.take(t, saKey(1, 2, 0)); reason != bpf.ReasonKeyExpired {
 		t.Errorf("sealing, not extended: %s", reason)
 	}
 	if err := b.ExtendSAs("b", true, 2, 9, later.Add(time.Hour)); !errors.Is(err, ErrSAExpired) {
 		t.Errorf("keys that have ended: %v", err)
 	}
-	if _, reason := b.take(t, saKey(1, 2, 0)); reason != ReasonKeyExpired {
+	if _, reason := b.take(t, saKey(1, 2, 0)); reason != bpf.ReasonKeyExpired {
 		t.Errorf("keys that have ended came back: %s", reason)
 	}
 	time.Sleep(time.Until(later) + 100*time.Millisecond)
-	if _, reason := b.take(t, firstSA); reason != ReasonKeyExpired {
+	if _, reason := b.take(t, firstSA); reason != bpf.ReasonKeyExpired {
 		t.Errorf("sealing after the extension: %s", reason)
 	}
-	if _, reason := b.admit(t, firstSA, 11); reason != ReasonKeyExpired {
+	if _, reason := b.admit(t, firstSA, 11); reason != bpf.ReasonKeyExpired {
 		t.Errorf("opening after the extension: %s", reason)
 	}
 }

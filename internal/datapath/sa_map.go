@@ -8,6 +8,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // bootNow is the clock of SAs' lifetimes: it runs while the machine sleeps, and nobody can set it.
@@ -40,19 +42,19 @@ type saEntry struct {
 	state, engine            uint32
 }
 
-func entryOut(v *bpfSaOut) *saEntry {
+func entryOut(v *bpf.SaOut) *saEntry {
 	counter := min(v.Counter, v.Limit) // attempts beyond the limit count too
 	return &saEntry{v.Fingerprint, v.Number, v.InstalledNs, v.ExpiresNs, counter, counter, v.Bytes, v.VmGeneration, v.State, v.Engine}
 }
 
-func entryIn(v *bpfSaIn) *saEntry {
+func entryIn(v *bpf.SaIn) *saEntry {
 	return &saEntry{v.Fingerprint, v.Number, v.InstalledNs, v.ExpiresNs, v.Top, v.Packets, v.Bytes, v.VmGeneration, v.State, v.Engine}
 }
 
 // readSA returns nil if there is no such entry.
 func (d *Datapath) readSA(out bool, id uint32) (*saEntry, error) {
-	var vout bpfSaOut
-	var vin bpfSaIn
+	var vout bpf.SaOut
+	var vin bpf.SaIn
 	var err error
 	if out {
 		err = d.maps.SAOut.Lookup(&id, &vout)
@@ -90,14 +92,14 @@ func (d *Datapath) eachSA(out bool, visit func(id uint32, sa *saEntry)) error {
 	var id uint32
 	var err error
 	if out {
-		var v bpfSaOut
+		var v bpf.SaOut
 		entries := d.maps.SAOut.Iterate()
 		for entries.Next(&id, &v) {
 			visit(id, entryOut(&v))
 		}
 		err = entries.Err()
 	} else {
-		var v bpfSaIn
+		var v bpf.SaIn
 		entries := d.maps.SAIn.Iterate()
 		for entries.Next(&id, &v) {
 			visit(id, entryIn(&v))
@@ -121,7 +123,7 @@ func (d *Datapath) retire(out bool, ids []uint32) error {
 		if err := d.markUsed(out, id); err != nil {
 			return err
 		}
-		if err := d.sas.setState(id, out, bpfSaDead); err != nil {
+		if err := d.sas.setState(id, out, bpf.SaDead); err != nil {
 			return err
 		}
 	}
@@ -139,18 +141,18 @@ func (d *Datapath) retire(out bool, ids []uint32) error {
 			failed = errors.Join(failed, err)
 			continue
 		}
-		failed = errors.Join(failed, deleteKey(d.saMap(out), &id))
+		failed = errors.Join(failed, bpf.DeleteKey(d.saMap(out), &id))
 	}
 	return failed
 }
 
-func usedKey(out bool, lane uint8, fingerprint uint64) bpfSaUsedKey {
-	return bpfSaUsedKey{Fingerprint: fingerprint, Lane: lane, Out: boolByte(out)}
+func usedKey(out bool, lane uint8, fingerprint uint64) bpf.SaUsedKey {
+	return bpf.SaUsedKey{Fingerprint: fingerprint, Lane: lane, Out: bpf.Flag(out)}
 }
 
 func (d *Datapath) markUsed(out bool, id uint32) error {
 	entry, err := d.readSA(out, id)
-	if err != nil || entry == nil || entry.state == bpfSaNew {
+	if err != nil || entry == nil || entry.state == bpf.SaNew {
 		return err
 	}
 	key := usedKey(out, uint8(id)%maxLanes, entry.fingerprint)
@@ -246,12 +248,12 @@ func (d *Datapath) SAs() ([]SAStatus, error) {
 	var list []SAStatus
 	for _, out := range []bool{true, false} {
 		err := d.eachSA(out, func(id uint32, sa *saEntry) {
-			if sa.state != bpfSaLive {
+			if sa.state != bpf.SaLive {
 				return
 			}
 			list = append(list, SAStatus{
 				Node: names[id>>10], Out: out, Epoch: uint8(id >> 6 & maxEpoch), Lane: uint8(id) % maxLanes,
-				ID: sa.fingerprint, Number: sa.number, Engine: nameOf(engineNames, uint8(sa.engine)),
+				ID: sa.fingerprint, Number: sa.number, Engine: bpf.EngineNames.Of(uint8(sa.engine)),
 				Counter: sa.counter, Packets: sa.packets, Bytes: sa.octets,
 				Installed: bootTime(sa.installed), Expires: bootTime(sa.expires),
 			})
@@ -273,7 +275,7 @@ func (d *Datapath) Sealing() ([]Sealing, error) {
 	}
 	var list []Sealing
 	for slot, name := range names {
-		var peer bpfPeer
+		var peer bpf.Peer
 		if err := d.maps.Peers.Lookup(slot, &peer); err != nil {
 			return nil, fmt.Errorf("read peers map: %w", err)
 		}

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // TestNoSecretsInMaps seals and opens packets and then looks for the key, H, the salt and what H can be computed
@@ -51,7 +53,7 @@ func TestNoSecretsInMaps(t *testing.T) {
 		}
 		b.searchMaps(t, secrets)
 	}
-	if b.request() != (saRequest{State: bpfSaLive, ID: firstSA}) {
+	if b.request() != (saRequest{State: bpf.SaLive, ID: firstSA}) {
 		t.Error("the request still holds something")
 	}
 }
@@ -60,7 +62,7 @@ func (b *saBed) request() saRequest { return *b.sas.request }
 
 func (b *saBed) searchMaps(t *testing.T, secrets map[string][]byte) {
 	t.Helper()
-	for name, m := range b.maps.byName {
+	for name, m := range b.maps.ByName {
 		dump := dumpMap(t, m)
 		for what, secret := range secrets {
 			reversed := bytes.Clone(secret)

@@ -12,6 +12,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 func TestInstallSA(t *testing.T) {
@@ -93,7 +95,7 @@ func TestRemoveSAs(t *testing.T) {
 	}
 	must(t, b.RemoveSAs("b", true, 2))
 	must(t, b.RemoveSAs("nobody", true, 1))
-	if _, reason := b.take(t, firstSA); reason != ReasonNoKey {
+	if _, reason := b.take(t, firstSA); reason != bpf.ReasonNoKey {
 		t.Errorf("sealing without SA: %s", reason)
 	}
 	if _, reason := b.admit(t, firstSA, 1); reason != 0 {
@@ -108,7 +110,7 @@ func TestRemoveSAs(t *testing.T) {
 		t.Errorf("sealing %+v, want epoch 0 for b", sealing)
 	}
 	must(t, b.RemoveSAs("b", false, 1))
-	if _, reason := b.admit(t, firstSA, 1); reason != ReasonEspUnknownSa {
+	if _, reason := b.admit(t, firstSA, 1); reason != bpf.ReasonEspUnknownSa {
 		t.Errorf("opening without SA: %s", reason)
 	}
 	if err := b.InstallSA(testSA(true, 7, 1)); !errors.Is(err, ErrKeyUsed) {
@@ -124,7 +126,7 @@ func TestRemoveSAs(t *testing.T) {
 
 func TestSealWith(t *testing.T) {
 	b := newSABed(t, "auto")
-	peer := bpfPeer{Family: 4, Mtu: 1438, Local: bpfAddr{B: [16]uint8{1}}, Remote: bpfAddr{B: [16]uint8{2}}}
+	peer := bpf.Peer{Family: 4, Mtu: 1438, Local: bpf.Addr{B: [16]uint8{1}}, Remote: bpf.Addr{B: [16]uint8{2}}}
 	must(t, b.maps.Peers.Put(uint32(1), &peer))
 	must(t, b.InstallSA(testSA(true, 7, 1)))
 	if err := b.SealWith("b", 1); err == nil || !strings.Contains(err.Error(), "lane 1") {
@@ -140,7 +142,7 @@ func TestSealWith(t *testing.T) {
 	second.Lane = 1
 	must(t, b.InstallSA(second))
 	must(t, b.SealWith("b", 1))
-	var now bpfPeer
+	var now bpf.Peer
 	must(t, b.maps.Peers.Lookup(uint32(1), &now))
 	peer.Epoch, peer.Lanes, peer.Id = 1, 2, 7
 	if now != peer {
@@ -170,10 +172,10 @@ func TestSAExpires(t *testing.T) {
 		must(t, b.InstallSA(sa))
 	}
 	time.Sleep(400 * time.Millisecond)
-	if n, reason := b.take(t, firstSA); reason != ReasonKeyExpired || n != 0 {
+	if n, reason := b.take(t, firstSA); reason != bpf.ReasonKeyExpired || n != 0 {
 		t.Errorf("sealing: number %d, %s", n, reason)
 	}
-	if n, reason := b.admit(t, firstSA, 1); reason != ReasonKeyExpired || n != 0 {
+	if n, reason := b.admit(t, firstSA, 1); reason != bpf.ReasonKeyExpired || n != 0 {
 		t.Errorf("opening: number %d, %s", n, reason)
 	}
 }
@@ -189,7 +191,7 @@ func TestSAExhausted(t *testing.T) {
 		}
 	}
 	for range 3 {
-		if n, reason := b.take(t, firstSA); n != 0 || reason != ReasonKeyExhausted {
+		if n, reason := b.take(t, firstSA); n != 0 || reason != bpf.ReasonKeyExhausted {
 			t.Fatalf("beyond the limit: number %d, %s", n, reason)
 		}
 	}
@@ -244,11 +246,11 @@ func TestSARestart(t *testing.T) {
 	b.take(t, firstSA)
 	b.take(t, firstSA)
 	// Crashes: one while keys were being put in, one while they were being removed.
-	must(t, b.maps.SAOut.Put(saKey(1, 2, 0), &bpfSaOut{Fingerprint: 9, State: bpfSaNew}))
+	must(t, b.maps.SAOut.Put(saKey(1, 2, 0), &bpf.SaOut{Fingerprint: 9, State: bpf.SaNew}))
 	dead := testSA(true, 10, 1)
 	dead.Epoch = 3
 	must(t, b.InstallSA(dead))
-	must(t, b.sas.setState(saKey(1, 3, 0), true, bpfSaDead))
+	must(t, b.sas.setState(saKey(1, 3, 0), true, bpf.SaDead))
 
 	b.closeEngine()
 	b.nodes.slots = nil // nobody has said which nodes there are
@@ -301,9 +303,9 @@ func countEntries(m *ebpf.Map) (int, error) {
 
 // TestSALayout holds the hand-written mirrors of bpf/sa.bpf.c and bpf/sa_test.bpf.c equal to the compiler's.
 func TestSALayout(t *testing.T) {
-	spec, err := loadSpec("sa_xdp")
+	spec, err := bpf.LoadSpec("sa_xdp")
 	must(t, err)
-	test, err := loadSpec("sa_test_xdp")
+	test, err := bpf.LoadSpec("sa_test_xdp")
 	must(t, err)
 	for _, row := range []struct {
 		name string

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/test/espref"
 )
@@ -49,7 +51,7 @@ func newSealBed(t testing.TB, family int) *sealBed {
 	must(t, emptyMap(b.maps.PeerAddr))
 	must(t, emptyMap(b.maps.Plain))
 	must(t, emptyMap(b.maps.PeerIDs))
-	must(t, b.maps.Peers.Put(uint32(1), &bpfPeer{}))
+	must(t, b.maps.Peers.Put(uint32(1), &bpf.Peer{}))
 	if family == 4 {
 		b.opts.HostAddrs = []netip.Addr{node4, node6}
 	} else {
@@ -58,8 +60,8 @@ func newSealBed(t testing.TB, family int) *sealBed {
 	_, err := b.syncPeer(b.nodes.list[0], 1, 1500)
 	must(t, err)
 	for prefix := range map[netip.Addr]bool{wireB4: true, wireB6: true} {
-		key := routeKey(netip.PrefixFrom(prefix, prefix.BitLen()))
-		must(t, b.maps.Routes.Put(&key, &bpfRoute{Node: 1, Flags: bpfRouteHost}))
+		key := bpf.RouteKeyOf(netip.PrefixFrom(prefix, prefix.BitLen()))
+		must(t, b.maps.Routes.Put(&key, &bpf.Route{Node: 1, Flags: bpf.RouteHost}))
 	}
 	pod := podA
 	pod.Identity = identityA
@@ -194,7 +196,7 @@ func (b *sealBed) sealFrame(t testing.TB, way string, frame []byte) (verdict str
 // sendSegments runs from_pod on a frame that says it is to be cut.
 func (b *sealBed) sendSegments(t testing.TB, frame []byte) (verdict string, out []byte) {
 	t.Helper()
-	code, out, err := b.runWith(b.progs.FromPodTC, &skbContext{Ifindex: uint32(b.index["wta"]), GSOSize: 1, GSOSegs: 1}, frame)
+	code, out, err := b.runWith(b.progs.Get("from_pod", hook.TCIngress), &skbContext{Ifindex: uint32(b.index["wta"]), GSOSize: 1, GSOSegs: 1}, frame)
 	must(t, err)
 	return verdictOf("tc", code), out
 }

@@ -3,47 +3,47 @@ package datapath
 import (
 	"reflect"
 	"slices"
-	"strings"
 	"testing"
 
-	"github.com/cilium/ebpf"
+	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/netdev"
 )
 
 // TestRoad: which endpoint goes by which road, what is attached and set for it, and what is said about it.
 func TestRoad(t *testing.T) {
-	d := &Datapath{progs: &programs{FromPodXDP: &ebpf.Program{}, FromPodTC: &ebpf.Program{}}}
+	d := &Datapath{progs: &hook.Programs{}}
 	auto, noRedirect := ModeStatus{Asked: ModeAuto, Active: ModeTC, XDPRoad: true}, ModeStatus{Asked: ModeAuto, Active: ModeTC}
 	explicit := func(m Mode) ModeStatus { return ModeStatus{Asked: m, Active: m} }
-	gro := map[string]bool{featureGRO: true}
+	gro := map[string]bool{netdev.FeatureGRO: true}
 	for _, tt := range []struct {
 		name string
 		mode ModeStatus
 		ep   Endpoint
 		want Road
-		kind string // of from_pod on the endpoint's own interface
+		kind hook.Kind // of from_pod on the endpoint's own interface
 		gro  map[string]bool
 	}{
-		{"auto, ordinary", auto, Endpoint{}, Road{Name: "tc", Why: "mode auto"}, kindTCIngress, nil},
-		{"auto, asks", auto, Endpoint{XDPRoad: true}, Road{Name: "xdp", Why: "asked for"}, kindXDP, gro},
+		{"auto, ordinary", auto, Endpoint{}, Road{Name: "tc", Why: "mode auto"}, hook.TCIngress, nil},
+		{"auto, asks", auto, Endpoint{XDPRoad: true}, Road{Name: "xdp", Why: "asked for"}, hook.XDP, gro},
 		{"auto, asks, chained", auto, Endpoint{XDPRoad: true, Chained: true},
-			Road{"tc", "asked for xdp, which an interface of another CNI plugin cannot have", true}, kindTCIngress, nil},
+			Road{"tc", "asked for xdp, which an interface of another CNI plugin cannot have", true}, hook.TCIngress, nil},
 		{"auto without XDP redirect, asks", noRedirect, Endpoint{XDPRoad: true},
-			Road{"tc", "asked for xdp, which this kernel cannot do: it has no XDP redirect", true}, kindTCIngress, nil},
-		{"tc, ordinary", explicit(ModeTC), Endpoint{}, Road{Name: "tc", Why: "mode tc"}, kindTCIngress, nil},
+			Road{"tc", "asked for xdp, which this kernel cannot do: it has no XDP redirect", true}, hook.TCIngress, nil},
+		{"tc, ordinary", explicit(ModeTC), Endpoint{}, Road{Name: "tc", Why: "mode tc"}, hook.TCIngress, nil},
 		{"tc, asks", explicit(ModeTC), Endpoint{XDPRoad: true},
-			Road{"tc", "asked for xdp, which pods get in modes auto and xdp: this node's is tc", true}, kindTCIngress, nil},
+			Road{"tc", "asked for xdp, which pods get in modes auto and xdp: this node's is tc", true}, hook.TCIngress, nil},
 		{"stack, asks", explicit(ModeStack), Endpoint{XDPRoad: true},
-			Road{"stack", "asked for xdp, which pods get in modes auto and xdp: this node's is stack", true}, kindTCIngress, nil},
-		{"xdp, asks", explicit(ModeXDP), Endpoint{XDPRoad: true}, Road{Name: "xdp", Why: "mode xdp"}, kindXDP, map[string]bool{featureGRO: true, featureTxCsum: false}},
-		{"xdp, ordinary", explicit(ModeXDP), Endpoint{}, Road{Name: "xdp", Why: "mode xdp"}, kindXDP, map[string]bool{featureGRO: true, featureTxCsum: false}},
+			Road{"stack", "asked for xdp, which pods get in modes auto and xdp: this node's is stack", true}, hook.TCIngress, nil},
+		{"xdp, asks", explicit(ModeXDP), Endpoint{XDPRoad: true}, Road{Name: "xdp", Why: "mode xdp"}, hook.XDP, map[string]bool{netdev.FeatureGRO: true, netdev.FeatureTxCsum: false}},
+		{"xdp, ordinary", explicit(ModeXDP), Endpoint{}, Road{Name: "xdp", Why: "mode xdp"}, hook.XDP, map[string]bool{netdev.FeatureGRO: true, netdev.FeatureTxCsum: false}},
 	} {
 		d.mode = tt.mode
 		if got := d.Road(tt.ep); got != tt.want {
 			t.Errorf("%s: road %+v, want %+v", tt.name, got, tt.want)
 		}
 		for _, h := range d.hooksFor(tt.ep) {
-			if h.name == "from_pod" && h.kind != tt.kind {
-				t.Errorf("%s: from_pod is of kind %s, want %s", tt.name, h.kind, tt.kind)
+			if h.Name == "from_pod" && h.Kind != tt.kind {
+				t.Errorf("%s: from_pod is of kind %s, want %s", tt.name, h.Kind, tt.kind)
 			}
 		}
 		if got := d.wantedOffloads(tt.ep); !reflect.DeepEqual(got, tt.gro) {
@@ -55,21 +55,11 @@ func TestRoad(t *testing.T) {
 	}
 }
 
-func TestSecondHostIf(t *testing.T) {
-	second := SecondHostIf("weft0123456789")
-	if second != "wefx0123456789" || len(second) > 15 {
-		t.Errorf("%s", second)
-	}
-	if !strings.HasPrefix(second, secondPrefix) || strings.HasPrefix("weft0123456789", secondPrefix) {
-		t.Error("cleanup tells second interfaces from first ones by their prefix")
-	}
-}
-
 // TestSecondInterface: what a second interface's program leaves to the stack goes on as if it had come in by the
 // first, on the slow path and on the fast one; all else is as on any interface.
 func TestSecondInterface(t *testing.T) {
 	b := newBed(t)
-	program, err := b.progs.secondFromPod(b.maps, b.constants())
+	fromPod, err := b.progs.Second()
 	must(t, err)
 	must(t, b.putEndpoint(podA, []int{b.index["wta"], b.index["wtx"]}))
 	world := addr("198.51.100.7")
@@ -86,7 +76,7 @@ func TestSecondInterface(t *testing.T) {
 		{"spoofed", "wtx", fromA(world).src(podB.IPv4).udp(1000, 53, 8), "drop", []string{"1 egress spoofed_ip 1"}},
 		{"of no endpoint", "wtup", fromA(world).udp(1000, 53, 8), "drop", []string{"0 egress unknown_interface 1"}},
 	} {
-		verdict, _ := b.runProgram(t, program, "tc", tt.iface, tt.in.bytes())
+		verdict, _ := b.runProgram(t, fromPod.Program, "tc", tt.iface, tt.in.bytes())
 		if verdict != tt.want {
 			t.Errorf("%s: %s, want %s", tt.name, verdict, tt.want)
 		}

@@ -6,18 +6,18 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/cilium/ebpf"
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // restore reads what a previous run wrote, so that each node keeps its index and the maps
 // are right all the time while the agent catches up.
-func (t *nodeTable) restore(m *maps) error {
-	*t = nodeTable{slots: map[string]uint32{}, was: map[bpfRouteKey]bpfRoute{}, hops: map[netip.Addr][]uint32{}, used: map[uint32]bool{}, freed: map[uint32]bool{}}
-	var key bpfRouteKey
-	var value bpfRoute
+func (t *nodeTable) restore(m *bpf.Maps) error {
+	*t = nodeTable{slots: map[string]uint32{}, was: map[bpf.RouteKey]bpf.Route{}, hops: map[netip.Addr][]uint32{}, used: map[uint32]bool{}, freed: map[uint32]bool{}}
+	var key bpf.RouteKey
+	var value bpf.Route
 	entries := m.Routes.Iterate()
 	for entries.Next(&key, &value) {
-		if value.Node != 0 || value.Flags&bpfRouteNoNode != 0 {
+		if value.Node != 0 || value.Flags&bpf.RouteNoNode != 0 {
 			t.was[key] = value
 		}
 	}
@@ -45,7 +45,7 @@ func (d *Datapath) Inherited() []Inherited {
 	defer d.mu.Unlock()
 	var out []Inherited
 	for key, route := range d.nodes.was {
-		out = append(out, Inherited{prefixOf(key), route.Flags&bpfRouteHost != 0})
+		out = append(out, Inherited{bpf.PrefixOf(key), route.Flags&bpf.RouteHost != 0})
 	}
 	slices.SortFunc(out, func(a, b Inherited) int { return a.Prefix.Compare(b.Prefix) })
 	return out
@@ -88,12 +88,12 @@ func (d *Datapath) heldSlots() (map[uint32]bool, error) {
 	for names.Next(&slot, &name) {
 		held[slot] = true
 	}
-	var addr bpfAddr
+	var addr bpf.Addr
 	addrs := d.maps.PeerAddr.Iterate()
 	for addrs.Next(&addr, &slot) {
 		held[slot] = true
 	}
-	var id bpfPeerId
+	var id bpf.PeerId
 	var handle uint16
 	ids := d.maps.PeerIDs.Iterate()
 	for ids.Next(&id, &handle) {
@@ -155,7 +155,7 @@ func (t *nodeTable) formerSlot(n Node, plan *slotPlan) (uint32, bool) {
 		}
 	}
 	for _, prefix := range append(hostPrefixes(n), n.PodCIDRs...) {
-		slot := t.was[routeKey(prefix)].Node
+		slot := t.was[bpf.RouteKeyOf(prefix)].Node
 		if slot != 0 && !plan.taken[slot] && !t.freed[slot] && plan.names[slot] == "" {
 			return slot, true
 		}
@@ -181,38 +181,20 @@ func (t *nodeTable) freeSlot(plan *slotPlan) (uint32, bool) {
 func (d *Datapath) clearSlot(slot uint32, held bool) error {
 	var failed error
 	for _, index := range []uint32{slot * 2, slot*2 + 1} {
-		_, err := d.putNode(index, bpfNode{})
+		_, err := d.putNode(index, bpf.Node{})
 		failed = errors.Join(failed, err)
 	}
 	if d.opts.Encrypt != nil {
-		failed = errors.Join(failed, d.maps.Peers.Put(slot, &bpfPeer{}))
+		failed = errors.Join(failed, d.maps.Peers.Put(slot, &bpf.Peer{}))
 	}
 	if !held {
 		return failed
 	}
 	failed = errors.Join(failed, d.removeAllSAs(slot))
-	failed = errors.Join(failed, deleteWhere(d.maps.PeerAddr, func(_ bpfAddr, of uint32) bool { return of == slot }))
-	failed = errors.Join(failed, deleteWhere(d.maps.PeerIDs, func(id bpfPeerId, _ uint16) bool { return id.Node == slot }))
+	failed = errors.Join(failed, bpf.DeleteWhere(d.maps.PeerAddr, func(_ bpf.Addr, of uint32) bool { return of == slot }))
+	failed = errors.Join(failed, bpf.DeleteWhere(d.maps.PeerIDs, func(id bpf.PeerId, _ uint16) bool { return id.Node == slot }))
 	if failed != nil {
 		return fmt.Errorf("clear node index %d: %w", slot, failed)
 	}
 	return nil
-}
-
-// deleteWhere removes the entries of a map that gone says so of.
-func deleteWhere[K comparable, V any](m *ebpf.Map, gone func(K, V) bool) error {
-	var key K
-	var value V
-	stale := map[K]bool{}
-	entries := m.Iterate()
-	for entries.Next(&key, &value) {
-		if gone(key, value) {
-			stale[key] = true
-		}
-	}
-	failed := entries.Err()
-	for k := range stale {
-		failed = errors.Join(failed, deleteKey(m, &k))
-	}
-	return failed
 }

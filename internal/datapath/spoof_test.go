@@ -3,6 +3,8 @@ package datapath
 import (
 	"net/netip"
 	"testing"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 func TestSpoof(t *testing.T) {
@@ -21,29 +23,29 @@ func TestSpoof(t *testing.T) {
 	runTable(t, []row{
 		{name: "own IPv4 source", in: fromA(peer4).udp(1000, 53, 8), want: "redirect", out: toPeer},
 		{name: "own IPv6 source", in: fromA(peer6).udp(1000, 53, 8), want: "redirect", out: toPeer},
-		{name: "another pod's MAC", in: fromA(peer4).srcMAC(podB.MAC).udp(1000, 53, 8), want: "drop", reason: ReasonSpoofedMac},
-		{name: "the gateway's MAC", in: fromA(peer4).srcMAC(gatewayMAC).udp(1000, 53, 8), want: "drop", reason: ReasonSpoofedMac},
-		{name: "another pod's IPv4", in: fromA(peer4).src(podB.IPv4).udp(1000, 53, 8), want: "drop", reason: ReasonSpoofedIp, counts: drop},
-		{name: "another pod's IPv6", in: fromA(peer6).src(podB.IPv6).udp(1000, 53, 8), want: "drop", reason: ReasonSpoofedIp, counts: drop},
-		{name: "the gateway's IPv4", in: fromA(podB.IPv4).src(GatewayIPv4).udp(1000, 53, 8), want: "drop", reason: ReasonSpoofedIp},
-		{name: "the node's IPv4", in: fromA(podB.IPv4).src(node4).udp(1000, 53, 8), want: "drop", reason: ReasonSpoofedIp},
-		{name: "IPv4 0.0.0.0", in: fromA(podB.IPv4).src(addr("0.0.0.0")).udp(68, 67, 8), want: "drop", reason: ReasonSpoofedIp},
-		{name: "IPv4 loopback", in: fromA(podB.IPv4).src(addr("127.0.0.1")).udp(1, 2, 8), want: "drop", reason: ReasonSpoofedIp},
-		{name: "IPv6 unspecified", in: fromA(podB.IPv6).src(addr("::")).udp(1, 2, 8), want: "drop", reason: ReasonSpoofedIp},
-		{name: "IPv6 mapped IPv4 of its own", in: fromA(podB.IPv6).src(addr("::ffff:10.1.0.10")).udp(1, 2, 8), want: "drop", reason: ReasonMartian},
-		{name: "IPv6 link-local source to a routable address", in: fromA(peer6).src(addr("fe80::10")).udp(1, 2, 8), want: "drop", reason: ReasonLinkLocal},
-		{name: "IPv6 link-local destination", in: fromA(addr("fe80::1")).udp(1, 2, 8), want: "drop", reason: ReasonLinkLocal},
-		{name: "spoofed while a flow of the spoofed pod is cached", setup: cachedB, in: fromA(peer4).src(podB.IPv4).tcp(1000, 80, ack, 8), want: "drop", reason: ReasonSpoofedIp},
-		{name: "spoofed MAC and IP while that flow is cached", setup: cachedB, in: fromB(peer4).tcp(1000, 80, ack, 8), want: "drop", reason: ReasonSpoofedMac},
-		{name: "interface without an endpoint", iface: "wtx", in: fromA(peer4).udp(1, 2, 8), want: "drop", reason: ReasonUnknownInterface, counts: []string{"0 egress unknown_interface 1"}},
-		{name: "endpoint without IPv6 sends from ::", setup: only4, in: fromA(peer6).src(addr("::")).udp(1, 2, 8), want: "drop", reason: ReasonSpoofedIp},
-		{name: "endpoint without IPv6 sends from its old address", setup: only4, in: fromA(peer6).udp(1, 2, 8), want: "drop", reason: ReasonSpoofedIp},
-		{name: "chained endpoint, another's IPv4", setup: chained, in: fromA(peer4).src(podB.IPv4).udp(1, 2, 8), want: "drop", reason: ReasonSpoofedIp},
-		{name: "spoofed broadcast", in: fromA(addr("255.255.255.255")).src(podB.IPv4).udp(1, 2, 8), want: "drop", reason: ReasonSpoofedIp},
-		{name: "spoofed later fragment", in: fromA(peer4).src(podB.IPv4).udp(1, 2, 64).fragment(32, 64, true), want: "drop", reason: ReasonSpoofedIp},
-		{name: "local pod's address from the wire", hook: "from_wire", in: fromPeer(podA.IPv4).src(podB.IPv4).udp(1, 2, 8), want: "drop", reason: ReasonForeignSource, counts: []string{"1 ingress foreign_source 1"}},
-		{name: "the pod's own address from the wire, IPv6", hook: "from_wire", in: fromPeer(podA.IPv6).src(podA.IPv6).udp(1, 2, 8), want: "drop", reason: ReasonForeignSource},
-		{name: "local pod's address from the wire while cached inside", hook: "from_wire", setup: cachedLocal, in: fromPeer(podB.IPv4).src(podA.IPv4).udp(1000, 53, 8), want: "drop", reason: ReasonForeignSource},
+		{name: "another pod's MAC", in: fromA(peer4).srcMAC(podB.MAC).udp(1000, 53, 8), want: "drop", reason: bpf.ReasonSpoofedMac},
+		{name: "the gateway's MAC", in: fromA(peer4).srcMAC(gatewayMAC).udp(1000, 53, 8), want: "drop", reason: bpf.ReasonSpoofedMac},
+		{name: "another pod's IPv4", in: fromA(peer4).src(podB.IPv4).udp(1000, 53, 8), want: "drop", reason: bpf.ReasonSpoofedIp, counts: drop},
+		{name: "another pod's IPv6", in: fromA(peer6).src(podB.IPv6).udp(1000, 53, 8), want: "drop", reason: bpf.ReasonSpoofedIp, counts: drop},
+		{name: "the gateway's IPv4", in: fromA(podB.IPv4).src(GatewayIPv4).udp(1000, 53, 8), want: "drop", reason: bpf.ReasonSpoofedIp},
+		{name: "the node's IPv4", in: fromA(podB.IPv4).src(node4).udp(1000, 53, 8), want: "drop", reason: bpf.ReasonSpoofedIp},
+		{name: "IPv4 0.0.0.0", in: fromA(podB.IPv4).src(addr("0.0.0.0")).udp(68, 67, 8), want: "drop", reason: bpf.ReasonSpoofedIp},
+		{name: "IPv4 loopback", in: fromA(podB.IPv4).src(addr("127.0.0.1")).udp(1, 2, 8), want: "drop", reason: bpf.ReasonSpoofedIp},
+		{name: "IPv6 unspecified", in: fromA(podB.IPv6).src(addr("::")).udp(1, 2, 8), want: "drop", reason: bpf.ReasonSpoofedIp},
+		{name: "IPv6 mapped IPv4 of its own", in: fromA(podB.IPv6).src(addr("::ffff:10.1.0.10")).udp(1, 2, 8), want: "drop", reason: bpf.ReasonMartian},
+		{name: "IPv6 link-local source to a routable address", in: fromA(peer6).src(addr("fe80::10")).udp(1, 2, 8), want: "drop", reason: bpf.ReasonLinkLocal},
+		{name: "IPv6 link-local destination", in: fromA(addr("fe80::1")).udp(1, 2, 8), want: "drop", reason: bpf.ReasonLinkLocal},
+		{name: "spoofed while a flow of the spoofed pod is cached", setup: cachedB, in: fromA(peer4).src(podB.IPv4).tcp(1000, 80, ack, 8), want: "drop", reason: bpf.ReasonSpoofedIp},
+		{name: "spoofed MAC and IP while that flow is cached", setup: cachedB, in: fromB(peer4).tcp(1000, 80, ack, 8), want: "drop", reason: bpf.ReasonSpoofedMac},
+		{name: "interface without an endpoint", iface: "wtx", in: fromA(peer4).udp(1, 2, 8), want: "drop", reason: bpf.ReasonUnknownInterface, counts: []string{"0 egress unknown_interface 1"}},
+		{name: "endpoint without IPv6 sends from ::", setup: only4, in: fromA(peer6).src(addr("::")).udp(1, 2, 8), want: "drop", reason: bpf.ReasonSpoofedIp},
+		{name: "endpoint without IPv6 sends from its old address", setup: only4, in: fromA(peer6).udp(1, 2, 8), want: "drop", reason: bpf.ReasonSpoofedIp},
+		{name: "chained endpoint, another's IPv4", setup: chained, in: fromA(peer4).src(podB.IPv4).udp(1, 2, 8), want: "drop", reason: bpf.ReasonSpoofedIp},
+		{name: "spoofed broadcast", in: fromA(addr("255.255.255.255")).src(podB.IPv4).udp(1, 2, 8), want: "drop", reason: bpf.ReasonSpoofedIp},
+		{name: "spoofed later fragment", in: fromA(peer4).src(podB.IPv4).udp(1, 2, 64).fragment(32, 64, true), want: "drop", reason: bpf.ReasonSpoofedIp},
+		{name: "local pod's address from the wire", hook: "from_wire", in: fromPeer(podA.IPv4).src(podB.IPv4).udp(1, 2, 8), want: "drop", reason: bpf.ReasonForeignSource, counts: []string{"1 ingress foreign_source 1"}},
+		{name: "the pod's own address from the wire, IPv6", hook: "from_wire", in: fromPeer(podA.IPv6).src(podA.IPv6).udp(1, 2, 8), want: "drop", reason: bpf.ReasonForeignSource},
+		{name: "local pod's address from the wire while cached inside", hook: "from_wire", setup: cachedLocal, in: fromPeer(podB.IPv4).src(podA.IPv4).udp(1000, 53, 8), want: "drop", reason: bpf.ReasonForeignSource},
 	})
 }
 

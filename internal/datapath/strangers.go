@@ -9,6 +9,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // SourceFilter drops what reaches a listening TCP socket from any address but the allowed ones: in the kernel, without
@@ -22,7 +24,7 @@ type SourceFilter struct {
 
 // OpenSourceFilter loads the program. Until Allow is called, nobody is allowed.
 func OpenSourceFilter() (*SourceFilter, error) {
-	collection, err := loadObject(&maps{}, "strangers", "weft_strangers", nil, false)
+	collection, err := bpf.Load(&bpf.Maps{}, "strangers", "weft_strangers", nil, false)
 	if err != nil {
 		return nil, err
 	}
@@ -43,14 +45,14 @@ func (f *SourceFilter) Allow(addrs map[netip.Addr]bool) error {
 	if f.allowed != nil && stdmaps.Equal(f.allowed, addrs) {
 		return nil
 	}
-	want := map[bpfAddr]bool{}
+	want := map[bpf.Addr]bool{}
 	for a, is := range addrs {
 		if is {
-			want[toAddr(a)] = true
+			want[bpf.ToAddr(a)] = true
 		}
 	}
 	f.allowed = nil
-	if _, err := syncSet(f.collection.Maps["weft_allowed"], want); err != nil {
+	if _, err := bpf.SyncSet(f.collection.Maps["weft_allowed"], want); err != nil {
 		return fmt.Errorf("set the addresses that may open connections: %w", err)
 	}
 	f.allowed = stdmaps.Clone(addrs)
@@ -59,7 +61,7 @@ func (f *SourceFilter) Allow(addrs map[netip.Addr]bool) error {
 
 // Refused is how many packets were dropped, and where the last came from.
 func (f *SourceFilter) Refused() (packets uint64, last netip.Addr, err error) {
-	perCPU := make([]bpfStrangers, ebpf.MustPossibleCPU())
+	perCPU := make([]bpf.Strangers, ebpf.MustPossibleCPU())
 	if err := f.collection.Maps["weft_refused"].Lookup(uint32(0), &perCPU); err != nil {
 		return 0, last, fmt.Errorf("read what the source filter dropped: %w", err)
 	}
@@ -67,7 +69,7 @@ func (f *SourceFilter) Refused() (packets uint64, last netip.Addr, err error) {
 	for _, c := range perCPU {
 		packets += c.Packets
 		if c.LastNs > at {
-			at, last = c.LastNs, fromAddr(c.Last)
+			at, last = c.LastNs, bpf.FromAddr(c.Last)
 		}
 	}
 	return packets, last, nil

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/test/espref"
 )
@@ -22,19 +23,19 @@ var unlisted4 = addr("192.0.2.77")
 
 func ownUnlisted(t *testing.T, b *bed) {
 	t.Helper()
-	key := routeKey(netip.PrefixFrom(unlisted4, 32))
-	must(t, b.maps.Routes.Put(&key, &bpfRoute{Flags: bpfRouteHost | bpfRouteUnlisted}))
+	key := bpf.RouteKeyOf(netip.PrefixFrom(unlisted4, 32))
+	must(t, b.maps.Routes.Put(&key, &bpf.Route{Flags: bpf.RouteHost | bpf.RouteUnlisted}))
 }
 
 // loseNode enters the lost node's range and addresses.
 func loseNode(t *testing.T, b *bed) {
 	t.Helper()
 	for prefix, flags := range map[string]uint32{
-		"10.4.0.0/24": bpfRouteNoNode, "fd00:4::/64": bpfRouteNoNode,
-		"192.0.2.4/32": bpfRouteNoNode | bpfRouteHost, "2001:db8::4/128": bpfRouteNoNode | bpfRouteHost,
+		"10.4.0.0/24": bpf.RouteNoNode, "fd00:4::/64": bpf.RouteNoNode,
+		"192.0.2.4/32": bpf.RouteNoNode | bpf.RouteHost, "2001:db8::4/128": bpf.RouteNoNode | bpf.RouteHost,
 	} {
-		key := routeKey(mustPrefix(prefix))
-		must(t, b.maps.Routes.Put(&key, &bpfRoute{Flags: flags}))
+		key := bpf.RouteKeyOf(mustPrefix(prefix))
+		must(t, b.maps.Routes.Put(&key, &bpf.Route{Flags: flags}))
 	}
 	must(t, b.changed())
 }
@@ -43,11 +44,11 @@ func loseNode(t *testing.T, b *bed) {
 func TestForgedSources(t *testing.T) {
 	rows := func(name string, to, own, nobody, world netip.Addr) []row {
 		return []row{
-			{name: name + " own address to a pod", hook: "from_wire", in: fromPeer(to).src(own).udp(1, 2, 8), want: "drop", reason: ReasonForeignSource},
-			{name: name + " own address to this host", hook: "from_wire", in: fromPeer(own).src(own).udp(1, 2, 8), want: "drop", reason: ReasonForeignSource},
-			{name: name + " unassigned address of the own range to a pod", hook: "from_wire", in: fromPeer(to).src(nobody).udp(1, 2, 8), want: "drop", reason: ReasonForeignSource},
-			{name: name + " unassigned address of the own range to this host", hook: "from_wire", in: fromPeer(own).src(nobody).udp(1, 2, 8), want: "drop", reason: ReasonForeignSource},
-			{name: name + " own address to the world", hook: "from_wire", in: fromPeer(world).src(own).udp(1, 2, 8), want: "drop", reason: ReasonForeignSource},
+			{name: name + " own address to a pod", hook: "from_wire", in: fromPeer(to).src(own).udp(1, 2, 8), want: "drop", reason: bpf.ReasonForeignSource},
+			{name: name + " own address to this host", hook: "from_wire", in: fromPeer(own).src(own).udp(1, 2, 8), want: "drop", reason: bpf.ReasonForeignSource},
+			{name: name + " unassigned address of the own range to a pod", hook: "from_wire", in: fromPeer(to).src(nobody).udp(1, 2, 8), want: "drop", reason: bpf.ReasonForeignSource},
+			{name: name + " unassigned address of the own range to this host", hook: "from_wire", in: fromPeer(own).src(nobody).udp(1, 2, 8), want: "drop", reason: bpf.ReasonForeignSource},
+			{name: name + " own address to the world", hook: "from_wire", in: fromPeer(world).src(own).udp(1, 2, 8), want: "drop", reason: bpf.ReasonForeignSource},
 			{name: name + " the world to a pod", hook: "from_wire", in: fromPeer(to).src(world).udp(1, 2, 8), want: "redirect", out: toA},
 			{name: name + " the world to this host", hook: "from_wire", in: fromPeer(own).src(world).udp(1, 2, 8), want: "pass"},
 			{name: name + " a pod to this host", in: fromA(own).udp(1, 2, 8), want: "pass"},
@@ -55,7 +56,7 @@ func TestForgedSources(t *testing.T) {
 	}
 	solicitation := append(append(make([]byte, 4), as16(node6)...), 1, 1, 2, 0, 0, 0, 0, 0x20)
 	runTable(t, slices.Concat(rows("IPv4", podA.IPv4, node4, nobody4, world4), rows("IPv6", podA.IPv6, node6, nobody6, world6), []row{
-		{name: "an address that this node has besides", setup: ownUnlisted, hook: "from_wire", in: fromPeer(podA.IPv4).src(unlisted4).udp(1, 2, 8), want: "drop", reason: ReasonForeignSource},
+		{name: "an address that this node has besides", setup: ownUnlisted, hook: "from_wire", in: fromPeer(podA.IPv4).src(unlisted4).udp(1, 2, 8), want: "drop", reason: bpf.ReasonForeignSource},
 		{name: "a pod to an address that this node has besides", setup: ownUnlisted, in: fromA(unlisted4).udp(1, 2, 8), want: "pass"},
 		{name: "a duplicate of this node's address, found by its own solicitation", hook: "from_wire", in: fromPeer(node6).src(node6).ttl(255).icmp(135, 0, solicitation), want: "pass"},
 	}))
@@ -67,11 +68,11 @@ func as16(a netip.Addr) []byte { b := a.As16(); return b[:] }
 func TestNoNode(t *testing.T) {
 	rows := func(name string, pod, host, to, own netip.Addr) []row {
 		return []row{
-			{name: name + " to a pod there", setup: loseNode, in: fromA(pod).udp(1, 2, 8), want: "drop", reason: ReasonNoNode},
-			{name: name + " to that node", setup: loseNode, in: fromA(host).udp(1, 2, 8), want: "drop", reason: ReasonNoNode},
-			{name: name + " from a pod there", setup: loseNode, hook: "from_wire", in: fromPeer(to).src(pod).udp(1, 2, 8), want: "drop", reason: ReasonNoNode},
-			{name: name + " from that node to a pod", setup: loseNode, hook: "from_wire", in: fromPeer(to).src(host).udp(1, 2, 8), want: "drop", reason: ReasonNoNode},
-			{name: name + " from a pod there to this host", setup: loseNode, hook: "from_wire", in: fromPeer(own).src(pod).udp(1, 2, 8), want: "drop", reason: ReasonNoNode},
+			{name: name + " to a pod there", setup: loseNode, in: fromA(pod).udp(1, 2, 8), want: "drop", reason: bpf.ReasonNoNode},
+			{name: name + " to that node", setup: loseNode, in: fromA(host).udp(1, 2, 8), want: "drop", reason: bpf.ReasonNoNode},
+			{name: name + " from a pod there", setup: loseNode, hook: "from_wire", in: fromPeer(to).src(pod).udp(1, 2, 8), want: "drop", reason: bpf.ReasonNoNode},
+			{name: name + " from that node to a pod", setup: loseNode, hook: "from_wire", in: fromPeer(to).src(host).udp(1, 2, 8), want: "drop", reason: bpf.ReasonNoNode},
+			{name: name + " from a pod there to this host", setup: loseNode, hook: "from_wire", in: fromPeer(own).src(pod).udp(1, 2, 8), want: "drop", reason: bpf.ReasonNoNode},
 			{name: name + " from that node to this host", setup: loseNode, hook: "from_wire", in: fromPeer(own).src(host).udp(1, 2, 8), want: "pass"},
 		}
 	}
@@ -85,7 +86,7 @@ type origin struct {
 	via    string // "": this host sent it
 	in     packet
 	want   string
-	reason Reason
+	reason bpf.Reason
 	stray  bool // podB has the address, too, that it is for
 	bridge bool // podB is behind wtup
 	past   bool // this host's stack has not routed it: an interface on top of the uplink sent it
@@ -98,8 +99,8 @@ var far4 = addr("172.20.0.9")
 
 func farPod(t *testing.T, b *bed) {
 	t.Helper()
-	var pod bpfEndpoint
-	from, to := toAddr(podB.IPv4), toAddr(far4)
+	var pod bpf.Endpoint
+	from, to := bpf.ToAddr(podB.IPv4), bpf.ToAddr(far4)
 	must(t, b.maps.EpAddr.Lookup(&from, &pod))
 	must(t, b.maps.EpAddr.Put(&to, &pod))
 }
@@ -118,51 +119,51 @@ func TestOrigins(t *testing.T) {
 		{name: "the world, by the uplink", hook: "to_pod", via: "wtup", in: fromPeer(podA.IPv4).src(world4), want: "pass"},
 		{name: "the world, by an interface without hooks", hook: "to_pod", via: "wtx", in: fromPeer(podA.IPv6).src(world6), want: "pass"},
 		{name: "the world, translated to this host's address", hook: "to_pod", via: "wtup", in: translated6, want: "pass"},
-		{name: "a remote pod in cleartext, by the uplink", hook: "to_pod", via: "wtup", in: fromPeer(podA.IPv4), want: "drop", reason: ReasonPlaintext},
-		{name: "a remote pod in cleartext, by an interface without hooks", hook: "to_pod", via: "wtx", in: fromPeer(podA.IPv4), want: "drop", reason: ReasonPlaintext},
-		{name: "the same, IPv6", hook: "to_pod", via: "wtx", in: fromPeer(podA.IPv6), want: "drop", reason: ReasonPlaintext},
-		{name: "a remote host in cleartext", hook: "to_pod", via: "wtx", in: fromPeer(podA.IPv4).src(wireB4), want: "drop", reason: ReasonPlaintext},
-		{name: "a local pod's name, by an interface without hooks", hook: "to_pod", via: "wtx", in: fromB(podA.IPv4), want: "drop", reason: ReasonForeignSource},
-		{name: "a local pod's name, by the uplink", hook: "to_pod", via: "wtup", in: fromB(podA.IPv6), want: "drop", reason: ReasonForeignSource},
-		{name: "a local pod's name outside every range", hook: "to_pod", via: "wtx", in: fromPeer(podA.IPv4).src(far4), want: "drop", reason: ReasonForeignSource},
-		{name: "an unassigned address of this node's range", hook: "to_pod", via: "wtx", in: fromPeer(podA.IPv4).src(nobody4), want: "drop", reason: ReasonForeignSource},
-		{name: "a lost node's pod", hook: "to_pod", via: "wtx", in: fromPeer(podA.IPv4).src(lost4), want: "drop", reason: ReasonNoNode},
+		{name: "a remote pod in cleartext, by the uplink", hook: "to_pod", via: "wtup", in: fromPeer(podA.IPv4), want: "drop", reason: bpf.ReasonPlaintext},
+		{name: "a remote pod in cleartext, by an interface without hooks", hook: "to_pod", via: "wtx", in: fromPeer(podA.IPv4), want: "drop", reason: bpf.ReasonPlaintext},
+		{name: "the same, IPv6", hook: "to_pod", via: "wtx", in: fromPeer(podA.IPv6), want: "drop", reason: bpf.ReasonPlaintext},
+		{name: "a remote host in cleartext", hook: "to_pod", via: "wtx", in: fromPeer(podA.IPv4).src(wireB4), want: "drop", reason: bpf.ReasonPlaintext},
+		{name: "a local pod's name, by an interface without hooks", hook: "to_pod", via: "wtx", in: fromB(podA.IPv4), want: "drop", reason: bpf.ReasonForeignSource},
+		{name: "a local pod's name, by the uplink", hook: "to_pod", via: "wtup", in: fromB(podA.IPv6), want: "drop", reason: bpf.ReasonForeignSource},
+		{name: "a local pod's name outside every range", hook: "to_pod", via: "wtx", in: fromPeer(podA.IPv4).src(far4), want: "drop", reason: bpf.ReasonForeignSource},
+		{name: "an unassigned address of this node's range", hook: "to_pod", via: "wtx", in: fromPeer(podA.IPv4).src(nobody4), want: "drop", reason: bpf.ReasonForeignSource},
+		{name: "a lost node's pod", hook: "to_pod", via: "wtx", in: fromPeer(podA.IPv4).src(lost4), want: "drop", reason: bpf.ReasonNoNode},
 
-		{name: "this host to a remote pod", hook: "to_wire", in: toPeer4.src(node4), want: "redirect", into: bpfIdentityHost},
+		{name: "this host to a remote pod", hook: "to_wire", in: toPeer4.src(node4), want: "redirect", into: bpf.IdentityHost},
 		{name: "a pod to a remote pod", hook: "to_wire", via: "wta", in: toPeer4, want: "redirect", into: identityA},
 		{name: "a pod to a remote pod, translated", hook: "to_wire", via: "wta", in: toPeer6.src(node6), want: "redirect", into: identityA},
 		{name: "a pod to a remote host", hook: "to_wire", via: "wta", in: fromA(wireB4), want: "redirect", into: identityA},
 		{name: "a pod to a remote host, translated", hook: "to_wire", via: "wta", in: fromA(wireB4).src(node4), want: "redirect", into: identityA},
-		{name: "this host from an address that its Node object lacks", hook: "to_wire", in: toPeer4.src(unlisted4), want: "drop", reason: ReasonUnlistedSource},
-		{name: "this host from an address that is not even its own", hook: "to_wire", in: toPeer4.src(addr("172.31.0.1")), want: "drop", reason: ReasonUnlistedSource},
+		{name: "this host from an address that its Node object lacks", hook: "to_wire", in: toPeer4.src(unlisted4), want: "drop", reason: bpf.ReasonUnlistedSource},
+		{name: "this host from an address that is not even its own", hook: "to_wire", in: toPeer4.src(addr("172.31.0.1")), want: "drop", reason: bpf.ReasonUnlistedSource},
 		{name: "this host from such an address to the world", hook: "to_wire", in: fromA(world4).src(addr("172.31.0.1")), want: "pass"},
 		{name: "this host to a remote host", hook: "to_wire", in: fromA(wireB4).src(node4), want: "pass"},
-		{name: "the world to a remote pod", hook: "to_wire", via: "wtup", in: toPeer4.src(world4), want: "redirect", into: bpfIdentityWorld},
-		{name: "an unmanaged container to a remote pod", hook: "to_wire", via: "wtx", in: toPeer4.src(addr("172.17.0.2")), want: "redirect", into: bpfIdentityWorld},
-		{name: "the same, translated", hook: "to_wire", via: "wtx", in: toPeer4.src(node4), want: "redirect", into: bpfIdentityWorld},
-		{name: "an unmanaged container in a pod's name", hook: "to_wire", via: "wtx", in: toPeer4, want: "drop", reason: ReasonForeignSource},
-		{name: "the wire in a pod's name", hook: "to_wire", via: "wtup", in: toPeer6, want: "drop", reason: ReasonForeignSource},
-		{name: "a pod in another pod's name", hook: "to_wire", via: "wtb", in: toPeer4, want: "drop", reason: ReasonForeignSource},
-		{name: "an unmanaged container in a pod's name to the world", hook: "to_wire", via: "wtx", in: fromA(world4), want: "drop", reason: ReasonForeignSource},
-		{name: "an unmanaged container in an unassigned address's name", hook: "to_wire", via: "wtx", in: toPeer4.src(nobody4), want: "drop", reason: ReasonForeignSource},
-		{name: "an unmanaged container in a remote pod's name", hook: "to_wire", via: "wtx", in: toPeer4.src(peer4), want: "drop", reason: ReasonPlaintext},
-		{name: "this host to a lost node's pod", hook: "to_wire", in: fromA(lost4).src(node4), want: "drop", reason: ReasonNoNode},
-		{name: "a pod to a lost node", hook: "to_wire", via: "wta", in: fromA(lostHost6), want: "drop", reason: ReasonNoNode},
+		{name: "the world to a remote pod", hook: "to_wire", via: "wtup", in: toPeer4.src(world4), want: "redirect", into: bpf.IdentityWorld},
+		{name: "an unmanaged container to a remote pod", hook: "to_wire", via: "wtx", in: toPeer4.src(addr("172.17.0.2")), want: "redirect", into: bpf.IdentityWorld},
+		{name: "the same, translated", hook: "to_wire", via: "wtx", in: toPeer4.src(node4), want: "redirect", into: bpf.IdentityWorld},
+		{name: "an unmanaged container in a pod's name", hook: "to_wire", via: "wtx", in: toPeer4, want: "drop", reason: bpf.ReasonForeignSource},
+		{name: "the wire in a pod's name", hook: "to_wire", via: "wtup", in: toPeer6, want: "drop", reason: bpf.ReasonForeignSource},
+		{name: "a pod in another pod's name", hook: "to_wire", via: "wtb", in: toPeer4, want: "drop", reason: bpf.ReasonForeignSource},
+		{name: "an unmanaged container in a pod's name to the world", hook: "to_wire", via: "wtx", in: fromA(world4), want: "drop", reason: bpf.ReasonForeignSource},
+		{name: "an unmanaged container in an unassigned address's name", hook: "to_wire", via: "wtx", in: toPeer4.src(nobody4), want: "drop", reason: bpf.ReasonForeignSource},
+		{name: "an unmanaged container in a remote pod's name", hook: "to_wire", via: "wtx", in: toPeer4.src(peer4), want: "drop", reason: bpf.ReasonPlaintext},
+		{name: "this host to a lost node's pod", hook: "to_wire", in: fromA(lost4).src(node4), want: "drop", reason: bpf.ReasonNoNode},
+		{name: "a pod to a lost node", hook: "to_wire", via: "wta", in: fromA(lostHost6), want: "drop", reason: bpf.ReasonNoNode},
 		{name: "this host to a lost node", hook: "to_wire", in: fromA(lostHost4).src(node4), want: "pass"},
-		{name: "this host to its own range", hook: "to_wire", in: fromA(nobody4).src(node4), want: "drop", reason: ReasonNoEndpoint},
-		{name: "a pod to its own range", hook: "to_wire", via: "wta", in: fromA(nobody6), want: "drop", reason: ReasonNoEndpoint},
-		{name: "the world to this node's range", hook: "to_wire", via: "wtup", in: fromA(nobody4).src(world4), want: "drop", reason: ReasonNoEndpoint},
-		{name: "this host to a pod here outside all ranges", hook: "to_wire", in: fromA(world4).src(node4), stray: true, want: "drop", reason: ReasonNoEndpoint},
-		{name: "what came by the wire, to a pod here outside all ranges", hook: "to_wire", via: "wtup", in: fromA(world6).src(addr("2001:db8:5::1")), stray: true, want: "drop", reason: ReasonNoEndpoint},
+		{name: "this host to its own range", hook: "to_wire", in: fromA(nobody4).src(node4), want: "drop", reason: bpf.ReasonNoEndpoint},
+		{name: "a pod to its own range", hook: "to_wire", via: "wta", in: fromA(nobody6), want: "drop", reason: bpf.ReasonNoEndpoint},
+		{name: "the world to this node's range", hook: "to_wire", via: "wtup", in: fromA(nobody4).src(world4), want: "drop", reason: bpf.ReasonNoEndpoint},
+		{name: "this host to a pod here outside all ranges", hook: "to_wire", in: fromA(world4).src(node4), stray: true, want: "drop", reason: bpf.ReasonNoEndpoint},
+		{name: "what came by the wire, to a pod here outside all ranges", hook: "to_wire", via: "wtup", in: fromA(world6).src(addr("2001:db8:5::1")), stray: true, want: "drop", reason: bpf.ReasonNoEndpoint},
 		{name: "this host to a pod here outside all ranges, by its bridge", hook: "to_wire", in: fromA(world6).src(node6), stray: true, bridge: true, want: "pass"},
 		{name: "this host to a chained pod of its own range, by its bridge", hook: "to_wire", in: fromA(nobody4).src(node4), stray: true, bridge: true, want: "pass"},
-		{name: "this host to a pod of its own range, not by its bridge", hook: "to_wire", in: fromA(nobody4).src(node4), stray: true, want: "drop", reason: ReasonNoEndpoint},
+		{name: "this host to a pod of its own range, not by its bridge", hook: "to_wire", in: fromA(nobody4).src(node4), stray: true, want: "drop", reason: bpf.ReasonNoEndpoint},
 		{name: "this host to its own address", hook: "to_wire", in: fromA(node4).src(node4), want: "pass"},
-		{name: "a macvlan by the index of a pod's interface", hook: "to_wire", via: "wta", in: toPeer4, past: true, want: "drop", reason: ReasonForeignSource},
-		{name: "the same, in this host's name", hook: "to_wire", via: "wta", in: toPeer6.src(node6), past: true, want: "redirect", into: bpfIdentityWorld},
+		{name: "a macvlan by the index of a pod's interface", hook: "to_wire", via: "wta", in: toPeer4, past: true, want: "drop", reason: bpf.ReasonForeignSource},
+		{name: "the same, in this host's name", hook: "to_wire", via: "wta", in: toPeer6.src(node6), past: true, want: "redirect", into: bpf.IdentityWorld},
 		{name: "the same, to a remote host", hook: "to_wire", via: "wta", in: fromA(wireB4).src(node4), past: true, want: "pass"},
-		{name: "a tap in a pod's name", hook: "to_wire", in: toPeer4, past: true, want: "drop", reason: ReasonForeignSource},
-		{name: "a tap in this host's name", hook: "to_wire", in: toPeer4.src(node4), past: true, want: "redirect", into: bpfIdentityWorld},
+		{name: "a tap in a pod's name", hook: "to_wire", in: toPeer4, past: true, want: "drop", reason: bpf.ReasonForeignSource},
+		{name: "a tap in this host's name", hook: "to_wire", in: toPeer4.src(node4), past: true, want: "redirect", into: bpf.IdentityWorld},
 	} {
 		t.Run(o.hook+" "+o.name, func(t *testing.T) { o.run(t) })
 	}
@@ -208,7 +209,7 @@ func (o origin) run(t *testing.T) {
 // untouched is a program as agents load it. What BPF_PROG_TEST_RUN gives it has neither a route nor a socket of this host's.
 func (b *bed) untouched(t *testing.T, object, name string) *ebpf.Program {
 	t.Helper()
-	collection, err := loadObject(b.maps, object, name, b.constants(), true)
+	collection, err := bpf.Load(b.maps, object, name, b.constants(), true)
 	must(t, err)
 	t.Cleanup(collection.Close)
 	return collection.Programs[name]
@@ -220,9 +221,9 @@ func (o origin) strayPod(t *testing.T, b *sealBed) {
 	if !o.stray {
 		return
 	}
-	key, value, slot := toAddr(podB.IPv4), bpfEndpoint{}, bpfEpSlot{Identity: podB.Identity}
+	key, value, slot := bpf.ToAddr(podB.IPv4), bpf.Endpoint{}, bpf.EpSlot{Identity: podB.Identity}
 	must(t, b.maps.EpAddr.Lookup(&key, &value))
-	key = toAddr(o.in.to)
+	key = bpf.ToAddr(o.in.to)
 	must(t, b.maps.EpAddr.Put(&key, &value))
 	t.Cleanup(func() { must(t, b.maps.EpAddr.Delete(&key)) })
 	if o.bridge {
@@ -245,34 +246,34 @@ func TestSealedAsNode(t *testing.T) {
 		inner    packet
 		want     string // pass, redirect, or a drop reason
 	}{
-		{"the host to a pod", bpfIdentityHost, fromPeer(podA.IPv4).src(wireB4).udp(1, 2, 8), "redirect"},
-		{"the host to this host", bpfIdentityHost, fromPeer(node6).src(wireB6).udp(1, 2, 8), "pass"},
+		{"the host to a pod", bpf.IdentityHost, fromPeer(podA.IPv4).src(wireB4).udp(1, 2, 8), "redirect"},
+		{"the host to this host", bpf.IdentityHost, fromPeer(node6).src(wireB6).udp(1, 2, 8), "pass"},
 		{"a pod, translated to its node's address", identityPeer, fromPeer(podA.IPv4).src(wireB4).udp(1, 2, 8), "redirect"},
 		{"a pod, translated to another node's address", identityPeer, fromPeer(podA.IPv4).src(node4).udp(1, 2, 8), "inner_source"},
-		{"the world to a pod", bpfIdentityWorld, fromPeer(podA.IPv4).src(world4).udp(1, 2, 8), "redirect"},
-		{"the world, translated", bpfIdentityWorld, fromPeer(podA.IPv6).src(wireB6).udp(1, 2, 8), "redirect"},
-		{"the world in a pod's name", bpfIdentityWorld, fromPeer(podA.IPv4).udp(1, 2, 8), "inner_source"},
-		{"the world in this node's name", bpfIdentityWorld, fromPeer(podA.IPv4).src(node4).udp(1, 2, 8), "inner_source"},
-		{"the host from an address that nobody lists", bpfIdentityHost, fromPeer(podA.IPv4).src(world4).udp(1, 2, 8), "inner_source"},
-		{"the host in this node's name", bpfIdentityHost, fromPeer(podA.IPv4).src(node4).udp(1, 2, 8), "inner_source"},
-		{"the host in the name of an unassigned address here", bpfIdentityHost, fromPeer(podA.IPv4).src(nobody4).udp(1, 2, 8), "inner_source"},
-		{"the host in a lost node's name", bpfIdentityHost, fromPeer(podA.IPv4).src(lost4).udp(1, 2, 8), "inner_source"},
-		{"as health, which nobody may", bpfIdentityHealth, fromPeer(podA.IPv4).src(wireB4).udp(1, 2, 8), "identity_not_on_node"},
-		{"as a remote host, which is no identity on the wire", bpfIdentityRemoteHost, fromPeer(podA.IPv4).src(wireB4).udp(1, 2, 8), "identity_not_on_node"},
+		{"the world to a pod", bpf.IdentityWorld, fromPeer(podA.IPv4).src(world4).udp(1, 2, 8), "redirect"},
+		{"the world, translated", bpf.IdentityWorld, fromPeer(podA.IPv6).src(wireB6).udp(1, 2, 8), "redirect"},
+		{"the world in a pod's name", bpf.IdentityWorld, fromPeer(podA.IPv4).udp(1, 2, 8), "inner_source"},
+		{"the world in this node's name", bpf.IdentityWorld, fromPeer(podA.IPv4).src(node4).udp(1, 2, 8), "inner_source"},
+		{"the host from an address that nobody lists", bpf.IdentityHost, fromPeer(podA.IPv4).src(world4).udp(1, 2, 8), "inner_source"},
+		{"the host in this node's name", bpf.IdentityHost, fromPeer(podA.IPv4).src(node4).udp(1, 2, 8), "inner_source"},
+		{"the host in the name of an unassigned address here", bpf.IdentityHost, fromPeer(podA.IPv4).src(nobody4).udp(1, 2, 8), "inner_source"},
+		{"the host in a lost node's name", bpf.IdentityHost, fromPeer(podA.IPv4).src(lost4).udp(1, 2, 8), "inner_source"},
+		{"as health, which nobody may", bpf.IdentityHealth, fromPeer(podA.IPv4).src(wireB4).udp(1, 2, 8), "identity_not_on_node"},
+		{"as a remote host, which is no identity on the wire", bpf.IdentityRemoteHost, fromPeer(podA.IPv4).src(wireB4).udp(1, 2, 8), "identity_not_on_node"},
 
-		{"a router advertisement to all nodes", bpfIdentityHost, fromPeer(addr("ff02::1")).src(addr("fe80::66")).ttl(255).icmp(134, 0, make([]byte, 12)), "link_local"},
-		{"a router advertisement to this host", bpfIdentityHost, fromPeer(node6).src(addr("fe80::66")).ttl(255).icmp(134, 0, make([]byte, 12)), "link_local"},
-		{"a redirect from a global address", bpfIdentityHost, fromPeer(node6).src(wireB6).ttl(255).icmp(137, 0, make([]byte, 36)), "link_local"},
-		{"a neighbour advertisement from a global address", bpfIdentityHost, fromPeer(node6).src(wireB6).ttl(255).icmp(136, 0, nd), "link_local"},
-		{"an IPv4 redirect", bpfIdentityHost, fromPeer(node4).src(wireB4).icmp(5, 1, make([]byte, 32)), "link_local"},
-		{"an IPv4 link-local source", bpfIdentityHost, fromPeer(node4).src(addr("169.254.9.9")).udp(1, 2, 8), "link_local"},
-		{"to an IPv4 multicast group", bpfIdentityHost, fromPeer(addr("224.0.0.1")).src(wireB4).udp(1, 2, 8), "multicast"},
-		{"to an IPv6 group", bpfIdentityHost, fromPeer(addr("ff05::2")).src(wireB6).udp(1, 2, 8), "multicast"},
-		{"to this link's gateway address", bpfIdentityHost, fromPeer(addr("fe80::1")).src(wireB6).udp(1, 2, 8), "link_local"},
-		{"a router solicitation to a pod, from the world", bpfIdentityHost, fromPeer(podA.IPv6).src(world6).ttl(255).icmp(133, 0, make([]byte, 4)), "link_local"},
+		{"a router advertisement to all nodes", bpf.IdentityHost, fromPeer(addr("ff02::1")).src(addr("fe80::66")).ttl(255).icmp(134, 0, make([]byte, 12)), "link_local"},
+		{"a router advertisement to this host", bpf.IdentityHost, fromPeer(node6).src(addr("fe80::66")).ttl(255).icmp(134, 0, make([]byte, 12)), "link_local"},
+		{"a redirect from a global address", bpf.IdentityHost, fromPeer(node6).src(wireB6).ttl(255).icmp(137, 0, make([]byte, 36)), "link_local"},
+		{"a neighbour advertisement from a global address", bpf.IdentityHost, fromPeer(node6).src(wireB6).ttl(255).icmp(136, 0, nd), "link_local"},
+		{"an IPv4 redirect", bpf.IdentityHost, fromPeer(node4).src(wireB4).icmp(5, 1, make([]byte, 32)), "link_local"},
+		{"an IPv4 link-local source", bpf.IdentityHost, fromPeer(node4).src(addr("169.254.9.9")).udp(1, 2, 8), "link_local"},
+		{"to an IPv4 multicast group", bpf.IdentityHost, fromPeer(addr("224.0.0.1")).src(wireB4).udp(1, 2, 8), "multicast"},
+		{"to an IPv6 group", bpf.IdentityHost, fromPeer(addr("ff05::2")).src(wireB6).udp(1, 2, 8), "multicast"},
+		{"to this link's gateway address", bpf.IdentityHost, fromPeer(addr("fe80::1")).src(wireB6).udp(1, 2, 8), "link_local"},
+		{"a router solicitation to a pod, from the world", bpf.IdentityHost, fromPeer(podA.IPv6).src(world6).ttl(255).icmp(133, 0, make([]byte, 4)), "link_local"},
 		{"a neighbour advertisement to a pod, from a pod", identityPeer, fromPeer(podA.IPv6).ttl(255).icmp(136, 0, nd), "link_local"},
-		{"an IPv4 redirect to a pod", bpfIdentityHost, fromPeer(podA.IPv4).src(wireB4).icmp(5, 1, make([]byte, 32)), "link_local"},
-		{"from loopback to this host", bpfIdentityHost, fromPeer(node4).src(addr("127.0.0.1")).udp(1, 2, 8), "martian"},
+		{"an IPv4 redirect to a pod", bpf.IdentityHost, fromPeer(podA.IPv4).src(wireB4).icmp(5, 1, make([]byte, 32)), "link_local"},
+		{"from loopback to this host", bpf.IdentityHost, fromPeer(node4).src(addr("127.0.0.1")).udp(1, 2, 8), "martian"},
 	} {
 		for _, context := range contexts {
 			t.Run(c.name+"/"+context, func(t *testing.T) {
@@ -333,7 +334,7 @@ func TestHandles(t *testing.T) {
 	b := newSealBed(t, 4)
 	handleOf := func(identity uint32) (handle uint16) {
 		t.Helper()
-		must(t, b.maps.PeerIDs.Lookup(&bpfPeerId{Node: 1, Identity: identity}, &handle))
+		must(t, b.maps.PeerIDs.Lookup(&bpf.PeerId{Node: 1, Identity: identity}, &handle))
 		var back uint32
 		if must(t, b.maps.Handles.Lookup(uint32(handle), &back)); back != identity {
 			t.Errorf("handle %d of identity %d is that of %d", handle, identity, back)

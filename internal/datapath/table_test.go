@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // row is one packet and everything that must become of it, in both contexts.
@@ -19,7 +21,7 @@ type row struct {
 	cut   int    // length that the frame is cut to, if not 0
 	want  string // pass, drop or redirect; pass and drop leave the frame alone unless out is set
 	// reason is the drop's, as counted; a "time exceeded" is a redirect with a reason.
-	reason Reason
+	reason bpf.Reason
 	// out checks the frame after the program. Without it, pass and drop must leave it unchanged.
 	out func(in, out []byte) error
 	// counts are all counters after one packet; nil checks only the reason.
@@ -104,7 +106,7 @@ func (r row) problems(in, out []byte, verdict string, counts []string) (list []s
 	if verdict != r.want {
 		list = append(list, "verdict "+verdict+", want "+r.want)
 	}
-	if got, want := reasonsIn(counts), []string{r.reason.String()}; r.reason == ReasonNone && got != nil || r.reason != ReasonNone && !slices.Equal(got, want) {
+	if got, want := reasonsIn(counts), []string{r.reason.String()}; r.reason == bpf.ReasonNone && got != nil || r.reason != bpf.ReasonNone && !slices.Equal(got, want) {
 		list = append(list, "drop reasons "+strings.Join(got, ",")+", want "+r.reason.String())
 	}
 	if r.counts != nil && !slices.Equal(sorted(counts), sorted(r.counts)) {
@@ -135,7 +137,7 @@ func subtract(after, before []string) []string {
 func reasonsIn(counts []string) (labels []string) {
 	for _, c := range counts {
 		what := strings.Fields(c)[2]
-		if !slices.Contains(Verdicts(), what) {
+		if !slices.Contains(bpf.VerdictNames, what) {
 			labels = append(labels, what)
 		}
 	}

@@ -9,6 +9,9 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 )
 
 // TestTagIn: of what lies in front of a frame, only who opened it is believed, and nothing where a pod's own program may
@@ -35,14 +38,14 @@ func TestTagIn(t *testing.T) {
 		magic, tag  uint32
 		want        uint32
 	}{
-		{"opened", "wtx", 0x5745, bpfTagOpened | 7, bpfTagOpened | 7},
-		{"decided", "wtx", 0x5745, bpfTagRouted, bpfTagNone},
-		{"an endpoint's", "wtx", 0x5745, bpfTagEndpoint | 1, bpfTagNone},
-		{"none", "wtx", 0x5745, bpfTagNone, bpfTagNone},
-		{"another's", "wtx", 0x5746, bpfTagOpened | 7, bpfTagNone},
-		{"opened, from a pod", "wta", 0x5745, bpfTagOpened | 7, bpfTagEndpoint | uint32(podA.Slot)},
-		{"decided, from a pod", "wta", 0x5745, bpfTagRouted, bpfTagEndpoint | uint32(podA.Slot)},
-		{"another pod's, from a pod", "wta", 0x5745, bpfTagEndpoint | uint32(podB.Slot), bpfTagEndpoint | uint32(podA.Slot)},
+		{"opened", "wtx", 0x5745, bpf.TagOpened | 7, bpf.TagOpened | 7},
+		{"decided", "wtx", 0x5745, bpf.TagRouted, bpf.TagNone},
+		{"an endpoint's", "wtx", 0x5745, bpf.TagEndpoint | 1, bpf.TagNone},
+		{"none", "wtx", 0x5745, bpf.TagNone, bpf.TagNone},
+		{"another's", "wtx", 0x5746, bpf.TagOpened | 7, bpf.TagNone},
+		{"opened, from a pod", "wta", 0x5745, bpf.TagOpened | 7, bpf.TagEndpoint | uint32(podA.Slot)},
+		{"decided, from a pod", "wta", 0x5745, bpf.TagRouted, bpf.TagEndpoint | uint32(podA.Slot)},
+		{"another pod's, from a pod", "wta", 0x5745, bpf.TagEndpoint | uint32(podB.Slot), bpf.TagEndpoint | uint32(podA.Slot)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			must(t, seen.Put(uint32(0), uint32(0)))
@@ -81,7 +84,7 @@ func (b *exitBed) passMetadata(t *testing.T, iface string, forge, report *ebpf.P
 		return err
 	}
 	t.Cleanup(func() { attached.Close() })
-	for _, program := range []*ebpf.Program{b.progs.TagIn, report} {
+	for _, program := range []*ebpf.Program{b.progs.Get("tag_in", hook.TCIngress), report} {
 		hooked, err := link.AttachTCX(link.TCXOptions{Program: program, Interface: index, Attach: ebpf.AttachTCXIngress})
 		if err != nil {
 			return err

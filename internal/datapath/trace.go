@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/inet"
 )
 
@@ -37,7 +38,7 @@ func (d *Datapath) Trace(ep Endpoint, dst netip.AddrPort, proto uint8) (*Trace, 
 	}
 	constants := d.constants()
 	constants["weft_tracing"] = uint8(1)
-	collection, err := loadObject(d.maps, object, "weft_from_pod", constants, false)
+	collection, err := bpf.Load(d.maps, object, "weft_from_pod", constants, false)
 	if err != nil {
 		return nil, err
 	}
@@ -45,13 +46,13 @@ func (d *Datapath) Trace(ep Endpoint, dst netip.AddrPort, proto uint8) (*Trace, 
 	// One trace at a time: the steps go to one shared entry.
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.maps.Trace.Put(uint32(0), &bpfTrace{}); err != nil {
+	if err := d.maps.Trace.Put(uint32(0), &bpf.Trace{}); err != nil {
 		return nil, fmt.Errorf("clear trace map: %w", err)
 	}
 	if err := d.runTraced(collection.Programs["weft_from_pod"], ep, packet, xdp); err != nil {
 		return nil, err
 	}
-	var steps bpfTrace
+	var steps bpf.Trace
 	if err := d.maps.Trace.Lookup(uint32(0), &steps); err != nil {
 		return nil, fmt.Errorf("read trace map: %w", err)
 	}
@@ -110,52 +111,52 @@ func craft(ep Endpoint, src, dst netip.AddrPort, proto uint8) ([]byte, error) {
 }
 
 // explain turns the recorded steps into words.
-func (d *Datapath) explain(t *bpfTrace) *Trace {
+func (d *Datapath) explain(t *bpf.Trace) *Trace {
 	out := &Trace{}
 	for _, s := range t.Steps[:min(int(t.N), len(t.Steps))] {
 		name, detail := d.explainStep(s, out)
-		out.Steps = append(out.Steps, TraceStep{Hook: nameOf(hookNames, s.Hook), Step: name, Detail: detail})
+		out.Steps = append(out.Steps, TraceStep{Hook: bpf.HookNames.Of(s.Hook), Step: name, Detail: detail})
 	}
 	return out
 }
 
-func (d *Datapath) explainStep(s bpfTraceStep, out *Trace) (name, detail string) {
+func (d *Datapath) explainStep(s bpf.TraceStep, out *Trace) (name, detail string) {
 	switch s.Step {
-	case bpfStepParsed:
+	case bpf.StepParsed:
 		return "parse", fmt.Sprintf("IPv%d, protocol %d, ports %d > %d", s.A, s.B, s.C>>16, s.C&0xffff)
-	case bpfStepMalformed:
-		return "parse", Reason(s.A).Text()
-	case bpfStepEndpoint:
+	case bpf.StepMalformed:
+		return "parse", bpf.Reason(s.A).Text()
+	case bpf.StepEndpoint:
 		return "endpoint", fmt.Sprintf("slot %d on %s", s.A, interfaceName(s.B))
-	case bpfStepSpoofOk:
+	case bpf.StepSpoofOk:
 		return "antispoof", "source MAC and IP are the endpoint's"
-	case bpfStepFlowHit:
-		return "flow", "known, " + nameOf(stateNames, uint8(s.A)) + viaStack(s.B&bpfFlowViaStack != 0)
-	case bpfStepFlowNew:
+	case bpf.StepFlowHit:
+		return "flow", "known, " + bpf.FlowStateNames.Of(uint8(s.A)) + viaStack(s.B&bpf.FlowViaStack != 0)
+	case bpf.StepFlowNew:
 		return "flow", "new" + viaStack(s.A != 0)
-	case bpfStepCacheHit:
-		return "flow", "cached decision: " + nameOf(verdictNames, uint8(s.A))
-	case bpfStepToLocal:
+	case bpf.StepCacheHit:
+		return "flow", "cached decision: " + bpf.VerdictNames.Of(uint8(s.A))
+	case bpf.StepToLocal:
 		out.NextHop = interfaceName(s.B)
 		return "route", fmt.Sprintf("endpoint on this node, slot %d, %s", s.A, out.NextHop)
-	case bpfStepToNode:
+	case bpf.StepToNode:
 		out.NextHop = d.nodeName(s.A)
 		return "route", fmt.Sprintf("pod range of node %s, by %s", out.NextHop, interfaceName(s.B))
-	case bpfStepSeal:
+	case bpf.StepSeal:
 		return "seal", fmt.Sprintf("for node %s with the keys of epoch %d, as identity %d", d.nodeName(s.A), s.B, s.C)
-	case bpfStepNoNeighbor:
+	case bpf.StepNoNeighbor:
 		return "neighbour", "not resolved: the stack sends this packet and resolves it"
-	case bpfStepNoRoute:
+	case bpf.StepNoRoute:
 		return "route", "no endpoint and no pod range: the host's stack"
-	case bpfStepMtu:
+	case bpf.StepMtu:
 		return "mtu", fmt.Sprintf("%d bytes of %d", s.A, s.B)
-	case bpfStepTtl:
+	case bpf.StepTtl:
 		return "ttl", fmt.Sprintf("%d: runs out here", s.A)
-	case bpfStepVerdict:
-		out.Verdict = nameOf(verdictNames, uint8(s.A))
+	case bpf.StepVerdict:
+		out.Verdict = bpf.VerdictNames.Of(uint8(s.A))
 		if s.B != 0 {
-			out.Reason = Reason(s.B).String()
-			return "verdict", out.Verdict + ": " + Reason(s.B).Text()
+			out.Reason = bpf.Reason(s.B).String()
+			return "verdict", out.Verdict + ": " + bpf.Reason(s.B).Text()
 		}
 		if s.C != 0 {
 			out.OutIf = interfaceName(s.C)

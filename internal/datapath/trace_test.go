@@ -8,13 +8,15 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // state is the content of every map that packets can change, byte for byte.
 func (b *bed) state(t *testing.T) map[string]string {
 	t.Helper()
 	s := map[string]string{}
-	for name, m := range b.maps.byName {
+	for name, m := range b.maps.ByName {
 		if name == "weft_trace" || name == "weft_scratch" || name == "weft_clock" || name == "weft_search" || m.Type() == ebpf.RingBuf || m.MaxEntries() > 1<<15 {
 			continue
 		}
@@ -41,23 +43,23 @@ func TestTracingChangesNothing(t *testing.T) {
 		in         packet
 		verdict    uint8
 	}{
-		{"known flow", "from_pod", sent, bpfVerdictRemote},
-		{"new flow", "from_pod", fromA(podB.IPv6).udp(9, 9, 9), bpfVerdictLocal},
-		{"to the outside", "from_pod", fromA(world4).udp(9, 9, 9), bpfVerdictStack},
-		{"established TCP, FIN", "from_pod", fromA(peer4).tcp(1000, 80, fin|ack, 9), bpfVerdictRemote},
-		{"spoofed", "from_pod", fromA(peer4).src(podB.IPv4).udp(9, 9, 9), bpfVerdictDrop},
-		{"truncated", "from_pod", sent.set(16, 0xff, 0xff), bpfVerdictDrop},
-		{"first fragment", "from_pod", sent.fragment(0, 64, true), bpfVerdictRemote},
-		{"unknown fragment", "from_pod", sent.id(9).fragment(64, 128, true), bpfVerdictDrop},
-		{"TTL 1", "from_pod", sent.ttl(1), bpfVerdictDrop},
-		{"too big", "from_pod", fromA(peer4).udp(9, 9, 1600), bpfVerdictDrop},
-		{"ARP", "from_pod", arpRequest(podA, podA.IPv4, GatewayIPv4), bpfVerdictAnswered},
-		{"solicitation", "from_pod", solicit(podA, podA.IPv6, GatewayIPv6, true), bpfVerdictAnswered},
-		{"IGMP", "from_pod", fromA(addr("224.0.0.22")).raw(2, make([]byte, 8)), bpfVerdictAbsorbed},
-		{"from the wire", "from_wire", fromPeer(podA.IPv4).udp(9, 9, 9), bpfVerdictLocal},
-		{"reply from the wire", "from_wire", fromPeer(podA.IPv4).udp(53, 1000, 9), bpfVerdictLocal},
-		{"ICMP error", "from_wire", fromPeer(podA.IPv4).icmpError(3, 3, 0, sent, 28), bpfVerdictLocal},
-		{"ICMP error without a flow", "from_wire", fromPeer(podA.IPv4).icmpError(3, 3, 0, fromA(peer4).udp(1, 2, 3), 28), bpfVerdictDrop},
+		{"known flow", "from_pod", sent, bpf.VerdictRemote},
+		{"new flow", "from_pod", fromA(podB.IPv6).udp(9, 9, 9), bpf.VerdictLocal},
+		{"to the outside", "from_pod", fromA(world4).udp(9, 9, 9), bpf.VerdictStack},
+		{"established TCP, FIN", "from_pod", fromA(peer4).tcp(1000, 80, fin|ack, 9), bpf.VerdictRemote},
+		{"spoofed", "from_pod", fromA(peer4).src(podB.IPv4).udp(9, 9, 9), bpf.VerdictDrop},
+		{"truncated", "from_pod", sent.set(16, 0xff, 0xff), bpf.VerdictDrop},
+		{"first fragment", "from_pod", sent.fragment(0, 64, true), bpf.VerdictRemote},
+		{"unknown fragment", "from_pod", sent.id(9).fragment(64, 128, true), bpf.VerdictDrop},
+		{"TTL 1", "from_pod", sent.ttl(1), bpf.VerdictDrop},
+		{"too big", "from_pod", fromA(peer4).udp(9, 9, 1600), bpf.VerdictDrop},
+		{"ARP", "from_pod", arpRequest(podA, podA.IPv4, GatewayIPv4), bpf.VerdictAnswered},
+		{"solicitation", "from_pod", solicit(podA, podA.IPv6, GatewayIPv6, true), bpf.VerdictAnswered},
+		{"IGMP", "from_pod", fromA(addr("224.0.0.22")).raw(2, make([]byte, 8)), bpf.VerdictAbsorbed},
+		{"from the wire", "from_wire", fromPeer(podA.IPv4).udp(9, 9, 9), bpf.VerdictLocal},
+		{"reply from the wire", "from_wire", fromPeer(podA.IPv4).udp(53, 1000, 9), bpf.VerdictLocal},
+		{"ICMP error", "from_wire", fromPeer(podA.IPv4).icmpError(3, 3, 0, sent, 28), bpf.VerdictLocal},
+		{"ICMP error without a flow", "from_wire", fromPeer(podA.IPv4).icmpError(3, 3, 0, fromA(peer4).udp(1, 2, 3), 28), bpf.VerdictDrop},
 	} {
 		for _, context := range contexts {
 			t.Run(c.name+"/"+context, func(t *testing.T) {
@@ -66,12 +68,12 @@ func TestTracingChangesNothing(t *testing.T) {
 				warm(t, b, context, "from_pod", "wta", sent.bytes())
 				program := b.traced(t, context, c.hook)
 				before := b.state(t)
-				var steps []bpfTraceStep
+				var steps []bpf.TraceStep
 				for range 2 {
 					steps = b.steps(t, program, context, ifaceFor(c.hook), c.in.bytes())
 				}
-				if n := len(steps); n == 0 || steps[n-1].Step != bpfStepVerdict || steps[n-1].A != uint32(c.verdict) {
-					t.Errorf("steps %+v, want the last to be verdict %s", steps, verdictNames[c.verdict])
+				if n := len(steps); n == 0 || steps[n-1].Step != bpf.StepVerdict || steps[n-1].A != uint32(c.verdict) {
+					t.Errorf("steps %+v, want the last to be verdict %s", steps, bpf.VerdictNames[c.verdict])
 				}
 				for key, value := range b.state(t) {
 					if before[key] != value {

@@ -2,247 +2,28 @@ package datapath
 
 import (
 	"net/netip"
-	"os"
-	"path/filepath"
-	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 )
 
-func structType(name string, fields ...btf.Member) *btf.Struct {
-	return &btf.Struct{Name: name, Members: fields}
-}
-
-func field(name string, t btf.Type, offset btf.Bits) btf.Member {
-	return btf.Member{Name: name, Type: t, Offset: offset}
-}
-
-func TestLayoutHash(t *testing.T) {
-	u32, u16 := &btf.Int{Name: "unsigned int", Size: 4}, &btf.Int{Name: "unsigned short", Size: 2}
-	spec := func(change func(*ebpf.MapSpec)) *ebpf.MapSpec {
-		s := &ebpf.MapSpec{Name: "m", Type: ebpf.Hash, KeySize: 4, ValueSize: 8, MaxEntries: 10, Key: u32,
-			Value: structType("v", field("a", u32, 0), field("b", u16, 32))}
-		change(s)
-		return s
-	}
-	base := layoutHash(spec(func(*ebpf.MapSpec) {}))
-	for name, c := range map[string]struct {
-		change func(*ebpf.MapSpec)
-		same   bool
-	}{
-		"size of the map":        {func(s *ebpf.MapSpec) { s.MaxEntries = 20 }, true},
-		"name of the type":       {func(s *ebpf.MapSpec) { s.Value.(*btf.Struct).Name = "w" }, true},
-		"typedef of a field":     {func(s *ebpf.MapSpec) { s.Key = &btf.Typedef{Name: "__u32", Type: u32} }, true},
-		"kind of the map":        {func(s *ebpf.MapSpec) { s.Type = ebpf.LRUHash }, false},
-		"flags of the map":       {func(s *ebpf.MapSpec) { s.Flags = 1 }, false},
-		"size of the value":      {func(s *ebpf.MapSpec) { s.ValueSize = 16 }, false},
-		"name of a field":        {func(s *ebpf.MapSpec) { s.Value.(*btf.Struct).Members[1].Name = "c" }, false},
-		"type of a field":        {func(s *ebpf.MapSpec) { s.Value.(*btf.Struct).Members[1].Type = u32 }, false},
-		"place of a field":       {func(s *ebpf.MapSpec) { s.Value.(*btf.Struct).Members[1].Offset = 48 }, false},
-		"field becomes an array": {func(s *ebpf.MapSpec) { s.Value.(*btf.Struct).Members[1].Type = &btf.Array{Type: u16, Nelems: 1} }, false},
-		"length of an array":     {func(s *ebpf.MapSpec) { s.Key = &btf.Array{Type: u16, Nelems: 2} }, false},
-		"struct becomes a union": {func(s *ebpf.MapSpec) { s.Value = &btf.Union{Members: s.Value.(*btf.Struct).Members} }, false},
-	} {
-		if got := layoutHash(spec(c.change)); (got == base) != c.same {
-			t.Errorf("%s: same hash %v, want %v", name, got == base, c.same)
-		}
-	}
-	if got, want := pinName(spec(func(*ebpf.MapSpec) {})), "maps-m-"+base+"-10"; got != want {
-		t.Errorf("pin name %s, want %s", got, want)
-	}
-}
-
-// TestEveryObjectAgrees: programs that share a map must have been compiled with one layout.
-func TestEveryObjectAgrees(t *testing.T) {
-	pins := map[string]string{}
-	for _, object := range []string{"from_pod_xdp", "from_wire_xdp", "from_pod_tc", "from_wire_tc", "to_pod_tc", "to_wire_tc", "pod_out_tc"} {
-		spec, err := loadSpec(object)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for name, ms := range spec.Maps {
-			if !strings.HasPrefix(name, "weft_") {
-				continue
-			}
-			if len(name) > 15 {
-				t.Errorf("map %s: the kernel cuts names after 15 characters", name)
-			}
-			if pin := pinName(ms); pins[name] != "" && pins[name] != pin {
-				t.Errorf("%s: map %s is %s, elsewhere %s", object, name, pin, pins[name])
-			} else {
-				pins[name] = pin
-			}
-		}
-	}
-	if _, err := loadSpec("nothing"); err == nil {
-		t.Error("an object that is not there: want an error")
-	}
-}
-
-func TestReasons(t *testing.T) {
-	header, err := os.ReadFile("../../bpf/lib/reasons.h")
-	if err != nil {
-		t.Fatal(err)
-	}
-	doc, err := os.ReadFile("../../docs/drop-reasons.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	names := regexp.MustCompile(`(?m)^\tX\(([A-Z0-9_]+),`).FindAllStringSubmatch(string(header), -1)
-	if len(names) != len(reasonTable) || len(Reasons()) != len(names)-1 {
-		t.Fatalf("%d reasons in C, %d in Go, %d listed: run make generate", len(names), len(reasonTable), len(Reasons()))
-	}
-	label := regexp.MustCompile(`^[a-z][a-z0-9_]*$`)
-	for _, r := range Reasons() {
-		if r.String() != strings.ToLower(names[r][1]) || !label.MatchString(r.String()) || r.Text() == "" || r.Hint() == "" {
-			t.Errorf("reason %d: %q, %q, %q; C has %s", r, r.String(), r.Text(), r.Hint(), names[r][1])
-		}
-		if !strings.Contains(string(doc), r.String()) || !strings.Contains(string(doc), r.Text()) {
-			t.Errorf("docs/drop-reasons.md lacks %s: run make generate", r)
-		}
-	}
-	if unknown := Reason(200); unknown.String() != "reason_200" || unknown.Text() == "" || unknown.Hint() != "" {
-		t.Errorf("unknown reason: %q, %q, %q", unknown.String(), unknown.Text(), unknown.Hint())
-	}
-}
-
-func TestUndoFile(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "state", "undo.json")
-	u, err := openUndo(path)
-	must(t, err)
-	must(t, u.setOffloads("wta", offloads{Iface: "eth0", Features: map[string]bool{"rx-gro": false}}))
-	must(t, u.setOffloads("wtb", offloads{Iface: "eth0", Features: map[string]bool{"rx-gro": true}}))
-	again, err := openUndo(path)
-	must(t, err)
-	if noted := again.originals("wta"); len(noted) != 1 || noted["rx-gro"] {
-		t.Errorf("noted for wta: %v, want rx-gro off", noted)
-	}
-	again.originals("wtb")["rx-gro"] = false // a copy
-	must(t, again.setOffloads("wta", offloads{}))
-	must(t, again.setOffloads("wta", offloads{}))
-	third, err := openUndo(path)
-	must(t, err)
-	if third.originals("wta") != nil || !third.originals("wtb")["rx-gro"] {
-		t.Errorf("on disk: %v", third.Offloads)
-	}
-	must(t, os.WriteFile(path, []byte("{"), 0o600))
-	if u, err := openUndo(path); err != nil || !strings.Contains(u.damaged, path) {
-		t.Errorf("broken file: %v, set aside as %q", err, u.damaged)
-	}
-	must(t, os.WriteFile(path, []byte("{}"), 0o600))
-	if u, err = openUndo(path); err != nil || u.setOffloads("wta", offloads{Features: map[string]bool{"x": true}}) != nil {
-		t.Errorf("empty object: %v", err)
-	}
-	if err := u.setSysctl("net/weft/no_such_setting", "1"); err == nil {
-		t.Error("a sysctl that is not there: want an error")
-	}
-	if _, err := os.Stat(path + ".tmp"); err == nil {
-		t.Error("a temporary file was left")
-	}
-}
-
-func TestPlanOffloads(t *testing.T) {
-	type features = map[string]bool
-	for name, c := range map[string]struct{ now, noted, wanted, change, originals features }{
-		"first time":                        {features{"gro": false, "tx": true}, nil, features{"gro": true, "tx": false}, features{"gro": true, "tx": false}, features{"gro": false, "tx": true}},
-		"already so":                        {features{"gro": true}, nil, features{"gro": true}, features{}, features{"gro": true}},
-		"again: the original stays":         {features{"gro": true}, features{"gro": false}, features{"gro": true}, features{}, features{"gro": false}},
-		"no longer wanted: put back":        {features{"gro": true, "tx": false}, features{"gro": false, "tx": true}, features{"gro": true}, features{"tx": true}, features{"gro": false}},
-		"put back by somebody else already": {features{"tx": true}, features{"tx": true}, nil, features{}, features{}},
-		"changed by somebody in between":    {features{"gro": false}, features{"gro": false}, features{"gro": true}, features{"gro": true}, features{"gro": false}},
-		"nothing at all":                    {features{"gro": true}, nil, nil, features{}, features{}},
-	} {
-		change, originals := planOffloads(c.now, c.noted, c.wanted, restoreOld)
-		if !reflect.DeepEqual(change, c.change) || !reflect.DeepEqual(originals, c.originals) {
-			t.Errorf("%s: change %v, note %v; want %v, %v", name, change, originals, c.change, c.originals)
-		}
-	}
-}
-
-// TestKeepOldOffloads: before the hooks change, what an earlier mode had set stays set and stays noted.
-func TestKeepOldOffloads(t *testing.T) {
-	type features = map[string]bool
-	change, originals := planOffloads(features{"gro": false, "tx": false}, features{"tx": true}, features{"gro": true}, keepOld)
-	if !reflect.DeepEqual(change, features{"gro": true}) || !reflect.DeepEqual(originals, features{"gro": false, "tx": true}) {
-		t.Errorf("change %v, note %v", change, originals)
-	}
-}
-
-// TestEveryHook: dropLinks finds what any mode may have pinned.
+// TestEveryHook: Drop finds what any mode may have pinned.
 func TestEveryHook(t *testing.T) {
-	d := &Datapath{progs: &programs{}}
-	d.progs.FromPodXDP, d.progs.FromPodTC = &ebpf.Program{}, &ebpf.Program{}
+	d := &Datapath{progs: &hook.Programs{}}
 	for _, mode := range []ModeStatus{{Active: ModeXDP}, {Active: ModeTC}, {Active: ModeStack}, {Active: ModeTC, XDPRoad: true}} {
 		for _, generic := range []bool{false, true} {
 			for _, ep := range []Endpoint{{}, {Chained: true}, {XDPRoad: true}, {Chained: true, XDPRoad: true}} {
 				d.mode, d.opts.GenericXDP = mode, generic
 				for _, h := range append(d.hooksFor(ep), d.uplinkHooks()...) {
-					if !slices.ContainsFunc(everyHook, func(k hook) bool { return k.name == h.name && k.kind == h.kind }) {
-						t.Errorf("%+v, generic %v, %+v: %s of kind %s would never be detached", mode, generic, ep, h.name, h.kind)
+					if !slices.ContainsFunc(hook.Every(), func(k hook.Attachment) bool { return k.Name == h.Name && k.Kind == h.Kind }) {
+						t.Errorf("%+v, generic %v, %+v: %s of kind %s would never be detached", mode, generic, ep, h.Name, h.Kind)
 					}
 				}
 			}
 		}
-	}
-}
-
-func TestPinnedLinks(t *testing.T) {
-	dir := t.TempDir()
-	want := []pinnedLink{}
-	for _, l := range [][3]string{
-		{"from_pod", kindXDP, "weft0123456789"}, {"to_pod", kindTCEgress, "weft0123456789"}, {"from_wire", kindTCIngress, "eth0.100"},
-		{"to_wire", kindTCEgress, "br-0a1b2c"}, {"from_wire", kindXDPGeneric, "a.b-c.d"},
-	} {
-		path := linkPath(dir, l[0], l[1], l[2])
-		if strings.Contains(filepath.Base(path), ".") {
-			t.Errorf("%s: bpffs refuses dots", path)
-		}
-		must(t, os.WriteFile(path, nil, 0o600))
-		want = append(want, pinnedLink{path, l[0], l[1], l[2]})
-	}
-	for _, other := range []string{"maps-weft_config-00-1", "link-half", "link-from_pod-xdp", "something"} {
-		must(t, os.WriteFile(filepath.Join(dir, other), nil, 0o600))
-	}
-	got, err := pinnedLinks(dir)
-	must(t, err)
-	byPath := func(a, b pinnedLink) int { return strings.Compare(a.path, b.path) }
-	slices.SortFunc(want, byPath)
-	slices.SortFunc(got, byPath)
-	if !slices.Equal(got, want) {
-		t.Errorf("links:\n got %v\nwant %v", got, want)
-	}
-	if none, err := pinnedLinks(filepath.Join(dir, "missing")); err != nil || none != nil {
-		t.Errorf("missing directory: %v, %v", none, err)
-	}
-}
-
-func TestDecodeEvent(t *testing.T) {
-	e := bpfEvent{TimeNs: monotonicNow(), Src: toAddr(peer6), Dst: toAddr(podA.IPv6), Sport: ntohs(80), Dport: ntohs(1000), Len: 99, Slot: 7,
-		Type: bpfEventEnd, Verdict: bpfVerdictStack, Hook: bpfHookToWire, Direction: bpfDirIngress, Family: 6, Proto: 6, TcpFlags: fin,
-		Forward: bpfCounter{Packets: 1, Bytes: 2}, Reply: bpfCounter{Packets: 3, Bytes: 4}}
-	got := decodeEvent(&e)
-	if d := time.Since(got.Time); d < -time.Second || d > time.Minute {
-		t.Errorf("time is off by %s", d)
-	}
-	got.Time = time.Time{}
-	want := FlowEvent{Type: EventEnd, Verdict: "stack", Hook: "to_wire", Slot: 7, Direction: "ingress", Src: netip.AddrPortFrom(peer6, 80),
-		Dst: netip.AddrPortFrom(podA.IPv6, 1000), Protocol: 6, TCPFlags: fin, Length: 99, Forward: Traffic{1, 2}, Reply: Traffic{3, 4}}
-	if got != want {
-		t.Errorf("\n got %+v\nwant %+v", got, want)
-	}
-	e.Src, e.Dst, e.Family = toAddr(peer4), toAddr(podA.IPv4), 4
-	if got := decodeEvent(&e); got.Src.Addr() != peer4 || !got.Dst.Addr().Is4() {
-		t.Errorf("IPv4: %s > %s", got.Src, got.Dst)
-	}
-	e = bpfEvent{Type: 9, Verdict: 9, Hook: 9, Direction: 9, Reason: 250}
-	if got := decodeEvent(&e); got.Type != EventDrop || got.Verdict != "unknown_9" || got.Reason != "reason_250" || got.Src.IsValid() {
-		t.Errorf("values of a newer datapath: %+v", got)
 	}
 }
 
@@ -256,11 +37,11 @@ func TestSlotFor(t *testing.T) {
 		}
 		return n
 	}
-	table := nodeTable{was: map[bpfRouteKey]bpfRoute{}, freed: map[uint32]bool{9: true}}
+	table := nodeTable{was: map[bpf.RouteKey]bpf.Route{}, freed: map[uint32]bool{9: true}}
 	for prefix, slot := range map[string]uint32{"10.2.0.0/24": 5, "fd00:2::/64": 5, "10.3.0.0/24": 1, "10.4.0.0/24": 3, "10.8.0.0/24": 8, "10.9.0.0/24": 9} {
-		table.was[routeKey(mustPrefix(prefix))] = bpfRoute{Node: slot}
+		table.was[bpf.RouteKeyOf(mustPrefix(prefix))] = bpf.Route{Node: slot}
 	}
-	table.was[routeKey(mustPrefix("10.1.0.0/24"))] = bpfRoute{Flags: bpfRouteNoNode}
+	table.was[bpf.RouteKeyOf(mustPrefix("10.1.0.0/24"))] = bpf.Route{Flags: bpf.RouteNoNode}
 	plan := &slotPlan{taken: map[uint32]bool{0: true}, names: map[uint32]string{8: "e", 6: "away"}}
 	for i, c := range []struct {
 		node   Node
@@ -292,15 +73,15 @@ func TestSlotFor(t *testing.T) {
 
 func TestAddresses(t *testing.T) {
 	for _, a := range []netip.Addr{podA.IPv4, podA.IPv6, addr("::"), addr("255.255.255.255")} {
-		if got := fromAddr(toAddr(a)); got != a {
+		if got := bpf.FromAddr(bpf.ToAddr(a)); got != a {
 			t.Errorf("%s became %s", a, got)
 		}
 	}
-	if toAddr(netip.Addr{}) != (bpfAddr{}) || fromBE32(be32(podA.IPv4)) != podA.IPv4 || ntohs(ntohs(0x1234)) != 0x1234 {
+	if bpf.ToAddr(netip.Addr{}) != (bpf.Addr{}) || bpf.FromBE32(bpf.BE32(podA.IPv4)) != podA.IPv4 || bpf.Ntohs(bpf.Ntohs(0x1234)) != 0x1234 {
 		t.Error("conversions do not agree")
 	}
 	for prefix, bits := range map[string]uint32{"10.1.2.3/24": 120, "0.0.0.0/0": 96, "fd00::1/64": 64, "::/0": 0, "10.1.2.3/32": 128} {
-		key := routeKey(mustPrefix(prefix))
+		key := bpf.RouteKeyOf(mustPrefix(prefix))
 		if key.Prefixlen != bits || netip.AddrFrom16(key.Addr).Unmap() != mustPrefix(prefix).Masked().Addr() {
 			t.Errorf("%s: %+v", prefix, key)
 		}

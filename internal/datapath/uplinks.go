@@ -5,6 +5,9 @@ import (
 	"fmt"
 
 	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 )
 
 // attachUplinks hooks every uplink when the agent starts.
@@ -26,7 +29,7 @@ func (d *Datapath) attachUplinks() error {
 // attachUplink hooks one uplink. It can be called again, and for another interface of the same name.
 func (d *Datapath) attachUplink(l netlink.Link) error {
 	name, index := l.Attrs().Name, l.Attrs().Index
-	if err := d.ensureHooks(name, index, d.uplinkHooks()); err != nil {
+	if err := d.links().Ensure(name, index, d.uplinkHooks()); err != nil {
 		return err
 	}
 	// The guard lets sealed packets pass by interfaces with hooks only.
@@ -56,7 +59,7 @@ func (d *Datapath) followUplinks() (attached bool) {
 			continue
 		}
 		index := uint32(l.Attrs().Index)
-		if d.hooked(name, l.Attrs().Index, d.uplinkHooks()) == nil {
+		if d.links().Check(name, l.Attrs().Index, d.uplinkHooks()) == nil {
 			indexes[index] = true
 			continue
 		}
@@ -95,23 +98,34 @@ func (d *Datapath) findUplink(name string) (l netlink.Link, err error) {
 // uplinkHookedAt is the index of the interface that has all of an uplink's hooks by their pins, 0 if none has.
 func (d *Datapath) uplinkHookedAt(name string) (int, error) {
 	first := d.uplinkHooks()[0]
-	at, err := pinnedAt(linkPath(d.opts.BPFDir, first.name, first.kind, name))
-	if err != nil || at == 0 || d.hooked(name, at, d.uplinkHooks()) != nil {
+	at, err := hook.PinnedAt(hook.Path(d.opts.BPFDir, first.Name, first.Kind, name))
+	if err != nil || at == 0 || d.links().Check(name, at, d.uplinkHooks()) != nil {
 		return 0, err
 	}
 	return at, nil
 }
 
-// hooked says which of the hooks is not attached to the interface, nil if all are.
-func (d *Datapath) hooked(iface string, ifindex int, hooks []hook) error {
-	for _, h := range hooks {
-		at, err := pinnedAt(linkPath(d.opts.BPFDir, h.name, h.kind, iface))
-		if err != nil {
-			return err
-		}
-		if at != ifindex {
-			return fmt.Errorf("%s is not attached to %s (%s)", h.name, iface, h.kind)
-		}
+// putUplink enters an uplink that has its hooks, so that what comes in or leaves by it is known to have
+// passed them.
+func (d *Datapath) putUplink(ifindex int) error {
+	if err := d.maps.Uplinks.Put(uint32(ifindex), uint8(1)); err != nil {
+		return fmt.Errorf("enter uplink %d: %w", ifindex, err)
 	}
 	return nil
 }
+
+// keepUplinks removes every interface but these from the uplinks.
+func (d *Datapath) keepUplinks(ifindexes map[uint32]bool) error {
+	return bpf.DeleteWhere(d.maps.Uplinks, func(index uint32, _ uint8) bool { return !ifindexes[index] })
+}
+
+// attachNetfilter makes this run's programs the ones that are attached to the node's netfilter, if packets are sealed.
+func (d *Datapath) attachNetfilter() error {
+	if d.opts.Encrypt == nil {
+		return d.links().DropNode()
+	}
+	return d.links().EnsureNode()
+}
+
+// Links lists what is attached where.
+func (d *Datapath) Links() ([]LinkStatus, error) { return d.links().Status() }

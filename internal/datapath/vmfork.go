@@ -12,6 +12,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/ringbuf"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
 // VMForkStatus says how it is noticed that this virtual machine was forked: resumed from a snapshot with memory, or
@@ -79,7 +81,7 @@ func (d *Datapath) openVMFork() error {
 
 // attachVMFork pins the program, in the place of a former agent's: both run for a moment, which counts a fork twice.
 func (d *Datapath) attachVMFork() (*ebpf.Map, error) {
-	collection, err := loadObject(d.maps, "vmfork", "weft_vmfork", nil, false)
+	collection, err := bpf.Load(d.maps, "vmfork", "weft_vmfork", nil, false)
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +127,7 @@ func (d *Datapath) VMGeneration() (uint64, error) {
 	return vm.Generation, err
 }
 
-func (d *Datapath) readVM() (vm bpfVm, err error) {
+func (d *Datapath) readVM() (vm bpf.Vm, err error) {
 	if err := d.maps.VM.Lookup(uint32(0), &vm); err != nil {
 		return vm, fmt.Errorf("read the VM's generation: %w", err)
 	}
@@ -179,7 +181,7 @@ func followVMForkRing(ctx context.Context, events *ebpf.Map, retire func() error
 
 // DeclareVMFork voids and destroys all keys, as a fork does.
 func (d *Datapath) DeclareVMFork() error {
-	if err := d.countFork(func(vm *bpfVm) bool { return true }); err != nil {
+	if err := d.countFork(func(vm *bpf.Vm) bool { return true }); err != nil {
 		return err
 	}
 	_, err := d.retireForked()
@@ -189,15 +191,15 @@ func (d *Datapath) DeclareVMFork() error {
 // countLogged counts a fork that the kernel has logged, if it was not counted yet. There are no keys yet in a map that
 // was just made, so what is older than that does not count.
 func (d *Datapath) countLogged(seq uint64) error {
-	return d.countFork(func(vm *bpfVm) bool {
-		fresh := *vm == bpfVm{}
+	return d.countFork(func(vm *bpf.Vm) bool {
+		fresh := *vm == bpf.Vm{}
 		news := seq > vm.LogSeq
 		vm.LogSeq = max(vm.LogSeq, seq)
 		return news && !fresh
 	})
 }
 
-func (d *Datapath) countFork(news func(*bpfVm) bool) error {
+func (d *Datapath) countFork(news func(*bpf.Vm) bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	vm, err := d.readVM()

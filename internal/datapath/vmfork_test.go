@@ -11,12 +11,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 )
 
 // fork is what the kernel's half does: it counts, and nothing else has happened yet.
 func (b *saBed) forkVM(t *testing.T) {
 	t.Helper()
-	must(t, b.countFork(func(*bpfVm) bool { return true }))
+	must(t, b.countFork(func(*bpf.Vm) bool { return true }))
 }
 
 func (b *saBed) generation(t *testing.T) uint64 {
@@ -43,10 +46,10 @@ func TestVMForkVoidsKeys(t *testing.T) {
 			t.Fatalf("before: number %d, %s", n, reason)
 		}
 		b.forkVM(t)
-		if n, reason := b.take(t, firstSA); n != 0 || reason != ReasonVmForked {
+		if n, reason := b.take(t, firstSA); n != 0 || reason != bpf.ReasonVmForked {
 			t.Errorf("sealing after a fork: number %d, %s", n, reason)
 		}
-		if n, reason := b.admit(t, firstSA, 1); n != 0 || reason != ReasonVmForked {
+		if n, reason := b.admit(t, firstSA, 1); n != 0 || reason != bpf.ReasonVmForked {
 			t.Errorf("opening after a fork: number %d, %s", n, reason)
 		}
 		late := testSA(true, 8, 2)
@@ -63,10 +66,10 @@ func TestVMForkVoidsKeys(t *testing.T) {
 		if list, err := b.SAs(); err != nil || len(list) != 0 {
 			t.Errorf("%d SAs are left, %v", len(list), err)
 		}
-		if _, reason := b.take(t, firstSA); reason != ReasonNoKey {
+		if _, reason := b.take(t, firstSA); reason != bpf.ReasonNoKey {
 			t.Errorf("after they were destroyed: %s", reason)
 		}
-		var peer bpfPeer
+		var peer bpf.Peer
 		if must(t, b.maps.Peers.Lookup(uint32(1), &peer)); peer.Epoch != 0 {
 			t.Errorf("sealing goes on with epoch %d", peer.Epoch)
 		}
@@ -100,8 +103,8 @@ func logPipe(t *testing.T) (log *kernelLog, write func(string)) {
 // TestVMForkLogged notices forks by the kernel's log: those of before this agent too, each once.
 func TestVMForkLogged(t *testing.T) {
 	b := newSABed(t, "auto")
-	must(t, b.maps.VM.Put(uint32(0), &bpfVm{}))
-	t.Cleanup(func() { must(t, b.maps.VM.Put(uint32(0), &bpfVm{})) })
+	must(t, b.maps.VM.Put(uint32(0), &bpf.Vm{}))
+	t.Cleanup(func() { must(t, b.maps.VM.Put(uint32(0), &bpf.Vm{})) })
 	log, write := logPipe(t)
 	for _, record := range []string{
 		"6,338,1502000,-;something else\n",
@@ -175,7 +178,7 @@ func TestVMForkTraced(t *testing.T) {
 	b.opts.BPFDir = filepath.Join("/sys/fs/bpf", "weft-test-vmfork-"+strings.ReplaceAll(t.Name(), "/", "-"))
 	must(t, os.MkdirAll(b.opts.BPFDir, 0o700))
 	t.Cleanup(func() {
-		must(t, detach(filepath.Join(b.opts.BPFDir, vmForkPin)))
+		must(t, hook.Detach(filepath.Join(b.opts.BPFDir, vmForkPin)))
 		must(t, os.Remove(b.opts.BPFDir))
 		b.opts.BPFDir = ""
 	})

@@ -7,31 +7,39 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/hook"
 )
 
 // Works says why the pods of a node cannot go on without an agent, nil if they can: the pinned programs are
 // there, and hook an uplink of this network namespace. It needs no running datapath.
 func Works(bpfDir string) error {
-	links, err := pinnedLinks(bpfDir)
+	links, err := hook.List(bpfDir)
 	if err != nil {
 		return err
 	}
 	hooked := map[string]bool{}
 	for _, l := range links {
-		if l.hook != "from_wire" && l.hook != "to_wire" {
+		if !hook.OnlyAt(l.Hook, hook.Uplink) {
 			continue
 		}
-		at, err := pinnedAt(l.path)
+		at, err := hook.PinnedAt(l.Path)
 		if err != nil {
 			return err
 		}
-		if now, err := netlink.LinkByName(l.iface); err != nil || now.Attrs().Index != at {
-			return fmt.Errorf("%s is not attached to %s", l.hook, l.iface)
+		if now, err := netlink.LinkByName(l.Iface); err != nil || now.Attrs().Index != at {
+			return fmt.Errorf("%s is not attached to %s", l.Hook, l.Iface)
 		}
-		hooked[l.hook] = true
+		hooked[l.Hook] = true
 	}
-	if maps, _ := filepath.Glob(filepath.Join(bpfDir, mapPin+"weft_config-*")); len(maps) == 0 || !hooked["from_wire"] || !hooked["to_wire"] {
+	if maps, _ := filepath.Glob(filepath.Join(bpfDir, bpf.MapPin+"weft_config-*")); len(maps) == 0 {
 		return fmt.Errorf("nothing that works is pinned in %s", bpfDir)
+	}
+	for _, h := range hook.Table {
+		if hook.OnlyAt(h.Name, hook.Uplink) && !hooked[h.Name] {
+			return fmt.Errorf("nothing that works is pinned in %s", bpfDir)
+		}
 	}
 	return nil
 }
@@ -59,7 +67,7 @@ func FiltersPod(l netlink.Link) (bool, error) {
 		if err != nil {
 			return false, fmt.Errorf("read program %d on %s: %w", id, l.Attrs().Name, err)
 		}
-		if info.Name == "weft_from_pod" {
+		if info.Name == hook.Function("from_pod") {
 			return true, nil
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/endpoint"
 	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/internal/front/admin"
@@ -34,7 +34,7 @@ var strangeMAC = net.HardwareAddr{0x02, 0xba, 0xdb, 0xad, 0x00, 0x01}
 // forgery is a frame that a pod may or may not send. No reason means that it may.
 type forgery struct {
 	name, what string
-	reason     datapath.Reason
+	reason     bpf.Reason
 	family     string // at whose receiver it would arrive; empty when nowhere
 	frame      []byte
 }
@@ -78,7 +78,7 @@ func (d *demo) forge(ctx context.Context) error {
 	}
 	d.showTable(t)
 	instance := d.lab.Node(nodeA).Instance
-	for _, reason := range []datapath.Reason{datapath.ReasonSpoofedIp, datapath.ReasonSpoofedMac, datapath.ReasonSpoofedArp} {
+	for _, reason := range []bpf.Reason{bpf.ReasonSpoofedIp, bpf.ReasonSpoofedMac, bpf.ReasonSpoofedArp} {
 		if err := d.run(ctx, "flows", "--instance", instance, "--reason", reason.String(), "--last", "1"); err != nil {
 			return err
 		}
@@ -89,7 +89,7 @@ func (d *demo) forge(ctx context.Context) error {
 	return nil
 }
 
-func (f forgery) forged() bool { return f.reason != datapath.ReasonNone }
+func (f forgery) forged() bool { return f.reason != bpf.ReasonNone }
 
 // forgeries are the frames to send.
 func forgeries(from, neighbor *lab.Pod, sinks *sinkPair, marker []byte) ([]forgery, error) {
@@ -100,12 +100,12 @@ func forgeries(from, neighbor *lab.Pod, sinks *sinkPair, marker []byte) ([]forge
 	gateway := endpoint.GatewayMAC
 	v4, v6 := sinks.v4.at, sinks.v6.at
 	return []forgery{
-		{"genuine-v4", "own IPv4 address", datapath.ReasonNone, "v4", udpFrame(own, gateway, from.IPv4, v4, marker)},
-		{"genuine-v6", "own IPv6 address", datapath.ReasonNone, "v6", udpFrame(own, gateway, from.IPv6, v6, marker)},
-		{"spoofed-ip-v4", "source " + neighbor.IPv4.String(), datapath.ReasonSpoofedIp, "v4", udpFrame(own, gateway, neighbor.IPv4, v4, marker)},
-		{"spoofed-ip-v6", "source " + neighbor.IPv6.String(), datapath.ReasonSpoofedIp, "v6", udpFrame(own, gateway, neighbor.IPv6, v6, marker)},
-		{"spoofed-mac", "source MAC " + strangeMAC.String(), datapath.ReasonSpoofedMac, "v4", udpFrame(strangeMAC, gateway, from.IPv4, v4, marker)},
-		{"spoofed-arp", "ARP: " + neighbor.IPv4.String() + " is me", datapath.ReasonSpoofedArp, "", inet.ARPRequest(own, neighbor.IPv4, endpoint.GatewayIPv4)},
+		{"genuine-v4", "own IPv4 address", bpf.ReasonNone, "v4", udpFrame(own, gateway, from.IPv4, v4, marker)},
+		{"genuine-v6", "own IPv6 address", bpf.ReasonNone, "v6", udpFrame(own, gateway, from.IPv6, v6, marker)},
+		{"spoofed-ip-v4", "source " + neighbor.IPv4.String(), bpf.ReasonSpoofedIp, "v4", udpFrame(own, gateway, neighbor.IPv4, v4, marker)},
+		{"spoofed-ip-v6", "source " + neighbor.IPv6.String(), bpf.ReasonSpoofedIp, "v6", udpFrame(own, gateway, neighbor.IPv6, v6, marker)},
+		{"spoofed-mac", "source MAC " + strangeMAC.String(), bpf.ReasonSpoofedMac, "v4", udpFrame(strangeMAC, gateway, from.IPv4, v4, marker)},
+		{"spoofed-arp", "ARP: " + neighbor.IPv4.String() + " is me", bpf.ReasonSpoofedArp, "", inet.ARPRequest(own, neighbor.IPv4, endpoint.GatewayIPv4)},
 	}, nil
 }
 
@@ -161,7 +161,7 @@ func (d *demo) judgeForgery(f forgery, t tally) {
 }
 
 // drops is how often a pod's frames were dropped for a reason.
-func drops(ctx context.Context, client *admin.Client, pod *lab.Pod, reason datapath.Reason) (uint64, error) {
+func drops(ctx context.Context, client *admin.Client, pod *lab.Pod, reason bpf.Reason) (uint64, error) {
 	rows, err := client.Drops(ctx, false)
 	if err != nil {
 		return 0, fmt.Errorf("ask for drop counters: %w", err)
@@ -176,7 +176,7 @@ func drops(ctx context.Context, client *admin.Client, pod *lab.Pod, reason datap
 }
 
 // lastDrop is the newest flow event of a reason since a time, nil when there is none.
-func lastDrop(ctx context.Context, client *admin.Client, reason datapath.Reason, since time.Time) (*flows.Flow, error) {
+func lastDrop(ctx context.Context, client *admin.Client, reason bpf.Reason, since time.Time) (*flows.Flow, error) {
 	var found *flows.Flow
 	query := admin.FlowQuery{Filter: flows.Filter{Verdict: "dropped", Reason: reason.String()}, Last: 1}
 	err := client.Flows(ctx, query, func(flow flows.Flow) error {

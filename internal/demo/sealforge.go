@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/encryptcheck"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/inet"
@@ -30,7 +30,7 @@ const (
 // intrusion is a frame on the wire that node b must refuse.
 type intrusion struct {
 	name, what string
-	reason     datapath.Reason
+	reason     bpf.Reason
 	frame      []byte
 }
 
@@ -105,10 +105,10 @@ func intrusions(genuine []byte, from netip.Addr, to netip.AddrPort, text []byte)
 	inet.SetIPv4Checksum(ip)
 	plain := udpFrame(net.HardwareAddr(genuine[6:12]), net.HardwareAddr(genuine[:6]), from, to, text)
 	return []intrusion{
-		{"wire-replayed", "the captured packet again", datapath.ReasonEspReplayed, genuine},
-		{"wire-forged", "its headers, other bytes", datapath.ReasonEspBadTag, forged},
-		{"wire-stranger", "it, from 203.0.113.66", datapath.ReasonEspUnknownPeer, stranger},
-		{"wire-plain", "plain, as if from " + sender, datapath.ReasonPlaintext, plain},
+		{"wire-replayed", "the captured packet again", bpf.ReasonEspReplayed, genuine},
+		{"wire-forged", "its headers, other bytes", bpf.ReasonEspBadTag, forged},
+		{"wire-stranger", "it, from 203.0.113.66", bpf.ReasonEspUnknownPeer, stranger},
+		{"wire-plain", "plain, as if from " + sender, bpf.ReasonPlaintext, plain},
 	}
 }
 
@@ -151,7 +151,7 @@ func (d *demo) capture(ctx context.Context, sinks *sinkPair, text []byte) ([]byt
 }
 
 // reasonCount is how often node b dropped packets for a reason.
-func reasonCount(ctx context.Context, client *admin.Client, reason datapath.Reason) (uint64, error) {
+func reasonCount(ctx context.Context, client *admin.Client, reason bpf.Reason) (uint64, error) {
 	rows, err := client.Drops(ctx, false)
 	if err != nil {
 		return 0, fmt.Errorf("ask for drop counters: %w", err)

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/encryptcheck"
 	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/lab"
@@ -55,18 +55,18 @@ func TestIntrusions(t *testing.T) {
 	genuine := udpFrame(net.HardwareAddr{2, 0, 0, 0, 0, 1}, net.HardwareAddr{2, 0, 0, 0, 0, 2}, netip.MustParseAddr("192.0.2.1"), netip.MustParseAddrPort("192.0.2.2:4500"), make([]byte, 100))
 	from := netip.MustParseAddr("10.0.0.1")
 	sinks := &sinkPair{v4: &sink{at: netip.MustParseAddrPort("10.0.0.2:9")}}
-	got := map[datapath.Reason][]byte{}
+	got := map[bpf.Reason][]byte{}
 	for _, i := range intrusions(genuine, from, sinks.v4.at, []byte("text")) {
 		got[i.reason] = i.frame
 	}
-	if !bytes.Equal(got[datapath.ReasonEspReplayed], genuine) {
+	if !bytes.Equal(got[bpf.ReasonEspReplayed], genuine) {
 		t.Error("a replayed packet is not the genuine one")
 	}
-	forged := got[datapath.ReasonEspBadTag]
+	forged := got[bpf.ReasonEspBadTag]
 	if !bytes.Equal(forged[:seqAt], genuine[:seqAt]) || binary.BigEndian.Uint32(forged[seqAt:]) != 100 || binary.BigEndian.Uint64(forged[ivAt:]) != 100 || bytes.Equal(forged[ivAt+8:], genuine[ivAt+8:]) {
 		t.Errorf("forged: %x", forged)
 	}
-	for reason, src := range map[datapath.Reason]string{datapath.ReasonEspUnknownPeer: "203.0.113.66", datapath.ReasonPlaintext: "10.0.0.1"} {
+	for reason, src := range map[bpf.Reason]string{bpf.ReasonEspUnknownPeer: "203.0.113.66", bpf.ReasonPlaintext: "10.0.0.1"} {
 		p, err := inet.Parse(got[reason])
 		if err != nil || p.Src.String() != src || inet.Checksum(got[reason][inet.EthernetLen:inet.EthernetLen+inet.IPv4Len]) != 0 {
 			t.Errorf("%s: %+v %v", reason, p, err)

@@ -14,6 +14,7 @@ import (
 
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/ipam"
+	"weft.dev/weft/internal/netdev"
 )
 
 // Add makes an endpoint, or returns the one that is there if it is as it should be.
@@ -210,7 +211,7 @@ func (m *Manager) families(rec record, fixed []netip.Addr) []ipam.Family {
 	var out []ipam.Family
 	for _, f := range []ipam.Family{ipam.IPv4, ipam.IPv6} {
 		asked := slices.ContainsFunc(fixed, func(a netip.Addr) bool { return ipam.FamilyOf(a) == f })
-		usable := m.addrs.Has(f) && (f == ipam.IPv4 || hostHasIPv6())
+		usable := m.addrs.Has(f) && (f == ipam.IPv4 || netdev.HasIPv6())
 		if asked || usable && !rec.Chained {
 			out = append(out, f)
 		}
@@ -226,7 +227,7 @@ func (m *Manager) address(rec record, f ipam.Family, fixed, preferred []netip.Ad
 		if rec.Chained {
 			return a, m.described(m.addrs.Adopt(rec.ID, a))
 		}
-		if f == ipam.IPv6 && !hostHasIPv6() {
+		if f == ipam.IPv6 && !netdev.HasIPv6() {
 			return a, invalid("addresses", "%s: IPv6 is disabled on this node", a)
 		}
 		return a, m.described(m.addrs.Claim(rec.ID, a))
@@ -275,7 +276,7 @@ func (m *Manager) reclaim(addrs []netip.Addr) {
 			}
 			continue
 		}
-		if rec, ok := m.record(id); ok && rec.State == StateReady && !hostLinkExists(rec.HostIf) {
+		if rec, ok := m.record(id); ok && rec.State == StateReady && !netdev.ExistsOnNode(rec.HostIf) {
 			if err := m.teardown(rec); err != nil {
 				m.log.Warn("remove endpoint without interface", "endpoint", id, "pod", rec.Key(), "err", err)
 			}

@@ -8,6 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/netdev"
 )
 
 // adoptChained fills in the interface that an earlier plugin made, and the pod's way to the node by it.
@@ -26,17 +27,17 @@ func adoptChained(info *Info, ns *os.File) error {
 
 // adoptVeth finds the host side through the pod side's peer index, which holds in the namespace of the peer.
 func adoptVeth(info *Info, ns *os.File) (outer netlink.Link, err error) {
-	pod, err := podHandle(ns)
+	pod, err := netdev.HandleAt(ns)
 	if err != nil {
 		return nil, err
 	}
 	defer pod.Close()
-	host, err := hostHandle()
+	host, err := netdev.Handle()
 	if err != nil {
 		return nil, err
 	}
 	defer host.Close()
-	inner, err := findLink(pod, info.PodIf, "in the pod")
+	inner, err := netdev.Find(pod, info.PodIf, "in the pod")
 	if err != nil {
 		return nil, fmt.Errorf("%w: ifName: %w: put weft-cni after the plugin that makes it", ErrInvalid, err)
 	}
@@ -73,15 +74,15 @@ func SetDownUnhooked(a Attachment, netnsPath string) error {
 // peerOf finds the node's end of a pod's veth, and makes sure that it is one: indexes
 // repeat across namespaces, so each end must name the other.
 func peerOf(inner netlink.Link, host *netlink.Handle) (netlink.Link, error) {
-	if inner.Type() != "veth" {
+	if !netdev.Veth.Is(inner) {
 		return nil, fmt.Errorf("%w: interface %s in the pod is a %s: weft-cni can only follow plugins that make a veth, such as bridge and ptp",
 			ErrInvalid, inner.Attrs().Name, inner.Type())
 	}
-	outer, err := host.LinkByIndex(inner.Attrs().ParentIndex)
+	outer, err := host.LinkByIndex(netdev.PeerIndex(inner))
 	if err != nil {
 		return nil, fmt.Errorf("%w: the other end of %s is not on this node: %w", ErrInvalid, inner.Attrs().Name, err)
 	}
-	if outer.Type() != "veth" || outer.Attrs().ParentIndex != inner.Attrs().Index {
+	if !netdev.Veth.Ends(inner, outer) {
 		return nil, fmt.Errorf("%w: the other end of %s is not in this node's network namespace", ErrInvalid, inner.Attrs().Name)
 	}
 	return outer, nil
@@ -106,21 +107,21 @@ func verifyGateway(info Info, outer netlink.Link) error {
 }
 
 // errOtherPeer means that the pod's interface has another interface of the node as its other end.
-var errOtherPeer = fmt.Errorf("other peer (%w)", errGone)
+var errOtherPeer = fmt.Errorf("other peer (%w)", netdev.ErrGone)
 
 // checkPeers tells whether the pod's interface is the other end of the node's, with
-// errGone if it certainly is not.
+// netdev.ErrGone if it certainly is not.
 func checkPeers(info Info, host netlink.Link, ns *os.File) error {
-	pod, err := podHandle(ns)
+	pod, err := netdev.HandleAt(ns)
 	if err != nil {
 		return err
 	}
 	defer pod.Close()
-	inner, err := findLink(pod, info.PodIf, "in the pod")
+	inner, err := netdev.Find(pod, info.PodIf, "in the pod")
 	if err != nil {
 		return err
 	}
-	if inner.Attrs().ParentIndex != host.Attrs().Index || host.Attrs().ParentIndex != inner.Attrs().Index {
+	if !netdev.Veth.Ends(inner, host) {
 		return fmt.Errorf("%w: interface %s in the pod is not the other end of %s", errOtherPeer, info.PodIf, info.HostIf)
 	}
 	return nil

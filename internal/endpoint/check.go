@@ -12,6 +12,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"weft.dev/weft/internal/netdev"
 	"weft.dev/weft/internal/nldump"
 )
 
@@ -65,11 +66,11 @@ func (m *Manager) verify(rec record, ns *os.File) error {
 		return err
 	}
 	defer v.close()
-	outer, err := findLink(v.host, rec.HostIf, "on the node")
+	outer, err := netdev.Find(v.host, rec.HostIf, "on the node")
 	if err != nil {
 		return err
 	}
-	inner, err := findLink(v.pod, rec.PodIf, "in the pod")
+	inner, err := netdev.Find(v.pod, rec.PodIf, "in the pod")
 	if err != nil {
 		return err
 	}
@@ -106,10 +107,10 @@ func (v *veth) verifyLinks(inner, outer netlink.Link) error {
 		}
 	}
 	in, out := inner.Attrs(), outer.Attrs()
-	add(in.ParentIndex != out.Index || out.ParentIndex != in.Index, "%s in the pod and %s are not two ends of one veth", in.Name, out.Name)
+	add(!netdev.Veth.Ends(inner, outer), "%s in the pod and %s are not two ends of one veth", in.Name, out.Name)
 	add(in.HardwareAddr.String() != v.MAC, "%s in the pod has MAC %s instead of %s", in.Name, in.HardwareAddr, v.MAC)
-	add(in.Flags&net.FlagUp == 0, "%s in the pod is down", in.Name)
-	add(out.Flags&net.FlagUp == 0, "%s on the node is down", out.Name)
+	add(!netdev.IsUp(inner), "%s in the pod is down", in.Name)
+	add(!netdev.IsUp(outer), "%s on the node is down", out.Name)
 	if !v.Chained {
 		add(out.HardwareAddr.String() != v.GatewayMAC, "%s has MAC %s instead of the gateway's %s", out.Name, out.HardwareAddr, v.GatewayMAC)
 		add(in.MTU > v.MTU, "%s in the pod has MTU %d instead of %d", in.Name, in.MTU, v.MTU)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"weft.dev/weft/internal/netdev"
 )
 
 // Del removes an endpoint. One that is not there is no error, nor is a namespace that is gone.
@@ -112,7 +114,7 @@ func (m *Manager) teardown(rec record) error {
 // that is there has its hooks. Another plugin's stays, and the datapath refuses what comes from it.
 func (m *Manager) dismantle(rec record) error {
 	if !rec.Chained {
-		if err := deleteHostLink(rec.HostIf); err != nil {
+		if err := netdev.DeleteOnNode(rec.HostIf); err != nil {
 			return err
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/endpoint/endpointtest"
+	"weft.dev/weft/internal/netdev"
 )
 
 // hookedOrDown fails if an interface of Weft's is up and not attached.
@@ -28,7 +29,7 @@ func (b *bed) hookedOrDown(when string) {
 		attached = append(attached, ep.HostIf)
 	}
 	for _, l := range links {
-		if isHostSide(l) && isUp(l) && !slices.Contains(attached, l.Attrs().Name) {
+		if isHostSide(l) && netdev.IsUp(l) && !slices.Contains(attached, l.Attrs().Name) {
 			b.t.Errorf("%s: %s is up and not hooked", when, l.Attrs().Name)
 		}
 	}
@@ -259,7 +260,7 @@ func TestMendRoutes(t *testing.T) {
 	if err := errors.Join(netlink.LinkSetDown(link), b.Mend(context.Background())); err != nil {
 		t.Error(err)
 	}
-	if link, err = netlink.LinkByName(res.HostIf); err != nil || isUp(link) {
+	if link, err = netlink.LinkByName(res.HostIf); err != nil || netdev.IsUp(link) {
 		t.Errorf("up again: %v", err)
 	}
 	if err := errors.Join(netlink.LinkDel(link), b.Mend(context.Background())); err != nil {
@@ -298,7 +299,7 @@ func TestMendReadsTablesOnce(t *testing.T) {
 	}{
 		{[]string{"weft0000000000"}, 0, containers(5)},
 		{[]string{names[1]}, 1, []string{"c0", "c2", "c3", "c4"}},
-		{[]string{datapath.SecondHostIf(names[3]), names[4]}, 1, []string{"c0", "c2"}},
+		{[]string{netdev.SecondHostIf(names[3]), names[4]}, 1, []string{"c0", "c2"}},
 		{nil, 1, nil},
 		{nil, 1, nil},
 	} {
@@ -317,7 +318,7 @@ func TestSecondInterfaceWithoutRecord(t *testing.T) {
 	b := newBed(t)
 	ns, _ := endpointtest.NewPod(t)
 	res := b.add("c1", ns)
-	for _, name := range []string{datapath.SecondHostIf(res.HostIf), "wefx0123456789"} {
+	for _, name := range []string{netdev.SecondHostIf(res.HostIf), "wefx0123456789"} {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.HardwareAddr = name, GatewayMAC
 		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "p" + name[:12]}); err != nil {
@@ -325,7 +326,7 @@ func TestSecondInterfaceWithoutRecord(t *testing.T) {
 		}
 	}
 	b.restart()
-	if _, err := netlink.LinkByName(datapath.SecondHostIf(res.HostIf)); err != nil {
+	if _, err := netlink.LinkByName(netdev.SecondHostIf(res.HostIf)); err != nil {
 		t.Errorf("that of an endpoint was removed: %v", err)
 	}
 	if _, err := netlink.LinkByName("wefx0123456789"); err == nil {
@@ -336,7 +337,7 @@ func TestSecondInterfaceWithoutRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.restart()
-	if _, err := netlink.LinkByName(datapath.SecondHostIf(res.HostIf)); err == nil {
+	if _, err := netlink.LinkByName(netdev.SecondHostIf(res.HostIf)); err == nil {
 		t.Error("that of a damaged record stays")
 	}
 	if problems := b.Problems(); len(problems) != 1 || !strings.Contains(problems[0], b.disk.recordPath(res.ID)+".damaged") {

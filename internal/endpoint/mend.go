@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 
 	"github.com/vishvananda/netlink"
 
-	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/netdev"
 )
 
 // Mend looks whether anything of the ready endpoints on the node's side is missing that others can take
@@ -19,12 +18,12 @@ import (
 func (m *Manager) Mend(ctx context.Context, hostIfs ...string) error {
 	// Records before the tables: what is ready by now has its routes in them.
 	list := slices.DeleteFunc(m.snapshot(), func(rec record) bool {
-		return rec.State != StateReady || len(hostIfs) > 0 && !slices.Contains(hostIfs, rec.HostIf) && !slices.Contains(hostIfs, datapath.SecondHostIf(rec.HostIf))
+		return rec.State != StateReady || len(hostIfs) > 0 && !slices.Contains(hostIfs, rec.HostIf) && !slices.Contains(hostIfs, netdev.SecondHostIf(rec.HostIf))
 	})
 	if len(list) == 0 {
 		return ctx.Err()
 	}
-	h, err := hostHandle()
+	h, err := netdev.Handle()
 	if err != nil {
 		return err
 	}
@@ -64,7 +63,7 @@ func (m *Manager) mend(id string, h *netlink.Handle, tables *hostTables) error {
 	}
 	defer unlock()
 	damage := m.damage(rec, h, tables)
-	if damage == nil || errors.Is(damage, errGone) {
+	if damage == nil || errors.Is(damage, netdev.ErrGone) {
 		return nil
 	}
 	m.log.Warn("endpoint is damaged, mending it", "endpoint", rec.ID, "pod", rec.Key(), "err", damage)
@@ -77,12 +76,12 @@ func (m *Manager) mend(id string, h *netlink.Handle, tables *hostTables) error {
 
 // damage compares the node's side of an endpoint with its record.
 func (m *Manager) damage(rec record, h *netlink.Handle, tables *hostTables) error {
-	outer, err := findLink(h, rec.HostIf, "on the node")
+	outer, err := netdev.Find(h, rec.HostIf, "on the node")
 	if err != nil {
 		return err
 	}
 	errs := []error{m.verifyDatapath(rec)}
-	if v := (&veth{Info: rec.Info, host: h}); !rec.Chained && isUp(outer) {
+	if v := (&veth{Info: rec.Info, host: h}); !rec.Chained && netdev.IsUp(outer) {
 		errs = append(errs, v.verifyHostRoutes(outer, tables), v.verifyNeighbours(outer, tables))
 	}
 	if rec.Chained {
@@ -90,8 +89,6 @@ func (m *Manager) damage(rec record, h *netlink.Handle, tables *hostTables) erro
 	}
 	return errors.Join(errs...)
 }
-
-func isUp(link netlink.Link) bool { return link.Attrs().Flags&net.FlagUp != 0 }
 
 // Problems says what does not work although no call fails for it.
 func (m *Manager) Problems() []string {

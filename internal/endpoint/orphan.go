@@ -8,13 +8,13 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/netdev"
 	"weft.dev/weft/internal/nldump"
 )
 
 // removeOrphans deletes host-side veths of Weft's that no record names, with their hooks.
 func (m *Manager) removeOrphans() error {
-	h, err := hostHandle()
+	h, err := netdev.Handle()
 	if err != nil {
 		return err
 	}
@@ -33,7 +33,7 @@ func (m *Manager) removeOrphans() error {
 		known := slices.ContainsFunc(m.snapshot(), func(r record) bool { return r.State != StateGone && r.HostIf == first })
 		if !known {
 			m.log.Info("removing an interface that no record names", "interface", a.Name)
-			errs = append(errs, deleteLink(h, a.Name))
+			errs = append(errs, netdev.Delete(h, a.Name))
 		}
 	}
 	return errors.Join(errs...)
@@ -42,17 +42,17 @@ func (m *Manager) removeOrphans() error {
 // isHostSide tells whether Weft made an interface, by kind, name and address.
 func isHostSide(link netlink.Link) bool {
 	a := link.Attrs()
-	return link.Type() == "veth" && hostIfPattern.MatchString(a.Name) && bytes.Equal(a.HardwareAddr, GatewayMAC)
+	return netdev.Veth.Is(link) && hostIfPattern.MatchString(a.Name) && bytes.Equal(a.HardwareAddr, GatewayMAC)
 }
 
 // deleteHostLinks removes the host sides of one endpoint, which may be gone already.
 func deleteHostLinks(hostIf string) error {
-	return errors.Join(deleteHostLink(hostIf), deleteHostLink(datapath.SecondHostIf(hostIf)))
+	return errors.Join(netdev.DeleteOnNode(hostIf), netdev.DeleteOnNode(netdev.SecondHostIf(hostIf)))
 }
 
 // setHostUp sets an interface of the node up.
 func setHostUp(name string) error {
-	link, err := hostLink(name)
+	link, err := netdev.FindOnNode(name)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/netdev"
 )
 
 // RemoveInterface takes an attachment's veth away without a manager, for when no agent
@@ -16,14 +18,14 @@ func RemoveInterface(a Attachment, netnsPath string) error {
 	if err := a.validate(); err != nil {
 		return err
 	}
-	if hostLinkExists(a.HostIf()) {
+	if netdev.ExistsOnNode(a.HostIf()) {
 		return deleteHostLinks(a.HostIf())
 	}
 	if netnsPath == "" {
 		return nil
 	}
 	ns, err := openNetNS(netnsPath)
-	if errors.Is(err, errGone) {
+	if errors.Is(err, netdev.ErrGone) {
 		return nil
 	}
 	if err != nil {
@@ -36,13 +38,13 @@ func RemoveInterface(a Attachment, netnsPath string) error {
 // removeFromPod deletes the pod's end, for a caller that is not in the node's network
 // namespace. It knows the interface by its route to the gateway.
 func removeFromPod(a Attachment, ns *os.File) error {
-	pod, err := podHandle(ns)
+	pod, err := netdev.HandleAt(ns)
 	if err != nil {
 		return err
 	}
 	defer pod.Close()
-	link, err := findLink(pod, a.IfName, "in the pod")
-	if errors.Is(err, errGone) {
+	link, err := netdev.Find(pod, a.IfName, "in the pod")
+	if errors.Is(err, netdev.ErrGone) {
 		return nil
 	}
 	if err != nil {
@@ -55,8 +57,8 @@ func removeFromPod(a Attachment, ns *os.File) error {
 	ours := slices.ContainsFunc(routes, func(r netlink.Route) bool {
 		return prefixOf(r.Dst, r.Family) == prefixOf(hostNet(GatewayIPv4), 0) || prefixOf(r.Dst, r.Family) == prefixOf(hostNet(GatewayIPv6), 0)
 	})
-	if link.Type() != "veth" || !ours {
+	if !netdev.Veth.Is(link) || !ours {
 		return nil
 	}
-	return deleteLink(pod, a.IfName)
+	return netdev.Delete(pod, a.IfName)
 }

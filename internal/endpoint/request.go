@@ -12,6 +12,7 @@ import (
 
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/ipam"
+	"weft.dev/weft/internal/netdev"
 )
 
 // What a failed call is about; match with errors.Is. The text says which field and what to do.
@@ -42,7 +43,7 @@ func (a Attachment) ID() string {
 }
 
 // HostIfPrefix begins the name of every host-side veth that Weft makes.
-const HostIfPrefix = "weft"
+const HostIfPrefix = netdev.HostPrefix
 
 // HostIf returns the name of the host-side veth that Add makes for the attachment.
 func (a Attachment) HostIf() string { return HostIfPrefix + a.ID() }

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/api/v1alpha1"
-	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/netdev"
 )
 
 // Restore makes what is recorded and what exists agree: endpoints that are complete get
@@ -65,7 +65,7 @@ func (m *Manager) restore(ctx context.Context, id string) error {
 // order frees an endpoint that is gone and repairs any other. Call with the endpoint locked.
 func (m *Manager) order(rec record) error {
 	why := m.lost(rec)
-	if errors.Is(why, errGone) {
+	if errors.Is(why, netdev.ErrGone) {
 		m.log.Info("freeing endpoint", "endpoint", rec.ID, "pod", rec.Key(), "reason", why)
 		return m.teardown(rec)
 	}
@@ -82,17 +82,17 @@ func (m *Manager) order(rec record) error {
 // errUnseen is in the error when a pod's interface is there and its namespace cannot be looked into.
 var errUnseen = errors.New("cannot be seen from here")
 
-// lost says, with errGone, why an endpoint must be freed, nil if it must be restored. Only the record
+// lost says, with netdev.ErrGone, why an endpoint must be freed, nil if it must be restored. Only the record
 // and the node's end decide: that end lives no longer than the pod's, wherever that is. A path that leads
 // nowhere says as much about the agent's own mounts.
 func (m *Manager) lost(rec record) error {
 	switch {
 	case rec.State != StateReady:
-		return fmt.Errorf("it is %s (%w)", rec.State, errGone)
+		return fmt.Errorf("it is %s (%w)", rec.State, netdev.ErrGone)
 	case rec.Boot != m.boot:
-		return fmt.Errorf("the machine was booted since (%w)", errGone)
+		return fmt.Errorf("the machine was booted since (%w)", netdev.ErrGone)
 	}
-	host, err := hostLink(rec.HostIf)
+	host, err := netdev.FindOnNode(rec.HostIf)
 	if err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (m *Manager) repairEnds(rec *record) error {
 
 // repairHost is repair of the node's side alone.
 func (m *Manager) repairHost(rec record) error {
-	h, err := hostHandle()
+	h, err := netdev.Handle()
 	if err != nil {
 		return err
 	}
@@ -197,7 +197,7 @@ func (m *Manager) reattachNow(rec record) error {
 // recallRoad asks for the road of an endpoint that has a second interface and no word of why in its record:
 // agents gave one to every pod, once. It keeps that if its pod is declared to want it.
 func (m *Manager) recallRoad(rec *record) error {
-	if rec.XDPRoad() || rec.Chained || !hostLinkExists(datapath.SecondHostIf(rec.HostIf)) {
+	if rec.XDPRoad() || rec.Chained || !netdev.ExistsOnNode(netdev.SecondHostIf(rec.HostIf)) {
 		return nil
 	}
 	pod := m.declared(rec.Key())
@@ -214,7 +214,7 @@ func (m *Manager) recallRoad(rec *record) error {
 
 // refreshChained follows the gateway's address: a bridge's may change with its ports, and the interface with its bridge.
 func (m *Manager) refreshChained(rec *record) error {
-	outer, err := hostLink(rec.HostIf)
+	outer, err := netdev.FindOnNode(rec.HostIf)
 	if err != nil {
 		return err
 	}

@@ -8,8 +8,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"weft.dev/weft/api/v1alpha1"
-	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/endpoint/endpointtest"
+	"weft.dev/weft/internal/netdev"
 )
 
 func roadPod(value string) *v1alpha1.Pod {
@@ -72,7 +72,7 @@ func TestRoadOfOldRecord(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			b := newBed(t)
 			path, _ := endpointtest.NewPod(t)
-			second := datapath.SecondHostIf(b.add("a", path).HostIf)
+			second := netdev.SecondHostIf(b.add("a", path).HostIf)
 			attrs := netlink.NewLinkAttrs()
 			attrs.Name = second
 			pair := &netlink.Veth{LinkAttrs: attrs, PeerName: "wt-tx"}

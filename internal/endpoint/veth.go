@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/netdev"
 	"weft.dev/weft/internal/nldump"
 )
 
@@ -18,10 +19,7 @@ import (
 // only or second interface.
 var hostIfPattern = regexp.MustCompile("^wef[tx]([0-9a-f]{10})$")
 
-// inet6AddrGenModeNone keeps the kernel from giving an interface a link-local address.
-const inet6AddrGenModeNone = 1
-
-// veth makes and sets up the pair of one endpoint. Everything but create may be repeated.
+// veth sets up the pair of one endpoint, with the addresses and routes of both ends. Everything but create may be repeated.
 type veth struct {
 	Info
 	ns        *os.File
@@ -29,11 +27,11 @@ type veth struct {
 }
 
 func openVeth(info Info, ns *os.File) (*veth, error) {
-	host, err := hostHandle()
+	host, err := netdev.Handle()
 	if err != nil {
 		return nil, err
 	}
-	pod, err := podHandle(ns)
+	pod, err := netdev.HandleAt(ns)
 	if err != nil {
 		host.Close()
 		return nil, err
@@ -46,50 +44,24 @@ func (v *veth) close() {
 	v.pod.Close()
 }
 
-// create makes both ends at once, each where it belongs and under its own name, so no
-// interface is ever seen half named or in a wrong namespace.
+// create makes both ends.
 func (v *veth) create() error {
-	if err := deleteLink(v.host, v.HostIf); err != nil { // left by somebody whose record is lost
+	if err := netdev.Delete(v.host, v.HostIf); err != nil { // left by somebody whose record is lost
 		return err
 	}
 	mac, err := net.ParseMAC(v.MAC)
 	if err != nil {
 		return fmt.Errorf("pod MAC: %w", err)
 	}
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.HardwareAddr = v.HostIf, v.MTU, GatewayMAC
-	err = v.host.LinkAdd(&netlink.Veth{
-		LinkAttrs: attrs, PeerName: v.PodIf, PeerHardwareAddr: mac,
-		PeerNamespace: netlink.NsFd(int(v.ns.Fd())),
-	})
-	if errors.Is(err, unix.EEXIST) {
+	err = netdev.Veth.Make(v.host, netdev.Pair{Name: v.HostIf, Peer: v.PodIf, MTU: v.MTU, MAC: GatewayMAC, PeerMAC: mac, PeerNS: v.ns})
+	if errors.Is(err, netdev.ErrExists) {
 		return fmt.Errorf("%w: ifName: the pod already has an interface %s: remove it or choose another name", ErrInvalid, v.PodIf)
 	}
-	if err != nil {
-		return fmt.Errorf("create veth pair %s: %w", v.HostIf, err)
-	}
-	return nil
+	return err
 }
 
 // configureHost makes the host side a router's port without addresses. It does not set it up.
-func (v *veth) configureHost() error {
-	link, err := v.host.LinkByName(v.HostIf)
-	if err != nil {
-		return fmt.Errorf("find %s: %w", v.HostIf, err)
-	}
-	if err := v.host.LinkSetAlias(link, "weft "+v.Key()); err != nil {
-		return fmt.Errorf("set alias of %s: %w", v.HostIf, err)
-	}
-	settings := []sysctl{{"ipv4/conf/%s/rp_filter", "0"}, {"ipv4/conf/%s/forwarding", "1"}, {"ipv4/conf/%s/proxy_arp", "0"}}
-	if hostHasIPv6() {
-		if err := v.host.LinkSetIP6AddrGenMode(link, inet6AddrGenModeNone); err != nil {
-			return fmt.Errorf("turn off link-local addresses of %s: %w", v.HostIf, err)
-		}
-		settings = append(settings, sysctl{"ipv6/conf/%s/disable_ipv6", "0"}, sysctl{"ipv6/conf/%s/forwarding", "1"},
-			sysctl{"ipv6/conf/%s/accept_ra", "0"}, sysctl{"ipv6/conf/%s/proxy_ndp", "0"})
-	}
-	return set(v.HostIf, settings)
-}
+func (v *veth) configureHost() error { return netdev.ConfigureHost(v.host, v.HostIf, "weft "+v.Key()) }
 
 // raiseHost sets the host side up, which must have its hooks by now, and leads the node's own packets to it.
 func (v *veth) raiseHost() error {
@@ -138,9 +110,7 @@ func (v *veth) configurePod() error {
 		return fmt.Errorf("find %s in pod: %w", v.PodIf, err)
 	}
 	if v.IPv6.IsValid() {
-		err := inNetNS(v.ns, func() error {
-			return set(v.PodIf, []sysctl{{"ipv6/conf/%s/disable_ipv6", "0"}, {"ipv6/conf/%s/accept_ra", "0"}})
-		})
+		err := inNetNS(v.ns, func() error { return netdev.AllowIPv6(v.PodIf) })
 		if err != nil {
 			return fmt.Errorf("in pod: %w", err)
 		}
@@ -173,8 +143,8 @@ func (v *veth) configurePod() error {
 // 6.9), else up to a second later for a veth whose ends have the same index, and until
 // then the ends count as down.
 func (v *veth) settle() error {
-	_, hostErr := findLink(v.host, v.HostIf, "on the node")
-	_, podErr := findLink(v.pod, v.PodIf, "in the pod")
+	_, hostErr := netdev.Find(v.host, v.HostIf, "on the node")
+	_, podErr := netdev.Find(v.pod, v.PodIf, "in the pod")
 	return errors.Join(hostErr, podErr)
 }
 
@@ -219,58 +189,6 @@ func sameMetric(r netlink.Route) bool {
 		return r.Priority == 1024
 	}
 	return r.Priority == 0
-}
-
-// hostLink finds an interface of the node.
-func hostLink(name string) (netlink.Link, error) {
-	h, err := hostHandle()
-	if err != nil {
-		return nil, err
-	}
-	defer h.Close()
-	return findLink(h, name, "on the node")
-}
-
-// findLink is LinkByName that says where it looked, with errGone if there is none.
-func findLink(h *netlink.Handle, name, where string) (netlink.Link, error) {
-	link, err := h.LinkByName(name)
-	var missing netlink.LinkNotFoundError
-	if errors.As(err, &missing) {
-		return nil, fmt.Errorf("interface %s is missing %s (%w)", name, where, errGone)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("find interface %s %s: %w", name, where, err)
-	}
-	return link, nil
-}
-
-func hostLinkExists(name string) bool {
-	_, err := hostLink(name)
-	return !errors.Is(err, errGone)
-}
-
-// deleteHostLink removes an interface of the node, which may be gone already.
-func deleteHostLink(name string) error {
-	h, err := hostHandle()
-	if err != nil {
-		return err
-	}
-	defer h.Close()
-	return deleteLink(h, name)
-}
-
-func deleteLink(h *netlink.Handle, name string) error {
-	link, err := findLink(h, name, "on the node")
-	if errors.Is(err, errGone) {
-		return nil
-	}
-	if err == nil {
-		err = h.LinkDel(link)
-	}
-	if err != nil && !errors.Is(err, unix.ENODEV) {
-		return fmt.Errorf("delete %s: %w", name, err)
-	}
-	return nil
 }
 
 func hostNet(a netip.Addr) *net.IPNet {

@@ -138,9 +138,9 @@ func variant(t *testing.T, name string, change func(tree string)) string {
 		t.Fatal(err)
 	}
 	change(tree)
-	const objects = "internal/datapath/obj"
+	const objects = "internal/datapath/bpf/obj"
 	inTree(t, tree, "make", "-f", makefile, "bpf", objects+"/abi.o")
-	const types = "internal/datapath/types_gen.go"
+	const types = "internal/datapath/bpf/types_gen.go"
 	inTree(t, root, "go", "run", "./internal/gen", "-object", filepath.Join(tree, objects, "abi.o"), "-reasons", "bpf/lib/reasons.h",
 		"-types", filepath.Join(tree, types), "-reasons-go", filepath.Join(tree, "reasons.go"), "-reasons-doc", filepath.Join(tree, "reasons.md"))
 	replace := map[string]string{}

@@ -15,7 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/encryptcheck"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/inet"
@@ -313,7 +313,7 @@ func (g *guest) done() error {
 	}
 	refused := uint64(0)
 	for _, d := range drops {
-		if d.Reason == datapath.ReasonVmForked.String() {
+		if d.Reason == bpf.ReasonVmForked.String() {
 			refused += d.Packets
 		}
 	}

@@ -197,7 +197,7 @@ func (w *weftNode) setCounter(t *testing.T, lane uint32, counter uint64) {
 
 func counterOffset(t *testing.T) int16 {
 	t.Helper()
-	spec, err := ebpf.LoadCollectionSpec("../../internal/datapath/obj/sa_xdp.o")
+	spec, err := ebpf.LoadCollectionSpec("../../internal/datapath/bpf/obj/sa_xdp.o")
 	must(t, err)
 	var entry *btf.Struct
 	must(t, spec.Types.TypeByName("weft_sa_out", &entry))

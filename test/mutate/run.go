@@ -122,7 +122,7 @@ func (r *runner) overlay(m mutation, text []byte, dir string) (string, error) {
 
 // objects makes a directory with an obj/ in it as in the tree, but for the mutation's objects, which are compiled with the fault.
 func (r *runner) objects(ctx context.Context, m mutation, text []byte, dir string) error {
-	const objects = "internal/datapath/obj"
+	const objects = "internal/datapath/bpf/obj"
 	build, wanted := filepath.Join(dir, "build"), []string{"-f", filepath.Join(r.root, "Makefile")}
 	if err := errors.Join(os.CopyFS(filepath.Join(build, "bpf"), os.DirFS(filepath.Join(r.root, "bpf"))),
 		os.WriteFile(filepath.Join(build, m.File), text, 0o600), os.Mkdir(filepath.Join(dir, "obj"), 0o700)); err != nil {

@@ -1,9 +1,10 @@
-package datapath
+package netdev
 
 import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	stdmaps "maps"
 	"net/netip"
 	"os"
@@ -25,23 +26,27 @@ type offloads struct {
 // undoName is the file's name in the state directory.
 const undoName = "undo.json"
 
-// undoFile remembers what a setting of the machine was before Weft changed it, so that cleanup
-// can put it back. The first value noted for a key is the original and stays.
-type undoFile struct {
+// Undo is the file that remembers what a setting of the machine was before Weft changed it, so that
+// cleanup can put it back. The first value noted for a key is the original and stays.
+type Undo struct {
 	path string
-	// damaged is where a file that could not be read was kept, "" if there was none.
-	damaged string
+	// Damaged is where a file that could not be read was kept, "" if there was none.
+	Damaged string `json:"-"`
 	mu      sync.Mutex
 	// Sysctls by path below /proc/sys, in the node's network namespace.
 	Sysctls map[string]string `json:"sysctls,omitempty"`
-	// Offloads that were changed: a pod's under the name of its host side, an uplink's under its own.
+	// Offloads that were changed: a pod's under the name of its host side, an uplink's under its
+	// own.
 	Offloads map[string]offloads `json:"offloads,omitempty"`
 	// Neighbors that the kernel was asked to keep fresh.
 	Neighbors []netip.Addr `json:"neighbors,omitempty"`
 }
 
-func openUndo(path string) (*undoFile, error) {
-	u := &undoFile{path: path, Sysctls: map[string]string{}, Offloads: map[string]offloads{}}
+// OpenUndo reads the file of a state directory, which may be missing.
+func OpenUndo(stateDir string) (*Undo, error) { return openUndo(filepath.Join(stateDir, undoName)) }
+
+func openUndo(path string) (*Undo, error) {
+	u := &Undo{path: path, Sysctls: map[string]string{}, Offloads: map[string]offloads{}}
 	if err := statefile.RemoveTemporaries(path); err != nil {
 		return nil, err
 	}
@@ -52,16 +57,16 @@ func openUndo(path string) (*undoFile, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
-	read := &undoFile{path: path, Sysctls: map[string]string{}, Offloads: map[string]offloads{}}
+	read := &Undo{path: path, Sysctls: map[string]string{}, Offloads: map[string]offloads{}}
 	if err := json.Unmarshal(data, read); err == nil && read.Sysctls != nil && read.Offloads != nil {
 		return read, nil
 	}
-	u.damaged, err = statefile.SetAside(path)
+	u.Damaged, err = statefile.SetAside(path)
 	return u, err
 }
 
 // save writes the file whole or not at all, also when the machine loses power. Callers hold u.mu.
-func (u *undoFile) save() error {
+func (u *Undo) save() error {
 	if err := os.MkdirAll(filepath.Dir(u.path), 0o700); err != nil {
 		return fmt.Errorf("create state directory: %w", err)
 	}
@@ -75,8 +80,8 @@ func (u *undoFile) save() error {
 	return nil
 }
 
-// setSysctl sets a value below /proc/sys, noting the one before.
-func (u *undoFile) setSysctl(name, value string) error {
+// SetSysctl sets a value below /proc/sys, noting the one before.
+func (u *Undo) SetSysctl(name, value string) error {
 	path := "/proc/sys/" + name
 	old, err := os.ReadFile(path)
 	if err != nil {
@@ -101,14 +106,14 @@ func (u *undoFile) setSysctl(name, value string) error {
 }
 
 // originals returns what was noted for an interface.
-func (u *undoFile) originals(key string) map[string]bool {
+func (u *Undo) originals(key string) map[string]bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return stdmaps.Clone(u.Offloads[key].Features)
 }
 
 // setOffloads replaces what is noted for an interface; no features means nothing to put back.
-func (u *undoFile) setOffloads(key string, noted offloads) error {
+func (u *Undo) setOffloads(key string, noted offloads) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	before := u.Offloads[key]
@@ -123,8 +128,8 @@ func (u *undoFile) setOffloads(key string, noted offloads) error {
 	return u.save()
 }
 
-// noteNeighbor remembers an address whose neighbour entry Weft made.
-func (u *undoFile) noteNeighbor(addr netip.Addr) error {
+// NoteNeighbor remembers an address whose neighbour entry Weft made.
+func (u *Undo) NoteNeighbor(addr netip.Addr) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if slices.Contains(u.Neighbors, addr) {
@@ -134,8 +139,8 @@ func (u *undoFile) noteNeighbor(addr netip.Addr) error {
 	return u.save()
 }
 
-// restoreSysctls puts every noted value back.
-func (u *undoFile) restoreSysctls() error {
+// RestoreSysctls puts every noted value back.
+func (u *Undo) RestoreSysctls() error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	var failed error
@@ -146,4 +151,31 @@ func (u *undoFile) restoreSysctls() error {
 	}
 	u.Sysctls = map[string]string{}
 	return failed
+}
+
+// ForgetOffloads drops what was noted for an interface: there is nothing to put back any more.
+func (u *Undo) ForgetOffloads(key string) error { return u.setOffloads(key, offloads{}) }
+
+// RestoreOffloads puts the features of all interfaces back. A pod's may be gone, and then there is
+// nothing to put back.
+func (u *Undo) RestoreOffloads(log *slog.Logger) {
+	u.mu.Lock()
+	noted := stdmaps.Clone(u.Offloads)
+	u.mu.Unlock()
+	for key, o := range noted {
+		if err := u.ApplyOffloads(key, o.NetNS, o.Iface, nil, RestoreOld); err != nil {
+			log.Debug("put back offloads", "interface", key, "err", err)
+		}
+	}
+}
+
+// Aside lists where files that could not be read were kept, by this run and by those before.
+func (u *Undo) Aside() []string { return statefile.Aside(u.path) }
+
+// Remove removes the file, once all is put back.
+func (u *Undo) Remove() error {
+	if err := os.Remove(u.path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
 }

@@ -1,4 +1,4 @@
-package datapath
+package netdev
 
 import (
 	"encoding/binary"
@@ -23,9 +23,9 @@ type genlHeader [4]byte
 func (h genlHeader) Len() int          { return len(h) }
 func (h genlHeader) Serialize() []byte { return h[:] }
 
-// takesXDP tells whether a frame that an XDP program redirects to the interface would be sent
+// TakesXDP tells whether a frame that an XDP program redirects to the interface would be sent
 // (NETDEV_XDP_ACT_NDO_XMIT). For a veth that depends on the other end, so it can change.
-func takesXDP(ifindex int) bool {
+func TakesXDP(ifindex int) bool {
 	family, err := netlink.GenlFamilyGet("netdev")
 	if err != nil {
 		return false

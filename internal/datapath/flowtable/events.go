@@ -1,4 +1,4 @@
-package datapath
+package flowtable
 
 import (
 	"context"
@@ -12,15 +12,19 @@ import (
 
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// eventsLinger is how long the reader of events looks again by itself after the last one: longer than the datapath
-// leaves it asleep (EVENTS_QUIET in bpf/lib/consts.h, rounded up to the kernel's tick, 10 ms at most).
-const eventsLinger = 20 * time.Millisecond
+// EventsLinger is how long the reader of events looks again by itself after the last one: longer
+// than the datapath leaves it asleep (EVENTS_QUIET in bpf/lib/consts.h, rounded up to the kernel's
+// tick, 10 ms at most).
+const EventsLinger = 20 * time.Millisecond
 
-// Events hands every flow event to handle, in order, until ctx ends. There must be one reader at a time.
-func (d *Datapath) Events(ctx context.Context, handle func(FlowEvent)) error {
-	reader, err := ringbuf.NewReader(d.maps.Events)
+// Events hands every flow event to handle, in order, until ctx ends. There must be one reader at a
+// time.
+func (t *Table) Events(ctx context.Context, handle func(Event)) error {
+	reader, err := ringbuf.NewReader(t.maps.Events)
 	if err != nil {
 		return fmt.Errorf("open event ring: %w", err)
 	}
@@ -29,7 +33,7 @@ func (d *Datapath) Events(ctx context.Context, handle func(FlowEvent)) error {
 	defer reader.Close()
 	// One event at a time, also those of flows that timed out, which have another source.
 	var one sync.Mutex
-	deliver := func(e FlowEvent) {
+	deliver := func(e Event) {
 		one.Lock()
 		defer one.Unlock()
 		handle(e)
@@ -43,18 +47,19 @@ func (d *Datapath) Events(ctx context.Context, handle func(FlowEvent)) error {
 			select {
 			case <-ctx.Done():
 				return
-			case e := <-d.ended:
+			case e := <-t.ended:
 				deliver(e)
 			}
 		}
 	})
-	return d.readEvents(reader, deliver)
+	return t.readEvents(reader, deliver)
 }
 
-// readEvents ends when the reader is closed. It sleeps for good only when there was no event for eventsLinger.
-func (d *Datapath) readEvents(reader *ringbuf.Reader, deliver func(FlowEvent)) error {
+// readEvents ends when the reader is closed. It sleeps for good only when there was no event for
+// EventsLinger.
+func (t *Table) readEvents(reader *ringbuf.Reader, deliver func(Event)) error {
 	var record ringbuf.Record
-	awake := time.Now().Add(eventsLinger)
+	awake := time.Now().Add(EventsLinger)
 	reader.SetDeadline(awake)
 	for {
 		err := reader.ReadInto(&record)
@@ -70,25 +75,25 @@ func (d *Datapath) readEvents(reader *ringbuf.Reader, deliver func(FlowEvent)) e
 		case err != nil:
 			return fmt.Errorf("read event ring: %w", err)
 		}
-		awake = time.Now().Add(eventsLinger)
+		awake = time.Now().Add(EventsLinger)
 		reader.SetDeadline(awake)
-		var e bpfEvent
+		var e bpf.Event
 		if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &e); err != nil {
-			d.log.Warn("flow event of unknown layout", "bytes", len(record.RawSample))
+			t.log.Warn("flow event of unknown layout", "bytes", len(record.RawSample))
 			continue
 		}
 		deliver(decodeEvent(&e))
 	}
 }
 
-func decodeEvent(e *bpfEvent) FlowEvent {
-	out := FlowEvent{
+func decodeEvent(e *bpf.Event) Event {
+	out := Event{
 		Time:      wallTime(e.TimeNs),
 		Type:      []EventType{EventNew, EventEnd, EventDrop}[min(e.Type, 2)],
-		Verdict:   nameOf(verdictNames, e.Verdict),
-		Hook:      nameOf(hookNames, e.Hook),
+		Verdict:   bpf.VerdictNames.Of(e.Verdict),
+		Hook:      bpf.HookNames.Of(e.Hook),
 		Slot:      e.Slot,
-		Direction: nameOf(directionNames, e.Direction),
+		Direction: bpf.DirectionNames.Of(e.Direction),
 		Protocol:  e.Proto,
 		TCPFlags:  e.TcpFlags,
 		Length:    e.Len,
@@ -96,19 +101,19 @@ func decodeEvent(e *bpfEvent) FlowEvent {
 		Reply:     Traffic{e.Reply.Packets, e.Reply.Bytes},
 	}
 	if e.Family == 0 {
-		out.EtherType = ntohs(e.Ethertype)
+		out.EtherType = bpf.Ntohs(e.Ethertype)
 	} else {
-		out.Src = netip.AddrPortFrom(fromAddr(e.Src), ntohs(e.Sport))
-		out.Dst = netip.AddrPortFrom(fromAddr(e.Dst), ntohs(e.Dport))
+		out.Src = netip.AddrPortFrom(bpf.FromAddr(e.Src), bpf.Ntohs(e.Sport))
+		out.Dst = netip.AddrPortFrom(bpf.FromAddr(e.Dst), bpf.Ntohs(e.Dport))
 	}
 	if e.Reason != 0 {
-		out.Reason = Reason(e.Reason).String()
+		out.Reason = bpf.Reason(e.Reason).String()
 	}
 	return out
 }
 
-// monotonicNow is CLOCK_MONOTONIC, the clock of the BPF programs' times, in nanoseconds.
-func monotonicNow() uint64 {
+// MonotonicNow is CLOCK_MONOTONIC, the clock of the BPF programs' times, in nanoseconds.
+func MonotonicNow() uint64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
 		return 0
@@ -117,5 +122,5 @@ func monotonicNow() uint64 {
 }
 
 func wallTime(ns uint64) time.Time {
-	return time.Now().Add(-time.Duration(int64(monotonicNow()) - int64(ns)))
+	return time.Now().Add(-time.Duration(int64(MonotonicNow()) - int64(ns)))
 }

@@ -1,4 +1,4 @@
-package datapath
+package bpf
 
 import (
 	"errors"
@@ -11,8 +11,9 @@ import (
 // sharedField is one that two layouts have.
 type sharedField struct{ from, to, size uint32 }
 
-// copyRoutes takes over the routes of another layout: the fields that both have, by their names. So nodes keep their
-// indexes, which the hooks in force go by, and what the cluster's ranges are is known before SetNodes says so.
+// copyRoutes takes over the routes of another layout: the fields that both have, by their names. So
+// nodes keep their indexes, which the hooks in force go by, and what the cluster's ranges are is
+// known before SetNodes says so.
 func copyRoutes(from, to *ebpf.Map, spec *ebpf.MapSpec) string {
 	fields, err := sharedFields(from, spec.Value)
 	if err != nil {
@@ -35,7 +36,8 @@ func copyRoutes(from, to *ebpf.Map, spec *ebpf.MapSpec) string {
 	return fmt.Sprintf("%d, by their fields", copied)
 }
 
-// sharedFields finds the fields of a map's values that are in another type, too, under the same name and as large.
+// sharedFields finds the fields of a map's values that are in another type, too, under the same
+// name and as large.
 func sharedFields(m *ebpf.Map, value btf.Type) ([]sharedField, error) {
 	is, ok := btf.UnderlyingType(value).(*btf.Struct)
 	if !ok {

@@ -1,15 +1,15 @@
-package datapath
+package bpf
 
 import (
 	"strings"
 )
 
-// memlockGuess is what the library says to every EPERM. The kernels that Weft runs on charge BPF to the memory cgroup and never
-// look at that limit: whoever raised it would find nothing changed.
+// memlockGuess is what the library says to every EPERM. The kernels that Weft runs on charge BPF to
+// the memory cgroup and never look at that limit: whoever raised it would find nothing changed.
 const memlockGuess = "(MEMLOCK may be too low, consider rlimit.RemoveMemlock)"
 
-// notAllowed says in the guess's place what it can be.
-func notAllowed(err error) error {
+// NotAllowed says in the guess's place what it can be.
+func NotAllowed(err error) error {
 	if err == nil || !strings.Contains(err.Error(), memlockGuess) {
 		return err
 	}

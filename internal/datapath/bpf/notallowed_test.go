@@ -1,4 +1,4 @@
-package datapath
+package bpf
 
 import (
 	"errors"
@@ -20,7 +20,7 @@ func TestNotAllowed(t *testing.T) {
 		"another error":       {io.ErrUnexpectedEOF, "unexpected EOF"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := notAllowed(c.err)
+			got := NotAllowed(c.err)
 			if text := got.Error(); !strings.Contains(text, c.want) || strings.Contains(text, "MEMLOCK") {
 				t.Errorf("it says %q", text)
 			}
@@ -29,7 +29,7 @@ func TestNotAllowed(t *testing.T) {
 			}
 		})
 	}
-	if notAllowed(nil) != nil {
+	if NotAllowed(nil) != nil {
 		t.Error("nil became an error")
 	}
 }

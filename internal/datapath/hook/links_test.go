@@ -1,0 +1,49 @@
+package hook
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestPinnedLinks(t *testing.T) {
+	dir := t.TempDir()
+	want := []Pinned{}
+	for _, l := range []Pinned{
+		{Hook: "from_pod", Kind: XDP, Iface: "weft0123456789"}, {Hook: "to_pod", Kind: TCEgress, Iface: "weft0123456789"},
+		{Hook: "from_wire", Kind: TCIngress, Iface: "eth0.100"}, {Hook: "to_wire", Kind: TCEgress, Iface: "br-0a1b2c"},
+		{Hook: "from_wire", Kind: XDPGeneric, Iface: "a.b-c.d"},
+	} {
+		l.Path = Path(dir, l.Hook, l.Kind, l.Iface)
+		if strings.Contains(filepath.Base(l.Path), ".") {
+			t.Errorf("%s: bpffs refuses dots", l.Path)
+		}
+		touch(t, l.Path)
+		want = append(want, l)
+	}
+	for _, other := range []string{"maps-weft_config-00-1", "link-half", "link-from_pod-xdp", "something"} {
+		touch(t, filepath.Join(dir, other))
+	}
+	got, err := List(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	byPath := func(a, b Pinned) int { return strings.Compare(a.Path, b.Path) }
+	slices.SortFunc(want, byPath)
+	slices.SortFunc(got, byPath)
+	if !slices.Equal(got, want) {
+		t.Errorf("links:\n got %v\nwant %v", got, want)
+	}
+	if none, err := List(filepath.Join(dir, "missing")); err != nil || none != nil {
+		t.Errorf("missing directory: %v, %v", none, err)
+	}
+}
+
+func touch(t *testing.T, path string) {
+	t.Helper()
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
