@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"weft.dev/weft/internal/bench"
+	"weft.dev/weft/internal/bench/report"
 	"weft.dev/weft/internal/cli/cmdutil"
 )
 
@@ -56,7 +57,7 @@ generator, the engines alone, and the cost of a packet by the number of peers an
 
 // benchCommand is a benchmark as a command.
 type benchCommand struct {
-	measure                 func(context.Context, bench.Options) (*bench.Report, error)
+	measure                 func(context.Context, bench.Options) (*report.Report, error)
 	tests, groups, variants []string
 	leftOut                 string // of the variants, by default
 
@@ -106,7 +107,7 @@ func (b *benchCommand) flags(cmd *cobra.Command) {
 }
 
 // writeReport writes a report to the named files and prints it.
-func writeReport(a *app, result *bench.Report, svg, markdown, report string) error {
+func writeReport(a *app, result *report.Report, svg, markdown, report string) error {
 	for file, write := range map[string]func(io.Writer) error{svg: result.WriteSVG, markdown: result.WriteMarkdown, report: result.WriteJSON} {
 		if err := writeFile(file, write); err != nil {
 			return err
