@@ -117,7 +117,7 @@ func (c *Collector) Rows() []Row {
 				median, low, high := summary(values)
 				rows = append(rows, Row{
 					Test: test, Variant: variant, Metric: m.Name, Unit: m.Unit,
-					Median: median, Min: low, Max: high, N: len(values),
+					Median: median, Min: low, Max: high, N: len(values), Values: values,
 				})
 			}
 		}

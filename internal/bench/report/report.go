@@ -30,6 +30,9 @@ type Row struct {
 	Min     float64 `json:"min"`
 	Max     float64 `json:"max"`
 	N       int     `json:"n"`
+
+	// Values are what each repeat measured; a report that was read from a file has none.
+	Values []float64 `json:"-"`
 }
 
 // Report is a finished benchmark run.

@@ -38,10 +38,10 @@ func TestCollectorKeepsOrder(t *testing.T) {
 	c.Add("pps64", "iptables", Sample{"pps": 1})
 	c.Add("pps64", "xdp", Sample{"pps": 5, "loss": 0})
 	want := []Row{
-		{"pps64", "iptables", "pps", "packets/s", 1, 1, 1, 1},
-		{"pps64", "xdp", "pps", "packets/s", 4, 3, 5, 2},
-		{"pps64", "xdp", "loss", "share", 0, 0, 0, 2},
-		{"rr1", "xdp", "p50_us", "µs", 20, 20, 20, 1},
+		{"pps64", "iptables", "pps", "packets/s", 1, 1, 1, 1, []float64{1}},
+		{"pps64", "xdp", "pps", "packets/s", 4, 3, 5, 2, []float64{3, 5}},
+		{"pps64", "xdp", "loss", "share", 0, 0, 0, 2, []float64{0, 0}},
+		{"rr1", "xdp", "p50_us", "µs", 20, 20, 20, 1, []float64{20}},
 	}
 	if diff := cmp.Diff(want, c.Rows()); diff != "" {
 		t.Errorf("rows (-want +got):\n%s", diff)
@@ -84,7 +84,7 @@ func TestRatioTurnsCosts(t *testing.T) {
 
 func TestWriteJSONFormat(t *testing.T) {
 	var out bytes.Buffer
-	r := &Report{Machine: Machine{CPU: "x"}, Rows: []Row{{"pps64", "xdp", "pps", "packets/s", 2000000.123456, 1, 3, 5}}}
+	r := &Report{Machine: Machine{CPU: "x"}, Rows: []Row{{"pps64", "xdp", "pps", "packets/s", 2000000.123456, 1, 3, 5, nil}}}
 	if err := r.WriteJSON(&out); err != nil {
 		t.Fatal(err)
 	}

@@ -16,11 +16,20 @@ import (
 	"weft.dev/weft/internal/cli/cmdutil"
 )
 
+// benchfmt is an output format that benchmarks alone have: benchstat's.
+const benchfmt = "benchfmt"
+
 func newBench(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "bench",
 		Short:   "Measure the datapath on this machine",
 		Example: "  weft bench route --quick",
+	}
+	cmd.PersistentPreRunE = func(*cobra.Command, []string) error {
+		if a.Format == benchfmt {
+			return nil
+		}
+		return a.CheckFormat()
 	}
 	cmd.AddCommand(newBenchRoute(a), newBenchEncrypt(a))
 	return cmd
@@ -69,8 +78,8 @@ type benchCommand struct {
 func (b *benchCommand) command(a *app, cmd *cobra.Command) *cobra.Command {
 	cmd.Long += `
 It builds its own lab of network namespaces and takes it down again. Progress goes to standard
-error, the result to standard output: a Markdown table, or with -o json the format that all
-of Weft's benchmarks share.
+error, the result to standard output: a Markdown table, with -o json the format that all of
+Weft's benchmarks share, or with -o benchfmt what benchstat compares.
 
 Tests: ` + strings.Join(b.tests, ", ") + `
 Groups of tests: ` + strings.Join(b.groups, ", ") + `
@@ -112,6 +121,9 @@ func writeReport(a *app, result *report.Report, svg, markdown, report string) er
 		if err := writeFile(file, write); err != nil {
 			return err
 		}
+	}
+	if a.Format == benchfmt {
+		return result.WriteBenchfmt(a.Out)
 	}
 	return a.Print(result, func(w io.Writer, _ bool) error { return result.WriteMarkdown(w) })
 }
