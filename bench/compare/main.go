@@ -16,7 +16,7 @@ import (
 	"slices"
 	"strings"
 
-	"weft.dev/weft/internal/bench"
+	"weft.dev/weft/internal/bench/report"
 )
 
 // Side is what one build measured in one row, over all of its runs.
@@ -44,9 +44,9 @@ type Row struct {
 
 // Comparison is the file that is kept in bench/results.
 type Comparison struct {
-	Before bench.Machine `json:"before"`
-	After  bench.Machine `json:"after"`
-	Rows   []Row         `json:"rows"`
+	Before report.Machine `json:"before"`
+	After  report.Machine `json:"after"`
+	Rows   []Row          `json:"rows"`
 }
 
 func main() {
@@ -87,7 +87,7 @@ func run(dir, rename, out string) error {
 }
 
 // readPairs reads the reports of the rounds that both builds have run.
-func readPairs(dir string) (old, now []*bench.Report, err error) {
+func readPairs(dir string) (old, now []*report.Report, err error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "before-*.json"))
 	if err != nil {
 		return nil, nil, err
@@ -109,12 +109,12 @@ func readPairs(dir string) (old, now []*bench.Report, err error) {
 	return old, now, nil
 }
 
-func read(path string) (*bench.Report, error) {
+func read(path string) (*report.Report, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	r := &bench.Report{}
+	r := &report.Report{}
 	if err := json.Unmarshal(text, r); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
@@ -122,7 +122,7 @@ func read(path string) (*bench.Report, error) {
 }
 
 // compare pairs the reports by their order.
-func compare(old, now []*bench.Report, names map[string]string) *Comparison {
+func compare(old, now []*report.Report, names map[string]string) *Comparison {
 	c := &Comparison{Before: old[0].Machine, After: now[0].Machine}
 	c.Before.Repeats, c.After.Repeats = len(old), len(now)
 	for _, row := range old[0].Rows {

@@ -3,17 +3,17 @@ package main
 import (
 	"testing"
 
-	"weft.dev/weft/internal/bench"
+	"weft.dev/weft/internal/bench/report"
 )
 
-func report(variant string, value float64) *bench.Report {
-	return &bench.Report{Rows: []bench.Row{{Test: "rr1", Variant: variant, Metric: "rate", Median: value}, {Test: "rr1", Variant: "gone", Metric: "rate", Median: 1}}}
+func made(variant string, value float64) *report.Report {
+	return &report.Report{Rows: []report.Row{{Test: "rr1", Variant: variant, Metric: "rate", Median: value}, {Test: "rr1", Variant: "gone", Metric: "rate", Median: 1}}}
 }
 
 func TestCompare(t *testing.T) {
 	c := compare(
-		[]*bench.Report{report("xdp", 100), report("xdp", 200), report("xdp", 50)},
-		[]*bench.Report{report("xdp-road", 110), report("xdp-road", 210), report("xdp-road", 25)}, map[string]string{"xdp": "xdp-road", "gone": "away"})
+		[]*report.Report{made("xdp", 100), made("xdp", 200), made("xdp", 50)},
+		[]*report.Report{made("xdp-road", 110), made("xdp-road", 210), made("xdp-road", 25)}, map[string]string{"xdp": "xdp-road", "gone": "away"})
 	if len(c.Rows) != 1 {
 		t.Fatalf("%d rows, want the one that both have", len(c.Rows))
 	}

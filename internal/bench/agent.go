@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"weft.dev/weft/internal/bench/report"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -24,7 +25,7 @@ const (
 
 // runCNI times ADD and DEL of the CNI plugin as a container runtime sees them: from
 // starting the plugin's process to its end, inside the node's network namespace.
-func runCNI(ctx context.Context, b *bed) (samples []sample, err error) {
+func runCNI(ctx context.Context, b *bed) (samples []report.Sample, err error) {
 	t := newTopo()
 	defer func() { err = errors.Join(err, t.close()) }()
 	for i := range cniAdds {
@@ -41,7 +42,7 @@ func runCNI(ctx context.Context, b *bed) (samples []sample, err error) {
 		if err != nil {
 			return samples, err
 		}
-		samples = append(samples, sample{"add_ms": milliseconds(add), "del_ms": milliseconds(del)})
+		samples = append(samples, report.Sample{"add_ms": milliseconds(add), "del_ms": milliseconds(del)})
 	}
 	return samples, nil
 }
@@ -73,7 +74,7 @@ func (b *bed) cni(ctx context.Context, command, id, podNS string) (time.Duration
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
 
 // runAgent reads the near agent's memory, stops it and times its next start until ready.
-func runAgent(ctx context.Context, b *bed, _ time.Duration) (sample, error) {
+func runAgent(ctx context.Context, b *bed, _ time.Duration) (report.Sample, error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.node.PID()))
 	if err != nil {
 		return nil, fmt.Errorf("read the agent's memory: %w", err)
@@ -89,7 +90,7 @@ func runAgent(ctx context.Context, b *bed, _ time.Duration) (sample, error) {
 	if err := b.node.StartAgent(ctx); err != nil {
 		return nil, err
 	}
-	return sample{"rss_mib": rss, "ready_s": time.Since(start).Seconds()}, nil
+	return report.Sample{"rss_mib": rss, "ready_s": time.Since(start).Seconds()}, nil
 }
 
 // parseRSS finds the resident set in /proc/PID/status, in MiB.

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"weft.dev/weft/internal/bench/load"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/netns"
 )
@@ -47,6 +48,9 @@ type pod struct {
 	HostNS     string           // path of its node's network namespace
 	HostIf     string           // its interface's host side
 }
+
+// peer is the pod as an end of socket traffic.
+func (p pod) peer() load.Peer { return load.Peer{NS: p.NS, IP: p.IP} }
 
 // port is one end of a wire.
 type port struct {

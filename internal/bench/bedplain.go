@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+
+	"weft.dev/weft/internal/bench/report"
 )
 
 // Addresses of the beds without Weft.
@@ -187,7 +189,7 @@ func (b *bed) addRules(ctx context.Context) error {
 // newGenBed builds the bed that measures the generator alone.
 func newGenBed() (*bed, error) {
 	t := newTopo()
-	b := &bed{variant: variantGen, shape: shapeGen, close: func(context.Context) error { return t.close() }}
+	b := &bed{variant: report.Generator, shape: shapeGen, close: func(context.Context) error { return t.close() }}
 	err := func() error {
 		from, err := t.add("gen")
 		if err != nil {

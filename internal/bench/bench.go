@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"weft.dev/weft/internal/bench/report"
 )
 
 // The variants: how the measured node forwards.
@@ -63,7 +65,7 @@ type Options struct {
 // Route runs the chosen tests over the chosen variants and returns the medians.
 // It needs root, makes only network namespaces of its own and removes them, also
 // when ctx ends early or a test fails.
-func Route(ctx context.Context, opts Options) (*Report, error) {
+func Route(ctx context.Context, opts Options) (*report.Report, error) {
 	return measure(ctx, routeSuite(), opts)
 }
 

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"time"
 
+	"weft.dev/weft/internal/bench/report"
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/netns"
 )
@@ -169,7 +170,7 @@ func (n *tunnelNode) setIdentities(count int) error {
 
 // runSpread sends to a pod of every simulated peer in turn, of n peers that there are.
 func runSpread(length, n int) runFunc {
-	return func(ctx context.Context, b *bed, dur time.Duration) (sample, error) {
+	return func(ctx context.Context, b *bed, dur time.Duration) (report.Sample, error) {
 		f := frameSpec{
 			dst: hostOf(crowdPods, 1<<crowdShift+1), dsts: n - 1, dstStep: 1 << crowdShift, outer: hostOf(crowdNodes, 1),
 			length: length, flows: 1,

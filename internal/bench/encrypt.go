@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"weft.dev/weft/internal/bench/report"
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/lab"
@@ -74,7 +75,7 @@ func EncryptGroups() []string { return encryptSuite().groups() }
 
 // Encrypt measures what sealing costs: the chosen tests between two nodes, over the chosen variants. It
 // is to Route what its variants are to Route's: see there.
-func Encrypt(ctx context.Context, opts Options) (*Report, error) {
+func Encrypt(ctx context.Context, opts Options) (*report.Report, error) {
 	return measure(ctx, encryptSuite(), opts)
 }
 
@@ -82,7 +83,7 @@ func Encrypt(ctx context.Context, opts Options) (*Report, error) {
 func encryptSuite() *suite {
 	return &suite{
 		variants: EncryptVariants(), defaults: DefaultEncryptVariants, tests: encryptTests(), view: encryptView,
-		isWeft: func(v string) bool { return v != VariantKernel && v != variantGen },
+		isWeft: func(v string) bool { return v != VariantKernel && v != report.Generator },
 		suits:  encryptSuits, build: buildEncryptBed,
 	}
 }
@@ -91,7 +92,7 @@ func encryptSuite() *suite {
 func encryptSuits(t test, variant string) bool {
 	kind, mode := splitVariant(variant)
 	switch {
-	case variant == variantGen:
+	case variant == report.Generator:
 		return t.gen
 	case t.shape == shapeNone: // the engines by themselves know no mode
 		return (kind == VariantEngineBPF || kind == VariantEngineKmod) && mode == config.ModeAuto
@@ -164,7 +165,7 @@ var cryptoSizes = []int{64, 512, 1400}
 // runCrypto measures an engine without framing and forwarding. The sample of a run is its shortest round, since nothing
 // but the rest of the machine makes one longer than another.
 func runCrypto(size int) runFunc {
-	return func(ctx context.Context, b *bed, dur time.Duration) (sample, error) {
+	return func(ctx context.Context, b *bed, dur time.Duration) (report.Sample, error) {
 		const longest = 600 * time.Microsecond // of one packet in all rounds together, about
 		kind, _ := splitVariant(b.variant)
 		timings, err := datapath.CryptoBench(kind, []int{size}, int(max(dur/longest, 20)))
@@ -172,7 +173,7 @@ func runCrypto(size int) runFunc {
 			return nil, err
 		}
 		t := timings[0]
-		s := sample{"seal_ns": float64(t.Seal.Nanoseconds()), "open_ns": float64(t.Open.Nanoseconds())}
+		s := report.Sample{"seal_ns": float64(t.Seal.Nanoseconds()), "open_ns": float64(t.Open.Nanoseconds())}
 		if t.AES > 0 {
 			s["aes_ns"], s["ghash_ns"] = float64(t.AES.Nanoseconds()), float64(t.GHASH.Nanoseconds())
 		}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"weft.dev/weft/internal/bench/report"
 )
 
 func TestEncryptVariants(t *testing.T) {
@@ -48,10 +50,10 @@ func TestEncryptSuits(t *testing.T) {
 		variant string
 		want    bool
 	}{
-		{shapePair, VariantKernel, true}, {shapePair, "bpf-stack", true}, {shapePair, variantGen, false},
-		{shapeTunnel, VariantKernel, false}, {shapeTunnel, "plain-tc", true}, {shapeTunnel, "bpf-stack", false}, {shapeTunnel, variantGen, true},
-		{shapeSeal, "bpf", true}, {shapeSeal, variantGen, true},
-		{shapeNone, "bpf", true}, {shapeNone, "kmod", true}, {shapeNone, "bpf-tc", false}, {shapeNone, "plain", false}, {shapeNone, variantGen, false},
+		{shapePair, VariantKernel, true}, {shapePair, "bpf-stack", true}, {shapePair, report.Generator, false},
+		{shapeTunnel, VariantKernel, false}, {shapeTunnel, "plain-tc", true}, {shapeTunnel, "bpf-stack", false}, {shapeTunnel, report.Generator, true},
+		{shapeSeal, "bpf", true}, {shapeSeal, report.Generator, true},
+		{shapeNone, "bpf", true}, {shapeNone, "kmod", true}, {shapeNone, "bpf-tc", false}, {shapeNone, "plain", false}, {shapeNone, report.Generator, false},
 	} {
 		if got := encryptSuits(shapes[c.shape], c.variant); got != c.want {
 			t.Errorf("%s in variant %s: %t", c.shape, c.variant, got)
@@ -82,15 +84,15 @@ func TestEncryptStages(t *testing.T) {
 }
 
 func TestEveryEncryptPanelNamesKnownRows(t *testing.T) {
-	for _, p := range encryptPanels() {
-		for _, b := range p.bars {
-			if !slices.Contains(EncryptTests(), b.test) || findMetric(b.metric).unit == "" {
-				t.Errorf("panel %q shows %s/%s, which no test measures", p.title, b.test, b.metric)
+	for _, p := range encryptView.Panels {
+		for _, b := range p.Bars {
+			if !slices.Contains(EncryptTests(), b.Test) || report.FindMetric(b.Metric).Unit == "" {
+				t.Errorf("panel %q shows %s/%s, which no test measures", p.Title, b.Test, b.Metric)
 			}
 		}
 	}
 	for _, v := range EncryptVariants() {
-		if encryptView.colours[v] == "" || encryptView.legends[v] == "" {
+		if encryptView.Colours[v] == "" || encryptView.Legends[v] == "" {
 			t.Errorf("variant %s has no colour or legend", v)
 		}
 	}
@@ -98,10 +100,10 @@ func TestEveryEncryptPanelNamesKnownRows(t *testing.T) {
 
 // TestEncryptRatios: each mode's rows are held against that mode in plain, and against the kernel.
 func TestEncryptRatios(t *testing.T) {
-	r := &Report{view: encryptView, Rows: []Row{
-		{"rr1", VariantKernel, "p50_us", "µs", 20, 20, 20, 1},
-		{"rr1", "plain", "p50_us", "µs", 10, 10, 10, 1}, {"rr1", "bpf", "p50_us", "µs", 20, 20, 20, 1},
-		{"rr1", "plain-tc", "p50_us", "µs", 30, 30, 30, 1}, {"rr1", "bpf-tc", "p50_us", "µs", 40, 40, 40, 1},
+	r := &report.Report{View: encryptView, Rows: []report.Row{
+		row("rr1", VariantKernel, "p50_us", "µs", 20, 20, 20, 1),
+		row("rr1", "plain", "p50_us", "µs", 10, 10, 10, 1), row("rr1", "bpf", "p50_us", "µs", 20, 20, 20, 1),
+		row("rr1", "plain-tc", "p50_us", "µs", 30, 30, 30, 1), row("rr1", "bpf-tc", "p50_us", "µs", 40, 40, 40, 1),
 	}}
 	var out bytes.Buffer
 	if err := r.WriteMarkdown(&out); err != nil {

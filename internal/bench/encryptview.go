@@ -3,20 +3,21 @@ package bench
 import (
 	"fmt"
 
+	"weft.dev/weft/internal/bench/report"
 	"weft.dev/weft/internal/config"
 )
 
 // encryptView shows Encrypt's report. Ratios are against the same mode without encryption, and against the kernel's
 // own routing.
-var encryptView = &view{
-	title: "Weft: encryption benchmarks", order: EncryptVariants(),
-	references: []reference{{VariantUnsealed, unsealedOf}, always(VariantKernel)},
-	colours:    encryptColours(), legends: encryptLegends(), panels: encryptPanels,
+var encryptView = &report.View{
+	Title: "Weft: encryption benchmarks", Order: EncryptVariants(),
+	References: []report.Reference{{Name: VariantUnsealed, Of: unsealedOf}, report.Always(VariantKernel)},
+	Colours:    encryptColours(), Legends: encryptLegends(), Panels: encryptPanels(),
 }
 
 // unsealedOf is what a variant is without encryption.
 func unsealedOf(variant string) string {
-	if variant == VariantKernel || variant == variantGen {
+	if variant == VariantKernel || variant == report.Generator {
 		return ""
 	}
 	_, mode := splitVariant(variant)
@@ -50,51 +51,53 @@ func encryptLegends() map[string]string {
 }
 
 // encryptPanels lists every chart of Encrypt.
-func encryptPanels() []panel {
-	var peers, spread, identities []bar
+func encryptPanels() []report.Panel {
+	var peers, spread, identities []report.Bar
 	for _, n := range []string{"2", "10", "100", "1000"} {
-		peers = append(peers, bar{n, "peers-" + n, "net_ns_per_packet"})
-		spread = append(spread, bar{n, "seal-peers-" + n, "net_ns_per_packet"})
+		peers = append(peers, bar(n, "peers-"+n, "net_ns_per_packet"))
+		spread = append(spread, bar(n, "seal-peers-"+n, "net_ns_per_packet"))
 	}
 	for _, n := range []string{"1", "100", "10000"} {
-		identities = append(identities, bar{n, "identities-" + n, "net_ns_per_packet"})
+		identities = append(identities, bar(n, "identities-"+n, "net_ns_per_packet"))
 	}
-	both := func(metric string) []bar {
-		return []bar{{"1 connection", "rr1", metric}, {"16 connections", "rr16", metric}}
+	both := func(metric string) []report.Bar {
+		return []report.Bar{bar("1 connection", "rr1", metric), bar("16 connections", "rr16", metric)}
 	}
-	tcp := func(metric string) []bar {
-		return []bar{{"offload", "tcp1", metric}, {"MTU on the wire", "tcp1-wiremtu", metric}}
+	tcp := func(metric string) []report.Bar {
+		return []report.Bar{bar("offload", "tcp1", metric), bar("MTU on the wire", "tcp1-wiremtu", metric)}
 	}
-	udp := func(metric string) []bar { return []bar{{"64 B", "udp64", metric}, {"1400 B", "udp1400", metric}} }
-	road := func(metric string) []bar {
-		var bars []bar
+	udp := func(metric string) []report.Bar {
+		return []report.Bar{bar("64 B", "udp64", metric), bar("1400 B", "udp1400", metric)}
+	}
+	road := func(metric string) []report.Bar {
+		var bars []report.Bar
 		for _, test := range []string{"seal64", "seal1400", "tunnel64", "tunnel1400"} {
-			bars = append(bars, bar{test, test, metric})
+			bars = append(bars, bar(test, test, metric))
 		}
 		return bars
 	}
-	crypto := func(metric string) []bar {
-		var bars []bar
+	crypto := func(metric string) []report.Bar {
+		var bars []report.Bar
 		for _, size := range cryptoSizes {
-			bars = append(bars, bar{fmt.Sprintf("%d B", size), fmt.Sprintf("crypto%d", size), metric})
+			bars = append(bars, bar(fmt.Sprintf("%d B", size), fmt.Sprintf("crypto%d", size), metric))
 		}
 		return bars
 	}
-	return []panel{
-		{title: "Request/response, CPUs awake: median", unit: "µs", scale: 1, bars: both("p50_us")},
-		{title: "Request/response, CPUs awake: 99th percentile", unit: "µs", scale: 1, bars: both("p99_us")},
-		{title: "Transactions", unit: "thousand/s", scale: 1e3, bars: both("transactions_s")},
-		{title: "CPU time of a transaction", unit: "µs", scale: 1, bars: both("cpu_us_per_transaction")},
-		{title: "New connections (connect, 1 byte each way, close)", unit: "thousand/s", scale: 1e3, bars: []bar{{"16 at a time", "crr16", "connections_s"}}},
-		{title: "UDP through sockets", unit: "thousand packets/s", scale: 1, bars: udp("kpps")},
-		{title: "UDP: CPU time of a packet", unit: "µs", scale: 1, bars: udp("cpu_us_per_packet")},
-		{title: "TCP, one stream", unit: "Gbit/s", scale: 1, bars: tcp("gbit_s")},
-		{title: "TCP: CPU time of a gigabyte", unit: "s", scale: 1, bars: tcp("cpu_s_per_gb")},
-		{title: "Frames of a generator: CPU time of a packet", unit: "ns/packet without the generator", scale: 1, wide: true, bars: road("net_ns_per_packet")},
-		{title: "The engine alone: seal", unit: "ns/packet", scale: 1, bars: crypto("seal_ns")},
-		{title: "The engine alone: open", unit: "ns/packet", scale: 1, bars: crypto("open_ns")},
-		{title: "64 B through both nodes, by number of peers", unit: "ns/packet without the generator", scale: 1, curve: true, bars: peers},
-		{title: "64 B to all peers in turn, sealed", unit: "ns/packet without the generator", scale: 1, curve: true, bars: spread},
-		{title: "64 B through both nodes, by number of identities", unit: "ns/packet without the generator", scale: 1, curve: true, bars: identities},
+	return []report.Panel{
+		{Title: "Request/response, CPUs awake: median", Unit: "µs", Scale: 1, Bars: both("p50_us")},
+		{Title: "Request/response, CPUs awake: 99th percentile", Unit: "µs", Scale: 1, Bars: both("p99_us")},
+		{Title: "Transactions", Unit: "thousand/s", Scale: 1e3, Bars: both("transactions_s")},
+		{Title: "CPU time of a transaction", Unit: "µs", Scale: 1, Bars: both("cpu_us_per_transaction")},
+		{Title: "New connections (connect, 1 byte each way, close)", Unit: "thousand/s", Scale: 1e3, Bars: []report.Bar{bar("16 at a time", "crr16", "connections_s")}},
+		{Title: "UDP through sockets", Unit: "thousand packets/s", Scale: 1, Bars: udp("kpps")},
+		{Title: "UDP: CPU time of a packet", Unit: "µs", Scale: 1, Bars: udp("cpu_us_per_packet")},
+		{Title: "TCP, one stream", Unit: "Gbit/s", Scale: 1, Bars: tcp("gbit_s")},
+		{Title: "TCP: CPU time of a gigabyte", Unit: "s", Scale: 1, Bars: tcp("cpu_s_per_gb")},
+		{Title: "Frames of a generator: CPU time of a packet", Unit: "ns/packet without the generator", Scale: 1, Wide: true, Bars: road("net_ns_per_packet")},
+		{Title: "The engine alone: seal", Unit: "ns/packet", Scale: 1, Bars: crypto("seal_ns")},
+		{Title: "The engine alone: open", Unit: "ns/packet", Scale: 1, Bars: crypto("open_ns")},
+		{Title: "64 B through both nodes, by number of peers", Unit: "ns/packet without the generator", Scale: 1, Curve: true, Bars: peers},
+		{Title: "64 B to all peers in turn, sealed", Unit: "ns/packet without the generator", Scale: 1, Curve: true, Bars: spread},
+		{Title: "64 B through both nodes, by number of identities", Unit: "ns/packet without the generator", Scale: 1, Curve: true, Bars: identities},
 	}
 }

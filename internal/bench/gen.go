@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/bench/report"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -51,9 +52,9 @@ type genWindow struct {
 // sample turns the result into metrics. One CPU does all the work, generator,
 // datapath and sink. ns_per_packet is its time that went into that; pps is over wall
 // time and says the same as long as cpu_share is near 1: nobody else wants that CPU.
-func (g genResult) sample() sample {
+func (g genResult) sample() report.Sample {
 	n := float64(g.window.counted)
-	return sample{
+	return report.Sample{
 		"pps":           n / g.window.wall.Seconds(),
 		"ns_per_packet": float64(g.window.cpu.Nanoseconds()) / n,
 		"loss":          float64(g.sent-min(g.sent, g.counted)) / float64(g.sent),

@@ -12,15 +12,17 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/bench/report"
 )
 
 // describeMachine names the machine, the kernel and the weft binary that is measured.
-func describeMachine(ctx context.Context, binary string) (Machine, error) {
+func describeMachine(ctx context.Context, binary string) (report.Machine, error) {
 	var uts unix.Utsname
 	if err := unix.Uname(&uts); err != nil {
-		return Machine{}, fmt.Errorf("read kernel version: %w", err)
+		return report.Machine{}, fmt.Errorf("read kernel version: %w", err)
 	}
-	m := Machine{
+	m := report.Machine{
 		Cores:  runtime.NumCPU(),
 		Kernel: unix.ByteSliceToString(uts.Release[:]),
 		Date:   time.Now().UTC().Format(time.RFC3339),

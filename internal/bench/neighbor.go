@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"time"
 
+	"weft.dev/weft/internal/bench/load"
+	"weft.dev/weft/internal/bench/report"
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/lab/traffic"
@@ -36,7 +38,7 @@ const (
 
 // runNeighbor is request/response over 16 connections of a pod that holds victimFlows flows, beside a neighbour.
 func runNeighbor(what neighbor) runFunc {
-	return func(ctx context.Context, b *bed, dur time.Duration) (s sample, err error) {
+	return func(ctx context.Context, b *bed, dur time.Duration) (s report.Sample, err error) {
 		from, to := remote(b)
 		echo, err := traffic.StartEcho(to.NS, echoPort)
 		if err != nil {
@@ -62,7 +64,7 @@ func runNeighbor(what neighbor) runFunc {
 		if err != nil {
 			return nil, err
 		}
-		if s, err = rr(ctx, from, to, 16, dur); err != nil {
+		if s, err = load.RR(ctx, from.peer(), to.peer(), 16, dur); err != nil {
 			return nil, err
 		}
 		after, err := b.look(ctx, flood)
@@ -181,7 +183,7 @@ func taken(b datapath.Budget) float64 { return float64(b.Flows) + float64(b.Flow
 func lost(b datapath.Budget) float64 { return float64(b.FlowsEvicted + b.FlowsRefused) }
 
 // compare adds what has happened between two readings.
-func (l neighborLook) compare(now neighborLook, what neighbor, s sample) {
+func (l neighborLook) compare(now neighborLook, what neighbor, s report.Sample) {
 	seconds := now.at.Sub(l.at).Seconds()
 	s["flows_lost"] = lost(now.victim) - lost(l.victim)
 	if what == neighborIdle {

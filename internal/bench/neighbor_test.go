@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/bench/report"
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/lab/traffic"
 )
@@ -32,7 +33,7 @@ func TestNeighborCompare(t *testing.T) {
 		victim:   addBudgets([]datapath.Budget{{Flows: 900, FlowsEvicted: 5}, {Flows: 10, FlowsRefused: 4}}),
 		neighbor: datapath.Budget{Flows: 600, FlowsEvicted: 1970},
 	}
-	s := sample{}
+	s := report.Sample{}
 	before.compare(after, neighborFlood, s)
 	for name, want := range map[string]float64{"flows_lost": 6, "flood_pps": 2000, "flood_flows_s": 1000, "flood_ns_per_packet": 250_000} {
 		if s[name] != want {
@@ -40,11 +41,11 @@ func TestNeighborCompare(t *testing.T) {
 		}
 	}
 	for name := range s {
-		if findMetric(name).unit == "" {
+		if report.FindMetric(name).Unit == "" {
 			t.Errorf("%s has no unit", name)
 		}
 	}
-	idle := sample{}
+	idle := report.Sample{}
 	if before.compare(after, neighborIdle, idle); len(idle) != 1 {
 		t.Errorf("without a flood: %v", idle)
 	}

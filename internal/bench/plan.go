@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"weft.dev/weft/internal/bench/report"
 	"weft.dev/weft/internal/sibling"
 	"weft.dev/weft/internal/version"
 )
@@ -30,7 +31,7 @@ type plan struct {
 	repeats  int
 	duration time.Duration
 	out      io.Writer
-	rows     *collector
+	rows     *report.Collector
 }
 
 // newPlan checks options and fills in the defaults.
@@ -63,7 +64,7 @@ func newPlan(s *suite, opts Options) (*plan, error) {
 	for _, t := range p.tests {
 		names = append(names, t.name)
 	}
-	p.rows = newCollector(names, append([]string{variantGen}, p.variants...))
+	p.rows = report.NewCollector(names, append([]string{report.Generator}, p.variants...))
 	return p, nil
 }
 
@@ -96,7 +97,7 @@ func (p *plan) numbers(opts Options) error {
 
 // run measures everything, one shape of bed after the other. What could be measured
 // is reported even when a part failed.
-func (p *plan) run(ctx context.Context) (*Report, error) {
+func (p *plan) run(ctx context.Context) (*report.Report, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("benchmarks build network namespaces and load BPF programs: run as root")
 	}
@@ -119,7 +120,7 @@ func (p *plan) run(ctx context.Context) (*Report, error) {
 			break
 		}
 	}
-	return &Report{Machine: machine, Rows: p.rows.rows(), view: p.suite.view}, errors.Join(errs...)
+	return &report.Report{Machine: machine, Rows: p.rows.Rows(), View: p.suite.view}, errors.Join(errs...)
 }
 
 // stages groups the tests that share beds: ordinary ones by shape, then those that
@@ -149,7 +150,7 @@ func (p *plan) runStage(ctx context.Context, tests []test) error {
 			}
 		}
 	}()
-	if ctx.Err() != nil || !slices.ContainsFunc(beds, func(b *bed) bool { return b.variant != variantGen }) {
+	if ctx.Err() != nil || !slices.ContainsFunc(beds, func(b *bed) bool { return b.variant != report.Generator }) {
 		return errors.Join(err, ctx.Err())
 	}
 	// Beds that a test makes larger cannot go back: size by size. All
@@ -252,7 +253,7 @@ func (p *plan) repeat(ctx context.Context, tests []test, beds []*bed) error {
 	for n := range p.repeats {
 		order := slices.Concat(beds[n%len(beds):], beds[:n%len(beds)])
 		for _, t := range tests {
-			got := map[string]sample{}
+			got := map[string]report.Sample{}
 			for _, b := range order {
 				key := [2]string{t.name, b.variant}
 				if !p.suite.suits(t, b.variant) || failed[key] {
@@ -277,32 +278,32 @@ func (p *plan) repeat(ctx context.Context, tests []test, beds []*bed) error {
 }
 
 // one runs one test once on one bed.
-func (p *plan) one(ctx context.Context, n int, t test, b *bed) (sample, error) {
+func (p *plan) one(ctx context.Context, n int, t test, b *bed) (report.Sample, error) {
 	if t.runMany != nil {
 		samples, err := t.runMany(ctx, b)
 		for _, s := range samples {
-			p.rows.add(t.name, b.variant, s)
+			p.rows.Add(t.name, b.variant, s)
 		}
 		if len(samples) > 0 {
-			fmt.Fprintf(p.out, "%d/%d %-20s %-12s %s, %d in all\n", n+1, p.repeats, t.name, b.variant, describeSample(samples[0]), len(samples))
+			fmt.Fprintf(p.out, "%d/%d %-20s %-12s %s, %d in all\n", n+1, p.repeats, t.name, b.variant, samples[0], len(samples))
 		}
 		return nil, err
 	}
 	s, err := t.run(ctx, b, p.duration)
 	if err == nil {
-		fmt.Fprintf(p.out, "%d/%d %-20s %-12s %s\n", n+1, p.repeats, t.name, b.variant, describeSample(s))
+		fmt.Fprintf(p.out, "%d/%d %-20s %-12s %s\n", n+1, p.repeats, t.name, b.variant, s)
 	}
 	return s, err
 }
 
 // record keeps one repeat's samples; the generator's cost of the same repeat is
 // subtracted from each variant's.
-func (p *plan) record(t test, got map[string]sample) {
-	gen, hasGen := got[variantGen]
+func (p *plan) record(t test, got map[string]report.Sample) {
+	gen, hasGen := got[report.Generator]
 	for variant, s := range got {
-		if hasGen && variant != variantGen {
+		if hasGen && variant != report.Generator {
 			s["net_ns_per_packet"] = s["ns_per_packet"] - gen["ns_per_packet"]
 		}
-		p.rows.add(t.name, variant, s)
+		p.rows.Add(t.name, variant, s)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"weft.dev/weft/internal/bench/report"
 	"weft.dev/weft/internal/inet"
 )
 
@@ -80,10 +81,10 @@ func TestChooseTests(t *testing.T) {
 }
 
 func TestEveryPanelNamesKnownRows(t *testing.T) {
-	for _, p := range routePanels() {
-		for _, b := range p.bars {
-			if !slices.Contains(Tests(), b.test) || findMetric(b.metric).unit == "" {
-				t.Errorf("panel %q shows %s/%s, which no test measures", p.title, b.test, b.metric)
+	for _, p := range routeView.Panels {
+		for _, b := range p.Bars {
+			if !slices.Contains(Tests(), b.Test) || report.FindMetric(b.Metric).Unit == "" {
+				t.Errorf("panel %q shows %s/%s, which no test measures", p.Title, b.Test, b.Metric)
 			}
 		}
 	}
@@ -157,15 +158,6 @@ func TestFrameHeader(t *testing.T) {
 }
 
 func TestParsers(t *testing.T) {
-	busy, err := parseBusy("cpu  100 7 50 9000 20 3 4 5 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n")
-	if err != nil || busy != 162*clockTick {
-		t.Errorf("busy %s, %v", busy, err)
-	}
-	for _, bad := range []string{"", "cpu 1 2", "cpu  a b c d e f g h i j"} {
-		if _, err := parseBusy(bad); err == nil {
-			t.Errorf("parseBusy(%q) has no error", bad)
-		}
-	}
 	if got := cpuModel("processor\t: 0\nmodel name\t: Fast CPU 9\n"); got != "Fast CPU 9" {
 		t.Errorf("CPU model %q", got)
 	}

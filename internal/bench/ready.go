@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
-	"weft.dev/weft/internal/netns"
+	"weft.dev/weft/internal/bench/load"
 )
 
 // settleTimeout is how long a new bed may take until packets get through: neighbours
@@ -65,21 +63,7 @@ func (b *bed) connectable(ctx context.Context) error {
 	}
 	for _, between := range []func(*bed) (pod, pod){remote, local} {
 		from, to := between(b)
-		at := netip.AddrPortFrom(to.IP, firstPort-1)
-		l, err := listenIn(to.NS, at)
-		if err != nil {
-			return err
-		}
-		err = retry(ctx, func() error {
-			return netns.Do(from.NS, func() error {
-				fd, err := dial(at)
-				if err == nil {
-					unix.Close(fd)
-				}
-				return err
-			})
-		})
-		unix.Close(l)
+		err := load.Reach(from.peer(), to.peer(), func(try func() error) error { return retry(ctx, try) })
 		if err != nil {
 			return fmt.Errorf("bed %s: pod %s: %w", b.variant, from.IP, err)
 		}

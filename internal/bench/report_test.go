@@ -2,7 +2,6 @@ package bench
 
 import (
 	"bytes"
-	"encoding/json"
 	"encoding/xml"
 	"errors"
 	"io"
@@ -10,12 +9,18 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"weft.dev/weft/internal/bench/report"
 )
 
+func row(test, variant, metric, unit string, median, low, high float64, n int) report.Row {
+	return report.Row{
+		Test: test, Variant: variant, Metric: metric, Unit: unit, Median: median, Min: low, Max: high, N: n,
+	}
+}
+
 // fullReport is a report with a plausible row for every bar of every panel.
-func fullReport() *Report {
-	r := &Report{Machine: Machine{
+func fullReport() *report.Report {
+	r := &report.Report{View: routeView, Machine: report.Machine{
 		CPU: "Example CPU", Cores: 2, Kernel: "6.18.0", Date: "2026-01-02T03:04:05Z", Go: "go1.26",
 		Weft: "v0.1.0", Load: 0.12, Repeats: 5, Seconds: 3,
 	}}
@@ -24,72 +29,35 @@ func fullReport() *Report {
 		"p99_us": 60, "transactions_s": 42000, "connections_s": 9000, "kpps": 120, "add_ms": 22, "del_ms": 12, "rss_mib": 24,
 	}
 	seen := map[[2]string]bool{}
-	for _, p := range routePanels() {
-		for _, b := range p.bars {
-			if seen[[2]string{b.test, b.metric}] {
+	for _, p := range routeView.Panels {
+		for _, b := range p.Bars {
+			if seen[[2]string{b.Test, b.Metric}] {
 				continue
 			}
-			seen[[2]string{b.test, b.metric}] = true
-			m := findMetric(b.metric)
+			seen[[2]string{b.Test, b.Metric}] = true
+			m := report.FindMetric(b.Metric)
 			for i, v := range Variants() {
 				gain := 1 + 0.7*float64(i)
-				if m.better < 0 {
+				if m.Better < 0 {
 					gain = 1 / gain
 				}
-				median := base[b.metric] * gain
-				r.Rows = append(r.Rows, Row{b.test, v, m.name, m.unit, median, median * 0.93, median * 1.08, 5})
+				median := base[b.Metric] * gain
+				r.Rows = append(r.Rows, row(b.Test, v, m.Name, m.Unit, median, median*0.93, median*1.08, 5))
 			}
 		}
 	}
-	r.Rows = append(r.Rows, Row{"pps64", variantGen, "pps", "packets/s", 5.2e6, 5.1e6, 5.3e6, 5})
+	r.Rows = append(r.Rows, row("pps64", report.Generator, "pps", "packets/s", 5.2e6, 5.1e6, 5.3e6, 5))
 	return r
-}
-
-func TestWriteJSONFormat(t *testing.T) {
-	var out bytes.Buffer
-	r := &Report{Machine: Machine{CPU: "x"}, Rows: []Row{{"pps64", "xdp", "pps", "packets/s", 2000000.123456, 1, 3, 5}}}
-	if err := r.WriteJSON(&out); err != nil {
-		t.Fatal(err)
-	}
-	var got struct {
-		Machine map[string]any
-		Rows    []map[string]any
-	}
-	if err := json.Unmarshal(out.Bytes(), &got); err != nil {
-		t.Fatal(err)
-	}
-	want := []map[string]any{{
-		"test": "pps64", "variant": "xdp", "metric": "pps", "unit": "packets/s",
-		"median": 2e6, "min": 1.0, "max": 3.0, "n": 5.0,
-	}}
-	if diff := cmp.Diff(want, got.Rows); diff != "" {
-		t.Errorf("rows (-want +got):\n%s", diff)
-	}
-	for _, key := range []string{"cpu", "cores", "kernel", "date", "go", "weft"} {
-		if _, ok := got.Machine[key]; !ok {
-			t.Errorf("machine lacks %q", key)
-		}
-	}
-}
-
-func TestWriteJSONWithoutRows(t *testing.T) {
-	var out bytes.Buffer
-	if err := (&Report{}).WriteJSON(&out); err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(out.String(), `"rows": []`) {
-		t.Errorf("rows of an empty report are not an empty list:\n%s", out.String())
-	}
 }
 
 func TestWriteMarkdown(t *testing.T) {
 	var out bytes.Buffer
-	r := &Report{Rows: []Row{
-		{"pps64", "gen", "pps", "packets/s", 5e6, 5e6, 5e6, 3},
-		{"pps64", "xdp", "pps", "packets/s", 2e6, 1.9e6, 2.1e6, 3},
-		{"pps64", "iptables", "pps", "packets/s", 4e5, 4e5, 4e5, 3},
-		{"rr1", "xdp", "p50_us", "µs", 20, 19, 21, 3},
-		{"rr1", "tc", "p50_us", "µs", 30, 29, 31, 3},
+	r := &report.Report{View: routeView, Rows: []report.Row{
+		row("pps64", "gen", "pps", "packets/s", 5e6, 5e6, 5e6, 3),
+		row("pps64", "xdp", "pps", "packets/s", 2e6, 1.9e6, 2.1e6, 3),
+		row("pps64", "iptables", "pps", "packets/s", 4e5, 4e5, 4e5, 3),
+		row("rr1", "xdp", "p50_us", "µs", 20, 19, 21, 3),
+		row("rr1", "tc", "p50_us", "µs", 30, 29, 31, 3),
 	}}
 	if err := r.WriteMarkdown(&out); err != nil {
 		t.Fatal(err)
@@ -106,11 +74,11 @@ func TestWriteMarkdown(t *testing.T) {
 }
 
 func TestWriteSVGIsWellFormed(t *testing.T) {
-	cases := map[string]*Report{
-		"full": fullReport(), "empty": {},
-		"one row": {Rows: []Row{{"pps64", "xdp", "pps", "packets/s", 2e6, 2e6, 2e6, 1}}},
-		"zero":    {Rows: []Row{{"udp64", "xdp", "kpps", "kpackets/s", 0, 0, 0, 1}}},
-		"hostile": {Machine: Machine{CPU: `<script>"&`}, Rows: []Row{{"rr1", "tc", "p50_us", "µs", 1, 1, 2, 1}}},
+	cases := map[string]*report.Report{
+		"full": fullReport(), "empty": {View: routeView}, "viewless": {},
+		"one row": {View: routeView, Rows: []report.Row{row("pps64", "xdp", "pps", "packets/s", 2e6, 2e6, 2e6, 1)}},
+		"zero":    {View: routeView, Rows: []report.Row{row("udp64", "xdp", "kpps", "kpackets/s", 0, 0, 0, 1)}},
+		"hostile": {View: routeView, Machine: report.Machine{CPU: `<script>"&`}, Rows: []report.Row{row("rr1", "tc", "p50_us", "µs", 1, 1, 2, 1)}},
 	}
 	for name, r := range cases {
 		t.Run(name, func(t *testing.T) {

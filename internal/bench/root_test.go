@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/bench/report"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/netns"
 )
@@ -39,7 +40,7 @@ func TestPPSCountsWhatItSends(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, test := range []string{"pps64", "pps64-flows1k"} {
-		for _, variant := range []string{variantGen, VariantPlain, VariantIPTables} {
+		for _, variant := range []string{report.Generator, VariantPlain, VariantIPTables} {
 			pps, ok := r.Row(test, variant, "pps")
 			if !ok || pps.Median <= 0 {
 				t.Errorf("%s/%s: pps %v (there: %t)", test, variant, pps.Median, ok)
@@ -90,7 +91,7 @@ func TestWireMTUPutsOffloadsBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = b.close(context.Background()) }()
-	run := wireMTU(func(context.Context, *bed, time.Duration) (sample, error) {
+	run := wireMTU(func(context.Context, *bed, time.Duration) (report.Sample, error) {
 		for _, p := range b.wire {
 			if changed, err := setFeatures(p, false, segmentation...); err != nil || len(changed) > 0 {
 				t.Errorf("on the wire during the test: %v, %v", changed, err)

@@ -3,6 +3,8 @@ package bench
 import (
 	"context"
 	"slices"
+
+	"weft.dev/weft/internal/bench/report"
 )
 
 // suite is one benchmark: what it measures, on which beds, and how its report is shown.
@@ -16,45 +18,7 @@ type suite struct {
 	// suits says whether a test can be run in a variant.
 	suits func(t test, variant string) bool
 	build func(ctx context.Context, binary, variant string, s shape) (*bed, error)
-	view  *view
-}
-
-// view is how a report is shown.
-type view struct {
-	title            string
-	order            []string // of the variants
-	references       []reference
-	colours, legends map[string]string
-	panels           func() []panel
-}
-
-// reference is what the ratios of a column are taken against: one variant, or one for each.
-type reference struct {
-	name string
-	of   func(variant string) string
-}
-
-// always is a reference that is the same for all variants.
-func always(variant string) reference {
-	return reference{variant, func(string) string { return variant }}
-}
-
-// look is how the report is shown. One that was read from a file tells by its variants whose it is.
-func (r *Report) look() *view {
-	switch {
-	case r.view != nil:
-		return r.view
-	case slices.ContainsFunc(r.Rows, func(row Row) bool {
-		return row.Variant != variantGen && !slices.Contains(routeView.order, row.Variant)
-	}):
-		return encryptView
-	}
-	return routeView
-}
-
-var routeView = &view{
-	title: "Weft: routing benchmarks", order: Variants(), references: []reference{always(VariantIPTables), always(VariantTC)},
-	colours: routeColours, legends: routeLegends, panels: routePanels,
+	view  *report.View
 }
 
 // routeSuite is what Route measures.
@@ -72,7 +36,7 @@ func routeSuite() *suite {
 
 func routeSuits(t test, variant string) bool {
 	switch variant {
-	case variantGen:
+	case report.Generator:
 		return t.gen
 	case VariantBare:
 		return t.gen && t.endpoints == 0
@@ -117,7 +81,7 @@ func (s *suite) choose(names []string) ([]test, error) {
 }
 
 // measure checks the options against a suite and runs it.
-func measure(ctx context.Context, s *suite, opts Options) (*Report, error) {
+func measure(ctx context.Context, s *suite, opts Options) (*report.Report, error) {
 	plan, err := newPlan(s, opts)
 	if err != nil {
 		return nil, err

@@ -5,16 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
+
+	"weft.dev/weft/internal/bench/load"
+	"weft.dev/weft/internal/bench/report"
 )
 
-// variantGen names the rows of the generator's own cost. It is measured beside the
-// others whenever a packet-rate test runs, and cannot be chosen.
-const variantGen = "gen"
-
 // runFunc measures one bed once.
-type runFunc func(ctx context.Context, b *bed, dur time.Duration) (sample, error)
+type runFunc func(ctx context.Context, b *bed, dur time.Duration) (report.Sample, error)
 
 // test is one thing to measure.
 type test struct {
@@ -33,7 +31,7 @@ type test struct {
 	weftOnly bool
 	run      runFunc
 	// runMany replaces run where one run yields several samples of the same kind.
-	runMany func(ctx context.Context, b *bed) ([]sample, error)
+	runMany func(ctx context.Context, b *bed) ([]report.Sample, error)
 }
 
 // allTests lists every test in the order in which they run.
@@ -95,7 +93,7 @@ func remote(b *bed) (from, to pod) { return b.near[0], b.far[0] }
 func local(b *bed) (from, to pod)  { return b.near[0], b.near[1] }
 
 func runPPS(length, flows int) runFunc {
-	return func(ctx context.Context, b *bed, dur time.Duration) (sample, error) {
+	return func(ctx context.Context, b *bed, dur time.Duration) (report.Sample, error) {
 		res, err := generate(ctx, b, length, flows, dur)
 		if err != nil {
 			return nil, err
@@ -105,37 +103,37 @@ func runPPS(length, flows int) runFunc {
 }
 
 func runBulk(streams int, between func(*bed) (pod, pod)) runFunc {
-	return func(ctx context.Context, b *bed, dur time.Duration) (sample, error) {
+	return func(ctx context.Context, b *bed, dur time.Duration) (report.Sample, error) {
 		from, to := between(b)
-		return bulk(ctx, from, to, streams, dur)
+		return load.Bulk(ctx, from.peer(), to.peer(), streams, dur)
 	}
 }
 
 func runRR(n int, between func(*bed) (pod, pod)) runFunc {
-	return func(ctx context.Context, b *bed, dur time.Duration) (sample, error) {
+	return func(ctx context.Context, b *bed, dur time.Duration) (report.Sample, error) {
 		from, to := between(b)
-		return rr(ctx, from, to, n, dur)
+		return load.RR(ctx, from.peer(), to.peer(), n, dur)
 	}
 }
 
 func runCRR(n int) runFunc {
-	return func(ctx context.Context, b *bed, dur time.Duration) (sample, error) {
+	return func(ctx context.Context, b *bed, dur time.Duration) (report.Sample, error) {
 		from, to := remote(b)
-		return crr(ctx, from, to, n, dur)
+		return load.CRR(ctx, from.peer(), to.peer(), n, dur)
 	}
 }
 
 func runUDP(length int) runFunc {
-	return func(ctx context.Context, b *bed, dur time.Duration) (sample, error) {
+	return func(ctx context.Context, b *bed, dur time.Duration) (report.Sample, error) {
 		from, to := remote(b)
-		return udpFlood(ctx, from, to, length-headerLen, dur)
+		return load.UDP(ctx, from.peer(), to.peer(), length-headerLen, dur)
 	}
 }
 
 // wireMTU runs a test with segmentation offload off on both ends of the wire, so
 // that no packet larger than the MTU crosses it: nearer to a real network card.
 func wireMTU(run runFunc) runFunc {
-	return func(ctx context.Context, b *bed, dur time.Duration) (s sample, err error) {
+	return func(ctx context.Context, b *bed, dur time.Duration) (s report.Sample, err error) {
 		for _, p := range b.wire {
 			changed, err := setFeatures(p, false, segmentation...)
 			if err != nil {
@@ -153,16 +151,5 @@ func wireMTU(run runFunc) runFunc {
 
 // isWeft tells variants with an agent from the baselines.
 func isWeft(variant string) bool {
-	return !slices.Contains([]string{VariantPlain, VariantIPTables, VariantBare, variantGen}, variant)
-}
-
-// describeSample renders a sample for the progress line, in the metrics' order.
-func describeSample(s sample) string {
-	var parts []string
-	for _, m := range metrics {
-		if v, ok := s[m.name]; ok {
-			parts = append(parts, fmt.Sprintf("%s %s", m.name, formatValue(v)))
-		}
-	}
-	return strings.Join(parts, "  ")
+	return !slices.Contains([]string{VariantPlain, VariantIPTables, VariantBare, report.Generator}, variant)
 }

@@ -12,7 +12,7 @@ import (
 	"os"
 	"time"
 
-	"weft.dev/weft/internal/bench"
+	"weft.dev/weft/internal/bench/report"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/sibling"
 )
@@ -45,7 +45,7 @@ type demo struct {
 	opts Options
 	lab  *lab.Lab
 	// measured is what the benchmark has measured so far.
-	measured bench.Report
+	measured report.Report
 }
 
 // step is one chapter. Its error becomes a failed check of its name; the demo goes on.

@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"weft.dev/weft/internal/bench"
+	"weft.dev/weft/internal/bench/report"
 )
 
 // The files of a report.
@@ -68,7 +68,7 @@ func (r *Report) WriteJSON(w io.Writer) error {
 
 // routeOf picks the report's figures from the benchmark's. A variant of which one is
 // missing was not measured and is left out.
-func routeOf(measured *bench.Report) map[string]Route {
+func routeOf(measured *report.Report) map[string]Route {
 	route := map[string]Route{}
 	for _, variant := range routeVariants {
 		pps, ok1 := measured.Row("pps64", variant, "pps")

@@ -15,16 +15,17 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"weft.dev/weft/internal/bench"
+	"weft.dev/weft/internal/bench/report"
 )
 
-func measured(variants ...string) *bench.Report {
-	r := &bench.Report{Machine: bench.Machine{CPU: "test", Cores: 2, Repeats: 3, Seconds: 1}}
+func measured(variants ...string) *report.Report {
+	r := &report.Report{Machine: report.Machine{CPU: "test", Cores: 2, Repeats: 3, Seconds: 1}}
 	for i, v := range variants {
 		f := float64(i + 1)
 		r.Rows = append(r.Rows,
-			bench.Row{Test: "pps64", Variant: v, Metric: "pps", Unit: "packets/s", Median: 500000.4 * f, Min: 400000, Max: 600000 * f, N: 3},
-			bench.Row{Test: "pps64", Variant: v, Metric: "ns_per_packet", Unit: "ns", Median: 2000.123 / f, Min: 1, Max: 3000, N: 3},
-			bench.Row{Test: "pps64", Variant: v, Metric: "net_ns_per_packet", Unit: "ns", Median: 1600.987 / f, Min: 1, Max: 3000, N: 3})
+			report.Row{Test: "pps64", Variant: v, Metric: "pps", Unit: "packets/s", Median: 500000.4 * f, Min: 400000, Max: 600000 * f, N: 3},
+			report.Row{Test: "pps64", Variant: v, Metric: "ns_per_packet", Unit: "ns", Median: 2000.123 / f, Min: 1, Max: 3000, N: 3},
+			report.Row{Test: "pps64", Variant: v, Metric: "net_ns_per_packet", Unit: "ns", Median: 1600.987 / f, Min: 1, Max: 3000, N: 3})
 	}
 	return r
 }
@@ -32,7 +33,7 @@ func measured(variants ...string) *bench.Report {
 func TestRouteOf(t *testing.T) {
 	r := measured(bench.VariantIPTables, bench.VariantXDP, bench.VariantPlain)
 	// Without its packet rate a variant was not measured.
-	r.Rows = append(r.Rows, bench.Row{Test: "pps64", Variant: bench.VariantTC, Metric: "ns_per_packet", Median: 1})
+	r.Rows = append(r.Rows, report.Row{Test: "pps64", Variant: bench.VariantTC, Metric: "ns_per_packet", Median: 1})
 	want := map[string]Route{
 		"iptables": {500000, 2000.1, 1601},
 		"xdp":      {1000001, 1000.1, 800.5},

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/bench"
+	"weft.dev/weft/internal/bench/report"
 )
 
 // routeVariants are what the demo compares, in the order shown.
@@ -55,17 +56,17 @@ func (d *demo) route(ctx context.Context) error {
 func (d *demo) measure(ctx context.Context, limit time.Duration, tests ...string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("took longer than %s", limit))
 	defer cancel()
-	report, err := bench.Route(ctx, bench.Options{
+	measured, err := bench.Route(ctx, bench.Options{
 		Binary: d.opts.Binary, Variants: routeVariants, Tests: tests, Repeats: benchRepeats, Quick: true, Out: d.opts.Progress,
 	})
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = fmt.Errorf("%w: %w", cause, err)
 	}
-	if report != nil {
-		if d.measured.Machine == (bench.Machine{}) {
-			d.measured.Machine = report.Machine
+	if measured != nil {
+		if d.measured.View == nil {
+			d.measured.Machine, d.measured.View = measured.Machine, measured.View
 		}
-		d.measured.Rows = append(d.measured.Rows, report.Rows...)
+		d.measured.Rows = append(d.measured.Rows, measured.Rows...)
 	}
 	return err
 }
@@ -101,7 +102,7 @@ func because(err error) string {
 }
 
 // rateTable compares packet rates.
-func rateTable(r *bench.Report) *table {
+func rateTable(r *report.Report) *table {
 	t := &table{Header: []string{"64 B packets", "M packets/s", "min–max", "×", "ns/packet", "net ns", "net ×"}, Left: 1}
 	for _, variant := range routeVariants {
 		pps, ok := r.Row("pps64", variant, "pps")
@@ -119,7 +120,7 @@ func rateTable(r *bench.Report) *table {
 }
 
 // streamsTable compares bulk TCP and request/response across nodes.
-func streamsTable(r *bench.Report) *table {
+func streamsTable(r *report.Report) *table {
 	t := &table{Header: []string{"across nodes", "TCP Gbit/s", "min–max", "×", "round trip p50 µs", "p99 µs", "p50 ×"}, Left: 1}
 	for _, variant := range routeVariants {
 		row := []string{variant, "-", "-", ratio(r, "tcp1-remote", variant, "gbit_s"), "-", "-", ratio(r, "rr1", variant, "p50_us")}
@@ -139,7 +140,7 @@ func streamsTable(r *bench.Report) *table {
 	return t
 }
 
-func ratio(r *bench.Report, test, variant, metric string) string {
+func ratio(r *report.Report, test, variant, metric string) string {
 	v, ok := r.Ratio(test, variant, bench.VariantIPTables, metric)
 	if !ok {
 		return "-"

@@ -3,13 +3,12 @@ package demo
 import (
 	"context"
 	"fmt"
-	"html"
 	"html/template"
-	"strings"
 	"time"
 
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/lab"
+	"weft.dev/weft/internal/plot"
 )
 
 // sampleEvery is the width of the plot's steps.
@@ -94,37 +93,28 @@ func timeline(lines []line, o outage) template.HTML {
 	if end == 0 {
 		return ""
 	}
-	top := 500.0
-	for top < most {
-		top += 500
-	}
-	x := func(at float64) float64 { return plotLeft + at/end*(plotWidth-plotLeft-plotRight) }
-	y := func(rate float64) float64 { return plotHeight - plotBottom - rate/top*(plotHeight-plotTop-plotBottom) }
-	var svg strings.Builder
-	fmt.Fprintf(&svg, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" role="img" font-family="inherit" font-size="12"><title>Packets received per second</title>`+"\n", plotWidth, plotHeight)
-	fmt.Fprintf(&svg, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="#f6e3d5"/>`+"\n", x(o.gone), plotTop, x(o.ready)-x(o.gone), plotHeight-plotTop-plotBottom)
-	label(&svg, (x(o.gone)+x(o.ready))/2, plotTop+15, "middle", "#8a4b1f", fmt.Sprintf("no agent ready, %.1f s", o.ready-o.gone))
-	for rate := 0.0; rate <= top; rate += 500 {
-		fmt.Fprintf(&svg, `<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" stroke="#ddd"/>`+"\n", plotLeft, y(rate), plotWidth-plotRight, y(rate))
-		label(&svg, plotLeft-8, y(rate)+4, "end", "#555", fmt.Sprintf("%.0f", rate))
-	}
+	room := plot.Box{X: plotLeft, Y: plotTop, W: plotWidth - plotLeft - plotRight, H: plotHeight - plotTop - plotBottom}
+	x := func(at float64) float64 { return room.X + at/end*room.W }
+	const title = "Packets received per second"
+	var c plot.Canvas
+	c.Open(plotWidth, plotHeight, title)
+	c.Rect(plot.Box{X: x(o.gone), Y: room.Y, W: x(o.ready) - x(o.gone), H: room.H}, "#f6e3d5", "")
+	c.Text((x(o.gone)+x(o.ready))/2, plotTop+15, "note", "middle", fmt.Sprintf("no agent ready, %.1f s", o.ready-o.gone))
+	axis := plot.NewAxis(most, room)
+	axis.Grid(&c)
 	for second := 0.0; second <= end; second++ {
-		label(&svg, x(second), plotHeight-plotBottom+17, "middle", "#555", fmt.Sprintf("%.0f s", second))
+		c.Text(x(second), plotHeight-plotBottom+17, "axis", "middle", fmt.Sprintf("%.0f s", second))
 	}
-	label(&svg, plotLeft, 18, "start", "#222", "Packets received per second")
+	c.Text(plotLeft, 18, "panel", "start", title)
+	next := plotWidth / 2
 	for i, l := range lines {
-		colour := lineColours[i%len(lineColours)]
-		var points []string
+		var points []plot.Point
 		for _, p := range l.points {
-			points = append(points, fmt.Sprintf("%.1f,%.1f", x(p.at), y(p.rate)))
+			points = append(points, plot.Point{X: x(p.at), Y: axis.Y(p.rate)})
 		}
-		fmt.Fprintf(&svg, `<polyline points="%s" fill="none" stroke="%s" stroke-width="1.8"/>`+"\n", strings.Join(points, " "), colour)
-		label(&svg, plotWidth-plotRight-float64(len(lines)-1-i)*90, 18, "end", colour, l.name)
+		c.Curve(points, lineColours[i%len(lineColours)])
+		next = c.Legend(next, 7, lineColours[i%len(lineColours)], l.name)
 	}
-	svg.WriteString("</svg>")
-	return template.HTML(svg.String())
-}
-
-func label(svg *strings.Builder, x, y float64, anchor, colour, text string) {
-	fmt.Fprintf(svg, `<text x="%.1f" y="%.1f" text-anchor="%s" style="fill:%s">%s</text>`+"\n", x, y, anchor, colour, html.EscapeString(text))
+	c.Close()
+	return template.HTML(c.String())
 }

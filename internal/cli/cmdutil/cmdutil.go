@@ -66,12 +66,7 @@ func (a *App) Root(root *cobra.Command, verbs ...*cobra.Command) *cobra.Command 
 	flags.StringVar(&a.Instance, "instance", os.Getenv("WEFT_INSTANCE"), "the agent's instance name (environment: WEFT_INSTANCE)")
 	flags.StringVar(&a.Socket, "socket", os.Getenv("WEFT_SOCKET"), "the agent's socket (environment: WEFT_SOCKET)")
 	flags.StringVarP(&a.Format, "output", "o", string(output.Table), "output format: "+strings.Join(output.Formats, ", "))
-	root.PersistentPreRunE = func(*cobra.Command, []string) error {
-		if _, err := output.Parse(a.Format); err != nil {
-			return &ExitError{ExitUsage, err}
-		}
-		return nil
-	}
+	root.PersistentPreRunE = func(*cobra.Command, []string) error { return a.CheckFormat() }
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &ExitError{ExitUsage, fmt.Errorf("%s: %w", cmd.CommandPath(), err)}
 	})
@@ -79,6 +74,14 @@ func (a *App) Root(root *cobra.Command, verbs ...*cobra.Command) *cobra.Command 
 	root.AddCommand(verbs...)
 	strictArgs(root)
 	return root
+}
+
+// CheckFormat refuses an output format that there is not.
+func (a *App) CheckFormat() error {
+	if _, err := output.Parse(a.Format); err != nil {
+		return &ExitError{ExitUsage, err}
+	}
+	return nil
 }
 
 // Execute runs the command line of this process until it ends or is told to, and returns its exit

@@ -12,14 +12,24 @@ import (
 	"github.com/spf13/cobra"
 
 	"weft.dev/weft/internal/bench"
+	"weft.dev/weft/internal/bench/report"
 	"weft.dev/weft/internal/cli/cmdutil"
 )
+
+// benchfmt is an output format that benchmarks alone have: benchstat's.
+const benchfmt = "benchfmt"
 
 func newBench(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "bench",
 		Short:   "Measure the datapath on this machine",
 		Example: "  weft bench route --quick",
+	}
+	cmd.PersistentPreRunE = func(*cobra.Command, []string) error {
+		if a.Format == benchfmt {
+			return nil
+		}
+		return a.CheckFormat()
 	}
 	cmd.AddCommand(newBenchRoute(a), newBenchEncrypt(a))
 	return cmd
@@ -56,7 +66,7 @@ generator, the engines alone, and the cost of a packet by the number of peers an
 
 // benchCommand is a benchmark as a command.
 type benchCommand struct {
-	measure                 func(context.Context, bench.Options) (*bench.Report, error)
+	measure                 func(context.Context, bench.Options) (*report.Report, error)
 	tests, groups, variants []string
 	leftOut                 string // of the variants, by default
 
@@ -68,8 +78,8 @@ type benchCommand struct {
 func (b *benchCommand) command(a *app, cmd *cobra.Command) *cobra.Command {
 	cmd.Long += `
 It builds its own lab of network namespaces and takes it down again. Progress goes to standard
-error, the result to standard output: a Markdown table, or with -o json the format that all
-of Weft's benchmarks share.
+error, the result to standard output: a Markdown table, with -o json the format that all of
+Weft's benchmarks share, or with -o benchfmt what benchstat compares.
 
 Tests: ` + strings.Join(b.tests, ", ") + `
 Groups of tests: ` + strings.Join(b.groups, ", ") + `
@@ -106,11 +116,14 @@ func (b *benchCommand) flags(cmd *cobra.Command) {
 }
 
 // writeReport writes a report to the named files and prints it.
-func writeReport(a *app, result *bench.Report, svg, markdown, report string) error {
+func writeReport(a *app, result *report.Report, svg, markdown, report string) error {
 	for file, write := range map[string]func(io.Writer) error{svg: result.WriteSVG, markdown: result.WriteMarkdown, report: result.WriteJSON} {
 		if err := writeFile(file, write); err != nil {
 			return err
 		}
+	}
+	if a.Format == benchfmt {
+		return result.WriteBenchfmt(a.Out)
 	}
 	return a.Print(result, func(w io.Writer, _ bool) error { return result.WriteMarkdown(w) })
 }

@@ -24,6 +24,8 @@ func TestCalls(t *testing.T) {
 		{"lab upp", cmdutil.ExitUsage, "unknown command \"upp\" for \"weft lab\""},
 		{"lab status -o xml", cmdutil.ExitUsage, "use one of table, wide, json, yaml"},
 		{"__complete lab up --sysctls ", cmdutil.ExitOK, "distribution"},
+		{"bench route -o xml", cmdutil.ExitUsage, "use one of table, wide, json, yaml"},
+		{"bench route -o benchfmt --test nothing", cmdutil.ExitFailed, "\"nothing\" is not known"},
 		{"bench route --help", cmdutil.ExitOK, "weft bench route --quick"},
 	} {
 		var out, errOut bytes.Buffer

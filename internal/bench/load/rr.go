@@ -1,4 +1,4 @@
-package bench
+package load
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/bench/report"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -18,9 +19,9 @@ const rrWarm = 200 * time.Millisecond
 // maxSamples bounds the latencies kept per connection.
 const maxSamples = 1 << 20
 
-// rr exchanges one byte each way over n connections as fast as it goes, with every
+// RR exchanges one byte each way over n connections as fast as it goes, with every
 // CPU kept awake, and returns latency, rate and CPU cost.
-func rr(ctx context.Context, from, to pod, n int, dur time.Duration) (sample, error) {
+func RR(ctx context.Context, from, to Peer, n int, dur time.Duration) (report.Sample, error) {
 	spin, err := startSpinners(ctx)
 	if err != nil {
 		return nil, err
@@ -49,7 +50,7 @@ func rr(ctx context.Context, from, to pod, n int, dur time.Duration) (sample, er
 	if total == 0 {
 		return nil, fmt.Errorf("request/response %s to %s: no transaction ended", from.IP, to.IP)
 	}
-	return sample{
+	return report.Sample{
 		"transactions_s":         float64(total) / m.wall.Seconds(),
 		"p50_us":                 float64(quantile(all, 0.50)) / 1e3,
 		"p99_us":                 float64(quantile(all, 0.99)) / 1e3,
@@ -58,7 +59,7 @@ func rr(ctx context.Context, from, to pod, n int, dur time.Duration) (sample, er
 }
 
 // rrConn starts the two threads of one connection.
-func (w *workers) rrConn(from, to pod, i int, latencies *[]uint32, count *uint64) error {
+func (w *workers) rrConn(from, to Peer, i int, latencies *[]uint32, count *uint64) error {
 	at := netip.AddrPortFrom(to.IP, uint16(firstPort+i))
 	if err := w.serveOne(to.NS, at, func(conn int) error { return echo(conn, &w.phase) }); err != nil {
 		return err
@@ -129,4 +130,13 @@ func ignoreStopped(p *phase, what string, err error) error {
 		return fmt.Errorf("%s: connection closed early", what)
 	}
 	return fmt.Errorf("%s: %w", what, err)
+}
+
+// quantile returns the q-quantile of sorted values by the nearest-rank rule.
+func quantile(sorted []uint32, q float64) uint32 {
+	if len(sorted) == 0 {
+		return 0
+	}
+	rank := int(q*float64(len(sorted))+0.999999) - 1
+	return sorted[min(max(rank, 0), len(sorted)-1)]
 }

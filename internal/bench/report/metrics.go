@@ -1,17 +1,21 @@
-package bench
+package report
 
-import "slices"
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
 
-// metric is what a row measures and in which unit.
-type metric struct {
-	name string
-	unit string
-	// better is +1 when more is better, -1 when less is, 0 when it only informs.
-	better int
+// Metric is what a row measures and in which unit.
+type Metric struct {
+	Name string
+	Unit string
+	// Better is +1 when more is better, -1 when less is, 0 when it only informs.
+	Better int
 }
 
 // The metrics, in the order in which a test's rows are shown.
-var metrics = []metric{
+var metrics = []Metric{
 	{"pps", "packets/s", +1},
 	{"ns_per_packet", "ns", -1},
 	{"net_ns_per_packet", "ns", -1},
@@ -42,19 +46,30 @@ var metrics = []metric{
 	{"ready_s", "s", -1},
 }
 
-// findMetric returns the metric's definition; an unknown name is a bug of the
+// FindMetric returns the metric's definition; an unknown name is a bug of the
 // package and comes back without a unit.
-func findMetric(name string) metric {
+func FindMetric(name string) Metric {
 	for _, m := range metrics {
-		if m.name == name {
+		if m.Name == name {
 			return m
 		}
 	}
-	return metric{name: name}
+	return Metric{Name: name}
 }
 
-// sample is what one run of one test measured, by metric name.
-type sample map[string]float64
+// Sample is what one run of one test measured, by metric name.
+type Sample map[string]float64
+
+// String renders a sample for the progress line, in the metrics' order.
+func (s Sample) String() string {
+	var parts []string
+	for _, m := range metrics {
+		if v, ok := s[m.Name]; ok {
+			parts = append(parts, fmt.Sprintf("%s %s", m.Name, formatValue(v)))
+		}
+	}
+	return strings.Join(parts, "  ")
+}
 
 // summary condenses values; the median of an even number is the mean of the middle two.
 func summary(values []float64) (median, low, high float64) {
@@ -70,47 +85,39 @@ func summary(values []float64) (median, low, high float64) {
 	return median, sorted[0], sorted[n-1]
 }
 
-// quantile returns the q-quantile of sorted values by the nearest-rank rule.
-func quantile(sorted []uint32, q float64) uint32 {
-	if len(sorted) == 0 {
-		return 0
-	}
-	rank := int(q*float64(len(sorted))+0.999999) - 1
-	return sorted[min(max(rank, 0), len(sorted)-1)]
-}
-
-// collector gathers samples and keeps tests and variants in the order of the run.
-type collector struct {
+// Collector gathers Samples and keeps tests and variants in the order of the run.
+type Collector struct {
 	tests, variants []string
 	values          map[[3]string][]float64 // test, variant, metric
 }
 
-func newCollector(tests, variants []string) *collector {
-	return &collector{tests: tests, variants: variants, values: map[[3]string][]float64{}}
+// NewCollector is for tests and variants in the order of the run.
+func NewCollector(tests, variants []string) *Collector {
+	return &Collector{tests: tests, variants: variants, values: map[[3]string][]float64{}}
 }
 
-// add records one run's sample.
-func (c *collector) add(test, variant string, s sample) {
+// Add records one run's Sample.
+func (c *Collector) Add(test, variant string, s Sample) {
 	for name, value := range s {
 		key := [3]string{test, variant, name}
 		c.values[key] = append(c.values[key], value)
 	}
 }
 
-// rows condenses everything recorded so far.
-func (c *collector) rows() []Row {
+// Rows condenses everything recorded so far.
+func (c *Collector) Rows() []Row {
 	var rows []Row
 	for _, test := range c.tests {
 		for _, m := range metrics {
 			for _, variant := range c.variants {
-				values := c.values[[3]string{test, variant, m.name}]
+				values := c.values[[3]string{test, variant, m.Name}]
 				if len(values) == 0 {
 					continue
 				}
 				median, low, high := summary(values)
 				rows = append(rows, Row{
-					Test: test, Variant: variant, Metric: m.name, Unit: m.unit,
-					Median: median, Min: low, Max: high, N: len(values),
+					Test: test, Variant: variant, Metric: m.Name, Unit: m.Unit,
+					Median: median, Min: low, Max: high, N: len(values), Values: values,
 				})
 			}
 		}

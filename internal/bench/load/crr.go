@@ -1,4 +1,4 @@
-package bench
+package load
 
 import (
 	"context"
@@ -7,12 +7,14 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/bench/report"
 )
 
-// crr opens a connection, sends one byte each way and closes it, n at a time, and
+// CRR opens a connection, sends one byte each way and closes it, n at a time, and
 // returns the rate and CPU cost. Each of the n has a port of its own, so that no
 // run comes near the end of the client's port range.
-func crr(ctx context.Context, from, to pod, n int, dur time.Duration) (sample, error) {
+func CRR(ctx context.Context, from, to Peer, n int, dur time.Duration) (report.Sample, error) {
 	var w workers
 	counts := make([]uint64, n)
 	for i := range n {
@@ -32,14 +34,14 @@ func crr(ctx context.Context, from, to pod, n int, dur time.Duration) (sample, e
 	if total == 0 {
 		return nil, fmt.Errorf("connections %s to %s: none ended", from.IP, to.IP)
 	}
-	return sample{
+	return report.Sample{
 		"connections_s":         float64(total) / m.wall.Seconds(),
 		"cpu_us_per_connection": float64(m.cpu.Microseconds()) / float64(total),
 	}, nil
 }
 
 // crrLoop starts one client and one server thread.
-func (w *workers) crrLoop(from, to pod, i int, count *uint64) error {
+func (w *workers) crrLoop(from, to Peer, i int, count *uint64) error {
 	at := netip.AddrPortFrom(to.IP, uint16(firstPort+i))
 	l, err := listenIn(to.NS, at)
 	if err != nil {

@@ -1,4 +1,8 @@
-package bench
+// Package report is what a benchmark has measured: medians with their spread, and how they are shown.
+package report
+
+// Generator names the rows of a packet-rate test's generator alone; it is no variant to choose.
+const Generator = "gen"
 
 // Machine names where and with what a report was measured.
 type Machine struct {
@@ -26,6 +30,9 @@ type Row struct {
 	Min     float64 `json:"min"`
 	Max     float64 `json:"max"`
 	N       int     `json:"n"`
+
+	// Values are what each repeat measured; a report that was read from a file has none.
+	Values []float64 `json:"-"`
 }
 
 // Report is a finished benchmark run.
@@ -33,8 +40,8 @@ type Report struct {
 	Machine Machine `json:"machine"`
 	Rows    []Row   `json:"rows"`
 
-	// view is how it is shown; nil: as its variants tell.
-	view *view
+	// View is how it is shown; a report that was read from a file has none.
+	View *View `json:"-"`
 }
 
 // Row returns the row of a test, variant and metric.
@@ -45,4 +52,12 @@ func (r *Report) Row(test, variant, metric string) (Row, bool) {
 		}
 	}
 	return Row{}, false
+}
+
+// view is how the report is shown, if only as plain tables.
+func (r *Report) view() *View {
+	if r.View == nil {
+		return &View{}
+	}
+	return r.View
 }

@@ -1,4 +1,6 @@
-package bench
+// Package load is traffic through sockets between two pods, as fast as it goes: bulk TCP, UDP,
+// request/response and connections, each by threads of its own with what it costs in CPU time.
+package load
 
 import (
 	"context"
@@ -22,6 +24,12 @@ const ioTimeout = 200 * time.Millisecond
 
 // stallTimeout is how long a connection may make no progress before the run fails.
 const stallTimeout = 5 * time.Second
+
+// Peer is one end: a pod.
+type Peer struct {
+	NS string // path of its network namespace
+	IP netip.Addr
+}
 
 // phase is where a traffic run is; workers read it once per transaction.
 type phase struct{ v atomic.Int32 }

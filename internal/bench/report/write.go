@@ -1,4 +1,4 @@
-package bench
+package report
 
 import (
 	"encoding/json"
@@ -34,7 +34,7 @@ func (r *Report) WriteJSON(w io.Writer) error {
 // median its spread and its ratios to the reference variants.
 func (r *Report) WriteMarkdown(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s\n\n", r.Machine.line())
+	fmt.Fprintf(&b, "%s\n\n", r.Machine.Line())
 	b.WriteString("Each cell: median (min–max). × is the ratio of medians, turned so that more than 1 is better.\n")
 	for _, test := range r.tests() {
 		r.markdownTest(&b, test)
@@ -45,8 +45,8 @@ func (r *Report) WriteMarkdown(w io.Writer) error {
 	return nil
 }
 
-// line describes the machine in one sentence.
-func (m Machine) line() string {
+// Line describes the machine in one sentence.
+func (m Machine) Line() string {
 	return fmt.Sprintf("%s, %d cores, Linux %s, %s, weft %s, %s; %d repeats of %g s each, load %.2f before.",
 		m.CPU, m.Cores, m.Kernel, m.Go, m.Weft, m.Date, m.Repeats, m.Seconds, m.Load)
 }
@@ -57,10 +57,10 @@ func (r *Report) markdownTest(b *strings.Builder, test string) {
 	fmt.Fprintf(b, "\n### %s\n\n| variant |", test)
 	rule := "|---|"
 	for _, m := range columns {
-		fmt.Fprintf(b, " %s [%s] |", m.name, m.unit)
+		fmt.Fprintf(b, " %s [%s] |", m.Name, m.Unit)
 		rule += "---:|"
 		for _, ref := range r.refsFor(test, m) {
-			fmt.Fprintf(b, " × %s |", ref.name)
+			fmt.Fprintf(b, " × %s |", ref.Name)
 			rule += "---:|"
 		}
 	}
@@ -68,7 +68,7 @@ func (r *Report) markdownTest(b *strings.Builder, test string) {
 	for _, variant := range r.variantsOf(test) {
 		fmt.Fprintf(b, "| %s |", variant)
 		for _, m := range columns {
-			row, ok := r.Row(test, variant, m.name)
+			row, ok := r.Row(test, variant, m.Name)
 			fmt.Fprintf(b, " %s |", cell(row, ok))
 			for _, ref := range r.refsFor(test, m) {
 				fmt.Fprintf(b, " %s |", r.ratioCell(row, ok, ref, m))
@@ -79,13 +79,13 @@ func (r *Report) markdownTest(b *strings.Builder, test string) {
 }
 
 // refsFor lists the references that a metric's column is compared with.
-func (r *Report) refsFor(test string, m metric) []reference {
-	if m.better == 0 || m.name == "loss" {
+func (r *Report) refsFor(test string, m Metric) []Reference {
+	if m.Better == 0 || m.Name == "loss" {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(r.look().references), func(ref reference) bool {
+	return slices.DeleteFunc(slices.Clone(r.view().References), func(ref Reference) bool {
 		return !slices.ContainsFunc(r.variantsOf(test), func(variant string) bool {
-			_, ok := r.Row(test, ref.of(variant), m.name)
+			_, ok := r.Row(test, ref.Of(variant), m.Name)
 			return ok
 		})
 	})
@@ -103,9 +103,9 @@ func cell(row Row, ok bool) string {
 }
 
 // ratioCell renders how much better than the reference a row is.
-func (r *Report) ratioCell(row Row, ok bool, ref reference, m metric) string {
-	ratio, known := r.Ratio(row.Test, row.Variant, ref.of(row.Variant), m.name)
-	if !ok || !known || row.Variant == variantGen {
+func (r *Report) ratioCell(row Row, ok bool, ref Reference, m Metric) string {
+	ratio, known := r.Ratio(row.Test, row.Variant, ref.Of(row.Variant), m.Name)
+	if !ok || !known || row.Variant == Generator {
 		return "–"
 	}
 	return fmt.Sprintf("%.2f", ratio)
@@ -120,7 +120,7 @@ func (r *Report) Ratio(test, variant, ref, metricName string) (ratio float64, ok
 	if !okA || !okB || a.Median <= 0 || b.Median <= 0 {
 		return 0, false
 	}
-	if findMetric(metricName).better < 0 {
+	if FindMetric(metricName).Better < 0 {
 		return b.Median / a.Median, true
 	}
 	return a.Median / b.Median, true
@@ -133,18 +133,18 @@ func (r *Report) tests() []string {
 
 func (r *Report) variantsOf(test string) []string {
 	found := uniq(r.Rows, func(row Row) (string, bool) { return row.Variant, row.Test == test })
-	order := append([]string{variantGen}, r.look().order...)
+	order := append([]string{Generator}, r.view().Order...)
 	slices.SortStableFunc(found, func(a, b string) int { return slices.Index(order, a) - slices.Index(order, b) })
 	return found
 }
 
-func (r *Report) metricsOf(test string) []metric {
-	var out []metric
+func (r *Report) metricsOf(test string) []Metric {
+	var out []Metric
 	for _, name := range uniq(r.Rows, func(row Row) (string, bool) { return row.Metric, row.Test == test }) {
-		m := findMetric(name)
-		if m.unit == "" {
+		m := FindMetric(name)
+		if m.Unit == "" {
 			i := slices.IndexFunc(r.Rows, func(row Row) bool { return row.Metric == name })
-			m.unit = r.Rows[i].Unit
+			m.Unit = r.Rows[i].Unit
 		}
 		out = append(out, m)
 	}

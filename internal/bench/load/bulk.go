@@ -1,4 +1,4 @@
-package bench
+package load
 
 import (
 	"context"
@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/bench/report"
 )
 
 // bulkChunk is the size of one write and one read of a bulk stream.
@@ -16,8 +18,8 @@ const bulkChunk = 128 << 10
 // bulkWarm lets TCP's slow start end before the clock starts.
 const bulkWarm = 400 * time.Millisecond
 
-// bulk sends TCP streams from one pod to another and returns throughput and CPU cost.
-func bulk(ctx context.Context, from, to pod, streams int, dur time.Duration) (sample, error) {
+// Bulk sends TCP streams from one pod to another and returns throughput and CPU cost.
+func Bulk(ctx context.Context, from, to Peer, streams int, dur time.Duration) (report.Sample, error) {
 	var w workers
 	received := make([]atomic.Uint64, streams)
 	for i := range streams {
@@ -40,7 +42,7 @@ func bulk(ctx context.Context, from, to pod, streams int, dur time.Duration) (sa
 	if bytes == 0 {
 		return nil, fmt.Errorf("bulk TCP %s to %s: nothing arrived", from.IP, to.IP)
 	}
-	return sample{
+	return report.Sample{
 		"gbit_s":       float64(bytes) * 8 / m.wall.Seconds() / 1e9,
 		"cpu_s_per_gb": m.cpu.Seconds() / (float64(bytes) / 1e9),
 	}, nil
@@ -67,7 +69,7 @@ func (w *workers) measureCPU(ctx context.Context, warm, dur time.Duration, begin
 }
 
 // bulkStream starts one stream's two threads.
-func (w *workers) bulkStream(from, to pod, i int, received *atomic.Uint64) error {
+func (w *workers) bulkStream(from, to Peer, i int, received *atomic.Uint64) error {
 	at := netip.AddrPortFrom(to.IP, uint16(firstPort+i))
 	if err := w.serveOne(to.NS, at, func(conn int) error { return drain(conn, &w.phase, received) }); err != nil {
 		return err

@@ -1,4 +1,4 @@
-package bench
+package load
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/bench/report"
 	"weft.dev/weft/internal/lab/traffic"
 	"weft.dev/weft/internal/netns"
 )
@@ -17,9 +18,9 @@ import (
 // udpBuffer is the receiver's socket buffer in bytes.
 const udpBuffer = 8 << 20
 
-// udpFlood sends datagrams through ordinary sockets and returns how many
+// UDP sends datagrams through ordinary sockets and returns how many
 // arrive per second.
-func udpFlood(ctx context.Context, from, to pod, payload int, dur time.Duration) (sample, error) {
+func UDP(ctx context.Context, from, to Peer, payload int, dur time.Duration) (report.Sample, error) {
 	at := netip.AddrPortFrom(to.IP, firstPort)
 	var w workers
 	var sent, received atomic.Uint64
@@ -45,7 +46,7 @@ func udpFlood(ctx context.Context, from, to pod, payload int, dur time.Duration)
 	if r == 0 {
 		return nil, fmt.Errorf("UDP %s to %s: none of %d datagrams arrived", from.IP, to.IP, s)
 	}
-	return sample{
+	return report.Sample{
 		"kpps":              float64(r) / m.wall.Seconds() / 1e3,
 		"loss":              max(0, 1-float64(r)/float64(s)),
 		"cpu_us_per_packet": float64(m.cpu.Microseconds()) / float64(r),
