@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* pod_out: egress of the own interface of a pod on the XDP road. The host side of that interface
+/* pod_out: egress of the own interface of a pod on the XDP datapath. The host side of that interface
  * has a native XDP program, so the kernel would cut every GSO packet that leaves by it. This
  * sends the stack's packets by the pod's second interface, whose host side has the TC
  * program and keeps them whole. XDP frames do not pass here: they leave by the first.

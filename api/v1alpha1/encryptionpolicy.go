@@ -18,7 +18,7 @@ const (
 // maxSelected bounds each list of an EncryptionPolicy.
 const maxSelected = 256
 
-// EncryptionPolicy names what may cross between nodes in plain. Everything that no
+// EncryptionPolicy names what may cross between nodes in cleartext. Everything that no
 // policy names is sealed. A policy with a namespace is about pods of that namespace;
 // one without is about the whole cluster.
 type EncryptionPolicy struct {

@@ -1,7 +1,7 @@
 // Command compare sets the reports of two builds of Weft beside each other: what a change costs or saves. The reports come from runs
 // in turns, one repeat each (scripts/compare-bench), since a lone run says nothing on a shared machine.
 //
-//	go run ./bench/compare [-rename xdp=xdp-road] [-json FILE] DIRECTORY
+//	go run ./bench/compare [-rename xdp=auto-xdp] [-json FILE] DIRECTORY
 //
 // The directory holds before-N.json and after-N.json, a pair for each N.
 package main

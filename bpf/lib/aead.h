@@ -16,7 +16,7 @@
 #define EBADMSG 74
 #define ENOKEY	126
 
-/* Makes an skb's first len bytes one piece of memory, and its own: TCP keeps clones for retransmission. */
+/* Makes an skb's first len bytes linear and unshared: TCP keeps clones for retransmission. */
 #ifdef WEFT_XDP
 #define ctx_own(ctx, len) 1
 #else
@@ -24,7 +24,7 @@
 #endif
 
 /* The kernel's module does it where the packet lies: seals size bytes with the tag, or opens -size. The packet
- * must be one piece of memory, for an skb also its own. */
+ * must be linear, for an skb also its own. */
 static __noinline int kmod_crypt(weft_ctx *ctx, struct weft_crypt *s, struct bpf_crypto_ctx *cipher, __u32 off,
 				 __s32 size)
 {

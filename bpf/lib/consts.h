@@ -29,7 +29,7 @@
 #define IP6_LEN 40
 
 /* Longest IPv6 extension chain that is followed, and how far into a frame headers may reach.
- * RFC 8504 section 5.3 lets a node bound both; a longer chain is dropped by name. */
+ * RFC 8504 section 5.3 lets a node bound both; a longer chain is dropped with a reason of its own. */
 #define MAX_EXT_HEADERS 6
 #define MAX_HEADERS	320
 

@@ -7,7 +7,7 @@
 #include "ctx.h"
 #include "maps.h"
 
-/* Whether a policy lets the address travel in plain. */
+/* Whether a policy lets the address travel in cleartext. */
 ALWAYS_INLINE int is_plain(const union weft_addr *addr)
 {
 	struct weft_route_key key = {.prefixlen = 128};

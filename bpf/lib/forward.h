@@ -13,7 +13,7 @@
 /* The slow path: the first packet of a flow takes it, with every check and every look-up, and keeps the
  * decision in the flow for the fast path. */
 
-/* Routes a packet that has passed its hook's checks: its flow, its road, its limits. c comes with the
+/* Routes a packet that has passed its hook's checks: its flow, its path, its limits. c comes with the
  * slots and the source MAC set; back_ifindex is where an ICMP error about it goes. */
 ALWAYS_INLINE int forward(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
 			  struct weft_cached *c, __u32 back_ifindex)

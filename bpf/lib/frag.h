@@ -49,7 +49,7 @@ ALWAYS_INLINE void frag_remember(const struct weft_pkt *p, const struct weft_fra
 }
 
 /* Gives a later fragment the ports of its first (RFC 791, RFC 8200 section 4.5), so that it belongs
- * to the same flow, meets the same policy and takes the same road. Without its first fragment, or
+ * to the same flow, meets the same policy and takes the same path. Without its first fragment, or
  * overlapping it, it is refused: nothing that was not checked passes. Each owner has places of its own for
  * what is to be remembered. */
 SUBPROGRAM int frag_check(struct weft_pkt *p)

@@ -157,8 +157,8 @@ SUBPROGRAM int icmp_to_host(weft_ctx *ctx, const struct weft_config *cfg, const 
 	to = route_of(&dst);
 	if (!to || to->flags & ROUTE_HOST || !(to->node || to->flags & ROUTE_NO_NODE) || is_plain(&dst))
 		return REASON_NONE;
-	/* That a sender's packets may travel in plain counts if the error goes to that one. To whomever else it
-	 * goes, the kernel may look up a route by the destination alone. */
+	/* That a sender's packets may travel in cleartext counts if the error goes to that one. To whomever
+	 * else it goes, the kernel may look up a route by the destination alone. */
 	return addr_equal(&src, &p->dst) && is_plain(&src) ? REASON_NONE : REASON_ICMP_UNSEALED;
 }
 

@@ -155,7 +155,7 @@ struct {
 	__type(value, __u8);
 } weft_uplinks SEC(".maps");
 
-/* Addresses that an EncryptionPolicy lets travel in plain. */
+/* Addresses that an EncryptionPolicy lets travel in cleartext. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

@@ -406,7 +406,7 @@ struct weft_pkt {
 	__u8 direction;	 /* seen from the local endpoint in slot */
 	__u8 frag_proto; /* what the IP or fragment header says follows: every fragment says the same */
 	__u16 slot;
-	/* Which node sealed the packet around it, and as whom; 0: it came in plain. With CTX_SEAL: for
+	/* Which node sealed the packet around it, and as whom; 0: it came in cleartext. With CTX_SEAL: for
 	 * which node it is to be sealed, and as whom. */
 	__u16 node;
 	__u32 identity;

@@ -255,7 +255,7 @@ func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links hostLi
 		dp.Close()
 		return nil, err
 	}
-	// Before any pod can send: an address that is not known as another node's pod would leave in plain.
+	// Before any pod can send: an address that is not known as another node's pod would leave in cleartext.
 	a.wait("the first synchronisation of nodes")
 	if err := a.syncNodes(ctx, running, a.index.Load()); err != nil {
 		a.log.Warn("peers are not all in order yet, will try again", "err", err)

@@ -65,7 +65,7 @@ func (b *backend) Status(ctx context.Context) (*admin.Status, error) {
 	status.Addresses, status.PodCIDRs = running.object.Spec.Addresses, running.object.Spec.PodCIDRs
 	status.Uplinks, status.MTU = running.links.Uplinks, running.mtu
 	status.UplinkMTU = running.links.MTU
-	b.addRoads(status, running)
+	b.addPodDatapaths(status, running)
 	var errLinks, errEvents, errBudgets error
 	status.Problems = append(status.Problems, running.dp.Problems()...)
 	status.Problems = append(status.Problems, running.manager.Problems()...)
@@ -108,7 +108,7 @@ func (b *backend) Endpoints(context.Context) ([]admin.Endpoint, error) {
 	for _, info := range running.manager.List() {
 		row := describe(info, traffic[info.Slot])
 		row.Budgets = bySlot[info.Slot]
-		row.Road = roadOf(running, info)
+		row.PodDatapath = podDatapathOf(running, info)
 		out = append(out, row)
 	}
 	return out, nil

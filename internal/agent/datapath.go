@@ -29,7 +29,7 @@ type Datapath interface {
 	Flows(limit int) ([]datapath.Flow, error)
 	Trace(from datapath.Endpoint, to netip.AddrPort, protocol uint8) (*datapath.Trace, error)
 	ModeStatus() datapath.ModeStatus
-	Road(datapath.Endpoint) datapath.Road
+	PodDatapath(datapath.Endpoint) datapath.PodDatapath
 	Links() ([]datapath.LinkStatus, error)
 	Problems() []string
 	Notes() []datapath.Note

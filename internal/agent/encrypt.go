@@ -139,7 +139,7 @@ func (a *Agent) keysWaiting(ctx context.Context, snapshot *store.Snapshot) strin
 	if !a.cfg.Encryption.On() || len(peers(snapshot.Nodes, a.cfg.Node)) == 0 {
 		return ""
 	}
-	const off = ", or set encryption.mode: \"off\" to route in plain"
+	const off = ", or set encryption.mode: \"off\" to route in cleartext"
 	ring := a.keys.Load()
 	if ring == nil {
 		if text := a.keysProblem(); text != keysOpening {

@@ -192,7 +192,7 @@ func TestEncryption(t *testing.T) {
 		}
 		problems := strings.Join(got.Problems, "\n")
 		return slices.Equal(got.Plain, prefixes("10.9.0.0/16")) && strings.Contains(problems, "not applied yet, so sealed still: 10.8.0.0/16") &&
-			strings.Contains(problems, "not asked for any more, and in plain until that is applied: 10.9.0.0/16")
+			strings.Contains(problems, "not asked for any more, and in cleartext until that is applied: 10.9.0.0/16")
 	})
 	dump, err := client.Sysdump(ctx)
 	if err != nil || !strings.Contains(string(dump["encrypt"]), `"node":"b"`) {

@@ -64,7 +64,7 @@ func plainProblems(wanted, applied []netip.Prefix) []string {
 		out = append(out, "plain: asked for and not applied yet, so sealed still: "+few(missing))
 	}
 	if left := without(applied, wanted); len(left) > 0 {
-		out = append(out, "plain: not asked for any more, and in plain until that is applied: "+few(left))
+		out = append(out, "plain: not asked for any more, and in cleartext until that is applied: "+few(left))
 	}
 	return out
 }
@@ -282,7 +282,7 @@ func add(sum *datapath.Traffic, t datapath.Traffic) {
 // encryptionLine is encryption in one line of `weft status`.
 func (b *backend) encryptionLine(running *node) string {
 	if !b.cfg.Encryption.On() {
-		return "off: packets to other nodes travel in plain"
+		return "off: packets to other nodes travel in cleartext"
 	}
 	count := len(peers(b.index.Load().snapshot.Nodes, b.cfg.Node))
 	line := fmt.Sprintf("%s, %s engine", b.cfg.Encryption.Mode, cmp.Or(running.dp.EngineStatus().Active, "no"))

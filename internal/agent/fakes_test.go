@@ -196,8 +196,8 @@ func (d fakeDatapath) Trace(from datapath.Endpoint, to netip.AddrPort, protocol 
 func (d fakeDatapath) ModeStatus() datapath.ModeStatus {
 	return datapath.ModeStatus{Asked: "auto", Active: "tc", Why: "of the test"}
 }
-func (d fakeDatapath) Road(ep datapath.Endpoint) datapath.Road {
-	return datapath.Road{Name: "tc", Why: "of the test", Refused: ep.XDPRoad}
+func (d fakeDatapath) PodDatapath(ep datapath.Endpoint) datapath.PodDatapath {
+	return datapath.PodDatapath{Name: "tc", Why: "of the test", Refused: ep.XDPDatapath}
 }
 func (d fakeDatapath) Links() ([]datapath.LinkStatus, error)   { return nil, nil }
 func (d fakeDatapath) CheckEndpoint(datapath.Endpoint) error   { return nil }

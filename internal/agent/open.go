@@ -46,7 +46,7 @@ func ownRanges(cfg *config.Config, object *v1alpha1.Node) []netip.Prefix {
 	return out
 }
 
-// encryptOptions is nil when packets travel in plain.
+// encryptOptions is nil when packets travel in cleartext.
 func encryptOptions(cfg *config.Config) *datapath.EncryptOptions {
 	if !cfg.Encryption.On() {
 		return nil

@@ -25,7 +25,7 @@ const (
 
 // runCNI times ADD and DEL of the CNI plugin as a container runtime sees them: from
 // starting the plugin's process to its end, inside the node's network namespace.
-func runCNI(ctx context.Context, b *bed) (samples []report.Sample, err error) {
+func runCNI(ctx context.Context, b *harness) (samples []report.Sample, err error) {
 	t := newTopo()
 	defer func() { err = errors.Join(err, t.close()) }()
 	for i := range cniAdds {
@@ -48,10 +48,10 @@ func runCNI(ctx context.Context, b *bed) (samples []report.Sample, err error) {
 }
 
 // cni runs the plugin once on the near node.
-func (b *bed) cni(ctx context.Context, command, id, podNS string) (time.Duration, error) {
+func (b *harness) cni(ctx context.Context, command, id, podNS string) (time.Duration, error) {
 	keys := map[string]any{"cniVersion": "1.1.0", "name": "weft-bench", "type": "weft-cni", "instance": b.node.Instance}
-	if b.road != "" {
-		keys["road"] = b.road
+	if b.path != "" {
+		keys["datapath"] = b.path
 	}
 	conf, err := json.Marshal(keys)
 	if err != nil {
@@ -74,7 +74,7 @@ func (b *bed) cni(ctx context.Context, command, id, podNS string) (time.Duration
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
 
 // runAgent reads the near agent's memory, stops it and times its next start until ready.
-func runAgent(ctx context.Context, b *bed, _ time.Duration) (report.Sample, error) {
+func runAgent(ctx context.Context, b *harness, _ time.Duration) (report.Sample, error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.node.PID()))
 	if err != nil {
 		return nil, fmt.Errorf("read the agent's memory: %w", err)

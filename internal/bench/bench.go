@@ -1,7 +1,7 @@
 // Package bench measures what Weft's datapath costs and compares it, in one
-// interleaved run, with the roads a container host has without it.
+// interleaved run, with the paths a container host has without it.
 //
-// Route is the entry point. It builds one bed of network namespaces per variant and
+// Route is the entry point. It builds one harness of network namespaces per variant and
 // shape, runs variant after variant within each repeat so that whatever else the
 // machine does hits all of them alike, and reports medians with their spread.
 package bench
@@ -27,12 +27,12 @@ const (
 	VariantXDPGeneric = "xdp-generic" // Weft, mode xdp with xdp.generic
 	VariantXDP        = "xdp"         // Weft, mode xdp on native drivers
 	VariantAuto       = "auto"        // Weft, mode auto, as ordinary pods get it
-	VariantXDPRoad    = "xdp-road"    // Weft, mode auto, pods that ask for the XDP road
+	VariantAutoXDP    = "auto-xdp"    // Weft, mode auto, pods that ask for the XDP datapath
 )
 
 // Variants lists every variant in the order in which they are run and shown.
 func Variants() []string {
-	return []string{VariantPlain, VariantIPTables, VariantStack, VariantTC, VariantXDPGeneric, VariantXDP, VariantAuto, VariantXDPRoad, VariantBare}
+	return []string{VariantPlain, VariantIPTables, VariantStack, VariantTC, VariantXDPGeneric, VariantXDP, VariantAuto, VariantAutoXDP, VariantBare}
 }
 
 // DefaultVariants lists what runs when Options.Variants is empty: all but the two

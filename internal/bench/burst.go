@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	// firstBurst takes about a tenth of a second on the fastest road, slowBurst on the slowest.
+	// firstBurst takes about a tenth of a second on the fastest path, slowBurst on the slowest.
 	firstBurst, slowBurst = 1 << 18, 1 << 13
 	// longestBurst bounds how long a system call, which nothing can end early, runs.
 	longestBurst = 2 * time.Second

@@ -16,18 +16,18 @@ import (
 )
 
 // The variants of Encrypt: what happens to packets between the nodes. Each name stands for mode auto; with -tc,
-// -xdp or -stack behind it for that mode, with -xdp-road for mode auto and pods that ask for the XDP road. A
+// -xdp or -stack behind it for that mode, with -auto-xdp for mode auto and pods that ask for the XDP datapath. A
 // variant is compared with plain in its own mode.
 const (
-	VariantKernel     = "kernel" // no Weft: the kernel routes, in plain
+	VariantKernel     = "kernel" // no Weft: the kernel routes, in cleartext
 	VariantUnsealed   = "plain"  // Weft, encryption off
 	VariantEngineBPF  = "bpf"    // Weft, encryption strict, engine bpf
 	VariantEngineKmod = "kmod"   // Weft, encryption strict, engine kmod
 )
 
-// encryptModes are the modes of Encrypt's variants in their order, and the XDP road, which is one to them; auto has
+// encryptModes are the modes of Encrypt's variants in their order, and the XDP datapath, which is one to them; auto has
 // no suffix.
-var encryptModes = []string{config.ModeAuto, config.ModeTC, config.ModeXDP, VariantXDPRoad, config.ModeStack}
+var encryptModes = []string{config.ModeAuto, config.ModeTC, config.ModeXDP, VariantAutoXDP, config.ModeStack}
 
 // EncryptVariants lists every variant of Encrypt in the order in which they are run and shown.
 func EncryptVariants() []string {
@@ -84,7 +84,7 @@ func encryptSuite() *suite {
 	return &suite{
 		variants: EncryptVariants(), defaults: DefaultEncryptVariants, tests: encryptTests(), view: encryptView,
 		isWeft: func(v string) bool { return v != VariantKernel && v != report.Generator },
-		suits:  encryptSuits, build: buildEncryptBed,
+		suits:  encryptSuits, build: buildEncryptHarness,
 	}
 }
 
@@ -103,18 +103,18 @@ func encryptSuits(t test, variant string) bool {
 	}
 }
 
-// buildEncryptBed builds the bed of a variant.
-func buildEncryptBed(ctx context.Context, binary, variant string, s shape) (*bed, error) {
+// buildEncryptHarness builds the harness of a variant.
+func buildEncryptHarness(ctx context.Context, binary, variant string, s shape) (*harness, error) {
 	kind, mode := splitVariant(variant)
 	switch {
 	case s == shapeNone:
-		return &bed{variant: variant, shape: s, close: func(context.Context) error { return nil }}, nil
+		return &harness{variant: variant, shape: s, close: func(context.Context) error { return nil }}, nil
 	case s != shapePair:
-		return newTunnelBed(variant, s, mode, engineOf(kind))
+		return newTunnelHarness(variant, s, mode, engineOf(kind))
 	case variant == VariantKernel:
-		return newPlainBed(ctx, variant, s)
+		return newPlainHarness(ctx, variant, s)
 	}
-	return newLabBed(ctx, binary, variant, s, encryptSpec(kind, mode, s))
+	return newLabHarness(ctx, binary, variant, s, encryptSpec(kind, mode, s))
 }
 
 // engineOf is the engine that a kind of variant asks for, "" for none.
@@ -127,7 +127,7 @@ func engineOf(kind string) string {
 
 // encryptSpec describes the lab of a variant: the same for all but for what the variant is about.
 func encryptSpec(kind, mode string, s shape) *lab.Spec {
-	spec := weftSpec(map[string]any{"mode": modeOf(mode)}, s, roadOf(mode))
+	spec := weftSpec(map[string]any{"mode": modeOf(mode)}, s, podDatapathOf(mode))
 	if engine := engineOf(kind); engine != "" {
 		spec.Encryption = lab.EncryptionStrict
 		spec.Agent = maps.Clone(spec.Agent)
@@ -165,7 +165,7 @@ var cryptoSizes = []int{64, 512, 1400}
 // runCrypto measures an engine without framing and forwarding. The sample of a run is its shortest round, since nothing
 // but the rest of the machine makes one longer than another.
 func runCrypto(size int) runFunc {
-	return func(ctx context.Context, b *bed, dur time.Duration) (report.Sample, error) {
+	return func(ctx context.Context, b *harness, dur time.Duration) (report.Sample, error) {
 		const longest = 600 * time.Microsecond // of one packet in all rounds together, about
 		kind, _ := splitVariant(b.variant)
 		timings, err := datapath.CryptoBench(kind, []int{size}, int(max(dur/longest, 20)))

@@ -26,8 +26,8 @@ func TestEncryptVariants(t *testing.T) {
 			t.Errorf("%s: encryption %q", v, s.Encryption)
 		} else if err := s.Validate(); err != nil {
 			t.Errorf("%s: %v", v, err)
-		} else if road := s.Pods[0].Road; (road == "xdp") != strings.HasSuffix(v, "-xdp-road") {
-			t.Errorf("%s: pods have road %q", v, road)
+		} else if path := s.Pods[0].PodDatapath; (path == "xdp") != strings.HasSuffix(v, "-auto-xdp") {
+			t.Errorf("%s: pods have datapath %q", v, path)
 		}
 		if !slices.Contains(EncryptVariants(), unsealedOf(v)) {
 			t.Errorf("%s is compared with %q, which is no variant", v, unsealedOf(v))
@@ -71,7 +71,7 @@ func TestEncryptStages(t *testing.T) {
 		count += len(stage)
 		for j, one := range stage {
 			if one.shape != stage[0].shape || one.grows() != stage[0].grows() {
-				t.Errorf("stage %d mixes beds: %s and %s", i, stage[0].name, one.name)
+				t.Errorf("stage %d mixes harnesses: %s and %s", i, stage[0].name, one.name)
 			}
 			if j > 0 && one.fill != nil && one.fill.peers < stage[j-1].fill.peers {
 				t.Errorf("stage %d takes peers away before %s", i, one.name)
@@ -98,7 +98,7 @@ func TestEveryEncryptPanelNamesKnownRows(t *testing.T) {
 	}
 }
 
-// TestEncryptRatios: each mode's rows are held against that mode in plain, and against the kernel.
+// TestEncryptRatios: each mode's rows are held against that mode in cleartext, and against the kernel.
 func TestEncryptRatios(t *testing.T) {
 	r := &report.Report{View: encryptView, Rows: []report.Row{
 		row("rr1", VariantKernel, "p50_us", "µs", 20, 20, 20, 1),
@@ -135,7 +135,7 @@ func TestSealedFrameIsChecked(t *testing.T) {
 		t.Error("a frame to another node than the first peer is accepted")
 	}
 	for name, change := range map[string]func([]byte){
-		"wrong MAC": func(b []byte) { b[0] ^= 1 }, "stale checksum": func(b []byte) { b[22]-- }, "in plain": func(b []byte) { b[30]++; b[24]-- },
+		"wrong MAC": func(b []byte) { b[0] ^= 1 }, "stale checksum": func(b []byte) { b[22]-- }, "in cleartext": func(b []byte) { b[30]++; b[24]-- },
 		"too short": func(b []byte) { b[17]--; b[25]++ },
 	} {
 		b := good()
@@ -177,7 +177,7 @@ func TestBinaryIsNamed(t *testing.T) {
 	}
 }
 
-// TestEncryptSmoke runs the bench for a moment on beds of each kind: rows must be there and plausible, nothing is said
+// TestEncryptSmoke runs the bench for a moment on harnesses of each kind: rows must be there and plausible, nothing is said
 // about how fast anything is.
 func TestEncryptSmoke(t *testing.T) {
 	needRoot(t)

@@ -29,7 +29,7 @@ func encryptColours() map[string]string {
 	hues := map[string][3]string{
 		config.ModeAuto: {"#9fd9c7", "#009e73", "#00533d"}, config.ModeTC: {"#bfe0f5", "#56b4e9", "#1f6fa0"},
 		config.ModeXDP: {"#a6c4de", "#0072b2", "#003a5c"}, config.ModeStack: {"#f7dca3", "#e69f00", "#8a5f00"},
-		VariantXDPRoad: {"#f2b48c", "#d55e00", "#7a3600"},
+		VariantAutoXDP: {"#f2b48c", "#d55e00", "#7a3600"},
 	}
 	colours := map[string]string{VariantKernel: "#9a9a9a"}
 	for mode, hue := range hues {
@@ -69,7 +69,7 @@ func encryptPanels() []report.Panel {
 	udp := func(metric string) []report.Bar {
 		return []report.Bar{bar("64 B", "udp64", metric), bar("1400 B", "udp1400", metric)}
 	}
-	road := func(metric string) []report.Bar {
+	path := func(metric string) []report.Bar {
 		var bars []report.Bar
 		for _, test := range []string{"seal64", "seal1400", "tunnel64", "tunnel1400"} {
 			bars = append(bars, bar(test, test, metric))
@@ -93,7 +93,7 @@ func encryptPanels() []report.Panel {
 		{Title: "UDP: CPU time of a packet", Unit: "µs", Scale: 1, Bars: udp("cpu_us_per_packet")},
 		{Title: "TCP, one stream", Unit: "Gbit/s", Scale: 1, Bars: tcp("gbit_s")},
 		{Title: "TCP: CPU time of a gigabyte", Unit: "s", Scale: 1, Bars: tcp("cpu_s_per_gb")},
-		{Title: "Frames of a generator: CPU time of a packet", Unit: "ns/packet without the generator", Scale: 1, Wide: true, Bars: road("net_ns_per_packet")},
+		{Title: "Frames of a generator: CPU time of a packet", Unit: "ns/packet without the generator", Scale: 1, Wide: true, Bars: path("net_ns_per_packet")},
 		{Title: "The engine alone: seal", Unit: "ns/packet", Scale: 1, Bars: crypto("seal_ns")},
 		{Title: "The engine alone: open", Unit: "ns/packet", Scale: 1, Bars: crypto("open_ns")},
 		{Title: "64 B through both nodes, by number of peers", Unit: "ns/packet without the generator", Scale: 1, Curve: true, Bars: peers},

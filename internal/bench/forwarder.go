@@ -7,7 +7,7 @@ import (
 
 // addForwarder puts the bare XDP forwarder on the host side of the first pod's veth.
 // It knows one way, to the far node, and passes all but UDP to the kernel.
-func (b *bed) addForwarder() error {
+func (b *harness) addForwarder() error {
 	out, err := ifindex(b.wire[0])
 	if err != nil {
 		return err

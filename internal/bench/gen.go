@@ -63,16 +63,16 @@ func (g genResult) sample() report.Sample {
 	}
 }
 
-// genPrograms are the generator and the sink of one bed, loaded for one frame.
+// genPrograms are the generator and the sink of one harness, loaded for one frame.
 type genPrograms struct {
-	spec  frameSpec
-	coll  *ebpf.Collection
-	sinks []link.Link
-	bed   *bed
+	spec    frameSpec
+	coll    *ebpf.Collection
+	sinks   []link.Link
+	harness *harness
 }
 
-// loadGen loads generator and sink and attaches the sink to the bed's far end.
-func loadGen(b *bed, f frameSpec) (*genPrograms, error) {
+// loadGen loads generator and sink and attaches the sink to the harness's far end.
+func loadGen(b *harness, f frameSpec) (*genPrograms, error) {
 	from := port{b.near[0].NS, b.near[0].If}
 	out, err := ifindex(from)
 	if err != nil {
@@ -91,7 +91,7 @@ func loadGen(b *bed, f frameSpec) (*genPrograms, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &genPrograms{spec: f, coll: coll, bed: b}
+	g := &genPrograms{spec: f, coll: coll, harness: b}
 	if err := g.attachSink(); err != nil {
 		g.close()
 		return nil, err
@@ -102,24 +102,24 @@ func loadGen(b *bed, f frameSpec) (*genPrograms, error) {
 // attachSink hooks the far end by XDP, and inside a pod by TC, too: a node in mode tc hands over
 // socket buffers where no XDP program sees them.
 func (g *genPrograms) attachSink() error {
-	l, err := attachXDP(g.bed.sink, g.coll.Programs["bench_sink"])
+	l, err := attachXDP(g.harness.sink, g.coll.Programs["bench_sink"])
 	if err != nil {
 		return err
 	}
 	g.sinks = append(g.sinks, l)
-	if g.bed.shape != shapeTunnel {
+	if g.harness.shape != shapeTunnel {
 		return nil
 	}
-	index, err := ifindex(g.bed.sink)
+	index, err := ifindex(g.harness.sink)
 	if err != nil {
 		return err
 	}
-	err = netns.Do(g.bed.sink.NS, func() error {
+	err = netns.Do(g.harness.sink.NS, func() error {
 		l, err = link.AttachTCX(link.TCXOptions{Program: g.coll.Programs["bench_sink_skb"], Interface: index, Attach: ebpf.AttachTCXIngress})
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("attach program to %s: %w", g.bed.sink.If, err)
+		return fmt.Errorf("attach program to %s: %w", g.harness.sink.If, err)
 	}
 	g.sinks = append(g.sinks, l)
 	return nil
@@ -154,7 +154,7 @@ func (g *genPrograms) close() {
 // run sends for at least dur from one CPU and counts at the sink.
 func (g *genPrograms) run(ctx context.Context, dur time.Duration) (genResult, error) {
 	var total genResult
-	err := netns.Do(g.bed.near[0].NS, func() error {
+	err := netns.Do(g.harness.near[0].NS, func() error {
 		cpu, restore, err := pinLast()
 		if err != nil {
 			return err
@@ -164,14 +164,14 @@ func (g *genPrograms) run(ctx context.Context, dur time.Duration) (genResult, er
 			return err
 		}
 		// The first one fills caches and tells the rate.
-		first, err := g.measure(cpu, g.bed.firstBurst())
+		first, err := g.measure(cpu, g.harness.firstBurst())
 		if err != nil {
 			return err
 		}
 		seen := first.window
 		// A rest shorter than a quarter is not worth another burst's set-up.
 		for total.window.wall < dur*3/4 && ctx.Err() == nil {
-			res, err := g.measure(cpu, burstLength(seen, dur-total.window.wall, g.bed.firstBurst()))
+			res, err := g.measure(cpu, burstLength(seen, dur-total.window.wall, g.harness.firstBurst()))
 			if err != nil {
 				return err
 			}
@@ -234,23 +234,23 @@ func (g *genPrograms) check() error {
 	if err := g.coll.Variables["sample"].Get(&got); err != nil {
 		return fmt.Errorf("read sink's sample: %w", err)
 	}
-	mac, err := hardwareAddr(g.bed.sink)
+	mac, err := hardwareAddr(g.harness.sink)
 	if err != nil {
 		return err
 	}
-	if g.bed.sealed {
+	if g.harness.sealed {
 		return g.spec.checkSealed(got[:], mac)
 	}
-	return g.spec.checkForwarded(got[:], mac, g.bed.hops)
+	return g.spec.checkForwarded(got[:], mac, g.harness.hops)
 }
 
-// generate measures one bed with frames of a length over a number of flows.
-func generate(ctx context.Context, b *bed, length, flows int, dur time.Duration) (genResult, error) {
+// generate measures one harness with frames of a length over a number of flows.
+func generate(ctx context.Context, b *harness, length, flows int, dur time.Duration) (genResult, error) {
 	return generateTo(ctx, b, frameSpec{dst: b.sinkIP, length: length, flows: flows}, dur)
 }
 
-// generateTo measures one bed with frames from its first pod.
-func generateTo(ctx context.Context, b *bed, f frameSpec, dur time.Duration) (genResult, error) {
+// generateTo measures one harness with frames from its first pod.
+func generateTo(ctx context.Context, b *harness, f frameSpec, dur time.Duration) (genResult, error) {
 	p := b.near[0]
 	f.srcMAC, f.dstMAC, f.src = p.MAC, p.GatewayMAC, p.IP
 	// Live frames enter the host's side of the veth as XDP frames: without a program

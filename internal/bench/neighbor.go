@@ -38,7 +38,7 @@ const (
 
 // runNeighbor is request/response over 16 connections of a pod that holds victimFlows flows, beside a neighbour.
 func runNeighbor(what neighbor) runFunc {
-	return func(ctx context.Context, b *bed, dur time.Duration) (s report.Sample, err error) {
+	return func(ctx context.Context, b *harness, dur time.Duration) (s report.Sample, err error) {
 		from, to := remote(b)
 		echo, err := traffic.StartEcho(to.NS, echoPort)
 		if err != nil {
@@ -99,7 +99,7 @@ func (n noise) stop() error {
 
 // startNeighbor has the near node's second pod send, to an address of the far node's range that nobody has. It returns
 // once a flood of flows has filled the table.
-func (b *bed) startNeighbor(ctx context.Context, what neighbor) (noise, error) {
+func (b *harness) startNeighbor(ctx context.Context, what neighbor) (noise, error) {
 	if what == neighborIdle {
 		return noise{}, nil
 	}
@@ -122,7 +122,7 @@ func (b *bed) startNeighbor(ctx context.Context, what neighbor) (noise, error) {
 }
 
 // full waits until the flood has filled the flow table.
-func (b *bed) full(ctx context.Context, n noise) error {
+func (b *harness) full(ctx context.Context, n noise) error {
 	first, err := b.look(ctx, n)
 	if err != nil {
 		return err
@@ -146,7 +146,7 @@ type neighborLook struct {
 	victim, neighbor datapath.Budget // both directions together
 }
 
-func (b *bed) look(ctx context.Context, n noise) (neighborLook, error) {
+func (b *harness) look(ctx context.Context, n noise) (neighborLook, error) {
 	l := neighborLook{at: time.Now()}
 	if n.Flood != nil {
 		l.flood = n.Report()

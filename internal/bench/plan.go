@@ -15,7 +15,7 @@ import (
 	"weft.dev/weft/internal/version"
 )
 
-// cleanupTimeout bounds the removal of the beds after a run, also of one cut short.
+// cleanupTimeout bounds the removal of the harnesses after a run, also of one cut short.
 const cleanupTimeout = 5 * time.Minute
 
 // busyThreads is GOMAXPROCS during a run: more than the most threads of any test,
@@ -68,7 +68,7 @@ func newPlan(s *suite, opts Options) (*plan, error) {
 	return p, nil
 }
 
-// needsBinary says whether some bed has agents.
+// needsBinary says whether some harness has agents.
 func (p *plan) needsBinary() bool {
 	return slices.ContainsFunc(p.variants, p.suite.isWeft) &&
 		slices.ContainsFunc(p.tests, func(t test) bool { return t.shape == shapeForward || t.shape == shapePair })
@@ -95,7 +95,7 @@ func (p *plan) numbers(opts Options) error {
 	return nil
 }
 
-// run measures everything, one shape of bed after the other. What could be measured
+// run measures everything, one shape of harness after the other. What could be measured
 // is reported even when a part failed.
 func (p *plan) run(ctx context.Context) (*report.Report, error) {
 	if os.Geteuid() != 0 {
@@ -123,8 +123,8 @@ func (p *plan) run(ctx context.Context) (*report.Report, error) {
 	return &report.Report{Machine: machine, Rows: p.rows.Rows(), View: p.suite.view}, errors.Join(errs...)
 }
 
-// stages groups the tests that share beds: ordinary ones by shape, then those that
-// change how much a bed holds, in rising order.
+// stages groups the tests that share harnesses: ordinary ones by shape, then those that
+// change how much a harness holds, in rising order.
 func (p *plan) stages() [][]test {
 	tests := slices.Clone(p.tests)
 	slices.SortStableFunc(tests, func(a, b test) int { return a.size() - b.size() })
@@ -137,41 +137,41 @@ func (p *plan) stages() [][]test {
 	return slices.DeleteFunc(stages, func(s []test) bool { return len(s) == 0 })
 }
 
-// runStage builds one bed per variant, runs the stage's tests on them and removes them.
+// runStage builds one harness per variant, runs the stage's tests on them and removes them.
 // A variant that cannot be built is left out and makes the stage end with its error.
 func (p *plan) runStage(ctx context.Context, tests []test) error {
-	beds, err := p.build(ctx, tests)
+	harnesses, err := p.build(ctx, tests)
 	defer func() {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 		defer cancel()
-		for _, b := range beds {
+		for _, b := range harnesses {
 			if e := b.close(clean); e != nil {
 				fmt.Fprintf(p.out, "clean up %s: %v\n", b.variant, e)
 			}
 		}
 	}()
-	if ctx.Err() != nil || !slices.ContainsFunc(beds, func(b *bed) bool { return b.variant != report.Generator }) {
+	if ctx.Err() != nil || !slices.ContainsFunc(harnesses, func(b *harness) bool { return b.variant != report.Generator }) {
 		return errors.Join(err, ctx.Err())
 	}
-	// Beds that a test makes larger cannot go back: size by size. All
+	// Harnesses that a test makes larger cannot go back: size by size. All
 	// others run test after test within each repeat.
 	if !tests[0].grows() {
-		return errors.Join(err, p.repeat(ctx, tests, beds))
+		return errors.Join(err, p.repeat(ctx, tests, harnesses))
 	}
 	errs := []error{err}
 	for len(tests) > 0 {
 		n := alike(tests)
-		if err := p.grow(ctx, tests[0], beds); err != nil {
+		if err := p.grow(ctx, tests[0], harnesses); err != nil {
 			errs = append(errs, err)
 		} else {
-			errs = append(errs, p.repeat(ctx, tests[:n], beds))
+			errs = append(errs, p.repeat(ctx, tests[:n], harnesses))
 		}
 		tests = tests[n:]
 	}
 	return errors.Join(errs...)
 }
 
-// alike is how many of the first tests are of one group and want beds of one size: these run in turns.
+// alike is how many of the first tests are of one group and want harnesses of one size: these run in turns.
 func alike(tests []test) int {
 	n := 1
 	for n < len(tests) && tests[n].group == tests[0].group && tests[n].size() == tests[0].size() {
@@ -180,36 +180,36 @@ func alike(tests []test) int {
 	return n
 }
 
-// build makes the beds that a stage's tests need. Beds that it returns beside an
+// build makes the harnesses that a stage's tests need. Harnesses that it returns beside an
 // error are usable.
-func (p *plan) build(ctx context.Context, tests []test) ([]*bed, error) {
-	var beds []*bed
+func (p *plan) build(ctx context.Context, tests []test) ([]*harness, error) {
+	var harnesses []*harness
 	var errs []error
 	if slices.ContainsFunc(tests, func(t test) bool { return t.gen }) {
-		b, err := newGenBed()
+		b, err := newGenHarness()
 		if err != nil {
 			return nil, err
 		}
-		beds = append(beds, b)
+		harnesses = append(harnesses, b)
 	}
 	for _, variant := range p.variants {
 		if ctx.Err() != nil || !slices.ContainsFunc(tests, func(t test) bool { return p.suite.suits(t, variant) }) {
 			continue
 		}
-		b, err := p.newBed(ctx, variant, tests[0].shape)
+		b, err := p.newHarness(ctx, variant, tests[0].shape)
 		if err != nil {
 			errs = append(errs, err)
 			fmt.Fprintf(p.out, "%v\n", err)
 			continue
 		}
-		fmt.Fprintf(p.out, "built %s bed: %s\n", b.shape, variant)
-		beds = append(beds, b)
+		fmt.Fprintf(p.out, "built %s harness: %s\n", b.shape, variant)
+		harnesses = append(harnesses, b)
 	}
-	return beds, errors.Join(errs...)
+	return harnesses, errors.Join(errs...)
 }
 
-// newBed builds a variant's bed and waits until its pods reach each other.
-func (p *plan) newBed(ctx context.Context, variant string, s shape) (b *bed, err error) {
+// newHarness builds a variant's harness and waits until its pods reach each other.
+func (p *plan) newHarness(ctx context.Context, variant string, s shape) (b *harness, err error) {
 	b, err = p.suite.build(ctx, p.binary, variant, s)
 	if err != nil {
 		return nil, err
@@ -222,9 +222,9 @@ func (p *plan) newBed(ctx context.Context, variant string, s shape) (b *bed, err
 	return b, nil
 }
 
-// grow gives every bed as much as a test wants.
-func (p *plan) grow(ctx context.Context, t test, beds []*bed) error {
-	for _, b := range beds {
+// grow gives every harness as much as a test wants.
+func (p *plan) grow(ctx context.Context, t test, harnesses []*harness) error {
+	for _, b := range harnesses {
 		if !p.suite.suits(t, b.variant) {
 			continue
 		}
@@ -245,13 +245,13 @@ func (p *plan) grow(ctx context.Context, t test, beds []*bed) error {
 	return nil
 }
 
-// repeat runs tests over beds, bed after bed within each test and repeat. The order
-// of the beds turns by one with each repeat, so that none is always first.
-func (p *plan) repeat(ctx context.Context, tests []test, beds []*bed) error {
+// repeat runs tests over harnesses, harness after harness within each test and repeat. The order
+// of the harnesses turns by one with each repeat, so that none is always first.
+func (p *plan) repeat(ctx context.Context, tests []test, harnesses []*harness) error {
 	var errs []error
 	failed := map[[2]string]bool{}
 	for n := range p.repeats {
-		order := slices.Concat(beds[n%len(beds):], beds[:n%len(beds)])
+		order := slices.Concat(harnesses[n%len(harnesses):], harnesses[:n%len(harnesses)])
 		for _, t := range tests {
 			got := map[string]report.Sample{}
 			for _, b := range order {
@@ -277,8 +277,8 @@ func (p *plan) repeat(ctx context.Context, tests []test, beds []*bed) error {
 	return errors.Join(errs...)
 }
 
-// one runs one test once on one bed.
-func (p *plan) one(ctx context.Context, n int, t test, b *bed) (report.Sample, error) {
+// one runs one test once on one harness.
+func (p *plan) one(ctx context.Context, n int, t test, b *harness) (report.Sample, error) {
 	if t.runMany != nil {
 		samples, err := t.runMany(ctx, b)
 		for _, s := range samples {

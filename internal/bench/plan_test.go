@@ -101,7 +101,7 @@ func TestStages(t *testing.T) {
 				t.Errorf("stage %d mixes shapes %s and %s", i, stage[0].shape, one.shape)
 			}
 			if one.grows() != stage[0].grows() {
-				t.Errorf("stage %d mixes beds that grow with beds that do not", i)
+				t.Errorf("stage %d mixes harnesses that grow with harnesses that do not", i)
 			}
 		}
 	}
@@ -181,16 +181,16 @@ func TestHostOf(t *testing.T) {
 func TestWeftSpecIsValid(t *testing.T) {
 	for _, variant := range slices.DeleteFunc(Variants(), func(v string) bool { return !isWeft(v) }) {
 		for _, s := range []shape{shapeForward, shapePair} {
-			spec := weftSpec(agentConfig(variant), s, roadOf(variant))
+			spec := weftSpec(agentConfig(variant), s, podDatapathOf(variant))
 			if err := spec.Validate(); err != nil {
 				t.Errorf("%s/%s: %v", variant, s, err)
 			}
 			for _, p := range spec.Pods {
-				if (p.Road == "xdp") != (variant == VariantXDPRoad) {
-					t.Errorf("%s/%s: pod %s has road %q", variant, s, p.Name, p.Road)
+				if (p.PodDatapath == "xdp") != (variant == VariantAutoXDP) {
+					t.Errorf("%s/%s: pod %s has datapath %q", variant, s, p.Name, p.PodDatapath)
 				}
 			}
-			if mode := spec.Agent["mode"]; variant == VariantXDPRoad && mode != "auto" {
+			if mode := spec.Agent["mode"]; variant == VariantAutoXDP && mode != "auto" {
 				t.Errorf("%s/%s: mode %v", variant, s, mode)
 			}
 		}

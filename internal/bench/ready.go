@@ -11,7 +11,7 @@ import (
 	"weft.dev/weft/internal/bench/load"
 )
 
-// settleTimeout is how long a new bed may take until packets get through: neighbours
+// settleTimeout is how long a new harness may take until packets get through: neighbours
 // are resolved and agents learn of each other's pods meanwhile.
 const settleTimeout = 10 * time.Second
 
@@ -57,15 +57,15 @@ func (g *genPrograms) settle(ctx context.Context, cpu int) error {
 }
 
 // connectable waits until TCP connects between all pods that tests let talk.
-func (b *bed) connectable(ctx context.Context) error {
+func (b *harness) connectable(ctx context.Context) error {
 	if b.shape != shapePair {
 		return nil
 	}
-	for _, between := range []func(*bed) (pod, pod){remote, local} {
+	for _, between := range []func(*harness) (pod, pod){remote, local} {
 		from, to := between(b)
 		err := load.Reach(from.peer(), to.peer(), func(try func() error) error { return retry(ctx, try) })
 		if err != nil {
-			return fmt.Errorf("bed %s: pod %s: %w", b.variant, from.IP, err)
+			return fmt.Errorf("harness %s: pod %s: %w", b.variant, from.IP, err)
 		}
 	}
 	return nil

@@ -86,12 +86,12 @@ func TestRouteStopsWithItsContext(t *testing.T) {
 
 func TestWireMTUPutsOffloadsBack(t *testing.T) {
 	needRoot(t)
-	b, err := newPlainBed(t.Context(), VariantPlain, shapePair)
+	b, err := newPlainHarness(t.Context(), VariantPlain, shapePair)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = b.close(context.Background()) }()
-	run := wireMTU(func(context.Context, *bed, time.Duration) (report.Sample, error) {
+	run := wireMTU(func(context.Context, *harness, time.Duration) (report.Sample, error) {
 		for _, p := range b.wire {
 			if changed, err := setFeatures(p, false, segmentation...); err != nil || len(changed) > 0 {
 				t.Errorf("on the wire during the test: %v, %v", changed, err)

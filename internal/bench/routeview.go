@@ -18,14 +18,14 @@ var routeView = &report.View{
 var routeColours = map[string]string{
 	VariantPlain: "#c4c4c4", VariantIPTables: "#7a7a7a", VariantStack: "#e69f00", VariantTC: "#56b4e9",
 	VariantXDPGeneric: "#cc79a7", VariantXDP: "#0072b2", VariantAuto: "#009e73",
-	VariantXDPRoad: "#d55e00", VariantBare: "#a6cbe3",
+	VariantAutoXDP: "#d55e00", VariantBare: "#a6cbe3",
 }
 
 // routeLegends says what a variant is.
 var routeLegends = map[string]string{
 	VariantPlain: "plain kernel", VariantIPTables: "iptables", VariantStack: "Weft stack", VariantTC: "Weft tc",
 	VariantXDPGeneric: "Weft xdp-generic", VariantXDP: "Weft xdp", VariantAuto: "Weft auto",
-	VariantXDPRoad: "Weft XDP road", VariantBare: "bare XDP forwarder",
+	VariantAutoXDP: "Weft XDP datapath", VariantBare: "bare XDP forwarder",
 }
 
 // routePanels lists every chart of Route; those without a row are left out.

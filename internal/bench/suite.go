@@ -7,7 +7,7 @@ import (
 	"weft.dev/weft/internal/bench/report"
 )
 
-// suite is one benchmark: what it measures, on which beds, and how its report is shown.
+// suite is one benchmark: what it measures, on which harnesses, and how its report is shown.
 type suite struct {
 	// variants in the order in which they run and are shown; defaults are those that run if none is named.
 	variants []string
@@ -17,7 +17,7 @@ type suite struct {
 	isWeft func(variant string) bool
 	// suits says whether a test can be run in a variant.
 	suits func(t test, variant string) bool
-	build func(ctx context.Context, binary, variant string, s shape) (*bed, error)
+	build func(ctx context.Context, binary, variant string, s shape) (*harness, error)
 	view  *report.View
 }
 
@@ -25,11 +25,11 @@ type suite struct {
 func routeSuite() *suite {
 	return &suite{
 		variants: Variants(), defaults: DefaultVariants, tests: allTests(), isWeft: isWeft, suits: routeSuits, view: routeView,
-		build: func(ctx context.Context, binary, variant string, s shape) (*bed, error) {
+		build: func(ctx context.Context, binary, variant string, s shape) (*harness, error) {
 			if isWeft(variant) {
-				return newWeftBed(ctx, binary, variant, s)
+				return newWeftHarness(ctx, binary, variant, s)
 			}
-			return newPlainBed(ctx, variant, s)
+			return newPlainHarness(ctx, variant, s)
 		},
 	}
 }

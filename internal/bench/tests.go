@@ -11,8 +11,8 @@ import (
 	"weft.dev/weft/internal/bench/report"
 )
 
-// runFunc measures one bed once.
-type runFunc func(ctx context.Context, b *bed, dur time.Duration) (report.Sample, error)
+// runFunc measures one harness once.
+type runFunc func(ctx context.Context, b *harness, dur time.Duration) (report.Sample, error)
 
 // test is one thing to measure.
 type test struct {
@@ -31,7 +31,7 @@ type test struct {
 	weftOnly bool
 	run      runFunc
 	// runMany replaces run where one run yields several samples of the same kind.
-	runMany func(ctx context.Context, b *bed) ([]report.Sample, error)
+	runMany func(ctx context.Context, b *harness) ([]report.Sample, error)
 }
 
 // allTests lists every test in the order in which they run.
@@ -60,7 +60,7 @@ func allTests() []test {
 	}
 	return append(tests,
 		test{name: "cni-add", group: "cni", shape: shapeForward, extra: true, weftOnly: true, runMany: runCNI},
-		// Their beds are their own, as beds that grow are: a table that is full of a flood's flows is no bed for others.
+		// Their harnesses are their own, as harnesses that grow are: a table that is full of a flood's flows is no harness for others.
 		test{name: "neighbor-idle", group: "neighbor", shape: shapePair, extra: true, weftOnly: true, endpoints: 2, run: runNeighbor(neighborIdle)},
 		test{name: "neighbor-packets", group: "neighbor", shape: shapePair, extra: true, weftOnly: true, endpoints: 2, run: runNeighbor(neighborPackets)},
 		test{name: "neighbor-flood", group: "neighbor", shape: shapePair, extra: true, weftOnly: true, endpoints: 2, run: runNeighbor(neighborFlood)},
@@ -77,10 +77,10 @@ func DefaultTests() []string { return routeSuite().testNames(true) }
 // Groups lists the names that stand for several tests: pps, tcp, rr, crr, udp, scale, cni, neighbor, agent and all.
 func Groups() []string { return routeSuite().groups() }
 
-// grows says whether the test changes the beds it runs on, for good.
+// grows says whether the test changes the harnesses it runs on, for good.
 func (t test) grows() bool { return t.endpoints > 0 || t.fill != nil }
 
-// size orders tests that grow their beds.
+// size orders tests that grow their harnesses.
 func (t test) size() int {
 	if t.fill != nil {
 		return t.fill.peers*100_000 + t.fill.identities
@@ -89,11 +89,11 @@ func (t test) size() int {
 }
 
 // remote and local choose the pods that talk.
-func remote(b *bed) (from, to pod) { return b.near[0], b.far[0] }
-func local(b *bed) (from, to pod)  { return b.near[0], b.near[1] }
+func remote(b *harness) (from, to pod) { return b.near[0], b.far[0] }
+func local(b *harness) (from, to pod)  { return b.near[0], b.near[1] }
 
 func runPPS(length, flows int) runFunc {
-	return func(ctx context.Context, b *bed, dur time.Duration) (report.Sample, error) {
+	return func(ctx context.Context, b *harness, dur time.Duration) (report.Sample, error) {
 		res, err := generate(ctx, b, length, flows, dur)
 		if err != nil {
 			return nil, err
@@ -102,29 +102,29 @@ func runPPS(length, flows int) runFunc {
 	}
 }
 
-func runBulk(streams int, between func(*bed) (pod, pod)) runFunc {
-	return func(ctx context.Context, b *bed, dur time.Duration) (report.Sample, error) {
+func runBulk(streams int, between func(*harness) (pod, pod)) runFunc {
+	return func(ctx context.Context, b *harness, dur time.Duration) (report.Sample, error) {
 		from, to := between(b)
 		return load.Bulk(ctx, from.peer(), to.peer(), streams, dur)
 	}
 }
 
-func runRR(n int, between func(*bed) (pod, pod)) runFunc {
-	return func(ctx context.Context, b *bed, dur time.Duration) (report.Sample, error) {
+func runRR(n int, between func(*harness) (pod, pod)) runFunc {
+	return func(ctx context.Context, b *harness, dur time.Duration) (report.Sample, error) {
 		from, to := between(b)
 		return load.RR(ctx, from.peer(), to.peer(), n, dur)
 	}
 }
 
 func runCRR(n int) runFunc {
-	return func(ctx context.Context, b *bed, dur time.Duration) (report.Sample, error) {
+	return func(ctx context.Context, b *harness, dur time.Duration) (report.Sample, error) {
 		from, to := remote(b)
 		return load.CRR(ctx, from.peer(), to.peer(), n, dur)
 	}
 }
 
 func runUDP(length int) runFunc {
-	return func(ctx context.Context, b *bed, dur time.Duration) (report.Sample, error) {
+	return func(ctx context.Context, b *harness, dur time.Duration) (report.Sample, error) {
 		from, to := remote(b)
 		return load.UDP(ctx, from.peer(), to.peer(), length-headerLen, dur)
 	}
@@ -133,7 +133,7 @@ func runUDP(length int) runFunc {
 // wireMTU runs a test with segmentation offload off on both ends of the wire, so
 // that no packet larger than the MTU crosses it: nearer to a real network card.
 func wireMTU(run runFunc) runFunc {
-	return func(ctx context.Context, b *bed, dur time.Duration) (s report.Sample, err error) {
+	return func(ctx context.Context, b *harness, dur time.Duration) (s report.Sample, err error) {
 		for _, p := range b.wire {
 			changed, err := setFeatures(p, false, segmentation...)
 			if err != nil {

@@ -49,7 +49,7 @@ func allSealed(e *admin.Encryption) bool {
 
 func writeEncryption(w io.Writer, e *admin.Encryption, wide bool) error {
 	if e.Mode == "off" {
-		_, err := fmt.Fprintln(w, "encryption is off (encryption.mode): packets to other nodes travel in plain")
+		_, err := fmt.Fprintln(w, "encryption is off (encryption.mode): packets to other nodes travel in cleartext")
 		return err
 	}
 	rows := output.Rows{Header: []string{"Node:", e.Node}}
@@ -84,7 +84,7 @@ func writeEncryption(w io.Writer, e *admin.Encryption, wide bool) error {
 	add("Opened", traffic(e.Received)+" with the keys in use")
 	add("Handshakes", fmt.Sprintf("%d, %d failed; %d epochs made here", e.Handshakes, e.FailedHandshakes, e.Rotations))
 	if wide || len(e.Plain) > 0 {
-		add("Plain", plainText(e, wide))
+		add("Plain", cleartextSummary(e, wide))
 	}
 	for _, problem := range e.Problems {
 		add("Problem", problem)
@@ -145,8 +145,8 @@ func epochText(e *admin.EncryptEpoch) string {
 	return fmt.Sprintf("%d, %s old, ends in %s, wrapped by %s", e.Number, ago(e.Created), in(e.Expires), e.KEK)
 }
 
-// plainText counts what may be plain, and lists it when there is room.
-func plainText(e *admin.Encryption, wide bool) string {
+// cleartextSummary counts what may be plain, and lists it when there is room.
+func cleartextSummary(e *admin.Encryption, wide bool) string {
 	const few = 4
 	list := e.Plain
 	switch {

@@ -222,14 +222,14 @@ func (c *verifyCall) remotePod(result *verification) error {
 	return cmdutil.UsageError("--to: %q is no address and no published pod", c.to)
 }
 
-// plain says whether a policy lets any of the addresses travel in plain: that would prove nothing.
+// plain says whether a policy lets any of the addresses travel in cleartext: that would prove nothing.
 func (c *verifyCall) plain(addrs []netip.Addr) bool {
 	return slices.ContainsFunc(addrs, func(a netip.Addr) bool {
 		return slices.ContainsFunc(c.encryption.Plain, func(p netip.Prefix) bool { return p.Contains(a) })
 	})
 }
 
-// sendsSealed says that no policy lets the endpoint's packets travel in plain.
+// sendsSealed says that no policy lets the endpoint's packets travel in cleartext.
 func (c *verifyCall) sendsSealed(e admin.Endpoint) bool {
 	return !c.plain([]netip.Addr{e.IPv4, e.IPv6})
 }

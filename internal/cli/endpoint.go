@@ -99,7 +99,7 @@ func text(addr netip.Addr) string {
 
 func writeEndpoints(w io.Writer, endpoints []admin.Endpoint, wide bool) error {
 	rows := output.Rows{
-		Header:   []string{"POD", "IPV4", "IPV6", "STATE", "PACKETS OUT", "PACKETS IN", "DROPPED", "ROAD", "ID", "SLOT", "INTERFACE", "MAC", "MTU", "SERVICE ACCOUNT", "IDENTITY", "FLOWS", "OVER BUDGET", "LABELS"},
+		Header:   []string{"POD", "IPV4", "IPV6", "STATE", "PACKETS OUT", "PACKETS IN", "DROPPED", "DATAPATH", "ID", "SLOT", "INTERFACE", "MAC", "MTU", "SERVICE ACCOUNT", "IDENTITY", "FLOWS", "OVER BUDGET", "LABELS"},
 		WideFrom: 8, Empty: "this node has no endpoints",
 	}
 	for _, e := range endpoints {
@@ -115,7 +115,7 @@ func writeEndpoints(w io.Writer, endpoints []admin.Endpoint, wide bool) error {
 			}
 		}
 		rows.Add(e.Name(), text(e.IPv4), text(e.IPv6), e.State, fmt.Sprint(out), fmt.Sprint(in), fmt.Sprint(dropped),
-			e.Road.Name, e.ID, fmt.Sprint(e.Slot), e.HostIf, e.MAC, fmt.Sprint(e.MTU), e.ServiceAccount, number(int(e.Identity)), fmt.Sprint(flowsHeld(e)), cmp.Or(overBudget(e), "-"), output.Labels(e.Labels))
+			e.PodDatapath.Name, e.ID, fmt.Sprint(e.Slot), e.HostIf, e.MAC, fmt.Sprint(e.MTU), e.ServiceAccount, number(int(e.Identity)), fmt.Sprint(flowsHeld(e)), cmp.Or(overBudget(e), "-"), output.Labels(e.Labels))
 	}
 	return rows.Write(w, wide)
 }
@@ -144,7 +144,7 @@ func writeEndpoint(w io.Writer, e *admin.Endpoint) error {
 	for _, line := range [][2]string{
 		{"ID", e.ID}, {"State", e.State}, {"IPv4", text(e.IPv4)}, {"IPv6", text(e.IPv6)}, {"MAC", e.MAC},
 		{"MTU", fmt.Sprint(e.MTU)}, {"Service account", e.ServiceAccount}, {"Labels", output.Labels(e.Labels)},
-		{"Road", e.Road.Name + ": " + e.Road.Why}, {"Host interface", e.HostIf}, {"Pod interface", e.PodIf + " in " + e.NetNS}, {"Slot", fmt.Sprint(e.Slot)},
+		{"Datapath", e.PodDatapath.Name + ": " + e.PodDatapath.Why}, {"Host interface", e.HostIf}, {"Pod interface", e.PodIf + " in " + e.NetNS}, {"Slot", fmt.Sprint(e.Slot)},
 		{"Container", e.ContainerID}, {"Chained", fmt.Sprint(e.Chained)}, {"Created", e.Created.Format("2006-01-02 15:04:05 MST")},
 	} {
 		rows.Add(line[0]+":", line[1])
@@ -203,7 +203,7 @@ func newForget(a *app) *cobra.Command {
 		Long: `Forget a node that is gone for good, or one range or address that "weft status" lists as no_node.
 
 With encryption, what was a node's stays the cluster's when its Node object is missing: nothing goes
-there and nothing is taken from there, so that nothing leaves in plain because of a lost file. What
+there and nothing is taken from there, so that nothing leaves in cleartext because of a lost file. What
 is forgotten is the world outside from then on. Each agent remembers for itself: run this on every
 node. A node whose object is still in use cannot be forgotten: remove the object first, and the files
 of its endpoints, which name its pods' addresses for as long as they are there.`,

@@ -58,8 +58,8 @@ func writeStatus(w io.Writer, s *admin.Status, wide bool) error {
 	}
 	add("Encryption", s.Encryption)
 	endpoints := fmt.Sprint(s.Endpoints)
-	if s.XDPRoads > 0 {
-		endpoints += fmt.Sprintf(", %d of them on the XDP road", s.XDPRoads)
+	if s.XDPDatapaths > 0 {
+		endpoints += fmt.Sprintf(", %d of them on the XDP datapath", s.XDPDatapaths)
 	}
 	add("Endpoints", endpoints)
 	add("Nodes", fmt.Sprint(s.Nodes))

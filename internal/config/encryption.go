@@ -8,10 +8,10 @@ import (
 
 // The modes of Encryption.Mode.
 const (
-	// EncryptionStrict lets nothing cross between nodes in plain that no
+	// EncryptionStrict lets nothing cross between nodes in cleartext that no
 	// EncryptionPolicy names.
 	EncryptionStrict = "strict"
-	// EncryptionOff routes in plain.
+	// EncryptionOff routes in cleartext.
 	EncryptionOff = "off"
 )
 

@@ -69,8 +69,8 @@ func TestMessage(t *testing.T) {
 	}
 }
 
-// bed is two pods on two nodes, joined by a router whose way to b takes smaller packets.
-type bed struct {
+// harness is two pods on two nodes, joined by a router whose way to b takes smaller packets.
+type harness struct {
 	a, b Target
 }
 
@@ -81,7 +81,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func newBed(t *testing.T) bed {
+func newHarness(t *testing.T) harness {
 	a, router, b := nettest.New(t, "conn-a"), nettest.New(t, "conn-r"), nettest.New(t, "conn-b")
 	nettest.Wire(t,
 		nettest.End{NetNS: a, Name: "eth0", MTU: 1500, Addrs: []string{"10.1.0.2/24", "fd01::2/64"}},
@@ -92,15 +92,15 @@ func newBed(t *testing.T) bed {
 	nettest.Do(t, router, nettest.Forward)
 	nettest.Do(t, a, func() error { return nettest.DefaultRoutes("10.1.0.1", "fd01::1") })
 	nettest.Do(t, b, func() error { return nettest.DefaultRoutes("10.2.0.1", "fd02::1") })
-	return bed{
+	return harness{
 		a: Target{Name: "demo/a", Kind: KindPod, Node: "a", NetNS: a, IPv4: netip.MustParseAddr("10.1.0.2"), IPv6: netip.MustParseAddr("fd01::2"), MTU: 1500},
 		b: Target{Name: "demo/b", Kind: KindPod, Node: "b", NetNS: b, IPv4: netip.MustParseAddr("10.2.0.2"), IPv6: netip.MustParseAddr("fd02::2"), MTU: 1400},
 	}
 }
 
 func TestOverRouter(t *testing.T) {
-	bed := newBed(t)
-	report, err := Test(context.Background(), []Target{bed.a, bed.b}, Options{Timeout: 3 * time.Second})
+	harness := newHarness(t)
+	report, err := Test(context.Background(), []Target{harness.a, harness.b}, Options{Timeout: 3 * time.Second})
 	must(t, err)
 	// Two directions, two families, three ICMP and three UDP tests and one transfer.
 	if !report.OK || report.Passed != 2*2*7 {
@@ -114,24 +114,24 @@ func TestOverRouter(t *testing.T) {
 }
 
 func TestBlackholeIsNamed(t *testing.T) {
-	bed := newBed(t)
+	harness := newHarness(t)
 	// The test believes in a larger path than there is, and in one that is too small.
-	bed.b.MTU = 1500
-	report, err := Test(context.Background(), []Target{bed.a, bed.b}, Options{Timeout: 2 * time.Second, Tries: 1, Protocols: []string{"udp"}, Families: []string{"v4"}, From: []string{"demo/a"}})
+	harness.b.MTU = 1500
+	report, err := Test(context.Background(), []Target{harness.a, harness.b}, Options{Timeout: 2 * time.Second, Tries: 1, Protocols: []string{"udp"}, Families: []string{"v4"}, From: []string{"demo/a"}})
 	must(t, err)
 	if report.OK || report.Results[1].OK || report.Results[2].OK {
 		t.Errorf("%+v", report.Results)
 	}
-	bed.b.MTU = 1300
-	report, err = Test(context.Background(), []Target{bed.a, bed.b}, Options{Timeout: time.Second, Protocols: []string{"icmp"}, From: []string{"demo/b"}})
+	harness.b.MTU = 1300
+	report, err = Test(context.Background(), []Target{harness.a, harness.b}, Options{Timeout: time.Second, Protocols: []string{"icmp"}, From: []string{"demo/b"}})
 	must(t, err)
 	for _, result := range report.Results {
 		if result.Test == "over" && (result.OK || !strings.Contains(result.Detail, "was delivered")) {
 			t.Errorf("%+v", result)
 		}
 	}
-	bed.b.IPv4 = netip.MustParseAddr("10.9.9.9")
-	if _, err := Test(context.Background(), []Target{bed.a, bed.b}, Options{}); err == nil || !strings.Contains(err.Error(), "answer on 10.9.9.9 of demo/b") {
+	harness.b.IPv4 = netip.MustParseAddr("10.9.9.9")
+	if _, err := Test(context.Background(), []Target{harness.a, harness.b}, Options{}); err == nil || !strings.Contains(err.Error(), "answer on 10.9.9.9 of demo/b") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -41,7 +41,7 @@ var knownAnswers = []struct{ name, key, iv, text, aad, sealed string }{
 
 func TestAEADKnownAnswers(t *testing.T) { forEachEngine(t, checkAEADKnownAnswers) }
 
-func checkAEADKnownAnswers(t *testing.T, b *saBed) {
+func checkAEADKnownAnswers(t *testing.T, b *saHarness) {
 	for i, row := range knownAnswers {
 		if b.sas.engine == bpf.EngineKmod && len(row.aad) != 24 {
 			continue // the module takes ESP's AAD only
@@ -71,7 +71,7 @@ func checkAEADKnownAnswers(t *testing.T, b *saBed) {
 }
 
 // checkPacket seals and opens one packet and compares both with Go's AES-GCM.
-func (b *saBed) checkPacket(t *testing.T, context string, p sealed, want []byte) {
+func (b *saHarness) checkPacket(t *testing.T, context string, p sealed, want []byte) {
 	t.Helper()
 	got := b.seal(t, context, p)
 	if !bytes.Equal(got, want) {
@@ -88,7 +88,7 @@ func (b *saBed) checkPacket(t *testing.T, context string, p sealed, want []byte)
 // TestAEADRandom seals and opens 10 500 packets, each length up to a wire's MTU seven times, under seven keys.
 func TestAEADRandom(t *testing.T) { forEachEngine(t, checkAEADRandom) }
 
-func checkAEADRandom(t *testing.T, b *saBed) {
+func checkAEADRandom(t *testing.T, b *saHarness) {
 	random := rand.NewChaCha8([32]byte{1})
 	for round := range 7 {
 		var key [32]byte
@@ -113,10 +113,10 @@ func checkAEADRandom(t *testing.T, b *saBed) {
 	}
 }
 
-// TestAEADEdges are values at the ends of their ranges, and jumbo frames, which are not one piece of memory.
+// TestAEADEdges are values at the ends of their ranges, and jumbo frames, which are not linear.
 func TestAEADEdges(t *testing.T) { forEachEngine(t, checkAEADEdges) }
 
-func checkAEADEdges(t *testing.T, b *saBed) {
+func checkAEADEdges(t *testing.T, b *saHarness) {
 	ones := bytes.Repeat([]byte{0xff}, inet.MaxSealedText)
 	zeros := make([]byte, inet.MaxSealedText)
 	key, salt := [32]byte(ones), [4]byte(ones)
@@ -132,7 +132,7 @@ func checkAEADEdges(t *testing.T, b *saBed) {
 				p := sealed{sa: firstSA, iv: iv, aad: ones[:12], text: text[:size]}
 				for _, context := range contexts {
 					if size > 3000 && (context == "tc" || b.sas.engine == bpf.EngineKmod) {
-						continue // test_run takes no larger skb; the module needs one piece of memory
+						continue // test_run takes no larger skb; the module needs linear
 					}
 					b.checkPacket(t, context, p, aead.Seal(nil, nonce(salt, iv), p.text, p.aad))
 				}
@@ -145,7 +145,7 @@ func checkAEADEdges(t *testing.T, b *saBed) {
 // plaintext may get into the packet.
 func TestAEADBitFlips(t *testing.T) { forEachEngine(t, checkAEADBitFlips) }
 
-func checkAEADBitFlips(t *testing.T, b *saBed) {
+func checkAEADBitFlips(t *testing.T, b *saHarness) {
 	sa := testSA(false, 1, 5)
 	aead, salt := reference(t, sa.Key), sa.Salt
 	must(t, b.InstallSA(sa))
@@ -184,7 +184,7 @@ func checkAEADBitFlips(t *testing.T, b *saBed) {
 // TestAEADRefusals are calls that no packet should be able to bring about.
 func TestAEADRefusals(t *testing.T) { forEachEngine(t, checkAEADRefusals) }
 
-func checkAEADRefusals(t *testing.T, b *saBed) {
+func checkAEADRefusals(t *testing.T, b *saHarness) {
 	must(t, b.InstallSA(testSA(true, 1, 5)))
 	must(t, b.InstallSA(testSA(false, 1, 5)))
 	text := make([]byte, 100)

@@ -17,7 +17,7 @@ const MaxEndpoints = 4096
 // Mode is how a node's datapath is hooked.
 type Mode string
 
-// The modes. ModeAuto is ModeTC with the XDP road for endpoints that ask for it.
+// The modes. ModeAuto is ModeTC with the XDP datapath for endpoints that ask for it.
 const (
 	ModeAuto  Mode = "auto"
 	ModeXDP   Mode = "xdp"
@@ -48,16 +48,16 @@ type Endpoint struct {
 	// Chained marks an interface that another CNI plugin made (bridge, ptp): ARP and ND
 	// beyond the gateway go to the stack and the interface's own settings stay.
 	Chained bool
-	// XDPRoad asks for native XDP on the endpoint's interface and a second one, with TC, for what its
-	// stack sends; see Datapath.Road for what it gets.
-	XDPRoad bool
+	// XDPDatapath asks for native XDP on the endpoint's interface and a second one, with TC, for what its
+	// stack sends; see Datapath.PodDatapath for what it gets.
+	XDPDatapath bool
 }
 
-// Road is how packets get off an endpoint's interface, and why so.
-type Road struct {
+// PodDatapath is how packets get off an endpoint's interface, and why so.
+type PodDatapath struct {
 	Name string `json:"name"` // xdp, tc or stack
 	Why  string `json:"why"`
-	// Refused says that the endpoint asks for the XDP road and cannot have it.
+	// Refused says that the endpoint asks for the XDP datapath and cannot have it.
 	Refused bool `json:"refused,omitempty"`
 }
 
@@ -114,6 +114,6 @@ type ModeStatus struct {
 	Asked  Mode   `json:"asked"`
 	Active Mode   `json:"active"`
 	Why    string `json:"why"`
-	// XDPRoad says whether endpoints that ask for the XDP road get it.
-	XDPRoad bool `json:"xdpRoad"`
+	// XDPDatapath says whether endpoints that ask for the XDP datapath get it.
+	XDPDatapath bool `json:"xdpDatapath"`
 }

@@ -11,7 +11,7 @@ import (
 // TestFlowsEndWithTheirEndpoint: what was learned about a flow of an endpoint that is gone says nothing about the
 // same addresses and ports of the next one, in either direction and wherever the endpoint is in the key.
 func TestFlowsEndWithTheirEndpoint(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	next := podA
 	next.Slot, next.MAC = 3, mac(0xcc)
 	fromNext := func(p packet) packet { return p.srcMAC(next.MAC) }
@@ -79,7 +79,7 @@ func TestFlowsEndWithTheirEndpoint(t *testing.T) {
 // TestSweepFreesGoneEndpoints: the places of a gone endpoint's flows are free again after the sweep, and nobody pays
 // for them.
 func TestSweepFreesGoneEndpoints(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	b.reset(t)
 	frame := fromA(peer4).udp(0, 53, 4).bytes()
 	for i := range 100 {
@@ -106,7 +106,7 @@ func TestSweepFreesGoneEndpoints(t *testing.T) {
 // at once.
 func TestForgottenFlowsAreNotCharged(t *testing.T) {
 	for table, p := range map[string]packet{"weft_flows4": fromA(peer4), "weft_flows6": fromA(peer6)} {
-		b := newBed(t)
+		b := newHarness(t)
 		for i := range 2 * flowEntries {
 			b.send(t, "tc", "from_pod", "wta", p.udp(uint16(1+i), 53, 4).bytes())
 		}
@@ -129,7 +129,7 @@ func TestForgottenFlowsAreNotCharged(t *testing.T) {
 // TestGenerationOfNewMap: a new configuration map does not count from where the last one did, since the flows, and
 // what they have cached, may be older than it.
 func TestGenerationOfNewMap(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	seen := map[uint32]bool{}
 	for range 4 {
 		must(t, b.maps.Config.Put(uint32(0), &bpf.Config{}))

@@ -19,10 +19,10 @@ func ownBucket(slot uint16, direction int, kind uint32) uint32 {
 	return 2*flowtable.OwnerIndex(slot, direction) + kind
 }
 
-func sharedBucket(b *bed, kind uint32) uint32 { return b.maps.Buckets.MaxEntries() - 2 + kind }
+func sharedBucket(b *harness, kind uint32) uint32 { return b.maps.Buckets.MaxEntries() - 2 + kind }
 
 // drain takes every token of a bucket for an hour.
-func (b *bed) drain(t *testing.T, bucket uint32) {
+func (b *harness) drain(t *testing.T, bucket uint32) {
 	t.Helper()
 	future := make([]uint64, ebpf.MustPossibleCPU())
 	for i := range future {
@@ -32,7 +32,7 @@ func (b *bed) drain(t *testing.T, bucket uint32) {
 }
 
 // budgets are the rows by "slot direction".
-func (b *bed) budgets(t testing.TB) map[string]Budget {
+func (b *harness) budgets(t testing.TB) map[string]Budget {
 	t.Helper()
 	rows, err := b.Budgets()
 	must(t, err)
@@ -51,7 +51,7 @@ func flowFrame(frame []byte, n int) []byte {
 }
 
 // held says how many of the flows 0 to n-1 of a frame are in the table, with a number of packets.
-func (b *bed) held(t testing.TB, src, dst netip.Addr, n int) (count int) {
+func (b *harness) held(t testing.TB, src, dst netip.Addr, n int) (count int) {
 	t.Helper()
 	for i := range n {
 		a, z := bpf.BE32(src), bpf.BE32(dst)
@@ -71,7 +71,7 @@ func (b *bed) held(t testing.TB, src, dst netip.Addr, n int) (count int) {
 // TestFlowBudget: whoever floods the table, from a pod or from the wire, a neighbour's flows up to its share stay,
 // and its new ones find room.
 func TestFlowBudget(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	const mine = flowEntries / 8 // less than a share: 2 pods and the node have 6 owners
 	victim := func() []byte { return fromB(peer4).udp(0, 53, 4).bytes() }
 	for name, flood := range map[string]struct {
@@ -118,7 +118,7 @@ func TestFlowBudget(t *testing.T) {
 }
 
 // checkTable compares what owners are charged for with the flows that are there.
-func (b *bed) checkTable(t *testing.T) {
+func (b *harness) checkTable(t *testing.T) {
 	t.Helper()
 	charged, cells := 0, map[string]bool{}
 	for _, r := range b.budgets(t) {
@@ -142,7 +142,7 @@ func (b *bed) checkTable(t *testing.T) {
 // TestFragmentBudget: first fragments without end from one pod, or from the wire to it, take no other datagram's place
 // but its own.
 func TestFragmentBudget(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	for _, dst := range []netip.Addr{peer4, peer6} {
 		for _, context := range contexts {
 			b.reset(t)
@@ -174,7 +174,7 @@ func TestFragmentBudget(t *testing.T) {
 // of the few senders whose set of places it shares, and nobody else's. Hostile: the flood uses every identification.
 func TestFragmentFloodFromAnotherSender(t *testing.T) {
 	const senders = 16 // as many as a set has places: none meets another
-	b := newBed(t)
+	b := newHarness(t)
 	for _, to := range []netip.Addr{podA.IPv4, podA.IPv6} {
 		for _, context := range contexts {
 			b.reset(t)
@@ -208,7 +208,7 @@ func TestFragmentFloodFromAnotherSender(t *testing.T) {
 
 // TestOldFragment: a first fragment of long ago lends its ports to nobody.
 func TestOldFragment(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	for _, context := range contexts {
 		b.reset(t)
 		whole := fromA(peer4).udp(1000, 53, 120)
@@ -233,7 +233,7 @@ func TestOldFragment(t *testing.T) {
 // neighbour's.
 func TestEventBudget(t *testing.T) {
 	for _, context := range contexts {
-		b := eventBed(t)
+		b := eventHarness(t)
 		b.drain(t, sharedBucket(b, bucketEvents))
 		b.drain(t, ownBucket(podA.Slot, 0, bucketEvents))
 		b.send(t, context, "from_pod", "wta", fromA(peer4).udp(1, 2, 8).bytes())

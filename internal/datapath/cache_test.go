@@ -12,8 +12,8 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// traced loads the tracing copy of a hook's program on the bed's maps.
-func (b *bed) traced(t *testing.T, context, hook string) *ebpf.Program {
+// traced loads the tracing copy of a hook's program on the harness's maps.
+func (b *harness) traced(t *testing.T, context, hook string) *ebpf.Program {
 	t.Helper()
 	collection, err := bpf.Load(b.maps, hook+"_"+context, "weft_"+hook, map[string]any{"weft_tracing": uint8(1)}, false)
 	must(t, err)
@@ -22,7 +22,7 @@ func (b *bed) traced(t *testing.T, context, hook string) *ebpf.Program {
 }
 
 // steps runs a frame through a traced program and returns what it noted.
-func (b *bed) steps(t *testing.T, program *ebpf.Program, context, iface string, frame []byte) []bpf.TraceStep {
+func (b *harness) steps(t *testing.T, program *ebpf.Program, context, iface string, frame []byte) []bpf.TraceStep {
 	t.Helper()
 	must(t, b.maps.Trace.Put(uint32(0), &bpf.Trace{}))
 	b.runProgram(t, program, context, iface, frame)
@@ -43,11 +43,11 @@ func hasStep(steps []bpf.TraceStep, step uint8) bool {
 // TestFastPathEqualsSlow: once a decision is cached, packets take the fast path, and what comes out is the
 // same in every byte.
 func TestFastPathEqualsSlow(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	wire := fromPeer(podA.IPv4)
 	for name, c := range map[string]struct {
 		hook  string
-		setup func(*testing.T, *bed)
+		setup func(*testing.T, *harness)
 		in    packet
 	}{
 		"IPv4 UDP remote":          {"from_pod", nil, fromA(peer4).udp(1000, 53, 20)},
@@ -89,7 +89,7 @@ func TestFastPathEqualsSlow(t *testing.T) {
 }
 
 // forget takes the cached decisions of the IPv4 flows away.
-func (b *bed) forget(t *testing.T) {
+func (b *harness) forget(t *testing.T) {
 	t.Helper()
 	var key bpf.Key4
 	var f bpf.Flow
@@ -103,7 +103,7 @@ func (b *bed) forget(t *testing.T) {
 // moves the flow from state to state, and its end is told once.
 func TestFastPathSteps(t *testing.T) {
 	for _, context := range contexts {
-		b := eventBed(t)
+		b := eventHarness(t)
 		programs := map[string]*ebpf.Program{"from_pod": b.traced(t, context, "from_pod"), "from_wire": b.traced(t, context, "from_wire")}
 		pod, peer := fromA(peer4), fromPeer(podA.IPv4)
 		for i, l := range []struct {
@@ -139,7 +139,7 @@ func TestFastPathSteps(t *testing.T) {
 }
 
 // establishedA leaves an established TCP flow from pod A to the peer.
-func establishedA(t *testing.T, b *bed) {
+func establishedA(t *testing.T, b *harness) {
 	t.Helper()
 	b.send(t, "tc", "from_pod", "wta", fromA(peer4).tcp(1000, 80, syn, 0).bytes())
 	b.send(t, "tc", "from_wire", "wtup", fromPeer(podA.IPv4).tcp(80, 1000, syn|ack, 0).bytes())
@@ -147,7 +147,7 @@ func establishedA(t *testing.T, b *bed) {
 }
 
 // warm caches one decision and checks that it is used.
-func warm(t *testing.T, b *bed, context, hook, iface string, frame []byte) {
+func warm(t *testing.T, b *harness, context, hook, iface string, frame []byte) {
 	t.Helper()
 	for range 3 {
 		if v, _ := b.send(t, context, hook, iface, frame); v != "redirect" {
@@ -165,45 +165,45 @@ func TestChangesReachCachedFlows(t *testing.T) {
 		name   string
 		hook   string
 		in     packet
-		change func(*testing.T, *bed)
+		change func(*testing.T, *harness)
 		want   string
 		out    func(in, out []byte) error
 		reason string
 	}{
-		{"destination endpoint deleted", "from_pod", toB4, func(t *testing.T, b *bed) { must(t, b.forgetEndpoint(podB)) }, "drop", nil, "no_endpoint"},
-		{"source endpoint deleted", "from_pod", toB4, func(t *testing.T, b *bed) { must(t, b.forgetEndpoint(podA)) }, "drop", nil, "unknown_interface"},
-		{"endpoint deleted, from the wire", "from_wire", fromPeerToA, func(t *testing.T, b *bed) { must(t, b.forgetEndpoint(podA)) }, "pass", nil, ""},
-		{"address reused at once by another pod", "from_pod", toB4, func(t *testing.T, b *bed) {
+		{"destination endpoint deleted", "from_pod", toB4, func(t *testing.T, b *harness) { must(t, b.forgetEndpoint(podB)) }, "drop", nil, "no_endpoint"},
+		{"source endpoint deleted", "from_pod", toB4, func(t *testing.T, b *harness) { must(t, b.forgetEndpoint(podA)) }, "drop", nil, "unknown_interface"},
+		{"endpoint deleted, from the wire", "from_wire", fromPeerToA, func(t *testing.T, b *harness) { must(t, b.forgetEndpoint(podA)) }, "pass", nil, ""},
+		{"address reused at once by another pod", "from_pod", toB4, func(t *testing.T, b *harness) {
 			must(t, b.putEndpoint(podC, []int{b.index["wtx"]}))
 			must(t, b.forgetEndpoint(podB))
 		}, "redirect", routedTo(gatewayMAC, podC.MAC), ""},
-		{"address reused after the deletion", "from_pod", toB4, func(t *testing.T, b *bed) {
+		{"address reused after the deletion", "from_pod", toB4, func(t *testing.T, b *harness) {
 			must(t, b.forgetEndpoint(podB))
 			must(t, b.putEndpoint(podC, []int{b.index["wtx"]}))
 		}, "redirect", routedTo(gatewayMAC, podC.MAC), ""},
-		{"peer's MAC changed", "from_pod", toPeer4, func(t *testing.T, b *bed) { b.peerMAC(t, newPeer) }, "redirect", routedTo(uplinkMAC, newPeer), ""},
-		{"peer lost (uplink down)", "from_pod", toPeer4, func(t *testing.T, b *bed) { b.peerMAC(t, nil) }, "pass", nil, ""},
-		{"pod's MAC changed", "from_wire", fromPeerToA, func(t *testing.T, b *bed) {
+		{"peer's MAC changed", "from_pod", toPeer4, func(t *testing.T, b *harness) { b.peerMAC(t, newPeer) }, "redirect", routedTo(uplinkMAC, newPeer), ""},
+		{"peer lost (uplink down)", "from_pod", toPeer4, func(t *testing.T, b *harness) { b.peerMAC(t, nil) }, "pass", nil, ""},
+		{"pod's MAC changed", "from_wire", fromPeerToA, func(t *testing.T, b *harness) {
 			ep := podA
 			ep.MAC = mac(0xaa)
 			must(t, b.putEndpoint(ep, []int{b.index["wta"]}))
 		}, "redirect", routedTo(gatewayMAC, mac(0xaa)), ""},
-		{"pod's own MAC changed: its old frames are spoofed", "from_pod", toPeer4, func(t *testing.T, b *bed) {
+		{"pod's own MAC changed: its old frames are spoofed", "from_pod", toPeer4, func(t *testing.T, b *harness) {
 			ep := podA
 			ep.MAC = mac(0xaa)
 			must(t, b.putEndpoint(ep, []int{b.index["wta"]}))
 		}, "drop", nil, "spoofed_mac"},
-		{"range moved to another node", "from_pod", toPeer4, func(t *testing.T, b *bed) {
+		{"range moved to another node", "from_pod", toPeer4, func(t *testing.T, b *harness) {
 			key := bpf.RouteKeyOf(mustPrefix("10.2.0.0/24"))
 			must(t, b.maps.Routes.Put(&key, &bpf.Route{Node: 2}))
 			must(t, b.changed())
 		}, "pass", nil, ""},
-		{"mode changed to stack", "from_pod", toPeer4, func(t *testing.T, b *bed) { b.mode.Active = ModeStack; must(t, b.inside(b.configure)) }, "pass", nil, ""},
-		{"generation alone changed", "from_pod", toPeer4, func(t *testing.T, b *bed) { must(t, b.changed()) }, "redirect", toPeer, ""},
+		{"mode changed to stack", "from_pod", toPeer4, func(t *testing.T, b *harness) { b.mode.Active = ModeStack; must(t, b.inside(b.configure)) }, "pass", nil, ""},
+		{"generation alone changed", "from_pod", toPeer4, func(t *testing.T, b *harness) { must(t, b.changed()) }, "redirect", toPeer, ""},
 	} {
 		for _, context := range contexts {
 			t.Run(c.name+"/"+context, func(t *testing.T) {
-				b := newBed(t)
+				b := newHarness(t)
 				frame, iface := c.in.bytes(), ifaceFor(c.hook)
 				warm(t, b, context, c.hook, iface, frame)
 				c.change(t, b)
@@ -224,7 +224,7 @@ func TestChangesReachCachedFlows(t *testing.T) {
 	}
 }
 
-func (b *bed) peerMAC(t *testing.T, to net.HardwareAddr) {
+func (b *harness) peerMAC(t *testing.T, to net.HardwareAddr) {
 	entry := bpf.Node{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NodeXdpOut, Mtu: 1500, Smac: bpf.ToMAC(uplinkMAC)}
 	if to != nil {
 		entry.Flags |= bpf.NodeResolved
@@ -235,7 +235,7 @@ func (b *bed) peerMAC(t *testing.T, to net.HardwareAddr) {
 
 // TestCacheIsPerInterface: a decision made for one interface says nothing about frames from another.
 func TestCacheIsPerInterface(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	for _, context := range contexts {
 		b.reset(t)
 		frame := fromA(peer4).udp(1, 2, 20).bytes()
@@ -254,7 +254,7 @@ func TestCacheIsPerInterface(t *testing.T) {
 
 // TestFlowTableOverflow: three times more flows than entries: every packet is forwarded all the same.
 func TestFlowTableOverflow(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	for _, context := range contexts {
 		b.reset(t)
 		for i := range 3 * flowEntries {
@@ -283,7 +283,7 @@ func TestFlowTableOverflow(t *testing.T) {
 
 // TestIdleFlowIsNotCached: a cached decision does not keep a flow alive that has timed out.
 func TestIdleFlowIsNotCached(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	for _, context := range contexts {
 		b.reset(t)
 		frame := fromA(peer4).udp(1000, 53, 20).bytes()

@@ -11,7 +11,7 @@ import (
 
 // TestForeignMaster: the node reaches a pod behind a bond, a VRF or Open vSwitch by no interface that the port names.
 func TestForeignMaster(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	var refused error
 	err := b.inside(func() error {
 		master := netlink.NewLinkBond(netlink.LinkAttrs{Name: "wtbond"})

@@ -21,7 +21,7 @@ func (d *Datapath) CheckEndpoint(ep Endpoint) error {
 	}
 	index := host.Attrs().Index
 	errs := []error{d.links().Check(ep.HostIf, index, d.hooksFor(ep)), d.checkEntries(ep, uint32(index)), d.checkGateway(ep, index)}
-	if d.hasXDPRoad(ep) {
+	if d.hasXDPDatapath(ep) {
 		errs = append(errs, d.checkSecondInterface(ep))
 	}
 	return errors.Join(errs...)

@@ -11,7 +11,7 @@ import (
 // from scratch gives (RFC 1624's corner cases among them). The IP identification steers the
 // checksum through its values: the corners all, the rest in steps.
 func TestChecksumUpdate(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	base := fromA(peer4).udp(1000, 53, 4)
 	for _, context := range contexts {
 		b.reset(t)
@@ -38,7 +38,7 @@ func TestChecksumUpdate(t *testing.T) {
 // TestChecksumNegativeZero: 0xffff is the same number as 0 in one's complement; a sender may write
 // either, and the way on must be valid too.
 func TestChecksumNegativeZero(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	for id := range 65536 {
 		p := fromA(peer4).udp(1000, 53, 4).id(uint16(id))
 		frame := p.bytes()
@@ -57,7 +57,7 @@ func TestChecksumNegativeZero(t *testing.T) {
 
 // TestTTLValues: each TTL goes down by one and leaves a right checksum.
 func TestTTLValues(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	for _, context := range contexts {
 		for n := 2; n <= 255; n++ {
 			for _, p := range []packet{fromA(peer4), fromA(peer6)} {

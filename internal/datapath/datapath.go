@@ -42,7 +42,7 @@ type Options struct {
 	// FlowEntries is the flow table's size per family, EventsPerSecond the limit of flow events per CPU.
 	FlowEntries     uint32
 	EventsPerSecond uint32
-	// Encrypt seals what crosses between nodes for a pod; nil: everything travels in plain.
+	// Encrypt seals what crosses between nodes for a pod; nil: everything travels in cleartext.
 	Encrypt *EncryptOptions
 	Log     *slog.Logger
 }
@@ -50,16 +50,16 @@ type Options struct {
 // Datapath is a node's running datapath: the pinned maps and links, and what the agent
 // must know to change them. Its methods may be called from several goroutines.
 type Datapath struct {
-	opts  Options
-	log   *slog.Logger
-	mode  ModeStatus
-	maps  *bpf.Maps
-	progs *hook.Programs
-	undo  *netdev.Undo
-	hurry hurry
-	table *flowtable.Table
-	host  hostState
-	hold  hold
+	opts     Options
+	log      *slog.Logger
+	mode     ModeStatus
+	maps     *bpf.Maps
+	progs    *hook.Programs
+	undo     *netdev.Undo
+	expedite expedite
+	table    *flowtable.Table
+	host     hostState
+	hold     hold
 	// attaching is held for reading while an endpoint is attached. It comes before mu.
 	attaching sync.RWMutex
 	mu        sync.Mutex // guards the maps' configuration and all below
@@ -132,7 +132,7 @@ func (d *Datapath) prepare() error {
 		return err
 	}
 	d.mode = mode
-	if err := d.hurry.open(expeditedRCU, d.opts.StateDir); err != nil {
+	if err := d.expedite.open(expeditedRCU, d.opts.StateDir); err != nil {
 		d.log.Warn("the kernel's grace periods stay short, as a killed agent had set them", "err", err)
 	}
 	if d.undo, err = netdev.OpenUndo(d.opts.StateDir); err != nil {

@@ -119,7 +119,7 @@ func (d *Datapath) clearPeers(current map[uint32]bool) error {
 	return err
 }
 
-// SetPlain makes the given ranges, and no others, the ones that may travel in plain, as source or destination.
+// SetPlain makes the given ranges, and no others, the ones that may travel in cleartext, as source or destination.
 func (d *Datapath) SetPlain(prefixes []netip.Prefix) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -137,7 +137,7 @@ func (d *Datapath) SetPlain(prefixes []netip.Prefix) error {
 	return err
 }
 
-// Plain are the ranges that may travel in plain now, in order.
+// Plain are the ranges that may travel in cleartext now, in order.
 func (d *Datapath) Plain() ([]netip.Prefix, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

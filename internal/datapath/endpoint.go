@@ -16,12 +16,12 @@ import (
 
 // AttachEndpoint hooks an endpoint's interface and makes it reachable. It can be called again for the
 // same endpoint, for instance after a restart: programs are then replaced under traffic. When the
-// mode or the endpoint's road changes, the order keeps every packet whole: what the new one needs is there
+// mode or the endpoint's path changes, the order keeps every packet whole: what the new one needs is there
 // before its hooks, what the old one needed goes after its hooks.
 func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 	d.attaching.RLock()
 	defer d.attaching.RUnlock()
-	defer d.hurry.begin()()
+	defer d.expedite.begin()()
 	if err := d.checkHold(ep); err != nil {
 		return err
 	}
@@ -39,7 +39,7 @@ func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 		return err
 	}
 	ifindexes := []int{host.Attrs().Index}
-	second := d.hasXDPRoad(ep)
+	second := d.hasXDPDatapath(ep)
 	if second {
 		ifindex, err := netdev.EnsureSecond(ep.HostIf, ep.NetNS, ep.GatewayMAC, host.Attrs().MTU)
 		if err != nil {
@@ -101,7 +101,7 @@ func (d *Datapath) attachHooks(ep Endpoint, ifindex int) error {
 // plugin made keeps its state and its hooks, which refuse what comes from an interface that the maps do not
 // know: it is for that plugin to remove it.
 func (d *Datapath) DetachEndpoint(ep Endpoint) error {
-	defer d.hurry.begin()()
+	defer d.expedite.begin()()
 	err := d.forgetEndpoint(ep)
 	if ep.Chained {
 		return errors.Join(err, d.links().DropDead(ep.HostIf))
@@ -165,7 +165,7 @@ func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 	if ep.Chained {
 		value.Flags |= bpf.EndpointChained
 	}
-	if d.mode.Active == ModeXDP || d.hasXDPRoad(ep) {
+	if d.mode.Active == ModeXDP || d.hasXDPDatapath(ep) {
 		value.Flags |= bpf.EndpointXdpOut
 	}
 	gateway, err := gatewayIndex(ep, ifindexes[0])

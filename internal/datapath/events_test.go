@@ -20,7 +20,7 @@ var lastMark uint16
 
 // events reads all that is in the ring, through the agent's own reader. A drop from an unknown interface,
 // with a port of its own, marks the end.
-func (b *bed) events(t *testing.T) []FlowEvent {
+func (b *harness) events(t *testing.T) []FlowEvent {
 	t.Helper()
 	rate := b.config.EventsPerSec
 	b.setRate(t, 1e9)
@@ -55,16 +55,16 @@ func (b *bed) events(t *testing.T) []FlowEvent {
 }
 
 // setRate changes the rate limit and forgets what the buckets hold.
-func (b *bed) setRate(t *testing.T, perSecond uint32) {
+func (b *harness) setRate(t *testing.T, perSecond uint32) {
 	t.Helper()
 	b.config.EventsPerSec, b.config.EventsShare = perSecond, 0 // one bucket, that of all
 	must(t, b.maps.Config.Put(uint32(0), &b.config))
 	must(t, b.resetBudgets())
 }
 
-// eventBed is a bed with an empty ring and statistics at zero.
-func eventBed(t *testing.T) *bed {
-	b := newBed(t)
+// eventHarness is a harness with an empty ring and statistics at zero.
+func eventHarness(t *testing.T) *harness {
+	b := newHarness(t)
 	b.events(t)
 	b.reset(t)
 	return b
@@ -76,7 +76,7 @@ func TestEvents(t *testing.T) {
 	addrs := cmpopts.EquateComparable(netip.AddrPort{})
 	for _, c := range contexts {
 		t.Run(c, func(t *testing.T) {
-			b := eventBed(t)
+			b := eventHarness(t)
 			before := time.Now()
 			there, back := fromA(peer4).tcp(1000, 80, syn, 0).bytes(), fromPeer(podA.IPv4).tcp(80, 1000, rst|ack, 0).bytes()
 			b.send(t, c, "from_pod", "wta", there)
@@ -115,7 +115,7 @@ func TestEvents(t *testing.T) {
 
 // TestEventFamilies: IPv6 addresses, IPv4 ones, and frames that have none.
 func TestEventFamilies(t *testing.T) {
-	b := eventBed(t)
+	b := eventHarness(t)
 	b.send(t, "xdp", "from_pod", "wta", fromA(world6).udp(1000, 53, 8).bytes())
 	b.send(t, "tc", "from_pod", "wta", fromA(world4).udp(1000, 53, 8).bytes())
 	b.send(t, "tc", "from_pod", "wta", fromA(world4).udp(1000, 53, 8).tag(0x8100, 1).bytes())
@@ -134,7 +134,7 @@ func TestEventFamilies(t *testing.T) {
 // TestEventsOneByOne: an event reaches a reader that has gone to sleep, and the next, which wakes nobody, reaches
 // it too.
 func TestEventsOneByOne(t *testing.T) {
-	b := eventBed(t)
+	b := eventHarness(t)
 	b.setRate(t, 1e9)
 	heard := make(chan uint16, 1000)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -173,7 +173,7 @@ func TestEventsOneByOne(t *testing.T) {
 func TestEventsRateLimit(t *testing.T) {
 	forged := fromA(peer4).src(podB.IPv4).udp(5, 6, 7).bytes()
 	for _, c := range contexts {
-		b := eventBed(t)
+		b := eventHarness(t)
 		b.setRate(t, 10)
 		const sent = 200
 		for range sent {
@@ -200,7 +200,7 @@ func TestEventsRateLimit(t *testing.T) {
 func TestRingFull(t *testing.T) {
 	forged, good := fromA(peer4).src(podB.IPv4).udp(5, 6, 7).bytes(), fromA(peer4).udp(5, 6, 7).bytes()
 	for _, c := range contexts {
-		b := eventBed(t)
+		b := eventHarness(t)
 		b.setRate(t, 1e9)
 		const sent = 12000
 		for range sent {

@@ -19,18 +19,18 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// exitBed is the bed with post_routing attached and a way out by wtx, which has no hooks, for whatever is sent.
-type exitBed struct {
-	*sealBed
+// exitHarness is the harness with post_routing attached and a way out by wtx, which has no hooks, for whatever is sent.
+type exitHarness struct {
+	*sealHarness
 	seen int // a packet socket behind wtx
 }
 
 var exitAddr = &netlink.Addr{IPNet: toIPNet(mustPrefix("2001:db8:77::1/128")), Flags: unix.IFA_F_NODAD}
 
-func newExitBed(t *testing.T) *exitBed {
+func newExitHarness(t *testing.T) *exitHarness {
 	t.Helper()
-	b := &exitBed{sealBed: newSealBed(t, 4)}
-	loseNode(t, b.bed)
+	b := &exitHarness{sealHarness: newSealHarness(t, 4)}
+	loseNode(t, b.harness)
 	must(t, b.putUplink(b.index["wtup"]))
 	dir, err := privateBPFFS()
 	must(t, err)
@@ -91,7 +91,7 @@ func newExitBed(t *testing.T) *exitBed {
 }
 
 // up sets a link up until the test is over, if it is not.
-func (b *exitBed) up(t *testing.T, name string) error {
+func (b *exitHarness) up(t *testing.T, name string) error {
 	l, err := netlink.LinkByName(name)
 	if err != nil || l.Attrs().Flags&net.FlagUp != 0 {
 		return err
@@ -109,7 +109,7 @@ func lead(index int, dst netip.Addr) (undo func(), err error) {
 }
 
 // tagged has every packet that comes in by an interface carry a tag.
-func (b *exitBed) tagged(name string, tag int64) (link.Link, error) {
+func (b *exitHarness) tagged(name string, tag int64) (link.Link, error) {
 	const tcIndexAt = 11 * 4 // in struct __sk_buff
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "tag", Type: ebpf.SchedCLS, License: "GPL",
@@ -141,7 +141,7 @@ func hostSends(p packet) error {
 }
 
 // arrived says whether a packet for an address has come out of wtx.
-func (b *exitBed) arrived(dst netip.Addr) bool {
+func (b *exitHarness) arrived(dst netip.Addr) bool {
 	frame := make([]byte, 2048)
 	for {
 		n, _, err := unix.Recvfrom(b.seen, frame, 0)
@@ -208,7 +208,7 @@ func TestExits(t *testing.T) {
 		"IPv4": rows([]uint16{34, 6}, []uint16{20, 6}, node4, nobody4, peer4, wireB4, lost4, world4, podB.IPv4), "IPv6": rows([]uint16{54, 6}, []uint16{40, 0}, node6, nobody6, peer6, wireB6, lost6, world6, podB.IPv6),
 	} {
 		t.Run(family, func(t *testing.T) {
-			b := newExitBed(t)
+			b := newExitHarness(t)
 			for _, e := range list {
 				t.Run(e.name, func(t *testing.T) { e.run(t, b) })
 			}
@@ -216,7 +216,7 @@ func TestExits(t *testing.T) {
 	}
 }
 
-func (e exit) run(t *testing.T, b *exitBed) {
+func (e exit) run(t *testing.T, b *exitHarness) {
 	must(t, emptyMap(b.maps.Drops))
 	for prefix, flags := range map[string]uint32{"10.1.0.0/24": bpf.RouteOpen, "fd00:1::/64": bpf.RouteOpen} {
 		if !e.open {
@@ -254,7 +254,7 @@ func (e exit) run(t *testing.T, b *exitBed) {
 }
 
 // send puts the packet where the kernel routes it on.
-func (e exit) send(b *exitBed) error {
+func (e exit) send(b *exitHarness) error {
 	if e.via == "" {
 		return hostSends(e.in)
 	}

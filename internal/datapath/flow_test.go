@@ -24,7 +24,7 @@ func arrives(p packet, state string) leg { return leg{"from_wire", "wtup", p, "r
 
 // TestFlowStates walks conversations through the flow table, in both contexts and both families.
 func TestFlowStates(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	tcp := func(p packet, flags uint8) packet {
 		if p.from == podA.IPv4 || p.from == podA.IPv6 {
 			return p.tcp(1000, 80, flags, 4)
@@ -72,9 +72,9 @@ func TestFlowStates(t *testing.T) {
 	}
 }
 
-// TestFlowTotals: every packet counts once, in its direction, on the slow road and the fast.
+// TestFlowTotals: every packet counts once, in its direction, on the slow path and the fast.
 func TestFlowTotals(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	for _, context := range contexts {
 		b.reset(t)
 		there, back := fromA(peer4).udp(1000, 53, 10).bytes(), fromPeer(podA.IPv4).udp(53, 1000, 100).bytes()
@@ -97,7 +97,7 @@ func TestFlowTotals(t *testing.T) {
 
 // TestLocalFlow: one flow for both pods, whichever sent first.
 func TestLocalFlow(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	for _, context := range contexts {
 		b.reset(t)
 		for range 3 {
@@ -113,8 +113,8 @@ func TestLocalFlow(t *testing.T) {
 
 // TestViaStack: what the table meets in the middle, or what the stack has sent, is the stack's to route.
 func TestViaStack(t *testing.T) {
-	stackSent := func(hook, iface string, p packet) func(*testing.T, *bed) {
-		return func(t *testing.T, b *bed) {
+	stackSent := func(hook, iface string, p packet) func(*testing.T, *harness) {
+		return func(t *testing.T, b *harness) {
 			if v, _ := b.send(t, "tc", hook, iface, p.bytes()); v != "pass" {
 				t.Fatalf("%s: %s", hook, v)
 			}
@@ -147,7 +147,7 @@ func TestViaStack(t *testing.T) {
 // TestFlowTimeout: a flow idle for longer than its state allows is forgotten, so a late packet is met in
 // the middle and takes the stack; an idle established one goes on.
 func TestFlowTimeout(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	for _, c := range []struct {
 		name    string
 		state   uint8
@@ -192,7 +192,7 @@ func TestFlowTimeout(t *testing.T) {
 
 // TestStackFlowCountsOnce: a packet that the stack routes passes two hooks and belongs to its flow once.
 func TestStackFlowCountsOnce(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	for _, context := range contexts {
 		b.reset(t)
 		there, back := fromA(peer4).tcp(1000, 80, ack, 4).bytes(), fromPeer(podA.IPv4).tcp(80, 1000, ack, 4).bytes()

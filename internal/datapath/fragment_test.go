@@ -14,7 +14,7 @@ func TestFragments(t *testing.T) {
 	tcp := fromA(peer4).tcp(1000, 80, syn, 40)
 	first := func(p packet) packet { return p.fragment(0, 64, true) }
 	later := func(p packet) packet { return p.fragment(64, 128, false) }
-	seen := func(p packet) func(*testing.T, *bed) { return after("from_pod", first(p)) }
+	seen := func(p packet) func(*testing.T, *harness) { return after("from_pod", first(p)) }
 	other := func(p packet) packet { return p.id(0x4321) }
 	behind := func(p packet) packet { return p.ext(unix.IPPROTO_DSTOPTS, optionsHeader(8)) }
 	runTable(t, []row{
@@ -61,7 +61,7 @@ func fragmentBefore(p packet, from, to int, more bool) packet {
 
 // TestFragmentPorts: a later fragment belongs to the flow of its first.
 func TestFragmentPorts(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	for _, p := range []packet{fromA(peer4).udp(1000, 53, 120), fromA(peer6).udp(1000, 53, 120)} {
 		for _, context := range contexts {
 			b.reset(t)
@@ -78,10 +78,10 @@ func TestFragmentPorts(t *testing.T) {
 	}
 }
 
-// TestFragmentNeverCached: a fragment's flow must not hand later packets an unchecked road, and a
+// TestFragmentNeverCached: a fragment's flow must not hand later packets an unchecked path, and a
 // fragment must not use one.
 func TestFragmentNeverCached(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	for _, context := range contexts {
 		b.reset(t)
 		u := fromA(peer4).udp(1000, 53, 120)
@@ -96,7 +96,7 @@ func TestFragmentNeverCached(t *testing.T) {
 
 // TestFragmentOfCachedFlow: the first fragment in a cached flow is still remembered for those behind it.
 func TestFragmentOfCachedFlow(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	for _, u := range []packet{fromA(peer4).udp(1000, 53, 120), fromA(peer6).udp(1000, 53, 120)} {
 		for _, context := range contexts {
 			b.reset(t)

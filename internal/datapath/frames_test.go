@@ -12,7 +12,7 @@ import (
 )
 
 // runWith runs one frame with a context of the test's own.
-func (b *bed) runWith(program *ebpf.Program, context any, frame []byte) (uint32, []byte, error) {
+func (b *harness) runWith(program *ebpf.Program, context any, frame []byte) (uint32, []byte, error) {
 	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Repeat: 1, Context: context}
 	var code uint32
 	err := b.inside(func() (err error) {
@@ -24,7 +24,7 @@ func (b *bed) runWith(program *ebpf.Program, context any, frame []byte) (uint32,
 
 // TestGSO: a frame that stands for many packets is judged by the size of each, and counted as that many.
 func TestGSO(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	for _, c := range []struct {
 		name     string
 		in       packet
@@ -74,7 +74,7 @@ func TestGSO(t *testing.T) {
 
 // TestJumbo: frames of several buffers, with XDP's frags.
 func TestJumbo(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	const mtu = 9000
 	b.setPeer(t, bpf.Node{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NodeResolved | bpf.NodeXdpOut, Mtu: mtu, Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC)})
 	for name, p := range map[string]packet{"IPv4": fromA(peer4), "IPv6": fromA(peer6)} {
@@ -115,7 +115,7 @@ func TestJumbo(t *testing.T) {
 }
 
 // clearAll takes the counters back to zero.
-func (b *bed) clearAll(t *testing.T) {
+func (b *harness) clearAll(t *testing.T) {
 	for slot := range uint16(4) {
 		must(t, b.clearCounters(slot))
 	}
@@ -123,7 +123,7 @@ func (b *bed) clearAll(t *testing.T) {
 
 // TestNonLinear: TC frames whose headers are not in the linear part are pulled in, and judged the same.
 func TestNonLinear(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	tried := 0
 	for name, c := range map[string]struct {
 		in   packet

@@ -50,7 +50,7 @@ func fuzzSeeds() [][]byte {
 }
 
 // fuzzState is what a frame may meet: known flows of each kind, and a first fragment.
-func fuzzState(t testing.TB, b *bed, context string) {
+func fuzzState(t testing.TB, b *harness, context string) {
 	b.reset(t)
 	for _, p := range []packet{
 		fromA(peer4).udp(1000, 53, 40), fromA(peer6).udp(1000, 53, 40), fromA(peer4).udp(1000, 53, 40),
@@ -63,7 +63,7 @@ func fuzzState(t testing.TB, b *bed, context string) {
 }
 
 // checkFrame sends a frame through both contexts from equal states, twice each, and checks what must hold of any.
-func checkFrame(t testing.TB, b *bed, selector byte, frame []byte) error {
+func checkFrame(t testing.TB, b *harness, selector byte, frame []byte) error {
 	hook, iface := fuzzHook(selector)
 	type result struct {
 		verdicts [2]string
@@ -204,7 +204,7 @@ func FuzzFrames(f *testing.F) {
 		if len(frame) < 14 || len(frame) > maxFuzzFrame {
 			return
 		}
-		b := newBed(t)
+		b := newHarness(t)
 		if fix {
 			repair(frame)
 		}
@@ -223,7 +223,7 @@ func repair(frame []byte) {
 
 // TestMutatedFrames is the fuzz test's short form for every run: seeds with a few bytes changed.
 func TestMutatedFrames(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	const seed = 20260727
 	random := rand.New(rand.NewPCG(seed, seed))
 	seeds := fuzzSeeds()

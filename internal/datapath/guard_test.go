@@ -18,7 +18,7 @@ import (
 // TestGuardIsNeverAway: replacing the netfilter programs, and dying while at it, leaves each address family with
 // a program at each of the two places all the time, and in the end with one pin each (S4, S11).
 func TestGuardIsNeverAway(t *testing.T) {
-	b := newSealBed(t, 4)
+	b := newSealHarness(t, 4)
 	dir, err := privateBPFFS()
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
@@ -79,7 +79,7 @@ func isLive(path string) bool {
 // TestHooksComeFirst: a program of somebody else's that was there before, and ends the chain, does not keep packets
 // from a hook.
 func TestHooksComeFirst(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	ends, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "ends_the_chain", Type: ebpf.SchedCLS, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
@@ -116,7 +116,7 @@ func TestHooksComeFirst(t *testing.T) {
 
 // TestForgedMetadata: what a sender has put in front of a frame is gone when the hook gives it to the stack (S10).
 func TestForgedMetadata(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	for _, c := range []struct {
 		hook, iface string
 		in          packet

@@ -18,10 +18,10 @@ import (
 	"weft.dev/weft/internal/netdev"
 )
 
-// hookBed is the bed with a pin directory and an uplink of its own, "wthu".
-func hookBed(t *testing.T, mode Mode) *bed {
+// hookHarness is the harness with a pin directory and an uplink of its own, "wthu".
+func hookHarness(t *testing.T, mode Mode) *harness {
 	t.Helper()
-	b := newBed(t)
+	b := newHarness(t)
 	dir, err := privateBPFFS()
 	must(t, err)
 	before := b.opts
@@ -29,7 +29,7 @@ func hookBed(t *testing.T, mode Mode) *bed {
 	b.mode = ModeStatus{Active: mode}
 	b.undo, err = netdev.OpenUndo(b.opts.StateDir)
 	must(t, err)
-	b.hurry = hurry{}
+	b.expedite = expedite{}
 	b.host = hostState{changed: make(chan HostChange, 1)}
 	t.Cleanup(func() {
 		links, _ := hook.List(dir)
@@ -106,7 +106,7 @@ func isUp(l netlink.Link) bool { return l.Attrs().Flags&net.FlagUp != 0 }
 
 // TestFailedUpdateKeepsTheProgram: a program that the kernel refuses leaves the one before attached.
 func TestFailedUpdateKeepsTheProgram(t *testing.T) {
-	b := hookBed(t, ModeTC)
+	b := hookHarness(t, ModeTC)
 	must(t, b.inside(func() error {
 		l, err := veth("wthu", 0)
 		if err != nil {
@@ -134,7 +134,7 @@ func TestFailedUpdateKeepsTheProgram(t *testing.T) {
 
 // TestLoweredUplinkMTU: programs loaded for small frames replace those on a pod's interface of 9000 bytes.
 func TestLoweredUplinkMTU(t *testing.T) {
-	b := hookBed(t, ModeXDP)
+	b := hookHarness(t, ModeXDP)
 	small, err := hook.Load(b.maps, b.constants(), false)
 	must(t, err)
 	defer small.Close()
@@ -170,11 +170,11 @@ func TestLoweredUplinkMTU(t *testing.T) {
 
 // TestKilledWhileHooking: whatever changes hooks dies after each step, and at no step is an interface up without.
 func TestKilledWhileHooking(t *testing.T) {
-	b := hookBed(t, ModeTC)
-	kinds := map[string]func(*bed){
-		"tc":          func(b *bed) { b.mode.Active, b.opts.GenericXDP = ModeTC, false },
-		"xdp":         func(b *bed) { b.mode.Active, b.opts.GenericXDP = ModeXDP, false },
-		"generic xdp": func(b *bed) { b.mode.Active, b.opts.GenericXDP = ModeXDP, true },
+	b := hookHarness(t, ModeTC)
+	kinds := map[string]func(*harness){
+		"tc":          func(b *harness) { b.mode.Active, b.opts.GenericXDP = ModeTC, false },
+		"xdp":         func(b *harness) { b.mode.Active, b.opts.GenericXDP = ModeXDP, false },
+		"generic xdp": func(b *harness) { b.mode.Active, b.opts.GenericXDP = ModeXDP, true },
 	}
 	for from, before := range kinds {
 		for to, after := range kinds {
@@ -227,7 +227,7 @@ func TestKilledWhileHooking(t *testing.T) {
 func TestDetachDownFirst(t *testing.T) {
 	for _, chained := range []bool{false, true} {
 		t.Run(fmt.Sprintf("chained %v", chained), func(t *testing.T) {
-			b := hookBed(t, ModeTC)
+			b := hookHarness(t, ModeTC)
 			must(t, b.inside(func() error {
 				l, err := veth("wtp0", 0)
 				if err != nil {
@@ -267,7 +267,7 @@ func TestDetachDownFirst(t *testing.T) {
 
 // TestPruneKeepsHooksOfStrays: an interface that no endpoint owns any more stays hooked, and is named.
 func TestPruneKeepsHooksOfStrays(t *testing.T) {
-	b := hookBed(t, ModeTC)
+	b := hookHarness(t, ModeTC)
 	must(t, b.inside(func() error {
 		for _, name := range []string{"wtp0", "wefxp0"} {
 			l, err := veth(name, 0)
@@ -316,7 +316,7 @@ func TestPruneKeepsHooksOfStrays(t *testing.T) {
 
 // TestRenamedInterfaceKeepsItsHooks: a new interface of an old one's name does not cost that one its hooks.
 func TestRenamedInterfaceKeepsItsHooks(t *testing.T) {
-	b := hookBed(t, ModeTC)
+	b := hookHarness(t, ModeTC)
 	must(t, b.inside(func() error {
 		old, err := veth("wthu", 0)
 		if err != nil {

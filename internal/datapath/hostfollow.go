@@ -54,7 +54,7 @@ func (d *Datapath) followHost(ctx context.Context) error {
 // hostLost is what the events of a burst told.
 type hostLost struct {
 	routes  map[string]bool
-	peers   bool // the roads to peers may have changed
+	peers   bool // the paths to peers may have changed
 	restore bool // something of Weft's is gone
 	links   bool // an interface is gone
 }

@@ -21,8 +21,8 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// followed runs followHost in the bed's namespace until the test ends.
-func (b *bed) followed(t *testing.T) {
+// followed runs followHost in the harness's namespace until the test ends.
+func (b *harness) followed(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -48,7 +48,7 @@ func (b *bed) followed(t *testing.T) {
 // TestUplinkCannotBeLookedAt: an error of netlink's that does not say that an uplink is missing changes nothing, is tried again at
 // once, and is named if it stays.
 func TestUplinkCannotBeLookedAt(t *testing.T) {
-	b := hookBed(t, ModeTC)
+	b := hookHarness(t, ModeTC)
 	var index int
 	must(t, b.inside(func() error {
 		l, err := veth("wthu", 0)
@@ -92,7 +92,7 @@ func TestUplinkCannotBeLookedAt(t *testing.T) {
 
 // TestUplinkMadeAnew: an uplink that was removed and made again is hooked when it appears; status names it meanwhile.
 func TestUplinkMadeAnew(t *testing.T) {
-	b := hookBed(t, ModeTC)
+	b := hookHarness(t, ModeTC)
 	must(t, b.inside(func() error {
 		l, err := veth("wthu", 0)
 		if err != nil {
@@ -137,7 +137,7 @@ func TestUplinkMadeAnew(t *testing.T) {
 
 // TestEndedSubscriptionLeavesNothing: one that nobody read while more happened than its channels hold ends whole.
 func TestEndedSubscriptionLeavesNothing(t *testing.T) {
-	b := nodeBed(t)
+	b := nodeHarness(t)
 	before := runtime.NumGoroutine()
 	must(t, b.inside(func() error {
 		events, err := b.subscribeHost(context.Background())
@@ -160,7 +160,7 @@ func TestEndedSubscriptionLeavesNothing(t *testing.T) {
 
 // TestHookForcedOff: a link that somebody detached by force is attached again at the next look.
 func TestHookForcedOff(t *testing.T) {
-	b := hookBed(t, ModeTC)
+	b := hookHarness(t, ModeTC)
 	must(t, b.inside(func() error {
 		l, err := veth("wthu", 0)
 		if err != nil {
@@ -190,7 +190,7 @@ func TestHookForcedOff(t *testing.T) {
 
 // TestRoutesRemovedByOthers: what a network manager's restart removes of Weft's comes back, and is noted.
 func TestRoutesRemovedByOthers(t *testing.T) {
-	b := nodeBed(t)
+	b := nodeHarness(t)
 	must(t, b.inside(func() error { return netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1}}) }))
 	b.host = hostState{changed: make(chan HostChange, 1)}
 	uplinks, ranges := b.opts.Uplinks, b.opts.PodCIDRs
@@ -219,7 +219,7 @@ func TestRoutesRemovedByOthers(t *testing.T) {
 func TestInterruptedDumpIsNoLoss(t *testing.T) {
 	for name, interrupted := range map[string]int{"once": 1, "for ever": 1 << 30} {
 		t.Run(name, func(t *testing.T) {
-			b := nodeBed(t)
+			b := nodeHarness(t)
 			b.host = hostState{changed: make(chan HostChange, 1)}
 			b.setNodes(t, peerNode("n2", 2, "10.2.0.0/24"), peerNode("n3", 3, "10.3.0.0/24"))
 			want, calls := b.kernelRoutes(t), 0
@@ -248,7 +248,7 @@ func TestInterruptedDumpIsNoLoss(t *testing.T) {
 
 // TestOwnRouteChangesAreNoLoss: what the datapath removes itself stays removed, and nothing is noted.
 func TestOwnRouteChangesAreNoLoss(t *testing.T) {
-	b := nodeBed(t)
+	b := nodeHarness(t)
 	b.host = hostState{changed: make(chan HostChange, 1)}
 	b.setNodes(t, peerNode("n2", 2, "10.2.0.0/24"), peerNode("n3", 3, "10.3.0.0/24"))
 	b.followed(t)
@@ -276,7 +276,7 @@ func await(t *testing.T, what string, holds func() bool) {
 // TestGoneInterfaceLeavesNothing: pins, entry and problem of an interface without an endpoint go with it, also where its DEL
 // came first, as of a chained pod.
 func TestGoneInterfaceLeavesNothing(t *testing.T) {
-	b := hookBed(t, ModeTC)
+	b := hookHarness(t, ModeTC)
 	b.opts.Uplinks = nil
 	ep := Endpoint{Slot: 3, HostIf: "wtp0", IPv4: addr("10.1.0.33"), Chained: true}
 	for name, leave := range map[string]func() error{

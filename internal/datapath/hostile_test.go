@@ -18,16 +18,16 @@ import (
 // refusal is a frame from the wire that must be dropped, and why.
 type refusal struct {
 	name   string
-	frame  func(b *sealBed) []byte
+	frame  func(b *sealHarness) []byte
 	reason string
-	setup  func(t *testing.T, b *sealBed)
+	setup  func(t *testing.T, b *sealHarness)
 }
 
 // inner is what node b's pod sends to pod A.
 func inner() []byte { return fromPeer(podA.IPv4).udp(2000, 1000, 100).bytes()[atIP:] }
 
 // one is a good packet of node b, changed.
-func one(b *sealBed, t testing.TB, sa espref.SA, change func(*espref.Packet)) []byte {
+func one(b *sealHarness, t testing.TB, sa espref.SA, change func(*espref.Packet)) []byte {
 	_, there := b.outer()
 	p := espref.Packet{Seq: 1, Inner: inner()}
 	if change != nil {
@@ -37,15 +37,15 @@ func one(b *sealBed, t testing.TB, sa espref.SA, change func(*espref.Packet)) []
 }
 
 func refusals(t *testing.T) []refusal {
-	with := func(change func(*espref.Packet)) func(*sealBed) []byte {
-		return func(b *sealBed) []byte { return one(b, t, peerSA(0), change) }
+	with := func(change func(*espref.Packet)) func(*sealHarness) []byte {
+		return func(b *sealHarness) []byte { return one(b, t, peerSA(0), change) }
 	}
-	as := func(sa espref.SA) func(*sealBed) []byte {
-		return func(b *sealBed) []byte { return one(b, t, sa, nil) }
+	as := func(sa espref.SA) func(*sealHarness) []byte {
+		return func(b *sealHarness) []byte { return one(b, t, sa, nil) }
 	}
 	spi := func(spi uint32) espref.SA { return espref.SA{SPI: spi, Key: keyIn, Salt: saltIn} }
-	edited := func(edit func(frame []byte)) func(*sealBed) []byte {
-		return func(b *sealBed) []byte {
+	edited := func(edit func(frame []byte)) func(*sealHarness) []byte {
+		return func(b *sealHarness) []byte {
 			frame := one(b, t, peerSA(0), nil)
 			edit(frame)
 			return frame
@@ -67,17 +67,17 @@ func refusals(t *testing.T) []refusal {
 		{name: "tag changed", frame: edited(func(f []byte) { f[len(f)-1] ^= 0x80 }), reason: "esp_bad_tag"},
 		{name: "another key", frame: as(espref.SA{SPI: peerSA(0).SPI, Key: keyOut, Salt: saltIn}), reason: "esp_bad_tag"},
 		{name: "another salt", frame: as(espref.SA{SPI: peerSA(0).SPI, Key: keyIn, Salt: saltOut}), reason: "esp_bad_tag"},
-		{name: "our own packet, reflected", reason: "esp_unknown_peer", frame: func(b *sealBed) []byte {
+		{name: "our own packet, reflected", reason: "esp_unknown_peer", frame: func(b *sealHarness) []byte {
 			here, _ := b.outer()
 			return b.sealedBy(t, peerSA(0), espref.Packet{Seq: 1, Inner: inner()}, here)
 		}},
-		{name: "our own packet, reflected as the peer's", reason: "esp_bad_tag", frame: func(b *sealBed) []byte {
+		{name: "our own packet, reflected as the peer's", reason: "esp_bad_tag", frame: func(b *sealHarness) []byte {
 			// What this node seals for the peer, with the addresses of both ends exchanged and every checksum right.
 			_, there := b.outer()
 			ours := espref.SA{SPI: spiOf(sealEpoch, 0, identityPeer), Key: laneKey(keyOut, 0), Salt: saltOut}
 			return b.sealedBy(t, ours, espref.Packet{Seq: 1, Inner: inner()}, there)
 		}},
-		{name: "an address that no node has", reason: "esp_unknown_peer", frame: func(b *sealBed) []byte {
+		{name: "an address that no node has", reason: "esp_unknown_peer", frame: func(b *sealHarness) []byte {
 			return b.sealedBy(t, peerSA(0), espref.Packet{Seq: 1, Inner: inner()}, world4)
 		}},
 		{name: "number 0", frame: with(func(p *espref.Packet) { p.Seq, p.IV = 0, 9 }), reason: "esp_replayed"},
@@ -88,7 +88,7 @@ func refusals(t *testing.T) []refusal {
 		{name: "source of the outside under a pod's identity", frame: with(insideOf(fromPeer(podA.IPv4).src(world4).udp(1, 2, 3))), reason: "inner_source"},
 		{name: "this host's address under a pod's identity", frame: with(insideOf(fromPeer(podA.IPv4).src(node4).udp(1, 2, 3))), reason: "inner_source"},
 		{name: "a pod's address under the host's identity", frame: as(spi(spiOf(sealEpoch, 0, 1))), reason: "inner_source"},
-		{name: "martian inside", frame: func(b *sealBed) []byte {
+		{name: "martian inside", frame: func(b *sealHarness) []byte {
 			return one(b, t, spi(spiOf(sealEpoch, 0, 1)), insideOf(fromPeer(podA.IPv4).src(addr("127.0.0.1")).udp(1, 2, 3)))
 		}, reason: "martian"},
 		{name: "to nobody here", frame: with(insideOf(fromPeer(nobody4).udp(1, 2, 3))), reason: "no_endpoint"},
@@ -102,19 +102,19 @@ func refusals(t *testing.T) []refusal {
 		{name: "inner packet longer than the text", frame: with(func(p *espref.Packet) { p.Inner = inner()[:len(inner())-4] }), reason: "truncated"},
 		{name: "first fragment of ESP", frame: edited(func(f []byte) { f[atFragment] = inet.MoreFragments >> 8; fixIPv4(f) }), reason: "esp_fragment"},
 		{name: "UDP says more than there is", frame: edited(func(f []byte) { f[atUDPLength+1] += 8 }), reason: "esp_malformed"},
-		{name: "plain, from a pod of the peer", frame: func(*sealBed) []byte { return fromPeer(podA.IPv4).udp(2000, 1000, 10).bytes() }, reason: "plaintext"},
-		{name: "plain, IPv6", frame: func(*sealBed) []byte { return fromPeer(podA.IPv6).udp(2000, 1000, 10).bytes() }, reason: "plaintext"},
-		{name: "plain, from the peer's host", frame: func(*sealBed) []byte { return fromPeer(podA.IPv4).src(wireB4).udp(2000, 1000, 10).bytes() }, reason: "plaintext"},
-		{name: "plain, from a pod to this host", frame: func(*sealBed) []byte { return fromPeer(node4).udp(2000, 1000, 10).bytes() }, reason: "plaintext"},
-		{name: "key past its time", reason: "key_expired", frame: with(nil), setup: func(t *testing.T, b *sealBed) {
+		{name: "plain, from a pod of the peer", frame: func(*sealHarness) []byte { return fromPeer(podA.IPv4).udp(2000, 1000, 10).bytes() }, reason: "plaintext"},
+		{name: "plain, IPv6", frame: func(*sealHarness) []byte { return fromPeer(podA.IPv6).udp(2000, 1000, 10).bytes() }, reason: "plaintext"},
+		{name: "plain, from the peer's host", frame: func(*sealHarness) []byte { return fromPeer(podA.IPv4).src(wireB4).udp(2000, 1000, 10).bytes() }, reason: "plaintext"},
+		{name: "plain, from a pod to this host", frame: func(*sealHarness) []byte { return fromPeer(node4).udp(2000, 1000, 10).bytes() }, reason: "plaintext"},
+		{name: "key past its time", reason: "key_expired", frame: with(nil), setup: func(t *testing.T, b *sealHarness) {
 			b.rekey(t, expired)
 		}},
 	}
 }
 
 // textOf seals exactly the text.
-func textOf(t *testing.T, text []byte) func(*sealBed) []byte {
-	return func(b *sealBed) []byte {
+func textOf(t *testing.T, text []byte) func(*sealHarness) []byte {
+	return func(b *sealHarness) []byte {
 		sa := peerSA(0)
 		esp, err := sa.SealText(1, 1, text)
 		must(t, err)
@@ -128,7 +128,7 @@ func TestHostile(t *testing.T) {
 	for _, r := range refusals(t) {
 		for _, context := range contexts {
 			t.Run(r.name+"/"+context, func(t *testing.T) {
-				b := newSealBed(t, 4).keyed(t)
+				b := newSealHarness(t, 4).keyed(t)
 				if r.setup != nil {
 					r.setup(t, b)
 				}
@@ -141,9 +141,9 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// TestTruncatedESP cuts a good packet at every length: none is opened, none is taken for plain text to a pod.
+// TestTruncatedESP cuts a good packet at every length: none is opened, none is taken for cleartext to a pod.
 func TestTruncatedESP(t *testing.T) {
-	b := newSealBed(t, 4).keyed(t)
+	b := newSealHarness(t, 4).keyed(t)
 	whole := one(b, t, peerSA(0), nil)
 	for _, context := range contexts {
 		for n := 14 + 20; n < len(whole); n++ {
@@ -171,7 +171,7 @@ func TestTruncatedESP(t *testing.T) {
 // TestReplayedOnce: a packet is delivered once, whichever context sees it again.
 func TestReplayedOnce(t *testing.T) {
 	for _, context := range contexts {
-		b := newSealBed(t, 4).keyed(t)
+		b := newSealHarness(t, 4).keyed(t)
 		frame := one(b, t, peerSA(0), nil)
 		for i, want := range []string{"redirect", "drop", "drop"} {
 			if verdict, _ := b.send(t, context, "from_wire", "wtup", frame); verdict != want {
@@ -184,13 +184,13 @@ func TestReplayedOnce(t *testing.T) {
 	}
 }
 
-// TestNoKey: without keys nothing leaves, in either context and by either road, and the drop is named.
+// TestNoKey: without keys nothing leaves, in either context and by either path, and the drop is named.
 func TestNoKey(t *testing.T) {
-	for _, road := range []string{"xdp from_pod", "tc from_pod", "tc to_wire"} {
-		t.Run(road, func(t *testing.T) {
-			b := newSealBed(t, 4)
+	for _, path := range []string{"xdp from_pod", "tc from_pod", "tc to_wire"} {
+		t.Run(path, func(t *testing.T) {
+			b := newSealHarness(t, 4)
 			var context, hook string
-			_, err := fmt.Sscan(road, &context, &hook)
+			_, err := fmt.Sscan(path, &context, &hook)
 			must(t, err)
 			frame := fromA(peer4).udp(1, 2, 3).bytes()
 			if verdict, _ := b.send(t, context, hook, ifaceFor(hook), frame); verdict != "drop" {
@@ -208,9 +208,9 @@ func expired(sa *SA) { sa.Expires = time.Now().Add(100 * time.Millisecond) }
 
 // TestKeyEnds: keys past their time or their number of packets seal nothing more.
 func TestKeyEnds(t *testing.T) {
-	ends := map[string]func(t *testing.T, b *sealBed, context string){
-		"key_expired": func(t *testing.T, b *sealBed, _ string) { b.rekey(t, expired) },
-		"key_exhausted": func(t *testing.T, b *sealBed, context string) {
+	ends := map[string]func(t *testing.T, b *sealHarness, context string){
+		"key_expired": func(t *testing.T, b *sealHarness, _ string) { b.rekey(t, expired) },
+		"key_exhausted": func(t *testing.T, b *sealHarness, context string) {
 			b.lanes = 1
 			b.opts.Encrypt.Lanes = 1
 			b.rekey(t, func(sa *SA) { sa.MaxPackets = 2 })
@@ -221,7 +221,7 @@ func TestKeyEnds(t *testing.T) {
 	for reason, end := range ends {
 		for _, context := range sealWays {
 			t.Run(reason+"/"+context, func(t *testing.T) {
-				b := newSealBed(t, 4).keyed(t)
+				b := newSealHarness(t, 4).keyed(t)
 				end(t, b, context)
 				if verdict, _ := b.sealFrame(t, context, fromA(peer4).udp(1, 2, 3).bytes()); verdict != "drop" {
 					t.Errorf("verdict %s", verdict)
@@ -234,10 +234,10 @@ func TestKeyEnds(t *testing.T) {
 	}
 }
 
-// TestPlainByPolicy: what a policy names travels in plain in both directions, and nothing else does.
+// TestPlainByPolicy: what a policy names travels in cleartext in both directions, and nothing else does.
 func TestPlainByPolicy(t *testing.T) {
 	for _, context := range contexts {
-		b := newSealBed(t, 4).keyed(t)
+		b := newSealHarness(t, 4).keyed(t)
 		must(t, b.SetPlain([]netip.Prefix{netip.PrefixFrom(podA.IPv4, 32)}))
 		verdict, out := b.send(t, context, "from_pod", "wta", fromA(peer4).udp(1, 2, 3).bytes())
 		if err := toPeer(fromA(peer4).udp(1, 2, 3).bytes(), out); verdict != "redirect" || err != nil {
@@ -263,7 +263,7 @@ func TestPlainByPolicy(t *testing.T) {
 // of another identity.
 func TestSealedThenPlain(t *testing.T) {
 	for _, context := range contexts {
-		b := newSealBed(t, 4).keyed(t)
+		b := newSealHarness(t, 4).keyed(t)
 		must(t, b.SetPeerIdentities(map[string][]uint32{"b": {identityPeer, identityOther}}))
 		for seq := range uint64(3) {
 			frame := one(b, t, peerSA(0), func(p *espref.Packet) { p.Seq = seq + 1 })
@@ -273,7 +273,7 @@ func TestSealedThenPlain(t *testing.T) {
 		}
 		frame := fromPeer(podA.IPv4).udp(2000, 1000, 100).bytes()
 		if verdict, _ := b.send(t, context, "from_wire", "wtup", frame); verdict != "drop" {
-			t.Errorf("%s: the same flow in plain: %s", context, verdict)
+			t.Errorf("%s: the same flow in cleartext: %s", context, verdict)
 		}
 		must(t, b.SetPeerIdentities(map[string][]uint32{"b": {identityOther}}))
 		frame = one(b, t, peerSA(0), func(p *espref.Packet) { p.Seq = 9 })
@@ -286,7 +286,7 @@ func TestSealedThenPlain(t *testing.T) {
 // TestHostsTraffic: the host's own packets to pods are sealed under its identity and come back the same way; between
 // hosts nothing is.
 func TestHostsTraffic(t *testing.T) {
-	b := newSealBed(t, 4).keyed(t)
+	b := newSealHarness(t, 4).keyed(t)
 	out := newPacket(uplinkMAC, peerMAC, node4, peer4).udp(5, 6, 7).bytes()
 	verdict, frame := b.send(t, "tc", "to_wire", "wtup", out)
 	if verdict != "redirect" {
@@ -326,7 +326,7 @@ func TestHostsTraffic(t *testing.T) {
 // TestSealedICMP: an error about a packet that came sealed goes back sealed, as the host's.
 func TestSealedICMP(t *testing.T) {
 	for _, context := range contexts {
-		b := newSealBed(t, 4).keyed(t)
+		b := newSealHarness(t, 4).keyed(t)
 		frame := one(b, t, peerSA(0), func(p *espref.Packet) {
 			p.Inner = fromPeer(podA.IPv4).udp(2000, 1000, 100).ttl(1).bytes()[atIP:]
 		})
@@ -343,7 +343,7 @@ func TestSealedICMP(t *testing.T) {
 // TestSealedLimits: what does not fit is refused with the size that does, and a SYN is told before.
 func TestSealedLimits(t *testing.T) {
 	for _, context := range contexts {
-		b := newSealBed(t, 4).keyed(t)
+		b := newSealHarness(t, 4).keyed(t)
 		limit := inet.SealedMTU(1500, false)
 		verdict, out := b.send(t, context, "from_pod", "wta", fromA(peer4).udp(1, 2, limit-28+1).bytes())
 		if verdict != "redirect" || out[atProtocol] != unix.IPPROTO_ICMP || int(binary.BigEndian.Uint16(out[atICMPMTU:])) != limit {
@@ -395,7 +395,7 @@ func TestCongestion(t *testing.T) {
 	}
 	for _, context := range contexts {
 		for seq, r := range rows {
-			b := newSealBed(t, 4).keyed(t)
+			b := newSealHarness(t, 4).keyed(t)
 			in := fromPeer(podA.IPv4).udp(2000, 1000, 100).set(atTOS, r.inner).bytes()
 			fixIPv4(in)
 			frame := b.sealedBy(t, peerSA(0), espref.Packet{Seq: uint64(seq) + 1, Inner: in[atIP:]}, wireB4)
@@ -414,7 +414,7 @@ func TestCongestion(t *testing.T) {
 
 // TestOutsideStaysPlain: what has nothing to do with the nodes is not touched.
 func TestOutsideStaysPlain(t *testing.T) {
-	b := newSealBed(t, 4).keyed(t)
+	b := newSealHarness(t, 4).keyed(t)
 	for _, context := range contexts {
 		if verdict, _ := b.send(t, context, "from_pod", "wta", fromA(world4).udp(1, 2, 3).bytes()); verdict != "pass" {
 			t.Errorf("%s, to the outside: %s", context, verdict)

@@ -104,7 +104,7 @@ func (e hostEnds) honest() []errorToHost {
 // TestICMPErrorsToThisHost: the kernel looks for what an error is about by the addresses that it quotes, after reassembly and
 // behind all headers. So nothing in that an error about a sealed packet can hide in passes; what is honest does.
 func TestICMPErrorsToThisHost(t *testing.T) {
-	b := newSealBed(t, 4).keyed(t)
+	b := newSealHarness(t, 4).keyed(t)
 	must(t, b.putUplink(b.index["wtup"]))
 	plain4, plain6 := addr("10.5.0.50"), addr("fd00:5::50")
 	must(t, b.SetPlain([]netip.Prefix{netip.PrefixFrom(plain4, 32), netip.PrefixFrom(plain6, 128)}))

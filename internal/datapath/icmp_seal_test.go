@@ -18,7 +18,7 @@ import (
 func TestICMPErrorsAboutSealedFlows(t *testing.T) {
 	routers := map[int]netip.Addr{4: addr("203.0.113.1"), 6: addr("2001:db8:5::1")}
 	for family, dst := range map[int]netip.Addr{4: peer4, 6: peer6} {
-		b := newSealBed(t, 4).keyed(t)
+		b := newSealHarness(t, 4).keyed(t)
 		sent := fromA(dst).udp(1000, 53, 40)
 		outside := fromA(world4).udp(1000, 53, 40)
 		host := wireB4
@@ -45,8 +45,8 @@ func TestICMPErrorsAboutSealedFlows(t *testing.T) {
 				name, want, reason string
 				frame              func() []byte
 			}{
-				{"too big, from a router in plain", "drop", "icmp_unsealed", func() []byte { return about(sent, routers[family]).bytes() }},
-				{"too big about what went outside, in plain", "redirect", "", func() []byte { return about(outside, routers[family]).bytes() }},
+				{"too big, from a router in cleartext", "drop", "icmp_unsealed", func() []byte { return about(sent, routers[family]).bytes() }},
+				{"too big about what went outside, in cleartext", "redirect", "", func() []byte { return about(outside, routers[family]).bytes() }},
 				{"too big, sealed by the peer as its host", "redirect", "", func() []byte { return sealedAs(about(sent, host), 1) }},
 				{"too big, sealed by the peer as the world's", "drop", "icmp_unsealed", func() []byte { return sealedAs(about(sent, routers[family]), 3) }},
 				{"too big about what went to the peer's host, sealed as the world's", "redirect", "", func() []byte { return sealedAs(about(toHost, routers[family]), 3) }},
@@ -115,8 +115,8 @@ func TestICMPErrorsThroughTheStack(t *testing.T) {
 	for _, c := range append(rows("IPv4", addr("203.0.113.1"), podA.IPv4, node4, peer4, wireB4, lost4, world4),
 		rows("IPv6", addr("2001:db8:5::1"), podA.IPv6, node6, peer6, wireB6, lost6, world6)...) {
 		t.Run(c.hook+" "+c.name, func(t *testing.T) {
-			b := newSealBed(t, 4).keyed(t)
-			loseNode(t, b.bed)
+			b := newSealHarness(t, 4).keyed(t)
+			loseNode(t, b.harness)
 			must(t, b.putUplink(b.index["wtup"]))
 			frame := c.in.bytes()
 			iface := map[string]string{"to_pod": "wta", "from_wire": "wtup"}[c.hook]
@@ -141,7 +141,7 @@ func TestICMPErrorsThroughTheStack(t *testing.T) {
 // TestSealedErrorIsNoSYN: the error about a sealed SYN, which goes back sealed, is not taken for the SYN whose MSS is to be lowered:
 // at the places of its options it quotes an IP header, which here reads like an MSS of 2561.
 func TestSealedErrorIsNoSYN(t *testing.T) {
-	b := newSealBed(t, 4).keyed(t)
+	b := newSealHarness(t, 4).keyed(t)
 	pod := addr("10.2.2.4")
 	key := bpf.RouteKeyOf(mustPrefix("10.2.2.0/24"))
 	must(t, b.maps.Routes.Put(&key, &bpf.Route{Node: 1}))

@@ -12,7 +12,7 @@ import (
 func TestICMPErrors(t *testing.T) {
 	sent4, sent6 := fromA(peer4).udp(1000, 53, 40), fromA(peer6).udp(1000, 53, 40)
 	tcp4, ping4, ping6 := fromA(peer4).tcp(1000, 80, syn, 0), fromA(peer4).echo(77, 20), fromA(peer6).echo(77, 20)
-	flow := func(p packet) func(*testing.T, *bed) { return after("from_pod", p) }
+	flow := func(p packet) func(*testing.T, *harness) { return after("from_pod", p) }
 	router4 := func(p packet) packet { return fromPeer(podA.IPv4).src(addr("203.0.113.1")).icmpError(11, 0, 0, p, 28) }
 	router6 := func(p packet) packet {
 		return fromPeer(podA.IPv6).src(addr("2001:db8:5::1")).icmpError(2, 0, 1280, p, 88)
@@ -61,7 +61,7 @@ func TestICMPErrors(t *testing.T) {
 }
 
 // midstream leaves a flow of pod A to the peer that the stack routes: its start was not seen.
-func midstream(t *testing.T, b *bed) {
+func midstream(t *testing.T, b *harness) {
 	t.Helper()
 	if v, _ := b.send(t, "tc", "from_pod", "wta", fromA(peer4).tcp(2000, 80, ack, 8).bytes()); v != "pass" {
 		t.Fatalf("midstream packet: %s, want pass", v)
@@ -69,7 +69,7 @@ func midstream(t *testing.T, b *bed) {
 }
 
 // echoZero leaves cached decisions for an echo of identifier 0, whose flow has the ports that ICMP errors have.
-func echoZero(t *testing.T, b *bed) {
+func echoZero(t *testing.T, b *harness) {
 	t.Helper()
 	for _, context := range contexts {
 		for range 3 {
@@ -81,7 +81,7 @@ func echoZero(t *testing.T, b *bed) {
 
 // TestICMPErrorsMakeNoFlow: errors are counted, and leave the flow table alone.
 func TestICMPErrorsMakeNoFlow(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	sent := fromA(peer4).udp(1000, 53, 40)
 	for _, context := range contexts {
 		b.reset(t)

@@ -53,13 +53,13 @@ func TestLeaving(t *testing.T) {
 	}
 	for family, list := range map[string][]leaving{"IPv4": rows(node4, peer4), "IPv6": rows(node6, peer6)} {
 		t.Run(family, func(t *testing.T) {
-			b := newLeavingBed(t, "wtup")
+			b := newLeavingHarness(t, "wtup")
 			for _, l := range list {
 				t.Run(l.name, func(t *testing.T) { l.run(t, b) })
 			}
 		})
 		t.Run(family+", a bridge", func(t *testing.T) {
-			b := newLeavingBed(t, "wtbr")
+			b := newLeavingHarness(t, "wtbr")
 			for _, l := range list {
 				if !l.child && !l.macvlan {
 					t.Run(l.name, func(t *testing.T) { l.run(t, b) })
@@ -69,20 +69,20 @@ func TestLeaving(t *testing.T) {
 	}
 }
 
-// leavingBed is the bed with to_wire attached to the uplink, as agents load it.
-type leavingBed struct {
-	*exitBed
+// leavingHarness is the harness with to_wire attached to the uplink, as agents load it.
+type leavingHarness struct {
+	*exitHarness
 	uplink int
 }
 
-// newLeavingBed makes wtup the uplink, or a bridge that wtup is a port of.
-func newLeavingBed(t *testing.T, uplink string) *leavingBed {
-	b := &leavingBed{exitBed: newExitBed(t)}
-	b.sealBed.keyed(t)
+// newLeavingHarness makes wtup the uplink, or a bridge that wtup is a port of.
+func newLeavingHarness(t *testing.T, uplink string) *leavingHarness {
+	b := &leavingHarness{exitHarness: newExitHarness(t)}
+	b.sealHarness.keyed(t)
 	program := b.untouched(t, "to_wire_tc", "weft_to_wire")
 	must(t, b.inside(func() (err error) {
 		if b.uplink = b.index[uplink]; b.uplink == 0 {
-			if b.uplink, err = enslave(t, b.exitBed, uplink, "wtup"); err != nil {
+			if b.uplink, err = enslave(t, b.exitHarness, uplink, "wtup"); err != nil {
 				return err
 			}
 		}
@@ -98,13 +98,13 @@ func newLeavingBed(t *testing.T, uplink string) *leavingBed {
 	return b
 }
 
-func (l leaving) run(t *testing.T, b *leavingBed) {
+func (l leaving) run(t *testing.T, b *leavingHarness) {
 	must(t, emptyMap(b.maps.Drops))
 	l.in = l.in.udp(1000, 53, 20)
-	send := func() error { return exit{via: l.via, in: l.in}.send(b.exitBed) }
+	send := func() error { return exit{via: l.via, in: l.in}.send(b.exitHarness) }
 	must(t, b.inside(func() error {
 		if l.child {
-			if _, err := enslave(t, b.exitBed, "wtbr", "wtup"); err != nil {
+			if _, err := enslave(t, b.exitHarness, "wtbr", "wtup"); err != nil {
 				return err
 			}
 		}
@@ -143,7 +143,7 @@ func (l leaving) run(t *testing.T, b *leavingBed) {
 }
 
 // sealedAs is the identity under which a packet for an address went into the pair, 0 if none did.
-func (b *leavingBed) sealedAs(dst netip.Addr) uint32 {
+func (b *leavingHarness) sealedAs(dst netip.Addr) uint32 {
 	frame := make([]byte, 2048)
 	for {
 		n, _, err := unix.Recvfrom(b.seen, frame, 0)
@@ -157,7 +157,7 @@ func (b *leavingBed) sealedAs(dst netip.Addr) uint32 {
 }
 
 // orphan has the uplink send a copy of each packet in its place, which has no socket.
-func (b *leavingBed) orphan(t *testing.T) error {
+func (b *leavingHarness) orphan(t *testing.T) error {
 	const markAt = 2 * 4 // in struct __sk_buff
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "orphan", Type: ebpf.SchedCLS, License: "GPL",
@@ -182,7 +182,7 @@ func (b *leavingBed) orphan(t *testing.T) error {
 
 // enslave has something take an interface's frames before the stack does, as an ipvlan would: a bridge, which needs no
 // module. Returns the bridge's index.
-func enslave(t *testing.T, b *exitBed, name, port string) (index int, err error) {
+func enslave(t *testing.T, b *exitHarness, name, port string) (index int, err error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
 	bridge := &netlink.Bridge{LinkAttrs: attrs}
@@ -199,7 +199,7 @@ func enslave(t *testing.T, b *exitBed, name, port string) (index int, err error)
 
 // container makes a network namespace with a macvlan on the uplink, whose other interface has the index of pod A's, and
 // forwards from that one what is for the packet's destination.
-func (b *leavingBed) container(t *testing.T, p packet) (send func() error, err error) {
+func (b *leavingHarness) container(t *testing.T, p packet) (send func() error, err error) {
 	name := fmt.Sprintf("wt-dp-leaving-%d", os.Getpid())
 	path, err := netns.Create(name)
 	if err != nil {
@@ -230,7 +230,7 @@ func (b *leavingBed) container(t *testing.T, p packet) (send func() error, err e
 		return err
 	})
 	return func() error {
-		return netns.Do(path, func() error { return exit{via: "wta", in: p}.send(b.exitBed) })
+		return netns.Do(path, func() error { return exit{via: "wta", in: p}.send(b.exitHarness) })
 	}, err
 }
 

@@ -58,7 +58,7 @@ func fieldsOf(t *testing.T, object, name string) map[string]span {
 	return fields
 }
 
-func (b *saBed) nothingLeft(t *testing.T, fields map[string]span, after string) {
+func (b *saHarness) nothingLeft(t *testing.T, fields map[string]span, after string) {
 	t.Helper()
 	sums := fields["sums"]
 	sums.to = sums.from + (sums.to-sums.from)/8 // the first of the group's blocks, to which the hash so far is added

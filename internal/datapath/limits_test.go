@@ -103,7 +103,7 @@ func (w icmpWant) check6(in, out []byte, ip *layers.IPv6, decoded gopacket.Packe
 func TestTTL(t *testing.T) {
 	exceeded4, exceeded6 := icmpWant{11, 0, 0, node4}.check, icmpWant{3, 0, 0, node6}.check
 	u := func(p packet) packet { return p.udp(1000, 53, 200) }
-	noNode := func(t *testing.T, b *bed) {
+	noNode := func(t *testing.T, b *harness) {
 		b.config.NodeIp4, b.config.NodeIp6 = 0, bpf.Addr{}
 		must(t, b.changed())
 	}
@@ -154,8 +154,8 @@ func TestMTU(t *testing.T) {
 		}
 		return p.udp(1000, 53, total-28)
 	}
-	limit := func(mtu int) func(*testing.T, *bed) {
-		return func(t *testing.T, b *bed) {
+	limit := func(mtu int) func(*testing.T, *harness) {
+		return func(t *testing.T, b *harness) {
 			b.setPeer(t, bpf.Node{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NodeResolved | bpf.NodeXdpOut, Mtu: uint16(mtu), Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC)})
 			for _, ep := range []struct {
 				ep    Endpoint
@@ -201,7 +201,7 @@ func TestMTU(t *testing.T) {
 
 // TestICMPErrorRate: the limit keeps a loop of refused packets from being a loop of errors.
 func TestICMPErrorRate(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	frame := fromA(peer4).udp(1000, 53, 64).ttl(1).bytes()
 	for _, context := range contexts {
 		b.reset(t)

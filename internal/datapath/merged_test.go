@@ -20,8 +20,8 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// wire is a veth of the bed's namespace whose other end, with the peer's address, is in one of its own.
-func (b *bed) wire(t *testing.T, name string) (far string) {
+// wire is a veth of the harness's namespace whose other end, with the peer's address, is in one of its own.
+func (b *harness) wire(t *testing.T, name string) (far string) {
 	t.Helper()
 	ns := fmt.Sprintf("wt-dp-far-%d", os.Getpid())
 	far, err := netns.Create(ns)
@@ -87,9 +87,9 @@ func burst(far, name string, payload []byte, n int, to net.HardwareAddr) error {
 }
 
 // TestMergedESP: with rx-udp-gro-forwarding the kernel makes one skb of several ESP packets before the TC hook. They
-// are refused by name; without it each is looked at.
+// are refused with a reason of its own; without it each is looked at.
 func TestMergedESP(t *testing.T) {
-	b := newSealBed(t, 6).keyed(t)
+	b := newSealHarness(t, 6).keyed(t)
 	b.opts.HostAddrs = []netip.Addr{node4, wireA6}
 	must(t, b.inside(b.configure))
 	far := b.wire(t, "wtm")
@@ -121,7 +121,7 @@ func TestMergedESP(t *testing.T) {
 
 // TestUplinkMerges: encryption switches off what merges ESP packets, notes how it was, and puts it back.
 func TestUplinkMerges(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	undo, err := netdev.OpenUndo(t.TempDir())
 	must(t, err)
 	read := func() (now map[string]bool) {

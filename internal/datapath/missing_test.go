@@ -16,11 +16,11 @@ import (
 	"weft.dev/weft/internal/netdev"
 )
 
-// sealNodeBed is the bed with encryption and real peers: its uplink has addresses and neighbours.
-func sealNodeBed(t *testing.T) *sealBed {
+// sealNodeHarness is the harness with encryption and real peers: its uplink has addresses and neighbours.
+func sealNodeHarness(t *testing.T) *sealHarness {
 	t.Helper()
-	b := newSealBed(t, 4)
-	nodeWorld(t, b.bed)
+	b := newSealHarness(t, 4)
+	nodeWorld(t, b.harness)
 	b.opts.Uplinks = []string{"wtup"}
 	t.Cleanup(func() { b.opts.Uplinks = nil })
 	must(t, b.nodes.restore(b.maps))
@@ -33,7 +33,7 @@ func missing(n Node) Node {
 	return n
 }
 
-func (b *bed) route(t *testing.T, prefix string) (bpf.Route, bool) {
+func (b *harness) route(t *testing.T, prefix string) (bpf.Route, bool) {
 	t.Helper()
 	key := bpf.RouteKeyOf(mustPrefix(prefix))
 	var r bpf.Route
@@ -42,7 +42,7 @@ func (b *bed) route(t *testing.T, prefix string) (bpf.Route, bool) {
 }
 
 // kernelTo lists how the kernel's routes of ours lead to a range: "via" a gateway, "unreachable".
-func (b *bed) kernelTo(t *testing.T, prefix string) (out []string) {
+func (b *harness) kernelTo(t *testing.T, prefix string) (out []string) {
 	t.Helper()
 	must(t, b.inside(func() error {
 		routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
@@ -62,7 +62,7 @@ func (b *bed) kernelTo(t *testing.T, prefix string) (out []string) {
 }
 
 // installSA gives a node one key in each direction, and seals with it.
-func (b *sealBed) installSA(t *testing.T, node string) {
+func (b *sealHarness) installSA(t *testing.T, node string) {
 	t.Helper()
 	for lane := range uint8(2) {
 		for _, out := range []bool{true, false} {
@@ -77,7 +77,7 @@ func (b *sealBed) installSA(t *testing.T, node string) {
 // TestMissingNode: a node whose object is gone keeps its ranges as nobody's, in the maps and in the kernel's routes, and
 // loses its keys; when it is back all is as before.
 func TestMissingNode(t *testing.T) {
-	b := sealNodeBed(t)
+	b := sealNodeHarness(t)
 	n2, n3 := peerNode("n2", 2, "10.2.0.0/24", "fd00:2::/64"), peerNode("n3", 3, "10.3.0.0/24")
 	for range 2 {
 		b.setNodes(t, n2, n3)
@@ -126,7 +126,7 @@ func TestMissingNode(t *testing.T) {
 // TestMissingOverRestart: a restarted agent finds what a previous run knew, loses none of it before it has said what the
 // nodes are, and none then of what is missing.
 func TestMissingOverRestart(t *testing.T) {
-	b := sealNodeBed(t)
+	b := sealNodeHarness(t)
 	n2, n3 := peerNode("n2", 2, "10.2.0.0/24"), peerNode("n3", 3, "10.3.0.0/24")
 	b.setNodes(t, n2, missing(n3))
 	own := bpf.RouteKeyOf(mustPrefix("10.1.0.0/24"))
@@ -154,7 +154,7 @@ func TestMissingOverRestart(t *testing.T) {
 
 // TestMissingHidesNothing: what is known to be a node's, or this node's own, is never taken away by what is missing.
 func TestMissingHidesNothing(t *testing.T) {
-	b := sealNodeBed(t)
+	b := sealNodeHarness(t)
 	own := bpf.RouteKeyOf(mustPrefix("10.1.0.0/24"))
 	must(t, b.maps.Routes.Put(&own, &bpf.Route{}))
 	n2 := peerNode("n2", 2, "10.2.0.0/24")
@@ -172,7 +172,7 @@ func TestMissingHidesNothing(t *testing.T) {
 // TestPeerByAForeignInterface: where the kernel's way to a node is by an interface that has no hooks, there is none, and
 // the interface is named.
 func TestPeerByAForeignInterface(t *testing.T) {
-	b := sealNodeBed(t)
+	b := sealNodeHarness(t)
 	must(t, b.inside(func() error {
 		other, err := netlink.LinkByName("wtb")
 		if err != nil {
@@ -225,7 +225,7 @@ func TestSlotInheritsNothing(t *testing.T) {
 		{"the first is missing, over a restart", true, []Node{n3, missing(n2)}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			b := sealNodeBed(t)
+			b := sealNodeHarness(t)
 			b.setNodes(t, n2)
 			b.installSA(t, "n2")
 			must(t, b.SetPeerIdentities(map[string][]uint32{"n2": {identityPeer}}))
@@ -259,7 +259,7 @@ func TestSlotInheritsNothing(t *testing.T) {
 // TestSlotOfANamelessNode: after a restart, a node with a removed node's range gets its index, but nothing of what is under it,
 // where no key tells whose that was.
 func TestSlotOfANamelessNode(t *testing.T) {
-	b := sealNodeBed(t)
+	b := sealNodeHarness(t)
 	n2 := peerNode("n2", 2, "10.2.0.0/24")
 	b.setNodes(t, n2)
 	must(t, b.SetPeerIdentities(map[string][]uint32{"n2": {identityPeer}}))
@@ -283,7 +283,7 @@ func TestSlotOfANamelessNode(t *testing.T) {
 
 // TestWithdrawnPlainGoesFirst: what may not be plain any more is withdrawn, even if what is asked for anew does not fit.
 func TestWithdrawnPlainGoesFirst(t *testing.T) {
-	b := sealNodeBed(t)
+	b := sealNodeHarness(t)
 	must(t, b.SetPlain([]netip.Prefix{mustPrefix("10.2.0.9/32")}))
 	generation := b.config.Generation
 	var many []netip.Prefix

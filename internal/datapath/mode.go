@@ -59,49 +59,49 @@ func chooseMode(opts Options) (ModeStatus, error) {
 		status.Why = "configured"
 	case ModeAuto, "":
 		status.Asked, status.Active = ModeAuto, ModeTC
-		status.XDPRoad, status.Why = probeXDPRoad()
+		status.XDPDatapath, status.Why = probeXDPDatapath()
 	default:
 		return status, fmt.Errorf("mode %q: want auto, xdp, tc or stack", opts.Mode)
 	}
 	return status, nil
 }
 
-// probeXDPRoad tells whether this kernel can do the XDP road, and what that makes of mode auto. TC is what
+// probeXDPDatapath tells whether this kernel can do the XDP datapath, and what that makes of mode auto. TC is what
 // docs/benchmarks.md measured as best for pods' sockets: it keeps the GSO packets of their stacks whole.
-func probeXDPRoad() (bool, string) {
+func probeXDPDatapath() (bool, string) {
 	if err := features.HaveProgramHelper(ebpf.XDP, asm.FnRedirect); err != nil {
-		return false, "TC on every interface; no XDP road for pods that ask, since the kernel has no XDP redirect"
+		return false, "TC on every interface; no XDP datapath for pods that ask, since the kernel has no XDP redirect"
 	}
-	return true, "TC on every interface; native XDP beside it for pods that ask for the XDP road"
+	return true, "TC on every interface; native XDP beside it for pods that ask for the XDP datapath"
 }
 
-// Road says by which road an endpoint's packets go, and why.
-func (d *Datapath) Road(ep Endpoint) Road {
-	road := Road{Name: string(d.mode.Active), Why: "mode " + string(d.mode.Asked)}
+// PodDatapath says by which path an endpoint's packets go, and why.
+func (d *Datapath) PodDatapath(ep Endpoint) PodDatapath {
+	path := PodDatapath{Name: string(d.mode.Active), Why: "mode " + string(d.mode.Asked)}
 	switch {
-	case !ep.XDPRoad || d.mode.Active == ModeXDP:
-		return road
-	case d.hasXDPRoad(ep):
-		return Road{Name: RoadXDP, Why: "asked for"}
+	case !ep.XDPDatapath || d.mode.Active == ModeXDP:
+		return path
+	case d.hasXDPDatapath(ep):
+		return PodDatapath{Name: DatapathXDP, Why: "asked for"}
 	}
-	road.Refused = true
+	path.Refused = true
 	switch {
 	case ep.Chained:
-		road.Why = "asked for xdp, which an interface of another CNI plugin cannot have"
+		path.Why = "asked for xdp, which an interface of another CNI plugin cannot have"
 	case d.mode.Asked != ModeAuto:
-		road.Why = "asked for xdp, which pods get in modes auto and xdp: this node's is " + string(d.mode.Asked)
+		path.Why = "asked for xdp, which pods get in modes auto and xdp: this node's is " + string(d.mode.Asked)
 	default:
-		road.Why = "asked for xdp, which this kernel cannot do: it has no XDP redirect"
+		path.Why = "asked for xdp, which this kernel cannot do: it has no XDP redirect"
 	}
-	return road
+	return path
 }
 
-// RoadXDP is the name of the XDP road.
-const RoadXDP = "xdp"
+// DatapathXDP is the name of the XDP datapath.
+const DatapathXDP = "xdp"
 
-// hasXDPRoad tells whether an endpoint has a second interface, and native XDP on its first.
-func (d *Datapath) hasXDPRoad(ep Endpoint) bool {
-	return ep.XDPRoad && d.mode.XDPRoad && !ep.Chained
+// hasXDPDatapath tells whether an endpoint has a second interface, and native XDP on its first.
+func (d *Datapath) hasXDPDatapath(ep Endpoint) bool {
+	return ep.XDPDatapath && d.mode.XDPDatapath && !ep.Chained
 }
 
 // probeTCX attaches a program that does nothing to the loopback and takes it away again.
@@ -124,7 +124,7 @@ func probeTCX() error {
 // hooksFor says what is attached to the host side of an endpoint's interface.
 func (d *Datapath) hooksFor(ep Endpoint) []hook.Attachment {
 	way := d.wayOfNode()
-	if d.hasXDPRoad(ep) {
+	if d.hasXDPDatapath(ep) {
 		way = hook.ByXDP
 	}
 	return d.progs.At(hook.Pod, way)
@@ -135,7 +135,7 @@ func (d *Datapath) hooksFor(ep Endpoint) []hook.Attachment {
 // mode xdp hooks uplinks by XDP.
 func (d *Datapath) uplinkHooks() []hook.Attachment { return d.progs.At(hook.Uplink, d.wayOfNode()) }
 
-// wayOfNode is the way of all interfaces that have no road of their own.
+// wayOfNode is the way of all interfaces that have no path of their own.
 func (d *Datapath) wayOfNode() hook.Way {
 	switch {
 	case d.mode.Active != ModeXDP:

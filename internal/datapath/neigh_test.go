@@ -31,7 +31,7 @@ func arpRequest(ep Endpoint, spa, tpa netip.Addr) packet {
 
 func TestARP(t *testing.T) {
 	zero := addr("0.0.0.0")
-	chained := func(t *testing.T, b *bed) {
+	chained := func(t *testing.T, b *harness) {
 		ep := podA
 		ep.Chained = true
 		must(t, b.inside(func() error { return b.putEndpoint(ep, []int{b.index["wta"]}) }))
@@ -142,25 +142,25 @@ func TestNeighbourOptions(t *testing.T) {
 
 // TestChainedClaims: a pod behind another plugin's bridge speaks for itself alone.
 func TestChainedClaims(t *testing.T) {
-	chained := func(ep Endpoint, iface string) func(*testing.T, *bed) {
-		return func(t *testing.T, b *bed) {
+	chained := func(ep Endpoint, iface string) func(*testing.T, *harness) {
+		return func(t *testing.T, b *harness) {
 			ep.Chained = true
 			must(t, b.inside(func() error { return b.putEndpoint(ep, []int{b.index[iface]}) }))
 		}
 	}
 	podsChained := both(chained(podA, "wta"), chained(podB, "wtb"))
 	opaque, second := addr("fe80::1234:5678:9abc:def0"), addr("fe80::feed:1:2:3")
-	claimedByB := both(podsChained, func(t *testing.T, b *bed) {
+	claimedByB := both(podsChained, func(t *testing.T, b *harness) {
 		if v, _ := b.send(t, "tc", "from_pod", "wtb", advertise(podB, opaque, opaque, podB.MAC).bytes()); v != "pass" {
 			t.Fatalf("the neighbour's own claim: %s", v)
 		}
 	})
 	claimedByA := both(podsChained, after("from_pod", solicit(podA, addr("::"), opaque, false)))
 	own := eui64(podA.MAC)
-	drop := func(name string, setup func(*testing.T, *bed), in packet) row {
+	drop := func(name string, setup func(*testing.T, *harness), in packet) row {
 		return row{name: name, setup: setup, in: in, want: "drop", reason: bpf.ReasonSpoofedNd}
 	}
-	pass := func(name string, setup func(*testing.T, *bed), in packet) row {
+	pass := func(name string, setup func(*testing.T, *harness), in packet) row {
 		return row{name: name, setup: setup, in: in, want: "pass"}
 	}
 	rs := func(src netip.Addr, m net.HardwareAddr) packet {
@@ -189,7 +189,7 @@ func TestChainedClaims(t *testing.T) {
 		pass("router solicitation", podsChained, rs(own, podA.MAC)),
 		drop("router solicitation from the bridge's address", podsChained, rs(eui64(gatewayMAC), podA.MAC)),
 		drop("router solicitation with another's MAC", podsChained, rs(own, podB.MAC)),
-		pass("an address that was a gone pod's claim", both(claimedByB, func(t *testing.T, b *bed) { must(t, b.forgetEndpoint(podB)) }), advertise(podA, opaque, opaque, podA.MAC)),
+		pass("an address that was a gone pod's claim", both(claimedByB, func(t *testing.T, b *harness) { must(t, b.forgetEndpoint(podB)) }), advertise(podA, opaque, opaque, podA.MAC)),
 	})
 }
 

@@ -25,7 +25,7 @@ type nextHop struct {
 // usable are the neighbour states in which the kernel itself would send to the address.
 const usable = unix.NUD_PERMANENT | unix.NUD_NOARP | unix.NUD_REACHABLE | unix.NUD_STALE | unix.NUD_DELAY | unix.NUD_PROBE
 
-// resolve asks the kernel for the road to addr: route, interface, neighbour. Where packets are sealed, a road by an
+// resolve asks the kernel for the path to addr: route, interface, neighbour. Where packets are sealed, a path by an
 // interface without hooks is none: what the stack sends there would leave as it is.
 func (d *Datapath) resolve(addr netip.Addr) (nextHop, error) {
 	routes, err := netlink.RouteGet(addr.AsSlice())

@@ -17,16 +17,16 @@ import (
 	"weft.dev/weft/internal/netdev"
 )
 
-// nodeBed gives the bed's uplink addresses and permanent neighbours, so that peers resolve without traffic.
-func nodeBed(t *testing.T) *bed {
+// nodeHarness gives the harness's uplink addresses and permanent neighbours, so that peers resolve without traffic.
+func nodeHarness(t *testing.T) *harness {
 	t.Helper()
-	b := newBed(t)
+	b := newHarness(t)
 	nodeWorld(t, b)
 	return b
 }
 
-// nodeWorld is a bed's world without the nodes of the tables.
-func nodeWorld(t *testing.T, b *bed) {
+// nodeWorld is a harness's world without the nodes of the tables.
+func nodeWorld(t *testing.T, b *harness) {
 	t.Helper()
 	must(t, emptyMap(b.maps.Routes))
 	b.setPeer(t, bpf.Node{})
@@ -71,18 +71,18 @@ func peerNode(name string, last int, cidrs ...string) Node {
 	return n
 }
 
-func (b *bed) node(t *testing.T, slot, family uint32) (n bpf.Node) {
+func (b *harness) node(t *testing.T, slot, family uint32) (n bpf.Node) {
 	t.Helper()
 	must(t, b.maps.Nodes.Lookup(slot*2+family, &n))
 	return n
 }
 
-func (b *bed) setNodes(t *testing.T, nodes ...Node) {
+func (b *harness) setNodes(t *testing.T, nodes ...Node) {
 	t.Helper()
 	must(t, b.inside(func() error { return b.SetNodes(context.Background(), nodes) }))
 }
 
-func (b *bed) routeOf(t *testing.T, prefix string) (uint32, bool) {
+func (b *harness) routeOf(t *testing.T, prefix string) (uint32, bool) {
 	t.Helper()
 	key := bpf.RouteKeyOf(mustPrefix(prefix))
 	var r bpf.Route
@@ -92,7 +92,7 @@ func (b *bed) routeOf(t *testing.T, prefix string) (uint32, bool) {
 
 // TestSetNodes: peers come, change and go; the maps and the kernel's routes follow.
 func TestSetNodes(t *testing.T) {
-	b := nodeBed(t)
+	b := nodeHarness(t)
 	n2, n3 := peerNode("n2", 2, "10.2.0.0/24", "fd00:2::/64"), peerNode("n3", 3, "10.3.0.0/24")
 	b.setNodes(t, n2, n3)
 	for family := range uint32(2) {
@@ -134,7 +134,7 @@ func TestSetNodes(t *testing.T) {
 	}
 }
 
-func (b *bed) kernelRoutes(t *testing.T) (list []string) {
+func (b *harness) kernelRoutes(t *testing.T) (list []string) {
 	t.Helper()
 	must(t, b.inside(func() error {
 		routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
@@ -149,7 +149,7 @@ func (b *bed) kernelRoutes(t *testing.T) (list []string) {
 // TestNodeLosesAFamily: a node that gives up its IPv6 address must not be reached by the old one, and neither
 // must the next node that gets its index.
 func TestNodeLosesAFamily(t *testing.T) {
-	b := nodeBed(t)
+	b := nodeHarness(t)
 	both := peerNode("n2", 2, "10.2.0.0/24", "fd00:2::/64")
 	b.setNodes(t, both)
 	only4 := both
@@ -170,7 +170,7 @@ func TestNodeLosesAFamily(t *testing.T) {
 
 // TestBadNodeStopsNoOther: a node without a route to it is named, the others are served.
 func TestBadNodeStopsNoOther(t *testing.T) {
-	b := nodeBed(t)
+	b := nodeHarness(t)
 	bad := Node{Name: "lost", Addresses: []netip.Addr{addr("203.0.113.9")}, PodCIDRs: []netip.Prefix{mustPrefix("10.9.0.0/24")}}
 	b.setNodes(t, bad, peerNode("n2", 2, "10.2.0.0/24"))
 	if problems := b.NodeProblems(); len(problems) != 1 || problems[0].Node != "lost" || !strings.Contains(problems[0].Text, "no route") {
@@ -186,7 +186,7 @@ func TestBadNodeStopsNoOther(t *testing.T) {
 
 // TestNeighborChanged: the kernel's neighbour events reach the map and void cached decisions.
 func TestNeighborChanged(t *testing.T) {
-	b := nodeBed(t)
+	b := nodeHarness(t)
 	b.setNodes(t, peerNode("n2", 2, "10.2.0.0/24"))
 	event := func(typ uint16, state int, hw net.HardwareAddr, ifindex int) (bpf.Node, bool) {
 		before := b.config.Generation
@@ -223,7 +223,7 @@ func TestNeighborChanged(t *testing.T) {
 
 // TestSysctlIsPutBack: the first value noted is the original; cleanup restores it.
 func TestSysctlIsPutBack(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	path := t.TempDir()
 	const name = "net/ipv4/conf/wtx/forwarding"
 	read := func() string {
@@ -266,7 +266,7 @@ func TestSysctlIsPutBack(t *testing.T) {
 // TestUnresolvedPeerIsManaged: a peer nobody has spoken to is handed to the kernel to resolve, its pods
 // take the stack until then, and cleanup takes the entry back.
 func TestUnresolvedPeerIsManaged(t *testing.T) {
-	b := nodeBed(t)
+	b := nodeHarness(t)
 	var err error
 	b.undo, err = netdev.OpenUndo(t.TempDir())
 	must(t, err)
@@ -306,7 +306,7 @@ func TestUnresolvedPeerIsManaged(t *testing.T) {
 // TestAddressOfAForeignFamily: a node's address of a family that this node has none of cannot be reached by that, and is the
 // node's all the same: what pods send there is sealed, and nothing is taken from there in cleartext.
 func TestAddressOfAForeignFamily(t *testing.T) {
-	b := sealNodeBed(t)
+	b := sealNodeHarness(t)
 	own := b.opts.HostAddrs
 	t.Cleanup(func() { b.opts.HostAddrs = own })
 	b.opts.HostAddrs = []netip.Addr{node4}
@@ -319,7 +319,7 @@ func TestAddressOfAForeignFamily(t *testing.T) {
 		t.Errorf("the address: %+v, %v; want the node's", r, ok)
 	}
 	b.installSA(t, "n2")
-	// In XDP the stack takes it first: the bed's uplink takes no XDP frames.
+	// In XDP the stack takes it first: the harness's uplink takes no XDP frames.
 	if verdict, _ := b.send(t, "tc", "from_pod", "wta", fromA(far).udp(1, 2, 8).bytes()); verdict != "redirect" {
 		t.Errorf("a pod to it: %s, want it sealed and redirected; %v", verdict, b.counted(t))
 	}

@@ -6,7 +6,7 @@ import (
 	"weft.dev/weft/internal/netdev"
 )
 
-// wantedOffloads says which features the pod side must have in this mode and on its road; a feature that is not
+// wantedOffloads says which features the pod side must have in this mode and on its path; a feature that is not
 // listed is the pod's own business.
 //
 // An XDP redirect into a veth is dropped unless the receiving side polls (NAPI), which GRO turns on. And
@@ -16,7 +16,7 @@ func (d *Datapath) wantedOffloads(ep Endpoint) map[string]bool {
 	switch {
 	case d.mode.Active == ModeXDP:
 		return map[string]bool{netdev.FeatureGRO: true, netdev.FeatureTxCsum: false}
-	case d.hasXDPRoad(ep):
+	case d.hasXDPDatapath(ep):
 		return map[string]bool{netdev.FeatureGRO: true}
 	}
 	return nil

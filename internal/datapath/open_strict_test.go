@@ -15,7 +15,7 @@ import (
 // TestOpenOnlyWhatIsForThisNode: what is not ESP to this node's own address and port is the host's, and reaches it as it came.
 func TestOpenOnlyWhatIsForThisNode(t *testing.T) {
 	for _, family := range []int{4, 6} {
-		b := newSealBed(t, family).keyed(t)
+		b := newSealHarness(t, family).keyed(t)
 		here, there := b.outer()
 		seq := uint64(0)
 		esp := func(to netip.Addr, port uint16) []byte {
@@ -69,7 +69,7 @@ func TestESPLengths(t *testing.T) {
 		"a header and no trailer":  slices.Clone(whole[:20]),
 	} {
 		for _, context := range contexts {
-			b := newSealBed(t, 4).keyed(t)
+			b := newSealHarness(t, 4).keyed(t)
 			verdict, _ := b.send(t, context, "from_wire", "wtup", textOf(t, text)(b))
 			want := []string{"esp_malformed"}
 			if reasons := reasonsIn(b.counted(t)); verdict != "drop" || !slices.Equal(reasons, want) {
@@ -83,7 +83,7 @@ func TestESPLengths(t *testing.T) {
 func TestHigherHalfIsAuthenticated(t *testing.T) {
 	const wrap = 1 << 32
 	for _, context := range contexts {
-		b := newSealBed(t, 4).keyed(t)
+		b := newSealHarness(t, 4).keyed(t)
 		for _, step := range []struct {
 			seq  uint64
 			want string
@@ -101,7 +101,7 @@ func TestHigherHalfIsAuthenticated(t *testing.T) {
 
 // TestEveryLane opens under each of the 64 lanes with that lane's key.
 func TestEveryLane(t *testing.T) {
-	b := newSealBed(t, 4).keyed(t)
+	b := newSealHarness(t, 4).keyed(t)
 	keys := map[uint32]espref.SA{}
 	for lane := range uint8(64) {
 		sa := SA{Node: "b", Epoch: sealEpoch, Lane: lane, ID: 99, Number: sealEpoch, Expires: time.Now().Add(time.Hour), Salt: [4]byte{lane}}
@@ -124,7 +124,7 @@ func TestEveryLane(t *testing.T) {
 func TestKeysThatAreNotAlive(t *testing.T) {
 	for _, state := range []uint32{bpf.SaNew, bpf.SaDead} {
 		for _, context := range contexts {
-			b := newSealBed(t, 4).keyed(t)
+			b := newSealHarness(t, 4).keyed(t)
 			for lane := range uint8(b.lanes) {
 				for _, out := range []bool{true, false} {
 					must(t, b.sas.setState(saKey(1, sealEpoch, lane), out, state))

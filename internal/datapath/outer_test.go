@@ -14,7 +14,7 @@ import (
 // TestOuterHeader holds every field of the headers that a sealed packet travels behind to what docs/encryption.md and the RFCs say.
 func TestOuterHeader(t *testing.T) {
 	for _, family := range []int{4, 6} {
-		b := newSealBed(t, family).keyed(t)
+		b := newSealHarness(t, family).keyed(t)
 		for _, way := range sealWays {
 			for _, dst := range []netip.Addr{peer4, peer6} {
 				t.Run(fmt.Sprintf("%s in IPv%d to %s", way, family, dst), func(t *testing.T) {
@@ -45,7 +45,7 @@ func withClass(frame []byte, class byte) []byte {
 }
 
 // checkOuter returns the outer source port.
-func (b *sealBed) checkOuter(t *testing.T, ip []byte, class byte) uint16 {
+func (b *sealHarness) checkOuter(t *testing.T, ip []byte, class byte) uint16 {
 	t.Helper()
 	here, there := b.outer()
 	udp := ip[40:]
@@ -103,7 +103,7 @@ func TestEveryPaddingByte(t *testing.T) {
 			ip := fromPeer(podA.IPv4).udp(2000, 1000, 102-length).bytes()[14:]
 			text := append(append(ip, padding...), byte(length), espref.NextIPv4)
 			for _, context := range contexts {
-				b := newSealBed(t, 4).keyed(t)
+				b := newSealHarness(t, 4).keyed(t)
 				verdict, _ := b.send(t, context, "from_wire", "wtup", textOf(t, text)(b))
 				reasons := reasonsIn(b.counted(t))
 				if verdict != want || want == "drop" && !slices.Equal(reasons, []string{"esp_padding"}) {
@@ -117,7 +117,7 @@ func TestEveryPaddingByte(t *testing.T) {
 // TestSealFew is TestSealSizes for the lengths of padding only, and holds every packet to a nonce of its own.
 func TestSealFew(t *testing.T) {
 	for _, family := range []int{4, 6} {
-		b := newSealBed(t, family).keyed(t)
+		b := newSealHarness(t, family).keyed(t)
 		seen := map[uint64]bool{}
 		for _, dst := range []netip.Addr{peer4, peer6} {
 			for size := range 5 {

@@ -35,7 +35,7 @@ func sendUnfinished(ifindex int, frame []byte, start, offset uint16) error {
 // TestStackOverwrites: XDP cannot see where a frame's checksum is to be written, so what it has passed to the stack is
 // looked at where it leaves that: a pod's packet does not change its addresses or ports behind the check.
 func TestStackOverwrites(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	toWire, toPod := fromA(world4).src(node4).udp(1000, 53, 20).bytes(), newPacket(gatewayMAC, podA.MAC, node4, podA.IPv4).udp(53, 1000, 20).bytes()
 	for _, hook := range []struct {
 		name, iface string

@@ -11,7 +11,7 @@ import (
 // them is the stack's as a destination, and nobody's as a source on the wire, also where all around is the cluster's.
 func TestOwnRangesStay(t *testing.T) {
 	u := func(p packet) packet { return p.udp(1000, 53, 24) }
-	enter := func(t *testing.T, b *bed) {
+	enter := func(t *testing.T, b *harness) {
 		before := b.opts.PodCIDRs
 		b.opts.PodCIDRs = []netip.Prefix{mustPrefix("10.1.0.0/24"), mustPrefix("fd00:1::/64")}
 		t.Cleanup(func() { b.opts.PodCIDRs = before })
@@ -22,7 +22,7 @@ func TestOwnRangesStay(t *testing.T) {
 		other := bpf.RouteKeyOf(mustPrefix("10.99.0.0/24")) // of another configuration
 		must(t, b.maps.Routes.Put(&other, &bpf.Route{}))
 	}
-	first := func(t *testing.T, b *bed) {
+	first := func(t *testing.T, b *harness) {
 		enter(t, b)
 		for _, prefix := range b.opts.PodCIDRs {
 			key := bpf.RouteKeyOf(prefix)
@@ -34,14 +34,14 @@ func TestOwnRangesStay(t *testing.T) {
 			t.Errorf("a range of another configuration: %+v", r)
 		}
 	}
-	shared := func(t *testing.T, b *bed) {
+	shared := func(t *testing.T, b *harness) {
 		enter(t, b)
 		must(t, b.inside(b.setOwnRanges))
 		other := Endpoint{Slot: 3, HostIf: "wtx", MAC: mac(3), GatewayMAC: gatewayMAC, IPv4: addr("10.1.0.33"), MTU: 1500, Chained: true}
 		must(t, b.inside(func() error { return b.putEndpoint(other, []int{b.index["wtx"]}) }))
 		must(t, b.inside(b.setOwnRanges))
 	}
-	restart := func(t *testing.T, b *bed) {
+	restart := func(t *testing.T, b *harness) {
 		settled, created := b.settled, b.maps.Created["weft_ep_addr"]
 		t.Cleanup(func() { b.settled, b.maps.Created["weft_ep_addr"] = settled, created })
 		b.settled, b.maps.Created["weft_ep_addr"] = false, false
@@ -49,14 +49,14 @@ func TestOwnRangesStay(t *testing.T) {
 		must(t, b.changed())
 	}
 	// A run that knew its endpoints, then one that does not yet, and may end so.
-	again := func(t *testing.T, b *bed) {
+	again := func(t *testing.T, b *harness) {
 		enter(t, b)
 		must(t, b.inside(b.setOwnRanges))
 		restart(t, b)
 	}
 	// A run whose ranges were another node's or nobody's before, and which may end before it knows its endpoints.
-	moved := func(was bpf.Route) func(t *testing.T, b *bed) {
-		return func(t *testing.T, b *bed) {
+	moved := func(was bpf.Route) func(t *testing.T, b *harness) {
+		return func(t *testing.T, b *harness) {
 			enter(t, b)
 			for _, prefix := range b.opts.PodCIDRs {
 				key := bpf.RouteKeyOf(prefix)
@@ -65,12 +65,12 @@ func TestOwnRangesStay(t *testing.T) {
 			restart(t, b)
 		}
 	}
-	closed := func(t *testing.T, b *bed) {
+	closed := func(t *testing.T, b *harness) {
 		shared(t, b)
 		must(t, b.inside(func() error { return b.forgetEndpoint(b.eps[3]) }))
 	}
 	var rows []row
-	for name, setup := range map[string]func(*testing.T, *bed){"first start": first, "shared": shared} {
+	for name, setup := range map[string]func(*testing.T, *harness){"first start": first, "shared": shared} {
 		rows = append(rows, []row{
 			{name: name + ", IPv4 to an address that no endpoint has", setup: setup, in: u(fromA(nobody4)), want: "pass"},
 			{name: name + ", IPv6 to an address that no endpoint has", setup: setup, in: u(fromA(nobody6)), want: "pass"},
@@ -81,7 +81,7 @@ func TestOwnRangesStay(t *testing.T) {
 		}...)
 	}
 	rows = append(rows, row{name: "closed, and restarted", setup: again, in: u(fromA(nobody4)), want: "drop", reason: bpf.ReasonNoEndpoint})
-	for name, setup := range map[string]func(*testing.T, *bed){
+	for name, setup := range map[string]func(*testing.T, *harness){
 		"another node's before": moved(bpf.Route{Node: 1}), "nobody's before": moved(bpf.Route{Flags: bpf.RouteNoNode}),
 	} {
 		rows = append(rows,

@@ -145,7 +145,7 @@ func TestParseTransport(t *testing.T) {
 
 // TestPadding: short frames arrive padded, and the padding travels on untouched.
 func TestPadding(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	for _, context := range contexts {
 		for _, p := range []packet{fromA(peer4).udp(1, 2, 1), fromA(peer6).udp(1, 2, 1)} {
 			in := append(p.bytes(), pattern(20)...)
@@ -162,7 +162,7 @@ func TestPadding(t *testing.T) {
 // TestTruncated cuts frames at every length from a bare Ethernet header on. None may be forwarded: each lacks
 // a byte that its headers promise.
 func TestTruncated(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	whole := map[string]packet{
 		"IPv4 UDP":          fromA(peer4).udp(1, 2, 20),
 		"IPv4 TCP":          fromA(podB.IPv4).tcp(1, 2, syn, 10),
@@ -201,7 +201,7 @@ func TestTruncated(t *testing.T) {
 // TestTruncatedFromWire: a truncated packet for a pod is dropped; cut so short that its destination cannot be read, it
 // is the host's, whose stack drops it.
 func TestTruncatedFromWire(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	for _, p := range []packet{fromPeer(podA.IPv4).udp(1, 2, 20), fromPeer(podA.IPv6).tcp(1, 2, syn, 20), fromPeer(podA.IPv4).echo(1, 8)} {
 		frame := p.bytes()
 		for _, context := range contexts {
@@ -220,7 +220,7 @@ func TestTruncatedFromWire(t *testing.T) {
 	}
 }
 
-func wantReasons(t *testing.T, b *bed, what string, allowed ...string) {
+func wantReasons(t *testing.T, b *harness, what string, allowed ...string) {
 	t.Helper()
 	for _, got := range reasonsIn(b.counted(t)) {
 		known := false

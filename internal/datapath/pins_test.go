@@ -12,8 +12,8 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// pinBed is a pin directory with a node's maps in it, as an agent leaves them.
-func pinBed(t *testing.T, flows uint32) (string, *bpf.Maps) {
+// pinHarness is a pin directory with a node's maps in it, as an agent leaves them.
+func pinHarness(t *testing.T, flows uint32) (string, *bpf.Maps) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: pins BPF maps")
@@ -37,7 +37,7 @@ func mapID(t *testing.T, m *ebpf.Map) ebpf.MapID {
 
 // TestMapsAreAdopted: a second start finds the very maps of the first.
 func TestMapsAreAdopted(t *testing.T) {
-	dir, first := pinBed(t, 64)
+	dir, first := pinHarness(t, 64)
 	second, err := openMaps(dir, 64, true, slog.New(slog.DiscardHandler))
 	must(t, err)
 	defer second.Close()
@@ -50,7 +50,7 @@ func TestMapsAreAdopted(t *testing.T) {
 
 // TestFlowTableResized: with another size configured, the flows move to a new table, and Prune removes the old.
 func TestFlowTableResized(t *testing.T) {
-	dir, first := pinBed(t, 64)
+	dir, first := pinHarness(t, 64)
 	key, flow := bpf.Key4{A: 1, B: 2, Proto: 6}, bpf.Flow{State: bpf.StateEstablished}
 	must(t, first.Flows4.Put(&key, &flow))
 	must(t, first.Config.Put(uint32(0), &bpf.Config{Generation: 7}))
@@ -77,7 +77,7 @@ func TestFlowTableResized(t *testing.T) {
 
 // TestLayoutChanged: a map of another layout is not read, whatever its name.
 func TestLayoutChanged(t *testing.T) {
-	dir, first := pinBed(t, 64)
+	dir, first := pinHarness(t, 64)
 	pins, _ := filepath.Glob(filepath.Join(dir, bpf.MapPin+"weft_nodes-*"))
 	if len(pins) != 1 {
 		t.Fatalf("pins: %v", pins)
@@ -98,7 +98,7 @@ func TestLayoutChanged(t *testing.T) {
 // TestIdentitiesOfTheReleaseBefore: the identities of peers had no handles once. They are taken over without any, or sealed packets
 // would be refused until the agent has all objects; handles come with SetPeerIdentities.
 func TestIdentitiesOfTheReleaseBefore(t *testing.T) {
-	dir, first := pinBed(t, 64)
+	dir, first := pinHarness(t, 64)
 	pins, _ := filepath.Glob(filepath.Join(dir, bpf.MapPin+"weft_peer_ids-*"))
 	if len(pins) != 1 {
 		t.Fatalf("pins: %v", pins)

@@ -11,7 +11,7 @@ import (
 )
 
 // decisions gives every cached decision of the IPv4 flows to change, as bytes.
-func (b *bed) decisions(t *testing.T, change func(key bpf.Key4, decision []byte)) {
+func (b *harness) decisions(t *testing.T, change func(key bpf.Key4, decision []byte)) {
 	t.Helper()
 	var key bpf.Key4
 	var f bpf.Flow
@@ -34,7 +34,7 @@ func (b *bed) decisions(t *testing.T, change func(key bpf.Key4, decision []byte)
 // TestMixedDecision: two CPUs may write a decision at once, or the table hand its memory to another flow meanwhile. What is left then,
 // words of the one and words of the other, is used for no packet.
 func TestMixedDecision(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	frame := fromA(peer4).udp(1000, 53, 20).bytes()
 	for _, context := range contexts {
 		traced := b.traced(t, context, "from_pod")

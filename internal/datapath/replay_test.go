@@ -18,7 +18,7 @@ import (
 const replayWindow = 63*64 + 1
 
 // freshIn replaces the SA that packets are opened with, so that its window is empty.
-func (b *saBed) freshIn(t testing.TB, fingerprint uint64) {
+func (b *saHarness) freshIn(t testing.TB, fingerprint uint64) {
 	t.Helper()
 	must(t, b.InstallSA(testSA(false, fingerprint, 5)))
 }

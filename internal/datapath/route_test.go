@@ -7,17 +7,17 @@ import (
 )
 
 func TestRoute(t *testing.T) {
-	stackMode := func(t *testing.T, b *bed) {
+	stackMode := func(t *testing.T, b *harness) {
 		b.config.Flags |= bpf.ConfigStack
 		must(t, b.changed())
 	}
-	noXDPOut := func(t *testing.T, b *bed) {
+	noXDPOut := func(t *testing.T, b *harness) {
 		b.setPeer(t, bpf.Node{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NodeResolved, Mtu: 1500, Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC)})
 		b.mode.Active = ModeTC
 		must(t, b.putEndpoint(podB, []int{b.index["wtb"]}))
 	}
 	u := func(p packet) packet { return p.udp(1000, 53, 24) }
-	openRanges := func(t *testing.T, b *bed) {
+	openRanges := func(t *testing.T, b *harness) {
 		for _, prefix := range []string{"10.1.0.0/24", "fd00:1::/64"} {
 			key := bpf.RouteKeyOf(mustPrefix(prefix))
 			must(t, b.maps.Routes.Put(&key, &bpf.Route{Flags: bpf.RouteOpen}))
@@ -66,7 +66,7 @@ func TestRoute(t *testing.T) {
 func TestMulticast(t *testing.T) {
 	mcast4, mcast6 := addr("239.1.2.3"), addr("ff0e::1234")
 	u := func(p packet) packet { return p.udp(1000, 53, 24) }
-	chained := func(t *testing.T, b *bed) {
+	chained := func(t *testing.T, b *harness) {
 		ep := podA
 		ep.Chained = true
 		must(t, b.inside(func() error { return b.putEndpoint(ep, []int{b.index["wta"]}) }))

@@ -181,7 +181,7 @@ func (d *Datapath) noteLeft(keys []bpf.RouteKey) {
 	d.host.set(func(h *hostState) { h.routes = text })
 }
 
-// notLeft are the kernel's routes without gateways to what could not be entered: packets there would leave in plain. The
+// notLeft are the kernel's routes without gateways to what could not be entered: packets there would leave in cleartext. The
 // last resorts stay.
 func (d *Datapath) notLeft(routes []*netlink.Route) []*netlink.Route {
 	if d.opts.Encrypt == nil || len(d.nodes.left) == 0 {

@@ -13,7 +13,7 @@ import (
 )
 
 // smallRoutes gives the agent a routes map with room for few entries beside the reserve.
-func smallRoutes(t *testing.T, b *sealBed, room uint32) {
+func smallRoutes(t *testing.T, b *sealHarness, room uint32) {
 	t.Helper()
 	small, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.LPMTrie, KeySize: b.maps.Routes.KeySize(), ValueSize: b.maps.Routes.ValueSize(), Flags: 1, MaxEntries: 256 + room})
 	must(t, err)
@@ -35,7 +35,7 @@ func singles(second byte, count int) (out []netip.Prefix) {
 // TestRoutesMapFull: what does not fit into the routes map is named and gets no route by a gateway; ranges come before single
 // addresses, whatever was there before, and all is well once there is room.
 func TestRoutesMapFull(t *testing.T) {
-	b := sealNodeBed(t)
+	b := sealNodeHarness(t)
 	smallRoutes(t, b, 10)
 	own := bpf.RouteKeyOf(mustPrefix("10.1.0.0/24"))
 	must(t, b.maps.Routes.Put(&own, &bpf.Route{}))

@@ -63,7 +63,7 @@ func (d *Datapath) openEngine() error {
 	if err := d.sas.open(d.maps); err != nil {
 		return fmt.Errorf("prepare encryption: %w", err)
 	}
-	// The module works where the packet lies, and that must be one piece of memory. An skb can be made one.
+	// The module works where the packet lies, and that must be linear. An skb can be made one.
 	pieces := d.mode.Active == ModeXDP && d.needsFrags()
 	if err := d.sas.choose(d.opts.Encrypt, pieces); err != nil {
 		return err
@@ -307,7 +307,7 @@ func newFence() (*ebpf.Map, error) {
 }
 
 // waitForPackets returns when no packet is being handled any more that was when it was called.
-func (a *associations) waitForPackets(h *hurry) error {
+func (a *associations) waitForPackets(h *expedite) error {
 	defer h.begin()()
 	inner, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	if err != nil {

@@ -63,7 +63,7 @@ func TestExtendSAs(t *testing.T) {
 }
 
 // extended holds all SAs with a fingerprint to end at a time.
-func (b *saBed) extended(t *testing.T, id uint64, until time.Time) {
+func (b *saHarness) extended(t *testing.T, id uint64, until time.Time) {
 	t.Helper()
 	list, err := b.SAs()
 	must(t, err)

@@ -127,7 +127,7 @@ func (d *Datapath) retire(out bool, ids []uint32) error {
 			return err
 		}
 	}
-	if err := d.sas.waitForPackets(&d.hurry); err != nil {
+	if err := d.sas.waitForPackets(&d.expedite); err != nil {
 		return err
 	}
 	var failed error

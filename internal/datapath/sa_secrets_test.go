@@ -58,9 +58,9 @@ func TestNoSecretsInMaps(t *testing.T) {
 	}
 }
 
-func (b *saBed) request() saRequest { return *b.sas.request }
+func (b *saHarness) request() saRequest { return *b.sas.request }
 
-func (b *saBed) searchMaps(t *testing.T, secrets map[string][]byte) {
+func (b *saHarness) searchMaps(t *testing.T, secrets map[string][]byte) {
 	t.Helper()
 	for name, m := range b.maps.ByName {
 		dump := dumpMap(t, m)

@@ -15,7 +15,7 @@ import (
 	"weft.dev/weft/test/espref"
 )
 
-// Node b is the peer of the sealing tables: node 1 of the bed, with the keys below in either direction.
+// Node b is the peer of the sealing tables: node 1 of the harness, with the keys below in either direction.
 const (
 	sealEpoch     = 3
 	identityA     = 4711 // pod A's
@@ -32,16 +32,16 @@ var (
 	pairMagic      = []byte{2, 0x57, 0x45, 0x46} // PAIR_MAGIC
 )
 
-// sealBed is the bed with encryption on and keys for node 1, whose tunnel is of the given family.
-type sealBed struct {
-	*bed
+// sealHarness is the harness with encryption on and keys for node 1, whose tunnel is of the given family.
+type sealHarness struct {
+	*harness
 	family int
 	lanes  int
 }
 
-func newSealBed(t testing.TB, family int) *sealBed {
+func newSealHarness(t testing.TB, family int) *sealHarness {
 	t.Helper()
-	b := &sealBed{bed: theSealBed.use(t, &EncryptOptions{Engine: "auto", AllowTableAES: true, Port: 4500, Lanes: 2}), family: family, lanes: 2}
+	b := &sealHarness{harness: theSealHarness.use(t, &EncryptOptions{Engine: "auto", AllowTableAES: true, Port: 4500, Lanes: 2}), family: family, lanes: 2}
 	b.opts.Encrypt.Lanes = b.lanes
 	b.nodes.slots = map[string]uint32{"b": 1}
 	b.nodes.list = []Node{{Name: "b", Addresses: []netip.Addr{wireB4, wireB6}}}
@@ -71,14 +71,14 @@ func newSealBed(t testing.TB, family int) *sealBed {
 }
 
 // keyed installs the keys in both directions and seals with them.
-func (b *sealBed) keyed(t testing.TB) *sealBed {
+func (b *sealHarness) keyed(t testing.TB) *sealHarness {
 	t.Helper()
 	b.rekey(t, func(*SA) {})
 	return b
 }
 
 // rekey installs the keys anew, each changed, and waits until those that soon end have ended.
-func (b *sealBed) rekey(t testing.TB, change func(*SA)) {
+func (b *sealHarness) rekey(t testing.TB, change func(*SA)) {
 	t.Helper()
 	must(t, b.SealWith("b", 0))
 	must(t, b.removeAllSAs(1))
@@ -113,7 +113,7 @@ func laneKey(key []byte, lane uint8) []byte {
 func spiOf(epoch, lane, identity uint32) uint32 { return epoch<<28 | lane<<22 | identity }
 
 // outer is the family's pair of tunnel ends.
-func (b *sealBed) outer() (here, there netip.Addr) {
+func (b *sealHarness) outer() (here, there netip.Addr) {
 	if b.family == 4 {
 		return wireA4, wireB4
 	}
@@ -121,7 +121,7 @@ func (b *sealBed) outer() (here, there netip.Addr) {
 }
 
 // opened reads a frame that the datapath has sealed, with the reference.
-func (b *sealBed) opened(t testing.TB, frame []byte) (espref.Outer, espref.Packet) {
+func (b *sealHarness) opened(t testing.TB, frame []byte) (espref.Outer, espref.Packet) {
 	t.Helper()
 	outer, esp, err := espref.Unwrap(frame[14:])
 	if err != nil {
@@ -137,7 +137,7 @@ func (b *sealBed) opened(t testing.TB, frame []byte) (espref.Outer, espref.Packe
 }
 
 // sealedBy is a frame from the wire that node b, or whoever has its key, sealed.
-func (b *sealBed) sealedBy(t testing.TB, sa espref.SA, p espref.Packet, from netip.Addr) []byte {
+func (b *sealHarness) sealedBy(t testing.TB, sa espref.SA, p espref.Packet, from netip.Addr) []byte {
 	t.Helper()
 	if p.Next == 0 {
 		p.Next, p.Padding = espref.NextIPv4, espref.Padding(len(p.Inner))
@@ -153,7 +153,7 @@ func (b *sealBed) sealedBy(t testing.TB, sa espref.SA, p espref.Packet, from net
 	return b.onWire(from, esp)
 }
 
-func (b *sealBed) onWire(from netip.Addr, esp []byte) []byte {
+func (b *sealHarness) onWire(from netip.Addr, esp []byte) []byte {
 	here, _ := b.outer()
 	to := here
 	if from.Is6() {
@@ -178,7 +178,7 @@ func peerSA(lane uint32) espref.SA {
 var sealWays = append(slices.Clone(contexts), "pair")
 
 // sealFrame takes a pod's frame all the way to the wire.
-func (b *sealBed) sealFrame(t testing.TB, way string, frame []byte) (verdict string, out []byte) {
+func (b *sealHarness) sealFrame(t testing.TB, way string, frame []byte) (verdict string, out []byte) {
 	t.Helper()
 	if way != "pair" {
 		return b.send(t, way, "from_pod", "wta", frame)
@@ -194,7 +194,7 @@ func (b *sealBed) sealFrame(t testing.TB, way string, frame []byte) (verdict str
 }
 
 // sendSegments runs from_pod on a frame that says it is to be cut.
-func (b *sealBed) sendSegments(t testing.TB, frame []byte) (verdict string, out []byte) {
+func (b *sealHarness) sendSegments(t testing.TB, frame []byte) (verdict string, out []byte) {
 	t.Helper()
 	code, out, err := b.runWith(b.progs.Get("from_pod", hook.TCIngress), &skbContext{Ifindex: uint32(b.index["wta"]), GSOSize: 1, GSOSegs: 1}, frame)
 	must(t, err)
@@ -206,7 +206,7 @@ func inPair(frame []byte) bool { return bytes.Equal(frame[:4], pairMagic) }
 // TestPairKeepsOrder: what follows a frame that went through the pair in its flow does so too, for a moment, since it
 // would overtake; the packets of other flows do not.
 func TestPairKeepsOrder(t *testing.T) {
-	b := newSealBed(t, 4).keyed(t)
+	b := newSealHarness(t, 4).keyed(t)
 	for _, step := range []struct {
 		name     string
 		from     uint16
@@ -232,7 +232,7 @@ func TestPairKeepsOrder(t *testing.T) {
 // TestSealSizes seals packets of every size, both families in both, and opens them with the reference.
 func TestSealSizes(t *testing.T) {
 	for _, family := range []int{4, 6} {
-		b := newSealBed(t, family).keyed(t)
+		b := newSealHarness(t, family).keyed(t)
 		limit := inet.SealedMTU(1500, family == 6)
 		for _, context := range sealWays {
 			for _, dst := range []netip.Addr{peer4, peer6} {
@@ -253,7 +253,7 @@ func TestSealSizes(t *testing.T) {
 	}
 }
 
-func (b *sealBed) checkSealed(t testing.TB, context string, in []byte) {
+func (b *sealHarness) checkSealed(t testing.TB, context string, in []byte) {
 	t.Helper()
 	verdict, out := b.sealFrame(t, context, in)
 	if verdict != "redirect" {
@@ -288,10 +288,10 @@ func (b *sealBed) checkSealed(t testing.TB, context string, in []byte) {
 	}
 }
 
-// TestSealTrailing: bytes behind the IP packet, of which a frame may have any number, leave neither sealed nor in plain.
+// TestSealTrailing: bytes behind the IP packet, of which a frame may have any number, leave neither sealed nor in cleartext.
 func TestSealTrailing(t *testing.T) {
 	for _, family := range []int{4, 6} {
-		b := newSealBed(t, family).keyed(t)
+		b := newSealHarness(t, family).keyed(t)
 		for _, way := range sealWays {
 			for _, dst := range []netip.Addr{peer4, peer6} {
 				for _, trailing := range []int{1, 18, 60, 61, 100, 500} {
@@ -312,7 +312,7 @@ func TestSealTrailing(t *testing.T) {
 // TestOpenSizes opens packets of every size that the reference has sealed.
 func TestOpenSizes(t *testing.T) {
 	for _, family := range []int{4, 6} {
-		b := newSealBed(t, family).keyed(t)
+		b := newSealHarness(t, family).keyed(t)
 		_, there := b.outer()
 		seq := uint64(0)
 		for _, context := range contexts {

@@ -50,7 +50,7 @@ func (d *Datapath) ensurePodOut(ep Endpoint, ifindex int, target uint32) error {
 	return d.links().EnsureOne(podOut, ep.HostIf, ifindex)
 }
 
-// removeSecondInterface takes an endpoint off the XDP road: first the redirect, then the pair. The
+// removeSecondInterface takes an endpoint off the XDP datapath: first the redirect, then the pair. The
 // pair's hook goes with it: what is still on its way there is checked to the last.
 func (d *Datapath) removeSecondInterface(ep Endpoint) error {
 	name := netdev.SecondHostIf(ep.HostIf)

@@ -9,37 +9,37 @@ import (
 	"weft.dev/weft/internal/netdev"
 )
 
-// TestRoad: which endpoint goes by which road, what is attached and set for it, and what is said about it.
-func TestRoad(t *testing.T) {
+// TestPodDatapath: which endpoint goes by which path, what is attached and set for it, and what is said about it.
+func TestPodDatapath(t *testing.T) {
 	d := &Datapath{progs: &hook.Programs{}}
-	auto, noRedirect := ModeStatus{Asked: ModeAuto, Active: ModeTC, XDPRoad: true}, ModeStatus{Asked: ModeAuto, Active: ModeTC}
+	auto, noRedirect := ModeStatus{Asked: ModeAuto, Active: ModeTC, XDPDatapath: true}, ModeStatus{Asked: ModeAuto, Active: ModeTC}
 	explicit := func(m Mode) ModeStatus { return ModeStatus{Asked: m, Active: m} }
 	gro := map[string]bool{netdev.FeatureGRO: true}
 	for _, tt := range []struct {
 		name string
 		mode ModeStatus
 		ep   Endpoint
-		want Road
+		want PodDatapath
 		kind hook.Kind // of from_pod on the endpoint's own interface
 		gro  map[string]bool
 	}{
-		{"auto, ordinary", auto, Endpoint{}, Road{Name: "tc", Why: "mode auto"}, hook.TCIngress, nil},
-		{"auto, asks", auto, Endpoint{XDPRoad: true}, Road{Name: "xdp", Why: "asked for"}, hook.XDP, gro},
-		{"auto, asks, chained", auto, Endpoint{XDPRoad: true, Chained: true},
-			Road{"tc", "asked for xdp, which an interface of another CNI plugin cannot have", true}, hook.TCIngress, nil},
-		{"auto without XDP redirect, asks", noRedirect, Endpoint{XDPRoad: true},
-			Road{"tc", "asked for xdp, which this kernel cannot do: it has no XDP redirect", true}, hook.TCIngress, nil},
-		{"tc, ordinary", explicit(ModeTC), Endpoint{}, Road{Name: "tc", Why: "mode tc"}, hook.TCIngress, nil},
-		{"tc, asks", explicit(ModeTC), Endpoint{XDPRoad: true},
-			Road{"tc", "asked for xdp, which pods get in modes auto and xdp: this node's is tc", true}, hook.TCIngress, nil},
-		{"stack, asks", explicit(ModeStack), Endpoint{XDPRoad: true},
-			Road{"stack", "asked for xdp, which pods get in modes auto and xdp: this node's is stack", true}, hook.TCIngress, nil},
-		{"xdp, asks", explicit(ModeXDP), Endpoint{XDPRoad: true}, Road{Name: "xdp", Why: "mode xdp"}, hook.XDP, map[string]bool{netdev.FeatureGRO: true, netdev.FeatureTxCsum: false}},
-		{"xdp, ordinary", explicit(ModeXDP), Endpoint{}, Road{Name: "xdp", Why: "mode xdp"}, hook.XDP, map[string]bool{netdev.FeatureGRO: true, netdev.FeatureTxCsum: false}},
+		{"auto, ordinary", auto, Endpoint{}, PodDatapath{Name: "tc", Why: "mode auto"}, hook.TCIngress, nil},
+		{"auto, asks", auto, Endpoint{XDPDatapath: true}, PodDatapath{Name: "xdp", Why: "asked for"}, hook.XDP, gro},
+		{"auto, asks, chained", auto, Endpoint{XDPDatapath: true, Chained: true},
+			PodDatapath{"tc", "asked for xdp, which an interface of another CNI plugin cannot have", true}, hook.TCIngress, nil},
+		{"auto without XDP redirect, asks", noRedirect, Endpoint{XDPDatapath: true},
+			PodDatapath{"tc", "asked for xdp, which this kernel cannot do: it has no XDP redirect", true}, hook.TCIngress, nil},
+		{"tc, ordinary", explicit(ModeTC), Endpoint{}, PodDatapath{Name: "tc", Why: "mode tc"}, hook.TCIngress, nil},
+		{"tc, asks", explicit(ModeTC), Endpoint{XDPDatapath: true},
+			PodDatapath{"tc", "asked for xdp, which pods get in modes auto and xdp: this node's is tc", true}, hook.TCIngress, nil},
+		{"stack, asks", explicit(ModeStack), Endpoint{XDPDatapath: true},
+			PodDatapath{"stack", "asked for xdp, which pods get in modes auto and xdp: this node's is stack", true}, hook.TCIngress, nil},
+		{"xdp, asks", explicit(ModeXDP), Endpoint{XDPDatapath: true}, PodDatapath{Name: "xdp", Why: "mode xdp"}, hook.XDP, map[string]bool{netdev.FeatureGRO: true, netdev.FeatureTxCsum: false}},
+		{"xdp, ordinary", explicit(ModeXDP), Endpoint{}, PodDatapath{Name: "xdp", Why: "mode xdp"}, hook.XDP, map[string]bool{netdev.FeatureGRO: true, netdev.FeatureTxCsum: false}},
 	} {
 		d.mode = tt.mode
-		if got := d.Road(tt.ep); got != tt.want {
-			t.Errorf("%s: road %+v, want %+v", tt.name, got, tt.want)
+		if got := d.PodDatapath(tt.ep); got != tt.want {
+			t.Errorf("%s: path %+v, want %+v", tt.name, got, tt.want)
 		}
 		for _, h := range d.hooksFor(tt.ep) {
 			if h.Name == "from_pod" && h.Kind != tt.kind {
@@ -49,7 +49,7 @@ func TestRoad(t *testing.T) {
 		if got := d.wantedOffloads(tt.ep); !reflect.DeepEqual(got, tt.gro) {
 			t.Errorf("%s: offloads %v, want %v", tt.name, got, tt.gro)
 		}
-		if second := d.hasXDPRoad(tt.ep); second != (tt.want == Road{Name: "xdp", Why: "asked for"}) {
+		if second := d.hasXDPDatapath(tt.ep); second != (tt.want == PodDatapath{Name: "xdp", Why: "asked for"}) {
 			t.Errorf("%s: second interface %v", tt.name, second)
 		}
 	}
@@ -58,7 +58,7 @@ func TestRoad(t *testing.T) {
 // TestSecondInterface: what a second interface's program leaves to the stack goes on as if it had come in by the
 // first, on the slow path and on the fast one; all else is as on any interface.
 func TestSecondInterface(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	fromPod, err := b.progs.Second()
 	must(t, err)
 	must(t, b.putEndpoint(podA, []int{b.index["wta"], b.index["wtx"]}))

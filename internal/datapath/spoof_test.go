@@ -8,12 +8,12 @@ import (
 )
 
 func TestSpoof(t *testing.T) {
-	chained := func(t *testing.T, b *bed) {
+	chained := func(t *testing.T, b *harness) {
 		ep := podA
 		ep.Chained = true
 		must(t, b.inside(func() error { return b.putEndpoint(ep, []int{b.index["wta"]}) }))
 	}
-	only4 := func(t *testing.T, b *bed) {
+	only4 := func(t *testing.T, b *harness) {
 		must(t, b.forgetEndpoint(podA))
 		ep := podA
 		ep.IPv6 = netip.Addr{}
@@ -50,7 +50,7 @@ func TestSpoof(t *testing.T) {
 }
 
 // cachedB leaves an established TCP flow of pod B to the peer.
-func cachedB(t *testing.T, b *bed) {
+func cachedB(t *testing.T, b *harness) {
 	t.Helper()
 	for _, p := range []struct {
 		hook, iface string
@@ -70,7 +70,7 @@ func cachedB(t *testing.T, b *bed) {
 }
 
 // cachedLocal leaves a UDP flow from pod A to pod B.
-func cachedLocal(t *testing.T, b *bed) {
+func cachedLocal(t *testing.T, b *harness) {
 	t.Helper()
 	for range 3 {
 		b.send(t, "tc", "from_pod", "wta", fromA(podB.IPv4).udp(1000, 53, 8).bytes())

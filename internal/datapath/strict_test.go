@@ -21,14 +21,14 @@ var (
 // unlisted is an address that this node has and its Node object lacks.
 var unlisted4 = addr("192.0.2.77")
 
-func ownUnlisted(t *testing.T, b *bed) {
+func ownUnlisted(t *testing.T, b *harness) {
 	t.Helper()
 	key := bpf.RouteKeyOf(netip.PrefixFrom(unlisted4, 32))
 	must(t, b.maps.Routes.Put(&key, &bpf.Route{Flags: bpf.RouteHost | bpf.RouteUnlisted}))
 }
 
 // loseNode enters the lost node's range and addresses.
-func loseNode(t *testing.T, b *bed) {
+func loseNode(t *testing.T, b *harness) {
 	t.Helper()
 	for prefix, flags := range map[string]uint32{
 		"10.4.0.0/24": bpf.RouteNoNode, "fd00:4::/64": bpf.RouteNoNode,
@@ -97,7 +97,7 @@ type origin struct {
 // far4 is an address of a pod of this node that is in nobody's range: another plugin has given it.
 var far4 = addr("172.20.0.9")
 
-func farPod(t *testing.T, b *bed) {
+func farPod(t *testing.T, b *harness) {
 	t.Helper()
 	var pod bpf.Endpoint
 	from, to := bpf.ToAddr(podB.IPv4), bpf.ToAddr(far4)
@@ -170,10 +170,10 @@ func TestOrigins(t *testing.T) {
 }
 
 func (o origin) run(t *testing.T) {
-	b := newSealBed(t, 4).keyed(t)
-	loseNode(t, b.bed)
-	ownUnlisted(t, b.bed)
-	farPod(t, b.bed)
+	b := newSealHarness(t, 4).keyed(t)
+	loseNode(t, b.harness)
+	ownUnlisted(t, b.harness)
+	farPod(t, b.harness)
 	must(t, b.putUplink(b.index["wtup"]))
 	iface := map[string]string{"to_pod": "wta", "to_wire": "wtup"}[o.hook]
 	if o.in.payload == nil {
@@ -207,7 +207,7 @@ func (o origin) run(t *testing.T) {
 }
 
 // untouched is a program as agents load it. What BPF_PROG_TEST_RUN gives it has neither a route nor a socket of this host's.
-func (b *bed) untouched(t *testing.T, object, name string) *ebpf.Program {
+func (b *harness) untouched(t *testing.T, object, name string) *ebpf.Program {
 	t.Helper()
 	collection, err := bpf.Load(b.maps, object, name, b.constants(), true)
 	must(t, err)
@@ -216,7 +216,7 @@ func (b *bed) untouched(t *testing.T, object, name string) *ebpf.Program {
 }
 
 // strayPod gives podB the address that the packet is for.
-func (o origin) strayPod(t *testing.T, b *sealBed) {
+func (o origin) strayPod(t *testing.T, b *sealHarness) {
 	t.Helper()
 	if !o.stray {
 		return
@@ -277,8 +277,8 @@ func TestSealedAsNode(t *testing.T) {
 	} {
 		for _, context := range contexts {
 			t.Run(c.name+"/"+context, func(t *testing.T) {
-				b := newSealBed(t, 4).keyed(t)
-				loseNode(t, b.bed)
+				b := newSealHarness(t, 4).keyed(t)
+				loseNode(t, b.harness)
 				_, there := b.outer()
 				frame := b.sealedBy(t, as(c.identity), espref.Packet{Seq: 1, Inner: c.inner.bytes()[14:]}, there)
 				verdict, _ := b.send(t, context, "from_wire", "wtup", frame)
@@ -311,7 +311,7 @@ func TestPriorityTags(t *testing.T) {
 	} {
 		for what, want := range c.want {
 			t.Run(c.name+"/"+what, func(t *testing.T) {
-				b := newSealBed(t, 4).keyed(t)
+				b := newSealHarness(t, 4).keyed(t)
 				frame := map[string]func() []byte{
 					"sealed":    func() []byte { return inet.Tag(one(b, t, peerSA(0), nil), c.tag(packet{}).tags...) },
 					"plaintext": func() []byte { return c.tag(fromPeer(podA.IPv4).udp(1, 2, 8)).bytes() },
@@ -331,7 +331,7 @@ func TestPriorityTags(t *testing.T) {
 
 // TestHandles: identities keep their handles while they are in use, also over a restart, and none is given twice.
 func TestHandles(t *testing.T) {
-	b := newSealBed(t, 4)
+	b := newSealHarness(t, 4)
 	handleOf := func(identity uint32) (handle uint16) {
 		t.Helper()
 		must(t, b.maps.PeerIDs.Lookup(&bpf.PeerId{Node: 1, Identity: identity}, &handle))

@@ -16,7 +16,7 @@ type row struct {
 	name  string
 	hook  string // from_pod unless set
 	iface string // where it comes in; pod A's or the uplink unless set
-	setup func(t *testing.T, b *bed)
+	setup func(t *testing.T, b *harness)
 	in    packet
 	cut   int    // length that the frame is cut to, if not 0
 	want  string // pass, drop or redirect; pass and drop leave the frame alone unless out is set
@@ -62,7 +62,7 @@ var (
 
 func runTable(t *testing.T, rows []row) {
 	t.Helper()
-	b := newBed(t)
+	b := newHarness(t)
 	for _, r := range rows {
 		for _, context := range contexts {
 			if r.only != "" && r.only != context || strings.HasPrefix(r.hook, "to_") && context == "xdp" {
@@ -73,7 +73,7 @@ func runTable(t *testing.T, rows []row) {
 	}
 }
 
-func (r row) run(t *testing.T, b *bed, context string) {
+func (r row) run(t *testing.T, b *harness, context string) {
 	b.reset(t)
 	if r.setup != nil {
 		r.setup(t, b)
@@ -145,8 +145,8 @@ func reasonsIn(counts []string) (labels []string) {
 }
 
 // after sends packets one after the other and wants each forwarded: the state that a row starts from.
-func after(hook string, packets ...packet) func(*testing.T, *bed) {
-	return func(t *testing.T, b *bed) {
+func after(hook string, packets ...packet) func(*testing.T, *harness) {
+	return func(t *testing.T, b *harness) {
 		t.Helper()
 		for i, p := range packets {
 			if v, _ := b.send(t, "tc", hook, ifaceFor(hook), p.bytes()); v == "drop" {
@@ -156,8 +156,8 @@ func after(hook string, packets ...packet) func(*testing.T, *bed) {
 	}
 }
 
-func both(setups ...func(*testing.T, *bed)) func(*testing.T, *bed) {
-	return func(t *testing.T, b *bed) {
+func both(setups ...func(*testing.T, *harness)) func(*testing.T, *harness) {
+	return func(t *testing.T, b *harness) {
 		for _, s := range setups {
 			s(t, b)
 		}
@@ -166,7 +166,7 @@ func both(setups ...func(*testing.T, *bed)) func(*testing.T, *bed) {
 
 // TestPlainIsTold: what may be plain is read back from what the programs read.
 func TestPlainIsTold(t *testing.T) {
-	b := newSealBed(t, 4)
+	b := newSealHarness(t, 4)
 	for _, texts := range [][]string{
 		{"0.0.0.0/0", "10.9.0.0/16", "10.9.1.1/32", "::/0", "::/96", "fd77::/64", "fd77::1/128"},
 		{"10.9.1.1/32"}, nil,

@@ -31,7 +31,7 @@ func (d *Datapath) Trace(ep Endpoint, dst netip.AddrPort, proto uint8) (*Trace, 
 	if err != nil {
 		return nil, err
 	}
-	// On the XDP road a pod's stack sends by the TC side.
+	// On the XDP datapath a pod's stack sends by the TC side.
 	object, xdp := "from_pod_tc", d.mode.Active == ModeXDP
 	if xdp {
 		object = "from_pod_xdp"
@@ -169,7 +169,7 @@ func (d *Datapath) explainStep(s bpf.TraceStep, out *Trace) (name, detail string
 
 func viaStack(yes bool) string {
 	if yes {
-		return ", kept on the stack's road"
+		return ", kept on the stack's path"
 	}
 	return ""
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // state is the content of every map that packets can change, byte for byte.
-func (b *bed) state(t *testing.T) map[string]string {
+func (b *harness) state(t *testing.T) map[string]string {
 	t.Helper()
 	s := map[string]string{}
 	for name, m := range b.maps.ByName {
@@ -63,7 +63,7 @@ func TestTracingChangesNothing(t *testing.T) {
 	} {
 		for _, context := range contexts {
 			t.Run(c.name+"/"+context, func(t *testing.T) {
-				b := newBed(t)
+				b := newHarness(t)
 				establishedA(t, b)
 				warm(t, b, context, "from_pod", "wta", sent.bytes())
 				program := b.traced(t, context, c.hook)
@@ -87,10 +87,10 @@ func TestTracingChangesNothing(t *testing.T) {
 
 // TestTrace: what `weft trace` says, for both kinds of programs.
 func TestTrace(t *testing.T) {
-	b := newBed(t)
-	for _, mode := range []ModeStatus{{Active: ModeXDP}, {Active: ModeTC}, {Active: ModeTC, XDPRoad: true}} {
+	b := newHarness(t)
+	for _, mode := range []ModeStatus{{Active: ModeXDP}, {Active: ModeTC}, {Active: ModeTC, XDPDatapath: true}} {
 		from := podA
-		b.mode, from.XDPRoad = mode, mode.XDPRoad
+		b.mode, from.XDPDatapath = mode, mode.XDPDatapath
 		for _, c := range []struct {
 			to                            string
 			proto                         uint8

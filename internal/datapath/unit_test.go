@@ -13,9 +13,9 @@ import (
 // TestEveryHook: Drop finds what any mode may have pinned.
 func TestEveryHook(t *testing.T) {
 	d := &Datapath{progs: &hook.Programs{}}
-	for _, mode := range []ModeStatus{{Active: ModeXDP}, {Active: ModeTC}, {Active: ModeStack}, {Active: ModeTC, XDPRoad: true}} {
+	for _, mode := range []ModeStatus{{Active: ModeXDP}, {Active: ModeTC}, {Active: ModeStack}, {Active: ModeTC, XDPDatapath: true}} {
 		for _, generic := range []bool{false, true} {
-			for _, ep := range []Endpoint{{}, {Chained: true}, {XDPRoad: true}, {Chained: true, XDPRoad: true}} {
+			for _, ep := range []Endpoint{{}, {Chained: true}, {XDPDatapath: true}, {Chained: true, XDPDatapath: true}} {
 				d.mode, d.opts.GenericXDP = mode, generic
 				for _, h := range append(d.hooksFor(ep), d.uplinkHooks()...) {
 					if !slices.ContainsFunc(hook.Every(), func(k hook.Attachment) bool { return k.Name == h.Name && k.Kind == h.Kind }) {

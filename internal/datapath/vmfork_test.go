@@ -17,12 +17,12 @@ import (
 )
 
 // fork is what the kernel's half does: it counts, and nothing else has happened yet.
-func (b *saBed) forkVM(t *testing.T) {
+func (b *saHarness) forkVM(t *testing.T) {
 	t.Helper()
 	must(t, b.countFork(func(*bpf.Vm) bool { return true }))
 }
 
-func (b *saBed) generation(t *testing.T) uint64 {
+func (b *saHarness) generation(t *testing.T) uint64 {
 	t.Helper()
 	generation, err := b.VMGeneration()
 	must(t, err)
@@ -32,7 +32,7 @@ func (b *saBed) generation(t *testing.T) uint64 {
 // TestVMForkVoidsKeys: no packet is sealed or opened with keys of before a fork, not by SAs that were there and not by
 // ones that were agreed on before and are installed after it; the agent destroys them, and new ones work.
 func TestVMForkVoidsKeys(t *testing.T) {
-	forEachEngine(t, func(t *testing.T, b *saBed) {
+	forEachEngine(t, func(t *testing.T, b *saHarness) {
 		before := b.generation(t)
 		for _, out := range []bool{true, false} {
 			for lane := range uint8(2) {

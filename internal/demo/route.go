@@ -14,7 +14,7 @@ import (
 
 // routeVariants are what the demo compares, in the order shown.
 var routeVariants = []string{
-	bench.VariantIPTables, bench.VariantStack, bench.VariantTC, bench.VariantXDPGeneric, bench.VariantXDP, bench.VariantAuto, bench.VariantXDPRoad,
+	bench.VariantIPTables, bench.VariantStack, bench.VariantTC, bench.VariantXDPGeneric, bench.VariantXDP, bench.VariantAuto, bench.VariantAutoXDP,
 }
 
 // The benchmark is held in two parts, so that the second cannot cost us the first.

@@ -133,7 +133,7 @@ func TestRouteChecks(t *testing.T) {
 		{"all measured and faster", routeVariants, nil, nil},
 		{"a part failed", routeVariants, fmt.Errorf("broken"), []string{"route-measured"}},
 		{"no xdp", []string{bench.VariantIPTables, bench.VariantAuto}, nil, []string{"route-measured", "route-xdp"}},
-		{"slower", []string{bench.VariantXDP, bench.VariantIPTables, bench.VariantStack, bench.VariantTC, bench.VariantXDPGeneric, bench.VariantXDPRoad, bench.VariantAuto}, nil, []string{"route-xdp"}},
+		{"slower", []string{bench.VariantXDP, bench.VariantIPTables, bench.VariantStack, bench.VariantTC, bench.VariantXDPGeneric, bench.VariantAutoXDP, bench.VariantAuto}, nil, []string{"route-xdp"}},
 	} {
 		d := &demo{story: newStory(&bytes.Buffer{}), measured: *measured(test.variants...)}
 		d.routeChecks(test.err, nil)

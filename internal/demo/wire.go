@@ -66,7 +66,7 @@ func (d *demo) wire(ctx context.Context) error {
 	d.dump(after.sealed)
 	r := after.report
 	d.check("wire-after", r.Clean() && r.Sealed >= secretCount && after.delivered == secretCount,
-		"encryption on: %d of %d messages delivered, %d sealed frames, %d readable, %d of pods in plain", after.delivered, secretCount, r.Sealed, r.Markers, r.Plain)
+		"encryption on: %d of %d messages delivered, %d sealed frames, %d readable, %d of pods in cleartext", after.delivered, secretCount, r.Sealed, r.Markers, r.Plain)
 	d.fact(fmt.Sprintf("%d then %d", before.report.Markers, r.Markers), "frames on the wire in which a pod's messages could be read, encryption off, then on")
 	instance := d.lab.Node(nodeA).Instance
 	err = d.run(ctx, "encrypt", "verify", "--instance", instance, "--from", sender, "--to", receiver, "--duration", "2s")

@@ -14,7 +14,7 @@ import (
 // maxFinds bounds the packets that a report quotes; all are counted.
 const maxFinds = 16
 
-// Rules say what must not be seen in plain.
+// Rules say what must not be seen in cleartext.
 type Rules struct {
 	// Port is the UDP port of sealed packets, 0 for DefaultPort.
 	Port uint16
@@ -22,7 +22,7 @@ type Rules struct {
 	// at least one a pod's, must be sealed.
 	Pods  []netip.Prefix
 	Nodes []netip.Addr
-	// Allowed are ranges that a policy lets travel in plain.
+	// Allowed are ranges that a policy lets travel in cleartext.
 	Allowed []netip.Prefix
 	// Marker must not be readable anywhere; nil looks for none.
 	Marker []byte

@@ -146,7 +146,7 @@ func TestDetector(t *testing.T) {
 		{"ARP for a pod", arp, NotIP, false},
 		{"cut short", cut, Broken, false},
 		{"nothing", nil, Broken, false},
-		{"marker in plain", udp(t, podA, podB, 9, Fill(testMarker, 100)), Plain, true},
+		{"marker in cleartext", udp(t, podA, podB, 9, Fill(testMarker, 100)), Plain, true},
 		{"marker between nodes", udp(t, nodeA, nodeB, 53, append([]byte("tunnel"), testMarker...)), Other, true},
 		{"marker in a sealed packet", udp(t, nodeA, nodeB, 4500, append(sealed(0x10000100, 1, 1, 0), testMarker...)), Sealed, true},
 		{"half a marker", udp(t, nodeA, nodeB, 53, testMarker[:20]), Other, false},

@@ -16,7 +16,7 @@ import (
 const (
 	// Proven: every marked packet is accounted for by a sealed one, and nothing was readable.
 	Proven = "proven"
-	// Readable: a marker, or a pod's packet, was seen in plain.
+	// Readable: a marker, or a pod's packet, was seen in cleartext.
 	Readable = "readable"
 	// Inconclusive: nothing was readable, but too little was seen to prove anything.
 	Inconclusive = "inconclusive"

@@ -91,7 +91,7 @@ func (m *Manager) draft(req AddRequest, ns *os.File) (record, error) {
 		Namespace: req.Namespace, Pod: req.Pod, PodUID: req.PodUID,
 		HostIf: req.HostIf(), NetNS: req.NetNS, PodIf: req.IfName,
 		MAC: randomMAC().String(), GatewayMAC: GatewayMAC.String(), MTU: m.opt.MTU,
-		Chained: req.Chained, CNIRoad: req.Road, State: StateCreating, Created: time.Now().UTC(),
+		Chained: req.Chained, CNIDatapath: req.PodDatapath, State: StateCreating, Created: time.Now().UTC(),
 	}}
 	rec.ExtraLabels = req.Labels
 	rec.declare(m.declared(rec.Key()))
@@ -137,7 +137,7 @@ func (r *record) declare(pod *v1alpha1.Pod) {
 	if pod != nil {
 		r.Labels = maps.Clone(pod.Metadata.Labels)
 		r.Encrypt = pod.Metadata.Annotations[v1alpha1.EncryptAnnotation]
-		r.Road = pod.Metadata.Annotations[v1alpha1.RoadAnnotation]
+		r.PodDatapath = pod.Metadata.Annotations[v1alpha1.DatapathAnnotation]
 		if pod.Spec.ServiceAccount != "" {
 			r.ServiceAccount = pod.Spec.ServiceAccount
 		}

@@ -15,7 +15,7 @@ import (
 )
 
 func TestPoolExhausted(t *testing.T) {
-	b := newBed(t, "10.77.0.0/30") // .1 is the node's
+	b := newHarness(t, "10.77.0.0/30") // .1 is the node's
 	nsA, _ := endpointtest.NewPod(t)
 	nsB, _ := endpointtest.NewPod(t)
 	b.add("a", nsA)
@@ -34,7 +34,7 @@ func TestPoolExhausted(t *testing.T) {
 }
 
 func TestFixedAddresses(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	nsA, _ := endpointtest.NewPod(t)
 	nsB, _ := endpointtest.NewPod(t)
 	pod := func(addrs ...string) *v1alpha1.Pod {
@@ -74,7 +74,7 @@ func TestFixedAddresses(t *testing.T) {
 // TestAddressReusedAtOnce gives a freed address to another pod while the calls that
 // remove its old owner come again, late.
 func TestAddressReusedAtOnce(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	nsA, _ := endpointtest.NewPod(t)
 	nsB, _ := endpointtest.NewPod(t)
 	req := b.request("a", nsA)
@@ -102,7 +102,7 @@ func TestAddressReusedAtOnce(t *testing.T) {
 
 // TestSuccessorOfTheSameName adds a pod's new container before the old one is removed.
 func TestSuccessorOfTheSameName(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	nsA, _ := endpointtest.NewPod(t)
 	nsB, _ := endpointtest.NewPod(t)
 	req := b.request("old", nsA)
@@ -122,7 +122,7 @@ func TestSuccessorOfTheSameName(t *testing.T) {
 }
 
 func TestFailedDetachKeepsTheAddress(t *testing.T) {
-	b := newBed(t, "10.77.0.0/30")
+	b := newHarness(t, "10.77.0.0/30")
 	nsA, _ := endpointtest.NewPod(t)
 	nsB, _ := endpointtest.NewPod(t)
 	b.add("a", nsA)
@@ -146,7 +146,7 @@ func TestFailedDetachKeepsTheAddress(t *testing.T) {
 
 // TestNodeWithoutIPv6 gives IPv4 only, and says so when a fixed address asks for more.
 func TestNodeWithoutIPv6(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	const path = "/proc/sys/net/ipv6/conf/all/disable_ipv6"
 	if err := os.WriteFile(path, []byte("1"), 0); err != nil {
 		t.Fatal(err)
@@ -168,7 +168,7 @@ func TestNodeWithoutIPv6(t *testing.T) {
 
 // TestPodWithoutIPv6 is a namespace as some runtimes make it, with IPv6 off until a plugin wants it.
 func TestPodWithoutIPv6(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
 	inPod(t, ns, func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0) })
 	b.add("c1", ns)

@@ -13,7 +13,7 @@ import (
 )
 
 func TestCheckNamesTheDamage(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	onHost := func(fn func(link netlink.Link) error) func(*AddResult) error {
 		return func(r *AddResult) error {
 			link, err := netlink.LinkByName(r.HostIf)

@@ -11,7 +11,7 @@ import (
 )
 
 func TestGC(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	for _, c := range containers(4) {
 		ns, _ := endpointtest.NewPod(t)
 		req := b.request(c, ns)
@@ -43,7 +43,7 @@ func TestGC(t *testing.T) {
 }
 
 func TestDirectoryFailureDoesNotFailAdd(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
 	b.dir.Break(errors.New("disk full"))
 	b.add("c1", ns)
@@ -62,7 +62,7 @@ func TestDirectoryFailureDoesNotFailAdd(t *testing.T) {
 }
 
 func TestSyncFollowsDeclarations(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
 	b.add("web", ns)
 	b.pods["shop/web"] = &v1alpha1.Pod{Metadata: v1alpha1.ObjectMeta{Labels: map[string]string{"v": "2"}}, Spec: v1alpha1.PodSpec{ServiceAccount: "x"}}
@@ -79,7 +79,7 @@ func TestSyncFollowsDeclarations(t *testing.T) {
 }
 
 func TestDelOfUnknownRemovesOnlyOurs(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
 	b.del("nobody")
 	b.add("c1", ns)

@@ -83,40 +83,40 @@ type Info struct {
 	Identity uint32 `json:"identity,omitempty"`
 	// Encrypt is the pod's annotation ebpf.xdp/encrypt as it was declared.
 	Encrypt string `json:"encrypt,omitempty"`
-	// Road is the pod's annotation ebpf.xdp/road as it was declared, CNIRoad what the request asked for.
-	Road       string     `json:"road,omitempty"`
-	CNIRoad    string     `json:"cniRoad,omitempty"`
-	Slot       uint16     `json:"slot"`
-	HostIf     string     `json:"hostIf"`
-	NetNS      string     `json:"netns"`
-	PodIf      string     `json:"podIf"`
-	MAC        string     `json:"mac"`
-	GatewayMAC string     `json:"gatewayMAC"`
-	IPv4       netip.Addr `json:"ipv4,omitzero"`
-	IPv6       netip.Addr `json:"ipv6,omitzero"`
-	MTU        int        `json:"mtu"`
-	Chained    bool       `json:"chained"`
-	State      State      `json:"state"`
-	Created    time.Time  `json:"created"`
+	// PodDatapath is the pod's annotation ebpf.xdp/datapath as it was declared, CNIDatapath what the request asked for.
+	PodDatapath string     `json:"datapath,omitempty"`
+	CNIDatapath string     `json:"cniDatapath,omitempty"`
+	Slot        uint16     `json:"slot"`
+	HostIf      string     `json:"hostIf"`
+	NetNS       string     `json:"netns"`
+	PodIf       string     `json:"podIf"`
+	MAC         string     `json:"mac"`
+	GatewayMAC  string     `json:"gatewayMAC"`
+	IPv4        netip.Addr `json:"ipv4,omitzero"`
+	IPv6        netip.Addr `json:"ipv6,omitzero"`
+	MTU         int        `json:"mtu"`
+	Chained     bool       `json:"chained"`
+	State       State      `json:"state"`
+	Created     time.Time  `json:"created"`
 }
 
 // Key is "namespace/pod", the pod's name in the objects directory.
 func (i Info) Key() string { return i.Namespace + "/" + i.Pod }
 
-// XDPRoad tells whether the endpoint asks for the XDP road.
-func (i Info) XDPRoad() bool {
-	return i.Road == v1alpha1.RoadXDP || i.CNIRoad == v1alpha1.RoadXDP
+// XDPDatapath tells whether the endpoint asks for the XDP datapath.
+func (i Info) XDPDatapath() bool {
+	return i.PodDatapath == v1alpha1.DatapathXDP || i.CNIDatapath == v1alpha1.DatapathXDP
 }
 
-// RoadAsker names who asks for the XDP road, or what is wrong with how it is asked for; "" if nobody does.
-func (i Info) RoadAsker() string {
+// DatapathAsker names who asks for the XDP datapath, or what is wrong with how it is asked for; "" if nobody does.
+func (i Info) DatapathAsker() string {
 	switch {
-	case i.Road == v1alpha1.RoadXDP:
-		return "annotation " + v1alpha1.RoadAnnotation
-	case i.CNIRoad == v1alpha1.RoadXDP:
+	case i.PodDatapath == v1alpha1.DatapathXDP:
+		return "annotation " + v1alpha1.DatapathAnnotation
+	case i.CNIDatapath == v1alpha1.DatapathXDP:
 		return "CNI"
-	case i.Road != "":
-		return fmt.Sprintf("annotation %s is %q: want %q", v1alpha1.RoadAnnotation, i.Road, v1alpha1.RoadXDP)
+	case i.PodDatapath != "":
+		return fmt.Sprintf("annotation %s is %q: want %q", v1alpha1.DatapathAnnotation, i.PodDatapath, v1alpha1.DatapathXDP)
 	}
 	return ""
 }
@@ -139,7 +139,7 @@ func (i Info) Datapath() datapath.Endpoint {
 	return datapath.Endpoint{
 		Slot: i.Slot, HostIf: i.HostIf, NetNS: i.NetNS, PodIf: i.PodIf,
 		MAC: mac, GatewayMAC: gateway, IPv4: i.IPv4, IPv6: i.IPv6,
-		MTU: i.MTU, Identity: i.Identity, Chained: i.Chained, XDPRoad: i.XDPRoad(),
+		MTU: i.MTU, Identity: i.Identity, Chained: i.Chained, XDPDatapath: i.XDPDatapath(),
 	}
 }
 
@@ -165,8 +165,8 @@ type AddRequest struct {
 	// Chained adopts the interface that an earlier plugin made instead of making one;
 	// Addresses then says what that plugin gave it.
 	Chained bool
-	// Road is v1alpha1.RoadXDP to ask for the XDP road, as the pod's annotation can. Optional.
-	Road string
+	// PodDatapath is v1alpha1.DatapathXDP to ask for the XDP datapath, as the pod's annotation can. Optional.
+	PodDatapath string
 }
 
 // AddResult is what Add made or found.

@@ -19,8 +19,8 @@ import (
 
 func TestMain(m *testing.M) { endpointtest.Main(m) }
 
-// bed is a node with one manager and what it stands on.
-type bed struct {
+// harness is a node with one manager and what it stands on.
+type harness struct {
 	*Manager
 	t    testing.TB
 	opt  Options
@@ -29,13 +29,13 @@ type bed struct {
 	pods map[string]*v1alpha1.Pod
 }
 
-func newBed(t testing.TB, ranges ...string) *bed {
+func newHarness(t testing.TB, ranges ...string) *harness {
 	t.Helper()
 	endpointtest.NeedRoot(t)
 	if len(ranges) == 0 {
 		ranges = []string{"10.77.0.0/24", "fd77::/120"}
 	}
-	b := &bed{t: t, dp: &endpointtest.Datapath{}, dir: &endpointtest.Directory{}, pods: map[string]*v1alpha1.Pod{}}
+	b := &harness{t: t, dp: &endpointtest.Datapath{}, dir: &endpointtest.Directory{}, pods: map[string]*v1alpha1.Pod{}}
 	b.opt = Options{
 		StateDir: t.TempDir(), NodeName: "n1", MTU: 1450,
 		HostAddrs: []netip.Addr{netip.MustParseAddr("10.77.0.1")},
@@ -60,7 +60,7 @@ func newBed(t testing.TB, ranges ...string) *bed {
 }
 
 // restart is an agent that was killed and started again.
-func (b *bed) restart() {
+func (b *harness) restart() {
 	b.t.Helper()
 	m, err := NewManager(b.opt)
 	if err != nil {
@@ -75,11 +75,11 @@ func (b *bed) restart() {
 	}
 }
 
-func (b *bed) request(container, ns string) AddRequest {
+func (b *harness) request(container, ns string) AddRequest {
 	return AddRequest{Attachment: Attachment{container, "eth0"}, NetNS: ns, Namespace: "shop", Pod: container, Network: "weft"}
 }
 
-func (b *bed) add(container, ns string) *AddResult {
+func (b *harness) add(container, ns string) *AddResult {
 	b.t.Helper()
 	res, err := b.Add(context.Background(), b.request(container, ns))
 	if err != nil {
@@ -88,19 +88,19 @@ func (b *bed) add(container, ns string) *AddResult {
 	return res
 }
 
-func (b *bed) del(container string) {
+func (b *harness) del(container string) {
 	b.t.Helper()
 	if err := b.Del(context.Background(), DelRequest{Attachment: Attachment{container, "eth0"}}); err != nil {
 		b.t.Fatalf("del %s: %v", container, err)
 	}
 }
 
-func (b *bed) check(container string) error {
+func (b *harness) check(container string) error {
 	return b.Check(context.Background(), CheckRequest{Attachment: Attachment{container, "eth0"}})
 }
 
 // link finds the host side of an endpoint's interface.
-func (b *bed) link(res *AddResult) netlink.Link {
+func (b *harness) link(res *AddResult) netlink.Link {
 	b.t.Helper()
 	link, err := netlink.LinkByName(res.HostIf)
 	if err != nil {
@@ -110,7 +110,7 @@ func (b *bed) link(res *AddResult) netlink.Link {
 }
 
 // devices returns the names of Weft's interfaces on the node.
-func (b *bed) devices() []string {
+func (b *harness) devices() []string {
 	b.t.Helper()
 	links, err := netlink.LinkList()
 	if err != nil {
@@ -126,7 +126,7 @@ func (b *bed) devices() []string {
 }
 
 // nothingLeft fails unless every trace of every endpoint is gone.
-func (b *bed) nothingLeft() {
+func (b *harness) nothingLeft() {
 	b.t.Helper()
 	if got := b.devices(); len(got) > 0 {
 		b.t.Errorf("interfaces left: %v", got)

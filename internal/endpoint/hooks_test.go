@@ -18,7 +18,7 @@ import (
 )
 
 // hookedOrDown fails if an interface of Weft's is up and not attached.
-func (b *bed) hookedOrDown(when string) {
+func (b *harness) hookedOrDown(when string) {
 	b.t.Helper()
 	links, err := netlink.LinkList()
 	if err != nil {
@@ -40,20 +40,20 @@ func TestNeverUpWithoutHooks(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		steps []string
-		do    func(b *bed, ns string)
+		do    func(b *harness, ns string)
 	}{
-		{"add", addSteps, func(b *bed, ns string) { b.Add(context.Background(), b.request("c1", ns)) }},
-		{"del", delSteps, func(b *bed, ns string) {
+		{"add", addSteps, func(b *harness, ns string) { b.Add(context.Background(), b.request("c1", ns)) }},
+		{"del", delSteps, func(b *harness, ns string) {
 			b.Del(context.Background(), DelRequest{Attachment: Attachment{"c1", "eth0"}})
 		}},
-		{"make anew", append(slices.Clone(delSteps), addSteps...), func(b *bed, ns string) {
+		{"make anew", append(slices.Clone(delSteps), addSteps...), func(b *harness, ns string) {
 			inPod(b.t, ns, func() error { return netlink.LinkSetDown(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}}) })
 			b.Add(context.Background(), b.request("c1", ns))
 		}},
 	} {
 		for _, last := range tc.steps {
 			t.Run(tc.name+" "+last, func(t *testing.T) {
-				b := newBed(t)
+				b := newHarness(t)
 				ns, _ := endpointtest.NewPod(t)
 				if tc.name != "add" {
 					b.add("c1", ns)
@@ -107,7 +107,7 @@ func TestUnseenNamespaceIsKept(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBed(t)
+			b := newHarness(t)
 			path, target, _ := hiddenPod(t)
 			res := b.add("c1", path)
 			link := b.link(res)
@@ -146,7 +146,7 @@ func TestUnseenNamespaceIsKept(t *testing.T) {
 
 // TestUnseenNamespaceThatGoes: once the node's end goes, so does the endpoint.
 func TestUnseenNamespaceThatGoes(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	path, _, ns := hiddenPod(t)
 	b.add("c1", path)
 	if err := os.Remove(path); err != nil {
@@ -171,7 +171,7 @@ func TestUnseenNamespaceThatGoes(t *testing.T) {
 
 // TestUnseenDoesNotHideTheOthers: one pod that cannot be seen does not make the node's view wrong.
 func TestUnseenDoesNotHideTheOthers(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	path, _, _ := hiddenPod(t)
 	ns, _ := endpointtest.NewPod(t)
 	b.add("hidden", path)
@@ -192,13 +192,13 @@ func TestUnseenDoesNotHideTheOthers(t *testing.T) {
 
 // TestUnfilteredPodIsUnhealthy: CHECK finds a hook or a map entry that is gone, and ADD and Sync attach it in place.
 func TestUnfilteredPodIsUnhealthy(t *testing.T) {
-	for name, mend := range map[string]func(b *bed, ns string) error{
-		"add":  func(b *bed, ns string) error { b.add("c1", ns); return nil },
-		"sync": func(b *bed, _ string) error { b.check("c1"); return b.Sync(context.Background()) },
-		"mend": func(b *bed, _ string) error { return b.Mend(context.Background()) },
+	for name, mend := range map[string]func(b *harness, ns string) error{
+		"add":  func(b *harness, ns string) error { b.add("c1", ns); return nil },
+		"sync": func(b *harness, _ string) error { b.check("c1"); return b.Sync(context.Background()) },
+		"mend": func(b *harness, _ string) error { return b.Mend(context.Background()) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBed(t)
+			b := newHarness(t)
 			ns, _ := endpointtest.NewPod(t)
 			res := b.add("c1", ns)
 			before := b.link(res)
@@ -222,7 +222,7 @@ func TestUnfilteredPodIsUnhealthy(t *testing.T) {
 
 // TestUnattachableStaysUnhealthy: when the hooks cannot be had, nothing says that all is well.
 func TestUnattachableStaysUnhealthy(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
 	res := b.add("c1", ns)
 	b.dp.DetachEndpoint(res.Datapath())
@@ -246,7 +246,7 @@ func TestUnattachableStaysUnhealthy(t *testing.T) {
 
 // TestMendRoutes: routes and neighbours that somebody removed come back; an interface that is down stays so.
 func TestMendRoutes(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
 	res := b.add("c1", ns)
 	link := b.link(res)
@@ -271,7 +271,7 @@ func TestMendRoutes(t *testing.T) {
 // TestMendReadsTablesOnce: a look costs one reading of the node's tables, however many endpoints there are, and one by name
 // looks at no other endpoint.
 func TestMendReadsTablesOnce(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	readings := 0
 	b.tables = func(h *netlink.Handle) (*hostTables, error) { readings++; return readHost(h) }
 	var names []string
@@ -315,7 +315,7 @@ func TestMendReadsTablesOnce(t *testing.T) {
 
 // TestSecondInterfaceWithoutRecord: a pod's second interface is removed with its first when no record names them.
 func TestSecondInterfaceWithoutRecord(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
 	res := b.add("c1", ns)
 	for _, name := range []string{netdev.SecondHostIf(res.HostIf), "wefx0123456789"} {

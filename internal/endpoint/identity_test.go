@@ -18,7 +18,7 @@ func declaredPod(account, encrypt string) *v1alpha1.Pod {
 }
 
 func TestIdentity(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	numbers, broken := map[string]uint32{"shop/web": 300, "shop/db": 301}, errors.New("store is away")
 	fails := true
 	b.opt.Identity = func(namespace, account string) (uint32, error) {

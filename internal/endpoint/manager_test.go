@@ -21,7 +21,7 @@ import (
 )
 
 func TestAddMakesWhatCheckWants(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
 	b.pods["shop/web"] = &v1alpha1.Pod{
 		Metadata: v1alpha1.ObjectMeta{Labels: map[string]string{"app": "web"}},
@@ -66,7 +66,7 @@ func TestAddMakesWhatCheckWants(t *testing.T) {
 }
 
 func TestHostSideSettings(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
 	res := b.add("c1", ns)
 	link := b.link(res)
@@ -90,7 +90,7 @@ func TestHostSideSettings(t *testing.T) {
 // TestTrafficThroughTheStack shows that addresses, routes and neighbours are enough for
 // the node's stack to forward between pods once somebody answers for the gateway.
 func TestTrafficThroughTheStack(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	for _, path := range []string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"} {
 		if err := os.WriteFile(path, []byte("1"), 0); err != nil {
 			t.Fatal(err)
@@ -153,7 +153,7 @@ func exchange(t *testing.T, nsA string, a netip.Addr, nsB string, z netip.Addr) 
 }
 
 func TestAddTwiceIsOne(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
 	first := b.add("c1", ns)
 	second := b.add("c1", ns)
@@ -180,7 +180,7 @@ func TestAddTwiceIsOne(t *testing.T) {
 }
 
 func TestParallelAddsAreDistinct(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	const n = 50
 	results := make([]*AddResult, n)
 	var wg sync.WaitGroup
@@ -223,7 +223,7 @@ func TestParallelAddsAreDistinct(t *testing.T) {
 }
 
 func TestSameEndpointFromManySides(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
 	var wg sync.WaitGroup
 	for range 5 {
@@ -249,7 +249,7 @@ func TestSameEndpointFromManySides(t *testing.T) {
 }
 
 func TestSecondInterfaceOfAPod(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
 	b.add("c1", ns)
 	req := b.request("c1", ns)
@@ -266,7 +266,7 @@ func TestSecondInterfaceOfAPod(t *testing.T) {
 }
 
 func TestInterfaceNameTaken(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
 	inPod(t, ns, func() error {
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "eth1"})
@@ -278,7 +278,7 @@ func TestInterfaceNameTaken(t *testing.T) {
 }
 
 func TestStatus(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	if err := b.Status(); err != nil {
 		t.Fatal(err)
 	}
@@ -292,7 +292,7 @@ func TestStatus(t *testing.T) {
 }
 
 func TestBadRequests(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
 	file := t.TempDir() + "/file"
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -337,9 +337,9 @@ func TestBadRequests(t *testing.T) {
 }
 
 // TestLinkIsUpWhenAddReturns takes fresh nodes, where both ends get the same interface
-// index. The kernel then is in no hurry to see that the carrier is there.
+// index. The kernel then takes its time to see that the carrier is there.
 func TestLinkIsUpWhenAddReturns(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	for _, c := range containers(3) {
 		node, _ := endpointtest.NewPod(t)
 		pod, _ := endpointtest.NewPod(t)

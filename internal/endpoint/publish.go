@@ -150,7 +150,7 @@ func (m *Manager) noteAttach(id string, err error) {
 }
 
 // redeclare follows the pod's declaration. An endpoint whose service account changes takes the
-// new identity, or none while that cannot be had: never another's. One whose road changes goes over under traffic.
+// new identity, or none while that cannot be had: never another's. One whose path changes goes over under traffic.
 func (m *Manager) redeclare(rec record) error {
 	old := rec
 	rec.declare(m.declared(rec.Key()))
@@ -158,14 +158,14 @@ func (m *Manager) redeclare(rec record) error {
 		rec.Identity = 0
 	}
 	errIdentity := m.identify(&rec)
-	if maps.Equal(old.Labels, rec.Labels) && old.ServiceAccount == rec.ServiceAccount && old.Encrypt == rec.Encrypt && old.Road == rec.Road && old.Identity == rec.Identity {
+	if maps.Equal(old.Labels, rec.Labels) && old.ServiceAccount == rec.ServiceAccount && old.Encrypt == rec.Encrypt && old.PodDatapath == rec.PodDatapath && old.Identity == rec.Identity {
 		return errIdentity
 	}
 	if err := m.disk.save(rec); err != nil {
 		return errors.Join(errIdentity, err)
 	}
 	m.remember(rec)
-	if (old.Identity != rec.Identity || old.XDPRoad() != rec.XDPRoad()) && m.opt.Datapath != nil {
+	if (old.Identity != rec.Identity || old.XDPDatapath() != rec.XDPDatapath()) && m.opt.Datapath != nil {
 		err := m.opt.Datapath.AttachEndpoint(rec.Datapath())
 		m.noteAttach(rec.ID, err)
 		if err != nil {

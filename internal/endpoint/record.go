@@ -1,6 +1,7 @@
 package endpoint
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -124,6 +125,14 @@ func readRecord(path, id string) (record, error) {
 	if rec.Version != recordVersion {
 		return rec, fmt.Errorf("version %d is unknown", rec.Version)
 	}
+	var former struct { // two fields by the names that they had first
+		Pod string `json:"road"`    // glossary: format
+		CNI string `json:"cniRoad"` // glossary: format
+	}
+	if err := json.Unmarshal(data, &former); err != nil {
+		return rec, err
+	}
+	rec.PodDatapath, rec.CNIDatapath = cmp.Or(rec.PodDatapath, former.Pod), cmp.Or(rec.CNIDatapath, former.CNI)
 	return rec, rec.check(id)
 }
 

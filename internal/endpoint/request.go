@@ -84,11 +84,11 @@ func (r *AddRequest) normalise() error {
 	if !namePattern.MatchString(r.Pod) {
 		return invalid("pod", "%q must be lower-case letters, digits, '-' and '.'", r.Pod)
 	}
-	if r.Road != "" && r.Road != v1alpha1.RoadXDP {
-		return invalid("road", "%q is not a road: want %q, or none for an ordinary interface", r.Road, v1alpha1.RoadXDP)
+	if r.PodDatapath != "" && r.PodDatapath != v1alpha1.DatapathXDP {
+		return invalid("datapath", "%q is no datapath to ask for: want %q, or none for an ordinary interface", r.PodDatapath, v1alpha1.DatapathXDP)
 	}
-	if r.Road != "" && r.Chained {
-		return invalid("road", "an interface of another CNI plugin cannot have the XDP road: remove it, or let weft-cni make the interface")
+	if r.PodDatapath != "" && r.Chained {
+		return invalid("datapath", "an interface of another CNI plugin cannot have the XDP datapath: remove it, or let weft-cni make the interface")
 	}
 	return r.checkAddresses()
 }

@@ -137,8 +137,8 @@ func (m *Manager) Unseen() error {
 // repair puts an endpoint's settings and datapath in place again: on the node's side
 // also where the pod's cannot be seen. The node's end is not set up before its hooks are there.
 func (m *Manager) repair(rec *record) error {
-	errRoad := m.recallRoad(rec)
-	return errors.Join(errRoad, m.repairEnds(rec))
+	errDatapath := m.recallPodDatapath(rec)
+	return errors.Join(errDatapath, m.repairEnds(rec))
 }
 
 func (m *Manager) repairEnds(rec *record) error {
@@ -194,17 +194,17 @@ func (m *Manager) reattachNow(rec record) error {
 	return err
 }
 
-// recallRoad asks for the road of an endpoint that has a second interface and no word of why in its record:
+// recallPodDatapath asks for the path of an endpoint that has a second interface and no word of why in its record:
 // agents gave one to every pod, once. It keeps that if its pod is declared to want it.
-func (m *Manager) recallRoad(rec *record) error {
-	if rec.XDPRoad() || rec.Chained || !netdev.ExistsOnNode(netdev.SecondHostIf(rec.HostIf)) {
+func (m *Manager) recallPodDatapath(rec *record) error {
+	if rec.XDPDatapath() || rec.Chained || !netdev.ExistsOnNode(netdev.SecondHostIf(rec.HostIf)) {
 		return nil
 	}
 	pod := m.declared(rec.Key())
-	if pod == nil || pod.Metadata.Annotations[v1alpha1.RoadAnnotation] == rec.Road {
+	if pod == nil || pod.Metadata.Annotations[v1alpha1.DatapathAnnotation] == rec.PodDatapath {
 		return nil
 	}
-	rec.Road = pod.Metadata.Annotations[v1alpha1.RoadAnnotation]
+	rec.PodDatapath = pod.Metadata.Annotations[v1alpha1.DatapathAnnotation]
 	if err := m.disk.save(*rec); err != nil {
 		return err
 	}

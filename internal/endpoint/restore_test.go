@@ -22,7 +22,7 @@ var (
 )
 
 // crashAfter has the manager die after a step, as kill -9 would have it.
-func (b *bed) crashAfter(step string, during func()) {
+func (b *harness) crashAfter(step string, during func()) {
 	b.t.Helper()
 	b.step = func(name string) error {
 		if name == step {
@@ -42,7 +42,7 @@ func (b *bed) crashAfter(step string, during func()) {
 }
 
 // consistent fails unless exactly the named containers are there, whole and distinct.
-func (b *bed) consistent(want ...string) {
+func (b *harness) consistent(want ...string) {
 	b.t.Helper()
 	if len(b.List()) != len(want) || len(b.devices()) != len(want) || len(b.dp.Attached()) != len(want) || len(b.dir.Objects()) != len(want) {
 		b.t.Errorf("want %v, have %+v, devices %v, attached %v, published %v", want, b.List(), b.devices(), b.dp.Attached(), b.dir.Objects())
@@ -65,7 +65,7 @@ func (b *bed) consistent(want ...string) {
 func TestCrashDuringAdd(t *testing.T) {
 	for _, step := range addSteps {
 		t.Run(step, func(t *testing.T) {
-			b := newBed(t)
+			b := newHarness(t)
 			ns, _ := endpointtest.NewPod(t)
 			ns2, _ := endpointtest.NewPod(t)
 			b.add("other", ns2)
@@ -84,7 +84,7 @@ func TestCrashDuringAdd(t *testing.T) {
 func TestCrashDuringAddThenDel(t *testing.T) {
 	for _, step := range addSteps {
 		t.Run(step, func(t *testing.T) {
-			b := newBed(t)
+			b := newHarness(t)
 			ns, _ := endpointtest.NewPod(t)
 			b.crashAfter(step, func() { b.Add(context.Background(), b.request("c1", ns)) })
 			b.del("c1")
@@ -96,7 +96,7 @@ func TestCrashDuringAddThenDel(t *testing.T) {
 func TestCrashDuringDel(t *testing.T) {
 	for _, step := range delSteps {
 		t.Run(step, func(t *testing.T) {
-			b := newBed(t)
+			b := newHarness(t)
 			ns, _ := endpointtest.NewPod(t)
 			ns2, _ := endpointtest.NewPod(t)
 			b.add("other", ns2)
@@ -112,7 +112,7 @@ func TestCrashDuringDel(t *testing.T) {
 func TestCrashDuringRebuild(t *testing.T) {
 	for _, step := range append(delSteps, addSteps...) {
 		t.Run(step, func(t *testing.T) {
-			b := newBed(t)
+			b := newHarness(t)
 			ns, _ := endpointtest.NewPod(t)
 			first := b.add("c1", ns)
 			link := b.link(first)
@@ -129,7 +129,7 @@ func TestCrashDuringRebuild(t *testing.T) {
 func TestFailureDuringAddLeavesNothing(t *testing.T) {
 	for _, step := range addSteps {
 		t.Run(step, func(t *testing.T) {
-			b := newBed(t)
+			b := newHarness(t)
 			ns, _ := endpointtest.NewPod(t)
 			boom := errors.New("boom")
 			b.step = func(name string) error {
@@ -147,7 +147,7 @@ func TestFailureDuringAddLeavesNothing(t *testing.T) {
 }
 
 func TestCancelledAddLeavesNothing(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	b.step = func(name string) error {
@@ -163,7 +163,7 @@ func TestCancelledAddLeavesNothing(t *testing.T) {
 }
 
 func TestRestoreKeepsAndMends(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
 	res := b.add("c1", ns)
 	link := b.link(res)
@@ -185,20 +185,20 @@ func TestRestoreKeepsAndMends(t *testing.T) {
 func TestRestoreFreesWhatIsGone(t *testing.T) {
 	for _, tc := range []struct {
 		name string
-		lose func(b *bed, res *AddResult, ns *os.File)
+		lose func(b *harness, res *AddResult, ns *os.File)
 	}{
-		{"host veth", func(b *bed, res *AddResult, _ *os.File) {
+		{"host veth", func(b *harness, res *AddResult, _ *os.File) {
 			link := b.link(res)
 			if err := netlink.LinkDel(link); err != nil {
 				b.t.Fatal(err)
 			}
 		}},
-		{"boot", func(b *bed, res *AddResult, _ *os.File) {
+		{"boot", func(b *harness, res *AddResult, _ *os.File) {
 			b.rewrite(res.ID, func(rec map[string]any) { rec["boot"] = "another" })
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			b := newBed(t)
+			b := newHarness(t)
 			ns, file := endpointtest.NewPod(t)
 			res := b.add("c1", ns)
 			tc.lose(b, res, file)
@@ -209,7 +209,7 @@ func TestRestoreFreesWhatIsGone(t *testing.T) {
 }
 
 // rewrite changes a record on disk.
-func (b *bed) rewrite(id string, change func(map[string]any)) {
+func (b *harness) rewrite(id string, change func(map[string]any)) {
 	b.t.Helper()
 	path := b.disk.recordPath(id)
 	data, err := os.ReadFile(path)
@@ -230,7 +230,7 @@ func (b *bed) rewrite(id string, change func(map[string]any)) {
 }
 
 func TestRestoreWhenAttachFails(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	nsA, _ := endpointtest.NewPod(t)
 	nsB, _ := endpointtest.NewPod(t)
 	b.add("a", nsA)
@@ -270,7 +270,7 @@ func TestDamagedRecords(t *testing.T) {
 		{"no version", `{}`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			b := newBed(t)
+			b := newHarness(t)
 			ns, _ := endpointtest.NewPod(t)
 			res := b.add("c1", ns)
 			b.dp.DetachEndpoint(res.Datapath()) // as the agent's prune does
@@ -290,7 +290,7 @@ func TestDamagedRecords(t *testing.T) {
 }
 
 func TestRecordOfANewerVersion(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
 	res := b.add("c1", ns)
 	b.rewrite(res.ID, func(rec map[string]any) { rec["version"] = 2 })
@@ -301,7 +301,7 @@ func TestRecordOfANewerVersion(t *testing.T) {
 }
 
 func TestContradictingRecords(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	nsA, _ := endpointtest.NewPod(t)
 	nsB, _ := endpointtest.NewPod(t)
 	a, z := b.add("a", nsA), b.add("b", nsB)
@@ -311,7 +311,7 @@ func TestContradictingRecords(t *testing.T) {
 }
 
 func TestOrphanIsRemoved(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
 	res := b.add("c1", ns)
 	b.dp.DetachEndpoint(res.Datapath())
@@ -336,7 +336,7 @@ func TestOrphanIsRemoved(t *testing.T) {
 }
 
 func TestCursorSurvives(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
 	b.add("c1", ns)
 	b.del("c1")

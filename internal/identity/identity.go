@@ -1,5 +1,5 @@
 // Package identity gives workload identities their numbers, and says which packets may
-// travel in plain. It does no I/O of its own: the store is an interface, and what is
+// travel in cleartext. It does no I/O of its own: the store is an interface, and what is
 // compiled from a snapshot of objects is the same on every node that reads the same
 // objects.
 package identity

@@ -9,7 +9,7 @@ import (
 	"weft.dev/weft/internal/store"
 )
 
-// Plain is what may travel in plain between nodes: the addresses of endpoints that an
+// Plain is what may travel in cleartext between nodes: the addresses of endpoints that an
 // EncryptionPolicy selects or whose pod asks for it, and the ranges that policies name,
 // without the addresses of pods that ask to be sealed and those that are remembered to have asked.
 //

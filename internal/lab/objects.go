@@ -45,8 +45,8 @@ func podObjects(s *Spec) []any {
 			continue
 		}
 		var annotations map[string]string
-		if p.Road != "" {
-			annotations = map[string]string{v1alpha1.RoadAnnotation: p.Road}
+		if p.PodDatapath != "" {
+			annotations = map[string]string{v1alpha1.DatapathAnnotation: p.PodDatapath}
 		}
 		docs = append(docs, v1alpha1.Pod{
 			TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindPod},

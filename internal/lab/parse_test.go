@@ -98,7 +98,7 @@ func TestParseRefuses(t *testing.T) {
 		{"unknown mode", "    podCIDRs: [10.77.2.0/24]", "    mode: warp", `nodes[1].mode: "warp" is not a mode: use auto, xdp, tc, stack`},
 		{"bare with mode", "    podCIDRs: [10.77.2.0/24]", "    mode: tc\n    agent: false", `nodes[1].mode: is for nodes with an agent`},
 		{"unknown sysctls", "name: t\n", "name: t\nsysctls: debian\n", `lab.yaml:2: sysctls: "debian" is not known: use distribution or kernel`},
-		{"unknown road", "    node: a\n", "    node: a\n    road: tc\n", `lab.yaml:15: pods[0].road: "tc" is not a road: use xdp, or leave it out`},
+		{"unknown path", "    node: a\n", "    node: a\n    datapath: tc\n", `lab.yaml:15: pods[0].datapath: "tc" is no datapath to ask for: use xdp, or leave it out`},
 		{"config of ours", "    podCIDRs: [10.77.2.0/24]", "    config: {node: x}", `nodes[1].config.node: is set by the lab`},
 		{"list for mapping", "name: t\n", "name: t\nagent: [1]\n", `lab.yaml:2: agent: is a list: want keys with values`},
 		{"agent key twice", "name: t\n", "name: t\nagent: {mtu: 1, mtu: 2}\n", `lab.yaml:2: agent: want keys with values: `},
@@ -122,18 +122,18 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// TestRoad: a pod's road becomes its object's annotation, and there is none on a bare node.
-func TestRoad(t *testing.T) {
-	s, err := Parse([]byte(small + "    road: xdp\n"))
+// TestPodDatapath: a pod's path becomes its object's annotation, and there is none on a bare node.
+func TestPodDatapath(t *testing.T) {
+	s, err := Parse([]byte(small + "    datapath: xdp\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	objects := podObjects(s.clone())
-	if len(objects) != 1 || objects[0].(v1alpha1.Pod).Metadata.Annotations[v1alpha1.RoadAnnotation] != "xdp" {
+	if len(objects) != 1 || objects[0].(v1alpha1.Pod).Metadata.Annotations[v1alpha1.DatapathAnnotation] != "xdp" {
 		t.Errorf("%+v", objects)
 	}
 	bare := strings.Replace(small, "    addresses: [192.0.2.1/24", "    agent: false\n    addresses: [192.0.2.1/24", 1)
-	if _, err := Parse([]byte(bare + "    road: xdp\n")); err == nil || !strings.Contains(err.Error(), "lab.yaml:16: pods[0].road: is for pods of nodes with an agent") {
+	if _, err := Parse([]byte(bare + "    datapath: xdp\n")); err == nil || !strings.Contains(err.Error(), "lab.yaml:16: pods[0].datapath: is for pods of nodes with an agent") {
 		t.Error(err)
 	}
 }

@@ -14,7 +14,7 @@ import (
 // binary is the built weft, with which the tests here run; WEFT_BINARY names another.
 var binary = cmp.Or(os.Getenv("WEFT_BINARY"), "../../build/weft")
 
-// upReal builds the default lab, under another name and in plain, with real agents.
+// upReal builds the default lab, under another name and in cleartext, with real agents.
 func upReal(t *testing.T, suffix string) *Lab {
 	t.Helper()
 	return upRealAs(t, suffix, EncryptionOff)

@@ -96,8 +96,8 @@ type PodSpec struct {
 	Labels         map[string]string `yaml:"labels,omitempty" json:"labels,omitempty"`
 	// Addresses asks for fixed addresses inside the node's podCIDRs, at most one per family.
 	Addresses []netip.Addr `yaml:"addresses,omitempty" json:"addresses,omitempty"`
-	// Road is "xdp" for a pod that asks for the XDP road (annotation ebpf.xdp/road).
-	Road string `yaml:"road,omitempty" json:"road,omitempty"`
+	// PodDatapath is "xdp" for a pod that asks for the XDP datapath (annotation ebpf.xdp/datapath).
+	PodDatapath string `yaml:"datapath,omitempty" json:"datapath,omitempty"`
 }
 
 // Key is "namespace/name", as in the agents' objects.

@@ -123,10 +123,10 @@ func (v *validator) pods() {
 			continue
 		}
 		v.podAddresses(f, p, node)
-		if p.Road != "" && p.Road != v1alpha1.RoadXDP {
-			v.fail(f+".road", "%q is not a road: use %s, or leave it out for an ordinary interface", p.Road, v1alpha1.RoadXDP)
-		} else if p.Road != "" && node.Bare() {
-			v.fail(f+".road", "is for pods of nodes with an agent: remove it")
+		if p.PodDatapath != "" && p.PodDatapath != v1alpha1.DatapathXDP {
+			v.fail(f+".datapath", "%q is no datapath to ask for: use %s, or leave it out for an ordinary interface", p.PodDatapath, v1alpha1.DatapathXDP)
+		} else if p.PodDatapath != "" && node.Bare() {
+			v.fail(f+".datapath", "is for pods of nodes with an agent: remove it")
 		}
 	}
 }

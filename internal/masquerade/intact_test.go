@@ -10,7 +10,7 @@ import (
 
 // TestIntact: rules, or the whole table, that somebody else has removed are missed.
 func TestIntact(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	options := &Options{Instance: "intact", Uplinks: []string{"wire0"}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("fd00:1::/64")}}
 	is := func(want bool, when string) {
 		t.Helper()

@@ -14,14 +14,14 @@ import (
 	"weft.dev/weft/internal/netns/nettest"
 )
 
-// bed is a pod behind a node, and a host outside that tells from which address it was asked:
+// harness is a pod behind a node, and a host outside that tells from which address it was asked:
 //
 //	pod 10.1.0.2 --- 10.1.0.1 node 192.0.2.1 --- 192.0.2.9 outside, which also is 198.51.100.9
-type bed struct{ node, pod, outside string }
+type harness struct{ node, pod, outside string }
 
-func newBed(t *testing.T) bed {
+func newHarness(t *testing.T) harness {
 	t.Helper()
-	b := bed{nettest.New(t, "masq-node"), nettest.New(t, "masq-pod"), nettest.New(t, "masq-out")}
+	b := harness{nettest.New(t, "masq-node"), nettest.New(t, "masq-pod"), nettest.New(t, "masq-out")}
 	nettest.Wire(t,
 		nettest.End{NetNS: b.node, Name: "pod0", Addrs: []string{"10.1.0.1/24", "fd00:1::1/64"}},
 		nettest.End{NetNS: b.pod, Name: "eth0", Addrs: []string{"10.1.0.2/24", "fd00:1::2/64"}})
@@ -42,7 +42,7 @@ func newBed(t *testing.T) bed {
 	return b
 }
 
-func (b bed) do(t *testing.T, path string, fn func() error) {
+func (b harness) do(t *testing.T, path string, fn func() error) {
 	t.Helper()
 	nettest.Do(t, path, fn)
 }
@@ -56,7 +56,7 @@ func route(to, gateway string) error {
 }
 
 // serve answers every datagram to an address of the outside host with the source that it saw.
-func (b bed) serve(t *testing.T, addr string) netip.AddrPort {
+func (b harness) serve(t *testing.T, addr string) netip.AddrPort {
 	t.Helper()
 	var conn *net.UDPConn
 	b.do(t, b.outside, func() (err error) {
@@ -78,7 +78,7 @@ func (b bed) serve(t *testing.T, addr string) netip.AddrPort {
 }
 
 // dial opens a socket in the pod.
-func (b bed) dial(t *testing.T, to netip.AddrPort) *net.UDPConn {
+func (b harness) dial(t *testing.T, to netip.AddrPort) *net.UDPConn {
 	t.Helper()
 	var conn *net.UDPConn
 	b.do(t, b.pod, func() (err error) {
@@ -108,7 +108,7 @@ func ask(conn *net.UDPConn) (string, error) {
 }
 
 func TestPodLeavesWithNodeAddress(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	base := Options{
 		Instance: "test", Uplinks: []string{"wire0"}, PodCIDRs: prefixes("10.1.0.0/24", "fd00:1::/64"),
 		Except: prefixes("198.51.100.0/24", "2001:db8:1::/64"),
@@ -165,7 +165,7 @@ func manyNodes() []netip.Prefix {
 // A connection that is masqueraded stays so while the rules are replaced: not one answer
 // comes for another address than the node's.
 func TestReplaceUnderTraffic(t *testing.T) {
-	b := newBed(t)
+	b := newHarness(t)
 	options := Options{Uplinks: []string{"wire0"}, PodCIDRs: prefixes("10.1.0.0/24")}
 	b.do(t, b.node, func() error { return Apply(options) })
 	server := b.serve(t, "192.0.2.9")

@@ -31,7 +31,7 @@ type Snapshot struct {
 	Budgets   []datapath.Budget
 	FlowShare uint32
 	Flows     flows.Stats
-	// Encryption is nil when packets travel in plain.
+	// Encryption is nil when packets travel in cleartext.
 	Encryption *Encryption
 }
 

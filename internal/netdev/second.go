@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// A pod on the XDP road has a second pair. Its own interface has a native XDP program on the host
+// A pod on the XDP datapath has a second pair. Its own interface has a native XDP program on the host
 // side; the kernel then cuts GSO packets before they leave it. So what the pod's stack sends goes,
 // by a TC program on the pod's own egress, out of the second pair, whose host side has the TC
 // program. Nothing is ever delivered by the second pair and it has no address.
@@ -71,7 +71,7 @@ func makeSecond(name, netNS string, gateway net.HardwareAddr, mtu int) error {
 	// Frames are addressed to the gateway: the stack must take them as its own.
 	err = Veth.Make(&netlink.Handle{}, Pair{Name: name, Peer: SecondPodIf, MTU: mtu, MAC: gateway, PeerNS: ns})
 	if errors.Is(err, ErrExists) {
-		return fmt.Errorf("create %s: the pod has an interface %s already: only one of its interfaces can have the XDP road", name, SecondPodIf)
+		return fmt.Errorf("create %s: the pod has an interface %s already: only one of its interfaces can have the XDP datapath", name, SecondPodIf)
 	}
 	return err
 }

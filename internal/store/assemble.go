@@ -44,8 +44,8 @@ func (a *assembly) add(objects []Declared) []Declared {
 			if msg := v1alpha1.CheckEncryptAnnotation(o.Metadata.Annotations); msg != "" {
 				s.fail(d, "metadata.annotations["+v1alpha1.EncryptAnnotation+"]", "%s", msg)
 			}
-			if msg := v1alpha1.CheckRoadAnnotation(o.Metadata.Annotations); msg != "" {
-				s.fail(d, "metadata.annotations["+v1alpha1.RoadAnnotation+"]", "%s", msg)
+			if msg := v1alpha1.CheckDatapathAnnotation(o.Metadata.Annotations); msg != "" {
+				s.fail(d, "metadata.annotations["+v1alpha1.DatapathAnnotation+"]", "%s", msg)
 			}
 		}
 		s.put(d.Object)

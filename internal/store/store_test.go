@@ -130,9 +130,9 @@ func TestAssemble(t *testing.T) {
 			[]string{"Pod default/p"}, []string{
 				`1:4: metadata.name: Pod "default/p" is also declared at 2:1, in the same words, so one is used: keep one`,
 				`2:4: metadata.name: Pod "default/p" is also declared at 1:1, in the same words`}},
-		{"a road that there is none of: the pod is used all the same", map[string]string{"1": pod("p") + "  annotations: {ebpf.xdp/road: tcx}\n", "2": pod("q") + "  annotations: {ebpf.xdp/road: xdp}\n"},
+		{"a path that there is none of: the pod is used all the same", map[string]string{"1": pod("p") + "  annotations: {ebpf.xdp/datapath: tcx}\n", "2": pod("q") + "  annotations: {ebpf.xdp/datapath: xdp}\n"},
 			[]string{"Pod default/p", "Pod default/q"}, []string{
-				`1:5: metadata.annotations[ebpf.xdp/road]: is "tcx": want "xdp", or no such annotation for an ordinary interface, which the pod has until then`}},
+				`1:5: metadata.annotations[ebpf.xdp/datapath]: is "tcx": want "xdp", or no such annotation for an ordinary interface, which the pod has until then`}},
 		{"overlapping ranges: the first name wins", map[string]string{
 			"1": node("c", "10.0.0.3", "10.1.0.0/16"), "2": node("b", "10.0.0.2", "10.1.1.0/24"), "3": node("d", "10.0.0.4", "10.1.2.0/24")},
 			[]string{"Node b", "Node d"}, []string{

@@ -55,7 +55,7 @@ func blast(t *testing.T, from *lab.Pod, to ...netip.AddrPort) {
 	}
 }
 
-// TestEndpointDeletedUnderLoad deletes pods to which others send: what was for them is refused by name, the
+// TestEndpointDeletedUnderLoad deletes pods to which others send: what was for them is refused with a reason of its own, the
 // senders' other conversations lose nothing, and the agent goes on.
 func TestEndpointDeletedUnderLoad(t *testing.T) {
 	l := useShared(t)

@@ -15,9 +15,9 @@ import (
 	"weft.dev/weft/internal/lab/traffic"
 )
 
-// xdpRouter is a pod that asks for the XDP road.
+// xdpRouter is a pod that asks for the XDP datapath.
 var xdpRouter = lab.PodSpec{
-	Name: "router", Node: "a", Namespace: "shop", Road: "xdp",
+	Name: "router", Node: "a", Namespace: "shop", PodDatapath: "xdp",
 	Addresses: []netip.Addr{netip.MustParseAddr("10.77.1.50"), netip.MustParseAddr("fd77:1::50")},
 }
 
@@ -74,7 +74,7 @@ func talk(ctx context.Context, ns, to string, far bool) error {
 	return nil
 }
 
-// TestReversePathFilter has pods of every mode and road talk with their node, another, pods, Services and the world,
+// TestReversePathFilter has pods of every mode and path talk with their node, another, pods, Services and the world,
 // under every setting of the kernel's reverse path filter, with encryption.
 func TestReversePathFilter(t *testing.T) {
 	l := useSealed(t)

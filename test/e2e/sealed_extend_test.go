@@ -25,7 +25,7 @@ const (
 )
 
 // TestExtendTTL takes the KMS away until the hard TTL is long over: nothing is lost while keys.extendTTL allows, and
-// the agents say so; then packets are refused by name; and when the KMS is back all is well by itself.
+// the agents say so; then packets are refused with a reason of its own; and when the KMS is back all is well by itself.
 func TestExtendTTL(t *testing.T) {
 	trustCounterparts(t)
 	spec := strings.Replace(sealedNodes, "keys: {", "keys: {extendTTL: "+extendTTL.String()+", ", 1)
@@ -107,7 +107,7 @@ func extensionEnds(t *testing.T, l *lab.Lab) {
 			if now := dropped(t, n, "", "key_expired") + dropped(t, n, "", "no_key"); err == nil && r.Received == 0 && now > before {
 				return nil
 			}
-			return fmt.Errorf("a ping is still answered, or not refused by name: %+v %v; %s", r, err, dropText(t, n))
+			return fmt.Errorf("a ping is still answered, or not refused with a reason of its own: %+v %v; %s", r, err, dropText(t, n))
 		})
 	}
 	eventually(t, "the agents say that it is over", func() error {

@@ -77,7 +77,7 @@ func (a *attacker) refused(t *testing.T, what string, frames [][]byte, reasons .
 	}
 }
 
-// hostile sends node b what nobody may send, from the bare node. Each is refused by name and arrives
+// hostile sends node b what nobody may send, from the bare node. Each is refused with a reason of its own and arrives
 // nowhere; the one genuine packet among all, held back on the wire, arrives once.
 func hostile(t *testing.T, l *lab.Lab) {
 	arrived := listen(t, l.Pod("server"), hostilePort)

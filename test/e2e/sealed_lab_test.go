@@ -210,7 +210,7 @@ func (w *wireWatch) sealedTo(l *lab.Lab) map[string]uint64 {
 	return seen
 }
 
-// allSealed ends the watch and holds it to have seen sealed packets both ways, and nothing of pods in plain.
+// allSealed ends the watch and holds it to have seen sealed packets both ways, and nothing of pods in cleartext.
 func (w *wireWatch) allSealed(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	r := w.stop(t)

@@ -26,7 +26,7 @@ spec:
   selector: {matchLabels: {open: "yes"}}
 `
 
-// TestEncryptionPolicy lets pods travel in plain by policy and by annotation: what is named is plain, and nothing else.
+// TestEncryptionPolicy lets pods travel in cleartext by policy and by annotation: what is named is plain, and nothing else.
 func TestEncryptionPolicy(t *testing.T) {
 	l := useSealed(t)
 	web, db, server := l.Pod("web"), l.Pod("db"), l.Pod("server")

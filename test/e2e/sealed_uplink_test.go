@@ -140,7 +140,7 @@ func onUplink(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// sends sends by one road.
+// sends sends by one path.
 func (m *macvlan) sends(t *testing.T, l *lab.Lab, end *wireEnd) {
 	a, b, server := l.Node("a"), l.Node("b"), l.Pod("server")
 	there := listen(t, server, hostilePort)

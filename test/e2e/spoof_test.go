@@ -46,7 +46,7 @@ func forgeries(own, victim, server *lab.Pod, port uint16) []forgery {
 	}
 }
 
-// TestSpoof sends forged frames from a pod by every road that leaves it, in every mode. Each is refused by
+// TestSpoof sends forged frames from a pod by every podExit that leaves it, in every mode. Each is refused by
 // name and arrives nowhere; an honest frame built the same way arrives.
 func TestSpoof(t *testing.T) {
 	l := useShared(t)
@@ -54,11 +54,11 @@ func TestSpoof(t *testing.T) {
 	for _, mode := range []string{"auto", "xdp", "tc", "stack"} {
 		t.Run(mode, func(t *testing.T) {
 			reconfigure(t, map[string]any{"mode": mode}, a)
-			for i, road := range roads(t, own) {
-				t.Run(road.name, func(t *testing.T) {
-					forge(t, l, road.open(t), uint16(9000+i))
-					if road.checksums(mode) {
-						forgeChecksum(t, l, road.open(t), uint16(9100+i))
+			for i, podExit := range podExits(t, own) {
+				t.Run(podExit.name, func(t *testing.T) {
+					forge(t, l, podExit.open(t), uint16(9000+i))
+					if podExit.checksums(mode) {
+						forgeChecksum(t, l, podExit.open(t), uint16(9100+i))
 					}
 				})
 			}
@@ -78,27 +78,27 @@ func TestSpoof(t *testing.T) {
 	}
 }
 
-// road is a way for frames out of a pod.
-type road struct {
+// podExit is a way for frames out of a pod.
+type podExit struct {
 	name, ifName string
 	bypass       bool
 	pod          *lab.Pod
 }
 
-func (r road) open(t *testing.T) *wireEnd { return openEnd(t, r.pod.NetNS, r.ifName, r.bypass) }
+func (r podExit) open(t *testing.T) *wireEnd { return openEnd(t, r.pod.NetNS, r.ifName, r.bypass) }
 
 // checksums says whether a frame's checksum can still be unfinished where Weft sees it: not where it meets XDP.
-func (r road) checksums(mode string) bool {
+func (r podExit) checksums(mode string) bool {
 	return mode == "tc" || mode == "stack" || r.ifName == "weft-tx"
 }
 
-// roads of a pod: its interface with and without its egress hooks, and the second one if it has the XDP road.
-func roads(t *testing.T, p *lab.Pod) []road {
+// podExits of a pod: its interface with and without its egress hooks, and the second one if it has the XDP datapath.
+func podExits(t *testing.T, p *lab.Pod) []podExit {
 	t.Helper()
-	out := []road{{"eth0", "eth0", false, p}, {"eth0 past its hooks", "eth0", true, p}}
+	out := []podExit{{"eth0", "eth0", false, p}, {"eth0 past its hooks", "eth0", true, p}}
 	_ = p.Do(func() error {
 		if _, err := net.InterfaceByName("weft-tx"); err == nil {
-			out = append(out, road{"weft-tx", "weft-tx", false, p})
+			out = append(out, podExit{"weft-tx", "weft-tx", false, p})
 		}
 		return nil
 	})

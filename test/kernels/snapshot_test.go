@@ -33,17 +33,17 @@ const forkMessage = "random: crng reseeded due to virtual machine fork"
 //
 // A pair of key and nonce that is used twice shows as the same ciphertext, since all packets carry the same text.
 func TestSnapshotResumed(t *testing.T) {
-	bed := snapshotBed{t: t, kernel: os.Getenv("WEFT_SNAPSHOT_KERNEL"), initramfs: os.Getenv("WEFT_SNAPSHOT_INITRAMFS"), dir: t.TempDir()}
-	if bed.kernel == "" || bed.initramfs == "" {
+	harness := snapshotHarness{t: t, kernel: os.Getenv("WEFT_SNAPSHOT_KERNEL"), initramfs: os.Getenv("WEFT_SNAPSHOT_INITRAMFS"), dir: t.TempDir()}
+	if harness.kernel == "" || harness.initramfs == "" {
 		t.Skip("needs QEMU and a kernel for it: `make test-kernels` has one for each series")
 	}
-	first := bed.original()
-	t.Run("a new generation ID", func(t *testing.T) { bed.at(t).noticed(first) })
-	t.Run("the same generation ID", func(t *testing.T) { bed.at(t).unnoticed(first) })
+	first := harness.original()
+	t.Run("a new generation ID", func(t *testing.T) { harness.at(t).noticed(first) })
+	t.Run("the same generation ID", func(t *testing.T) { harness.at(t).unnoticed(first) })
 }
 
 // original runs the VM, takes the snapshot, and lets it seal more packets. It returns all that it sealed.
-func (b snapshotBed) original() map[string]bool {
+func (b snapshotHarness) original() map[string]bool {
 	b.t.Helper()
 	disk, err := exec.Command("qemu-img", "create", "-q", "-f", "qcow2", b.disk(), "1G").CombinedOutput()
 	if err != nil {
@@ -69,7 +69,7 @@ func (b snapshotBed) original() map[string]bool {
 }
 
 // noticed resumes the snapshot as hypervisors should: the VM gets a new ID, and its kernel is told.
-func (b snapshotBed) noticed(used map[string]bool) {
+func (b snapshotHarness) noticed(used map[string]bool) {
 	vm := b.start("noticed", "auto", "-loadvm", "weft")
 	told := vm.until("new keys", func(s story) bool {
 		if len(s.sealed) > 200 && !s.forked {
@@ -106,7 +106,7 @@ func (b snapshotBed) noticed(used map[string]bool) {
 
 // unnoticed resumes it in the way that nothing inside a VM can notice: docs/keys.md says so. That packets are repeated here shows
 // that the other test would see it.
-func (b snapshotBed) unnoticed(used map[string]bool) {
+func (b snapshotHarness) unnoticed(used map[string]bool) {
 	vm := b.start("unnoticed", generationID, "-loadvm", "weft")
 	told := vm.until("20 packets", func(s story) bool { return len(s.sealed) >= 20 || s.done })
 	vm.end()
@@ -169,18 +169,18 @@ func (s *story) read(line string) error {
 	return err
 }
 
-// snapshotBed is where VMs run whose memory is the snapshot's.
-type snapshotBed struct {
+// snapshotHarness is where VMs run whose memory is the snapshot's.
+type snapshotHarness struct {
 	t                      testing.TB
 	kernel, initramfs, dir string
 }
 
-func (b snapshotBed) at(t testing.TB) snapshotBed {
+func (b snapshotHarness) at(t testing.TB) snapshotHarness {
 	b.t = t
 	return b
 }
 
-func (b snapshotBed) disk() string { return filepath.Join(b.dir, "snapshots.qcow2") }
+func (b snapshotHarness) disk() string { return filepath.Join(b.dir, "snapshots.qcow2") }
 
 // snapshotVM is a running QEMU.
 type snapshotVM struct {
@@ -195,7 +195,7 @@ type snapshotVM struct {
 }
 
 // start starts QEMU with that generation ID. All else must be as it was for -loadvm.
-func (b snapshotBed) start(name, id string, arguments ...string) *snapshotVM {
+func (b snapshotHarness) start(name, id string, arguments ...string) *snapshotVM {
 	b.t.Helper()
 	vm := &snapshotVM{t: b.t, base: filepath.Join(b.dir, name), ended: make(chan struct{}), resuming: len(arguments) > 0}
 	vm.process = exec.Command("qemu-system-x86_64", append([]string{

@@ -32,7 +32,7 @@ func TestRewrap(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer key.Close()
-			store := &crowdStore{epochs: map[uint64]epochs.Epoch{}, changed: func() {}}
+			store := &memoryStore{epochs: map[uint64]epochs.Epoch{}, changed: func() {}}
 			authority := nodeidtest.NewAuthority(t)
 			m, err := keys.New(keys.Options{
 				Node: "a", TrustDomain: nodeidtest.TrustDomain, Cluster: "rewrap", Identity: authority.Source(authority.Node(t, "a", nil)),
@@ -66,7 +66,7 @@ func TestRewrap(t *testing.T) {
 }
 
 // await waits for an epoch that another version has wrapped.
-func (s *crowdStore) await(t *testing.T, m *keys.Manager, not string) epochs.Epoch {
+func (s *memoryStore) await(t *testing.T, m *keys.Manager, not string) epochs.Epoch {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		list, _ := s.Epochs()

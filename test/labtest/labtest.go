@@ -21,7 +21,7 @@ wires:
   - {name: w0, nodes: [a, b, out], offload: false}
 `
 
-// OpenPolicy lets the pods of namespace open travel in plain.
+// OpenPolicy lets the pods of namespace open travel in cleartext.
 const OpenPolicy = `apiVersion: weft.dev/v1alpha1
 kind: EncryptionPolicy
 metadata: {name: open-is-plain, namespace: open}

@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Host sides of pods' interfaces: the first, and the second of a pod on the XDP road.
+// Host sides of pods' interfaces: the first, and the second of a pod on the XDP datapath.
 var (
 	firstIf  = regexp.MustCompile(`^weft[0-9a-f]{10}$`)
 	secondIf = regexp.MustCompile(`^wefx[0-9a-f]{10}$`)

@@ -210,7 +210,7 @@ func (w *world) halve() error {
 	return errors.Join(errs...)
 }
 
-// allow writes or removes the policy that lets pod web travel in plain.
+// allow writes or removes the policy that lets pod web travel in cleartext.
 func (w *world) allow() (string, error) {
 	path := w.objects.path("policy.yaml")
 	if exists(path) || w.rand.IntN(2) == 0 {

@@ -29,7 +29,7 @@ const roundEvery = 25 * time.Millisecond
 // all the time; its lock guards who there is.
 type prober struct {
 	watch *watch
-	plain func(*pod) bool // may travel in plain, at the moment
+	plain func(*pod) bool // may travel in cleartext, at the moment
 
 	mu     sync.Mutex
 	rand   *rand.Rand
@@ -46,7 +46,7 @@ type prober struct {
 // pod is a pod with the sockets that talk and listen in it.
 type pod struct {
 	*lab.Pod
-	road  string
+	path  string
 	sniff int
 	udp   [2]int
 	// heard is the round in which a sender's newest words were heard, by its name and family.
@@ -57,8 +57,8 @@ func (p *pod) key(family int) string { return fmt.Sprintf("%s/%d", p.Name, famil
 
 var families = [2]int{4, 6}
 
-func newPod(p *lab.Pod, road string) (*pod, error) {
-	out := &pod{Pod: p, road: road, heard: map[string]int{}, sniff: -1}
+func newPod(p *lab.Pod, path string) (*pod, error) {
+	out := &pod{Pod: p, path: path, heard: map[string]int{}, sniff: -1}
 	err := p.Do(func() (err error) {
 		if out.udp, err = udpSockets(goodPort); err != nil {
 			return err
@@ -207,7 +207,7 @@ func (p *prober) listen() {
 				if err != nil {
 					break
 				}
-				p.wrong = append(p.wrong, fmt.Sprintf("node %s accepted from the wire, in plain: %s", h.Name, buf[:n]))
+				p.wrong = append(p.wrong, fmt.Sprintf("node %s accepted from the wire, in cleartext: %s", h.Name, buf[:n]))
 			}
 		}
 	}

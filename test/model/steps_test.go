@@ -155,7 +155,7 @@ func (w *world) addPod(h *host) (string, error) {
 		if err != nil {
 			return spec.Name, err
 		}
-		p, err := newPod(added, spec.Road)
+		p, err := newPod(added, spec.PodDatapath)
 		if err == nil {
 			w.prober.with(func() { w.prober.pods = append(w.prober.pods, p) })
 		}

@@ -123,7 +123,7 @@ func (w *world) well(h *host) error {
 			return errors.Join(err, fmt.Errorf("%s was to be forgotten", e.Prefix))
 		}
 	}
-	// A pod that asked for the XDP road tells so in modes that have none.
+	// A pod that asked for the XDP datapath tells so in modes that have none.
 	s.Problems = slices.DeleteFunc(s.Problems, func(p string) bool { return strings.Contains(p, "asked for xdp, which pods get in modes") })
 	if !s.Ready || len(s.NoNode) > 0 || len(s.Problems) > 0 || len(s.Store.Errors) > 0 {
 		return fmt.Errorf("ready %t, no node %v, problems %q, objects %v", s.Ready, s.NoNode, s.Problems, s.Store.Errors)
@@ -206,7 +206,7 @@ func (w *world) interfaces(h *host) error {
 			continue
 		}
 		want = append(want, p.HostIf)
-		if p.road == "xdp" && h.mode == "auto" {
+		if p.path == "xdp" && h.mode == "auto" {
 			want = append(want, strings.Replace(p.HostIf, "weft", "wefx", 1))
 		}
 	}

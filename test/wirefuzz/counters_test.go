@@ -31,7 +31,7 @@ var kernelDrops = map[string]bool{
 	"Ip6InUnknownProtos": true, "Ip6InTooBigErrors": true, "Ip6ReasmFails": true, "Icmp6InErrors": true,
 }
 
-func (b *bed) count(t *testing.T) counters {
+func (b *harness) count(t *testing.T) counters {
 	t.Helper()
 	c := counters{}
 	for _, n := range agents(b.lab) {

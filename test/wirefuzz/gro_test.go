@@ -32,7 +32,7 @@ func (r *referee) gro(t *testing.T) {
 }
 
 // mergeUDP has the uplinks of both nodes merge UDP.
-func (b *bed) mergeUDP(t *testing.T) {
+func (b *harness) mergeUDP(t *testing.T) {
 	t.Helper()
 	for _, n := range agents(b.lab) {
 		err := netns.Do(n.NetNS, func() error {
@@ -50,7 +50,7 @@ func (b *bed) mergeUDP(t *testing.T) {
 }
 
 // patience is for how many nanoseconds the uplinks of both nodes wait for more to merge.
-func (b *bed) patience(t *testing.T, wait string) {
+func (b *harness) patience(t *testing.T, wait string) {
 	t.Helper()
 	for _, n := range agents(b.lab) {
 		must(t, n.NetNS, "unshare", "-m", "sh", "-c", "mount -t sysfs none /sys && echo "+wait+" > /sys/class/net/w0/gro_flush_timeout")

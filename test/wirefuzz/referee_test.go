@@ -22,7 +22,7 @@ const (
 
 // referee sends shots and judges.
 type referee struct {
-	*bed
+	*harness
 	mode     string
 	owners   map[uint32]*sent
 	order    []*sent
@@ -41,15 +41,15 @@ type sent struct {
 	shot *shot
 }
 
-func newReferee(b *bed, mode string) *referee {
-	return &referee{bed: b, mode: mode, owners: map[uint32]*sent{}, problems: map[string]*finding{}, vanished: map[string]*finding{}, looked: map[string]bool{}, shown: map[bool]int{}}
+func newReferee(b *harness, mode string) *referee {
+	return &referee{harness: b, mode: mode, owners: map[uint32]*sent{}, problems: map[string]*finding{}, vanished: map[string]*finding{}, looked: map[string]bool{}, shown: map[bool]int{}}
 }
 
 // newID numbers a marker; markers are never used again in the same lab.
 func (r *referee) newID(s *sent) uint32 {
-	r.bed.lastID++
-	r.owners[r.bed.lastID] = s
-	return r.bed.lastID
+	r.harness.lastID++
+	r.owners[r.harness.lastID] = s
+	return r.harness.lastID
 }
 
 // fire sends a shot.
@@ -114,7 +114,7 @@ func (r *referee) judge(t *testing.T, s *sent, arrivals []arrival) {
 		}
 	}
 	for who, n := range times {
-		if n > 1 && s.merge == nil && s.how != inPlain {
+		if n > 1 && s.merge == nil && s.how != inCleartext {
 			r.violation(t, s, fmt.Sprintf("reached a pod %d times", n), who, "a sealed packet is delivered once")
 		}
 	}
@@ -285,7 +285,7 @@ func TestWire(t *testing.T) {
 		t.Skip("needs root: network namespaces and eBPF")
 	}
 	fmt.Printf("wire fuzzer: WEFT_FUZZ_SEED=%d\n", seed)
-	b := newBed(t, "auto")
+	b := newHarness(t, "auto")
 	for _, mode := range []string{"auto", "xdp", "tc", "stack"} {
 		t.Run(mode, func(t *testing.T) {
 			b.setMode(t, mode)

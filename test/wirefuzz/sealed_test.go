@@ -30,7 +30,7 @@ type talk struct {
 }
 
 // startTalks opens both ends of the honest flow. Neither end answers by itself.
-func (b *bed) startTalks(t *testing.T) {
+func (b *harness) startTalks(t *testing.T) {
 	t.Helper()
 	client, server := b.lab.Pod("client"), b.lab.Pod("server")
 	for _, family := range []int{4, 6} {
@@ -97,7 +97,7 @@ func (r *referee) hold(t *testing.T, to string, count int) {
 }
 
 // blocked has a port of the bridge forward nothing while fn runs.
-func (b *bed) blocked(t *testing.T, port string, fn func()) {
+func (b *harness) blocked(t *testing.T, port string, fn func()) {
 	must(t, b.wire, "bridge", "link", "set", "dev", port, "state", "0")
 	defer must(t, b.wire, "bridge", "link", "set", "dev", port, "state", "3")
 	fn()
@@ -129,7 +129,7 @@ func waitSealed(t *testing.T, fd, text int) []byte {
 // the pair, which seals everything that says for whom.
 type sealer struct{ fd int }
 
-func (b *bed) newSealer(t *testing.T, node string) *sealer {
+func (b *harness) newSealer(t *testing.T, node string) *sealer {
 	t.Helper()
 	return &sealer{packetSocket(t, b.lab.Node(node).NetNS, "weft_host", false)}
 }

@@ -172,7 +172,7 @@ func (r *referee) make(number uint32) *shot {
 	return s
 }
 
-// mustReach is the pod that an honest packet in plain has to reach: from the world or a plain pod.
+// mustReach is the pod that an honest packet in cleartext has to reach: from the world or a plain pod.
 func (r *referee) mustReach(at string, src, dst netip.Addr) string {
 	world := src == far[0] || src == far[1] || src.String() == "192.0.2.9" || src.String() == "2001:db8::9"
 	if home := r.know.home(dst); home == at && (world || r.know.plain[src] && r.know.home(src) != at) {

@@ -9,7 +9,7 @@ import "net/netip"
 type claim int
 
 const (
-	inPlain      claim = iota
+	inCleartext  claim = iota
 	genuine            // a pod's own packet, sealed by its node, that was not delivered before
 	asHost             // sealed by a peer under its host's identity, whatever is inside
 	asPod              // sealed by a peer under the identity of one of its pods, whatever is inside
@@ -22,7 +22,7 @@ type cluster struct {
 	pods  map[netip.Addr]string   // to the pod's name
 	nodes map[netip.Addr]string   // to the node's name
 	homes map[netip.Prefix]string // pod ranges, to the node's name
-	plain map[netip.Addr]bool     // addresses that a policy lets travel in plain
+	plain map[netip.Addr]bool     // addresses that a policy lets travel in cleartext
 }
 
 // home is the node in whose pod range an address is, empty if it is in none.
@@ -82,9 +82,9 @@ func (c *cluster) mayReachPod(how claim, at string, p packet, pod string) (bool,
 		return false, "a source that no host has on a wire"
 	case !c.mayOrigin(how, at, p.src, p.dst):
 		return false, "the sender is not who it says, or had to seal it"
-	case how == inPlain && p.quoted && !c.mayReport(at, p):
+	case how == inCleartext && p.quoted && !c.mayReport(at, p):
 		return false, "an ICMP error about a packet that its sender cannot have seen"
-	case p.control && how != inPlain: // in plain it has crossed a router, which its hop limit tells every receiver
+	case p.control && how != inCleartext: // in cleartext it has crossed a router, which its hop limit tells every receiver
 		return false, "speaks for a link, through a tunnel"
 	}
 	return true, ""
@@ -104,7 +104,7 @@ func (c *cluster) mayReport(at string, p packet) bool {
 }
 
 // mayReportToHost says whether somebody outside can have seen the packet that an ICMP error to node at, or one to be routed by
-// it, is about. That a sender may send in plain counts for that sender.
+// it, is about. That a sender may send in cleartext counts for that sender.
 func (c *cluster) mayReportToHost(at string, p packet) bool {
 	from, to := p.of[0], p.of[1]
 	if p.fragment || !to.IsValid() {
@@ -131,17 +131,17 @@ func (c *cluster) mayReachHost(how claim, at string, p packet) (bool, string) {
 		return true, "" // as it is: what is inside stays unread
 	case !p.ip:
 		return false, "not IP"
-	case how == inPlain && p.control:
+	case how == inCleartext && p.control:
 		return true, "" // a link's own business, which its kernel judges
-	case how == inPlain && (c.home(p.src) == at || c.nodes[p.src] == at):
+	case how == inCleartext && (c.home(p.src) == at || c.nodes[p.src] == at):
 		return false, "ourselves, from outside"
-	case how == inPlain && (p.quoted && !c.mayReportToHost(at, p) || mayHideError(p)):
+	case how == inCleartext && (p.quoted && !c.mayReportToHost(at, p) || mayHideError(p)):
 		return false, "an ICMP error about a packet that its sender cannot have seen, or what may hide one"
-	case how == inPlain && c.nodes[p.src] != "":
-		return true, "" // nodes talk to each other in plain
+	case how == inCleartext && c.nodes[p.src] != "":
+		return true, "" // nodes talk to each other in cleartext
 	case !c.mayOrigin(how, at, p.src, p.dst):
 		return false, "the sender is not who it says, or had to seal it"
-	case how != inPlain && p.control:
+	case how != inCleartext && p.control:
 		return false, "speaks for a link, through a tunnel"
 	}
 	return true, ""

@@ -57,7 +57,7 @@ func newBenchEncrypt(a *app) *cobra.Command {
 	return b.command(a, &cobra.Command{
 		Use:   "encrypt",
 		Short: "Compare sealed with plain traffic between two nodes",
-		Long: `Compare what crosses between two nodes sealed with the same in plain, per engine and mode and in one
+		Long: `Compare what crosses between two nodes sealed with the same in cleartext, per engine and mode and in one
 interleaved run: request/response, connections, UDP and bulk TCP between pods, frames of an in-kernel
 generator, the engines alone, and the cost of a packet by the number of peers and identities.`,
 		Example: "  weft bench encrypt --quick\n  weft bench encrypt --test rr1,tcp1 --variant plain,bpf,kmod\n  weft bench encrypt --test peers,identities -o json > scale.json",

@@ -35,7 +35,7 @@ const (
 	Node         Place = "netfilter, both families"
 )
 
-// Way is how packets are taken at a place: the node's mode and the endpoint's road decide.
+// Way is how packets are taken at a place: the node's mode and the endpoint's path decide.
 type Way int
 
 // The ways. ByGenericXDP is ByXDP in the kernel's generic, slower form, which any device can do.
@@ -89,7 +89,7 @@ var Table = []Hook{
 	{Name: "from_host", At: []Place{Segmentation}, TC: TCIngress,
 		Does: "seals every packet that comes out of the pair and sends it to the wire"},
 	{Name: "pod_out", At: []Place{PodOwn}, XDP: TCEgress, perTarget: true,
-		Does: "on [the XDP road](docs/modes.md#the-xdp-road) only: sends what the pod's stack sends out of the pod's " +
+		Does: "on [the XDP datapath](docs/modes.md#the-xdp-datapath) only: sends what the pod's stack sends out of the pod's " +
 			"second interface"},
 	// Behind everything else on the way out, source translation included.
 	{Name: "post_routing", At: []Place{Node}, netfilter: &netfilterHook{link.NetfilterInetPostRouting, 1000},

@@ -98,15 +98,15 @@ func (h Hook) side() string {
 	return "; ingress"
 }
 
-// whereInWhichMode tells how each hook of an interface is attached. Only an endpoint's road changes
+// whereInWhichMode tells how each hook of an interface is attached. Only an endpoint's path changes
 // the way of its own interface.
 func whereInWhichMode() string {
 	modes := []struct {
 		name string
 		way  Way
-		road bool
+		path bool
 	}{{"`xdp`", ByXDP, false}, {"`xdp`, generic", ByGenericXDP, false}, {"`tc`, `stack`, `auto`", ByTC, false},
-		{"`auto`, on the XDP road", ByXDP, true}}
+		{"`auto`, on the XDP datapath", ByXDP, true}}
 	names := map[Kind]string{XDP: "XDP, native", XDPGeneric: "XDP, generic", TCIngress: "TCX ingress", TCEgress: "TCX egress", "": "none"}
 	var b strings.Builder
 	b.WriteString("| hook | at |")
@@ -121,7 +121,7 @@ func whereInWhichMode() string {
 			}
 			fmt.Fprintf(&b, "| `%s` | %s |", h.Name, place)
 			for _, m := range modes {
-				fmt.Fprintf(&b, " %s |", names[h.kindAt(place, m.way, m.road)])
+				fmt.Fprintf(&b, " %s |", names[h.kindAt(place, m.way, m.path)])
 			}
 			b.WriteString("\n")
 		}
@@ -130,12 +130,12 @@ func whereInWhichMode() string {
 }
 
 // kindAt is how the hook is attached at one of its places: a second interface, and pod_out, are the
-// XDP road's.
-func (h Hook) kindAt(place Place, way Way, road bool) Kind {
+// XDP datapath's.
+func (h Hook) kindAt(place Place, way Way, path bool) Kind {
 	switch {
-	case (place == Second || place == PodOwn) && !road:
+	case (place == Second || place == PodOwn) && !path:
 		return ""
-	case place == Second, place == Segmentation, place == Uplink && road:
+	case place == Second, place == Segmentation, place == Uplink && path:
 		return h.TC
 	}
 	return h.kind(way)

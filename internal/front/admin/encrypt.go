@@ -32,7 +32,7 @@ type Encryption struct {
 	FailedHandshakes uint64        `json:"failedHandshakes"`
 	Rotations        uint64        `json:"rotations"`
 	Peers            []EncryptPeer `json:"peers"`
-	// Plain is what the datapath lets travel in plain, for EncryptionPolicies and annotations. Where it is
+	// Plain is what the datapath lets travel in cleartext, for EncryptionPolicies and annotations. Where it is
 	// behind those, Problems say so.
 	Plain []netip.Prefix `json:"plain,omitempty"`
 	// Errors are drops of this node that have to do with encryption, by name.

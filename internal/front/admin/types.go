@@ -41,10 +41,10 @@ type Status struct {
 	MTU       int `json:"mtu,omitempty"`
 	UplinkMTU int `json:"uplinkMTU,omitempty"`
 	Endpoints int `json:"endpoints"`
-	// XDPRoads are the endpoints that have the XDP road because they asked for it.
-	XDPRoads int                   `json:"xdpRoads"`
-	Nodes    int                   `json:"nodes"`
-	Links    []datapath.LinkStatus `json:"links,omitempty"`
+	// XDPDatapaths are the endpoints that have the XDP datapath because they asked for it.
+	XDPDatapaths int                   `json:"xdpDatapaths"`
+	Nodes        int                   `json:"nodes"`
+	Links        []datapath.LinkStatus `json:"links,omitempty"`
 	// Encryption is one line on how packets between nodes travel; /v1/encrypt tells all.
 	Encryption string `json:"encryption,omitempty"`
 	// NoNode is what is the cluster's and no known node's: nothing goes there or comes from there.
@@ -96,23 +96,23 @@ type Endpoint struct {
 	Labels         map[string]string `json:"labels,omitempty"`
 	ServiceAccount string            `json:"serviceAccount,omitempty"`
 	// Identity is the number that other nodes know the endpoint's packets by, 0 while it has none.
-	Identity    uint32        `json:"identity,omitempty"`
-	ContainerID string        `json:"containerID"`
-	IfName      string        `json:"ifName"`
-	Slot        uint16        `json:"slot"`
-	HostIf      string        `json:"hostIf"`
-	NetNS       string        `json:"netns"`
-	PodIf       string        `json:"podIf"`
-	MAC         string        `json:"mac"`
-	GatewayMAC  string        `json:"gatewayMAC"`
-	IPv4        netip.Addr    `json:"ipv4"`
-	IPv6        netip.Addr    `json:"ipv6"`
-	MTU         int           `json:"mtu"`
-	Chained     bool          `json:"chained"`
-	Road        datapath.Road `json:"road"`
-	State       string        `json:"state"`
-	Created     time.Time     `json:"created"`
-	Traffic     []CounterRow  `json:"traffic,omitempty"`
+	Identity    uint32               `json:"identity,omitempty"`
+	ContainerID string               `json:"containerID"`
+	IfName      string               `json:"ifName"`
+	Slot        uint16               `json:"slot"`
+	HostIf      string               `json:"hostIf"`
+	NetNS       string               `json:"netns"`
+	PodIf       string               `json:"podIf"`
+	MAC         string               `json:"mac"`
+	GatewayMAC  string               `json:"gatewayMAC"`
+	IPv4        netip.Addr           `json:"ipv4"`
+	IPv6        netip.Addr           `json:"ipv6"`
+	MTU         int                  `json:"mtu"`
+	Chained     bool                 `json:"chained"`
+	PodDatapath datapath.PodDatapath `json:"datapath"`
+	State       string               `json:"state"`
+	Created     time.Time            `json:"created"`
+	Traffic     []CounterRow         `json:"traffic,omitempty"`
 	// Budgets are what it holds of the tables that all endpoints share, and what its share refused it.
 	Budgets []datapath.Budget `json:"budgets,omitempty"`
 }

@@ -28,7 +28,7 @@ type request struct {
 	Labels      map[string]string     `json:"labels,omitempty"`
 	Addresses   []netip.Addr          `json:"addresses,omitempty"`
 	Chained     bool                  `json:"chained,omitempty"`
-	Road        string                `json:"road,omitempty"`
+	PodDatapath string                `json:"datapath,omitempty"`
 	Keep        []endpoint.Attachment `json:"keep,omitempty"`
 }
 

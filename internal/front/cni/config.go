@@ -36,9 +36,9 @@ type config struct {
 	Instance string `json:"instance"`
 	// Socket is the agent's socket. Default: that of the instance.
 	Socket string `json:"socket"`
-	// Road is v1alpha1.RoadXDP to ask for the XDP road for every pod of the network; WEFT_ROAD in CNI_ARGS
+	// PodDatapath is v1alpha1.DatapathXDP to ask for the XDP datapath for every pod of the network; WEFT_DATAPATH in CNI_ARGS
 	// asks for one.
-	Road string `json:"road"`
+	PodDatapath string `json:"datapath"`
 	// BPF is the agent's directory of pins. Default: that of the instance.
 	BPF string `json:"bpf"`
 	// Args follow the CNI conventions: args.cni.ips and args.cni.labels.
@@ -59,7 +59,7 @@ type config struct {
 
 // keys are those of config, and those that the runtime adds for others.
 var keys = []string{
-	"args", "bpf", "capabilities", "cniVersion", "dns", "instance", "name", "prevResult", "road", "runtimeConfig", "socket", "type",
+	"args", "bpf", "capabilities", "cniVersion", "datapath", "dns", "instance", "name", "prevResult", "runtimeConfig", "socket", "type",
 }
 
 // parseConfig decodes and checks what the runtime gives on standard input. Keys that the
@@ -174,7 +174,7 @@ type podArgs struct {
 	K8S_POD_NAMESPACE          types.UnmarshallableString
 	K8S_POD_UID                types.UnmarshallableString
 	K8S_POD_INFRA_CONTAINER_ID types.UnmarshallableString
-	WEFT_ROAD                  types.UnmarshallableString
+	WEFT_DATAPATH              types.UnmarshallableString
 }
 
 func parseArgs(s string) (podArgs, error) {
@@ -248,13 +248,13 @@ func (c *config) addRequest(containerID, netns, ifName, args string) (*request, 
 	if err != nil {
 		return nil, err
 	}
-	if c.Road != "" && c.Road != v1alpha1.RoadXDP {
-		return nil, badConfig("road", "%q is not a road: want %q, or no such key for ordinary interfaces", c.Road, v1alpha1.RoadXDP)
+	if c.PodDatapath != "" && c.PodDatapath != v1alpha1.DatapathXDP {
+		return nil, badConfig("datapath", "%q is no datapath to ask for: want %q, or no such key for ordinary interfaces", c.PodDatapath, v1alpha1.DatapathXDP)
 	}
 	req := &request{
 		ContainerID: containerID, IfName: ifName, NetNS: netns, Network: c.Name,
 		Namespace: string(pod.K8S_POD_NAMESPACE), Pod: string(pod.K8S_POD_NAME), PodUID: string(pod.K8S_POD_UID),
-		Labels: c.labels(), Chained: len(c.PrevResult) > 0, Road: cmp.Or(string(pod.WEFT_ROAD), c.Road),
+		Labels: c.labels(), Chained: len(c.PrevResult) > 0, PodDatapath: cmp.Or(string(pod.WEFT_DATAPATH), c.PodDatapath),
 	}
 	if !req.Chained {
 		req.Addresses, err = c.addresses()

@@ -207,8 +207,8 @@ func TestAgentDownFromElsewhere(t *testing.T) {
 	a.nothingLeft()
 }
 
-// TestRoadByCNI: a network's key and a pod's argument ask for the XDP road, and the agent remembers.
-func TestRoadByCNI(t *testing.T) {
+// TestPodDatapathByCNI: a network's key and a pod's argument ask for the XDP datapath, and the agent remembers.
+func TestPodDatapathByCNI(t *testing.T) {
 	a := newAgent(t)
 	for _, tc := range []struct {
 		name, want string
@@ -216,8 +216,8 @@ func TestRoadByCNI(t *testing.T) {
 		env        []string
 	}{
 		{name: "none", conf: a.conf("1.1.0")},
-		{name: "key", conf: a.conf("1.1.0", `"road":"xdp"`), want: "xdp"},
-		{name: "argument", conf: a.conf("1.1.0"), env: []string{"CNI_ARGS=WEFT_ROAD=xdp"}, want: "xdp"},
+		{name: "key", conf: a.conf("1.1.0", `"datapath":"xdp"`), want: "xdp"},
+		{name: "argument", conf: a.conf("1.1.0"), env: []string{"CNI_ARGS=WEFT_DATAPATH=xdp"}, want: "xdp"},
 	} {
 		netns, _ := endpointtest.NewPod(t)
 		if _, fail := a.run("ADD", tc.name, netns, tc.conf, tc.env...); fail != nil {
@@ -226,10 +226,10 @@ func TestRoadByCNI(t *testing.T) {
 		a.stop()
 		a.start()
 		info, ok := a.Get(tc.name)
-		if !ok || info.CNIRoad != tc.want || info.XDPRoad() != (tc.want != "") || info.Datapath().XDPRoad != info.XDPRoad() {
+		if !ok || info.CNIDatapath != tc.want || info.XDPDatapath() != (tc.want != "") || info.Datapath().XDPDatapath != info.XDPDatapath() {
 			t.Errorf("%s: %+v", tc.name, info)
 		}
-		if _, fail := a.run("DEL", tc.name, netns, a.conf("1.1.0", `"road":"edited since"`)); fail != nil {
+		if _, fail := a.run("DEL", tc.name, netns, a.conf("1.1.0", `"datapath":"edited since"`)); fail != nil {
 			t.Errorf("%s: DEL: %v", tc.name, fail)
 		}
 	}
@@ -262,9 +262,9 @@ func TestBadPluginInput(t *testing.T) {
 		{name: "own netns", netns: "/proc/self/ns/net", conf: a.conf("1.1.0"), code: types.ErrInvalidNetNS, want: "the node's own"},
 		{name: "prevResult without address", conf: a.conf("1.1.0", `"prevResult":{"cniVersion":"1.1.0"}`), code: types.ErrInvalidEnvironmentVariables, want: "prevResult: it has no address on eth0"},
 		{name: "prevResult index", conf: a.conf("1.1.0", `"prevResult":{"cniVersion":"1.1.0","ips":[{"interface":7,"address":"10.0.0.1/24"}]}`), code: types.ErrInvalidNetworkConfig, want: "prevResult.ips[0].interface"},
-		{name: "no such road", conf: a.conf("1.1.0", `"road":"tcx"`), code: types.ErrInvalidNetworkConfig, want: `road: "tcx" is not a road: want "xdp"`},
-		{name: "no such road by argument", conf: a.conf("1.1.0"), env: []string{"CNI_ARGS=WEFT_ROAD=XDP"}, code: types.ErrInvalidEnvironmentVariables, want: `road: "XDP" is not a road: want "xdp"`},
-		{name: "road of a chain", conf: a.conf("1.1.0", `"road":"xdp"`, `"prevResult":{"cniVersion":"1.1.0","ips":[{"address":"10.0.0.1/24"}]}`), code: types.ErrInvalidEnvironmentVariables, want: "road: an interface of another CNI plugin"},
+		{name: "no such path", conf: a.conf("1.1.0", `"datapath":"tcx"`), code: types.ErrInvalidNetworkConfig, want: `datapath: "tcx" is no datapath to ask for: want "xdp"`},
+		{name: "no such path by argument", conf: a.conf("1.1.0"), env: []string{"CNI_ARGS=WEFT_DATAPATH=XDP"}, code: types.ErrInvalidEnvironmentVariables, want: `datapath: "XDP" is no datapath to ask for: want "xdp"`},
+		{name: "path of a chain", conf: a.conf("1.1.0", `"datapath":"xdp"`, `"prevResult":{"cniVersion":"1.1.0","ips":[{"address":"10.0.0.1/24"}]}`), code: types.ErrInvalidEnvironmentVariables, want: "datapath: an interface of another CNI plugin"},
 		{name: "prevResult before chains", conf: a.conf("0.2.0", `"prevResult":{"cniVersion":"0.2.0"}`), code: types.ErrInvalidNetworkConfig, want: "has no chains"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

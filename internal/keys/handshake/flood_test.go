@@ -76,16 +76,17 @@ func admitOnly(addrs ...string) func(*Config) {
 // unknown addresses, and from the peer's own (a process on its host without a certificate). Every exchange completes.
 func TestFloodOfSilentConnections(t *testing.T) {
 	for name, c := range map[string]struct {
-		from  []string
-		check func(Turned) error
+		from   []string
+		shares bool // its address with the peer
+		check  func(Turned) error
 	}{
-		"from unknown addresses": {[]string{"127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"}, func(turned Turned) error {
+		"from unknown addresses": {[]string{"127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"}, false, func(turned Turned) error {
 			if turned.Unknown < 1000 || turned.Evicted != 0 || !strings.HasPrefix(turned.LastUnknown.String(), "127.0.0.") {
 				return fmt.Errorf("counted %+v: want unknown addresses only", turned)
 			}
 			return nil
 		}},
-		"from the peer's own host": {[]string{"127.0.0.1", "127.0.0.1"}, func(turned Turned) error {
+		"from the peer's own host": {[]string{"127.0.0.1", "127.0.0.1"}, true, func(turned Turned) error {
 			if turned.Unknown != 0 || turned.Evicted < 100 {
 				return fmt.Errorf("counted %+v: want that some were evicted", turned)
 			}
@@ -110,7 +111,10 @@ func TestFloodOfSilentConnections(t *testing.T) {
 					epoch = 2
 				}
 				result, err := x.Exchange(t.Context(), y.peer(), epoch)
-				for errors.Is(err, ErrBusy) { // the other end is done a moment later
+				// The other end is done a moment later. And where the machine is so busy that a
+				// stage's share of newer connections comes before x's ClientHello does, x's is
+				// evicted, and the owner of peers tries again.
+				for tries := 0; errors.Is(err, ErrBusy) || c.shares && err != nil && tries < 100; tries++ {
 					result, err = x.Exchange(t.Context(), y.peer(), epoch)
 				}
 				if err != nil {

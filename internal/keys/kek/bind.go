@@ -46,7 +46,7 @@ func checkEndpoint(field, raw string) error {
 	case u.User != nil:
 		return configError(field, "holds a user or password", "take it out")
 	case u.Scheme == "http" && !isLoopback(u.Hostname()):
-		return configError(field, "would send keys in plain text", "use https; http is for this host's own loopback only")
+		return configError(field, "would send keys in cleartext", "use https; http is for this host's own loopback only")
 	}
 	return nil
 }

@@ -136,7 +136,7 @@ func (d *Dir) read(f file) (cached, error) {
 }
 
 // agentKinds are the kinds of objects in the sub-directories that agents write to. No other is read from there: who may
-// publish endpoints does not thereby say what may travel in plain, or which addresses a node has.
+// publish endpoints does not thereby say what may travel in cleartext, or which addresses a node has.
 var agentKinds = map[string]string{
 	endpointsDir:  v1alpha1.KindEndpoint,
 	identitiesDir: v1alpha1.KindIdentity,

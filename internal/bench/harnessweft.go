@@ -21,7 +21,7 @@ const (
 	farNode    = "b"
 )
 
-// Addresses of Weft's labs: IPv4 as in the beds without Weft, and IPv6 beside it.
+// Addresses of Weft's labs: IPv4 as in the harnesses without Weft, and IPv6 beside it.
 var (
 	weftPods6  = [2]netip.Prefix{netip.MustParsePrefix("fd57:1::/64"), netip.MustParsePrefix("fd57:2::/64")}
 	weftNodes6 = [2]netip.Prefix{netip.MustParsePrefix("fd57:ff::1/64"), netip.MustParsePrefix("fd57:ff::2/64")}
@@ -30,19 +30,19 @@ var (
 // labCount numbers the labs of this process.
 var labCount atomic.Uint32
 
-// newWeftBed builds a lab whose nodes run the variant's mode. In shapeForward only
+// newWeftHarness builds a lab whose nodes run the variant's mode. In shapeForward only
 // the near node runs an agent: exactly one node's forwarding is measured.
-func newWeftBed(ctx context.Context, binary, variant string, s shape) (*bed, error) {
-	return newLabBed(ctx, binary, variant, s, weftSpec(agentConfig(variant), s, roadOf(variant)))
+func newWeftHarness(ctx context.Context, binary, variant string, s shape) (*harness, error) {
+	return newLabHarness(ctx, binary, variant, s, weftSpec(agentConfig(variant), s, podDatapathOf(variant)))
 }
 
-// newLabBed builds the bed of a variant on a lab.
-func newLabBed(ctx context.Context, binary, variant string, s shape, spec *lab.Spec) (*bed, error) {
+// newLabHarness builds the harness of a variant on a lab.
+func newLabHarness(ctx context.Context, binary, variant string, s shape, spec *lab.Spec) (*harness, error) {
 	l, err := lab.Up(ctx, spec, lab.Options{Binary: binary})
 	if err != nil {
-		return nil, fmt.Errorf("build bed %s/%s: %w", variant, s, err)
+		return nil, fmt.Errorf("build harness %s/%s: %w", variant, s, err)
 	}
-	b := &bed{variant: variant, shape: s, lab: l, binary: binary, road: spec.Pods[0].Road}
+	b := &harness{variant: variant, shape: s, lab: l, binary: binary, path: spec.Pods[0].PodDatapath}
 	b.close = func(ctx context.Context) error {
 		if b.lab == nil {
 			return nil
@@ -51,30 +51,30 @@ func newLabBed(ctx context.Context, binary, variant string, s shape, spec *lab.S
 		return l.Down(ctx)
 	}
 	if err := b.fromLab(); err != nil {
-		return nil, fmt.Errorf("build bed %s/%s: %w", variant, s, errors.Join(err, b.close(context.WithoutCancel(ctx))))
+		return nil, fmt.Errorf("build harness %s/%s: %w", variant, s, errors.Join(err, b.close(context.WithoutCancel(ctx))))
 	}
 	return b, nil
 }
 
-// roadOf is the road that a mode's or variant's pods ask for, "" for none.
-func roadOf(mode string) string {
-	if mode == VariantXDPRoad {
-		return v1alpha1.RoadXDP
+// podDatapathOf is the path that a mode's or variant's pods ask for, "" for none.
+func podDatapathOf(mode string) string {
+	if mode == VariantAutoXDP {
+		return v1alpha1.DatapathXDP
 	}
 	return ""
 }
 
-// modeOf is the agents' mode where pods may ask for a road.
+// modeOf is the agents' mode where pods may ask for a path.
 func modeOf(mode string) string {
-	if mode == VariantXDPRoad {
+	if mode == VariantAutoXDP {
 		return config.ModeAuto
 	}
 	return mode
 }
 
-// weftSpec describes the lab of a shape whose agents have these settings and whose pods ask for a road. Nothing
+// weftSpec describes the lab of a shape whose agents have these settings and whose pods ask for a path. Nothing
 // is encrypted.
-func weftSpec(agent map[string]any, s shape, road string) *lab.Spec {
+func weftSpec(agent map[string]any, s shape, path string) *lab.Spec {
 	spec := &lab.Spec{
 		Name:       fmt.Sprintf("bench-%d-%d", os.Getpid(), labCount.Add(1)),
 		Encryption: lab.EncryptionOff,
@@ -96,7 +96,7 @@ func weftSpec(agent map[string]any, s shape, road string) *lab.Spec {
 		spec.Pods = append(spec.Pods, lab.PodSpec{Name: "a1", Node: nearNode}, lab.PodSpec{Name: "b0", Node: farNode})
 	}
 	for i := range spec.Pods {
-		spec.Pods[i].Road = road
+		spec.Pods[i].PodDatapath = path
 	}
 	return spec
 }
@@ -112,8 +112,8 @@ func agentConfig(variant string) map[string]any {
 	return c
 }
 
-// fromLab fills the bed from its running lab.
-func (b *bed) fromLab() error {
+// fromLab fills the harness from its running lab.
+func (b *harness) fromLab() error {
 	nodes := map[string]*lab.Node{}
 	for i, name := range []string{nearNode, farNode} {
 		n := b.lab.Node(name)
@@ -154,10 +154,10 @@ func podOf(p *lab.Pod, n *lab.Node) (pod, error) {
 }
 
 // growLab adds pods through the CNI plugin until the near node has n.
-func (b *bed) growLab(ctx context.Context, n int) error {
+func (b *harness) growLab(ctx context.Context, n int) error {
 	var specs []lab.PodSpec
 	for i := len(b.near); i < n; i++ {
-		specs = append(specs, lab.PodSpec{Name: fmt.Sprintf("a%d", i), Node: nearNode, Road: b.road})
+		specs = append(specs, lab.PodSpec{Name: fmt.Sprintf("a%d", i), Node: nearNode, PodDatapath: b.path})
 	}
 	if len(specs) == 0 {
 		return nil

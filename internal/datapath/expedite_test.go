@@ -14,23 +14,23 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// hurrySetting is a stand-in for the kernel's setting, which is the whole machine's.
-func hurrySetting(t *testing.T, value string) string {
+// expediteSetting is a stand-in for the kernel's setting, which is the whole machine's.
+func expediteSetting(t *testing.T, value string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "rcu_expedited")
 	must(t, os.WriteFile(path, []byte(value+"\n"), 0o644))
 	return path
 }
 
-func newHurry(t *testing.T, setting, stateDir string) *hurry {
+func newExpedite(t *testing.T, setting, stateDir string) *expedite {
 	t.Helper()
-	h := &hurry{}
+	h := &expedite{}
 	must(t, h.open(setting, stateDir))
 	return h
 }
 
 // holds checks the setting, and whether the note is there.
-func (h *hurry) holds(t *testing.T, when, value string, noted bool) {
+func (h *expedite) holds(t *testing.T, when, value string, noted bool) {
 	t.Helper()
 	got, err := os.ReadFile(h.setting)
 	must(t, err)
@@ -40,8 +40,8 @@ func (h *hurry) holds(t *testing.T, when, value string, noted bool) {
 	}
 }
 
-func TestHurry(t *testing.T) {
-	h := newHurry(t, hurrySetting(t, "0"), filepath.Join(t.TempDir(), "state"))
+func TestExpedite(t *testing.T) {
+	h := newExpedite(t, expediteSetting(t, "0"), filepath.Join(t.TempDir(), "state"))
 	first := h.begin()
 	second := h.begin()
 	h.holds(t, "two at once", "1", true)
@@ -50,26 +50,26 @@ func TestHurry(t *testing.T) {
 	second()
 	h.holds(t, "none left", "0", false)
 
-	h = newHurry(t, hurrySetting(t, "1"), t.TempDir())
+	h = newExpedite(t, expediteSetting(t, "1"), t.TempDir())
 	end := h.begin()
 	h.holds(t, "an administrator's setting", "1", false)
 	end()
 	h.holds(t, "an administrator's setting, after", "1", false)
-	newHurry(t, h.setting, filepath.Dir(h.note)).holds(t, "an administrator's setting, at the next start", "1", false)
+	newExpedite(t, h.setting, filepath.Dir(h.note)).holds(t, "an administrator's setting, at the next start", "1", false)
 
-	(&hurry{}).begin()() // never opened: nothing is to be set
-	missing := newHurry(t, filepath.Join(t.TempDir(), "none"), t.TempDir())
+	(&expedite{}).begin()() // never opened: nothing is to be set
+	missing := newExpedite(t, filepath.Join(t.TempDir(), "none"), t.TempDir())
 	missing.begin()()
 	if _, err := os.Stat(missing.note); err == nil {
 		t.Error("a kernel without the setting: a note was made")
 	}
 }
 
-// TestHurryOfTwoAgents has two agents of a machine in a hurry at once, in every order of their ends.
-func TestHurryOfTwoAgents(t *testing.T) {
+// TestExpediteOfTwoAgents has two agents of a machine with grace periods expedited at once, in every order of their ends.
+func TestExpediteOfTwoAgents(t *testing.T) {
 	for _, firstEndsFirst := range []bool{true, false} {
-		setting := hurrySetting(t, "0")
-		a, b := newHurry(t, setting, t.TempDir()), newHurry(t, setting, t.TempDir())
+		setting := expediteSetting(t, "0")
+		a, b := newExpedite(t, setting, t.TempDir()), newExpedite(t, setting, t.TempDir())
 		endA := a.begin()
 		endB := b.begin()
 		b.holds(t, "it is the other's", "1", false)
@@ -85,21 +85,21 @@ func TestHurryOfTwoAgents(t *testing.T) {
 	}
 }
 
-// hurryChild names, for a child process of this test, the setting and the state directory.
-const hurryChild = "WEFT_TEST_HURRY"
+// expediteChild names, for a child process of this test, the setting and the state directory.
+const expediteChild = "WEFT_TEST_EXPEDITE"
 
-// TestHurryOfKilledAgent kills a process that is in a hurry: another agent's start leaves the setting alone, and
+// TestExpediteOfKilledAgent kills a process that is with grace periods expedited: another agent's start leaves the setting alone, and
 // the same agent's puts it back.
-func TestHurryOfKilledAgent(t *testing.T) {
-	if where := os.Getenv(hurryChild); where != "" {
+func TestExpediteOfKilledAgent(t *testing.T) {
+	if where := os.Getenv(expediteChild); where != "" {
 		setting, state, _ := strings.Cut(where, ":")
-		newHurry(t, setting, state).begin()
-		os.Stdout.WriteString("in a hurry\n")
+		newExpedite(t, setting, state).begin()
+		os.Stdout.WriteString("with grace periods expedited\n")
 		_, _ = io.Copy(io.Discard, os.Stdin) // until the end of this process, or of its parent
 	}
-	setting, state := hurrySetting(t, "0"), t.TempDir()
-	child := exec.Command(os.Args[0], "-test.run=^TestHurryOfKilledAgent$")
-	child.Env = append(os.Environ(), hurryChild+"="+setting+":"+state)
+	setting, state := expediteSetting(t, "0"), t.TempDir()
+	child := exec.Command(os.Args[0], "-test.run=^TestExpediteOfKilledAgent$")
+	child.Env = append(os.Environ(), expediteChild+"="+setting+":"+state)
 	out, err := child.StdoutPipe()
 	must(t, err)
 	_, err = child.StdinPipe()
@@ -108,22 +108,22 @@ func TestHurryOfKilledAgent(t *testing.T) {
 	line, err := bufio.NewReader(out).ReadString('\n')
 	must(t, child.Process.Kill())
 	_ = child.Wait() // tells that it was killed
-	if line != "in a hurry\n" {
+	if line != "with grace periods expedited\n" {
 		t.Fatalf("the child says %q, %v", line, err)
 	}
-	other := newHurry(t, setting, t.TempDir())
+	other := newExpedite(t, setting, t.TempDir())
 	other.begin()()
 	other.holds(t, "another agent starts", "1", false)
-	newHurry(t, setting, state).holds(t, "the same agent starts", "0", false)
+	newExpedite(t, setting, state).holds(t, "the same agent starts", "0", false)
 }
 
-// TestHurryIsOverAtStart holds the datapath's start, and its end, to look for what a killed one has left.
-func TestHurryIsOverAtStart(t *testing.T) {
-	bpf, _ := pinBed(t, 64)
+// TestExpediteIsOverAtStart holds the datapath's start, and its end, to look for what a killed one has left.
+func TestExpediteIsOverAtStart(t *testing.T) {
+	bpf, _ := pinHarness(t, 64)
 	opts := Options{BPFDir: bpf, StateDir: t.TempDir(), Mode: ModeTC}
-	note := filepath.Join(opts.StateDir, hurryNote)
+	note := filepath.Join(opts.StateDir, expediteNote)
 	log := slog.New(slog.DiscardHandler)
-	name := fmt.Sprintf("wt-hurry-%d", os.Getpid())
+	name := fmt.Sprintf("wt-expedite-%d", os.Getpid())
 	ns, err := netns.Create(name)
 	must(t, err)
 	t.Cleanup(func() { must(t, netns.Delete(name)) })

@@ -15,13 +15,13 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// saBed is a sandbox that all tests share, one after the other: loading takes longer than most of them.
-type saBed struct{ *sandbox }
+// saHarness is a sandbox that all tests share, one after the other: loading takes longer than most of them.
+type saHarness struct{ *sandbox }
 
-var theSABeds = map[string]*saBed{} // by engine
+var theSABeds = map[string]*saHarness{} // by engine
 
 // newSABed returns the sandbox of an engine, emptied.
-func newSABed(t testing.TB, engine string) *saBed {
+func newSABed(t testing.TB, engine string) *saHarness {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs")
@@ -31,7 +31,7 @@ func newSABed(t testing.TB, engine string) *saBed {
 		if err != nil {
 			t.Fatalf("%+v", err)
 		}
-		theSABeds[engine] = &saBed{b}
+		theSABeds[engine] = &saHarness{b}
 	}
 	b := theSABeds[engine]
 	b.nodes.slots = map[string]uint32{"b": 1, "c": maxNodes - 1}
@@ -44,7 +44,7 @@ func newSABed(t testing.TB, engine string) *saBed {
 }
 
 // forEachEngine runs a test with every engine that this machine has.
-func forEachEngine(t *testing.T, test func(t *testing.T, b *saBed)) {
+func forEachEngine(t *testing.T, test func(t *testing.T, b *saHarness)) {
 	b := newSABed(t, "bpf")
 	t.Run("bpf", func(t *testing.T) { test(t, b) })
 	if b.sas.probe(bpf.EngineKmod) == nil {
@@ -70,7 +70,7 @@ type sealed struct {
 var errBadTag = errors.New("bad tag")
 
 // seal returns ciphertext and tag.
-func (b *saBed) seal(t testing.TB, context string, p sealed) []byte {
+func (b *saHarness) seal(t testing.TB, context string, p sealed) []byte {
 	t.Helper()
 	frame := append(testFrame(p.sa, p.iv, p.aad, p.text, len(p.text)), make([]byte, 16)...)
 	out, code := b.run(t, context, "weft_test_seal", frame)
@@ -81,7 +81,7 @@ func (b *saBed) seal(t testing.TB, context string, p sealed) []byte {
 }
 
 // open returns the plaintext, or what is in its place in the packet when it was refused.
-func (b *saBed) open(t testing.TB, context string, p sealed) ([]byte, error) {
+func (b *saHarness) open(t testing.TB, context string, p sealed) ([]byte, error) {
 	t.Helper()
 	frame := testFrame(p.sa, p.iv, p.aad, p.text, len(p.text)-16)
 	out, code := b.run(t, context, "weft_test_open", frame)
@@ -95,7 +95,7 @@ func (b *saBed) open(t testing.TB, context string, p sealed) ([]byte, error) {
 	return nil, nil
 }
 
-func (b *saBed) run(t testing.TB, context, program string, frame []byte) ([]byte, uint32) {
+func (b *saHarness) run(t testing.TB, context, program string, frame []byte) ([]byte, uint32) {
 	t.Helper()
 	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)), Repeat: 1}
 	code, err := b.programs[context+" "+program].Run(options)
@@ -105,7 +105,7 @@ func (b *saBed) run(t testing.TB, context, program string, frame []byte) ([]byte
 
 // counter runs one of the counters' programs and returns the number and the drop reason. XDP, since from there both
 // contexts are the same.
-func (b *saBed) counter(t testing.TB, program string, id uint32, seq uint64, low uint32) (uint64, bpf.Reason) {
+func (b *saHarness) counter(t testing.TB, program string, id uint32, seq uint64, low uint32) (uint64, bpf.Reason) {
 	t.Helper()
 	frame := testFrame(id, 0, nil, nil, int(low))
 	binary.NativeEndian.PutUint64(frame[24:], seq)
@@ -113,17 +113,17 @@ func (b *saBed) counter(t testing.TB, program string, id uint32, seq uint64, low
 	return binary.NativeEndian.Uint64(out[24:]), bpf.Reason(code)
 }
 
-func (b *saBed) take(t testing.TB, id uint32) (uint64, bpf.Reason) {
+func (b *saHarness) take(t testing.TB, id uint32) (uint64, bpf.Reason) {
 	t.Helper()
 	return b.counter(t, "weft_test_take", id, 0, 0)
 }
 
-func (b *saBed) admit(t testing.TB, id uint32, low uint32) (uint64, bpf.Reason) {
+func (b *saHarness) admit(t testing.TB, id uint32, low uint32) (uint64, bpf.Reason) {
 	t.Helper()
 	return b.counter(t, "weft_test_admit", id, 0, low)
 }
 
-func (b *saBed) commit(t testing.TB, id uint32, seq uint64) bpf.Reason {
+func (b *saHarness) commit(t testing.TB, id uint32, seq uint64) bpf.Reason {
 	t.Helper()
 	_, reason := b.counter(t, "weft_test_commit", id, seq, 100)
 	return reason

@@ -23,8 +23,8 @@ func hasSecond(p *lab.Pod) bool {
 	return p.Do(func() error { _, err := net.InterfaceByName("weft-tx"); return err }) == nil
 }
 
-// roadOf is what the agent says of an endpoint's road.
-func roadOf(t *testing.T, l *lab.Lab, p *lab.Pod) datapath.Road {
+// podDatapathOf is what the agent says of an endpoint's path.
+func podDatapathOf(t *testing.T, l *lab.Lab, p *lab.Pod) datapath.PodDatapath {
 	t.Helper()
 	endpoints, err := admin.NewClient(l.Node(p.Node).Socket).Endpoints(t.Context())
 	if err != nil {
@@ -32,11 +32,11 @@ func roadOf(t *testing.T, l *lab.Lab, p *lab.Pod) datapath.Road {
 	}
 	for _, e := range endpoints {
 		if e.Name() == p.Key() {
-			return e.Road
+			return e.PodDatapath
 		}
 	}
 	t.Fatalf("the agent of %s has no endpoint %s", p.Node, p.Key())
-	return datapath.Road{}
+	return datapath.PodDatapath{}
 }
 
 // TestOrdinaryInterface: in mode auto a pod has one interface, on which it sees what it sends.
@@ -51,8 +51,8 @@ func TestOrdinaryInterface(t *testing.T) {
 	}); err != nil || links != 2 {
 		t.Errorf("%d interfaces beside lo are not one: %v", links-1, err)
 	}
-	if road := roadOf(t, l, client); road != (datapath.Road{Name: "tc", Why: "mode auto"}) {
-		t.Errorf("road %+v", road)
+	if path := podDatapathOf(t, l, client); path != (datapath.PodDatapath{Name: "tc", Why: "mode auto"}) {
+		t.Errorf("path %+v", path)
 	}
 	sniff := openEnd(t, client.NetNS, "eth0", false)
 	sniff.leaving = true
@@ -70,37 +70,37 @@ func TestOrdinaryInterface(t *testing.T) {
 	}
 }
 
-// TestRoad: who gets the XDP road in which mode, and what the agent says about it.
-func TestRoad(t *testing.T) {
+// TestPodDatapath: who gets the XDP datapath in which mode, and what the agent says about it.
+func TestPodDatapath(t *testing.T) {
 	l := useShared(t)
 	router, a := addRouter(t, l), l.Node("a")
 	serveEcho(t, router)
-	const by = " (annotation ebpf.xdp/road)"
+	const by = " (annotation ebpf.xdp/datapath)"
 	for _, tt := range []struct {
 		mode   string
 		second bool
-		want   datapath.Road
+		want   datapath.PodDatapath
 	}{
-		{"auto", true, datapath.Road{Name: "xdp", Why: "asked for" + by}},
-		{"xdp", false, datapath.Road{Name: "xdp", Why: "mode xdp" + by}},
-		{"tc", false, datapath.Road{Name: "tc", Why: "asked for xdp, which pods get in modes auto and xdp: this node's is tc" + by, Refused: true}},
-		{"stack", false, datapath.Road{Name: "stack", Why: "asked for xdp, which pods get in modes auto and xdp: this node's is stack" + by, Refused: true}},
-		{"auto", true, datapath.Road{Name: "xdp", Why: "asked for" + by}},
+		{"auto", true, datapath.PodDatapath{Name: "xdp", Why: "asked for" + by}},
+		{"xdp", false, datapath.PodDatapath{Name: "xdp", Why: "mode xdp" + by}},
+		{"tc", false, datapath.PodDatapath{Name: "tc", Why: "asked for xdp, which pods get in modes auto and xdp: this node's is tc" + by, Refused: true}},
+		{"stack", false, datapath.PodDatapath{Name: "stack", Why: "asked for xdp, which pods get in modes auto and xdp: this node's is stack" + by, Refused: true}},
+		{"auto", true, datapath.PodDatapath{Name: "xdp", Why: "asked for" + by}},
 	} {
 		t.Run(tt.mode, func(t *testing.T) {
 			reconfigure(t, map[string]any{"mode": tt.mode}, a)
-			if got := roadOf(t, l, router); got != tt.want {
-				t.Errorf("road %+v, want %+v", got, tt.want)
+			if got := podDatapathOf(t, l, router); got != tt.want {
+				t.Errorf("path %+v, want %+v", got, tt.want)
 			}
 			if hasSecond(router) != tt.second || hasSecond(l.Pod("client")) {
 				t.Errorf("second interfaces: router %v, client %v", hasSecond(router), hasSecond(l.Pod("client")))
 			}
 			s := status(t, a)
-			if refused := strings.Contains(strings.Join(s.Problems, "\n"), "endpoint shop/router has the road"); refused != tt.want.Refused {
+			if refused := strings.Contains(strings.Join(s.Problems, "\n"), "endpoint shop/router has the path"); refused != tt.want.Refused {
 				t.Errorf("problems: %q", s.Problems)
 			}
-			if (s.XDPRoads == 1) != tt.second {
-				t.Errorf("%d endpoints on the XDP road", s.XDPRoads)
+			if (s.XDPDatapaths == 1) != tt.second {
+				t.Errorf("%d endpoints on the XDP datapath", s.XDPDatapaths)
 			}
 			for _, p := range []string{"client", "server"} {
 				if err := errors.Join(reach(t.Context(), router, l.Pod(p)), reach(t.Context(), l.Pod(p), router)); err != nil {
@@ -111,9 +111,9 @@ func TestRoad(t *testing.T) {
 	}
 }
 
-// TestRoadChange has a pod ask for the XDP road and no longer, under load, and an agent take over a pod whose
+// TestPodDatapathChange has a pod ask for the XDP datapath and no longer, under load, and an agent take over a pod whose
 // second interface an older one gave it unasked: nothing is lost.
-func TestRoadChange(t *testing.T) {
+func TestPodDatapathChange(t *testing.T) {
 	l := useShared(t)
 	router, a := addRouter(t, l), l.Node("a")
 	serveEcho(t, router)
@@ -125,24 +125,24 @@ func TestRoadChange(t *testing.T) {
 			if hasSecond(router) != second {
 				return fmt.Errorf("the second interface: %v", hasSecond(router))
 			}
-			if name := roadOf(t, l, router).Name; (name == "xdp") != second {
-				return fmt.Errorf("road %s", name)
+			if name := podDatapathOf(t, l, router).Name; (name == "xdp") != second {
+				return fmt.Errorf("path %s", name)
 			}
 			return nil
 		})
 		load.flowing(t, what)
 	}
 	for range 2 {
-		declareRoad(t, l, "xdp", "")
+		declareDatapath(t, l, "xdp", "")
 		settled("when the annotation is gone", false)
-		declareRoad(t, l, "", "xdp")
+		declareDatapath(t, l, "", "xdp")
 		settled("when it is there again", true)
 	}
 	if err := a.StopAgent(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	forgetRoad(t, l, router)
-	declareRoad(t, l, "xdp", "")
+	forgetDatapath(t, l, router)
+	declareDatapath(t, l, "xdp", "")
 	if err := a.StartAgent(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -159,8 +159,8 @@ func TestRoadChange(t *testing.T) {
 	}
 }
 
-// declareRoad changes the router's declaration.
-func declareRoad(t *testing.T, l *lab.Lab, from, to string) {
+// declareDatapath changes the router's declaration.
+func declareDatapath(t *testing.T, l *lab.Lab, from, to string) {
 	t.Helper()
 	file := filepath.Join(l.ObjectsDir(), "pods.yaml")
 	text, err := os.ReadFile(file)
@@ -171,10 +171,10 @@ func declareRoad(t *testing.T, l *lab.Lab, from, to string) {
 		if value == "" {
 			return "    name: router\n"
 		}
-		return "    name: router\n    annotations: {ebpf.xdp/road: " + value + "}\n"
+		return "    name: router\n    annotations: {ebpf.xdp/datapath: " + value + "}\n"
 	}
-	normal := strings.Replace(string(text), "    annotations:\n        ebpf.xdp/road: xdp\n", "", 1)
-	normal = strings.Replace(normal, "    annotations: {ebpf.xdp/road: xdp}\n", "", 1)
+	normal := strings.Replace(string(text), "    annotations:\n        ebpf.xdp/datapath: xdp\n", "", 1)
+	normal = strings.Replace(normal, "    annotations: {ebpf.xdp/datapath: xdp}\n", "", 1)
 	if (normal == string(text)) != (from == "") || strings.Count(normal, line("")) != 1 {
 		t.Fatalf("mend the test, %s is:\n%s", file, text)
 	}
@@ -187,8 +187,8 @@ func declareRoad(t *testing.T, l *lab.Lab, from, to string) {
 	}
 }
 
-// forgetRoad makes a pod's record one of an agent that knew no roads.
-func forgetRoad(t *testing.T, l *lab.Lab, p *lab.Pod) {
+// forgetDatapath makes a pod's record one of an agent that knew no paths.
+func forgetDatapath(t *testing.T, l *lab.Lab, p *lab.Pod) {
 	t.Helper()
 	dir := filepath.Join(l.Dir(), p.Node, "state", l.Node(p.Node).Instance, "endpoints")
 	file := filepath.Join(dir, strings.TrimPrefix(p.HostIf, "weft")+".json")
@@ -197,10 +197,10 @@ func forgetRoad(t *testing.T, l *lab.Lab, p *lab.Pod) {
 		t.Fatal(err)
 	}
 	record := map[string]any{}
-	if err := json.Unmarshal(text, &record); err != nil || record["road"] != "xdp" {
-		t.Fatalf("road %v, %v", record["road"], err)
+	if err := json.Unmarshal(text, &record); err != nil || record["datapath"] != "xdp" {
+		t.Fatalf("path %v, %v", record["datapath"], err)
 	}
-	delete(record, "road")
+	delete(record, "datapath")
 	if text, err = json.Marshal(record); err != nil {
 		t.Fatal(err)
 	}

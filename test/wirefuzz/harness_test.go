@@ -42,8 +42,8 @@ name: set-later
 // Addresses of the world that hosts route to out.
 var far = [2]netip.Addr{netip.MustParseAddr("198.51.100.7"), netip.MustParseAddr("2001:db8:ffff::7")}
 
-// bed is the lab with the fuzzer on its wire.
-type bed struct {
+// harness is the lab with the fuzzer on its wire.
+type harness struct {
 	lab    *lab.Lab
 	know   *cluster
 	wire   string // its namespace
@@ -58,7 +58,7 @@ type bed struct {
 	lastID uint32 // of the markers
 }
 
-func newBed(t *testing.T, modes string) *bed {
+func newHarness(t *testing.T, modes string) *harness {
 	t.Helper()
 	spec, err := lab.Parse([]byte(twoNodes))
 	if err != nil {
@@ -79,7 +79,7 @@ func newBed(t *testing.T, modes string) *bed {
 			t.Errorf("take the lab down: %v", err)
 		}
 	})
-	b := &bed{lab: l, know: know(l), wire: netns.Path("weft-" + l.Name() + "-wire-w0"), macs: map[string]net.HardwareAddr{},
+	b := &harness{lab: l, know: know(l), wire: netns.Path("weft-" + l.Name() + "-wire-w0"), macs: map[string]net.HardwareAddr{},
 		cables: map[string]*cable{}, number: map[string]uint16{}, idents: map[string]uint32{}, held: map[string][]*heldPacket{}, evil: map[string]*sealer{}}
 	b.allowPlain(t)
 	b.routeWorld(t)
@@ -146,8 +146,8 @@ func eventually(t *testing.T, what string, ok func() error) {
 	labtest.Eventually(t, patience, what, ok)
 }
 
-// allowPlain has a policy that lets pod web travel in plain, and waits until both nodes do.
-func (b *bed) allowPlain(t *testing.T) {
+// allowPlain has a policy that lets pod web travel in cleartext, and waits until both nodes do.
+func (b *harness) allowPlain(t *testing.T) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(b.lab.ObjectsDir(), "policy.yaml"), []byte(labtest.OpenPolicy), 0o644); err != nil {
 		t.Fatal(err)
@@ -156,7 +156,7 @@ func (b *bed) allowPlain(t *testing.T) {
 }
 
 // keyed waits until the nodes have keys with each other and know what may be plain.
-func (b *bed) keyed(t *testing.T) {
+func (b *harness) keyed(t *testing.T) {
 	t.Helper()
 	for _, n := range agents(b.lab) {
 		eventually(t, "keys of node "+n.Name, func() error {
@@ -180,8 +180,8 @@ func (b *bed) keyed(t *testing.T) {
 	}
 }
 
-// routeWorld gives the nodes a road to the world, which is what makes their kernels forward from it.
-func (b *bed) routeWorld(t *testing.T) {
+// routeWorld gives the nodes a path to the world, which is what makes their kernels forward from it.
+func (b *harness) routeWorld(t *testing.T) {
 	t.Helper()
 	out := b.lab.Node("out")
 	for _, n := range agents(b.lab) {
@@ -191,7 +191,7 @@ func (b *bed) routeWorld(t *testing.T) {
 	}
 }
 
-func (b *bed) mac(t *testing.T, node string) (mac net.HardwareAddr) {
+func (b *harness) mac(t *testing.T, node string) (mac net.HardwareAddr) {
 	t.Helper()
 	err := b.lab.Node(node).Do(func() error {
 		i, err := net.InterfaceByName("w0")
@@ -206,7 +206,7 @@ func (b *bed) mac(t *testing.T, node string) (mac net.HardwareAddr) {
 	return mac
 }
 
-func (b *bed) offload(t *testing.T, ports ...string) {
+func (b *harness) offload(t *testing.T, ports ...string) {
 	t.Helper()
 	err := netns.Do(b.wire, func() error {
 		tool, err := ethtool.NewEthtool()
@@ -237,7 +237,7 @@ func (b *bed) offload(t *testing.T, ports ...string) {
 }
 
 // setMode restarts both agents in a datapath mode.
-func (b *bed) setMode(t *testing.T, mode string) {
+func (b *harness) setMode(t *testing.T, mode string) {
 	t.Helper()
 	b.mergeUDP(t)
 	var group errgroup.Group

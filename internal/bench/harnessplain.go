@@ -9,7 +9,7 @@ import (
 	"weft.dev/weft/internal/bench/report"
 )
 
-// Addresses of the beds without Weft.
+// Addresses of the harnesses without Weft.
 var (
 	plainPods    = [2]netip.Prefix{netip.MustParsePrefix("10.201.16.0/20"), netip.MustParsePrefix("10.201.32.0/20")}
 	plainNodes   = [2]netip.Prefix{netip.MustParsePrefix("172.31.255.1/24"), netip.MustParsePrefix("172.31.255.2/24")}
@@ -24,11 +24,11 @@ const (
 	plainWireIf = "wire0"
 )
 
-// newPlainBed builds a bed without Weft: the kernel forwards, and for the variant
+// newPlainHarness builds a harness without Weft: the kernel forwards, and for the variant
 // iptables filters, tracks and masquerades on every node that the shape measures.
-func newPlainBed(ctx context.Context, variant string, s shape) (*bed, error) {
+func newPlainHarness(ctx context.Context, variant string, s shape) (*harness, error) {
 	t := newTopo()
-	b := &bed{variant: variant, shape: s, close: func(context.Context) error { return t.close() }}
+	b := &harness{variant: variant, shape: s, close: func(context.Context) error { return t.close() }}
 	err := buildPlain(t, b)
 	if err == nil && variant == VariantIPTables {
 		err = b.addRules(ctx)
@@ -37,13 +37,13 @@ func newPlainBed(ctx context.Context, variant string, s shape) (*bed, error) {
 		err = b.addForwarder()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("build bed %s/%s: %w", variant, s, errors.Join(err, t.close()))
+		return nil, fmt.Errorf("build harness %s/%s: %w", variant, s, errors.Join(err, t.close()))
 	}
 	return b, nil
 }
 
 // buildPlain makes namespaces, wire and pods.
-func buildPlain(t *topo, b *bed) error {
+func buildPlain(t *topo, b *harness) error {
 	for i, name := range []string{"a", "b"} {
 		ns, err := t.add(name)
 		if err != nil {
@@ -76,7 +76,7 @@ func buildPlain(t *topo, b *bed) error {
 }
 
 // growPlain adds pods until the near node has n.
-func growPlain(ctx context.Context, t *topo, b *bed, n int) error {
+func growPlain(ctx context.Context, t *topo, b *harness, n int) error {
 	for i := len(b.near); i < n; i++ {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -91,7 +91,7 @@ func growPlain(ctx context.Context, t *topo, b *bed, n int) error {
 }
 
 // joinNodes makes the wire between two nodes, with their addresses. GRO is on at both
-// ends, as on a real network card and as in Weft's beds.
+// ends, as on a real network card and as in Weft's harnesses.
 func joinNodes(wire [2]port) error {
 	if err := veth(wire[0], wire[1]); err != nil {
 		return err
@@ -174,7 +174,7 @@ func plainAttach(p *pod) error {
 }
 
 // addRules loads the baseline's rules on the measured nodes.
-func (b *bed) addRules(ctx context.Context) error {
+func (b *harness) addRules(ctx context.Context) error {
 	for i, p := range b.wire {
 		if b.shape == shapeForward && i == 1 {
 			break
@@ -186,10 +186,10 @@ func (b *bed) addRules(ctx context.Context) error {
 	return nil
 }
 
-// newGenBed builds the bed that measures the generator alone.
-func newGenBed() (*bed, error) {
+// newGenHarness builds the harness that measures the generator alone.
+func newGenHarness() (*harness, error) {
 	t := newTopo()
-	b := &bed{variant: report.Generator, shape: shapeGen, close: func(context.Context) error { return t.close() }}
+	b := &harness{variant: report.Generator, shape: shapeGen, close: func(context.Context) error { return t.close() }}
 	err := func() error {
 		from, err := t.add("gen")
 		if err != nil {
@@ -208,7 +208,7 @@ func newGenBed() (*bed, error) {
 		return nil
 	}()
 	if err != nil {
-		return nil, fmt.Errorf("build bed gen: %w", errors.Join(err, t.close()))
+		return nil, fmt.Errorf("build harness gen: %w", errors.Join(err, t.close()))
 	}
 	return b, nil
 }

@@ -45,40 +45,40 @@ var (
 
 const flowEntries = 4096
 
-// bed is the programs on maps of their own, in a network namespace of their own, with the world's
+// harness is the programs on maps of their own, in a network namespace of their own, with the world's
 // interfaces in it. One per process: loading takes longer than all the tables.
-type bed struct {
+type harness struct {
 	*Datapath
 	index map[string]int // interface name to index
 	calls chan func()    // run inside the namespace
 }
 
-type onceBed struct {
-	once sync.Once
-	bed  *bed
-	err  error
+type onceHarness struct {
+	once    sync.Once
+	harness *harness
+	err     error
 }
 
-var theBed, theSealBed onceBed
+var theHarness, theSealHarness onceHarness
 
-// newBed returns the bed with the world freshly set up.
-func newBed(t testing.TB) *bed { return theBed.use(t, nil) }
+// newHarness returns the harness with the world freshly set up.
+func newHarness(t testing.TB) *harness { return theHarness.use(t, nil) }
 
-func (o *onceBed) use(t testing.TB, encrypt *EncryptOptions) *bed {
+func (o *onceHarness) use(t testing.TB, encrypt *EncryptOptions) *harness {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs and makes a network namespace")
 	}
-	o.once.Do(func() { o.bed, o.err = makeBed(encrypt) })
+	o.once.Do(func() { o.harness, o.err = makeHarness(encrypt) })
 	if o.err != nil {
 		t.Fatal(o.err)
 	}
-	o.bed.reset(t)
-	return o.bed
+	o.harness.reset(t)
+	return o.harness
 }
 
-func makeBed(encrypt *EncryptOptions) (*bed, error) {
-	b := &bed{index: map[string]int{}, calls: make(chan func())}
+func makeHarness(encrypt *EncryptOptions) (*harness, error) {
+	b := &harness{index: map[string]int{}, calls: make(chan func())}
 	bpffsCount++
 	name := fmt.Sprintf("wt-dp-%d-%d", os.Getpid(), bpffsCount)
 	path, err := netns.Create(name)
@@ -143,7 +143,7 @@ func privateBPFFS() (string, error) {
 	return dir, os.Mkdir(dir, 0o700)
 }
 
-func (b *bed) makeInterfaces() error {
+func (b *harness) makeInterfaces() error {
 	for _, name := range []string{"wta", "wtb", "wtup", "wtx"} {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = name
@@ -159,15 +159,15 @@ func (b *bed) makeInterfaces() error {
 	return nil
 }
 
-// inside runs f in the bed's network namespace.
-func (b *bed) inside(f func() error) error {
+// inside runs f in the harness's network namespace.
+func (b *harness) inside(f func() error) error {
 	done := make(chan error)
 	b.calls <- func() { done <- f() }
 	return <-done
 }
 
 // reset empties every map and enters the world anew.
-func (b *bed) reset(t testing.TB) {
+func (b *harness) reset(t testing.TB) {
 	t.Helper()
 	for _, m := range []*ebpf.Map{b.maps.EpIf, b.maps.EpAddr, b.maps.Routes, b.maps.Flows4, b.maps.Flows6, b.maps.Frags, b.maps.Drops, b.maps.Claimed} {
 		must(t, emptyMap(m))
@@ -201,7 +201,7 @@ func (b *bed) reset(t testing.TB) {
 }
 
 // resetBudgets fills every bucket and frees what is gone from the flow table.
-func (b *bed) resetBudgets() error {
+func (b *harness) resetBudgets() error {
 	full := make([]uint64, ebpf.MustPossibleCPU())
 	for slot := range uint32(2 * 8) {
 		for which := range uint32(2) {
@@ -220,7 +220,7 @@ func (b *bed) resetBudgets() error {
 }
 
 // setPeer changes how node 1 is reached, in both families.
-func (b *bed) setPeer(t testing.TB, entry bpf.Node) {
+func (b *harness) setPeer(t testing.TB, entry bpf.Node) {
 	t.Helper()
 	for _, index := range []uint32{2, 3} {
 		_, err := b.putNode(index, entry)
@@ -261,7 +261,7 @@ func emptyMap(m *ebpf.Map) error {
 // contexts are the two that every behaviour must be the same in.
 var contexts = []string{"xdp", "tc"}
 
-func (b *bed) program(context, name string) *ebpf.Program {
+func (b *harness) program(context, name string) *ebpf.Program {
 	kind := hook.TCIngress // which of TC's is all the same
 	if context == "xdp" {
 		kind = hook.XDP
@@ -271,12 +271,12 @@ func (b *bed) program(context, name string) *ebpf.Program {
 
 // send runs one frame through a hook and returns what the program said and the frame as it is then.
 // A frame for from_pod comes from pod A's interface unless iface names another.
-func (b *bed) send(t testing.TB, context, hook, iface string, frame []byte) (verdict string, out []byte) {
+func (b *harness) send(t testing.TB, context, hook, iface string, frame []byte) (verdict string, out []byte) {
 	t.Helper()
 	return b.runProgram(t, b.program(context, hook), context, iface, frame)
 }
 
-func (b *bed) runProgram(t testing.TB, program *ebpf.Program, context, iface string, frame []byte) (verdict string, out []byte) {
+func (b *harness) runProgram(t testing.TB, program *ebpf.Program, context, iface string, frame []byte) (verdict string, out []byte) {
 	t.Helper()
 	index := uint32(b.index[iface])
 	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Repeat: 1}
@@ -313,7 +313,7 @@ func verdictOf(context string, code uint32) string {
 }
 
 // counted lists what is not zero: "slot direction verdict packets" and, for drops, "slot direction reason packets".
-func (b *bed) counted(t testing.TB) []string {
+func (b *harness) counted(t testing.TB) []string {
 	t.Helper()
 	rows, err := b.Counters()
 	must(t, err)
@@ -329,7 +329,7 @@ func (b *bed) counted(t testing.TB) []string {
 }
 
 // flows lists the flow table as "src > dst proto state".
-func (b *bed) flowList(t testing.TB) []Flow {
+func (b *harness) flowList(t testing.TB) []Flow {
 	t.Helper()
 	rows, err := b.Flows(1 << 20)
 	must(t, err)
@@ -349,10 +349,10 @@ func TestMain(m *testing.M) {
 		bpf.Objects = os.DirFS(dir)
 	}
 	code := m.Run()
-	for _, o := range []*onceBed{&theBed, &theSealBed} {
-		if o.bed != nil {
-			close(o.bed.calls)
-			o.bed.Close()
+	for _, o := range []*onceHarness{&theHarness, &theSealHarness} {
+		if o.harness != nil {
+			close(o.harness.calls)
+			o.harness.Close()
 			runtime.Gosched()
 		}
 	}

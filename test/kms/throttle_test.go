@@ -20,25 +20,25 @@ import (
 )
 
 const (
-	crowdNodes = 200
-	// crowdLimit is how many requests a second the KMS answers.
-	crowdLimit = 50
+	throttledNodes = 200
+	// throttleLimit is how many requests a second the KMS answers.
+	throttleLimit = 50
 )
 
-// TestCrowd has 200 nodes unwrap a new epoch at once with a KMS that answers 50 requests a second: the others it
+// TestThrottledKMS has 200 nodes unwrap a new epoch at once with a KMS that answers 50 requests a second: the others it
 // throttles. Everybody gets the epoch, and nobody asks for what it has: one unwrap per node and epoch.
-func TestCrowd(t *testing.T) {
+func TestThrottledKMS(t *testing.T) {
 	c := kms.StartAzure(t)
 	c.Setenv(t)
-	store := &crowdStore{epochs: map[uint64]epochs.Epoch{}}
-	records := &crowdRecords{unwraps: map[string]int{}}
+	store := &memoryStore{epochs: map[uint64]epochs.Epoch{}}
+	records := &unwrapRecords{unwraps: map[string]int{}}
 	authority := nodeidtest.NewAuthority(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
 	var nodes []*keys.Manager
-	for i := range crowdNodes {
+	for i := range throttledNodes {
 		name := fmt.Sprintf("n%03d", i)
 		key, err := kek.Open(ctx, c.URL, kek.Options{Node: name, Audit: records.add, Observe: records.observe})
 		if err != nil {
@@ -46,7 +46,7 @@ func TestCrowd(t *testing.T) {
 		}
 		defer key.Close()
 		m, err := keys.New(keys.Options{
-			Node: name, TrustDomain: nodeidtest.TrustDomain, Cluster: "crowd", Identity: authority.Source(authority.Node(t, name, nil)),
+			Node: name, TrustDomain: nodeidtest.TrustDomain, Cluster: "throttled", Identity: authority.Source(authority.Node(t, name, nil)),
 			KEK: key, Store: store, Leader: first(i == 0), Datapath: noDatapath{},
 		})
 		if err != nil {
@@ -59,7 +59,7 @@ func TestCrowd(t *testing.T) {
 			m.StoreChanged()
 		}
 	}
-	undo := c.Limit(t, crowdLimit)
+	undo := c.Limit(t, throttleLimit)
 	defer undo()
 	for _, m := range nodes {
 		running.Go(func() { _ = m.Run(ctx) })
@@ -78,7 +78,7 @@ func TestCrowd(t *testing.T) {
 			}
 			time.Sleep(20 * time.Millisecond)
 		}
-		t.Logf("epoch %d: all %d nodes after %s", epoch, crowdNodes, time.Since(began).Round(time.Millisecond))
+		t.Logf("epoch %d: all %d nodes after %s", epoch, throttledNodes, time.Since(began).Round(time.Millisecond))
 	}
 	records.mu.Lock()
 	defer records.mu.Unlock()
@@ -94,20 +94,20 @@ func TestCrowd(t *testing.T) {
 			t.Errorf("%s: %d unwraps", who, count)
 		}
 	}
-	if want := 2 * (crowdNodes - 1); len(records.unwraps) != want || records.calls["unwrap ok"] != want {
+	if want := 2 * (throttledNodes - 1); len(records.unwraps) != want || records.calls["unwrap ok"] != want {
 		t.Errorf("%d nodes and epochs were unwrapped in %d calls, want %d: the leader has its own", len(records.unwraps), records.calls["unwrap ok"], want)
 	}
 }
 
-// crowdRecords counts what the KEKs tell.
-type crowdRecords struct {
+// unwrapRecords counts what the KEKs tell.
+type unwrapRecords struct {
 	mu      sync.Mutex
 	unwraps map[string]int
 	calls   map[string]int
 	bad     int
 }
 
-func (r *crowdRecords) add(rec audit.Record) {
+func (r *unwrapRecords) add(rec audit.Record) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if rec.Op == "unwrap" {
@@ -118,7 +118,7 @@ func (r *crowdRecords) add(rec audit.Record) {
 	}
 }
 
-func (r *crowdRecords) observe(a kek.Attempt) {
+func (r *unwrapRecords) observe(a kek.Attempt) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.calls == nil {
@@ -127,20 +127,20 @@ func (r *crowdRecords) observe(a kek.Attempt) {
 	r.calls[a.Op+" "+a.Outcome]++
 }
 
-// crowdStore is an EpochStore in memory.
-type crowdStore struct {
+// memoryStore is an EpochStore in memory.
+type memoryStore struct {
 	mu      sync.Mutex
 	epochs  map[uint64]epochs.Epoch
 	changed func()
 }
 
-func (s *crowdStore) Epochs() ([]epochs.Epoch, error) {
+func (s *memoryStore) Epochs() ([]epochs.Epoch, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.SortedFunc(maps.Values(s.epochs), func(a, b epochs.Epoch) int { return int(a.Number) - int(b.Number) }), nil
 }
 
-func (s *crowdStore) CreateEpoch(e epochs.Epoch) error {
+func (s *memoryStore) CreateEpoch(e epochs.Epoch) error {
 	s.mu.Lock()
 	_, taken := s.epochs[e.Number]
 	if !taken {
@@ -154,7 +154,7 @@ func (s *crowdStore) CreateEpoch(e epochs.Epoch) error {
 	return nil
 }
 
-func (s *crowdStore) ReplaceEpoch(e epochs.Epoch, old []byte) error {
+func (s *memoryStore) ReplaceEpoch(e epochs.Epoch, old []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !bytes.Equal(s.epochs[e.Number].Wrapped, old) {
@@ -164,7 +164,7 @@ func (s *crowdStore) ReplaceEpoch(e epochs.Epoch, old []byte) error {
 	return nil
 }
 
-func (s *crowdStore) DeleteEpoch(number uint64) error {
+func (s *memoryStore) DeleteEpoch(number uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.epochs, number)

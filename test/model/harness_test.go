@@ -46,9 +46,9 @@ var comers = []lab.PodSpec{
 	comer("x1", "a", 1, ""), comer("x2", "a", 2, "xdp"), comer("y1", "b", 1, ""), comer("y2", "b", 2, "xdp"),
 }
 
-func comer(name, node string, number int, road string) lab.PodSpec {
+func comer(name, node string, number int, path string) lab.PodSpec {
 	net := map[string]int{"a": 1, "b": 2}[node]
-	return lab.PodSpec{Name: name, Node: node, Namespace: "shop", ServiceAccount: name, Road: road, Addresses: []netip.Addr{
+	return lab.PodSpec{Name: name, Node: node, Namespace: "shop", ServiceAccount: name, PodDatapath: path, Addresses: []netip.Addr{
 		netip.MustParseAddr(fmt.Sprintf("10.77.%d.%d", net, 20+number)), netip.MustParseAddr(fmt.Sprintf("fd77:%d::%d", net, 20+number)),
 	}}
 }

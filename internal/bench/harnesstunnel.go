@@ -21,7 +21,7 @@ const espPort = 4500
 // tunnelFlows is the size of their flow tables: larger than any test's number of flows.
 const tunnelFlows = 16384
 
-// tunnel is a bed's nodes whose datapaths this process runs, in the place of agents: so
+// tunnel is a harness's nodes whose datapaths this process runs, in the place of agents: so
 // peers, keys and identities can be had in any number.
 type tunnel struct {
 	topo   *topo
@@ -42,10 +42,10 @@ type tunnelNode struct {
 	peers    []datapath.Node
 }
 
-// newTunnelBed builds the bed of a tunnel in a mode, with both nodes or the near one only.
-func newTunnelBed(variant string, s shape, mode, engine string) (*bed, error) {
+// newTunnelHarness builds the harness of a tunnel in a mode, with both nodes or the near one only.
+func newTunnelHarness(variant string, s shape, mode, engine string) (*harness, error) {
 	t := &tunnel{topo: newTopo(), engine: engine}
-	b := &bed{variant: variant, shape: s, slow: engine != ""}
+	b := &harness{variant: variant, shape: s, slow: engine != ""}
 	b.close = func(context.Context) error { return t.close() }
 	b.fill = func(ctx context.Context, f fill) error { return t.fill(ctx, f) }
 	err := t.build(b, mode)
@@ -53,13 +53,13 @@ func newTunnelBed(variant string, s shape, mode, engine string) (*bed, error) {
 		err = t.fill(context.Background(), fill{peers: 2, identities: 1})
 	}
 	if err != nil {
-		return nil, fmt.Errorf("build bed %s/%s: %w", variant, s, errors.Join(err, t.close()))
+		return nil, fmt.Errorf("build harness %s/%s: %w", variant, s, errors.Join(err, t.close()))
 	}
 	return b, nil
 }
 
 // build makes namespaces, wire, pods and datapaths. The far node of a half is a namespace with a sink.
-func (t *tunnel) build(b *bed, mode string) error {
+func (t *tunnel) build(b *harness, mode string) error {
 	for i, name := range []string{"a", "b"} {
 		ns, err := t.topo.add(name)
 		if err != nil {
@@ -103,7 +103,7 @@ func tunnelWire(wire [2]port) error {
 		if err := addNeighbour(p, plainNodes[1-i].Addr(), mac); err != nil {
 			return err
 		}
-		if err := addRoute(p, crowdNodes, plainNodes[1-i].Addr()); err != nil {
+		if err := addRoute(p, simNodes, plainNodes[1-i].Addr()); err != nil {
 			return err
 		}
 	}
@@ -125,7 +125,7 @@ func (t *tunnel) addNode(i int, ns, mode string) (pod, error) {
 	return p, netns.Do(ns, func() error {
 		return n.dp.AttachEndpoint(datapath.Endpoint{
 			Slot: 1, HostIf: p.HostIf, NetNS: p.NS, PodIf: p.If, MAC: p.MAC, GatewayMAC: p.GatewayMAC, IPv4: p.IP,
-			MTU: 1400, Identity: firstIdentity, XDPRoad: roadOf(mode) != "",
+			MTU: 1400, Identity: firstIdentity, XDPDatapath: podDatapathOf(mode) != "",
 		})
 	})
 }

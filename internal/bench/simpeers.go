@@ -25,17 +25,17 @@ func (f fill) String() string { return fmt.Sprintf("%d peers, %d identities", f.
 const (
 	// firstIdentity is a tunnel's pods' own.
 	firstIdentity = 256
-	// crowdEpoch is the epoch of a tunnel's keys.
-	crowdEpoch = 1
-	// crowdShift is the size of a simulated peer's pod range, in bits.
-	crowdShift = 6
+	// simEpoch is the epoch of a tunnel's keys.
+	simEpoch = 1
+	// simShift is the size of a simulated peer's pod range, in bits.
+	simShift = 6
 )
 
-// crowdNodes has the addresses of the simulated peers, crowdPods their pods': of equal size, so that a
+// simNodes has the addresses of the simulated peers, simPods their pods': of equal size, so that a
 // generator reaches all peers by steps.
 var (
-	crowdNodes = netip.MustParsePrefix("172.30.0.0/16")
-	crowdPods  = netip.MustParsePrefix("10.200.0.0/16")
+	simNodes = netip.MustParsePrefix("172.30.0.0/16")
+	simPods  = netip.MustParsePrefix("10.200.0.0/16")
 )
 
 // fill brings the nodes to that many peers and identities. Peers are never taken away.
@@ -80,8 +80,8 @@ func (n *tunnelNode) meet(ctx context.Context, real, count int) error {
 	}
 	for i := len(n.peers); i < count; i++ {
 		n.peers = append(n.peers, datapath.Node{
-			Name: fmt.Sprintf("crowd-%d", i), Addresses: []netip.Addr{hostOf(crowdNodes, i)},
-			PodCIDRs: []netip.Prefix{netip.PrefixFrom(hostOf(crowdPods, i<<crowdShift), 32-crowdShift)},
+			Name: fmt.Sprintf("sim-%d", i), Addresses: []netip.Addr{hostOf(simNodes, i)},
+			PodCIDRs: []netip.Prefix{netip.PrefixFrom(hostOf(simPods, i<<simShift), 32-simShift)},
 		})
 	}
 	return netns.Do(n.ns, func() error { return n.dp.SetNodes(ctx, n.peers) })
@@ -131,7 +131,7 @@ func (n *tunnelNode) install(lanes []datapath.SA, peer string, out bool) error {
 	if !out {
 		return nil
 	}
-	if err := n.dp.SealWith(peer, crowdEpoch); err != nil {
+	if err := n.dp.SealWith(peer, simEpoch); err != nil {
 		return fmt.Errorf("node %s: %w", n.name, err)
 	}
 	return nil
@@ -145,7 +145,7 @@ func newKeys(lanes int) []datapath.SA {
 	list := make([]datapath.SA, lanes)
 	for lane := range list {
 		sa := &list[lane]
-		sa.Epoch, sa.Lane, sa.Number, sa.ID = crowdEpoch, uint8(lane), 1, binary.LittleEndian.Uint64(id[:])
+		sa.Epoch, sa.Lane, sa.Number, sa.ID = simEpoch, uint8(lane), 1, binary.LittleEndian.Uint64(id[:])
 		sa.Expires = time.Now().Add(24 * time.Hour)
 		_, _ = rand.Read(sa.Key[:])
 		_, _ = rand.Read(sa.Salt[:])
@@ -170,9 +170,9 @@ func (n *tunnelNode) setIdentities(count int) error {
 
 // runSpread sends to a pod of every simulated peer in turn, of n peers that there are.
 func runSpread(length, n int) runFunc {
-	return func(ctx context.Context, b *bed, dur time.Duration) (report.Sample, error) {
+	return func(ctx context.Context, b *harness, dur time.Duration) (report.Sample, error) {
 		f := frameSpec{
-			dst: hostOf(crowdPods, 1<<crowdShift+1), dsts: n - 1, dstStep: 1 << crowdShift, outer: hostOf(crowdNodes, 1),
+			dst: hostOf(simPods, 1<<simShift+1), dsts: n - 1, dstStep: 1 << simShift, outer: hostOf(simNodes, 1),
 			length: length, flows: 1,
 		}
 		res, err := generateTo(ctx, b, f, dur)

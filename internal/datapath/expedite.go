@@ -13,34 +13,34 @@ import (
 // (Documentation/admin-guide/kernel-parameters: rcupdate.rcu_expedited). It is the whole machine's.
 const expeditedRCU = "/sys/kernel/rcu_expedited"
 
-// hurryNote is a file in the state directory that is there while the setting is ours to put back.
-const hurryNote = "rcu_expedited"
+// expediteNote is a file in the state directory that is there while the setting is ours to put back.
+const expediteNote = "rcu_expedited"
 
-// hurry shortens grace periods while an endpoint is attached or detached. Each TCX link waits for one
+// expedite shortens grace periods while an endpoint is attached or detached. Each TCX link waits for one
 // with the kernel's network lock held: 10 to 20 ms, three times for a pod. The kernel itself
 // expedites those of its own network changes (synchronize_net) for the same reason.
 //
 // Who finds the setting made leaves it to whoever made it: an administrator, or another agent of this
 // machine. So it may end while one still hurries, which costs that one time only; and when an agent is
-// killed in a hurry, it stays until the same agent starts again.
-type hurry struct {
+// killed with grace periods expedited, it stays until the same agent starts again.
+type expedite struct {
 	setting, note string
 	mu            sync.Mutex
 	users         int
 	ours          bool // we set it, so we clear it
 }
 
-// open puts back what a process that was killed in a hurry has left.
-func (h *hurry) open(setting, stateDir string) error {
-	h.setting, h.note = setting, filepath.Join(stateDir, hurryNote)
+// open puts back what a process that was killed with grace periods expedited has left.
+func (h *expedite) open(setting, stateDir string) error {
+	h.setting, h.note = setting, filepath.Join(stateDir, expediteNote)
 	if _, err := os.Stat(h.note); err != nil {
 		return nil // not ours
 	}
 	return h.restore()
 }
 
-// begin returns the function that ends the hurry. Where the setting cannot be changed, all just takes longer.
-func (h *hurry) begin() func() {
+// begin returns the function that restores normal grace periods. Where the setting cannot be changed, all just takes longer.
+func (h *expedite) begin() func() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.users++
@@ -52,7 +52,7 @@ func (h *hurry) begin() func() {
 }
 
 // set makes the note first: a process killed in between leaves at worst a note of nothing.
-func (h *hurry) set() error {
+func (h *expedite) set() error {
 	if err := os.MkdirAll(filepath.Dir(h.note), 0o700); err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func (h *hurry) set() error {
 	return os.WriteFile(h.setting, []byte("1"), 0o644)
 }
 
-func (h *hurry) end() {
+func (h *expedite) end() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.users--
@@ -72,7 +72,7 @@ func (h *hurry) end() {
 	}
 }
 
-func (h *hurry) restore() error {
+func (h *expedite) restore() error {
 	if err := os.WriteFile(h.setting, []byte("0"), 0o644); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("put back %s: %w", h.setting, err)
 	}

@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// shape is how a bed is wired.
+// shape is how a harness is wired.
 type shape string
 
 const (
@@ -31,14 +31,14 @@ const (
 	shapeTunnel shape = "tunnel"
 	// shapeSeal is the near half of a tunnel: its wire leads to a bare far end that counts.
 	shapeSeal shape = "seal"
-	// shapeNone is no bed at all: what is measured needs no network.
+	// shapeNone is no harness at all: what is measured needs no network.
 	shapeNone shape = "none"
 )
 
 // shapes lists those that tests ask for, in the order in which they are built.
 var shapes = []shape{shapeForward, shapePair, shapeSeal, shapeTunnel, shapeNone}
 
-// pod is one workload of a bed.
+// pod is one workload of a harness.
 type pod struct {
 	NS         string // path of its network namespace
 	If         string // its interface
@@ -58,8 +58,8 @@ type port struct {
 	If string
 }
 
-// bed is a built topology that tests run on.
-type bed struct {
+// harness is a built topology that tests run on.
+type harness struct {
 	variant string
 	shape   shape
 	wire    [2]port    // near end and far end
@@ -84,11 +84,11 @@ type bed struct {
 	lab    *lab.Lab
 	node   *lab.Node
 	binary string
-	road   string // that pods ask for
+	path   string // that pods ask for
 }
 
-// firstBurst is how many frames the first burst on the bed has.
-func (b *bed) firstBurst() uint32 {
+// firstBurst is how many frames the first burst on the harness has.
+func (b *harness) firstBurst() uint32 {
 	if b.slow {
 		return slowBurst
 	}

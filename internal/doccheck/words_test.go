@@ -1,0 +1,88 @@
+package doccheck
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// glossary is the section of ARCHITECTURE.md that says what each term means, and in its last column what is not said
+// instead.
+const glossary = "## Glossary"
+
+// deprecated reads the glossary: each word or phrase that is not to be used, and the term that is.
+func deprecated(t *testing.T) map[string]string {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join(root, "ARCHITECTURE.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, found := strings.Cut(string(page), glossary+"\n")
+	if !found {
+		t.Fatalf("ARCHITECTURE.md has no section %q", glossary)
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	words := map[string]string{}
+	for line := range strings.Lines(section) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+		if len(cells) != 3 {
+			continue
+		}
+		for _, match := range code.FindAllStringSubmatch(cells[2], -1) {
+			words[match[1]] = strings.TrimSpace(cells[0])
+		}
+	}
+	if len(words) < 10 {
+		t.Fatalf("the glossary names %d words that are not to be used: is its table still read?", len(words))
+	}
+	return words
+}
+
+// exempt are what may say it all the same: history, the glossary and this test, what others have written.
+var exempt = regexp.MustCompile(`^(CHANGELOG\.md|ARCHITECTURE\.md|LICENSE|LICENSES/|bench/results/|go\.sum|internal/doccheck/words_test\.go|.*/testdata/)`)
+
+// keepsWord marks a line whose bytes are a format on disk or on a wire, which a rename would break.
+const keepsWord = "glossary: format"
+
+// camel finds the words inside an identifier.
+var camel = regexp.MustCompile(`([a-z0-9])([A-Z])`)
+
+// wordPattern finds a word or phrase in a line, also as a part of an identifier (fooBar, foo_bar).
+func wordPattern(word string) *regexp.Regexp {
+	return regexp.MustCompile(`(?i)(?:^|[^a-z])` + strings.ReplaceAll(regexp.QuoteMeta(word), " ", `[\s*/]+`) + `s?(?:$|[^a-z])`)
+}
+
+// TestGlossary keeps the tree to one term for one thing.
+func TestGlossary(t *testing.T) {
+	patterns := map[*regexp.Regexp]string{}
+	for word, term := range deprecated(t) {
+		patterns[wordPattern(word)] = word + "\" for what is a \"" + term
+	}
+	list, err := exec.Command("git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").Output()
+	if err != nil {
+		t.Skipf("not a git work tree: %v", err)
+	}
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(list), "\x00"), "\x00") {
+		if exempt.MatchString(name) {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil || bytes.IndexByte(text, 0) >= 0 {
+			continue // removed and not committed; not text
+		}
+		number := 0
+		for line := range strings.Lines(name + "\n" + string(text)) {
+			split := camel.ReplaceAllString(line, "$1 $2")
+			for pattern, use := range patterns {
+				if pattern.MatchString(split) && !strings.Contains(line, keepsWord) {
+					t.Errorf("%s:%d says \"%s\": %s", name, number, use, strings.TrimSpace(line))
+				}
+			}
+			number++
+		}
+	}
+}
