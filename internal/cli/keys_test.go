@@ -101,12 +101,12 @@ func TestKeys(t *testing.T) {
 	if code, out, errOut = weft(runDir, "keys", "rotate", "--wait"); code != cmdutil.ExitOK || !strings.Contains(out, "epoch 8 is in use with every other node") {
 		t.Errorf("rotate --wait: %d %s\n%s", code, errOut, out)
 	}
-	agent.extended = time.Now().Add(5*time.Minute + time.Second)
+	agent.extended = time.Now().Add(5*time.Minute + 20*time.Second)
 	if code, out, _ = weft(runDir, "keys", "status"); code != cmdutil.ExitOK || !strings.Contains(out, "EXTENDED beyond its hard TTL: in use for another 5m") || !strings.Contains(out, "at most 1h5m") {
 		t.Errorf("status, extended: %d\n%s", code, out)
 	}
 	agent.stuck = true
-	code, _, errOut = weft(runDir, "keys", "rotate", "--wait", "--timeout", "10ms")
+	code, _, errOut = weft(runDir, "keys", "rotate", "--wait", "--timeout", "1s")
 	if code != cmdutil.ExitFailed || !strings.Contains(errOut, "not in use with b (behind) the peer cannot be reached") {
 		t.Errorf("rotate with a stuck peer: %d %s", code, errOut)
 	}
