@@ -28,7 +28,8 @@ type dirFixture struct {
 // newDirFixture makes one; more sets further options of each node.
 func newDirFixture(t *testing.T, more func(*Options, *dir.Dir)) *dirFixture {
 	t.Helper()
-	b := &dirFixture{newFixture(t), t.TempDir(), filepath.Join(t.TempDir(), "kek")}
+	path, keyFile := t.TempDir(), filepath.Join(t.TempDir(), "kek") // before the fixture, whose nodes end first then
+	b := &dirFixture{newFixture(t), path, keyFile}
 	if _, err := kek.CreateKeyFile(b.keyFile); err != nil {
 		t.Fatal(err)
 	}
