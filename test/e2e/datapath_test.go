@@ -96,7 +96,7 @@ func TestPodDatapath(t *testing.T) {
 				t.Errorf("second interfaces: router %v, client %v", hasSecond(router), hasSecond(l.Pod("client")))
 			}
 			s := status(t, a)
-			if refused := strings.Contains(strings.Join(s.Problems, "\n"), "endpoint shop/router has the path"); refused != tt.want.Refused {
+			if refused := strings.Contains(strings.Join(s.Problems, "\n"), "endpoint shop/router has the datapath"); refused != tt.want.Refused {
 				t.Errorf("problems: %q", s.Problems)
 			}
 			if (s.XDPDatapaths == 1) != tt.second {
