@@ -8,7 +8,7 @@ import (
 	"weft.dev/weft/internal/front/admin"
 )
 
-// podDatapathOf says by which path an endpoint's packets go, why, and who asked for it.
+// podDatapathOf says by which datapath an endpoint's packets go, why, and who asked for it.
 func podDatapathOf(running *node, info endpoint.Info) datapath.PodDatapath {
 	path := running.dp.PodDatapath(info.Datapath())
 	if asker := info.DatapathAsker(); asker != "" {

@@ -75,7 +75,7 @@ func probeXDPDatapath() (bool, string) {
 	return true, "TC on every interface; native XDP beside it for pods that ask for the XDP datapath"
 }
 
-// PodDatapath says by which path an endpoint's packets go, and why.
+// PodDatapath says by which datapath an endpoint's packets go, and why.
 func (d *Datapath) PodDatapath(ep Endpoint) PodDatapath {
 	path := PodDatapath{Name: string(d.mode.Active), Why: "mode " + string(d.mode.Asked)}
 	switch {

@@ -54,7 +54,7 @@ func TestPodDatapath(t *testing.T) {
 		{"no annotation", datapathPod(""), false, ""},
 		{"again", datapathPod("xdp"), true, "annotation ebpf.xdp/datapath"},
 		{"the declaration is gone", nil, true, "annotation ebpf.xdp/datapath"},
-		{"no such path", datapathPod("XDP"), false, `annotation ebpf.xdp/datapath is "XDP": want "xdp"`},
+		{"no such datapath", datapathPod("XDP"), false, `annotation ebpf.xdp/datapath is "XDP": want "xdp"`},
 	} {
 		b.pods["shop/a"] = change.pod
 		if err := b.Sync(context.Background()); err != nil {

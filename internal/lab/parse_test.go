@@ -98,7 +98,7 @@ func TestParseRefuses(t *testing.T) {
 		{"unknown mode", "    podCIDRs: [10.77.2.0/24]", "    mode: warp", `nodes[1].mode: "warp" is not a mode: use auto, xdp, tc, stack`},
 		{"bare with mode", "    podCIDRs: [10.77.2.0/24]", "    mode: tc\n    agent: false", `nodes[1].mode: is for nodes with an agent`},
 		{"unknown sysctls", "name: t\n", "name: t\nsysctls: debian\n", `lab.yaml:2: sysctls: "debian" is not known: use distribution or kernel`},
-		{"unknown path", "    node: a\n", "    node: a\n    datapath: tc\n", `lab.yaml:15: pods[0].datapath: "tc" is no datapath to ask for: use xdp, or leave it out`},
+		{"unknown datapath", "    node: a\n", "    node: a\n    datapath: tc\n", `lab.yaml:15: pods[0].datapath: "tc" is no datapath to ask for: use xdp, or leave it out`},
 		{"config of ours", "    podCIDRs: [10.77.2.0/24]", "    config: {node: x}", `nodes[1].config.node: is set by the lab`},
 		{"list for mapping", "name: t\n", "name: t\nagent: [1]\n", `lab.yaml:2: agent: is a list: want keys with values`},
 		{"agent key twice", "name: t\n", "name: t\nagent: {mtu: 1, mtu: 2}\n", `lab.yaml:2: agent: want keys with values: `},

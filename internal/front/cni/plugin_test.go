@@ -262,9 +262,9 @@ func TestBadPluginInput(t *testing.T) {
 		{name: "own netns", netns: "/proc/self/ns/net", conf: a.conf("1.1.0"), code: types.ErrInvalidNetNS, want: "the node's own"},
 		{name: "prevResult without address", conf: a.conf("1.1.0", `"prevResult":{"cniVersion":"1.1.0"}`), code: types.ErrInvalidEnvironmentVariables, want: "prevResult: it has no address on eth0"},
 		{name: "prevResult index", conf: a.conf("1.1.0", `"prevResult":{"cniVersion":"1.1.0","ips":[{"interface":7,"address":"10.0.0.1/24"}]}`), code: types.ErrInvalidNetworkConfig, want: "prevResult.ips[0].interface"},
-		{name: "no such path", conf: a.conf("1.1.0", `"datapath":"tcx"`), code: types.ErrInvalidNetworkConfig, want: `datapath: "tcx" is no datapath to ask for: want "xdp"`},
-		{name: "no such path by argument", conf: a.conf("1.1.0"), env: []string{"CNI_ARGS=WEFT_DATAPATH=XDP"}, code: types.ErrInvalidEnvironmentVariables, want: `datapath: "XDP" is no datapath to ask for: want "xdp"`},
-		{name: "path of a chain", conf: a.conf("1.1.0", `"datapath":"xdp"`, `"prevResult":{"cniVersion":"1.1.0","ips":[{"address":"10.0.0.1/24"}]}`), code: types.ErrInvalidEnvironmentVariables, want: "datapath: an interface of another CNI plugin"},
+		{name: "no such datapath", conf: a.conf("1.1.0", `"datapath":"tcx"`), code: types.ErrInvalidNetworkConfig, want: `datapath: "tcx" is no datapath to ask for: want "xdp"`},
+		{name: "no such datapath by argument", conf: a.conf("1.1.0"), env: []string{"CNI_ARGS=WEFT_DATAPATH=XDP"}, code: types.ErrInvalidEnvironmentVariables, want: `datapath: "XDP" is no datapath to ask for: want "xdp"`},
+		{name: "datapath of a chain", conf: a.conf("1.1.0", `"datapath":"xdp"`, `"prevResult":{"cniVersion":"1.1.0","ips":[{"address":"10.0.0.1/24"}]}`), code: types.ErrInvalidEnvironmentVariables, want: "datapath: an interface of another CNI plugin"},
 		{name: "prevResult before chains", conf: a.conf("0.2.0", `"prevResult":{"cniVersion":"0.2.0"}`), code: types.ErrInvalidNetworkConfig, want: "has no chains"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
