@@ -10,9 +10,15 @@ const DatapathAnnotation = "ebpf.xdp/datapath"
 // DatapathXDP is the value of DatapathAnnotation.
 const DatapathXDP = "xdp"
 
+// formerAnnotation is the name that DatapathAnnotation had first. It is honoured no more, and named.
+const formerAnnotation = "ebpf.xdp/road" // glossary: format
+
 // CheckDatapathAnnotation says what is wrong with the annotation of a pod, "" if nothing.
 func CheckDatapathAnnotation(annotations map[string]string) string {
 	value, there := annotations[DatapathAnnotation]
+	if _, former := annotations[formerAnnotation]; former && !there {
+		return "is missing: it was " + formerAnnotation + " once, which asks for nothing any more: write it by its name of now"
+	}
 	if !there || value == DatapathXDP {
 		return ""
 	}

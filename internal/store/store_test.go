@@ -130,7 +130,10 @@ func TestAssemble(t *testing.T) {
 			[]string{"Pod default/p"}, []string{
 				`1:4: metadata.name: Pod "default/p" is also declared at 2:1, in the same words, so one is used: keep one`,
 				`2:4: metadata.name: Pod "default/p" is also declared at 1:1, in the same words`}},
-		{"a path that there is none of: the pod is used all the same", map[string]string{"1": pod("p") + "  annotations: {ebpf.xdp/datapath: tcx}\n", "2": pod("q") + "  annotations: {ebpf.xdp/datapath: xdp}\n"},
+		{"a datapath by its former name: the pod is used all the same", map[string]string{"1": pod("p") + "  annotations: {ebpf.xdp/road: xdp}\n"}, // glossary: format
+			[]string{"Pod default/p"}, []string{
+				`1:5: metadata.annotations[ebpf.xdp/datapath]: is missing: it was ebpf.xdp/road once, which asks for nothing any more: write it by its name of now`}}, // glossary: format
+		{"a datapath that there is none of: the pod is used all the same", map[string]string{"1": pod("p") + "  annotations: {ebpf.xdp/datapath: tcx}\n", "2": pod("q") + "  annotations: {ebpf.xdp/datapath: xdp}\n"},
 			[]string{"Pod default/p", "Pod default/q"}, []string{
 				`1:5: metadata.annotations[ebpf.xdp/datapath]: is "tcx": want "xdp", or no such annotation for an ordinary interface, which the pod has until then`}},
 		{"overlapping ranges: the first name wins", map[string]string{

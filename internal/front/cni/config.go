@@ -39,6 +39,8 @@ type config struct {
 	// PodDatapath is v1alpha1.DatapathXDP to ask for the XDP datapath for every pod of the network; WEFT_DATAPATH in CNI_ARGS
 	// asks for one.
 	PodDatapath string `json:"datapath"`
+	// FormerDatapath is PodDatapath under the name that it had first: networks outlive an upgrade.
+	FormerDatapath string `json:"road"` // glossary: format
 	// BPF is the agent's directory of pins. Default: that of the instance.
 	BPF string `json:"bpf"`
 	// Args follow the CNI conventions: args.cni.ips and args.cni.labels.
@@ -60,6 +62,7 @@ type config struct {
 // keys are those of config, and those that the runtime adds for others.
 var keys = []string{
 	"args", "bpf", "capabilities", "cniVersion", "datapath", "dns", "instance", "name", "prevResult", "runtimeConfig", "socket", "type",
+	"road", // glossary: format
 }
 
 // parseConfig decodes and checks what the runtime gives on standard input. Keys that the
@@ -88,7 +91,7 @@ func parseAnyConfig(data []byte) (*config, error) {
 	if err != nil {
 		return nil, types.NewError(types.ErrDecodingFailure, "network configuration: cniVersion", err.Error())
 	}
-	c.CNIVersion = ver
+	c.CNIVersion, c.PodDatapath = ver, cmp.Or(c.PodDatapath, c.FormerDatapath)
 	if bytes.Equal(c.PrevResult, []byte("null")) {
 		c.PrevResult = nil
 	}
@@ -175,6 +178,7 @@ type podArgs struct {
 	K8S_POD_UID                types.UnmarshallableString
 	K8S_POD_INFRA_CONTAINER_ID types.UnmarshallableString
 	WEFT_DATAPATH              types.UnmarshallableString
+	WEFT_ROAD                  types.UnmarshallableString // glossary: format, WEFT_DATAPATH first
 }
 
 func parseArgs(s string) (podArgs, error) {
@@ -254,7 +258,7 @@ func (c *config) addRequest(containerID, netns, ifName, args string) (*request, 
 	req := &request{
 		ContainerID: containerID, IfName: ifName, NetNS: netns, Network: c.Name,
 		Namespace: string(pod.K8S_POD_NAMESPACE), Pod: string(pod.K8S_POD_NAME), PodUID: string(pod.K8S_POD_UID),
-		Labels: c.labels(), Chained: len(c.PrevResult) > 0, PodDatapath: cmp.Or(string(pod.WEFT_DATAPATH), c.PodDatapath),
+		Labels: c.labels(), Chained: len(c.PrevResult) > 0, PodDatapath: cmp.Or(string(pod.WEFT_DATAPATH), string(pod.WEFT_ROAD), c.PodDatapath), // glossary: format
 	}
 	if !req.Chained {
 		req.Addresses, err = c.addresses()

@@ -218,6 +218,8 @@ func TestPodDatapathByCNI(t *testing.T) {
 		{name: "none", conf: a.conf("1.1.0")},
 		{name: "key", conf: a.conf("1.1.0", `"datapath":"xdp"`), want: "xdp"},
 		{name: "argument", conf: a.conf("1.1.0"), env: []string{"CNI_ARGS=WEFT_DATAPATH=xdp"}, want: "xdp"},
+		{name: "former-key", conf: a.conf("1.1.0", `"road":"xdp"`), want: "xdp"},                               // glossary: format
+		{name: "former-argument", conf: a.conf("1.1.0"), env: []string{"CNI_ARGS=WEFT_ROAD=xdp"}, want: "xdp"}, // glossary: format
 	} {
 		netns, _ := endpointtest.NewPod(t)
 		if _, fail := a.run("ADD", tc.name, netns, tc.conf, tc.env...); fail != nil {
