@@ -111,7 +111,7 @@ test: fetch
 	@set -o pipefail; export GOPROXY=off; WEFT_BINARY=$(CURDIR)/build/weft $(GO) run ./internal/testrun $(PKG) -- $(TESTFLAGS) | $(GO) run ./internal/testsum
 
 # With Vault too, which is built from its module once: minutes, and cached.
-test-kms: deps-test
+test-kms: deps-test bpf
 	@scripts/fetch kms
 	WEFT_TEST_KMS=1 GOPROXY=off $(GO) test ./test/kms ./internal/keys/kek/...
 
@@ -140,7 +140,7 @@ mutate-some: fetch bpf
 # A lab walked through random mistakes, crashes and absences, see docs/model-test.md. `make test` walks some hundred steps; this is for a
 # nightly job: hours. WEFT_MODEL_SEED has the same walk again.
 .PHONY: test-model
-test-model: deps bpf
+test-model: fetch bpf
 	WEFT_MODEL_STEPS=$${WEFT_MODEL_STEPS:-10000} GOPROXY=off $(GO) test -v -count=1 -timeout 24h ./test/model
 
 # What takes too long for every change, for a nightly job: all tests on all kernels, Vault, long versions, random walks, faults. A part

@@ -21,7 +21,7 @@ const expediteNote = "rcu_expedited"
 // expedites those of its own network changes (synchronize_net) for the same reason.
 //
 // Who finds the setting made leaves it to whoever made it: an administrator, or another agent of this
-// machine. So it may end while one still hurries, which costs that one time only; and when an agent is
+// machine. So it may end while one still needs it, which costs that one time only; and when an agent is
 // killed with grace periods expedited, it stays until the same agent starts again.
 type expedite struct {
 	setting, note string

@@ -65,7 +65,7 @@ func TestExpedite(t *testing.T) {
 	}
 }
 
-// TestExpediteOfTwoAgents has two agents of a machine with grace periods expedited at once, in every order of their ends.
+// TestExpediteOfTwoAgents has two agents of a machine expedite grace periods at once, in every order of their ends.
 func TestExpediteOfTwoAgents(t *testing.T) {
 	for _, firstEndsFirst := range []bool{true, false} {
 		setting := expediteSetting(t, "0")
@@ -88,7 +88,7 @@ func TestExpediteOfTwoAgents(t *testing.T) {
 // expediteChild names, for a child process of this test, the setting and the state directory.
 const expediteChild = "WEFT_TEST_EXPEDITE"
 
-// TestExpediteOfKilledAgent kills a process that is with grace periods expedited: another agent's start leaves the setting alone, and
+// TestExpediteOfKilledAgent kills a process that has expedited grace periods: another agent's start leaves the setting alone, and
 // the same agent's puts it back.
 func TestExpediteOfKilledAgent(t *testing.T) {
 	if where := os.Getenv(expediteChild); where != "" {
@@ -117,8 +117,8 @@ func TestExpediteOfKilledAgent(t *testing.T) {
 	newExpedite(t, setting, state).holds(t, "the same agent starts", "0", false)
 }
 
-// TestExpediteIsOverAtStart holds the datapath's start, and its end, to look for what a killed one has left.
-func TestExpediteIsOverAtStart(t *testing.T) {
+// TestExpeditedEndsAtStart holds the datapath's start, and its end, to look for what a killed one has left.
+func TestExpeditedEndsAtStart(t *testing.T) {
 	bpf, _ := pinHarness(t, 64)
 	opts := Options{BPFDir: bpf, StateDir: t.TempDir(), Mode: ModeTC}
 	note := filepath.Join(opts.StateDir, expediteNote)

@@ -87,7 +87,7 @@ func burst(far, name string, payload []byte, n int, to net.HardwareAddr) error {
 }
 
 // TestMergedESP: with rx-udp-gro-forwarding the kernel makes one skb of several ESP packets before the TC hook. They
-// are refused with a reason of its own; without it each is looked at.
+// are refused with a reason of their own; without it each is looked at.
 func TestMergedESP(t *testing.T) {
 	b := newSealHarness(t, 6).keyed(t)
 	b.opts.HostAddrs = []netip.Addr{node4, wireA6}

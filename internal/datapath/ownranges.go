@@ -3,8 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
-
-	"github.com/cilium/ebpf"
+	"net/netip"
 
 	"weft.dev/weft/internal/datapath/bpf"
 )
@@ -39,49 +38,45 @@ func (d *Datapath) hasChained() bool {
 	return false
 }
 
-// ownRangesBefore lists the own ranges in the routes. Callers hold d.mu, or are alone.
-func (d *Datapath) ownRangesBefore() (map[bpf.RouteKey]bpf.Route, error) {
-	before := map[bpf.RouteKey]bpf.Route{}
-	var key bpf.RouteKey
-	var r bpf.Route
-	entries := d.maps.Routes.Iterate()
-	for entries.Next(&key, &r) {
-		if isOwn(r) && r.Flags&bpf.RouteHost == 0 {
-			before[key] = r
-		}
-	}
-	return before, entries.Err()
-}
-
-// staysClosed says whether a range that is about to become this node's own is refused until this run knows its endpoints: nothing
-// from there was accepted so far, and this run may end before it knows them. The endpoints of before are in the map, or those hooks
-// that look into it know them. Callers hold d.mu, or are alone.
-func (d *Datapath) staysClosed(key bpf.RouteKey) (bool, error) {
+// staysClosed says whether a range that is about to become this node's own is refused until this run knows its endpoints: what
+// is in it, or around it, was refused as a source so far, and this run may end before it knows them. The endpoints of before are
+// in the map, or those hooks that look into it know them. have is what the routes map holds. Callers hold d.mu, or are alone.
+func (d *Datapath) staysClosed(prefix netip.Prefix, have map[bpf.RouteKey]bpf.Route) bool {
 	known := !d.maps.Created["weft_ep_addr"] || d.maps.Hooked
 	if d.settled || d.hasChained() || !known {
-		return false, nil
+		return false
 	}
-	var was bpf.Route
-	err := d.maps.Routes.Lookup(&key, &was) // the longest prefix around it: its own, or that of a larger range
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return false, nil
+	refused := func(r bpf.Route) bool { return r.Flags&bpf.RouteOpen == 0 }
+	if was, there := have[bpf.RouteKeyOf(prefix)]; there {
+		return refused(was)
 	}
-	return was.Flags&bpf.RouteOpen == 0, err
+	for key, r := range have {
+		other := bpf.PrefixOf(key)
+		if other.Overlaps(prefix) && refused(r) && !isOwnAddress(r) {
+			return true
+		}
+	}
+	return false
 }
 
 // enterOwnRanges puts this node's pod ranges into the routes as node 0, open or closed. Those of another configuration
 // are nobody's, where packets are sealed, until SetNodes says whose they are now. They are there at all times: nothing from
 // the wire has such a source. Callers hold d.mu, or are alone, and void what is cached.
 func (d *Datapath) enterOwnRanges() error {
-	before, failed := d.ownRangesBefore()
+	have, failed := d.readRoutes()
+	before := map[bpf.RouteKey]bool{}
+	for key, r := range have {
+		if isOwn(r) && !isOwnAddress(r) {
+			before[key] = true
+		}
+	}
 	for _, prefix := range d.opts.PodCIDRs {
 		var own bpf.Route
 		key := bpf.RouteKeyOf(prefix)
-		closed, err := d.staysClosed(key)
-		if d.ownRangesOpen() && !closed {
+		if d.ownRangesOpen() && failed == nil && !d.staysClosed(prefix, have) {
 			own.Flags = bpf.RouteOpen
 		}
-		if err = errors.Join(err, d.maps.Routes.Put(&key, &own)); err != nil {
+		if err := d.maps.Routes.Put(&key, &own); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("write route %s: %w", prefix, err))
 		}
 		delete(before, key)

@@ -88,6 +88,30 @@ func TestOwnRangesStay(t *testing.T) {
 			row{name: name + ", IPv4", setup: setup, in: u(fromA(nobody4)), want: "drop", reason: bpf.ReasonNoEndpoint},
 			row{name: name + ", IPv6", setup: setup, in: u(fromA(nobody6)), want: "drop", reason: bpf.ReasonNoEndpoint})
 	}
+	// Ranges that are larger than those that another node had of them.
+	joined := func(t *testing.T, b *harness) {
+		enter(t, b)
+		for _, prefix := range b.opts.PodCIDRs {
+			key := bpf.RouteKeyOf(prefix)
+			_ = b.maps.Routes.Delete(&key)
+		}
+		for _, around := range []string{"10.0.0.0/8", "fd00::/16"} {
+			key := bpf.RouteKeyOf(mustPrefix(around))
+			must(t, b.maps.Routes.Delete(&key))
+		}
+		for _, half := range []string{"10.1.0.128/25", "fd00:1:0:0:8000::/65"} {
+			key := bpf.RouteKeyOf(mustPrefix(half))
+			must(t, b.maps.Routes.Put(&key, &bpf.Route{Node: 1}))
+			t.Cleanup(func() { _ = b.maps.Routes.Delete(&key) })
+		}
+		restart(t, b)
+		for _, prefix := range []string{"10.1.0.0/24", "fd00:1::/64"} {
+			if r, ok := b.route(t, prefix); !ok || r != (bpf.Route{}) {
+				t.Errorf("%s: %+v, %v: want that it is closed", prefix, r, ok)
+			}
+		}
+	}
+	rows = append(rows, row{name: "larger than another node's before", setup: joined, in: u(fromA(nobody4)), want: "drop", reason: bpf.ReasonNoEndpoint})
 	rows = append(rows, row{name: "shared, and restarted", setup: moved(bpf.Route{Flags: bpf.RouteOpen}), in: u(fromA(nobody4)), want: "pass"})
 	rows = append(rows, row{name: "no longer shared", setup: closed, in: u(fromA(nobody4)), want: "drop", reason: bpf.ReasonNoEndpoint})
 	runTable(t, rows)

@@ -154,8 +154,8 @@ func (d *demo) steps() []step {
 		{name: "kill9", title: "The agent is killed, traffic goes on", limit: 40 * time.Second, needsLab: true, do: d.killAgent},
 		{name: "restart", title: "The agent is restarted, traffic goes on", limit: 40 * time.Second, needsLab: true, do: d.restartAgent},
 		{name: "rotate", title: "All keys change, traffic goes on", limit: 60 * time.Second, needsLab: true, do: d.rotate},
-		{name: "intrude", title: "Forged and replayed packets on the wire are refused with a reason of its own", limit: 20 * time.Second, needsLab: true, do: d.intrude},
-		{name: "spoofed", title: "Forged packets of a pod are refused with a reason of its own", limit: 20 * time.Second, needsLab: true, do: d.forge},
+		{name: "intrude", title: "Forged and replayed packets on the wire are refused, each with a reason of its own", limit: 20 * time.Second, needsLab: true, do: d.intrude},
+		{name: "spoofed", title: "Forged packets of a pod are refused, each with a reason of its own", limit: 20 * time.Second, needsLab: true, do: d.forge},
 		{name: "trace", title: "What would happen to a packet", limit: 20 * time.Second, needsLab: true, do: d.trace},
 	}
 	if !d.opts.SkipBench {

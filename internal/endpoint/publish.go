@@ -150,7 +150,7 @@ func (m *Manager) noteAttach(id string, err error) {
 }
 
 // redeclare follows the pod's declaration. An endpoint whose service account changes takes the
-// new identity, or none while that cannot be had: never another's. One whose path changes goes over under traffic.
+// new identity, or none while that cannot be had: never another's. One whose datapath changes goes over under traffic.
 func (m *Manager) redeclare(rec record) error {
 	old := rec
 	rec.declare(m.declared(rec.Key()))

@@ -194,7 +194,7 @@ func (m *Manager) reattachNow(rec record) error {
 	return err
 }
 
-// recallPodDatapath asks for the path of an endpoint that has a second interface and no word of why in its record:
+// recallPodDatapath asks for the datapath of an endpoint that has a second interface and no word of why in its record:
 // agents gave one to every pod, once. It keeps that if its pod is declared to want it.
 func (m *Manager) recallPodDatapath(rec *record) error {
 	if rec.XDPDatapath() || rec.Chained || !netdev.ExistsOnNode(netdev.SecondHostIf(rec.HostIf)) {

@@ -43,7 +43,7 @@ func (b *fixture) untimed(key kek.KEK, number uint64) epochs.Epoch {
 
 func (b *fixture) refused(n *node, number uint64) {
 	b.t.Helper()
-	b.until("it is refused with a reason of its own", func() bool {
+	b.until("it is refused, and the error is named", func() bool {
 		s := n.Status()
 		i := slices.IndexFunc(s.Epochs, func(e epochs.Status) bool { return e.Number == number })
 		if i >= 0 && s.Epochs[i].Readable {

@@ -246,7 +246,7 @@ func TestPeersLeaveAndComeBack(t *testing.T) {
 	a.SetPeers([]Peer{nodes[1].info()})
 	b.until("its keys are gone", func() bool { return len(a.Status().Peers) == 1 && b.fabric.try("a", "c") == "no_key" })
 	c.RequestRekey("a")
-	b.until("it is refused with a reason of its own", func() bool { b.clock.skip(10 * time.Millisecond); return b.peer(c, "a").ErrorKind == "unknown_node" })
+	b.until("it is refused, and the error is named", func() bool { b.clock.skip(10 * time.Millisecond); return b.peer(c, "a").ErrorKind == "unknown_node" })
 	b.fabric.forgive("a", "c", false)
 	a.SetPeers(b.allPeers())
 	c.RequestRekey("a")

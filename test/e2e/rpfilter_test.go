@@ -74,7 +74,7 @@ func talk(ctx context.Context, ns, to string, far bool) error {
 	return nil
 }
 
-// TestReversePathFilter has pods of every mode and path talk with their node, another, pods, Services and the world,
+// TestReversePathFilter has pods of every mode and datapath talk with their node, another, pods, Services and the world,
 // under every setting of the kernel's reverse path filter, with encryption.
 func TestReversePathFilter(t *testing.T) {
 	l := useSealed(t)

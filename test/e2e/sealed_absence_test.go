@@ -27,7 +27,7 @@ agent:
 `
 
 // TestAbsenceNeverMeansCleartext breaks, doubles, empties and removes node b's object while pods talk, and restarts the
-// agents in between: packets arrive sealed or are dropped with a reason of its own, and nothing of a pod is readable on the wire.
+// agents in between: packets arrive sealed or are dropped with a reason of their own, and nothing of a pod is readable on the wire.
 func TestAbsenceNeverMeansCleartext(t *testing.T) {
 	l := newLab(t, "absence", parseSpec(t, absenceLab))
 	a, b := l.Node("a"), l.Node("b")

@@ -25,7 +25,7 @@ const (
 )
 
 // TestExtendTTL takes the KMS away until the hard TTL is long over: nothing is lost while keys.extendTTL allows, and
-// the agents say so; then packets are refused with a reason of its own; and when the KMS is back all is well by itself.
+// the agents say so; then packets are refused with a reason of their own; and when the KMS is back all is well by itself.
 func TestExtendTTL(t *testing.T) {
 	trustCounterparts(t)
 	spec := strings.Replace(sealedNodes, "keys: {", "keys: {extendTTL: "+extendTTL.String()+", ", 1)

@@ -180,7 +180,7 @@ func (b *harness) keyed(t *testing.T) {
 	}
 }
 
-// routeWorld gives the nodes a path to the world, which is what makes their kernels forward from it.
+// routeWorld gives the nodes a route to the world, which is what makes their kernels forward from it.
 func (b *harness) routeWorld(t *testing.T) {
 	t.Helper()
 	out := b.lab.Node("out")
