@@ -95,20 +95,20 @@ func rename(temp, path string) error {
 	return nil
 }
 
-// Link gives a temporary file a name that is free, and removes it if it is not. A link, since NFS has
-// no rename that does not replace; such a rename where a file system has no links.
+// Link gives a temporary file a name that is free, and removes it if it is not. By a rename that does
+// not replace, so that whoever is killed leaves no second name of a key; by a link where a file system
+// has no such rename, as NFS.
 func Link(temp, path string) error {
-	err := os.Link(temp, path)
-	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EOPNOTSUPP) {
-		err = unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, path, unix.RENAME_NOREPLACE)
+	err := unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, path, unix.RENAME_NOREPLACE)
+	if err != nil {
+		if !errors.Is(err, fs.ErrExist) {
+			err = os.Link(temp, path)
+		}
+		if errTemp := os.Remove(temp); err != nil {
+			return errors.Join(&os.LinkError{Op: "link", Old: temp, New: path, Err: err}, errTemp)
+		}
 	}
 	reached("linked")
-	if errTemp := os.Remove(temp); !errors.Is(errTemp, fs.ErrNotExist) {
-		err = errors.Join(err, errTemp)
-	}
-	if err != nil {
-		return err
-	}
 	return SyncDir(filepath.Dir(path))
 }
 

@@ -116,8 +116,8 @@ func newerThanSources(built time.Time) bool {
 func leftovers() []string {
 	var left []string
 	for _, pattern := range []string{
-		"/run/netns/weft-" + labPrefix + "*", "/run/netns/" + labPrefix + "*", "/sys/fs/bpf/weft/" + labPrefix + "*",
-		"/run/weft/" + labPrefix + "*", "/run/weft-lab/" + labPrefix + "*", "/var/lib/weft/" + labPrefix + "*",
+		"/run/netns/weft-" + labPrefix + "-*", "/run/netns/" + labPrefix + "-*", "/sys/fs/bpf/weft/" + labPrefix + "-*",
+		"/run/weft/" + labPrefix + "-*", "/run/weft-lab/" + labPrefix + "-*", "/var/lib/weft/" + labPrefix + "-*",
 	} {
 		found, _ := filepath.Glob(pattern)
 		left = append(left, found...)
@@ -126,7 +126,7 @@ func leftovers() []string {
 	for _, path := range commands {
 		text, _ := os.ReadFile(path)
 		line := strings.ReplaceAll(string(text), "\x00", " ")
-		if strings.Contains(line, "weft") && strings.Contains(line, labPrefix) && !strings.Contains(path, fmt.Sprintf("/%d/", os.Getpid())) {
+		if strings.Contains(line, "weft") && strings.Contains(line, labPrefix+"-") && !strings.Contains(path, fmt.Sprintf("/%d/", os.Getpid())) {
 			left = append(left, "process "+filepath.Base(filepath.Dir(path))+": "+line)
 		}
 	}
