@@ -23,6 +23,7 @@ BPF_CFLAGS := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Werr
 
 GENERATED := internal/datapath/bpf/types_gen.go internal/datapath/bpf/reasons_gen.go docs/drop-reasons.md
 
+.DELETE_ON_ERROR:
 .PHONY: all build deps deps-test check-deps fetch bpf generate check check-generated demo test test-kms lint fmt clean
 all: build
 
