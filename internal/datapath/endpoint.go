@@ -16,7 +16,7 @@ import (
 
 // AttachEndpoint hooks an endpoint's interface and makes it reachable. It can be called again for the
 // same endpoint, for instance after a restart: programs are then replaced under traffic. When the
-// mode or the endpoint's path changes, the order keeps every packet whole: what the new one needs is there
+// mode or the endpoint's datapath changes, the order keeps every packet whole: what the new one needs is there
 // before its hooks, what the old one needed goes after its hooks.
 func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 	d.attaching.RLock()

@@ -135,7 +135,7 @@ func (d *Datapath) hooksFor(ep Endpoint) []hook.Attachment {
 // mode xdp hooks uplinks by XDP.
 func (d *Datapath) uplinkHooks() []hook.Attachment { return d.progs.At(hook.Uplink, d.wayOfNode()) }
 
-// wayOfNode is the way of all interfaces that have no path of their own.
+// wayOfNode is the way of all interfaces that have no datapath of their own.
 func (d *Datapath) wayOfNode() hook.Way {
 	switch {
 	case d.mode.Active != ModeXDP:

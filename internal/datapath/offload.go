@@ -6,7 +6,7 @@ import (
 	"weft.dev/weft/internal/netdev"
 )
 
-// wantedOffloads says which features the pod side must have in this mode and on its path; a feature that is not
+// wantedOffloads says which features the pod side must have in this mode and with its datapath; a feature that is not
 // listed is the pod's own business.
 //
 // An XDP redirect into a veth is dropped unless the receiving side polls (NAPI), which GRO turns on. And

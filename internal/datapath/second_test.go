@@ -9,7 +9,7 @@ import (
 	"weft.dev/weft/internal/netdev"
 )
 
-// TestPodDatapath: which endpoint goes by which path, what is attached and set for it, and what is said about it.
+// TestPodDatapath: which endpoint has which datapath, what is attached and set for it, and what is said about it.
 func TestPodDatapath(t *testing.T) {
 	d := &Datapath{progs: &hook.Programs{}}
 	auto, noRedirect := ModeStatus{Asked: ModeAuto, Active: ModeTC, XDPDatapath: true}, ModeStatus{Asked: ModeAuto, Active: ModeTC}
@@ -39,7 +39,7 @@ func TestPodDatapath(t *testing.T) {
 	} {
 		d.mode = tt.mode
 		if got := d.PodDatapath(tt.ep); got != tt.want {
-			t.Errorf("%s: path %+v, want %+v", tt.name, got, tt.want)
+			t.Errorf("%s: datapath %+v, want %+v", tt.name, got, tt.want)
 		}
 		for _, h := range d.hooksFor(tt.ep) {
 			if h.Name == "from_pod" && h.Kind != tt.kind {

@@ -23,7 +23,7 @@ func hasSecond(p *lab.Pod) bool {
 	return p.Do(func() error { _, err := net.InterfaceByName("weft-tx"); return err }) == nil
 }
 
-// podDatapathOf is what the agent says of an endpoint's path.
+// podDatapathOf is what the agent says of an endpoint's datapath.
 func podDatapathOf(t *testing.T, l *lab.Lab, p *lab.Pod) datapath.PodDatapath {
 	t.Helper()
 	endpoints, err := admin.NewClient(l.Node(p.Node).Socket).Endpoints(t.Context())
@@ -52,7 +52,7 @@ func TestOrdinaryInterface(t *testing.T) {
 		t.Errorf("%d interfaces beside lo are not one: %v", links-1, err)
 	}
 	if path := podDatapathOf(t, l, client); path != (datapath.PodDatapath{Name: "tc", Why: "mode auto"}) {
-		t.Errorf("path %+v", path)
+		t.Errorf("datapath %+v", path)
 	}
 	sniff := openEnd(t, client.NetNS, "eth0", false)
 	sniff.leaving = true
@@ -90,7 +90,7 @@ func TestPodDatapath(t *testing.T) {
 		t.Run(tt.mode, func(t *testing.T) {
 			reconfigure(t, map[string]any{"mode": tt.mode}, a)
 			if got := podDatapathOf(t, l, router); got != tt.want {
-				t.Errorf("path %+v, want %+v", got, tt.want)
+				t.Errorf("datapath %+v, want %+v", got, tt.want)
 			}
 			if hasSecond(router) != tt.second || hasSecond(l.Pod("client")) {
 				t.Errorf("second interfaces: router %v, client %v", hasSecond(router), hasSecond(l.Pod("client")))
@@ -126,7 +126,7 @@ func TestPodDatapathChange(t *testing.T) {
 				return fmt.Errorf("the second interface: %v", hasSecond(router))
 			}
 			if name := podDatapathOf(t, l, router).Name; (name == "xdp") != second {
-				return fmt.Errorf("path %s", name)
+				return fmt.Errorf("datapath %s", name)
 			}
 			return nil
 		})
@@ -198,7 +198,7 @@ func forgetDatapath(t *testing.T, l *lab.Lab, p *lab.Pod) {
 	}
 	record := map[string]any{}
 	if err := json.Unmarshal(text, &record); err != nil || record["datapath"] != "xdp" {
-		t.Fatalf("path %v, %v", record["datapath"], err)
+		t.Fatalf("datapath %v, %v", record["datapath"], err)
 	}
 	delete(record, "datapath")
 	if text, err = json.Marshal(record); err != nil {

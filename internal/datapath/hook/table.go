@@ -35,7 +35,7 @@ const (
 	Node         Place = "netfilter, both families"
 )
 
-// Way is how packets are taken at a place: the node's mode and the endpoint's path decide.
+// Way is how packets are taken at a place: the node's mode and the endpoint's datapath decide.
 type Way int
 
 // The ways. ByGenericXDP is ByXDP in the kernel's generic, slower form, which any device can do.
