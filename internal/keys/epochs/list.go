@@ -67,15 +67,17 @@ func (k *Keeper) open() *epoch {
 // Reload reads the store's epochs. When it does not answer, those known stay.
 func (k *Keeper) Reload() {
 	k.storeLock.Lock()
+	k.mu.Lock()
+	// Before the listing: a change that is told while it is made is not in it.
+	k.due.store = k.clock.Boot() + storeEvery + clock.Spread(storeEvery/4)
+	k.mu.Unlock()
 	list, err := k.opt.Store.Epochs()
 	k.mu.Lock()
-	now := k.clock.Boot()
 	if err != nil {
 		k.due.storeRetry = min(max(2*k.due.storeRetry, retryMin), retryMax)
-		k.due.store = now + k.due.storeRetry
+		k.due.store = k.clock.Boot() + k.due.storeRetry
 	} else {
 		k.due.storeRetry = 0
-		k.due.store = now + storeEvery + clock.Spread(storeEvery/4)
 		k.merge(list)
 	}
 	k.mu.Unlock()
