@@ -8,9 +8,9 @@ import (
 
 	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/netns"
+	"weft.dev/weft/internal/netns/nettest"
 )
 
 // The default routes' next hops: the machine out.
@@ -117,23 +117,7 @@ func (h *host) prefixes() []string {
 // setUp makes an end of a wire as the lab does: addresses at once, GRO on (a frame that XDP redirects arrives by NAPI
 // only), what needs offload off.
 func setUp(name string, addresses []string) error {
-	l, err := netlink.LinkByName(name)
-	if err != nil {
-		return err
-	}
-	for _, text := range addresses {
-		addr, err := netlink.ParseAddr(text)
-		if err != nil {
-			return err
-		}
-		if addr.IP.To4() == nil {
-			addr.Flags = unix.IFA_F_NODAD
-		}
-		if err := netlink.AddrAdd(l, addr); err != nil {
-			return fmt.Errorf("address %s: %w", text, err)
-		}
-	}
-	if err := netlink.LinkSetUp(l); err != nil {
+	if err := nettest.Up(name, addresses...); err != nil {
 		return err
 	}
 	tool, err := ethtool.NewEthtool()
