@@ -36,11 +36,28 @@ func Do(path string, fn func() error) error {
 	}
 	defer target.Close()
 	result := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		result <- inThread(int(target.Fd()), fn)
-	}()
+	go onOtherThread(func() { result <- inThread(int(target.Fd()), fn) })
 	return <-result
+}
+
+// onOtherThread locks its goroutine to a thread that is not the process's main one and runs fn
+// there, which unlocks it. /proc/PID/ns/net, and so what /proc/self/ns/net says to anybody in
+// this process, is the main thread's: it never leaves the network namespace that it began in.
+func onOtherThread(fn func()) {
+	runtime.LockOSThread()
+	if unix.Gettid() != unix.Getpid() {
+		fn()
+		return
+	}
+	// This goroutine keeps the main thread until the other one has a thread of its own.
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		fn()
+	}()
+	<-done
+	runtime.UnlockOSThread()
 }
 
 // inThread switches the locked thread, runs fn and switches back. It unlocks the
@@ -76,9 +93,8 @@ func Create(name string) (string, error) {
 	}
 	mountpoint.Close()
 	result := make(chan error, 1)
-	go func() {
-		// Never unlocked: the thread sits in the new namespace and must die with the goroutine.
-		runtime.LockOSThread()
+	// Never unlocked: the thread sits in the new namespace and must die with the goroutine.
+	go onOtherThread(func() {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			result <- fmt.Errorf("unshare network namespace: %w", err)
 			return
@@ -88,7 +104,7 @@ func Create(name string) (string, error) {
 			return
 		}
 		result <- nil
-	}()
+	})
 	if err := <-result; err != nil {
 		return "", errors.Join(err, os.Remove(path))
 	}
