@@ -82,6 +82,33 @@ func TestPath(t *testing.T) {
 	}
 }
 
+// TestEndGoesAway has an end that answers the first probe and no other, as an agent that is
+// killed does: that is no narrow path.
+func TestEndGoesAway(t *testing.T) {
+	a, b := wires(t, 1500)
+	var near *Prober
+	must(t, netns.Do(a, func() error {
+		near = serve(t, Options{Port: 4500, Tries: 1, Wait: 500 * time.Millisecond})
+		return nil
+	}))
+	var far *net.UDPConn
+	must(t, netns.Do(b, func() (err error) {
+		far, err = net.ListenUDP("udp4", &net.UDPAddr{Port: 4500})
+		return err
+	}))
+	defer far.Close()
+	go func() {
+		data := make([]byte, MaxPacket)
+		if n, from, err := far.ReadFromUDPAddrPort(data); err == nil {
+			data[kindAt] = kindAnswer
+			_, _ = far.WriteToUDPAddrPort(data[:n], from)
+		}
+	}()
+	if got, err := near.Fits(t.Context(), netip.MustParseAddr("10.9.2.1"), 1500); !errors.Is(err, ErrNoAnswer) {
+		t.Errorf("fits %d, %v, want no answer", got, err)
+	}
+}
+
 // freePort is one that nobody has now.
 func freePort(t *testing.T) int {
 	t.Helper()

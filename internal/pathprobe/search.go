@@ -20,32 +20,35 @@ func (p *Prober) Fits(ctx context.Context, node netip.Addr, mtu int) (int, error
 	}
 	least = min(least, mtu)
 	// A small one first: only from an end that is there the silence on a large one says something.
+	if err := p.answers(ctx, node, least); err != nil {
+		return 0, err
+	}
+	if ok, err := p.passes(ctx, node, mtu); ok || err != nil {
+		return mtu, err
+	}
+	return p.search(ctx, node, least, mtu)
+}
+
+// answers says whether the other end is there now: nil, or ErrNoAnswer.
+func (p *Prober) answers(ctx context.Context, node netip.Addr, least int) error {
 	ok, err := p.passes(ctx, node, least)
 	if err == nil && !ok {
 		err = fmt.Errorf("%w from %s at UDP port %d", ErrNoAnswer, node, p.opt.Port)
 	}
-	if err != nil {
-		return 0, err
-	}
-	if ok, err = p.passes(ctx, node, mtu); ok || err != nil {
-		return mtu, err
-	}
-	fits, err := p.search(ctx, node, least, mtu)
-	if err != nil {
-		return 0, err
-	}
-	// The end may have been away just when the large ones came.
-	if ok, err = p.passes(ctx, node, mtu); ok || err != nil {
-		return mtu, err
-	}
-	return fits, nil
+	return err
 }
 
-// search closes in on the largest size between one that passes and one that does not.
-func (p *Prober) search(ctx context.Context, node netip.Addr, passes, fails int) (int, error) {
+// search closes in on the largest size between least, which passes, and mtu, which did not.
+// An end that goes away meanwhile must not look like a narrow path, so a size fails only
+// if a packet of the least size passes after it, and mtu itself is tried once more.
+func (p *Prober) search(ctx context.Context, node netip.Addr, least, mtu int) (int, error) {
+	passes, fails := least, mtu
 	for passes+1 < fails {
 		size := passes + (fails-passes)/2
 		ok, err := p.passes(ctx, node, size)
+		if err == nil && !ok {
+			err = p.answers(ctx, node, least)
+		}
 		if err != nil {
 			return 0, err
 		}
@@ -55,7 +58,11 @@ func (p *Prober) search(ctx context.Context, node netip.Addr, passes, fails int)
 			fails = size
 		}
 	}
-	return passes, nil
+	ok, err := p.passes(ctx, node, mtu)
+	if ok || err != nil {
+		return mtu, err
+	}
+	return passes, p.answers(ctx, node, least)
 }
 
 // passes sends packets of a size until one comes back.
