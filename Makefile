@@ -92,7 +92,7 @@ build: check-deps bpf
 lint: export CGO_ENABLED = 0
 lint: export GOFLAGS = -trimpath -tags=grpcnotrace
 lint: check-deps bpf
-	@test -z "$$(gofmt -l .)" || { echo "not gofmt'ed:"; gofmt -l .; exit 1; }
+	@unformatted=$$(gofmt -l .) || exit 1; [ -z "$$unformatted" ] || { echo "not gofmt'ed:" $$unformatted; exit 1; }
 	clang-format-19 --dry-run --Werror $(wildcard bpf/*.c bpf/*.h bpf/*/*.h bpf/*/*.c)
 	$(GO) vet ./...
 	$(GO) tool staticcheck ./...

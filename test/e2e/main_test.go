@@ -82,7 +82,7 @@ func findBinary() (string, error) {
 // build compiles a program, with the files that overlay names in place of the tree's.
 func build(program, name, overlay string) (string, error) {
 	out := filepath.Join(scratch, name)
-	args := []string{"build", "-trimpath", "-ldflags", "-s -w -X weft.dev/weft/internal/version.Version=" + name, "-o", out}
+	args := []string{"build", "-trimpath", "-tags=grpcnotrace", "-ldflags", "-s -w -X weft.dev/weft/internal/version.Version=" + name, "-o", out}
 	if overlay != "" {
 		args = append(args, "-overlay", overlay)
 	}

@@ -39,7 +39,7 @@ func Binary(dir string) (string, error) {
 		return filepath.Abs(given)
 	}
 	out := filepath.Join(dir, "weft")
-	cmd := exec.Command("go", "build", "-o", out, "./cmd/weft")
+	cmd := exec.Command("go", "build", "-tags=grpcnotrace", "-o", out, "./cmd/weft")
 	cmd.Dir = "../.."
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build weft: %w\n%s", err, text)
