@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* from_host: the far end of the pair. Every frame here is one packet with its checksum in place and the
- * decision of the hook that sent it; it is sealed and leaves by the uplink. TC only. */
+/* from_host: the far end of the segmentation veth. Every frame here is one packet with its checksum in place
+ * and the decision of the hook that sent it; it is sealed and leaves by the uplink. TC only. */
 #include "lib/forward.h"
 
 /* Whose packet it was, for the counters and the event: the agent finds the missing key's node by it. A frame
@@ -26,7 +26,7 @@ int weft_from_host(weft_ctx *ctx)
 
 	if (!cfg || !weft_sealing)
 		return CTX_DROP;
-	if (!pair_receive(ctx, &node, &identity))
+	if (!segment_receive(ctx, &node, &identity))
 		return refuse(ctx, cfg, &p, REASON_INTERNAL);
 	reason = seal(ctx, cfg, node, identity);
 	if (reason)

@@ -5,7 +5,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
-#include "lib/structs.h"
+#include "lib/flow_structs.h"
 
 char _license[] SEC("license") = "GPL";
 

@@ -2,8 +2,8 @@
 /* to_wire: what the host's stack sends to the wire, on the uplink's egress. TC only. A flow of a
  * pod of this node is the stack's then (it may have been translated: a Service's address on its way
  * out), so its replies must go through the stack too. And nothing gets past that must be sealed:
- * what the stack sends to other nodes' pods, and for this node's pods, goes into the pair, under the identity
- * of who sent it. */
+ * what the stack sends to other nodes' pods, and for this node's pods, goes into the segmentation veth, under
+ * the identity of who sent it. */
 #include "lib/forward.h"
 
 /* Whether who sent the packet may send from that source. Returns a drop reason. */
@@ -91,7 +91,7 @@ ALWAYS_INLINE int must_divert(weft_ctx *ctx, const struct weft_config *cfg, stru
 		reason = REASON_NO_KEY;
 	else if (!reason && p->l3_size > peer->mtu)
 		reason = REASON_TOO_BIG;
-	*act = reason ? drop(cfg, p, reason) : pair_send(ctx, cfg, r->node, identity);
+	*act = reason ? drop(cfg, p, reason) : segment_send(ctx, cfg, r->node, identity);
 	return 1;
 }
 

@@ -10,7 +10,7 @@
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
-#include "structs.h"
+#include "flow_structs.h"
 
 #define ALWAYS_INLINE static __always_inline
 /* A global function: the verifier checks it once, by itself, instead of once for every path that leads
@@ -35,7 +35,7 @@ const volatile __u64 weft_weights[11] = {};
 
 /* Not a verdict of the kernel's: the frame is still to be sealed, see seal_and_redirect(). */
 #define CTX_SEAL 0x5ea1
-/* Nor is this: it goes through the pair, where it is sealed. */
+/* Nor is this: it goes through the segmentation veth, where it is sealed. */
 #define CTX_PAIR 0x5ea2
 
 #ifdef WEFT_XDP

@@ -4,7 +4,7 @@
 
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
-#include "structs.h"
+#include "flow_structs.h"
 
 /* Names stay within 15 characters, the kernel's limit. The loader pins each under its name and a
  * hash of its layout, and sets the size of weft_flows4/6 and weft_cells4/6 from the configuration. */
@@ -58,8 +58,8 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 2 * WEFT_MAX_NODES);
 	__type(key, __u32);
-	__type(value, struct weft_node);
-} weft_nodes SEC(".maps");
+	__type(value, struct weft_nexthop);
+} weft_nexthops SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

@@ -12,7 +12,7 @@ SUBPROGRAM int route(const struct weft_config *cfg, const struct weft_pkt *p, st
 	const struct weft_peer *peer;
 	struct weft_endpoint *to;
 	struct weft_route *r;
-	struct weft_node *node;
+	struct weft_nexthop *node;
 	__u32 index;
 
 	if (!cfg || !p || !c)
@@ -53,18 +53,18 @@ SUBPROGRAM int route(const struct weft_config *cfg, const struct weft_pkt *p, st
 	} else if (r->flags & ROUTE_HOST) {
 		return REASON_NONE;
 	}
-	node = bpf_map_lookup_elem(&weft_nodes, &index);
+	node = bpf_map_lookup_elem(&weft_nexthops, &index);
 	if (!node)
 		return REASON_INTERNAL;
 	trace(p, STEP_TO_NODE, r->node, node->ifindex, 0);
 	if (c->seal && !node->ifindex)
 		return REASON_NO_NEXT_HOP;
 	/* What is to be sealed stays out of the host's stack if it can: send_sealed has the kernel resolve. */
-	if (!(node->flags & NODE_RESOLVED) && (CTX_IS_XDP || !c->seal)) {
+	if (!(node->flags & NEXTHOP_RESOLVED) && (CTX_IS_XDP || !c->seal)) {
 		trace(p, STEP_NO_NEIGHBOR, r->node, 0, 0);
 		return REASON_NONE;
 	}
-	if (cfg->flags & CONFIG_STACK || (CTX_IS_XDP && !(node->flags & NODE_XDP_OUT)))
+	if (cfg->flags & CONFIG_STACK || (CTX_IS_XDP && !(node->flags & NEXTHOP_XDP_OUT)))
 		return REASON_NONE;
 	c->verdict = VERDICT_REMOTE;
 	c->out_ifindex = node->ifindex;

@@ -4,7 +4,7 @@
 
 #include "drop.h"
 #include "mss.h"
-#include "pair.h"
+#include "segment.h"
 
 /* Carries out what has been decided about a packet: gives it to the host's stack, rewrites and redirects it, or
  * has it sealed. */
@@ -52,7 +52,7 @@ ALWAYS_INLINE int to_remote(weft_ctx *ctx, struct weft_pkt *p, const struct weft
 		return ctx_to_wire(ctx, c->out_ifindex);
 	p->node = c->node;
 	p->identity = c->identity;
-	return needs_pair(ctx, flow) ? CTX_PAIR : CTX_SEAL;
+	return needs_segmentation(ctx, flow) ? CTX_PAIR : CTX_SEAL;
 }
 
 /* Carries out a decision that is not the stack's on a packet that fits it. */
@@ -83,7 +83,7 @@ ALWAYS_INLINE int seal_and_redirect(weft_ctx *ctx, const struct weft_config *cfg
 	if (p->proto == IPPROTO_TCP && p->tcp_flags & TCP_SYN && !p->frag)
 		clamp_mss(ctx, p);
 	if (act == CTX_PAIR) {
-		act = pair_send(ctx, cfg, p->node, p->identity);
+		act = segment_send(ctx, cfg, p->node, p->identity);
 	} else {
 		reason = seal(ctx, cfg, p->node, p->identity);
 		if (reason)

@@ -225,9 +225,9 @@ func TestChangesReachCachedFlows(t *testing.T) {
 }
 
 func (b *harness) peerMAC(t *testing.T, to net.HardwareAddr) {
-	entry := bpf.Node{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NodeXdpOut, Mtu: 1500, Smac: bpf.ToMAC(uplinkMAC)}
+	entry := bpf.Nexthop{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NexthopXdpOut, Mtu: 1500, Smac: bpf.ToMAC(uplinkMAC)}
 	if to != nil {
-		entry.Flags |= bpf.NodeResolved
+		entry.Flags |= bpf.NexthopResolved
 		entry.Dmac = bpf.ToMAC(to)
 	}
 	b.setPeer(t, entry)

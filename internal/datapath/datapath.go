@@ -64,7 +64,7 @@ type Datapath struct {
 	attaching sync.RWMutex
 	mu        sync.Mutex // guards the maps' configuration and all below
 	config    bpf.Config
-	pair      pairLinks
+	segment   segmentLinks
 	nodes     nodeTable
 	sas       associations
 	fork      vmFork
@@ -226,11 +226,11 @@ func (d *Datapath) configure() error {
 			d.config.NodeIp6 = bpf.ToAddr(a)
 		}
 	}
-	d.config.EspPort, d.config.PairIfindex, d.config.NetIfindex = 0, 0, 0
+	d.config.EspPort, d.config.SegmentIfindex, d.config.NetIfindex = 0, 0, 0
 	if d.opts.Encrypt != nil {
 		d.config.Flags |= bpf.ConfigSeal
 		d.config.EspPort = bpf.Ntohs(d.opts.Encrypt.Port)
-		d.config.PairIfindex, d.config.NetIfindex = d.pair.host, d.pair.net
+		d.config.SegmentIfindex, d.config.NetIfindex = d.segment.host, d.segment.net
 	}
 	var ns unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/net", &ns); err != nil {

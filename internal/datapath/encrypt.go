@@ -54,14 +54,14 @@ func (d *Datapath) openEncryption() error {
 		return err
 	}
 	var err error
-	d.pair.host, d.pair.net, err = netdev.EnsureSegmentation(func(out netlink.Link) error {
+	d.segment.host, d.segment.net, err = netdev.EnsureSegmentation(func(out netlink.Link) error {
 		return d.links().Ensure(out.Attrs().Name, out.Attrs().Index, d.progs.At(hook.Segmentation, hook.ByTC))
 	})
 	return err
 }
 
-// pairLinks are the indexes of weft_host and weft_net, if packets are sealed.
-type pairLinks struct{ host, net uint32 }
+// segmentLinks are the indexes of weft_host and weft_net, if packets are sealed.
+type segmentLinks struct{ host, net uint32 }
 
 // errNoFamily says that a tunnel to a node has no two ends.
 var errNoFamily = errors.New("no address of the same family as one of this node's: nothing can be sealed for it")

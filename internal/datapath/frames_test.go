@@ -43,7 +43,7 @@ func TestGSO(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b.reset(t)
-			b.setPeer(t, bpf.Node{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NodeResolved, Mtu: 600, Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC)})
+			b.setPeer(t, bpf.Nexthop{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NexthopResolved, Mtu: 600, Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC)})
 			for range 2 {
 				frame := c.in.bytes()
 				code, out, err := b.runWith(b.progs.Get("from_pod", hook.TCIngress), &skbContext{Ifindex: uint32(b.index["wta"]), GSOSize: c.segment, GSOSegs: c.segments}, frame)
@@ -76,7 +76,7 @@ func TestGSO(t *testing.T) {
 func TestJumbo(t *testing.T) {
 	b := newHarness(t)
 	const mtu = 9000
-	b.setPeer(t, bpf.Node{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NodeResolved | bpf.NodeXdpOut, Mtu: mtu, Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC)})
+	b.setPeer(t, bpf.Nexthop{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NexthopResolved | bpf.NexthopXdpOut, Mtu: mtu, Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC)})
 	for name, p := range map[string]packet{"IPv4": fromA(peer4), "IPv6": fromA(peer6)} {
 		headers := 28
 		if p.to.Is6() {

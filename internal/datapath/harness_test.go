@@ -117,7 +117,7 @@ func makeHarness(encrypt *EncryptOptions) (*harness, error) {
 	if b.progs, err = hook.Load(b.maps, testRunConstants(b.Datapath), true); err != nil || encrypt == nil {
 		return b, err
 	}
-	b.pair = pairLinks{host: uint32(b.index["wtx"]), net: 1 << 20} // any interface will do: no packet leaves the tables
+	b.segment = segmentLinks{host: uint32(b.index["wtx"]), net: 1 << 20} // any interface will do: no packet leaves the tables
 	return b, b.openEngine()
 }
 
@@ -191,11 +191,11 @@ func (b *harness) reset(t testing.TB) {
 		must(t, b.maps.Routes.Put(&key, &bpf.Route{Node: node}))
 	}
 	for _, family := range []uint32{0, 1} {
-		_, err := b.putNode(2*2+family, bpf.Node{}) // node 2 is known, and not resolved
+		_, err := b.putNode(2*2+family, bpf.Nexthop{}) // node 2 is known, and not resolved
 		must(t, err)
 	}
-	b.setPeer(t, bpf.Node{
-		Ifindex: uint32(b.index["wtup"]), Flags: bpf.NodeResolved | bpf.NodeXdpOut, Mtu: 1500,
+	b.setPeer(t, bpf.Nexthop{
+		Ifindex: uint32(b.index["wtup"]), Flags: bpf.NexthopResolved | bpf.NexthopXdpOut, Mtu: 1500,
 		Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC),
 	})
 }
@@ -220,7 +220,7 @@ func (b *harness) resetBudgets() error {
 }
 
 // setPeer changes how node 1 is reached, in both families.
-func (b *harness) setPeer(t testing.TB, entry bpf.Node) {
+func (b *harness) setPeer(t testing.TB, entry bpf.Nexthop) {
 	t.Helper()
 	for _, index := range []uint32{2, 3} {
 		_, err := b.putNode(index, entry)

@@ -142,7 +142,7 @@ func (l leaving) run(t *testing.T, b *leavingHarness) {
 	}
 }
 
-// sealedAs is the identity under which a packet for an address went into the pair, 0 if none did.
+// sealedAs is the identity under which a packet for an address went into the segmentation veth, 0 if none did.
 func (b *leavingHarness) sealedAs(dst netip.Addr) uint32 {
 	frame := make([]byte, 2048)
 	for {
@@ -150,7 +150,7 @@ func (b *leavingHarness) sealedAs(dst netip.Addr) uint32 {
 		if err != nil {
 			return 0
 		}
-		if n > 54 && inPair(frame) && bytes.Contains(frame[14:54], dst.AsSlice()) {
+		if n > 54 && isSegment(frame) && bytes.Contains(frame[14:54], dst.AsSlice()) {
 			return binary.BigEndian.Uint32(frame[8:])
 		}
 	}

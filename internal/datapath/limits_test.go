@@ -156,7 +156,7 @@ func TestMTU(t *testing.T) {
 	}
 	limit := func(mtu int) func(*testing.T, *harness) {
 		return func(t *testing.T, b *harness) {
-			b.setPeer(t, bpf.Node{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NodeResolved | bpf.NodeXdpOut, Mtu: uint16(mtu), Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC)})
+			b.setPeer(t, bpf.Nexthop{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NexthopResolved | bpf.NexthopXdpOut, Mtu: uint16(mtu), Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC)})
 			for _, ep := range []struct {
 				ep    Endpoint
 				iface string

@@ -190,7 +190,7 @@ func TestPeerByAForeignInterface(t *testing.T) {
 	if len(problems) != 1 || problems[0].Node != "far" || !strings.Contains(problems[0].Text, "leads out of wtb") || !strings.Contains(problems[0].Text, "add it to uplinks") {
 		t.Errorf("problems %v", problems)
 	}
-	if r, ok := b.route(t, "10.9.0.0/24"); !ok || r.Node == 0 || b.node(t, r.Node, 0) != (bpf.Node{}) {
+	if r, ok := b.route(t, "10.9.0.0/24"); !ok || r.Node == 0 || b.node(t, r.Node, 0) != (bpf.Nexthop{}) {
 		t.Errorf("the range: %+v %v, next hop %+v", r, ok, b.node(t, r.Node, 0))
 	}
 	if got := b.kernelTo(t, "10.9.0.0/24"); !slices.Equal(got, []string{"unreachable"}) {

@@ -18,7 +18,7 @@ import (
 // nextHop is how a peer is reached now. entry.Ifindex is 0 if there is no route to it.
 type nextHop struct {
 	addr      netip.Addr
-	entry     bpf.Node
+	entry     bpf.Nexthop
 	unmanaged bool // nobody keeps its neighbour entry fresh yet
 }
 
@@ -47,16 +47,16 @@ func (d *Datapath) resolve(addr netip.Addr) (nextHop, error) {
 		return nextHop{}, fmt.Errorf("the kernel's route leads out of %s, which is no uplink (%s): nothing is sent there; add it to uplinks in the agent's configuration, or route the node by an uplink",
 			l.Attrs().Name, strings.Join(d.opts.Uplinks, ", "))
 	}
-	hop.entry = bpf.Node{Ifindex: uint32(l.Attrs().Index), Mtu: uint16(min(l.Attrs().MTU, 65535)), Smac: bpf.ToMAC(l.Attrs().HardwareAddr)}
+	hop.entry = bpf.Nexthop{Ifindex: uint32(l.Attrs().Index), Mtu: uint16(min(l.Attrs().MTU, 65535)), Smac: bpf.ToMAC(l.Attrs().HardwareAddr)}
 	if netdev.TakesXDP(l.Attrs().Index) {
-		hop.entry.Flags |= bpf.NodeXdpOut
+		hop.entry.Flags |= bpf.NexthopXdpOut
 	}
 	mac, managed, err := lookupNeighbor(hop.addr, l.Attrs().Index)
 	if err != nil {
 		return hop, err
 	}
 	if mac != nil && l.Attrs().OperState != netlink.OperDown {
-		hop.entry.Flags |= bpf.NodeResolved
+		hop.entry.Flags |= bpf.NexthopResolved
 		hop.entry.Dmac = bpf.ToMAC(mac)
 	}
 	hop.unmanaged = !managed
@@ -134,15 +134,15 @@ func (d *Datapath) neighborChanged(n netlink.NeighUpdate) {
 	defer d.mu.Unlock()
 	changed := false
 	for _, index := range d.nodes.hops[addr.Unmap()] {
-		var entry bpf.Node
-		if err := d.maps.Nodes.Lookup(index, &entry); err != nil || int(entry.Ifindex) != n.LinkIndex {
+		var entry bpf.Nexthop
+		if err := d.maps.Nexthops.Lookup(index, &entry); err != nil || int(entry.Ifindex) != n.LinkIndex {
 			continue
 		}
 		if n.Type == unix.RTM_NEWNEIGH && n.State&usable != 0 && len(n.HardwareAddr) == 6 {
-			entry.Flags |= bpf.NodeResolved
+			entry.Flags |= bpf.NexthopResolved
 			entry.Dmac = bpf.ToMAC(n.HardwareAddr)
-		} else if n.State&unix.NUD_INCOMPLETE == 0 || entry.Flags&bpf.NodeResolved != 0 {
-			entry.Flags &^= bpf.NodeResolved
+		} else if n.State&unix.NUD_INCOMPLETE == 0 || entry.Flags&bpf.NexthopResolved != 0 {
+			entry.Flags &^= bpf.NexthopResolved
 		}
 		moved, err := d.putNode(index, entry)
 		if err != nil {

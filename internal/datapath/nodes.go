@@ -25,8 +25,8 @@ type nodeTable struct {
 	slots map[string]uint32          // node name to index
 	freed map[uint32]bool            // indexes whose nodes have left, until all that leads there is gone
 	was   map[bpf.RouteKey]bpf.Route // what a previous run left in the routes map, until the first synchronisation
-	hops  map[netip.Addr][]uint32    // next hop to the weft_nodes indexes that use it
-	used  map[uint32]bool            // weft_nodes indexes that may hold a next hop
+	hops  map[netip.Addr][]uint32    // next hop to the weft_nexthops indexes that use it
+	used  map[uint32]bool            // weft_nexthops indexes that may hold a next hop
 	// current are those of the synchronisation that runs.
 	current map[uint32]bool
 	// settled says that nothing of nodes that have left is in the maps.
@@ -198,7 +198,7 @@ func (d *Datapath) syncNode(n Node, slot uint32) (routes []*netlink.Route, chang
 		index := slot*2 + family(addr)
 		hop, err := d.resolve(addr)
 		if d.opts.GenericXDP {
-			hop.entry.Flags |= bpf.NodeXdpOut // generic XDP redirects through the interface's ordinary transmit
+			hop.entry.Flags |= bpf.NexthopXdpOut // generic XDP redirects through the interface's ordinary transmit
 		}
 		if hop.unmanaged {
 			err = errors.Join(err, d.manageNeighbor(hop.addr, int(hop.entry.Ifindex)))
@@ -302,7 +302,7 @@ func (d *Datapath) clearNodes() (bool, error) {
 		if d.nodes.current[index] {
 			continue
 		}
-		moved, err := d.putNode(index, bpf.Node{})
+		moved, err := d.putNode(index, bpf.Nexthop{})
 		if err != nil {
 			return changed, err
 		}
@@ -313,15 +313,15 @@ func (d *Datapath) clearNodes() (bool, error) {
 }
 
 // putNode writes one entry if it differs.
-func (d *Datapath) putNode(index uint32, entry bpf.Node) (bool, error) {
-	var now bpf.Node
-	if err := d.maps.Nodes.Lookup(index, &now); err != nil {
+func (d *Datapath) putNode(index uint32, entry bpf.Nexthop) (bool, error) {
+	var now bpf.Nexthop
+	if err := d.maps.Nexthops.Lookup(index, &now); err != nil {
 		return false, fmt.Errorf("read nodes map: %w", err)
 	}
 	if now == entry {
 		return false, nil
 	}
-	if err := d.maps.Nodes.Put(index, &entry); err != nil {
+	if err := d.maps.Nexthops.Put(index, &entry); err != nil {
 		return false, fmt.Errorf("write nodes map: %w", err)
 	}
 	return true, nil

@@ -29,7 +29,7 @@ func nodeHarness(t *testing.T) *harness {
 func nodeWorld(t *testing.T, b *harness) {
 	t.Helper()
 	must(t, emptyMap(b.maps.Routes))
-	b.setPeer(t, bpf.Node{})
+	b.setPeer(t, bpf.Nexthop{})
 	must(t, b.nodes.restore(b.maps))
 	must(t, b.inside(func() error {
 		up, err := netlink.LinkByName("wtup")
@@ -71,9 +71,9 @@ func peerNode(name string, last int, cidrs ...string) Node {
 	return n
 }
 
-func (b *harness) node(t *testing.T, slot, family uint32) (n bpf.Node) {
+func (b *harness) node(t *testing.T, slot, family uint32) (n bpf.Nexthop) {
 	t.Helper()
-	must(t, b.maps.Nodes.Lookup(slot*2+family, &n))
+	must(t, b.maps.Nexthops.Lookup(slot*2+family, &n))
 	return n
 }
 
@@ -96,7 +96,7 @@ func TestSetNodes(t *testing.T) {
 	n2, n3 := peerNode("n2", 2, "10.2.0.0/24", "fd00:2::/64"), peerNode("n3", 3, "10.3.0.0/24")
 	b.setNodes(t, n2, n3)
 	for family := range uint32(2) {
-		want := bpf.Node{Ifindex: uint32(b.index["wtup"]), Mtu: 1500, Dmac: bpf.ToMAC(mac(0x40)), Smac: b.node(t, 1, family).Smac, Flags: b.node(t, 1, family).Flags | bpf.NodeResolved}
+		want := bpf.Nexthop{Ifindex: uint32(b.index["wtup"]), Mtu: 1500, Dmac: bpf.ToMAC(mac(0x40)), Smac: b.node(t, 1, family).Smac, Flags: b.node(t, 1, family).Flags | bpf.NexthopResolved}
 		if got := b.node(t, 1, family); got != want {
 			t.Errorf("n2, family %d: %+v, want %+v", family, got, want)
 		}
@@ -155,7 +155,7 @@ func TestNodeLosesAFamily(t *testing.T) {
 	only4 := both
 	only4.Addresses = both.Addresses[:1]
 	b.setNodes(t, only4)
-	if !(b.node(t, 1, 1).Flags&bpf.NodeResolved == 0) {
+	if !(b.node(t, 1, 1).Flags&bpf.NexthopResolved == 0) {
 		t.Error("a node's IPv6 next hop stays in the map after it gave up the address: IPv6 pods are still sent there")
 	}
 	b.setNodes(t)
@@ -163,7 +163,7 @@ func TestNodeLosesAFamily(t *testing.T) {
 	other.Addresses = other.Addresses[:1]
 	b.setNodes(t, other)
 	got := b.node(t, 1, 1)
-	if !(got.Flags&bpf.NodeResolved == 0 || got.Dmac != bpf.ToMAC(mac(0x40))) {
+	if !(got.Flags&bpf.NexthopResolved == 0 || got.Dmac != bpf.ToMAC(mac(0x40))) {
 		t.Error("a node that inherits an index inherits the other family's next hop: n3's IPv6 pods are sent to n2's MAC")
 	}
 }
@@ -176,10 +176,10 @@ func TestBadNodeStopsNoOther(t *testing.T) {
 	if problems := b.NodeProblems(); len(problems) != 1 || problems[0].Node != "lost" || !strings.Contains(problems[0].Text, "no route") {
 		t.Errorf("problems %v, want the lost node's", problems)
 	}
-	if slot, ok := b.routeOf(t, "10.2.0.0/24"); !ok || b.node(t, slot, 0).Flags&bpf.NodeResolved == 0 {
+	if slot, ok := b.routeOf(t, "10.2.0.0/24"); !ok || b.node(t, slot, 0).Flags&bpf.NexthopResolved == 0 {
 		t.Error("the good node is not served")
 	}
-	if slot, ok := b.routeOf(t, "10.9.0.0/24"); !ok || b.node(t, slot, 0) != (bpf.Node{}) {
+	if slot, ok := b.routeOf(t, "10.9.0.0/24"); !ok || b.node(t, slot, 0) != (bpf.Nexthop{}) {
 		t.Error("the lost node's range is open, or has a next hop")
 	}
 }
@@ -188,7 +188,7 @@ func TestBadNodeStopsNoOther(t *testing.T) {
 func TestNeighborChanged(t *testing.T) {
 	b := nodeHarness(t)
 	b.setNodes(t, peerNode("n2", 2, "10.2.0.0/24"))
-	event := func(typ uint16, state int, hw net.HardwareAddr, ifindex int) (bpf.Node, bool) {
+	event := func(typ uint16, state int, hw net.HardwareAddr, ifindex int) (bpf.Nexthop, bool) {
 		before := b.config.Generation
 		n := netlink.NeighUpdate{Type: typ, Neigh: netlink.Neigh{LinkIndex: ifindex, IP: net.ParseIP("192.0.2.2"), State: state, HardwareAddr: hw}}
 		b.neighborChanged(n)
@@ -215,7 +215,7 @@ func TestNeighborChanged(t *testing.T) {
 		{"deleted", unix.RTM_DELNEIGH, unix.NUD_REACHABLE, mac(0x50), up, false, 0x50, true},
 	} {
 		got, bumped := event(c.typ, c.state, c.mac, c.ifindex)
-		if resolved := got.Flags&bpf.NodeResolved != 0; resolved != c.resolved || got.Dmac != bpf.ToMAC(mac(c.dmac)) || bumped != c.bumped {
+		if resolved := got.Flags&bpf.NexthopResolved != 0; resolved != c.resolved || got.Dmac != bpf.ToMAC(mac(c.dmac)) || bumped != c.bumped {
 			t.Errorf("%s: resolved %v, MAC %x, generation changed %v", c.name, resolved, got.Dmac, bumped)
 		}
 	}
@@ -271,7 +271,7 @@ func TestUnresolvedPeerIsManaged(t *testing.T) {
 	b.undo, err = netdev.OpenUndo(t.TempDir())
 	must(t, err)
 	b.setNodes(t, peerNode("n9", 9, "10.2.0.0/24"))
-	if n := b.node(t, 1, 0); n.Flags&bpf.NodeResolved != 0 || n.Ifindex != uint32(b.index["wtup"]) {
+	if n := b.node(t, 1, 0); n.Flags&bpf.NexthopResolved != 0 || n.Ifindex != uint32(b.index["wtup"]) {
 		t.Errorf("%+v, want the uplink and not resolved", n)
 	}
 	for _, context := range contexts {

@@ -78,19 +78,19 @@ func TestFlowTableResized(t *testing.T) {
 // TestLayoutChanged: a map of another layout is not read, whatever its name.
 func TestLayoutChanged(t *testing.T) {
 	dir, first := pinHarness(t, 64)
-	pins, _ := filepath.Glob(filepath.Join(dir, bpf.MapPin+"weft_nodes-*"))
+	pins, _ := filepath.Glob(filepath.Join(dir, bpf.MapPin+"weft_nexthops-*"))
 	if len(pins) != 1 {
 		t.Fatalf("pins: %v", pins)
 	}
-	must(t, first.Nodes.Put(uint32(2), &bpf.Node{Ifindex: 9}))
+	must(t, first.Nexthops.Put(uint32(2), &bpf.Nexthop{Ifindex: 9}))
 	parts := strings.Split(pins[0], "-")
 	parts[len(parts)-2] = "00000000"
 	must(t, os.Rename(pins[0], strings.Join(parts, "-")))
 	second, err := openMaps(dir, 64, true, slog.New(slog.DiscardHandler))
 	must(t, err)
 	defer second.Close()
-	var node bpf.Node
-	if err := second.Nodes.Lookup(uint32(2), &node); err != nil || node != (bpf.Node{}) {
+	var node bpf.Nexthop
+	if err := second.Nexthops.Lookup(uint32(2), &node); err != nil || node != (bpf.Nexthop{}) {
 		t.Errorf("read from a map of another layout: %+v, %v", node, err)
 	}
 }

@@ -12,7 +12,7 @@ func TestRoute(t *testing.T) {
 		must(t, b.changed())
 	}
 	noXDPOut := func(t *testing.T, b *harness) {
-		b.setPeer(t, bpf.Node{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NodeResolved, Mtu: 1500, Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC)})
+		b.setPeer(t, bpf.Nexthop{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NexthopResolved, Mtu: 1500, Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC)})
 		b.mode.Active = ModeTC
 		must(t, b.putEndpoint(podB, []int{b.index["wtb"]}))
 	}

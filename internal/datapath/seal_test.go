@@ -29,7 +29,7 @@ var (
 	keyOut, keyIn  = bytes.Repeat([]byte{0x11}, 32), bytes.Repeat([]byte{0x22}, 32)
 	saltOut        = [4]byte{0xa, 0xb, 0xc, 0xd}
 	saltIn         = [4]byte{1, 2, 3, 4}
-	pairMagic      = []byte{2, 0x57, 0x45, 0x46} // PAIR_MAGIC
+	segmentMagic   = []byte{2, 0x57, 0x45, 0x46} // SEGMENT_MAGIC
 )
 
 // sealHarness is the harness with encryption on and keys for node 1, whose tunnel is of the given family.
@@ -174,7 +174,7 @@ func peerSA(lane uint32) espref.SA {
 }
 
 // sealWays are the ways of a pod's frame to the wire: sealed by from_pod, or, as an skb that may stand for many
-// packets, by from_host at the end of the pair.
+// packets, by from_host at the end of the segmentation veth.
 var sealWays = append(slices.Clone(contexts), "pair")
 
 // sealFrame takes a pod's frame all the way to the wire.
@@ -184,8 +184,8 @@ func (b *sealHarness) sealFrame(t testing.TB, way string, frame []byte) (verdict
 		return b.send(t, way, "from_pod", "wta", frame)
 	}
 	verdict, out = b.sendSegments(t, frame)
-	if verdict == "redirect" && !inPair(out) {
-		t.Fatalf("not sent into the pair: %x", out)
+	if verdict == "redirect" && !isSegment(out) {
+		t.Fatalf("not sent into the segmentation veth: %x", out)
 	}
 	if verdict != "redirect" {
 		return verdict, out
@@ -201,11 +201,11 @@ func (b *sealHarness) sendSegments(t testing.TB, frame []byte) (verdict string, 
 	return verdictOf("tc", code), out
 }
 
-func inPair(frame []byte) bool { return bytes.Equal(frame[:4], pairMagic) }
+func isSegment(frame []byte) bool { return bytes.Equal(frame[:4], segmentMagic) }
 
-// TestPairKeepsOrder: what follows a frame that went through the pair in its flow does so too, for a moment, since it
+// TestSegmentationKeepsOrder: what follows a frame that went through the segmentation veth in its flow does so too, for a moment, since it
 // would overtake; the packets of other flows do not.
-func TestPairKeepsOrder(t *testing.T) {
+func TestSegmentationKeepsOrder(t *testing.T) {
 	b := newSealHarness(t, 4).keyed(t)
 	for _, step := range []struct {
 		name     string
@@ -223,8 +223,8 @@ func TestPairKeepsOrder(t *testing.T) {
 		if step.segments {
 			verdict, out = b.sendSegments(t, frame)
 		}
-		if verdict != "redirect" || inPair(out) != step.pair {
-			t.Errorf("%s: %s, through the pair: %v", step.name, verdict, inPair(out))
+		if verdict != "redirect" || isSegment(out) != step.pair {
+			t.Errorf("%s: %s, through the segmentation veth: %v", step.name, verdict, isSegment(out))
 		}
 	}
 }

@@ -181,7 +181,7 @@ func (t *nodeTable) freeSlot(plan *slotPlan) (uint32, bool) {
 func (d *Datapath) clearSlot(slot uint32, held bool) error {
 	var failed error
 	for _, index := range []uint32{slot * 2, slot*2 + 1} {
-		_, err := d.putNode(index, bpf.Node{})
+		_, err := d.putNode(index, bpf.Nexthop{})
 		failed = errors.Join(failed, err)
 	}
 	if d.opts.Encrypt != nil {

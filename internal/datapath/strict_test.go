@@ -201,7 +201,7 @@ func (o origin) run(t *testing.T) {
 		return
 	}
 	head := options.DataOut
-	if got := uint32(head[8])<<24 | uint32(head[9])<<16 | uint32(head[10])<<8 | uint32(head[11]); got != o.into || !slices.Equal(head[:4], pairMagic) {
+	if got := uint32(head[8])<<24 | uint32(head[9])<<16 | uint32(head[10])<<8 | uint32(head[11]); got != o.into || !slices.Equal(head[:4], segmentMagic) {
 		t.Errorf("link header %x: identity %d, want %d", head[:14], got, o.into)
 	}
 }

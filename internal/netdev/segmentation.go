@@ -7,7 +7,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// The pair that cuts what the stack and TC hooks send to packets of wire size (bpf/lib/pair.h). One
+// The veth that cuts what the stack and TC hooks send to packets of wire size (bpf/lib/segment.h). One
 // per network namespace, as there is one agent.
 const (
 	SegmentationIn  = "weft_host"
@@ -17,7 +17,7 @@ const (
 // segmentationMTU lets in whatever the stack may send as one.
 const segmentationMTU = 65535
 
-// segmentationFeatures are what the pair's entry must not be able to do, so that the kernel does it
+// segmentationFeatures are what the segmentation veth's entry must not be able to do, so that the kernel does it
 // before.
 var segmentationFeatures = map[string]bool{
 	"tx-checksum-ip-generic": false, "tx-scatter-gather": false, "tx-scatter-gather-fraglist": false,
@@ -26,7 +26,7 @@ var segmentationFeatures = map[string]bool{
 	"tx-udp_tnl-segmentation": false, "tx-vlan-offload": false,
 }
 
-// EnsureSegmentation makes the pair and returns the indexes of its two ends. It goes up once hook
+// EnsureSegmentation makes the segmentation veth and returns the indexes of its two ends. It goes up once hook
 // has hooked the far one.
 func EnsureSegmentation(hook func(out netlink.Link) error) (in, out uint32, err error) {
 	far, err := netlink.LinkByName(SegmentationOut)
@@ -59,7 +59,7 @@ func EnsureSegmentation(hook func(out netlink.Link) error) (in, out uint32, err 
 	return uint32(near.Attrs().Index), uint32(far.Attrs().Index), nil
 }
 
-// RemoveSegmentation takes the pair away, if it is there.
+// RemoveSegmentation takes the segmentation veth away, if it is there.
 func RemoveSegmentation() error {
 	if l, err := netlink.LinkByName(SegmentationIn); err == nil {
 		if err := netlink.LinkDel(l); err != nil {

@@ -131,7 +131,7 @@ func TestServiceAfterLayoutChange(t *testing.T) {
 	l := useShared(t)
 	serve(t, l)
 	other := variant(t, "layout", func(tree string) {
-		edit(t, tree+"/bpf/lib/structs.h", "	__u64 first_ns; /* CLOCK", "	__u64 extra;\n	__u64 first_ns; /* CLOCK")
+		edit(t, tree+"/bpf/lib/flow_structs.h", "	__u64 first_ns; /* CLOCK", "	__u64 extra;\n	__u64 first_ns; /* CLOCK")
 	})
 	calls := startCalls(t, l)
 	useBinary(t, l, other)
@@ -147,7 +147,7 @@ func TestServiceServerSpeaksFirst(t *testing.T) {
 	l := useShared(t)
 	serve(t, l)
 	other := variant(t, "layout", func(tree string) {
-		edit(t, tree+"/bpf/lib/structs.h", "	__u64 first_ns; /* CLOCK", "	__u64 extra;\n	__u64 first_ns; /* CLOCK")
+		edit(t, tree+"/bpf/lib/flow_structs.h", "	__u64 first_ns; /* CLOCK", "	__u64 extra;\n	__u64 first_ns; /* CLOCK")
 	})
 	must(t, l.Node("a").NetNS, "nft", "add rule inet e2e prerouting ip daddr 10.96.0.3 udp dport 7008 dnat ip to 10.77.2.100")
 	server := listen(t, l.Pod("server"), 7008)

@@ -57,7 +57,7 @@ func TestUpgrade(t *testing.T) {
 // say so, and traffic goes on.
 func TestUpgradeMapLayout(t *testing.T) {
 	other := variant(t, "layout", func(tree string) {
-		edit(t, filepath.Join(tree, "bpf/lib/structs.h"), "	__u64 first_ns; /* CLOCK", "	__u64 extra;\n	__u64 first_ns; /* CLOCK")
+		edit(t, filepath.Join(tree, "bpf/lib/flow_structs.h"), "	__u64 first_ns; /* CLOCK", "	__u64 extra;\n	__u64 first_ns; /* CLOCK")
 	})
 	l := useShared(t)
 	useBinary(t, l, other)

@@ -22,7 +22,7 @@ type Maps struct {
 	EpIf     *ebpf.Map `ebpf:"weft_ep_if"`
 	EpAddr   *ebpf.Map `ebpf:"weft_ep_addr"`
 	Routes   *ebpf.Map `ebpf:"weft_routes"`
-	Nodes    *ebpf.Map `ebpf:"weft_nodes"`
+	Nexthops *ebpf.Map `ebpf:"weft_nexthops"`
 	Flows4   *ebpf.Map `ebpf:"weft_flows4"`
 	Flows6   *ebpf.Map `ebpf:"weft_flows6"`
 	Cells4   *ebpf.Map `ebpf:"weft_cells4"`

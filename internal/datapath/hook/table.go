@@ -85,9 +85,9 @@ var Table = []Hook{
 			"interface it came; notes its flow. Fails closed"},
 	{Name: "to_wire", At: []Place{Uplink}, TC: TCEgress, XDP: TCEgress,
 		Does: "what the host's stack sends to the wire: refuses what did not come from where its source says, sends " +
-			"what must be sealed into the pair under its sender's identity; notes flows of pods"},
+			"what must be sealed into the segmentation veth under its sender's identity; notes flows of pods"},
 	{Name: "from_host", At: []Place{Segmentation}, TC: TCIngress,
-		Does: "seals every packet that comes out of the pair and sends it to the wire"},
+		Does: "seals every packet that comes out of the segmentation veth and sends it to the wire"},
 	{Name: "pod_out", At: []Place{PodOwn}, XDP: TCEgress, perTarget: true,
 		Does: "on [the XDP datapath](docs/modes.md#the-xdp-datapath) only: sends what the pod's stack sends out of the pod's " +
 			"second interface"},
