@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/endpoint"
 	"weft.dev/weft/internal/front/cni"
 )
@@ -36,16 +37,16 @@ type Datapath interface {
 	HostChanges() <-chan datapath.HostChange
 
 	// What follows is for sealed packets; see internal/keys for who calls what.
-	InstallSA(*datapath.SA) error
+	InstallSA(*esp.SA) error
 	RemoveSAs(node string, out bool, epoch uint8) error
 	ExtendSAs(node string, out bool, epoch uint8, id uint64, until time.Time) error
 	SealWith(node string, epoch uint8) error
-	SAs() ([]datapath.SAStatus, error)
-	Sealing() ([]datapath.Sealing, error)
+	SAs() ([]esp.SAStatus, error)
+	Sealing() ([]esp.Sealing, error)
 	Lanes() int
-	EngineStatus() datapath.EngineStatus
+	EngineStatus() esp.EngineStatus
 	VMGeneration() (uint64, error)
-	VMForkStatus() datapath.VMForkStatus
+	VMForkStatus() esp.VMForkStatus
 	VMForks(ctx context.Context, forked func()) error
 	DeclareVMFork() error
 	SetPlain([]netip.Prefix) error

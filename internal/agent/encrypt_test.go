@@ -16,6 +16,7 @@ import (
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/keys/audit"
@@ -44,7 +45,7 @@ func sealedWorld() *world {
 			Turned:     handshake.Turned{Filtered: 9, Unknown: 2, Silent: 3, Evicted: 4},
 		},
 	}}
-	w.sealing.sas = []datapath.SAStatus{
+	w.sealing.sas = []esp.SAStatus{
 		{Node: "b", Out: true, Number: 7, ID: 1, Packets: 5, Bytes: 500, Installed: time.Unix(9, 0)},
 		{Node: "b", Out: true, Number: 7, ID: 1, Lane: 1, Packets: 2, Bytes: 20, Installed: time.Unix(8, 0)},
 		{Node: "b", Number: 7, ID: 2, Packets: 1, Bytes: 10, Installed: time.Unix(9, 0)},

@@ -16,6 +16,7 @@ import (
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/endpoint"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
@@ -67,7 +68,7 @@ type sealing struct {
 	identities  map[string][]uint32
 	plain       []netip.Prefix
 	plainErr    error
-	sas         []datapath.SAStatus
+	sas         []esp.SAStatus
 	ring        *fakeRing
 	ringErr     error
 	certificate error
@@ -205,21 +206,21 @@ func (d fakeDatapath) Problems() []string                      { return d.host.p
 func (d fakeDatapath) Notes() []datapath.Note                  { return d.host.notes }
 func (d fakeDatapath) HostChanges() <-chan datapath.HostChange { return d.host.changes }
 
-func (d fakeDatapath) InstallSA(*datapath.SA) error                           { return nil }
+func (d fakeDatapath) InstallSA(*esp.SA) error                                { return nil }
 func (d fakeDatapath) RemoveSAs(string, bool, uint8) error                    { return nil }
 func (d fakeDatapath) ExtendSAs(string, bool, uint8, uint64, time.Time) error { return nil }
 func (d fakeDatapath) SealWith(string, uint8) error                           { return nil }
-func (d fakeDatapath) SAs() ([]datapath.SAStatus, error)                      { return d.sealing.sas, nil }
-func (d fakeDatapath) Sealing() ([]datapath.Sealing, error)                   { return nil, nil }
+func (d fakeDatapath) SAs() ([]esp.SAStatus, error)                           { return d.sealing.sas, nil }
+func (d fakeDatapath) Sealing() ([]esp.Sealing, error)                        { return nil, nil }
 func (d fakeDatapath) Lanes() int                                             { return 2 }
 func (d fakeDatapath) VMGeneration() (uint64, error)                          { return 0, nil }
 func (d fakeDatapath) VMForks(ctx context.Context, _ func()) error            { <-ctx.Done(); return nil }
 func (d fakeDatapath) DeclareVMFork() error                                   { return nil }
-func (d fakeDatapath) VMForkStatus() datapath.VMForkStatus {
-	return datapath.VMForkStatus{Detection: datapath.VMForkFentry, Why: "of the test"}
+func (d fakeDatapath) VMForkStatus() esp.VMForkStatus {
+	return esp.VMForkStatus{Detection: esp.VMForkFentry, Why: "of the test"}
 }
-func (d fakeDatapath) EngineStatus() datapath.EngineStatus {
-	return datapath.EngineStatus{Asked: "auto", Active: "bpf", Why: "of the test"}
+func (d fakeDatapath) EngineStatus() esp.EngineStatus {
+	return esp.EngineStatus{Asked: "auto", Active: "bpf", Why: "of the test"}
 }
 func (d fakeDatapath) SetPlain(plain []netip.Prefix) error {
 	d.mu.Lock()

@@ -15,6 +15,7 @@ import (
 
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/keys/auditlog"
@@ -150,7 +151,7 @@ func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 
 // clockAhead takes a jump ahead of the wall clock for a resumption from a snapshot where nothing else would tell of one.
 func clockAhead(parts keyParts, forked func()) {
-	if parts.dp.VMForkStatus().Detection != datapath.VMForkClock {
+	if parts.dp.VMForkStatus().Detection != esp.VMForkClock {
 		return
 	}
 	parts.log.Error("the wall clock jumped ahead, and this virtual machine has no other sign of having been resumed from a snapshot: new keys are made")

@@ -8,6 +8,7 @@ import (
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/store"
 	"weft.dev/weft/internal/store/dir"
 )
@@ -47,11 +48,11 @@ func ownRanges(cfg *config.Config, object *v1alpha1.Node) []netip.Prefix {
 }
 
 // encryptOptions is nil when packets travel in cleartext.
-func encryptOptions(cfg *config.Config) *datapath.EncryptOptions {
+func encryptOptions(cfg *config.Config) *esp.Options {
 	if !cfg.Encryption.On() {
 		return nil
 	}
-	return &datapath.EncryptOptions{Engine: cfg.Encryption.Engine, AllowTableAES: cfg.Encryption.AllowTableAES, Port: uint16(cfg.Encryption.Port), Lanes: cfg.Encryption.Lanes}
+	return &esp.Options{Engine: cfg.Encryption.Engine, AllowTableAES: cfg.Encryption.AllowTableAES, Port: uint16(cfg.Encryption.Port), Lanes: cfg.Encryption.Lanes}
 }
 
 // cleanupDatapath removes what the real datapath has pinned and changed.

@@ -11,7 +11,7 @@ import (
 
 	"weft.dev/weft/internal/bench/report"
 	"weft.dev/weft/internal/config"
-	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/lab"
 )
 
@@ -168,7 +168,7 @@ func runCrypto(size int) runFunc {
 	return func(ctx context.Context, b *harness, dur time.Duration) (report.Sample, error) {
 		const longest = 600 * time.Microsecond // of one packet in all rounds together, about
 		kind, _ := splitVariant(b.variant)
-		timings, err := datapath.CryptoBench(kind, []int{size}, int(max(dur/longest, 20)))
+		timings, err := esp.CryptoBench(kind, []int{size}, int(max(dur/longest, 20)))
 		if err != nil {
 			return nil, err
 		}

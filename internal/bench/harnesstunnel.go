@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/netns"
 )
@@ -141,7 +142,7 @@ func (n *tunnelNode) open(i int, mode datapath.Mode, engine string) error {
 		FlowEntries: tunnelFlows, EventsPerSecond: 1000, Log: slog.New(slog.DiscardHandler),
 	}
 	if engine != "" {
-		options.Encrypt = &datapath.EncryptOptions{Engine: engine, AllowTableAES: true, Port: espPort}
+		options.Encrypt = &esp.Options{Engine: engine, AllowTableAES: true, Port: espPort}
 	}
 	err := netns.Do(n.ns, func() (err error) {
 		n.dp, err = datapath.Open(options)

@@ -10,6 +10,7 @@ import (
 
 	"weft.dev/weft/internal/bench/report"
 	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -121,7 +122,7 @@ func (n *tunnelNode) keys(ctx context.Context, from, to int) error {
 }
 
 // install enters the keys of a direction, and has the node seal with them.
-func (n *tunnelNode) install(lanes []datapath.SA, peer string, out bool) error {
+func (n *tunnelNode) install(lanes []esp.SA, peer string, out bool) error {
 	for _, sa := range lanes { // a copy: InstallSA zeroes what it gets
 		sa.Node, sa.Out = peer, out
 		if err := n.dp.InstallSA(&sa); err != nil {
@@ -138,11 +139,11 @@ func (n *tunnelNode) install(lanes []datapath.SA, peer string, out bool) error {
 }
 
 // newKeys makes random keys for every lane of one direction.
-func newKeys(lanes int) []datapath.SA {
+func newKeys(lanes int) []esp.SA {
 	var id [8]byte
 	_, _ = rand.Read(id[:]) // never fails (crypto/rand)
 	id[0] |= 1
-	list := make([]datapath.SA, lanes)
+	list := make([]esp.SA, lanes)
 	for lane := range list {
 		sa := &list[lane]
 		sa.Epoch, sa.Lane, sa.Number, sa.ID = simEpoch, uint8(lane), 1, binary.LittleEndian.Uint64(id[:])

@@ -30,7 +30,7 @@ func Cleanup(bpfDir, stateDir string, log *slog.Logger) error {
 		}
 		err = errors.Join(err, hook.Detach(l.Path))
 	}
-	err = errors.Join(err, hook.Detach(filepath.Join(bpfDir, vmForkPin)), hook.Detach(filepath.Join(bpfDir, vmForkPin+"-new")))
+	err = errors.Join(err, detachVMFork(bpfDir))
 	pins, _ := filepath.Glob(filepath.Join(bpfDir, bpf.MapPin+"*"))
 	for _, pin := range pins {
 		err = errors.Join(err, os.Remove(pin))

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/datapath/flowtable"
 	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/netdev"
@@ -43,13 +44,15 @@ type Options struct {
 	FlowEntries     uint32
 	EventsPerSecond uint32
 	// Encrypt seals what crosses between nodes for a pod; nil: everything travels in cleartext.
-	Encrypt *EncryptOptions
+	Encrypt *esp.Options
 	Log     *slog.Logger
 }
 
 // Datapath is a node's running datapath: the pinned maps and links, and what the agent
 // must know to change them. Its methods may be called from several goroutines.
 type Datapath struct {
+	// Associations are the SAs, from Open on. Its lock comes after mu.
+	*esp.Associations
 	opts     Options
 	log      *slog.Logger
 	mode     ModeStatus
@@ -66,8 +69,6 @@ type Datapath struct {
 	config    bpf.Config
 	segment   segmentLinks
 	nodes     nodeTable
-	sas       associations
-	fork      vmFork
 	handles   identityHandles
 	eps       map[uint16]Endpoint
 	// settled says that every endpoint of this node is known.
@@ -184,8 +185,9 @@ func (d *Datapath) open() error {
 
 // Close lets go of file descriptors. Everything pinned stays, and traffic with it.
 func (d *Datapath) Close() error {
-	d.closeEngine()
-	d.fork.close()
+	if d.Associations != nil {
+		_ = d.Associations.Close()
+	}
 	if d.table != nil {
 		d.table.Close()
 	}

@@ -10,22 +10,10 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/datapath/hook"
-	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/netdev"
 )
-
-// EncryptOptions says how what crosses between nodes for a pod is sealed.
-type EncryptOptions struct {
-	// Engine is auto, bpf or kmod.
-	Engine string
-	// AllowTableAES lets engine bpf run on an AES whose time depends on the key.
-	AllowTableAES bool
-	// Port is the UDP port of ESP on every node (RFC 3948).
-	Port uint16
-	// Lanes is how many keys this node seals with side by side, 0 for one per CPU up to 8.
-	Lanes int
-}
 
 // outerAddrs are the ends of the tunnel to a peer: IPv4 if both nodes have it, else IPv6.
 func (d *Datapath) outerAddrs(n Node) (local, remote netip.Addr, ok bool) {
@@ -39,19 +27,14 @@ func (d *Datapath) outerAddrs(n Node) (local, remote netip.Addr, ok bool) {
 	return local, remote, false
 }
 
-// openEncryption makes what sealing needs besides the programs, or takes away what an earlier run had made.
+// openEncryption makes what sealing needs besides the programs, or takes away what an earlier run had
+// made.
 func (d *Datapath) openEncryption() error {
+	if err := d.openAssociations(d.opts.BPFDir); err != nil {
+		return err
+	}
 	if d.opts.Encrypt == nil {
-		return errors.Join(hook.Detach(filepath.Join(d.opts.BPFDir, vmForkPin)), d.links().Drop(netdev.SegmentationOut), netdev.RemoveSegmentation())
-	}
-	if err := d.openVMFork(); err != nil {
-		return err
-	}
-	if err := d.openEngine(); err != nil {
-		return err
-	}
-	if _, err := d.retireForked(); err != nil {
-		return err
+		return errors.Join(detachVMFork(d.opts.BPFDir), d.links().Drop(netdev.SegmentationOut), netdev.RemoveSegmentation())
 	}
 	var err error
 	d.segment.host, d.segment.net, err = netdev.EnsureSegmentation(func(out netlink.Link) error {
@@ -60,32 +43,34 @@ func (d *Datapath) openEncryption() error {
 	return err
 }
 
+func (d *Datapath) openAssociations(pinDir string) (err error) {
+	d.Associations, err = esp.Open(esp.Host{
+		Maps: d.maps, PinDir: pinDir, Pieces: d.mode.Active == ModeXDP && d.needsFrags(),
+		Expedite: d.expedite.begin, Log: d.log,
+	}, d.opts.Encrypt)
+	return err
+}
+
+// detachVMFork takes the trace of VM forks out of the kernel, as of a run that was killed while pinning.
+func detachVMFork(dir string) error {
+	pin := filepath.Join(dir, esp.ForkPin)
+	return errors.Join(hook.Detach(pin), hook.Detach(pin+"-new"))
+}
+
 // segmentLinks are the indexes of weft_host and weft_net, if packets are sealed.
 type segmentLinks struct{ host, net uint32 }
 
 // errNoFamily says that a tunnel to a node has no two ends.
 var errNoFamily = errors.New("no address of the same family as one of this node's: nothing can be sealed for it")
 
-// syncPeer enters how packets for a peer are sealed: everything but the key, which SealWith chooses.
+// syncPeer enters the ends of the tunnel to a peer, and whose its addresses are.
 func (d *Datapath) syncPeer(n Node, slot uint32, wireMTU int) (changed bool, err error) {
 	local, remote, ok := d.outerAddrs(n)
 	if !ok {
 		return false, errNoFamily
 	}
-	var peer bpf.Peer
-	if err := d.maps.Peers.Lookup(slot, &peer); err != nil {
-		return false, fmt.Errorf("read peers map: %w", err)
-	}
-	now := peer
-	now.Local, now.Remote = bpf.ToAddr(local), bpf.ToAddr(remote)
-	now.Family, now.Mtu = 4, uint16(inet.SealedMTU(wireMTU, remote.Is6()))
-	if remote.Is6() {
-		now.Family = 6
-	}
-	if now != peer {
-		if err := d.maps.Peers.Put(slot, &now); err != nil {
-			return false, fmt.Errorf("write peers map: %w", err)
-		}
+	if changed, err = d.SetTunnel(slot, local, remote, wireMTU); err != nil {
+		return false, err
 	}
 	for _, a := range n.Addresses {
 		key := bpf.ToAddr(a)
@@ -93,7 +78,7 @@ func (d *Datapath) syncPeer(n Node, slot uint32, wireMTU int) (changed bool, err
 			return false, fmt.Errorf("enter address %s of node %s: %w", a, n.Name, err)
 		}
 	}
-	return now != peer, nil
+	return changed, nil
 }
 
 // clearPeers forgets peers that are gone, with their keys and identities, also those of a previous run: the next owner of

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/datapath/flowtable"
 	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/netns"
@@ -64,7 +65,7 @@ var theHarness, theSealHarness onceHarness
 // newHarness returns the harness with the world freshly set up.
 func newHarness(t testing.TB) *harness { return theHarness.use(t, nil) }
 
-func (o *onceHarness) use(t testing.TB, encrypt *EncryptOptions) *harness {
+func (o *onceHarness) use(t testing.TB, encrypt *esp.Options) *harness {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs and makes a network namespace")
@@ -77,7 +78,7 @@ func (o *onceHarness) use(t testing.TB, encrypt *EncryptOptions) *harness {
 	return o.harness
 }
 
-func makeHarness(encrypt *EncryptOptions) (*harness, error) {
+func makeHarness(encrypt *esp.Options) (*harness, error) {
 	b := &harness{index: map[string]int{}, calls: make(chan func())}
 	bpffsCount++
 	name := fmt.Sprintf("wt-dp-%d-%d", os.Getpid(), bpffsCount)
@@ -114,11 +115,11 @@ func makeHarness(encrypt *EncryptOptions) (*harness, error) {
 	if b.table, err = flowtable.Open(b.maps, b.log); err != nil {
 		return nil, err
 	}
-	if b.progs, err = hook.Load(b.maps, testRunConstants(b.Datapath), true); err != nil || encrypt == nil {
-		return b, err
+	if b.progs, err = hook.Load(b.maps, testRunConstants(b.Datapath), true); err != nil {
+		return nil, err
 	}
 	b.segment = segmentLinks{host: uint32(b.index["wtx"]), net: 1 << 20} // any interface will do: no packet leaves the tables
-	return b, b.openEngine()
+	return b, b.openAssociations("")
 }
 
 // testRunConstants are those of the programs that BPF_PROG_TEST_RUN runs.

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/netdev"
 	"weft.dev/weft/internal/netns"
@@ -68,7 +69,7 @@ func newUpgradeWorld(t *testing.T, mode Mode) *upgradeWorld {
 	w.opts = Options{
 		BPFDir: dir, StateDir: t.TempDir(), Mode: mode, Uplinks: []string{"wire1"}, HostAddrs: []netip.Addr{node4},
 		PodCIDRs: []netip.Prefix{mustPrefix("10.1.0.0/24")}, FlowEntries: 64, EventsPerSecond: 100, Log: slog.New(slog.DiscardHandler),
-		Encrypt: &EncryptOptions{Engine: "bpf", AllowTableAES: true, Port: espPort, Lanes: 1},
+		Encrypt: &esp.Options{Engine: "bpf", AllowTableAES: true, Port: espPort, Lanes: 1},
 	}
 	w.ep = podA
 	w.ep.HostIf, w.ep.PodIf, w.ep.NetNS, w.ep.IPv6 = "wtpod", "eth0", w.podNS, netip.Addr{}
@@ -150,7 +151,7 @@ func (w *upgradeWorld) before(t *testing.T) {
 	must(t, errors.Join(w.setNodes(t, d), w.finish(d)))
 	must(t, w.inside(func() error {
 		for lane := range uint8(d.Lanes()) {
-			sa := &SA{Node: "b", Out: true, Epoch: sealEpoch, Lane: lane, ID: 77, Number: sealEpoch, Expires: time.Now().Add(time.Hour)}
+			sa := &esp.SA{Node: "b", Out: true, Epoch: sealEpoch, Lane: lane, ID: 77, Number: sealEpoch, Expires: time.Now().Add(time.Hour)}
 			copy(sa.Key[:], keyOut)
 			if err := d.InstallSA(sa); err != nil {
 				return err

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/test/espref"
 )
@@ -204,7 +205,7 @@ func TestNoKey(t *testing.T) {
 }
 
 // expired lets an SA's time run out soon; rekey waits for it.
-func expired(sa *SA) { sa.Expires = time.Now().Add(100 * time.Millisecond) }
+func expired(sa *esp.SA) { sa.Expires = time.Now().Add(100 * time.Millisecond) }
 
 // TestKeyEnds: keys past their time or their number of packets seal nothing more.
 func TestKeyEnds(t *testing.T) {
@@ -213,7 +214,7 @@ func TestKeyEnds(t *testing.T) {
 		"key_exhausted": func(t *testing.T, b *sealHarness, context string) {
 			b.lanes = 1
 			b.opts.Encrypt.Lanes = 1
-			b.rekey(t, func(sa *SA) { sa.MaxPackets = 2 })
+			b.rekey(t, func(sa *esp.SA) { sa.MaxPackets = 2 })
 			b.checkSealed(t, context, fromA(peer4).udp(1, 2, 3).bytes())
 			b.checkSealed(t, context, fromA(peer4).udp(1, 2, 3).bytes())
 		},

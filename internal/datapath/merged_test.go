@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/netdev"
 	"weft.dev/weft/internal/netns"
@@ -140,7 +141,7 @@ func TestUplinkMerges(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		d := &Datapath{undo: undo, mode: ModeStatus{Active: ModeTC}, opts: Options{Encrypt: &EncryptOptions{}}}
+		d := &Datapath{undo: undo, mode: ModeStatus{Active: ModeTC}, opts: Options{Encrypt: &esp.Options{}}}
 		if err := d.setUplinkOffloads(uplink); err != nil {
 			return err
 		}

@@ -66,6 +66,7 @@ func (d *Datapath) setNodes(nodes []Node) (entered bool, err error) {
 		if !names[name] {
 			d.nodes.freed[slot], d.nodes.settled = true, false
 			delete(d.nodes.slots, name)
+			d.LeavePeer(name)
 		}
 	}
 	have, err := d.readRoutes()

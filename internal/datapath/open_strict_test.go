@@ -8,7 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/test/espref"
 )
 
@@ -104,7 +107,7 @@ func TestEveryLane(t *testing.T) {
 	b := newSealHarness(t, 4).keyed(t)
 	keys := map[uint32]espref.SA{}
 	for lane := range uint8(64) {
-		sa := SA{Node: "b", Epoch: sealEpoch, Lane: lane, ID: 99, Number: sealEpoch, Expires: time.Now().Add(time.Hour), Salt: [4]byte{lane}}
+		sa := esp.SA{Node: "b", Epoch: sealEpoch, Lane: lane, ID: 99, Number: sealEpoch, Expires: time.Now().Add(time.Hour), Salt: [4]byte{lane}}
 		key := bytes.Repeat([]byte{lane + 1}, 32)
 		copy(sa.Key[:], key)
 		keys[uint32(lane)] = espref.SA{SPI: spiOf(sealEpoch, uint32(lane), identityPeer), Key: key, Salt: sa.Salt}
@@ -120,6 +123,27 @@ func TestEveryLane(t *testing.T) {
 	}
 }
 
+// setState puts an SA of node b into a state, with the program that esp has for it.
+func (b *sealHarness) setState(t *testing.T, lane uint8, out bool, state uint32) {
+	t.Helper()
+	collection, err := bpf.Load(b.maps, "sa_xdp", "weft_sa_state", nil, false)
+	must(t, err)
+	defer collection.Close()
+	request := struct { // struct sa_request of bpf/sa.bpf.c
+		_       [408]byte
+		ID, Out uint32
+		_       [8]byte
+		State   uint32
+		Result  int32
+		_       [16]byte
+	}{ID: 1<<10 | sealEpoch<<6 | uint32(lane), Out: uint32(bpf.Flag(out)), State: state}
+	after := request
+	_, err = collection.Programs["weft_sa_state"].Run(&ebpf.RunOptions{Context: &request, ContextOut: &after})
+	if must(t, err); after.Result != 0 {
+		t.Fatalf("state %d of lane %d, out %t: %d", state, lane, out, after.Result)
+	}
+}
+
 // TestKeysThatAreNotAlive: keys that are being made or removed neither seal nor open, and no number of theirs is used up.
 func TestKeysThatAreNotAlive(t *testing.T) {
 	for _, state := range []uint32{bpf.SaNew, bpf.SaDead} {
@@ -127,7 +151,7 @@ func TestKeysThatAreNotAlive(t *testing.T) {
 			b := newSealHarness(t, 4).keyed(t)
 			for lane := range uint8(b.lanes) {
 				for _, out := range []bool{true, false} {
-					must(t, b.sas.setState(saKey(1, sealEpoch, lane), out, state))
+					b.setState(t, lane, out, state)
 				}
 			}
 			if verdict, _ := b.sealFrame(t, context, fromA(peer4).udp(1, 2, 3).bytes()); verdict != "drop" {

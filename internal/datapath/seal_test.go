@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/test/espref"
@@ -41,17 +42,18 @@ type sealHarness struct {
 
 func newSealHarness(t testing.TB, family int) *sealHarness {
 	t.Helper()
-	b := &sealHarness{harness: theSealHarness.use(t, &EncryptOptions{Engine: "auto", AllowTableAES: true, Port: 4500, Lanes: 2}), family: family, lanes: 2}
+	b := &sealHarness{harness: theSealHarness.use(t, &esp.Options{Engine: "auto", AllowTableAES: true, Port: 4500, Lanes: 2}), family: family, lanes: 2}
 	b.opts.Encrypt.Lanes = b.lanes
 	b.nodes.slots = map[string]uint32{"b": 1}
+	b.EnterPeer("b", 1)
 	b.nodes.list = []Node{{Name: "b", Addresses: []netip.Addr{wireB4, wireB6}}}
 	must(t, b.inside(b.configure))
-	must(t, b.removeAllSAs(1))
+	must(t, b.RemoveAllSAs(1))
 	must(t, emptyMap(b.maps.SAUsed))
 	must(t, emptyMap(b.maps.PeerAddr))
 	must(t, emptyMap(b.maps.Plain))
 	must(t, emptyMap(b.maps.PeerIDs))
-	must(t, b.maps.Peers.Put(uint32(1), &bpf.Peer{}))
+	must(t, b.ClearTunnel(1))
 	if family == 4 {
 		b.opts.HostAddrs = []netip.Addr{node4, node6}
 	} else {
@@ -73,20 +75,20 @@ func newSealHarness(t testing.TB, family int) *sealHarness {
 // keyed installs the keys in both directions and seals with them.
 func (b *sealHarness) keyed(t testing.TB) *sealHarness {
 	t.Helper()
-	b.rekey(t, func(*SA) {})
+	b.rekey(t, func(*esp.SA) {})
 	return b
 }
 
 // rekey installs the keys anew, each changed, and waits until those that soon end have ended.
-func (b *sealHarness) rekey(t testing.TB, change func(*SA)) {
+func (b *sealHarness) rekey(t testing.TB, change func(*esp.SA)) {
 	t.Helper()
 	must(t, b.SealWith("b", 0))
-	must(t, b.removeAllSAs(1))
+	must(t, b.RemoveAllSAs(1))
 	must(t, emptyMap(b.maps.SAUsed))
 	var last time.Time
 	for lane := range uint8(b.lanes) {
 		for _, out := range []bool{true, false} {
-			sa := SA{Node: "b", Out: out, Epoch: sealEpoch, Lane: lane, ID: 77, Number: sealEpoch, Expires: time.Now().Add(time.Hour), Salt: saltIn}
+			sa := esp.SA{Node: "b", Out: out, Epoch: sealEpoch, Lane: lane, ID: 77, Number: sealEpoch, Expires: time.Now().Add(time.Hour), Salt: saltIn}
 			copy(sa.Key[:], laneKey(keyIn, lane))
 			if out {
 				sa.Salt, sa.ID = saltOut, 78

@@ -67,7 +67,7 @@ func (d *Datapath) planSlots() (*slotPlan, error) {
 		return plan, nil
 	}
 	var err error
-	if plan.names, err = d.saNodes(); err != nil {
+	if plan.names, err = d.PeerNames(); err != nil {
 		return nil, err
 	}
 	plan.held, err = d.heldSlots()
@@ -77,17 +77,10 @@ func (d *Datapath) planSlots() (*slotPlan, error) {
 // heldSlots are the indexes under which the maps have keys, addresses or identities of a node.
 func (d *Datapath) heldSlots() (map[uint32]bool, error) {
 	held := map[uint32]bool{}
-	for _, out := range []bool{true, false} {
-		if err := d.eachSA(out, func(id uint32, _ *saEntry) { held[id>>10] = true }); err != nil {
-			return nil, err
-		}
+	if err := d.HeldPeers(held); err != nil {
+		return nil, err
 	}
 	var slot uint32
-	var name nodeName
-	names := d.maps.SANodes.Iterate()
-	for names.Next(&slot, &name) {
-		held[slot] = true
-	}
 	var addr bpf.Addr
 	addrs := d.maps.PeerAddr.Iterate()
 	for addrs.Next(&addr, &slot) {
@@ -99,7 +92,7 @@ func (d *Datapath) heldSlots() (map[uint32]bool, error) {
 	for ids.Next(&id, &handle) {
 		held[id.Node] = true
 	}
-	if err := errors.Join(names.Err(), addrs.Err(), ids.Err()); err != nil {
+	if err := errors.Join(addrs.Err(), ids.Err()); err != nil {
 		return nil, fmt.Errorf("read what is known of peers: %w", err)
 	}
 	return held, nil
@@ -131,6 +124,7 @@ func (d *Datapath) takeSlot(n Node, known **slotPlan) (uint32, error) {
 		}
 	}
 	d.nodes.slots[n.Name] = slot
+	d.EnterPeer(n.Name, slot)
 	return slot, nil
 }
 
@@ -185,12 +179,12 @@ func (d *Datapath) clearSlot(slot uint32, held bool) error {
 		failed = errors.Join(failed, err)
 	}
 	if d.opts.Encrypt != nil {
-		failed = errors.Join(failed, d.maps.Peers.Put(slot, &bpf.Peer{}))
+		failed = errors.Join(failed, d.ClearTunnel(slot))
 	}
 	if !held {
 		return failed
 	}
-	failed = errors.Join(failed, d.removeAllSAs(slot))
+	failed = errors.Join(failed, d.RemoveAllSAs(slot))
 	failed = errors.Join(failed, bpf.DeleteWhere(d.maps.PeerAddr, func(_ bpf.Addr, of uint32) bool { return of == slot }))
 	failed = errors.Join(failed, bpf.DeleteWhere(d.maps.PeerIDs, func(id bpf.PeerId, _ uint16) bool { return id.Node == slot }))
 	if failed != nil {

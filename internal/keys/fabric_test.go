@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/esp"
 )
 
 // fabric is what joins the fake datapaths: it sends packets between all of them and
@@ -206,7 +206,7 @@ func (h handle) change(what, peer string, do func() error) error {
 	})
 }
 
-func (h handle) InstallSA(sa *datapath.SA) error {
+func (h handle) InstallSA(sa *esp.SA) error {
 	defer func() { clear(sa.Key[:]); clear(sa.Salt[:]) }()
 	return h.change("install", sa.Node, func() error {
 		at := slot{sa.Node, sa.Out, sa.Epoch, sa.Lane}
@@ -274,13 +274,13 @@ func (h handle) SealWith(node string, epoch uint8) error {
 	})
 }
 
-func (h handle) SAs() ([]datapath.SAStatus, error) {
+func (h handle) SAs() ([]esp.SAStatus, error) {
 	f := h.fabric
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var out []datapath.SAStatus
+	var out []esp.SAStatus
 	for at, sa := range h.sas {
-		out = append(out, datapath.SAStatus{
+		out = append(out, esp.SAStatus{
 			Node: at.node, Out: at.out, Epoch: at.epoch, Lane: at.lane, ID: sa.id, Number: sa.number, Counter: sa.counter, Packets: sa.counter,
 			Installed: sa.installed, Expires: h.wall().Add(sa.deadline - f.clock.Boot()),
 		})
@@ -288,13 +288,13 @@ func (h handle) SAs() ([]datapath.SAStatus, error) {
 	return out, nil
 }
 
-func (h handle) Sealing() ([]datapath.Sealing, error) {
+func (h handle) Sealing() ([]esp.Sealing, error) {
 	f := h.fabric
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var out []datapath.Sealing
+	var out []esp.Sealing
 	for node, epoch := range h.sealing {
-		out = append(out, datapath.Sealing{Node: node, Epoch: epoch})
+		out = append(out, esp.Sealing{Node: node, Epoch: epoch})
 	}
 	return out, nil
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/keys/sadb"
 )
 
@@ -36,7 +36,7 @@ func (d *fakeDP) snapshot() (restore func()) {
 	}
 }
 
-// retire is what datapath.VMForks does before it tells.
+// retire is what esp.VMForks does before it tells.
 func (d *fakeDP) retire() {
 	d.fabric.mu.Lock()
 	defer d.fabric.mu.Unlock()
@@ -128,7 +128,7 @@ type forkingDatapath struct {
 	forks *int
 }
 
-func (f *forkingDatapath) InstallSA(sa *datapath.SA) error {
+func (f *forkingDatapath) InstallSA(sa *esp.SA) error {
 	f.dp.fabric.mu.Lock()
 	if f.left > 0 {
 		f.left--

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/keys/sadb"
@@ -190,7 +190,7 @@ func inMemory(t *testing.T, inverted []byte) bool {
 
 func TestDerivedKeysAreZeroedAfterHandover(t *testing.T) {
 	b := newFixture(t)
-	kept := make(chan *datapath.SA, 256)
+	kept := make(chan *esp.SA, 256)
 	b.options = func(o *Options) { o.Datapath = keeper{o.Datapath, kept} }
 	b.cluster("a", "b")
 	b.up(1)
@@ -204,10 +204,10 @@ func TestDerivedKeysAreZeroedAfterHandover(t *testing.T) {
 // keeper keeps what it is given, and does not zero it.
 type keeper struct {
 	sadb.Datapath
-	kept chan *datapath.SA
+	kept chan *esp.SA
 }
 
-func (k keeper) InstallSA(sa *datapath.SA) error {
+func (k keeper) InstallSA(sa *esp.SA) error {
 	copied := *sa
 	err := k.Datapath.InstallSA(&copied)
 	k.kept <- sa

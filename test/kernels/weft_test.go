@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/netns"
 	"weft.dev/weft/test/espref"
 )
@@ -97,7 +98,7 @@ func (w *weftNode) open(t *testing.T, mode datapath.Mode, engine, podNS string) 
 		HostAddrs:   []netip.Addr{peer4, peer6},
 		PodCIDRs:    []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/64")},
 		FlowEntries: 4096, EventsPerSecond: 100, Log: slog.New(slog.DiscardHandler),
-		Encrypt: &datapath.EncryptOptions{Engine: engine, AllowTableAES: true, Port: espref.Port, Lanes: weftLanes},
+		Encrypt: &esp.Options{Engine: engine, AllowTableAES: true, Port: espref.Port, Lanes: weftLanes},
 	})
 	if err != nil {
 		return err
@@ -164,7 +165,7 @@ func (w *weftNode) rekey(t *testing.T, x *xfrmNode, sealed, opened uint64) {
 
 func (w *weftNode) install(t *testing.T, sa espref.SA, out bool, lane uint32) {
 	t.Helper()
-	must(t, w.InstallSA(&datapath.SA{Node: "x", Out: out, Epoch: weftEpoch, Lane: uint8(lane), ID: 2*w.ids + 1, Number: weftEpoch,
+	must(t, w.InstallSA(&esp.SA{Node: "x", Out: out, Epoch: weftEpoch, Lane: uint8(lane), ID: 2*w.ids + 1, Number: weftEpoch,
 		Key: [32]byte(sa.Key), Salt: sa.Salt, Expires: time.Now().Add(time.Hour)}))
 }
 

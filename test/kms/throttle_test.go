@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/keys/epochs"
@@ -189,11 +189,11 @@ func (l first) Holder() string { return "n000" }
 // noDatapath holds no keys: there are no peers.
 type noDatapath struct{}
 
-func (noDatapath) InstallSA(*datapath.SA) error                           { return nil }
+func (noDatapath) InstallSA(*esp.SA) error                                { return nil }
 func (noDatapath) RemoveSAs(string, bool, uint8) error                    { return nil }
 func (noDatapath) ExtendSAs(string, bool, uint8, uint64, time.Time) error { return nil }
 func (noDatapath) SealWith(string, uint8) error                           { return nil }
-func (noDatapath) SAs() ([]datapath.SAStatus, error)                      { return nil, nil }
-func (noDatapath) Sealing() ([]datapath.Sealing, error)                   { return nil, nil }
+func (noDatapath) SAs() ([]esp.SAStatus, error)                           { return nil, nil }
+func (noDatapath) Sealing() ([]esp.Sealing, error)                        { return nil, nil }
 func (noDatapath) VMGeneration() (uint64, error)                          { return 0, nil }
 func (noDatapath) Lanes() int                                             { return 1 }

@@ -20,10 +20,9 @@ import (
 const testTime = 4 * time.Minute
 
 // The tests that a fault in bpf/ is shown to, and what tells them of a directory with other objects.
-const (
-	datapathPackage = "./internal/datapath"
-	objectsVariable = "WEFT_TEST_OBJECTS"
-)
+var datapathPackages = []string{"./internal/datapath", "./internal/datapath/esp"}
+
+const objectsVariable = "WEFT_TEST_OBJECTS"
 
 // Why a mutation counts as failed.
 var (
@@ -38,20 +37,22 @@ type runner struct {
 
 	mu       sync.Mutex
 	baseline map[string]*baseline
-	// compile makes the datapath's test program, once: other objects need no other program.
-	compile func() (string, error)
+	// compile makes a package's test program, once: other objects need no other program.
+	compile map[string]func() (string, error)
 }
 
 func newRunner(ctx context.Context, root, scratch string) *runner {
-	r := &runner{root: root, scratch: scratch, baseline: map[string]*baseline{}}
-	r.compile = sync.OnceValues(func() (string, error) {
-		program := filepath.Join(scratch, "datapath.test")
-		out, err := r.run(ctx, root, nil, "go", "test", "-vet=off", "-c", "-o", program, datapathPackage)
-		if err != nil {
-			return "", fmt.Errorf("compile the tests of %s: %w\n%s", datapathPackage, err, tail(out))
-		}
-		return program, nil
-	})
+	r := &runner{root: root, scratch: scratch, baseline: map[string]*baseline{}, compile: map[string]func() (string, error){}}
+	for _, name := range datapathPackages {
+		r.compile[name] = sync.OnceValues(func() (string, error) {
+			program := filepath.Join(scratch, filepath.Base(name)+".test")
+			out, err := r.run(ctx, root, nil, "go", "test", "-vet=off", "-c", "-o", program, name)
+			if err != nil {
+				return "", fmt.Errorf("compile the tests of %s: %w\n%s", name, err, tail(out))
+			}
+			return program, nil
+		})
+	}
 	return r
 }
 
@@ -188,7 +189,7 @@ func (r *runner) testGo(ctx context.Context, m mutation, more ...string) (string
 }
 
 func (r *runner) testDatapath(ctx context.Context, m mutation, env ...string) (string, error) {
-	program, err := r.compile()
+	program, err := r.compile[m.Package]()
 	if err != nil {
 		return "", err
 	}

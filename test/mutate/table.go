@@ -77,8 +77,8 @@ func (m mutation) mutated(root string) ([]byte, error) {
 		return nil, errors.New("name, file, old, why, package and run must be given")
 	case len(m.Objects) > 0 && !m.datapath():
 		return nil, errors.New("objects are the datapath's")
-	case m.datapath() && m.Package != datapathPackage:
-		return nil, fmt.Errorf("package: want %s, the only tests that take objects of a fault", datapathPackage)
+	case m.datapath() && !slices.Contains(datapathPackages, m.Package):
+		return nil, fmt.Errorf("package: want one of %s, the only tests that take objects of a fault", strings.Join(datapathPackages, ", "))
 	case m.Old == m.New:
 		return nil, errors.New("old and new are the same")
 	case strings.HasSuffix(m.File, "_test.go"):

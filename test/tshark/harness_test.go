@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/encryptcheck"
 	"weft.dev/weft/internal/netns"
 	"weft.dev/weft/internal/netns/nettest"
@@ -107,7 +108,7 @@ func seals(t *testing.T, a, b *end) []lane {
 		dp, err = datapath.Open(datapath.Options{
 			BPFDir: bpf, StateDir: state, Mode: datapath.ModeTC, Uplinks: []string{"w0"}, HostAddrs: []netip.Addr{a.addr4.Addr(), a.addr6.Addr()},
 			PodCIDRs: a.pods, FlowEntries: 4096, EventsPerSecond: 1000, Log: slog.New(slog.DiscardHandler),
-			Encrypt: &datapath.EncryptOptions{Engine: "bpf", AllowTableAES: true, Port: encryptcheck.DefaultPort},
+			Encrypt: &esp.Options{Engine: "bpf", AllowTableAES: true, Port: encryptcheck.DefaultPort},
 		})
 		return err
 	})
@@ -119,7 +120,7 @@ func seals(t *testing.T, a, b *end) []lane {
 	t.Cleanup(func() { cancel(); <-done })
 	lanes := make([]lane, dp.Lanes())
 	for i := range lanes {
-		sa := datapath.SA{Node: "b", Out: true, Epoch: epoch, Lane: uint8(i), ID: 1, Number: epoch, Expires: time.Now().Add(time.Hour)}
+		sa := esp.SA{Node: "b", Out: true, Epoch: epoch, Lane: uint8(i), ID: 1, Number: epoch, Expires: time.Now().Add(time.Hour)}
 		_, _ = rand.Read(sa.Key[:]) // never fails
 		_, _ = rand.Read(sa.Salt[:])
 		lanes[i] = lane{bytes.Clone(sa.Key[:]), bytes.Clone(sa.Salt[:])}

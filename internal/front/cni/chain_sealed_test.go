@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/encryptcheck"
 	"weft.dev/weft/internal/endpoint"
 	"weft.dev/weft/internal/endpoint/endpointtest"
@@ -37,7 +38,7 @@ func (a *agent) sealing(mode datapath.Mode) *datapath.Datapath {
 		BPFDir: bpffs + "/weft", StateDir: a.t.TempDir(), Mode: mode, Uplinks: []string{"wtup0"},
 		HostAddrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.79.0.0/24"), netip.MustParsePrefix("fd79::/64")},
 		FlowEntries: 4096, EventsPerSecond: 1000, Log: slog.New(slog.DiscardHandler),
-		Encrypt: &datapath.EncryptOptions{Engine: "bpf", AllowTableAES: true, Port: encryptcheck.DefaultPort},
+		Encrypt: &esp.Options{Engine: "bpf", AllowTableAES: true, Port: encryptcheck.DefaultPort},
 	}
 	dp, err := datapath.Open(opt)
 	if err != nil {

@@ -3,7 +3,7 @@ package sadb
 import (
 	"time"
 
-	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/keys/clock"
 	"weft.dev/weft/internal/keys/schedule"
 )
@@ -126,7 +126,7 @@ func (s State) pair(now time.Duration) (tx, rx Held) {
 }
 
 // grouped puts the lanes of each direction and epoch together.
-func grouped(c clock.Clock, list []datapath.SAStatus) map[string]map[Group]Held {
+func grouped(c clock.Clock, list []esp.SAStatus) map[string]map[Group]Held {
 	groups := map[string]map[Group]Held{}
 	for i := range list {
 		sa := &list[i]
@@ -143,7 +143,7 @@ func grouped(c clock.Clock, list []datapath.SAStatus) map[string]map[Group]Held 
 }
 
 // merged adds one lane to a group.
-func merged(c clock.Clock, h Held, found bool, sa *datapath.SAStatus) Held {
+func merged(c clock.Clock, h Held, found bool, sa *esp.SAStatus) Held {
 	now, wall := c.Boot(), c.Wall()
 	deadline, at := now+sa.Expires.Sub(wall), now+sa.Installed.Sub(wall)
 	if !found {

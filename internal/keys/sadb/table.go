@@ -10,16 +10,16 @@ import (
 	"sync"
 	"time"
 
-	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/keys/clock"
 	"weft.dev/weft/internal/keys/schedule"
 )
 
-// Datapath holds the keys. What it holds outlives this process. *datapath.Datapath is one.
+// Datapath holds the keys. What it holds outlives this process. *esp.Associations is one.
 type Datapath interface {
 	// InstallSA keeps the counter of an SA of the same ID and replaces one of another.
 	// It zeroes Key and Salt before it returns.
-	InstallSA(*datapath.SA) error
+	InstallSA(*esp.SA) error
 	// RemoveSAs removes all lanes; none is no error.
 	RemoveSAs(node string, out bool, epoch uint8) error
 	// ExtendSAs moves the end of all lanes to a later time; an error if they have not this ID or
@@ -28,8 +28,8 @@ type Datapath interface {
 	// SealWith switches what the node sends towards a peer, atomically for packets.
 	// 0 stops sending, also to a peer that is gone.
 	SealWith(node string, epoch uint8) error
-	SAs() ([]datapath.SAStatus, error)
-	Sealing() ([]datapath.Sealing, error)
+	SAs() ([]esp.SAStatus, error)
+	Sealing() ([]esp.Sealing, error)
 	// VMGeneration counts the times that this virtual machine was resumed from a snapshot or
 	// copied. Keys of another than the present one are refused, and void.
 	VMGeneration() (uint64, error)
@@ -238,7 +238,7 @@ func (t *Table) Install(peer string, out bool, keys *schedule.Direction, deadlin
 	t.Put(peer, g, h)
 	for i := range keys.Lanes {
 		lane := &keys.Lanes[i]
-		sa := datapath.SA{
+		sa := esp.SA{
 			Node: peer, Out: out, Epoch: g.Wire, Lane: lane.Lane, ID: keys.ID, Number: keys.Number,
 			Key: lane.Key, Salt: lane.Salt, Expires: h.Expires, MaxPackets: t.maxPackets,
 			VMGeneration: keys.VMGeneration,

@@ -1,4 +1,4 @@
-package datapath
+package esp
 
 import (
 	"context"
@@ -175,12 +175,12 @@ func TestVMForkTraced(t *testing.T) {
 		}
 		t.Skip(why)
 	}
-	b.opts.BPFDir = filepath.Join("/sys/fs/bpf", "weft-test-vmfork-"+strings.ReplaceAll(t.Name(), "/", "-"))
-	must(t, os.MkdirAll(b.opts.BPFDir, 0o700))
+	b.host.PinDir = filepath.Join("/sys/fs/bpf", "weft-test-vmfork-"+strings.ReplaceAll(t.Name(), "/", "-"))
+	must(t, os.MkdirAll(b.host.PinDir, 0o700))
 	t.Cleanup(func() {
-		must(t, hook.Detach(filepath.Join(b.opts.BPFDir, vmForkPin)))
-		must(t, os.Remove(b.opts.BPFDir))
-		b.opts.BPFDir = ""
+		must(t, hook.Detach(filepath.Join(b.host.PinDir, ForkPin)))
+		must(t, os.Remove(b.host.PinDir))
+		b.host.PinDir = ""
 	})
 	for range 2 {
 		must(t, b.openVMFork())

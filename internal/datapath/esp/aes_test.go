@@ -1,4 +1,4 @@
-package datapath
+package esp
 
 import (
 	"errors"
@@ -65,8 +65,8 @@ func TestAESHere(t *testing.T) {
 	b := newSABed(t, "bpf")
 	status := b.EngineStatus().AES
 	t.Logf("%+v", status)
-	if status.Driver == "" || status.ConstantTime != (b.sas.aes == "ecb("+status.Driver+")") {
-		t.Errorf("status %+v, asked for by the name %q", status, b.sas.aes)
+	if status.Driver == "" || status.ConstantTime != (b.writer.aes == "ecb("+status.Driver+")") {
+		t.Errorf("status %+v, asked for by the name %q", status, b.writer.aes)
 	}
 	sa := testSA(true, 7, 1)
 	aead, salt := reference(t, sa.Key), sa.Salt

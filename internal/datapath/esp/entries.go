@@ -1,4 +1,4 @@
-package datapath
+package esp
 
 import (
 	"bytes"
@@ -26,40 +26,52 @@ func bootTime(ns uint64) time.Time {
 	return time.Now().Add(time.Duration(ns - bootNow())).Round(time.Millisecond)
 }
 
-func (d *Datapath) saMap(out bool) *ebpf.Map {
+func (a *Associations) saMap(out bool) *ebpf.Map {
 	if out {
-		return d.maps.SAOut
+		return a.maps.SAOut
 	}
-	return d.maps.SAIn
+	return a.maps.SAIn
 }
 
-// saEntry is what both directions' entries have in common.
-type saEntry struct {
-	fingerprint, number      uint64
-	installed, expires       uint64
-	counter, packets, octets uint64
-	vmGeneration             uint64
-	state, engine            uint32
+// entry is what both directions' entries have in common.
+type entry struct {
+	SAStatus
+	vmGeneration uint64
+	state        uint32
 }
 
-func entryOut(v *bpf.SaOut) *saEntry {
+// named fills in what an entry's key says; names are those of the peers, by index.
+func (e *entry) named(out bool, id uint32, names map[uint32]string) SAStatus {
+	e.Node, e.Out, e.Epoch, e.Lane = names[id>>10], out, uint8(id>>6&maxEpoch), uint8(id)%maxLanes
+	return e.SAStatus
+}
+
+func entryOut(v *bpf.SaOut) *entry {
 	counter := min(v.Counter, v.Limit) // attempts beyond the limit count too
-	return &saEntry{v.Fingerprint, v.Number, v.InstalledNs, v.ExpiresNs, counter, counter, v.Bytes, v.VmGeneration, v.State, v.Engine}
+	return &entry{SAStatus{
+		ID: v.Fingerprint, Number: v.Number, Engine: bpf.EngineNames.Of(uint8(v.Engine)),
+		Counter: counter, Packets: counter, Bytes: v.Bytes,
+		Installed: bootTime(v.InstalledNs), Expires: bootTime(v.ExpiresNs),
+	}, v.VmGeneration, v.State}
 }
 
-func entryIn(v *bpf.SaIn) *saEntry {
-	return &saEntry{v.Fingerprint, v.Number, v.InstalledNs, v.ExpiresNs, v.Top, v.Packets, v.Bytes, v.VmGeneration, v.State, v.Engine}
+func entryIn(v *bpf.SaIn) *entry {
+	return &entry{SAStatus{
+		ID: v.Fingerprint, Number: v.Number, Engine: bpf.EngineNames.Of(uint8(v.Engine)),
+		Counter: v.Top, Packets: v.Packets, Bytes: v.Bytes,
+		Installed: bootTime(v.InstalledNs), Expires: bootTime(v.ExpiresNs),
+	}, v.VmGeneration, v.State}
 }
 
 // readSA returns nil if there is no such entry.
-func (d *Datapath) readSA(out bool, id uint32) (*saEntry, error) {
+func (a *Associations) readSA(out bool, id uint32) (*entry, error) {
 	var vout bpf.SaOut
 	var vin bpf.SaIn
 	var err error
 	if out {
-		err = d.maps.SAOut.Lookup(&id, &vout)
+		err = a.maps.SAOut.Lookup(&id, &vout)
 	} else {
-		err = d.maps.SAIn.Lookup(&id, &vin)
+		err = a.maps.SAIn.Lookup(&id, &vin)
 	}
 	switch {
 	case errors.Is(err, ebpf.ErrKeyNotExist):
@@ -73,10 +85,10 @@ func (d *Datapath) readSA(out bool, id uint32) (*saEntry, error) {
 }
 
 // lanesOf lists the entries of an epoch.
-func (d *Datapath) lanesOf(out bool, slot uint32, epoch uint8) (ids []uint32, err error) {
+func (a *Associations) lanesOf(out bool, slot uint32, epoch uint8) (ids []uint32, err error) {
 	for lane := range uint8(maxLanes) {
 		id := saKey(slot, epoch, lane)
-		entry, err := d.readSA(out, id)
+		entry, err := a.readSA(out, id)
 		if err != nil {
 			return nil, err
 		}
@@ -88,19 +100,19 @@ func (d *Datapath) lanesOf(out bool, slot uint32, epoch uint8) (ids []uint32, er
 }
 
 // eachSA visits all entries of one direction.
-func (d *Datapath) eachSA(out bool, visit func(id uint32, sa *saEntry)) error {
+func (a *Associations) eachSA(out bool, visit func(id uint32, sa *entry)) error {
 	var id uint32
 	var err error
 	if out {
 		var v bpf.SaOut
-		entries := d.maps.SAOut.Iterate()
+		entries := a.maps.SAOut.Iterate()
 		for entries.Next(&id, &v) {
 			visit(id, entryOut(&v))
 		}
 		err = entries.Err()
 	} else {
 		var v bpf.SaIn
-		entries := d.maps.SAIn.Iterate()
+		entries := a.maps.SAIn.Iterate()
 		for entries.Next(&id, &v) {
 			visit(id, entryIn(&v))
 		}
@@ -115,57 +127,64 @@ func (d *Datapath) eachSA(out bool, visit func(id uint32, sa *saEntry)) error {
 // retire removes entries: notes that their keys were used, forbids their use, waits until no packet is being handled that
 // may have begun before, and only then wipes and deletes them. A crash in between leaves dead entries,
 // which the next start retires.
-func (d *Datapath) retire(out bool, ids []uint32) error {
+func (a *Associations) retire(out bool, ids []uint32) error {
 	if len(ids) == 0 {
 		return nil
 	}
 	for _, id := range ids {
-		if err := d.markUsed(out, id); err != nil {
+		if err := a.markUsed(out, id); err != nil {
 			return err
 		}
-		if err := d.sas.setState(id, out, bpf.SaDead); err != nil {
+		if err := a.writer.setState(id, out, bpf.SaDead); err != nil {
 			return err
 		}
 	}
-	if err := d.sas.waitForPackets(&d.expedite); err != nil {
+	if err := a.waitForPackets(); err != nil {
 		return err
 	}
 	var failed error
 	for _, id := range ids {
 		// What the last packets have counted meanwhile.
-		if err := d.markUsed(out, id); err != nil {
+		if err := a.markUsed(out, id); err != nil {
 			failed = errors.Join(failed, err)
 			continue
 		}
-		if err := d.sas.wipe(id, out); err != nil {
+		if err := a.writer.wipe(id, out); err != nil {
 			failed = errors.Join(failed, err)
 			continue
 		}
-		failed = errors.Join(failed, bpf.DeleteKey(d.saMap(out), &id))
+		failed = errors.Join(failed, bpf.DeleteKey(a.saMap(out), &id))
 	}
 	return failed
+}
+
+func (a *Associations) waitForPackets() error {
+	if a.host.Expedite != nil {
+		defer a.host.Expedite()()
+	}
+	return a.writer.waitForPackets()
 }
 
 func usedKey(out bool, lane uint8, fingerprint uint64) bpf.SaUsedKey {
 	return bpf.SaUsedKey{Fingerprint: fingerprint, Lane: lane, Out: bpf.Flag(out)}
 }
 
-func (d *Datapath) markUsed(out bool, id uint32) error {
-	entry, err := d.readSA(out, id)
+func (a *Associations) markUsed(out bool, id uint32) error {
+	entry, err := a.readSA(out, id)
 	if err != nil || entry == nil || entry.state == bpf.SaNew {
 		return err
 	}
-	key := usedKey(out, uint8(id)%maxLanes, entry.fingerprint)
-	if err := d.maps.SAUsed.Put(&key, entry.counter); err != nil {
+	key := usedKey(out, uint8(id)%maxLanes, entry.ID)
+	if err := a.maps.SAUsed.Put(&key, entry.Counter); err != nil {
 		return fmt.Errorf("note that keys were used: %w", err)
 	}
 	return nil
 }
 
-func (d *Datapath) wasUsed(out bool, lane uint8, fingerprint uint64) (bool, error) {
+func (a *Associations) wasUsed(out bool, lane uint8, fingerprint uint64) (bool, error) {
 	key := usedKey(out, lane, fingerprint)
 	var counter uint64
-	err := d.maps.SAUsed.Lookup(&key, &counter)
+	err := a.maps.SAUsed.Lookup(&key, &counter)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return false, nil
 	}
@@ -184,13 +203,13 @@ func (n nodeName) String() string {
 }
 
 // ownSlot notes whose the SAs of a node's index are. Those of another node, left from an earlier run, are removed.
-func (d *Datapath) ownSlot(slot uint32, node string) error {
+func (a *Associations) ownSlot(slot uint32, node string) error {
 	var name, want nodeName
 	if len(node) >= len(want) {
 		return fmt.Errorf("node name: longer than %d bytes", len(want)-1)
 	}
 	copy(want[:], node)
-	err := d.maps.SANodes.Lookup(&slot, &name)
+	err := a.maps.SANodes.Lookup(&slot, &name)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("read the map of nodes' names: %w", err)
 	}
@@ -198,22 +217,22 @@ func (d *Datapath) ownSlot(slot uint32, node string) error {
 		return nil
 	}
 	if err == nil {
-		if err := errors.Join(d.putSealing(slot, 0, 0), d.removeAllSAs(slot)); err != nil {
+		if err := errors.Join(a.putSealing(slot, 0, 0), a.removeAll(slot)); err != nil {
 			return err
 		}
 	}
-	if err := d.maps.SANodes.Put(&slot, &want); err != nil {
+	if err := a.maps.SANodes.Put(&slot, &want); err != nil {
 		return fmt.Errorf("write the map of nodes' names: %w", err)
 	}
 	return nil
 }
 
-// saNodes reads whose index is whose, from the pinned map: also before SetNodes.
-func (d *Datapath) saNodes() (map[uint32]string, error) {
+// names reads whose index is whose. Callers hold a.mu.
+func (a *Associations) names() (map[uint32]string, error) {
 	names := map[uint32]string{}
 	var slot uint32
 	var name nodeName
-	entries := d.maps.SANodes.Iterate()
+	entries := a.maps.SANodes.Iterate()
 	for entries.Next(&slot, &name) {
 		names[slot] = name.String()
 	}
@@ -224,8 +243,8 @@ func (d *Datapath) saNodes() (map[uint32]string, error) {
 }
 
 // slotOf finds the index of a node that has or had SAs.
-func (d *Datapath) slotOf(node string) (uint32, bool, error) {
-	names, err := d.saNodes()
+func (a *Associations) slotOf(node string) (uint32, bool, error) {
+	names, err := a.names()
 	if err != nil {
 		return 0, false, err
 	}
@@ -238,25 +257,22 @@ func (d *Datapath) slotOf(node string) (uint32, bool, error) {
 }
 
 // SAs lists all SAs, from the pinned maps: also those of an earlier run.
-func (d *Datapath) SAs() ([]SAStatus, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	names, err := d.saNodes()
+func (a *Associations) SAs() ([]SAStatus, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.off() {
+		return nil, nil
+	}
+	names, err := a.names()
 	if err != nil {
 		return nil, err
 	}
 	var list []SAStatus
 	for _, out := range []bool{true, false} {
-		err := d.eachSA(out, func(id uint32, sa *saEntry) {
-			if sa.state != bpf.SaLive {
-				return
+		err := a.eachSA(out, func(id uint32, sa *entry) {
+			if sa.state == bpf.SaLive {
+				list = append(list, sa.named(out, id, names))
 			}
-			list = append(list, SAStatus{
-				Node: names[id>>10], Out: out, Epoch: uint8(id >> 6 & maxEpoch), Lane: uint8(id) % maxLanes,
-				ID: sa.fingerprint, Number: sa.number, Engine: bpf.EngineNames.Of(uint8(sa.engine)),
-				Counter: sa.counter, Packets: sa.packets, Bytes: sa.octets,
-				Installed: bootTime(sa.installed), Expires: bootTime(sa.expires),
-			})
 		})
 		if err != nil {
 			return nil, err
@@ -266,17 +282,20 @@ func (d *Datapath) SAs() ([]SAStatus, error) {
 }
 
 // Sealing lists with which epoch each peer that has or had SAs is sent to, from the pinned maps.
-func (d *Datapath) Sealing() ([]Sealing, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	names, err := d.saNodes()
+func (a *Associations) Sealing() ([]Sealing, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.off() {
+		return nil, nil
+	}
+	names, err := a.names()
 	if err != nil {
 		return nil, err
 	}
 	var list []Sealing
 	for slot, name := range names {
 		var peer bpf.Peer
-		if err := d.maps.Peers.Lookup(slot, &peer); err != nil {
+		if err := a.maps.Peers.Lookup(slot, &peer); err != nil {
 			return nil, fmt.Errorf("read peers map: %w", err)
 		}
 		list = append(list, Sealing{Node: name, Epoch: peer.Epoch, ID: peer.Id})

@@ -1,4 +1,4 @@
-package datapath
+package esp
 
 import (
 	"encoding/binary"
@@ -101,7 +101,7 @@ func TestRemoveSAs(t *testing.T) {
 	if _, reason := b.admit(t, firstSA, 1); reason != 0 {
 		t.Errorf("the other direction is gone too: %s", reason)
 	}
-	if _, reason := b.take(t, saKey(maxNodes-1, 1, 0)); reason != 0 {
+	if _, reason := b.take(t, saKey(lastPeer, 1, 0)); reason != 0 {
 		t.Errorf("the other node's is gone too: %s", reason)
 	}
 	sealing, err := b.Sealing()
@@ -116,10 +116,8 @@ func TestRemoveSAs(t *testing.T) {
 	if err := b.InstallSA(testSA(true, 7, 1)); !errors.Is(err, ErrKeyUsed) {
 		t.Errorf("keys that were removed, again: %v", err)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	must(t, b.removeAllSAs(maxNodes-1))
-	if names, err := b.saNodes(); err != nil || len(names) != 1 {
+	must(t, b.RemoveAllSAs(lastPeer))
+	if names, err := b.PeerNames(); err != nil || len(names) != 1 {
 		t.Errorf("names %v, %v", names, err)
 	}
 }
@@ -250,11 +248,12 @@ func TestSARestart(t *testing.T) {
 	dead := testSA(true, 10, 1)
 	dead.Epoch = 3
 	must(t, b.InstallSA(dead))
-	must(t, b.sas.setState(saKey(1, 3, 0), true, bpf.SaDead))
+	must(t, b.writer.setState(saKey(1, 3, 0), true, bpf.SaDead))
 
-	b.closeEngine()
-	b.nodes.slots = nil // nobody has said which nodes there are
-	must(t, b.openEngine())
+	must(t, b.Associations.Close())
+	next, err := Open(b.host, b.opts)
+	must(t, err)
+	b.Associations = next // nobody has said which nodes there are
 	list, err := b.SAs()
 	must(t, err)
 	if len(list) != 4 || list[0].Node != "b" {
@@ -268,7 +267,7 @@ func TestSARestart(t *testing.T) {
 	if len(sealing) != 1 || sealing[0] != (Sealing{Node: "b", Epoch: 1, ID: 7}) {
 		t.Errorf("sealing %+v", sealing)
 	}
-	b.nodes.slots = map[string]uint32{"b": 1}
+	b.peers = map[string]uint32{"b": 1}
 	must(t, b.InstallSA(testSA(true, 7, 1)))
 	if n, _ := b.take(t, firstSA); n != 3 {
 		t.Errorf("next number %d, want 3", n)
@@ -285,7 +284,7 @@ func TestSAOtherNode(t *testing.T) {
 	b := newSABed(t, "auto")
 	must(t, b.InstallSA(testSA(true, 7, 1)))
 	must(t, b.InstallSA(testSA(false, 7, 1)))
-	b.nodes.slots = map[string]uint32{"d": 1}
+	b.peers = map[string]uint32{"d": 1}
 	sa := testSA(true, 8, 2)
 	sa.Node, sa.Epoch = "d", 2
 	must(t, b.InstallSA(sa))

@@ -1,4 +1,4 @@
-package datapath
+package esp
 
 import (
 	"bytes"
@@ -43,7 +43,7 @@ func TestAEADKnownAnswers(t *testing.T) { forEachEngine(t, checkAEADKnownAnswers
 
 func checkAEADKnownAnswers(t *testing.T, b *saHarness) {
 	for i, row := range knownAnswers {
-		if b.sas.engine == bpf.EngineKmod && len(row.aad) != 24 {
+		if b.writer.engine == bpf.EngineKmod && len(row.aad) != 24 {
 			continue // the module takes ESP's AAD only
 		}
 		t.Run(row.name, func(t *testing.T) {
@@ -131,7 +131,7 @@ func checkAEADEdges(t *testing.T, b *saHarness) {
 			for _, size := range []int{1, 15, 16, 17, 79, 80, 81, 95, 96, 97, 111, 112, 127, 128, 129, 1408, 3000, inet.MaxSealedText / 2, inet.MaxSealedText - 1, inet.MaxSealedText} {
 				p := sealed{sa: firstSA, iv: iv, aad: ones[:12], text: text[:size]}
 				for _, context := range contexts {
-					if size > 3000 && (context == "tc" || b.sas.engine == bpf.EngineKmod) {
+					if size > 3000 && (context == "tc" || b.writer.engine == bpf.EngineKmod) {
 						continue // test_run takes no larger skb; the module needs linear
 					}
 					b.checkPacket(t, context, p, aead.Seal(nil, nonce(salt, iv), p.text, p.aad))
@@ -171,7 +171,7 @@ func checkAEADBitFlips(t *testing.T, b *saHarness) {
 			if !errors.Is(err, errBadTag) {
 				t.Fatalf("packet of %d bytes with bit %d flipped: %v", size, bit, err)
 			}
-			if b.sas.engine == bpf.EngineKmod {
+			if b.writer.engine == bpf.EngineKmod {
 				continue // works in place: the caller drops the packet
 			}
 			if size >= 16 && bytes.Contains(left, plain[:16]) || !bytes.Equal(left, forged.text) {

@@ -1,4 +1,4 @@
-package datapath
+package esp
 
 import (
 	"errors"
@@ -132,7 +132,7 @@ func chooseAES(crypto, cpuinfo string, allowTables bool, probe func(driver strin
 }
 
 // readAES looks at this machine.
-func (a *associations) readAES(allowTables bool) (AESStatus, error) {
+func (w *writer) readAES(allowTables bool) (AESStatus, error) {
 	crypto, err := os.ReadFile(procCrypto)
 	if err != nil {
 		return AESStatus{}, fmt.Errorf("find the kernel's AES: %w", err)
@@ -142,8 +142,8 @@ func (a *associations) readAES(allowTables bool) (AESStatus, error) {
 		return AESStatus{}, fmt.Errorf("find the kernel's AES: %w", err)
 	}
 	return chooseAES(string(crypto), string(cpuinfo), allowTables, func(driver string) error {
-		a.request.cipher(bpf.EngineBpf)
-		a.request.named("ecb(" + driver + ")")
-		return a.run("weft_sa_probe")
+		w.request.cipher(bpf.EngineBpf)
+		w.request.named("ecb(" + driver + ")")
+		return w.run("weft_sa_probe")
 	})
 }

@@ -1,4 +1,4 @@
-package datapath
+package esp
 
 import (
 	"context"
@@ -38,8 +38,8 @@ const (
 // ErrVMForked says that keys are of before a fork of this virtual machine.
 var ErrVMForked = errors.New("this machine was resumed from a snapshot or copied since these keys were agreed on: new ones are needed")
 
-// vmForkPin keeps the program running while no agent does.
-const vmForkPin = "vmfork"
+// ForkPin is the name of the pin, in Host.PinDir, that keeps the program running while no agent does.
+const ForkPin = "vmfork"
 
 // vmFork is what notices forks; one of events and log, or neither.
 type vmFork struct {
@@ -50,38 +50,38 @@ type vmFork struct {
 
 // openVMFork begins to watch for forks in the best way that this machine has. What happened while nobody watched is
 // counted now, as far as it can be known.
-func (d *Datapath) openVMFork() error {
+func (a *Associations) openVMFork() error {
 	if why := noVMGenerationID(); why != "" {
-		d.fork.status = VMForkStatus{Detection: VMForkNone, Why: "this is no virtual machine"}
+		a.fork.status = VMForkStatus{Detection: VMForkNone, Why: "this is no virtual machine"}
 		if isVirtual() {
-			d.fork.status = VMForkStatus{Detection: VMForkClock, Why: why}
+			a.fork.status = VMForkStatus{Detection: VMForkClock, Why: why}
 		}
 		return nil
 	}
-	events, err := d.attachVMFork()
+	events, err := a.attachVMFork()
 	if err == nil {
-		d.fork.events = events
-		d.fork.status = VMForkStatus{Detection: VMForkFentry, Why: "the kernel's VM generation ID driver is traced"}
+		a.fork.events = events
+		a.fork.status = VMForkStatus{Detection: VMForkFentry, Why: "the kernel's VM generation ID driver is traced"}
 		return nil
 	}
 	log, logErr := openKernelLog(kernelLogPath)
 	if logErr != nil {
-		d.fork.status = VMForkStatus{Detection: VMForkClock, Why: fmt.Sprintf("tracing: %v; the kernel's log: %v", err, logErr)}
-		d.log.Warn("forks of this virtual machine are noticed late: only by jumps of its clock", "tracing", err, "log", logErr)
+		a.fork.status = VMForkStatus{Detection: VMForkClock, Why: fmt.Sprintf("tracing: %v; the kernel's log: %v", err, logErr)}
+		a.log.Warn("forks of this virtual machine are noticed late: only by jumps of its clock", "tracing", err, "log", logErr)
 		return nil
 	}
-	d.fork.log = log
-	d.fork.status = VMForkStatus{Detection: VMForkLog, Why: fmt.Sprintf("the kernel does not let its VM generation ID driver be traced: %v", err)}
+	a.fork.log = log
+	a.fork.status = VMForkStatus{Detection: VMForkLog, Why: fmt.Sprintf("the kernel does not let its VM generation ID driver be traced: %v", err)}
 	seq, err := log.history()
 	if err != nil {
 		return fmt.Errorf("look for forks of this virtual machine: %w", err)
 	}
-	return d.countLogged(seq)
+	return a.countLogged(seq)
 }
 
 // attachVMFork pins the program, in the place of a former agent's: both run for a moment, which counts a fork twice.
-func (d *Datapath) attachVMFork() (*ebpf.Map, error) {
-	collection, err := bpf.Load(d.maps, "vmfork", "weft_vmfork", nil, false)
+func (a *Associations) attachVMFork() (*ebpf.Map, error) {
+	collection, err := bpf.Load(a.maps, "vmfork", "weft_vmfork", nil, false)
 	if err != nil {
 		return nil, err
 	}
@@ -91,8 +91,8 @@ func (d *Datapath) attachVMFork() (*ebpf.Map, error) {
 		return nil, fmt.Errorf("trace add_vmfork_randomness: %w", err)
 	}
 	defer attached.Close()
-	path := filepath.Join(d.opts.BPFDir, vmForkPin)
-	if err := removeIfExists(path + "-new"); err != nil {
+	path := filepath.Join(a.host.PinDir, ForkPin)
+	if err := os.Remove(path + "-new"); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove a half-made pin: %w", err)
 	}
 	if err := attached.Pin(path + "-new"); err != nil {
@@ -114,32 +114,32 @@ func (f *vmFork) close() {
 }
 
 // VMForkStatus says how forks of this virtual machine are noticed, and how many were.
-func (d *Datapath) VMForkStatus() VMForkStatus {
-	status := d.fork.status
-	status.Generation, _ = d.VMGeneration()
+func (a *Associations) VMForkStatus() VMForkStatus {
+	status := a.fork.status
+	status.Generation, _ = a.VMGeneration()
 	return status
 }
 
 // VMGeneration is the number that keys carry which may be used now. Whoever agrees on keys asks before anything of
 // them exists, so that a fork in between voids them.
-func (d *Datapath) VMGeneration() (uint64, error) {
-	vm, err := d.readVM()
+func (a *Associations) VMGeneration() (uint64, error) {
+	vm, err := a.readVM()
 	return vm.Generation, err
 }
 
-func (d *Datapath) readVM() (vm bpf.Vm, err error) {
-	if err := d.maps.VM.Lookup(uint32(0), &vm); err != nil {
+func (a *Associations) readVM() (vm bpf.Vm, err error) {
+	if err := a.maps.VM.Lookup(uint32(0), &vm); err != nil {
 		return vm, fmt.Errorf("read the VM's generation: %w", err)
 	}
 	return vm, nil
 }
 
 // VMForks watches until ctx ends. It destroys the keys that a fork has voided, and then calls forked.
-func (d *Datapath) VMForks(ctx context.Context, forked func()) error {
+func (a *Associations) VMForks(ctx context.Context, forked func()) error {
 	retire := func() error {
-		retired, err := d.retireForked()
+		retired, err := a.retireForked()
 		if retired > 0 {
-			d.log.Error("this virtual machine was resumed from a snapshot or copied: its keys are destroyed", "keys", retired)
+			a.log.Error("this virtual machine was resumed from a snapshot or copied: its keys are destroyed", "keys", retired)
 			forked()
 		}
 		return err
@@ -149,10 +149,10 @@ func (d *Datapath) VMForks(ctx context.Context, forked func()) error {
 		return err
 	}
 	switch {
-	case d.fork.events != nil:
-		return followVMForkRing(ctx, d.fork.events, retire)
-	case d.fork.log != nil:
-		return d.fork.log.follow(ctx, func(seq uint64) error { return errors.Join(d.countLogged(seq), retire()) })
+	case a.fork.events != nil:
+		return followVMForkRing(ctx, a.fork.events, retire)
+	case a.fork.log != nil:
+		return a.fork.log.follow(ctx, func(seq uint64) error { return errors.Join(a.countLogged(seq), retire()) })
 	}
 	<-ctx.Done()
 	return nil
@@ -180,18 +180,18 @@ func followVMForkRing(ctx context.Context, events *ebpf.Map, retire func() error
 }
 
 // DeclareVMFork voids and destroys all keys, as a fork does.
-func (d *Datapath) DeclareVMFork() error {
-	if err := d.countFork(func(vm *bpf.Vm) bool { return true }); err != nil {
+func (a *Associations) DeclareVMFork() error {
+	if err := a.countFork(func(vm *bpf.Vm) bool { return true }); err != nil {
 		return err
 	}
-	_, err := d.retireForked()
+	_, err := a.retireForked()
 	return err
 }
 
 // countLogged counts a fork that the kernel has logged, if it was not counted yet. There are no keys yet in a map that
 // was just made, so what is older than that does not count.
-func (d *Datapath) countLogged(seq uint64) error {
-	return d.countFork(func(vm *bpf.Vm) bool {
+func (a *Associations) countLogged(seq uint64) error {
+	return a.countFork(func(vm *bpf.Vm) bool {
 		fresh := *vm == bpf.Vm{}
 		news := seq > vm.LogSeq
 		vm.LogSeq = max(vm.LogSeq, seq)
@@ -199,17 +199,17 @@ func (d *Datapath) countLogged(seq uint64) error {
 	})
 }
 
-func (d *Datapath) countFork(news func(*bpf.Vm) bool) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	vm, err := d.readVM()
+func (a *Associations) countFork(news func(*bpf.Vm) bool) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	vm, err := a.readVM()
 	if err != nil {
 		return err
 	}
 	if news(&vm) {
 		vm.Generation++
 	}
-	if err := d.maps.VM.Put(uint32(0), &vm); err != nil {
+	if err := a.maps.VM.Put(uint32(0), &vm); err != nil {
 		return fmt.Errorf("write the VM's generation: %w", err)
 	}
 	return nil
@@ -217,30 +217,30 @@ func (d *Datapath) countFork(news func(*bpf.Vm) bool) error {
 
 // retireForked destroys every SA that a fork has voided, and stops sending with it: no_key then has the agent asked for
 // others. It returns how many there were.
-func (d *Datapath) retireForked() (int, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.sas.collection == nil {
+func (a *Associations) retireForked() (int, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.off() {
 		return 0, nil
 	}
-	vm, err := d.readVM()
+	vm, err := a.readVM()
 	if err != nil {
 		return 0, err
 	}
 	retired := 0
 	for _, out := range []bool{true, false} {
 		var stale []uint32
-		err := d.eachSA(out, func(id uint32, sa *saEntry) {
+		err := a.eachSA(out, func(id uint32, sa *entry) {
 			if sa.vmGeneration != vm.Generation {
 				stale = append(stale, id)
 			}
 		})
 		for _, id := range stale {
 			if out {
-				err = errors.Join(err, d.stopSealing(id>>10, uint8(id>>6&maxEpoch)))
+				err = errors.Join(err, a.stopSealing(id>>10, uint8(id>>6&maxEpoch)))
 			}
 		}
-		if err := errors.Join(err, d.retire(out, stale)); err != nil {
+		if err := errors.Join(err, a.retire(out, stale)); err != nil {
 			return retired, fmt.Errorf("destroy keys of before a fork of this VM: %w", err)
 		}
 		retired += len(stale)

@@ -1,4 +1,4 @@
-package datapath
+package esp
 
 import (
 	"bytes"
@@ -58,7 +58,7 @@ func TestNoSecretsInMaps(t *testing.T) {
 	}
 }
 
-func (b *saHarness) request() saRequest { return *b.sas.request }
+func (b *saHarness) request() saRequest { return *b.writer.request }
 
 func (b *saHarness) searchMaps(t *testing.T, secrets map[string][]byte) {
 	t.Helper()

@@ -1,4 +1,4 @@
-package datapath
+package esp
 
 import (
 	"encoding/binary"
@@ -16,28 +16,23 @@ import (
 
 // sandbox is the crypto core by itself, on maps of its own: for tests and measurements.
 type sandbox struct {
-	*Datapath
+	*Associations
+	maps        *bpf.Maps
 	programs    map[string]*ebpf.Program // "xdp weft_test_seal"
 	collections []*ebpf.Collection
 }
 
-// newSandbox makes a sandbox with the peers "b" and "c".
+// newSandbox makes a sandbox with the peer "b".
 func newSandbox(engine string, lanes int) (*sandbox, error) {
-	b := &sandbox{
-		Datapath: &Datapath{
-			log: slog.New(slog.DiscardHandler), maps: &bpf.Maps{ByName: map[string]*ebpf.Map{}},
-			opts: Options{Encrypt: &EncryptOptions{Engine: engine, AllowTableAES: true, Lanes: lanes}},
-		},
-		programs: map[string]*ebpf.Program{},
-	}
-	b.nodes.slots = map[string]uint32{"b": 1, "c": maxNodes - 1}
-	if err := b.load(); err != nil {
+	b := &sandbox{maps: &bpf.Maps{ByName: map[string]*ebpf.Map{}}, programs: map[string]*ebpf.Program{}}
+	if err := b.load(&Options{Engine: engine, AllowTableAES: true, Lanes: lanes}); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
+	b.EnterPeer("b", 1)
 	return b, nil
 }
 
-func (b *sandbox) load() error {
+func (b *sandbox) load(opts *Options) error {
 	for _, object := range []string{"sa_xdp", "sa_test_xdp"} {
 		spec, err := bpf.LoadSpec(object)
 		if err != nil {
@@ -55,7 +50,8 @@ func (b *sandbox) load() error {
 	m := b.maps
 	m.SAOut, m.SAIn, m.Peers = m.ByName["weft_sa_out"], m.ByName["weft_sa_in"], m.ByName["weft_peers"]
 	m.SAUsed, m.SANodes, m.VM = m.ByName["weft_sa_used"], m.ByName["weft_sa_nodes"], m.ByName["weft_vm"]
-	if err := b.openEngine(); err != nil {
+	var err error
+	if b.Associations, err = Open(Host{Maps: m, Log: slog.New(slog.DiscardHandler)}, opts); err != nil {
 		return err
 	}
 	for _, context := range []string{"xdp", "tc"} {
@@ -98,7 +94,11 @@ func (b *sandbox) Close() error {
 	for _, c := range b.collections {
 		c.Close()
 	}
-	return b.Datapath.Close()
+	defer b.maps.Close()
+	if b.Associations == nil {
+		return nil
+	}
+	return b.Associations.Close()
 }
 
 // testHead is struct test_head of bpf/sa_test.bpf.c.

@@ -1,4 +1,4 @@
-package datapath
+package esp
 
 import (
 	"errors"
@@ -24,7 +24,7 @@ type SA struct {
 	Expires time.Time // the programs refuse it afterwards, whatever the agent does
 	// MaxPackets is how many packets it may seal; 0 for 2^48.
 	MaxPackets uint64
-	// VMGeneration is what Datapath.VMGeneration said before the handshake began.
+	// VMGeneration is what Associations.VMGeneration said before the handshake began.
 	VMGeneration uint64
 }
 
@@ -53,9 +53,9 @@ type Sealing struct {
 
 // Errors that callers tell apart.
 var (
-	// ErrEncryptionOff says that this datapath was opened without encryption.
+	// ErrEncryptionOff says that it was opened without encryption.
 	ErrEncryptionOff = errors.New("encryption is off")
-	// ErrUnknownNode says that SetNodes has not named the node.
+	// ErrUnknownNode says that EnterPeer has not named the node.
 	ErrUnknownNode = errors.New("no such node")
 	// ErrKeyUsed says that keys were in use before and were removed: sealing with them again could repeat a nonce.
 	ErrKeyUsed = errors.New("these keys were removed before: new ones are needed")
@@ -91,89 +91,89 @@ func saKey(slot uint32, epoch, lane uint8) uint32 { return slot<<10 | uint32(epo
 
 // InstallSA makes an SA usable. One that is there already, with the same ID, is left as it is, counter and window
 // included; one with another ID is replaced. The SA's key and salt are zeroed in any case.
-func (d *Datapath) InstallSA(sa *SA) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (a *Associations) InstallSA(sa *SA) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	defer func() { sa.Key, sa.Salt = [32]byte{}, [4]byte{} }()
-	if d.sas.collection == nil {
+	if a.off() {
 		return ErrEncryptionOff
 	}
 	if err := sa.check(time.Now()); err != nil {
 		return fmt.Errorf("install SA for node %s: %w", sa.Node, err)
 	}
-	slot, ok := d.nodes.slots[sa.Node]
+	slot, ok := a.peers[sa.Node]
 	if !ok {
 		return fmt.Errorf("install SA for node %s: %w", sa.Node, ErrUnknownNode)
 	}
-	if err := d.installSA(slot, sa); err != nil {
+	if err := a.installSA(slot, sa); err != nil {
 		return fmt.Errorf("install SA for node %s, epoch %d, lane %d: %w", sa.Node, sa.Epoch, sa.Lane, err)
 	}
 	return nil
 }
 
-func (d *Datapath) installSA(slot uint32, sa *SA) error {
-	if err := d.ownSlot(slot, sa.Node); err != nil {
+func (a *Associations) installSA(slot uint32, sa *SA) error {
+	if err := a.ownSlot(slot, sa.Node); err != nil {
 		return err
 	}
 	id := saKey(slot, sa.Epoch, sa.Lane)
-	now, err := d.readSA(sa.Out, id)
+	now, err := a.readSA(sa.Out, id)
 	if err != nil {
 		return err
 	}
-	if now != nil && now.fingerprint == sa.ID && now.state == bpf.SaLive && now.vmGeneration == sa.VMGeneration {
+	if now != nil && now.ID == sa.ID && now.state == bpf.SaLive && now.vmGeneration == sa.VMGeneration {
 		return nil
 	}
 	if now != nil {
-		if err := d.retire(sa.Out, []uint32{id}); err != nil {
+		if err := a.retire(sa.Out, []uint32{id}); err != nil {
 			return err
 		}
 	}
-	vm, err := d.readVM()
+	vm, err := a.readVM()
 	if err != nil {
 		return err
 	}
 	if sa.VMGeneration != vm.Generation {
 		return ErrVMForked
 	}
-	used, err := d.wasUsed(sa.Out, sa.Lane, sa.ID)
+	used, err := a.wasUsed(sa.Out, sa.Lane, sa.ID)
 	if err != nil {
 		return err
 	}
 	if used {
 		return ErrKeyUsed
 	}
-	if err := d.addSA(id, sa); err != nil {
+	if err := a.addSA(id, sa); err != nil {
 		// Half of an SA is none: it never was alive.
-		return errors.Join(err, d.sas.wipe(id, sa.Out), bpf.DeleteKey(d.saMap(sa.Out), &id))
+		return errors.Join(err, a.writer.wipe(id, sa.Out), bpf.DeleteKey(a.saMap(sa.Out), &id))
 	}
 	return nil
 }
 
 // addSA makes the entry, step by step, and declares it alive last.
-func (d *Datapath) addSA(id uint32, sa *SA) error {
-	entry := d.newEntry(sa)
-	if err := d.saMap(sa.Out).Update(&id, entry, ebpf.UpdateNoExist); err != nil {
+func (a *Associations) addSA(id uint32, sa *SA) error {
+	entry := a.newEntry(sa)
+	if err := a.saMap(sa.Out).Update(&id, entry, ebpf.UpdateNoExist); err != nil {
 		return fmt.Errorf("add entry: %w", err)
 	}
-	allocator := d.sas.allocIn
+	allocator := a.writer.allocIn
 	if sa.Out {
-		allocator = d.sas.allocOut
+		allocator = a.writer.allocOut
 	}
 	if err := allocator.alloc(id); err != nil {
 		return err
 	}
-	if err := d.sas.fill(id, sa, d.sas.engine); err != nil {
-		return fmt.Errorf("create the %s cipher: %w", bpf.EngineNames[d.sas.engine], err)
+	if err := a.writer.fill(id, sa, a.writer.engine); err != nil {
+		return fmt.Errorf("create the %s cipher: %w", bpf.EngineNames[a.writer.engine], err)
 	}
-	if d.sas.engine == bpf.EngineBpf {
-		if err := d.sas.powers(id, sa.Out); err != nil {
+	if a.writer.engine == bpf.EngineBpf {
+		if err := a.writer.powers(id, sa.Out); err != nil {
 			return fmt.Errorf("prepare GHASH: %w", err)
 		}
 	}
-	return d.sas.setState(id, sa.Out, bpf.SaLive)
+	return a.writer.setState(id, sa.Out, bpf.SaLive)
 }
 
-func (d *Datapath) newEntry(sa *SA) any {
+func (a *Associations) newEntry(sa *SA) any {
 	now := bootNow()
 	expires := now + uint64(time.Until(sa.Expires))
 	if sa.Out {
@@ -183,37 +183,37 @@ func (d *Datapath) newEntry(sa *SA) any {
 		}
 		return &bpf.SaOut{
 			Fingerprint: sa.ID, Number: sa.Number, InstalledNs: now, ExpiresNs: expires,
-			Limit: limit, VmGeneration: sa.VMGeneration, State: bpf.SaNew, Engine: d.sas.engine,
+			Limit: limit, VmGeneration: sa.VMGeneration, State: bpf.SaNew, Engine: a.writer.engine,
 		}
 	}
 	return &bpf.SaIn{
 		Fingerprint: sa.ID, Number: sa.Number, InstalledNs: now, ExpiresNs: expires,
-		VmGeneration: sa.VMGeneration, State: bpf.SaNew, Engine: d.sas.engine,
+		VmGeneration: sa.VMGeneration, State: bpf.SaNew, Engine: a.writer.engine,
 	}
 }
 
 // RemoveSAs removes all lanes of an epoch in one direction. Packets for the node are dropped if it was what they
 // are sealed with.
-func (d *Datapath) RemoveSAs(node string, out bool, epoch uint8) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.sas.collection == nil {
+func (a *Associations) RemoveSAs(node string, out bool, epoch uint8) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.off() {
 		return ErrEncryptionOff
 	}
-	slot, ok, err := d.slotOf(node)
+	slot, ok, err := a.slotOf(node)
 	if err != nil || !ok {
 		return err
 	}
 	if out {
-		if err := d.stopSealing(slot, epoch); err != nil {
+		if err := a.stopSealing(slot, epoch); err != nil {
 			return err
 		}
 	}
-	ids, err := d.lanesOf(out, slot, epoch)
+	ids, err := a.lanesOf(out, slot, epoch)
 	if err != nil {
 		return err
 	}
-	if err := d.retire(out, ids); err != nil {
+	if err := a.retire(out, ids); err != nil {
 		return fmt.Errorf("remove SAs of node %s, epoch %d: %w", node, epoch, err)
 	}
 	return nil
@@ -222,23 +222,23 @@ func (d *Datapath) RemoveSAs(node string, out bool, epoch uint8) error {
 // ExtendSAs moves the end of all lanes of an epoch in one direction to a later time; an earlier one changes nothing.
 // The lanes must have the keys with this fingerprint, and must not have ended: what has ended stays so. Counters and
 // windows go on.
-func (d *Datapath) ExtendSAs(node string, out bool, epoch uint8, id uint64, until time.Time) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.sas.collection == nil {
+func (a *Associations) ExtendSAs(node string, out bool, epoch uint8, id uint64, until time.Time) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.off() {
 		return ErrEncryptionOff
 	}
 	fail := func(err error) error {
 		return fmt.Errorf("extend SAs of node %s, epoch %d: %w", node, epoch, err)
 	}
-	slot, ok, err := d.slotOf(node)
+	slot, ok, err := a.slotOf(node)
 	if err != nil {
 		return fail(err)
 	}
 	if !ok {
 		return fail(ErrUnknownNode)
 	}
-	lanes, err := d.lanesOf(out, slot, epoch)
+	lanes, err := a.lanesOf(out, slot, epoch)
 	if err != nil {
 		return fail(err)
 	}
@@ -247,7 +247,7 @@ func (d *Datapath) ExtendSAs(node string, out bool, epoch uint8, id uint64, unti
 	}
 	expires := bootNow() + uint64(max(time.Until(until), 0))
 	for _, lane := range lanes {
-		if err := d.sas.extend(lane, out, id, expires); err != nil {
+		if err := a.writer.extend(lane, out, id, expires); err != nil {
 			return fail(fmt.Errorf("lane %d: %w", lane%maxLanes, extendError(err)))
 		}
 	}
@@ -265,24 +265,24 @@ func extendError(err error) error {
 	return err
 }
 
-// removeAllSAs forgets every key that belongs to a node's index, and whose it is. Callers hold d.mu.
-func (d *Datapath) removeAllSAs(slot uint32) error {
+// removeAll forgets every key under an index, and whose it is. Callers hold a.mu.
+func (a *Associations) removeAll(slot uint32) error {
 	var failed error
 	for _, out := range []bool{true, false} {
 		var all []uint32
 		for epoch := range uint8(maxEpoch) {
-			ids, err := d.lanesOf(out, slot, epoch+1)
+			ids, err := a.lanesOf(out, slot, epoch+1)
 			if err != nil {
 				return err
 			}
 			all = append(all, ids...)
 		}
-		failed = errors.Join(failed, d.retire(out, all))
+		failed = errors.Join(failed, a.retire(out, all))
 	}
 	if failed != nil {
 		return fmt.Errorf("remove the SAs of node index %d: %w", slot, failed)
 	}
-	if err := bpf.DeleteKey(d.maps.SANodes, &slot); err != nil {
+	if err := bpf.DeleteKey(a.maps.SANodes, &slot); err != nil {
 		return fmt.Errorf("forget node index %d: %w", slot, err)
 	}
 	return nil
@@ -291,69 +291,55 @@ func (d *Datapath) removeAllSAs(slot uint32) error {
 // SealWith switches what this node sends to a peer to another epoch, whose SAs must all be there; 0 stops sending, which is
 // no error for a node that is gone.
 // Each packet is sealed with either the one or the other.
-func (d *Datapath) SealWith(node string, epoch uint8) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.sas.collection == nil {
+func (a *Associations) SealWith(node string, epoch uint8) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.off() {
 		return ErrEncryptionOff
 	}
-	slot, ok := d.nodes.slots[node]
+	slot, ok := a.peers[node]
 	switch {
 	case !ok && epoch == 0:
 		return nil // its entry went with it
 	case !ok:
 		return fmt.Errorf("seal for node %s: %w", node, ErrUnknownNode)
 	case epoch == 0:
-		return d.putSealing(slot, 0, 0)
+		return a.putSealing(slot, 0, 0)
 	}
 	var id uint64
-	for lane := range uint8(d.Lanes()) {
-		sa, err := d.readSA(true, saKey(slot, epoch, lane))
+	for lane := range uint8(a.Lanes()) {
+		sa, err := a.readSA(true, saKey(slot, epoch, lane))
 		switch {
 		case err != nil:
 			return err
 		case sa == nil || sa.state != bpf.SaLive:
-			return fmt.Errorf("seal for node %s with epoch %d: lane %d has no SA: install all %d lanes first", node, epoch, lane, d.Lanes())
-		case id != 0 && id != sa.fingerprint:
+			return fmt.Errorf("seal for node %s with epoch %d: lane %d has no SA: install all %d lanes first", node, epoch, lane, a.Lanes())
+		case id != 0 && id != sa.ID:
 			return fmt.Errorf("seal for node %s with epoch %d: lane %d has the keys of another handshake: install all lanes again", node, epoch, lane)
 		}
-		id = sa.fingerprint
+		id = sa.ID
 	}
-	return d.putSealing(slot, epoch, id)
+	return a.putSealing(slot, epoch, id)
 }
 
 // stopSealing stops sending with an epoch that is about to be removed.
-func (d *Datapath) stopSealing(slot uint32, epoch uint8) error {
-	var peer bpf.Peer
-	if err := d.maps.Peers.Lookup(slot, &peer); err != nil {
-		return fmt.Errorf("read peers map: %w", err)
-	}
-	if peer.Epoch != epoch {
-		return nil
-	}
-	return d.putSealing(slot, 0, 0)
+func (a *Associations) stopSealing(slot uint32, epoch uint8) error {
+	_, err := a.changePeer(slot, func(p *bpf.Peer) {
+		if p.Epoch == epoch {
+			p.Epoch, p.Id = 0, 0
+		}
+	})
+	return err
 }
 
-// putSealing changes the epoch of a peer and leaves the rest. One byte says which epoch, so no packet sees half of it.
-func (d *Datapath) putSealing(slot uint32, epoch uint8, id uint64) error {
-	var peer bpf.Peer
-	if err := d.maps.Peers.Lookup(slot, &peer); err != nil {
-		return fmt.Errorf("read peers map: %w", err)
-	}
-	peer.Epoch, peer.Id = epoch, id
-	if epoch != 0 {
-		peer.Lanes = uint8(d.Lanes())
-	}
-	if err := d.maps.Peers.Put(slot, &peer); err != nil {
-		return fmt.Errorf("write peers map: %w", err)
-	}
-	return nil
-}
-
-// Lanes is how many keys this node seals with side by side.
-func (d *Datapath) Lanes() int {
-	if d.opts.Encrypt != nil && d.opts.Encrypt.Lanes > 0 {
-		return min(d.opts.Encrypt.Lanes, maxLanes)
-	}
-	return min(ebpf.MustPossibleCPU(), 8)
+// putSealing changes the epoch of a peer and leaves the rest. One byte says which epoch, so no packet
+// sees half of it.
+func (a *Associations) putSealing(slot uint32, epoch uint8, id uint64) error {
+	_, err := a.changePeer(slot, func(p *bpf.Peer) {
+		p.Epoch, p.Id = epoch, id
+		if epoch != 0 {
+			p.Lanes = uint8(a.Lanes())
+		}
+	})
+	return err
 }

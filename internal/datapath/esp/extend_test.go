@@ -1,4 +1,4 @@
-package datapath
+package esp
 
 import (
 	"errors"
@@ -104,7 +104,7 @@ func TestExtendSAsRefuses(t *testing.T) {
 	if err := b.ExtendSAs("b", true, 1, 7, later); !errors.Is(err, ErrNoSA) {
 		t.Errorf("removed: %v", err)
 	}
-	plain := &Datapath{}
+	plain := &Associations{}
 	if err := plain.ExtendSAs("b", true, 1, 7, later); !errors.Is(err, ErrEncryptionOff) {
 		t.Errorf("without encryption: %v", err)
 	}

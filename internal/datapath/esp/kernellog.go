@@ -1,4 +1,4 @@
-package datapath
+package esp
 
 import (
 	"context"
