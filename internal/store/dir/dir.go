@@ -156,14 +156,20 @@ func (d *Dir) readAll() error {
 // an object has one place: elsewhere, what has gone from one file may have come into another, and only a listing of all
 // tells. ok is false when it takes one here too.
 func (d *Dir) readSome(paths map[string]bool) (ok bool) {
+	if d.aliased {
+		return false
+	}
 	changed := map[string]*store.Source{}
 	for path := range paths {
+		if d.wrong[path] != "" || d.wrong[filepath.Dir(path)] != "" {
+			return false
+		}
 		info, err := os.Lstat(path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			changed[path] = nil
 			continue
-		case err != nil || !info.Mode().IsRegular() || d.aliased || d.wrong[path] != "" || d.wrong[filepath.Dir(path)] != "":
+		case err != nil || !info.Mode().IsRegular():
 			return false
 		}
 		c, err := d.read(file{path, info})
