@@ -83,6 +83,8 @@ type Agent struct {
 	// seeing guards the making of the index, and own: what this node runs with, nil before it does.
 	seeing sync.Mutex
 	own    *v1alpha1.Node
+	// unlearned says that the memory could not be written down the last time. Guarded by seeing.
+	unlearned bool
 	// memory is what is known of the cluster's ranges, nil without encryption.
 	memory   *ranges.Memory
 	changed  chan struct{}
@@ -102,6 +104,7 @@ type Agent struct {
 	stateLock sync.Mutex
 	waiting   string
 	ready     bool
+	owed      work
 	problems  map[string]string
 	noted     []datapath.Note
 }

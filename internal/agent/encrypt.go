@@ -37,7 +37,7 @@ func (a *Agent) runKeys(ctx context.Context, n *node) {
 		ring.SetPeers(first)
 		a.keys.Store(ring)
 		defer a.keys.Store(nil)
-		a.poke()
+		a.owe(allWork)
 		ctx, cancel := context.WithCancel(ctx)
 		var background sync.WaitGroup
 		defer background.Wait()
@@ -75,41 +75,45 @@ func (a *Agent) awaitPeers(ctx context.Context) []keys.Peer {
 	}
 }
 
-// poke has reconcile look at everything again.
-func (a *Agent) poke() {
-	select {
-	case a.changed <- struct{}{}:
-	default:
-	}
-}
-
 // syncEncryption tells the datapath what may be plain and who is where, and the key
 // manager whom to meet. The peers are in the datapath already.
-func (a *Agent) syncEncryption(n *node, ix *index) error {
+func (a *Agent) syncEncryption(n *node, ix *index, todo work) error {
 	if !a.cfg.Encryption.On() {
 		return nil
 	}
-	snapshot := ix.snapshot
-	known := keyPeers(peers(snapshot.Nodes, a.cfg.Node), n.object.Spec.Addresses)
-	a.synced.Store(&known)
-	if ring := a.keys.Load(); ring != nil {
-		ring.SetPeers(known)
+	ring := a.keys.Load()
+	if todo.nodes {
+		known := keyPeers(peers(ix.snapshot.Nodes, a.cfg.Node), n.object.Spec.Addresses)
+		a.synced.Store(&known)
+		if ring != nil {
+			ring.SetPeers(known)
+		}
+		a.checkMTU(n, ix.snapshot)
+	}
+	if todo.epochs && ring != nil {
 		ring.StoreChanged()
 	}
-	identities, problems := identity.OfNodes(snapshot, a.cfg.Keys.TrustDomain)
+	var errIdentities, errPlain error
+	if todo.identities {
+		errIdentities = a.syncIdentities(n, ix)
+	}
+	if todo.plain {
+		if errPlain = n.dp.SetPlain(identity.Plain(ix.snapshot, ix.remembered())); errPlain != nil {
+			errPlain = fmt.Errorf("set what may be plain: %w", errPlain)
+		}
+	}
+	return errors.Join(errIdentities, errPlain)
+}
+
+func (a *Agent) syncIdentities(n *node, ix *index) error {
+	identities, problems := identity.OfNodes(ix.snapshot, a.cfg.Keys.TrustDomain)
 	delete(identities, a.cfg.Node)
 	a.problem("identities", firstOf(problems))
-	var errs []error
 	if err := n.dp.SetPeerIdentities(identities); err != nil {
-		errs = append(errs, fmt.Errorf("set identities of peers: %w", err))
-	} else {
-		a.identities.Store(&identities)
+		return fmt.Errorf("set identities of peers: %w", err)
 	}
-	if err := n.dp.SetPlain(identity.Plain(snapshot, ix.remembered())); err != nil {
-		errs = append(errs, fmt.Errorf("set what may be plain: %w", err))
-	}
-	a.checkMTU(n, snapshot)
-	return errors.Join(errs...)
+	a.identities.Store(&identities)
+	return nil
 }
 
 // firstOf is one error of several sentences, not to fill the status with one mistake made often.

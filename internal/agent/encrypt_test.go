@@ -318,7 +318,7 @@ type storeWithDir struct {
 }
 
 func (s storeWithDir) Snapshot() (*store.Snapshot, error) { return s.fakeStore.Snapshot() }
-func (s storeWithDir) Watch(ctx context.Context, changed func(*store.Snapshot)) error {
+func (s storeWithDir) Watch(ctx context.Context, changed func(store.Delta)) error {
 	return s.fakeStore.Watch(ctx, changed)
 }
 func (s storeWithDir) PutEndpoint(ep *v1alpha1.Endpoint) error { return nil }

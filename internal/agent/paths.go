@@ -142,7 +142,7 @@ func (a *Agent) watchPaths(ctx context.Context, n *node) {
 
 // isNode says whether an address is another node's.
 func (a *Agent) isNode(addr netip.Addr) bool {
-	known, ok := a.index.Load().byIP[addr]
+	known, ok := a.index.Load().who(addr)
 	return ok && known.Pod == "" && known.Node != ""
 }
 

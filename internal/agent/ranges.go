@@ -50,34 +50,53 @@ func (a *Agent) openMemory() {
 	seeded.Seed(nodes)
 }
 
-// see makes a snapshot the one in use, with what was known before it.
+// see makes a snapshot the one in use, with what was known before it. Everything is looked at anew.
 func (a *Agent) see(snapshot *store.Snapshot) {
 	a.seeing.Lock()
 	defer a.seeing.Unlock()
-	a.look(snapshot)
+	a.look(newIndex(snapshot))
+}
+
+// seeDelta takes the snapshot in use one step further.
+func (a *Agent) seeDelta(d store.Delta) {
+	a.seeing.Lock()
+	defer a.seeing.Unlock()
+	was := a.index.Load()
+	now := was.with(d)
+	if a.unlearned || a.teaches(d, was, now) {
+		a.learn(now)
+	}
+	a.index.Store(now)
+	a.owe(workOf(d, was, now))
 }
 
 // seeAgain looks at the snapshot in use again, for what has changed beside it.
 func (a *Agent) seeAgain() {
 	a.seeing.Lock()
 	defer a.seeing.Unlock()
-	a.look(a.index.Load().snapshot)
+	a.look(newIndex(a.index.Load().snapshot))
 }
 
-// look is see with a.seeing held.
-func (a *Agent) look(snapshot *store.Snapshot) {
-	ix := newIndex(snapshot)
-	if a.memory != nil {
-		in := ranges.Input{Snapshot: snapshot, Self: a.cfg.Node, Cluster: a.cfg.ClusterCIDRs}
-		if a.own != nil {
-			in.Own = slices.Concat(addressRanges(a.own.Spec.Addresses), a.own.Spec.PodCIDRs, a.cfg.IPAM.Ranges)
-		}
-		in.Asking, in.Others = identity.Asking(snapshot)
-		view, err := a.memory.Learn(in)
-		a.problem("cluster ranges", err)
-		ix.view = view
-	}
+// look makes an index the one in use, with a.seeing held.
+func (a *Agent) look(ix *index) {
+	a.learn(ix)
 	a.index.Store(ix)
+	a.owe(allWork)
+}
+
+// learn finds out what an index means with what was known before it, with a.seeing held.
+func (a *Agent) learn(ix *index) {
+	if a.memory == nil {
+		return
+	}
+	in := ranges.Input{Snapshot: ix.snapshot, Self: a.cfg.Node, Cluster: a.cfg.ClusterCIDRs}
+	if a.own != nil {
+		in.Own = slices.Concat(addressRanges(a.own.Spec.Addresses), a.own.Spec.PodCIDRs, a.cfg.IPAM.Ranges)
+	}
+	in.Asking, in.Others = identity.Asking(ix.snapshot)
+	view, err := a.memory.Learn(in)
+	a.problem("cluster ranges", err)
+	ix.view, a.unlearned = view, err != nil
 }
 
 // runWith notes what this node runs with, whatever becomes of its object.
@@ -85,7 +104,7 @@ func (a *Agent) runWith(own *v1alpha1.Node) {
 	a.seeing.Lock()
 	defer a.seeing.Unlock()
 	a.own = own
-	a.look(a.index.Load().snapshot)
+	a.look(newIndex(a.index.Load().snapshot))
 }
 
 // adopt takes over what the datapath's maps still know when the agent's own memory is gone.
@@ -236,6 +255,5 @@ func (b *backend) ForgetNode(_ context.Context, what string) ([]admin.NoNode, er
 		out = append(out, admin.NoNode{Prefix: e.Prefix, Kind: string(e.Kind), Node: e.Node, Since: e.Lost, Why: e.Why})
 	}
 	b.seeAgain()
-	b.poke()
 	return out, err
 }

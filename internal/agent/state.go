@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"encoding/json"
 	"maps"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/endpoint"
 	"weft.dev/weft/internal/flows"
@@ -95,8 +97,9 @@ func (a *Agent) problemList() []string {
 // index is a snapshot of the store with what is looked up in it per flow.
 type index struct {
 	snapshot *store.Snapshot
-	byIP     map[netip.Addr]flows.Identity
-	perNode  map[string]int
+	// byIP are those who have an address: endpoints by their keys, then the node. There is one, unless by mistake.
+	byIP    map[netip.Addr][]flows.Identity
+	perNode map[string]int
 	// byRange is the node of each range of pods, lengths those of the ranges, the longest first.
 	byRange map[netip.Prefix]string
 	lengths []int
@@ -108,7 +111,7 @@ type index struct {
 
 func newIndex(snapshot *store.Snapshot) *index {
 	ix := &index{
-		snapshot: snapshot, byIP: map[netip.Addr]flows.Identity{}, perNode: map[string]int{},
+		snapshot: snapshot, byIP: map[netip.Addr][]flows.Identity{}, perNode: map[string]int{},
 		byRange: map[netip.Prefix]string{}, numbers: identity.Numbers(maps.Values(snapshot.Identities)),
 	}
 	for name, node := range snapshot.Nodes {
@@ -119,25 +122,87 @@ func newIndex(snapshot *store.Snapshot) *index {
 			}
 		}
 		for _, addr := range node.Spec.Addresses {
-			ix.byIP[addr] = flows.Identity{Node: name}
+			ix.byIP[addr] = []flows.Identity{{Node: name}}
 		}
 	}
 	for _, ep := range snapshot.Endpoints {
-		ix.perNode[ep.Spec.NodeName]++
-		for _, addr := range ep.Spec.Addresses {
-			ix.byIP[addr] = flows.Identity{
-				Namespace: ep.Metadata.Namespace, Pod: ep.Metadata.Name, Node: ep.Spec.NodeName,
-				ServiceAccount: ep.Spec.ServiceAccount, Labels: ep.Metadata.Labels,
-			}
-		}
+		ix.addEndpoint(ep)
 	}
 	slices.SortFunc(ix.lengths, func(a, b int) int { return b - a })
 	return ix
 }
 
+// with is another index, one step further. What the step is not about is shared with the one before, which stays as it is.
+func (ix *index) with(d store.Delta) *index {
+	if d.About(v1alpha1.KindNode) {
+		next := newIndex(ix.snapshot.With(d))
+		next.view = ix.view
+		return next
+	}
+	next := *ix
+	next.snapshot = ix.snapshot.With(d)
+	if d.About(v1alpha1.KindIdentity) {
+		next.numbers = identity.Numbers(maps.Values(next.snapshot.Identities))
+	}
+	if !d.About(v1alpha1.KindEndpoint) {
+		return &next
+	}
+	next.byIP, next.perNode = maps.Clone(ix.byIP), maps.Clone(ix.perNode)
+	for _, c := range d.Changes {
+		if c.Kind != v1alpha1.KindEndpoint {
+			continue
+		}
+		if before := ix.snapshot.Endpoints[c.Key]; before != nil {
+			next.removeEndpoint(before)
+		}
+		if now := next.snapshot.Endpoints[c.Key]; now != nil {
+			next.addEndpoint(now)
+		}
+	}
+	return &next
+}
+
+func (ix *index) addEndpoint(ep *v1alpha1.Endpoint) {
+	ix.perNode[ep.Spec.NodeName]++
+	who := flows.Identity{
+		Namespace: ep.Metadata.Namespace, Pod: ep.Metadata.Name, Node: ep.Spec.NodeName,
+		ServiceAccount: ep.Spec.ServiceAccount, Labels: ep.Metadata.Labels,
+	}
+	for _, addr := range ep.Spec.Addresses {
+		list := append(slices.Clip(ix.byIP[addr]), who)
+		slices.SortStableFunc(list, func(a, b flows.Identity) int {
+			nodesLast := cmp.Compare(min(len(b.Pod), 1), min(len(a.Pod), 1))
+			return cmp.Or(nodesLast, cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod))
+		})
+		ix.byIP[addr] = list
+	}
+}
+
+func (ix *index) removeEndpoint(ep *v1alpha1.Endpoint) {
+	if ix.perNode[ep.Spec.NodeName]--; ix.perNode[ep.Spec.NodeName] == 0 {
+		delete(ix.perNode, ep.Spec.NodeName)
+	}
+	for _, addr := range ep.Spec.Addresses {
+		rest := slices.DeleteFunc(slices.Clone(ix.byIP[addr]), func(who flows.Identity) bool {
+			return who.Namespace == ep.Metadata.Namespace && who.Pod == ep.Metadata.Name
+		})
+		if ix.byIP[addr] = rest; len(rest) == 0 {
+			delete(ix.byIP, addr)
+		}
+	}
+}
+
+// who has an address.
+func (ix *index) who(addr netip.Addr) (flows.Identity, bool) {
+	if list := ix.byIP[addr]; len(list) > 0 {
+		return list[0], true
+	}
+	return flows.Identity{}, false
+}
+
 // nodeOf is the node that an address belongs to, "" for none.
 func (ix *index) nodeOf(addr netip.Addr) string {
-	if known, ok := ix.byIP[addr]; ok {
+	if known, ok := ix.who(addr); ok {
 		return known.Node
 	}
 	for _, bits := range ix.lengths {
@@ -176,8 +241,7 @@ func (n names) ByIP(addr netip.Addr) (flows.Identity, bool) {
 			return n.identity(info), true
 		}
 	}
-	identity, ok := n.agent.index.Load().byIP[addr]
-	return identity, ok
+	return n.agent.index.Load().who(addr)
 }
 
 // cniDoor hands requests of the CNI plugin to the manager's handler and, until there is

@@ -24,17 +24,19 @@ const (
 	retryMax = 30 * time.Second
 )
 
-// watchStore keeps the index current.
+// watchStore keeps the index current. After a failure what was known stays in use until all has been listed again.
 func (a *Agent) watchStore(ctx context.Context) {
 	known := map[string]bool{}
 	a.keep(ctx, "store", func(ctx context.Context) error {
-		return a.store.Watch(ctx, func(snapshot *store.Snapshot) {
-			known = a.reportObjectErrors(snapshot.Errors, known)
-			a.see(snapshot)
-			select {
-			case a.changed <- struct{}{}:
-			default:
+		listed, first := false, store.NewSnapshot()
+		return a.store.Watch(ctx, func(d store.Delta) {
+			if listed {
+				a.seeDelta(d)
+			} else if first.Apply(d); d.Listed {
+				listed = true
+				a.see(first)
 			}
+			known = a.reportObjectErrors(a.index.Load().snapshot.Errors, known)
 		})
 	})
 }
@@ -74,15 +76,23 @@ func (a *Agent) reconcile(ctx context.Context, n *node) {
 
 // reconcileOnce returns when to try again, never after a success, and the pause for the time after that.
 func (a *Agent) reconcileOnce(ctx context.Context, n *node, pause time.Duration) (<-chan time.Time, time.Duration) {
+	todo := a.takeWork() // before the index: what comes between is looked at twice
 	ix := a.index.Load()
 	snapshot := ix.snapshot
 	a.compareOwn(n, snapshot.Nodes[a.cfg.Node])
 	// Whatever fails, the rest goes on: what is withdrawn must be withdrawn, and keys are for the nodes that are well.
-	err := errors.Join(a.syncNodes(ctx, n, ix), a.syncEncryption(n, ix), a.syncMasquerade(n, snapshot))
+	var errNodes, errMasquerade error
+	if todo.nodes {
+		errNodes, errMasquerade = a.syncNodes(ctx, n, ix), a.syncMasquerade(n, snapshot)
+	}
+	err := errors.Join(errNodes, a.syncEncryption(n, ix, todo), errMasquerade)
 	if ctx.Err() != nil {
 		return nil, pause
 	}
 	a.problem("nodes", err)
+	if err != nil {
+		a.oweLater(allWork)
+	}
 	waiting := a.readyUnless(ctx, snapshot, err)
 	// One broken pod is a problem, but does not make the node unready.
 	errEndpoints := n.manager.Sync(ctx)

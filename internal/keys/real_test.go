@@ -52,7 +52,7 @@ func newDirFixture(t *testing.T, more func(*Options, *dir.Dir)) *dirFixture {
 func (b *dirFixture) watch(nodes []*node) {
 	for _, n := range nodes {
 		objects, _ := dir.Open(b.path)
-		go objects.Watch(b.t.Context(), func(*store.Snapshot) { n.StoreChanged() }) //nolint:errcheck // ends with the test
+		go objects.Watch(b.t.Context(), func(store.Delta) { n.StoreChanged() }) //nolint:errcheck // ends with the test
 	}
 }
 

@@ -3,6 +3,7 @@ package store
 import (
 	"cmp"
 	"fmt"
+	"path/filepath"
 	"reflect"
 	"slices"
 
@@ -17,101 +18,107 @@ import (
 //   - a node whose addresses or podCIDRs collide with those of a node whose name
 //     sorts before its own: not used.
 //
-// A reader that reads more than once uses History.Assemble.
+// A reader that reads more than once uses a History.
 func Assemble(objects []Declared, errs []ObjectError) *Snapshot {
 	return new(History).Assemble(objects, errs)
 }
 
-// assembly is a snapshot in the making.
-type assembly struct {
-	history  *History
-	snapshot *Snapshot
-	used     []Declared
+// verdict is what is made of the declarations of one object.
+type verdict struct {
+	// used is nil if no version is.
+	used   *Declared
+	unused []v1alpha1.Object
+	errs   []ObjectError
 }
 
-// add fills the snapshot and returns what is used.
-func (a *assembly) add(objects []Declared) []Declared {
-	s := a.snapshot
-	var nodes []Declared
-	for _, d := range a.unique(objects) {
-		switch o := d.Object.(type) {
-		case *v1alpha1.Node:
-			nodes = append(nodes, d)
-			continue
-		case *v1alpha1.Pod:
-			// A pod whose annotation is not understood is used all the same: without it, the pod
-			// could be plain where it asked, in whatever words, not to be.
-			if msg := v1alpha1.CheckEncryptAnnotation(o.Metadata.Annotations); msg != "" {
-				s.fail(d, "metadata.annotations["+v1alpha1.EncryptAnnotation+"]", "%s", msg)
-			}
-			if msg := v1alpha1.CheckDatapathAnnotation(o.Metadata.Annotations); msg != "" {
-				s.fail(d, "metadata.annotations["+v1alpha1.DatapathAnnotation+"]", "%s", msg)
-			}
-		}
-		s.put(d.Object)
-		a.used = append(a.used, d)
-	}
-	a.addNodes(nodes)
-	sortErrors(s.Errors)
-	return a.used
-}
-
-func (s *Snapshot) fail(d Declared, field, format string, args ...any) {
+func (v *verdict) fail(d Declared, field, format string, args ...any) {
 	line := d.Line
 	if d.lineOf != nil {
 		line = d.lineOf(field)
 	}
-	s.Errors = append(s.Errors, ObjectError{File: d.File, Line: line, Field: field, Msg: fmt.Sprintf(format, args...)})
+	v.errs = append(v.errs, ObjectError{File: d.File, Line: line, Field: field, Msg: fmt.Sprintf(format, args...)})
 }
 
-// unique is the objects that are declared once, in their order, and one of each that is declared several times: the one
-// that all are the same as, else the one that was in use before.
-func (a *assembly) unique(objects []Declared) []Declared {
-	places := map[ref][]Declared{}
-	order := make([]ref, 0, len(objects))
-	for _, d := range objects {
-		r := refOf(d.Object)
-		if len(places[r]) == 0 {
-			order = append(order, r)
-		}
-		places[r] = append(places[r], d)
+// judge chooses the version of an object to use, as far as that depends on its own declarations.
+func (h *History) judge(r ref) verdict {
+	var v verdict
+	places := h.places[r]
+	switch {
+	case len(places) == 0:
+		h.keep(r, &v)
+	case len(places) == 1:
+		v.used = &places[0]
+	default:
+		h.judgeDoubled(r, places, &v)
 	}
-	var out []Declared
-	for _, r := range order {
-		p := places[r]
-		same := !slices.ContainsFunc(p[1:], func(d Declared) bool { return !reflect.DeepEqual(d.Object, p[0].Object) })
-		outcome := "in the same words, so one is used"
-		if same {
-			out = append(out, p[0])
-		} else if before, ok := a.history.last[r]; ok {
-			out = append(out, before)
-			outcome = "and differs there, so what was in use before stays in use"
-		} else {
-			outcome = "and differs there, so neither is used"
-			for _, d := range p {
-				a.snapshot.Unused = append(a.snapshot.Unused, d.Object)
-			}
-		}
-		a.failDoubled(r, p, outcome)
+	if v.used == nil {
+		return v
 	}
-	return out
+	if pod, ok := v.used.Object.(*v1alpha1.Pod); ok {
+		// A pod whose annotation is not understood is used all the same: without it, the pod
+		// could be plain where it asked, in whatever words, not to be.
+		if msg := v1alpha1.CheckEncryptAnnotation(pod.Metadata.Annotations); msg != "" {
+			v.fail(*v.used, "metadata.annotations["+v1alpha1.EncryptAnnotation+"]", "%s", msg)
+		}
+		if msg := v1alpha1.CheckDatapathAnnotation(pod.Metadata.Annotations); msg != "" {
+			v.fail(*v.used, "metadata.annotations["+v1alpha1.DatapathAnnotation+"]", "%s", msg)
+		}
+	}
+	return v
 }
 
-// failDoubled names every place of an object that has several.
-func (a *assembly) failDoubled(r ref, places []Declared, outcome string) {
-	if len(places) == 1 {
+// keep leaves an object in use that a mistake has taken away.
+func (h *History) keep(r ref, v *verdict) {
+	before := h.last(r)
+	if before == nil || !h.bad(before.File) {
 		return
+	}
+	v.used = before
+	v.errs = append(v.errs, ObjectError{File: before.File, Msg: r.kind + " " + r.key +
+		" cannot be read any more, its last good version stays in use: correct the file, or remove it"})
+}
+
+// bad says whether what was declared in a file may be missing by mistake.
+func (h *History) bad(file string) bool {
+	dir := filepath.Dir(file)
+	for _, name := range []string{file, dir, filepath.Dir(dir)} {
+		if s := h.sources[name]; s != nil && (s.Empty || len(s.Errors) > 0) {
+			return true
+		}
+	}
+	return false
+}
+
+// judgeDoubled takes the version that all places have, else the one that was in use before.
+func (h *History) judgeDoubled(r ref, places []Declared, v *verdict) {
+	differs := func(d Declared) bool { return !reflect.DeepEqual(d.Object, places[0].Object) }
+	outcome := "in the same words, so one is used"
+	if !slices.ContainsFunc(places[1:], differs) {
+		v.used = &places[0]
+	} else if v.used = h.last(r); v.used != nil {
+		outcome = "and differs there, so what was in use before stays in use"
+	} else {
+		outcome = "and differs there, so neither is used"
+		for _, d := range places {
+			v.unused = append(v.unused, d.Object)
+		}
 	}
 	for n, d := range places {
 		other := places[0]
 		if n == 0 {
 			other = places[1]
 		}
-		a.snapshot.fail(d, "metadata.name", "%s %q is also declared at %s:%d, %s: keep one", r.kind, r.key, other.File, other.Line, outcome)
+		v.fail(d, "metadata.name", "%s %q is also declared at %s:%d, %s: keep one", r.kind, r.key, other.File, other.Line, outcome)
 	}
 }
 
 func compareRefs(a, b ref) int { return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.key, b.key)) }
+
+// comparePlaces is the order in which a directory is read: its own files before those of its sub-directories.
+func comparePlaces(a, b Declared) int {
+	return cmp.Or(cmp.Compare(filepath.Dir(a.File), filepath.Dir(b.File)),
+		cmp.Compare(filepath.Base(a.File), filepath.Base(b.File)), cmp.Compare(a.Line, b.Line))
+}
 
 func sortErrors(errs []ObjectError) {
 	slices.SortStableFunc(errs, func(a, b ObjectError) int {

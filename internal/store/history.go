@@ -1,8 +1,9 @@
 package store
 
 import (
-	"net/netip"
+	"maps"
 	"path/filepath"
+	"reflect"
 	"slices"
 
 	"weft.dev/weft/api/v1alpha1"
@@ -17,13 +18,52 @@ func refOf(o v1alpha1.Object) ref { return ref{o.Type().Kind, o.Meta().Key()} }
 // among them: without it more is sealed, not less. Nor is an epoch, whose file is its lock.
 var keptKinds = []string{v1alpha1.KindNode, v1alpha1.KindPod, v1alpha1.KindEndpoint, v1alpha1.KindIdentity}
 
-// History is what one reader of a store had in use when it read last. The zero value has read nothing yet. It is not
-// safe for concurrent use.
+// Source is what one file holds, or what is wrong with a directory.
+type Source struct {
+	Objects []Declared
+	Errors  []ObjectError
+	// Empty is a file that holds nothing, as one that is being written does: an error if objects
+	// in use came from it.
+	Empty bool
+}
+
+// errors are those of the source itself, given how many objects in use came from it.
+func (s *Source) errors(file string, inUse int) []ObjectError {
+	if s == nil {
+		return nil
+	}
+	if s.Empty && inUse > 0 {
+		return append(slices.Clone(s.Errors), ObjectError{File: file,
+			Msg: "is empty, as a file that is being written is: remove it if its objects are to go"})
+	}
+	return s.Errors
+}
+
+// History is what one reader of a store reads, and what of it is in use. It lets no mistake undo
+// what was in use before:
+//
+//   - an object that is not declared any more, while its file has errors or cannot be read: its last good version
+//     stays in use, and so does that of one that is now declared twice and differs;
+//   - of two nodes that collide, the one that was in use with these addresses and ranges stays.
+//
+// The work of an update is in proportion to the files that changed and the objects in them, with
+// the nodes that collide with those. The zero value has read nothing yet. It is not safe for
+// concurrent use.
 type History struct {
-	last  map[ref]Declared
-	files map[string]int // how many objects in use came from each file
+	sources  map[string]*Source // by file
+	places   map[ref][]Declared // where each object is declared, in order
+	verdicts map[ref]verdict
+	// inUse are the objects in use by the file that they came from, those of keptKinds only.
+	inUse map[string]map[ref]bool
+	// errs are those of objects, by file.
+	errs map[string]map[ref][]ObjectError
+	// claims are those of all nodes that are declared or in use, whether they collide or not.
+	claims claims
+	// claimed are these claims by node, to be removed again.
+	claimed map[string][]claim
 	// first are nodes that were in use before the reader started, by name.
-	first map[string]*v1alpha1.Node
+	first     map[string]*v1alpha1.Node
+	followers map[*Follower]bool
 }
 
 // Seed names nodes that were in use in an earlier life of the reader: another one that collides with them comes second.
@@ -34,71 +74,185 @@ func (h *History) Seed(nodes []*v1alpha1.Node) {
 	}
 }
 
-// Had says whether objects in use came from this file.
-func (h *History) Had(file string) bool { return h.files[file] > 0 }
-
-// Assemble makes a snapshot of the objects and errors that Decode returned for all files together, as the function
-// Assemble does, and lets no mistake undo what was in use before:
-//
-//   - an object that is not declared any more, while its file has errors or cannot be read: its last good version
-//     stays in use, and so does that of one that is now declared twice and differs;
-//   - of two nodes that collide, the one that was in use with these addresses and ranges stays.
-func (h *History) Assemble(objects []Declared, errs []ObjectError) *Snapshot {
-	kept, problems := h.keep(objects, errs)
-	a := assembly{history: h, snapshot: NewSnapshot()}
-	a.snapshot.Errors = slices.Concat(errs, problems)
-	used := a.add(slices.Concat(objects, kept))
-	h.last, h.files = map[ref]Declared{}, map[string]int{}
-	for _, d := range used {
-		if r := refOf(d.Object); slices.Contains(keptKinds, r.kind) {
-			h.last[r] = d
-			h.files[d.File]++
-		}
+func (h *History) init() {
+	if h.sources != nil {
+		return
 	}
-	return a.snapshot
+	h.sources, h.places, h.verdicts = map[string]*Source{}, map[ref][]Declared{}, map[ref]verdict{}
+	h.inUse, h.errs = map[string]map[ref]bool{}, map[string]map[ref][]ObjectError{}
+	h.claimed, h.followers = map[string][]claim{}, map[*Follower]bool{}
 }
 
-// keep finds the objects that a mistake has taken away.
-func (h *History) keep(objects []Declared, errs []ObjectError) (kept []Declared, problems []ObjectError) {
-	declared := make(map[ref]bool, len(objects))
+// last is the version of an object that is in use, nil for none and for kinds without a past.
+func (h *History) last(r ref) *Declared {
+	if !slices.Contains(keptKinds, r.kind) {
+		return nil
+	}
+	return h.verdicts[r].used
+}
+
+// Assemble takes in the objects and errors that Decode returned for all files together, and is what is in use then.
+func (h *History) Assemble(objects []Declared, errs []ObjectError) *Snapshot {
+	changed := map[string]*Source{}
+	for file := range h.sources {
+		changed[file] = nil
+	}
+	at := func(file string) *Source {
+		if changed[file] == nil {
+			changed[file] = &Source{}
+		}
+		return changed[file]
+	}
 	for _, d := range objects {
-		declared[refOf(d.Object)] = true
+		at(d.File).Objects = append(at(d.File).Objects, d)
 	}
-	bad := map[string]bool{}
 	for _, e := range errs {
-		bad[e.File] = true
+		at(e.File).Errors = append(at(e.File).Errors, e)
 	}
-	for r, d := range h.last {
-		if declared[r] || !bad[d.File] && !bad[filepath.Dir(d.File)] && !bad[filepath.Dir(filepath.Dir(d.File))] {
+	h.Update(changed)
+	return h.Snapshot()
+}
+
+// Snapshot is what is in use.
+func (h *History) Snapshot() *Snapshot {
+	s := NewSnapshot()
+	s.Apply(h.Follow().Take())
+	return s
+}
+
+// Update takes in what files hold now, nil for one that is gone.
+func (h *History) Update(changed map[string]*Source) {
+	h.init()
+	dirty, told := map[ref]bool{}, newPending()
+	for file, s := range changed {
+		h.touch(file, s, dirty)
+		if n := len(h.inUse[file]); !slices.Equal(h.sources[file].errors(file, n), s.errors(file, n)) {
+			told.files[file] = true
+		}
+		h.replace(file, s)
+	}
+	nodes := map[string]bool{}
+	for r := range dirty {
+		if r.kind == v1alpha1.KindNode {
+			nodes[r.key] = true
+		} else {
+			h.settle(r, h.judge(r), told)
+		}
+	}
+	h.settleNodes(nodes, told)
+	for f := range h.followers {
+		f.pending.add(told)
+	}
+}
+
+// touch finds the objects that a change of one file is about: those that it declares, did, or was the source of.
+func (h *History) touch(file string, now *Source, dirty map[ref]bool) {
+	before := h.sources[file]
+	for _, s := range []*Source{before, now} {
+		if s == nil {
 			continue
 		}
-		kept = append(kept, d)
-		problems = append(problems, ObjectError{File: d.File, Msg: r.kind + " " + r.key +
-			" cannot be read any more, its last good version stays in use: correct the file, or remove it"})
+		for _, d := range s.Objects {
+			dirty[refOf(d.Object)] = true
+		}
+		if len(s.Objects) == 0 && len(s.Errors) > 0 { // it may be a directory
+			for from, refs := range h.inUse {
+				if dir := filepath.Dir(from); dir == file || filepath.Dir(dir) == file {
+					maps.Copy(dirty, refs)
+				}
+			}
+		}
 	}
-	slices.SortFunc(kept, func(a, b Declared) int { return compareRefs(refOf(a.Object), refOf(b.Object)) })
-	return kept, problems
+	maps.Copy(dirty, h.inUse[file])
 }
 
-// wasNode says whether a node was in use with the same addresses and ranges.
-func (h *History) wasNode(n *v1alpha1.Node) bool {
-	if d, ok := h.last[refOf(n)]; ok {
-		return sameClaims(d.Object.(*v1alpha1.Node), n)
+// replace enters what a file declares in place of what it did.
+func (h *History) replace(file string, now *Source) {
+	if before := h.sources[file]; before != nil {
+		for _, d := range before.Objects {
+			r := refOf(d.Object)
+			rest := slices.DeleteFunc(slices.Clone(h.places[r]), func(d Declared) bool { return d.File == file })
+			setOrDelete(h.places, r, rest)
+		}
 	}
-	before := h.first[n.Metadata.Name]
-	return before != nil && sameClaims(before, n)
+	if now == nil {
+		delete(h.sources, file)
+		return
+	}
+	h.sources[file] = now
+	for _, d := range now.Objects {
+		r := refOf(d.Object)
+		places := append(slices.Clip(h.places[r]), d)
+		slices.SortStableFunc(places, comparePlaces)
+		h.places[r] = places
+	}
 }
 
-// sameClaims says whether two versions of a node have the same addresses and ranges, in whatever order.
-func sameClaims(a, b *v1alpha1.Node) bool {
-	return slices.Equal(sortedClaims(a), sortedClaims(b))
+// settle makes a verdict the one that holds, and notes for the followers what is different.
+func (h *History) settle(r ref, v verdict, told *pending) {
+	before := h.verdicts[r]
+	if v.used == nil && len(v.unused) == 0 && len(v.errs) == 0 {
+		delete(h.verdicts, r)
+	} else {
+		h.verdicts[r] = v
+	}
+	if !sameObject(before.used, v.used) || !reflect.DeepEqual(before.unused, v.unused) {
+		told.refs[r] = true
+	}
+	if slices.Contains(keptKinds, r.kind) {
+		h.moveUse(r, before.used, v.used, told)
+	}
+	if slices.Equal(before.errs, v.errs) {
+		return
+	}
+	for _, e := range before.errs {
+		delete(h.errs[e.File], r)
+		setOrDelete(h.errs, e.File, h.errs[e.File])
+		told.files[e.File] = true
+	}
+	for _, e := range v.errs {
+		if h.errs[e.File] == nil {
+			h.errs[e.File] = map[ref][]ObjectError{}
+		}
+		h.errs[e.File][r] = append(h.errs[e.File][r], e)
+		told.files[e.File] = true
+	}
 }
 
-func sortedClaims(n *v1alpha1.Node) []netip.Prefix {
-	var out []netip.Prefix
-	for _, c := range claimsOf(n) {
-		out = append(out, c.prefix)
+// moveUse notes which file an object in use comes from. An empty one is wrong only while any does.
+func (h *History) moveUse(r ref, before, now *Declared, told *pending) {
+	if before != nil {
+		delete(h.inUse[before.File], r)
+		setOrDelete(h.inUse, before.File, h.inUse[before.File])
+		h.tellEmpty(before.File, told)
 	}
-	slices.SortFunc(out, netip.Prefix.Compare)
-	return out
+	if now != nil {
+		if h.inUse[now.File] == nil {
+			h.inUse[now.File] = map[ref]bool{}
+		}
+		h.inUse[now.File][r] = true
+		h.tellEmpty(now.File, told)
+	}
+}
+
+func (h *History) tellEmpty(file string, told *pending) {
+	if s := h.sources[file]; s != nil && s.Empty {
+		told.files[file] = true
+	}
+}
+
+func sameObject(a, b *Declared) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.Object == b.Object || reflect.DeepEqual(a.Object, b.Object)
+}
+
+// setOrDelete enters a slice or a map, unless it is empty.
+func setOrDelete[K comparable, V any](m map[K]V, key K, value V) {
+	if reflect.ValueOf(value).Len() == 0 {
+		delete(m, key)
+		return
+	}
+	m[key] = value
 }

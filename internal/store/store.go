@@ -1,10 +1,33 @@
 // Package store is where an agent finds the objects that others declared and
 // publishes its own endpoints. Package dir implements it on a directory.
+//
+// # Watching
+//
+// Store.Watch hands over deltas, whatever is behind it:
+//
+//   - Order. Deltas come one at a time. Each is one step: whoever shows objects to others shows
+//     all of a delta or nothing of it. The changes of one delta are about different objects and
+//     have no order; of one object, a later delta holds.
+//   - First listing. A watch begins with every object there is, in one delta or several; the last
+//     of these is marked Listed. Until then it is not known what is missing. From then on, what
+//     the listing did not have is not there.
+//   - Resynchronisation. A watch that ends with an error has told nothing more: what was known
+//     stays in use until the next watch is Listed, and then goes if that had none of it.
+//   - Changes that follow each other may be told as one, and an object may be told again as it
+//     was. A change is never left out.
+//   - Mistakes. A broken object, or one that is declared in several places and differs, is no
+//     change of it: its last good version stays, and so does a node in use that another comes to
+//     collide with (see History). Only an object that is gone without any mistake is a change
+//     to nil. Epochs and policies have no past: a broken one is gone.
+//   - Errors are replaced file by file. A store that is away altogether says so in an error, and
+//     all objects stay.
 package store
 
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/config/strictyaml"
@@ -24,6 +47,24 @@ type ObjectError struct {
 
 // Error is "file:line: field: msg", without the parts that are not known.
 func (e ObjectError) Error() string { return strictyaml.Error(e).Error() }
+
+// Change is what one object is now.
+type Change struct {
+	Kind, Key string
+	// Object is the version in use, nil for none. It may be shared: read only.
+	Object v1alpha1.Object
+	// Unused are the versions of it that are good on their own and not used: see Snapshot.
+	Unused []v1alpha1.Object
+}
+
+// Delta is one step from what was delivered before: the objects that have changed, and the errors.
+type Delta struct {
+	Changes []Change
+	// Errors are the files with other errors than before, each with all that it has now.
+	Errors map[string][]ObjectError
+	// Listed says that the first listing is complete with this delta.
+	Listed bool
+}
 
 // Snapshot is every good object at one moment, by its Key, and what was wrong
 // with the others. The objects may be shared with other snapshots: read only.
@@ -55,25 +96,88 @@ func NewSnapshot() *Snapshot {
 	}
 }
 
-// put enters an object under its key.
-func (s *Snapshot) put(o v1alpha1.Object) {
-	key := o.Meta().Key()
-	switch o := o.(type) {
-	case *v1alpha1.Node:
-		s.Nodes[key] = o
-	case *v1alpha1.Pod:
-		s.Pods[key] = o
-	case *v1alpha1.Endpoint:
-		s.Endpoints[key] = o
-	case *v1alpha1.Epoch:
-		s.Epochs[key] = o
-	case *v1alpha1.Identity:
-		s.Identities[key] = o
-	case *v1alpha1.EncryptionPolicy:
-		s.EncryptionPolicies[key] = o
-	default:
-		panic(fmt.Sprintf("a snapshot has no room for a %T", o))
+// Apply takes a snapshot one step further, in its own maps. Unused and Errors are other slices
+// afterwards: who holds the old ones keeps what was.
+func (s *Snapshot) Apply(d Delta) {
+	stale := make(map[ref]bool, len(d.Changes))
+	var unused []v1alpha1.Object
+	for _, c := range d.Changes {
+		s.set(c.Kind, c.Key, c.Object)
+		stale[ref{c.Kind, c.Key}] = true
+		unused = append(unused, c.Unused...)
 	}
+	isStale := func(o v1alpha1.Object) bool { return stale[refOf(o)] }
+	if len(unused) > 0 || slices.ContainsFunc(s.Unused, isStale) {
+		s.Unused = slices.Concat(slices.DeleteFunc(slices.Clone(s.Unused), isStale), unused)
+		slices.SortStableFunc(s.Unused, func(a, b v1alpha1.Object) int { return compareRefs(refOf(a), refOf(b)) })
+	}
+	if len(d.Errors) > 0 {
+		rest := slices.DeleteFunc(slices.Clone(s.Errors), func(e ObjectError) bool {
+			_, again := d.Errors[e.File]
+			return again
+		})
+		s.Errors = slices.Concat(append(slices.Collect(maps.Values(d.Errors)), rest)...)
+		sortErrors(s.Errors)
+	}
+}
+
+// With is another snapshot, one step further: s stays as it is for those who read it. The two share
+// the maps of kinds that the step is not about.
+func (s *Snapshot) With(d Delta) *Snapshot {
+	next := *s
+	if d.About(v1alpha1.KindNode) {
+		next.Nodes = maps.Clone(s.Nodes)
+	}
+	if d.About(v1alpha1.KindPod) {
+		next.Pods = maps.Clone(s.Pods)
+	}
+	if d.About(v1alpha1.KindEndpoint) {
+		next.Endpoints = maps.Clone(s.Endpoints)
+	}
+	if d.About(v1alpha1.KindEpoch) {
+		next.Epochs = maps.Clone(s.Epochs)
+	}
+	if d.About(v1alpha1.KindIdentity) {
+		next.Identities = maps.Clone(s.Identities)
+	}
+	if d.About(v1alpha1.KindEncryptionPolicy) {
+		next.EncryptionPolicies = maps.Clone(s.EncryptionPolicies)
+	}
+	next.Apply(d)
+	return &next
+}
+
+// About says whether an object of one of these kinds has changed.
+func (d Delta) About(kinds ...string) bool {
+	return slices.ContainsFunc(d.Changes, func(c Change) bool { return slices.Contains(kinds, c.Kind) })
+}
+
+// set enters an object under its key, or removes what is there.
+func (s *Snapshot) set(kind, key string, o v1alpha1.Object) {
+	switch kind {
+	case v1alpha1.KindNode:
+		setIn(s.Nodes, key, o)
+	case v1alpha1.KindPod:
+		setIn(s.Pods, key, o)
+	case v1alpha1.KindEndpoint:
+		setIn(s.Endpoints, key, o)
+	case v1alpha1.KindEpoch:
+		setIn(s.Epochs, key, o)
+	case v1alpha1.KindIdentity:
+		setIn(s.Identities, key, o)
+	case v1alpha1.KindEncryptionPolicy:
+		setIn(s.EncryptionPolicies, key, o)
+	default:
+		panic(fmt.Sprintf("a snapshot has no room for a %s", kind))
+	}
+}
+
+func setIn[T v1alpha1.Object](in map[string]T, key string, o v1alpha1.Object) {
+	if o == nil {
+		delete(in, key)
+		return
+	}
+	in[key] = o.(T)
 }
 
 // Store is where objects live.
@@ -81,9 +185,9 @@ type Store interface {
 	// Snapshot reads every object now. The error is for a store that cannot be
 	// read at all; single bad objects are in Snapshot.Errors.
 	Snapshot() (*Snapshot, error)
-	// Watch calls changed at once and after each (debounced) change, one call at
-	// a time, and blocks until ctx ends.
-	Watch(ctx context.Context, changed func(*Snapshot)) error
+	// Watch calls changed with the first listing and with each change after it, and blocks until
+	// ctx ends or it fails. The package's comment says what a watcher can rely on.
+	Watch(ctx context.Context, changed func(Delta)) error
 	// PutEndpoint publishes ep, in place of an earlier one with the same key.
 	PutEndpoint(ep *v1alpha1.Endpoint) error
 	// DeleteEndpoint withdraws the endpoint with this key; none is no error.

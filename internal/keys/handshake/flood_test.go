@@ -127,7 +127,9 @@ func TestFloodOfSilentConnections(t *testing.T) {
 				t.Error(err)
 			}
 			for _, err := range y.errors() {
-				if err != nil && !errors.Is(err, ErrBusy) {
+				// What is evicted in the middle of its handshake reads from a closed connection.
+				evicted := c.shares && errors.Is(err, net.ErrClosed)
+				if err != nil && !errors.Is(err, ErrBusy) && !evicted {
 					t.Errorf("served: %v", err)
 				}
 			}

@@ -30,6 +30,8 @@ type Dir struct {
 
 	readMu  sync.Mutex
 	cache   map[string]cached // by path
+	wrong   map[string]string // paths of the listing's own errors: directories, links, unreadable files
+	aliased bool              // a sub-directory has several names: events name one of them only
 	history store.History
 
 	ownMu sync.Mutex
@@ -100,12 +102,19 @@ func (d *Dir) readable() error {
 func (d *Dir) Snapshot() (*store.Snapshot, error) {
 	d.readMu.Lock()
 	defer d.readMu.Unlock()
-	if err := d.readable(); err != nil {
+	if err := d.readAll(); err != nil {
 		return nil, err
 	}
-	files, errs := list(d.path)
-	var objects []store.Declared
-	cache := make(map[string]cached, len(files))
+	return d.history.Snapshot(), nil
+}
+
+// readAll lists the directory and reads the files that are not what they were, with readMu held.
+func (d *Dir) readAll() error {
+	if err := d.readable(); err != nil {
+		return err
+	}
+	files, dirs, errs := list(d.path)
+	cache, changed := make(map[string]cached, len(files)), map[string]*store.Source{}
 	for _, f := range files {
 		c, err := d.read(f)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -116,12 +125,65 @@ func (d *Dir) Snapshot() (*store.Snapshot, error) {
 			continue
 		}
 		cache[f.path] = c
-		if c.empty && d.history.Had(f.path) {
-			errs = append(errs, store.ObjectError{File: f.path, Msg: "is empty, as a file that is being written is: remove it if its objects are to go"})
+		if d.cache[f.path].source != c.source {
+			changed[f.path] = c.source
 		}
-		objects = append(objects, c.objects...)
-		errs = append(errs, c.errs...)
 	}
-	d.cache = cache
-	return d.history.Assemble(objects, errs), nil
+	wrong := map[string]string{}
+	for _, e := range errs {
+		wrong[e.File] = e.Msg
+		if d.wrong[e.File] != e.Msg {
+			changed[e.File] = &store.Source{Errors: []store.ObjectError{e}}
+		}
+	}
+	gone := func(path string) bool { return cache[path].source == nil && wrong[path] == "" }
+	for path := range d.cache {
+		if gone(path) {
+			changed[path] = nil
+		}
+	}
+	for path := range d.wrong {
+		if gone(path) {
+			changed[path] = nil
+		}
+	}
+	d.cache, d.wrong, d.aliased = cache, wrong, aliased(dirs)
+	d.history.Update(changed)
+	return nil
+}
+
+// readSome reads files that events have named, with readMu held. It is for the directories in which each file is whole and
+// an object has one place: elsewhere, what has gone from one file may have come into another, and only a listing of all
+// tells. ok is false when it takes one here too.
+func (d *Dir) readSome(paths map[string]bool) (ok bool) {
+	if d.aliased {
+		return false
+	}
+	changed := map[string]*store.Source{}
+	for path := range paths {
+		if d.wrong[path] != "" || d.wrong[filepath.Dir(path)] != "" {
+			return false
+		}
+		info, err := os.Lstat(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			changed[path] = nil
+			continue
+		case err != nil || !info.Mode().IsRegular():
+			return false
+		}
+		c, err := d.read(file{path, info})
+		if err != nil {
+			return false
+		}
+		changed[path] = c.source
+		d.cache[path] = c
+	}
+	for path, s := range changed {
+		if s == nil {
+			delete(d.cache, path)
+		}
+	}
+	d.history.Update(changed)
+	return true
 }

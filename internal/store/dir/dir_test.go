@@ -330,7 +330,7 @@ func TestSnapshotOfMissing(t *testing.T) {
 	if err == nil || !strings.HasPrefix(err.Error(), "store.dir: "+d.Path()+" is missing") {
 		t.Error(err)
 	}
-	if err := d.Watch(context.Background(), func(*store.Snapshot) { t.Error("called") }); err == nil {
+	if err := d.Watch(context.Background(), func(store.Delta) { t.Error("called") }); err == nil {
 		t.Error("watched nothing")
 	}
 	if err := d.PutEndpoint(endpoint("a", "b", "c")); !errors.Is(err, fs.ErrNotExist) {

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -27,9 +28,7 @@ type file struct {
 type cached struct {
 	version version
 	read    time.Time
-	empty   bool
-	objects []store.Declared
-	errs    []store.ObjectError
+	source  *store.Source
 }
 
 // version changes when a file's contents do.
@@ -44,14 +43,27 @@ type version struct {
 const settled = 2 * time.Second
 
 // list finds the files to read in dir and its sub-directories, in a stable order.
-func list(dir string) ([]file, []store.ObjectError) {
-	files, dirs, errs := listOne(dir)
+func list(dir string) (files []file, dirs []string, errs []store.ObjectError) {
+	files, dirs, errs = listOne(dir)
 	for _, sub := range dirs {
 		f, _, e := listOne(sub)
 		files = append(files, f...)
 		errs = append(errs, e...)
 	}
-	return files, errs
+	return files, dirs, errs
+}
+
+// aliased says whether two of some directories are the same, by a link or a mount.
+func aliased(dirs []string) bool {
+	var infos []fs.FileInfo
+	for _, sub := range dirs {
+		info, err := os.Stat(sub)
+		if err != nil || slices.ContainsFunc(infos, func(other fs.FileInfo) bool { return os.SameFile(info, other) }) {
+			return true
+		}
+		infos = append(infos, info)
+	}
+	return false
 }
 
 // listOne finds the files and directories directly in dir.
@@ -132,7 +144,8 @@ func (d *Dir) read(f file) (cached, error) {
 	}
 	objects, errs := store.Decode(f.path, data)
 	objects, foreign := d.belonging(f.path, objects)
-	return cached{version: v, read: now, empty: len(bytes.TrimSpace(data)) == 0, objects: objects, errs: append(errs, foreign...)}, nil
+	source := &store.Source{Objects: objects, Errors: append(errs, foreign...), Empty: len(bytes.TrimSpace(data)) == 0}
+	return cached{version: v, read: now, source: source}, nil
 }
 
 // agentKinds are the kinds of objects in the sub-directories that agents write to. No other is read from there: who may

@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"time"
 
@@ -34,9 +33,9 @@ var defaultTiming = timing{
 //
 // It implements store.Store; it returns nil when ctx ends. The error is for a
 // directory that cannot be read at the start. If that happens later, the objects
-// read last stay and Snapshot.Errors says why, until the directory is back.
-func (d *Dir) Watch(ctx context.Context, changed func(*store.Snapshot)) error {
-	w := &watch{dir: d, changed: changed}
+// read last stay and an error of the directory says why, until it is back.
+func (d *Dir) Watch(ctx context.Context, changed func(store.Delta)) error {
+	w := &watch{dir: d, changed: changed, paths: map[string]bool{}}
 	if err := w.open(); err != nil {
 		slog.Warn("cannot watch the directory of objects, looking at it every second instead",
 			"dir", d.path, "err", err)
@@ -50,12 +49,14 @@ func (d *Dir) Watch(ctx context.Context, changed func(*store.Snapshot)) error {
 
 type watch struct {
 	dir     *Dir
-	changed func(*store.Snapshot)
-	last    *store.Snapshot // as delivered
-	good    *store.Snapshot // as read
+	changed func(store.Delta)
+	follow  *store.Follower // nil before the first listing
+	away    string          // why the directory could not be read the last time
 	read    time.Time       // when it was read last
 	took    time.Duration   // and how long that was
 	broken  bool            // the directory is away or not watched
+	paths   map[string]bool // files that events named since, if they are all there is to read
+	whole   bool            // else
 
 	notify *fsnotify.Watcher // nil: cannot be had
 	events <-chan fsnotify.Event
@@ -75,6 +76,11 @@ func (w *watch) close() {
 	if w.notify != nil {
 		w.notify.Close()
 	}
+	if w.follow != nil {
+		w.dir.readMu.Lock()
+		defer w.dir.readMu.Unlock()
+		w.follow.Close()
+	}
 }
 
 func (w *watch) run(ctx context.Context) error {
@@ -90,6 +96,7 @@ func (w *watch) run(ctx context.Context) error {
 			if !relevant(e) {
 				continue
 			}
+			w.note(e.Name)
 			switch sub := filepath.Base(filepath.Dir(e.Name)); {
 			case sub == endpointsDir && since.IsZero():
 				quiet = time.After(w.pause())
@@ -101,13 +108,15 @@ func (w *watch) run(ctx context.Context) error {
 			continue
 		case <-w.errs:
 			// Events were lost: look.
+			w.whole = true
 			quiet, since = w.dir.timing.wait(since, time.Now())
 			continue
 		case <-quiet:
 		case <-poll.C:
+			w.whole = true
 		}
 		quiet, since = nil, time.Time{}
-		w.refresh() //nolint:errcheck // delivered with the snapshot
+		w.refresh() //nolint:errcheck // delivered with the delta
 		poll.Reset(w.pollAfter())
 	}
 }
@@ -141,34 +150,68 @@ func (w *watch) pause() time.Duration {
 	return max(time.Until(w.read.Add(min(5*w.took, w.dir.timing.maxDelay))), 0)
 }
 
-// refresh reads the directory and delivers what is new.
-func (w *watch) refresh() error {
-	// Watched before it is read: what changes in between is an event.
-	w.broken = !w.cover()
-	start := time.Now()
-	s, err := w.dir.Snapshot()
-	w.read = time.Now()
-	w.took = w.read.Sub(start)
-	if err != nil {
-		if w.broken = true; w.good == nil {
-			return err
+// note remembers what an event was about. Agents write files that are whole, each object in one of its own; after any other
+// event everything is looked at.
+func (w *watch) note(path string) {
+	switch filepath.Dir(path) {
+	case filepath.Join(w.dir.path, endpointsDir), filepath.Join(w.dir.path, identitiesDir):
+		if isYAML(path) && !ignored(filepath.Base(path)) {
+			w.paths[path] = true
+			return
 		}
-		kept := *w.good
-		kept.Errors = append([]store.ObjectError{{File: w.dir.path, Msg: err.Error() + "; the objects read last stay in use"}}, kept.Errors...)
-		w.deliver(&kept)
-		return err
 	}
-	w.good = s
-	w.deliver(s)
-	return nil
+	w.whole = true
 }
 
-func (w *watch) deliver(s *store.Snapshot) {
-	if w.last != nil && reflect.DeepEqual(w.last, s) {
-		return
+// refresh reads what may have changed and delivers what is new.
+func (w *watch) refresh() error {
+	w.dir.readMu.Lock()
+	delta, err := w.readLocked()
+	w.dir.readMu.Unlock()
+	if err != nil && w.follow == nil {
+		return err
 	}
-	w.last = s
-	w.changed(s)
+	if delta.Listed || len(delta.Changes) > 0 || len(delta.Errors) > 0 {
+		w.changed(delta)
+	}
+	return err
+}
+
+// readLocked is what is new. A directory that is away changes nothing but its own errors.
+func (w *watch) readLocked() (store.Delta, error) {
+	d := w.dir
+	whole := w.whole || w.broken || w.follow == nil
+	start := time.Now()
+	if whole || d.readable() != nil || !d.readSome(w.paths) {
+		// Watched before it is read: what changes in between is an event.
+		w.broken = !w.cover()
+		if err := d.readAll(); err != nil {
+			w.broken = true
+			return w.tellAway(err.Error() + "; the objects read last stay in use"), err
+		}
+	}
+	w.read = time.Now()
+	w.took = w.read.Sub(start)
+	w.whole = false
+	clear(w.paths)
+	if w.follow == nil {
+		w.follow = d.history.Follow().Keep()
+	}
+	delta := w.follow.Take()
+	if w.away != "" {
+		w.away = ""
+		delta.Errors[d.path] = d.history.ErrorsOf(d.path)
+	}
+	return delta, nil
+}
+
+func (w *watch) tellAway(why string) store.Delta {
+	if w.away == why || w.follow == nil {
+		return store.Delta{}
+	}
+	w.away = why
+	errs := append([]store.ObjectError{{File: w.dir.path, Msg: why}}, w.dir.history.ErrorsOf(w.dir.path)...)
+	return store.Delta{Errors: map[string][]store.ObjectError{w.dir.path: errs}}
 }
 
 // cover watches the directory and its sub-directories. Those that were replaced

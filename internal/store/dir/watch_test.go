@@ -17,7 +17,10 @@ func watching(t *testing.T, d *Dir) <-chan *store.Snapshot {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	snapshots, done := make(chan *store.Snapshot, 100), make(chan error, 1)
-	go func() { done <- d.Watch(ctx, func(s *store.Snapshot) { snapshots <- s }) }()
+	now := store.NewSnapshot()
+	go func() {
+		done <- d.Watch(ctx, func(delta store.Delta) { now = now.With(delta); snapshots <- now })
+	}()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -117,7 +120,8 @@ func TestPollSees(t *testing.T) {
 	d := open(t, dir)
 	d.timing.poll, d.timing.retry = 10*time.Millisecond, 10*time.Millisecond
 	got := make(chan *store.Snapshot, 10)
-	w := &watch{dir: d, changed: func(s *store.Snapshot) { got <- s }}
+	now := store.NewSnapshot()
+	w := &watch{dir: d, changed: func(delta store.Delta) { now = now.With(delta); got <- now }}
 	must(t, w.refresh())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -157,7 +161,7 @@ func TestUnchangedIsNotDelivered(t *testing.T) {
 	dir := t.TempDir()
 	tree(t, dir, map[string]string{"a.yaml": node("a", 1), "bad.yaml": "x: 1"})
 	calls := 0
-	w := &watch{dir: open(t, dir), changed: func(*store.Snapshot) { calls++ }}
+	w := &watch{dir: open(t, dir), changed: func(store.Delta) { calls++ }}
 	for range 3 {
 		must(t, w.refresh())
 		tree(t, dir, map[string]string{"a.yaml": node("a", 1)})
