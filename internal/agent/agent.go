@@ -27,6 +27,7 @@ import (
 	"weft.dev/weft/internal/masquerade"
 	"weft.dev/weft/internal/pathprobe"
 	"weft.dev/weft/internal/ranges"
+	"weft.dev/weft/internal/startup"
 	"weft.dev/weft/internal/store"
 )
 
@@ -42,8 +43,8 @@ type Options struct {
 type seams struct {
 	preflight     func(bpfBase string, log *slog.Logger) error
 	openStore     func(path, node string) (store.Store, error)
-	findLinks     func(*config.Config, *v1alpha1.Node) (hostLinks, error)
-	openDatapath  func(*config.Config, *v1alpha1.Node, hostLinks, *slog.Logger) (Datapath, error)
+	findLinks     func(*config.Config, *v1alpha1.Node) (startup.Links, error)
+	openDatapath  func(*config.Config, *v1alpha1.Node, startup.Links, *slog.Logger) (Datapath, error)
 	openEndpoints func(endpoint.Options) (Endpoints, http.Handler, error)
 	openKeys      func(context.Context, keyParts) (*keyring, error)
 	openProber    func(pathprobe.Options) (Prober, error)
@@ -54,10 +55,10 @@ type seams struct {
 
 func realSeams() seams {
 	return seams{
-		preflight: preflight,
+		preflight: startup.Preflight,
 		openStore: openStore,
-		findLinks: func(cfg *config.Config, node *v1alpha1.Node) (hostLinks, error) {
-			return findLinks(cfg, node.Spec.Addresses)
+		findLinks: func(cfg *config.Config, node *v1alpha1.Node) (startup.Links, error) {
+			return startup.FindLinks(cfg, node.Spec.Addresses)
 		},
 		openDatapath:  openDatapath,
 		openEndpoints: openEndpoints,
@@ -112,7 +113,7 @@ type Agent struct {
 // node is what exists once the datapath is up.
 type node struct {
 	object  *v1alpha1.Node
-	links   hostLinks
+	links   startup.Links
 	mtu     int
 	dp      Datapath
 	manager Endpoints
@@ -132,11 +133,11 @@ func run(ctx context.Context, cfg *config.Config, opt Options, seams seams) erro
 	if err := seams.preflight(cfg.Paths.BPF, agent.log); err != nil {
 		return err
 	}
-	held, err := lock(cfg.RunDir())
+	held, err := startup.TakeLock(cfg.RunDir())
 	if err != nil {
 		return err
 	}
-	defer held.release()
+	defer held.Release()
 	return agent.serve(ctx)
 }
 
@@ -220,7 +221,7 @@ func (a *Agent) operate(ctx context.Context) error {
 }
 
 // awaitNode waits until the store has this node's object and an interface has its addresses.
-func (a *Agent) awaitNode(ctx context.Context) (*v1alpha1.Node, hostLinks, bool) {
+func (a *Agent) awaitNode(ctx context.Context) (*v1alpha1.Node, startup.Links, bool) {
 	for {
 		reason := fmt.Sprintf("Node object %s in %s", a.cfg.Node, a.cfg.Store.Dir)
 		if object := a.index.Load().snapshot.Nodes[a.cfg.Node]; object != nil {
@@ -233,7 +234,7 @@ func (a *Agent) awaitNode(ctx context.Context) (*v1alpha1.Node, hostLinks, bool)
 		a.wait(reason)
 		select {
 		case <-ctx.Done():
-			return nil, hostLinks{}, false
+			return nil, startup.Links{}, false
 		case <-a.changed:
 		case <-time.After(time.Second):
 		}
@@ -241,7 +242,7 @@ func (a *Agent) awaitNode(ctx context.Context) (*v1alpha1.Node, hostLinks, bool)
 }
 
 // bringUp opens the datapath and gives every recorded endpoint back to it.
-func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links hostLinks) (*node, error) {
+func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links startup.Links) (*node, error) {
 	mtu, err := podMTU(a.cfg, links.MTU, object, a.index.Load().snapshot)
 	if err != nil {
 		return nil, err

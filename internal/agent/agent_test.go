@@ -21,6 +21,7 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/startup"
 	"weft.dev/weft/internal/store"
 )
 
@@ -200,7 +201,7 @@ func TestSecondAgentIsRefused(t *testing.T) {
 	w, cfg := upWorld(), testConfig(t)
 	_, stop := w.start(t, cfg)
 	err := run(context.Background(), cfg, Options{}, upWorld().seams())
-	var locked *LockedError
+	var locked *startup.LockedError
 	if !errors.As(err, &locked) || !strings.Contains(err.Error(), fmt.Sprintf("pid %d holds", os.Getpid())) {
 		t.Errorf("second agent: %v", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/endpoint"
 	"weft.dev/weft/internal/masquerade"
+	"weft.dev/weft/internal/startup"
 	"weft.dev/weft/internal/store"
 )
 
@@ -21,9 +22,9 @@ func Cleanup(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
 	if os.Geteuid() != 0 {
 		return errors.New("cleanup must run as root: it removes BPF programs and network interfaces")
 	}
-	held, err := lock(cfg.RunDir())
+	held, err := startup.TakeLock(cfg.RunDir())
 	if err != nil {
-		var locked *LockedError
+		var locked *startup.LockedError
 		if errors.As(err, &locked) {
 			return fmt.Errorf("%w: stop it first", err)
 		}
@@ -33,7 +34,7 @@ func Cleanup(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
 }
 
 // cleanup goes on after a failure: what can be taken away is.
-func cleanup(ctx context.Context, cfg *config.Config, held *instanceLock, log *slog.Logger) error {
+func cleanup(ctx context.Context, cfg *config.Config, held *startup.Lock, log *slog.Logger) error {
 	errs := []error{
 		removeEndpoints(ctx, cfg, log),
 		cleanupDatapath(cfg, log),
@@ -46,7 +47,7 @@ func cleanup(ctx context.Context, cfg *config.Config, held *instanceLock, log *s
 	if err := os.Remove(cfg.Socket()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		errs = append(errs, err)
 	}
-	return errors.Join(append(errs, held.remove())...)
+	return errors.Join(append(errs, held.Remove())...)
 }
 
 func removeEndpoints(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
@@ -98,5 +99,5 @@ func removeState(cfg *config.Config) error {
 	for _, name := range stateDirs {
 		errs = append(errs, os.RemoveAll(filepath.Join(state, name)))
 	}
-	return errors.Join(append(errs, removeEmpty(state))...)
+	return errors.Join(append(errs, startup.RemoveEmpty(state))...)
 }

@@ -23,6 +23,7 @@ import (
 	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/masquerade"
 	"weft.dev/weft/internal/pathprobe"
+	"weft.dev/weft/internal/startup"
 	"weft.dev/weft/internal/store"
 )
 
@@ -216,12 +217,12 @@ func (w *world) seams() seams {
 	return seams{
 		preflight: func(string, *slog.Logger) error { return nil },
 		openStore: func(string, string) (store.Store, error) { return fakeStore{w}, nil },
-		findLinks: func(*config.Config, *v1alpha1.Node) (hostLinks, error) {
+		findLinks: func(*config.Config, *v1alpha1.Node) (startup.Links, error) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			return hostLinks{Uplinks: w.host.uplinks, MTU: 1450}, w.linksErr
+			return startup.Links{Uplinks: w.host.uplinks, MTU: 1450}, w.linksErr
 		},
-		openDatapath: func(*config.Config, *v1alpha1.Node, hostLinks, *slog.Logger) (Datapath, error) {
+		openDatapath: func(*config.Config, *v1alpha1.Node, startup.Links, *slog.Logger) (Datapath, error) {
 			return fakeDatapath{w}, nil
 		},
 		openEndpoints: func(endpoint.Options) (Endpoints, http.Handler, error) {

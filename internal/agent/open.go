@@ -9,6 +9,7 @@ import (
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/datapath/esp"
+	"weft.dev/weft/internal/startup"
 	"weft.dev/weft/internal/store"
 	"weft.dev/weft/internal/store/dir"
 )
@@ -24,7 +25,7 @@ func openStore(path, node string) (store.Store, error) {
 }
 
 // openDatapath opens the real datapath.
-func openDatapath(cfg *config.Config, object *v1alpha1.Node, links hostLinks, log *slog.Logger) (Datapath, error) {
+func openDatapath(cfg *config.Config, object *v1alpha1.Node, links startup.Links, log *slog.Logger) (Datapath, error) {
 	dp, err := datapath.Open(datapath.Options{
 		BPFDir: cfg.BPFDir(), StateDir: cfg.StateDir(), Mode: datapath.Mode(cfg.Mode), GenericXDP: cfg.XDP.Generic,
 		Uplinks: links.Uplinks, HostAddrs: object.Spec.Addresses, PodCIDRs: ownRanges(cfg, object),

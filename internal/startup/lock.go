@@ -1,4 +1,4 @@
-package agent
+package startup
 
 import (
 	"errors"
@@ -34,14 +34,14 @@ func (e *LockedError) Error() string {
 	return fmt.Sprintf("another agent runs for this instance: pid %d holds %s", e.PID, e.Path)
 }
 
-// instanceLock is held for as long as the agent lives; the kernel drops it with the process.
-type instanceLock struct {
+// Lock is held for as long as the agent lives; the kernel drops it with the process.
+type Lock struct {
 	dir  string
 	file *os.File
 }
 
-// lock takes an instance, or fails with a *LockedError.
-func lock(dir string) (*instanceLock, error) {
+// TakeLock takes an instance, or fails with a *LockedError.
+func TakeLock(dir string) (*Lock, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create run directory: %w", err)
 	}
@@ -67,7 +67,7 @@ func lock(dir string) (*instanceLock, error) {
 			file.Close()
 			return nil, err
 		}
-		return &instanceLock{dir: dir, file: file}, nil
+		return &Lock{dir: dir, file: file}, nil
 	}
 }
 
@@ -94,14 +94,14 @@ func holder(file *os.File) int {
 	return pid
 }
 
-// release gives the instance up. The lock file stays for the next agent.
-func (l *instanceLock) release() {
+// Release gives the instance up. The lock file stays for the next agent.
+func (l *Lock) Release() {
 	os.Remove(filepath.Join(l.dir, pidName))
 	l.file.Close()
 }
 
-// remove gives the instance up and takes its files away, and the directory when it is empty.
-func (l *instanceLock) remove() error {
+// Remove gives the instance up and takes its files away, and the directory when it is empty.
+func (l *Lock) Remove() error {
 	var errs []error
 	for _, name := range []string{pidName, lockName} {
 		if err := os.Remove(filepath.Join(l.dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -109,12 +109,12 @@ func (l *instanceLock) remove() error {
 		}
 	}
 	l.file.Close()
-	return errors.Join(append(errs, removeEmpty(l.dir))...)
+	return errors.Join(append(errs, RemoveEmpty(l.dir))...)
 }
 
-// removeEmpty removes a directory unless something is still in it: the default
+// RemoveEmpty removes a directory unless something is still in it: the default
 // instance's directories also hold those of the named ones.
-func removeEmpty(dir string) error {
+func RemoveEmpty(dir string) error {
 	err := os.Remove(dir)
 	if err == nil || errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EBUSY) {
 		return nil

@@ -1,4 +1,6 @@
-package agent
+// Package startup finds out about the host what an agent must know before it touches anything: that it
+// is the instance's only one, that the kernel and bpffs serve, and which interfaces are uplinks.
+package startup
 
 import (
 	"errors"
@@ -20,8 +22,8 @@ const (
 	minMinor = 6
 )
 
-// preflight checks what must hold before anything is touched.
-func preflight(bpfBase string, log *slog.Logger) error {
+// Preflight checks what must hold before anything is touched.
+func Preflight(bpfBase string, log *slog.Logger) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the agent must run as root: it loads BPF programs and changes network interfaces")
 	}

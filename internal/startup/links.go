@@ -1,4 +1,4 @@
-package agent
+package startup
 
 import (
 	"errors"
@@ -11,8 +11,8 @@ import (
 	"weft.dev/weft/internal/config"
 )
 
-// hostLinks is what the agent must know of the host's interfaces.
-type hostLinks struct {
+// Links is what the agent must know of the host's interfaces.
+type Links struct {
 	Uplinks []string
 	// MTU is the smallest of the uplinks'.
 	MTU int
@@ -20,29 +20,29 @@ type hostLinks struct {
 	Addrs []netip.Addr
 }
 
-// findLinks resolves the uplinks: those of the configuration, else the interfaces
+// FindLinks resolves the uplinks: those of the configuration, else the interfaces
 // that hold the node's addresses.
-func findLinks(cfg *config.Config, nodeAddrs []netip.Addr) (hostLinks, error) {
+func FindLinks(cfg *config.Config, nodeAddrs []netip.Addr) (Links, error) {
 	links, err := netlink.LinkList()
 	if err != nil {
-		return hostLinks{}, fmt.Errorf("list interfaces: %w", err)
+		return Links{}, fmt.Errorf("list interfaces: %w", err)
 	}
 	byAddr, err := hostAddrs(links)
 	if err != nil {
-		return hostLinks{}, err
+		return Links{}, err
 	}
-	found := hostLinks{}
+	found := Links{}
 	for addr := range byAddr {
 		found.Addrs = append(found.Addrs, addr)
 	}
 	slices.SortFunc(found.Addrs, netip.Addr.Compare)
 	if found.Uplinks, err = chooseUplinks(cfg.Uplinks, nodeAddrs, byAddr); err != nil {
-		return hostLinks{}, err
+		return Links{}, err
 	}
 	for _, name := range found.Uplinks {
 		at := slices.IndexFunc(links, func(link netlink.Link) bool { return link.Attrs().Name == name })
 		if at < 0 {
-			return hostLinks{}, fmt.Errorf("uplinks: there is no interface %q", name)
+			return Links{}, fmt.Errorf("uplinks: there is no interface %q", name)
 		}
 		if mtu := links[at].Attrs().MTU; found.MTU == 0 || mtu < found.MTU {
 			found.MTU = mtu
