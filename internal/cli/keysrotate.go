@@ -63,17 +63,20 @@ or fails after --timeout and names those that do not.`,
 
 // awaitEpoch waits until this node runs on an epoch, or a newer one, with every other node.
 func awaitEpoch(ctx context.Context, client *admin.Client, number uint64) error {
+	var last *keys.Status // what was told before a request that the time ran out on
 	for {
 		status, err := client.Keys(ctx)
 		if err != nil && ctx.Err() == nil {
 			return err
 		}
-		if err == nil && status.Epoch >= number && status.Settled() {
-			return nil
+		if err == nil {
+			if last = status; status.Epoch >= number && status.Settled() {
+				return nil
+			}
 		}
 		select {
 		case <-ctx.Done():
-			return notSettled(status, number)
+			return notSettled(last, number)
 		case <-time.After(rotatePoll):
 		}
 	}
