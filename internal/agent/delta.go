@@ -97,12 +97,17 @@ func (a *Agent) teaches(d store.Delta, was, now *index) bool {
 			return true
 		}
 		for _, ep := range []*v1alpha1.Endpoint{was.snapshot.Endpoints[c.Key], now.snapshot.Endpoints[c.Key]} {
-			if ep != nil && (ep.Spec.NodeName == a.cfg.Node || !now.inOwnRange(ep)) {
+			if ep != nil && (ep.Spec.NodeName == a.cfg.Node || !now.inOwnRange(ep) || inRanges(ep, a.cfg.IPAM.Ranges)) {
 				return true
 			}
 		}
 	}
 	return false
+}
+
+// inRanges says whether an address of an endpoint is in one of some ranges.
+func inRanges(ep *v1alpha1.Endpoint, ranges []netip.Prefix) bool {
+	return slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return slices.ContainsFunc(ep.Spec.Addresses, p.Contains) })
 }
 
 // inOwnRange says whether all addresses of an endpoint are in ranges of its node.

@@ -70,9 +70,15 @@ func (a *Agent) reconcile(ctx context.Context, n *node) {
 		case <-again:
 		case <-a.changed:
 			a.collect(ctx)
+		case <-time.After(resync):
+			a.oweLater(allWork)
 		}
 	}
 }
+
+// resync is how often everything is put in place again: what others took away on the host, or
+// what failed without a sign, is mended by no change of the store.
+const resync = time.Minute
 
 // reconcileOnce returns when to try again, never after a success, and the pause for the time after that.
 func (a *Agent) reconcileOnce(ctx context.Context, n *node, pause time.Duration) (<-chan time.Time, time.Duration) {

@@ -23,7 +23,7 @@ const (
 	hostSettle = 50 * time.Millisecond
 )
 
-// followHost keeps the nodes map in line with the kernel's neighbours, routes and links, and puts back what others
+// followHost keeps the map of next hops in line with the kernel's neighbours, routes and links, and puts back what others
 // remove: hooks of an uplink that was made anew, at once; routes and neighbours, once the burst is over. The slow
 // look finds what no event told.
 //

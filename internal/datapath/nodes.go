@@ -317,13 +317,13 @@ func (d *Datapath) clearNodes() (bool, error) {
 func (d *Datapath) putNode(index uint32, entry bpf.Nexthop) (bool, error) {
 	var now bpf.Nexthop
 	if err := d.maps.Nexthops.Lookup(index, &now); err != nil {
-		return false, fmt.Errorf("read nodes map: %w", err)
+		return false, fmt.Errorf("read map of next hops: %w", err)
 	}
 	if now == entry {
 		return false, nil
 	}
 	if err := d.maps.Nexthops.Put(index, &entry); err != nil {
-		return false, fmt.Errorf("write nodes map: %w", err)
+		return false, fmt.Errorf("write map of next hops: %w", err)
 	}
 	return true, nil
 }

@@ -23,8 +23,10 @@ func TestMainThreadStays(t *testing.T) {
 	leave := make(chan struct{})
 	for range many {
 		done.Go(func() {
+			arrived := sync.OnceFunc(inside.Done)
+			defer arrived()
 			err := netns.Do(path, func() error {
-				inside.Done()
+				arrived()
 				<-leave
 				return nil
 			})

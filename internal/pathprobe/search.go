@@ -62,7 +62,10 @@ func (p *Prober) search(ctx context.Context, node netip.Addr, least, mtu int) (i
 	if ok || err != nil {
 		return mtu, err
 	}
-	return passes, p.answers(ctx, node, least)
+	if err := p.answers(ctx, node, least); err != nil {
+		return 0, err
+	}
+	return passes, nil
 }
 
 // passes sends packets of a size until one comes back.

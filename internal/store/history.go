@@ -25,6 +25,8 @@ type Source struct {
 	// Empty is a file that holds nothing, as one that is being written does: an error if objects
 	// in use came from it.
 	Empty bool
+	// Directory is what is wrong with a directory, which is about all that came from files in it.
+	Directory bool
 }
 
 // errors are those of the source itself, given how many objects in use came from it.
@@ -155,7 +157,7 @@ func (h *History) touch(file string, now *Source, dirty map[ref]bool) {
 		for _, d := range s.Objects {
 			dirty[refOf(d.Object)] = true
 		}
-		if len(s.Objects) == 0 && len(s.Errors) > 0 { // it may be a directory
+		if s.Directory {
 			for from, refs := range h.inUse {
 				if dir := filepath.Dir(from); dir == file || filepath.Dir(dir) == file {
 					maps.Copy(dirty, refs)
@@ -169,8 +171,7 @@ func (h *History) touch(file string, now *Source, dirty map[ref]bool) {
 // replace enters what a file declares in place of what it did.
 func (h *History) replace(file string, now *Source) {
 	if before := h.sources[file]; before != nil {
-		for _, d := range before.Objects {
-			r := refOf(d.Object)
+		for r := range refsOf(before.Objects) {
 			rest := slices.DeleteFunc(slices.Clone(h.places[r]), func(d Declared) bool { return d.File == file })
 			setOrDelete(h.places, r, rest)
 		}
@@ -180,12 +181,20 @@ func (h *History) replace(file string, now *Source) {
 		return
 	}
 	h.sources[file] = now
-	for _, d := range now.Objects {
-		r := refOf(d.Object)
-		places := append(slices.Clip(h.places[r]), d)
+	for r, declared := range refsOf(now.Objects) {
+		places := append(slices.Clip(h.places[r]), declared...)
 		slices.SortStableFunc(places, comparePlaces)
 		h.places[r] = places
 	}
+}
+
+// refsOf are a file's objects by what they are known by: a file may declare one object thousands of times.
+func refsOf(objects []Declared) map[ref][]Declared {
+	out := make(map[ref][]Declared, len(objects))
+	for _, d := range objects {
+		out[refOf(d.Object)] = append(out[refOf(d.Object)], d)
+	}
+	return out
 }
 
 // settle makes a verdict the one that holds, and notes for the followers what is different.

@@ -175,7 +175,7 @@ func randomEdit(r *rand.Rand, files map[string]*Source) (string, *Source) {
 		if files[dir] != nil {
 			return dir, nil
 		}
-		return dir, &Source{Errors: []ObjectError{{File: dir, Msg: "cannot be read"}}}
+		return dir, &Source{Errors: []ObjectError{{File: dir, Msg: "cannot be read"}}, Directory: true}
 	case 4: // another's, as it is: a rename that is half done, or a copy
 		for _, name := range slices.Sorted(maps.Keys(files)) {
 			if s := files[name]; len(s.Objects) > 0 {

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
+
 	"weft.dev/weft/internal/store"
 )
 
@@ -57,7 +59,7 @@ func BenchmarkChangedEndpoint(b *testing.B) {
 	for b.Loop() {
 		n++
 		put(n%10000, n)
-		w.note(fmt.Sprintf("%s/endpoints/shop--e%d.yaml", path, n%10000))
+		w.note(fsnotify.Event{Name: fmt.Sprintf("%s/endpoints/shop--e%d.yaml", path, n%10000), Op: fsnotify.Create})
 		if err := w.refresh(); err != nil {
 			b.Fatal(err)
 		}

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -133,7 +134,7 @@ func (d *Dir) readAll() error {
 	for _, e := range errs {
 		wrong[e.File] = e.Msg
 		if d.wrong[e.File] != e.Msg {
-			changed[e.File] = &store.Source{Errors: []store.ObjectError{e}}
+			changed[e.File] = &store.Source{Errors: []store.ObjectError{e}, Directory: true}
 		}
 	}
 	gone := func(path string) bool { return cache[path].source == nil && wrong[path] == "" }
@@ -147,7 +148,7 @@ func (d *Dir) readAll() error {
 			changed[path] = nil
 		}
 	}
-	d.cache, d.wrong, d.aliased = cache, wrong, aliased(dirs)
+	d.cache, d.wrong, d.aliased = cache, wrong, aliased(dirs) || linked(files)
 	d.history.Update(changed)
 	return nil
 }
@@ -159,7 +160,8 @@ func (d *Dir) readSome(paths map[string]bool) (ok bool) {
 	if d.aliased {
 		return false
 	}
-	changed := map[string]*store.Source{}
+	// The cache and the history change together: what only one of them knew would never be told.
+	changed, read := map[string]*store.Source{}, map[string]cached{}
 	for path := range paths {
 		if d.wrong[path] != "" || d.wrong[filepath.Dir(path)] != "" {
 			return false
@@ -176,14 +178,14 @@ func (d *Dir) readSome(paths map[string]bool) (ok bool) {
 		if err != nil {
 			return false
 		}
-		changed[path] = c.source
-		d.cache[path] = c
+		changed[path], read[path] = c.source, c
 	}
 	for path, s := range changed {
 		if s == nil {
 			delete(d.cache, path)
 		}
 	}
+	maps.Copy(d.cache, read)
 	d.history.Update(changed)
 	return true
 }

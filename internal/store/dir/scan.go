@@ -66,6 +66,21 @@ func aliased(dirs []string) bool {
 	return false
 }
 
+// linked says whether two of some files are the same, by a symbolic or a hard link.
+func linked(files []file) bool {
+	type inode struct{ dev, number uint64 }
+	seen := make(map[inode]bool, len(files))
+	for _, f := range files {
+		v := versionOf(f.info)
+		at := inode{v.dev, v.inode}
+		if seen[at] {
+			return true
+		}
+		seen[at] = true
+	}
+	return false
+}
+
 // listOne finds the files and directories directly in dir.
 func listOne(dir string) (files []file, dirs []string, errs []store.ObjectError) {
 	entries, err := os.ReadDir(dir)

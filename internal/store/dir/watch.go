@@ -96,7 +96,7 @@ func (w *watch) run(ctx context.Context) error {
 			if !relevant(e) {
 				continue
 			}
-			w.note(e.Name)
+			w.note(e)
 			switch sub := filepath.Base(filepath.Dir(e.Name)); {
 			case sub == endpointsDir && since.IsZero():
 				quiet = time.After(w.pause())
@@ -152,10 +152,12 @@ func (w *watch) pause() time.Duration {
 
 // note remembers what an event was about. Agents write files that are whole, each object in one of its own; after any other
 // event everything is looked at.
-func (w *watch) note(path string) {
+func (w *watch) note(e fsnotify.Event) {
+	path := e.Name
 	switch filepath.Dir(path) {
 	case filepath.Join(w.dir.path, endpointsDir), filepath.Join(w.dir.path, identitiesDir):
-		if isYAML(path) && !ignored(filepath.Base(path)) {
+		// A file that was moved away is one that came somewhere else.
+		if isYAML(path) && !ignored(filepath.Base(path)) && !e.Has(fsnotify.Rename) {
 			w.paths[path] = true
 			return
 		}

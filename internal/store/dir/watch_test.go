@@ -2,8 +2,10 @@ package dir
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -182,4 +184,49 @@ func TestWaitIsBounded(t *testing.T) {
 		t.Error("a later change starts the wait anew")
 	}
 	<-c // does not wait: the delay is over
+}
+
+// TestGivenUpHalfWay has a change that is read together with a file that takes a listing of all: the listing
+// finds the change in its cache, and must tell of it all the same.
+func TestGivenUpHalfWay(t *testing.T) {
+	path := t.TempDir()
+	d := open(t, path)
+	changed, odd := filepath.Join(path, endpointsDir, "a.yaml"), filepath.Join(path, endpointsDir, "b.yaml")
+	put := func(version string) {
+		ep := endpoint("shop", "a", "n")
+		ep.Metadata.Labels = map[string]string{"version": version}
+		data, err := encode(ep)
+		if err == nil {
+			err = os.WriteFile(changed, data, 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := d.ensureDir(endpointsDir, publicDir); err != nil {
+		t.Fatal(err)
+	}
+	put("0")
+	if err := d.readAll(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("nothing", odd); err != nil {
+		t.Fatal(err)
+	}
+	for try := range 20 { // whichever of the two is read first
+		put(fmt.Sprint("1.", try))
+		if d.readSome(map[string]bool{changed: true, odd: true}) {
+			t.Fatal("a link to nothing was read")
+		}
+		for p, c := range d.cache { // as if they had been read long after they were written
+			c.read = time.Now().Add(time.Hour)
+			d.cache[p] = c
+		}
+		if err := d.readAll(); err != nil {
+			t.Fatal(err)
+		}
+		if got := d.history.Snapshot().Endpoints["shop/a"].Metadata.Labels["version"]; got != fmt.Sprint("1.", try) {
+			t.Fatalf("version %s is in use after 1.%d was written", got, try)
+		}
+	}
 }
