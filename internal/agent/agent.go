@@ -24,6 +24,7 @@ import (
 	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/keys"
+	"weft.dev/weft/internal/logfile"
 	"weft.dev/weft/internal/masquerade"
 	"weft.dev/weft/internal/pathprobe"
 	"weft.dev/weft/internal/ranges"
@@ -36,7 +37,7 @@ type Options struct {
 	Log     *slog.Logger
 	Version string
 	// LogTail remembers the last lines of Log for sysdump. Optional.
-	LogTail *LogTail
+	LogTail *logfile.Tail
 }
 
 // seams are what the tests replace.

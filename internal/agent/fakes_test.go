@@ -21,6 +21,7 @@ import (
 	"weft.dev/weft/internal/keys"
 	"weft.dev/weft/internal/keys/audit"
 	"weft.dev/weft/internal/keys/epochs"
+	"weft.dev/weft/internal/logfile"
 	"weft.dev/weft/internal/masquerade"
 	"weft.dev/weft/internal/pathprobe"
 	"weft.dev/weft/internal/startup"
@@ -273,7 +274,7 @@ func (w *world) start(t *testing.T, cfg *config.Config) (*admin.Client, func() e
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	tail := &LogTail{}
+	tail := &logfile.Tail{}
 	go func() {
 		done <- run(ctx, cfg, Options{Version: "test", LogTail: tail, Log: slog.New(slog.NewTextHandler(tail, nil))}, w.seams())
 	}()

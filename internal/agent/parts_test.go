@@ -2,7 +2,6 @@ package agent
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -99,18 +98,4 @@ func TestOutwardInterfaces(t *testing.T) {
 		}
 		return err
 	})
-}
-
-func TestLogTail(t *testing.T) {
-	tail := &LogTail{}
-	for i := range tailLines + 2 {
-		fmt.Fprintf(tail, "line %d\n", i)
-	}
-	lines := tail.Lines()
-	if len(lines) != tailLines || lines[0] != "line 2" || lines[tailLines-1] != fmt.Sprintf("line %d", tailLines+1) {
-		t.Errorf("%d lines, %s to %s", len(lines), lines[0], lines[len(lines)-1])
-	}
-	if (*LogTail)(nil).Lines() != nil {
-		t.Error("no tail has lines")
-	}
 }

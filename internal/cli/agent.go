@@ -10,6 +10,7 @@ import (
 
 	"weft.dev/weft/internal/agent"
 	"weft.dev/weft/internal/config"
+	"weft.dev/weft/internal/logfile"
 	"weft.dev/weft/internal/version"
 )
 
@@ -30,7 +31,7 @@ again and it carries on from there. To take everything away, stop it and run
 			if err != nil {
 				return err
 			}
-			tail := &agent.LogTail{}
+			tail := &logfile.Tail{}
 			log, err := newLog(cfg.Log, io.MultiWriter(a.ErrOut, tail))
 			if err != nil {
 				return err

@@ -1,4 +1,4 @@
-package agent
+package logfile
 
 import (
 	"strings"
@@ -8,15 +8,15 @@ import (
 // tailLines is how many log lines an agent keeps for sysdump.
 const tailLines = 1000
 
-// LogTail is an io.Writer that remembers the last lines written to it.
-type LogTail struct {
+// Tail is an io.Writer that remembers the last lines written to it.
+type Tail struct {
 	mu    sync.Mutex
 	lines []string
 	next  int
 }
 
 // Write remembers the lines of one write.
-func (t *LogTail) Write(data []byte) (int, error) {
+func (t *Tail) Write(data []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for line := range strings.Lines(string(data)) {
@@ -32,7 +32,7 @@ func (t *LogTail) Write(data []byte) (int, error) {
 }
 
 // Lines returns what is remembered, oldest first.
-func (t *LogTail) Lines() []string {
+func (t *Tail) Lines() []string {
 	if t == nil {
 		return nil
 	}
