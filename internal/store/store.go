@@ -102,7 +102,7 @@ func (s *Snapshot) Apply(d Delta) {
 	stale := make(map[ref]bool, len(d.Changes))
 	var unused []v1alpha1.Object
 	for _, c := range d.Changes {
-		s.set(c.Kind, c.Key, c.Object)
+		s.room(c.Kind).set(c.Key, c.Object)
 		stale[ref{c.Kind, c.Key}] = true
 		unused = append(unused, c.Unused...)
 	}
@@ -125,23 +125,12 @@ func (s *Snapshot) Apply(d Delta) {
 // the maps of kinds that the step is not about.
 func (s *Snapshot) With(d Delta) *Snapshot {
 	next := *s
-	if d.About(v1alpha1.KindNode) {
-		next.Nodes = maps.Clone(s.Nodes)
-	}
-	if d.About(v1alpha1.KindPod) {
-		next.Pods = maps.Clone(s.Pods)
-	}
-	if d.About(v1alpha1.KindEndpoint) {
-		next.Endpoints = maps.Clone(s.Endpoints)
-	}
-	if d.About(v1alpha1.KindEpoch) {
-		next.Epochs = maps.Clone(s.Epochs)
-	}
-	if d.About(v1alpha1.KindIdentity) {
-		next.Identities = maps.Clone(s.Identities)
-	}
-	if d.About(v1alpha1.KindEncryptionPolicy) {
-		next.EncryptionPolicies = maps.Clone(s.EncryptionPolicies)
+	cloned := map[string]bool{}
+	for _, c := range d.Changes {
+		if !cloned[c.Kind] {
+			next.room(c.Kind).clone()
+			cloned[c.Kind] = true
+		}
 	}
 	next.Apply(d)
 	return &next
@@ -152,33 +141,43 @@ func (d Delta) About(kinds ...string) bool {
 	return slices.ContainsFunc(d.Changes, func(c Change) bool { return slices.Contains(kinds, c.Kind) })
 }
 
-// set enters an object under its key, or removes what is there.
-func (s *Snapshot) set(kind, key string, o v1alpha1.Object) {
-	switch kind {
-	case v1alpha1.KindNode:
-		setIn(s.Nodes, key, o)
-	case v1alpha1.KindPod:
-		setIn(s.Pods, key, o)
-	case v1alpha1.KindEndpoint:
-		setIn(s.Endpoints, key, o)
-	case v1alpha1.KindEpoch:
-		setIn(s.Epochs, key, o)
-	case v1alpha1.KindIdentity:
-		setIn(s.Identities, key, o)
-	case v1alpha1.KindEncryptionPolicy:
-		setIn(s.EncryptionPolicies, key, o)
-	default:
-		panic(fmt.Sprintf("a snapshot has no room for a %s", kind))
-	}
+// room is where a snapshot keeps the objects of a kind.
+type room interface {
+	// set enters an object under its key, or removes what is there.
+	set(key string, o v1alpha1.Object)
+	// clone makes the map one that no other snapshot shares.
+	clone()
 }
 
-func setIn[T v1alpha1.Object](in map[string]T, key string, o v1alpha1.Object) {
+func (s *Snapshot) room(kind string) room {
+	switch kind {
+	case v1alpha1.KindNode:
+		return roomOf[*v1alpha1.Node]{&s.Nodes}
+	case v1alpha1.KindPod:
+		return roomOf[*v1alpha1.Pod]{&s.Pods}
+	case v1alpha1.KindEndpoint:
+		return roomOf[*v1alpha1.Endpoint]{&s.Endpoints}
+	case v1alpha1.KindEpoch:
+		return roomOf[*v1alpha1.Epoch]{&s.Epochs}
+	case v1alpha1.KindIdentity:
+		return roomOf[*v1alpha1.Identity]{&s.Identities}
+	case v1alpha1.KindEncryptionPolicy:
+		return roomOf[*v1alpha1.EncryptionPolicy]{&s.EncryptionPolicies}
+	}
+	panic(fmt.Sprintf("a snapshot has no room for a %s", kind))
+}
+
+type roomOf[T v1alpha1.Object] struct{ in *map[string]T }
+
+func (r roomOf[T]) set(key string, o v1alpha1.Object) {
 	if o == nil {
-		delete(in, key)
+		delete(*r.in, key)
 		return
 	}
-	in[key] = o.(T)
+	(*r.in)[key] = o.(T)
 }
+
+func (r roomOf[T]) clone() { *r.in = maps.Clone(*r.in) }
 
 // Store is where objects live.
 type Store interface {

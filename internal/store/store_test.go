@@ -242,7 +242,7 @@ func TestDocs(t *testing.T) {
 // TestRoomForEveryKind: a kind that a snapshot has no map for panics there, at the first object of a user's.
 func TestRoomForEveryKind(t *testing.T) {
 	for _, kind := range v1alpha1.Kinds() {
-		NewSnapshot().set(kind, "x", v1alpha1.New(kind))
+		NewSnapshot().room(kind).set("x", v1alpha1.New(kind))
 	}
 }
 

@@ -32,7 +32,7 @@ type Dir struct {
 	readMu  sync.Mutex
 	cache   map[string]cached // by path
 	wrong   map[string]string // paths of the listing's own errors: directories, links, unreadable files
-	aliased bool              // a sub-directory has several names: events name one of them only
+	aliased bool              // a file or sub-directory has several names: events name one of them only
 	history store.History
 
 	ownMu sync.Mutex
@@ -148,7 +148,7 @@ func (d *Dir) readAll() error {
 			changed[path] = nil
 		}
 	}
-	d.cache, d.wrong, d.aliased = cache, wrong, aliased(dirs) || linked(files)
+	d.cache, d.wrong, d.aliased = cache, wrong, aliased(dirs) || aliased(files)
 	d.history.Update(changed)
 	return nil
 }

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -43,34 +42,21 @@ type version struct {
 const settled = 2 * time.Second
 
 // list finds the files to read in dir and its sub-directories, in a stable order.
-func list(dir string) (files []file, dirs []string, errs []store.ObjectError) {
+func list(dir string) (files, dirs []file, errs []store.ObjectError) {
 	files, dirs, errs = listOne(dir)
 	for _, sub := range dirs {
-		f, _, e := listOne(sub)
+		f, _, e := listOne(sub.path)
 		files = append(files, f...)
 		errs = append(errs, e...)
 	}
 	return files, dirs, errs
 }
 
-// aliased says whether two of some directories are the same, by a link or a mount.
-func aliased(dirs []string) bool {
-	var infos []fs.FileInfo
-	for _, sub := range dirs {
-		info, err := os.Stat(sub)
-		if err != nil || slices.ContainsFunc(infos, func(other fs.FileInfo) bool { return os.SameFile(info, other) }) {
-			return true
-		}
-		infos = append(infos, info)
-	}
-	return false
-}
-
-// linked says whether two of some files are the same, by a symbolic or a hard link.
-func linked(files []file) bool {
+// aliased says whether two of some files or directories are the same one, by a link or a mount.
+func aliased(found []file) bool {
 	type inode struct{ dev, number uint64 }
-	seen := make(map[inode]bool, len(files))
-	for _, f := range files {
+	seen := make(map[inode]bool, len(found))
+	for _, f := range found {
 		v := versionOf(f.info)
 		at := inode{v.dev, v.inode}
 		if seen[at] {
@@ -82,7 +68,7 @@ func linked(files []file) bool {
 }
 
 // listOne finds the files and directories directly in dir.
-func listOne(dir string) (files []file, dirs []string, errs []store.ObjectError) {
+func listOne(dir string) (files, dirs []file, errs []store.ObjectError) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		errs = append(errs, store.ObjectError{File: dir, Msg: fmt.Sprintf("directory cannot be read: %s", reason(err))})
@@ -95,7 +81,7 @@ func listOne(dir string) (files []file, dirs []string, errs []store.ObjectError)
 		info, err := os.Stat(path) // follows links
 		switch {
 		case err == nil && info.IsDir():
-			dirs = append(dirs, path)
+			dirs = append(dirs, file{path, info})
 		case !isYAML(e.Name()):
 		case errors.Is(err, fs.ErrNotExist) && !isLink(path): // just removed
 		case errors.Is(err, fs.ErrNotExist):

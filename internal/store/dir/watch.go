@@ -225,7 +225,7 @@ func (w *watch) cover() bool {
 	_, dirs, _ := listOne(w.dir.path)
 	ok := true
 	for _, sub := range dirs {
-		if err := w.notify.Add(sub); err != nil {
+		if err := w.notify.Add(sub.path); err != nil {
 			ok = false
 		}
 	}

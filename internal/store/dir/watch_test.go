@@ -230,3 +230,37 @@ func TestGivenUpHalfWay(t *testing.T) {
 		}
 	}
 }
+
+// TestFileOfTwoNames has an endpoint's file under a second name elsewhere, of which no event tells.
+func TestFileOfTwoNames(t *testing.T) {
+	for name, link := range map[string]func(old, new string) error{"symbolic": os.Symlink, "hard": os.Link} {
+		t.Run(name, func(t *testing.T) {
+			path := t.TempDir()
+			d := open(t, path)
+			file := filepath.Join(path, endpointsDir, "a.yaml")
+			data, err := encode(endpoint("shop", "a", "n"))
+			for _, step := range []func() error{
+				func() error { return err },
+				func() error { _, err := d.ensureDir(endpointsDir, publicDir); return err },
+				func() error { return os.WriteFile(file, data, 0o644) },
+				d.readAll,
+			} {
+				if err := step(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !d.readSome(map[string]bool{file: true}) {
+				t.Error("a file of one name takes a listing of all")
+			}
+			if err := link(file, filepath.Join(path, "second.yaml")); err != nil {
+				t.Fatal(err)
+			}
+			if err := d.readAll(); err != nil {
+				t.Fatal(err)
+			}
+			if d.readSome(map[string]bool{file: true}) {
+				t.Error("only one name of a file was read")
+			}
+		})
+	}
+}
