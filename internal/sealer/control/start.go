@@ -147,16 +147,15 @@ func run(binary string, tap, socket, stderr *os.File) (*exec.Cmd, error) {
 
 var limits sync.Mutex
 
-// startUnlimited starts a process that may lock all of its memory, which it does before it takes
-// keys. Go reserves far more addresses than it uses, and all of them count.
+// startUnlimited starts a process that may lock all of its memory, if this one may grant that
+// (CAP_SYS_RESOURCE). Else it locks what has keys and packets in it, which takes some MB at most.
 func startUnlimited(cmd *exec.Cmd) error {
 	limits.Lock()
 	defer limits.Unlock()
 	var before unix.Rlimit
 	all := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
-	if err := unix.Prlimit(0, unix.RLIMIT_MEMLOCK, &all, &before); err != nil {
-		return fmt.Errorf("raise RLIMIT_MEMLOCK: %w", err)
+	if err := unix.Prlimit(0, unix.RLIMIT_MEMLOCK, &all, &before); err == nil {
+		defer unix.Prlimit(0, unix.RLIMIT_MEMLOCK, &before, nil) //nolint:errcheck // lowering is always allowed
 	}
-	defer unix.Prlimit(0, unix.RLIMIT_MEMLOCK, &before, nil) //nolint:errcheck // lowering is always allowed
 	return cmd.Start()
 }

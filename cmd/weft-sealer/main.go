@@ -1,0 +1,19 @@
+// Command weft-sealer seals and opens what comes in bulk, for the agent, which starts it.
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"weft.dev/weft/internal/sealer"
+	"weft.dev/weft/internal/version"
+)
+
+func main() {
+	info := version.Get()
+	if len(os.Args) > 1 {
+		fmt.Fprintf(os.Stderr, "weft-sealer %s takes no arguments: weft agent starts it\n", info.Version)
+		os.Exit(2)
+	}
+	os.Exit(sealer.Run(info.Version + " " + info.Commit))
+}

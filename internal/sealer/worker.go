@@ -1,0 +1,89 @@
+package sealer
+
+import (
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// tap is the device's descriptor, which does not block.
+type tap struct{ fd int }
+
+// writev sends one frame. RawSyscall, since it does not block: nothing has to be told to the
+// scheduler, which costs a sixth of the throughput.
+func (t tap) writev(iovs []unix.Iovec) syscall.Errno {
+	for {
+		_, _, errno := syscall.RawSyscall(unix.SYS_WRITEV, uintptr(t.fd),
+			uintptr(unsafe.Pointer(&iovs[0])), uintptr(len(iovs)))
+		if errno != unix.EINTR {
+			return errno
+		}
+	}
+}
+
+func (t tap) read(b []byte) (int, syscall.Errno) {
+	n, _, errno := syscall.RawSyscall(unix.SYS_READ, uintptr(t.fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
+	return int(n), errno
+}
+
+// worker reads the tap.
+type worker struct {
+	tap    tap
+	engine *engine
+	wake   int // an eventfd: stop was set
+	stop   atomic.Bool
+}
+
+func newWorker(tap tap, engine *engine) (*worker, error) {
+	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("make eventfd: %w", err)
+	}
+	return &worker{tap: tap, engine: engine, wake: wake}, nil
+}
+
+// end has run return after the frame that it is at.
+func (w *worker) end() {
+	w.stop.Store(true)
+	unix.Write(w.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) //nolint:errcheck // full: it was written to
+}
+
+// run works until end, or until the tap fails.
+func (w *worker) run() error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	buf, err := pages(headLen + maxIP + 1 + slack)
+	if err != nil {
+		return err
+	}
+	defer release(buf)
+	room := buf[:len(buf)-slack]
+	for !w.stop.Load() {
+		n, errno := w.tap.read(room)
+		switch errno {
+		case 0:
+			w.engine.frame(buf, n)
+		case unix.EINTR:
+		case unix.EAGAIN:
+			if err := w.wait(); err != nil {
+				return err
+			}
+		default:
+			return fmt.Errorf("read from the tap: %w", errno)
+		}
+	}
+	return nil
+}
+
+// wait blocks until there is a frame, or nothing more to do.
+func (w *worker) wait() error {
+	fds := [...]unix.PollFd{{Fd: int32(w.tap.fd), Events: unix.POLLIN}, {Fd: int32(w.wake), Events: unix.POLLIN}}
+	if _, err := unix.Poll(fds[:], -1); err != nil && err != unix.EINTR {
+		return fmt.Errorf("wait for the tap: %w", err)
+	}
+	return nil
+}
