@@ -29,7 +29,9 @@ const (
 	tcpSYN = 0x02
 	tcpRST = 0x04
 	tcpPSH = 0x08
+	tcpACK = 0x10
 	tcpURG = 0x20
+	tcpECE = 0x40
 	tcpCWR = 0x80
 )
 

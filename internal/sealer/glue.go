@@ -53,11 +53,15 @@ func (g *glue) start(m meta, p []byte) {
 	}
 }
 
+// tcpGlued are the flags that a batch can begin with. Not CWR: with classic ECN it is the first
+// segment's, with accurate ECN a part of a number, and virtio_net's header does not tell which.
+const tcpGlued = tcpACK | tcpECE
+
 func (g *glue) startTCP() {
 	t := g.p[g.th:]
 	length := int(t[12]>>4) * 4
 	g.hl, g.tcp = g.th+length, true
-	if length < tcpMin || g.hl >= g.n || t[13]&(tcpFIN|tcpSYN|tcpRST|tcpPSH|tcpURG) != 0 || !g.sumRight(g.p, protoTCP) {
+	if length < tcpMin || g.hl >= g.n || t[13]&^tcpGlued != 0 || !g.sumRight(g.p, protoTCP) {
 		return
 	}
 	g.size = g.n - g.hl
@@ -131,9 +135,8 @@ func (g *glue) sameIP6(p []byte) bool {
 
 func (g *glue) sameTCP(p []byte) bool {
 	t, u := p[g.th:g.hl], g.p[g.th:g.hl]
-	// The first may have CWR, those that follow may not, all else but FIN and PSH is the same.
 	return ne.Uint32(t) == ne.Uint32(u) && be.Uint32(t[4:]) == g.next && ne.Uint32(t[8:]) == ne.Uint32(u[8:]) &&
-		t[12] == u[12] && t[13]&^(tcpFIN|tcpPSH) == u[13]&^tcpCWR && ne.Uint16(t[14:]) == ne.Uint16(u[14:]) &&
+		t[12] == u[12] && t[13]&^(tcpFIN|tcpPSH) == u[13] && ne.Uint16(t[14:]) == ne.Uint16(u[14:]) &&
 		bytes.Equal(t[18:], u[18:]) && g.sumRight(p, protoTCP)
 }
 
@@ -182,9 +185,9 @@ func (g *glue) join() vnet {
 		v.gso, v.offset, protocol = gsoUDP, 6, protoUDP
 		be.PutUint16(t[4:], uint16(g.n-g.th))
 	case g.th == ip4Len:
-		v.gso, v.ecn = gsoTCP4, t[13]&tcpCWR != 0
+		v.gso = gsoTCP4
 	default:
-		v.gso, v.ecn = gsoTCP6, t[13]&tcpCWR != 0
+		v.gso = gsoTCP6
 	}
 	ne.PutUint16(t[v.offset:], fold(pseudo(p, protocol, g.n-g.th)))
 	return v

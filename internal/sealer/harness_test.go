@@ -217,8 +217,6 @@ func segment(p inet.Packet, h tcp, data []byte) []byte {
 	return p.IP()
 }
 
-const ack = 0x10 // the flag
-
 // text is a log that a test reads while it is written.
 type text struct {
 	mu sync.Mutex

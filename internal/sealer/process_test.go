@@ -105,7 +105,7 @@ func (s *started) ready(t *testing.T, ids ...uint32) {
 // bulk is a frame of one TCP packet that stands for n.
 func bulk(n int, seq uint64) []byte {
 	data := pattern(n * 1000)
-	v, ip := gso(segment(podPacket(false), tcp{seq: 9, ack: 7, flags: ack, window: 500}, data), 1000)
+	v, ip := gso(segment(podPacket(false), tcp{seq: 9, ack: 7, flags: tcpACK, window: 500}, data), 1000)
 	return frame(v, meta{kind: kindSeal4, count: uint8(n), sa: testSA, identity: testIdentity, seq: seq}, ip)
 }
 

@@ -62,9 +62,9 @@ func word(v uint16) uint64 {
 // pseudo is the sum of the pseudo-header of an IP packet: what a checksum field has that somebody
 // else is to finish. The destination is the header's: not right behind a routing header.
 func pseudo(ip []byte, protocol uint8, length int) uint64 {
-	addresses := ip[8:40]
+	rest := word(uint16(protocol)) + word(uint16(length))
 	if ip[0]>>4 == 4 {
-		addresses = ip[12:20]
+		return sum(ip[12:20], rest)
 	}
-	return sum(addresses, word(uint16(protocol))+word(uint16(length)))
+	return sum(ip[8:40], rest)
 }

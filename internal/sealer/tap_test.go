@@ -17,6 +17,11 @@ const tapName = "weft_sealer"
 // testTap makes the tap in a namespace as the agent does.
 func testTap(t testing.TB, ns string) *os.File {
 	t.Helper()
+	return testTapWith(t, ns, 0)
+}
+
+func testTapWith(t testing.TB, ns string, flags uint16) *os.File {
+	t.Helper()
 	var file *os.File
 	nettest.Do(t, ns, func() error {
 		fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -28,7 +33,7 @@ func testTap(t testing.TB, ns string) *os.File {
 		if err != nil {
 			return err
 		}
-		request.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+		request.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR | flags)
 		if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, request); err != nil {
 			return err
 		}
@@ -119,6 +124,9 @@ func (h *hooks) receive() []byte {
 	h.t.Helper()
 	frame := make([]byte, headLen+maxIP+1)
 	n, err := unix.Read(h.fd, frame[vnetLen-packetVnetLen:])
+	for err == unix.EINTR {
+		n, err = unix.Read(h.fd, frame[vnetLen-packetVnetLen:])
+	}
 	if err == unix.EAGAIN {
 		return nil
 	}
