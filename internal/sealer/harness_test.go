@@ -42,9 +42,9 @@ const (
 )
 
 func testKey(out bool, id uint32) control.Key {
-	key := control.Key{Out: out, SA: id, Fingerprint: 1, Salt: [4]byte{1, 2, 3, byte(id)}}
+	key := control.Key{Out: out, SA: id, Fingerprint: 1, Salt: [4]byte{1, 2, byte(id >> 8), byte(id)}}
 	for i := range key.Key {
-		key.Key[i] = byte(i) ^ byte(id)
+		key.Key[i] = byte(i) ^ byte(id) ^ byte(id>>8*3)
 	}
 	return key
 }
