@@ -3,6 +3,7 @@ package sealer
 import (
 	"bytes"
 	"net/netip"
+	"runtime"
 	"sync"
 	"syscall"
 	"testing"
@@ -234,3 +235,5 @@ func (x *text) String() string {
 	defer x.mu.Unlock()
 	return x.b.String()
 }
+
+func lockThread() { runtime.LockOSThread() }

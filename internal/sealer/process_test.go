@@ -2,7 +2,6 @@ package sealer
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,14 +9,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/netns/nettest"
 	"weft.dev/weft/internal/sealer/control"
@@ -60,19 +57,19 @@ func start(t *testing.T) *started {
 	s := &started{ns: nettest.New(t, "sealer"), path: filepath.Join(t.TempDir(), "sealer.sock"), log: &text{}}
 	s.tap = testTap(t, s.ns)
 	s.hooks = newHooks(t, s.ns, tapName)
-	s.Process = s.another(t, s.path)
+	s.Process = s.start(t, s.path, s.tap)
 	return s
 }
 
-// another starts a process on the same tap.
-func (s *started) another(t *testing.T, path string) *control.Process {
+// start starts a process on a tap.
+func (s *started) start(t *testing.T, path string, tap *os.File) *control.Process {
 	t.Helper()
 	program, err := built()
 	if err != nil {
 		t.Fatal(err)
 	}
 	p, err := control.Start(t.Context(), control.Options{
-		Binary: program, Tap: s.tap, SocketPath: path, Log: slog.New(slog.NewTextHandler(s.log, nil)),
+		Binary: program, Tap: tap, SocketPath: path, Log: slog.New(slog.NewTextHandler(s.log, nil)),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -196,93 +193,202 @@ func TestConfined(t *testing.T) {
 	}
 }
 
-// asUser runs a shell command as a user.
-func asUser(uid uint32, command string) (string, error) {
-	cmd := exec.Command("/bin/sh", "-c", command)
-	cmd.Dir = "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
-	out, err := cmd.CombinedOutput()
-	return string(out), err
-}
-
-// TestMemoryUnreadable: neither another user nor the process's own can look into it.
-func TestMemoryUnreadable(t *testing.T) {
+// TestExport: an agent that starts anew takes copies of all keys, or has another process go on with
+// them and the tap, under traffic.
+func TestExport(t *testing.T) {
 	s := start(t)
-	s.ready(t, testSA)
-	for _, uid := range []uint32{65534, control.UID} {
-		for _, file := range []string{"mem", "maps", "environ", "fd/3"} {
-			// The shell says so even where nothing would be read.
-			out, err := asUser(uid, fmt.Sprintf("exec 9< /proc/%d/%s && echo opened", s.PID(), file))
-			if err == nil || strings.Contains(out, "opened") || !strings.Contains(out, "ermission denied") {
-				t.Errorf("uid %d opens %s: %q %v", uid, file, out, err)
-			}
-		}
+	var want []control.Key
+	for id := range uint32(1500) {
+		want = append(want, testKey(id%2 == 0, id))
 	}
-	// As the same user, a process that has not protected itself can be read: the check would notice.
-	out, err := asUser(65534, "exec 9< /proc/$$/mem && echo opened")
-	if err != nil || !strings.Contains(out, "opened") {
-		t.Errorf("a process's own memory: %q %v", out, err)
+	want = append(want, testKey(true, testSA), testKey(false, testSA))
+	if err := s.Install(t.Context(), want...); err != nil {
+		t.Fatal(err)
 	}
-}
-
-// TestKilled: it is gone at once, without a core, and its clients hear of it.
-func TestKilled(t *testing.T) {
-	s := start(t)
-	s.ready(t, testSA)
-	other, err := control.Dial(t.Context(), s.path)
+	s.ready(t)
+	heir, err := control.Dial(t.Context(), s.path) // as an agent that finds the process running
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer other.Close()
-	if err := unix.Kill(s.PID(), unix.SIGKILL); err != nil {
+	defer heir.Close()
+	stop, done := make(chan bool), make(chan uint64)
+	go traffic(s.hooks, stop, done)
+	keys, tap, err := heir.Export(t.Context())
+	if err != nil {
 		t.Fatal(err)
 	}
-	<-s.Done()
-	<-other.Done()
-	var exit *exec.ExitError
-	if err := s.Wait(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).CoreDump() {
-		t.Errorf("ended with %v", err)
+	defer control.Wipe(keys)
+	defer tap.Close()
+	compareKeys(t, keys, want)
+	path := filepath.Join(t.TempDir(), "second.sock")
+	next := s.start(t, path, tap)
+	if err := errors.Join(next.Configure(t.Context(), control.Config{ESPPort: testPort}), next.Install(t.Context(), keys...)); err != nil {
+		t.Fatal(err)
 	}
-	if _, err := other.Stats(t.Context()); !errors.Is(err, control.ErrClosed) {
-		t.Errorf("stats of a dead process: %v", err)
+	if err := errors.Join(heir.Quit(t.Context()), next.Begin(t.Context())); err != nil {
+		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if _, err := control.Dial(ctx, s.path); err == nil {
-		t.Error("dialled a dead process")
+	<-heir.Done()
+	for { // until it has done something
+		stats, err := next.Stats(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if stats.Seal.Packets > 100 {
+			break
+		}
+		time.Sleep(time.Millisecond)
 	}
-	next := s.another(t, s.path)
-	held, err := next.List(t.Context())
-	if err != nil || len(held) != 0 {
-		t.Errorf("a new process holds %v, %v", held, err)
+	close(stop)
+	sent := <-done
+	seen := map[uint64]bool{}
+	for f := s.hooks.receive(); f != nil; f = s.hooks.receive() {
+		_, m, _ := split(f)
+		if m.kind != kindSealed || seen[m.seq] {
+			t.Fatalf("%+v, seen: %v", m, seen[m.seq])
+		}
+		if seen[m.seq] = true; m.seq == sent {
+			break
+		}
+	}
+	if !seen[sent] {
+		t.Errorf("%d frames, not the last one", len(seen))
 	}
 }
 
-// TestCrashLeavesNothing: a fatal signal makes no core and says nothing of memory.
-func TestCrashLeavesNothing(t *testing.T) {
-	s := start(t)
-	s.ready(t, testSA)
-	if err := unix.Kill(s.PID(), unix.SIGQUIT); err != nil { // at which Go prints all stacks and registers
-		t.Fatal(err)
-	}
-	<-s.Done()
-	var exit *exec.ExitError
-	if err := s.Wait(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).CoreDump() {
-		t.Errorf("ended with %v", err)
-	}
-	if said := s.log.String(); said != "" {
-		t.Errorf("it said: %s", said)
+// traffic sends frames of 4 packets, some hundred at most at a time, and says the last one's number.
+func traffic(h *hooks, stop <-chan bool, done chan<- uint64) {
+	seq := uint64(1)
+	for {
+		h.send(bulk(4, seq))
+		select {
+		case <-stop:
+			done <- seq
+			return
+		case <-time.After(50 * time.Microsecond):
+		}
+		seq += 4
 	}
 }
 
-// TestTerminated: SIGTERM ends it in order.
-func TestTerminated(t *testing.T) {
+func compareKeys(t *testing.T, got, want []control.Key) {
+	t.Helper()
+	sorted := func(keys []control.Key) []control.Key {
+		keys = slices.Clone(keys)
+		slices.SortFunc(keys, func(a, b control.Key) int {
+			if a.SA != b.SA {
+				return int(a.SA) - int(b.SA)
+			}
+			return int(b.Key[0]) - int(a.Key[0]) + strings.Compare(fmt.Sprint(a.Out), fmt.Sprint(b.Out))
+		})
+		return keys
+	}
+	if !slices.Equal(sorted(got), sorted(want)) {
+		t.Errorf("%d keys, not the %d that were installed", len(got), len(want))
+	}
+}
+
+// TestKeys: by whose fingerprint keys come and go.
+func TestKeys(t *testing.T) {
+	s := start(t)
+	ctx := t.Context()
+	if err := s.Begin(ctx); !errors.Is(err, control.ErrRefused) {
+		t.Errorf("begin before configure: %v", err)
+	}
+	s.ready(t, testSA)
+	key := testKey(true, testSA)
+	other := key
+	other.Fingerprint++
+	flip(&other.Key[0])
+	expect := func(what string, want ...control.Held) {
+		t.Helper()
+		held, err := s.List(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		slices.SortFunc(held, func(a, b control.Held) int { return strings.Compare(fmt.Sprint(a.Out), fmt.Sprint(b.Out)) })
+		if !slices.Equal(held, want) {
+			t.Errorf("%s: %v, want %v", what, held, want)
+		}
+	}
+	in := testKey(false, testSA)
+	expect("at first", in.Held(), key.Held())
+	s.hooks.send(bulk(2, 100))
+	if _, m, _ := split(s.hooks.receive()); m.kind != kindSealed {
+		t.Errorf("%+v", m)
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(s.Install(ctx, key))
+	s.hooks.send(bulk(2, 100))
+	if _, m, _ := split(s.hooks.receive()); m.kind != kindRefused {
+		t.Errorf("the same key forgets its numbers: %+v", m)
+	}
+	must(s.Remove(ctx, other.Held()))
+	expect("another fingerprint removed", in.Held(), key.Held())
+	must(s.Install(ctx, other))
+	expect("replaced", in.Held(), other.Held())
+	s.hooks.send(bulk(2, 100))
+	if _, m, _ := split(s.hooks.receive()); m.kind != kindSealed {
+		t.Errorf("another key has no numbers of its own: %+v", m)
+	}
+	must(s.Remove(ctx, key.Held()))
+	expect("the old fingerprint removed", in.Held(), other.Held())
+	must(s.Remove(ctx, other.Held(), in.Held()))
+	expect("removed")
+	s.hooks.send(bulk(2, 200))
+	if _, m, _ := split(s.hooks.receive()); m.kind != kindRefused || control.Reason(m.identity) != control.ReasonNoKey {
+		t.Errorf("sealed without a key: %+v", m)
+	}
+	hello, err := s.Hello(ctx)
+	if err != nil || hello.Protocol != control.Protocol || hello.PID != s.PID() || !hello.Begun || !strings.HasPrefix(hello.Build, "dev") {
+		t.Errorf("%+v, %v", hello, err)
+	}
+}
+
+// TestManyAtOnce: many clients, keys that come and go under traffic, threads and garbage: the filter
+// lets the runtime do all that it needs.
+func TestManyAtOnce(t *testing.T) {
 	s := start(t)
 	s.ready(t, testSA)
-	if err := unix.Kill(s.PID(), unix.SIGTERM); err != nil {
-		t.Fatal(err)
+	stop, done := make(chan bool), make(chan uint64)
+	go traffic(s.hooks, stop, done)
+	failed := make(chan error)
+	const clients = 12
+	for i := range clients {
+		go func() {
+			c, err := control.Dial(t.Context(), s.path)
+			if err != nil {
+				failed <- err
+				return
+			}
+			defer c.Close()
+			for n := range 30 {
+				var keys []control.Key
+				for k := range 50 {
+					key := testKey(true, uint32(i<<10|k))
+					key.Fingerprint = uint64(n)
+					keys = append(keys, key)
+				}
+				err = errors.Join(err, c.Install(t.Context(), keys...), c.Remove(t.Context(), keys[0].Held()))
+				_, e := c.List(t.Context())
+				err = errors.Join(err, e)
+			}
+			failed <- err
+		}()
 	}
-	if err := s.Wait(); err != nil {
+	for range clients {
+		if err := <-failed; err != nil {
+			t.Error(err, s.log)
+		}
+	}
+	close(stop)
+	<-done
+	if _, err := s.Stats(t.Context()); err != nil {
 		t.Error(err, s.log)
 	}
 }
