@@ -176,11 +176,6 @@ func (r *keyring) len() int {
 func (r *keyring) wipe() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := r.current.Load()
 	r.current.Store(&snapshot{out: map[uint32]*sa{}, in: map[uint32]*sa{}})
-	for _, out := range []bool{true, false} {
-		for _, s := range now.of(out) {
-			r.vault.put(s.secret)
-		}
-	}
+	r.vault.close()
 }

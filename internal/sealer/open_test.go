@@ -38,10 +38,15 @@ func wrap(ip6 bool, tos uint8, seq uint64, esp ...[]byte) []byte {
 // five are five pieces that glue.
 func five(t testing.TB, first uint64) (esp, inner [][]byte) {
 	t.Helper()
+	return fiveOf(t, first, 1000)
+}
+
+func fiveOf(t testing.TB, first uint64, size int) (esp, inner [][]byte) {
+	t.Helper()
 	for i := range 5 {
 		p := podPacket(false)
 		p.ID = uint16(i)
-		ip := segment(p, tcp{seq: uint32(1000 * i), flags: tcpACK}, pattern(1000))
+		ip := segment(p, tcp{seq: uint32(size * i), flags: tcpACK}, pattern(size))
 		piece, err := reference(testSA).Seal(first+uint64(i), ip)
 		if err != nil {
 			t.Fatal(err)

@@ -4,16 +4,18 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 const confinedCall = "WEFT_TEST_CONFINED_CALL"
 
-// calls are tried under the filter, in a process of their own. What the runtime calls, TestManyAtOnce
-// has: tests may be linked with libc, whose threads need more.
+// calls are tried under the filter, in a process of their own.
 var calls = map[string]struct {
 	allowed bool
 	do      func()
@@ -22,6 +24,8 @@ var calls = map[string]struct {
 	"map memory":                 {true, func() { unix.Mmap(-1, 0, 4096, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANON) }},
 	"signal itself":              {true, func() { unix.Tgkill(os.Getpid(), unix.Gettid(), 0) }},
 	"accept":                     {true, func() { unix.Accept4(-1, 0) }},
+	"start threads":              {true, threads},
+	"collect garbage":            {true, garbage},
 	"open a file":                {false, func() { unix.Open("/etc/passwd", unix.O_RDONLY, 0) }},
 	"make a socket":              {false, func() { unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0) }},
 	"connect":                    {false, func() { unix.Connect(-1, &unix.SockaddrUnix{Name: "x"}) }},
@@ -41,12 +45,47 @@ var calls = map[string]struct {
 	"become another user":        {false, func() { syscall.RawSyscall(unix.SYS_SETUID, 0, 0, 0) }},
 }
 
+func threads() {
+	done := make(chan bool)
+	for range 20 {
+		go func() {
+			unix.Nanosleep(&unix.Timespec{Nsec: 5e6}, nil)
+			done <- true
+		}()
+	}
+	for range 20 {
+		<-done
+	}
+}
+
+var sink []byte
+
+func garbage() {
+	for range 2000 {
+		sink = make([]byte, 1<<17)
+	}
+}
+
+// withoutLibc is this test's binary without libc, whose threads call what the program's do not.
+func withoutLibc(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "confined.test")
+	build := exec.Command("go", "test", "-c", "-o", path, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatal(err, string(out))
+	}
+	return path
+}
+
 // TestConfinedCall is TestSeccomp's other process.
 func TestConfinedCall(t *testing.T) {
 	name := os.Getenv(confinedCall)
 	if name == "" {
 		t.Skip("runs within TestSeccomp")
 	}
+	runtime.GOMAXPROCS(2) // as harden does
+	time.Sleep(time.Microsecond)
 	if err := confine(); err != nil {
 		t.Fatal(err)
 	}
@@ -57,9 +96,10 @@ func TestConfinedCall(t *testing.T) {
 
 // TestSeccomp: what the filter lets through, and that all else ends the process.
 func TestSeccomp(t *testing.T) {
+	program := withoutLibc(t)
 	for name, call := range calls {
 		t.Run(name, func(t *testing.T) {
-			cmd := exec.Command(os.Args[0], "-test.run", "^TestConfinedCall$")
+			cmd := exec.Command(program, "-test.run", "^TestConfinedCall$")
 			cmd.Env = append(os.Environ(), confinedCall+"="+name)
 			out, err := cmd.CombinedOutput()
 			if call.allowed {

@@ -49,8 +49,9 @@ const secretsPerSlab = 64
 
 // vault has room for secrets, in pages that it keeps for the next ones.
 type vault struct {
-	mu   sync.Mutex
-	free []*secret
+	mu    sync.Mutex
+	free  []*secret
+	slabs [][]byte
 }
 
 func (v *vault) get() (*secret, error) {
@@ -61,6 +62,7 @@ func (v *vault) get() (*secret, error) {
 		if err != nil {
 			return nil, err
 		}
+		v.slabs = append(v.slabs, slab)
 		for i := range secretsPerSlab {
 			v.free = append(v.free, (*secret)(unsafe.Pointer(&slab[i*int(unsafe.Sizeof(secret{}))])))
 		}
@@ -76,6 +78,16 @@ func (v *vault) put(s *secret) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.free = append(v.free, s)
+}
+
+// close wipes and gives back all of them: nobody may use any any more.
+func (v *vault) close() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, slab := range v.slabs {
+		release(slab)
+	}
+	v.free, v.slabs = nil, nil
 }
 
 var errAEAD = errors.New("crypto/cipher's AEAD has another shape than this program knows: it cannot be kept in locked memory")

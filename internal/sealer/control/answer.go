@@ -98,6 +98,7 @@ func (a *Answerer) change(h header, records []byte) error {
 	}
 	if h.op == opRemove {
 		held := a.Buffers.held[:h.count]
+		defer clear(held)
 		for i := range held {
 			held[i] = decodeHeld(records[i*size:])
 		}
@@ -105,7 +106,7 @@ func (a *Answerer) change(h header, records []byte) error {
 		return a.done(h.op, nil)
 	}
 	keys := a.Buffers.keys[:h.count]
-	defer Wipe(keys)
+	defer clear(keys)
 	for i := range keys {
 		decodeKey(records[i*size:], &keys[i])
 	}

@@ -1,0 +1,128 @@
+package sealer
+
+import (
+	"fmt"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// nowhere is an output that only counts.
+type nowhere struct{ frames int }
+
+func (n *nowhere) writev([]unix.Iovec) syscall.Errno {
+	n.frames++
+	return 0
+}
+
+// noCipher is what is left without one: a copy, as every cipher makes.
+type noCipher struct{}
+
+func (noCipher) NonceSize() int { return 12 }
+func (noCipher) Overhead() int  { return icvLen }
+
+func (noCipher) Seal(dst, _, plaintext, _ []byte) []byte {
+	n := len(dst)
+	dst = dst[:n+len(plaintext)+icvLen]
+	copy(dst[n:], plaintext)
+	return dst
+}
+
+func (noCipher) Open(dst, _, ciphertext, _ []byte) ([]byte, error) {
+	return dst[:len(dst)+len(ciphertext)-icvLen], nil
+}
+
+// repeat gives the engine one frame again and again, with fresh numbers. withCipher false: noCipher.
+type repeat struct {
+	e     *engine
+	frame []byte
+	buf   []byte
+	seq   uint64
+	opens bool
+}
+
+func (r *repeat) once() {
+	copy(r.buf, r.frame)
+	m := decodeMeta(r.buf[vnetLen:])
+	if r.opens {
+		// The same pieces again: their numbers are to be new.
+		r.e.keys.current.Load().in[m.sa].window = window{}
+	} else {
+		r.seq += uint64(m.count)
+		m.seq = r.seq
+		m.put(r.buf[vnetLen:])
+	}
+	r.e.frame(r.buf, len(r.frame))
+}
+
+func repeats(t testing.TB, row cutRow, opens, cipher bool) *repeat {
+	t.Helper()
+	e, out := testEngine(t, testSA)
+	if !cipher {
+		for _, half := range []map[uint32]*sa{e.keys.current.Load().in, e.keys.current.Load().out} {
+			half[testSA].aead = noCipher{}
+		}
+	}
+	f := row.frame(1)
+	if opens {
+		_, m, _ := split(f)
+		v, _, ip := split(give(e, out, f)[0])
+		f = frame(v, meta{kind: kindOpen, count: 1, sa: m.sa}, ip)
+	}
+	e.out = &nowhere{}
+	return &repeat{e: e, frame: f, buf: make([]byte, len(f)+slack), seq: 1000, opens: opens}
+}
+
+func speedRows() []cutRow {
+	h := tcp{seq: 1, ack: 2, flags: tcpACK, window: 3, options: timestamps(1, 2)}
+	return []cutRow{
+		{name: "TCP 64 kB", size: 1386, bytes: 44 * 1386, tcp: h},
+		{name: "TCP 64 kB, IPv6", ip6: true, size: 1366, bytes: 44 * 1366, tcp: h},
+		{name: "UDP 64 kB", udp: true, size: 1400, bytes: 44 * 1400},
+		{name: "one packet", size: 1386, bytes: 1386, tcp: h},
+	}
+}
+
+// TestAllocations: the worker makes no garbage, so nothing stops it for long.
+func TestAllocations(t *testing.T) {
+	for _, row := range speedRows() {
+		for _, opens := range []bool{false, true} {
+			r := repeats(t, row, opens, true)
+			if n := testing.AllocsPerRun(100, r.once); n != 0 {
+				t.Errorf("%s, opens %v: %v allocations a frame", row.name, opens, n)
+			}
+			if s := r.e.stats.read(); s.Seal.Packets+s.Open.Packets < 100 || s.Seal.Refused != s.Open.Refused {
+				t.Errorf("%s, opens %v: %+v", row.name, opens, s)
+			}
+		}
+	}
+	e, _ := testEngine(t, testSA)
+	e.out = &nowhere{}
+	refused := &repeat{e: e, frame: bulk(40, 1), seq: 1}
+	m := decodeMeta(refused.frame[vnetLen:])
+	m.sa++
+	m.put(refused.frame[vnetLen:])
+	refused.buf = make([]byte, len(refused.frame)+slack)
+	if n := testing.AllocsPerRun(100, refused.once); n != 0 {
+		t.Errorf("refused: %v allocations a frame", n)
+	}
+}
+
+func benchmark(b *testing.B, opens bool) {
+	for _, row := range speedRows() {
+		for _, cipher := range []bool{true, false} {
+			b.Run(fmt.Sprintf("%s, cipher %v", row.name, cipher), func(b *testing.B) {
+				r := repeats(b, row, opens, cipher)
+				b.SetBytes(int64(row.bytes))
+				b.ReportAllocs()
+				for b.Loop() {
+					r.once()
+				}
+			})
+		}
+	}
+}
+
+func BenchmarkSeal(b *testing.B) { benchmark(b, false) }
+func BenchmarkOpen(b *testing.B) { benchmark(b, true) }
