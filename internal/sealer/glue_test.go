@@ -101,7 +101,6 @@ type build struct {
 	data []byte
 	udp  bool
 	skip uint32 // of TCP's sequence, before this one
-	sum  bool   // UDP: no checksum
 }
 
 // at changes the packet of one index.

@@ -167,11 +167,6 @@ func (r *keyring) each(f func(key *control.Key) error) error {
 	return nil
 }
 
-func (r *keyring) len() int {
-	now := r.current.Load()
-	return len(now.out) + len(now.in)
-}
-
 // wipe forgets everything, once there is no worker any more.
 func (r *keyring) wipe() {
 	r.mu.Lock()

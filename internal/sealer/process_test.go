@@ -52,7 +52,7 @@ type started struct {
 	log   *text
 }
 
-func start(t *testing.T) *started {
+func start(t testing.TB) *started {
 	t.Helper()
 	s := &started{ns: nettest.New(t, "sealer"), path: filepath.Join(t.TempDir(), "sealer.sock"), log: &text{}}
 	s.tap = testTap(t, s.ns)
@@ -62,7 +62,7 @@ func start(t *testing.T) *started {
 }
 
 // start starts a process on a tap.
-func (s *started) start(t *testing.T, path string, tap *os.File) *control.Process {
+func (s *started) start(t testing.TB, path string, tap *os.File) *control.Process {
 	t.Helper()
 	program, err := built()
 	if err != nil {
@@ -83,7 +83,7 @@ func (s *started) start(t *testing.T, path string, tap *os.File) *control.Proces
 }
 
 // ready has keys and reads the tap.
-func (s *started) ready(t *testing.T, ids ...uint32) {
+func (s *started) ready(t testing.TB, ids ...uint32) {
 	t.Helper()
 	ctx := t.Context()
 	if err := s.Configure(ctx, control.Config{ESPPort: testPort}); err != nil {
