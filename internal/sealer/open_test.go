@@ -151,13 +151,13 @@ func TestOpenMixed(t *testing.T) {
 	e, out := testEngine(t, testSA, otherSA)
 	esp, want := five(t, 10)
 	for i := 3; i < 5; i++ {
-		esp[i], _ = reference(otherSA).Seal(uint64(i), want[i])
+		esp[i], _ = reference(otherSA).Seal(uint64(10+i), want[i])
 	}
 	refused, frames := refusalsOf(give(e, out, wrap(true, 0, 9, esp...)))
 	if len(refused) != 0 || len(frames) != 2 {
 		t.Fatalf("refused %v, %d frames", refused, len(frames))
 	}
-	for i, want := range []meta{{kindOpened, 3, testSA, testIdentity, 10}, {kindOpened, 2, otherSA, testIdentity, 3}} {
+	for i, want := range []meta{{kindOpened, 3, testSA, testIdentity, 10}, {kindOpened, 2, otherSA, testIdentity, 13}} {
 		if _, m, _ := split(frames[i]); m != want {
 			t.Errorf("frame %d: %+v, want %+v", i, m, want)
 		}
@@ -339,5 +339,24 @@ func TestHiddenLength(t *testing.T) {
 	_, frames := refusalsOf(give(e, out, wrap(false, 0, 0, sealText(t, testSA, 5, text))))
 	if len(frames) != 1 || !bytes.Equal(frames[0][headLen:], inner) {
 		t.Errorf("% x", frames)
+	}
+}
+
+// TestAllPadding: a text that is a trailer and nothing else.
+func TestAllPadding(t *testing.T) {
+	for pad := range 64 {
+		text := make([]byte, 0, 66)
+		for i := range pad {
+			text = append(text, byte(i+1))
+		}
+		text = append(text, byte(pad), nextIP4)
+		if len(text)%4 != 0 || len(text) < minText {
+			continue
+		}
+		e, out := testEngine(t, testSA)
+		refused, _ := refusalsOf(give(e, out, wrap(false, 0, 0, sealText(t, testSA, 5, text))))
+		if want := []refusal{{testSA, control.ReasonMalformed, 1}}; !slices.Equal(refused, want) {
+			t.Errorf("padding of %d bytes: refused %v", pad, refused)
+		}
 	}
 }

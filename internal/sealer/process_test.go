@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"weft.dev/weft/internal/netns/nettest"
 	"weft.dev/weft/internal/sealer/control"
 )
@@ -193,69 +195,6 @@ func TestConfined(t *testing.T) {
 	}
 }
 
-// TestExport: an agent that starts anew takes copies of all keys, or has another process go on with
-// them and the tap, under traffic.
-func TestExport(t *testing.T) {
-	s := start(t)
-	var want []control.Key
-	for id := range uint32(1500) {
-		want = append(want, testKey(id%2 == 0, id))
-	}
-	want = append(want, testKey(true, testSA), testKey(false, testSA))
-	if err := s.Install(t.Context(), want...); err != nil {
-		t.Fatal(err)
-	}
-	s.ready(t)
-	heir, err := control.Dial(t.Context(), s.path) // as an agent that finds the process running
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer heir.Close()
-	stop, done := make(chan bool), make(chan uint64)
-	go traffic(s.hooks, stop, done)
-	keys, tap, err := heir.Export(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer control.Wipe(keys)
-	defer tap.Close()
-	compareKeys(t, keys, want)
-	path := filepath.Join(t.TempDir(), "second.sock")
-	next := s.start(t, path, tap)
-	if err := errors.Join(next.Configure(t.Context(), control.Config{ESPPort: testPort}), next.Install(t.Context(), keys...)); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(heir.Quit(t.Context()), next.Begin(t.Context())); err != nil {
-		t.Fatal(err)
-	}
-	<-heir.Done()
-	for { // until it has done something
-		stats, err := next.Stats(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if stats.Seal.Packets > 100 {
-			break
-		}
-		time.Sleep(time.Millisecond)
-	}
-	close(stop)
-	sent := <-done
-	seen := map[uint64]bool{}
-	for f := s.hooks.receive(); f != nil; f = s.hooks.receive() {
-		_, m, _ := split(f)
-		if m.kind != kindSealed || seen[m.seq] {
-			t.Fatalf("%+v, seen: %v", m, seen[m.seq])
-		}
-		if seen[m.seq] = true; m.seq == sent {
-			break
-		}
-	}
-	if !seen[sent] {
-		t.Errorf("%d frames, not the last one", len(seen))
-	}
-}
-
 // traffic sends frames of 4 packets, some hundred at most at a time, and says the last one's number.
 func traffic(h *hooks, stop <-chan bool, done chan<- uint64) {
 	seq := uint64(1)
@@ -268,23 +207,6 @@ func traffic(h *hooks, stop <-chan bool, done chan<- uint64) {
 		case <-time.After(50 * time.Microsecond):
 		}
 		seq += 4
-	}
-}
-
-func compareKeys(t *testing.T, got, want []control.Key) {
-	t.Helper()
-	sorted := func(keys []control.Key) []control.Key {
-		keys = slices.Clone(keys)
-		slices.SortFunc(keys, func(a, b control.Key) int {
-			if a.SA != b.SA {
-				return int(a.SA) - int(b.SA)
-			}
-			return int(b.Key[0]) - int(a.Key[0]) + strings.Compare(fmt.Sprint(a.Out), fmt.Sprint(b.Out))
-		})
-		return keys
-	}
-	if !slices.Equal(sorted(got), sorted(want)) {
-		t.Errorf("%d keys, not the %d that were installed", len(got), len(want))
 	}
 }
 
@@ -390,5 +312,26 @@ func TestManyAtOnce(t *testing.T) {
 	<-done
 	if _, err := s.Stats(t.Context()); err != nil {
 		t.Error(err, s.log)
+	}
+}
+
+// TestTapGone: without its device the process ends, and says why.
+func TestTapGone(t *testing.T) {
+	s := start(t)
+	s.ready(t, testSA)
+	nettest.Do(t, s.ns, func() error {
+		link, err := netlink.LinkByName(tapName)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkDel(link)
+	})
+	<-s.Done()
+	var exit *exec.ExitError
+	if err := s.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
+		t.Errorf("ended with %v", err)
+	}
+	for !strings.Contains(s.log.String(), "read from the tap") {
+		time.Sleep(time.Millisecond)
 	}
 }

@@ -81,8 +81,7 @@ func run(build string) error {
 	}
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT)
-	signal.Ignore(unix.SIGPIPE, unix.SIGHUP) // the agent reads what the process says, while it lives
-	time.Sleep(time.Microsecond)             // makes the runtime set up its poller, before the filter
+	time.Sleep(time.Microsecond) // makes the runtime set up its poller, before the filter
 	if err := confine(); err != nil {
 		return err
 	}

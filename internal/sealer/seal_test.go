@@ -239,6 +239,23 @@ func TestNumbersOnce(t *testing.T) {
 	}
 }
 
+// TestNumbersLost: numbers that a packet did not need are used up with it.
+func TestNumbersLost(t *testing.T) {
+	e, out := testEngine(t, testSA)
+	row := cutRow{size: 1000, bytes: 5000, tcp: tcp{flags: tcpACK}}
+	v, m, ip := split(row.frame(100))
+	m.count = 9
+	if got := inners(t, e, out, frame(v, m, ip)); len(got) != 5 {
+		t.Fatal(len(got), "packets")
+	}
+	if refused, _ := refusalsOf(give(e, out, row.frame(108))); len(refused) != 1 {
+		t.Error("number 108 is used again")
+	}
+	if got := inners(t, e, out, row.frame(109)); len(got) != 5 {
+		t.Error("number 109 is not used")
+	}
+}
+
 // TestRoundTrip: what was sealed and opened again is the packet that it was, whole.
 func TestRoundTrip(t *testing.T) {
 	for _, row := range cutRows() {
