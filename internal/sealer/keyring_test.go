@@ -39,7 +39,7 @@ func TestRemovedIsWiped(t *testing.T) {
 			}
 			select {
 			case <-done:
-				t.Error("it is gone while the worker may use it")
+				t.Fatal("it is gone while the worker may use it")
 			default:
 			}
 			if held.key != key {
