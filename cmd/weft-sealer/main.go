@@ -6,14 +6,13 @@ import (
 	"os"
 
 	"weft.dev/weft/internal/sealer"
-	"weft.dev/weft/internal/version"
+	"weft.dev/weft/internal/sealer/control"
 )
 
 func main() {
-	info := version.Get()
 	if len(os.Args) > 1 {
-		fmt.Fprintf(os.Stderr, "weft-sealer %s takes no arguments: weft agent starts it\n", info.Version)
+		fmt.Fprintf(os.Stderr, "weft-sealer %s takes no arguments: weft agent starts it\n", control.Build())
 		os.Exit(2)
 	}
-	os.Exit(sealer.Run(info.Version + " " + info.Commit))
+	os.Exit(sealer.Run())
 }

@@ -113,6 +113,9 @@ func bulk(n int, seq uint64) []byte {
 func TestProcess(t *testing.T) {
 	s := start(t)
 	s.ready(t, testSA)
+	if info, err := os.Stat(s.path); err != nil || info.Mode() != os.ModeSocket|0o600 {
+		t.Errorf("the socket: %v %v", info.Mode(), err)
+	}
 	f := bulk(40, 100)
 	s.hooks.send(f)
 	sealed := s.hooks.receive()

@@ -38,10 +38,10 @@ type process struct {
 }
 
 // Run is the whole process, until it is told to end or fails. It returns the exit code.
-func Run(build string) int {
+func Run() int {
 	says, err := mute()
 	if err == nil {
-		err = run(build)
+		err = run()
 	}
 	if err == nil {
 		return 0
@@ -67,11 +67,11 @@ func mute() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "stderr"), unix.Close(null)
 }
 
-func run(build string) error {
+func run() error {
 	if err := harden(); err != nil {
 		return err
 	}
-	p, err := newProcess(build, control.TapFD)
+	p, err := newProcess(control.TapFD)
 	if err != nil {
 		return err
 	}
@@ -103,11 +103,11 @@ func (p *process) wait(signals <-chan os.Signal, ended <-chan error) error {
 	return errors.Join(err, p.failed)
 }
 
-func newProcess(build string, fd int) (*process, error) {
+func newProcess(fd int) (*process, error) {
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, fmt.Errorf("tap: %w", err)
 	}
-	p := &process{build: build, keys: newKeyring(), tap: fd, idle: make(chan struct{}), leaving: make(chan struct{})}
+	p := &process{build: control.Build(), keys: newKeyring(), tap: fd, idle: make(chan struct{}), leaving: make(chan struct{})}
 	var err error
 	if p.engine, err = newEngine(tap{fd}, p.keys); err != nil {
 		return nil, err

@@ -35,9 +35,17 @@ func (c *Client) exchange(ctx context.Context, op Op, count int, fill func([]byt
 	if at, ok := ctx.Deadline(); ok && at.Before(deadline) {
 		deadline = at
 	}
-	stop := context.AfterFunc(ctx, func() { c.conn.SetDeadline(time.Unix(1, 0)) }) //nolint:errcheck // ends by its own deadline
-	defer stop()
-	err := c.conn.SetDeadline(deadline)
+	conn, stopped := c.conn, make(chan struct{})
+	err := conn.SetDeadline(deadline)
+	stop := context.AfterFunc(ctx, func() {
+		conn.SetDeadline(time.Unix(1, 0)) //nolint:errcheck // ends by its own deadline
+		close(stopped)
+	})
+	defer func() {
+		if !stop() {
+			<-stopped // or it would cut off the next operation
+		}
+	}()
 	if err == nil {
 		err = ctx.Err()
 	}

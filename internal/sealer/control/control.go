@@ -5,7 +5,12 @@ package control
 
 import (
 	"errors"
+	"fmt"
+	"io"
+	"strings"
 	"time"
+
+	"weft.dev/weft/internal/version"
 )
 
 // Protocol is the version of the messages. An agent replaces a process of another one.
@@ -17,6 +22,12 @@ const (
 	UID = 60979
 	GID = 60979
 )
+
+// Build is what Hello says of a process of the calling program's build.
+func Build() string {
+	info := version.Get()
+	return strings.TrimSpace(info.Version + " " + info.Commit)
+}
 
 // The descriptors that the process is started with.
 const (
@@ -45,11 +56,11 @@ func (k *Key) Wipe() {
 // Held says which key it is, without it.
 func (k *Key) Held() Held { return Held{Out: k.Out, SA: k.SA, Fingerprint: k.Fingerprint} }
 
-// String gives nothing away.
-func (k Key) String() string { return "key" }
+// Format gives nothing away, by any verb.
+func (k Key) Format(s fmt.State, _ rune) { io.WriteString(s, "key") } //nolint:errcheck // as fmt has it
 
-// GoString gives nothing away either.
-func (k Key) GoString() string { return "key" }
+// MarshalText gives nothing away either: to logs, to JSON.
+func (k Key) MarshalText() ([]byte, error) { return []byte("key"), nil }
 
 // Wipe zeroes keys.
 func Wipe(keys []Key) {
