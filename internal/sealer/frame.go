@@ -14,7 +14,8 @@ const (
 	kindRefused                 // nothing but a meta: why
 )
 
-// meta is what hooks and process tell each other about a packet, in place of its two Ethernet addresses:
+// meta is what hooks and process tell each other about a packet, in place of its two Ethernet
+// addresses:
 //
 //	kind 3 | count 8 | SA 22 | identity 22 | number, 39 | 0, 2
 type meta struct {
@@ -54,7 +55,8 @@ func decodeMeta(b []byte) meta {
 }
 
 func (m meta) put(b []byte) {
-	hi := uint64(m.kind)<<61 | uint64(m.count)<<53 | uint64(m.sa&saMask)<<31 | uint64(m.identity&saMask)<<9
+	hi := uint64(m.kind)<<61 | uint64(m.count)<<53 | uint64(m.sa&saMask)<<31 |
+		uint64(m.identity&saMask)<<9
 	be.PutUint64(b, hi|m.seq&seqMask>>30)
 	be.PutUint32(b[8:], uint32(m.seq<<2))
 }
@@ -67,7 +69,8 @@ func (m meta) spi() uint32 {
 // node and the SA of one of its SPIs.
 func saOf(node, spi uint32) uint32 { return node<<10 | spi>>28<<6 | spi>>22&63 }
 
-// vnet is the header of virtio_net (linux/virtio_net.h) that each frame begins with, in little endian.
+// vnet is the header of virtio_net (linux/virtio_net.h) that each frame begins with, in little
+// endian.
 type vnet struct {
 	unfinished bool // the checksum at start+offset has only the pseudo-header's sum yet
 	gso        uint8

@@ -86,8 +86,11 @@ func (g *glue) sumRight(p []byte, protocol uint8) bool {
 
 // takes says whether the packet continues the batch, and notes it if so.
 func (g *glue) takes(m meta, p []byte) bool {
-	if g.m.count >= maxPieces || m.sa != g.m.sa || m.identity != g.m.identity || m.seq != g.m.seq+uint64(g.m.count) ||
-		len(p) <= g.hl || len(p)-g.hl > g.size || g.n+len(p)-g.hl > maxIP {
+	if g.m.count >= maxPieces || m.sa != g.m.sa || m.identity != g.m.identity ||
+		m.seq != g.m.seq+uint64(g.m.count) {
+		return false
+	}
+	if len(p) <= g.hl || len(p)-g.hl > g.size || g.n+len(p)-g.hl > maxIP {
 		return false
 	}
 	if p[0]>>4 == 4 && !g.sameIP4(p) || p[0]>>4 == 6 && !g.sameIP6(p) {
@@ -135,15 +138,16 @@ func (g *glue) sameIP6(p []byte) bool {
 
 func (g *glue) sameTCP(p []byte) bool {
 	t, u := p[g.th:g.hl], g.p[g.th:g.hl]
-	return ne.Uint32(t) == ne.Uint32(u) && be.Uint32(t[4:]) == g.next && ne.Uint32(t[8:]) == ne.Uint32(u[8:]) &&
-		t[12] == u[12] && t[13]&^(tcpFIN|tcpPSH) == u[13] && ne.Uint16(t[14:]) == ne.Uint16(u[14:]) &&
+	return ne.Uint32(t) == ne.Uint32(u) && be.Uint32(t[4:]) == g.next &&
+		ne.Uint32(t[8:]) == ne.Uint32(u[8:]) && t[12] == u[12] &&
+		t[13]&^(tcpFIN|tcpPSH) == u[13] && ne.Uint16(t[14:]) == ne.Uint16(u[14:]) &&
 		bytes.Equal(t[18:], u[18:]) && g.sumRight(p, protoTCP)
 }
 
 func (g *glue) sameUDP(p []byte) bool {
 	t, u := p[g.th:g.hl], g.p[g.th:g.hl]
-	return ne.Uint32(t) == ne.Uint32(u) && int(be.Uint16(t[4:])) == len(p)-g.th && be.Uint16(t[6:]) != 0 &&
-		g.sumRight(p, protoUDP)
+	return ne.Uint32(t) == ne.Uint32(u) && int(be.Uint16(t[4:])) == len(p)-g.th &&
+		be.Uint16(t[6:]) != 0 && g.sumRight(p, protoUDP)
 }
 
 // flush sends the batch, if there is one.
@@ -178,7 +182,9 @@ func (g *glue) join() vnet {
 	} else {
 		be.PutUint16(p[4:], uint16(g.n-ip6Len))
 	}
-	v := vnet{unfinished: true, size: g.size, hdr: etherLen + g.hl, start: etherLen + g.th, offset: 16}
+	v := vnet{
+		unfinished: true, size: g.size, hdr: etherLen + g.hl, start: etherLen + g.th, offset: 16,
+	}
 	protocol := uint8(protoTCP)
 	switch {
 	case !g.tcp:

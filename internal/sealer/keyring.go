@@ -93,7 +93,9 @@ func (r *keyring) replace(next *snapshot, gone []*sa) {
 
 func (r *keyring) copy() *snapshot {
 	now := r.current.Load()
-	next := &snapshot{out: make(map[uint32]*sa, len(now.out)+1), in: make(map[uint32]*sa, len(now.in)+1)}
+	next := &snapshot{
+		out: make(map[uint32]*sa, len(now.out)+1), in: make(map[uint32]*sa, len(now.in)+1),
+	}
 	for _, out := range []bool{true, false} {
 		for id, s := range now.of(out) {
 			next.of(out)[id] = s

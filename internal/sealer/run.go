@@ -50,8 +50,8 @@ func Run() int {
 	return 1
 }
 
-// mute takes stderr from Go's runtime: when that crashes it prints registers and arguments, whatever
-// GOTRACEBACK says. What this program has to say goes to the file returned.
+// mute takes stderr from Go's runtime: when that crashes it prints registers and arguments,
+// whatever GOTRACEBACK says. What this program has to say goes to the file returned.
 func mute() (*os.File, error) {
 	fd, err := unix.FcntlInt(2, unix.F_DUPFD_CLOEXEC, control.SocketFD+1)
 	if err != nil {
@@ -107,7 +107,10 @@ func newProcess(fd int) (*process, error) {
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, fmt.Errorf("tap: %w", err)
 	}
-	p := &process{build: control.Build(), keys: newKeyring(), tap: fd, idle: make(chan struct{}), leaving: make(chan struct{})}
+	p := &process{
+		build: control.Build(), keys: newKeyring(), tap: fd,
+		idle: make(chan struct{}), leaving: make(chan struct{}),
+	}
 	var err error
 	if p.engine, err = newEngine(tap{fd}, p.keys); err != nil {
 		return nil, err
@@ -118,7 +121,8 @@ func newProcess(fd int) (*process, error) {
 
 // harden is what needs no filter yet.
 func harden() error {
-	os.WriteFile("/proc/self/comm", []byte(control.Program), 0) //nolint:errcheck // else it is named for its descriptor
+	// Else it is named for the descriptor that it was started by.
+	os.WriteFile("/proc/self/comm", []byte(control.Program), 0) //nolint:errcheck // a name, no more
 	debug.SetTraceback("none")
 	// One thread each for the worker and the socket. Set, so that the runtime does not look for
 	// changes of the CPU limit, which opens files.
@@ -137,7 +141,9 @@ func harden() error {
 
 // Hello implements control.Handler.
 func (p *process) Hello() control.Hello {
-	return control.Hello{Protocol: control.Protocol, PID: os.Getpid(), Build: p.build, Begun: p.begun.Load()}
+	return control.Hello{
+		Protocol: control.Protocol, PID: os.Getpid(), Build: p.build, Begun: p.begun.Load(),
+	}
 }
 
 // Configure implements control.Handler.

@@ -72,7 +72,8 @@ func (e *engine) sealFrame(s *sa, m meta, o *outer, first int) int {
 	end, i := begin, first
 	for ; i < e.cut.count && i < first+o.room(); i++ {
 		at, length := e.cut.segment(i)
-		end += e.sealPiece(s, m.spi(), m.seq+uint64(i), e.sealed[end:], e.cut.p[at:], length, o.next)
+		sealHeader(m, m.seq+uint64(i), e.sealed[end:])
+		end += e.sealPiece(s, m.seq+uint64(i), e.sealed[end:], e.cut.p[at:], length, o.next)
 	}
 	m.kind, m.count, m.seq = kindSealed, uint8(i-first), m.seq+uint64(first)
 	e.sealHead(m, o, end-begin)
@@ -81,17 +82,21 @@ func (e *engine) sealFrame(s *sa, m meta, o *outer, first int) int {
 	return i
 }
 
-// sealPiece seals the packet that text begins with behind a new ESP header. The trailer needs up
+// sealHeader writes an ESP header.
+func sealHeader(m meta, seq uint64, esp []byte) {
+	be.PutUint32(esp, m.spi())
+	be.PutUint32(esp[4:], uint32(seq))
+	be.PutUint64(esp[8:], seq)
+}
+
+// sealPiece seals the packet that text begins with behind its ESP header. The trailer needs up
 // to 5 bytes behind the packet: those are the next segment's, so they are put back.
-func (e *engine) sealPiece(s *sa, spi uint32, seq uint64, esp, text []byte, length int, next uint8) int {
+func (e *engine) sealPiece(s *sa, seq uint64, esp, text []byte, length int, next uint8) int {
 	pad := -(length + 2) & 3
 	behind := text[length : length+8]
 	saved := ne.Uint64(behind)
 	be.PutUint32(behind, 0x01020300) // RFC 4303 section 2.4
 	behind[pad], behind[pad+1] = byte(pad), next
-	be.PutUint32(esp, spi)
-	be.PutUint32(esp[4:], uint32(seq))
-	be.PutUint64(esp[8:], seq)
 	e.bind(s, esp, seq)
 	s.window.use(seq)
 	sealed := s.aead.Seal(esp[espLen:espLen], e.nonce[:], text[:length+pad+2], e.aad[:])

@@ -31,18 +31,20 @@ const (
 
 // conditional are the calls that are allowed with some arguments only.
 func conditional() []seccomp.NameWithConditions {
-	is := func(arg uint32, op seccomp.Operation, value uint64) seccomp.Condition {
-		return seccomp.Condition{Argument: arg, Operation: op, Value: value}
+	type call = seccomp.NameWithConditions
+	with := func(name string, arg uint32, op seccomp.Operation, value uint64) call {
+		return call{Name: name, Conditions: seccomp.ArgumentConditions{
+			{Argument: arg, Operation: op, Value: value},
+		}}
 	}
-	return []seccomp.NameWithConditions{
-		{Name: "mmap", Conditions: seccomp.ArgumentConditions{is(2, seccomp.BitsNotSet, unix.PROT_EXEC)}},
-		{Name: "clone", Conditions: seccomp.ArgumentConditions{is(0, seccomp.Equal, cloneThread)}},
-		{Name: "clone", Conditions: seccomp.ArgumentConditions{is(0, seccomp.Equal, cloneThread|unix.CLONE_SETTLS)}},
-		{Name: "prctl", Conditions: seccomp.ArgumentConditions{is(0, seccomp.Equal, prSetVMA)}},
-		// to itself: the runtime preempts its threads so
-		{Name: "tgkill", Conditions: seccomp.ArgumentConditions{is(0, seccomp.Equal, uint64(os.Getpid()))}},
-		{Name: "getsockopt", Conditions: seccomp.ArgumentConditions{is(1, seccomp.Equal, unix.SOL_SOCKET)}},
-		{Name: "setsockopt", Conditions: seccomp.ArgumentConditions{is(1, seccomp.Equal, unix.SOL_SOCKET)}},
+	return []call{
+		with("mmap", 2, seccomp.BitsNotSet, unix.PROT_EXEC),
+		with("clone", 0, seccomp.Equal, cloneThread),
+		with("clone", 0, seccomp.Equal, cloneThread|unix.CLONE_SETTLS), // on x86
+		with("prctl", 0, seccomp.Equal, prSetVMA),
+		with("tgkill", 0, seccomp.Equal, uint64(os.Getpid())), // to preempt its threads
+		with("getsockopt", 1, seccomp.Equal, unix.SOL_SOCKET),
+		with("setsockopt", 1, seccomp.Equal, unix.SOL_SOCKET),
 	}
 }
 

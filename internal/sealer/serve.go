@@ -60,8 +60,9 @@ func (s *server) admit(fd int) bool {
 	if err != nil || cred.Uid != 0 {
 		return false
 	}
+	timeout := unix.Timeval{Sec: sendTimeout}
 	return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1) == nil &&
-		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: sendTimeout}) == nil
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout) == nil
 }
 
 // converse answers one peer until it leaves or says what is no request.
@@ -85,8 +86,8 @@ func (s *server) converse(fd int) {
 		if err == unix.EINTR {
 			continue
 		}
-		if err != nil || n == 0 || flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || !fromRoot(oob[:oobn]) ||
-			a.Answer(buf[:n]) != nil {
+		whole := flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) == 0
+		if err != nil || n == 0 || !whole || !fromRoot(oob[:oobn]) || a.Answer(buf[:n]) != nil {
 			return
 		}
 	}

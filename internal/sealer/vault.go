@@ -18,7 +18,8 @@ import (
 func pages(size int) ([]byte, error) {
 	page := unix.Getpagesize()
 	size = (size + page - 1) / page * page
-	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, fmt.Errorf("allocate memory for secrets: %w", err)
 	}
@@ -26,7 +27,10 @@ func pages(size int) ([]byte, error) {
 	if err != nil {
 		err = fmt.Errorf("lock memory for secrets (raise RLIMIT_MEMLOCK): %w", err)
 	}
-	if err = errors.Join(err, unix.Madvise(b, unix.MADV_DONTDUMP), unix.Madvise(b, unix.MADV_WIPEONFORK)); err != nil {
+	for _, advice := range []int{unix.MADV_DONTDUMP, unix.MADV_WIPEONFORK} {
+		err = errors.Join(err, unix.Madvise(b, advice))
+	}
+	if err != nil {
 		unix.Munmap(b) //nolint:errcheck // nothing is in it
 		return nil, err
 	}
@@ -58,13 +62,14 @@ func (v *vault) get() (*secret, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if len(v.free) == 0 {
-		slab, err := pages(secretsPerSlab * int(unsafe.Sizeof(secret{})))
+		const size = int(unsafe.Sizeof(secret{}))
+		slab, err := pages(secretsPerSlab * size)
 		if err != nil {
 			return nil, err
 		}
 		v.slabs = append(v.slabs, slab)
 		for i := range secretsPerSlab {
-			v.free = append(v.free, (*secret)(unsafe.Pointer(&slab[i*int(unsafe.Sizeof(secret{}))])))
+			v.free = append(v.free, (*secret)(unsafe.Pointer(&slab[i*size])))
 		}
 	}
 	s := v.free[len(v.free)-1]
@@ -90,13 +95,15 @@ func (v *vault) close() {
 	v.free, v.slabs = nil, nil
 }
 
-var errAEAD = errors.New("crypto/cipher's AEAD has another shape than this program knows: it cannot be kept in locked memory")
+var errAEAD = errors.New("crypto/cipher's AEAD has another shape than this program knows: " +
+	"it cannot be kept in locked memory")
 
 // moveAEAD takes an AEAD out of Go's heap: its struct goes to b, where it works as before, and is
 // zeroed where it was. Nothing of it may point anywhere, since the collector does not look here.
 func moveAEAD(aead cipher.AEAD, b []byte) (cipher.AEAD, error) {
 	v := reflect.ValueOf(aead)
-	if v.Kind() != reflect.Pointer || !flat(v.Type().Elem()) || v.Type().Elem().Size() > uintptr(len(b)) {
+	if v.Kind() != reflect.Pointer || !flat(v.Type().Elem()) ||
+		v.Type().Elem().Size() > uintptr(len(b)) {
 		return nil, errAEAD
 	}
 	size := v.Type().Elem().Size()

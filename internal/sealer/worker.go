@@ -26,7 +26,8 @@ func (t tap) writev(iovs []unix.Iovec) syscall.Errno {
 }
 
 func (t tap) read(b []byte) (int, syscall.Errno) {
-	n, _, errno := syscall.RawSyscall(unix.SYS_READ, uintptr(t.fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
+	n, _, errno := syscall.RawSyscall(unix.SYS_READ, uintptr(t.fd),
+		uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
 	return int(n), errno
 }
 
@@ -81,7 +82,9 @@ func (w *worker) run() error {
 
 // wait blocks until there is a frame, or nothing more to do.
 func (w *worker) wait() error {
-	fds := [...]unix.PollFd{{Fd: int32(w.tap.fd), Events: unix.POLLIN}, {Fd: int32(w.wake), Events: unix.POLLIN}}
+	fds := [...]unix.PollFd{
+		{Fd: int32(w.tap.fd), Events: unix.POLLIN}, {Fd: int32(w.wake), Events: unix.POLLIN},
+	}
 	if _, err := unix.Poll(fds[:], -1); err != nil && err != unix.EINTR {
 		return fmt.Errorf("wait for the tap: %w", err)
 	}

@@ -37,7 +37,7 @@ const NoFD = -1
 // Answerer answers the requests of one connection.
 type Answerer struct {
 	Handler Handler
-	// Send sends one message of the answer, with a descriptor or NoFD. It does not keep the message.
+	// Send sends one message of the answer, with a descriptor or NoFD, and does not keep it.
 	Send func(message []byte, fd int) error
 
 	Buffers *Buffers
@@ -70,7 +70,9 @@ func (a *Answerer) Answer(request []byte) error {
 		stats := a.Handler.Stats()
 		return a.reply(h.op, appendStats(a.begin(), &stats), 1, false, NoFD)
 	case opList:
-		return a.each(h.op, heldPerMessage, NoFD, func(b []byte, key *Key) []byte { return appendHeld(b, key.Held()) })
+		return a.each(h.op, heldPerMessage, NoFD, func(b []byte, key *Key) []byte {
+			return appendHeld(b, key.Held())
+		})
 	case opExport:
 		return a.each(h.op, keysPerMessage, a.Handler.Tap(), appendKey)
 	case opBegin:

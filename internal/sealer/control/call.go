@@ -78,7 +78,8 @@ func (c *Client) send(op Op, count int, fill func([]byte) []byte) error {
 	return err
 }
 
-func (c *Client) receive(op Op, take func(payload []byte, count int) error) (file *os.File, err error) {
+func (c *Client) receive(op Op, take func(payload []byte, count int) error) (file *os.File,
+	err error) {
 	oob := make([]byte, unix.CmsgSpace(4))
 	for {
 		n, oobn, flags, _, err := c.conn.ReadMsgUnix(c.buf, oob)

@@ -51,7 +51,8 @@ func newClient(conn *net.UnixConn, uid uint32) (*Client, error) {
 	cred, pidfd, err := peer(conn)
 	if err == nil && cred.Uid != uid {
 		unix.Close(pidfd) //nolint:errcheck // nothing was written to it
-		err = fmt.Errorf("dial weft-sealer: pid %d has uid %d, not %d: %w", cred.Pid, cred.Uid, uid, ErrStranger)
+		err = fmt.Errorf("dial weft-sealer: pid %d has uid %d, not %d: %w", cred.Pid, cred.Uid, uid,
+			ErrStranger)
 	}
 	if err != nil {
 		conn.Close() //nolint:errcheck // nothing was written to it
@@ -74,7 +75,8 @@ func peer(conn *net.UnixConn) (cred *unix.Ucred, pidfd int, err error) {
 	}
 	var failed error
 	err = raw.Control(func(fd uintptr) {
-		if cred, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); failed == nil {
+		cred, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if failed == nil {
 			pidfd, failed = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD)
 		}
 	})
@@ -114,7 +116,9 @@ func (c *Client) Kill() error {
 		return fmt.Errorf("kill weft-sealer: %w", err)
 	}
 	var failed error
-	err = raw.Control(func(fd uintptr) { failed = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) })
+	err = raw.Control(func(fd uintptr) {
+		failed = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0)
+	})
 	if err == nil && failed != nil && failed != unix.ESRCH {
 		return fmt.Errorf("kill weft-sealer: %w", failed)
 	}
@@ -150,7 +154,9 @@ func (c *Client) Hello(ctx context.Context) (Hello, error) {
 
 // Configure sets what is not a key.
 func (c *Client) Configure(ctx context.Context, config Config) error {
-	return c.call(ctx, opConfigure, 1, func(b []byte) []byte { return appendConfig(b, config) }, nil)
+	return c.call(ctx, opConfigure, 1, func(b []byte) []byte {
+		return appendConfig(b, config)
+	}, nil)
 }
 
 // Install gives the process keys. A key that it has (same fingerprint) changes nothing, another

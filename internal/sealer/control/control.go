@@ -31,8 +31,9 @@ func Build() string {
 
 // The descriptors that the process is started with.
 const (
-	TapFD    = 3 // IFF_TAP|IFF_NO_PI|IFF_VNET_HDR
-	SocketFD = 4 // unix, SOCK_SEQPACKET, bound; the process itself listens, so that its peers see its credentials
+	TapFD = 3 // IFF_TAP|IFF_NO_PI|IFF_VNET_HDR
+	// unix, SOCK_SEQPACKET, bound. The process itself listens: so its peers see its credentials.
+	SocketFD = 4
 )
 
 // MaxSA is one more than the largest SA id: node in 12 bits, epoch in 4, lane in 6.
@@ -57,7 +58,9 @@ func (k *Key) Wipe() {
 func (k *Key) Held() Held { return Held{Out: k.Out, SA: k.SA, Fingerprint: k.Fingerprint} }
 
 // Format gives nothing away, by any verb.
-func (k Key) Format(s fmt.State, _ rune) { io.WriteString(s, "key") } //nolint:errcheck // as fmt has it
+func (k Key) Format(s fmt.State, _ rune) {
+	io.WriteString(s, "key") //nolint:errcheck // as fmt has it
+}
 
 // MarshalText gives nothing away either: to logs, to JSON.
 func (k Key) MarshalText() ([]byte, error) { return []byte("key"), nil }
@@ -98,12 +101,14 @@ const (
 	ReasonMalformed                    // lengths, trailer or inner packet are wrong
 	ReasonAuth                         // wrong tag: forged, corrupted, or of another key
 	ReasonReplayed                     // the number was there already, or is older than the window
-	ReasonSealFailed                   // cannot be cut: more segments than numbers, odd checksum bounds
-	ReasonECN                          // congestion was marked on what cannot carry the mark (RFC 6040)
+	ReasonSealFailed                   // cannot be cut or summed, or numbers were used
+	ReasonECN                          // congestion marked on what cannot carry it (RFC 6040)
 	reasons
 )
 
-var reasonNames = [reasons]string{"", "no_key", "malformed", "auth", "replayed", "seal_failed", "ecn"}
+var reasonNames = [reasons]string{
+	"", "no_key", "malformed", "auth", "replayed", "seal_failed", "ecn",
+}
 
 // String is the reason's name in logs and metrics.
 func (r Reason) String() string {

@@ -32,7 +32,9 @@ const (
 	ops
 )
 
-var opNames = [ops]string{"", "hello", "configure", "install", "remove", "list", "export", "begin", "stats", "quit"}
+var opNames = [ops]string{
+	"", "hello", "configure", "install", "remove", "list", "export", "begin", "stats", "quit",
+}
 
 // String is the operation's name in errors.
 func (o Op) String() string {
@@ -84,7 +86,8 @@ func decodeHeader(b []byte) (header, []byte, error) {
 		return header{}, nil, errLength
 	}
 	h := header{op: Op(b[0]), status: b[1], more: b[2] == 1, count: int(be.Uint32(b[4:]))}
-	if b[2] > 1 || b[3] != 0 || h.status > statusRefused || h.op == 0 || h.op >= ops || h.count > maxMessage {
+	if b[2] > 1 || b[3] != 0 || h.status > statusRefused || h.op == 0 || h.op >= ops ||
+		h.count > maxMessage {
 		return header{}, nil, fmt.Errorf("message with an unknown header % x", b[:headerLen])
 	}
 	return h, b[headerLen:], nil
@@ -135,7 +138,8 @@ func decodeHello(b []byte) (Hello, error) {
 		return Hello{}, errLength
 	}
 	return Hello{
-		Protocol: be.Uint32(b), PID: int(be.Uint32(b[4:])), Begun: b[8] == 1, Build: string(b[helloLen:]),
+		Protocol: be.Uint32(b), PID: int(be.Uint32(b[4:])), Begun: b[8] == 1,
+		Build: string(b[helloLen:]),
 	}, nil
 }
 

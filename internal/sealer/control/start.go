@@ -155,7 +155,7 @@ func startUnlimited(cmd *exec.Cmd) error {
 	var before unix.Rlimit
 	all := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
 	if err := unix.Prlimit(0, unix.RLIMIT_MEMLOCK, &all, &before); err == nil {
-		defer unix.Prlimit(0, unix.RLIMIT_MEMLOCK, &before, nil) //nolint:errcheck // lowering is always allowed
+		defer unix.Prlimit(0, unix.RLIMIT_MEMLOCK, &before, nil) //nolint:errcheck // lower: allowed
 	}
 	return cmd.Start()
 }
