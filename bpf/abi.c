@@ -3,6 +3,7 @@
  * programs, for internal/gen to turn into Go. */
 #include "lib/structs.h"
 #include "lib/sa.h"
+#include "lib/sealer_structs.h"
 
 #define ABI(kind, name) const kind name *weft_abi_##name __attribute__((used))
 
@@ -18,6 +19,7 @@ ABI(struct, weft_sa_out);
 ABI(struct, weft_sa_in);
 ABI(struct, weft_sa_used_key);
 ABI(struct, weft_vm);
+ABI(struct, weft_sealer_state);
 ABI(struct, weft_key4);
 ABI(struct, weft_key6);
 ABI(struct, weft_flow);
@@ -40,6 +42,8 @@ ABI(enum, weft_flow_state);
 ABI(enum, weft_event_type);
 ABI(enum, weft_step);
 ABI(enum, weft_engine);
+ABI(enum, weft_sealer_kind);
+ABI(enum, weft_sealer_refusal);
 ABI(enum, weft_sa_state);
 ABI(enum, weft_identity);
 ABI(enum, weft_tag);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* from_host: the far end of the segmentation veth. Every frame here is one packet with its checksum in place
- * and the decision of the hook that sent it; it is sealed and leaves by the uplink. TC only. */
+ * and the decision of the hook that sent it: it is sealed and leaves by the uplink, or, ESP itself, is given
+ * back to from_wire. TC only. */
 #include "lib/forward.h"
 
 /* Whose packet it was, for the counters and the event: the agent finds the missing key's node by it. A frame
@@ -23,10 +24,16 @@ int weft_from_host(weft_ctx *ctx)
 	const struct weft_config *cfg = config();
 	__u32 node, identity;
 	int reason, act;
+	__be32 magic;
 
 	if (!cfg || !weft_sealing)
 		return CTX_DROP;
-	if (!segment_receive(ctx, &node, &identity))
+	magic = segment_receive(ctx, &node, &identity);
+	if (magic == SEGMENT_OPEN) {
+		act = segment_reopen(ctx, node);
+		return act == CTX_DROP ? refuse(ctx, cfg, &p, REASON_NO_NEXT_HOP) : act;
+	}
+	if (magic != SEGMENT_SEAL)
 		return refuse(ctx, cfg, &p, REASON_INTERNAL);
 	reason = seal(ctx, cfg, node, identity);
 	if (reason)

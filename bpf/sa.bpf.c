@@ -227,6 +227,36 @@ int weft_sa_state(struct sa_request *r)
 	return 0;
 }
 
+/* Says whether the sealer holds an entry's key. */
+SEC("syscall")
+int weft_sa_sealer(struct sa_request *r)
+{
+	__u32 id = r->id, holds = r->state;
+	struct weft_sa_out *sa_out;
+	struct weft_sa_in *sa_in;
+
+	r->result = -ENOENT;
+	if (r->out) {
+		sa_out = bpf_map_lookup_elem(&weft_sa_out, &id);
+		if (!sa_out)
+			return 0;
+		r->result = -ESTALE;
+		if (sa_out->fingerprint != r->fingerprint || (holds && sa_out->engine != ENGINE_USER))
+			return 0;
+		sa_out->sealer = holds;
+	} else {
+		sa_in = bpf_map_lookup_elem(&weft_sa_in, &id);
+		if (!sa_in)
+			return 0;
+		r->result = -ESTALE;
+		if (sa_in->fingerprint != r->fingerprint)
+			return 0;
+		sa_in->sealer = holds;
+	}
+	r->result = 0;
+	return 0;
+}
+
 /* Moves the end of keys that are in use: never back, and never of keys that have ended. Packets on other CPUs
  * see the old end or the new one. */
 ALWAYS_INLINE int extend(struct sa_request *r, __u32 state, __u64 fingerprint, __u64 *expires_ns)

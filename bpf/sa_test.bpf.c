@@ -127,7 +127,7 @@ int weft_test_take(weft_ctx *ctx)
 		return 99;
 	id = h->id;
 	sa = bpf_map_lookup_elem(&weft_sa_out, &id);
-	return test_number(ctx, &seq, sa_take(sa, &seq));
+	return test_number(ctx, &seq, sa_take(sa, 1, &seq));
 }
 
 SEC(WEFT_SEC)
@@ -156,7 +156,7 @@ int weft_test_commit(weft_ctx *ctx)
 		return 99;
 	id = h->id;
 	sa = bpf_map_lookup_elem(&weft_sa_in, &id);
-	return sa ? sa_commit(sa, h->iv, h->len) : REASON_ESP_UNKNOWN_SA;
+	return sa ? sa_commit(sa, h->iv, h->aad_len ?: 1, h->len) : REASON_ESP_UNKNOWN_SA;
 }
 
 /* The parts, to measure them by themselves. */

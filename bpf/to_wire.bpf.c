@@ -91,7 +91,7 @@ ALWAYS_INLINE int must_divert(weft_ctx *ctx, const struct weft_config *cfg, stru
 		reason = REASON_NO_KEY;
 	else if (!reason && p->l3_size > peer->mtu)
 		reason = REASON_TOO_BIG;
-	*act = reason ? drop(cfg, p, reason) : segment_send(ctx, cfg, r->node, identity);
+	*act = reason ? drop(cfg, p, reason) : to_be_cut(ctx, cfg, p, r->node, identity);
 	return 1;
 }
 

@@ -49,10 +49,11 @@ ALWAYS_INLINE void *ctx_end(weft_ctx *ctx) { return (void *)(long)ctx->data_end;
 
 #ifdef WEFT_XDP
 
-#define WEFT_SEC   "xdp"
-#define CTX_PASS   XDP_PASS
-#define CTX_DROP   XDP_DROP
-#define CTX_IS_XDP 1
+#define WEFT_SEC     "xdp"
+#define CTX_PASS     XDP_PASS
+#define CTX_DROP     XDP_DROP
+#define CTX_REDIRECT XDP_REDIRECT
+#define CTX_IS_XDP   1
 
 ALWAYS_INLINE __u32 ctx_len(weft_ctx *ctx)
 {
@@ -151,6 +152,7 @@ ALWAYS_INLINE int ctx_set_hop_limit(weft_ctx *ctx, __u8 *field, __u8 value)
 /* TC_ACT_UNSPEC is tcx's "next": programs of others on the same hook still run. */
 #define CTX_PASS		       TC_ACT_UNSPEC
 #define CTX_DROP		       TC_ACT_SHOT
+#define CTX_REDIRECT		       TC_ACT_REDIRECT
 #define CTX_IS_XDP		       0
 
 ALWAYS_INLINE __u32 ctx_len(weft_ctx *ctx) { return ctx->len; }

@@ -2,11 +2,13 @@
 #ifndef WEFT_OPEN_H
 #define WEFT_OPEN_H
 
-#include "esp.h"
+#include "sealer.h"
+#include "segment.h"
 
 /* Opening. Nothing of the packet is believed, and no state changes, before its tag has been verified. */
 
-#define OPEN_NOT_ESP (-1) /* for the host's stack: other UDP, or the agent's own (non-ESP marker) */
+#define OPEN_NOT_ESP   (-1) /* for the host's stack: other UDP, or the agent's own (non-ESP marker) */
+#define OPEN_ELSEWHERE (-2) /* redirected to who opens it */
 
 /* Reads the outer headers. Returns 1 for a packet to this node's ESP port, 0 for others, and fills o
  * and the addresses in p. Outer IPv4 options and IPv6 extension headers are not for us: no peer sends them. */
@@ -71,6 +73,15 @@ ALWAYS_INLINE int open_outer(weft_ctx *ctx, const struct weft_config *cfg, struc
 	return 1;
 }
 
+/* Several ESP packets in one, as GRO merges them or a virtual machine sends them: each has a number and a tag
+ * of its own, and one frame can become one packet only. Returns a drop reason. */
+ALWAYS_INLINE int open_merged(weft_ctx *ctx, struct weft_job *o)
+{
+	if (o->fragment || ctx_load(ctx, o->at + UDP_LEN, &o->esp, sizeof(o->esp)))
+		return REASON_ESP_MALFORMED;
+	return REASON_NONE;
+}
+
 /* The SPI and what follows. Returns OPEN_NOT_ESP for what the agent receives: RFC 3948 section 2.2's marker,
  * and its keep-alives of one byte. */
 ALWAYS_INLINE int open_esp(weft_ctx *ctx, struct weft_job *o)
@@ -83,9 +94,8 @@ ALWAYS_INLINE int open_esp(weft_ctx *ctx, struct weft_job *o)
 		return REASON_ESP_MALFORMED;
 	if (!o->esp.spi)
 		return OPEN_NOT_ESP;
-	/* Each has a number and a tag of its own, and one frame can become one packet only. */
 	if (ctx_segment(ctx))
-		return REASON_ESP_MERGED;
+		return open_merged(ctx, o);
 	if (o->fragment)
 		return REASON_ESP_FRAGMENT;
 	if (o->udp < UDP_LEN + ESP_HEAD_LEN + ESP_TEXT_MIN + ESP_ICV_LEN || (o->udp & 3) ||
@@ -93,6 +103,44 @@ ALWAYS_INLINE int open_esp(weft_ctx *ctx, struct weft_job *o)
 	    ctx_load(ctx, at, &o->esp, sizeof(o->esp)))
 		return REASON_ESP_MALFORMED;
 	return REASON_NONE;
+}
+
+/* Whether others than this hook open it: the sealer, or this hook again, once the segmentation veth has cut it.
+ * Returns 0 if it is this hook's, OPEN_ELSEWHERE or a drop reason. A merged one may begin with a stranger's, so
+ * its first says nothing of the rest. */
+ALWAYS_INLINE int open_elsewhere(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p,
+				 struct weft_job *job)
+{
+#ifndef WEFT_XDP
+	struct weft_sealer_say say = {.kind = SEALER_OPEN, .count = 1, .id = job->id};
+	__u32 merged = ctx_segment(ctx), port = bpf_ntohs(p->sport);
+	struct weft_sa_in *sa;
+	int reason, act;
+
+	if (!merged && (!cfg->sealer_ifindex || (port & SEALER_PORT_MASK) != SEALER_PORT_BASE))
+		return 0;
+	sa = bpf_map_lookup_elem(&weft_sa_in, &job->id);
+	if (merged) {
+		say.count = ctx_packets(ctx) > SEALER_COUNT_MAX ? SEALER_COUNT_MAX : ctx_packets(ctx);
+	} else {
+		if (!sa || !sa->sealer)
+			return 0;
+		reason = sa_admit(sa, bpf_ntohl(job->esp.seq), &job->seq);
+		if (reason)
+			return reason;
+	}
+	if (sa)
+		say.seq = sa->top;
+	if (say.seq < SEALER_SEQ_LIMIT && sealer_ask(cfg))
+		act = sealer_give(ctx, cfg, &say);
+	else if (!merged)
+		return 0;
+	else
+		act = segment_send(ctx, cfg, SEGMENT_OPEN, p->node, 0);
+	return act == CTX_REDIRECT ? OPEN_ELSEWHERE : REASON_INTERNAL;
+#else
+	return 0;
+#endif
 }
 
 ALWAYS_INLINE int hosts_identity(__u32 node, __u32 identity)
@@ -170,7 +218,7 @@ SUBPROGRAM int open_begin(weft_ctx *ctx, const struct weft_config *cfg, struct w
 	p->node = *node;
 	p->identity = SPI_IDENTITY(spi);
 	job->id = sa_id(p->node, SPI_EPOCH(spi), SPI_LANE(spi));
-	return REASON_NONE;
+	return open_elsewhere(ctx, cfg, p, job);
 }
 
 /* All after it. The frame then holds the packet that was sealed. Returns a drop reason. */
@@ -204,11 +252,12 @@ ALWAYS_INLINE int open_text(weft_ctx *ctx, struct weft_crypt *s, struct weft_job
 	esp_bind(s, &job->esp, job->seq);
 	if (aead_open(ctx, sa, job->text, job->len))
 		return REASON_ESP_BAD_TAG;
-	return sa_commit(sa, job->seq, job->udp - UDP_LEN);
+	return sa_commit(sa, job->seq, 1, job->udp - UDP_LEN);
 }
 
 /* Opens an ESP packet: the frame then holds what was sealed, and p->node and p->identity say by whom.
- * Returns OPEN_NOT_ESP for any other packet, or a drop reason (p then describes the outer packet). */
+ * Returns OPEN_NOT_ESP for any other packet, OPEN_ELSEWHERE for one that is open_elsewhere's, or a drop reason
+ * (p then describes the outer packet). */
 ALWAYS_INLINE int open(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p)
 {
 	struct weft_crypt *s = crypt_get();

@@ -96,8 +96,10 @@
 	  "add the address to the Node object, or bind to one that is there")                                  \
 	X(XDP_METADATA, "the driver cannot keep with a frame who sealed it, past the XDP hook",                \
 	  "set mode auto or tc on this node")                                                                  \
-	X(ESP_MERGED, "several ESP packets in one, merged by the receiving interface",                         \
-	  "switch rx-udp-gro-forwarding and rx-gro-list off on the uplink: ethtool -K")
+	X(ESP_MERGED, "several ESP packets in one that cannot be cut",                                         \
+	  "no current version says so; before: switch rx-udp-gro-forwarding and rx-gro-list off")              \
+	X(NOT_FOR_SEALER, "sent to the interface weft_sealer by something else than Weft's hooks",             \
+	  "a process binds to weft_sealer or routes there")
 
 #define WEFT_REASON_ENUM(name, what, hint) REASON_##name,
 enum weft_reason { WEFT_REASONS(WEFT_REASON_ENUM) REASON_COUNT };

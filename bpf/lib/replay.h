@@ -35,43 +35,58 @@ ALWAYS_INLINE int replay_check(const struct weft_sa_in *sa, __u64 seq)
 	return sa->window[seq >> 6 & (SA_WINDOW_WORDS - 1)] >> (seq & 63) & 1 ? -1 : 0;
 }
 
-/* Takes the number if nobody has. */
-ALWAYS_INLINE int replay_commit(struct weft_sa_in *sa, __u64 seq)
+/* Takes count numbers from seq on, at most 64, if nobody has taken any of them: all or none. The top moves in
+ * any case, since the packets were genuine. */
+ALWAYS_INLINE int replay_commit(struct weft_sa_in *sa, __u64 seq, __u32 count)
 {
-	__u64 word = seq >> 6, bit = 1ULL << (seq & 63), ahead;
+	__u64 last = seq + count - 1, word = last >> 6, first = seq >> 6, bits, low, high = 0, ahead;
+	__u32 shift = seq & 63;
 	int refused = -1;
 
-	if (!seq)
+	if (!seq || !count || count > 64 || last < seq)
 		return -1;
+	bits = ~0ULL >> (64 - count);
+	low = bits << shift;
+	if (shift)
+		high = bits >> (64 - shift);
 	bpf_spin_lock(&sa->lock);
-	if (seq > sa->top) {
+	if (last > sa->top) {
 		ahead = word - (sa->top >> 6);
 		for (__u32 i = 0; i < SA_WINDOW_WORDS; i++) {
 			if (i >= ahead)
 				break;
 			sa->window[(word - i) & (SA_WINDOW_WORDS - 1)] = 0;
 		}
-		sa->top = seq;
+		sa->top = last;
 	}
-	if (sa->top - seq < SA_WINDOW && !(sa->window[word & (SA_WINDOW_WORDS - 1)] & bit)) {
-		sa->window[word & (SA_WINDOW_WORDS - 1)] |= bit;
+	if (sa->top - seq < SA_WINDOW && !(sa->window[first & (SA_WINDOW_WORDS - 1)] & low) &&
+	    !(sa->window[(first + 1) & (SA_WINDOW_WORDS - 1)] & high)) {
+		sa->window[first & (SA_WINDOW_WORDS - 1)] |= low;
+		sa->window[(first + 1) & (SA_WINDOW_WORDS - 1)] |= high;
 		refused = 0;
 	}
 	bpf_spin_unlock(&sa->lock);
 	return refused;
 }
 
-/* Before opening: finds the SA and the whole sequence number. Returns a drop reason. */
-ALWAYS_INLINE int sa_admit(const struct weft_sa_in *sa, __u32 low, __u64 *seq)
+/* Whether the SA may be opened with. Returns a drop reason. */
+ALWAYS_INLINE int sa_opens(const struct weft_sa_in *sa)
 {
-	__u64 n;
-
 	if (!sa || sa->state != SA_LIVE)
 		return REASON_ESP_UNKNOWN_SA;
 	if (vm_forked(sa->vm_generation))
 		return REASON_VM_FORKED;
-	if (clock_boot() >= sa->expires_ns)
-		return REASON_KEY_EXPIRED;
+	return clock_boot() >= sa->expires_ns ? REASON_KEY_EXPIRED : REASON_NONE;
+}
+
+/* Before opening: finds the SA and the whole sequence number. Returns a drop reason. */
+ALWAYS_INLINE int sa_admit(const struct weft_sa_in *sa, __u32 low, __u64 *seq)
+{
+	int reason = sa_opens(sa);
+	__u64 n;
+
+	if (reason || !sa)
+		return reason;
 	n = replay_infer(sa->top, low);
 	if (replay_check(sa, n))
 		return REASON_ESP_REPLAYED;
@@ -79,12 +94,12 @@ ALWAYS_INLINE int sa_admit(const struct weft_sa_in *sa, __u32 low, __u64 *seq)
 	return REASON_NONE;
 }
 
-/* After opening: nobody has had this number. Returns a drop reason. */
-static __noinline int sa_commit(struct weft_sa_in *sa, __u64 seq, __u32 bytes)
+/* After opening: nobody has had these numbers. Returns a drop reason. */
+static __noinline int sa_commit(struct weft_sa_in *sa, __u64 seq, __u32 count, __u32 bytes)
 {
-	if (replay_commit(sa, seq))
+	if (replay_commit(sa, seq, count))
 		return REASON_ESP_REPLAYED;
-	__sync_fetch_and_add(&sa->packets, 1);
+	__sync_fetch_and_add(&sa->packets, count);
 	__sync_fetch_and_add(&sa->bytes, bytes);
 	return REASON_NONE;
 }

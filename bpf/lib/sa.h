@@ -32,7 +32,7 @@
 struct bpf_crypto_ctx {
 };
 
-enum weft_engine { ENGINE_NONE, ENGINE_BPF, ENGINE_KMOD };
+enum weft_engine { ENGINE_NONE, ENGINE_BPF, ENGINE_KMOD, ENGINE_USER };
 enum weft_sa_state { SA_NEW, SA_LIVE, SA_DEAD };
 
 struct weft_sa_out {
@@ -48,6 +48,8 @@ struct weft_sa_out {
 	__u64 vm_generation; /* of the machine when the handshake began */
 	__u32 state;
 	__u32 engine;
+	__u32 sealer; /* 1: the sealer holds the key. Only ENGINE_USER, which no hook seals with */
+	__u32 pad;
 };
 
 struct weft_sa_in {
@@ -62,16 +64,16 @@ struct weft_sa_in {
 	__u64 vm_generation;
 	__u32 state;
 	__u32 engine;
-	struct bpf_spin_lock lock; /* of what follows */
-	__u32 pad;
-	__u64 top; /* highest sequence number that was opened */
+	struct bpf_spin_lock lock; /* of top and window */
+	__u32 sealer;		   /* 1: the sealer holds the key too */
+	__u64 top;		   /* highest sequence number that was opened */
 	__u64 window[SA_WINDOW_WORDS];
 };
 
 /* How a node is reached through the tunnel, and with which epoch it is sent to (0: none, nothing is). */
 struct weft_peer {
 	__u8 epoch;
-	__u8 lanes; /* of ours */
+	__u8 lanes; /* that our hooks seal on; the one behind them is the sealer's */
 	__u8 family;
 	__u8 flags;
 	__u16 mtu;
@@ -130,22 +132,29 @@ ALWAYS_INLINE __u32 sa_lane(const struct weft_peer *peer)
 	return peer->lanes ? (cpu % peer->lanes) & 63 : 0;
 }
 
-/* Gives the next sequence number of the SA that this node seals with: never the same twice, whoever asks at
- * the same time. Returns a drop reason. */
-ALWAYS_INLINE int sa_take(struct weft_sa_out *sa, __u64 *seq)
+/* Whether the SA that this node seals with may be used. Returns a drop reason. */
+ALWAYS_INLINE int sa_usable(const struct weft_sa_out *sa)
 {
-	__u64 n;
-
 	if (!sa || sa->state != SA_LIVE)
 		return REASON_NO_KEY;
 	if (vm_forked(sa->vm_generation))
 		return REASON_VM_FORKED;
-	if (clock_boot() >= sa->expires_ns)
-		return REASON_KEY_EXPIRED;
+	return clock_boot() >= sa->expires_ns ? REASON_KEY_EXPIRED : REASON_NONE;
+}
+
+/* Gives the next count sequence numbers of the SA that this node seals with, the first in seq: never the same
+ * twice, whoever asks at the same time. Returns a drop reason. */
+ALWAYS_INLINE int sa_take(struct weft_sa_out *sa, __u32 count, __u64 *seq)
+{
+	int reason = sa_usable(sa);
+	__u64 n;
+
+	if (reason || !sa)
+		return reason;
 	if (sa->counter >= sa->limit)
 		return REASON_KEY_EXHAUSTED;
-	n = __sync_fetch_and_add(&sa->counter, 1) + 1;
-	if (n > sa->limit)
+	n = __sync_fetch_and_add(&sa->counter, count) + 1;
+	if (n + count - 1 > sa->limit)
 		return REASON_KEY_EXHAUSTED;
 	*seq = n;
 	return REASON_NONE;

@@ -290,7 +290,7 @@ ALWAYS_INLINE int seal_with(weft_ctx *ctx, const struct weft_config *cfg, __u32 
 	job->id = sa_id(node, epoch, lane);
 	job->esp.spi = bpf_htonl(epoch << 28 | lane << 22 | identity);
 	sa = bpf_map_lookup_elem(&weft_sa_out, &job->id);
-	reason = sa_take(sa, &job->seq);
+	reason = sa_take(sa, 1, &job->seq);
 	if (!reason)
 		reason = seal_begin(ctx, cfg, node);
 	if (reason || !sa)

@@ -2,8 +2,7 @@
 #ifndef WEFT_SEGMENT_H
 #define WEFT_SEGMENT_H
 
-#include "open.h"
-#include "seal.h"
+#include "esp.h"
 
 /* The segmentation veth, weft_host and weft_net: a veth whose first end can neither segment nor sum. What is
  * redirected into it leaves the other end as packets of wire size with their checksums in place, cut in one
@@ -56,29 +55,50 @@ ALWAYS_INLINE int send_sealed(weft_ctx *ctx, __u32 node)
 
 /* Sends a frame into the segmentation veth. Its Ethernet header has no further use, so it carries the decision.
  */
-ALWAYS_INLINE int segment_send(weft_ctx *ctx, const struct weft_config *cfg, __u32 node, __u32 identity)
+ALWAYS_INLINE int segment_send(weft_ctx *ctx, const struct weft_config *cfg, __be32 magic, __u32 node,
+			       __u32 identity)
 {
 	struct weft_segment_header *h = ctx_data(ctx);
 
 	if ((void *)(h + 1) > ctx_end(ctx))
 		return CTX_DROP;
-	*(__be32 *)h->magic = SEGMENT_MAGIC;
+	*(__be32 *)h->magic = magic;
 	h->node = bpf_htons(node);
 	h->zero = 0;
 	h->identity = bpf_htonl(identity);
 	return bpf_redirect(cfg->segment_ifindex, 0);
 }
 
-/* Reads the decision. Returns 0 if the frame carries none. */
-ALWAYS_INLINE int segment_receive(weft_ctx *ctx, __u32 *node, __u32 *identity)
+/* Reads the decision. Returns the magic, 0 if the frame carries none. */
+ALWAYS_INLINE __be32 segment_receive(weft_ctx *ctx, __u32 *node, __u32 *identity)
 {
 	struct weft_segment_header *h = ctx_data(ctx);
 
-	if ((void *)(h + 1) > ctx_end(ctx) || *(__be32 *)h->magic != SEGMENT_MAGIC)
+	if ((void *)(h + 1) > ctx_end(ctx))
 		return 0;
 	*node = bpf_ntohs(h->node);
 	*identity = bpf_ntohl(h->identity);
-	return 1;
+	return *(__be32 *)h->magic;
+}
+
+/* Gives an ESP packet that was merged with others, and is one now, back to the uplink that leads to the node
+ * that sent it, as if it came from there: from_wire opens it. */
+ALWAYS_INLINE int segment_reopen(weft_ctx *ctx, __u32 node)
+{
+	const struct weft_peer *peer = peer_of(node);
+	const struct weft_nexthop *next;
+	struct ethhdr *eth = ctx_data(ctx);
+	__u32 index;
+
+	if (!peer || (void *)(eth + 1) > ctx_end(ctx))
+		return CTX_DROP;
+	index = node * 2 + (peer->family == 6);
+	next = bpf_map_lookup_elem(&weft_nexthops, &index);
+	if (!next || !next->ifindex)
+		return CTX_DROP;
+	mac_copy(eth->h_dest, next->smac);
+	mac_copy(eth->h_source, next->dmac);
+	return bpf_redirect(next->ifindex, BPF_F_INGRESS);
 }
 
 #endif

@@ -14,6 +14,8 @@ enum weft_hook {
 	HOOK_FROM_HOST,
 	HOOK_POST_ROUTING,
 	HOOK_PRE_ROUTING,
+	HOOK_FROM_SEALER,
+	HOOK_TO_SEALER,
 };
 
 /* What skb->tc_index says of a packet in the host's stack, see provenance.h: 2 bits of kind, 14 of value. */
@@ -70,6 +72,8 @@ struct weft_config {
 	__u32 flow_share;      /* an owner with at most so many flows never loses one to another */
 	__u32 events_share;    /* what of events_per_sec each owner has for itself */
 	__u32 netns;	       /* inode of this network namespace: whose sockets are this host's */
+	__u32 sealer_ifindex;  /* weft_sealer, the tap that the sealer is behind; 0: there is none */
+	__u32 pad2;
 };
 
 enum weft_endpoint_flag {
@@ -236,13 +240,15 @@ enum weft_identity {
 /* The Ethernet addresses of a frame on its way from weft_host to from_host: nobody but the two hooks
  * reads them, and they say what has been decided. */
 struct weft_segment_header {
-	__u8 magic[4]; /* SEGMENT_MAGIC, a locally administered unicast address */
+	__u8 magic[4]; /* SEGMENT_SEAL or SEGMENT_OPEN, locally administered unicast addresses */
 	__be16 node;
 	__be16 zero;
 	__be32 identity;
 	__be16 ethertype;
 } __attribute__((packed));
-/* 02:57:45:46 */
-#define SEGMENT_MAGIC bpf_htonl(0x02574546)
+/* 02:57:45:46: to be sealed for the node */
+#define SEGMENT_SEAL bpf_htonl(0x02574546)
+/* 02:57:45:4f: ESP from the node, to be opened */
+#define SEGMENT_OPEN bpf_htonl(0x0257454f)
 
 #endif

@@ -4,6 +4,9 @@
 
 #include "drop.h"
 #include "mss.h"
+#include "open.h"
+#include "seal.h"
+#include "sealer.h"
 #include "segment.h"
 
 /* Carries out what has been decided about a packet: gives it to the host's stack, rewrites and redirects it, or
@@ -71,6 +74,20 @@ ALWAYS_INLINE int transmit(weft_ctx *ctx, struct weft_pkt *p, const struct weft_
 	return to_remote(ctx, p, c, flow);
 }
 
+/* Sends what stands for many packets, or follows such in its flow, where it is cut and sealed: to the sealer,
+ * or into the segmentation veth. */
+ALWAYS_INLINE int to_be_cut(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p, __u32 node,
+			    __u32 identity)
+{
+#ifndef WEFT_XDP
+	int act;
+
+	if (sealer_take(ctx, cfg, p, node, identity, &act))
+		return act;
+#endif
+	return segment_send(ctx, cfg, SEGMENT_SEAL, node, identity);
+}
+
 /* What a hook's program ends with: seals what is to be sealed. Not where it was decided, because
  * the stack of BPF has 512 bytes for all calls that are open at once. */
 ALWAYS_INLINE int seal_and_redirect(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p,
@@ -83,7 +100,7 @@ ALWAYS_INLINE int seal_and_redirect(weft_ctx *ctx, const struct weft_config *cfg
 	if (p->proto == IPPROTO_TCP && p->tcp_flags & TCP_SYN && !p->frag)
 		clamp_mss(ctx, p);
 	if (act == CTX_PAIR) {
-		act = segment_send(ctx, cfg, p->node, p->identity);
+		act = to_be_cut(ctx, cfg, p, p->node, p->identity);
 	} else {
 		reason = seal(ctx, cfg, p->node, p->identity);
 		if (reason)

@@ -39,7 +39,7 @@ func Cleanup(bpfDir, stateDir string, log *slog.Logger) error {
 	if rmErr := os.Remove(bpfDir); rmErr != nil && !errors.Is(rmErr, os.ErrNotExist) {
 		log.Debug("pin directory stays", "dir", bpfDir, "err", rmErr)
 	}
-	err = errors.Join(err, removeRoutes(), netdev.RemoveSegmentation(), new(expedite).open(expeditedRCU, stateDir))
+	err = errors.Join(err, removeRoutes(), netdev.RemoveSegmentation(), netdev.RemoveSealer(), new(expedite).open(expeditedRCU, stateDir))
 	undo, undoErr := netdev.OpenUndo(stateDir)
 	if undoErr != nil {
 		return errors.Join(err, undoErr)

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -68,9 +69,12 @@ type Datapath struct {
 	mu        sync.Mutex // guards the maps' configuration and all below
 	config    bpf.Config
 	segment   segmentLinks
-	nodes     nodeTable
-	handles   identityHandles
-	eps       map[uint16]Endpoint
+	// sealerIndex is that of weft_sealer, 0 without a sealer.
+	sealerIndex atomic.Uint32
+	gro         *sealerGRO
+	nodes       nodeTable
+	handles     identityHandles
+	eps         map[uint16]Endpoint
 	// settled says that every endpoint of this node is known.
 	settled bool
 	// unreachable says that the node's own ranges have their last-resort routes.
@@ -188,6 +192,7 @@ func (d *Datapath) Close() error {
 	if d.Associations != nil {
 		_ = d.Associations.Close()
 	}
+	_ = d.gro.Close()
 	if d.table != nil {
 		d.table.Close()
 	}
@@ -234,6 +239,9 @@ func (d *Datapath) configure() error {
 		d.config.EspPort = bpf.Ntohs(d.opts.Encrypt.Port)
 		d.config.SegmentIfindex, d.config.NetIfindex = d.segment.host, d.segment.net
 	}
+	if d.config.SealerIfindex != d.sealerIndex.Load() {
+		d.config.SealerIfindex = 0
+	}
 	var ns unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/net", &ns); err != nil {
 		return fmt.Errorf("look at this network namespace: %w", err)
@@ -255,6 +263,11 @@ func (d *Datapath) changed() error {
 	if d.config.Generation == 0 {
 		d.config.Generation = 1
 	}
+	return d.writeConfig()
+}
+
+// writeConfig lets the programs see the configuration. Callers hold d.mu.
+func (d *Datapath) writeConfig() error {
 	if err := d.maps.Config.Put(uint32(0), &d.config); err != nil {
 		return fmt.Errorf("write configuration map: %w", err)
 	}

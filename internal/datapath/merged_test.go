@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -15,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/netdev"
@@ -87,11 +89,30 @@ func burst(far, name string, payload []byte, n int, to net.HardwareAddr) error {
 	})
 }
 
-// TestMergedESP: with rx-udp-gro-forwarding the kernel makes one skb of several ESP packets before the TC hook. They
-// are refused with a reason of their own; without it each is looked at.
+// segmented gives the harness a segmentation veth that works, with its hook.
+func (b *harness) segmented(t *testing.T) {
+	t.Helper()
+	was := b.segment
+	var hooked link.Link
+	must(t, b.inside(func() (err error) {
+		b.segment.host, b.segment.net, err = netdev.EnsureSegmentation(func(out netlink.Link) (err error) {
+			hooked, err = link.AttachTCX(link.TCXOptions{Program: b.progs.Get("from_host", hook.TCIngress), Interface: out.Attrs().Index, Attach: ebpf.AttachTCXIngress})
+			return err
+		})
+		return err
+	}))
+	t.Cleanup(func() {
+		b.segment = was
+		must(t, b.inside(func() error { return errors.Join(hooked.Close(), netdev.RemoveSegmentation()) }))
+	})
+}
+
+// TestMergedESP: with rx-udp-gro-forwarding the kernel makes one skb of several ESP packets before the TC hook, and
+// virtual machines send such. Where there is no sealer they are cut, and each is looked at, as without merging.
 func TestMergedESP(t *testing.T) {
 	b := newSealHarness(t, 6).keyed(t)
 	b.opts.HostAddrs = []netip.Addr{node4, wireA6}
+	b.segmented(t)
 	must(t, b.inside(b.configure))
 	far := b.wire(t, "wtm")
 	var near netlink.Link
@@ -104,18 +125,26 @@ func TestMergedESP(t *testing.T) {
 		return err
 	}))
 	defer hooked.Close()
+	b.setPeer(t, bpf.Nexthop{
+		Ifindex: uint32(near.Attrs().Index), Flags: bpf.NexthopResolved, Mtu: 1500,
+		Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(near.Attrs().HardwareAddr),
+	})
 	esp := append([]byte{0x30, 0, 0, 9, 0, 0, 0, 1}, make([]byte, 120)...)
-	for _, c := range []struct {
-		merging bool
-		want    string
-	}{{true, "esp_merged 1"}, {false, "esp_bad_tag 4"}} {
+	for _, merging := range []bool{true, false} {
 		must(t, emptyMap(b.maps.Drops))
 		must(t, b.inside(func() error {
-			return netdev.SetFeatures("wtm", map[string]bool{netdev.FeatureGRO: true, netdev.FeatureUDPForward: c.merging})
+			return netdev.SetFeatures("wtm", map[string]bool{netdev.FeatureGRO: true, netdev.FeatureUDPForward: merging})
 		}))
 		must(t, burst(far, "wtm-far", esp, 4, near.Attrs().HardwareAddr))
-		if got := strings.Join(b.counted(t), ";"); !strings.Contains(got, c.want) {
-			t.Errorf("merging %v: %s, want %s", c.merging, got, c.want)
+		const want = "esp_bad_tag 4"
+		deadline := time.Now().Add(10 * time.Second) // what was cut waits for its turn on a CPU
+		got := strings.Join(b.counted(t), ";")
+		for !strings.Contains(got, want) && time.Now().Before(deadline) {
+			time.Sleep(5 * time.Millisecond)
+			got = strings.Join(b.counted(t), ";")
+		}
+		if !strings.Contains(got, want) {
+			t.Errorf("merging %v: %s, want %s", merging, got, want)
 		}
 	}
 }

@@ -31,8 +31,8 @@ func (d *Datapath) setOffloads(ep Endpoint, restore bool) error {
 // out of a veth carries an unfinished checksum just like a pod's, and a peer whose end of that veth has an
 // XDP program cannot know. Real NICs finish it on the way out.
 //
-// Nor may the kernel merge ESP packets before a TC hook sees them: from_wire would have to refuse them (esp_merged).
-// It does so with a UDP checksum, which IPv6 tunnels have.
+// Nor shall the kernel merge ESP packets before a TC hook sees them, which would only have to be cut again: it does
+// so with a UDP checksum, which IPv6 tunnels have. Those of sealers are merged on purpose (sealer_gro).
 func (d *Datapath) setUplinkOffloads(uplink netlink.Link) error {
 	wanted := map[string]bool{}
 	if d.mode.Active == ModeXDP && netdev.Veth.Is(uplink) {
@@ -44,6 +44,9 @@ func (d *Datapath) setUplinkOffloads(uplink netlink.Link) error {
 	}
 	if d.opts.Encrypt != nil {
 		wanted[netdev.FeatureUDPForward], wanted[netdev.FeatureGROList] = false, false
+	}
+	if d.Associations != nil && d.HasSealer() {
+		wanted[netdev.FeatureGRO] = true // sealer_gro says what is merged
 	}
 	return d.undo.ApplyOffloads(uplink.Attrs().Name, "", uplink.Attrs().Name, wanted, netdev.RestoreOld)
 }

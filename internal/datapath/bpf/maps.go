@@ -49,6 +49,7 @@ type Maps struct {
 	SAUsed   *ebpf.Map `ebpf:"weft_sa_used"`
 	SANodes  *ebpf.Map `ebpf:"weft_sa_nodes"`
 	VM       *ebpf.Map `ebpf:"weft_vm"`
+	Sealer   *ebpf.Map `ebpf:"weft_sealer"`
 
 	// ByName are the same, and those that only programs use.
 	ByName map[string]*ebpf.Map

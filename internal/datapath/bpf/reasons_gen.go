@@ -108,8 +108,10 @@ const (
 	ReasonUnlistedSource Reason = 50
 	// ReasonXdpMetadata: the driver cannot keep with a frame who sealed it, past the XDP hook.
 	ReasonXdpMetadata Reason = 51
-	// ReasonEspMerged: several ESP packets in one, merged by the receiving interface.
+	// ReasonEspMerged: several ESP packets in one that cannot be cut.
 	ReasonEspMerged Reason = 52
+	// ReasonNotForSealer: sent to the interface weft_sealer by something else than Weft's hooks.
+	ReasonNotForSealer Reason = 53
 )
 
 var reasonTable = [...]reasonInfo{
@@ -165,5 +167,6 @@ var reasonTable = [...]reasonInfo{
 	{"nd_option", "a neighbour discovery option is malformed", "the sender builds broken packets"},
 	{"unlisted_source", "this host sent to another node's pod from an address that its Node object lacks", "add the address to the Node object, or bind to one that is there"},
 	{"xdp_metadata", "the driver cannot keep with a frame who sealed it, past the XDP hook", "set mode auto or tc on this node"},
-	{"esp_merged", "several ESP packets in one, merged by the receiving interface", "switch rx-udp-gro-forwarding and rx-gro-list off on the uplink: ethtool -K"},
+	{"esp_merged", "several ESP packets in one that cannot be cut", "no current version says so; before: switch rx-udp-gro-forwarding and rx-gro-list off"},
+	{"not_for_sealer", "sent to the interface weft_sealer by something else than Weft's hooks", "a process binds to weft_sealer or routes there"},
 }

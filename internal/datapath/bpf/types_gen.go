@@ -26,6 +26,8 @@ type Config struct {
 	FlowShare      uint32
 	EventsShare    uint32
 	Netns          uint32
+	SealerIfindex  uint32
+	Pad2           uint32
 }
 
 type Endpoint struct {
@@ -103,6 +105,8 @@ type SaOut struct {
 	VmGeneration uint64
 	State        uint32
 	Engine       uint32
+	Sealer       uint32
+	Pad          uint32
 }
 
 type SaIn struct {
@@ -122,7 +126,7 @@ type SaIn struct {
 		_   structs.HostLayout
 		Val uint32
 	}
-	Pad    uint32
+	Sealer uint32
 	Top    uint64
 	Window [64]uint64
 }
@@ -139,6 +143,12 @@ type Vm struct {
 	_          structs.HostLayout
 	Generation uint64
 	LogSeq     uint64
+}
+
+type SealerState struct {
+	_         structs.HostLayout
+	AskedNs   uint64
+	RetriedNs uint64
 }
 
 type Key4 struct {
@@ -296,10 +306,12 @@ const (
 	HookFromHost    = 4
 	HookPostRouting = 5
 	HookPreRouting  = 6
+	HookFromSealer  = 7
+	HookToSealer    = 8
 )
 
 // HookNames are those of enum weft_hook, by value.
-var HookNames = Names{"from_pod", "from_wire", "to_pod", "to_wire", "from_host", "post_routing", "pre_routing"}
+var HookNames = Names{"from_pod", "from_wire", "to_pod", "to_wire", "from_host", "post_routing", "pre_routing", "from_sealer", "to_sealer"}
 
 const (
 	VerdictLocal    = 0
@@ -402,10 +414,11 @@ const (
 	EngineNone = 0
 	EngineBpf  = 1
 	EngineKmod = 2
+	EngineUser = 3
 )
 
 // EngineNames are those of enum weft_engine, by value.
-var EngineNames = Names{"none", "bpf", "kmod"}
+var EngineNames = Names{"none", "bpf", "kmod", "user"}
 
 const (
 	SaNew  = 0
@@ -427,4 +440,23 @@ const (
 	TagEndpoint = 16384
 	TagOpened   = 32768
 	TagRouted   = 49152
+)
+
+const (
+	SealerInvalid = 0
+	SealerSeal4   = 1
+	SealerSeal6   = 2
+	SealerOpen    = 3
+	SealerSealed  = 4
+	SealerOpened  = 5
+	SealerRefused = 6
+)
+
+const (
+	SealerNoKey      = 1
+	SealerMalformed  = 2
+	SealerBadTag     = 3
+	SealerReplayed   = 4
+	SealerSealFailed = 5
+	SealerEcn        = 6
 )

@@ -7,6 +7,10 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
+// EngineUser is the engine's name by which a sealer takes what comes in bulk, and the hooks what auto would choose
+// the rest.
+const EngineUser = "user"
+
 // EngineStatus says what does the AES-GCM of SAs that are installed from now on, and why. Each SA keeps the one it
 // was made for; both ends of one may differ.
 type EngineStatus struct {
@@ -32,8 +36,8 @@ func (w *writer) choose(opts *Options, pieces bool) error {
 	}
 	w.status = EngineStatus{Asked: asked}
 	switch {
-	case asked != "auto" && asked != "bpf" && asked != "kmod":
-		return fmt.Errorf("encryption.engine: %q: must be auto, bpf or kmod", asked)
+	case asked != "auto" && asked != "bpf" && asked != "kmod" && asked != EngineUser:
+		return fmt.Errorf("encryption.engine: %q: must be auto, bpf, kmod or user", asked)
 	case asked == "kmod" && errors.Is(kmod, errJumbo):
 		return fmt.Errorf("encryption.engine: kmod: %w: set engine auto or bpf, mode tc, or a smaller MTU on the uplinks", kmod)
 	case asked == "kmod" && kmod != nil:
@@ -44,7 +48,7 @@ func (w *writer) choose(opts *Options, pieces bool) error {
 		return fmt.Errorf("encryption.engine: %s: the kernel gives BPF no AES: %w: a kernel with CONFIG_CRYPTO_ECB and CONFIG_CRYPTO_AES is needed, or the module weft_crypto", asked, noBPF)
 	default:
 		w.engine, w.status.Why = bpf.EngineBpf, "as configured"
-		if asked == "auto" {
+		if asked == "auto" || asked == EngineUser {
 			w.status.Why = fmt.Sprintf("the module weft_crypto is not loaded (%v)", kmod)
 			if errors.Is(kmod, errJumbo) {
 				w.status.Why = kmod.Error()

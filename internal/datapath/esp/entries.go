@@ -38,6 +38,7 @@ type entry struct {
 	SAStatus
 	vmGeneration uint64
 	state        uint32
+	sealer       bool
 }
 
 // named fills in what an entry's key says; names are those of the peers, by index.
@@ -52,7 +53,7 @@ func entryOut(v *bpf.SaOut) *entry {
 		ID: v.Fingerprint, Number: v.Number, Engine: bpf.EngineNames.Of(uint8(v.Engine)),
 		Counter: counter, Packets: counter, Bytes: v.Bytes,
 		Installed: bootTime(v.InstalledNs), Expires: bootTime(v.ExpiresNs),
-	}, v.VmGeneration, v.State}
+	}, v.VmGeneration, v.State, v.Sealer != 0}
 }
 
 func entryIn(v *bpf.SaIn) *entry {
@@ -60,7 +61,7 @@ func entryIn(v *bpf.SaIn) *entry {
 		ID: v.Fingerprint, Number: v.Number, Engine: bpf.EngineNames.Of(uint8(v.Engine)),
 		Counter: v.Top, Packets: v.Packets, Bytes: v.Bytes,
 		Installed: bootTime(v.InstalledNs), Expires: bootTime(v.ExpiresNs),
-	}, v.VmGeneration, v.State}
+	}, v.VmGeneration, v.State, v.Sealer != 0}
 }
 
 // readSA returns nil if there is no such entry.
@@ -153,6 +154,7 @@ func (a *Associations) retire(out bool, ids []uint32) error {
 			failed = errors.Join(failed, err)
 			continue
 		}
+		a.sealer.forget(out, id)
 		failed = errors.Join(failed, bpf.DeleteKey(a.saMap(out), &id))
 	}
 	return failed

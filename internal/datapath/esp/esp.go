@@ -19,13 +19,14 @@ import (
 
 // Options says how what crosses between nodes for a pod is sealed.
 type Options struct {
-	// Engine is auto, bpf or kmod.
+	// Engine is auto, bpf, kmod or user.
 	Engine string
 	// AllowTableAES lets engine bpf run on an AES whose time depends on the key.
 	AllowTableAES bool
 	// Port is the UDP port of ESP on every node (RFC 3948).
 	Port uint16
-	// Lanes is how many keys this node seals with side by side, 0 for one per CPU up to 8.
+	// Lanes is how many keys the hooks of this node seal with side by side, 0 for one per CPU up to 8. A sealer
+	// has one more.
 	Lanes int
 }
 
@@ -55,13 +56,14 @@ type Associations struct {
 	mu     sync.Mutex // guards the maps' contents and all below
 	peers  map[string]uint32
 	writer writer
+	sealer sealerKeys
 }
 
 // Open takes over the SAs of a previous run: it watches for VM forks, loads the programs that change
 // SAs, chooses the engine, and destroys what a crash left half-removed or a fork has voided. Without
 // options encryption is off: then no SA can be installed.
 func Open(host Host, opts *Options) (*Associations, error) {
-	a := &Associations{opts: opts, host: host, maps: host.Maps, log: host.Log, peers: map[string]uint32{}}
+	a := &Associations{opts: opts, host: host, maps: host.Maps, log: host.Log, peers: map[string]uint32{}, sealer: newSealerKeys()}
 	if opts == nil {
 		return a, nil
 	}
@@ -112,6 +114,7 @@ func (a *Associations) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.writer.close()
+	a.sealer.close()
 	a.fork.close()
 	return nil
 }
@@ -125,10 +128,22 @@ func (a *Associations) EngineStatus() EngineStatus {
 	return a.writer.status
 }
 
-// Lanes is how many keys this node seals with side by side.
+// Lanes is how many keys this node seals with side by side, the sealer's included, which is the highest.
 func (a *Associations) Lanes() int {
+	if a.HasSealer() {
+		return a.hookLanes() + 1
+	}
+	return a.hookLanes()
+}
+
+// hookLanes are those that the hooks seal on.
+func (a *Associations) hookLanes() int {
+	most := maxLanes
+	if a.HasSealer() {
+		most--
+	}
 	if a.opts != nil && a.opts.Lanes > 0 {
-		return min(a.opts.Lanes, maxLanes)
+		return min(a.opts.Lanes, most)
 	}
 	return min(ebpf.MustPossibleCPU(), 8)
 }

@@ -17,6 +17,7 @@ type SA struct {
 	Out     bool      // this node seals with it; else it opens with it
 	Epoch   uint8     // 1 to 15, as in the SPI
 	Lane    uint8     // 0 to 63
+	Last    bool      // the highest lane of its direction, which a sealer opens
 	ID      uint64    // fingerprint of the direction's keys, never 0
 	Number  uint64    // the epoch's full number
 	Key     [32]byte  // zeroed by InstallSA
@@ -69,6 +70,8 @@ const (
 	maxLanes         = 64
 	maxEpoch         = 15
 	defaultMaxPacket = 1 << 48
+	// sealerMaxPackets is what the numbers in weft_sealer_header can count (SEALER_SEQ_LIMIT).
+	sealerMaxPackets = 1<<39 - 1
 )
 
 func (sa *SA) check(now time.Time) error {
@@ -142,11 +145,22 @@ func (a *Associations) installSA(slot uint32, sa *SA) error {
 	if used {
 		return ErrKeyUsed
 	}
-	if err := a.addSA(id, sa); err != nil {
+	if err := a.addOrKeep(id, sa); err != nil {
 		// Half of an SA is none: it never was alive.
+		a.sealer.forget(sa.Out, id)
 		return errors.Join(err, a.writer.wipe(id, sa.Out), bpf.DeleteKey(a.saMap(sa.Out), &id))
 	}
 	return nil
+}
+
+// addOrKeep makes the entry, and keeps the key where the sealer is to have it.
+func (a *Associations) addOrKeep(id uint32, sa *SA) error {
+	if a.forSealer(sa) {
+		if err := a.keepForSealer(id, sa); err != nil {
+			return err
+		}
+	}
+	return a.addSA(id, sa)
 }
 
 // addSA makes the entry, step by step, and declares it alive last.
@@ -154,6 +168,10 @@ func (a *Associations) addSA(id uint32, sa *SA) error {
 	entry := a.newEntry(sa)
 	if err := a.saMap(sa.Out).Update(&id, entry, ebpf.UpdateNoExist); err != nil {
 		return fmt.Errorf("add entry: %w", err)
+	}
+	if sa.Out && a.forSealer(sa) {
+		// No cipher: a hook that seals with it by mistake fails.
+		return a.writer.setState(id, sa.Out, bpf.SaLive)
 	}
 	allocator := a.writer.allocIn
 	if sa.Out {
@@ -181,9 +199,13 @@ func (a *Associations) newEntry(sa *SA) any {
 		if limit == 0 {
 			limit = defaultMaxPacket
 		}
+		engine := a.writer.engine
+		if a.forSealer(sa) {
+			engine, limit = bpf.EngineUser, min(limit, sealerMaxPackets)
+		}
 		return &bpf.SaOut{
 			Fingerprint: sa.ID, Number: sa.Number, InstalledNs: now, ExpiresNs: expires,
-			Limit: limit, VmGeneration: sa.VMGeneration, State: bpf.SaNew, Engine: a.writer.engine,
+			Limit: limit, VmGeneration: sa.VMGeneration, State: bpf.SaNew, Engine: engine,
 		}
 	}
 	return &bpf.SaIn{
@@ -338,7 +360,7 @@ func (a *Associations) putSealing(slot uint32, epoch uint8, id uint64) error {
 	_, err := a.changePeer(slot, func(p *bpf.Peer) {
 		p.Epoch, p.Id = epoch, id
 		if epoch != 0 {
-			p.Lanes = uint8(a.Lanes())
+			p.Lanes = uint8(a.hookLanes())
 		}
 	})
 	return err

@@ -104,6 +104,12 @@ func (w *writer) setState(id uint32, out bool, state uint32) error {
 	return nil
 }
 
+// markSealer says whether the sealer holds the key of an SA that is in use, if it has this fingerprint.
+func (w *writer) markSealer(id uint32, out bool, fingerprint uint64, holds bool) error {
+	*w.request = saRequest{ID: id, Out: uint32(bpf.Flag(out)), Fingerprint: fingerprint, State: uint32(bpf.Flag(holds))}
+	return w.run("weft_sa_sealer")
+}
+
 // extend moves the end of an SA that is in use, if it has these keys; never back.
 func (w *writer) extend(id uint32, out bool, fingerprint, expires uint64) error {
 	*w.request = saRequest{ID: id, Out: uint32(bpf.Flag(out)), Fingerprint: fingerprint, ExpiresNs: expires}

@@ -22,16 +22,17 @@ type Programs struct {
 	mu     sync.Mutex
 	second *ebpf.Program            // from_pod for second interfaces
 	outs   map[uint32]*ebpf.Program // pod_out by its target's ifindex, which is mostly the same in all pods
+	sealer map[string]*ebpf.Program // by object
 	large  map[string]*ebpf.Program // XDP programs with xdp.frags by hook, if not all have it
 }
 
 // Load verifies and loads every hook's program on the shared maps, with constants set. frags lets
 // XDP see frames larger than a page.
 func Load(m *bpf.Maps, constants map[string]any, frags bool) (*Programs, error) {
-	p := &Programs{maps: m, constants: stdmaps.Clone(constants), loaded: map[string]*ebpf.Program{}, outs: map[uint32]*ebpf.Program{}, large: map[string]*ebpf.Program{}}
+	p := &Programs{maps: m, constants: stdmaps.Clone(constants), loaded: map[string]*ebpf.Program{}, outs: map[uint32]*ebpf.Program{}, large: map[string]*ebpf.Program{}, sealer: map[string]*ebpf.Program{}}
 	p.constants["weft_multi_buffer"] = bpf.Flag(frags)
 	for _, h := range Table {
-		if h.perTarget || h.netfilter != nil && constants["weft_sealing"] == bpf.Flag(false) {
+		if h.perTarget || h.onDemand || h.netfilter != nil && constants["weft_sealing"] == bpf.Flag(false) {
 			continue
 		}
 		for _, k := range h.kinds() {
@@ -109,6 +110,28 @@ func (p *Programs) Second() (Attachment, error) {
 		p.second = program
 	}
 	return Attachment{"from_pod", TCIngress, p.second}, nil
+}
+
+// Sealer are the hooks of the sealer's tap, loaded at the first call.
+func (p *Programs) Sealer() ([]Attachment, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var list []Attachment
+	for _, h := range Table {
+		if !slices.Contains(h.At, Sealer) {
+			continue
+		}
+		name := object(h.Name, h.TC)
+		if p.sealer[name] == nil {
+			program, err := p.load(name, h.Name, nil, false)
+			if err != nil {
+				return nil, err
+			}
+			p.sealer[name] = program
+		}
+		list = append(list, Attachment{h.Name, h.TC, p.sealer[name]})
+	}
+	return list, nil
 }
 
 // withFrags is the XDP program of a hook loaded with xdp.frags.

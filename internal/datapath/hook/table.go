@@ -32,6 +32,7 @@ const (
 	PodOwn       Place = "the pod's own interface"
 	Uplink       Place = "uplink"
 	Segmentation Place = "`weft_net`"
+	Sealer       Place = "`weft_sealer`"
 	Node         Place = "netfilter, both families"
 )
 
@@ -57,6 +58,8 @@ type Hook struct {
 	// perTarget: the interface that it sends to is a constant in it, so it is loaded for each
 	// (PodOut).
 	perTarget bool
+	// onDemand: it is loaded when it is asked for, since few nodes need it.
+	onDemand bool
 	// netfilter is set for those at Node. They are attached where packets are sealed only: Linux
 	// 6.4 has no such hooks.
 	netfilter *netfilterHook
@@ -87,7 +90,14 @@ var Table = []Hook{
 		Does: "what the host's stack sends to the wire: refuses what did not come from where its source says, sends " +
 			"what must be sealed into the segmentation veth under its sender's identity; notes flows of pods"},
 	{Name: "from_host", At: []Place{Segmentation}, TC: TCIngress,
-		Does: "seals every packet that comes out of the segmentation veth and sends it to the wire"},
+		Does: "seals every packet that comes out of the segmentation veth and sends it to the wire; ESP that came " +
+			"merged and was cut there goes back to `from_wire`"},
+	// Before from_sealer is there nothing comes back, so nothing may go in.
+	{Name: "from_sealer", At: []Place{Sealer}, TC: TCIngress, onDemand: true,
+		Does: "what the [sealer](docs/encryption.md#the-sealer) gives back: ESP gets its outer addresses and leaves " +
+			"by the uplink; what was opened passes the replay window and goes on as in `from_wire`; with engine user only"},
+	{Name: "to_sealer", At: []Place{Sealer}, TC: TCEgress, onDemand: true,
+		Does: "lets nothing reach the sealer but what a hook sends there"},
 	{Name: "pod_out", At: []Place{PodOwn}, XDP: TCEgress, perTarget: true,
 		Does: "on [the XDP datapath](docs/modes.md#the-xdp-datapath) only: sends what the pod's stack sends out of the pod's " +
 			"second interface"},

@@ -239,7 +239,8 @@ func (t *Table) Install(peer string, out bool, keys *schedule.Direction, deadlin
 	for i := range keys.Lanes {
 		lane := &keys.Lanes[i]
 		sa := esp.SA{
-			Node: peer, Out: out, Epoch: g.Wire, Lane: lane.Lane, ID: keys.ID, Number: keys.Number,
+			Node: peer, Out: out, Epoch: g.Wire, Lane: lane.Lane, Last: i == len(keys.Lanes)-1,
+			ID: keys.ID, Number: keys.Number,
 			Key: lane.Key, Salt: lane.Salt, Expires: h.Expires, MaxPackets: t.maxPackets,
 			VMGeneration: keys.VMGeneration,
 		}

@@ -1,0 +1,71 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/netdev"
+)
+
+// openSealer makes the sealer's tap, or takes away what an earlier run had made. Whether packets are given to it
+// stays as it was: a sealer outlives the agent.
+func (d *Datapath) openSealer() error {
+	if !d.HasSealer() {
+		d.sealerIndex.Store(0)
+		return errors.Join(d.links().Drop(netdev.Sealer), netdev.RemoveSealer(), d.UnmarkSealer())
+	}
+	if err := d.PrepareSealer(); err != nil {
+		return err
+	}
+	gro, err := openSealerGRO(d.opts.Encrypt.Port, d.opts.HostAddrs)
+	if err != nil {
+		// Slower, and as safe.
+		d.log.Warn("packets of other nodes' sealers are not merged on arrival", "err", err)
+		return nil
+	}
+	d.gro = gro
+	return nil
+}
+
+// PrepareSealer makes the sealer's tap, with its hooks, if it is not there.
+func (d *Datapath) PrepareSealer() error {
+	hooks, err := d.progs.Sealer()
+	if err != nil {
+		return err
+	}
+	index, err := netdev.EnsureSealer(func(tap netlink.Link) error {
+		return d.links().Ensure(tap.Attrs().Name, tap.Attrs().Index, hooks)
+	})
+	if err != nil {
+		return err
+	}
+	d.sealerIndex.Store(index)
+	// What it opens for this host comes by it: an uplink, whose tags count.
+	return d.putUplink(int(index))
+}
+
+// OpenSealerTap opens the tap for a sealer; netdev.ErrSealerInUse says that one reads it.
+func (d *Datapath) OpenSealerTap() (*os.File, error) { return netdev.OpenSealer() }
+
+// SetSealer says whether the programs may give packets to the sealer: it runs, and holds the keys that are marked.
+func (d *Datapath) SetSealer(on bool) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	want := uint32(0)
+	if on {
+		want = d.sealerIndex.Load()
+		// Whatever an earlier one owes, this one does not.
+		if err := d.maps.Sealer.Put(uint32(0), &bpf.SealerState{}); err != nil {
+			return fmt.Errorf("write the sealer's state: %w", err)
+		}
+	}
+	if d.config.SealerIfindex == want {
+		return nil
+	}
+	d.config.SealerIfindex = want
+	return d.writeConfig()
+}

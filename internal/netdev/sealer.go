@@ -1,0 +1,116 @@
+package netdev
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Sealer is the tap that the sealer is behind (bpf/lib/sealer.h). One per network namespace, as there is one
+// agent.
+const Sealer = "weft_sealer"
+
+const (
+	// sealerMTU is the largest that a tap may have: what goes in was measured before.
+	sealerMTU = 65535 - 14
+	// sealerQueue is how many packets, of up to 64 KiB each, wait for the sealer: some 15 ms of bulk.
+	sealerQueue = 128
+	// vnetHeaderSize is that of struct virtio_net_hdr_v1.
+	vnetHeaderSize = 12
+	// tunUSO4 and tunUSO6 are TUN_F_USO4 and TUN_F_USO6 of linux/if_tun.h (Linux 6.2).
+	tunUSO4, tunUSO6 = 0x20, 0x40
+)
+
+// ErrSealerInUse says that a process reads the tap.
+var ErrSealerInUse = errors.New("another process reads " + Sealer)
+
+// EnsureSealer makes the sealer's tap and returns its index. It goes up once hook has hooked it.
+func EnsureSealer(hook func(tap netlink.Link) error) (index uint32, err error) {
+	tap, err := netlink.LinkByName(Sealer)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		var queue *os.File
+		if queue, err = OpenSealer(); err == nil {
+			_ = queue.Close()
+			tap, err = netlink.LinkByName(Sealer)
+		}
+	}
+	if err != nil {
+		return 0, fmt.Errorf("make %s: %w", Sealer, err)
+	}
+	if err := errors.Join(silence(Sealer), quiet(Sealer), netlink.LinkSetMTU(tap, sealerMTU)); err != nil {
+		return 0, err
+	}
+	if err := hook(tap); err != nil {
+		return 0, err
+	}
+	if err := errors.Join(netlink.LinkSetARPOff(tap), netlink.LinkSetTxQLen(tap, sealerQueue), netlink.LinkSetUp(tap)); err != nil {
+		return 0, fmt.Errorf("set %s up: %w", Sealer, err)
+	}
+	return uint32(tap.Attrs().Index), nil
+}
+
+// OpenSealer opens the tap, which it makes if need be, as the sealer reads and writes it: with a virtio-net header
+// of 12 bytes, little endian, and every offload. It stays when the descriptor is closed. ErrSealerInUse says that
+// another process has it.
+func OpenSealer() (*os.File, error) {
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open /dev/net/tun: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), Sealer)
+	if err := configureTap(fd); err != nil {
+		_ = file.Close()
+		return nil, err
+	}
+	return file, nil
+}
+
+func configureTap(fd int) error {
+	request, err := unix.NewIfreq(Sealer)
+	if err != nil {
+		return err
+	}
+	request.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, request); errors.Is(err, unix.EBUSY) {
+		return ErrSealerInUse
+	} else if err != nil {
+		return fmt.Errorf("attach to tap %s: %w", Sealer, err)
+	}
+	offloads := unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6 | unix.TUN_F_TSO_ECN | tunUSO4 | tunUSO6
+	for _, set := range []struct {
+		what  string
+		call  uint
+		value int
+		byPtr bool
+	}{
+		{"persistence", unix.TUNSETPERSIST, 1, false},
+		{"header size", unix.TUNSETVNETHDRSZ, vnetHeaderSize, true},
+		{"byte order", unix.TUNSETVNETLE, 1, true},
+		{"offloads", unix.TUNSETOFFLOAD, offloads, false},
+	} {
+		if set.byPtr {
+			err = unix.IoctlSetPointerInt(fd, set.call, set.value)
+		} else {
+			err = unix.IoctlSetInt(fd, set.call, set.value)
+		}
+		if err != nil {
+			return fmt.Errorf("set %s of tap %s: %w", set.what, Sealer, err)
+		}
+	}
+	return nil
+}
+
+// RemoveSealer takes the tap away, if it is there.
+func RemoveSealer() error {
+	l, err := netlink.LinkByName(Sealer)
+	if err != nil {
+		return nil
+	}
+	if err := netlink.LinkDel(l); err != nil {
+		return fmt.Errorf("remove %s: %w", Sealer, err)
+	}
+	return nil
+}
