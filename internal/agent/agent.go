@@ -28,6 +28,7 @@ import (
 	"weft.dev/weft/internal/masquerade"
 	"weft.dev/weft/internal/pathprobe"
 	"weft.dev/weft/internal/ranges"
+	"weft.dev/weft/internal/sealer/supervisor"
 	"weft.dev/weft/internal/startup"
 	"weft.dev/weft/internal/store"
 )
@@ -95,6 +96,8 @@ type Agent struct {
 	nodeLock sync.RWMutex
 	// keys is nil while there are none to be had.
 	keys atomic.Pointer[keyring]
+	// sealer is nil where the engine has none.
+	sealer atomic.Pointer[supervisor.Supervisor]
 	// synced are the peers that the datapath knows.
 	synced atomic.Pointer[[]keys.Peer]
 	// identities of each other node's pods, as the datapath was last told.
@@ -216,6 +219,7 @@ func (a *Agent) operate(ctx context.Context) error {
 	if a.cfg.Encryption.On() {
 		background.Go(func() { a.runKeys(ctx, running) })
 		background.Go(func() { a.watchPaths(ctx, running) })
+		background.Go(func() { a.runSealer(ctx, running) })
 	}
 	a.reconcile(ctx, running)
 	return nil

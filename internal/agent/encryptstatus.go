@@ -24,7 +24,7 @@ import (
 var encryptReasons = map[string]bool{
 	reasonNoKey: true, "key_expired": true, "key_exhausted": true, "seal_failed": true, "esp_malformed": true, "esp_fragment": true,
 	"esp_unknown_peer": true, "esp_unknown_sa": true, "esp_replayed": true, "esp_bad_tag": true, "esp_padding": true,
-	"inner_source": true, "vm_forked": true, "identity_not_on_node": true, "plaintext": true,
+	"inner_source": true, "vm_forked": true, "identity_not_on_node": true, "plaintext": true, "esp_merged": true, "not_for_sealer": true,
 }
 
 // Encrypt implements admin.Backend.
@@ -39,6 +39,7 @@ func (b *backend) Encrypt(ctx context.Context) (*admin.Encryption, error) {
 	}
 	engine := running.dp.EngineStatus()
 	out.Engine = admin.EncryptEngine{Asked: engine.Asked, Active: engine.Active, Why: engine.Why, AES: admin.AES(engine.AES)}
+	out.Sealer = b.describeSealer()
 	forks := running.dp.VMForkStatus()
 	out.VMForks = admin.VMForks{Detection: forks.Detection, Why: forks.Why, Generation: forks.Generation}
 	out.Port, out.Lanes, out.TrustDomain = b.cfg.Encryption.Port, running.dp.Lanes(), b.cfg.Keys.TrustDomain
@@ -118,7 +119,7 @@ func (a *Agent) encryptProblems() []string {
 	a.stateLock.Lock()
 	defer a.stateLock.Unlock()
 	var out []string
-	for _, what := range []string{"keys", "VM forks", "certificate renewal", "identities", "paths", "path probes", "pod mtu"} {
+	for _, what := range []string{"keys", "VM forks", "certificate renewal", "identities", "paths", "path probes", "pod mtu", "sealer"} {
 		if text := a.problems[what]; text != "" {
 			out = append(out, text)
 		}

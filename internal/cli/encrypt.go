@@ -75,6 +75,7 @@ func writeEncryption(w io.Writer, e *admin.Encryption, wide bool) error {
 		add("Snapshots", fmt.Sprintf("%s, %d noticed: %s", e.VMForks.Detection, e.VMForks.Generation, e.VMForks.Why))
 	}
 	add("On the wire", fmt.Sprintf("ESP in UDP port %d, AES-256-GCM, %d lanes", e.Port, e.Lanes))
+	add("Bulk", bulkText(e.Sealer))
 	add("Certificate", certificateText(e.Certificate))
 	add("Epoch", epochText(e.Epoch))
 	if !e.OldestKey.IsZero() {
@@ -105,6 +106,22 @@ func writeEncryption(w io.Writer, e *admin.Encryption, wide bool) error {
 		drops.Add(d.Reason, fmt.Sprint(d.Packets), d.Text)
 	}
 	return drops.Write(w, wide)
+}
+
+// bulkText says where what comes in bulk is sealed, empty where no sealer is asked for.
+func bulkText(s *admin.Sealer) string {
+	switch {
+	case s == nil:
+		return ""
+	case s.PID == 0:
+		return "by the hooks: the sealer does not run"
+	}
+	text := fmt.Sprintf("sealer pid %d since %s: sealed %d packets in %d frames, opened %d in %d", s.PID, ago(s.Started),
+		s.Sealed.Packets, s.Sealed.Frames, s.Opened.Packets, s.Opened.Frames)
+	if s.Starts > 1 {
+		text += fmt.Sprintf(", started %d times", s.Starts)
+	}
+	return text
 }
 
 func writePeers(w io.Writer, peers []admin.EncryptPeer, wide bool) error {

@@ -142,3 +142,6 @@ func (c *Config) BPFDir() string { return filepath.Join(c.Paths.BPF, c.Instance)
 
 // Socket is the admin API's unix socket.
 func (c *Config) Socket() string { return filepath.Join(c.RunDir(), "agent.sock") }
+
+// SealerSocket is how the agent speaks with the sealer, with engine user.
+func (c *Config) SealerSocket() string { return filepath.Join(c.RunDir(), "sealer.sock") }

@@ -197,7 +197,7 @@ func TestParseRefuses(t *testing.T) {
 		{"socket too long", "node: a\npaths: {run: /" + long + "}\n", []string{`f:2: paths.run: is too long: the socket /` + long + `/agent.sock would have a path of 112 bytes, the kernel takes 107`}},
 		{"log", "node: a\nlog: {level: warning, format: xml}\n", []string{`f:2: log.format: is "xml": want text or json`, `f:2: log.level: is "warning": want debug, info, warn or error (did you mean "warn"?)`}},
 		{"encryption", "node: a\nencryption: {mode: srict, engine: xfrm, port: 0, lanes: 65}\n", []string{
-			`f:2: encryption.engine: is "xfrm": want auto, bpf or kmod`, "f:2: encryption.lanes: is 65: want 1 to 64", `f:2: encryption.mode: is "srict": want strict or off (did you mean "strict"?)`,
+			`f:2: encryption.engine: is "xfrm": want auto, bpf, kmod or user`, "f:2: encryption.lanes: is 65: want 1 to 64", `f:2: encryption.mode: is "srict": want strict or off (did you mean "strict"?)`,
 			"f:2: encryption.port: is 0: want a UDP port"}},
 		{"keys", "node: a\nkeys:\n  listen: host:1\n  trustDomain: A/b\n  cluster: a.b\n  kek: \"vault://u:p@x\"\n  maxAge: 1m\n  hardTTL: 90s\n  drain: 2m\n  maxPackets: 1\n", []string{
 			`f:3: keys.listen: is "host:1", where "host" is no IP address`, `f:4: keys.trustDomain: is "A/b"`, `f:5: keys.cluster: "a.b" is not a name`,

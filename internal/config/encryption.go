@@ -20,6 +20,7 @@ const (
 	EngineAuto = "auto"
 	EngineBPF  = "bpf"
 	EngineKmod = "kmod"
+	EngineUser = "user"
 )
 
 // The sources of a node's certificate.
@@ -35,7 +36,7 @@ const MaxLanes = 64
 type Encryption struct {
 	// Mode is strict or off.
 	Mode string `yaml:"mode" json:"mode"`
-	// Engine is what does the AES-GCM: auto, bpf or kmod.
+	// Engine is what does the AES-GCM: auto, bpf, kmod or user.
 	Engine string `yaml:"engine" json:"engine"`
 	// AllowTableAES lets engine bpf run on an AES of the kernel's whose time depends on the key.
 	AllowTableAES bool `yaml:"allowTableAES" json:"allowTableAES"`

@@ -20,7 +20,9 @@ const (
 	maxHardTTL     = 90 * 24 * time.Hour
 	minLanePackets = 1024
 	maxAuditSize   = 65536
-	maxAuditKeep   = 1000
+	// sealerPortsFrom and sealerPortsTo bound the UDP ports that sealers send from (SEALER_PORT_BASE).
+	sealerPortsFrom, sealerPortsTo = 0x8000, 0xc000
+	maxAuditKeep                   = 1000
 	// maxLanePackets keeps what one key may seal far below where AES-GCM's bounds begin to be felt.
 	maxLanePackets = 1 << 48
 )
@@ -31,10 +33,18 @@ var kekSchemes = []string{"file", "awskms", "gcpkms", "azurekeyvault", "hashivau
 func checkEncryption(e Encryption) []Problem {
 	out := slices.Concat(
 		oneOf("encryption.mode", e.Mode, EncryptionStrict, EncryptionOff),
-		oneOf("encryption.engine", e.Engine, EngineAuto, EngineBPF, EngineKmod),
+		oneOf("encryption.engine", e.Engine, EngineAuto, EngineBPF, EngineKmod, EngineUser),
 	)
 	if e.Port < 1 || e.Port > 65535 {
 		out = append(out, problem("encryption.port", "is %d: want a UDP port, 1 to 65535, the same on every node", e.Port)...)
+	}
+	// Of these ports sealers send, and from its own the agent: what came to both could not be told apart.
+	if e.Engine == EngineUser && e.Port >= sealerPortsFrom && e.Port < sealerPortsTo {
+		out = append(out, problem("encryption.port", "is %d: with engine user want one outside of %d to %d, from which sealers send",
+			e.Port, sealerPortsFrom, sealerPortsTo-1)...)
+	}
+	if e.Engine == EngineUser && e.Lanes == MaxLanes {
+		out = append(out, problem("encryption.lanes", "is %d: with engine user want 1 to %d, since the sealer has one of its own", e.Lanes, MaxLanes-1)...)
 	}
 	if e.Lanes < 0 || e.Lanes > MaxLanes {
 		out = append(out, problem("encryption.lanes", "is %d: want 1 to %d, or 0 for one per CPU and at most 8", e.Lanes, MaxLanes)...)

@@ -14,6 +14,8 @@ type Encryption struct {
 	Mode string `json:"mode"`
 	// Engine does the AES-GCM.
 	Engine EncryptEngine `json:"engine"`
+	// Sealer is the process that takes what comes in bulk, nil without one (engine user).
+	Sealer *Sealer `json:"sealer,omitempty"`
 	// VMForks says how resumption from a snapshot is noticed.
 	VMForks VMForks `json:"vmForks"`
 	Port    int     `json:"port,omitempty"`
@@ -38,6 +40,32 @@ type Encryption struct {
 	// Errors are drops of this node that have to do with encryption, by name.
 	Errors   []Drop   `json:"errors,omitempty"`
 	Problems []string `json:"problems,omitempty"`
+}
+
+// Sealer is the process that seals and opens what comes in bulk.
+type Sealer struct {
+	// PID is 0 while it does not run: then the hooks seal everything.
+	PID     int       `json:"pid"`
+	Version string    `json:"version"`
+	Started time.Time `json:"started,omitzero"`
+	// Starts counts the processes that this agent has started.
+	Starts int `json:"starts"`
+	// Sealed and Opened count since the process was started.
+	Sealed SealerTraffic `json:"sealed"`
+	Opened SealerTraffic `json:"opened"`
+	// Refused are packets by what was wrong with them.
+	Refused map[string]uint64 `json:"refused,omitempty"`
+}
+
+// SealerTraffic is what passed the sealer one way.
+type SealerTraffic struct {
+	// Frames are those that hooks handed over, each of one packet or many.
+	Frames uint64 `json:"frames"`
+	// Packets are those on the wire, Bytes what was in them.
+	Packets uint64 `json:"packets"`
+	Bytes   uint64 `json:"bytes"`
+	// WriteFailures are frames that the kernel did not take back.
+	WriteFailures uint64 `json:"writeFailures"`
 }
 
 // VMForks says how it is noticed that the node is a virtual machine that was resumed from a snapshot or copied.

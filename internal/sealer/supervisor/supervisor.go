@@ -1,0 +1,271 @@
+// Package supervisor has a sealer run while the agent does: it starts weft-sealer, or takes over
+// one that an earlier agent has left, gives it the keys that it is to have, and has the programs
+// hand packets to it while it lives. The process stays when the agent ends.
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"weft.dev/weft/internal/datapath/esp"
+	"weft.dev/weft/internal/sealer/control"
+)
+
+// Datapath is what the supervisor needs of *datapath.Datapath.
+type Datapath interface {
+	// PrepareSealer makes the tap, hooked, if it is not there.
+	PrepareSealer() error
+	// OpenSealerTap opens the tap for a process to read.
+	OpenSealerTap() (*os.File, error)
+	// SetSealer says whether the programs may give packets to the process.
+	SetSealer(on bool) error
+	Keys
+}
+
+// Keys are the SAs as the supervisor sees them. *esp.Associations is one.
+type Keys interface {
+	SealerChanged() <-chan struct{}
+	SealerKeys() []esp.SealerKey
+	SealerSecret(*esp.SealerKey) bool
+	AdoptSealerKey(*esp.SealerKey) (bool, error)
+	MarkSealer(k esp.SealerKey, holds bool) error
+	UnmarkSealer() error
+}
+
+// Options are what a Supervisor needs.
+type Options struct {
+	Datapath Datapath
+	// Socket is the path of the process's control socket.
+	Socket string
+	// Port is the UDP port of ESP.
+	Port uint16
+	// Build is this agent's version: a process of another is replaced.
+	Build string
+	// Problem is told what keeps the process from running, nil once it runs.
+	Problem func(error)
+	Log     *slog.Logger
+}
+
+// Status is what is known of the process.
+type Status struct {
+	// PID is 0 while there is none.
+	PID     int
+	Build   string
+	Started time.Time
+	// Starts counts the processes that this agent has started.
+	Starts int
+	Stats  control.Stats
+}
+
+// Supervisor keeps a sealer running.
+type Supervisor struct {
+	opt Options
+
+	mu     sync.Mutex
+	status Status
+}
+
+// New makes a Supervisor; Run does its work.
+func New(opt Options) *Supervisor { return &Supervisor{opt: opt} }
+
+const (
+	retryMin = 100 * time.Millisecond
+	retryMax = 30 * time.Second
+	// steady is how long a process must have lived for its end to be no reason to wait.
+	steady = 10 * time.Second
+	// statsEvery is how often the process is asked what it has done, and whether it answers.
+	statsEvery = 2 * time.Second
+)
+
+// Run keeps a sealer running until ctx ends; then the process stays.
+func (s *Supervisor) Run(ctx context.Context) error {
+	wait := time.Duration(0)
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := s.serve(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		// Packets go the other way at once: whatever has happened, nobody reads the tap.
+		err = errors.Join(err, s.opt.Datapath.SetSealer(false))
+		s.ended()
+		s.opt.Problem(fmt.Errorf("sealer: %w: bulk traffic is sealed by the hooks", err))
+		wait = min(max(2*wait, retryMin), retryMax)
+		if time.Since(began) > steady {
+			wait = 0
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+	}
+	return nil
+}
+
+// Status is what is known of the process now.
+func (s *Supervisor) Status() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status
+}
+
+// serve has one process work until it ends or something about it fails.
+func (s *Supervisor) serve(ctx context.Context) error {
+	if err := s.opt.Datapath.PrepareSealer(); err != nil {
+		return err
+	}
+	process, err := s.find(ctx)
+	if err != nil {
+		return err
+	}
+	defer process.client.Close()
+	if err := process.begin(ctx, s.opt); err != nil {
+		return errors.Join(err, process.client.Kill())
+	}
+	if err := s.opt.Datapath.SetSealer(true); err != nil {
+		return err
+	}
+	s.opt.Problem(nil)
+	s.began(process)
+	return s.follow(ctx, process)
+}
+
+// find takes over the process of an earlier agent, or starts one. One of another build hands its keys and its tap to
+// the new one; what lies in the tap meanwhile waits.
+func (s *Supervisor) find(ctx context.Context) (*process, error) {
+	old, tap := s.adopt(ctx)
+	if tap != nil {
+		defer tap.Close()
+	}
+	if old != nil && old.current(s.opt.Build) {
+		return old, nil
+	}
+	if tap == nil {
+		if old != nil { // It does not say what it has.
+			err := old.client.Kill()
+			old.client.Close()
+			if err != nil {
+				return nil, err
+			}
+			<-old.client.Done()
+			old = nil
+		}
+		// No process holds a key. Until the next one does, nothing may count on it.
+		if err := errors.Join(s.opt.Datapath.SetSealer(false), s.opt.Datapath.UnmarkSealer()); err != nil {
+			return nil, err
+		}
+		var err error
+		if tap, err = s.opt.Datapath.OpenSealerTap(); err != nil {
+			return nil, err
+		}
+		defer tap.Close()
+	}
+	fresh, err := s.start(ctx, tap)
+	if err != nil {
+		return old, errors.Join(err, closeClient(old))
+	}
+	if old != nil {
+		s.opt.Log.Info("sealer of another version is replaced", "pid", old.client.PID(), "version", old.hello.Build)
+		fresh.before = old.client
+	}
+	return fresh, nil
+}
+
+func closeClient(p *process) error {
+	if p == nil {
+		return nil
+	}
+	return p.client.Close()
+}
+
+// adopt reaches a process that an earlier agent has left and takes copies of its keys, and its tap. Nil if there is
+// none; a nil tap if it does not answer.
+func (s *Supervisor) adopt(ctx context.Context) (*process, *os.File) {
+	if _, err := os.Stat(s.opt.Socket); err != nil {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	client, err := control.Dial(ctx, s.opt.Socket)
+	if err != nil {
+		return nil, nil
+	}
+	p := newProcess(client)
+	if p.hello, err = client.Hello(ctx); err != nil || p.hello.Protocol != control.Protocol {
+		return p, nil
+	}
+	keys, tap, err := client.Export(ctx)
+	if err != nil {
+		return p, nil
+	}
+	defer control.Wipe(keys)
+	for i := range keys {
+		k := esp.SealerKey{Out: keys[i].Out, ID: keys[i].SA, Fingerprint: keys[i].Fingerprint, Key: keys[i].Key, Salt: keys[i].Salt}
+		if _, err := s.opt.Datapath.AdoptSealerKey(&k); err != nil {
+			s.opt.Log.Warn("a key of the sealer's is not taken over", "err", err)
+		}
+		k.Wipe()
+		p.held[keys[i].Held()] = true
+	}
+	return p, tap
+}
+
+func (s *Supervisor) start(ctx context.Context, tap *os.File) (*process, error) {
+	started, err := control.Start(ctx, control.Options{Tap: tap, SocketPath: s.opt.Socket, Log: s.opt.Log})
+	if err != nil {
+		return nil, err
+	}
+	p := newProcess(started.Client)
+	p.wait = started.Wait
+	if p.hello, err = p.client.Hello(ctx); err != nil {
+		return nil, errors.Join(err, p.client.Kill(), p.client.Close())
+	}
+	s.mu.Lock()
+	s.status.Starts++
+	s.mu.Unlock()
+	return p, nil
+}
+
+// follow gives the process the keys that change, until it ends.
+func (s *Supervisor) follow(ctx context.Context, p *process) error {
+	tick := time.NewTicker(statsEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-p.client.Done():
+			return p.end()
+		case <-s.opt.Datapath.SealerChanged():
+			if err := p.sync(ctx, s.opt.Datapath); err != nil {
+				return errors.Join(err, p.client.Kill())
+			}
+		case <-tick.C:
+			stats, err := p.client.Stats(ctx)
+			if err != nil && ctx.Err() == nil {
+				return errors.Join(err, p.client.Kill())
+			}
+			s.mu.Lock()
+			s.status.Stats = stats
+			s.mu.Unlock()
+		}
+	}
+}
+
+func (s *Supervisor) began(p *process) {
+	s.opt.Log.Info("sealer runs", "pid", p.client.PID(), "version", p.hello.Build)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.PID, s.status.Build, s.status.Started = p.client.PID(), p.hello.Build, time.Now()
+}
+
+func (s *Supervisor) ended() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.PID = 0
+}
