@@ -1,0 +1,316 @@
+package e2e
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/encryptcheck"
+	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/inet"
+	"weft.dev/weft/internal/lab"
+	"weft.dev/weft/internal/lab/traffic"
+	"weft.dev/weft/internal/netns"
+)
+
+// userLab has sealers on two nodes and none on the third. The third node makes the wire a bridge, which can be watched.
+const userLab = `
+name: set-later
+agent: {encryption: {engine: user}}
+nodes:
+  - {name: a, addresses: [192.0.2.1/24, "2001:db8::1/64"], podCIDRs: [10.77.1.0/24, "fd77:1::/64"]}
+  - {name: b, addresses: [192.0.2.2/24, "2001:db8::2/64"], podCIDRs: [10.77.2.0/24, "fd77:2::/64"]}
+  - {name: c, addresses: [192.0.2.3/24, "2001:db8::3/64"], podCIDRs: [10.77.3.0/24, "fd77:3::/64"], config: {encryption: {engine: bpf}}}
+wires:
+  - {name: w0, nodes: [a, b, c], offload: true}
+pods:
+  - {name: client, node: a, namespace: shop, addresses: [10.77.1.10, "fd77:1::10"]}
+  - {name: server, node: b, namespace: shop, addresses: [10.77.2.100, "fd77:2::100"]}
+  - {name: old, node: c, namespace: shop, addresses: [10.77.3.30, "fd77:3::30"]}
+`
+
+// TestSealerBulk sends bulk between nodes with a sealer and to and from one without, where the wire takes packets whole
+// and where it takes them in its own size: every byte arrives, the sealers have cut and opened what they are there for,
+// all of it is sealed, and no key and number occur twice.
+func TestSealerBulk(t *testing.T) {
+	for name, offload := range map[string]string{"offload": "offload: true", "wire-mtu": "offload: false"} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t, "user-"+name, parseSpec(t, strings.Replace(userLab, "offload: true", offload, 1)))
+			serveEcho(t, l.Pod("server"), l.Pod("old"), l.Pod("client"))
+			a, b, c := l.Node("a"), l.Node("b"), l.Node("c")
+			for _, n := range agents(l) {
+				keyed(t, l, n)
+			}
+			for _, n := range []*lab.Node{a, b} {
+				sealerRuns(t, n, 0)
+			}
+			seen := newNonces()
+			watch := watchWire(t, l, podRules(l), eachESP(seen.frame))
+			before := map[*lab.Node]map[string]uint64{a: encryptDrops(t, a), b: encryptDrops(t, b), c: encryptDrops(t, c)}
+			const size = 8 << 20
+			for _, pair := range []path{{l.Pod("client"), l.Pod("server")}, {l.Pod("client"), l.Pod("old")}, {l.Pod("old"), l.Pod("client")}} {
+				for _, family := range []int{4, 6} {
+					if _, err := traffic.EchoTCP(t.Context(), pair.from.NetNS, netip.Addr{}, addrPort(pair.to.Addr(family), echoPort), size); err != nil {
+						t.Errorf("%s to %s IPv%d: %v", pair.from.Name, pair.to.Name, family, err)
+					}
+				}
+			}
+			// Most of 8 MiB in packets of less than 1500 bytes, in two families: per direction and peer.
+			const most = 2 * size / 1500 / 2
+			eventually(t, "the sealers' counts", func() error {
+				return errors.Join(sealerDid(t.Context(), a, 3*most, most), sealerDid(t.Context(), b, most, most))
+			})
+			if e, err := encryption(t.Context(), c); err != nil || e.Sealer != nil {
+				t.Errorf("node c, engine bpf: sealer %+v %v", e.Sealer, err)
+			}
+			for n, was := range before {
+				if text := newDrops(t, n, was); text != "" {
+					t.Errorf("node %s dropped %s", n.Name, text)
+				}
+			}
+			watch.allSealed(t, l)
+			seen.unique(t)
+		})
+	}
+}
+
+// TestSealerKilled kills sealers under load, with their agents alive and not: TCP goes on each time, nothing leaves in
+// cleartext, no number is used twice, and a new sealer takes over with the keys of the one before.
+func TestSealerKilled(t *testing.T) {
+	l := newLab(t, "userkill", parseSpec(t, userLab))
+	a, b := l.Node("a"), l.Node("b")
+	for _, n := range agents(l) {
+		keyed(t, l, n)
+	}
+	pids := map[*lab.Node]int{a: sealerRuns(t, a, 0), b: sealerRuns(t, b, 0)}
+	seen := newNonces()
+	watch := watchWire(t, l, podRules(l), eachESP(seen.frame))
+	load := startBulk(t, path{l.Pod("client"), l.Pod("server")}, path{l.Pod("server"), l.Pod("client")})
+	for _, n := range []*lab.Node{a, b} {
+		t.Run("sealer of "+n.Name, func(t *testing.T) {
+			kill(t, pids[n])
+			load.flowing(t, "after the end of the sealer of "+n.Name)
+			pids[n] = sealerRuns(t, n, pids[n])
+			sealsAgain(t, load, n)
+		})
+	}
+	t.Run("agent restarted", func(t *testing.T) {
+		if err := a.RestartAgent(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if now := sealerRuns(t, a, 0); now != pids[a] {
+			t.Errorf("the sealer's pid was %d and is %d: it should have stayed", pids[a], now)
+		}
+		// Its keys are known to the new agent, which gives them to the next one.
+		kill(t, pids[a])
+		pids[a] = sealerRuns(t, a, pids[a])
+		sealsAgain(t, load, a)
+	})
+	t.Run("sealer and agent", func(t *testing.T) {
+		for _, n := range []*lab.Node{a, b} {
+			if err := n.KillAgent(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			kill(t, pids[n])
+		}
+		load.flowing(t, "without agents and sealers")
+		for _, n := range []*lab.Node{a, b} {
+			if err := n.StartAgent(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			sealerRuns(t, n, pids[n])
+		}
+		// The keys went with both: hooks seal until there are new ones.
+		load.flowing(t, "after the agents' return")
+		rotate(t, l, b)
+		for _, n := range []*lab.Node{a, b} {
+			sealsAgain(t, load, n)
+		}
+	})
+	load.tcpWhole(t)
+	watch.allSealed(t, l)
+	seen.unique(t)
+}
+
+// TestSealerOff: the engine is changed away from user, which leaves no sealer, no tap and traffic whole, and back.
+func TestSealerOff(t *testing.T) {
+	l := newLab(t, "useroff", parseSpec(t, userLab))
+	a := l.Node("a")
+	keyed(t, l, a)
+	pid := sealerRuns(t, a, 0)
+	load := startBulk(t, path{l.Pod("client"), l.Pod("server")})
+	for _, engine := range []string{"bpf", "user"} {
+		writeKeys(t, a, map[string]any{"encryption": map[string]any{"engine": engine}})
+		if err := a.RestartAgent(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		keyed(t, l, a)
+		load.flowing(t, "with engine "+engine)
+		if engine == "user" {
+			sealerRuns(t, a, pid)
+			continue
+		}
+		eventually(t, "the sealer's end", func() error {
+			if unix.Kill(pid, 0) == nil {
+				return fmt.Errorf("process %d is still there", pid)
+			}
+			return nil
+		})
+		err := netns.Do(a.NetNS, func() error {
+			if _, err := net.InterfaceByName("weft_sealer"); err == nil {
+				return errors.New("weft_sealer is still there")
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	load.tcpWhole(t)
+}
+
+// startBulk sends by TCP over each path, IPv4 and IPv6, in pieces that fill packets of 64 KiB.
+func startBulk(t *testing.T, paths ...path) *load {
+	t.Helper()
+	l := &load{tcp: map[string]*traffic.TCPStream{}}
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(func() { cancel(); l.stop() })
+	for _, p := range paths {
+		for _, family := range []int{4, 6} {
+			name := fmt.Sprintf("%s to %s IPv%d", p.from.Name, p.to.Name, family)
+			tcp, err := traffic.StartTCP(ctx, traffic.TCPOptions{
+				From: p.from.NetNS, To: p.to.NetNS, Dst: addrPort(p.to.Addr(family), 0), BytesPerSecond: 8 << 20,
+			})
+			if err != nil {
+				t.Fatal(name, err)
+			}
+			l.tcp[name] = tcp
+		}
+	}
+	l.flowing(t, "at the start")
+	return l
+}
+
+// sealerRuns waits until a node's sealer runs, another than one that was killed, and returns its pid.
+func sealerRuns(t *testing.T, n *lab.Node, killed int) (pid int) {
+	t.Helper()
+	eventually(t, "the sealer of "+n.Name, func() error {
+		s, err := sealerOf(t.Context(), n)
+		if err != nil {
+			return err
+		}
+		if s.PID == 0 || s.PID == killed {
+			return fmt.Errorf("%+v", s)
+		}
+		pid = s.PID
+		return nil
+	})
+	return pid
+}
+
+func sealerOf(ctx context.Context, n *lab.Node) (*admin.Sealer, error) {
+	e, err := encryption(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	if e.Sealer == nil {
+		return nil, fmt.Errorf("node %s has none: problems %v", n.Name, e.Problems)
+	}
+	return e.Sealer, nil
+}
+
+// sealerDid holds a sealer to so many packets.
+func sealerDid(ctx context.Context, n *lab.Node, sealed, opened uint64) error {
+	s, err := sealerOf(ctx, n)
+	if err == nil && (s.Sealed.Packets < sealed || s.Opened.Packets < opened) {
+		err = fmt.Errorf("node %s: %+v, want at least %d sealed and %d opened", n.Name, s, sealed, opened)
+	}
+	return err
+}
+
+// sealsAgain waits until a node's sealer seals and opens more than it has.
+func sealsAgain(t *testing.T, load *load, n *lab.Node) {
+	t.Helper()
+	load.flowing(t, "through the sealer of "+n.Name)
+	var before *admin.Sealer
+	eventually(t, "more through the sealer of "+n.Name, func() error {
+		now, err := sealerOf(t.Context(), n)
+		if err != nil {
+			return err
+		}
+		if before == nil {
+			before = now
+		}
+		if now.Sealed.Packets < before.Sealed.Packets+1000 || now.Opened.Packets < before.Opened.Packets+1000 {
+			return fmt.Errorf("%+v, before %+v", now, before)
+		}
+		return nil
+	})
+}
+
+func kill(t *testing.T, pid int) {
+	t.Helper()
+	if pid <= 1 {
+		t.Fatalf("pid %d", pid)
+	}
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(os.NewSyscallError("kill", err))
+	}
+}
+
+// eachESP calls handle for every ESP packet of frames that hold many, as a wire carries them that takes packets whole:
+// they have one SPI, one size but for the last, and consecutive numbers.
+func eachESP(handle func(encryptcheck.Frame)) func(encryptcheck.Frame) {
+	return func(f encryptcheck.Frame) {
+		p, err := inet.Parse(f.Data)
+		if _, ok := encryptcheck.ParseESP(p, 4500); err != nil || !ok {
+			handle(f)
+			return
+		}
+		headers := 14 + 20
+		if f.Data[14]>>4 == 6 {
+			headers = 14 + 40
+		}
+		rest := f.Data[headers+8:]
+		for len(rest) > 0 {
+			size := espSize(rest)
+			one := append(append([]byte(nil), f.Data[:headers+8]...), rest[:size]...)
+			setLengths(one, headers)
+			handle(encryptcheck.Frame{Data: one})
+			rest = rest[size:]
+		}
+	}
+}
+
+// espSize is where the next packet begins: the same SPI, the next number, the next IV.
+func espSize(b []byte) int {
+	if len(b) < 16 {
+		return len(b)
+	}
+	spi, seq, iv := binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:]), binary.BigEndian.Uint64(b[8:])
+	for at := 56; at+16 <= len(b); at += 4 {
+		if binary.BigEndian.Uint32(b[at:]) == spi && binary.BigEndian.Uint32(b[at+4:]) == seq+1 && binary.BigEndian.Uint64(b[at+8:]) == iv+1 {
+			return at
+		}
+	}
+	return len(b)
+}
+
+// setLengths makes the IP and UDP headers of a cut frame say how long it is.
+func setLengths(frame []byte, headers int) {
+	binary.BigEndian.PutUint16(frame[headers+4:], uint16(len(frame)-headers))
+	if headers == 14+20 {
+		binary.BigEndian.PutUint16(frame[14+2:], uint16(len(frame)-14))
+		inet.SetIPv4Checksum(frame[14:34])
+		return
+	}
+	binary.BigEndian.PutUint16(frame[14+4:], uint16(len(frame)-headers))
+}
