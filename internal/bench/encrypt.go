@@ -23,6 +23,7 @@ const (
 	VariantUnsealed   = "plain"  // Weft, encryption off
 	VariantEngineBPF  = "bpf"    // Weft, encryption strict, engine bpf
 	VariantEngineKmod = "kmod"   // Weft, encryption strict, engine kmod
+	VariantEngineUser = "user"   // Weft, encryption strict, engine user: bulk by the sealer
 )
 
 // encryptModes are the modes of Encrypt's variants in their order, and the XDP datapath, which is one to them; auto has
@@ -35,6 +36,9 @@ func EncryptVariants() []string {
 	for _, mode := range encryptModes {
 		for _, kind := range []string{VariantUnsealed, VariantEngineBPF, VariantEngineKmod} {
 			list = append(list, variantIn(kind, mode))
+		}
+		if mode == config.ModeAuto || mode == config.ModeTC { // what a sealer sends is opened by TC
+			list = append(list, variantIn(VariantEngineUser, mode))
 		}
 	}
 	return list
@@ -98,8 +102,8 @@ func encryptSuits(t test, variant string) bool {
 		return (kind == VariantEngineBPF || kind == VariantEngineKmod) && mode == config.ModeAuto
 	case t.shape == shapePair:
 		return true
-	default: // a tunnel without agents: the kernel alone has none, and stack would measure the stack
-		return variant != VariantKernel && mode != config.ModeStack
+	default: // a tunnel without agents: the kernel alone has none, a sealer needs one, and stack would measure the stack
+		return variant != VariantKernel && kind != VariantEngineUser && mode != config.ModeStack
 	}
 }
 
@@ -141,8 +145,10 @@ func encryptTests() []test {
 	tests := []test{
 		{name: "rr1", group: "rr", shape: shapePair, run: runRR(1, remote)},
 		{name: "rr16", group: "rr", shape: shapePair, run: runRR(16, remote)},
+		{name: "rr1-bulk", group: "rr", shape: shapePair, run: runRRBesideBulk(1)},
 		{name: "crr16", group: "crr", shape: shapePair, run: runCRR(16)},
 		{name: "udp64", group: "udp", shape: shapePair, run: runUDP(64)},
+		{name: "udp512", group: "udp", shape: shapePair, extra: true, run: runUDP(512)},
 		{name: "udp1400", group: "udp", shape: shapePair, run: runUDP(1400)},
 		{name: "tcp1", group: "tcp", shape: shapePair, run: runBulk(1, remote)},
 		{name: "tcp1-wiremtu", group: "tcp", shape: shapePair, run: wireMTU(runBulk(1, remote))},

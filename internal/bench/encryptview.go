@@ -37,13 +37,14 @@ func encryptColours() map[string]string {
 			colours[variantIn(kind, mode)] = hue[i]
 		}
 	}
+	colours[VariantEngineUser], colours[variantIn(VariantEngineUser, config.ModeTC)] = "#cc79a7", "#8a4a70"
 	return colours
 }
 
 func encryptLegends() map[string]string {
 	legends := map[string]string{VariantKernel: "kernel"}
 	for _, mode := range encryptModes {
-		for kind, what := range map[string]string{VariantUnsealed: "plain", VariantEngineBPF: "sealed, bpf", VariantEngineKmod: "sealed, kmod"} {
+		for kind, what := range map[string]string{VariantUnsealed: "plain", VariantEngineBPF: "sealed, bpf", VariantEngineKmod: "sealed, kmod", VariantEngineUser: "sealed, user"} {
 			legends[variantIn(kind, mode)] = mode + " " + what
 		}
 	}

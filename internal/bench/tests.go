@@ -116,6 +116,13 @@ func runRR(n int, between func(*harness) (pod, pod)) runFunc {
 	}
 }
 
+func runRRBesideBulk(n int) runFunc {
+	return func(ctx context.Context, b *harness, dur time.Duration) (report.Sample, error) {
+		from, to := remote(b)
+		return load.RRBesideBulk(ctx, from.peer(), to.peer(), n, dur)
+	}
+}
+
 func runCRR(n int) runFunc {
 	return func(ctx context.Context, b *harness, dur time.Duration) (report.Sample, error) {
 		from, to := remote(b)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,7 +28,32 @@ func RR(ctx context.Context, from, to Peer, n int, dur time.Duration) (report.Sa
 		return nil, err
 	}
 	defer spin.stop()
+	return new(workers).rr(ctx, from, to, n, dur)
+}
+
+// RRBesideBulk is RR while one stream sends from the same pod to the same pod as fast as it goes, which keeps the CPUs
+// awake. It also returns what the stream has reached.
+func RRBesideBulk(ctx context.Context, from, to Peer, n int, dur time.Duration) (report.Sample, error) {
 	var w workers
+	var received atomic.Uint64
+	if err := w.bulkStream(from, to, n, &received); err != nil {
+		w.stop()
+		return nil, err
+	}
+	began := time.Now()
+	s, err := w.rr(ctx, from, to, n, dur)
+	if err == nil && received.Load() == 0 {
+		err = fmt.Errorf("request/response beside bulk, %s to %s: the stream stood still", from.IP, to.IP)
+	}
+	if err != nil {
+		return nil, err
+	}
+	s["gbit_s"] = float64(received.Load()) * 8 / time.Since(began).Seconds() / 1e9
+	return s, nil
+}
+
+// rr runs n connections beside what the workers do already.
+func (w *workers) rr(ctx context.Context, from, to Peer, n int, dur time.Duration) (report.Sample, error) {
 	latencies := make([][]uint32, n)
 	counts := make([]uint64, n)
 	for i := range n {
