@@ -24,6 +24,12 @@ func (d *Datapath) wantedOffloads(ep Endpoint) map[string]bool {
 
 // setOffloads brings an endpoint's pod side to the features it needs.
 func (d *Datapath) setOffloads(ep Endpoint, restore bool) error {
+	if d.Associations != nil && d.HasSealer() && ep.PodIf != "" {
+		// Not undone: what it costs without a sealer is not to be seen.
+		if err := netdev.FitSealer(ep.NetNS, ep.PodIf); err != nil {
+			return err
+		}
+	}
 	return d.undo.ApplyOffloads(ep.HostIf, ep.NetNS, ep.PodIf, d.wantedOffloads(ep), restore)
 }
 

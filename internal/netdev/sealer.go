@@ -7,6 +7,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/netns"
 )
 
 // Sealer is the tap that the sealer is behind (bpf/lib/sealer.h). One per network namespace, as there is one
@@ -113,4 +115,26 @@ func RemoveSealer() error {
 		return fmt.Errorf("remove %s: %w", Sealer, err)
 	}
 	return nil
+}
+
+// SealerSegments is how many packets of an Ethernet wire's size fit one UDP packet of 64 KiB, in which the sealer gives
+// back what it has sealed.
+const SealerSegments = 44
+
+// FitSealer has the stack behind an interface build its large packets of no more segments than the sealer can give back
+// in one. netNS is a path, empty for the caller's own.
+func FitSealer(netNS, iface string) error {
+	return netns.Do(netNS, func() error {
+		l, err := netlink.LinkByName(iface)
+		if err != nil {
+			return fmt.Errorf("find %s: %w", iface, err)
+		}
+		if l.Attrs().GSOMaxSegs <= SealerSegments {
+			return nil
+		}
+		if err := netlink.LinkSetGSOMaxSegs(l, SealerSegments); err != nil {
+			return fmt.Errorf("limit the segments of %s: %w", iface, err)
+		}
+		return nil
+	})
 }
