@@ -350,6 +350,7 @@ func TestMain(m *testing.M) {
 		bpf.Objects = os.DirFS(dir)
 	}
 	code := m.Run()
+	theSealerProcess.stop()
 	for _, o := range []*onceHarness{&theHarness, &theSealHarness} {
 		if o.harness != nil {
 			close(o.harness.calls)

@@ -124,17 +124,18 @@ func textOf(t *testing.T, text []byte) func(*sealHarness) []byte {
 	}
 }
 
-// TestHostile: every one of them is dropped under its own name, in both contexts, and counted once.
+// TestHostile: every one of them is dropped under its own name, in both contexts and by a sealer, and counted once.
 func TestHostile(t *testing.T) {
 	for _, r := range refusals(t) {
-		for _, context := range contexts {
+		for _, context := range receiveWays {
 			t.Run(r.name+"/"+context, func(t *testing.T) {
 				b := newSealHarness(t, 4).keyed(t)
 				if r.setup != nil {
 					r.setup(t, b)
 				}
-				verdict, _ := b.send(t, context, "from_wire", "wtup", r.frame(b))
-				if reasons := reasonsIn(b.counted(t)); verdict != "drop" || !slices.Equal(reasons, []string{r.reason}) {
+				verdict, _ := b.receive(t, context, r.frame(b))
+				want := []string{sealersReason(context, r.reason)}
+				if reasons := reasonsIn(b.counted(t)); verdict != "drop" || !slices.Equal(reasons, want) {
 					t.Errorf("verdict %s, counted %v: want drop, %s", verdict, b.counted(t), r.reason)
 				}
 			})
@@ -146,7 +147,7 @@ func TestHostile(t *testing.T) {
 func TestTruncatedESP(t *testing.T) {
 	b := newSealHarness(t, 4).keyed(t)
 	whole := one(b, t, peerSA(0), nil)
-	for _, context := range contexts {
+	for _, context := range receiveWays {
 		for n := 14 + 20; n < len(whole); n++ {
 			frame := bytes.Clone(whole[:n])
 			// As a link that cuts would leave it, and as a sender that lies less: lengths adapted.
@@ -158,7 +159,7 @@ func TestTruncatedESP(t *testing.T) {
 						binary.BigEndian.PutUint16(frame[atUDPLength:], uint16(n-atL4))
 					}
 				}
-				if verdict, _ := b.send(t, context, "from_wire", "wtup", frame); verdict == "redirect" {
+				if verdict, _ := b.receive(t, context, frame); verdict == "redirect" {
 					t.Fatalf("%s: %d of %d bytes (adapted: %v) were delivered", context, n, len(whole), adapted)
 				}
 			}
@@ -171,11 +172,11 @@ func TestTruncatedESP(t *testing.T) {
 
 // TestReplayedOnce: a packet is delivered once, whichever context sees it again.
 func TestReplayedOnce(t *testing.T) {
-	for _, context := range contexts {
+	for _, context := range receiveWays {
 		b := newSealHarness(t, 4).keyed(t)
 		frame := one(b, t, peerSA(0), nil)
 		for i, want := range []string{"redirect", "drop", "drop"} {
-			if verdict, _ := b.send(t, context, "from_wire", "wtup", frame); verdict != want {
+			if verdict, _ := b.receive(t, context, frame); verdict != want {
 				t.Errorf("%s, time %d: %s, want %s", context, i+1, verdict, want)
 			}
 		}
@@ -237,7 +238,7 @@ func TestKeyEnds(t *testing.T) {
 
 // TestPlainByPolicy: what a policy names travels in cleartext in both directions, and nothing else does.
 func TestPlainByPolicy(t *testing.T) {
-	for _, context := range contexts {
+	for _, context := range receiveWays {
 		b := newSealHarness(t, 4).keyed(t)
 		must(t, b.SetPlain([]netip.Prefix{netip.PrefixFrom(podA.IPv4, 32)}))
 		verdict, out := b.send(t, context, "from_pod", "wta", fromA(peer4).udp(1, 2, 3).bytes())
@@ -263,22 +264,22 @@ func TestPlainByPolicy(t *testing.T) {
 // TestSealedThenPlain: a decision cached for sealed packets is not used for plain ones of the same flow, nor for those
 // of another identity.
 func TestSealedThenPlain(t *testing.T) {
-	for _, context := range contexts {
+	for _, context := range receiveWays {
 		b := newSealHarness(t, 4).keyed(t)
 		must(t, b.SetPeerIdentities(map[string][]uint32{"b": {identityPeer, identityOther}}))
 		for seq := range uint64(3) {
 			frame := one(b, t, peerSA(0), func(p *espref.Packet) { p.Seq = seq + 1 })
-			if verdict, _ := b.send(t, context, "from_wire", "wtup", frame); verdict != "redirect" {
+			if verdict, _ := b.receive(t, context, frame); verdict != "redirect" {
 				t.Fatalf("%s: %s %v", context, verdict, b.counted(t))
 			}
 		}
 		frame := fromPeer(podA.IPv4).udp(2000, 1000, 100).bytes()
-		if verdict, _ := b.send(t, context, "from_wire", "wtup", frame); verdict != "drop" {
+		if verdict, _ := b.receive(t, context, frame); verdict != "drop" {
 			t.Errorf("%s: the same flow in cleartext: %s", context, verdict)
 		}
 		must(t, b.SetPeerIdentities(map[string][]uint32{"b": {identityOther}}))
 		frame = one(b, t, peerSA(0), func(p *espref.Packet) { p.Seq = 9 })
-		if verdict, _ := b.send(t, context, "from_wire", "wtup", frame); verdict != "drop" {
+		if verdict, _ := b.receive(t, context, frame); verdict != "drop" {
 			t.Errorf("%s: the same flow after its identity left the node: %s", context, verdict)
 		}
 	}
@@ -301,16 +302,16 @@ func TestHostsTraffic(t *testing.T) {
 	if verdict, same := b.send(t, "tc", "to_wire", "wtup", plain); verdict != "pass" || !bytes.Equal(same, plain) {
 		t.Errorf("between hosts: %s", verdict)
 	}
-	for _, context := range contexts {
+	for _, context := range receiveWays {
 		fromHost := espref.SA{SPI: spiOf(sealEpoch, 0, 1), Key: keyIn, Salt: saltIn}
 		in := newPacket(peerMAC, uplinkMAC, wireB4, podA.IPv4).udp(6, 5, 7).bytes()
 		frame := b.sealedBy(t, fromHost, espref.Packet{Seq: uint64(len(context)), Inner: in[atIP:]}, wireB4)
-		if verdict, _ := b.send(t, context, "from_wire", "wtup", frame); verdict != "redirect" {
+		if verdict, _ := b.receive(t, context, frame); verdict != "redirect" {
 			t.Errorf("%s, from the peer's host to a pod: %s %v", context, verdict, b.counted(t))
 		}
 		in = fromPeer(node4).udp(6, 5, 7).bytes()
 		frame = b.sealedBy(t, peerSA(0), espref.Packet{Seq: uint64(len(context)) + 5, Inner: in[atIP:]}, wireB4)
-		if verdict, opened := b.send(t, context, "from_wire", "wtup", frame); verdict != "pass" || !bytes.Equal(opened[atIP:], in[atIP:]) {
+		if verdict, opened := b.receive(t, context, frame); verdict != "pass" || !bytes.Equal(opened[atIP:], in[atIP:]) {
 			t.Errorf("%s, from a pod to this host: %s\n%x\nwant\n%x", context, verdict, opened, in)
 		}
 		if verdict, _ := b.send(t, context, "from_wire", "wtup", newPacket(peerMAC, uplinkMAC, wireB4, node4).udp(6, 4551, 7).bytes()); verdict != "pass" {
@@ -326,12 +327,12 @@ func TestHostsTraffic(t *testing.T) {
 
 // TestSealedICMP: an error about a packet that came sealed goes back sealed, as the host's.
 func TestSealedICMP(t *testing.T) {
-	for _, context := range contexts {
+	for _, context := range receiveWays {
 		b := newSealHarness(t, 4).keyed(t)
 		frame := one(b, t, peerSA(0), func(p *espref.Packet) {
 			p.Inner = fromPeer(podA.IPv4).udp(2000, 1000, 100).ttl(1).bytes()[atIP:]
 		})
-		verdict, out := b.send(t, context, "from_wire", "wtup", frame)
+		verdict, out := b.receive(t, context, frame)
 		if verdict != "redirect" {
 			t.Fatalf("%s: %s %v", context, verdict, b.counted(t))
 		}
@@ -343,7 +344,7 @@ func TestSealedICMP(t *testing.T) {
 
 // TestSealedLimits: what does not fit is refused with the size that does, and a SYN is told before.
 func TestSealedLimits(t *testing.T) {
-	for _, context := range contexts {
+	for _, context := range receiveWays {
 		b := newSealHarness(t, 4).keyed(t)
 		limit := inet.SealedMTU(1500, false)
 		verdict, out := b.send(t, context, "from_pod", "wta", fromA(peer4).udp(1, 2, limit-28+1).bytes())
@@ -394,7 +395,7 @@ func TestCongestion(t *testing.T) {
 		{0, 0, "redirect", 0}, {1, 1, "redirect", 1}, {2, 2, "redirect", 2}, {3, 3, "redirect", 3},
 		{1, 3, "redirect", 3}, {2, 3, "redirect", 3}, {0, 3, "drop", 0}, {0, 1, "redirect", 0},
 	}
-	for _, context := range contexts {
+	for _, context := range receiveWays {
 		for seq, r := range rows {
 			b := newSealHarness(t, 4).keyed(t)
 			in := fromPeer(podA.IPv4).udp(2000, 1000, 100).set(atTOS, r.inner).bytes()
@@ -402,7 +403,7 @@ func TestCongestion(t *testing.T) {
 			frame := b.sealedBy(t, peerSA(0), espref.Packet{Seq: uint64(seq) + 1, Inner: in[atIP:]}, wireB4)
 			frame[atTOS] |= r.outer
 			fixIPv4(frame)
-			verdict, out := b.send(t, context, "from_wire", "wtup", frame)
+			verdict, out := b.receive(t, context, frame)
 			if verdict != r.verdict || (verdict == "redirect" && out[atTOS]&3 != r.want) {
 				t.Errorf("%s, inner %d, outer %d: %s, %d, want %s, %d", context, r.inner, r.outer, verdict, out[atTOS]&3, r.verdict, r.want)
 			}
@@ -416,7 +417,7 @@ func TestCongestion(t *testing.T) {
 // TestOutsideStaysPlain: what has nothing to do with the nodes is not touched.
 func TestOutsideStaysPlain(t *testing.T) {
 	b := newSealHarness(t, 4).keyed(t)
-	for _, context := range contexts {
+	for _, context := range receiveWays {
 		if verdict, _ := b.send(t, context, "from_pod", "wta", fromA(world4).udp(1, 2, 3).bytes()); verdict != "pass" {
 			t.Errorf("%s, to the outside: %s", context, verdict)
 		}

@@ -38,6 +38,8 @@ type sealHarness struct {
 	*harness
 	family int
 	lanes  int
+	// sealing says that a sealer has the keys.
+	sealing bool
 }
 
 func newSealHarness(t testing.TB, family int) *sealHarness {
