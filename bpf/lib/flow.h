@@ -316,6 +316,24 @@ ALWAYS_INLINE struct weft_flow_ref flow_get(const struct weft_config *cfg, struc
 	return ref;
 }
 
+/* About 17 ms: longer than what waits in the segmentation veth, or for the sealer, waits. */
+#define FLOW_TICK_SHIFT 24
+
+/* Counts packets of one direction in a row within a tick. What answers, such as a request and its reply, never
+ * makes a long run; what streams does. */
+ALWAYS_INLINE void flow_run(struct weft_flow *flow, __u32 dir, __u64 now)
+{
+	__u16 tick = now >> FLOW_TICK_SHIFT;
+
+	if (flow->run_tick != tick || flow->run_direction != dir) {
+		flow->run_tick = tick;
+		flow->run_direction = dir;
+		flow->run = 0;
+	}
+	if (flow->run < 0xffff)
+		flow->run++;
+}
+
 /* Everything a packet changes in its flow but the cached decision. */
 ALWAYS_INLINE void flow_update(const struct weft_config *cfg, const struct weft_pkt *p,
 			       struct weft_flow_ref ref, enum weft_verdict verdict, __u64 now)
@@ -323,6 +341,8 @@ ALWAYS_INLINE void flow_update(const struct weft_config *cfg, const struct weft_
 	if (weft_tracing)
 		return;
 	ref.flow->last_ns = now;
+	if (weft_sealing)
+		flow_run(ref.flow, ref.dir, now);
 	flow_count(ref.flow, p, ref.dir);
 	if (flow_steps(ref.flow, p, ref.dir))
 		flow_step(cfg, p, ref.flow, ref.dir, verdict);

@@ -79,10 +79,14 @@ struct weft_flow {
 	__u16 slot; /* the endpoint that the first packet was counted for */
 	__u8 hook;
 	__u8 direction;
-	__u16 segment_tick; /* when something of it went through the segmentation veth */
+	__u16 segment_tick; /* when something of it went to be cut, see segment.h */
 	__u32 cell;	    /* its place in weft_cells4/6, which its owner pays for */
 	__u32 checked;	    /* the generation in which born was last found true */
 	__u32 born[2];	    /* which endpoint had the key's a, and its b, when the flow was made; 0: none */
+	__u16 run_tick;	    /* segment.h's tick in which the run began */
+	__u16 run;	    /* packets of one direction since, with none of the other between */
+	__u8 run_direction;
+	__u8 pad2[3];
 };
 
 /* A place in the flow table. Every flow has one, and whoever holds it is charged for it, so that what an

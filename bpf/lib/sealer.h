@@ -14,6 +14,10 @@
 #define SEALER_PATIENCE (50 * 1000 * 1000ULL)
 #define SEALER_RETRY	NSEC_PER_SEC
 
+/* Packets of one direction in a row, within a tick of the flow's, that make a flow one that streams: 3 800 a
+ * second and more. */
+#define STREAM_RUN 64
+
 /* How far into a packet the process follows headers, bytes from the IP header on. */
 #define SEALER_HEADERS_MAX 128
 
@@ -135,6 +139,27 @@ ALWAYS_INLINE __u32 sealer_count(weft_ctx *ctx, const struct weft_pkt *p)
 	return count > SEALER_COUNT_MAX ? 0 : count;
 }
 
+/* The SA with which the sealer seals for a node; NULL if it has none. */
+ALWAYS_INLINE struct weft_sa_out *sealer_sa(const struct weft_config *cfg, __u32 node, __u32 *id)
+{
+	const struct weft_peer *peer = peer_of(node);
+	struct weft_sa_out *sa;
+
+	if (!cfg->sealer_ifindex || !peer || !peer->epoch || !peer->lanes || peer->lanes > 63)
+		return NULL;
+	*id = sa_id(node, peer->epoch, peer->lanes);
+	sa = bpf_map_lookup_elem(&weft_sa_out, id);
+	return sa && sa->engine == ENGINE_USER && sa->sealer ? sa : NULL;
+}
+
+/* Whether the sealer would take packets for a node. */
+ALWAYS_INLINE int sealer_has(const struct weft_config *cfg, __u32 node)
+{
+	__u32 id;
+
+	return sealer_sa(cfg, node, &id) != NULL;
+}
+
 /* Gives the frame to the sealer, to be sealed for a node: sets *act and returns 1, or returns 0 if it is to go
  * the other way. */
 ALWAYS_INLINE int sealer_take(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p,
@@ -142,18 +167,14 @@ ALWAYS_INLINE int sealer_take(weft_ctx *ctx, const struct weft_config *cfg, cons
 {
 	struct weft_sealer_say say = {.identity = identity};
 	const struct weft_peer *peer = peer_of(node);
-	struct weft_sa_out *sa;
+	struct weft_sa_out *sa = sealer_sa(cfg, node, &say.id);
 
-	if (!cfg->sealer_ifindex || !peer || !peer->epoch || !peer->lanes || peer->lanes > 63)
+	if (!peer || !sa)
 		return 0;
 	say.count = sealer_count(ctx, p);
-	if (!say.count)
+	if (!say.count || !sealer_ask(cfg))
 		return 0;
 	say.kind = peer->family == 4 ? SEALER_SEAL4 : SEALER_SEAL6;
-	say.id = sa_id(node, peer->epoch, peer->lanes);
-	sa = bpf_map_lookup_elem(&weft_sa_out, &say.id);
-	if (!sa || sa->engine != ENGINE_USER || !sa->sealer || !sealer_ask(cfg))
-		return 0;
 	if (sa_take(sa, say.count, &say.seq) || say.seq + say.count > SEALER_SEQ_LIMIT)
 		return 0;
 	*act = sealer_give(ctx, cfg, &say);

@@ -9,9 +9,6 @@
  * batch by the kernel, and from_host seals them there. Policy and routing have been done once, for the whole.
  */
 
-/* About 17 ms: longer than what waits in the segmentation veth waits. */
-#define SEGMENT_TICK_SHIFT 24
-
 #ifdef WEFT_XDP
 ALWAYS_INLINE int needs_segmentation(weft_ctx *ctx, struct weft_flow *flow) { return 0; }
 #else
@@ -19,7 +16,7 @@ ALWAYS_INLINE int needs_segmentation(weft_ctx *ctx, struct weft_flow *flow) { re
  * in its flow, since it would overtake. Anything else is sealed where it is. */
 ALWAYS_INLINE int needs_segmentation(weft_ctx *ctx, struct weft_flow *flow)
 {
-	__u16 tick = clock_mono() >> SEGMENT_TICK_SHIFT;
+	__u16 tick = clock_mono() >> FLOW_TICK_SHIFT;
 	__u32 start, field;
 
 	if (!ctx_segment(ctx) && skb_unfinished(ctx, &start, &field) >= 0)

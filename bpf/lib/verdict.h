@@ -46,6 +46,25 @@ ALWAYS_INLINE int rewrite(weft_ctx *ctx, const struct weft_pkt *p, const struct 
 	}
 }
 
+#ifdef WEFT_XDP
+ALWAYS_INLINE int note_stream(struct weft_flow *flow, __u32 node) { return 0; }
+#else
+/* Has a flow that streams go where large packets go, if the sealer is there for it: it seals many at a time. */
+static __noinline int note_stream(struct weft_flow *flow, __u32 node)
+{
+	const struct weft_config *cfg;
+	__u16 tick;
+
+	tick = clock_mono() >> FLOW_TICK_SHIFT;
+	if (flow->run_tick != tick || flow->segment_tick == tick)
+		return 0;
+	cfg = config();
+	if (cfg && sealer_has(cfg, node))
+		flow->segment_tick = tick;
+	return 0;
+}
+#endif
+
 /* What becomes of a packet for another node: it leaves as it is, or is still to be sealed (CTX_SEAL, CTX_PAIR).
  * The one place that every such packet passes. */
 ALWAYS_INLINE int to_remote(weft_ctx *ctx, struct weft_pkt *p, const struct weft_cached *c,
@@ -55,6 +74,8 @@ ALWAYS_INLINE int to_remote(weft_ctx *ctx, struct weft_pkt *p, const struct weft
 		return ctx_to_wire(ctx, c->out_ifindex);
 	p->node = c->node;
 	p->identity = c->identity;
+	if (flow && unlikely(flow->run >= STREAM_RUN))
+		note_stream(flow, c->node);
 	return needs_segmentation(ctx, flow) ? CTX_PAIR : CTX_SEAL;
 }
 

@@ -238,7 +238,7 @@ func TestKeyEnds(t *testing.T) {
 
 // TestPlainByPolicy: what a policy names travels in cleartext in both directions, and nothing else does.
 func TestPlainByPolicy(t *testing.T) {
-	for _, context := range receiveWays {
+	for _, context := range contexts {
 		b := newSealHarness(t, 4).keyed(t)
 		must(t, b.SetPlain([]netip.Prefix{netip.PrefixFrom(podA.IPv4, 32)}))
 		verdict, out := b.send(t, context, "from_pod", "wta", fromA(peer4).udp(1, 2, 3).bytes())
@@ -344,7 +344,7 @@ func TestSealedICMP(t *testing.T) {
 
 // TestSealedLimits: what does not fit is refused with the size that does, and a SYN is told before.
 func TestSealedLimits(t *testing.T) {
-	for _, context := range receiveWays {
+	for _, context := range contexts {
 		b := newSealHarness(t, 4).keyed(t)
 		limit := inet.SealedMTU(1500, false)
 		verdict, out := b.send(t, context, "from_pod", "wta", fromA(peer4).udp(1, 2, limit-28+1).bytes())
@@ -417,7 +417,7 @@ func TestCongestion(t *testing.T) {
 // TestOutsideStaysPlain: what has nothing to do with the nodes is not touched.
 func TestOutsideStaysPlain(t *testing.T) {
 	b := newSealHarness(t, 4).keyed(t)
-	for _, context := range receiveWays {
+	for _, context := range contexts {
 		if verdict, _ := b.send(t, context, "from_pod", "wta", fromA(world4).udp(1, 2, 3).bytes()); verdict != "pass" {
 			t.Errorf("%s, to the outside: %s", context, verdict)
 		}

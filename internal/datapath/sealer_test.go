@@ -454,3 +454,49 @@ func TestGivenToSealer(t *testing.T) {
 		}
 	}
 }
+
+// TestStreams: a flow that streams goes to the sealer after a run of packets, also in small packets; one that is
+// answered packet by packet never does, nor does any without a sealer.
+func TestStreams(t *testing.T) {
+	const runs = 64 // STREAM_RUN
+	b := newSealerHarness(t, 4)
+	seq := uint64(0)
+	send := func(port uint16) (toSealer bool) {
+		verdict, out := b.send(t, "tc", "from_pod", "wta", fromA(peer4).udp(port, 80, 100).bytes())
+		if verdict != "redirect" {
+			t.Fatalf("%s %v", verdict, b.counted(t))
+		}
+		return readTapFrame(out).kind == bpf.SealerSeal4
+	}
+	answer := func(port uint16) {
+		seq++
+		frame := one(b, t, peerSA(0), func(p *espref.Packet) {
+			p.Seq, p.Inner = seq, fromPeer(podA.IPv4).udp(80, port, 100).bytes()[atIP:]
+		})
+		if verdict, _ := b.send(t, "tc", "from_wire", "wtup", frame); verdict != "redirect" {
+			t.Fatalf("answer: %s %v", verdict, b.counted(t))
+		}
+	}
+	first := -1
+	for n := range 100 * runs { // a run that is cut by the end of a tick begins anew
+		if send(1000) {
+			first = n
+			break
+		}
+	}
+	if first < runs {
+		t.Errorf("packet %d of a stream was the first to go to the sealer, want it after %d, and before %d", first, runs, 100*runs)
+	}
+	for n := range 4 * runs {
+		if send(2000) {
+			t.Fatalf("packet %d of a flow that is answered went to the sealer", n)
+		}
+		answer(2000)
+	}
+	must(t, b.inside(func() error { return b.SetSealer(false) }))
+	for n := range 4 * runs {
+		if send(3000) {
+			t.Fatalf("packet %d went to a sealer that is not there", n)
+		}
+	}
+}

@@ -18,8 +18,8 @@ const Sealer = "weft_sealer"
 const (
 	// sealerMTU is the largest that a tap may have: what goes in was measured before.
 	sealerMTU = 65535 - 14
-	// sealerQueue is how many packets, of up to 64 KiB each, wait for the sealer: some 15 ms of bulk.
-	sealerQueue = 128
+	// sealerQueue is how many packets, of up to 64 KiB each, wait for the sealer: some 40 ms of bulk.
+	sealerQueue = 512
 	// vnetHeaderSize is that of struct virtio_net_hdr_v1.
 	vnetHeaderSize = 12
 	// tunUSO4 and tunUSO6 are TUN_F_USO4 and TUN_F_USO6 of linux/if_tun.h (Linux 6.2).

@@ -197,21 +197,25 @@ type Half struct {
 }
 
 type Flow struct {
-	_           structs.HostLayout
-	Half        [2]Half
-	FirstNs     uint64
-	LastNs      uint64
-	Flags       uint32
-	State       uint8
-	Pad         uint8
-	Slot        uint16
-	Hook        uint8
-	Direction   uint8
-	SegmentTick uint16
-	Cell        uint32
-	Checked     uint32
-	Born        [2]uint32
-	_           [4]byte
+	_            structs.HostLayout
+	Half         [2]Half
+	FirstNs      uint64
+	LastNs       uint64
+	Flags        uint32
+	State        uint8
+	Pad          uint8
+	Slot         uint16
+	Hook         uint8
+	Direction    uint8
+	SegmentTick  uint16
+	Cell         uint32
+	Checked      uint32
+	Born         [2]uint32
+	RunTick      uint16
+	Run          uint16
+	RunDirection uint8
+	Pad2         [3]uint8
+	_            [4]byte
 }
 
 type Owner struct {
