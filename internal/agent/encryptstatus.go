@@ -313,7 +313,7 @@ func (a *Agent) encryptMetrics(running *node) (*metrics.Encryption, error) {
 		return nil, nil
 	}
 	engine := running.dp.EngineStatus()
-	out := &metrics.Encryption{EngineAsked: engine.Asked, Engine: engine.Active, Reasons: encryptReasons}
+	out := &metrics.Encryption{EngineAsked: engine.Asked, Engine: engine.Active, Sealer: a.sealerMetrics(), Reasons: encryptReasons}
 	list, err := running.dp.SAs()
 	if err != nil {
 		err = fmt.Errorf("read keys of the datapath: %w", err)

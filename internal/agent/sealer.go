@@ -4,7 +4,9 @@ import (
 	"context"
 
 	"weft.dev/weft/internal/config"
+	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/sealer/control"
 	"weft.dev/weft/internal/sealer/supervisor"
 )
@@ -50,4 +52,19 @@ func refusals(s control.Stats) map[string]uint64 {
 		}
 	}
 	return out
+}
+
+// sealerMetrics is nil where the engine has none.
+func (a *Agent) sealerMetrics() *metrics.Sealer {
+	s := a.sealer.Load()
+	if s == nil {
+		return nil
+	}
+	status := s.Status()
+	passed := func(d control.Direction) datapath.Traffic {
+		return datapath.Traffic{Packets: d.Packets, Bytes: d.Bytes}
+	}
+	return &metrics.Sealer{
+		Up: status.PID != 0, Starts: status.Starts, Sealed: passed(status.Stats.Seal), Opened: passed(status.Stats.Open),
+	}
 }

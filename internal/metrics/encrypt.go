@@ -40,8 +40,18 @@ type Encryption struct {
 	KMSFailing string
 	// KMS counts the calls to it, nil while there is no key manager.
 	KMS *kek.Meter
+	// Sealer is what the sealer does, nil where the engine has none.
+	Sealer *Sealer
 	// Reasons are the drop reasons that have to do with encryption.
 	Reasons map[string]bool
+}
+
+// Sealer is what the process does that takes what comes in bulk. Sealed and Opened count since that process was
+// started.
+type Sealer struct {
+	Up             bool
+	Starts         int
+	Sealed, Opened datapath.Traffic
 }
 
 // Key is what passed one key. Traffic only grows while ID stays.
@@ -67,6 +77,10 @@ var (
 	encVMForksDesc     = desc("weft_encrypt_vm_forks_total", "Times that this virtual machine was found to have been resumed from a snapshot or copied, and its keys were destroyed.")
 	encKeyAgeDesc      = desc("weft_encrypt_key_age_seconds", "Age of the oldest key in the datapath.")
 	encEngineDesc      = desc("weft_encrypt_engine_info", "What does the AES-GCM: asked for and active. Always 1.", "asked", "active")
+	sealerUpDesc       = desc("weft_sealer_up", "Whether the sealer runs (engine user). While it does not, the hooks seal.")
+	sealerStartsDesc   = desc("weft_sealer_starts_total", "Sealers that this agent has started; more than one or two say that they die.")
+	sealerPacketsDesc  = desc("weft_sealer_packets_total", "Packets that the sealer sealed (out) and opened (in), since it was started.", "direction")
+	sealerBytesDesc    = desc("weft_sealer_bytes_total", "Bytes of packets that the sealer sealed (out) and opened (in), before sealing, since it was started.", "direction")
 	encEpochDesc       = desc("weft_encrypt_epoch", "Number of the newest epoch that this node uses, 0 for none.")
 	encEpochEndDesc    = desc("weft_encrypt_epoch_expires_timestamp_seconds", "When that epoch reaches its hard TTL.")
 	keysTTLDesc        = desc("weft_keys_epoch_ttl_ratio", "How much of the hard TTL of the epoch in use is over, 0 to 1. At 1 packets are dropped, or weft_keys_epoch_extended is 1.")
@@ -80,7 +94,7 @@ var (
 func describeEncryption(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		encPeersDesc, encQuantumDesc, encPacketsDesc, encBytesDesc, encErrorsDesc, encHandshakesDesc, encRotationsDesc,
-		encRekeysDesc, encKeyAgeDesc, encEngineDesc, encEpochDesc, encEpochEndDesc, encCertificateDesc,
+		encRekeysDesc, encKeyAgeDesc, encEngineDesc, sealerUpDesc, sealerStartsDesc, sealerPacketsDesc, sealerBytesDesc, encEpochDesc, encEpochEndDesc, encCertificateDesc,
 		keysTurnedDesc, encVMForksDesc, keysTTLDesc, keysExtendedDesc, keysRewrapsDesc, keysUnwrapDesc, kmsUpDesc,
 	} {
 		ch <- d
@@ -167,7 +181,21 @@ func (c *Collector) encryption(ch chan<- prometheus.Metric, e *Encryption) {
 	for kind, count := range e.UnwrapErrors {
 		counter(ch, keysUnwrapDesc, float64(count), kind)
 	}
+	sealer(ch, e.Sealer)
 	kms(ch, e)
+}
+
+// sealer shows nothing where the engine has none.
+func sealer(ch chan<- prometheus.Metric, s *Sealer) {
+	if s == nil {
+		return
+	}
+	gauge(ch, sealerUpDesc, map[bool]float64{true: 1}[s.Up])
+	counter(ch, sealerStartsDesc, float64(s.Starts))
+	for direction, t := range map[string]datapath.Traffic{"out": s.Sealed, "in": s.Opened} {
+		counter(ch, sealerPacketsDesc, float64(t.Packets), direction)
+		counter(ch, sealerBytesDesc, float64(t.Bytes), direction)
+	}
 }
 
 // kms shows nothing while there is no key manager.

@@ -115,14 +115,14 @@ func key(id uint32) esp.SealerKey {
 	return esp.SealerKey{Out: id%2 == 0, ID: id, Fingerprint: uint64(id) + 100, Key: [32]byte{byte(id), 1}, Salt: [4]byte{9}}
 }
 
-// bed is where a sealer can be started.
-type bed struct {
+// harness is where a sealer can be started.
+type harness struct {
 	socket string
 	mu     sync.Mutex
 	last   error
 }
 
-func newBed(t *testing.T) *bed {
+func newHarness(t *testing.T) *harness {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: starts a process of another uid")
@@ -134,17 +134,17 @@ func newBed(t *testing.T) *bed {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-	return &bed{socket: filepath.Join(dir, "sock")}
+	return &harness{socket: filepath.Join(dir, "sock")}
 }
 
-func (b *bed) problem() error {
+func (b *harness) problem() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.last
 }
 
 // run has a supervisor work until stop, as an agent does.
-func (b *bed) run(t *testing.T, h *host, build string) (s *Supervisor, stop func()) {
+func (b *harness) run(t *testing.T, h *host, build string) (s *Supervisor, stop func()) {
 	t.Helper()
 	s = New(Options{
 		Datapath: h, Socket: b.socket, Port: 4500, Build: build, Log: slog.New(slog.DiscardHandler),
@@ -173,7 +173,7 @@ func (b *bed) run(t *testing.T, h *host, build string) (s *Supervisor, stop func
 }
 
 // holds asks the process itself which keys it has.
-func (b *bed) holds(t *testing.T) []control.Held {
+func (b *harness) holds(t *testing.T) []control.Held {
 	t.Helper()
 	client, err := control.Dial(t.Context(), b.socket)
 	if err != nil {
@@ -188,7 +188,7 @@ func (b *bed) holds(t *testing.T) []control.Held {
 }
 
 // hasExactly says whether a process works with these keys, and the host has been told of them.
-func (b *bed) hasExactly(t *testing.T, s *Supervisor, h *host, keys ...esp.SealerKey) error {
+func (b *harness) hasExactly(t *testing.T, s *Supervisor, h *host, keys ...esp.SealerKey) error {
 	t.Helper()
 	if s.Status().PID == 0 || b.problem() != nil {
 		return fmt.Errorf("%+v %v", s.Status(), b.problem())
@@ -222,7 +222,7 @@ func eventually(t *testing.T, what string, check func() error) {
 
 // TestKeysFollow: the process has the keys that the datapath has, and no others, also after it was killed.
 func TestKeysFollow(t *testing.T) {
-	b, h := newBed(t), newHost(key(1))
+	b, h := newHarness(t), newHost(key(1))
 	s, _ := b.run(t, h, control.Build())
 	eventually(t, "the first key", func() error { return b.hasExactly(t, s, h, key(1)) })
 	h.set(key(1), key(2), key(3))
@@ -249,7 +249,7 @@ func TestKeysFollow(t *testing.T) {
 // TestAgentRestarted: a process stays when its agent ends. The next agent of the same build takes it over, keys
 // included; one of another build has its own take over, and the first ends.
 func TestAgentRestarted(t *testing.T) {
-	b, h := newBed(t), newHost(key(1), key(2))
+	b, h := newHarness(t), newHost(key(1), key(2))
 	s, stop := b.run(t, h, control.Build())
 	eventually(t, "the keys", func() error { return b.hasExactly(t, s, h, key(1), key(2)) })
 	first := s.Status().PID
@@ -284,7 +284,7 @@ func TestAgentRestarted(t *testing.T) {
 
 // TestNoTap: what keeps the process from running is told, nothing is given to it, and it starts once that is over.
 func TestNoTap(t *testing.T) {
-	b, h := newBed(t), newHost(key(1))
+	b, h := newHarness(t), newHost(key(1))
 	h.refuse, h.on = errors.New("no such device"), true
 	h.marked[heldOf(key(7))] = true // of a process that is gone
 	s, _ := b.run(t, h, control.Build())
