@@ -287,7 +287,7 @@ func (w *world) start(t *testing.T, cfg *config.Config) (*admin.Client, func() e
 
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
 		if holds() {
 			return
 		}

@@ -100,7 +100,7 @@ func newHarness(t *testing.T) harness {
 
 func TestOverRouter(t *testing.T) {
 	harness := newHarness(t)
-	report, err := Test(context.Background(), []Target{harness.a, harness.b}, Options{Timeout: 3 * time.Second})
+	report, err := Test(context.Background(), []Target{harness.a, harness.b}, Options{Timeout: 30 * time.Second})
 	must(t, err)
 	// Two directions, two families, three ICMP and three UDP tests and one transfer.
 	if !report.OK || report.Passed != 2*2*7 {

@@ -205,8 +205,8 @@ func TestNoKey(t *testing.T) {
 	}
 }
 
-// expired lets an SA's time run out soon; rekey waits for it.
-func expired(sa *esp.SA) { sa.Expires = time.Now().Add(100 * time.Millisecond) }
+// expired lets an SA's time run out soon, but not before it is installed; rekey waits for it.
+func expired(sa *esp.SA) { sa.Expires = time.Now().Add(time.Second) }
 
 // TestKeyEnds: keys past their time or their number of packets seal nothing more.
 func TestKeyEnds(t *testing.T) {

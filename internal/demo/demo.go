@@ -21,7 +21,7 @@ import (
 const DefaultLab = "weftdemo"
 
 // downLimit bounds the removal of the lab, also of an interrupted demo's.
-const downLimit = 60 * time.Second
+const downLimit = 3 * time.Minute
 
 // Options say how the demo runs.
 type Options struct {
@@ -148,15 +148,15 @@ func (d *demo) downAfterPanic() {
 
 func (d *demo) steps() []step {
 	steps := []step{
-		{name: "lab", title: "Two nodes, four pods", limit: 60 * time.Second, do: d.topology},
-		{name: "wire", title: "What the wire shows", limit: 60 * time.Second, needsLab: true, do: d.wire},
-		{name: "reach", title: "Who reaches whom", limit: 45 * time.Second, needsLab: true, do: d.reach},
-		{name: "kill9", title: "The agent is killed, traffic goes on", limit: 40 * time.Second, needsLab: true, do: d.killAgent},
-		{name: "restart", title: "The agent is restarted, traffic goes on", limit: 40 * time.Second, needsLab: true, do: d.restartAgent},
-		{name: "rotate", title: "All keys change, traffic goes on", limit: 60 * time.Second, needsLab: true, do: d.rotate},
-		{name: "intrude", title: "Forged and replayed packets on the wire are refused, each with a reason of its own", limit: 20 * time.Second, needsLab: true, do: d.intrude},
-		{name: "spoofed", title: "Forged packets of a pod are refused, each with a reason of its own", limit: 20 * time.Second, needsLab: true, do: d.forge},
-		{name: "trace", title: "What would happen to a packet", limit: 20 * time.Second, needsLab: true, do: d.trace},
+		{name: "lab", title: "Two nodes, four pods", limit: 3 * time.Minute, do: d.topology},
+		{name: "wire", title: "What the wire shows", limit: 3 * time.Minute, needsLab: true, do: d.wire},
+		{name: "reach", title: "Who reaches whom", limit: 2 * time.Minute, needsLab: true, do: d.reach},
+		{name: "kill9", title: "The agent is killed, traffic goes on", limit: 2 * time.Minute, needsLab: true, do: d.killAgent},
+		{name: "restart", title: "The agent is restarted, traffic goes on", limit: 2 * time.Minute, needsLab: true, do: d.restartAgent},
+		{name: "rotate", title: "All keys change, traffic goes on", limit: 3 * time.Minute, needsLab: true, do: d.rotate},
+		{name: "intrude", title: "Forged and replayed packets on the wire are refused, each with a reason of its own", limit: time.Minute, needsLab: true, do: d.intrude},
+		{name: "spoofed", title: "Forged packets of a pod are refused, each with a reason of its own", limit: time.Minute, needsLab: true, do: d.forge},
+		{name: "trace", title: "What would happen to a packet", limit: time.Minute, needsLab: true, do: d.trace},
 	}
 	if !d.opts.SkipBench {
 		steps = append(steps, step{name: "route", title: "How fast it is", limit: 205 * time.Second, do: d.route})

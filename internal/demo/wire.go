@@ -27,7 +27,7 @@ const (
 	// dumpSize is how much of a frame is shown.
 	dumpSize = 128
 	// keysLimit is how long the agents may take to agree on keys.
-	keysLimit = 20 * time.Second
+	keysLimit = time.Minute
 	// espHeaders are the bytes of a frame before the sealed part: Ethernet, IPv4, UDP, SPI, sequence number, IV.
 	espHeaders = inet.EthernetLen + inet.IPv4Len + inet.UDPLen + 16
 )

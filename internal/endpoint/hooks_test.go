@@ -161,7 +161,7 @@ func TestUnseenNamespaceThatGoes(t *testing.T) {
 		t.Fatalf("restore: %v", err)
 	}
 	ns.Close() // the last reference
-	for deadline := time.Now().Add(20 * time.Second); len(b.devices()) > 0 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); len(b.devices()) > 0 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 	}
 	if err := m.Sync(context.Background()); err != nil {
 		t.Error(err)

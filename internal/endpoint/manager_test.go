@@ -136,7 +136,7 @@ func exchange(t *testing.T, nsA string, a netip.Addr, nsB string, z netip.Addr) 
 	})
 	defer client.Close()
 	buf := make([]byte, 64)
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	server.SetReadDeadline(deadline)
 	client.SetReadDeadline(deadline)
 	if _, err := client.Write([]byte("hello")); err != nil {

@@ -175,7 +175,7 @@ func (n *node) stop() {
 	<-n.done
 }
 
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // until waits for something, with packets going round meanwhile.
 func (b *fixture) until(what string, is func() bool) {

@@ -19,11 +19,12 @@ import (
 	"weft.dev/weft/internal/sibling"
 )
 
-// How long agents may take for things.
+// How long agents may take for things: much longer than they do on a machine with time.
 const (
-	defaultReadyTimeout = 30 * time.Second
-	stopGrace           = 10 * time.Second
-	killTimeout         = 20 * time.Second
+	defaultReadyTimeout = 2 * time.Minute
+	answerTimeout       = 10 * time.Second
+	stopGrace           = time.Minute
+	killTimeout         = 90 * time.Second
 )
 
 // ErrBare is returned when an agent is asked of a bare node.
@@ -134,7 +135,7 @@ func (n *Node) WaitReady(ctx context.Context) error {
 
 // ready asks the agent once.
 func (n *Node) ready(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	resp, err := n.get(ctx, "/v1/readyz")
 	if err != nil {
@@ -181,7 +182,7 @@ func (n *Node) logTail() string {
 }
 
 // StopAgent ends the agent with SIGTERM and waits until it is gone. An agent that
-// does not end within 10 s is killed, which is an error.
+// does not end within a minute is killed, which is an error.
 func (n *Node) StopAgent(ctx context.Context) error {
 	if n.Bare {
 		return fmt.Errorf("node %s %w", n.Name, ErrBare)

@@ -86,7 +86,7 @@ func TestBareLab(t *testing.T) {
 // reach sends every kind of traffic from one pod to another and back.
 func reach(t *testing.T, from, to *Pod, family int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	ping, err := traffic.Ping(ctx, from.NetNS, traffic.PingOptions{Dst: to.Addr(family), Src: from.Addr(family)})
 	if err != nil || !ping.OK() {

@@ -16,8 +16,8 @@ import (
 
 // How long the steps of Down may take, each.
 const (
-	delTimeout     = 10 * time.Second
-	cleanupTimeout = 30 * time.Second
+	delTimeout     = 30 * time.Second
+	cleanupTimeout = time.Minute
 	leftGrace      = 2 * time.Second
 )
 

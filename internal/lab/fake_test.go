@@ -142,7 +142,7 @@ func agentSpec(suffix string) *Spec {
 func upAgents(t *testing.T, spec *Spec) *Lab {
 	t.Helper()
 	needsRoot(t)
-	l, err := Up(t.Context(), spec, Options{Binary: os.Args[0], ReadyTimeout: 20 * time.Second})
+	l, err := Up(t.Context(), spec, Options{Binary: os.Args[0], ReadyTimeout: 2 * time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -88,7 +88,7 @@ func issue(authority *ca.Authority, node, dir string) error {
 }
 
 // identitiesTimeout bounds the wait for what is a tenth of a second on a machine with time.
-const identitiesTimeout = 5 * time.Second
+const identitiesTimeout = 30 * time.Second
 
 // awaitIdentities waits until every agent knows who lives on the other nodes: until then it refuses
 // what they seal, and a program that counts packets would count that. Agents that do not answer are

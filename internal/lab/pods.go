@@ -17,7 +17,7 @@ import (
 )
 
 // addTimeout bounds one CNI ADD.
-const addTimeout = 30 * time.Second
+const addTimeout = time.Minute
 
 // AddPod adds a pod to a running lab: declares it, makes its namespace, attaches it by CNI.
 func (l *Lab) AddPod(ctx context.Context, spec PodSpec) (*Pod, error) {

@@ -25,7 +25,7 @@ func sealing(t *testing.T, l *Lab, node string) *admin.Encryption {
 // awaitPlain waits until every node has that many plain addresses.
 func awaitPlain(t *testing.T, l *Lab, want int) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		if len(sealing(t, l, "a").Plain) == want && len(sealing(t, l, "b").Plain) == want {
 			return
 		}

@@ -20,7 +20,7 @@ import (
 )
 
 // downTimeout bounds the clean-up after a failed Up or Run, whose own context may be over.
-const downTimeout = 2 * time.Minute
+const downTimeout = 5 * time.Minute
 
 // ErrUp is returned by Up for a lab that is up already.
 var ErrUp = errors.New("is already up")

@@ -138,7 +138,7 @@ func vethPair(a, b vethEnd, mtu int) error {
 
 // waitCarrier waits until an interface whose two ends are up is usable.
 func waitCarrier(ifName string) error {
-	const most = 3 * time.Second
+	const most = 30 * time.Second
 	for begin := time.Now(); ; time.Sleep(2 * time.Millisecond) {
 		link, err := netlink.LinkByName(ifName)
 		if err != nil {

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -149,7 +150,7 @@ func TestUplinkDownUp(t *testing.T) {
 			if err := reach(t.Context(), l.Pod("client"), l.Pod("db")); err != nil {
 				t.Errorf("with the cable out: %v", err)
 			}
-			if r, err := traffic.Ping(t.Context(), l.Pod("client").NetNS, traffic.PingOptions{Dst: l.Pod("server").IPv4}); err != nil || r.Received != 0 {
+			if r, err := traffic.Ping(t.Context(), l.Pod("client").NetNS, traffic.PingOptions{Dst: l.Pod("server").IPv4, Timeout: time.Second}); err != nil || r.Received != 0 {
 				t.Errorf("a ping over a cable that is out: %+v %v", r, err)
 			}
 			must(t, b.NetNS, "ip", "link", "set", "w0", "up")

@@ -20,8 +20,8 @@ import (
 	"weft.dev/weft/test/labtest"
 )
 
-// patience bounds every wait. Nothing here takes a fortieth of it on a machine with time.
-const patience = time.Minute
+// patience bounds every wait. Nothing here takes a hundredth of it on a machine with time.
+const patience = 3 * time.Minute
 
 // echoPort is where every pod of a lab that has echo servers answers.
 const echoPort = 7007
@@ -246,12 +246,16 @@ func dropText(t *testing.T, n *lab.Node) string {
 	return strings.Join(parts, "; ")
 }
 
+// callTime is how long a few calls may take where they are to succeed: a hundred times what they take on
+// a machine with time. Where they may fail at first, the next ones are then begun.
+const callTime = 30 * time.Second
+
 // reach has one pod talk to the echo server of another, by every protocol and both families.
 func reach(ctx context.Context, from, to *lab.Pod) error {
 	var errs []error
 	for _, family := range []int{4, 6} {
 		dst := to.Addr(family)
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		ctx, cancel := context.WithTimeout(ctx, callTime)
 		_, tcpErr := traffic.EchoTCP(ctx, from.NetNS, netip.Addr{}, netip.AddrPortFrom(dst, echoPort), 200_000)
 		_, udpErr := traffic.EchoUDP(ctx, from.NetNS, netip.Addr{}, netip.AddrPortFrom(dst, echoPort), 1000)
 		ping, pingErr := traffic.Ping(ctx, from.NetNS, traffic.PingOptions{Dst: dst})

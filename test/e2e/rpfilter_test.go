@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/lab/traffic"
@@ -58,7 +57,7 @@ func setReversePath(t *testing.T, n *lab.Node, all, each int) {
 // talk exchanges a little by TCP and UDP. The far machine has several addresses, so its echo server's UDP
 // answers come from another one than was asked: it is pinged.
 func talk(ctx context.Context, ns, to string, far bool) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
 	dst := netip.MustParseAddrPort(to)
 	_, errTCP := traffic.EchoTCP(ctx, ns, netip.Addr{}, dst, 20_000)

@@ -257,7 +257,7 @@ func goAway(t *testing.T, l *lab.Lab, c *kms.Counterpart) {
 func recovers(t *testing.T, l *lab.Lab, number uint64) {
 	t.Helper()
 	var err error
-	for begin := time.Now(); time.Since(begin) < 2*time.Minute; time.Sleep(100 * time.Millisecond) { // its backoff may have grown
+	for begin := time.Now(); time.Since(begin) < patience; time.Sleep(100 * time.Millisecond) { // its backoff may have grown
 		if err = onEpoch(t.Context(), l, number); err == nil {
 			t.Logf("in use again %s after the KMS came back", time.Since(begin).Round(time.Millisecond))
 			return

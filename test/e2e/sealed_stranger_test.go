@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -256,14 +257,17 @@ func (s *stranger) otherWayOut(t *testing.T, l *lab.Lab) {
 			runIn(t, a.NetNS, command("ip", rule[0], "route", "flush", "table", "199"))
 		})
 		before := dropped(t, a, "", "unhooked_interface")
-		for _, from := range []string{a.NetNS, l.Pod("client").NetNS} { // in mode stack, the kernel routes pods' packets, too
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			_, _ = traffic.EchoUDP(ctx, from, netip.Addr{}, addrPort(server.Addr(family), echoPort), 100)
-			cancel()
-		}
-		if dropped(t, a, "", "unhooked_interface") == before {
-			t.Errorf("IPv%d: nothing was refused as unhooked_interface: %s", family, dropText(t, a))
-		}
+		eventually(t, fmt.Sprintf("IPv%d packets are refused as unhooked_interface", family), func() error {
+			for _, from := range []string{a.NetNS, l.Pod("client").NetNS} { // in mode stack, the kernel routes pods' packets, too
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				_, _ = traffic.EchoUDP(ctx, from, netip.Addr{}, addrPort(server.Addr(family), echoPort), 100)
+				cancel()
+			}
+			if dropped(t, a, "", "unhooked_interface") == before {
+				return errors.New(dropText(t, a))
+			}
+			return nil
+		})
 		must(t, a.NetNS, "ip", rule[0], "rule", "del", "to", rule[1], "lookup", "199")
 	}
 	for _, frame := range s.end.received() {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
-	"time"
 
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/lab/traffic"
@@ -98,7 +97,7 @@ func sealedNodesTalk(t *testing.T, l *lab.Lab) {
 
 // callAll calls an echo server by TCP and UDP, and pings.
 func callAll(ctx context.Context, ns string, to netip.Addr) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
 	_, errTCP := traffic.EchoTCP(ctx, ns, netip.Addr{}, addrPort(to, echoPort), 100_000)
 	_, errUDP := traffic.EchoUDP(ctx, ns, netip.Addr{}, addrPort(to, echoPort), 1000)
@@ -134,7 +133,7 @@ func sealedSizes(t *testing.T, l *lab.Lab) {
 
 // sealedDatagrams has sockets talk in datagrams of every size: their checksums were not finished when they left the pod.
 func sealedDatagrams(t *testing.T, l *lab.Lab) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	client, server := l.Pod("client"), l.Pod("server")
 	mtu := status(t, l.Node("a")).MTU

@@ -86,7 +86,7 @@ func ask(ctx context.Context, l *lab.Lab, from, to string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 40*time.Second) // busy machines
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	dst := netip.MustParseAddrPort(to)
 	_, errSmall := traffic.EchoTCP(ctx, ns, netip.Addr{}, dst, 100)

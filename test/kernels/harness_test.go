@@ -140,7 +140,7 @@ func (p *port) receive(n int, take func(packet []byte) []byte) ([][]byte, error)
 }
 
 // patience is how long a packet may take in a VM whose CPUs are busy elsewhere.
-const patience = 20 * time.Second
+const patience = 2 * time.Minute
 
 const ethLen = 14
 

@@ -45,7 +45,7 @@ func insertModule(path string) error {
 
 // removeModule waits for the last context, which the kernel frees after a grace period.
 func removeModule() error {
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
 		err := unix.DeleteModule(moduleName, unix.O_NONBLOCK)
 		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
 			return err

@@ -24,8 +24,8 @@ import (
 	"weft.dev/weft/test/labtest"
 )
 
-// patience bounds every wait. Nothing here takes a tenth of it on a machine with time.
-const patience = 45 * time.Second
+// patience bounds every wait. Nothing here takes a twentieth of it on a machine with time.
+const patience = 3 * time.Minute
 
 // The machine out knows nothing of Weft. The default routes of the nodes lead there: what has no other way leaves by it.
 const twoNodes = `

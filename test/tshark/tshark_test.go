@@ -122,7 +122,7 @@ func capture(t *testing.T, a, b *end, path string) (frames [][]byte) {
 	if err := out.WriteFileHeader(65535, layers.LinkTypeEthernet); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	err = on.Run(ctx, func(f encryptcheck.Frame) {
 		p, err := inet.Parse(f.Data)
@@ -133,6 +133,9 @@ func capture(t *testing.T, a, b *end, path string) (frames [][]byte) {
 		info := gopacket.CaptureInfo{Timestamp: time.Now(), CaptureLength: len(f.Data), Length: f.Length}
 		if err := out.WritePacket(info, f.Data); err != nil {
 			t.Error(err)
+		}
+		if len(frames) == 2*len(sizes()) {
+			cancel() // what comes beyond them is still read
 		}
 	})
 	if err != nil {

@@ -139,7 +139,7 @@ func (r *referee) speak(t *testing.T) {
 		k.say(r.tap.marker(id))
 		waiting[id] = k.to.Name
 	}
-	r.await(waiting, time.Second)
+	r.await(waiting, patience)
 	for id, who := range waiting {
 		if !r.tap.at(id, who) {
 			note(r.problems, "honest sealed traffic was lost to "+who, "")
@@ -174,7 +174,7 @@ func (r *referee) fence(t *testing.T) {
 			}
 			waiting[id] = pod
 		}
-		if r.await(waiting, 2*time.Second) {
+		if r.await(waiting, 20*time.Second) {
 			return
 		}
 	}
@@ -187,7 +187,7 @@ func (r *referee) settle(t *testing.T, before counters) {
 	r.fence(t)
 	missing := r.undelivered()
 	dropped := 0
-	for range 20 {
+	for range 400 {
 		if dropped = r.count(t).since(before); dropped >= len(missing) {
 			break
 		}
@@ -201,7 +201,7 @@ func (r *referee) settle(t *testing.T, before counters) {
 			waiting[s.id] = s.must
 		}
 	}
-	r.await(waiting, 300*time.Millisecond)
+	r.await(waiting, 10*time.Second)
 }
 
 // run fires the matrix and then random shots until the time is up.

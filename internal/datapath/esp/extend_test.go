@@ -11,7 +11,7 @@ import (
 // TestExtendSAs moves the end of keys in use: sealing and opening go on, with counter and window, until the new end.
 func TestExtendSAs(t *testing.T) {
 	b := newSABed(t, "auto")
-	end := time.Now().Add(2 * time.Second)
+	end := time.Now().Add(5 * time.Second)
 	for _, out := range []bool{true, false} {
 		for lane := range uint8(2) {
 			sa := testSA(out, 7, 1)
@@ -24,7 +24,7 @@ func TestExtendSAs(t *testing.T) {
 	}
 	b.take(t, firstSA)
 	b.commit(t, firstSA, 9)
-	later := end.Add(2 * time.Second)
+	later := end.Add(5 * time.Second)
 	for _, out := range []bool{true, false} {
 		if err := b.ExtendSAs("b", out, 1, 8, later); !errors.Is(err, ErrNoSA) {
 			t.Errorf("the fingerprint of other keys (out %t): %v", out, err)

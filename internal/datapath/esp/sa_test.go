@@ -166,10 +166,10 @@ func TestSAExpires(t *testing.T) {
 	b := newSABed(t, "auto")
 	for _, out := range []bool{true, false} {
 		sa := testSA(out, 7, 1)
-		sa.Expires = time.Now().Add(300 * time.Millisecond)
+		sa.Expires = time.Now().Add(2 * time.Second)
 		must(t, b.InstallSA(sa))
 	}
-	time.Sleep(400 * time.Millisecond)
+	time.Sleep(2100 * time.Millisecond)
 	if n, reason := b.take(t, firstSA); reason != bpf.ReasonKeyExpired || n != 0 {
 		t.Errorf("sealing: number %d, %s", n, reason)
 	}

@@ -187,7 +187,7 @@ func TestFlowStream(t *testing.T) {
 	backend := &fake{hub: flows.NewHub(4)}
 	backend.hub.Publish(flows.Flow{Protocol: "tcp"})
 	server := serve(t, socket, backend)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	client := NewClient(socket)
 	count := 0

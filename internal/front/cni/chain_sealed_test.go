@@ -70,7 +70,7 @@ func addAddress(link string, addr string) error {
 
 // meets has a connection made from one namespace to an address of another's, which may still be tentative.
 func meets(from, to string, addr netip.Addr) error {
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		if err := connect(from, to, addr); !errors.Is(err, unix.EADDRNOTAVAIL) || time.Now().After(deadline) {
 			return err
 		}
@@ -95,7 +95,7 @@ func connect(from, to string, addr netip.Addr) error {
 	defer l.Close()
 	if e := inNS(from, func() {
 		var c net.Conn
-		if c, err = (&net.Dialer{Timeout: 5 * time.Second}).Dial("tcp", l.Addr().String()); err == nil {
+		if c, err = (&net.Dialer{Timeout: 30 * time.Second}).Dial("tcp", l.Addr().String()); err == nil {
 			c.Close()
 		}
 	}); e != nil || err != nil {

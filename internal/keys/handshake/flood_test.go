@@ -244,7 +244,7 @@ func TestSilence(t *testing.T) {
 	if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("read: %v", err)
 	}
-	for range 3000 {
+	for range 30000 {
 		if y.server.Turned().Silent == 1 {
 			return
 		}

@@ -145,7 +145,7 @@ func TestTLSRules(t *testing.T) {
 		y.listen()
 		conn, err := x.dialTLS(y, func(config *tls.Config) { config.VerifyConnection = nil; c.change(config) })
 		if err == nil {
-			_ = conn.SetReadDeadline(time.Now().Add(time.Second))
+			_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second))
 			_, err = conn.Read(make([]byte, 1))
 		}
 		if err == nil {
@@ -221,7 +221,7 @@ func TestAnotherNodesName(t *testing.T) {
 func TestSlowPeers(t *testing.T) {
 	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, func(c *Config) { c.Sessions = 4 })
-	slow := b.node("slow", 1, func(c *Config) { c.Timeout = 300 * time.Millisecond })
+	slow := b.node("slow", 1, func(c *Config) { c.Timeout = 2 * time.Second })
 	y.listen()
 	slow.listen()
 	for range 12 {

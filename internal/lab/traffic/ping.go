@@ -24,7 +24,7 @@ type PingOptions struct {
 	DF       bool          // never fragment, and do not believe a path MTU learnt earlier
 	TTL      int           // TTL or hop limit; 0 is the system's
 	Interval time.Duration // default 200 ms
-	Timeout  time.Duration // per ping, default 1 s
+	Timeout  time.Duration // per ping, default 10 s: a busy machine answers late
 }
 
 // PingReport is what pings saw.
@@ -105,7 +105,7 @@ func (o *PingOptions) setDefaults() {
 		o.Interval = 200 * time.Millisecond
 	}
 	if o.Timeout == 0 {
-		o.Timeout = time.Second
+		o.Timeout = 10 * time.Second
 	}
 }
 

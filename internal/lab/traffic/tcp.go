@@ -18,9 +18,9 @@ const (
 	// patternSize is prime, so that no block size of the path hides a shifted stream.
 	patternSize = 65521
 	tcpChunk    = 32 << 10
-	dialTimeout = 10 * time.Second
+	dialTimeout = 30 * time.Second
 	// drainTimeout is how long a stopped stream's receiver may take for the rest.
-	drainTimeout = 10 * time.Second
+	drainTimeout = 30 * time.Second
 )
 
 // pattern is what every TCP stream carries, over and over.

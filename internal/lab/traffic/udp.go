@@ -24,7 +24,7 @@ const (
 	// a veth ring holds 256 packets, and losing there would say nothing about the datapath.
 	maxBurst = 32
 	// settle is how long a stopped stream waits without a packet before it calls the rest lost.
-	settle = 500 * time.Millisecond
+	settle = 3 * time.Second
 )
 
 // UDPOptions describe a UDP stream.

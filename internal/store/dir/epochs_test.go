@@ -127,7 +127,7 @@ func TestLeader(t *testing.T) {
 		t.Errorf("b: %v, %v", won, err)
 	}
 	a.Resign()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	must(t, b.Campaign(ctx, func(err error) { must(t, err) }))
 	if a.IsLeader() || !b.IsLeader() || a.Holder() != "b" {

@@ -36,7 +36,7 @@ func watching(t *testing.T, d *Dir) <-chan *store.Snapshot {
 // no errors at all).
 func until(t *testing.T, snapshots <-chan *store.Snapshot, errText string, nodes ...string) *store.Snapshot {
 	t.Helper()
-	timeout := time.After(20 * time.Second)
+	timeout := time.After(2 * time.Minute)
 	var last *store.Snapshot
 	for {
 		select {
