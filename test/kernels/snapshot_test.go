@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"weft.dev/weft/test/kernels/tsc"
 )
 
 func TestMain(m *testing.M) {
@@ -201,8 +203,9 @@ func (b snapshotHarness) start(name, id string, arguments ...string) *snapshotVM
 	vm.process = exec.Command("qemu-system-x86_64", append([]string{
 		"-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2G", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", b.kernel, "-initrd", b.initramfs,
-		// So loud that a fork is on the console: it is a notice.
-		"-append", "console=ttyS0 loglevel=6 panic=-1 mitigations=off tsc=reliable no_timer_check",
+		// So loud that a fork is on the console: it is a notice. QEMU's translator gives the guest this machine's TSC. What its
+		// rate is must be told: on a busy machine the guest would measure it wrong by any factor.
+		"-append", fmt.Sprintf("console=ttyS0 loglevel=6 panic=-1 mitigations=off tsc=reliable tsc_early_khz=%d no_timer_check", tsc.KHz()),
 		"-serial", "file:" + vm.base + ".console", "-serial", "file:" + vm.base + ".output", "-qmp", "unix:" + vm.base + ".qmp,server=on,wait=off",
 		"-device", "vmgenid,guid=" + id, "-drive", "if=none,id=snapshots,format=qcow2,file=" + b.disk(),
 	}, arguments...)...)

@@ -1,0 +1,4 @@
+package tsc
+
+// count reads the counter.
+func count() uint64
