@@ -59,7 +59,7 @@ func BenchmarkChangedEndpoint(b *testing.B) {
 	for b.Loop() {
 		n++
 		put(n%10000, n)
-		w.note(fsnotify.Event{Name: fmt.Sprintf("%s/endpoints/shop--e%d.yaml", path, n%10000), Op: fsnotify.Create})
+		w.note(fsnotify.Event{Name: fmt.Sprintf("%s/endpoints/shop--e%d.yaml", path, n%10000), Op: fsnotify.Create}, fromEndpoints)
 		if err := w.refresh(); err != nil {
 			b.Fatal(err)
 		}

@@ -103,18 +103,19 @@ func (d *Dir) readable() error {
 func (d *Dir) Snapshot() (*store.Snapshot, error) {
 	d.readMu.Lock()
 	defer d.readMu.Unlock()
-	if err := d.readAll(); err != nil {
+	if err := d.readAll(func(string) {}); err != nil {
 		return nil, err
 	}
 	return d.history.Snapshot(), nil
 }
 
-// readAll lists the directory and reads the files that are not what they were, with readMu held.
-func (d *Dir) readAll() error {
+// readAll lists the directory and reads the files that are not what they were, with readMu held. Each directory is named
+// to before first.
+func (d *Dir) readAll(before func(dir string)) error {
 	if err := d.readable(); err != nil {
 		return err
 	}
-	files, dirs, errs := list(d.path)
+	files, dirs, errs := list(d.path, before)
 	cache, changed := make(map[string]cached, len(files)), map[string]*store.Source{}
 	for _, f := range files {
 		c, err := d.read(f)

@@ -41,10 +41,13 @@ type version struct {
 // some file systems keep time in whole seconds.
 const settled = 2 * time.Second
 
-// list finds the files to read in dir and its sub-directories, in a stable order.
-func list(dir string) (files, dirs []file, errs []store.ObjectError) {
+// list finds the files to read in dir and its sub-directories, in a stable order. Each directory is named to before
+// first.
+func list(dir string, before func(dir string)) (files, dirs []file, errs []store.ObjectError) {
+	before(dir)
 	files, dirs, errs = listOne(dir)
 	for _, sub := range dirs {
+		before(sub.path)
 		f, _, e := listOne(sub.path)
 		files = append(files, f...)
 		errs = append(errs, e...)

@@ -84,11 +84,12 @@ func (w *watch) close() {
 }
 
 func (w *watch) run(ctx context.Context) error {
-	var quiet <-chan time.Time // fires when changes have stopped
-	var since time.Time        // first change by people not read yet
+	var next reading
+	var due <-chan time.Time
 	poll := time.NewTimer(w.pollAfter())
 	defer poll.Stop()
 	for {
+		was := next.at
 		select {
 		case <-ctx.Done():
 			return nil
@@ -96,39 +97,80 @@ func (w *watch) run(ctx context.Context) error {
 			if !relevant(e) {
 				continue
 			}
-			w.note(e)
-			switch sub := filepath.Base(filepath.Dir(e.Name)); {
-			case sub == endpointsDir && since.IsZero():
-				quiet = time.After(w.pause())
-			case sub == identitiesDir && quiet == nil: // its first endpoint follows
-				quiet = time.After(w.dir.timing.debounce)
-			case sub != endpointsDir && sub != identitiesDir:
-				quiet, since = w.dir.timing.wait(since, time.Now())
-			}
-			continue
+			from := w.origin(e)
+			w.note(e, from)
+			next = w.dir.timing.after(next, from, time.Now(), w.free())
 		case <-w.errs:
 			// Events were lost: look.
 			w.whole = true
-			quiet, since = w.dir.timing.wait(since, time.Now())
-			continue
-		case <-quiet:
+			next = w.dir.timing.after(next, fromPeople, time.Now(), w.free())
+		case <-due:
 		case <-poll.C:
 			w.whole = true
+			next.at = time.Time{}
 		}
-		quiet, since = nil, time.Time{}
+		// Looked at here, not left to the timer: events that never cease must not come before it for long.
+		if left := time.Until(next.at); left > 0 {
+			if next.at != was {
+				due = time.After(left)
+			}
+			continue
+		}
+		next, due = reading{}, nil
 		w.refresh() //nolint:errcheck // delivered with the delta
 		poll.Reset(w.pollAfter())
 	}
 }
 
-// wait is a timer for the quiet after a change at now, the first unread one being
-// at since (zero: this one).
-func (t timing) wait(since, now time.Time) (<-chan time.Time, time.Time) {
-	if since.IsZero() {
-		since = now
+// origin says who writes what an event is about.
+type origin int
+
+const (
+	fromPeople    origin = iota
+	fromEndpoints        // agents, each file whole, each object in one of its own
+	fromIdentities
+)
+
+func (w *watch) origin(e fsnotify.Event) origin {
+	switch filepath.Dir(e.Name) {
+	case filepath.Join(w.dir.path, endpointsDir):
+		return fromEndpoints
+	case filepath.Join(w.dir.path, identitiesDir):
+		return fromIdentities
 	}
-	left := t.maxDelay - now.Sub(since)
-	return time.After(max(min(t.debounce, left), 0)), since
+	return fromPeople
+}
+
+// reading is when the directory is read next; zero: when something happens.
+type reading struct {
+	at    time.Time
+	since time.Time // the first change by people that is not read yet
+}
+
+// after is when to read next after a change, which may not be before free for an endpoint's sake. However many changes
+// follow, what is not read yet waits for maxDelay at most for each of the two.
+func (t timing) after(next reading, from origin, now, free time.Time) reading {
+	sooner := func(at time.Time) {
+		if next.at.IsZero() || at.Before(next.at) {
+			next.at = at
+		}
+	}
+	switch {
+	case from == fromPeople:
+		if next.since.IsZero() {
+			next.since = now
+		}
+		next.at = now.Add(t.debounce)
+		sooner(next.since.Add(t.maxDelay))
+	case !next.since.IsZero(): // waits for what people write
+	case from == fromEndpoints && free.After(now):
+		sooner(free)
+	case from == fromEndpoints:
+		sooner(now)
+	case next.at.IsZero(): // an identity: its first endpoint follows
+		next.at = now.Add(t.debounce)
+	}
+	return next
 }
 
 func (w *watch) pollAfter() time.Duration {
@@ -144,25 +186,20 @@ func relevant(e fsnotify.Event) bool {
 	return !strings.HasSuffix(filepath.Base(e.Name), ".tmp")
 }
 
-// pause is how long from now the directory is not to be read for an endpoint's sake: reading is to take no more
-// than a fifth of the time, unless the directory is so large that this would be too long.
-func (w *watch) pause() time.Duration {
-	return max(time.Until(w.read.Add(min(5*w.took, w.dir.timing.maxDelay))), 0)
+// free is from when on the directory may be read for an endpoint's sake: reading is to take no more than a fifth of
+// the time, unless the directory is so large that this would be too long.
+func (w *watch) free() time.Time {
+	return w.read.Add(min(5*w.took, w.dir.timing.maxDelay))
 }
 
-// note remembers what an event was about. Agents write files that are whole, each object in one of its own; after any other
-// event everything is looked at.
-func (w *watch) note(e fsnotify.Event) {
-	path := e.Name
-	switch filepath.Dir(path) {
-	case filepath.Join(w.dir.path, endpointsDir), filepath.Join(w.dir.path, identitiesDir):
-		// A file that was moved away is one that came somewhere else.
-		if isYAML(path) && !ignored(filepath.Base(path)) && !e.Has(fsnotify.Rename) {
-			w.paths[path] = true
-			return
-		}
+// note remembers what an event was about: a file that an agent wrote. After any other event everything is looked at.
+func (w *watch) note(e fsnotify.Event, from origin) {
+	// A file that was moved away is one that came somewhere else.
+	if from == fromPeople || !isYAML(e.Name) || ignored(filepath.Base(e.Name)) || e.Has(fsnotify.Rename) {
+		w.whole = true
+		return
 	}
-	w.whole = true
+	w.paths[e.Name] = true
 }
 
 // refresh reads what may have changed and delivers what is new.
@@ -185,9 +222,8 @@ func (w *watch) readLocked() (store.Delta, error) {
 	whole := w.whole || w.broken || w.follow == nil
 	start := time.Now()
 	if whole || d.readable() != nil || !d.readSome(w.paths) {
-		// Watched before it is read: what changes in between is an event.
-		w.broken = !w.cover()
-		if err := d.readAll(); err != nil {
+		w.broken = false
+		if err := d.readAll(w.cover); err != nil {
 			w.broken = true
 			return w.tellAway(err.Error() + "; the objects read last stay in use"), err
 		}
@@ -216,18 +252,10 @@ func (w *watch) tellAway(why string) store.Delta {
 	return store.Delta{Errors: map[string][]store.ObjectError{w.dir.path: errs}}
 }
 
-// cover watches the directory and its sub-directories. Those that were replaced
-// meanwhile are watched anew.
-func (w *watch) cover() bool {
-	if w.notify == nil || w.notify.Add(w.dir.path) != nil {
-		return false
+// cover watches a directory that is about to be listed: what changes in between is an event. One that was replaced
+// meanwhile is watched anew.
+func (w *watch) cover(dir string) {
+	if w.notify == nil || w.notify.Add(dir) != nil {
+		w.broken = true
 	}
-	_, dirs, _ := listOne(w.dir.path)
-	ok := true
-	for _, sub := range dirs {
-		if err := w.notify.Add(sub.path); err != nil {
-			ok = false
-		}
-	}
-	return ok
 }

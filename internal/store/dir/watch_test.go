@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
+
 	"weft.dev/weft/internal/store"
 )
 
@@ -173,17 +175,106 @@ func TestUnchangedIsNotDelivered(t *testing.T) {
 	}
 }
 
-func TestWaitIsBounded(t *testing.T) {
-	tm := timing{debounce: time.Hour, maxDelay: 2 * time.Hour}
-	now := time.Now()
-	if _, since := tm.wait(time.Time{}, now); !since.Equal(now) {
-		t.Error("the first change does not start the wait")
+// unwatched is for a reading that nobody watches.
+func unwatched(string) {}
+
+// TestWhenToRead has changes at moments, in ms, and looks when the directory is read after the last of them.
+func TestWhenToRead(t *testing.T) {
+	const debounce, most = 50, 500
+	tm := timing{debounce: debounce * time.Millisecond, maxDelay: most * time.Millisecond}
+	type change struct {
+		at   int
+		from origin
 	}
-	c, since := tm.wait(now.Add(-3*time.Hour), now)
-	if !since.Equal(now.Add(-3 * time.Hour)) {
-		t.Error("a later change starts the wait anew")
+	flood := func(from origin, first, last, apart int) (out []change) {
+		for at := first; at <= last; at += apart {
+			out = append(out, change{at, from})
+		}
+		return out
 	}
-	<-c // does not wait: the delay is over
+	start := time.Now()
+	for name, row := range map[string]struct {
+		free    int // for endpoints
+		changes []change
+		want    int
+	}{
+		"a change by people":               {0, []change{{10, fromPeople}}, 10 + debounce},
+		"and another":                      {0, []change{{10, fromPeople}, {30, fromPeople}}, 30 + debounce},
+		"changes by people that never end": {0, flood(fromPeople, 10, 600, 10), 10 + most},
+		"an endpoint":                      {0, []change{{10, fromEndpoints}}, 10},
+		"an endpoint too soon":             {200, []change{{10, fromEndpoints}}, 200},
+		"endpoints that never end":         {0, flood(fromEndpoints, 10, 30000, 1), 10},
+		"and begin too soon":               {200, flood(fromEndpoints, 10, 30000, 1), 200},
+		"an identity":                      {0, []change{{10, fromIdentities}}, 10 + debounce},
+		"identities that never end":        {0, flood(fromIdentities, 10, 30000, 1), 10 + debounce},
+		"an identity and its endpoint":     {0, []change{{10, fromIdentities}, {20, fromEndpoints}}, 20},
+		"an endpoint and its identity":     {200, []change{{10, fromEndpoints}, {190, fromIdentities}}, 200},
+		"endpoints behind people":          {0, append([]change{{10, fromPeople}}, flood(fromEndpoints, 11, 30000, 1)...), 10 + debounce},
+		"people behind endpoints":          {400, append(flood(fromEndpoints, 10, 390, 1), flood(fromPeople, 395, 30000, 1)...), 395 + most},
+	} {
+		var next reading
+		moment := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
+		for _, c := range row.changes {
+			next = tm.after(next, c.from, moment(c.at), moment(row.free))
+		}
+		if got := int(next.at.Sub(start).Milliseconds()); got != row.want {
+			t.Errorf("%s: read at %d ms, want %d", name, got, row.want)
+		}
+	}
+}
+
+// TestEventsThatNeverCease: what is due is read although there is another event at every moment.
+func TestEventsThatNeverCease(t *testing.T) {
+	dir := t.TempDir()
+	d := open(t, dir)
+	must(t, d.PutEndpoint(endpoint("shop", "web", "a")))
+	d.timing = timing{debounce: time.Millisecond, maxDelay: time.Millisecond, poll: time.Hour, retry: time.Hour}
+	calls := 0
+	events := make(chan fsnotify.Event)
+	w := &watch{dir: d, paths: map[string]bool{}, events: events, changed: func(store.Delta) { calls++ }}
+	must(t, w.refresh())
+	w.broken, w.took = false, time.Second
+	w.read = time.Now()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.run(ctx) }()
+	path := filepath.Join(dir, endpointsDir, "shop--web.yaml")
+	must(t, d.PutEndpoint(endpoint("shop", "web", "b")))
+	read := func() bool {
+		d.readMu.Lock()
+		defer d.readMu.Unlock()
+		return d.history.Snapshot().Endpoints["shop/web"].Spec.NodeName == "b"
+	}
+	for end := time.Now().Add(2 * time.Minute); !read(); {
+		if time.Now().After(end) {
+			t.Fatal("not read")
+		}
+		events <- fsnotify.Event{Name: path, Op: fsnotify.Write}
+	}
+	cancel()
+	must(t, <-done)
+	if calls != 2 {
+		t.Errorf("delivered %d times, want twice", calls)
+	}
+}
+
+// TestWholeReadListsOnce: a whole reading watches each directory before it lists it, and lists each once.
+func TestWholeReadListsOnce(t *testing.T) {
+	dir := t.TempDir()
+	tree(t, dir, map[string]string{"a.yaml": node("a", 1), "sub/b.yaml": node("b", 2)})
+	d := open(t, dir)
+	var named []string
+	must(t, d.readAll(func(sub string) {
+		named = append(named, sub)
+		// What comes now, before the listing, is read.
+		tree(t, sub, map[string]string{filepath.Base(sub) + "-late.yaml": node(fmt.Sprint("late", len(named)), 10+len(named))})
+	}))
+	if want := []string{dir, filepath.Join(dir, "sub")}; !slices.Equal(named, want) {
+		t.Errorf("named %q, want %q", named, want)
+	}
+	if got := slices.Sorted(maps.Keys(d.history.Snapshot().Nodes)); !slices.Equal(got, []string{"a", "b", "late1", "late2"}) {
+		t.Errorf("read nodes %q", got)
+	}
 }
 
 // TestGivenUpHalfWay has a change that is read together with a file that takes a listing of all: the listing
@@ -207,7 +298,7 @@ func TestGivenUpHalfWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	put("0")
-	if err := d.readAll(); err != nil {
+	if err := d.readAll(unwatched); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink("nothing", odd); err != nil {
@@ -222,7 +313,7 @@ func TestGivenUpHalfWay(t *testing.T) {
 			c.read = time.Now().Add(time.Hour)
 			d.cache[p] = c
 		}
-		if err := d.readAll(); err != nil {
+		if err := d.readAll(unwatched); err != nil {
 			t.Fatal(err)
 		}
 		if got := d.history.Snapshot().Endpoints["shop/a"].Metadata.Labels["version"]; got != fmt.Sprint("1.", try) {
@@ -243,7 +334,7 @@ func TestFileOfTwoNames(t *testing.T) {
 				func() error { return err },
 				func() error { _, err := d.ensureDir(endpointsDir, publicDir); return err },
 				func() error { return os.WriteFile(file, data, 0o644) },
-				d.readAll,
+				func() error { return d.readAll(unwatched) },
 			} {
 				if err := step(); err != nil {
 					t.Fatal(err)
@@ -255,7 +346,7 @@ func TestFileOfTwoNames(t *testing.T) {
 			if err := link(file, filepath.Join(path, "second.yaml")); err != nil {
 				t.Fatal(err)
 			}
-			if err := d.readAll(); err != nil {
+			if err := d.readAll(unwatched); err != nil {
 				t.Fatal(err)
 			}
 			if d.readSome(map[string]bool{file: true}) {
