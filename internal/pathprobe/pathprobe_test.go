@@ -82,30 +82,70 @@ func TestPath(t *testing.T) {
 	}
 }
 
-// TestEndGoesAway has an end that answers the first probe and no other, as an agent that is
-// killed does: that is no narrow path.
+// TestEndGoesAway has an end that goes away in the middle, as an agent that is killed does, or that is away for a
+// moment, as one that is restarted: that is no narrow path.
 func TestEndGoesAway(t *testing.T) {
-	a, b := wires(t, 1500)
-	var near *Prober
-	must(t, netns.Do(a, func() error {
-		near = serve(t, Options{Port: 4500, Tries: 1, Wait: 500 * time.Millisecond})
-		return nil
-	}))
-	var far *net.UDPConn
-	must(t, netns.Do(b, func() (err error) {
-		far, err = net.ListenUDP("udp4", &net.UDPAddr{Port: 4500})
-		return err
-	}))
-	defer far.Close()
-	go func() {
-		data := make([]byte, MaxPacket)
-		if n, from, err := far.ReadFromUDPAddrPort(data); err == nil {
-			data[kindAt] = kindAnswer
-			_, _ = far.WriteToUDPAddrPort(data[:n], from)
+	const narrow = 1400
+	for name, row := range map[string]struct {
+		// answers says whether the end answers a probe of a size, with how many of that size and of all came before.
+		answers func(size, same, all int) bool
+		want    int // 0: no answer
+	}{
+		"a path of 1500":             {func(int, int, int) bool { return true }, 1500},
+		"a narrow path":              {func(size, _, _ int) bool { return size <= narrow }, narrow},
+		"goes away before the first": {func(int, int, int) bool { return false }, 0},
+		"goes away after the first":  {func(_, _, all int) bool { return all == 0 }, 0},
+		"goes away in the middle":    {func(size, _, all int) bool { return size <= narrow && all < 6 }, 0},
+		// 4 is of a size that passes. The one after it tells that nobody is there.
+		"is away for a moment, a narrow path": {func(size, _, all int) bool { return size <= narrow && all != 4 && all != 5 }, 0},
+		"is away for the largest":             {func(size, same, _ int) bool { return size < 1500 || same > 0 }, 1500},
+		"goes away before the last, a narrow path": {func() func(int, int, int) bool {
+			gone := false
+			return func(size, same, _ int) bool {
+				gone = gone || size == 1500 && same > 0
+				return size <= narrow && !gone
+			}
+		}(), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a, b := wires(t, 1500)
+			var near *Prober
+			must(t, netns.Do(a, func() error {
+				near = serve(t, Options{Port: 4500, Tries: 1, Wait: time.Second})
+				return nil
+			}))
+			var far *net.UDPConn
+			must(t, netns.Do(b, func() (err error) {
+				far, err = net.ListenUDP("udp4", &net.UDPAddr{Port: 4500})
+				return err
+			}))
+			defer far.Close()
+			go scripted(far, row.answers)
+			got, err := near.Fits(t.Context(), netip.MustParseAddr("10.9.2.1"), 1500)
+			if got != row.want || (row.want == 0) != errors.Is(err, ErrNoAnswer) || (row.want != 0) != (err == nil) {
+				t.Errorf("fits %d, %v, want %d", got, err, row.want)
+			}
+		})
+	}
+}
+
+// scripted answers probes for which answers says so, until its socket is closed.
+func scripted(conn *net.UDPConn, answers func(size, same, all int) bool) {
+	data := make([]byte, MaxPacket)
+	same, all := map[int]int{}, 0
+	for {
+		n, from, err := conn.ReadFromUDPAddrPort(data)
+		if err != nil {
+			return
 		}
-	}()
-	if got, err := near.Fits(t.Context(), netip.MustParseAddr("10.9.2.1"), 1500); !errors.Is(err, ErrNoAnswer) {
-		t.Errorf("fits %d, %v, want no answer", got, err)
+		size := n + headersIPv4
+		if answers(size, same[size], all) {
+			data[kindAt] = kindAnswer
+			_, _ = conn.WriteToUDPAddrPort(data[:n], from)
+		}
+		same[size]++
+		all++
 	}
 }
 
