@@ -25,6 +25,9 @@ func (m *Manager) extendDue(ctx context.Context) time.Duration {
 		until, due, again := m.nextEnd(ctx, e, m.peers.uses(e.Number, now), now)
 		next = min(next, again)
 		for _, u := range due {
+			if !m.epochs.MayExtend(e.Number) {
+				break // the KMS has said no meanwhile
+			}
 			failed = errors.Join(failed, m.table.Extend(u.peer, u.group, u.ID, until))
 		}
 	}

@@ -187,3 +187,53 @@ func TestExtendTTLTriesAgain(t *testing.T) {
 	}
 	b.recovered(nodes...)
 }
+
+// refusing is a datapath during whose first extension the KMS says no: nothing after that may be extended.
+type refusing struct {
+	sadb.Datapath
+	calls *atomic.Int64
+	first func()
+}
+
+func (d refusing) ExtendSAs(node string, out bool, epoch uint8, id uint64, until time.Time) error {
+	if d.calls.Add(1) == 1 {
+		d.first()
+	}
+	return d.Datapath.ExtendSAs(node, out, epoch, id, until)
+}
+
+// TestExtendTTLRefusedInAStep has the KMS say no while a step is made: what is left of the step is not.
+func TestExtendTTLRefusedInAStep(t *testing.T) {
+	b := extending(t)
+	var calls atomic.Int64
+	var a *node
+	no := func() {
+		a.kek.refuse(func(uint64) error { return &kek.Error{Kind: kek.ErrDenied} })
+		a.epochs.Ask(t.Context(), 1, 0) // as if another time had been asked for
+		for !answered(a, "denied") {
+			b.clock.skip(time.Second) // not all nodes ask at once
+			time.Sleep(time.Millisecond)
+		}
+	}
+	configured := b.options
+	b.options = func(o *Options) {
+		if configured(o); o.Node == "a" {
+			o.Datapath = refusing{o.Datapath, &calls, no}
+		}
+	}
+	a = b.node("a")
+	peers := []*node{b.node("b"), b.node("c")}
+	for _, n := range append(peers, a) {
+		n.start()
+	}
+	b.up(1)
+	away(true, a, peers[0], peers[1])
+	b.clock.skip(testHardTTL - testStride - b.age())
+	b.until("the KMS has said no", func() bool { b.clock.skip(time.Second); return answered(a, "denied") })
+	b.forgiveAll(true)
+	b.clock.skip(testHardTTL + testExtend/2 - b.age())
+	b.until("packets are dropped", func() bool { return b.peer(a, "b").State == StateExpired && b.peer(a, "c").State == StateExpired })
+	if n := calls.Load(); n != 1 {
+		t.Errorf("%d extensions, although the KMS said no during the first", n)
+	}
+}

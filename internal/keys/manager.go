@@ -48,6 +48,7 @@ type Manager struct {
 	mu         sync.Mutex
 	ready      bool          // the datapath was read
 	readDue    time.Duration // when the datapath has to be read again, by Clock.Boot
+	readPause  time.Duration // not before this, since the last reading failed, by Clock.Boot
 	clockJumps uint64
 	vmForks    uint64
 }
@@ -209,8 +210,9 @@ func (m *Manager) load() bool {
 	err := m.table.Load()
 	m.problems.set("datapath", err)
 	m.mu.Lock()
-	if m.readDue = m.clock.Boot() + tick; err != nil {
-		m.readDue = m.clock.Boot() + retryMin
+	now := m.clock.Boot()
+	if m.readDue, m.readPause = now+tick, now; err != nil {
+		m.readDue, m.readPause = now+retryMin, now+retryMin
 	}
 	m.mu.Unlock()
 	if err != nil {
@@ -220,11 +222,11 @@ func (m *Manager) load() bool {
 	return true
 }
 
-// reread has the datapath read again, no later than at a time.
+// reread has the datapath read again, no later than at a time, unless it could not be read just now.
 func (m *Manager) reread(at time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.readDue = min(m.readDue, at)
+	m.readDue = min(m.readDue, max(at, m.readPause))
 }
 
 func (m *Manager) nextRead() time.Duration {

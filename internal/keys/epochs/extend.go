@@ -61,6 +61,15 @@ func (k *Keeper) Ending(within time.Duration) (list []Ending, next time.Duration
 	return list, next
 }
 
+// MayExtend says whether keys of an epoch may go on past its hard TTL here, as far as is known now: the KMS may refuse
+// at any time.
+func (k *Keeper) MayExtend(number uint64) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	e := k.epochs[number]
+	return e != nil && k.live(e) && k.mayExtend(e)
+}
+
 // Extension is until when, by Clock.Boot, keys of an epoch are in use beyond its hard TTL, and
 // with how many peers.
 type Extension struct {
