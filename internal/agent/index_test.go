@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"reflect"
@@ -46,6 +47,9 @@ func TestIndexByDeltas(t *testing.T) {
 			if !todo.identities && !reflect.DeepEqual(before, after) {
 				t.Fatalf("seed %d, step %d, after %+v: identities changed unnoticed", seed, step, d)
 			}
+			if !todo.epochs && (!maps.Equal(was.snapshot.Epochs, now.snapshot.Epochs) || !slices.Equal(was.snapshot.Errors, now.snapshot.Errors)) {
+				t.Fatalf("seed %d, step %d, after %+v: epochs changed unnoticed, or what keeps them from being read", seed, step, d)
+			}
 		}
 	}
 }
@@ -63,10 +67,20 @@ func lookups(ix *index) string {
 }
 
 // randomDelta changes one or two objects of few: endpoints that come, move, share addresses, ask for cleartext or not, are
-// doubled or inside another's range; nodes, pods, policies and identities.
+// doubled or inside another's range; nodes, pods, policies, identities and epochs; and errors.
 func randomDelta(r *rand.Rand, s *store.Snapshot) store.Delta {
 	var d store.Delta
 	seen := map[string]bool{}
+	if r.IntN(10) == 0 {
+		file := []string{"/objects/keys", "/objects/nodes.yaml"}[r.IntN(2)]
+		d.Errors = map[string][]store.ObjectError{file: nil}
+		if r.IntN(2) == 0 {
+			d.Errors[file] = []store.ObjectError{{File: file, Msg: fmt.Sprint("fault ", r.IntN(3))}}
+		}
+		if r.IntN(2) == 0 {
+			return d
+		}
+	}
 	for range 1 + r.IntN(2) {
 		c := randomChange(r)
 		if c.Object != nil && r.IntN(4) == 0 {
@@ -91,7 +105,7 @@ func randomChange(r *rand.Rand) store.Change {
 	addr := netip.MustParseAddr(fmt.Sprintf("10.%d.0.%d", r.IntN(4), 1+r.IntN(4)))
 	node := string('a' + rune(r.IntN(4)))
 	var o v1alpha1.Object
-	switch r.IntN(9) {
+	switch r.IntN(10) {
 	case 0:
 		i := 'a' + rune(r.IntN(4))
 		o = nodeObject(string(i), fmt.Sprintf("192.0.2.%d", i-'a'+1), fmt.Sprintf("10.%d.0.0/24", i-'a'))
@@ -101,6 +115,9 @@ func randomChange(r *rand.Rand) store.Change {
 		o = &v1alpha1.EncryptionPolicy{Metadata: v1alpha1.ObjectMeta{Name: "p"}, Spec: v1alpha1.EncryptionPolicySpec{CIDRs: prefixes("10.1.0.0/24")}}
 	case 3:
 		o = &v1alpha1.Identity{Metadata: v1alpha1.ObjectMeta{Name: "300"}, Spec: v1alpha1.IdentitySpec{SPIFFEID: "spiffe://t/ns/shop/sa/x"}}
+	case 4:
+		number := 1 + r.Uint64N(3)
+		o = &v1alpha1.Epoch{Metadata: v1alpha1.ObjectMeta{Name: fmt.Sprint("epoch-", number)}, Spec: v1alpha1.EpochSpec{Number: number, Wrapped: []byte{byte(r.Uint32())}}}
 	default:
 		o = &v1alpha1.Endpoint{Metadata: meta, Spec: v1alpha1.EndpointSpec{NodeName: node, ServiceAccount: "x", Addresses: []netip.Addr{addr}},
 			Status: v1alpha1.EndpointStatus{Identity: 300}}
