@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/bpf/bpftest"
 	"weft.dev/weft/internal/datapath/flowtable"
 )
 
@@ -163,7 +164,7 @@ func TestFragmentBudget(t *testing.T) {
 			if rows["1 egress"].FragmentsEvicted == 0 || rows["2 egress"].FragmentsEvicted != 0 {
 				t.Errorf("%s: %+v, want only the flood to have lost datagrams", context, rows)
 			}
-			if keys, err := mapKeys(b.maps.Frags); err != nil || len(keys) > 3*16 {
+			if keys, err := bpftest.Keys(b.maps.Frags); err != nil || len(keys) > 3*16 {
 				t.Errorf("%s: %d datagrams remembered, %v", context, len(keys), err)
 			}
 		}
@@ -213,7 +214,7 @@ func TestOldFragment(t *testing.T) {
 		b.reset(t)
 		whole := fromA(peer4).udp(1000, 53, 120)
 		b.send(t, context, "from_pod", "wta", whole.fragment(0, 64, true).bytes())
-		keys, err := mapKeys(b.maps.Frags)
+		keys, err := bpftest.Keys(b.maps.Frags)
 		if must(t, err); len(keys) != 1 {
 			t.Fatalf("%d datagrams", len(keys))
 		}

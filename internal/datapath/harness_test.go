@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/bpf/bpftest"
 	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/datapath/flowtable"
 	"weft.dev/weft/internal/datapath/hook"
@@ -237,17 +238,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// mapKeys lists a map's keys, whatever kind of map it is.
-func mapKeys(m *ebpf.Map) (keys [][]byte, err error) {
-	key, err := m.NextKeyBytes(nil)
-	for ; err == nil && key != nil; key, err = m.NextKeyBytes(key) {
-		keys = append(keys, key)
-	}
-	return keys, err
-}
-
 func emptyMap(m *ebpf.Map) error {
-	keys, err := mapKeys(m)
+	keys, err := bpftest.Keys(m)
 	if err != nil {
 		return err
 	}

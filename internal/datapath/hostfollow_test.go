@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/bpf/bpftest"
 	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/netns"
 )
@@ -106,7 +107,7 @@ func TestUplinkMadeAnew(t *testing.T) {
 		await(t, "the missing uplink among the problems", func() bool {
 			return strings.Contains(strings.Join(b.Problems(), "\n"), "uplink wthu is missing")
 		})
-		if keys, err := mapKeys(b.maps.Uplinks); err != nil || len(keys) != 0 {
+		if keys, err := bpftest.Keys(b.maps.Uplinks); err != nil || len(keys) != 0 {
 			t.Errorf("uplinks in the map while it is missing: %v, %v", keys, err)
 		}
 		var index int
@@ -126,7 +127,7 @@ func TestUplinkMadeAnew(t *testing.T) {
 			return ok
 		})
 		await(t, "the end of the problem", func() bool { return len(b.Problems()) == 0 })
-		if keys, err := mapKeys(b.maps.Uplinks); err != nil || len(keys) != 1 || b.maps.Uplinks.Lookup(uint32(index), new(uint8)) != nil {
+		if keys, err := bpftest.Keys(b.maps.Uplinks); err != nil || len(keys) != 1 || b.maps.Uplinks.Lookup(uint32(index), new(uint8)) != nil {
 			t.Errorf("uplinks in the map: %v, %v; want %d alone", keys, err, index)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/bpf/bpftest"
 	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/netdev"
 )
@@ -240,7 +241,7 @@ func TestSlotInheritsNothing(t *testing.T) {
 				t.Errorf("keys of n2 are there for %v: %v", list, err)
 			}
 			for _, m := range []*ebpf.Map{b.maps.SAOut, b.maps.SAIn} {
-				if keys, err := mapKeys(m); err != nil || len(keys) != 0 {
+				if keys, err := bpftest.Keys(m); err != nil || len(keys) != 0 {
 					t.Errorf("%s has keys still: %x, %v", m, keys, err)
 				}
 			}
@@ -250,7 +251,7 @@ func TestSlotInheritsNothing(t *testing.T) {
 			if peer.Epoch != 0 || peer.Id != 0 || bpf.FromAddr(peer.Remote) != addr("192.0.2.3") {
 				t.Errorf("n3 is sealed for with epoch %d, keys %d, to %s", peer.Epoch, peer.Id, bpf.FromAddr(peer.Remote))
 			}
-			if keys, err := mapKeys(b.maps.PeerIDs); err != nil || len(keys) != 0 {
+			if keys, err := bpftest.Keys(b.maps.PeerIDs); err != nil || len(keys) != 0 {
 				t.Errorf("identities of n2 are left: %v, %v", keys, err)
 			}
 			if n := b.node(t, slot, 0); n.Dmac != bpf.ToMAC(mac(0x41)) {
@@ -281,7 +282,7 @@ func TestSlotOfANamelessNode(t *testing.T) {
 	if peer.Epoch != 0 || peer.Id != 0 {
 		t.Errorf("the heir is sealed for with epoch %d, keys %d of the node before", peer.Epoch, peer.Id)
 	}
-	if keys, err := mapKeys(b.maps.PeerIDs); err != nil || len(keys) != 0 {
+	if keys, err := bpftest.Keys(b.maps.PeerIDs); err != nil || len(keys) != 0 {
 		t.Errorf("the heir speaks for the identities of the node before: %v, %v", keys, err)
 	}
 }

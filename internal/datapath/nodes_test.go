@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/bpf/bpftest"
 	"weft.dev/weft/internal/netdev"
 )
 
@@ -126,7 +127,7 @@ func TestSetNodes(t *testing.T) {
 		for _, n := range c.nodes {
 			want += len(n.PodCIDRs)
 		}
-		keys, err := mapKeys(b.maps.Routes)
+		keys, err := bpftest.Keys(b.maps.Routes)
 		must(t, err)
 		if len(keys) != want || len(b.kernelRoutes(t)) != want {
 			t.Errorf("%s: %d routes in the map, kernel %v; want %d", c.name, len(keys), b.kernelRoutes(t), want)

@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/bpf/bpftest"
 )
 
 // pinHarness is a pin directory with a node's maps in it, as an agent leaves them.
@@ -122,7 +123,7 @@ func TestIdentitiesOfTheReleaseBefore(t *testing.T) {
 			t.Errorf("%+v: handle %d, %v; want 0", id, handle, err)
 		}
 	}
-	keys, err := mapKeys(second.PeerIDs)
+	keys, err := bpftest.Keys(second.PeerIDs)
 	if must(t, err); len(keys) != 2 {
 		t.Errorf("%d identities, want 2", len(keys))
 	}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/bpf/bpftest"
 )
 
 // state is the content of every map that packets can change, byte for byte.
@@ -20,7 +21,7 @@ func (b *harness) state(t *testing.T) map[string]string {
 		if name == "weft_trace" || name == "weft_scratch" || name == "weft_clock" || name == "weft_search" || m.Type() == ebpf.RingBuf || m.MaxEntries() > 1<<15 {
 			continue
 		}
-		keys, err := mapKeys(m)
+		keys, err := bpftest.Keys(m)
 		must(t, err)
 		for _, k := range keys {
 			value, err := m.LookupBytes(k)

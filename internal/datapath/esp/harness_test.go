@@ -166,15 +166,6 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// mapKeys lists a map's keys, whatever kind of map it is.
-func mapKeys(m *ebpf.Map) (keys [][]byte, err error) {
-	key, err := m.NextKeyBytes(nil)
-	for ; err == nil && key != nil; key, err = m.NextKeyBytes(key) {
-		keys = append(keys, key)
-	}
-	return keys, err
-}
-
 func TestMain(m *testing.M) {
 	// Objects with a fault in them, which these tests must notice: see test/mutate.
 	if dir := os.Getenv("WEFT_TEST_OBJECTS"); dir != "" {

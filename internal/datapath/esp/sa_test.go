@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/bpf/bpftest"
 )
 
 func TestInstallSA(t *testing.T) {
@@ -296,7 +297,7 @@ func TestSAOtherNode(t *testing.T) {
 }
 
 func countEntries(m *ebpf.Map) (int, error) {
-	keys, err := mapKeys(m)
+	keys, err := bpftest.Keys(m)
 	return len(keys), err
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/bpf/bpftest"
 )
 
 // TestNoSecretsInMaps seals and opens packets and then looks for the key, H, the salt and what H can be computed
@@ -78,7 +79,7 @@ func (b *saHarness) searchMaps(t *testing.T, secrets map[string][]byte) {
 func dumpMap(t *testing.T, m *ebpf.Map) []byte {
 	t.Helper()
 	var dump []byte
-	keys, err := mapKeys(m)
+	keys, err := bpftest.Keys(m)
 	must(t, err)
 	if m.Type() == ebpf.PerCPUArray || m.Type() == ebpf.Hash || m.Type() == ebpf.LRUHash {
 		for _, key := range keys {
