@@ -22,6 +22,21 @@ type job struct {
 
 func (j job) path() string { return strings.TrimPrefix(j.packages[0], module) }
 
+// named is a package as it is told of.
+func (j job) named(pkg string) string {
+	if j.part == "" {
+		return pkg
+	}
+	return pkg + " [" + j.part + "]"
+}
+
+// announce tells of all packages of a job before it begins: one that never does has not ended either, which is a failure.
+func (j job) announce(out *lines) {
+	for _, pkg := range j.packages {
+		out.event(event{Action: "start", Package: j.named(pkg)})
+	}
+}
+
 func (j job) command() []string {
 	argv := []string{"go", "test", "-race", "-vet=off", "-timeout", "45m", "-json"}
 	if j.nice {
@@ -46,8 +61,7 @@ func (j job) run(out *lines) {
 		err = cmd.Wait()
 	}
 	if err != nil && !told {
-		out.event(event{Action: "output", Package: j.path(), Output: fmt.Sprintf("%s: %v\n", cmd, err)})
-		out.event(event{Action: "fail", Package: j.path()})
+		out.failure(j.named(j.packages[0]), fmt.Sprintf("%s: %v", cmd, err))
 	}
 }
 
@@ -61,7 +75,7 @@ func (j job) copy(in io.Reader, out *lines) (failure bool) {
 			line = append(line, '\n') // it was killed in the middle of one
 		}
 		if j.part != "" {
-			with := `"Package":"` + j.packages[0] + " [" + j.part + `]"`
+			with := `"Package":"` + j.named(j.packages[0]) + `"`
 			line = bytes.Replace(line, name, []byte(with), 1)
 		}
 		failure = failure || bytes.Contains(line, []byte(`"Action":"fail"`))
@@ -88,6 +102,12 @@ func (l *lines) write(line []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	_, _ = l.to.Write(line)
+}
+
+// failure tells of a package that fails.
+func (l *lines) failure(pkg, why string) {
+	l.event(event{Action: "output", Package: pkg, Output: why + "\n"})
+	l.event(event{Action: "fail", Package: pkg})
 }
 
 func (l *lines) event(e event) {

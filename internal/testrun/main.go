@@ -37,10 +37,14 @@ func main() {
 func run(patterns, flags []string, out *lines) error {
 	packages, err := list(patterns)
 	if err != nil {
+		out.failure("testrun", err.Error())
 		return err
 	}
-	compile(packages)
 	labs, rest := plan(packages, flags)
+	for _, j := range append(labs, rest) {
+		j.announce(out)
+	}
+	compile(packages)
 	queue := make(chan job, len(labs))
 	for _, j := range labs {
 		queue <- j

@@ -43,6 +43,14 @@ func TestSummary(t *testing.T) {
 {"Action":"pass","Package":"p","Test":"TestA"}`,
 			want: []string{"it did not end", "1 passed, 1 failed, 0 skipped"},
 		},
+		"packages that are announced and never begin are failures": {
+			in: `{"Action":"start","Package":"p"}
+{"Action":"start","Package":"q [part]"}
+{"Action":"start","Package":"p"}
+{"Action":"pass","Package":"p","Test":"TestA"}
+{"Action":"pass","Package":"p","Elapsed":0.5}`,
+			want: []string{"--- q [part]\nit did not end", "1 passed, 1 failed, 0 skipped"},
+		},
 		"what takes longest, without parts of tests": {
 			in: `{"Action":"pass","Package":"p","Test":"TestA/one","Elapsed":7}
 {"Action":"pass","Package":"p","Test":"TestA","Elapsed":8}
