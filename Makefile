@@ -125,9 +125,14 @@ demo: deps
 
 # The tests that need kernels of their own: Debian's 6.12 and 7.3 in VMs, with the kernel module built for each. WEFT_SEED says which of
 # the datapath's tests run on which, all: every one on both. See docs/kernels.md.
-.PHONY: test-kernels
-test-kernels: deps bpf
+.PHONY: test-kernels fetch-kernels
+test-kernels: fetch-kernels bpf
 	@set -o pipefail; test/kernels/run $(KERNELS) | $(GO) run ./internal/testsum
+
+# What they need from the network: QEMU, kernels with their headers, a compiler for modules. What is there is not fetched again.
+fetch-kernels: deps
+	@test/kernels/packages
+	@test/kernels/fetch $(KERNELS)
 
 # Would the tests notice? One fault at a time is put into the datapath and the keys, see test/mutate/mutations.yaml. Most of an hour on
 # two cores, so it is for a nightly job; mutate-some takes as many as go into two minutes, others each time: for you, before a commit.
