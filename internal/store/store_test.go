@@ -25,6 +25,8 @@ func pod(name string) string {
 
 func TestDecode(t *testing.T) {
 	endpoint := "apiVersion: weft.dev/v1alpha1\nkind: Endpoint\nmetadata: {name: web, namespace: shop}\nspec: {nodeName: n, addresses: [10.1.0.7]}\n"
+	kinds := v1alpha1.Kinds()
+	anyKind := strings.Join(kinds[:len(kinds)-1], ", ") + " or " + kinds[len(kinds)-1]
 	tests := []struct {
 		name, yaml string
 		good, bad  []string
@@ -41,8 +43,8 @@ func TestDecode(t *testing.T) {
 		{"json", `{"apiVersion": "weft.dev/v1alpha1", "kind": "Pod", "metadata": {"name": "p"}}`, []string{"Pod default/p"}, nil},
 		{"no version", "kind: Node\n", nil, []string{"f:1: apiVersion: is missing: want weft.dev/v1alpha1"}},
 		{"foreign", "apiVersion: v1\nkind: Pod\n", nil, []string{`f:1: apiVersion: is "v1": want weft.dev/v1alpha1`}},
-		{"no kind", "# x\napiVersion: weft.dev/v1alpha1\n", nil, []string{"f:2: kind: is missing: want Node, Pod, Endpoint, Epoch, Identity or EncryptionPolicy"}},
-		{"kind", "apiVersion: weft.dev/v1alpha1\nkind: node\n", nil, []string{`f:2: kind: is "node": want Node, Pod, Endpoint, Epoch, Identity or EncryptionPolicy (did you mean "Node"?)`}},
+		{"no kind", "# x\napiVersion: weft.dev/v1alpha1\n", nil, []string{"f:2: kind: is missing: want " + anyKind}},
+		{"kind", "apiVersion: weft.dev/v1alpha1\nkind: node\n", nil, []string{`f:2: kind: is "node": want ` + anyKind + ` (did you mean "Node"?)`}},
 		{"a list", "- a\n", nil, []string{"f:1: apiVersion: is missing"}},
 		{"unknown keys", strings.Replace(node("a", "10.0.0.1", "10.1.0.0/24"), "podCIDRs", "podCIDR", 1) + "status: {}\n", nil, []string{
 			`f:7: spec.podCIDR: unknown key: did you mean "podCIDRs"?`, "f:8: status: unknown key: known here are apiVersion, kind, metadata, spec"}},
