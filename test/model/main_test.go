@@ -6,6 +6,8 @@ package model
 import (
 	"fmt"
 	"os"
+	"regexp"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -50,8 +52,20 @@ func readEnvironment() (err error) {
 	if steps, err = number("WEFT_MODEL_STEPS", defaultSteps); err != nil {
 		return err
 	}
-	seed, err = number("WEFT_MODEL_SEED", uint64(time.Now().UnixNano()))
-	return err
+	if seed, err = number("WEFT_MODEL_SEED", uint64(time.Now().UnixNano())); err != nil {
+		return err
+	}
+	favoured = nil
+	if text := os.Getenv("WEFT_MODEL_FAVOUR"); text != "" {
+		favoured, err = regexp.Compile(text)
+	}
+	if err == nil && favoured != nil && !slices.ContainsFunc(actions, func(a action) bool { return favoured.MatchString(a.name) }) {
+		err = fmt.Errorf("no step has a name like %s", favoured)
+	}
+	if err != nil {
+		return fmt.Errorf("WEFT_MODEL_FAVOUR: %w", err)
+	}
+	return nil
 }
 
 func number(variable string, otherwise uint64) (uint64, error) {

@@ -16,7 +16,7 @@ func TestAbsenceNeverMeansCleartext(t *testing.T) {
 	if err := readEnvironment(); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d steps with WEFT_MODEL_SEED=%d", steps, seed)
+	t.Logf("%d steps with WEFT_MODEL_SEED=%d WEFT_MODEL_FAVOUR='%s'", steps, seed, os.Getenv("WEFT_MODEL_FAVOUR"))
 	w := newWorld(t)
 	if err := w.makeWhole(); err != nil {
 		w.fail("at first", err)
@@ -103,5 +103,5 @@ func (w *world) fail(where string, err error) {
 		w.t.Logf("the routes of node %s:\n  %s", h.Name, w.routes(h))
 	}
 	w.t.Logf("the last steps:\n  %s", strings.Join(w.history[max(0, len(w.history)-30):], "\n  "))
-	w.t.Fatalf("step %d %s: %v\nagain: WEFT_MODEL_SEED=%d WEFT_MODEL_STEPS=%d go test -count=1 ./test/model -v", w.step, where, err, seed, w.step)
+	w.t.Fatalf("step %d %s: %v\nagain: WEFT_MODEL_SEED=%d WEFT_MODEL_FAVOUR='%s' WEFT_MODEL_STEPS=%d go test -count=1 ./test/model -v", w.step, where, err, seed, os.Getenv("WEFT_MODEL_FAVOUR"), w.step)
 }
