@@ -4,12 +4,12 @@ import (
 	"context"
 	"net/http"
 	"net/netip"
-	"time"
 
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/endpoint"
 	"weft.dev/weft/internal/front/cni"
+	"weft.dev/weft/internal/keys/sadb"
 )
 
 // Datapath is what the agent needs of *datapath.Datapath.
@@ -36,22 +36,31 @@ type Datapath interface {
 	Notes() []datapath.Note
 	HostChanges() <-chan datapath.HostChange
 
-	// What follows is for sealed packets; see internal/keys for who calls what.
-	InstallSA(*esp.SA) error
-	RemoveSAs(node string, out bool, epoch uint8) error
-	ExtendSAs(node string, out bool, epoch uint8, id uint64, until time.Time) error
-	SealWith(node string, epoch uint8) error
-	SAs() ([]esp.SAStatus, error)
-	Sealing() ([]esp.Sealing, error)
-	Lanes() int
-	EngineStatus() esp.EngineStatus
-	VMGeneration() (uint64, error)
-	VMForkStatus() esp.VMForkStatus
-	VMForks(ctx context.Context, forked func()) error
-	DeclareVMFork() error
+	// Associations are the keys of sealed packets, or datapath.ErrClosed or ErrEncryptionOff.
+	Associations() (Associations, error)
 	SetPlain([]netip.Prefix) error
 	Plain() ([]netip.Prefix, error)
 	SetPeerIdentities(map[string][]uint32) error
+}
+
+// Associations is what the agent and its keys need of *esp.Associations.
+type Associations interface {
+	sadb.Datapath
+	EngineStatus() esp.EngineStatus
+	VMForkStatus() esp.VMForkStatus
+	VMForks(ctx context.Context, forked func()) error
+	DeclareVMFork() error
+}
+
+// opened is the real datapath.
+type opened struct{ *datapath.Datapath }
+
+func (o opened) Associations() (Associations, error) {
+	sas, err := o.Datapath.Associations()
+	if err != nil {
+		return nil, err
+	}
+	return sas, nil
 }
 
 // Endpoints is what the agent needs of *endpoint.Manager.

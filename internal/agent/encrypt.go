@@ -29,7 +29,11 @@ func (a *Agent) runKeys(ctx context.Context, n *node) {
 		if first == nil {
 			return nil
 		}
-		ring, err := a.seams.openKeys(ctx, keyParts{cfg: a.cfg, store: a.store, dp: n.dp, log: a.log, addresses: n.object.Spec.Addresses})
+		sas, err := n.dp.Associations()
+		if err != nil {
+			return err
+		}
+		ring, err := a.seams.openKeys(ctx, keyParts{cfg: a.cfg, store: a.store, sas: sas, log: a.log, addresses: n.object.Spec.Addresses})
 		if err != nil {
 			return err
 		}
@@ -46,7 +50,7 @@ func (a *Agent) runKeys(ctx context.Context, n *node) {
 			background.Go(func() { ring.renew(ctx, a.renewed) })
 		}
 		background.Go(func() {
-			a.keep(ctx, "VM forks", func(ctx context.Context) error { return n.dp.VMForks(ctx, ring.Forked) })
+			a.keep(ctx, "VM forks", func(ctx context.Context) error { return sas.VMForks(ctx, ring.Forked) })
 		})
 		return ring.Run(ctx)
 	})

@@ -37,19 +37,23 @@ func (b *backend) Encrypt(ctx context.Context) (*admin.Encryption, error) {
 	if err != nil {
 		return nil, err
 	}
-	engine := running.dp.EngineStatus()
+	sas, err := running.dp.Associations()
+	if err != nil {
+		return nil, err
+	}
+	engine := sas.EngineStatus()
 	out.Engine = admin.EncryptEngine{Asked: engine.Asked, Active: engine.Active, Why: engine.Why, AES: admin.AES(engine.AES)}
 	out.Sealer = b.describeSealer()
-	forks := running.dp.VMForkStatus()
+	forks := sas.VMForkStatus()
 	out.VMForks = admin.VMForks{Detection: forks.Detection, Why: forks.Why, Generation: forks.Generation}
-	out.Port, out.Lanes, out.TrustDomain = b.cfg.Encryption.Port, running.dp.Lanes(), b.cfg.Keys.TrustDomain
+	out.Port, out.Lanes, out.TrustDomain = b.cfg.Encryption.Port, sas.Lanes(), b.cfg.Keys.TrustDomain
 	if out.Plain, err = running.dp.Plain(); err != nil {
 		return nil, err
 	}
 	if out.Errors, err = b.encryptDrops(ctx); err != nil {
 		return nil, err
 	}
-	if err := b.describeKeys(ctx, running, out); err != nil {
+	if err := b.describeKeys(ctx, running, sas, out); err != nil {
 		return nil, err
 	}
 	out.Problems = append(out.Problems, b.encryptProblems()...)
@@ -128,10 +132,10 @@ func (a *Agent) encryptProblems() []string {
 }
 
 // describeKeys fills in what the key manager and the datapath's keys tell.
-func (b *backend) describeKeys(ctx context.Context, running *node, out *admin.Encryption) error {
+func (b *backend) describeKeys(ctx context.Context, running *node, sas Associations, out *admin.Encryption) error {
 	status, certificate := b.keysStatus(ctx)
 	out.Certificate = certificate
-	traffic, err := keyTraffic(running.dp)
+	traffic, err := keyTraffic(sas)
 	if err != nil {
 		return err
 	}
@@ -253,8 +257,8 @@ type peerTraffic struct {
 	installed      time.Time
 }
 
-func keyTraffic(dp Datapath) (map[string]peerTraffic, error) {
-	list, err := dp.SAs()
+func keyTraffic(sas Associations) (map[string]peerTraffic, error) {
+	list, err := sas.SAs()
 	if err != nil {
 		return nil, fmt.Errorf("read keys of the datapath: %w", err)
 	}
@@ -286,7 +290,11 @@ func (b *backend) encryptionLine(running *node) string {
 		return "off: packets to other nodes travel in cleartext"
 	}
 	count := len(peers(b.index.Load().snapshot.Nodes, b.cfg.Node))
-	line := fmt.Sprintf("%s, %s engine", b.cfg.Encryption.Mode, cmp.Or(running.dp.EngineStatus().Active, "no"))
+	sas, err := running.dp.Associations()
+	if err != nil {
+		return fmt.Sprintf("%s: %v", b.cfg.Encryption.Mode, err)
+	}
+	line := fmt.Sprintf("%s, %s engine", b.cfg.Encryption.Mode, cmp.Or(sas.EngineStatus().Active, "no"))
 	ring := b.keys.Load()
 	if ring == nil {
 		if count > 0 {
@@ -312,9 +320,13 @@ func (a *Agent) encryptMetrics(running *node) (*metrics.Encryption, error) {
 	if !a.cfg.Encryption.On() {
 		return nil, nil
 	}
-	engine := running.dp.EngineStatus()
+	sas, err := running.dp.Associations()
+	if err != nil {
+		return nil, err
+	}
+	engine := sas.EngineStatus()
 	out := &metrics.Encryption{EngineAsked: engine.Asked, Engine: engine.Active, Sealer: a.sealerMetrics(), Reasons: encryptReasons}
-	list, err := running.dp.SAs()
+	list, err := sas.SAs()
 	if err != nil {
 		err = fmt.Errorf("read keys of the datapath: %w", err)
 	}

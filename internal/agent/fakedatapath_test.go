@@ -81,6 +81,8 @@ func (d fakeDatapath) Problems() []string                      { return d.host.p
 func (d fakeDatapath) Notes() []datapath.Note                  { return d.host.notes }
 func (d fakeDatapath) HostChanges() <-chan datapath.HostChange { return d.host.changes }
 
+func (d fakeDatapath) Associations() (Associations, error) { return d, nil }
+
 func (d fakeDatapath) InstallSA(*esp.SA) error                                { return nil }
 func (d fakeDatapath) RemoveSAs(string, bool, uint8) error                    { return nil }
 func (d fakeDatapath) ExtendSAs(string, bool, uint8, uint64, time.Time) error { return nil }

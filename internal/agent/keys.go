@@ -56,7 +56,7 @@ type keyring struct {
 type keyParts struct {
 	cfg   *config.Config
 	store store.Store
-	dp    Datapath
+	sas   Associations
 	log   *slog.Logger
 	// addresses are this node's own.
 	addresses []netip.Addr
@@ -133,7 +133,7 @@ func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 		Node: parts.cfg.Node, TrustDomain: cfg.TrustDomain, Cluster: cfg.Cluster, Identity: source,
 		Listen: entrance.listen, Filter: entrance.addressFilter(), Unfiltered: entrance.unfiltered,
 		Addresses: parts.addresses, RequirePostQuantum: cfg.RequirePostQuantum,
-		Port: port, KEK: key, Store: epochs.NewStore(objects), Leader: leader.Leader(parts.cfg.Node), Datapath: parts.dp,
+		Port: port, KEK: key, Store: epochs.NewStore(objects), Leader: leader.Leader(parts.cfg.Node), Datapath: parts.sas,
 		MaxAge: time.Duration(cfg.MaxAge), HardTTL: time.Duration(cfg.HardTTL), ExtendTTL: time.Duration(cfg.ExtendTTL), Drain: time.Duration(cfg.Drain),
 		SeenFile:   filepath.Join(parts.cfg.StateDir(), seenFile),
 		MaxPackets: uint64(cfg.MaxPackets), Log: parts.log, KMS: records.meter, Audit: records.add, AuditErr: records.err,
@@ -151,11 +151,11 @@ func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 
 // clockAhead takes a jump ahead of the wall clock for a resumption from a snapshot where nothing else would tell of one.
 func clockAhead(parts keyParts, forked func()) {
-	if parts.dp.VMForkStatus().Detection != esp.VMForkClock {
+	if parts.sas.VMForkStatus().Detection != esp.VMForkClock {
 		return
 	}
 	parts.log.Error("the wall clock jumped ahead, and this virtual machine has no other sign of having been resumed from a snapshot: new keys are made")
-	if err := parts.dp.DeclareVMFork(); err != nil {
+	if err := parts.sas.DeclareVMFork(); err != nil {
 		parts.log.Error("keys of before the jump could not be destroyed", "err", err)
 		return
 	}

@@ -34,7 +34,7 @@ func openDatapath(cfg *config.Config, object *v1alpha1.Node, links startup.Links
 	if err != nil {
 		return nil, err
 	}
-	return dp, nil
+	return opened{dp}, nil
 }
 
 // ownRanges are the ranges whose addresses are this node's pods' or nobody's.

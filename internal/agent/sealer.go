@@ -2,6 +2,8 @@ package agent
 
 import (
 	"context"
+	"errors"
+	"os"
 
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath"
@@ -13,8 +15,12 @@ import (
 
 // runSealer keeps the sealer running, where the engine has one.
 func (a *Agent) runSealer(ctx context.Context, running *node) {
-	host, ok := running.dp.(supervisor.Datapath)
-	if !ok || a.cfg.Encryption.Engine != config.EngineUser {
+	if a.cfg.Encryption.Engine != config.EngineUser {
+		return
+	}
+	host, err := sealerHost(running.dp)
+	if err != nil {
+		a.problem("sealer", err)
 		return
 	}
 	s := supervisor.New(supervisor.Options{
@@ -23,6 +29,29 @@ func (a *Agent) runSealer(ctx context.Context, running *node) {
 	})
 	a.sealer.Store(s)
 	a.keep(ctx, "sealer", s.Run)
+}
+
+// tap is what the datapath has of the sealer besides keys.
+type tap interface {
+	PrepareSealer() error
+	OpenSealerTap() (*os.File, error)
+	SetSealer(on bool) error
+}
+
+func sealerHost(dp Datapath) (supervisor.Datapath, error) {
+	sas, err := dp.Associations()
+	if err != nil {
+		return nil, err
+	}
+	host, hasTap := dp.(tap)
+	keys, hasKeys := sas.(supervisor.Keys)
+	if !hasTap || !hasKeys {
+		return nil, errors.New("this datapath has no sealer")
+	}
+	return struct {
+		tap
+		supervisor.Keys
+	}{host, keys}, nil
 }
 
 // describeSealer is nil where the engine has none.

@@ -91,7 +91,10 @@ func (n *tunnelNode) meet(ctx context.Context, real, count int) error {
 // agree gives both nodes keys for each direction between them. A half's far node has none.
 func (t *tunnel) agree() error {
 	for i, from := range t.nodes {
-		keys := newKeys(from.dp.Lanes())
+		keys, err := from.newKeys()
+		if err != nil {
+			return err
+		}
 		if err := from.install(keys, from.peers[0].Name, true); err != nil {
 			return err
 		}
@@ -113,7 +116,11 @@ func (n *tunnelNode) keys(ctx context.Context, from, to int) error {
 			return err
 		}
 		for _, out := range []bool{true, false} {
-			if err := n.install(newKeys(n.dp.Lanes()), peer.Name, out); err != nil {
+			keys, err := n.newKeys()
+			if err == nil {
+				err = n.install(keys, peer.Name, out)
+			}
+			if err != nil {
 				return err
 			}
 		}
@@ -121,18 +128,31 @@ func (n *tunnelNode) keys(ctx context.Context, from, to int) error {
 	return nil
 }
 
+// newKeys are one for each of the node's lanes.
+func (n *tunnelNode) newKeys() ([]esp.SA, error) {
+	sas, err := n.dp.Associations()
+	if err != nil {
+		return nil, fmt.Errorf("node %s: %w", n.name, err)
+	}
+	return newKeys(sas.Lanes()), nil
+}
+
 // install enters the keys of a direction, and has the node seal with them.
 func (n *tunnelNode) install(lanes []esp.SA, peer string, out bool) error {
+	sas, err := n.dp.Associations()
+	if err != nil {
+		return fmt.Errorf("node %s: %w", n.name, err)
+	}
 	for _, sa := range lanes { // a copy: InstallSA zeroes what it gets
 		sa.Node, sa.Out = peer, out
-		if err := n.dp.InstallSA(&sa); err != nil {
+		if err := sas.InstallSA(&sa); err != nil {
 			return fmt.Errorf("node %s: %w", n.name, err)
 		}
 	}
 	if !out {
 		return nil
 	}
-	if err := n.dp.SealWith(peer, simEpoch); err != nil {
+	if err := sas.SealWith(peer, simEpoch); err != nil {
 		return fmt.Errorf("node %s: %w", n.name, err)
 	}
 	return nil

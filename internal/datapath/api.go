@@ -9,6 +9,7 @@ import (
 
 	"weft.dev/weft/internal/datapath/flowtable"
 	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/datapath/nexthop"
 )
 
 // MaxEndpoints is how many endpoints one node can hold; slot 0 is the node itself.
@@ -61,16 +62,15 @@ type PodDatapath struct {
 	Refused bool `json:"refused,omitempty"`
 }
 
-// Node is a peer whose pods are reached over the wire.
-type Node struct {
-	Name      string
-	Addresses []netip.Addr
-	// PodCIDRs are the ranges, and single addresses as ranges of one, that its pods have.
-	PodCIDRs []netip.Prefix
-	// Missing says that addresses and ranges are the cluster's and no known node's: nothing goes there in either way,
-	// and nothing is taken from there. Such a node may have the name of another in the list, or none.
-	Missing bool
-}
+// RouteProtocol marks the kernel routes that Weft makes.
+const RouteProtocol = nexthop.RouteProtocol
+
+// What is known of other nodes, see package nexthop.
+type (
+	Node        = nexthop.Node
+	NodeProblem = nexthop.NodeProblem
+	Inherited   = nexthop.Inherited
+)
 
 // What the flow table holds, see package flowtable.
 type (

@@ -18,6 +18,7 @@ import (
 	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/datapath/flowtable"
 	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/datapath/nexthop"
 	"weft.dev/weft/internal/netdev"
 )
 
@@ -52,8 +53,6 @@ type Options struct {
 // Datapath is a node's running datapath: the pinned maps and links, and what the agent
 // must know to change them. Its methods may be called from several goroutines.
 type Datapath struct {
-	// Associations are the SAs, from Open on. Its lock comes after mu.
-	*esp.Associations
 	opts     Options
 	log      *slog.Logger
 	mode     ModeStatus
@@ -64,23 +63,23 @@ type Datapath struct {
 	table    *flowtable.Table
 	host     hostState
 	hold     hold
+	// sas are the SAs, from Open on. Their lock comes after mu.
+	sas    *esp.Associations
+	closed atomic.Bool
+	// hops are other nodes. No lock of this type is held where it asks netlink.
+	hops   *nexthop.Table
+	kernel nexthop.Kernel // tests set it
 	// attaching is held for reading while an endpoint is attached. It comes before mu.
 	attaching sync.RWMutex
-	mu        sync.Mutex // guards the maps' configuration and all below
+	mu        sync.Mutex // guards the maps' configuration and all below; held over no netlink call
 	config    bpf.Config
 	segment   segmentLinks
 	// sealerIndex is that of weft_sealer, 0 without a sealer.
 	sealerIndex atomic.Uint32
 	gro         *sealerGRO
-	nodes       nodeTable
-	handles     identityHandles
 	eps         map[uint16]Endpoint
 	// settled says that every endpoint of this node is known.
 	settled bool
-	// unreachable says that the node's own ranges have their last-resort routes.
-	unreachable bool
-	// listRoutes reads the kernel's routes of Weft's protocol where tests set it.
-	listRoutes func() ([]netlink.Route, error)
 	// fault is called after each step that must be safe to die at; tests set it.
 	fault func(step string) error
 	// linkByName is netlink.LinkByName unless a test sets it.
@@ -167,17 +166,14 @@ func (d *Datapath) open() error {
 	if err := d.table.Adopt(); err != nil {
 		return err
 	}
-	if err := d.nodes.restore(d.maps); err != nil {
+	if err := d.openNextHops(); err != nil {
 		return err
 	}
 	// Until the endpoints are restored, nothing can be said about addresses without one.
 	if err := d.enterOwnRanges(); err != nil {
 		return err
 	}
-	if err := d.setOwnAddresses(); err != nil {
-		return err
-	}
-	if err := d.handles.restore(d.maps); err != nil {
+	if err := d.hops.EnterOwnAddresses(); err != nil {
 		return err
 	}
 	if err := d.attachNode(); err != nil {
@@ -189,8 +185,9 @@ func (d *Datapath) open() error {
 
 // Close lets go of file descriptors. Everything pinned stays, and traffic with it.
 func (d *Datapath) Close() error {
-	if d.Associations != nil {
-		_ = d.Associations.Close()
+	d.closed.Store(true)
+	if d.sas != nil {
+		_ = d.sas.Close()
 	}
 	_ = d.gro.Close()
 	if d.table != nil {
@@ -253,6 +250,13 @@ func (d *Datapath) configure() error {
 	if d.config.FlowShare == 0 {
 		d.setShares()
 	}
+	return d.changed()
+}
+
+// void is changed for those who do not hold d.mu.
+func (d *Datapath) void() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	return d.changed()
 }
 

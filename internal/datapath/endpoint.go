@@ -222,6 +222,15 @@ func (d *Datapath) bornOf(ep Endpoint, ifindex uint32) uint32 {
 // forgetEndpoint removes an endpoint's map entries, but not entries that another endpoint
 // has taken over since: an address may be in use again at once.
 func (d *Datapath) forgetEndpoint(ep Endpoint) error {
+	err := d.removeEndpoint(ep)
+	if ep.Chained {
+		err = errors.Join(err, d.closeOwnRanges())
+	}
+	d.table.SweepSoon()
+	return err
+}
+
+func (d *Datapath) removeEndpoint(ep Endpoint) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	err := d.maps.EpSlot.Put(uint32(ep.Slot), &bpf.EpSlot{})
@@ -248,9 +257,7 @@ func (d *Datapath) forgetEndpoint(ep Endpoint) error {
 	err = errors.Join(err, d.clearCounters(ep.Slot))
 	delete(d.eps, ep.Slot)
 	if ep.Chained {
-		err = errors.Join(err, d.followOwnRanges())
+		err = errors.Join(err, d.enterOwnRanges())
 	}
-	err = errors.Join(err, d.changed())
-	d.table.SweepSoon()
-	return err
+	return errors.Join(err, d.changed())
 }

@@ -25,7 +25,7 @@ type exitHarness struct {
 	seen int // a packet socket behind wtx
 }
 
-var exitAddr = &netlink.Addr{IPNet: toIPNet(mustPrefix("2001:db8:77::1/128")), Flags: unix.IFA_F_NODAD}
+var exitAddr = &netlink.Addr{IPNet: ipNet(mustPrefix("2001:db8:77::1/128")), Flags: unix.IFA_F_NODAD}
 
 func newExitHarness(t *testing.T) *exitHarness {
 	t.Helper()
@@ -102,7 +102,7 @@ func (b *exitHarness) up(t *testing.T, name string) error {
 
 // lead has the kernel send what is for an address out of an interface.
 func lead(index int, dst netip.Addr) (undo func(), err error) {
-	route := &netlink.Route{Dst: toIPNet(netip.PrefixFrom(dst, dst.BitLen())), LinkIndex: index, Scope: unix.RT_SCOPE_LINK}
+	route := &netlink.Route{Dst: ipNet(netip.PrefixFrom(dst, dst.BitLen())), LinkIndex: index, Scope: unix.RT_SCOPE_LINK}
 	neighbor := &netlink.Neigh{LinkIndex: index, IP: dst.AsSlice(), State: unix.NUD_PERMANENT, HardwareAddr: mac(0x99)}
 	err = errors.Join(netlink.NeighSet(neighbor), netlink.RouteReplace(route))
 	return func() { _ = errors.Join(netlink.RouteDel(route), netlink.NeighDel(neighbor)) }, err

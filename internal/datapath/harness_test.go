@@ -29,6 +29,10 @@ func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 func mustPrefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
 func mac(last byte) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, last} }
 
 // The world of the tables: two pods on this node, one peer that is resolved, one that is not.
@@ -178,10 +182,9 @@ func (b *harness) reset(t testing.TB) {
 	must(t, b.maps.EvStats.Put(uint32(0), make([]bpf.EventStats, ebpf.MustPossibleCPU())))
 	b.eps, b.mode = map[uint16]Endpoint{}, ModeStatus{Asked: ModeXDP, Active: ModeXDP}
 	b.config.FlowShare, b.settled = 0, false
-	must(t, b.nodes.restore(b.maps))
+	must(t, b.openNextHops())
 	must(t, b.inside(b.configure))
-	must(t, b.inside(b.setOwnAddresses))
-	must(t, b.handles.restore(b.maps))
+	must(t, b.inside(b.hops.EnterOwnAddresses))
 	for slot := range uint16(8) {
 		must(t, b.clearCounters(slot))
 	}
@@ -193,8 +196,7 @@ func (b *harness) reset(t testing.TB) {
 		must(t, b.maps.Routes.Put(&key, &bpf.Route{Node: node}))
 	}
 	for _, family := range []uint32{0, 1} {
-		_, err := b.putNode(2*2+family, bpf.Nexthop{}) // node 2 is known, and not resolved
-		must(t, err)
+		must(t, b.maps.Nexthops.Put(2*2+family, &bpf.Nexthop{})) // node 2 is known, and not resolved
 	}
 	b.setPeer(t, bpf.Nexthop{
 		Ifindex: uint32(b.index["wtup"]), Flags: bpf.NexthopResolved | bpf.NexthopXdpOut, Mtu: 1500,
@@ -225,8 +227,7 @@ func (b *harness) resetBudgets() error {
 func (b *harness) setPeer(t testing.TB, entry bpf.Nexthop) {
 	t.Helper()
 	for _, index := range []uint32{2, 3} {
-		_, err := b.putNode(index, entry)
-		must(t, err)
+		must(t, b.maps.Nexthops.Put(index, &entry))
 	}
 	must(t, b.changed())
 }

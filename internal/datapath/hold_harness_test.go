@@ -150,14 +150,14 @@ func (w *upgradeWorld) before(t *testing.T) {
 	d := w.start(t)
 	must(t, errors.Join(w.setNodes(t, d), w.finish(d)))
 	must(t, w.inside(func() error {
-		for lane := range uint8(d.Lanes()) {
+		for lane := range uint8(d.sas.Lanes()) {
 			sa := &esp.SA{Node: "b", Out: true, Epoch: sealEpoch, Lane: lane, ID: 77, Number: sealEpoch, Expires: time.Now().Add(time.Hour)}
 			copy(sa.Key[:], keyOut)
-			if err := d.InstallSA(sa); err != nil {
+			if err := d.sas.InstallSA(sa); err != nil {
 				return err
 			}
 		}
-		return errors.Join(d.SealWith("b", sealEpoch), d.Close())
+		return errors.Join(d.sas.SealWith("b", sealEpoch), d.Close())
 	}))
 }
 

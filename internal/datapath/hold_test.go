@@ -113,7 +113,7 @@ func TestRoutesOfAnotherLayout(t *testing.T) {
 	w.relayout(t, "weft_routes")
 	d := w.start(t)
 	defer d.Close()
-	want := []Inherited{{mustPrefix("10.2.0.0/24"), false}, {mustPrefix("192.0.2.2/32"), true}}
+	want := []Inherited{{Prefix: mustPrefix("10.2.0.0/24")}, {Prefix: mustPrefix("192.0.2.2/32"), Host: true}}
 	if got := d.Inherited(); !slices.Equal(got, want) {
 		t.Errorf("inherited %v, want %v", got, want)
 	}

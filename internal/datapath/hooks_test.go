@@ -36,7 +36,7 @@ func hookHarness(t *testing.T, mode Mode) *harness {
 		for _, l := range links {
 			_ = hook.Detach(l.Path)
 		}
-		b.opts, b.fault, b.unreachable, b.undo = before, nil, false, nil
+		b.opts, b.fault, b.undo = before, nil, nil
 		os.RemoveAll(dir)
 		_ = b.inside(func() error { return deleteAll("wthu", "wtp0", "wefxp0") })
 	})

@@ -1,21 +1,10 @@
 package datapath
 
 import (
-	"errors"
-	"fmt"
-	"net"
-	"net/netip"
 	"os"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
-
-// RouteProtocol marks the kernel routes that Weft makes (rtnetlink's rtm_protocol; 77 is free).
-const RouteProtocol = 77
-
-// unreachableMetric puts the unreachable routes behind every other route to the same range.
-const unreachableMetric = 0xff00
 
 // maxPage is the largest MTU whose frames fit one page with XDP's room around them.
 const maxPage = 3400
@@ -53,21 +42,4 @@ func (d *Datapath) needsFrags() bool {
 		}
 	}
 	return false
-}
-
-// replaceUnreachable gives the node's own ranges a last-resort route, so that packets for pods
-// that do not exist are answered here instead of leaving by the default route. Callers hold d.mu.
-func (d *Datapath) replaceUnreachable() error {
-	d.unreachable = true
-	for _, prefix := range d.opts.PodCIDRs {
-		if err := netlink.RouteReplace(unreachable(prefix)); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
-			return fmt.Errorf("add unreachable route %s: %w", prefix, err)
-		}
-	}
-	return nil
-}
-
-func toIPNet(prefix netip.Prefix) *net.IPNet {
-	prefix = prefix.Masked()
-	return &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
 }

@@ -20,6 +20,9 @@ type hostEvents struct {
 	end func()
 }
 
+// errUnsubscribed says that the library gave a subscription up, mostly since its socket overflowed. The caller subscribes anew.
+var errUnsubscribed = errors.New("the kernel's events were cut off")
+
 func (d *Datapath) subscribeHost(ctx context.Context) (*hostEvents, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	e := &hostEvents{links: make(chan netlink.LinkUpdate, 64), routes: make(chan netlink.RouteUpdate, 256), neighbors: make(chan netlink.NeighUpdate, 256)}

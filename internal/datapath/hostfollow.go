@@ -3,7 +3,6 @@ package datapath
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/datapath/nexthop"
 	"weft.dev/weft/internal/netdev"
 )
 
@@ -71,7 +71,9 @@ func (d *Datapath) settleHost(lost *hostLost) {
 	if lost.restore {
 		d.restoreRoutes(lost.routes)
 	} else if lost.peers {
-		d.refreshNodes()
+		if err := d.hops.Refresh(); err != nil {
+			d.log.Warn("peers", "err", err)
+		}
 	}
 	*lost = hostLost{routes: map[string]bool{}, links: lost.links && !d.dropGone()}
 }
@@ -103,7 +105,7 @@ func (d *Datapath) followEvents(ctx context.Context, events *hostEvents) error {
 				return unsubscribed(ctx)
 			}
 			if d.lostRoute(r) {
-				lost.routes[routeName(r.Route)], lost.restore = true, true
+				lost.routes[nexthop.RouteName(r.Route)], lost.restore = true, true
 			}
 			lost.peers = lost.peers || r.Protocol != RouteProtocol
 			if lost.restore || lost.peers {
@@ -113,7 +115,7 @@ func (d *Datapath) followEvents(ctx context.Context, events *hostEvents) error {
 			if !open {
 				return unsubscribed(ctx)
 			}
-			d.neighborChanged(n)
+			d.hops.NeighborChanged(n)
 			if d.lostNeighbor(n) {
 				lost.restore = true
 				settle.Reset(hostSettle)
@@ -181,10 +183,7 @@ func (d *Datapath) lostNeighbor(n netlink.NeighUpdate) bool {
 	if n.Type != unix.RTM_DELNEIGH || !ok {
 		return false
 	}
-	d.mu.Lock()
-	_, hop := d.nodes.hops[addr.Unmap()]
-	d.mu.Unlock()
-	if hop {
+	if d.hops.IsNextHop(addr.Unmap()) {
 		return true
 	}
 	if n.State&unix.NUD_PERMANENT != 0 {
@@ -200,55 +199,15 @@ func (d *Datapath) tellOf(ifindex int) {
 	}
 }
 
-// restoreRoutes puts back routes and neighbours that are missing. It notes the routes among them, and those of
-// lost that another look has put back already.
+// restoreRoutes puts back routes and neighbours that are missing, and notes the routes.
 func (d *Datapath) restoreRoutes(lost map[string]bool) {
-	before, err := d.ownRoutes()
-	d.refreshNodes()
-	d.mu.Lock()
-	if d.unreachable {
-		if err := d.replaceUnreachable(); err != nil {
-			d.log.Warn("put back routes", "err", err)
-		}
-	}
-	d.mu.Unlock()
-	after, afterErr := d.ownRoutes()
-	if err = errors.Join(err, afterErr); err != nil { // then nobody knows what was gone
-		d.log.Warn("list routes", "err", err)
-		return
-	}
-	var back []string
-	for route := range after {
-		if !before[route] || lost[route] {
-			back = append(back, route)
-		}
+	back, err := d.hops.Restore(lost)
+	if err != nil {
+		d.log.Warn("put back routes", "err", err)
 	}
 	if len(back) == 0 {
 		return
 	}
-	slices.Sort(back)
 	d.log.Warn("routes of Weft's were gone, put them back", "routes", back)
 	d.host.note("%d of Weft's routes were gone (removed by somebody else?), put them back: %s", len(back), strings.Join(back[:min(len(back), 4)], ", "))
-}
-
-// ownRoutes are the destinations that Weft has kernel routes to through a gateway or to nowhere.
-func (d *Datapath) ownRoutes() (map[string]bool, error) {
-	list, err := d.routesOfWeft()
-	if err != nil {
-		return nil, err
-	}
-	out := map[string]bool{}
-	for _, r := range list {
-		if r.Dst != nil && (r.Gw != nil || r.Type == unix.RTN_UNREACHABLE) {
-			out[routeName(r)] = true
-		}
-	}
-	return out, nil
-}
-
-func routeName(r netlink.Route) string {
-	if r.Gw == nil {
-		return fmt.Sprintf("unreachable %s", r.Dst)
-	}
-	return fmt.Sprintf("%s via %s", r.Dst, r.Gw)
 }

@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/datapath/bpf/bpftest"
 	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/datapath/nexthop"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -146,8 +147,8 @@ func TestEndedSubscriptionLeavesNothing(t *testing.T) {
 			return err
 		}
 		for i := range 300 {
-			route := unreachable(netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), 32))
-			route.Protocol = 0
+			to := netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), 32)
+			route := &netlink.Route{Dst: ipNet(to), Type: unix.RTN_UNREACHABLE}
 			if err := errors.Join(netlink.RouteAdd(route), netlink.RouteDel(route)); err != nil {
 				return err
 			}
@@ -196,8 +197,9 @@ func TestRoutesRemovedByOthers(t *testing.T) {
 	b.host = hostState{changed: make(chan HostChange, 1)}
 	uplinks, ranges := b.opts.Uplinks, b.opts.PodCIDRs
 	b.opts.Uplinks, b.opts.PodCIDRs = nil, append(ranges, mustPrefix("10.1.0.0/24"), mustPrefix("fd00:1::/64"))
+	must(t, b.openNextHops())
 	t.Cleanup(func() {
-		b.opts.Uplinks, b.opts.PodCIDRs, b.unreachable = uplinks, ranges, false
+		b.opts.Uplinks, b.opts.PodCIDRs = uplinks, ranges
 		must(t, b.inside(removeRoutes))
 	})
 	b.setNodes(t, peerNode("n2", 2, "10.2.0.0/24", "fd00:2::/64"))
@@ -222,22 +224,23 @@ func TestInterruptedDumpIsNoLoss(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := nodeHarness(t)
 			b.host = hostState{changed: make(chan HostChange, 1)}
-			b.setNodes(t, peerNode("n2", 2, "10.2.0.0/24"), peerNode("n3", 3, "10.3.0.0/24"))
+			nodes := []Node{peerNode("n2", 2, "10.2.0.0/24"), peerNode("n3", 3, "10.3.0.0/24")}
+			b.setNodes(t, nodes...)
 			want, calls := b.kernelRoutes(t), 0
-			b.listRoutes = func() ([]netlink.Route, error) {
-				list, err := listRoutes()
+			b.kernel.Routes = func() ([]netlink.Route, error) {
+				list, err := nexthop.ListRoutes()
 				if calls++; err == nil && calls <= interrupted {
 					return list[:1], netlink.ErrDumpInterrupted
 				}
 				return list, err
 			}
-			t.Cleanup(func() { b.listRoutes = nil })
+			t.Cleanup(func() { b.kernel.Routes = nil })
 			must(t, b.inside(func() error { b.restoreRoutes(nil); return nil }))
 			if notes := b.Notes(); len(notes) > 0 || calls < 2 {
 				t.Errorf("notes after %d calls: %+v", calls, notes)
 			}
 			calls = 0
-			if err := b.inside(func() error { return b.SetNodes(t.Context(), b.nodes.list) }); (err != nil) != (interrupted > 1) {
+			if err := b.inside(func() error { return b.SetNodes(t.Context(), nodes) }); (err != nil) != (interrupted > 1) {
 				t.Errorf("synchronisation: %v", err)
 			}
 			if got := b.kernelRoutes(t); !slices.Equal(got, want) {
@@ -255,7 +258,7 @@ func TestOwnRouteChangesAreNoLoss(t *testing.T) {
 	b.followed(t)
 	b.setNodes(t, peerNode("n3", 3, "10.3.0.0/24"))
 	must(t, b.inside(func() error { // a route of another's after it: its event comes after the removed one's
-		return netlink.RouteDel(&netlink.Route{Dst: toIPNet(mustPrefix("10.3.0.0/24")), Protocol: RouteProtocol})
+		return netlink.RouteDel(&netlink.Route{Dst: ipNet(mustPrefix("10.3.0.0/24")), Protocol: RouteProtocol})
 	}))
 	await(t, "the other node's route", func() bool { return slices.Equal(b.kernelRoutes(t), []string{"10.3.0.0/24"}) })
 	await(t, "the note", func() bool { return len(b.Notes()) > 0 })

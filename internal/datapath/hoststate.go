@@ -20,7 +20,6 @@ type hostState struct {
 	mu      sync.Mutex
 	uplinks map[string]error // by name, those that are missing or not hooked
 	strays  []string         // pods' interfaces that no endpoint owns
-	routes  string           // what the routes map had no room for
 	held    string           // what the uplinks' hooks wait for
 	damaged []string         // files of the state directory that could not be read
 	notes   []Note
@@ -82,8 +81,8 @@ func (d *Datapath) Problems() []string {
 	for _, name := range slices.Sorted(stdmaps.Keys(d.host.uplinks)) {
 		out = append(out, d.host.uplinks[name].Error())
 	}
-	if d.host.routes != "" {
-		out = append(out, d.host.routes)
+	if text := d.hops.Problem(); text != "" {
+		out = append(out, text)
 	}
 	if d.host.held != "" {
 		out = append(out, d.host.held)

@@ -27,7 +27,7 @@ func sealNodeHarness(t *testing.T) *sealHarness {
 	nodeWorld(t, b.harness)
 	b.opts.Uplinks = []string{"wtup"}
 	t.Cleanup(func() { b.opts.Uplinks = nil })
-	must(t, b.nodes.restore(b.maps))
+	must(t, b.openNextHops())
 	return b
 }
 
@@ -135,14 +135,15 @@ func TestMissingOverRestart(t *testing.T) {
 	b.setNodes(t, n2, missing(n3))
 	own := bpf.RouteKeyOf(mustPrefix("10.1.0.0/24"))
 	must(t, b.maps.Routes.Put(&own, &bpf.Route{}))
-	must(t, b.nodes.restore(b.maps))
+	must(t, b.openNextHops())
 	before := b.opts.PodCIDRs
 	b.opts.PodCIDRs = []netip.Prefix{mustPrefix("10.1.0.0/24")}
 	t.Cleanup(func() { b.opts.PodCIDRs = before })
+	must(t, b.openNextHops())
 	b.settled = false
 	must(t, b.enterOwnRanges())
-	want := []Inherited{{mustPrefix("10.2.0.0/24"), false}, {mustPrefix("10.3.0.0/24"), false},
-		{mustPrefix("192.0.2.2/32"), true}, {mustPrefix("192.0.2.3/32"), true}, {mustPrefix("2001:db8::2/128"), true}, {mustPrefix("2001:db8::3/128"), true}}
+	want := []Inherited{{Prefix: mustPrefix("10.2.0.0/24")}, {Prefix: mustPrefix("10.3.0.0/24")},
+		{Prefix: mustPrefix("192.0.2.2/32"), Host: true}, {Prefix: mustPrefix("192.0.2.3/32"), Host: true}, {Prefix: mustPrefix("2001:db8::2/128"), Host: true}, {Prefix: mustPrefix("2001:db8::3/128"), Host: true}}
 	if got := b.Inherited(); !slices.Equal(got, want) {
 		t.Errorf("inherited %v, want %v", got, want)
 	}
@@ -204,6 +205,7 @@ func TestPeerByAForeignInterface(t *testing.T) {
 	var err error
 	b.undo, err = netdev.OpenUndo(t.TempDir())
 	must(t, err)
+	must(t, b.openNextHops())
 	b.setNodes(t, far)
 	if problems := b.NodeProblems(); len(problems) != 0 || !slices.Contains(b.kernelTo(t, "10.9.0.0/24"), "via") {
 		t.Errorf("as an uplink: %v, kernel %v", problems, b.kernelTo(t, "10.9.0.0/24"))
@@ -234,7 +236,7 @@ func TestSlotInheritsNothing(t *testing.T) {
 			b.installSA(t, "n2")
 			must(t, b.SetPeerIdentities(map[string][]uint32{"n2": {identityPeer}}))
 			if tt.restart {
-				must(t, b.nodes.restore(b.maps))
+				must(t, b.openNextHops())
 			}
 			b.setNodes(t, tt.next...)
 			if list, err := b.SAs(); err != nil || len(list) != 0 {
@@ -245,7 +247,7 @@ func TestSlotInheritsNothing(t *testing.T) {
 					t.Errorf("%s has keys still: %x, %v", m, keys, err)
 				}
 			}
-			slot := b.nodes.slots["n3"]
+			slot, _ := b.hops.Index("n3")
 			var peer bpf.Peer
 			must(t, b.maps.Peers.Lookup(slot, &peer))
 			if peer.Epoch != 0 || peer.Id != 0 || bpf.FromAddr(peer.Remote) != addr("192.0.2.3") {
@@ -269,12 +271,12 @@ func TestSlotOfANamelessNode(t *testing.T) {
 	n2 := peerNode("n2", 2, "10.2.0.0/24")
 	b.setNodes(t, n2)
 	must(t, b.SetPeerIdentities(map[string][]uint32{"n2": {identityPeer}}))
-	slot := b.nodes.slots["n2"]
+	slot, _ := b.hops.Index("n2")
 	must(t, b.maps.Peers.Put(slot, &bpf.Peer{Epoch: 7, Id: 9}))
-	must(t, b.nodes.restore(b.maps))
+	must(t, b.openNextHops())
 	heir := peerNode("heir", 3, "10.2.0.0/24")
 	b.setNodes(t, heir)
-	if got := b.nodes.slots["heir"]; got != slot {
+	if got, _ := b.hops.Index("heir"); got != slot {
 		t.Fatalf("the heir has index %d, want %d: the case is not what it says", got, slot)
 	}
 	var peer bpf.Peer

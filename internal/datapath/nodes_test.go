@@ -31,7 +31,7 @@ func nodeWorld(t *testing.T, b *harness) {
 	t.Helper()
 	must(t, emptyMap(b.maps.Routes))
 	b.setPeer(t, bpf.Nexthop{})
-	must(t, b.nodes.restore(b.maps))
+	must(t, b.openNextHops())
 	must(t, b.inside(func() error {
 		up, err := netlink.LinkByName("wtup")
 		if err != nil {
@@ -192,7 +192,7 @@ func TestNeighborChanged(t *testing.T) {
 	event := func(typ uint16, state int, hw net.HardwareAddr, ifindex int) (bpf.Nexthop, bool) {
 		before := b.config.Generation
 		n := netlink.NeighUpdate{Type: typ, Neigh: netlink.Neigh{LinkIndex: ifindex, IP: net.ParseIP("192.0.2.2"), State: state, HardwareAddr: hw}}
-		b.neighborChanged(n)
+		b.hops.NeighborChanged(n)
 		return b.node(t, 1, 0), b.config.Generation != before
 	}
 	up := b.index["wtup"]
@@ -271,6 +271,7 @@ func TestUnresolvedPeerIsManaged(t *testing.T) {
 	var err error
 	b.undo, err = netdev.OpenUndo(t.TempDir())
 	must(t, err)
+	must(t, b.openNextHops())
 	b.setNodes(t, peerNode("n9", 9, "10.2.0.0/24"))
 	if n := b.node(t, 1, 0); n.Flags&bpf.NexthopResolved != 0 || n.Ifindex != uint32(b.index["wtup"]) {
 		t.Errorf("%+v, want the uplink and not resolved", n)
@@ -311,6 +312,7 @@ func TestAddressOfAForeignFamily(t *testing.T) {
 	own := b.opts.HostAddrs
 	t.Cleanup(func() { b.opts.HostAddrs = own })
 	b.opts.HostAddrs = []netip.Addr{node4}
+	must(t, b.openNextHops())
 	far := addr("2001:db8:9::2") // no route leads there
 	b.setNodes(t, Node{Name: "n2", Addresses: []netip.Addr{addr("192.0.2.2"), far}, PodCIDRs: []netip.Prefix{mustPrefix("10.2.0.0/24")}})
 	if problems := b.NodeProblems(); len(problems) != 0 {

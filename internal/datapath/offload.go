@@ -24,7 +24,7 @@ func (d *Datapath) wantedOffloads(ep Endpoint) map[string]bool {
 
 // setOffloads brings an endpoint's pod side to the features it needs.
 func (d *Datapath) setOffloads(ep Endpoint, restore bool) error {
-	if d.Associations != nil && d.HasSealer() && ep.PodIf != "" {
+	if d.sas != nil && d.sas.HasSealer() && ep.PodIf != "" {
 		// Not undone: what it costs without a sealer is not to be seen.
 		if err := netdev.FitSealer(ep.NetNS, ep.PodIf); err != nil {
 			return err
@@ -51,7 +51,7 @@ func (d *Datapath) setUplinkOffloads(uplink netlink.Link) error {
 	if d.opts.Encrypt != nil {
 		wanted[netdev.FeatureUDPForward], wanted[netdev.FeatureGROList] = false, false
 	}
-	if d.Associations != nil && d.HasSealer() {
+	if d.sas != nil && d.sas.HasSealer() {
 		wanted[netdev.FeatureGRO] = true // sealer_gro says what is merged
 	}
 	return d.undo.ApplyOffloads(uplink.Attrs().Name, "", uplink.Attrs().Name, wanted, netdev.RestoreOld)

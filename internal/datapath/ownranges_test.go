@@ -15,6 +15,7 @@ func TestOwnRangesStay(t *testing.T) {
 		before := b.opts.PodCIDRs
 		b.opts.PodCIDRs = []netip.Prefix{mustPrefix("10.1.0.0/24"), mustPrefix("fd00:1::/64")}
 		t.Cleanup(func() { b.opts.PodCIDRs = before })
+		must(t, b.openNextHops())
 		for _, prefix := range []string{"10.0.0.0/8", "fd00::/16"} {
 			key := bpf.RouteKeyOf(mustPrefix(prefix))
 			must(t, b.maps.Routes.Put(&key, &bpf.Route{Flags: bpf.RouteNoNode}))

@@ -127,11 +127,6 @@ func TestIdentitiesOfTheReleaseBefore(t *testing.T) {
 	if must(t, err); len(keys) != 2 {
 		t.Errorf("%d identities, want 2", len(keys))
 	}
-	var handles identityHandles
-	must(t, handles.restore(second))
-	if len(handles.byIdentity) != 0 {
-		t.Errorf("handles that nobody gave out: %v", handles.byIdentity)
-	}
 }
 
 // TestBPFFSMissing: pins outside a BPF file system would vanish; the error says what to do.

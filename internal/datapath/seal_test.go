@@ -36,6 +36,7 @@ var (
 // sealHarness is the harness with encryption on and keys for node 1, whose tunnel is of the given family.
 type sealHarness struct {
 	*harness
+	*esp.Associations
 	family int
 	lanes  int
 	// sealing says that a sealer has the keys.
@@ -44,11 +45,11 @@ type sealHarness struct {
 
 func newSealHarness(t testing.TB, family int) *sealHarness {
 	t.Helper()
-	b := &sealHarness{harness: theSealHarness.use(t, &esp.Options{Engine: "auto", AllowTableAES: true, Port: 4500, Lanes: 2}), family: family, lanes: 2}
+	b := &sealHarness{family: family, lanes: 2}
+	b.harness = theSealHarness.use(t, &esp.Options{Engine: "auto", AllowTableAES: true, Port: 4500, Lanes: 2})
+	b.Associations = b.sas
 	b.opts.Encrypt.Lanes = b.lanes
-	b.nodes.slots = map[string]uint32{"b": 1}
-	b.EnterPeer("b", 1)
-	b.nodes.list = []Node{{Name: "b", Addresses: []netip.Addr{wireB4, wireB6}}}
+	b.hops.Assign("b", 1)
 	must(t, b.inside(b.configure))
 	must(t, b.RemoveAllSAs(1))
 	must(t, emptyMap(b.maps.SAUsed))
@@ -58,11 +59,10 @@ func newSealHarness(t testing.TB, family int) *sealHarness {
 	must(t, b.ClearTunnel(1))
 	if family == 4 {
 		b.opts.HostAddrs = []netip.Addr{node4, node6}
+		b.enterTunnel(t, wireA4, wireB4, wireB6)
 	} else {
-		b.nodes.list[0].Addresses = []netip.Addr{wireB6}
+		b.enterTunnel(t, wireA6, wireB6)
 	}
-	_, err := b.syncPeer(b.nodes.list[0], 1, 1500)
-	must(t, err)
 	for prefix := range map[netip.Addr]bool{wireB4: true, wireB6: true} {
 		key := bpf.RouteKeyOf(netip.PrefixFrom(prefix, prefix.BitLen()))
 		must(t, b.maps.Routes.Put(&key, &bpf.Route{Node: 1, Flags: bpf.RouteHost}))
@@ -72,6 +72,17 @@ func newSealHarness(t testing.TB, family int) *sealHarness {
 	must(t, b.putEndpoint(pod, []int{b.index["wta"]}))
 	must(t, b.SetPeerIdentities(map[string][]uint32{"b": {identityPeer}}))
 	return b
+}
+
+// enterTunnel has node b reached from a local address by the first of its own.
+func (b *sealHarness) enterTunnel(t testing.TB, local netip.Addr, remote ...netip.Addr) {
+	t.Helper()
+	_, err := b.SetTunnel(1, local, remote[0], 1500)
+	must(t, err)
+	for _, a := range remote {
+		key := bpf.ToAddr(a)
+		must(t, b.maps.PeerAddr.Put(&key, uint32(1)))
+	}
 }
 
 // keyed installs the keys in both directions and seals with them.

@@ -14,9 +14,9 @@ import (
 // openSealer makes the sealer's tap, or takes away what an earlier run had made. Whether packets are given to it
 // stays as it was: a sealer outlives the agent.
 func (d *Datapath) openSealer() error {
-	if !d.HasSealer() {
+	if !d.sas.HasSealer() {
 		d.sealerIndex.Store(0)
-		return errors.Join(d.links().Drop(netdev.Sealer), netdev.RemoveSealer(), d.UnmarkSealer())
+		return errors.Join(d.links().Drop(netdev.Sealer), netdev.RemoveSealer(), d.sas.UnmarkSealer())
 	}
 	if err := d.PrepareSealer(); err != nil {
 		return err

@@ -5,13 +5,14 @@ import (
 
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/nexthop"
 )
 
 // TestSizesAgree: the constants here are the C side's.
 func TestSizesAgree(t *testing.T) {
 	specs, err := bpf.SharedMaps(0, true)
 	must(t, err)
-	for name, want := range map[string]uint32{"weft_counters": MaxEndpoints << 4, "weft_nexthops": 2 * maxNodes} {
+	for name, want := range map[string]uint32{"weft_counters": MaxEndpoints << 4, "weft_nexthops": 2 * nexthop.MaxNodeIndexes} {
 		if got := specs[name].MaxEntries; got != want {
 			t.Errorf("%s has %d entries, want %d", name, got, want)
 		}

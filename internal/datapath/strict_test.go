@@ -343,29 +343,14 @@ func TestHandles(t *testing.T) {
 	}
 	first := handleOf(identityPeer)
 	must(t, b.SetPeerIdentities(map[string][]uint32{"b": {identityPeer, 901, 902}}))
-	if handleOf(identityPeer) != first || handleOf(901) == handleOf(902) || first < firstHandle {
+	if handleOf(identityPeer) != first || handleOf(901) == handleOf(902) {
 		t.Errorf("handles %d %d %d", handleOf(identityPeer), handleOf(901), handleOf(902))
 	}
 	second := handleOf(902)
-	must(t, b.handles.restore(b.maps))
+	must(t, b.openNextHops())
+	b.hops.Assign("b", 1)
 	must(t, b.SetPeerIdentities(map[string][]uint32{"b": {902, 903}}))
 	if handleOf(902) != second || handleOf(903) == second {
 		t.Errorf("after a restart: %d, was %d; a new one %d", handleOf(902), second, handleOf(903))
-	}
-	all := map[uint32]bool{}
-	for i := range uint32(maxHandles) {
-		all[1000+i] = true
-	}
-	given, err := b.assignHandles(all)
-	must(t, err)
-	seen := map[uint16]bool{}
-	for _, handle := range given {
-		if handle != 0 && (seen[handle] || handle < firstHandle || handle >= maxHandles) {
-			t.Fatalf("handle %d", handle)
-		}
-		seen[handle] = true
-	}
-	if len(seen) != maxHandles-firstHandle+1 || !seen[0] {
-		t.Errorf("%d handles were given out", len(seen))
 	}
 }

@@ -140,10 +140,10 @@ func (d *Datapath) explainStep(s bpf.TraceStep, out *Trace) (name, detail string
 		out.NextHop = interfaceName(s.B)
 		return "route", fmt.Sprintf("endpoint on this node, slot %d, %s", s.A, out.NextHop)
 	case bpf.StepToNode:
-		out.NextHop = d.nodeName(s.A)
+		out.NextHop = d.hops.NameOf(s.A)
 		return "route", fmt.Sprintf("pod range of node %s, by %s", out.NextHop, interfaceName(s.B))
 	case bpf.StepSeal:
-		return "seal", fmt.Sprintf("for node %s with the keys of epoch %d, as identity %d", d.nodeName(s.A), s.B, s.C)
+		return "seal", fmt.Sprintf("for node %s with the keys of epoch %d, as identity %d", d.hops.NameOf(s.A), s.B, s.C)
 	case bpf.StepNoNeighbor:
 		return "neighbour", "not resolved: the stack sends this packet and resolves it"
 	case bpf.StepNoRoute:
@@ -179,14 +179,4 @@ func interfaceName(index uint32) string {
 		return i.Name
 	}
 	return fmt.Sprintf("interface %d", index)
-}
-
-// nodeName finds the peer with an index. Callers hold d.mu.
-func (d *Datapath) nodeName(slot uint32) string {
-	for name, s := range d.nodes.slots {
-		if s == slot {
-			return name
-		}
-	}
-	return fmt.Sprintf("node %d", slot)
 }

@@ -40,6 +40,7 @@ var (
 //	eth0 (pod) ── wtpod [ Weft ] wire1 ── wire0 [ XFRM ]
 type weftNode struct {
 	*datapath.Datapath
+	sas        *esp.Associations
 	ns, bpfDir string
 	pod        *port
 	six        bool
@@ -109,7 +110,10 @@ func (w *weftNode) open(t *testing.T, mode datapath.Mode, engine, podNS string) 
 			t.Error(err)
 		}
 	})
-	if status := w.EngineStatus(); status.Active != engine {
+	if w.sas, err = w.Associations(); err != nil {
+		return err
+	}
+	if status := w.sas.EngineStatus(); status.Active != engine {
 		return fmt.Errorf("engine %s: %s", status.Active, status.Why)
 	}
 	return w.AttachEndpoint(datapath.Endpoint{Slot: 1, HostIf: "wtpod", NetNS: podNS, PodIf: "eth0", MAC: podMAC, GatewayMAC: gatewayMAC,
@@ -136,9 +140,9 @@ func spi(lane uint32, identity uint32) uint32 { return weftEpoch<<28 | lane<<22 
 func (w *weftNode) rekey(t *testing.T, x *xfrmNode, sealed, opened uint64) {
 	t.Helper()
 	must(t, netns.Do(w.ns, func() error {
-		_ = w.SealWith("x", 0)
+		_ = w.sas.SealWith("x", 0)
 		for _, out := range []bool{true, false} {
-			if err := w.RemoveSAs("x", out, weftEpoch); err != nil {
+			if err := w.sas.RemoveSAs("x", out, weftEpoch); err != nil {
 				return err
 			}
 		}
@@ -156,7 +160,7 @@ func (w *weftNode) rekey(t *testing.T, x *xfrmNode, sealed, opened uint64) {
 	states = append(states, state{sa: sa, out: true, six: w.six, seq: opened})
 	w.install(t, sa, false, 0)
 	w.ids++
-	must(t, w.SealWith("x", weftEpoch))
+	must(t, w.sas.SealWith("x", weftEpoch))
 	for lane := range uint32(weftLanes) {
 		w.setCounter(t, lane, sealed)
 	}
@@ -165,7 +169,7 @@ func (w *weftNode) rekey(t *testing.T, x *xfrmNode, sealed, opened uint64) {
 
 func (w *weftNode) install(t *testing.T, sa espref.SA, out bool, lane uint32) {
 	t.Helper()
-	must(t, w.InstallSA(&esp.SA{Node: "x", Out: out, Epoch: weftEpoch, Lane: uint8(lane), ID: 2*w.ids + 1, Number: weftEpoch,
+	must(t, w.sas.InstallSA(&esp.SA{Node: "x", Out: out, Epoch: weftEpoch, Lane: uint8(lane), ID: 2*w.ids + 1, Number: weftEpoch,
 		Key: [32]byte(sa.Key), Salt: sa.Salt, Expires: time.Now().Add(time.Hour)}))
 }
 
@@ -316,7 +320,7 @@ func (w *weftNode) bothWays(t *testing.T, x *xfrmNode, near, far netip.Addr) {
 // crossed makes sure that the test did what it says: every key in use is beyond 2^32.
 func (w *weftNode) crossed(t *testing.T) {
 	t.Helper()
-	sas, err := w.SAs()
+	sas, err := w.sas.SAs()
 	must(t, err)
 	opened, sealed := 0, 0
 	for _, sa := range sas {
@@ -343,7 +347,7 @@ func (w *weftNode) tells() string {
 	for _, c := range counters {
 		said += fmt.Sprintf(" %s %s %s %d", c.Direction, c.Verdict, c.Reason, c.Packets)
 	}
-	sas, _ := w.SAs()
+	sas, _ := w.sas.SAs()
 	for _, sa := range sas {
 		said += fmt.Sprintf("; lane %d out %v at %d, %d packets", sa.Lane, sa.Out, sa.Counter, sa.Packets)
 	}

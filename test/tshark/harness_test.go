@@ -118,17 +118,21 @@ func seals(t *testing.T, a, b *end) []lane {
 	done := make(chan error, 1)
 	go func() { done <- netns.Do(a.ns, func() error { return dp.Run(ctx) }) }()
 	t.Cleanup(func() { cancel(); <-done })
-	lanes := make([]lane, dp.Lanes())
+	sas, err := dp.Associations()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lanes := make([]lane, sas.Lanes())
 	for i := range lanes {
 		sa := esp.SA{Node: "b", Out: true, Epoch: epoch, Lane: uint8(i), ID: 1, Number: epoch, Expires: time.Now().Add(time.Hour)}
 		_, _ = rand.Read(sa.Key[:]) // never fails
 		_, _ = rand.Read(sa.Salt[:])
 		lanes[i] = lane{bytes.Clone(sa.Key[:]), bytes.Clone(sa.Salt[:])}
-		if err := dp.InstallSA(&sa); err != nil {
+		if err := sas.InstallSA(&sa); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := dp.SealWith("b", epoch); err != nil {
+	if err := sas.SealWith("b", epoch); err != nil {
 		t.Fatal(err)
 	}
 	return lanes

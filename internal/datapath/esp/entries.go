@@ -262,8 +262,8 @@ func (a *Associations) slotOf(node string) (uint32, bool, error) {
 func (a *Associations) SAs() ([]SAStatus, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.off() {
-		return nil, nil
+	if err := a.usable(); err != nil {
+		return nil, err
 	}
 	names, err := a.names()
 	if err != nil {
@@ -287,8 +287,8 @@ func (a *Associations) SAs() ([]SAStatus, error) {
 func (a *Associations) Sealing() ([]Sealing, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.off() {
-		return nil, nil
+	if err := a.usable(); err != nil {
+		return nil, err
 	}
 	names, err := a.names()
 	if err != nil {

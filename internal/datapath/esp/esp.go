@@ -57,6 +57,7 @@ type Associations struct {
 	peers  map[string]uint32
 	writer writer
 	sealer sealerKeys
+	closed bool
 }
 
 // Open takes over the SAs of a previous run: it watches for VM forks, loads the programs that change
@@ -109,17 +110,30 @@ func (a *Associations) openWriter() error {
 	return nil
 }
 
-// Close lets go of file descriptors. The SAs stay, and traffic with them.
+// Close lets go of file descriptors. The SAs stay, and traffic with them; what changes or lists them
+// fails with ErrClosed from then on.
 func (a *Associations) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.writer.close()
-	a.sealer.close()
-	a.fork.close()
+	if !a.closed {
+		a.writer.close()
+		a.sealer.close()
+		a.fork.close()
+	}
+	a.closed = true
 	return nil
 }
 
-func (a *Associations) off() bool { return a.writer.collection == nil }
+// usable is why SAs can be neither changed nor read, nil if they can. Callers hold a.mu.
+func (a *Associations) usable() error {
+	switch {
+	case a.closed:
+		return ErrClosed
+	case a.writer.collection == nil:
+		return ErrEncryptionOff
+	}
+	return nil
+}
 
 // EngineStatus says which engine runs and why.
 func (a *Associations) EngineStatus() EngineStatus {
@@ -224,5 +238,8 @@ func (a *Associations) HeldPeers(held map[uint32]bool) error {
 func (a *Associations) RemoveAllSAs(index uint32) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if err := a.usable(); err != nil {
+		return err
+	}
 	return a.removeAll(index)
 }

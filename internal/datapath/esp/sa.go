@@ -54,6 +54,8 @@ type Sealing struct {
 
 // Errors that callers tell apart.
 var (
+	// ErrClosed says that it was closed.
+	ErrClosed = errors.New("the datapath is closed")
 	// ErrEncryptionOff says that it was opened without encryption.
 	ErrEncryptionOff = errors.New("encryption is off")
 	// ErrUnknownNode says that EnterPeer has not named the node.
@@ -98,8 +100,8 @@ func (a *Associations) InstallSA(sa *SA) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	defer func() { sa.Key, sa.Salt = [32]byte{}, [4]byte{} }()
-	if a.off() {
-		return ErrEncryptionOff
+	if err := a.usable(); err != nil {
+		return err
 	}
 	if err := sa.check(time.Now()); err != nil {
 		return fmt.Errorf("install SA for node %s: %w", sa.Node, err)
@@ -219,8 +221,8 @@ func (a *Associations) newEntry(sa *SA) any {
 func (a *Associations) RemoveSAs(node string, out bool, epoch uint8) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.off() {
-		return ErrEncryptionOff
+	if err := a.usable(); err != nil {
+		return err
 	}
 	slot, ok, err := a.slotOf(node)
 	if err != nil || !ok {
@@ -247,8 +249,8 @@ func (a *Associations) RemoveSAs(node string, out bool, epoch uint8) error {
 func (a *Associations) ExtendSAs(node string, out bool, epoch uint8, id uint64, until time.Time) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.off() {
-		return ErrEncryptionOff
+	if err := a.usable(); err != nil {
+		return err
 	}
 	fail := func(err error) error {
 		return fmt.Errorf("extend SAs of node %s, epoch %d: %w", node, epoch, err)
@@ -316,8 +318,8 @@ func (a *Associations) removeAll(slot uint32) error {
 func (a *Associations) SealWith(node string, epoch uint8) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.off() {
-		return ErrEncryptionOff
+	if err := a.usable(); err != nil {
+		return err
 	}
 	slot, ok := a.peers[node]
 	switch {

@@ -121,8 +121,8 @@ func (a *Associations) SealerSecret(k *SealerKey) bool {
 func (a *Associations) AdoptSealerKey(k *SealerKey) (bool, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.off() {
-		return false, ErrEncryptionOff
+	if err := a.usable(); err != nil {
+		return false, err
 	}
 	now, err := a.readSA(k.Out, k.ID)
 	if err != nil || now == nil || now.state != bpf.SaLive || now.ID != k.Fingerprint {
@@ -139,8 +139,8 @@ func (a *Associations) AdoptSealerKey(k *SealerKey) (bool, error) {
 func (a *Associations) MarkSealer(k SealerKey, holds bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.off() {
-		return ErrEncryptionOff
+	if err := a.usable(); err != nil {
+		return err
 	}
 	err := a.writer.markSealer(k.ID, k.Out, k.Fingerprint, holds)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESTALE) {
@@ -153,8 +153,10 @@ func (a *Associations) MarkSealer(k SealerKey, holds bool) error {
 func (a *Associations) UnmarkSealer() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.off() {
+	if err := a.usable(); errors.Is(err, ErrEncryptionOff) {
 		return nil
+	} else if err != nil {
+		return err
 	}
 	var failed error
 	for _, out := range []bool{true, false} {

@@ -220,8 +220,8 @@ func (a *Associations) countFork(news func(*bpf.Vm) bool) error {
 func (a *Associations) retireForked() (int, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.off() {
-		return 0, nil
+	if err := a.usable(); err != nil {
+		return 0, err
 	}
 	vm, err := a.readVM()
 	if err != nil {

@@ -1,4 +1,4 @@
-package datapath
+package nexthop
 
 import (
 	"cmp"
@@ -30,12 +30,13 @@ type routesPlan struct {
 	left    []bpf.RouteKey // what does not fit
 }
 
-// readRoutes reads the whole routes map, once per synchronisation: it may hold 65536 entries.
-func (d *Datapath) readRoutes() (map[bpf.RouteKey]bpf.Route, error) {
+// readRoutes reads the whole routes map, once per synchronisation: it may hold 65536 entries. Callers
+// hold mu, or are alone.
+func (t *Table) readRoutes() (map[bpf.RouteKey]bpf.Route, error) {
 	have := map[bpf.RouteKey]bpf.Route{}
 	var key bpf.RouteKey
 	var value bpf.Route
-	entries := d.maps.Routes.Iterate()
+	entries := t.maps.Routes.Iterate()
 	for entries.Next(&key, &value) {
 		have[key] = value
 	}
@@ -45,33 +46,49 @@ func (d *Datapath) readRoutes() (map[bpf.RouteKey]bpf.Route, error) {
 	return have, nil
 }
 
+// syncRoutes brings the routes map in line with what a synchronisation wants.
+func (t *Table) syncRoutes(r *round, addresses bool) (changed bool, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	have, err := t.readRoutes()
+	if err != nil {
+		return false, err
+	}
+	if addresses {
+		changed, err = t.syncOwnAddresses(have, r.kernel.addresses)
+	}
+	moved, routesErr := t.syncRoutesMap(have, r.routes)
+	return changed || moved, errors.Join(err, routesErr)
+}
+
 // syncRoutesMap makes want, instead of have, the routes to what is not this node's own. A range that changes hands is never
 // without an owner. What does not fit is named and noted: nothing is to be sent there by other ways. Single errors stop
 // nothing else.
-func (d *Datapath) syncRoutesMap(have, want map[bpf.RouteKey]bpf.Route) (bool, error) {
-	plan := planRoutes(have, want, int(d.maps.Routes.MaxEntries())-routesReserve)
+// Callers hold mu.
+func (t *Table) syncRoutesMap(have, want map[bpf.RouteKey]bpf.Route) (bool, error) {
+	plan := planRoutes(have, want, int(t.maps.Routes.MaxEntries())-routesReserve)
 	put := func(keys []bpf.RouteKey) (failed []bpf.RouteKey, err error) {
 		for _, k := range keys {
 			route := want[k]
-			if putErr := d.maps.Routes.Put(&k, &route); putErr != nil {
+			if putErr := t.maps.Routes.Put(&k, &route); putErr != nil {
 				failed, err = append(failed, k), fmt.Errorf("write routes map: %w", putErr)
 			}
 		}
 		return failed, err
 	}
 	_, err := put(plan.replace)
-	err = errors.Join(err, d.deleteRoutes(plan.first))
+	err = errors.Join(err, t.deleteRoutes(plan.first))
 	again, _ := put(plan.add)
-	err = errors.Join(err, d.deleteRoutes(plan.last))
+	err = errors.Join(err, t.deleteRoutes(plan.last))
 	failed, putErr := put(again)
-	d.noteLeft(append(plan.left, failed...))
+	t.noteLeft(append(plan.left, failed...))
 	return len(plan.replace)+len(plan.first)+len(plan.add)+len(plan.last) > 0, errors.Join(err, putErr)
 }
 
 // deleteRoutes removes entries; of several errors it returns the last.
-func (d *Datapath) deleteRoutes(keys []bpf.RouteKey) (failed error) {
+func (t *Table) deleteRoutes(keys []bpf.RouteKey) (failed error) {
 	for _, k := range keys {
-		if err := d.maps.Routes.Delete(&k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := t.maps.Routes.Delete(&k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			failed = fmt.Errorf("delete from routes map: %w", err)
 		}
 	}
@@ -166,26 +183,35 @@ func (o *overlaps) with(key bpf.RouteKey) bool {
 	return at < len(o.ordered) && p.Contains(o.ordered[at].Addr())
 }
 
-// noteLeft notes and names what could not be entered.
-func (d *Datapath) noteLeft(keys []bpf.RouteKey) {
-	d.nodes.left = map[string]bool{}
+// noteLeft notes and names what could not be entered. Callers hold mu.
+func (t *Table) noteLeft(keys []bpf.RouteKey) {
+	t.left = map[string]bool{}
 	text := ""
 	for i, k := range keys {
-		d.nodes.left[toIPNet(bpf.PrefixOf(k)).String()] = true
+		t.left[toIPNet(bpf.PrefixOf(k)).String()] = true
 		if i == 0 {
 			text = fmt.Sprintf("%d ranges and addresses of the cluster are not in the routes map, such as %s: it holds %d; nothing is routed there, and packets from there pass for the world's; `weft node forget` what is gone, or name ranges (podCIDRs, clusterCIDRs) instead of single addresses",
-				len(keys), bpf.PrefixOf(k), int(d.maps.Routes.MaxEntries())-routesReserve)
-			d.log.Warn(text)
+				len(keys), bpf.PrefixOf(k), int(t.maps.Routes.MaxEntries())-routesReserve)
+			t.log.Warn(text)
 		}
 	}
-	d.host.set(func(h *hostState) { h.routes = text })
+	t.leftText = text
+}
+
+// Problem is what the routes map had no room for, "" if there is nothing.
+func (t *Table) Problem() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.leftText
 }
 
 // notLeft are the kernel's routes without gateways to what could not be entered: packets there would leave in cleartext. The
 // last resorts stay.
-func (d *Datapath) notLeft(routes []*netlink.Route) []*netlink.Route {
-	if d.opts.Encrypt == nil || len(d.nodes.left) == 0 {
+func (t *Table) notLeft(routes []*netlink.Route) []*netlink.Route {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.opts.Sealing || len(t.left) == 0 {
 		return routes
 	}
-	return slices.DeleteFunc(routes, func(r *netlink.Route) bool { return r.Gw != nil && d.nodes.left[r.Dst.String()] })
+	return slices.DeleteFunc(routes, func(r *netlink.Route) bool { return r.Gw != nil && t.left[r.Dst.String()] })
 }

@@ -1,4 +1,4 @@
-package datapath
+package nexthop
 
 import (
 	"fmt"
@@ -14,7 +14,7 @@ const (
 	maxHandles  = 16384
 )
 
-// identityHandles says which handle each workload identity of other nodes has. Guarded by Datapath.mu.
+// identityHandles says which handle each workload identity of other nodes has. Guarded by Table.work.
 type identityHandles struct {
 	byIdentity map[uint32]uint16
 	next       uint16
@@ -40,8 +40,7 @@ func (h *identityHandles) restore(m *bpf.Maps) error {
 
 // assign gives every identity in use a handle, 0 where there are none left, and writes the table that
 // turns handles back. A handle goes to another identity as late as possible.
-func (d *Datapath) assignHandles(identities map[uint32]bool) (map[uint32]uint16, error) {
-	h := &d.handles
+func (h *identityHandles) assign(m *bpf.Maps, identities map[uint32]bool) (map[uint32]uint16, error) {
 	taken := make(map[uint16]bool, len(h.byIdentity))
 	for identity, handle := range h.byIdentity {
 		if !identities[identity] {
@@ -63,7 +62,7 @@ func (d *Datapath) assignHandles(identities map[uint32]bool) (map[uint32]uint16,
 			continue
 		}
 		handle := h.free(taken)
-		if err := d.maps.Handles.Put(uint32(handle), identity); err != nil {
+		if err := m.Handles.Put(uint32(handle), identity); err != nil {
 			return nil, fmt.Errorf("enter handle %d: %w", handle, err)
 		}
 		h.byIdentity[identity], taken[handle] = handle, true
@@ -83,4 +82,31 @@ func (h *identityHandles) free(taken map[uint16]bool) uint16 {
 			return handle
 		}
 	}
+}
+
+// SetPeerIdentities says which identities' pods each node hosts: what it seals under another is
+// refused.
+func (t *Table) SetPeerIdentities(nodes map[string][]uint32) error {
+	t.work.Lock() // no index changes hands meanwhile
+	defer t.work.Unlock()
+	want := map[bpf.PeerId]bool{}
+	used := map[uint32]bool{}
+	for name, ids := range nodes {
+		slot, known := t.Index(name)
+		if !known {
+			continue
+		}
+		for _, id := range ids {
+			want[bpf.PeerId{Node: slot, Identity: id}], used[id] = true, true
+		}
+	}
+	handles, err := t.handles.assign(t.maps, used)
+	if err != nil {
+		return err
+	}
+	// No decision in a flow depends on it: who sealed a packet is checked each time.
+	if _, err := bpf.SyncMap(t.maps.PeerIDs, want, func(id bpf.PeerId) uint16 { return handles[id.Identity] }); err != nil {
+		return fmt.Errorf("identities of peers: %w", err)
+	}
+	return nil
 }
