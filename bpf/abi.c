@@ -10,6 +10,7 @@
 ABI(struct, weft_config);
 ABI(struct, weft_endpoint);
 ABI(struct, weft_ep_slot);
+ABI(struct, weft_addr_key);
 ABI(struct, weft_route_key);
 ABI(struct, weft_route);
 ABI(struct, weft_nexthop);

@@ -22,17 +22,20 @@ ALWAYS_INLINE int same_ends(const struct weft_config *cfg, __u32 family, const s
 			    const struct weft_flow *flow)
 {
 	union weft_addr a, b;
+	struct weft_addr_key key = {};
 
 	if (flow->checked == cfg->generation)
 		return 1;
 	if (family == 4) {
+		key.network = network_of(cell->key4.network);
 		addr_from4(&a, cell->key4.a);
 		addr_from4(&b, cell->key4.b);
 	} else {
+		key.network = network_of(cell->key6.network);
 		a = cell->key6.a;
 		b = cell->key6.b;
 	}
-	return flow->born[0] == born_at(&a) && flow->born[1] == born_at(&b);
+	return flow->born[0] == born_at(&key, &a) && flow->born[1] == born_at(&key, &b);
 }
 
 static long sweep_cell(__u32 i, void *state)

@@ -11,7 +11,7 @@ ALWAYS_INLINE int refuse(weft_ctx *ctx, const struct weft_config *cfg, struct we
 	struct weft_endpoint *ep;
 
 	parse(ctx, p);
-	ep = bpf_map_lookup_elem(&weft_ep_addr, &p->src);
+	ep = endpoint_at(NETWORK_CLUSTER, &p->src);
 	if (ep)
 		p->slot = ep->slot;
 	return drop(cfg, p, reason);

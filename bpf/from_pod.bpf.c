@@ -15,11 +15,12 @@ ALWAYS_INLINE int is_multicast(const struct weft_pkt *p, const struct ethhdr *et
 	return (p->dst.b[12] & 0xf0) == 0xe0 || p->dst.w[3] == 0xffffffff;
 }
 
-ALWAYS_INLINE int owns_source(const struct weft_pkt *p, const struct weft_endpoint *ep)
+/* The network of the pod behind an interface. */
+ALWAYS_INLINE __u32 network_at(__u32 ifindex)
 {
-	if (p->family == 4)
-		return ep->flags & ENDPOINT_IP4 && p->src.w[3] == ep->ip4;
-	return ep->flags & ENDPOINT_IP6 && addr_equal(&p->src, &ep->ip6);
+	const struct weft_endpoint *ep = bpf_map_lookup_elem(&weft_ep_if, &ifindex);
+
+	return ep ? ep->network : NETWORK_CLUSTER;
 }
 
 ALWAYS_INLINE int finish_neigh(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p,
@@ -55,6 +56,7 @@ SUBPROGRAM int from_pod_slow(weft_ctx *ctx, const struct weft_config *cfg, struc
 	if (!ep)
 		return drop(cfg, p, REASON_UNKNOWN_INTERFACE);
 	p->slot = c.src_slot = ep->slot;
+	p->network = ep->network;
 	c.identity = ep->identity;
 	trace(p, STEP_ENDPOINT, ep->slot, ep->ifindex, 0);
 	if (reason)
@@ -72,7 +74,7 @@ SUBPROGRAM int from_pod_slow(weft_ctx *ctx, const struct weft_config *cfg, struc
 	result = neigh_nd(ctx, cfg, ep, p);
 	if (result != NEIGH_NOT_ND)
 		return finish_neigh(ctx, cfg, p, ep, result);
-	if (!owns_source(p, ep))
+	if (!owns(ep, &p->src))
 		return drop(cfg, p,
 			    p->family == 6 && addr_is_link_local6(&p->src) ? REASON_LINK_LOCAL
 									   : REASON_SPOOFED_IP);
@@ -111,6 +113,10 @@ int weft_from_pod(weft_ctx *ctx)
 	reason = parse(ctx, &p);
 	if (!reason && skb_overwrites(ctx, &p))
 		reason = REASON_CHECKSUM_OFFSET;
+	/* Flows are looked up by network; where all are of the cluster's there is nothing to look up for that.
+	 */
+	if (cfg->flags & CONFIG_NETWORKS)
+		p.network = network_at(p.ifindex);
 	if (reason || !use_cached(ctx, cfg, &p, 1, &act))
 		act = from_pod_slow(ctx, cfg, &p, reason);
 	if (act == CTX_PASS && tag_put(ctx, TAG_ENDPOINT | p.slot))

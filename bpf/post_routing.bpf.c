@@ -7,7 +7,7 @@
 /* Whether the packet is one that to_wire would seal, or drop. Returns a drop reason. */
 ALWAYS_INLINE int check_exit(struct sk_buff *skb, const struct weft_config *cfg, struct weft_pkt *p)
 {
-	const struct weft_endpoint *to = bpf_map_lookup_elem(&weft_ep_addr, &p->dst);
+	const struct weft_endpoint *to = endpoint_at(NETWORK_CLUSTER, &p->dst);
 	const struct weft_route *r = route_of(&p->dst);
 	struct weft_origin o;
 
@@ -22,7 +22,7 @@ ALWAYS_INLINE int check_exit(struct sk_buff *skb, const struct weft_config *cfg,
 	if (!r->node && !(r->flags & ROUTE_NO_NODE))
 		return REASON_NONE;
 	origin_find(cfg, skb->skb_iif, skb->tc_index, &o);
-	if (r->flags & ROUTE_HOST && is_of_no_pod(&o, bpf_map_lookup_elem(&weft_ep_addr, &p->src)) &&
+	if (r->flags & ROUTE_HOST && is_of_no_pod(&o, endpoint_at(NETWORK_CLUSTER, &p->src)) &&
 	    !(o.kind == ORIGIN_HOST && quotes_sealed(skb, cfg, p)))
 		return REASON_NONE;
 	return must_seal(cfg, p) ? REASON_UNHOOKED_INTERFACE : REASON_NONE;

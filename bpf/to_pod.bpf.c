@@ -44,6 +44,11 @@ int weft_to_pod(weft_ctx *ctx)
 			return CTX_PASS;
 		return drop(cfg, &p, malformed ?: p.tagged ? REASON_VLAN_TAGGED : REASON_ETHERTYPE);
 	}
+	/* The host's stack, and what it forwards, is in the cluster's network. */
+	if (ep->network) {
+		p.network = ep->network;
+		return drop(cfg, &p, REASON_OTHER_NETWORK);
+	}
 	reason = check_delivery(cfg, &p, &o, malformed);
 	if (!reason && !malformed && (o.kind == ORIGIN_WIRE || o.kind == ORIGIN_OTHER))
 		reason = icmp_plain(ctx, cfg, &p);

@@ -56,7 +56,7 @@ ALWAYS_INLINE int is_for_own(const struct weft_pkt *p, const struct weft_route *
 
 	if (r && !is_own_range(r))
 		return 0;
-	to = bpf_map_lookup_elem(&weft_ep_addr, &p->dst);
+	to = endpoint_at(NETWORK_CLUSTER, &p->dst);
 	return to ? !is_behind(to, p->ifindex) : r != NULL;
 }
 
@@ -114,7 +114,7 @@ int weft_to_wire(weft_ctx *ctx)
 	malformed = parse(ctx, &p);
 	if (!p.family)
 		return malformed && is_ip(&p) ? drop(cfg, &p, malformed) : CTX_PASS;
-	ep = bpf_map_lookup_elem(&weft_ep_addr, &p.src);
+	ep = endpoint_at(NETWORK_CLUSTER, &p.src);
 	reason = check_sender(cfg, &p, &o, ep);
 	if (reason)
 		return drop(cfg, &p, reason);

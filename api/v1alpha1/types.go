@@ -73,7 +73,7 @@ type PodSpec struct {
 	NodeName string `yaml:"nodeName,omitempty" json:"nodeName,omitempty"`
 	// ServiceAccount is the pod's service account. Default: "default".
 	ServiceAccount string `yaml:"serviceAccount,omitempty" json:"serviceAccount,omitempty"`
-	// Addresses asks for fixed addresses, at most one per family. Optional.
+	// Addresses asks for fixed addresses, at most MaxAddresses. Optional.
 	Addresses []netip.Addr `yaml:"addresses,omitempty" json:"addresses,omitempty"`
 }
 
@@ -87,10 +87,11 @@ type Endpoint struct {
 
 // EndpointSpec is where an endpoint is and who it is.
 type EndpointSpec struct {
-	NodeName       string       `yaml:"nodeName" json:"nodeName"`
-	ServiceAccount string       `yaml:"serviceAccount,omitempty" json:"serviceAccount,omitempty"`
-	Addresses      []netip.Addr `yaml:"addresses" json:"addresses"`
-	MAC            string       `yaml:"mac,omitempty" json:"mac,omitempty"`
+	NodeName       string `yaml:"nodeName" json:"nodeName"`
+	ServiceAccount string `yaml:"serviceAccount,omitempty" json:"serviceAccount,omitempty"`
+	// Addresses are all of the endpoint's, 1 to MaxAddresses.
+	Addresses []netip.Addr `yaml:"addresses" json:"addresses"`
+	MAC       string       `yaml:"mac,omitempty" json:"mac,omitempty"`
 }
 
 // EndpointStatus is the publishing agent's word on an endpoint.

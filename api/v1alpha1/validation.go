@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sort"
 	"strings"
 )
@@ -13,6 +14,9 @@ const DefaultNamespace = "default"
 
 // DefaultServiceAccount is the service account of a pod that names none.
 const DefaultServiceAccount = "default"
+
+// MaxAddresses is how many addresses a pod or an endpoint may have, of both families together.
+const MaxAddresses = 16
 
 // maxRanges is the number of podCIDRs that a node may have.
 const maxRanges = 64
@@ -136,7 +140,7 @@ func (n *Node) Validate() []FieldError {
 	if len(n.Spec.Addresses) == 0 {
 		v.fail("spec.addresses", "is missing: give the node's address on the wire, at most one per family")
 	}
-	v.addresses("spec.addresses", n.Spec.Addresses)
+	v.onePerFamily("spec.addresses", n.Spec.Addresses)
 	v.ranges("spec.podCIDRs", n.Spec.PodCIDRs)
 	return v.errs
 }
@@ -158,7 +162,7 @@ func (e *Endpoint) Validate() []FieldError {
 	v.name("spec.nodeName", e.Spec.NodeName)
 	v.optionalName("spec.serviceAccount", e.Spec.ServiceAccount)
 	if len(e.Spec.Addresses) == 0 {
-		v.fail("spec.addresses", "is missing: give the endpoint's address, at most one per family")
+		v.fail("spec.addresses", "is missing: give the endpoint's addresses, at most %d", MaxAddresses)
 	}
 	v.addresses("spec.addresses", e.Spec.Addresses)
 	if msg := checkMAC(e.Spec.MAC); e.Spec.MAC != "" && msg != "" {
@@ -234,7 +238,25 @@ func (v *validator) namespace(name string) {
 	}
 }
 
+// addresses checks those of a pod.
 func (v *validator) addresses(field string, addrs []netip.Addr) {
+	for i, a := range addrs {
+		f := fmt.Sprintf("%s[%d]", field, i)
+		msg := CheckAddr(a)
+		switch at := slices.Index(addrs[:i], a); {
+		case msg != "":
+			v.fail(f, "%s", msg)
+		case i >= MaxAddresses:
+			v.fail(f, "%s is address %d: keep at most %d", a, i+1, MaxAddresses)
+			return
+		case at >= 0:
+			v.fail(f, "%s is %s[%d], too: keep one", a, field, at)
+		}
+	}
+}
+
+// onePerFamily checks a node's addresses.
+func (v *validator) onePerFamily(field string, addrs []netip.Addr) {
 	first := map[bool]int{}
 	for i, a := range addrs {
 		f := fmt.Sprintf("%s[%d]", field, i)

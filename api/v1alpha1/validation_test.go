@@ -67,6 +67,51 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
+// TestAddressesOfPods: a pod and an endpoint have up to sixteen addresses, each once; the seventeenth is refused by name, and a
+// node has one of each family.
+func TestAddressesOfPods(t *testing.T) {
+	many := func(count int) (out []netip.Addr) {
+		for a := netip.MustParseAddr("fd00::1"); len(out) < count; a = a.Next() {
+			out = append(out, a)
+		}
+		return out
+	}
+	four := netip.MustParseAddr("10.0.0.1")
+	for _, tt := range []struct {
+		name      string
+		addrs     []netip.Addr
+		pod, node string
+	}{
+		{"one of each", []netip.Addr{four, many(1)[0]}, "", ""},
+		{"two of a family", many(2), "", "spec.addresses[1]: fd00::2 is a second address of IPv6"},
+		{"sixteen of both", append(many(15), four), "", "spec.addresses[1]: "},
+		{"seventeen", many(17), "spec.addresses[16]: fd00::11 is address 17: keep at most 16", "spec.addresses[1]: "},
+		{"seventeen of both", append(many(16), four), "spec.addresses[16]: 10.0.0.1 is address 17", "spec.addresses[1]: "},
+		{"one twice", []netip.Addr{four, four}, "spec.addresses[1]: 10.0.0.1 is spec.addresses[0], too", "spec.addresses[1]: "},
+		{"a bad one", []netip.Addr{four, {}}, "spec.addresses[1]: is empty", "spec.addresses[1]: is empty"},
+	} {
+		meta := ObjectMeta{Name: "a", Namespace: "b"}
+		objects := []struct {
+			Object
+			want string
+		}{
+			{&Pod{Metadata: meta, Spec: PodSpec{Addresses: tt.addrs}}, tt.pod},
+			{&Endpoint{Metadata: meta, Spec: EndpointSpec{NodeName: "n", Addresses: tt.addrs}}, tt.pod},
+			{&Node{Metadata: ObjectMeta{Name: "a"}, Spec: NodeSpec{Addresses: tt.addrs}}, tt.node},
+		}
+		for _, o := range objects {
+			o.SetDefaults()
+			text := ""
+			if errs := o.Validate(); len(errs) > 0 {
+				text = errs[0].Error()
+			}
+			if o.want == "" && text != "" || !strings.HasPrefix(text, o.want) {
+				t.Errorf("%s, %T: %q, want %q", tt.name, o.Object, text, o.want)
+			}
+		}
+	}
+}
+
 func TestNew(t *testing.T) {
 	for _, kind := range Kinds() {
 		o := New(kind)

@@ -114,7 +114,7 @@ SUBPROGRAM int arrive_slow(weft_ctx *ctx, const struct weft_config *cfg, struct 
 	if (!p->family)
 		return reason && is_ip(p) ? drop(cfg, p, reason) : CTX_PASS;
 	p->generation = generation_of(cfg);
-	to = bpf_map_lookup_elem(&weft_ep_addr, &p->dst);
+	to = endpoint_at(NETWORK_CLUSTER, &p->dst);
 	/* Not in to_host: its calls would be open at the same time, see seal_and_redirect. */
 	if (!to && weft_sealing && (p->error || reason) && !p->node) {
 		reason = icmp_to_host(ctx, cfg, p, reason);
@@ -127,7 +127,7 @@ SUBPROGRAM int arrive_slow(weft_ctx *ctx, const struct weft_config *cfg, struct 
 	trace(p, STEP_ENDPOINT, to->slot, to->ifindex, 0);
 	if (reason)
 		return drop(cfg, p, reason);
-	if (bpf_map_lookup_elem(&weft_ep_addr, &p->src))
+	if (endpoint_at(NETWORK_CLUSTER, &p->src))
 		return drop(cfg, p, REASON_FOREIGN_SOURCE);
 	if (is_martian(p))
 		return drop(cfg, p, REASON_MARTIAN);

@@ -2,8 +2,10 @@
 #ifndef WEFT_CONSTS_H
 #define WEFT_CONSTS_H
 
-/* Sizes that user space must agree with: MaxEndpoints and maxNodes in Go, held equal by a test. */
+/* Sizes that user space must agree with: MaxEndpoints, MaxAddresses and MaxNodeIndexes in Go, held equal by a
+ * test. */
 #define WEFT_MAX_ENDPOINTS 4096
+#define WEFT_MAX_ADDRS	   16
 #define WEFT_MAX_NODES	   4096
 #define WEFT_MAX_ROUTES	   65536 /* the trie is not allocated beforehand */
 #define WEFT_MAX_PLAIN	   16384
@@ -23,6 +25,9 @@
 #define TIMEOUT_FRAGMENT   (30 * NSEC_PER_SEC)
 /* A datagram younger than this whose place another takes has been lost, not forgotten. */
 #define FRAGMENT_YOUNG NSEC_PER_SEC
+
+/* The network of the cluster: of its nodes, of the host's stack, and of pods that name none. */
+#define NETWORK_CLUSTER 0
 
 #define ETH_LEN 14
 #define IP4_LEN 20

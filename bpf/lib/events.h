@@ -63,6 +63,7 @@ SUBPROGRAM int emit(const struct weft_config *cfg, const struct weft_pkt *p, __u
 	e->proto = p->proto;
 	e->tcp_flags = p->tcp_flags;
 	e->ethertype = p->ethertype;
+	e->network = p->network;
 	if (flow) {
 		first = !!(flow->flags & FLOW_FIRST_IS_1);
 		e->forward.packets = flow->half[first].packets;

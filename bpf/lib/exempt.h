@@ -10,7 +10,7 @@
 /* Whether a policy lets the address travel in cleartext. */
 ALWAYS_INLINE int is_plain(const union weft_addr *addr)
 {
-	struct weft_route_key key = {.prefixlen = 128};
+	struct weft_route_key key = {.prefixlen = ROUTE_KEY_BITS};
 
 	__builtin_memcpy(key.addr, addr, sizeof(key.addr));
 	return bpf_map_lookup_elem(&weft_plain, &key) != NULL;
@@ -28,7 +28,7 @@ ALWAYS_INLINE int is_sealed_for_pod(const struct weft_config *cfg, const struct 
 {
 	const struct weft_route *to = route_of(&p->dst);
 
-	return ((to && !(to->flags & ROUTE_HOST)) || bpf_map_lookup_elem(&weft_ep_addr, &p->dst)) &&
+	return ((to && !(to->flags & ROUTE_HOST)) || endpoint_at(NETWORK_CLUSTER, &p->dst)) &&
 	       must_seal(cfg, p);
 }
 

@@ -15,6 +15,15 @@ struct weft_flow_ref {
 	__u32 dir; /* the packet's direction: 0 goes from the key's a to its b */
 };
 
+ALWAYS_INLINE void put_network(__u8 *to, __u32 network)
+{
+	to[0] = network;
+	to[1] = network >> 8;
+	to[2] = network >> 16;
+}
+
+ALWAYS_INLINE __u32 network_of(const __u8 *from) { return from[0] | from[1] << 8 | (__u32)from[2] << 16; }
+
 ALWAYS_INLINE int key4(struct weft_key4 *k, const struct weft_pkt *p)
 {
 	__u64 s = (__u64)p->src.w[3] << 16 | p->sport, d = (__u64)p->dst.w[3] << 16 | p->dport;
@@ -25,7 +34,7 @@ ALWAYS_INLINE int key4(struct weft_key4 *k, const struct weft_pkt *p)
 	k->pa = swap ? p->dport : p->sport;
 	k->pb = swap ? p->sport : p->dport;
 	k->proto = p->proto;
-	k->pad[0] = k->pad[1] = k->pad[2] = 0;
+	put_network(k->network, p->network);
 	return swap;
 }
 
@@ -44,7 +53,7 @@ ALWAYS_INLINE int key6(struct weft_key6 *k, const struct weft_pkt *p)
 	k->pa = swap ? p->dport : p->sport;
 	k->pb = swap ? p->sport : p->dport;
 	k->proto = p->proto;
-	k->pad[0] = k->pad[1] = k->pad[2] = 0;
+	put_network(k->network, p->network);
 	return swap;
 }
 
@@ -83,7 +92,8 @@ ALWAYS_INLINE __u32 cached_digest(const struct weft_pkt *p, const struct weft_ca
 	t = WEIGHED(p->src.d[1], 0) + WEIGHED(p->dst.d[1], 1);
 	if (p->family == 6)
 		t += WEIGHED(p->src.d[0], 2) + WEIGHED(p->dst.d[0], 3);
-	t += WEIGHED((__u64)p->sport << 48 | (__u64)p->dport << 32 | c->generation, 4) + WEIGHED(p->proto, 5);
+	t += WEIGHED((__u64)p->sport << 48 | (__u64)p->dport << 32 | c->generation, 4) +
+	     WEIGHED((__u64)p->network << 32 | p->proto, 5);
 	t += WEIGHED(word[1], 6) + WEIGHED(word[2], 7) + WEIGHED(word[3], 8) + WEIGHED(word[4], 9) +
 	     WEIGHED(word[5], 10);
 	return t >> 32;
@@ -177,25 +187,45 @@ ALWAYS_INLINE void flow_init(struct weft_flow *f, const struct weft_pkt *p, __u3
 		f->state = is_syn(p) ? STATE_SYN_SENT : STATE_ESTABLISHED;
 }
 
-/* Which endpoint has the address, by its number; 0: none. */
-ALWAYS_INLINE __u32 born_at(const union weft_addr *addr)
+/* Which endpoint has the address in the key's network, by its number; 0: none. Callers share one key between
+ * both ends: their stack is short. */
+ALWAYS_INLINE __u32 born_at(struct weft_addr_key *key, const union weft_addr *addr)
 {
-	const struct weft_endpoint *ep = bpf_map_lookup_elem(&weft_ep_addr, addr);
+	const struct weft_endpoint *ep;
+
+	key->addr = *addr;
+	ep = bpf_map_lookup_elem(&weft_ep_addr, key);
 
 	return ep ? ep->born : 0;
+}
+
+static __noinline int flow_enter_ends(const struct weft_pkt *p, struct weft_flow *f, __u32 dir)
+{
+	struct weft_addr_key key = {.network = p->network};
+
+	f->born[dir & 1] = born_at(&key, &p->src);
+	f->born[!(dir & 1)] = born_at(&key, &p->dst);
+	return 0;
 }
 
 /* Whether the flow's two ends are the endpoints that it was made for: an address may belong to another by now,
  * and what was learned about the old one's flow (that the stack routes it, its state) would misroute the new
  * one's. Looked up once after each change of the configuration. */
-static __noinline int flow_same_ends(const struct weft_config *cfg, const struct weft_pkt *p,
-				     struct weft_flow *f, __u32 dir)
+static __noinline int flow_has_ends(const struct weft_pkt *p, const struct weft_flow *f, __u32 dir)
+{
+	struct weft_addr_key key = {.network = p->network};
+
+	return f->born[dir & 1] == born_at(&key, &p->src) && f->born[!(dir & 1)] == born_at(&key, &p->dst);
+}
+
+ALWAYS_INLINE int flow_same_ends(const struct weft_config *cfg, const struct weft_pkt *p, struct weft_flow *f,
+				 __u32 dir)
 {
 	__u32 generation = generation_of(cfg);
 
 	if (f->checked == generation)
 		return 1;
-	if (f->born[dir & 1] != born_at(&p->src) || f->born[!(dir & 1)] != born_at(&p->dst))
+	if (!flow_has_ends(p, f, dir))
 		return 0;
 	if (!weft_tracing)
 		f->checked = generation;
@@ -209,10 +239,12 @@ ALWAYS_INLINE int cell_is_of(const struct weft_cell *cell, const struct weft_pkt
 	__be16 pa = dir ? p->dport : p->sport, pb = dir ? p->sport : p->dport;
 
 	if (p->family == 4)
-		return cell->key4.a == a->w[3] && cell->key4.b == b->w[3] && cell->key4.pa == pa &&
-		       cell->key4.pb == pb && cell->key4.proto == p->proto;
-	return addr_equal(&cell->key6.a, a) && addr_equal(&cell->key6.b, b) && cell->key6.pa == pa &&
-	       cell->key6.pb == pb && cell->key6.proto == p->proto;
+		return network_of(cell->key4.network) == p->network && cell->key4.a == a->w[3] &&
+		       cell->key4.b == b->w[3] && cell->key4.pa == pa && cell->key4.pb == pb &&
+		       cell->key4.proto == p->proto;
+	return network_of(cell->key6.network) == p->network && addr_equal(&cell->key6.a, a) &&
+	       addr_equal(&cell->key6.b, b) && cell->key6.pa == pa && cell->key6.pb == pb &&
+	       cell->key6.proto == p->proto;
 }
 
 /* Makes the cell of a flow that is over the owner's, busy, if nobody else has taken it since. */
@@ -279,8 +311,7 @@ SUBPROGRAM int flow_insert(const struct weft_config *cfg, struct weft_pkt *p, __
 		return 0;
 	flow_init(f, p, dir, how & 1, now);
 	f->checked = generation_of(cfg);
-	f->born[dir & 1] = born_at(&p->src);
-	f->born[!(dir & 1)] = born_at(&p->dst);
+	flow_enter_ends(p, f, dir);
 	if (flow_place(cfg, p, f, dir & 1, how >> 1, now))
 		return 0;
 	emit(cfg, p, EVENT_NEW, how & 1 ? VERDICT_STACK : verdict, NULL);
@@ -306,7 +337,8 @@ ALWAYS_INLINE struct weft_flow_ref flow_get(const struct weft_config *cfg, struc
 			return ref;
 		}
 	}
-	*via_stack = from_stack || is_midstream(p);
+	/* The stack translates nothing of other networks. */
+	*via_stack = from_stack || (!p->network && is_midstream(p));
 	trace(p, STEP_FLOW_NEW, *via_stack, 0, 0);
 	flow_insert(cfg, p, ref.dir, FLOW_HOW(*via_stack, ref.flow ? ref.flow->cell : CELL_NONE), verdict);
 	if (!weft_tracing)

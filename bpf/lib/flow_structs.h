@@ -6,18 +6,19 @@
 
 #include "structs.h"
 
+/* A flow's two ends, in order, and what they speak. The network is in three bytes, the lowest first. */
 struct weft_key4 {
 	__be32 a, b;
 	__be16 pa, pb;
 	__u8 proto;
-	__u8 pad[3];
+	__u8 network[3];
 };
 
 struct weft_key6 {
 	union weft_addr a, b;
 	__be16 pa, pb;
 	__u8 proto;
-	__u8 pad[3];
+	__u8 network[3];
 };
 
 /* A forwarding decision, cached in its flow: valid while generation is the
@@ -177,7 +178,7 @@ struct weft_event {
 	__u8 proto;
 	__u8 tcp_flags;
 	__be16 ethertype;
-	__u8 pad[4];
+	__u32 network;
 	struct weft_counter forward, reply;
 };
 

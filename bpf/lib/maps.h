@@ -25,10 +25,27 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 2 * WEFT_MAX_ENDPOINTS);
-	__type(key, union weft_addr);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, WEFT_MAX_ADDRS *WEFT_MAX_ENDPOINTS);
+	__type(key, struct weft_addr_key);
 	__type(value, struct weft_endpoint);
 } weft_ep_addr SEC(".maps");
+
+/* The endpoint of this node that has the address; NULL if none has. */
+ALWAYS_INLINE struct weft_endpoint *endpoint_at(__u32 network, const union weft_addr *addr)
+{
+	struct weft_addr_key key = {.network = network, .addr = *addr};
+
+	return bpf_map_lookup_elem(&weft_ep_addr, &key);
+}
+
+/* Whether the address is one of the endpoint's own. */
+ALWAYS_INLINE int owns(const struct weft_endpoint *ep, const union weft_addr *addr)
+{
+	const struct weft_endpoint *at = endpoint_at(ep->network, addr);
+
+	return at && at->born == ep->born && at->slot == ep->slot;
+}
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -45,13 +62,21 @@ struct {
 	__type(value, struct weft_route);
 } weft_routes SEC(".maps");
 
+#define ROUTE_KEY_BITS (32 + 128)
+
 /* The most specific range that an address is in; NULL for addresses that are nobody's. */
-ALWAYS_INLINE struct weft_route *route_of(const union weft_addr *addr)
+ALWAYS_INLINE struct weft_route *route_in(__u32 network, const union weft_addr *addr)
 {
-	struct weft_route_key key = {.prefixlen = 128};
+	struct weft_route_key key = {.prefixlen = ROUTE_KEY_BITS, .network = network};
 
 	__builtin_memcpy(key.addr, addr, sizeof(key.addr));
 	return bpf_map_lookup_elem(&weft_routes, &key);
+}
+
+/* The same in the cluster's network, which the host's stack and the wire are in. */
+ALWAYS_INLINE struct weft_route *route_of(const union weft_addr *addr)
+{
+	return route_in(NETWORK_CLUSTER, addr);
 }
 
 struct {

@@ -45,6 +45,14 @@ ALWAYS_INLINE __be32 arp_ip(const __u8 *p)
 	return *(const __u16 *)p | (__u32) * (const __u16 *)(p + 2) << 16;
 }
 
+ALWAYS_INLINE int owns4(const struct weft_endpoint *ep, __be32 ip4)
+{
+	union weft_addr addr;
+
+	addr_from4(&addr, ip4);
+	return owns(ep, &addr);
+}
+
 /* Returns a drop reason, or one of weft_neigh_result. An ANSWER is already written into the frame. */
 ALWAYS_INLINE int neigh_arp(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_endpoint *ep)
 {
@@ -62,11 +70,11 @@ ALWAYS_INLINE int neigh_arp(weft_ctx *ctx, const struct weft_config *cfg, const 
 	if (!mac_equal(arp->sha, ep->mac))
 		return REASON_SPOOFED_ARP;
 	/* An address probe has sender 0 (RFC 5227); everything else must speak for itself only. */
-	if (spa && spa != ep->ip4)
+	if (spa && !owns4(ep, spa))
 		return REASON_SPOOFED_ARP;
 	if (ep->flags & ENDPOINT_CHAINED)
 		return NEIGH_STACK;
-	if (tpa == ep->ip4)
+	if (owns4(ep, tpa))
 		return NEIGH_ABSORB;
 	if (arp->op != bpf_htons(ARP_REQUEST) || tpa != cfg->gateway_ip4)
 		return REASON_ARP_TARGET;
@@ -163,8 +171,8 @@ SUBPROGRAM int nd_claim(const struct weft_endpoint *ep, const union weft_addr *a
 
 	if (!ep || !addr)
 		return REASON_INTERNAL;
-	if (addr_equal(addr, &ep->ip6))
-		return ep->flags & ENDPOINT_IP6 ? REASON_NONE : REASON_SPOOFED_ND;
+	if (owns(ep, addr))
+		return REASON_NONE;
 	if (addr->w[0] != bpf_htonl(0xfe800000) || addr->w[1])
 		return REASON_SPOOFED_ND;
 	if (is_eui64(addr, ep->mac))
@@ -199,7 +207,7 @@ ALWAYS_INLINE int nd_solicited(weft_ctx *ctx, const struct weft_config *cfg, con
 
 	if ((void *)nd + ND_WITHOUT_OPTION > ctx_end(ctx))
 		return REASON_TRUNCATED;
-	if (!unspecified && !addr_is_link_local6(&p->src) && !addr_equal(&p->src, &ep->ip6))
+	if (!unspecified && !addr_is_link_local6(&p->src) && !owns(ep, &p->src))
 		return REASON_SPOOFED_ND;
 	if (addr_equal(&p->src, &cfg->gateway_ip6))
 		return REASON_SPOOFED_ND;
@@ -224,8 +232,7 @@ ALWAYS_INLINE int nd_advertised(weft_ctx *ctx, const struct weft_config *cfg, co
 
 	if ((void *)nd + ND_WITHOUT_OPTION > ctx_end(ctx))
 		return REASON_TRUNCATED;
-	if (!addr_equal(&nd->target, &ep->ip6) &&
-	    !(addr_is_link_local6(&nd->target) && addr_equal(&nd->target, &p->src)))
+	if (!owns(ep, &nd->target) && !(addr_is_link_local6(&nd->target) && addr_equal(&nd->target, &p->src)))
 		return REASON_SPOOFED_ND;
 	if (addr_equal(&nd->target, &cfg->gateway_ip6))
 		return REASON_SPOOFED_ND;

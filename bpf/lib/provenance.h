@@ -162,7 +162,7 @@ SUBPROGRAM int check_outside_source(const struct weft_config *cfg, const struct 
 
 	if (!cfg || !p)
 		return REASON_INTERNAL;
-	if (bpf_map_lookup_elem(&weft_ep_addr, &p->src))
+	if (endpoint_at(NETWORK_CLUSTER, &p->src))
 		return REASON_FOREIGN_SOURCE;
 	from = route_of(&p->src);
 	/* This host's own address: the host has translated the source, and who forges it is met by pre_routing.

@@ -99,7 +99,9 @@
 	X(ESP_MERGED, "several ESP packets in one that cannot be cut",                                         \
 	  "no current version says so; before: switch rx-udp-gro-forwarding and rx-gro-list off")              \
 	X(NOT_FOR_SEALER, "sent to the interface weft_sealer by something else than Weft's hooks",             \
-	  "a process binds to weft_sealer or routes there")
+	  "a process binds to weft_sealer or routes there")                                                    \
+	X(OTHER_NETWORK, "would cross from one network to another, or leave its node in another than 0",       \
+	  "pods of a network reach each other on their node only: docs/cni.md")
 
 #define WEFT_REASON_ENUM(name, what, hint) REASON_##name,
 enum weft_reason { WEFT_REASONS(WEFT_REASON_ENUM) REASON_COUNT };

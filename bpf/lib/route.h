@@ -2,7 +2,7 @@
 #ifndef WEFT_ROUTE_H
 #define WEFT_ROUTE_H
 
-#include "exempt.h"
+#include "provenance.h"
 #include "sa.h"
 #include "trace.h"
 
@@ -18,11 +18,14 @@ SUBPROGRAM int route(const struct weft_config *cfg, const struct weft_pkt *p, st
 	if (!cfg || !p || !c)
 		return REASON_INTERNAL;
 	c->verdict = VERDICT_STACK;
-	to = bpf_map_lookup_elem(&weft_ep_addr, &p->dst);
+	to = endpoint_at(p->network, &p->dst);
 	if (to) {
 		trace(p, STEP_TO_LOCAL, to->slot, to->ifindex, 0);
 		c->dst_slot = to->slot;
-		if (cfg->flags & CONFIG_STACK || (CTX_IS_XDP && !(to->flags & ENDPOINT_XDP_OUT)))
+		/* The host's stack would look the address up in the cluster's network. */
+		if (CTX_IS_XDP && !(to->flags & ENDPOINT_XDP_OUT))
+			return p->network ? REASON_OTHER_NETWORK : REASON_NONE;
+		if (cfg->flags & CONFIG_STACK && !p->network)
 			return REASON_NONE;
 		c->verdict = VERDICT_LOCAL;
 		c->out_ifindex = to->ifindex;
@@ -31,7 +34,11 @@ SUBPROGRAM int route(const struct weft_config *cfg, const struct weft_pkt *p, st
 		mac_copy(c->smac, to->gateway_mac);
 		return REASON_NONE;
 	}
-	r = route_of(&p->dst);
+	r = route_in(p->network, &p->dst);
+	/* Nothing of another network leaves this node: neither the wire nor the host's stack tells which a
+	 * packet is of. */
+	if (p->network && !(r && is_own_range(r)))
+		return REASON_OTHER_NETWORK;
 	if (!r) {
 		trace(p, STEP_NO_ROUTE, 0, 0, 0);
 		return REASON_NONE;

@@ -51,6 +51,7 @@ enum weft_config_flag {
 	CONFIG_STACK = 1 << 0, /* mode stack: every allowed packet takes the host's stack */
 	CONFIG_SEAL =
 	    1 << 1, /* strict: what crosses between nodes for a pod is sealed, unless a policy names it */
+	CONFIG_NETWORKS = 1 << 2, /* there are endpoints of other networks than the cluster's */
 };
 
 /* The node's settings, one entry. The agent bumps generation after any change of the
@@ -77,10 +78,15 @@ struct weft_config {
 };
 
 enum weft_endpoint_flag {
-	ENDPOINT_IP4 = 1 << 0,
-	ENDPOINT_IP6 = 1 << 1,
-	ENDPOINT_CHAINED = 1 << 2, /* another plugin's interface: its bridge handles ARP and ND */
-	ENDPOINT_XDP_OUT = 1 << 3, /* an XDP redirect into its interface is delivered */
+	ENDPOINT_CHAINED = 1 << 0, /* another plugin's interface: its bridge handles ARP and ND */
+	ENDPOINT_XDP_OUT = 1 << 1, /* an XDP redirect into its interface is delivered */
+};
+
+/* An address, in one of the networks whose addresses mean different machines. */
+struct weft_addr_key {
+	__u32 network; /* NETWORK_CLUSTER, or another; 24 bits */
+	__u32 pad;
+	union weft_addr addr;
 };
 
 /* An endpoint, by the index of every host-side interface that its packets may come
@@ -92,13 +98,11 @@ struct weft_endpoint {
 	__u32 flags;
 	__u8 mac[6];
 	__u8 gateway_mac[6];
-	__be32 ip4;
+	__u32 network; /* the only one in which its packets are looked up */
 	__u32 identity;
-	union weft_addr ip6;
 	/* At random, so that it differs between two endpoints that have the same address, slot or
 	 * interface one after the other. Never 0. */
 	__u32 born;
-	__u32 pad;
 };
 
 /* The first link-local address that an endpoint claimed, and which endpoint that was: its number, 0 for none.
@@ -116,8 +120,9 @@ struct weft_ep_slot {
 };
 
 struct weft_route_key {
-	__u32 prefixlen; /* of the 128 bits; an IPv4 /n is 96+n */
-	__u8 addr[16];	 /* bytes, not weft_addr: the trie wants them right behind prefixlen */
+	__u32 prefixlen; /* of the 32 bits of the network and the 128 behind them; an IPv4 /n is 128+n */
+	__u32 network;
+	__u8 addr[16]; /* bytes, not weft_addr: the trie wants them right behind prefixlen */
 };
 
 enum weft_route_flag {
@@ -216,6 +221,7 @@ struct weft_pkt {
 	 * which node it is to be sealed, and as whom. */
 	__u16 node;
 	__u32 identity;
+	__u32 network;	  /* whose addresses these are: the sending pod's, else the cluster's */
 	__u32 generation; /* of the configuration before the first look-up: what a decision may vouch for */
 };
 

@@ -118,7 +118,7 @@ func describe(info endpoint.Info, traffic []admin.CounterRow) admin.Endpoint {
 	return admin.Endpoint{
 		ID: info.ID, Namespace: info.Namespace, Pod: info.Pod, Labels: info.Labels, ServiceAccount: info.ServiceAccount, Identity: info.Identity,
 		ContainerID: info.ContainerID, IfName: info.IfName, Slot: info.Slot, HostIf: info.HostIf, NetNS: info.NetNS,
-		PodIf: info.PodIf, MAC: info.MAC, GatewayMAC: info.GatewayMAC, IPv4: info.IPv4, IPv6: info.IPv6, MTU: info.MTU,
+		PodIf: info.PodIf, MAC: info.MAC, GatewayMAC: info.GatewayMAC, IPv4: info.IPv4, IPv6: info.IPv6, More: info.More, Network: info.NetworkID, MTU: info.MTU,
 		Chained: info.Chained, State: string(info.State), Created: info.Created, Traffic: traffic,
 	}
 }
@@ -188,7 +188,7 @@ func (b *backend) FlowTable(_ context.Context, limit int) ([]admin.TableFlow, er
 	out := make([]admin.TableFlow, len(rows))
 	for i, row := range rows {
 		out[i] = admin.TableFlow{
-			Source: b.peer(row.Src), Destination: b.peer(row.Dst), Protocol: flows.ProtocolName(row.Protocol),
+			Network: row.Network, Source: b.peer(row.Network, row.Src), Destination: b.peer(row.Network, row.Dst), Protocol: flows.ProtocolName(row.Protocol),
 			State: row.State, Age: row.Age.Round(time.Millisecond).String(), Idle: row.Idle.Round(time.Millisecond).String(),
 			ViaStack: row.ViaStack, Forward: row.Forward, Reply: row.Reply,
 		}
@@ -196,9 +196,9 @@ func (b *backend) FlowTable(_ context.Context, limit int) ([]admin.TableFlow, er
 	return out, nil
 }
 
-func (b *backend) peer(addr netip.AddrPort) flows.Peer {
+func (b *backend) peer(network uint32, addr netip.AddrPort) flows.Peer {
 	peer := flows.Peer{IP: addr.Addr().Unmap(), Port: addr.Port()}
-	peer.Identity, _ = names{b.Agent}.ByIP(peer.IP)
+	peer.Identity, _ = names{b.Agent}.ByIP(network, peer.IP)
 	return peer
 }
 
@@ -250,7 +250,7 @@ func (b *backend) Trace(_ context.Context, request admin.TraceRequest) (*admin.T
 	if err != nil {
 		return nil, fmt.Errorf("trace: %w", err)
 	}
-	identity, _ := names{b.Agent}.ByIP(to.Addr())
+	identity, _ := names{b.Agent}.ByIP(info.NetworkID, to.Addr())
 	return &admin.TraceResult{
 		From: describe(info, nil).Name(), To: request.To, ToName: identity.Name(), Protocol: flows.ProtocolName(protocol),
 		Trace: *trace, ReasonText: reasonText(trace.Reason), Hint: reasonHint(trace.Reason),

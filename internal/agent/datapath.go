@@ -74,7 +74,7 @@ type Endpoints interface {
 	List() []endpoint.Info
 	Get(nameOrID string) (endpoint.Info, bool)
 	BySlot(slot uint16) (endpoint.Info, bool)
-	ByIP(addr netip.Addr) (endpoint.Info, bool)
+	ByIP(network uint32, addr netip.Addr) (endpoint.Info, bool)
 }
 
 // openEndpoints makes the endpoint manager and the CNI plugin's way to it.

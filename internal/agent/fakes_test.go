@@ -211,8 +211,10 @@ func (e fakeEndpoints) List() []endpoint.Info { return []endpoint.Info{web} }
 func (e fakeEndpoints) Get(name string) (endpoint.Info, bool) {
 	return web, name == "demo/web" || name == "web"
 }
-func (e fakeEndpoints) BySlot(slot uint16) (endpoint.Info, bool)   { return web, slot == 1 }
-func (e fakeEndpoints) ByIP(addr netip.Addr) (endpoint.Info, bool) { return web, addr == web.IPv4 }
+func (e fakeEndpoints) BySlot(slot uint16) (endpoint.Info, bool) { return web, slot == 1 }
+func (e fakeEndpoints) ByIP(_ uint32, addr netip.Addr) (endpoint.Info, bool) {
+	return web, addr == web.IPv4
+}
 
 func (w *world) seams() seams {
 	return seams{

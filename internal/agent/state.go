@@ -235,11 +235,14 @@ func (n names) BySlot(slot uint16) (flows.Identity, bool) {
 }
 
 // ByIP implements flows.Resolver.
-func (n names) ByIP(addr netip.Addr) (flows.Identity, bool) {
+func (n names) ByIP(network uint32, addr netip.Addr) (flows.Identity, bool) {
 	if running := n.agent.running(); running != nil {
-		if info, ok := running.manager.ByIP(addr); ok {
+		if info, ok := running.manager.ByIP(network, addr); ok {
 			return n.identity(info), true
 		}
+	}
+	if network != 0 {
+		return flows.Identity{}, false // what other nodes publish is the cluster's
 	}
 	return n.agent.index.Load().who(addr)
 }

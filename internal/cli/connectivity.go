@@ -179,6 +179,9 @@ func agentTargets(ctx context.Context, client *admin.Client, status *admin.Statu
 	}
 	targets := []connectivity.Target{node}
 	for _, e := range endpoints {
+		if e.Network != 0 {
+			continue // nobody outside of it reaches it
+		}
 		targets = append(targets, connectivity.Target{
 			Name: e.Name(), Kind: connectivity.KindPod, Node: status.Node, NetNS: e.NetNS,
 			IPv4: e.IPv4, IPv6: e.IPv6, MTU: e.MTU, WireMTU: status.UplinkMTU,

@@ -231,7 +231,7 @@ func (c *verifyCall) plain(addrs []netip.Addr) bool {
 
 // sendsSealed says that no policy lets the endpoint's packets travel in cleartext.
 func (c *verifyCall) sendsSealed(e admin.Endpoint) bool {
-	return !c.plain([]netip.Addr{e.IPv4, e.IPv6})
+	return e.Network == 0 && !c.plain([]netip.Addr{e.IPv4, e.IPv6})
 }
 
 // probes finds who sends: a probe for each family of the destination that the sender has.

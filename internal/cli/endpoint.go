@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -72,7 +73,7 @@ func findEndpoint(endpoints []admin.Endpoint, name string) (*admin.Endpoint, err
 		e := &endpoints[i]
 		addr, _ := netip.ParseAddr(name)
 		if e.Name() == name || e.Pod == name || e.ID == name || e.ContainerID == name || e.HostIf == name ||
-			(addr.IsValid() && (e.IPv4 == addr || e.IPv6 == addr)) {
+			(addr.IsValid() && (e.IPv4 == addr || e.IPv6 == addr || slices.Contains(e.More, addr))) {
 			found = append(found, e)
 		}
 	}
@@ -120,6 +121,14 @@ func writeEndpoints(w io.Writer, endpoints []admin.Endpoint, wide bool) error {
 	return rows.Write(w, wide)
 }
 
+func further(addrs []netip.Addr) string {
+	var out []string
+	for _, a := range addrs {
+		out = append(out, a.String())
+	}
+	return cmp.Or(strings.Join(out, ", "), "-")
+}
+
 // flowsHeld is how many entries of the flow table an endpoint holds.
 func flowsHeld(e admin.Endpoint) (flows uint32) {
 	for _, b := range e.Budgets {
@@ -142,7 +151,7 @@ func overBudget(e admin.Endpoint) string {
 func writeEndpoint(w io.Writer, e *admin.Endpoint) error {
 	rows := output.Rows{Header: []string{"Pod:", e.Name()}}
 	for _, line := range [][2]string{
-		{"ID", e.ID}, {"State", e.State}, {"IPv4", text(e.IPv4)}, {"IPv6", text(e.IPv6)}, {"MAC", e.MAC},
+		{"ID", e.ID}, {"State", e.State}, {"IPv4", text(e.IPv4)}, {"IPv6", text(e.IPv6)}, {"Further addresses", further(e.More)}, {"Network", fmt.Sprint(e.Network)}, {"MAC", e.MAC},
 		{"MTU", fmt.Sprint(e.MTU)}, {"Service account", e.ServiceAccount}, {"Labels", output.Labels(e.Labels)},
 		{"Datapath", e.PodDatapath.Name + ": " + e.PodDatapath.Why}, {"Host interface", e.HostIf}, {"Pod interface", e.PodIf + " in " + e.NetNS}, {"Slot", fmt.Sprint(e.Slot)},
 		{"Container", e.ContainerID}, {"Chained", fmt.Sprint(e.Chained)}, {"Created", e.Created.Format("2006-01-02 15:04:05 MST")},

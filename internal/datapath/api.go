@@ -4,6 +4,7 @@
 package datapath
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 
@@ -14,6 +15,12 @@ import (
 
 // MaxEndpoints is how many endpoints one node can hold; slot 0 is the node itself.
 const MaxEndpoints = 4096
+
+// MaxAddresses is how many addresses one endpoint can have, of both families together.
+const MaxAddresses = 16
+
+// MaxNetwork is the highest number of a network.
+const MaxNetwork = 1<<24 - 1
 
 // Mode is how a node's datapath is hooked.
 type Mode string
@@ -39,9 +46,14 @@ type Endpoint struct {
 	// MAC is the pod side's address, GatewayMAC the one the pod sends to.
 	MAC        net.HardwareAddr
 	GatewayMAC net.HardwareAddr
-	// IPv4 and IPv6 are the only source addresses the endpoint may use; either may be invalid (absent).
+	// IPv4 and IPv6 are its first addresses, either of which may be invalid (absent), and More those
+	// besides: at most MaxAddresses, the only ones that it may send from.
 	IPv4 netip.Addr
 	IPv6 netip.Addr
+	More []netip.Addr
+	// Network is the one in which its packets are looked up and its addresses are its own; 0 is the
+	// cluster's. In any other it reaches, and is reached by, endpoints of this node alone.
+	Network uint32
 	// MTU is the largest IP packet the pod's interface takes, in bytes.
 	MTU int
 	// Identity is who the endpoint is to other nodes (22 bits), 0 if nobody has said.
@@ -52,6 +64,31 @@ type Endpoint struct {
 	// XDPDatapath asks for native XDP on the endpoint's interface and a second one, with TC, for what its
 	// stack sends; see Datapath.PodDatapath for what it gets.
 	XDPDatapath bool
+}
+
+// Addresses are all of the endpoint's, the first of each family first.
+func (ep Endpoint) Addresses() []netip.Addr {
+	var out []netip.Addr
+	for _, a := range append([]netip.Addr{ep.IPv4, ep.IPv6}, ep.More...) {
+		if a.IsValid() {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// check refuses what no endpoint can be.
+func (ep Endpoint) check() error {
+	addrs := ep.Addresses()
+	switch {
+	case len(addrs) > MaxAddresses:
+		return fmt.Errorf("endpoint %s: %s is one address too many: %d are possible", ep.HostIf, addrs[MaxAddresses], MaxAddresses)
+	case ep.Network > MaxNetwork:
+		return fmt.Errorf("endpoint %s: network %d: want at most %d", ep.HostIf, ep.Network, MaxNetwork)
+	case ep.Network != 0 && ep.Chained:
+		return fmt.Errorf("endpoint %s: the interface of another CNI plugin is in the cluster's network, not in %d", ep.HostIf, ep.Network)
+	}
+	return nil
 }
 
 // PodDatapath is how packets get off an endpoint's interface, and why so.

@@ -2,7 +2,6 @@ package datapath
 
 import (
 	"fmt"
-	"net/netip"
 
 	"github.com/vishvananda/netlink"
 
@@ -30,10 +29,7 @@ func ChainedGateway(outer netlink.Link) (netlink.Link, error) {
 // checkChainedRoute refuses a pod whose bridge has its gateway on another interface, as the bridge plugin's has with a
 // vlan: what the node and such a pod send each other passes the bridge's other ports, from where nothing is believed.
 func checkChainedRoute(ep Endpoint, bridge netlink.Link) error {
-	for _, a := range []netip.Addr{ep.IPv4, ep.IPv6} {
-		if !a.IsValid() {
-			continue
-		}
+	for _, a := range ep.Addresses() {
 		routes, err := netlink.RouteGet(a.AsSlice())
 		if err != nil || len(routes) == 0 {
 			continue // the node has no address of that family

@@ -3,7 +3,6 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 
 	"github.com/vishvananda/netlink"
 
@@ -40,12 +39,9 @@ func (d *Datapath) checkSecondInterface(ep Endpoint) error {
 // checkEntries compares the entries of an endpoint's interface and addresses with it.
 func (d *Datapath) checkEntries(ep Endpoint, ifindex uint32) error {
 	errs := []error{d.checkInterface(ep, ifindex)}
-	for _, a := range []netip.Addr{ep.IPv4, ep.IPv6} {
-		if !a.IsValid() {
-			continue
-		}
+	for _, a := range ep.Addresses() {
 		var entry bpf.Endpoint
-		key := bpf.ToAddr(a)
+		key := bpf.AddrKeyOf(ep.Network, a)
 		if err := d.maps.EpAddr.Lookup(&key, &entry); err != nil || entry.Slot != ep.Slot || entry.Ifindex != ifindex {
 			errs = append(errs, fmt.Errorf("address %s does not lead to %s in the maps", a, ep.HostIf))
 		}

@@ -23,7 +23,7 @@ func TestCheckEndpoint(t *testing.T) {
 		if err := errors.Join(b.AttachEndpoint(ep), b.CheckEndpoint(ep)); err != nil {
 			return err
 		}
-		key4, key6 := bpf.ToAddr(ep.IPv4), bpf.ToAddr(ep.IPv6)
+		key4, key6 := bpf.AddrKeyOf(0, ep.IPv4), bpf.AddrKeyOf(0, ep.IPv6)
 		for want, damage := range map[string]func() error{
 			"from_pod is not attached to wtp0": func() error { return hook.Detach(hook.Path(b.opts.BPFDir, "from_pod", hook.TCIngress, "wtp0")) },
 			"to_pod is not attached to wtp0":   func() error { return hook.Detach(hook.Path(b.opts.BPFDir, "to_pod", hook.TCEgress, "wtp0")) },

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 
@@ -22,7 +23,7 @@ func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 	d.attaching.RLock()
 	defer d.attaching.RUnlock()
 	defer d.expedite.begin()()
-	if err := d.checkHold(ep); err != nil {
+	if err := errors.Join(ep.check(), d.checkHold(ep)); err != nil {
 		return err
 	}
 	host, err := netlink.LinkByName(ep.HostIf)
@@ -120,16 +121,16 @@ func (d *Datapath) DetachEndpoint(ep Endpoint) error {
 	return errors.Join(err, d.undo.ForgetOffloads(ep.HostIf))
 }
 
-func (d *Datapath) pruneMaps(addrs map[netip.Addr]bool, ifindexes map[uint32]bool) error {
+func (d *Datapath) pruneMaps(addrs map[bpf.AddrKey]bool, ifindexes map[uint32]bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var addr bpf.Addr
+	var addr bpf.AddrKey
 	var ifindex uint32
 	var value bpf.Endpoint
-	var staleAddrs []bpf.Addr
+	var staleAddrs []bpf.AddrKey
 	var staleIfs []uint32
 	for entries := d.maps.EpAddr.Iterate(); entries.Next(&addr, &value); {
-		if !addrs[bpf.FromAddr(addr)] {
+		if !addrs[addr] {
 			staleAddrs = append(staleAddrs, addr)
 		}
 	}
@@ -152,15 +153,7 @@ func (d *Datapath) pruneMaps(addrs map[netip.Addr]bool, ifindexes map[uint32]boo
 func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 	value := bpf.Endpoint{
 		Ifindex: uint32(ifindexes[0]), Slot: ep.Slot, Mtu: uint16(min(ep.MTU, 65535)),
-		Mac: bpf.ToMAC(ep.MAC), GatewayMac: bpf.ToMAC(ep.GatewayMAC), Identity: ep.Identity,
-	}
-	if ep.IPv4.IsValid() {
-		value.Flags |= bpf.EndpointIp4
-		value.Ip4 = bpf.BE32(ep.IPv4)
-	}
-	if ep.IPv6.IsValid() {
-		value.Flags |= bpf.EndpointIp6
-		value.Ip6 = bpf.ToAddr(ep.IPv6)
+		Mac: bpf.ToMAC(ep.MAC), GatewayMac: bpf.ToMAC(ep.GatewayMAC), Identity: ep.Identity, Network: ep.Network,
 	}
 	if ep.Chained {
 		value.Flags |= bpf.EndpointChained
@@ -180,20 +173,23 @@ func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 			return fmt.Errorf("enter interface %d: %w", index, err)
 		}
 	}
-	for _, a := range []netip.Addr{ep.IPv4, ep.IPv6} {
-		if !a.IsValid() {
-			continue
-		}
-		key := bpf.ToAddr(a)
+	for _, a := range ep.Addresses() {
+		key := bpf.AddrKeyOf(ep.Network, a)
 		if err := d.maps.EpAddr.Put(&key, &value); err != nil {
 			return fmt.Errorf("enter address %s: %w", a, err)
 		}
+	}
+	if err := d.dropAddresses(ep.Slot, ep); err != nil {
+		return err
 	}
 	slot := bpf.EpSlot{Identity: ep.Identity, Bridge: gateway}
 	if err := d.maps.EpSlot.Put(uint32(ep.Slot), &slot); err != nil {
 		return fmt.Errorf("enter slot %d: %w", ep.Slot, err)
 	}
 	d.eps[ep.Slot] = ep
+	if ep.Network != 0 {
+		d.config.Flags |= bpf.ConfigNetworks
+	}
 	// Shares only shrink here: until Prune, more endpoints may be there than have been attached again.
 	if was := d.config.FlowShare; d.setShares() > was {
 		d.config.FlowShare = was
@@ -210,13 +206,38 @@ func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 // their ends: those of an endpoint that is gone mean nothing to the next one at its address.
 func (d *Datapath) bornOf(ep Endpoint, ifindex uint32) uint32 {
 	var was bpf.Endpoint
-	for _, a := range []netip.Addr{ep.IPv4, ep.IPv6} {
-		key := bpf.ToAddr(a)
-		if a.IsValid() && d.maps.EpAddr.Lookup(&key, &was) == nil && was.Slot == ep.Slot && was.Ifindex == ifindex && was.Born != 0 {
+	for _, a := range ep.Addresses() {
+		key := bpf.AddrKeyOf(ep.Network, a)
+		if d.maps.EpAddr.Lookup(&key, &was) == nil && was.Slot == ep.Slot && was.Ifindex == ifindex && was.Born != 0 {
 			return was.Born
 		}
 	}
 	return 1 + rand.Uint32N(1<<32-1)
+}
+
+// dropAddresses removes those entries of the endpoint last known in a slot that it has no more. Callers hold d.mu.
+func (d *Datapath) dropAddresses(slot uint16, now Endpoint) error {
+	was, known := d.eps[slot]
+	if !known {
+		return nil
+	}
+	kept := now.Addresses()
+	was.IPv4, was.IPv6, was.More = netip.Addr{}, netip.Addr{}, slices.DeleteFunc(was.Addresses(), func(a netip.Addr) bool {
+		return was.Network == now.Network && slices.Contains(kept, a)
+	})
+	return d.dropAddressesOf(was)
+}
+
+// dropAddressesOf removes the entries of an endpoint's addresses, but not those that another endpoint has taken over since.
+func (d *Datapath) dropAddressesOf(ep Endpoint) (err error) {
+	var value bpf.Endpoint
+	for _, a := range ep.Addresses() {
+		key := bpf.AddrKeyOf(ep.Network, a)
+		if d.maps.EpAddr.Lookup(&key, &value) == nil && value.Slot == ep.Slot {
+			err = errors.Join(err, bpf.DeleteKey(d.maps.EpAddr, &key))
+		}
+	}
+	return err
 }
 
 // forgetEndpoint removes an endpoint's map entries, but not entries that another endpoint
@@ -234,16 +255,8 @@ func (d *Datapath) removeEndpoint(ep Endpoint) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	err := d.maps.EpSlot.Put(uint32(ep.Slot), &bpf.EpSlot{})
+	err = errors.Join(err, d.dropAddressesOf(ep), d.dropAddresses(ep.Slot, Endpoint{}))
 	var value bpf.Endpoint
-	for _, a := range []netip.Addr{ep.IPv4, ep.IPv6} {
-		if !a.IsValid() {
-			continue
-		}
-		key := bpf.ToAddr(a)
-		if d.maps.EpAddr.Lookup(&key, &value) == nil && value.Slot == ep.Slot {
-			err = errors.Join(err, bpf.DeleteKey(d.maps.EpAddr, &key))
-		}
-	}
 	var ifindex uint32
 	var stale []uint32
 	for entries := d.maps.EpIf.Iterate(); entries.Next(&ifindex, &value); {

@@ -150,7 +150,7 @@ func privateBPFFS() (string, error) {
 }
 
 func (b *harness) makeInterfaces() error {
-	for _, name := range []string{"wta", "wtb", "wtup", "wtx"} {
+	for _, name := range []string{"wta", "wtb", "wtup", "wtx", "wty"} {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = name
 		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name + "-peer"}); err != nil {

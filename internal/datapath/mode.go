@@ -86,6 +86,8 @@ func (d *Datapath) PodDatapath(ep Endpoint) PodDatapath {
 	}
 	path.Refused = true
 	switch {
+	case ep.Network != 0:
+		path.Why = "asked for xdp, which pods of the cluster's network get alone"
 	case ep.Chained:
 		path.Why = "asked for xdp, which an interface of another CNI plugin cannot have"
 	case d.mode.Asked != ModeAuto:
@@ -101,7 +103,7 @@ const DatapathXDP = "xdp"
 
 // hasXDPDatapath tells whether an endpoint has a second interface, and native XDP on its first.
 func (d *Datapath) hasXDPDatapath(ep Endpoint) bool {
-	return ep.XDPDatapath && d.mode.XDPDatapath && !ep.Chained
+	return ep.XDPDatapath && d.mode.XDPDatapath && !ep.Chained && ep.Network == 0
 }
 
 // probeTCX attaches a program that does nothing to the loopback and takes it away again.

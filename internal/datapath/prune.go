@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	stdmaps "maps"
-	"net/netip"
 	"slices"
 
 	"github.com/cilium/ebpf/link"
@@ -27,13 +26,15 @@ func (d *Datapath) Prune(keep []Endpoint) error {
 	for _, name := range append([]string{netdev.SegmentationOut, hook.AllInterfaces}, d.opts.Uplinks...) {
 		known[name] = true
 	}
-	addrs := map[netip.Addr]bool{}
+	addrs := map[bpf.AddrKey]bool{}
 	ifindexes := map[uint32]bool{}
 	slots := map[uint16]bool{}
 	for _, ep := range keep {
 		slots[ep.Slot] = true
 		known[ep.HostIf], known[netdev.SecondHostIf(ep.HostIf)] = true, true
-		addrs[ep.IPv4], addrs[ep.IPv6] = true, true
+		for _, a := range ep.Addresses() {
+			addrs[bpf.AddrKeyOf(ep.Network, a)] = true
+		}
 		for _, name := range []string{ep.HostIf, netdev.SecondHostIf(ep.HostIf)} {
 			if l, err := netlink.LinkByName(name); err == nil {
 				ifindexes[uint32(l.Attrs().Index)] = true

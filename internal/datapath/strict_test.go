@@ -100,7 +100,7 @@ var far4 = addr("172.20.0.9")
 func farPod(t *testing.T, b *harness) {
 	t.Helper()
 	var pod bpf.Endpoint
-	from, to := bpf.ToAddr(podB.IPv4), bpf.ToAddr(far4)
+	from, to := bpf.AddrKeyOf(0, podB.IPv4), bpf.AddrKeyOf(0, far4)
 	must(t, b.maps.EpAddr.Lookup(&from, &pod))
 	must(t, b.maps.EpAddr.Put(&to, &pod))
 }
@@ -221,9 +221,9 @@ func (o origin) strayPod(t *testing.T, b *sealHarness) {
 	if !o.stray {
 		return
 	}
-	key, value, slot := bpf.ToAddr(podB.IPv4), bpf.Endpoint{}, bpf.EpSlot{Identity: podB.Identity}
+	key, value, slot := bpf.AddrKeyOf(0, podB.IPv4), bpf.Endpoint{}, bpf.EpSlot{Identity: podB.Identity}
 	must(t, b.maps.EpAddr.Lookup(&key, &value))
-	key = bpf.ToAddr(o.in.to)
+	key = bpf.AddrKeyOf(0, o.in.to)
 	must(t, b.maps.EpAddr.Put(&key, &value))
 	t.Cleanup(func() { must(t, b.maps.EpAddr.Delete(&key)) })
 	if o.bridge {

@@ -35,7 +35,7 @@ func TestAddresses(t *testing.T) {
 	if bpf.ToAddr(netip.Addr{}) != (bpf.Addr{}) || bpf.FromBE32(bpf.BE32(podA.IPv4)) != podA.IPv4 || bpf.Ntohs(bpf.Ntohs(0x1234)) != 0x1234 {
 		t.Error("conversions do not agree")
 	}
-	for prefix, bits := range map[string]uint32{"10.1.2.3/24": 120, "0.0.0.0/0": 96, "fd00::1/64": 64, "::/0": 0, "10.1.2.3/32": 128} {
+	for prefix, bits := range map[string]uint32{"10.1.2.3/24": 152, "0.0.0.0/0": 128, "fd00::1/64": 96, "::/0": 32, "10.1.2.3/32": 160} {
 		key := bpf.RouteKeyOf(mustPrefix(prefix))
 		if key.Prefixlen != bits || netip.AddrFrom16(key.Addr).Unmap() != mustPrefix(prefix).Masked().Addr() {
 			t.Errorf("%s: %+v", prefix, key)

@@ -75,10 +75,17 @@ func (m *Manager) matches(old record, req AddRequest, ns *os.File) error {
 		return fmt.Errorf("it is %s", old.State)
 	case old.Chained != req.Chained:
 		return errors.New("it was made for another kind of plugin chain")
+	case old.NetworkID != req.NetworkID:
+		return fmt.Errorf("it is in network %d", old.NetworkID)
 	}
 	for _, a := range req.Addresses {
 		if !slices.Contains(old.Addresses(), a) {
 			return fmt.Errorf("it does not have address %s", a)
+		}
+	}
+	for _, a := range old.More {
+		if len(req.Addresses) > 0 && !slices.Contains(req.Addresses, a) {
+			return fmt.Errorf("it has address %s besides", a)
 		}
 	}
 	return m.verify(old, ns)
@@ -87,7 +94,7 @@ func (m *Manager) matches(old record, req AddRequest, ns *os.File) error {
 // draft is the endpoint to be, without slot and addresses.
 func (m *Manager) draft(req AddRequest, ns *os.File) (record, error) {
 	rec := record{Boot: m.boot, Info: Info{
-		ID: req.ID(), ContainerID: req.ContainerID, IfName: req.IfName, Network: req.Network,
+		ID: req.ID(), ContainerID: req.ContainerID, IfName: req.IfName, Network: req.Network, NetworkID: req.NetworkID,
 		Namespace: req.Namespace, Pod: req.Pod, PodUID: req.PodUID,
 		HostIf: req.HostIf(), NetNS: req.NetNS, PodIf: req.IfName,
 		MAC: randomMAC().String(), GatewayMAC: GatewayMAC.String(), MTU: m.opt.MTU,
@@ -153,7 +160,7 @@ func (m *Manager) reserve(rec *record, req AddRequest, preferred []netip.Addr) e
 	fixed := req.Addresses
 	if pod := m.declared(rec.Key()); len(fixed) == 0 && pod != nil {
 		fixed = pod.Spec.Addresses
-		if err := onePerFamily(fixed); err != nil {
+		if err := checkFixed(fixed); err != nil {
 			return fmt.Errorf("declared addresses of pod %s: %w", rec.Key(), err)
 		}
 	}
@@ -186,14 +193,8 @@ func (m *Manager) allocate(rec *record, fixed, preferred []netip.Addr) (err erro
 		return err
 	}
 	for _, f := range m.families(*rec, fixed) {
-		addr, err := m.address(*rec, f, fixed, preferred)
-		if err != nil {
+		if err := m.addresses(rec, f, fixed, preferred); err != nil {
 			return err
-		}
-		if f == ipam.IPv4 {
-			rec.IPv4 = addr
-		} else {
-			rec.IPv6 = addr
 		}
 	}
 	if len(rec.Addresses()) == 0 {
@@ -201,7 +202,7 @@ func (m *Manager) allocate(rec *record, fixed, preferred []netip.Addr) (err erro
 	}
 	rec.Object = m.objectName(*rec)
 	m.records[rec.ID] = *rec
-	m.disk.saveCursors(cursors{m.addrs.Cursor(ipam.IPv4), m.addrs.Cursor(ipam.IPv6), m.slots.Cursor()})
+	m.disk.saveCursors(cursors{m.nets.Of(0).Cursor(ipam.IPv4), m.nets.Of(0).Cursor(ipam.IPv6), m.slots.Cursor()})
 	return nil
 }
 
@@ -211,7 +212,7 @@ func (m *Manager) families(rec record, fixed []netip.Addr) []ipam.Family {
 	var out []ipam.Family
 	for _, f := range []ipam.Family{ipam.IPv4, ipam.IPv6} {
 		asked := slices.ContainsFunc(fixed, func(a netip.Addr) bool { return ipam.FamilyOf(a) == f })
-		usable := m.addrs.Has(f) && (f == ipam.IPv4 || netdev.HasIPv6())
+		usable := m.nets.Of(rec.NetworkID).Has(f) && (f == ipam.IPv4 || netdev.HasIPv6())
 		if asked || usable && !rec.Chained {
 			out = append(out, f)
 		}
@@ -219,25 +220,52 @@ func (m *Manager) families(rec record, fixed []netip.Addr) []ipam.Family {
 	return out
 }
 
-func (m *Manager) address(rec record, f ipam.Family, fixed, preferred []netip.Addr) (netip.Addr, error) {
+// addresses gives the record those of a family: all that are asked for, or one. Call with mu held.
+func (m *Manager) addresses(rec *record, f ipam.Family, fixed, preferred []netip.Addr) error {
+	asked := false
 	for _, a := range fixed {
 		if ipam.FamilyOf(a) != f {
 			continue
 		}
-		if rec.Chained {
-			return a, m.described(m.addrs.Adopt(rec.ID, a))
+		if err := m.claim(*rec, a); err != nil {
+			return err
 		}
-		if f == ipam.IPv6 && !netdev.HasIPv6() {
-			return a, invalid("addresses", "%s: IPv6 is disabled on this node", a)
-		}
-		return a, m.described(m.addrs.Claim(rec.ID, a))
+		rec.addAddress(a)
+		asked = true
 	}
+	if asked {
+		return nil
+	}
+	addr, err := m.anyAddress(*rec, f, preferred)
+	if err == nil {
+		rec.addAddress(addr)
+	}
+	return err
+}
+
+// claim takes an address that is asked for. Those of another network than the cluster's need not be
+// in this node's ranges: nobody else has that network.
+func (m *Manager) claim(rec record, a netip.Addr) error {
+	pool := m.nets.Of(rec.NetworkID)
+	switch {
+	case rec.Chained:
+		return m.described(pool.Adopt(rec.ID, a))
+	case a.Is6() && !netdev.HasIPv6():
+		return invalid("addresses", "%s: IPv6 is disabled on this node", a)
+	case rec.NetworkID != 0:
+		return m.described(pool.Adopt(rec.ID, a))
+	}
+	return m.described(pool.Claim(rec.ID, a))
+}
+
+func (m *Manager) anyAddress(rec record, f ipam.Family, preferred []netip.Addr) (netip.Addr, error) {
+	pool := m.nets.Of(rec.NetworkID)
 	for _, a := range preferred {
-		if ipam.FamilyOf(a) == f && m.addrs.Claim(rec.ID, a) == nil {
+		if ipam.FamilyOf(a) == f && pool.Claim(rec.ID, a) == nil {
 			return a, nil
 		}
 	}
-	return m.addrs.Next(rec.ID, f)
+	return pool.Next(rec.ID, f)
 }
 
 // described names the pod, rather than the ID, that has a taken address. Call with mu held.
@@ -267,7 +295,7 @@ func (m *Manager) objectName(rec record) string {
 func (m *Manager) reclaim(addrs []netip.Addr) {
 	for _, a := range addrs {
 		m.mu.Lock()
-		id, taken := m.addrs.Owner(a)
+		id, taken := m.nets.Of(0).Owner(a) // chained endpoints are all in the cluster's
 		m.mu.Unlock()
 		unlock, free := m.endpoints.tryLock(id)
 		if !taken || !free {

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/vishvananda/netlink"
 
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/datapath"
@@ -57,7 +60,9 @@ func TestFixedAddresses(t *testing.T) {
 		{[]string{"fd77::60", "10.77.0.50"}, new(*ipam.TakenError), "pod shop/a"},
 		{[]string{"10.77.0.1"}, new(*ipam.TakenError), "the node itself"},
 		{[]string{"10.99.0.1"}, new(*ipam.OutsideError), "10.77.0.0/24"},
-		{[]string{"10.77.0.51", "10.77.0.52"}, nil, "at most one IPv4"},
+		{[]string{"10.77.0.51", "10.77.0.51"}, nil, "10.77.0.51 is there twice"},
+		{[]string{"10.77.0.51", "10.77.0.50"}, new(*ipam.TakenError), "pod shop/a"},
+		{addrsFrom("10.77.0.100", 17), nil, "10.77.0.116 is one too many"},
 	} {
 		b.pods["shop/b"] = pod(tc.addrs...)
 		_, err := b.Add(context.Background(), b.request("b", nsB))
@@ -68,6 +73,123 @@ func TestFixedAddresses(t *testing.T) {
 	b.pods["shop/b"] = pod("10.77.0.60")
 	if res := b.add("b", nsB); res.IPv4.String() != "10.77.0.60" || !res.IPv6.IsValid() {
 		t.Errorf("got %v", res.Addresses())
+	}
+}
+
+// addrsFrom are so many addresses, one after another.
+func addrsFrom(first string, count int) (out []string) {
+	for a := netip.MustParseAddr(first); len(out) < count; a = a.Next() {
+		out = append(out, a.String())
+	}
+	return out
+}
+
+func parsed(texts ...string) (out []netip.Addr) {
+	for _, text := range texts {
+		out = append(out, netip.MustParseAddr(text))
+	}
+	return out
+}
+
+// TestManyAddresses: an endpoint has all addresses that are asked for, on its interface, in the datapath and where it is
+// published, keeps them over a restart, and gives all of them back.
+func TestManyAddresses(t *testing.T) {
+	b := newHarness(t)
+	ns, _ := endpointtest.NewPod(t)
+	asked := parsed(append(addrsFrom("10.77.0.100", 8), addrsFrom("fd77::50", 8)...)...)
+	req := b.request("a", ns)
+	req.Addresses = asked
+	res, err := b.Add(context.Background(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sortAddrs := func(list []netip.Addr) []netip.Addr {
+		return slices.SortedFunc(slices.Values(list), netip.Addr.Compare)
+	}
+	has := func(when string) {
+		t.Helper()
+		if err := b.check("a"); err != nil {
+			t.Errorf("%s: %v", when, err)
+		}
+		for what, got := range map[string][]netip.Addr{
+			"endpoint": res.Addresses(), "datapath": b.dp.Attached()[res.Slot].Addresses(), "object": b.dir.Objects()["shop/a"].Spec.Addresses,
+		} {
+			if !slices.Equal(sortAddrs(got), sortAddrs(asked)) {
+				t.Errorf("%s: the %s has %v, want %v", when, what, got, asked)
+			}
+		}
+	}
+	has("made")
+	b.restart()
+	has("restarted")
+	if _, taken := b.ByIP(0, asked[15]); !taken {
+		t.Error("the last address is nobody's")
+	}
+	req.Addresses = asked[:3]
+	if res, err = b.Add(context.Background(), req); err != nil || slices.Contains(res.Addresses(), asked[3]) {
+		t.Errorf("asked for fewer: %v, %v", res, err)
+	}
+	b.del("a")
+	for _, a := range asked {
+		if got, taken := b.ByIP(0, a); taken {
+			t.Errorf("%s is %s's still", a, got.ID)
+		}
+	}
+}
+
+// TestNetworksOfEndpoints: two networks have the same address on one node. The node's own routes, and what is published, are
+// the cluster's alone, and over a restart each stays in its own.
+func TestNetworksOfEndpoints(t *testing.T) {
+	b := newHarness(t)
+	shared := parsed("10.77.0.50", "fd77::50")
+	add := func(id string, network uint32, addrs []netip.Addr) *AddResult {
+		t.Helper()
+		ns, _ := endpointtest.NewPod(t)
+		req := b.request(id, ns)
+		req.NetworkID, req.Addresses = network, addrs
+		res, err := b.Add(context.Background(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res
+	}
+	cluster, blue := add("a", 0, shared), add("b", 7, shared)
+	outside := add("c", 7, parsed("10.1.2.3"))
+	given, first := add("d", 7, nil), add("e", 8, nil)
+	for round := range 2 {
+		for _, res := range []*AddResult{cluster, blue, outside, given, first} {
+			if got := b.dp.Attached()[res.Slot]; got.Network != res.NetworkID || !slices.Equal(got.Addresses(), res.Addresses()) {
+				t.Errorf("round %d: %s is attached as %+v", round, res.ContainerID, got)
+			}
+			if err := b.check(res.ContainerID); err != nil {
+				t.Error(err)
+			}
+		}
+		for network, want := range map[uint32]string{0: cluster.ID, 7: blue.ID, 8: ""} {
+			if got, _ := b.ByIP(network, shared[0]); got.ID != want {
+				t.Errorf("round %d: %s in network %d is %s's, want %s's", round, shared[0], network, got.ID, want)
+			}
+		}
+		b.restart()
+	}
+	if given.IPv4 != first.IPv4 {
+		t.Errorf("two networks give %s and %s first", given.IPv4, first.IPv4)
+	}
+	if got := b.dir.Objects(); len(got) != 1 || got["shop/a"].Spec.Addresses == nil {
+		t.Errorf("published: %v", got)
+	}
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(routes) != 2 {
+		t.Errorf("the node's routes: %v", routes)
+	}
+	ns, _ := endpointtest.NewPod(t)
+	req := b.request("f", ns)
+	req.NetworkID, req.Addresses = 7, shared[:1]
+	if _, err := b.Add(context.Background(), req); err == nil || !strings.Contains(err.Error(), "pod shop/b") {
+		t.Errorf("the same address in the same network: %v", err)
 	}
 }
 

@@ -183,7 +183,7 @@ func (v *veth) verifyHostSide(outer netlink.Link) error {
 func (v *veth) verifyHostRoutes(outer netlink.Link, tables *hostTables) error {
 	have := tables.routes[outer.Attrs().Index]
 	var errs []error
-	for _, a := range v.Addresses() {
+	for _, a := range v.hostAddresses() {
 		if want := hostRoute(outer, a); !hasRoute(have, want) {
 			errs = append(errs, fmt.Errorf("route %s dev %s is missing on the node", describe(want), v.HostIf))
 		}
@@ -198,7 +198,7 @@ func (v *veth) verifyNeighbours(outer netlink.Link, tables *hostTables) error {
 		return fmt.Errorf("pod MAC: %w", err)
 	}
 	var errs []error
-	for _, a := range v.Addresses() {
+	for _, a := range v.hostAddresses() {
 		ok := slices.ContainsFunc(have, func(n netlink.Neigh) bool {
 			return n.IP.Equal(a.AsSlice()) && n.State&netlink.NUD_PERMANENT != 0 && bytes.Equal(n.HardwareAddr, mac)
 		})

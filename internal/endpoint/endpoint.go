@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"weft.dev/weft/api/v1alpha1"
@@ -51,6 +52,9 @@ type Directory interface {
 	DeleteEndpoint(key string) error
 }
 
+// MaxAddresses is how many addresses an endpoint can have.
+const MaxAddresses = datapath.MaxAddresses
+
 // State is how far an endpoint has come.
 type State string
 
@@ -84,20 +88,24 @@ type Info struct {
 	// Encrypt is the pod's annotation ebpf.xdp/encrypt as it was declared.
 	Encrypt string `json:"encrypt,omitempty"`
 	// PodDatapath is the pod's annotation ebpf.xdp/datapath as it was declared, CNIDatapath what the request asked for.
-	PodDatapath string     `json:"datapath,omitempty"`
-	CNIDatapath string     `json:"cniDatapath,omitempty"`
-	Slot        uint16     `json:"slot"`
-	HostIf      string     `json:"hostIf"`
-	NetNS       string     `json:"netns"`
-	PodIf       string     `json:"podIf"`
-	MAC         string     `json:"mac"`
-	GatewayMAC  string     `json:"gatewayMAC"`
-	IPv4        netip.Addr `json:"ipv4,omitzero"`
-	IPv6        netip.Addr `json:"ipv6,omitzero"`
-	MTU         int        `json:"mtu"`
-	Chained     bool       `json:"chained"`
-	State       State      `json:"state"`
-	Created     time.Time  `json:"created"`
+	PodDatapath string `json:"datapath,omitempty"`
+	CNIDatapath string `json:"cniDatapath,omitempty"`
+	Slot        uint16 `json:"slot"`
+	HostIf      string `json:"hostIf"`
+	NetNS       string `json:"netns"`
+	PodIf       string `json:"podIf"`
+	MAC         string `json:"mac"`
+	GatewayMAC  string `json:"gatewayMAC"`
+	// IPv4 and IPv6 are the first of each family, More those besides.
+	IPv4 netip.Addr   `json:"ipv4,omitzero"`
+	IPv6 netip.Addr   `json:"ipv6,omitzero"`
+	More []netip.Addr `json:"more,omitempty"`
+	// NetworkID is the network that the addresses are of; 0 is the cluster's.
+	NetworkID uint32    `json:"networkID,omitempty"`
+	MTU       int       `json:"mtu"`
+	Chained   bool      `json:"chained"`
+	State     State     `json:"state"`
+	Created   time.Time `json:"created"`
 }
 
 // Key is "namespace/pod", the pod's name in the objects directory.
@@ -121,15 +129,21 @@ func (i Info) DatapathAsker() string {
 	return ""
 }
 
-// Addresses returns the endpoint's addresses, IPv4 first.
+// Addresses returns the endpoint's addresses, the first of each family first, IPv4 before IPv6.
 func (i Info) Addresses() []netip.Addr {
-	var out []netip.Addr
-	for _, a := range []netip.Addr{i.IPv4, i.IPv6} {
-		if a.IsValid() {
-			out = append(out, a)
-		}
+	return datapath.Endpoint{IPv4: i.IPv4, IPv6: i.IPv6, More: i.More}.Addresses()
+}
+
+// addAddress puts an address behind those that are there.
+func (i *Info) addAddress(a netip.Addr) {
+	switch {
+	case a.Is4() && !i.IPv4.IsValid():
+		i.IPv4 = a
+	case a.Is6() && !i.IPv6.IsValid():
+		i.IPv6 = a
+	default:
+		i.More = append(slices.Clip(i.More), a)
 	}
-	return out
 }
 
 // Datapath returns the endpoint as the datapath sees it.
@@ -138,7 +152,7 @@ func (i Info) Datapath() datapath.Endpoint {
 	gateway, _ := net.ParseMAC(i.GatewayMAC)
 	return datapath.Endpoint{
 		Slot: i.Slot, HostIf: i.HostIf, NetNS: i.NetNS, PodIf: i.PodIf,
-		MAC: mac, GatewayMAC: gateway, IPv4: i.IPv4, IPv6: i.IPv6,
+		MAC: mac, GatewayMAC: gateway, IPv4: i.IPv4, IPv6: i.IPv6, More: i.More, Network: i.NetworkID,
 		MTU: i.MTU, Identity: i.Identity, Chained: i.Chained, XDPDatapath: i.XDPDatapath(),
 	}
 }
@@ -160,8 +174,10 @@ type AddRequest struct {
 	Namespace, Pod, PodUID string
 	// Labels are added to those that the pod was declared with. Optional.
 	Labels map[string]string
-	// Addresses asks for fixed addresses, at most one per family; they win over the declared ones. Optional.
+	// Addresses asks for fixed addresses, at most MaxAddresses; they win over the declared ones. Optional.
 	Addresses []netip.Addr
+	// NetworkID is the network that the endpoint is in, at most datapath.MaxNetwork; 0 is the cluster's.
+	NetworkID uint32
 	// Chained adopts the interface that an earlier plugin made instead of making one;
 	// Addresses then says what that plugin gave it.
 	Chained bool

@@ -54,7 +54,7 @@ type Manager struct {
 
 	mu       sync.Mutex // guards what follows, and is never held across a system call that can wait
 	records  map[string]record
-	addrs    *ipam.Allocator
+	nets     *ipam.Networks
 	slots    *ipam.Slots
 	restored bool
 	// unattached and unpublished are what Sync must try again.
@@ -85,13 +85,13 @@ func NewManager(opt Options) (*Manager, error) {
 	if opt.Log == nil {
 		opt.Log = slog.Default()
 	}
-	addrs, err := ipam.New(opt.Ranges, opt.HostAddrs)
+	nets, err := ipam.NewNetworks(opt.Ranges, opt.HostAddrs)
 	if err != nil {
 		return nil, fmt.Errorf("pod address ranges: %w", err)
 	}
 	m := &Manager{
 		opt: opt, log: opt.Log,
-		records: map[string]record{}, addrs: addrs, slots: ipam.NewSlots(MaxSlot),
+		records: map[string]record{}, nets: nets, slots: ipam.NewSlots(MaxSlot),
 		unattached: map[string]error{}, unpublished: map[string]bool{}, unseen: map[string]error{},
 		step: func(string) error { return nil }, tables: readHost,
 	}
@@ -121,14 +121,14 @@ func (m *Manager) load() error {
 		}
 		m.records[rec.ID] = rec
 	}
-	m.disk.loadCursors().apply(m.addrs, m.slots)
+	m.disk.loadCursors().apply(m.nets.Of(0), m.slots)
 	return nil
 }
 
 func (m *Manager) adopt(rec record) error {
 	errs := []error{m.slots.Adopt(rec.ID, rec.Slot)}
 	for _, a := range rec.Addresses() {
-		errs = append(errs, m.addrs.Adopt(rec.ID, a))
+		errs = append(errs, m.nets.Of(rec.NetworkID).Adopt(rec.ID, a))
 	}
 	return errors.Join(errs...)
 }
@@ -137,7 +137,7 @@ func (m *Manager) adopt(rec record) error {
 func (m *Manager) release(rec record) {
 	m.slots.Release(rec.ID, rec.Slot)
 	for _, a := range rec.Addresses() {
-		m.addrs.Release(rec.ID, a)
+		m.nets.Of(rec.NetworkID).Release(rec.ID, a)
 	}
 }
 
@@ -200,10 +200,10 @@ func (m *Manager) BySlot(slot uint16) (Info, bool) {
 }
 
 // ByIP finds an endpoint by one of its addresses, as cheaply.
-func (m *Manager) ByIP(addr netip.Addr) (Info, bool) {
+func (m *Manager) ByIP(network uint32, addr netip.Addr) (Info, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	id, _ := m.addrs.Owner(addr.Unmap())
+	id, _ := m.nets.Of(network).Owner(addr.Unmap())
 	return m.live(id)
 }
 

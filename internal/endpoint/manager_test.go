@@ -52,7 +52,7 @@ func TestAddMakesWhatCheckWants(t *testing.T) {
 			t.Errorf("Get(%q) = %v, %v", name, got.ID, ok)
 		}
 	}
-	if got, ok := b.ByIP(res.IPv6); !ok || got.ID != res.ID {
+	if got, ok := b.ByIP(0, res.IPv6); !ok || got.ID != res.ID {
 		t.Error("ByIP does not find it")
 	}
 	if got, ok := b.BySlot(1); !ok || got.ID != res.ID {
@@ -317,9 +317,11 @@ func TestBadRequests(t *testing.T) {
 		{"file as netns", "is not a network namespace", ErrNetNS, func(r *AddRequest) { r.NetNS = file }},
 		{"another kind of namespace", "is not a network namespace", ErrNetNS, func(r *AddRequest) { r.NetNS = "/proc/self/ns/uts" }},
 		{"own netns", "the node's own", ErrNetNS, func(r *AddRequest) { r.NetNS = "/proc/self/ns/net" }},
-		{"two addresses", "at most one IPv4", ErrInvalid, func(r *AddRequest) {
-			r.Addresses = []netip.Addr{netip.MustParseAddr("10.77.0.5"), netip.MustParseAddr("10.77.0.6")}
-		}},
+		{"seventeen addresses", "10.77.0.116 is one too many", ErrInvalid, func(r *AddRequest) { r.Addresses = parsed(addrsFrom("10.77.0.100", 17)...) }},
+		{"an address twice", "10.77.0.5 is there twice", ErrInvalid, func(r *AddRequest) { r.Addresses = parsed("10.77.0.5", "10.77.0.5") }},
+		{"network out of range", "at most 16777215", ErrInvalid, func(r *AddRequest) { r.NetworkID = 1 << 24 }},
+		{"network of a chained one", "remove networkID", ErrInvalid, func(r *AddRequest) { r.NetworkID, r.Chained, r.Addresses = 7, true, parsed("10.1.0.5") }},
+		{"network with the XDP datapath", "cannot have the XDP datapath", ErrInvalid, func(r *AddRequest) { r.NetworkID, r.PodDatapath = 7, "xdp" }},
 		{"nothing to chain after", "put weft-cni after", ErrInvalid, func(r *AddRequest) {
 			r.Chained, r.Addresses = true, []netip.Addr{netip.MustParseAddr("10.1.0.5")}
 		}},

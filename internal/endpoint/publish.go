@@ -39,7 +39,9 @@ func (m *Manager) syncObject(key string) error {
 func (m *Manager) publisher(key string) (record, bool) {
 	var newest record
 	for _, rec := range m.snapshot() {
-		if rec.State == StateReady && rec.objectKey() == key {
+		// Other nodes cannot reach those of other networks than the cluster's, and their addresses
+		// mean others there.
+		if rec.State == StateReady && rec.objectKey() == key && rec.NetworkID == 0 {
 			newest = rec
 		}
 	}

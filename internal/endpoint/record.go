@@ -13,12 +13,15 @@ import (
 	"path/filepath"
 	"strings"
 
+	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/statefile"
 )
 
-// recordVersion changes when an older agent could misread a record.
-const recordVersion = 1
+// recordVersion changes when an older agent could misread a record. Version 2 has what version 1 did
+// not know: a network, and more than one address of a family. What has neither is written as
+// version 1, so that an older agent can go on with it.
+const recordVersion = 2
 
 // record is an endpoint as it stands on disk.
 type record struct {
@@ -50,6 +53,12 @@ func (r record) check(id string) error {
 	}
 	if r.HostIf == "" || r.PodIf == "" || len(r.Addresses()) == 0 {
 		return errors.New("hostIf, podIf or addresses missing")
+	}
+	if r.NetworkID > datapath.MaxNetwork {
+		return fmt.Errorf("network %d is not in 0-%d", r.NetworkID, datapath.MaxNetwork)
+	}
+	if err := checkFixed(r.Addresses()); err != nil {
+		return err
 	}
 	return nil
 }
@@ -122,7 +131,7 @@ func readRecord(path, id string) (record, error) {
 	if err := json.Unmarshal(data, &rec); err != nil {
 		return rec, err
 	}
-	if rec.Version != recordVersion {
+	if rec.Version < 1 || rec.Version > recordVersion {
 		return rec, fmt.Errorf("version %d is unknown", rec.Version)
 	}
 	var former struct { // two fields by the names that they had first
@@ -138,7 +147,10 @@ func readRecord(path, id string) (record, error) {
 
 // save writes a record so that after a crash either the old or the new one is there.
 func (d *disk) save(rec record) error {
-	rec.Version = recordVersion
+	rec.Version = 1
+	if rec.NetworkID != 0 || len(rec.More) > 0 {
+		rec.Version = recordVersion
+	}
 	data, err := json.MarshalIndent(rec, "", "  ")
 	if err != nil {
 		return fmt.Errorf("encode endpoint record: %w", err)

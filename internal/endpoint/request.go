@@ -8,10 +8,11 @@ import (
 	"net/netip"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"weft.dev/weft/api/v1alpha1"
-	"weft.dev/weft/internal/ipam"
+	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/netdev"
 )
 
@@ -94,8 +95,17 @@ func (r *AddRequest) normalise() error {
 }
 
 func (r *AddRequest) checkAddresses() error {
-	if err := onePerFamily(r.Addresses); err != nil {
+	if err := checkFixed(r.Addresses); err != nil {
 		return invalid("addresses", "%w", err)
+	}
+	if r.NetworkID > datapath.MaxNetwork {
+		return invalid("networkID", "%d: want at most %d", r.NetworkID, datapath.MaxNetwork)
+	}
+	if r.NetworkID != 0 && r.Chained {
+		return invalid("networkID", "%d: the interface of another CNI plugin is in the cluster's network: remove networkID, or let weft-cni make the interface", r.NetworkID)
+	}
+	if r.NetworkID != 0 && r.PodDatapath != "" {
+		return invalid("datapath", "pods of network %d cannot have the XDP datapath: remove it", r.NetworkID)
 	}
 	if r.Chained && len(r.Addresses) == 0 {
 		return invalid("prevResult", "it has no address on %s: put weft-cni after a plugin that gives one", r.IfName)
@@ -103,17 +113,17 @@ func (r *AddRequest) checkAddresses() error {
 	return nil
 }
 
-func onePerFamily(addrs []netip.Addr) error {
-	seen := map[ipam.Family]netip.Addr{}
-	for _, a := range addrs {
-		if !a.IsValid() || a.Zone() != "" || a.Is4In6() {
+// checkFixed refuses addresses that one endpoint cannot have together.
+func checkFixed(addrs []netip.Addr) error {
+	for i, a := range addrs {
+		switch {
+		case !a.IsValid() || a.Zone() != "" || a.Is4In6():
 			return fmt.Errorf("%s is not a plain IPv4 or IPv6 address", a)
+		case i >= MaxAddresses:
+			return fmt.Errorf("%s is one too many: an endpoint has at most %d addresses", a, MaxAddresses)
+		case slices.Contains(addrs[:i], a):
+			return fmt.Errorf("%s is there twice", a)
 		}
-		f := ipam.FamilyOf(a)
-		if other, ok := seen[f]; ok && other != a {
-			return fmt.Errorf("%s and %s: an endpoint has at most one %s address", other, a, f)
-		}
-		seen[f] = a
 	}
 	return nil
 }

@@ -293,7 +293,7 @@ func TestRecordOfANewerVersion(t *testing.T) {
 	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
 	res := b.add("c1", ns)
-	b.rewrite(res.ID, func(rec map[string]any) { rec["version"] = 2 })
+	b.rewrite(res.ID, func(rec map[string]any) { rec["version"] = 3 })
 	if _, err := NewManager(b.opt); err == nil || !strings.Contains(err.Error(), "newer Weft") {
 		t.Fatalf("got %v", err)
 	}

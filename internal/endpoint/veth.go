@@ -82,7 +82,7 @@ func (v *veth) hostRoutes(link netlink.Link) error {
 	if err != nil {
 		return fmt.Errorf("pod MAC: %w", err)
 	}
-	for _, a := range v.Addresses() {
+	for _, a := range v.hostAddresses() {
 		neigh := &netlink.Neigh{LinkIndex: link.Attrs().Index, Family: family(a), State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: mac}
 		if err := v.host.NeighSet(neigh); err != nil {
 			return fmt.Errorf("set neighbour %s on %s: %w", a, v.HostIf, err)
@@ -92,6 +92,15 @@ func (v *veth) hostRoutes(link netlink.Link) error {
 		}
 	}
 	return nil
+}
+
+// hostAddresses are those that the node's own stack reaches the pod by: it is in the cluster's
+// network, and in another the same address may be somebody else's.
+func (v *veth) hostAddresses() []netip.Addr {
+	if v.NetworkID != 0 {
+		return nil
+	}
+	return v.Addresses()
 }
 
 func hostRoute(link netlink.Link, a netip.Addr) *netlink.Route {

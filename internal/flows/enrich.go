@@ -10,7 +10,8 @@ import (
 // Resolver knows who is behind a slot or an address.
 type Resolver interface {
 	BySlot(slot uint16) (Identity, bool)
-	ByIP(addr netip.Addr) (Identity, bool)
+	// ByIP looks an address up in a network; 0 is the cluster's.
+	ByIP(network uint32, addr netip.Addr) (Identity, bool)
 }
 
 // Enricher gives names to events.
@@ -25,7 +26,7 @@ type Enricher struct {
 func (e Enricher) Flow(event datapath.FlowEvent) Flow {
 	flow := Flow{
 		Time: event.Time, Type: event.Type, Verdict: Forwarded, Action: event.Verdict,
-		NodeName: e.Node, Protocol: protocolOf(event),
+		NodeName: e.Node, Network: event.Network, Protocol: protocolOf(event),
 		Direction: strings.ToUpper(event.Direction), Hook: event.Hook, Length: event.Length,
 		Source:      e.peer(event, event.Src, "egress"),
 		Destination: e.peer(event, event.Dst, "ingress"),
@@ -64,7 +65,7 @@ func (e Enricher) peer(event datapath.FlowEvent, addr netip.AddrPort, local stri
 			return peer
 		}
 	}
-	if identity, ok := e.Resolver.ByIP(peer.IP); ok {
+	if identity, ok := e.Resolver.ByIP(event.Network, peer.IP); ok {
 		peer.Identity = identity
 	}
 	return peer

@@ -30,9 +30,11 @@ type Flow struct {
 	Verdict string `json:"verdict"`
 	Action  string `json:"action,omitempty"`
 	// DropReason is the reason's label, DropText the sentence for people.
-	DropReason  string `json:"drop_reason_desc,omitempty"`
-	DropText    string `json:"drop_reason_text,omitempty"`
-	NodeName    string `json:"node_name"`
+	DropReason string `json:"drop_reason_desc,omitempty"`
+	DropText   string `json:"drop_reason_text,omitempty"`
+	NodeName   string `json:"node_name"`
+	// Network is the one that both addresses are of; 0 is the cluster's.
+	Network     uint32 `json:"network,omitempty"`
 	Source      Peer   `json:"source"`
 	Destination Peer   `json:"destination"`
 	Protocol    string `json:"protocol"`

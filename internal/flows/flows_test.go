@@ -19,7 +19,7 @@ import (
 
 type names map[netip.Addr]Identity
 
-func (n names) ByIP(addr netip.Addr) (Identity, bool) { id, ok := n[addr]; return id, ok }
+func (n names) ByIP(_ uint32, addr netip.Addr) (Identity, bool) { id, ok := n[addr]; return id, ok }
 
 func (n names) BySlot(slot uint16) (Identity, bool) {
 	if slot == 7 {

@@ -108,6 +108,29 @@ func TestNextGoesOnAfterTheLast(t *testing.T) {
 	}
 }
 
+// TestNetworks: each network has all addresses for itself, and goes on with its own.
+func TestNetworks(t *testing.T) {
+	n, err := NewNetworks(prefixes("10.0.0.0/29"), []netip.Addr{netip.MustParseAddr("10.0.0.1")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		network uint32
+		want    string
+	}{{0, "10.0.0.2"}, {7, "10.0.0.2"}, {0, "10.0.0.3"}, {7, "10.0.0.3"}, {9, "10.0.0.2"}} {
+		if addr, err := n.Of(step.network).Next("x", IPv4); err != nil || addr.String() != step.want {
+			t.Errorf("network %d gives %s, %v; want %s", step.network, addr, err, step.want)
+		}
+	}
+	n.Of(7).Release("x", netip.MustParseAddr("10.0.0.3"))
+	if owner, _ := n.Of(0).Owner(netip.MustParseAddr("10.0.0.3")); owner != "x" {
+		t.Error("one network's release freed another's address")
+	}
+	if _, err := NewNetworks(prefixes("10.0.0.1/29"), nil); err == nil {
+		t.Error("a bad range was taken")
+	}
+}
+
 func TestClaim(t *testing.T) {
 	a := mustNew(t, prefixes("10.0.0.0/24"))
 	addr := netip.MustParseAddr("10.0.0.9")

@@ -38,18 +38,30 @@ func Ntohs(v uint16) uint16 {
 	return binary.BigEndian.Uint16(b[:])
 }
 
-// RouteKeyOf is the key of a range in the routes map, whose ranges are all IPv6.
-func RouteKeyOf(prefix netip.Prefix) RouteKey {
-	bits := prefix.Bits()
+// AddrKeyOf is the key of an address in a network's part of the endpoints map.
+func AddrKeyOf(network uint32, a netip.Addr) AddrKey {
+	return AddrKey{Network: network, Addr: ToAddr(a)}
+}
+
+// networkBits are those of the network in a RouteKey, in front of the address's.
+const networkBits = 32
+
+// RouteKeyOf is the key of a range of the cluster's network in the routes map, whose ranges are all
+// IPv6.
+func RouteKeyOf(prefix netip.Prefix) RouteKey { return RouteKeyIn(0, prefix) }
+
+// RouteKeyIn is the same for any network.
+func RouteKeyIn(network uint32, prefix netip.Prefix) RouteKey {
+	bits := networkBits + prefix.Bits()
 	if prefix.Addr().Is4() {
 		bits += 96
 	}
-	return RouteKey{Prefixlen: uint32(bits), Addr: prefix.Masked().Addr().As16()}
+	return RouteKey{Prefixlen: uint32(bits), Network: network, Addr: prefix.Masked().Addr().As16()}
 }
 
-// PrefixOf is the range of a key that RouteKeyOf made.
+// PrefixOf is the range of a key that RouteKeyIn made.
 func PrefixOf(key RouteKey) netip.Prefix {
-	addr, bits := netip.AddrFrom16(key.Addr), int(key.Prefixlen)
+	addr, bits := netip.AddrFrom16(key.Addr), int(key.Prefixlen)-networkBits
 	if addr.Is4In6() && bits >= 96 {
 		addr, bits = addr.Unmap(), bits-96
 	}

@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -15,18 +16,19 @@ type sharedField struct{ from, to, size uint32 }
 // nodes keep their indexes, which the hooks in force go by, and what the cluster's ranges are is
 // known before SetNodes says so.
 func copyRoutes(from, to *ebpf.Map, spec *ebpf.MapSpec) string {
-	fields, err := sharedFields(from, spec.Value)
-	if err != nil {
+	values, valuesErr := sharedFields(from, spec.Value)
+	keys, keysErr := sharedFields(from, spec.Key)
+	if err := errors.Join(valuesErr, keysErr); err != nil {
 		return "none: " + err.Error()
 	}
+	shift := addedBits(spec.Key, keys)
 	copied, key, value := 0, make([]byte, from.KeySize()), make([]byte, from.ValueSize())
 	entries := from.Iterate()
 	for entries.Next(&key, &value) {
-		out := make([]byte, to.ValueSize())
-		for _, f := range fields {
-			copy(out[f.to:f.to+f.size], value[f.from:f.from+f.size])
-		}
-		if to.Put(key, out) == nil {
+		newKey := copyFields(key, keys, to.KeySize())
+		bits := binary.NativeEndian.Uint32(newKey) + shift
+		binary.NativeEndian.PutUint32(newKey, bits)
+		if to.Put(newKey, copyFields(value, values, to.ValueSize())) == nil {
 			copied++
 		}
 	}
@@ -36,12 +38,34 @@ func copyRoutes(from, to *ebpf.Map, spec *ebpf.MapSpec) string {
 	return fmt.Sprintf("%d, by their fields", copied)
 }
 
-// sharedFields finds the fields of a map's values that are in another type, too, under the same
+func copyFields(from []byte, fields []sharedField, size uint32) []byte {
+	out := make([]byte, size)
+	for _, f := range fields {
+		copy(out[f.to:f.to+f.size], from[f.from:f.from+f.size])
+	}
+	return out
+}
+
+// addedBits is how much longer a trie's prefixes are than in a layout that shares these fields with
+// it: what is new in the key is in front of the address, and all of it counts. The first four bytes
+// are the prefix's length.
+func addedBits(key btf.Type, shared []sharedField) uint32 {
+	size, err := btf.Sizeof(key)
+	if err != nil {
+		return 0
+	}
+	for _, f := range shared {
+		size -= int(f.size)
+	}
+	return uint32(size) * 8
+}
+
+// sharedFields finds the fields of a map's keys or values that are in another type, too, under the same
 // name and as large.
-func sharedFields(m *ebpf.Map, value btf.Type) ([]sharedField, error) {
-	is, ok := btf.UnderlyingType(value).(*btf.Struct)
+func sharedFields(m *ebpf.Map, now btf.Type) ([]sharedField, error) {
+	is, ok := btf.UnderlyingType(now).(*btf.Struct)
 	if !ok {
-		return nil, errors.New("the values are no struct")
+		return nil, errors.New("it holds no structs")
 	}
 	handle, err := m.Handle()
 	if err != nil {
@@ -58,10 +82,10 @@ func sharedFields(m *ebpf.Map, value btf.Type) ([]sharedField, error) {
 	}
 	var out []sharedField
 	for _, old := range was.Members {
-		for _, now := range is.Members {
+		for _, member := range is.Members {
 			size, err := btf.Sizeof(old.Type)
-			if nowSize, nowErr := btf.Sizeof(now.Type); err == nil && nowErr == nil && size == nowSize && old.Name == now.Name && old.BitfieldSize == 0 && now.BitfieldSize == 0 {
-				out = append(out, sharedField{old.Offset.Bytes(), now.Offset.Bytes(), uint32(size)})
+			if nowSize, nowErr := btf.Sizeof(member.Type); err == nil && nowErr == nil && size == nowSize && old.Name == member.Name && old.BitfieldSize == 0 && member.BitfieldSize == 0 {
+				out = append(out, sharedField{old.Offset.Bytes(), member.Offset.Bytes(), uint32(size)})
 			}
 		}
 	}

@@ -79,7 +79,7 @@ func migrate(dir string, spec *ebpf.MapSpec, to *ebpf.Map) string {
 		if spec.Name == "weft_peer_ids" && from.Type() == spec.Type && from.KeySize() == spec.KeySize {
 			return copyPeerIDs(from, to)
 		}
-		if spec.Name == "weft_routes" && from.Type() == spec.Type && from.KeySize() == spec.KeySize {
+		if spec.Name == "weft_routes" && from.Type() == spec.Type {
 			return copyRoutes(from, to, spec)
 		}
 		return "none: key or value changed"

@@ -112,6 +112,8 @@ const (
 	ReasonEspMerged Reason = 52
 	// ReasonNotForSealer: sent to the interface weft_sealer by something else than Weft's hooks.
 	ReasonNotForSealer Reason = 53
+	// ReasonOtherNetwork: would cross from one network to another, or leave its node in another than 0.
+	ReasonOtherNetwork Reason = 54
 )
 
 var reasonTable = [...]reasonInfo{
@@ -169,4 +171,5 @@ var reasonTable = [...]reasonInfo{
 	{"xdp_metadata", "the driver cannot keep with a frame who sealed it, past the XDP hook", "set mode auto or tc on this node"},
 	{"esp_merged", "several ESP packets in one that cannot be cut", "no current version says so; before: switch rx-udp-gro-forwarding and rx-gro-list off"},
 	{"not_for_sealer", "sent to the interface weft_sealer by something else than Weft's hooks", "a process binds to weft_sealer or routes there"},
+	{"other_network", "would cross from one network to another, or leave its node in another than 0", "pods of a network reach each other on their node only: docs/cni.md"},
 }

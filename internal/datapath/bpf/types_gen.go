@@ -38,11 +38,9 @@ type Endpoint struct {
 	Flags      uint32
 	Mac        [6]uint8
 	GatewayMac [6]uint8
-	Ip4        uint32
+	Network    uint32
 	Identity   uint32
-	Ip6        Addr
 	Born       uint32
-	Pad        uint32
 }
 
 type EpSlot struct {
@@ -51,9 +49,17 @@ type EpSlot struct {
 	Bridge   uint32
 }
 
+type AddrKey struct {
+	_       structs.HostLayout
+	Network uint32
+	Pad     uint32
+	Addr    Addr
+}
+
 type RouteKey struct {
 	_         structs.HostLayout
 	Prefixlen uint32
+	Network   uint32
 	Addr      [16]uint8
 }
 
@@ -152,23 +158,23 @@ type SealerState struct {
 }
 
 type Key4 struct {
-	_     structs.HostLayout
-	A     uint32
-	B     uint32
-	Pa    uint16
-	Pb    uint16
-	Proto uint8
-	Pad   [3]uint8
+	_       structs.HostLayout
+	A       uint32
+	B       uint32
+	Pa      uint16
+	Pb      uint16
+	Proto   uint8
+	Network [3]uint8
 }
 
 type Key6 struct {
-	_     structs.HostLayout
-	A     Addr
-	B     Addr
-	Pa    uint16
-	Pb    uint16
-	Proto uint8
-	Pad   [3]uint8
+	_       structs.HostLayout
+	A       Addr
+	B       Addr
+	Pa      uint16
+	Pb      uint16
+	Proto   uint8
+	Network [3]uint8
 }
 
 type Cached struct {
@@ -266,7 +272,7 @@ type Event struct {
 	Proto     uint8
 	TcpFlags  uint8
 	Ethertype uint16
-	Pad       [4]uint8
+	Network   uint32
 	Forward   Counter
 	Reply     Counter
 }
@@ -338,15 +344,14 @@ const (
 var DirectionNames = Names{"egress", "ingress"}
 
 const (
-	ConfigStack = 1
-	ConfigSeal  = 2
+	ConfigStack    = 1
+	ConfigSeal     = 2
+	ConfigNetworks = 4
 )
 
 const (
-	EndpointIp4     = 1
-	EndpointIp6     = 2
-	EndpointChained = 4
-	EndpointXdpOut  = 8
+	EndpointChained = 1
+	EndpointXdpOut  = 2
 )
 
 const (

@@ -93,6 +93,7 @@ func decodeEvent(e *bpf.Event) Event {
 		Verdict:   bpf.VerdictNames.Of(e.Verdict),
 		Hook:      bpf.HookNames.Of(e.Hook),
 		Slot:      e.Slot,
+		Network:   e.Network,
 		Direction: bpf.DirectionNames.Of(e.Direction),
 		Protocol:  e.Proto,
 		TCPFlags:  e.TcpFlags,

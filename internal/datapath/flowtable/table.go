@@ -64,6 +64,7 @@ type Row struct {
 	Src, Dst netip.AddrPort // the source is the one that sent first
 	Proto    uint8
 	Flow     bpf.Flow
+	Network  uint32
 }
 
 // Each visits the flow table until visit returns false. A table that changes as fast as it is
@@ -76,7 +77,7 @@ func (t *Table) Each(visit func(Row) bool) error {
 		a := netip.AddrPortFrom(bpf.FromBE32(k4.A), bpf.Ntohs(k4.Pa))
 		b := netip.AddrPortFrom(bpf.FromBE32(k4.B), bpf.Ntohs(k4.Pb))
 		key := k4
-		if !visit(orient(Row{&key, t.maps.Flows4, a, b, k4.Proto, f})) {
+		if !visit(orient(Row{&key, t.maps.Flows4, a, b, k4.Proto, f, networkOf(k4.Network)})) {
 			return nil
 		}
 	}
@@ -89,7 +90,7 @@ func (t *Table) Each(visit func(Row) bool) error {
 		a := netip.AddrPortFrom(bpf.FromAddr(k6.A), bpf.Ntohs(k6.Pa))
 		b := netip.AddrPortFrom(bpf.FromAddr(k6.B), bpf.Ntohs(k6.Pb))
 		key := k6
-		if !visit(orient(Row{&key, t.maps.Flows6, a, b, k6.Proto, f})) {
+		if !visit(orient(Row{&key, t.maps.Flows6, a, b, k6.Proto, f, networkOf(k6.Network)})) {
 			return nil
 		}
 	}
@@ -98,6 +99,8 @@ func (t *Table) Each(visit func(Row) bool) error {
 	}
 	return nil
 }
+
+func networkOf(b [3]uint8) uint32 { return uint32(b[0]) | uint32(b[1])<<8 | uint32(b[2])<<16 }
 
 // orient puts the end that sent first into src.
 func orient(f Row) Row {
@@ -119,7 +122,7 @@ func (f Row) totals() (forward, reply Traffic) {
 
 func (f Row) decode(now uint64) Flow {
 	out := Flow{
-		Src: f.Src, Dst: f.Dst, Protocol: f.Proto, State: bpf.FlowStateNames.Of(f.Flow.State),
+		Network: f.Network, Src: f.Src, Dst: f.Dst, Protocol: f.Proto, State: bpf.FlowStateNames.Of(f.Flow.State),
 		Age: since(now, f.Flow.FirstNs), Idle: since(now, f.Flow.LastNs), ViaStack: f.Flow.Flags&bpf.FlowViaStack != 0,
 	}
 	out.Forward, out.Reply = f.totals()
@@ -130,7 +133,7 @@ func (f Row) decode(now uint64) Flow {
 func (f Row) ended() Event {
 	out := Event{
 		Time: time.Now(), Type: EventEnd, Verdict: bpf.VerdictNames[bpf.VerdictLocal], Hook: bpf.HookNames.Of(f.Flow.Hook),
-		Slot: f.Flow.Slot, Direction: bpf.DirectionNames.Of(f.Flow.Direction), Src: f.Src, Dst: f.Dst, Protocol: f.Proto,
+		Slot: f.Flow.Slot, Direction: bpf.DirectionNames.Of(f.Flow.Direction), Network: f.Network, Src: f.Src, Dst: f.Dst, Protocol: f.Proto,
 	}
 	if f.Flow.Flags&bpf.FlowViaStack != 0 {
 		out.Verdict = bpf.VerdictNames[bpf.VerdictStack]

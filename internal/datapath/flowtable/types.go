@@ -42,8 +42,9 @@ type Event struct {
 	Verdict   string         `json:"verdict"`
 	Reason    string         `json:"reason,omitempty"`
 	Hook      string         `json:"hook"`
-	Slot      uint16         `json:"slot"`      // the local endpoint, 0 for none
-	Direction string         `json:"direction"` // egress or ingress, seen from that endpoint
+	Slot      uint16         `json:"slot"`              // the local endpoint, 0 for none
+	Network   uint32         `json:"network,omitempty"` // whose addresses Src and Dst are; 0: the cluster's
+	Direction string         `json:"direction"`         // egress or ingress, seen from that endpoint
 	Src       netip.AddrPort `json:"src"`
 	Dst       netip.AddrPort `json:"dst"`
 	Protocol  uint8          `json:"protocol"`            // IP protocol number
@@ -64,6 +65,7 @@ type EventStats struct {
 
 // Flow is one row of the flow table.
 type Flow struct {
+	Network  uint32         `json:"network,omitempty"` // whose addresses Src and Dst are; 0: the cluster's
 	Src      netip.AddrPort `json:"src"`
 	Dst      netip.AddrPort `json:"dst"`
 	Protocol uint8          `json:"protocol"`

@@ -145,7 +145,7 @@ func rankOf(key bpf.RouteKey, r bpf.Route) int {
 	switch {
 	case r.Flags&bpf.RouteHost != 0:
 		rank = 2
-	case key.Prefixlen == 128:
+	case bpf.PrefixOf(key).IsSingleIP():
 		rank = 4
 	}
 	if r.Flags&bpf.RouteNoNode != 0 {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
@@ -128,7 +129,7 @@ func (d *Datapath) AttachEndpoint(ep datapath.Endpoint) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for slot, other := range d.attached {
-		if other.HostIf != ep.HostIf && (slot == ep.Slot || ep.IPv4.IsValid() && other.IPv4 == ep.IPv4 || ep.IPv6.IsValid() && other.IPv6 == ep.IPv6) {
+		if other.HostIf != ep.HostIf && (slot == ep.Slot || shareAddress(ep, other)) {
 			return fmt.Errorf("slot or address of %s belongs to %s", ep.HostIf, other.HostIf)
 		}
 	}
@@ -138,6 +139,11 @@ func (d *Datapath) AttachEndpoint(ep datapath.Endpoint) error {
 	d.attached[ep.Slot] = ep
 	d.attaches++
 	return nil
+}
+
+func shareAddress(a, b datapath.Endpoint) bool {
+	taken := b.Addresses()
+	return a.Network == b.Network && slices.ContainsFunc(a.Addresses(), func(addr netip.Addr) bool { return slices.Contains(taken, addr) })
 }
 
 // DetachEndpoint forgets the endpoint.
@@ -158,7 +164,7 @@ func (d *Datapath) CheckEndpoint(ep datapath.Endpoint) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if now, ok := d.attached[ep.Slot]; !ok || now.HostIf != ep.HostIf || now.IPv4 != ep.IPv4 || now.IPv6 != ep.IPv6 {
+	if now, ok := d.attached[ep.Slot]; !ok || now.HostIf != ep.HostIf || now.Network != ep.Network || !slices.Equal(now.Addresses(), ep.Addresses()) {
 		return fmt.Errorf("from_pod is not attached to %s", ep.HostIf)
 	}
 	return nil

@@ -96,17 +96,20 @@ type Endpoint struct {
 	Labels         map[string]string `json:"labels,omitempty"`
 	ServiceAccount string            `json:"serviceAccount,omitempty"`
 	// Identity is the number that other nodes know the endpoint's packets by, 0 while it has none.
-	Identity    uint32               `json:"identity,omitempty"`
-	ContainerID string               `json:"containerID"`
-	IfName      string               `json:"ifName"`
-	Slot        uint16               `json:"slot"`
-	HostIf      string               `json:"hostIf"`
-	NetNS       string               `json:"netns"`
-	PodIf       string               `json:"podIf"`
-	MAC         string               `json:"mac"`
-	GatewayMAC  string               `json:"gatewayMAC"`
-	IPv4        netip.Addr           `json:"ipv4"`
-	IPv6        netip.Addr           `json:"ipv6"`
+	Identity    uint32     `json:"identity,omitempty"`
+	ContainerID string     `json:"containerID"`
+	IfName      string     `json:"ifName"`
+	Slot        uint16     `json:"slot"`
+	HostIf      string     `json:"hostIf"`
+	NetNS       string     `json:"netns"`
+	PodIf       string     `json:"podIf"`
+	MAC         string     `json:"mac"`
+	GatewayMAC  string     `json:"gatewayMAC"`
+	IPv4        netip.Addr `json:"ipv4"`
+	IPv6        netip.Addr `json:"ipv6"`
+	// More are further addresses, Network is the one that all are of; 0 is the cluster's.
+	More        []netip.Addr         `json:"more,omitempty"`
+	Network     uint32               `json:"network,omitempty"`
 	MTU         int                  `json:"mtu"`
 	Chained     bool                 `json:"chained"`
 	PodDatapath datapath.PodDatapath `json:"datapath"`
@@ -168,6 +171,8 @@ type FlowQuery struct {
 
 // TableFlow is one row of the flow table, with the names of both ends.
 type TableFlow struct {
+	// Network is the one that both addresses are of; 0 is the cluster's.
+	Network     uint32           `json:"network,omitempty"`
 	Source      flows.Peer       `json:"source"`
 	Destination flows.Peer       `json:"destination"`
 	Protocol    string           `json:"protocol"`

@@ -29,6 +29,7 @@ type request struct {
 	Addresses   []netip.Addr          `json:"addresses,omitempty"`
 	Chained     bool                  `json:"chained,omitempty"`
 	PodDatapath string                `json:"datapath,omitempty"`
+	NetworkID   uint32                `json:"networkID,omitempty"`
 	Keep        []endpoint.Attachment `json:"keep,omitempty"`
 }
 

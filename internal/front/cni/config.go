@@ -16,6 +16,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/endpoint"
 )
 
@@ -41,6 +42,9 @@ type config struct {
 	PodDatapath string `json:"datapath"`
 	// FormerDatapath is PodDatapath under the name that it had first: networks outlive an upgrade.
 	FormerDatapath string `json:"road"` // glossary: format
+	// NetworkID is the network that the pods are in: 0 is the cluster's, in any other they reach each
+	// other on their node only.
+	NetworkID uint32 `json:"networkID"`
 	// BPF is the agent's directory of pins. Default: that of the instance.
 	BPF string `json:"bpf"`
 	// Args follow the CNI conventions: args.cni.ips and args.cni.labels.
@@ -61,7 +65,7 @@ type config struct {
 
 // keys are those of config, and those that the runtime adds for others.
 var keys = []string{
-	"args", "bpf", "capabilities", "cniVersion", "datapath", "dns", "instance", "name", "prevResult", "runtimeConfig", "socket", "type",
+	"args", "bpf", "capabilities", "cniVersion", "datapath", "dns", "instance", "name", "networkID", "prevResult", "runtimeConfig", "socket", "type",
 	"road", // glossary: format
 }
 
@@ -118,6 +122,9 @@ func (c *config) check() error {
 	}
 	if c.Socket != "" && !filepath.IsAbs(c.Socket) {
 		return badConfig("socket", "%q must be an absolute path", c.Socket)
+	}
+	if c.NetworkID > datapath.MaxNetwork {
+		return badConfig("networkID", "%d: want at most %d", c.NetworkID, datapath.MaxNetwork)
 	}
 	if len(c.PrevResult) > 0 && c.PrevResult[0] != '{' {
 		return badConfig("prevResult", "must be a JSON object")
@@ -256,7 +263,7 @@ func (c *config) addRequest(containerID, netns, ifName, args string) (*request, 
 		return nil, badConfig("datapath", "%q is no datapath to ask for: want %q, or no such key for ordinary interfaces", c.PodDatapath, v1alpha1.DatapathXDP)
 	}
 	req := &request{
-		ContainerID: containerID, IfName: ifName, NetNS: netns, Network: c.Name,
+		ContainerID: containerID, IfName: ifName, NetNS: netns, Network: c.Name, NetworkID: c.NetworkID,
 		Namespace: string(pod.K8S_POD_NAMESPACE), Pod: string(pod.K8S_POD_NAME), PodUID: string(pod.K8S_POD_UID),
 		Labels: c.labels(), Chained: len(c.PrevResult) > 0, PodDatapath: cmp.Or(string(pod.WEFT_DATAPATH), string(pod.WEFT_ROAD), c.PodDatapath), // glossary: format
 	}

@@ -2,6 +2,7 @@ package cni
 
 import (
 	"encoding/json"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -238,6 +239,41 @@ func TestPodDatapathByCNI(t *testing.T) {
 	a.nothingLeft()
 }
 
+// TestNetworkAndAddressesByCNI: a network's number is the endpoint's, and all addresses that are asked for are its and in the
+// result, also of a network in which they are others' addresses.
+func TestNetworkAndAddressesByCNI(t *testing.T) {
+	a := newAgent(t)
+	ips := []string{"10.78.0.20", "10.78.0.21/24", "fd78::20", "fd78::21", "fd78::22"}
+	want := []string{"10.78.0.20/32", "fd78::20/128", "10.78.0.21/32", "fd78::21/128", "fd78::22/128"}
+	for id, network := range map[string]uint32{"cluster": 0, "blue": 7} {
+		conf := a.conf("1.1.0", fmt.Sprintf(`"networkID":%d`, network), `"args":{"cni":{"ips":["`+strings.Join(ips, `","`)+`"]}}`)
+		netns, _ := endpointtest.NewPod(t)
+		out, fail := a.run("ADD", id, netns, conf)
+		if fail != nil {
+			t.Fatal(id, fail)
+		}
+		var result struct{ IPs []struct{ Address string } }
+		if err := json.Unmarshal(out, &result); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, ip := range result.IPs {
+			got = append(got, ip.Address)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: the result has %v, want %v", id, got, want)
+		}
+		if info, ok := a.Get(id); !ok || info.NetworkID != network || len(info.Addresses()) != len(want) {
+			t.Errorf("%s: %+v", id, info)
+		}
+		with := []byte(strings.TrimSuffix(string(conf), "}") + `,"prevResult":` + string(out) + "}")
+		if _, fail := a.run("CHECK", id, netns, with); fail != nil {
+			t.Errorf("%s: CHECK: %v", id, fail)
+		}
+		defer a.run("DEL", id, netns, conf)
+	}
+}
+
 func TestBadPluginInput(t *testing.T) {
 	a := newAgent(t)
 	netns, _ := endpointtest.NewPod(t)
@@ -255,6 +291,9 @@ func TestBadPluginInput(t *testing.T) {
 		{name: "version", conf: a.conf("9.9.9"), code: types.ErrIncompatibleCNIVersion, want: "incompatible CNI versions"},
 		{name: "bad fixed address", conf: a.conf("1.1.0", `"args":{"cni":{"ips":["10.78.0"]}}`), code: types.ErrInvalidNetworkConfig, want: "args.cni.ips[0]"},
 		{name: "foreign fixed address", conf: a.conf("1.1.0", `"args":{"cni":{"ips":["192.0.2.1"]}}`), code: types.ErrInvalidNetworkConfig, want: "192.0.2.1 is not usable"},
+		{name: "network out of range", conf: a.conf("1.1.0", `"networkID":16777216`), code: types.ErrInvalidNetworkConfig, want: "networkID: 16777216: want at most 16777215"},
+		{name: "network of a chain", conf: a.conf("1.1.0", `"networkID":7`, `"prevResult":{"cniVersion":"1.1.0","ips":[{"address":"10.0.0.1/24"}]}`), code: types.ErrInvalidEnvironmentVariables, want: "remove networkID"},
+		{name: "seventeen addresses", conf: a.conf("1.1.0", `"args":{"cni":{"ips":[`+seventeen()+`]}}`), code: types.ErrInvalidEnvironmentVariables, want: "fd78::10 is one too many"},
 		{name: "unknown argument", conf: a.conf("1.1.0"), env: []string{"CNI_ARGS=FOO=bar"}, code: types.ErrInvalidEnvironmentVariables, want: "FOO=bar"},
 		{name: "pod name", conf: a.conf("1.1.0"), env: []string{"CNI_ARGS=K8S_POD_NAME=../x"}, code: types.ErrInvalidEnvironmentVariables, want: "pod: "},
 		{name: "long interface", conf: a.conf("1.1.0"), env: []string{"CNI_IFNAME=abcdefghijklmnop"}, code: types.ErrInvalidEnvironmentVariables, want: "interface name"},
@@ -283,6 +322,15 @@ func TestBadPluginInput(t *testing.T) {
 	if _, fail := a.run("DEL", "c1", netns, a.conf("1.1.0", `"sokcet":"/x"`)); fail != nil {
 		t.Errorf("DEL is stuck on an unknown key: %v", fail)
 	}
+}
+
+// seventeen are so many addresses, quoted.
+func seventeen() string {
+	var out []string
+	for i := range 17 {
+		out = append(out, fmt.Sprintf(`"fd78::%x"`, i))
+	}
+	return strings.Join(out, ",")
 }
 
 func TestPoolExhaustedIsTransient(t *testing.T) {

@@ -96,7 +96,7 @@ func add(ctx context.Context, m *endpoint.Manager, req *request) (any, error) {
 	res, err := m.Add(ctx, endpoint.AddRequest{
 		Attachment: req.attachment(), NetNS: req.NetNS, Network: req.Network,
 		Namespace: req.Namespace, Pod: req.Pod, PodUID: req.PodUID,
-		Labels: req.Labels, Addresses: req.Addresses, Chained: req.Chained, PodDatapath: req.PodDatapath,
+		Labels: req.Labels, Addresses: req.Addresses, Chained: req.Chained, PodDatapath: req.PodDatapath, NetworkID: req.NetworkID,
 	})
 	if err != nil {
 		return nil, err
