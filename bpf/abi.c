@@ -16,6 +16,7 @@ ABI(struct, weft_route);
 ABI(struct, weft_nexthop);
 ABI(struct, weft_peer);
 ABI(struct, weft_peer_id);
+ABI(struct, weft_sa_head);
 ABI(struct, weft_sa_out);
 ABI(struct, weft_sa_in);
 ABI(struct, weft_sa_used_key);

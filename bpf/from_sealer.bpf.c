@@ -86,10 +86,11 @@ SUBPROGRAM int leave(weft_ctx *ctx, const struct weft_config *cfg, struct weft_s
 	node = id >> 10;
 	sa = bpf_map_lookup_elem(&weft_sa_out, &id);
 	peer = peer_of(node);
-	reason = sa_usable(sa);
+	reason = sa_seals(sa);
 	if (reason || !sa || !peer)
 		return reason ?: REASON_NO_KEY;
-	if (sa->engine != ENGINE_USER || !say->seq || !say->count || say->seq + say->count - 1 > sa->counter)
+	if (sa->head.engine != ENGINE_USER || !say->seq || !say->count ||
+	    say->seq + say->count - 1 > sa->counter)
 		return REASON_SEAL_FAILED;
 	/* A tap keeps no more of a frame linear than its headers, as the process has measured them. */
 	ctx_pull(ctx, ETH_LEN + IP6_LEN + UDP_LEN + ESP_HEAD_LEN);
@@ -97,7 +98,7 @@ SUBPROGRAM int leave(weft_ctx *ctx, const struct weft_config *cfg, struct weft_s
 	reason = peer->family == 4 ? sealed_outer4(ctx, cfg, peer, say) : sealed_outer6(ctx, cfg, peer, say);
 	if (reason)
 		return REASON_SEAL_FAILED;
-	__sync_fetch_and_add(&sa->bytes, ctx->len - around);
+	__sync_fetch_and_add(&sa->head.bytes, ctx->len - around);
 	return REASON_NONE;
 }
 
@@ -115,7 +116,7 @@ SUBPROGRAM int admit(weft_ctx *ctx, const struct weft_sealer_say *say)
 	reason = sa_opens(sa);
 	if (reason || !sa)
 		return reason;
-	if (!sa->sealer)
+	if (!sa->head.sealer)
 		return REASON_ESP_UNKNOWN_SA;
 	reason = sa_commit(sa, say->seq, say->count, ctx->len - ETH_LEN + say->count * ESP_AROUND);
 	if (reason)

@@ -72,6 +72,20 @@ ALWAYS_INLINE int set_salt(struct weft_key *key, __u32 salt, __u32 engine)
 	return 0;
 }
 
+/* The common part of an entry; NULL if it is not there. */
+ALWAYS_INLINE struct weft_sa_head *sa_head(__u32 id, __u32 out)
+{
+	struct weft_sa_out *sa_out;
+	struct weft_sa_in *sa_in;
+
+	if (out) {
+		sa_out = bpf_map_lookup_elem(&weft_sa_out, &id);
+		return sa_out ? &sa_out->head : NULL;
+	}
+	sa_in = bpf_map_lookup_elem(&weft_sa_in, &id);
+	return sa_in ? &sa_in->head : NULL;
+}
+
 /* Whether the kernel has the cipher. */
 SEC("syscall")
 int weft_sa_probe(struct sa_request *r)
@@ -95,8 +109,7 @@ int weft_sa_fill(struct sa_request *r)
 {
 	__u32 salt = r->salt, engine = r->engine, id = r->id, out = r->out;
 	struct bpf_crypto_ctx *cipher;
-	struct weft_sa_out *sa_out;
-	struct weft_sa_in *sa_in;
+	struct weft_sa_head *sa;
 	int err = 0;
 
 	cipher = bpf_crypto_ctx_create(&r->params, sizeof(r->params), &err);
@@ -106,22 +119,12 @@ int weft_sa_fill(struct sa_request *r)
 		return 0;
 	}
 	err = -ENOENT;
-	if (out) {
-		sa_out = bpf_map_lookup_elem(&weft_sa_out, &id);
-		if (sa_out) {
-			bpf_rcu_read_lock();
-			err = set_salt(sa_out->key, salt, engine);
-			bpf_rcu_read_unlock();
-			cipher = bpf_kptr_xchg(&sa_out->cipher, cipher);
-		}
-	} else {
-		sa_in = bpf_map_lookup_elem(&weft_sa_in, &id);
-		if (sa_in) {
-			bpf_rcu_read_lock();
-			err = set_salt(sa_in->key, salt, engine);
-			bpf_rcu_read_unlock();
-			cipher = bpf_kptr_xchg(&sa_in->cipher, cipher);
-		}
+	sa = sa_head(id, out);
+	if (sa) {
+		bpf_rcu_read_lock();
+		err = set_salt(sa->key, salt, engine);
+		bpf_rcu_read_unlock();
+		cipher = bpf_kptr_xchg(&sa->cipher, cipher);
 	}
 	if (cipher)
 		bpf_crypto_ctx_release(cipher);
@@ -179,23 +182,14 @@ SEC("xdp")
 int weft_sa_powers(struct xdp_md *ctx)
 {
 	struct powers_frame *f = ctx_data(ctx);
-	struct weft_sa_out *sa_out;
-	struct weft_sa_in *sa_in;
+	struct weft_sa_head *sa;
 	int err = -ENOENT;
-	__u32 id;
 
 	if ((void *)(f + 1) > ctx_end(ctx))
 		return XDP_ABORTED;
-	id = f->id;
-	if (f->out) {
-		sa_out = bpf_map_lookup_elem(&weft_sa_out, &id);
-		if (sa_out)
-			err = set_powers(ctx, sa_out->key, sa_out->cipher);
-	} else {
-		sa_in = bpf_map_lookup_elem(&weft_sa_in, &id);
-		if (sa_in)
-			err = set_powers(ctx, sa_in->key, sa_in->cipher);
-	}
+	sa = sa_head(f->id, f->out);
+	if (sa)
+		err = set_powers(ctx, sa->key, sa->cipher);
 	f = ctx_data(ctx);
 	if ((void *)(f + 1) > ctx_end(ctx))
 		return XDP_ABORTED;
@@ -207,22 +201,12 @@ int weft_sa_powers(struct xdp_md *ctx)
 SEC("syscall")
 int weft_sa_state(struct sa_request *r)
 {
-	__u32 id = r->id;
-	struct weft_sa_out *sa_out;
-	struct weft_sa_in *sa_in;
+	struct weft_sa_head *sa = sa_head(r->id, r->out);
 
 	r->result = -ENOENT;
-	if (r->out) {
-		sa_out = bpf_map_lookup_elem(&weft_sa_out, &id);
-		if (!sa_out)
-			return 0;
-		sa_out->state = r->state;
-	} else {
-		sa_in = bpf_map_lookup_elem(&weft_sa_in, &id);
-		if (!sa_in)
-			return 0;
-		sa_in->state = r->state;
-	}
+	if (!sa)
+		return 0;
+	sa->state = r->state;
 	r->result = 0;
 	return 0;
 }
@@ -231,64 +215,41 @@ int weft_sa_state(struct sa_request *r)
 SEC("syscall")
 int weft_sa_sealer(struct sa_request *r)
 {
-	__u32 id = r->id, holds = r->state;
-	struct weft_sa_out *sa_out;
-	struct weft_sa_in *sa_in;
+	__u32 out = r->out, holds = r->state;
+	struct weft_sa_head *sa = sa_head(r->id, out);
 
 	r->result = -ENOENT;
-	if (r->out) {
-		sa_out = bpf_map_lookup_elem(&weft_sa_out, &id);
-		if (!sa_out)
-			return 0;
-		r->result = -ESTALE;
-		if (sa_out->fingerprint != r->fingerprint || (holds && sa_out->engine != ENGINE_USER))
-			return 0;
-		sa_out->sealer = holds;
-	} else {
-		sa_in = bpf_map_lookup_elem(&weft_sa_in, &id);
-		if (!sa_in)
-			return 0;
-		r->result = -ESTALE;
-		if (sa_in->fingerprint != r->fingerprint)
-			return 0;
-		sa_in->sealer = holds;
-	}
+	if (!sa)
+		return 0;
+	r->result = -ESTALE;
+	if (sa->fingerprint != r->fingerprint || (out && holds && sa->engine != ENGINE_USER))
+		return 0;
+	sa->sealer = holds;
 	r->result = 0;
 	return 0;
 }
 
 /* Moves the end of keys that are in use: never back, and never of keys that have ended. Packets on other CPUs
  * see the old end or the new one. */
-ALWAYS_INLINE int extend(struct sa_request *r, __u32 state, __u64 fingerprint, __u64 *expires_ns)
+ALWAYS_INLINE int extend(struct sa_request *r, struct weft_sa_head *sa)
 {
-	__u64 until = r->expires_ns, was = *expires_ns;
+	__u64 until = r->expires_ns, was = sa->expires_ns;
 
-	if (state != SA_LIVE || fingerprint != r->fingerprint)
+	if (sa->state != SA_LIVE || sa->fingerprint != r->fingerprint)
 		return -ESTALE;
 	if (bpf_ktime_get_boot_ns() >= was)
 		return -EKEYEXPIRED;
 	if (until > was)
-		*(volatile __u64 *)expires_ns = until;
+		*(volatile __u64 *)&sa->expires_ns = until;
 	return 0;
 }
 
 SEC("syscall")
 int weft_sa_extend(struct sa_request *r)
 {
-	__u32 id = r->id;
-	struct weft_sa_out *sa_out;
-	struct weft_sa_in *sa_in;
+	struct weft_sa_head *sa = sa_head(r->id, r->out);
 
-	r->result = -ENOENT;
-	if (r->out) {
-		sa_out = bpf_map_lookup_elem(&weft_sa_out, &id);
-		if (sa_out)
-			r->result = extend(r, sa_out->state, sa_out->fingerprint, &sa_out->expires_ns);
-	} else {
-		sa_in = bpf_map_lookup_elem(&weft_sa_in, &id);
-		if (sa_in)
-			r->result = extend(r, sa_in->state, sa_in->fingerprint, &sa_in->expires_ns);
-	}
+	r->result = sa ? extend(r, sa) : -ENOENT;
 	return 0;
 }
 
@@ -310,29 +271,16 @@ ALWAYS_INLINE void wipe_key(struct weft_key *key)
 SEC("syscall")
 int weft_sa_wipe(struct sa_request *r)
 {
-	struct bpf_crypto_ctx *cipher = NULL;
-	struct weft_sa_out *sa_out;
-	struct weft_sa_in *sa_in;
-	__u32 id = r->id;
+	struct weft_sa_head *sa = sa_head(r->id, r->out);
+	struct bpf_crypto_ctx *cipher;
 
 	r->result = -ENOENT;
-	if (r->out) {
-		sa_out = bpf_map_lookup_elem(&weft_sa_out, &id);
-		if (!sa_out)
-			return 0;
-		bpf_rcu_read_lock();
-		wipe_key(sa_out->key);
-		bpf_rcu_read_unlock();
-		cipher = bpf_kptr_xchg(&sa_out->cipher, NULL);
-	} else {
-		sa_in = bpf_map_lookup_elem(&weft_sa_in, &id);
-		if (!sa_in)
-			return 0;
-		bpf_rcu_read_lock();
-		wipe_key(sa_in->key);
-		bpf_rcu_read_unlock();
-		cipher = bpf_kptr_xchg(&sa_in->cipher, NULL);
-	}
+	if (!sa)
+		return 0;
+	bpf_rcu_read_lock();
+	wipe_key(sa->key);
+	bpf_rcu_read_unlock();
+	cipher = bpf_kptr_xchg(&sa->cipher, NULL);
 	if (cipher)
 		bpf_crypto_ctx_release(cipher);
 	r->result = 0;

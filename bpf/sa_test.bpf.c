@@ -174,8 +174,8 @@ ALWAYS_INLINE int test_part(weft_ctx *ctx, int hash)
 	sa = bpf_map_lookup_elem(&weft_sa_out, &id);
 	if (!sa || !len || len > MAX_TEXT)
 		return test_end(ctx, s, result);
-	cipher = sa->cipher;
-	key = sa->key;
+	cipher = sa->head.cipher;
+	key = sa->head.key;
 	if (cipher && key) {
 		if (!hash)
 			result = gcm_stream(s, cipher, key->salt, (len + 15) >> 4);

@@ -56,21 +56,21 @@ static __noinline int aead_seal(weft_ctx *ctx, struct weft_sa_out *sa, __u32 off
 	struct bpf_crypto_ctx *cipher;
 	struct weft_key *key;
 
-	if (!s || !len || len > MAX_TEXT || sa->state != SA_LIVE)
+	if (!s || !len || len > MAX_TEXT || sa->head.state != SA_LIVE)
 		return -EINVAL;
-	cipher = sa->cipher;
-	key = sa->key;
+	cipher = sa->head.cipher;
+	key = sa->head.key;
 	if (!cipher || !key || !key->ready)
 		return -ENOKEY;
-	__sync_fetch_and_add(&sa->bytes, len + ESP_AROUND);
-	if (sa->engine == ENGINE_BPF) {
+	__sync_fetch_and_add(&sa->head.bytes, len + ESP_AROUND);
+	if (sa->head.engine == ENGINE_BPF) {
 		if (gcm_seal(s, cipher, key, len))
 			return -EINVAL;
 		len += 16;
 	}
 	if (outside(len, 1, MAX_TEXT + 16) || ctx_store(ctx, off, s->text, len))
 		return -EINVAL;
-	if (sa->engine == ENGINE_BPF)
+	if (sa->head.engine == ENGINE_BPF)
 		return 0;
 	*(__u32 *)s->siv = key->salt;
 	return kmod_crypt(ctx, s, cipher, off, len + 16);
@@ -85,13 +85,13 @@ static __noinline int aead_open(weft_ctx *ctx, struct weft_sa_in *sa, __u32 off,
 	struct weft_key *key;
 	__u32 size = len + 16;
 
-	if (!s || !len || len > MAX_TEXT || sa->state != SA_LIVE)
+	if (!s || !len || len > MAX_TEXT || sa->head.state != SA_LIVE)
 		return -EINVAL;
-	cipher = sa->cipher;
-	key = sa->key;
+	cipher = sa->head.cipher;
+	key = sa->head.key;
 	if (!cipher || !key || !key->ready)
 		return -ENOKEY;
-	if (sa->engine == ENGINE_KMOD) {
+	if (sa->head.engine == ENGINE_KMOD) {
 		*(__u32 *)s->siv = key->salt;
 		return kmod_crypt(ctx, s, cipher, off, -(__s32)size);
 	}

@@ -123,7 +123,7 @@ ALWAYS_INLINE int open_elsewhere(weft_ctx *ctx, const struct weft_config *cfg, c
 	if (merged) {
 		say.count = ctx_packets(ctx) > SEALER_COUNT_MAX ? SEALER_COUNT_MAX : ctx_packets(ctx);
 	} else {
-		if (!sa || !sa->sealer)
+		if (!sa || !sa->head.sealer)
 			return 0;
 		reason = sa_admit(sa, bpf_ntohl(job->esp.seq), &job->seq);
 		if (reason)

@@ -72,11 +72,7 @@ ALWAYS_INLINE int replay_commit(struct weft_sa_in *sa, __u64 seq, __u32 count)
 /* Whether the SA may be opened with. Returns a drop reason. */
 ALWAYS_INLINE int sa_opens(const struct weft_sa_in *sa)
 {
-	if (!sa || sa->state != SA_LIVE)
-		return REASON_ESP_UNKNOWN_SA;
-	if (vm_forked(sa->vm_generation))
-		return REASON_VM_FORKED;
-	return clock_boot() >= sa->expires_ns ? REASON_KEY_EXPIRED : REASON_NONE;
+	return sa ? sa_usable(&sa->head, REASON_ESP_UNKNOWN_SA) : REASON_ESP_UNKNOWN_SA;
 }
 
 /* Before opening: finds the SA and the whole sequence number. Returns a drop reason. */
@@ -100,7 +96,7 @@ static __noinline int sa_commit(struct weft_sa_in *sa, __u64 seq, __u32 count, _
 	if (replay_commit(sa, seq, count))
 		return REASON_ESP_REPLAYED;
 	__sync_fetch_and_add(&sa->packets, count);
-	__sync_fetch_and_add(&sa->bytes, bytes);
+	__sync_fetch_and_add(&sa->head.bytes, bytes);
 	return REASON_NONE;
 }
 

@@ -35,38 +35,34 @@ struct bpf_crypto_ctx {
 enum weft_engine { ENGINE_NONE, ENGINE_BPF, ENGINE_KMOD, ENGINE_USER };
 enum weft_sa_state { SA_NEW, SA_LIVE, SA_DEAD };
 
-struct weft_sa_out {
+/* What both kinds begin with. */
+struct weft_sa_head {
 	struct bpf_crypto_ctx __kptr *cipher;
 	struct weft_key __kptr *key;
 	__u64 fingerprint; /* of the keys, never 0 */
 	__u64 number;	   /* of the epoch */
 	__u64 installed_ns;
 	__u64 expires_ns;
-	__u64 limit;   /* last counter that may be used */
-	__u64 counter; /* last one used */
 	__u64 bytes;
 	__u64 vm_generation; /* of the machine when the handshake began */
 	__u32 state;
 	__u32 engine;
-	__u32 sealer; /* 1: the sealer holds the key. Only ENGINE_USER, which no hook seals with */
+	__u32 sealer; /* 1: the sealer holds the key, too; of ENGINE_USER, with which no hook seals, alone */
 	__u32 pad;
 };
 
+struct weft_sa_out {
+	struct weft_sa_head head;
+	__u64 limit;   /* last counter that may be used */
+	__u64 counter; /* last one used */
+};
+
 struct weft_sa_in {
-	struct bpf_crypto_ctx __kptr *cipher;
-	struct weft_key __kptr *key;
-	__u64 fingerprint;
-	__u64 number;
-	__u64 installed_ns;
-	__u64 expires_ns;
+	struct weft_sa_head head;
 	__u64 packets;
-	__u64 bytes;
-	__u64 vm_generation;
-	__u32 state;
-	__u32 engine;
 	struct bpf_spin_lock lock; /* of top and window */
-	__u32 sealer;		   /* 1: the sealer holds the key too */
-	__u64 top;		   /* highest sequence number that was opened */
+	__u32 pad;
+	__u64 top; /* highest sequence number that was opened */
 	__u64 window[SA_WINDOW_WORDS];
 };
 
@@ -132,21 +128,27 @@ ALWAYS_INLINE __u32 sa_lane(const struct weft_peer *peer)
 	return peer->lanes ? (cpu % peer->lanes) & 63 : 0;
 }
 
-/* Whether the SA that this node seals with may be used. Returns a drop reason. */
-ALWAYS_INLINE int sa_usable(const struct weft_sa_out *sa)
+/* Whether an SA may be used now. Returns a drop reason; missing is that of one that is not there. */
+ALWAYS_INLINE int sa_usable(const struct weft_sa_head *sa, int missing)
 {
-	if (!sa || sa->state != SA_LIVE)
-		return REASON_NO_KEY;
+	if (sa->state != SA_LIVE)
+		return missing;
 	if (vm_forked(sa->vm_generation))
 		return REASON_VM_FORKED;
 	return clock_boot() >= sa->expires_ns ? REASON_KEY_EXPIRED : REASON_NONE;
+}
+
+/* Whether the SA that this node seals with may be used. Returns a drop reason. */
+ALWAYS_INLINE int sa_seals(const struct weft_sa_out *sa)
+{
+	return sa ? sa_usable(&sa->head, REASON_NO_KEY) : REASON_NO_KEY;
 }
 
 /* Gives the next count sequence numbers of the SA that this node seals with, the first in seq: never the same
  * twice, whoever asks at the same time. Returns a drop reason. */
 ALWAYS_INLINE int sa_take(struct weft_sa_out *sa, __u32 count, __u64 *seq)
 {
-	int reason = sa_usable(sa);
+	int reason = sa_seals(sa);
 	__u64 n;
 
 	if (reason || !sa)

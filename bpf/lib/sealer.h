@@ -149,7 +149,7 @@ ALWAYS_INLINE struct weft_sa_out *sealer_sa(const struct weft_config *cfg, __u32
 		return NULL;
 	*id = sa_id(node, peer->epoch, peer->lanes);
 	sa = bpf_map_lookup_elem(&weft_sa_out, id);
-	return sa && sa->engine == ENGINE_USER && sa->sealer ? sa : NULL;
+	return sa && sa->head.engine == ENGINE_USER && sa->head.sealer ? sa : NULL;
 }
 
 /* Whether the sealer would take packets for a node. */

@@ -172,6 +172,13 @@ func TestNetworksOfEndpoints(t *testing.T) {
 		}
 		b.restart()
 	}
+	for id, want := range map[string]float64{cluster.ID: 1, blue.ID: 2} { // an older agent would take it for the cluster's
+		b.rewrite(id, func(rec map[string]any) {
+			if rec["version"] != want {
+				t.Errorf("record of version %v, want %v", rec["version"], want)
+			}
+		})
+	}
 	if given.IPv4 != first.IPv4 {
 		t.Errorf("two networks give %s and %s first", given.IPv4, first.IPv4)
 	}

@@ -97,7 +97,7 @@ type PeerId struct {
 	Identity uint32
 }
 
-type SaOut struct {
+type SaHead struct {
 	_            structs.HostLayout
 	Cipher       uint64
 	Key          uint64
@@ -105,8 +105,6 @@ type SaOut struct {
 	Number       uint64
 	InstalledNs  uint64
 	ExpiresNs    uint64
-	Limit        uint64
-	Counter      uint64
 	Bytes        uint64
 	VmGeneration uint64
 	State        uint32
@@ -115,24 +113,22 @@ type SaOut struct {
 	Pad          uint32
 }
 
+type SaOut struct {
+	_       structs.HostLayout
+	Head    SaHead
+	Limit   uint64
+	Counter uint64
+}
+
 type SaIn struct {
-	_            structs.HostLayout
-	Cipher       uint64
-	Key          uint64
-	Fingerprint  uint64
-	Number       uint64
-	InstalledNs  uint64
-	ExpiresNs    uint64
-	Packets      uint64
-	Bytes        uint64
-	VmGeneration uint64
-	State        uint32
-	Engine       uint32
-	Lock         struct {
+	_       structs.HostLayout
+	Head    SaHead
+	Packets uint64
+	Lock    struct {
 		_   structs.HostLayout
 		Val uint32
 	}
-	Sealer uint32
+	Pad    uint32
 	Top    uint64
 	Window [64]uint64
 }

@@ -47,22 +47,20 @@ func (e *entry) named(out bool, id uint32, names map[uint32]string) SAStatus {
 	return e.SAStatus
 }
 
-func entryOut(v *bpf.SaOut) *entry {
-	counter := min(v.Counter, v.Limit) // attempts beyond the limit count too
+func newEntry(h *bpf.SaHead, counter, packets uint64) *entry {
 	return &entry{SAStatus{
-		ID: v.Fingerprint, Number: v.Number, Engine: bpf.EngineNames.Of(uint8(v.Engine)),
-		Counter: counter, Packets: counter, Bytes: v.Bytes,
-		Installed: bootTime(v.InstalledNs), Expires: bootTime(v.ExpiresNs),
-	}, v.VmGeneration, v.State, v.Sealer != 0}
+		ID: h.Fingerprint, Number: h.Number, Engine: bpf.EngineNames.Of(uint8(h.Engine)),
+		Counter: counter, Packets: packets, Bytes: h.Bytes,
+		Installed: bootTime(h.InstalledNs), Expires: bootTime(h.ExpiresNs),
+	}, h.VmGeneration, h.State, h.Sealer != 0}
 }
 
-func entryIn(v *bpf.SaIn) *entry {
-	return &entry{SAStatus{
-		ID: v.Fingerprint, Number: v.Number, Engine: bpf.EngineNames.Of(uint8(v.Engine)),
-		Counter: v.Top, Packets: v.Packets, Bytes: v.Bytes,
-		Installed: bootTime(v.InstalledNs), Expires: bootTime(v.ExpiresNs),
-	}, v.VmGeneration, v.State, v.Sealer != 0}
+func entryOut(v *bpf.SaOut) *entry {
+	counter := min(v.Counter, v.Limit) // attempts beyond the limit count too
+	return newEntry(&v.Head, counter, counter)
 }
+
+func entryIn(v *bpf.SaIn) *entry { return newEntry(&v.Head, v.Top, v.Packets) }
 
 // readSA returns nil if there is no such entry.
 func (a *Associations) readSA(out bool, id uint32) (*entry, error) {

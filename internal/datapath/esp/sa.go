@@ -195,25 +195,21 @@ func (a *Associations) addSA(id uint32, sa *SA) error {
 
 func (a *Associations) newEntry(sa *SA) any {
 	now := bootNow()
-	expires := now + uint64(time.Until(sa.Expires))
+	head := bpf.SaHead{
+		Fingerprint: sa.ID, Number: sa.Number, InstalledNs: now, ExpiresNs: now + uint64(time.Until(sa.Expires)),
+		VmGeneration: sa.VMGeneration, State: bpf.SaNew, Engine: a.writer.engine,
+	}
 	if sa.Out {
 		limit := sa.MaxPackets
 		if limit == 0 {
 			limit = defaultMaxPacket
 		}
-		engine := a.writer.engine
 		if a.forSealer(sa) {
-			engine, limit = bpf.EngineUser, min(limit, sealerMaxPackets)
+			head.Engine, limit = bpf.EngineUser, min(limit, sealerMaxPackets)
 		}
-		return &bpf.SaOut{
-			Fingerprint: sa.ID, Number: sa.Number, InstalledNs: now, ExpiresNs: expires,
-			Limit: limit, VmGeneration: sa.VMGeneration, State: bpf.SaNew, Engine: engine,
-		}
+		return &bpf.SaOut{Head: head, Limit: limit}
 	}
-	return &bpf.SaIn{
-		Fingerprint: sa.ID, Number: sa.Number, InstalledNs: now, ExpiresNs: expires,
-		VmGeneration: sa.VMGeneration, State: bpf.SaNew, Engine: a.writer.engine,
-	}
+	return &bpf.SaIn{Head: head}
 }
 
 // RemoveSAs removes all lanes of an epoch in one direction. Packets for the node are dropped if it was what they

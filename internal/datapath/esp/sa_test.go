@@ -245,7 +245,7 @@ func TestSARestart(t *testing.T) {
 	b.take(t, firstSA)
 	b.take(t, firstSA)
 	// Crashes: one while keys were being put in, one while they were being removed.
-	must(t, b.maps.SAOut.Put(saKey(1, 2, 0), &bpf.SaOut{Fingerprint: 9, State: bpf.SaNew}))
+	must(t, b.maps.SAOut.Put(saKey(1, 2, 0), &bpf.SaOut{Head: bpf.SaHead{Fingerprint: 9, State: bpf.SaNew}}))
 	dead := testSA(true, 10, 1)
 	dead.Epoch = 3
 	must(t, b.InstallSA(dead))

@@ -38,7 +38,9 @@ func (t *Table) readRoutes() (map[bpf.RouteKey]bpf.Route, error) {
 	var value bpf.Route
 	entries := t.maps.Routes.Iterate()
 	for entries.Next(&key, &value) {
-		have[key] = value
+		if key.Network == 0 { // other nodes are in the cluster's
+			have[key] = value
+		}
 	}
 	if err := entries.Err(); err != nil {
 		return nil, fmt.Errorf("read routes map: %w", err)
