@@ -67,7 +67,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestAddressesOfPods: a pod and an endpoint have up to sixteen addresses, each once; the seventeenth is refused by name, and a
+// TestAddressesOfPods: a pod and an endpoint have up to sixteen addresses, each once; the error names the seventeenth, and a
 // node has one of each family.
 func TestAddressesOfPods(t *testing.T) {
 	many := func(count int) (out []netip.Addr) {
