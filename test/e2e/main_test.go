@@ -64,7 +64,7 @@ func run(m *testing.M) int {
 const root = "../.."
 
 // findBinary takes $WEFT_BINARY, or build/weft when it is newer than every source, or builds one.
-// weft-lab is beside it.
+// weft-lab and weft-sealer are beside it.
 func findBinary() (string, error) {
 	if given := os.Getenv("WEFT_BINARY"); given != "" {
 		return filepath.Abs(given)
@@ -73,8 +73,10 @@ func findBinary() (string, error) {
 	if info, err := os.Stat(built); err == nil && newerThanSources(info.ModTime()) {
 		return filepath.Abs(built)
 	}
-	if _, err := build("weft-lab", "weft-lab", ""); err != nil {
-		return "", err
+	for _, beside := range []string{"weft-lab", "weft-sealer"} {
+		if _, err := build(beside, beside, ""); err != nil {
+			return "", err
+		}
 	}
 	return build("weft", "weft", "")
 }
