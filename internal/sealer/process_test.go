@@ -193,7 +193,7 @@ func TestConfined(t *testing.T) {
 		t.Errorf("core files: %s %v", limits, err)
 	}
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", s.PID()))
-	if err != nil || string(maps) != "GOTRACEBACK=none\x00" {
+	if err != nil || string(maps) != "GOTRACEBACK=none\x00"+control.Godebug+"\x00" {
 		t.Errorf("environment: %q %v", maps, err)
 	}
 }

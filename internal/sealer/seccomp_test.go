@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/sealer/control"
 )
 
 const confinedCall = "WEFT_TEST_CONFINED_CALL"
@@ -100,7 +102,7 @@ func TestSeccomp(t *testing.T) {
 	for name, call := range calls {
 		t.Run(name, func(t *testing.T) {
 			cmd := exec.Command(program, "-test.run", "^TestConfinedCall$")
-			cmd.Env = append(os.Environ(), confinedCall+"="+name)
+			cmd.Env = append(os.Environ(), confinedCall+"="+name, control.Godebug)
 			out, err := cmd.CombinedOutput()
 			if call.allowed {
 				if err != nil {

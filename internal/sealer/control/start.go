@@ -117,6 +117,10 @@ func bind(path string) (*os.File, error) {
 	return socket, nil
 }
 
+// Godebug keeps the Go runtime from looking for changes of the CPU limit, for which it opens files at any time: the
+// filter of the process's system calls would end it.
+const Godebug = "GODEBUG=updatemaxprocs=0"
+
 // run starts the binary by a descriptor: the process's uid need not be able to reach its path.
 func run(binary string, tap, socket, stderr *os.File) (*exec.Cmd, error) {
 	file, err := os.Open(binary)
@@ -134,7 +138,7 @@ func run(binary string, tap, socket, stderr *os.File) (*exec.Cmd, error) {
 		Path:       "/proc/self/fd/" + strconv.Itoa(fd),
 		Args:       []string{binary},
 		Dir:        "/",
-		Env:        []string{"GOTRACEBACK=none"},
+		Env:        []string{"GOTRACEBACK=none", Godebug},
 		ExtraFiles: []*os.File{tap, socket},
 		Stderr:     stderr,
 		SysProcAttr: &syscall.SysProcAttr{
