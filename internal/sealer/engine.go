@@ -23,13 +23,16 @@ type engine struct {
 	stats   counters
 	current *snapshot // during a frame
 
-	nonce  [12]byte
-	aad    [12]byte
-	cut    cutter
-	sealed []byte // the frame that is being sealed
-	iovs   [2 + maxPieces]unix.Iovec
-
+	nonce [12]byte
+	aad   [12]byte
+	cut   cutter
+	// What may become more with the next frame, until flush.
+	batch   batch
 	glue    glue
+	waiting int // frames since one of them began
+
+	sealed  []byte                    // the batch
+	iovs    [2 + maxPieces]unix.Iovec // from the third on, the glue's
 	refused refusals
 	head    [headLen]byte // of what goes out
 	note    [headLen + ip4Len]byte
@@ -69,12 +72,17 @@ func (c *counters) read() control.Stats {
 	return control.Stats{Seal: c.seal.read(), Open: c.open.read(), Ignored: c.ignored.Load()}
 }
 
+// maxWaiting bounds how many frames pass before what waits to become more is sent, if frames of the
+// other direction keep coming.
+const maxWaiting = maxPieces
+
 // frame does all that there is to do with the frame of n bytes that buf begins with, which it
-// changes. buf has slack behind it.
-func (e *engine) frame(buf []byte, n int) {
+// changes, but for what waits in batch and glue for the next frame: that flush sends. buf has slack
+// behind it. kept says that what waits is in it, and that it is to stay as it is until flush.
+func (e *engine) frame(buf []byte, n int) (kept bool) {
 	if n < headLen+ip4Len {
 		e.stats.ignored.Add(1)
-		return
+		return false
 	}
 	m := decodeMeta(buf[vnetLen:])
 	e.current = e.keys.enter()
@@ -85,11 +93,31 @@ func (e *engine) frame(buf []byte, n int) {
 	case kindOpen:
 		e.stats.open.framesIn.Add(1)
 		e.open(m, decodeVnet(buf), buf[headLen:n])
+		kept = true
 	default:
 		e.stats.ignored.Add(1)
 	}
 	e.current = nil
 	e.keys.leave()
+	if e.waits() {
+		e.waiting++
+	} else {
+		e.waiting = 0
+	}
+	if e.waiting >= maxWaiting {
+		e.flush()
+	}
+	return kept && e.glue.n > 0
+}
+
+// waits says whether there is something for flush.
+func (e *engine) waits() bool { return e.batch.count > 0 || e.glue.n > 0 }
+
+// flush sends what waits for the next frame: for when there is none.
+func (e *engine) flush() {
+	e.flushSealed()
+	e.flushOpened()
+	e.waiting = 0
 }
 
 // write sends a frame of its iovecs.

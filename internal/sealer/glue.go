@@ -4,7 +4,7 @@ import "bytes"
 
 // glue is a batch of opened packets that leave as one, as Linux's GRO makes it (tcp_gro_receive,
 // udp_gro_receive_segment, inet_gro_receive): the first packet whole, where it was opened, and the
-// payloads of those that follow.
+// payloads of those that follow, from as many frames as are read without waiting.
 type glue struct {
 	m       meta   // of the first; count goes up
 	p       []byte // the first
@@ -20,16 +20,20 @@ type glue struct {
 
 func (g *glue) reset() { *g = glue{} }
 
-// opened adds a packet to the batch, or sends the batch and begins another.
+// opened adds a packet to the batch, or sends the batch and begins another, which waits only if it
+// may take more.
 func (e *engine) opened(m meta, p []byte) {
 	g := &e.glue
-	if g.more && g.takes(m, p) {
+	if g.n > 0 && g.takes(m, p) {
 		e.iovs[1+g.m.count] = iovec(p[g.hl:])
 		g.m.count++
-		return
+	} else {
+		e.flushOpened()
+		g.start(m, p)
 	}
-	e.flush()
-	g.start(m, p)
+	if !g.more || g.m.count == maxPieces {
+		e.flushOpened()
+	}
 }
 
 // start begins a batch with a packet. more stays false where it is to leave alone.
@@ -86,8 +90,7 @@ func (g *glue) sumRight(p []byte, protocol uint8) bool {
 
 // takes says whether the packet continues the batch, and notes it if so.
 func (g *glue) takes(m meta, p []byte) bool {
-	if g.m.count >= maxPieces || m.sa != g.m.sa || m.identity != g.m.identity ||
-		m.seq != g.m.seq+uint64(g.m.count) {
+	if m.sa != g.m.sa || m.identity != g.m.identity || m.seq != g.m.seq+uint64(g.m.count) {
 		return false
 	}
 	if len(p) <= g.hl || len(p)-g.hl > g.size || g.n+len(p)-g.hl > maxIP {
@@ -150,8 +153,8 @@ func (g *glue) sameUDP(p []byte) bool {
 		be.Uint16(t[6:]) != 0 && g.sumRight(p, protoUDP)
 }
 
-// flush sends the batch, if there is one.
-func (e *engine) flush() {
+// flushOpened sends the batch, if there is one.
+func (e *engine) flushOpened() {
 	g := &e.glue
 	if g.n == 0 {
 		return

@@ -77,10 +77,37 @@ func testEngine(t testing.TB, ids ...uint32) (*engine, *record) {
 	return e, out
 }
 
-// give gives the engine a frame and returns what came of it.
+// give gives the engine a frame, behind which none follows, and returns what came of it.
 func give(e *engine, out *record, frame []byte) [][]byte {
 	buf := append(bytes.Clone(frame), make([]byte, slack)...)
 	e.frame(buf, len(frame))
+	e.flush()
+	return out.take()
+}
+
+// feeder gives an engine frames as the worker does that reads them without waiting.
+type feeder struct {
+	worker *worker
+	arena  []byte
+	at     int
+}
+
+func newFeeder(e *engine) *feeder {
+	return &feeder{worker: &worker{engine: e}, arena: make([]byte, arenaLen)}
+}
+
+func (f *feeder) frame(frame []byte) {
+	n := copy(f.arena[f.at:f.at+readLen], frame)
+	f.at = f.worker.frame(f.arena, f.at, n)
+}
+
+// feed is what comes of frames that are read without waiting.
+func feed(e *engine, out *record, frames ...[]byte) [][]byte {
+	f := newFeeder(e)
+	for _, frame := range frames {
+		f.frame(frame)
+	}
+	e.flush()
 	return out.take()
 }
 

@@ -20,13 +20,11 @@ func (e *engine) open(m meta, v vnet, p []byte) {
 		e.tellRefused(&e.stats.open)
 		return
 	}
-	e.glue.reset()
 	for len(esp) > 0 {
 		piece := esp[:min(size, len(esp))]
 		esp = esp[len(piece):]
 		e.piece(m, piece, ecn)
 	}
-	e.flush()
 	e.tellRefused(&e.stats.open)
 }
 

@@ -18,12 +18,13 @@ func (e *engine) seal(m meta, v vnet, p []byte, n int) {
 		return
 	}
 	o := e.outer(m, p[:length])
-	if o.room() == 0 {
+	if o.size > o.most() {
 		e.refuse(&e.stats.seal, m.sa, control.ReasonSealFailed, count)
 		return
 	}
-	for i := 0; i < e.cut.count; {
-		i = e.sealFrame(s, m, &o, i)
+	for i := range e.cut.count {
+		at, length := e.cut.segment(i)
+		e.sealInto(s, &m, &o, m.seq+uint64(i), e.cut.p[at:], length)
 	}
 	// The numbers that no segment needed are used up all the same.
 	for i := e.cut.count; i < int(m.count); i++ {
@@ -33,13 +34,12 @@ func (e *engine) seal(m meta, v vnet, p []byte, n int) {
 	e.stats.seal.bytes.Add(uint64(length + (e.cut.count-1)*e.cut.hl))
 }
 
-// outer is what all frames that a packet becomes have in common.
+// outer is what all pieces in one frame have in common.
 type outer struct {
 	ip   int // length of the IP header
 	size int // of each piece but the last: ESP
 	hash uint32
 	tos  uint8
-	next uint8
 }
 
 const (
@@ -48,12 +48,9 @@ const (
 )
 
 func (e *engine) outer(m meta, p []byte) outer {
-	o := outer{ip: ip4Len, next: nextIP4, hash: flowHash(p), tos: trafficClass(p)}
+	o := outer{ip: ip4Len, hash: flowHash(p), tos: trafficClass(p)}
 	if m.kind == kindSeal6 {
 		o.ip = ip6Len
-	}
-	if p[0]>>4 == 6 {
-		o.next = nextIP6
 	}
 	o.size = pieceLen(min(e.cut.hl+e.cut.size, len(p)))
 	return o
@@ -62,57 +59,92 @@ func (e *engine) outer(m meta, p []byte) outer {
 // pieceLen is how long the ESP packet of an inner packet is.
 func pieceLen(inner int) int { return espLen + inner + -(inner+2)&3 + 2 + icvLen }
 
-// room is how many pieces fit into one frame.
-func (o *outer) room() int { return min(maxPieces, (maxIP-o.ip-udpLen)/o.size) }
+// most is what all pieces in one frame may be long together.
+func (o *outer) most() int { return maxIP - o.ip - udpLen }
 
-// sealFrame seals segments from the first on into one frame, writes it, and returns the next one's
-// index.
-func (e *engine) sealFrame(s *sa, m meta, o *outer, first int) int {
-	begin := headLen + o.ip + udpLen
-	end, i := begin, first
-	for ; i < e.cut.count && i < first+o.room(); i++ {
-		at, length := e.cut.segment(i)
-		sealHeader(m, m.seq+uint64(i), e.sealed[end:])
-		end += e.sealPiece(s, m.seq+uint64(i), e.sealed[end:], e.cut.p[at:], length, o.next)
+// batch is the frame that is being sealed, in engine.sealed. It leaves once it can take no more, or
+// with flushSealed.
+type batch struct {
+	m     meta // of the first piece
+	sa    *sa
+	outer outer
+	len   int // of all pieces
+	count int
+	top   uint64 // the highest number in it
+}
+
+// takes says whether a piece of some length can be the next: the kernel cuts a frame into equal
+// pieces, of which the last may be shorter. The numbers in it must lie where count reaches.
+func (b *batch) takes(s *sa, m *meta, o *outer, seq uint64, length int) bool {
+	return b.count > 0 && b.sa == s && b.m.kind == m.kind && b.m.identity == m.identity &&
+		b.outer.hash == o.hash && b.outer.tos == o.tos &&
+		length <= b.outer.size && b.len+length <= o.most() && (seq < b.m.seq || seq-b.m.seq < 255)
+}
+
+// sealInto seals the packet that text begins with into the batch, or sends the batch and begins
+// another. Each of a flow leaves in the order in which it came: there is no second batch.
+func (e *engine) sealInto(s *sa, m *meta, o *outer, seq uint64, text []byte, length int) {
+	b := &e.batch
+	piece := pieceLen(length)
+	if !b.takes(s, m, o, seq, piece) {
+		e.flushSealed()
+		*b = batch{m: *m, sa: s, outer: *o, top: seq}
+		b.m.seq, b.outer.size = seq, piece
 	}
-	m.kind, m.count, m.seq = kindSealed, uint8(i-first), m.seq+uint64(first)
-	e.sealHead(m, o, end-begin)
-	e.iovs[0] = iovec(e.sealed[:end])
+	at := headLen + o.ip + udpLen + b.len
+	e.sealPiece(s, m.spi(), seq, e.sealed[at:], text, length)
+	b.len += piece
+	b.count++
+	b.top = max(b.top, seq)
+	if piece < b.outer.size || b.count == maxPieces || b.len+piece > o.most() {
+		e.flushSealed()
+	}
+}
+
+// flushSealed sends the batch, if there is one.
+func (e *engine) flushSealed() {
+	b := &e.batch
+	if b.count == 0 {
+		return
+	}
+	b.m.kind, b.m.count = kindSealed, uint8(b.top-b.m.seq+1)
+	e.sealHead(b)
+	e.iovs[0] = iovec(e.sealed[:headLen+b.outer.ip+udpLen+b.len])
 	e.write(&e.stats.seal, e.iovs[:1])
-	return i
+	*b = batch{}
 }
 
-// sealHeader writes an ESP header.
-func sealHeader(m meta, seq uint64, esp []byte) {
-	be.PutUint32(esp, m.spi())
-	be.PutUint32(esp[4:], uint32(seq))
-	be.PutUint64(esp[8:], seq)
-}
-
-// sealPiece seals the packet that text begins with behind its ESP header. The trailer needs up
+// sealPiece seals the packet that text begins with behind a new ESP header. The trailer needs up
 // to 5 bytes behind the packet: those are the next segment's, so they are put back.
-func (e *engine) sealPiece(s *sa, seq uint64, esp, text []byte, length int, next uint8) int {
+func (e *engine) sealPiece(s *sa, spi uint32, seq uint64, esp, text []byte, length int) {
+	next := uint8(nextIP4)
+	if text[0]>>4 == 6 {
+		next = nextIP6
+	}
 	pad := -(length + 2) & 3
 	behind := text[length : length+8]
 	saved := ne.Uint64(behind)
 	be.PutUint32(behind, 0x01020300) // RFC 4303 section 2.4
 	behind[pad], behind[pad+1] = byte(pad), next
+	be.PutUint32(esp, spi)
+	be.PutUint32(esp[4:], uint32(seq))
+	be.PutUint64(esp[8:], seq)
 	e.bind(s, esp, seq)
 	s.window.use(seq)
-	sealed := s.aead.Seal(esp[espLen:espLen], e.nonce[:], text[:length+pad+2], e.aad[:])
+	s.aead.Seal(esp[espLen:espLen], e.nonce[:], text[:length+pad+2], e.aad[:])
 	ne.PutUint64(behind, saved)
-	return espLen + len(sealed)
 }
 
 // sealHead writes all that is in front of the pieces. Addresses and what is summed over them stay
 // zero: the hook knows the peer.
-func (e *engine) sealHead(m meta, o *outer, payload int) {
+func (e *engine) sealHead(b *batch) {
+	o, payload := &b.outer, b.len
 	v := vnet{unfinished: true, start: etherLen + o.ip, offset: 6}
-	if m.count > 1 {
+	if b.count > 1 {
 		v.gso, v.size, v.hdr = gsoUDP, o.size, etherLen+o.ip+udpLen
 	}
 	v.put(e.sealed)
-	m.put(e.sealed[vnetLen:])
+	b.m.put(e.sealed[vnetLen:])
 	p := e.sealed[headLen:]
 	udp := p[o.ip:]
 	clear(p[:o.ip+udpLen])

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -58,6 +59,7 @@ func (r *repeat) once() {
 		m.put(r.buf[vnetLen:])
 	}
 	r.e.frame(r.buf, len(r.frame))
+	r.e.flush()
 }
 
 func repeats(t testing.TB, row cutRow, opens, cipher bool) *repeat {
@@ -103,8 +105,22 @@ func TestAllocations(t *testing.T) {
 	}
 	e, _ := testEngine(t, testSA)
 	e.out = &nowhere{}
+	f, seal, open := newFeeder(e), frames(stream(1, 100, nil))[0], opens(t, stream(1, 100, nil))[0]
+	m := decodeMeta(seal[vnetLen:])
+	if n := testing.AllocsPerRun(500, func() {
+		m.seq++
+		m.put(seal[vnetLen:])
+		f.frame(seal)
+		e.keys.current.Load().in[testSA].window = window{}
+		f.frame(open)
+	}); n != 0 {
+		t.Errorf("one by one: %v allocations a frame", n)
+	}
+	if s := e.stats.read(); s.Seal.FramesOut > s.Seal.Packets/10 || s.Seal.Packets != 501 || s.Open.Packets != 501 {
+		t.Errorf("one by one: %+v", s)
+	}
 	refused := &repeat{e: e, frame: bulk(40, 1), seq: 1}
-	m := decodeMeta(refused.frame[vnetLen:])
+	m = decodeMeta(refused.frame[vnetLen:])
 	m.sa++
 	m.put(refused.frame[vnetLen:])
 	refused.buf = make([]byte, len(refused.frame)+slack)
@@ -157,6 +173,60 @@ func BenchmarkTap(b *testing.B) {
 			b.ReportMetric(float64(cpu(b, s.PID())-before)*1e7/float64(b.N), "cpu-ns/op")
 		})
 	}
+}
+
+// BenchmarkSingles is what a worker does with datagrams that wait in the tap, one by one or merged,
+// per datagram: reads and writes are part of it, who puts them there and who takes them is not.
+func BenchmarkSingles(b *testing.B) {
+	const queue = 256
+	for _, size := range []int{64, 512, 1400} {
+		for _, way := range []string{"seal", "open", "open merged"} {
+			b.Run(fmt.Sprintf("%s %d", way, size), func(b *testing.B) {
+				w, h := testWorker(b)
+				lockThread()
+				arena := make([]byte, arenaLen)
+				list := frames(stream(queue, size, nil))
+				switch way {
+				case "open":
+					list = opens(b, stream(queue, size, nil))
+				case "open merged":
+					list = merged(opens(b, stream(queue, size, nil)))
+				}
+				for n := 0; b.Loop(); n++ {
+					b.StopTimer()
+					for half := range 2 {
+						w.engine.keys.current.Load().of(half == 0)[testSA].window = window{}
+					}
+					for _, f := range list {
+						h.send(f)
+					}
+					b.StartTimer()
+					drain(b, w, arena)
+					b.StopTimer()
+					h.discard()
+					b.StartTimer()
+				}
+				if s := w.engine.stats.read(); s.Seal.Packets+s.Open.Packets != uint64(b.N*queue) {
+					b.Errorf("%d rounds: %+v", b.N, s)
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*queue), "ns/packet")
+			})
+		}
+	}
+}
+
+// merged are the pieces of outer packets, as the kernel's GRO leaves them.
+func merged(opens [][]byte) (list [][]byte) {
+	for some := range slices.Chunk(opens, 44) {
+		var esp [][]byte
+		for _, f := range some {
+			esp = append(esp, f[headLen+ip4Len+udpLen:])
+		}
+		v, m, ip := split(wrap(false, 0, 99, esp...))
+		v.unfinished, v.start, v.offset, v.hdr = true, etherLen+ip4Len, 6, headLen+ip4Len+udpLen-vnetLen
+		list = append(list, frame(v, m, ip))
+	}
+	return list
 }
 
 // cpu is what a process has used, in hundredths of seconds.

@@ -138,3 +138,18 @@ func (h *hooks) receive() []byte {
 	clear(frame[packetVnetLen:vnetLen])
 	return frame
 }
+
+// discard takes what has come.
+func (h *hooks) discard() {
+	h.t.Helper()
+	b := make([]byte, headLen)
+	for {
+		_, _, err := unix.Recvfrom(h.fd, b, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
+		if err == unix.EAGAIN {
+			return
+		}
+		if err != nil {
+			h.t.Fatal(err)
+		}
+	}
+}

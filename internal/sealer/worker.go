@@ -53,23 +53,34 @@ func (w *worker) end() {
 	unix.Write(w.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) //nolint:errcheck // full: it was written to
 }
 
+const (
+	// readLen is what one read may bring.
+	readLen = headLen + maxIP + 1
+	// arenaLen has room for the frames that one batch of opened packets is in, while another is read.
+	arenaLen  = 4 << 16
+	readAlign = 64
+)
+
 // run works until end, or until the tap fails.
 func (w *worker) run() error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	buf, err := pages(headLen + maxIP + 1 + slack)
+	arena, err := pages(arenaLen)
 	if err != nil {
 		return err
 	}
-	defer release(buf)
-	room := buf[:len(buf)-slack]
+	defer release(arena)
+	defer w.engine.flush()
+	at := 0
 	for !w.stop.Load() {
-		n, errno := w.tap.read(room)
+		n, errno := w.tap.read(arena[at : at+readLen])
 		switch errno {
 		case 0:
-			w.engine.frame(buf, n)
+			at = w.frame(arena, at, n)
 		case unix.EINTR:
 		case unix.EAGAIN:
+			w.engine.flush()
+			at = 0
 			if err := w.wait(); err != nil {
 				return err
 			}
@@ -78,6 +89,22 @@ func (w *worker) run() error {
 		}
 	}
 	return nil
+}
+
+// frame has the engine work on the frame of n bytes at an offset of the arena, and returns where
+// the next one may go: behind it if it is still needed.
+func (w *worker) frame(arena []byte, at, n int) int {
+	kept := w.engine.frame(arena[at:], n)
+	if kept {
+		at = (at + n + readAlign - 1) &^ (readAlign - 1)
+	}
+	if at+readLen+slack > len(arena) {
+		w.engine.flushOpened()
+	}
+	if w.engine.glue.n == 0 {
+		at = 0
+	}
+	return at
 }
 
 // wait blocks until there is a frame, or nothing more to do.
