@@ -64,7 +64,7 @@ func (a *Agent) describeSealer() *admin.Sealer {
 	return &admin.Sealer{
 		PID: status.PID, Version: status.Build, Started: status.Started, Starts: status.Starts,
 		Sealed: sealerTraffic(status.Stats.Seal), Opened: sealerTraffic(status.Stats.Open),
-		Refused: refusals(status.Stats),
+		Refused: refusals(status.Stats), Lost: status.Lost,
 	}
 }
 

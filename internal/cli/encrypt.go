@@ -118,6 +118,9 @@ func bulkText(s *admin.Sealer) string {
 	}
 	text := fmt.Sprintf("sealer pid %d since %s: sealed %d packets in %d frames, opened %d in %d", s.PID, ago(s.Started),
 		s.Sealed.Packets, s.Sealed.Frames, s.Opened.Packets, s.Opened.Frames)
+	if s.Lost > 0 {
+		text += fmt.Sprintf(", %d lost to a full queue", s.Lost)
+	}
 	if s.Starts > 1 {
 		text += fmt.Sprintf(", started %d times", s.Starts)
 	}

@@ -51,6 +51,9 @@ func (d *Datapath) PrepareSealer() error {
 // OpenSealerTap opens the tap for a sealer; netdev.ErrSealerInUse says that one reads it.
 func (d *Datapath) OpenSealerTap() (*os.File, error) { return netdev.OpenSealer() }
 
+// SealerLost is how many frames the sealer's queue had no room for, since the tap was made.
+func (d *Datapath) SealerLost() (uint64, error) { return netdev.SealerLost() }
+
 // SetSealer says whether the programs may give packets to the sealer: it runs, and holds the keys that are marked.
 func (d *Datapath) SetSealer(on bool) error {
 	d.mu.Lock()

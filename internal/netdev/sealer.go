@@ -105,6 +105,18 @@ func configureTap(fd int) error {
 	return nil
 }
 
+// SealerLost is how many frames, each of one packet or many, found the tap's queue full, since the tap was made.
+func SealerLost() (uint64, error) {
+	tap, err := netlink.LinkByName(Sealer)
+	if err != nil {
+		return 0, fmt.Errorf("find %s: %w", Sealer, err)
+	}
+	if tap.Attrs().Statistics == nil {
+		return 0, fmt.Errorf("the kernel says nothing of what %s has lost", Sealer)
+	}
+	return tap.Attrs().Statistics.TxDropped, nil
+}
+
 // RemoveSealer takes the tap away, if it is there.
 func RemoveSealer() error {
 	l, err := netlink.LinkByName(Sealer)

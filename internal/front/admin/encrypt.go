@@ -55,6 +55,9 @@ type Sealer struct {
 	Opened SealerTraffic `json:"opened"`
 	// Refused are packets by what was wrong with them.
 	Refused map[string]uint64 `json:"refused,omitempty"`
+	// Lost are frames, each of one packet or many, that the sealer's full queue had no room for. They count since the
+	// tap was made.
+	Lost uint64 `json:"lost"`
 }
 
 // SealerTraffic is what passed the sealer one way.

@@ -22,6 +22,8 @@ type Datapath interface {
 	PrepareSealer() error
 	// OpenSealerTap opens the tap for a process to read.
 	OpenSealerTap() (*os.File, error)
+	// SealerLost counts the frames that the tap's queue had no room for.
+	SealerLost() (uint64, error)
 	// SetSealer says whether the programs may give packets to the process.
 	SetSealer(on bool) error
 	Keys
@@ -60,6 +62,8 @@ type Status struct {
 	// Starts counts the processes that this agent has started.
 	Starts int
 	Stats  control.Stats
+	// Lost are frames that found the tap's queue full, since the tap was made.
+	Lost uint64
 }
 
 // Supervisor keeps a sealer running.
@@ -250,8 +254,12 @@ func (s *Supervisor) follow(ctx context.Context, p *process) error {
 			if err != nil && ctx.Err() == nil {
 				return errors.Join(err, p.client.Kill())
 			}
+			lost, err := s.opt.Datapath.SealerLost()
+			if err != nil {
+				return err
+			}
 			s.mu.Lock()
-			s.status.Stats = stats
+			s.status.Stats, s.status.Lost = stats, lost
 			s.mu.Unlock()
 		}
 	}
