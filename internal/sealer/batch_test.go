@@ -335,6 +335,23 @@ func TestOpenJoinsOthers(t *testing.T) {
 	}
 }
 
+// TestArena: frames in which there is far more than what is opened need the worker's room, and what
+// is glued of them stays whole.
+func TestArena(t *testing.T) {
+	e, out := testEngine(t, testSA)
+	all := stream(40, 100, nil)
+	var list, want [][]byte
+	for i, s := range all {
+		text := append(s.ip(), make([]byte, 1000*i+2-len(s.ip())&3)...)
+		esp := sealText(t, testSA, s.seq, append(text, 0, nextIP4))
+		list, want = append(list, wrap(false, 0, 99, esp)), append(want, s.ip())
+	}
+	refused, opened := refusalsOf(feed(e, out, list...))
+	if len(refused) != 0 || len(opened) < 2 || len(opened) > 8 || !equalAll(segmentsOf(t, opened), want) {
+		t.Errorf("%d frames, refused %v", len(opened), refused)
+	}
+}
+
 // TestJoinsTCP: segments that come singly are glued as they are in a merged packet, and what ends a
 // batch there has it leave at once.
 func TestJoinsTCP(t *testing.T) {

@@ -74,11 +74,12 @@ type batch struct {
 }
 
 // takes says whether a piece of some length can be the next: the kernel cuts a frame into equal
-// pieces, of which the last may be shorter. The numbers in it must lie where count reaches.
+// pieces, of which the last may be shorter. There is room for it, or the batch would have left. The
+// numbers in it must lie where count reaches.
 func (b *batch) takes(s *sa, m *meta, o *outer, seq uint64, length int) bool {
 	return b.count > 0 && b.sa == s && b.m.kind == m.kind && b.m.identity == m.identity &&
 		b.outer.hash == o.hash && b.outer.tos == o.tos &&
-		length <= b.outer.size && b.len+length <= o.most() && (seq < b.m.seq || seq-b.m.seq < 255)
+		length <= b.outer.size && (seq < b.m.seq || seq-b.m.seq < 255)
 }
 
 // sealInto seals the packet that text begins with into the batch, or sends the batch and begins
