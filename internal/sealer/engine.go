@@ -72,8 +72,8 @@ func (c *counters) read() control.Stats {
 	return control.Stats{Seal: c.seal.read(), Open: c.open.read(), Ignored: c.ignored.Load()}
 }
 
-// maxWaiting bounds how many frames pass before what waits to become more is sent, if frames of the
-// other direction keep coming.
+// maxWaiting bounds how many frames pass before what waits to become more is sent, if frames keep
+// coming that do not join it: of the other direction, say.
 const maxWaiting = maxPieces
 
 // frame does all that there is to do with the frame of n bytes that buf begins with, which it
