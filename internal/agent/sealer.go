@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"os"
 
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath"
@@ -31,25 +30,18 @@ func (a *Agent) runSealer(ctx context.Context, running *node) {
 	a.keep(ctx, "sealer", s.Run)
 }
 
-// tap is what the datapath has of the sealer besides keys.
-type tap interface {
-	PrepareSealer() error
-	OpenSealerTap() (*os.File, error)
-	SetSealer(on bool) error
-}
-
 func sealerHost(dp Datapath) (supervisor.Datapath, error) {
 	sas, err := dp.Associations()
 	if err != nil {
 		return nil, err
 	}
-	host, hasTap := dp.(tap)
+	host, hasTap := dp.(supervisor.Tap)
 	keys, hasKeys := sas.(supervisor.Keys)
 	if !hasTap || !hasKeys {
 		return nil, errors.New("this datapath has no sealer")
 	}
 	return struct {
-		tap
+		supervisor.Tap
 		supervisor.Keys
 	}{host, keys}, nil
 }

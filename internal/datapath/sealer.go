@@ -51,6 +51,9 @@ func (d *Datapath) PrepareSealer() error {
 // OpenSealerTap opens the tap for a sealer; netdev.ErrSealerInUse says that one reads it.
 func (d *Datapath) OpenSealerTap() (*os.File, error) { return netdev.OpenSealer() }
 
+// RemoveSealerTap takes the tap away, with its hooks and whoever reads it.
+func (d *Datapath) RemoveSealerTap() error { return netdev.RemoveSealer() }
+
 // SealerLost is how many frames the sealer's queue had no room for, since the tap was made.
 func (d *Datapath) SealerLost() (uint64, error) { return netdev.SealerLost() }
 

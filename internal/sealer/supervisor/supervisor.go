@@ -16,17 +16,24 @@ import (
 	"weft.dev/weft/internal/sealer/control"
 )
 
-// Datapath is what the supervisor needs of *datapath.Datapath.
+// Datapath is what the supervisor needs of a node.
 type Datapath interface {
+	Tap
+	Keys
+}
+
+// Tap is where packets for the process go. *datapath.Datapath is one.
+type Tap interface {
 	// PrepareSealer makes the tap, hooked, if it is not there.
 	PrepareSealer() error
-	// OpenSealerTap opens the tap for a process to read.
+	// OpenSealerTap opens the tap for a process to read; netdev.ErrSealerInUse says that one does.
 	OpenSealerTap() (*os.File, error)
-	// SealerLost counts the frames that the tap's queue had no room for.
-	SealerLost() (uint64, error)
+	// RemoveSealerTap takes the tap away, which ends a process that reads it.
+	RemoveSealerTap() error
 	// SetSealer says whether the programs may give packets to the process.
 	SetSealer(on bool) error
-	Keys
+	// SealerLost counts the frames that the tap's queue had no room for.
+	SealerLost() (uint64, error)
 }
 
 // Keys are the SAs as the supervisor sees them. *esp.Associations is one.

@@ -27,6 +27,7 @@ type host struct {
 	on      bool
 	refuse  error // of OpenSealerTap
 	opened  int
+	removed int
 	changed chan struct{}
 }
 
@@ -102,6 +103,17 @@ func (h *host) UnmarkSealer() error {
 	clear(h.marked)
 	return nil
 }
+
+// RemoveSealerTap closes our end, as a tap that is gone ends its reader.
+func (h *host) RemoveSealerTap() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.removed++
+	h.refuse = nil
+	return nil
+}
+
+func (h *host) SealerLost() (uint64, error) { return 0, nil }
 
 // set replaces the keys.
 func (h *host) set(keys ...esp.SealerKey) {
