@@ -52,13 +52,16 @@ func TestExport(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-heir.Done()
-	for { // until it has done something
+	for deadline := time.Now().Add(time.Minute); ; { // until it has done something
 		stats, err := next.Stats(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		if stats.Seal.Packets > 100 {
 			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("it has done %+v", stats)
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -117,7 +120,7 @@ func TestStartAndLeave(t *testing.T) {
 	if err := p.Install(t.Context(), testKey(true, testSA)); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Begin(t.Context()); err != nil {
+	if err := errors.Join(p.Publish(), p.Begin(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 }

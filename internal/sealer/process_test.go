@@ -2,6 +2,7 @@ package sealer
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -78,9 +79,12 @@ func (s *started) start(t testing.TB, path string, tap *os.File) *control.Proces
 	}
 	t.Cleanup(func() {
 		p.Kill() //nolint:errcheck // it may have ended
-		<-p.Done()
+		p.Wait() //nolint:errcheck // as it was killed
 		p.Close()
 	})
+	if err := p.Publish(); err != nil {
+		t.Fatal(err)
+	}
 	return p
 }
 
@@ -283,10 +287,12 @@ func TestManyAtOnce(t *testing.T) {
 	stop, done := make(chan bool), make(chan uint64)
 	go traffic(s.hooks, stop, done)
 	failed := make(chan error)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
 	const clients = 12
 	for i := range clients {
 		go func() {
-			c, err := control.Dial(t.Context(), s.path)
+			c, err := control.Dial(ctx, s.path)
 			if err != nil {
 				failed <- err
 				return
@@ -299,8 +305,8 @@ func TestManyAtOnce(t *testing.T) {
 					key.Fingerprint = uint64(n)
 					keys = append(keys, key)
 				}
-				err = errors.Join(err, c.Install(t.Context(), keys...), c.Remove(t.Context(), keys[0].Held()))
-				_, e := c.List(t.Context())
+				err = errors.Join(err, c.Install(ctx, keys...), c.Remove(ctx, keys[0].Held()))
+				_, e := c.List(ctx)
 				err = errors.Join(err, e)
 			}
 			failed <- err
@@ -334,7 +340,11 @@ func TestTapGone(t *testing.T) {
 	if err := s.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
 		t.Errorf("ended with %v", err)
 	}
+	deadline := time.Now().Add(time.Minute)
 	for !strings.Contains(s.log.String(), "read from the tap") {
+		if time.Now().After(deadline) {
+			t.Fatalf("it says %q", s.log)
+		}
 		time.Sleep(time.Millisecond)
 	}
 }

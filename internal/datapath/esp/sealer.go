@@ -116,8 +116,9 @@ func (a *Associations) SealerSecret(k *SealerKey) bool {
 	}) == nil
 }
 
-// AdoptSealerKey takes over a key that a sealer has had from an earlier agent, if it is that of an SA in use. False
-// says that the sealer must forget it.
+// AdoptSealerKey takes over a key that a sealer has had from an earlier agent, if it is that of an SA in use which is
+// the sealer's. False says that the sealer must forget it. A fingerprint is public: what this agent has itself given
+// the sealer is not replaced.
 func (a *Associations) AdoptSealerKey(k *SealerKey) (bool, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -128,7 +129,14 @@ func (a *Associations) AdoptSealerKey(k *SealerKey) (bool, error) {
 	if err != nil || now == nil || now.state != bpf.SaLive || now.ID != k.Fingerprint {
 		return false, err
 	}
-	if k.Out && now.Engine != bpf.EngineNames.Of(bpf.EngineUser) {
+	if was, ok := a.sealer.held[sealerRef{k.Out, k.ID}]; ok && was.fingerprint == k.Fingerprint {
+		return true, nil
+	}
+	ours := now.sealer // the earlier agent has marked it
+	if k.Out {
+		ours = now.Engine == bpf.EngineNames.Of(bpf.EngineUser)
+	}
+	if !ours {
 		return false, nil
 	}
 	return true, a.sealer.put(k)
@@ -149,8 +157,8 @@ func (a *Associations) MarkSealer(k SealerKey, holds bool) error {
 	return err
 }
 
-// UnmarkSealer says that no sealer holds any key.
-func (a *Associations) UnmarkSealer() error {
+// UnmarkSealer says that no sealer holds any key but these.
+func (a *Associations) UnmarkSealer(but ...SealerKey) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err := a.usable(); errors.Is(err, ErrEncryptionOff) {
@@ -158,11 +166,16 @@ func (a *Associations) UnmarkSealer() error {
 	} else if err != nil {
 		return err
 	}
+	stays := make(map[sealerRef]uint64, len(but))
+	for i := range but {
+		stays[sealerRef{but[i].Out, but[i].ID}] = but[i].Fingerprint
+	}
 	var failed error
 	for _, out := range []bool{true, false} {
 		var marked []SealerKey
 		err := a.eachSA(out, func(id uint32, sa *entry) {
-			if sa.sealer {
+			fingerprint, stay := stays[sealerRef{out, id}]
+			if sa.sealer && (!stay || fingerprint != sa.ID) {
 				marked = append(marked, SealerKey{Out: out, ID: id, Fingerprint: sa.ID})
 			}
 		})

@@ -31,10 +31,9 @@ func (c *Client) exchange(ctx context.Context, op Op, count int, fill func([]byt
 		return nil, ErrClosed
 	}
 	defer clear(c.buf)
-	deadline := time.Now().Add(Timeout)
-	if at, ok := ctx.Deadline(); ok && at.Before(deadline) {
-		deadline = at
-	}
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	deadline, _ := ctx.Deadline()
 	conn, stopped := c.conn, make(chan struct{})
 	err := conn.SetDeadline(deadline)
 	stop := context.AfterFunc(ctx, func() {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,20 +24,29 @@ type Client struct {
 	done  chan struct{}
 }
 
-// Dial reaches the process that serves the socket, waiting until it does or ctx ends. The peer has
-// to be of the process's uid by the kernel's word (SO_PEERCRED), else ErrStranger.
-func Dial(ctx context.Context, path string) (*Client, error) { return dial(ctx, path, UID) }
+// Dial reaches the process that serves the socket. The peer has to be of the process's uid by the
+// kernel's word (SO_PEERCRED), else ErrStranger. Without one it fails with ECONNREFUSED or
+// fs.ErrNotExist: a published process listens.
+func Dial(ctx context.Context, path string) (*Client, error) {
+	return dial(ctx, path, UID, unix.EAGAIN)
+}
 
-func dial(ctx context.Context, path string, uid uint32) (*Client, error) {
-	ctx, cancel := context.WithTimeout(ctx, Timeout)
+// DialUnpublished reaches a process between Start and Publish, waiting until it listens or ctx ends.
+func DialUnpublished(ctx context.Context, path string) (*Client, error) {
+	return dial(ctx, unpublished(path), UID, unix.EAGAIN, unix.ECONNREFUSED)
+}
+
+// dial tries again after the errors that pass: EAGAIN is a full queue.
+func dial(ctx context.Context, path string, uid uint32, pass ...unix.Errno) (*Client, error) {
+	ctx, cancel := bounded(ctx)
 	defer cancel()
 	for {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "unixpacket", path)
 		if err == nil {
 			return newClient(conn.(*net.UnixConn), uid)
 		}
-		// Bound, but not listened to: it has just been started, or has ended.
-		if !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, unix.EAGAIN) {
+		passes := func(errno unix.Errno) bool { return errors.Is(err, errno) }
+		if !slices.ContainsFunc(pass, passes) {
 			return nil, fmt.Errorf("dial weft-sealer: %w", err)
 		}
 		select {
@@ -47,8 +57,19 @@ func dial(ctx context.Context, path string, uid uint32) (*Client, error) {
 	}
 }
 
+// bounded is ctx with the usual time limit where it has none.
+func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, Timeout)
+}
+
 func newClient(conn *net.UnixConn, uid uint32) (*Client, error) {
 	cred, pidfd, err := peer(conn)
+	if err == nil {
+		err = unix.SetNonblock(pidfd, true) // so that the runtime's poller watches it
+	}
 	if err == nil && cred.Uid != uid {
 		unix.Close(pidfd) //nolint:errcheck // nothing was written to it
 		err = fmt.Errorf("dial weft-sealer: pid %d has uid %d, not %d: %w", cred.Pid, cred.Uid, uid,
@@ -86,22 +107,25 @@ func peer(conn *net.UnixConn) (cred *unix.Ucred, pidfd int, err error) {
 	return cred, pidfd, nil
 }
 
-// watch closes done when the process has ended. It holds the descriptor for as long.
+// watch closes done when the process has ended, unless Close comes first.
 func (c *Client) watch() {
-	defer close(c.done)
-	defer c.pidfd.Close() //nolint:errcheck // nothing is written to it
-	poll := []unix.PollFd{{Fd: int32(c.pidfd.Fd()), Events: unix.POLLIN}}
-	for {
-		if n, err := unix.Poll(poll, -1); n > 0 || err != nil && err != unix.EINTR {
-			return
-		}
+	raw, err := c.pidfd.SyscallConn()
+	if err != nil {
+		return
+	}
+	err = raw.Read(func(fd uintptr) bool {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return n > 0 || err != nil && err != unix.EINTR
+	})
+	if err == nil {
+		close(c.done)
 	}
 }
 
 // PID is the process's, as this process's pid namespace numbers it.
 func (c *Client) PID() int { return c.pid }
 
-// Done is closed once the process has ended, whoever started it.
+// Done is closed once the process has ended, whoever started it; after Close no more.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
 // Kill ends the process at once. Keys are gone with its memory.
@@ -119,17 +143,19 @@ func (c *Client) Kill() error {
 	err = raw.Control(func(fd uintptr) {
 		failed = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0)
 	})
-	if err == nil && failed != nil && failed != unix.ESRCH {
-		return fmt.Errorf("kill weft-sealer: %w", failed)
+	if err = errors.Join(err, failed); err != nil && failed != unix.ESRCH {
+		return fmt.Errorf("kill weft-sealer: %w", err)
 	}
-	return nil // else the descriptor was closed, since the process has ended
+	return nil
 }
 
-// Close ends the connection, not the process.
+// Close ends the connection, not the process. Neither Done nor Kill tell or do anything after it.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.close()
+	err := c.close()
+	c.pidfd.Close() //nolint:errcheck // nothing is written to it
+	return err
 }
 
 func (c *Client) close() error {
@@ -222,6 +248,9 @@ func (c *Client) Export(ctx context.Context) ([]Key, *os.File, error) {
 	tap, err := c.exchange(ctx, opExport, 0, nil, func(payload []byte, n int) error {
 		if len(payload) != n*keyLen {
 			return errLength
+		}
+		if len(keys)+n > MaxKeys {
+			return fmt.Errorf("more than %d keys", MaxKeys)
 		}
 		keys = growKeys(keys, n)
 		for ; len(payload) > 0; payload = payload[keyLen:] {

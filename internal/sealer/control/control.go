@@ -39,6 +39,10 @@ const (
 // MaxSA is one more than the largest SA id: node in 12 bits, epoch in 4, lane in 6.
 const MaxSA = 1 << 22
 
+// MaxKeys is how many keys a process can be asked to hold: one for each entry of the maps of SAs,
+// out and in (WEFT_MAX_SA_OUT and WEFT_MAX_SA_IN of bpf/lib/sa.h).
+const MaxKeys = 65536 + 131072
+
 // Key is one SA. Whoever holds one wipes it as soon as it can.
 type Key struct {
 	Out         bool   // seals; else opens
@@ -145,5 +149,5 @@ var (
 	ErrStranger = errors.New("not weft-sealer")
 )
 
-// Timeout is how long one operation may take; the context can make it shorter.
+// Timeout is how long one operation may take where its context has no deadline.
 const Timeout = 5 * time.Second

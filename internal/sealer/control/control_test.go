@@ -98,7 +98,7 @@ func answer(h Handler) func(*net.UnixConn) {
 
 func client(t *testing.T, path string) *Client {
 	t.Helper()
-	c, err := dial(t.Context(), path, uint32(os.Geteuid()))
+	c, err := dial(t.Context(), path, uint32(os.Geteuid()), unix.EAGAIN)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,5 +274,65 @@ func TestNames(t *testing.T) {
 	}
 	if Reason(0).String() != "unknown" || reasons.String() != "unknown" {
 		t.Error("a reason that is none has a name")
+	}
+}
+
+// TestCloseLeavesNothing: nothing waits for the end of a process that nobody has to do with any more.
+func TestCloseLeavesNothing(t *testing.T) {
+	path := listen(t, func(conn *net.UnixConn) {
+		conn.Read(make([]byte, 1)) // until the client goes
+		conn.Close()
+	})
+	pidfds := func() (n int) {
+		all, err := filepath.Glob("/proc/self/fd/*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, fd := range all {
+			if to, err := os.Readlink(fd); err == nil && strings.Contains(to, "pidfd") {
+				n++
+			}
+		}
+		return n
+	}
+	before := pidfds()
+	c := client(t, path)
+	if pidfds() != before+1 {
+		t.Fatalf("%d descriptors of processes, want one more than %d", pidfds(), before)
+	}
+	c.Close()
+	for deadline := time.Now().Add(time.Minute); pidfds() != before; {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d descriptors of processes, want %d", pidfds(), before)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	select {
+	case <-c.Done():
+		t.Error("told of an end that there was not")
+	default:
+	}
+	if err := c.Kill(); err == nil {
+		t.Error("says to have killed what it cannot reach")
+	}
+}
+
+// TestExportBounded: what never ends is not read for ever.
+func TestExportBounded(t *testing.T) {
+	tap, err := os.CreateTemp(t.TempDir(), "tap")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n, most := range map[int]bool{MaxKeys: true, MaxKeys + 1: false} {
+		c := client(t, listen(t, answer(&fake{keys: manyKeys(n), tap: tap})))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		keys, file, err := c.Export(ctx)
+		cancel()
+		if most != (err == nil) || most != (len(keys) == n) {
+			t.Errorf("%d keys: %d, %v", n, len(keys), err)
+		}
+		if file != nil {
+			file.Close()
+		}
 	}
 }

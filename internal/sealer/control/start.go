@@ -24,19 +24,24 @@ const Program = "weft-sealer"
 type Options struct {
 	Binary     string       // empty: as sibling.Find finds Program
 	Tap        *os.File     // stays the caller's to close
-	SocketPath string       // in a directory that only root may write to; what is there is replaced
+	SocketPath string       // in a directory that only root may write to; see Publish
 	Log        *slog.Logger // gets what the process says; nil: nobody does
 }
 
 // Process is one that this process has started.
 type Process struct {
 	*Client
+	path string
 	exit error
 	dead chan struct{}
 }
 
+// unpublished is where a process is reached before Publish.
+func unpublished(path string) string { return path + ".new" }
+
 // Start starts weft-sealer and connects to it. It runs in a session of its own and outlives the
-// caller. It has no keys yet and does not read the tap before Begin.
+// caller. It has no keys yet, does not read the tap before Begin, and is not found at its socket's
+// path before Publish: whoever is there is left alone.
 func Start(ctx context.Context, opts Options) (*Process, error) {
 	binary := opts.Binary
 	if binary == "" {
@@ -45,11 +50,19 @@ func Start(ctx context.Context, opts Options) (*Process, error) {
 			return nil, err
 		}
 	}
-	socket, err := bind(opts.SocketPath)
+	socket, err := bind(unpublished(opts.SocketPath))
 	if err != nil {
 		return nil, err
 	}
 	defer socket.Close() //nolint:errcheck // nothing is written to it
+	p, err := start(ctx, binary, socket, opts)
+	if err != nil {
+		os.Remove(unpublished(opts.SocketPath)) //nolint:errcheck // nobody serves it
+	}
+	return p, err
+}
+
+func start(ctx context.Context, binary string, socket *os.File, opts Options) (*Process, error) {
 	says, err := newLines(opts.Log)
 	if err != nil {
 		return nil, err
@@ -59,12 +72,12 @@ func Start(ctx context.Context, opts Options) (*Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", binary, err)
 	}
-	p := &Process{dead: make(chan struct{})}
+	p := &Process{path: opts.SocketPath, dead: make(chan struct{})}
 	go func() {
 		p.exit = cmd.Wait()
 		close(p.dead)
 	}()
-	if p.Client, err = p.connect(ctx, opts.SocketPath); err != nil {
+	if p.Client, err = p.connect(ctx); err != nil {
 		cmd.Process.Kill() //nolint:errcheck // it may have ended
 		<-p.dead
 		return nil, errors.Join(err, p.exit)
@@ -73,7 +86,7 @@ func Start(ctx context.Context, opts Options) (*Process, error) {
 }
 
 // connect waits for the process to listen, or to end without.
-func (p *Process) connect(ctx context.Context, path string) (*Client, error) {
+func (p *Process) connect(ctx context.Context) (*Client, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
@@ -83,7 +96,15 @@ func (p *Process) connect(ctx context.Context, path string) (*Client, error) {
 		case <-ctx.Done():
 		}
 	}()
-	return Dial(ctx, path)
+	return DialUnpublished(ctx, p.path)
+}
+
+// Publish has Dial find the process at its socket's path, in place of whoever was there.
+func (p *Process) Publish() error {
+	if err := os.Rename(unpublished(p.path), p.path); err != nil {
+		return fmt.Errorf("publish the socket of %s: %w", Program, err)
+	}
+	return nil
 }
 
 // Wait returns when the process has ended and been reaped: nil if it ended as it was asked to.

@@ -43,7 +43,8 @@ type Keys interface {
 	SealerSecret(*esp.SealerKey) bool
 	AdoptSealerKey(*esp.SealerKey) (bool, error)
 	MarkSealer(k esp.SealerKey, holds bool) error
-	UnmarkSealer() error
+	// UnmarkSealer says that no process holds any key but these.
+	UnmarkSealer(but ...esp.SealerKey) error
 }
 
 // Options are what a Supervisor needs.
@@ -102,8 +103,8 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		// Packets go the other way at once: whatever has happened, nobody reads the tap.
-		err = errors.Join(err, s.opt.Datapath.SetSealer(false))
+		// Packets go the other way at once, before another process is looked for.
+		err = errors.Join(err, s.opt.Datapath.SetSealer(false), s.opt.Datapath.UnmarkSealer())
 		s.ended()
 		s.opt.Problem(fmt.Errorf("sealer: %w: bulk traffic is sealed by the hooks", err))
 		wait = min(max(2*wait, retryMin), retryMax)
@@ -134,9 +135,9 @@ func (s *Supervisor) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer process.client.Close()
+	defer process.close()
 	if err := process.begin(ctx, s.opt); err != nil {
-		return errors.Join(err, process.client.Kill())
+		return errors.Join(err, process.abandon(ctx))
 	}
 	if err := s.opt.Datapath.SetSealer(true); err != nil {
 		return err
@@ -144,102 +145,6 @@ func (s *Supervisor) serve(ctx context.Context) error {
 	s.opt.Problem(nil)
 	s.began(process)
 	return s.follow(ctx, process)
-}
-
-// find takes over the process of an earlier agent, or starts one. One of another build hands its keys and its tap to
-// the new one; what lies in the tap meanwhile waits.
-func (s *Supervisor) find(ctx context.Context) (*process, error) {
-	old, tap := s.adopt(ctx)
-	if tap != nil {
-		defer tap.Close()
-	}
-	if old != nil && old.current(s.opt.Build) {
-		return old, nil
-	}
-	if tap == nil {
-		if old != nil { // It does not say what it has.
-			err := old.client.Kill()
-			old.client.Close()
-			if err != nil {
-				return nil, err
-			}
-			<-old.client.Done()
-			old = nil
-		}
-		// No process holds a key. Until the next one does, nothing may count on it.
-		if err := errors.Join(s.opt.Datapath.SetSealer(false), s.opt.Datapath.UnmarkSealer()); err != nil {
-			return nil, err
-		}
-		var err error
-		if tap, err = s.opt.Datapath.OpenSealerTap(); err != nil {
-			return nil, err
-		}
-		defer tap.Close()
-	}
-	fresh, err := s.start(ctx, tap)
-	if err != nil {
-		return old, errors.Join(err, closeClient(old))
-	}
-	if old != nil {
-		s.opt.Log.Info("sealer of another version is replaced", "pid", old.client.PID(), "version", old.hello.Build)
-		fresh.before = old.client
-	}
-	return fresh, nil
-}
-
-func closeClient(p *process) error {
-	if p == nil {
-		return nil
-	}
-	return p.client.Close()
-}
-
-// adopt reaches a process that an earlier agent has left and takes copies of its keys, and its tap. Nil if there is
-// none; a nil tap if it does not answer.
-func (s *Supervisor) adopt(ctx context.Context) (*process, *os.File) {
-	if _, err := os.Stat(s.opt.Socket); err != nil {
-		return nil, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	client, err := control.Dial(ctx, s.opt.Socket)
-	if err != nil {
-		return nil, nil
-	}
-	p := newProcess(client)
-	if p.hello, err = client.Hello(ctx); err != nil || p.hello.Protocol != control.Protocol {
-		return p, nil
-	}
-	keys, tap, err := client.Export(ctx)
-	if err != nil {
-		return p, nil
-	}
-	defer control.Wipe(keys)
-	for i := range keys {
-		k := esp.SealerKey{Out: keys[i].Out, ID: keys[i].SA, Fingerprint: keys[i].Fingerprint, Key: keys[i].Key, Salt: keys[i].Salt}
-		if _, err := s.opt.Datapath.AdoptSealerKey(&k); err != nil {
-			s.opt.Log.Warn("a key of the sealer's is not taken over", "err", err)
-		}
-		k.Wipe()
-		p.held[keys[i].Held()] = true
-	}
-	return p, tap
-}
-
-func (s *Supervisor) start(ctx context.Context, tap *os.File) (*process, error) {
-	started, err := control.Start(ctx, control.Options{Tap: tap, SocketPath: s.opt.Socket, Log: s.opt.Log})
-	if err != nil {
-		return nil, err
-	}
-	p := newProcess(started.Client)
-	p.wait = started.Wait
-	if p.hello, err = p.client.Hello(ctx); err != nil {
-		return nil, errors.Join(err, p.client.Kill(), p.client.Close())
-	}
-	s.mu.Lock()
-	s.status.Starts++
-	s.mu.Unlock()
-	return p, nil
 }
 
 // follow gives the process the keys that change, until it ends.
@@ -253,7 +158,8 @@ func (s *Supervisor) follow(ctx context.Context, p *process) error {
 		case <-p.client.Done():
 			return p.end()
 		case <-s.opt.Datapath.SealerChanged():
-			if err := p.sync(ctx, s.opt.Datapath); err != nil {
+			err := p.sync(ctx, s.opt.Datapath)
+			if err != nil && ctx.Err() == nil {
 				return errors.Join(err, p.client.Kill())
 			}
 		case <-tick.C:

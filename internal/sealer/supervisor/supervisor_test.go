@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -97,10 +98,12 @@ func (h *host) MarkSealer(k esp.SealerKey, holds bool) error {
 	return nil
 }
 
-func (h *host) UnmarkSealer() error {
+func (h *host) UnmarkSealer(but ...esp.SealerKey) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	clear(h.marked)
+	maps.DeleteFunc(h.marked, func(held control.Held, _ bool) bool {
+		return !slices.ContainsFunc(but, func(k esp.SealerKey) bool { return heldOf(k) == held })
+	})
 	return nil
 }
 
