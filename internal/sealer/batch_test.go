@@ -205,6 +205,7 @@ func TestSealNewKey(t *testing.T) {
 	if err := e.keys.install([]control.Key{next}); err != nil {
 		t.Fatal(err)
 	}
+	e.keys.drained.Store(e.keys.changes.Load()) // else it is refused
 	f.frame(all[2])
 	f.frame(all[3])
 	e.flush()

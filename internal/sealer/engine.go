@@ -84,8 +84,22 @@ func (e *engine) frame(buf []byte, n int) (kept bool) {
 		e.stats.ignored.Add(1)
 		return false
 	}
-	m := decodeMeta(buf[vnetLen:])
+	kept = e.handle(decodeMeta(buf[vnetLen:]), buf, n)
+	if e.waits() {
+		e.waiting++
+	} else {
+		e.waiting = 0
+	}
+	if e.waiting >= maxWaiting {
+		e.flush()
+	}
+	return kept && e.glue.n > 0
+}
+
+// handle is frame, with the keys of the moment.
+func (e *engine) handle(m meta, buf []byte, n int) (kept bool) {
 	e.current = e.keys.enter()
+	defer e.keys.leave() // also in a panic: who changes keys waits for it
 	switch m.kind {
 	case kindSeal4, kindSeal6:
 		e.stats.seal.framesIn.Add(1)
@@ -98,16 +112,7 @@ func (e *engine) frame(buf []byte, n int) (kept bool) {
 		e.stats.ignored.Add(1)
 	}
 	e.current = nil
-	e.keys.leave()
-	if e.waits() {
-		e.waiting++
-	} else {
-		e.waiting = 0
-	}
-	if e.waiting >= maxWaiting {
-		e.flush()
-	}
-	return kept && e.glue.n > 0
+	return kept
 }
 
 // waits says whether there is something for flush.

@@ -4,6 +4,7 @@ import (
 	"crypto/aes"
 	"crypto/cipher"
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +18,8 @@ type sa struct {
 	secret *secret // in the vault
 	aead   cipher.AEAD
 	window window
+	// since is the change before which packets for another key of this SA's number were put in the tap.
+	since uint64
 }
 
 func (r *keyring) newSA(key *control.Key) (*sa, error) {
@@ -62,10 +65,14 @@ type keyring struct {
 	mu      sync.Mutex // of who changes them
 	current atomic.Pointer[snapshot]
 	frames  atomic.Uint64 // odd: the worker is within one
+	// changes counts the keys to seal with that were removed or replaced, and drained is the one of them after
+	// which the tap was empty: all that was meant for such a key was read.
+	changes, drained atomic.Uint64
+	left             map[uint32]uint64 // SAs that have lost their key, in which change: not drained
 }
 
 func newKeyring() *keyring {
-	r := &keyring{}
+	r := &keyring{left: map[uint32]uint64{}}
 	r.current.Store(&snapshot{out: map[uint32]*sa{}, in: map[uint32]*sa{}})
 	return r
 }
@@ -90,6 +97,17 @@ func (r *keyring) replace(next *snapshot, gone []*sa) {
 		r.vault.put(old.secret)
 	}
 }
+
+// lost notes that an SA to seal with has lost its key: what lies in the tap for it carries numbers
+// of that key. With r.mu held.
+func (r *keyring) lost(id uint32) {
+	drained := r.drained.Load()
+	maps.DeleteFunc(r.left, func(_ uint32, change uint64) bool { return change <= drained })
+	r.left[id] = r.changes.Add(1)
+}
+
+// settled says whether nothing in the tap can be for another key of the SA's number. By the worker alone.
+func (r *keyring) settled(s *sa) bool { return s.since <= r.drained.Load() }
 
 func (r *keyring) copy() *snapshot {
 	now := r.current.Load()
@@ -129,6 +147,12 @@ func (r *keyring) install(keys []control.Key) error {
 		if old != nil {
 			gone = append(gone, old)
 		}
+		if key.Out {
+			if old != nil {
+				r.lost(key.SA)
+			}
+			s.since = r.left[key.SA]
+		}
 	}
 	if len(made) > 0 {
 		r.replace(next, gone)
@@ -147,6 +171,9 @@ func (r *keyring) remove(keys []control.Held) {
 		if old := half[key.SA]; old != nil && old.secret.key.Fingerprint == key.Fingerprint {
 			delete(half, key.SA)
 			gone = append(gone, old)
+			if key.Out {
+				r.lost(key.SA)
+			}
 		}
 	}
 	if len(gone) > 0 {

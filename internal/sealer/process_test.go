@@ -261,9 +261,16 @@ func TestKeys(t *testing.T) {
 	expect("another fingerprint removed", in.Held(), key.Held())
 	must(s.Install(ctx, other))
 	expect("replaced", in.Held(), other.Held())
-	s.hooks.send(bulk(2, 100))
-	if _, m, _ := split(s.hooks.receive()); m.kind != kindSealed {
-		t.Errorf("another key has no numbers of its own: %+v", m)
+	// Refused until the worker has seen that nothing for the key before is left.
+	for deadline := time.Now().Add(time.Minute); ; {
+		s.hooks.send(bulk(2, 100))
+		_, m, _ := split(s.hooks.receive())
+		if m.kind == kindSealed {
+			break
+		}
+		if control.Reason(m.identity) != control.ReasonNoKey || time.Now().After(deadline) {
+			t.Fatalf("another key has no numbers of its own: %+v", m)
+		}
 	}
 	must(s.Remove(ctx, key.Held()))
 	expect("the old fingerprint removed", in.Held(), other.Held())

@@ -156,10 +156,16 @@ func (p *process) Configure(c control.Config) error {
 }
 
 // Install implements control.Handler.
-func (p *process) Install(keys []control.Key) error { return p.keys.install(keys) }
+func (p *process) Install(keys []control.Key) error {
+	defer p.worker.poke() // has it see that the tap is empty
+	return p.keys.install(keys)
+}
 
 // Remove implements control.Handler.
-func (p *process) Remove(keys []control.Held) { p.keys.remove(keys) }
+func (p *process) Remove(keys []control.Held) {
+	defer p.worker.poke()
+	p.keys.remove(keys)
+}
 
 // Each implements control.Handler.
 func (p *process) Each(f func(*control.Key) error) error { return p.keys.each(f) }

@@ -7,7 +7,7 @@ func (e *engine) seal(m meta, v vnet, p []byte, n int) {
 	defer e.tellRefused(&e.stats.seal)
 	count := max(int(m.count), 1)
 	s := e.current.out[m.sa]
-	if s == nil {
+	if s == nil || !e.keys.settled(s) {
 		e.refuse(&e.stats.seal, m.sa, control.ReasonNoKey, count)
 		return
 	}

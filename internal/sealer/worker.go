@@ -35,7 +35,7 @@ func (t tap) read(b []byte) (int, syscall.Errno) {
 type worker struct {
 	tap    tap
 	engine *engine
-	wake   int // an eventfd: stop was set
+	wake   int // an eventfd: there is something to do besides frames
 	stop   atomic.Bool
 }
 
@@ -50,6 +50,11 @@ func newWorker(tap tap, engine *engine) (*worker, error) {
 // end has run return after the frame that it is at.
 func (w *worker) end() {
 	w.stop.Store(true)
+	w.poke()
+}
+
+// poke has run read the tap, if it waits.
+func (w *worker) poke() {
 	unix.Write(w.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) //nolint:errcheck // full: it was written to
 }
 
@@ -70,15 +75,22 @@ func (w *worker) run() error {
 		return err
 	}
 	defer release(arena)
-	defer w.engine.flush()
-	at := 0
+	err = w.read(arena)
+	w.engine.flush() // not after a panic, in the middle of something
+	return err
+}
+
+func (w *worker) read(arena []byte) error {
+	keys, at := w.engine.keys, 0
 	for !w.stop.Load() {
+		changes := keys.changes.Load()
 		n, errno := w.tap.read(arena[at : at+readLen])
 		switch errno {
 		case 0:
 			at = w.frame(arena, at, n)
 		case unix.EINTR:
 		case unix.EAGAIN:
+			keys.drained.Store(changes)
 			w.engine.flush()
 			at = 0
 			if err := w.wait(); err != nil {
@@ -107,13 +119,17 @@ func (w *worker) frame(arena []byte, at, n int) int {
 	return at
 }
 
-// wait blocks until there is a frame, or nothing more to do.
+// wait blocks until there is a frame, or poke.
 func (w *worker) wait() error {
 	fds := [...]unix.PollFd{
 		{Fd: int32(w.tap.fd), Events: unix.POLLIN}, {Fd: int32(w.wake), Events: unix.POLLIN},
 	}
 	if _, err := unix.Poll(fds[:], -1); err != nil && err != unix.EINTR {
 		return fmt.Errorf("wait for the tap: %w", err)
+	}
+	if fds[1].Revents != 0 {
+		var count [8]byte
+		unix.Read(w.wake, count[:]) //nolint:errcheck // zeroes it; stop says the rest
 	}
 	return nil
 }
