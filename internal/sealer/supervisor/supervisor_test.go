@@ -30,13 +30,23 @@ type host struct {
 	opened  int
 	removed int
 	changed chan struct{}
+	prepare error             // of PrepareSealer
+	strange func(uint32) bool // keys that are not taken over
+	// Called without the lock, each if it is there: when a secret is fetched, when all but some are unmarked, when
+	// one is.
+	onSecret, onSweep func()
+	onUnmark          func(esp.SealerKey)
 }
 
 func newHost(keys ...esp.SealerKey) *host {
 	return &host{keys: keys, marked: map[control.Held]bool{}, changed: make(chan struct{}, 1)}
 }
 
-func (h *host) PrepareSealer() error { return nil }
+func (h *host) PrepareSealer() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.prepare
+}
 
 // OpenSealerTap gives one end of a pair of sockets.
 func (h *host) OpenSealerTap() (*os.File, error) {
@@ -73,6 +83,9 @@ func (h *host) SealerKeys() []esp.SealerKey {
 }
 
 func (h *host) SealerSecret(k *esp.SealerKey) bool {
+	if h.onSecret != nil {
+		h.onSecret()
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, have := range h.keys {
@@ -87,18 +100,31 @@ func (h *host) SealerSecret(k *esp.SealerKey) bool {
 func (h *host) AdoptSealerKey(k *esp.SealerKey) (bool, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.strange != nil && h.strange(k.ID) {
+		return false, nil
+	}
 	h.keys = append(h.keys, *k)
 	return true, nil
 }
 
 func (h *host) MarkSealer(k esp.SealerKey, holds bool) error {
+	if !holds && h.onUnmark != nil {
+		h.onUnmark(k)
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.marked[heldOf(k)] = holds
+	if holds {
+		h.marked[heldOf(k)] = true
+	} else {
+		delete(h.marked, heldOf(k))
+	}
 	return nil
 }
 
 func (h *host) UnmarkSealer(but ...esp.SealerKey) error {
+	if h.onSweep != nil {
+		h.onSweep()
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	maps.DeleteFunc(h.marked, func(held control.Held, _ bool) bool {
@@ -133,6 +159,7 @@ func key(id uint32) esp.SealerKey {
 // harness is where a sealer can be started.
 type harness struct {
 	socket string
+	cancel context.CancelFunc // of the supervisor that was started last
 	mu     sync.Mutex
 	last   error
 }
@@ -170,6 +197,7 @@ func (b *harness) run(t *testing.T, h *host, build string) (s *Supervisor, stop 
 		},
 	})
 	ctx, cancel := context.WithCancel(context.Background())
+	b.cancel = cancel
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -182,6 +210,7 @@ func (b *harness) run(t *testing.T, h *host, build string) (s *Supervisor, stop 
 		if client, err := control.Dial(t.Context(), b.socket); err == nil {
 			_ = client.Kill()
 			<-client.Done()
+			client.Close()
 		}
 	})
 	return s, stop
