@@ -30,7 +30,7 @@ int weft_from_host(weft_ctx *ctx)
 		return CTX_DROP;
 	magic = segment_receive(ctx, &node, &identity);
 	if (magic == SEGMENT_OPEN) {
-		act = segment_reopen(ctx, node);
+		act = to_uplink_ingress(ctx, node); /* from_wire opens it */
 		return act == CTX_DROP ? refuse(ctx, cfg, &p, REASON_NO_NEXT_HOP) : act;
 	}
 	if (magic != SEGMENT_SEAL)

@@ -5,8 +5,6 @@
  * their time, with numbers that it was given or that nobody has had. TC only. */
 #include "lib/arrive.h"
 
-#define PACKET_HOST 0
-
 /* What the process may have put between the Ethernet header and the first ESP packet. */
 ALWAYS_INLINE int is_sealed_udp(const struct weft_config *cfg, const struct weft_sealer_say *say,
 				const struct weft_udp_esp *u, __u32 room)
@@ -17,6 +15,18 @@ ALWAYS_INLINE int is_sealed_udp(const struct weft_config *cfg, const struct weft
 	       (bpf_ntohs(u->udp.source) & SEALER_PORT_MASK) == SEALER_PORT_BASE &&
 	       bpf_ntohs(u->udp.len) == room &&
 	       u->esp.spi == bpf_htonl(epoch << 28 | lane << 22 | say->identity);
+}
+
+/* Whether the device is to write the checksum into UDP's field, and nowhere else: not over what was looked at.
+ */
+ALWAYS_INLINE int is_sealed_sum(weft_ctx *ctx, __u32 udp)
+{
+	__u32 start = 0, field = 0;
+
+	if (weft_test_run)
+		return 1;
+	return skb_unfinished(ctx, &start, &field) > 0 && start == udp && field == udp + 6 &&
+	       skb_is_plain_gso(ctx);
 }
 
 /* The device, or the kernel for it, sums each packet from what is left in the field: the pseudo-header's sum.
@@ -95,6 +105,8 @@ SUBPROGRAM int leave(weft_ctx *ctx, const struct weft_config *cfg, struct weft_s
 	/* A tap keeps no more of a frame linear than its headers, as the process has measured them. */
 	ctx_pull(ctx, ETH_LEN + IP6_LEN + UDP_LEN + ESP_HEAD_LEN);
 	around = ETH_LEN + (peer->family == 4 ? IP4_LEN : IP6_LEN) + UDP_LEN;
+	if (!is_sealed_sum(ctx, around - UDP_LEN - ETH_LEN))
+		return REASON_SEAL_FAILED;
 	reason = peer->family == 4 ? sealed_outer4(ctx, cfg, peer, say) : sealed_outer6(ctx, cfg, peer, say);
 	if (reason)
 		return REASON_SEAL_FAILED;
@@ -116,26 +128,14 @@ SUBPROGRAM int admit(weft_ctx *ctx, const struct weft_sealer_say *say)
 	reason = sa_opens(sa);
 	if (reason || !sa)
 		return reason;
-	if (!sa->head.sealer)
+	if (!(sa->head.sealer & SEALER_HOLDS))
 		return REASON_ESP_UNKNOWN_SA;
 	reason = sa_commit(sa, say->seq, say->count, ctx->len - ETH_LEN + say->count * ESP_AROUND);
 	if (reason)
 		return reason;
+	if (!(sa->head.sealer & SEALER_SENDS))
+		__sync_fetch_and_or(&sa->head.sealer, SEALER_SENDS);
 	return hosts_identity(id >> 10, say->identity) ? REASON_NONE : REASON_IDENTITY_NOT_ON_NODE;
-}
-
-/* The uplink that leads to a node: the one by which its packets come too, as a rule. */
-ALWAYS_INLINE __u32 uplink_to(__u32 node)
-{
-	const struct weft_peer *peer = peer_of(node);
-	const struct weft_nexthop *next;
-	__u32 index;
-
-	if (!peer)
-		return 0;
-	index = node * 2 + (peer->family == 6);
-	next = bpf_map_lookup_elem(&weft_nexthops, &index);
-	return next ? next->ifindex : 0;
 }
 
 ALWAYS_INLINE int reason_of(__u32 refusal)
@@ -167,36 +167,58 @@ ALWAYS_INLINE int from_sealer_out(weft_ctx *ctx, const struct weft_config *cfg, 
 	return act == CTX_DROP ? drop(cfg, p, REASON_NO_NEXT_HOP) : act;
 }
 
+/* What was opened goes on as if from_wire had opened it. What is the stack's reaches it by the uplink, as the
+ * sender's address, the host's firewall and rp_filter expect. */
+ALWAYS_INLINE int from_sealer_in(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
+				 struct weft_sealer_say *say)
+{
+	const struct weft_nexthop *next;
+	int reason, act;
+
+	p->node = say->id >> 10;
+	p->identity = say->identity;
+	next = tunnel_hop(peer_of(p->node), p->node);
+	if (!next)
+		return drop(cfg, p, REASON_NO_NEXT_HOP);
+	reason = admit(ctx, say);
+	if (reason)
+		return drop(cfg, p, reason);
+	act = arrive(ctx, cfg, p, next->ifindex);
+	if (act != CTX_PASS)
+		return act;
+	ctx->mark = SEALER_MARK | ctx->tc_index;
+	act = to_uplink_ingress(ctx, p->node);
+	return act == CTX_DROP ? drop(cfg, p, REASON_NO_NEXT_HOP) : act;
+}
+
 SEC(WEFT_SEC)
 int weft_from_sealer(weft_ctx *ctx)
 {
-	struct weft_pkt p = {.hook = HOOK_FROM_SEALER, .direction = DIR_INGRESS};
 	const struct weft_config *cfg = config();
+	struct weft_said *said = sealer_said();
 	struct weft_sealer_say *say;
-	int reason;
+	struct weft_pkt *p;
 
-	if (!cfg || !weft_sealing)
+	if (!cfg || !said || !weft_sealing)
 		return CTX_DROP;
 	tag_clear(ctx);
 	sealer_answered();
-	p.len = ctx->len;
-	say = sealer_said(ctx);
-	if (!say)
-		return drop(cfg, &p, REASON_TRUNCATED);
-	p.packets = say->count ?: 1;
+	say = &said->say;
+	p = &said->pkt;
+	__builtin_memset(p, 0, sizeof(*p));
+	p->hook = HOOK_FROM_SEALER;
+	p->direction = DIR_INGRESS;
+	p->len = ctx->len;
+	if (sealer_read(ctx, say))
+		return drop(cfg, p, REASON_TRUNCATED);
+	p->packets = say->count ?: 1;
 	if (say->kind == SEALER_REFUSED)
-		return drop(cfg, &p, reason_of(say->identity));
+		return drop(cfg, p, reason_of(say->identity));
 	if (say->kind == SEALER_SEALED)
-		return from_sealer_out(ctx, cfg, &p, say);
+		return from_sealer_out(ctx, cfg, p, say);
 	if (say->kind != SEALER_OPENED)
-		return drop(cfg, &p, REASON_INTERNAL);
-	reason = admit(ctx, say);
-	if (reason)
-		return drop(cfg, &p, reason);
-	p.node = say->id >> 10;
-	p.identity = say->identity;
-	bpf_skb_change_type(ctx, PACKET_HOST);
-	return arrive(ctx, cfg, &p, uplink_to(p.node));
+		return drop(cfg, p, REASON_INTERNAL);
+	return from_sealer_in(ctx, cfg, p, say);
 }
 
 char _license[] SEC("license") = "GPL";

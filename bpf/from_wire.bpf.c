@@ -29,6 +29,22 @@ ALWAYS_INLINE int receive(weft_ctx *ctx, const struct weft_config *cfg, struct w
 	return open_sealed(ctx, cfg, p, &act) ? act : arrive(ctx, cfg, p, 0);
 }
 
+#ifdef WEFT_XDP
+ALWAYS_INLINE int is_opened(weft_ctx *ctx, const struct weft_config *cfg) { return 0; }
+#else
+/* Whether from_sealer has opened the packet and looked at it, and gives it to the stack by this uplink. */
+ALWAYS_INLINE int is_opened(weft_ctx *ctx, const struct weft_config *cfg)
+{
+	__u32 mark = ctx->mark;
+
+	if (!weft_sealing || !cfg->sealer_ifindex || (mark & SEALER_MARK_MASK) != SEALER_MARK)
+		return 0;
+	ctx->mark = 0;
+	tag_put(ctx, mark);
+	return 1;
+}
+#endif
+
 SEC(WEFT_SEC)
 int weft_from_wire(weft_ctx *ctx)
 {
@@ -37,6 +53,8 @@ int weft_from_wire(weft_ctx *ctx)
 
 	if (!cfg)
 		return CTX_DROP;
+	if (is_opened(ctx, cfg))
+		return CTX_PASS;
 	tag_clear(ctx);
 	if (untag(ctx)) {
 		parse(ctx, &p);

@@ -224,7 +224,7 @@ int weft_sa_sealer(struct sa_request *r)
 	r->result = -ESTALE;
 	if (sa->fingerprint != r->fingerprint || (out && holds && sa->engine != ENGINE_USER))
 		return 0;
-	sa->sealer = holds;
+	sa->sealer = (sa->sealer & SEALER_SENDS) | (holds ? SEALER_HOLDS : 0);
 	r->result = 0;
 	return 0;
 }

@@ -162,8 +162,11 @@ ALWAYS_INLINE int arrive(weft_ctx *ctx, const struct weft_config *cfg, struct we
 	int reason, act;
 
 	reason = parse(ctx, p);
-	if (from)
+	if (from) {
 		p->ifindex = from;
+		if (!reason && skb_overwrites(ctx, p))
+			return drop(cfg, p, REASON_CHECKSUM_OFFSET);
+	}
 	if (reason || !use_cached(ctx, cfg, p, 0, &act))
 		act = arrive_slow(ctx, cfg, p, reason);
 	if (act == CTX_PASS)

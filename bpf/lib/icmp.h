@@ -196,7 +196,7 @@ SUBPROGRAM int icmp_related(weft_ctx *ctx, const struct weft_config *cfg, struct
 	/* A router may report on anybody's packet, a pod only on one that was sent to it (RFC 5927). */
 	if (!reason && p->hook == HOOK_FROM_POD && !addr_equal(&p->dst, &src))
 		reason = REASON_ICMP_MISMATCH;
-	if (!reason && p->hook == HOOK_FROM_WIRE)
+	if (!reason && p->hook != HOOK_FROM_POD)
 		reason = icmp_origin(cfg, p);
 	if (!reason) {
 		ref = flow_find(p);

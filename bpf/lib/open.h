@@ -117,13 +117,18 @@ ALWAYS_INLINE int open_elsewhere(weft_ctx *ctx, const struct weft_config *cfg, c
 	struct weft_sa_in *sa;
 	int reason, act;
 
-	if (!merged && (!cfg->sealer_ifindex || (port & SEALER_PORT_MASK) != SEALER_PORT_BASE))
+	if (!merged && !cfg->sealer_ifindex)
 		return 0;
 	sa = bpf_map_lookup_elem(&weft_sa_in, &job->id);
 	if (merged) {
 		say.count = ctx_packets(ctx) > SEALER_COUNT_MAX ? SEALER_COUNT_MAX : ctx_packets(ctx);
 	} else {
-		if (!sa || !sa->head.sealer)
+		if (!sa || !(sa->head.sealer & SEALER_HOLDS))
+			return 0;
+		/* The port is anybody's to choose: once the peer's sealer is known to send, all go its way.
+		 * A copy from another port would be opened here before the packet itself, which waits to be
+		 * joined with others, and all those would be refused with it. */
+		if (!(sa->head.sealer & SEALER_SENDS) && (port & SEALER_PORT_MASK) != SEALER_PORT_BASE)
 			return 0;
 		reason = sa_admit(sa, bpf_ntohl(job->esp.seq), &job->seq);
 		if (reason)
@@ -131,7 +136,9 @@ ALWAYS_INLINE int open_elsewhere(weft_ctx *ctx, const struct weft_config *cfg, c
 	}
 	if (sa)
 		say.seq = sa->top;
-	if (say.seq < SEALER_SEQ_LIMIT && sealer_ask(cfg))
+	/* Merged ones of other ports are a hook's: the sealer has no keys of theirs. */
+	if ((!merged || (port & SEALER_PORT_MASK) == SEALER_PORT_BASE) && say.seq < SEALER_SEQ_LIMIT &&
+	    sealer_ask(cfg))
 		act = sealer_give(ctx, cfg, &say);
 	else if (!merged)
 		return 0;

@@ -36,6 +36,13 @@ enum weft_engine { ENGINE_NONE, ENGINE_BPF, ENGINE_KMOD, ENGINE_USER };
 enum weft_sa_state { SA_NEW, SA_LIVE, SA_DEAD };
 
 /* What both kinds begin with. */
+enum weft_sa_sealer {
+	/* The sealer holds the key, too; of ENGINE_USER, with which no hook seals, alone. */
+	SEALER_HOLDS = 1 << 0,
+	/* Of an SA to open with: the peer's packets come from its sealer, as one of them has shown. */
+	SEALER_SENDS = 1 << 1,
+};
+
 struct weft_sa_head {
 	struct bpf_crypto_ctx __kptr *cipher;
 	struct weft_key __kptr *key;
@@ -47,7 +54,7 @@ struct weft_sa_head {
 	__u64 vm_generation; /* of the machine when the handshake began */
 	__u32 state;
 	__u32 engine;
-	__u32 sealer; /* 1: the sealer holds the key, too; of ENGINE_USER, with which no hook seals, alone */
+	__u32 sealer; /* enum weft_sa_sealer */
 	__u32 pad;
 };
 

@@ -18,6 +18,12 @@
  * second and more. */
 #define STREAM_RUN 64
 
+/* On a packet that from_sealer gives to from_wire for the stack: that it was opened, and its tag. Nobody else
+ * can have a mark on a packet that an uplink receives: a card sets none, and it does not cross network
+ * namespaces. */
+#define SEALER_MARK	 0x57450000u
+#define SEALER_MARK_MASK 0xffff0000u
+
 /* How far into a packet the process follows headers, bytes from the IP header on. */
 #define SEALER_HEADERS_MAX 128
 
@@ -34,12 +40,18 @@ struct weft_sealer_say {
 	__u32 kind, count, id, identity;
 };
 
-/* What the sealer has said of the frame: not on the stack, which the calls that are open at once share. */
+/* What the sealer has said of a frame, and what the frame is: not on the stack, which the calls that are open
+ * at once share. */
+struct weft_said {
+	struct weft_sealer_say say;
+	struct weft_pkt pkt;
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct weft_sealer_say);
+	__type(value, struct weft_said);
 } weft_said SEC(".maps");
 
 ALWAYS_INLINE struct weft_sealer_state *sealer_state(void)
@@ -100,24 +112,39 @@ ALWAYS_INLINE int sealer_give(weft_ctx *ctx, const struct weft_config *cfg, cons
 	return bpf_redirect(cfg->sealer_ifindex, 0);
 }
 
-/* Reads what the sealer says. Returns NULL if the frame is too short. */
-ALWAYS_INLINE struct weft_sealer_say *sealer_said(weft_ctx *ctx)
+ALWAYS_INLINE struct weft_said *sealer_said(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&weft_said, &zero);
+}
+
+/* Reads what the sealer says. Returns -1 if the frame is too short. */
+ALWAYS_INLINE int sealer_read(weft_ctx *ctx, struct weft_sealer_say *say)
 {
 	struct weft_sealer_header *h = ctx_data(ctx);
-	struct weft_sealer_say *say;
-	__u32 zero = 0;
 	__u64 hi;
 
-	say = bpf_map_lookup_elem(&weft_said, &zero);
-	if (!say || (void *)(h + 1) > ctx_end(ctx))
-		return NULL;
+	if ((void *)(h + 1) > ctx_end(ctx))
+		return -1;
 	hi = bpf_be64_to_cpu(h->hi);
 	say->kind = hi >> 61;
 	say->count = hi >> 53 & 0xff;
 	say->id = hi >> 31 & SEALER_ID_MASK;
 	say->identity = hi >> 9 & SEALER_ID_MASK;
 	say->seq = (hi & 0x1ff) << 30 | bpf_ntohl(h->lo) >> 2;
-	return say;
+	return 0;
+}
+
+/* Whether the sealer can cut the frame: its checksum begins at the transport header that was parsed, so there
+ * is no other packet inside, and the tap takes it whole. */
+ALWAYS_INLINE int sealer_cuts(weft_ctx *ctx, const struct weft_pkt *p, int unfinished, __u32 start)
+{
+	if (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP)
+		return 0;
+	if (weft_test_run)
+		return 1;
+	return unfinished && start + ETH_LEN == p->l4 && skb_is_plain_gso(ctx);
 }
 
 /* How many packets the frame is cut into, 0 if the sealer is not to have it: what it cannot cut, and what is so
@@ -132,8 +159,8 @@ ALWAYS_INLINE __u32 sealer_count(weft_ctx *ctx, const struct weft_pkt *p)
 	if (!size)
 		return 1;
 	headers = p->l3_size + ETH_LEN - size;
-	if ((!unfinished && !weft_test_run) || p->len > 0xffff || p->l3_size + ETH_LEN < size ||
-	    p->len <= headers)
+	if (p->len > 0xffff || p->l3_size + ETH_LEN < size || p->len <= headers ||
+	    !sealer_cuts(ctx, p, unfinished, start))
 		return 0;
 	count = (p->len - headers + size - 1) / size;
 	return count > SEALER_COUNT_MAX ? 0 : count;
@@ -149,7 +176,7 @@ ALWAYS_INLINE struct weft_sa_out *sealer_sa(const struct weft_config *cfg, __u32
 		return NULL;
 	*id = sa_id(node, peer->epoch, peer->lanes);
 	sa = bpf_map_lookup_elem(&weft_sa_out, id);
-	return sa && sa->head.engine == ENGINE_USER && sa->head.sealer ? sa : NULL;
+	return sa && sa->head.engine == ENGINE_USER && sa->head.sealer & SEALER_HOLDS ? sa : NULL;
 }
 
 /* Whether the sealer would take packets for a node. */
@@ -172,7 +199,8 @@ ALWAYS_INLINE int sealer_take(weft_ctx *ctx, const struct weft_config *cfg, cons
 	if (!peer || !sa)
 		return 0;
 	say.count = sealer_count(ctx, p);
-	if (!say.count || !sealer_ask(cfg))
+	/* Asked last: who is asked owes an answer. */
+	if (!say.count || sa_seals(sa) || sa->counter + say.count > sa->limit || !sealer_ask(cfg))
 		return 0;
 	say.kind = peer->family == 4 ? SEALER_SEAL4 : SEALER_SEAL6;
 	if (sa_take(sa, say.count, &say.seq) || say.seq + say.count > SEALER_SEQ_LIMIT)

@@ -27,20 +27,28 @@ ALWAYS_INLINE int needs_segmentation(weft_ctx *ctx, struct weft_flow *flow)
 }
 #endif
 
+/* The next hop of the tunnel to a node; NULL if there is none. */
+ALWAYS_INLINE const struct weft_nexthop *tunnel_hop(const struct weft_peer *peer, __u32 node)
+{
+	const struct weft_nexthop *next;
+	__u32 index;
+
+	if (!peer)
+		return NULL;
+	index = node * 2 + (peer->family == 6);
+	next = bpf_map_lookup_elem(&weft_nexthops, &index);
+	return next && next->ifindex ? next : NULL;
+}
+
 /* Sends a sealed frame to its node's next hop. An skb whose next hop is not known yet takes the kernel's own
  * look-up, which resolves it. */
 ALWAYS_INLINE int send_sealed(weft_ctx *ctx, __u32 node)
 {
 	const struct weft_peer *peer = peer_of(node);
+	const struct weft_nexthop *next = tunnel_hop(peer, node);
 	struct ethhdr *eth = ctx_data(ctx);
-	const struct weft_nexthop *next;
-	__u32 index;
 
-	if (!peer || (void *)(eth + 1) > ctx_end(ctx))
-		return CTX_DROP;
-	index = node * 2 + (peer->family == 6);
-	next = bpf_map_lookup_elem(&weft_nexthops, &index);
-	if (!next || !next->ifindex)
+	if (!peer || !next || (void *)(eth + 1) > ctx_end(ctx))
 		return CTX_DROP;
 	eth->h_proto = ethertype_of(peer->family);
 	mac_copy(eth->h_dest, next->dmac);
@@ -78,20 +86,13 @@ ALWAYS_INLINE __be32 segment_receive(weft_ctx *ctx, __u32 *node, __u32 *identity
 	return *(__be32 *)h->magic;
 }
 
-/* Gives an ESP packet that was merged with others, and is one now, back to the uplink that leads to the node
- * that sent it, as if it came from there: from_wire opens it. */
-ALWAYS_INLINE int segment_reopen(weft_ctx *ctx, __u32 node)
+/* Gives a frame to the uplink that leads to a node as if it came from there. */
+ALWAYS_INLINE int to_uplink_ingress(weft_ctx *ctx, __u32 node)
 {
-	const struct weft_peer *peer = peer_of(node);
-	const struct weft_nexthop *next;
+	const struct weft_nexthop *next = tunnel_hop(peer_of(node), node);
 	struct ethhdr *eth = ctx_data(ctx);
-	__u32 index;
 
-	if (!peer || (void *)(eth + 1) > ctx_end(ctx))
-		return CTX_DROP;
-	index = node * 2 + (peer->family == 6);
-	next = bpf_map_lookup_elem(&weft_nexthops, &index);
-	if (!next || !next->ifindex)
+	if (!next || (void *)(eth + 1) > ctx_end(ctx))
 		return CTX_DROP;
 	mac_copy(eth->h_dest, next->smac);
 	mac_copy(eth->h_source, next->dmac);

@@ -50,6 +50,10 @@ struct dst_entry {
 	struct net_device *dev;
 } __attribute__((preserve_access_index));
 
+struct skb_shared_info {
+	unsigned int gso_type;
+} __attribute__((preserve_access_index));
+
 struct sk_buff {
 	struct net_device *dev;
 	struct sock *sk;
@@ -150,6 +154,19 @@ ALWAYS_INLINE int skb_overwrites(weft_ctx *ctx, const struct weft_pkt *p)
 		at = 6;
 	}
 	return start < l4 || (field != l4 + at && field < l4 + header);
+}
+
+/* include/linux/skbuff.h: SKB_GSO_TCPV4, _DODGY, _TCP_ECN, _TCPV6, _UDP_L4 */
+#define GSO_PLAIN     (1 << 0 | 1 << 1 | 1 << 2 | 1 << 4 | 1 << 17)
+
+/* Whether a GSO packet is TCP or UDP as a socket makes it: in no tunnel, not a list of packets, and with IP IDs
+ * that count up. */
+ALWAYS_INLINE int skb_is_plain_gso(weft_ctx *ctx)
+{
+	struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
+	struct skb_shared_info *shared = (void *)(skb->head + skb->end);
+
+	return !(BPF_CORE_READ(shared, gso_type) & ~GSO_PLAIN);
 }
 
 /* How many bytes can be put behind the packet in its memory. */

@@ -44,8 +44,7 @@ func (d *Datapath) PrepareSealer() error {
 		return err
 	}
 	d.sealerIndex.Store(index)
-	// What it opens for this host comes by it: an uplink, whose tags count.
-	return d.putUplink(int(index))
+	return nil
 }
 
 // OpenSealerTap opens the tap for a sealer; netdev.ErrSealerInUse says that one reads it.

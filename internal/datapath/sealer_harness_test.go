@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"os"
@@ -15,6 +16,7 @@ import (
 
 	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/datapath/esp"
+	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/sealer/control"
 )
 
@@ -83,21 +85,23 @@ const vnetSize = 12
 // exchange gives the process a frame and returns all that it gives back.
 func (p *sealerProcess) exchange(t testing.TB, frame []byte) (back []tapFrame) {
 	t.Helper()
-	// Of a key that it has not, which it says last.
-	last := tapFrame{kind: bpf.SealerSeal4, count: 1, id: 1<<22 - 1, packet: inner()}
-	for _, f := range [][]byte{frame, last.bytes()} {
-		must(t, unix.Send(p.hooks, append(make([]byte, vnetSize), f...), 0))
-	}
 	buf := make([]byte, 1<<17)
-	for {
+	send := func(f []byte) { must(t, unix.Send(p.hooks, append(make([]byte, vnetSize), f...), 0)) }
+	read := func() tapFrame {
 		n, err := unix.Read(p.hooks, buf)
 		must(t, err)
-		f := readTapFrame(append([]byte(nil), buf[vnetSize:n]...))
-		if f.kind == bpf.SealerRefused && f.id == last.id {
-			return back
-		}
+		return readTapFrame(append([]byte(nil), buf[vnetSize:n]...))
+	}
+	// It answers once it finds no more to read.
+	send(frame)
+	back = append(back, read())
+	// Of a key that it has not, which it says behind all that is left.
+	last := tapFrame{kind: bpf.SealerSeal4, count: 1, id: 1<<22 - 1, packet: inner()}
+	send(last.bytes())
+	for f := read(); f.kind != bpf.SealerRefused || f.id != last.id; f = read() {
 		back = append(back, f)
 	}
+	return back
 }
 
 // viaSealer runs from_wire on a frame that a peer's sealer might have sent, and what the hook gives to the sealer
@@ -119,8 +123,21 @@ func (b *sealHarness) viaSealer(t testing.TB, frame []byte) (verdict string, out
 	}
 	for _, f := range theSealerProcess.exchange(t, out) {
 		verdict, out = b.fromSealer(t, f)
+		if verdict == "redirect" && bytes.Equal(out[:6], uplinkMAC) {
+			return b.toStack(t, out)
+		}
 	}
 	return verdict, out
+}
+
+// toStack runs from_wire on what from_sealer gives back to the uplink, for the stack.
+func (b *sealHarness) toStack(t testing.TB, frame []byte) (verdict string, out []byte) {
+	t.Helper()
+	code, out, err := b.runWith(b.progs.Get("from_wire", hook.TCIngress), &skbContext{
+		Ifindex: uint32(b.index["wtup"]), Mark: 0x57450000 | bpf.TagOpened | 999, // SEALER_MARK, a handle
+	}, frame)
+	must(t, err)
+	return verdictOf("tc", code), out
 }
 
 // useSealer gives the process the keys for receiving that the harness has now.

@@ -126,7 +126,7 @@ func TestOpenedBySealer(t *testing.T) {
 			f := opened(600, 1)
 			f.id = 4095<<10 | sealEpoch<<6 | sealerLane
 			return f
-		}, "esp_unknown_sa"},
+		}, "no_next_hop"},
 		{"hostile: an identity that the node does not host", func() tapFrame {
 			f := opened(601, 1)
 			f.identity = identityOther

@@ -116,9 +116,7 @@ func (d *Datapath) putUplink(ifindex int) error {
 
 // keepUplinks removes every interface but these from the uplinks.
 func (d *Datapath) keepUplinks(ifindexes map[uint32]bool) error {
-	return bpf.DeleteWhere(d.maps.Uplinks, func(index uint32, _ uint8) bool {
-		return !ifindexes[index] && index != d.sealerIndex.Load()
-	})
+	return bpf.DeleteWhere(d.maps.Uplinks, func(index uint32, _ uint8) bool { return !ifindexes[index] })
 }
 
 // attachNetfilter makes this run's programs the ones that are attached to the node's netfilter, if packets are sealed.

@@ -83,12 +83,15 @@ func configureTap(fd int) error {
 		return fmt.Errorf("attach to tap %s: %w", Sealer, err)
 	}
 	offloads := unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6 | unix.TUN_F_TSO_ECN | tunUSO4 | tunUSO6
+	// Owner and group first: a persistent tap without is anybody's to attach to while nobody reads it.
 	for _, set := range []struct {
 		what  string
 		call  uint
 		value int
 		byPtr bool
 	}{
+		{"owner", unix.TUNSETOWNER, 0, false},
+		{"group", unix.TUNSETGROUP, 0, false},
 		{"persistence", unix.TUNSETPERSIST, 1, false},
 		{"header size", unix.TUNSETVNETHDRSZ, vnetHeaderSize, true},
 		{"byte order", unix.TUNSETVNETLE, 1, true},
