@@ -34,17 +34,18 @@ spec:
 const ReadyTimeout = 2 * time.Minute
 
 // Binary is the weft that a test two directories below the module's root runs: $WEFT_BINARY, or one built into a directory.
+// weft-sealer is beside it.
 func Binary(dir string) (string, error) {
 	if given := os.Getenv("WEFT_BINARY"); given != "" {
 		return filepath.Abs(given)
 	}
-	out := filepath.Join(dir, "weft")
-	cmd := exec.Command("go", "build", "-tags=grpcnotrace", "-o", out, "./cmd/weft")
+	cmd := exec.Command("go", "build", "-tags=grpcnotrace", "-o", dir, "./cmd/weft", "./cmd/weft-sealer")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	cmd.Dir = "../.."
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build weft: %w\n%s", err, text)
 	}
-	return out, nil
+	return filepath.Join(dir, "weft"), nil
 }
 
 // Eventually polls until ok returns nil, and fails with its last answer.

@@ -77,8 +77,8 @@ func transport(proto uint8, src, dst netip.Addr, sport, dport uint16, text []byt
 }
 
 // wrapESP puts an ESP packet into UDP and IP: over IPv4 without a checksum (RFC 3948).
-func wrapESP(macs []byte, src, dst netip.Addr, esp []byte) []byte {
-	frame := datagram(macs, src, dst, 49152, espPort, esp, 64)
+func wrapESP(macs []byte, src, dst netip.Addr, port uint16, esp []byte) []byte {
+	frame := datagram(macs, src, dst, port, espPort, esp, 64)
 	if src.Is4() {
 		clear(frame[inet.EthernetLen+inet.IPv4Len:][6:8])
 	}

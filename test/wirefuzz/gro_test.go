@@ -23,7 +23,7 @@ func (r *referee) gro(t *testing.T) {
 		for i, h := range r.held[node] {
 			h.used = true
 			src, dst := g.outer([]int{4, 6}[i/4/8%2])
-			s.parts = append(s.parts, &part{id: h.id, how: genuine, inner: h.inner, must: h.to, data: wrapESP(g.macs, src, dst, h.esp), envelope: src.String()})
+			s.parts = append(s.parts, &part{id: h.id, how: genuine, inner: h.inner, must: h.to, data: wrapESP(g.macs, src, dst, r.portOf(node, h), h.esp), envelope: src.String()})
 		}
 		r.fire(t, s)
 		r.settle(t, r.count(t))

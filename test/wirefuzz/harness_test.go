@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf/link"
 	"github.com/safchain/ethtool"
 	"go.yaml.in/yaml/v3"
 	"golang.org/x/sync/errgroup"
@@ -48,7 +49,7 @@ type harness struct {
 	know   *cluster
 	wire   string // its namespace
 	cables map[string]*cable
-	evil   map[string]*sealer // by the node whose datapath seals
+	evil   map[string]*takenOver // by the node whose datapath seals
 	macs   map[string]net.HardwareAddr
 	tap    *tap
 	honest []*talk
@@ -56,6 +57,9 @@ type harness struct {
 	idents map[string]uint32 // a pod's identity
 	held   map[string][]*heldPacket
 	lastID uint32 // of the markers
+	// lastLane is the highest of the lanes towards the node that has a sealer: what it opens.
+	lastLane uint8
+	asSealer link.Link
 }
 
 func newHarness(t *testing.T, modes string) *harness {
@@ -69,6 +73,9 @@ func newHarness(t *testing.T, modes string) *harness {
 		if !spec.Nodes[i].Bare() {
 			spec.Nodes[i].Mode = modes
 		}
+		if spec.Nodes[i].Name == sealerNode {
+			spec.Nodes[i].Config = map[string]any{"encryption": map[string]any{"engine": "user"}}
+		}
 	}
 	l, err := lab.Up(t.Context(), spec, lab.Options{Binary: weftBinary, ReadyTimeout: labtest.ReadyTimeout})
 	if err != nil {
@@ -80,7 +87,7 @@ func newHarness(t *testing.T, modes string) *harness {
 		}
 	})
 	b := &harness{lab: l, know: know(l), wire: netns.Path("weft-" + l.Name() + "-wire-w0"), macs: map[string]net.HardwareAddr{},
-		cables: map[string]*cable{}, number: map[string]uint16{}, idents: map[string]uint32{}, held: map[string][]*heldPacket{}, evil: map[string]*sealer{}}
+		cables: map[string]*cable{}, number: map[string]uint16{}, idents: map[string]uint32{}, held: map[string][]*heldPacket{}, evil: map[string]*takenOver{}}
 	b.allowPlain(t)
 	b.routeWorld(t)
 	// Frames that stand for many packets cross the cables as they are.
@@ -89,6 +96,8 @@ func newHarness(t *testing.T, modes string) *harness {
 		b.macs[node] = b.mac(t, node)
 		b.cables[node] = newCable(t, b.wire, port)
 	}
+	b.lastLane = b.lanes(t, other(sealerNode)) - 1
+	b.asSealer = asBySealer(t, b.wire, "p1", b.lastLane)
 	b.tap = newTap(t, l)
 	b.startTalks(t)
 	return b
@@ -240,6 +249,9 @@ func (b *harness) offload(t *testing.T, ports ...string) {
 func (b *harness) setMode(t *testing.T, mode string) {
 	t.Helper()
 	b.mergeUDP(t)
+	if !toSealer(mode) {
+		b.asSealer.Close()
+	}
 	var group errgroup.Group
 	for _, n := range agents(b.lab) {
 		writeMode(t, n, mode)

@@ -56,8 +56,11 @@ func (r *referee) newID(s *sent) uint32 {
 func (r *referee) fire(t *testing.T, s *shot) {
 	t.Helper()
 	for _, p := range s.parts {
-		if r.owners[p.id] == nil || p.must != "" { // a held packet's rightful delivery is the one that counts
-			r.owners[p.id] = &sent{p, s}
+		whole := append([]*part{p}, p.pieces...)
+		for _, p := range whole {
+			if r.owners[p.id] == nil || p.how == genuine { // a held packet's rightful delivery is the one that counts
+				r.owners[p.id] = &sent{p, s}
+			}
 		}
 		var err error
 		if p.sealAs != nil {
@@ -69,12 +72,16 @@ func (r *referee) fire(t *testing.T, s *shot) {
 		switch {
 		case errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EMSGSIZE) || errors.Is(err, unix.ENOBUFS):
 			r.refused++ // the kernel knows better than to send this
-			p.must = ""
+			for _, p := range whole {
+				p.must = ""
+			}
 			continue
 		case err != nil:
 			t.Fatalf("send frame %d (%s): %v", s.number, s.shape, err)
 		}
-		r.order = append(r.order, &sent{p, s})
+		for _, p := range whole {
+			r.order = append(r.order, &sent{p, s})
+		}
 	}
 }
 
@@ -114,7 +121,7 @@ func (r *referee) judge(t *testing.T, s *sent, arrivals []arrival) {
 		}
 	}
 	for who, n := range times {
-		if n > 1 && s.merge == nil && s.how != inCleartext {
+		if n > 1 && (s.merge == nil || s.how == genuine) && s.how != inCleartext {
 			r.violation(t, s, fmt.Sprintf("reached a pod %d times", n), who, "a sealed packet is delivered once")
 		}
 	}
@@ -208,6 +215,7 @@ func (r *referee) settle(t *testing.T, before counters) {
 func (r *referee) run(t *testing.T) {
 	t.Helper()
 	r.fence(t)
+	before := r.sealerOf(t)
 	for _, node := range []string{"a", "b"} {
 		r.held[node] = nil
 		r.hold(t, node, heldCount)
@@ -238,6 +246,7 @@ func (r *referee) run(t *testing.T) {
 	r.gro(t)
 	r.judgeAll(t)
 	r.report(t, int(number))
+	r.sealerHadWork(t, before)
 }
 
 // refill holds new packets when those that there were have been used.

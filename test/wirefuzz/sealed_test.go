@@ -87,7 +87,10 @@ func (r *referee) hold(t *testing.T, to string, count int) {
 			id := r.newID(nil)
 			text := make([]byte, 300+4*(i/4%8))
 			copy(text, r.tap.marker(id))
-			k.say(text)
+			// A CPU has a lane: half of them has the one that a sealer opens.
+			if err := onCPU(i/4, func() error { k.say(text); return nil }); err != nil {
+				t.Fatal(err)
+			}
 			h := &heldPacket{id: id, to: k.to.Name, esp: waitSealed(t, fd, len(text))}
 			r.idents[k.from.Name] = binary.BigEndian.Uint32(h.esp) & 0x3fffff
 			h.inner = datagram(nil, k.src, k.dst, clientPort, serverPort, text, 64)
@@ -125,17 +128,17 @@ func waitSealed(t *testing.T, fd, text int) []byte {
 	return nil
 }
 
-// sealer has a node's own datapath seal whatever we like, as a peer that somebody has taken over could: it is given to
+// takenOver has a node's own datapath seal whatever we like, as a peer that somebody has taken over could: it is given to
 // the pair, which seals everything that says for whom.
-type sealer struct{ fd int }
+type takenOver struct{ fd int }
 
-func (b *harness) newSealer(t *testing.T, node string) *sealer {
+func (b *harness) newPeer(t *testing.T, node string) *takenOver {
 	t.Helper()
-	return &sealer{packetSocket(t, b.lab.Node(node).NetNS, "weft_host", false)}
+	return &takenOver{packetSocket(t, b.lab.Node(node).NetNS, "weft_host", false)}
 }
 
 // send seals the packet of an Ethernet frame for the node of that number, in that identity's name.
-func (s *sealer) send(frame []byte, node uint16, identity uint32) error {
+func (s *takenOver) send(frame []byte, node uint16, identity uint32) error {
 	head := []byte{0x02, 'W', 'E', 'F'}
 	head = binary.BigEndian.AppendUint16(head, node)
 	head = append(head, 0, 0)
@@ -151,7 +154,7 @@ func (r *referee) findNumbers(t *testing.T) {
 		if node == "b" {
 			from, to = to, from
 		}
-		r.evil[node] = r.newSealer(t, node) // one for each mode: the pair may be made anew
+		r.evil[node] = r.newPeer(t, node) // one for each mode: the pair may be made anew
 		eventually(t, "the number of "+other(node)+" at "+node, func() error {
 			for n := uint16(1); n < 6; n++ {
 				id := r.newID(nil)

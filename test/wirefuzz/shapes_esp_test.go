@@ -37,7 +37,7 @@ func (g *gen) genuineESP() []*part {
 	}
 	h.used = true
 	src, dst := g.outer(choose(g, 4, 4, 6))
-	p := &part{id: h.id, how: genuine, inner: h.inner, must: h.to, data: wrapESP(g.macs, src, dst, h.esp)}
+	p := &part{id: h.id, how: genuine, inner: h.inner, must: h.to, data: g.wrapESP(src, dst, h.esp)}
 	p.carry(g.pick(3))
 	return []*part{p}
 }
@@ -46,7 +46,7 @@ func (g *gen) replayedESP() []*part {
 	for _, h := range g.r.held[g.at] {
 		if h.used && g.one(2) {
 			src, dst := g.outer(choose(g, 4, 6))
-			return []*part{g.envelope(&part{id: h.id, how: notGenuine, inner: h.inner, data: wrapESP(g.macs, src, dst, h.esp)})}
+			return []*part{g.envelope(&part{id: h.id, how: notGenuine, inner: h.inner, data: g.wrapESP(src, dst, h.esp)})}
 		}
 	}
 	return nil
@@ -86,7 +86,7 @@ func (g *gen) changedESP() []*part {
 			return nil
 		}
 	}
-	p := &part{id: h.id, how: notGenuine, inner: h.inner, data: wrapESP(g.macs, src, dst, esp)}
+	p := &part{id: h.id, how: notGenuine, inner: h.inner, data: g.wrapESP(src, dst, esp)}
 	return []*part{g.envelope(p)}
 }
 
@@ -97,20 +97,20 @@ func (g *gen) malformedESP() []*part {
 		return nil
 	}
 	src, dst := g.outer(choose(g, 4, 6))
-	p := &part{id: h.id, how: notGenuine, inner: h.inner, data: wrapESP(g.macs, src, dst, h.esp)}
+	p := &part{id: h.id, how: notGenuine, inner: h.inner, data: g.wrapESP(src, dst, h.esp)}
 	switch g.pick(7) {
 	case 0: // shorter, and says so
-		p.data = wrapESP(g.macs, src, dst, h.esp[:g.pick(len(h.esp))])
+		p.data = g.wrapESP(src, dst, h.esp[:g.pick(len(h.esp))])
 	case 1: // shorter than it says
 		p.data = p.data[:14+g.pick(len(p.data)-14)]
 	case 2: // longer
-		p.data = wrapESP(g.macs, src, dst, append(bytes.Clone(h.esp), g.bytes(1+g.pick(40))...))
+		p.data = g.wrapESP(src, dst, append(bytes.Clone(h.esp), g.bytes(1+g.pick(40))...))
 	case 3: // a readable packet where the sealed one belongs
 		id, text := g.mark(16)
 		family, from, to := g.ends()
 		_ = family
 		esp := append(bytes.Clone(h.esp[:16]), datagram(nil, from, to, 7001, 7002, text, 64)[14:]...)
-		p = &part{id: id, how: notGenuine, data: wrapESP(g.macs, src, dst, append(esp, g.bytes(18)...))}
+		p = &part{id: id, how: notGenuine, data: g.wrapESP(src, dst, append(esp, g.bytes(18)...))}
 	case 4: // in pieces
 		return g.piecesOfESP(h)
 	case 5: // ESP without UDP
@@ -129,7 +129,7 @@ func (g *gen) malformedESP() []*part {
 func (g *gen) piecesOfESP(h *heldPacket) []*part {
 	family := choose(g, 4, 6)
 	src, dst := g.outer(family)
-	whole := datagram(nil, src, dst, 49152, espPort, h.esp, 64)[14+map[int]int{4: 20, 6: 40}[family]:]
+	whole := datagram(nil, src, dst, g.espSource(), espPort, h.esp, 64)[14+map[int]int{4: 20, 6: 40}[family]:]
 	cut := 8 * (1 + g.pick(20))
 	number := g.rng.Uint32()
 	var out []*part
@@ -143,25 +143,60 @@ func (g *gen) piecesOfESP(h *heldPacket) []*part {
 	return out
 }
 
-// mergedESP stands for two sealed packets, as GRO merges UDP.
+// mergedESP stands for several sealed packets, as GRO merges UDP. What somebody has put between them costs only itself.
 func (g *gen) mergedESP() []*part {
-	a := g.take()
-	if a == nil {
+	held := g.takeEqual()
+	if len(held) < 2 {
 		return nil
 	}
-	a.used = true
-	b := g.take()
-	if b == nil || len(a.esp) != len(b.esp) {
-		a.used = false
-		return nil
+	var pieces []byte
+	for _, h := range held {
+		h.used = true
+		if pieces = append(pieces, h.esp...); g.one(3) {
+			forged := bytes.Clone(h.esp)
+			g.flip(forged, 1)
+			pieces = append(pieces, choose(g, forged, h.esp)...)
+		}
 	}
-	b.used = true
 	family := choose(g, 4, 6)
 	src, dst := g.outer(family)
 	head := map[int]int{4: 20, 6: 40}[family]
-	p := &part{id: a.id, how: genuine, inner: a.inner, data: wrapESP(g.macs, src, dst, append(bytes.Clone(a.esp), b.esp...))}
-	p.merge = virtio(needsSum, gsoUDP, 14+head+8, len(a.esp), 14+head, 6)
-	return []*part{p}
+	data := wrapESP(g.macs, src, dst, g.r.portOf(g.at, held[0]), pieces)
+	merge := virtio(needsSum, gsoUDP, 14+head+8, len(held[0].esp), 14+head, 6)
+	var parts []*part
+	for _, h := range held {
+		p := &part{id: h.id, how: genuine, inner: h.inner, data: data, merge: merge}
+		// XDP takes no frame that stands for many; a sealer is given all that do, and has the keys of one lane.
+		if g.r.mode == "tc" && (g.at != sealerNode || h.lane() == g.r.lastLane) {
+			p.must = h.to
+		}
+		parts = append(parts, p)
+	}
+	parts[0].pieces = parts[1:]
+	return parts[:1]
+}
+
+// takeEqual are held packets that were not delivered, of one lane and one length.
+func (g *gen) takeEqual() (out []*heldPacket) {
+	for _, h := range g.r.held[g.at] {
+		if !h.used && len(out) < 4 && (len(out) == 0 || len(out[0].esp) == len(h.esp) && out[0].lane() == h.lane()) {
+			out = append(out, h)
+		}
+	}
+	return out
+}
+
+// espSource is a source port of ESP: of what hooks have sealed, or a sealer.
+func (g *gen) espSource() uint16 {
+	port := choose(g, hooksPort, sealersPort|uint16(g.pick(1<<14)))
+	if !toSealer(g.r.mode) {
+		return hooksPort
+	}
+	return port
+}
+
+func (g *gen) wrapESP(src, dst netip.Addr, esp []byte) []byte {
+	return wrapESP(g.macs, src, dst, g.espSource(), esp)
 }
 
 // sealedByPeer is what a peer that somebody has taken over can send: sealed as it should be, whatever is inside.

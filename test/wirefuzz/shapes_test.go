@@ -16,6 +16,8 @@ type part struct {
 	how     claim
 	inner   []byte // what to read instead of data, where data hides it
 	must    string // the pod that has to get it
+	// pieces are the genuine packets that a merged frame stands for, besides its first.
+	pieces []*part
 	// envelope is how it is carried, empty if as it is.
 	envelope string
 }

@@ -9,9 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/lab"
@@ -83,7 +81,7 @@ const (
 // other end like that. (VLAN interfaces do the same, but not every kernel has them.)
 func tagger(t *testing.T, ns, port string) {
 	t.Helper()
-	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
+	attachEgress(t, ns, port, asm.Instructions{
 		asm.LoadMem(asm.R3, asm.R1, 8, asm.Word), // mark
 		asm.Mov.Reg(asm.R0, asm.R3),
 		asm.RSh.Imm(asm.R0, 24),
@@ -97,25 +95,7 @@ func tagger(t *testing.T, ns, port string) {
 		asm.FnSkbVlanPush.Call(),
 		asm.Mov.Imm(asm.R0, -1).WithSymbol("out"),
 		asm.Return(),
-	}})
-	if err != nil {
-		t.Fatalf("program that tags: %v", err)
-	}
-	t.Cleanup(func() { prog.Close() })
-	err = netns.Do(ns, func() error {
-		iface, err := net.InterfaceByName(port)
-		if err != nil {
-			return err
-		}
-		l, err := link.AttachTCX(link.TCXOptions{Interface: iface.Index, Program: prog, Attach: ebpf.AttachTCXEgress})
-		if err == nil {
-			t.Cleanup(func() { l.Close() })
-		}
-		return err
 	})
-	if err != nil {
-		t.Fatalf("attach the program that tags: %v", err)
-	}
 }
 
 func network(v uint16) uint16 {
