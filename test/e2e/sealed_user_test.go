@@ -8,8 +8,10 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -138,6 +140,78 @@ func TestSealerKilled(t *testing.T) {
 	load.tcpWhole(t)
 	watch.allSealed(t, l)
 	seen.unique(t)
+}
+
+// keyGone are the reasons of packets that a sealer had been given, or that came merged, when their key went or before it
+// was there. TCP sends them again.
+var keyGone = []string{"no_key", "esp_unknown_sa"}
+
+// TestSealerRotation changes keys 50 times in a row while sealers have bulk to seal and to open: TCP goes on with every key
+// and is whole at the end, nothing leaves in cleartext, nothing is refused but for want of its key, and no key is used twice with the same number.
+func TestSealerRotation(t *testing.T) {
+	const rotations = 50
+	l := newLab(t, "userrotate", parseSpec(t, strings.Replace(userLab, "{engine: user}}", "{engine: user}, keys: {drain: 300ms}}", 1)))
+	sealers := []*lab.Node{l.Node("a"), l.Node("b")}
+	for _, n := range agents(l) {
+		keyed(t, l, n)
+	}
+	for _, n := range sealers {
+		sealerRuns(t, n, 0)
+	}
+	seen, epochs := newNonces(), map[keyOf]bool{}
+	watch := watchWire(t, l, podRules(l), eachESP(func(f encryptcheck.Frame) {
+		seen.frame(f)
+		if key, ok := sealersKey(f); ok {
+			epochs[key] = true
+		}
+	}))
+	load := startBulk(t, path{l.Pod("client"), l.Pod("server")}, path{l.Pod("server"), l.Pod("client")})
+	before := map[*lab.Node]map[string]uint64{}
+	for _, n := range agents(l) {
+		before[n] = encryptDrops(t, n)
+	}
+	first, began := epochNow(t, l), time.Now()
+	for i := range rotations {
+		through := agents(l)[i%len(agents(l))]
+		rotate(t, l, through)
+		load.flowing(t, fmt.Sprintf("after rotation %d, through %s", i+1, through.Name))
+	}
+	took := time.Since(began)
+	if last := epochNow(t, l); last != first+rotations {
+		t.Errorf("epoch %d, then %d after %d rotations", first, last, rotations)
+	}
+	for _, n := range sealers {
+		sealsAgain(t, load, n)
+	}
+	load.tcpWhole(t)
+	for n, was := range before {
+		for reason, packets := range encryptDrops(t, n) {
+			switch more := packets - was[reason]; {
+			case more == 0:
+			case slices.Contains(keyGone, reason):
+				t.Logf("node %s dropped %s %d", n.Name, reason, more)
+			default:
+				t.Errorf("node %s dropped %s %d", n.Name, reason, more)
+			}
+		}
+	}
+	watch.allSealed(t, l)
+	seen.unique(t)
+	// An SPI has 15 epochs: all of them, both ways.
+	if len(epochs) < 2*15 {
+		t.Errorf("sealers have sealed in %d epochs of both directions: %v", len(epochs), epochs)
+	}
+	t.Logf("%d rotations in %s", rotations, took.Round(time.Millisecond))
+}
+
+// sealersKey is the direction and epoch of what a sealer has sealed, which its source port tells.
+func sealersKey(f encryptcheck.Frame) (keyOf, bool) {
+	p, err := inet.Parse(f.Data)
+	if err != nil || p.SrcPort>>14 != 2 {
+		return keyOf{}, false
+	}
+	e, ok := encryptcheck.ParseESP(p, 4500)
+	return keyOf{p.Src, p.Dst, e.Epoch(), 0}, ok
 }
 
 // TestSealerOff: the engine is changed away from user, which leaves no sealer, no tap and traffic whole, and back.
