@@ -249,9 +249,6 @@ func (b *harness) offload(t *testing.T, ports ...string) {
 func (b *harness) setMode(t *testing.T, mode string) {
 	t.Helper()
 	b.mergeUDP(t)
-	if !toSealer(mode) {
-		b.asSealer.Close()
-	}
 	var group errgroup.Group
 	for _, n := range agents(b.lab) {
 		writeMode(t, n, mode)

@@ -30,15 +30,10 @@ func (h *heldPacket) lane() uint8 { return laneOf(h.esp) }
 
 func laneOf(esp []byte) uint8 { return uint8(binary.BigEndian.Uint32(esp) >> 22 & 63) }
 
-// toSealer says whether what has a sealer's source port is to be opened by the sealer. In mode stack the host's stack
-// would be given it by weft_sealer, and refuses it: IPv6 is off there (Ip6InDiscards), and so is, where
-// net.ipv4.conf.all.rp_filter is 1, what has its way back elsewhere (IPReversePathFilter).
-func toSealer(mode string) bool { return mode != "stack" }
-
 // portOf is the source port that a held packet has if it comes as from a node like its own, with a sealer if it may be a
 // sealer's.
 func (r *referee) portOf(node string, h *heldPacket) uint16 {
-	if node == sealerNode && h.lane() == r.lastLane && toSealer(r.mode) {
+	if node == sealerNode && h.lane() == r.lastLane {
 		return sealersPort | 0x123
 	}
 	return hooksPort
@@ -169,7 +164,7 @@ func (b *harness) sealerOf(t *testing.T) (s admin.Sealer) {
 // not, and refused what nobody had sealed and what was there before.
 func (r *referee) sealerHadWork(t *testing.T, before admin.Sealer) {
 	t.Helper()
-	if r.mode == "xdp" || !toSealer(r.mode) {
+	if r.mode == "xdp" {
 		return
 	}
 	eventually(t, "the sealer's counts", func() error {

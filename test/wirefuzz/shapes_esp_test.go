@@ -166,8 +166,8 @@ func (g *gen) mergedESP() []*part {
 	var parts []*part
 	for _, h := range held {
 		p := &part{id: h.id, how: genuine, inner: h.inner, data: data, merge: merge}
-		// XDP takes no frame that stands for many; a sealer is given all that do, and has the keys of one lane.
-		if g.r.mode == "tc" && (g.at != sealerNode || h.lane() == g.r.lastLane) {
+		// XDP takes no frame that stands for many.
+		if g.r.mode == "tc" {
 			p.must = h.to
 		}
 		parts = append(parts, p)
@@ -188,11 +188,7 @@ func (g *gen) takeEqual() (out []*heldPacket) {
 
 // espSource is a source port of ESP: of what hooks have sealed, or a sealer.
 func (g *gen) espSource() uint16 {
-	port := choose(g, hooksPort, sealersPort|uint16(g.pick(1<<14)))
-	if !toSealer(g.r.mode) {
-		return hooksPort
-	}
-	return port
+	return choose(g, hooksPort, sealersPort|uint16(g.pick(1<<14)))
 }
 
 func (g *gen) wrapESP(src, dst netip.Addr, esp []byte) []byte {
