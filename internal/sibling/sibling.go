@@ -1,5 +1,5 @@
-// Package sibling finds Weft's other program: weft is the agent and what talks to it, weft-lab is
-// labs, demo and benchmarks.
+// Package sibling finds Weft's other programs: weft is the agent and what talks to it, weft-lab is
+// labs, demo and benchmarks, weft-sealer seals and opens what comes in bulk.
 package sibling
 
 import (
