@@ -154,6 +154,12 @@ func encryptTests() []test {
 		{name: "tcp1-wiremtu", group: "tcp", shape: shapePair, run: wireMTU(runBulk(1, remote))},
 		{name: "tcp4", group: "tcp", shape: shapePair, extra: true, run: runBulk(4, remote)},
 	}
+	for _, cc := range []string{"bbr", "cubic"} {
+		bulk := runBulkBy(cc, 1, remote)
+		tests = append(tests,
+			test{name: "tcp1-" + cc, group: "tcp", shape: shapePair, extra: true, run: bulk},
+			test{name: "tcp1-wiremtu-" + cc, group: "tcp", shape: shapePair, extra: true, run: wireMTU(bulk)})
+	}
 	for _, length := range []int{64, 1400} {
 		tests = append(tests,
 			test{name: fmt.Sprintf("seal%d", length), group: "seal", shape: shapeSeal, gen: true, run: runPPS(length, 1)},

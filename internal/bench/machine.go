@@ -32,6 +32,9 @@ func describeMachine(ctx context.Context, binary string) (report.Machine, error)
 	if info, err := os.ReadFile("/proc/cpuinfo"); err == nil {
 		m.CPU = cpuModel(string(info))
 	}
+	if cc, err := os.ReadFile("/proc/sys/net/ipv4/tcp_congestion_control"); err == nil {
+		m.Congestion = strings.TrimSpace(string(cc))
+	}
 	if load, err := os.ReadFile("/proc/loadavg"); err == nil {
 		first, _, _ := strings.Cut(string(load), " ")
 		m.Load, _ = strconv.ParseFloat(first, 64)

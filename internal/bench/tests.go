@@ -103,9 +103,14 @@ func runPPS(length, flows int) runFunc {
 }
 
 func runBulk(streams int, between func(*harness) (pod, pod)) runFunc {
+	return runBulkBy("", streams, between)
+}
+
+// runBulkBy is runBulk with a congestion control of the sender's.
+func runBulkBy(congestion string, streams int, between func(*harness) (pod, pod)) runFunc {
 	return func(ctx context.Context, b *harness, dur time.Duration) (report.Sample, error) {
 		from, to := between(b)
-		return load.Bulk(ctx, from.peer(), to.peer(), streams, dur)
+		return load.Bulk(ctx, from.peer(), to.peer(), streams, congestion, dur)
 	}
 }
 

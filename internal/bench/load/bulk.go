@@ -18,12 +18,14 @@ const bulkChunk = 128 << 10
 // bulkWarm lets TCP's slow start end before the clock starts.
 const bulkWarm = 400 * time.Millisecond
 
-// Bulk sends TCP streams from one pod to another and returns throughput and CPU cost.
-func Bulk(ctx context.Context, from, to Peer, streams int, dur time.Duration) (report.Sample, error) {
+// Bulk sends TCP streams from one pod to another and returns throughput and CPU cost. congestion is
+// the sender's congestion control as in net.ipv4.tcp_available_congestion_control, "" for the
+// machine's default.
+func Bulk(ctx context.Context, from, to Peer, streams int, congestion string, dur time.Duration) (report.Sample, error) {
 	var w workers
 	received := make([]atomic.Uint64, streams)
 	for i := range streams {
-		if err := w.bulkStream(from, to, i, &received[i]); err != nil {
+		if err := w.bulkStream(from, to, i, congestion, &received[i]); err != nil {
 			w.stop()
 			return nil, err
 		}
@@ -69,7 +71,7 @@ func (w *workers) measureCPU(ctx context.Context, warm, dur time.Duration, begin
 }
 
 // bulkStream starts one stream's two threads.
-func (w *workers) bulkStream(from, to Peer, i int, received *atomic.Uint64) error {
+func (w *workers) bulkStream(from, to Peer, i int, congestion string, received *atomic.Uint64) error {
 	at := netip.AddrPortFrom(to.IP, uint16(firstPort+i))
 	if err := w.serveOne(to.NS, at, func(conn int) error { return drain(conn, &w.phase, received) }); err != nil {
 		return err
@@ -80,6 +82,11 @@ func (w *workers) bulkStream(from, to Peer, i int, received *atomic.Uint64) erro
 			return err
 		}
 		defer unix.Close(conn)
+		if congestion != "" {
+			if err := unix.SetsockoptString(conn, unix.IPPROTO_TCP, unix.TCP_CONGESTION, congestion); err != nil {
+				return fmt.Errorf("set congestion control %s: %w", congestion, err)
+			}
+		}
 		return pour(conn, &w.phase)
 	})
 	return nil

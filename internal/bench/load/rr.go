@@ -36,7 +36,7 @@ func RR(ctx context.Context, from, to Peer, n int, dur time.Duration) (report.Sa
 func RRBesideBulk(ctx context.Context, from, to Peer, n int, dur time.Duration) (report.Sample, error) {
 	var w workers
 	var received atomic.Uint64
-	if err := w.bulkStream(from, to, n, &received); err != nil {
+	if err := w.bulkStream(from, to, n, "", &received); err != nil {
 		w.stop()
 		return nil, err
 	}

@@ -12,6 +12,8 @@ type Machine struct {
 	Date   string `json:"date"` // RFC 3339, UTC, start of the run
 	Go     string `json:"go"`
 	Weft   string `json:"weft"`
+	// Congestion is the machine's default congestion control of TCP.
+	Congestion string `json:"congestion,omitempty"`
 	// Load is the one-minute load average before the run; on a shared machine
 	// it says how much to trust absolute figures.
 	Load float64 `json:"load"`

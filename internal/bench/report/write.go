@@ -47,8 +47,12 @@ func (r *Report) WriteMarkdown(w io.Writer) error {
 
 // Line describes the machine in one sentence.
 func (m Machine) Line() string {
-	return fmt.Sprintf("%s, %d cores, Linux %s, %s, weft %s, %s; %d repeats of %g s each, load %.2f before.",
-		m.CPU, m.Cores, m.Kernel, m.Go, m.Weft, m.Date, m.Repeats, m.Seconds, m.Load)
+	congestion := ""
+	if m.Congestion != "" {
+		congestion = ", TCP " + m.Congestion
+	}
+	return fmt.Sprintf("%s, %d cores, Linux %s%s, %s, weft %s, %s; %d repeats of %g s each, load %.2f before.",
+		m.CPU, m.Cores, m.Kernel, congestion, m.Go, m.Weft, m.Date, m.Repeats, m.Seconds, m.Load)
 }
 
 // markdownTest writes one test's table.
