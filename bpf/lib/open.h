@@ -106,8 +106,7 @@ ALWAYS_INLINE int open_esp(weft_ctx *ctx, struct weft_job *o)
 }
 
 /* Whether others than this hook open it: the sealer, or this hook again, once the segmentation veth has cut it.
- * Returns 0 if it is this hook's, OPEN_ELSEWHERE or a drop reason. A merged one may begin with a stranger's, so
- * its first says nothing of the rest. */
+ * Returns 0 if it is this hook's, OPEN_ELSEWHERE or a drop reason. */
 ALWAYS_INLINE int open_elsewhere(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p,
 				 struct weft_job *job)
 {
@@ -115,15 +114,16 @@ ALWAYS_INLINE int open_elsewhere(weft_ctx *ctx, const struct weft_config *cfg, c
 	struct weft_sealer_say say = {.kind = SEALER_OPEN, .count = 1, .id = job->id};
 	__u32 merged = ctx_segment(ctx), port = bpf_ntohs(p->sport);
 	struct weft_sa_in *sa;
-	int reason, act;
+	int held, reason, act;
 
 	if (!merged && !cfg->sealer_ifindex)
 		return 0;
 	sa = bpf_map_lookup_elem(&weft_sa_in, &job->id);
+	held = sa && sa->head.sealer & SEALER_HOLDS;
 	if (merged) {
 		say.count = ctx_packets(ctx) > SEALER_COUNT_MAX ? SEALER_COUNT_MAX : ctx_packets(ctx);
 	} else {
-		if (!sa || !(sa->head.sealer & SEALER_HOLDS))
+		if (!sa || !held)
 			return 0;
 		/* The port is anybody's to choose: once the peer's sealer is known to send, all go its way.
 		 * A copy from another port would be opened here before the packet itself, which waits to be
@@ -136,8 +136,10 @@ ALWAYS_INLINE int open_elsewhere(weft_ctx *ctx, const struct weft_config *cfg, c
 	}
 	if (sa)
 		say.seq = sa->top;
-	/* Merged ones of other ports are a hook's: the sealer has no keys of theirs. */
-	if ((!merged || (port & SEALER_PORT_MASK) == SEALER_PORT_BASE) && say.seq < SEALER_SEQ_LIMIT &&
+	/* Merged ones of other ports are a hook's, and those that begin with a key that the sealer has lost are
+	 * too: it would refuse all. One that begins with a stranger's is cut, since that says nothing of the
+	 * rest. */
+	if (held && (!merged || (port & SEALER_PORT_MASK) == SEALER_PORT_BASE) && say.seq < SEALER_SEQ_LIMIT &&
 	    sealer_ask(cfg))
 		act = sealer_give(ctx, cfg, &say);
 	else if (!merged)

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -66,6 +67,58 @@ func TestWhoOpens(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestWhoOpensMerged: several packets in one go to the sealer whole if it has the key of the first, and are cut
+// otherwise: the hooks hold every key, and a sealer that has lost one would refuse all.
+func TestWhoOpensMerged(t *testing.T) {
+	for _, family := range []int{4, 6} {
+		for _, c := range []struct {
+			name   string
+			set    func(*sealHarness)
+			lane   uint8
+			port   uint16
+			sealer bool
+		}{
+			{"it is there", func(*sealHarness) {}, sealerLane, 0x8001, true},
+			{"from a hook's port", func(*sealHarness) {}, sealerLane, 0xc001, false},
+			{"its key is not marked", func(b *sealHarness) { must(t, b.UnmarkSealer()) }, sealerLane, 0x8001, false},
+			{"of an SA that there is not", func(*sealHarness) {}, sealerLane + 1, 0x8001, false},
+			{"none", func(b *sealHarness) { must(t, b.inside(func() error { return b.SetSealer(false) })) }, sealerLane, 0x8001, false},
+		} {
+			b := newSealerHarness(t, family)
+			c.set(b)
+			verdict, out := b.sendMerged(t, c.lane, c.port)
+			given := readTapFrame(out).kind == bpf.SealerOpen && readTapFrame(out).id == sealerSA(uint32(c.lane))
+			if verdict != "redirect" || given != c.sealer || isCut(out) == c.sealer {
+				t.Errorf("IPv%d, %s: %s %v, to the sealer: %v, cut: %v, want to the sealer: %v",
+					family, c.name, verdict, b.counted(t), given, isCut(out), c.sealer)
+			}
+		}
+	}
+}
+
+// isCut says that a frame goes into the segmentation veth to be opened piece by piece (SEGMENT_OPEN).
+func isCut(frame []byte) bool { return bytes.Equal(frame[:4], []byte{2, 0x57, 0x45, 0x4f}) }
+
+// sendMerged runs from_wire on two packets of one of the peer's lanes in one, as GRO merges them.
+func (b *sealHarness) sendMerged(t testing.TB, lane uint8, port uint16) (verdict string, out []byte) {
+	t.Helper()
+	here, there := b.outer()
+	sa := espref.SA{SPI: spiOf(sealEpoch, uint32(lane), identityPeer), Key: laneKey(keyIn, lane), Salt: saltIn}
+	var both []byte
+	for seq := range uint64(2) {
+		sealed, err := sa.Seal(seq+1, inner())
+		must(t, err)
+		both = append(both, sealed...)
+	}
+	ip := espref.Outer{From: netip.AddrPortFrom(there, port), To: netip.AddrPortFrom(here, espref.Port)}.Wrap(both)
+	frame := append(newPacket(peerMAC, uplinkMAC, there, here).bytes()[:14:14], ip...)
+	code, out, err := b.runWith(b.progs.Get("from_wire", hook.TCIngress), &skbContext{
+		Ifindex: uint32(b.index["wtup"]), GSOSize: uint32(len(both) / 2), GSOSegs: 2,
+	}, frame)
+	must(t, err)
+	return verdictOf("tc", code), out
 }
 
 // TestSealerRetried: of a sealer that does not answer one packet is risked now and then, and it is believed again at

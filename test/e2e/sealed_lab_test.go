@@ -304,3 +304,42 @@ func addrPort(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortF
 
 // soon waits a little for what must not happen.
 func soon() { time.Sleep(150 * time.Millisecond) }
+
+// sealsAgain waits until a node's sealer seals and opens more than it has.
+func sealsAgain(t *testing.T, load *load, n *lab.Node) {
+	t.Helper()
+	load.flowing(t, "through the sealer of "+n.Name)
+	var before *admin.Sealer
+	eventually(t, "more through the sealer of "+n.Name, func() error {
+		now, err := sealerOf(t.Context(), n)
+		if err != nil {
+			return err
+		}
+		if before == nil {
+			before = now
+		}
+		if now.Sealed.Packets < before.Sealed.Packets+1000 || now.Opened.Packets < before.Opened.Packets+1000 {
+			return fmt.Errorf("%+v, before %+v", now, before)
+		}
+		return nil
+	})
+}
+
+// seals waits until a node's sealer has sealed some packets more.
+func seals(t *testing.T, n *lab.Node, packets uint64) {
+	t.Helper()
+	var before *admin.Sealer
+	eventually(t, "the sealer of "+n.Name+" to seal", func() error {
+		now, err := sealerOf(t.Context(), n)
+		if err != nil {
+			return err
+		}
+		if before == nil {
+			before = now
+		}
+		if now.Sealed.Packets < before.Sealed.Packets+packets {
+			return fmt.Errorf("%+v, before %+v", now.Sealed, before.Sealed)
+		}
+		return nil
+	})
+}
