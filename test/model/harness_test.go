@@ -39,6 +39,9 @@ agent:
   - {name: web, node: b, namespace: open, addresses: [10.77.2.80, "fd77:2::80"]}
 `
 
+// sealerNode has a sealer; the other node seals and opens in its hooks.
+const sealerNode = "b"
+
 var nodeNames = [ports]string{"a", "b", "out"}
 
 // comers are the pods that come and go.
@@ -97,6 +100,11 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	spec.Name = labName
+	for i := range spec.Nodes {
+		if spec.Nodes[i].Name == sealerNode {
+			spec.Nodes[i].Config = map[string]any{"encryption": map[string]any{"engine": "user"}}
+		}
+	}
 	l, err := lab.Up(t.Context(), spec, lab.Options{Binary: weftBinary, ReadyTimeout: labtest.ReadyTimeout})
 	if err != nil {
 		t.Fatal(err)

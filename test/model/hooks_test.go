@@ -10,6 +10,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+
+	"weft.dev/weft/internal/netdev"
 )
 
 // Host sides of pods' interfaces: the first, and the second of a pod on the XDP datapath.
@@ -60,6 +62,8 @@ func required(name string) (in, out string) {
 	switch {
 	case name == "w0":
 		return "weft_from_wire", "weft_to_wire"
+	case name == netdev.Sealer:
+		return "weft_from_sealer", "weft_to_sealer"
 	case firstIf.MatchString(name):
 		return "weft_from_pod", "weft_to_pod"
 	case secondIf.MatchString(name):

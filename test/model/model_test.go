@@ -1,6 +1,7 @@
 package model
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -31,7 +32,7 @@ func TestAbsenceNeverMeansCleartext(t *testing.T) {
 	if err := w.makeWhole(); err != nil {
 		w.fail("", err)
 	}
-	if err := w.check(); err != nil {
+	if err := errors.Join(w.sealerSeals(), w.check()); err != nil {
 		w.fail("", err)
 	}
 	report := w.watch.report()

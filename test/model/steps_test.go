@@ -2,10 +2,14 @@ package model
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"regexp"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // action is one kind of step.
@@ -18,6 +22,9 @@ type action struct {
 
 func alive(_ *world, h *host) bool { return h.alive() }
 func dead(_ *world, h *host) bool  { return !h.alive() }
+func sealing(_ *world, h *host) bool {
+	return h.Name == sealerNode && h.alive()
+}
 func there(_ *world, h *host) bool { return h.mac != nil }
 
 // actions are all that can happen, with how often.
@@ -32,6 +39,8 @@ var actions = []action{
 	{"start", 24, dead, func(w *world, h *host) (string, error) { return w.start(h) }},
 	{"change mode", 3, nil, func(w *world, h *host) (string, error) { return w.changeMode(h) }},
 	{"restart with half the directory", 2, alive, func(w *world, h *host) (string, error) { return w.restartWithHalf(h) }},
+	{"kill sealer", 5, sealing, func(w *world, h *host) (string, error) { return w.killSealer(h, false) }},
+	{"kill sealer and agent", 2, sealing, func(w *world, h *host) (string, error) { return w.killSealer(h, true) }},
 	{"uplink down", 4, func(_ *world, h *host) bool { return h.up }, func(w *world, h *host) (string, error) { return "", w.setUplink(h, false) }},
 	{"uplink up", 24, func(_ *world, h *host) bool { return h.mac != nil && !h.up }, func(w *world, h *host) (string, error) { return "", w.setUplink(h, true) }},
 	{"remove uplink", 5, there, func(w *world, h *host) (string, error) { return "", w.deleteUplink(h) }},
@@ -86,6 +95,25 @@ func (w *world) end(h *host, how func(context.Context) error) error {
 	defer cancel()
 	h.ready = false
 	return how(ctx)
+}
+
+// killSealer kills a node's sealer, and before it the agent that would start another.
+func (w *world) killSealer(h *host, withAgent bool) (string, error) {
+	ctx, cancel := context.WithTimeout(w.t.Context(), startWait)
+	defer cancel()
+	e, err := client(h).Encrypt(ctx)
+	if err != nil || e.Sealer == nil || e.Sealer.PID == 0 {
+		return "there is none", nil
+	}
+	if withAgent {
+		if err := w.end(h, h.KillAgent); err != nil {
+			return "", err
+		}
+	}
+	if err := unix.Kill(e.Sealer.PID, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+		return "", os.NewSyscallError("kill", err)
+	}
+	return fmt.Sprintf("pid %d, which had sealed %d packets", e.Sealer.PID, e.Sealer.Sealed.Packets), nil
 }
 
 // startWait is how long a start is watched; it may take longer, and other steps come meanwhile.

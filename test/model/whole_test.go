@@ -12,7 +12,9 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/lab/traffic"
+	"weft.dev/weft/internal/netdev"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -135,6 +137,14 @@ func (w *world) well(h *host) error {
 	if len(e.Peers) != len(w.hosts)-1 || e.Peers[0].SendEpoch == 0 || e.Peers[0].ReceiveEpoch == 0 || len(e.Plain) != 0 || len(e.Problems) > 0 {
 		return fmt.Errorf("peers %+v, plain %v, problems %q", e.Peers, e.Plain, e.Problems)
 	}
+	return sealerRuns(h, e)
+}
+
+// sealerRuns holds a node to have a sealer, or none.
+func sealerRuns(h *host, e *admin.Encryption) error {
+	if runs := e.Sealer != nil && e.Sealer.PID != 0; runs != (h.Name == sealerNode) {
+		return fmt.Errorf("node %s: sealer %+v", h.Name, e.Sealer)
+	}
 	return nil
 }
 
@@ -165,6 +175,34 @@ func (w *world) streams() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// sealerSeals holds the sealer to seal what streams have left it, whatever has become of it. Its keys went if it ended
+// together with its agent, so a new epoch comes first (docs/encryption.md, "the sealer").
+func (w *world) sealerSeals() error {
+	ctx, cancel := w.context()
+	defer cancel()
+	h := w.hosts[slices.Index(nodeNames[:], sealerNode)]
+	if _, err := client(h).RotateKeys(ctx); err != nil {
+		return err
+	}
+	var before uint64
+	return poll("the sealer to seal", func() error {
+		e, err := client(h).Encrypt(ctx)
+		if err == nil && e.Sealer == nil {
+			err = errors.New("there is none")
+		}
+		if err != nil {
+			return err
+		}
+		if before == 0 {
+			before = e.Sealer.Sealed.Packets + 1
+		}
+		if e.Sealer.Sealed.Packets < before {
+			return errors.Join(w.streams(), fmt.Errorf("%+v", e.Sealer))
+		}
+		return nil
+	})
 }
 
 // nothingLeft holds namespaces, interfaces and published endpoints against the pods that there are.
@@ -201,6 +239,9 @@ func same(what, pattern string, want []string) error {
 // interfaces holds a node's interfaces against its pods'.
 func (w *world) interfaces(h *host) error {
 	want := []string{"lo", "w0", "weft_host", "weft_net"}
+	if h.Name == sealerNode {
+		want = append(want, netdev.Sealer)
+	}
 	for _, p := range w.prober.pods {
 		if p.Node != h.Name {
 			continue
