@@ -59,26 +59,30 @@ func (w *world) putInOrder() error {
 			errs = append(errs, w.setUplink(h, true))
 		}
 	}
-	for _, h := range w.hosts {
-		if !h.alive() {
-			_, err := w.start(h)
-			errs = append(errs, err)
-			if err == nil && !h.alive() { // it had nothing to start with until now
-				_, err = w.start(h)
-				errs = append(errs, err)
-			}
-		}
-	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
 	for _, h := range w.hosts {
-		ctx, cancel := w.context()
-		errs = append(errs, h.WaitReady(ctx))
-		cancel()
-		h.ready = true
+		errs = append(errs, w.running(h))
 	}
 	return errors.Join(errs...)
+}
+
+// running waits until an agent is ready, and starts it as systemd would: it ends itself if it has nothing to start
+// with, or if it loses its uplink while it loads.
+func (w *world) running(h *host) error {
+	err := poll("the agent of node "+h.Name+" to be ready", func() error {
+		if !h.alive() {
+			if _, err := w.start(h); err != nil {
+				return err
+			}
+		}
+		ctx, cancel := w.context()
+		defer cancel()
+		return h.WaitReady(ctx)
+	})
+	h.ready = err == nil
+	return err
 }
 
 // applyOwn restarts an agent that runs with what its Node object was by mistake, and says so.
@@ -183,7 +187,8 @@ func (w *world) sealerSeals() error {
 	ctx, cancel := w.context()
 	defer cancel()
 	h := w.hosts[slices.Index(nodeNames[:], sealerNode)]
-	if _, err := client(h).RotateKeys(ctx); err != nil {
+	// It is refused while an epoch before is not in use everywhere.
+	if err := poll("a new epoch", func() error { _, err := client(h).RotateKeys(ctx); return err }); err != nil {
 		return err
 	}
 	var before uint64
