@@ -38,17 +38,26 @@ func (e *end) do(t *testing.T, what string, fn func() error) {
 	}
 }
 
-// nodes makes two namespaces, joined by the wire w0.
-func nodes(t *testing.T) (a, b *end) {
-	t.Helper()
+// ends are two nodes without namespaces.
+func ends() (a, b *end) {
 	ends := [2]*end{}
 	for i := range ends {
 		ends[i] = &end{
-			ns:    nettest.New(t, fmt.Sprintf("tshark-%d", i)),
 			addr4: netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/24", i+1)), addr6: netip.MustParsePrefix(fmt.Sprintf("2001:db8::%d/64", i+1)),
 			pods: []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("10.77.%d.0/24", i+1)), netip.MustParsePrefix(fmt.Sprintf("fd77:%d::/64", i+1))},
 			pod4: netip.MustParseAddr(fmt.Sprintf("10.77.%d.100", i+1)), pod6: netip.MustParseAddr(fmt.Sprintf("fd77:%d::100", i+1)),
 		}
+	}
+	return ends[0], ends[1]
+}
+
+// nodes makes two namespaces, joined by the wire w0.
+func nodes(t *testing.T) (a, b *end) {
+	t.Helper()
+	a, b = ends()
+	ends := [2]*end{a, b}
+	for i, e := range ends {
+		e.ns = nettest.New(t, fmt.Sprintf("tshark-%d", i))
 	}
 	nettest.Wire(t, ends[0].wire(100), ends[1].wire(0))
 	macs := [2]net.HardwareAddr{}
@@ -58,7 +67,7 @@ func nodes(t *testing.T) (a, b *end) {
 	for i, e := range ends {
 		e.do(t, "neighbours", func() error { return neighbours(macs[1-i], ends[1-i].addr4.Addr(), ends[1-i].addr6.Addr()) })
 	}
-	return ends[0], ends[1]
+	return a, b
 }
 
 func (e *end) wire(index int) nettest.End {

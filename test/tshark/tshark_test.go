@@ -145,12 +145,16 @@ func capture(t *testing.T, a, b *end, path string) (frames [][]byte) {
 }
 
 // associations are tshark's table of keys: an entry for each lane.
-func associations(a, b *end, lanes []lane) []string {
+func associations(from, to netip.Addr, lanes []lane) []string {
 	var args []string
+	family := "IPv4"
+	if from.Is6() {
+		family = "IPv6"
+	}
 	for i, l := range lanes {
 		spi := uint32(epoch)<<28 | uint32(i)<<22 | hostID
 		fields := []string{
-			"IPv4", a.addr4.Addr().String(), b.addr4.Addr().String(), fmt.Sprintf("0x%08x", spi),
+			family, from.String(), to.String(), fmt.Sprintf("0x%08x", spi),
 			"AES-GCM with 16 octet ICV [RFC4106]", "0x" + hex.EncodeToString(slices.Concat(l.key, l.salt)), "NULL", "", "64-bit", "0",
 		}
 		for i := range fields {
@@ -175,7 +179,11 @@ func (d *decoded) field(name string) string { return strings.Join(d.Source.Layer
 func tshark(t *testing.T, path string, args ...string) (packets []decoded, extended bool) {
 	t.Helper()
 	args = append([]string{"-n", "-r", path, "-T", "json", "-o", "esp.enable_encryption_decode:TRUE", "-o", "esp.enable_authentication_check:TRUE"}, args...)
-	for _, f := range []string{"esp.spi", "esp.sequence", "esp.icv_good", "esp.icv_bad", "esp.pad_len", "udp.dstport", "udp.payload", "data.data", "ip.dst", "ipv6.dst", "udp.checksum.status"} {
+	for _, protocol := range []string{"ip", "tcp", "udp"} {
+		args = append(args, "-o", protocol+".check_checksum:TRUE")
+	}
+	for _, f := range []string{"esp.spi", "esp.sequence", "esp.icv_good", "esp.icv_bad", "esp.pad_len", "udp.dstport", "udp.payload", "data.data", "ip.dst", "ipv6.dst",
+		"udp.checksum.status", "ip.checksum.status", "ip.id", "_ws.malformed", "tcp.seq_raw", "tcp.flags", "tcp.payload", "tcp.checksum.status", "tcp.options.timestamp.tsval"} {
 		args = append(args, "-e", f)
 	}
 	cmd := exec.Command("tshark", args...)
@@ -224,7 +232,7 @@ func TestDecrypt(t *testing.T) {
 		}
 	})
 	t.Run("with the key", func(t *testing.T) {
-		packets, extended := tshark(t, path, associations(a, b, lanes)...)
+		packets, extended := tshark(t, path, associations(a.addr4.Addr(), b.addr4.Addr(), lanes)...)
 		if !extended {
 			t.Log("this tshark knows no extended sequence numbers: only Go's AES-GCM verifies the ICVs")
 		}
@@ -243,7 +251,7 @@ func TestDecrypt(t *testing.T) {
 		for i := range wrong {
 			wrong[i].key = bytes.Repeat([]byte{7}, 32)
 		}
-		packets, _ := tshark(t, path, associations(a, b, wrong)...)
+		packets, _ := tshark(t, path, associations(a.addr4.Addr(), b.addr4.Addr(), wrong)...)
 		for i, p := range packets {
 			if strings.Contains(p.field("data.data"), hex.EncodeToString(payload(20))) {
 				t.Errorf("packet %d was read with a wrong key: %+v", i, p)
