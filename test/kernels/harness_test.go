@@ -112,27 +112,38 @@ func (p *port) send(frame []byte) error {
 	return nil
 }
 
-// receive returns the packets of the next n frames that take keeps, without their Ethernet headers; fewer if none came for
-// a while. take gets and returns a packet.
-func (p *port) receive(n int, take func(packet []byte) []byte) ([][]byte, error) {
-	var packets [][]byte
-	buffer := make([]byte, 16<<10)
-	for len(packets) < n {
+// next returns the next frame, nil if none came for a while.
+func (p *port) next() ([]byte, error) {
+	buffer := make([]byte, 128<<10)
+	for {
 		ready, err := unix.Poll([]unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}, int(patience.Milliseconds()))
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
 		if err != nil || ready == 0 {
-			return packets, err
+			return nil, err
 		}
 		length, err := unix.Read(p.fd, buffer)
 		if err != nil {
-			return packets, fmt.Errorf("receive at %s: %w", p.name, err)
+			return nil, fmt.Errorf("receive at %s: %w", p.name, err)
 		}
-		if length <= ethLen {
+		return buffer[:length], nil
+	}
+}
+
+// receive returns the packets of the next n frames that take keeps, without their Ethernet headers; fewer if none came for
+// a while. take gets and returns a packet.
+func (p *port) receive(n int, take func(packet []byte) []byte) ([][]byte, error) {
+	var packets [][]byte
+	for len(packets) < n {
+		frame, err := p.next()
+		if err != nil || frame == nil {
+			return packets, err
+		}
+		if len(frame) <= ethLen {
 			continue
 		}
-		if packet := take(bytes.Clone(buffer[ethLen:length])); packet != nil {
+		if packet := take(bytes.Clone(frame[ethLen:])); packet != nil {
 			packets = append(packets, packet)
 		}
 	}

@@ -44,7 +44,8 @@ type weftNode struct {
 	ns, bpfDir string
 	pod        *port
 	six        bool
-	ids        uint64 // fingerprints given out
+	ids        uint64      // fingerprints given out
+	sealer     *realSealer // of engine user
 }
 
 // newWeft makes both nodes; the tunnel between them is for outer to make.
@@ -62,6 +63,11 @@ func newWeft(t *testing.T, mode datapath.Mode, engine string) (*weftNode, *xfrmN
 	must(t, netns.Do(x.ns, func() error { return receiveXDP("wire0") }))
 	w.pod = newPort(t, podNS, "eth0")
 	must(t, netns.Do(w.ns, func() error { return w.open(t, mode, engine, podNS) }))
+	if engine == esp.EngineUser {
+		w.sealer = w.startSealer(t)
+		// Weft has the pod's stack build no larger packets than suit the sealer. The device is the pod's to change.
+		must(t, ip(podNS, "link set eth0 gso_max_segs 65535"))
+	}
 	return w, x
 }
 
@@ -113,7 +119,7 @@ func (w *weftNode) open(t *testing.T, mode datapath.Mode, engine, podNS string) 
 	if w.sas, err = w.Associations(); err != nil {
 		return err
 	}
-	if status := w.sas.EngineStatus(); status.Active != engine {
+	if status := w.sas.EngineStatus(); status.Active != engine && engine != esp.EngineUser {
 		return fmt.Errorf("engine %s: %s", status.Active, status.Why)
 	}
 	return w.AttachEndpoint(datapath.Endpoint{Slot: 1, HostIf: "wtpod", NetNS: podNS, PodIf: "eth0", MAC: podMAC, GatewayMAC: gatewayMAC,
@@ -149,19 +155,26 @@ func (w *weftNode) rekey(t *testing.T, x *xfrmNode, sealed, opened uint64) {
 		return nil
 	}))
 	var states []state
-	for lane := range uint32(weftLanes) {
+	for lane := range uint32(w.sas.Lanes()) {
 		sa := testKey(byte(0x10 + lane))
 		sa.SPI = spi(lane, podIdentity)
 		states = append(states, state{sa: sa, six: w.six, seq: sealed})
 		w.install(t, sa, true, lane)
 	}
-	sa := testKey(0x80)
-	sa.SPI = spi(0, nearIdentity)
-	states = append(states, state{sa: sa, out: true, six: w.six, seq: opened})
-	w.install(t, sa, false, 0)
+	// XFRM has one lane; of engine user it is its sealer's, which the port says.
+	sa, lane, from := testKey(0x80), uint32(0), uint16(espref.Port)
+	if w.sealer != nil {
+		lane, from = weftLanes, 0x8123
+	}
+	sa.SPI = spi(lane, nearIdentity)
+	states = append(states, state{sa: sa, out: true, six: w.six, seq: opened, from: from})
+	w.install(t, sa, false, lane)
 	w.ids++
+	if w.sealer != nil {
+		w.sealer.rekey(t)
+	}
 	must(t, w.sas.SealWith("x", weftEpoch))
-	for lane := range uint32(weftLanes) {
+	for lane := range uint32(w.sas.Lanes()) {
 		w.setCounter(t, lane, sealed)
 	}
 	x.set(t, states...)
@@ -170,7 +183,7 @@ func (w *weftNode) rekey(t *testing.T, x *xfrmNode, sealed, opened uint64) {
 func (w *weftNode) install(t *testing.T, sa espref.SA, out bool, lane uint32) {
 	t.Helper()
 	must(t, w.sas.InstallSA(&esp.SA{Node: "x", Out: out, Epoch: weftEpoch, Lane: uint8(lane), ID: 2*w.ids + 1, Number: weftEpoch,
-		Key: [32]byte(sa.Key), Salt: sa.Salt, Expires: time.Now().Add(time.Hour)}))
+		Last: !out && lane == weftLanes, Key: [32]byte(sa.Key), Salt: sa.Salt, Expires: time.Now().Add(time.Hour)}))
 }
 
 // setCounter makes Weft go on after a sequence number that it would take days to reach. Nothing but a program can write
@@ -278,19 +291,24 @@ func cross(from, to *port, packets [][]byte, header func([]byte) []byte) error {
 	return sameSet(got, want)
 }
 
-// TestXFRMAndWeft has Linux's own ESP open what Weft seals, and Weft open what it seals: both engines, as XDP and as TC, both
-// families inside and outside, every size, across the change of the sequence number's upper half.
+// TestXFRMAndWeft has Linux's own ESP open what Weft seals, and Weft open what it seals: both engines, as XDP and as TC, and a
+// sealer, which opens what comes of its lane; both families inside and outside, every size, across the change of the sequence
+// number's upper half.
 func TestXFRMAndWeft(t *testing.T) {
-	for _, engine := range []string{"bpf", "kmod"} {
-		for _, mode := range []datapath.Mode{datapath.ModeXDP, datapath.ModeTC} {
-			t.Run(fmt.Sprintf("%s/%s", engine, mode), func(t *testing.T) {
-				w, x := newWeft(t, mode, engine)
-				for _, f := range families {
-					w.outer(t, f.six)
-					t.Run(f.name, func(t *testing.T) { w.bothWays(t, x, f.near, f.far) })
-				}
-			})
-		}
+	for _, way := range []struct {
+		engine string
+		mode   datapath.Mode
+	}{
+		{"bpf", datapath.ModeXDP}, {"bpf", datapath.ModeTC}, {"kmod", datapath.ModeXDP}, {"kmod", datapath.ModeTC},
+		{esp.EngineUser, datapath.ModeTC},
+	} {
+		t.Run(fmt.Sprintf("%s/%s", way.engine, way.mode), func(t *testing.T) {
+			w, x := newWeft(t, way.mode, way.engine)
+			for _, f := range families {
+				w.outer(t, f.six)
+				t.Run(f.name, func(t *testing.T) { w.bothWays(t, x, f.near, f.far) })
+			}
+		})
 	}
 }
 
@@ -308,7 +326,9 @@ func (w *weftNode) bothWays(t *testing.T, x *xfrmNode, near, far netip.Addr) {
 	})
 	t.Run("XFRM seals", func(t *testing.T) {
 		err := everySize(t, near, far, longest, func(p [][]byte) error {
-			return cross(x.inside, w.pod, p, func(p []byte) []byte { return frame(inside0MAC, inside1MAC, p) })
+			return w.opening(t, func() error {
+				return cross(x.inside, w.pod, p, func(p []byte) []byte { return frame(inside0MAC, inside1MAC, p) })
+			})
 		})
 		if err != nil {
 			t.Errorf("%v; XFRM counts: %s; Weft: %s", err, x.errors(t), w.tells())

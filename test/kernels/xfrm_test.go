@@ -101,10 +101,11 @@ func (x *xfrmNode) openPort(t testing.TB) {
 
 // state is what XFRM is told of one direction's key.
 type state struct {
-	sa  espref.SA
-	out bool
-	six bool   // outer IPv6
-	seq uint64 // the last sequence number that was used, or received
+	sa   espref.SA
+	out  bool
+	six  bool   // outer IPv6
+	seq  uint64 // the last sequence number that was used, or received
+	from uint16 // UDP's source port; 0: ESP's own
 }
 
 // set replaces every state and policy.
@@ -136,12 +137,16 @@ func (s state) command() string {
 	if s.six {
 		from, to, any = peer6, xfrm6, "::"
 	}
+	port := s.from
+	if port == 0 {
+		port = espref.Port
+	}
 	if s.out {
 		from, to, replay = to, from, "replay-oseq %d replay-oseq-hi %d"
 	}
 	return fmt.Sprintf("xfrm state add src %s dst %s proto esp spi %#x reqid 1 mode tunnel aead rfc4106(gcm(aes)) 0x%x%x 128 "+
 		"replay-window 128 flag esn flag af-unspec "+replay+" encap espinudp %d %d %s",
-		from, to, s.sa.SPI, s.sa.Key, s.sa.Salt, uint32(s.seq), uint32(s.seq>>32), espref.Port, espref.Port, any)
+		from, to, s.sa.SPI, s.sa.Key, s.sa.Salt, uint32(s.seq), uint32(s.seq>>32), port, espref.Port, any)
 }
 
 // errors are the counters of /proc/net/xfrm_stat that are not zero.
