@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
@@ -207,13 +208,28 @@ func (b *harness) run(t *testing.T, h *host, build string) (s *Supervisor, stop 
 	stop = func() { once.Do(func() { cancel(); <-done }) }
 	t.Cleanup(func() {
 		stop()
-		if client, err := control.Dial(t.Context(), b.socket); err == nil {
-			_ = client.Kill()
-			<-client.Done()
-			client.Close()
-		}
+		b.kill(t)
 	})
 	return s, stop
+}
+
+// kill ends the process that was left, if there is one. It is called from cleanups, when the
+// test's own context is over.
+func (b *harness) kill(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	client, err := control.Dial(ctx, b.socket)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
+		return
+	}
+	if err != nil {
+		t.Error("a sealer may be left:", err)
+		return
+	}
+	if err := end(ctx, client); err != nil {
+		t.Error(err)
+	}
 }
 
 // holds asks the process itself which keys it has.
