@@ -102,6 +102,14 @@ func direction(out bool) string {
 	return "for receiving"
 }
 
+// sendDrain is how long keys for sending stay after the switch to newer ones: packets that have
+// their number wait for the sealer, which loses no more than what its queue holds if it needs
+// longer. The peer keeps its receive keys for its whole drain from the same moment on, so half of
+// that is left for what is on its way.
+const sendDrain = time.Second
+
+func (p *peers) sendDrain() time.Duration { return min(sendDrain, p.opt.Drain/2) }
+
 // removeAt says when keys may go and why, "" for not yet known. The caller holds mu.
 func (p *peers) removeAt(q *peer, g sadb.Group, h sadb.Held, state sadb.State, now time.Duration) (time.Duration, string) {
 	if now >= h.Deadline {
@@ -117,7 +125,8 @@ func (p *peers) removeAt(q *peer, g sadb.Group, h sadb.Held, state sadb.State, n
 	case h.Number >= q.confirmed:
 		return h.Deadline, "hard TTL"
 	case g.Out && g.Wire != state.Sealing:
-		return now, "a newer epoch is in use"
+		switched := state.Groups[sadb.Group{Out: true, Wire: state.Sealing}].At
+		return min(switched+p.sendDrain(), h.Deadline), "a newer epoch is in use"
 	case g.Out:
 		return h.Deadline, "hard TTL"
 	}

@@ -126,6 +126,8 @@ func TestWhenKeysGo(t *testing.T) {
 	heard.Packets = 5
 	over := keysOf(1, 10*time.Second)
 	over.Deadline = stillNow - time.Second
+	ending := keysOf(1, 0)
+	ending.Deadline = stillNow + sendDrain/2
 	for name, row := range map[string]struct {
 		of     sadb.Group
 		groups map[sadb.Group]sadb.Held
@@ -136,7 +138,10 @@ func TestWhenKeysGo(t *testing.T) {
 		"past the hard TTL":                     {in(1), map[sadb.Group]sadb.Held{in(1): over}, peer{}, over.Deadline, "hard TTL"},
 		"past the hard TTL, in an exchange too": {in(1), map[sadb.Group]sadb.Held{in(1): over}, peer{session: 1, sessionAt: stillNow}, over.Deadline, "hard TTL"},
 		"an exchange about them":                {in(1), map[sadb.Group]sadb.Held{in(1): keysOf(1, 0)}, peer{session: 1, sessionAt: stillNow, confirmed: 2}, 0, ""},
-		"for sending, not switched to":          {out(1), map[sadb.Group]sadb.Held{out(1): keysOf(1, 0)}, peer{confirmed: 2}, stillNow, "a newer epoch is in use"},
+		"for sending, switched from just now":   {out(1), map[sadb.Group]sadb.Held{out(1): keysOf(1, 0), out(2): keysOf(2, stillNow)}, peer{confirmed: 2}, stillNow + sendDrain, "a newer epoch is in use"},
+		"for sending, switched from long ago":   {out(1), map[sadb.Group]sadb.Held{out(1): keysOf(1, 0), out(2): keysOf(2, 20*time.Second)}, peer{confirmed: 2}, 20*time.Second + sendDrain, "a newer epoch is in use"},
+		"for sending, and about to end":         {out(1), map[sadb.Group]sadb.Held{out(1): ending, out(2): keysOf(2, stillNow)}, peer{confirmed: 2}, ending.Deadline, "a newer epoch is in use"},
+		"for sending, and nothing is sent":      {out(1), map[sadb.Group]sadb.Held{out(1): keysOf(1, 0)}, peer{confirmed: 2}, sendDrain, "a newer epoch is in use"},
 		"for sending, in use":                   {out(2), map[sadb.Group]sadb.Held{out(2): keysOf(2, 0)}, peer{confirmed: 3}, stillNow + time.Hour, "hard TTL"},
 		"the peer's newest":                     {in(2), map[sadb.Group]sadb.Held{in(2): keysOf(2, 0)}, peer{confirmed: 2}, stillNow + time.Hour, "hard TTL"},
 		"left, by what it told":                 {in(1), map[sadb.Group]sadb.Held{in(1): keysOf(1, 0)}, peer{confirmed: 2, left: map[uint64]time.Duration{1: 95 * time.Second}}, 105 * time.Second, "drained"},
@@ -147,6 +152,31 @@ func TestWhenKeysGo(t *testing.T) {
 		at, why := p.removeAt(&row.peer, row.of, row.groups[row.of], p.table.Of("b"), stillNow)
 		if at != row.at || why != row.why {
 			t.Errorf("%s: at %s, %q: want %s, %q", name, at, why, row.at, row.why)
+		}
+	}
+}
+
+// TestSendKeysDrain: those that were switched from stay until what the sealer was given is through, and go before
+// the peer's receive keys do.
+func TestSendKeysDrain(t *testing.T) {
+	for drain, want := range map[time.Duration]time.Duration{
+		stillDrain: sendDrain, 2 * sendDrain: sendDrain, 300 * time.Millisecond: 150 * time.Millisecond,
+	} {
+		for since, steps := range map[time.Duration][]string{
+			0: nil, want - 1: nil, want: {"remove b true 1"},
+		} {
+			out := map[sadb.Group]sadb.Held{
+				{Out: true, Wire: 1}: keysOf(1, 0), {Out: true, Wire: 2}: keysOf(2, stillNow-since),
+			}
+			p, q, dp := still(t, out, 2, 1, 2)
+			p.opt.Drain, q.confirmed = drain, 2
+			next, err := p.clean("b")
+			if err != nil || !slices.Equal(dp.steps, steps) {
+				t.Errorf("drain %s, switched %s ago: %v, %v: want %v", drain, since, dp.steps, err, steps)
+			}
+			if steps == nil && next != stillNow-since+want {
+				t.Errorf("drain %s, switched %s ago: looks again at %s", drain, since, next-stillNow)
+			}
 		}
 	}
 }

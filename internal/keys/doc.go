@@ -4,8 +4,8 @@
 // One epoch is one data-encryption key (DEK), published wrapped. Every pair of nodes
 // moves on its own, as soon as both can read the newest one: package handshake gives
 // both directions their keys, the receiver first; each sender switches when its receiver
-// is ready; the old receive keys stay for the drain and go. So at every moment a packet
-// is sealed with keys that its receiver holds.
+// is ready; the old send keys stay for a moment, the old receive keys for the drain, and go. So
+// at every moment a packet is sealed with keys that its receiver holds.
 //
 // Nothing about a pair is kept on disk. What was reached stands in the datapath's pinned
 // maps, with the epoch's number and the keys' fingerprint; a new Manager reads it there

@@ -64,7 +64,8 @@ type Options struct {
 	HardTTL time.Duration
 	// ExtendTTL is how long beyond an epoch's hard TTL, at most, its keys may stay in use when there is no way on; 0: not at all.
 	ExtendTTL time.Duration
-	// Drain is how long receive keys are kept after the peer has left them.
+	// Drain is how long receive keys are kept after the peer has left them. Send keys are kept
+	// for half of it, at most sendDrain, after the switch to newer ones.
 	Drain time.Duration
 	// MaxPackets is how many packets a lane may seal before the next epoch is made.
 	MaxPackets uint64

@@ -37,7 +37,7 @@ type peer struct {
 	// confirmed is the epoch in which both directions were last found or put in order,
 	// by this process.
 	confirmed uint64
-	// left is when, by Clock.Boot, the peer was seen to send with a newer epoch than this.
+	// left is when, by Clock.Boot, the peer was known to have switched to a newer epoch than this.
 	left map[uint64]time.Duration
 	// session is the epoch of the exchange that began last.
 	session   uint64

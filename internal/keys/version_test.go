@@ -19,6 +19,9 @@ func TestKEKVersionRotates(t *testing.T) {
 	b.up(1)
 	b.rotate(nodes[0])
 	b.up(2)
+	b.until("the send keys of the first epoch are gone", func() bool {
+		return !strings.Contains(strings.Join(b.sends(), "\n"), " true 1 ")
+	})
 	before := b.sends()
 	for _, n := range nodes {
 		n.kek.rotate("2")

@@ -69,7 +69,7 @@ func (s State) InTheWay(number uint64, now, drain time.Duration) (uint64, bool) 
 	return 0, false
 }
 
-// Left is a moment by which the peer had stopped sending with old keys, as far as what was
+// Left is a moment by which the peer had switched away from old keys, as far as what was
 // received tells. Exchanges with a peer come one after the other, and a sender switches inside
 // of one. So a packet in a newer epoch means that the switch to that one was before the next
 // exchange, that is, before the next keys were installed.
