@@ -136,6 +136,13 @@ func (e *engine) sealPiece(s *sa, spi uint32, seq uint64, esp, text []byte, leng
 	ne.PutUint64(behind, saved)
 }
 
+// sourcePort is a flow's in one epoch. The peer's kernel merges packets of one port, and its sealer
+// may not have the key of the next epoch yet when the flow's first packets in it arrive.
+func sourcePort(hash, sa uint32) uint16 {
+	epoch := sa >> 6 & 15
+	return 0x8000 | uint16((hash^epoch<<10)&0x3fff)
+}
+
 // sealHead writes all that is in front of the pieces. Addresses and what is summed over them stay
 // zero: the hook knows the peer.
 func (e *engine) sealHead(b *batch) {
@@ -161,7 +168,7 @@ func (e *engine) sealHead(b *batch) {
 		be.PutUint16(p[4:], uint16(udpLen+payload))
 		p[6], p[7] = protoUDP, 64
 	}
-	be.PutUint16(udp, 0x8000|uint16(o.hash&0x3fff))
+	be.PutUint16(udp, sourcePort(o.hash, b.m.sa))
 	be.PutUint16(udp[2:], uint16(e.port.Load()))
 	be.PutUint16(udp[4:], uint16(udpLen+payload))
 }

@@ -47,11 +47,29 @@ func TestKnownAnswer(t *testing.T) {
 				length += ip4Len
 			}
 			head := strings.NewReplacer("LLLL", fmt.Sprintf("%04x", length), "FFFFF", fmt.Sprintf("%05x", hash&0xfffff)).Replace(c.outer)
-			head += fmt.Sprintf("%04x%04x%04x0000", 0x8000|hash&0x3fff, testPort, udpLen+len(esp))
+			head += fmt.Sprintf("%04x%04x%04x0000", 0x8000|(hash^3<<10)&0x3fff, testPort, udpLen+len(esp))
 			if want := head + hex.EncodeToString(esp); hex.EncodeToString(got) != want {
 				t.Errorf("\n got %x\nwant %s", got, want)
 			}
 		})
+	}
+}
+
+// TestPortOfAnEpoch: no two epochs of a flow share a port, by which the wire would merge them.
+func TestPortOfAnEpoch(t *testing.T) {
+	for _, hash := range []uint32{0, 0xffffffff, 0x12345678} {
+		seen := map[uint16]uint32{}
+		for epoch := range uint32(16) {
+			sa := testSA&^(15<<6) | epoch<<6
+			port := sourcePort(hash, sa)
+			if other, ok := seen[port]; ok || port>>14 != 2 {
+				t.Errorf("flow %x has port %x in epochs %d and %d", hash, port, other, epoch)
+			}
+			if port != sourcePort(hash, sa^1<<12^1) {
+				t.Errorf("flow %x, epoch %d: the port depends on more than the epoch", hash, epoch)
+			}
+			seen[port] = epoch
+		}
 	}
 }
 
