@@ -125,7 +125,10 @@ func (p *peers) removeAt(q *peer, g sadb.Group, h sadb.Held, state sadb.State, n
 	case h.Number >= q.confirmed:
 		return h.Deadline, "hard TTL"
 	case g.Out && g.Wire != state.Sealing:
-		switched := state.Groups[sadb.Group{Out: true, Wire: state.Sealing}].At
+		switched := h.Replaced
+		if switched == 0 { // at the latest with the keys that are sent with now
+			switched = state.Groups[sadb.Group{Out: true, Wire: state.Sealing}].At
+		}
 		return min(switched+p.sendDrain(), h.Deadline), "a newer epoch is in use"
 	case g.Out:
 		return h.Deadline, "hard TTL"

@@ -126,6 +126,8 @@ func TestWhenKeysGo(t *testing.T) {
 	heard.Packets = 5
 	over := keysOf(1, 10*time.Second)
 	over.Deadline = stillNow - time.Second
+	replaced := keysOf(1, 0)
+	replaced.Replaced = 90 * time.Second
 	ending := keysOf(1, 0)
 	ending.Deadline = stillNow + sendDrain/2
 	for name, row := range map[string]struct {
@@ -135,18 +137,19 @@ func TestWhenKeysGo(t *testing.T) {
 		at     time.Duration
 		why    string
 	}{
-		"past the hard TTL":                     {in(1), map[sadb.Group]sadb.Held{in(1): over}, peer{}, over.Deadline, "hard TTL"},
-		"past the hard TTL, in an exchange too": {in(1), map[sadb.Group]sadb.Held{in(1): over}, peer{session: 1, sessionAt: stillNow}, over.Deadline, "hard TTL"},
-		"an exchange about them":                {in(1), map[sadb.Group]sadb.Held{in(1): keysOf(1, 0)}, peer{session: 1, sessionAt: stillNow, confirmed: 2}, 0, ""},
-		"for sending, switched from just now":   {out(1), map[sadb.Group]sadb.Held{out(1): keysOf(1, 0), out(2): keysOf(2, stillNow)}, peer{confirmed: 2}, stillNow + sendDrain, "a newer epoch is in use"},
-		"for sending, switched from long ago":   {out(1), map[sadb.Group]sadb.Held{out(1): keysOf(1, 0), out(2): keysOf(2, 20*time.Second)}, peer{confirmed: 2}, 20*time.Second + sendDrain, "a newer epoch is in use"},
-		"for sending, and about to end":         {out(1), map[sadb.Group]sadb.Held{out(1): ending, out(2): keysOf(2, stillNow)}, peer{confirmed: 2}, ending.Deadline, "a newer epoch is in use"},
-		"for sending, and nothing is sent":      {out(1), map[sadb.Group]sadb.Held{out(1): keysOf(1, 0)}, peer{confirmed: 2}, sendDrain, "a newer epoch is in use"},
-		"for sending, in use":                   {out(2), map[sadb.Group]sadb.Held{out(2): keysOf(2, 0)}, peer{confirmed: 3}, stillNow + time.Hour, "hard TTL"},
-		"the peer's newest":                     {in(2), map[sadb.Group]sadb.Held{in(2): keysOf(2, 0)}, peer{confirmed: 2}, stillNow + time.Hour, "hard TTL"},
-		"left, by what it told":                 {in(1), map[sadb.Group]sadb.Held{in(1): keysOf(1, 0)}, peer{confirmed: 2, left: map[uint64]time.Duration{1: 95 * time.Second}}, 105 * time.Second, "drained"},
-		"left, by what came":                    {in(1), map[sadb.Group]sadb.Held{in(1): keysOf(1, 0), in(2): heard, in(3): keysOf(3, 98*time.Second)}, peer{confirmed: 3}, 108 * time.Second, "drained"},
-		"not left, as far as is known":          {in(1), map[sadb.Group]sadb.Held{in(1): keysOf(1, 0), in(2): keysOf(2, 20*time.Second)}, peer{confirmed: 2}, stillNow + time.Hour, "hard TTL"},
+		"past the hard TTL":                      {in(1), map[sadb.Group]sadb.Held{in(1): over}, peer{}, over.Deadline, "hard TTL"},
+		"past the hard TTL, in an exchange too":  {in(1), map[sadb.Group]sadb.Held{in(1): over}, peer{session: 1, sessionAt: stillNow}, over.Deadline, "hard TTL"},
+		"an exchange about them":                 {in(1), map[sadb.Group]sadb.Held{in(1): keysOf(1, 0)}, peer{session: 1, sessionAt: stillNow, confirmed: 2}, 0, ""},
+		"for sending, switched from just now":    {out(1), map[sadb.Group]sadb.Held{out(1): keysOf(1, 0), out(2): keysOf(2, stillNow)}, peer{confirmed: 2}, stillNow + sendDrain, "a newer epoch is in use"},
+		"for sending, switched from long ago":    {out(1), map[sadb.Group]sadb.Held{out(1): keysOf(1, 0), out(2): keysOf(2, 20*time.Second)}, peer{confirmed: 2}, 20*time.Second + sendDrain, "a newer epoch is in use"},
+		"for sending, switched from twice since": {out(1), map[sadb.Group]sadb.Held{out(1): replaced, out(2): keysOf(2, stillNow)}, peer{confirmed: 2}, replaced.Replaced + sendDrain, "a newer epoch is in use"},
+		"for sending, and about to end":          {out(1), map[sadb.Group]sadb.Held{out(1): ending, out(2): keysOf(2, stillNow)}, peer{confirmed: 2}, ending.Deadline, "a newer epoch is in use"},
+		"for sending, and nothing is sent":       {out(1), map[sadb.Group]sadb.Held{out(1): keysOf(1, 0)}, peer{confirmed: 2}, sendDrain, "a newer epoch is in use"},
+		"for sending, in use":                    {out(2), map[sadb.Group]sadb.Held{out(2): keysOf(2, 0)}, peer{confirmed: 3}, stillNow + time.Hour, "hard TTL"},
+		"the peer's newest":                      {in(2), map[sadb.Group]sadb.Held{in(2): keysOf(2, 0)}, peer{confirmed: 2}, stillNow + time.Hour, "hard TTL"},
+		"left, by what it told":                  {in(1), map[sadb.Group]sadb.Held{in(1): keysOf(1, 0)}, peer{confirmed: 2, left: map[uint64]time.Duration{1: 95 * time.Second}}, 105 * time.Second, "drained"},
+		"left, by what came":                     {in(1), map[sadb.Group]sadb.Held{in(1): keysOf(1, 0), in(2): heard, in(3): keysOf(3, 98*time.Second)}, peer{confirmed: 3}, 108 * time.Second, "drained"},
+		"not left, as far as is known":           {in(1), map[sadb.Group]sadb.Held{in(1): keysOf(1, 0), in(2): keysOf(2, 20*time.Second)}, peer{confirmed: 2}, stillNow + time.Hour, "hard TTL"},
 	} {
 		p, _, _ := still(t, row.groups, 2)
 		at, why := p.removeAt(&row.peer, row.of, row.groups[row.of], p.table.Of("b"), stillNow)

@@ -28,6 +28,9 @@ type Held struct {
 	Installed time.Time
 	// At is when the last of them was installed, by Clock.Boot.
 	At time.Duration
+	// Replaced is when sending was switched to other keys, by Clock.Boot; 0 if it was not, or before
+	// this process began.
+	Replaced time.Duration
 	// Counter and Packets are of all lanes, when they were last looked at.
 	Counter, Packets uint64
 	// QuietFrom to QuietTo is a time in which no packet came, at most to the last look.

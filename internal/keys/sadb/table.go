@@ -115,7 +115,7 @@ func (t *Table) keep(groups map[string]map[Group]Held) {
 			h.QuietFrom, h.QuietTo = now, now
 			// Times once known do not move with the wall clock.
 			if old, ok := t.groups[node][g]; ok && old.ID == h.ID && old.Number == h.Number {
-				h.Deadline, h.At = old.Deadline, old.At
+				h.Deadline, h.At, h.Replaced = old.Deadline, old.At, old.Replaced
 				if old.Packets == h.Packets && old.QuietTo != 0 {
 					h.QuietFrom = old.QuietFrom
 				}
@@ -274,12 +274,25 @@ func (t *Table) Seal(peer string, wire uint8) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if of := t.groups[peer]; t.sealing[peer] != wire {
+		t.replaced(of, t.sealing[peer], t.clock.Boot())
+		t.replaced(of, wire, 0)
+	}
 	if wire == 0 {
 		delete(t.sealing, peer)
 	} else {
 		t.sealing[peer] = wire
 	}
 	return nil
+}
+
+// replaced notes when sending was switched from keys. The caller holds mu.
+func (t *Table) replaced(of map[Group]Held, wire uint8, at time.Duration) {
+	g := Group{Out: true, Wire: wire}
+	if h, ok := of[g]; ok {
+		h.Replaced = at
+		of[g] = h
+	}
 }
 
 // Remove destroys the keys of a group. The caller holds the peer's writer lock.

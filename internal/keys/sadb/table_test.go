@@ -229,6 +229,41 @@ func TestSealAndRemove(t *testing.T) {
 	}
 }
 
+// TestReplaced: when sending was switched from keys stays known, through a reading and further switches, until they are
+// sent with again.
+func TestReplaced(t *testing.T) {
+	table, dp, c := newTable(t)
+	at := map[uint64]time.Duration{}
+	check := func(what string) {
+		t.Helper()
+		for number := range uint64(4) {
+			if h := table.Of("b").Groups[Group{true, uint8(number + 1)}]; h.Replaced != at[number+1] {
+				t.Errorf("%s: epoch %d was replaced at %s, want %s", what, number+1, h.Replaced, at[number+1])
+			}
+		}
+	}
+	for number := range uint64(3) {
+		c.pass(time.Second)
+		must(t, table.Install("b", true, direction(number+1, 70+number, 2), begin+time.Hour))
+		must(t, table.Seal("b", uint8(number+1)))
+		must(t, table.Seal("b", uint8(number+1)))
+		if number > 0 {
+			at[number] = c.boot
+		}
+		check("switched on")
+	}
+	dp.sealing["b"] = 3
+	c.pass(time.Second)
+	must(t, table.Load())
+	check("read again")
+	must(t, table.Seal("b", 1))
+	at[1], at[3] = 0, c.boot
+	check("switched back")
+	must(t, table.Seal("b", 0))
+	at[1] = c.boot
+	check("stopped")
+}
+
 // TestOfIsACopy: what a caller was given does not change behind its back, nor it what is known.
 func TestOfIsACopy(t *testing.T) {
 	table, _, _ := newTable(t)
