@@ -57,7 +57,7 @@ func (m *Manager) allocate(rec *record, fixed, preferred []netip.Addr) (err erro
 	}
 	rec.Object = m.objectName(*rec)
 	m.records[rec.ID] = *rec
-	m.disk.saveCursors(cursors{m.nets.Of(0).Cursor(ipam.IPv4), m.nets.Of(0).Cursor(ipam.IPv6), m.slots.Cursor()})
+	m.disk.saveCursors(cursorsOf(m.nets, m.slots))
 	return nil
 }
 
@@ -150,7 +150,7 @@ func (m *Manager) objectName(rec record) string {
 func (m *Manager) reclaim(addrs []netip.Addr) {
 	for _, a := range addrs {
 		m.mu.Lock()
-		id, taken := m.nets.Of(0).Owner(a) // chained endpoints are all in the cluster's
+		id, taken := m.nets.Owner(0, a) // chained endpoints are all in the cluster's
 		m.mu.Unlock()
 		unlock, free := m.endpoints.tryLock(id)
 		if !taken || !free {

@@ -121,7 +121,7 @@ func (m *Manager) load() error {
 		}
 		m.records[rec.ID] = rec
 	}
-	m.disk.loadCursors().apply(m.nets.Of(0), m.slots)
+	m.disk.loadCursors().apply(m.nets, m.slots)
 	return nil
 }
 
@@ -136,9 +136,7 @@ func (m *Manager) adopt(rec record) error {
 // release frees what the record holds in the pools. Call with mu held.
 func (m *Manager) release(rec record) {
 	m.slots.Release(rec.ID, rec.Slot)
-	for _, a := range rec.Addresses() {
-		m.nets.Of(rec.NetworkID).Release(rec.ID, a)
-	}
+	m.nets.Release(rec.NetworkID, rec.ID, rec.Addresses()...)
 }
 
 // record returns the record of an endpoint.
@@ -203,7 +201,7 @@ func (m *Manager) BySlot(slot uint16) (Info, bool) {
 func (m *Manager) ByIP(network uint32, addr netip.Addr) (Info, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	id, _ := m.nets.Of(network).Owner(addr.Unmap())
+	id, _ := m.nets.Owner(network, addr.Unmap())
 	return m.live(id)
 }
 

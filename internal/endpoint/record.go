@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -65,9 +64,17 @@ func (r record) check(id string) error {
 
 // cursors is what the pools need to go on where they were.
 type cursors struct {
-	IPv4 netip.Addr `json:"ipv4,omitzero"`
-	IPv6 netip.Addr `json:"ipv6,omitzero"`
-	Slot uint16     `json:"slot,omitempty"`
+	ipam.Cursors        // of the cluster's network
+	Slot         uint16 `json:"slot,omitempty"`
+	// Networks are those of the others.
+	Networks map[uint32]ipam.Cursors `json:"networks,omitempty"`
+}
+
+func cursorsOf(nets *ipam.Networks, slots *ipam.Slots) cursors {
+	c := cursors{Slot: slots.Cursor(), Networks: nets.Cursors()}
+	c.Cursors = c.Networks[0]
+	delete(c.Networks, 0)
+	return c
 }
 
 // disk is the state directory.
@@ -199,9 +206,9 @@ func (d *disk) loadCursors() cursors {
 	return c
 }
 
-func (c cursors) apply(addrs *ipam.Allocator, slots *ipam.Slots) {
-	addrs.SetCursor(c.IPv4)
-	addrs.SetCursor(c.IPv6)
+func (c cursors) apply(nets *ipam.Networks, slots *ipam.Slots) {
+	nets.SetCursors(map[uint32]ipam.Cursors{0: c.Cursors})
+	nets.SetCursors(c.Networks)
 	slots.SetCursor(c.Slot)
 }
 

@@ -335,6 +335,32 @@ func TestOrphanIsRemoved(t *testing.T) {
 	b.nothingLeft()
 }
 
+// TestCursorOfNetworkSurvives: so do those of networks with pods; an empty one begins anew.
+func TestCursorOfNetworkSurvives(t *testing.T) {
+	b := newHarness(t)
+	ns, _ := endpointtest.NewPod(t)
+	other, _ := endpointtest.NewPod(t)
+	add := func(id, ns string, network uint32, want string) {
+		t.Helper()
+		req := b.request(id, ns)
+		req.NetworkID = network
+		if res, err := b.Add(context.Background(), req); err != nil || res.IPv4.String() != want {
+			t.Fatalf("%+v, %v: want %s in network %d", res, err, want, network)
+		}
+	}
+	add("stays", other, 7, "10.77.0.2")
+	add("c1", ns, 7, "10.77.0.3")
+	b.del("c1")
+	b.restart()
+	add("c1", ns, 7, "10.77.0.4")
+	b.del("c1")
+	b.del("stays")
+	b.restart()
+	add("c1", ns, 7, "10.77.0.2")
+	b.del("c1")
+	b.nothingLeft()
+}
+
 func TestCursorSurvives(t *testing.T) {
 	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)

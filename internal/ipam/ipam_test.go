@@ -3,7 +3,9 @@ package ipam
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -122,12 +124,82 @@ func TestNetworks(t *testing.T) {
 			t.Errorf("network %d gives %s, %v; want %s", step.network, addr, err, step.want)
 		}
 	}
-	n.Of(7).Release("x", netip.MustParseAddr("10.0.0.3"))
-	if owner, _ := n.Of(0).Owner(netip.MustParseAddr("10.0.0.3")); owner != "x" {
+	n.Release(7, "x", netip.MustParseAddr("10.0.0.3"))
+	if owner, _ := n.Owner(0, netip.MustParseAddr("10.0.0.3")); owner != "x" {
 		t.Error("one network's release freed another's address")
 	}
 	if _, err := NewNetworks(prefixes("10.0.0.1/29"), nil); err == nil {
 		t.Error("a bad range was taken")
+	}
+}
+
+// TestNetworkForgotten: a network is there while an address of it is in use, and no question makes one.
+func TestNetworkForgotten(t *testing.T) {
+	first, second := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3")
+	n, err := NewNetworks(prefixes("10.0.0.0/29"), []netip.Addr{netip.MustParseAddr("10.0.0.1")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, network := range []uint32{0, 7} {
+		for _, want := range []netip.Addr{first, second} {
+			if addr, err := n.Of(network).Next("x", IPv4); err != nil || addr != want {
+				t.Fatal(addr, err)
+			}
+		}
+	}
+	for _, step := range []struct {
+		name  string
+		do    func()
+		there []uint32 // networks
+	}{
+		{"as they are", func() {}, []uint32{0, 7}},
+		{"asked for one that is not there", func() { n.Owner(9, first) }, []uint32{0, 7}},
+		{"of somebody else", func() { n.Release(7, "y", first, second) }, []uint32{0, 7}},
+		{"one of two released", func() { n.Release(7, "x", first) }, []uint32{0, 7}},
+		{"both", func() { n.Release(7, "x", second) }, []uint32{0}},
+		{"both of the cluster's", func() { n.Release(0, "x", first, second) }, []uint32{0}},
+		{"of none", func() { n.Release(9, "x", first) }, []uint32{0}},
+		{"made, and nothing taken", func() { n.Of(9); n.Release(9, "x") }, []uint32{0}},
+	} {
+		step.do()
+		if got := slices.Sorted(maps.Keys(n.of)); !slices.Equal(got, step.there) {
+			t.Errorf("%s: networks %v, want %v", step.name, got, step.there)
+		}
+	}
+}
+
+// TestCursorsOfNetworks: a network goes on where it was, if there is anybody in it.
+func TestCursorsOfNetworks(t *testing.T) {
+	ranges := prefixes("10.0.0.0/29", "fd00::/120")
+	before, err := NewNetworks(ranges, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		network uint32
+		family  Family
+	}{{0, IPv4}, {7, IPv4}, {7, IPv4}, {7, IPv6}, {9, IPv4}} {
+		if _, err := before.Of(step.network).Next("x", step.family); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cursors := before.Cursors()
+	after, err := NewNetworks(ranges, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := after.Of(7).Adopt("x", netip.MustParseAddr("10.0.0.5")); err != nil {
+		t.Fatal(err)
+	}
+	after.SetCursors(cursors)
+	for _, step := range []struct {
+		network uint32
+		family  Family
+		want    string
+	}{{0, IPv4, "10.0.0.2"}, {7, IPv4, "10.0.0.3"}, {7, IPv6, "fd00::2"}, {9, IPv4, "10.0.0.1"}} {
+		if addr, err := after.Of(step.network).Next("y", step.family); err != nil || addr.String() != step.want {
+			t.Errorf("network %d goes on with %s, %v; want %s", step.network, addr, err, step.want)
+		}
 	}
 }
 
