@@ -25,6 +25,7 @@ var encryptReasons = map[string]bool{
 	reasonNoKey: true, "key_expired": true, "key_exhausted": true, "seal_failed": true, "esp_malformed": true, "esp_fragment": true,
 	"esp_unknown_peer": true, "esp_unknown_sa": true, "esp_replayed": true, "esp_bad_tag": true, "esp_padding": true,
 	"inner_source": true, "vm_forked": true, "identity_not_on_node": true, "plaintext": true, "esp_merged": true, "not_for_sealer": true,
+	"sealer_queue_full": true,
 }
 
 // Encrypt implements admin.Backend.

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/vishvananda/netlink"
+
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/netdev"
 )
 
 // Flows reads at most limit rows of the flow table, in no order.
@@ -21,7 +24,30 @@ func (d *Datapath) Events(ctx context.Context, handle func(FlowEvent)) error {
 func (d *Datapath) EventStats() (EventStats, error) { return d.table.EventStats() }
 
 // Counters reads the traffic of every attached endpoint and of the node itself (slot 0).
-func (d *Datapath) Counters() ([]Counter, error) { return d.table.Counters(d.slots()) }
+func (d *Datapath) Counters() ([]Counter, error) {
+	rows, err := d.table.Counters(d.slots())
+	if err != nil || d.sealerIndex.Load() == 0 {
+		return rows, err
+	}
+	row, err := sealerLosses()
+	if row.Packets > 0 {
+		rows = append(rows, row)
+	}
+	return rows, err
+}
+
+// sealerLosses are frames that no program sees again, in either direction: only the device counts
+// them, from zero when it is made anew.
+func sealerLosses() (Counter, error) {
+	lost, err := netdev.SealerLost()
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return Counter{}, nil // between two taps
+	}
+	return Counter{
+		Direction: bpf.DirectionNames[bpf.DirEgress], Verdict: bpf.VerdictNames[bpf.VerdictDrop],
+		Reason: bpf.ReasonSealerQueueFull.String(), Traffic: Traffic{Packets: lost},
+	}, err
+}
 
 // Budgets reads what every attached endpoint and the node itself (slot 0) hold of the shared tables
 // and were refused.
