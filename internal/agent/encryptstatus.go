@@ -3,7 +3,6 @@ package agent
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -15,9 +14,6 @@ import (
 	"weft.dev/weft/internal/identity"
 	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/keys"
-	"weft.dev/weft/internal/keys/epochs"
-	"weft.dev/weft/internal/keys/kek"
-	"weft.dev/weft/internal/metrics"
 )
 
 // encryptReasons are the drop reasons that have to do with encryption.
@@ -314,62 +310,4 @@ func (b *backend) encryptionLine(running *node) string {
 		}
 	}
 	return fmt.Sprintf("%s, epoch %d, %d of %d peers sealed, %d post-quantum: `weft encrypt status` tells more", line, status.Epoch, sealed, count, quantum)
-}
-
-// encryptMetrics are what a scrape shows of encryption, nil when it is off.
-func (a *Agent) encryptMetrics(running *node) (*metrics.Encryption, error) {
-	if !a.cfg.Encryption.On() {
-		return nil, nil
-	}
-	sas, err := running.dp.Associations()
-	if err != nil {
-		return nil, err
-	}
-	engine := sas.EngineStatus()
-	out := &metrics.Encryption{EngineAsked: engine.Asked, Engine: engine.Active, Sealer: a.sealerMetrics(), Reasons: encryptReasons}
-	list, err := sas.SAs()
-	if err != nil {
-		err = fmt.Errorf("read keys of the datapath: %w", err)
-	}
-	for _, sa := range list {
-		out.Keys = append(out.Keys, metrics.Key{Node: sa.Node, Out: sa.Out, Epoch: sa.Number, Lane: sa.Lane, ID: sa.ID, Traffic: datapath.Traffic{Packets: sa.Packets, Bytes: sa.Bytes}})
-	}
-	ring := a.keys.Load()
-	if ring == nil {
-		return out, err
-	}
-	status := ring.Status()
-	out.Epoch, out.Handshakes, out.Rotations, out.RekeyRequests = status.Epoch, status.Counters.Handshakes, status.Counters.Rotations, status.Counters.RekeyRequests
-	turned := status.Counters.Turned
-	out.VMForks, out.Turned = status.Counters.VMForks, map[string]uint64{"filtered": turned.Filtered, "stranger": turned.Unknown, "silent": turned.Silent, "evicted": turned.Evicted}
-	out.Rewraps, out.TTLRatio, out.KMSFailing = status.Counters.Rewraps, status.TTLRatio, status.KMS.Failing
-	out.Extended = slices.ContainsFunc(status.Epochs, func(e epochs.Status) bool { return !e.Extended.IsZero() })
-	out.UnwrapErrors = map[string]uint64{}
-	for _, kind := range kek.Outcomes() {
-		if kind != "ok" {
-			out.UnwrapErrors[kind] = status.Counters.UnwrapErrors[kind]
-		}
-	}
-	out.KMS = ring.kms
-	out.KeyAge = time.Duration(status.OldestKeySeconds) * time.Second
-	out.PeerStates = map[string]int{}
-	for _, state := range keys.States() {
-		out.PeerStates[state] = 0
-	}
-	for _, p := range status.Peers {
-		out.PeerStates[p.State]++
-		if p.PostQuantum {
-			out.PostQuantum++
-		}
-	}
-	if e := newestEpoch(&status); e != nil {
-		out.EpochExpires = e.Expires
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	certificate, errCertificate := ring.certificate(ctx)
-	if certificate != nil {
-		out.CertificateExpires = certificate.NotAfter
-	}
-	return out, errors.Join(err, errCertificate)
 }

@@ -222,14 +222,7 @@ func (d *Datapath) configure() error {
 		d.config.Flags |= bpf.ConfigStack
 	}
 	d.config.EventsPerSec = d.opts.EventsPerSecond
-	d.config.NodeIp4, d.config.NodeIp6 = 0, bpf.Addr{}
-	for _, a := range d.opts.HostAddrs {
-		if a.Is4() {
-			d.config.NodeIp4 = bpf.BE32(a)
-		} else {
-			d.config.NodeIp6 = bpf.ToAddr(a)
-		}
-	}
+	d.configureAddresses()
 	d.config.EspPort, d.config.SegmentIfindex, d.config.NetIfindex = 0, 0, 0
 	if d.opts.Encrypt != nil {
 		d.config.Flags |= bpf.ConfigSeal
@@ -244,13 +237,25 @@ func (d *Datapath) configure() error {
 		return fmt.Errorf("look at this network namespace: %w", err)
 	}
 	d.config.Netns = uint32(ns.Ino)
-	d.config.GatewayIp4 = bpf.BE32(GatewayIPv4)
-	d.config.GatewayIp6 = bpf.ToAddr(GatewayIPv6)
 	d.config.FlowEntries = d.maps.Cells4.MaxEntries()
 	if d.config.FlowShare == 0 {
 		d.setShares()
 	}
 	return d.changed()
+}
+
+// configureAddresses notes the node's own addresses and what pods have as their gateway.
+func (d *Datapath) configureAddresses() {
+	d.config.NodeIp4, d.config.NodeIp6 = 0, bpf.Addr{}
+	for _, a := range d.opts.HostAddrs {
+		if a.Is4() {
+			d.config.NodeIp4 = bpf.BE32(a)
+		} else {
+			d.config.NodeIp6 = bpf.ToAddr(a)
+		}
+	}
+	d.config.GatewayIp4 = bpf.BE32(GatewayIPv4)
+	d.config.GatewayIp6 = bpf.ToAddr(GatewayIPv6)
 }
 
 // void is changed for those who do not hold d.mu.
