@@ -41,15 +41,15 @@ func DefaultVariants() []string {
 	return slices.DeleteFunc(Variants(), func(v string) bool { return v == VariantPlain || v == VariantBare })
 }
 
-// Options say what Route or Encrypt measures. The zero value measures the default tests once it
+// Options say what Route, Encrypt or Mesh measures. The zero value measures the default tests once it
 // knows the weft binary.
 type Options struct {
 	// Binary is the weft binary whose agent and CNI plugin are measured. Default: beside the running
 	// program, else in PATH.
 	Binary string
 	// Variants and Tests are names from Variants and Tests, or groups of tests
-	// (see Groups); for Encrypt those of EncryptVariants, EncryptTests and EncryptGroups. Empty means
-	// the defaults.
+	// (see Groups); for Encrypt those of EncryptVariants, EncryptTests and EncryptGroups, for Mesh
+	// those of MeshVariants, MeshTests and MeshGroups. Empty means the defaults.
 	Variants []string
 	Tests    []string
 	// Repeats is how often each test runs per variant. Default 5, with Quick 3.
@@ -58,6 +58,8 @@ type Options struct {
 	Duration time.Duration
 	// Out receives one line per run as progress; nil means none.
 	Out io.Writer
+	// Envoy is the binary of Mesh's sidecars. Default: the one in PATH.
+	Envoy string
 	// Quick shortens the defaults for Repeats and Duration.
 	Quick bool
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"weft.dev/weft/internal/bench/load"
+	"weft.dev/weft/internal/bench/mesh"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/netns"
 )
@@ -79,6 +80,9 @@ type harness struct {
 	hops int
 	// close removes everything; safe to call twice.
 	close func(ctx context.Context) error
+
+	// mesh sends HTTP/2 requests between two pods; nil but for Mesh's harnesses.
+	mesh *mesh.Setup
 
 	// Of Weft's variants only: the lab, its near node and the measured binary.
 	lab    *lab.Lab

@@ -59,11 +59,11 @@ func (w *workers) measureCPU(ctx context.Context, warm, dur time.Duration, begin
 	var err error
 	s.wall, err = w.measure(ctx, warm, dur, func() (err error) {
 		begin()
-		s.cpu, err = busyCPU()
+		s.cpu, err = BusyCPU()
 		return err
 	}, func() error {
 		end()
-		now, err := busyCPU()
+		now, err := BusyCPU()
 		s.cpu = now - s.cpu
 		return err
 	})

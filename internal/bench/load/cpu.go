@@ -18,9 +18,9 @@ import (
 // clockTick is the unit of /proc/stat; Linux reports USER_HZ, 100 on every architecture Go runs on.
 const clockTick = 10 * time.Millisecond
 
-// busyCPU returns the CPU time that all of the machine has spent so far on
+// BusyCPU returns the CPU time that all of the machine has spent so far on
 // anything but idling, waiting for I/O and niced work: spinners are niced.
-func busyCPU() (time.Duration, error) {
+func BusyCPU() (time.Duration, error) {
 	stat, err := os.ReadFile("/proc/stat")
 	if err != nil {
 		return 0, fmt.Errorf("read CPU time: %w", err)
@@ -44,6 +44,16 @@ func parseBusy(stat string) (time.Duration, error) {
 		ticks += n
 	}
 	return time.Duration(ticks) * clockTick, nil
+}
+
+// KeepAwake keeps every CPU out of its idle state until stop is called or this process ends. BusyCPU
+// does not count what that takes.
+func KeepAwake(ctx context.Context) (stop func(), err error) {
+	spin, err := startSpinners(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return spin.stop, nil
 }
 
 // schedIdle is SCHED_IDLE of sched(7).

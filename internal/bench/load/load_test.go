@@ -22,7 +22,7 @@ func TestQuantile(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			if got := quantile(c.sorted, c.q); got != c.want {
+			if got := Quantile(c.sorted, c.q); got != c.want {
 				t.Errorf("got %d, want %d", got, c.want)
 			}
 		})

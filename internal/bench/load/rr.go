@@ -23,11 +23,11 @@ const maxSamples = 1 << 20
 // RR exchanges one byte each way over n connections as fast as it goes, with every
 // CPU kept awake, and returns latency, rate and CPU cost.
 func RR(ctx context.Context, from, to Peer, n int, dur time.Duration) (report.Sample, error) {
-	spin, err := startSpinners(ctx)
+	stop, err := KeepAwake(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer spin.stop()
+	defer stop()
 	return new(workers).rr(ctx, from, to, n, dur)
 }
 
@@ -78,8 +78,8 @@ func (w *workers) rr(ctx context.Context, from, to Peer, n int, dur time.Duratio
 	}
 	return report.Sample{
 		"transactions_s":         float64(total) / m.wall.Seconds(),
-		"p50_us":                 float64(quantile(all, 0.50)) / 1e3,
-		"p99_us":                 float64(quantile(all, 0.99)) / 1e3,
+		"p50_us":                 float64(Quantile(all, 0.50)) / 1e3,
+		"p99_us":                 float64(Quantile(all, 0.99)) / 1e3,
 		"cpu_us_per_transaction": float64(m.cpu.Microseconds()) / float64(total),
 	}, nil
 }
@@ -158,8 +158,8 @@ func ignoreStopped(p *phase, what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// quantile returns the q-quantile of sorted values by the nearest-rank rule.
-func quantile(sorted []uint32, q float64) uint32 {
+// Quantile returns the q-quantile of sorted values by the nearest-rank rule.
+func Quantile(sorted []uint32, q float64) uint32 {
 	if len(sorted) == 0 {
 		return 0
 	}

