@@ -191,21 +191,27 @@ func TestEncryptSmoke(t *testing.T) {
 		})
 	})
 	t.Run("with agents", func(t *testing.T) {
-		binary, err := filepath.Abs("../../build/weft")
-		if err == nil {
-			_, err = os.Stat(binary)
-		}
-		if err != nil {
-			t.Skip("needs build/weft: run `make build`")
-		}
 		checkRows(t, Options{
-			Binary: binary, Variants: []string{"plain", "bpf"}, Duration: 200 * time.Millisecond,
+			Binary: builtWeft(t), Variants: []string{"plain", "bpf"}, Duration: 200 * time.Millisecond,
 			Tests: []string{"rr1", "crr16", "udp64", "tcp1-wiremtu"},
 		}, map[string][]string{
 			"rr1": {"p50_us", "p99_us", "transactions_s", "cpu_us_per_transaction"}, "crr16": {"connections_s"},
 			"udp64": {"kpps", "cpu_us_per_packet"}, "tcp1-wiremtu": {"gbit_s", "cpu_s_per_gb"},
 		})
 	})
+}
+
+// builtWeft is the binary that make build has built; without one the test is skipped.
+func builtWeft(t *testing.T) string {
+	t.Helper()
+	binary, err := filepath.Abs("../../build/weft")
+	if err == nil {
+		_, err = os.Stat(binary)
+	}
+	if err != nil {
+		t.Skip("needs build/weft: run `make build`")
+	}
+	return binary
 }
 
 // checkRows runs Encrypt once and looks for the metrics of each test in every variant that the test suits.
