@@ -151,6 +151,7 @@ func (d *Datapath) open() error {
 	if d.maps, err = openMaps(d.opts.BPFDir, d.opts.FlowEntries, d.opts.Encrypt != nil, d.log); err != nil {
 		return err
 	}
+	d.hold.begin(len(d.maps.Late))
 	if d.progs, err = hook.Load(d.maps, d.constants(), d.needsFrags()); err != nil {
 		return err
 	}

@@ -14,7 +14,7 @@ import (
 	"weft.dev/weft/internal/netdev"
 )
 
-// hold keeps the uplinks' hooks and the guard of a previous run in force, with their own maps, while a map that decides
+// hold keeps the uplinks' hooks, the sealer's and the guard of a previous run in force, with their own maps, while a map that decides
 // was made anew, since its layout differs, and is not filled. It ends once SetNodes has entered the routes and
 // EnterEndpoints the endpoints. Only then are the maps pinned, and before any hook is replaced: whenever the agent dies,
 // what is pinned is filled, and the next one begins again with what is not.
@@ -48,14 +48,18 @@ func isHooked(dir string) (bool, error) {
 	}), err
 }
 
+// begin begins a hold if there are maps to fill.
+func (h *hold) begin(late int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.on = late > 0
+}
+
 // attachNode hooks the uplinks and the node's netfilter, unless what is there must stay for now.
 func (d *Datapath) attachNode() error {
-	if len(d.maps.Late) == 0 {
+	if !d.hold.isOn() {
 		return errors.Join(d.attachUplinks(), d.attachNetfilter())
 	}
-	d.hold.mu.Lock()
-	d.hold.on = true
-	d.hold.mu.Unlock()
 	d.log.Warn("the hooks of the agent before stay in force until the maps of the new layout are filled")
 	d.host.set(func(h *hostState) {
 		h.held = "the uplinks' hooks are those of the agent before, until the nodes' ranges and this node's endpoints are entered"
@@ -122,7 +126,7 @@ func (d *Datapath) endHold(filled func(*hold)) error {
 	if err := d.step("maps pinned"); err != nil {
 		return err
 	}
-	if err := errors.Join(d.attachUplinks(), d.attachNetfilter()); err != nil {
+	if err := errors.Join(d.attachUplinks(), d.attachSealer(), d.attachNetfilter()); err != nil {
 		return err
 	}
 	d.hold.on = false

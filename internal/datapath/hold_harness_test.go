@@ -187,7 +187,7 @@ func (w *upgradeWorld) programs(t *testing.T) map[string]uint32 {
 	links, err := hook.List(w.dir)
 	must(t, err)
 	for _, l := range links {
-		if l.Iface != "wire1" && l.Iface != hook.AllInterfaces {
+		if l.Iface != "wire1" && l.Iface != netdev.Sealer && l.Iface != hook.AllInterfaces {
 			continue
 		}
 		pinned, err := link.LoadPinnedLink(l.Path, nil)

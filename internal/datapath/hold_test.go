@@ -17,14 +17,16 @@ import (
 // stay until it is filled, however often the agent dies in between, and nothing passes meanwhile that must not.
 func TestUpgradeOfDecidingMaps(t *testing.T) {
 	for _, tt := range []struct {
-		mode  Mode
-		names []string
+		mode   Mode
+		engine string
+		names  []string
 	}{
-		{ModeTC, []string{"weft_routes"}},
-		{ModeStack, []string{"weft_ep_if", "weft_ep_addr", "weft_ep_slot"}},
+		{ModeTC, "user", []string{"weft_routes"}},
+		{ModeStack, "bpf", []string{"weft_ep_if", "weft_ep_addr", "weft_ep_slot"}},
 	} {
 		t.Run(strings.Join(tt.names, " "), func(t *testing.T) {
 			w := newUpgradeWorld(t, tt.mode)
+			w.opts.Encrypt.Engine = tt.engine
 			w.before(t)
 			w.closed(t, "before")
 			was := w.programs(t)

@@ -31,14 +31,29 @@ func (d *Datapath) openSealer() error {
 	return nil
 }
 
-// PrepareSealer makes the sealer's tap, with its hooks, if it is not there.
-func (d *Datapath) PrepareSealer() error {
+// PrepareSealer makes the sealer's tap, with its hooks, if it is not there. While a hold is on, the tap keeps the
+// hooks of the agent before: those of this one do not know the endpoints yet that the sealer opens packets for.
+func (d *Datapath) PrepareSealer() error { return d.prepareSealer(d.hold.isOn()) }
+
+// attachSealer gives the tap the hooks of this run once a hold has ended.
+func (d *Datapath) attachSealer() error {
+	if d.sealerIndex.Load() == 0 {
+		return nil
+	}
+	return d.prepareSealer(false)
+}
+
+func (d *Datapath) prepareSealer(held bool) error {
 	hooks, err := d.progs.Sealer()
 	if err != nil {
 		return err
 	}
 	index, err := netdev.EnsureSealer(func(tap netlink.Link) error {
-		return d.links().Ensure(tap.Attrs().Name, tap.Attrs().Index, hooks)
+		name, index := tap.Attrs().Name, tap.Attrs().Index
+		if held && d.links().Check(name, index, hooks) == nil {
+			return nil
+		}
+		return d.links().Ensure(name, index, hooks)
 	})
 	if err != nil {
 		return err
