@@ -16,7 +16,7 @@ import (
 func (d *Datapath) openSealer() error {
 	if !d.sas.HasSealer() {
 		d.sealerIndex.Store(0)
-		return errors.Join(d.links().Drop(netdev.Sealer), netdev.RemoveSealer(), d.sas.UnmarkSealer())
+		return d.withoutSealer()
 	}
 	if err := d.PrepareSealer(); err != nil {
 		return err
@@ -29,6 +29,21 @@ func (d *Datapath) openSealer() error {
 	}
 	d.gro = gro
 	return nil
+}
+
+// withoutSealer takes away what an earlier run had made: first nothing is given to the sealer any more, and it has its
+// hooks as long as it has its tap.
+func (d *Datapath) withoutSealer() error {
+	var was bpf.Config
+	err := d.maps.Config.Lookup(uint32(0), &was)
+	if err == nil && was.SealerIfindex != 0 {
+		was.SealerIfindex = 0
+		err = d.maps.Config.Put(uint32(0), &was)
+	}
+	if err != nil {
+		return fmt.Errorf("give nothing to the sealer: %w", err)
+	}
+	return errors.Join(d.sas.UnmarkSealer(), netdev.RemoveSealer(), d.links().Drop(netdev.Sealer))
 }
 
 // PrepareSealer makes the sealer's tap, with its hooks, if it is not there. While a hold is on, the tap keeps the

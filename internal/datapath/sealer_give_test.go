@@ -69,8 +69,8 @@ func TestWhoOpens(t *testing.T) {
 	}
 }
 
-// TestWhoOpensMerged: several packets in one go to the sealer whole if it has the key of the first, and are cut
-// otherwise: the hooks hold every key, and a sealer that has lost one would refuse all.
+// TestWhoOpensMerged: several packets in one go to the sealer whole, but are cut if it has lost the key of the first:
+// the hooks hold every key, and the sealer would refuse all.
 func TestWhoOpensMerged(t *testing.T) {
 	for _, family := range []int{4, 6} {
 		for _, c := range []struct {
@@ -83,7 +83,7 @@ func TestWhoOpensMerged(t *testing.T) {
 			{"it is there", func(*sealHarness) {}, sealerLane, 0x8001, true},
 			{"from a hook's port", func(*sealHarness) {}, sealerLane, 0xc001, false},
 			{"its key is not marked", func(b *sealHarness) { must(t, b.UnmarkSealer()) }, sealerLane, 0x8001, false},
-			{"of an SA that there is not", func(*sealHarness) {}, sealerLane + 1, 0x8001, false},
+			{"begins with a stranger's", func(*sealHarness) {}, sealerLane + 1, 0x8001, true},
 			{"none", func(b *sealHarness) { must(t, b.inside(func() error { return b.SetSealer(false) })) }, sealerLane, 0x8001, false},
 		} {
 			b := newSealerHarness(t, family)

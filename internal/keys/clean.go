@@ -118,26 +118,33 @@ func (p *peers) removeAt(q *peer, g sadb.Group, h sadb.Held, state sadb.State, n
 	if q.session == h.Number && h.Number != q.confirmed && now < q.sessionAt+sessionMax {
 		return 0, "" // an exchange about them is under way
 	}
-	if at, ok := state.Left(h); ok && !g.Out {
+	if g.Out {
+		return p.removeSendAt(q, g, h, state)
+	}
+	if at, ok := state.Left(h); ok {
 		return min(at, now) + p.opt.Drain, "drained"
 	}
-	switch {
-	case h.Number >= q.confirmed:
-		return h.Deadline, "hard TTL"
-	case g.Out && g.Wire != state.Sealing:
-		switched := h.Replaced
-		if switched == 0 { // at the latest with the keys that are sent with now
-			switched = state.Groups[sadb.Group{Out: true, Wire: state.Sealing}].At
-		}
-		return min(switched+p.sendDrain(), h.Deadline), "a newer epoch is in use"
-	case g.Out:
-		return h.Deadline, "hard TTL"
-	}
 	left, ok := q.left[h.Number]
-	if !ok {
+	if h.Number >= q.confirmed || !ok {
 		return h.Deadline, "hard TTL"
 	}
 	return left + p.opt.Drain, "drained"
+}
+
+// removeSendAt is removeAt for keys for sending whose deadline is to come.
+func (p *peers) removeSendAt(q *peer, g sadb.Group, h sadb.Held, state sadb.State) (time.Duration, string) {
+	sealing, sends := state.Groups[sadb.Group{Out: true, Wire: state.Sealing}]
+	// Those before the ones in use have no use any more, also while the peer cannot be met: the agent before this
+	// one may have ended within the drain.
+	former := sends && h.Number < sealing.Number
+	if g.Wire == state.Sealing || (h.Number >= q.confirmed && !former) {
+		return h.Deadline, "hard TTL"
+	}
+	switched := h.Replaced
+	if switched == 0 { // at the latest with the keys that are sent with now
+		switched = sealing.At
+	}
+	return min(switched+p.sendDrain(), h.Deadline), "a newer epoch is in use"
 }
 
 // part removes a peer that is no longer a node. The caller holds the peer's writer lock.

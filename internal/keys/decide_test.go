@@ -143,6 +143,8 @@ func TestWhenKeysGo(t *testing.T) {
 		"for sending, switched from just now":    {out(1), map[sadb.Group]sadb.Held{out(1): keysOf(1, 0), out(2): keysOf(2, stillNow)}, peer{confirmed: 2}, stillNow + sendDrain, "a newer epoch is in use"},
 		"for sending, switched from long ago":    {out(1), map[sadb.Group]sadb.Held{out(1): keysOf(1, 0), out(2): keysOf(2, 20*time.Second)}, peer{confirmed: 2}, 20*time.Second + sendDrain, "a newer epoch is in use"},
 		"for sending, switched from twice since": {out(1), map[sadb.Group]sadb.Held{out(1): replaced, out(2): keysOf(2, stillNow)}, peer{confirmed: 2}, replaced.Replaced + sendDrain, "a newer epoch is in use"},
+		"for sending, and the peer was not met":  {out(1), map[sadb.Group]sadb.Held{out(1): keysOf(1, 0), out(2): keysOf(2, 20*time.Second)}, peer{}, 20*time.Second + sendDrain, "a newer epoch is in use"},
+		"for sending, newer, and not met":        {out(1), map[sadb.Group]sadb.Held{out(1): keysOf(3, 0), out(2): keysOf(2, 20*time.Second)}, peer{}, keysOf(3, 0).Deadline, "hard TTL"},
 		"for sending, and about to end":          {out(1), map[sadb.Group]sadb.Held{out(1): ending, out(2): keysOf(2, stillNow)}, peer{confirmed: 2}, ending.Deadline, "a newer epoch is in use"},
 		"for sending, and nothing is sent":       {out(1), map[sadb.Group]sadb.Held{out(1): keysOf(1, 0)}, peer{confirmed: 2}, sendDrain, "a newer epoch is in use"},
 		"for sending, in use":                    {out(2), map[sadb.Group]sadb.Held{out(2): keysOf(2, 0)}, peer{confirmed: 3}, stillNow + time.Hour, "hard TTL"},

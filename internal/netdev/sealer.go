@@ -23,6 +23,8 @@ const (
 	sealerQueue = 512
 	// vnetHeaderSize is that of struct virtio_net_hdr_v1.
 	vnetHeaderSize = 12
+	// sealerOwner is a user and group that nobody is: the last before that which stands for none.
+	sealerOwner = 1<<32 - 2
 	// tunUSO4 and tunUSO6 are TUN_F_USO4 and TUN_F_USO6 of linux/if_tun.h (Linux 6.2).
 	tunUSO4, tunUSO6 = 0x20, 0x40
 )
@@ -83,15 +85,16 @@ func configureTap(fd int) error {
 		return fmt.Errorf("attach to tap %s: %w", Sealer, err)
 	}
 	offloads := unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6 | unix.TUN_F_TSO_ECN | tunUSO4 | tunUSO6
-	// Owner and group first: a persistent tap without is anybody's to attach to while nobody reads it.
+	// Owner and group first: a persistent tap without is anybody's to attach to while nobody reads it. Whoever is
+	// neither needs CAP_NET_ADMIN, and nobody is either: root of a container has root's user ID.
 	for _, set := range []struct {
 		what  string
 		call  uint
 		value int
 		byPtr bool
 	}{
-		{"owner", unix.TUNSETOWNER, 0, false},
-		{"group", unix.TUNSETGROUP, 0, false},
+		{"owner", unix.TUNSETOWNER, sealerOwner, false},
+		{"group", unix.TUNSETGROUP, sealerOwner, false},
 		{"persistence", unix.TUNSETPERSIST, 1, false},
 		{"header size", unix.TUNSETVNETHDRSZ, vnetHeaderSize, true},
 		{"byte order", unix.TUNSETVNETLE, 1, true},

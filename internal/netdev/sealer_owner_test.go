@@ -12,16 +12,35 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// TestSealerIsRoots: while no sealer reads the tap, it is nobody's to attach to but root's.
-func TestSealerIsRoots(t *testing.T) {
+// TestSealerIsNobodys: while no sealer reads the tap, it is nobody's to attach to but root's.
+func TestSealerIsNobodys(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes a tap")
 	}
 	path, err := netns.Create("wt-netdev-owner")
 	must(t, err)
 	t.Cleanup(func() { must(t, netns.Delete("wt-netdev-owner")) })
+	for who, become := range map[string]func() error{
+		"another user": func() error {
+			if _, _, errno := syscall.RawSyscall(unix.SYS_SETRESUID, 65534, 65534, 65534); errno != 0 {
+				return errno
+			}
+			return nil
+		},
+		"root of a container": func() error {
+			return unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &make([]unix.CapUserData, 2)[0])
+		},
+	} {
+		if err := attachAs(path, become); !errors.Is(err, unix.EPERM) {
+			t.Errorf("%s attaches: %v, want EPERM", who, err)
+		}
+	}
+}
+
+// attachAs makes the tap, and attaches to it as somebody else.
+func attachAs(path string, become func() error) error {
 	attached := make(chan error, 2)
-	go func() { // with its thread, which is another user in the end
+	go func() { // with its thread, which is somebody else in the end
 		runtime.LockOSThread()
 		attached <- netns.Do(path, func() error {
 			tap, err := OpenSealer()
@@ -36,8 +55,8 @@ func TestSealerIsRoots(t *testing.T) {
 				return err
 			}
 			defer unix.Close(tun)
-			if _, _, errno := syscall.RawSyscall(unix.SYS_SETRESUID, 65534, 65534, 65534); errno != 0 {
-				return errno
+			if err := become(); err != nil {
+				return err
 			}
 			request, err := unix.NewIfreq(Sealer)
 			if err != nil {
@@ -48,7 +67,5 @@ func TestSealerIsRoots(t *testing.T) {
 			return nil
 		})
 	}()
-	if err := <-attached; !errors.Is(err, unix.EPERM) {
-		t.Errorf("another user attaches: %v, want EPERM", err)
-	}
+	return <-attached
 }

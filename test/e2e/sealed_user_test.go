@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -179,7 +180,10 @@ func TestSealerRotation(t *testing.T) {
 		}
 	}))
 	load := startBulk(t, path{l.Pod("client"), l.Pod("server")}, path{l.Pod("server"), l.Pod("client")})
-	lossy, before := 0, lostForKeys(t, l)
+	lossy, before, others := 0, lostForKeys(t, l), map[*lab.Node]map[string]uint64{}
+	for _, n := range agents(l) {
+		others[n] = encryptDrops(t, n)
+	}
 	first, began := epochNow(t, l), time.Now()
 	for i := range rotations {
 		through := agents(l)[i%len(agents(l))]
@@ -200,6 +204,14 @@ func TestSealerRotation(t *testing.T) {
 	// A sealer that gets no CPU for longer than send keys are kept loses what waits for it.
 	if lossy > rotations/5 {
 		t.Errorf("%d of %d rotations cost packets for want of a key: %d in all", lossy, rotations, before)
+	}
+	tolerated := []string{"no_key", "esp_unknown_sa", "sealer_queue_full"}
+	for n, was := range others {
+		for reason, packets := range encryptDrops(t, n) {
+			if more := packets - was[reason]; more != 0 && !slices.Contains(tolerated, reason) {
+				t.Errorf("node %s dropped %s %d", n.Name, reason, more)
+			}
+		}
 	}
 	watch.allSealed(t, l)
 	seen.unique(t)

@@ -187,7 +187,11 @@ func (s *Supervisor) start(ctx context.Context, tap *os.File) (*process, error) 
 	}
 	p := newProcess(started.Client)
 	p.started = started
-	if p.hello, err = p.client.Hello(ctx); err != nil {
+	if p.hello, err = p.client.Hello(ctx); err == nil && p.hello.Protocol != control.Protocol {
+		err = fmt.Errorf("%s is of another version than this agent (protocol %d, want %d): install both of one",
+			control.Program, p.hello.Protocol, control.Protocol)
+	}
+	if err != nil {
 		return nil, errors.Join(err, p.abandon(ctx), p.client.Close())
 	}
 	s.mu.Lock()
