@@ -102,7 +102,8 @@
 	  "a process binds to weft_sealer or routes there")                                                    \
 	X(OTHER_NETWORK, "would cross from one network to another, or leave its node in another than 0",       \
 	  "pods of a network reach each other on their node only: docs/cni.md")                                \
-	X(SEALER_QUEUE_FULL, "found the queue of weft_sealer full, or nobody to read it: frames, of one packet or many", \
+	X(SEALER_QUEUE_FULL,                                                                                   \
+	  "found the queue of weft_sealer full, or nobody to read it: frames, of one packet or many",          \
 	  "more comes in bulk than one CPU seals and opens, or the sealer gets none: see weft encrypt status")
 
 #define WEFT_REASON_ENUM(name, what, hint) REASON_##name,
