@@ -161,7 +161,8 @@ func TestSealerKilled(t *testing.T) {
 }
 
 // TestSealerRotation changes keys 50 times in a row while sealers have bulk to seal and to open: TCP goes on with every key
-// and is whole at the end, nothing leaves in cleartext, nothing is dropped, and no key is used twice with the same number.
+// and is whole at the end, nothing leaves in cleartext, nothing is dropped but what waits for a sealer that is late, and
+// no key is used twice with the same number.
 func TestSealerRotation(t *testing.T) {
 	const rotations = 50
 	l := newLab(t, "userrotate", parseSpec(t, strings.Replace(userLab, "{engine: user}}", "{engine: user}, keys: {drain: 2s}}", 1)))
