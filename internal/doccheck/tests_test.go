@@ -50,6 +50,12 @@ func testSources(t *testing.T) map[string]string {
 // testProblems says which tests a page names that are not there, and which lines of its tables name none.
 func testProblems(page string, sources map[string]string) (named int, problems []string) {
 	problem := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
+	functions := map[string]bool{} // package.Test
+	for name, source := range sources {
+		for _, f := range testFunc.FindAllStringSubmatch(source, -1) {
+			functions[name+"."+f[1]] = true
+		}
+	}
 	for _, match := range code.FindAllStringSubmatch(page, -1) {
 		name := namedTest.FindStringSubmatch(match[1])
 		if name == nil {
@@ -60,11 +66,7 @@ func testProblems(page string, sources map[string]string) (named int, problems [
 		}
 		named++
 		source, function, row := sources[name[1]], name[2], name[3]
-		exists := false
-		for _, f := range testFunc.FindAllStringSubmatch(source, -1) {
-			exists = exists || f[1] == function
-		}
-		if !exists {
+		if !functions[name[1]+"."+function] {
 			problem("there is no test `%s.%s`", name[1], function)
 		} else if row != "" && !strings.Contains(source, strconv.Quote(row)) && !rowOfFamily(source, row) {
 			problem("`%s.%s` has no row %q", name[1], function, row)
