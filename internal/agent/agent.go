@@ -28,6 +28,7 @@ import (
 	"weft.dev/weft/internal/masquerade"
 	"weft.dev/weft/internal/pathprobe"
 	"weft.dev/weft/internal/ranges"
+	"weft.dev/weft/internal/sdnotify"
 	"weft.dev/weft/internal/sealer/supervisor"
 	"weft.dev/weft/internal/startup"
 	"weft.dev/weft/internal/store"
@@ -39,6 +40,8 @@ type Options struct {
 	Version string
 	// LogTail remembers the last lines of Log for sysdump. Optional.
 	LogTail *logfile.Tail
+	// Notify tells the service manager, in lines of sd_notify(3). Optional.
+	Notify func(lines string) error
 }
 
 // seams are what the tests replace.
@@ -149,6 +152,9 @@ func newAgent(cfg *config.Config, opt Options, seams seams) *Agent {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
 	}
+	if opt.Notify == nil {
+		opt.Notify = func(string) error { return nil }
+	}
 	agent := &Agent{
 		cfg: cfg, opt: opt, seams: seams, log: opt.Log, started: time.Now(),
 		hub: flows.NewHub(0), changed: make(chan struct{}, 1),
@@ -180,6 +186,8 @@ func (a *Agent) serve(ctx context.Context) error {
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(server.Serve)
+	// Started, not ready for pods: what it waits for, whoever started it must be able to ask.
+	a.tell(sdnotify.Ready)
 	group.Go(func() error {
 		<-ctx.Done()
 		return server.Close()
@@ -189,6 +197,7 @@ func (a *Agent) serve(ctx context.Context) error {
 	group.Go(func() error { a.writeFlowLog(ctx); return nil })
 	group.Go(func() error { return a.operate(ctx) })
 	err = group.Wait()
+	a.tell(sdnotify.Stopping)
 	if running := a.running(); running != nil {
 		// Not before the last request of the CNI plugin has been answered.
 		running.dp.Close()

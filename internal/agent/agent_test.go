@@ -68,6 +68,12 @@ func TestLife(t *testing.T) {
 	if _, err := os.Stat(cfg.Socket()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("socket stays: %v", err)
 	}
+	// Started at once: systemctl start is not to hang for a Node object that is still to be written.
+	started, ready := slices.Index(w.told, "READY=1"), slices.Index(w.told, "STATUS=ready")
+	waited := slices.IndexFunc(w.told, func(s string) bool { return strings.HasPrefix(s, "STATUS=waiting for Node object a") })
+	if started < 0 || waited < 0 || ready < max(started, waited) || w.told[len(w.told)-1] != "STOPPING=1" {
+		t.Errorf("systemd was told %q", w.told)
+	}
 }
 
 func cniCall(t *testing.T, cfg *config.Config, verb string) (int, string) {

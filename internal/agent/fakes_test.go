@@ -50,6 +50,7 @@ type world struct {
 	nodeProblems []datapath.NodeProblem
 	inherited    []datapath.Inherited
 	host         host
+	told         []string // the service manager
 }
 
 // host is what others do to the machine.
@@ -278,13 +279,22 @@ func (w *world) start(t *testing.T, cfg *config.Config) (*admin.Client, func() e
 	done := make(chan error, 1)
 	tail := &logfile.Tail{}
 	go func() {
-		done <- run(ctx, cfg, Options{Version: "test", LogTail: tail, Log: slog.New(slog.NewTextHandler(tail, nil))}, w.seams())
+		opt := Options{Version: "test", LogTail: tail, Log: slog.New(slog.NewTextHandler(tail, nil)), Notify: w.tell}
+		done <- run(ctx, cfg, opt, w.seams())
 	}()
 	stop := sync.OnceValue(func() error { cancel(); return <-done })
 	t.Cleanup(func() { stop() })
 	client := admin.NewClient(cfg.Socket())
 	eventually(t, "the socket", func() bool { _, err := client.Ready(ctx); return err == nil })
 	return client, stop
+}
+
+// tell is the service manager's ear.
+func (w *world) tell(lines string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.told = append(w.told, lines)
+	return nil
 }
 
 func eventually(t *testing.T, what string, holds func() bool) {

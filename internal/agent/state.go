@@ -32,6 +32,14 @@ func (a *Agent) wait(reason string) {
 	a.stateLock.Unlock()
 	if changed {
 		a.log.Info("waiting", "for", reason)
+		a.tell("STATUS=waiting for " + strings.ReplaceAll(reason, "\n", " "))
+	}
+}
+
+// tell tells the service manager.
+func (a *Agent) tell(lines string) {
+	if err := a.opt.Notify(lines); err != nil {
+		a.log.Warn("the service manager does not hear", "err", err)
 	}
 }
 
@@ -42,6 +50,7 @@ func (a *Agent) setReady() {
 	a.ready, a.waiting = true, ""
 	a.stateLock.Unlock()
 	if first {
+		a.tell("STATUS=ready")
 		mode := a.running().dp.ModeStatus()
 		a.log.Info("ready", "after", a.sinceStart(), "mode", mode.Active, "why", mode.Why, "endpoints", len(a.running().manager.List()))
 	}

@@ -11,6 +11,7 @@ import (
 	"weft.dev/weft/internal/agent"
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/logfile"
+	"weft.dev/weft/internal/sdnotify"
 	"weft.dev/weft/internal/version"
 )
 
@@ -36,7 +37,7 @@ again and it carries on from there. To take everything away, stop it and run
 			if err != nil {
 				return err
 			}
-			return agent.Run(cmd.Context(), cfg, agent.Options{Log: log, Version: version.Version, LogTail: tail})
+			return agent.Run(cmd.Context(), cfg, agent.Options{Log: log, Version: version.Version, LogTail: tail, Notify: sdnotify.Send})
 		},
 	}
 	cmd.PersistentFlags().StringVarP(&path, "config", "c", config.DefaultPath, "the agent's configuration file")
