@@ -88,6 +88,11 @@ build: check-deps bpf
 		-ldflags "-s -w -X weft.dev/weft/internal/version.Version=$(VERSION)" -o build/ ./cmd/...
 	@ln -sf weft build/weft-cni
 
+# build/weft_VERSION_ARCH.deb. The same commit gives the same bytes.
+.PHONY: deb
+deb: build
+	@VERSION=$(VERSION) packaging/deb/build
+
 # With the flags of build, so that what it has compiled serves here.
 lint: export CGO_ENABLED = 0
 lint: export GOFLAGS = -trimpath -tags=grpcnotrace
