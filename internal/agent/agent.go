@@ -46,7 +46,7 @@ type Options struct {
 
 // seams are what the tests replace.
 type seams struct {
-	preflight     func(bpfBase string, log *slog.Logger) error
+	preflight     func(*config.Config, *slog.Logger) error
 	openStore     func(path, node string) (store.Store, error)
 	findLinks     func(*config.Config, *v1alpha1.Node) (startup.Links, error)
 	openDatapath  func(*config.Config, *v1alpha1.Node, startup.Links, *slog.Logger) (Datapath, error)
@@ -137,7 +137,7 @@ func Run(ctx context.Context, cfg *config.Config, opt Options) error {
 
 func run(ctx context.Context, cfg *config.Config, opt Options, seams seams) error {
 	agent := newAgent(cfg, opt, seams)
-	if err := seams.preflight(cfg.Paths.BPF, agent.log); err != nil {
+	if err := seams.preflight(cfg, agent.log); err != nil {
 		return err
 	}
 	held, err := startup.TakeLock(cfg.RunDir())
@@ -257,7 +257,7 @@ func (a *Agent) awaitNode(ctx context.Context) (*v1alpha1.Node, startup.Links, b
 
 // bringUp opens the datapath and gives every recorded endpoint back to it.
 func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links startup.Links) (*node, error) {
-	mtu, err := podMTU(a.cfg, links.MTU, object, a.index.Load().snapshot)
+	mtu, err := PodMTU(a.cfg, links.MTU, object, a.index.Load().snapshot)
 	if err != nil {
 		return nil, err
 	}

@@ -134,7 +134,7 @@ func firstOf(problems []string) error {
 // checkMTU tells when a node has come that pods' packets do not fit the way to: one without
 // IPv4, on nodes that had it all.
 func (a *Agent) checkMTU(n *node, snapshot *store.Snapshot) {
-	mtu, err := podMTU(a.cfg, n.links.MTU, n.object, snapshot)
+	mtu, err := PodMTU(a.cfg, n.links.MTU, n.object, snapshot)
 	if err == nil && mtu < n.mtu {
 		err = fmt.Errorf("mtu: pods have %d, and packets to a node without an IPv4 address fit when they have %d: restart the agent and make the pods anew, or set mtu", n.mtu, mtu)
 	}

@@ -188,6 +188,17 @@ func openIdentity(cfg *config.Config, log *slog.Logger) (nodeid.Source, error) {
 	return source, nil
 }
 
+// CheckCertificate is why this node's peers would refuse its certificate now.
+func CheckCertificate(ctx context.Context, cfg *config.Config) error {
+	source, err := openIdentity(cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	defer source.Close() //nolint:errcheck // only read from
+	_, err = ownCertificate(ctx, cfg, source)
+	return err
+}
+
 // ownCertificate holds this node's certificate to what its peers will hold it to.
 func ownCertificate(ctx context.Context, cfg *config.Config, source nodeid.Source) (*x509.Certificate, error) {
 	cert, err := source.Certificate(ctx)

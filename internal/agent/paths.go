@@ -237,8 +237,8 @@ func outerAddr(peer datapath.Node, own []netip.Addr) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// podMTU is what pods may have, given the uplinks and the nodes that are known.
-func podMTU(cfg *config.Config, uplinks int, object *v1alpha1.Node, snapshot *store.Snapshot) (int, error) {
+// PodMTU is what pods may have, given the uplinks and the nodes that are known.
+func PodMTU(cfg *config.Config, uplinks int, object *v1alpha1.Node, snapshot *store.Snapshot) (int, error) {
 	var addrs [][]netip.Addr
 	for _, peer := range peers(snapshot.Nodes, cfg.Node) {
 		addrs = append(addrs, peer.Addresses)

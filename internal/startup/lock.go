@@ -71,6 +71,19 @@ func TakeLock(dir string) (*Lock, error) {
 	}
 }
 
+// Running is the pid of the agent that holds an instance, 0 if none does. It leaves no trace.
+func Running(dir string) int {
+	file, err := os.Open(filepath.Join(dir, lockName))
+	if err != nil {
+		return 0
+	}
+	defer file.Close()
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_SH|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+		return 0
+	}
+	return holder(file)
+}
+
 func writePID(file *os.File, dir string) error {
 	text := []byte(strconv.Itoa(os.Getpid()) + "\n")
 	if err := file.Truncate(0); err != nil {

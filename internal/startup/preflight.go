@@ -13,27 +13,30 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/version"
 )
 
-// Minimum kernel: TCX links (BPF_TCX_INGRESS, BPF_TCX_EGRESS) came with it, and every mode uses them.
+// Minimum kernels: every mode attaches with TCX links (BPF_TCX_INGRESS, BPF_TCX_EGRESS), and sealing takes the
+// kernel's ciphers in BPF (bpf_crypto_encrypt).
 const (
-	minMajor = 6
-	minMinor = 6
+	minMajor        = 6
+	minMinor        = 6
+	minMinorSealing = 12
 )
 
 // Preflight checks what must hold before anything is touched.
-func Preflight(bpfBase string, log *slog.Logger) error {
+func Preflight(cfg *config.Config, log *slog.Logger) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the agent must run as root: it loads BPF programs and changes network interfaces")
 	}
-	if err := checkKernel(version.Kernel()); err != nil {
+	if err := CheckKernel(version.Kernel(), cfg.Encryption.On()); err != nil {
 		return err
 	}
 	if err := hideMemory(); err != nil {
 		return err
 	}
-	return ensureBPFFS(bpfBase, log)
+	return ensureBPFFS(cfg.Paths.BPF, log)
 }
 
 // hideMemory keeps keys out of core files and from other processes of the same user: no
@@ -48,16 +51,20 @@ func hideMemory() error {
 	return nil
 }
 
-// checkKernel refuses a kernel that lacks what every mode needs.
-func checkKernel(release string) error {
+// CheckKernel refuses a kernel that lacks what every mode needs, or what sealing does.
+func CheckKernel(release string, sealing bool) error {
 	major, minor, err := parseRelease(release)
 	if err != nil {
 		return err
 	}
-	if major > minMajor || (major == minMajor && minor >= minMinor) {
-		return nil
+	newer := func(than int) bool { return major > minMajor || major == minMajor && minor >= than }
+	switch {
+	case !newer(minMinor):
+		return fmt.Errorf("kernel %s is too old: Weft attaches its programs with TCX links, which need Linux %d.%d or newer", release, minMajor, minMinor)
+	case sealing && !newer(minMinorSealing):
+		return fmt.Errorf("kernel %s is too old for encryption: BPF has the kernel's ciphers from Linux %d.%d on; without them only encryption.mode: \"off\" works", release, minMajor, minMinorSealing)
 	}
-	return fmt.Errorf("kernel %s is too old: Weft attaches its programs with TCX links, which need Linux %d.%d or newer", release, minMajor, minMinor)
+	return nil
 }
 
 func parseRelease(release string) (int, int, error) {
@@ -83,7 +90,7 @@ func parseRelease(release string) (int, int, error) {
 // ensureBPFFS makes sure that base, where the pins go, is on a bpffs. A machine without
 // systemd has none mounted: then one is mounted on base's parent, if nothing is there.
 func ensureBPFFS(base string, log *slog.Logger) error {
-	on, err := onBPFFS(base)
+	on, err := OnBPFFS(base)
 	if err != nil {
 		return err
 	}
@@ -106,16 +113,21 @@ func ensureBPFFS(base string, log *slog.Logger) error {
 	return nil
 }
 
-// onBPFFS looks at path or, where that does not exist yet, at the nearest parent that does.
-func onBPFFS(path string) (bool, error) {
+// OnBPFFS says whether path is on a bpffs, or would be.
+func OnBPFFS(path string) (bool, error) {
+	stat, err := Statfs(path)
+	if err != nil {
+		return false, fmt.Errorf("look for a bpffs at %s: %w", path, err)
+	}
+	return stat.Type == unix.BPF_FS_MAGIC, nil
+}
+
+// Statfs tells of the file system of path or, where that does not exist yet, of the nearest parent that does.
+func Statfs(path string) (stat unix.Statfs_t, err error) {
 	for {
-		var stat unix.Statfs_t
-		err := unix.Statfs(path, &stat)
-		if err == nil {
-			return stat.Type == unix.BPF_FS_MAGIC, nil
-		}
+		err = unix.Statfs(path, &stat)
 		if !errors.Is(err, unix.ENOENT) || path == "/" || path == "." {
-			return false, fmt.Errorf("look for a bpffs at %s: %w", path, err)
+			return stat, err
 		}
 		path = filepath.Dir(path)
 	}

@@ -15,15 +15,25 @@ import (
 )
 
 func TestCheckKernel(t *testing.T) {
-	for release, want := range map[string]string{
-		"6.18.44-fc": "", "6.6.0": "", "7.0-rc1": "", "10.1": "",
-		"6.5.13-generic": "TCX links, which need Linux 6.6 or newer",
-		"5.15.0":         "kernel 5.15.0 is too old",
-		"strange":        "not understood", "6.": "not understood",
+	const old = "TCX links, which need Linux 6.6 or newer"
+	const noCiphers = "too old for encryption: BPF has the kernel's ciphers from Linux 6.12 on"
+	for _, row := range []struct{ release, plain, sealing string }{
+		{"6.18.44-fc", "", ""},
+		{"6.12.0", "", ""},
+		{"7.0-rc1", "", ""},
+		{"10.1", "", ""},
+		{"6.11.9", "", noCiphers},
+		{"6.6.0", "", noCiphers},
+		{"6.5.13-generic", old, old},
+		{"5.15.0", "kernel 5.15.0 is too old", old},
+		{"strange", "not understood", "not understood"},
+		{"6.", "not understood", "not understood"},
 	} {
-		err := checkKernel(release)
-		if (err == nil) != (want == "") || (err != nil && !strings.Contains(err.Error(), want)) {
-			t.Errorf("%s: %v", release, err)
+		for sealing, want := range map[bool]string{false: row.plain, true: row.sealing} {
+			err := CheckKernel(row.release, sealing)
+			if (err == nil) != (want == "") || (err != nil && !strings.Contains(err.Error(), want)) {
+				t.Errorf("%s, sealing %v: %v", row.release, sealing, err)
+			}
 		}
 	}
 }
@@ -63,8 +73,14 @@ func TestLock(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("pid %d holds", os.Getpid())) {
 		t.Errorf("second: %v", err)
 	}
+	if pid := Running(dir); pid != os.Getpid() {
+		t.Errorf("pid %d holds it", pid)
+	}
 	if err := held.Remove(); err != nil {
 		t.Error(err)
+	}
+	if pid := Running(dir); pid != 0 {
+		t.Errorf("pid %d holds what is gone", pid)
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("directory stays: %v", err)
@@ -74,6 +90,9 @@ func TestLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	held.Release()
+	if pid := Running(dir); pid != 0 {
+		t.Errorf("pid %d holds what was released", pid)
+	}
 	if _, err := os.Stat(filepath.Join(dir, pidName)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("pid file stays: %v", err)
 	}

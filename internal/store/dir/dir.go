@@ -48,7 +48,7 @@ func Open(path string) (*Dir, error) {
 	if !filepath.IsAbs(path) {
 		return nil, fmt.Errorf("store.dir: %q: want an absolute path", path)
 	}
-	d := &Dir{path: filepath.Clean(path), timing: defaultTiming, cache: map[string]cached{}, put: map[string]string{}}
+	d := newDir(path)
 	if err := os.Mkdir(d.path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		if !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("store.dir: %s is missing and cannot be made: %w", d.path, err)
@@ -60,6 +60,19 @@ func Open(path string) (*Dir, error) {
 	}
 	removeStaleTemps(filepath.Join(d.path, endpointsDir), time.Now())
 	return d, nil
+}
+
+// Read reads the directory of objects at path once. Unlike Open it makes and removes nothing.
+func Read(path string) (*store.Snapshot, error) {
+	d := newDir(path)
+	if err := d.readable(); err != nil {
+		return nil, err
+	}
+	return d.Snapshot()
+}
+
+func newDir(path string) *Dir {
+	return &Dir{path: filepath.Clean(path), timing: defaultTiming, cache: map[string]cached{}, put: map[string]string{}}
 }
 
 // Path is the directory.

@@ -1,0 +1,221 @@
+package preflight
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"weft.dev/weft/internal/config"
+)
+
+func (l *look) objects() Check {
+	snapshot, err := l.Objects(l.cfg.Store.Dir)
+	if err != nil {
+		return failed("docs/install.md shows what is to be in it", "%v", err)
+	}
+	l.snapshot, l.node = snapshot, snapshot.Nodes[l.cfg.Node]
+	found := fmt.Sprintf("%d nodes in %s", len(snapshot.Nodes), l.cfg.Store.Dir)
+	switch {
+	case len(snapshot.Errors) > 0:
+		return failed("correct it; the other objects are used", "%s; %v", found, snapshot.Errors[0])
+	case l.node == nil:
+		return failed("write a Node object of this name, or correct node in the configuration", "%s, none of them %q", found, l.cfg.Node)
+	}
+	return ok("%s, among them %s", found, l.cfg.Node)
+}
+
+// needsNode is what checks say that have to know the node.
+func needsNode() Check { return failed("see objects", "not known without this node's object") }
+
+func (l *look) uplinks() Check {
+	if l.node == nil {
+		return needsNode()
+	}
+	links, err := l.Links(l.cfg, l.node)
+	if err != nil {
+		return failed("set uplinks, or spec.addresses of the Node object, to what `ip address` shows", "%v", err)
+	}
+	l.links = &links
+	return ok("%s", strings.Join(links.Uplinks, ", "))
+}
+
+func (l *look) mtu() Check {
+	if l.links == nil {
+		return failed("see uplinks", "not known without uplinks")
+	}
+	mtu, err := l.PodMTU(l.cfg, l.links.MTU, l.node, l.snapshot)
+	if err != nil {
+		return failed("set the MTU of the uplinks, or mtu", "%v", err)
+	}
+	return ok("%d on the uplinks, %d for pods", l.links.MTU, mtu)
+}
+
+func (l *look) ipv6() Check {
+	if l.IPv6() {
+		return ok("the kernel does IPv6")
+	}
+	if l.node != nil {
+		for _, p := range l.node.Spec.PodCIDRs {
+			if p.Addr().Is6() {
+				return warned("unset net.ipv6.conf.all.disable_ipv6, or take the IPv6 range out of the Node object",
+					"IPv6 is disabled, and pods have the range %s: they get IPv4 only", p)
+			}
+		}
+	}
+	return ok("IPv6 is disabled, and not needed")
+}
+
+// firewall tells of rules that the datapath's redirects pass by, and of a policy that drops what takes the stack.
+func (l *look) firewall() Check {
+	chains, err := l.Forward()
+	if err != nil {
+		return warned("look with `nft list ruleset`", "the packet filter cannot be read: %v", err)
+	}
+	var dropping, ruled []string
+	for _, c := range chains {
+		name := c.Family + " " + c.Table + " " + c.Name
+		if c.Drops {
+			dropping = append(dropping, name)
+		}
+		if c.Rules > 0 {
+			ruled = append(ruled, name)
+		}
+	}
+	if legacy, err := l.ReadFile("/proc/net/ip_tables_names"); err == nil && slices.Contains(strings.Fields(string(legacy)), "filter") {
+		ruled = append(ruled, "iptables-legacy filter")
+	}
+	switch {
+	case dropping != nil:
+		return warned("let pods through there (docs/install.md, the host's firewall): pods reach the world through it",
+			"forwarding drops by default: %s", strings.Join(dropping, ", "))
+	case ruled != nil && l.cfg.Mode != config.ModeStack:
+		return warned("set mode: stack if they are to hold for pods (docs/install.md, the host's firewall)",
+			"what goes from pod to pod passes by the rules in %s", strings.Join(ruled, ", "))
+	}
+	return ok("no rules that forwarded packets would pass by")
+}
+
+// receiving is the state of sockets that take what comes to a port, in the kernel's lists (TCP_CLOSE, TCP_LISTEN).
+var receiving = map[string]string{"udp": "07", "tcp": "0A"}
+
+func (l *look) ports() Check {
+	if pid := l.Running(l.cfg); pid != 0 {
+		return ok("the agent runs, pid %d, and has them", pid)
+	}
+	type socket struct{ proto, port, key string }
+	wanted := []socket{{"tcp", portOf(l.cfg.Metrics.Listen), "metrics.listen"}}
+	if l.cfg.Encryption.On() {
+		wanted = append(wanted, socket{"udp", strconv.Itoa(l.cfg.Encryption.Port), "encryption.port"},
+			socket{"tcp", portOf(l.cfg.Keys.Listen), "keys.listen"})
+	}
+	var free, taken []string
+	for _, w := range wanted {
+		name := strings.ToUpper(w.proto) + " " + w.port
+		switch {
+		case w.port == "" || w.port == "0":
+		case l.bound(w.proto, w.port):
+			taken = append(taken, fmt.Sprintf("%s (%s)", name, w.key))
+		default:
+			free = append(free, name)
+		}
+	}
+	if taken != nil {
+		return failed("see who has it with `ss -lnptu`, and stop that or set another port, on every node", "taken: %s", strings.Join(taken, ", "))
+	}
+	return ok("free: %s", strings.Join(free, ", "))
+}
+
+func portOf(listen string) string {
+	_, port, err := net.SplitHostPort(listen)
+	if err != nil {
+		return ""
+	}
+	return port
+}
+
+// bound looks for a socket on a port in /proc/net: binding one to see would be a change, if a short one.
+func (l *look) bound(proto, port string) bool {
+	number, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return false
+	}
+	suffix := fmt.Sprintf(":%04X", number)
+	for _, family := range []string{"", "6"} {
+		text, _ := l.ReadFile("/proc/net/" + proto + family)
+		for line := range strings.Lines(string(text)) {
+			f := strings.Fields(line)
+			if len(f) > 3 && strings.HasSuffix(f[1], suffix) && f[3] == receiving[proto] {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// sockets are where runtimes listen.
+var sockets = [][2]string{
+	{"containerd", "/run/containerd/containerd.sock"}, {"CRI-O", "/run/crio/crio.sock"}, {"Docker", "/run/docker.sock"},
+	{"Podman", "/usr/bin/podman"},
+}
+
+func (l *look) runtime() Check {
+	var found []string
+	for _, s := range sockets {
+		if _, err := l.Stat(s[1]); err == nil {
+			found = append(found, s[0])
+		}
+	}
+	if found == nil {
+		return warned("install a runtime that speaks CNI, such as containerd, when there are to be pods", "no container runtime")
+	}
+	return ok("%s", strings.Join(found, ", "))
+}
+
+const cniDir = "/etc/cni/net.d"
+
+// cni looks at the network that runtimes take: of the files in their directory, the first by name.
+func (l *look) cni() Check {
+	names, err := l.ReadDir(cniDir)
+	if err != nil && !missing(err) {
+		return warned("make it readable for root", "%v", err)
+	}
+	const do = "write /etc/cni/net.d/10-weft.conflist as docs/cni.md shows, so that its name sorts first"
+	for _, name := range names {
+		if !slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(name)) {
+			continue
+		}
+		text, err := l.ReadFile(filepath.Join(cniDir, name))
+		if err != nil {
+			return warned("make it readable for root", "%v", err)
+		}
+		if plugins := pluginsOf(text); !slices.Contains(plugins, "weft-cni") {
+			return warned(do, "runtimes take %s, whose plugins are %s", name, strings.Join(plugins, ", "))
+		}
+		return ok("runtimes take %s", name)
+	}
+	return warned(do, "no network in %s", cniDir)
+}
+
+// pluginsOf are the plugins of a network configuration, of one plugin or a list.
+func pluginsOf(text []byte) (types []string) {
+	type plugin struct {
+		Type string `json:"type"`
+	}
+	var list struct {
+		plugin
+		Plugins []plugin `json:"plugins"`
+	}
+	if json.Unmarshal(text, &list) != nil {
+		return []string{"not readable"}
+	}
+	for _, p := range append([]plugin{list.plugin}, list.Plugins...) {
+		if p.Type != "" {
+			types = append(types, p.Type)
+		}
+	}
+	return types
+}
