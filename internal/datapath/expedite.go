@@ -59,7 +59,11 @@ func (h *expedite) set() error {
 	if err := os.WriteFile(h.note, nil, 0o600); err != nil {
 		return err
 	}
-	return os.WriteFile(h.setting, []byte("1"), 0o644)
+	if err := os.WriteFile(h.setting, []byte("1"), 0o644); err != nil {
+		// Nothing to put back, which would fail as well, at each start and in cleanup.
+		return errors.Join(err, removeIfExists(h.note))
+	}
+	return nil
 }
 
 func (h *expedite) end() {

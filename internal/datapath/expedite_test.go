@@ -57,6 +57,12 @@ func TestExpedite(t *testing.T) {
 	h.holds(t, "an administrator's setting, after", "1", false)
 	newExpedite(t, h.setting, filepath.Dir(h.note)).holds(t, "an administrator's setting, at the next start", "1", false)
 
+	h = newExpedite(t, "/sys/class/net/lo/addr_assign_type", t.TempDir()) // as a setting of a read-only sysfs: 0, and stays
+	end = h.begin()
+	h.holds(t, "a setting that cannot be changed", "0", false)
+	end()
+	newExpedite(t, h.setting, filepath.Dir(h.note)).holds(t, "and at the next start", "0", false)
+
 	(&expedite{}).begin()() // never opened: nothing is to be set
 	missing := newExpedite(t, filepath.Join(t.TempDir(), "none"), t.TempDir())
 	missing.begin()()
