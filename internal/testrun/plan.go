@@ -13,6 +13,7 @@ const module = "weft.dev/weft/"
 var labs = []string{
 	"test/e2e", "test/model", "internal/front/cni", "test/wirefuzz", "internal/bench", "internal/demo",
 	"internal/lab", "internal/connectivity", "internal/agent", "test/kms", "test/tshark",
+	"test/deb",
 }
 
 // parts cut a package whose tests would be the longest lane by far: those whose names match, and
