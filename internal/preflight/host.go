@@ -26,8 +26,8 @@ type Host interface {
 	Free(path string) (uint64, error)
 	// Running is the pid of the agent of this configuration, 0 if none runs.
 	Running(cfg *config.Config) int
-	// Datapath loads the programs, attaches none and lets go of all. With encryption it also says what seals; if
-	// nothing does, its error is an EngineError.
+	// Datapath loads the programs, attaches none and lets go of all. With encryption it also says what
+	// seals; if nothing does, its error is an EngineError.
 	Datapath(cfg *config.Config) (esp.EngineStatus, error)
 	IPv6() bool
 	Objects(dir string) (*store.Snapshot, error)
@@ -41,7 +41,8 @@ type Host interface {
 	Built() time.Time
 	// Certificate is why peers would refuse this node's.
 	Certificate(ctx context.Context, cfg *config.Config) error
-	// KEK is what is wrong with the key-encryption key, as far as that can be told without asking a KMS.
+	// KEK is what is wrong with the key-encryption key, as far as that can be told without asking a
+	// KMS.
 	KEK(ctx context.Context, cfg *config.Config) error
 	// Sealer is where the agent would find weft-sealer.
 	Sealer() (string, error)

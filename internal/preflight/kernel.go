@@ -26,7 +26,8 @@ func failed(do, found string, values ...any) Check {
 
 func (l *look) root() Check {
 	if l.UID() != 0 {
-		return failed("run it as root, or what follows is not what the agent would find", "uid %d", l.UID())
+		return failed("run it as root, or what follows is not what the agent would find",
+			"uid %d", l.UID())
 	}
 	return ok("uid 0")
 }
@@ -57,12 +58,14 @@ func (l *look) bpffs() Check {
 	case err != nil:
 		return failed(mount, "%v", err)
 	case !on:
-		return failed(mount+"; systemd does so at boot, unless it is masked", "%s is not on a bpffs", base)
+		return failed(mount+"; systemd does so at boot, unless it is masked",
+			"%s is not on a bpffs", base)
 	}
 	return ok("%s is on a bpffs", base)
 }
 
-// lockdown in confidentiality keeps programs from reading kernel memory; in integrity, modules without a signature out.
+// lockdown in confidentiality keeps programs from reading kernel memory; in integrity, modules
+// without a signature out.
 func (l *look) lockdown() Check {
 	const file = "/sys/kernel/security/lockdown"
 	text, err := l.ReadFile(file)
@@ -118,12 +121,14 @@ func (l *look) capabilities() Check {
 		}
 		lacking = append(lacking, c.name)
 		if c.without == "" {
-			return failed("run the agent on the host, or in a container that is privileged", "missing: %s", c.name)
+			return failed("run the agent on the host, or in a container that is privileged",
+				"missing: %s", c.name)
 		}
 		without = append(without, c.without)
 	}
 	if lacking != nil {
-		return warned("give them, unless that may be missing: "+strings.Join(without, ", "), "missing: %s", strings.Join(lacking, ", "))
+		return warned("give them, unless that may be missing: "+strings.Join(without, ", "),
+			"missing: %s", strings.Join(lacking, ", "))
 	}
 	return ok("all that it needs")
 }
@@ -134,7 +139,8 @@ func (l *look) programs() Check {
 	l.engine, l.engineErr = engine, err
 	var refused *EngineError
 	if err != nil && !errors.As(err, &refused) {
-		return failed("if it runs in a container or under lockdown, have BPF allowed; else install a newer kernel", "%v", err)
+		return failed("if it runs in a container or under lockdown, have BPF allowed; else install a newer kernel",
+			"%v", err)
 	}
 	return ok("the kernel takes them")
 }
@@ -151,7 +157,8 @@ func (l *look) aes() Check {
 	case errors.As(l.engineErr, &refused) && errors.Is(refused, esp.ErrTableAES):
 		return failed("modprobe aesni-intel, or aes_ti (docs/encryption.md, which AES)", "%v", refused)
 	case errors.As(l.engineErr, &refused):
-		return failed(`set engine bpf or auto on a kernel that has it, or encryption.mode: "off"`, "%v", refused)
+		return failed(`set engine bpf or auto on a kernel that has it, or encryption.mode: "off"`,
+			"%v", refused)
 	case l.engineErr != nil:
 		return failed("see programs", "not tried, since the programs were refused")
 	case l.engine.AES.Driver == "":
@@ -172,7 +179,8 @@ func (l *look) disk() Check {
 	case err != nil:
 		return failed("make it, or correct paths.state", "%v", err)
 	case free < least:
-		return warned("make room, or set keys.audit.maxSize and keep lower", "%d MiB free for %s", free>>20, l.cfg.StateDir())
+		return warned("make room, or set keys.audit.maxSize and keep lower",
+			"%d MiB free for %s", free>>20, l.cfg.StateDir())
 	}
 	return ok("%d MiB free for %s", free>>20, l.cfg.StateDir())
 }
@@ -180,12 +188,16 @@ func (l *look) disk() Check {
 func (l *look) lsm() Check {
 	enforce, err := l.ReadFile("/sys/fs/selinux/enforce")
 	if err == nil && strings.TrimSpace(string(enforce)) == "1" {
-		return warned("see ausearch -m avc if something is refused: Weft brings no policy of its own", "SELinux enforces its policy")
+		return warned("see ausearch -m avc if something is refused: Weft brings no policy of its own",
+			"SELinux enforces its policy")
 	}
-	if enabled, err := l.ReadFile("/sys/module/apparmor/parameters/enabled"); err == nil && strings.HasPrefix(string(enabled), "Y") {
-		profile, err := l.ReadFile("/proc/self/attr/current")
-		if label := strings.TrimRight(string(profile), "\n\x00"); err == nil && label != "unconfined" && label != "" {
-			return warned("run it unconfined, or see the kernel's log if something is refused", "AppArmor confines this process: %s", label)
+	enabled, noAppArmor := l.ReadFile("/sys/module/apparmor/parameters/enabled")
+	if noAppArmor == nil && strings.HasPrefix(string(enabled), "Y") {
+		profile, _ := l.ReadFile("/proc/self/attr/current")
+		label := strings.TrimRight(string(profile), "\n\x00")
+		if label != "unconfined" && label != "" {
+			return warned("run it unconfined, or see the kernel's log if something is refused",
+				"AppArmor confines this process: %s", label)
 		}
 		return ok("AppArmor, which does not confine this process")
 	}

@@ -2,15 +2,18 @@ package preflight
 
 import "time"
 
-// clock has to be right for certificates and for the end of keys, and nodes' clocks have to be the same.
+// clock has to be right for certificates and for the end of keys, and nodes' clocks have to be the
+// same.
 func (l *look) clock() Check {
 	now, built := l.Now(), l.Built()
 	stamp := now.UTC().Format(time.RFC3339)
 	switch {
 	case now.Before(built):
-		return failed("set it, and run an NTP client", "it is %s, before this program was built (%s)", stamp, built.UTC().Format(time.RFC3339))
+		return failed("set it, and run an NTP client",
+			"it is %s, before this program was built (%s)", stamp, built.UTC().Format(time.RFC3339))
 	case !l.Synchronised():
-		return warned("run an NTP client (chrony, systemd-timesyncd): certificates and keys end by the clock", "%s, and nothing keeps it right", stamp)
+		return warned("run an NTP client (chrony, systemd-timesyncd): certificates and keys end by the clock",
+			"%s, and nothing keeps it right", stamp)
 	}
 	return ok("%s, synchronised", stamp)
 }

@@ -23,7 +23,8 @@ func (l *look) objects() Check {
 	case len(snapshot.Errors) > 0:
 		return failed("correct it; the other objects are used", "%s; %v", found, snapshot.Errors[0])
 	case l.node == nil:
-		return failed("write a Node object of this name, or correct node in the configuration", "%s, none of them %q", found, l.cfg.Node)
+		return failed("write a Node object of this name, or correct node in the configuration",
+			"%s, none of them %q", found, l.cfg.Node)
 	}
 	return ok("%s, among them %s", found, l.cfg.Node)
 }
@@ -37,7 +38,8 @@ func (l *look) uplinks() Check {
 	}
 	links, err := l.Links(l.cfg, l.node)
 	if err != nil {
-		return failed("set uplinks, or spec.addresses of the Node object, to what `ip address` shows", "%v", err)
+		return failed("set uplinks, or spec.addresses of the Node object, to what `ip address` shows",
+			"%v", err)
 	}
 	l.links = &links
 	return ok("%s", strings.Join(links.Uplinks, ", "))
@@ -69,7 +71,8 @@ func (l *look) ipv6() Check {
 	return ok("IPv6 is disabled, and not needed")
 }
 
-// firewall tells of rules that the datapath's redirects pass by, and of a policy that drops what takes the stack.
+// firewall tells of rules that the datapath's redirects pass by, and of a policy that drops what
+// takes the stack.
 func (l *look) firewall() Check {
 	chains, err := l.Forward()
 	if err != nil {
@@ -85,7 +88,8 @@ func (l *look) firewall() Check {
 			ruled = append(ruled, name)
 		}
 	}
-	if legacy, err := l.ReadFile("/proc/net/ip_tables_names"); err == nil && slices.Contains(strings.Fields(string(legacy)), "filter") {
+	legacy, _ := l.ReadFile("/proc/net/ip_tables_names") // there once such a table is
+	if slices.Contains(strings.Fields(string(legacy)), "filter") {
 		ruled = append(ruled, "iptables-legacy filter")
 	}
 	switch {
@@ -99,7 +103,8 @@ func (l *look) firewall() Check {
 	return ok("no rules that forwarded packets would pass by")
 }
 
-// receiving is the state of sockets that take what comes to a port, in the kernel's lists (TCP_CLOSE, TCP_LISTEN).
+// receiving is the state of sockets that take what comes to a port, in the kernel's lists
+// (TCP_CLOSE, TCP_LISTEN).
 var receiving = map[string]string{"udp": "07", "tcp": "0A"}
 
 func (l *look) ports() Check {
@@ -124,7 +129,8 @@ func (l *look) ports() Check {
 		}
 	}
 	if taken != nil {
-		return failed("see who has it with `ss -lnptu`, and stop that or set another port, on every node", "taken: %s", strings.Join(taken, ", "))
+		return failed("see who has it with `ss -lnptu`, and stop that or set another port, on every node",
+			"taken: %s", strings.Join(taken, ", "))
 	}
 	return ok("free: %s", strings.Join(free, ", "))
 }
@@ -137,7 +143,8 @@ func portOf(listen string) string {
 	return port
 }
 
-// bound looks for a socket on a port in /proc/net: binding one to see would be a change, if a short one.
+// bound looks for a socket on a port in /proc/net: binding one to see would be a change, if a short
+// one.
 func (l *look) bound(proto, port string) bool {
 	number, err := strconv.ParseUint(port, 10, 16)
 	if err != nil {
@@ -158,7 +165,8 @@ func (l *look) bound(proto, port string) bool {
 
 // sockets are where runtimes listen.
 var sockets = [][2]string{
-	{"containerd", "/run/containerd/containerd.sock"}, {"CRI-O", "/run/crio/crio.sock"}, {"Docker", "/run/docker.sock"},
+	{"containerd", "/run/containerd/containerd.sock"}, {"CRI-O", "/run/crio/crio.sock"},
+	{"Docker", "/run/docker.sock"},
 	{"Podman", "/usr/bin/podman"},
 }
 
@@ -170,7 +178,8 @@ func (l *look) runtime() Check {
 		}
 	}
 	if found == nil {
-		return warned("install a runtime that speaks CNI, such as containerd, when there are to be pods", "no container runtime")
+		return warned("install a runtime that speaks CNI, such as containerd, when there are to be pods",
+			"no container runtime")
 	}
 	return ok("%s", strings.Join(found, ", "))
 }

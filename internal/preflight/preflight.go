@@ -1,5 +1,5 @@
-// Package preflight looks whether a host is fit for an agent, before anything is changed: what it finds, and what to
-// do about it. It changes nothing itself.
+// Package preflight looks whether a host is fit for an agent, before anything is changed: what it
+// finds, and what to do about it. It changes nothing itself.
 package preflight
 
 import (
@@ -92,13 +92,14 @@ var checks = []check{
 	{name: "cni", look: (*look).cni},
 }
 
-// Run looks at a host for an agent of this configuration. broken is why there is none, if there is none: then cfg is
-// the default one.
+// Run looks at a host for an agent of this configuration. broken is why there is none, if there is
+// none: then cfg is the default one.
 func Run(ctx context.Context, cfg *config.Config, broken error, host Host) *Report {
 	report := &Report{Node: cfg.Node}
 	first := ok("it is valid, for node %s", cfg.Node)
 	if broken != nil {
-		first = failed("correct it; `weft config example` prints one with every key explained", "%v", broken)
+		first = failed("correct it; `weft config example` prints one with every key explained",
+			"%v", broken)
 	}
 	first.Name = "configuration"
 	report.Checks = append(report.Checks, first)

@@ -34,7 +34,7 @@ import (
 type System struct {
 	// What the agent itself decides by.
 	CheckCertificate func(context.Context, *config.Config) error
-	PodMTUOf         func(cfg *config.Config, uplinks int, node *v1alpha1.Node, snapshot *store.Snapshot) (int, error)
+	PodMTUOf         func(*config.Config, int, *v1alpha1.Node, *store.Snapshot) (int, error)
 }
 
 var _ Host = System{}
@@ -55,7 +55,8 @@ func (System) Links(cfg *config.Config, node *v1alpha1.Node) (startup.Links, err
 	return startup.FindLinks(cfg, node.Spec.Addresses)
 }
 
-func (s System) PodMTU(cfg *config.Config, uplinks int, node *v1alpha1.Node, snapshot *store.Snapshot) (int, error) {
+func (s System) PodMTU(cfg *config.Config, uplinks int, node *v1alpha1.Node,
+	snapshot *store.Snapshot) (int, error) {
 	return s.PodMTUOf(cfg, uplinks, node, snapshot)
 }
 
@@ -102,7 +103,8 @@ func (System) Synchronised() bool {
 	return err == nil && state != unix.TIME_ERROR
 }
 
-// Datapath makes maps that nothing pins, and programs that nothing attaches: all goes with their descriptors.
+// Datapath makes maps that nothing pins, and programs that nothing attaches: all goes with their
+// descriptors.
 func (System) Datapath(cfg *config.Config) (esp.EngineStatus, error) {
 	m, err := unpinned(cfg.Encryption.On())
 	if err != nil {
@@ -118,7 +120,9 @@ func (System) Datapath(cfg *config.Config) (esp.EngineStatus, error) {
 		return esp.EngineStatus{}, nil
 	}
 	c := cfg.Encryption
-	options := &esp.Options{Engine: c.Engine, AllowTableAES: c.AllowTableAES, Port: uint16(c.Port), Lanes: c.Lanes}
+	options := &esp.Options{
+		Engine: c.Engine, AllowTableAES: c.AllowTableAES, Port: uint16(c.Port), Lanes: c.Lanes,
+	}
 	host := esp.Host{Maps: m, Pieces: cfg.Mode == config.ModeXDP, Log: slog.New(slog.DiscardHandler)}
 	sas, err := esp.Open(host, options)
 	if err != nil {
@@ -165,7 +169,8 @@ func (System) Forward() ([]Chain, error) {
 	var out []Chain
 	for _, c := range all {
 		family := families[c.Table.Family]
-		if family == "" || c.Hooknum == nil || *c.Hooknum != *nftables.ChainHookForward || c.Type != nftables.ChainTypeFilter {
+		forwards := c.Hooknum != nil && *c.Hooknum == *nftables.ChainHookForward
+		if family == "" || !forwards || c.Type != nftables.ChainTypeFilter {
 			continue
 		}
 		rules, err := conn.GetRules(c.Table, c)
@@ -173,7 +178,7 @@ func (System) Forward() ([]Chain, error) {
 			return nil, err
 		}
 		drops := c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop
-		out = append(out, Chain{Family: family, Table: c.Table.Name, Name: c.Name, Drops: drops, Rules: len(rules)})
+		out = append(out, Chain{family, c.Table.Name, c.Name, drops, len(rules)})
 	}
 	slices.SortFunc(out, func(a, b Chain) int {
 		return slices.Compare([]string{a.Family, a.Table, a.Name}, []string{b.Family, b.Table, b.Name})

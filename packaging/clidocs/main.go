@@ -1,4 +1,5 @@
-// Command clidocs writes the man pages and shell completions of the weft command line, for packages.
+// Command clidocs writes the man pages and shell completions of the weft command line, for
+// packages.
 package main
 
 import (
@@ -40,9 +41,13 @@ func write(out, foot string) error {
 		return err
 	}
 	return errors.Join(
-		put(filepath.Join(out, "bash-completion/completions/weft"), func(path string) error { return root.GenBashCompletionFileV2(path, true) }),
+		put(filepath.Join(out, "bash-completion/completions/weft"), func(path string) error {
+			return root.GenBashCompletionFileV2(path, true)
+		}),
 		put(filepath.Join(out, "zsh/vendor-completions/_weft"), root.GenZshCompletionFile),
-		put(filepath.Join(out, "fish/vendor_completions.d/weft.fish"), func(path string) error { return root.GenFishCompletionFile(path, true) }),
+		put(filepath.Join(out, "fish/vendor_completions.d/weft.fish"), func(path string) error {
+			return root.GenFishCompletionFile(path, true)
+		}),
 	)
 }
 

@@ -14,7 +14,8 @@ import (
 	"time"
 )
 
-// looks show what a network namespace holds, one fact a line. Counters are left out, and what changes by itself.
+// looks show what a network namespace holds, one fact a line. Counters are left out, and what
+// changes by itself.
 var looks = []string{
 	"ip -o -d link show",
 	"ip -o address show",
@@ -32,8 +33,9 @@ var looks = []string{
 // moving are parts of lines that change by themselves.
 var moving = regexp.MustCompile(`^/proc/sys/net/(netfilter/nf_conntrack_count|ipv4/tcp_fastopen_key|\S*/(gc_)?stale_time)\b.*|\s+(gso|gro)_\S+ \d+|expires \d+sec`)
 
-// State is what a network namespace holds (links, addresses, routes, rules, neighbours, the packet filter, BPF
-// programs, sysctls), and the files below dirs, as lines to compare with those of another time.
+// State is what a network namespace holds (links, addresses, routes, rules, neighbours, the packet
+// filter, BPF programs, sysctls), and the files below dirs, as lines to compare with those of
+// another time.
 func State(t testing.TB, netns string, dirs ...string) []string {
 	t.Helper()
 	var lines []string
