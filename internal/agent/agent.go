@@ -47,7 +47,7 @@ type Options struct {
 // seams are what the tests replace.
 type seams struct {
 	preflight     func(*config.Config, *slog.Logger) error
-	openStore     func(path, node string) (store.Store, error)
+	openStore     func(*config.Config, *slog.Logger) (store.Store, error)
 	findLinks     func(*config.Config, *v1alpha1.Node) (startup.Links, error)
 	openDatapath  func(*config.Config, *v1alpha1.Node, startup.Links, *slog.Logger) (Datapath, error)
 	openEndpoints func(endpoint.Options) (Endpoints, http.Handler, error)
@@ -170,7 +170,7 @@ func newAgent(cfg *config.Config, opt Options, seams seams) *Agent {
 // that `weft status` can tell what the agent waits for.
 func (a *Agent) serve(ctx context.Context) error {
 	var err error
-	if a.store, err = a.seams.openStore(a.cfg.Store.Dir, a.cfg.Node); err != nil {
+	if a.store, err = a.seams.openStore(a.cfg, a.log); err != nil {
 		return fmt.Errorf("open store: %w", err)
 	}
 	a.openMemory()
@@ -237,7 +237,10 @@ func (a *Agent) operate(ctx context.Context) error {
 // awaitNode waits until the store has this node's object and an interface has its addresses.
 func (a *Agent) awaitNode(ctx context.Context) (*v1alpha1.Node, startup.Links, bool) {
 	for {
-		reason := fmt.Sprintf("Node object %s in %s", a.cfg.Node, a.cfg.Store.Dir)
+		reason := fmt.Sprintf("Node object %s in %s", a.cfg.Node, a.cfg.Store.Where())
+		if err := storeAway(a.store); err != nil {
+			reason += ": " + err.Error()
+		}
 		if object := a.index.Load().snapshot.Nodes[a.cfg.Node]; object != nil {
 			links, err := a.seams.findLinks(a.cfg, object)
 			if err == nil {

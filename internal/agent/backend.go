@@ -43,7 +43,7 @@ func (b *backend) Status(ctx context.Context) (*admin.Status, error) {
 		PID: os.Getpid(), Started: b.started, Ready: ready.Ready, Waiting: ready.Waiting, Problems: b.problemList(),
 		Nodes: len(ix.snapshot.Nodes),
 		Mode:  datapath.ModeStatus{Asked: datapath.Mode(b.cfg.Mode)},
-		Store: admin.StoreStatus{Dir: b.cfg.Store.Dir, Errors: ix.snapshot.Errors},
+		Store: admin.StoreStatus{Store: b.cfg.Store, Errors: ix.snapshot.Errors},
 		Paths: admin.Paths{Socket: b.cfg.Socket(), State: b.cfg.StateDir(), BPF: b.cfg.BPFDir(), NetNS: fmt.Sprintf("/proc/%d/ns/net", os.Getpid())},
 		Events: admin.EventStatus{
 			Followers: stats.Followers, FollowersLost: stats.Lost, LogFile: b.cfg.Flows.Log,

@@ -55,7 +55,7 @@ func removeEndpoints(ctx context.Context, cfg *config.Config, log *slog.Logger) 
 		return nil
 	}
 	var directory store.Store
-	if opened, err := openStore(cfg.Store.Dir, cfg.Node); err == nil {
+	if opened, err := openStore(cfg, log); err == nil {
 		directory = opened
 	} else {
 		log.Warn("published endpoints are not withdrawn", "err", err)

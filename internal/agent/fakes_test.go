@@ -220,7 +220,7 @@ func (e fakeEndpoints) ByIP(_ uint32, addr netip.Addr) (endpoint.Info, bool) {
 func (w *world) seams() seams {
 	return seams{
 		preflight: func(*config.Config, *slog.Logger) error { return nil },
-		openStore: func(string, string) (store.Store, error) { return fakeStore{w}, nil },
+		openStore: func(*config.Config, *slog.Logger) (store.Store, error) { return fakeStore{w}, nil },
 		findLinks: func(*config.Config, *v1alpha1.Node) (startup.Links, error) {
 			w.mu.Lock()
 			defer w.mu.Unlock()

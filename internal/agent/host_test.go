@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/store"
 )
 
 // TestHostChangedByOthers: endpoints are mended at once, masquerading is set again, and status tells of all.
@@ -68,12 +70,14 @@ func TestWithdrawLeavesMovedEndpoints(t *testing.T) {
 		Metadata: v1alpha1.ObjectMeta{Namespace: "shop", Name: "web"},
 		Spec:     v1alpha1.EndpointSpec{NodeName: "b", Addresses: []netip.Addr{netip.MustParseAddr("10.2.0.2")}},
 	}
-	opened := realSeams().openStore
-	b, err := opened(dir, "b")
+	opened := func(node string) (store.Store, error) {
+		return openStore(&config.Config{Node: node, Store: config.Store{Dir: dir}}, nil)
+	}
+	b, err := opened("b")
 	if err != nil {
 		t.Fatal(err)
 	}
-	restarted, err := opened(dir, "a")
+	restarted, err := opened("a")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,6 @@ import (
 	"weft.dev/weft/internal/keys/nodeid"
 	"weft.dev/weft/internal/keys/secmem"
 	"weft.dev/weft/internal/store"
-	"weft.dev/weft/internal/store/dir"
 )
 
 // Keys is what the agent needs of *keys.Manager.
@@ -110,9 +109,9 @@ func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 		parts.log.Warn("keys: this process's memory is less protected than it could be", "err", err)
 	}
 	objects, ok := parts.store.(store.EpochStore)
-	leader, okLeader := parts.store.(interface{ Leader(node string) *dir.Leader })
-	if !ok || !okLeader {
-		return nil, errors.New("this store cannot keep epochs: use store.dir")
+	leader := leadership(parts.store, parts.cfg.Node)
+	if !ok || leader == nil {
+		return nil, errors.New("this store cannot keep epochs: use store.dir or store.etcd")
 	}
 	source, err := openIdentity(parts.cfg, parts.log)
 	if err != nil {
@@ -133,7 +132,7 @@ func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 		Node: parts.cfg.Node, TrustDomain: cfg.TrustDomain, Cluster: cfg.Cluster, Identity: source,
 		Listen: entrance.listen, Filter: entrance.addressFilter(), Unfiltered: entrance.unfiltered,
 		Addresses: parts.addresses, RequirePostQuantum: cfg.RequirePostQuantum,
-		Port: port, KEK: key, Store: epochs.NewStore(objects), Leader: leader.Leader(parts.cfg.Node), Datapath: parts.sas,
+		Port: port, KEK: key, Store: epochs.NewStore(objects), Leader: leader, Datapath: parts.sas,
 		MaxAge: time.Duration(cfg.MaxAge), HardTTL: time.Duration(cfg.HardTTL), ExtendTTL: time.Duration(cfg.ExtendTTL), Drain: time.Duration(cfg.Drain),
 		SeenFile:   filepath.Join(parts.cfg.StateDir(), seenFile),
 		MaxPackets: uint64(cfg.MaxPackets), Log: parts.log, KMS: records.meter, Audit: records.add, AuditErr: records.err,

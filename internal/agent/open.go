@@ -9,19 +9,49 @@ import (
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/datapath/esp"
+	"weft.dev/weft/internal/keys/epochs"
 	"weft.dev/weft/internal/startup"
 	"weft.dev/weft/internal/store"
 	"weft.dev/weft/internal/store/dir"
+	"weft.dev/weft/internal/store/etcd"
 )
 
-// openStore opens a directory of objects, in which this node removes only what is its own.
-func openStore(path, node string) (store.Store, error) {
-	opened, err := dir.Open(path)
+// OpenStore opens the objects where a configuration has them; node is the one whose endpoints are removed, "" for none.
+func OpenStore(where config.Store, node string, log *slog.Logger) (store.Editor, error) {
+	if where.Etcd.On() {
+		return etcd.Open(etcd.Options{
+			Endpoints: where.Etcd.Endpoints, Files: etcd.TLSFiles(where.Etcd.TLS), Prefix: where.Etcd.Prefix, Node: node, Log: log,
+		})
+	}
+	opened, err := dir.Open(where.Dir)
 	if err != nil {
 		return nil, err
 	}
 	opened.SetOwner(node)
 	return opened, nil
+}
+
+func openStore(cfg *config.Config, log *slog.Logger) (store.Store, error) {
+	return OpenStore(cfg.Store, cfg.Node, log)
+}
+
+// leadership is the candidacy of a node for the leader of epochs, nil where a store has none.
+func leadership(s store.Store, node string) epochs.Leader {
+	switch s := s.(type) {
+	case *dir.Dir:
+		return s.Leader(node)
+	case *etcd.Etcd:
+		return s.Leader(node)
+	}
+	return nil
+}
+
+// storeAway is why the store cannot be reached, nil while it can.
+func storeAway(s store.Store) error {
+	if remote, ok := s.(interface{ Away() error }); ok {
+		return remote.Away()
+	}
+	return nil
 }
 
 // openDatapath opens the real datapath.

@@ -184,7 +184,7 @@ func (a *Agent) collect(ctx context.Context) {
 func (a *Agent) compareOwn(n *node, now *v1alpha1.Node) {
 	switch {
 	case now == nil:
-		a.problem("own node", fmt.Errorf("the Node object %s is gone from %s: the agent goes on with what it had; other nodes may not", a.cfg.Node, a.cfg.Store.Dir))
+		a.problem("own node", fmt.Errorf("the Node object %s is gone from %s: the agent goes on with what it had; other nodes may not", a.cfg.Node, a.cfg.Store.Where()))
 	case !slices.Equal(now.Spec.Addresses, n.object.Spec.Addresses) || !slices.Equal(now.Spec.PodCIDRs, n.object.Spec.PodCIDRs):
 		a.problem("own node", fmt.Errorf("the Node object %s has changed its addresses or podCIDRs: restart the agent to apply it (traffic goes on meanwhile)", a.cfg.Node))
 	default:

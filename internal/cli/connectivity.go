@@ -97,7 +97,7 @@ func (a *app) targets(ctx context.Context, labName string) ([]connectivity.Targe
 	}
 	var targets []connectivity.Target
 	for i, status := range statuses {
-		if status.Store.Dir != network {
+		if status.Store.Where() != network {
 			continue
 		}
 		found, err := agentTargets(ctx, clients[i], status)
@@ -147,18 +147,18 @@ func (a *app) network(ctx context.Context, statuses []*admin.Status, labName str
 		if err != nil {
 			return "", err
 		}
-		return status.Store.Dir, nil
+		return status.Store.Where(), nil
 	}
 	instances := map[string]string{}
 	for _, status := range statuses {
-		if _, known := instances[status.Store.Dir]; !known {
-			instances[status.Store.Dir] = status.Instance
+		if _, known := instances[status.Store.Where()]; !known {
+			instances[status.Store.Where()] = status.Instance
 		}
 	}
 	if len(instances) > 1 {
 		return "", cmdutil.UsageError("agents of %d networks run here: name one with --lab, or one of its agents with --instance %s", len(instances), strings.Join(slices.Sorted(maps.Values(instances)), " | "))
 	}
-	return statuses[0].Store.Dir, nil
+	return statuses[0].Store.Where(), nil
 }
 
 func agentTargets(ctx context.Context, client *admin.Client, status *admin.Status) ([]connectivity.Target, error) {

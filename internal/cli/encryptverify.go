@@ -15,11 +15,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"weft.dev/weft/internal/agent"
 	"weft.dev/weft/internal/cli/cmdutil"
 	"weft.dev/weft/internal/cli/output"
 	"weft.dev/weft/internal/encryptcheck"
 	"weft.dev/weft/internal/front/admin"
-	"weft.dev/weft/internal/store/dir"
 )
 
 // hostName is what --from calls the node itself.
@@ -198,7 +198,7 @@ func (c *verifyCall) nodeOf(addr netip.Addr) *admin.Node {
 
 // remotePod looks the pod up among the endpoints that other nodes have published.
 func (c *verifyCall) remotePod(result *verification) error {
-	objects, err := dir.Open(c.status.Store.Dir)
+	objects, err := agent.OpenStore(c.status.Store.Store, "", nil)
 	if err != nil {
 		return err
 	}

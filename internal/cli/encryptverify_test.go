@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/encryptcheck"
 	"weft.dev/weft/internal/front/admin"
@@ -38,7 +39,7 @@ func verifyCallOn(t *testing.T) *verifyCall {
 	addr := netip.MustParseAddr
 	return &verifyCall{
 		status: &admin.Status{
-			Node: "a", Uplinks: []string{"w0"}, Addresses: []netip.Addr{addr("192.0.2.1")}, Store: admin.StoreStatus{Dir: objects}, Paths: admin.Paths{NetNS: "/node"},
+			Node: "a", Uplinks: []string{"w0"}, Addresses: []netip.Addr{addr("192.0.2.1")}, Store: admin.StoreStatus{Store: config.Store{Dir: objects}}, Paths: admin.Paths{NetNS: "/node"},
 			Links: []datapath.LinkStatus{
 				{Hook: "from_pod", Kind: "xdp", ProgramID: 7}, {Hook: "from_pod", Kind: "xdp", ProgramID: 7},
 				{Hook: "from_wire", Kind: "xdp-generic", ProgramID: 8}, {Hook: "to_wire", Kind: "tcx-egress", ProgramID: 9},

@@ -63,7 +63,7 @@ func writeStatus(w io.Writer, s *admin.Status, wide bool) error {
 	}
 	add("Endpoints", endpoints)
 	add("Nodes", fmt.Sprint(s.Nodes))
-	add("Objects", s.Store.Dir)
+	add("Objects", s.Store.Where())
 	add("Flow events", fmt.Sprintf("%d seen, %d held back by the rate limit, %d lost", s.Events.Seen, s.Events.Suppressed, s.Events.Lost))
 	for _, over := range s.OverBudget {
 		add("Over budget", over)

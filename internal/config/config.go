@@ -3,8 +3,10 @@
 package config
 
 import (
+	"fmt"
 	"net/netip"
 	"path/filepath"
+	"strings"
 )
 
 // DefaultPath is where `weft agent` looks when no --config is given.
@@ -65,10 +67,40 @@ type XDP struct {
 	Generic bool `yaml:"generic" json:"generic"`
 }
 
-// Store says where the objects are.
+// Store says where the objects are: in a directory, or in etcd.
 type Store struct {
-	// Dir is the directory of YAML objects.
+	// Dir is the directory of YAML objects. "" with etcd.
 	Dir string `yaml:"dir" json:"dir"`
+	// Etcd is the etcd cluster that has them instead, if it has endpoints.
+	Etcd Etcd `yaml:"etcd" json:"etcd"`
+}
+
+// Etcd is an etcd cluster, and where in it the objects are.
+type Etcd struct {
+	// Endpoints are URLs of its members: https://HOST:PORT, http://ADDRESS:PORT on the loopback, or unix:///PATH.
+	Endpoints []string `yaml:"endpoints" json:"endpoints"`
+	// TLS is for https.
+	TLS EtcdTLS `yaml:"tls" json:"tls"`
+	// Prefix is what the objects' keys begin with.
+	Prefix string `yaml:"prefix" json:"prefix"`
+}
+
+// EtcdTLS are PEM files: the authorities of etcd's certificates, and this node's certificate with its key.
+type EtcdTLS struct {
+	CA   string `yaml:"ca" json:"ca"`
+	Cert string `yaml:"cert" json:"cert"`
+	Key  string `yaml:"key" json:"key"`
+}
+
+// On says whether the objects are in etcd.
+func (e Etcd) On() bool { return len(e.Endpoints) > 0 }
+
+// Where names the place of the objects, for people.
+func (s Store) Where() string {
+	if s.Etcd.On() {
+		return fmt.Sprintf("%s in etcd at %s", s.Etcd.Prefix, strings.Join(s.Etcd.Endpoints, ", "))
+	}
+	return s.Dir
 }
 
 // IPAM says which addresses pods get.
@@ -121,7 +153,7 @@ type Log struct {
 func Default() *Config {
 	return &Config{
 		Mode:       ModeAuto,
-		Store:      Store{Dir: "/etc/weft/objects"},
+		Store:      Store{Dir: "/etc/weft/objects", Etcd: Etcd{Prefix: "/weft"}},
 		Encryption: defaultEncryption(),
 		Keys:       defaultKeys(),
 		Flows:      Flows{MaxEntries: 262144, EventsPerSecond: 1000},

@@ -47,7 +47,7 @@ func (c *Config) Validate() []Problem {
 		checkUplinks(c.Uplinks),
 		checkMTU(c.MTU),
 		checkClusterCIDRs(c.ClusterCIDRs),
-		checkPath("store.dir", c.Store.Dir),
+		checkStore(c.Store),
 		checkIPAM(c.IPAM.Ranges),
 		checkPrefixes("masquerade.except", c.Masquerade.Except),
 		checkEncryption(c.Encryption),

@@ -93,6 +93,9 @@ func (h *History) last(r ref) *Declared {
 	return h.verdicts[r].used
 }
 
+// Places are where an object is declared.
+func (h *History) Places(kind, key string) []Declared { return slices.Clone(h.places[ref{kind, key}]) }
+
 // Assemble takes in the objects and errors that Decode returned for all files together, and is what is in use then.
 func (h *History) Assemble(objects []Declared, errs []ObjectError) *Snapshot {
 	changed := map[string]*Source{}

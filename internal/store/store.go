@@ -1,5 +1,5 @@
 // Package store is where an agent finds the objects that others declared and
-// publishes its own endpoints. Package dir implements it on a directory.
+// publishes its own endpoints. Package dir implements it on a directory, package etcd on etcd.
 //
 // # Watching
 //
@@ -136,6 +136,12 @@ func (s *Snapshot) With(d Delta) *Snapshot {
 	return &next
 }
 
+// Object is the one with this kind and key, nil for none.
+func (s *Snapshot) Object(kind, key string) v1alpha1.Object { return s.room(kind).get(key) }
+
+// Objects are all of a kind, by key.
+func (s *Snapshot) Objects(kind string) []v1alpha1.Object { return s.room(kind).all() }
+
 // About says whether an object of one of these kinds has changed.
 func (d Delta) About(kinds ...string) bool {
 	return slices.ContainsFunc(d.Changes, func(c Change) bool { return slices.Contains(kinds, c.Kind) })
@@ -145,6 +151,10 @@ func (d Delta) About(kinds ...string) bool {
 type room interface {
 	// set enters an object under its key, or removes what is there.
 	set(key string, o v1alpha1.Object)
+	// get is the object under a key, nil for none.
+	get(key string) v1alpha1.Object
+	// all are the objects in the order of their keys.
+	all() []v1alpha1.Object
 	// clone makes the map one that no other snapshot shares.
 	clone()
 }
@@ -175,6 +185,21 @@ func (r roomOf[T]) set(key string, o v1alpha1.Object) {
 		return
 	}
 	(*r.in)[key] = o.(T)
+}
+
+func (r roomOf[T]) get(key string) v1alpha1.Object {
+	if o, ok := (*r.in)[key]; ok {
+		return o
+	}
+	return nil
+}
+
+func (r roomOf[T]) all() []v1alpha1.Object {
+	out := []v1alpha1.Object{}
+	for _, key := range slices.Sorted(maps.Keys(*r.in)) {
+		out = append(out, (*r.in)[key])
+	}
+	return out
 }
 
 func (r roomOf[T]) clone() { *r.in = maps.Clone(*r.in) }

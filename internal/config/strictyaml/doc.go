@@ -173,6 +173,12 @@ func (d *Doc) Line(field string) int {
 	return d.Root.Line + d.offset
 }
 
+// Has says whether the document gave a field, once it is decoded.
+func (d *Doc) Has(field string) bool {
+	_, ok := d.lines[field]
+	return ok
+}
+
 // Text is the scalar at the top-level key, "" when there is none: for looking at
 // what a document says it is before it is decoded.
 func (d *Doc) Text(key string) string {

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"time"
 
+	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/internal/store"
@@ -66,7 +67,7 @@ type NoNode struct {
 
 // StoreStatus is where the objects come from and which of them are wrong.
 type StoreStatus struct {
-	Dir    string              `json:"dir"`
+	config.Store
 	Errors []store.ObjectError `json:"errors,omitempty"`
 }
 

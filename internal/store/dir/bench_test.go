@@ -30,7 +30,7 @@ func BenchmarkChangedEndpoint(b *testing.B) {
 		ep := endpoint("shop", fmt.Sprint("e", i), fmt.Sprint("n", i%1000))
 		ep.Metadata.Labels = map[string]string{"version": fmt.Sprint(version)}
 		ep.Spec.Addresses = []netip.Addr{netip.AddrFrom4([4]byte{10, byte(i % 1000 / 200), byte(i % 200), byte(2 + i/1000)})}
-		data, err := encode(ep)
+		data, err := store.Encode(ep)
 		if err == nil {
 			if _, err = d.ensureDir(endpointsDir, publicDir); err == nil {
 				err = os.WriteFile(fmt.Sprintf("%s/endpoints/shop--e%d.yaml", path, i), data, 0o644)

@@ -42,7 +42,7 @@ func (d *Dir) Epochs() ([]*v1alpha1.Epoch, error) {
 // CreateEpoch implements store.EpochStore. A file's name is taken once, and only by one that is whole and on disk.
 func (d *Dir) CreateEpoch(epoch *v1alpha1.Epoch) error {
 	e := *epoch
-	data, err := encode(&e)
+	data, err := store.Encode(&e)
 	if err != nil {
 		return fmt.Errorf("create epoch %d: %w", e.Spec.Number, err)
 	}
@@ -68,7 +68,7 @@ func (d *Dir) CreateEpoch(epoch *v1alpha1.Epoch) error {
 // other, and a file that is gone does not come back.
 func (d *Dir) ReplaceEpoch(epoch *v1alpha1.Epoch, old []byte) error {
 	e := *epoch
-	data, err := encode(&e)
+	data, err := store.Encode(&e)
 	if err != nil {
 		return fmt.Errorf("replace epoch %d: %w", e.Spec.Number, err)
 	}

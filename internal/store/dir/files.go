@@ -8,9 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"go.yaml.in/yaml/v3"
-
-	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/statefile"
 	"weft.dev/weft/internal/store"
 )
@@ -23,19 +20,6 @@ const (
 	publicDir, publicFile = 0o755, 0o644
 	secretDir, secretFile = 0o700, 0o600
 )
-
-// encode fills in an object's defaults and writes it as YAML, if it is a good one.
-func encode(o v1alpha1.Object) ([]byte, error) {
-	o.SetDefaults()
-	var problems []error
-	for _, p := range o.Validate() {
-		problems = append(problems, p)
-	}
-	if err := errors.Join(problems...); err != nil {
-		return nil, err
-	}
-	return yaml.Marshal(o)
-}
 
 // ensureDir makes a sub-directory.
 func (d *Dir) ensureDir(name string, mode fs.FileMode) (string, error) {

@@ -53,7 +53,7 @@ func (d *Dir) Identity(number uint32) (*v1alpha1.Identity, error) {
 // CreateIdentity implements store.IdentityStore. A file's name is taken once, and only by one that is whole and on disk.
 func (d *Dir) CreateIdentity(identity *v1alpha1.Identity) error {
 	i := *identity
-	data, err := encode(&i)
+	data, err := store.Encode(&i)
 	if err != nil {
 		return fmt.Errorf("create identity %q: %w", i.Metadata.Name, err)
 	}

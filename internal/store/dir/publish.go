@@ -20,7 +20,7 @@ const maxBase = 200
 // whole, and survives a crash.
 func (d *Dir) PutEndpoint(ep *v1alpha1.Endpoint) error {
 	e := *ep
-	data, err := encode(&e)
+	data, err := store.Encode(&e)
 	key := e.Metadata.Key()
 	if err != nil {
 		return fmt.Errorf("publish endpoint %q: %w", key, err)

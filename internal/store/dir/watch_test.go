@@ -286,7 +286,7 @@ func TestGivenUpHalfWay(t *testing.T) {
 	put := func(version string) {
 		ep := endpoint("shop", "a", "n")
 		ep.Metadata.Labels = map[string]string{"version": version}
-		data, err := encode(ep)
+		data, err := store.Encode(ep)
 		if err == nil {
 			err = os.WriteFile(changed, data, 0o644)
 		}
@@ -329,7 +329,7 @@ func TestFileOfTwoNames(t *testing.T) {
 			path := t.TempDir()
 			d := open(t, path)
 			file := filepath.Join(path, endpointsDir, "a.yaml")
-			data, err := encode(endpoint("shop", "a", "n"))
+			data, err := store.Encode(endpoint("shop", "a", "n"))
 			for _, step := range []func() error{
 				func() error { return err },
 				func() error { _, err := d.ensureDir(endpointsDir, publicDir); return err },

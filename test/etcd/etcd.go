@@ -1,0 +1,251 @@
+// Package etcd runs real etcd for tests: one member or several, on unix sockets or with TLS, to be killed, filled and
+// restored.
+package etcd
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+)
+
+// Cluster is an etcd cluster of a test.
+type Cluster struct {
+	Members []*Member
+	t       testing.TB
+}
+
+// Member is one of its servers. Its directory outlives its process.
+type Member struct {
+	Name, Endpoint, Dir string
+
+	t    testing.TB
+	args []string
+	cmd  *exec.Cmd
+	log  *bytes.Buffer
+}
+
+// Options are what a cluster needs that is not the default.
+type Options struct {
+	// Members is how many there are; 0 is one.
+	Members int
+	// Quota is the size of the database at which etcd refuses to write, in bytes; 0 is etcd's own.
+	Quota int64
+	// CA, Cert and Key are PEM files: with them clients speak TLS on a port of the loopback, and show a certificate.
+	CA, Cert, Key string
+}
+
+// Start runs a cluster until the test ends.
+func Start(t testing.TB, opt Options) *Cluster {
+	t.Helper()
+	c := &Cluster{t: t}
+	binary := Binary(t)
+	dir, err := os.MkdirTemp("", "wt-etcd-") // the path of a socket is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	var initial []string
+	for n := range max(opt.Members, 1) {
+		m := &Member{t: t, Name: fmt.Sprint("m", n), Dir: filepath.Join(dir, fmt.Sprint("m", n)), log: &bytes.Buffer{}}
+		m.Endpoint = "unix://" + filepath.Join(dir, m.Name+".sock")
+		peer := "http://" + freeAddress(t)
+		if opt.CA != "" {
+			m.Endpoint = "https://" + freeAddress(t)
+			m.args = append(m.args, "--client-cert-auth", "--trusted-ca-file", opt.CA, "--cert-file", opt.Cert, "--key-file", opt.Key)
+		}
+		m.args = append([]string{
+			binary, "--name", m.Name, "--data-dir", m.Dir, "--listen-client-urls", m.Endpoint, "--advertise-client-urls", m.Endpoint,
+			"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--log-level", "warn", "--unsafe-no-fsync",
+			"--heartbeat-interval", "50", "--election-timeout", "500", "--watch-progress-notify-interval", "1s",
+			"--quota-backend-bytes", fmt.Sprint(opt.Quota),
+		}, m.args...)
+		initial = append(initial, m.Name+"="+peer)
+		c.Members = append(c.Members, m)
+	}
+	for _, m := range c.Members {
+		m.args = append(m.args, "--initial-cluster", strings.Join(initial, ","))
+		m.Start()
+	}
+	if opt.CA == "" {
+		c.await()
+	}
+	return c
+}
+
+// await waits until the cluster answers.
+func (c *Cluster) await() {
+	c.t.Helper()
+	client := c.Client()
+	for range 600 {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		_, err := client.Get(ctx, "ready")
+		cancel()
+		if err == nil {
+			return
+		}
+	}
+	c.t.Fatalf("etcd does not answer: %s", c.Members[0].log)
+}
+
+// Endpoints are those of all members.
+func (c *Cluster) Endpoints() []string {
+	var out []string
+	for _, m := range c.Members {
+		out = append(out, m.Endpoint)
+	}
+	return out
+}
+
+// Client is one of etcd's own, until the test ends.
+func (c *Cluster) Client() *clientv3.Client {
+	c.t.Helper()
+	client, err := clientv3.New(clientv3.Config{Endpoints: c.Endpoints(), Logger: zap.NewNop()})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() { client.Close() })
+	return client
+}
+
+// Leader is the member that leads.
+func (c *Cluster) Leader() *Member {
+	c.t.Helper()
+	client := c.Client()
+	for range 600 {
+		for _, m := range c.Members {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			status, err := client.Status(ctx, m.Endpoint)
+			cancel()
+			if err == nil && status.Leader != 0 && status.Leader == status.Header.MemberId {
+				return m
+			}
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	c.t.Fatal("etcd has no leader")
+	return nil
+}
+
+// Start runs the member with what its directory holds. It does not wait for it.
+func (m *Member) Start() {
+	m.t.Helper()
+	m.cmd = exec.Command(m.args[0], m.args[1:]...)
+	m.cmd.Stdout, m.cmd.Stderr = m.log, m.log
+	if err := m.cmd.Start(); err != nil {
+		m.t.Fatalf("start etcd: %v", err)
+	}
+	cmd := m.cmd
+	m.t.Cleanup(func() {
+		cmd.Process.Kill() //nolint:errcheck // it may be dead
+		cmd.Wait()         //nolint:errcheck // killed
+	})
+}
+
+// Kill ends the member's process at once.
+func (m *Member) Kill() {
+	m.t.Helper()
+	if err := m.cmd.Process.Kill(); err != nil {
+		m.t.Fatalf("kill etcd: %v", err)
+	}
+	m.cmd.Wait() //nolint:errcheck // killed
+	os.Remove(strings.TrimPrefix(m.Endpoint, "unix://"))
+}
+
+// Save copies the directory of a member that does not run.
+func (m *Member) Save() (saved string) {
+	m.t.Helper()
+	saved = m.t.TempDir()
+	if err := os.CopyFS(filepath.Join(saved, "data"), os.DirFS(m.Dir)); err != nil {
+		m.t.Fatal(err)
+	}
+	return saved
+}
+
+// Restore puts what was saved in place of the directory of a member that does not run.
+func (m *Member) Restore(saved string) {
+	m.t.Helper()
+	if err := os.RemoveAll(m.Dir); err != nil {
+		m.t.Fatal(err)
+	}
+	if err := os.CopyFS(m.Dir, os.DirFS(filepath.Join(saved, "data"))); err != nil {
+		m.t.Fatal(err)
+	}
+	if err := os.Chmod(m.Dir, 0o700); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+func freeAddress(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+var building sync.Mutex
+
+// Binary builds etcd from its module, unless the cache has it for the very same source and versions.
+func Binary(t testing.TB) string {
+	t.Helper()
+	building.Lock()
+	defer building.Unlock()
+	_, self, _, _ := runtime.Caller(0)
+	source := filepath.Join(filepath.Dir(self), "testdata", "server")
+	h := sha256.New()
+	for _, name := range []string{"main.go", "go.mod", "go.sum"} {
+		raw, err := os.ReadFile(filepath.Join(source, name))
+		if err != nil {
+			t.Fatalf("read etcd's source: %v", err)
+		}
+		h.Write(raw)
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cache = filepath.Join(cache, "weft", "etcd")
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	binary := filepath.Join(cache, "etcd-"+hex.EncodeToString(h.Sum(nil)[:8]))
+	if _, err := os.Stat(binary); err == nil {
+		return binary
+	}
+	half := fmt.Sprintf("%s.%d", binary, os.Getpid())
+	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", half, ".")
+	build.Dir, build.Env = source, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-buildvcs=false")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build etcd, whose modules `make fetch` fetches: %v: %s", err, out)
+	}
+	if err := os.Rename(half, binary); err != nil {
+		t.Fatal(err)
+	}
+	return binary
+}
+
+// Rebind has the member, which does not run, listen at another endpoint from its next start on.
+func (m *Member) Rebind(endpoint string) {
+	for n, arg := range m.args {
+		if arg == "--listen-client-urls" || arg == "--advertise-client-urls" {
+			m.args[n+1] = endpoint
+		}
+	}
+	m.Endpoint = endpoint
+}
