@@ -8,6 +8,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"os"
@@ -202,6 +203,9 @@ func (a *Agent) serve(ctx context.Context) error {
 		// Not before the last request of the CNI plugin has been answered.
 		running.dp.Close()
 	}
+	if c, ok := a.store.(io.Closer); ok {
+		c.Close()
+	}
 	a.log.Info("agent stopped: pins and links stay, traffic goes on")
 	return err
 }
@@ -319,6 +323,15 @@ func (a *Agent) openEndpoints(n *node) (door http.Handler, err error) {
 // pod is often declared just before it is added: what is not in it is looked for in the directory.
 func (a *Agent) podSpec(key string) *v1alpha1.Pod {
 	if pod := a.index.Load().snapshot.Pods[key]; pod != nil {
+		return pod
+	}
+	if single, ok := a.store.(interface {
+		Pod(key string) (*v1alpha1.Pod, error)
+	}); ok {
+		pod, err := single.Pod(key)
+		if err != nil {
+			a.log.Warn("read objects", "pod", key, "err", err)
+		}
 		return pod
 	}
 	fresh, err := a.store.Snapshot()

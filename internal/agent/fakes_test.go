@@ -220,7 +220,12 @@ func (e fakeEndpoints) ByIP(_ uint32, addr netip.Addr) (endpoint.Info, bool) {
 func (w *world) seams() seams {
 	return seams{
 		preflight: func(*config.Config, *slog.Logger) error { return nil },
-		openStore: func(*config.Config, *slog.Logger) (store.Store, error) { return fakeStore{w}, nil },
+		openStore: func(cfg *config.Config, log *slog.Logger) (store.Store, error) {
+			if cfg.Store.Etcd.On() {
+				return openStore(cfg, log)
+			}
+			return fakeStore{w}, nil
+		},
 		findLinks: func(*config.Config, *v1alpha1.Node) (startup.Links, error) {
 			w.mu.Lock()
 			defer w.mu.Unlock()

@@ -11,8 +11,8 @@ func newExitCodes() *cobra.Command {
   0  done. For "trace": the packet would be forwarded
   1  failed; the reason is on standard error. For "status": the agent is not ready.
      For "connectivity test": a pair could not talk. For "preflight": a check failed.
-     For "apply": something is wrong with
-     the objects, and nothing was written. For "get" and "delete": there is no such object
+     For "apply": something is wrong with the objects, and nothing was written.
+     For "get" and "delete": there is no such object
   2  called wrongly: an unknown verb, flag or argument, or several agents and none named
   3  no agent answers
   4  for "trace" only: the packet would be dropped

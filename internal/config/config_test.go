@@ -85,7 +85,7 @@ log: {level: debug, format: json}
 	}
 	want := &Config{
 		Node: "a.example", Instance: "blue-1", Mode: ModeTC, XDP: XDP{Generic: true},
-		Uplinks: []string{"eth0", "bond0.100"}, MTU: 9000, Store: Store{Dir: "/srv/objects"},
+		Uplinks: []string{"eth0", "bond0.100"}, MTU: 9000, Store: Store{Dir: "/srv/objects", Etcd: Etcd{Prefix: "/weft"}},
 		IPAM:       IPAM{Ranges: prefixes("10.1.0.0/24", "fd00:1::/64")},
 		Masquerade: Masquerade{Enabled: true, Except: prefixes("10.0.0.0/8", "0.0.0.0/0")},
 		Encryption: Encryption{Mode: EncryptionOff, Engine: EngineKmod, AllowTableAES: true, Port: 4501, Lanes: 64},
@@ -337,4 +337,42 @@ func defaultText(t *testing.T, key string) string {
 		return "`\"\"`"
 	}
 	return fmt.Sprintf("`%v`", v.Interface())
+}
+
+func TestStore(t *testing.T) {
+	for name, row := range map[string]struct {
+		yaml, want string
+		store      Store
+	}{
+		"neither":           {"", "", Default().Store},
+		"unix":              {"store: {etcd: {endpoints: [unix:///run/etcd.sock]}}", "", Store{Etcd: Etcd{Endpoints: []string{"unix:///run/etcd.sock"}, Prefix: "/weft"}}},
+		"loopback":          {"store: {etcd: {endpoints: [http://127.0.0.1:2379, 'http://[::1]:2379'], prefix: /a/b}}", "", Store{Etcd: Etcd{Endpoints: []string{"http://127.0.0.1:2379", "http://[::1]:2379"}, Prefix: "/a/b"}}},
+		"both":              {"store:\n  dir: /a\n  etcd: {endpoints: [unix:///run/etcd.sock]}", "agent.yaml:3: store.dir: is given, and so is store.etcd", Store{}},
+		"the default, both": {"store: {dir: /etc/weft/objects, etcd: {endpoints: [unix:///run/etcd.sock]}}", "store.dir: is given, and so is store.etcd", Store{}},
+		"https without CA":  {"store: {etcd: {endpoints: [https://a:2379]}}", "store.etcd.tls.ca: is empty", Store{}},
+		"a key alone":       {"store: {etcd: {endpoints: [https://a:2379], tls: {ca: /ca, key: /key}}}", "store.etcd.tls.cert: is empty", Store{}},
+		"cleartext":         {"store: {etcd: {endpoints: [http://10.0.0.1:2379]}}", "store.etcd.endpoints[0]: is \"http://10.0.0.1:2379\": http is for addresses of the loopback", Store{}},
+		"a name's port":     {"store: {etcd: {endpoints: [https://a], tls: {ca: /ca}}}", "want https://HOST:PORT", Store{}},
+		"a password":        {"store: {etcd: {endpoints: ['https://u:p@a:2379'], tls: {ca: /ca}}}", "want https://HOST:PORT", Store{}},
+		"twice":             {"store: {etcd: {endpoints: [unix:///a, unix:///a]}}", "store.etcd.endpoints[1]: names \"unix:///a\" a second time", Store{}},
+		"TLS for nobody":    {"store: {etcd: {endpoints: [unix:///a], tls: {ca: /ca}}}", "store.etcd.tls: is given, and no endpoint is https", Store{}},
+		"TLS alone":         {"store: {etcd: {tls: {ca: /ca}}}", "store.etcd.endpoints: are missing", Store{}},
+		"a prefix":          {"store: {etcd: {endpoints: [unix:///a], prefix: weft/}}", "store.etcd.prefix: is \"weft/\"", Store{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := Parse("agent.yaml", []byte("node: a\n"+row.yaml+"\n"))
+			if row.want != "" {
+				if err == nil || !strings.Contains(err.Error(), row.want) {
+					t.Errorf("got %v, want %s", err, row.want)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !reflect.DeepEqual(c.Store, row.store) {
+				t.Errorf("got %+v, want %+v", c.Store, row.store)
+			}
+		})
+	}
 }

@@ -9,22 +9,23 @@ import (
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/lab/labdir"
 	"weft.dev/weft/internal/statefile"
+	"weft.dev/weft/internal/store/etcd"
 )
 
 // writeNodeObjects declares the nodes to every agent.
 func writeNodeObjects(s *Spec) error {
-	return writeDocs(filepath.Join(labdir.Objects(s.Name), "nodes.yaml"), nodeObjects(s))
+	return declare(s, "nodes.yaml", nodeObjects(s))
 }
 
 // nodeObjects leaves out bare nodes without pod ranges: nobody routes pods to them, and agents would
 // try in vain to agree on keys with them.
-func nodeObjects(s *Spec) []any {
-	var docs []any
+func nodeObjects(s *Spec) []v1alpha1.Object {
+	var docs []v1alpha1.Object
 	for _, n := range s.Nodes {
 		if n.Bare() && len(n.PodCIDRs) == 0 {
 			continue
 		}
-		docs = append(docs, v1alpha1.Node{
+		docs = append(docs, &v1alpha1.Node{
 			TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindNode},
 			Metadata: v1alpha1.ObjectMeta{Name: n.Name},
 			Spec:     v1alpha1.NodeSpec{Addresses: addrsOf(n.Addresses), PodCIDRs: n.PodCIDRs},
@@ -35,11 +36,11 @@ func nodeObjects(s *Spec) []any {
 
 // writePodObjects declares the pods: what the CNI plugin's caller does not say.
 func writePodObjects(s *Spec) error {
-	return writeDocs(filepath.Join(labdir.Objects(s.Name), "pods.yaml"), podObjects(s))
+	return declare(s, "pods.yaml", podObjects(s))
 }
 
-func podObjects(s *Spec) []any {
-	var docs []any
+func podObjects(s *Spec) []v1alpha1.Object {
+	var docs []v1alpha1.Object
 	for _, p := range s.Pods {
 		if s.node(p.Node).Bare() {
 			continue
@@ -48,7 +49,7 @@ func podObjects(s *Spec) []any {
 		if p.PodDatapath != "" {
 			annotations = map[string]string{v1alpha1.DatapathAnnotation: p.PodDatapath}
 		}
-		docs = append(docs, v1alpha1.Pod{
+		docs = append(docs, &v1alpha1.Pod{
 			TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindPod},
 			Metadata: v1alpha1.ObjectMeta{Name: p.Name, Namespace: p.Namespace, Labels: p.Labels, Annotations: annotations},
 			Spec:     v1alpha1.PodSpec{NodeName: p.Node, ServiceAccount: p.ServiceAccount, Addresses: p.Addresses},
@@ -57,8 +58,36 @@ func podObjects(s *Spec) []any {
 	return docs
 }
 
+// declare writes objects where the agents look for them.
+func declare(s *Spec, file string, docs []v1alpha1.Object) error {
+	if len(s.Etcd) == 0 {
+		return writeDocs(filepath.Join(labdir.Objects(s.Name), file), docs)
+	}
+	objects, err := etcd.Open(etcd.Options{Endpoints: s.Etcd, Prefix: etcdPrefix(s)})
+	if err != nil {
+		return err
+	}
+	defer objects.Close()
+	for _, doc := range docs {
+		if err := objects.PutObject(doc); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func etcdPrefix(s *Spec) string { return "/" + s.Name }
+
+// storeConfig is where a lab's objects are, for its agents.
+func storeConfig(s *Spec) map[string]any {
+	if len(s.Etcd) == 0 {
+		return map[string]any{"dir": labdir.Objects(s.Name)}
+	}
+	return map[string]any{"etcd": map[string]any{"endpoints": s.Etcd, "prefix": etcdPrefix(s)}}
+}
+
 // writeDocs writes objects as one multi-document file, in one step.
-func writeDocs(path string, docs []any) error {
+func writeDocs(path string, docs []v1alpha1.Object) error {
 	if len(docs) == 0 {
 		return statefile.WriteMode(path, nil, 0o644) // the encoder cannot close an empty stream
 	}
@@ -93,7 +122,7 @@ func agentConfig(s *Spec, n NodeSpec) ([]byte, error) {
 	}
 	config["node"] = n.Name
 	config["instance"] = instance(s.Name, n.Name)
-	config["store"] = map[string]any{"dir": labdir.Objects(s.Name)}
+	config["store"] = storeConfig(s)
 	config["paths"] = map[string]any{"state": stateDir(s.Name, n.Name)}
 	data, err := yaml.Marshal(config)
 	if err != nil {

@@ -129,7 +129,7 @@ func TestPodDatapath(t *testing.T) {
 		t.Fatal(err)
 	}
 	objects := podObjects(s.clone())
-	if len(objects) != 1 || objects[0].(v1alpha1.Pod).Metadata.Annotations[v1alpha1.DatapathAnnotation] != "xdp" {
+	if len(objects) != 1 || objects[0].(*v1alpha1.Pod).Metadata.Annotations[v1alpha1.DatapathAnnotation] != "xdp" {
 		t.Errorf("%+v", objects)
 	}
 	bare := strings.Replace(small, "    addresses: [192.0.2.1/24", "    agent: false\n    addresses: [192.0.2.1/24", 1)
@@ -213,7 +213,7 @@ func TestNodeObjects(t *testing.T) {
 	s := &Spec{Nodes: []NodeSpec{{Name: "a", PodCIDRs: ranges}, {Name: "b"}, {Name: "routed", Agent: &bare, PodCIDRs: ranges}, {Name: "outside", Agent: &bare}}}
 	var names []string
 	for _, doc := range nodeObjects(s) {
-		names = append(names, doc.(v1alpha1.Node).Metadata.Name)
+		names = append(names, doc.(*v1alpha1.Node).Metadata.Name)
 	}
 	if want := []string{"a", "b", "routed"}; !slices.Equal(names, want) {
 		t.Errorf("%v, want %v", names, want)

@@ -40,6 +40,9 @@ type Spec struct {
 	// Sysctls are those that nodes and pods start with: "distribution", the default, as a machine has them on
 	// which systemd has run, or "kernel", as the bare kernel has them.
 	Sysctls string `yaml:"sysctls,omitempty" json:"sysctls,omitempty"`
+	// Etcd are endpoints of an etcd that has the lab's objects, under a prefix of the lab's name, in place of a
+	// directory. It is yours: the lab leaves it as it is when it goes.
+	Etcd []string `yaml:"etcd,omitempty" json:"etcd,omitempty"`
 	// Agent is merged into every agent's configuration (keys of the agent's YAML).
 	Agent map[string]any `yaml:"agent,omitempty" json:"agent,omitempty"`
 	Nodes []NodeSpec     `yaml:"nodes" json:"nodes"`

@@ -180,6 +180,28 @@ func (e *Etcd) createObject(o v1alpha1.Object) error {
 	return nil
 }
 
+// Pod asks etcd for one pod, nil for none: it may have been declared a moment ago. One that is declared wrongly is an error.
+func (e *Etcd) Pod(key string) (*v1alpha1.Pod, error) {
+	ctx, cancel, err := e.call(context.Background())
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	path := e.dirOf(v1alpha1.KindPod) + key
+	kv, err := e.get(ctx, path)
+	if err != nil || kv == nil {
+		return nil, err
+	}
+	s := e.sourceOf(path, kv.Value, "")
+	if len(s.Objects) == 1 {
+		return s.Objects[0].Object.(*v1alpha1.Pod), nil
+	}
+	for _, problem := range s.Errors {
+		return nil, problem
+	}
+	return nil, nil
+}
+
 // Identities implements store.IdentityStore.
 func (e *Etcd) Identities() ([]*v1alpha1.Identity, error) {
 	s, err := e.Snapshot()
