@@ -18,8 +18,9 @@ name: set-later
 nodes:
   - {name: a, addresses: [192.0.2.1/24, "2001:db8::1/64"], podCIDRs: [10.77.1.0/24, "fd77:1::/64"]}
   - {name: b, addresses: [192.0.2.2/24, "2001:db8::2/64"], podCIDRs: [10.77.2.0/24, "fd77:2::/64"]}
+  - {name: out, addresses: [192.0.2.9/24], agent: false}
 wires:
-  - {name: w0, nodes: [a, b], offload: false}
+  - {name: w0, nodes: [a, b, out], offload: false}
 pods:
   - {name: client, node: a, namespace: shop, addresses: [10.77.1.10, "fd77:1::10"]}
   - {name: server, node: b, namespace: shop, addresses: [10.77.2.100, "fd77:2::100"]}

@@ -203,7 +203,7 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// TestDatabaseIsFull: writes are refused by name, reads go on.
+// TestDatabaseIsFull: a refused write says so, reads go on.
 func TestDatabaseIsFull(t *testing.T) {
 	c := etcdtest.Start(t, etcdtest.Options{Quota: 4 << 20})
 	puts(t, c, map[string]string{"/weft/node/a": nodeText("a", 1)})
