@@ -289,6 +289,36 @@ func TestIdentitiesAreGivenOnce(t *testing.T) {
 	}
 }
 
+// TestOneCreates: of many who make the same object at once, one does.
+func TestOneCreates(t *testing.T) {
+	c := etcdtest.Start(t, etcdtest.Options{})
+	const agents = 8
+	var group sync.WaitGroup
+	start, results := make(chan struct{}), make(chan error, agents)
+	for n := range agents {
+		e := open(t, c, fmt.Sprint("n", n))
+		_, err := e.Snapshot()
+		must(t, err)
+		group.Go(func() {
+			<-start
+			results <- e.create(t.Context(), e.dirOf(v1alpha1.KindEpoch)+"epoch-1", []byte{byte(n)})
+		})
+	}
+	close(start)
+	group.Wait()
+	made := 0
+	for range agents {
+		if err := <-results; err == nil {
+			made++
+		} else if !errors.Is(err, store.ErrExists) {
+			t.Errorf("create: %v", err)
+		}
+	}
+	if made != 1 {
+		t.Errorf("%d of %d have made it", made, agents)
+	}
+}
+
 func epoch(number uint64, wrapped string) *v1alpha1.Epoch {
 	now := time.Now().UTC()
 	return &v1alpha1.Epoch{
