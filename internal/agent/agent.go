@@ -174,6 +174,7 @@ func (a *Agent) serve(ctx context.Context) error {
 	if a.store, err = a.seams.openStore(a.cfg, a.log); err != nil {
 		return fmt.Errorf("open store: %w", err)
 	}
+	a.problem("store's place", storeShared(a.cfg.Store.Dir, a.store))
 	a.openMemory()
 	if snapshot, err := a.store.Snapshot(); err == nil {
 		a.see(snapshot)

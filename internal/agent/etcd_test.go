@@ -213,3 +213,18 @@ func TestStartWithoutEtcd(t *testing.T) {
 		return err == nil && len(known) == 2 && len(s.Store.Errors) == 0
 	})
 }
+
+// TestNetworkFileSystem: a directory that other hosts may have is a problem that says what to use.
+func TestNetworkFileSystem(t *testing.T) {
+	for network, want := range map[string]int{"": 0, "NFS": 1} {
+		w := sealedWorld()
+		w.network = network
+		client, _ := w.start(t, strictConfig(t))
+		eventually(t, "ready", func() bool { return ready(client) })
+		s, err := client.Status(t.Context())
+		must(t, err)
+		if got := strings.Count(strings.Join(s.Problems, "\n"), "a network file system: if another node uses it"); got != want {
+			t.Errorf("%q: %v", network, s.Problems)
+		}
+	}
+}

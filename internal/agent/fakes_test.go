@@ -30,6 +30,7 @@ import (
 
 // world is everything that an agent stands on, faked.
 type world struct {
+	network  string // the network file system that the directory is on
 	mu       sync.Mutex
 	watcher  sync.Mutex // held while a watcher is called
 	snapshot *store.Snapshot
@@ -126,6 +127,7 @@ func (s fakeStore) Snapshot() (*store.Snapshot, error) {
 	defer s.mu.Unlock()
 	return s.snapshot, nil
 }
+func (s fakeStore) Network() string { return s.network }
 func (s fakeStore) Watch(ctx context.Context, changed func(store.Delta)) error {
 	s.mu.Lock()
 	s.changed = changed

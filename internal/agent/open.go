@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -44,6 +45,15 @@ func leadership(s store.Store, node string) epochs.Leader {
 		return s.Leader(node)
 	}
 	return nil
+}
+
+// storeShared says what is wrong with a directory that other hosts may have, too.
+func storeShared(where string, s store.Store) error {
+	local, ok := s.(interface{ Network() string })
+	if !ok || local.Network() == "" {
+		return nil
+	}
+	return fmt.Errorf("store.dir: %s is on %s, a network file system: if another node uses it, identities and epochs may be made twice: use store.etcd for several hosts", where, local.Network())
 }
 
 // storeAway is why the store cannot be reached, nil while it can.

@@ -68,7 +68,7 @@ func TestParseRefuses(t *testing.T) {
 		want           string
 	}{
 		{"unknown key", "podCIDRs: [10.77.2.0/24]", "podCIDR: [10.77.2.0/24]", `lab.yaml:8: nodes[1].podCIDR: unknown key: did you mean "podCIDRs"?`},
-		{"unknown top key", "name: t\n", "name: t\ncolour: red\n", `lab.yaml:2: colour: unknown key: known here are name, encryption, sysctls, agent, nodes, wires, pods`},
+		{"unknown top key", "name: t\n", "name: t\ncolour: red\n", `lab.yaml:2: colour: unknown key: known here are name, encryption, sysctls, etcd, agent, nodes, wires, pods`},
 		{"key twice", "name: t\n", "name: t\nname: u\n", `lab.yaml:2: name: is given twice, first on line 1`},
 		{"no name", "name: t\n", "", `lab.yaml:1: name: is missing: give the lab a name`},
 		{"bad name", "name: t\n", "name: T_\n", `lab.yaml:1: name: "T_" is not a name`},

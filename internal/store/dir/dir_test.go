@@ -376,3 +376,15 @@ func TestLastGoodVersion(t *testing.T) {
 		})
 	}
 }
+
+// TestNetworkFileSystem: which file systems are the network's.
+func TestNetworkFileSystem(t *testing.T) {
+	if got := open(t, "/proc").Network(); got != "" {
+		t.Errorf("/proc is on %s", got)
+	}
+	for magic, want := range map[uint32]string{0x6969: "NFS", 0xFE534D42: "SMB", 0xEF53: "" /* ext4 */, 0x01021994: "" /* tmpfs */} {
+		if got := networkFileSystems[magic]; got != want {
+			t.Errorf("%#x is %q, want %q", magic, got, want)
+		}
+	}
+}
