@@ -14,12 +14,12 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 )
 
 // Cluster is an etcd cluster of a test.
@@ -199,13 +199,9 @@ func freeAddress(t testing.TB) string {
 	return l.Addr().String()
 }
 
-var building sync.Mutex
-
 // Binary builds etcd from its module, unless the cache has it for the very same source and versions.
 func Binary(t testing.TB) string {
 	t.Helper()
-	building.Lock()
-	defer building.Unlock()
 	_, self, _, _ := runtime.Caller(0)
 	source := filepath.Join(filepath.Dir(self), "testdata", "server")
 	h := sha256.New()
@@ -225,10 +221,19 @@ func Binary(t testing.TB) string {
 		t.Fatal(err)
 	}
 	binary := filepath.Join(cache, "etcd-"+hex.EncodeToString(h.Sum(nil)[:8]))
+	// Tests of several packages run at once: one of them builds.
+	lock, err := os.OpenFile(filepath.Join(cache, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatalf("lock etcd's cache: %v", err)
+	}
 	if _, err := os.Stat(binary); err == nil {
 		return binary
 	}
-	half := fmt.Sprintf("%s.%d", binary, os.Getpid())
+	half := binary + ".new"
 	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", half, ".")
 	build.Dir, build.Env = source, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-buildvcs=false")
 	if out, err := build.CombinedOutput(); err != nil {
