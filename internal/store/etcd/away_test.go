@@ -65,7 +65,7 @@ func TestStartsWithoutEtcd(t *testing.T) {
 	for e.Away() == nil {
 		time.Sleep(10 * time.Millisecond)
 	}
-	if w.now != nil || !strings.Contains(e.Away().Error(), "no answer from etcd at unix://") {
+	if w.now != nil || !strings.Contains(e.Away().Error(), "no answer from etcd at unix://") || !strings.Contains(e.Away().Error(), "no such file or directory") {
 		t.Errorf("%v, %v", w.now, e.Away())
 	}
 	c.Members[0].Start()

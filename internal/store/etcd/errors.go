@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"strings"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -33,7 +35,19 @@ func (e *Etcd) explain(err error) error {
 		}
 	}
 	if code := status.Code(err); code == codes.Unavailable || code == codes.DeadlineExceeded || errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("no answer from etcd at %s: %w", strings.Join(e.opt.Endpoints, ", "), err)
+		return fmt.Errorf("no answer from etcd at %s: %w", strings.Join(e.opt.Endpoints, ", "), e.reason(err))
+	}
+	return err
+}
+
+// reason is what keeps the connection from being made. etcd's client waits for one until the time is over, and then says
+// just that.
+func (e *Etcd) reason(err error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), reasonTimeout)
+	defer cancel()
+	request := &etcdserverpb.RangeRequest{Key: []byte(e.root()), CountOnly: true}
+	if _, why := e.kv.Range(ctx, request, grpc.WaitForReady(false)); status.Code(why) == codes.Unavailable {
+		return errors.New(status.Convert(why).Message())
 	}
 	return err
 }

@@ -46,6 +46,8 @@ type Options struct {
 const (
 	// callTimeout bounds one question to etcd. An election takes about a second.
 	callTimeout = 3 * time.Second
+	// reasonTimeout bounds the question what keeps etcd from being reached.
+	reasonTimeout = time.Second
 	// retryMin and retryMax bound the pauses of a watch whose etcd is away.
 	retryMin, retryMax = 100 * time.Millisecond, 5 * time.Second
 	// A connection that says nothing for keepaliveTime is asked whether it lives, and has keepaliveTimeout to answer.
@@ -58,6 +60,7 @@ const (
 type Etcd struct {
 	opt     Options
 	client  *clientv3.Client
+	kv      etcdserverpb.KVClient
 	watches etcdserverpb.WatchClient
 	log     *slog.Logger
 
@@ -97,7 +100,8 @@ func Open(opt Options) (*Etcd, error) {
 	}
 	return &Etcd{
 		opt: opt, client: client, log: opt.Log, asking: make(chan struct{}, 1),
-		watches: etcdserverpb.NewWatchClient(client.ActiveConnection()), mirror: newMirror(),
+		kv: etcdserverpb.NewKVClient(client.ActiveConnection()), watches: etcdserverpb.NewWatchClient(client.ActiveConnection()),
+		mirror: newMirror(),
 	}, nil
 }
 
