@@ -75,6 +75,17 @@ type PodSpec struct {
 	ServiceAccount string `yaml:"serviceAccount,omitempty" json:"serviceAccount,omitempty"`
 	// Addresses asks for fixed addresses, at most MaxAddresses. Optional.
 	Addresses []netip.Addr `yaml:"addresses,omitempty" json:"addresses,omitempty"`
+	// Ports are those that have names, for policies that go by these. Optional.
+	Ports []NamedPort `yaml:"ports,omitempty" json:"ports,omitempty"`
+}
+
+// NamedPort is a port of a pod that policies can name.
+type NamedPort struct {
+	// Name is at most 15 of a-z, 0-9 and '-', with a letter.
+	Name string `yaml:"name" json:"name"`
+	Port uint16 `yaml:"port" json:"port"`
+	// Protocol is TCP, UDP or SCTP. Default: TCP.
+	Protocol string `yaml:"protocol,omitempty" json:"protocol,omitempty"`
 }
 
 // Endpoint is a workload interface as its node's agent published it.
@@ -92,6 +103,8 @@ type EndpointSpec struct {
 	// Addresses are all of the endpoint's, 1 to MaxAddresses.
 	Addresses []netip.Addr `yaml:"addresses" json:"addresses"`
 	MAC       string       `yaml:"mac,omitempty" json:"mac,omitempty"`
+	// Ports are the pod's, as it declares them.
+	Ports []NamedPort `yaml:"ports,omitempty" json:"ports,omitempty"`
 }
 
 // EndpointStatus is the publishing agent's word on an endpoint.

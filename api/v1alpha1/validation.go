@@ -111,6 +111,7 @@ func (p *Pod) SetDefaults() {
 	p.TypeMeta.setDefaults(KindPod)
 	setDefault(&p.Metadata.Namespace, DefaultNamespace)
 	setDefault(&p.Spec.ServiceAccount, DefaultServiceAccount)
+	setPortDefaults(p.Spec.Ports)
 }
 
 // SetDefaults implements Object.
@@ -118,6 +119,7 @@ func (e *Endpoint) SetDefaults() {
 	e.TypeMeta.setDefaults(KindEndpoint)
 	setDefault(&e.Metadata.Namespace, DefaultNamespace)
 	setDefault(&e.Spec.ServiceAccount, DefaultServiceAccount)
+	setPortDefaults(e.Spec.Ports)
 }
 
 func (t *TypeMeta) setDefaults(kind string) {
@@ -152,6 +154,7 @@ func (p *Pod) Validate() []FieldError {
 	v.optionalName("spec.nodeName", p.Spec.NodeName)
 	v.optionalName("spec.serviceAccount", p.Spec.ServiceAccount)
 	v.addresses("spec.addresses", p.Spec.Addresses)
+	v.ports("spec.ports", p.Spec.Ports)
 	return v.errs
 }
 
@@ -165,6 +168,7 @@ func (e *Endpoint) Validate() []FieldError {
 		v.fail("spec.addresses", "is missing: give the endpoint's addresses, at most %d", MaxAddresses)
 	}
 	v.addresses("spec.addresses", e.Spec.Addresses)
+	v.ports("spec.ports", e.Spec.Ports)
 	if msg := checkMAC(e.Spec.MAC); e.Spec.MAC != "" && msg != "" {
 		v.fail("spec.mac", "%s", msg)
 	}

@@ -2,6 +2,7 @@ package strictyaml
 
 import (
 	"encoding"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"reflect"
@@ -13,8 +14,8 @@ import (
 
 // Decode fills out, a pointer to a struct with yaml tags, and keeps what out
 // holds where the document says nothing (or null). Structs, slices, pointers, maps with
-// text keys, texts, booleans, integers and encoding.TextUnmarshaler are known; a map of any
-// takes a mapping as it is.
+// text keys, texts, booleans, integers, encoding.TextUnmarshaler and json.Unmarshaler are known; a
+// map of any takes a mapping as it is.
 func (d *Doc) Decode(out any) []Error {
 	d.lines = map[string]int{}
 	v := reflect.ValueOf(out).Elem()
@@ -62,6 +63,10 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, path string) {
 		d.text(at, n, v, path)
 		return
 	}
+	if own, ok := v.Addr().Interface().(json.Unmarshaler); ok {
+		d.json(at, n, own, path)
+		return
+	}
 	switch v.Kind() {
 	case reflect.Struct:
 		d.structure(at, n, v, path)
@@ -86,6 +91,25 @@ func (d *decoder) text(at, n *yaml.Node, v reflect.Value, path string) {
 	}
 	if err := v.Addr().Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(n.Value)); err != nil || n.Value == "" {
 		d.fail(at, path, "%s is not %s", show(n.Value), want)
+	}
+}
+
+// json has a value read itself that is written as JSON elsewhere, such as Kubernetes' ports, which
+// are numbers or names.
+func (d *decoder) json(at, n *yaml.Node, into json.Unmarshaler, path string) {
+	var value any = n.Value
+	if n.Kind != yaml.ScalarNode || n.ShortTag() == "!!int" || n.ShortTag() == "!!bool" || n.ShortTag() == "!!float" {
+		if err := n.Decode(&value); err != nil {
+			d.fail(at, path, "cannot be read: %s", strings.TrimPrefix(err.Error(), "yaml: "))
+			return
+		}
+	}
+	text, err := json.Marshal(value)
+	if err == nil {
+		err = into.UnmarshalJSON(text)
+	}
+	if err != nil {
+		d.fail(at, path, "is %s, which it cannot be: %s", describe(n), strings.TrimPrefix(err.Error(), "json: "))
 	}
 }
 

@@ -230,3 +230,21 @@ func within(inner, outer string) bool {
 	rest, ok := strings.CutPrefix(inner, outer)
 	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
 }
+
+// Items are the entries of the list at the top-level key as documents of their own, for objects
+// that hold others.
+func (d *Doc) Items(key string) []*Doc {
+	n := resolve(d.Root)
+	for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
+		list := resolve(n.Content[i+1])
+		if n.Content[i].Value != key || list.Kind != yaml.SequenceNode {
+			continue
+		}
+		var out []*Doc
+		for _, item := range list.Content {
+			out = append(out, &Doc{File: d.File, Root: item, offset: d.offset})
+		}
+		return out
+	}
+	return nil
+}

@@ -21,10 +21,16 @@ func keys(t reflect.Type) []string {
 	return out
 }
 
+// eachField goes by yaml tags and, where a field has none, by its json tag: Kubernetes' types have
+// those.
 func eachField(t reflect.Type, prefix []int, f func(key string, index []int)) {
 	for i := range t.NumField() {
 		sf := t.Field(i)
-		key, opts, _ := strings.Cut(sf.Tag.Get("yaml"), ",")
+		tag, ours := sf.Tag.Lookup("yaml")
+		if !ours {
+			tag = sf.Tag.Get("json")
+		}
+		key, opts, _ := strings.Cut(tag, ",")
 		index := append(append([]int(nil), prefix...), i)
 		switch {
 		case opts == "inline":

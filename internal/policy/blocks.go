@@ -1,0 +1,170 @@
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	networkingv1 "k8s.io/api/networking/v1"
+)
+
+// block is the addresses of a prefix without those of some others.
+type block struct {
+	prefix netip.Prefix
+	except []netip.Prefix
+}
+
+func (b *block) contains(a netip.Addr) bool {
+	return b.prefix.Contains(a) && !slices.ContainsFunc(b.except, func(e netip.Prefix) bool { return e.Contains(a) })
+}
+
+// key tells blocks apart: those of several rules may be the same.
+func (b *block) key() string {
+	var s strings.Builder
+	s.WriteString(b.prefix.String())
+	for _, e := range b.except {
+		s.WriteByte('-')
+		s.WriteString(e.String())
+	}
+	return s.String()
+}
+
+// single is the block of one address.
+func single(a netip.Addr) *block { return &block{prefix: netip.PrefixFrom(a, a.BitLen())} }
+
+func (r *reader) block(field string, in *networkingv1.IPBlock) *block {
+	prefix, ok := r.prefix(field+".cidr", in.CIDR)
+	if !ok {
+		return nil
+	}
+	b := &block{prefix: prefix}
+	for i, text := range in.Except {
+		at := fmt.Sprintf("%s.except[%d]", field, i)
+		except, ok := r.prefix(at, text)
+		switch {
+		case !ok:
+			return nil
+		case !within(except, prefix) || except == prefix:
+			r.fail(at, "%s is not a part of cidr %s: correct one of them", except, prefix)
+			return nil
+		}
+		b.except = append(b.except, except)
+	}
+	slices.SortFunc(b.except, comparePrefixes)
+	b.except = slices.Compact(b.except)
+	return b
+}
+
+// prefix reads a CIDR. As in Kubernetes, bits after the prefix do not count.
+func (r *reader) prefix(field, text string) (netip.Prefix, bool) {
+	p, err := netip.ParsePrefix(text)
+	switch {
+	case err != nil:
+		r.fail(field, "%q is not a range of addresses: want for instance 10.1.0.0/16 or fd00:1::/64", text)
+	case p.Addr().Is4In6():
+		r.fail(field, "%s is an IPv4 range written as IPv6: write it as IPv4", text)
+	default:
+		return p.Masked(), true
+	}
+	return p, false
+}
+
+// within says whether all of inner is in outer.
+func within(inner, outer netip.Prefix) bool {
+	return inner.Bits() >= outer.Bits() && outer.Contains(inner.Addr())
+}
+
+// comparePrefixes puts every prefix behind those that contain it.
+func comparePrefixes(a, b netip.Prefix) int {
+	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+}
+
+// blocks are those that some set needs, and the classes that they make.
+type blocks struct {
+	index map[string]int
+	list  []*block
+	keys  []string
+	// classes are, by block, those inside it.
+	classes [][]uint32
+}
+
+// add is the index of a block.
+func (b *blocks) add(one *block) int {
+	key := one.key()
+	at, known := b.index[key]
+	if !known {
+		at = len(b.list)
+		b.index[key], b.list, b.keys = at, append(b.list, one), append(b.keys, key)
+	}
+	return at
+}
+
+// classify gives each set of blocks that addresses can be in together a class, and each prefix the class of its addresses. A
+// class's number is the same as long as number remembers it.
+func (b *blocks) classify(number func(key string) uint32) []Class {
+	b.classes = make([][]uint32, len(b.list))
+	starts, all := map[netip.Prefix][]int{}, map[netip.Prefix]bool{}
+	for i, one := range b.list {
+		starts[one.prefix] = append(starts[one.prefix], i)
+		all[one.prefix] = true
+		for _, e := range one.except {
+			all[e] = true
+		}
+	}
+	var out []Class
+	var outer []nested
+	seen := map[uint32]bool{0: true}
+	for _, p := range sortedPrefixes(all) {
+		for len(outer) > 0 && !within(p, outer[len(outer)-1].prefix) {
+			outer = outer[:len(outer)-1]
+		}
+		this := nested{prefix: p}
+		if len(outer) > 0 {
+			above := outer[len(outer)-1]
+			this.in = slices.DeleteFunc(slices.Clone(above.in), func(i int) bool { return slices.Contains(b.list[i].except, p) })
+			this.above = above.class
+		}
+		this.in = append(this.in, starts[p]...)
+		slices.SortFunc(this.in, func(i, j int) int { return cmp.Compare(b.keys[i], b.keys[j]) })
+		if len(this.in) > 0 {
+			this.class = number(b.together(this.in))
+		}
+		if !seen[this.class] {
+			seen[this.class] = true
+			for _, i := range this.in {
+				b.classes[i] = append(b.classes[i], this.class)
+			}
+		}
+		if this.class != this.above {
+			out = append(out, Class{p, this.class})
+		}
+		outer = append(outer, this)
+	}
+	return out
+}
+
+// nested is a prefix, the blocks that its addresses are in, and the class of the prefix around it.
+type nested struct {
+	prefix       netip.Prefix
+	in           []int
+	class, above uint32
+}
+
+func (b *blocks) together(in []int) string {
+	parts := make([]string, len(in))
+	for n, i := range in {
+		parts[n] = b.keys[i]
+	}
+	return strings.Join(parts, " ")
+}
+
+func sortedPrefixes(set map[netip.Prefix]bool) []netip.Prefix {
+	out := make([]netip.Prefix, 0, len(set))
+	for p := range set {
+		out = append(out, p)
+	}
+	slices.SortFunc(out, comparePrefixes)
+	return out
+}

@@ -1,0 +1,336 @@
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"weft.dev/weft/api/v1alpha1"
+)
+
+// DefaultMaxEntries is how many entries a policy set may have.
+const DefaultMaxEntries = 1 << 16
+
+// Options are what a Compiler goes by.
+type Options struct {
+	// MaxEntries is the budget of one set, DefaultMaxEntries if 0. A set above it denies all.
+	MaxEntries int
+	// Relevant says whether a label is part of identities. A policy that tells peers apart by one
+	// that is not would be evaluated as if no peer had it: it is in error. nil: all are.
+	Relevant func(key string) bool
+	// After are the highest numbers that are taken, by who was here before: a datapath that
+	// outlives its agent has sets by number.
+	After Numbers
+}
+
+// Numbers are what a Compiler gives out, each once: a number never comes to mean something else.
+type Numbers struct{ Set, Class, Rule uint32 }
+
+// Input is all that policies depend on.
+type Input struct {
+	Policies   []*Policy
+	Identities []Identity
+	// Endpoints are those of all nodes.
+	Endpoints []Endpoint
+	// Namespaces are the labels of each namespace. Every name has its own besides:
+	// kubernetes.io/metadata.name.
+	Namespaces map[string]map[string]string
+}
+
+// Set is what the endpoints with the same policies share in one direction.
+type Set struct {
+	Number    uint32
+	Direction Direction
+	// Policies are the objects, by kind and name.
+	Policies []string
+	// Entries are in the order of their keys. What none of them allows is denied.
+	Entries []Entry
+}
+
+// Sets are an endpoint's, by direction: 0 for none, which allows all.
+type Sets [2]uint32
+
+// Result is what the datapath needs. It does not change any more.
+type Result struct {
+	Sets map[uint32]*Set
+	// Endpoints are the local ones' sets, by key.
+	Endpoints map[string]Sets
+	// Classes are in the order of their prefixes, those around others first.
+	Classes []Class
+	Rules   map[uint32]Rule
+	// Problems are those of policies, and of sets beyond their budget.
+	Problems []Problem
+}
+
+// Compiler compiles policies again and again, and gives what stays the same the same numbers. It is
+// not safe for concurrent use.
+type Compiler struct {
+	opts    Options
+	last    Numbers
+	sets    map[string]uint32
+	classes map[string]uint32
+	rules   map[Rule]uint32
+}
+
+// NewCompiler is a compiler that has compiled nothing yet.
+func NewCompiler(opts Options) *Compiler {
+	opts.MaxEntries = cmp.Or(opts.MaxEntries, DefaultMaxEntries)
+	last := opts.After
+	last.Class = max(last.Class, ClassBase)
+	return &Compiler{opts: opts, last: last, sets: map[string]uint32{}, classes: map[string]uint32{}, rules: map[Rule]uint32{}}
+}
+
+// Compile makes the sets of all local endpoints. The same input gives the same result, whatever
+// its order, but for the numbers, which depend on what was compiled before.
+func (c *Compiler) Compile(in Input) *Result {
+	r := &run{
+		compiler: c, index: newIndex(in), blocks: blocks{index: map[string]int{}}, drafts: map[string]*draft{},
+		result: &Result{Sets: map[uint32]*Set{}, Endpoints: map[string]Sets{}, Rules: map[uint32]Rule{}},
+	}
+	r.policies(in.Policies)
+	endpoints := slices.Clone(r.index.endpoints)
+	for _, e := range endpoints {
+		if e.Local {
+			r.endpoint(e)
+		}
+	}
+	order := slices.Sorted(maps.Keys(r.drafts))
+	for _, key := range order {
+		r.gather(r.drafts[key])
+	}
+	r.result.Classes = r.blocks.classify(func(key string) uint32 { return number(c.classes, key, &c.last.Class) })
+	for _, key := range order {
+		r.finish(r.drafts[key])
+	}
+	r.forget()
+	return r.result
+}
+
+// number is the one that a thing has, or the next.
+func number[K comparable](known map[K]uint32, key K, last *uint32) uint32 {
+	n, ok := known[key]
+	if !ok {
+		*last++
+		n = *last
+		known[key] = n
+	}
+	return n
+}
+
+// run is one compilation.
+type run struct {
+	compiler *Compiler
+	index    *index
+	// active are the policies of each namespace, in the order of their names.
+	active map[string][]*Policy
+	// mute are policies that are in error here and not by themselves.
+	mute   map[*Policy]bool
+	blocks blocks
+	drafts map[string]*draft
+	result *Result
+}
+
+// policies sorts policies by namespace, and reports what is wrong with them.
+func (r *run) policies(list []*Policy) {
+	r.active, r.mute = map[string][]*Policy{}, map[*Policy]bool{}
+	list = slices.Clone(list)
+	slices.SortStableFunc(list, func(a, b *Policy) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.content, b.content))
+	})
+	for _, p := range list {
+		r.active[p.Namespace] = append(r.active[p.Namespace], p)
+		r.result.Problems = append(r.result.Problems, p.Problems...)
+		if found := r.irrelevant(p); len(found) > 0 {
+			r.mute[p] = true
+			r.result.Problems = append(r.result.Problems, found...)
+		}
+	}
+}
+
+// irrelevant finds selectors of peers by labels that identities do not have.
+func (r *run) irrelevant(p *Policy) []Problem {
+	relevant := r.compiler.opts.Relevant
+	if relevant == nil {
+		return nil
+	}
+	var out []Problem
+	for _, d := range directions {
+		for _, one := range p.rules[d] {
+			for _, who := range one.peers {
+				if who.block != nil {
+					continue
+				}
+				for _, key := range keys(who.pods) {
+					if !relevant(key) {
+						out = append(out, Problem{
+							File: one.at.File, Line: one.at.Line, Object: p.Object(), Field: one.at.Field,
+							Msg: fmt.Sprintf("selects peers by the label %s, which is not part of identities, so it allows nothing: "+
+								"add the label to identity.labels.include, or select by another", key),
+						})
+					}
+				}
+			}
+		}
+	}
+	return out
+}
+
+// draft is a set before its classes have numbers.
+type draft struct {
+	number    uint32
+	direction Direction
+	policies  []*Policy
+	// sample is one of the endpoints that have it: of all, the named ports are the same.
+	sample *Endpoint
+	parts  []part
+}
+
+// part is a rule for one peer, or for one block of addresses.
+type part struct {
+	peer  uint32
+	block int // -1: for peer
+	ports []portPrefix
+	value Value
+}
+
+// endpoint finds the sets of one endpoint.
+func (r *run) endpoint(e *Endpoint) {
+	var sets Sets
+	for _, d := range directions {
+		var mine []*Policy
+		for _, p := range r.active[e.Namespace] {
+			if p.applies[d] && p.Selects(e.Namespace, e.Labels) {
+				mine = append(mine, p)
+			}
+		}
+		if len(mine) > 0 {
+			sets[d] = r.draft(d, mine, e).number
+		}
+	}
+	r.result.Endpoints[e.Key()] = sets
+}
+
+func (r *run) draft(d Direction, policies []*Policy, e *Endpoint) *draft {
+	key := r.signature(d, policies, e)
+	known, ok := r.drafts[key]
+	if !ok {
+		known = &draft{
+			number:    number(r.compiler.sets, key, &r.compiler.last.Set),
+			direction: d, policies: policies, sample: e,
+		}
+		r.drafts[key] = known
+	}
+	return known
+}
+
+// signature is the same for endpoints that can share a set: the policies are, and so are their
+// own ports that these name.
+func (r *run) signature(d Direction, policies []*Policy, e *Endpoint) string {
+	var s strings.Builder
+	s.WriteString(d.String())
+	for _, p := range policies {
+		s.WriteString(p.content)
+		if r.mute[p] {
+			s.WriteByte('!')
+			continue
+		}
+		if d != Ingress {
+			continue
+		}
+		for _, one := range p.rules[d] {
+			for _, port := range one.ports {
+				if port.name != "" {
+					fmt.Fprintf(&s, " %s=%d", port.name, e.numbers(port))
+				}
+			}
+		}
+	}
+	return s.String()
+}
+
+// gather finds whom the rules of a set are about.
+func (r *run) gather(d *draft) {
+	if d.direction == Ingress {
+		value := Value{Verdict: Allow, Precedence: precedenceNode, Rule: r.rule(Rule{Field: "the pod's own node"})}
+		d.parts = append(d.parts, part{peer: v1alpha1.IdentityHost, block: -1, ports: []portPrefix{{}}, value: value})
+	}
+	for _, p := range d.policies {
+		if r.mute[p] {
+			continue
+		}
+		for i := range p.rules[d.direction] {
+			one := &p.rules[d.direction][i]
+			value := one.value
+			value.Rule = r.rule(one.at)
+			g := gathering{run: r, draft: d, rule: one, value: value}
+			g.numbered()
+			g.named()
+		}
+	}
+}
+
+// rule gives a rule its number.
+func (r *run) rule(at Rule) uint32 {
+	n := number(r.compiler.rules, at, &r.compiler.last.Rule)
+	r.result.Rules[n] = at
+	return n
+}
+
+// finish makes a draft's entries.
+func (r *run) finish(d *draft) {
+	set := &Set{Number: d.number, Direction: d.direction}
+	for _, p := range d.policies {
+		set.Policies = append(set.Policies, p.Object())
+	}
+	byPeer := map[uint32]map[portPrefix]Value{}
+	for _, one := range d.parts {
+		for _, who := range r.peersOf(one) {
+			if byPeer[who] == nil {
+				byPeer[who] = map[portPrefix]Value{}
+			}
+			for _, port := range one.ports {
+				if known, there := byPeer[who][port]; !there || one.value.better(known) {
+					byPeer[who][port] = one.value
+				}
+			}
+		}
+	}
+	for _, who := range slices.Sorted(maps.Keys(byPeer)) {
+		set.Entries = append(set.Entries, resolve(Key{Set: d.number, Direction: d.direction, Peer: who}, byPeer[who])...)
+	}
+	if limit := r.compiler.opts.MaxEntries; len(set.Entries) > limit {
+		r.refuse(set, limit)
+	}
+	r.result.Sets[set.Number] = set
+}
+
+func (r *run) peersOf(p part) []uint32 {
+	if p.block >= 0 {
+		return r.blocks.classes[p.block]
+	}
+	return []uint32{p.peer}
+}
+
+// refuse has a set that is beyond its budget deny all, but for what no policy can keep out.
+func (r *run) refuse(set *Set, limit int) {
+	r.result.Problems = append(r.result.Problems, Problem{
+		Object: strings.Join(set.Policies, ", "),
+		Msg: fmt.Sprintf("%s would need %d entries for one pod, more than %d, so all of it is denied: use fewer port ranges, "+
+			"wider ranges of addresses, or selectors that match fewer identities", set.Direction, len(set.Entries), limit),
+	})
+	set.Entries = slices.DeleteFunc(set.Entries, func(e Entry) bool { return e.Precedence != precedenceNode })
+}
+
+// forget drops the numbers of what is no more. They are not given out again.
+func (r *run) forget() {
+	c := r.compiler
+	maps.DeleteFunc(c.sets, func(key string, _ uint32) bool { return r.drafts[key] == nil })
+	used := map[uint32]bool{}
+	for _, class := range r.result.Classes {
+		used[class.Class] = true
+	}
+	maps.DeleteFunc(c.classes, func(_ string, n uint32) bool { return !used[n] })
+	maps.DeleteFunc(c.rules, func(_ Rule, n uint32) bool { _, used := r.result.Rules[n]; return !used })
+}

@@ -1,0 +1,3 @@
+// Package cyclonus compares what internal/policy compiles with cyclonus, another implementation of
+// NetworkPolicy's meaning.
+package cyclonus
