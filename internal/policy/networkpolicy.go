@@ -174,6 +174,7 @@ func (r *reader) types(spec *networkingv1.NetworkPolicySpec) {
 			p.applies[Egress] = true
 		default:
 			r.fail(fmt.Sprintf("spec.policyTypes[%d]", i), "%q is no type of policy: want Ingress or Egress", t)
+			return
 		}
 	}
 	if len(spec.Ingress) > 0 && !p.applies[Ingress] {

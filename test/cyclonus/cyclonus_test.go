@@ -1,3 +1,5 @@
+// Package cyclonus compares what internal/policy compiles with cyclonus, another implementation of
+// what NetworkPolicy means. It is a module of its own, for what cyclonus needs.
 package cyclonus
 
 import (

@@ -1,3 +1,0 @@
-// Package cyclonus compares what internal/policy compiles with cyclonus, another implementation of
-// NetworkPolicy's meaning.
-package cyclonus
