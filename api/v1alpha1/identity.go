@@ -36,6 +36,9 @@ type Identity struct {
 type IdentitySpec struct {
 	// SPIFFEID is spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT.
 	SPIFFEID string `yaml:"spiffeID" json:"spiffeID"`
+	// Labels are those that tell the identity from others of the same SPIFFE ID. Policies that
+	// select peers go by these, on every node. None: that of pods without such labels.
+	Labels map[string]string `yaml:"labels,omitempty" json:"labels,omitempty"`
 }
 
 // Number is the identity's number, 0 when its name is none.
@@ -68,6 +71,7 @@ func (i *Identity) Validate() []FieldError {
 	if msg := checkWorkloadID(i.Spec.SPIFFEID); msg != "" {
 		v.fail("spec.spiffeID", "%s", msg)
 	}
+	v.labels("spec.labels", i.Spec.Labels)
 	return v.errs
 }
 

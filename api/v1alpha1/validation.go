@@ -196,15 +196,7 @@ func newValidator(o Object, kind string) *validator {
 		v.fail("kind", "is %s: want %s", quote(t.Kind), kind)
 	}
 	v.name("metadata.name", m.Name)
-	for _, k := range sortedKeys(m.Labels) {
-		field := "metadata.labels[" + k + "]"
-		if msg := checkLabelKey(k); msg != "" {
-			v.fail(field, "%s", msg)
-		}
-		if msg := checkLabelValue(m.Labels[k]); msg != "" {
-			v.fail(field, "%s", msg)
-		}
-	}
+	v.labels("metadata.labels", m.Labels)
 	size := 0
 	for _, k := range sortedKeys(m.Annotations) {
 		size += len(k) + len(m.Annotations[k])
@@ -216,6 +208,18 @@ func newValidator(o Object, kind string) *validator {
 		v.fail("metadata.annotations", "are %d bytes: want at most %d", size, maxAnnotations)
 	}
 	return v
+}
+
+func (v *validator) labels(field string, labels map[string]string) {
+	for _, k := range sortedKeys(labels) {
+		at := field + "[" + k + "]"
+		if msg := checkLabelKey(k); msg != "" {
+			v.fail(at, "%s", msg)
+		}
+		if msg := checkLabelValue(labels[k]); msg != "" {
+			v.fail(at, "%s", msg)
+		}
+	}
 }
 
 func (v *validator) fail(field, format string, args ...any) {

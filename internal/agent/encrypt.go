@@ -244,7 +244,7 @@ func (a *Agent) requestRekey(event datapath.FlowEvent) {
 // one is given a number in the store.
 func (a *Agent) identityOf(namespace, serviceAccount string) (uint32, error) {
 	id := identity.ID{TrustDomain: a.cfg.Keys.TrustDomain, Namespace: namespace, ServiceAccount: serviceAccount}
-	if number, ok := a.index.Load().numbers[id.SPIFFE()]; ok {
+	if number, ok := a.index.Load().numbers[id.Key()]; ok {
 		return number, nil
 	}
 	shared, ok := a.store.(store.IdentityStore)

@@ -112,7 +112,7 @@ type index struct {
 	// byRange is the node of each range of pods, lengths those of the ranges, the longest first.
 	byRange map[netip.Prefix]string
 	lengths []int
-	// numbers are those of workload identities, by SPIFFE ID.
+	// numbers are those of workload identities, by their keys.
 	numbers map[string]uint32
 	// view is what the snapshot means with what was known before, nil without encryption.
 	view *ranges.View

@@ -9,22 +9,22 @@ import (
 	"weft.dev/weft/internal/store"
 )
 
-// Numbers finds the number of each SPIFFE ID among identities. Where several claim one
-// SPIFFE ID, which only editing by hand brings about, every reader takes the same: the
+// Numbers finds the number of each ID, by its key, among identities. Where several claim one
+// ID, which only editing by hand brings about, every reader takes the same: the
 // one nearest to where the search for it begins.
 func Numbers(identities iter.Seq[*v1alpha1.Identity]) map[string]uint32 {
 	numbers := map[string]uint32{}
 	for i := range identities {
-		n, spiffeID := i.Number(), i.Spec.SPIFFEID
+		n, key := i.Number(), keyOf(i.Spec.SPIFFEID, i.Spec.Labels)
 		if n == v1alpha1.IdentityUnknown {
 			continue
 		}
-		if known, there := numbers[spiffeID]; there {
-			if start := Start(spiffeID); distance(start, n) > distance(start, known) {
+		if known, there := numbers[key]; there {
+			if start := Start(key); distance(start, n) > distance(start, known) {
 				continue
 			}
 		}
-		numbers[spiffeID] = n
+		numbers[key] = n
 	}
 	return numbers
 }
@@ -34,24 +34,24 @@ func Numbers(identities iter.Seq[*v1alpha1.Identity]) map[string]uint32 {
 // allocate at once, the same identity or others: a number is claimed by creating its
 // object, which works once, and whoever comes second reads who was first.
 func Allocate(s store.IdentityStore, id ID) (uint32, error) {
-	spiffeID := id.SPIFFE()
+	key := id.Key()
 	known, err := s.Identities()
 	if err != nil {
-		return 0, fmt.Errorf("number for %s: %w", spiffeID, err)
+		return 0, fmt.Errorf("number for %s: %w", key, err)
 	}
-	if n, ok := Numbers(values(known))[spiffeID]; ok {
+	if n, ok := Numbers(values(known))[key]; ok {
 		return n, nil
 	}
 	taken := make(map[uint32]bool, len(known))
 	for _, i := range known {
 		taken[i.Number()] = true
 	}
-	number := Start(spiffeID)
+	number := Start(key)
 	for range span {
 		if !taken[number] {
-			mine, err := claim(s, number, spiffeID)
+			mine, err := claim(s, number, id)
 			if err != nil {
-				return 0, fmt.Errorf("number for %s: %w", spiffeID, err)
+				return 0, fmt.Errorf("number for %s: %w", key, err)
 			}
 			if mine {
 				return number, nil
@@ -59,20 +59,20 @@ func Allocate(s store.IdentityStore, id ID) (uint32, error) {
 		}
 		number = next(number)
 	}
-	return 0, fmt.Errorf("number for %s: all %d are taken: remove Identity objects that nobody uses", spiffeID, span)
+	return 0, fmt.Errorf("number for %s: all %d are taken: remove Identity objects that nobody uses", key, span)
 }
 
 // claim creates the object of a number, or reads whose it is. What is there and cannot be
 // read belongs to somebody: the number is not ours.
-func claim(s store.IdentityStore, number uint32, spiffeID string) (mine bool, err error) {
-	errCreate := s.CreateIdentity(object(number, spiffeID))
+func claim(s store.IdentityStore, number uint32, id ID) (mine bool, err error) {
+	errCreate := s.CreateIdentity(object(number, id.SPIFFE(), id.Labels))
 	if errCreate == nil {
 		return true, nil
 	}
 	there, errRead := s.Identity(number)
 	switch {
 	case there != nil:
-		return there.Spec.SPIFFEID == spiffeID, nil
+		return keyOf(there.Spec.SPIFFEID, there.Spec.Labels) == id.Key(), nil
 	case errors.Is(errCreate, store.ErrExists):
 		return false, nil
 	}

@@ -8,17 +8,22 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
+	"strings"
 
 	"weft.dev/weft/api/v1alpha1"
 )
 
-// ID is who a workload is. Security labels will be part of it; today all pods of one
-// service account in one namespace are the same to each other's nodes.
+// ID is who a workload is.
 type ID struct {
 	TrustDomain    string
 	Namespace      string
 	ServiceAccount string
+	// Labels are those that policies may tell it from others by: see LabelFilter. The SPIFFE ID,
+	// its name, does not have them: with other labels, the same name has another number.
+	Labels map[string]string
 }
 
 // SPIFFE is the ID on paper: spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT.
@@ -26,7 +31,20 @@ func (id ID) SPIFFE() string {
 	return fmt.Sprintf("spiffe://%s/ns/%s/sa/%s", id.TrustDomain, id.Namespace, id.ServiceAccount)
 }
 
-// Of is the ID of an endpoint.
+// Key is the whole ID in one text, for maps. Without labels it is the SPIFFE ID.
+func (id ID) Key() string { return keyOf(id.SPIFFE(), id.Labels) }
+
+// keyOf cannot be ambiguous: neither "|" nor "=" is part of a SPIFFE ID of ours or a label.
+func keyOf(spiffeID string, labels map[string]string) string {
+	var s strings.Builder
+	s.WriteString(spiffeID)
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		s.WriteString("|" + key + "=" + labels[key])
+	}
+	return s.String()
+}
+
+// Of is the ID of an endpoint, without labels.
 func Of(trustDomain string, ep *v1alpha1.Endpoint) ID {
 	return ID{TrustDomain: trustDomain, Namespace: ep.Metadata.Namespace, ServiceAccount: ep.Spec.ServiceAccount}
 }
@@ -36,8 +54,8 @@ const span = v1alpha1.MaxIdentity - v1alpha1.MinIdentity + 1
 
 // Start is the number that an ID gets unless another has it: the same on every node, so
 // that nodes which allocate at once collide on one file rather than make two.
-func Start(spiffeID string) uint32 {
-	sum := sha256.Sum256([]byte(spiffeID))
+func Start(key string) uint32 {
+	sum := sha256.Sum256([]byte(key))
 	return v1alpha1.MinIdentity + uint32(binary.BigEndian.Uint64(sum[:8])%span)
 }
 
@@ -53,10 +71,10 @@ func next(n uint32) uint32 {
 func distance(start, n uint32) uint32 { return (n + span - start) % span }
 
 // object is the Identity that claims a number.
-func object(number uint32, spiffeID string) *v1alpha1.Identity {
+func object(number uint32, spiffeID string, labels map[string]string) *v1alpha1.Identity {
 	i := &v1alpha1.Identity{
 		Metadata: v1alpha1.ObjectMeta{Name: strconv.FormatUint(uint64(number), 10)},
-		Spec:     v1alpha1.IdentitySpec{SPIFFEID: spiffeID},
+		Spec:     v1alpha1.IdentitySpec{SPIFFEID: spiffeID, Labels: labels},
 	}
 	i.SetDefaults()
 	return i

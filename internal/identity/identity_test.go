@@ -13,7 +13,7 @@ import (
 	"weft.dev/weft/internal/store/dir"
 )
 
-func id(ns, sa string) ID { return ID{"weft.local", ns, sa} }
+func id(ns, sa string) ID { return ID{TrustDomain: "weft.local", Namespace: ns, ServiceAccount: sa} }
 
 func TestSPIFFE(t *testing.T) {
 	if got := id("shop", "web").SPIFFE(); got != "spiffe://weft.local/ns/shop/sa/web" {
@@ -83,19 +83,19 @@ func newMemory(objects ...*v1alpha1.Identity) *memory {
 func TestAllocate(t *testing.T) {
 	web := id("shop", "web")
 	s := Start(web.SPIFFE())
-	other := object(s, id("shop", "db").SPIFFE())
+	other := object(s, id("shop", "db").SPIFFE(), nil)
 	tests := []struct {
 		name  string
 		store *memory
 		want  uint32
 	}{
 		{"free", newMemory(), s},
-		{"there", newMemory(object(s, web.SPIFFE())), s},
-		{"there, elsewhere", newMemory(object(s+9, web.SPIFFE())), s + 9},
-		{"there twice", newMemory(object(s+9, web.SPIFFE()), object(s+2, web.SPIFFE()), other), s + 2},
+		{"there", newMemory(object(s, web.SPIFFE(), nil)), s},
+		{"there, elsewhere", newMemory(object(s+9, web.SPIFFE(), nil)), s + 9},
+		{"there twice", newMemory(object(s+9, web.SPIFFE(), nil), object(s+2, web.SPIFFE(), nil), other), s + 2},
 		{"taken by another", newMemory(other), s + 1},
 		{"taken by what cannot be read", &memory{objects: map[uint32]*v1alpha1.Identity{}, broken: map[uint32]bool{s: true}}, s + 1},
-		{"there, not yet listed", &memory{objects: newMemory(object(s, web.SPIFFE())).objects, hidden: true}, s},
+		{"there, not yet listed", &memory{objects: newMemory(object(s, web.SPIFFE(), nil)).objects, hidden: true}, s},
 		{"taken, not yet listed", &memory{objects: newMemory(other).objects, hidden: true}, s + 1},
 	}
 	for _, tt := range tests {
@@ -109,12 +109,12 @@ func TestAllocateLosesRaces(t *testing.T) {
 	web, db := id("shop", "web"), id("shop", "db")
 	s := Start(web.SPIFFE())
 	same := newMemory()
-	same.before = func() { same.objects[s] = object(s, web.SPIFFE()) }
+	same.before = func() { same.objects[s] = object(s, web.SPIFFE(), nil) }
 	if got, err := Allocate(same, web); got != s || err != nil {
 		t.Errorf("the same identity was first: %d %v", got, err)
 	}
 	foreign := newMemory()
-	foreign.before = func() { foreign.objects[s] = object(s, db.SPIFFE()) }
+	foreign.before = func() { foreign.objects[s] = object(s, db.SPIFFE(), nil) }
 	if got, err := Allocate(foreign, web); got != s+1 || err != nil {
 		t.Errorf("another identity was first: %d %v", got, err)
 	}
@@ -203,7 +203,7 @@ func TestOfNodes(t *testing.T) {
 			Spec:     v1alpha1.EndpointSpec{NodeName: node, ServiceAccount: sa}, Status: v1alpha1.EndpointStatus{Identity: number},
 		}
 	}
-	s.Identities["300"], s.Identities["301"] = object(300, id("shop", "web").SPIFFE()), object(301, id("shop", "db").SPIFFE())
+	s.Identities["300"], s.Identities["301"] = object(300, id("shop", "web").SPIFFE(), nil), object(301, id("shop", "db").SPIFFE(), nil)
 	add("w1", "a", "web", 300)
 	add("w2", "a", "web", 300)
 	add("d1", "a", "db", 301)
