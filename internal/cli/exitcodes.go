@@ -18,6 +18,8 @@ func newExitCodes() *cobra.Command {
   4  for "trace" only: the packet would be dropped
   5  for "encrypt verify" only: something was readable on the wire
   6  for "encrypt verify" only: too little was seen to tell
+  7  for "policy check" only: something is wrong with an object
+  8  for "policy check" only: the packet would be denied
 
 "lab exec" and "lab run" end with the code of the command that they ran.`,
 	}

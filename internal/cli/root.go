@@ -18,6 +18,9 @@ const (
 	// exitReadable and exitInconclusive are `encrypt verify`'s.
 	exitReadable     = 5
 	exitInconclusive = 6
+	// exitWrongObject and exitDenied are `policy check`'s.
+	exitWrongObject = 7
+	exitDenied      = 8
 )
 
 // app is what all verbs share.
@@ -60,7 +63,7 @@ run, each in its own network namespace, name one with --instance or --socket.`,
 		Example: "  weft lab up                     # a playground of two nodes\n  weft status --instance lab-a    # how its first node is\n  weft connectivity test          # who reaches whom",
 	},
 		newAgent(a), newCA(a), newConfig(a), newPreflight(a), newStatus(a), newApply(a), newGet(a), newDelete(a), newEndpoint(a), newNode(a), newFlows(a), newDrops(a), newTrace(a),
-		newEncrypt(a), newKeys(a), newConnectivity(a), newSysdump(a), newVersion(a), newExitCodes(),
+		newPolicy(a), newEncrypt(a), newKeys(a), newConnectivity(a), newSysdump(a), newVersion(a), newExitCodes(),
 	)
 	root.AddCommand(newLabVerbs()...)
 	_ = root.RegisterFlagCompletionFunc("instance", a.completeInstances)

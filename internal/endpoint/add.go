@@ -133,14 +133,14 @@ func (m *Manager) identify(rec *record) error {
 
 // declare takes labels, service account and annotations from the declared pod, the request's labels on top.
 func (r *record) declare(pod *v1alpha1.Pod) {
-	r.Labels, r.ServiceAccount = nil, "default"
+	r.Labels, r.Ports, r.ServiceAccount = nil, nil, "default"
 	if pod == nil && r.Encrypt == v1alpha1.EncryptFalse {
 		r.Encrypt = ""
 	}
 	// A declaration that is gone may be one that a mistake made unusable: what asked to be
 	// sealed stays so for as long as it lives, and a pod keeps its interfaces.
 	if pod != nil {
-		r.Labels = maps.Clone(pod.Metadata.Labels)
+		r.Labels, r.Ports = maps.Clone(pod.Metadata.Labels), slices.Clone(pod.Spec.Ports)
 		r.Encrypt = pod.Metadata.Annotations[v1alpha1.EncryptAnnotation]
 		r.PodDatapath = pod.Metadata.Annotations[v1alpha1.DatapathAnnotation]
 		if pod.Spec.ServiceAccount != "" {

@@ -80,6 +80,8 @@ type Info struct {
 	Pod         string            `json:"pod"`
 	PodUID      string            `json:"podUID,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"`
+	// Ports are the named ones that the pod was declared with.
+	Ports []v1alpha1.NamedPort `json:"ports,omitempty"`
 	// ServiceAccount is "default" unless the pod was declared with another.
 	ServiceAccount string `json:"serviceAccount"`
 	// Identity is the number that other nodes know the endpoint's packets by, 0 while it has

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"weft.dev/weft/api/v1alpha1"
@@ -54,7 +55,7 @@ func (m *Manager) object(rec record) *v1alpha1.Endpoint {
 		Metadata: v1alpha1.ObjectMeta{Name: rec.Object, Namespace: rec.Namespace, Labels: maps.Clone(rec.Labels)},
 		Spec: v1alpha1.EndpointSpec{
 			NodeName: m.opt.NodeName, ServiceAccount: rec.ServiceAccount,
-			Addresses: rec.Addresses(), MAC: rec.MAC,
+			Addresses: rec.Addresses(), MAC: rec.MAC, Ports: slices.Clone(rec.Ports),
 		},
 		Status: v1alpha1.EndpointStatus{Phase: v1alpha1.EndpointReady, Identity: rec.Identity},
 	}
@@ -160,7 +161,7 @@ func (m *Manager) redeclare(rec record) error {
 		rec.Identity = 0
 	}
 	errIdentity := m.identify(&rec)
-	if maps.Equal(old.Labels, rec.Labels) && old.ServiceAccount == rec.ServiceAccount && old.Encrypt == rec.Encrypt && old.PodDatapath == rec.PodDatapath && old.Identity == rec.Identity {
+	if maps.Equal(old.Labels, rec.Labels) && slices.Equal(old.Ports, rec.Ports) && old.ServiceAccount == rec.ServiceAccount && old.Encrypt == rec.Encrypt && old.PodDatapath == rec.PodDatapath && old.Identity == rec.Identity {
 		return errIdentity
 	}
 	if err := m.disk.save(rec); err != nil {

@@ -166,8 +166,8 @@ func (r *run) irrelevant(p *Policy) []Problem {
 					if !relevant(key) {
 						out = append(out, Problem{
 							File: one.at.File, Line: one.at.Line, Object: p.Object(), Field: one.at.Field,
-							Msg: fmt.Sprintf("selects peers by the label %s, which is not part of identities, so it allows nothing: "+
-								"add the label to identity.labels.include, or select by another", key),
+							Msg: fmt.Sprintf("selects peers by the label %s, which is not part of identities, so the policy allows "+
+								"nothing: select by another label", key),
 						})
 					}
 				}

@@ -31,6 +31,9 @@ type Pod struct {
 // kindsApart are groups of other policies, which would be taken to be in force if nobody spoke.
 var kindsApart = []string{"policy.networking.k8s.io", "security.istio.io", "cilium.io", "crd.projectcalico.org", "projectcalico.org"}
 
+// MaxSize is the size of the largest file that is read, in bytes: all pods of a cluster fit.
+const MaxSize = 64 << 20
+
 const (
 	groupNetworking = "networking.k8s.io"
 	versionNetwork  = groupNetworking + "/v1"
@@ -41,7 +44,7 @@ const (
 // policy with problems is among the policies, and denies; its problems are not told twice.
 func Decode(file string, data []byte) (*Objects, []Problem) {
 	d := &decoding{objects: &Objects{Namespaces: map[string]map[string]string{}}}
-	docs, errs := strictyaml.Split(file, data)
+	docs, errs := strictyaml.SplitUpTo(MaxSize, file, data)
 	for _, e := range errs {
 		d.problems = append(d.problems, problemOf(e, ""))
 	}

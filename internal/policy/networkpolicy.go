@@ -31,6 +31,8 @@ type Policy struct {
 	rules   [2][]rule
 	// content tells a version of a policy from every other.
 	content string
+	file    string
+	line    int
 }
 
 // Key is NAMESPACE/NAME.
@@ -104,6 +106,7 @@ func read(o *networkingv1.NetworkPolicy, from source) *Policy {
 		p.Namespace = v1alpha1.DefaultNamespace
 	}
 	r := &reader{source: from, policy: p}
+	p.file, p.line = from.file, r.lineOf("")
 	for i := range p.Problems {
 		p.Problems[i].Object = p.Object()
 	}

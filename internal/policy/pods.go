@@ -2,6 +2,7 @@ package policy
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -41,4 +42,38 @@ func (p *Pod) addPorts(ports []kubePort) {
 			p.Ports = append(p.Ports, ContainerPort{Name: one.Name, Protocol: protocol, Number: one.ContainerPort})
 		}
 	}
+}
+
+// Add takes the objects of another file. Of two objects with one name, neither is told from the
+// other: a policy counts with both, as each may be the one that is meant.
+func (o *Objects) Add(other *Objects) []Problem {
+	var out []Problem
+	for _, p := range other.Policies {
+		if slices.ContainsFunc(o.Policies, func(known *Policy) bool { return known.Key() == p.Key() }) {
+			out = append(out, Problem{File: p.file, Line: p.line, Object: p.Object(), Msg: "is declared a second time: keep one"})
+		}
+		o.Policies = append(o.Policies, p)
+	}
+	for _, p := range other.Pods {
+		if slices.ContainsFunc(o.Pods, func(known Pod) bool { return known.Key() == p.Key() }) {
+			out = append(out, Problem{Object: "Pod " + p.Key(), Msg: "is declared a second time, the first one counts: keep one"})
+			continue
+		}
+		o.Pods = append(o.Pods, p)
+	}
+	maps.Copy(o.Namespaces, other.Namespaces)
+	return out
+}
+
+// PortOf is the number of a pod's named port.
+func (o *Objects) PortOf(pod, name string, protocol uint8) (uint16, bool) {
+	at := slices.IndexFunc(o.Pods, func(p Pod) bool { return p.Key() == pod })
+	if at < 0 {
+		return 0, false
+	}
+	numbers := o.Pods[at].numbers(port{protocol: protocol, name: name})
+	if len(numbers) == 0 {
+		return 0, false
+	}
+	return numbers[0], true
 }

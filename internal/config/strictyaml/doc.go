@@ -73,7 +73,12 @@ type Doc struct {
 // Split parses the documents of a file. A syntax error costs its own document
 // only: those before and after it are returned. Empty documents are left out.
 func Split(file string, data []byte) ([]*Doc, []Error) {
-	if err := checkText(file, data); err != nil {
+	return SplitUpTo(MaxSize, file, data)
+}
+
+// SplitUpTo is Split for what may have another size, in bytes: what other programs write.
+func SplitUpTo(size int, file string, data []byte) ([]*Doc, []Error) {
+	if err := checkText(size, file, data); err != nil {
 		return nil, []Error{*err}
 	}
 	data = bytes.TrimPrefix(data, []byte("\ufeff"))
@@ -93,9 +98,9 @@ func Split(file string, data []byte) ([]*Doc, []Error) {
 	return docs, errs
 }
 
-func checkText(file string, data []byte) *Error {
-	if len(data) > MaxSize {
-		return &Error{File: file, Msg: fmt.Sprintf("larger than %d bytes: split it into several files", MaxSize)}
+func checkText(size int, file string, data []byte) *Error {
+	if len(data) > size {
+		return &Error{File: file, Msg: fmt.Sprintf("larger than %d bytes: split it into several files", size)}
 	}
 	if utf8.Valid(data) {
 		return nil
