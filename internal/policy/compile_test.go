@@ -121,8 +121,10 @@ func TestIrrelevantLabels(t *testing.T) {
 // TestUnknownPeers: who has no identity, or an identity that is not a pod's, is no selector's.
 func TestUnknownPeers(t *testing.T) {
 	in := shop()
+	// No such Identity can be; as a number, theirs would be everybody's, or some addresses'.
+	in.Identities = append(in.Identities, Identity{AnyPeer, "shop", nil}, Identity{ClassBase + 1, "shop", nil})
 	r := compiled(t, in, Options{}, "  podSelector: {}\n  ingress: [{from: [{namespaceSelector: {}}]}]\n")
-	for number := range uint32(v1alpha1.MinIdentity) {
+	for number := range uint32(v1alpha1.MinIdentity) { // 0 among them: who is not known
 		got := NewTable(r).Decide("shop/web", Ingress, Peer{Identity: number, Address: netip.MustParseAddr("10.1.0.3")}, TCP, 80).Verdict
 		if want := number == v1alpha1.IdentityHost; (got == Allow) != want {
 			t.Errorf("identity %d: %v", number, got)
@@ -186,6 +188,7 @@ func TestDecide(t *testing.T) {
 		Sets: map[uint32]*Set{1: {Entries: []Entry{
 			{Key{Set: 1, Peer: AnyPeer}, Value{Allow, 5, 1}},
 			{Key{Set: 1, Peer: 300}, Value{Deny, 7, 2}},
+			{Key{Set: 1, Peer: 301}, Value{Deny, 4, 5}},
 			{Key{Set: 1, Peer: 300, Protocol: TCP, Port: 80, PortBits: 16}, Value{Allow, 5, 3}},
 			{Key{Set: 1, Peer: ClassBase + 1, Protocol: TCP}, Value{Deny, 5, 4}},
 		}}},
@@ -200,6 +203,7 @@ func TestDecide(t *testing.T) {
 	}{
 		{299, "11.0.0.1", TCP, 80, Decision{Allow, 1, 1}},
 		{300, "11.0.0.1", TCP, 81, Decision{Deny, 1, 2}},
+		{301, "11.0.0.1", TCP, 81, Decision{Allow, 1, 1}},
 		{299, "10.0.0.1", TCP, 80, Decision{Deny, 1, 4}},
 		{299, "10.0.0.1", UDP, 80, Decision{Allow, 1, 1}},
 		{299, "10.1.0.1", TCP, 80, Decision{Allow, 1, 1}},
