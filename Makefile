@@ -128,6 +128,11 @@ demo: deps
 	@$(MAKE) --no-print-directory build
 	@build/weft demo --out build/demo
 
+# What NetworkPolicies mean, beside another implementation: a module of its own, which takes minutes to compile, once.
+.PHONY: test-cyclonus
+test-cyclonus:
+	cd test/cyclonus && $(GO) test -count=1 -v .
+
 # The tests that need kernels of their own: Debian's 6.12 and 7.3 in VMs, with the kernel module built for each. WEFT_SEED says which of
 # the datapath's tests run on which, all: every one on both. See docs/kernels.md.
 .PHONY: test-kernels fetch-kernels
@@ -158,7 +163,7 @@ test-model: fetch bpf
 # that fails does not keep the next from running.
 .PHONY: test-nightly test-long
 test-nightly:
-	@$(MAKE) --no-print-directory -k WEFT_SEED=all test-kernels test-kms test-long test-model mutate
+	@$(MAKE) --no-print-directory -k WEFT_SEED=all test-kernels test-kms test-cyclonus test-long test-model mutate
 
 test-long: fetch bpf
 	WEFT_TEST_LONG=1 GOPROXY=off $(GO) test -race -count=1 -timeout 2h ./test/e2e -run TestRotationOverKMS
