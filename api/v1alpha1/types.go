@@ -4,7 +4,7 @@ package v1alpha1
 
 import "net/netip"
 
-// APIVersion is the apiVersion that every object of this package carries.
+// APIVersion is the apiVersion of this package's objects, but for those of Kubernetes: see VersionOf.
 const APIVersion = "weft.dev/v1alpha1"
 
 // The kinds of this package.
@@ -14,6 +14,7 @@ const (
 	KindEndpoint = "Endpoint"
 	KindIdentity = "Identity"
 
+	KindNamespace        = "Namespace"
 	KindEncryptionPolicy = "EncryptionPolicy"
 )
 

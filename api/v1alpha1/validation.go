@@ -64,6 +64,15 @@ var kinds = []struct {
 	{KindEpoch, func() Object { return &Epoch{} }},
 	{KindIdentity, func() Object { return &Identity{} }},
 	{KindEncryptionPolicy, func() Object { return &EncryptionPolicy{} }},
+	{KindNamespace, func() Object { return &Namespace{} }},
+}
+
+// VersionOf is the apiVersion that objects of a kind carry.
+func VersionOf(kind string) string {
+	if kind == KindNamespace {
+		return NamespaceVersion
+	}
+	return APIVersion
 }
 
 // Kinds are the kinds of this package.
@@ -123,7 +132,7 @@ func (e *Endpoint) SetDefaults() {
 }
 
 func (t *TypeMeta) setDefaults(kind string) {
-	setDefault(&t.APIVersion, APIVersion)
+	setDefault(&t.APIVersion, VersionOf(kind))
 	setDefault(&t.Kind, kind)
 }
 
@@ -189,8 +198,8 @@ type validator struct{ errs []FieldError }
 func newValidator(o Object, kind string) *validator {
 	v := &validator{}
 	t, m := o.Type(), o.Meta()
-	if t.APIVersion != APIVersion {
-		v.fail("apiVersion", "is %s: want %s", quote(t.APIVersion), APIVersion)
+	if want := VersionOf(kind); t.APIVersion != want {
+		v.fail("apiVersion", "is %s: want %s", quote(t.APIVersion), want)
 	}
 	if t.Kind != kind {
 		v.fail("kind", "is %s: want %s", quote(t.Kind), kind)

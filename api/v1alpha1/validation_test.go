@@ -116,7 +116,7 @@ func TestNew(t *testing.T) {
 	for _, kind := range Kinds() {
 		o := New(kind)
 		o.SetDefaults()
-		if o.Type().Kind != kind || o.Type().APIVersion != APIVersion {
+		if o.Type().Kind != kind || o.Type().APIVersion != VersionOf(kind) {
 			t.Errorf("new %s is %+v", kind, o.Type())
 		}
 		if errs := o.Validate(); len(errs) == 0 || !strings.HasPrefix(errs[0].Error(), "metadata.name: is missing") {

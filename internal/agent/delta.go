@@ -87,7 +87,7 @@ func wishes(c store.Change, was, now *index) bool {
 func (a *Agent) teaches(d store.Delta, was, now *index) bool {
 	for _, c := range d.Changes {
 		switch c.Kind {
-		case v1alpha1.KindIdentity, v1alpha1.KindEpoch, v1alpha1.KindEncryptionPolicy:
+		case v1alpha1.KindIdentity, v1alpha1.KindEpoch, v1alpha1.KindEncryptionPolicy, v1alpha1.KindNamespace:
 			continue
 		case v1alpha1.KindEndpoint:
 		default:

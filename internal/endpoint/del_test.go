@@ -65,11 +65,11 @@ func TestSyncFollowsDeclarations(t *testing.T) {
 	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
 	b.add("web", ns)
-	b.pods["shop/web"] = &v1alpha1.Pod{Metadata: v1alpha1.ObjectMeta{Labels: map[string]string{"v": "2"}}, Spec: v1alpha1.PodSpec{ServiceAccount: "x"}}
+	b.pods["shop/web"] = &v1alpha1.Pod{Metadata: v1alpha1.ObjectMeta{Labels: map[string]string{"v": "2"}}, Spec: v1alpha1.PodSpec{ServiceAccount: "x", Ports: []v1alpha1.NamedPort{{Name: "http", Port: 80, Protocol: "TCP"}}}}
 	if err := b.Sync(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if got := b.dir.Objects()["shop/web"]; got.Metadata.Labels["v"] != "2" || got.Spec.ServiceAccount != "x" {
+	if got := b.dir.Objects()["shop/web"]; got.Metadata.Labels["v"] != "2" || got.Spec.ServiceAccount != "x" || len(got.Spec.Ports) != 1 || got.Spec.Ports[0].Name != "http" {
 		t.Errorf("published %+v", got)
 	}
 	b.restart()

@@ -48,7 +48,7 @@ func Decode(file string, data []byte) ([]Declared, []ObjectError) {
 func decodeDoc(d *strictyaml.Doc) (v1alpha1.Object, []strictyaml.Error) {
 	kind, version := d.Text("kind"), d.Text("apiVersion")
 	o := v1alpha1.New(kind)
-	if o == nil || version != v1alpha1.APIVersion {
+	if o == nil || version != v1alpha1.VersionOf(kind) {
 		return nil, unknownType(d, version, kind)
 	}
 	errs := d.Decode(o)
@@ -71,14 +71,15 @@ func unknownType(d *strictyaml.Doc, version, kind string) []strictyaml.Error {
 	fail := func(field, format string, args ...any) []strictyaml.Error {
 		return []strictyaml.Error{{File: d.File, Line: d.Line(field), Field: field, Msg: fmt.Sprintf(format, args...)}}
 	}
+	want := v1alpha1.VersionOf(kind)
 	if version == "" {
-		return fail("apiVersion", "is missing: want %s", v1alpha1.APIVersion)
+		return fail("apiVersion", "is missing: want %s", want)
 	}
-	if version != v1alpha1.APIVersion {
-		return fail("apiVersion", "is %s: want %s", short(version), v1alpha1.APIVersion)
+	if version != want {
+		return fail("apiVersion", "is %s: want %s", short(version), want)
 	}
 	kinds := v1alpha1.Kinds()
-	want := strings.Join(kinds[:len(kinds)-1], ", ") + " or " + kinds[len(kinds)-1]
+	want = strings.Join(kinds[:len(kinds)-1], ", ") + " or " + kinds[len(kinds)-1]
 	if kind == "" {
 		return fail("kind", "is missing: want %s", want)
 	}

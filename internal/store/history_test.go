@@ -110,3 +110,22 @@ func TestHistoryKeepsNoPolicy(t *testing.T) {
 		t.Error("a broken policy is in use")
 	}
 }
+
+// TestNamespaceStays: without its labels a namespace would be selected by what excludes these.
+func TestNamespaceStays(t *testing.T) {
+	const text = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop, labels: {team: a}}\n"
+	var h History
+	for _, now := range []struct {
+		text string
+		want bool
+	}{{text, true}, {text + "spec: {\n", true}, {"", false}} {
+		files := map[string]string{"n": now.text}
+		if now.text == "" {
+			files = nil
+		}
+		s := h.Assemble(decodeAll(files))
+		if n := s.Namespaces["shop"]; (n != nil && n.Metadata.Labels["team"] == "a") != now.want {
+			t.Errorf("%q: %+v", now.text, n)
+		}
+	}
+}

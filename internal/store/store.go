@@ -76,6 +76,7 @@ type Snapshot struct {
 	// Identities are by their number's text, EncryptionPolicies by their key.
 	Identities         map[string]*v1alpha1.Identity
 	EncryptionPolicies map[string]*v1alpha1.EncryptionPolicy
+	Namespaces         map[string]*v1alpha1.Namespace
 	// Unused are objects that are good on their own and not used: nodes that collide with another, and all versions of
 	// an object that is declared several times and differs. What they claim is nobody else's for that.
 	Unused []v1alpha1.Object
@@ -93,6 +94,7 @@ func NewSnapshot() *Snapshot {
 
 		Identities:         map[string]*v1alpha1.Identity{},
 		EncryptionPolicies: map[string]*v1alpha1.EncryptionPolicy{},
+		Namespaces:         map[string]*v1alpha1.Namespace{},
 	}
 }
 
@@ -173,6 +175,8 @@ func (s *Snapshot) room(kind string) room {
 		return roomOf[*v1alpha1.Identity]{&s.Identities}
 	case v1alpha1.KindEncryptionPolicy:
 		return roomOf[*v1alpha1.EncryptionPolicy]{&s.EncryptionPolicies}
+	case v1alpha1.KindNamespace:
+		return roomOf[*v1alpha1.Namespace]{&s.Namespaces}
 	}
 	panic(fmt.Sprintf("a snapshot has no room for a %s", kind))
 }

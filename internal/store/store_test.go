@@ -67,6 +67,14 @@ func TestDecode(t *testing.T) {
 			"f:12: spec.addresses[0]: ff02::1 is not the address", `f:12: spec.nodeName: "A" is not a name`, `f:12: spec.serviceAccount: "_" is not a name`}},
 		{"endpoint", "apiVersion: weft.dev/v1alpha1\nkind: Endpoint\nmetadata: {name: p}\nspec: {mac: \"01:00:00:00:00:01\"}\nstatus: {phase: \"not one\"}\n", nil, []string{
 			"f:4: spec.addresses: is missing", "f:4: spec.mac: 01:00:00:00:00:01 is a multicast MAC address", "f:4: spec.nodeName: is missing", `f:5: status.phase: "not one" is not a phase`}},
+		{"namespace", "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop, labels: {team: a}}\n", []string{"Namespace shop"}, nil},
+		{"namespace of ours", "apiVersion: weft.dev/v1alpha1\nkind: Namespace\nmetadata: {name: shop}\n", nil, []string{`f:1: apiVersion: is "weft.dev/v1alpha1": want v1`}},
+		{"namespace's name", "apiVersion: v1\nkind: Namespace\nmetadata: {name: a.b, namespace: c}\n", nil, []string{`f:3: metadata.name: "a.b" is not a name`, "f:3: metadata.namespace: a Namespace has no namespace"}},
+		{"named ports", pod("p") + "spec: {ports: [{name: http, port: 80}, {name: http, port: 80, protocol: UDP}]}\n", []string{"Pod default/p"}, nil},
+		{"bad ports", pod("p") + "spec:\n  ports:\n  - {name: '80', port: 0}\n  - {name: a--b, port: 65536}\n  - {name: a, port: 1, protocol: tcp}\n  - {name: web, port: 1}\n  - {name: web, port: 2}\n", nil, []string{
+			`f:7: spec.ports[0].name: "80" is not the name of a port`, "f:7: spec.ports[0].port: is missing", `f:8: spec.ports[1].name: "a--b"`, `f:8: spec.ports[1].port: "65536" is out of range`,
+			`f:9: spec.ports[2].protocol: "tcp" is not a protocol`, `f:11: spec.ports[4].name: "web" names spec.ports[3], too`}},
+		{"identity's labels", "apiVersion: weft.dev/v1alpha1\nkind: Identity\nmetadata: {name: '300'}\nspec: {spiffeID: spiffe://t/ns/a/sa/b, labels: {app: -x}}\n", nil, []string{`f:4: spec.labels[app]: "-x" is not a label value`}},
 		{"same key twice", pod("p") + "kind: Pod\n", nil, []string{"f:5: kind: is given twice, first on line 2"}},
 	}
 	for _, tt := range tests {
