@@ -43,7 +43,10 @@ func many(policies, pods int) Input {
 		p.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}
 		ports := []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromString("http"))}, {Port: new(intstr.FromInt32(53)), Protocol: new(corev1.ProtocolUDP)}}
 		p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{PodSelector: app(i + 1)}, {PodSelector: app(i + 2), NamespaceSelector: &metav1.LabelSelector{}}}, Ports: ports}}
-		p.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{PodSelector: app(i + 3)}, {IPBlock: &networkingv1.IPBlock{CIDR: fmt.Sprintf("10.%d.0.0/16", i%200)}}}, Ports: ports}}
+		p.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{
+			{To: []networkingv1.NetworkPolicyPeer{{PodSelector: app(i + 3)}}, Ports: ports},
+			{To: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: fmt.Sprintf("10.%d.0.0/16", i%200)}}}, Ports: ports[1:]},
+		}
 		in.Policies = append(in.Policies, Read(p))
 	}
 	return in

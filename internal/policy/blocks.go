@@ -14,32 +14,32 @@ import (
 type block struct {
 	prefix netip.Prefix
 	except []netip.Prefix
+	// key tells blocks apart: those of several rules may be the same.
+	key string
 }
 
 func (b *block) contains(a netip.Addr) bool {
 	return b.prefix.Contains(a) && !slices.ContainsFunc(b.except, func(e netip.Prefix) bool { return e.Contains(a) })
 }
 
-// key tells blocks apart: those of several rules may be the same.
-func (b *block) key() string {
-	var s strings.Builder
-	s.WriteString(b.prefix.String())
+func newBlock(prefix netip.Prefix, except ...netip.Prefix) *block {
+	slices.SortFunc(except, comparePrefixes)
+	b := &block{prefix: prefix, except: slices.Compact(except), key: prefix.String()}
 	for _, e := range b.except {
-		s.WriteByte('-')
-		s.WriteString(e.String())
+		b.key += "-" + e.String()
 	}
-	return s.String()
+	return b
 }
 
 // single is the block of one address.
-func single(a netip.Addr) *block { return &block{prefix: netip.PrefixFrom(a, a.BitLen())} }
+func single(a netip.Addr) *block { return newBlock(netip.PrefixFrom(a, a.BitLen())) }
 
 func (r *reader) block(field string, in *networkingv1.IPBlock) *block {
 	prefix, ok := r.prefix(field+".cidr", in.CIDR)
 	if !ok {
 		return nil
 	}
-	b := &block{prefix: prefix}
+	var excepts []netip.Prefix
 	for i, text := range in.Except {
 		at := fmt.Sprintf("%s.except[%d]", field, i)
 		except, ok := r.prefix(at, text)
@@ -50,11 +50,9 @@ func (r *reader) block(field string, in *networkingv1.IPBlock) *block {
 			r.fail(at, "%s is not a part of cidr %s: correct one of them", except, prefix)
 			return nil
 		}
-		b.except = append(b.except, except)
+		excepts = append(excepts, except)
 	}
-	slices.SortFunc(b.except, comparePrefixes)
-	b.except = slices.Compact(b.except)
-	return b
+	return newBlock(prefix, excepts...)
 }
 
 // prefix reads a CIDR. As in Kubernetes, bits after the prefix do not count.
@@ -85,21 +83,18 @@ func comparePrefixes(a, b netip.Prefix) int {
 type blocks struct {
 	index map[string]int
 	list  []*block
-	keys  []string
 	// classes are, by block, those inside it.
 	classes [][]uint32
 }
 
-// add is the index of a block.
-func (b *blocks) add(one *block) int {
-	key := one.key()
-	at, known := b.index[key]
-	if !known {
-		at = len(b.list)
-		b.index[key], b.list, b.keys = at, append(b.list, one), append(b.keys, key)
+func (b *blocks) add(one *block) {
+	if _, known := b.index[one.key]; !known {
+		b.index[one.key], b.list = len(b.list), append(b.list, one)
 	}
-	return at
 }
+
+// of are the classes inside a block that was added.
+func (b *blocks) of(one *block) []uint32 { return b.classes[b.index[one.key]] }
 
 // classify gives each set of blocks that addresses can be in together a class, and each prefix the class of its addresses. A
 // class's number is the same as long as number remembers it.
@@ -127,7 +122,7 @@ func (b *blocks) classify(number func(key string) uint32) []Class {
 			this.above = above.class
 		}
 		this.in = append(this.in, starts[p]...)
-		slices.SortFunc(this.in, func(i, j int) int { return cmp.Compare(b.keys[i], b.keys[j]) })
+		slices.SortFunc(this.in, func(i, j int) int { return cmp.Compare(b.list[i].key, b.list[j].key) })
 		if len(this.in) > 0 {
 			this.class = number(b.together(this.in))
 		}
@@ -155,7 +150,7 @@ type nested struct {
 func (b *blocks) together(in []int) string {
 	parts := make([]string, len(in))
 	for n, i := range in {
-		parts[n] = b.keys[i]
+		parts[n] = b.list[i].key
 	}
 	return strings.Join(parts, " ")
 }

@@ -6,8 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-
-	"weft.dev/weft/api/v1alpha1"
 )
 
 // DefaultMaxEntries is how many entries a policy set may have.
@@ -28,7 +26,8 @@ type Options struct {
 // Numbers are what a Compiler gives out, each once: a number never comes to mean something else.
 type Numbers struct{ Set, Class, Rule uint32 }
 
-// Input is all that policies depend on.
+// Input is all that policies depend on. Maps and slices in it are compared with those of the run
+// before: who changes one makes a new one.
 type Input struct {
 	Policies   []*Policy
 	Identities []Identity
@@ -72,6 +71,10 @@ type Compiler struct {
 	sets    map[string]uint32
 	classes map[string]uint32
 	rules   map[Rule]uint32
+	// before is the index of the run before, of which shares and finished are what can be used again.
+	before   *index
+	shares   map[shareKey]*share
+	finished map[uint32]*finished
 }
 
 // NewCompiler is a compiler that has compiled nothing yet.
@@ -87,11 +90,12 @@ func NewCompiler(opts Options) *Compiler {
 func (c *Compiler) Compile(in Input) *Result {
 	r := &run{
 		compiler: c, index: newIndex(in), blocks: blocks{index: map[string]int{}}, drafts: map[string]*draft{},
+		shares: map[shareKey]*share{}, finished: map[uint32]*finished{},
 		result: &Result{Sets: map[uint32]*Set{}, Endpoints: map[string]Sets{}, Rules: map[uint32]Rule{}},
 	}
+	r.sameIdentities, r.sameEndpoints = r.index.same(c.before)
 	r.policies(in.Policies)
-	endpoints := slices.Clone(r.index.endpoints)
-	for _, e := range endpoints {
+	for _, e := range r.index.endpoints {
 		if e.Local {
 			r.endpoint(e)
 		}
@@ -105,6 +109,7 @@ func (c *Compiler) Compile(in Input) *Result {
 		r.finish(r.drafts[key])
 	}
 	r.forget()
+	c.before, c.shares, c.finished = r.index, r.shares, r.finished
 	return r.result
 }
 
@@ -130,6 +135,10 @@ type run struct {
 	blocks blocks
 	drafts map[string]*draft
 	result *Result
+	// What the run before can be asked for, and what the next one can.
+	sameIdentities, sameEndpoints bool
+	shares                        map[shareKey]*share
+	finished                      map[uint32]*finished
 }
 
 // policies sorts policies by namespace, and reports what is wrong with them.
@@ -184,15 +193,7 @@ type draft struct {
 	policies  []*Policy
 	// sample is one of the endpoints that have it: of all, the named ports are the same.
 	sample *Endpoint
-	parts  []part
-}
-
-// part is a rule for one peer, or for one block of addresses.
-type part struct {
-	peer  uint32
-	block int // -1: for peer
-	ports []portPrefix
-	value Value
+	shares []*share
 }
 
 // endpoint finds the sets of one endpoint.
@@ -236,14 +237,9 @@ func (r *run) signature(d Direction, policies []*Policy, e *Endpoint) string {
 			s.WriteByte('!')
 			continue
 		}
-		if d != Ingress {
-			continue
-		}
-		for _, one := range p.rules[d] {
-			for _, port := range one.ports {
-				if port.name != "" {
-					fmt.Fprintf(&s, " %s=%d", port.name, e.numbers(port))
-				}
+		for i := range p.rules[d] {
+			if d == Ingress {
+				s.WriteString(namedPorts(&p.rules[d][i], e))
 			}
 		}
 	}
@@ -253,20 +249,21 @@ func (r *run) signature(d Direction, policies []*Policy, e *Endpoint) string {
 // gather finds whom the rules of a set are about.
 func (r *run) gather(d *draft) {
 	if d.direction == Ingress {
-		value := Value{Verdict: Allow, Precedence: precedenceNode, Rule: r.rule(Rule{Field: "the pod's own node"})}
-		d.parts = append(d.parts, part{peer: v1alpha1.IdentityHost, block: -1, ports: []portPrefix{{}}, value: value})
+		d.shares = append(d.shares, r.node())
 	}
 	for _, p := range d.policies {
 		if r.mute[p] {
 			continue
 		}
 		for i := range p.rules[d.direction] {
-			one := &p.rules[d.direction][i]
-			value := one.value
-			value.Rule = r.rule(one.at)
-			g := gathering{run: r, draft: d, rule: one, value: value}
-			g.numbered()
-			g.named()
+			d.shares = append(d.shares, r.share(d, &p.rules[d.direction][i]))
+		}
+	}
+	for _, one := range d.shares {
+		for _, part := range one.parts {
+			if part.block != nil {
+				r.blocks.add(part.block)
+			}
 		}
 	}
 }
@@ -278,49 +275,82 @@ func (r *run) rule(at Rule) uint32 {
 	return n
 }
 
-// finish makes a draft's entries.
+// finished is a set, what it was made of, and what was wrong with it.
+type finished struct {
+	shares   []*share
+	classes  []uint32
+	set      *Set
+	problems []Problem
+}
+
+// finish makes a draft's entries, or takes those of the run before, if all that they are made of is
+// the same.
 func (r *run) finish(d *draft) {
+	done := &finished{shares: d.shares, classes: r.classesOf(d)}
+	before := r.compiler.finished[d.number]
+	if before != nil && slices.Equal(before.shares, done.shares) && slices.Equal(before.classes, done.classes) {
+		done = before
+	} else {
+		r.entries(d, done)
+	}
+	r.finished[d.number] = done
+	r.result.Sets[d.number] = done.set
+	r.result.Problems = append(r.result.Problems, done.problems...)
+}
+
+// classesOf are the classes that a draft's blocks have, 0 after each block.
+func (r *run) classesOf(d *draft) []uint32 {
+	var out []uint32
+	for _, one := range d.shares {
+		for _, p := range one.parts {
+			if p.block != nil {
+				out = append(append(out, r.blocks.of(p.block)...), 0)
+			}
+		}
+	}
+	return out
+}
+
+func (r *run) entries(d *draft, done *finished) {
 	set := &Set{Number: d.number, Direction: d.direction}
 	for _, p := range d.policies {
 		set.Policies = append(set.Policies, p.Object())
 	}
 	byPeer := map[uint32]map[portPrefix]Value{}
-	for _, one := range d.parts {
-		for _, who := range r.peersOf(one) {
-			if byPeer[who] == nil {
-				byPeer[who] = map[portPrefix]Value{}
-			}
-			for _, port := range one.ports {
-				if known, there := byPeer[who][port]; !there || one.value.better(known) {
-					byPeer[who][port] = one.value
-				}
+	for _, one := range d.shares {
+		for _, p := range one.parts {
+			for _, who := range r.peersOf(p) {
+				p.into(byPeer, who)
 			}
 		}
 	}
 	for _, who := range slices.Sorted(maps.Keys(byPeer)) {
-		set.Entries = append(set.Entries, resolve(Key{Set: d.number, Direction: d.direction, Peer: who}, byPeer[who])...)
+		key := Key{Set: d.number, Direction: d.direction, Peer: who}
+		set.Entries = append(set.Entries, resolve(key, byPeer[who])...)
 	}
 	if limit := r.compiler.opts.MaxEntries; len(set.Entries) > limit {
-		r.refuse(set, limit)
+		done.problems = refuse(set, limit)
 	}
-	r.result.Sets[set.Number] = set
+	done.set = set
 }
 
 func (r *run) peersOf(p part) []uint32 {
-	if p.block >= 0 {
-		return r.blocks.classes[p.block]
+	if p.block != nil {
+		return r.blocks.of(p.block)
 	}
 	return []uint32{p.peer}
 }
 
 // refuse has a set that is beyond its budget deny all, but for what no policy can keep out.
-func (r *run) refuse(set *Set, limit int) {
-	r.result.Problems = append(r.result.Problems, Problem{
-		Object: strings.Join(set.Policies, ", "),
-		Msg: fmt.Sprintf("%s would need %d entries for one pod, more than %d, so all of it is denied: use fewer port ranges, "+
-			"wider ranges of addresses, or selectors that match fewer identities", set.Direction, len(set.Entries), limit),
-	})
+func refuse(set *Set, limit int) []Problem {
+	needed := len(set.Entries)
 	set.Entries = slices.DeleteFunc(set.Entries, func(e Entry) bool { return e.Precedence != precedenceNode })
+	return []Problem{{
+		Object: strings.Join(set.Policies, ", "),
+		Msg: fmt.Sprintf("%s would need %d entries for one pod, more than %d, so all of it is denied: "+
+			"use fewer port ranges, wider ranges of addresses, or selectors that match fewer identities",
+			set.Direction, needed, limit),
+	}}
 }
 
 // forget drops the numbers of what is no more. They are not given out again.

@@ -70,7 +70,7 @@ func (g *generator) cluster() *reference {
 // change is what happens to a cluster between two compilations.
 func (g *generator) change(w *reference) {
 	at := g.IntN(len(w.policies))
-	switch g.IntN(5) {
+	switch g.IntN(6) {
 	case 0:
 		w.policies[at] = g.policy(w.policies[at].Name)
 	case 1:
@@ -80,6 +80,8 @@ func (g *generator) change(w *reference) {
 	case 3:
 		w.pods[g.IntN(len(w.pods))].Ports = g.named()
 	case 4:
+		w.pods[g.IntN(len(w.pods))].Addresses = []netip.Addr{netip.AddrFrom4([4]byte{10, 1, byte(g.IntN(2)), byte(20 + g.IntN(200))})}
+	default:
 		w.namespaces[one(g, fuzzNamespaces...)] = g.labels()
 	}
 }

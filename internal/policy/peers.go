@@ -3,7 +3,6 @@ package policy
 import (
 	"cmp"
 	"maps"
-	"net/netip"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -19,6 +18,8 @@ type index struct {
 	// byIdentity are the endpoints of each identity.
 	byIdentity map[uint32][]*Endpoint
 	namespaces map[string]labels.Set
+	// within are the identities of each namespace, in the order of their numbers.
+	within map[string][]Identity
 	// found are the identities of selectors that were asked for.
 	found map[string][]uint32
 }
@@ -26,17 +27,21 @@ type index struct {
 func newIndex(in Input) *index {
 	ix := &index{
 		identities: slices.Clone(in.Identities), byIdentity: map[uint32][]*Endpoint{},
-		namespaces: map[string]labels.Set{}, found: map[string][]uint32{},
+		namespaces: map[string]labels.Set{}, found: map[string][]uint32{}, within: map[string][]Identity{},
 	}
 	slices.SortFunc(ix.identities, func(a, b Identity) int { return cmp.Compare(a.Number, b.Number) })
-	for i := range in.Endpoints {
-		ix.endpoints = append(ix.endpoints, &in.Endpoints[i])
+	endpoints := slices.Clone(in.Endpoints) // kept for the next run, the caller's may change
+	for i := range endpoints {
+		ix.endpoints = append(ix.endpoints, &endpoints[i])
 	}
 	slices.SortStableFunc(ix.endpoints, func(a, b *Endpoint) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	for _, e := range ix.endpoints {
 		ix.byIdentity[e.Identity] = append(ix.byIdentity[e.Identity], e)
+	}
+	for _, i := range ix.identities {
+		ix.within[i.Namespace] = append(ix.within[i.Namespace], i)
 	}
 	for name, set := range in.Namespaces {
 		ix.namespaces[name] = namespaceLabels(name, set)
@@ -49,6 +54,26 @@ func namespaceLabels(name string, set map[string]string) labels.Set {
 	maps.Copy(out, set)
 	out[NamespaceNameLabel] = name
 	return out
+}
+
+// same says whether the identities, with their namespaces, and the endpoints are those of another
+// index: nil for none.
+func (ix *index) same(o *index) (identities, endpoints bool) {
+	if o == nil {
+		return false, false
+	}
+	identities = slices.EqualFunc(ix.identities, o.identities, func(a, b Identity) bool {
+		return a.Number == b.Number && a.Namespace == b.Namespace && maps.Equal(a.Labels, b.Labels)
+	})
+	for _, pair := range [][2]*index{{ix, o}, {o, ix}} {
+		for _, name := range slices.Collect(maps.Keys(pair[0].namespaces)) {
+			identities = identities && maps.Equal(pair[0].namespace(name), pair[1].namespace(name))
+		}
+	}
+	endpoints = slices.EqualFunc(ix.endpoints, o.endpoints, func(a, b *Endpoint) bool {
+		return a.Identity == b.Identity && slices.Equal(a.Ports, b.Ports) && slices.Equal(a.Addresses, b.Addresses)
+	})
+	return identities, endpoints
 }
 
 // namespace is the labels of a namespace, which has its name even where nothing declares it.
@@ -71,138 +96,27 @@ func (ix *index) selected(p peer) []uint32 {
 	if known {
 		return list
 	}
-	for _, i := range ix.identities {
-		if i.Number == AnyPeer || i.Number >= ClassBase {
-			continue
+	if p.namespaces == nil {
+		list = matching(list, ix.within[p.own], p.pods)
+	} else {
+		for name, there := range ix.within {
+			if p.namespaces.Matches(ix.namespace(name)) {
+				list = matching(list, there, p.pods)
+			}
 		}
-		in := i.Namespace == p.own
-		if p.namespaces != nil {
-			in = p.namespaces.Matches(ix.namespace(i.Namespace))
-		}
-		if in && p.pods.Matches(labels.Set(i.Labels)) {
-			list = append(list, i.Number)
-		}
+		slices.Sort(list)
 	}
 	ix.found[key] = list
 	return list
 }
 
-// gathering is one rule on its way into a draft.
-type gathering struct {
-	run   *run
-	draft *draft
-	rule  *rule
-	value Value
-}
-
-func (g *gathering) add(who uint32, ports []portPrefix) {
-	g.draft.parts = append(g.draft.parts, part{peer: who, block: -1, ports: ports, value: g.value})
-}
-
-func (g *gathering) addBlock(b *block, ports []portPrefix) {
-	g.draft.parts = append(g.draft.parts, part{block: g.run.blocks.add(b), ports: ports, value: g.value})
-}
-
-// numbered adds the rule's ports that are the same whoever the peer is: those with numbers and,
-// for ingress, the endpoint's own named ones.
-func (g *gathering) numbered() {
-	var ports []portPrefix
-	if len(g.rule.ports) == 0 {
-		ports = []portPrefix{{}}
-	}
-	for _, p := range g.rule.ports {
-		switch {
-		case p.name == "":
-			ports = append(ports, split(p.protocol, p.from, p.to)...)
-		case g.draft.direction == Ingress:
-			ports = append(ports, exactly(p.protocol, g.draft.sample.numbers(p))...)
+// matching adds the numbers of those identities that a selector selects.
+func matching(list []uint32, of []Identity, pods labels.Selector) []uint32 {
+	for _, i := range of {
+		// Another number would be everybody's, or some addresses'.
+		if i.Number != AnyPeer && i.Number < ClassBase && pods.Matches(labels.Set(i.Labels)) {
+			list = append(list, i.Number)
 		}
 	}
-	if len(ports) == 0 {
-		return
-	}
-	if g.rule.anyPeer {
-		g.add(AnyPeer, ports)
-	}
-	for _, p := range g.rule.peers {
-		if p.block != nil {
-			g.addBlock(p.block, ports)
-			continue
-		}
-		for _, who := range g.run.index.selected(p) {
-			g.add(who, ports)
-		}
-	}
-}
-
-// named adds the rule's named ports of egress, which are what each peer has under that name.
-func (g *gathering) named() {
-	if g.draft.direction == Ingress {
-		return
-	}
-	for _, p := range g.rule.ports {
-		if p.name == "" {
-			continue
-		}
-		if g.rule.anyPeer {
-			for _, i := range g.run.index.identities {
-				g.namedOf(i.Number, p)
-			}
-		}
-		for _, who := range g.rule.peers {
-			if who.block != nil {
-				g.namedWithin(who.block, p)
-				continue
-			}
-			for _, number := range g.run.index.selected(who) {
-				g.namedOf(number, p)
-			}
-		}
-	}
-}
-
-// namedOf adds a named port of an identity. Where its endpoints differ in it, the identity cannot
-// tell them apart: the endpoints' addresses do.
-func (g *gathering) namedOf(identity uint32, p port) {
-	all := g.run.index.byIdentity[identity]
-	if len(all) == 0 {
-		return
-	}
-	first := all[0].numbers(p)
-	if !slices.ContainsFunc(all[1:], func(e *Endpoint) bool { return !slices.Equal(e.numbers(p), first) }) {
-		if len(first) > 0 {
-			g.add(identity, exactly(p.protocol, first))
-		}
-		return
-	}
-	for _, e := range all {
-		g.namedAt(e, p, func(netip.Addr) bool { return true })
-	}
-}
-
-// namedWithin adds a named port of the endpoints with addresses in a block.
-func (g *gathering) namedWithin(b *block, p port) {
-	for _, e := range g.run.index.endpoints {
-		g.namedAt(e, p, b.contains)
-	}
-}
-
-func (g *gathering) namedAt(e *Endpoint, p port, wanted func(netip.Addr) bool) {
-	numbers := e.numbers(p)
-	if len(numbers) == 0 {
-		return
-	}
-	for _, a := range e.Addresses {
-		if wanted(a) {
-			g.addBlock(single(a), exactly(p.protocol, numbers))
-		}
-	}
-}
-
-func exactly(protocol uint8, numbers []uint16) []portPrefix {
-	var out []portPrefix
-	for _, n := range numbers {
-		out = append(out, portPrefix{protocol, n, 16})
-	}
-	return out
+	return list
 }
