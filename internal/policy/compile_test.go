@@ -216,3 +216,32 @@ func TestDecide(t *testing.T) {
 		t.Errorf("no set: %+v", got)
 	}
 }
+
+// TestAgain has what changes beside a policy, under a set that stays: it must follow.
+func TestAgain(t *testing.T) {
+	egress := header + "  podSelector: {matchLabels: {app: db}}\n  policyTypes: [Egress]\n  egress: [{ports: [{port: http}]}]\n"
+	ingress := strings.Replace(header, "np", "in", 1) + "  podSelector: {matchLabels: {app: db}}\n  ingress: [{from: [{ipBlock: {cidr: 10.0.0.0/8}}]}]\n"
+	other := strings.Replace(header, "np", "other", 1) + "  podSelector: {matchLabels: {app: web}}\n  ingress: [{from: [{ipBlock: {cidr: 10.2.0.0/16}}]}]\n"
+	tests := []struct {
+		name          string
+		change        func(t *testing.T, in *Input)
+		allowed, deny string
+	}{
+		{"a peer's named port", func(_ *testing.T, in *Input) { in.Endpoints[1].Ports = []ContainerPort{{"http", TCP, 7070}} },
+			"shop/db shop/web-2 7070/TCP", "shop/db shop/web-2 9090/TCP"},
+		{"a peer's address", func(_ *testing.T, in *Input) { in.Endpoints[1].Addresses = []netip.Addr{netip.MustParseAddr("10.1.0.77")} },
+			"shop/db shop/web-2 9090/TCP", "shop/db shop/web-2 8080/TCP"},
+		{"another policy's block inside", func(t *testing.T, in *Input) { in.Policies = append(in.Policies, policiesOf(t, other)...) },
+			"10.2.0.1 shop/db 80/TCP", "11.2.0.1 shop/db 80/TCP"},
+	}
+	for _, tt := range tests {
+		compiler, in := NewCompiler(Options{}), shop()
+		in.Policies = append(policiesOf(t, egress), policiesOf(t, ingress)...)
+		compiler.Compile(in)
+		tt.change(t, &in)
+		table := NewTable(compiler.Compile(in))
+		if probe(t, table, in, tt.allowed) != Allow || probe(t, table, in, tt.deny) != Deny {
+			t.Errorf("%s: %s is %v, %s is %v", tt.name, tt.allowed, probe(t, table, in, tt.allowed), tt.deny, probe(t, table, in, tt.deny))
+		}
+	}
+}

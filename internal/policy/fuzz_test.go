@@ -51,7 +51,7 @@ func (g *generator) labels() map[string]string {
 var fuzzNamespaces = []string{"red", "blue", "green"}
 
 func (g *generator) cluster() *reference {
-	w := &reference{namespaces: map[string]map[string]string{}}
+	w := &reference{namespaces: map[string]map[string]string{}, read: map[*networkingv1.NetworkPolicy]*Policy{}}
 	for _, ns := range fuzzNamespaces[:2] {
 		w.namespaces[ns] = g.labels()
 	}
@@ -183,7 +183,10 @@ func (g *generator) ports() []networkingv1.NetworkPolicyPort {
 func (w *reference) input() Input {
 	in := Input{Namespaces: w.namespaces}
 	for _, p := range w.policies {
-		in.Policies = append(in.Policies, Read(p))
+		if w.read[p] == nil {
+			w.read[p] = Read(p)
+		}
+		in.Policies = append(in.Policies, w.read[p])
 	}
 	known := map[string]uint32{}
 	for i := range w.pods {

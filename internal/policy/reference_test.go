@@ -17,6 +17,8 @@ type reference struct {
 	policies   []*networkingv1.NetworkPolicy
 	pods       []Endpoint
 	namespaces map[string]map[string]string
+	// read are the policies as a compiler takes them: each is read once.
+	read map[*networkingv1.NetworkPolicy]*Policy
 }
 
 // end is one end of a packet: a pod, or an address and who is known to be there.
