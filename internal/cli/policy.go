@@ -70,7 +70,8 @@ would be denied.`,
 		},
 	}
 	cmd.Flags().StringVar(&from, "from", "", "who sends: NAMESPACE/POD, or an address outside the cluster")
-	cmd.Flags().StringVar(&to, "to", "", "where to: NAMESPACE/POD:PORT/PROTOCOL or ADDRESS:PORT/PROTOCOL, without :PORT for icmp; an IPv6 address with a port in brackets")
+	cmd.Flags().StringVar(&to, "to", "", "where to: NAMESPACE/POD:PORT/PROTOCOL or ADDRESS:PORT/PROTOCOL, "+
+		"without :PORT for icmp; an IPv6 address with a port in brackets")
 	return cmd
 }
 

@@ -229,7 +229,9 @@ func TestAgain(t *testing.T) {
 	}{
 		{"a peer's named port", func(_ *testing.T, in *Input) { in.Endpoints[1].Ports = []ContainerPort{{"http", TCP, 7070}} },
 			"shop/db shop/web-2 7070/TCP", "shop/db shop/web-2 9090/TCP"},
-		{"a peer's address", func(_ *testing.T, in *Input) { in.Endpoints[1].Addresses = []netip.Addr{netip.MustParseAddr("10.1.0.77")} },
+		{"a peer's address", func(_ *testing.T, in *Input) {
+			in.Endpoints[1].Addresses = []netip.Addr{netip.MustParseAddr("10.1.0.77")}
+		},
 			"shop/db shop/web-2 9090/TCP", "shop/db shop/web-2 8080/TCP"},
 		{"another policy's block inside", func(t *testing.T, in *Input) { in.Policies = append(in.Policies, policiesOf(t, other)...) },
 			"10.2.0.1 shop/db 80/TCP", "11.2.0.1 shop/db 80/TCP"},

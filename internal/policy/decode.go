@@ -29,7 +29,9 @@ type Pod struct {
 }
 
 // kindsApart are groups of other policies, which would be taken to be in force if nobody spoke.
-var kindsApart = []string{"policy.networking.k8s.io", "security.istio.io", "cilium.io", "crd.projectcalico.org", "projectcalico.org"}
+var kindsApart = []string{
+	"policy.networking.k8s.io", "security.istio.io", "cilium.io", "crd.projectcalico.org", "projectcalico.org",
+}
 
 // MaxSize is the size of the largest file that is read, in bytes: all pods of a cluster fit.
 const MaxSize = 64 << 20
@@ -78,7 +80,8 @@ func (d *decoding) document(doc *strictyaml.Doc) {
 	case group == groupNetworking && strictyaml.Nearest(kind, []string{KindNetworkPolicy}) != "":
 		d.fail(doc, "", "kind", "is %q: did you mean %s?", kind, KindNetworkPolicy)
 	case slices.Contains(kindsApart, group):
-		d.fail(doc, kind, "kind", "policies of %s are not read, so nothing enforces this one: say it as a %s, or take it away", version, KindNetworkPolicy)
+		d.fail(doc, kind, "kind", "policies of %s are not read, so nothing enforces this one: say it as a %s, or take it away",
+			version, KindNetworkPolicy)
 	case version == "v1" && strings.HasSuffix(kind, "List") || kind == KindNetworkPolicy+"List":
 		for _, item := range doc.Items("items") {
 			d.document(item)

@@ -188,7 +188,9 @@ func (r *reader) types(spec *networkingv1.NetworkPolicySpec) {
 	}
 }
 
-func (r *reader) rule(d Direction, field, name string, peers []networkingv1.NetworkPolicyPeer, ports []networkingv1.NetworkPolicyPort) {
+func (r *reader) rule(
+	d Direction, field, name string, peers []networkingv1.NetworkPolicyPeer, ports []networkingv1.NetworkPolicyPort,
+) {
 	out := rule{
 		at:      Rule{Kind: KindNetworkPolicy, Name: r.policy.Key(), Field: field, File: r.file, Line: r.lineOf(field)},
 		value:   Value{Verdict: Allow, Precedence: precedencePolicy},

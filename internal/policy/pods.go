@@ -37,8 +37,8 @@ func (p *Pod) addAddress(text string) error {
 func (p *Pod) addPorts(ports []kubePort) {
 	for _, one := range ports {
 		protocol, known := protocols[corev1.Protocol(cmp.Or(one.Protocol, string(corev1.ProtocolTCP)))]
-		twice := slices.ContainsFunc(p.Ports, func(had ContainerPort) bool { return had.Name == one.Name && had.Protocol == protocol })
-		if one.Name != "" && known && !twice {
+		same := func(had ContainerPort) bool { return had.Name == one.Name && had.Protocol == protocol }
+		if one.Name != "" && known && !slices.ContainsFunc(p.Ports, same) {
 			p.Ports = append(p.Ports, ContainerPort{Name: one.Name, Protocol: protocol, Number: one.ContainerPort})
 		}
 	}

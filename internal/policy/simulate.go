@@ -150,7 +150,8 @@ func (s *Simulation) end(name string, other netip.Addr) (Peer, error) {
 	}
 	at := slices.IndexFunc(s.input.Endpoints, func(e Endpoint) bool { return e.Key() == name })
 	if at < 0 {
-		return Peer{}, fmt.Errorf("no file has a pod %s: give NAMESPACE/NAME of a pod in the files, or an address outside the cluster", name)
+		return Peer{}, fmt.Errorf("no file has a pod %s: give NAMESPACE/NAME of a pod in the files, "+
+			"or an address outside the cluster", name)
 	}
 	e := s.input.Endpoints[at]
 	return Peer{e.Identity, fitting(e.Addresses, other)}, nil

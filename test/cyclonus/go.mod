@@ -7,6 +7,7 @@ replace weft.dev/weft => ../..
 
 require (
 	github.com/mattfenwick/cyclonus v0.5.6
+	k8s.io/api v0.37.2
 	weft.dev/weft v0.0.0
 )
 
@@ -64,7 +65,6 @@ require (
 	gopkg.in/evanphx/json-patch.v4 v4.13.0 // indirect
 	gopkg.in/inf.v0 v0.9.1 // indirect
 	gopkg.in/yaml.v3 v3.0.1 // indirect
-	k8s.io/api v0.37.2 // indirect
 	k8s.io/apimachinery v0.37.2 // indirect
 	k8s.io/client-go v0.37.2 // indirect
 	k8s.io/klog/v2 v2.140.0 // indirect
