@@ -119,7 +119,7 @@ int weft_from_pod(weft_ctx *ctx)
 		p.network = network_at(p.ifindex);
 	if (reason || !use_cached(ctx, cfg, &p, 1, &act))
 		act = from_pod_slow(ctx, cfg, &p, reason);
-	if (act == CTX_PASS && tag_put(ctx, TAG_ENDPOINT | p.slot))
+	if (act == CTX_PASS && tag_put(ctx, TAG_ENDPOINT | p.slot | (p.reply ? TAG_REPLY : 0)))
 		return drop(cfg, &p, REASON_XDP_METADATA);
 	act = seal_and_redirect(ctx, cfg, &p, act);
 	return !CTX_IS_XDP && weft_second && act == CTX_PASS ? to_first(cfg, &p) : act;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* post_routing: netfilter's last hook on the way out, for every interface that there is or will be. What is
  * to be sealed may only leave by an interface whose egress hook seals it; the kernel may choose another (a
- * route, a policy rule, a new tunnel, an uplink made anew whose hooks are not back). Such packets end here. */
+ * route, a policy rule, a new tunnel, an uplink made anew whose hooks are not back). Such packets end here, and
+ * those that the policy of their sender refuses. */
 #include "lib/netfilter.h"
 
 /* Whether the packet is one that to_wire would seal, or drop. Returns a drop reason. */
@@ -28,6 +29,24 @@ ALWAYS_INLINE int check_exit(struct sk_buff *skb, const struct weft_config *cfg,
 	return must_seal(cfg, p) ? REASON_UNHOOKED_INTERFACE : REASON_NONE;
 }
 
+/* What an endpoint sends by an interface without hooks. Returns a drop reason. */
+ALWAYS_INLINE int check_policy(struct sk_buff *skb, const struct weft_config *cfg, struct weft_pkt *p)
+{
+	struct weft_origin o;
+
+	if (!(cfg->flags & CONFIG_POLICY))
+		return REASON_NONE;
+	origin_find(cfg, skb->skb_iif, skb->tc_index, &o);
+	if (o.kind != ORIGIN_ENDPOINT || !policy_in(o.slot))
+		return REASON_NONE;
+	p->slot = o.slot;
+	p->reply = o.reply;
+	read_l4(skb, p);
+	if (p->error)
+		return REASON_NONE;
+	return policy_leaving(cfg, p, POLICY_SLOTS(o.slot, 0));
+}
+
 SEC("netfilter")
 int weft_post_routing(struct bpf_nf_ctx *ctx)
 {
@@ -43,7 +62,11 @@ int weft_post_routing(struct bpf_nf_ctx *ctx)
 	if (read_packet(ctx->skb, &p))
 		return NF_DROP;
 	p.ifindex = out;
-	reason = overwrites_addresses(ctx->skb, &p) ? REASON_CHECKSUM_OFFSET : check_exit(ctx->skb, cfg, &p);
+	reason = overwrites_addresses(ctx->skb, &p) ? REASON_CHECKSUM_OFFSET : REASON_NONE;
+	if (!reason && weft_sealing)
+		reason = check_exit(ctx->skb, cfg, &p);
+	if (!reason)
+		reason = check_policy(ctx->skb, cfg, &p);
 	if (!reason)
 		return NF_ACCEPT;
 	drop(cfg, &p, reason);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* to_pod: what the host's stack sends to a pod, on the host side of the pod's interface. TC only:
  * redirects from the other hooks do not pass here. Fails closed: by whatever interface a packet came to this
- * node, nothing reaches a pod in cleartext that must be sealed, nor in another pod's name. */
+ * node, nothing reaches a pod in cleartext that must be sealed, nor in another pod's name, nor what its policy
+ * refuses. */
 #include "lib/forward.h"
 
 /* Returns a drop reason. What the host itself sends is its own business. */
@@ -16,6 +17,34 @@ ALWAYS_INLINE int check_delivery(const struct weft_config *cfg, const struct wef
 	if (o->kind == ORIGIN_ENDPOINT || o->kind == ORIGIN_OPENED)
 		return REASON_NONE;
 	return check_outside_source(cfg, p);
+}
+
+/* Who sent it, where provenance knows. A source that has been translated to this host's own is not this host.
+ */
+ALWAYS_INLINE __u32 sender_of(const struct weft_pkt *p, const struct weft_origin *o)
+{
+	const struct weft_route *from;
+
+	if (o->kind == ORIGIN_HOST)
+		return IDENTITY_HOST;
+	if ((o->kind == ORIGIN_ENDPOINT || o->kind == ORIGIN_OPENED) && o->identity)
+		return o->identity;
+	from = route_of(&p->src);
+	return from && !from->node && from->flags & ROUTE_HOST ? IDENTITY_WORLD : IDENTITY_UNKNOWN;
+}
+
+/* Returns a drop reason. What this host itself sends is allowed: kubelet's probes. */
+ALWAYS_INLINE int check_policy(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
+			       const struct weft_origin *o)
+{
+	int reason;
+
+	if (!policy_in(p->slot) && !(o->slot && policy_in(o->slot)))
+		return REASON_NONE;
+	if (p->error)
+		return o->kind == ORIGIN_ENDPOINT ? REASON_NONE : icmp_delivered(ctx, cfg, p);
+	reason = frag_check(p);
+	return reason ?: policy_leaving(cfg, p, POLICY_SLOTS(o->slot, p->slot));
 }
 
 SEC(WEFT_SEC)
@@ -54,6 +83,10 @@ int weft_to_pod(weft_ctx *ctx)
 		reason = icmp_plain(ctx, cfg, &p);
 	if (!reason && !malformed && skb_overwrites(ctx, &p))
 		reason = REASON_CHECKSUM_OFFSET;
+	p.sender = sender_of(&p, &o);
+	p.reply = o.reply;
+	if (!reason && cfg->flags & CONFIG_POLICY && o.kind != ORIGIN_HOST)
+		reason = check_policy(ctx, cfg, &p, &o);
 	if (reason)
 		return drop(cfg, &p, reason);
 	count(ep->slot, DIR_INGRESS, VERDICT_LOCAL, p.packets, p.len);

@@ -95,6 +95,25 @@ ALWAYS_INLINE int must_divert(weft_ctx *ctx, const struct weft_config *cfg, stru
 	return 1;
 }
 
+/* Whether the policy of the endpoint that sent the packet lets it. Its source may have been translated, not its
+ * provenance. Returns a drop reason. */
+ALWAYS_INLINE int check_policy(const struct weft_config *cfg, struct weft_pkt *p, const struct weft_origin *o,
+			       int malformed)
+{
+	int reason;
+
+	if (!(cfg->flags & CONFIG_POLICY) || o->kind != ORIGIN_ENDPOINT || !policy_in(o->slot))
+		return REASON_NONE;
+	p->slot = o->slot;
+	p->reply = o->reply;
+	if (malformed)
+		return malformed;
+	if (p->error)
+		return REASON_NONE; /* from_pod has judged what it is about */
+	reason = frag_check(p);
+	return reason ?: policy_leaving(cfg, p, POLICY_SLOTS(o->slot, 0));
+}
+
 SEC(WEFT_SEC)
 int weft_to_wire(weft_ctx *ctx)
 {
@@ -122,6 +141,9 @@ int weft_to_wire(weft_ctx *ctx)
 		p.slot = ep->slot;
 	if (!malformed && skb_overwrites(ctx, &p))
 		return drop(cfg, &p, REASON_CHECKSUM_OFFSET);
+	reason = check_policy(cfg, &p, &o, malformed);
+	if (reason)
+		return drop(cfg, &p, reason);
 	if (ep && !malformed)
 		note_from_stack(cfg, &p);
 	/* Also what could not be read: only its addresses count here. */

@@ -36,6 +36,20 @@ ALWAYS_INLINE int check_inner_source(const struct weft_pkt *p, const struct weft
 	return REASON_NONE;
 }
 
+/* Whether who a packet was sealed as is who its source is here, the second witness. While an address goes from
+ * one pod to another the two nodes may know of it one after the other: what the new one sends is dropped until
+ * both do. */
+ALWAYS_INLINE int check_identity(const struct weft_config *cfg, const struct weft_pkt *p)
+{
+	struct weft_addr_key key = {.addr = p->src};
+	const __u32 *identity;
+
+	if (!(cfg->flags & CONFIG_POLICY))
+		return REASON_NONE;
+	identity = bpf_map_lookup_elem(&weft_addr_ids, &key);
+	return identity && *identity != p->identity ? REASON_IDENTITY_MISMATCH : REASON_NONE;
+}
+
 /* Whether the packet may come from where its source says, as it came: sealed, or in cleartext only what a
  * policy names. Nobody on a wire is this node. */
 SUBPROGRAM int check_origin(const struct weft_config *cfg, const struct weft_pkt *p)
@@ -46,16 +60,8 @@ SUBPROGRAM int check_origin(const struct weft_config *cfg, const struct weft_pkt
 		return REASON_INTERNAL;
 	from = route_of(&p->src);
 	if (weft_sealing && p->node)
-		return check_inner_source(p, from);
+		return check_inner_source(p, from) ?: check_identity(cfg, p);
 	return check_plain_source(cfg, p, from);
-}
-
-/* Neighbour and router discovery, and redirects of either family: what governs a host's own link. */
-ALWAYS_INLINE int is_link_control(const struct weft_pkt *p)
-{
-	if (p->family == 4)
-		return p->proto == IPPROTO_ICMP && p->icmp_type == ICMP4_REDIRECT;
-	return p->proto == IPPROTO_ICMPV6 && p->icmp_type >= ICMP6_RS && p->icmp_type <= ICMP6_REDIRECT;
 }
 
 /* What never crosses a router, and so is not inside a sealed packet. Returns a drop reason. */
@@ -139,6 +145,8 @@ SUBPROGRAM int arrive_slow(weft_ctx *ctx, const struct weft_config *cfg, struct 
 	if (weft_sealing) {
 		c.node = p->node;
 		c.identity = p->identity;
+		if (p->node)
+			p->sender = p->identity == IDENTITY_HOST ? IDENTITY_REMOTE_HOST : p->identity;
 	}
 	return forward(ctx, cfg, p, &c, p->ifindex);
 }

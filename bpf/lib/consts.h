@@ -9,6 +9,9 @@
 #define WEFT_MAX_NODES	   4096
 #define WEFT_MAX_ROUTES	   65536 /* the trie is not allocated beforehand */
 #define WEFT_MAX_PLAIN	   16384
+#define WEFT_MAX_POLICY	   1048576 /* entries of all sets; not allocated beforehand, nor are the next two */
+#define WEFT_MAX_ADDR_IDS  1048576
+#define WEFT_MAX_CLASSES   131072
 #define WEFT_MAX_OWNERS	   (2 * WEFT_MAX_ENDPOINTS)
 #define WEFT_MAX_FRAGMENTS (WEFT_MAX_OWNERS * WEFT_OWNER_FRAGMENTS)
 #define WEFT_MAX_PEER_IDS  262144

@@ -64,6 +64,7 @@ SUBPROGRAM int emit(const struct weft_config *cfg, const struct weft_pkt *p, __u
 	e->tcp_flags = p->tcp_flags;
 	e->ethertype = p->ethertype;
 	e->network = p->network;
+	e->rule = p->rule;
 	if (flow) {
 		first = !!(flow->flags & FLOW_FIRST_IS_1);
 		e->forward.packets = flow->half[first].packets;

@@ -74,6 +74,7 @@ ALWAYS_INLINE int use_cached(weft_ctx *ctx, const struct weft_config *cfg, struc
 	p->slot = check_mac ? c->src_slot : c->dst_slot;
 	trace(p, STEP_CACHE_HIT, c->verdict, 0, 0);
 	if (c->verdict == VERDICT_STACK) {
+		p->reply = !!(c->flags & CACHED_REPLY);
 		*act = to_stack(p);
 	} else {
 		if (p->ttl <= 1 || too_big(p, c))

@@ -181,7 +181,8 @@ ALWAYS_INLINE void flow_init(struct weft_flow *f, const struct weft_pkt *p, __u3
 	f->slot = p->slot;
 	f->hook = p->hook;
 	f->direction = p->direction;
-	f->flags = (dir ? FLOW_FIRST_IS_1 : 0) | (via_stack ? FLOW_VIA_STACK : 0);
+	f->flags = (dir ^ p->reply ? FLOW_FIRST_IS_1 : 0) | (via_stack ? FLOW_VIA_STACK : 0);
+	f->initiator = p->reply ? 0 : p->sender;
 	f->state = STATE_NEW;
 	if (p->proto == IPPROTO_TCP)
 		f->state = is_syn(p) ? STATE_SYN_SENT : STATE_ESTABLISHED;
@@ -230,6 +231,13 @@ ALWAYS_INLINE int flow_same_ends(const struct weft_config *cfg, const struct wef
 	if (!weft_tracing)
 		f->checked = generation;
 	return 1;
+}
+
+ALWAYS_INLINE int flow_is_over(const struct weft_config *cfg, const struct weft_pkt *p,
+			       struct weft_flow_ref ref, __u64 now)
+{
+	return flow_idle(ref.flow, now) > flow_timeout(ref.flow, p->proto) ||
+	       !flow_same_ends(cfg, p, ref.flow, ref.dir);
 }
 
 /* Whether a cell's key is the packet's. dir is the packet's direction under it. */
@@ -327,11 +335,9 @@ ALWAYS_INLINE struct weft_flow_ref flow_get(const struct weft_config *cfg, struc
 	struct weft_flow_ref ref = flow_find(p);
 
 	if (ref.flow) {
-		int over = flow_idle(ref.flow, now) > flow_timeout(ref.flow, p->proto) ||
-			   !flow_same_ends(cfg, p, ref.flow, ref.dir);
 		int again = is_syn(p) && ref.flow->state == STATE_CLOSED;
 
-		if (!over && !again) {
+		if (!again && !flow_is_over(cfg, p, ref, now)) {
 			trace(p, STEP_FLOW_HIT, ref.flow->state, ref.flow->flags, 0);
 			*via_stack = !!(ref.flow->flags & FLOW_VIA_STACK);
 			return ref;

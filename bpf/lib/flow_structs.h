@@ -36,12 +36,17 @@ struct weft_cached {
 	__u8 smac[6];
 	__u16 src_slot, dst_slot;
 	__u8 verdict;
-	__u8 seal;
+	__u8 flags;
 	/* Of what goes out: whom it is sealed for, and as whom. Of what came in: who
 	 * sealed it, 0 if nobody did; a hit needs the same again. */
 	__u16 node;
 	__u32 identity;
 } __attribute__((aligned(8))); /* copied in words of 8 bytes */
+
+enum weft_cached_flag {
+	CACHED_SEAL = 1 << 0,
+	CACHED_REPLY = 1 << 1, /* the other end began the flow */
+};
 
 enum weft_flow_flag {
 	FLOW_VIA_STACK = 1 << 0, /* the stack routes it (it may translate addresses): hooks must not shortcut */
@@ -50,7 +55,7 @@ enum weft_flow_flag {
 	FLOW_ENDED = 1 << 3,  /* its end was reported */
 	FLOW_SEEN_0 = 1 << 4, /* a from_* hook counts direction 0, so to_* hooks must not */
 	FLOW_SEEN_1 = 1 << 5,
-	FLOW_FIRST_IS_1 = 1 << 6, /* the first packet was of direction 1 */
+	FLOW_FIRST_IS_1 = 1 << 6, /* direction 1 is that of who began it */
 };
 
 enum weft_flow_state {
@@ -88,6 +93,7 @@ struct weft_flow {
 	__u16 run;	    /* packets of one direction since, with none of the other between */
 	__u8 run_direction;
 	__u8 pad2[3];
+	__u32 initiator; /* the identity of who began it, when that was last judged; 0: nobody knows */
 };
 
 /* A place in the flow table. Every flow has one, and whoever holds it is charged for it, so that what an
@@ -180,6 +186,8 @@ struct weft_event {
 	__be16 ethertype;
 	__u32 network;
 	struct weft_counter forward, reply;
+	__u32 rule; /* the policy rule that refused it; 0: none */
+	__u32 pad;
 };
 
 struct weft_event_stats {

@@ -25,13 +25,22 @@ ALWAYS_INLINE int forward(weft_ctx *ctx, const struct weft_config *cfg, struct w
 	reason = frag_check(p);
 	if (reason)
 		return drop(cfg, p, reason);
-	if (p->error)
+	if (p->error) {
 		reason = icmp_related(ctx, cfg, p, &via_stack);
+		/* Not in there: its calls would be open at the same time, see seal_and_redirect. */
+		if (!reason && cfg->flags & CONFIG_POLICY)
+			reason = policy_quoted(cfg, p);
+		icmp_unquote(p);
+	}
 	if (reason)
 		return drop(cfg, p, reason);
 	reason = route(cfg, p, c);
+	if (!reason && cfg->flags & CONFIG_POLICY && !p->error)
+		reason = policy_forward(cfg, p, c);
 	if (reason)
 		return drop(cfg, p, reason);
+	if (p->reply)
+		c->flags |= CACHED_REPLY;
 	if (!p->error) {
 		ref = flow_get(cfg, p, 0, c->verdict, &via_stack, now);
 		if (ref.flow && !weft_tracing)

@@ -121,6 +121,14 @@ ALWAYS_INLINE void parse_icmp6(struct weft_pkt *p, const struct weft_icmp *icmp)
 	p->slow = 1;
 }
 
+/* Neighbour and router discovery, and redirects of either family: what governs a host's own link. */
+ALWAYS_INLINE int is_link_control(const struct weft_pkt *p)
+{
+	if (p->family == 4)
+		return p->proto == IPPROTO_ICMP && p->icmp_type == ICMP4_REDIRECT;
+	return p->proto == IPPROTO_ICMPV6 && p->icmp_type >= ICMP6_RS && p->icmp_type <= ICMP6_REDIRECT;
+}
+
 /* The transport header at p->l4. size is the transport payload's length by the IP header. A first
  * fragment must hold the header whole: one that does not is an old attack on filters. */
 ALWAYS_INLINE int parse_l4(weft_ctx *ctx, struct weft_pkt *p, __u32 size)
@@ -161,6 +169,16 @@ ALWAYS_INLINE int parse_l4(weft_ctx *ctx, struct weft_pkt *p, __u32 size)
 			return REASON_BAD_L4_HEADER;
 		p->sport = udp->source;
 		p->dport = udp->dest;
+	} else if (p->proto == IPPROTO_SCTP) {
+		__be16 *ports = l4;
+
+		header = 12;
+		if (size < header)
+			return short_reason;
+		if (l4 + header > end)
+			return REASON_TRUNCATED;
+		p->sport = ports[0];
+		p->dport = ports[1];
 	} else if (p->proto == (p->family == 4 ? IPPROTO_ICMP : IPPROTO_ICMPV6)) {
 		struct weft_icmp *icmp = l4;
 

@@ -3,7 +3,7 @@
 #define WEFT_ICMP_H
 
 #include "esp.h"
-#include "flow.h"
+#include "policy.h"
 
 /* How much of a refused IPv6 packet its error quotes: the headers and some payload. RFC 4443 allows up
  * to the minimum MTU; receivers need no more than the transport ports. */
@@ -175,23 +175,38 @@ SUBPROGRAM int icmp_quotes_sealed(weft_ctx *ctx, const struct weft_config *cfg, 
 	return quote_load(ctx, p, &q) || is_quote_sealed(cfg, p, &q);
 }
 
+/* Gives an error back what icmp_related has put by. */
+SUBPROGRAM int icmp_unquote(struct weft_pkt *p)
+{
+	const struct weft_judgement *j = judgement();
+
+	if (!j || !p)
+		return 0;
+	p->src = j->src;
+	p->dst = j->dst;
+	p->proto = j->proto;
+	p->sport = p->dport = 0;
+	return 0;
+}
+
 /* Finds the flow that an ICMP error is about (RFC 5508's sense of "related"). Returns a drop reason;
- * p is unchanged. */
+ * p is what it quotes until icmp_unquote. */
 SUBPROGRAM int icmp_related(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, int *via_stack)
 {
+	struct weft_judgement *j = judgement();
 	struct weft_flow_ref ref = {};
-	union weft_addr src, dst;
+	union weft_addr src;
 	int reason;
-	__u8 proto;
 
-	if (!cfg || !p || !via_stack)
+	if (!cfg || !p || !j || !via_stack)
 		return REASON_INTERNAL;
+	src = p->src;
+	j->src = src;
+	j->dst = p->dst;
+	j->proto = p->proto;
 	/* Its quote may be in a fragment to come, and what would be read here behind the first one's end. */
 	if (p->frag)
 		return REASON_ICMP_NO_FLOW;
-	src = p->src;
-	dst = p->dst;
-	proto = p->proto;
 	reason = p->family == 4 ? icmp_quoted4(ctx, p) : icmp_quoted6(ctx, p);
 	/* A router may report on anybody's packet, a pod only on one that was sent to it (RFC 5927). */
 	if (!reason && p->hook == HOOK_FROM_POD && !addr_equal(&p->dst, &src))
@@ -204,6 +219,34 @@ SUBPROGRAM int icmp_related(weft_ctx *ctx, const struct weft_config *cfg, struct
 			reason = REASON_ICMP_NO_FLOW;
 		else
 			*via_stack = !!(ref.flow->flags & FLOW_VIA_STACK);
+	}
+	return reason;
+}
+
+/* Whether an error that comes to a pod out of the host's stack is about a conversation that it may have. What
+ * the pod began itself is judged as it leaves: its other end may be translated here. p is unchanged. */
+SUBPROGRAM int icmp_delivered(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p)
+{
+	struct weft_flow_ref ref;
+	union weft_addr src, dst;
+	__u32 initiator;
+	int reason;
+	__u8 proto;
+
+	if (!cfg || !p)
+		return REASON_INTERNAL;
+	if (p->frag)
+		return REASON_ICMP_NO_FLOW;
+	src = p->src;
+	dst = p->dst;
+	proto = p->proto;
+	reason = p->family == 4 ? icmp_quoted4(ctx, p) : icmp_quoted6(ctx, p);
+	if (!reason) {
+		ref = flow_find(p);
+		if (!ref.flow || !flow_same_ends(cfg, p, ref.flow, ref.dir))
+			reason = REASON_ICMP_NO_FLOW;
+		if (!reason && policy_began(cfg, p, &initiator) == BEGAN_OTHER)
+			reason = policy_judge(p, POLICY_SLOTS(p->slot, 0), 1, initiator);
 	}
 	p->src = src;
 	p->dst = dst;

@@ -80,6 +80,40 @@ ALWAYS_INLINE struct weft_route *route_of(const union weft_addr *addr)
 }
 
 struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, WEFT_MAX_POLICY);
+	__type(key, struct weft_policy_key);
+	__type(value, struct weft_policy_entry);
+} weft_policy SEC(".maps");
+
+/* Only for packets from outside of this host, which no softirq of another packet interrupts. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct weft_judgement);
+} weft_judgement SEC(".maps");
+
+/* The identities of other nodes' endpoints by their addresses. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, WEFT_MAX_ADDR_IDS);
+	__type(key, struct weft_addr_key);
+	__type(value, __u32);
+} weft_addr_ids SEC(".maps");
+
+/* Which ranges of policies an address is in, as one number above all identities: its class. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, WEFT_MAX_CLASSES);
+	__type(key, struct weft_route_key);
+	__type(value, __u32);
+} weft_classes SEC(".maps");
+
+struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 2 * WEFT_MAX_NODES);
 	__type(key, __u32);

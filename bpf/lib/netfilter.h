@@ -9,6 +9,7 @@
 #include <linux/ipv6.h>
 #include <bpf/bpf_core_read.h>
 #include "drop.h"
+#include "policy.h"
 #include "provenance.h"
 
 #define NF_DROP	    0
@@ -61,6 +62,32 @@ ALWAYS_INLINE int read_packet(struct sk_buff *skb, struct weft_pkt *p)
 	__builtin_memcpy(&p->src, &ip6.saddr, 16);
 	__builtin_memcpy(&p->dst, &ip6.daddr, 16);
 	return 0;
+}
+
+/* Reads the ports, and what a TCP segment or an ICMP message is, of a packet that holds them: not a later
+ * fragment, nor one behind IPv6 extension headers. Rules that name ports then have nothing to go by. */
+ALWAYS_INLINE void read_l4(struct sk_buff *skb, struct weft_pkt *p)
+{
+	__u8 head[14] = {};
+	struct bpf_dynptr ptr;
+	__be16 frag_off = 0;
+
+	if (bpf_dynptr_from_skb((void *)skb, 0, &ptr))
+		return;
+	if (p->family == 4 &&
+	    (bpf_dynptr_read(&frag_off, sizeof(frag_off), &ptr, 6, 0) || frag_off & bpf_htons(0x1fff)))
+		return;
+	if (p->proto == IPPROTO_TCP ? bpf_dynptr_read(head, sizeof(head), &ptr, p->l4, 0)
+				    : bpf_dynptr_read(head, 8, &ptr, p->l4, 0))
+		return;
+	if (has_ports(p)) {
+		p->sport = *(__be16 *)head;
+		p->dport = *(__be16 *)(head + 2);
+	}
+	if (p->proto == IPPROTO_TCP)
+		p->tcp_flags = head[13];
+	else if (p->proto == (p->family == 4 ? IPPROTO_ICMP : IPPROTO_ICMPV6))
+		p->family == 4 ? parse_icmp4(p, (void *)head) : parse_icmp6(p, (void *)head);
 }
 
 /* Whether the device is to write a checksum into the IP header, over the addresses that have been read. */

@@ -31,7 +31,7 @@ struct weft_origin {
 	__u32 kind;
 	__u32 identity;
 	__u16 slot;
-	__u16 pad;
+	__u16 reply; /* from_pod has judged an endpoint's packet as a reply */
 };
 
 /* The handle of an identity that a peer sealed a packet under. */
@@ -62,7 +62,7 @@ ALWAYS_INLINE __u32 identity_of_handle(__u32 handle)
 ALWAYS_INLINE int origin_by_bridge(__u32 iif, __u32 tag, struct weft_origin *o)
 {
 	struct weft_ep_slot *s;
-	__u32 slot = TAG_VALUE(tag);
+	__u32 slot = TAG_SLOT(tag);
 
 	if (TAG_KIND(tag) != TAG_ENDPOINT)
 		return 0;
@@ -72,6 +72,7 @@ ALWAYS_INLINE int origin_by_bridge(__u32 iif, __u32 tag, struct weft_origin *o)
 	o->kind = ORIGIN_ENDPOINT;
 	o->identity = s->identity;
 	o->slot = slot;
+	o->reply = !!(tag & TAG_REPLY);
 	return 1;
 }
 
@@ -81,7 +82,7 @@ ALWAYS_INLINE void origin_find(const struct weft_config *cfg, __u32 iif, __u32 t
 	struct weft_endpoint *ep;
 	int routed = TAG_KIND(tag) == TAG_ROUTED;
 
-	o->slot = 0;
+	o->slot = o->reply = 0;
 	o->identity = IDENTITY_WORLD;
 	o->kind = ORIGIN_OTHER;
 	if (!iif) {
@@ -94,6 +95,8 @@ ALWAYS_INLINE void origin_find(const struct weft_config *cfg, __u32 iif, __u32 t
 		o->kind = routed ? ORIGIN_ROUTED : ORIGIN_ENDPOINT;
 		o->identity = ep->identity;
 		o->slot = ep->slot;
+		/* Behind an XDP hook, tag_in has left this out: the flow table tells then. */
+		o->reply = TAG_KIND(tag) == TAG_ENDPOINT && TAG_SLOT(tag) == ep->slot && tag & TAG_REPLY;
 		return;
 	}
 	if (iif == cfg->net_ifindex) {
@@ -194,7 +197,7 @@ ALWAYS_INLINE void origin_of_leaving(weft_ctx *ctx, const struct weft_config *cf
 		return;
 	o->kind = ORIGIN_OTHER;
 	o->identity = IDENTITY_WORLD;
-	o->slot = 0;
+	o->slot = o->reply = 0;
 }
 
 #endif

@@ -104,7 +104,11 @@
 	  "pods of a network reach each other on their node only: docs/cni.md")                                \
 	X(SEALER_QUEUE_FULL,                                                                                   \
 	  "found the queue of weft_sealer full, or nobody to read it: frames, of one packet or many",          \
-	  "more comes in bulk than one CPU seals and opens, or the sealer gets none: see weft encrypt status")
+	  "more comes in bulk than one CPU seals and opens, or the sealer gets none: see weft encrypt status") \
+	X(POLICY_DENIED, "no network policy allows it, or one denies it",                                      \
+	  "the event names the rule, if one does")                                                             \
+	X(IDENTITY_MISMATCH, "sealed under another identity than the one that its source address has",         \
+	  "that node forges it, or the address has just gone to another pod")
 
 #define WEFT_REASON_ENUM(name, what, hint) REASON_##name,
 enum weft_reason { WEFT_REASONS(WEFT_REASON_ENUM) REASON_COUNT };

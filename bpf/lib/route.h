@@ -53,7 +53,7 @@ SUBPROGRAM int route(const struct weft_config *cfg, const struct weft_pkt *p, st
 		if (!peer || !peer->epoch)
 			return REASON_NO_KEY;
 		trace(p, STEP_SEAL, r->node, peer->epoch, c->identity);
-		c->seal = 1;
+		c->flags |= CACHED_SEAL;
 		c->node = r->node;
 		c->mtu = peer->mtu;
 		index = r->node * 2 + (peer->family == 6);
@@ -64,10 +64,10 @@ SUBPROGRAM int route(const struct weft_config *cfg, const struct weft_pkt *p, st
 	if (!node)
 		return REASON_INTERNAL;
 	trace(p, STEP_TO_NODE, r->node, node->ifindex, 0);
-	if (c->seal && !node->ifindex)
+	if (c->flags & CACHED_SEAL && !node->ifindex)
 		return REASON_NO_NEXT_HOP;
 	/* What is to be sealed stays out of the host's stack if it can: send_sealed has the kernel resolve. */
-	if (!(node->flags & NEXTHOP_RESOLVED) && (CTX_IS_XDP || !c->seal)) {
+	if (!(node->flags & NEXTHOP_RESOLVED) && (CTX_IS_XDP || !(c->flags & CACHED_SEAL))) {
 		trace(p, STEP_NO_NEIGHBOR, r->node, 0, 0);
 		return REASON_NONE;
 	}
@@ -75,7 +75,7 @@ SUBPROGRAM int route(const struct weft_config *cfg, const struct weft_pkt *p, st
 		return REASON_NONE;
 	c->verdict = VERDICT_REMOTE;
 	c->out_ifindex = node->ifindex;
-	if (!c->seal)
+	if (!(c->flags & CACHED_SEAL))
 		c->mtu = node->mtu;
 	mac_copy(c->dmac, node->dmac);
 	mac_copy(c->smac, node->smac);

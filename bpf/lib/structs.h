@@ -21,12 +21,15 @@ enum weft_hook {
 /* What skb->tc_index says of a packet in the host's stack, see provenance.h: 2 bits of kind, 14 of value. */
 enum weft_tag {
 	TAG_NONE = 0 << 14,
-	TAG_ENDPOINT = 1 << 14, /* sent by the endpoint in the slot that is the value, past from_pod */
+	TAG_ENDPOINT = 1 << 14, /* sent by the endpoint in the slot of the value, past from_pod */
 	TAG_OPENED = 2 << 14,	/* opened by from_wire; the value is the handle of the sender's identity */
 	TAG_ROUTED = 3 << 14,	/* routed by a from_* hook, sealed if need be: not to be looked at again */
+	/* Of an endpoint's: the conversation is one that the other end began, and from_pod has judged it. */
+	TAG_REPLY = 1 << 12,
 };
 #define TAG_KIND(tag)  ((tag) & 0xc000)
 #define TAG_VALUE(tag) ((tag) & 0x3fff)
+#define TAG_SLOT(tag)  ((tag) & 0xfff)
 
 /* What happened to a packet. At most 8: the counters' index has three bits for it. */
 enum weft_verdict {
@@ -52,6 +55,7 @@ enum weft_config_flag {
 	CONFIG_SEAL =
 	    1 << 1, /* strict: what crosses between nodes for a pod is sealed, unless a policy names it */
 	CONFIG_NETWORKS = 1 << 2, /* there are endpoints of other networks than the cluster's */
+	CONFIG_POLICY = 1 << 3,	  /* there are endpoints with a policy set */
 };
 
 /* The node's settings, one entry. The agent bumps generation after any change of the
@@ -117,12 +121,48 @@ struct weft_claim {
 struct weft_ep_slot {
 	__u32 identity;
 	__u32 bridge; /* the interface by which the stack gets a chained pod's packets, 0 if that is its own */
+	/* The policy sets of what it begins and of what others begin towards it, by direction; 0: none, all is
+	 * allowed. In one aligned word of 8 bytes, which the kernel copies at once. */
+	__u32 sets[2];
+};
+
+/* What a policy set says of a peer, a protocol and a port: the longest match counts. A rule for any protocol
+ * ends before protocol, one for any port before port, one for a range is several of its prefixes. */
+struct weft_policy_key {
+	__u32 prefixlen; /* POLICY_KEY_PEER and what of the protocol and the port counts */
+	__u32 set;
+	__u32 peer; /* an identity, an address class, or 0: anybody */
+	__u8 direction;
+	__u8 protocol;
+	__be16 port; /* the responder's */
+};
+#define POLICY_KEY_PEER (32 + 32 + 8)
+#define POLICY_KEY_BITS (POLICY_KEY_PEER + 8 + 16)
+
+enum weft_policy_verdict { POLICY_DENY, POLICY_ALLOW };
+
+struct weft_policy_entry {
+	__u32 precedence; /* the higher wins; of equal ones deny does */
+	__u32 rule;	  /* which one it is, for explanations; 0: none */
+	__u8 verdict;
+	__u8 pad[3];
 };
 
 struct weft_route_key {
 	__u32 prefixlen; /* of the 32 bits of the network and the 128 behind them; an IPv4 /n is 128+n */
 	__u32 network;
 	__u8 addr[16]; /* bytes, not weft_addr: the trie wants them right behind prefixlen */
+};
+
+/* The keys of a judgement's look-ups, and what an ICMP error has itself while p is what it quotes: too large
+ * for the stack. */
+struct weft_judgement {
+	struct weft_policy_key entry;
+	struct weft_route_key range;
+	struct weft_addr_key addr;
+	union weft_addr src, dst;
+	__u8 proto;
+	__u8 pad[7];
 };
 
 enum weft_route_flag {
@@ -174,6 +214,7 @@ enum weft_step {
 	STEP_TTL,     /* a: TTL before */
 	STEP_VERDICT, /* a: verdict, b: reason, c: ifindex */
 	STEP_SEAL,    /* a: node, b: epoch (1 to 15, as in the SPI), c: identity */
+	STEP_POLICY,  /* a: direction, b: the peer's identity, c: rule<<1 | allowed */
 };
 
 struct weft_trace_step {
@@ -223,6 +264,10 @@ struct weft_pkt {
 	__u32 identity;
 	__u32 network;	  /* whose addresses these are: the sending pod's, else the cluster's */
 	__u32 generation; /* of the configuration before the first look-up: what a decision may vouch for */
+	__u32 sender;	  /* the source's identity, where more than its address tells; else 0 */
+	__u32 rule;	  /* the policy rule that refused it; 0: none */
+	__u8 reply;	  /* the other end began the conversation */
+	__u8 pad[3];
 };
 
 /* Who a node says that it speaks for. */

@@ -70,7 +70,7 @@ static __noinline int note_stream(struct weft_flow *flow, __u32 node)
 ALWAYS_INLINE int to_remote(weft_ctx *ctx, struct weft_pkt *p, const struct weft_cached *c,
 			    struct weft_flow *flow)
 {
-	if (!weft_sealing || !c->seal || weft_tracing)
+	if (!weft_sealing || !(c->flags & CACHED_SEAL) || weft_tracing)
 		return ctx_to_wire(ctx, c->out_ifindex);
 	p->node = c->node;
 	p->identity = c->identity;

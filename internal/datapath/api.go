@@ -58,6 +58,9 @@ type Endpoint struct {
 	MTU int
 	// Identity is who the endpoint is to other nodes (22 bits), 0 if nobody has said.
 	Identity uint32
+	// EgressSet and IngressSet are the policy sets (AddPolicySet) of what it begins and of what others begin
+	// towards it; 0: none, all is allowed. One that is not there denies everything.
+	EgressSet, IngressSet uint32
 	// Chained marks an interface that another CNI plugin made (bridge, ptp): ARP and ND
 	// beyond the gateway go to the stack and the interface's own settings stay.
 	Chained bool

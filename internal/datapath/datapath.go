@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/internal/datapath/flowtable"
 	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/datapath/nexthop"
+	"weft.dev/weft/internal/datapath/policymap"
 	"weft.dev/weft/internal/netdev"
 )
 
@@ -61,11 +62,14 @@ type Datapath struct {
 	undo     *netdev.Undo
 	expedite expedite
 	table    *flowtable.Table
+	policy   *policymap.Table
 	host     hostState
 	hold     hold
 	// sas are the SAs, from Open on. Their lock comes after mu.
 	sas    *esp.Associations
 	closed atomic.Bool
+	// guarded says that the netfilter hook of policies is attached, see guardFor.
+	guarded atomic.Bool
 	// hops are other nodes. No lock of this type is held where it asks netlink.
 	hops   *nexthop.Table
 	kernel nexthop.Kernel // tests set it
@@ -158,6 +162,9 @@ func (d *Datapath) open() error {
 	if d.table, err = flowtable.Open(d.maps, d.log); err != nil {
 		return err
 	}
+	if d.policy, err = policymap.Open(d.maps); err != nil {
+		return err
+	}
 	if err := d.openEncryption(); err != nil {
 		return err
 	}
@@ -218,7 +225,15 @@ func (d *Datapath) configure() error {
 	if d.config.Generation == 0 {
 		d.config.Generation = rand.Uint32()
 	}
+	// Endpoints of the run before have their sets before they are attached again.
+	policed, err := d.policy.InUse()
+	if err != nil {
+		return err
+	}
 	d.config.Flags = 0
+	if policed {
+		d.config.Flags |= bpf.ConfigPolicy
+	}
 	if d.mode.Active == ModeStack {
 		d.config.Flags |= bpf.ConfigStack
 	}

@@ -26,6 +26,9 @@ func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 	if err := errors.Join(ep.check(), d.checkHold(ep)); err != nil {
 		return err
 	}
+	if err := d.guardFor(ep); err != nil {
+		return err
+	}
 	host, err := netlink.LinkByName(ep.HostIf)
 	if err != nil {
 		return fmt.Errorf("find interface %s: %w", ep.HostIf, err)
@@ -168,6 +171,17 @@ func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	value.Born = d.bornOf(ep, value.Ifindex)
+	// First its policy: there is no moment in which it can be reached without.
+	if err := d.police(ep); err != nil {
+		return err
+	}
+	slot := bpf.EpSlot{Identity: ep.Identity, Bridge: gateway, Sets: [2]uint32{ep.EgressSet, ep.IngressSet}}
+	if err := d.maps.EpSlot.Put(uint32(ep.Slot), &slot); err != nil {
+		return fmt.Errorf("enter slot %d: %w", ep.Slot, err)
+	}
+	if err := d.step("slot entered"); err != nil {
+		return err
+	}
 	for _, index := range ifindexes {
 		if err := d.maps.EpIf.Put(uint32(index), &value); err != nil {
 			return fmt.Errorf("enter interface %d: %w", index, err)
@@ -181,10 +195,6 @@ func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 	}
 	if err := d.dropAddresses(ep.Slot, ep); err != nil {
 		return err
-	}
-	slot := bpf.EpSlot{Identity: ep.Identity, Bridge: gateway}
-	if err := d.maps.EpSlot.Put(uint32(ep.Slot), &slot); err != nil {
-		return fmt.Errorf("enter slot %d: %w", ep.Slot, err)
 	}
 	d.eps[ep.Slot] = ep
 	if ep.Network != 0 {
@@ -254,8 +264,7 @@ func (d *Datapath) forgetEndpoint(ep Endpoint) error {
 func (d *Datapath) removeEndpoint(ep Endpoint) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	err := d.maps.EpSlot.Put(uint32(ep.Slot), &bpf.EpSlot{})
-	err = errors.Join(err, d.dropAddressesOf(ep), d.dropAddresses(ep.Slot, Endpoint{}))
+	err := errors.Join(d.dropAddressesOf(ep), d.dropAddresses(ep.Slot, Endpoint{}))
 	var value bpf.Endpoint
 	var ifindex uint32
 	var stale []uint32
@@ -267,8 +276,14 @@ func (d *Datapath) removeEndpoint(ep Endpoint) error {
 	for _, i := range stale {
 		err = errors.Join(err, bpf.DeleteKey(d.maps.EpIf, &i))
 	}
+	// Last its policy, and only if it cannot be reached any more.
+	err = errors.Join(err, d.step("unreachable"))
+	if err == nil {
+		err = d.maps.EpSlot.Put(uint32(ep.Slot), &bpf.EpSlot{})
+	}
 	err = errors.Join(err, d.clearCounters(ep.Slot))
 	delete(d.eps, ep.Slot)
+	d.unpolice()
 	if ep.Chained {
 		err = errors.Join(err, d.enterOwnRanges())
 	}

@@ -22,6 +22,7 @@ import (
 	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/datapath/flowtable"
 	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/datapath/policymap"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -175,9 +176,15 @@ func (b *harness) inside(f func() error) error {
 // reset empties every map and enters the world anew.
 func (b *harness) reset(t testing.TB) {
 	t.Helper()
-	for _, m := range []*ebpf.Map{b.maps.EpIf, b.maps.EpAddr, b.maps.Routes, b.maps.Flows4, b.maps.Flows6, b.maps.Frags, b.maps.Drops, b.maps.Claimed} {
+	for _, m := range []*ebpf.Map{b.maps.EpIf, b.maps.EpAddr, b.maps.Routes, b.maps.Flows4, b.maps.Flows6, b.maps.Frags, b.maps.Drops, b.maps.Claimed, b.maps.Policy, b.maps.AddrIDs, b.maps.Classes} {
 		must(t, emptyMap(m))
 	}
+	for slot := range uint32(8) {
+		must(t, b.maps.EpSlot.Put(slot, &bpf.EpSlot{}))
+	}
+	policy, err := policymap.Open(b.maps)
+	must(t, err)
+	b.policy = policy
 	must(t, b.resetBudgets())
 	must(t, b.maps.EvStats.Put(uint32(0), make([]bpf.EventStats, ebpf.MustPossibleCPU())))
 	b.eps, b.mode = map[uint16]Endpoint{}, ModeStatus{Asked: ModeXDP, Active: ModeXDP}

@@ -50,6 +50,7 @@ func (d *Datapath) knowEndpoints() error {
 	defer d.mu.Unlock()
 	d.setShares()
 	d.settled = true
+	d.unpolice()
 	return errors.Join(d.enterOwnRanges(), d.changed())
 }
 

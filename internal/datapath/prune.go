@@ -44,7 +44,7 @@ func (d *Datapath) Prune(keep []Endpoint) error {
 	// Those that could not be entered before.
 	err := errors.Join(d.EnterEndpoints(keep), d.pruneLinks(known))
 	d.forgetOthers(slots)
-	err = errors.Join(err, d.pruneMaps(addrs, ifindexes), d.setOwnRanges())
+	err = errors.Join(err, d.pruneMaps(addrs, ifindexes), d.pruneSlots(slots), d.setOwnRanges())
 	if d.hold.isOn() {
 		return err
 	}
@@ -56,6 +56,19 @@ func (d *Datapath) forgetOthers(slots map[uint16]bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	stdmaps.DeleteFunc(d.eps, func(slot uint16, _ Endpoint) bool { return !slots[slot] })
+}
+
+// pruneSlots empties the slots of endpoints that are gone: their policy sets are nobody's any more.
+func (d *Datapath) pruneSlots(slots map[uint16]bool) (err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var value bpf.EpSlot
+	for i := range uint32(MaxEndpoints) {
+		if !slots[uint16(i)] && d.maps.EpSlot.Lookup(i, &value) == nil && value != (bpf.EpSlot{}) {
+			err = errors.Join(err, d.maps.EpSlot.Put(i, &bpf.EpSlot{}))
+		}
+	}
+	return err
 }
 
 // dropFormer takes away what this run has replaced: hooks of uplinks that are none any more, and maps of other layouts.

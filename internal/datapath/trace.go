@@ -152,6 +152,8 @@ func (d *Datapath) explainStep(s bpf.TraceStep, out *Trace) (name, detail string
 		return "mtu", fmt.Sprintf("%d bytes of %d", s.A, s.B)
 	case bpf.StepTtl:
 		return "ttl", fmt.Sprintf("%d: runs out here", s.A)
+	case bpf.StepPolicy:
+		return "policy", explainPolicy(s)
 	case bpf.StepVerdict:
 		out.Verdict = bpf.VerdictNames.Of(uint8(s.A))
 		if s.B != 0 {
@@ -165,6 +167,17 @@ func (d *Datapath) explainStep(s bpf.TraceStep, out *Trace) (name, detail string
 		return "verdict", out.Verdict
 	}
 	return fmt.Sprintf("step_%d", s.Step), fmt.Sprint(s.A, s.B, s.C)
+}
+
+func explainPolicy(s bpf.TraceStep) string {
+	verdict, rule := "denied", "no rule"
+	if s.C&1 != 0 {
+		verdict = "allowed"
+	}
+	if s.C>>1 != 0 {
+		rule = fmt.Sprintf("rule %d", s.C>>1)
+	}
+	return fmt.Sprintf("%s, peer's identity %d: %s by %s", bpf.DirectionNames.Of(uint8(s.A)), s.B, verdict, rule)
 }
 
 func viaStack(yes bool) string {

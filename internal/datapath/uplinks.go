@@ -119,12 +119,21 @@ func (d *Datapath) keepUplinks(ifindexes map[uint32]bool) error {
 	return bpf.DeleteWhere(d.maps.Uplinks, func(index uint32, _ uint8) bool { return !ifindexes[index] })
 }
 
-// attachNetfilter makes this run's programs the ones that are attached to the node's netfilter, if packets are sealed.
+// attachNetfilter makes this run's programs the ones that are attached to the node's netfilter: if packets are sealed, all;
+// where endpoints have policies, the one that sees what leaves by interfaces without hooks.
 func (d *Datapath) attachNetfilter() error {
-	if d.opts.Encrypt == nil {
-		return d.links().DropNode()
+	d.mu.Lock()
+	policed := d.config.Flags&bpf.ConfigPolicy != 0
+	d.mu.Unlock()
+	switch {
+	case d.opts.Encrypt != nil:
+		return d.links().EnsureNode()
+	case policed:
+		err := d.links().EnsureGuard()
+		d.guarded.Store(err == nil)
+		return err
 	}
-	return d.links().EnsureNode()
+	return d.links().DropNode()
 }
 
 // Links lists what is attached where.

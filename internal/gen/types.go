@@ -12,7 +12,7 @@ import (
 
 // structs are declared in this order, so that later ones refer to earlier ones by name.
 var structs = []string{
-	"weft_addr", "weft_config", "weft_endpoint", "weft_ep_slot", "weft_addr_key", "weft_route_key", "weft_route", "weft_nexthop",
+	"weft_addr", "weft_config", "weft_endpoint", "weft_ep_slot", "weft_addr_key", "weft_policy_key", "weft_policy_entry", "weft_route_key", "weft_route", "weft_nexthop",
 	"weft_peer", "weft_peer_id", "weft_sa_head", "weft_sa_out", "weft_sa_in", "weft_sa_used_key", "weft_vm", "weft_sealer_state",
 	"weft_key4", "weft_key6", "weft_cached", "weft_half", "weft_flow", "weft_owner", "weft_claim", "weft_counter", "weft_drop_key",
 	"weft_event", "weft_event_stats", "weft_strangers", "weft_trace_step", "weft_trace",
@@ -20,7 +20,7 @@ var structs = []string{
 
 // enums become constants.
 var enums = []string{
-	"weft_hook", "weft_verdict", "weft_direction", "weft_config_flag", "weft_endpoint_flag", "weft_nexthop_flag", "weft_route_flag",
+	"weft_hook", "weft_verdict", "weft_direction", "weft_policy_verdict", "weft_config_flag", "weft_endpoint_flag", "weft_nexthop_flag", "weft_route_flag",
 	"weft_flow_flag", "weft_flow_state", "weft_event_type", "weft_step",
 	"weft_engine", "weft_sa_state", "weft_identity", "weft_tag", "weft_sealer_kind", "weft_sealer_refusal",
 }

@@ -40,6 +40,9 @@ type Maps struct {
 	PeerAddr *ebpf.Map `ebpf:"weft_peer_addr"`
 	PeerIDs  *ebpf.Map `ebpf:"weft_peer_ids"`
 	Plain    *ebpf.Map `ebpf:"weft_plain"`
+	Policy   *ebpf.Map `ebpf:"weft_policy"`
+	AddrIDs  *ebpf.Map `ebpf:"weft_addr_ids"`
+	Classes  *ebpf.Map `ebpf:"weft_classes"`
 	Handles  *ebpf.Map `ebpf:"weft_handles"`
 	EpSlot   *ebpf.Map `ebpf:"weft_ep_slot"`
 	Uplinks  *ebpf.Map `ebpf:"weft_uplinks"`
@@ -61,10 +64,11 @@ type Maps struct {
 	Hooked bool
 }
 
-// Deciding are the maps in which absence lets pass: an address without a route is the world's, and
-// who has no endpoint is no pod. What the others lack is refused (keys, peers, uplinks), or looked
-// up anew (flows).
-var Deciding = []string{"weft_routes", "weft_ep_if", "weft_ep_addr", "weft_ep_slot"}
+// Deciding are the maps in which absence lets pass: an address without a route is the world's, who
+// has no endpoint is no pod, and a rule that denies an identity or a range does not meet an address
+// that is not known to have it. What the others lack is refused (keys, peers, uplinks, a policy
+// set's entries), or looked up anew (flows).
+var Deciding = []string{"weft_routes", "weft_ep_if", "weft_ep_addr", "weft_ep_slot", "weft_addr_ids", "weft_classes"}
 
 // LateMap is a deciding map that was made anew while hooks of a previous run are in force.
 type LateMap struct {

@@ -47,6 +47,7 @@ type EpSlot struct {
 	_        structs.HostLayout
 	Identity uint32
 	Bridge   uint32
+	Sets     [2]uint32
 }
 
 type AddrKey struct {
@@ -54,6 +55,24 @@ type AddrKey struct {
 	Network uint32
 	Pad     uint32
 	Addr    Addr
+}
+
+type PolicyKey struct {
+	_         structs.HostLayout
+	Prefixlen uint32
+	Set       uint32
+	Peer      uint32
+	Direction uint8
+	Protocol  uint8
+	Port      uint16
+}
+
+type PolicyEntry struct {
+	_          structs.HostLayout
+	Precedence uint32
+	Rule       uint32
+	Verdict    uint8
+	Pad        [3]uint8
 }
 
 type RouteKey struct {
@@ -186,7 +205,7 @@ type Cached struct {
 	SrcSlot    uint16
 	DstSlot    uint16
 	Verdict    uint8
-	Seal       uint8
+	Flags      uint8
 	Node       uint16
 	Identity   uint32
 }
@@ -217,7 +236,7 @@ type Flow struct {
 	Run          uint16
 	RunDirection uint8
 	Pad2         [3]uint8
-	_            [4]byte
+	Initiator    uint32
 }
 
 type Owner struct {
@@ -271,6 +290,8 @@ type Event struct {
 	Network   uint32
 	Forward   Counter
 	Reply     Counter
+	Rule      uint32
+	Pad       uint32
 }
 
 type EventStats struct {
@@ -340,9 +361,15 @@ const (
 var DirectionNames = Names{"egress", "ingress"}
 
 const (
+	PolicyDeny  = 0
+	PolicyAllow = 1
+)
+
+const (
 	ConfigStack    = 1
 	ConfigSeal     = 2
 	ConfigNetworks = 4
+	ConfigPolicy   = 8
 )
 
 const (
@@ -410,10 +437,11 @@ const (
 	StepTtl        = 12
 	StepVerdict    = 13
 	StepSeal       = 14
+	StepPolicy     = 15
 )
 
 // StepNames are those of enum weft_step, by value.
-var StepNames = Names{"parsed", "malformed", "endpoint", "spoof_ok", "flow_hit", "flow_new", "cache_hit", "to_local", "to_node", "no_neighbor", "no_route", "mtu", "ttl", "verdict", "seal"}
+var StepNames = Names{"parsed", "malformed", "endpoint", "spoof_ok", "flow_hit", "flow_new", "cache_hit", "to_local", "to_node", "no_neighbor", "no_route", "mtu", "ttl", "verdict", "seal", "policy"}
 
 const (
 	EngineNone = 0
@@ -445,6 +473,7 @@ const (
 	TagEndpoint = 16384
 	TagOpened   = 32768
 	TagRouted   = 49152
+	TagReply    = 4096
 )
 
 const (

@@ -97,6 +97,7 @@ func decodeEvent(e *bpf.Event) Event {
 		Direction: bpf.DirectionNames.Of(e.Direction),
 		Protocol:  e.Proto,
 		TCPFlags:  e.TcpFlags,
+		Rule:      e.Rule,
 		Length:    e.Len,
 		Forward:   Traffic{e.Forward.Packets, e.Forward.Bytes},
 		Reply:     Traffic{e.Reply.Packets, e.Reply.Bytes},

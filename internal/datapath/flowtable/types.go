@@ -50,7 +50,8 @@ type Event struct {
 	Protocol  uint8          `json:"protocol"`            // IP protocol number
 	EtherType uint16         `json:"etherType,omitempty"` // of frames that are not IP, or could not be read as such
 	TCPFlags  uint8          `json:"tcpFlags,omitempty"`
-	Length    uint32         `json:"length"` // bytes of the frame that caused the event
+	Rule      uint32         `json:"rule,omitempty"` // the policy rule that refused it
+	Length    uint32         `json:"length"`         // bytes of the frame that caused the event
 	// Forward and Reply are the flow's totals, set on EventEnd.
 	Forward Traffic `json:"forward"`
 	Reply   Traffic `json:"reply"`

@@ -35,13 +35,30 @@ func NodePaths(dir string) []string {
 // EnsureNode makes this run's programs the ones that are attached at Node. There is no moment
 // without one.
 func (l *Links) EnsureNode() error {
+	return l.ensure(func(h Hook) bool { return h.netfilter != nil })
+}
+
+// EnsureGuard does so for the hook behind everything else on the way out alone, and detaches the other.
+func (l *Links) EnsureGuard() error {
+	guard := func(h Hook) bool { return h.netfilter != nil && h.netfilter.hook == link.NetfilterInetPostRouting }
+	if err := l.ensure(guard); err != nil {
+		return err
+	}
+	return l.drop(func(h Hook) bool { return h.netfilter != nil && !guard(h) })
+}
+
+func (l *Links) ensure(wanted func(Hook) bool) error {
 	for _, h := range Table {
-		if h.netfilter == nil {
+		if !wanted(h) {
 			continue
 		}
 		for _, f := range families {
 			path := Path(l.Dir, h.Name, f.kind, AllInterfaces)
-			if err := h.netfilter.replace(path, l.Programs.Get(h.Name, f.kind), f.family, l.Step); err != nil {
+			program, err := l.Programs.netfilter(h, f.kind)
+			if err != nil {
+				return err
+			}
+			if err := h.netfilter.replace(path, program, f.family, l.Step); err != nil {
 				return fmt.Errorf("attach %s (%s): %w (the kernel needs CONFIG_NETFILTER_BPF_LINK, Linux 6.4)", h.Name, f.kind, err)
 			}
 		}
@@ -51,9 +68,18 @@ func (l *Links) EnsureNode() error {
 
 // DropNode detaches what is attached at Node.
 func (l *Links) DropNode() error {
-	for _, path := range NodePaths(l.Dir) {
-		if err := Detach(path); err != nil {
-			return err
+	return l.drop(func(h Hook) bool { return h.netfilter != nil })
+}
+
+func (l *Links) drop(unwanted func(Hook) bool) error {
+	for _, h := range Table {
+		for _, f := range families {
+			if !unwanted(h) {
+				continue
+			}
+			if err := Detach(Path(l.Dir, h.Name, f.kind, AllInterfaces)); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

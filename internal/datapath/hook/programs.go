@@ -24,12 +24,13 @@ type Programs struct {
 	outs   map[uint32]*ebpf.Program // pod_out by its target's ifindex, which is mostly the same in all pods
 	sealer map[string]*ebpf.Program // by object
 	large  map[string]*ebpf.Program // XDP programs with xdp.frags by hook, if not all have it
+	guards map[string]*ebpf.Program // those of netfilter by object, if packets are not sealed
 }
 
 // Load verifies and loads every hook's program on the shared maps, with constants set. frags lets
 // XDP see frames larger than a page.
 func Load(m *bpf.Maps, constants map[string]any, frags bool) (*Programs, error) {
-	p := &Programs{maps: m, constants: stdmaps.Clone(constants), loaded: map[string]*ebpf.Program{}, outs: map[uint32]*ebpf.Program{}, large: map[string]*ebpf.Program{}, sealer: map[string]*ebpf.Program{}}
+	p := &Programs{maps: m, constants: stdmaps.Clone(constants), loaded: map[string]*ebpf.Program{}, outs: map[uint32]*ebpf.Program{}, large: map[string]*ebpf.Program{}, sealer: map[string]*ebpf.Program{}, guards: map[string]*ebpf.Program{}}
 	p.constants["weft_multi_buffer"] = bpf.Flag(frags)
 	for _, h := range Table {
 		if h.perTarget || h.onDemand || h.netfilter != nil && constants["weft_sealing"] == bpf.Flag(false) {
@@ -132,6 +133,24 @@ func (p *Programs) Sealer() ([]Attachment, error) {
 		list = append(list, Attachment{h.Name, h.TC, p.sealer[name]})
 	}
 	return list, nil
+}
+
+// netfilter is the program of a hook at Node, loaded at the first call where packets are not sealed.
+func (p *Programs) netfilter(h Hook, kind Kind) (*ebpf.Program, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	name := object(h.Name, kind)
+	if p.loaded[name] != nil {
+		return p.loaded[name], nil
+	}
+	if p.guards[name] == nil {
+		program, err := p.load(name, h.Name, nil, false)
+		if err != nil {
+			return nil, err
+		}
+		p.guards[name] = program
+	}
+	return p.guards[name], nil
 }
 
 // withFrags is the XDP program of a hook loaded with xdp.frags.

@@ -60,8 +60,8 @@ type Hook struct {
 	perTarget bool
 	// onDemand: it is loaded when it is asked for, since few nodes need it.
 	onDemand bool
-	// netfilter is set for those at Node. They are attached where packets are sealed only: Linux
-	// 6.4 has no such hooks.
+	// netfilter is set for those at Node. They are attached where packets are sealed, and the one on
+	// the way out where endpoints have policies: Linux 6.4 has no such hooks.
 	netfilter *netfilterHook
 }
 
@@ -85,10 +85,11 @@ var Table = []Hook{
 			"been sealed; everything else is the host's and passes untouched"},
 	{Name: "to_pod", At: []Place{Pod}, TC: TCEgress, XDP: TCEgress,
 		Does: "what the host's stack sends to the pod: refuses cleartext in a cluster address's name by whatever " +
-			"interface it came; notes its flow. Fails closed"},
+			"interface it came, and what its policy does; notes its flow. Fails closed"},
 	{Name: "to_wire", At: []Place{Uplink}, TC: TCEgress, XDP: TCEgress,
 		Does: "what the host's stack sends to the wire: refuses what did not come from where its source says, sends " +
-			"what must be sealed into the segmentation veth under its sender's identity; notes flows of pods"},
+			"what must be sealed into the segmentation veth under its sender's identity; refuses what that one's " +
+			"policy does; notes flows of pods"},
 	{Name: "from_host", At: []Place{Segmentation}, TC: TCIngress,
 		Does: "seals every packet that comes out of the segmentation veth and sends it to the wire; ESP that came " +
 			"merged and was cut there goes back to `from_wire`"},
@@ -104,7 +105,7 @@ var Table = []Hook{
 	// Behind everything else on the way out, source translation included.
 	{Name: "post_routing", At: []Place{Node}, netfilter: &netfilterHook{link.NetfilterInetPostRouting, 1000},
 		Does: "the last hook, all interfaces: refuses what must be sealed, or is for this node's own pods, and would " +
-			"leave by an interface without hooks; with encryption only"},
+			"leave by an interface without hooks, and what a pod's policy refuses there; with encryption or policies only"},
 	// Before everything else on the way in, reassembly (-400) included.
 	{Name: "pre_routing", At: []Place{Node}, netfilter: &netfilterHook{link.NetfilterInetPreRouting, -1000},
 		Does: "the first hook, interfaces without hooks: refuses what comes in a cluster address's name, before " +

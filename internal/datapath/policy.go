@@ -1,0 +1,120 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/policymap"
+)
+
+// PolicyEntry is one line of a policy set, see package policymap.
+type PolicyEntry = policymap.Entry
+
+// policed says whether the endpoint has a policy set.
+func (ep Endpoint) policed() bool { return ep.EgressSet != 0 || ep.IngressSet != 0 }
+
+// AddPolicySet enters a set, to be given to endpoints by its number. A set never changes: what a policy
+// means from now on is a new one, and the old one goes once no endpoint has it. On an error
+// (policymap.ErrFull where there is no room) endpoints keep what they have.
+func (d *Datapath) AddPolicySet(entries []PolicyEntry) (uint32, error) { return d.policy.Add(entries) }
+
+// RemovePolicySet takes a set away that no endpoint has.
+func (d *Datapath) RemovePolicySet(set uint32) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.policy.Remove(set)
+}
+
+// PrunePolicySets removes the sets that no endpoint has: those of a previous run, once every endpoint is known.
+func (d *Datapath) PrunePolicySets() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.policy.Prune()
+}
+
+// SetEndpointPolicy gives an attached endpoint other sets. From the next packet on they decide, about connections that
+// there are already, too.
+func (d *Datapath) SetEndpointPolicy(slot uint16, egress, ingress uint32) error {
+	if err := d.guardFor(Endpoint{EgressSet: egress, IngressSet: ingress}); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	ep, known := d.eps[slot]
+	if !known {
+		return fmt.Errorf("policy of slot %d: no endpoint has it", slot)
+	}
+	var value bpf.EpSlot
+	if err := d.maps.EpSlot.Lookup(uint32(slot), &value); err != nil {
+		return fmt.Errorf("read slot %d: %w", slot, err)
+	}
+	ep.EgressSet, ep.IngressSet = egress, ingress
+	if err := d.police(ep); err != nil {
+		return err
+	}
+	value.Sets = [2]uint32{egress, ingress}
+	if err := d.maps.EpSlot.Put(uint32(slot), &value); err != nil {
+		return fmt.Errorf("enter slot %d: %w", slot, err)
+	}
+	d.eps[slot] = ep
+	d.unpolice()
+	return d.changed()
+}
+
+// police has the programs look at policy sets before an endpoint has one. Callers hold d.mu.
+func (d *Datapath) police(ep Endpoint) error {
+	if !ep.policed() || d.config.Flags&bpf.ConfigPolicy != 0 {
+		return nil
+	}
+	d.config.Flags |= bpf.ConfigPolicy
+	return d.writeConfig()
+}
+
+// guardFor attaches the hook that sees what leaves by interfaces without hooks, before an endpoint has a policy. Where packets
+// are sealed it is there already; hooks of the agent before that are in force for now are not replaced here.
+func (d *Datapath) guardFor(ep Endpoint) error {
+	if !ep.policed() || d.opts.Encrypt != nil || d.hold.isOn() || d.guarded.Load() {
+		return nil
+	}
+	if err := d.links().EnsureGuard(); err != nil {
+		return err
+	}
+	d.guarded.Store(true)
+	return nil
+}
+
+// unpolice has the programs look at none, once every endpoint is known and none has any. Callers hold d.mu and call
+// changed.
+func (d *Datapath) unpolice() {
+	for _, ep := range d.eps {
+		if ep.policed() {
+			return
+		}
+	}
+	if d.settled {
+		d.config.Flags &^= bpf.ConfigPolicy
+	}
+}
+
+// SetIdentities makes these, and no others, the identities of other nodes' endpoints by their addresses: whom a
+// policy's entries are about, and, for what comes sealed, the second witness to who has sent it. To be called before
+// the first endpoint is entered: absence may mean that an entry that denies is not met.
+func (d *Datapath) SetIdentities(identities map[netip.Addr]uint32) error {
+	_, err := d.policy.SetIdentities(identities)
+	return errors.Join(err, d.void())
+}
+
+// ChangeIdentities enters some of these and removes others.
+func (d *Datapath) ChangeIdentities(enter map[netip.Addr]uint32, remove []netip.Addr) error {
+	return errors.Join(d.policy.ChangeIdentities(enter, remove), d.void())
+}
+
+// SetClasses makes these, and no others, the classes of addresses: which of the ranges that policies name each address
+// is in. To be called before the first endpoint is entered, as SetIdentities. A set in force must know a class before an
+// address has it, and for as long.
+func (d *Datapath) SetClasses(classes map[netip.Prefix]uint32) error {
+	_, err := d.policy.SetClasses(classes)
+	return errors.Join(err, d.void())
+}

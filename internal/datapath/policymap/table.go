@@ -1,0 +1,263 @@
+package policymap
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/datapath/bpf"
+)
+
+// Table keeps the maps. Its methods are safe for concurrent use. It voids no cached decision: who
+// changes what an endpoint may do raises the generation then.
+type Table struct {
+	maps *bpf.Maps
+
+	mu   sync.Mutex
+	sets map[uint32][]bpf.PolicyKey // nil for those of a previous run
+	last uint32                     // the number given out last
+}
+
+// Open takes over the sets of a previous run: endpoints refer to them until they are told otherwise.
+func Open(m *bpf.Maps) (*Table, error) {
+	t := &Table{maps: m, sets: map[uint32][]bpf.PolicyKey{}}
+	var key bpf.PolicyKey
+	var value bpf.PolicyEntry
+	entries := m.Policy.Iterate()
+	for entries.Next(&key, &value) {
+		t.sets[key.Set] = nil
+	}
+	if err := entries.Err(); err != nil {
+		return nil, fmt.Errorf("read policy entries: %w", err)
+	}
+	used, err := t.used()
+	if err != nil {
+		return nil, err
+	}
+	for set := range used {
+		t.sets[set] = nil // also one without entries
+	}
+	for set := range t.sets {
+		t.last = max(t.last, set)
+	}
+	return t, nil
+}
+
+// used are the sets that endpoints refer to.
+func (t *Table) used() (map[uint32]bool, error) {
+	n := int(t.maps.EpSlot.MaxEntries())
+	keys, slots := make([]uint32, n), make([]bpf.EpSlot, n)
+	n, err := t.maps.EpSlot.BatchLookup(new(ebpf.MapBatchCursor), keys, slots, nil)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil, fmt.Errorf("read slots: %w", err)
+	}
+	used := map[uint32]bool{}
+	for _, slot := range slots[:n] {
+		for _, set := range slot.Sets {
+			if set != 0 {
+				used[set] = true
+			}
+		}
+	}
+	return used, nil
+}
+
+// InUse says whether an endpoint has a set, as the programs see it.
+func (t *Table) InUse() (bool, error) {
+	used, err := t.used()
+	return len(used) > 0, err
+}
+
+// Add enters a set and returns its number, which no endpoint has and no set had in this run. A set
+// never changes: another takes its place, so no packet meets half of one. Without entries it denies
+// everything. On an error, ErrFull among them, nothing is left of it.
+func (t *Table) Add(entries []Entry) (uint32, error) {
+	values := make(map[bpf.PolicyKey]bpf.PolicyEntry, len(entries))
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	set := t.free()
+	for i, e := range entries {
+		if err := e.check(); err != nil {
+			return 0, fmt.Errorf("policy entry %d: %w", i, err)
+		}
+		key := e.key(set)
+		if _, twice := values[key]; twice {
+			return 0, fmt.Errorf("policy entry %d: another is about the same peer, protocol and port", i)
+		}
+		values[key] = e.value()
+	}
+	keys, err := t.enter(values)
+	if err != nil {
+		return 0, errors.Join(fmt.Errorf("enter policy set: %w", err), t.remove(keys))
+	}
+	t.sets[set], t.last = keys, set
+	return set, nil
+}
+
+// enter returns the keys in the order in which to remove them: whoever still asks the set then is not allowed by one entry
+// what another has denied.
+func (t *Table) enter(values map[bpf.PolicyKey]bpf.PolicyEntry) ([]bpf.PolicyKey, error) {
+	keys := make([]bpf.PolicyKey, 0, len(values))
+	for _, verdict := range []uint8{bpf.PolicyAllow, bpf.PolicyDeny} {
+		for key, value := range values {
+			if value.Verdict != verdict {
+				continue
+			}
+			if err := put(t.maps.Policy, &key, &value); err != nil {
+				return keys, err
+			}
+			keys = append(keys, key)
+		}
+	}
+	return keys, nil
+}
+
+// free is the next number that no set has.
+func (t *Table) free() uint32 {
+	for set := t.last + 1; ; set++ {
+		if _, taken := t.sets[set]; set != 0 && !taken {
+			return set
+		}
+	}
+}
+
+func (t *Table) remove(keys []bpf.PolicyKey) (err error) {
+	for _, key := range keys {
+		err = errors.Join(err, bpf.DeleteKey(t.maps.Policy, &key))
+	}
+	return err
+}
+
+// Remove takes a set away. One that an endpoint still refers to stays: without its entries the
+// endpoint would be cut off.
+func (t *Table) Remove(set uint32) error {
+	used, err := t.used()
+	if err != nil {
+		return err
+	}
+	if used[set] {
+		return fmt.Errorf("policy set %d: an endpoint refers to it", set)
+	}
+	return t.drop(func(s uint32) bool { return s == set })
+}
+
+// Prune removes every set that no endpoint refers to: what a previous run has left. Callers see to it that
+// no set is about to be given to an endpoint.
+func (t *Table) Prune() error {
+	used, err := t.used()
+	if err != nil {
+		return err
+	}
+	return t.drop(func(s uint32) bool { return !used[s] })
+}
+
+func (t *Table) drop(gone func(set uint32) bool) (err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	adopted := false
+	for set, keys := range t.sets {
+		if gone(set) {
+			err = errors.Join(err, t.remove(keys))
+			adopted = adopted || keys == nil
+		}
+	}
+	if adopted {
+		err = errors.Join(err, bpf.DeleteWhere(t.maps.Policy, func(key bpf.PolicyKey, _ bpf.PolicyEntry) bool { return gone(key.Set) }))
+	}
+	if err != nil {
+		return fmt.Errorf("remove policy sets: %w", err)
+	}
+	for set := range t.sets {
+		if gone(set) {
+			delete(t.sets, set)
+		}
+	}
+	return nil
+}
+
+// Sets is how many sets there are.
+func (t *Table) Sets() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.sets)
+}
+
+// SetIdentities makes these, and no others, the identities of other nodes' endpoints by their addresses.
+func (t *Table) SetIdentities(want map[netip.Addr]uint32) (changed bool, err error) {
+	keys, values := map[bpf.AddrKey]bool{}, map[bpf.AddrKey]uint32{}
+	for a, identity := range want {
+		if identity == 0 || identity > MaxIdentity {
+			return false, fmt.Errorf("identity %d of %s: want 1 to %d", identity, a, MaxIdentity)
+		}
+		key := bpf.AddrKeyOf(0, a)
+		keys[key], values[key] = true, identity
+	}
+	changed, err = bpf.SyncMap(t.maps.AddrIDs, keys, func(key bpf.AddrKey) uint32 { return values[key] })
+	return changed, named("identities of addresses", err)
+}
+
+// ChangeIdentities enters some and removes others.
+func (t *Table) ChangeIdentities(enter map[netip.Addr]uint32, remove []netip.Addr) error {
+	for a, identity := range enter {
+		if identity == 0 || identity > MaxIdentity {
+			return fmt.Errorf("identity %d of %s: want 1 to %d", identity, a, MaxIdentity)
+		}
+	}
+	var failed error
+	for _, a := range remove {
+		key := bpf.AddrKeyOf(0, a)
+		failed = errors.Join(failed, bpf.DeleteKey(t.maps.AddrIDs, &key))
+	}
+	for a, identity := range enter {
+		key := bpf.AddrKeyOf(0, a)
+		failed = errors.Join(failed, put(t.maps.AddrIDs, &key, &identity))
+	}
+	return named("identities of addresses", failed)
+}
+
+// SetClasses makes these, and no others, the classes of addresses: the longest range that an address
+// is in says its class. A set in force must know a class before an address has it, and until none has it
+// any more.
+func (t *Table) SetClasses(want map[netip.Prefix]uint32) (changed bool, err error) {
+	keys, values := map[bpf.RouteKey]bool{}, map[bpf.RouteKey]uint32{}
+	for prefix, class := range want {
+		if class <= MaxIdentity {
+			return false, fmt.Errorf("class %d of %s: want more than %d", class, prefix, MaxIdentity)
+		}
+		key := bpf.RouteKeyOf(prefix)
+		keys[key], values[key] = true, class
+	}
+	// A range that goes and one that comes may cover the same address: that one first.
+	for key, class := range values {
+		var now uint32
+		if t.maps.Classes.Lookup(&key, &now) == nil && now == class {
+			continue
+		}
+		if err := put(t.maps.Classes, &key, &class); err != nil {
+			return changed, named("classes of addresses", err)
+		}
+		changed = true
+	}
+	removed, err := bpf.SyncMap(t.maps.Classes, keys, func(key bpf.RouteKey) uint32 { return values[key] })
+	return changed || removed, named("classes of addresses", err)
+}
+
+// put enters a pair; ErrFull if there is no room.
+func put(m *ebpf.Map, key, value any) error {
+	err := m.Put(key, value)
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.E2BIG) {
+		return fmt.Errorf("%w: it holds %d entries", ErrFull, m.MaxEntries())
+	}
+	return err
+}
+
+func named(what string, err error) error {
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
+}
