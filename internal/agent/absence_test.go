@@ -299,7 +299,7 @@ func (a *absence) again(t *testing.T) *absence {
 	next := &absence{newAgent(a.cfg, Options{}, seams{})}
 	next.store = d
 	next.openMemory()
-	next.adopt(fakeDatapath{newWorld()})
+	next.adopt(fakeDatapath{world: newWorld()})
 	return next
 }
 

@@ -125,6 +125,8 @@ type node struct {
 	mtu     int
 	dp      Datapath
 	manager Endpoints
+	// policies is nil in tests that have none.
+	policies *policies
 	// masked is what the host's masquerading was last set to, if it was (maskedOnce). Guarded by maskLock.
 	maskLock   sync.Mutex
 	masked     *masquerade.Options
@@ -176,6 +178,9 @@ func (a *Agent) serve(ctx context.Context) error {
 	}
 	a.problem("store's place", storeShared(a.cfg.Store.Dir, a.store))
 	a.openMemory()
+	if err := a.recallPolicies(); err != nil {
+		return err
+	}
 	if snapshot, err := a.store.Snapshot(); err == nil {
 		a.see(snapshot)
 	}
@@ -277,6 +282,9 @@ func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links startu
 	a.adopt(dp)
 	running := &node{object: object, links: links, mtu: mtu, dp: dp}
 	door, err := a.openEndpoints(running)
+	if err == nil {
+		running.policies, err = newPolicies(dp, a.labelFilter())
+	}
 	if err != nil {
 		dp.Close()
 		return nil, err
@@ -288,7 +296,11 @@ func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links startu
 	}
 	a.wait("the recorded endpoints to be restored")
 	// All of them before the first has this run's hooks: who is not known would be nobody's pod.
-	if err := dp.EnterEndpoints(running.endpoints()); err != nil {
+	endpoints, err := running.policies.begin(a.index.Load(), running.manager.List(), a.cfg.Node)
+	if err == nil {
+		err = dp.EnterEndpoints(endpoints)
+	}
+	if err != nil {
 		a.log.Warn("endpoints are not all entered yet, will try again", "err", err)
 	}
 	if err := running.manager.Restore(ctx); err != nil {
@@ -313,6 +325,9 @@ func (a *Agent) openEndpoints(n *node) (door http.Handler, err error) {
 		StateDir: a.cfg.StateDir(), NodeName: a.cfg.Node, Ranges: podRanges(a.cfg, n.object), MTU: n.mtu,
 		HostAddrs: n.links.Addrs, Datapath: n.dp, Directory: a.store,
 		PodSpec: a.podSpec, Identity: a.identityOf, Log: a.log,
+		Policy: func(info endpoint.Info) (egress, ingress uint32, err error) {
+			return n.policies.of(a.index.Load(), n.manager.List(), info, a.cfg.Node)
+		},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open endpoint state: %w", err)

@@ -15,6 +15,7 @@ import (
 // Datapath is what the agent needs of *datapath.Datapath.
 type Datapath interface {
 	endpoint.Datapath
+	policyDatapath
 	Close() error
 	EnterEndpoints([]datapath.Endpoint) error
 	Prune(keep []datapath.Endpoint) error

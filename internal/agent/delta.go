@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/store"
 )
 
@@ -15,12 +16,16 @@ type work struct {
 	// identities are those of peers' endpoints, plain is what may travel in cleartext.
 	identities, plain bool
 	epochs            bool
+	policies          bool
 }
 
-var allWork = work{nodes: true, identities: true, plain: true, epochs: true}
+var allWork = work{nodes: true, identities: true, plain: true, epochs: true, policies: true}
 
 func (w work) with(more work) work {
-	return work{w.nodes || more.nodes, w.identities || more.identities, w.plain || more.plain, w.epochs || more.epochs}
+	return work{
+		nodes: w.nodes || more.nodes, identities: w.identities || more.identities, plain: w.plain || more.plain,
+		epochs: w.epochs || more.epochs, policies: w.policies || more.policies,
+	}
 }
 
 // oweLater adds to what reconcile has to do when it looks next.
@@ -51,6 +56,7 @@ func (a *Agent) takeWork() work {
 // workOf is what follows from a delta between two indexes. In doubt it is done.
 func workOf(d store.Delta, was, now *index) work {
 	w := work{nodes: d.About(v1alpha1.KindNode) || was.view != now.view, epochs: d.About(v1alpha1.KindEpoch) || len(d.Errors) > 0}
+	w.policies = w.nodes || policing(d, now)
 	w.identities = w.nodes || d.About(v1alpha1.KindEndpoint, v1alpha1.KindIdentity)
 	w.plain = w.nodes || d.About(v1alpha1.KindPod, v1alpha1.KindEncryptionPolicy) || len(was.snapshot.EncryptionPolicies) > 0 ||
 		slices.ContainsFunc(d.Changes, func(c store.Change) bool { return wishes(c, was, now) })
@@ -87,7 +93,7 @@ func wishes(c store.Change, was, now *index) bool {
 func (a *Agent) teaches(d store.Delta, was, now *index) bool {
 	for _, c := range d.Changes {
 		switch c.Kind {
-		case v1alpha1.KindIdentity, v1alpha1.KindEpoch, v1alpha1.KindEncryptionPolicy, v1alpha1.KindNamespace:
+		case v1alpha1.KindIdentity, v1alpha1.KindEpoch, v1alpha1.KindEncryptionPolicy, policy.KindNetworkPolicy, v1alpha1.KindNamespace:
 			continue
 		case v1alpha1.KindEndpoint:
 		default:

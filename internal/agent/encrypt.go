@@ -242,8 +242,11 @@ func (a *Agent) requestRekey(event datapath.FlowEvent) {
 
 // identityOf is the number of a workload identity. Most are known from the snapshot; a new
 // one is given a number in the store.
-func (a *Agent) identityOf(namespace, serviceAccount string) (uint32, error) {
-	id := identity.ID{TrustDomain: a.cfg.Keys.TrustDomain, Namespace: namespace, ServiceAccount: serviceAccount}
+func (a *Agent) identityOf(namespace, serviceAccount string, labels map[string]string) (uint32, error) {
+	id := identity.ID{
+		TrustDomain: a.cfg.Keys.TrustDomain, Namespace: namespace, ServiceAccount: serviceAccount,
+		Labels: a.labelFilter().Of(labels),
+	}
 	if number, ok := a.index.Load().numbers[id.Key()]; ok {
 		return number, nil
 	}

@@ -332,16 +332,21 @@ func TestIdentityOf(t *testing.T) {
 	}
 	a := &Agent{cfg: config.Default(), store: storeWithDir{fakeStore{w}, d}}
 	a.index.Store(newIndex(w.snapshot))
-	if n, err := a.identityOf("demo", "db"); n != 300 || err != nil {
+	if n, err := a.identityOf("demo", "db", nil); n != 300 || err != nil {
 		t.Errorf("known: %d %v", n, err)
 	}
-	first, err := a.identityOf("demo", "web")
-	again, err2 := a.identityOf("demo", "web")
+	first, err := a.identityOf("demo", "web", nil)
+	again, err2 := a.identityOf("demo", "web", nil)
 	if first < v1alpha1.MinIdentity || first != again || err != nil || err2 != nil {
 		t.Errorf("new: %d %d %v %v", first, again, err, err2)
 	}
+	labelled, err := a.identityOf("demo", "web", map[string]string{"app": "web", "pod-template-hash": "1"})
+	again, err2 = a.identityOf("demo", "web", map[string]string{"app": "web", "pod-template-hash": "2"})
+	if labelled == first || labelled != again || err != nil || err2 != nil {
+		t.Errorf("with labels: %d %d, without %d; %v %v", labelled, again, first, err, err2)
+	}
 	a.store = fakeStore{w}
-	if _, err := a.identityOf("demo", "web"); err == nil {
+	if _, err := a.identityOf("demo", "web", nil); err == nil {
 		t.Error("a store without identities gave one")
 	}
 }

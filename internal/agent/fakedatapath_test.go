@@ -11,7 +11,10 @@ import (
 )
 
 // fakeDatapath is the world as a datapath.
-type fakeDatapath struct{ *world }
+type fakeDatapath struct {
+	*world
+	fakePolicies
+}
 
 func (d fakeDatapath) AttachEndpoint(datapath.Endpoint) error { return nil }
 func (d fakeDatapath) DetachEndpoint(datapath.Endpoint) error { return nil }

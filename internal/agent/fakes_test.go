@@ -234,7 +234,7 @@ func (w *world) seams() seams {
 			return startup.Links{Uplinks: w.host.uplinks, MTU: 1450}, w.linksErr
 		},
 		openDatapath: func(*config.Config, *v1alpha1.Node, startup.Links, *slog.Logger) (Datapath, error) {
-			return fakeDatapath{w}, nil
+			return fakeDatapath{world: w}, nil
 		},
 		openEndpoints: func(endpoint.Options) (Endpoints, http.Handler, error) {
 			return fakeEndpoints{w}, http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { io.WriteString(rw, "cni") }), nil

@@ -106,6 +106,10 @@ func (a *Agent) reconcileOnce(ctx context.Context, n *node, pause time.Duration)
 		errEndpoints = fmt.Errorf("sync endpoints: %w", errEndpoints)
 	}
 	a.problem("endpoints", errEndpoints)
+	// Behind the endpoints, whose labels may have changed.
+	if todo.policies {
+		errEndpoints = errors.Join(errEndpoints, a.syncPolicies(n, ix))
+	}
 	switch {
 	case err == nil && errEndpoints == nil && waiting:
 		return time.After(keysLook), retryMin
@@ -113,6 +117,17 @@ func (a *Agent) reconcileOnce(ctx context.Context, n *node, pause time.Duration)
 		return nil, retryMin
 	}
 	return time.After(pause), min(2*pause, retryMax)
+}
+
+// syncPolicies has endpoints get what policies say, and remembers these. What fails is tried again.
+func (a *Agent) syncPolicies(n *node, ix *index) error {
+	err := errors.Join(a.rememberPolicies(ix.policies()), n.policies.apply(ix, n.manager.List(), a.cfg.Node))
+	a.problem("policies", err)
+	a.problem("policy objects", n.policies.problem())
+	if err != nil {
+		a.oweLater(work{policies: true})
+	}
+	return err
 }
 
 // keysLook is how often a node that is not ready looks whether its keys have come.

@@ -160,7 +160,7 @@ func fit(there *store.Snapshot, objects []store.Declared) error {
 		replaced[d.Object.Type().Kind+" "+d.Object.Meta().Key()] = true
 	}
 	var nodes []*v1alpha1.Node
-	for _, kind := range v1alpha1.Kinds() {
+	for _, kind := range store.Kinds() {
 		for _, o := range there.Objects(kind) {
 			if replaced[kind+" "+o.Meta().Key()] {
 				continue
@@ -268,7 +268,7 @@ func completeKinds(_ *cobra.Command, args []string, _ string) ([]string, cobra.S
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	var kinds []string
-	for _, kind := range v1alpha1.Kinds() {
+	for _, kind := range store.Kinds() {
 		kinds = append(kinds, strings.ToLower(kind))
 	}
 	return kinds, cobra.ShellCompDirectiveNoFileComp
@@ -276,12 +276,12 @@ func completeKinds(_ *cobra.Command, args []string, _ string) ([]string, cobra.S
 
 // kindOf finds a kind by its name in any case.
 func kindOf(name string) (string, error) {
-	for _, kind := range v1alpha1.Kinds() {
+	for _, kind := range store.Kinds() {
 		if strings.EqualFold(kind, name) {
 			return kind, nil
 		}
 	}
-	return "", cmdutil.UsageError("%q is no kind of object: use one of %s", name, strings.ToLower(strings.Join(v1alpha1.Kinds(), ", ")))
+	return "", cmdutil.UsageError("%q is no kind of object: use one of %s", name, strings.ToLower(strings.Join(store.Kinds(), ", ")))
 }
 
 // keyOf is the key that a name means: a name alone may be that of an object without a namespace.

@@ -46,6 +46,8 @@ type Config struct {
 	IPAM IPAM `yaml:"ipam" json:"ipam"`
 	// Masquerade hides pods' addresses from the outside world.
 	Masquerade Masquerade `yaml:"masquerade" json:"masquerade"`
+	// Identity says what tells workloads apart.
+	Identity Identity `yaml:"identity" json:"identity"`
 	// Flows bounds the flow table and the flow log.
 	Flows Flows `yaml:"flows" json:"flows"`
 	// Encryption says how packets to other nodes' pods travel.
@@ -101,6 +103,20 @@ func (s Store) Where() string {
 		return fmt.Sprintf("%s in etcd at %s", s.Etcd.Prefix, strings.Join(s.Etcd.Endpoints, ", "))
 	}
 	return s.Dir
+}
+
+// Identity says what, besides namespace and service account, tells workloads apart.
+type Identity struct {
+	// Labels are those of pods' labels that policies can select peers by.
+	Labels Labels `yaml:"labels" json:"labels"`
+}
+
+// Labels are patterns of label keys: a key, which may end in "*". A label counts that matches one of
+// Include and none of Exclude.
+type Labels struct {
+	// Include: empty for all but those that are of one pod, one revision or one place only.
+	Include []string `yaml:"include" json:"include"`
+	Exclude []string `yaml:"exclude" json:"exclude"`
 }
 
 // IPAM says which addresses pods get.

@@ -9,6 +9,12 @@ import (
 	"weft.dev/weft/internal/datapath/policymap"
 )
 
+// The directions of an entry.
+const (
+	PolicyEgress  = policymap.Egress
+	PolicyIngress = policymap.Ingress
+)
+
 // PolicyEntry is one line of a policy set, see package policymap.
 type PolicyEntry = policymap.Entry
 
@@ -118,3 +124,7 @@ func (d *Datapath) SetClasses(classes map[netip.Prefix]uint32) error {
 	_, err := d.policy.SetClasses(classes)
 	return errors.Join(err, d.void())
 }
+
+// HighestClass is the highest number of a class that is in use, 0 for none: a new one must be above it,
+// since sets of a previous run give theirs a meaning.
+func (d *Datapath) HighestClass() (uint32, error) { return d.policy.HighestClass() }

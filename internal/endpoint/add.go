@@ -118,12 +118,12 @@ func (m *Manager) declared(key string) *v1alpha1.Pod {
 	return m.opt.PodSpec(key)
 }
 
-// identify gives the record the number of its namespace and service account, or changes nothing.
+// identify gives the record the number of its namespace, service account and labels, or changes nothing.
 func (m *Manager) identify(rec *record) error {
 	if m.opt.Identity == nil {
 		return nil
 	}
-	number, err := m.opt.Identity(rec.Namespace, rec.ServiceAccount)
+	number, err := m.opt.Identity(rec.Namespace, rec.ServiceAccount, rec.Labels)
 	if err != nil {
 		return fmt.Errorf("identity of %s: %w", rec.Key(), err)
 	}
@@ -133,12 +133,13 @@ func (m *Manager) identify(rec *record) error {
 
 // declare takes labels, service account and annotations from the declared pod, the request's labels on top.
 func (r *record) declare(pod *v1alpha1.Pod) {
-	r.Labels, r.Ports, r.ServiceAccount = nil, nil, "default"
+	r.ServiceAccount = "default"
 	if pod == nil && r.Encrypt == v1alpha1.EncryptFalse {
 		r.Encrypt = ""
 	}
 	// A declaration that is gone may be one that a mistake made unusable: what asked to be
-	// sealed stays so for as long as it lives, and a pod keeps its interfaces.
+	// sealed stays so for as long as it lives, and a pod keeps its interfaces, and the labels by which
+	// policies select it, with its named ports.
 	if pod != nil {
 		r.Labels, r.Ports = maps.Clone(pod.Metadata.Labels), slices.Clone(pod.Spec.Ports)
 		r.Encrypt = pod.Metadata.Annotations[v1alpha1.EncryptAnnotation]
@@ -210,7 +211,7 @@ func (m *Manager) buildVeth(ctx context.Context, rec record, ns *os.File) error 
 // attach hooks the interface and enters it into the maps.
 func (m *Manager) attach(rec record) error {
 	began := time.Now()
-	if err := m.opt.Datapath.AttachEndpoint(rec.Datapath()); err != nil {
+	if err := m.attachNow(rec); err != nil {
 		return fmt.Errorf("attach datapath: %w", err)
 	}
 	m.log.Debug("datapath attached", "endpoint", rec.ID, "took", time.Since(began).Round(time.Microsecond))

@@ -21,7 +21,7 @@ func TestIdentity(t *testing.T) {
 	b := newHarness(t)
 	numbers, broken := map[string]uint32{"shop/web": 300, "shop/db": 301}, errors.New("store is away")
 	fails := true
-	b.opt.Identity = func(namespace, account string) (uint32, error) {
+	b.opt.Identity = func(namespace, account string, _ map[string]string) (uint32, error) {
 		if fails {
 			return 0, broken
 		}

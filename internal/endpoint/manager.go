@@ -35,8 +35,12 @@ type Options struct {
 	Directory Directory
 	// PodSpec returns the declared pod of a "namespace/name" key, nil if there is none. Optional.
 	PodSpec func(key string) *v1alpha1.Pod
-	// Identity returns the number of a workload identity, giving it one if it has none. Optional.
-	Identity func(namespace, serviceAccount string) (uint32, error)
+	// Identity returns the number of a workload identity, giving it one if it has none. labels are all of the
+	// pod's. Optional.
+	Identity func(namespace, serviceAccount string, labels map[string]string) (uint32, error)
+	// Policy returns the policy sets of an endpoint, which are in the datapath then. An endpoint is attached with its
+	// sets or not at all. Optional: none has any.
+	Policy func(Info) (egress, ingress uint32, err error)
 	// Log. Default: slog.Default().
 	Log *slog.Logger
 }
@@ -102,6 +106,18 @@ func NewManager(opt Options) (*Manager, error) {
 		return nil, err
 	}
 	return m, m.load()
+}
+
+// attachNow attaches an endpoint with its policy sets.
+func (m *Manager) attachNow(rec record) error {
+	ep := rec.Datapath()
+	if m.opt.Policy != nil {
+		var err error
+		if ep.EgressSet, ep.IngressSet, err = m.opt.Policy(rec.Info); err != nil {
+			return fmt.Errorf("policy of %s: %w", rec.Key(), err)
+		}
+	}
+	return m.opt.Datapath.AttachEndpoint(ep)
 }
 
 // load takes the records from disk. Of two that claim one address or slot, which only

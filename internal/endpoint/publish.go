@@ -152,12 +152,12 @@ func (m *Manager) noteAttach(id string, err error) {
 	}
 }
 
-// redeclare follows the pod's declaration. An endpoint whose service account changes takes the
+// redeclare follows the pod's declaration. An endpoint whose service account or labels change takes the
 // new identity, or none while that cannot be had: never another's. One whose datapath changes goes over under traffic.
 func (m *Manager) redeclare(rec record) error {
 	old := rec
 	rec.declare(m.declared(rec.Key()))
-	if rec.ServiceAccount != old.ServiceAccount {
+	if rec.ServiceAccount != old.ServiceAccount || !maps.Equal(rec.Labels, old.Labels) {
 		rec.Identity = 0
 	}
 	errIdentity := m.identify(&rec)
@@ -169,7 +169,7 @@ func (m *Manager) redeclare(rec record) error {
 	}
 	m.remember(rec)
 	if (old.Identity != rec.Identity || old.XDPDatapath() != rec.XDPDatapath()) && m.opt.Datapath != nil {
-		err := m.opt.Datapath.AttachEndpoint(rec.Datapath())
+		err := m.attachNow(rec)
 		m.noteAttach(rec.ID, err)
 		if err != nil {
 			errIdentity = errors.Join(errIdentity, fmt.Errorf("attach datapath to %s: %w", rec.Key(), err))

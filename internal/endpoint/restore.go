@@ -181,7 +181,7 @@ func (m *Manager) reattachNow(rec record) error {
 	if m.opt.Datapath == nil {
 		return nil
 	}
-	err := m.opt.Datapath.AttachEndpoint(rec.Datapath())
+	err := m.attachNow(rec)
 	if err == nil {
 		m.noteAttach(rec.ID, nil)
 		return nil

@@ -33,6 +33,9 @@ type Policy struct {
 	content string
 	file    string
 	line    int
+	spec    *networkingv1.NetworkPolicySpec
+	// labels and annotations are the object's own, and mean nothing here.
+	labels, annotations map[string]string
 }
 
 // Key is NAMESPACE/NAME.
@@ -101,7 +104,7 @@ type reader struct {
 }
 
 func read(o *networkingv1.NetworkPolicy, from source) *Policy {
-	p := &Policy{Namespace: o.Namespace, Name: o.Name, Problems: from.problems}
+	p := &Policy{Namespace: o.Namespace, Name: o.Name, Problems: from.problems, spec: &o.Spec, labels: o.Labels, annotations: o.Annotations}
 	if p.Namespace == "" {
 		p.Namespace = v1alpha1.DefaultNamespace
 	}

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -8,6 +9,8 @@ import (
 	"testing"
 
 	"weft.dev/weft/api/v1alpha1"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // shop is the cluster of these tests: web and db in shop, a pod without labels, and prometheus
@@ -210,5 +213,58 @@ func TestNetworkPolicy(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestWritten: a policy that is written out reads as the same one.
+func TestWritten(t *testing.T) {
+	const text = `apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: web, namespace: shop, labels: {a: b}}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  policyTypes: [Ingress, Egress]
+  ingress: [{from: [{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}], ports: [{port: http}, {port: 80, endPort: 90}]}]
+`
+	o, problems := Decode("f", []byte(text))
+	if len(problems) > 0 || len(o.Policies) != 1 {
+		t.Fatalf("%+v %v", o, problems)
+	}
+	p := o.Policies[0]
+	for name, marshal := range map[string]func(any) ([]byte, error){"YAML": yaml.Marshal, "JSON": json.Marshal} {
+		out, err := marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, problems := Decode("g", out)
+		if len(problems) > 0 || len(again.Policies) != 1 || !again.Policies[0].Same(p) || again.Policies[0].Meta().Labels["a"] != "b" {
+			t.Errorf("%s: %v\n%s", name, problems, out)
+		}
+	}
+}
+
+// TestRemembered: what an agent wrote down says the same to the next, and what was in error denies all.
+func TestRemembered(t *testing.T) {
+	const good = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\n" +
+		"spec: {podSelector: {matchLabels: {app: web}}, ingress: [{}]}\n"
+	broken := strings.Replace(good, "ingress: [{}]", "ingres: [{}]", 1)
+	o, _ := Decode("f", []byte(good))
+	b, _ := Decode("g", []byte(broken))
+	data, err := Remember([]*Policy{o.Policies[0], b.Policies[0]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, files, err := Recall(data)
+	if err != nil || len(list) != 2 || files[0] != "f" || files[1] != "g" {
+		t.Fatalf("%v %v %v", list, files, err)
+	}
+	if !list[0].Same(o.Policies[0]) {
+		t.Error("another policy came back")
+	}
+	if closed := list[1]; !closed.Applies(Egress) || !closed.Selects("shop", nil) || len(closed.rules[Ingress]) > 0 {
+		t.Errorf("what was broken came back as %+v", closed)
+	}
+	if _, _, err := Recall([]byte("{")); err == nil {
+		t.Error("half a file is no error")
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/policy"
 )
 
 // Assemble makes a snapshot of the objects and errors that Decode returned for
@@ -91,7 +92,7 @@ func (h *History) bad(file string) bool {
 
 // judgeDoubled takes the version that all places have, else the one that was in use before.
 func (h *History) judgeDoubled(r ref, places []Declared, v *verdict) {
-	differs := func(d Declared) bool { return !reflect.DeepEqual(d.Object, places[0].Object) }
+	differs := func(d Declared) bool { return !sameWords(d.Object, places[0].Object) }
 	outcome := "in the same words, so one is used"
 	if !slices.ContainsFunc(places[1:], differs) {
 		v.used = &places[0]
@@ -110,6 +111,17 @@ func (h *History) judgeDoubled(r ref, places []Declared, v *verdict) {
 		}
 		v.fail(d, "metadata.name", "%s %q is also declared at %s:%d, %s: keep one", r.kind, r.key, other.File, other.Line, outcome)
 	}
+}
+
+// sameWords says whether two versions of an object say the same. A policy remembers where it is written, which is no
+// part of that.
+func sameWords(a, b v1alpha1.Object) bool {
+	one, isPolicy := a.(*policy.Policy)
+	other, _ := b.(*policy.Policy)
+	if isPolicy && other != nil {
+		return one.Same(other)
+	}
+	return reflect.DeepEqual(a, b)
 }
 
 func compareRefs(a, b ref) int { return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.key, b.key)) }

@@ -6,6 +6,7 @@ import (
 
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/config/strictyaml"
+	"weft.dev/weft/internal/policy"
 )
 
 // Declared is a good object and where it was declared.
@@ -28,7 +29,8 @@ func Decode(file string, data []byte) ([]Declared, []ObjectError) {
 	for _, d := range docs {
 		o, errs := decodeDoc(d)
 		problems = append(problems, errs...)
-		if len(errs) == 0 {
+		// A policy with mistakes is one that denies.
+		if _, isPolicy := o.(*policy.Policy); len(errs) == 0 || isPolicy {
 			out = append(out, Declared{Object: o, File: file, Line: d.Line(""), lineOf: d.Line})
 		}
 	}
@@ -46,6 +48,9 @@ func Decode(file string, data []byte) ([]Declared, []ObjectError) {
 }
 
 func decodeDoc(d *strictyaml.Doc) (v1alpha1.Object, []strictyaml.Error) {
+	if o, errs := policy.DecodeObject(d); o != nil {
+		return o, errs
+	}
 	kind, version := d.Text("kind"), d.Text("apiVersion")
 	o := v1alpha1.New(kind)
 	if o == nil || version != v1alpha1.VersionOf(kind) {

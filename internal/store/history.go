@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/policy"
 )
 
 // ref is what an object is known by.
@@ -14,9 +15,12 @@ type ref struct{ kind, key string }
 
 func refOf(o v1alpha1.Object) ref { return ref{o.Type().Kind, o.Meta().Key()} }
 
-// keptKinds are those whose last good version stays in use while a mistake makes the object unusable. A policy is not
-// among them: without it more is sealed, not less. Nor is an epoch, whose file is its lock.
-var keptKinds = []string{v1alpha1.KindNode, v1alpha1.KindPod, v1alpha1.KindEndpoint, v1alpha1.KindIdentity, v1alpha1.KindNamespace}
+// keptKinds are those whose last good version stays in use while a mistake makes the object unusable. An
+// EncryptionPolicy is not among them: without it more is sealed, not less. Nor is an epoch, whose file is its lock.
+var keptKinds = []string{
+	v1alpha1.KindNode, v1alpha1.KindPod, v1alpha1.KindEndpoint, v1alpha1.KindIdentity,
+	policy.KindNetworkPolicy, v1alpha1.KindNamespace,
+}
 
 // Source is what one file holds, or what is wrong with a directory.
 type Source struct {
@@ -63,6 +67,8 @@ type History struct {
 	claims claims
 	// claimed are these claims by node, to be removed again.
 	claimed map[string][]claim
+	// seeded are objects that were in use before the reader started, until its first update.
+	seeded map[ref]bool
 	// first are nodes that were in use before the reader started, by name.
 	first     map[string]*v1alpha1.Node
 	followers map[*Follower]bool
@@ -73,6 +79,20 @@ func (h *History) Seed(nodes []*v1alpha1.Node) {
 	h.first = map[string]*v1alpha1.Node{}
 	for _, n := range nodes {
 		h.first[n.Metadata.Name] = n
+	}
+}
+
+// SeedPolicies names policies that were in use in an earlier life of the reader, and where each was declared: one that
+// is missing there at the first update because of a mistake stays in use.
+func (h *History) SeedPolicies(list []*policy.Policy, files []string) {
+	h.init()
+	h.seeded = map[ref]bool{}
+	for i, p := range list {
+		d := &Declared{Object: p, File: files[i]}
+		r := refOf(p)
+		h.verdicts[r] = verdict{used: d}
+		h.moveUse(r, nil, d, newPending())
+		h.seeded[r] = true
 	}
 }
 
@@ -129,6 +149,8 @@ func (h *History) Snapshot() *Snapshot {
 func (h *History) Update(changed map[string]*Source) {
 	h.init()
 	dirty, told := map[ref]bool{}, newPending()
+	maps.Copy(dirty, h.seeded)
+	h.seeded = nil
 	for file, s := range changed {
 		h.touch(file, s, dirty)
 		if n := len(h.inUse[file]); !slices.Equal(h.sources[file].errors(file, n), s.errors(file, n)) {

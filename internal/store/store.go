@@ -31,6 +31,7 @@ import (
 
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/config/strictyaml"
+	"weft.dev/weft/internal/policy"
 )
 
 // ObjectError names what is wrong with one object, and where.
@@ -76,7 +77,9 @@ type Snapshot struct {
 	// Identities are by their number's text, EncryptionPolicies by their key.
 	Identities         map[string]*v1alpha1.Identity
 	EncryptionPolicies map[string]*v1alpha1.EncryptionPolicy
-	Namespaces         map[string]*v1alpha1.Namespace
+	// NetworkPolicies and Namespaces are Kubernetes' own. A policy with mistakes is among them: it denies.
+	NetworkPolicies map[string]*policy.Policy
+	Namespaces      map[string]*v1alpha1.Namespace
 	// Unused are objects that are good on their own and not used: nodes that collide with another, and all versions of
 	// an object that is declared several times and differs. What they claim is nobody else's for that.
 	Unused []v1alpha1.Object
@@ -94,7 +97,9 @@ func NewSnapshot() *Snapshot {
 
 		Identities:         map[string]*v1alpha1.Identity{},
 		EncryptionPolicies: map[string]*v1alpha1.EncryptionPolicy{},
-		Namespaces:         map[string]*v1alpha1.Namespace{},
+
+		NetworkPolicies: map[string]*policy.Policy{},
+		Namespaces:      map[string]*v1alpha1.Namespace{},
 	}
 }
 
@@ -149,6 +154,9 @@ func (d Delta) About(kinds ...string) bool {
 	return slices.ContainsFunc(d.Changes, func(c Change) bool { return slices.Contains(kinds, c.Kind) })
 }
 
+// Kinds are those of all objects that a store has.
+func Kinds() []string { return append(v1alpha1.Kinds(), policy.KindNetworkPolicy) }
+
 // room is where a snapshot keeps the objects of a kind.
 type room interface {
 	// set enters an object under its key, or removes what is there.
@@ -175,6 +183,8 @@ func (s *Snapshot) room(kind string) room {
 		return roomOf[*v1alpha1.Identity]{&s.Identities}
 	case v1alpha1.KindEncryptionPolicy:
 		return roomOf[*v1alpha1.EncryptionPolicy]{&s.EncryptionPolicies}
+	case policy.KindNetworkPolicy:
+		return roomOf[*policy.Policy]{&s.NetworkPolicies}
 	case v1alpha1.KindNamespace:
 		return roomOf[*v1alpha1.Namespace]{&s.Namespaces}
 	}

@@ -246,6 +246,25 @@ func (t *Table) SetClasses(want map[netip.Prefix]uint32) (changed bool, err erro
 	return changed || removed, named("classes of addresses", err)
 }
 
+// HighestClass is the highest number of a class that addresses have, or that a set is about; 0 for none.
+func (t *Table) HighestClass() (uint32, error) {
+	var highest, class uint32
+	var prefix bpf.RouteKey
+	classes := t.maps.Classes.Iterate()
+	for classes.Next(&prefix, &class) {
+		highest = max(highest, class)
+	}
+	var key bpf.PolicyKey
+	var value bpf.PolicyEntry
+	entries := t.maps.Policy.Iterate()
+	for entries.Next(&key, &value) {
+		if key.Peer > MaxIdentity {
+			highest = max(highest, key.Peer)
+		}
+	}
+	return highest, named("highest class", errors.Join(classes.Err(), entries.Err()))
+}
+
 // put enters a pair; ErrFull if there is no room.
 func put(m *ebpf.Map, key, value any) error {
 	err := m.Put(key, value)

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/store"
 )
 
@@ -91,6 +92,13 @@ func (d *Dir) Seed(nodes []*v1alpha1.Node) {
 	d.readMu.Lock()
 	defer d.readMu.Unlock()
 	d.history.Seed(nodes)
+}
+
+// SeedPolicies names policies that were in use before this agent started: see store.History.
+func (d *Dir) SeedPolicies(list []*policy.Policy, files []string) {
+	d.readMu.Lock()
+	defer d.readMu.Unlock()
+	d.history.SeedPolicies(list, files)
 }
 
 // readable says what is wrong with the directory as a whole.

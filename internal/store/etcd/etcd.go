@@ -26,6 +26,7 @@ import (
 	"go.uber.org/zap"
 
 	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/store"
 )
 
@@ -113,6 +114,13 @@ func (e *Etcd) Seed(nodes []*v1alpha1.Node) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.history.Seed(nodes)
+}
+
+// SeedPolicies names policies that were in use before this agent started: see store.History.
+func (e *Etcd) SeedPolicies(list []*policy.Policy, keys []string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.history.SeedPolicies(list, keys)
 }
 
 // Away is why etcd cannot be reached and since when, nil while it can, or nobody watches.

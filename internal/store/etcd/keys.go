@@ -37,7 +37,7 @@ func (e *Etcd) kindOf(key string) string {
 	if !ok || !found || name == "" {
 		return ""
 	}
-	for _, kind := range v1alpha1.Kinds() {
+	for _, kind := range store.Kinds() {
 		if strings.ToLower(kind) == dir {
 			return kind
 		}

@@ -1,0 +1,18 @@
+package agent
+
+import (
+	"net/netip"
+
+	"weft.dev/weft/internal/datapath"
+)
+
+// fakePolicies is a datapath's maps of policies.
+type fakePolicies struct{}
+
+func (fakePolicies) AddPolicySet([]datapath.PolicyEntry) (uint32, error) { return 1, nil }
+func (fakePolicies) RemovePolicySet(uint32) error                        { return nil }
+func (fakePolicies) PrunePolicySets() error                              { return nil }
+func (fakePolicies) SetEndpointPolicy(uint16, uint32, uint32) error      { return nil }
+func (fakePolicies) SetIdentities(map[netip.Addr]uint32) error           { return nil }
+func (fakePolicies) SetClasses(map[netip.Prefix]uint32) error            { return nil }
+func (fakePolicies) HighestClass() (uint32, error)                       { return 0, nil }

@@ -1,0 +1,308 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/endpoint"
+	"weft.dev/weft/internal/identity"
+	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/store"
+)
+
+// policyDatapath is where policies are enforced.
+type policyDatapath interface {
+	AddPolicySet([]datapath.PolicyEntry) (uint32, error)
+	RemovePolicySet(set uint32) error
+	PrunePolicySets() error
+	SetEndpointPolicy(slot uint16, egress, ingress uint32) error
+	SetIdentities(map[netip.Addr]uint32) error
+	SetClasses(map[netip.Prefix]uint32) error
+	HighestClass() (uint32, error)
+}
+
+// policies keeps the datapath's policy sets what the objects say. A set in the datapath never
+// changes: where one is to say something else, endpoints are given another in its place.
+type policies struct {
+	dp policyDatapath
+
+	mu       sync.Mutex
+	compiler *policy.Compiler
+	result   *policy.Result
+	// sets are those in the datapath, by the compiler's number.
+	sets map[uint32]installed
+	// stale are sets that an endpoint may still have.
+	stale []uint32
+	// given are the sets that each endpoint has, by slot.
+	given map[uint16]policy.Sets
+}
+
+// installed is a compiled set and its number in the datapath.
+type installed struct {
+	set    *policy.Set
+	number uint32
+}
+
+// labelFilter says which labels tell workloads apart.
+func (a *Agent) labelFilter() identity.LabelFilter {
+	labels := a.cfg.Identity.Labels
+	return identity.LabelFilter{Include: labels.Include, Exclude: labels.Exclude}
+}
+
+func newPolicies(dp policyDatapath, labels identity.LabelFilter) (*policies, error) {
+	highest, err := dp.HighestClass()
+	if err != nil {
+		return nil, fmt.Errorf("classes of a previous run: %w", err)
+	}
+	return &policies{
+		dp: dp, sets: map[uint32]installed{}, given: map[uint16]policy.Sets{},
+		compiler: policy.NewCompiler(policy.Options{Relevant: labels.Relevant, After: policy.Numbers{Class: highest}}),
+	}, nil
+}
+
+// begin enters what endpoints' sets depend on, before the first endpoint, and returns the endpoints with
+// their sets.
+func (p *policies) begin(ix *index, own []endpoint.Info, node string) ([]datapath.Endpoint, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	failed := errors.Join(p.enter(policyInput(ix, own, node)), p.classes())
+	var out []datapath.Endpoint
+	for _, info := range own {
+		sets, err := p.numbers(policyKey(info))
+		if err != nil {
+			failed = errors.Join(failed, err)
+			continue
+		}
+		p.given[info.Slot] = sets
+		ep := info.Datapath()
+		ep.EgressSet, ep.IngressSet = sets[policy.Egress], sets[policy.Ingress]
+		out = append(out, ep)
+	}
+	return out, failed
+}
+
+// enter compiles, and has the datapath know identities, sets and classes. Classes come last: the sets that endpoints have
+// know the old ones until apply gives them others.
+func (p *policies) enter(in policy.Input) error {
+	result := p.compiler.Compile(in)
+	if err := p.dp.SetIdentities(remoteIdentities(in)); err != nil {
+		return err
+	}
+	var failed error
+	for number, set := range result.Sets {
+		known, there := p.sets[number]
+		if there && slices.Equal(known.set.Entries, set.Entries) {
+			continue
+		}
+		added, err := p.dp.AddPolicySet(datapathEntries(set))
+		if err != nil {
+			// Endpoints keep what they have, and new ones are refused.
+			failed = errors.Join(failed, fmt.Errorf("policy set of %v: %w", set.Policies, err))
+			continue
+		}
+		if there {
+			p.stale = append(p.stale, known.number)
+		}
+		p.sets[number] = installed{set, added}
+	}
+	p.result = result
+	return failed
+}
+
+// of are the sets of an endpoint that is to be attached. Nothing is given to others for it but what its
+// coming changes for them: named ports, and classes.
+func (p *policies) of(ix *index, own []endpoint.Info, info endpoint.Info, node string) (egress, ingress uint32, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	own = slices.DeleteFunc(slices.Clone(own), func(i endpoint.Info) bool { return i.ID == info.ID })
+	if err := p.update(policyInput(ix, append(slices.Clone(own), info), node), own); err != nil {
+		return 0, 0, err
+	}
+	sets, err := p.numbers(policyKey(info))
+	if err != nil {
+		return 0, 0, err
+	}
+	p.given[info.Slot] = sets
+	return sets[policy.Egress], sets[policy.Ingress], nil
+}
+
+// numbers are the datapath's of an endpoint's sets.
+func (p *policies) numbers(key string) (out policy.Sets, err error) {
+	for d, compiled := range p.result.Endpoints[key] {
+		if compiled == 0 {
+			continue
+		}
+		set, there := p.sets[compiled]
+		if !there {
+			return out, fmt.Errorf("the policy set of %s is not in the datapath", key)
+		}
+		out[d] = set.number
+	}
+	return out, nil
+}
+
+// apply has every endpoint get what the objects say.
+func (p *policies) apply(ix *index, own []endpoint.Info, node string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	err := p.update(policyInput(ix, own, node), own)
+	if err == nil {
+		p.forget(own)
+	}
+	return err
+}
+
+// update enters what an input means, and gives these endpoints their sets.
+func (p *policies) update(in policy.Input, own []endpoint.Info) error {
+	failed := p.enter(in)
+	for _, info := range own {
+		sets, err := p.numbers(policyKey(info))
+		if had, known := p.given[info.Slot]; err == nil && (!known || had != sets) {
+			err = p.dp.SetEndpointPolicy(info.Slot, sets[policy.Egress], sets[policy.Ingress])
+		}
+		if err != nil {
+			failed = errors.Join(failed, fmt.Errorf("policy of %s: %w", info.Key(), err))
+			continue
+		}
+		p.given[info.Slot] = sets
+	}
+	return errors.Join(failed, p.classes())
+}
+
+// classes tells the datapath which class each address is of.
+func (p *policies) classes() error {
+	classes := make(map[netip.Prefix]uint32, len(p.result.Classes))
+	for _, c := range p.result.Classes {
+		classes[c.Prefix] = c.Class
+	}
+	return p.dp.SetClasses(classes)
+}
+
+// forget removes the sets that no endpoint has any more. What cannot be removed is tried again.
+func (p *policies) forget(own []endpoint.Info) {
+	for number, set := range p.sets {
+		if p.result.Sets[number] == nil {
+			p.stale = append(p.stale, set.number)
+			delete(p.sets, number)
+		}
+	}
+	p.stale = slices.DeleteFunc(p.stale, func(set uint32) bool { return p.dp.RemovePolicySet(set) == nil })
+	maps.DeleteFunc(p.given, func(slot uint16, _ policy.Sets) bool {
+		return !slices.ContainsFunc(own, func(i endpoint.Info) bool { return i.Slot == slot })
+	})
+}
+
+// problem is what is wrong with policies and not told of their files already.
+func (p *policies) problem() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.result == nil {
+		return nil
+	}
+	var texts []string
+	for _, problem := range p.result.Problems {
+		if problem.File == "" || problem.Warning {
+			texts = append(texts, problem.Error())
+		}
+	}
+	return firstOf(texts)
+}
+
+// datapathEntries are a set's, as the datapath takes them.
+func datapathEntries(set *policy.Set) []datapath.PolicyEntry {
+	out := make([]datapath.PolicyEntry, len(set.Entries))
+	for i, e := range set.Entries {
+		out[i] = datapath.PolicyEntry{
+			Direction: datapath.PolicyEgress, Peer: e.Peer, Protocol: e.Protocol, Port: e.Port, PortBits: e.PortBits,
+			Allow: e.Verdict == policy.Allow, Precedence: e.Precedence, Rule: e.Rule,
+		}
+		if e.Direction == policy.Ingress {
+			out[i].Direction = datapath.PolicyIngress
+		}
+	}
+	return out
+}
+
+// policies are those in force. Versions that contradict each other only deny.
+func (ix *index) policies() []*policy.Policy {
+	out := slices.Collect(maps.Values(ix.snapshot.NetworkPolicies))
+	for _, o := range ix.snapshot.Unused {
+		if p, is := o.(*policy.Policy); is {
+			out = append(out, p.Closed())
+		}
+	}
+	return out
+}
+
+// policyKey tells an endpoint of this node from every other.
+func policyKey(info endpoint.Info) string { return info.Namespace + "/" + info.ID }
+
+// policyInput is what policies depend on: of this node's endpoints what their manager knows, of others' what they have
+// published.
+func policyInput(ix *index, own []endpoint.Info, node string) policy.Input {
+	in := policy.Input{Policies: ix.policies(), Namespaces: map[string]map[string]string{}}
+	for name, n := range ix.snapshot.Namespaces {
+		in.Namespaces[name] = n.Metadata.Labels
+	}
+	for _, i := range ix.snapshot.Identities {
+		in.Identities = append(in.Identities, policyIdentity(i))
+	}
+	for _, info := range own {
+		in.Endpoints = append(in.Endpoints, policy.Endpoint{
+			Namespace: info.Namespace, Name: info.ID, Labels: info.Labels, Identity: info.Identity,
+			Addresses: info.Addresses(), Ports: policy.PortsOf(info.Ports), Local: true,
+		})
+	}
+	for _, ep := range ix.snapshot.Endpoints {
+		if ep.Spec.NodeName != node && ix.inOwnRange(ep) {
+			in.Endpoints = append(in.Endpoints, policy.Endpoint{
+				Namespace: ep.Metadata.Namespace, Name: ep.Metadata.Name, Labels: ep.Metadata.Labels, Identity: ep.Status.Identity,
+				Addresses: ep.Spec.Addresses, Ports: policy.PortsOf(ep.Spec.Ports),
+			})
+		}
+	}
+	return in
+}
+
+// remoteIdentities are those of other nodes' endpoints by address. An address that several claim is
+// nobody's: then no entry about an identity allows it anything.
+func remoteIdentities(in policy.Input) map[netip.Addr]uint32 {
+	out, twice := map[netip.Addr]uint32{}, map[netip.Addr]bool{}
+	for _, e := range in.Endpoints {
+		if e.Local || e.Identity == v1alpha1.IdentityUnknown {
+			continue
+		}
+		for _, a := range e.Addresses {
+			had, there := out[a]
+			twice[a] = twice[a] || there && had != e.Identity
+			out[a] = e.Identity
+		}
+	}
+	maps.DeleteFunc(out, func(a netip.Addr, _ uint32) bool { return twice[a] })
+	return out
+}
+
+// policyIdentity is what a number stands for.
+func policyIdentity(i *v1alpha1.Identity) policy.Identity {
+	out := policy.Identity{Number: i.Number(), Labels: i.Spec.Labels}
+	if id, err := identity.Parse(i.Spec.SPIFFEID); err == nil {
+		out.Namespace = id.Namespace
+	}
+	return out
+}
+
+// policyKinds are those that policies depend on.
+var policyKinds = []string{
+	policy.KindNetworkPolicy, v1alpha1.KindNamespace, v1alpha1.KindPod, v1alpha1.KindEndpoint, v1alpha1.KindIdentity,
+}
+
+// policing says whether there is anything for policies to do about a change.
+func policing(d store.Delta, now *index) bool {
+	return d.About(policy.KindNetworkPolicy) || len(now.policies()) > 0 && d.About(policyKinds...)
+}

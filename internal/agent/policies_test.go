@@ -1,0 +1,154 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/endpoint"
+	"weft.dev/weft/internal/identity"
+	"weft.dev/weft/internal/store"
+)
+
+// recordedPolicies is a datapath that notes what it is told, and has no room for some sets.
+type recordedPolicies struct {
+	fakePolicies
+	calls []string
+	sets  uint32
+	full  bool
+}
+
+func (r *recordedPolicies) note(format string, args ...any) {
+	r.calls = append(r.calls, fmt.Sprintf(format, args...))
+}
+
+func (r *recordedPolicies) AddPolicySet(entries []datapath.PolicyEntry) (uint32, error) {
+	if r.full {
+		return 0, errors.New("full")
+	}
+	r.sets++
+	r.note("add %d", r.sets)
+	return r.sets, nil
+}
+
+func (r *recordedPolicies) RemovePolicySet(set uint32) error { r.note("remove %d", set); return nil }
+
+func (r *recordedPolicies) SetEndpointPolicy(slot uint16, egress, ingress uint32) error {
+	r.note("slot %d: %d %d", slot, egress, ingress)
+	return nil
+}
+
+func (r *recordedPolicies) SetClasses(classes map[netip.Prefix]uint32) error {
+	r.note("%d classes", len(classes))
+	return nil
+}
+
+func policyIndex(t *testing.T, files ...string) *index {
+	t.Helper()
+	var objects []store.Declared
+	var errs []store.ObjectError
+	for i, text := range files {
+		o, e := store.Decode(fmt.Sprint("f", i), []byte(text))
+		objects, errs = append(objects, o...), append(errs, e...)
+	}
+	return newIndex(store.Assemble(objects, errs))
+}
+
+func policyPod(slot uint16, name string, labels map[string]string) endpoint.Info {
+	return endpoint.Info{
+		ID: name, Namespace: "shop", Pod: name, Slot: slot, Labels: labels, Identity: 300 + uint32(slot),
+		IPv4: netip.AddrFrom4([4]byte{10, 77, 1, byte(slot)}),
+	}
+}
+
+const webDenied = `apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: deny, namespace: shop}
+spec: {podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress]}
+`
+
+// TestPolicies: sets are there before an endpoint has them, classes come after, and what nobody has goes last.
+func TestPolicies(t *testing.T) {
+	own := []endpoint.Info{policyPod(1, "web", map[string]string{"app": "web"}), policyPod(2, "db", nil)}
+	withBlock := strings.Replace(webDenied, "policyTypes: [Ingress]", "ingress: [{from: [{ipBlock: {cidr: 192.0.2.0/24}}]}]", 1)
+	dp := &recordedPolicies{}
+	p, err := newPolicies(dp, identity.LabelFilter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect := func(what string, err error, want ...string) {
+		t.Helper()
+		if err != nil || !slices.Equal(dp.calls, want) {
+			t.Errorf("%s: %q %v, want %q", what, dp.calls, err, want)
+		}
+		dp.calls = nil
+	}
+	eps, err := p.begin(policyIndex(t, webDenied), own, "a")
+	expect("begin", err, "add 1", "0 classes")
+	if len(eps) != 2 || eps[0].IngressSet != 1 || eps[0].EgressSet != 0 || eps[1].IngressSet != 0 {
+		t.Errorf("begun with %+v", eps)
+	}
+	expect("nothing new", p.apply(policyIndex(t, webDenied), own, "a"), "0 classes")
+	expect("another version", p.apply(policyIndex(t, withBlock), own, "a"), "add 2", "slot 1: 0 2", "1 classes", "remove 1")
+	expect("withdrawn", p.apply(policyIndex(t), own, "a"), "slot 1: 0 0", "0 classes", "remove 2")
+
+	dp.full = true
+	if err := p.apply(policyIndex(t, webDenied), own, "a"); err == nil || slices.Contains(dp.calls, "slot 1: 0 0") {
+		t.Errorf("no room: %q %v", dp.calls, err)
+	}
+	late := policyPod(3, "late", map[string]string{"app": "web"})
+	if _, _, err := p.of(policyIndex(t, webDenied), own, late, "a"); err == nil {
+		t.Error("a pod came without the set that is to be its own")
+	}
+	dp.full, dp.calls = false, nil
+	egress, ingress, err := p.of(policyIndex(t, webDenied), own, late, "a")
+	if egress != 0 || ingress != 3 {
+		t.Errorf("late has %d %d", egress, ingress)
+	}
+	expect("late", err, "add 3", "slot 1: 0 3", "0 classes")
+}
+
+// TestPoliciesDoubled: of a policy that two files declare in other words, both isolate and neither allows.
+func TestPoliciesDoubled(t *testing.T) {
+	open := strings.Replace(webDenied, "policyTypes: [Ingress]", "ingress: [{}]", 1)
+	list := policyIndex(t, webDenied, open).policies()
+	if len(list) != 2 {
+		t.Fatalf("%d policies", len(list))
+	}
+	dp := &recordedPolicies{}
+	p, _ := newPolicies(dp, identity.LabelFilter{})
+	web := policyPod(1, "web", map[string]string{"app": "web"})
+	if _, ingress, err := p.of(policyIndex(t, webDenied, open), nil, web, "a"); ingress != 1 || err != nil {
+		t.Errorf("set %d, %v", ingress, err)
+	}
+	for _, e := range p.result.Sets {
+		for _, entry := range e.Entries {
+			if entry.Peer == 0 || entry.Peer >= v1alpha1.MinIdentity {
+				t.Errorf("an entry allows %+v", entry)
+			}
+		}
+	}
+}
+
+// TestRemoteIdentities: an address that several claim is nobody's.
+func TestRemoteIdentities(t *testing.T) {
+	claims := func(name string, number uint32) string {
+		return fmt.Sprintf("---\napiVersion: weft.dev/v1alpha1\nkind: Endpoint\nmetadata: {name: %s, namespace: shop}\n"+
+			"spec: {nodeName: b, addresses: [10.77.2.5, 10.77.2.%d]}\nstatus: {identity: %d}\n", name, number-290, number)
+	}
+	node := "apiVersion: weft.dev/v1alpha1\nkind: Node\nmetadata: {name: b}\nspec: {addresses: [192.0.2.2], podCIDRs: [10.77.2.0/24]}\n"
+	ix := policyIndex(t, node+claims("p", 300)+claims("q", 301)+claims("r", 302))
+	got := remoteIdentities(policyInput(ix, nil, "a"))
+	if len(got) != 3 || got[netip.MustParseAddr("10.77.2.11")] != 301 {
+		t.Errorf("%v", got)
+	}
+	strange := strings.ReplaceAll(claims("s", 303), "10.77.2.", "10.99.2.")
+	if got := remoteIdentities(policyInput(policyIndex(t, node+strange), nil, "a")); len(got) != 0 {
+		t.Errorf("addresses of no range of its node: %v", got)
+	}
+}

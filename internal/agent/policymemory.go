@@ -1,0 +1,52 @@
+package agent
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/statefile"
+)
+
+// policyMemory is the file of the policies that were in force last: an agent that starts while a file of objects is
+// broken enforces what it was declared in it.
+func (a *Agent) policyMemory() string { return filepath.Join(a.cfg.StateDir(), "policies.json") }
+
+// recallPolicies tells the store which policies were in force, before it is first read.
+func (a *Agent) recallPolicies() error {
+	seeded, ok := a.store.(interface {
+		SeedPolicies([]*policy.Policy, []string)
+	})
+	if !ok {
+		return nil
+	}
+	data, err := os.ReadFile(a.policyMemory())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("policies of a previous run: %w", err)
+	}
+	list, files, err := policy.Recall(data)
+	if err != nil {
+		return fmt.Errorf("%s: %w: remove it once all files of objects are in order", a.policyMemory(), err)
+	}
+	seeded.SeedPolicies(list, files)
+	return nil
+}
+
+// rememberPolicies writes the policies in force down, if they are others than last time.
+func (a *Agent) rememberPolicies(list []*policy.Policy) error {
+	data, err := policy.Remember(list)
+	if err != nil {
+		return err
+	}
+	if before, err := os.ReadFile(a.policyMemory()); err == nil && bytes.Equal(before, data) {
+		return nil
+	}
+	return statefile.Write(a.policyMemory(), data)
+}

@@ -1,0 +1,88 @@
+package policy
+
+import (
+	"encoding/json"
+
+	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/config/strictyaml"
+)
+
+// Type implements v1alpha1.Object.
+func (p *Policy) Type() *v1alpha1.TypeMeta {
+	return &v1alpha1.TypeMeta{APIVersion: versionNetwork, Kind: KindNetworkPolicy}
+}
+
+// Meta implements v1alpha1.Object.
+func (p *Policy) Meta() *v1alpha1.ObjectMeta {
+	return &v1alpha1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, Labels: p.labels, Annotations: p.annotations}
+}
+
+// SetDefaults implements v1alpha1.Object: there are none.
+func (p *Policy) SetDefaults() {}
+
+// Validate implements v1alpha1.Object: what makes the policy deny.
+func (p *Policy) Validate() []v1alpha1.FieldError {
+	var out []v1alpha1.FieldError
+	for _, problem := range p.Problems {
+		if !problem.Warning {
+			out = append(out, v1alpha1.FieldError{Field: problem.Field, Msg: problem.Msg})
+		}
+	}
+	return out
+}
+
+// written is a policy as users write it.
+type written struct {
+	v1alpha1.TypeMeta `yaml:",inline"`
+	Metadata          *v1alpha1.ObjectMeta `json:"metadata" yaml:"metadata"`
+	// Spec is what JSON makes of it: Kubernetes' types have no other names.
+	Spec map[string]any `json:"spec" yaml:"spec"`
+}
+
+func (p *Policy) written() (w written, err error) {
+	text, err := json.Marshal(p.spec)
+	if err != nil {
+		return w, err
+	}
+	w = written{TypeMeta: *p.Type(), Metadata: p.Meta()}
+	return w, json.Unmarshal(text, &w.Spec)
+}
+
+// MarshalYAML implements yaml.Marshaler.
+func (p *Policy) MarshalYAML() (any, error) { return p.written() }
+
+// MarshalJSON implements json.Marshaler.
+func (p *Policy) MarshalJSON() ([]byte, error) {
+	w, err := p.written()
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(w)
+}
+
+// Same says whether two policies mean the same, wherever they are written.
+func (p *Policy) Same(o *Policy) bool { return p.content == o.content }
+
+// Closed is the policy as one that only denies: of one that is declared several times and differs
+// nobody knows which is meant.
+func (p *Policy) Closed() *Policy {
+	closed := *p
+	closed.rules = [2][]rule{}
+	closed.content = "closed " + p.content
+	return &closed
+}
+
+// DecodeObject reads a NetworkPolicy, nil for an object of another kind. It is to be used although there
+// are errors: left out, it would allow.
+func DecodeObject(doc *strictyaml.Doc) (o v1alpha1.Object, errs []strictyaml.Error) {
+	if doc.Text("kind") != KindNetworkPolicy || doc.Text("apiVersion") != versionNetwork {
+		return nil, nil
+	}
+	p := decodePolicy(doc)
+	for _, problem := range p.Problems {
+		if !problem.Warning {
+			errs = append(errs, strictyaml.Error{File: problem.File, Line: problem.Line, Field: problem.Field, Msg: problem.Msg})
+		}
+	}
+	return p, errs
+}
