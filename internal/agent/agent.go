@@ -7,6 +7,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -296,18 +297,22 @@ func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links startu
 	}
 	a.wait("the recorded endpoints to be restored")
 	// All of them before the first has this run's hooks: who is not known would be nobody's pod.
-	endpoints, err := running.policies.begin(a.index.Load(), running.manager.List(), a.cfg.Node)
-	if err == nil {
-		err = dp.EnterEndpoints(endpoints)
+	errPolicies := running.policies.begin(a.index.Load(), running.manager.List(), a.cfg.Node)
+	endpoints, err := running.policies.endpoints(running.manager.List())
+	if err == nil || endpoints != nil {
+		err = errors.Join(err, dp.EnterEndpoints(endpoints))
 	}
-	if err != nil {
+	if err := errors.Join(errPolicies, err); err != nil {
 		a.log.Warn("endpoints are not all entered yet, will try again", "err", err)
 	}
 	if err := running.manager.Restore(ctx); err != nil {
 		// Those that could be restored work; Sync goes on trying the others.
 		a.problem("endpoints", fmt.Errorf("restore endpoints: %w", err))
 	}
-	if err := dp.Prune(running.endpoints()); err != nil {
+	if endpoints, err = running.policies.endpoints(running.manager.List()); err != nil {
+		a.problem("policies", err) // until they are next applied
+	}
+	if err := dp.Prune(endpoints); err != nil {
 		dp.Close()
 		return nil, fmt.Errorf("remove stale endpoints from the datapath: %w", err)
 	}

@@ -41,6 +41,8 @@ type policies struct {
 	stale []uint32
 	// given are the sets that each endpoint has, by slot.
 	given map[uint16]policy.Sets
+	// denies is a set without entries, 0 until it is needed.
+	denies uint32
 }
 
 // installed is a compiled set and its number in the datapath.
@@ -66,33 +68,63 @@ func newPolicies(dp policyDatapath, labels identity.LabelFilter) (*policies, err
 	}, nil
 }
 
-// begin enters what endpoints' sets depend on, before the first endpoint, and returns the endpoints with
-// their sets.
-func (p *policies) begin(ix *index, own []endpoint.Info, node string) ([]datapath.Endpoint, error) {
+// begin enters what endpoints' sets depend on, before the first endpoint.
+func (p *policies) begin(ix *index, own []endpoint.Info, node string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	failed := errors.Join(p.enter(policyInput(ix, own, node)), p.classes())
+	return errors.Join(p.enter(p.input(ix, own, node)), p.classes())
+}
+
+// endpoints are this node's with their sets. One whose sets could not be entered is cut off until they can.
+func (p *policies) endpoints(own []endpoint.Info) ([]datapath.Endpoint, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	var out []datapath.Endpoint
+	var failed error
 	for _, info := range own {
 		sets, err := p.numbers(policyKey(info))
 		if err != nil {
 			failed = errors.Join(failed, err)
-			continue
+			if sets, err = p.deny(); err != nil {
+				return nil, errors.Join(failed, err)
+			}
 		}
-		p.given[info.Slot] = sets
 		ep := info.Datapath()
 		ep.EgressSet, ep.IngressSet = sets[policy.Egress], sets[policy.Ingress]
 		out = append(out, ep)
+		p.given[info.Slot] = sets
 	}
 	return out, failed
+}
+
+// deny is a set without entries, for both directions.
+func (p *policies) deny() (policy.Sets, error) {
+	if p.denies == 0 {
+		var err error
+		if p.denies, err = p.dp.AddPolicySet(nil); err != nil {
+			return policy.Sets{}, fmt.Errorf("policy set that denies: %w", err)
+		}
+	}
+	return policy.Sets{p.denies, p.denies}, nil
+}
+
+// input is what policies depend on; nothing where there are none, and none were.
+func (p *policies) input(ix *index, own []endpoint.Info, node string) policy.Input {
+	if len(ix.policies()) == 0 && len(p.sets) == 0 {
+		return policy.Input{}
+	}
+	return policyInput(ix, own, node)
 }
 
 // enter compiles, and has the datapath know identities, sets and classes. Classes come last: the sets that endpoints have
 // know the old ones until apply gives them others.
 func (p *policies) enter(in policy.Input) error {
 	result := p.compiler.Compile(in)
-	if err := p.dp.SetIdentities(remoteIdentities(in)); err != nil {
-		return err
+	// Identities mean nothing to the programs while no endpoint has a set: they are not kept then.
+	if len(in.Policies) > 0 {
+		if err := p.dp.SetIdentities(remoteIdentities(in)); err != nil {
+			return err
+		}
 	}
 	var failed error
 	for number, set := range result.Sets {
@@ -121,7 +153,7 @@ func (p *policies) of(ix *index, own []endpoint.Info, info endpoint.Info, node s
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	own = slices.DeleteFunc(slices.Clone(own), func(i endpoint.Info) bool { return i.ID == info.ID })
-	if err := p.update(policyInput(ix, append(slices.Clone(own), info), node), own); err != nil {
+	if err := p.update(p.input(ix, append(slices.Clone(own), info), node), own); err != nil {
 		return 0, 0, err
 	}
 	sets, err := p.numbers(policyKey(info))
@@ -134,6 +166,9 @@ func (p *policies) of(ix *index, own []endpoint.Info, info endpoint.Info, node s
 
 // numbers are the datapath's of an endpoint's sets.
 func (p *policies) numbers(key string) (out policy.Sets, err error) {
+	if p.result == nil {
+		return out, errors.New("policies have not been compiled yet")
+	}
 	for d, compiled := range p.result.Endpoints[key] {
 		if compiled == 0 {
 			continue
@@ -151,9 +186,9 @@ func (p *policies) numbers(key string) (out policy.Sets, err error) {
 func (p *policies) apply(ix *index, own []endpoint.Info, node string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	err := p.update(policyInput(ix, own, node), own)
+	err := p.update(p.input(ix, own, node), own)
 	if err == nil {
-		p.forget(own)
+		err = p.forget(own)
 	}
 	return err
 }
@@ -177,6 +212,9 @@ func (p *policies) update(in policy.Input, own []endpoint.Info) error {
 
 // classes tells the datapath which class each address is of.
 func (p *policies) classes() error {
+	if p.result == nil {
+		return nil
+	}
 	classes := make(map[netip.Prefix]uint32, len(p.result.Classes))
 	for _, c := range p.result.Classes {
 		classes[c.Prefix] = c.Class
@@ -184,8 +222,9 @@ func (p *policies) classes() error {
 	return p.dp.SetClasses(classes)
 }
 
-// forget removes the sets that no endpoint has any more. What cannot be removed is tried again.
-func (p *policies) forget(own []endpoint.Info) {
+// forget removes the sets that no endpoint has any more, those of a previous run with them. What cannot be removed is
+// tried again.
+func (p *policies) forget(own []endpoint.Info) error {
 	for number, set := range p.sets {
 		if p.result.Sets[number] == nil {
 			p.stale = append(p.stale, set.number)
@@ -196,6 +235,7 @@ func (p *policies) forget(own []endpoint.Info) {
 	maps.DeleteFunc(p.given, func(slot uint16, _ policy.Sets) bool {
 		return !slices.ContainsFunc(own, func(i endpoint.Info) bool { return i.Slot == slot })
 	})
+	return p.dp.PrunePolicySets()
 }
 
 // problem is what is wrong with policies and not told of their files already.

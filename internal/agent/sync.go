@@ -219,15 +219,6 @@ func peers(nodes map[string]*v1alpha1.Node, own string) []datapath.Node {
 	return out
 }
 
-// endpoints are the node's endpoints as the datapath sees them.
-func (n *node) endpoints() []datapath.Endpoint {
-	var out []datapath.Endpoint
-	for _, info := range n.manager.List() {
-		out = append(out, info.Datapath())
-	}
-	return out
-}
-
 // steady is how long something must run before it counts as working.
 const steady = 2 * time.Second
 

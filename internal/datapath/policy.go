@@ -33,7 +33,7 @@ func (d *Datapath) RemovePolicySet(set uint32) error {
 	return d.policy.Remove(set)
 }
 
-// PrunePolicySets removes the sets that no endpoint has: those of a previous run, once every endpoint is known.
+// PrunePolicySets removes the sets of a previous run that no endpoint has.
 func (d *Datapath) PrunePolicySets() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

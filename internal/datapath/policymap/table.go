@@ -145,14 +145,13 @@ func (t *Table) Remove(set uint32) error {
 	return t.drop(func(s uint32) bool { return s == set })
 }
 
-// Prune removes every set that no endpoint refers to: what a previous run has left. Callers see to it that
-// no set is about to be given to an endpoint.
+// Prune removes the sets of a previous run that no endpoint refers to.
 func (t *Table) Prune() error {
 	used, err := t.used()
 	if err != nil {
 		return err
 	}
-	return t.drop(func(s uint32) bool { return !used[s] })
+	return t.drop(func(s uint32) bool { return !used[s] && t.sets[s] == nil })
 }
 
 func (t *Table) drop(gone func(set uint32) bool) (err error) {

@@ -127,8 +127,8 @@ func TestSetsOfBefore(t *testing.T) {
 	if err := next.Prune(); err != nil {
 		t.Fatal(err)
 	}
-	if n := entries(t, next.maps.Policy); n != 2 || next.Sets() != 2 {
-		t.Errorf("%d entries, %d sets; want those of 1 and 9", n, next.Sets())
+	if n := entries(t, next.maps.Policy); n != 2 || next.Sets() != 3 {
+		t.Errorf("%d entries, %d sets; want those of 1 and 9, and the new 10", n, next.Sets())
 	}
 	if used, err := next.InUse(); err != nil || !used {
 		t.Errorf("in use: %v, %v", used, err)
