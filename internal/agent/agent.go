@@ -330,9 +330,7 @@ func (a *Agent) openEndpoints(n *node) (door http.Handler, err error) {
 		StateDir: a.cfg.StateDir(), NodeName: a.cfg.Node, Ranges: podRanges(a.cfg, n.object), MTU: n.mtu,
 		HostAddrs: n.links.Addrs, Datapath: n.dp, Directory: a.store,
 		PodSpec: a.podSpec, Identity: a.identityOf, Log: a.log,
-		Policy: func(info endpoint.Info) (egress, ingress uint32, err error) {
-			return n.policies.of(a.index.Load(), n.manager.List(), info, a.cfg.Node)
-		},
+		Policies: endpointPolicies{a, n},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open endpoint state: %w", err)

@@ -13,6 +13,7 @@ func (fakePolicies) AddPolicySet([]datapath.PolicyEntry) (uint32, error) { retur
 func (fakePolicies) RemovePolicySet(uint32) error                        { return nil }
 func (fakePolicies) PrunePolicySets() error                              { return nil }
 func (fakePolicies) SetEndpointPolicy(uint16, uint32, uint32) error      { return nil }
+func (fakePolicies) AdoptEndpointPolicy(uint16, uint32, uint32) error    { return nil }
 func (fakePolicies) SetIdentities(map[netip.Addr]uint32) error           { return nil }
 func (fakePolicies) SetClasses(map[netip.Prefix]uint32) error            { return nil }
 func (fakePolicies) HighestClass() (uint32, error)                       { return 0, nil }

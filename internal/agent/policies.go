@@ -22,6 +22,7 @@ type policyDatapath interface {
 	RemovePolicySet(set uint32) error
 	PrunePolicySets() error
 	SetEndpointPolicy(slot uint16, egress, ingress uint32) error
+	AdoptEndpointPolicy(slot uint16, egress, ingress uint32) error
 	SetIdentities(map[netip.Addr]uint32) error
 	SetClasses(map[netip.Prefix]uint32) error
 	HighestClass() (uint32, error)
@@ -39,8 +40,8 @@ type policies struct {
 	sets map[uint32]installed
 	// stale are sets that an endpoint may still have.
 	stale []uint32
-	// given are the sets that each endpoint has, by slot.
-	given map[uint16]policy.Sets
+	// given are the sets that each attached endpoint has, by slot; promised those of endpoints that are being attached.
+	given, promised map[uint16]policy.Sets
 	// denies is a set without entries, 0 until it is needed.
 	denies uint32
 }
@@ -63,16 +64,33 @@ func newPolicies(dp policyDatapath, labels identity.LabelFilter) (*policies, err
 		return nil, fmt.Errorf("classes of a previous run: %w", err)
 	}
 	return &policies{
-		dp: dp, sets: map[uint32]installed{}, given: map[uint16]policy.Sets{},
+		dp: dp, sets: map[uint32]installed{}, given: map[uint16]policy.Sets{}, promised: map[uint16]policy.Sets{},
 		compiler: policy.NewCompiler(policy.Options{Relevant: labels.Relevant, After: policy.Numbers{Class: highest}}),
 	}, nil
 }
 
-// begin enters what endpoints' sets depend on, before the first endpoint.
+// begin enters what endpoints' sets depend on, before the first endpoint, and gives those that are in the maps since
+// a previous run the sets of this one. Classes come after: the sets of before know none of this run's.
 func (p *policies) begin(ix *index, own []endpoint.Info, node string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return errors.Join(p.enter(p.input(ix, own, node)), p.classes())
+	failed := p.enter(p.input(ix, own, node))
+	for _, info := range own {
+		failed = errors.Join(failed, p.adopt(info))
+	}
+	return errors.Join(failed, p.classes())
+}
+
+// adopt gives an endpoint that has not been attached in this run its sets, if a previous one has entered it.
+func (p *policies) adopt(info endpoint.Info) error {
+	sets, err := p.numbers(policyKey(info))
+	if err == nil {
+		err = p.dp.AdoptEndpointPolicy(info.Slot, sets[policy.Egress], sets[policy.Ingress])
+	}
+	if err != nil {
+		return fmt.Errorf("policy of %s: %w", info.Key(), err)
+	}
+	return nil
 }
 
 // endpoints are this node's with their sets. One whose sets could not be entered is cut off until they can.
@@ -92,7 +110,6 @@ func (p *policies) endpoints(own []endpoint.Info) ([]datapath.Endpoint, error) {
 		ep := info.Datapath()
 		ep.EgressSet, ep.IngressSet = sets[policy.Egress], sets[policy.Ingress]
 		out = append(out, ep)
-		p.given[info.Slot] = sets
 	}
 	return out, failed
 }
@@ -120,13 +137,12 @@ func (p *policies) input(ix *index, own []endpoint.Info, node string) policy.Inp
 // know the old ones until apply gives them others.
 func (p *policies) enter(in policy.Input) error {
 	result := p.compiler.Compile(in)
-	// Identities mean nothing to the programs while no endpoint has a set: they are not kept then.
-	if len(in.Policies) > 0 {
-		if err := p.dp.SetIdentities(remoteIdentities(in)); err != nil {
-			return err
-		}
-	}
 	var failed error
+	// Identities mean nothing to the programs while no endpoint has a set: they are not kept then. An
+	// address without one is allowed less.
+	if len(in.Policies) > 0 {
+		failed = p.dp.SetIdentities(remoteIdentities(in))
+	}
 	for number, set := range result.Sets {
 		known, there := p.sets[number]
 		if there && slices.Equal(known.set.Entries, set.Entries) {
@@ -147,21 +163,46 @@ func (p *policies) enter(in policy.Input) error {
 	return failed
 }
 
-// of are the sets of an endpoint that is to be attached. Nothing is given to others for it but what its
-// coming changes for them: named ports, and classes.
-func (p *policies) of(ix *index, own []endpoint.Info, info endpoint.Info, node string) (egress, ingress uint32, err error) {
+// of are the sets with which an endpoint is to be attached; attached is to be called then. Others get what its coming
+// changes for them when policies are next applied.
+func (p *policies) of(ix *index, list func() []endpoint.Info, info endpoint.Info, node string) (egress, ingress uint32, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	own = slices.DeleteFunc(slices.Clone(own), func(i endpoint.Info) bool { return i.ID == info.ID })
-	if err := p.update(p.input(ix, append(slices.Clone(own), info), node), own); err != nil {
-		return 0, 0, err
-	}
+	own := slices.DeleteFunc(list(), func(i endpoint.Info) bool { return i.ID == info.ID })
+	failed := p.enter(p.input(ix, append(own, info), node))
 	sets, err := p.numbers(policyKey(info))
 	if err != nil {
-		return 0, 0, err
+		return 0, 0, errors.Join(err, failed)
+	}
+	p.promised[info.Slot] = sets
+	return sets[policy.Egress], sets[policy.Ingress], nil
+}
+
+// attached is told how the attaching of an endpoint with the sets of `of` has ended. What policies have become
+// meanwhile is given to it now.
+func (p *policies) attached(info endpoint.Info, failed error) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	sets, promised := p.promised[info.Slot]
+	delete(p.promised, info.Slot)
+	if failed != nil || !promised {
+		return failed
 	}
 	p.given[info.Slot] = sets
-	return sets[policy.Egress], sets[policy.Ingress], nil
+	return p.give(info)
+}
+
+// give has an attached endpoint get its sets, if it has others.
+func (p *policies) give(info endpoint.Info) error {
+	sets, err := p.numbers(policyKey(info))
+	if err == nil && p.given[info.Slot] != sets {
+		err = p.dp.SetEndpointPolicy(info.Slot, sets[policy.Egress], sets[policy.Ingress])
+	}
+	if err != nil {
+		return fmt.Errorf("policy of %s: %w", info.Key(), err)
+	}
+	p.given[info.Slot] = sets
+	return nil
 }
 
 // numbers are the datapath's of an endpoint's sets.
@@ -182,32 +223,23 @@ func (p *policies) numbers(key string) (out policy.Sets, err error) {
 	return out, nil
 }
 
-// apply has every endpoint get what the objects say.
-func (p *policies) apply(ix *index, own []endpoint.Info, node string) error {
+// apply has every attached endpoint get what the objects say. One that is being attached gets it at the end of that.
+func (p *policies) apply(ix *index, list func() []endpoint.Info, node string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	err := p.update(p.input(ix, own, node), own)
-	if err == nil {
-		err = p.forget(own)
-	}
-	return err
-}
-
-// update enters what an input means, and gives these endpoints their sets.
-func (p *policies) update(in policy.Input, own []endpoint.Info) error {
-	failed := p.enter(in)
+	own := list()
+	failed := p.enter(p.input(ix, own, node))
 	for _, info := range own {
-		sets, err := p.numbers(policyKey(info))
-		if had, known := p.given[info.Slot]; err == nil && (!known || had != sets) {
-			err = p.dp.SetEndpointPolicy(info.Slot, sets[policy.Egress], sets[policy.Ingress])
+		if _, attached := p.given[info.Slot]; attached {
+			failed = errors.Join(failed, p.give(info))
+		} else if _, promised := p.promised[info.Slot]; !promised {
+			failed = errors.Join(failed, p.adopt(info))
 		}
-		if err != nil {
-			failed = errors.Join(failed, fmt.Errorf("policy of %s: %w", info.Key(), err))
-			continue
-		}
-		p.given[info.Slot] = sets
 	}
-	return errors.Join(failed, p.classes())
+	if failed = errors.Join(failed, p.classes()); failed != nil {
+		return failed
+	}
+	return p.forget(own)
 }
 
 // classes tells the datapath which class each address is of.
@@ -231,7 +263,14 @@ func (p *policies) forget(own []endpoint.Info) error {
 			delete(p.sets, number)
 		}
 	}
-	p.stale = slices.DeleteFunc(p.stale, func(set uint32) bool { return p.dp.RemovePolicySet(set) == nil })
+	p.stale = slices.DeleteFunc(p.stale, func(set uint32) bool {
+		for _, sets := range p.promised {
+			if slices.Contains(sets[:], set) {
+				return false
+			}
+		}
+		return p.dp.RemovePolicySet(set) == nil
+	})
 	maps.DeleteFunc(p.given, func(slot uint16, _ policy.Sets) bool {
 		return !slices.ContainsFunc(own, func(i endpoint.Info) bool { return i.Slot == slot })
 	})
@@ -345,4 +384,25 @@ var policyKinds = []string{
 // policing says whether there is anything for policies to do about a change.
 func policing(d store.Delta, now *index) bool {
 	return d.About(policy.KindNetworkPolicy) || len(now.policies()) > 0 && d.About(policyKinds...)
+}
+
+// endpointPolicies are the policies of a node's endpoints as their manager needs them.
+type endpointPolicies struct {
+	agent *Agent
+	node  *node
+}
+
+// Of implements endpoint.Policies.
+func (e endpointPolicies) Of(info endpoint.Info) (egress, ingress uint32, err error) {
+	ix := e.agent.index.Load()
+	egress, ingress, err = e.node.policies.of(ix, e.node.manager.List, info, e.agent.cfg.Node)
+	if len(ix.policies()) > 0 {
+		e.agent.owe(work{policies: true})
+	}
+	return egress, ingress, err
+}
+
+// Attached implements endpoint.Policies.
+func (e endpointPolicies) Attached(info endpoint.Info, err error) error {
+	return e.node.policies.attached(info, err)
 }

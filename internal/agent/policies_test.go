@@ -12,6 +12,7 @@ import (
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/endpoint"
 	"weft.dev/weft/internal/identity"
+	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/store"
 )
 
@@ -40,6 +41,11 @@ func (r *recordedPolicies) RemovePolicySet(set uint32) error { r.note("remove %d
 
 func (r *recordedPolicies) SetEndpointPolicy(slot uint16, egress, ingress uint32) error {
 	r.note("slot %d: %d %d", slot, egress, ingress)
+	return nil
+}
+
+func (r *recordedPolicies) AdoptEndpointPolicy(slot uint16, egress, ingress uint32) error {
+	r.note("adopt %d: %d %d", slot, egress, ingress)
 	return nil
 }
 
@@ -88,33 +94,68 @@ func TestPolicies(t *testing.T) {
 		}
 		dp.calls = nil
 	}
-	expect("begin", p.begin(policyIndex(t, webDenied), own, "a"), "add 1", "0 classes")
+	list := func() []endpoint.Info { return slices.Clone(own) }
+	expect("begin", p.begin(policyIndex(t, webDenied), own, "a"), "add 1", "adopt 1: 0 1", "adopt 2: 0 0", "0 classes")
 	eps, err := p.endpoints(own)
 	expect("endpoints", err)
+	for _, info := range own {
+		if _, _, err := p.of(policyIndex(t, webDenied), list, info, "a"); err != nil {
+			t.Fatal(err)
+		}
+		expect("attached", p.attached(info, nil))
+	}
 	if len(eps) != 2 || eps[0].IngressSet != 1 || eps[0].EgressSet != 0 || eps[1].IngressSet != 0 {
 		t.Errorf("begun with %+v", eps)
 	}
-	expect("nothing new", p.apply(policyIndex(t, webDenied), own, "a"), "0 classes")
-	expect("another version", p.apply(policyIndex(t, withBlock), own, "a"), "add 2", "slot 1: 0 2", "1 classes", "remove 1")
-	expect("withdrawn", p.apply(policyIndex(t), own, "a"), "slot 1: 0 0", "0 classes", "remove 2")
+	expect("nothing new", p.apply(policyIndex(t, webDenied), list, "a"), "0 classes")
+	expect("another version", p.apply(policyIndex(t, withBlock), list, "a"), "add 2", "slot 1: 0 2", "1 classes", "remove 1")
+	expect("withdrawn", p.apply(policyIndex(t), list, "a"), "slot 1: 0 0", "0 classes", "remove 2")
 
 	dp.full = true
 	late := policyPod(3, "late", map[string]string{"app": "web"})
-	if err := p.apply(policyIndex(t, webDenied), own, "a"); err == nil || slices.Contains(dp.calls, "slot 1: 0 0") {
+	if err := p.apply(policyIndex(t, webDenied), list, "a"); err == nil || slices.Contains(dp.calls, "slot 1: 0 0") {
 		t.Errorf("no room: %q %v", dp.calls, err)
 	}
 	if cut, err := p.endpoints(own); err == nil || len(cut) != 2 || cut[0].IngressSet != 3 || cut[0].EgressSet != 3 || cut[1].IngressSet != 0 {
 		t.Errorf("without its set web is entered as %+v, %v", cut, err)
 	}
-	if _, _, err := p.of(policyIndex(t, webDenied), own, late, "a"); err == nil {
+	if _, _, err := p.of(policyIndex(t, webDenied), list, late, "a"); err == nil {
 		t.Error("a pod came without the set that is to be its own")
 	}
 	dp.full, dp.calls = false, nil
-	egress, ingress, err := p.of(policyIndex(t, webDenied), own, late, "a")
+	egress, ingress, err := p.of(policyIndex(t, webDenied), list, late, "a")
 	if egress != 0 || ingress != 4 {
 		t.Errorf("late has %d %d", egress, ingress)
 	}
-	expect("late", err, "add 4", "slot 1: 0 4", "0 classes")
+	// Nothing of others' on its way, or its own pod would have to wait for theirs.
+	expect("late", err, "add 4")
+	own = append(own, late)
+	expect("while it is attached", p.apply(policyIndex(t, webDenied), list, "a"), "slot 1: 0 4", "0 classes")
+	expect("withdrawn meanwhile", p.apply(policyIndex(t), list, "a"), "slot 1: 0 0", "0 classes")
+	expect("attached with what is no more", p.attached(late, nil), "slot 3: 0 0")
+	expect("in the end", p.apply(policyIndex(t), list, "a"), "0 classes", "remove 4")
+}
+
+// TestPoliciesOfFailedAttach: what an endpoint was to be attached with is not what it has.
+func TestPoliciesOfFailedAttach(t *testing.T) {
+	dp := &recordedPolicies{}
+	p, _ := newPolicies(dp, identity.LabelFilter{})
+	web := policyPod(1, "web", map[string]string{"app": "web"})
+	list := func() []endpoint.Info { return []endpoint.Info{web} }
+	if _, _, err := p.of(policyIndex(t), list, web, "a"); err != nil || p.attached(web, nil) != nil {
+		t.Fatal(err)
+	}
+	if _, ingress, err := p.of(policyIndex(t, webDenied), list, web, "a"); ingress != 1 || err != nil {
+		t.Fatal(ingress, err)
+	}
+	failed := errors.New("no such namespace")
+	if err := p.attached(web, failed); err != failed {
+		t.Error(err)
+	}
+	dp.calls = nil
+	if err := p.apply(policyIndex(t, webDenied), list, "a"); err != nil || !slices.Contains(dp.calls, "slot 1: 0 1") {
+		t.Errorf("%q, %v", dp.calls, err)
+	}
 }
 
 // TestPoliciesDoubled: of a policy that two files declare in other words, both isolate and neither allows.
@@ -127,7 +168,8 @@ func TestPoliciesDoubled(t *testing.T) {
 	dp := &recordedPolicies{}
 	p, _ := newPolicies(dp, identity.LabelFilter{})
 	web := policyPod(1, "web", map[string]string{"app": "web"})
-	if _, ingress, err := p.of(policyIndex(t, webDenied, open), nil, web, "a"); ingress != 1 || err != nil {
+	none := func() []endpoint.Info { return nil }
+	if _, ingress, err := p.of(policyIndex(t, webDenied, open), none, web, "a"); ingress != 1 || err != nil {
 		t.Errorf("set %d, %v", ingress, err)
 	}
 	for _, e := range p.result.Sets {
@@ -136,6 +178,30 @@ func TestPoliciesDoubled(t *testing.T) {
 				t.Errorf("an entry allows %+v", entry)
 			}
 		}
+	}
+}
+
+// TestPoliciesDoubledOverRestart: they deny in the next run, too.
+func TestPoliciesDoubledOverRestart(t *testing.T) {
+	open := strings.Replace(webDenied, "policyTypes: [Ingress]", "ingress: [{}]", 1)
+	data, err := policy.Remember(policyIndex(t, webDenied, open).policies())
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, files, err := policy.Recall(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var h store.History
+	h.SeedPolicies(list, files)
+	var objects []store.Declared
+	for i, text := range []string{webDenied, open} {
+		o, _ := store.Decode(fmt.Sprint("f", i), []byte(text))
+		objects = append(objects, o...)
+	}
+	in := newIndex(h.Assemble(objects, nil)).policies()
+	if len(in) != 2 || !in[0].IsClosed() || !in[1].IsClosed() {
+		t.Errorf("%d policies in force: %+v", len(in), in)
 	}
 }
 

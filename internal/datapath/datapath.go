@@ -230,6 +230,8 @@ func (d *Datapath) configure() error {
 	if err != nil {
 		return err
 	}
+	// Where the slots' layout has changed they are empty still, and the hooks of the run before go by theirs.
+	policed = policed || d.config.Flags&bpf.ConfigPolicy != 0
 	d.config.Flags = 0
 	if policed {
 		d.config.Flags |= bpf.ConfigPolicy

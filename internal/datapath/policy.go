@@ -69,6 +69,28 @@ func (d *Datapath) SetEndpointPolicy(slot uint16, egress, ingress uint32) error 
 	return d.changed()
 }
 
+// AdoptEndpointPolicy gives other sets to an endpoint that is in the maps since a previous run, before it is
+// attached; one that is not there gets its own when it is.
+func (d *Datapath) AdoptEndpointPolicy(slot uint16, egress, ingress uint32) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var value bpf.EpSlot
+	if err := d.maps.EpSlot.Lookup(uint32(slot), &value); err != nil {
+		return fmt.Errorf("read slot %d: %w", slot, err)
+	}
+	if value == (bpf.EpSlot{}) || value.Sets == [2]uint32{egress, ingress} {
+		return nil
+	}
+	if err := d.police(Endpoint{Slot: slot, EgressSet: egress, IngressSet: ingress}); err != nil {
+		return err
+	}
+	value.Sets = [2]uint32{egress, ingress}
+	if err := d.maps.EpSlot.Put(uint32(slot), &value); err != nil {
+		return fmt.Errorf("enter slot %d: %w", slot, err)
+	}
+	return d.changed()
+}
+
 // police has the programs look at policy sets before an endpoint has one. Callers hold d.mu.
 func (d *Datapath) police(ep Endpoint) error {
 	if !ep.policed() || d.config.Flags&bpf.ConfigPolicy != 0 {
@@ -91,25 +113,25 @@ func (d *Datapath) guardFor(ep Endpoint) error {
 	return nil
 }
 
-// unpolice has the programs look at none, once every endpoint is known and none has any. Callers hold d.mu and call
-// changed.
+// unpolice has the programs look at none, once every endpoint is known and none has any, neither here nor in the
+// maps: one that cannot be attached has what a previous run gave it. Callers hold d.mu and call changed.
 func (d *Datapath) unpolice() {
+	if used, err := d.policy.InUse(); err != nil || used || !d.settled {
+		return
+	}
 	for _, ep := range d.eps {
 		if ep.policed() {
 			return
 		}
 	}
-	if d.settled {
-		d.config.Flags &^= bpf.ConfigPolicy
-	}
+	d.config.Flags &^= bpf.ConfigPolicy
 }
 
 // SetIdentities makes these, and no others, the identities of other nodes' endpoints by their addresses: whom a
 // policy's entries are about, and, for what comes sealed, the second witness to who has sent it. To be called before
 // the first endpoint is entered: absence may mean that an entry that denies is not met.
 func (d *Datapath) SetIdentities(identities map[netip.Addr]uint32) error {
-	_, err := d.policy.SetIdentities(identities)
-	return errors.Join(err, d.void())
+	return d.voidIf(d.policy.SetIdentities(identities))
 }
 
 // ChangeIdentities enters some of these and removes others.
@@ -121,7 +143,14 @@ func (d *Datapath) ChangeIdentities(enter map[netip.Addr]uint32, remove []netip.
 // is in. To be called before the first endpoint is entered, as SetIdentities. A set in force must know a class before an
 // address has it, and for as long.
 func (d *Datapath) SetClasses(classes map[netip.Prefix]uint32) error {
-	_, err := d.policy.SetClasses(classes)
+	return d.voidIf(d.policy.SetClasses(classes))
+}
+
+// voidIf makes cached decisions void after a change, and in doubt.
+func (d *Datapath) voidIf(changed bool, err error) error {
+	if !changed && err == nil {
+		return nil
+	}
 	return errors.Join(err, d.void())
 }
 

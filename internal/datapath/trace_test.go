@@ -18,7 +18,7 @@ func (b *harness) state(t *testing.T) map[string]string {
 	t.Helper()
 	s := map[string]string{}
 	for name, m := range b.maps.ByName {
-		if name == "weft_trace" || name == "weft_scratch" || name == "weft_clock" || name == "weft_search" || m.Type() == ebpf.RingBuf || m.MaxEntries() > 1<<15 {
+		if name == "weft_trace" || name == "weft_scratch" || name == "weft_clock" || name == "weft_search" || name == "weft_judgement" || m.Type() == ebpf.RingBuf || m.MaxEntries() > 1<<15 {
 			continue
 		}
 		keys, err := bpftest.Keys(m)

@@ -148,10 +148,13 @@ func (r *record) declare(pod *v1alpha1.Pod) {
 			r.ServiceAccount = pod.Spec.ServiceAccount
 		}
 	}
-	if len(r.ExtraLabels) > 0 && r.Labels == nil {
-		r.Labels = map[string]string{}
+	if len(r.ExtraLabels) > 0 {
+		// Never in the map of before: others read it.
+		if r.Labels = maps.Clone(r.Labels); r.Labels == nil {
+			r.Labels = map[string]string{}
+		}
+		maps.Copy(r.Labels, r.ExtraLabels)
 	}
-	maps.Copy(r.Labels, r.ExtraLabels)
 }
 
 // build makes what the record says, and then calls it ready.

@@ -46,6 +46,14 @@ type Datapath interface {
 	CheckEndpoint(datapath.Endpoint) error
 }
 
+// Policies has the policy sets of endpoints.
+type Policies interface {
+	// Of returns the sets with which an endpoint is to be attached, which are in the datapath then.
+	Of(Info) (egress, ingress uint32, err error)
+	// Attached is told how that has ended, and returns err, or what of policies failed since Of.
+	Attached(info Info, err error) error
+}
+
 // Directory is where endpoints are published for other nodes. store.Store satisfies it.
 type Directory interface {
 	PutEndpoint(*v1alpha1.Endpoint) error

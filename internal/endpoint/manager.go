@@ -38,9 +38,8 @@ type Options struct {
 	// Identity returns the number of a workload identity, giving it one if it has none. labels are all of the
 	// pod's. Optional.
 	Identity func(namespace, serviceAccount string, labels map[string]string) (uint32, error)
-	// Policy returns the policy sets of an endpoint, which are in the datapath then. An endpoint is attached with its
-	// sets or not at all. Optional: none has any.
-	Policy func(Info) (egress, ingress uint32, err error)
+	// Policies has endpoints' policy sets. Optional: none has any.
+	Policies Policies
 	// Log. Default: slog.Default().
 	Log *slog.Logger
 }
@@ -108,16 +107,17 @@ func NewManager(opt Options) (*Manager, error) {
 	return m, m.load()
 }
 
-// attachNow attaches an endpoint with its policy sets.
+// attachNow attaches an endpoint with its policy sets, or not at all.
 func (m *Manager) attachNow(rec record) error {
 	ep := rec.Datapath()
-	if m.opt.Policy != nil {
-		var err error
-		if ep.EgressSet, ep.IngressSet, err = m.opt.Policy(rec.Info); err != nil {
-			return fmt.Errorf("policy of %s: %w", rec.Key(), err)
-		}
+	if m.opt.Policies == nil {
+		return m.opt.Datapath.AttachEndpoint(ep)
 	}
-	return m.opt.Datapath.AttachEndpoint(ep)
+	var err error
+	if ep.EgressSet, ep.IngressSet, err = m.opt.Policies.Of(rec.Info); err != nil {
+		return fmt.Errorf("policy of %s: %w", rec.Key(), err)
+	}
+	return m.opt.Policies.Attached(rec.Info, m.opt.Datapath.AttachEndpoint(ep))
 }
 
 // load takes the records from disk. Of two that claim one address or slot, which only

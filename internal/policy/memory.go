@@ -18,7 +18,7 @@ type remembered struct {
 	// File is where it was declared: what is missing there while that file is broken is no less in force.
 	File string                          `json:"file"`
 	Spec *networkingv1.NetworkPolicySpec `json:"spec"`
-	// Closed policies had mistakes. Which ones is forgotten, and that they deny is not.
+	// Closed policies had mistakes, or were declared in several ways. Which is forgotten, and that they deny is not.
 	Closed bool `json:"closed,omitempty"`
 }
 
@@ -27,7 +27,7 @@ func Remember(list []*Policy) ([]byte, error) {
 	list = slices.SortedFunc(slices.Values(list), func(a, b *Policy) int { return strings.Compare(a.Key(), b.Key()) })
 	out := make([]remembered, 0, len(list))
 	for _, p := range list {
-		out = append(out, remembered{Namespace: p.Namespace, Name: p.Name, File: p.file, Spec: p.spec, Closed: p.Broken()})
+		out = append(out, remembered{Namespace: p.Namespace, Name: p.Name, File: p.file, Spec: p.spec, Closed: p.Broken() || p.closed})
 	}
 	data, err := json.Marshal(out)
 	if err != nil {

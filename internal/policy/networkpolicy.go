@@ -34,6 +34,8 @@ type Policy struct {
 	file    string
 	line    int
 	spec    *networkingv1.NetworkPolicySpec
+	// closed says that it only denies, for a reason that is not in Problems: see Closed.
+	closed bool
 	// labels and annotations are the object's own, and mean nothing here.
 	labels, annotations map[string]string
 }

@@ -63,10 +63,14 @@ func (p *Policy) MarshalJSON() ([]byte, error) {
 // Same says whether two policies mean the same, wherever they are written.
 func (p *Policy) Same(o *Policy) bool { return p.content == o.content }
 
+// IsClosed says whether the policy is what Closed or Isolating has made.
+func (p *Policy) IsClosed() bool { return p.closed }
+
 // Closed is the policy as one that only denies: of one that is declared several times and differs
 // nobody knows which is meant.
 func (p *Policy) Closed() *Policy {
 	closed := *p
+	closed.closed = true
 	closed.rules = [2][]rule{}
 	closed.content = "closed " + p.content
 	return &closed

@@ -96,9 +96,10 @@ func (h *History) judgeDoubled(r ref, places []Declared, v *verdict) {
 	outcome := "in the same words, so one is used"
 	if !slices.ContainsFunc(places[1:], differs) {
 		v.used = &places[0]
-	} else if v.used = h.last(r); v.used != nil {
+	} else if v.used = h.last(r); v.used != nil && !isClosed(v.used) {
 		outcome = "and differs there, so what was in use before stays in use"
 	} else {
+		v.used = nil
 		outcome = "and differs there, so neither is used"
 		for _, d := range places {
 			v.unused = append(v.unused, d.Object)
@@ -111,6 +112,12 @@ func (h *History) judgeDoubled(r ref, places []Declared, v *verdict) {
 		}
 		v.fail(d, "metadata.name", "%s %q is also declared at %s:%d, %s: keep one", r.kind, r.key, other.File, other.Line, outcome)
 	}
+}
+
+// isClosed says whether a version only denies what several in other words are about, as a reader before this one has found.
+func isClosed(d *Declared) bool {
+	p, isPolicy := d.Object.(*policy.Policy)
+	return isPolicy && p.IsClosed()
 }
 
 // sameWords says whether two versions of an object say the same. A policy remembers where it is written, which is no

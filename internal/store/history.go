@@ -88,8 +88,11 @@ func (h *History) SeedPolicies(list []*policy.Policy, files []string) {
 	h.init()
 	h.seeded = map[ref]bool{}
 	for i, p := range list {
-		d := &Declared{Object: p, File: files[i]}
 		r := refOf(p)
+		if h.seeded[r] { // declared in several ways: nobody knows which is meant
+			p = p.Isolating()
+		}
+		d := &Declared{Object: p, File: files[i]}
 		h.verdicts[r] = verdict{used: d}
 		h.moveUse(r, nil, d, newPending())
 		h.seeded[r] = true

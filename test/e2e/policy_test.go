@@ -103,15 +103,17 @@ func TestNetworkPolicy(t *testing.T) {
 				if err := os.WriteFile(path, []byte("apiVersion: networking.k8s.io/v1\nkind: [\n"), 0o644); err != nil {
 					t.Fatal(err)
 				}
+				never := policies.never(t, "client web", "client db", "web db")
 				soon()
-				policies.holds(t, refused)
 				restartAll(t, l)
 				policies.holds(t, refused)
+				never()
 			})
 			t.Run("without agents", func(t *testing.T) {
 				putObject(t, l, "deny.yaml", denyShop)
 				refused := []string{"client web", "client db", "other web", "other db", "web db", "db web"}
 				policies.holds(t, refused)
+				never := policies.never(t, "client web", "client db", "web db")
 				for _, n := range agents(l) {
 					if err := n.KillAgent(t.Context()); err != nil {
 						t.Fatal(err)
@@ -120,6 +122,7 @@ func TestNetworkPolicy(t *testing.T) {
 				policies.holds(t, refused)
 				restartAll(t, l)
 				policies.holds(t, refused)
+				never()
 			})
 			t.Run("running connections are cut", func(t *testing.T) { cutByPolicy(t, l) })
 		})
@@ -160,6 +163,38 @@ func (m matrix) holds(t *testing.T, refused []string) {
 				}
 				return nil
 			})
+		}
+	}
+}
+
+// never calls all the time between pods that are refused, until the function that it returns is called: then packets have
+// been sent, and no answer has come.
+func (m matrix) never(t *testing.T, pairs ...string) func() {
+	t.Helper()
+	calls := map[string]*call{}
+	for _, pair := range pairs {
+		from, to, _ := strings.Cut(pair, " ")
+		for _, family := range []int{4, 6} {
+			c, err := startCall(m.lab.Pod(from).NetNS, netip.AddrPortFrom(m.lab.Pod(to).Addr(family), echoPort))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(c.close)
+			calls[fmt.Sprintf("%s IPv%d", pair, family)] = c
+		}
+	}
+	return func() {
+		t.Helper()
+		for pair, c := range calls {
+			eventually(t, "calls from "+pair, func() error {
+				if sent := c.sent.Load(); sent < 100 {
+					return fmt.Errorf("%d sent", sent)
+				}
+				return nil
+			})
+			if answers := c.answers.Load(); answers > 0 {
+				t.Errorf("%s: %d answers to what a policy refuses", pair, answers)
+			}
 		}
 	}
 }
