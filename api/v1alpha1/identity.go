@@ -1,6 +1,8 @@
 package v1alpha1
 
 import (
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -39,6 +41,17 @@ type IdentitySpec struct {
 	// Labels are those that tell the identity from others of the same SPIFFE ID. Policies that
 	// select peers go by these, on every node. None: that of pods without such labels.
 	Labels map[string]string `yaml:"labels,omitempty" json:"labels,omitempty"`
+}
+
+// Key is the whole identity in one text, for maps: the SPIFFE ID without labels, followed by
+// "|KEY=VALUE" for each, sorted. It cannot be ambiguous: neither "|" nor "=" is part of a SPIFFE ID
+// of ours or a label.
+func (s IdentitySpec) Key() string {
+	key := s.SPIFFEID
+	for _, label := range slices.Sorted(maps.Keys(s.Labels)) {
+		key += "|" + label + "=" + s.Labels[label]
+	}
+	return key
 }
 
 // Number is the identity's number, 0 when its name is none.

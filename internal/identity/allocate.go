@@ -15,7 +15,7 @@ import (
 func Numbers(identities iter.Seq[*v1alpha1.Identity]) map[string]uint32 {
 	numbers := map[string]uint32{}
 	for i := range identities {
-		n, key := i.Number(), keyOf(i.Spec.SPIFFEID, i.Spec.Labels)
+		n, key := i.Number(), i.Spec.Key()
 		if n == v1alpha1.IdentityUnknown {
 			continue
 		}
@@ -72,7 +72,7 @@ func claim(s store.IdentityStore, number uint32, id ID) (mine bool, err error) {
 	there, errRead := s.Identity(number)
 	switch {
 	case there != nil:
-		return keyOf(there.Spec.SPIFFEID, there.Spec.Labels) == id.Key(), nil
+		return there.Spec.Key() == id.Key(), nil
 	case errors.Is(errCreate, store.ErrExists):
 		return false, nil
 	}

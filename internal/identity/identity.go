@@ -8,8 +8,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
-	"maps"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -41,17 +39,9 @@ func Parse(spiffeID string) (ID, error) {
 	return ID{TrustDomain: parts[0], Namespace: parts[2], ServiceAccount: parts[4]}, nil
 }
 
-// Key is the whole ID in one text, for maps. Without labels it is the SPIFFE ID.
-func (id ID) Key() string { return keyOf(id.SPIFFE(), id.Labels) }
-
-// keyOf cannot be ambiguous: neither "|" nor "=" is part of a SPIFFE ID of ours or a label.
-func keyOf(spiffeID string, labels map[string]string) string {
-	var s strings.Builder
-	s.WriteString(spiffeID)
-	for _, key := range slices.Sorted(maps.Keys(labels)) {
-		s.WriteString("|" + key + "=" + labels[key])
-	}
-	return s.String()
+// Key is the whole ID in one text: see v1alpha1.IdentitySpec.Key.
+func (id ID) Key() string {
+	return v1alpha1.IdentitySpec{SPIFFEID: id.SPIFFE(), Labels: id.Labels}.Key()
 }
 
 // Of is the ID of an endpoint, without labels.

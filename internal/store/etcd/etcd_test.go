@@ -273,19 +273,29 @@ func TestIdentitiesAreGivenOnce(t *testing.T) {
 	e := open(t, c, "a")
 	first, err := e.Identity(numbers[0])
 	must(t, err)
-	again := *first
-	again.Spec.SPIFFEID = "spiffe://weft.local/ns/shop/sa/other"
-	if err := e.CreateIdentity(&again); !errors.Is(err, store.ErrExists) {
-		t.Errorf("created twice: %v", err)
-	}
-	// One that is given to another by hand stays with the first.
 	w := watching(t, e)
-	data, err := store.Encode(&again)
-	must(t, err)
-	puts(t, c, map[string]string{e.keyOf(&again): string(data)})
-	s := w.until("the error", func(s *store.Snapshot) bool { return len(s.Errors) > 0 })
-	if got := s.Identities[first.Metadata.Name]; got == nil || got.Spec.SPIFFEID != first.Spec.SPIFFEID || !strings.Contains(s.Errors[0].Error()+s.Errors[1].Error(), "a number is given once") {
-		t.Errorf("%+v, %v", got, s.Errors)
+	for _, spec := range []v1alpha1.IdentitySpec{
+		{SPIFFEID: "spiffe://weft.local/ns/shop/sa/other"},
+		{SPIFFEID: first.Spec.SPIFFEID, Labels: map[string]string{"app": "web"}},
+	} {
+		again := *first
+		again.Spec = spec
+		if err := e.CreateIdentity(&again); !errors.Is(err, store.ErrExists) {
+			t.Errorf("created twice: %v", err)
+		}
+		// One that is given to another by hand stays with the first.
+		data, err := store.Encode(&again)
+		must(t, err)
+		puts(t, c, map[string]string{e.keyOf(&again): string(data)})
+		refused := "is now the number of " + spec.Key() + ", and was given to " + first.Spec.Key() + ":"
+		seen := func(s *store.Snapshot) bool {
+			got := s.Identities[first.Metadata.Name]
+			return strings.Contains(fmt.Sprint(s.Errors), refused) || got != nil && got.Spec.Key() == spec.Key()
+		}
+		s := w.until(spec.Key(), seen)
+		if got := s.Identities[first.Metadata.Name]; got == nil || got.Spec.Key() != first.Spec.Key() {
+			t.Errorf("%s: %+v, %v", spec.Key(), got, s.Errors)
+		}
 	}
 }
 

@@ -53,7 +53,8 @@ func (e *Etcd) fileOf(key string) string {
 	return key
 }
 
-// sourceOf is what a key holds, nil for nothing that matters. was is the SPIFFE ID that it gave a number to until now.
+// sourceOf is what a key holds, nil for nothing that matters. was is the key of the identity that it gave a
+// number to until now.
 func (e *Etcd) sourceOf(key string, value []byte, was string) *store.Source {
 	if key == e.leaderKey() {
 		return nil
@@ -74,19 +75,19 @@ func (e *Etcd) sourceOf(key string, value []byte, was string) *store.Source {
 		o := objects[0].Object
 		return wrong(key, fmt.Sprintf("holds %s %s, which belongs at %s: move it", o.Type().Kind, o.Meta().Key(), at))
 	}
-	if now := spiffeIDOf(s); was != "" && was != now {
+	if now := identityOf(s); was != "" && was != now {
 		return wrong(key, fmt.Sprintf("is now the number of %s, and was given to %s: a number is given once, so the first stays in use", now, was))
 	}
 	return s
 }
 
-// spiffeIDOf is that of a source that is an identity, else "".
-func spiffeIDOf(s *store.Source) string {
+// identityOf is the key (v1alpha1.IdentitySpec.Key) of a source that is an identity, else "".
+func identityOf(s *store.Source) string {
 	if s == nil || len(s.Objects) != 1 {
 		return ""
 	}
 	if i, ok := s.Objects[0].Object.(*v1alpha1.Identity); ok {
-		return i.Spec.SPIFFEID
+		return i.Spec.Key()
 	}
 	return ""
 }

@@ -33,8 +33,8 @@ type entry struct {
 	revision int64
 	sum      uint64
 	source   *store.Source
-	// spiffeID is whom an identity's number was given to first.
-	spiffeID string
+	// identity is whom an identity's number was given to first: see identityOf.
+	identity string
 	// own is the value of what this node writes again should etcd have lost it, and the leader's name.
 	own  []byte
 	lost bool
@@ -168,7 +168,7 @@ func (e *Etcd) put(kv *mvccpb.KeyValue, changed map[string]*store.Source) {
 	known := m.entries[key]
 	now := &entry{revision: kv.ModRevision, sum: sum(kv.Value)}
 	if known != nil {
-		now.spiffeID = known.spiffeID
+		now.identity = known.identity
 	}
 	if known != nil && known.lost {
 		m.lost--
@@ -184,9 +184,9 @@ func (e *Etcd) put(kv *mvccpb.KeyValue, changed map[string]*store.Source) {
 		now.source = known.source
 		return
 	}
-	now.source = e.sourceOf(key, kv.Value, now.spiffeID)
-	if id := spiffeIDOf(now.source); id != "" {
-		now.spiffeID = id
+	now.source = e.sourceOf(key, kv.Value, now.identity)
+	if id := identityOf(now.source); id != "" {
+		now.identity = id
 	}
 	changed[e.fileOf(key)] = now.source
 }
