@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -184,7 +185,19 @@ func TestStartWithoutEtcd(t *testing.T) {
 			must(t, admin.PutObject(o))
 		}
 	}
+	read, err := ReadObjects(t.Context(), where)
+	must(t, err)
+	if len(read.Nodes) != len(w.snapshot.Nodes) || len(read.Endpoints) != len(w.snapshot.Endpoints) || len(read.Errors) != 0 {
+		t.Errorf("read %+v", read)
+	}
 	c.Members[0].Kill()
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	for ctx, want := range map[context.Context]string{t.Context(): "no answer from etcd at unix://", over: "context canceled"} {
+		if _, err := ReadObjects(ctx, where); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("read without etcd: %v, want %q", err, want)
+		}
+	}
 
 	cfg := strictConfig(t)
 	cfg.Store = where

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -30,6 +31,26 @@ func OpenStore(where config.Store, node string, log *slog.Logger) (store.Editor,
 	}
 	opened.SetOwner(node)
 	return opened, nil
+}
+
+// ReadObjects reads the objects where a configuration has them, once, and changes nothing there. When ctx is done the
+// error says so, or what etcd has not answered.
+func ReadObjects(ctx context.Context, where config.Store) (*store.Snapshot, error) {
+	if !where.Etcd.On() {
+		return dir.Read(where.Dir)
+	}
+	opened, err := OpenStore(where, "", nil)
+	if err != nil {
+		return nil, err
+	}
+	client := opened.(*etcd.Etcd)
+	defer client.Close()                                      //nolint:errcheck // nothing is written
+	defer context.AfterFunc(ctx, func() { client.Close() })() // ends what is asked
+	snapshot, err := client.Snapshot()
+	if err != nil && ctx.Err() != nil {
+		return nil, fmt.Errorf("read %s: %w: %w", where.Where(), ctx.Err(), err)
+	}
+	return snapshot, err
 }
 
 func openStore(cfg *config.Config, log *slog.Logger) (store.Store, error) {

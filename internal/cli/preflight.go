@@ -33,7 +33,9 @@ warnings only it is 0.`,
 			if broken != nil {
 				cfg = config.Default()
 			}
-			host := preflight.System{CheckCertificate: agent.CheckCertificate, PodMTUOf: agent.PodMTU}
+			host := preflight.System{
+				CheckCertificate: agent.CheckCertificate, PodMTUOf: agent.PodMTU, ReadObjects: agent.ReadObjects,
+			}
 			report := preflight.Run(cmd.Context(), cfg, broken, host)
 			err := a.Print(report, func(w io.Writer, _ bool) error { return writePreflight(w, report) })
 			if err == nil && !report.OK {

@@ -30,7 +30,8 @@ type Host interface {
 	// seals; if nothing does, its error is an EngineError.
 	Datapath(cfg *config.Config) (esp.EngineStatus, error)
 	IPv6() bool
-	Objects(dir string) (*store.Snapshot, error)
+	// Objects are those of the store of this configuration.
+	Objects(ctx context.Context, cfg *config.Config) (*store.Snapshot, error)
 	Links(cfg *config.Config, node *v1alpha1.Node) (startup.Links, error)
 	PodMTU(cfg *config.Config, uplinks int, node *v1alpha1.Node, snapshot *store.Snapshot) (int, error)
 	Forward() ([]Chain, error)

@@ -13,12 +13,15 @@ import (
 )
 
 func (l *look) objects() Check {
-	snapshot, err := l.Objects(l.cfg.Store.Dir)
-	if err != nil {
+	snapshot, err := l.Objects(l.ctx, l.cfg)
+	switch {
+	case err != nil && l.cfg.Store.Etcd.On():
+		return failed("docs/store-etcd.md shows how nodes reach etcd, and what the errors mean", "%v", err)
+	case err != nil:
 		return failed("docs/install.md shows what is to be in it", "%v", err)
 	}
 	l.snapshot, l.node = snapshot, snapshot.Nodes[l.cfg.Node]
-	found := fmt.Sprintf("%d nodes in %s", len(snapshot.Nodes), l.cfg.Store.Dir)
+	found := fmt.Sprintf("%d nodes in %s", len(snapshot.Nodes), l.cfg.Store.Where())
 	switch {
 	case len(snapshot.Errors) > 0:
 		return failed("correct it; the other objects are used", "%s; %v", found, snapshot.Errors[0])

@@ -46,7 +46,6 @@ func (f *fake) Free(string) (uint64, error)                       { return f.fre
 func (f *fake) Running(*config.Config) int                        { return f.running }
 func (f *fake) Datapath(*config.Config) (esp.EngineStatus, error) { return f.engine, f.refused }
 func (f *fake) IPv6() bool                                        { return f.ipv6 }
-func (f *fake) Objects(string) (*store.Snapshot, error)           { return f.snapshot, f.snapshotErr }
 func (f *fake) Forward() ([]Chain, error)                         { return f.chains, f.forwardErr }
 func (f *fake) Now() time.Time                                    { return f.now }
 func (f *fake) Synchronised() bool                                { return f.synced }
@@ -54,6 +53,9 @@ func (f *fake) Built() time.Time                                  { return f.bui
 func (f *fake) Certificate(context.Context, *config.Config) error { return f.certErr }
 func (f *fake) KEK(context.Context, *config.Config) error         { return f.kekErr }
 func (f *fake) Sealer() (string, error)                           { return "/usr/libexec/weft/weft-sealer", f.sealerErr }
+func (f *fake) Objects(context.Context, *config.Config) (*store.Snapshot, error) {
+	return f.snapshot, f.snapshotErr
+}
 func (f *fake) Links(*config.Config, *v1alpha1.Node) (startup.Links, error) {
 	return startup.Links{Uplinks: []string{"eth0"}, MTU: 1500}, f.linksErr
 }
@@ -140,6 +142,9 @@ func TestRun(t *testing.T) {
 		"AppArmor":        {host: apparmor("unconfined\n"), check: "lsm", state: OK, found: "AppArmor"},
 		"a profile":       {host: apparmor("docker-default (enforce)\n"), check: "lsm", state: Warn, found: "docker-default (enforce)"},
 		"no objects":      {host: func(f *fake) { f.snapshotErr = fs.ErrNotExist }, check: "objects", state: Fail},
+		"of etcd":         {cfg: inEtcd, check: "objects", state: OK, found: "1 nodes in /weft in etcd at unix:///run/etcd.sock, among them a"},
+		"etcd away":       {host: func(f *fake) { f.snapshotErr = errors.New("no answer from etcd") }, cfg: inEtcd, check: "objects", state: Fail, found: "no answer from etcd", do: "docs/store-etcd.md"},
+		"and no node":     {host: func(f *fake) { f.snapshotErr = errors.New("no answer from etcd") }, cfg: inEtcd, check: "uplinks", state: Fail, do: "see objects"},
 		"other nodes":     {host: func(f *fake) { f.snapshot.Nodes = map[string]*v1alpha1.Node{"b": {}} }, check: "objects", state: Fail, found: `none of them "a"`},
 		"and no uplinks":  {host: func(f *fake) { f.snapshot.Nodes = nil }, check: "uplinks", state: Fail, do: "see objects"},
 		"and no MTU":      {host: func(f *fake) { f.snapshot.Nodes = nil }, check: "mtu", state: Fail, do: "see uplinks"},
@@ -233,6 +238,9 @@ func TestBrokenConfiguration(t *testing.T) {
 
 func plain(cfg *config.Config)    { cfg.Encryption.Mode = config.EncryptionOff }
 func withUser(cfg *config.Config) { cfg.Encryption.Engine = config.EngineUser }
+func inEtcd(cfg *config.Config) {
+	cfg.Store = config.Store{Etcd: config.Etcd{Endpoints: []string{"unix:///run/etcd.sock"}, Prefix: "/weft"}}
+}
 
 func lockedDown(text string) func(*fake) {
 	return func(f *fake) { f.write("/sys/kernel/security/lockdown", text) }

@@ -26,7 +26,6 @@ import (
 	"weft.dev/weft/internal/sibling"
 	"weft.dev/weft/internal/startup"
 	"weft.dev/weft/internal/store"
-	"weft.dev/weft/internal/store/dir"
 	"weft.dev/weft/internal/version"
 )
 
@@ -35,6 +34,7 @@ type System struct {
 	// What the agent itself decides by.
 	CheckCertificate func(context.Context, *config.Config) error
 	PodMTUOf         func(*config.Config, int, *v1alpha1.Node, *store.Snapshot) (int, error)
+	ReadObjects      func(context.Context, config.Store) (*store.Snapshot, error)
 }
 
 var _ Host = System{}
@@ -49,7 +49,14 @@ func (System) Now() time.Time                        { return time.Now() }
 func (System) Sealer() (string, error)               { return sibling.Find(control.Program) }
 func (System) Running(cfg *config.Config) int        { return startup.Running(cfg.RunDir()) }
 
-func (System) Objects(path string) (*store.Snapshot, error) { return dir.Read(path) }
+// objectsTimeout bounds the reading of all objects, also from an etcd that answers slowly.
+const objectsTimeout = 30 * time.Second
+
+func (s System) Objects(ctx context.Context, cfg *config.Config) (*store.Snapshot, error) {
+	ctx, cancel := context.WithTimeout(ctx, objectsTimeout)
+	defer cancel()
+	return s.ReadObjects(ctx, cfg.Store)
+}
 
 func (System) Links(cfg *config.Config, node *v1alpha1.Node) (startup.Links, error) {
 	return startup.FindLinks(cfg, node.Spec.Addresses)
