@@ -6,7 +6,9 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/hex"
+	"encoding/pem"
 	"fmt"
 	"net"
 	"os"
@@ -36,6 +38,10 @@ type Member struct {
 	args []string
 	cmd  *exec.Cmd
 	log  *bytes.Buffer
+	// ended is closed when the process is gone; the log is whole then.
+	ended chan struct{}
+	// cert is the file of the certificate that it shows clients, "" without TLS.
+	cert string
 }
 
 // Options are what a cluster needs that is not the default.
@@ -51,8 +57,25 @@ type Options struct {
 // Start runs a cluster until the test ends.
 func Start(t testing.TB, opt Options) *Cluster {
 	t.Helper()
-	c := &Cluster{t: t}
 	binary := Binary(t)
+	for attempt := 1; ; attempt++ {
+		c, err := launch(t, binary, opt)
+		switch {
+		case err == nil:
+			return c
+		case attempt == attempts || !strings.Contains(err.Error(), "address already in use"):
+			t.Fatal(err)
+		}
+	}
+}
+
+// attempts is how often a cluster is started at most: a port that was free may have been taken since.
+const attempts = 5
+
+// launch runs a cluster that answers. If a member ends before, the error has its log, and all have ended.
+func launch(t testing.TB, binary string, opt Options) (*Cluster, error) {
+	t.Helper()
+	c := &Cluster{t: t}
 	dir, err := os.MkdirTemp("", "wt-etcd-") // the path of a socket is short
 	if err != nil {
 		t.Fatal(err)
@@ -60,7 +83,7 @@ func Start(t testing.TB, opt Options) *Cluster {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	var initial []string
 	for n := range max(opt.Members, 1) {
-		m := &Member{t: t, Name: fmt.Sprint("m", n), Dir: filepath.Join(dir, fmt.Sprint("m", n)), log: &bytes.Buffer{}}
+		m := &Member{t: t, Name: fmt.Sprint("m", n), Dir: filepath.Join(dir, fmt.Sprint("m", n)), log: &bytes.Buffer{}, cert: opt.Cert}
 		m.Endpoint = "unix://" + filepath.Join(dir, m.Name+".sock")
 		peer := "http://" + freeAddress(t)
 		if opt.CA != "" {
@@ -78,27 +101,41 @@ func Start(t testing.TB, opt Options) *Cluster {
 	}
 	for _, m := range c.Members {
 		m.args = append(m.args, "--initial-cluster", strings.Join(initial, ","))
-		m.Start()
+		if err = m.start(); err != nil {
+			break
+		}
 	}
-	if opt.CA == "" {
-		c.await()
+	if err == nil && opt.CA == "" {
+		err = c.await()
 	}
-	return c
+	if err != nil {
+		for _, m := range c.Members {
+			m.stop()
+		}
+	}
+	return c, err
 }
 
-// await waits until the cluster answers.
-func (c *Cluster) await() {
-	c.t.Helper()
+// await waits until the cluster answers, all members run, and none has ended meanwhile.
+func (c *Cluster) await() error {
 	client := c.Client()
 	for range 600 {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		_, err := client.Get(ctx, "ready")
 		cancel()
+		for _, m := range c.Members {
+			if m.hasEnded() {
+				return m.endedError()
+			}
+		}
 		if err == nil {
-			return
+			return nil
 		}
 	}
-	c.t.Fatalf("etcd does not answer: %s", c.Members[0].log)
+	for _, m := range c.Members {
+		m.stop() // its log is whole then
+	}
+	return fmt.Errorf("etcd does not answer: %s", c.Members[0].log)
 }
 
 // Endpoints are those of all members.
@@ -140,19 +177,83 @@ func (c *Cluster) Leader() *Member {
 	return nil
 }
 
-// Start runs the member with what its directory holds. It does not wait for it.
+// Start runs the member with what its directory holds. It waits until it listens, not until it answers.
 func (m *Member) Start() {
 	m.t.Helper()
-	m.cmd = exec.Command(m.args[0], m.args[1:]...)
-	m.cmd.Stdout, m.cmd.Stderr = m.log, m.log
-	if err := m.cmd.Start(); err != nil {
-		m.t.Fatalf("start etcd: %v", err)
+	if err := m.start(); err != nil {
+		m.t.Fatal(err)
 	}
-	cmd := m.cmd
+}
+
+func (m *Member) start() error {
+	cmd, ended := exec.Command(m.args[0], m.args[1:]...), make(chan struct{})
+	m.cmd, m.ended = cmd, ended
+	cmd.Stdout, cmd.Stderr = m.log, m.log
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start etcd: %w", err)
+	}
+	go func() { cmd.Wait(); close(ended) }() //nolint:errcheck // the log says why
 	m.t.Cleanup(func() {
 		cmd.Process.Kill() //nolint:errcheck // it may be dead
-		cmd.Wait()         //nolint:errcheck // killed
+		<-ended
 	})
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
+		if m.listens() {
+			return nil
+		}
+		select {
+		case <-ended:
+			return m.endedError()
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	m.stop()
+	return fmt.Errorf("etcd %s does not listen: %s", m.Name, m.log)
+}
+
+// listens says whether the member has its ports: etcd binds the peers' before its clients'. On a port of the loopback
+// somebody else may listen, who does not show the member's certificate.
+func (m *Member) listens() bool {
+	if path, ok := strings.CutPrefix(m.Endpoint, "unix://"); ok {
+		conn, err := net.Dial("unix", path)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	}
+	pemFile, err := os.ReadFile(m.cert)
+	if err != nil {
+		return false
+	}
+	own, _ := pem.Decode(pemFile)
+	dialer := &net.Dialer{Timeout: time.Second}
+	insecure := &tls.Config{InsecureSkipVerify: true} // the certificate is compared
+	conn, err := tls.DialWithDialer(dialer, "tcp", strings.TrimPrefix(m.Endpoint, "https://"), insecure)
+	if err != nil || own == nil {
+		return false
+	}
+	defer conn.Close()
+	return bytes.Equal(conn.ConnectionState().PeerCertificates[0].Raw, own.Bytes)
+}
+
+func (m *Member) hasEnded() bool {
+	select {
+	case <-m.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+func (m *Member) endedError() error { return fmt.Errorf("etcd %s has ended: %s", m.Name, m.log) }
+
+// stop ends the process if there is one.
+func (m *Member) stop() {
+	if m.cmd == nil || m.cmd.Process == nil {
+		return
+	}
+	m.cmd.Process.Kill() //nolint:errcheck // it may be dead
+	<-m.ended
 }
 
 // Kill ends the member's process at once.
@@ -161,7 +262,7 @@ func (m *Member) Kill() {
 	if err := m.cmd.Process.Kill(); err != nil {
 		m.t.Fatalf("kill etcd: %v", err)
 	}
-	m.cmd.Wait() //nolint:errcheck // killed
+	<-m.ended
 	os.Remove(strings.TrimPrefix(m.Endpoint, "unix://"))
 }
 
@@ -189,7 +290,8 @@ func (m *Member) Restore(saved string) {
 	}
 }
 
-func freeAddress(t testing.TB) string {
+// freeAddress is one that nobody listens on now. A variable for tests.
+var freeAddress = func(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
