@@ -2,11 +2,13 @@ package deb
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -186,13 +188,47 @@ func upgrade(t *testing.T, p *pair) {
 	out := a.run(t, fmt.Sprintf(`
 ip netns exec pod ping -n -q -i 0.01 %s >/tmp/ping & ping=$!
 apt install ./weft_1.0.1_*.deb
-until weft status; do sleep 0.1; done
+timeout 180 bash -c 'until weft status; do sleep 0.1; done'
 kill -INT $ping; wait $ping || true; cat /tmp/ping`, b.podAddress(t)))
-	if !strings.Contains(out, " 0% packet loss") {
-		t.Errorf("the upgrade lost packets: %s", out)
+	if lost, err := lostPings(out); err != nil || lost > 1 {
+		t.Errorf("the upgrade lost packets: %v, %s", err, out)
 	}
 	if now := a.run(t, "systemctl show --value --property MainPID weft"); now == pid {
 		t.Error("the agent of before runs on")
+	}
+}
+
+var pinged = regexp.MustCompile(`(\d+) packets transmitted, (\d+) received`)
+
+// lostPings is how many packets had no reply, as ping sums up. When a signal ends it, the last reply may be on its way.
+func lostPings(summary string) (lost int, err error) {
+	match := pinged.FindStringSubmatch(summary)
+	if match == nil {
+		return 0, fmt.Errorf("ping has not summed up")
+	}
+	transmitted, errSent := strconv.Atoi(match[1])
+	received, errReceived := strconv.Atoi(match[2])
+	if err := errors.Join(errSent, errReceived); err != nil {
+		return 0, err
+	}
+	if received == 0 {
+		return 0, fmt.Errorf("nothing was received")
+	}
+	return transmitted - received, nil
+}
+
+// TestLostPings: a sum that cannot be read, or of nothing, is an error.
+func TestLostPings(t *testing.T) {
+	for summary, want := range map[string]int{
+		"812 packets transmitted, 812 received, 0% packet loss, time 9731ms":               0,
+		"812 packets transmitted, 811 received, 0.123153% packet loss, time 9731ms":        1,
+		"812 packets transmitted, 800 received, +2 errors, 1.47783% packet loss, time 9ms": 12,
+		"1 packets transmitted, 0 received, 100% packet loss, time 0ms":                    -1,
+		"ping: connect: Network is unreachable":                                            -1,
+	} {
+		if lost, err := lostPings(summary); (err != nil) != (want < 0) || err == nil && lost != want {
+			t.Errorf("%s: %d, %v", summary, lost, err)
+		}
 	}
 }
 
