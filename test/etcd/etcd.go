@@ -52,12 +52,17 @@ type Options struct {
 	Quota int64
 	// CA, Cert and Key are PEM files: with them clients speak TLS on a port of the loopback, and show a certificate.
 	CA, Cert, Key string
+	// Address gives what a member listens at, HOST:PORT on the loopback; nil is FreeAddress.
+	Address func(testing.TB) string
 }
 
 // Start runs a cluster until the test ends.
 func Start(t testing.TB, opt Options) *Cluster {
 	t.Helper()
 	binary := Binary(t)
+	if opt.Address == nil {
+		opt.Address = FreeAddress
+	}
 	for attempt := 1; ; attempt++ {
 		c, err := launch(t, binary, opt)
 		switch {
@@ -85,9 +90,9 @@ func launch(t testing.TB, binary string, opt Options) (*Cluster, error) {
 	for n := range max(opt.Members, 1) {
 		m := &Member{t: t, Name: fmt.Sprint("m", n), Dir: filepath.Join(dir, fmt.Sprint("m", n)), log: &bytes.Buffer{}, cert: opt.Cert}
 		m.Endpoint = "unix://" + filepath.Join(dir, m.Name+".sock")
-		peer := "http://" + freeAddress(t)
+		peer := "http://" + opt.Address(t)
 		if opt.CA != "" {
-			m.Endpoint = "https://" + freeAddress(t)
+			m.Endpoint = "https://" + opt.Address(t)
 			m.args = append(m.args, "--client-cert-auth", "--trusted-ca-file", opt.CA, "--cert-file", opt.Cert, "--key-file", opt.Key)
 		}
 		m.args = append([]string{
@@ -290,8 +295,8 @@ func (m *Member) Restore(saved string) {
 	}
 }
 
-// freeAddress is one that nobody listens on now. A variable for tests.
-var freeAddress = func(t testing.TB) string {
+// FreeAddress is one that nobody listens on now.
+func FreeAddress(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"fmt"
+	"net"
 	"maps"
 	"os"
 	"slices"
@@ -233,4 +234,26 @@ func TestDatabaseIsFull(t *testing.T) {
 	}
 	_, err := client.AlarmDisarm(t.Context(), &clientv3.AlarmMember{})
 	must(t, err)
+}
+
+// TestStartWithTakenPort: a cluster of tests one of whose members finds its port taken is started again, with others.
+func TestStartWithTakenPort(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer taken.Close()
+	asked := 0
+	c := etcdtest.Start(t, etcdtest.Options{Members: 3, Address: func(t testing.TB) string {
+		if asked++; asked == 2 {
+			return taken.Addr().String()
+		}
+		return etcdtest.FreeAddress(t)
+	}})
+	if asked != 6 {
+		t.Errorf("%d ports were asked for, want those of two starts", asked)
+	}
+	members, err := c.Client().MemberList(t.Context())
+	must(t, err)
+	if got := fmt.Sprint(members); len(members.Members) != 3 || strings.Contains(got, taken.Addr().String()) {
+		t.Errorf("members %s", got)
+	}
 }
