@@ -3,8 +3,8 @@ package etcd
 import (
 	"context"
 	"fmt"
-	"net"
 	"maps"
+	"net"
 	"os"
 	"slices"
 	"strings"
