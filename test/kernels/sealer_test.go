@@ -47,12 +47,7 @@ func (w *weftNode) startSealer(t *testing.T) *realSealer {
 		return errors.Join(err, netdev.SetFeatures("wire1", map[string]bool{"tx-udp-segmentation": false, "tx-checksum-ip-generic": false}))
 	}))
 	defer tap.Close()
-	backlog, err := w.SealerBacklog()
-	must(t, err)
-	defer backlog.Close()
-	p, err := control.Start(t.Context(), control.Options{
-		Binary: sealerBinary(t, dir), Tap: tap, Backlog: backlog, SocketPath: filepath.Join(dir, "sock"),
-	})
+	p, err := control.Start(t.Context(), control.Options{Binary: sealerBinary(t, dir), Tap: tap, SocketPath: filepath.Join(dir, "sock")})
 	must(t, err)
 	t.Cleanup(func() { _ = p.Kill(); <-p.Done() })
 	must(t, p.Configure(t.Context(), control.Config{ESPPort: espref.Port}))
