@@ -91,3 +91,51 @@ func TestIdentity(t *testing.T) {
 	}
 	expect("the declaration is gone", 302, "true")
 }
+
+// recordedPolicies notes for whom sets are asked, and what is told of attaching.
+type recordedPolicies struct {
+	labels  []map[string]string
+	ended   []error
+	refusal error
+}
+
+func (r *recordedPolicies) Of(info Info) (egress, ingress uint32, err error) {
+	r.labels = append(r.labels, info.Labels)
+	return 7, 8, r.refusal
+}
+
+func (r *recordedPolicies) Attached(_ Info, err error) error {
+	r.ended = append(r.ended, err)
+	return err
+}
+
+// TestPolicies: an endpoint is attached with its policy sets or not at all, and keeps the labels by which policies
+// select it when its declaration is gone, which may be a mistake. Labels of a request do not end up in a map that others read.
+func TestPolicies(t *testing.T) {
+	b := newHarness(t)
+	policies := &recordedPolicies{refusal: errors.New("no room")}
+	b.opt.Policies = policies
+	b.restart()
+	b.pods["shop/a"] = declaredPod("web", "")
+	b.pods["shop/a"].Metadata.Labels = map[string]string{"app": "web"}
+	path, _ := endpointtest.NewPod(t)
+	if _, err := b.Add(context.Background(), b.request("a", path)); !errors.Is(err, policies.refusal) || len(b.dp.Attached()) > 0 || len(policies.ended) > 0 {
+		t.Fatalf("without its sets: %v, attached %+v", err, b.dp.Attached())
+	}
+	policies.refusal = nil
+	b.add("a", path)
+	for _, ep := range b.dp.Attached() {
+		if ep.EgressSet != 7 || ep.IngressSet != 8 || len(policies.ended) != 1 || policies.ended[0] != nil {
+			t.Errorf("attached %+v, told %v", ep, policies.ended)
+		}
+	}
+	delete(b.pods, "shop/a")
+	if err := b.Sync(context.Background()); err != nil {
+		t.Error(err)
+	}
+	for _, info := range b.List() {
+		if info.Labels["app"] != "web" {
+			t.Errorf("labels after its declaration is gone: %v", info.Labels)
+		}
+	}
+}
