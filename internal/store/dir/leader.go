@@ -5,23 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/statefile"
+	"weft.dev/weft/internal/store"
 )
 
 // leaderFile is locked by the leader. The kernel drops the lock with the process.
 const leaderFile = "leader.lock"
-
-// campaignPause is how long a candidate waits before it tries again.
-const campaignPause = time.Second
 
 // Leader is the leadership of the one agent that makes and removes epochs in a
 // directory. Two leaders at once would do no harm: an epoch is made exclusively.
@@ -39,20 +35,7 @@ func (d *Dir) Leader(node string) *Leader { return &Leader{dir: d, node: node} }
 // Campaign blocks until this node is the leader or ctx ends. What keeps it from even
 // trying, such as a directory that is away, is told to trouble.
 func (l *Leader) Campaign(ctx context.Context, trouble func(error)) error {
-	for {
-		won, err := l.try()
-		if trouble != nil {
-			trouble(err)
-		}
-		if won {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(campaignPause + rand.N(campaignPause/2)):
-		}
-	}
+	return store.Campaign(ctx, func(context.Context) (bool, error) { return l.try() }, trouble)
 }
 
 // IsLeader says whether this node still is. A lock file that was removed or replaced

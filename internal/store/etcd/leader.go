@@ -4,20 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"weft.dev/weft/internal/store"
 )
 
-const (
-	// leaderTTL is how long a leader that says nothing still is the leader, in seconds.
-	leaderTTL = 15
-	// campaignPause is how long a candidate waits before it tries again.
-	campaignPause = time.Second
-)
+// leaderTTL is how long a leader that says nothing still is the leader, in seconds.
+const leaderTTL = 15
 
 // Leader is the leadership of the one agent that makes and removes epochs. It holds a key with a lease: no object
 // of a node has one, so none goes when a node falls silent. Two leaders at once would do no harm: an epoch is made
@@ -37,23 +34,7 @@ func (e *Etcd) Leader(node string) *Leader { return &Leader{etcd: e, node: node}
 
 // Campaign blocks until this node is the leader or ctx ends. What keeps it from even trying is told to trouble.
 func (l *Leader) Campaign(ctx context.Context, trouble func(error)) error {
-	for {
-		won, err := l.try(ctx)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if trouble != nil {
-			trouble(err)
-		}
-		if won {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(campaignPause + rand.N(campaignPause/2)):
-		}
-	}
+	return store.Campaign(ctx, l.try, trouble)
 }
 
 // try takes the key if nobody has it.
