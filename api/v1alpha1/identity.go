@@ -54,6 +54,12 @@ func (s IdentitySpec) Key() string {
 	return key
 }
 
+// Namespace is the one in the SPIFFE ID, "" if that is none of a workload.
+func (s IdentitySpec) Namespace() string {
+	_, namespace, _, _ := splitWorkloadID(s.SPIFFEID)
+	return namespace
+}
+
 // Number is the identity's number, 0 when its name is none.
 func (i *Identity) Number() uint32 {
 	n, msg := parseIdentity(i.Metadata.Name)
@@ -102,13 +108,21 @@ func checkWorkloadID(s string) string {
 	if s == "" {
 		return "is missing" + rule
 	}
-	rest, ok := strings.CutPrefix(s, "spiffe://")
-	parts := strings.Split(rest, "/")
-	if !ok || len(s) > 2048 || len(parts) != 5 || parts[0] == "" || parts[1] != "ns" || parts[3] != "sa" ||
-		CheckLabel(parts[2]) != "" || CheckName(parts[4]) != "" {
+	td, ns, sa, ok := splitWorkloadID(s)
+	if !ok || len(s) > 2048 || td == "" || CheckLabel(ns) != "" || CheckName(sa) != "" {
 		return quote(s) + " is not the identity of a workload" + rule
 	}
 	return ""
+}
+
+// splitWorkloadID takes a workload's SPIFFE ID apart.
+func splitWorkloadID(s string) (trustDomain, namespace, serviceAccount string, ok bool) {
+	rest, found := strings.CutPrefix(s, "spiffe://")
+	parts := strings.Split(rest, "/")
+	if !found || len(parts) != 5 || parts[1] != "ns" || parts[3] != "sa" {
+		return "", "", "", false
+	}
+	return parts[0], parts[2], parts[4], true
 }
 
 // checkIdentity is for numbers inside other objects; 0 is none.

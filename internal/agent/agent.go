@@ -108,6 +108,8 @@ type Agent struct {
 	// identities of each other node's pods, as the datapath was last told.
 	identities atomic.Pointer[map[string][]uint32]
 	paths      paths
+	// remembered is what rememberPolicies has written in this run.
+	remembered []byte
 	// epochSince is when reconcile first saw an epoch that this node can read.
 	epochSince time.Time
 
@@ -121,12 +123,11 @@ type Agent struct {
 
 // node is what exists once the datapath is up.
 type node struct {
-	object  *v1alpha1.Node
-	links   startup.Links
-	mtu     int
-	dp      Datapath
-	manager Endpoints
-	// policies is nil in tests that have none.
+	object   *v1alpha1.Node
+	links    startup.Links
+	mtu      int
+	dp       Datapath
+	manager  Endpoints
 	policies *policies
 	// masked is what the host's masquerading was last set to, if it was (maskedOnce). Guarded by maskLock.
 	maskLock   sync.Mutex
@@ -296,20 +297,15 @@ func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links startu
 		a.log.Warn("peers are not all in order yet, will try again", "err", err)
 	}
 	a.wait("the recorded endpoints to be restored")
-	// All of them before the first has this run's hooks: who is not known would be nobody's pod.
-	errPolicies := running.policies.begin(a.index.Load(), running.manager.List(), a.cfg.Node)
-	endpoints, err := running.policies.endpoints(running.manager.List())
-	if err == nil || endpoints != nil {
-		err = errors.Join(err, dp.EnterEndpoints(endpoints))
-	}
-	if err := errors.Join(errPolicies, err); err != nil {
+	if err := a.enterEndpoints(running); err != nil {
 		a.log.Warn("endpoints are not all entered yet, will try again", "err", err)
 	}
 	if err := running.manager.Restore(ctx); err != nil {
 		// Those that could be restored work; Sync goes on trying the others.
 		a.problem("endpoints", fmt.Errorf("restore endpoints: %w", err))
 	}
-	if endpoints, err = running.policies.endpoints(running.manager.List()); err != nil {
+	endpoints, err := running.policies.endpoints(running.manager.List())
+	if err != nil {
 		a.problem("policies", err) // until they are next applied
 	}
 	if err := dp.Prune(endpoints); err != nil {
@@ -322,6 +318,18 @@ func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links startu
 	a.cni.open(door)
 	a.wait("the first synchronisation of nodes")
 	return running, nil
+}
+
+// enterEndpoints enters every endpoint with its policy sets, before the first has this run's hooks: who is not known
+// would be nobody's pod.
+func (a *Agent) enterEndpoints(n *node) error {
+	failed := n.policies.begin(a.index.Load(), n.manager.List(), a.cfg.Node)
+	endpoints, err := n.policies.endpoints(n.manager.List())
+	failed = errors.Join(failed, err)
+	if endpoints == nil && err != nil {
+		return failed
+	}
+	return errors.Join(failed, n.dp.EnterEndpoints(endpoints))
 }
 
 // openEndpoints gives the node its manager and returns the CNI plugin's way to it.

@@ -127,7 +127,7 @@ func (p *policies) deny() (policy.Sets, error) {
 
 // input is what policies depend on; nothing where there are none, and none were.
 func (p *policies) input(ix *index, own []endpoint.Info, node string) policy.Input {
-	if len(ix.policies()) == 0 && len(p.sets) == 0 {
+	if !ix.policed() && len(p.sets) == 0 {
 		return policy.Input{}
 	}
 	return policyInput(ix, own, node)
@@ -319,6 +319,12 @@ func (ix *index) policies() []*policy.Policy {
 	return out
 }
 
+// policed says whether policies has any.
+func (ix *index) policed() bool {
+	isPolicy := func(o v1alpha1.Object) bool { _, is := o.(*policy.Policy); return is }
+	return len(ix.snapshot.NetworkPolicies) > 0 || slices.ContainsFunc(ix.snapshot.Unused, isPolicy)
+}
+
 // policyKey tells an endpoint of this node from every other.
 func policyKey(info endpoint.Info) string { return info.Namespace + "/" + info.ID }
 
@@ -330,7 +336,7 @@ func policyInput(ix *index, own []endpoint.Info, node string) policy.Input {
 		in.Namespaces[name] = n.Metadata.Labels
 	}
 	for _, i := range ix.snapshot.Identities {
-		in.Identities = append(in.Identities, policyIdentity(i))
+		in.Identities = append(in.Identities, policy.Identity{Number: i.Number(), Namespace: i.Spec.Namespace(), Labels: i.Spec.Labels})
 	}
 	for _, info := range own {
 		in.Endpoints = append(in.Endpoints, policy.Endpoint{
@@ -367,15 +373,6 @@ func remoteIdentities(in policy.Input) map[netip.Addr]uint32 {
 	return out
 }
 
-// policyIdentity is what a number stands for.
-func policyIdentity(i *v1alpha1.Identity) policy.Identity {
-	out := policy.Identity{Number: i.Number(), Labels: i.Spec.Labels}
-	if id, err := identity.Parse(i.Spec.SPIFFEID); err == nil {
-		out.Namespace = id.Namespace
-	}
-	return out
-}
-
 // policyKinds are those that policies depend on.
 var policyKinds = []string{
 	policy.KindNetworkPolicy, v1alpha1.KindNamespace, v1alpha1.KindPod, v1alpha1.KindEndpoint, v1alpha1.KindIdentity,
@@ -383,7 +380,7 @@ var policyKinds = []string{
 
 // policing says whether there is anything for policies to do about a change.
 func policing(d store.Delta, now *index) bool {
-	return d.About(policy.KindNetworkPolicy) || len(now.policies()) > 0 && d.About(policyKinds...)
+	return d.About(policy.KindNetworkPolicy) || now.policed() && d.About(policyKinds...)
 }
 
 // endpointPolicies are the policies of a node's endpoints as their manager needs them.
@@ -396,7 +393,7 @@ type endpointPolicies struct {
 func (e endpointPolicies) Of(info endpoint.Info) (egress, ingress uint32, err error) {
 	ix := e.agent.index.Load()
 	egress, ingress, err = e.node.policies.of(ix, e.node.manager.List, info, e.agent.cfg.Node)
-	if len(ix.policies()) > 0 {
+	if ix.policed() {
 		e.agent.owe(work{policies: true})
 	}
 	return egress, ingress, err

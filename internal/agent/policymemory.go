@@ -39,14 +39,18 @@ func (a *Agent) recallPolicies() error {
 	return nil
 }
 
-// rememberPolicies writes the policies in force down, if they are others than last time.
+// rememberPolicies writes the policies in force down, if they are others than last time. reconcile alone calls it.
 func (a *Agent) rememberPolicies(list []*policy.Policy) error {
 	data, err := policy.Remember(list)
 	if err != nil {
 		return err
 	}
-	if before, err := os.ReadFile(a.policyMemory()); err == nil && bytes.Equal(before, data) {
+	if bytes.Equal(a.remembered, data) {
 		return nil
 	}
-	return statefile.Write(a.policyMemory(), data)
+	if err := statefile.Write(a.policyMemory(), data); err != nil {
+		return err
+	}
+	a.remembered = data
+	return nil
 }

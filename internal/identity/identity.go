@@ -9,7 +9,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"strconv"
-	"strings"
 
 	"weft.dev/weft/api/v1alpha1"
 )
@@ -27,16 +26,6 @@ type ID struct {
 // SPIFFE is the ID on paper: spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT.
 func (id ID) SPIFFE() string {
 	return fmt.Sprintf("spiffe://%s/ns/%s/sa/%s", id.TrustDomain, id.Namespace, id.ServiceAccount)
-}
-
-// Parse reads what SPIFFE writes.
-func Parse(spiffeID string) (ID, error) {
-	rest, ok := strings.CutPrefix(spiffeID, "spiffe://")
-	parts := strings.Split(rest, "/")
-	if !ok || len(parts) != 5 || parts[1] != "ns" || parts[3] != "sa" {
-		return ID{}, fmt.Errorf("%q is not spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT", spiffeID)
-	}
-	return ID{TrustDomain: parts[0], Namespace: parts[2], ServiceAccount: parts[4]}, nil
 }
 
 // Key is the whole ID in one text: see v1alpha1.IdentitySpec.Key.
