@@ -1,10 +1,10 @@
 package policy
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,7 +24,9 @@ type remembered struct {
 
 // Remember writes policies down, for Recall.
 func Remember(list []*Policy) ([]byte, error) {
-	list = slices.SortedFunc(slices.Values(list), func(a, b *Policy) int { return strings.Compare(a.Key(), b.Key()) })
+	list = slices.SortedFunc(slices.Values(list), func(a, b *Policy) int {
+		return cmp.Or(cmp.Compare(a.Key(), b.Key()), cmp.Compare(a.file, b.file), cmp.Compare(a.content, b.content))
+	})
 	out := make([]remembered, 0, len(list))
 	for _, p := range list {
 		out = append(out, remembered{Namespace: p.Namespace, Name: p.Name, File: p.file, Spec: p.spec, Closed: p.Broken() || p.closed})

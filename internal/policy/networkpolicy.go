@@ -47,8 +47,16 @@ func (p *Policy) Key() string { return p.Namespace + "/" + p.Name }
 func (p *Policy) Object() string { return KindNetworkPolicy + " " + p.Key() }
 
 // Broken says whether the policy only denies.
-func (p *Policy) Broken() bool {
-	return slices.ContainsFunc(p.Problems, func(problem Problem) bool { return !problem.Warning })
+func (p *Policy) Broken() bool { return len(p.errors()) > 0 }
+
+// errors are the Problems that are no warnings.
+func (p *Policy) errors() (out []Problem) {
+	for _, problem := range p.Problems {
+		if !problem.Warning {
+			out = append(out, problem)
+		}
+	}
+	return out
 }
 
 // Applies says whether a policy isolates the pods it selects in that direction.
@@ -251,10 +259,7 @@ func (r *reader) selector(field string, s *metav1.LabelSelector) labels.Selector
 func (r *reader) close() {
 	p := r.policy
 	p.rules = [2][]rule{}
-	for _, problem := range p.Problems {
-		if problem.Warning {
-			continue
-		}
+	for _, problem := range p.errors() {
 		field, inSpec := strings.CutPrefix(problem.Field, "spec.")
 		name, _, _ := strings.Cut(field, ".")
 		name, _, _ = strings.Cut(name, "[")

@@ -23,10 +23,8 @@ func (p *Policy) SetDefaults() {}
 // Validate implements v1alpha1.Object: what makes the policy deny.
 func (p *Policy) Validate() []v1alpha1.FieldError {
 	var out []v1alpha1.FieldError
-	for _, problem := range p.Problems {
-		if !problem.Warning {
-			out = append(out, v1alpha1.FieldError{Field: problem.Field, Msg: problem.Msg})
-		}
+	for _, problem := range p.errors() {
+		out = append(out, v1alpha1.FieldError{Field: problem.Field, Msg: problem.Msg})
 	}
 	return out
 }
@@ -83,10 +81,8 @@ func DecodeObject(doc *strictyaml.Doc) (o v1alpha1.Object, errs []strictyaml.Err
 		return nil, nil
 	}
 	p := decodePolicy(doc)
-	for _, problem := range p.Problems {
-		if !problem.Warning {
-			errs = append(errs, strictyaml.Error{File: problem.File, Line: problem.Line, Field: problem.Field, Msg: problem.Msg})
-		}
+	for _, problem := range p.errors() {
+		errs = append(errs, strictyaml.Error{File: problem.File, Line: problem.Line, Field: problem.Field, Msg: problem.Msg})
 	}
 	return p, errs
 }
