@@ -52,17 +52,9 @@ func (d *Datapath) SetEndpointPolicy(slot uint16, egress, ingress uint32) error 
 	if !known {
 		return fmt.Errorf("policy of slot %d: no endpoint has it", slot)
 	}
-	var value bpf.EpSlot
-	if err := d.maps.EpSlot.Lookup(uint32(slot), &value); err != nil {
-		return fmt.Errorf("read slot %d: %w", slot, err)
-	}
 	ep.EgressSet, ep.IngressSet = egress, ingress
-	if err := d.police(ep); err != nil {
+	if err := d.putSets(ep); err != nil {
 		return err
-	}
-	value.Sets = [2]uint32{egress, ingress}
-	if err := d.maps.EpSlot.Put(uint32(slot), &value); err != nil {
-		return fmt.Errorf("enter slot %d: %w", slot, err)
 	}
 	d.eps[slot] = ep
 	d.unpolice()
@@ -72,6 +64,10 @@ func (d *Datapath) SetEndpointPolicy(slot uint16, egress, ingress uint32) error 
 // AdoptEndpointPolicy gives other sets to an endpoint that is in the maps since a previous run, before it is
 // attached; one that is not there gets its own when it is.
 func (d *Datapath) AdoptEndpointPolicy(slot uint16, egress, ingress uint32) error {
+	ep := Endpoint{Slot: slot, EgressSet: egress, IngressSet: ingress}
+	if err := d.guardFor(ep); err != nil {
+		return err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var value bpf.EpSlot
@@ -81,14 +77,26 @@ func (d *Datapath) AdoptEndpointPolicy(slot uint16, egress, ingress uint32) erro
 	if value == (bpf.EpSlot{}) || value.Sets == [2]uint32{egress, ingress} {
 		return nil
 	}
-	if err := d.police(Endpoint{Slot: slot, EgressSet: egress, IngressSet: ingress}); err != nil {
+	if err := d.putSets(ep); err != nil {
 		return err
 	}
-	value.Sets = [2]uint32{egress, ingress}
-	if err := d.maps.EpSlot.Put(uint32(slot), &value); err != nil {
-		return fmt.Errorf("enter slot %d: %w", slot, err)
-	}
 	return d.changed()
+}
+
+// putSets enters an endpoint's sets into its slot, which is in use. Callers hold d.mu and call changed.
+func (d *Datapath) putSets(ep Endpoint) error {
+	if err := d.police(ep); err != nil {
+		return err
+	}
+	var value bpf.EpSlot
+	if err := d.maps.EpSlot.Lookup(uint32(ep.Slot), &value); err != nil {
+		return fmt.Errorf("read slot %d: %w", ep.Slot, err)
+	}
+	value.Sets = [2]uint32{ep.EgressSet, ep.IngressSet}
+	if err := d.maps.EpSlot.Put(uint32(ep.Slot), &value); err != nil {
+		return fmt.Errorf("enter slot %d: %w", ep.Slot, err)
+	}
+	return nil
 }
 
 // police has the programs look at policy sets before an endpoint has one. Callers hold d.mu.
