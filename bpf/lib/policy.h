@@ -201,13 +201,27 @@ ALWAYS_INLINE int is_for_host(const struct weft_pkt *p)
 	return r && !r->node && (r->flags & (ROUTE_HOST | ROUTE_NO_NODE)) == ROUTE_HOST;
 }
 
+/* Which end began a connection that the table has lost nobody can tell: either may have. reason is what was
+ * said of the sender. Sets p->reply if it is the other. */
+ALWAYS_INLINE int policy_either(struct weft_pkt *p, __u32 slots, int reason)
+{
+	__u32 rule = p->rule;
+
+	if (!policy_judge(p, slots, 1, 0)) {
+		p->reply = 1;
+		return REASON_NONE;
+	}
+	p->rule = rule;
+	return reason;
+}
+
 /* Judges a packet that a hook has routed (route). What the host's stack gets is judged when it leaves that,
  * except what ends there. A reply is judged here in any case: on this side of the stack its addresses are those
  * that its conversation was judged with. Sets p->reply. Returns a drop reason. */
 SUBPROGRAM int policy_forward(const struct weft_config *cfg, struct weft_pkt *p, const struct weft_cached *c)
 {
 	int began, here, reason = REASON_NONE;
-	__u32 slots, initiator, rule;
+	__u32 slots, initiator;
 
 	if (!cfg || !p || !c)
 		return REASON_INTERNAL;
@@ -224,14 +238,7 @@ SUBPROGRAM int policy_forward(const struct weft_config *cfg, struct weft_pkt *p,
 		reason = policy_judge(p, slots, 0, 0);
 	if (began == BEGAN_SENDER || (here && !reason))
 		return reason;
-	/* Which end began a connection that the table has lost nobody can tell: either may have. */
-	rule = p->rule;
-	if (!policy_judge(p, slots, 1, 0)) {
-		p->reply = 1;
-		return REASON_NONE;
-	}
-	p->rule = rule;
-	return reason;
+	return policy_either(p, slots, reason);
 }
 
 /* The same for a packet that an ICMP error quotes, which p's addresses and ports are by now. */
@@ -258,7 +265,7 @@ SUBPROGRAM int policy_quoted(const struct weft_config *cfg, struct weft_pkt *p)
  * for. Replies have been judged where they came in, with the addresses that they had there. */
 SUBPROGRAM int policy_leaving(const struct weft_config *cfg, struct weft_pkt *p, __u32 slots)
 {
-	__u32 initiator, rule;
+	__u32 initiator;
 	int began, reason;
 
 	if (!cfg || !p)
@@ -275,13 +282,7 @@ SUBPROGRAM int policy_leaving(const struct weft_config *cfg, struct weft_pkt *p,
 	/* from_pod has asked about the other direction. */
 	if (!reason || began == BEGAN_SENDER || slots >> 16)
 		return reason;
-	rule = p->rule;
-	if (!policy_judge(p, slots, 1, 0)) {
-		p->reply = 1;
-		return REASON_NONE;
-	}
-	p->rule = rule;
-	return reason;
+	return policy_either(p, slots, reason);
 }
 
 #endif
