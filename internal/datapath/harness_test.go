@@ -189,6 +189,7 @@ func (b *harness) reset(t testing.TB) {
 	must(t, b.maps.EvStats.Put(uint32(0), make([]bpf.EventStats, ebpf.MustPossibleCPU())))
 	b.eps, b.mode = map[uint16]Endpoint{}, ModeStatus{Asked: ModeXDP, Active: ModeXDP}
 	b.config.FlowShare, b.settled = 0, false
+	must(t, b.forgetPolicies())
 	must(t, b.openNextHops())
 	must(t, b.inside(b.configure))
 	must(t, b.inside(b.hops.EnterOwnAddresses))
@@ -209,6 +210,15 @@ func (b *harness) reset(t testing.TB) {
 		Ifindex: uint32(b.index["wtup"]), Flags: bpf.NexthopResolved | bpf.NexthopXdpOut, Mtu: 1500,
 		Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC),
 	})
+}
+
+// forgetPolicies takes out of the settings that endpoints have had policies, which configure keeps.
+func (b *harness) forgetPolicies() error {
+	if err := b.maps.Config.Lookup(uint32(0), &b.config); err != nil {
+		return err
+	}
+	b.config.Flags &^= bpf.ConfigPolicy
+	return b.writeConfig()
 }
 
 // resetBudgets fills every bucket and frees what is gone from the flow table.
