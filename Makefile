@@ -133,8 +133,8 @@ demo: deps
 test-cyclonus:
 	cd test/cyclonus && $(GO) test -count=1 -v .
 
-# The tests that need kernels of their own: Debian's 6.12 and 7.3 in VMs, with the kernel module built for each. WEFT_SEED says which of
-# the datapath's tests run on which, all: every one on both. See docs/kernels.md.
+# The tests that need kernels of their own: Debian's 6.12 and 7.3 in VMs, with the kernel module built for each. WEFT_SEED says which tests
+# run on which, all: every one on both. See docs/kernels.md.
 .PHONY: test-kernels fetch-kernels
 test-kernels: fetch-kernels bpf
 	@set -o pipefail; test/kernels/run $(KERNELS) | $(GO) run ./internal/testsum
