@@ -10,7 +10,7 @@ BPF_HEADERS := $(wildcard bpf/lib/*.h)
 # Programs that exist for both contexts, for XDP only, and for neither; all others are for TC.
 BPF_BOTH := from_pod from_wire sa_test
 BPF_XDP := sa flows
-BPF_OTHER := vmfork strangers sealer_gro
+BPF_OTHER := vmfork source_filter sealer_gro
 BPF_TC := $(filter-out $(BPF_BOTH) $(BPF_XDP) $(BPF_OTHER),$(patsubst bpf/%.bpf.c,%,$(wildcard bpf/*.bpf.c)))
 OBJECTS := $(foreach h,$(BPF_BOTH),$(OBJ)/$(h)_xdp.o $(OBJ)/$(h)_tc.o) $(foreach h,$(BPF_TC),$(OBJ)/$(h)_tc.o) \
 	$(foreach h,$(BPF_XDP),$(OBJ)/$(h)_xdp.o) $(foreach h,$(BPF_OTHER),$(OBJ)/$(h).o)

@@ -32,7 +32,7 @@ ABI(struct, weft_claim);
 ABI(struct, weft_drop_key);
 ABI(struct, weft_event);
 ABI(struct, weft_event_stats);
-ABI(struct, weft_strangers);
+ABI(struct, weft_source_filter);
 ABI(struct, weft_trace);
 ABI(enum, weft_hook);
 ABI(enum, weft_verdict);

@@ -6,7 +6,7 @@
 #include "lib/netfilter.h"
 
 /* Nodes talk to each other in cleartext, by whatever interface; all else of the cluster's is refused. */
-ALWAYS_INLINE int check_stranger(const struct weft_config *cfg, const struct weft_pkt *p)
+ALWAYS_INLINE int check_unmanaged(const struct weft_config *cfg, const struct weft_pkt *p)
 {
 	const struct weft_route *from = route_of(&p->src);
 
@@ -35,7 +35,7 @@ int weft_pre_routing(struct bpf_nf_ctx *ctx)
 		return NF_ACCEPT; /* a chained pod's, by its bridge */
 	if (read_packet(ctx->skb, &p))
 		return NF_DROP;
-	reason = check_stranger(cfg, &p);
+	reason = check_unmanaged(cfg, &p);
 	if (!reason)
 		return NF_ACCEPT;
 	p.ifindex = in;

@@ -196,8 +196,8 @@ struct weft_event_stats {
 	__u64 woken_ns;	  /* when the reader was last woken; CLOCK_MONOTONIC, coarse */
 };
 
-/* What strangers.bpf.c has dropped, per CPU. */
-struct weft_strangers {
+/* What source_filter.bpf.c has dropped, per CPU. */
+struct weft_source_filter {
 	__u64 packets;
 	__u64 last_ns; /* when the last of them came; CLOCK_MONOTONIC, coarse */
 	union weft_addr last;

@@ -137,8 +137,8 @@ ALWAYS_INLINE int open_elsewhere(weft_ctx *ctx, const struct weft_config *cfg, c
 	if (sa)
 		say.seq = sa->top;
 	/* Merged ones of other ports are a hook's, and those that begin with a key that the sealer has lost are
-	 * too: it would refuse all. What a stranger has put in front says nothing of the rest, which the sealer
-	 * looks at one by one: cut, it would be many packets for it. */
+	 * too: it would refuse all. What another sender has put in front says nothing of the rest, which the
+	 * sealer looks at one by one: cut, it would be many packets for it. */
 	if ((held || !sa) && (!merged || (port & SEALER_PORT_MASK) == SEALER_PORT_BASE) &&
 	    say.seq < SEALER_SEQ_LIMIT && sealer_ask(cfg))
 		act = sealer_give(ctx, cfg, &say);

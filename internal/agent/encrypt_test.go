@@ -303,7 +303,7 @@ func TestEncryptMetrics(t *testing.T) {
 		`weft_encrypt_peers{state="up"} 1`, `weft_encrypt_peers{state="no_key"} 0`, `weft_encrypt_packets_total{direction="out"} 7`,
 		`weft_encrypt_bytes_total{direction="in"} 10`, `weft_encrypt_errors_total{reason="no_key"} 0`, `weft_encrypt_handshakes_total{outcome="ok"} 3`,
 		`weft_encrypt_rotations_total{reason="first"} 1`, `weft_encrypt_engine_info{active="bpf",asked="auto"} 1`, "weft_encrypt_epoch 7", "weft_encrypt_key_age_seconds 0",
-		`weft_keys_refused_connections_total{reason="filtered"} 9`, `weft_keys_refused_connections_total{reason="stranger"} 2`,
+		`weft_keys_refused_connections_total{reason="filtered"} 9`, `weft_keys_refused_connections_total{reason="unknown_source"} 2`,
 	} {
 		if !strings.Contains(string(body), want) {
 			t.Errorf("no %s", want)

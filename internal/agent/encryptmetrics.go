@@ -72,7 +72,7 @@ func peerMetrics(out *metrics.Encryption, status *keys.Status) {
 	counters, turned := &status.Counters, status.Counters.Turned
 	out.Handshakes, out.RekeyRequests, out.VMForks = counters.Handshakes, counters.RekeyRequests, counters.VMForks
 	out.Turned = map[string]uint64{
-		"filtered": turned.Filtered, "stranger": turned.Unknown, "silent": turned.Silent, "evicted": turned.Evicted,
+		"filtered": turned.Filtered, "unknown_source": turned.Unknown, "silent": turned.Silent, "evicted": turned.Evicted,
 	}
 	out.PeerStates = map[string]int{}
 	for _, state := range keys.States() {

@@ -64,7 +64,7 @@ func TestEtcdPermissions(t *testing.T) {
 	authority, err := ca.Init(filepath.Join(dir, "ca"), "weft.local", time.Hour*24)
 	must(t, err)
 	files := map[string]nodeid.Paths{}
-	for _, name := range []string{"root", "a", "b", "stranger"} {
+	for _, name := range []string{"root", "a", "b", "outsider"} {
 		at := filepath.Join(dir, name)
 		files[name] = nodeid.Paths{Cert: filepath.Join(at, "node.crt"), Key: filepath.Join(at, "node.key"), Bundle: filepath.Join(at, "ca.crt")}
 		issued, err := authority.Issue(name, time.Hour)
@@ -84,7 +84,7 @@ func TestEtcdPermissions(t *testing.T) {
 	eventually(t, "etcd to answer", func() bool { _, err := as("root").Snapshot(); return err == nil })
 	grantRoles(t, c, cert, files["root"])
 
-	admin, a, b, stranger := as("root"), as("a"), as("b"), as("stranger")
+	admin, a, b, outsider := as("root"), as("a"), as("b"), as("outsider")
 	node := func(name string, n byte) *v1alpha1.Node {
 		return &v1alpha1.Node{Metadata: v1alpha1.ObjectMeta{Name: name}, Spec: v1alpha1.NodeSpec{Addresses: []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, n})}}}
 	}
@@ -114,8 +114,8 @@ func TestEtcdPermissions(t *testing.T) {
 		"its own Node":               {a.PutObject(node("a", 9)), "etcd refuses this to the user"},
 		"another's Node deleted":     {a.DeleteObject(v1alpha1.KindNode, "b"), "etcd refuses this to the user"},
 		"a policy":                   {a.PutObject(&v1alpha1.EncryptionPolicy{Metadata: v1alpha1.ObjectMeta{Name: "all", Namespace: "shop"}, Spec: v1alpha1.EncryptionPolicySpec{Selector: &v1alpha1.PodSelector{}}}), "etcd refuses this to the user"},
-		"a stranger reads":           {second(stranger.Snapshot()), "etcd refuses this to the user"},
-		"a stranger writes":          {stranger.PutEndpoint(ep("stranger")), "etcd refuses this to the user"},
+		"an outsider reads":          {second(outsider.Snapshot()), "etcd refuses this to the user"},
+		"an outsider writes":         {outsider.PutEndpoint(ep("outsider")), "etcd refuses this to the user"},
 	} {
 		if row.err == nil || !strings.Contains(row.err.Error(), row.want) {
 			t.Errorf("%s: %v", what, row.err)

@@ -25,11 +25,11 @@ func TestTurnedLine(t *testing.T) {
 		turned handshake.Turned
 		want   string
 	}{
-		"nobody":          {handshake.Turned{}, ""},
-		"by the kernel":   {handshake.Turned{Filtered: 5, LastUnknown: last}, "5 packets from addresses that no node has, dropped by the kernel, the last from 192.0.2.7"},
-		"by the agent":    {handshake.Turned{Unknown: 2, LastUnknown: last}, "2 connections from addresses that no node has, the last from 192.0.2.7"},
-		"by both":         {handshake.Turned{Filtered: 5, Unknown: 2, LastUnknown: last}, "5 packets from addresses that no node has, dropped by the kernel, 2 connections from addresses that no node has, the last from 192.0.2.7"},
-		"none a stranger": {handshake.Turned{Silent: 1, Evicted: 4}, "1 that said nothing, 4 to make room"},
+		"nobody":            {handshake.Turned{}, ""},
+		"by the kernel":     {handshake.Turned{Filtered: 5, LastUnknown: last}, "5 packets from addresses that no node has, dropped by the kernel, the last from 192.0.2.7"},
+		"by the agent":      {handshake.Turned{Unknown: 2, LastUnknown: last}, "2 connections from addresses that no node has, the last from 192.0.2.7"},
+		"by both":           {handshake.Turned{Filtered: 5, Unknown: 2, LastUnknown: last}, "5 packets from addresses that no node has, dropped by the kernel, 2 connections from addresses that no node has, the last from 192.0.2.7"},
+		"no unknown source": {handshake.Turned{Silent: 1, Evicted: 4}, "1 that said nothing, 4 to make room"},
 	} {
 		if got := turnedLine(&c.turned); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)

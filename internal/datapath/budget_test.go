@@ -80,10 +80,10 @@ func TestFlowBudget(t *testing.T) {
 		frame       packet
 		owner       string
 	}{
-		"a pod's":                    {"from_pod", "wta", fromA(peer4).udp(0, 53, 4), "1 egress"},
-		"a pod's to the victim":      {"from_pod", "wta", fromA(podB.IPv4).udp(0, 53, 4), "1 egress"},
-		"a stranger's":               {"from_wire", "wtup", newPacket(peerMAC, uplinkMAC, world4, podA.IPv4).udp(0, 53, 4), "1 ingress"},
-		"a stranger's to the victim": {"from_wire", "wtup", newPacket(peerMAC, uplinkMAC, world4, podB.IPv4).udp(0, 53, 4), "2 ingress"},
+		"a pod's":                   {"from_pod", "wta", fromA(peer4).udp(0, 53, 4), "1 egress"},
+		"a pod's to the victim":     {"from_pod", "wta", fromA(podB.IPv4).udp(0, 53, 4), "1 egress"},
+		"the world's":               {"from_wire", "wtup", newPacket(peerMAC, uplinkMAC, world4, podA.IPv4).udp(0, 53, 4), "1 ingress"},
+		"the world's to the victim": {"from_wire", "wtup", newPacket(peerMAC, uplinkMAC, world4, podB.IPv4).udp(0, 53, 4), "2 ingress"},
 	} {
 		for _, context := range contexts {
 			t.Run(name+"/"+context, func(t *testing.T) {
@@ -150,11 +150,11 @@ func TestFragmentBudget(t *testing.T) {
 			whole := fromB(dst).udp(1000, 53, 120)
 			b.send(t, context, "from_pod", "wtb", whole.fragment(0, 64, true).bytes())
 			flood := fromA(dst).udp(1000, 53, 120)
-			stranger := fromPeer(podA.IPv4).udp(1000, 53, 120)
+			sender := fromPeer(podA.IPv4).udp(1000, 53, 120)
 			for id := range uint16(10000) {
 				b.send(t, context, "from_pod", "wta", flood.id(id).fragment(0, 64, true).bytes())
 				if id%4 == 0 {
-					b.send(t, context, "from_wire", "wtup", stranger.id(id).fragment(0, 64, true).bytes())
+					b.send(t, context, "from_wire", "wtup", sender.id(id).fragment(0, 64, true).bytes())
 				}
 			}
 			if v, _ := b.send(t, context, "from_pod", "wtb", whole.fragment(64, 128, false).bytes()); v != "redirect" {

@@ -83,7 +83,7 @@ func TestWhoOpensMerged(t *testing.T) {
 			{"it is there", func(*sealHarness) {}, sealerLane, 0x8001, true},
 			{"from a hook's port", func(*sealHarness) {}, sealerLane, 0xc001, false},
 			{"its key is not marked", func(b *sealHarness) { must(t, b.UnmarkSealer()) }, sealerLane, 0x8001, false},
-			{"begins with a stranger's", func(*sealHarness) {}, sealerLane + 1, 0x8001, true},
+			{"begins with another sender's", func(*sealHarness) {}, sealerLane + 1, 0x8001, true},
 			{"none", func(b *sealHarness) { must(t, b.inside(func() error { return b.SetSealer(false) })) }, sealerLane, 0x8001, false},
 		} {
 			b := newSealerHarness(t, family)

@@ -35,7 +35,7 @@ type intrusion struct {
 }
 
 // intrude puts frames on the wire that nobody may send: a sealed packet again, one that was never sealed with
-// the key, one from a stranger, and a plain one from a pod of the other node.
+// the key, one from an unknown address, and a plain one from a pod of the other node.
 func (d *demo) intrude(ctx context.Context) error {
 	d.say("Somebody on the wire captures a sealed packet of %s on its way to node %s, and sends node %s %d frames of each kind. The genuine one was delivered; nothing else may be.", sender, nodeB, nodeB, forgeCount)
 	marker := encryptcheck.NewMarker()
@@ -99,15 +99,15 @@ func intrusions(genuine []byte, from netip.Addr, to netip.AddrPort, text []byte)
 	binary.BigEndian.PutUint32(forged[seqAt:], binary.BigEndian.Uint32(genuine[seqAt:])+100)
 	binary.BigEndian.PutUint64(forged[ivAt:], binary.BigEndian.Uint64(genuine[ivAt:])+100)
 	_, _ = rand.Read(forged[ivAt+8:])
-	stranger := bytes.Clone(genuine)
-	ip := stranger[inet.EthernetLen:]
+	unknown := bytes.Clone(genuine)
+	ip := unknown[inet.EthernetLen:]
 	copy(ip[12:], netip.MustParseAddr("203.0.113.66").AsSlice())
 	inet.SetIPv4Checksum(ip)
 	plain := udpFrame(net.HardwareAddr(genuine[6:12]), net.HardwareAddr(genuine[:6]), from, to, text)
 	return []intrusion{
 		{"wire-replayed", "the captured packet again", bpf.ReasonEspReplayed, genuine},
 		{"wire-forged", "its headers, other bytes", bpf.ReasonEspBadTag, forged},
-		{"wire-stranger", "it, from 203.0.113.66", bpf.ReasonEspUnknownPeer, stranger},
+		{"wire-unknown", "it, from 203.0.113.66", bpf.ReasonEspUnknownPeer, unknown},
 		{"wire-plain", "plain, as if from " + sender, bpf.ReasonPlaintext, plain},
 	}
 }

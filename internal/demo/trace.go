@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// trace asks the live programs about packets to the other node and to a stranger.
+// trace asks the live programs about packets to the other node and to an unknown address.
 func (d *demo) trace(ctx context.Context) error {
 	d.say("`weft trace` runs the programs that are attached, on their live maps, with a crafted packet that goes nowhere, and prints each decision.")
 	to := d.lab.Pod(receiver)

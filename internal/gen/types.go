@@ -15,7 +15,7 @@ var structs = []string{
 	"weft_addr", "weft_config", "weft_endpoint", "weft_ep_slot", "weft_addr_key", "weft_policy_key", "weft_policy_entry", "weft_route_key", "weft_route", "weft_nexthop",
 	"weft_peer", "weft_peer_id", "weft_sa_head", "weft_sa_out", "weft_sa_in", "weft_sa_used_key", "weft_vm", "weft_sealer_state",
 	"weft_key4", "weft_key6", "weft_cached", "weft_half", "weft_flow", "weft_owner", "weft_claim", "weft_counter", "weft_drop_key",
-	"weft_event", "weft_event_stats", "weft_strangers", "weft_trace_step", "weft_trace",
+	"weft_event", "weft_event_stats", "weft_source_filter", "weft_trace_step", "weft_trace",
 }
 
 // enums become constants.

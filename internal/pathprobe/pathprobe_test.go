@@ -192,7 +192,7 @@ func TestOwnInterfaceIsSmaller(t *testing.T) {
 	}
 }
 
-func TestStrangersGetNoAnswer(t *testing.T) {
+func TestNoAnswerToOthers(t *testing.T) {
 	p := serve(t, Options{Port: freePort(t), Known: func(netip.Addr) bool { return false }, Tries: 1, Wait: 100 * time.Millisecond})
 	if _, err := p.Fits(t.Context(), netip.MustParseAddr("127.0.0.1"), 1500); !errors.Is(err, ErrNoAnswer) {
 		t.Errorf("answered: %v", err)

@@ -107,8 +107,8 @@ func TestTerminated(t *testing.T) {
 	}
 }
 
-// TestStrangers: who is not root gets no answer, not even by a connection that root has made.
-func TestStrangers(t *testing.T) {
+// TestOnlyRootConnects: who is not root gets no answer, not even by a connection that root has made.
+func TestOnlyRootConnects(t *testing.T) {
 	s := start(t)
 	s.ready(t, testSA)
 	// The path is opened to all, as if somebody had made that mistake.

@@ -172,8 +172,8 @@ func TestSealJoinsOthers(t *testing.T) {
 		want    []int
 	}{
 		{"a number used again", used.frame(), []refusal{{testSA, control.ReasonSealFailed, 1}}, []int{4}},
-		{"an SA without a key", func() []byte { s := used; s.m.sa = strangerSA; return s.frame() }(),
-			[]refusal{{strangerSA, control.ReasonNoKey, 1}}, []int{4}},
+		{"an SA without a key", func() []byte { s := used; s.m.sa = foreignSA; return s.frame() }(),
+			[]refusal{{foreignSA, control.ReasonNoKey, 1}}, []int{4}},
 		{"a large packet", large(300), nil, []int{7}},
 		{"a large packet that ends short", large(210), nil, []int{4, 3}},
 		{"what is no frame", make([]byte, headLen), nil, []int{4}},

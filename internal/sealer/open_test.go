@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	otherSA    = testNode<<10 | 4<<6 | 7     // another epoch of the same node
-	strangerSA = (testNode+1)<<10 | 3<<6 | 7 // of another node
+	otherSA   = testNode<<10 | 4<<6 | 7     // another epoch of the same node
+	foreignSA = (testNode+1)<<10 | 3<<6 | 7 // of another node
 )
 
 // wrap puts pieces into one outer packet, as GRO merges what came after another.
@@ -88,7 +88,7 @@ func TestOpenHostile(t *testing.T) {
 		{"forged number far ahead", func(_ *testing.T, esp [][]byte) []byte { esp[2][4] = 0x7f; return esp[2] }, testSA, control.ReasonAuth},
 		{"doubled", func(_ *testing.T, esp [][]byte) []byte { return esp[1] }, testSA, control.ReasonReplayed},
 		{"of another node", func(t *testing.T, _ [][]byte) []byte {
-			esp, _ := reference(strangerSA).Seal(12, inner)
+			esp, _ := reference(foreignSA).Seal(12, inner)
 			return esp
 		}, testSA, control.ReasonAuth},
 		{"of an SA without a key", func(_ *testing.T, esp [][]byte) []byte { esp[2][0] ^= 0x50; return esp[2] },
@@ -106,7 +106,7 @@ func TestOpenHostile(t *testing.T) {
 		{"inner header length beyond", padded(func(b []byte) []byte { b[0] = 0x44; return b }), testSA, control.ReasonMalformed},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			e, out := testEngine(t, testSA, otherSA, strangerSA)
+			e, out := testEngine(t, testSA, otherSA, foreignSA)
 			esp, want := five(t, 10)
 			esp[2] = c.bad(t, esp)
 			if len(esp[2]) != len(esp[0]) {

@@ -194,10 +194,10 @@ func forgedESP(t *testing.T, evil *attacker, held []byte) {
 	binary.BigEndian.PutUint32(swapped[atESP:], spi^1<<22)
 	evil.refused(t, "the wrong lane", [][]byte{fresh(swapped, 1<<28)}, "esp_bad_tag")
 
-	stranger, bare := bytes.Clone(held), bytes.Clone(held)
-	copy(stranger[atIP+12:], netip.MustParseAddr("192.0.2.77").AsSlice())
+	unknown, bare := bytes.Clone(held), bytes.Clone(held)
+	copy(unknown[atIP+12:], netip.MustParseAddr("192.0.2.77").AsSlice())
 	copy(bare[atIP+12:], netip.MustParseAddr("192.0.2.9").AsSlice())
-	evil.refused(t, "from an unknown address", [][]byte{sum(stranger)}, "esp_unknown_peer")
+	evil.refused(t, "from an unknown address", [][]byte{sum(unknown)}, "esp_unknown_peer")
 	evil.refused(t, "from a node without keys", [][]byte{sum(bare)}, "esp_unknown_sa")
 
 	cut := bytes.Clone(held)

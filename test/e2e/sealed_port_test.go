@@ -28,7 +28,7 @@ func TestPortOfExchanges(t *testing.T) {
 		must(t, out.NetNS, argv...)
 		t.Cleanup(func() { must(t, out.NetNS, "ip", "addr", "del", addr, "dev", "w0") })
 	}
-	for name, c := range map[string]struct{ to, known, stranger string }{
+	for name, c := range map[string]struct{ to, known, unknown string }{
 		"IPv4": {"192.0.2.2", "192.0.2.9", "192.0.2.77"},
 		"IPv6": {"2001:db8::2", "2001:db8::9", "2001:db8::77"},
 	} {
@@ -41,8 +41,8 @@ func TestPortOfExchanges(t *testing.T) {
 				}
 				cancel()
 			})
-			if err := dialPort(ctx, out, c.stranger, c.to); !errors.Is(err, context.Canceled) {
-				t.Errorf("a stranger's connection ends with %v", err)
+			if err := dialPort(ctx, out, c.unknown, c.to); !errors.Is(err, context.Canceled) {
+				t.Errorf("an unknown address's connection ends with %v", err)
 			}
 			cancel()
 			watching.Wait()
@@ -50,7 +50,7 @@ func TestPortOfExchanges(t *testing.T) {
 				t.Errorf("a node's own: %v", err)
 			}
 			after := turnedAway(t, b)
-			if after.Filtered == before.Filtered || after.Unknown != before.Unknown || after.LastUnknown != netip.MustParseAddr(c.stranger) {
+			if after.Filtered == before.Filtered || after.Unknown != before.Unknown || after.LastUnknown != netip.MustParseAddr(c.unknown) {
 				t.Errorf("counted %+v, before %+v", after, before)
 			}
 		})

@@ -30,7 +30,7 @@ func TestSealed(t *testing.T) {
 			t.Run("datagrams", func(t *testing.T) { sealedDatagrams(t, l) })
 			t.Run("bulk", func(t *testing.T) { sealedBulk(t, l) })
 			t.Run("hostile", func(t *testing.T) { hostile(t, l) })
-			t.Run("strangers", func(t *testing.T) { strangers(t, l) })
+			t.Run("unmanaged", func(t *testing.T) { unmanagedHosts(t, l) })
 			t.Run("kill", func(t *testing.T) { sealedKill(t, l) })
 		})
 	}

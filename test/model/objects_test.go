@@ -136,7 +136,7 @@ var mistakes = []struct {
 	{"no text", func(*rand.Rand, []byte) []byte { return []byte("\x00\xff{{{: -") }},
 	{"removed", func(*rand.Rand, []byte) []byte { return nil }},
 	{"the other node's name", swap("nodeName: a", "nodeName: b", "nodeName: b", "nodeName: a")},
-	{"a stranger's node name", swap("nodeName: a", "nodeName: c", "nodeName: b", "nodeName: c", "name: a", "name: c", "name: b", "name: c")},
+	{"another node's name", swap("nodeName: a", "nodeName: c", "nodeName: b", "nodeName: c", "name: a", "name: c", "name: b", "name: c")},
 	{"the other node's ranges", swap("10.77.1.0/24", "10.77.2.0/24", "10.77.2.0/24", "10.77.1.0/24")},
 	{"other ranges", swap("10.77.1.0/24", "10.77.7.0/24", "10.77.2.0/24", "10.77.7.0/24", "fd77:1::", "fd77:7::")},
 	{"smaller ranges", swap("10.77.1.0/24", "10.77.1.0/27", "10.77.2.0/24", "10.77.2.0/27")},

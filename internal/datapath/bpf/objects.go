@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-//go:embed obj/*_xdp.o obj/*_tc.o obj/vmfork.o obj/strangers.o obj/sealer_gro.o
+//go:embed obj/*_xdp.o obj/*_tc.o obj/vmfork.o obj/source_filter.o obj/sealer_gro.o
 var embedded embed.FS
 
 // Objects is where BPF objects come from; a test may put others there.

@@ -301,7 +301,7 @@ type EventStats struct {
 	WokenNs    uint64
 }
 
-type Strangers struct {
+type SourceFilter struct {
 	_       structs.HostLayout
 	Packets uint64
 	LastNs  uint64

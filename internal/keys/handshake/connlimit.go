@@ -37,8 +37,8 @@ type Turned struct {
 	Filtered uint64 `json:"filtered"`
 	// Unknown came from addresses that no other node has, where no filter kept them away;
 	// LastUnknown is the last address of both.
-	Unknown     uint64     `json:"strangers"`
-	LastUnknown netip.Addr `json:"lastStranger,omitzero"`
+	Unknown     uint64     `json:"unknownSources"`
+	LastUnknown netip.Addr `json:"lastUnknownSource,omitzero"`
 	// Silent said nothing in time.
 	Silent uint64 `json:"silent"`
 	// Evicted made room for newer ones.

@@ -25,7 +25,7 @@ type Client struct {
 }
 
 // Dial reaches the process that serves the socket. The peer has to be of the process's uid by the
-// kernel's word (SO_PEERCRED), else ErrStranger. Without one it fails with ECONNREFUSED or
+// kernel's word (SO_PEERCRED), else ErrNotSealer. Without one it fails with ECONNREFUSED or
 // fs.ErrNotExist: a published process listens.
 func Dial(ctx context.Context, path string) (*Client, error) {
 	return dial(ctx, path, UID, unix.EAGAIN)
@@ -73,7 +73,7 @@ func newClient(conn *net.UnixConn, uid uint32) (*Client, error) {
 	if err == nil && cred.Uid != uid {
 		unix.Close(pidfd) //nolint:errcheck // nothing was written to it
 		err = fmt.Errorf("dial weft-sealer: pid %d has uid %d, not %d: %w", cred.Pid, cred.Uid, uid,
-			ErrStranger)
+			ErrNotSealer)
 	}
 	if err != nil {
 		conn.Close() //nolint:errcheck // nothing was written to it

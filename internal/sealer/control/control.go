@@ -145,8 +145,8 @@ var (
 	ErrClosed = errors.New("connection to weft-sealer is closed")
 	// ErrRefused: the process did not do what it was asked.
 	ErrRefused = errors.New("weft-sealer refused")
-	// ErrStranger: what listens on the socket is not weft-sealer's uid.
-	ErrStranger = errors.New("not weft-sealer")
+	// ErrNotSealer: what listens on the socket is not weft-sealer's uid.
+	ErrNotSealer = errors.New("not weft-sealer")
 )
 
 // Timeout is how long one operation may take where its context has no deadline.

@@ -184,10 +184,10 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestStranger: keys go to nobody who only has the socket's place.
-func TestStranger(t *testing.T) {
+// TestNotSealer: keys go to nobody who only has the socket's place.
+func TestNotSealer(t *testing.T) {
 	path := listen(t, answer(&fake{}))
-	if _, err := Dial(t.Context(), path); !errors.Is(err, ErrStranger) {
+	if _, err := Dial(t.Context(), path); !errors.Is(err, ErrNotSealer) {
 		t.Errorf("dial: %v", err)
 	}
 }

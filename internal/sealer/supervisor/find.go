@@ -130,7 +130,7 @@ func (s *Supervisor) adopt(ctx context.Context) (*process, *os.File, error) {
 		if ctx.Err() != nil {
 			return nil, nil, ctx.Err()
 		}
-		if errors.Is(err, errUnfit) || errors.Is(err, control.ErrStranger) || time.Since(began) > patience {
+		if errors.Is(err, errUnfit) || errors.Is(err, control.ErrNotSealer) || time.Since(began) > patience {
 			s.opt.Log.Warn("the sealer that was there is not taken over", "err", err)
 			if silent == nil {
 				return nil, nil, nil

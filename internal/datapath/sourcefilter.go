@@ -24,7 +24,7 @@ type SourceFilter struct {
 
 // OpenSourceFilter loads the program. Until Allow is called, nobody is allowed.
 func OpenSourceFilter() (*SourceFilter, error) {
-	collection, err := bpf.Load(&bpf.Maps{}, "strangers", "weft_strangers", nil, false)
+	collection, err := bpf.Load(&bpf.Maps{}, "source_filter", "weft_source_filter", nil, false)
 	if err != nil {
 		return nil, err
 	}
@@ -33,7 +33,7 @@ func OpenSourceFilter() (*SourceFilter, error) {
 
 // Attach puts the filter on a socket. Best before it listens: then nothing comes past it.
 func (f *SourceFilter) Attach(fd uintptr) error {
-	program := f.collection.Programs["weft_strangers"]
+	program := f.collection.Programs["weft_source_filter"]
 	return os.NewSyscallError("setsockopt SO_ATTACH_BPF", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_BPF, program.FD()))
 }
 
@@ -61,7 +61,7 @@ func (f *SourceFilter) Allow(addrs map[netip.Addr]bool) error {
 
 // Refused is how many packets were dropped, and where the last came from.
 func (f *SourceFilter) Refused() (packets uint64, last netip.Addr, err error) {
-	perCPU := make([]bpf.Strangers, ebpf.MustPossibleCPU())
+	perCPU := make([]bpf.SourceFilter, ebpf.MustPossibleCPU())
 	if err := f.collection.Maps["weft_refused"].Lookup(uint32(0), &perCPU); err != nil {
 		return 0, last, fmt.Errorf("read what the source filter dropped: %w", err)
 	}

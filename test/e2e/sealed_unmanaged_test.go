@@ -23,35 +23,35 @@ import (
 	"weft.dev/weft/internal/netns/nettest"
 )
 
-// stranger is a container that Weft does not attach, behind an interface of node a that has no hooks.
-type stranger struct {
+// unmanaged is a container that Weft does not attach, behind an interface of node a that has no hooks.
+type unmanaged struct {
 	ns       string
 	addr     map[int]netip.Addr
 	own, far net.HardwareAddr
 	end      *wireEnd
 }
 
-const strangerIf = "dk0"
+const unmanagedIf = "dk0"
 
-func newStranger(t *testing.T, a *lab.Node) *stranger {
+func newUnmanaged(t *testing.T, a *lab.Node) *unmanaged {
 	t.Helper()
-	s := &stranger{addr: map[int]netip.Addr{4: netip.MustParseAddr("172.30.0.2"), 6: netip.MustParseAddr("fd30::2")}}
-	s.ns = nettest.New(t, "e2e-stranger")
-	must(t, a.NetNS, "ip", "link", "add", strangerIf, "type", "veth", "peer", "name", "eth0", "netns", filepath.Base(s.ns))
-	t.Cleanup(func() { runIn(t, a.NetNS, command("ip", "link", "del", strangerIf)) })
+	s := &unmanaged{addr: map[int]netip.Addr{4: netip.MustParseAddr("172.30.0.2"), 6: netip.MustParseAddr("fd30::2")}}
+	s.ns = nettest.New(t, "e2e-unmanaged")
+	must(t, a.NetNS, "ip", "link", "add", unmanagedIf, "type", "veth", "peer", "name", "eth0", "netns", filepath.Base(s.ns))
+	t.Cleanup(func() { runIn(t, a.NetNS, command("ip", "link", "del", unmanagedIf)) })
 	// No duplicate address detection, and no check of the way back: the kernel is to let through what it can.
 	for _, argv := range [][]string{
-		{"sysctl", "-qw", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf." + strangerIf + ".rp_filter=0", "net.ipv6.conf." + strangerIf + ".forwarding=1"},
-		{"ip", "addr", "add", "172.30.0.1/24", "dev", strangerIf},
-		{"ip", "addr", "add", "fd30::1/64", "dev", strangerIf, "nodad"},
-		{"ip", "link", "set", strangerIf, "up"},
+		{"sysctl", "-qw", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf." + unmanagedIf + ".rp_filter=0", "net.ipv6.conf." + unmanagedIf + ".forwarding=1"},
+		{"ip", "addr", "add", "172.30.0.1/24", "dev", unmanagedIf},
+		{"ip", "addr", "add", "fd30::1/64", "dev", unmanagedIf, "nodad"},
+		{"ip", "link", "set", unmanagedIf, "up"},
 	} {
 		must(t, a.NetNS, argv...)
 	}
 	must(t, s.ns, "ip", "addr", "add", "172.30.0.2/24", "dev", "eth0")
 	must(t, s.ns, "ip", "addr", "add", "fd30::2/64", "dev", "eth0", "nodad")
 	must(t, s.ns, "ip", "link", "set", "eth0", "up")
-	s.own, s.far = mac(macIn(t, s.ns, "eth0")), mac(macIn(t, a.NetNS, strangerIf))
+	s.own, s.far = mac(macIn(t, s.ns, "eth0")), mac(macIn(t, a.NetNS, unmanagedIf))
 	s.end = openEnd(t, s.ns, "eth0", false)
 	return s
 }
@@ -72,7 +72,7 @@ func macIn(t *testing.T, ns, name string) (text string) {
 }
 
 // put sends a datagram to the node, from and to whomever.
-func (s *stranger) put(t *testing.T, src, dst netip.Addr) {
+func (s *unmanaged) put(t *testing.T, src, dst netip.Addr) {
 	t.Helper()
 	frame := datagram(s.own, netip.AddrPortFrom(src, 1), netip.AddrPortFrom(dst, hostilePort), false)
 	copy(frame, s.far)
@@ -112,13 +112,13 @@ func forgeTag(t *testing.T, ns, ifName string, value int32) (stop func()) {
 // forgedTags are what the hooks write (enum weft_tag), and what an older version trusted.
 var forgedTags = []int32{1<<14 | 1, 2<<14 | 2, 3 << 14, 0x5745}
 
-// strangers is what the host's stack must not launder: cleartext in a cluster address's name by an interface
+// unmanagedHosts is what the host's stack must not launder: cleartext in a cluster address's name by an interface
 // without hooks, packets in a local pod's name that it did not send, and packets for another node that the
 // kernel would rather send by an interface without hooks (S4, S10).
-func strangers(t *testing.T, l *lab.Lab) {
+func unmanagedHosts(t *testing.T, l *lab.Lab) {
 	a, b := l.Node("a"), l.Node("b")
-	s := newStranger(t, a)
-	// In mode stack, node b asks for a way back to the strangers (rp_filter).
+	s := newUnmanaged(t, a)
+	// In mode stack, node b asks for a way back to the unmanagedHosts (rp_filter).
 	for _, net := range []string{"172.30.0.0/24", "172.31.0.0/24"} {
 		must(t, b.NetNS, "ip", "route", "add", net, "via", a.Addresses[0].String())
 		t.Cleanup(func() { runIn(t, b.NetNS, command("ip", "route", "del", net)) })
@@ -148,7 +148,7 @@ func strangers(t *testing.T, l *lab.Lab) {
 }
 
 // forges sends in others' names. Nothing arrives, and each is refused under its name.
-func (s *stranger) forges(t *testing.T, l *lab.Lab) {
+func (s *unmanaged) forges(t *testing.T, l *lab.Lab) {
 	a := l.Node("a")
 	client, server, db := l.Pod("client"), l.Pod("server"), l.Pod("db")
 	here, there := listen(t, client, hostilePort), listen(t, server, hostilePort)
@@ -185,8 +185,8 @@ func (s *stranger) forges(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// honest sends in the stranger's own name: that arrives, sealed as the world's.
-func (s *stranger) honest(t *testing.T, l *lab.Lab) {
+// honest sends in the unmanaged container's own name: that arrives, sealed as the world's.
+func (s *unmanaged) honest(t *testing.T, l *lab.Lab) {
 	here, there := listen(t, l.Pod("client"), hostilePort), listen(t, l.Pod("server"), hostilePort)
 	for _, family := range []int{4, 6} {
 		identities := make(chan uint32, 256)
@@ -202,7 +202,7 @@ func (s *stranger) honest(t *testing.T, l *lab.Lab) {
 		})
 		for pod, at := range map[string]*listener{"client": here, "server": there} {
 			s.put(t, s.addr[family], l.Pod(pod).Addr(family))
-			if from := at.next(t, "the stranger's datagram at "+pod); from.Addr() != s.addr[family] {
+			if from := at.next(t, "the unmanaged container's datagram at "+pod); from.Addr() != s.addr[family] {
 				t.Errorf("it came from %s", from)
 			}
 		}
@@ -244,13 +244,13 @@ func podForges(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// otherWayOut has the kernel of node a prefer the stranger's interface for node b's pods, by a policy rule. What
+// otherWayOut has the kernel of node a prefer the unmanaged container's interface for node b's pods, by a policy rule. What
 // the node itself sends there ends at netfilter's last hook, whatever the agent knows of the rule.
-func (s *stranger) otherWayOut(t *testing.T, l *lab.Lab) {
+func (s *unmanaged) otherWayOut(t *testing.T, l *lab.Lab) {
 	a, server := l.Node("a"), l.Pod("server")
 	s.end.received()
 	for family, rule := range map[int][]string{4: {"-4", "10.77.2.0/24"}, 6: {"-6", "fd77:2::/64"}} {
-		must(t, a.NetNS, "ip", rule[0], "route", "add", "default", "via", s.addr[family].String(), "dev", strangerIf, "table", "199")
+		must(t, a.NetNS, "ip", rule[0], "route", "add", "default", "via", s.addr[family].String(), "dev", unmanagedIf, "table", "199")
 		must(t, a.NetNS, "ip", rule[0], "rule", "add", "to", rule[1], "lookup", "199")
 		t.Cleanup(func() {
 			runIn(t, a.NetNS, command("ip", rule[0], "rule", "del", "to", rule[1], "lookup", "199"))

@@ -23,7 +23,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct weft_strangers);
+	__type(value, struct weft_source_filter);
 } weft_refused SEC(".maps");
 
 /* Reads by the packet's own header, since an IPv6 socket has IPv4 connections too. */
@@ -46,7 +46,7 @@ static __always_inline int source_of(struct __sk_buff *skb, union weft_addr *src
 static __always_inline int refuse(const union weft_addr *src)
 {
 	__u32 zero = 0;
-	struct weft_strangers *count = bpf_map_lookup_elem(&weft_refused, &zero);
+	struct weft_source_filter *count = bpf_map_lookup_elem(&weft_refused, &zero);
 
 	if (count) {
 		count->packets++;
@@ -57,7 +57,7 @@ static __always_inline int refuse(const union weft_addr *src)
 }
 
 SEC("socket")
-int weft_strangers(struct __sk_buff *skb)
+int weft_source_filter(struct __sk_buff *skb)
 {
 	struct bpf_sock *sk = skb->sk;
 	union weft_addr src = {};

@@ -40,7 +40,7 @@ func newFilteredPort(t *testing.T, listen string, server netip.Addr) *filteredPo
 	}
 	t.Cleanup(func() { must(t, p.Close()) })
 	bpffsCount++
-	name := fmt.Sprintf("wt-strangers-%d-%d", os.Getpid(), bpffsCount)
+	name := fmt.Sprintf("wt-source-filter-%d-%d", os.Getpid(), bpffsCount)
 	if p.ns, err = netns.Create(name); err != nil {
 		t.Fatal(err)
 	}
@@ -162,9 +162,9 @@ func talk(t *testing.T, from, to net.Conn) {
 	}
 }
 
-// TestStrangersGetNoAnswer: who is not allowed is dropped before there is a connection, and counted; who is added gets in; who is
+// TestSourceFilterDrops: who is not allowed is dropped before there is a connection, and counted; who is added gets in; who is
 // removed does not, but keeps what stands.
-func TestStrangersGetNoAnswer(t *testing.T) {
+func TestSourceFilterDrops(t *testing.T) {
 	for name, c := range map[string]struct{ listen, server, one, other string }{
 		"IPv4":                       {"127.0.0.1:0", "127.0.0.1", "127.0.0.2", "127.0.0.3"},
 		"IPv6":                       {"[fd77::1]:0", "fd77::1", "fd77::2", "fd77::3"},
