@@ -23,7 +23,7 @@ ALWAYS_INLINE int check_exit(struct sk_buff *skb, const struct weft_config *cfg,
 	if (!r->node && !(r->flags & ROUTE_NO_NODE))
 		return REASON_NONE;
 	origin_find(cfg, skb->skb_iif, skb->tc_index, &o);
-	if (r->flags & ROUTE_HOST && is_of_no_pod(&o, endpoint_at(NETWORK_CLUSTER, &p->src)) &&
+	if (r->flags & ROUTE_HOST && is_of_no_pod(p, &o, endpoint_at(NETWORK_CLUSTER, &p->src)) &&
 	    !(o.kind == ORIGIN_HOST && quotes_sealed(skb, cfg, p)))
 		return REASON_NONE;
 	return must_seal(cfg, p) ? REASON_UNHOOKED_INTERFACE : REASON_NONE;

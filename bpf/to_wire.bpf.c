@@ -45,7 +45,7 @@ ALWAYS_INLINE int check_relayed(const struct weft_config *cfg, const struct weft
 ALWAYS_INLINE int is_between_hosts(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
 				   const struct weft_origin *o, const struct weft_endpoint *ep)
 {
-	return is_of_no_pod(o, ep) && !(o->kind == ORIGIN_HOST && icmp_quotes_sealed(ctx, cfg, p));
+	return is_of_no_pod(p, o, ep) && !(o->kind == ORIGIN_HOST && icmp_quotes_sealed(ctx, cfg, p));
 }
 
 /* Whether a packet is for this node's own pods and must not leave: by its range, or by an address outside of

@@ -139,10 +139,22 @@ ALWAYS_INLINE int is_behind(const struct weft_endpoint *ep, __u32 ifindex)
 }
 
 /* Whether a packet to another node's own address is of a host or the world, which send there in
- * cleartext. What pods send there is sealed. */
-ALWAYS_INLINE int is_of_no_pod(const struct weft_origin *o, const struct weft_endpoint *from)
+ * cleartext. What pods send there is sealed, and not let out when the pod is gone: its interface tells nothing
+ * any more, and the packet may have waited for a neighbour. While the range is open, somebody else has
+ * addresses in it. */
+ALWAYS_INLINE int is_of_no_pod(const struct weft_pkt *p, const struct weft_origin *o,
+			       const struct weft_endpoint *from)
 {
-	return !from && (o->kind == ORIGIN_HOST || o->kind == ORIGIN_WIRE || o->kind == ORIGIN_OTHER);
+	const struct weft_route *range;
+
+	if (from)
+		return 0;
+	if (o->kind == ORIGIN_HOST)
+		return 1;
+	if (o->kind != ORIGIN_WIRE && o->kind != ORIGIN_OTHER)
+		return 0;
+	range = route_of(&p->src);
+	return !range || !is_own_range(range) || range->flags & ROUTE_OPEN;
 }
 
 /* Whether what came in cleartext may have a source of that route. */

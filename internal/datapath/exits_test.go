@@ -201,6 +201,8 @@ func TestExits(t *testing.T) {
 			{name: "what came sealed, to a pod here, by another interface", via: "wtup", tag: opened, in: fromPeer(podB), reason: bpf.ReasonNoEndpoint},
 			{name: "what came sealed, to the world", via: "wtup", tag: opened, in: fromPeer(world)},
 			{name: "the world to another node's host", via: "wtup", in: fromPeer(peerHost).src(world)},
+			{name: "a pod that is gone, to another node's host", via: "wtup", in: fromPeer(peerHost).src(nobody), reason: bpf.ReasonUnhookedInterface},
+			{name: "the same while the range is open", via: "wtup", in: fromPeer(peerHost).src(nobody), open: true},
 			{name: "the world to a remote pod", via: "wtup", in: fromPeer(peer).src(world), reason: bpf.ReasonUnhookedInterface},
 		}
 	}

@@ -1,7 +1,6 @@
 package model
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -9,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/lab"
 )
 
@@ -30,14 +30,10 @@ func (w *world) routes(h *host) string {
 		out = append(out, listRoutes(m)...)
 		for _, other := range w.hosts {
 			for _, p := range other.PodCIDRs {
-				key := make([]byte, 20)
-				binary.NativeEndian.PutUint32(key, 128)
-				a := p.Addr().As16()
-				copy(key[4:], a[:])
-				var value [8]byte
-				err := m.Lookup(key, &value)
-				out = append(out, fmt.Sprintf("looked up %s: node %d flags %#x, %v", p,
-					binary.NativeEndian.Uint32(value[:]), binary.NativeEndian.Uint32(value[4:]), err))
+				key := bpf.RouteKeyOf(netip.PrefixFrom(p.Addr(), p.Addr().BitLen()))
+				var value bpf.Route
+				err := m.Lookup(&key, &value)
+				out = append(out, fmt.Sprintf("looked up %s: node %d flags %#x, %v", p, value.Node, value.Flags, err))
 			}
 		}
 		m.Close()
@@ -46,13 +42,12 @@ func (w *world) routes(h *host) string {
 }
 
 func listRoutes(m *ebpf.Map) (out []string) {
-	var key [20]byte
-	var value [8]byte
+	var key bpf.RouteKey
+	var value bpf.Route
 	entries := m.Iterate()
 	for entries.Next(&key, &value) {
-		addr := netip.AddrFrom16([16]byte(key[4:]))
-		out = append(out, fmt.Sprintf("%s/%d: node %d flags %#x", addr, binary.NativeEndian.Uint32(key[:]),
-			binary.NativeEndian.Uint32(value[:]), binary.NativeEndian.Uint32(value[4:])))
+		out = append(out, fmt.Sprintf("%s/%d of network %d: node %d flags %#x", netip.AddrFrom16(key.Addr), key.Prefixlen,
+			key.Network, value.Node, value.Flags))
 	}
 	return append(out, fmt.Sprint("listed, ", entries.Err()))
 }
