@@ -3,7 +3,7 @@
 //
 //	testrun [PACKAGE…] [-- FLAG…]    flags of go test
 //
-// Tests on labs wait most of the time, so two lanes run them, the longest first. They also count
+// Tests on labs wait most of the time, so three lanes run them, the longest first. They also count
 // lost packets, so what computes has one lane only, at a lower priority.
 package main
 
@@ -18,7 +18,7 @@ import (
 )
 
 // labLanes is how many jobs on labs run at a time.
-const labLanes = 2
+const labLanes = 3
 
 func main() {
 	patterns, flags := os.Args[1:], []string(nil)

@@ -18,7 +18,7 @@ func TestPlan(t *testing.T) {
 		got = append(got, strings.Trim(j.path()+" "+j.part, " "))
 	}
 	want := []string{
-		"test/e2e sealed", "test/e2e keys", "test/e2e upgrades", "test/e2e others", "test/model",
+		"test/e2e others", "test/e2e sealed", "test/e2e keys", "test/e2e upgrades", "test/model",
 		"internal/lab", "internal/lab/traffic",
 	}
 	if !slices.Equal(got, want) {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/lab/traffic"
@@ -59,9 +60,14 @@ func addNetworkPod(t *testing.T, n *lab.Node, name string, network uint32, addrs
 	return networkPod{path}
 }
 
-func answered(t *testing.T, from string, src, to netip.Addr) bool {
+// answered says whether a ping is. One that is to be refused is not waited for long: its drop is counted, too.
+func answered(t *testing.T, from string, src, to netip.Addr, expected bool) bool {
 	t.Helper()
-	report, err := traffic.Ping(t.Context(), from, traffic.PingOptions{Src: src, Dst: to, Count: 2})
+	o := traffic.PingOptions{Src: src, Dst: to, Count: 2}
+	if !expected {
+		o.Timeout = 500 * time.Millisecond
+	}
+	report, err := traffic.Ping(t.Context(), from, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +108,7 @@ func TestNetworks(t *testing.T) {
 					{client.NetNS, client.IPv4, own, false},
 				} {
 					refused := dropped(t, near, "", "other_network")
-					if got := answered(t, c.from, c.src, c.dst); got != c.want {
+					if got := answered(t, c.from, c.src, c.dst, c.want); got != c.want {
 						t.Errorf("restarted %v, from %s in %s to %s: answered %v, want %v; drops: %s", restarted, c.src, c.from, c.dst, got, c.want, dropText(t, near))
 					}
 					crosses := c.from == first.netNS || c.from == second.netNS
