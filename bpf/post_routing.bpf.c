@@ -2,7 +2,8 @@
 /* post_routing: netfilter's last hook on the way out, for every interface that there is or will be. What is
  * to be sealed may only leave by an interface whose egress hook seals it; the kernel may choose another (a
  * route, a policy rule, a new tunnel, an uplink made anew whose hooks are not back). Such packets end here, and
- * those that the policy of their sender refuses. */
+ * those that the policy of their sender refuses. So does the first packet of what a policy refuses where an
+ * egress hook would: behind that, connection tracking would know of the conversation and translate answers. */
 #include "lib/netfilter.h"
 
 /* Whether the packet is one that to_wire would seal, or drop. Returns a drop reason. */
@@ -29,22 +30,35 @@ ALWAYS_INLINE int check_exit(struct sk_buff *skb, const struct weft_config *cfg,
 	return must_seal(cfg, p) ? REASON_UNHOOKED_INTERFACE : REASON_NONE;
 }
 
-/* What an endpoint sends by an interface without hooks. Returns a drop reason. */
+/* Whether connection tracking has not seen an answer yet: it may be about to take note of the conversation. */
+ALWAYS_INLINE int is_unanswered(struct sk_buff *skb)
+{
+	__u32 info;
+
+	if (!bpf_core_field_exists(skb->_nfct))
+		return 0;
+	info = skb->_nfct & CT_MASK;
+	return info == CT_NEW || info == CT_RELATED;
+}
+
+/* What an endpoint sends. Returns a drop reason. */
 ALWAYS_INLINE int check_policy(struct sk_buff *skb, const struct weft_config *cfg, struct weft_pkt *p)
 {
+	const struct weft_endpoint *to;
 	struct weft_origin o;
 
 	if (!(cfg->flags & CONFIG_POLICY))
 		return REASON_NONE;
 	origin_find(cfg, skb->skb_iif, skb->tc_index, &o);
-	if (o.kind != ORIGIN_ENDPOINT || !policy_in(o.slot))
+	if (o.kind != ORIGIN_ENDPOINT)
 		return REASON_NONE;
 	p->slot = o.slot;
 	p->reply = o.reply;
 	read_l4(skb, p);
 	if (p->error)
 		return REASON_NONE;
-	return policy_leaving(cfg, p, POLICY_SLOTS(o.slot, 0));
+	to = endpoint_at(NETWORK_CLUSTER, &p->dst);
+	return policy_leaving(cfg, p, POLICY_SLOTS(o.slot, to ? to->slot : 0));
 }
 
 SEC("netfilter")
@@ -52,21 +66,24 @@ int weft_post_routing(struct bpf_nf_ctx *ctx)
 {
 	struct weft_pkt p = {.hook = HOOK_POST_ROUTING, .direction = DIR_EGRESS};
 	const struct weft_config *cfg = config();
+	struct sk_buff *skb = ctx->skb;
 	__u32 out = ctx->state->out->ifindex;
-	int reason;
+	int hooked, reason = REASON_NONE;
 
 	if (!cfg)
 		return NF_DROP;
-	if (is_hooked(out))
+	hooked = is_hooked(out);
+	if (hooked && !(cfg->flags & CONFIG_POLICY && is_unanswered(skb)))
 		return NF_ACCEPT;
-	if (read_packet(ctx->skb, &p))
+	if (read_packet(skb, &p))
 		return NF_DROP;
 	p.ifindex = out;
-	reason = overwrites_addresses(ctx->skb, &p) ? REASON_CHECKSUM_OFFSET : REASON_NONE;
-	if (!reason && weft_sealing)
-		reason = check_exit(ctx->skb, cfg, &p);
+	if (!hooked)
+		reason = overwrites_addresses(skb, &p) ? REASON_CHECKSUM_OFFSET : REASON_NONE;
+	if (!reason && !hooked && weft_sealing)
+		reason = check_exit(skb, cfg, &p);
 	if (!reason)
-		reason = check_policy(ctx->skb, cfg, &p);
+		reason = check_policy(skb, cfg, &p);
 	if (!reason)
 		return NF_ACCEPT;
 	drop(cfg, &p, reason);

@@ -85,10 +85,13 @@ int weft_to_pod(weft_ctx *ctx)
 		reason = REASON_CHECKSUM_OFFSET;
 	p.sender = sender_of(&p, &o);
 	p.reply = o.reply;
+	p.answers = skb_answers(ctx);
 	if (!reason && cfg->flags & CONFIG_POLICY && o.kind != ORIGIN_HOST)
 		reason = check_policy(ctx, cfg, &p, &o);
 	if (reason)
 		return drop(cfg, &p, reason);
+	/* A flow that was lost is entered as that of who began it. */
+	p.reply |= p.answers;
 	count(ep->slot, DIR_INGRESS, VERDICT_LOCAL, p.packets, p.len);
 	if (!malformed)
 		note_from_stack(cfg, &p);

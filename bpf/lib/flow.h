@@ -181,7 +181,8 @@ ALWAYS_INLINE void flow_init(struct weft_flow *f, const struct weft_pkt *p, __u3
 	f->slot = p->slot;
 	f->hook = p->hook;
 	f->direction = p->direction;
-	f->flags = (dir ^ p->reply ? FLOW_FIRST_IS_1 : 0) | (via_stack ? FLOW_VIA_STACK : 0);
+	f->flags = (dir ^ p->reply ? FLOW_FIRST_IS_1 : 0) | (via_stack ? FLOW_VIA_STACK : 0) |
+		   (p->unconfirmed ? FLOW_UNCONFIRMED : 0);
 	f->initiator = p->reply ? 0 : p->sender;
 	f->state = STATE_NEW;
 	if (p->proto == IPPROTO_TCP)
@@ -335,7 +336,9 @@ ALWAYS_INLINE struct weft_flow_ref flow_get(const struct weft_config *cfg, struc
 	struct weft_flow_ref ref = flow_find(p);
 
 	if (ref.flow) {
-		int again = is_syn(p) && ref.flow->state == STATE_CLOSED;
+		/* What may pass is not held to what a packet that may not have passed has left here. */
+		int again = (is_syn(p) && ref.flow->state == STATE_CLOSED) ||
+			    (ref.flow->flags & FLOW_UNCONFIRMED && !p->unconfirmed);
 
 		if (!again && !flow_is_over(cfg, p, ref, now)) {
 			trace(p, STEP_FLOW_HIT, ref.flow->state, ref.flow->flags, 0);

@@ -56,6 +56,8 @@ enum weft_flow_flag {
 	FLOW_SEEN_0 = 1 << 4, /* a from_* hook counts direction 0, so to_* hooks must not */
 	FLOW_SEEN_1 = 1 << 5,
 	FLOW_FIRST_IS_1 = 1 << 6, /* direction 1 is that of who began it */
+	/* Who began it may only if the stack translates what it sends: nobody here knows that this has left. */
+	FLOW_UNCONFIRMED = 1 << 7,
 };
 
 enum weft_flow_state {

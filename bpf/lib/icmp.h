@@ -243,7 +243,8 @@ SUBPROGRAM int icmp_delivered(weft_ctx *ctx, const struct weft_config *cfg, stru
 	reason = p->family == 4 ? icmp_quoted4(ctx, p) : icmp_quoted6(ctx, p);
 	if (!reason) {
 		ref = flow_find(p);
-		if (!ref.flow || !flow_same_ends(cfg, p, ref.flow, ref.dir))
+		if (!ref.flow || !flow_same_ends(cfg, p, ref.flow, ref.dir) ||
+		    (ref.flow->flags & FLOW_UNCONFIRMED && !p->answers))
 			reason = REASON_ICMP_NO_FLOW;
 		if (!reason && policy_began(cfg, p, &initiator) == BEGAN_OTHER)
 			reason = policy_judge(p, POLICY_SLOTS(p->slot, 0), 1, initiator);

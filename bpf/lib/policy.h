@@ -18,7 +18,7 @@
 enum policy_began {
 	BEGAN_SENDER,  /* also what is new */
 	BEGAN_OTHER,   /* the packet is a reply */
-	BEGAN_UNKNOWN, /* in the middle of a TCP connection that the table does not know */
+	BEGAN_UNKNOWN, /* either, in the middle of a TCP connection: see either_until */
 };
 
 ALWAYS_INLINE struct weft_judgement *judgement(void)
@@ -171,26 +171,37 @@ ALWAYS_INLINE int policy_in(__u32 slot)
 	return !ep || ep->sets[DIR_EGRESS] || ep->sets[DIR_INGRESS];
 }
 
+/* Who counts as having begun what the table does not know: the sender. So who may not begin a connection cannot
+ * go on with one that was lost either, until who began it sends. */
+ALWAYS_INLINE int began_lost(const struct weft_config *cfg, const struct weft_pkt *p, __u64 now)
+{
+	return p->proto == IPPROTO_TCP && now && now < cfg->either_until * NSEC_PER_SEC ? BEGAN_UNKNOWN
+											: BEGAN_SENDER;
+}
+
 /* Who began the conversation that p is of (enum policy_began), and the identity under which that one was
- * judged. A SYN begins one, whatever is known of the same ports. */
+ * judged. A SYN begins one, whatever is known of the same ports. Nothing answers a packet that has not left. */
 static __noinline int policy_began(const struct weft_config *cfg, const struct weft_pkt *p, __u32 *initiator)
 {
 	struct weft_flow_ref ref;
+	__u64 now = clock_mono();
 	__u32 flags;
 
 	*initiator = 0;
 	if (is_syn(p))
 		return BEGAN_SENDER;
 	ref = flow_find(p);
-	if (!ref.flow || flow_is_over(cfg, p, ref, clock_mono()))
-		return p->proto == IPPROTO_TCP ? BEGAN_UNKNOWN : BEGAN_SENDER;
+	if (!ref.flow || flow_is_over(cfg, p, ref, now))
+		return began_lost(cfg, p, now);
 	flags = *(volatile __u32 *)&ref.flow->flags;
 	*initiator = *(volatile __u32 *)&ref.flow->initiator;
 	load_fence();
 	/* The table may have handed the entry to another flow before it was read. */
 	if (flow_find(p).flow != ref.flow)
-		return p->proto == IPPROTO_TCP ? BEGAN_UNKNOWN : BEGAN_SENDER;
-	return ref.dir == !!(flags & FLOW_FIRST_IS_1) ? BEGAN_SENDER : BEGAN_OTHER;
+		return began_lost(cfg, p, now);
+	if (ref.dir == !!(flags & FLOW_FIRST_IS_1))
+		return BEGAN_SENDER;
+	return flags & FLOW_UNCONFIRMED && !p->answers ? began_lost(cfg, p, now) : BEGAN_OTHER;
 }
 
 /* Whether a packet is for this host itself. */
@@ -201,7 +212,7 @@ ALWAYS_INLINE int is_for_host(const struct weft_pkt *p)
 	return r && !r->node && (r->flags & (ROUTE_HOST | ROUTE_NO_NODE)) == ROUTE_HOST;
 }
 
-/* Which end began a connection that the table has lost nobody can tell: either may have. reason is what was
+/* Which end began a connection that an upgrade has lost nobody can tell: either may have. reason is what was
  * said of the sender. Sets p->reply if it is the other. */
 ALWAYS_INLINE int policy_either(struct weft_pkt *p, __u32 slots, int reason)
 {
@@ -216,12 +227,13 @@ ALWAYS_INLINE int policy_either(struct weft_pkt *p, __u32 slots, int reason)
 }
 
 /* Judges a packet that a hook has routed (route). What the host's stack gets is judged when it leaves that,
- * except what ends there. A reply is judged here in any case: on this side of the stack its addresses are those
- * that its conversation was judged with. Sets p->reply. Returns a drop reason. */
+ * except what ends there: here it is only told from what may leave without translation (p->unconfirmed). A
+ * reply is judged here in any case: on this side of the stack its addresses are those that its conversation was
+ * judged with. Sets p->reply. Returns a drop reason. */
 SUBPROGRAM int policy_forward(const struct weft_config *cfg, struct weft_pkt *p, const struct weft_cached *c)
 {
-	int began, here, reason = REASON_NONE;
 	__u32 slots, initiator;
+	int began, reason;
 
 	if (!cfg || !p || !c)
 		return REASON_INTERNAL;
@@ -233,12 +245,14 @@ SUBPROGRAM int policy_forward(const struct weft_config *cfg, struct weft_pkt *p,
 		p->reply = 1;
 		return policy_judge(p, slots, 1, initiator);
 	}
-	here = c->verdict != VERDICT_STACK || (p->hook == HOOK_FROM_POD && is_for_host(p));
-	if (here)
-		reason = policy_judge(p, slots, 0, 0);
-	if (began == BEGAN_SENDER || (here && !reason))
+	reason = policy_judge(p, slots, 0, 0);
+	if (reason && began == BEGAN_UNKNOWN)
+		reason = policy_either(p, slots, reason);
+	if (!reason || c->verdict != VERDICT_STACK || (p->hook == HOOK_FROM_POD && is_for_host(p)))
 		return reason;
-	return policy_either(p, slots, reason);
+	p->unconfirmed = 1;
+	p->rule = 0;
+	return REASON_NONE;
 }
 
 /* The same for a packet that an ICMP error quotes, which p's addresses and ports are by now. */

@@ -18,6 +18,8 @@ ALWAYS_INLINE int skb_reframe(weft_ctx *ctx, __u32 len, __be16 from, __be16 to)
 
 ALWAYS_INLINE int skb_overwrites(weft_ctx *ctx, const struct weft_pkt *p) { return 0; }
 
+ALWAYS_INLINE int skb_answers(weft_ctx *ctx) { return 0; }
+
 #else
 
 struct ns_common {
@@ -58,6 +60,7 @@ struct sk_buff {
 	struct net_device *dev;
 	struct sock *sk;
 	unsigned long _skb_refdst;
+	unsigned long _nfct;
 	int skb_iif;
 	unsigned int len, data_len;
 	__u16 tc_index;
@@ -68,9 +71,17 @@ struct sk_buff {
 	unsigned char *head, *data;
 } __attribute__((preserve_access_index));
 
+/* include/uapi/linux/netfilter/nf_conntrack_common.h: enum ip_conntrack_info, the low bits of _nfct. Without
+ * connection tracking they are 0. */
+#define CT_MASK		     7
+#define CT_RELATED	     1
+#define CT_NEW		     2
+#define CT_ESTABLISHED_REPLY 3
+#define CT_RELATED_REPLY     4
+
 /* include/linux/skbuff.h: CHECKSUM_PARTIAL, SKB_DST_NOREF */
-#define IP_SUMMED_PARTIAL 3
-#define DST_NOREF	  1UL
+#define IP_SUMMED_PARTIAL    3
+#define DST_NOREF	     1UL
 
 extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak;
 
@@ -115,6 +126,19 @@ ALWAYS_INLINE int skb_may_be_ipvlans(weft_ctx *ctx)
 	struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
 
 	return !skb->sk && BPF_CORE_READ(skb, dev, rx_handler);
+}
+
+/* Whether connection tracking knows what the packet, or the error, answers. It knows nothing of a conversation
+ * whose packets all were dropped before its last hook: post_routing comes before that. */
+ALWAYS_INLINE int skb_answers(weft_ctx *ctx)
+{
+	struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
+	__u32 info;
+
+	if (!bpf_core_field_exists(skb->_nfct))
+		return 0; /* a kernel without connection tracking */
+	info = weft_test_run ? ctx->cb[0] : skb->_nfct & CT_MASK;
+	return info == CT_ESTABLISHED_REPLY || info == CT_RELATED_REPLY;
 }
 
 #define SUM_START_MAX 256 /* a bound for the verifier: headers before the transport's, bytes */

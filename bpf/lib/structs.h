@@ -78,7 +78,9 @@ struct weft_config {
 	__u32 events_share;    /* what of events_per_sec each owner has for itself */
 	__u32 netns;	       /* inode of this network namespace: whose sockets are this host's */
 	__u32 sealer_ifindex;  /* weft_sealer, the tap that the sealer is behind; 0: there is none */
-	__u32 pad2;
+	/* CLOCK_MONOTONIC, seconds: until then either end may have begun a TCP connection that the flow table
+	 * does not know, because an upgrade has emptied that; 0: never. */
+	__u32 either_until;
 };
 
 enum weft_endpoint_flag {
@@ -267,7 +269,9 @@ struct weft_pkt {
 	__u32 sender;	  /* the source's identity, where more than its address tells; else 0 */
 	__u32 rule;	  /* the policy rule that refused it; 0: none */
 	__u8 reply;	  /* the other end began the conversation */
-	__u8 pad[3];
+	__u8 answers;	  /* connection tracking knows what it answers: that left the stack */
+	__u8 unconfirmed; /* with its addresses of now its sender's policy refuses it */
+	__u8 pad;
 };
 
 /* Who a node says that it speaks for. */

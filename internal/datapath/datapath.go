@@ -259,6 +259,7 @@ func (d *Datapath) configure() error {
 	if d.config.FlowShare == 0 {
 		d.setShares()
 	}
+	d.allowEither()
 	return d.changed()
 }
 

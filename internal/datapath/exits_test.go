@@ -227,7 +227,9 @@ func (e exit) run(t *testing.T, b *exitHarness) {
 		key := bpf.RouteKeyOf(mustPrefix(prefix))
 		must(t, b.maps.Routes.Put(&key, &bpf.Route{Flags: flags}))
 	}
-	slot := bpf.EpSlot{Identity: podB.Identity}
+	var slot bpf.EpSlot
+	must(t, b.maps.EpSlot.Lookup(uint32(podB.Slot), &slot))
+	slot.Bridge = 0
 	if e.bridge {
 		slot.Bridge = uint32(b.index["wtx"])
 	}

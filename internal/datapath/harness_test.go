@@ -218,6 +218,7 @@ func (b *harness) forgetPolicies() error {
 		return err
 	}
 	b.config.Flags &^= bpf.ConfigPolicy
+	b.config.EitherUntil = 0
 	return b.writeConfig()
 }
 

@@ -133,7 +133,12 @@ func (d *Datapath) endHold(filled func(*hold)) error {
 	d.host.set(func(h *hostState) { h.held = "" })
 	d.mu.Lock()
 	settled := d.settled
+	d.allowEither() // from now on flows are entered
+	err := d.writeConfig()
 	d.mu.Unlock()
+	if err != nil {
+		return err
+	}
 	if !settled {
 		return nil // Prune is to come
 	}

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/flowtable"
 	"weft.dev/weft/internal/datapath/policymap"
 )
 
@@ -38,6 +40,20 @@ func (d *Datapath) PrunePolicySets() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.policy.Prune()
+}
+
+// eitherFor is for how long after an upgrade has emptied the flow table either end may have begun a TCP connection that
+// it does not know. What sends meanwhile is known by then.
+const eitherFor = 5 * time.Minute
+
+// allowEither begins that time if this run has emptied the table, and lets it be no longer in any case. Callers hold
+// d.mu, and write the configuration.
+func (d *Datapath) allowEither() {
+	until := uint32((time.Duration(flowtable.MonotonicNow()) + eitherFor) / time.Second)
+	if d.maps.Emptied["weft_flows4"] || d.maps.Emptied["weft_flows6"] {
+		d.config.EitherUntil = until
+	}
+	d.config.EitherUntil = min(d.config.EitherUntil, until)
 }
 
 // SetEndpointPolicy gives an attached endpoint other sets. From the next packet on they decide, about connections that

@@ -21,15 +21,21 @@ type behind struct {
 	via        string // where it came in; "": this host sent it
 	setup      func(*testing.T, *harness)
 	in         packet
+	answers    bool // connection tracking knows what it answers
 	reason     bpf.Reason
 }
 
+// Connection tracking's word for a packet that answers, IP_CT_ESTABLISHED_REPLY, as the programs take it in a test run.
+const ctReply = 3
+
 // passStack runs a TC egress hook on a packet that came in by an interface.
-func (b *harness) passStack(t *testing.T, hook, iface, via string, frame []byte) string {
+func (b *harness) passStack(t *testing.T, hook, iface, via string, answers bool, frame []byte) string {
 	t.Helper()
-	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Repeat: 1, Context: &skbContext{
-		Ifindex: uint32(b.index[iface]), IngressIfindex: uint32(b.index[via]),
-	}}
+	skb := &skbContext{Ifindex: uint32(b.index[iface]), IngressIfindex: uint32(b.index[via])}
+	if answers {
+		skb.CB[0] = ctReply
+	}
+	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Repeat: 1, Context: skb}
 	var code uint32
 	must(t, b.inside(func() (err error) {
 		code, err = b.program("tc", hook).Run(options)
@@ -50,6 +56,8 @@ func TestPolicyBehindTheStack(t *testing.T) {
 		if f.a.Is6() {
 			service = addr("fd00:96::a")
 		}
+		closed := policies{aIn: nothing, aOut: nothing}
+		asked := both(policies{aIn: nothing, aOut: []PolicyEntry{allow(ofB, 0)}}.setup, sent(podA4(fromA(service).udp(1000, 53, 8))))
 		neighbor := newPacket(podB.MAC, podA.MAC, f.b, f.a).ttl(255).icmp(136, 0, make([]byte, 20))
 		rows := []behind{
 			{name: "another pod", hook: "to_pod", via: "wtb", setup: policies{aIn: nothing}.setup, in: toPod(f.b).udp(1000, 53, 8), reason: denied},
@@ -66,13 +74,21 @@ func TestPolicyBehindTheStack(t *testing.T) {
 			{name: "the world, translated, may", hook: "to_pod", via: "wtup", setup: in(allow(bpf.IdentityWorld, 0)), in: toPod(f.own).udp(1000, 53, 8)},
 			{name: "the world, by an interface without hooks", hook: "to_pod", via: "wtx", setup: in(allow(ofPeer, 0)), in: toPod(f.world).udp(1000, 53, 8), reason: denied},
 			{name: "another node's pod", hook: "to_pod", via: "wtup", setup: in(allow(ofPeer, 0)), in: toPod(f.peer).udp(1000, 53, 8)},
-			{name: "a service's answer", hook: "to_pod", via: "wtb", setup: both(policies{aIn: nothing, aOut: []PolicyEntry{allow(ofB, 0)}}.setup, sent(podA4(fromA(service).udp(1000, 53, 8)))), in: toPod(service).udp(53, 1000, 8)},
+			{name: "a service's answer", hook: "to_pod", via: "wtb", setup: asked, in: toPod(service).udp(53, 1000, 8), answers: true},
+			{name: "in the name of a service's answer", hook: "to_pod", via: "wtx", setup: asked, in: toPod(service).udp(53, 1000, 8), reason: denied},
+			{name: "the answer to what has left", hook: "to_pod", via: "wtx", setup: both(policies{aIn: nothing, aOut: []PolicyEntry{allow(bpf.IdentityWorld, 0)}}.setup, sent(podA4(fromA(f.world).udp(1000, 53, 8)))), in: toPod(f.world).udp(53, 1000, 8)},
+			{name: "the answer to what has not left", hook: "to_pod", via: "wtx", setup: both(closed.setup, sent(podA4(fromA(f.world).udp(1000, 53, 8)))), in: toPod(f.world).udp(53, 1000, 8), reason: denied},
+			{name: "the answer to an echo that has not left", hook: "to_pod", via: "wtx", setup: both(closed.setup, sent(podA4(fromA(f.world).echo(7, 8)))), in: toPod(f.world).echoReply(7, 8), reason: denied},
+			{name: "the answer to TCP that has not left", hook: "to_pod", via: "wtx", setup: both(closed.setup, sent(podA4(fromA(f.world).tcp(1000, 80, syn, 0)))), in: toPod(f.world).tcp(80, 1000, syn|ack, 0), reason: denied},
 			{name: "a service's answer that nobody has asked for", hook: "to_pod", via: "wtx", setup: policies{aIn: nothing}.setup, in: toPod(service).udp(53, 1000, 8), reason: denied},
 			{name: "a SYN is no answer", hook: "to_pod", via: "wtx", setup: both(policies{aIn: nothing}.setup, sent(podA4(fromA(service).tcp(1000, 80, syn, 8)))), in: toPod(service).tcp(80, 1000, syn, 8), reason: denied},
-			{name: "lost TCP of what the pod may have begun", hook: "to_pod", via: "wtx", setup: policies{aIn: nothing, aOut: []PolicyEntry{allow(bpf.IdentityWorld, 0)}}.setup, in: toPod(f.world).tcp(80, 1000, ack, 8)},
+			{name: "lost TCP of what the pod may have begun", hook: "to_pod", via: "wtx", setup: policies{aIn: nothing, aOut: []PolicyEntry{allow(bpf.IdentityWorld, 0)}}.setup, in: toPod(f.world).tcp(80, 1000, ack, 8), reason: denied},
+			{name: "TCP that the pod may have begun, lost in an upgrade", hook: "to_pod", via: "wtx", setup: both(policies{aIn: nothing, aOut: []PolicyEntry{allow(bpf.IdentityWorld, 0)}}.setup, emptied(60)), in: toPod(f.world).tcp(80, 1000, ack, 8)},
 			{name: "lost TCP of what neither may have begun", hook: "to_pod", via: "wtx", setup: policies{aIn: nothing, aOut: nothing}.setup, in: toPod(f.world).tcp(80, 1000, ack, 8), reason: denied},
 			{name: "an error about nothing", hook: "to_pod", via: "wtx", setup: policies{aIn: nothing}.setup, in: f.unreachable(toPod(f.world), fromA(f.world).udp(1000, 53, 60)), reason: bpf.ReasonIcmpNoFlow},
 			{name: "an error about what the pod began", hook: "to_pod", via: "wtx", setup: both(policies{aIn: nothing}.setup, sent(podA4(fromA(f.world).udp(1000, 53, 60)))), in: f.unreachable(toPod(f.world), fromA(f.world).udp(1000, 53, 60))},
+			{name: "an error about what has not left", hook: "to_pod", via: "wtx", setup: both(closed.setup, sent(podA4(fromA(f.world).udp(1000, 53, 60)))), in: f.unreachable(toPod(f.world), fromA(f.world).udp(1000, 53, 60)), reason: bpf.ReasonIcmpNoFlow},
+			{name: "an error about what has left, translated", hook: "to_pod", via: "wtx", setup: both(closed.setup, sent(podA4(fromA(f.world).udp(1000, 53, 60)))), in: f.unreachable(toPod(f.world), fromA(f.world).udp(1000, 53, 60)), answers: true},
 			{name: "a fragment whose first is not known", hook: "to_pod", via: "wtx", setup: in(allow(bpf.IdentityWorld, 0)), in: toPod(f.world).udp(1000, 53, 64).fragment(32, 72, false), reason: bpf.ReasonFragmentUnknown},
 
 			{name: "to the world", hook: "to_wire", via: "wta", setup: policies{aOut: nothing}.setup, in: toWire(f.a, f.world).udp(1000, 53, 8), reason: denied},
@@ -99,7 +115,7 @@ func TestPolicyBehindTheStack(t *testing.T) {
 					want = "drop"
 				}
 				for range 2 {
-					if v := b.passStack(t, r.hook, iface, r.via, r.in.bytes()); v != want {
+					if v := b.passStack(t, r.hook, iface, r.via, r.answers, r.in.bytes()); v != want {
 						t.Errorf("%s, want %s; %v", v, want, b.counted(t))
 					}
 				}
@@ -126,6 +142,7 @@ func TestPolicyTag(t *testing.T) {
 		}{
 			{"a reply", fromA(f.world).udp(53, 1000, 8), bpf.TagEndpoint | bpf.TagReply | podA.Slot},
 			{"what it begins", fromA(f.world).udp(54, 1000, 8), bpf.TagEndpoint | podA.Slot},
+			{"lost TCP that the other may have begun", fromA(f.world).tcp(80, 1000, ack, 8), bpf.TagEndpoint | podA.Slot},
 		} {
 			for i := range 3 {
 				frame := c.in.bytes()

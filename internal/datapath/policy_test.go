@@ -243,9 +243,15 @@ func TestPolicyReplies(t *testing.T) {
 			{name: "the same SYN again", setup: known(oneWay, ab.tcp(1000, 80, syn, 0)), in: ab.tcp(1000, 80, syn, 0), want: "redirect", out: toB},
 
 			{name: "lost TCP, of who may begin", setup: oneWay.setup, in: ab.tcp(1000, 80, ack, 8), want: "pass"},
-			{name: "lost TCP, the answer", iface: "wtb", setup: oneWay.setup, in: ba.tcp(80, 1000, ack, 8), want: "pass"},
+			{name: "lost TCP, the answer", iface: "wtb", setup: oneWay.setup, in: ba.tcp(80, 1000, ack, 8), want: "drop", reason: denied},
+			{name: "lost TCP, the answer to a SYN", iface: "wtb", setup: oneWay.setup, in: ba.tcp(80, 1000, syn|ack, 0), want: "drop", reason: denied},
+			{name: "lost TCP, the answer once who began has sent", iface: "wtb", setup: known(oneWay, ab.tcp(1000, 80, ack, 8)), in: ba.tcp(80, 1000, ack, 8), want: "pass"},
 			{name: "lost TCP, neither may begin", setup: closed.setup, in: ab.tcp(1000, 80, ack, 8), want: "drop", reason: denied},
-			{name: "lost TCP, the answer to the answer", setup: both(oneWay.setup, sent(podB4(ba.tcp(80, 1000, ack, 8)))), in: ab.tcp(1000, 80, ack, 8), want: "pass"},
+			{name: "TCP lost in an upgrade, the answer", iface: "wtb", setup: both(oneWay.setup, emptied(60)), in: ba.tcp(80, 1000, ack, 8), want: "pass"},
+			{name: "TCP lost in an upgrade, the answer to the answer", setup: both(both(oneWay.setup, emptied(60)), sent(podB4(ba.tcp(80, 1000, ack, 8)))), in: ab.tcp(1000, 80, ack, 8), want: "pass"},
+			{name: "TCP lost in an upgrade, neither may begin", setup: both(closed.setup, emptied(60)), in: ab.tcp(1000, 80, ack, 8), want: "drop", reason: denied},
+			{name: "TCP lost in an upgrade, too late", iface: "wtb", setup: both(oneWay.setup, emptied(0)), in: ba.tcp(80, 1000, ack, 8), want: "drop", reason: denied},
+			{name: "a SYN after an upgrade", iface: "wtb", setup: both(oneWay.setup, emptied(60)), in: ba.tcp(80, 1000, syn, 8), want: "drop", reason: denied},
 			{name: "lost UDP is new", iface: "wtb", setup: oneWay.setup, in: ba.udp(80, 1000, 8), want: "drop", reason: denied},
 
 			{name: "a later fragment of what is allowed", setup: known(policies{aOut: []PolicyEntry{at(allow(ofB, udp), 53, 16)}}, ab.id(9).udp(1000, 53, 64).fragment(0, 32, true)), in: ab.id(9).udp(1000, 53, 64).fragment(32, 72, false), want: "redirect", out: toB},
@@ -267,7 +273,8 @@ func TestPolicyHost(t *testing.T) {
 		runPolicies(t, f, []row{
 			{name: "a probe", hook: "to_pod", iface: "wta", setup: closed.setup, in: probe.tcp(1000, 80, syn, 0), want: "pass"},
 			{name: "the answer to a probe", setup: both(closed.setup, sent(leg{hook: "to_pod", iface: "wta", in: probe.tcp(1000, 80, syn, 0)})), in: fromA(f.own).tcp(80, 1000, syn|ack, 0), want: "pass"},
-			{name: "the answer to a lost probe", setup: closed.setup, in: fromA(f.own).tcp(80, 1000, ack, 0), want: "pass"},
+			{name: "the answer to a lost probe", setup: closed.setup, in: fromA(f.own).tcp(80, 1000, ack, 0), want: "drop", reason: denied},
+			{name: "the answer to a lost probe that goes on", setup: both(closed.setup, sent(leg{hook: "to_pod", iface: "wta", in: probe.tcp(1000, 80, ack, 0)})), in: fromA(f.own).tcp(80, 1000, ack, 0), want: "pass"},
 			{name: "a pod begins with this host", setup: closed.setup, in: fromA(f.own).tcp(1000, 80, syn, 0), want: "drop", reason: denied},
 			{name: "a pod may begin with this host", setup: policies{aOut: []PolicyEntry{allow(bpf.IdentityHost, 0)}}.setup, in: fromA(f.own).tcp(1000, 80, syn, 0), want: "pass"},
 			{name: "what the stack forwards is judged behind it", setup: closed.setup, in: fromA(f.world).tcp(1000, 80, syn, 0), want: "pass"},

@@ -58,6 +58,8 @@ type Maps struct {
 	ByName map[string]*ebpf.Map
 	// Created says which were not adopted from a previous run.
 	Created map[string]bool
+	// Emptied were made anew in place of maps of former layouts, and hold nothing of those.
+	Emptied map[string]bool
 	// Late were created, and are to be pinned once they are filled: see PinLate.
 	Late []LateMap
 	// Hooked says that hooks of a previous run decide until they are replaced.
@@ -120,16 +122,16 @@ func OpenMaps(dir string, flowEntries uint32, sealing, hooked bool, log *slog.Lo
 	if err != nil {
 		return nil, err
 	}
-	m := &Maps{ByName: map[string]*ebpf.Map{}, Created: map[string]bool{}, Hooked: hooked}
+	m := &Maps{ByName: map[string]*ebpf.Map{}, Created: map[string]bool{}, Emptied: map[string]bool{}, Hooked: hooked}
 	for name, ms := range specs {
 		late := hooked && slices.Contains(Deciding, name)
-		opened, created, err := openMap(dir, ms, !late, log)
+		opened, how, err := openMap(dir, ms, !late, log)
 		if err != nil {
 			m.Close()
 			return nil, err
 		}
-		m.ByName[name], m.Created[name] = opened, created
-		if late && created {
+		m.ByName[name], m.Created[name], m.Emptied[name] = opened, how != adopted, how == emptied
+		if late && how != adopted {
 			m.Late = append(m.Late, LateMap{opened, ms})
 		}
 	}
@@ -154,30 +156,43 @@ func (m *Maps) SharedWith(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 	return shared
 }
 
-func openMap(dir string, spec *ebpf.MapSpec, pin bool, log *slog.Logger) (m *ebpf.Map, made bool, err error) {
+// origin says how a map came to be.
+type origin uint8
+
+const (
+	adopted origin = iota
+	created        // the first of its name, or with the entries of a former one
+	emptied        // without those
+)
+
+func openMap(dir string, spec *ebpf.MapSpec, pin bool, log *slog.Logger) (m *ebpf.Map, how origin, err error) {
 	path := filepath.Join(dir, pinName(spec))
 	pinned, err := ebpf.LoadPinnedMap(path, nil)
 	if err == nil {
-		return pinned, false, nil
+		return pinned, adopted, nil
 	}
 	if !errors.Is(err, os.ErrNotExist) {
-		return nil, false, fmt.Errorf("open pinned map %s: %w", path, err)
+		return nil, adopted, fmt.Errorf("open pinned map %s: %w", path, err)
 	}
-	created, err := ebpf.NewMap(spec)
+	m, err = ebpf.NewMap(spec)
 	if err != nil {
-		return nil, false, fmt.Errorf("create map %s: %w", spec.Name, NotAllowed(err))
+		return nil, adopted, fmt.Errorf("create map %s: %w", spec.Name, NotAllowed(err))
 	}
-	if n := migrate(dir, spec, created); n != "" {
+	how = created
+	if n := migrate(dir, spec, m); n != "" {
 		log.Warn("map layout changed: a new map was made", "map", spec.Name, "entries", n)
+		if strings.HasPrefix(n, "none") {
+			how = emptied
+		}
 	}
 	if !pin {
-		return created, true, nil
+		return m, how, nil
 	}
-	if err := created.Pin(path); err != nil {
-		created.Close()
-		return nil, false, fmt.Errorf("pin map %s: %w", spec.Name, err)
+	if err := m.Pin(path); err != nil {
+		m.Close()
+		return nil, adopted, fmt.Errorf("pin map %s: %w", spec.Name, err)
 	}
-	return created, true, nil
+	return m, how, nil
 }
 
 // PinLate pins the late maps, which are filled now, and takes the pins of former layouts away:

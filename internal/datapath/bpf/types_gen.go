@@ -27,7 +27,7 @@ type Config struct {
 	EventsShare    uint32
 	Netns          uint32
 	SealerIfindex  uint32
-	Pad2           uint32
+	EitherUntil    uint32
 }
 
 type Endpoint struct {
@@ -390,13 +390,14 @@ const (
 )
 
 const (
-	FlowViaStack = 1
-	FlowFin0     = 2
-	FlowFin1     = 4
-	FlowEnded    = 8
-	FlowSeen0    = 16
-	FlowSeen1    = 32
-	FlowFirstIs1 = 64
+	FlowViaStack    = 1
+	FlowFin0        = 2
+	FlowFin1        = 4
+	FlowEnded       = 8
+	FlowSeen0       = 16
+	FlowSeen1       = 32
+	FlowFirstIs1    = 64
+	FlowUnconfirmed = 128
 )
 
 const (

@@ -105,7 +105,8 @@ var Table = []Hook{
 	// Behind everything else on the way out, source translation included.
 	{Name: "post_routing", At: []Place{Node}, netfilter: &netfilterHook{link.NetfilterInetPostRouting, 1000},
 		Does: "the last hook, all interfaces: refuses what must be sealed, or is for this node's own pods, and would " +
-			"leave by an interface without hooks, and what a pod's policy refuses there; with encryption or policies only"},
+			"leave by an interface without hooks, and what a pod's policy refuses there, or elsewhere before connection " +
+			"tracking takes note of it; with encryption or policies only"},
 	// Before everything else on the way in, reassembly (-400) included.
 	{Name: "pre_routing", At: []Place{Node}, netfilter: &netfilterHook{link.NetfilterInetPreRouting, -1000},
 		Does: "the first hook, interfaces without hooks: refuses what comes in a cluster address's name, before " +
