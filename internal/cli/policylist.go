@@ -32,12 +32,15 @@ attached. There is no count for each policy.`,
 	}
 }
 
-func writePolicyList(w io.Writer, p *admin.Policies, _ bool) error {
-	rows := output.Rows{Header: []string{"KIND", "POLICY", "ISOLATES", "RULES", "STATE", "PODS OF " + p.Node}, Empty: "no policies: everybody may talk to everybody"}
-	for _, s := range p.Policies {
-		rows.Add(s.Kind, s.Namespace+"/"+s.Name, orNone(s.Directions), fmt.Sprint(len(s.Rules)), policyState(s), orNone(s.Pods))
+func writePolicyList(w io.Writer, p *admin.Policies, wide bool) error {
+	rows := output.Rows{
+		Header:   []string{"KIND", "POLICY", "ISOLATES", "RULES", "STATE", "PODS OF " + p.Node, "DECLARED"},
+		WideFrom: 6, Empty: "no policies: everybody may talk to everybody",
 	}
-	if err := rows.Write(w, true); err != nil {
+	for _, s := range p.Policies {
+		rows.Add(s.Kind, s.Namespace+"/"+s.Name, orNone(s.Directions), fmt.Sprint(len(s.Rules)), policyState(s), orNone(s.Pods), declaredAt(s))
+	}
+	if err := rows.Write(w, wide); err != nil {
 		return err
 	}
 	for _, s := range p.Policies {
@@ -56,6 +59,14 @@ func writePolicyList(w io.Writer, p *admin.Policies, _ bool) error {
 	return pods.Write(w, true)
 }
 
+// declaredAt is where a policy is written; an object of etcd has no file.
+func declaredAt(s policy.Summary) string {
+	if s.File == "" || s.Line == 0 {
+		return orNone([]string{s.File})
+	}
+	return fmt.Sprintf("%s:%d", s.File, s.Line)
+}
+
 func policyState(s policy.Summary) string {
 	switch {
 	case s.Denies:
@@ -67,7 +78,7 @@ func policyState(s policy.Summary) string {
 }
 
 func orNone(list []string) string {
-	if len(list) == 0 {
+	if strings.Join(list, "") == "" {
 		return "-"
 	}
 	return strings.Join(list, ", ")
@@ -127,9 +138,7 @@ func (a *app) completePolicies(cmd *cobra.Command, args []string, _ string) ([]s
 
 func writePolicyDetail(w io.Writer, d *admin.PolicyDetail, wide bool) error {
 	fmt.Fprintf(w, "%s: %s\n", d.Object(), policyState(d.Summary))
-	if d.File != "" {
-		fmt.Fprintf(w, "Declared:  %s:%d\n", d.File, d.Line)
-	}
+	fmt.Fprintf(w, "Declared:  %s\n", declaredAt(d.Summary))
 	fmt.Fprintf(w, "Isolates:  %s\nPods here: %s\n", orNone(d.Directions), orNone(d.Pods))
 	for _, problem := range d.Problems {
 		fmt.Fprintf(w, "Problem:   %s\n", problem.Error())

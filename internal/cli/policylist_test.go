@@ -19,6 +19,7 @@ func TestPolicyVerbs(t *testing.T) {
 		{"list", "policy list", cmdutil.ExitOK, "KIND           POLICY    ISOLATES         RULES  STATE       PODS OF a\n" +
 			"NetworkPolicy  shop/db   ingress, egress  0      denies all  -\nNetworkPolicy  shop/web  ingress          1      in force    shop/web\n" +
 			"db.yaml:4: NetworkPolicy shop/db: spec.x: unknown key\n\nPOD       INGRESS   EGRESS       DENIED\nshop/web  shop/web  all allowed  7\n"},
+		{"where they are declared", "policy list -o wide", cmdutil.ExitOK, "in force    shop/web   web.yaml:2\n"},
 		{"list as JSON", "policy list -o json", cmdutil.ExitOK, `"denied": 7`},
 		{"get", "policy get shop/web", cmdutil.ExitOK, "NetworkPolicy shop/web: in force\nDeclared:  web.yaml:2\nIsolates:  ingress\nPods here: shop/web\n" +
 			"Rule:      NetworkPolicy shop/web, spec.ingress[0] (web.yaml:8)\n\nSet 12, ingress of shop/web:\n" +
