@@ -4,10 +4,14 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+
+	"weft.dev/weft/internal/datapath/bpf"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/lab/traffic"
@@ -47,6 +51,52 @@ func TestPolicyExplain(t *testing.T) {
 	explainSettled(t, l, 4)
 	t.Run("packets", func(t *testing.T) { explainedPackets(t, l) })
 	t.Run("words", func(t *testing.T) { explainedWords(t, l) })
+	t.Run("maps that differ", func(t *testing.T) { explainedDifference(t, l) })
+}
+
+// explainedDifference: entries that are gone from the map are noticed, and packets go by the map.
+func explainedDifference(t *testing.T, l *lab.Lab) {
+	a := l.Node("a")
+	pins, err := filepath.Glob("/sys/fs/bpf/weft/" + a.Instance + "/maps-weft_policy-*")
+	if err != nil || len(pins) != 1 {
+		t.Fatal(pins, err)
+	}
+	entries, err := ebpf.LoadPinnedMap(pins[0], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer entries.Close()
+	gone := map[bpf.PolicyKey]bpf.PolicyEntry{}
+	var key bpf.PolicyKey
+	var value bpf.PolicyEntry
+	for all := entries.Iterate(); all.Next(&key, &value); {
+		if key.Direction == bpf.DirIngress && key.Protocol == policy.TCP && key.Port == bpf.Ntohs(echoPort) {
+			gone[key] = value
+		}
+	}
+	if len(gone) == 0 {
+		t.Fatal("no entry lets client into web")
+	}
+	for key := range gone {
+		if err := entries.Delete(&key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	args := []string{"policy", "explain", "--from", "front/client", "--to", fmt.Sprintf("shop/web:%d/tcp", echoPort), "--instance", a.Instance}
+	if out, _, code := weft(t, args...); code != 9 || !strings.Contains(out, "the verdict is allow as compiled, and deny in the maps") {
+		t.Errorf("code %d, want 9:\n%s", code, out)
+	}
+	if err := sendExplained(t.Context(), l.Pod("client"), l.Pod("web").IPv4, "tcp", echoPort, policy.Deny); err == nil {
+		t.Error("a packet passed that no entry of the map allows")
+	}
+	for key, value := range gone {
+		if err := entries.Put(&key, &value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, _, code := weft(t, args...); code != 0 {
+		t.Errorf("put back, code %d:\n%s", code, out)
+	}
 }
 
 // explainSettled waits until every node has that many policies, and its maps say so.
