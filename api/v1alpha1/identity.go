@@ -60,6 +60,12 @@ func (s IdentitySpec) Namespace() string {
 	return namespace
 }
 
+// ServiceAccount is the one in the SPIFFE ID, "" if that is none of a workload.
+func (s IdentitySpec) ServiceAccount() string {
+	_, _, account, _ := splitWorkloadID(s.SPIFFEID)
+	return account
+}
+
 // Number is the identity's number, 0 when its name is none.
 func (i *Identity) Number() uint32 {
 	n, msg := parseIdentity(i.Metadata.Name)

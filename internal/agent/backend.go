@@ -250,6 +250,7 @@ func (b *backend) Trace(_ context.Context, request admin.TraceRequest) (*admin.T
 	if err != nil {
 		return nil, fmt.Errorf("trace: %w", err)
 	}
+	b.nameSteps(running, info, to.Addr(), trace.Steps)
 	identity, _ := names{b.Agent}.ByIP(info.NetworkID, to.Addr())
 	return &admin.TraceResult{
 		From: describe(info, nil).Name(), To: request.To, ToName: identity.Name(), Protocol: flows.ProtocolName(protocol),

@@ -17,3 +17,7 @@ func (fakePolicies) AdoptEndpointPolicy(uint16, uint32, uint32) error    { retur
 func (fakePolicies) SetIdentities(map[netip.Addr]uint32) error           { return nil }
 func (fakePolicies) SetClasses(map[netip.Prefix]uint32) error            { return nil }
 func (fakePolicies) HighestClass() (uint32, error)                       { return 0, nil }
+func (fakePolicies) AskPolicy(datapath.PolicyQuestion) (datapath.PolicyAnswer, error) {
+	return datapath.PolicyAnswer{Allow: true}, nil
+}
+func (fakePolicies) IdentityAt(uint32, netip.Addr) (uint32, error) { return 3, nil }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/datapath"
@@ -26,6 +27,8 @@ type policyDatapath interface {
 	SetIdentities(map[netip.Addr]uint32) error
 	SetClasses(map[netip.Prefix]uint32) error
 	HighestClass() (uint32, error)
+	AskPolicy(datapath.PolicyQuestion) (datapath.PolicyAnswer, error)
+	IdentityAt(network uint32, addr netip.Addr) (uint32, error)
 }
 
 // policies keeps the datapath's policy sets what the objects say. A set in the datapath never
@@ -36,6 +39,8 @@ type policies struct {
 	mu       sync.Mutex
 	compiler *policy.Compiler
 	result   *policy.Result
+	// view is what was compiled last, to be asked without mu.
+	view atomic.Pointer[policyView]
 	// sets are those in the datapath, by the compiler's number.
 	sets map[uint32]installed
 	// stale are sets that an endpoint may still have.
@@ -74,7 +79,7 @@ func newPolicies(dp policyDatapath, labels identity.LabelFilter) (*policies, err
 func (p *policies) begin(ix *index, own []endpoint.Info, node string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	failed := p.enter(p.input(ix, own, node))
+	failed := p.enter(ix, own, node)
 	for _, info := range own {
 		failed = errors.Join(failed, p.adopt(info))
 	}
@@ -135,14 +140,16 @@ func (p *policies) input(ix *index, own []endpoint.Info, node string) policy.Inp
 
 // enter compiles, and has the datapath know identities, sets and classes. Classes come last: the sets that endpoints have
 // know the old ones until apply gives them others.
-func (p *policies) enter(in policy.Input) error {
-	result := p.compiler.Compile(in)
+func (p *policies) enter(ix *index, own []endpoint.Info, node string) error {
+	in := p.input(ix, own, node)
+	result, remote := p.compiler.Compile(in), remoteIdentities(in)
 	var failed error
 	// Identities mean nothing to the programs while no endpoint has a set: they are not kept then. An
 	// address without one is allowed less.
 	if len(in.Policies) > 0 {
-		failed = p.dp.SetIdentities(remoteIdentities(in))
+		failed = p.dp.SetIdentities(remote)
 	}
+	p.view.Store(&policyView{View: policy.NewView(result, in, policyNames(ix, own)), remote: remote})
 	for number, set := range result.Sets {
 		known, there := p.sets[number]
 		if there && slices.Equal(known.set.Entries, set.Entries) {
@@ -169,7 +176,7 @@ func (p *policies) of(ix *index, list func() []endpoint.Info, info endpoint.Info
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	own := slices.DeleteFunc(list(), func(i endpoint.Info) bool { return i.ID == info.ID })
-	failed := p.enter(p.input(ix, append(own, info), node))
+	failed := p.enter(ix, append(own, info), node)
 	sets, err := p.numbers(policyKey(info))
 	if err != nil {
 		return 0, 0, errors.Join(err, failed)
@@ -228,7 +235,7 @@ func (p *policies) apply(ix *index, list func() []endpoint.Info, node string) er
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	own := list()
-	failed := p.enter(p.input(ix, own, node))
+	failed := p.enter(ix, own, node)
 	for _, info := range own {
 		if _, attached := p.given[info.Slot]; attached {
 			failed = errors.Join(failed, p.give(info))
@@ -305,71 +312,6 @@ func datapathEntries(set *policy.Set) []datapath.PolicyEntry {
 			out[i].Direction = datapath.PolicyIngress
 		}
 	}
-	return out
-}
-
-// policies are those in force. Versions that contradict each other only deny.
-func (ix *index) policies() []*policy.Policy {
-	out := slices.Collect(maps.Values(ix.snapshot.NetworkPolicies))
-	for _, o := range ix.snapshot.Unused {
-		if p, is := o.(*policy.Policy); is {
-			out = append(out, p.Closed())
-		}
-	}
-	return out
-}
-
-// policed says whether policies has any.
-func (ix *index) policed() bool {
-	isPolicy := func(o v1alpha1.Object) bool { _, is := o.(*policy.Policy); return is }
-	return len(ix.snapshot.NetworkPolicies) > 0 || slices.ContainsFunc(ix.snapshot.Unused, isPolicy)
-}
-
-// policyKey tells an endpoint of this node from every other.
-func policyKey(info endpoint.Info) string { return info.Namespace + "/" + info.ID }
-
-// policyInput is what policies depend on: of this node's endpoints what their manager knows, of others' what they have
-// published.
-func policyInput(ix *index, own []endpoint.Info, node string) policy.Input {
-	in := policy.Input{Policies: ix.policies(), Namespaces: map[string]map[string]string{}}
-	for name, n := range ix.snapshot.Namespaces {
-		in.Namespaces[name] = n.Metadata.Labels
-	}
-	for _, i := range ix.snapshot.Identities {
-		in.Identities = append(in.Identities, policy.Identity{Number: i.Number(), Namespace: i.Spec.Namespace(), Labels: i.Spec.Labels})
-	}
-	for _, info := range own {
-		in.Endpoints = append(in.Endpoints, policy.Endpoint{
-			Namespace: info.Namespace, Name: info.ID, Labels: info.Labels, Identity: info.Identity,
-			Addresses: info.Addresses(), Ports: policy.PortsOf(info.Ports), Local: true,
-		})
-	}
-	for _, ep := range ix.snapshot.Endpoints {
-		if ep.Spec.NodeName != node && ix.inOwnRange(ep) {
-			in.Endpoints = append(in.Endpoints, policy.Endpoint{
-				Namespace: ep.Metadata.Namespace, Name: ep.Metadata.Name, Labels: ep.Metadata.Labels, Identity: ep.Status.Identity,
-				Addresses: ep.Spec.Addresses, Ports: policy.PortsOf(ep.Spec.Ports),
-			})
-		}
-	}
-	return in
-}
-
-// remoteIdentities are those of other nodes' endpoints by address. An address that several claim is
-// nobody's: then no entry about an identity allows it anything.
-func remoteIdentities(in policy.Input) map[netip.Addr]uint32 {
-	out, twice := map[netip.Addr]uint32{}, map[netip.Addr]bool{}
-	for _, e := range in.Endpoints {
-		if e.Local || e.Identity == v1alpha1.IdentityUnknown {
-			continue
-		}
-		for _, a := range e.Addresses {
-			had, there := out[a]
-			twice[a] = twice[a] || there && had != e.Identity
-			out[a] = e.Identity
-		}
-	}
-	maps.DeleteFunc(out, func(a netip.Addr, _ uint32) bool { return twice[a] })
 	return out
 }
 

@@ -174,7 +174,7 @@ func (ix *index) with(d store.Delta) *index {
 func (ix *index) addEndpoint(ep *v1alpha1.Endpoint) {
 	ix.perNode[ep.Spec.NodeName]++
 	who := flows.Identity{
-		Namespace: ep.Metadata.Namespace, Pod: ep.Metadata.Name, Node: ep.Spec.NodeName,
+		Number: ep.Status.Identity, Namespace: ep.Metadata.Namespace, Pod: ep.Metadata.Name, Node: ep.Spec.NodeName,
 		ServiceAccount: ep.Spec.ServiceAccount, Labels: ep.Metadata.Labels,
 	}
 	for _, addr := range ep.Spec.Addresses {
@@ -228,7 +228,7 @@ type names struct{ agent *Agent }
 
 func (n names) identity(info endpoint.Info) flows.Identity {
 	return flows.Identity{
-		Namespace: info.Namespace, Pod: info.Pod, Node: n.agent.cfg.Node,
+		Number: info.Identity, Namespace: info.Namespace, Pod: info.Pod, Node: n.agent.cfg.Node,
 		ServiceAccount: info.ServiceAccount, Labels: info.Labels,
 	}
 }

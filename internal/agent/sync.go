@@ -251,7 +251,7 @@ func (a *Agent) keep(ctx context.Context, what string, run func(context.Context)
 
 // consumeEvents turns the datapath's events into the flow log.
 func (a *Agent) consumeEvents(ctx context.Context) error {
-	enricher := flows.Enricher{Node: a.cfg.Node, Resolver: names{a}, ReasonText: reasonText}
+	enricher := flows.Enricher{Node: a.cfg.Node, Resolver: names{a}, ReasonText: reasonText, Refusal: a.refusal}
 	return a.running().dp.Events(ctx, func(event datapath.FlowEvent) {
 		a.requestRekey(event)
 		a.hub.Publish(enricher.Flow(event))

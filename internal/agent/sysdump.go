@@ -33,6 +33,8 @@ func (b *backend) Sysdump(ctx context.Context) (admin.Sysdump, error) {
 	add("nodes", nodes, err)
 	drops, err := b.Drops(ctx, false)
 	add("drops", drops, err)
+	policies, err := b.Policies(ctx)
+	add("policies", policies, err)
 	encryption, err := b.Encrypt(ctx)
 	add("encrypt", encryption, err)
 	table, err := b.FlowTable(ctx, dumpFlows)

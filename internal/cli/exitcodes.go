@@ -19,7 +19,8 @@ func newExitCodes() *cobra.Command {
   5  for "encrypt verify" only: something was readable on the wire
   6  for "encrypt verify" only: too little was seen to tell
   7  for "policy check" only: something is wrong with an object
-  8  for "policy check" only: the packet would be denied
+  8  for "policy check" and "policy explain": the packet would be denied
+  9  for "policy explain" only: what the agent has compiled and what the datapath's maps hold differ
 
 "lab exec" and "lab run" end with the code of the command that they ran.`,
 	}

@@ -35,7 +35,8 @@ func TestPolicyCheck(t *testing.T) {
 		{"allowed", packet(policies, "shop/web", "shop/db:5432/tcp"), cmdutil.ExitOK, "shop/web → shop/db:5432/tcp: allow\n" +
 			"  egress   allow  NetworkPolicy shop/web, spec.egress[0] (testdata/policies.yaml:29)\n" +
 			"  ingress  allow  NetworkPolicy shop/db, spec.ingress[0] (testdata/policies.yaml:11)\n"},
-		{"denied by a port", packet(policies, "shop/web", "shop/db:5433/tcp"), exitDenied, "  ingress  deny   no rule of [NetworkPolicy shop/db] allows it\n"},
+		{"denied by a port", packet(policies, "shop/web", "shop/db:5433/tcp"), exitDenied, "  ingress  deny   isolated by NetworkPolicy shop/db: no rule of ingress allows it\n" +
+			"                  to allow it: NetworkPolicy shop/db, spec.ingress[0] (testdata/policies.yaml:11) allows this peer 5432/tcp: add 5433/tcp there\n"},
 		{"denied from outside", packet(policies, "192.0.2.9", "shop/db:5432/tcp"), exitDenied, "ingress  deny"},
 		{"named port", packet(policies, "2001:db8::1", "shop/web:http/tcp"), cmdutil.ExitOK, "spec.ingress[0] (testdata/policies.yaml:26)"},
 		{"the port's number", packet(policies, "shop/db", "shop/web:8081/TCP"), exitDenied, "  egress   allow  no policy is about egress of shop/db\n  ingress  deny"},
@@ -44,7 +45,7 @@ func TestPolicyCheck(t *testing.T) {
 		{"a pod to itself", packet(policies, "shop/db", "shop/db:1/tcp"), cmdutil.ExitOK, "shop/db → shop/db:1/tcp: allow"},
 		{"a host's pod", packet(policies, "kube-system/proxy", "shop/db:5432/tcp"), exitDenied, "ingress  deny"},
 		{"an error", []string{"policy", "check", broken, pods}, exitWrongObject, "broken.yaml:14: NetworkPolicy shop/db: spec.ingress[0].ports[0].port: is 54321234: want 1 to 65535\n"},
-		{"an error is worse than a denial", packet(broken, "shop/web", "shop/db:5432/tcp"), exitWrongObject, "no rule of [NetworkPolicy shop/db] allows it"},
+		{"an error is worse than a denial", packet(broken, "shop/web", "shop/db:5432/tcp"), exitWrongObject, "to allow it: correct what is wrong, since nothing is allowed by it until then: "},
 		{"twice", []string{"policy", "check", policies, policies}, exitWrongObject, "testdata/policies.yaml:2: NetworkPolicy shop/db: is declared a second time"},
 		{"no such pod", packet(policies, "shop/gone", "shop/db:1/tcp"), cmdutil.ExitUsage, "no file has a pod shop/gone"},
 		{"a pod's address", packet(policies, "10.1.0.1", "shop/db:1/tcp"), cmdutil.ExitUsage, "10.1.0.1 is the address of pod shop/web: name the pod"},

@@ -135,6 +135,18 @@ type TraceStep struct {
 	Hook   string `json:"hook"`
 	Step   string `json:"step"`   // parse, antispoof, flow, route, mtu, verdict…
 	Detail string `json:"detail"` // for people
+	// Policy is what a step policy has decided.
+	Policy *TracePolicy `json:"policy,omitempty"`
+}
+
+// TracePolicy is what a policy set said.
+type TracePolicy struct {
+	// Direction is egress, of the set of the sender, or ingress, of the receiver's.
+	Direction string `json:"direction"`
+	// Identity is that of the peer, Rule the number of the entry that decided, 0 where there was none.
+	Identity uint32 `json:"identity"`
+	Rule     uint32 `json:"rule,omitempty"`
+	Allowed  bool   `json:"allowed"`
 }
 
 // Trace is what the live programs decided on a crafted packet.

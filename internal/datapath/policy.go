@@ -181,3 +181,17 @@ func (d *Datapath) voidIf(changed bool, err error) error {
 // HighestClass is the highest number of a class that is in use, 0 for none: a new one must be above it,
 // since sets of a previous run give theirs a meaning.
 func (d *Datapath) HighestClass() (uint32, error) { return d.policy.HighestClass() }
+
+// What the maps say of a packet, see package policymap.
+type (
+	PolicyQuestion = policymap.Question
+	PolicyAnswer   = policymap.Answer
+)
+
+// AskPolicy reads in the maps what the programs would decide about a packet.
+func (d *Datapath) AskPolicy(q PolicyQuestion) (PolicyAnswer, error) { return d.policy.Ask(q) }
+
+// IdentityAt is who the maps say has an address of a network.
+func (d *Datapath) IdentityAt(network uint32, addr netip.Addr) (uint32, error) {
+	return d.policy.IdentityAt(network, addr)
+}

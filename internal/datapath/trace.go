@@ -115,7 +115,11 @@ func (d *Datapath) explain(t *bpf.Trace) *Trace {
 	out := &Trace{}
 	for _, s := range t.Steps[:min(int(t.N), len(t.Steps))] {
 		name, detail := d.explainStep(s, out)
-		out.Steps = append(out.Steps, TraceStep{Hook: bpf.HookNames.Of(s.Hook), Step: name, Detail: detail})
+		step := TraceStep{Hook: bpf.HookNames.Of(s.Hook), Step: name, Detail: detail}
+		if s.Step == bpf.StepPolicy {
+			step.Policy = tracePolicy(s)
+		}
+		out.Steps = append(out.Steps, step)
 	}
 	return out
 }
@@ -153,7 +157,7 @@ func (d *Datapath) explainStep(s bpf.TraceStep, out *Trace) (name, detail string
 	case bpf.StepTtl:
 		return "ttl", fmt.Sprintf("%d: runs out here", s.A)
 	case bpf.StepPolicy:
-		return "policy", explainPolicy(s)
+		return "policy", explainPolicy(tracePolicy(s))
 	case bpf.StepVerdict:
 		out.Verdict = bpf.VerdictNames.Of(uint8(s.A))
 		if s.B != 0 {
@@ -169,15 +173,19 @@ func (d *Datapath) explainStep(s bpf.TraceStep, out *Trace) (name, detail string
 	return fmt.Sprintf("step_%d", s.Step), fmt.Sprint(s.A, s.B, s.C)
 }
 
-func explainPolicy(s bpf.TraceStep) string {
+func tracePolicy(s bpf.TraceStep) *TracePolicy {
+	return &TracePolicy{Direction: bpf.DirectionNames.Of(uint8(s.A)), Identity: s.B, Rule: s.C >> 1, Allowed: s.C&1 != 0}
+}
+
+func explainPolicy(p *TracePolicy) string {
 	verdict, rule := "denied", "no rule"
-	if s.C&1 != 0 {
+	if p.Allowed {
 		verdict = "allowed"
 	}
-	if s.C>>1 != 0 {
-		rule = fmt.Sprintf("rule %d", s.C>>1)
+	if p.Rule != 0 {
+		rule = fmt.Sprintf("rule %d", p.Rule)
 	}
-	return fmt.Sprintf("%s, peer's identity %d: %s by %s", bpf.DirectionNames.Of(uint8(s.A)), s.B, verdict, rule)
+	return fmt.Sprintf("%s, peer's identity %d: %s by %s", p.Direction, p.Identity, verdict, rule)
 }
 
 func viaStack(yes bool) string {

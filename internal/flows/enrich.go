@@ -20,6 +20,9 @@ type Enricher struct {
 	Resolver Resolver
 	// ReasonText is the sentence for a drop reason's label; it may be nil.
 	ReasonText func(label string) string
+	// Refusal is the policy that refused a packet, nil where it cannot be told; it may be nil. It is called for what was
+	// dropped, and must not wait for anything.
+	Refusal func(datapath.FlowEvent) *Refusal
 }
 
 // Flow is the record of one event.
@@ -38,6 +41,9 @@ func (e Enricher) Flow(event datapath.FlowEvent) Flow {
 		flow.Verdict, flow.DropReason = Dropped, event.Reason
 		if e.ReasonText != nil && event.Reason != "" {
 			flow.DropText = e.ReasonText(event.Reason)
+		}
+		if e.Refusal != nil {
+			flow.Policy = e.Refusal(event)
 		}
 		return flow
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/policy"
 )
 
 // Verdicts of a Flow, as Hubble writes them.
@@ -32,7 +33,9 @@ type Flow struct {
 	// DropReason is the reason's label, DropText the sentence for people.
 	DropReason string `json:"drop_reason_desc,omitempty"`
 	DropText   string `json:"drop_reason_text,omitempty"`
-	NodeName   string `json:"node_name"`
+	// Policy is what refused the packet, if a policy did and it can be told which.
+	Policy   *Refusal `json:"policy,omitempty"`
+	NodeName string   `json:"node_name"`
 	// Network is the one that both addresses are of; 0 is the cluster's.
 	Network     uint32 `json:"network,omitempty"`
 	Source      Peer   `json:"source"`
@@ -60,8 +63,32 @@ type Peer struct {
 	Identity
 }
 
+// Refusal is the policy that refused a packet.
+type Refusal struct {
+	// Direction is EGRESS or INGRESS: the part of Pod, whose policies they are, in the conversation. Where the packet
+	// is a reply, that is the other direction than the packet's.
+	Direction string `json:"direction"`
+	Pod       string `json:"pod"`
+	// Peer is the identity of the other end, in words.
+	Peer string `json:"peer"`
+	// Policies are those about the pod in that direction, by kind and name.
+	Policies []string `json:"policies,omitempty"`
+	// Rule is the one that denies, nil where none allows.
+	Rule *policy.Rule `json:"rule,omitempty"`
+	Text string       `json:"text"`
+}
+
+// RefusalOf is what a policy has said as part of a flow.
+func RefusalOf(h *policy.Half) *Refusal {
+	return &Refusal{
+		Direction: strings.ToUpper(h.Direction.String()), Pod: h.Pod, Peer: h.Peer, Policies: h.Policies, Rule: h.Rule, Text: h.String(),
+	}
+}
+
 // Identity is who is behind an address.
 type Identity struct {
+	// Number is the workload identity's, 0 where it is not known.
+	Number         uint32            `json:"identity,omitempty"`
 	Namespace      string            `json:"namespace,omitempty"`
 	Pod            string            `json:"pod,omitempty"`
 	Node           string            `json:"node,omitempty"`
@@ -106,7 +133,10 @@ func (f Flow) String() string {
 	}
 	if f.DropReason != "" {
 		fmt.Fprintf(&line, " %s", f.DropReason)
-		if f.DropText != "" {
+		switch {
+		case f.Policy != nil:
+			fmt.Fprintf(&line, ": %s", f.Policy.Text)
+		case f.DropText != "":
 			fmt.Fprintf(&line, ": %s", f.DropText)
 		}
 	}

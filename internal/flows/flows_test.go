@@ -15,6 +15,7 @@ import (
 
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/logfile"
+	"weft.dev/weft/internal/policy"
 )
 
 type names map[netip.Addr]Identity
@@ -74,6 +75,40 @@ func TestEnrich(t *testing.T) {
 	end := enricher.Flow(ended)
 	if end.Forward == nil || end.Forward.Packets != 3 || end.Destination.Port != 0 || !strings.Contains(end.String(), "sent 3 packets") {
 		t.Errorf("end %+v", end)
+	}
+}
+
+// TestRefusal: what a policy refused is told in its words, and in fields of the same names for ever.
+func TestRefusal(t *testing.T) {
+	half := &policy.Half{
+		Direction: policy.Ingress, Pod: "demo/web", Peer: "front/default", Policies: []string{"NetworkPolicy demo/deny"},
+		Why: "isolated by NetworkPolicy demo/deny: no rule of ingress allows it",
+	}
+	enricher := Enricher{Node: "a", Resolver: resolver, ReasonText: func(string) string { return "no policy allows it" }}
+	enricher.Refusal = func(e datapath.FlowEvent) *Refusal {
+		if e.Reason != "policy_denied" {
+			return nil
+		}
+		return RefusalOf(half)
+	}
+	dropped := event("ingress", "10.0.1.2:4000", "10.0.0.2:80")
+	dropped.Type, dropped.Verdict, dropped.Reason = datapath.EventDrop, "drop", "policy_denied"
+	flow := enricher.Flow(dropped)
+	const text = "ingress of demo/web from front/default: isolated by NetworkPolicy demo/deny: no rule of ingress allows it"
+	if line := flow.String(); !strings.HasSuffix(line, "policy_denied: "+text) {
+		t.Errorf("line %q", line)
+	}
+	got, err := json.Marshal(flow.Policy)
+	want := `{"direction":"INGRESS","pod":"demo/web","peer":"front/default","policies":["NetworkPolicy demo/deny"],"text":"` + text + `"}`
+	if err != nil || string(got) != want {
+		t.Errorf("%s, %v\nwant %s", got, err, want)
+	}
+	dropped.Reason = "spoofed_ip"
+	if flow := enricher.Flow(dropped); flow.Policy != nil || !strings.HasSuffix(flow.String(), ": no policy allows it") {
+		t.Errorf("another reason: %s", flow)
+	}
+	if enricher.Flow(event("ingress", "10.0.1.2:4000", "10.0.0.2:80")).Policy != nil {
+		t.Error("a packet that passed has a refusal")
 	}
 }
 

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"net/netip"
+	"slices"
 )
 
 // Peer is what is at the other end of a packet.
@@ -24,18 +25,12 @@ type Decision struct {
 // safe for concurrent use.
 type Table struct {
 	result  *Result
-	entries map[Key]Value
 	classes map[netip.Prefix]uint32
 }
 
-// NewTable indexes a result.
+// NewTable indexes a result. What that costs does not depend on how many entries there are.
 func NewTable(r *Result) *Table {
-	t := &Table{result: r, entries: map[Key]Value{}, classes: map[netip.Prefix]uint32{}}
-	for _, set := range r.Sets {
-		for _, e := range set.Entries {
-			t.entries[e.Key] = e.Value
-		}
-	}
+	t := &Table{result: r, classes: map[netip.Prefix]uint32{}}
 	for _, c := range r.Classes {
 		t.classes[c.Prefix] = c.Class
 	}
@@ -83,12 +78,17 @@ func (t *Table) Decide(endpoint string, d Direction, who Peer, protocol uint8, p
 	return out
 }
 
-// lookup finds the longest prefix.
-func (t *Table) lookup(set uint32, d Direction, who uint32, at portPrefix) (Value, bool) {
+// lookup finds the longest prefix. A set's entries are in the order of their keys.
+func (t *Table) lookup(number uint32, d Direction, who uint32, at portPrefix) (Value, bool) {
+	set := t.result.Sets[number]
+	if set == nil {
+		return Value{}, false
+	}
 	for ok := true; ok; at, ok = at.parent() {
-		v, there := t.entries[Key{Set: set, Direction: d, Peer: who, Protocol: at.protocol, Port: at.port, PortBits: at.bits}]
+		key := Key{Set: number, Direction: d, Peer: who, Protocol: at.protocol, Port: at.port, PortBits: at.bits}
+		i, there := slices.BinarySearchFunc(set.Entries, key, func(e Entry, k Key) int { return compareKeys(e.Key, k) })
 		if there {
-			return v, true
+			return set.Entries[i].Value, true
 		}
 	}
 	return Value{}, false

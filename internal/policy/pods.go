@@ -64,16 +64,3 @@ func (o *Objects) Add(other *Objects) []Problem {
 	maps.Copy(o.Namespaces, other.Namespaces)
 	return out
 }
-
-// PortOf is the number of a pod's named port.
-func (o *Objects) PortOf(pod, name string, protocol uint8) (uint16, bool) {
-	at := slices.IndexFunc(o.Pods, func(p Pod) bool { return p.Key() == pod })
-	if at < 0 {
-		return 0, false
-	}
-	numbers := o.Pods[at].numbers(port{protocol: protocol, name: name})
-	if len(numbers) == 0 {
-		return 0, false
-	}
-	return numbers[0], true
-}

@@ -3,9 +3,9 @@ package policy
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 
 	"weft.dev/weft/api/v1alpha1"
 )
@@ -18,59 +18,42 @@ type LabelFilter interface {
 
 // Simulation is what policies would do to pods, all of which are taken to be local.
 type Simulation struct {
-	Result *Result
-	table  *Table
-	input  Input
+	*View
 	// hosts are the pods of host networks, by key.
 	hosts map[string]Pod
 }
 
 // Simulate compiles objects as agents would.
 func Simulate(o *Objects, filter LabelFilter) *Simulation {
-	s := &Simulation{input: Input{Policies: o.Policies, Namespaces: o.Namespaces}, hosts: map[string]Pod{}}
-	numbers := map[string]uint32{}
+	hosts, numbers, called := map[string]Pod{}, map[string]uint32{}, map[uint32]string{}
+	in := Input{Policies: o.Policies, Namespaces: o.Namespaces}
 	for _, p := range o.Pods {
 		if p.HostNetwork {
-			s.hosts[p.Key()] = p
+			hosts[p.Key()] = p
 			continue
 		}
 		part := filter.Of(p.Labels)
-		who := fmt.Sprintf("%s/%s %v", p.Namespace, p.ServiceAccount, part)
+		who := IdentityName(p.Namespace, p.ServiceAccount, part)
 		if numbers[who] == 0 {
 			numbers[who] = v1alpha1.MinIdentity + uint32(len(numbers))
-			s.input.Identities = append(s.input.Identities, Identity{numbers[who], p.Namespace, part})
+			called[numbers[who]] = who
+			in.Identities = append(in.Identities, Identity{numbers[who], p.Namespace, part})
 		}
 		e := p.Endpoint
 		e.Identity, e.Local = numbers[who], true
-		s.input.Endpoints = append(s.input.Endpoints, e)
+		in.Endpoints = append(in.Endpoints, e)
 	}
-	s.Result = NewCompiler(Options{Relevant: filter.Relevant}).Compile(s.input)
-	s.table = NewTable(s.Result)
-	return s
-}
-
-// PodPolicies is a pod and the policies about it, by kind and name. nil: none, which allows all.
-type PodPolicies struct {
-	Pod     string   `json:"pod"`
-	Ingress []string `json:"ingress,omitempty"`
-	Egress  []string `json:"egress,omitempty"`
-	// HostNetwork pods are their node's: no policy is about them.
-	HostNetwork bool `json:"hostNetwork,omitempty"`
+	names := Names{
+		Identity: func(number uint32) string { return called[number] },
+		Pod:      func(key string) string { return key },
+	}
+	result := NewCompiler(Options{Relevant: filter.Relevant}).Compile(in)
+	return &Simulation{NewView(result, in, names), hosts}
 }
 
 // Pods are all pods, in the order of their keys.
 func (s *Simulation) Pods() []PodPolicies {
-	var out []PodPolicies
-	for key, sets := range s.Result.Endpoints {
-		p := PodPolicies{Pod: key}
-		if set := s.Result.Sets[sets[Ingress]]; set != nil {
-			p.Ingress = set.Policies
-		}
-		if set := s.Result.Sets[sets[Egress]]; set != nil {
-			p.Egress = set.Policies
-		}
-		out = append(out, p)
-	}
+	out := s.View.Pods()
 	for key := range s.hosts {
 		out = append(out, PodPolicies{Pod: key, HostNetwork: true})
 	}
@@ -78,42 +61,9 @@ func (s *Simulation) Pods() []PodPolicies {
 	return out
 }
 
-// Idle are the policies that are about no pod, by kind and name.
-func (s *Simulation) Idle() []string {
-	busy := map[string]bool{}
-	for _, set := range s.Result.Sets {
-		for _, name := range set.Policies {
-			busy[name] = true
-		}
-	}
-	out := map[string]bool{}
-	for _, p := range s.input.Policies {
-		if !busy[p.Object()] {
-			out[p.Object()] = true
-		}
-	}
-	return slices.Sorted(maps.Keys(out))
-}
-
-// Half is what policy says at one end of a packet's way.
-type Half struct {
-	Verdict Verdict `json:"verdict"`
-	// Rule is what decided, and Why says it in words.
-	Rule *Rule  `json:"rule,omitempty"`
-	Why  string `json:"why"`
-}
-
-// Answer is what policy says of a packet.
-type Answer struct {
-	Verdict Verdict `json:"verdict"`
-	// Egress is nil where the sender is no pod with policies of its own, Ingress likewise.
-	Egress  *Half `json:"egress,omitempty"`
-	Ingress *Half `json:"ingress,omitempty"`
-}
-
 // Ask says what policy says of a packet between two ends, each a pod's key or an address of
-// somebody outside the cluster. The port is 0 for protocols that have none.
-func (s *Simulation) Ask(from, to string, protocol uint8, port uint16) (Answer, error) {
+// somebody outside the cluster. The port is a number or the name of a port of to, "" for protocols that have none.
+func (s *Simulation) Ask(from, to string, protocol uint8, port string) (Answer, error) {
 	sender, errFrom := s.end(from, netip.Addr{})
 	receiver, errTo := s.end(to, sender.Address)
 	if errFrom != nil || errTo != nil {
@@ -121,77 +71,62 @@ func (s *Simulation) Ask(from, to string, protocol uint8, port uint16) (Answer, 
 	}
 	// Of several addresses of a pod the one counts that the other end can talk to.
 	sender, _ = s.end(from, receiver.Address)
-	a := Answer{Verdict: Allow}
-	if from == to {
-		return a, nil // a pod reaches itself: such packets leave its own stack for nobody's
+	number, err := PortOf(to, receiver.Ports, protocol, port)
+	if err != nil {
+		return Answer{}, err
 	}
-	a.Egress = s.half(from, Egress, receiver, protocol, port)
-	a.Ingress = s.half(to, Ingress, sender, protocol, port)
-	for _, h := range []*Half{a.Egress, a.Ingress} {
-		if h != nil && h.Verdict == Deny {
-			a.Verdict = Deny
-		}
+	return s.Explain(sender.End, receiver.End, protocol, number), nil
+}
+
+// PortOf is the number of a port of a pod that is given by number or name, 0 for "".
+func PortOf(pod string, own []ContainerPort, protocol uint8, text string) (uint16, error) {
+	if text == "" {
+		return 0, nil
 	}
-	return a, nil
+	if n, err := strconv.ParseUint(text, 10, 16); err == nil {
+		return uint16(n), nil
+	}
+	e := Endpoint{Ports: own}
+	if numbers := e.numbers(port{protocol: protocol, name: text}); len(numbers) > 0 {
+		return numbers[0], nil
+	}
+	return 0, fmt.Errorf("%s has no port %q of that protocol: give a number from 0 to 65535, or a name that the pod declares", pod, text)
+}
+
+// simulated is an end with the ports that have names there.
+type simulated struct {
+	End
+	Ports []ContainerPort
 }
 
 // end is who a name stands for. A pod answers with the address of the other's family, if it has one.
-func (s *Simulation) end(name string, other netip.Addr) (Peer, error) {
+func (s *Simulation) end(name string, other netip.Addr) (simulated, error) {
 	if a, err := netip.ParseAddr(name); err == nil {
 		at := slices.IndexFunc(s.input.Endpoints, func(e Endpoint) bool { return slices.Contains(e.Addresses, a) })
 		if at >= 0 {
-			return Peer{}, fmt.Errorf("%s is the address of pod %s: name the pod", a, s.input.Endpoints[at].Key())
+			return simulated{}, fmt.Errorf("%s is the address of pod %s: name the pod", a, s.input.Endpoints[at].Key())
 		}
-		return Peer{v1alpha1.IdentityWorld, a}, nil
+		return simulated{End: End{Peer: Peer{v1alpha1.IdentityWorld, a}}}, nil
 	}
 	if host, ok := s.hosts[name]; ok {
 		// Which node runs the pods is not known here, and a remote one has no more rights than this.
-		return Peer{v1alpha1.IdentityRemoteHost, fitting(host.Addresses, other)}, nil
+		return simulated{End{Peer: Peer{v1alpha1.IdentityRemoteHost, Fitting(host.Addresses, other)}}, host.Ports}, nil
 	}
 	at := slices.IndexFunc(s.input.Endpoints, func(e Endpoint) bool { return e.Key() == name })
 	if at < 0 {
-		return Peer{}, fmt.Errorf("no file has a pod %s: give NAMESPACE/NAME of a pod in the files, "+
+		return simulated{}, fmt.Errorf("no file has a pod %s: give NAMESPACE/NAME of a pod in the files, "+
 			"or an address outside the cluster", name)
 	}
 	e := s.input.Endpoints[at]
-	return Peer{e.Identity, fitting(e.Addresses, other)}, nil
+	return simulated{End{Peer{e.Identity, Fitting(e.Addresses, other)}, name}, e.Ports}, nil
 }
 
-func fitting(own []netip.Addr, other netip.Addr) netip.Addr {
+// Fitting is the first address of the other's family, or of any if the other has none.
+func Fitting(own []netip.Addr, other netip.Addr) netip.Addr {
 	for _, a := range own {
 		if !other.IsValid() || a.Is4() == other.Is4() {
 			return a
 		}
 	}
 	return netip.Addr{}
-}
-
-func (s *Simulation) half(key string, d Direction, other Peer, protocol uint8, port uint16) *Half {
-	sets, ok := s.Result.Endpoints[key]
-	if !ok {
-		return nil
-	}
-	if sets[d] == 0 {
-		return &Half{Verdict: Allow, Why: fmt.Sprintf("no policy is about %s of %s", d, key)}
-	}
-	got := s.table.Decide(key, d, other, protocol, port)
-	h := &Half{Verdict: got.Verdict}
-	if rule, known := s.Result.Rules[got.Rule]; known {
-		h.Rule, h.Why = &rule, rule.String()
-		return h
-	}
-	h.Why = fmt.Sprintf("no rule of %v allows it", s.Result.Sets[sets[d]].Policies)
-	return h
-}
-
-// String is kind, name and field, and where that is written.
-func (r Rule) String() string {
-	if r.Kind == "" {
-		return r.Field
-	}
-	text := fmt.Sprintf("%s %s, %s", r.Kind, r.Name, r.Field)
-	if r.File != "" {
-		text += fmt.Sprintf(" (%s:%d)", r.File, r.Line)
-	}
-	return text
 }

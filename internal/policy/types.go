@@ -8,6 +8,7 @@ package policy
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 )
 
@@ -48,6 +49,19 @@ func (v Verdict) String() string {
 
 // MarshalText implements encoding.TextMarshaler.
 func (v Verdict) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (v *Verdict) UnmarshalText(text []byte) error {
+	switch string(text) {
+	case Allow.String():
+		*v = Allow
+	case Deny.String():
+		*v = Deny
+	default:
+		return fmt.Errorf("verdict %q: want %s or %s", text, Allow, Deny)
+	}
+	return nil
+}
 
 // IANA's numbers of the protocols that have ports. AnyProtocol is every one, and ICMP too.
 const (

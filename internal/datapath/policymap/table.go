@@ -219,12 +219,12 @@ func (t *Table) ChangeIdentities(enter map[netip.Addr]uint32, remove []netip.Add
 }
 
 // SetClasses makes these, and no others, the classes of addresses: the longest range that an address
-// is in says its class. A set in force must know a class before an address has it, and until none has it
+// is in says its class, 0 that it has none although a range around it has. A set in force must know a class before an address has it, and until none has it
 // any more.
 func (t *Table) SetClasses(want map[netip.Prefix]uint32) (changed bool, err error) {
 	keys, values := map[bpf.RouteKey]bool{}, map[bpf.RouteKey]uint32{}
 	for prefix, class := range want {
-		if class <= MaxIdentity {
+		if class != 0 && class <= MaxIdentity {
 			return false, fmt.Errorf("class %d of %s: want more than %d", class, prefix, MaxIdentity)
 		}
 		key := bpf.RouteKeyOf(prefix)

@@ -24,6 +24,7 @@ func open(t *testing.T) *Table {
 	m := &bpf.Maps{}
 	for name, to := range map[string]**ebpf.Map{
 		"weft_policy": &m.Policy, "weft_addr_ids": &m.AddrIDs, "weft_classes": &m.Classes, "weft_ep_slot": &m.EpSlot,
+		"weft_ep_addr": &m.EpAddr, "weft_routes": &m.Routes,
 	} {
 		specs[name].MaxEntries = 8
 		if *to, err = ebpf.NewMap(specs[name]); err != nil {
@@ -190,5 +191,8 @@ func TestClasses(t *testing.T) {
 	}
 	if _, err := table.SetClasses(map[netip.Prefix]uint32{wide: MaxIdentity}); err == nil {
 		t.Error("an identity as a class: want an error")
+	}
+	if _, err := table.SetClasses(map[netip.Prefix]uint32{wide: first, narrow: 0}); err != nil || class("10.1.0.1") != 0 || class("10.2.0.1") != first {
+		t.Errorf("a range without a class in one that has one: %d in %d, %v", class("10.1.0.1"), class("10.2.0.1"), err)
 	}
 }

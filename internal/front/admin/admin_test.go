@@ -16,6 +16,7 @@ import (
 
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/flows"
+	"weft.dev/weft/internal/policy"
 )
 
 type fake struct {
@@ -53,6 +54,13 @@ func (f *fake) Trace(_ context.Context, r TraceRequest) (*TraceResult, error) {
 }
 func (f *fake) Encrypt(context.Context) (*Encryption, error) {
 	return &Encryption{Mode: "strict", Peers: []EncryptPeer{{Node: "b", State: "up"}}}, nil
+}
+func (f *fake) Policies(context.Context) (*Policies, error) { return &Policies{Node: "a"}, nil }
+func (f *fake) Policy(_ context.Context, kind, key string) (*PolicyDetail, error) {
+	return &PolicyDetail{Node: kind + " " + key}, nil
+}
+func (f *fake) ExplainPolicy(_ context.Context, r PolicyRequest) (*PolicyExplanation, error) {
+	return &PolicyExplanation{From: r.From, Answer: policy.Answer{Verdict: policy.Allow}}, nil
 }
 func (f *fake) Sysdump(context.Context) (Sysdump, error) { return Sysdump{"x": []byte("1")}, nil }
 func (f *fake) Flows(ctx context.Context, query FlowQuery, send func(flows.Flow) error) error {
@@ -103,6 +111,8 @@ func TestRefusals(t *testing.T) {
 		{"refused by backend", "POST", "/v1/trace", `{"from":"nobody","to":"b"}`, 400, "no endpoint nobody"},
 		{"wrong method", "GET", "/v1/trace", "", 405, "takes POST, not GET"},
 		{"wrong method", "DELETE", "/v1/status", "", 405, "takes GET, not DELETE"},
+		{"no policy named", "GET", "/v1/policies/get", "", 400, "parameter name is missing"},
+		{"no protocol", "POST", "/v1/policies/explain", `{"from":"a","to":"b"}`, 400, `field \"protocol\" is missing`},
 		{"unknown path", "GET", "/v1/statsu", "", 404, "nothing at /v1/statsu"},
 		{"root", "GET", "/", "", 404, "nothing at /"},
 		{"unknown query", "GET", "/v1/flows?form=x", "", 400, `unknown query parameter \"form\"`},

@@ -152,6 +152,21 @@ func (c *Client) Trace(ctx context.Context, request TraceRequest) (*TraceResult,
 	return call[*TraceResult](ctx, c, http.MethodPost, "/v1/trace", nil, request)
 }
 
+// Policies asks for the policies that the node enforces.
+func (c *Client) Policies(ctx context.Context) (*Policies, error) {
+	return get[*Policies](ctx, c, "/v1/policies", nil)
+}
+
+// Policy asks for one of them, by NAMESPACE/NAME; kind may be empty if only one kind has that name.
+func (c *Client) Policy(ctx context.Context, kind, key string) (*PolicyDetail, error) {
+	return get[*PolicyDetail](ctx, c, "/v1/policies/get", url.Values{"kind": {kind}, "name": {key}})
+}
+
+// ExplainPolicy asks what the policies in force say of a packet.
+func (c *Client) ExplainPolicy(ctx context.Context, request PolicyRequest) (*PolicyExplanation, error) {
+	return call[*PolicyExplanation](ctx, c, http.MethodPost, "/v1/policies/explain", nil, request)
+}
+
 // ForgetNode has the agent forget what was lost of a node, by its name, or one lost range.
 func (c *Client) ForgetNode(ctx context.Context, what string) ([]NoNode, error) {
 	return call[[]NoNode](ctx, c, http.MethodPost, "/v1/nodes/forget", nil, ForgetRequest{What: what})

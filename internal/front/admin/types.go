@@ -241,6 +241,7 @@ type Backend interface {
 	// Encrypt says how packets to other nodes are sealed, and with which keys.
 	Encrypt(ctx context.Context) (*Encryption, error)
 	Sysdump(ctx context.Context) (Sysdump, error)
+	PolicyBackend
 }
 
 // StatusError is an error with an HTTP status of its own; other errors are 500.

@@ -1,0 +1,83 @@
+package policy
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"weft.dev/weft/api/v1alpha1"
+)
+
+// reserved are the identities that are no workload's, in words.
+var reserved = map[uint32]string{
+	v1alpha1.IdentityUnknown: "nobody that is known", v1alpha1.IdentityHost: "the pod's own node",
+	v1alpha1.IdentityRemoteHost: "another node", v1alpha1.IdentityWorld: "outside the cluster",
+}
+
+// IdentityName is how a workload identity is written: NAMESPACE/SERVICE-ACCOUNT, and the labels that tell it from
+// others.
+func IdentityName(namespace, serviceAccount string, labels map[string]string) string {
+	name := namespace + "/" + serviceAccount
+	for i, key := range slices.Sorted(maps.Keys(labels)) {
+		separator := ","
+		if i == 0 {
+			separator = " "
+		}
+		name += separator + key + "=" + labels[key]
+	}
+	return name
+}
+
+// IdentityText is an identity in words.
+func (v *View) IdentityText(number uint32) string {
+	if text, is := reserved[number]; is {
+		return text
+	}
+	if name := v.names.Identity(number); name != "" {
+		return name
+	}
+	return fmt.Sprintf("identity %d", number)
+}
+
+// peerText is who is at the other end, with the address where the identity alone does not say.
+func (v *View) peerText(p Peer) string {
+	text := v.IdentityText(p.Identity)
+	if p.Identity < v1alpha1.MinIdentity && p.Address.IsValid() {
+		return fmt.Sprintf("%s (%s)", p.Address, text)
+	}
+	return text
+}
+
+// protocolNames are those of the protocols that packets are asked for with.
+var protocolNames = map[uint8]string{1: "icmp", TCP: "tcp", UDP: "udp", 58: "icmpv6", SCTP: "sctp"}
+
+// HasPorts says whether a protocol has ports that policies know of.
+func HasPorts(protocol uint8) bool { return protocol == TCP || protocol == UDP || protocol == SCTP }
+
+// portsText is a prefix of ports in words.
+func portsText(p portPrefix) string {
+	if p.protocol == AnyProtocol {
+		return "any"
+	}
+	name := protocolNames[p.protocol]
+	if name == "" {
+		name = fmt.Sprintf("protocol %d", p.protocol)
+	}
+	switch {
+	case p.bits == 0 || !HasPorts(p.protocol):
+		return name
+	case p.bits == 16:
+		return fmt.Sprintf("%d/%s", p.port, name)
+	}
+	return fmt.Sprintf("%d-%d/%s", p.port, p.port|(1<<(16-p.bits)-1), name)
+}
+
+// covers says whether a prefix of ports has all of another in it.
+func covers(outer, inner portPrefix) bool {
+	for ok := true; ok; inner, ok = inner.parent() {
+		if inner == outer {
+			return true
+		}
+	}
+	return false
+}
