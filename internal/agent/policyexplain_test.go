@@ -94,7 +94,11 @@ func (m *mapped) AskPolicy(q datapath.PolicyQuestion) (datapath.PolicyAnswer, er
 	if known == 0 {
 		known, _ = m.IdentityAt(0, q.Peer)
 	}
-	said := view.Half(key, direction, policy.Peer{Identity: known, Address: q.Peer}, q.Protocol, q.Port)
+	here, peer := policy.End{Endpoint: key}, policy.End{Peer: policy.Peer{Identity: known, Address: q.Peer}}
+	said := view.Judge(here, peer, q.Protocol, q.Port).Egress
+	if direction == policy.Ingress {
+		said = view.Judge(peer, here, q.Protocol, q.Port).Ingress
+	}
 	sets, err := m.policies.numbers(key)
 	got := datapath.PolicyAnswer{
 		Set: sets[direction], Identity: known, Allow: said.Verdict == policy.Allow, Rule: said.Decision.Rule,

@@ -29,8 +29,8 @@ func (a *Agent) refusal(event datapath.FlowEvent) *flows.Refusal {
 		return nil
 	}
 	begun := []policy.Answer{
-		view.Explain(sender, receiver, event.Protocol, responderPort(event, event.Dst)),
-		view.Explain(receiver, sender, event.Protocol, responderPort(event, event.Src)),
+		view.Judge(sender, receiver, event.Protocol, responderPort(event, event.Dst)),
+		view.Judge(receiver, sender, event.Protocol, responderPort(event, event.Src)),
 	}
 	if isReply, sure := begins(event); sure && isReply {
 		begun = begun[1:]

@@ -48,14 +48,29 @@ type End struct {
 	Endpoint string
 }
 
-// Explain says what policy says of the first packet of a conversation. The port is 0 for protocols that have none.
+// Explain says what policy says of the first packet of a conversation, and what would have to change where that is
+// denied. The port is 0 for protocols that have none.
 func (v *View) Explain(from, to End, protocol uint8, port uint16) Answer {
+	a := v.Judge(from, to, protocol, port)
+	at := portPrefix{protocol, port, 16}
+	if a.Egress != nil && a.Egress.Verdict == Deny {
+		a.Egress.Remedy = v.remedy(a.Egress, to.Peer, at)
+	}
+	if a.Ingress != nil && a.Ingress.Verdict == Deny {
+		a.Ingress.Remedy = v.remedy(a.Ingress, from.Peer, at)
+	}
+	return a
+}
+
+// Judge is Explain without remedies, at a cost that does not depend on how many entries there are: for every packet
+// that is refused.
+func (v *View) Judge(from, to End, protocol uint8, port uint16) Answer {
 	a := Answer{Verdict: Allow}
 	if from.Endpoint != "" && from.Endpoint == to.Endpoint {
 		return a // a pod reaches itself: such packets leave its own stack for nobody's
 	}
-	a.Egress = v.Half(from.Endpoint, Egress, to.Peer, protocol, port)
-	a.Ingress = v.Half(to.Endpoint, Ingress, from.Peer, protocol, port)
+	a.Egress = v.half(from.Endpoint, Egress, to.Peer, protocol, port)
+	a.Ingress = v.half(to.Endpoint, Ingress, from.Peer, protocol, port)
 	for _, h := range []*Half{a.Egress, a.Ingress} {
 		if h != nil && h.Verdict == Deny {
 			a.Verdict = Deny
@@ -64,16 +79,12 @@ func (v *View) Explain(from, to End, protocol uint8, port uint16) Answer {
 	return a
 }
 
-// Half is what the policies of an endpoint say in one direction, nil for who is none here.
-func (v *View) Half(endpoint string, d Direction, other Peer, protocol uint8, port uint16) *Half {
+// half is what the policies of an endpoint say in one direction, nil for who is none here.
+func (v *View) half(endpoint string, d Direction, other Peer, protocol uint8, port uint16) *Half {
 	if endpoint == "" {
 		return nil
 	}
-	h := v.Said(endpoint, d, other, v.table.Decide(endpoint, d, other, protocol, port))
-	if h.Verdict == Deny {
-		h.Remedy = v.remedy(h, other, portPrefix{protocol, port, 16})
-	}
-	return h
+	return v.Said(endpoint, d, other, v.table.Decide(endpoint, d, other, protocol, port))
 }
 
 // Said puts names to what was decided about a packet of an endpoint, here or by the datapath.
