@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/internal/endpoint"
 	"weft.dev/weft/internal/identity"
 	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/ranges"
 	"weft.dev/weft/internal/store"
 )
 
@@ -31,7 +32,8 @@ type policyDatapath interface {
 // policies keeps the datapath's policy sets what the objects say. A set in the datapath never
 // changes: where one is to say something else, endpoints are given another in its place.
 type policies struct {
-	dp policyDatapath
+	dp     policyDatapath
+	ranges []netip.Prefix
 
 	mu       sync.Mutex
 	compiler *policy.Compiler
@@ -52,20 +54,29 @@ type installed struct {
 	number uint32
 }
 
+// policyOptions are what the configuration says of policies.
+func (a *Agent) policyOptions() policy.Options {
+	return policy.Options{
+		Relevant: a.labelFilter().Relevant, RootNamespace: a.cfg.Policy.Istio.RootNamespace, TrustDomain: a.cfg.Keys.TrustDomain,
+	}
+}
+
 // labelFilter says which labels tell workloads apart.
 func (a *Agent) labelFilter() identity.LabelFilter {
 	labels := a.cfg.Identity.Labels
 	return identity.LabelFilter{Include: labels.Include, Exclude: labels.Exclude}
 }
 
-func newPolicies(dp policyDatapath, labels identity.LabelFilter) (*policies, error) {
+// newPolicies compiles for a datapath. ranges are those of pods' addresses that no Node object names.
+func newPolicies(dp policyDatapath, opts policy.Options, ranges []netip.Prefix) (*policies, error) {
 	highest, err := dp.HighestClass()
 	if err != nil {
 		return nil, fmt.Errorf("classes of a previous run: %w", err)
 	}
+	opts.After = policy.Numbers{Class: highest}
 	return &policies{
-		dp: dp, sets: map[uint32]installed{}, given: map[uint16]policy.Sets{}, promised: map[uint16]policy.Sets{},
-		compiler: policy.NewCompiler(policy.Options{Relevant: labels.Relevant, After: policy.Numbers{Class: highest}}),
+		dp: dp, ranges: ranges, sets: map[uint32]installed{}, given: map[uint16]policy.Sets{}, promised: map[uint16]policy.Sets{},
+		compiler: policy.NewCompiler(opts),
 	}, nil
 }
 
@@ -130,7 +141,9 @@ func (p *policies) input(ix *index, own []endpoint.Info, node string) policy.Inp
 	if !ix.policed() && len(p.sets) == 0 {
 		return policy.Input{}
 	}
-	return policyInput(ix, own, node)
+	in := policyInput(ix, own, node)
+	in.Ranges = slices.Concat(p.ranges, ix.podRanges())
+	return in
 }
 
 // enter compiles, and has the datapath know identities, sets and classes. Classes come last: the sets that endpoints have
@@ -310,7 +323,7 @@ func datapathEntries(set *policy.Set) []datapath.PolicyEntry {
 
 // policies are those in force. Versions that contradict each other only deny.
 func (ix *index) policies() []*policy.Policy {
-	out := slices.Collect(maps.Values(ix.snapshot.NetworkPolicies))
+	out := slices.AppendSeq(slices.Collect(maps.Values(ix.snapshot.NetworkPolicies)), maps.Values(ix.snapshot.AuthorizationPolicies))
 	for _, o := range ix.snapshot.Unused {
 		if p, is := o.(*policy.Policy); is {
 			out = append(out, p.Closed())
@@ -322,7 +335,7 @@ func (ix *index) policies() []*policy.Policy {
 // policed says whether policies has any.
 func (ix *index) policed() bool {
 	isPolicy := func(o v1alpha1.Object) bool { _, is := o.(*policy.Policy); return is }
-	return len(ix.snapshot.NetworkPolicies) > 0 || slices.ContainsFunc(ix.snapshot.Unused, isPolicy)
+	return len(ix.snapshot.NetworkPolicies)+len(ix.snapshot.AuthorizationPolicies) > 0 || slices.ContainsFunc(ix.snapshot.Unused, isPolicy)
 }
 
 // policyKey tells an endpoint of this node from every other.
@@ -336,7 +349,9 @@ func policyInput(ix *index, own []endpoint.Info, node string) policy.Input {
 		in.Namespaces[name] = n.Metadata.Labels
 	}
 	for _, i := range ix.snapshot.Identities {
-		in.Identities = append(in.Identities, policy.Identity{Number: i.Number(), Namespace: i.Spec.Namespace(), Labels: i.Spec.Labels})
+		id := policy.Identity{Number: i.Number(), Labels: i.Spec.Labels}
+		id.TrustDomain, id.Namespace, id.ServiceAccount = i.Spec.Workload()
+		in.Identities = append(in.Identities, id)
 	}
 	for _, info := range own {
 		in.Endpoints = append(in.Endpoints, policy.Endpoint{
@@ -353,6 +368,23 @@ func policyInput(ix *index, own []endpoint.Info, node string) policy.Input {
 		}
 	}
 	return in
+}
+
+// podRanges are the ranges in which an address without an endpoint may be a pod's nevertheless.
+func (ix *index) podRanges() []netip.Prefix {
+	var out []netip.Prefix
+	for _, n := range ix.snapshot.Nodes {
+		out = append(out, n.Spec.PodCIDRs...)
+	}
+	if ix.view == nil {
+		return out
+	}
+	for _, e := range ix.view.Lost {
+		if e.Kind != ranges.Address {
+			out = append(out, e.Prefix)
+		}
+	}
+	return slices.Concat(append(slices.Collect(maps.Values(ix.view.Published)), out)...)
 }
 
 // remoteIdentities are those of other nodes' endpoints by address. An address that several claim is
@@ -374,13 +406,11 @@ func remoteIdentities(in policy.Input) map[netip.Addr]uint32 {
 }
 
 // policyKinds are those that policies depend on.
-var policyKinds = []string{
-	policy.KindNetworkPolicy, v1alpha1.KindNamespace, v1alpha1.KindPod, v1alpha1.KindEndpoint, v1alpha1.KindIdentity,
-}
+var policyKinds = append(policy.Kinds(), v1alpha1.KindNode, v1alpha1.KindNamespace, v1alpha1.KindPod, v1alpha1.KindEndpoint, v1alpha1.KindIdentity)
 
 // policing says whether there is anything for policies to do about a change.
 func policing(d store.Delta, now *index) bool {
-	return d.About(policy.KindNetworkPolicy) || now.policed() && d.About(policyKinds...)
+	return d.About(policy.Kinds()...) || now.policed() && d.About(policyKinds...)
 }
 
 // endpointPolicies are the policies of a node's endpoints as their manager needs them.

@@ -25,7 +25,7 @@ func many(policies, pods int) Input {
 	for i := range pods {
 		ns, set := fmt.Sprint("ns-", i%namespaces), map[string]string{"app": fmt.Sprint(i / namespaces % apps), "pod": fmt.Sprint(i)}
 		number := v1alpha1.MinIdentity + uint32(i)
-		in.Identities = append(in.Identities, Identity{number, ns, set})
+		in.Identities = append(in.Identities, Identity{Number: number, Namespace: ns, Labels: set})
 		in.Endpoints = append(in.Endpoints, Endpoint{
 			Namespace: ns, Name: fmt.Sprint("pod-", i), Labels: set, Identity: number, Local: true,
 			Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})}, Ports: []ContainerPort{{"http", TCP, 8080}},

@@ -25,8 +25,15 @@ type Simulation struct {
 	hosts map[string]Pod
 }
 
+// Names are what a cluster calls its own, for Istio's policies.
+type Names struct {
+	TrustDomain string
+	// RootNamespace is the one whose AuthorizationPolicies are about all namespaces.
+	RootNamespace string
+}
+
 // Simulate compiles objects as agents would.
-func Simulate(o *Objects, filter LabelFilter) *Simulation {
+func Simulate(o *Objects, filter LabelFilter, names Names) *Simulation {
 	s := &Simulation{input: Input{Policies: o.Policies, Namespaces: o.Namespaces}, hosts: map[string]Pod{}}
 	numbers := map[string]uint32{}
 	for _, p := range o.Pods {
@@ -38,13 +45,17 @@ func Simulate(o *Objects, filter LabelFilter) *Simulation {
 		who := fmt.Sprintf("%s/%s %v", p.Namespace, p.ServiceAccount, part)
 		if numbers[who] == 0 {
 			numbers[who] = v1alpha1.MinIdentity + uint32(len(numbers))
-			s.input.Identities = append(s.input.Identities, Identity{numbers[who], p.Namespace, part})
+			s.input.Identities = append(s.input.Identities, Identity{
+				Number: numbers[who], TrustDomain: names.TrustDomain, Namespace: p.Namespace, ServiceAccount: p.ServiceAccount, Labels: part,
+			})
 		}
 		e := p.Endpoint
 		e.Identity, e.Local = numbers[who], true
 		s.input.Endpoints = append(s.input.Endpoints, e)
 	}
-	s.Result = NewCompiler(Options{Relevant: filter.Relevant}).Compile(s.input)
+	s.Result = NewCompiler(Options{
+		Relevant: filter.Relevant, RootNamespace: names.RootNamespace, TrustDomain: names.TrustDomain,
+	}).Compile(s.input)
 	s.table = NewTable(s.Result)
 	return s
 }

@@ -2,14 +2,18 @@
 // evaluates those entries as the datapath does. It does no I/O: what is compiled from the same
 // objects is the same on every node.
 //
-// One kind is read today, Kubernetes' NetworkPolicy v1 (networkpolicy.go). Each kind becomes the
-// same rules, which say who, which ports, verdict and precedence; compiling knows nothing else.
+// Kubernetes' NetworkPolicy v1 (networkpolicy.go) becomes rules that say who, which ports, verdict and precedence, and
+// these become entries one by one. Where Istio's AuthorizationPolicy (authorization.go) has a say besides, the verdicts are
+// found first, and entries made of those (conjunction.go).
 package policy
 
 import (
 	"cmp"
 	"net/netip"
 )
+
+// Kinds are the kinds of policies that are read.
+func Kinds() []string { return []string{KindNetworkPolicy, KindAuthorizationPolicy} }
 
 // Direction is that of a packet, seen from the endpoint whose policy it is.
 type Direction uint8
@@ -152,7 +156,9 @@ func (e *Endpoint) Key() string { return e.Namespace + "/" + e.Name }
 
 // Identity is what a number stands for, with the labels that tell it from others.
 type Identity struct {
-	Number    uint32
-	Namespace string
-	Labels    map[string]string
+	Number         uint32
+	TrustDomain    string
+	Namespace      string
+	ServiceAccount string
+	Labels         map[string]string
 }

@@ -1,0 +1,292 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// conjunction is a set in which AuthorizationPolicies have a say: what begins must be allowed by the NetworkPolicies, if
+// there are any about the endpoint, by none of the rules that deny, and by one of those that allow, if there are such
+// policies.
+//
+// No entries of the three look-ups can be made of such rules one by one: the look-ups only know "the best of what the
+// peer's identity, its address and anybody has", which is an "or" with exceptions, and here one rule may ask for identity
+// and address, and all of several kinds must agree. So the verdict is found first, for each identity, each place among
+// addresses, and each range of ports; entries then only say it. What they say is exact where it is by one of identity or
+// address alone. Where it is by both, the identity is denied, and each of its known addresses has the verdict of the two
+// together. Whoever is not known yet is in none of the entries about identities, and what is said of addresses of pods is
+// what holds for whoever they may be: an ALLOW rule that may be about them is not, and a DENY rule is.
+type conjunction struct {
+	networks, denies, allows []term
+	// restricted and listed: there are NetworkPolicies, or AuthorizationPolicies that allow.
+	restricted, listed bool
+	// What is told where no single rule decides.
+	notRestricted, notListed, notDenied uint32
+	rules                               map[Rule]uint32
+
+	blocks []*block
+	pods   *block
+	places []place
+	ports  []portAtom
+	own    func(*condition, *place) truth
+	// base are the verdicts by address, for peers without an entry of their identity's.
+	base table
+	// peers are identities with entries of their own, addresses those of the ones that are told apart by both.
+	peers     []peerEntries
+	addresses []addressEntries
+}
+
+// table has a verdict for each place and port.
+type table [][]decided
+
+type decided struct {
+	verdict Verdict
+	rule    uint32
+}
+
+type peerEntries struct {
+	number uint32
+	ports  []decided
+}
+
+type addressEntries struct {
+	at    *block
+	ports []decided
+}
+
+// conjoin finds the verdicts of a draft.
+func (r *run) conjoin(d *draft) *conjunction {
+	c := &conjunction{rules: map[Rule]uint32{}, own: ownAddresses(d.sample)}
+	r.terms(d, c)
+	c.divide(r.index)
+	c.base = make(table, len(c.places))
+	nobody, unknown := c.judge(&peerAtom{}), c.judge(&peerAtom{unknown: true})
+	for i := range c.places {
+		c.base[i] = nobody[i]
+		if c.pods != nil && c.places[i].inside[c.pods.key] {
+			c.base[i] = unknown[i]
+		}
+	}
+	tables := map[string]table{}
+	for i := range r.index.identities {
+		who := &r.index.identities[i]
+		if who.Number == AnyPeer || who.Number >= ClassBase {
+			continue
+		}
+		atom := r.peerAtom(who)
+		key := c.signature(atom)
+		if tables[key] == nil {
+			tables[key] = c.judge(atom)
+		}
+		r.peer(c, who.Number, tables[key])
+	}
+	for _, a := range c.addresses {
+		c.blocks = append(c.blocks, a.at)
+	}
+	return c
+}
+
+// terms takes the rules of a draft's policies.
+func (r *run) terms(d *draft, c *conjunction) {
+	var networks, denying, allowing []string
+	for _, p := range d.policies {
+		switch {
+		case p.authorization == nil:
+			networks, c.restricted = append(networks, p.Object()), true
+			for i := range p.rules[d.direction] {
+				if !r.mute[p] {
+					c.networks = append(c.networks, r.termOf(&p.rules[d.direction][i], d.sample))
+				}
+			}
+		case p.authorization.deny:
+			denying, c.denies = append(denying, p.Object()), append(c.denies, p.authorization.rules...)
+		default:
+			allowing, c.listed = append(allowing, p.Object()), true
+			c.allows = append(c.allows, p.authorization.rules...)
+		}
+	}
+	for _, list := range [][]term{c.networks, c.denies, c.allows} {
+		for i := range list {
+			c.rules[list[i].at] = r.rule(list[i].at)
+		}
+	}
+	c.notRestricted = r.rule(Rule{Field: "no rule of " + strings.Join(networks, ", ") + " allows it"})
+	c.notListed = r.rule(Rule{Field: "no rule of " + strings.Join(allowing, ", ") + " allows it"})
+	c.notDenied = r.rule(Rule{Field: "no rule of " + strings.Join(denying, ", ") + " denies it"})
+}
+
+// termOf is a NetworkPolicy's rule of ingress as a term.
+func (r *run) termOf(one *rule, sample *Endpoint) term {
+	out := term{at: one.at}
+	if !one.anyPeer {
+		peers := []match{}
+		for _, p := range one.peers {
+			if p.block != nil {
+				peers = append(peers, match{{about: sourceIP, blocks: []*block{p.block}}})
+				continue
+			}
+			numbers := map[uint32]bool{}
+			for _, n := range r.index.selected(p) {
+				numbers[n] = true
+			}
+			peers = append(peers, match{{about: sourceNumber, numbers: numbers}})
+		}
+		out.clauses = append(out.clauses, peers)
+	}
+	if len(one.ports) == 0 {
+		return out
+	}
+	ports := condition{about: destinationPort}
+	for _, p := range one.ports {
+		if p.name == "" {
+			ports.ports = append(ports.ports, span{p.protocol, p.from, p.to})
+			continue
+		}
+		for _, n := range sample.numbers(p) {
+			ports.ports = append(ports.ports, span{p.protocol, n, n})
+		}
+	}
+	out.clauses = append(out.clauses, []match{{ports}})
+	return out
+}
+
+// all are the terms of every kind.
+func (c *conjunction) all(each func(*condition)) {
+	for _, list := range [][]term{c.networks, c.denies, c.allows} {
+		for i := range list {
+			list[i].conditions(each)
+		}
+	}
+}
+
+// signature is the same for peers of whom every condition says the same.
+func (c *conjunction) signature(p *peerAtom) string {
+	var s []byte
+	at := connection{peer: p}
+	c.all(func(o *condition) {
+		if o.about < sourceIP {
+			s = append(s, byte(o.any(at)))
+		}
+	})
+	return string(s)
+}
+
+// judge finds the verdicts for a peer.
+func (c *conjunction) judge(p *peerAtom) table {
+	out := make(table, len(c.places))
+	for i := range c.places {
+		for _, ports := range c.ports {
+			out[i] = append(out[i], c.verdict(connection{p, &c.places[i], ports, c.own}))
+		}
+	}
+	return out
+}
+
+func (c *conjunction) verdict(of connection) decided {
+	out := decided{Allow, c.notDenied}
+	for i := range c.denies {
+		if c.denies[i].holds(of) != no {
+			return decided{Deny, c.rules[c.denies[i].at]}
+		}
+	}
+	for _, part := range []struct {
+		there bool
+		terms []term
+		none  uint32
+	}{{c.restricted, c.networks, c.notRestricted}, {c.listed, c.allows, c.notListed}} {
+		if !part.there {
+			continue
+		}
+		at := slices.IndexFunc(part.terms, func(t term) bool { return t.holds(of) == yes })
+		if at < 0 {
+			return decided{Deny, part.none}
+		}
+		out.rule = c.rules[part.terms[at].at]
+	}
+	return out
+}
+
+// peer enters what is different about an identity.
+func (r *run) peer(c *conjunction, number uint32, own table) {
+	if slices.EqualFunc(own, c.base, sameVerdicts) {
+		return
+	}
+	ports := slices.Clone(own[0])
+	for _, there := range own[1:] {
+		for i := range ports {
+			if there[i].verdict == Deny && ports[i].verdict == Allow {
+				ports[i] = there[i]
+			}
+		}
+	}
+	c.peers = append(c.peers, peerEntries{number, ports})
+	for _, e := range r.index.byIdentity[number] {
+		for _, a := range e.Addresses {
+			if at := c.placeOf(a); !sameVerdicts(own[at], ports) && !r.index.shared(a) {
+				c.addresses = append(c.addresses, addressEntries{single(a), own[at]})
+			}
+		}
+	}
+}
+
+func sameVerdicts(a, b []decided) bool {
+	return slices.EqualFunc(a, b, func(x, y decided) bool { return x.verdict == y.verdict })
+}
+
+// peerAtom is who has an identity.
+func (r *run) peerAtom(i *Identity) *peerAtom {
+	out := &peerAtom{number: i.Number, namespace: i.Namespace, serviceAccount: i.ServiceAccount, trustDomains: []string{i.TrustDomain}}
+	if i.TrustDomain == r.compiler.opts.TrustDomain {
+		out.trustDomains = append(out.trustDomains, ownTrustDomain)
+	}
+	return out
+}
+
+// ownTrustDomain stands for the cluster's own trust domain in Istio's policies, whatever that is called.
+const ownTrustDomain = "cluster.local"
+
+// families are all addresses.
+var families = [2]*block{newBlock(netip.MustParsePrefix("0.0.0.0/0")), newBlock(netip.MustParsePrefix("::/0"))}
+
+// ownAddresses says whether an endpoint's addresses, of the family that a peer at some place has, are those of a
+// condition. Of some in and some out nobody knows which one is meant.
+func ownAddresses(e *Endpoint) func(*condition, *place) truth {
+	return func(o *condition, at *place) truth {
+		in, out := 0, 0
+		for _, a := range e.Addresses {
+			if a.Is4() != at.inside[families[0].key] {
+				continue
+			}
+			if slices.ContainsFunc(o.blocks, func(b *block) bool { return b.contains(a) }) {
+				in++
+			} else {
+				out++
+			}
+		}
+		switch {
+		case in > 0 && out == 0:
+			return yes
+		case in == 0 && out > 0:
+			return no
+		}
+		return maybe
+	}
+}
+
+// ownSignature is the same for endpoints of which all conditions on destination.ip say the same.
+func (p *Policy) ownSignature(e *Endpoint) string {
+	var s strings.Builder
+	own := ownAddresses(e)
+	for i := range p.authorization.rules {
+		p.authorization.rules[i].conditions(func(o *condition) {
+			if o.about == destinationIP {
+				for _, f := range families {
+					fmt.Fprintf(&s, " %d", own(o, &place{map[string]bool{f.key: true}}))
+				}
+			}
+		})
+	}
+	return s.String()
+}
