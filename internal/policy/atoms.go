@@ -230,11 +230,8 @@ func (ix *index) shared(a netip.Addr) bool {
 	return ix.claims[a] == AnyPeer
 }
 
-// newUnion is the addresses of several prefixes.
+// newUnion is the addresses of several prefixes, which are in order.
 func newUnion(prefixes []netip.Prefix) *block {
-	prefixes = slices.Clone(prefixes)
-	slices.SortFunc(prefixes, comparePrefixes)
-	prefixes = slices.Compact(prefixes)
 	texts := make([]string, len(prefixes))
 	for i, p := range prefixes {
 		texts[i] = p.String()

@@ -84,6 +84,8 @@ type Compiler struct {
 	before   *index
 	shares   map[shareKey]*share
 	finished map[uint32]*finished
+	// conjunctions are those of the run before, by their sets.
+	conjunctions map[uint32]*conjunction
 }
 
 // NewCompiler is a compiler that has compiled nothing yet.
@@ -99,10 +101,11 @@ func NewCompiler(opts Options) *Compiler {
 func (c *Compiler) Compile(in Input) *Result {
 	r := &run{
 		compiler: c, index: newIndex(in), blocks: blocks{index: map[string]int{}}, drafts: map[string]*draft{},
-		shares: map[shareKey]*share{}, finished: map[uint32]*finished{},
+		shares: map[shareKey]*share{}, finished: map[uint32]*finished{}, conjunctions: map[uint32]*conjunction{},
 		result: &Result{Sets: map[uint32]*Set{}, Endpoints: map[string]Sets{}, Rules: map[uint32]Rule{}},
 	}
 	r.sameIdentities, r.sameEndpoints = r.index.same(c.before)
+	r.sameRanges = c.before != nil && slices.Equal(r.index.ranges, c.before.ranges)
 	r.policies(in.Policies)
 	for _, e := range r.index.endpoints {
 		if e.Local {
@@ -118,7 +121,7 @@ func (c *Compiler) Compile(in Input) *Result {
 		r.finish(r.drafts[key])
 	}
 	r.forget()
-	c.before, c.shares, c.finished = r.index, r.shares, r.finished
+	c.before, c.shares, c.finished, c.conjunctions = r.index, r.shares, r.finished, r.conjunctions
 	return r.result
 }
 
@@ -147,9 +150,12 @@ type run struct {
 	drafts map[string]*draft
 	result *Result
 	// What the run before can be asked for, and what the next one can.
-	sameIdentities, sameEndpoints bool
-	shares                        map[shareKey]*share
-	finished                      map[uint32]*finished
+	sameIdentities, sameEndpoints, sameRanges bool
+
+	shares       map[shareKey]*share
+	finished     map[uint32]*finished
+	conjunctions map[uint32]*conjunction
+	atoms        []*peerAtom // nil: not asked for yet
 }
 
 // policies sorts policies by namespace, and reports what is wrong with them.
@@ -285,6 +291,7 @@ func (r *run) signature(d Direction, policies []*Policy, e *Endpoint) string {
 func (r *run) gather(d *draft) {
 	if slices.ContainsFunc(d.policies, func(p *Policy) bool { return p.authorization != nil }) {
 		d.conjunction = r.conjoin(d)
+		r.conjunctions[d.number] = d.conjunction
 		for _, b := range d.conjunction.blocks {
 			r.blocks.add(b)
 		}

@@ -112,8 +112,9 @@ type peerAtom struct {
 	unknown bool
 	number  uint32
 	// trustDomains has the cluster's own a second time, under the name that stands for it in Istio's policies.
-	trustDomains              []string
-	namespace, serviceAccount string
+	trustDomains, principals []string
+	// account is NAMESPACE/SERVICE-ACCOUNT.
+	namespace, account string
 }
 
 // place is the addresses that are inside the same blocks.
@@ -187,11 +188,9 @@ func (p *peerAtom) is(about attribute, like pattern) bool {
 	case sourceNamespace:
 		return like.matches(p.namespace)
 	case sourceAccount:
-		return p.number != 0 && like.matches(p.namespace+"/"+p.serviceAccount)
+		return like.matches(p.account)
 	case sourceTrustDomain:
 		return slices.ContainsFunc(p.trustDomains, like.matches)
 	}
-	return slices.ContainsFunc(p.trustDomains, func(domain string) bool {
-		return like.matches(domain + "/ns/" + p.namespace + "/sa/" + p.serviceAccount)
-	})
+	return slices.ContainsFunc(p.principals, like.matches)
 }

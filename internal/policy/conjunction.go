@@ -56,8 +56,14 @@ type addressEntries struct {
 	ports []decided
 }
 
-// conjoin finds the verdicts of a draft.
+// conjoin finds the verdicts of a draft, or takes those of the run before, if nobody has come, gone or changed.
 func (r *run) conjoin(d *draft) *conjunction {
+	if known := r.compiler.conjunctions[d.number]; known != nil && r.sameIdentities && r.sameEndpoints && r.sameRanges {
+		for at := range known.rules {
+			r.rule(at)
+		}
+		return known
+	}
 	c := &conjunction{rules: map[Rule]uint32{}, own: ownAddresses(d.sample)}
 	r.terms(d, c)
 	c.divide(r.index)
@@ -69,18 +75,13 @@ func (r *run) conjoin(d *draft) *conjunction {
 			c.base[i] = unknown[i]
 		}
 	}
-	tables := map[string]table{}
-	for i := range r.index.identities {
-		who := &r.index.identities[i]
-		if who.Number == AnyPeer || who.Number >= ClassBase {
-			continue
+	kinds := map[string]*peerKind{}
+	for _, who := range r.peerAtoms() {
+		key := c.signature(who)
+		if kinds[key] == nil {
+			kinds[key] = c.kind(c.judge(who))
 		}
-		atom := r.peerAtom(who)
-		key := c.signature(atom)
-		if tables[key] == nil {
-			tables[key] = c.judge(atom)
-		}
-		r.peer(c, who.Number, tables[key])
+		r.peer(c, who.number, kinds[key])
 	}
 	for _, a := range c.addresses {
 		c.blocks = append(c.blocks, a.at)
@@ -107,14 +108,18 @@ func (r *run) terms(d *draft, c *conjunction) {
 			c.allows = append(c.allows, p.authorization.rules...)
 		}
 	}
+	number := func(at Rule) uint32 {
+		c.rules[at] = r.rule(at)
+		return c.rules[at]
+	}
 	for _, list := range [][]term{c.networks, c.denies, c.allows} {
 		for i := range list {
-			c.rules[list[i].at] = r.rule(list[i].at)
+			number(list[i].at)
 		}
 	}
-	c.notRestricted = r.rule(Rule{Field: "no rule of " + strings.Join(networks, ", ") + " allows it"})
-	c.notListed = r.rule(Rule{Field: "no rule of " + strings.Join(allowing, ", ") + " allows it"})
-	c.notDenied = r.rule(Rule{Field: "no rule of " + strings.Join(denying, ", ") + " denies it"})
+	c.notRestricted = number(Rule{Field: "no rule of " + strings.Join(networks, ", ") + " allows it"})
+	c.notListed = number(Rule{Field: "no rule of " + strings.Join(allowing, ", ") + " allows it"})
+	c.notDenied = number(Rule{Field: "no rule of " + strings.Join(denying, ", ") + " denies it"})
 }
 
 // termOf is a NetworkPolicy's rule of ingress as a term.
@@ -208,24 +213,42 @@ func (c *conjunction) verdict(of connection) decided {
 	return out
 }
 
-// peer enters what is different about an identity.
-func (r *run) peer(c *conjunction, number uint32, own table) {
-	if slices.EqualFunc(own, c.base, sameVerdicts) {
-		return
-	}
-	ports := slices.Clone(own[0])
+// peerKind is peers of whom every condition says the same.
+type peerKind struct {
+	own table
+	// usual: their verdicts are those of their addresses.
+	usual bool
+	// ports are what their identities have: where it goes by address too, nothing is allowed. everywhere: it does not.
+	ports      []decided
+	everywhere bool
+}
+
+func (c *conjunction) kind(own table) *peerKind {
+	out := &peerKind{own: own, usual: slices.EqualFunc(own, c.base, sameVerdicts), everywhere: true, ports: slices.Clone(own[0])}
 	for _, there := range own[1:] {
-		for i := range ports {
-			if there[i].verdict == Deny && ports[i].verdict == Allow {
-				ports[i] = there[i]
+		out.everywhere = out.everywhere && sameVerdicts(there, own[0])
+		for i := range out.ports {
+			if there[i].verdict == Deny && out.ports[i].verdict == Allow {
+				out.ports[i] = there[i]
 			}
 		}
 	}
-	c.peers = append(c.peers, peerEntries{number, ports})
+	return out
+}
+
+// peer enters what is different about an identity.
+func (r *run) peer(c *conjunction, number uint32, kind *peerKind) {
+	if kind.usual {
+		return
+	}
+	c.peers = append(c.peers, peerEntries{number, kind.ports})
+	if kind.everywhere {
+		return
+	}
 	for _, e := range r.index.byIdentity[number] {
 		for _, a := range e.Addresses {
-			if at := c.placeOf(a); !sameVerdicts(own[at], ports) && !r.index.shared(a) {
-				c.addresses = append(c.addresses, addressEntries{single(a), own[at]})
+			if at := c.placeOf(a); !sameVerdicts(kind.own[at], kind.ports) && !r.index.shared(a) {
+				c.addresses = append(c.addresses, addressEntries{single(a), kind.own[at]})
 			}
 		}
 	}
@@ -235,13 +258,26 @@ func sameVerdicts(a, b []decided) bool {
 	return slices.EqualFunc(a, b, func(x, y decided) bool { return x.verdict == y.verdict })
 }
 
-// peerAtom is who has an identity.
-func (r *run) peerAtom(i *Identity) *peerAtom {
-	out := &peerAtom{number: i.Number, namespace: i.Namespace, serviceAccount: i.ServiceAccount, trustDomains: []string{i.TrustDomain}}
-	if i.TrustDomain == r.compiler.opts.TrustDomain {
-		out.trustDomains = append(out.trustDomains, ownTrustDomain)
+// peerAtoms are those who have an identity.
+func (r *run) peerAtoms() []*peerAtom {
+	if r.atoms != nil {
+		return r.atoms
 	}
-	return out
+	r.atoms = []*peerAtom{}
+	for _, i := range r.index.identities {
+		if i.Number == AnyPeer || i.Number >= ClassBase {
+			continue
+		}
+		out := &peerAtom{number: i.Number, namespace: i.Namespace, account: i.Namespace + "/" + i.ServiceAccount, trustDomains: []string{i.TrustDomain}}
+		if i.TrustDomain == r.compiler.opts.TrustDomain {
+			out.trustDomains = append(out.trustDomains, ownTrustDomain)
+		}
+		for _, domain := range out.trustDomains {
+			out.principals = append(out.principals, domain+"/ns/"+i.Namespace+"/sa/"+i.ServiceAccount)
+		}
+		r.atoms = append(r.atoms, out)
+	}
+	return r.atoms
 }
 
 // ownTrustDomain stands for the cluster's own trust domain in Istio's policies, whatever that is called.

@@ -31,7 +31,7 @@ type index struct {
 func newIndex(in Input) *index {
 	ix := &index{
 		identities: slices.Clone(in.Identities), byIdentity: map[uint32][]*Endpoint{},
-		namespaces: map[string]labels.Set{}, found: map[string][]uint32{}, within: map[string][]Identity{}, ranges: in.Ranges,
+		namespaces: map[string]labels.Set{}, found: map[string][]uint32{}, within: map[string][]Identity{}, ranges: sortedRanges(in.Ranges),
 	}
 	slices.SortFunc(ix.identities, func(a, b Identity) int { return cmp.Compare(a.Number, b.Number) })
 	endpoints := slices.Clone(in.Endpoints) // kept for the next run, the caller's may change
@@ -51,6 +51,12 @@ func newIndex(in Input) *index {
 		ix.namespaces[name] = namespaceLabels(name, set)
 	}
 	return ix
+}
+
+func sortedRanges(list []netip.Prefix) []netip.Prefix {
+	list = slices.Clone(list)
+	slices.SortFunc(list, comparePrefixes)
+	return slices.Compact(list)
 }
 
 func namespaceLabels(name string, set map[string]string) labels.Set {
