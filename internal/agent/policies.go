@@ -323,7 +323,10 @@ func datapathEntries(set *policy.Set) []datapath.PolicyEntry {
 
 // policies are those in force. Versions that contradict each other only deny.
 func (ix *index) policies() []*policy.Policy {
-	out := slices.AppendSeq(slices.Collect(maps.Values(ix.snapshot.NetworkPolicies)), maps.Values(ix.snapshot.AuthorizationPolicies))
+	var out []*policy.Policy
+	for _, kind := range ix.policyMaps() {
+		out = slices.AppendSeq(out, maps.Values(kind))
+	}
 	for _, o := range ix.snapshot.Unused {
 		if p, is := o.(*policy.Policy); is {
 			out = append(out, p.Closed())
@@ -332,10 +335,16 @@ func (ix *index) policies() []*policy.Policy {
 	return out
 }
 
+// policyMaps are the policies of each kind.
+func (ix *index) policyMaps() []map[string]*policy.Policy {
+	return []map[string]*policy.Policy{ix.snapshot.NetworkPolicies, ix.snapshot.ClusterNetworkPolicies, ix.snapshot.AuthorizationPolicies}
+}
+
 // policed says whether policies has any.
 func (ix *index) policed() bool {
 	isPolicy := func(o v1alpha1.Object) bool { _, is := o.(*policy.Policy); return is }
-	return len(ix.snapshot.NetworkPolicies)+len(ix.snapshot.AuthorizationPolicies) > 0 || slices.ContainsFunc(ix.snapshot.Unused, isPolicy)
+	any := func(kind map[string]*policy.Policy) bool { return len(kind) > 0 }
+	return slices.ContainsFunc(ix.policyMaps(), any) || slices.ContainsFunc(ix.snapshot.Unused, isPolicy)
 }
 
 // policyKey tells an endpoint of this node from every other.

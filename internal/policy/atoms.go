@@ -39,6 +39,11 @@ func (c *conjunction) byIdentity() (found bool) {
 			kind.terms[i].conditions(func(o *condition) { found = found || o.about < sourceNumber && o.not == kind.not })
 		}
 	}
+	for _, tier := range [][]tierRule{c.admin, c.baseline} {
+		for i := range tier {
+			tier[i].conditions(func(o *condition) { found = found || o.about == sourceNumber && tier[i].does != accept })
+		}
+	}
 	return found
 }
 
@@ -149,8 +154,11 @@ func (r *run) enter(d *draft) *finished {
 	for _, p := range d.policies {
 		set.Policies = append(set.Policies, p.Object())
 	}
-	node := r.node().parts[0]
-	values := map[uint32][]portValue{node.peer: {{portPrefix{}, node.value}}}
+	values := map[uint32][]portValue{}
+	if d.direction == Ingress {
+		node := r.node().parts[0]
+		values[node.peer] = []portValue{{portPrefix{}, node.value}}
+	}
 	anybody := make([]decided, len(c.ports))
 	if len(c.places[0].inside) == 0 {
 		anybody = c.base[0]

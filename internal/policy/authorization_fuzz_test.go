@@ -11,6 +11,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	netpol "sigs.k8s.io/network-policy-api/apis/v1beta1"
+
 	"weft.dev/weft/api/v1alpha1"
 )
 
@@ -20,7 +22,13 @@ type writtenAuthorization struct {
 	spec            *authorizationSpec
 }
 
-// FuzzAuthorization draws clusters with policies of both kinds, and compares what is compiled with evaluators of each kind,
+// writtenAll are policies as they are written, besides NetworkPolicies.
+type writtenAll struct {
+	authorizations []writtenAuthorization
+	clusters       []*netpol.ClusterNetworkPolicy
+}
+
+// FuzzAuthorization draws clusters with policies of all kinds, and compares what is compiled with evaluators of each kind,
 // packet by packet.
 func FuzzAuthorization(f *testing.F) {
 	for seed := range uint64(80) {
@@ -29,14 +37,19 @@ func FuzzAuthorization(f *testing.F) {
 	f.Fuzz(func(t *testing.T, a, b uint64) {
 		g := &generator{rand.New(rand.NewPCG(a, b))}
 		compiler, w := NewCompiler(istioOptions), g.cluster()
-		var list []writtenAuthorization
-		for i := range 1 + g.IntN(4) {
-			list = append(list, g.authorization(fmt.Sprint("a", i)))
+		var list writtenAll
+		for i := range g.IntN(4) {
+			list.authorizations = append(list.authorizations, g.authorization(fmt.Sprint("a", i)))
 		}
-		compareBoth(t, compiler, w, list)
+		for i := range g.IntN(4) {
+			list.clusters = append(list.clusters, g.clusterPolicy(fmt.Sprint("c", i)))
+		}
+		compareAll(t, compiler, w, list)
 		g.change(w)
-		list[0] = g.authorization("a0")
-		compareBoth(t, compiler, w, list)
+		if len(list.authorizations) > 0 {
+			list.authorizations[0] = g.authorization("a0")
+		}
+		compareAll(t, compiler, w, list)
 	})
 }
 
@@ -101,15 +114,19 @@ func accountOf(p *Endpoint) string {
 	return "two"
 }
 
-func compareBoth(t *testing.T, compiler *Compiler, w *reference, list []writtenAuthorization) {
+func compareAll(t *testing.T, compiler *Compiler, w *reference, list writtenAll) {
 	t.Helper()
 	in := w.input()
-	for _, a := range list {
-		p := readAuthorization(metav1.ObjectMeta{Namespace: a.namespace, Name: a.name}, a.spec, source{})
+	for _, a := range list.authorizations {
+		in.Policies = append(in.Policies, readAuthorization(metav1.ObjectMeta{Namespace: a.namespace, Name: a.name}, a.spec, source{}))
+	}
+	for _, c := range list.clusters {
+		in.Policies = append(in.Policies, readCluster(c.ObjectMeta, &c.Spec, source{}))
+	}
+	for _, p := range in.Policies {
 		if p.Broken() {
 			t.Fatalf("the generator made a policy with errors: %v", p.Problems)
 		}
-		in.Policies = append(in.Policies, p)
 	}
 	for i := range in.Identities {
 		id := &in.Identities[i]
@@ -128,7 +145,9 @@ func compareBoth(t *testing.T, compiler *Compiler, w *reference, list []writtenA
 				}
 				for _, port := range []uint16{0, 53, 80, 101, 8080} {
 					for _, protocol := range []uint8{TCP, UDP, 1} {
-						comparePacket(t, table, w, list, subject, own, other, protocol, port)
+						for _, d := range directions {
+							comparePacket(t, table, w, list, d, subject, own, other, protocol, port)
+						}
 					}
 				}
 			}
@@ -136,21 +155,21 @@ func compareBoth(t *testing.T, compiler *Compiler, w *reference, list []writtenA
 	}
 }
 
-func comparePacket(t *testing.T, table *Table, w *reference, list []writtenAuthorization, subject *Endpoint, own netip.Addr, other end, protocol uint8, port uint16) {
+func comparePacket(t *testing.T, table *Table, w *reference, list writtenAll, d Direction, subject *Endpoint, own netip.Addr, other end, protocol uint8, port uint16) {
 	t.Helper()
 	if protocol == 1 {
 		port = 0
 	}
 	inRange := strings.HasPrefix(other.address.String(), "10.1.") || strings.HasPrefix(other.address.String(), "fd00:1:")
-	want := w.allows(Ingress, subject, other, protocol, port)
-	if other.identity != v1alpha1.IdentityHost {
-		want = want && authorized(list, subject, own, other, protocol, port)
+	want := w.tiers(list.clusters, d, subject, other, protocol, port)
+	if d == Ingress {
+		want = other.identity == v1alpha1.IdentityHost || want && authorized(list.authorizations, subject, own, other, protocol, port)
 	}
-	got := table.Decide(subject.Key(), Ingress, Peer{other.identity, other.address}, protocol, port).Verdict == Allow
+	got := table.Decide(subject.Key(), d, Peer{other.identity, other.address}, protocol, port).Verdict == Allow
 	if got == want || !got && other.pod == nil && inRange {
 		return // who is unknown in the pods' ranges may be denied what somebody else is allowed
 	}
-	t.Errorf("%s at %v, other end %v (%d), protocol %d, port %d: compiled %v, the specifications allow: %v", subject.Key(), own, other.address, other.identity, protocol, port, got, want)
+	t.Fatalf("%v of %s at %v, other end %v (%d), protocol %d, port %d: compiled %v, the specifications allow: %v", d, subject.Key(), own, other.address, other.identity, protocol, port, got, want)
 }
 
 // authorized says what AuthorizationPolicies say of a packet, from what is written.

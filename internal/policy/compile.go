@@ -144,6 +144,7 @@ type run struct {
 	active map[string][]*Policy
 	// everywhere are those with the policies of the root namespace.
 	everywhere map[string][]*Policy
+	clusters   []*Policy
 	// mute are policies that are in error here and not by themselves.
 	mute   map[*Policy]bool
 	blocks blocks
@@ -166,7 +167,11 @@ func (r *run) policies(list []*Policy) {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(b.Kind, a.Kind), cmp.Compare(a.Name, b.Name), cmp.Compare(a.content, b.content))
 	})
 	for _, p := range list {
-		r.active[p.Namespace] = append(r.active[p.Namespace], p)
+		if p.cluster != nil {
+			r.clusters = append(r.clusters, p)
+		} else {
+			r.active[p.Namespace] = append(r.active[p.Namespace], p)
+		}
 		r.result.Problems = append(r.result.Problems, p.Problems...)
 		if found := r.irrelevant(p); len(found) > 0 {
 			r.mute[p] = true
@@ -182,6 +187,10 @@ func (r *run) irrelevant(p *Policy) []Problem {
 		return nil
 	}
 	var out []Problem
+	outcome := "allows nothing"
+	if p.cluster != nil {
+		outcome = "denies all"
+	}
 	for _, d := range directions {
 		for _, one := range p.rules[d] {
 			for _, who := range one.peers {
@@ -192,8 +201,8 @@ func (r *run) irrelevant(p *Policy) []Problem {
 					if !relevant(key) {
 						out = append(out, Problem{
 							File: one.at.File, Line: one.at.Line, Object: p.Object(), Field: one.at.Field,
-							Msg: fmt.Sprintf("selects peers by the label %s, which is not part of identities, so the policy allows "+
-								"nothing: select by another label", key),
+							Msg: fmt.Sprintf("selects peers by the label %s, which is not part of identities, so the policy %s: "+
+								"select by another label", key, outcome),
 						})
 					}
 				}
@@ -222,6 +231,11 @@ func (r *run) endpoint(e *Endpoint) {
 		var mine []*Policy
 		for _, p := range r.about(e.Namespace) {
 			if p.applies[d] && p.subject.Matches(labels.Set(e.Labels)) {
+				mine = append(mine, p)
+			}
+		}
+		for _, p := range r.clusters {
+			if p.applies[d] && p.subject.Matches(labels.Set(e.Labels)) && p.cluster.namespaces.Matches(r.index.namespace(e.Namespace)) {
 				mine = append(mine, p)
 			}
 		}
@@ -289,7 +303,7 @@ func (r *run) signature(d Direction, policies []*Policy, e *Endpoint) string {
 
 // gather finds whom the rules of a set are about.
 func (r *run) gather(d *draft) {
-	if slices.ContainsFunc(d.policies, func(p *Policy) bool { return p.authorization != nil }) {
+	if slices.ContainsFunc(d.policies, (*Policy).apart) {
 		d.conjunction = r.conjoin(d)
 		r.conjunctions[d.number] = d.conjunction
 		for _, b := range d.conjunction.blocks {

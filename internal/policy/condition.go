@@ -173,11 +173,12 @@ func (o *condition) any(c connection) truth {
 		return truthOf(slices.ContainsFunc(o.ports, func(s span) bool {
 			return c.port.protocol != 0 && (s.protocol == 0 || s.protocol == c.port.protocol) && s.from <= c.port.from && c.port.to <= s.to
 		}))
-	case sourceNumber:
-		return truthOf(o.numbers[c.peer.number])
 	}
 	if c.peer.unknown {
 		return maybe
+	}
+	if o.about == sourceNumber {
+		return truthOf(o.numbers[c.peer.number])
 	}
 	return truthOf(slices.ContainsFunc(o.texts, func(p pattern) bool { return c.peer.is(o.about, p) }))
 }

@@ -7,9 +7,10 @@ import (
 	"strings"
 )
 
-// conjunction is a set in which AuthorizationPolicies have a say: what begins must be allowed by the NetworkPolicies, if
-// there are any about the endpoint, by none of the rules that deny, and by one of those that allow, if there are such
-// policies.
+// conjunction is a set in which AuthorizationPolicies or ClusterNetworkPolicies have a say. What begins must be denied by no
+// rule of an AuthorizationPolicy that denies, and allowed by one of those that allow, if there are such policies about the
+// endpoint; and it must be allowed by Kubernetes' policies: of the tier Admin, then NetworkPolicies, then of the tier Baseline
+// the first that says anything decides.
 //
 // No entries of the three look-ups can be made of such rules one by one: the look-ups only know "the best of what the
 // peer's identity, its address and anybody has", which is an "or" with exceptions, and here one rule may ask for identity
@@ -20,6 +21,7 @@ import (
 // what holds for whoever they may be: an ALLOW rule that may be about them is not, and a DENY rule is.
 type conjunction struct {
 	networks, denies, allows []term
+	admin, baseline          []tierRule
 	// restricted and listed: there are NetworkPolicies, or AuthorizationPolicies that allow.
 	restricted, listed bool
 	// What is told where no single rule decides.
@@ -94,11 +96,13 @@ func (r *run) terms(d *draft, c *conjunction) {
 	var networks, denying, allowing []string
 	for _, p := range d.policies {
 		switch {
+		case p.cluster != nil:
+			denying = append(denying, p.Object())
 		case p.authorization == nil:
 			networks, c.restricted = append(networks, p.Object()), true
 			for i := range p.rules[d.direction] {
 				if !r.mute[p] {
-					c.networks = append(c.networks, r.termOf(&p.rules[d.direction][i], d.sample))
+					c.networks = append(c.networks, r.termOf(d, &p.rules[d.direction][i]))
 				}
 			}
 		case p.authorization.deny:
@@ -108,60 +112,29 @@ func (r *run) terms(d *draft, c *conjunction) {
 			c.allows = append(c.allows, p.authorization.rules...)
 		}
 	}
+	r.tiers(d, c)
 	number := func(at Rule) uint32 {
 		c.rules[at] = r.rule(at)
 		return c.rules[at]
 	}
-	for _, list := range [][]term{c.networks, c.denies, c.allows} {
-		for i := range list {
-			number(list[i].at)
-		}
-	}
+	c.each(func(t *term) { number(t.at) })
 	c.notRestricted = number(Rule{Field: "no rule of " + strings.Join(networks, ", ") + " allows it"})
 	c.notListed = number(Rule{Field: "no rule of " + strings.Join(allowing, ", ") + " allows it"})
 	c.notDenied = number(Rule{Field: "no rule of " + strings.Join(denying, ", ") + " denies it"})
 }
 
-// termOf is a NetworkPolicy's rule of ingress as a term.
-func (r *run) termOf(one *rule, sample *Endpoint) term {
-	out := term{at: one.at}
-	if !one.anyPeer {
-		peers := []match{}
-		for _, p := range one.peers {
-			if p.block != nil {
-				peers = append(peers, match{{about: sourceIP, blocks: []*block{p.block}}})
-				continue
-			}
-			numbers := map[uint32]bool{}
-			for _, n := range r.index.selected(p) {
-				numbers[n] = true
-			}
-			peers = append(peers, match{{about: sourceNumber, numbers: numbers}})
-		}
-		out.clauses = append(out.clauses, peers)
-	}
-	if len(one.ports) == 0 {
-		return out
-	}
-	ports := condition{about: destinationPort}
-	for _, p := range one.ports {
-		if p.name == "" {
-			ports.ports = append(ports.ports, span{p.protocol, p.from, p.to})
-			continue
-		}
-		for _, n := range sample.numbers(p) {
-			ports.ports = append(ports.ports, span{p.protocol, n, n})
-		}
-	}
-	out.clauses = append(out.clauses, []match{{ports}})
-	return out
-}
-
 // all are the terms of every kind.
-func (c *conjunction) all(each func(*condition)) {
+func (c *conjunction) all(each func(*condition)) { c.each(func(t *term) { t.conditions(each) }) }
+
+func (c *conjunction) each(one func(*term)) {
 	for _, list := range [][]term{c.networks, c.denies, c.allows} {
 		for i := range list {
-			list[i].conditions(each)
+			one(&list[i])
+		}
+	}
+	for _, list := range [][]tierRule{c.admin, c.baseline} {
+		for i := range list {
+			one(&list[i].term)
 		}
 	}
 }
@@ -190,27 +163,30 @@ func (c *conjunction) judge(p *peerAtom) table {
 }
 
 func (c *conjunction) verdict(of connection) decided {
-	out := decided{Allow, c.notDenied}
 	for i := range c.denies {
 		if c.denies[i].holds(of) != no {
 			return decided{Deny, c.rules[c.denies[i].at]}
 		}
 	}
-	for _, part := range []struct {
-		there bool
-		terms []term
-		none  uint32
-	}{{c.restricted, c.networks, c.notRestricted}, {c.listed, c.allows, c.notListed}} {
-		if !part.there {
-			continue
+	out := c.tier(c.admin, of, func() decided {
+		if c.restricted {
+			return c.allowed(c.networks, of, c.notRestricted)
 		}
-		at := slices.IndexFunc(part.terms, func(t term) bool { return t.holds(of) == yes })
-		if at < 0 {
-			return decided{Deny, part.none}
-		}
-		out.rule = c.rules[part.terms[at].at]
+		return c.tier(c.baseline, of, func() decided { return decided{Allow, c.notDenied} })
+	})
+	if c.listed && out.verdict == Allow {
+		return c.allowed(c.allows, of, c.notListed)
 	}
 	return out
+}
+
+// allowed says whether one of some terms holds.
+func (c *conjunction) allowed(terms []term, of connection, none uint32) decided {
+	at := slices.IndexFunc(terms, func(t term) bool { return t.holds(of) == yes })
+	if at < 0 {
+		return decided{Deny, none}
+	}
+	return decided{Allow, c.rules[terms[at].at]}
 }
 
 // peerKind is peers of whom every condition says the same.

@@ -79,13 +79,13 @@ func (d *decoding) document(doc *strictyaml.Doc) {
 		d.fail(doc, kind, "apiVersion", "is %q: want %s", version, versionNetwork)
 	case group == groupNetworking && strictyaml.Nearest(kind, []string{KindNetworkPolicy}) != "":
 		d.fail(doc, "", "kind", "is %q: did you mean %s?", kind, KindNetworkPolicy)
-	case slices.Contains(kindsApart, group):
-		d.fail(doc, kind, "kind", "%s of %s is not read, so nothing enforces this one: say it as a %s or an %s, or take it away",
-			kind, version, KindNetworkPolicy, KindAuthorizationPolicy)
-	case version == "v1" && strings.HasSuffix(kind, "List") || kind == KindNetworkPolicy+"List" || kind == KindAuthorizationPolicy+"List":
+	case version == "v1" && strings.HasSuffix(kind, "List") || slices.Contains(Kinds(), strings.TrimSuffix(kind, "List")):
 		for _, item := range doc.Items("items") {
 			d.document(item)
 		}
+	case slices.Contains(kindsApart, group):
+		d.fail(doc, kind, "kind", "%s of %s is not read, so nothing enforces this one: say it as one of %s, or take it away",
+			kind, version, strings.Join(Kinds(), ", "))
 	case version == "v1" && kind == "Pod":
 		d.pod(doc)
 	case version == "v1" && kind == "Namespace":
@@ -107,6 +107,7 @@ type manifest[Spec any] struct {
 
 func decodable(version, kind string) bool {
 	return kind == KindNetworkPolicy && version == versionNetwork ||
+		kind == KindClusterNetworkPolicy && (version == versionCluster || version == versionClusterOlder) ||
 		kind == KindAuthorizationPolicy && (version == versionIstio || version == versionIstioOlder)
 }
 
@@ -120,6 +121,8 @@ func decodePolicy(doc *strictyaml.Doc) *Policy {
 		var m manifest[authorizationSpec]
 		from := decodeInto(doc, &m)
 		return readAuthorization(m.Metadata, &m.Spec, from)
+	case kind == KindClusterNetworkPolicy:
+		return decodeCluster(doc)
 	}
 	var m manifest[networkingv1.NetworkPolicySpec]
 	from := decodeInto(doc, &m)

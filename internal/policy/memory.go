@@ -3,13 +3,13 @@ package policy
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	netpol "sigs.k8s.io/network-policy-api/apis/v1beta1"
 )
 
 // remembered is a policy that outlives the process that read it.
@@ -76,32 +76,30 @@ func (p *Policy) remembered() (remembered, error) {
 // recall reads a policy again. One that cannot be read denies.
 func (r remembered) recall() (p *Policy) {
 	meta, from := metav1.ObjectMeta{Namespace: r.Namespace, Name: r.Name, Annotations: r.Annotations}, source{file: r.File}
-	failed := errors.New("is missing")
-	if r.Kind == KindAuthorizationPolicy {
-		var spec *authorizationSpec
-		if len(r.Spec) > 0 {
-			failed = json.Unmarshal(r.Spec, &spec)
-		}
-		r.Closed = r.Closed || failed != nil || spec == nil
-		if spec == nil {
-			spec = &authorizationSpec{}
-		}
-		p = readAuthorization(meta, spec, from)
-	} else {
-		var spec *networkingv1.NetworkPolicySpec
-		if len(r.Spec) > 0 {
-			failed = json.Unmarshal(r.Spec, &spec)
-		}
-		r.Closed = r.Closed || failed != nil || spec == nil
-		if spec == nil {
-			spec = &networkingv1.NetworkPolicySpec{}
-		}
-		p = read(&networkingv1.NetworkPolicy{ObjectMeta: meta, Spec: *spec}, from)
+	readable := false
+	switch r.Kind {
+	case KindAuthorizationPolicy:
+		var spec authorizationSpec
+		readable = r.into(&spec)
+		p = readAuthorization(meta, &spec, from)
+	case KindClusterNetworkPolicy:
+		var spec netpol.ClusterNetworkPolicySpec
+		readable = r.into(&spec)
+		p = readCluster(meta, &spec, from)
+	default:
+		var spec networkingv1.NetworkPolicySpec
+		readable = r.into(&spec)
+		p = read(&networkingv1.NetworkPolicy{ObjectMeta: meta, Spec: spec}, from)
 	}
-	if r.Closed && !p.Broken() {
+	if r.Closed && !p.Broken() || !readable {
 		p = p.Isolating()
 	}
 	return p
+}
+
+// into decodes a specification, if there is one.
+func (r remembered) into(spec any) bool {
+	return len(r.Spec) > 0 && string(r.Spec) != "null" && json.Unmarshal(r.Spec, spec) == nil
 }
 
 // Isolating is the policy as one that denies all to all pods of its namespace, an AuthorizationPolicy what they would let in: nobody knows any more what
@@ -109,9 +107,13 @@ func (r remembered) recall() (p *Policy) {
 func (p *Policy) Isolating() *Policy {
 	closed := p.Closed()
 	closed.subject = labels.Everything()
-	if closed.authorization != nil {
+	switch {
+	case closed.authorization != nil:
 		closed.deny()
 		return closed
+	case closed.cluster != nil:
+		closed.closeTo() // a copy, which is nobody else's
+		closed.cluster.namespaces = labels.Everything()
 	}
 	closed.applies = [2]bool{true, true}
 	return closed

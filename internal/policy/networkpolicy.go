@@ -22,6 +22,7 @@ type rule struct {
 	ports   []port
 	value   Value // its rule has no number yet
 	anyPeer bool
+	action  action
 }
 
 // peer is pods by selectors, or addresses.

@@ -9,10 +9,9 @@ import (
 
 // Type implements v1alpha1.Object.
 func (p *Policy) Type() *v1alpha1.TypeMeta {
-	version := versionNetwork
-	if p.Kind == KindAuthorizationPolicy {
-		version = versionIstio
-	}
+	version := map[string]string{
+		KindNetworkPolicy: versionNetwork, KindAuthorizationPolicy: versionIstio, KindClusterNetworkPolicy: versionCluster,
+	}[p.Kind]
 	return &v1alpha1.TypeMeta{APIVersion: version, Kind: p.Kind}
 }
 
@@ -76,6 +75,9 @@ func (p *Policy) Closed() *Policy {
 	closed.rules = [2][]rule{}
 	if closed.authorization != nil && closed.applies[Ingress] {
 		closed.deny()
+	}
+	if closed.cluster != nil {
+		closed.closeTo()
 	}
 	closed.content = "closed " + p.content
 	return &closed

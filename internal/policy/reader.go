@@ -16,7 +16,7 @@ import (
 // Policy is a policy as it was read: its rules, or what it denies because something is wrong with
 // it. It does not change any more.
 type Policy struct {
-	// Kind is KindNetworkPolicy or KindAuthorizationPolicy.
+	// Kind is one of Kinds. A ClusterNetworkPolicy has no namespace.
 	Kind            string
 	Namespace, Name string
 	// Problems are what is wrong with it. Unless all are warnings, it allows nothing, and isolates
@@ -34,14 +34,19 @@ type Policy struct {
 	spec any
 	// authorization is nil for other kinds.
 	authorization *authorization
+	// cluster is nil for other kinds.
+	cluster *cluster
 	// closed says that it only denies, for a reason that is not in Problems: see Closed.
 	closed bool
 	// labels and annotations are the object's own, and mean nothing here.
 	labels, annotations map[string]string
 }
 
-// Key is NAMESPACE/NAME.
-func (p *Policy) Key() string { return p.Namespace + "/" + p.Name }
+// Key is NAMESPACE/NAME, or NAME.
+func (p *Policy) Key() string { return p.Meta().Key() }
+
+// apart says whether sets with the policy are made from verdicts: see conjunction.
+func (p *Policy) apart() bool { return p.authorization != nil || p.cluster != nil }
 
 // Object is kind and name, for messages.
 func (p *Policy) Object() string { return p.Kind + " " + p.Key() }
@@ -86,8 +91,11 @@ func newReader(kind string, meta metav1.ObjectMeta, spec any, from source) *read
 		Kind: kind, Namespace: meta.Namespace, Name: meta.Name, Problems: from.problems, spec: spec,
 		labels: meta.Labels, annotations: meta.Annotations,
 	}
-	if p.Namespace == "" {
+	if p.Namespace == "" && kind != KindClusterNetworkPolicy {
 		p.Namespace = v1alpha1.DefaultNamespace
+	}
+	if kind == KindClusterNetworkPolicy {
+		p.Namespace = ""
 	}
 	r := &reader{source: from, policy: p}
 	p.file, p.line = from.file, r.lineOf("")
@@ -97,7 +105,7 @@ func newReader(kind string, meta metav1.ObjectMeta, spec any, from source) *read
 	if msg := v1alpha1.CheckName(p.Name); msg != "" {
 		r.fail("metadata.name", "%s", msg)
 	}
-	if msg := v1alpha1.CheckLabel(p.Namespace); msg != "" {
+	if msg := v1alpha1.CheckLabel(p.Namespace); msg != "" && kind != KindClusterNetworkPolicy {
 		r.fail("metadata.namespace", "%s", msg)
 	}
 	return r

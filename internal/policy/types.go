@@ -3,8 +3,8 @@
 // objects is the same on every node.
 //
 // Kubernetes' NetworkPolicy v1 (networkpolicy.go) becomes rules that say who, which ports, verdict and precedence, and
-// these become entries one by one. Where Istio's AuthorizationPolicy (authorization.go) has a say besides, the verdicts are
-// found first, and entries made of those (conjunction.go).
+// these become entries one by one. Where Istio's AuthorizationPolicy (authorization.go) or Kubernetes' ClusterNetworkPolicy
+// (clusterpolicy.go) has a say besides, the verdicts are found first, and entries made of those (conjunction.go).
 package policy
 
 import (
@@ -13,7 +13,9 @@ import (
 )
 
 // Kinds are the kinds of policies that are read.
-func Kinds() []string { return []string{KindNetworkPolicy, KindAuthorizationPolicy} }
+func Kinds() []string {
+	return []string{KindNetworkPolicy, KindClusterNetworkPolicy, KindAuthorizationPolicy}
+}
 
 // Direction is that of a packet, seen from the endpoint whose policy it is.
 type Direction uint8

@@ -78,7 +78,8 @@ type Snapshot struct {
 	Identities         map[string]*v1alpha1.Identity
 	EncryptionPolicies map[string]*v1alpha1.EncryptionPolicy
 	// NetworkPolicies and Namespaces are Kubernetes' own. A policy with mistakes is among them: it denies.
-	NetworkPolicies map[string]*policy.Policy
+	NetworkPolicies        map[string]*policy.Policy
+	ClusterNetworkPolicies map[string]*policy.Policy
 	// AuthorizationPolicies are Istio's, likewise.
 	AuthorizationPolicies map[string]*policy.Policy
 	Namespaces            map[string]*v1alpha1.Namespace
@@ -100,9 +101,10 @@ func NewSnapshot() *Snapshot {
 		Identities:         map[string]*v1alpha1.Identity{},
 		EncryptionPolicies: map[string]*v1alpha1.EncryptionPolicy{},
 
-		NetworkPolicies:       map[string]*policy.Policy{},
-		AuthorizationPolicies: map[string]*policy.Policy{},
-		Namespaces:            map[string]*v1alpha1.Namespace{},
+		NetworkPolicies:        map[string]*policy.Policy{},
+		ClusterNetworkPolicies: map[string]*policy.Policy{},
+		AuthorizationPolicies:  map[string]*policy.Policy{},
+		Namespaces:             map[string]*v1alpha1.Namespace{},
 	}
 }
 
@@ -188,6 +190,8 @@ func (s *Snapshot) room(kind string) room {
 		return roomOf[*v1alpha1.EncryptionPolicy]{&s.EncryptionPolicies}
 	case policy.KindNetworkPolicy:
 		return roomOf[*policy.Policy]{&s.NetworkPolicies}
+	case policy.KindClusterNetworkPolicy:
+		return roomOf[*policy.Policy]{&s.ClusterNetworkPolicies}
 	case policy.KindAuthorizationPolicy:
 		return roomOf[*policy.Policy]{&s.AuthorizationPolicies}
 	case v1alpha1.KindNamespace:

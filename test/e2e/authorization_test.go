@@ -37,7 +37,23 @@ spec:
 `
 )
 
-// TestAuthorizationPolicy enforces Istio's policies between pods of one node and of two, sealed and in cleartext.
+// forAll keeps db to itself and web, but for what others of shop begin.
+const forAll = `apiVersion: policy.networking.k8s.io/v1beta1
+kind: ClusterNetworkPolicy
+metadata: {name: db}
+spec:
+  tier: Admin
+  priority: 10
+  subject: {pods: {namespaceSelector: {}, podSelector: {matchLabels: {app: db}}}}
+  ingress:
+    - {action: Pass, from: [{namespaces: {matchLabels: {kubernetes.io/metadata.name: shop}}}]}
+    - {action: Deny, from: [{namespaces: {}}], protocols: [{tcp: {}}]}
+  egress:
+    - {action: Accept, to: [{pods: {namespaceSelector: {}, podSelector: {matchLabels: {app: web}}}}]}
+    - {action: Deny, to: [{networks: [10.77.0.0/16, "fd77::/16"]}]}
+`
+
+// TestAuthorizationPolicy enforces policies of other kinds than NetworkPolicy between pods of one node and of two, sealed and in cleartext.
 func TestAuthorizationPolicy(t *testing.T) {
 	for _, encryption := range []string{"strict", `"off"`} {
 		t.Run("encryption "+strings.Trim(encryption, `"`), func(t *testing.T) {
@@ -63,6 +79,7 @@ func TestAuthorizationPolicy(t *testing.T) {
 				{"about requests", map[string]string{"requests": aboutRequests}, []string{"client web", "other web", "db web"}},
 				{"beside a NetworkPolicy", map[string]string{"allow": strings.Replace(allowShop, "ns/shop", "ns/front", 1), "network": frontNamespace + "---\n" + allowFront + "---\n" + denyShop},
 					[]string{"client db", "other db", "web db", "db web"}},
+				{"a ClusterNetworkPolicy", map[string]string{"cluster": forAll}, []string{"client db", "other db", "db client", "db other"}},
 				{"with a mistake", map[string]string{"deny": strings.Replace(denyFront, "namespaces:", "namespace:", 1)}, []string{"client web", "other web", "db web"}},
 				{"dry run", map[string]string{"allow": strings.Replace(allowShop, "name: allow,", `name: allow, annotations: {istio.io/dry-run: "true"},`, 1)}, nil},
 			} {

@@ -1,7 +1,7 @@
 // A module of its own: what Istio needs is not the product's.
 module weft.dev/weft/test/istio
 
-go 1.26.0
+go 1.26.6
 
 replace weft.dev/weft => ../..
 
@@ -34,6 +34,7 @@ require (
 	k8s.io/kube-openapi v0.0.0-20260721132016-d427ff9ee9ad // indirect
 	k8s.io/utils v0.0.0-20260626114624-be93311217bd // indirect
 	sigs.k8s.io/json v0.0.0-20250730193827-2d320260d730 // indirect
+	sigs.k8s.io/network-policy-api v0.3.0 // indirect
 	sigs.k8s.io/randfill v1.0.0 // indirect
 	sigs.k8s.io/structured-merge-diff/v6 v6.4.2 // indirect
 )
