@@ -128,6 +128,11 @@ demo: deps
 	@$(MAKE) --no-print-directory build
 	@build/weft demo --out build/demo
 
+# What AuthorizationPolicies mean, beside what Istio makes of them: a module of its own.
+.PHONY: test-istio
+test-istio:
+	cd test/istio && $(GO) test -count=1 -v .
+
 # What NetworkPolicies mean, beside another implementation: a module of its own, which takes minutes to compile, once.
 .PHONY: test-cyclonus
 test-cyclonus:
@@ -163,7 +168,7 @@ test-model: fetch bpf
 # that fails does not keep the next from running.
 .PHONY: test-nightly test-long
 test-nightly:
-	@$(MAKE) --no-print-directory -k WEFT_SEED=all test-kernels test-kms test-cyclonus test-long test-model mutate
+	@$(MAKE) --no-print-directory -k WEFT_SEED=all test-kernels test-kms test-cyclonus test-istio test-long test-model mutate
 
 test-long: fetch bpf
 	WEFT_TEST_LONG=1 GOPROXY=off $(GO) test -race -count=1 -timeout 2h ./test/e2e -run TestRotationOverKMS

@@ -1,6 +1,6 @@
 module weft.dev/weft
 
-go 1.26.0
+go 1.26.6
 
 require (
 	cloud.google.com/go/auth v0.23.2
@@ -45,6 +45,7 @@ require (
 	google.golang.org/api v0.297.0
 	google.golang.org/grpc v1.83.2
 	google.golang.org/protobuf v1.36.12
+	sigs.k8s.io/network-policy-api v0.3.0
 )
 
 require (

@@ -54,16 +54,10 @@ func (s IdentitySpec) Key() string {
 	return key
 }
 
-// Namespace is the one in the SPIFFE ID, "" if that is none of a workload.
-func (s IdentitySpec) Namespace() string {
-	_, namespace, _, _ := splitWorkloadID(s.SPIFFEID)
-	return namespace
-}
-
-// ServiceAccount is the one in the SPIFFE ID, "" if that is none of a workload.
-func (s IdentitySpec) ServiceAccount() string {
-	_, _, account, _ := splitWorkloadID(s.SPIFFEID)
-	return account
+// Workload is what the SPIFFE ID is made of, "" if that is none of a workload.
+func (s IdentitySpec) Workload() (trustDomain, namespace, serviceAccount string) {
+	trustDomain, namespace, serviceAccount, _ = splitWorkloadID(s.SPIFFEID)
+	return trustDomain, namespace, serviceAccount
 }
 
 // Number is the identity's number, 0 when its name is none.

@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -285,7 +286,7 @@ func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links startu
 	running := &node{object: object, links: links, mtu: mtu, dp: dp}
 	door, err := a.openEndpoints(running)
 	if err == nil {
-		running.policies, err = newPolicies(dp, a.labelFilter())
+		running.policies, err = newPolicies(dp, a.policyOptions(), slices.Concat(a.cfg.ClusterCIDRs, a.cfg.IPAM.Ranges))
 	}
 	if err != nil {
 		dp.Close()

@@ -93,7 +93,8 @@ func wishes(c store.Change, was, now *index) bool {
 func (a *Agent) teaches(d store.Delta, was, now *index) bool {
 	for _, c := range d.Changes {
 		switch c.Kind {
-		case v1alpha1.KindIdentity, v1alpha1.KindEpoch, v1alpha1.KindEncryptionPolicy, policy.KindNetworkPolicy, v1alpha1.KindNamespace:
+		case v1alpha1.KindIdentity, v1alpha1.KindEpoch, v1alpha1.KindEncryptionPolicy, policy.KindNetworkPolicy,
+			policy.KindClusterNetworkPolicy, policy.KindAuthorizationPolicy, v1alpha1.KindNamespace:
 			continue
 		case v1alpha1.KindEndpoint:
 		default:

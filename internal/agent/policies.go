@@ -34,7 +34,8 @@ type policyDatapath interface {
 // policies keeps the datapath's policy sets what the objects say. A set in the datapath never
 // changes: where one is to say something else, endpoints are given another in its place.
 type policies struct {
-	dp policyDatapath
+	dp     policyDatapath
+	ranges []netip.Prefix
 
 	mu       sync.Mutex
 	compiler *policy.Compiler
@@ -57,20 +58,29 @@ type installed struct {
 	number uint32
 }
 
+// policyOptions are what the configuration says of policies.
+func (a *Agent) policyOptions() policy.Options {
+	return policy.Options{
+		Relevant: a.labelFilter().Relevant, RootNamespace: a.cfg.Policy.Istio.RootNamespace, TrustDomain: a.cfg.Keys.TrustDomain,
+	}
+}
+
 // labelFilter says which labels tell workloads apart.
 func (a *Agent) labelFilter() identity.LabelFilter {
 	labels := a.cfg.Identity.Labels
 	return identity.LabelFilter{Include: labels.Include, Exclude: labels.Exclude}
 }
 
-func newPolicies(dp policyDatapath, labels identity.LabelFilter) (*policies, error) {
+// newPolicies compiles for a datapath. ranges are those of pods' addresses that no Node object names.
+func newPolicies(dp policyDatapath, opts policy.Options, ranges []netip.Prefix) (*policies, error) {
 	highest, err := dp.HighestClass()
 	if err != nil {
 		return nil, fmt.Errorf("classes of a previous run: %w", err)
 	}
+	opts.After = policy.Numbers{Class: highest}
 	return &policies{
-		dp: dp, sets: map[uint32]installed{}, given: map[uint16]policy.Sets{}, promised: map[uint16]policy.Sets{},
-		compiler: policy.NewCompiler(policy.Options{Relevant: labels.Relevant, After: policy.Numbers{Class: highest}}),
+		dp: dp, ranges: ranges, sets: map[uint32]installed{}, given: map[uint16]policy.Sets{}, promised: map[uint16]policy.Sets{},
+		compiler: policy.NewCompiler(opts),
 	}, nil
 }
 
@@ -135,7 +145,9 @@ func (p *policies) input(ix *index, own []endpoint.Info, node string) policy.Inp
 	if !ix.policed() && len(p.sets) == 0 {
 		return policy.Input{}
 	}
-	return policyInput(ix, own, node)
+	in := policyInput(ix, own, node)
+	in.Ranges = slices.Concat(p.ranges, ix.podRanges())
+	return in
 }
 
 // enter compiles, and has the datapath know identities, sets and classes. Classes come last: the sets that endpoints have
@@ -316,13 +328,11 @@ func datapathEntries(set *policy.Set) []datapath.PolicyEntry {
 }
 
 // policyKinds are those that policies depend on.
-var policyKinds = []string{
-	policy.KindNetworkPolicy, v1alpha1.KindNamespace, v1alpha1.KindPod, v1alpha1.KindEndpoint, v1alpha1.KindIdentity,
-}
+var policyKinds = append(policy.Kinds(), v1alpha1.KindNode, v1alpha1.KindNamespace, v1alpha1.KindPod, v1alpha1.KindEndpoint, v1alpha1.KindIdentity)
 
 // policing says whether there is anything for policies to do about a change.
 func policing(d store.Delta, now *index) bool {
-	return d.About(policy.KindNetworkPolicy) || now.policed() && d.About(policyKinds...)
+	return d.About(policy.Kinds()...) || now.policed() && d.About(policyKinds...)
 }
 
 // endpointPolicies are the policies of a node's endpoints as their manager needs them.

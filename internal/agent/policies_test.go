@@ -11,7 +11,6 @@ import (
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/endpoint"
-	"weft.dev/weft/internal/identity"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/store"
 )
@@ -83,7 +82,7 @@ func TestPolicies(t *testing.T) {
 	own := []endpoint.Info{policyPod(1, "web", map[string]string{"app": "web"}), policyPod(2, "db", nil)}
 	withBlock := strings.Replace(webDenied, "policyTypes: [Ingress]", "ingress: [{from: [{ipBlock: {cidr: 192.0.2.0/24}}]}]", 1)
 	dp := &recordedPolicies{}
-	p, err := newPolicies(dp, identity.LabelFilter{})
+	p, err := newPolicies(dp, policy.Options{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +138,7 @@ func TestPolicies(t *testing.T) {
 // TestPoliciesOfFailedAttach: what an endpoint was to be attached with is not what it has.
 func TestPoliciesOfFailedAttach(t *testing.T) {
 	dp := &recordedPolicies{}
-	p, _ := newPolicies(dp, identity.LabelFilter{})
+	p, _ := newPolicies(dp, policy.Options{}, nil)
 	web := policyPod(1, "web", map[string]string{"app": "web"})
 	list := func() []endpoint.Info { return []endpoint.Info{web} }
 	if _, _, err := p.of(policyIndex(t), list, web, "a"); err != nil || p.attached(web, nil) != nil {
@@ -166,7 +165,7 @@ func TestPoliciesDoubled(t *testing.T) {
 		t.Fatalf("%d policies", len(list))
 	}
 	dp := &recordedPolicies{}
-	p, _ := newPolicies(dp, identity.LabelFilter{})
+	p, _ := newPolicies(dp, policy.Options{}, nil)
 	web := policyPod(1, "web", map[string]string{"app": "web"})
 	none := func() []endpoint.Info { return nil }
 	if _, ingress, err := p.of(policyIndex(t, webDenied, open), none, web, "a"); ingress != 1 || err != nil {
@@ -177,6 +176,46 @@ func TestPoliciesDoubled(t *testing.T) {
 			if entry.Peer == 0 || entry.Peer >= v1alpha1.MinIdentity {
 				t.Errorf("an entry allows %+v", entry)
 			}
+		}
+	}
+}
+
+// TestAuthorizationPolicies: they are compiled as NetworkPolicies are, with what the cluster's objects say of who is who.
+func TestAuthorizationPolicies(t *testing.T) {
+	objects := `apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: web, namespace: istio-system}
+spec: {action: DENY, selector: {matchLabels: {app: web}}, rules: [{from: [{source: {principals: [td.example/ns/ops/sa/prom]}}]}]}
+---
+apiVersion: weft.dev/v1alpha1
+kind: Identity
+metadata: {name: "400"}
+spec: {spiffeID: spiffe://td.example/ns/ops/sa/prom}
+---
+apiVersion: weft.dev/v1alpha1
+kind: Node
+metadata: {name: b}
+spec: {addresses: [192.0.2.2], podCIDRs: [10.77.2.0/24]}
+`
+	ix := policyIndex(t, objects)
+	if len(ix.snapshot.Errors) > 0 || !ix.policed() {
+		t.Fatal(ix.snapshot.Errors)
+	}
+	p, _ := newPolicies(&recordedPolicies{}, policy.Options{RootNamespace: "istio-system"}, []netip.Prefix{netip.MustParsePrefix("10.88.0.0/16")})
+	web := policyPod(1, "web", map[string]string{"app": "web"})
+	if _, ingress, err := p.of(ix, func() []endpoint.Info { return nil }, web, "a"); ingress == 0 || err != nil {
+		t.Fatal(ingress, err)
+	}
+	table := policy.NewTable(p.result)
+	for peer, want := range map[policy.Peer]policy.Verdict{
+		{Identity: 400, Address: netip.MustParseAddr("10.77.2.9")}:                         policy.Deny,
+		{Identity: v1alpha1.IdentityWorld, Address: netip.MustParseAddr("8.8.8.8")}:        policy.Allow,
+		{Identity: v1alpha1.IdentityUnknown, Address: netip.MustParseAddr("10.77.2.8")}:    policy.Deny,
+		{Identity: v1alpha1.MinIdentity + 999, Address: netip.MustParseAddr("10.88.1.1")}:  policy.Deny,
+		{Identity: v1alpha1.IdentityRemoteHost, Address: netip.MustParseAddr("192.0.2.2")}: policy.Allow,
+	} {
+		if got := table.Decide("shop/web", policy.Ingress, peer, policy.TCP, 80).Verdict; got != want {
+			t.Errorf("%v: %v, want %v", peer, got, want)
 		}
 	}
 }

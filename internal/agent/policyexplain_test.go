@@ -114,7 +114,7 @@ func explaining(t *testing.T, objects ...string) (*Agent, *mapped) {
 	t.Helper()
 	own := []endpoint.Info{policyPod(1, "web", map[string]string{"app": "web"}), policyPod(2, "db", map[string]string{"app": "db"})}
 	dp := &mapped{}
-	p, err := newPolicies(dp, identity.LabelFilter{})
+	p, err := newPolicies(dp, policy.Options{Relevant: identity.LabelFilter{}.Relevant}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,11 +8,15 @@ import (
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/endpoint"
 	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/ranges"
 )
 
 // policies are those in force. Versions that contradict each other only deny.
 func (ix *index) policies() []*policy.Policy {
-	out := slices.Collect(maps.Values(ix.snapshot.NetworkPolicies))
+	var out []*policy.Policy
+	for _, kind := range ix.policyMaps() {
+		out = slices.AppendSeq(out, maps.Values(kind))
+	}
 	for _, o := range ix.snapshot.Unused {
 		if p, is := o.(*policy.Policy); is {
 			out = append(out, p.Closed())
@@ -21,10 +25,16 @@ func (ix *index) policies() []*policy.Policy {
 	return out
 }
 
+// policyMaps are the policies of each kind.
+func (ix *index) policyMaps() []map[string]*policy.Policy {
+	return []map[string]*policy.Policy{ix.snapshot.NetworkPolicies, ix.snapshot.ClusterNetworkPolicies, ix.snapshot.AuthorizationPolicies}
+}
+
 // policed says whether policies has any.
 func (ix *index) policed() bool {
 	isPolicy := func(o v1alpha1.Object) bool { _, is := o.(*policy.Policy); return is }
-	return len(ix.snapshot.NetworkPolicies) > 0 || slices.ContainsFunc(ix.snapshot.Unused, isPolicy)
+	any := func(kind map[string]*policy.Policy) bool { return len(kind) > 0 }
+	return slices.ContainsFunc(ix.policyMaps(), any) || slices.ContainsFunc(ix.snapshot.Unused, isPolicy)
 }
 
 // policyKey tells an endpoint of this node from every other.
@@ -38,7 +48,9 @@ func policyInput(ix *index, own []endpoint.Info, node string) policy.Input {
 		in.Namespaces[name] = n.Metadata.Labels
 	}
 	for _, i := range ix.snapshot.Identities {
-		in.Identities = append(in.Identities, policy.Identity{Number: i.Number(), Namespace: i.Spec.Namespace(), Labels: i.Spec.Labels})
+		id := policy.Identity{Number: i.Number(), Labels: i.Spec.Labels}
+		id.TrustDomain, id.Namespace, id.ServiceAccount = i.Spec.Workload()
+		in.Identities = append(in.Identities, id)
 	}
 	for _, info := range own {
 		in.Endpoints = append(in.Endpoints, policy.Endpoint{
@@ -55,6 +67,23 @@ func policyInput(ix *index, own []endpoint.Info, node string) policy.Input {
 		}
 	}
 	return in
+}
+
+// podRanges are the ranges in which an address without an endpoint may be a pod's nevertheless.
+func (ix *index) podRanges() []netip.Prefix {
+	var out []netip.Prefix
+	for _, n := range ix.snapshot.Nodes {
+		out = append(out, n.Spec.PodCIDRs...)
+	}
+	if ix.view == nil {
+		return out
+	}
+	for _, e := range ix.view.Lost {
+		if e.Kind != ranges.Address {
+			out = append(out, e.Prefix)
+		}
+	}
+	return slices.Concat(append(slices.Collect(maps.Values(ix.view.Published)), out)...)
 }
 
 // remoteIdentities are those of other nodes' endpoints by address. An address that several claim is

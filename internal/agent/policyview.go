@@ -42,7 +42,8 @@ func (ix *index) identityName(number uint32) string {
 	if o == nil {
 		return ""
 	}
-	return policy.IdentityName(o.Spec.Namespace(), o.Spec.ServiceAccount(), o.Spec.Labels)
+	_, namespace, account := o.Spec.Workload()
+	return policy.IdentityName(namespace, account, o.Spec.Labels)
 }
 
 func podName(info endpoint.Info) string { return describe(info, nil).Name() }

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"weft.dev/weft/internal/cli/cmdutil"
+	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/identity"
 	"weft.dev/weft/internal/policy"
 )
@@ -24,12 +25,14 @@ type policyReport struct {
 
 func newPolicyCheck(a *app) *cobra.Command {
 	var from, to string
+	defaults := config.Default()
+	names := policy.ClusterNames{TrustDomain: defaults.Keys.TrustDomain, RootNamespace: defaults.Policy.Istio.RootNamespace}
 	cmd := &cobra.Command{
 		Use:   "check FILE...",
 		Short: "Check policies in files, and say what they would do, without an agent",
-		Long: `Read NetworkPolicies, pods and namespaces from files of YAML, in Kubernetes' formats as kubectl
-prints them or in Weft's. "-" is standard input. Name everything that is wrong, with line and field,
-and list which pods each policy is about.
+		Long: `Read NetworkPolicies, ClusterNetworkPolicies, Istio's AuthorizationPolicies, pods and namespaces
+from files of YAML, in the formats in which kubectl prints them or in Weft's. "-" is standard input.
+Name everything that is wrong, with line and field, and list which pods each policy is about.
 
 With --from and --to it says whether a packet would be allowed, and which rule decides. Pods are in
 the files; an address is somebody's outside the cluster.
@@ -44,19 +47,22 @@ would be denied.`,
 			if (from == "") != (to == "") {
 				return cmdutil.UsageError("--from and --to go together: give both, or none")
 			}
-			return a.checkPolicies(cmd.InOrStdin(), args, from, to)
+			return a.checkPolicies(cmd.InOrStdin(), args, names, from, to)
 		},
 	}
 	packetFlags(cmd, &from, &to, "who sends: NAMESPACE/POD, or an address outside the cluster")
+	cmd.Flags().StringVar(&names.TrustDomain, "trust-domain", names.TrustDomain, "the agents' keys.trustDomain, for principals")
+	cmd.Flags().StringVar(&names.RootNamespace, "root-namespace", names.RootNamespace,
+		"the agents' policy.istio.rootNamespace, whose AuthorizationPolicies are about all namespaces")
 	return cmd
 }
 
-func (a *app) checkPolicies(stdin io.Reader, files []string, from, to string) error {
+func (a *app) checkPolicies(stdin io.Reader, files []string, names policy.ClusterNames, from, to string) error {
 	objects, problems, err := readPolicies(stdin, files)
 	if err != nil {
 		return err
 	}
-	s := policy.Simulate(objects, identity.LabelFilter{})
+	s := policy.Simulate(objects, identity.LabelFilter{}, names)
 	report := policyReport{Problems: append(problems, s.Result.Problems...), Pods: s.Pods(), Idle: s.Idle()}
 	if from != "" {
 		if report.Packet, err = askPolicy(s, from, to); err != nil {

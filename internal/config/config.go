@@ -48,6 +48,8 @@ type Config struct {
 	Masquerade Masquerade `yaml:"masquerade" json:"masquerade"`
 	// Identity says what tells workloads apart.
 	Identity Identity `yaml:"identity" json:"identity"`
+	// Policy says what policies go by.
+	Policy Policy `yaml:"policy" json:"policy"`
 	// Flows bounds the flow table and the flow log.
 	Flows Flows `yaml:"flows" json:"flows"`
 	// Encryption says how packets to other nodes' pods travel.
@@ -119,6 +121,17 @@ type Labels struct {
 	Exclude []string `yaml:"exclude" json:"exclude"`
 }
 
+// Policy says what policies go by.
+type Policy struct {
+	Istio Istio `yaml:"istio" json:"istio"`
+}
+
+// Istio is what a mesh calls its own.
+type Istio struct {
+	// RootNamespace is the one whose AuthorizationPolicies are about all namespaces.
+	RootNamespace string `yaml:"rootNamespace" json:"rootNamespace"`
+}
+
 // IPAM says which addresses pods get.
 type IPAM struct {
 	// Ranges has at most one range per family. Empty: the podCIDRs of this
@@ -170,6 +183,7 @@ func Default() *Config {
 	return &Config{
 		Mode:       ModeAuto,
 		Store:      Store{Dir: "/etc/weft/objects", Etcd: Etcd{Prefix: "/weft"}},
+		Policy:     Policy{Istio: Istio{RootNamespace: "istio-system"}},
 		Encryption: defaultEncryption(),
 		Keys:       defaultKeys(),
 		Flows:      Flows{MaxEntries: 262144, EventsPerSecond: 1000},

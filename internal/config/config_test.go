@@ -79,6 +79,7 @@ flows: {maxEntries: 0x10000, eventsPerSecond: 0, log: /var/log/flows.json}
 metrics: {listen: "[::1]:0"}
 paths: {run: /r, state: /s, bpf: /b}
 log: {level: debug, format: json}
+policy: {istio: {rootNamespace: mesh}}
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -88,6 +89,7 @@ log: {level: debug, format: json}
 		Uplinks: []string{"eth0", "bond0.100"}, MTU: 9000, Store: Store{Dir: "/srv/objects", Etcd: Etcd{Prefix: "/weft"}},
 		IPAM:       IPAM{Ranges: prefixes("10.1.0.0/24", "fd00:1::/64")},
 		Masquerade: Masquerade{Enabled: true, Except: prefixes("10.0.0.0/8", "0.0.0.0/0")},
+		Policy:     Policy{Istio: Istio{RootNamespace: "mesh"}},
 		Encryption: Encryption{Mode: EncryptionOff, Engine: EngineKmod, AllowTableAES: true, Port: 4501, Lanes: 64},
 		Keys: Keys{
 			Listen: "[::1]:4552", TrustDomain: "td.example", Cluster: "blue", KEK: "awskms://alias/weft?region=eu-west-1",
@@ -162,6 +164,7 @@ func TestParseRefuses(t *testing.T) {
 		{"too many flows", "node: a\nflows: {maxEntries: 4294967296}\n", []string{`f:2: flows.maxEntries: "4294967296" is out of range`}},
 		{"flows bounds", "node: a\nflows:\n  maxEntries: 3\n  eventsPerSecond: 1000001\n  log: x\n", []string{
 			"f:3: flows.maxEntries: is 3: want 1024 to", "f:4: flows.eventsPerSecond: is 1000001", "f:5: flows.log: is \"x\": want an absolute path"}},
+		{"root namespace", "node: a\npolicy: {istio: {rootNamespace: A}}\n", []string{`f:2: policy.istio.rootNamespace: "A" is no`}},
 		{"text for a mapping", "node: a\nlog: debug\n", []string{`f:2: log: is the text "debug": want keys with values, such as level: …`}},
 		{"text for a list", "node: a\nuplinks: eth0\n", []string{`f:2: uplinks: is the text "eth0": want a list`}},
 		{"empty list entry", "node: a\nuplinks:\n- eth0\n-\n", []string{`f:4: uplinks[1]: is empty: give a text`}},

@@ -50,6 +50,7 @@ func (c *Config) Validate() []Problem {
 		checkStore(c.Store),
 		checkIPAM(c.IPAM.Ranges),
 		checkPrefixes("masquerade.except", c.Masquerade.Except),
+		checkRootNamespace(c.Policy.Istio.RootNamespace),
 		checkEncryption(c.Encryption),
 		checkKeys(c.Keys),
 		checkFlows(c.Flows),
@@ -104,6 +105,13 @@ func checkUplinks(names []string) []Problem {
 		}
 	}
 	return out
+}
+
+func checkRootNamespace(name string) []Problem {
+	if msg := v1alpha1.CheckLabel(name); msg != "" {
+		return problem("policy.istio.rootNamespace", "%s", msg)
+	}
+	return nil
 }
 
 func checkMTU(mtu int) []Problem {

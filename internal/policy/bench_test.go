@@ -25,7 +25,7 @@ func many(policies, pods int) Input {
 	for i := range pods {
 		ns, set := fmt.Sprint("ns-", i%namespaces), map[string]string{"app": fmt.Sprint(i / namespaces % apps), "pod": fmt.Sprint(i)}
 		number := v1alpha1.MinIdentity + uint32(i)
-		in.Identities = append(in.Identities, Identity{number, ns, set})
+		in.Identities = append(in.Identities, Identity{Number: number, Namespace: ns, Labels: set})
 		in.Endpoints = append(in.Endpoints, Endpoint{
 			Namespace: ns, Name: fmt.Sprint("pod-", i), Labels: set, Identity: number, Local: true,
 			Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})}, Ports: []ContainerPort{{"http", TCP, 8080}},
@@ -77,4 +77,48 @@ func BenchmarkCompile(b *testing.B) {
 			}
 		})
 	}
+}
+
+// BenchmarkAuthorization has an AuthorizationPolicy that allows in each namespace, and one that denies in all.
+func BenchmarkAuthorization(b *testing.B) {
+	in := many(1000, 1000)
+	in.Ranges = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+	for i := range in.Identities {
+		in.Identities[i].ServiceAccount = fmt.Sprint("sa-", i%7)
+	}
+	add := func(ns string, s *authorizationSpec) {
+		in.Policies = append(in.Policies, readAuthorization(metav1.ObjectMeta{Namespace: ns, Name: "a"}, s, source{}))
+	}
+	var rule authorizationRule
+	rule.From = append(rule.From, struct {
+		Source *authorizationSource `yaml:"source" json:"source,omitempty"`
+	}{&authorizationSource{Principals: []string{"*/sa/sa-1"}}})
+	add("istio-system", &authorizationSpec{Action: "DENY", Rules: []authorizationRule{rule}})
+	for i := range 20 {
+		var rule authorizationRule
+		rule.From = append(rule.From, struct {
+			Source *authorizationSource `yaml:"source" json:"source,omitempty"`
+		}{&authorizationSource{Namespaces: []string{fmt.Sprint("ns-", i), "ns-1*"}}})
+		add(fmt.Sprint("ns-", i), &authorizationSpec{Rules: []authorizationRule{rule}})
+	}
+	b.Run("cold", func(b *testing.B) {
+		entries := 0
+		for b.Loop() {
+			entries = 0
+			for _, set := range NewCompiler(istioOptions).Compile(in).Sets {
+				entries += len(set.Entries)
+			}
+		}
+		b.ReportMetric(float64(entries), "entries")
+	})
+	b.Run("again", func(b *testing.B) {
+		c := NewCompiler(istioOptions)
+		c.Compile(in)
+		for i := 0; b.Loop(); i++ {
+			pod := &in.Endpoints[i%1000]
+			pod.Labels = map[string]string{"app": fmt.Sprint(i % 50), "pod": fmt.Sprint("c", i)}
+			in.Identities[i%1000].Labels = pod.Labels
+			c.Compile(in)
+		}
+	})
 }

@@ -10,21 +10,21 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// block is the addresses of a prefix without those of some others.
+// block is the addresses of some prefixes without those of some others.
 type block struct {
-	prefix netip.Prefix
-	except []netip.Prefix
+	prefixes, except []netip.Prefix
 	// key tells blocks apart: those of several rules may be the same.
 	key string
 }
 
 func (b *block) contains(a netip.Addr) bool {
-	return b.prefix.Contains(a) && !slices.ContainsFunc(b.except, func(e netip.Prefix) bool { return e.Contains(a) })
+	in := func(p netip.Prefix) bool { return p.Contains(a) }
+	return slices.ContainsFunc(b.prefixes, in) && !slices.ContainsFunc(b.except, in)
 }
 
 func newBlock(prefix netip.Prefix, except ...netip.Prefix) *block {
 	slices.SortFunc(except, comparePrefixes)
-	b := &block{prefix: prefix, except: slices.Compact(except), key: prefix.String()}
+	b := &block{prefixes: []netip.Prefix{prefix}, except: slices.Compact(except), key: prefix.String()}
 	for _, e := range b.except {
 		b.key += "-" + e.String()
 	}
@@ -102,10 +102,11 @@ func (b *blocks) classify(number func(key string) uint32) []Class {
 	b.classes = make([][]uint32, len(b.list))
 	starts, all := map[netip.Prefix][]int{}, map[netip.Prefix]bool{}
 	for i, one := range b.list {
-		starts[one.prefix] = append(starts[one.prefix], i)
-		all[one.prefix] = true
-		for _, e := range one.except {
-			all[e] = true
+		for _, p := range one.prefixes {
+			starts[p] = append(starts[p], i)
+		}
+		for _, p := range slices.Concat(one.prefixes, one.except) {
+			all[p] = true
 		}
 	}
 	var out []Class
@@ -123,6 +124,7 @@ func (b *blocks) classify(number func(key string) uint32) []Class {
 		}
 		this.in = append(this.in, starts[p]...)
 		slices.SortFunc(this.in, func(i, j int) int { return cmp.Compare(b.list[i].key, b.list[j].key) })
+		this.in = slices.Compact(this.in) // a block may have a prefix inside another of its own
 		if len(this.in) > 0 {
 			this.class = number(b.together(this.in))
 		}

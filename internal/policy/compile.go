@@ -4,8 +4,11 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/labels"
 )
 
 // DefaultMaxEntries is how many entries a policy set may have.
@@ -18,6 +21,10 @@ type Options struct {
 	// Relevant says whether a label is part of identities. A policy that tells peers apart by one
 	// that is not would be evaluated as if no peer had it: it is in error. nil: all are.
 	Relevant func(key string) bool
+	// RootNamespace is the one whose AuthorizationPolicies are about all namespaces, "" for none.
+	RootNamespace string
+	// TrustDomain is the cluster's own, which Istio's policies may call cluster.local.
+	TrustDomain string
 	// After are the highest numbers that are taken, by who was here before: a datapath that
 	// outlives its agent has sets by number.
 	After Numbers
@@ -36,6 +43,8 @@ type Input struct {
 	// Namespaces are the labels of each namespace. Every name has its own besides:
 	// kubernetes.io/metadata.name.
 	Namespaces map[string]map[string]string
+	// Ranges are those that pods have their addresses from: who is there and has no identity may be anybody.
+	Ranges []netip.Prefix
 }
 
 // Set is what the endpoints with the same policies share in one direction.
@@ -75,6 +84,8 @@ type Compiler struct {
 	before   *index
 	shares   map[shareKey]*share
 	finished map[uint32]*finished
+	// conjunctions are those of the run before, by their sets.
+	conjunctions map[uint32]*conjunction
 }
 
 // NewCompiler is a compiler that has compiled nothing yet.
@@ -90,10 +101,11 @@ func NewCompiler(opts Options) *Compiler {
 func (c *Compiler) Compile(in Input) *Result {
 	r := &run{
 		compiler: c, index: newIndex(in), blocks: blocks{index: map[string]int{}}, drafts: map[string]*draft{},
-		shares: map[shareKey]*share{}, finished: map[uint32]*finished{},
+		shares: map[shareKey]*share{}, finished: map[uint32]*finished{}, conjunctions: map[uint32]*conjunction{},
 		result: &Result{Sets: map[uint32]*Set{}, Endpoints: map[string]Sets{}, Rules: map[uint32]Rule{}},
 	}
 	r.sameIdentities, r.sameEndpoints = r.index.same(c.before)
+	r.sameRanges = c.before != nil && slices.Equal(r.index.ranges, c.before.ranges)
 	r.policies(in.Policies)
 	for _, e := range r.index.endpoints {
 		if e.Local {
@@ -109,7 +121,7 @@ func (c *Compiler) Compile(in Input) *Result {
 		r.finish(r.drafts[key])
 	}
 	r.forget()
-	c.before, c.shares, c.finished = r.index, r.shares, r.finished
+	c.before, c.shares, c.finished, c.conjunctions = r.index, r.shares, r.finished, r.conjunctions
 	return r.result
 }
 
@@ -130,26 +142,36 @@ type run struct {
 	index    *index
 	// active are the policies of each namespace, in the order of their names.
 	active map[string][]*Policy
+	// everywhere are those with the policies of the root namespace.
+	everywhere map[string][]*Policy
+	clusters   []*Policy
 	// mute are policies that are in error here and not by themselves.
 	mute   map[*Policy]bool
 	blocks blocks
 	drafts map[string]*draft
 	result *Result
 	// What the run before can be asked for, and what the next one can.
-	sameIdentities, sameEndpoints bool
-	shares                        map[shareKey]*share
-	finished                      map[uint32]*finished
+	sameIdentities, sameEndpoints, sameRanges bool
+
+	shares       map[shareKey]*share
+	finished     map[uint32]*finished
+	conjunctions map[uint32]*conjunction
+	atoms        []*peerAtom // nil: not asked for yet
 }
 
 // policies sorts policies by namespace, and reports what is wrong with them.
 func (r *run) policies(list []*Policy) {
-	r.active, r.mute = map[string][]*Policy{}, map[*Policy]bool{}
+	r.active, r.mute, r.everywhere = map[string][]*Policy{}, map[*Policy]bool{}, map[string][]*Policy{}
 	list = slices.Clone(list)
 	slices.SortStableFunc(list, func(a, b *Policy) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.content, b.content))
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(b.Kind, a.Kind), cmp.Compare(a.Name, b.Name), cmp.Compare(a.content, b.content))
 	})
 	for _, p := range list {
-		r.active[p.Namespace] = append(r.active[p.Namespace], p)
+		if p.cluster != nil {
+			r.clusters = append(r.clusters, p)
+		} else {
+			r.active[p.Namespace] = append(r.active[p.Namespace], p)
+		}
 		r.result.Problems = append(r.result.Problems, p.Problems...)
 		if found := r.irrelevant(p); len(found) > 0 {
 			r.mute[p] = true
@@ -165,6 +187,10 @@ func (r *run) irrelevant(p *Policy) []Problem {
 		return nil
 	}
 	var out []Problem
+	outcome := "allows nothing"
+	if p.cluster != nil {
+		outcome = "denies all"
+	}
 	for _, d := range directions {
 		for _, one := range p.rules[d] {
 			for _, who := range one.peers {
@@ -175,8 +201,8 @@ func (r *run) irrelevant(p *Policy) []Problem {
 					if !relevant(key) {
 						out = append(out, Problem{
 							File: one.at.File, Line: one.at.Line, Object: p.Object(), Field: one.at.Field,
-							Msg: fmt.Sprintf("selects peers by the label %s, which is not part of identities, so the policy allows "+
-								"nothing: select by another label", key),
+							Msg: fmt.Sprintf("selects peers by the label %s, which is not part of identities, so the policy %s: "+
+								"select by another label", key, outcome),
 						})
 					}
 				}
@@ -194,6 +220,8 @@ type draft struct {
 	// sample is one of the endpoints that have it: of all, the named ports are the same.
 	sample *Endpoint
 	shares []*share
+	// conjunction is for sets with AuthorizationPolicies, which have no shares.
+	conjunction *conjunction
 }
 
 // endpoint finds the sets of one endpoint.
@@ -201,8 +229,13 @@ func (r *run) endpoint(e *Endpoint) {
 	var sets Sets
 	for _, d := range directions {
 		var mine []*Policy
-		for _, p := range r.active[e.Namespace] {
-			if p.applies[d] && p.Selects(e.Namespace, e.Labels) {
+		for _, p := range r.about(e.Namespace) {
+			if p.applies[d] && p.subject.Matches(labels.Set(e.Labels)) {
+				mine = append(mine, p)
+			}
+		}
+		for _, p := range r.clusters {
+			if p.applies[d] && p.subject.Matches(labels.Set(e.Labels)) && p.cluster.namespaces.Matches(r.index.namespace(e.Namespace)) {
 				mine = append(mine, p)
 			}
 		}
@@ -211,6 +244,25 @@ func (r *run) endpoint(e *Endpoint) {
 		}
 	}
 	r.result.Endpoints[e.Key()] = sets
+}
+
+// about are the policies of a namespace, and those of the root namespace that are about all.
+func (r *run) about(namespace string) []*Policy {
+	root := r.compiler.opts.RootNamespace
+	if root == "" || root == namespace {
+		return r.active[namespace]
+	}
+	if known, there := r.everywhere[namespace]; there {
+		return known
+	}
+	out := slices.Clone(r.active[namespace])
+	for _, p := range r.active[root] {
+		if p.authorization != nil {
+			out = append(out, p)
+		}
+	}
+	r.everywhere[namespace] = out
+	return out
 }
 
 func (r *run) draft(d Direction, policies []*Policy, e *Endpoint) *draft {
@@ -237,6 +289,9 @@ func (r *run) signature(d Direction, policies []*Policy, e *Endpoint) string {
 			s.WriteByte('!')
 			continue
 		}
+		if p.authorization != nil {
+			s.WriteString(p.ownSignature(e))
+		}
 		for i := range p.rules[d] {
 			if d == Ingress {
 				s.WriteString(namedPorts(&p.rules[d][i], e))
@@ -248,6 +303,14 @@ func (r *run) signature(d Direction, policies []*Policy, e *Endpoint) string {
 
 // gather finds whom the rules of a set are about.
 func (r *run) gather(d *draft) {
+	if slices.ContainsFunc(d.policies, (*Policy).apart) {
+		d.conjunction = r.conjoin(d)
+		r.conjunctions[d.number] = d.conjunction
+		for _, b := range d.conjunction.blocks {
+			r.blocks.add(b)
+		}
+		return
+	}
 	if d.direction == Ingress {
 		d.shares = append(d.shares, r.node())
 	}
@@ -286,6 +349,12 @@ type finished struct {
 // finish makes a draft's entries, or takes those of the run before, if all that they are made of is
 // the same.
 func (r *run) finish(d *draft) {
+	if d.conjunction != nil {
+		done := r.enter(d)
+		r.result.Sets[d.number] = done.set
+		r.result.Problems = append(r.result.Problems, done.problems...)
+		return
+	}
 	done := &finished{shares: d.shares, classes: r.classesOf(d)}
 	before := r.compiler.finished[d.number]
 	if before != nil && slices.Equal(before.shares, done.shares) && slices.Equal(before.classes, done.classes) {

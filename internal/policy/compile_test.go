@@ -74,7 +74,7 @@ func TestNumbers(t *testing.T) {
 	if next := second.Endpoints["shop/web"][Ingress]; next == set || second.Sets[set] != nil || second.Classes[0].Class == first.Classes[0].Class {
 		t.Errorf("the changed policy has set %d and classes %v, as before", next, second.Classes)
 	}
-	in.Identities = append(in.Identities, Identity{400, "shop", map[string]string{"app": "new"}})
+	in.Identities = append(in.Identities, Identity{Number: 400, Namespace: "shop", Labels: map[string]string{"app": "new"}})
 	third := compiler.Compile(in)
 	if !reflect.DeepEqual(third.Endpoints, second.Endpoints) {
 		t.Errorf("an identity more, and other sets: %v %v", second.Endpoints, third.Endpoints)
@@ -122,7 +122,7 @@ func TestIrrelevantLabels(t *testing.T) {
 func TestUnknownPeers(t *testing.T) {
 	in := shop()
 	// No such Identity can be; as a number, theirs would be everybody's, or some addresses'.
-	in.Identities = append(in.Identities, Identity{AnyPeer, "shop", nil}, Identity{ClassBase + 1, "shop", nil})
+	in.Identities = append(in.Identities, Identity{Number: AnyPeer, Namespace: "shop"}, Identity{Number: ClassBase + 1, Namespace: "shop"})
 	r := compiled(t, in, Options{}, "  podSelector: {}\n  ingress: [{from: [{namespaceSelector: {}}]}]\n")
 	for number := range uint32(v1alpha1.MinIdentity) { // 0 among them: who is not known
 		got := NewTable(r).Decide("shop/web", Ingress, Peer{Identity: number, Address: netip.MustParseAddr("10.1.0.3")}, TCP, 80).Verdict

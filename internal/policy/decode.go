@@ -73,19 +73,19 @@ func (d *decoding) document(doc *strictyaml.Doc) {
 	switch {
 	case version == "" || kind == "":
 		d.fail(doc, "", "", "has no apiVersion or no kind, so nobody knows what it is: give both")
-	case kind == KindNetworkPolicy && version == versionNetwork:
+	case decodable(version, kind):
 		d.objects.Policies = append(d.objects.Policies, decodePolicy(doc))
 	case kind == KindNetworkPolicy && (group == groupNetworking || group == "extensions"):
 		d.fail(doc, kind, "apiVersion", "is %q: want %s", version, versionNetwork)
 	case group == groupNetworking && strictyaml.Nearest(kind, []string{KindNetworkPolicy}) != "":
 		d.fail(doc, "", "kind", "is %q: did you mean %s?", kind, KindNetworkPolicy)
-	case slices.Contains(kindsApart, group):
-		d.fail(doc, kind, "kind", "policies of %s are not read, so nothing enforces this one: say it as a %s, or take it away",
-			version, KindNetworkPolicy)
-	case version == "v1" && strings.HasSuffix(kind, "List") || kind == KindNetworkPolicy+"List":
+	case version == "v1" && strings.HasSuffix(kind, "List") || slices.Contains(Kinds(), strings.TrimSuffix(kind, "List")):
 		for _, item := range doc.Items("items") {
 			d.document(item)
 		}
+	case slices.Contains(kindsApart, group):
+		d.fail(doc, kind, "kind", "%s of %s is not read, so nothing enforces this one: say it as one of %s, or take it away",
+			kind, version, strings.Join(Kinds(), ", "))
 	case version == "v1" && kind == "Pod":
 		d.pod(doc)
 	case version == "v1" && kind == "Namespace":
@@ -95,23 +95,46 @@ func (d *decoding) document(doc *strictyaml.Doc) {
 	}
 }
 
-// manifest is a NetworkPolicy as it is written: strict where it says what is allowed.
-type manifest struct {
-	APIVersion string                         `yaml:"apiVersion"`
-	Kind       string                         `yaml:"kind"`
-	Metadata   metav1.ObjectMeta              `yaml:"metadata"`
-	Spec       networkingv1.NetworkPolicySpec `yaml:"spec"`
-	// Status was part of it in some versions of Kubernetes.
+// manifest is a policy as it is written: strict where it says what is allowed.
+type manifest[Spec any] struct {
+	APIVersion string            `yaml:"apiVersion"`
+	Kind       string            `yaml:"kind"`
+	Metadata   metav1.ObjectMeta `yaml:"metadata"`
+	Spec       Spec              `yaml:"spec"`
+	// Status is what others make of it.
 	Status map[string]any `yaml:"status"`
 }
 
+func decodable(version, kind string) bool {
+	return kind == KindNetworkPolicy && version == versionNetwork ||
+		kind == KindClusterNetworkPolicy && (version == versionCluster || version == versionClusterOlder) ||
+		kind == KindAuthorizationPolicy && (version == versionIstio || version == versionIstioOlder)
+}
+
+// decodePolicy reads a policy, nil for an object of another kind.
 func decodePolicy(doc *strictyaml.Doc) *Policy {
-	var m manifest
+	kind := doc.Text("kind")
+	switch {
+	case !decodable(doc.Text("apiVersion"), kind):
+		return nil
+	case kind == KindAuthorizationPolicy:
+		var m manifest[authorizationSpec]
+		from := decodeInto(doc, &m)
+		return readAuthorization(m.Metadata, &m.Spec, from)
+	case kind == KindClusterNetworkPolicy:
+		return decodeCluster(doc)
+	}
+	var m manifest[networkingv1.NetworkPolicySpec]
+	from := decodeInto(doc, &m)
+	return read(&networkingv1.NetworkPolicy{ObjectMeta: m.Metadata, Spec: m.Spec}, from)
+}
+
+func decodeInto(doc *strictyaml.Doc, m any) source {
 	from := source{file: doc.File, line: doc.Line}
-	for _, e := range doc.Decode(&m) {
+	for _, e := range doc.Decode(m) {
 		from.problems = append(from.problems, problemOf(e, ""))
 	}
-	return read(&networkingv1.NetworkPolicy{ObjectMeta: m.Metadata, Spec: m.Spec}, from)
+	return from
 }
 
 // kubePod is what matters of a Kubernetes pod.

@@ -116,7 +116,7 @@ items:
 		{name: "our own pod", pods: 1, text: "apiVersion: weft.dev/v1alpha1\nkind: Pod\nmetadata: {name: a}\nspec: {ports: [{name: http, port: 80}]}\n"},
 		{name: "another version", text: "apiVersion: networking.k8s.io/v1beta1\nkind: NetworkPolicy\nmetadata: {name: n}\n", want: `f.yaml:1: NetworkPolicy: apiVersion: is "networking.k8s.io/v1beta1": want networking.k8s.io/v1`},
 		{name: "another kind, nearly", text: "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicies\nmetadata: {name: n}\n", want: "did you mean NetworkPolicy?"},
-		{name: "others' policies", text: "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: n}\n", want: "policies of security.istio.io/v1 are not read, so nothing enforces this one"},
+		{name: "others' policies", text: "apiVersion: security.istio.io/v1\nkind: RequestAuthentication\nmetadata: {name: n}\n", want: "RequestAuthentication of security.istio.io/v1 is not read, so nothing enforces this one"},
 		{name: "no kind", text: "metadata: {name: n}\n", want: "has no apiVersion or no kind"},
 		{name: "no YAML", text: "a: [\n", want: "f.yaml:"},
 		{name: "a bad one does not hide a good one", policies: 1, text: "a: [\n---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: n}\n", want: "f.yaml:"},

@@ -30,10 +30,10 @@ func simulation(t *testing.T, policies string) *Simulation {
 	if o == nil {
 		t.Fatal(problems)
 	}
-	return Simulate(o, allLabels{})
+	return Simulate(o, allLabels{}, ClusterNames{})
 }
 
-func netpol(name, spec string) string {
+func isolating(name, spec string) string {
 	return "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: " + name + ", namespace: shop}\nspec:\n  podSelector: {}\n" + spec
 }
 
@@ -43,24 +43,24 @@ func TestRemedy(t *testing.T) {
 		name, policies, to, port string
 		why, remedy              string
 	}{
-		{"nothing allows", netpol("deny", "  policyTypes: [Ingress]\n"), "shop/db", "80",
+		{"nothing allows", isolating("deny", "  policyTypes: [Ingress]\n"), "shop/db", "80",
 			"isolated by NetworkPolicy shop/deny: no rule of ingress allows it",
 			"add to NetworkPolicy shop/deny (f.yaml:13) a rule of ingress that allows 80/tcp for shop/default app=web"},
-		{"the peer may take another port", netpol("one", "  ingress: [{from: [{podSelector: {}}], ports: [{port: 80}, {port: 8080, endPort: 8095}, {protocol: UDP}]}]\n"), "shop/db", "81",
+		{"the peer may take another port", isolating("one", "  ingress: [{from: [{podSelector: {}}], ports: [{port: 80}, {port: 8080, endPort: 8095}, {protocol: UDP}]}]\n"), "shop/db", "81",
 			"isolated by NetworkPolicy shop/one: no rule of ingress allows it",
 			"NetworkPolicy shop/one, spec.ingress[0] (f.yaml:18) allows this peer 80/tcp, 8080-8095/tcp, udp: add 81/tcp there"},
-		{"another peer may take the port", netpol("one", "  ingress: [{from: [{podSelector: {matchLabels: {app: db}}}], ports: [{port: 80}]}]\n"), "shop/db", "80",
+		{"another peer may take the port", isolating("one", "  ingress: [{from: [{podSelector: {matchLabels: {app: db}}}], ports: [{port: 80}]}]\n"), "shop/db", "80",
 			"isolated by NetworkPolicy shop/one: no rule of ingress allows it",
 			"NetworkPolicy shop/one, spec.ingress[0] (f.yaml:18) allows 80/tcp to others: add shop/default app=web there"},
-		{"egress to outside", netpol("out", "  policyTypes: [Egress]\n  egress: [{to: [{ipBlock: {cidr: 192.0.2.0/24, except: [192.0.2.9/32]}}]}]\n"), "192.0.2.9", "80",
+		{"egress to outside", isolating("out", "  policyTypes: [Egress]\n  egress: [{to: [{ipBlock: {cidr: 192.0.2.0/24, except: [192.0.2.9/32]}}]}]\n"), "192.0.2.9", "80",
 			"isolated by NetworkPolicy shop/out: no rule of egress allows it",
 			"NetworkPolicy shop/out, spec.egress[0] (f.yaml:19) allows 80/tcp to others: add 192.0.2.9 (outside the cluster) there"},
-		{"several policies", netpol("a", "  policyTypes: [Ingress]\n") + netpol("b", "  policyTypes: [Ingress]\n"), "shop/db", "80",
+		{"several policies", isolating("a", "  policyTypes: [Ingress]\n") + isolating("b", "  policyTypes: [Ingress]\n"), "shop/db", "80",
 			"isolated by NetworkPolicy shop/a, NetworkPolicy shop/b: no rule of ingress allows it", "add to NetworkPolicy shop/a (f.yaml:13) a rule"},
-		{"a mistake", netpol("bad", "  ingress: [{ports: [{port: 99999}]}]\n"), "shop/db", "80",
+		{"a mistake", isolating("bad", "  ingress: [{ports: [{port: 99999}]}]\n"), "shop/db", "80",
 			"isolated by NetworkPolicy shop/bad: no rule of ingress allows it",
 			"correct what is wrong, since nothing is allowed by it until then: f.yaml:18: NetworkPolicy shop/bad: spec.ingress[0].ports[0].port: is 99999"},
-		{"a label that is no part of identities", netpol("hash", "  ingress: [{from: [{podSelector: {matchLabels: {hash: x}}}]}]\n"), "shop/db", "80",
+		{"a label that is no part of identities", isolating("hash", "  ingress: [{from: [{podSelector: {matchLabels: {hash: x}}}]}]\n"), "shop/db", "80",
 			"isolated by NetworkPolicy shop/hash: no rule of ingress allows it", "correct what is wrong"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -87,7 +87,7 @@ func TestRemedyHolds(t *testing.T) {
 		{"the peer added", strings.Replace(before, "from: [", "from: [{ipBlock: {cidr: 203.0.113.1/32}}, ", 1), "203.0.113.1", "80"},
 	} {
 		for i, spec := range []string{before, tt.after} {
-			a, err := simulation(t, netpol("p", spec)).Ask(tt.from, "shop/db", TCP, tt.port)
+			a, err := simulation(t, isolating("p", spec)).Ask(tt.from, "shop/db", TCP, tt.port)
 			if want := []Verdict{Deny, Allow}[i]; err != nil || a.Verdict != want || (a.Ingress.Remedy == "") != (want == Allow) {
 				t.Errorf("%s: %+v, %v; want %s", tt.name, a.Ingress, err, want)
 			}
@@ -97,9 +97,9 @@ func TestRemedyHolds(t *testing.T) {
 
 // TestViewOfPolicies: what each policy is about, and the entries that it was compiled to, in words.
 func TestViewOfPolicies(t *testing.T) {
-	text := netpol("both", "  policyTypes: [Egress, Ingress]\n  ingress: [{from: [{podSelector: {matchLabels: {app: web}}}], ports: [{port: http}, {port: 53, protocol: UDP}]}]\n"+
+	text := isolating("both", "  policyTypes: [Egress, Ingress]\n  ingress: [{from: [{podSelector: {matchLabels: {app: web}}}], ports: [{port: http}, {port: 53, protocol: UDP}]}]\n"+
 		"  egress: [{to: [{ipBlock: {cidr: 192.0.2.0/24, except: [192.0.2.9/32]}}]}, {ports: [{port: 8080, endPort: 8095}]}]\n") +
-		netpol("bad", "  ingress: [{ports: [{port: 99999}]}]\n")
+		isolating("bad", "  ingress: [{ports: [{port: 99999}]}]\n")
 	s := simulation(t, text)
 	list := s.Policies()
 	if len(list) != 2 || list[0].Object() != "NetworkPolicy shop/bad" || !list[0].Denies || len(list[0].Problems) != 1 || list[0].Problems[0].Line == 0 {

@@ -194,7 +194,7 @@ func (w *reference) input() Input {
 		key := p.Namespace + fmt.Sprint(p.Labels)
 		if known[key] == 0 {
 			known[key] = v1alpha1.MinIdentity + uint32(len(known))
-			in.Identities = append(in.Identities, Identity{known[key], p.Namespace, p.Labels})
+			in.Identities = append(in.Identities, Identity{Number: known[key], Namespace: p.Namespace, Labels: p.Labels})
 		}
 		p.Identity = known[key]
 		in.Endpoints = append(in.Endpoints, *p)

@@ -9,15 +9,20 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	netpol "sigs.k8s.io/network-policy-api/apis/v1beta1"
 )
 
 // remembered is a policy that outlives the process that read it.
 type remembered struct {
+	// Kind is "" for a NetworkPolicy, which was the only kind once.
+	Kind      string `json:"kind,omitempty"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	// File is where it was declared: what is missing there while that file is broken is no less in force.
-	File string                          `json:"file"`
-	Spec *networkingv1.NetworkPolicySpec `json:"spec"`
+	File string          `json:"file"`
+	Spec json.RawMessage `json:"spec"`
+	// Annotations are those that a policy goes by.
+	Annotations map[string]string `json:"annotations,omitempty"`
 	// Closed policies had mistakes, or were declared in several ways. Which is forgotten, and that they deny is not.
 	Closed bool `json:"closed,omitempty"`
 }
@@ -25,11 +30,15 @@ type remembered struct {
 // Remember writes policies down, for Recall.
 func Remember(list []*Policy) ([]byte, error) {
 	list = slices.SortedFunc(slices.Values(list), func(a, b *Policy) int {
-		return cmp.Or(cmp.Compare(a.Key(), b.Key()), cmp.Compare(a.file, b.file), cmp.Compare(a.content, b.content))
+		return cmp.Or(cmp.Compare(b.Kind, a.Kind), cmp.Compare(a.Key(), b.Key()), cmp.Compare(a.file, b.file), cmp.Compare(a.content, b.content))
 	})
 	out := make([]remembered, 0, len(list))
 	for _, p := range list {
-		out = append(out, remembered{Namespace: p.Namespace, Name: p.Name, File: p.file, Spec: p.spec, Closed: p.Broken() || p.closed})
+		one, err := p.remembered()
+		if err != nil {
+			return nil, fmt.Errorf("write policies down: %s: %w", p.Object(), err)
+		}
+		out = append(out, one)
 	}
 	data, err := json.Marshal(out)
 	if err != nil {
@@ -45,25 +54,67 @@ func Recall(data []byte) (list []*Policy, files []string, err error) {
 		return nil, nil, fmt.Errorf("policies of a previous run: %w", err)
 	}
 	for _, r := range in {
-		if r.Spec == nil {
-			r.Spec, r.Closed = &networkingv1.NetworkPolicySpec{}, true
-		}
-		p := read(&networkingv1.NetworkPolicy{
-			ObjectMeta: metav1.ObjectMeta{Namespace: r.Namespace, Name: r.Name}, Spec: *r.Spec,
-		}, source{file: r.File})
-		if r.Closed && !p.Broken() {
-			p = p.Isolating()
-		}
+		p := r.recall()
 		list, files = append(list, p), append(files, r.File)
 	}
 	return list, files, nil
 }
 
-// Isolating is the policy as one that denies all to all pods of its namespace: nobody knows any more what
+func (p *Policy) remembered() (remembered, error) {
+	out := remembered{Kind: p.Kind, Namespace: p.Namespace, Name: p.Name, File: p.file, Closed: p.Broken() || p.closed}
+	if p.Kind == KindNetworkPolicy {
+		out.Kind = ""
+	}
+	if dry, there := p.annotations[dryRunAnnotation]; there && p.authorization != nil {
+		out.Annotations = map[string]string{dryRunAnnotation: dry}
+	}
+	var err error
+	out.Spec, err = json.Marshal(p.spec)
+	return out, err
+}
+
+// recall reads a policy again. One that cannot be read denies.
+func (r remembered) recall() (p *Policy) {
+	meta, from := metav1.ObjectMeta{Namespace: r.Namespace, Name: r.Name, Annotations: r.Annotations}, source{file: r.File}
+	readable := false
+	switch r.Kind {
+	case KindAuthorizationPolicy:
+		var spec authorizationSpec
+		readable = r.into(&spec)
+		p = readAuthorization(meta, &spec, from)
+	case KindClusterNetworkPolicy:
+		var spec netpol.ClusterNetworkPolicySpec
+		readable = r.into(&spec)
+		p = readCluster(meta, &spec, from)
+	default:
+		var spec networkingv1.NetworkPolicySpec
+		readable = r.into(&spec)
+		p = read(&networkingv1.NetworkPolicy{ObjectMeta: meta, Spec: spec}, from)
+	}
+	if r.Closed && !p.Broken() || !readable {
+		p = p.Isolating()
+	}
+	return p
+}
+
+// into decodes a specification, if there is one.
+func (r remembered) into(spec any) bool {
+	return len(r.Spec) > 0 && string(r.Spec) != "null" && json.Unmarshal(r.Spec, spec) == nil
+}
+
+// Isolating is the policy as one that denies all to all pods of its namespace, an AuthorizationPolicy what they would let in: nobody knows any more what
 // was wrong with it.
 func (p *Policy) Isolating() *Policy {
 	closed := p.Closed()
-	closed.applies = [2]bool{true, true}
 	closed.subject = labels.Everything()
+	switch {
+	case closed.authorization != nil:
+		closed.deny()
+		return closed
+	case closed.cluster != nil:
+		closed.closeTo() // a copy, which is nobody else's
+		closed.cluster.namespaces = labels.Everything()
+	}
+	closed.applies = [2]bool{true, true}
 	return closed
 }

@@ -1,8 +1,6 @@
 package policy
 
 import (
-	"crypto/sha256"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,61 +9,10 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-
-	"weft.dev/weft/api/v1alpha1"
 )
 
 // KindNetworkPolicy is the kind that is read, of networking.k8s.io/v1.
 const KindNetworkPolicy = "NetworkPolicy"
-
-// Policy is a policy as it was read: its rules, or what it denies because something is wrong with
-// it. It does not change any more.
-type Policy struct {
-	Namespace, Name string
-	// Problems are what is wrong with it. Unless all are warnings, it allows nothing, and isolates
-	// the pods it selects or, where its selector cannot be read, those of its whole namespace.
-	Problems []Problem
-
-	subject labels.Selector
-	applies [2]bool
-	rules   [2][]rule
-	// content tells a version of a policy from every other.
-	content string
-	file    string
-	line    int
-	spec    *networkingv1.NetworkPolicySpec
-	// closed says that it only denies, for a reason that is not in Problems: see Closed.
-	closed bool
-	// labels and annotations are the object's own, and mean nothing here.
-	labels, annotations map[string]string
-}
-
-// Key is NAMESPACE/NAME.
-func (p *Policy) Key() string { return p.Namespace + "/" + p.Name }
-
-// Object is kind and name, for messages.
-func (p *Policy) Object() string { return KindNetworkPolicy + " " + p.Key() }
-
-// Broken says whether the policy only denies.
-func (p *Policy) Broken() bool { return len(p.errors()) > 0 }
-
-// errors are the Problems that are no warnings.
-func (p *Policy) errors() (out []Problem) {
-	for _, problem := range p.Problems {
-		if !problem.Warning {
-			out = append(out, problem)
-		}
-	}
-	return out
-}
-
-// Applies says whether a policy isolates the pods it selects in that direction.
-func (p *Policy) Applies(d Direction) bool { return p.applies[d] }
-
-// Selects says whether a pod is one that the policy is about.
-func (p *Policy) Selects(namespace string, set map[string]string) bool {
-	return namespace == p.Namespace && p.subject.Matches(labels.Set(set))
-}
 
 // rule is one rule of a policy in one direction. Without peers it is for all, without ports for
 // every protocol and port.
@@ -75,6 +22,7 @@ type rule struct {
 	ports   []port
 	value   Value // its rule has no number yet
 	anyPeer bool
+	action  action
 }
 
 // peer is pods by selectors, or addresses.
@@ -100,30 +48,9 @@ func Read(o *networkingv1.NetworkPolicy) *Policy {
 	return read(o, source{})
 }
 
-// source is where a policy was written, and what its reader has found already.
-type source struct {
-	file     string
-	line     func(field string) int
-	problems []Problem
-}
-
-// reader gathers what is wrong with a policy.
-type reader struct {
-	source
-	policy *Policy
-}
-
 func read(o *networkingv1.NetworkPolicy, from source) *Policy {
-	p := &Policy{Namespace: o.Namespace, Name: o.Name, Problems: from.problems, spec: &o.Spec, labels: o.Labels, annotations: o.Annotations}
-	if p.Namespace == "" {
-		p.Namespace = v1alpha1.DefaultNamespace
-	}
-	r := &reader{source: from, policy: p}
-	p.file, p.line = from.file, r.lineOf("")
-	for i := range p.Problems {
-		p.Problems[i].Object = p.Object()
-	}
-	r.names(o)
+	r := newReader(KindNetworkPolicy, o.ObjectMeta, &o.Spec, from)
+	p := r.policy
 	p.subject = r.selector("spec.podSelector", &o.Spec.PodSelector)
 	r.types(&o.Spec)
 	for i, in := range o.Spec.Ingress {
@@ -135,44 +62,8 @@ func read(o *networkingv1.NetworkPolicy, from source) *Policy {
 	if p.Broken() {
 		r.close()
 	}
-	p.content = contentOf(p, &o.Spec)
+	p.content = contentOf(p)
 	return p
-}
-
-func (r *reader) fail(field, format string, args ...any) {
-	// What could not be decoded is empty here, which is no mistake of its own.
-	for _, known := range r.problems {
-		if known.Field != "" && strings.HasPrefix(field+".", known.Field+".") {
-			return
-		}
-	}
-	r.add(field, false, fmt.Sprintf(format, args...))
-}
-
-func (r *reader) warn(field, format string, args ...any) {
-	r.add(field, true, fmt.Sprintf(format, args...))
-}
-
-func (r *reader) add(field string, warning bool, msg string) {
-	r.policy.Problems = append(r.policy.Problems, Problem{
-		File: r.file, Line: r.lineOf(field), Object: r.policy.Object(), Field: field, Msg: msg, Warning: warning,
-	})
-}
-
-func (r *reader) lineOf(field string) int {
-	if r.line == nil {
-		return 0
-	}
-	return r.line(field)
-}
-
-func (r *reader) names(o *networkingv1.NetworkPolicy) {
-	if msg := v1alpha1.CheckName(o.Name); msg != "" {
-		r.fail("metadata.name", "%s", msg)
-	}
-	if msg := v1alpha1.CheckLabel(r.policy.Namespace); msg != "" {
-		r.fail("metadata.namespace", "%s", msg)
-	}
 }
 
 // types says which directions a policy is about, as its field or else its rules do.
@@ -272,20 +163,6 @@ func (r *reader) close() {
 			p.subject = labels.Everything()
 		}
 	}
-}
-
-func contentOf(p *Policy, spec *networkingv1.NetworkPolicySpec) string {
-	text, err := json.Marshal(struct {
-		Key      string
-		Problems []Problem
-		Spec     *networkingv1.NetworkPolicySpec
-	}{p.Key(), p.Problems, spec})
-	if err != nil {
-		// Nothing in it can fail to be written; a version that is like no other costs a new set.
-		text = fmt.Appendf(nil, "%p", p)
-	}
-	sum := sha256.Sum256(text)
-	return string(sum[:16])
 }
 
 // protocols are those that a policy can name.

@@ -24,9 +24,15 @@ func shop() Input {
 		}
 	}
 	web, db := map[string]string{"app": "web"}, map[string]string{"app": "db", "tier": "data"}
+	identity := func(number uint32, ns, account string, labels map[string]string) Identity {
+		return Identity{Number: number, TrustDomain: "weft.local", Namespace: ns, ServiceAccount: account, Labels: labels}
+	}
 	return Input{
 		Namespaces: map[string]map[string]string{"shop": nil, "ops": {"team": "ops"}},
-		Identities: []Identity{{300, "shop", web}, {301, "shop", db}, {302, "shop", nil}, {303, "ops", map[string]string{"app": "prometheus"}}},
+		Identities: []Identity{
+			identity(300, "shop", "web", web), identity(301, "shop", "db", db), identity(302, "shop", "default", nil),
+			identity(303, "ops", "prom", map[string]string{"app": "prometheus"}),
+		},
 		Endpoints: []Endpoint{
 			pod("shop", "web", 300, "10.1.0.1", web, ContainerPort{"http", TCP, 8080}, ContainerPort{"dns", UDP, 53}),
 			pod("shop", "web-2", 300, "10.1.0.2", web, ContainerPort{"http", TCP, 9090}),
@@ -264,7 +270,7 @@ func TestRemembered(t *testing.T) {
 	if closed := list[1]; !closed.Applies(Egress) || !closed.Selects("shop", nil) || len(closed.rules[Ingress]) > 0 {
 		t.Errorf("what was broken came back as %+v", closed)
 	}
-	if _, _, err := Recall([]byte("{")); err == nil {
+	if _, _, err := Recall([]byte("{\n")); err == nil {
 		t.Error("half a file is no error")
 	}
 }

@@ -9,7 +9,10 @@ import (
 
 // Type implements v1alpha1.Object.
 func (p *Policy) Type() *v1alpha1.TypeMeta {
-	return &v1alpha1.TypeMeta{APIVersion: versionNetwork, Kind: KindNetworkPolicy}
+	version := map[string]string{
+		KindNetworkPolicy: versionNetwork, KindAuthorizationPolicy: versionIstio, KindClusterNetworkPolicy: versionCluster,
+	}[p.Kind]
+	return &v1alpha1.TypeMeta{APIVersion: version, Kind: p.Kind}
 }
 
 // Meta implements v1alpha1.Object.
@@ -70,17 +73,23 @@ func (p *Policy) Closed() *Policy {
 	closed := *p
 	closed.closed = true
 	closed.rules = [2][]rule{}
+	if closed.authorization != nil && closed.applies[Ingress] {
+		closed.deny()
+	}
+	if closed.cluster != nil {
+		closed.closeTo()
+	}
 	closed.content = "closed " + p.content
 	return &closed
 }
 
-// DecodeObject reads a NetworkPolicy, nil for an object of another kind. It is to be used although there
+// DecodeObject reads a policy, nil for an object of another kind. It is to be used although there
 // are errors: left out, it would allow.
 func DecodeObject(doc *strictyaml.Doc) (o v1alpha1.Object, errs []strictyaml.Error) {
-	if doc.Text("kind") != KindNetworkPolicy || doc.Text("apiVersion") != versionNetwork {
+	p := decodePolicy(doc)
+	if p == nil {
 		return nil, nil
 	}
-	p := decodePolicy(doc)
 	for _, problem := range p.errors() {
 		errs = append(errs, strictyaml.Error{File: problem.File, Line: problem.Line, Field: problem.Field, Msg: problem.Msg})
 	}

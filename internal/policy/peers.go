@@ -3,6 +3,7 @@ package policy
 import (
 	"cmp"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -21,13 +22,16 @@ type index struct {
 	// within are the identities of each namespace, in the order of their numbers.
 	within map[string][]Identity
 	// found are the identities of selectors that were asked for.
-	found map[string][]uint32
+	found  map[string][]uint32
+	ranges []netip.Prefix
+	// claims are the identities of addresses, AnyPeer for those of several. nil: not asked for yet.
+	claims map[netip.Addr]uint32
 }
 
 func newIndex(in Input) *index {
 	ix := &index{
 		identities: slices.Clone(in.Identities), byIdentity: map[uint32][]*Endpoint{},
-		namespaces: map[string]labels.Set{}, found: map[string][]uint32{}, within: map[string][]Identity{},
+		namespaces: map[string]labels.Set{}, found: map[string][]uint32{}, within: map[string][]Identity{}, ranges: sortedRanges(in.Ranges),
 	}
 	slices.SortFunc(ix.identities, func(a, b Identity) int { return cmp.Compare(a.Number, b.Number) })
 	endpoints := slices.Clone(in.Endpoints) // kept for the next run, the caller's may change
@@ -47,6 +51,12 @@ func newIndex(in Input) *index {
 		ix.namespaces[name] = namespaceLabels(name, set)
 	}
 	return ix
+}
+
+func sortedRanges(list []netip.Prefix) []netip.Prefix {
+	list = slices.Clone(list)
+	slices.SortFunc(list, comparePrefixes)
+	return slices.Compact(list)
 }
 
 func namespaceLabels(name string, set map[string]string) labels.Set {

@@ -49,7 +49,7 @@ func (p *Pod) addPorts(ports []kubePort) {
 func (o *Objects) Add(other *Objects) []Problem {
 	var out []Problem
 	for _, p := range other.Policies {
-		if slices.ContainsFunc(o.Policies, func(known *Policy) bool { return known.Key() == p.Key() }) {
+		if slices.ContainsFunc(o.Policies, func(known *Policy) bool { return known.Object() == p.Object() }) {
 			out = append(out, Problem{File: p.file, Line: p.line, Object: p.Object(), Msg: "is declared a second time: keep one"})
 		}
 		o.Policies = append(o.Policies, p)

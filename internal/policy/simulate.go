@@ -23,8 +23,15 @@ type Simulation struct {
 	hosts map[string]Pod
 }
 
+// ClusterNames are what a cluster calls its own, for Istio's policies.
+type ClusterNames struct {
+	TrustDomain string
+	// RootNamespace is the one whose AuthorizationPolicies are about all namespaces.
+	RootNamespace string
+}
+
 // Simulate compiles objects as agents would.
-func Simulate(o *Objects, filter LabelFilter) *Simulation {
+func Simulate(o *Objects, filter LabelFilter, cluster ClusterNames) *Simulation {
 	hosts, numbers, called := map[string]Pod{}, map[string]uint32{}, map[uint32]string{}
 	in := Input{Policies: o.Policies, Namespaces: o.Namespaces}
 	for _, p := range o.Pods {
@@ -37,7 +44,9 @@ func Simulate(o *Objects, filter LabelFilter) *Simulation {
 		if numbers[who] == 0 {
 			numbers[who] = v1alpha1.MinIdentity + uint32(len(numbers))
 			called[numbers[who]] = who
-			in.Identities = append(in.Identities, Identity{numbers[who], p.Namespace, part})
+			in.Identities = append(in.Identities, Identity{
+				Number: numbers[who], TrustDomain: cluster.TrustDomain, Namespace: p.Namespace, ServiceAccount: p.ServiceAccount, Labels: part,
+			})
 		}
 		e := p.Endpoint
 		e.Identity, e.Local = numbers[who], true
@@ -47,7 +56,9 @@ func Simulate(o *Objects, filter LabelFilter) *Simulation {
 		Identity: func(number uint32) string { return called[number] },
 		Pod:      func(key string) string { return key },
 	}
-	result := NewCompiler(Options{Relevant: filter.Relevant}).Compile(in)
+	result := NewCompiler(Options{
+		Relevant: filter.Relevant, RootNamespace: cluster.RootNamespace, TrustDomain: cluster.TrustDomain,
+	}).Compile(in)
 	return &Simulation{NewView(result, in, names), hosts}
 }
 

@@ -2,8 +2,9 @@
 // evaluates those entries as the datapath does. It does no I/O: what is compiled from the same
 // objects is the same on every node.
 //
-// One kind is read today, Kubernetes' NetworkPolicy v1 (networkpolicy.go). Each kind becomes the
-// same rules, which say who, which ports, verdict and precedence; compiling knows nothing else.
+// Kubernetes' NetworkPolicy v1 (networkpolicy.go) becomes rules that say who, which ports, verdict and precedence, and
+// these become entries one by one. Where Istio's AuthorizationPolicy (authorization.go) or Kubernetes' ClusterNetworkPolicy
+// (clusterpolicy.go) has a say besides, the verdicts are found first, and entries made of those (conjunction.go).
 package policy
 
 import (
@@ -11,6 +12,11 @@ import (
 	"fmt"
 	"net/netip"
 )
+
+// Kinds are the kinds of policies that are read.
+func Kinds() []string {
+	return []string{KindNetworkPolicy, KindClusterNetworkPolicy, KindAuthorizationPolicy}
+}
 
 // Direction is that of a packet, seen from the endpoint whose policy it is.
 type Direction uint8
@@ -166,7 +172,9 @@ func (e *Endpoint) Key() string { return e.Namespace + "/" + e.Name }
 
 // Identity is what a number stands for, with the labels that tell it from others.
 type Identity struct {
-	Number    uint32
-	Namespace string
-	Labels    map[string]string
+	Number         uint32
+	TrustDomain    string
+	Namespace      string
+	ServiceAccount string
+	Labels         map[string]string
 }

@@ -17,10 +17,7 @@ func refOf(o v1alpha1.Object) ref { return ref{o.Type().Kind, o.Meta().Key()} }
 
 // keptKinds are those whose last good version stays in use while a mistake makes the object unusable. An
 // EncryptionPolicy is not among them: without it more is sealed, not less. Nor is an epoch, whose file is its lock.
-var keptKinds = []string{
-	v1alpha1.KindNode, v1alpha1.KindPod, v1alpha1.KindEndpoint, v1alpha1.KindIdentity,
-	policy.KindNetworkPolicy, v1alpha1.KindNamespace,
-}
+var keptKinds = append(policy.Kinds(), v1alpha1.KindNode, v1alpha1.KindPod, v1alpha1.KindEndpoint, v1alpha1.KindIdentity, v1alpha1.KindNamespace)
 
 // Source is what one file holds, or what is wrong with a directory.
 type Source struct {

@@ -78,8 +78,11 @@ type Snapshot struct {
 	Identities         map[string]*v1alpha1.Identity
 	EncryptionPolicies map[string]*v1alpha1.EncryptionPolicy
 	// NetworkPolicies and Namespaces are Kubernetes' own. A policy with mistakes is among them: it denies.
-	NetworkPolicies map[string]*policy.Policy
-	Namespaces      map[string]*v1alpha1.Namespace
+	NetworkPolicies        map[string]*policy.Policy
+	ClusterNetworkPolicies map[string]*policy.Policy
+	// AuthorizationPolicies are Istio's, likewise.
+	AuthorizationPolicies map[string]*policy.Policy
+	Namespaces            map[string]*v1alpha1.Namespace
 	// Unused are objects that are good on their own and not used: nodes that collide with another, and all versions of
 	// an object that is declared several times and differs. What they claim is nobody else's for that.
 	Unused []v1alpha1.Object
@@ -98,8 +101,10 @@ func NewSnapshot() *Snapshot {
 		Identities:         map[string]*v1alpha1.Identity{},
 		EncryptionPolicies: map[string]*v1alpha1.EncryptionPolicy{},
 
-		NetworkPolicies: map[string]*policy.Policy{},
-		Namespaces:      map[string]*v1alpha1.Namespace{},
+		NetworkPolicies:        map[string]*policy.Policy{},
+		ClusterNetworkPolicies: map[string]*policy.Policy{},
+		AuthorizationPolicies:  map[string]*policy.Policy{},
+		Namespaces:             map[string]*v1alpha1.Namespace{},
 	}
 }
 
@@ -155,7 +160,7 @@ func (d Delta) About(kinds ...string) bool {
 }
 
 // Kinds are those of all objects that a store has.
-func Kinds() []string { return append(v1alpha1.Kinds(), policy.KindNetworkPolicy) }
+func Kinds() []string { return append(v1alpha1.Kinds(), policy.Kinds()...) }
 
 // room is where a snapshot keeps the objects of a kind.
 type room interface {
@@ -185,6 +190,10 @@ func (s *Snapshot) room(kind string) room {
 		return roomOf[*v1alpha1.EncryptionPolicy]{&s.EncryptionPolicies}
 	case policy.KindNetworkPolicy:
 		return roomOf[*policy.Policy]{&s.NetworkPolicies}
+	case policy.KindClusterNetworkPolicy:
+		return roomOf[*policy.Policy]{&s.ClusterNetworkPolicies}
+	case policy.KindAuthorizationPolicy:
+		return roomOf[*policy.Policy]{&s.AuthorizationPolicies}
 	case v1alpha1.KindNamespace:
 		return roomOf[*v1alpha1.Namespace]{&s.Namespaces}
 	}

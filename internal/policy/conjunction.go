@@ -1,0 +1,304 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// conjunction is a set in which AuthorizationPolicies or ClusterNetworkPolicies have a say. What begins must be denied by no
+// rule of an AuthorizationPolicy that denies, and allowed by one of those that allow, if there are such policies about the
+// endpoint; and it must be allowed by Kubernetes' policies: of the tier Admin, then NetworkPolicies, then of the tier Baseline
+// the first that says anything decides.
+//
+// No entries of the three look-ups can be made of such rules one by one: the look-ups only know "the best of what the
+// peer's identity, its address and anybody has", which is an "or" with exceptions, and here one rule may ask for identity
+// and address, and all of several kinds must agree. So the verdict is found first, for each identity, each place among
+// addresses, and each range of ports; entries then only say it. What they say is exact where it is by one of identity or
+// address alone. Where it is by both, the identity is denied, and each of its known addresses has the verdict of the two
+// together. Whoever is not known yet is in none of the entries about identities, and what is said of addresses of pods is
+// what holds for whoever they may be: an ALLOW rule that may be about them is not, and a DENY rule is.
+type conjunction struct {
+	networks, denies, allows []term
+	admin, baseline          []tierRule
+	// restricted and listed: there are NetworkPolicies, or AuthorizationPolicies that allow.
+	restricted, listed bool
+	// What is told where no single rule decides.
+	notRestricted, notListed, notDenied uint32
+	rules                               map[Rule]uint32
+
+	blocks []*block
+	pods   *block
+	places []place
+	ports  []portAtom
+	own    func(*condition, *place) truth
+	// base are the verdicts by address, for peers without an entry of their identity's.
+	base table
+	// peers are identities with entries of their own, addresses those of the ones that are told apart by both.
+	peers     []peerEntries
+	addresses []addressEntries
+}
+
+// table has a verdict for each place and port.
+type table [][]decided
+
+type decided struct {
+	verdict Verdict
+	rule    uint32
+}
+
+type peerEntries struct {
+	number uint32
+	ports  []decided
+}
+
+type addressEntries struct {
+	at    *block
+	ports []decided
+}
+
+// conjoin finds the verdicts of a draft, or takes those of the run before, if nobody has come, gone or changed.
+func (r *run) conjoin(d *draft) *conjunction {
+	if known := r.compiler.conjunctions[d.number]; known != nil && r.sameIdentities && r.sameEndpoints && r.sameRanges {
+		for at := range known.rules {
+			r.rule(at)
+		}
+		return known
+	}
+	c := &conjunction{rules: map[Rule]uint32{}, own: ownAddresses(d.sample)}
+	r.terms(d, c)
+	c.divide(r.index)
+	c.base = make(table, len(c.places))
+	nobody, unknown := c.judge(&peerAtom{}), c.judge(&peerAtom{unknown: true})
+	for i := range c.places {
+		c.base[i] = nobody[i]
+		if c.pods != nil && c.places[i].inside[c.pods.key] {
+			c.base[i] = unknown[i]
+		}
+	}
+	kinds := map[string]*peerKind{}
+	for _, who := range r.peerAtoms() {
+		key := c.signature(who)
+		if kinds[key] == nil {
+			kinds[key] = c.kind(c.judge(who))
+		}
+		r.peer(c, who.number, kinds[key])
+	}
+	for _, a := range c.addresses {
+		c.blocks = append(c.blocks, a.at)
+	}
+	return c
+}
+
+// terms takes the rules of a draft's policies.
+func (r *run) terms(d *draft, c *conjunction) {
+	var networks, denying, allowing []string
+	for _, p := range d.policies {
+		switch {
+		case p.cluster != nil:
+			denying = append(denying, p.Object())
+		case p.authorization == nil:
+			networks, c.restricted = append(networks, p.Object()), true
+			for i := range p.rules[d.direction] {
+				if !r.mute[p] {
+					c.networks = append(c.networks, r.termOf(d, &p.rules[d.direction][i]))
+				}
+			}
+		case p.authorization.deny:
+			denying, c.denies = append(denying, p.Object()), append(c.denies, p.authorization.rules...)
+		default:
+			allowing, c.listed = append(allowing, p.Object()), true
+			c.allows = append(c.allows, p.authorization.rules...)
+		}
+	}
+	r.tiers(d, c)
+	number := func(at Rule) uint32 {
+		c.rules[at] = r.rule(at)
+		return c.rules[at]
+	}
+	c.each(func(t *term) { number(t.at) })
+	c.notRestricted = number(Rule{Field: "no rule of " + strings.Join(networks, ", ") + " allows it"})
+	c.notListed = number(Rule{Field: "no rule of " + strings.Join(allowing, ", ") + " allows it"})
+	c.notDenied = number(Rule{Field: "no rule of " + strings.Join(denying, ", ") + " denies it"})
+}
+
+// all are the terms of every kind.
+func (c *conjunction) all(each func(*condition)) { c.each(func(t *term) { t.conditions(each) }) }
+
+func (c *conjunction) each(one func(*term)) {
+	for _, list := range [][]term{c.networks, c.denies, c.allows} {
+		for i := range list {
+			one(&list[i])
+		}
+	}
+	for _, list := range [][]tierRule{c.admin, c.baseline} {
+		for i := range list {
+			one(&list[i].term)
+		}
+	}
+}
+
+// signature is the same for peers of whom every condition says the same.
+func (c *conjunction) signature(p *peerAtom) string {
+	var s []byte
+	at := connection{peer: p}
+	c.all(func(o *condition) {
+		if o.about < sourceIP {
+			s = append(s, byte(o.any(at)))
+		}
+	})
+	return string(s)
+}
+
+// judge finds the verdicts for a peer.
+func (c *conjunction) judge(p *peerAtom) table {
+	out := make(table, len(c.places))
+	for i := range c.places {
+		for _, ports := range c.ports {
+			out[i] = append(out[i], c.verdict(connection{p, &c.places[i], ports, c.own}))
+		}
+	}
+	return out
+}
+
+func (c *conjunction) verdict(of connection) decided {
+	for i := range c.denies {
+		if c.denies[i].holds(of) != no {
+			return decided{Deny, c.rules[c.denies[i].at]}
+		}
+	}
+	out := c.tier(c.admin, of, func() decided {
+		if c.restricted {
+			return c.allowed(c.networks, of, c.notRestricted)
+		}
+		return c.tier(c.baseline, of, func() decided { return decided{Allow, c.notDenied} })
+	})
+	if c.listed && out.verdict == Allow {
+		return c.allowed(c.allows, of, c.notListed)
+	}
+	return out
+}
+
+// allowed says whether one of some terms holds.
+func (c *conjunction) allowed(terms []term, of connection, none uint32) decided {
+	at := slices.IndexFunc(terms, func(t term) bool { return t.holds(of) == yes })
+	if at < 0 {
+		return decided{Deny, none}
+	}
+	return decided{Allow, c.rules[terms[at].at]}
+}
+
+// peerKind is peers of whom every condition says the same.
+type peerKind struct {
+	own table
+	// usual: their verdicts are those of their addresses.
+	usual bool
+	// ports are what their identities have: where it goes by address too, nothing is allowed. everywhere: it does not.
+	ports      []decided
+	everywhere bool
+}
+
+func (c *conjunction) kind(own table) *peerKind {
+	out := &peerKind{own: own, usual: slices.EqualFunc(own, c.base, sameVerdicts), everywhere: true, ports: slices.Clone(own[0])}
+	for _, there := range own[1:] {
+		out.everywhere = out.everywhere && sameVerdicts(there, own[0])
+		for i := range out.ports {
+			if there[i].verdict == Deny && out.ports[i].verdict == Allow {
+				out.ports[i] = there[i]
+			}
+		}
+	}
+	return out
+}
+
+// peer enters what is different about an identity.
+func (r *run) peer(c *conjunction, number uint32, kind *peerKind) {
+	if kind.usual {
+		return
+	}
+	c.peers = append(c.peers, peerEntries{number, kind.ports})
+	if kind.everywhere {
+		return
+	}
+	for _, e := range r.index.byIdentity[number] {
+		for _, a := range e.Addresses {
+			if at := c.placeOf(a); !sameVerdicts(kind.own[at], kind.ports) && !r.index.shared(a) {
+				c.addresses = append(c.addresses, addressEntries{single(a), kind.own[at]})
+			}
+		}
+	}
+}
+
+func sameVerdicts(a, b []decided) bool {
+	return slices.EqualFunc(a, b, func(x, y decided) bool { return x.verdict == y.verdict })
+}
+
+// peerAtoms are those who have an identity.
+func (r *run) peerAtoms() []*peerAtom {
+	if r.atoms != nil {
+		return r.atoms
+	}
+	r.atoms = []*peerAtom{}
+	for _, i := range r.index.identities {
+		if i.Number == AnyPeer || i.Number >= ClassBase {
+			continue
+		}
+		out := &peerAtom{number: i.Number, namespace: i.Namespace, account: i.Namespace + "/" + i.ServiceAccount, trustDomains: []string{i.TrustDomain}}
+		if i.TrustDomain == r.compiler.opts.TrustDomain {
+			out.trustDomains = append(out.trustDomains, ownTrustDomain)
+		}
+		for _, domain := range out.trustDomains {
+			out.principals = append(out.principals, domain+"/ns/"+i.Namespace+"/sa/"+i.ServiceAccount)
+		}
+		r.atoms = append(r.atoms, out)
+	}
+	return r.atoms
+}
+
+// ownTrustDomain stands for the cluster's own trust domain in Istio's policies, whatever that is called.
+const ownTrustDomain = "cluster.local"
+
+// families are all addresses.
+var families = [2]*block{newBlock(netip.MustParsePrefix("0.0.0.0/0")), newBlock(netip.MustParsePrefix("::/0"))}
+
+// ownAddresses says whether an endpoint's addresses, of the family that a peer at some place has, are those of a
+// condition. Of some in and some out nobody knows which one is meant.
+func ownAddresses(e *Endpoint) func(*condition, *place) truth {
+	return func(o *condition, at *place) truth {
+		in, out := 0, 0
+		for _, a := range e.Addresses {
+			if a.Is4() != at.inside[families[0].key] {
+				continue
+			}
+			if slices.ContainsFunc(o.blocks, func(b *block) bool { return b.contains(a) }) {
+				in++
+			} else {
+				out++
+			}
+		}
+		switch {
+		case in > 0 && out == 0:
+			return yes
+		case in == 0 && out > 0:
+			return no
+		}
+		return maybe
+	}
+}
+
+// ownSignature is the same for endpoints of which all conditions on destination.ip say the same.
+func (p *Policy) ownSignature(e *Endpoint) string {
+	var s strings.Builder
+	own := ownAddresses(e)
+	for i := range p.authorization.rules {
+		p.authorization.rules[i].conditions(func(o *condition) {
+			if o.about == destinationIP {
+				for _, f := range families {
+					fmt.Fprintf(&s, " %d", own(o, &place{map[string]bool{f.key: true}}))
+				}
+			}
+		})
+	}
+	return s.String()
+}
