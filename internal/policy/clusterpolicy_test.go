@@ -129,3 +129,14 @@ func TestClusterPolicyErrors(t *testing.T) {
 		})
 	}
 }
+
+// TestClusterPolicyByIrrelevantLabel: a rule that denies by a label that identities do not have would deny nobody.
+func TestClusterPolicyByIrrelevantLabel(t *testing.T) {
+	in := shop()
+	in.Policies = policiesOf(t, clusterPolicy("a", "Baseline", "1", "  ingress: [{action: Deny, from: [{pods: {namespaceSelector: {}, podSelector: {matchLabels: {hash: a}}}}]}]\n"))
+	r := NewCompiler(Options{Relevant: func(key string) bool { return key != "hash" }}).Compile(in)
+	const want = "f.yaml:8: ClusterNetworkPolicy a: spec.ingress[0]: selects peers by the label hash, which is not part of identities, so the policy denies all"
+	if probe(t, NewTable(r), in, "shop/db shop/web 80/TCP") != Deny || !strings.Contains(said(r.Problems), want) {
+		t.Errorf("allowed, or nothing said: %q", said(r.Problems))
+	}
+}
