@@ -119,9 +119,9 @@ func TestAuthorizationTogether(t *testing.T) {
 	}
 }
 
-// TestAuthorizationOfStrangers: who is in a range of pods and has no known identity may be anybody: a rule that denies
+// TestAuthorizationOfUnknownPeers: who is in a range of pods and has no known identity may be anybody: a rule that denies
 // somebody denies him, and one that allows somebody, or all but somebody, does not allow him.
-func TestAuthorizationOfStrangers(t *testing.T) {
+func TestAuthorizationOfUnknownPeers(t *testing.T) {
 	tests := []struct {
 		name, text    string
 		world, strang Verdict

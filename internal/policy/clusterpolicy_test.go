@@ -54,9 +54,9 @@ func TestClusterPolicies(t *testing.T) {
 	}
 }
 
-// TestClusterPolicyOfStrangers: who is in a range of pods and not known may be anybody, so of what a rule may be about that
+// TestClusterPolicyOfUnknownPeers: who is in a range of pods and not known may be anybody, so of what a rule may be about that
 // counts which denies.
-func TestClusterPolicyOfStrangers(t *testing.T) {
+func TestClusterPolicyOfUnknownPeers(t *testing.T) {
 	for _, tt := range []struct {
 		rules string
 		want  Verdict
@@ -70,9 +70,9 @@ func TestClusterPolicyOfStrangers(t *testing.T) {
 		in.Ranges = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
 		in.Policies = policiesOf(t, clusterPolicy("a", "Admin", "1", "  ingress:\n"+tt.rules))
 		table := NewTable(NewCompiler(istioOptions).Compile(in))
-		stranger := Peer{v1alpha1.MinIdentity + 9, netip.MustParseAddr("10.1.7.7")}
+		unknown := Peer{v1alpha1.MinIdentity + 9, netip.MustParseAddr("10.1.7.7")}
 		world := Peer{v1alpha1.IdentityWorld, netip.MustParseAddr("8.8.8.8")}
-		if got := table.Decide("shop/web", Ingress, stranger, TCP, 80).Verdict; got != tt.want || table.Decide("shop/web", Ingress, world, TCP, 80).Verdict != Allow {
+		if got := table.Decide("shop/web", Ingress, unknown, TCP, 80).Verdict; got != tt.want || table.Decide("shop/web", Ingress, world, TCP, 80).Verdict != Allow {
 			t.Errorf("%s: %v", tt.rules, got)
 		}
 	}
