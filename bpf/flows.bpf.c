@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* What the agent cannot do to the flow table by itself, because the hooks change it at the same time: programs
- * that it runs, attached to no packet. */
+/* What the agent cannot do to the flow table by itself, because the hooks change it at the same
+ * time: programs that it runs, attached to no packet. */
 #include "lib/flow.h"
 
 struct flow_request {
@@ -17,9 +17,10 @@ struct sweep {
 	struct flow_request *request;
 };
 
-/* Whether the two ends of a flow are the endpoints that it was made for. Its key holds them in order. */
-ALWAYS_INLINE int same_ends(const struct weft_config *cfg, __u32 family, const struct weft_cell *cell,
-			    const struct weft_flow *flow)
+/* Whether the two ends of a flow are the endpoints that it was made for. Its key holds them in
+ * order. */
+ALWAYS_INLINE int same_ends(const struct weft_config *cfg, __u32 family,
+			    const struct weft_cell *cell, const struct weft_flow *flow)
 {
 	union weft_addr a, b;
 	struct weft_addr_key key = {};
@@ -94,7 +95,8 @@ int weft_flow_adopt(struct flow_request *r)
 		flow = bpf_map_lookup_elem(&weft_flows6, &key6);
 	if (!cfg || !flow)
 		return 0;
-	index = cell_take(cfg, family, OWNER((__u32)flow->slot, flow->direction & 1), flow->last_ns);
+	index =
+	    cell_take(cfg, family, OWNER((__u32)flow->slot, flow->direction & 1), flow->last_ns);
 	cell = cell_at(family, index);
 	if (!cell)
 		return 0;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* from_host: the far end of the segmentation veth. Every frame here is one packet with its checksum in place
- * and the decision of the hook that sent it: it is sealed and leaves by the uplink, or, ESP itself, is given
- * back to from_wire. TC only. */
+/* from_host: the far end of the segmentation veth. Every frame here is one packet with its checksum
+ * in place and the decision of the hook that sent it: it is sealed and leaves by the uplink, or,
+ * ESP itself, is given back to from_wire. TC only. */
 #include "lib/forward.h"
 
-/* Whose packet it was, for the counters and the event: the agent finds the missing key's node by it. A frame
- * that could not be sealed is still as it was, but for failures of the cipher. */
-ALWAYS_INLINE int refuse(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, int reason)
+/* Whose packet it was, for the counters and the event: the agent finds the missing key's node by
+ * it. A frame that could not be sealed is still as it was, but for failures of the cipher. */
+ALWAYS_INLINE int refuse(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
+			 int reason)
 {
 	struct weft_endpoint *ep;
 

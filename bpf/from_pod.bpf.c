@@ -23,8 +23,8 @@ ALWAYS_INLINE __u32 network_at(__u32 ifindex)
 	return ep ? ep->network : NETWORK_CLUSTER;
 }
 
-ALWAYS_INLINE int finish_neigh(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p,
-			       const struct weft_endpoint *ep, int result)
+ALWAYS_INLINE int finish_neigh(weft_ctx *ctx, const struct weft_config *cfg,
+			       const struct weft_pkt *p, const struct weft_endpoint *ep, int result)
 {
 	switch (result) {
 	case NEIGH_ANSWER:
@@ -42,7 +42,8 @@ ALWAYS_INLINE int finish_neigh(weft_ctx *ctx, const struct weft_config *cfg, con
 	}
 }
 
-SUBPROGRAM int from_pod_slow(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, int reason)
+SUBPROGRAM int from_pod_slow(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
+			     int reason)
 {
 	struct ethhdr *eth = ctx_data(ctx);
 	struct weft_cached c = {};
@@ -90,15 +91,16 @@ SUBPROGRAM int from_pod_slow(weft_ctx *ctx, const struct weft_config *cfg, struc
 	return forward(ctx, cfg, p, &c, ep->ifindex);
 }
 
-/* What a second interface leaves to the stack comes in by the endpoint's first one, which is where its address
- * is routed: on any other the stack's reverse path filter would drop it, and that is no setting of the
- * interface's own (the larger of its and conf.all's rp_filter counts). The first one's hook is native XDP,
- * which skbs do not pass, so nothing is checked twice. */
+/* What a second interface leaves to the stack comes in by the endpoint's first one, which is where
+ * its address is routed: on any other the stack's reverse path filter would drop it, and that is no
+ * setting of the interface's own (the larger of its and conf.all's rp_filter counts). The first
+ * one's hook is native XDP, which skbs do not pass, so nothing is checked twice. */
 ALWAYS_INLINE int to_first(const struct weft_config *cfg, const struct weft_pkt *p)
 {
 	struct weft_endpoint *ep = bpf_map_lookup_elem(&weft_ep_if, &p->ifindex);
 
-	return ep ? bpf_redirect(ep->ifindex, BPF_F_INGRESS) : drop(cfg, p, REASON_UNKNOWN_INTERFACE);
+	return ep ? bpf_redirect(ep->ifindex, BPF_F_INGRESS)
+		  : drop(cfg, p, REASON_UNKNOWN_INTERFACE);
 }
 
 SEC(WEFT_SEC)
@@ -113,7 +115,8 @@ int weft_from_pod(weft_ctx *ctx)
 	reason = parse(ctx, &p);
 	if (!reason && skb_overwrites(ctx, &p))
 		reason = REASON_CHECKSUM_OFFSET;
-	/* Flows are looked up by network; where all are of the cluster's there is nothing to look up for that.
+	/* Flows are looked up by network; where all are of the cluster's there is nothing to look
+	 * up for that.
 	 */
 	if (cfg->flags & CONFIG_NETWORKS)
 		p.network = network_at(p.ifindex);

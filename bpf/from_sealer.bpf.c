@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* from_sealer: what the sealer gives back, on the ingress of weft_sealer. ESP packets get their outer addresses
- * and leave by the uplink; what it has opened passes the window and goes where it would if from_wire had opened
- * it. The process is believed no more than its keys allow: it speaks for SAs whose keys it holds, alive and in
- * their time, with numbers that it was given or that nobody has had. TC only. */
+/* from_sealer: what the sealer gives back, on the ingress of weft_sealer. ESP packets get their
+ * outer addresses and leave by the uplink; what it has opened passes the window and goes where it
+ * would if from_wire had opened it. The process is believed no more than its keys allow: it speaks
+ * for SAs whose keys it holds, alive and in their time, with numbers that it was given or that
+ * nobody has had. TC only. */
 #include "lib/arrive.h"
 
 /* What the process may have put between the Ethernet header and the first ESP packet. */
@@ -17,7 +18,8 @@ ALWAYS_INLINE int is_sealed_udp(const struct weft_config *cfg, const struct weft
 	       u->esp.spi == bpf_htonl(epoch << 28 | lane << 22 | say->identity);
 }
 
-/* Whether the device is to write the checksum into UDP's field, and nowhere else: not over what was looked at.
+/* Whether the device is to write the checksum into UDP's field, and nowhere else: not over what was
+ * looked at.
  */
 ALWAYS_INLINE int is_sealed_sum(weft_ctx *ctx, __u32 udp)
 {
@@ -29,7 +31,8 @@ ALWAYS_INLINE int is_sealed_sum(weft_ctx *ctx, __u32 udp)
 	       skb_is_plain_gso(ctx);
 }
 
-/* The device, or the kernel for it, sums each packet from what is left in the field: the pseudo-header's sum.
+/* The device, or the kernel for it, sums each packet from what is left in the field: the
+ * pseudo-header's sum.
  */
 ALWAYS_INLINE void sealed_pseudo(struct weft_udp_esp *u, __u64 sum)
 {
@@ -37,8 +40,8 @@ ALWAYS_INLINE void sealed_pseudo(struct weft_udp_esp *u, __u64 sum)
 	u->udp.check = ~csum_fold(sum);
 }
 
-ALWAYS_INLINE int sealed_outer4(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_peer *peer,
-				const struct weft_sealer_say *say)
+ALWAYS_INLINE int sealed_outer4(weft_ctx *ctx, const struct weft_config *cfg,
+				const struct weft_peer *peer, const struct weft_sealer_say *say)
 {
 	struct {
 		struct iphdr ip;
@@ -61,8 +64,8 @@ ALWAYS_INLINE int sealed_outer4(weft_ctx *ctx, const struct weft_config *cfg, co
 	return 0;
 }
 
-ALWAYS_INLINE int sealed_outer6(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_peer *peer,
-				const struct weft_sealer_say *say)
+ALWAYS_INLINE int sealed_outer6(weft_ctx *ctx, const struct weft_config *cfg,
+				const struct weft_peer *peer, const struct weft_sealer_say *say)
 {
 	struct {
 		struct ipv6hdr ip;
@@ -82,7 +85,8 @@ ALWAYS_INLINE int sealed_outer6(weft_ctx *ctx, const struct weft_config *cfg, co
 	return 0;
 }
 
-/* What was sealed for a node leaves for it. Returns a drop reason, or REASON_NONE and what to do. */
+/* What was sealed for a node leaves for it. Returns a drop reason, or REASON_NONE and what to do.
+ */
 SUBPROGRAM int leave(weft_ctx *ctx, const struct weft_config *cfg, struct weft_sealer_say *say)
 {
 	struct weft_sa_out *sa;
@@ -102,12 +106,14 @@ SUBPROGRAM int leave(weft_ctx *ctx, const struct weft_config *cfg, struct weft_s
 	if (sa->head.engine != ENGINE_USER || !say->seq || !say->count ||
 	    say->seq + say->count - 1 > sa->counter)
 		return REASON_SEAL_FAILED;
-	/* A tap keeps no more of a frame linear than its headers, as the process has measured them. */
+	/* A tap keeps no more of a frame linear than its headers, as the process has measured them.
+	 */
 	ctx_pull(ctx, ETH_LEN + IP6_LEN + UDP_LEN + ESP_HEAD_LEN);
 	around = ETH_LEN + (peer->family == 4 ? IP4_LEN : IP6_LEN) + UDP_LEN;
 	if (!is_sealed_sum(ctx, around - UDP_LEN - ETH_LEN))
 		return REASON_SEAL_FAILED;
-	reason = peer->family == 4 ? sealed_outer4(ctx, cfg, peer, say) : sealed_outer6(ctx, cfg, peer, say);
+	reason = peer->family == 4 ? sealed_outer4(ctx, cfg, peer, say)
+				   : sealed_outer6(ctx, cfg, peer, say);
 	if (reason)
 		return REASON_SEAL_FAILED;
 	__sync_fetch_and_add(&sa->head.bytes, ctx->len - around);
@@ -167,8 +173,8 @@ ALWAYS_INLINE int from_sealer_out(weft_ctx *ctx, const struct weft_config *cfg, 
 	return act == CTX_DROP ? drop(cfg, p, REASON_NO_NEXT_HOP) : act;
 }
 
-/* What was opened goes on as if from_wire had opened it. What is the stack's reaches it by the uplink, as the
- * sender's address, the host's firewall and rp_filter expect. */
+/* What was opened goes on as if from_wire had opened it. What is the stack's reaches it by the
+ * uplink, as the sender's address, the host's firewall and rp_filter expect. */
 ALWAYS_INLINE int from_sealer_in(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
 				 struct weft_sealer_say *say)
 {

@@ -5,7 +5,8 @@
 #include "lib/vlan.h"
 
 /* Opens the packet if it is sealed. Returns -1, and what to do with it, if it could not be. */
-ALWAYS_INLINE int open_sealed(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, int *act)
+ALWAYS_INLINE int open_sealed(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
+			      int *act)
 {
 	int reason;
 
@@ -16,8 +17,10 @@ ALWAYS_INLINE int open_sealed(weft_ctx *ctx, const struct weft_config *cfg, stru
 		*act = reason > 0 ? drop(cfg, p, reason) : CTX_REDIRECT;
 		return -1;
 	}
-	*p = (struct weft_pkt){
-	    .hook = HOOK_FROM_WIRE, .direction = DIR_INGRESS, .node = p->node, .identity = p->identity};
+	*p = (struct weft_pkt){.hook = HOOK_FROM_WIRE,
+			       .direction = DIR_INGRESS,
+			       .node = p->node,
+			       .identity = p->identity};
 	return 0;
 }
 
@@ -32,7 +35,8 @@ ALWAYS_INLINE int receive(weft_ctx *ctx, const struct weft_config *cfg, struct w
 #ifdef WEFT_XDP
 ALWAYS_INLINE int is_opened(weft_ctx *ctx, const struct weft_config *cfg) { return 0; }
 #else
-/* Whether from_sealer has opened the packet and looked at it, and gives it to the stack by this uplink. */
+/* Whether from_sealer has opened the packet and looked at it, and gives it to the stack by this
+ * uplink. */
 ALWAYS_INLINE int is_opened(weft_ctx *ctx, const struct weft_config *cfg)
 {
 	__u32 mark = ctx->mark;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* post_routing: netfilter's last hook on the way out, for every interface that there is or will be. What is
- * to be sealed may only leave by an interface whose egress hook seals it; the kernel may choose another (a
- * route, a policy rule, a new tunnel, an uplink made anew whose hooks are not back). Such packets end here, and
- * those that the policy of their sender refuses. So does the first packet of what a policy refuses where an
- * egress hook would: behind that, connection tracking would know of the conversation and translate answers. */
+/* post_routing: netfilter's last hook on the way out, for every interface that there is or will be.
+ * What is to be sealed may only leave by an interface whose egress hook seals it; the kernel may
+ * choose another (a route, a policy rule, a new tunnel, an uplink made anew whose hooks are not
+ * back). Such packets end here, and those that the policy of their sender refuses. So does the
+ * first packet of what a policy refuses where an egress hook would: behind that, connection
+ * tracking would know of the conversation and translate answers. */
 #include "lib/netfilter.h"
 
 /* Whether the packet is one that to_wire would seal, or drop. Returns a drop reason. */
@@ -13,12 +14,14 @@ ALWAYS_INLINE int check_exit(struct sk_buff *skb, const struct weft_config *cfg,
 	const struct weft_route *r = route_of(&p->dst);
 	struct weft_origin o;
 
-	/* A pod of this node is behind its own interface, which has hooks, or, chained, behind its bridge. */
+	/* A pod of this node is behind its own interface, which has hooks, or, chained, behind its
+	 * bridge. */
 	if (to)
 		return is_behind(to, p->ifindex) ? REASON_NONE : REASON_NO_ENDPOINT;
 	if (!r)
 		return REASON_NONE;
-	/* While the range is open, the interface may lead to somebody else who has addresses in it. */
+	/* While the range is open, the interface may lead to somebody else who has addresses in it.
+	 */
 	if (is_own_range(r))
 		return r->flags & ROUTE_OPEN ? REASON_NONE : REASON_NO_ENDPOINT;
 	if (!r->node && !(r->flags & ROUTE_NO_NODE))
@@ -30,7 +33,8 @@ ALWAYS_INLINE int check_exit(struct sk_buff *skb, const struct weft_config *cfg,
 	return must_seal(cfg, p) ? REASON_UNHOOKED_INTERFACE : REASON_NONE;
 }
 
-/* Whether connection tracking has not seen an answer yet: it may be about to take note of the conversation. */
+/* Whether connection tracking has not seen an answer yet: it may be about to take note of the
+ * conversation. */
 ALWAYS_INLINE int is_unanswered(struct sk_buff *skb)
 {
 	__u32 info;
@@ -42,7 +46,8 @@ ALWAYS_INLINE int is_unanswered(struct sk_buff *skb)
 }
 
 /* What an endpoint sends. Returns a drop reason. */
-ALWAYS_INLINE int check_policy(struct sk_buff *skb, const struct weft_config *cfg, struct weft_pkt *p)
+ALWAYS_INLINE int check_policy(struct sk_buff *skb, const struct weft_config *cfg,
+			       struct weft_pkt *p)
 {
 	const struct weft_endpoint *to;
 	struct weft_origin o;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* pre_routing: netfilter's first hook on the way in, before reassembly and translation, for every interface
- * that has no hook of Weft's. Whoever is behind one is the world, and may not speak in the cluster's name: not
- * to pods, for whom to_pod would refuse it, not to this host, and not as the rest of somebody else's fragmented
- * packet. What is let pass here in this host's own name has been translated by this host. */
+/* pre_routing: netfilter's first hook on the way in, before reassembly and translation, for every
+ * interface that has no hook of Weft's. Whoever is behind one is the world, and may not speak in
+ * the cluster's name: not to pods, for whom to_pod would refuse it, not to this host, and not as
+ * the rest of somebody else's fragmented packet. What is let pass here in this host's own name has
+ * been translated by this host. */
 #include "lib/netfilter.h"
 
-/* Nodes talk to each other in cleartext, by whatever interface; all else of the cluster's is refused. */
+/* Nodes talk to each other in cleartext, by whatever interface; all else of the cluster's is
+ * refused. */
 ALWAYS_INLINE int check_unmanaged(const struct weft_config *cfg, const struct weft_pkt *p)
 {
 	const struct weft_route *from = route_of(&p->src);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* What user space runs to change security associations. Key bytes come in a program's context or frame only,
- * which is no map's memory, and are overwritten before it ends.
+/* What user space runs to change security associations. Key bytes come in a program's context or
+ * frame only, which is no map's memory, and are overwritten before it ends.
  *
- * An entry is made in this order: user space adds it and has an empty key object put in; weft_sa_fill makes the
- * cipher; weft_sa_powers, run on a frame of its own because only packet programs may encrypt, computes
- * GHASH's powers; weft_sa_state declares it alive. See sa.h for how it ends. */
+ * An entry is made in this order: user space adds it and has an empty key object put in;
+ * weft_sa_fill makes the cipher; weft_sa_powers, run on a frame of its own because only packet
+ * programs may encrypt, computes GHASH's powers; weft_sa_state declares it alive. See sa.h for how
+ * it ends. */
 #include "lib/kfuncs.h"
 
 #define ENOENT	    2
@@ -143,7 +144,8 @@ struct powers_frame {
 };
 _Static_assert(sizeof(struct powers_frame) == 48, "user space has the same");
 
-ALWAYS_INLINE int set_powers(struct xdp_md *ctx, struct weft_key *key, struct bpf_crypto_ctx *cipher)
+ALWAYS_INLINE int set_powers(struct xdp_md *ctx, struct weft_key *key,
+			     struct bpf_crypto_ctx *cipher)
 {
 	struct powers_frame *f;
 	struct ghash_block h, power;
@@ -154,7 +156,8 @@ ALWAYS_INLINE int set_powers(struct xdp_md *ctx, struct weft_key *key, struct bp
 		return -ENOKEY;
 	err = bpf_dynptr_from_xdp(ctx, 0, &block);
 	if (!err)
-		err = bpf_dynptr_adjust(&block, __builtin_offsetof(struct powers_frame, block), sizeof(*f));
+		err = bpf_dynptr_adjust(&block, __builtin_offsetof(struct powers_frame, block),
+					sizeof(*f));
 	if (!err)
 		err = bpf_crypto_encrypt(cipher, &block, &block, NULL);
 	f = ctx_data(ctx);
@@ -229,8 +232,8 @@ int weft_sa_sealer(struct sa_request *r)
 	return 0;
 }
 
-/* Moves the end of keys that are in use: never back, and never of keys that have ended. Packets on other CPUs
- * see the old end or the new one. */
+/* Moves the end of keys that are in use: never back, and never of keys that have ended. Packets on
+ * other CPUs see the old end or the new one. */
 ALWAYS_INLINE int extend(struct sa_request *r, struct weft_sa_head *sa)
 {
 	__u64 until = r->expires_ns, was = sa->expires_ns;
@@ -266,8 +269,8 @@ ALWAYS_INLINE void wipe_key(struct weft_key *key)
 	*(volatile __u32 *)&key->ready = 0;
 }
 
-/* Overwrites the secrets of an entry that no packet can be using any more. Its cipher is freed, and zeroed by
- * that, a grace period later. */
+/* Overwrites the secrets of an entry that no packet can be using any more. Its cipher is freed, and
+ * zeroed by that, a grace period later. */
 SEC("syscall")
 int weft_sa_wipe(struct sa_request *r)
 {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* sealer_gro: makes GRO merge what other nodes' sealers send to this one's. The kernel merges datagrams before
- * TC sees them only where it finds a socket that asks for it (UDP_GRO), and it asks this program which socket
- * that is; no datagram reaches the socket, since from_wire takes them first. Other ESP is not merged: hooks
- * open one packet at a time. Neither pinned nor shared: it goes with the agent, and then packets come one by
- * one. */
+/* sealer_gro: makes GRO merge what other nodes' sealers send to this one's. The kernel merges
+ * datagrams before TC sees them only where it finds a socket that asks for it (UDP_GRO), and it
+ * asks this program which socket that is; no datagram reaches the socket, since from_wire takes
+ * them first. Other ESP is not merged: hooks open one packet at a time. Neither pinned nor shared:
+ * it goes with the agent, and then packets come one by one. */
 #include <linux/bpf.h>
 #include <linux/in.h>
 #include <bpf/bpf_helpers.h>
@@ -14,7 +14,8 @@ char _license[] SEC("license") = "GPL";
 
 #define AF_INET 2
 
-/* Set by the loader: the port of ESP in host byte order, and this node's addresses as they are in a packet. */
+/* Set by the loader: the port of ESP in host byte order, and this node's addresses as they are in a
+ * packet. */
 const volatile __u32 weft_port = 0;
 const volatile __be32 weft_ip4 = 0;
 const volatile __be32 weft_ip6[4] = {};
@@ -42,7 +43,8 @@ int weft_sealer_gro(struct bpf_sk_lookup *ctx)
 	struct bpf_sock *sk;
 
 	if (ctx->protocol != IPPROTO_UDP || ctx->local_port != weft_port ||
-	    (bpf_ntohs(ctx->remote_port) & SEALER_PORT_MASK) != SEALER_PORT_BASE || !is_to_node(ctx))
+	    (bpf_ntohs(ctx->remote_port) & SEALER_PORT_MASK) != SEALER_PORT_BASE ||
+	    !is_to_node(ctx))
 		return SK_PASS;
 	sk = bpf_map_lookup_elem(&weft_mergers, &key);
 	if (!sk)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* On the TCP socket that listens for exchanges of keys: drops what comes from an address that no other node
- * has, before the kernel answers it or remembers anything of it. It fails closed: an empty map lets nobody in.
- * Neither pinned nor shared: it goes with the agent, and so does the socket. */
+/* On the TCP socket that listens for exchanges of keys: drops what comes from an address that no
+ * other node has, before the kernel answers it or remembers anything of it. It fails closed: an
+ * empty map lets nobody in. Neither pinned nor shared: it goes with the agent, and so does the
+ * socket. */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
@@ -36,7 +37,8 @@ static __always_inline int source_of(struct __sk_buff *skb, union weft_addr *src
 	switch (version >> 4) {
 	case 4:
 		src->w[2] = bpf_htonl(0xffff);
-		return bpf_skb_load_bytes_relative(skb, 12, &src->w[3], sizeof(src->w[3]), BPF_HDR_START_NET);
+		return bpf_skb_load_bytes_relative(skb, 12, &src->w[3], sizeof(src->w[3]),
+						   BPF_HDR_START_NET);
 	case 6:
 		return bpf_skb_load_bytes_relative(skb, 8, src, sizeof(*src), BPF_HDR_START_NET);
 	}
@@ -62,8 +64,8 @@ int weft_source_filter(struct __sk_buff *skb)
 	struct bpf_sock *sk = skb->sk;
 	union weft_addr src = {};
 
-	/* A connection inherits the filter of the socket that listened. It was let in; a peer that is removed
-	 * meanwhile must not leave this end waiting for it. */
+	/* A connection inherits the filter of the socket that listened. It was let in; a peer that
+	 * is removed meanwhile must not leave this end waiting for it. */
 	if (!sk || sk->state != BPF_TCP_LISTEN)
 		return PASS;
 	if (source_of(skb, &src) || !bpf_map_lookup_elem(&weft_allowed, &src))

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* tag_in: TC ingress behind an XDP hook. Takes the tag that the hook has left in front of the frame over to the
- * skb, and what somebody else may have written there away. Not every packet has passed the hook: what a TC
- * program redirects here has not (to_first), and brings the metadata along that its sender's own XDP program
- * wrote. So on a pod's interface the interface says who sent it, and elsewhere only who opened a packet is
- * believed, which counts on uplinks alone: no XDP hook gives the stack what it has decided. */
+/* tag_in: TC ingress behind an XDP hook. Takes the tag that the hook has left in front of the frame
+ * over to the skb, and what somebody else may have written there away. Not every packet has passed
+ * the hook: what a TC program redirects here has not (to_first), and brings the metadata along that
+ * its sender's own XDP program wrote. So on a pod's interface the interface says who sent it, and
+ * elsewhere only who opened a packet is believed, which counts on uplinks alone: no XDP hook gives
+ * the stack what it has decided. */
 #include "lib/tag.h"
 #include "lib/maps.h"
 

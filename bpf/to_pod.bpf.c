@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* to_pod: what the host's stack sends to a pod, on the host side of the pod's interface. TC only:
- * redirects from the other hooks do not pass here. Fails closed: by whatever interface a packet came to this
- * node, nothing reaches a pod in cleartext that must be sealed, nor in another pod's name, nor what its policy
- * refuses. */
+ * redirects from the other hooks do not pass here. Fails closed: by whatever interface a packet
+ * came to this node, nothing reaches a pod in cleartext that must be sealed, nor in another pod's
+ * name, nor what its policy refuses. */
 #include "lib/forward.h"
 
 /* Returns a drop reason. What the host itself sends is its own business. */
@@ -19,7 +19,8 @@ ALWAYS_INLINE int check_delivery(const struct weft_config *cfg, const struct wef
 	return check_outside_source(cfg, p);
 }
 
-/* Who sent it, where provenance knows. A source that has been translated to this host's own is not this host.
+/* Who sent it, where provenance knows. A source that has been translated to this host's own is not
+ * this host.
  */
 ALWAYS_INLINE __u32 sender_of(const struct weft_pkt *p, const struct weft_origin *o)
 {

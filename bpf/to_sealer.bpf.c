@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* to_sealer: the egress of weft_sealer. The sealer believes the header of what it gets there, so nothing passes
- * but what a hook has put it on: a process may bind a socket to any interface. TC only. */
+/* to_sealer: the egress of weft_sealer. The sealer believes the header of what it gets there, so
+ * nothing passes but what a hook has put it on: a process may bind a socket to any interface. TC
+ * only. */
 #include "lib/drop.h"
 #include "lib/parse.h"
 

@@ -2,8 +2,8 @@
 /* to_wire: what the host's stack sends to the wire, on the uplink's egress. TC only. A flow of a
  * pod of this node is the stack's then (it may have been translated: a Service's address on its way
  * out), so its replies must go through the stack too. And nothing gets past that must be sealed:
- * what the stack sends to other nodes' pods, and for this node's pods, goes into the segmentation veth, under
- * the identity of who sent it. */
+ * what the stack sends to other nodes' pods, and for this node's pods, goes into the segmentation
+ * veth, under the identity of who sent it. */
 #include "lib/forward.h"
 
 /* Whether who sent the packet may send from that source. Returns a drop reason. */
@@ -18,17 +18,18 @@ ALWAYS_INLINE int check_sender(const struct weft_config *cfg, const struct weft_
 	return REASON_NONE;
 }
 
-/* Whether this host may seal in its own name: only from an address that the other nodes know as its, or the
- * answer would be the world's and travel in cleartext. */
+/* Whether this host may seal in its own name: only from an address that the other nodes know as
+ * its, or the answer would be the world's and travel in cleartext. */
 ALWAYS_INLINE int check_host(const struct weft_pkt *p)
 {
 	const struct weft_route *from = route_of(&p->src);
 
-	return from && !from->node && from->flags == ROUTE_HOST ? REASON_NONE : REASON_UNLISTED_SOURCE;
+	return from && !from->node && from->flags == ROUTE_HOST ? REASON_NONE
+								: REASON_UNLISTED_SOURCE;
 }
 
-/* What a packet that is to be sealed needs besides. The world's packets, which this host relays, must not be in
- * a cluster address's name, whether sealed to this node or in cleartext. */
+/* What a packet that is to be sealed needs besides. The world's packets, which this host relays,
+ * must not be in a cluster address's name, whether sealed to this node or in cleartext. */
 ALWAYS_INLINE int check_relayed(const struct weft_config *cfg, const struct weft_pkt *p,
 				const struct weft_origin *o)
 {
@@ -40,16 +41,17 @@ ALWAYS_INLINE int check_relayed(const struct weft_config *cfg, const struct weft
 	return reason && o->kind == ORIGIN_OPENED ? REASON_INNER_SOURCE : reason;
 }
 
-/* Whether a packet to another node's own address may be readable: it is a host's or the world's, and no error
- * that quotes what that node has sent sealed. */
+/* Whether a packet to another node's own address may be readable: it is a host's or the world's,
+ * and no error that quotes what that node has sent sealed. */
 ALWAYS_INLINE int is_between_hosts(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
 				   const struct weft_origin *o, const struct weft_endpoint *ep)
 {
-	return is_of_no_pod(p, o, ep) && !(o->kind == ORIGIN_HOST && icmp_quotes_sealed(ctx, cfg, p));
+	return is_of_no_pod(p, o, ep) &&
+	       !(o->kind == ORIGIN_HOST && icmp_quotes_sealed(ctx, cfg, p));
 }
 
-/* Whether a packet is for this node's own pods and must not leave: by its range, or by an address outside of
- * all ranges. Only a chained pod whose bridge the uplink is may be behind it. */
+/* Whether a packet is for this node's own pods and must not leave: by its range, or by an address
+ * outside of all ranges. Only a chained pod whose bridge the uplink is may be behind it. */
 ALWAYS_INLINE int is_for_own(const struct weft_pkt *p, const struct weft_route *r)
 {
 	const struct weft_endpoint *to;
@@ -95,10 +97,10 @@ ALWAYS_INLINE int must_divert(weft_ctx *ctx, const struct weft_config *cfg, stru
 	return 1;
 }
 
-/* Whether the policy of the endpoint that sent the packet lets it. Its source may have been translated, not its
- * provenance. Returns a drop reason. */
-ALWAYS_INLINE int check_policy(const struct weft_config *cfg, struct weft_pkt *p, const struct weft_origin *o,
-			       int malformed)
+/* Whether the policy of the endpoint that sent the packet lets it. Its source may have been
+ * translated, not its provenance. Returns a drop reason. */
+ALWAYS_INLINE int check_policy(const struct weft_config *cfg, struct weft_pkt *p,
+			       const struct weft_origin *o, int malformed)
 {
 	int reason;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Voids every key in the moment in which the kernel learns that its virtual machine was resumed from a snapshot
- * or copied, with or without an agent. */
+/* Voids every key in the moment in which the kernel learns that its virtual machine was resumed
+ * from a snapshot or copied, with or without an agent. */
 #include "lib/vmfork.h"
 
 char _license[] SEC("license") = "GPL";

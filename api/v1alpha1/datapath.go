@@ -2,15 +2,16 @@ package v1alpha1
 
 import "fmt"
 
-// DatapathAnnotation on a Pod asks for the XDP datapath: native XDP for frames that the pod sends as XDP frames, by
-// AF_XDP or a router of its own, and a second interface with TC for what its stack sends. Its one
-// value is DatapathXDP.
+// DatapathAnnotation on a Pod asks for the XDP datapath: native XDP for frames that the pod sends
+// as XDP frames, by AF_XDP or a router of its own, and a second interface with TC for what its
+// stack sends. Its one value is DatapathXDP.
 const DatapathAnnotation = "ebpf.xdp/datapath"
 
 // DatapathXDP is the value of DatapathAnnotation.
 const DatapathXDP = "xdp"
 
-// formerAnnotation is the name that DatapathAnnotation had first. It is honoured no more, and named.
+// formerAnnotation is the name that DatapathAnnotation had first. It is honoured no more, and
+// named.
 const formerAnnotation = "ebpf.xdp/road" // glossary: format
 
 // CheckDatapathAnnotation says what is wrong with the annotation of a pod, "" if nothing.

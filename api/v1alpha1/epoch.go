@@ -12,7 +12,8 @@ import (
 // KindEpoch is the kind of Epoch.
 const KindEpoch = "Epoch"
 
-// maxWrapped is the size of the largest wrapped key, in bytes: what a KMS makes of 32 bytes is far less.
+// maxWrapped is the size of the largest wrapped key, in bytes: what a KMS makes of 32 bytes is far
+// less.
 const maxWrapped = 16 << 10
 
 // maxKEK is the length of the longest KEK URL, and of its version.
@@ -36,7 +37,8 @@ type Epoch struct {
 type EpochSpec struct {
 	// Number counts epochs from 1. The object's name is epoch-NUMBER.
 	Number uint64 `yaml:"number" json:"number"`
-	// Created and Expires bound the epoch: after Expires no packet is sealed or opened with its keys.
+	// Created and Expires bound the epoch: after Expires no packet is sealed or opened with its
+	// keys.
 	Created Time `yaml:"created" json:"created"`
 	Expires Time `yaml:"expires" json:"expires"`
 	// KEK is the URL of the key-encryption key that wrapped this one, without secrets.

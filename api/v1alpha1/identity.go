@@ -17,7 +17,8 @@ const (
 	IdentityRemoteHost = 2
 	// IdentityWorld is whoever is outside the cluster.
 	IdentityWorld = 3
-	// IdentityHealth is reserved for health probes, IdentityUnmanaged for pods that Weft does not attach.
+	// IdentityHealth is reserved for health probes, IdentityUnmanaged for pods that Weft does not
+	// attach.
 	IdentityHealth    = 4
 	IdentityUnmanaged = 5
 

@@ -4,8 +4,8 @@ package v1alpha1
 // and labels matter here.
 const NamespaceVersion = "v1"
 
-// Namespace has the labels by which policies select namespaces. One that is declared nowhere has its
-// name as label, as every namespace: kubernetes.io/metadata.name.
+// Namespace has the labels by which policies select namespaces. One that is declared nowhere has
+// its name as label, as every namespace: kubernetes.io/metadata.name.
 type Namespace struct {
 	TypeMeta `yaml:",inline"`
 	Metadata ObjectMeta `yaml:"metadata" json:"metadata"`

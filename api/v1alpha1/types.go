@@ -4,7 +4,8 @@ package v1alpha1
 
 import "net/netip"
 
-// APIVersion is the apiVersion of this package's objects, but for those of Kubernetes: see VersionOf.
+// APIVersion is the apiVersion of this package's objects, but for those of Kubernetes: see
+// VersionOf.
 const APIVersion = "weft.dev/v1alpha1"
 
 // The kinds of this package.

@@ -67,8 +67,8 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestAddressesOfPods: a pod and an endpoint have up to sixteen addresses, each once; the error names the seventeenth, and a
-// node has one of each family.
+// TestAddressesOfPods: a pod and an endpoint have up to sixteen addresses, each once; the error
+// names the seventeenth, and a node has one of each family.
 func TestAddressesOfPods(t *testing.T) {
 	many := func(count int) (out []netip.Addr) {
 		for a := netip.MustParseAddr("fd00::1"); len(out) < count; a = a.Next() {

@@ -1,5 +1,6 @@
-// Command compare sets the reports of two builds of Weft beside each other: what a change costs or saves. The reports come from runs
-// in turns, one repeat each (scripts/compare-bench), since a lone run says nothing on a shared machine.
+// Command compare sets the reports of two builds of Weft beside each other: what a change costs or
+// saves. The reports come from runs in turns, one repeat each (scripts/compare-bench), since a lone
+// run says nothing on a shared machine.
 //
 //	go run ./bench/compare [-rename xdp=auto-xdp] [-json FILE] DIRECTORY
 //

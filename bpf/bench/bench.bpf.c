@@ -34,8 +34,9 @@ const volatile __u32 out_ifindex;
 const volatile __u16 flow_mask;
 const volatile __u16 first_sport;
 
-/* If dst_count is not 0, so many destinations take turns, each dst_step after the other. dst_rest is the sum of
- * the IPv4 header's 16-bit words as they lie in memory, but for its checksum and destination. */
+/* If dst_count is not 0, so many destinations take turns, each dst_step after the other. dst_rest
+ * is the sum of the IPv4 header's 16-bit words as they lie in memory, but for its checksum and
+ * destination. */
 const volatile __u32 dst_count, dst_first, dst_step, dst_rest;
 
 /* Destination port of the frames that the sink counts. */
@@ -87,7 +88,8 @@ int bench_gen(struct xdp_md *ctx)
 
 	if (data + HDR_LEN > end)
 		return XDP_ABORTED;
-	/* Pages are recycled and the measured datapath rewrote them: the whole header, each time. */
+	/* Pages are recycled and the measured datapath rewrote them: the whole header, each time.
+	 */
 	word[0] = tmpl.word[0];
 	word[1] = tmpl.word[1];
 	word[2] = tmpl.word[2];

@@ -6,9 +6,10 @@
 
 /* AES-256-GCM as RFC 4106 uses it, by the engine that the SA was made for.
  *
- * A packet's work is done between crypt_get and crypt_put. The caller fills the buffer's aad (12 bytes: SPI,
- * sequence number with its upper half) and iv; the salt comes from the SA, which the caller has looked up once
- * for all that it does: an entry that was seen alive stays as it is until the program ends (sa.h). */
+ * A packet's work is done between crypt_get and crypt_put. The caller fills the buffer's aad (12
+ * bytes: SPI, sequence number with its upper half) and iv; the salt comes from the SA, which the
+ * caller has looked up once for all that it does: an entry that was seen alive stays as it is until
+ * the program ends (sa.h). */
 
 #define ESP_AROUND 32 /* an ESP packet's bytes besides its text: SPI, sequence number, IV, tag */
 
@@ -23,10 +24,10 @@
 #define ctx_own(ctx, len) (!bpf_skb_pull_data(ctx, len))
 #endif
 
-/* The kernel's module does it where the packet lies: seals size bytes with the tag, or opens -size. The packet
- * must be linear, for an skb also its own. */
-static __noinline int kmod_crypt(weft_ctx *ctx, struct weft_crypt *s, struct bpf_crypto_ctx *cipher, __u32 off,
-				 __s32 size)
+/* The kernel's module does it where the packet lies: seals size bytes with the tag, or opens -size.
+ * The packet must be linear, for an skb also its own. */
+static __noinline int kmod_crypt(weft_ctx *ctx, struct weft_crypt *s, struct bpf_crypto_ctx *cipher,
+				 __u32 off, __s32 size)
 {
 	int seal = size > 0, err = -EINVAL;
 	struct bpf_dynptr packet, siv;
@@ -48,8 +49,8 @@ static __noinline int kmod_crypt(weft_ctx *ctx, struct weft_crypt *s, struct bpf
 	return err;
 }
 
-/* Seals s->text[0..len), ESP trailer included, and writes ciphertext and 16 bytes of tag to the packet
- * at off, where there is room. */
+/* Seals s->text[0..len), ESP trailer included, and writes ciphertext and 16 bytes of tag to the
+ * packet at off, where there is room. */
 static __noinline int aead_seal(weft_ctx *ctx, struct weft_sa_out *sa, __u32 off, __u32 len)
 {
 	struct weft_crypt *s = crypt_buffer();
@@ -76,8 +77,8 @@ static __noinline int aead_seal(weft_ctx *ctx, struct weft_sa_out *sa, __u32 off
 	return kmod_crypt(ctx, s, cipher, off, len + 16);
 }
 
-/* The packet has len bytes of ciphertext at off and 16 of tag behind them. Leaves the plaintext in their place,
- * and only if the tag is right: 0, or -EBADMSG. */
+/* The packet has len bytes of ciphertext at off and 16 of tag behind them. Leaves the plaintext in
+ * their place, and only if the tag is right: 0, or -EBADMSG. */
 static __noinline int aead_open(weft_ctx *ctx, struct weft_sa_in *sa, __u32 off, __u32 len)
 {
 	struct weft_crypt *s = crypt_buffer();

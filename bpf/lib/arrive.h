@@ -4,8 +4,8 @@
 
 #include "forward.h"
 
-/* What becomes of a packet from another node: as it came in cleartext, or as it was once it has been opened, by
- * from_wire itself or by the sealer. */
+/* What becomes of a packet from another node: as it came in cleartext, or as it was once it has
+ * been opened, by from_wire itself or by the sealer. */
 
 /* Sources that no host has on a wire (RFC 6890): this network, loopback, multicast, reserved. */
 ALWAYS_INLINE int is_martian(const struct weft_pkt *p)
@@ -22,9 +22,9 @@ ALWAYS_INLINE int is_link_local(const union weft_addr *a)
 	return addr_is_link_local6(a);
 }
 
-/* Whether a sealed packet's source is one that its node, under that identity, may send from: a pod's identity
- * from the node's pods (or its own address, if the node has translated theirs), the host's from the node's own
- * addresses, the world's from those or from outside of the cluster. */
+/* Whether a sealed packet's source is one that its node, under that identity, may send from: a
+ * pod's identity from the node's pods (or its own address, if the node has translated theirs), the
+ * host's from the node's own addresses, the world's from those or from outside of the cluster. */
 ALWAYS_INLINE int check_inner_source(const struct weft_pkt *p, const struct weft_route *from)
 {
 	int host = p->identity == IDENTITY_HOST || p->identity == IDENTITY_WORLD;
@@ -36,9 +36,9 @@ ALWAYS_INLINE int check_inner_source(const struct weft_pkt *p, const struct weft
 	return REASON_NONE;
 }
 
-/* Whether who a packet was sealed as is who its source is here, the second witness. While an address goes from
- * one pod to another the two nodes may know of it one after the other: what the new one sends is dropped until
- * both do. */
+/* Whether who a packet was sealed as is who its source is here, the second witness. While an
+ * address goes from one pod to another the two nodes may know of it one after the other: what the
+ * new one sends is dropped until both do. */
 ALWAYS_INLINE int check_identity(const struct weft_config *cfg, const struct weft_pkt *p)
 {
 	struct weft_addr_key key = {.addr = p->src};
@@ -50,8 +50,8 @@ ALWAYS_INLINE int check_identity(const struct weft_config *cfg, const struct wef
 	return identity && *identity != p->identity ? REASON_IDENTITY_MISMATCH : REASON_NONE;
 }
 
-/* Whether the packet may come from where its source says, as it came: sealed, or in cleartext only what a
- * policy names. Nobody on a wire is this node. */
+/* Whether the packet may come from where its source says, as it came: sealed, or in cleartext only
+ * what a policy names. Nobody on a wire is this node. */
 SUBPROGRAM int check_origin(const struct weft_config *cfg, const struct weft_pkt *p)
 {
 	const struct weft_route *from;
@@ -76,8 +76,9 @@ ALWAYS_INLINE int check_not_link(const struct weft_pkt *p)
 	return REASON_NONE;
 }
 
-/* What came in cleartext for the host itself, or to be routed by it. Nodes talk to each other in cleartext:
- * handshakes, ESP itself, the host's own services; discovery on the link is the kernel's business. */
+/* What came in cleartext for the host itself, or to be routed by it. Nodes talk to each other in
+ * cleartext: handshakes, ESP itself, the host's own services; discovery on the link is the kernel's
+ * business. */
 ALWAYS_INLINE int check_plain_to_host(const struct weft_config *cfg, const struct weft_pkt *p)
 {
 	if (p->family == 6 && is_link_control(p))
@@ -107,7 +108,8 @@ SUBPROGRAM int to_host(const struct weft_config *cfg, const struct weft_pkt *p)
 	return CTX_PASS;
 }
 
-SUBPROGRAM int arrive_slow(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, int reason)
+SUBPROGRAM int arrive_slow(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
+			   int reason)
 {
 	struct weft_cached c = {};
 	struct weft_endpoint *to;
@@ -146,7 +148,8 @@ SUBPROGRAM int arrive_slow(weft_ctx *ctx, const struct weft_config *cfg, struct 
 		c.node = p->node;
 		c.identity = p->identity;
 		if (p->node)
-			p->sender = p->identity == IDENTITY_HOST ? IDENTITY_REMOTE_HOST : p->identity;
+			p->sender =
+			    p->identity == IDENTITY_HOST ? IDENTITY_REMOTE_HOST : p->identity;
 	}
 	return forward(ctx, cfg, p, &c, p->ifindex);
 }
@@ -163,9 +166,10 @@ ALWAYS_INLINE int pass_on(weft_ctx *ctx, const struct weft_config *cfg, const st
 	return CTX_PASS;
 }
 
-/* Brings a frame on its way. from is the uplink that the packet inside came by, 0 if that is the frame's own
- * interface. */
-ALWAYS_INLINE int arrive(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, __u32 from)
+/* Brings a frame on its way. from is the uplink that the packet inside came by, 0 if that is the
+ * frame's own interface. */
+ALWAYS_INLINE int arrive(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
+			 __u32 from)
 {
 	int reason, act;
 

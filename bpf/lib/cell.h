@@ -6,32 +6,35 @@
 #include "clock.h"
 #include "count.h"
 
-/* Budgets in the flow table. A flow needs a cell, and there are as many cells as the table has entries. While
- * one is free, anybody may take it. When none is, a new flow takes the cell of whoever holds the most of those
- * looked at, never of an owner who holds fewer than its own or no more than an equal share (flow_share). So
- * what an owner holds up to its share is its own, what others leave unused is anybody's, and a flood evicts the
- * flood.
+/* Budgets in the flow table. A flow needs a cell, and there are as many cells as the table has
+ * entries. While one is free, anybody may take it. When none is, a new flow takes the cell of
+ * whoever holds the most of those looked at, never of an owner who holds fewer than its own or no
+ * more than an equal share (flow_share). So what an owner holds up to its share is its own, what
+ * others leave unused is anybody's, and a flood evicts the flood.
  *
  * Nothing here is on the fast path: a flow that exists is found by its key alone. */
 
-/* A cell's word: its owner plus 1 in the low bits, 0 if it is free; CELL_BUSY while somebody changes its key or
- * its flow; a number that every change raises. */
+/* A cell's word: its owner plus 1 in the low bits, 0 if it is free; CELL_BUSY while somebody
+ * changes its key or its flow; a number that every change raises. */
 #define CELL_OWNER   0xffffULL
 #define CELL_BUSY    (1ULL << 16)
 #define CELL_VERSION (1ULL << 17)
 
-/* The cells that are looked at for a new flow: some behind the last that was free, because flows that were made
- * one after another also end so, then some at random, which find whoever holds the most. */
+/* The cells that are looked at for a new flow: some behind the last that was free, because flows
+ * that were made one after another also end so, then some at random, which find whoever holds the
+ * most. */
 #define CELLS_IN_ORDER	8
 #define CELLS_AT_RANDOM 16
 
-/* An owner above its share may give up a flow of its own, so of those few are compared: each that is looked at
- * costs several cache misses in a table of some hundred thousand, and a flood pays them for every frame. */
+/* An owner above its share may give up a flow of its own, so of those few are compared: each that
+ * is looked at costs several cache misses in a table of some hundred thousand, and a flood pays
+ * them for every frame. */
 #define CELLS_OF_OWNER 4
 
 #define CELL_NONE 0xffffffff
 
-/* How long nothing of the flow was seen, nanoseconds. Negative when another CPU has seen something later. */
+/* How long nothing of the flow was seen, nanoseconds. Negative when another CPU has seen something
+ * later. */
 ALWAYS_INLINE __s64 flow_idle(const struct weft_flow *f, __u64 now) { return now - f->last_ns; }
 
 ALWAYS_INLINE __s64 flow_timeout(const struct weft_flow *f, __u8 proto)
@@ -66,8 +69,8 @@ ALWAYS_INLINE struct weft_flow *cell_flow(__u32 family, const struct weft_cell *
 	return bpf_map_lookup_elem(&weft_flows6, &cell->key6);
 }
 
-/* Takes the flow of a cell out of the table. Only for who holds the cell busy. Returns whether the flow was
- * still of use. */
+/* Takes the flow of a cell out of the table. Only for who holds the cell busy. Returns whether the
+ * flow was still of use. */
 ALWAYS_INLINE int cell_forget(__u32 family, __u32 index, const struct weft_cell *cell, __u64 now)
 {
 	struct weft_flow *flow = cell_flow(family, cell);
@@ -84,7 +87,10 @@ ALWAYS_INLINE int cell_forget(__u32 family, __u32 index, const struct weft_cell 
 	return alive;
 }
 
-ALWAYS_INLINE struct weft_owner *owner_at(__u32 owner) { return bpf_map_lookup_elem(&weft_owners, &owner); }
+ALWAYS_INLINE struct weft_owner *owner_at(__u32 owner)
+{
+	return bpf_map_lookup_elem(&weft_owners, &owner);
+}
 
 ALWAYS_INLINE __u32 *owner_flows(struct weft_owner *o, __u32 family)
 {
@@ -127,7 +133,8 @@ ALWAYS_INLINE int cell_weigh(struct weft_search *s, __u32 index, struct weft_cel
 	struct weft_flow *flow = cell_flow(s->family, cell);
 	int gone = !flow || flow->cell != index;
 
-	if (!gone && s->best != CELL_NONE && holds == s->best_holds && flow->last_ns >= s->best_last)
+	if (!gone && s->best != CELL_NONE && holds == s->best_holds &&
+	    flow->last_ns >= s->best_last)
 		return 0;
 	s->best = index;
 	s->best_word = word;
@@ -172,9 +179,10 @@ static long cell_look(__u32 i, void *state)
 	return owner == s->owner && ++s->own == CELLS_OF_OWNER;
 }
 
-/* Finds a cell for a new flow and makes it the owner's, busy. Returns CELL_NONE if there is none to be had;
- * that has been counted. */
-static __noinline __u32 cell_take(const struct weft_config *cfg, __u32 family, __u32 owner, __u64 now)
+/* Finds a cell for a new flow and makes it the owner's, busy. Returns CELL_NONE if there is none to
+ * be had; that has been counted. */
+static __noinline __u32 cell_take(const struct weft_config *cfg, __u32 family, __u32 owner,
+				  __u64 now)
 {
 	struct weft_owner *o = owner_at(owner), *loser;
 	struct weft_search *s = search_get();
@@ -207,7 +215,8 @@ static __noinline __u32 cell_take(const struct weft_config *cfg, __u32 family, _
 	return s->best;
 }
 
-/* Ends the owner's change of a cell that it holds busy: the flow is in it, or the cell is free again. */
+/* Ends the owner's change of a cell that it holds busy: the flow is in it, or the cell is free
+ * again. */
 ALWAYS_INLINE void cell_settle(__u32 family, struct weft_cell *cell, int made)
 {
 	__u64 word = *(volatile __u64 *)&cell->word;

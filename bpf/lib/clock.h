@@ -4,9 +4,10 @@
 
 #include "ctx.h"
 
-/* The time, as exact as the kernel's tick (1 to 10 ms). A packet asks for it up to four times, and one answer
- * of the kernel's takes about 50 ns, so each CPU asks once per tick: jiffies, which a program reads as any
- * variable, tell one from the next. What is asked for is a time much longer than a tick. */
+/* The time, as exact as the kernel's tick (1 to 10 ms). A packet asks for it up to four times, and
+ * one answer of the kernel's takes about 50 ns, so each CPU asks once per tick: jiffies, which a
+ * program reads as any variable, tell one from the next. What is asked for is a time much longer
+ * than a tick. */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

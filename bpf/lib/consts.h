@@ -2,14 +2,15 @@
 #ifndef WEFT_CONSTS_H
 #define WEFT_CONSTS_H
 
-/* Sizes that user space must agree with: MaxEndpoints, MaxAddresses and MaxNodeIndexes in Go, held equal by a
- * test. */
+/* Sizes that user space must agree with: MaxEndpoints, MaxAddresses and MaxNodeIndexes in Go, held
+ * equal by a test. */
 #define WEFT_MAX_ENDPOINTS 4096
 #define WEFT_MAX_ADDRS	   16
 #define WEFT_MAX_NODES	   4096
 #define WEFT_MAX_ROUTES	   65536 /* the trie is not allocated beforehand */
 #define WEFT_MAX_PLAIN	   16384
-#define WEFT_MAX_POLICY	   1048576 /* entries of all sets; not allocated beforehand, nor are the next two */
+#define WEFT_MAX_POLICY                                                                            \
+	1048576 /* entries of all sets; not allocated beforehand, nor are the next two */
 #define WEFT_MAX_ADDR_IDS  1048576
 #define WEFT_MAX_CLASSES   131072
 #define WEFT_MAX_OWNERS	   (2 * WEFT_MAX_ENDPOINTS)
@@ -17,11 +18,11 @@
 #define WEFT_MAX_PEER_IDS  262144
 #define WEFT_TRACE_STEPS   24
 
-/* Who pays for a flow, a datagram in fragments, an event, an ICMP error: an endpoint for what it began itself,
- * and apart from that for what others began towards it. Slot 0 is the node. */
+/* Who pays for a flow, a datagram in fragments, an event, an ICMP error: an endpoint for what it
+ * began itself, and apart from that for what others began towards it. Slot 0 is the node. */
 #define OWNER(slot, direction) ((slot) << 1 | (direction))
-/* Datagrams in fragments at one time, per owner; and how long the rest of one is waited for (RFC 8200 section
- * 4.5 says 60 s, Linux 30). */
+/* Datagrams in fragments at one time, per owner; and how long the rest of one is waited for (RFC
+ * 8200 section 4.5 says 60 s, Linux 30). */
 #define WEFT_OWNER_FRAGMENTS 128
 /* Of which each other side has a set, told by a hash of its address: 8 sets. */
 #define FRAGMENTS_OF_OTHER 16
@@ -37,7 +38,8 @@
 #define IP6_LEN 40
 
 /* Longest IPv6 extension chain that is followed, and how far into a frame headers may reach.
- * RFC 8504 section 5.3 lets a node bound both; a longer chain is dropped with a reason of its own. */
+ * RFC 8504 section 5.3 lets a node bound both; a longer chain is dropped with a reason of its own.
+ */
 #define MAX_EXT_HEADERS 6
 #define MAX_HEADERS	320
 
@@ -69,12 +71,12 @@
 /* A flow idle for longer is looked at by the slow path, which knows the state's own limit. */
 #define TIMEOUT_FAST (25 * NSEC_PER_SEC)
 
-/* The reader of events is woken by the first, and then not again for so many nanoseconds: until they and a tick
- * of the kernel's have passed, it looks by itself (eventsLinger in Go). */
+/* The reader of events is woken by the first, and then not again for so many nanoseconds: until
+ * they and a tick of the kernel's have passed, it looks by itself (eventsLinger in Go). */
 #define EVENTS_QUIET 5000000ULL
 
-/* ICMP errors per second and CPU (RFC 1812 section 4.3.2.8, RFC 4443 section 2.4 f), and what of them each
- * owner has for itself. */
+/* ICMP errors per second and CPU (RFC 1812 section 4.3.2.8, RFC 4443 section 2.4 f), and what of
+ * them each owner has for itself. */
 #define ICMP_ERRORS_PER_SEC 1000
 #define ICMP_ERRORS_SHARE   100
 

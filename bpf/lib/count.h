@@ -6,8 +6,8 @@
 #include "maps.h"
 
 /* Per-CPU, so plain additions: a hook in softirq is not interrupted by another on its CPU. */
-ALWAYS_INLINE void count(__u16 slot, enum weft_direction dir, enum weft_verdict verdict, __u32 packets,
-			 __u32 bytes)
+ALWAYS_INLINE void count(__u16 slot, enum weft_direction dir, enum weft_verdict verdict,
+			 __u32 packets, __u32 bytes)
 {
 	__u32 index = (__u32)slot << 4 | dir << 3 | verdict;
 	struct weft_counter *c;
@@ -30,7 +30,8 @@ ALWAYS_INLINE void count_drop(const struct weft_pkt *p, enum weft_reason reason)
 
 	if (weft_tracing)
 		return;
-	/* Atomic: the netfilter hooks also run for what a process sends, and softirq may interrupt them. */
+	/* Atomic: the netfilter hooks also run for what a process sends, and softirq may interrupt
+	 * them. */
 	c = bpf_map_lookup_elem(&weft_counters, &index);
 	if (c) {
 		__sync_fetch_and_add(&c->packets, p->packets);
@@ -54,7 +55,10 @@ ALWAYS_INLINE __u32 generation_of(const struct weft_config *cfg)
 	return generation;
 }
 
-ALWAYS_INLINE __u32 owner_of(const struct weft_pkt *p) { return OWNER((__u32)p->slot, p->direction & 1); }
+ALWAYS_INLINE __u32 owner_of(const struct weft_pkt *p)
+{
+	return OWNER((__u32)p->slot, p->direction & 1);
+}
 
 /* A bucket of per_sec tokens, refilled at that rate, kept as the one time at which it is full
  * again (a virtual scheduling algorithm, ITU-T I.371). Returns whether a token was left. */
@@ -72,10 +76,10 @@ ALWAYS_INLINE int take_from(__u32 index, __u32 per_sec, __u64 now)
 	return 1;
 }
 
-/* A token of the owner's own bucket, or else of the one that all share: whoever floods empties that and its
- * own, and nobody else's. */
-ALWAYS_INLINE int take_token(__u32 owner, enum weft_bucket_index which, __u32 own_per_sec, __u32 shared_per_sec,
-			     __u64 now)
+/* A token of the owner's own bucket, or else of the one that all share: whoever floods empties that
+ * and its own, and nobody else's. */
+ALWAYS_INLINE int take_token(__u32 owner, enum weft_bucket_index which, __u32 own_per_sec,
+			     __u32 shared_per_sec, __u64 now)
 {
 	return take_from(owner * BUCKET_COUNT + which, own_per_sec, now) ||
 	       take_from(WEFT_MAX_OWNERS * BUCKET_COUNT + which, shared_per_sec, now);

@@ -25,7 +25,8 @@ ALWAYS_INLINE void csum_ttl_down(__u16 *check)
 	*check = sum + (sum >= 0xffff);
 }
 
-/* Adds words 32-bit words at data, at most max; the caller has checked nothing, this checks each. */
+/* Adds words 32-bit words at data, at most max; the caller has checked nothing, this checks each.
+ */
 ALWAYS_INLINE int csum_words(const void *data, const void *end, int words, int max, __u64 *sum)
 {
 	const __be32 *w = data;

@@ -13,8 +13,9 @@
 #include "flow_structs.h"
 
 #define ALWAYS_INLINE static __always_inline
-/* A global function: the verifier checks it once, by itself, instead of once for every path that leads
- * to it. It knows nothing of its callers, so pointers must be checked for NULL and contents for range. */
+/* A global function: the verifier checks it once, by itself, instead of once for every path that
+ * leads to it. It knows nothing of its callers, so pointers must be checked for NULL and contents
+ * for range. */
 #define SUBPROGRAM __noinline
 
 #define unlikely(x) __builtin_expect(!!(x), 0)
@@ -78,14 +79,15 @@ ALWAYS_INLINE int ctx_to_pod(weft_ctx *ctx, __u32 ifindex) { return bpf_redirect
 /* Nobody resolves a neighbour for an XDP frame. */
 ALWAYS_INLINE int ctx_to_neighbor(weft_ctx *ctx, __u32 ifindex) { return XDP_DROP; }
 
-/* Sends a frame back to where it came from. Not by XDP_TX: a veth delivers that only if the other end
- * has an XDP program too, while a redirect needs no more than NAPI (GRO) there. */
+/* Sends a frame back to where it came from. Not by XDP_TX: a veth delivers that only if the other
+ * end has an XDP program too, while a redirect needs no more than NAPI (GRO) there. */
 ALWAYS_INLINE int ctx_reply(weft_ctx *ctx, __u32 ifindex) { return bpf_redirect(ifindex, 0); }
 
 /* Writes to the frame, linear or not. */
 #define ctx_store(ctx, off, from, len) bpf_xdp_store_bytes(ctx, off, from, len)
 
-/* Replaces a 16-bit word at off and brings the TCP or UDP checksum at check in line (RFC 1624 equation 3). */
+/* Replaces a 16-bit word at off and brings the TCP or UDP checksum at check in line (RFC 1624
+ * equation 3). */
 ALWAYS_INLINE int ctx_replace(weft_ctx *ctx, __u32 off, __u32 check, __u16 old, __u16 new)
 {
 	__u16 sum;
@@ -148,15 +150,15 @@ ALWAYS_INLINE int ctx_set_hop_limit(weft_ctx *ctx, __u8 *field, __u8 value)
 #define BPF_F_ADJ_ROOM_DECAP_L3_IPV6 (1ULL << 8)
 #endif
 
-#define WEFT_SEC		       "tc"
+#define WEFT_SEC		    "tc"
 /* TC_ACT_UNSPEC is tcx's "next": programs of others on the same hook still run. */
-#define CTX_PASS		       TC_ACT_UNSPEC
-#define CTX_DROP		       TC_ACT_SHOT
-#define CTX_REDIRECT		       TC_ACT_REDIRECT
-#define CTX_IS_XDP		       0
+#define CTX_PASS		    TC_ACT_UNSPEC
+#define CTX_DROP		    TC_ACT_SHOT
+#define CTX_REDIRECT		    TC_ACT_REDIRECT
+#define CTX_IS_XDP		    0
 
 ALWAYS_INLINE __u32 ctx_len(weft_ctx *ctx) { return ctx->len; }
-#define ctx_load(ctx, off, to, len)    bpf_skb_load_bytes(ctx, off, to, len)
+#define ctx_load(ctx, off, to, len) bpf_skb_load_bytes(ctx, off, to, len)
 ALWAYS_INLINE __u32 ctx_packets(weft_ctx *ctx) { return ctx->gso_segs ?: 1; }
 /* Payload bytes per segment of a GSO frame, 0 for others. */
 ALWAYS_INLINE __u32 ctx_segment(weft_ctx *ctx) { return ctx->gso_size; }
@@ -192,7 +194,8 @@ ALWAYS_INLINE int ctx_reply(weft_ctx *ctx, __u32 ifindex)
 }
 
 /* skb->csum, where a NIC has set it, is kept true. */
-#define ctx_store(ctx, off, from, len) bpf_skb_store_bytes(ctx, off, from, len, BPF_F_RECOMPUTE_CSUM)
+#define ctx_store(ctx, off, from, len)                                                             \
+	bpf_skb_store_bytes(ctx, off, from, len, BPF_F_RECOMPUTE_CSUM)
 
 ALWAYS_INLINE int ctx_replace(weft_ctx *ctx, __u32 off, __u32 check, __u16 old, __u16 new)
 {
@@ -209,8 +212,10 @@ ALWAYS_INLINE int ctx_strip(weft_ctx *ctx, __u32 n, __u32 len, __be16 from, __be
 	__u64 flags = 0;
 
 	if (from != to)
-		flags = to == bpf_htons(ETH_P_IP) ? BPF_F_ADJ_ROOM_DECAP_L3_IPV4 : BPF_F_ADJ_ROOM_DECAP_L3_IPV6;
-	if (bpf_skb_change_tail(ctx, len + n, 0) || bpf_skb_adjust_room(ctx, -(int)n, BPF_ADJ_ROOM_MAC, flags))
+		flags = to == bpf_htons(ETH_P_IP) ? BPF_F_ADJ_ROOM_DECAP_L3_IPV4
+						  : BPF_F_ADJ_ROOM_DECAP_L3_IPV6;
+	if (bpf_skb_change_tail(ctx, len + n, 0) ||
+	    bpf_skb_adjust_room(ctx, -(int)n, BPF_ADJ_ROOM_MAC, flags))
 		return -1;
 	bpf_csum_level(ctx, BPF_CSUM_LEVEL_RESET);
 	eth = ctx_data(ctx);
@@ -238,9 +243,10 @@ ALWAYS_INLINE int ctx_set_hop_limit(weft_ctx *ctx, __u8 *field, __u8 value)
 /* Keeps the compiler from reordering plain stores that another CPU reads. */
 #define barrier() asm volatile("" ::: "memory")
 
-/* Keeps the machine from reordering loads. x86 does not; BPF has no fence before load_acquire (Linux 6.15), but
- * an atomic that returns a value orders everything around it (Documentation/bpf/standardization, "atomic
- * operations", and the kernel's own rule for value-returning atomics). */
+/* Keeps the machine from reordering loads. x86 does not; BPF has no fence before load_acquire
+ * (Linux 6.15), but an atomic that returns a value orders everything around it
+ * (Documentation/bpf/standardization, "atomic operations", and the kernel's own rule for
+ * value-returning atomics). */
 ALWAYS_INLINE void load_fence(void)
 {
 #ifdef __TARGET_ARCH_x86
@@ -255,22 +261,22 @@ ALWAYS_INLINE void load_fence(void)
 /* Stores the value with everything before it visible first, and everything after it later. */
 #define store_ordered(to, value) ((void)__sync_lock_test_and_set(to, value))
 
-/* Makes the compiler forget what it knows about a value, so that the check before its use stays in the program,
- * where the verifier sees it. */
+/* Makes the compiler forget what it knows about a value, so that the check before its use stays in
+ * the program, where the verifier sees it. */
 #define forget(x) asm volatile("" : "+r"(x))
 
-/* Whether a length is outside its limits, in two compares that the compiler cannot make one of: the verifiers
- * up to Linux 6.12 learn nothing about a number from the one. */
-#define outside(x, min, max)                                                                                   \
-	({                                                                                                     \
-		int out__ = 1;                                                                                 \
-		forget(x);                                                                                     \
-		if ((x) >= (min)) {                                                                            \
-			forget(x);                                                                             \
-			if ((x) <= (max))                                                                      \
-				out__ = 0;                                                                     \
-		}                                                                                              \
-		out__;                                                                                         \
+/* Whether a length is outside its limits, in two compares that the compiler cannot make one of: the
+ * verifiers up to Linux 6.12 learn nothing about a number from the one. */
+#define outside(x, min, max)                                                                       \
+	({                                                                                         \
+		int out__ = 1;                                                                     \
+		forget(x);                                                                         \
+		if ((x) >= (min)) {                                                                \
+			forget(x);                                                                 \
+			if ((x) <= (max))                                                          \
+				out__ = 0;                                                         \
+		}                                                                                  \
+		out__;                                                                             \
 	})
 
 ALWAYS_INLINE void mac_copy(void *dst, const void *src)
@@ -302,7 +308,10 @@ ALWAYS_INLINE void addr_from4(union weft_addr *to, __be32 ip)
 	to->w[3] = ip;
 }
 
-ALWAYS_INLINE int addr_is_mapped4(const union weft_addr *a) { return !a->d[0] && a->w[2] == bpf_htonl(0xffff); }
+ALWAYS_INLINE int addr_is_mapped4(const union weft_addr *a)
+{
+	return !a->d[0] && a->w[2] == bpf_htonl(0xffff);
+}
 
 ALWAYS_INLINE int addr_is_link_local6(const union weft_addr *a)
 {

@@ -11,7 +11,8 @@
 
 /* ESP (RFC 4303) in UDP (RFC 3948), tunnel mode, AES-GCM (RFC 4106), 64-bit sequence numbers:
  *
- *   Ethernet | IP | UDP | SPI | sequence, low half | IV | inner packet, padding, its length, next header | ICV
+ *   Ethernet | IP | UDP | SPI | sequence, low half | IV | inner packet, padding, its length, next
+ * header | ICV
  *
  * Nothing of ours is on the wire: an IPsec stack with the key reads it. */
 
@@ -32,9 +33,10 @@ struct weft_esp {
 	__be64 iv;
 };
 
-/* A packet between the steps of its sealing or opening. Guarded by the crypt buffer's flag, since it has that
- * one's lifetime. Here and not on the stack, and in steps that the hook's program calls one after another,
- * because all calls that are open at once share 512 bytes of stack, and the cipher needs most of them. */
+/* A packet between the steps of its sealing or opening. Guarded by the crypt buffer's flag, since
+ * it has that one's lifetime. Here and not on the stack, and in steps that the hook's program calls
+ * one after another, because all calls that are open at once share 512 bytes of stack, and the
+ * cipher needs most of them. */
 struct weft_job {
 	__u64 seq;
 	__u32 id;   /* of the SA */
@@ -69,7 +71,8 @@ struct weft_aad {
 	__be32 seq_lo;
 };
 
-/* What the tag protects besides the text (RFC 4106 section 5), and the nonce's part that is sent. */
+/* What the tag protects besides the text (RFC 4106 section 5), and the nonce's part that is sent.
+ */
 ALWAYS_INLINE void esp_bind(struct weft_crypt *s, const struct weft_esp *esp, __u64 seq)
 {
 	struct weft_aad *aad = (void *)s->aad;
@@ -90,6 +93,9 @@ ALWAYS_INLINE __be16 ethertype_of(__u32 family)
 	return family == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
 }
 
-ALWAYS_INLINE const struct weft_peer *peer_of(__u32 node) { return bpf_map_lookup_elem(&weft_peers, &node); }
+ALWAYS_INLINE const struct weft_peer *peer_of(__u32 node)
+{
+	return bpf_map_lookup_elem(&weft_peers, &node);
+}
 
 #endif

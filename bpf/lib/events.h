@@ -5,8 +5,8 @@
 #include "clock.h"
 #include "count.h"
 
-/* How an event is handed over. Waking the reader costs an interrupt and two context switches, more than all
- * else about a flow, so only the first of a burst does. */
+/* How an event is handed over. Waking the reader costs an interrupt and two context switches, more
+ * than all else about a flow, so only the first of a burst does. */
 ALWAYS_INLINE __u64 event_wake(struct weft_event_stats *stats, __u64 now)
 {
 	if (now - stats->woken_ns < EVENTS_QUIET)
@@ -17,10 +17,10 @@ ALWAYS_INLINE __u64 event_wake(struct weft_event_stats *stats, __u64 now)
 
 /* Writes one flow event, if the rate limit and the ring buffer let it. Whatever they do not let
  * through is counted, and nothing else about the packet changes: a flood of new flows costs the
- * flood's sender its events, not the node its CPU. verdict's second byte is the drop reason; flow is NULL
- * unless the flow ended. */
-SUBPROGRAM int emit(const struct weft_config *cfg, const struct weft_pkt *p, __u32 type, __u32 verdict,
-		    const struct weft_flow *flow)
+ * flood's sender its events, not the node its CPU. verdict's second byte is the drop reason; flow
+ * is NULL unless the flow ended. */
+SUBPROGRAM int emit(const struct weft_config *cfg, const struct weft_pkt *p, __u32 type,
+		    __u32 verdict, const struct weft_flow *flow)
 {
 	__u64 now = clock_mono();
 	struct weft_event_stats *stats;

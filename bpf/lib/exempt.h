@@ -38,9 +38,10 @@ union weft_quoted {
 	struct ipv6hdr ip6;
 };
 
-/* The addresses that p quotes. Returns 0 if there are any: the kernel does not look at the version. */
-ALWAYS_INLINE int quote_addresses(const struct weft_pkt *p, const union weft_quoted *q, union weft_addr *src,
-				  union weft_addr *dst)
+/* The addresses that p quotes. Returns 0 if there are any: the kernel does not look at the version.
+ */
+ALWAYS_INLINE int quote_addresses(const struct weft_pkt *p, const union weft_quoted *q,
+				  union weft_addr *src, union weft_addr *dst)
 {
 	if (q->ip4.version != p->family)
 		return -1;
@@ -54,9 +55,10 @@ ALWAYS_INLINE int quote_addresses(const struct weft_pkt *p, const union weft_quo
 	return 0;
 }
 
-/* Whether the packet that p quotes was sealed on its way here. Only the addresses count; if those cannot be
- * read either, it was. */
-ALWAYS_INLINE int is_quote_sealed(const struct weft_config *cfg, struct weft_pkt *p, const union weft_quoted *q)
+/* Whether the packet that p quotes was sealed on its way here. Only the addresses count; if those
+ * cannot be read either, it was. */
+ALWAYS_INLINE int is_quote_sealed(const struct weft_config *cfg, struct weft_pkt *p,
+				  const union weft_quoted *q)
 {
 	union weft_addr src = p->src, dst = p->dst;
 	int sealed;

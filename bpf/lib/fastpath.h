@@ -5,14 +5,14 @@
 #include "flow.h"
 #include "verdict.h"
 
-/* The fast path: the decision about a flow's first packet is kept in the flow (remember), and the packets that
- * follow use it after one look-up (use_cached), as long as nothing that it was made from has changed
- * (generation). */
+/* The fast path: the decision about a flow's first packet is kept in the flow (remember), and the
+ * packets that follow use it after one look-up (use_cached), as long as nothing that it was made
+ * from has changed (generation). */
 
-/* Keeps a decision in the flow, for the generation before the first look-up. Another CPU may read or write it
- * at the same time: what is then there is told by its digest. Last, whether the flow has become the stack's
- * meanwhile: the store before is a full barrier, as is the one in note_from_stack, so that one of the two sees
- * the other. */
+/* Keeps a decision in the flow, for the generation before the first look-up. Another CPU may read
+ * or write it at the same time: what is then there is told by its digest. Last, whether the flow
+ * has become the stack's meanwhile: the store before is a full barrier, as is the one in
+ * note_from_stack, so that one of the two sees the other. */
 static __noinline int remember(const struct weft_pkt *p, struct weft_flow *flow, __u32 dir,
 			       struct weft_cached *c)
 {
@@ -36,8 +36,8 @@ ALWAYS_INLINE int too_big(const struct weft_pkt *p, const struct weft_cached *c)
 }
 
 /* The fast path. Returns 1 and sets *act if the cached decision holds for this packet. */
-ALWAYS_INLINE int use_cached(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, int check_mac,
-			     int *act)
+ALWAYS_INLINE int use_cached(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
+			     int check_mac, int *act)
 {
 	struct weft_flow_ref ref;
 	struct weft_cached *from, *c;
@@ -61,7 +61,8 @@ ALWAYS_INLINE int use_cached(weft_ctx *ctx, const struct weft_config *cfg, struc
 	c = &scratch->half[0].cached;
 	*c = *from;
 	barrier(); /* the compiler must not read from again: it may have changed */
-	if (c->generation != generation || c->digest != cached_digest(p, c) || c->in_ifindex != p->ifindex)
+	if (c->generation != generation || c->digest != cached_digest(p, c) ||
+	    c->in_ifindex != p->ifindex)
 		return 0;
 	now = clock_mono();
 	if (flow_idle(ref.flow, now) > (__s64)TIMEOUT_FAST)

@@ -22,7 +22,10 @@ ALWAYS_INLINE void put_network(__u8 *to, __u32 network)
 	to[2] = network >> 16;
 }
 
-ALWAYS_INLINE __u32 network_of(const __u8 *from) { return from[0] | from[1] << 8 | (__u32)from[2] << 16; }
+ALWAYS_INLINE __u32 network_of(const __u8 *from)
+{
+	return from[0] | from[1] << 8 | (__u32)from[2] << 16;
+}
 
 ALWAYS_INLINE int key4(struct weft_key4 *k, const struct weft_pkt *p)
 {
@@ -75,14 +78,14 @@ ALWAYS_INLINE struct weft_flow_ref flow_find(const struct weft_pkt *p)
 	return ref;
 }
 
-/* One term of a digest: a word, its halves mixed so that every bit reaches the sum's upper half, times a
- * weight. */
+/* One term of a digest: a word, its halves mixed so that every bit reaches the sum's upper half,
+ * times a weight. */
 #define WEIGHED(word, i) (((__u64)(word) ^ (__u64)(word) >> 32) * weft_weights[i])
 
-/* Told by a decision's words and by the flow that it is for. What two writers have left of their decisions
- * together, or of another flow's, has another digest than the one that is with it, but for one case in 2^32.
- * The weights are random numbers of the agent's, so nobody can look for flows that share a digest. Sums of
- * products (multilinear hashing) need not wait for each other. */
+/* Told by a decision's words and by the flow that it is for. What two writers have left of their
+ * decisions together, or of another flow's, has another digest than the one that is with it, but
+ * for one case in 2^32. The weights are random numbers of the agent's, so nobody can look for flows
+ * that share a digest. Sums of products (multilinear hashing) need not wait for each other. */
 ALWAYS_INLINE __u32 cached_digest(const struct weft_pkt *p, const struct weft_cached *c)
 {
 	const __u64 *word = (const __u64 *)c;
@@ -106,7 +109,8 @@ ALWAYS_INLINE void flow_flag(struct weft_flow *f, __u32 flag)
 		__sync_fetch_and_or(&f->flags, flag);
 }
 
-/* One step of the TCP state machine, on what passes by (RFC 9293 figure 5, seen from the middle). */
+/* One step of the TCP state machine, on what passes by (RFC 9293 figure 5, seen from the middle).
+ */
 ALWAYS_INLINE void flow_step_tcp(struct weft_flow *f, __u32 dir, __u8 flags)
 {
 	__u32 first = !!(f->flags & FLOW_FIRST_IS_1);
@@ -122,7 +126,8 @@ ALWAYS_INLINE void flow_step_tcp(struct weft_flow *f, __u32 dir, __u8 flags)
 		f->state = STATE_ESTABLISHED;
 	if (flags & TCP_FIN) {
 		flow_flag(f, dir ? FLOW_FIN_1 : FLOW_FIN_0);
-		f->state = (f->flags & FLOW_FIN_0) && (f->flags & FLOW_FIN_1) ? STATE_CLOSED : STATE_CLOSING;
+		f->state = (f->flags & FLOW_FIN_0) && (f->flags & FLOW_FIN_1) ? STATE_CLOSED
+									      : STATE_CLOSING;
 	}
 }
 
@@ -136,8 +141,8 @@ ALWAYS_INLINE int flow_steps(const struct weft_flow *f, const struct weft_pkt *p
 }
 
 /* For packets of which flow_steps says so. */
-static __noinline int flow_step(const struct weft_config *cfg, const struct weft_pkt *p, struct weft_flow *f,
-				__u32 dir, __u32 verdict)
+static __noinline int flow_step(const struct weft_config *cfg, const struct weft_pkt *p,
+				struct weft_flow *f, __u32 dir, __u32 verdict)
 {
 	if (p->proto == IPPROTO_TCP)
 		flow_step_tcp(f, dir, p->tcp_flags);
@@ -160,7 +165,8 @@ ALWAYS_INLINE void flow_count(struct weft_flow *f, const struct weft_pkt *p, __u
 
 ALWAYS_INLINE int is_syn(const struct weft_pkt *p)
 {
-	return p->proto == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST | TCP_FIN)) == TCP_SYN;
+	return p->proto == IPPROTO_TCP &&
+	       (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST | TCP_FIN)) == TCP_SYN;
 }
 
 /* A packet that can only be in the middle of a conversation which this table does not know. The
@@ -174,7 +180,8 @@ ALWAYS_INLINE int is_midstream(const struct weft_pkt *p)
 	return p->proto == IPPROTO_ICMPV6 && p->icmp_type == ICMP6_ECHO_REPLY;
 }
 
-ALWAYS_INLINE void flow_init(struct weft_flow *f, const struct weft_pkt *p, __u32 dir, int via_stack, __u64 now)
+ALWAYS_INLINE void flow_init(struct weft_flow *f, const struct weft_pkt *p, __u32 dir,
+			     int via_stack, __u64 now)
 {
 	__builtin_memset(f, 0, sizeof(*f));
 	f->first_ns = f->last_ns = now;
@@ -189,8 +196,8 @@ ALWAYS_INLINE void flow_init(struct weft_flow *f, const struct weft_pkt *p, __u3
 		f->state = is_syn(p) ? STATE_SYN_SENT : STATE_ESTABLISHED;
 }
 
-/* Which endpoint has the address in the key's network, by its number; 0: none. Callers share one key between
- * both ends: their stack is short. */
+/* Which endpoint has the address in the key's network, by its number; 0: none. Callers share one
+ * key between both ends: their stack is short. */
 ALWAYS_INLINE __u32 born_at(struct weft_addr_key *key, const union weft_addr *addr)
 {
 	const struct weft_endpoint *ep;
@@ -210,18 +217,19 @@ static __noinline int flow_enter_ends(const struct weft_pkt *p, struct weft_flow
 	return 0;
 }
 
-/* Whether the flow's two ends are the endpoints that it was made for: an address may belong to another by now,
- * and what was learned about the old one's flow (that the stack routes it, its state) would misroute the new
- * one's. Looked up once after each change of the configuration. */
+/* Whether the flow's two ends are the endpoints that it was made for: an address may belong to
+ * another by now, and what was learned about the old one's flow (that the stack routes it, its
+ * state) would misroute the new one's. Looked up once after each change of the configuration. */
 static __noinline int flow_has_ends(const struct weft_pkt *p, const struct weft_flow *f, __u32 dir)
 {
 	struct weft_addr_key key = {.network = p->network};
 
-	return f->born[dir & 1] == born_at(&key, &p->src) && f->born[!(dir & 1)] == born_at(&key, &p->dst);
+	return f->born[dir & 1] == born_at(&key, &p->src) &&
+	       f->born[!(dir & 1)] == born_at(&key, &p->dst);
 }
 
-ALWAYS_INLINE int flow_same_ends(const struct weft_config *cfg, const struct weft_pkt *p, struct weft_flow *f,
-				 __u32 dir)
+ALWAYS_INLINE int flow_same_ends(const struct weft_config *cfg, const struct weft_pkt *p,
+				 struct weft_flow *f, __u32 dir)
 {
 	__u32 generation = generation_of(cfg);
 
@@ -269,15 +277,16 @@ ALWAYS_INLINE __u32 flow_retake(const struct weft_pkt *p, __u32 dir, __u32 index
 		return CELL_NONE;
 	load_fence();
 	/* The key stays as it is while the word does. */
-	if (!cell_is_of(cell, p, dir) || !cell_change(p->family, cell, word, (owner_of(p) + 1) | CELL_BUSY))
+	if (!cell_is_of(cell, p, dir) ||
+	    !cell_change(p->family, cell, word, (owner_of(p) + 1) | CELL_BUSY))
 		return CELL_NONE;
 	return index;
 }
 
-/* Enters a flow into the table, in place of the one in the cell over if that is not CELL_NONE. Returns 0 if it
- * is in. */
-ALWAYS_INLINE int flow_place(const struct weft_config *cfg, const struct weft_pkt *p, struct weft_flow *f,
-			     __u32 dir, __u32 over, __u64 now)
+/* Enters a flow into the table, in place of the one in the cell over if that is not CELL_NONE.
+ * Returns 0 if it is in. */
+ALWAYS_INLINE int flow_place(const struct weft_config *cfg, const struct weft_pkt *p,
+			     struct weft_flow *f, __u32 dir, __u32 over, __u64 now)
 {
 	__u32 index = over == CELL_NONE ? CELL_NONE : flow_retake(p, dir, over);
 	__u64 flags = over == CELL_NONE ? BPF_NOEXIST : BPF_ANY;
@@ -303,7 +312,8 @@ ALWAYS_INLINE int flow_place(const struct weft_config *cfg, const struct weft_pk
 	return err;
 }
 
-/* How flow_insert makes a flow: as the stack's or not, and in the cell of one that is over, or CELL_NONE. */
+/* How flow_insert makes a flow: as the stack's or not, and in the cell of one that is over, or
+ * CELL_NONE. */
 #define FLOW_HOW(via_stack, cell) ((__u64)(cell) << 1 | !!(via_stack))
 
 SUBPROGRAM int flow_insert(const struct weft_config *cfg, struct weft_pkt *p, __u32 dir, __u64 how,
@@ -328,15 +338,18 @@ SUBPROGRAM int flow_insert(const struct weft_config *cfg, struct weft_pkt *p, __
 }
 
 /* The flow that p belongs to, made if need be. from_stack: the calling hook sees what the stack
- * sends. verdict is for the event of a new flow. Returns a NULL flow only when tracing, or when the table has
- * no room that its owner may take; the packet then goes on unremembered, by the stack if via_stack is set. */
-ALWAYS_INLINE struct weft_flow_ref flow_get(const struct weft_config *cfg, struct weft_pkt *p, int from_stack,
-					    enum weft_verdict verdict, int *via_stack, __u64 now)
+ * sends. verdict is for the event of a new flow. Returns a NULL flow only when tracing, or when the
+ * table has no room that its owner may take; the packet then goes on unremembered, by the stack if
+ * via_stack is set. */
+ALWAYS_INLINE struct weft_flow_ref flow_get(const struct weft_config *cfg, struct weft_pkt *p,
+					    int from_stack, enum weft_verdict verdict,
+					    int *via_stack, __u64 now)
 {
 	struct weft_flow_ref ref = flow_find(p);
 
 	if (ref.flow) {
-		/* What may pass is not held to what a packet that may not have passed has left here. */
+		/* What may pass is not held to what a packet that may not have passed has left
+		 * here. */
 		int again = (is_syn(p) && ref.flow->state == STATE_CLOSED) ||
 			    (ref.flow->flags & FLOW_UNCONFIRMED && !p->unconfirmed);
 
@@ -349,7 +362,8 @@ ALWAYS_INLINE struct weft_flow_ref flow_get(const struct weft_config *cfg, struc
 	/* The stack translates nothing of other networks. */
 	*via_stack = from_stack || (!p->network && is_midstream(p));
 	trace(p, STEP_FLOW_NEW, *via_stack, 0, 0);
-	flow_insert(cfg, p, ref.dir, FLOW_HOW(*via_stack, ref.flow ? ref.flow->cell : CELL_NONE), verdict);
+	flow_insert(cfg, p, ref.dir, FLOW_HOW(*via_stack, ref.flow ? ref.flow->cell : CELL_NONE),
+		    verdict);
 	if (!weft_tracing)
 		ref = flow_find(p);
 	else
@@ -360,8 +374,8 @@ ALWAYS_INLINE struct weft_flow_ref flow_get(const struct weft_config *cfg, struc
 /* About 17 ms: longer than what waits in the segmentation veth, or for the sealer, waits. */
 #define FLOW_TICK_SHIFT 24
 
-/* Counts packets of one direction in a row within a tick. What answers, such as a request and its reply, never
- * makes a long run; what streams does. */
+/* Counts packets of one direction in a row within a tick. What answers, such as a request and its
+ * reply, never makes a long run; what streams does. */
 ALWAYS_INLINE void flow_run(struct weft_flow *flow, __u32 dir, __u64 now)
 {
 	__u16 tick = now >> FLOW_TICK_SHIFT;

@@ -6,7 +6,8 @@
 
 #include "structs.h"
 
-/* A flow's two ends, in order, and what they speak. The network is in three bytes, the lowest first. */
+/* A flow's two ends, in order, and what they speak. The network is in three bytes, the lowest
+ * first. */
 struct weft_key4 {
 	__be32 a, b;
 	__be16 pa, pb;
@@ -23,8 +24,8 @@ struct weft_key6 {
 
 /* A forwarding decision, cached in its flow: valid while generation is the
  * configuration's. It was made for frames from in_ifindex whose source MAC is in_mac, so a hit
- * needs no further anti-spoof check. digest is of the flow's key and of all the rest: the table may hand the
- * entry to another flow between look-up and use, and two CPUs may write at once. */
+ * needs no further anti-spoof check. digest is of the flow's key and of all the rest: the table may
+ * hand the entry to another flow between look-up and use, and two CPUs may write at once. */
 struct weft_cached {
 	__u32 generation;
 	__u32 digest;
@@ -49,14 +50,16 @@ enum weft_cached_flag {
 };
 
 enum weft_flow_flag {
-	FLOW_VIA_STACK = 1 << 0, /* the stack routes it (it may translate addresses): hooks must not shortcut */
-	FLOW_FIN_0 = 1 << 1,	 /* direction 0 sent FIN */
+	FLOW_VIA_STACK =
+	    1 << 0, /* the stack routes it (it may translate addresses): hooks must not shortcut */
+	FLOW_FIN_0 = 1 << 1, /* direction 0 sent FIN */
 	FLOW_FIN_1 = 1 << 2,
 	FLOW_ENDED = 1 << 3,  /* its end was reported */
 	FLOW_SEEN_0 = 1 << 4, /* a from_* hook counts direction 0, so to_* hooks must not */
 	FLOW_SEEN_1 = 1 << 5,
 	FLOW_FIRST_IS_1 = 1 << 6, /* direction 1 is that of who began it */
-	/* Who began it may only if the stack translates what it sends: nobody here knows that this has left. */
+	/* Who began it may only if the stack translates what it sends: nobody here knows that this
+	   has left. */
 	FLOW_UNCONFIRMED = 1 << 7,
 };
 
@@ -90,17 +93,19 @@ struct weft_flow {
 	__u16 segment_tick; /* when something of it went to be cut, see segment.h */
 	__u32 cell;	    /* its place in weft_cells4/6, which its owner pays for */
 	__u32 checked;	    /* the generation in which born was last found true */
-	__u32 born[2];	    /* which endpoint had the key's a, and its b, when the flow was made; 0: none */
-	__u16 run_tick;	    /* segment.h's tick in which the run began */
-	__u16 run;	    /* packets of one direction since, with none of the other between */
+	__u32 born[2]; /* which endpoint had the key's a, and its b, when the flow was made; 0: none
+			*/
+	__u16 run_tick; /* segment.h's tick in which the run began */
+	__u16 run;	/* packets of one direction since, with none of the other between */
 	__u8 run_direction;
 	__u8 pad2[3];
-	__u32 initiator; /* the identity of who began it, when that was last judged; 0: nobody knows */
+	__u32 initiator; /* the identity of who began it, when that was last judged; 0: nobody knows
+			  */
 };
 
-/* A place in the flow table. Every flow has one, and whoever holds it is charged for it, so that what an
- * owner holds is known exactly whatever happens to the flow. The word is changed by compare-and-exchange
- * only. */
+/* A place in the flow table. Every flow has one, and whoever holds it is charged for it, so that
+ * what an owner holds is known exactly whatever happens to the flow. The word is changed by
+ * compare-and-exchange only. */
 struct weft_cell {
 	__u64 word; /* CELL_* */
 	union {
@@ -125,7 +130,8 @@ struct weft_search {
 	__u64 best_word;
 };
 
-/* What one owner holds of the shared tables, and what its budget refused. Index: OWNER(slot, direction). */
+/* What one owner holds of the shared tables, and what its budget refused. Index: OWNER(slot,
+ * direction). */
 struct weft_owner {
 	__u32 flows[2];		 /* IPv4, IPv6 */
 	__u64 flows_evicted;	 /* its flows that gave way to new ones before their time */
@@ -154,7 +160,8 @@ struct weft_frag {
 	__u64 time_ns;
 	__be16 sport, dport;
 	__u16 first_end; /* where the first fragment's payload ended, bytes */
-	__u8 proto;	 /* the transport protocol: IPv6 may have options between it and the fragment header */
+	__u8 proto; /* the transport protocol: IPv6 may have options between it and the fragment
+		       header */
 	__u8 pad;
 };
 

@@ -10,11 +10,11 @@
 #include "provenance.h"
 #include "route.h"
 
-/* The slow path: the first packet of a flow takes it, with every check and every look-up, and keeps the
- * decision in the flow for the fast path. */
+/* The slow path: the first packet of a flow takes it, with every check and every look-up, and keeps
+ * the decision in the flow for the fast path. */
 
-/* Routes a packet that has passed its hook's checks: its flow, its path, its limits. c comes with the
- * slots and the source MAC set; back_ifindex is where an ICMP error about it goes. */
+/* Routes a packet that has passed its hook's checks: its flow, its path, its limits. c comes with
+ * the slots and the source MAC set; back_ifindex is where an ICMP error about it goes. */
 ALWAYS_INLINE int forward(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
 			  struct weft_cached *c, __u32 back_ifindex)
 {
@@ -79,13 +79,14 @@ ALWAYS_INLINE void note_from_stack(const struct weft_config *cfg, struct weft_pk
 	if (!p->family || p->error || frag_check(p))
 		return;
 	/* Neighbour discovery and multicast are not conversations. */
-	if (p->family == 6 && (p->dst.b[0] == 0xff || (p->proto == IPPROTO_ICMPV6 && p->slow && !p->frag)))
+	if (p->family == 6 &&
+	    (p->dst.b[0] == 0xff || (p->proto == IPPROTO_ICMPV6 && p->slow && !p->frag)))
 		return;
 	ref = flow_get(cfg, p, 1, VERDICT_STACK, &via_stack, now);
 	if (!ref.flow || ref.flow->flags & (ref.dir ? FLOW_SEEN_1 : FLOW_SEEN_0))
 		return;
-	/* No from_* hook saw this direction, so the stack made it: by translating another, whose entry the
-	 * replies may have met without this one's mark. */
+	/* No from_* hook saw this direction, so the stack made it: by translating another, whose
+	 * entry the replies may have met without this one's mark. */
 	if (!(ref.flow->flags & FLOW_VIA_STACK) && !weft_tracing) {
 		flow_flag(ref.flow, FLOW_VIA_STACK);
 		store_ordered(&ref.flow->half[0].cached.generation, 0);

@@ -4,9 +4,10 @@
 
 #include "flow.h"
 
-/* The place among the owner's that a datagram has. The other side's address tells one of 8 sets, by weights
- * that nobody outside knows: who floods a pod with first fragments makes the pod forget its own datagrams and
- * those of one sender in 8. In a set, datagrams that are numbered one after another have places of their own.
+/* The place among the owner's that a datagram has. The other side's address tells one of 8 sets, by
+ * weights that nobody outside knows: who floods a pod with first fragments makes the pod forget its
+ * own datagrams and those of one sender in 8. In a set, datagrams that are numbered one after
+ * another have places of their own.
  */
 ALWAYS_INLINE __u16 frag_place(const struct weft_frag_id *id, __u32 direction)
 {
@@ -15,8 +16,8 @@ ALWAYS_INLINE __u16 frag_place(const struct weft_frag_id *id, __u32 direction)
 	__u64 set = WEIGHED(other->d[0], 0) + WEIGHED(other->d[1], 1);
 	__u32 number = bpf_ntohl(id->id);
 
-	/* Mixed once more: by a sum alone neighbouring addresses would share a set under one choice of weights
-	 * in 100. */
+	/* Mixed once more: by a sum alone neighbouring addresses would share a set under one choice
+	 * of weights in 100. */
 	set = WEIGHED(WEIGHED(set, 2), 3) >> 48;
 	/* The identification of IPv4 is in the upper half. */
 	number = (number ^ number >> 16) + id->proto + own->b[15];
@@ -31,7 +32,8 @@ ALWAYS_INLINE int frag_same(const struct weft_frag_id *a, const struct weft_frag
 }
 
 ALWAYS_INLINE void frag_remember(const struct weft_pkt *p, const struct weft_frag_key *key,
-				 const struct weft_frag *old, const struct weft_frag_id *id, __u64 now)
+				 const struct weft_frag *old, const struct weft_frag_id *id,
+				 __u64 now)
 {
 	struct weft_frag f = {.id = *id,
 			      .time_ns = now,
@@ -50,8 +52,8 @@ ALWAYS_INLINE void frag_remember(const struct weft_pkt *p, const struct weft_fra
 
 /* Gives a later fragment the ports of its first (RFC 791, RFC 8200 section 4.5), so that it belongs
  * to the same flow, meets the same policy and takes the same path. Without its first fragment, or
- * overlapping it, it is refused: nothing that was not checked passes. Each owner has places of its own for
- * what is to be remembered. */
+ * overlapping it, it is refused: nothing that was not checked passes. Each owner has places of its
+ * own for what is to be remembered. */
 SUBPROGRAM int frag_check(struct weft_pkt *p)
 {
 	struct weft_frag_key key = {};

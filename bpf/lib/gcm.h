@@ -5,8 +5,8 @@
 #include "sa.h"
 #include "kfuncs.h"
 
-/* Engine "bpf": AES-GCM where the kernel gives BPF the block cipher only. One call encrypts all counter
- * blocks; GHASH and the XOR with the key stream go over the text together. */
+/* Engine "bpf": AES-GCM where the kernel gives BPF the block cipher only. One call encrypts all
+ * counter blocks; GHASH and the XOR with the key stream go over the text together. */
 
 /* The longest text: a jumbo frame's packet and the ESP trailer. */
 #define MAX_TEXT 9216
@@ -17,9 +17,9 @@
 #define GCM_HEAD (GHASH_GROUP * 16)
 #define GCM_ROOM (GCM_HEAD + MAX_TEXT + 160)
 
-/* One packet's work, per CPU: too large for the stack. Nothing in it outlives crypt_put but the packet's own
- * bytes and the key stream that they can be computed from; above all not the encrypted first counter block, or
- * the hash before it was encrypted, from which H could be computed. */
+/* One packet's work, per CPU: too large for the stack. Nothing in it outlives crypt_put but the
+ * packet's own bytes and the key stream that they can be computed from; above all not the encrypted
+ * first counter block, or the hash before it was encrypted, from which H could be computed. */
 struct weft_crypt {
 	__u32 busy;
 	__u32 aad_len;
@@ -31,7 +31,8 @@ struct weft_crypt {
 	struct ghash_block hash; /* so far */
 	struct ghash_block mask; /* the first counter block, encrypted: wiped after use */
 	struct ghash_block tag;	 /* as received */
-	__u8 stream[GCM_ROOM];	 /* counter blocks, then key stream; zero in its first GCM_HEAD bytes */
+	__u8 stream[GCM_ROOM]; /* counter blocks, then key stream; zero in its first GCM_HEAD bytes
+				*/
 	__u8 zero[GCM_HEAD - 16];
 	__u8 aad[16]; /* with the text behind it, as GHASH wants it */
 	__u8 text[GCM_ROOM - GCM_HEAD];
@@ -54,7 +55,8 @@ ALWAYS_INLINE struct weft_crypt *crypt_buffer(void)
 	return bpf_map_lookup_elem(&weft_crypt, &zero);
 }
 
-/* Takes this CPU's buffer. NULL if a program that was interrupted has it: the packet is then dropped. */
+/* Takes this CPU's buffer. NULL if a program that was interrupted has it: the packet is then
+ * dropped. */
 ALWAYS_INLINE struct weft_crypt *crypt_get(void)
 {
 	struct weft_crypt *s = crypt_buffer();
@@ -71,7 +73,7 @@ ALWAYS_INLINE void crypt_put(struct weft_crypt *s)
 	s->busy = 0;
 }
 
-#define GCM_BLOCK(s, area, at)                                                                                 \
+#define GCM_BLOCK(s, area, at)                                                                     \
 	((struct ghash_block *)((void *)(s) + __builtin_offsetof(struct weft_crypt, area) + (at)))
 
 /* Eight counter blocks of the text's. */
@@ -88,9 +90,10 @@ ALWAYS_INLINE void gcm_counters(struct weft_crypt *s, __u64 first, __u64 second,
 	}
 }
 
-/* Fills the stream with the counter blocks of n text blocks (2, 3…) and behind them the first one (1), which
- * encrypts the tag, and encrypts them all. */
-static __noinline int gcm_stream(struct weft_crypt *s, struct bpf_crypto_ctx *cipher, __u32 salt, __u32 n)
+/* Fills the stream with the counter blocks of n text blocks (2, 3…) and behind them the first one
+ * (1), which encrypts the tag, and encrypts them all. */
+static __noinline int gcm_stream(struct weft_crypt *s, struct bpf_crypto_ctx *cipher, __u32 salt,
+				 __u32 n)
 {
 	__u64 first = salt | s->iv << 32, second = s->iv >> 32;
 	struct bpf_dynptr blocks;
@@ -117,11 +120,11 @@ static __noinline int gcm_stream(struct weft_crypt *s, struct bpf_crypto_ctx *ci
 
 enum gcm_mode { GCM_SEAL, GCM_OPEN, GCM_HASH };
 
-/* Takes a group of blocks from the given one on, ciphertext for GHASH, and leaves the other text in its place.
- * What is on the way between its steps is kept in the buffer and not on the stack, of which the hooks can spare
- * little: hence the barriers. */
-ALWAYS_INLINE int gcm_blocks(struct weft_crypt *s, const struct weft_key *key, __u32 at, enum gcm_mode mode,
-			     const __u32 from)
+/* Takes a group of blocks from the given one on, ciphertext for GHASH, and leaves the other text in
+ * its place. What is on the way between its steps is kept in the buffer and not on the stack, of
+ * which the hooks can spare little: hence the barriers. */
+ALWAYS_INLINE int gcm_blocks(struct weft_crypt *s, const struct weft_key *key, __u32 at,
+			     enum gcm_mode mode, const __u32 from)
 {
 	forget(at);
 	if (at > GCM_ROOM - 128)
@@ -147,13 +150,14 @@ ALWAYS_INLINE int gcm_blocks(struct weft_crypt *s, const struct weft_key *key, _
 		ghash_spread(b, s->sums[i]);
 		barrier();
 	}
-#define SUM(p, sum, class)                                                                                     \
-	{                                                                                                      \
-		__u64 acc = 0;                                                                                 \
-		_Pragma("clang loop unroll(full)") for (__u32 i = from; i < GHASH_GROUP; i++) acc ^=           \
-		    (s->sums[i][w * GHASH_SUMS + sum] & CLASS##class) * key->h[i][w * 9 + p];                  \
-		s->products[p] = acc;                                                                          \
-		barrier();                                                                                     \
+#define SUM(p, sum, class)                                                                         \
+	{                                                                                          \
+		__u64 acc = 0;                                                                     \
+		_Pragma("clang loop unroll(full)") for (__u32 i = from; i < GHASH_GROUP; i++)      \
+		    acc ^=                                                                         \
+		    (s->sums[i][w * GHASH_SUMS + sum] & CLASS##class) * key->h[i][w * 9 + p];      \
+		s->products[p] = acc;                                                              \
+		barrier();                                                                         \
 	}
 #pragma clang loop unroll(disable)
 	for (__u32 w = 0; w < 6; w++) {
@@ -162,26 +166,29 @@ ALWAYS_INLINE int gcm_blocks(struct weft_crypt *s, const struct weft_key *key, _
 		barrier();
 	}
 #undef SUM
-	s->hash = ghash_reduce((struct ghash_halves){s->halves[0], s->halves[1], s->halves[2], s->halves[3],
-						     s->halves[4], s->halves[5]});
+	s->hash = ghash_reduce((struct ghash_halves){s->halves[0], s->halves[1], s->halves[2],
+						     s->halves[3], s->halves[4], s->halves[5]});
 	return 0;
 }
 
-static __noinline int gcm_group(struct weft_crypt *s, const struct weft_key *key, __u32 at, enum gcm_mode mode)
+static __noinline int gcm_group(struct weft_crypt *s, const struct weft_key *key, __u32 at,
+				enum gcm_mode mode)
 {
 	return gcm_blocks(s, key, at, mode, 0);
 }
 
-/* The first group of most packets, and the only one of a TCP acknowledgement: AAD, up to 64 bytes of text,
- * lengths. */
+/* The first group of most packets, and the only one of a TCP acknowledgement: AAD, up to 64 bytes
+ * of text, lengths. */
 #define GCM_SHORT 2
-static __noinline int gcm_short(struct weft_crypt *s, const struct weft_key *key, __u32 at, enum gcm_mode mode)
+static __noinline int gcm_short(struct weft_crypt *s, const struct weft_key *key, __u32 at,
+				enum gcm_mode mode)
 {
 	return gcm_blocks(s, key, at, mode, GCM_SHORT);
 }
 
 /* Hashes AAD and text, and the length block that it writes behind them, into s->hash. */
-ALWAYS_INLINE int gcm_pass(struct weft_crypt *s, const struct weft_key *key, __u32 len, enum gcm_mode mode)
+ALWAYS_INLINE int gcm_pass(struct weft_crypt *s, const struct weft_key *key, __u32 len,
+			   enum gcm_mode mode)
 {
 	__u32 n = (len + 15) >> 4, fill = -(n + 2) & (GHASH_GROUP - 1), i, at;
 	int err;
@@ -190,8 +197,8 @@ ALWAYS_INLINE int gcm_pass(struct weft_crypt *s, const struct weft_key *key, __u
 	forget(at);
 	if (at > GCM_ROOM - 128)
 		return -1;
-	*GCM_BLOCK(s, zero, at) =
-	    (struct ghash_block){bpf_cpu_to_be64((__u64)s->aad_len * 8), bpf_cpu_to_be64((__u64)len * 8)};
+	*GCM_BLOCK(s, zero, at) = (struct ghash_block){bpf_cpu_to_be64((__u64)s->aad_len * 8),
+						       bpf_cpu_to_be64((__u64)len * 8)};
 	s->hash = (struct ghash_block){};
 	at = (GHASH_GROUP - 1 - fill) * 16;
 	err = fill < GCM_SHORT ? gcm_group(s, key, at, mode) : gcm_short(s, key, at, mode);
@@ -205,8 +212,9 @@ ALWAYS_INLINE int gcm_pass(struct weft_crypt *s, const struct weft_key *key, __u
 	return 0;
 }
 
-/* Takes the encrypted first counter block off the stream, and zeroes it there with what is left over of key
- * stream and counter blocks: the length block must be hashed as it is, and nothing is to lie about. */
+/* Takes the encrypted first counter block off the stream, and zeroes it there with what is left
+ * over of key stream and counter blocks: the length block must be hashed as it is, and nothing is
+ * to lie about. */
 ALWAYS_INLINE int gcm_mask(struct weft_crypt *s, __u32 len)
 {
 	__u32 at = GCM_HEAD + ((len + 15) & ~15u);
@@ -250,8 +258,8 @@ ALWAYS_INLINE void gcm_wipe(struct weft_crypt *s)
 }
 
 /* Encrypts s->text[0..len) in place and puts the tag behind it. */
-ALWAYS_INLINE int gcm_seal(struct weft_crypt *s, struct bpf_crypto_ctx *cipher, const struct weft_key *key,
-			   __u32 len)
+ALWAYS_INLINE int gcm_seal(struct weft_crypt *s, struct bpf_crypto_ctx *cipher,
+			   const struct weft_key *key, __u32 len)
 {
 	struct ghash_block *tag;
 
@@ -271,10 +279,10 @@ ALWAYS_INLINE int gcm_seal(struct weft_crypt *s, struct bpf_crypto_ctx *cipher, 
 	return 0;
 }
 
-/* Decrypts s->text[0..len), which has the tag behind it, in place. Returns -1 if the tag is wrong, in the same
- * time wherever it differs; the text must not be used then. */
-ALWAYS_INLINE int gcm_open(struct weft_crypt *s, struct bpf_crypto_ctx *cipher, const struct weft_key *key,
-			   __u32 len)
+/* Decrypts s->text[0..len), which has the tag behind it, in place. Returns -1 if the tag is wrong,
+ * in the same time wherever it differs; the text must not be used then. */
+ALWAYS_INLINE int gcm_open(struct weft_crypt *s, struct bpf_crypto_ctx *cipher,
+			   const struct weft_key *key, __u32 len)
 {
 	struct ghash_block *tag;
 	__u64 differ;

@@ -4,26 +4,27 @@
 
 #include "ctx.h"
 
-/* GHASH (NIST SP 800-38D) in constant time: integer multiplications and masks, no table that data or
- * key choose an entry of.
+/* GHASH (NIST SP 800-38D) in constant time: integer multiplications and masks, no table that data
+ * or key choose an entry of.
  *
- * A carry-less product of 64-bit words comes from integer products of words that keep every fourth bit
- * only, so that sums of up to 15 do not run into the next bit that counts. The four such classes of a word are
- * its "phases": x = x0 + x1·T + x2·T² + x3·T³, and two levels of Karatsuba take 9 products instead of 16.
- * An integer product keeps 64 bits only: the low half; the high half is the low half of the product of the
- * words written backwards. GCM writes its bits backwards, nibble by nibble and within each, so both orders
- * are at hand: "forward" has the nibble of the lowest powers lowest, "backward" is the big-endian word. In
- * both, bit 3 of a nibble has the lowest power of its four.
+ * A carry-less product of 64-bit words comes from integer products of words that keep every fourth
+ * bit only, so that sums of up to 15 do not run into the next bit that counts. The four such
+ * classes of a word are its "phases": x = x0 + x1·T + x2·T² + x3·T³, and two levels of Karatsuba
+ * take 9 products instead of 16. An integer product keeps 64 bits only: the low half; the high half
+ * is the low half of the product of the words written backwards. GCM writes its bits backwards,
+ * nibble by nibble and within each, so both orders are at hand: "forward" has the nibble of the
+ * lowest powers lowest, "backward" is the big-endian word. In both, bit 3 of a nibble has the
+ * lowest power of its four.
  *
- * Three products of 64-bit words (Karatsuba again) make one of 128 bits: 3 × 2 × 9 = 54 integer products.
- * A group of blocks is multiplied by as many powers of H; the raw products are added up (XOR; the bits that
- * do not count are masked once for the group) and reduced once. */
+ * Three products of 64-bit words (Karatsuba again) make one of 128 bits: 3 × 2 × 9 = 54 integer
+ * products. A group of blocks is multiplied by as many powers of H; the raw products are added up
+ * (XOR; the bits that do not count are masked once for the group) and reduced once. */
 
 #define GHASH_GROUP    8
 #define GHASH_PRODUCTS 54
 
-/* What makes up the key of an SA besides the AES key. h[i] belongs to the group's block i: the products' other
- * factors, made from H to the power of GHASH_GROUP - i. */
+/* What makes up the key of an SA besides the AES key. h[i] belongs to the group's block i: the
+ * products' other factors, made from H to the power of GHASH_GROUP - i. */
 struct weft_key {
 	__u64 h[GHASH_GROUP][GHASH_PRODUCTS];
 	__u32 salt;
@@ -59,19 +60,19 @@ ALWAYS_INLINE void ghash_sums(__u64 w, __u64 *sums)
 }
 
 /* The nine products, as PRODUCT(number, which sum, class). */
-#define GHASH_NINE(PRODUCT)                                                                                    \
-	PRODUCT(0, 0, 0)                                                                                       \
-	PRODUCT(1, 0, 1)                                                                                       \
-	PRODUCT(2, 1, 0)                                                                                       \
-	PRODUCT(3, 0, 2)                                                                                       \
-	PRODUCT(4, 0, 3)                                                                                       \
-	PRODUCT(5, 1, 2)                                                                                       \
-	PRODUCT(6, 2, 0)                                                                                       \
-	PRODUCT(7, 2, 1)                                                                                       \
+#define GHASH_NINE(PRODUCT)                                                                        \
+	PRODUCT(0, 0, 0)                                                                           \
+	PRODUCT(1, 0, 1)                                                                           \
+	PRODUCT(2, 1, 0)                                                                           \
+	PRODUCT(3, 0, 2)                                                                           \
+	PRODUCT(4, 0, 3)                                                                           \
+	PRODUCT(5, 1, 2)                                                                           \
+	PRODUCT(6, 2, 0)                                                                           \
+	PRODUCT(7, 2, 1)                                                                           \
 	PRODUCT(8, 3, 0)
 
-/* One word's half of a carry-less product, from its nine sums of integer products. What it returns is
- * in the order of its factors. */
+/* One word's half of a carry-less product, from its nine sums of integer products. What it returns
+ * is in the order of its factors. */
 ALWAYS_INLINE __u64 ghash_assemble(const __u64 *acc, int backward)
 {
 	__u64 p0 = acc[0] & CLASS0, p1 = (acc[1] & CLASS1) >> 1, p2 = acc[2] & CLASS0;
@@ -85,8 +86,8 @@ ALWAYS_INLINE __u64 ghash_assemble(const __u64 *acc, int backward)
 	return backward ? same << 4 ^ next : same ^ next << 4;
 }
 
-/* The halves of the three 128-bit products: left × left, right × right, sums × sums; each forward (low) and
- * backward (high). */
+/* The halves of the three 128-bit products: left × left, right × right, sums × sums; each forward
+ * (low) and backward (high). */
 struct ghash_halves {
 	__u64 lf, lb, rf, rb, mf, mb;
 };
@@ -105,7 +106,8 @@ ALWAYS_INLINE struct ghash_block ghash_reduce(struct ghash_halves p)
 	return (struct ghash_block){bpf_cpu_to_be64(d0), bpf_cpu_to_be64(d1)};
 }
 
-/* The sums of phases of a block's six words: left, right and their sum, each forward and backward. */
+/* The sums of phases of a block's six words: left, right and their sum, each forward and backward.
+ */
 ALWAYS_INLINE void ghash_spread(struct ghash_block b, __u64 *sums)
 {
 	__u64 lf = nibbles(b.l), lb = to_backward(b.l), rf = nibbles(b.r), rb = to_backward(b.r);
@@ -129,9 +131,10 @@ ALWAYS_INLINE void ghash_factors(__u64 word, __u64 *factors)
 #undef FACTOR
 }
 
-/* Half of the product of a word and one whose factors are given. A function, for the stack's sake; most
- * programs have no use for it. */
-static __noinline __attribute__((unused)) __u64 ghash_half(__u64 word, const __u64 *factors, int backward)
+/* Half of the product of a word and one whose factors are given. A function, for the stack's sake;
+ * most programs have no use for it. */
+static __noinline __attribute__((unused)) __u64 ghash_half(__u64 word, const __u64 *factors,
+							   int backward)
 {
 	__u64 sums[GHASH_SUMS], acc[9];
 

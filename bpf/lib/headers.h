@@ -121,12 +121,14 @@ ALWAYS_INLINE void parse_icmp6(struct weft_pkt *p, const struct weft_icmp *icmp)
 	p->slow = 1;
 }
 
-/* Neighbour and router discovery, and redirects of either family: what governs a host's own link. */
+/* Neighbour and router discovery, and redirects of either family: what governs a host's own link.
+ */
 ALWAYS_INLINE int is_link_control(const struct weft_pkt *p)
 {
 	if (p->family == 4)
 		return p->proto == IPPROTO_ICMP && p->icmp_type == ICMP4_REDIRECT;
-	return p->proto == IPPROTO_ICMPV6 && p->icmp_type >= ICMP6_RS && p->icmp_type <= ICMP6_REDIRECT;
+	return p->proto == IPPROTO_ICMPV6 && p->icmp_type >= ICMP6_RS &&
+	       p->icmp_type <= ICMP6_REDIRECT;
 }
 
 /* The transport header at p->l4. size is the transport payload's length by the IP header. A first

@@ -5,8 +5,8 @@
 #include "esp.h"
 #include "policy.h"
 
-/* How much of a refused IPv6 packet its error quotes: the headers and some payload. RFC 4443 allows up
- * to the minimum MTU; receivers need no more than the transport ports. */
+/* How much of a refused IPv6 packet its error quotes: the headers and some payload. RFC 4443 allows
+ * up to the minimum MTU; receivers need no more than the transport ports. */
 #define QUOTE6	    88
 #define QUOTE6_MIN  48
 #define ERROR4_ROOM (IP4_LEN + 8)
@@ -46,7 +46,8 @@ ALWAYS_INLINE int icmp_quoted6(weft_ctx *ctx, struct weft_pkt *p)
 		return REASON_TRUNCATED;
 	next = ip.nexthdr;
 	at += IP6_LEN;
-	/* The quoted packet may have extension headers; each says what follows and how long it is. */
+	/* The quoted packet may have extension headers; each says what follows and how long it is.
+	 */
 	for (int i = 0; i < MAX_EXT_HEADERS; i++) {
 		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS &&
 		    next != IPPROTO_FRAGMENT)
@@ -68,9 +69,9 @@ ALWAYS_INLINE int icmp_quoted6(weft_ctx *ctx, struct weft_pkt *p)
 	return REASON_NONE;
 }
 
-/* Whether an error from the wire may speak of the packet that it quotes, whose addresses p holds by now. What
- * is sealed is seen by the two nodes at its ends and by nobody between them: an error about it comes sealed by
- * the other, or it is forged. */
+/* Whether an error from the wire may speak of the packet that it quotes, whose addresses p holds by
+ * now. What is sealed is seen by the two nodes at its ends and by nobody between them: an error
+ * about it comes sealed by the other, or it is forged. */
 ALWAYS_INLINE int icmp_origin(const struct weft_config *cfg, const struct weft_pkt *p)
 {
 	const struct weft_route *to;
@@ -84,13 +85,15 @@ ALWAYS_INLINE int icmp_origin(const struct weft_config *cfg, const struct weft_p
 		return to->node || to->flags & ROUTE_NO_NODE ? REASON_ICMP_UNSEALED : REASON_NONE;
 	if (to->node != p->node)
 		return REASON_ICMP_MISMATCH;
-	/* Who is outside, relayed by that node, has not seen the packet either; unless it was for the node's
-	 * own address, which may be translated to somebody outside. */
-	return p->identity == IDENTITY_WORLD && !(to->flags & ROUTE_HOST) ? REASON_ICMP_UNSEALED : REASON_NONE;
+	/* Who is outside, relayed by that node, has not seen the packet either; unless it was for
+	 * the node's own address, which may be translated to somebody outside. */
+	return p->identity == IDENTITY_WORLD && !(to->flags & ROUTE_HOST) ? REASON_ICMP_UNSEALED
+									  : REASON_NONE;
 }
 
-/* The same for an error that comes to a pod out of the host's stack, which came to this node in cleartext: by
- * an interface without hooks, or with its addresses translated. Returns a drop reason; p is unchanged. */
+/* The same for an error that comes to a pod out of the host's stack, which came to this node in
+ * cleartext: by an interface without hooks, or with its addresses translated. Returns a drop
+ * reason; p is unchanged. */
 SUBPROGRAM int icmp_plain(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p)
 {
 	union weft_addr src, dst;
@@ -124,8 +127,8 @@ ALWAYS_INLINE int quote_load(weft_ctx *ctx, const struct weft_pkt *p, union weft
 	return ctx_load(ctx, p->l4 + 8, q, sizeof(q->ip6));
 }
 
-/* Whether an ICMP error may be in what the parser has refused: it has not come to the transport header, or that
- * is ICMP's and not whole. */
+/* Whether an ICMP error may be in what the parser has refused: it has not come to the transport
+ * header, or that is ICMP's and not whole. */
 ALWAYS_INLINE int may_hide_error(const struct weft_pkt *p, int reason)
 {
 	if (p->family == 4)
@@ -134,11 +137,13 @@ ALWAYS_INLINE int may_hide_error(const struct weft_pkt *p, int reason)
 	       (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP && p->proto != IPPROTO_UDPLITE);
 }
 
-/* Whether an error in cleartext that is for this host, or to be routed by it, is about what the host sends
- * sealed: to other nodes' pods, not to other hosts. Its kernel looks up the socket, or the route whose MTU is
- * lowered, by the quoted addresses alone, behind all headers and after reassembly, so what hides them is
- * refused: no honest router does. reason is the parser's. Returns a drop reason. */
-SUBPROGRAM int icmp_to_host(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p, int reason)
+/* Whether an error in cleartext that is for this host, or to be routed by it, is about what the
+ * host sends sealed: to other nodes' pods, not to other hosts. Its kernel looks up the socket, or
+ * the route whose MTU is lowered, by the quoted addresses alone, behind all headers and after
+ * reassembly, so what hides them is refused: no honest router does. reason is the parser's. Returns
+ * a drop reason. */
+SUBPROGRAM int icmp_to_host(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p,
+			    int reason)
 {
 	const struct weft_route *to;
 	union weft_quoted q = {};
@@ -155,15 +160,16 @@ SUBPROGRAM int icmp_to_host(weft_ctx *ctx, const struct weft_config *cfg, const 
 	if (p->frag || quote_load(ctx, p, &q) || quote_addresses(p, &q, &src, &dst))
 		return REASON_ICMP_UNSEALED;
 	to = route_of(&dst);
-	if (!to || to->flags & ROUTE_HOST || !(to->node || to->flags & ROUTE_NO_NODE) || is_plain(&dst))
+	if (!to || to->flags & ROUTE_HOST || !(to->node || to->flags & ROUTE_NO_NODE) ||
+	    is_plain(&dst))
 		return REASON_NONE;
-	/* That a sender's packets may travel in cleartext counts if the error goes to that one. To whomever
-	 * else it goes, the kernel may look up a route by the destination alone. */
+	/* That a sender's packets may travel in cleartext counts if the error goes to that one. To
+	 * whomever else it goes, the kernel may look up a route by the destination alone. */
 	return addr_equal(&src, &p->dst) && is_plain(&src) ? REASON_NONE : REASON_ICMP_UNSEALED;
 }
 
-/* Whether an error of this host's to another node's host quotes what that has sent sealed: in cleartext, this
- * much of it would be readable after all. p is unchanged. */
+/* Whether an error of this host's to another node's host quotes what that has sent sealed: in
+ * cleartext, this much of it would be readable after all. p is unchanged. */
 SUBPROGRAM int icmp_quotes_sealed(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p)
 {
 	union weft_quoted q = {};
@@ -189,9 +195,10 @@ SUBPROGRAM int icmp_unquote(struct weft_pkt *p)
 	return 0;
 }
 
-/* Finds the flow that an ICMP error is about (RFC 5508's sense of "related"). Returns a drop reason;
- * p is what it quotes until icmp_unquote. */
-SUBPROGRAM int icmp_related(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, int *via_stack)
+/* Finds the flow that an ICMP error is about (RFC 5508's sense of "related"). Returns a drop
+ * reason; p is what it quotes until icmp_unquote. */
+SUBPROGRAM int icmp_related(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
+			    int *via_stack)
 {
 	struct weft_judgement *j = judgement();
 	struct weft_flow_ref ref = {};
@@ -204,11 +211,13 @@ SUBPROGRAM int icmp_related(weft_ctx *ctx, const struct weft_config *cfg, struct
 	j->src = src;
 	j->dst = p->dst;
 	j->proto = p->proto;
-	/* Its quote may be in a fragment to come, and what would be read here behind the first one's end. */
+	/* Its quote may be in a fragment to come, and what would be read here behind the first
+	 * one's end. */
 	if (p->frag)
 		return REASON_ICMP_NO_FLOW;
 	reason = p->family == 4 ? icmp_quoted4(ctx, p) : icmp_quoted6(ctx, p);
-	/* A router may report on anybody's packet, a pod only on one that was sent to it (RFC 5927). */
+	/* A router may report on anybody's packet, a pod only on one that was sent to it (RFC
+	 * 5927). */
 	if (!reason && p->hook == HOOK_FROM_POD && !addr_equal(&p->dst, &src))
 		reason = REASON_ICMP_MISMATCH;
 	if (!reason && p->hook != HOOK_FROM_POD)
@@ -223,8 +232,9 @@ SUBPROGRAM int icmp_related(weft_ctx *ctx, const struct weft_config *cfg, struct
 	return reason;
 }
 
-/* Whether an error that comes to a pod out of the host's stack is about a conversation that it may have. What
- * the pod began itself is judged as it leaves: its other end may be translated here. p is unchanged. */
+/* Whether an error that comes to a pod out of the host's stack is about a conversation that it may
+ * have. What the pod began itself is judged as it leaves: its other end may be translated here. p
+ * is unchanged. */
 SUBPROGRAM int icmp_delivered(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p)
 {
 	struct weft_flow_ref ref;
@@ -256,8 +266,9 @@ SUBPROGRAM int icmp_delivered(weft_ctx *ctx, const struct weft_config *cfg, stru
 	return reason;
 }
 
-ALWAYS_INLINE int icmp_write4(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p, __u8 type,
-			      __u8 code, __u16 mtu, __u32 quote)
+ALWAYS_INLINE int icmp_write4(weft_ctx *ctx, const struct weft_config *cfg,
+			      const struct weft_pkt *p, __u8 type, __u8 code, __u16 mtu,
+			      __u32 quote)
 {
 	struct iphdr *ip = ctx_data(ctx) + ETH_LEN;
 	struct weft_icmp *icmp = (void *)(ip + 1);
@@ -290,8 +301,8 @@ ALWAYS_INLINE int icmp_write4(weft_ctx *ctx, const struct weft_config *cfg, cons
 	return 0;
 }
 
-ALWAYS_INLINE int icmp_write6(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p, __u8 type,
-			      __u32 mtu, __u32 quote)
+ALWAYS_INLINE int icmp_write6(weft_ctx *ctx, const struct weft_config *cfg,
+			      const struct weft_pkt *p, __u8 type, __u32 mtu, __u32 quote)
 {
 	struct ipv6hdr *ip = ctx_data(ctx) + ETH_LEN;
 	struct weft_icmp *icmp = (void *)(ip + 1);
@@ -323,8 +334,8 @@ ALWAYS_INLINE int icmp_write6(weft_ctx *ctx, const struct weft_config *cfg, cons
 	return 0;
 }
 
-/* Must an error about p stay unsent? (RFC 1122 section 3.2.2, RFC 4443 section 2.4 e) Its source is a
- * single host's by now: the hooks have seen to that. */
+/* Must an error about p stay unsent? (RFC 1122 section 3.2.2, RFC 4443 section 2.4 e) Its source is
+ * a single host's by now: the hooks have seen to that. */
 ALWAYS_INLINE int icmp_must_not(const struct weft_pkt *p, const struct ethhdr *eth)
 {
 	if (p->family == 6 && p->proto == IPPROTO_ICMPV6 && p->icmp_type == ICMP6_REDIRECT)
@@ -348,8 +359,8 @@ ALWAYS_INLINE int icmp_token(const struct weft_pkt *p)
 /* Replaces the frame by an ICMP error about it and sends that back to the frame's sender by
  * ifindex. mtu is 0 for "time exceeded", the limit for "too big". Returns a context
  * verdict: CTX_DROP if no error may, or can, be sent. The caller has counted the drop. */
-SUBPROGRAM int icmp_refuse(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p, __u32 mtu,
-			   __u32 ifindex)
+SUBPROGRAM int icmp_refuse(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
+			   __u32 mtu, __u32 ifindex)
 {
 	struct ethhdr *eth = ctx_data(ctx);
 	__u32 quote, room;
@@ -363,7 +374,8 @@ SUBPROGRAM int icmp_refuse(weft_ctx *ctx, const struct weft_config *cfg, struct 
 	mac_copy(to, eth->h_source);
 	mac_copy(from, eth->h_dest);
 	if (p->family == 4) {
-		/* A TCP header whole: the kernel does not cut a frame before a checksum left to the device. */
+		/* A TCP header whole: the kernel does not cut a frame before a checksum left to the
+		 * device. */
 		quote = p->l4 - ETH_LEN + (p->proto == IPPROTO_TCP ? 20 : 8);
 		room = ERROR4_ROOM;
 	} else {
@@ -381,14 +393,15 @@ SUBPROGRAM int icmp_refuse(weft_ctx *ctx, const struct weft_config *cfg, struct 
 	mac_copy(eth->h_source, from);
 	eth->h_proto = p->ethertype;
 	if (p->family == 4)
-		failed = icmp_write4(ctx, cfg, p, mtu ? ICMP4_UNREACHABLE : ICMP4_TIME_EXCEEDED, mtu ? 4 : 0,
-				     mtu, quote);
+		failed = icmp_write4(ctx, cfg, p, mtu ? ICMP4_UNREACHABLE : ICMP4_TIME_EXCEEDED,
+				     mtu ? 4 : 0, mtu, quote);
 	else
-		failed = icmp_write6(ctx, cfg, p, mtu ? ICMP6_TOO_BIG : ICMP6_TIME_EXCEEDED, mtu, quote);
+		failed =
+		    icmp_write6(ctx, cfg, p, mtu ? ICMP6_TOO_BIG : ICMP6_TIME_EXCEEDED, mtu, quote);
 	if (failed)
 		return CTX_DROP;
-	/* An error about a sealed packet quotes it: it goes back the same way. From here on it is what p is of,
-	 * so that nobody lowers the MSS of a SYN that is gone. */
+	/* An error about a sealed packet quotes it: it goes back the same way. From here on it is
+	 * what p is of, so that nobody lowers the MSS of a SYN that is gone. */
 	if (weft_sealing && p->node) {
 		p->identity = IDENTITY_HOST;
 		p->proto = p->family == 4 ? IPPROTO_ICMP : IPPROTO_ICMPV6;

@@ -4,8 +4,8 @@
 
 #include "sa.h"
 
-/* Kernel functions, since Linux 6.10 (bpf_crypto), 6.4 (dynptr) and 6.5 (adjust). Weak: a program that does not
- * seal, whose calls the verifier removes, loads on kernels without them. */
+/* Kernel functions, since Linux 6.10 (bpf_crypto), 6.4 (dynptr) and 6.5 (adjust). Weak: a program
+ * that does not seal, whose calls the verifier removes, loads on kernels without them. */
 
 struct bpf_crypto_params {
 	char type[14];
@@ -23,8 +23,8 @@ struct bpf_iter_num {
 } __attribute__((aligned(8)));
 #endif
 
-extern struct bpf_crypto_ctx *bpf_crypto_ctx_create(const struct bpf_crypto_params *params, __u32 params__sz,
-						    int *err) __ksym __weak;
+extern struct bpf_crypto_ctx *bpf_crypto_ctx_create(const struct bpf_crypto_params *params,
+						    __u32 params__sz, int *err) __ksym __weak;
 extern void bpf_crypto_ctx_release(struct bpf_crypto_ctx *ctx) __ksym __weak;
 extern int bpf_crypto_encrypt(struct bpf_crypto_ctx *ctx, const struct bpf_dynptr *src,
 			      const struct bpf_dynptr *dst,
@@ -32,8 +32,10 @@ extern int bpf_crypto_encrypt(struct bpf_crypto_ctx *ctx, const struct bpf_dynpt
 extern int bpf_crypto_decrypt(struct bpf_crypto_ctx *ctx, const struct bpf_dynptr *src,
 			      const struct bpf_dynptr *dst,
 			      const struct bpf_dynptr *siv__nullable) __ksym __weak;
-extern int bpf_dynptr_from_xdp(struct xdp_md *xdp, __u64 flags, struct bpf_dynptr *ptr) __ksym __weak;
-extern int bpf_dynptr_from_skb(struct __sk_buff *skb, __u64 flags, struct bpf_dynptr *ptr) __ksym __weak;
+extern int bpf_dynptr_from_xdp(struct xdp_md *xdp, __u64 flags,
+			       struct bpf_dynptr *ptr) __ksym __weak;
+extern int bpf_dynptr_from_skb(struct __sk_buff *skb, __u64 flags,
+			       struct bpf_dynptr *ptr) __ksym __weak;
 extern int bpf_dynptr_adjust(const struct bpf_dynptr *p, __u32 start, __u32 end) __ksym __weak;
 extern int bpf_iter_num_new(struct bpf_iter_num *it, int start, int end) __ksym __weak;
 extern int *bpf_iter_num_next(struct bpf_iter_num *it) __ksym __weak;
@@ -47,13 +49,13 @@ extern void bpf_iter_num_destroy(struct bpf_iter_num *it) __ksym __weak;
 
 /* A loop whose body the verifier looks at once or twice, whatever the count. */
 #ifndef bpf_for
-#define bpf_for(i, start, end)                                                                                 \
-	for (struct bpf_iter_num it__ __attribute__((aligned(8), cleanup(bpf_iter_num_destroy))),              \
-	     *p__ __attribute__((unused)) = (bpf_iter_num_new(&it__, (start), (end)), (void *)0);              \
-	     ({                                                                                                \
-		     int *t__ = bpf_iter_num_next(&it__);                                                      \
-		     (t__ ? ((i) = *t__, 1) : 0);                                                              \
-	     }) &&                                                                                             \
+#define bpf_for(i, start, end)                                                                     \
+	for (struct bpf_iter_num it__ __attribute__((aligned(8), cleanup(bpf_iter_num_destroy))),  \
+	     *p__ __attribute__((unused)) = (bpf_iter_num_new(&it__, (start), (end)), (void *)0);  \
+	     ({                                                                                    \
+		     int *t__ = bpf_iter_num_next(&it__);                                          \
+		     (t__ ? ((i) = *t__, 1) : 0);                                                  \
+	     }) &&                                                                                 \
 	     (i) >= (start) && (i) < (end);)
 #endif
 

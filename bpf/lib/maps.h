@@ -7,7 +7,8 @@
 #include "flow_structs.h"
 
 /* Names stay within 15 characters, the kernel's limit. The loader pins each under its name and a
- * hash of its layout, and sets the size of weft_flows4/6 and weft_cells4/6 from the configuration. */
+ * hash of its layout, and sets the size of weft_flows4/6 and weft_cells4/6 from the configuration.
+ */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -156,8 +157,8 @@ struct {
 	__type(value, struct weft_owner);
 } weft_owners SEC(".maps");
 
-/* The one link-local address that a chained pod has claimed besides the one of its MAC, and who has claimed an
- * address. */
+/* The one link-local address that a chained pod has claimed besides the one of its MAC, and who has
+ * claimed an address. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, WEFT_MAX_ENDPOINTS);
@@ -188,8 +189,8 @@ struct {
 	__type(value, __u32);
 } weft_peer_addr SEC(".maps");
 
-/* The identities that a node hosts, and the handle under which each travels through the host's stack;
- * 0 if there are more identities than handles. */
+/* The identities that a node hosts, and the handle under which each travels through the host's
+ * stack; 0 if there are more identities than handles. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -223,7 +224,8 @@ struct {
 	__type(value, __u8);
 } weft_plain SEC(".maps");
 
-/* Where a new flow is put together, and a cached decision held while it is used: too large for the stack. */
+/* Where a new flow is put together, and a cached decision held while it is used: too large for the
+ * stack. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);

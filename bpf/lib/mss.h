@@ -4,9 +4,9 @@
 
 #include "esp.h"
 
-/* A pod's interface may be larger than what fits the wire sealed: another plugin made it, or encryption came
- * later. Its connections then ask for segments that fit (RFC 9293 section 3.7.1), instead of finding
- * out by "packet too big". */
+/* A pod's interface may be larger than what fits the wire sealed: another plugin made it, or
+ * encryption came later. Its connections then ask for segments that fit (RFC 9293 section 3.7.1),
+ * instead of finding out by "packet too big". */
 
 #define TCP_OPTIONS_MAX 40
 #define TCPOPT_END	0
@@ -41,8 +41,8 @@ static long step_mss(__u32 i, void *state)
 	return len < 2;
 }
 
-/* Lowers the MSS option of a SYN to what fits the peer that it is sealed for. A SYN without one, or whose
- * options cannot be read, stays as it is. */
+/* Lowers the MSS option of a SYN to what fits the peer that it is sealed for. A SYN without one, or
+ * whose options cannot be read, stays as it is. */
 SUBPROGRAM int clamp_mss(weft_ctx *ctx, const struct weft_pkt *p)
 {
 	const struct weft_peer *peer;

@@ -38,7 +38,12 @@ struct weft_nd {
 #define ND_TARGET_MAC		     2
 #define ND_ROUTER_SOLICITED_OVERRIDE 0xe0000000
 
-enum weft_neigh_result { NEIGH_ANSWER = -1, NEIGH_ABSORB = -2, NEIGH_STACK = -3, NEIGH_NOT_ND = -4 };
+enum weft_neigh_result {
+	NEIGH_ANSWER = -1,
+	NEIGH_ABSORB = -2,
+	NEIGH_STACK = -3,
+	NEIGH_NOT_ND = -4
+};
 
 ALWAYS_INLINE __be32 arp_ip(const __u8 *p)
 {
@@ -53,8 +58,10 @@ ALWAYS_INLINE int owns4(const struct weft_endpoint *ep, __be32 ip4)
 	return owns(ep, &addr);
 }
 
-/* Returns a drop reason, or one of weft_neigh_result. An ANSWER is already written into the frame. */
-ALWAYS_INLINE int neigh_arp(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_endpoint *ep)
+/* Returns a drop reason, or one of weft_neigh_result. An ANSWER is already written into the frame.
+ */
+ALWAYS_INLINE int neigh_arp(weft_ctx *ctx, const struct weft_config *cfg,
+			    const struct weft_endpoint *ep)
 {
 	struct ethhdr *eth = ctx_data(ctx);
 	struct weft_arp *arp = (void *)(eth + 1);
@@ -62,8 +69,8 @@ ALWAYS_INLINE int neigh_arp(weft_ctx *ctx, const struct weft_config *cfg, const 
 
 	if ((void *)(arp + 1) > ctx_end(ctx))
 		return REASON_TRUNCATED;
-	if (arp->hw != bpf_htons(ARP_HW_ETHERNET) || arp->proto != bpf_htons(ETH_P_IP) || arp->hw_len != 6 ||
-	    arp->proto_len != 4)
+	if (arp->hw != bpf_htons(ARP_HW_ETHERNET) || arp->proto != bpf_htons(ETH_P_IP) ||
+	    arp->hw_len != 6 || arp->proto_len != 4)
 		return REASON_SPOOFED_ARP;
 	spa = arp_ip(arp->spa);
 	tpa = arp_ip(arp->tpa);
@@ -89,8 +96,9 @@ ALWAYS_INLINE int neigh_arp(weft_ctx *ctx, const struct weft_config *cfg, const 
 }
 
 /* Turns the solicitation in the frame into the gateway's advertisement. */
-ALWAYS_INLINE int nd_advertise(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_endpoint *ep,
-			       const struct weft_pkt *p, int with_option)
+ALWAYS_INLINE int nd_advertise(weft_ctx *ctx, const struct weft_config *cfg,
+			       const struct weft_endpoint *ep, const struct weft_pkt *p,
+			       int with_option)
 {
 	struct ethhdr *eth = ctx_data(ctx);
 	struct ipv6hdr *ip = (void *)(eth + 1);
@@ -126,7 +134,8 @@ ALWAYS_INLINE int nd_advertise(weft_ctx *ctx, const struct weft_config *cfg, con
 	return NEIGH_ANSWER;
 }
 
-/* Walks the options of a message, from at to end. Whichever says a link-layer address must say the pod's. */
+/* Walks the options of a message, from at to end. Whichever says a link-layer address must say the
+ * pod's. */
 SUBPROGRAM int nd_options(weft_ctx *ctx, const struct weft_endpoint *ep, __u32 at, __u32 end)
 {
 	__u8 option[8];
@@ -153,17 +162,19 @@ SUBPROGRAM int nd_options(weft_ctx *ctx, const struct weft_endpoint *ep, __u32 a
 	return at == end ? REASON_NONE : REASON_ND_OPTION;
 }
 
-/* Whether the link-local address is the one that its interface makes of a MAC (RFC 4291 appendix A). */
+/* Whether the link-local address is the one that its interface makes of a MAC (RFC 4291 appendix
+ * A). */
 ALWAYS_INLINE int is_eui64(const union weft_addr *addr, const __u8 *mac)
 {
 	return addr->b[8] == (mac[0] ^ 2) && addr->b[9] == mac[1] && addr->b[10] == mac[2] &&
-	       addr->b[11] == 0xff && addr->b[12] == 0xfe && addr->b[13] == mac[3] && addr->b[14] == mac[4] &&
-	       addr->b[15] == mac[5];
+	       addr->b[11] == 0xff && addr->b[12] == 0xfe && addr->b[13] == mac[3] &&
+	       addr->b[14] == mac[4] && addr->b[15] == mac[5];
 }
 
-/* Whether a chained pod may speak for the address. Of the link-local ones, that of its own MAC; and one that
- * says nothing about a MAC (RFC 7217), the first that it claims and nobody has claimed before. Not one of
- * another's MAC, the bridge's included, and none that was given by hand, as gateways' are: fe80::1. */
+/* Whether a chained pod may speak for the address. Of the link-local ones, that of its own MAC; and
+ * one that says nothing about a MAC (RFC 7217), the first that it claims and nobody has claimed
+ * before. Not one of another's MAC, the bridge's included, and none that was given by hand, as
+ * gateways' are: fe80::1. */
 SUBPROGRAM int nd_claim(const struct weft_endpoint *ep, const union weft_addr *addr)
 {
 	__u32 slot, *by, born;
@@ -198,8 +209,8 @@ SUBPROGRAM int nd_claim(const struct weft_endpoint *ep, const union weft_addr *a
 	return REASON_NONE;
 }
 
-ALWAYS_INLINE int nd_solicited(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_endpoint *ep,
-			       const struct weft_pkt *p)
+ALWAYS_INLINE int nd_solicited(weft_ctx *ctx, const struct weft_config *cfg,
+			       const struct weft_endpoint *ep, const struct weft_pkt *p)
 {
 	struct weft_nd *nd = ctx_data(ctx) + ETH_LEN + IP6_LEN;
 	int unspecified = !(p->src.d[0] | p->src.d[1]);
@@ -212,27 +223,30 @@ ALWAYS_INLINE int nd_solicited(weft_ctx *ctx, const struct weft_config *cfg, con
 	if (addr_equal(&p->src, &cfg->gateway_ip6))
 		return REASON_SPOOFED_ND;
 	with_option = (void *)(nd + 1) <= ctx_end(ctx) && p->l3_size >= IP6_LEN + sizeof(*nd);
-	/* Of a chained pod others learn: from the source, and from the target that it wants to be its own. */
+	/* Of a chained pod others learn: from the source, and from the target that it wants to be
+	 * its own. */
 	if (ep->flags & ENDPOINT_CHAINED)
 		return nd_claim(ep, unspecified ? &nd->target : &p->src) ?: NEIGH_STACK;
-	/* Duplicate address detection (RFC 4862): for the gateway's own address, the gateway answers by
-	 * refusing the claim; for any other, nobody else has it. */
+	/* Duplicate address detection (RFC 4862): for the gateway's own address, the gateway
+	 * answers by refusing the claim; for any other, nobody else has it. */
 	if (unspecified)
-		return addr_equal(&nd->target, &cfg->gateway_ip6) ? REASON_SPOOFED_ND : NEIGH_ABSORB;
+		return addr_equal(&nd->target, &cfg->gateway_ip6) ? REASON_SPOOFED_ND
+								  : NEIGH_ABSORB;
 	if (!addr_equal(&nd->target, &cfg->gateway_ip6))
 		return REASON_ND_TARGET;
 	return nd_advertise(ctx, cfg, ep, p, with_option);
 }
 
-ALWAYS_INLINE int nd_advertised(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_endpoint *ep,
-				const struct weft_pkt *p)
+ALWAYS_INLINE int nd_advertised(weft_ctx *ctx, const struct weft_config *cfg,
+				const struct weft_endpoint *ep, const struct weft_pkt *p)
 {
 	struct weft_nd *nd = ctx_data(ctx) + ETH_LEN + IP6_LEN;
 	int reason;
 
 	if ((void *)nd + ND_WITHOUT_OPTION > ctx_end(ctx))
 		return REASON_TRUNCATED;
-	if (!owns(ep, &nd->target) && !(addr_is_link_local6(&nd->target) && addr_equal(&nd->target, &p->src)))
+	if (!owns(ep, &nd->target) &&
+	    !(addr_is_link_local6(&nd->target) && addr_equal(&nd->target, &p->src)))
 		return REASON_SPOOFED_ND;
 	if (addr_equal(&nd->target, &cfg->gateway_ip6))
 		return REASON_SPOOFED_ND;
@@ -246,8 +260,8 @@ ALWAYS_INLINE int nd_advertised(weft_ctx *ctx, const struct weft_config *cfg, co
 }
 
 /* ICMPv6 that never leaves the link: neighbour and router discovery, multicast listener reports. */
-ALWAYS_INLINE int neigh_nd(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_endpoint *ep,
-			   const struct weft_pkt *p)
+ALWAYS_INLINE int neigh_nd(weft_ctx *ctx, const struct weft_config *cfg,
+			   const struct weft_endpoint *ep, const struct weft_pkt *p)
 {
 	int reason;
 
@@ -256,8 +270,8 @@ ALWAYS_INLINE int neigh_nd(weft_ctx *ctx, const struct weft_config *cfg, const s
 	switch (p->icmp_type) {
 	case ICMP6_NS:
 	case ICMP6_NA:
-		/* 255 proves that no router forwarded it (RFC 4861 section 7.1); an extension header
-		 * before it has no honest use. */
+		/* 255 proves that no router forwarded it (RFC 4861 section 7.1); an extension
+		 * header before it has no honest use. */
 		if (p->ttl != 255 || p->l4 != ETH_LEN + IP6_LEN)
 			return REASON_SPOOFED_ND;
 		if (p->l3_size < IP6_LEN + ND_WITHOUT_OPTION)

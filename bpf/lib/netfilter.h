@@ -2,7 +2,8 @@
 #ifndef WEFT_NETFILTER_H
 #define WEFT_NETFILTER_H
 
-/* What the netfilter programs see of a packet: it begins with its IP header. To be included before all else. */
+/* What the netfilter programs see of a packet: it begins with its IP header. To be included before
+ * all else. */
 
 #define WEFT_NETFILTER
 #include <linux/ip.h>
@@ -25,8 +26,8 @@ struct bpf_nf_ctx {
 	struct sk_buff *skb;
 } __attribute__((preserve_access_index));
 
-/* Whether an interface has a hook of Weft's, which sees what comes in or leaves by it, or is inside of this
- * host. */
+/* Whether an interface has a hook of Weft's, which sees what comes in or leaves by it, or is inside
+ * of this host. */
 ALWAYS_INLINE int is_hooked(__u32 ifindex)
 {
 	return ifindex == IF_LOOPBACK || bpf_map_lookup_elem(&weft_uplinks, &ifindex) ||
@@ -40,7 +41,8 @@ ALWAYS_INLINE int read_packet(struct sk_buff *skb, struct weft_pkt *p)
 	struct iphdr ip4;
 	struct ipv6hdr ip6;
 
-	if (bpf_dynptr_from_skb((void *)skb, 0, &ptr) || bpf_dynptr_read(&ip4, sizeof(ip4), &ptr, 0, 0))
+	if (bpf_dynptr_from_skb((void *)skb, 0, &ptr) ||
+	    bpf_dynptr_read(&ip4, sizeof(ip4), &ptr, 0, 0))
 		return -1;
 	p->len = skb->len;
 	p->packets = 1;
@@ -64,8 +66,9 @@ ALWAYS_INLINE int read_packet(struct sk_buff *skb, struct weft_pkt *p)
 	return 0;
 }
 
-/* Reads the ports, and what a TCP segment or an ICMP message is, of a packet that holds them: not a later
- * fragment, nor one behind IPv6 extension headers. Rules that name ports then have nothing to go by. */
+/* Reads the ports, and what a TCP segment or an ICMP message is, of a packet that holds them: not a
+ * later fragment, nor one behind IPv6 extension headers. Rules that name ports then have nothing to
+ * go by. */
 ALWAYS_INLINE void read_l4(struct sk_buff *skb, struct weft_pkt *p)
 {
 	__u8 head[14] = {};
@@ -74,8 +77,8 @@ ALWAYS_INLINE void read_l4(struct sk_buff *skb, struct weft_pkt *p)
 
 	if (bpf_dynptr_from_skb((void *)skb, 0, &ptr))
 		return;
-	if (p->family == 4 &&
-	    (bpf_dynptr_read(&frag_off, sizeof(frag_off), &ptr, 6, 0) || frag_off & bpf_htons(0x1fff)))
+	if (p->family == 4 && (bpf_dynptr_read(&frag_off, sizeof(frag_off), &ptr, 6, 0) ||
+			       frag_off & bpf_htons(0x1fff)))
 		return;
 	if (p->proto == IPPROTO_TCP ? bpf_dynptr_read(head, sizeof(head), &ptr, p->l4, 0)
 				    : bpf_dynptr_read(head, 8, &ptr, p->l4, 0))
@@ -90,16 +93,18 @@ ALWAYS_INLINE void read_l4(struct sk_buff *skb, struct weft_pkt *p)
 		p->family == 4 ? parse_icmp4(p, (void *)head) : parse_icmp6(p, (void *)head);
 }
 
-/* Whether the device is to write a checksum into the IP header, over the addresses that have been read. */
+/* Whether the device is to write a checksum into the IP header, over the addresses that have been
+ * read. */
 ALWAYS_INLINE int overwrites_addresses(struct sk_buff *skb, const struct weft_pkt *p)
 {
 	return BPF_CORE_READ_BITFIELD(skb, ip_summed) == IP_SUMMED_PARTIAL &&
 	       skb->csum_start - (int)(skb->data - skb->head) < p->l4;
 }
 
-/* Whether the packet is an ICMP error of this host's that quotes what was sealed. The kernel writes such errors
- * without IPv6 extension headers. Sets what p says of ICMP. */
-ALWAYS_INLINE int quotes_sealed(struct sk_buff *skb, const struct weft_config *cfg, struct weft_pkt *p)
+/* Whether the packet is an ICMP error of this host's that quotes what was sealed. The kernel writes
+ * such errors without IPv6 extension headers. Sets what p says of ICMP. */
+ALWAYS_INLINE int quotes_sealed(struct sk_buff *skb, const struct weft_config *cfg,
+				struct weft_pkt *p)
 {
 	union weft_quoted q = {};
 	struct weft_icmp icmp;
@@ -108,7 +113,8 @@ ALWAYS_INLINE int quotes_sealed(struct sk_buff *skb, const struct weft_config *c
 
 	if (p->proto != (p->family == 4 ? IPPROTO_ICMP : IPPROTO_ICMPV6))
 		return 0;
-	if (bpf_dynptr_from_skb((void *)skb, 0, &ptr) || bpf_dynptr_read(&icmp, sizeof(icmp), &ptr, p->l4, 0))
+	if (bpf_dynptr_from_skb((void *)skb, 0, &ptr) ||
+	    bpf_dynptr_read(&icmp, sizeof(icmp), &ptr, p->l4, 0))
 		return 0;
 	if (p->family == 4)
 		parse_icmp4(p, &icmp);
@@ -116,7 +122,8 @@ ALWAYS_INLINE int quotes_sealed(struct sk_buff *skb, const struct weft_config *c
 		parse_icmp6(p, &icmp);
 	if (!p->error)
 		return 0;
-	return bpf_dynptr_read(&q, len, &ptr, p->l4 + sizeof(icmp), 0) || is_quote_sealed(cfg, p, &q);
+	return bpf_dynptr_read(&q, len, &ptr, p->l4 + sizeof(icmp), 0) ||
+	       is_quote_sealed(cfg, p, &q);
 }
 
 #endif

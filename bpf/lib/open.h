@@ -5,13 +5,16 @@
 #include "sealer.h"
 #include "segment.h"
 
-/* Opening. Nothing of the packet is believed, and no state changes, before its tag has been verified. */
+/* Opening. Nothing of the packet is believed, and no state changes, before its tag has been
+ * verified. */
 
-#define OPEN_NOT_ESP   (-1) /* for the host's stack: other UDP, or the agent's own (non-ESP marker) */
+#define OPEN_NOT_ESP (-1) /* for the host's stack: other UDP, or the agent's own (non-ESP marker)  \
+			   */
 #define OPEN_ELSEWHERE (-2) /* redirected to who opens it */
 
-/* Reads the outer headers. Returns 1 for a packet to this node's ESP port, 0 for others, and fills o
- * and the addresses in p. Outer IPv4 options and IPv6 extension headers are not for us: no peer sends them. */
+/* Reads the outer headers. Returns 1 for a packet to this node's ESP port, 0 for others, and fills
+ * o and the addresses in p. Outer IPv4 options and IPv6 extension headers are not for us: no peer
+ * sends them. */
 ALWAYS_INLINE int open_outer(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
 			     struct weft_job *o)
 {
@@ -53,7 +56,8 @@ ALWAYS_INLINE int open_outer(weft_ctx *ctx, const struct weft_config *cfg, struc
 	} else {
 		return 0;
 	}
-	/* A later fragment has no ports: it is ours only if its datagram was, which nobody can tell. */
+	/* A later fragment has no ports: it is ours only if its datagram was, which nobody can
+	 * tell. */
 	if (o->fragment && ip4->frag_off & bpf_htons(0x1fff))
 		return 0;
 	if ((void *)(udp + 1) > ctx_end(ctx) || udp->dest != cfg->esp_port)
@@ -73,8 +77,8 @@ ALWAYS_INLINE int open_outer(weft_ctx *ctx, const struct weft_config *cfg, struc
 	return 1;
 }
 
-/* Several ESP packets in one, as GRO merges them or a virtual machine sends them: each has a number and a tag
- * of its own, and one frame can become one packet only. Returns a drop reason. */
+/* Several ESP packets in one, as GRO merges them or a virtual machine sends them: each has a number
+ * and a tag of its own, and one frame can become one packet only. Returns a drop reason. */
 ALWAYS_INLINE int open_merged(weft_ctx *ctx, struct weft_job *o)
 {
 	if (o->fragment || ctx_load(ctx, o->at + UDP_LEN, &o->esp, sizeof(o->esp)))
@@ -82,8 +86,8 @@ ALWAYS_INLINE int open_merged(weft_ctx *ctx, struct weft_job *o)
 	return REASON_NONE;
 }
 
-/* The SPI and what follows. Returns OPEN_NOT_ESP for what the agent receives: RFC 3948 section 2.2's marker,
- * and its keep-alives of one byte. */
+/* The SPI and what follows. Returns OPEN_NOT_ESP for what the agent receives: RFC 3948
+ * section 2.2's marker, and its keep-alives of one byte. */
 ALWAYS_INLINE int open_esp(weft_ctx *ctx, struct weft_job *o)
 {
 	__u32 at = o->at + UDP_LEN;
@@ -105,10 +109,10 @@ ALWAYS_INLINE int open_esp(weft_ctx *ctx, struct weft_job *o)
 	return REASON_NONE;
 }
 
-/* Whether others than this hook open it: the sealer, or this hook again, once the segmentation veth has cut it.
- * Returns 0 if it is this hook's, OPEN_ELSEWHERE or a drop reason. */
-ALWAYS_INLINE int open_elsewhere(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p,
-				 struct weft_job *job)
+/* Whether others than this hook open it: the sealer, or this hook again, once the segmentation veth
+ * has cut it. Returns 0 if it is this hook's, OPEN_ELSEWHERE or a drop reason. */
+ALWAYS_INLINE int open_elsewhere(weft_ctx *ctx, const struct weft_config *cfg,
+				 const struct weft_pkt *p, struct weft_job *job)
 {
 #ifndef WEFT_XDP
 	struct weft_sealer_say say = {.kind = SEALER_OPEN, .count = 1, .id = job->id};
@@ -121,14 +125,16 @@ ALWAYS_INLINE int open_elsewhere(weft_ctx *ctx, const struct weft_config *cfg, c
 	sa = bpf_map_lookup_elem(&weft_sa_in, &job->id);
 	held = sa && sa->head.sealer & SEALER_HOLDS;
 	if (merged) {
-		say.count = ctx_packets(ctx) > SEALER_COUNT_MAX ? SEALER_COUNT_MAX : ctx_packets(ctx);
+		say.count =
+		    ctx_packets(ctx) > SEALER_COUNT_MAX ? SEALER_COUNT_MAX : ctx_packets(ctx);
 	} else {
 		if (!sa || !held)
 			return 0;
-		/* The port is anybody's to choose: once the peer's sealer is known to send, all go its way.
-		 * A copy from another port would be opened here before the packet itself, which waits to be
-		 * joined with others, and all those would be refused with it. */
-		if (!(sa->head.sealer & SEALER_SENDS) && (port & SEALER_PORT_MASK) != SEALER_PORT_BASE)
+		/* The port is anybody's to choose: once the peer's sealer is known to send, all go
+		 * its way. A copy from another port would be opened here before the packet itself,
+		 * which waits to be joined with others, and all those would be refused with it. */
+		if (!(sa->head.sealer & SEALER_SENDS) &&
+		    (port & SEALER_PORT_MASK) != SEALER_PORT_BASE)
 			return 0;
 		reason = sa_admit(sa, bpf_ntohl(job->esp.seq), &job->seq);
 		if (reason)
@@ -136,9 +142,10 @@ ALWAYS_INLINE int open_elsewhere(weft_ctx *ctx, const struct weft_config *cfg, c
 	}
 	if (sa)
 		say.seq = sa->top;
-	/* Merged ones of other ports are a hook's, and those that begin with a key that the sealer has lost are
-	 * too: it would refuse all. What another sender has put in front says nothing of the rest, which the
-	 * sealer looks at one by one: cut, it would be many packets for it. */
+	/* Merged ones of other ports are a hook's, and those that begin with a key that the sealer
+	 * has lost are too: it would refuse all. What another sender has put in front says nothing
+	 * of the rest, which the sealer looks at one by one: cut, it would be many packets for it.
+	 */
 	if ((held || !sa) && (!merged || (port & SEALER_PORT_MASK) == SEALER_PORT_BASE) &&
 	    say.seq < SEALER_SEQ_LIMIT && sealer_ask(cfg))
 		act = sealer_give(ctx, cfg, &say);
@@ -160,7 +167,8 @@ ALWAYS_INLINE int hosts_identity(__u32 node, __u32 identity)
 	       bpf_map_lookup_elem(&weft_peer_ids, &key) != NULL;
 }
 
-/* The trailer: padding 1, 2, 3…, its length, the next header. Returns the length of what is before it, or 0. */
+/* The trailer: padding 1, 2, 3…, its length, the next header. Returns the length of what is before
+ * it, or 0. */
 ALWAYS_INLINE __u32 open_trailer(weft_ctx *ctx, __u32 at, __u32 len, __u8 *next)
 {
 	__u8 end[5];
@@ -171,8 +179,8 @@ ALWAYS_INLINE __u32 open_trailer(weft_ctx *ctx, __u32 at, __u32 len, __u8 *next)
 		return 0;
 	pad = end[3];
 	*next = end[4];
-	if (pad + 2 + IP4_LEN > len || (pad >= 1 && end[2] != pad) || (pad >= 2 && end[1] != pad - 1) ||
-	    (pad >= 3 && end[0] != pad - 2))
+	if (pad + 2 + IP4_LEN > len || (pad >= 1 && end[2] != pad) ||
+	    (pad >= 2 && end[1] != pad - 1) || (pad >= 3 && end[0] != pad - 2))
 		return 0;
 	return len - pad - 2;
 }
@@ -204,8 +212,8 @@ ALWAYS_INLINE int open_ecn(weft_ctx *ctx, const struct weft_job *o, __u8 inner_f
 	return 0;
 }
 
-/* All before the cipher: whose packet it says it is, which key that means, whether it is new. Fills p with
- * the outer packet. */
+/* All before the cipher: whose packet it says it is, which key that means, whether it is new. Fills
+ * p with the outer packet. */
 SUBPROGRAM int open_begin(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p)
 {
 	struct weft_job *job = job_get();
@@ -245,12 +253,14 @@ SUBPROGRAM int open_end(weft_ctx *ctx, const struct weft_pkt *p)
 	if (!len || (next != IPPROTO_IPIP && next != IPPROTO_IPV6))
 		return REASON_ESP_PADDING;
 	family = next == IPPROTO_IPIP ? 4 : 6;
-	if (ctx_strip(ctx, job->text - ETH_LEN, ETH_LEN + len, ethertype_of(job->family), ethertype_of(family)))
+	if (ctx_strip(ctx, job->text - ETH_LEN, ETH_LEN + len, ethertype_of(job->family),
+		      ethertype_of(family)))
 		return REASON_INTERNAL;
 	return open_ecn(ctx, job, family) ? REASON_ESP_MALFORMED : REASON_NONE;
 }
 
-/* The cipher, and around it the window: before, a cheap refusal; after, the packet's number is taken. */
+/* The cipher, and around it the window: before, a cheap refusal; after, the packet's number is
+ * taken. */
 ALWAYS_INLINE int open_text(weft_ctx *ctx, struct weft_crypt *s, struct weft_job *job)
 {
 	struct weft_sa_in *sa = bpf_map_lookup_elem(&weft_sa_in, &job->id);
@@ -264,9 +274,9 @@ ALWAYS_INLINE int open_text(weft_ctx *ctx, struct weft_crypt *s, struct weft_job
 	return sa_commit(sa, job->seq, 1, job->udp - UDP_LEN);
 }
 
-/* Opens an ESP packet: the frame then holds what was sealed, and p->node and p->identity say by whom.
- * Returns OPEN_NOT_ESP for any other packet, OPEN_ELSEWHERE for one that is open_elsewhere's, or a drop reason
- * (p then describes the outer packet). */
+/* Opens an ESP packet: the frame then holds what was sealed, and p->node and p->identity say by
+ * whom. Returns OPEN_NOT_ESP for any other packet, OPEN_ELSEWHERE for one that is open_elsewhere's,
+ * or a drop reason (p then describes the outer packet). */
 ALWAYS_INLINE int open(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p)
 {
 	struct weft_crypt *s = crypt_get();

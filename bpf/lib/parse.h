@@ -5,7 +5,8 @@
 #include "headers.h"
 #include "trace.h"
 
-/* Parses; where only the linear part of a TC packet was too short, pulls the headers in and tries again. */
+/* Parses; where only the linear part of a TC packet was too short, pulls the headers in and tries
+ * again. */
 SUBPROGRAM int parse(weft_ctx *ctx, struct weft_pkt *p)
 {
 	int reason;

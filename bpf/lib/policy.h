@@ -5,13 +5,14 @@
 #include <linux/in.h>
 #include "flow.h"
 
-/* Network policy: whether a conversation may be, by the policy sets of those of its two ends that are endpoints
- * here; another node judges its own. What counts is who began it: replies pass because their conversation may
- * be, and are cut with it. It is judged with the addresses that the endpoint sees on the wire it speaks to,
- * after all translation: where a hook decides itself, at once; what goes through the host's stack, by the hook
- * at which it leaves that. */
+/* Network policy: whether a conversation may be, by the policy sets of those of its two ends that
+ * are endpoints here; another node judges its own. What counts is who began it: replies pass
+ * because their conversation may be, and are cut with it. It is judged with the addresses that the
+ * endpoint sees on the wire it speaks to, after all translation: where a hook decides itself, at
+ * once; what goes through the host's stack, by the hook at which it leaves that. */
 
-/* The initiator's slot and the responder's, or the sender's and the receiver's: 0 for who is not here. */
+/* The initiator's slot and the responder's, or the sender's and the receiver's: 0 for who is not
+ * here. */
 #define POLICY_SLOTS(from, to)	    ((__u32)(from) << 16 | (to))
 #define POLICY_HOW(direction, port) ((direction) << 16 | (port))
 
@@ -28,16 +29,17 @@ ALWAYS_INLINE struct weft_judgement *judgement(void)
 	return bpf_map_lookup_elem(&weft_judgement, &zero);
 }
 
-ALWAYS_INLINE void judgement_range(struct weft_judgement *j, __u32 network, const union weft_addr *addr)
+ALWAYS_INLINE void judgement_range(struct weft_judgement *j, __u32 network,
+				   const union weft_addr *addr)
 {
 	j->range.prefixlen = ROUTE_KEY_BITS;
 	j->range.network = network;
 	__builtin_memcpy(j->range.addr, addr, sizeof(j->range.addr));
 }
 
-/* The identity of who has an address; otherwise is what else is known of that one. An address in one of the
- * cluster's ranges whose endpoint nobody has named is nobody's: no rule but those for anybody, or for the
- * address, is about it. */
+/* The identity of who has an address; otherwise is what else is known of that one. An address in
+ * one of the cluster's ranges whose endpoint nobody has named is nobody's: no rule but those for
+ * anybody, or for the address, is about it. */
 SUBPROGRAM int identity_at(__u32 network, const union weft_addr *addr, __u32 otherwise)
 {
 	struct weft_judgement *j = judgement();
@@ -66,9 +68,10 @@ SUBPROGRAM int identity_at(__u32 network, const union weft_addr *addr, __u32 oth
 	return r->node || r->flags & ROUTE_NO_NODE ? IDENTITY_REMOTE_HOST : IDENTITY_HOST;
 }
 
-/* Takes the entry for a peer unless what was found so far goes before: by precedence, then what denies, then
- * the rule of the lower number, which only explains. */
-ALWAYS_INLINE void policy_match(struct weft_policy_key *key, __u32 peer, const struct weft_policy_entry **best)
+/* Takes the entry for a peer unless what was found so far goes before: by precedence, then what
+ * denies, then the rule of the lower number, which only explains. */
+ALWAYS_INLINE void policy_match(struct weft_policy_key *key, __u32 peer,
+				const struct weft_policy_entry **best)
 {
 	const struct weft_policy_entry *entry;
 
@@ -84,9 +87,10 @@ ALWAYS_INLINE void policy_match(struct weft_policy_key *key, __u32 peer, const s
 	*best = entry;
 }
 
-/* What a set says of a peer: by its identity, by its address, and as anybody. A set without an answer denies.
- * how: POLICY_HOW. Returns a drop reason, and the rule in p. */
-SUBPROGRAM int policy_ask(struct weft_pkt *p, __u32 set, __u32 how, __u32 identity, const union weft_addr *peer)
+/* What a set says of a peer: by its identity, by its address, and as anybody. A set without an
+ * answer denies. how: POLICY_HOW. Returns a drop reason, and the rule in p. */
+SUBPROGRAM int policy_ask(struct weft_pkt *p, __u32 set, __u32 how, __u32 identity,
+			  const union weft_addr *peer)
 {
 	const struct weft_policy_entry *best = NULL;
 	struct weft_judgement *j = judgement();
@@ -123,12 +127,14 @@ ALWAYS_INLINE int has_ports(const struct weft_pkt *p)
 	       p->proto == IPPROTO_UDPLITE;
 }
 
-/* Judges the conversation that p is of, as its initiator's: reply says that this is the receiver. slots are the
- * sender's and the receiver's, initiator is the identity under which that one was judged before, 0 if it was
- * not. What this host itself begins is allowed: kubelet's probes. So is what an endpoint sends to itself. */
+/* Judges the conversation that p is of, as its initiator's: reply says that this is the receiver.
+ * slots are the sender's and the receiver's, initiator is the identity under which that one was
+ * judged before, 0 if it was not. What this host itself begins is allowed: kubelet's probes. So is
+ * what an endpoint sends to itself. */
 SUBPROGRAM int policy_judge(struct weft_pkt *p, __u32 slots, __u32 reply, __u32 initiator)
 {
-	__u32 from = reply ? slots & 0xffff : slots >> 16, to = reply ? slots >> 16 : slots & 0xffff;
+	__u32 from = reply ? slots & 0xffff : slots >> 16,
+	      to = reply ? slots >> 16 : slots & 0xffff;
 	const struct weft_ep_slot *src, *dst;
 	__u32 port = 0, identity;
 	int reason;
@@ -147,8 +153,8 @@ SUBPROGRAM int policy_judge(struct weft_pkt *p, __u32 slots, __u32 reply, __u32 
 		identity = to ? dst->identity : reply ? p->sender : 0;
 		if (!to && !identity)
 			identity = identity_at(p->network, reply ? &p->src : &p->dst, 0);
-		reason = policy_ask(p, src->sets[DIR_EGRESS], POLICY_HOW(DIR_EGRESS, port), identity,
-				    reply ? &p->src : &p->dst);
+		reason = policy_ask(p, src->sets[DIR_EGRESS], POLICY_HOW(DIR_EGRESS, port),
+				    identity, reply ? &p->src : &p->dst);
 		if (reason)
 			return reason;
 	}
@@ -158,8 +164,8 @@ SUBPROGRAM int policy_judge(struct weft_pkt *p, __u32 slots, __u32 reply, __u32 
 			identity = identity_at(p->network, reply ? &p->dst : &p->src, initiator);
 		if (identity == IDENTITY_HOST)
 			return REASON_NONE;
-		return policy_ask(p, dst->sets[DIR_INGRESS], POLICY_HOW(DIR_INGRESS, port), identity,
-				  reply ? &p->dst : &p->src);
+		return policy_ask(p, dst->sets[DIR_INGRESS], POLICY_HOW(DIR_INGRESS, port),
+				  identity, reply ? &p->dst : &p->src);
 	}
 	return REASON_NONE;
 }
@@ -171,17 +177,20 @@ ALWAYS_INLINE int policy_in(__u32 slot)
 	return !ep || ep->sets[DIR_EGRESS] || ep->sets[DIR_INGRESS];
 }
 
-/* Who counts as having begun what the table does not know: the sender. So who may not begin a connection cannot
- * go on with one that was lost either, until who began it sends. */
+/* Who counts as having begun what the table does not know: the sender. So who may not begin a
+ * connection cannot go on with one that was lost either, until who began it sends. */
 ALWAYS_INLINE int began_lost(const struct weft_config *cfg, const struct weft_pkt *p, __u64 now)
 {
-	return p->proto == IPPROTO_TCP && now && now < cfg->either_until * NSEC_PER_SEC ? BEGAN_UNKNOWN
-											: BEGAN_SENDER;
+	return p->proto == IPPROTO_TCP && now && now < cfg->either_until * NSEC_PER_SEC
+		   ? BEGAN_UNKNOWN
+		   : BEGAN_SENDER;
 }
 
-/* Who began the conversation that p is of (enum policy_began), and the identity under which that one was
- * judged. A SYN begins one, whatever is known of the same ports. Nothing answers a packet that has not left. */
-static __noinline int policy_began(const struct weft_config *cfg, const struct weft_pkt *p, __u32 *initiator)
+/* Who began the conversation that p is of (enum policy_began), and the identity under which that
+ * one was judged. A SYN begins one, whatever is known of the same ports. Nothing answers a packet
+ * that has not left. */
+static __noinline int policy_began(const struct weft_config *cfg, const struct weft_pkt *p,
+				   __u32 *initiator)
 {
 	struct weft_flow_ref ref;
 	__u64 now = clock_mono();
@@ -212,8 +221,8 @@ ALWAYS_INLINE int is_for_host(const struct weft_pkt *p)
 	return r && !r->node && (r->flags & (ROUTE_HOST | ROUTE_NO_NODE)) == ROUTE_HOST;
 }
 
-/* Which end began a connection that an upgrade has lost nobody can tell: either may have. reason is what was
- * said of the sender. Sets p->reply if it is the other. */
+/* Which end began a connection that an upgrade has lost nobody can tell: either may have. reason is
+ * what was said of the sender. Sets p->reply if it is the other. */
 ALWAYS_INLINE int policy_either(struct weft_pkt *p, __u32 slots, int reason)
 {
 	__u32 rule = p->rule;
@@ -226,11 +235,12 @@ ALWAYS_INLINE int policy_either(struct weft_pkt *p, __u32 slots, int reason)
 	return reason;
 }
 
-/* Judges a packet that a hook has routed (route). What the host's stack gets is judged when it leaves that,
- * except what ends there: here it is only told from what may leave without translation (p->unconfirmed). A
- * reply is judged here in any case: on this side of the stack its addresses are those that its conversation was
- * judged with. Sets p->reply. Returns a drop reason. */
-SUBPROGRAM int policy_forward(const struct weft_config *cfg, struct weft_pkt *p, const struct weft_cached *c)
+/* Judges a packet that a hook has routed (route). What the host's stack gets is judged when it
+ * leaves that, except what ends there: here it is only told from what may leave without translation
+ * (p->unconfirmed). A reply is judged here in any case: on this side of the stack its addresses are
+ * those that its conversation was judged with. Sets p->reply. Returns a drop reason. */
+SUBPROGRAM int policy_forward(const struct weft_config *cfg, struct weft_pkt *p,
+			      const struct weft_cached *c)
 {
 	__u32 slots, initiator;
 	int began, reason;
@@ -269,14 +279,15 @@ SUBPROGRAM int policy_quoted(const struct weft_config *cfg, struct weft_pkt *p)
 	began = policy_began(cfg, p, &initiator);
 	sender = p->sender;
 	p->sender = 0;
-	reason = policy_judge(p, POLICY_SLOTS(src ? src->slot : 0, dst ? dst->slot : 0), began == BEGAN_OTHER,
-			      initiator);
+	reason = policy_judge(p, POLICY_SLOTS(src ? src->slot : 0, dst ? dst->slot : 0),
+			      began == BEGAN_OTHER, initiator);
 	p->sender = sender;
 	return reason;
 }
 
-/* Judges what leaves the host's stack: slots are those of the endpoint that sent it, and of the one that it is
- * for. Replies have been judged where they came in, with the addresses that they had there. */
+/* Judges what leaves the host's stack: slots are those of the endpoint that sent it, and of the one
+ * that it is for. Replies have been judged where they came in, with the addresses that they had
+ * there. */
 SUBPROGRAM int policy_leaving(const struct weft_config *cfg, struct weft_pkt *p, __u32 slots)
 {
 	__u32 initiator;

@@ -6,17 +6,20 @@
 #include "skb.h"
 #include "tag.h"
 
-/* Provenance: what the hook at which a packet came in knows about its sender, for the hook at which the
- * packet leaves the host's stack. Addresses may have been translated in between, so they prove nothing.
+/* Provenance: what the hook at which a packet came in knows about its sender, for the hook at which
+ * the packet leaves the host's stack. Addresses may have been translated in between, so they prove
+ * nothing.
  *
- * It has two parts. The kernel itself keeps the interface that a packet came in by (skb_iif; 0 for what this
- * host sends), and nobody outside the kernel can set it in this network namespace. What comes from another one
- * past this host's stack, as a macvlan, ipvlan or tap on top of an uplink sends, may have any: it is told by
- * its route and its socket, see skb.h. What an interface does not tell, a tag in skb->tc_index does, which
- * forwarding, translation, fragmentation and reassembly keep, and which nothing else in a current kernel writes
- * but the end of a TC chain (tag_put): skb->mark is left to others (kube-proxy, Cilium, Istio, policy routing).
- * Unlike the mark, tc_index is not cleared when a packet leaves a network namespace, so a tag counts only
- * together with an interface whose hook writes it on every packet. See enum weft_tag for its bits. */
+ * It has two parts. The kernel itself keeps the interface that a packet came in by (skb_iif; 0 for
+ * what this host sends), and nobody outside the kernel can set it in this network namespace. What
+ * comes from another one past this host's stack, as a macvlan, ipvlan or tap on top of an uplink
+ * sends, may have any: it is told by its route and its socket, see skb.h. What an interface does
+ * not tell, a tag in skb->tc_index does, which forwarding, translation, fragmentation and
+ * reassembly keep, and which nothing else in a current kernel writes but the end of a TC chain
+ * (tag_put): skb->mark is left to others (kube-proxy, Cilium, Istio, policy routing). Unlike the
+ * mark, tc_index is not cleared when a packet leaves a network namespace, so a tag counts only
+ * together with an interface whose hook writes it on every packet. See enum weft_tag for its bits.
+ */
 
 enum weft_origin_kind {
 	ORIGIN_HOST,	 /* this host's own processes and kernel */
@@ -77,7 +80,8 @@ ALWAYS_INLINE int origin_by_bridge(__u32 iif, __u32 tag, struct weft_origin *o)
 }
 
 /* Who sent a packet in the host's stack, by the interface that it came in by and its tag. */
-ALWAYS_INLINE void origin_find(const struct weft_config *cfg, __u32 iif, __u32 tag, struct weft_origin *o)
+ALWAYS_INLINE void origin_find(const struct weft_config *cfg, __u32 iif, __u32 tag,
+			       struct weft_origin *o)
 {
 	struct weft_endpoint *ep;
 	int routed = TAG_KIND(tag) == TAG_ROUTED;
@@ -96,7 +100,8 @@ ALWAYS_INLINE void origin_find(const struct weft_config *cfg, __u32 iif, __u32 t
 		o->identity = ep->identity;
 		o->slot = ep->slot;
 		/* Behind an XDP hook, tag_in has left this out: the flow table tells then. */
-		o->reply = TAG_KIND(tag) == TAG_ENDPOINT && TAG_SLOT(tag) == ep->slot && tag & TAG_REPLY;
+		o->reply =
+		    TAG_KIND(tag) == TAG_ENDPOINT && TAG_SLOT(tag) == ep->slot && tag & TAG_REPLY;
 		return;
 	}
 	if (iif == cfg->net_ifindex) {
@@ -114,22 +119,22 @@ ALWAYS_INLINE void origin_find(const struct weft_config *cfg, __u32 iif, __u32 t
 	}
 }
 
-/* Whether a source is another node's own address, also one whose object is missing: nodes talk to each other in
- * cleartext. */
+/* Whether a source is another node's own address, also one whose object is missing: nodes talk to
+ * each other in cleartext. */
 ALWAYS_INLINE int is_other_node(const struct weft_route *from)
 {
 	return from && from->flags & ROUTE_HOST && (from->node || from->flags & ROUTE_NO_NODE);
 }
 
-/* Whether a route is that of this node's own pods. Nothing for them leaves the host, whatever way the kernel
- * has found: its routes may be those of another time. */
+/* Whether a route is that of this node's own pods. Nothing for them leaves the host, whatever way
+ * the kernel has found: its routes may be those of another time. */
 ALWAYS_INLINE int is_own_range(const struct weft_route *r)
 {
 	return !r->node && !(r->flags & (ROUTE_HOST | ROUTE_NO_NODE));
 }
 
-/* Whether an endpoint of this node is behind an interface that is not its own: a chained pod, behind its
- * bridge. */
+/* Whether an endpoint of this node is behind an interface that is not its own: a chained pod,
+ * behind its bridge. */
 ALWAYS_INLINE int is_behind(const struct weft_endpoint *ep, __u32 ifindex)
 {
 	__u32 slot = ep->slot;
@@ -139,9 +144,9 @@ ALWAYS_INLINE int is_behind(const struct weft_endpoint *ep, __u32 ifindex)
 }
 
 /* Whether a packet to another node's own address is of a host or the world, which send there in
- * cleartext. What pods send there is sealed, and not let out when the pod is gone: its interface tells nothing
- * any more, and the packet may have waited for a neighbour. While the range is open, somebody else has
- * addresses in it. */
+ * cleartext. What pods send there is sealed, and not let out when the pod is gone: its interface
+ * tells nothing any more, and the packet may have waited for a neighbour. While the range is open,
+ * somebody else has addresses in it. */
 ALWAYS_INLINE int is_of_no_pod(const struct weft_pkt *p, const struct weft_origin *o,
 			       const struct weft_endpoint *from)
 {
@@ -180,9 +185,10 @@ SUBPROGRAM int check_outside_source(const struct weft_config *cfg, const struct 
 	if (endpoint_at(NETWORK_CLUSTER, &p->src))
 		return REASON_FOREIGN_SOURCE;
 	from = route_of(&p->src);
-	/* This host's own address: the host has translated the source, and who forges it is met by pre_routing.
-	 * Or one of a range that is shared with somebody else on this node. */
-	if (from && !from->node && !(from->flags & ROUTE_NO_NODE) && from->flags & (ROUTE_HOST | ROUTE_OPEN))
+	/* This host's own address: the host has translated the source, and who forges it is met by
+	 * pre_routing. Or one of a range that is shared with somebody else on this node. */
+	if (from && !from->node && !(from->flags & ROUTE_NO_NODE) &&
+	    from->flags & (ROUTE_HOST | ROUTE_OPEN))
 		return REASON_NONE;
 	return check_plain_source(cfg, p, from);
 }
@@ -197,10 +203,11 @@ ALWAYS_INLINE void origin_of(weft_ctx *ctx, const struct weft_config *cfg, struc
 	}
 }
 
-/* The same for what leaves by an uplink. An interface on top of it sends there past this host's stack, and its
- * packets keep the interface and the tag that another network namespace gave them. Only what a hook has decided
- * passes unasked: it is not sealed any more. */
-ALWAYS_INLINE void origin_of_leaving(weft_ctx *ctx, const struct weft_config *cfg, struct weft_origin *o)
+/* The same for what leaves by an uplink. An interface on top of it sends there past this host's
+ * stack, and its packets keep the interface and the tag that another network namespace gave them.
+ * Only what a hook has decided passes unasked: it is not sealed any more. */
+ALWAYS_INLINE void origin_of_leaving(weft_ctx *ctx, const struct weft_config *cfg,
+				     struct weft_origin *o)
 {
 	origin_of(ctx, cfg, o);
 	if (o->kind == ORIGIN_ROUTED)

@@ -4,12 +4,14 @@
 
 #include "sa.h"
 
-/* The window of RFC 6479: a ring of words, where advancing clears whole words. A packet is looked up before its
- * tag is verified (cheap refusal) and again, under the lock, after: only then is its number taken, so no number
- * is accepted twice, however many CPUs open packets of the lane at once. */
+/* The window of RFC 6479: a ring of words, where advancing clears whole words. A packet is looked
+ * up before its tag is verified (cheap refusal) and again, under the lock, after: only then is its
+ * number taken, so no number is accepted twice, however many CPUs open packets of the lane at once.
+ */
 
-/* RFC 4303 appendix A2: the sequence number that the lower half most likely belongs to. There is none before
- * the first round, so there it can only be ahead. Whether the guess is right is for the tag to say. */
+/* RFC 4303 appendix A2: the sequence number that the lower half most likely belongs to. There is
+ * none before the first round, so there it can only be ahead. Whether the guess is right is for the
+ * tag to say. */
 ALWAYS_INLINE __u64 replay_infer(__u64 top, __u32 low)
 {
 	__u32 top_low = top, high = top >> 32, bottom = top_low - SA_WINDOW + 1;
@@ -35,11 +37,12 @@ ALWAYS_INLINE int replay_check(const struct weft_sa_in *sa, __u64 seq)
 	return sa->window[seq >> 6 & (SA_WINDOW_WORDS - 1)] >> (seq & 63) & 1 ? -1 : 0;
 }
 
-/* Takes count numbers from seq on, at most 64, if nobody has taken any of them: all or none. The top moves in
- * any case, since the packets were genuine. */
+/* Takes count numbers from seq on, at most 64, if nobody has taken any of them: all or none. The
+ * top moves in any case, since the packets were genuine. */
 ALWAYS_INLINE int replay_commit(struct weft_sa_in *sa, __u64 seq, __u32 count)
 {
-	__u64 last = seq + count - 1, word = last >> 6, first = seq >> 6, bits, low, high = 0, ahead;
+	__u64 last = seq + count - 1, word = last >> 6, first = seq >> 6, bits, low, high = 0,
+	      ahead;
 	__u32 shift = seq & 63;
 	int refused = -1;
 

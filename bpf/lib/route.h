@@ -35,8 +35,8 @@ SUBPROGRAM int route(const struct weft_config *cfg, const struct weft_pkt *p, st
 		return REASON_NONE;
 	}
 	r = route_in(p->network, &p->dst);
-	/* Nothing of another network leaves this node: neither the wire nor the host's stack tells which a
-	 * packet is of. */
+	/* Nothing of another network leaves this node: neither the wire nor the host's stack tells
+	 * which a packet is of. */
 	if (p->network && !(r && is_own_range(r)))
 		return REASON_OTHER_NETWORK;
 	if (!r) {
@@ -66,7 +66,8 @@ SUBPROGRAM int route(const struct weft_config *cfg, const struct weft_pkt *p, st
 	trace(p, STEP_TO_NODE, r->node, node->ifindex, 0);
 	if (c->flags & CACHED_SEAL && !node->ifindex)
 		return REASON_NO_NEXT_HOP;
-	/* What is to be sealed stays out of the host's stack if it can: send_sealed has the kernel resolve. */
+	/* What is to be sealed stays out of the host's stack if it can: send_sealed has the kernel
+	 * resolve. */
 	if (!(node->flags & NEXTHOP_RESOLVED) && (CTX_IS_XDP || !(c->flags & CACHED_SEAL))) {
 		trace(p, STEP_NO_NEIGHBOR, r->node, 0, 0);
 		return REASON_NONE;

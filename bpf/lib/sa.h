@@ -7,27 +7,31 @@
 #include "reasons.h"
 #include "vmfork.h"
 
-/* Security associations: what this node seals with (out) and opens with (in), by node, epoch and lane.
+/* Security associations: what this node seals with (out) and opens with (in), by node, epoch and
+ * lane.
  *
  * Secrets are in kernel objects that the maps only point to (kptr), so no dump of a map shows them:
  * the AES key in a bpf_crypto context, the salt and GHASH's powers of H in struct weft_key.
  *
- * Life of an entry: user space adds it (SA_NEW), puts the key in (SA_LIVE, by one atomic exchange of the
- * kptr), marks it (SA_DEAD), waits for a grace period, and only then wipes its secrets and deletes
- * it. A program that saw it alive therefore keeps a whole key and a counter of its own until it ends. */
+ * Life of an entry: user space adds it (SA_NEW), puts the key in (SA_LIVE, by one atomic exchange
+ * of the kptr), marks it (SA_DEAD), waits for a grace period, and only then wipes its secrets and
+ * deletes it. A program that saw it alive therefore keeps a whole key and a counter of its own
+ * until it ends. */
 
 #ifndef __kptr
 #define __kptr __attribute__((btf_type_tag("kptr")))
 #endif
 
 #define SA_WINDOW_WORDS 64
-/* How many numbers back from the highest are told apart: RFC 6479 keeps one word of the ring free. */
+/* How many numbers back from the highest are told apart: RFC 6479 keeps one word of the ring free.
+ */
 #define SA_WINDOW ((SA_WINDOW_WORDS - 1) * 64 + 1)
 
-/* Lifetimes and install times are CLOCK_BOOTTIME nanoseconds: that clock goes on while the machine sleeps and
- * nobody can set it. */
+/* Lifetimes and install times are CLOCK_BOOTTIME nanoseconds: that clock goes on while the machine
+ * sleeps and nobody can set it. */
 
-/* The kernel's own type; only its address is used. A full type, since the loader does not match declarations.
+/* The kernel's own type; only its address is used. A full type, since the loader does not match
+ * declarations.
  */
 struct bpf_crypto_ctx {
 };
@@ -39,7 +43,8 @@ enum weft_sa_state { SA_NEW, SA_LIVE, SA_DEAD };
 enum weft_sa_sealer {
 	/* The sealer holds the key, too; of ENGINE_USER, with which no hook seals, alone. */
 	SEALER_HOLDS = 1 << 0,
-	/* Of an SA to open with: the peer's packets come from its sealer, as one of them has shown. */
+	/* Of an SA to open with: the peer's packets come from its sealer, as one of them has shown.
+	 */
 	SEALER_SENDS = 1 << 1,
 };
 
@@ -73,7 +78,8 @@ struct weft_sa_in {
 	__u64 window[SA_WINDOW_WORDS];
 };
 
-/* How a node is reached through the tunnel, and with which epoch it is sent to (0: none, nothing is). */
+/* How a node is reached through the tunnel, and with which epoch it is sent to (0: none, nothing
+ * is). */
 struct weft_peer {
 	__u8 epoch;
 	__u8 lanes; /* that our hooks seal on; the one behind them is the sealer's */
@@ -120,12 +126,18 @@ struct {
 	__type(value, struct weft_peer);
 } weft_peers SEC(".maps");
 
-/* Never called. Without it the compiler describes the structs by their names only where the maps point to them,
- * and the kernel refuses such maps. */
-SUBPROGRAM int weft_describe(struct weft_key *key, struct bpf_crypto_ctx *cipher) { return !key || !cipher; }
+/* Never called. Without it the compiler describes the structs by their names only where the maps
+ * point to them, and the kernel refuses such maps. */
+SUBPROGRAM int weft_describe(struct weft_key *key, struct bpf_crypto_ctx *cipher)
+{
+	return !key || !cipher;
+}
 
 /* node << 10 | epoch << 6 | lane */
-ALWAYS_INLINE __u32 sa_id(__u32 node, __u32 epoch, __u32 lane) { return node << 10 | epoch << 6 | lane; }
+ALWAYS_INLINE __u32 sa_id(__u32 node, __u32 epoch, __u32 lane)
+{
+	return node << 10 | epoch << 6 | lane;
+}
 
 /* This CPU's lane towards a peer. */
 ALWAYS_INLINE __u32 sa_lane(const struct weft_peer *peer)
@@ -135,7 +147,8 @@ ALWAYS_INLINE __u32 sa_lane(const struct weft_peer *peer)
 	return peer->lanes ? (cpu % peer->lanes) & 63 : 0;
 }
 
-/* Whether an SA may be used now. Returns a drop reason; missing is that of one that is not there. */
+/* Whether an SA may be used now. Returns a drop reason; missing is that of one that is not there.
+ */
 ALWAYS_INLINE int sa_usable(const struct weft_sa_head *sa, int missing)
 {
 	if (sa->state != SA_LIVE)
@@ -151,8 +164,8 @@ ALWAYS_INLINE int sa_seals(const struct weft_sa_out *sa)
 	return sa ? sa_usable(&sa->head, REASON_NO_KEY) : REASON_NO_KEY;
 }
 
-/* Gives the next count sequence numbers of the SA that this node seals with, the first in seq: never the same
- * twice, whoever asks at the same time. Returns a drop reason. */
+/* Gives the next count sequence numbers of the SA that this node seals with, the first in seq:
+ * never the same twice, whoever asks at the same time. Returns a drop reason. */
 ALWAYS_INLINE int sa_take(struct weft_sa_out *sa, __u32 count, __u64 *seq)
 {
 	int reason = sa_seals(sa);

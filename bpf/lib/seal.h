@@ -5,10 +5,12 @@
 #include "esp.h"
 
 /* Sealing: the frame is read whole, its new headers are put where room was opened in front of
- * it, and the sealed text is written behind them. All of the growth is at the front, trailer and ICV too: a
- * native XDP frame of a veth has next to no room behind it (0 to 63 bytes), but 256 in front. */
+ * it, and the sealed text is written behind them. All of the growth is at the front, trailer and
+ * ICV too: a native XDP frame of a veth has next to no room behind it (0 to 63 bytes), but 256 in
+ * front. */
 
-/* Mixes what tells flows apart, so that the wire's hashing spreads them. Fragments have no ports. */
+/* Mixes what tells flows apart, so that the wire's hashing spreads them. Fragments have no ports.
+ */
 ALWAYS_INLINE __u32 flow_hash(const __be32 *w, __u32 family)
 {
 	__u32 h;
@@ -27,7 +29,8 @@ ALWAYS_INLINE __u32 flow_hash(const __be32 *w, __u32 family)
 	return h ^ h >> 13;
 }
 
-/* The DSCP and ECN bits of the inner packet, which the outer one repeats (RFC 4301 section 5.1.2.1). */
+/* The DSCP and ECN bits of the inner packet, which the outer one repeats (RFC 4301
+ * section 5.1.2.1). */
 ALWAYS_INLINE __u8 traffic_class(const __u8 *ip, __u32 family)
 {
 	return family == 4 ? ip[1] : (ip[0] << 4 | ip[1] >> 4);
@@ -51,12 +54,13 @@ ALWAYS_INLINE void seal_udp(struct weft_udp_esp *o, const struct weft_seal *w, _
 	o->udp.source = bpf_htons(ESP_PORT_BASE | (w->hash & 0x3fff));
 	o->udp.dest = port;
 	o->udp.len = bpf_htons(UDP_LEN + w->payload);
-	o->udp.check = 0; /* RFC 3948 section 2.1: the ICV protects more; for IPv6 see outer_checksum6 */
+	o->udp.check =
+	    0; /* RFC 3948 section 2.1: the ICV protects more; for IPv6 see outer_checksum6 */
 	o->esp = w->esp;
 }
 
-ALWAYS_INLINE int seal_outer4(weft_ctx *ctx, const struct weft_peer *peer, const struct weft_seal *w,
-			      __be16 port)
+ALWAYS_INLINE int seal_outer4(weft_ctx *ctx, const struct weft_peer *peer,
+			      const struct weft_seal *w, __be16 port)
 {
 	struct {
 		struct iphdr ip;
@@ -82,8 +86,8 @@ ALWAYS_INLINE int seal_outer4(weft_ctx *ctx, const struct weft_peer *peer, const
 	return 0;
 }
 
-ALWAYS_INLINE int seal_outer6(weft_ctx *ctx, const struct weft_peer *peer, const struct weft_seal *w,
-			      __be16 port)
+ALWAYS_INLINE int seal_outer6(weft_ctx *ctx, const struct weft_peer *peer,
+			      const struct weft_seal *w, __be16 port)
 {
 	struct {
 		struct ipv6hdr ip;
@@ -134,7 +138,8 @@ SUBPROGRAM int outer_checksum6(weft_ctx *ctx, __u32 len)
 
 	if (!s || len < ETH_LEN + IP6_LEN + UDP_LEN)
 		return -1;
-	/* The pseudo-header: both addresses are summed with the rest; length and protocol are added here. */
+	/* The pseudo-header: both addresses are summed with the rest; length and protocol are added
+	 * here. */
 	t.sum = bpf_htonl(len - ETH_LEN - IP6_LEN) + (__u64)bpf_htonl(IPPROTO_UDP);
 	t.sum = (t.sum & 0xffffffff) + (t.sum >> 32);
 	bpf_loop(MAX_TEXT / SUM_CHUNK + 2, step_sum, &t, 0);
@@ -167,7 +172,8 @@ static long step_finish(__u32 i, void *state)
 	return t->sum < 0;
 }
 
-/* Does what the device was to do: the packet is in the text buffer, with the pseudo-header's sum in the field.
+/* Does what the device was to do: the packet is in the text buffer, with the pseudo-header's sum in
+ * the field.
  */
 SUBPROGRAM int inner_checksum(weft_ctx *ctx, __u32 len)
 {
@@ -195,8 +201,8 @@ SUBPROGRAM int inner_checksum(weft_ctx *ctx, __u32 len)
 }
 #endif
 
-/* Reads the packet into the text buffer and appends the ESP trailer. Returns the text's length, 0 if it
- * cannot be. */
+/* Reads the packet into the text buffer and appends the ESP trailer. Returns the text's length, 0
+ * if it cannot be. */
 ALWAYS_INLINE __u32 seal_text(weft_ctx *ctx, struct weft_crypt *s, __u32 family)
 {
 	struct iphdr *ip4 = ctx_data(ctx) + ETH_LEN;
@@ -233,8 +239,9 @@ ALWAYS_INLINE __u32 seal_text(weft_ctx *ctx, struct weft_crypt *s, __u32 family)
 }
 
 /* Opens the room and writes the outer headers. Returns a drop reason. */
-ALWAYS_INLINE int seal_frame(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_peer *peer,
-			     struct weft_crypt *s, struct weft_job *job, __u32 inner_family)
+ALWAYS_INLINE int seal_frame(weft_ctx *ctx, const struct weft_config *cfg,
+			     const struct weft_peer *peer, struct weft_crypt *s,
+			     struct weft_job *job, __u32 inner_family)
 {
 	__be16 from = ethertype_of(inner_family), to = ethertype_of(peer->family);
 	struct weft_seal w = {.payload = ESP_HEAD_LEN + job->len + ESP_ICV_LEN};
@@ -275,8 +282,8 @@ SUBPROGRAM int seal_begin(weft_ctx *ctx, const struct weft_config *cfg, __u32 no
 }
 
 /* Finds the key, takes a number of it, and seals. */
-ALWAYS_INLINE int seal_with(weft_ctx *ctx, const struct weft_config *cfg, __u32 node, __u32 identity,
-			    struct weft_job *job)
+ALWAYS_INLINE int seal_with(weft_ctx *ctx, const struct weft_config *cfg, __u32 node,
+			    __u32 identity, struct weft_job *job)
 {
 	const struct weft_peer *peer = peer_of(node);
 	struct weft_sa_out *sa;
@@ -302,7 +309,8 @@ ALWAYS_INLINE int seal_with(weft_ctx *ctx, const struct weft_config *cfg, __u32 
 	return REASON_NONE;
 }
 
-/* Seals the packet of the frame for a node. Returns a drop reason; the frame is then in no state to be sent. */
+/* Seals the packet of the frame for a node. Returns a drop reason; the frame is then in no state to
+ * be sent. */
 ALWAYS_INLINE int seal(weft_ctx *ctx, const struct weft_config *cfg, __u32 node, __u32 identity)
 {
 	struct weft_crypt *s = crypt_get();

@@ -5,22 +5,24 @@
 #include "esp.h"
 #include "sealer_structs.h"
 
-/* The sealer: a process behind the tap weft_sealer that cuts, seals and opens many packets at once (engine
- * user). What a hook gives it keeps its Ethernet header's place for weft_sealer_header, and comes back through
- * from_sealer. Sequence numbers, windows, peers and lifetimes stay here: the process is told which numbers to
- * use, and what it has opened passes the same checks as what a hook opens. */
+/* The sealer: a process behind the tap weft_sealer that cuts, seals and opens many packets at once
+ * (engine user). What a hook gives it keeps its Ethernet header's place for weft_sealer_header, and
+ * comes back through from_sealer. Sequence numbers, windows, peers and lifetimes stay here: the
+ * process is told which numbers to use, and what it has opened passes the same checks as what a
+ * hook opens. */
 
-/* The sealer is taken for dead when it owes an answer for longer; then one packet is risked now and then. */
+/* The sealer is taken for dead when it owes an answer for longer; then one packet is risked now and
+ * then. */
 #define SEALER_PATIENCE (50 * 1000 * 1000ULL)
 #define SEALER_RETRY	NSEC_PER_SEC
 
-/* Packets of one direction in a row, within a tick of the flow's, that make a flow one that streams: 3 800 a
- * second and more. */
+/* Packets of one direction in a row, within a tick of the flow's, that make a flow one that
+ * streams: 3 800 a second and more. */
 #define STREAM_RUN 64
 
-/* On a packet that from_sealer gives to from_wire for the stack: that it was opened, and its tag. Nobody else
- * can have a mark on a packet that an uplink receives: a card sets none, and it does not cross network
- * namespaces. */
+/* On a packet that from_sealer gives to from_wire for the stack: that it was opened, and its tag.
+ * Nobody else can have a mark on a packet that an uplink receives: a card sets none, and it does
+ * not cross network namespaces. */
 #define SEALER_MARK	 0x57450000u
 #define SEALER_MARK_MASK 0xffff0000u
 
@@ -40,8 +42,8 @@ struct weft_sealer_say {
 	__u32 kind, count, id, identity;
 };
 
-/* What the sealer has said of a frame, and what the frame is: not on the stack, which the calls that are open
- * at once share. */
+/* What the sealer has said of a frame, and what the frame is: not on the stack, which the calls
+ * that are open at once share. */
 struct weft_said {
 	struct weft_sealer_say say;
 	struct weft_pkt pkt;
@@ -61,8 +63,8 @@ ALWAYS_INLINE struct weft_sealer_state *sealer_state(void)
 	return bpf_map_lookup_elem(&weft_sealer, &zero);
 }
 
-/* Whether the sealer is there and answers. Without a lock: what two CPUs do at once moves the moment from which
- * it owes an answer by no more than the time between them. */
+/* Whether the sealer is there and answers. Without a lock: what two CPUs do at once moves the
+ * moment from which it owes an answer by no more than the time between them. */
 ALWAYS_INLINE int sealer_ask(const struct weft_config *cfg)
 {
 	struct weft_sealer_state *s;
@@ -98,7 +100,8 @@ ALWAYS_INLINE void sealer_answered(void)
 
 #ifndef WEFT_XDP
 
-ALWAYS_INLINE int sealer_give(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_sealer_say *say)
+ALWAYS_INLINE int sealer_give(weft_ctx *ctx, const struct weft_config *cfg,
+			      const struct weft_sealer_say *say)
 {
 	struct weft_sealer_header *h = ctx_data(ctx);
 
@@ -106,7 +109,8 @@ ALWAYS_INLINE int sealer_give(weft_ctx *ctx, const struct weft_config *cfg, cons
 		return CTX_DROP;
 	h->hi = bpf_cpu_to_be64((__u64)say->kind << 61 | (__u64)say->count << 53 |
 				(__u64)(say->id & SEALER_ID_MASK) << 31 |
-				(__u64)(say->identity & SEALER_ID_MASK) << 9 | (say->seq >> 30 & 0x1ff));
+				(__u64)(say->identity & SEALER_ID_MASK) << 9 |
+				(say->seq >> 30 & 0x1ff));
 	h->lo = bpf_htonl((__u32)say->seq << 2);
 	ctx_mark_routed(ctx);
 	return bpf_redirect(cfg->sealer_ifindex, 0);
@@ -136,8 +140,8 @@ ALWAYS_INLINE int sealer_read(weft_ctx *ctx, struct weft_sealer_say *say)
 	return 0;
 }
 
-/* Whether the sealer can cut the frame: its checksum begins at the transport header that was parsed, so there
- * is no other packet inside, and the tap takes it whole. */
+/* Whether the sealer can cut the frame: its checksum begins at the transport header that was
+ * parsed, so there is no other packet inside, and the tap takes it whole. */
 ALWAYS_INLINE int sealer_cuts(weft_ctx *ctx, const struct weft_pkt *p, int unfinished, __u32 start)
 {
 	if (p->proto != IPPROTO_TCP && p->proto != IPPROTO_UDP)
@@ -147,8 +151,8 @@ ALWAYS_INLINE int sealer_cuts(weft_ctx *ctx, const struct weft_pkt *p, int unfin
 	return unfinished && start + ETH_LEN == p->l4 && skb_is_plain_gso(ctx);
 }
 
-/* How many packets the frame is cut into, 0 if the sealer is not to have it: what it cannot cut, and what is so
- * rare that it need not. */
+/* How many packets the frame is cut into, 0 if the sealer is not to have it: what it cannot cut,
+ * and what is so rare that it need not. */
 ALWAYS_INLINE __u32 sealer_count(weft_ctx *ctx, const struct weft_pkt *p)
 {
 	__u32 size = ctx_segment(ctx), start = 0, field, headers, count;
@@ -187,10 +191,10 @@ ALWAYS_INLINE int sealer_has(const struct weft_config *cfg, __u32 node)
 	return sealer_sa(cfg, node, &id) != NULL;
 }
 
-/* Gives the frame to the sealer, to be sealed for a node: sets *act and returns 1, or returns 0 if it is to go
- * the other way. */
-ALWAYS_INLINE int sealer_take(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p,
-			      __u32 node, __u32 identity, int *act)
+/* Gives the frame to the sealer, to be sealed for a node: sets *act and returns 1, or returns 0 if
+ * it is to go the other way. */
+ALWAYS_INLINE int sealer_take(weft_ctx *ctx, const struct weft_config *cfg,
+			      const struct weft_pkt *p, __u32 node, __u32 identity, int *act)
 {
 	struct weft_sealer_say say = {.identity = identity};
 	const struct weft_peer *peer = peer_of(node);

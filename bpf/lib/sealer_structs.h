@@ -12,7 +12,8 @@ enum weft_sealer_kind {
 	SEALER_OPEN,	/* hook to sealer: an ESP packet in UDP, or several merged */
 	SEALER_SEALED,	/* sealer to hook: ESP packets, outer addresses left to the hook */
 	SEALER_OPENED,	/* sealer to hook: what count packets of consecutive numbers held, glued */
-	SEALER_REFUSED, /* sealer to hook: count packets that it could do nothing with; identity says why */
+	SEALER_REFUSED, /* sealer to hook: count packets that it could do nothing with; identity
+			   says why */
 };
 
 /* Why the sealer refuses, in the identity of SEALER_REFUSED. */
@@ -28,15 +29,17 @@ enum weft_sealer_refusal {
 /* In place of the Ethernet addresses of a frame on weft_sealer, big endian:
  *   hi: kind 3 bits, count 8, SA 22 (sa_id), identity 22, sequence number bits 38 to 30
  *   lo: sequence number bits 29 to 0, 2 bits of zero
- * With SEALER_OPEN the number is the highest that was opened of the SA, 0 if the SA is not known. */
+ * With SEALER_OPEN the number is the highest that was opened of the SA, 0 if the SA is not known.
+ */
 struct weft_sealer_header {
 	__be64 hi;
 	__be32 lo;
 	__be16 ethertype;
 } __attribute__((packed));
 
-/* UDP source ports of what sealers send. A hint for the receiver, for which any other port is as good: packets
- * of these ports are merged by GRO and opened by its sealer, so that those of a flow stay in order. */
+/* UDP source ports of what sealers send. A hint for the receiver, for which any other port is as
+ * good: packets of these ports are merged by GRO and opened by its sealer, so that those of a flow
+ * stay in order. */
 #define SEALER_PORT_BASE 0x8000
 #define SEALER_PORT_MASK 0xc000
 
@@ -45,8 +48,8 @@ struct weft_sealer_header {
 #define SEALER_COUNT_MAX 255
 #define SEALER_ID_MASK	 0x3fffff
 
-/* Since when the sealer owes an answer, CLOCK_MONOTONIC nanoseconds, 0 if it owes none; and when a packet was
- * last risked on one that owes. */
+/* Since when the sealer owes an answer, CLOCK_MONOTONIC nanoseconds, 0 if it owes none; and when a
+ * packet was last risked on one that owes. */
 struct weft_sealer_state {
 	__u64 asked_ns;
 	__u64 retried_ns;

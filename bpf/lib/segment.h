@@ -4,16 +4,17 @@
 
 #include "esp.h"
 
-/* The segmentation veth, weft_host and weft_net: a veth whose first end can neither segment nor sum. What is
- * redirected into it leaves the other end as packets of wire size with their checksums in place, cut in one
- * batch by the kernel, and from_host seals them there. Policy and routing have been done once, for the whole.
+/* The segmentation veth, weft_host and weft_net: a veth whose first end can neither segment nor
+ * sum. What is redirected into it leaves the other end as packets of wire size with their checksums
+ * in place, cut in one batch by the kernel, and from_host seals them there. Policy and routing have
+ * been done once, for the whole.
  */
 
 #ifdef WEFT_XDP
 ALWAYS_INLINE int needs_segmentation(weft_ctx *ctx, struct weft_flow *flow) { return 0; }
 #else
-/* Whether an skb must go through the segmentation veth: one that stands for many packets, or what follows one
- * in its flow, since it would overtake. Anything else is sealed where it is. */
+/* Whether an skb must go through the segmentation veth: one that stands for many packets, or what
+ * follows one in its flow, since it would overtake. Anything else is sealed where it is. */
 ALWAYS_INLINE int needs_segmentation(weft_ctx *ctx, struct weft_flow *flow)
 {
 	__u16 tick = clock_mono() >> FLOW_TICK_SHIFT;
@@ -40,8 +41,8 @@ ALWAYS_INLINE const struct weft_nexthop *tunnel_hop(const struct weft_peer *peer
 	return next && next->ifindex ? next : NULL;
 }
 
-/* Sends a sealed frame to its node's next hop. An skb whose next hop is not known yet takes the kernel's own
- * look-up, which resolves it. */
+/* Sends a sealed frame to its node's next hop. An skb whose next hop is not known yet takes the
+ * kernel's own look-up, which resolves it. */
 ALWAYS_INLINE int send_sealed(weft_ctx *ctx, __u32 node)
 {
 	const struct weft_peer *peer = peer_of(node);
@@ -58,10 +59,11 @@ ALWAYS_INLINE int send_sealed(weft_ctx *ctx, __u32 node)
 	return ctx_to_wire(ctx, next->ifindex);
 }
 
-/* Sends a frame into the segmentation veth. Its Ethernet header has no further use, so it carries the decision.
+/* Sends a frame into the segmentation veth. Its Ethernet header has no further use, so it carries
+ * the decision.
  */
-ALWAYS_INLINE int segment_send(weft_ctx *ctx, const struct weft_config *cfg, __be32 magic, __u32 node,
-			       __u32 identity)
+ALWAYS_INLINE int segment_send(weft_ctx *ctx, const struct weft_config *cfg, __be32 magic,
+			       __u32 node, __u32 identity)
 {
 	struct weft_segment_header *h = ctx_data(ctx);
 

@@ -6,8 +6,8 @@
 #include "kfuncs.h"
 #include "headers.h"
 
-/* What the helpers do not tell about an skb, read from the kernel's own structure, and what they do not do by
- * themselves: leave the transport's checksum no longer to the device. */
+/* What the helpers do not tell about an skb, read from the kernel's own structure, and what they do
+ * not do by themselves: leave the transport's checksum no longer to the device. */
 
 #ifdef WEFT_XDP
 
@@ -71,8 +71,8 @@ struct sk_buff {
 	unsigned char *head, *data;
 } __attribute__((preserve_access_index));
 
-/* include/uapi/linux/netfilter/nf_conntrack_common.h: enum ip_conntrack_info, the low bits of _nfct. Without
- * connection tracking they are 0. */
+/* include/uapi/linux/netfilter/nf_conntrack_common.h: enum ip_conntrack_info, the low bits of
+ * _nfct. Without connection tracking they are 0. */
 #define CT_MASK		     7
 #define CT_RELATED	     1
 #define CT_NEW		     2
@@ -85,14 +85,14 @@ struct sk_buff {
 
 extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak;
 
-/* Set by tests alone, for packets as this host's stack sends them: BPF_PROG_TEST_RUN gives its own a socket
- * without an address family, and no route. */
+/* Set by tests alone, for packets as this host's stack sends them: BPF_PROG_TEST_RUN gives its own
+ * a socket without an address family, and no route. */
 const volatile __u8 weft_test_run = 0;
 
-/* Whether this host's stack has routed the packet to the interface that it is leaving by. What an interface on
- * top of that one (macvlan, ipvlan, macvtap) hands over has no route, or one of another network namespace, to
- * another interface: hence pointers, not indexes, which each namespace counts for itself. Egress hooks only:
- * the kernel drops the route behind them. */
+/* Whether this host's stack has routed the packet to the interface that it is leaving by. What an
+ * interface on top of that one (macvlan, ipvlan, macvtap) hands over has no route, or one of
+ * another network namespace, to another interface: hence pointers, not indexes, which each
+ * namespace counts for itself. Egress hooks only: the kernel drops the route behind them. */
 ALWAYS_INLINE int skb_is_routed(weft_ctx *ctx)
 {
 	struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
@@ -103,9 +103,10 @@ ALWAYS_INLINE int skb_is_routed(weft_ctx *ctx)
 	return dst && BPF_CORE_READ(dst, dev) == BPF_CORE_READ(skb, dev);
 }
 
-/* Whether a packet that came in by no interface is this host's. Interfaces on top of the uplink (macvlan,
- * ipvlan, macvtap) hand over what another network namespace or a virtual machine sends just so, but with a
- * socket of that namespace, or of no address family. What the kernel sends by itself may have no socket. */
+/* Whether a packet that came in by no interface is this host's. Interfaces on top of the uplink
+ * (macvlan, ipvlan, macvtap) hand over what another network namespace or a virtual machine sends
+ * just so, but with a socket of that namespace, or of no address family. What the kernel sends by
+ * itself may have no socket. */
 ALWAYS_INLINE int skb_is_hosts(weft_ctx *ctx, const struct weft_config *cfg)
 {
 	struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
@@ -117,10 +118,10 @@ ALWAYS_INLINE int skb_is_hosts(weft_ctx *ctx, const struct weft_config *cfg)
 	       BPF_CORE_READ(sk, __sk_common.skc_net.net, ns.inum) == cfg->netns;
 }
 
-/* Whether a packet that this host sends by itself may be one that an ipvlan in mode l3 or l3s has had it route:
- * there is no socket to tell, and something is on top of the uplink that takes frames from it (also a macvlan,
- * which the kernel does not tell apart for us). Some of the kernel's own packets have none either, such
- * as TCP resets of its filter. */
+/* Whether a packet that this host sends by itself may be one that an ipvlan in mode l3 or l3s has
+ * had it route: there is no socket to tell, and something is on top of the uplink that takes frames
+ * from it (also a macvlan, which the kernel does not tell apart for us). Some of the kernel's own
+ * packets have none either, such as TCP resets of its filter. */
 ALWAYS_INLINE int skb_may_be_ipvlans(weft_ctx *ctx)
 {
 	struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
@@ -128,8 +129,9 @@ ALWAYS_INLINE int skb_may_be_ipvlans(weft_ctx *ctx)
 	return !skb->sk && BPF_CORE_READ(skb, dev, rx_handler);
 }
 
-/* Whether connection tracking knows what the packet, or the error, answers. It knows nothing of a conversation
- * whose packets all were dropped before its last hook: post_routing comes before that. */
+/* Whether connection tracking knows what the packet, or the error, answers. It knows nothing of a
+ * conversation whose packets all were dropped before its last hook: post_routing comes before that.
+ */
 ALWAYS_INLINE int skb_answers(weft_ctx *ctx)
 {
 	struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
@@ -143,8 +145,9 @@ ALWAYS_INLINE int skb_answers(weft_ctx *ctx)
 
 #define SUM_START_MAX 256 /* a bound for the verifier: headers before the transport's, bytes */
 
-/* Whether the device is to finish the packet's checksum, and where: offsets from the IP header. Returns -1 if
- * it is one that only the kernel can: SCTP's, or one with odd bounds, which packet sockets may ask for. */
+/* Whether the device is to finish the packet's checksum, and where: offsets from the IP header.
+ * Returns -1 if it is one that only the kernel can: SCTP's, or one with odd bounds, which packet
+ * sockets may ask for. */
 ALWAYS_INLINE int skb_unfinished(weft_ctx *ctx, __u32 *start, __u32 *field)
 {
 	struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
@@ -161,9 +164,10 @@ ALWAYS_INLINE int skb_unfinished(weft_ctx *ctx, __u32 *start, __u32 *field)
 	return 1;
 }
 
-/* Whether the checksum that the device is to write goes where this hook has already looked: packet sockets may
- * ask for any place, and so for another source address or port after the check. XDP does not see that, and an
- * XDP redirect forgets it; what XDP passes to the stack still has it, so the hooks behind the stack look too.
+/* Whether the checksum that the device is to write goes where this hook has already looked: packet
+ * sockets may ask for any place, and so for another source address or port after the check. XDP
+ * does not see that, and an XDP redirect forgets it; what XDP passes to the stack still has it, so
+ * the hooks behind the stack look too.
  */
 ALWAYS_INLINE int skb_overwrites(weft_ctx *ctx, const struct weft_pkt *p)
 {
@@ -183,8 +187,8 @@ ALWAYS_INLINE int skb_overwrites(weft_ctx *ctx, const struct weft_pkt *p)
 /* include/linux/skbuff.h: SKB_GSO_TCPV4, _DODGY, _TCP_ECN, _TCPV6, _UDP_L4 */
 #define GSO_PLAIN     (1 << 0 | 1 << 1 | 1 << 2 | 1 << 4 | 1 << 17)
 
-/* Whether a GSO packet is TCP or UDP as a socket makes it: in no tunnel, not a list of packets, and with IP IDs
- * that count up. */
+/* Whether a GSO packet is TCP or UDP as a socket makes it: in no tunnel, not a list of packets, and
+ * with IP IDs that count up. */
 ALWAYS_INLINE int skb_is_plain_gso(weft_ctx *ctx)
 {
 	struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
@@ -201,13 +205,14 @@ ALWAYS_INLINE __u32 skb_tailroom(weft_ctx *ctx)
 	return skb->data_len ? 0 : skb->end - skb->tail;
 }
 
-/* Makes the frame one of len bytes, all of which the caller writes, and its checksum nobody's business. The
- * kernel drops the mark of an unfinished checksum when the bytes from where that is computed are taken away
- * (skb_postpull_rcsum), so n bytes at the front are; the frame grows again behind them if the memory has
- * room there, else before them. */
+/* Makes the frame one of len bytes, all of which the caller writes, and its checksum nobody's
+ * business. The kernel drops the mark of an unfinished checksum when the bytes from where that is
+ * computed are taken away (skb_postpull_rcsum), so n bytes at the front are; the frame grows again
+ * behind them if the memory has room there, else before them. */
 ALWAYS_INLINE int skb_reframe(weft_ctx *ctx, __u32 len, __be16 from, __be16 to)
 {
-	__u64 flags = to == bpf_htons(ETH_P_IP) ? BPF_F_ADJ_ROOM_DECAP_L3_IPV4 : BPF_F_ADJ_ROOM_DECAP_L3_IPV6;
+	__u64 flags =
+	    to == bpf_htons(ETH_P_IP) ? BPF_F_ADJ_ROOM_DECAP_L3_IPV4 : BPF_F_ADJ_ROOM_DECAP_L3_IPV6;
 	__u32 start = 0, field, n = from == to ? 0 : 4, least;
 
 	/* What lies behind the IP packet is not sealed, so it does not leave. */

@@ -18,13 +18,17 @@ enum weft_hook {
 	HOOK_TO_SEALER,
 };
 
-/* What skb->tc_index says of a packet in the host's stack, see provenance.h: 2 bits of kind, 14 of value. */
+/* What skb->tc_index says of a packet in the host's stack, see provenance.h: 2 bits of kind, 14 of
+ * value. */
 enum weft_tag {
 	TAG_NONE = 0 << 14,
 	TAG_ENDPOINT = 1 << 14, /* sent by the endpoint in the slot of the value, past from_pod */
-	TAG_OPENED = 2 << 14,	/* opened by from_wire; the value is the handle of the sender's identity */
-	TAG_ROUTED = 3 << 14,	/* routed by a from_* hook, sealed if need be: not to be looked at again */
-	/* Of an endpoint's: the conversation is one that the other end began, and from_pod has judged it. */
+	TAG_OPENED =
+	    2 << 14, /* opened by from_wire; the value is the handle of the sender's identity */
+	TAG_ROUTED =
+	    3 << 14, /* routed by a from_* hook, sealed if need be: not to be looked at again */
+	/* Of an endpoint's: the conversation is one that the other end began, and from_pod has
+	   judged it. */
 	TAG_REPLY = 1 << 12,
 };
 #define TAG_KIND(tag)  ((tag) & 0xc000)
@@ -52,8 +56,8 @@ union weft_addr {
 
 enum weft_config_flag {
 	CONFIG_STACK = 1 << 0, /* mode stack: every allowed packet takes the host's stack */
-	CONFIG_SEAL =
-	    1 << 1, /* strict: what crosses between nodes for a pod is sealed, unless a policy names it */
+	CONFIG_SEAL = 1 << 1,  /* strict: what crosses between nodes for a pod is sealed, unless a
+				  policy names it */
 	CONFIG_NETWORKS = 1 << 2, /* there are endpoints of other networks than the cluster's */
 	CONFIG_POLICY = 1 << 3,	  /* there are endpoints with a policy set */
 };
@@ -71,15 +75,16 @@ struct weft_config {
 	__be16 esp_port;
 	__u16 pad;
 	union weft_addr gateway_ip6;
-	__u32 segment_ifindex; /* weft_host: what goes in is cut to packets, and comes out at from_host */
+	__u32 segment_ifindex; /* weft_host: what goes in is cut to packets, and comes out at
+				  from_host */
 	__u32 net_ifindex;     /* weft_net, the other end */
 	__u32 flow_entries;    /* the flow table's size, per family */
 	__u32 flow_share;      /* an owner with at most so many flows never loses one to another */
 	__u32 events_share;    /* what of events_per_sec each owner has for itself */
 	__u32 netns;	       /* inode of this network namespace: whose sockets are this host's */
-	__u32 sealer_ifindex;  /* weft_sealer, the tap that the sealer is behind; 0: there is none */
-	/* CLOCK_MONOTONIC, seconds: until then either end may have begun a TCP connection that the flow table
-	 * does not know, because an upgrade has emptied that; 0: never. */
+	__u32 sealer_ifindex; /* weft_sealer, the tap that the sealer is behind; 0: there is none */
+	/* CLOCK_MONOTONIC, seconds: until then either end may have begun a TCP connection that the
+	 * flow table does not know, because an upgrade has emptied that; 0: never. */
 	__u32 either_until;
 };
 
@@ -111,7 +116,8 @@ struct weft_endpoint {
 	__u32 born;
 };
 
-/* The first link-local address that an endpoint claimed, and which endpoint that was: its number, 0 for none.
+/* The first link-local address that an endpoint claimed, and which endpoint that was: its number, 0
+ * for none.
  */
 struct weft_claim {
 	union weft_addr addr;
@@ -119,17 +125,20 @@ struct weft_claim {
 	__u32 pad;
 };
 
-/* An endpoint by its slot, for packets in the host's stack, whose addresses may have been translated. */
+/* An endpoint by its slot, for packets in the host's stack, whose addresses may have been
+ * translated. */
 struct weft_ep_slot {
 	__u32 identity;
-	__u32 bridge; /* the interface by which the stack gets a chained pod's packets, 0 if that is its own */
-	/* The policy sets of what it begins and of what others begin towards it, by direction; 0: none, all is
-	 * allowed. In one aligned word of 8 bytes, which the kernel copies at once. */
+	__u32 bridge; /* the interface by which the stack gets a chained pod's packets, 0 if that is
+			 its own */
+	/* The policy sets of what it begins and of what others begin towards it, by direction; 0:
+	 * none, all is allowed. In one aligned word of 8 bytes, which the kernel copies at once. */
 	__u32 sets[2];
 };
 
-/* What a policy set says of a peer, a protocol and a port: the longest match counts. A rule for any protocol
- * ends before protocol, one for any port before port, one for a range is several of its prefixes. */
+/* What a policy set says of a peer, a protocol and a port: the longest match counts. A rule for any
+ * protocol ends before protocol, one for any port before port, one for a range is several of its
+ * prefixes. */
 struct weft_policy_key {
 	__u32 prefixlen; /* POLICY_KEY_PEER and what of the protocol and the port counts */
 	__u32 set;
@@ -151,13 +160,14 @@ struct weft_policy_entry {
 };
 
 struct weft_route_key {
-	__u32 prefixlen; /* of the 32 bits of the network and the 128 behind them; an IPv4 /n is 128+n */
+	__u32 prefixlen; /* of the 32 bits of the network and the 128 behind them; an IPv4 /n is
+			    128+n */
 	__u32 network;
 	__u8 addr[16]; /* bytes, not weft_addr: the trie wants them right behind prefixlen */
 };
 
-/* The keys of a judgement's look-ups, and what an ICMP error has itself while p is what it quotes: too large
- * for the stack. */
+/* The keys of a judgement's look-ups, and what an ICMP error has itself while p is what it quotes:
+ * too large for the stack. */
 struct weft_judgement {
 	struct weft_policy_key entry;
 	struct weft_route_key range;
@@ -169,11 +179,12 @@ struct weft_judgement {
 
 enum weft_route_flag {
 	ROUTE_HOST = 1 << 0, /* a node's own address: only what pods send there is sealed */
-	/* A range or an address of the cluster whose node is not known: its object is missing or broken.
-	 * Nothing goes there and nothing comes from there. node is 0. */
+	/* A range or an address of the cluster whose node is not known: its object is missing or
+	 * broken. Nothing goes there and nothing comes from there. node is 0. */
 	ROUTE_NO_NODE = 1 << 1,
-	/* One of this node's own ranges in which addresses without an endpoint may be somebody else's on this
-	 * node: the stack decides about what goes there. From the wire, nothing comes from there all the same.
+	/* One of this node's own ranges in which addresses without an endpoint may be somebody
+	 * else's on this node: the stack decides about what goes there. From the wire, nothing
+	 * comes from there all the same.
 	 */
 	ROUTE_OPEN = 1 << 2,
 	ROUTE_UNLISTED = 1 << 3, /* an address that this node has and its Node object does not */
@@ -237,10 +248,11 @@ enum weft_fragment { FRAG_NONE, FRAG_FIRST, FRAG_LATER };
 /* What the parser found out about a frame. Lives on the stack of one program run. */
 struct weft_pkt {
 	union weft_addr src, dst;
-	__be16 sport, dport; /* ICMP queries: both the identifier, so that both directions share a key */
-	__u32 len;	     /* the frame, bytes */
-	__u32 packets;	     /* packets that a GSO frame stands for */
-	__u32 l3_size;	     /* largest IP packet in it, bytes */
+	__be16 sport,
+	    dport;     /* ICMP queries: both the identifier, so that both directions share a key */
+	__u32 len;     /* the frame, bytes */
+	__u32 packets; /* packets that a GSO frame stands for */
+	__u32 l3_size; /* largest IP packet in it, bytes */
 	__u32 ifindex;
 	__u16 l4;	/* offset of the transport header */
 	__u16 frag_off; /* bytes */
@@ -254,18 +266,21 @@ struct weft_pkt {
 	__u8 frag;
 	__u8 icmp_type;
 	__u8 hook;
-	__u8 slow;  /* has options, extension headers, is a fragment or an ICMP message that is no query */
+	__u8 slow;  /* has options, extension headers, is a fragment or an ICMP message that is no
+		       query */
 	__u8 error; /* is an ICMP error */
 	__u8 tagged;
 	__u8 direction;	 /* seen from the local endpoint in slot */
-	__u8 frag_proto; /* what the IP or fragment header says follows: every fragment says the same */
+	__u8 frag_proto; /* what the IP or fragment header says follows: every fragment says the
+			    same */
 	__u16 slot;
-	/* Which node sealed the packet around it, and as whom; 0: it came in cleartext. With CTX_SEAL: for
-	 * which node it is to be sealed, and as whom. */
+	/* Which node sealed the packet around it, and as whom; 0: it came in cleartext. With
+	 * CTX_SEAL: for which node it is to be sealed, and as whom. */
 	__u16 node;
 	__u32 identity;
 	__u32 network;	  /* whose addresses these are: the sending pod's, else the cluster's */
-	__u32 generation; /* of the configuration before the first look-up: what a decision may vouch for */
+	__u32 generation; /* of the configuration before the first look-up: what a decision may
+			     vouch for */
 	__u32 sender;	  /* the source's identity, where more than its address tells; else 0 */
 	__u32 rule;	  /* the policy rule that refused it; 0: none */
 	__u8 reply;	  /* the other end began the conversation */
@@ -280,9 +295,9 @@ struct weft_peer_id {
 	__u32 identity;
 };
 
-/* Identities that are not a workload's: v1alpha1.Identity… in Go, held equal by a test. On the wire only
- * IDENTITY_HOST and IDENTITY_WORLD of them occur; what a peer sealed as its host is from IDENTITY_REMOTE_HOST
- * here. */
+/* Identities that are not a workload's: v1alpha1.Identity… in Go, held equal by a test. On the wire
+ * only IDENTITY_HOST and IDENTITY_WORLD of them occur; what a peer sealed as its host is from
+ * IDENTITY_REMOTE_HOST here. */
 enum weft_identity {
 	IDENTITY_UNKNOWN,
 	IDENTITY_HOST,	      /* this node's own processes and kernel */
@@ -292,8 +307,8 @@ enum weft_identity {
 	IDENTITY_UNMANAGED,   /* reserved: pods of this cluster that Weft does not attach */
 };
 
-/* The Ethernet addresses of a frame on its way from weft_host to from_host: nobody but the two hooks
- * reads them, and they say what has been decided. */
+/* The Ethernet addresses of a frame on its way from weft_host to from_host: nobody but the two
+ * hooks reads them, and they say what has been decided. */
 struct weft_segment_header {
 	__u8 magic[4]; /* SEGMENT_SEAL or SEGMENT_OPEN, locally administered unicast addresses */
 	__be16 node;

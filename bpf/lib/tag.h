@@ -6,7 +6,8 @@
 
 /* How a hook puts a tag (enum weft_tag) on a packet that it gives to the host's stack. */
 
-/* An XDP program has no skb yet: it leaves the tag in front of the frame, as metadata, for tag_in. */
+/* An XDP program has no skb yet: it leaves the tag in front of the frame, as metadata, for tag_in.
+ */
 struct weft_meta {
 	__u16 magic;
 	__u16 tag;
@@ -14,8 +15,8 @@ struct weft_meta {
 
 #ifdef WEFT_XDP
 
-/* Makes the frame's metadata the tag and nothing else: there may be some of whoever sent the frame. Fails where
- * the driver has no room for metadata, and then there is none. */
+/* Makes the frame's metadata the tag and nothing else: there may be some of whoever sent the frame.
+ * Fails where the driver has no room for metadata, and then there is none. */
 ALWAYS_INLINE int tag_put(weft_ctx *ctx, __u16 tag)
 {
 	struct weft_meta *m;
@@ -37,8 +38,8 @@ ALWAYS_INLINE void tag_clear(weft_ctx *ctx) {}
 
 #else
 
-/* Also as class: where another program behind this one ends the chain by TC_ACT_OK, the kernel writes the class
- * into tc_index (tcx_action_code). */
+/* Also as class: where another program behind this one ends the chain by TC_ACT_OK, the kernel
+ * writes the class into tc_index (tcx_action_code). */
 ALWAYS_INLINE int tag_put(weft_ctx *ctx, __u16 tag)
 {
 	ctx->tc_index = tag;

@@ -9,8 +9,8 @@
 #include "sealer.h"
 #include "segment.h"
 
-/* Carries out what has been decided about a packet: gives it to the host's stack, rewrites and redirects it, or
- * has it sealed. */
+/* Carries out what has been decided about a packet: gives it to the host's stack, rewrites and
+ * redirects it, or has it sealed. */
 
 ALWAYS_INLINE int to_stack(const struct weft_pkt *p)
 {
@@ -49,7 +49,8 @@ ALWAYS_INLINE int rewrite(weft_ctx *ctx, const struct weft_pkt *p, const struct 
 #ifdef WEFT_XDP
 ALWAYS_INLINE int note_stream(struct weft_flow *flow, __u32 node) { return 0; }
 #else
-/* Has a flow that streams go where large packets go, if the sealer is there for it: it seals many at a time. */
+/* Has a flow that streams go where large packets go, if the sealer is there for it: it seals many
+ * at a time. */
 static __noinline int note_stream(struct weft_flow *flow, __u32 node)
 {
 	const struct weft_config *cfg;
@@ -65,8 +66,8 @@ static __noinline int note_stream(struct weft_flow *flow, __u32 node)
 }
 #endif
 
-/* What becomes of a packet for another node: it leaves as it is, or is still to be sealed (CTX_SEAL, CTX_PAIR).
- * The one place that every such packet passes. */
+/* What becomes of a packet for another node: it leaves as it is, or is still to be sealed
+ * (CTX_SEAL, CTX_PAIR). The one place that every such packet passes. */
 ALWAYS_INLINE int to_remote(weft_ctx *ctx, struct weft_pkt *p, const struct weft_cached *c,
 			    struct weft_flow *flow)
 {
@@ -95,10 +96,10 @@ ALWAYS_INLINE int transmit(weft_ctx *ctx, struct weft_pkt *p, const struct weft_
 	return to_remote(ctx, p, c, flow);
 }
 
-/* Sends what stands for many packets, or follows such in its flow, where it is cut and sealed: to the sealer,
- * or into the segmentation veth. */
-ALWAYS_INLINE int to_be_cut(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p, __u32 node,
-			    __u32 identity)
+/* Sends what stands for many packets, or follows such in its flow, where it is cut and sealed: to
+ * the sealer, or into the segmentation veth. */
+ALWAYS_INLINE int to_be_cut(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p,
+			    __u32 node, __u32 identity)
 {
 #ifndef WEFT_XDP
 	int act;
@@ -111,8 +112,8 @@ ALWAYS_INLINE int to_be_cut(weft_ctx *ctx, const struct weft_config *cfg, const 
 
 /* What a hook's program ends with: seals what is to be sealed. Not where it was decided, because
  * the stack of BPF has 512 bytes for all calls that are open at once. */
-ALWAYS_INLINE int seal_and_redirect(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p,
-				    int act)
+ALWAYS_INLINE int seal_and_redirect(weft_ctx *ctx, const struct weft_config *cfg,
+				    const struct weft_pkt *p, int act)
 {
 	int reason;
 

@@ -4,10 +4,10 @@
 
 #include "headers.h"
 
-/* VLAN tags on a wire. The kernel takes a tag with VLAN ID 0 (a priority tag, IEEE 802.1Q section 9.6) off
- * after the hooks and treats the frame as untagged, so the hooks must do so first, or a cleartext packet behind
- * a tag would pass them unseen. Any other VLAN ID belongs to a VLAN interface on top of the uplink, which is
- * not this hook's. */
+/* VLAN tags on a wire. The kernel takes a tag with VLAN ID 0 (a priority tag, IEEE 802.1Q
+ * section 9.6) off after the hooks and treats the frame as untagged, so the hooks must do so first,
+ * or a cleartext packet behind a tag would pass them unseen. Any other VLAN ID belongs to a VLAN
+ * interface on top of the uplink, which is not this hook's. */
 
 struct weft_vlan_frame {
 	struct ethhdr eth;
@@ -27,7 +27,8 @@ ALWAYS_INLINE int untag_once(weft_ctx *ctx)
 
 	if ((void *)(f + 1) > ctx_end(ctx))
 		return 0;
-	if ((f->eth.h_proto != bpf_htons(ETH_P_8021Q) && f->eth.h_proto != bpf_htons(ETH_P_8021AD)) ||
+	if ((f->eth.h_proto != bpf_htons(ETH_P_8021Q) &&
+	     f->eth.h_proto != bpf_htons(ETH_P_8021AD)) ||
 	    f->tci & bpf_htons(VLAN_ID_MASK))
 		return 0;
 	was = *f;

@@ -4,12 +4,13 @@
 
 #include "ctx.h"
 
-/* How often this virtual machine was forked: resumed from a snapshot with memory, or copied. Counters of SAs
- * went back with the memory, so an earlier key would seal two packets with one nonce. The number goes up once
- * per fork; an SA of another number than the present one is refused, in both directions, until it is removed.
+/* How often this virtual machine was forked: resumed from a snapshot with memory, or copied.
+ * Counters of SAs went back with the memory, so an earlier key would seal two packets with one
+ * nonce. The number goes up once per fork; an SA of another number than the present one is refused,
+ * in both directions, until it is removed.
  *
- * Written by vmfork.bpf.c in the kernel's own handling of a new VM generation ID, or by the agent where
- * that program cannot be attached. */
+ * Written by vmfork.bpf.c in the kernel's own handling of a new VM generation ID, or by the agent
+ * where that program cannot be attached. */
 struct weft_vm {
 	__u64 generation;
 	__u64 log_seq; /* of the last record in the kernel's log that the agent counted */

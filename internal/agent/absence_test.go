@@ -38,8 +38,8 @@ func (w *world) nodesNow() (known []string, missing []string) {
 	return known, missing
 }
 
-// TestMissingNodeIsRemembered: a node whose object goes is nobody's from then on, over restarts too, until it is back or
-// is forgotten.
+// TestMissingNodeIsRemembered: a node whose object goes is nobody's from then on, over restarts
+// too, until it is back or is forgotten.
 func TestMissingNodeIsRemembered(t *testing.T) {
 	cfg, ctx := strictConfig(t), context.Background()
 	cfg.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
@@ -99,8 +99,8 @@ func TestMissingNodeIsRemembered(t *testing.T) {
 	}
 }
 
-// TestMemoryIsAdopted: an agent whose memory is gone takes over what the datapath's maps know, before it tells the
-// datapath anything.
+// TestMemoryIsAdopted: an agent whose memory is gone takes over what the datapath's maps know,
+// before it tells the datapath anything.
 func TestMemoryIsAdopted(t *testing.T) {
 	for _, damaged := range []bool{false, true} {
 		cfg := strictConfig(t)
@@ -125,8 +125,8 @@ func TestMemoryIsAdopted(t *testing.T) {
 	}
 }
 
-// TestAddressOfAnotherFamily: the datapath knows a peer's address also where this node has none of its family, or it would be
-// the world's.
+// TestAddressOfAnotherFamily: the datapath knows a peer's address also where this node has none of
+// its family, or it would be the world's.
 func TestAddressOfAnotherFamily(t *testing.T) {
 	w := sealedWorld()
 	both := []netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2")}
@@ -140,8 +140,8 @@ func TestAddressOfAnotherFamily(t *testing.T) {
 	}
 }
 
-// TestUnreachableNodeHoldsNothingUp: neither a node that cannot be reached nor a failure to enter the nodes keeps policies
-// and keys back, and the first does not keep this node from being ready.
+// TestUnreachableNodeHoldsNothingUp: neither a node that cannot be reached nor a failure to enter
+// the nodes keeps policies and keys back, and the first does not keep this node from being ready.
 func TestUnreachableNodeHoldsNothingUp(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		w := sealedWorld()
@@ -179,8 +179,8 @@ func TestUnreachableNodeHoldsNothingUp(t *testing.T) {
 	}
 }
 
-// TestPublishedOutsideRanges: a pod's address outside its node's ranges is the node's for the datapath; ranges that other
-// nodes cannot know are named.
+// TestPublishedOutsideRanges: a pod's address outside its node's ranges is the node's for the
+// datapath; ranges that other nodes cannot know are named.
 func TestPublishedOutsideRanges(t *testing.T) {
 	w, cfg := sealedWorld(), strictConfig(t)
 	w.snapshot.Endpoints["demo/db"].Spec.Addresses = []netip.Addr{netip.MustParseAddr("10.2.0.2"), netip.MustParseAddr("fd99::7")}
@@ -209,8 +209,8 @@ func objectText(kind, meta, spec string) string {
 	return fmt.Sprintf("apiVersion: weft.dev/v1alpha1\nkind: %s\nmetadata: {%s}\nspec: {%s}\n", kind, meta, spec)
 }
 
-// TestAbsenceWidensNothing: whatever becomes of the file of any object, by whatever accident, while the agent runs or at
-// its start: no address that was sealed is plain then.
+// TestAbsenceWidensNothing: whatever becomes of the file of any object, by whatever accident, while
+// the agent runs or at its start: no address that was sealed is plain then.
 func TestAbsenceWidensNothing(t *testing.T) {
 	const asks, allows = `annotations: {ebpf.xdp/encrypt: "true"}`, `annotations: {ebpf.xdp/encrypt: "false"}`
 	good := map[string]string{

@@ -130,7 +130,8 @@ type node struct {
 	dp       Datapath
 	manager  Endpoints
 	policies *policies
-	// masked is what the host's masquerading was last set to, if it was (maskedOnce). Guarded by maskLock.
+	// masked is what the host's masquerading was last set to, if it was (maskedOnce). Guarded by
+	// maskLock.
 	maskLock   sync.Mutex
 	masked     *masquerade.Options
 	maskedOnce bool
@@ -292,7 +293,8 @@ func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links startu
 		dp.Close()
 		return nil, err
 	}
-	// Before any pod can send: an address that is not known as another node's pod would leave in cleartext.
+	// Before any pod can send: an address that is not known as another node's pod would leave in
+	// cleartext.
 	a.wait("the first synchronisation of nodes")
 	if err := a.syncNodes(ctx, running, a.index.Load()); err != nil {
 		a.log.Warn("peers are not all in order yet, will try again", "err", err)
@@ -321,8 +323,8 @@ func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links startu
 	return running, nil
 }
 
-// enterEndpoints enters every endpoint with its policy sets, before the first has this run's hooks: who is not known
-// would be nobody's pod.
+// enterEndpoints enters every endpoint with its policy sets, before the first has this run's hooks:
+// who is not known would be nobody's pod.
 func (a *Agent) enterEndpoints(n *node) error {
 	failed := n.policies.begin(a.index.Load(), n.manager.List(), a.cfg.Node)
 	endpoints, err := n.policies.endpoints(n.manager.List())
@@ -347,8 +349,9 @@ func (a *Agent) openEndpoints(n *node) (door http.Handler, err error) {
 	return door, nil
 }
 
-// podSpec finds a declared pod. The watched snapshot lags behind the directory by its debounce, and a
-// pod is often declared just before it is added: what is not in it is looked for in the directory.
+// podSpec finds a declared pod. The watched snapshot lags behind the directory by its debounce, and
+// a pod is often declared just before it is added: what is not in it is looked for in the
+// directory.
 func (a *Agent) podSpec(key string) *v1alpha1.Pod {
 	if pod := a.index.Load().snapshot.Pods[key]; pod != nil {
 		return pod

@@ -68,7 +68,8 @@ func TestLife(t *testing.T) {
 	if _, err := os.Stat(cfg.Socket()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("socket stays: %v", err)
 	}
-	// Started at once: systemctl start is not to hang for a Node object that is still to be written.
+	// Started at once: systemctl start is not to hang for a Node object that is still to be
+	// written.
 	started, ready := slices.Index(w.told, "READY=1"), slices.Index(w.told, "STATUS=ready")
 	waited := slices.IndexFunc(w.told, func(s string) bool { return strings.HasPrefix(s, "STATUS=waiting for Node object a") })
 	if started < 0 || waited < 0 || ready < max(started, waited) || w.told[len(w.told)-1] != "STOPPING=1" {
@@ -109,7 +110,8 @@ func (w *world) note(call string) {
 	}
 }
 
-// TestOrderOfBringUp: nodes and endpoints are in the maps, all of them, before the first pod has hooks that look into these.
+// TestOrderOfBringUp: nodes and endpoints are in the maps, all of them, before the first pod has
+// hooks that look into these.
 func TestOrderOfBringUp(t *testing.T) {
 	w := upWorld()
 	client, stop := w.start(t, testConfig(t))

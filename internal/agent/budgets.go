@@ -16,8 +16,9 @@ func budgetsBySlot(rows []datapath.Budget) map[uint16][]datapath.Budget {
 	return by
 }
 
-// overBudget names, one line each, the endpoints that lost something to their own share of the flow table or of the
-// fragments, since they are attached. Events and errors that were held back are no loss of traffic and not in it.
+// overBudget names, one line each, the endpoints that lost something to their own share of the flow
+// table or of the fragments, since they are attached. Events and errors that were held back are no
+// loss of traffic and not in it.
 func overBudget(running *node) ([]string, error) {
 	rows, err := running.dp.Budgets()
 	if err != nil {

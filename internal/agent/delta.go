@@ -63,8 +63,9 @@ func workOf(d store.Delta, was, now *index) work {
 	return w
 }
 
-// wishes says whether a change of an endpoint is about what may travel in cleartext: a version of it is doubled, asks for
-// something itself or by its pod, or has an address that another one may have asked for.
+// wishes says whether a change of an endpoint is about what may travel in cleartext: a version of
+// it is doubled, asks for something itself or by its pod, or has an address that another one may
+// have asked for.
 func wishes(c store.Change, was, now *index) bool {
 	if c.Kind != v1alpha1.KindEndpoint {
 		return false
@@ -88,8 +89,9 @@ func wishes(c store.Change, was, now *index) bool {
 	return false
 }
 
-// teaches says whether the memory of the cluster's ranges could learn from a delta: not if all that changed is what it
-// does not read, and other nodes' endpoints that are inside the ranges of their nodes and ask for nothing.
+// teaches says whether the memory of the cluster's ranges could learn from a delta: not if all that
+// changed is what it does not read, and other nodes' endpoints that are inside the ranges of their
+// nodes and ask for nothing.
 func (a *Agent) teaches(d store.Delta, was, now *index) bool {
 	for _, c := range d.Changes {
 		switch c.Kind {

@@ -234,7 +234,8 @@ func newestEpoch(s *keys.Status) *admin.EncryptEpoch {
 	return nil
 }
 
-// handshakes counts exchanges by whether they were good. One that gave way to the peer's own was not needed.
+// handshakes counts exchanges by whether they were good. One that gave way to the peer's own was
+// not needed.
 func handshakes(c *keys.Counters) (good, failed uint64) {
 	for outcome, count := range c.Handshakes {
 		switch strings.TrimPrefix(outcome, "served_") {

@@ -57,8 +57,9 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// TestEtcdPermissions gives nodes' own certificates the roles that docs/store-etcd.md gives them: each can do what an
-// agent does, and cannot touch another node's endpoints, nor anything that people declare.
+// TestEtcdPermissions gives nodes' own certificates the roles that docs/store-etcd.md gives them:
+// each can do what an agent does, and cannot touch another node's endpoints, nor anything that
+// people declare.
 func TestEtcdPermissions(t *testing.T) {
 	dir := t.TempDir()
 	authority, err := ca.Init(filepath.Join(dir, "ca"), "weft.local", time.Hour*24)
@@ -171,8 +172,9 @@ func grantRoles(t *testing.T, c *etcdtest.Cluster, serverCA string, root nodeid.
 
 func second2(raw []byte, _ error) []byte { return raw }
 
-// TestStartWithoutEtcd: an agent says what it waits for, and is ready once etcd has been listed. When etcd goes again,
-// it stays ready with what it has and says since when; what comes meanwhile is learned afterwards.
+// TestStartWithoutEtcd: an agent says what it waits for, and is ready once etcd has been listed.
+// When etcd goes again, it stays ready with what it has and says since when; what comes meanwhile
+// is learned afterwards.
 func TestStartWithoutEtcd(t *testing.T) {
 	c := etcdtest.Start(t, etcdtest.Options{})
 	where := config.Store{Etcd: config.Etcd{Endpoints: c.Endpoints(), Prefix: "/weft"}}

@@ -7,13 +7,15 @@ import (
 	"time"
 )
 
-// hostLook is how often the agent looks at what others may have changed on the host without an event.
+// hostLook is how often the agent looks at what others may have changed on the host without an
+// event.
 const hostLook = 10 * time.Second
 
 // hostPause is kept between two looks for events. What comes meanwhile is one look.
 const hostPause = 500 * time.Millisecond
 
-// watchHost has endpoints mended, and masquerading set again, when somebody else has changed the host.
+// watchHost has endpoints mended, and masquerading set again, when somebody else has changed the
+// host.
 func (a *Agent) watchHost(ctx context.Context, n *node) {
 	slow := time.NewTicker(hostLook)
 	defer slow.Stop()
@@ -71,7 +73,8 @@ func (a *Agent) mendMasquerade(n *node) error {
 	return nil
 }
 
-// compareUplinks tells when the node's addresses are on other interfaces than when the agent started.
+// compareUplinks tells when the node's addresses are on other interfaces than when the agent
+// started.
 func (a *Agent) compareUplinks(n *node) error {
 	now, err := a.seams.findLinks(a.cfg, n.object)
 	if err != nil {

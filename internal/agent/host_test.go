@@ -17,7 +17,8 @@ import (
 	"weft.dev/weft/internal/store"
 )
 
-// TestHostChangedByOthers: endpoints are mended at once, masquerading is set again, and status tells of all.
+// TestHostChangedByOthers: endpoints are mended at once, masquerading is set again, and status
+// tells of all.
 func TestHostChangedByOthers(t *testing.T) {
 	w, ctx := upWorld(), context.Background()
 	w.host.problems, w.host.records = []string{"uplink wire is missing"}, []string{"record x could not be read"}
@@ -48,7 +49,8 @@ func TestHostChangedByOthers(t *testing.T) {
 	})
 }
 
-// TestNotReadyWhileNoPodIsSeen: an agent with a wrong view of the pods' namespaces is not ready, and says so.
+// TestNotReadyWhileNoPodIsSeen: an agent with a wrong view of the pods' namespaces is not ready,
+// and says so.
 func TestNotReadyWhileNoPodIsSeen(t *testing.T) {
 	w := upWorld()
 	w.host.unseen = errors.New("weft1 cannot be seen from here")
@@ -63,7 +65,8 @@ func TestNotReadyWhileNoPodIsSeen(t *testing.T) {
 	eventually(t, "ready", func() bool { return ready(client) })
 }
 
-// TestWithdrawLeavesMovedEndpoints: after a restart, too, a node removes only the objects that are its own.
+// TestWithdrawLeavesMovedEndpoints: after a restart, too, a node removes only the objects that are
+// its own.
 func TestWithdrawLeavesMovedEndpoints(t *testing.T) {
 	dir := t.TempDir()
 	moved := &v1alpha1.Endpoint{

@@ -14,8 +14,9 @@ import (
 	"weft.dev/weft/internal/store"
 )
 
-// TestIndexByDeltas: random changes, told one by one, make the same index as all objects do at once; and whoever does only
-// the work that a change is said to need has told the datapath the same.
+// TestIndexByDeltas: random changes, told one by one, make the same index as all objects do at
+// once; and whoever does only the work that a change is said to need has told the datapath the
+// same.
 func TestIndexByDeltas(t *testing.T) {
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 2))
@@ -66,8 +67,9 @@ func lookups(ix *index) string {
 	return out + fmt.Sprintln(ix.view.Published, ix.view.Refused, ix.view.Sealed)
 }
 
-// randomDelta changes one or two objects of few: endpoints that come, move, share addresses, ask for cleartext or not, are
-// doubled or inside another's range; nodes, pods, policies, identities and epochs; and errors.
+// randomDelta changes one or two objects of few: endpoints that come, move, share addresses, ask
+// for cleartext or not, are doubled or inside another's range; nodes, pods, policies, identities
+// and epochs; and errors.
 func randomDelta(r *rand.Rand, s *store.Snapshot) store.Delta {
 	var d store.Delta
 	seen := map[string]bool{}

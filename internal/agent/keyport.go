@@ -35,7 +35,8 @@ type keyPort struct {
 	lacking error // why the port that was opened last has no filter
 }
 
-// openKeyPort loads the filter. Without it the port is as safe, and a flood from unknown addresses costs more.
+// openKeyPort loads the filter. Without it the port is as safe, and a flood from unknown addresses
+// costs more.
 func openKeyPort(address string, load func() (sourceFilter, error)) *keyPort {
 	filter, err := load()
 	p := &keyPort{address: address, filter: filter}
@@ -64,7 +65,8 @@ func (p *keyPort) listen(ctx context.Context) (net.Listener, error) {
 		}
 		return err
 	}}
-	// Go listens for Multipath TCP where it can, and such a socket takes no filter. Peers never ask for it.
+	// Go listens for Multipath TCP where it can, and such a socket takes no filter. Peers never ask
+	// for it.
 	config.SetMultipathTCP(false)
 	return config.Listen(ctx, "tcp", p.address)
 }

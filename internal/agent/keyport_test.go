@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// TestKeyPort: the port has the kernel's filter where that can be had, and opens without it where it cannot.
+// TestKeyPort: the port has the kernel's filter where that can be had, and opens without it where
+// it cannot.
 func TestKeyPort(t *testing.T) {
 	p := openKeyPort(":0", loadSourceFilter)
 	defer func() {
@@ -73,7 +74,8 @@ func (badFilter) Close() error         { return nil }
 
 var errUnfit = errors.New("the kernel does not do that")
 
-// TestKeyPortUnfiltered: where the program cannot be loaded or attached, the port opens all the same, and that is told.
+// TestKeyPortUnfiltered: where the program cannot be loaded or attached, the port opens all the
+// same, and that is told.
 func TestKeyPortUnfiltered(t *testing.T) {
 	t.Run("not loaded", func(t *testing.T) {
 		p := openKeyPort("127.0.0.1:0", func() (sourceFilter, error) { return nil, errUnfit })

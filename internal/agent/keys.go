@@ -61,7 +61,8 @@ type keyParts struct {
 	addresses []netip.Addr
 }
 
-// records are what is noted of everything done with keys: the audit log, if there is one, and the KMS's meter.
+// records are what is noted of everything done with keys: the audit log, if there is one, and the
+// KMS's meter.
 type records struct {
 	log   *auditlog.Log
 	meter *kek.Meter
@@ -148,7 +149,8 @@ func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 	}, nil
 }
 
-// clockAhead takes a jump ahead of the wall clock for a resumption from a snapshot where nothing else would tell of one.
+// clockAhead takes a jump ahead of the wall clock for a resumption from a snapshot where nothing
+// else would tell of one.
 func clockAhead(parts keyParts, forked func()) {
 	if parts.sas.VMForkStatus().Detection != esp.VMForkClock {
 		return

@@ -50,8 +50,8 @@ func setMasquerade(instance string, want *masquerade.Options) error {
 	return masquerade.Apply(*want)
 }
 
-// outwardInterfaces are those by which pods' packets leave the node: the uplinks and, on a node whose
-// way to the outside is another one, the interfaces of the default routes.
+// outwardInterfaces are those by which pods' packets leave the node: the uplinks and, on a node
+// whose way to the outside is another one, the interfaces of the default routes.
 func outwardInterfaces(uplinks []string) ([]string, error) {
 	names := slices.Clone(uplinks)
 	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)

@@ -18,7 +18,8 @@ import (
 	"weft.dev/weft/internal/store/etcd"
 )
 
-// OpenStore opens the objects where a configuration has them; node is the one whose endpoints are removed, "" for none.
+// OpenStore opens the objects where a configuration has them; node is the one whose endpoints are
+// removed, "" for none.
 func OpenStore(where config.Store, node string, log *slog.Logger) (store.Editor, error) {
 	if where.Etcd.On() {
 		return etcd.Open(etcd.Options{
@@ -33,8 +34,8 @@ func OpenStore(where config.Store, node string, log *slog.Logger) (store.Editor,
 	return opened, nil
 }
 
-// ReadObjects reads the objects where a configuration has them, once, and changes nothing there. When ctx is done the
-// error says so, or what etcd has not answered.
+// ReadObjects reads the objects where a configuration has them, once, and changes nothing there.
+// When ctx is done the error says so, or what etcd has not answered.
 func ReadObjects(ctx context.Context, where config.Store) (*store.Snapshot, error) {
 	if !where.Etcd.On() {
 		return dir.Read(where.Dir)

@@ -18,8 +18,8 @@ import (
 	"weft.dev/weft/internal/store"
 )
 
-// How often paths are probed: one that was good, one whose other end did not answer (soon at first, as
-// agents that start together miss each other), one that was narrow.
+// How often paths are probed: one that was good, one whose other end did not answer (soon at first,
+// as agents that start together miss each other), one that was narrow.
 const (
 	probeAgain   = 10 * time.Minute
 	probeSoon    = time.Second

@@ -16,8 +16,8 @@ func nodeProblems(dp Datapath) map[string]string {
 	return out
 }
 
-// peerProblems name every node that this one does not reach and, once this node is ready, every one that it shares no keys
-// with: until then that is what it waits for.
+// peerProblems name every node that this one does not reach and, once this node is ready, every one
+// that it shares no keys with: until then that is what it waits for.
 func (b *backend) peerProblems(running *node, ready bool) []string {
 	var out []string
 	unreachable := nodeProblems(running.dp)

@@ -17,7 +17,8 @@ func podDatapathOf(running *node, info endpoint.Info) datapath.PodDatapath {
 	return path
 }
 
-// addPodDatapaths counts the endpoints, those on the XDP datapath by their own wish, and names those that want it in vain.
+// addPodDatapaths counts the endpoints, those on the XDP datapath by their own wish, and names
+// those that want it in vain.
 func (b *backend) addPodDatapaths(status *admin.Status, running *node) {
 	list := running.manager.List()
 	status.Endpoints = len(list)

@@ -46,7 +46,8 @@ type policies struct {
 	sets map[uint32]installed
 	// stale are sets that an endpoint may still have.
 	stale []uint32
-	// given are the sets that each attached endpoint has, by slot; promised those of endpoints that are being attached.
+	// given are the sets that each attached endpoint has, by slot; promised those of endpoints that
+	// are being attached.
 	given, promised map[uint16]policy.Sets
 	// denies is a set without entries, 0 until it is needed.
 	denies uint32
@@ -71,7 +72,8 @@ func (a *Agent) labelFilter() identity.LabelFilter {
 	return identity.LabelFilter{Include: labels.Include, Exclude: labels.Exclude}
 }
 
-// newPolicies compiles for a datapath. ranges are those of pods' addresses that no Node object names.
+// newPolicies compiles for a datapath. ranges are those of pods' addresses that no Node object
+// names.
 func newPolicies(dp policyDatapath, opts policy.Options, ranges []netip.Prefix) (*policies, error) {
 	highest, err := dp.HighestClass()
 	if err != nil {
@@ -84,8 +86,9 @@ func newPolicies(dp policyDatapath, opts policy.Options, ranges []netip.Prefix) 
 	}, nil
 }
 
-// begin enters what endpoints' sets depend on, before the first endpoint, and gives those that are in the maps since
-// a previous run the sets of this one. Classes come after: the sets of before know none of this run's.
+// begin enters what endpoints' sets depend on, before the first endpoint, and gives those that are
+// in the maps since a previous run the sets of this one. Classes come after: the sets of before
+// know none of this run's.
 func (p *policies) begin(ix *index, own []endpoint.Info, node string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -96,7 +99,8 @@ func (p *policies) begin(ix *index, own []endpoint.Info, node string) error {
 	return errors.Join(failed, p.classes())
 }
 
-// adopt gives an endpoint that has not been attached in this run its sets, if a previous one has entered it.
+// adopt gives an endpoint that has not been attached in this run its sets, if a previous one has
+// entered it.
 func (p *policies) adopt(info endpoint.Info) error {
 	sets, err := p.numbers(policyKey(info))
 	if err == nil {
@@ -108,7 +112,8 @@ func (p *policies) adopt(info endpoint.Info) error {
 	return nil
 }
 
-// endpoints are this node's with their sets. One whose sets could not be entered is cut off until they can.
+// endpoints are this node's with their sets. One whose sets could not be entered is cut off until
+// they can.
 func (p *policies) endpoints(own []endpoint.Info) ([]datapath.Endpoint, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -150,14 +155,14 @@ func (p *policies) input(ix *index, own []endpoint.Info, node string) policy.Inp
 	return in
 }
 
-// enter compiles, and has the datapath know identities, sets and classes. Classes come last: the sets that endpoints have
-// know the old ones until apply gives them others.
+// enter compiles, and has the datapath know identities, sets and classes. Classes come last: the
+// sets that endpoints have know the old ones until apply gives them others.
 func (p *policies) enter(ix *index, own []endpoint.Info, node string) error {
 	in := p.input(ix, own, node)
 	result, remote := p.compiler.Compile(in), remoteIdentities(in)
 	var failed error
-	// Identities mean nothing to the programs while no endpoint has a set: they are not kept then. An
-	// address without one is allowed less.
+	// Identities mean nothing to the programs while no endpoint has a set: they are not kept then.
+	// An address without one is allowed less.
 	if len(in.Policies) > 0 {
 		failed = p.dp.SetIdentities(remote)
 	}
@@ -182,8 +187,8 @@ func (p *policies) enter(ix *index, own []endpoint.Info, node string) error {
 	return failed
 }
 
-// of are the sets with which an endpoint is to be attached; attached is to be called then. Others get what its coming
-// changes for them when policies are next applied.
+// of are the sets with which an endpoint is to be attached; attached is to be called then. Others
+// get what its coming changes for them when policies are next applied.
 func (p *policies) of(ix *index, list func() []endpoint.Info, info endpoint.Info, node string) (egress, ingress uint32, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -197,8 +202,8 @@ func (p *policies) of(ix *index, list func() []endpoint.Info, info endpoint.Info
 	return sets[policy.Egress], sets[policy.Ingress], nil
 }
 
-// attached is told how the attaching of an endpoint with the sets of `of` has ended. What policies have become
-// meanwhile is given to it now.
+// attached is told how the attaching of an endpoint with the sets of `of` has ended. What policies
+// have become meanwhile is given to it now.
 func (p *policies) attached(info endpoint.Info, failed error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -242,7 +247,8 @@ func (p *policies) numbers(key string) (out policy.Sets, err error) {
 	return out, nil
 }
 
-// apply has every attached endpoint get what the objects say. One that is being attached gets it at the end of that.
+// apply has every attached endpoint get what the objects say. One that is being attached gets it at
+// the end of that.
 func (p *policies) apply(ix *index, list func() []endpoint.Info, node string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -273,8 +279,8 @@ func (p *policies) classes() error {
 	return p.dp.SetClasses(classes)
 }
 
-// forget removes the sets that no endpoint has any more, those of a previous run with them. What cannot be removed is
-// tried again.
+// forget removes the sets that no endpoint has any more, those of a previous run with them. What
+// cannot be removed is tried again.
 func (p *policies) forget(own []endpoint.Info) error {
 	for number, set := range p.sets {
 		if p.result.Sets[number] == nil {

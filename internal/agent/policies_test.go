@@ -77,7 +77,8 @@ metadata: {name: deny, namespace: shop}
 spec: {podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress]}
 `
 
-// TestPolicies: sets are there before an endpoint has them, classes come after, and what nobody has goes last.
+// TestPolicies: sets are there before an endpoint has them, classes come after, and what nobody has
+// goes last.
 func TestPolicies(t *testing.T) {
 	own := []endpoint.Info{policyPod(1, "web", map[string]string{"app": "web"}), policyPod(2, "db", nil)}
 	withBlock := strings.Replace(webDenied, "policyTypes: [Ingress]", "ingress: [{from: [{ipBlock: {cidr: 192.0.2.0/24}}]}]", 1)
@@ -157,7 +158,8 @@ func TestPoliciesOfFailedAttach(t *testing.T) {
 	}
 }
 
-// TestPoliciesDoubled: of a policy that two files declare in other words, both isolate and neither allows.
+// TestPoliciesDoubled: of a policy that two files declare in other words, both isolate and neither
+// allows.
 func TestPoliciesDoubled(t *testing.T) {
 	open := strings.Replace(webDenied, "policyTypes: [Ingress]", "ingress: [{}]", 1)
 	list := policyIndex(t, webDenied, open).policies()
@@ -180,7 +182,8 @@ func TestPoliciesDoubled(t *testing.T) {
 	}
 }
 
-// TestAuthorizationPolicies: they are compiled as NetworkPolicies are, with what the cluster's objects say of who is who.
+// TestAuthorizationPolicies: they are compiled as NetworkPolicies are, with what the cluster's
+// objects say of who is who.
 func TestAuthorizationPolicies(t *testing.T) {
 	objects := `apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy

@@ -14,8 +14,8 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// What was compiled is in the maps a moment later, and never at all when it does not fit: explain asks again for
-// explainTries times explainPause before it says that the two disagree.
+// What was compiled is in the maps a moment later, and never at all when it does not fit: explain
+// asks again for explainTries times explainPause before it says that the two disagree.
 const (
 	explainTries = 20
 	explainPause = 50 * time.Millisecond
@@ -99,7 +99,8 @@ func (p *policies) askMaps(q policyQuestion, half *policy.Half, end policyEnd, p
 	return out, err
 }
 
-// compare says how the maps differ from what was compiled. The identity of who is no pod is the maps' in any case.
+// compare says how the maps differ from what was compiled. The identity of who is no pod is the
+// maps' in any case.
 func (p *policies) compare(said *policy.Half, end policyEnd, peer policy.Peer, isPod bool, got *admin.PolicyMapAnswer) []string {
 	var out []string
 	differ := func(what string, compiled, maps any) {

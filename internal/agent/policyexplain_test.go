@@ -15,7 +15,8 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// explainObjects are a node with a pod of another, and policies: db takes 5432 from web, and web is isolated.
+// explainObjects are a node with a pod of another, and policies: db takes 5432 from web, and web is
+// isolated.
 const explainObjects = `apiVersion: weft.dev/v1alpha1
 kind: Node
 metadata: {name: b}

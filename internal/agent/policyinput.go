@@ -40,8 +40,8 @@ func (ix *index) policed() bool {
 // policyKey tells an endpoint of this node from every other.
 func policyKey(info endpoint.Info) string { return info.Namespace + "/" + info.ID }
 
-// policyInput is what policies depend on: of this node's endpoints what their manager knows, of others' what they have
-// published.
+// policyInput is what policies depend on: of this node's endpoints what their manager knows, of
+// others' what they have published.
 func policyInput(ix *index, own []endpoint.Info, node string) policy.Input {
 	in := policy.Input{Policies: ix.policies(), Namespaces: map[string]map[string]string{}}
 	for name, n := range ix.snapshot.Namespaces {

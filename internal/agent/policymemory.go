@@ -12,8 +12,8 @@ import (
 	"weft.dev/weft/internal/statefile"
 )
 
-// policyMemory is the file of the policies that were in force last: an agent that starts while a file of objects is
-// broken enforces what it was declared in it.
+// policyMemory is the file of the policies that were in force last: an agent that starts while a
+// file of objects is broken enforces what it was declared in it.
 func (a *Agent) policyMemory() string { return filepath.Join(a.cfg.StateDir(), "policies.json") }
 
 // recallPolicies tells the store which policies were in force, before it is first read.
@@ -39,7 +39,8 @@ func (a *Agent) recallPolicies() error {
 	return nil
 }
 
-// rememberPolicies writes the policies in force down, if they are others than last time. reconcile alone calls it.
+// rememberPolicies writes the policies in force down, if they are others than last time. reconcile
+// alone calls it.
 func (a *Agent) rememberPolicies(list []*policy.Policy) error {
 	data, err := policy.Remember(list)
 	if err != nil {

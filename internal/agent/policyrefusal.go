@@ -9,9 +9,9 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// refusal says which policy refused the packet of an event: the programs tell the rule, if one denies, and which pod's
-// policies are meant is found by asking these again. nil where nothing refuses it any more, or its addresses are not
-// those that were judged.
+// refusal says which policy refused the packet of an event: the programs tell the rule, if one
+// denies, and which pod's policies are meant is found by asking these again. nil where nothing
+// refuses it any more, or its addresses are not those that were judged.
 func (a *Agent) refusal(event datapath.FlowEvent) *flows.Refusal {
 	running := a.running()
 	if running == nil || event.Reason != reasonPolicy {
@@ -64,7 +64,8 @@ func responderPort(event datapath.FlowEvent, at netip.AddrPort) uint16 {
 	return at.Port()
 }
 
-// refusedEnd finds one end of an event's packet. This node's endpoint is known by its slot, whatever address it claims.
+// refusedEnd finds one end of an event's packet. This node's endpoint is known by its slot,
+// whatever address it claims.
 func (a *Agent) refusedEnd(n *node, event datapath.FlowEvent, addr netip.Addr, local policy.Direction) policyEnd {
 	addr = addr.Unmap()
 	if event.Slot != 0 && event.Direction == local.String() {

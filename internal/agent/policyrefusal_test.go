@@ -9,7 +9,8 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// TestRefusal: an event is told by whose policies it was refused, and not told where that is not sure.
+// TestRefusal: an event is told by whose policies it was refused, and not told where that is not
+// sure.
 func TestRefusal(t *testing.T) {
 	const syn, ack = 0x02, 0x10
 	const isolated = "isolated by NetworkPolicy shop/db: no rule of ingress allows it"

@@ -9,14 +9,16 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// policyView is what the agent compiled last, with what it knows of other nodes' endpoints. It does not change any more.
+// policyView is what the agent compiled last, with what it knows of other nodes' endpoints. It does
+// not change any more.
 type policyView struct {
 	*policy.View
 	// remote are the identities of other nodes' endpoints.
 	remote map[netip.Addr]uint32
 }
 
-// policyNames are what identities and this node's pods are called. They are looked up when somebody asks.
+// policyNames are what identities and this node's pods are called. They are looked up when somebody
+// asks.
 func policyNames(ix *index, own []endpoint.Info) policy.Names {
 	pods := sync.OnceValue(func() map[string]string {
 		out := make(map[string]string, len(own))

@@ -16,8 +16,9 @@ import (
 	"weft.dev/weft/internal/store"
 )
 
-// openMemory reads what is remembered of the cluster, and tells the store which nodes were in use. Without encryption
-// nothing is remembered: what has no route leaves by the default one then, as ever.
+// openMemory reads what is remembered of the cluster, and tells the store which nodes were in use.
+// Without encryption nothing is remembered: what has no route leaves by the default one then, as
+// ever.
 func (a *Agent) openMemory() {
 	if !a.cfg.Encryption.On() {
 		return
@@ -135,8 +136,8 @@ func addressRanges(addrs []netip.Addr) []netip.Prefix {
 	return out
 }
 
-// datapathNodes are the nodes as the datapath is to know them: the peers with the addresses that they publish outside
-// their ranges, and what is the cluster's and nobody's.
+// datapathNodes are the nodes as the datapath is to know them: the peers with the addresses that
+// they publish outside their ranges, and what is the cluster's and nobody's.
 func (a *Agent) datapathNodes(ix *index) []datapath.Node {
 	others := peers(ix.snapshot.Nodes, a.cfg.Node)
 	if ix.view == nil {
@@ -193,7 +194,8 @@ func bounded(list []string) []string {
 	return list
 }
 
-// ipamProblems say which addresses this node gives to pods although other nodes cannot know that they are its own.
+// ipamProblems say which addresses this node gives to pods although other nodes cannot know that
+// they are its own.
 func (b *backend) ipamProblems(ix *index, running *node) []string {
 	var out []string
 	for _, p := range b.cfg.IPAM.Ranges {

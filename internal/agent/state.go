@@ -106,7 +106,8 @@ func (a *Agent) problemList() []string {
 // index is a snapshot of the store with what is looked up in it per flow.
 type index struct {
 	snapshot *store.Snapshot
-	// byIP are those who have an address: endpoints by their keys, then the node. There is one, unless by mistake.
+	// byIP are those who have an address: endpoints by their keys, then the node. There is one,
+	// unless by mistake.
 	byIP    map[netip.Addr][]flows.Identity
 	perNode map[string]int
 	// byRange is the node of each range of pods, lengths those of the ranges, the longest first.
@@ -141,7 +142,8 @@ func newIndex(snapshot *store.Snapshot) *index {
 	return ix
 }
 
-// with is another index, one step further. What the step is not about is shared with the one before, which stays as it is.
+// with is another index, one step further. What the step is not about is shared with the one
+// before, which stays as it is.
 func (ix *index) with(d store.Delta) *index {
 	if d.About(v1alpha1.KindNode) {
 		next := newIndex(ix.snapshot.With(d))

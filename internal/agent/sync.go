@@ -24,7 +24,8 @@ const (
 	retryMax = 30 * time.Second
 )
 
-// watchStore keeps the index current. After a failure what was known stays in use until all has been listed again.
+// watchStore keeps the index current. After a failure what was known stays in use until all has
+// been listed again.
 func (a *Agent) watchStore(ctx context.Context) {
 	known := map[string]bool{}
 	a.keep(ctx, "store", func(ctx context.Context) error {
@@ -80,13 +81,15 @@ func (a *Agent) reconcile(ctx context.Context, n *node) {
 // what failed without a sign, is mended by no change of the store.
 const resync = time.Minute
 
-// reconcileOnce returns when to try again, never after a success, and the pause for the time after that.
+// reconcileOnce returns when to try again, never after a success, and the pause for the time after
+// that.
 func (a *Agent) reconcileOnce(ctx context.Context, n *node, pause time.Duration) (<-chan time.Time, time.Duration) {
 	todo := a.takeWork() // before the index: what comes between is looked at twice
 	ix := a.index.Load()
 	snapshot := ix.snapshot
 	a.compareOwn(n, snapshot.Nodes[a.cfg.Node])
-	// Whatever fails, the rest goes on: what is withdrawn must be withdrawn, and keys are for the nodes that are well.
+	// Whatever fails, the rest goes on: what is withdrawn must be withdrawn, and keys are for the
+	// nodes that are well.
 	var errNodes, errMasquerade error
 	if todo.nodes {
 		errNodes, errMasquerade = a.syncNodes(ctx, n, ix), a.syncMasquerade(n, snapshot)

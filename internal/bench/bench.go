@@ -41,11 +41,11 @@ func DefaultVariants() []string {
 	return slices.DeleteFunc(Variants(), func(v string) bool { return v == VariantPlain || v == VariantBare })
 }
 
-// Options say what Route, Encrypt or Mesh measures. The zero value measures the default tests once it
-// knows the weft binary.
+// Options say what Route, Encrypt or Mesh measures. The zero value measures the default tests once
+// it knows the weft binary.
 type Options struct {
-	// Binary is the weft binary whose agent and CNI plugin are measured. Default: beside the running
-	// program, else in PATH.
+	// Binary is the weft binary whose agent and CNI plugin are measured. Default: beside the
+	// running program, else in PATH.
 	Binary string
 	// Variants and Tests are names from Variants and Tests, or groups of tests
 	// (see Groups); for Encrypt those of EncryptVariants, EncryptTests and EncryptGroups, for Mesh

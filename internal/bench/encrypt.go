@@ -15,9 +15,9 @@ import (
 	"weft.dev/weft/internal/lab"
 )
 
-// The variants of Encrypt: what happens to packets between the nodes. Each name stands for mode auto; with -tc,
-// -xdp or -stack behind it for that mode, with -auto-xdp for mode auto and pods that ask for the XDP datapath. A
-// variant is compared with plain in its own mode.
+// The variants of Encrypt: what happens to packets between the nodes. Each name stands for mode
+// auto; with -tc, -xdp or -stack behind it for that mode, with -auto-xdp for mode auto and pods
+// that ask for the XDP datapath. A variant is compared with plain in its own mode.
 const (
 	VariantKernel     = "kernel" // no Weft: the kernel routes, in cleartext
 	VariantUnsealed   = "plain"  // Weft, encryption off
@@ -26,8 +26,8 @@ const (
 	VariantEngineUser = "user"   // Weft, encryption strict, engine user: bulk by the sealer
 )
 
-// encryptModes are the modes of Encrypt's variants in their order, and the XDP datapath, which is one to them; auto has
-// no suffix.
+// encryptModes are the modes of Encrypt's variants in their order, and the XDP datapath, which is
+// one to them; auto has no suffix.
 var encryptModes = []string{config.ModeAuto, config.ModeTC, config.ModeXDP, VariantAutoXDP, config.ModeStack}
 
 // EncryptVariants lists every variant of Encrypt in the order in which they are run and shown.
@@ -61,8 +61,8 @@ func splitVariant(variant string) (kind, mode string) {
 	return kind, mode
 }
 
-// DefaultEncryptVariants lists what Encrypt runs when Options.Variants is empty: all but mode stack, and
-// kmod where the module is loaded.
+// DefaultEncryptVariants lists what Encrypt runs when Options.Variants is empty: all but mode
+// stack, and kmod where the module is loaded.
 func DefaultEncryptVariants() []string {
 	_, err := os.Stat("/sys/module/weft_crypto")
 	return slices.DeleteFunc(EncryptVariants(), func(v string) bool {
@@ -77,8 +77,8 @@ func EncryptTests() []string { return encryptSuite().testNames(false) }
 // EncryptGroups lists the names that stand for several tests of Encrypt.
 func EncryptGroups() []string { return encryptSuite().groups() }
 
-// Encrypt measures what sealing costs: the chosen tests between two nodes, over the chosen variants. It
-// is to Route what its variants are to Route's: see there.
+// Encrypt measures what sealing costs: the chosen tests between two nodes, over the chosen
+// variants. It is to Route what its variants are to Route's: see there.
 func Encrypt(ctx context.Context, opts Options) (*report.Report, error) {
 	return measure(ctx, encryptSuite(), opts)
 }
@@ -174,8 +174,8 @@ func encryptTests() []test {
 // cryptoSizes are the packets that the engines seal by themselves, in bytes, ESP trailer included.
 var cryptoSizes = []int{64, 512, 1400}
 
-// runCrypto measures an engine without framing and forwarding. The sample of a run is its shortest round, since nothing
-// but the rest of the machine makes one longer than another.
+// runCrypto measures an engine without framing and forwarding. The sample of a run is its shortest
+// round, since nothing but the rest of the machine makes one longer than another.
 func runCrypto(size int) runFunc {
 	return func(ctx context.Context, b *harness, dur time.Duration) (report.Sample, error) {
 		const longest = 600 * time.Microsecond // of one packet in all rounds together, about
@@ -193,8 +193,8 @@ func runCrypto(size int) runFunc {
 	}
 }
 
-// scaleTests hold the cost of a sealed packet against how many peers and identities there are. Of the tunnel's peers one
-// is real and gets all frames; seal-peers sends to all of them in turn.
+// scaleTests hold the cost of a sealed packet against how many peers and identities there are. Of
+// the tunnel's peers one is real and gets all frames; seal-peers sends to all of them in turn.
 func scaleTests() []test {
 	var tests []test
 	for _, n := range []int{1, 100, 10_000} {

@@ -98,7 +98,8 @@ func TestEveryEncryptPanelNamesKnownRows(t *testing.T) {
 	}
 }
 
-// TestEncryptRatios: each mode's rows are held against that mode in cleartext, and against the kernel.
+// TestEncryptRatios: each mode's rows are held against that mode in cleartext, and against the
+// kernel.
 func TestEncryptRatios(t *testing.T) {
 	r := &report.Report{View: encryptView, Rows: []report.Row{
 		row("rr1", VariantKernel, "p50_us", "µs", 20, 20, 20, 1),
@@ -177,8 +178,8 @@ func TestBinaryIsNamed(t *testing.T) {
 	}
 }
 
-// TestEncryptSmoke runs the bench for a moment on harnesses of each kind: rows must be there and plausible, nothing is said
-// about how fast anything is.
+// TestEncryptSmoke runs the bench for a moment on harnesses of each kind: rows must be there and
+// plausible, nothing is said about how fast anything is.
 func TestEncryptSmoke(t *testing.T) {
 	needRoot(t)
 	t.Run("without agents", func(t *testing.T) {
@@ -214,7 +215,8 @@ func builtWeft(t *testing.T) string {
 	return binary
 }
 
-// checkRows runs Encrypt once and looks for the metrics of each test in every variant that the test suits.
+// checkRows runs Encrypt once and looks for the metrics of each test in every variant that the test
+// suits.
 func checkRows(t *testing.T, opts Options, metrics map[string][]string) {
 	t.Helper()
 	opts.Repeats = 1

@@ -7,8 +7,8 @@ import (
 	"weft.dev/weft/internal/config"
 )
 
-// encryptView shows Encrypt's report. Ratios are against the same mode without encryption, and against the kernel's
-// own routing.
+// encryptView shows Encrypt's report. Ratios are against the same mode without encryption, and
+// against the kernel's own routing.
 var encryptView = &report.View{
 	Title: "Weft: encryption benchmarks", Order: EncryptVariants(),
 	References: []report.Reference{{Name: VariantUnsealed, Of: unsealedOf}, report.Always(VariantKernel)},

@@ -34,8 +34,8 @@ type frameSpec struct {
 	outer netip.Addr
 }
 
-// restSum is the header's sum without destination and checksum, as the generator wants it: in the byte
-// order of the machine.
+// restSum is the header's sum without destination and checksum, as the generator wants it: in the
+// byte order of the machine.
 func (f frameSpec) restSum() uint32 {
 	ip := slices.Clone(f.header()[inet.EthernetLen:][:inet.IPv4Len])
 	clear(ip[10:12])
@@ -81,8 +81,8 @@ func (f frameSpec) checkForwarded(got []byte, sinkMAC net.HardwareAddr, hops int
 	return nil
 }
 
-// checkSealed verifies the first frame at a sink behind a node that seals: ESP in UDP to the far node, and
-// nothing of the frame to be read in it.
+// checkSealed verifies the first frame at a sink behind a node that seals: ESP in UDP to the far
+// node, and nothing of the frame to be read in it.
 func (f frameSpec) checkSealed(got []byte, sinkMAC net.HardwareAddr) error {
 	ip, from, to := got[inet.EthernetLen:][:inet.IPv4Len], plainNodes[0].Addr(), plainNodes[1].Addr()
 	if f.outer.IsValid() {
@@ -101,5 +101,6 @@ func (f frameSpec) checkSealed(got []byte, sinkMAC net.HardwareAddr) error {
 	return nil
 }
 
-// sealedOverhead is the least that ESP in UDP over IPv4 adds: headers, IV, two bytes of trailer, ICV.
+// sealedOverhead is the least that ESP in UDP over IPv4 adds: headers, IV, two bytes of trailer,
+// ICV.
 const sealedOverhead = 20 + 8 + 8 + 8 + 2 + 16

@@ -99,8 +99,8 @@ func (b *harness) firstBurst() uint32 {
 	return firstBurst
 }
 
-// namePrefix starts the names of all namespaces, and of directories beside them, that this package makes
-// itself; the process id that follows tells a left-over from a running bench.
+// namePrefix starts the names of all namespaces, and of directories beside them, that this package
+// makes itself; the process id that follows tells a left-over from a running bench.
 const namePrefix = "wt-bench-"
 
 // removeStale deletes namespaces, pins and state that a killed bench of an earlier process left.
@@ -124,7 +124,8 @@ func removeStale() error {
 	return nil
 }
 
-// ownerLives says whether the process that made something runs, or whether that cannot be told from the name.
+// ownerLives says whether the process that made something runs, or whether that cannot be told from
+// the name.
 func ownerLives(path string) bool {
 	id, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), namePrefix), "-")
 	pid, err := strconv.Atoi(id)

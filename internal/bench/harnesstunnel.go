@@ -59,7 +59,8 @@ func newTunnelHarness(variant string, s shape, mode, engine string) (*harness, e
 	return b, nil
 }
 
-// build makes namespaces, wire, pods and datapaths. The far node of a half is a namespace with a sink.
+// build makes namespaces, wire, pods and datapaths. The far node of a half is a namespace with a
+// sink.
 func (t *tunnel) build(b *harness, mode string) error {
 	for i, name := range []string{"a", "b"} {
 		ns, err := t.topo.add(name)
@@ -91,7 +92,8 @@ func (t *tunnel) build(b *harness, mode string) error {
 	return nil
 }
 
-// tunnelWire joins the two nodes. Neighbours are permanent, and the far node is the router to all others.
+// tunnelWire joins the two nodes. Neighbours are permanent, and the far node is the router to all
+// others.
 func tunnelWire(wire [2]port) error {
 	if err := joinNodes(wire); err != nil {
 		return err

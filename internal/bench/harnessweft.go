@@ -72,8 +72,8 @@ func modeOf(mode string) string {
 	return mode
 }
 
-// weftSpec describes the lab of a shape whose agents have these settings and whose pods ask for a path. Nothing
-// is encrypted.
+// weftSpec describes the lab of a shape whose agents have these settings and whose pods ask for a
+// path. Nothing is encrypted.
 func weftSpec(agent map[string]any, s shape, path string) *lab.Spec {
 	spec := &lab.Spec{
 		Name:       fmt.Sprintf("bench-%d-%d", os.Getpid(), labCount.Add(1)),

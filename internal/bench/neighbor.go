@@ -24,19 +24,23 @@ const (
 )
 
 const (
-	// victimFlows is how many flows, UDP both ways, the measured pod holds open beside request/response.
+	// victimFlows is how many flows, UDP both ways, the measured pod holds open beside
+	// request/response.
 	victimFlows = 1000
 	// victimPort is the first source port of those, echoPort where the far pod answers them.
 	victimPort, echoPort = 10000, 20010
-	// floodFull is how many flows must have given way to others before the clock starts: the table is full then.
+	// floodFull is how many flows must have given way to others before the clock starts: the table
+	// is full then.
 	floodFull = 10000
-	// floodNice lets the flood have a CPU though request/response takes all it can get, or it would be none.
+	// floodNice lets the flood have a CPU though request/response takes all it can get, or it would
+	// be none.
 	floodNice = -20
 	// floodPatience is how long that may take.
 	floodPatience = time.Minute
 )
 
-// runNeighbor is request/response over 16 connections of a pod that holds victimFlows flows, beside a neighbour.
+// runNeighbor is request/response over 16 connections of a pod that holds victimFlows flows, beside
+// a neighbour.
 func runNeighbor(what neighbor) runFunc {
 	return func(ctx context.Context, b *harness, dur time.Duration) (s report.Sample, err error) {
 		from, to := remote(b)
@@ -97,8 +101,8 @@ func (n noise) stop() error {
 	return err
 }
 
-// startNeighbor has the near node's second pod send, to an address of the far node's range that nobody has. It returns
-// once a flood of flows has filled the table.
+// startNeighbor has the near node's second pod send, to an address of the far node's range that
+// nobody has. It returns once a flood of flows has filled the table.
 func (b *harness) startNeighbor(ctx context.Context, what neighbor) (noise, error) {
 	if what == neighborIdle {
 		return noise{}, nil

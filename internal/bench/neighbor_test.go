@@ -9,7 +9,8 @@ import (
 	"weft.dev/weft/internal/lab/traffic"
 )
 
-// TestAlikeRunInTurns: tests that want harnesses of one size run test after test within each repeat, others one by one.
+// TestAlikeRunInTurns: tests that want harnesses of one size run test after test within each
+// repeat, others one by one.
 func TestAlikeRunInTurns(t *testing.T) {
 	for group, want := range map[string]int{"neighbor": 3, "scale": 1} {
 		tests, err := routeSuite().choose([]string{group})

@@ -171,7 +171,8 @@ func (p *plan) runStage(ctx context.Context, tests []test) error {
 	return errors.Join(errs...)
 }
 
-// alike is how many of the first tests are of one group and want harnesses of one size: these run in turns.
+// alike is how many of the first tests are of one group and want harnesses of one size: these run
+// in turns.
 func alike(tests []test) int {
 	n := 1
 	for n < len(tests) && tests[n].group == tests[0].group && tests[n].size() == tests[0].size() {

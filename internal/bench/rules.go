@@ -53,7 +53,8 @@ func loadRules(ctx context.Context, ns, rules string) error {
 	})
 }
 
-// findTool returns the path of the first command that exists, also where PATH lacks the sbin directories.
+// findTool returns the path of the first command that exists, also where PATH lacks the sbin
+// directories.
 func findTool(names ...string) (string, error) {
 	for _, name := range names {
 		for _, candidate := range []string{name, "/usr/sbin/" + name, "/sbin/" + name} {

@@ -174,7 +174,8 @@ func newKeys(lanes int) []esp.SA {
 	return list
 }
 
-// setIdentities says that the real peer hosts that many identities, and every simulated one its own.
+// setIdentities says that the real peer hosts that many identities, and every simulated one its
+// own.
 func (n *tunnelNode) setIdentities(count int) error {
 	hosted := map[string][]uint32{}
 	for i := range count {

@@ -9,7 +9,8 @@ import (
 
 // suite is one benchmark: what it measures, on which harnesses, and how its report is shown.
 type suite struct {
-	// variants in the order in which they run and are shown; defaults are those that run if none is named.
+	// variants in the order in which they run and are shown; defaults are those that run if none is
+	// named.
 	variants []string
 	defaults func() []string
 	tests    []test

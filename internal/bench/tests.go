@@ -60,7 +60,8 @@ func allTests() []test {
 	}
 	return append(tests,
 		test{name: "cni-add", group: "cni", shape: shapeForward, extra: true, weftOnly: true, runMany: runCNI},
-		// Their harnesses are their own, as harnesses that grow are: a table that is full of a flood's flows is no harness for others.
+		// Their harnesses are their own, as harnesses that grow are: a table that is full of a
+		// flood's flows is no harness for others.
 		test{name: "neighbor-idle", group: "neighbor", shape: shapePair, extra: true, weftOnly: true, endpoints: 2, run: runNeighbor(neighborIdle)},
 		test{name: "neighbor-packets", group: "neighbor", shape: shapePair, extra: true, weftOnly: true, endpoints: 2, run: runNeighbor(neighborPackets)},
 		test{name: "neighbor-flood", group: "neighbor", shape: shapePair, extra: true, weftOnly: true, endpoints: 2, run: runNeighbor(neighborFlood)},
@@ -74,7 +75,8 @@ func Tests() []string { return routeSuite().testNames(false) }
 // DefaultTests lists what Route runs when Options.Tests is empty.
 func DefaultTests() []string { return routeSuite().testNames(true) }
 
-// Groups lists the names that stand for several tests: pps, tcp, rr, crr, udp, scale, cni, neighbor, agent and all.
+// Groups lists the names that stand for several tests: pps, tcp, rr, crr, udp, scale, cni,
+// neighbor, agent and all.
 func Groups() []string { return routeSuite().groups() }
 
 // grows says whether the test changes the harnesses it runs on, for good.

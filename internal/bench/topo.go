@@ -29,7 +29,8 @@ func newTopo() *topo {
 	return &topo{prefix: fmt.Sprintf("%s%d-%d-", namePrefix, os.Getpid(), topoCount.Add(1))}
 }
 
-// add makes a namespace with loopback up, IPv6 off and the sysctls of a lab's, and returns its path.
+// add makes a namespace with loopback up, IPv6 off and the sysctls of a lab's, and returns its
+// path.
 func (t *topo) add(short string) (string, error) {
 	name := t.prefix + short
 	path, err := netns.Create(name)

@@ -27,7 +27,8 @@ func (a *app) client() (*admin.Client, error) {
 	return admin.NewClient(socket).Near(a.runDir), nil
 }
 
-// show prints what fetch gets from the agent; unless that is good, the exit code says so. good may be nil.
+// show prints what fetch gets from the agent; unless that is good, the exit code says so. good may
+// be nil.
 func show[T any](ctx context.Context, a *app, fetch func(*admin.Client, context.Context) (T, error),
 	write func(io.Writer, T, bool) error, good func(T) bool) error {
 	client, err := a.client()

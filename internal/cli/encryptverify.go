@@ -222,7 +222,8 @@ func (c *verifyCall) remotePod(result *verification) error {
 	return cmdutil.UsageError("--to: %q is no address and no published pod", c.to)
 }
 
-// plain says whether a policy lets any of the addresses travel in cleartext: that would prove nothing.
+// plain says whether a policy lets any of the addresses travel in cleartext: that would prove
+// nothing.
 func (c *verifyCall) plain(addrs []netip.Addr) bool {
 	return slices.ContainsFunc(addrs, func(a netip.Addr) bool {
 		return slices.ContainsFunc(c.encryption.Plain, func(p netip.Prefix) bool { return p.Contains(a) })

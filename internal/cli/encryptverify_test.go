@@ -29,7 +29,8 @@ metadata: {name: server, namespace: shop}
 spec: {nodeName: b, addresses: [10.77.2.100, "fd77:2::100"]}
 `
 
-// verifyCallOn is a call on node a, which has the pod client and a peer b; the pod open of b may be plain.
+// verifyCallOn is a call on node a, which has the pod client and a peer b; the pod open of b may be
+// plain.
 func verifyCallOn(t *testing.T) *verifyCall {
 	t.Helper()
 	objects := t.TempDir()

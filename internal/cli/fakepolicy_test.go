@@ -42,7 +42,8 @@ func (fake) Policy(_ context.Context, kind, key string) (*admin.PolicyDetail, er
 	}}}}, nil
 }
 
-// ExplainPolicy allows port 80, denies others, and finds other maps for port 9. A pod of namespace far is elsewhere.
+// ExplainPolicy allows port 80, denies others, and finds other maps for port 9. A pod of namespace
+// far is elsewhere.
 func (fake) ExplainPolicy(_ context.Context, r admin.PolicyRequest) (*admin.PolicyExplanation, error) {
 	if r.To == "shop/gone" {
 		return nil, &admin.StatusError{Code: http.StatusBadRequest, Msg: `to: node a knows no pod "shop/gone"`}

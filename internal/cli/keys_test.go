@@ -37,7 +37,8 @@ func TestTurnedLine(t *testing.T) {
 	}
 }
 
-// keeper is an agent with keys; peer b is on the newest epoch after a few looks, unless it is stuck.
+// keeper is an agent with keys; peer b is on the newest epoch after a few looks, unless it is
+// stuck.
 type keeper struct {
 	fake
 	mu    sync.Mutex

@@ -151,7 +151,8 @@ func (a *app) apply(to store.Editor, objects []store.Declared) error {
 	}))
 }
 
-// fit says what would be wrong if objects were written to where others are. Those that they replace do not count.
+// fit says what would be wrong if objects were written to where others are. Those that they replace
+// do not count.
 func fit(there *store.Snapshot, objects []store.Declared) error {
 	all, files := slices.Clone(objects), map[string]bool{}
 	replaced := map[string]bool{}

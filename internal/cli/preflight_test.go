@@ -13,7 +13,8 @@ import (
 	"weft.dev/weft/internal/preflight"
 )
 
-// TestPreflight looks at a namespace of its own, in which everything but keys is there, and changes nothing in it.
+// TestPreflight looks at a namespace of its own, in which everything but keys is there, and changes
+// nothing in it.
 func TestPreflight(t *testing.T) {
 	ns, other := nettest.New(t, "preflight"), nettest.New(t, "preflight")
 	nettest.Wire(t, nettest.End{NetNS: ns, Name: "w0", Addrs: []string{"192.0.2.1/24", "2001:db8::1/64"}},

@@ -18,7 +18,8 @@ const (
 	// exitReadable and exitInconclusive are `encrypt verify`'s.
 	exitReadable     = 5
 	exitInconclusive = 6
-	// exitWrongObject and exitDenied are `policy check`'s, exitDenied is also `policy explain`'s, and exitDisagree only that.
+	// exitWrongObject and exitDenied are `policy check`'s, exitDenied is also `policy explain`'s,
+	// and exitDisagree only that.
 	exitWrongObject = 7
 	exitDenied      = 8
 	exitDisagree    = 9

@@ -37,8 +37,8 @@ type Config struct {
 	// MTU is the pods' MTU. 0: the smallest MTU of the uplinks, less what sealing
 	// adds (see PodMTU).
 	MTU int `yaml:"mtu" json:"mtu"`
-	// ClusterCIDRs are ranges of which everything is the cluster's, whether a Node object names it or not: sealed or
-	// dropped, never plain.
+	// ClusterCIDRs are ranges of which everything is the cluster's, whether a Node object names it
+	// or not: sealed or dropped, never plain.
 	ClusterCIDRs []netip.Prefix `yaml:"clusterCIDRs" json:"clusterCIDRs"`
 	// Store is where objects come from.
 	Store Store `yaml:"store" json:"store"`
@@ -81,7 +81,8 @@ type Store struct {
 
 // Etcd is an etcd cluster, and where in it the objects are.
 type Etcd struct {
-	// Endpoints are URLs of its members: https://HOST:PORT, http://ADDRESS:PORT on the loopback, or unix:///PATH.
+	// Endpoints are URLs of its members: https://HOST:PORT, http://ADDRESS:PORT on the loopback, or
+	// unix:///PATH.
 	Endpoints []string `yaml:"endpoints" json:"endpoints"`
 	// TLS is for https.
 	TLS EtcdTLS `yaml:"tls" json:"tls"`
@@ -89,7 +90,8 @@ type Etcd struct {
 	Prefix string `yaml:"prefix" json:"prefix"`
 }
 
-// EtcdTLS are PEM files: the authorities of etcd's certificates, and this node's certificate with its key.
+// EtcdTLS are PEM files: the authorities of etcd's certificates, and this node's certificate with
+// its key.
 type EtcdTLS struct {
 	CA   string `yaml:"ca" json:"ca"`
 	Cert string `yaml:"cert" json:"cert"`
@@ -113,8 +115,8 @@ type Identity struct {
 	Labels Labels `yaml:"labels" json:"labels"`
 }
 
-// Labels are patterns of label keys: a key, which may end in "*". A label counts that matches one of
-// Include and none of Exclude.
+// Labels are patterns of label keys: a key, which may end in "*". A label counts that matches one
+// of Include and none of Exclude.
 type Labels struct {
 	// Include: empty for all but those that are of one pod, one revision or one place only.
 	Include []string `yaml:"include" json:"include"`

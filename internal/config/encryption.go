@@ -64,7 +64,8 @@ type Keys struct {
 	MaxAge Duration `yaml:"maxAge" json:"maxAge"`
 	// HardTTL is how old an epoch may be at all: after it nothing is sealed or opened with it.
 	HardTTL Duration `yaml:"hardTTL" json:"hardTTL"`
-	// ExtendTTL is how long beyond HardTTL, at most, keys in use live on while there is no next epoch; 0: not at all.
+	// ExtendTTL is how long beyond HardTTL, at most, keys in use live on while there is no next
+	// epoch; 0: not at all.
 	ExtendTTL Duration `yaml:"extendTTL" json:"extendTTL"`
 	// Drain is how long an epoch's receive keys are kept after all senders have left it.
 	Drain Duration `yaml:"drain" json:"drain"`

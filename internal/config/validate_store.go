@@ -45,8 +45,8 @@ func checkEtcdEndpoints(e Etcd) []Problem {
 	return out
 }
 
-// checkEtcdEndpoint says what is wrong with a URL, "" if nothing is. All that etcd says is believed, so what travels
-// on a network is to be TLS.
+// checkEtcdEndpoint says what is wrong with a URL, "" if nothing is. All that etcd says is
+// believed, so what travels on a network is to be TLS.
 func checkEtcdEndpoint(endpoint string) string {
 	const want = "want https://HOST:PORT, or unix:///PATH for an etcd on this machine"
 	u, err := url.Parse(endpoint)

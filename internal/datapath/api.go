@@ -46,8 +46,8 @@ type Endpoint struct {
 	// MAC is the pod side's address, GatewayMAC the one the pod sends to.
 	MAC        net.HardwareAddr
 	GatewayMAC net.HardwareAddr
-	// IPv4 and IPv6 are its first addresses, either of which may be invalid (absent), and More those
-	// besides: at most MaxAddresses, the only ones that it may send from.
+	// IPv4 and IPv6 are its first addresses, either of which may be invalid (absent), and More
+	// those besides: at most MaxAddresses, the only ones that it may send from.
 	IPv4 netip.Addr
 	IPv6 netip.Addr
 	More []netip.Addr
@@ -58,14 +58,14 @@ type Endpoint struct {
 	MTU int
 	// Identity is who the endpoint is to other nodes (22 bits), 0 if nobody has said.
 	Identity uint32
-	// EgressSet and IngressSet are the policy sets (AddPolicySet) of what it begins and of what others begin
-	// towards it; 0: none, all is allowed. One that is not there denies everything.
+	// EgressSet and IngressSet are the policy sets (AddPolicySet) of what it begins and of what
+	// others begin towards it; 0: none, all is allowed. One that is not there denies everything.
 	EgressSet, IngressSet uint32
 	// Chained marks an interface that another CNI plugin made (bridge, ptp): ARP and ND
 	// beyond the gateway go to the stack and the interface's own settings stay.
 	Chained bool
-	// XDPDatapath asks for native XDP on the endpoint's interface and a second one, with TC, for what its
-	// stack sends; see Datapath.PodDatapath for what it gets.
+	// XDPDatapath asks for native XDP on the endpoint's interface and a second one, with TC, for
+	// what its stack sends; see Datapath.PodDatapath for what it gets.
 	XDPDatapath bool
 }
 
@@ -143,7 +143,8 @@ type TraceStep struct {
 type TracePolicy struct {
 	// Direction is egress, of the set of the sender, or ingress, of the receiver's.
 	Direction string `json:"direction"`
-	// Identity is that of the peer, Rule the number of the entry that decided, 0 where there was none.
+	// Identity is that of the peer, Rule the number of the entry that decided, 0 where there was
+	// none.
 	Identity uint32 `json:"identity"`
 	Rule     uint32 `json:"rule,omitempty"`
 	Allowed  bool   `json:"allowed"`

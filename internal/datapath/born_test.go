@@ -8,8 +8,9 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// TestFlowsEndWithTheirEndpoint: what was learned about a flow of an endpoint that is gone says nothing about the
-// same addresses and ports of the next one, in either direction and wherever the endpoint is in the key.
+// TestFlowsEndWithTheirEndpoint: what was learned about a flow of an endpoint that is gone says
+// nothing about the same addresses and ports of the next one, in either direction and wherever the
+// endpoint is in the key.
 func TestFlowsEndWithTheirEndpoint(t *testing.T) {
 	b := newHarness(t)
 	next := podA
@@ -76,8 +77,8 @@ func TestFlowsEndWithTheirEndpoint(t *testing.T) {
 	}
 }
 
-// TestSweepFreesGoneEndpoints: the places of a gone endpoint's flows are free again after the sweep, and nobody pays
-// for them.
+// TestSweepFreesGoneEndpoints: the places of a gone endpoint's flows are free again after the
+// sweep, and nobody pays for them.
 func TestSweepFreesGoneEndpoints(t *testing.T) {
 	b := newHarness(t)
 	b.reset(t)
@@ -102,8 +103,8 @@ func TestSweepFreesGoneEndpoints(t *testing.T) {
 	b.checkTable(t)
 }
 
-// TestForgottenFlowsAreNotCharged: an upgrade that makes the flow table anew beside places that stay pinned frees them
-// at once.
+// TestForgottenFlowsAreNotCharged: an upgrade that makes the flow table anew beside places that
+// stay pinned frees them at once.
 func TestForgottenFlowsAreNotCharged(t *testing.T) {
 	for table, p := range map[string]packet{"weft_flows4": fromA(peer4), "weft_flows6": fromA(peer6)} {
 		b := newHarness(t)
@@ -126,8 +127,8 @@ func TestForgottenFlowsAreNotCharged(t *testing.T) {
 	}
 }
 
-// TestGenerationOfNewMap: a new configuration map does not count from where the last one did, since the flows, and
-// what they have cached, may be older than it.
+// TestGenerationOfNewMap: a new configuration map does not count from where the last one did, since
+// the flows, and what they have cached, may be older than it.
 func TestGenerationOfNewMap(t *testing.T) {
 	b := newHarness(t)
 	seen := map[uint32]bool{}

@@ -44,7 +44,8 @@ func (b *harness) budgets(t testing.TB) map[string]Budget {
 	return by
 }
 
-// flowFrames patches one UDP packet's ports, which is much faster than building each anew. No checksum: IPv4.
+// flowFrames patches one UDP packet's ports, which is much faster than building each anew. No
+// checksum: IPv4.
 func flowFrame(frame []byte, n int) []byte {
 	binary.BigEndian.PutUint16(frame[34:], uint16(n))
 	binary.BigEndian.PutUint16(frame[36:], uint16(n>>16)+53)
@@ -69,8 +70,8 @@ func (b *harness) held(t testing.TB, src, dst netip.Addr, n int) (count int) {
 	return count
 }
 
-// TestFlowBudget: whoever floods the table, from a pod or from the wire, a neighbour's flows up to its share stay,
-// and its new ones find room.
+// TestFlowBudget: whoever floods the table, from a pod or from the wire, a neighbour's flows up to
+// its share stay, and its new ones find room.
 func TestFlowBudget(t *testing.T) {
 	b := newHarness(t)
 	const mine = flowEntries / 8 // less than a share: 2 pods and the node have 6 owners
@@ -140,8 +141,8 @@ func (b *harness) checkTable(t *testing.T) {
 	}
 }
 
-// TestFragmentBudget: first fragments without end from one pod, or from the wire to it, take no other datagram's place
-// but its own.
+// TestFragmentBudget: first fragments without end from one pod, or from the wire to it, take no
+// other datagram's place but its own.
 func TestFragmentBudget(t *testing.T) {
 	b := newHarness(t)
 	for _, dst := range []netip.Addr{peer4, peer6} {
@@ -171,8 +172,9 @@ func TestFragmentBudget(t *testing.T) {
 	}
 }
 
-// TestFragmentFloodFromAnotherSender: a pod of a peer that sends a pod here first fragments without end has it forget those
-// of the few senders whose set of places it shares, and nobody else's. Hostile: the flood uses every identification.
+// TestFragmentFloodFromAnotherSender: a pod of a peer that sends a pod here first fragments without
+// end has it forget those of the few senders whose set of places it shares, and nobody else's.
+// Hostile: the flood uses every identification.
 func TestFragmentFloodFromAnotherSender(t *testing.T) {
 	const senders = 16 // as many as a set has places: none meets another
 	b := newHarness(t)
@@ -230,8 +232,8 @@ func TestOldFragment(t *testing.T) {
 	}
 }
 
-// TestEventBudget: a pod's flood of drops takes its own events and those that nobody has a right to, and leaves its
-// neighbour's.
+// TestEventBudget: a pod's flood of drops takes its own events and those that nobody has a right
+// to, and leaves its neighbour's.
 func TestEventBudget(t *testing.T) {
 	for _, context := range contexts {
 		b := eventHarness(t)

@@ -40,8 +40,8 @@ func hasStep(steps []bpf.TraceStep, step uint8) bool {
 	return false
 }
 
-// TestFastPathEqualsSlow: once a decision is cached, packets take the fast path, and what comes out is the
-// same in every byte.
+// TestFastPathEqualsSlow: once a decision is cached, packets take the fast path, and what comes out
+// is the same in every byte.
 func TestFastPathEqualsSlow(t *testing.T) {
 	b := newHarness(t)
 	wire := fromPeer(podA.IPv4)
@@ -99,8 +99,8 @@ func (b *harness) forget(t *testing.T) {
 	}
 }
 
-// TestFastPathSteps: what opens and closes a TCP connection whose decisions are cached takes the fast path too,
-// moves the flow from state to state, and its end is told once.
+// TestFastPathSteps: what opens and closes a TCP connection whose decisions are cached takes the
+// fast path too, moves the flow from state to state, and its end is told once.
 func TestFastPathSteps(t *testing.T) {
 	for _, context := range contexts {
 		b := eventHarness(t)
@@ -156,7 +156,8 @@ func warm(t *testing.T, b *harness, context, hook, iface string, frame []byte) {
 	}
 }
 
-// TestChangesReachCachedFlows: each change that could alter a decision takes effect with the very next packet.
+// TestChangesReachCachedFlows: each change that could alter a decision takes effect with the very
+// next packet.
 func TestChangesReachCachedFlows(t *testing.T) {
 	toB4, fromPeerToA, toPeer4 := fromA(podB.IPv4).udp(1, 2, 20), fromPeer(podA.IPv4).udp(1, 2, 20), fromA(peer4).udp(1, 2, 20)
 	newPeer, podC := mac(0x21), podB
@@ -233,7 +234,8 @@ func (b *harness) peerMAC(t *testing.T, to net.HardwareAddr) {
 	b.setPeer(t, entry)
 }
 
-// TestCacheIsPerInterface: a decision made for one interface says nothing about frames from another.
+// TestCacheIsPerInterface: a decision made for one interface says nothing about frames from
+// another.
 func TestCacheIsPerInterface(t *testing.T) {
 	b := newHarness(t)
 	for _, context := range contexts {
@@ -252,7 +254,8 @@ func TestCacheIsPerInterface(t *testing.T) {
 	}
 }
 
-// TestFlowTableOverflow: three times more flows than entries: every packet is forwarded all the same.
+// TestFlowTableOverflow: three times more flows than entries: every packet is forwarded all the
+// same.
 func TestFlowTableOverflow(t *testing.T) {
 	b := newHarness(t)
 	for _, context := range contexts {

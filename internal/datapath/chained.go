@@ -8,8 +8,8 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// ChainedGateway is the interface by which the host's stack and a pod behind another plugin's interface reach each
-// other: that interface itself, or the bridge which it is a port of.
+// ChainedGateway is the interface by which the host's stack and a pod behind another plugin's
+// interface reach each other: that interface itself, or the bridge which it is a port of.
 func ChainedGateway(outer netlink.Link) (netlink.Link, error) {
 	index := outer.Attrs().MasterIndex
 	if index == 0 {
@@ -26,8 +26,9 @@ func ChainedGateway(outer netlink.Link) (netlink.Link, error) {
 	return master, nil
 }
 
-// checkChainedRoute refuses a pod whose bridge has its gateway on another interface, as the bridge plugin's has with a
-// vlan: what the node and such a pod send each other passes the bridge's other ports, from where nothing is believed.
+// checkChainedRoute refuses a pod whose bridge has its gateway on another interface, as the bridge
+// plugin's has with a vlan: what the node and such a pod send each other passes the bridge's other
+// ports, from where nothing is believed.
 func checkChainedRoute(ep Endpoint, bridge netlink.Link) error {
 	for _, a := range ep.Addresses() {
 		routes, err := netlink.RouteGet(a.AsSlice())
@@ -42,7 +43,8 @@ func checkChainedRoute(ep Endpoint, bridge netlink.Link) error {
 	return nil
 }
 
-// isOnBridge tells whether an interface is a VLAN of a bridge, or a veth whose other end is a port of it.
+// isOnBridge tells whether an interface is a VLAN of a bridge, or a veth whose other end is a port
+// of it.
 func isOnBridge(link netlink.Link, bridge int) bool {
 	switch link.Type() {
 	case "vlan":
@@ -55,8 +57,8 @@ func isOnBridge(link netlink.Link, bridge int) bool {
 	}
 }
 
-// gatewayIndex is the index of a chained endpoint's gateway interface; 0 where that is its own host side, and for all
-// other endpoints.
+// gatewayIndex is the index of a chained endpoint's gateway interface; 0 where that is its own host
+// side, and for all other endpoints.
 func gatewayIndex(ep Endpoint, ifindex int) (uint32, error) {
 	if !ep.Chained {
 		return 0, nil
@@ -68,8 +70,8 @@ func gatewayIndex(ep Endpoint, ifindex int) (uint32, error) {
 	return uint32(outer.Attrs().MasterIndex), nil
 }
 
-// checkChained refuses a new endpoint of another plugin's that Weft cannot follow. One that is entered already keeps what
-// works for it.
+// checkChained refuses a new endpoint of another plugin's that Weft cannot follow. One that is
+// entered already keeps what works for it.
 func (d *Datapath) checkChained(ep Endpoint, host netlink.Link) error {
 	if !ep.Chained || d.checkInterface(ep, uint32(host.Attrs().Index)) == nil {
 		return nil

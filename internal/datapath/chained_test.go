@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestForeignMaster: the node reaches a pod behind a bond, a VRF or Open vSwitch by no interface that the port names.
+// TestForeignMaster: the node reaches a pod behind a bond, a VRF or Open vSwitch by no interface
+// that the port names.
 func TestForeignMaster(t *testing.T) {
 	b := newHarness(t)
 	var refused error

@@ -11,8 +11,8 @@ import (
 	"weft.dev/weft/internal/netdev"
 )
 
-// CheckEndpoint says what of AttachEndpoint's work is not there: a hook on the node's side, or an entry in
-// the maps. It changes nothing.
+// CheckEndpoint says what of AttachEndpoint's work is not there: a hook on the node's side, or an
+// entry in the maps. It changes nothing.
 func (d *Datapath) CheckEndpoint(ep Endpoint) error {
 	host, err := netlink.LinkByName(ep.HostIf)
 	if err != nil {

@@ -11,7 +11,8 @@ import (
 	"weft.dev/weft/internal/datapath/hook"
 )
 
-// TestCheckEndpoint: every hook and map entry of an endpoint that is missing is named, and attaching again mends it.
+// TestCheckEndpoint: every hook and map entry of an endpoint that is missing is named, and
+// attaching again mends it.
 func TestCheckEndpoint(t *testing.T) {
 	b := hookHarness(t, ModeTC)
 	ep := Endpoint{Slot: 3, HostIf: "wtp0", PodIf: "wtp0-peer", MAC: mac(3), GatewayMAC: gatewayMAC, IPv4: addr("10.1.0.33"), IPv6: addr("fd00:1::33"), MTU: 1500}
@@ -48,7 +49,8 @@ func TestCheckEndpoint(t *testing.T) {
 	}
 }
 
-// TestAttachWithoutNamespace: an endpoint whose namespace cannot be entered is hooked on the node's side, and the error says so.
+// TestAttachWithoutNamespace: an endpoint whose namespace cannot be entered is hooked on the node's
+// side, and the error says so.
 func TestAttachWithoutNamespace(t *testing.T) {
 	b := hookHarness(t, ModeTC)
 	ep := Endpoint{Slot: 3, HostIf: "wtp0", NetNS: "/nonexistent", PodIf: "eth0", MAC: mac(3), GatewayMAC: gatewayMAC, IPv4: addr("10.1.0.33"), MTU: 1500}

@@ -7,9 +7,9 @@ import (
 	"weft.dev/weft/internal/inet"
 )
 
-// TestChecksumUpdate: whatever the header checksum was, the one after the TTL went down is what a computation
-// from scratch gives (RFC 1624's corner cases among them). The IP identification steers the
-// checksum through its values: the corners all, the rest in steps.
+// TestChecksumUpdate: whatever the header checksum was, the one after the TTL went down is what a
+// computation from scratch gives (RFC 1624's corner cases among them). The IP identification steers
+// the checksum through its values: the corners all, the rest in steps.
 func TestChecksumUpdate(t *testing.T) {
 	b := newHarness(t)
 	base := fromA(peer4).udp(1000, 53, 4)

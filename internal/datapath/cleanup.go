@@ -17,9 +17,9 @@ import (
 	"weft.dev/weft/internal/netdev"
 )
 
-// Cleanup takes away what Open and the other methods left on the machine: links, maps, routes, and changed
-// sysctls. It needs no running datapath and is not an error if there is nothing.
-// Endpoints' interfaces are their owner's business.
+// Cleanup takes away what Open and the other methods left on the machine: links, maps, routes, and
+// changed sysctls. It needs no running datapath and is not an error if there is nothing. Endpoints'
+// interfaces are their owner's business.
 func Cleanup(bpfDir, stateDir string, log *slog.Logger) error {
 	links, err := hook.List(bpfDir)
 	for _, l := range links {

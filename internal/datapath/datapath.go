@@ -43,7 +43,8 @@ type Options struct {
 	HostAddrs []netip.Addr
 	// PodCIDRs are this node's own ranges: an address in them without an endpoint is refused.
 	PodCIDRs []netip.Prefix
-	// FlowEntries is the flow table's size per family, EventsPerSecond the limit of flow events per CPU.
+	// FlowEntries is the flow table's size per family, EventsPerSecond the limit of flow events per
+	// CPU.
 	FlowEntries     uint32
 	EventsPerSecond uint32
 	// Encrypt seals what crosses between nodes for a pod; nil: everything travels in cleartext.
@@ -108,8 +109,8 @@ func (d *Datapath) links() *hook.Links {
 }
 
 // Open loads the programs, adopts the pinned maps of a previous run, and hooks the uplinks,
-// replacing each program atomically, or later where a map's layout has changed (hold). Endpoints are hooked by
-// AttachEndpoint.
+// replacing each program atomically, or later where a map's layout has changed (hold). Endpoints
+// are hooked by AttachEndpoint.
 func Open(opts Options) (*Datapath, error) {
 	if opts.Log == nil {
 		opts.Log = slog.Default()
@@ -214,8 +215,8 @@ func (d *Datapath) Close() error {
 func (d *Datapath) ModeStatus() ModeStatus { return d.mode }
 
 // configure writes the node's settings. The generation goes on from a previous run's, so
-// that no decision cached then is taken for one of now; a new map starts anywhere, since the flows may be older
-// than it.
+// that no decision cached then is taken for one of now; a new map starts anywhere, since the flows
+// may be older than it.
 func (d *Datapath) configure() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -230,7 +231,8 @@ func (d *Datapath) configure() error {
 	if err != nil {
 		return err
 	}
-	// Where the slots' layout has changed they are empty still, and the hooks of the run before go by theirs.
+	// Where the slots' layout has changed they are empty still, and the hooks of the run before go
+	// by theirs.
 	policed = policed || d.config.Flags&bpf.ConfigPolicy != 0
 	d.config.Flags = 0
 	if policed {
@@ -302,8 +304,8 @@ func (d *Datapath) writeConfig() error {
 	return nil
 }
 
-// Run follows the kernel until ctx ends: neighbours and links that carry peers, hooks and routes that
-// somebody removed, and flows that have timed out.
+// Run follows the kernel until ctx ends: neighbours and links that carry peers, hooks and routes
+// that somebody removed, and flows that have timed out.
 func (d *Datapath) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup

@@ -21,8 +21,8 @@ var (
 	ErrEncryptionOff = esp.ErrEncryptionOff
 )
 
-// Associations are the SAs of this node; they are closed with the datapath. The error is ErrClosed or
-// ErrEncryptionOff.
+// Associations are the SAs of this node; they are closed with the datapath. The error is ErrClosed
+// or ErrEncryptionOff.
 func (d *Datapath) Associations() (*esp.Associations, error) {
 	switch {
 	case d.closed.Load():
@@ -33,8 +33,8 @@ func (d *Datapath) Associations() (*esp.Associations, error) {
 	return d.sas, nil
 }
 
-// openEncryption makes what sealing needs besides the programs, or takes away what an earlier run had
-// made.
+// openEncryption makes what sealing needs besides the programs, or takes away what an earlier run
+// had made.
 func (d *Datapath) openEncryption() error {
 	if err := d.openAssociations(d.opts.BPFDir); err != nil {
 		return err
@@ -61,7 +61,8 @@ func (d *Datapath) openAssociations(pinDir string) (err error) {
 	return err
 }
 
-// detachVMFork takes the trace of VM forks out of the kernel, as of a run that was killed while pinning.
+// detachVMFork takes the trace of VM forks out of the kernel, as of a run that was killed while
+// pinning.
 func detachVMFork(dir string) error {
 	pin := filepath.Join(dir, esp.ForkPin)
 	return errors.Join(hook.Detach(pin), hook.Detach(pin+"-new"))
@@ -70,7 +71,8 @@ func detachVMFork(dir string) error {
 // segmentLinks are the indexes of weft_host and weft_net, if packets are sealed.
 type segmentLinks struct{ host, net uint32 }
 
-// SetPlain makes the given ranges, and no others, the ones that may travel in cleartext, as source or destination.
+// SetPlain makes the given ranges, and no others, the ones that may travel in cleartext, as source
+// or destination.
 func (d *Datapath) SetPlain(prefixes []netip.Prefix) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -106,7 +108,8 @@ func (d *Datapath) Plain() ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// SetPeerIdentities says which identities' pods each node hosts: what it seals under another is refused.
+// SetPeerIdentities says which identities' pods each node hosts: what it seals under another is
+// refused.
 func (d *Datapath) SetPeerIdentities(nodes map[string][]uint32) error {
 	return d.hops.SetPeerIdentities(nodes)
 }

@@ -15,10 +15,10 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// AttachEndpoint hooks an endpoint's interface and makes it reachable. It can be called again for the
-// same endpoint, for instance after a restart: programs are then replaced under traffic. When the
-// mode or the endpoint's datapath changes, the order keeps every packet whole: what the new one needs is there
-// before its hooks, what the old one needed goes after its hooks.
+// AttachEndpoint hooks an endpoint's interface and makes it reachable. It can be called again for
+// the same endpoint, for instance after a restart: programs are then replaced under traffic. When
+// the mode or the endpoint's datapath changes, the order keeps every packet whole: what the new one
+// needs is there before its hooks, what the old one needed goes after its hooks.
 func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 	d.attaching.RLock()
 	defer d.attaching.RUnlock()
@@ -71,8 +71,8 @@ func (d *Datapath) AttachEndpoint(ep Endpoint) error {
 	return d.setOffloads(ep, netdev.RestoreOld)
 }
 
-// attachHostSide is AttachEndpoint of an endpoint whose namespace cannot be entered: what is hooked stays so, with
-// the programs and entries of now. Nothing is made that would need the pod's side.
+// attachHostSide is AttachEndpoint of an endpoint whose namespace cannot be entered: what is hooked
+// stays so, with the programs and entries of now. Nothing is made that would need the pod's side.
 func (d *Datapath) attachHostSide(ep Endpoint, host netlink.Link) error {
 	ifindexes := []int{host.Attrs().Index}
 	second, err := netlink.LinkByName(netdev.SecondHostIf(ep.HostIf))
@@ -101,9 +101,9 @@ func (d *Datapath) attachHooks(ep Endpoint, ifindex int) error {
 }
 
 // DetachEndpoint takes an endpoint's hooks and map entries away. It is not an error if some, or the
-// interface itself, are gone already. An interface that is still there is set down first. One that another
-// plugin made keeps its state and its hooks, which refuse what comes from an interface that the maps do not
-// know: it is for that plugin to remove it.
+// interface itself, are gone already. An interface that is still there is set down first. One that
+// another plugin made keeps its state and its hooks, which refuse what comes from an interface that
+// the maps do not know: it is for that plugin to remove it.
 func (d *Datapath) DetachEndpoint(ep Endpoint) error {
 	defer d.expedite.begin()()
 	err := d.forgetEndpoint(ep)
@@ -152,7 +152,8 @@ func (d *Datapath) pruneMaps(addrs map[bpf.AddrKey]bool, ifindexes map[uint32]bo
 	return errors.Join(err, d.changed())
 }
 
-// putEndpoint enters an endpoint into the maps under its addresses and all its host-side interfaces.
+// putEndpoint enters an endpoint into the maps under its addresses and all its host-side
+// interfaces.
 func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 	value := bpf.Endpoint{
 		Ifindex: uint32(ifindexes[0]), Slot: ep.Slot, Mtu: uint16(min(ep.MTU, 65535)),
@@ -200,7 +201,8 @@ func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 	if ep.Network != 0 {
 		d.config.Flags |= bpf.ConfigNetworks
 	}
-	// Shares only shrink here: until Prune, more endpoints may be there than have been attached again.
+	// Shares only shrink here: until Prune, more endpoints may be there than have been attached
+	// again.
 	if was := d.config.FlowShare; d.setShares() > was {
 		d.config.FlowShare = was
 	}
@@ -212,8 +214,9 @@ func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 	return d.changed()
 }
 
-// bornOf is the number that an endpoint has had since it was attached first, or a new one. Flows hold the numbers of
-// their ends: those of an endpoint that is gone mean nothing to the next one at its address.
+// bornOf is the number that an endpoint has had since it was attached first, or a new one. Flows
+// hold the numbers of their ends: those of an endpoint that is gone mean nothing to the next one at
+// its address.
 func (d *Datapath) bornOf(ep Endpoint, ifindex uint32) uint32 {
 	var was bpf.Endpoint
 	for _, a := range ep.Addresses() {
@@ -225,7 +228,8 @@ func (d *Datapath) bornOf(ep Endpoint, ifindex uint32) uint32 {
 	return 1 + rand.Uint32N(1<<32-1)
 }
 
-// dropAddresses removes those entries of the endpoint last known in a slot that it has no more. Callers hold d.mu.
+// dropAddresses removes those entries of the endpoint last known in a slot that it has no more.
+// Callers hold d.mu.
 func (d *Datapath) dropAddresses(slot uint16, now Endpoint) error {
 	was, known := d.eps[slot]
 	if !known {
@@ -238,7 +242,8 @@ func (d *Datapath) dropAddresses(slot uint16, now Endpoint) error {
 	return d.dropAddressesOf(was)
 }
 
-// dropAddressesOf removes the entries of an endpoint's addresses, but not those that another endpoint has taken over since.
+// dropAddressesOf removes the entries of an endpoint's addresses, but not those that another
+// endpoint has taken over since.
 func (d *Datapath) dropAddressesOf(ep Endpoint) (err error) {
 	var value bpf.Endpoint
 	for _, a := range ep.Addresses() {

@@ -18,8 +18,8 @@ const markPort = 64999
 
 var lastMark uint16
 
-// events reads all that is in the ring, through the agent's own reader. A drop from an unknown interface,
-// with a port of its own, marks the end.
+// events reads all that is in the ring, through the agent's own reader. A drop from an unknown
+// interface, with a port of its own, marks the end.
 func (b *harness) events(t *testing.T) []FlowEvent {
 	t.Helper()
 	rate := b.config.EventsPerSec
@@ -131,8 +131,8 @@ func TestEventFamilies(t *testing.T) {
 	}
 }
 
-// TestEventsOneByOne: an event reaches a reader that has gone to sleep, and the next, which wakes nobody, reaches
-// it too.
+// TestEventsOneByOne: an event reaches a reader that has gone to sleep, and the next, which wakes
+// nobody, reaches it too.
 func TestEventsOneByOne(t *testing.T) {
 	b := eventHarness(t)
 	b.setRate(t, 1e9)

@@ -19,7 +19,8 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// exitHarness is the harness with post_routing attached and a way out by wtx, which has no hooks, for whatever is sent.
+// exitHarness is the harness with post_routing attached and a way out by wtx, which has no hooks,
+// for whatever is sent.
 type exitHarness struct {
 	*sealHarness
 	seen int // a packet socket behind wtx
@@ -166,8 +167,8 @@ type exit struct {
 	reason bpf.Reason // of its drop
 }
 
-// TestExits: what must be sealed leaves by no interface without hooks, whoever sent it and whatever route the kernel has
-// found (S4, S9); everything else does.
+// TestExits: what must be sealed leaves by no interface without hooks, whoever sent it and whatever
+// route the kernel has found (S4, S9); everything else does.
 func TestExits(t *testing.T) {
 	const opened = bpf.TagOpened | bpf.IdentityRemoteHost
 	rows := func(l4, over []uint16, own, nobody, peer, peerHost, lost, world, podB netip.Addr) []exit {

@@ -9,20 +9,22 @@ import (
 	"sync"
 )
 
-// expeditedRCU makes the kernel's grace periods short, at the price of an interrupt to every busy CPU
-// (Documentation/admin-guide/kernel-parameters: rcupdate.rcu_expedited). It is the whole machine's.
+// expeditedRCU makes the kernel's grace periods short, at the price of an interrupt to every busy
+// CPU (Documentation/admin-guide/kernel-parameters: rcupdate.rcu_expedited). It is the whole
+// machine's.
 const expeditedRCU = "/sys/kernel/rcu_expedited"
 
-// expediteNote is a file in the state directory that is there while the setting is ours to put back.
+// expediteNote is a file in the state directory that is there while the setting is ours to put
+// back.
 const expediteNote = "rcu_expedited"
 
-// expedite shortens grace periods while an endpoint is attached or detached. Each TCX link waits for one
-// with the kernel's network lock held: 10 to 20 ms, three times for a pod. The kernel itself
-// expedites those of its own network changes (synchronize_net) for the same reason.
+// expedite shortens grace periods while an endpoint is attached or detached. Each TCX link waits
+// for one with the kernel's network lock held: 10 to 20 ms, three times for a pod. The kernel
+// itself expedites those of its own network changes (synchronize_net) for the same reason.
 //
-// Who finds the setting made leaves it to whoever made it: an administrator, or another agent of this
-// machine. So it may end while one still needs it, which costs that one time only; and when an agent is
-// killed with grace periods expedited, it stays until the same agent starts again.
+// Who finds the setting made leaves it to whoever made it: an administrator, or another agent of
+// this machine. So it may end while one still needs it, which costs that one time only; and when an
+// agent is killed with grace periods expedited, it stays until the same agent starts again.
 type expedite struct {
 	setting, note string
 	mu            sync.Mutex
@@ -39,7 +41,8 @@ func (h *expedite) open(setting, stateDir string) error {
 	return h.restore()
 }
 
-// begin returns the function that restores normal grace periods. Where the setting cannot be changed, all just takes longer.
+// begin returns the function that restores normal grace periods. Where the setting cannot be
+// changed, all just takes longer.
 func (h *expedite) begin() func() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -71,7 +71,8 @@ func TestExpedite(t *testing.T) {
 	}
 }
 
-// TestExpediteOfTwoAgents has two agents of a machine expedite grace periods at once, in every order of their ends.
+// TestExpediteOfTwoAgents has two agents of a machine expedite grace periods at once, in every
+// order of their ends.
 func TestExpediteOfTwoAgents(t *testing.T) {
 	for _, firstEndsFirst := range []bool{true, false} {
 		setting := expediteSetting(t, "0")
@@ -94,8 +95,8 @@ func TestExpediteOfTwoAgents(t *testing.T) {
 // expediteChild names, for a child process of this test, the setting and the state directory.
 const expediteChild = "WEFT_TEST_EXPEDITE"
 
-// TestExpediteOfKilledAgent kills a process that has expedited grace periods: another agent's start leaves the setting alone, and
-// the same agent's puts it back.
+// TestExpediteOfKilledAgent kills a process that has expedited grace periods: another agent's start
+// leaves the setting alone, and the same agent's puts it back.
 func TestExpediteOfKilledAgent(t *testing.T) {
 	if where := os.Getenv(expediteChild); where != "" {
 		setting, state, _ := strings.Cut(where, ":")
@@ -123,7 +124,8 @@ func TestExpediteOfKilledAgent(t *testing.T) {
 	newExpedite(t, setting, state).holds(t, "the same agent starts", "0", false)
 }
 
-// TestExpeditedEndsAtStart holds the datapath's start, and its end, to look for what a killed one has left.
+// TestExpeditedEndsAtStart holds the datapath's start, and its end, to look for what a killed one
+// has left.
 func TestExpeditedEndsAtStart(t *testing.T) {
 	bpf, _ := pinHarness(t, 64)
 	opts := Options{BPFDir: bpf, StateDir: t.TempDir(), Mode: ModeTC}

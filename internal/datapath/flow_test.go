@@ -111,7 +111,8 @@ func TestLocalFlow(t *testing.T) {
 	}
 }
 
-// TestViaStack: what the table meets in the middle, or what the stack has sent, is the stack's to route.
+// TestViaStack: what the table meets in the middle, or what the stack has sent, is the stack's to
+// route.
 func TestViaStack(t *testing.T) {
 	stackSent := func(hook, iface string, p packet) func(*testing.T, *harness) {
 		return func(t *testing.T, b *harness) {
@@ -144,8 +145,8 @@ func TestViaStack(t *testing.T) {
 	})
 }
 
-// TestFlowTimeout: a flow idle for longer than its state allows is forgotten, so a late packet is met in
-// the middle and takes the stack; an idle established one goes on.
+// TestFlowTimeout: a flow idle for longer than its state allows is forgotten, so a late packet is
+// met in the middle and takes the stack; an idle established one goes on.
 func TestFlowTimeout(t *testing.T) {
 	b := newHarness(t)
 	for _, c := range []struct {
@@ -190,7 +191,8 @@ func TestFlowTimeout(t *testing.T) {
 	}
 }
 
-// TestStackFlowCountsOnce: a packet that the stack routes passes two hooks and belongs to its flow once.
+// TestStackFlowCountsOnce: a packet that the stack routes passes two hooks and belongs to its flow
+// once.
 func TestStackFlowCountsOnce(t *testing.T) {
 	b := newHarness(t)
 	for _, context := range contexts {

@@ -94,7 +94,8 @@ func TestFragmentNeverCached(t *testing.T) {
 	}
 }
 
-// TestFragmentOfCachedFlow: the first fragment in a cached flow is still remembered for those behind it.
+// TestFragmentOfCachedFlow: the first fragment in a cached flow is still remembered for those
+// behind it.
 func TestFragmentOfCachedFlow(t *testing.T) {
 	b := newHarness(t)
 	for _, u := range []packet{fromA(peer4).udp(1000, 53, 120), fromA(peer6).udp(1000, 53, 120)} {

@@ -22,7 +22,8 @@ func (b *harness) runWith(program *ebpf.Program, context any, frame []byte) (uin
 	return code, options.DataOut, err
 }
 
-// TestGSO: a frame that stands for many packets is judged by the size of each, and counted as that many.
+// TestGSO: a frame that stands for many packets is judged by the size of each, and counted as that
+// many.
 func TestGSO(t *testing.T) {
 	b := newHarness(t)
 	for _, c := range []struct {
@@ -121,7 +122,8 @@ func (b *harness) clearAll(t *testing.T) {
 	}
 }
 
-// TestNonLinear: TC frames whose headers are not in the linear part are pulled in, and judged the same.
+// TestNonLinear: TC frames whose headers are not in the linear part are pulled in, and judged the
+// same.
 func TestNonLinear(t *testing.T) {
 	b := newHarness(t)
 	tried := 0

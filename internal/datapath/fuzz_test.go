@@ -62,7 +62,8 @@ func fuzzState(t testing.TB, b *harness, context string) {
 	b.send(t, context, "from_pod", "wta", fromA(peer4).tcp(1000, 80, ack, 0).bytes())
 }
 
-// checkFrame sends a frame through both contexts from equal states, twice each, and checks what must hold of any.
+// checkFrame sends a frame through both contexts from equal states, twice each, and checks what
+// must hold of any.
 func checkFrame(t testing.TB, b *harness, selector byte, frame []byte) error {
 	hook, iface := fuzzHook(selector)
 	type result struct {
@@ -153,8 +154,8 @@ func checkSender(in []byte) error {
 	return nil
 }
 
-// checkReceiver: from the wire, only packets for this node's pods are taken off the stack's hands, and none
-// that claim to be theirs.
+// checkReceiver: from the wire, only packets for this node's pods are taken off the stack's hands,
+// and none that claim to be theirs.
 func checkReceiver(in []byte) error {
 	var src, dst netip.Addr
 	switch binary.BigEndian.Uint16(in[12:]) {
@@ -193,8 +194,8 @@ func checkForwarded(out []byte) error {
 	return nil
 }
 
-// FuzzFrames: any frame, in any of the states that matter. Both contexts must agree on everything: no
-// difference between them is inherent to a linear frame without offload marks.
+// FuzzFrames: any frame, in any of the states that matter. Both contexts must agree on everything:
+// no difference between them is inherent to a linear frame without offload marks.
 func FuzzFrames(f *testing.F) {
 	for i, frame := range fuzzSeeds() {
 		f.Add(byte(i), frame, false)

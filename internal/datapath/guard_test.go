@@ -15,8 +15,9 @@ import (
 	"weft.dev/weft/internal/datapath/hook"
 )
 
-// TestGuardIsNeverAway: replacing the netfilter programs, and dying while at it, leaves each address family with
-// a program at each of the two places all the time, and in the end with one pin each (S4, S11).
+// TestGuardIsNeverAway: replacing the netfilter programs, and dying while at it, leaves each
+// address family with a program at each of the two places all the time, and in the end with one pin
+// each (S4, S11).
 func TestGuardIsNeverAway(t *testing.T) {
 	b := newSealHarness(t, 4)
 	dir, err := privateBPFFS()
@@ -76,8 +77,8 @@ func isLive(path string) bool {
 	return err == nil && info.Netfilter() != nil && info.Program != 0
 }
 
-// TestHooksComeFirst: a program of somebody else's that was there before, and ends the chain, does not keep packets
-// from a hook.
+// TestHooksComeFirst: a program of somebody else's that was there before, and ends the chain, does
+// not keep packets from a hook.
 func TestHooksComeFirst(t *testing.T) {
 	b := newHarness(t)
 	ends, err := ebpf.NewProgram(&ebpf.ProgramSpec{
@@ -114,7 +115,8 @@ func TestHooksComeFirst(t *testing.T) {
 	}))
 }
 
-// TestForgedMetadata: what a sender has put in front of a frame is gone when the hook gives it to the stack (S10).
+// TestForgedMetadata: what a sender has put in front of a frame is gone when the hook gives it to
+// the stack (S10).
 func TestForgedMetadata(t *testing.T) {
 	b := newHarness(t)
 	for _, c := range []struct {

@@ -52,8 +52,8 @@ var (
 
 const flowEntries = 4096
 
-// harness is the programs on maps of their own, in a network namespace of their own, with the world's
-// interfaces in it. One per process: loading takes longer than all the tables.
+// harness is the programs on maps of their own, in a network namespace of their own, with the
+// world's interfaces in it. One per process: loading takes longer than all the tables.
 type harness struct {
 	*Datapath
 	index map[string]int // interface name to index
@@ -102,7 +102,8 @@ func makeHarness(encrypt *esp.Options) (*harness, error) {
 			return nil
 		})
 	}()
-	// The thread inside keeps the namespace: without a name nothing is left behind, however the process ends.
+	// The thread inside keeps the namespace: without a name nothing is left behind, however the
+	// process ends.
 	if err := errors.Join(<-entered, netns.Delete(name)); err != nil {
 		return nil, err
 	}
@@ -311,8 +312,8 @@ func (b *harness) runProgram(t testing.TB, program *ebpf.Program, context, iface
 	return verdictOf(context, code), options.DataOut[after.Data:]
 }
 
-// verdictOf gives both contexts' codes one name. XDP_TX is none of them: a veth delivers it only to an end
-// with an XDP program of its own.
+// verdictOf gives both contexts' codes one name. XDP_TX is none of them: a veth delivers it only to
+// an end with an XDP program of its own.
 func verdictOf(context string, code uint32) string {
 	names := map[uint32]string{0: "aborted", 1: "drop", 2: "pass", 4: "redirect"}
 	if context == "tc" {
@@ -324,7 +325,8 @@ func verdictOf(context string, code uint32) string {
 	return fmt.Sprintf("code %d", int32(code))
 }
 
-// counted lists what is not zero: "slot direction verdict packets" and, for drops, "slot direction reason packets".
+// counted lists what is not zero: "slot direction verdict packets" and, for drops, "slot direction
+// reason packets".
 func (b *harness) counted(t testing.TB) []string {
 	t.Helper()
 	rows, err := b.Counters()

@@ -14,10 +14,11 @@ import (
 	"weft.dev/weft/internal/netdev"
 )
 
-// hold keeps the uplinks' hooks, the sealer's and the guard of a previous run in force, with their own maps, while a map that decides
-// was made anew, since its layout differs, and is not filled. It ends once SetNodes has entered the routes and
-// EnterEndpoints the endpoints. Only then are the maps pinned, and before any hook is replaced: whenever the agent dies,
-// what is pinned is filled, and the next one begins again with what is not.
+// hold keeps the uplinks' hooks, the sealer's and the guard of a previous run in force, with their
+// own maps, while a map that decides was made anew, since its layout differs, and is not filled. It
+// ends once SetNodes has entered the routes and EnterEndpoints the endpoints. Only then are the
+// maps pinned, and before any hook is replaced: whenever the agent dies, what is pinned is filled,
+// and the next one begins again with what is not.
 type hold struct {
 	mu        sync.Mutex
 	on        bool
@@ -67,8 +68,8 @@ func (d *Datapath) attachNode() error {
 	return nil
 }
 
-// EnterEndpoints enters the endpoints of a previous run, all of them before the first is attached, where a hold waits
-// for them. Those whose interfaces are gone are left out.
+// EnterEndpoints enters the endpoints of a previous run, all of them before the first is attached,
+// where a hold waits for them. Those whose interfaces are gone are left out.
 func (d *Datapath) EnterEndpoints(list []Endpoint) error {
 	if !d.hold.isOn() {
 		return nil
@@ -99,7 +100,8 @@ func (d *Datapath) enterEndpoint(ep Endpoint) error {
 	return d.putEndpoint(ep, ifindexes)
 }
 
-// checkHold refuses an endpoint that the hooks in force do not know: they would take what it sends for the world's.
+// checkHold refuses an endpoint that the hooks in force do not know: they would take what it sends
+// for the world's.
 func (d *Datapath) checkHold(ep Endpoint) error {
 	if !d.hold.isOn() {
 		return nil

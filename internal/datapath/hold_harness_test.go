@@ -24,7 +24,8 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// upgradeWorld is a node with one pod and a wire, in namespaces of their own, whose agents come and go.
+// upgradeWorld is a node with one pod and a wire, in namespaces of their own, whose agents come and
+// go.
 //
 //	eth0 (pod) ── wtpod [ node ] wire1 ── wire0
 type upgradeWorld struct {
@@ -35,7 +36,8 @@ type upgradeWorld struct {
 	wire, pod        int // packet sockets at wire0 and eth0
 }
 
-// Frames to hiddenPort must not arrive; those to lastPort say that all before them have, if they were to.
+// Frames to hiddenPort must not arrive; those to lastPort say that all before them have, if they
+// were to.
 const (
 	hiddenPort = 6666
 	lastPort   = 7777
@@ -220,8 +222,8 @@ func (w *upgradeWorld) replaced(t *testing.T, was map[string]uint32) {
 	}
 }
 
-// closed tries what must not pass: in cleartext to other nodes' pods, from the pod to another node, and in from the wire in
-// another node's pod's name.
+// closed tries what must not pass: in cleartext to other nodes' pods, from the pod to another node,
+// and in from the wire in another node's pod's name.
 func (w *upgradeWorld) closed(t *testing.T, when string) {
 	t.Helper()
 	fromPod := func(to netip.Addr) []byte {

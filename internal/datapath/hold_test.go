@@ -13,8 +13,9 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// TestUpgradeOfDecidingMaps: where a map in which absence lets pass has another layout, the uplinks' hooks and the guard of before
-// stay until it is filled, however often the agent dies in between, and nothing passes meanwhile that must not.
+// TestUpgradeOfDecidingMaps: where a map in which absence lets pass has another layout, the
+// uplinks' hooks and the guard of before stay until it is filled, however often the agent dies in
+// between, and nothing passes meanwhile that must not.
 func TestUpgradeOfDecidingMaps(t *testing.T) {
 	for _, tt := range []struct {
 		mode   Mode
@@ -79,7 +80,8 @@ func TestUpgradeOfDecidingMaps(t *testing.T) {
 	}
 }
 
-// TestUpgradeEndsByPrune: the nodes that come last, or endpoints that were not entered before, end the wait as well.
+// TestUpgradeEndsByPrune: the nodes that come last, or endpoints that were not entered before, end
+// the wait as well.
 func TestUpgradeEndsByPrune(t *testing.T) {
 	for _, nodesFirst := range []bool{true, false} {
 		w := newUpgradeWorld(t, ModeStack)
@@ -107,8 +109,9 @@ func TestUpgradeEndsByPrune(t *testing.T) {
 	}
 }
 
-// TestRoutesOfAnotherLayout: routes are taken over by the names of their fields, so that the nodes keep their indexes, own ranges
-// stay closed, and an agent without a memory learns what is the cluster's.
+// TestRoutesOfAnotherLayout: routes are taken over by the names of their fields, so that the nodes
+// keep their indexes, own ranges stay closed, and an agent without a memory learns what is the
+// cluster's.
 func TestRoutesOfAnotherLayout(t *testing.T) {
 	w := newUpgradeWorld(t, ModeStack)
 	w.before(t)
@@ -125,8 +128,9 @@ func TestRoutesOfAnotherLayout(t *testing.T) {
 	}
 }
 
-// TestUpgradeRefusesStrays: an interface whose endpoint is not known any more is refused also where its hook is one of before, which
-// has a map with the endpoint in it. Its address is outside the node's ranges: else pre_routing refuses it as well.
+// TestUpgradeRefusesStrays: an interface whose endpoint is not known any more is refused also where
+// its hook is one of before, which has a map with the endpoint in it. Its address is outside the
+// node's ranges: else pre_routing refuses it as well.
 func TestUpgradeRefusesStrays(t *testing.T) {
 	w := newUpgradeWorld(t, ModeStack)
 	w.opts.PodCIDRs = []netip.Prefix{mustPrefix("10.9.0.0/24")}

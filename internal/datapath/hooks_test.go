@@ -104,7 +104,8 @@ func attachedTo(index int) (names []string, err error) {
 
 func isUp(l netlink.Link) bool { return l.Attrs().Flags&net.FlagUp != 0 }
 
-// TestFailedUpdateKeepsTheProgram: a program that the kernel refuses leaves the one before attached.
+// TestFailedUpdateKeepsTheProgram: a program that the kernel refuses leaves the one before
+// attached.
 func TestFailedUpdateKeepsTheProgram(t *testing.T) {
 	b := hookHarness(t, ModeTC)
 	must(t, b.inside(func() error {
@@ -132,7 +133,8 @@ func TestFailedUpdateKeepsTheProgram(t *testing.T) {
 	}))
 }
 
-// TestLoweredUplinkMTU: programs loaded for small frames replace those on a pod's interface of 9000 bytes.
+// TestLoweredUplinkMTU: programs loaded for small frames replace those on a pod's interface of 9000
+// bytes.
 func TestLoweredUplinkMTU(t *testing.T) {
 	b := hookHarness(t, ModeXDP)
 	small, err := hook.Load(b.maps, b.constants(), false)
@@ -168,7 +170,8 @@ func TestLoweredUplinkMTU(t *testing.T) {
 	}
 }
 
-// TestKilledWhileHooking: whatever changes hooks dies after each step, and at no step is an interface up without.
+// TestKilledWhileHooking: whatever changes hooks dies after each step, and at no step is an
+// interface up without.
 func TestKilledWhileHooking(t *testing.T) {
 	b := hookHarness(t, ModeTC)
 	kinds := map[string]func(*harness){
@@ -223,7 +226,8 @@ func TestKilledWhileHooking(t *testing.T) {
 	}
 }
 
-// TestDetachDownFirst: an interface that is still there is down before its hooks go; another plugin's keeps them.
+// TestDetachDownFirst: an interface that is still there is down before its hooks go; another
+// plugin's keeps them.
 func TestDetachDownFirst(t *testing.T) {
 	for _, chained := range []bool{false, true} {
 		t.Run(fmt.Sprintf("chained %v", chained), func(t *testing.T) {
@@ -270,7 +274,8 @@ func TestDetachDownFirst(t *testing.T) {
 	}
 }
 
-// TestPruneKeepsHooksOfStrays: an interface that no endpoint owns any more stays hooked, and is named.
+// TestPruneKeepsHooksOfStrays: an interface that no endpoint owns any more stays hooked, and is
+// named.
 func TestPruneKeepsHooksOfStrays(t *testing.T) {
 	b := hookHarness(t, ModeTC)
 	must(t, b.inside(func() error {
@@ -319,7 +324,8 @@ func TestPruneKeepsHooksOfStrays(t *testing.T) {
 	}))
 }
 
-// TestRenamedInterfaceKeepsItsHooks: a new interface of an old one's name does not cost that one its hooks.
+// TestRenamedInterfaceKeepsItsHooks: a new interface of an old one's name does not cost that one
+// its hooks.
 func TestRenamedInterfaceKeepsItsHooks(t *testing.T) {
 	b := hookHarness(t, ModeTC)
 	var want []string

@@ -25,7 +25,8 @@ func (d *Datapath) prepareHost() error {
 	return d.undo.SetSysctl("net/ipv6/conf/all/forwarding", "1")
 }
 
-// keepAdvertisements has an uplink go on taking router advertisements: a router ignores them unless told otherwise.
+// keepAdvertisements has an uplink go on taking router advertisements: a router ignores them unless
+// told otherwise.
 func (d *Datapath) keepAdvertisements(name string) error {
 	value, err := os.ReadFile("/proc/sys/net/ipv6/conf/" + name + "/accept_ra")
 	if err != nil || value[0] != '1' {

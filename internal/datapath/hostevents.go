@@ -16,11 +16,13 @@ type hostEvents struct {
 	links     chan netlink.LinkUpdate
 	routes    chan netlink.RouteUpdate
 	neighbors chan netlink.NeighUpdate
-	// end ends the subscriptions and takes what they still have, else their goroutines would wait for a reader for ever.
+	// end ends the subscriptions and takes what they still have, else their goroutines would wait
+	// for a reader for ever.
 	end func()
 }
 
-// errUnsubscribed says that the library gave a subscription up, mostly since its socket overflowed. The caller subscribes anew.
+// errUnsubscribed says that the library gave a subscription up, mostly since its socket overflowed.
+// The caller subscribes anew.
 var errUnsubscribed = errors.New("the kernel's events were cut off")
 
 func (d *Datapath) subscribeHost(ctx context.Context) (*hostEvents, error) {

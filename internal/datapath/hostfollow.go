@@ -23,12 +23,12 @@ const (
 	hostSettle = 50 * time.Millisecond
 )
 
-// followHost keeps the map of next hops in line with the kernel's neighbours, routes and links, and puts back what others
-// remove: hooks of an uplink that was made anew, at once; routes and neighbours, once the burst is over. The slow
-// look finds what no event told.
+// followHost keeps the map of next hops in line with the kernel's neighbours, routes and links, and
+// puts back what others remove: hooks of an uplink that was made anew, at once; routes and
+// neighbours, once the burst is over. The slow look finds what no event told.
 //
-// Nothing here loops: what it makes sends events of new things only, and those of deletions, also of the
-// datapath's own, lead to a look that changes nothing if all is there.
+// Nothing here loops: what it makes sends events of new things only, and those of deletions, also
+// of the datapath's own, lead to a look that changes nothing if all is there.
 func (d *Datapath) followHost(ctx context.Context) error {
 	for {
 		events, err := d.subscribeHost(ctx)
@@ -138,7 +138,8 @@ func unsubscribed(ctx context.Context) error {
 	return errUnsubscribed
 }
 
-// linkChanged acts on an event of an uplink or of a pod's interface, and tells whether it may have moved peers.
+// linkChanged acts on an event of an uplink or of a pod's interface, and tells whether it may have
+// moved peers.
 func (d *Datapath) linkChanged(l netlink.LinkUpdate) (uplink bool) {
 	name := l.Link.Attrs().Name
 	switch {
@@ -164,8 +165,8 @@ func (d *Datapath) isEndpoint(hostIf string) bool {
 	return false
 }
 
-// lostRoute tells whether a route to peers' pods or a last-resort route was deleted. One to an endpoint is its
-// owner's, who is told unless it went with its interface.
+// lostRoute tells whether a route to peers' pods or a last-resort route was deleted. One to an
+// endpoint is its owner's, who is told unless it went with its interface.
 func (d *Datapath) lostRoute(r netlink.RouteUpdate) bool {
 	if r.Type != unix.RTM_DELROUTE || r.Protocol != RouteProtocol {
 		return false

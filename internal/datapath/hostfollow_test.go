@@ -47,8 +47,8 @@ func (b *harness) followed(t *testing.T) {
 	})
 }
 
-// TestUplinkCannotBeLookedAt: an error of netlink's that does not say that an uplink is missing changes nothing, is tried again at
-// once, and is named if it stays.
+// TestUplinkCannotBeLookedAt: an error of netlink's that does not say that an uplink is missing
+// changes nothing, is tried again at once, and is named if it stays.
 func TestUplinkCannotBeLookedAt(t *testing.T) {
 	b := hookHarness(t, ModeTC)
 	var index int
@@ -92,7 +92,8 @@ func TestUplinkCannotBeLookedAt(t *testing.T) {
 	}
 }
 
-// TestUplinkMadeAnew: an uplink that was removed and made again is hooked when it appears; status names it meanwhile.
+// TestUplinkMadeAnew: an uplink that was removed and made again is hooked when it appears; status
+// names it meanwhile.
 func TestUplinkMadeAnew(t *testing.T) {
 	b := hookHarness(t, ModeTC)
 	must(t, b.inside(func() error {
@@ -137,7 +138,8 @@ func TestUplinkMadeAnew(t *testing.T) {
 	}
 }
 
-// TestEndedSubscriptionLeavesNothing: one that nobody read while more happened than its channels hold ends whole.
+// TestEndedSubscriptionLeavesNothing: one that nobody read while more happened than its channels
+// hold ends whole.
 func TestEndedSubscriptionLeavesNothing(t *testing.T) {
 	b := nodeHarness(t)
 	before := runtime.NumGoroutine()
@@ -190,7 +192,8 @@ func TestHookForcedOff(t *testing.T) {
 	}))
 }
 
-// TestRoutesRemovedByOthers: what a network manager's restart removes of Weft's comes back, and is noted.
+// TestRoutesRemovedByOthers: what a network manager's restart removes of Weft's comes back, and is
+// noted.
 func TestRoutesRemovedByOthers(t *testing.T) {
 	b := nodeHarness(t)
 	must(t, b.inside(func() error { return netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1}}) }))
@@ -218,7 +221,8 @@ func TestRoutesRemovedByOthers(t *testing.T) {
 	}
 }
 
-// TestInterruptedDumpIsNoLoss: a list of routes that changed under the reader is read again. One that cannot be had tells of no loss.
+// TestInterruptedDumpIsNoLoss: a list of routes that changed under the reader is read again. One
+// that cannot be had tells of no loss.
 func TestInterruptedDumpIsNoLoss(t *testing.T) {
 	for name, interrupted := range map[string]int{"once": 1, "for ever": 1 << 30} {
 		t.Run(name, func(t *testing.T) {
@@ -250,7 +254,8 @@ func TestInterruptedDumpIsNoLoss(t *testing.T) {
 	}
 }
 
-// TestOwnRouteChangesAreNoLoss: what the datapath removes itself stays removed, and nothing is noted.
+// TestOwnRouteChangesAreNoLoss: what the datapath removes itself stays removed, and nothing is
+// noted.
 func TestOwnRouteChangesAreNoLoss(t *testing.T) {
 	b := nodeHarness(t)
 	b.host = hostState{changed: make(chan HostChange, 1)}
@@ -277,8 +282,8 @@ func await(t *testing.T, what string, holds func() bool) {
 	t.Fatalf("%s never came", what)
 }
 
-// TestGoneInterfaceLeavesNothing: pins, entry and problem of an interface without an endpoint go with it, also where its DEL
-// came first, as of a chained pod.
+// TestGoneInterfaceLeavesNothing: pins, entry and problem of an interface without an endpoint go
+// with it, also where its DEL came first, as of a chained pod.
 func TestGoneInterfaceLeavesNothing(t *testing.T) {
 	b := hookHarness(t, ModeTC)
 	b.opts.Uplinks = nil

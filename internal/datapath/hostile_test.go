@@ -70,7 +70,8 @@ func refusals(t *testing.T) []refusal {
 			return b.sealedBy(t, peerSA(0), espref.Packet{Seq: 1, Inner: inner()}, here)
 		}},
 		{name: "our own packet, reflected as the peer's", reason: "esp_bad_tag", frame: func(b *sealHarness) []byte {
-			// What this node seals for the peer, with the addresses of both ends exchanged and every checksum right.
+			// What this node seals for the peer, with the addresses of both ends exchanged and
+			// every checksum right.
 			_, there := b.outer()
 			ours := espref.SA{SPI: spiOf(sealEpoch, 0, identityPeer), Key: laneKey(keyOut, 0), Salt: saltOut}
 			return b.sealedBy(t, ours, espref.Packet{Seq: 1, Inner: inner()}, there)
@@ -121,7 +122,8 @@ func textOf(t *testing.T, text []byte) func(*sealHarness) []byte {
 	}
 }
 
-// TestHostile: every one of them is dropped under its own name, in both contexts and by a sealer, and counted once.
+// TestHostile: every one of them is dropped under its own name, in both contexts and by a sealer,
+// and counted once.
 func TestHostile(t *testing.T) {
 	for _, r := range refusals(t) {
 		for _, context := range receiveWays {
@@ -140,7 +142,8 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// TestTruncatedESP cuts a good packet at every length: none is opened, none is taken for cleartext to a pod.
+// TestTruncatedESP cuts a good packet at every length: none is opened, none is taken for cleartext
+// to a pod.
 func TestTruncatedESP(t *testing.T) {
 	b := newSealHarness(t, 4).keyed(t)
 	whole := one(b, t, peerSA(0), nil)
@@ -183,7 +186,8 @@ func TestReplayedOnce(t *testing.T) {
 	}
 }
 
-// TestNoKey: without keys nothing leaves, in either context and by either path, and the drop is named.
+// TestNoKey: without keys nothing leaves, in either context and by either path, and the drop is
+// named.
 func TestNoKey(t *testing.T) {
 	for _, path := range []string{"xdp from_pod", "tc from_pod", "tc to_wire"} {
 		t.Run(path, func(t *testing.T) {

@@ -11,10 +11,11 @@ import (
 // maxNotes is how many of the latest notes are kept.
 const maxNotes = 8
 
-// hostState is what was found about the host since the agent started. It has a lock of its own, since status
-// must not wait for a synchronisation.
+// hostState is what was found about the host since the agent started. It has a lock of its own,
+// since status must not wait for a synchronisation.
 type hostState struct {
-	// changed has one element while something happened that endpoints must follow. Only tell puts one in.
+	// changed has one element while something happened that endpoints must follow. Only tell puts
+	// one in.
 	changed chan HostChange
 
 	mu      sync.Mutex
@@ -52,7 +53,8 @@ type HostChange struct {
 	All bool
 }
 
-// tell has the owner of the endpoints look at those of some interfaces; it adds to what was not fetched yet.
+// tell has the owner of the endpoints look at those of some interfaces; it adds to what was not
+// fetched yet.
 func (h *hostState) tell(change HostChange) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

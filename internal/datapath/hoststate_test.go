@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestHostChangesAreCollected: what happens while nobody fetches is one element, which names each interface once.
+// TestHostChangesAreCollected: what happens while nobody fetches is one element, which names each
+// interface once.
 func TestHostChangesAreCollected(t *testing.T) {
 	d := &Datapath{host: hostState{changed: make(chan HostChange, 1)}}
 	for _, name := range []string{"weft2", "weft1", "weft2"} {

@@ -31,7 +31,8 @@ func (e hostEnds) error(quoted packet) packet {
 	return p.icmpError(2, 0, 1280, quoted, 88)
 }
 
-// forged rows are about what this host sends sealed: each hides from a check that reads less than the kernel does.
+// forged rows are about what this host sends sealed: each hides from a check that reads less than
+// the kernel does.
 func (e hostEnds) forged() []errorToHost {
 	sealed, open := e.error(e.about(e.own, e.peer)), e.error(e.about(e.own, e.world))
 	quote := open.payload[8:]
@@ -101,8 +102,9 @@ func (e hostEnds) honest() []errorToHost {
 	return append(rows, errorToHost{name: "no error: a datagram behind six extension headers", in: data})
 }
 
-// TestICMPErrorsToThisHost: the kernel looks for what an error is about by the addresses that it quotes, after reassembly and
-// behind all headers. So nothing in that an error about a sealed packet can hide in passes; what is honest does.
+// TestICMPErrorsToThisHost: the kernel looks for what an error is about by the addresses that it
+// quotes, after reassembly and behind all headers. So nothing in that an error about a sealed
+// packet can hide in passes; what is honest does.
 func TestICMPErrorsToThisHost(t *testing.T) {
 	b := newSealHarness(t, 4).keyed(t)
 	must(t, b.putUplink(b.index["wtup"]))

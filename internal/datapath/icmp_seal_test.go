@@ -13,8 +13,8 @@ import (
 	"weft.dev/weft/test/espref"
 )
 
-// TestICMPErrorsAboutSealedFlows: nobody between two nodes sees what they seal, so an error about it is believed from
-// the other node only, and sealed.
+// TestICMPErrorsAboutSealedFlows: nobody between two nodes sees what they seal, so an error about
+// it is believed from the other node only, and sealed.
 func TestICMPErrorsAboutSealedFlows(t *testing.T) {
 	routers := map[int]netip.Addr{4: addr("203.0.113.1"), 6: addr("2001:db8:5::1")}
 	for family, dst := range map[int]netip.Addr{4: peer4, 6: peer6} {
@@ -77,8 +77,9 @@ func TestICMPErrorsAboutSealedFlows(t *testing.T) {
 	}
 }
 
-// TestICMPErrorsThroughTheStack: an error in cleartext about what travels sealed does not reach a pod by the host's stack
-// either (S12): neither by an interface without hooks nor translated from this host's address. The host's own errors do.
+// TestICMPErrorsThroughTheStack: an error in cleartext about what travels sealed does not reach a
+// pod by the host's stack either (S12): neither by an interface without hooks nor translated from
+// this host's address. The host's own errors do.
 func TestICMPErrorsThroughTheStack(t *testing.T) {
 	type errorRow struct {
 		name, hook, via string
@@ -138,8 +139,9 @@ func TestICMPErrorsThroughTheStack(t *testing.T) {
 	}
 }
 
-// TestSealedErrorIsNoSYN: the error about a sealed SYN, which goes back sealed, is not taken for the SYN whose MSS is to be lowered:
-// at the places of its options it quotes an IP header, which here reads like an MSS of 2561.
+// TestSealedErrorIsNoSYN: the error about a sealed SYN, which goes back sealed, is not taken for
+// the SYN whose MSS is to be lowered: at the places of its options it quotes an IP header, which
+// here reads like an MSS of 2561.
 func TestSealedErrorIsNoSYN(t *testing.T) {
 	b := newSealHarness(t, 4).keyed(t)
 	pod := addr("10.2.2.4")
@@ -163,8 +165,8 @@ func TestSealedErrorIsNoSYN(t *testing.T) {
 	}
 }
 
-// TestErrorsQuoteNothing: what a host has sent sealed to a pod is not readable in the error that this host's kernel sends back;
-// errors about what travels readable go as ever.
+// TestErrorsQuoteNothing: what a host has sent sealed to a pod is not readable in the error that
+// this host's kernel sends back; errors about what travels readable go as ever.
 func TestErrorsQuoteNothing(t *testing.T) {
 	for _, c := range []struct{ own, pod, remote, lost netip.Addr }{{node4, podA.IPv4, wireB4, lostHost4}, {node6, podA.IPv6, wireB6, lostHost6}} {
 		quoting := func(to netip.Addr, quoted packet, size int) packet {
@@ -177,7 +179,8 @@ func TestErrorsQuoteNothing(t *testing.T) {
 		error := func(to, quotedSrc, quotedDst netip.Addr) packet {
 			return quoting(to, fromA(quotedDst).src(quotedSrc).udp(1, 2, 60), map[bool]int{true: 48, false: 88}[to.Is4()])
 		}
-		// Neither has the eight bytes that a transport header would be read from; the IPv6 one ends in an extension header.
+		// Neither has the eight bytes that a transport header would be read from; the IPv6 one ends
+		// in an extension header.
 		short := func(from, to netip.Addr) packet {
 			quoted := fromA(to).src(from).raw(253, []byte("abcd"))
 			if to.Is6() {

@@ -8,7 +8,8 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// TestICMPErrors: an error passes if the packet it quotes belongs to a flow and was sent by the error's receiver.
+// TestICMPErrors: an error passes if the packet it quotes belongs to a flow and was sent by the
+// error's receiver.
 func TestICMPErrors(t *testing.T) {
 	sent4, sent6 := fromA(peer4).udp(1000, 53, 40), fromA(peer6).udp(1000, 53, 40)
 	tcp4, ping4, ping6 := fromA(peer4).tcp(1000, 80, syn, 0), fromA(peer4).echo(77, 20), fromA(peer6).echo(77, 20)
@@ -68,7 +69,8 @@ func midstream(t *testing.T, b *harness) {
 	}
 }
 
-// echoZero leaves cached decisions for an echo of identifier 0, whose flow has the ports that ICMP errors have.
+// echoZero leaves cached decisions for an echo of identifier 0, whose flow has the ports that ICMP
+// errors have.
 func echoZero(t *testing.T, b *harness) {
 	t.Helper()
 	for _, context := range contexts {

@@ -24,8 +24,8 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// leaving is a packet to a remote pod that the kernel sends by the uplink: with the routes and sockets that no test run
-// can give it.
+// leaving is a packet to a remote pod that the kernel sends by the uplink: with the routes and
+// sockets that no test run can give it.
 type leaving struct {
 	name    string
 	via     string // where it came in; "": this host sent it
@@ -37,7 +37,8 @@ type leaving struct {
 	reason  bpf.Reason // of its drop
 }
 
-// TestLeaving: what has not been routed by this host's stack is nobody's of this node, by whatever index it came in.
+// TestLeaving: what has not been routed by this host's stack is nobody's of this node, by whatever
+// index it came in.
 func TestLeaving(t *testing.T) {
 	rows := func(own, peer netip.Addr) []leaving {
 		return []leaving{
@@ -142,7 +143,8 @@ func (l leaving) run(t *testing.T, b *leavingHarness) {
 	}
 }
 
-// sealedAs is the identity under which a packet for an address went into the segmentation veth, 0 if none did.
+// sealedAs is the identity under which a packet for an address went into the segmentation veth, 0
+// if none did.
 func (b *leavingHarness) sealedAs(dst netip.Addr) uint32 {
 	frame := make([]byte, 2048)
 	for {
@@ -180,8 +182,8 @@ func (b *leavingHarness) orphan(t *testing.T) error {
 	return err
 }
 
-// enslave has something take an interface's frames before the stack does, as an ipvlan would: a bridge, which needs no
-// module. Returns the bridge's index.
+// enslave has something take an interface's frames before the stack does, as an ipvlan would: a
+// bridge, which needs no module. Returns the bridge's index.
 func enslave(t *testing.T, b *exitHarness, name, port string) (index int, err error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
@@ -197,8 +199,8 @@ func enslave(t *testing.T, b *exitHarness, name, port string) (index int, err er
 	return bridge.Attrs().Index, errors.Join(netlink.LinkSetMaster(l, bridge), netlink.LinkSetUp(bridge))
 }
 
-// container makes a network namespace with a macvlan on the uplink, whose other interface has the index of pod A's, and
-// forwards from that one what is for the packet's destination.
+// container makes a network namespace with a macvlan on the uplink, whose other interface has the
+// index of pod A's, and forwards from that one what is for the packet's destination.
 func (b *leavingHarness) container(t *testing.T, p packet) (send func() error, err error) {
 	name := fmt.Sprintf("wt-dp-leaving-%d", os.Getpid())
 	path, err := netns.Create(name)

@@ -23,7 +23,8 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// wire is a veth of the harness's namespace whose other end, with the peer's address, is in one of its own.
+// wire is a veth of the harness's namespace whose other end, with the peer's address, is in one of
+// its own.
 func (b *harness) wire(t *testing.T, name string) (far string) {
 	t.Helper()
 	ns := fmt.Sprintf("wt-dp-far-%d", os.Getpid())
@@ -60,7 +61,8 @@ func (b *harness) wire(t *testing.T, name string) (far string) {
 	return far
 }
 
-// burst sends n datagrams of ESP's port from the far end, cut by its kernel out of one, so that they arrive together.
+// burst sends n datagrams of ESP's port from the far end, cut by its kernel out of one, so that
+// they arrive together.
 func burst(far, name string, payload []byte, n int, to net.HardwareAddr) error {
 	return netns.Do(far, func() error {
 		l, err := netlink.LinkByName(name)
@@ -107,8 +109,9 @@ func (b *harness) segmented(t *testing.T) {
 	})
 }
 
-// TestMergedESP: with rx-udp-gro-forwarding the kernel makes one skb of several ESP packets before the TC hook, and
-// virtual machines send such. Where there is no sealer they are cut, and each is looked at, as without merging.
+// TestMergedESP: with rx-udp-gro-forwarding the kernel makes one skb of several ESP packets before
+// the TC hook, and virtual machines send such. Where there is no sealer they are cut, and each is
+// looked at, as without merging.
 func TestMergedESP(t *testing.T) {
 	b := newSealHarness(t, 6).keyed(t)
 	b.opts.HostAddrs = []netip.Addr{node4, wireA6}
@@ -149,7 +152,8 @@ func TestMergedESP(t *testing.T) {
 	}
 }
 
-// TestUplinkMerges: encryption switches off what merges ESP packets, notes how it was, and puts it back.
+// TestUplinkMerges: encryption switches off what merges ESP packets, notes how it was, and puts it
+// back.
 func TestUplinkMerges(t *testing.T) {
 	b := newHarness(t)
 	undo, err := netdev.OpenUndo(t.TempDir())

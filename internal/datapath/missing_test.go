@@ -20,7 +20,8 @@ import (
 	"weft.dev/weft/internal/netdev"
 )
 
-// sealNodeHarness is the harness with encryption and real peers: its uplink has addresses and neighbours.
+// sealNodeHarness is the harness with encryption and real peers: its uplink has addresses and
+// neighbours.
 func sealNodeHarness(t *testing.T) *sealHarness {
 	t.Helper()
 	b := newSealHarness(t, 4)
@@ -78,8 +79,8 @@ func (b *sealHarness) installSA(t *testing.T, node string) {
 	must(t, b.SealWith(node, sealEpoch))
 }
 
-// TestMissingNode: a node whose object is gone keeps its ranges as nobody's, in the maps and in the kernel's routes, and
-// loses its keys; when it is back all is as before.
+// TestMissingNode: a node whose object is gone keeps its ranges as nobody's, in the maps and in the
+// kernel's routes, and loses its keys; when it is back all is as before.
 func TestMissingNode(t *testing.T) {
 	b := sealNodeHarness(t)
 	n2, n3 := peerNode("n2", 2, "10.2.0.0/24", "fd00:2::/64"), peerNode("n3", 3, "10.3.0.0/24")
@@ -127,8 +128,8 @@ func TestMissingNode(t *testing.T) {
 	}
 }
 
-// TestMissingOverRestart: a restarted agent finds what a previous run knew, loses none of it before it has said what the
-// nodes are, and none then of what is missing.
+// TestMissingOverRestart: a restarted agent finds what a previous run knew, loses none of it before
+// it has said what the nodes are, and none then of what is missing.
 func TestMissingOverRestart(t *testing.T) {
 	b := sealNodeHarness(t)
 	n2, n3 := peerNode("n2", 2, "10.2.0.0/24"), peerNode("n3", 3, "10.3.0.0/24")
@@ -157,7 +158,8 @@ func TestMissingOverRestart(t *testing.T) {
 	}
 }
 
-// TestMissingHidesNothing: what is known to be a node's, or this node's own, is never taken away by what is missing.
+// TestMissingHidesNothing: what is known to be a node's, or this node's own, is never taken away by
+// what is missing.
 func TestMissingHidesNothing(t *testing.T) {
 	b := sealNodeHarness(t)
 	own := bpf.RouteKeyOf(mustPrefix("10.1.0.0/24"))
@@ -174,8 +176,8 @@ func TestMissingHidesNothing(t *testing.T) {
 	}
 }
 
-// TestPeerByAForeignInterface: where the kernel's way to a node is by an interface that has no hooks, there is none, and
-// the interface is named.
+// TestPeerByAForeignInterface: where the kernel's way to a node is by an interface that has no
+// hooks, there is none, and the interface is named.
 func TestPeerByAForeignInterface(t *testing.T) {
 	b := sealNodeHarness(t)
 	must(t, b.inside(func() error {
@@ -212,8 +214,8 @@ func TestPeerByAForeignInterface(t *testing.T) {
 	}
 }
 
-// TestSlotInheritsNothing: a node that comes when another leaves, or finds its place taken over by a restart, has no keys,
-// no next hop and no identities but its own.
+// TestSlotInheritsNothing: a node that comes when another leaves, or finds its place taken over by
+// a restart, has no keys, no next hop and no identities but its own.
 func TestSlotInheritsNothing(t *testing.T) {
 	n2, n3 := peerNode("n2", 2, "10.2.0.0/24"), peerNode("n3", 3, "10.3.0.0/24")
 	heir := n3
@@ -264,8 +266,8 @@ func TestSlotInheritsNothing(t *testing.T) {
 	}
 }
 
-// TestSlotOfANamelessNode: after a restart, a node with a removed node's range gets its index, but nothing of what is under it,
-// where no key tells whose that was.
+// TestSlotOfANamelessNode: after a restart, a node with a removed node's range gets its index, but
+// nothing of what is under it, where no key tells whose that was.
 func TestSlotOfANamelessNode(t *testing.T) {
 	b := sealNodeHarness(t)
 	n2 := peerNode("n2", 2, "10.2.0.0/24")
@@ -289,7 +291,8 @@ func TestSlotOfANamelessNode(t *testing.T) {
 	}
 }
 
-// TestWithdrawnPlainGoesFirst: what may not be plain any more is withdrawn, even if what is asked for anew does not fit.
+// TestWithdrawnPlainGoesFirst: what may not be plain any more is withdrawn, even if what is asked
+// for anew does not fit.
 func TestWithdrawnPlainGoesFirst(t *testing.T) {
 	b := sealNodeHarness(t)
 	must(t, b.SetPlain([]netip.Prefix{mustPrefix("10.2.0.9/32")}))

@@ -66,8 +66,9 @@ func chooseMode(opts Options) (ModeStatus, error) {
 	return status, nil
 }
 
-// probeXDPDatapath tells whether this kernel can do the XDP datapath, and what that makes of mode auto. TC is what
-// docs/benchmarks.md measured as best for pods' sockets: it keeps the GSO packets of their stacks whole.
+// probeXDPDatapath tells whether this kernel can do the XDP datapath, and what that makes of mode
+// auto. TC is what docs/benchmarks.md measured as best for pods' sockets: it keeps the GSO packets
+// of their stacks whole.
 func probeXDPDatapath() (bool, string) {
 	if err := features.HaveProgramHelper(ebpf.XDP, asm.FnRedirect); err != nil {
 		return false, "TC on every interface; no XDP datapath for pods that ask, since the kernel has no XDP redirect"

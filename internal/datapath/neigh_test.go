@@ -119,7 +119,8 @@ func (p packet) ndOptions(options ...[]byte) packet {
 	return newPacket(p.smac, p.dmac, p.from, p.to).icmp(p.transport()[0], 0, body).ttl(255)
 }
 
-// TestNeighbourOptions: each option of a message counts, not only the first, and a broken one refuses the whole.
+// TestNeighbourOptions: each option of a message counts, not only the first, and a broken one
+// refuses the whole.
 func TestNeighbourOptions(t *testing.T) {
 	mine, theirs := append([]byte{1, 1}, podA.MAC...), append([]byte{1, 1}, podB.MAC...)
 	target := append([]byte{2, 1}, podB.MAC...)

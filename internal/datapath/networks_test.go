@@ -29,8 +29,9 @@ func fromBlue(dst netip.Addr) packet {
 	return newPacket(blueA.MAC, gatewayMAC, addrOf(blueA, dst), dst)
 }
 
-// TestNetworks: a pod's packets are looked up in its own network alone, also where two networks have the same address on one
-// node; nothing crosses, and nothing of a network other than the cluster's leaves the node.
+// TestNetworks: a pod's packets are looked up in its own network alone, also where two networks
+// have the same address on one node; nothing crosses, and nothing of a network other than the
+// cluster's leaves the node.
 func TestNetworks(t *testing.T) {
 	u := func(p packet) packet { return p.udp(1000, 53, 24) }
 	toBlueB := routedTo(gatewayMAC, blueB.MAC)
@@ -115,8 +116,8 @@ func TestNetworksOfFlows(t *testing.T) {
 	}
 }
 
-// TestAddressesOfAnEndpoint: each address of an endpoint is its own, up to the last, and no other is; what it gives up is
-// nobody's at once.
+// TestAddressesOfAnEndpoint: each address of an endpoint is its own, up to the last, and no other
+// is; what it gives up is nobody's at once.
 func TestAddressesOfAnEndpoint(t *testing.T) {
 	b := newHarness(t)
 	ep := podA

@@ -11,8 +11,8 @@ import (
 	"weft.dev/weft/internal/datapath/nexthop"
 )
 
-// TestEndpointsDoNotWaitForNodes: while a synchronisation of nodes asks netlink, endpoints come and go,
-// and status is told. Neighbours are listed once for all nodes.
+// TestEndpointsDoNotWaitForNodes: while a synchronisation of nodes asks netlink, endpoints come and
+// go, and status is told. Neighbours are listed once for all nodes.
 func TestEndpointsDoNotWaitForNodes(t *testing.T) {
 	b := nodeHarness(t)
 	asked := map[string]int{}
@@ -50,8 +50,8 @@ func TestEndpointsDoNotWaitForNodes(t *testing.T) {
 	}
 }
 
-// TestNeighborsUnknown: where the kernel's neighbours cannot be listed, nothing changes: peers stay resolved, and what was
-// entered is not taken for all that there is.
+// TestNeighborsUnknown: where the kernel's neighbours cannot be listed, nothing changes: peers stay
+// resolved, and what was entered is not taken for all that there is.
 func TestNeighborsUnknown(t *testing.T) {
 	b := nodeHarness(t)
 	b.setNodes(t, peerNode("n2", 2, "10.2.0.0/24"))
@@ -82,8 +82,9 @@ func (b *sealHarness) leftOf(t *testing.T, prefix string, slot uint32) leftOf {
 	return leftOf{there && route.Node == slot, b.node(t, slot, 0) != (bpf.Nexthop{}), held[slot]}
 }
 
-// TestOrderOfLeaving: of a node that leaves, the routes go before the next hops that they lead to, and keys and identities
-// last; its index is nobody's until all of that is gone, wherever a synchronisation ends early.
+// TestOrderOfLeaving: of a node that leaves, the routes go before the next hops that they lead to,
+// and keys and identities last; its index is nobody's until all of that is gone, wherever a
+// synchronisation ends early.
 func TestOrderOfLeaving(t *testing.T) {
 	order := []struct {
 		step string
@@ -144,8 +145,8 @@ func TestOrderOfLeaving(t *testing.T) {
 	}
 }
 
-// TestAssociations: there are none without encryption, and none once the datapath is closed; who has them still gets an
-// error, not a crash.
+// TestAssociations: there are none without encryption, and none once the datapath is closed; who
+// has them still gets an error, not a crash.
 func TestAssociations(t *testing.T) {
 	off := &Datapath{}
 	if _, err := off.Associations(); !errors.Is(err, ErrEncryptionOff) {

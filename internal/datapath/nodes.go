@@ -20,7 +20,8 @@ func (d *Datapath) openNextHops() (err error) {
 
 // SetNodes makes the given peers, and no others, the ones whose pods are reached over the wire:
 // in the maps, as kernel routes for whatever takes the stack, and as neighbours that the kernel
-// keeps fresh. A node that cannot be reached is no error: it is in NodeProblems, and nothing goes there.
+// keeps fresh. A node that cannot be reached is no error: it is in NodeProblems, and nothing goes
+// there.
 func (d *Datapath) SetNodes(_ context.Context, nodes []Node) error {
 	entered, err := d.hops.SetNodes(nodes)
 	if entered {
@@ -32,12 +33,13 @@ func (d *Datapath) SetNodes(_ context.Context, nodes []Node) error {
 // NodeProblems are those of the last synchronisation, by name.
 func (d *Datapath) NodeProblems() []NodeProblem { return d.hops.NodeProblems() }
 
-// Inherited lists what a previous run knew as the cluster's beside this node's own ranges. It says nothing once SetNodes
-// has succeeded.
+// Inherited lists what a previous run knew as the cluster's beside this node's own ranges. It says
+// nothing once SetNodes has succeeded.
 func (d *Datapath) Inherited() []Inherited { return d.hops.Inherited() }
 
-// setOwnRanges refuses from now on what is for an address of this node's pod ranges that no endpoint has: all endpoints are
-// known. Not while an interface of another CNI plugin is attached: then others may own addresses in them.
+// setOwnRanges refuses from now on what is for an address of this node's pod ranges that no
+// endpoint has: all endpoints are known. Not while an interface of another CNI plugin is attached:
+// then others may own addresses in them.
 func (d *Datapath) setOwnRanges() error {
 	if err := d.knowEndpoints(); err != nil {
 		return err
@@ -65,8 +67,8 @@ func (d *Datapath) closeOwnRanges() error {
 	return d.hops.LastResorts()
 }
 
-// enterOwnRanges opens or closes the own ranges in the maps as the endpoints have it. Callers hold d.mu, or are alone, and
-// void what is cached.
+// enterOwnRanges opens or closes the own ranges in the maps as the endpoints have it. Callers hold
+// d.mu, or are alone, and void what is cached.
 func (d *Datapath) enterOwnRanges() error { return d.hops.EnterOwnRanges(d.ownRanges()) }
 
 func (d *Datapath) ownRanges() nexthop.OwnRanges {

@@ -18,7 +18,8 @@ import (
 	"weft.dev/weft/internal/netdev"
 )
 
-// nodeHarness gives the harness's uplink addresses and permanent neighbours, so that peers resolve without traffic.
+// nodeHarness gives the harness's uplink addresses and permanent neighbours, so that peers resolve
+// without traffic.
 func nodeHarness(t *testing.T) *harness {
 	t.Helper()
 	b := newHarness(t)
@@ -147,8 +148,8 @@ func (b *harness) kernelRoutes(t *testing.T) (list []string) {
 	return list
 }
 
-// TestNodeLosesAFamily: a node that gives up its IPv6 address must not be reached by the old one, and neither
-// must the next node that gets its index.
+// TestNodeLosesAFamily: a node that gives up its IPv6 address must not be reached by the old one,
+// and neither must the next node that gets its index.
 func TestNodeLosesAFamily(t *testing.T) {
 	b := nodeHarness(t)
 	both := peerNode("n2", 2, "10.2.0.0/24", "fd00:2::/64")
@@ -264,8 +265,8 @@ func TestSysctlIsPutBack(t *testing.T) {
 	}))
 }
 
-// TestUnresolvedPeerIsManaged: a peer nobody has spoken to is handed to the kernel to resolve, its pods
-// take the stack until then, and cleanup takes the entry back.
+// TestUnresolvedPeerIsManaged: a peer nobody has spoken to is handed to the kernel to resolve, its
+// pods take the stack until then, and cleanup takes the entry back.
 func TestUnresolvedPeerIsManaged(t *testing.T) {
 	b := nodeHarness(t)
 	var err error
@@ -305,8 +306,9 @@ func TestUnresolvedPeerIsManaged(t *testing.T) {
 	}))
 }
 
-// TestAddressOfAForeignFamily: a node's address of a family that this node has none of cannot be reached by that, and is the
-// node's all the same: what pods send there is sealed, and nothing is taken from there in cleartext.
+// TestAddressOfAForeignFamily: a node's address of a family that this node has none of cannot be
+// reached by that, and is the node's all the same: what pods send there is sealed, and nothing is
+// taken from there in cleartext.
 func TestAddressOfAForeignFamily(t *testing.T) {
 	b := sealNodeHarness(t)
 	own := b.opts.HostAddrs

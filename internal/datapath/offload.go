@@ -6,12 +6,12 @@ import (
 	"weft.dev/weft/internal/netdev"
 )
 
-// wantedOffloads says which features the pod side must have in this mode and with its datapath; a feature that is not
-// listed is the pod's own business.
+// wantedOffloads says which features the pod side must have in this mode and with its datapath; a
+// feature that is not listed is the pod's own business.
 //
-// An XDP redirect into a veth is dropped unless the receiving side polls (NAPI), which GRO turns on. And
-// a frame that leaves a pod's stack with its checksum left to the device loses that mark in an
-// XDP redirect: the far end would drop it.
+// An XDP redirect into a veth is dropped unless the receiving side polls (NAPI), which GRO turns
+// on. And a frame that leaves a pod's stack with its checksum left to the device loses that mark in
+// an XDP redirect: the far end would drop it.
 func (d *Datapath) wantedOffloads(ep Endpoint) map[string]bool {
 	switch {
 	case d.mode.Active == ModeXDP:
@@ -34,18 +34,20 @@ func (d *Datapath) setOffloads(ep Endpoint, restore bool) error {
 }
 
 // setUplinkOffloads does the same for an uplink. A frame that the node's own stack sends
-// out of a veth carries an unfinished checksum just like a pod's, and a peer whose end of that veth has an
-// XDP program cannot know. Real NICs finish it on the way out.
+// out of a veth carries an unfinished checksum just like a pod's, and a peer whose end of that veth
+// has an XDP program cannot know. Real NICs finish it on the way out.
 //
-// Nor shall the kernel merge ESP packets before a TC hook sees them, which would only have to be cut again: it does
-// so with a UDP checksum, which IPv6 tunnels have. Those of sealers are merged on purpose (sealer_gro).
+// Nor shall the kernel merge ESP packets before a TC hook sees them, which would only have to be
+// cut again: it does so with a UDP checksum, which IPv6 tunnels have. Those of sealers are merged
+// on purpose (sealer_gro).
 func (d *Datapath) setUplinkOffloads(uplink netlink.Link) error {
 	wanted := map[string]bool{}
 	if d.mode.Active == ModeXDP && netdev.Veth.Is(uplink) {
 		wanted[netdev.FeatureTxCsum] = false
 	}
 	if d.mode.Active == ModeXDP && !netdev.Veth.Is(uplink) {
-		// XDP does not see a tag that the card has taken off: frames of every VLAN would pass for untagged ones.
+		// XDP does not see a tag that the card has taken off: frames of every VLAN would pass for
+		// untagged ones.
 		wanted[netdev.FeatureVLANParse] = false
 	}
 	if d.opts.Encrypt != nil {

@@ -15,7 +15,8 @@ import (
 	"weft.dev/weft/test/espref"
 )
 
-// TestOpenOnlyWhatIsForThisNode: what is not ESP to this node's own address and port is the host's, and reaches it as it came.
+// TestOpenOnlyWhatIsForThisNode: what is not ESP to this node's own address and port is the host's,
+// and reaches it as it came.
 func TestOpenOnlyWhatIsForThisNode(t *testing.T) {
 	for _, family := range []int{4, 6} {
 		b := newSealHarness(t, family).keyed(t)
@@ -82,7 +83,8 @@ func TestESPLengths(t *testing.T) {
 	}
 }
 
-// TestHigherHalfIsAuthenticated: of 64 bits of sequence number 32 are not sent, and the tag protects them (RFC 4303 section 2.2.1).
+// TestHigherHalfIsAuthenticated: of 64 bits of sequence number 32 are not sent, and the tag
+// protects them (RFC 4303 section 2.2.1).
 func TestHigherHalfIsAuthenticated(t *testing.T) {
 	const wrap = 1 << 32
 	for _, context := range contexts {
@@ -144,7 +146,8 @@ func (b *sealHarness) setState(t *testing.T, lane uint8, out bool, state uint32)
 	}
 }
 
-// TestKeysThatAreNotAlive: keys that are being made or removed neither seal nor open, and no number of theirs is used up.
+// TestKeysThatAreNotAlive: keys that are being made or removed neither seal nor open, and no number
+// of theirs is used up.
 func TestKeysThatAreNotAlive(t *testing.T) {
 	for _, state := range []uint32{bpf.SaNew, bpf.SaDead} {
 		for _, context := range contexts {

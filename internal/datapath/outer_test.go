@@ -11,7 +11,8 @@ import (
 	"weft.dev/weft/test/espref"
 )
 
-// TestOuterHeader holds every field of the headers that a sealed packet travels behind to what docs/encryption.md and the RFCs say.
+// TestOuterHeader holds every field of the headers that a sealed packet travels behind to what
+// docs/encryption.md and the RFCs say.
 func TestOuterHeader(t *testing.T) {
 	for _, family := range []int{4, 6} {
 		b := newSealHarness(t, family).keyed(t)
@@ -51,7 +52,8 @@ func (b *sealHarness) checkOuter(t *testing.T, ip []byte, class byte) uint16 {
 	udp := ip[40:]
 	if b.family == 4 {
 		udp = ip[20:]
-		// Version and length, class, total length, ID 0, "don't fragment" and no offset, TTL 64, UDP.
+		// Version and length, class, total length, ID 0, "don't fragment" and no offset, TTL 64,
+		// UDP.
 		want := append([]byte{0x45, class}, binary.BigEndian.AppendUint16(nil, uint16(len(ip)))...)
 		want = append(want, 0, 0, 0x40, 0, 64, 17, ip[10], ip[11])
 		want = slices.Concat(want, here.AsSlice(), there.AsSlice())
@@ -77,7 +79,8 @@ func (b *sealHarness) checkOuter(t *testing.T, ip []byte, class byte) uint16 {
 	if source < 0xc000 || binary.BigEndian.Uint16(udp[2:]) != espref.Port || int(binary.BigEndian.Uint16(udp[4:])) != len(udp) {
 		t.Errorf("UDP header %x before %d bytes", udp[:8], len(udp)-8)
 	}
-	// RFC 3948 section 2.1 for IPv4, RFC 8200 section 8.1 for IPv6; espref.Unwrap computes the latter.
+	// RFC 3948 section 2.1 for IPv4, RFC 8200 section 8.1 for IPv6; espref.Unwrap computes the
+	// latter.
 	if sum := binary.BigEndian.Uint16(udp[6:]); (sum == 0) != (b.family == 4) {
 		t.Errorf("UDP checksum %#x", sum)
 	}
@@ -87,7 +90,8 @@ func (b *sealHarness) checkOuter(t *testing.T, ip []byte, class byte) uint16 {
 	return source
 }
 
-// TestEveryPaddingByte: padding is 1, 2, 3 (RFC 4303 section 2.4), and each byte of it is looked at.
+// TestEveryPaddingByte: padding is 1, 2, 3 (RFC 4303 section 2.4), and each byte of it is looked
+// at.
 func TestEveryPaddingByte(t *testing.T) {
 	for _, length := range []int{1, 2, 3} {
 		for wrong := range length + 1 { // the last: none
@@ -114,7 +118,8 @@ func TestEveryPaddingByte(t *testing.T) {
 	}
 }
 
-// TestSealFew is TestSealSizes for the lengths of padding only, and holds every packet to a nonce of its own.
+// TestSealFew is TestSealSizes for the lengths of padding only, and holds every packet to a nonce
+// of its own.
 func TestSealFew(t *testing.T) {
 	for _, family := range []int{4, 6} {
 		b := newSealHarness(t, family).keyed(t)

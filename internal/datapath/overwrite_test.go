@@ -14,8 +14,8 @@ import (
 	"weft.dev/weft/internal/datapath/hook"
 )
 
-// sendUnfinished sends a frame out of an interface of the namespace that it runs in, its checksum left to the device:
-// from start on, to be written at offset behind it.
+// sendUnfinished sends a frame out of an interface of the namespace that it runs in, its checksum
+// left to the device: from start on, to be written at offset behind it.
 func sendUnfinished(ifindex int, frame []byte, start, offset uint16) error {
 	s, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, 0)
 	if err != nil {
@@ -32,8 +32,9 @@ func sendUnfinished(ifindex int, frame []byte, start, offset uint16) error {
 	return unix.Sendto(s, append(header, frame...), 0, &unix.SockaddrLinklayer{Ifindex: ifindex})
 }
 
-// TestStackOverwrites: XDP cannot see where a frame's checksum is to be written, so what it has passed to the stack is
-// looked at where it leaves that: a pod's packet does not change its addresses or ports behind the check.
+// TestStackOverwrites: XDP cannot see where a frame's checksum is to be written, so what it has
+// passed to the stack is looked at where it leaves that: a pod's packet does not change its
+// addresses or ports behind the check.
 func TestStackOverwrites(t *testing.T) {
 	b := newHarness(t)
 	toWire, toPod := fromA(world4).src(node4).udp(1000, 53, 20).bytes(), newPacket(gatewayMAC, podA.MAC, node4, podA.IPv4).udp(53, 1000, 20).bytes()

@@ -7,8 +7,9 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// TestOwnRangesStay: whether endpoints are still to be restored or other plugins' pods share the ranges: what nobody has in
-// them is the stack's as a destination, and nobody's as a source on the wire, also where all around is the cluster's.
+// TestOwnRangesStay: whether endpoints are still to be restored or other plugins' pods share the
+// ranges: what nobody has in them is the stack's as a destination, and nobody's as a source on the
+// wire, also where all around is the cluster's.
 func TestOwnRangesStay(t *testing.T) {
 	u := func(p packet) packet { return p.udp(1000, 53, 24) }
 	enter := func(t *testing.T, b *harness) {
@@ -55,7 +56,8 @@ func TestOwnRangesStay(t *testing.T) {
 		must(t, b.inside(b.setOwnRanges))
 		restart(t, b)
 	}
-	// A run whose ranges were another node's or nobody's before, and which may end before it knows its endpoints.
+	// A run whose ranges were another node's or nobody's before, and which may end before it knows
+	// its endpoints.
 	moved := func(was bpf.Route) func(t *testing.T, b *harness) {
 		return func(t *testing.T, b *harness) {
 			enter(t, b)

@@ -187,7 +187,8 @@ func pattern(n int) []byte {
 // fixIPv4 writes the header checksum anew after an edit of the header.
 func fixIPv4(f []byte) { inet.SetIPv4Checksum(f[inet.EthernetLen:]) }
 
-// wantRouted says whether out is in with new MACs, a TTL one lower, a right header checksum and nothing else changed.
+// wantRouted says whether out is in with new MACs, a TTL one lower, a right header checksum and
+// nothing else changed.
 func wantRouted(in, out []byte, smac, dmac net.HardwareAddr) error {
 	want := slices.Concat(dmac, smac, in[atEtherType:])
 	if want[atIP]>>4 == 4 {

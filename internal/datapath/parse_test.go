@@ -159,8 +159,8 @@ func TestPadding(t *testing.T) {
 	}
 }
 
-// TestTruncated cuts frames at every length from a bare Ethernet header on. None may be forwarded: each lacks
-// a byte that its headers promise.
+// TestTruncated cuts frames at every length from a bare Ethernet header on. None may be forwarded:
+// each lacks a byte that its headers promise.
 func TestTruncated(t *testing.T) {
 	b := newHarness(t)
 	whole := map[string]packet{
@@ -198,8 +198,8 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// TestTruncatedFromWire: a truncated packet for a pod is dropped; cut so short that its destination cannot be read, it
-// is the host's, whose stack drops it.
+// TestTruncatedFromWire: a truncated packet for a pod is dropped; cut so short that its destination
+// cannot be read, it is the host's, whose stack drops it.
 func TestTruncatedFromWire(t *testing.T) {
 	b := newHarness(t)
 	for _, p := range []packet{fromPeer(podA.IPv4).udp(1, 2, 20), fromPeer(podA.IPv6).tcp(1, 2, syn, 20), fromPeer(podA.IPv4).echo(1, 8)} {

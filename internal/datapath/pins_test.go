@@ -49,7 +49,8 @@ func TestMapsAreAdopted(t *testing.T) {
 	}
 }
 
-// TestFlowTableResized: with another size configured, the flows move to a new table, and Prune removes the old.
+// TestFlowTableResized: with another size configured, the flows move to a new table, and Prune
+// removes the old.
 func TestFlowTableResized(t *testing.T) {
 	dir, first := pinHarness(t, 64)
 	key, flow := bpf.Key4{A: 1, B: 2, Proto: 6}, bpf.Flow{State: bpf.StateEstablished}
@@ -96,8 +97,9 @@ func TestLayoutChanged(t *testing.T) {
 	}
 }
 
-// TestIdentitiesOfTheReleaseBefore: the identities of peers had no handles once. They are taken over without any, or sealed packets
-// would be refused until the agent has all objects; handles come with SetPeerIdentities.
+// TestIdentitiesOfTheReleaseBefore: the identities of peers had no handles once. They are taken
+// over without any, or sealed packets would be refused until the agent has all objects; handles
+// come with SetPeerIdentities.
 func TestIdentitiesOfTheReleaseBefore(t *testing.T) {
 	dir, first := pinHarness(t, 64)
 	pins, _ := filepath.Glob(filepath.Join(dir, bpf.MapPin+"weft_peer_ids-*"))

@@ -23,8 +23,8 @@ type PolicyEntry = policymap.Entry
 // policed says whether the endpoint has a policy set.
 func (ep Endpoint) policed() bool { return ep.EgressSet != 0 || ep.IngressSet != 0 }
 
-// AddPolicySet enters a set, to be given to endpoints by its number. A set never changes: what a policy
-// means from now on is a new one, and the old one goes once no endpoint has it. On an error
+// AddPolicySet enters a set, to be given to endpoints by its number. A set never changes: what a
+// policy means from now on is a new one, and the old one goes once no endpoint has it. On an error
 // (policymap.ErrFull where there is no room) endpoints keep what they have.
 func (d *Datapath) AddPolicySet(entries []PolicyEntry) (uint32, error) { return d.policy.Add(entries) }
 
@@ -42,12 +42,12 @@ func (d *Datapath) PrunePolicySets() error {
 	return d.policy.Prune()
 }
 
-// eitherFor is for how long after an upgrade has emptied the flow table either end may have begun a TCP connection that
-// it does not know. What sends meanwhile is known by then.
+// eitherFor is for how long after an upgrade has emptied the flow table either end may have begun a
+// TCP connection that it does not know. What sends meanwhile is known by then.
 const eitherFor = 5 * time.Minute
 
-// allowEither begins that time if this run has emptied the table, and lets it be no longer in any case. Callers hold
-// d.mu, and write the configuration.
+// allowEither begins that time if this run has emptied the table, and lets it be no longer in any
+// case. Callers hold d.mu, and write the configuration.
 func (d *Datapath) allowEither() {
 	until := uint32((time.Duration(flowtable.MonotonicNow()) + eitherFor) / time.Second)
 	if d.maps.Emptied["weft_flows4"] || d.maps.Emptied["weft_flows6"] {
@@ -56,8 +56,8 @@ func (d *Datapath) allowEither() {
 	d.config.EitherUntil = min(d.config.EitherUntil, until)
 }
 
-// SetEndpointPolicy gives an attached endpoint other sets. From the next packet on they decide, about connections that
-// there are already, too.
+// SetEndpointPolicy gives an attached endpoint other sets. From the next packet on they decide,
+// about connections that there are already, too.
 func (d *Datapath) SetEndpointPolicy(slot uint16, egress, ingress uint32) error {
 	if err := d.guardFor(Endpoint{EgressSet: egress, IngressSet: ingress}); err != nil {
 		return err
@@ -77,8 +77,8 @@ func (d *Datapath) SetEndpointPolicy(slot uint16, egress, ingress uint32) error 
 	return d.changed()
 }
 
-// AdoptEndpointPolicy gives other sets to an endpoint that is in the maps since a previous run, before it is
-// attached; one that is not there gets its own when it is.
+// AdoptEndpointPolicy gives other sets to an endpoint that is in the maps since a previous run,
+// before it is attached; one that is not there gets its own when it is.
 func (d *Datapath) AdoptEndpointPolicy(slot uint16, egress, ingress uint32) error {
 	ep := Endpoint{Slot: slot, EgressSet: egress, IngressSet: ingress}
 	if err := d.guardFor(ep); err != nil {
@@ -99,7 +99,8 @@ func (d *Datapath) AdoptEndpointPolicy(slot uint16, egress, ingress uint32) erro
 	return d.changed()
 }
 
-// putSets enters an endpoint's sets into its slot, which is in use. Callers hold d.mu and call changed.
+// putSets enters an endpoint's sets into its slot, which is in use. Callers hold d.mu and call
+// changed.
 func (d *Datapath) putSets(ep Endpoint) error {
 	if err := d.police(ep); err != nil {
 		return err
@@ -124,8 +125,9 @@ func (d *Datapath) police(ep Endpoint) error {
 	return d.writeConfig()
 }
 
-// guardFor attaches the hook that sees what leaves by interfaces without hooks, before an endpoint has a policy. Where packets
-// are sealed it is there already; hooks of the agent before that are in force for now are not replaced here.
+// guardFor attaches the hook that sees what leaves by interfaces without hooks, before an endpoint
+// has a policy. Where packets are sealed it is there already; hooks of the agent before that are in
+// force for now are not replaced here.
 func (d *Datapath) guardFor(ep Endpoint) error {
 	if !ep.policed() || d.opts.Encrypt != nil || d.hold.isOn() || d.guarded.Load() {
 		return nil
@@ -137,8 +139,9 @@ func (d *Datapath) guardFor(ep Endpoint) error {
 	return nil
 }
 
-// unpolice has the programs look at none, once every endpoint is known and none has any, neither here nor in the
-// maps: one that cannot be attached has what a previous run gave it. Callers hold d.mu and call changed.
+// unpolice has the programs look at none, once every endpoint is known and none has any, neither
+// here nor in the maps: one that cannot be attached has what a previous run gave it. Callers hold
+// d.mu and call changed.
 func (d *Datapath) unpolice() {
 	if used, err := d.policy.InUse(); err != nil || used || !d.settled {
 		return
@@ -151,9 +154,10 @@ func (d *Datapath) unpolice() {
 	d.config.Flags &^= bpf.ConfigPolicy
 }
 
-// SetIdentities makes these, and no others, the identities of other nodes' endpoints by their addresses: whom a
-// policy's entries are about, and, for what comes sealed, the second witness to who has sent it. To be called before
-// the first endpoint is entered: absence may mean that an entry that denies is not met.
+// SetIdentities makes these, and no others, the identities of other nodes' endpoints by their
+// addresses: whom a policy's entries are about, and, for what comes sealed, the second witness to
+// who has sent it. To be called before the first endpoint is entered: absence may mean that an
+// entry that denies is not met.
 func (d *Datapath) SetIdentities(identities map[netip.Addr]uint32) error {
 	return d.voidIf(d.policy.SetIdentities(identities))
 }
@@ -163,9 +167,9 @@ func (d *Datapath) ChangeIdentities(enter map[netip.Addr]uint32, remove []netip.
 	return errors.Join(d.policy.ChangeIdentities(enter, remove), d.void())
 }
 
-// SetClasses makes these, and no others, the classes of addresses: which of the ranges that policies name each address
-// is in. To be called before the first endpoint is entered, as SetIdentities. A set in force must know a class before an
-// address has it, and for as long.
+// SetClasses makes these, and no others, the classes of addresses: which of the ranges that
+// policies name each address is in. To be called before the first endpoint is entered, as
+// SetIdentities. A set in force must know a class before an address has it, and for as long.
 func (d *Datapath) SetClasses(classes map[netip.Prefix]uint32) error {
 	return d.voidIf(d.policy.SetClasses(classes))
 }
@@ -178,8 +182,8 @@ func (d *Datapath) voidIf(changed bool, err error) error {
 	return errors.Join(err, d.void())
 }
 
-// HighestClass is the highest number of a class that is in use, 0 for none: a new one must be above it,
-// since sets of a previous run give theirs a meaning.
+// HighestClass is the highest number of a class that is in use, 0 for none: a new one must be above
+// it, since sets of a previous run give theirs a meaning.
 func (d *Datapath) HighestClass() (uint32, error) { return d.policy.HighestClass() }
 
 // What the maps say of a packet, see package policymap.

@@ -19,8 +19,9 @@ func cpuTime(t testing.TB) int64 {
 	return usage.Utime.Nano() + usage.Stime.Nano()
 }
 
-// BenchmarkPolicy is the slow path of a SYN to this host, which from_pod judges and hands on unchanged: without a policy, and
-// with a set of that many entries. What policy costs is the difference; ns/packet is the best of all runs.
+// BenchmarkPolicy is the slow path of a SYN to this host, which from_pod judges and hands on
+// unchanged: without a policy, and with a set of that many entries. What policy costs is the
+// difference; ns/packet is the best of all runs.
 func BenchmarkPolicy(bm *testing.B) {
 	b := newHarness(bm)
 	for _, n := range []int{-1, 0, 10, 1000, 10000} {

@@ -25,8 +25,9 @@ func (b *harness) nft(rules string) error {
 	})
 }
 
-// TestPolicyUntracked: what a policy refuses ends before connection tracking takes note of it, which would translate answers
-// and call them such, also where an egress hook refuses it later. Without connection tracking it is that hook's alone.
+// TestPolicyUntracked: what a policy refuses ends before connection tracking takes note of it,
+// which would translate answers and call them such, also where an egress hook refuses it later.
+// Without connection tracking it is that hook's alone.
 func TestPolicyUntracked(t *testing.T) {
 	for _, f := range policyFamilies {
 		t.Run(f.name, func(t *testing.T) {

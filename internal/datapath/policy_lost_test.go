@@ -31,8 +31,9 @@ type passage struct {
 	want    string
 }
 
-// TestPolicyLost: a connection that was lost goes on once who began it sends, whatever the other end, which may not begin
-// one, has sent before; also where the host's stack translates its addresses, and egress hooks see others than these.
+// TestPolicyLost: a connection that was lost goes on once who began it sends, whatever the other
+// end, which may not begin one, has sent before; also where the host's stack translates its
+// addresses, and egress hooks see others than these.
 func TestPolicyLost(t *testing.T) {
 	b := newHarness(t)
 	for _, f := range policyFamilies {
@@ -99,8 +100,8 @@ func TestPolicyLost(t *testing.T) {
 	}
 }
 
-// TestPolicyAfterUpgrade: only a flow table that an upgrade has emptied lets either end have begun what it does not know, and
-// no later run makes that time longer.
+// TestPolicyAfterUpgrade: only a flow table that an upgrade has emptied lets either end have begun
+// what it does not know, and no later run makes that time longer.
 func TestPolicyAfterUpgrade(t *testing.T) {
 	dir, first := pinHarness(t, 64)
 	if first.Emptied["weft_flows4"] || first.Emptied["weft_flows6"] {

@@ -25,7 +25,8 @@ type behind struct {
 	reason     bpf.Reason
 }
 
-// Connection tracking's word for a packet that answers, IP_CT_ESTABLISHED_REPLY, as the programs take it in a test run.
+// Connection tracking's word for a packet that answers, IP_CT_ESTABLISHED_REPLY, as the programs
+// take it in a test run.
 const ctReply = 3
 
 // passStack runs a TC egress hook on a packet that came in by an interface.
@@ -44,8 +45,8 @@ func (b *harness) passStack(t *testing.T, hook, iface, via string, answers bool,
 	return verdictOf("tc", code)
 }
 
-// TestPolicyBehindTheStack: what the host's stack sends on is judged where it leaves that, by its provenance and the
-// addresses that it has then.
+// TestPolicyBehindTheStack: what the host's stack sends on is judged where it leaves that, by its
+// provenance and the addresses that it has then.
 func TestPolicyBehindTheStack(t *testing.T) {
 	b := newHarness(t)
 	for _, f := range policyFamilies {
@@ -127,8 +128,8 @@ func TestPolicyBehindTheStack(t *testing.T) {
 	}
 }
 
-// TestPolicyTag: with what from_pod gives to the stack goes whether it is a reply, which no address tells any more once it
-// is translated; on the fast path, too.
+// TestPolicyTag: with what from_pod gives to the stack goes whether it is a reply, which no address
+// tells any more once it is translated; on the fast path, too.
 func TestPolicyTag(t *testing.T) {
 	b := newHarness(t)
 	for _, f := range policyFamilies {
@@ -158,7 +159,8 @@ func TestPolicyTag(t *testing.T) {
 	}
 }
 
-// TestPolicyExits: what leaves by an interface without hooks is judged there, without encryption, too.
+// TestPolicyExits: what leaves by an interface without hooks is judged there, without encryption,
+// too.
 func TestPolicyExits(t *testing.T) {
 	for _, f := range policyFamilies {
 		t.Run(f.name, func(t *testing.T) { testPolicyExits(t, f) })
@@ -189,7 +191,8 @@ func testPolicyExits(t *testing.T, f policyFamily) {
 	}
 }
 
-// TestPolicySealed: who has sealed a packet is who it is from, and the address must not say otherwise.
+// TestPolicySealed: who has sealed a packet is who it is from, and the address must not say
+// otherwise.
 func TestPolicySealed(t *testing.T) {
 	peerIs := func(identity uint32) map[netip.Addr]uint32 { return map[netip.Addr]uint32{peer4: identity} }
 	for _, c := range []struct {
@@ -234,7 +237,8 @@ func TestPolicySealed(t *testing.T) {
 	}
 }
 
-// TestPolicyHasNoGap: an endpoint has its sets before it can be reached, and until it cannot be any more.
+// TestPolicyHasNoGap: an endpoint has its sets before it can be reached, and until it cannot be any
+// more.
 func TestPolicyHasNoGap(t *testing.T) {
 	b := newHarness(t)
 	set, err := b.AddPolicySet(nil)
@@ -274,8 +278,8 @@ func TestPolicyHasNoGap(t *testing.T) {
 	}
 }
 
-// TestPolicyOutlivesTheAgent: what a run has entered counts in the next before that one has said anything, its sets keep
-// their numbers, and what nobody has goes when all endpoints are known.
+// TestPolicyOutlivesTheAgent: what a run has entered counts in the next before that one has said
+// anything, its sets keep their numbers, and what nobody has goes when all endpoints are known.
 func TestPolicyOutlivesTheAgent(t *testing.T) {
 	b := newHarness(t)
 	policies{aOut: nothing, bOut: []PolicyEntry{allow(ofA, 0)}}.enter(t, b)
@@ -314,7 +318,8 @@ func TestPolicyOutlivesTheAgent(t *testing.T) {
 	}
 }
 
-// TestPolicyGuard: without encryption the hook behind all others is attached with the first policy, alone.
+// TestPolicyGuard: without encryption the hook behind all others is attached with the first policy,
+// alone.
 func TestPolicyGuard(t *testing.T) {
 	b := newHarness(t)
 	dir, err := privateBPFFS()

@@ -203,7 +203,8 @@ func runPolicies(t *testing.T, f policyFamily, rows []row) {
 	runTable(t, rows)
 }
 
-// TestPolicyFromWire: the receiver's set decides about what comes from another node; the sender's about the answer.
+// TestPolicyFromWire: the receiver's set decides about what comes from another node; the sender's
+// about the answer.
 func TestPolicyFromWire(t *testing.T) {
 	for _, f := range policyFamilies {
 		wire := func(src netip.Addr) packet { return fromPeer(f.a).src(src) }
@@ -305,8 +306,8 @@ func TestPolicyErrors(t *testing.T) {
 	}
 }
 
-// TestPolicyChange: a connection that a change of policy does not allow any more is cut in both directions, from the next
-// packet on, and goes on when it is allowed again.
+// TestPolicyChange: a connection that a change of policy does not allow any more is cut in both
+// directions, from the next packet on, and goes on when it is allowed again.
 func TestPolicyChange(t *testing.T) {
 	b := newHarness(t)
 	for _, f := range policyFamilies {

@@ -16,11 +16,11 @@ import (
 )
 
 // Prune removes the links and map entries of endpoints that are not in keep: what is left of
-// endpoints that went away while no agent ran. From here on every endpoint of this node is known, so
-// addresses of its ranges that none has are refused.
+// endpoints that went away while no agent ran. From here on every endpoint of this node is known,
+// so addresses of its ranges that none has are refused.
 //
-// A pod's interface that is there without an endpoint keeps its hooks: without an entry in the maps they refuse
-// all that comes from it. Problems names it.
+// A pod's interface that is there without an endpoint keeps its hooks: without an entry in the maps
+// they refuse all that comes from it. Problems names it.
 func (d *Datapath) Prune(keep []Endpoint) error {
 	known := map[string]bool{}
 	for _, name := range append([]string{netdev.SegmentationOut, hook.AllInterfaces}, d.opts.Uplinks...) {
@@ -71,7 +71,8 @@ func (d *Datapath) pruneSlots(slots map[uint16]bool) (err error) {
 	return err
 }
 
-// dropFormer takes away what this run has replaced: hooks of uplinks that are none any more, and maps of other layouts.
+// dropFormer takes away what this run has replaced: hooks of uplinks that are none any more, and
+// maps of other layouts.
 func (d *Datapath) dropFormer() error {
 	links, err := hook.List(d.opts.BPFDir)
 	for _, l := range links {
@@ -102,8 +103,8 @@ func (d *Datapath) pruneLinks(known map[string]bool) error {
 	return err
 }
 
-// refuseStray sees to it that an interface without an endpoint has the hook of now, or is down: that of before may have a map
-// of its own in which there is one.
+// refuseStray sees to it that an interface without an endpoint has the hook of now, or is down:
+// that of before may have a map of its own in which there is one.
 func (d *Datapath) refuseStray(l hook.Pinned) error {
 	if !d.maps.Hooked || !d.maps.Created["weft_ep_if"] {
 		return nil
@@ -120,8 +121,9 @@ func (d *Datapath) refuseStray(l hook.Pinned) error {
 	return nil
 }
 
-// dropGone removes what interfaces that are gone have left: pins, entries, problems. It returns false while an
-// endpoint is being attached, whose fresh pin might have the name of a dead one: then look again.
+// dropGone removes what interfaces that are gone have left: pins, entries, problems. It returns
+// false while an endpoint is being attached, whose fresh pin might have the name of a dead one:
+// then look again.
 func (d *Datapath) dropGone() (done bool) {
 	if !d.attaching.TryLock() {
 		return false

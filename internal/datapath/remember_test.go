@@ -31,8 +31,9 @@ func (b *harness) decisions(t *testing.T, change func(key bpf.Key4, decision []b
 	}
 }
 
-// TestMixedDecision: two CPUs may write a decision at once, or the table hand its memory to another flow meanwhile. What is left then,
-// words of the one and words of the other, is used for no packet.
+// TestMixedDecision: two CPUs may write a decision at once, or the table hand its memory to another
+// flow meanwhile. What is left then, words of the one and words of the other, is used for no
+// packet.
 func TestMixedDecision(t *testing.T) {
 	b := newHarness(t)
 	frame := fromA(peer4).udp(1000, 53, 20).bytes()
@@ -59,7 +60,8 @@ func TestMixedDecision(t *testing.T) {
 		for i := range int(unsafe.Sizeof(bpf.Cached{})) {
 			check(fmt.Sprintf("with another byte %d", i), func(_ bpf.Key4, decision []byte) { decision[i] ^= 0x10 })
 		}
-		// All of it was made for the generation before, but the generation itself, which another CPU has written.
+		// All of it was made for the generation before, but the generation itself, which another
+		// CPU has written.
 		check("of the generation before", func(_ bpf.Key4, decision []byte) {
 			b.config.Generation++
 			must(t, b.maps.Config.Put(uint32(0), &b.config))

@@ -32,8 +32,9 @@ func singles(second byte, count int) (out []netip.Prefix) {
 	return out
 }
 
-// TestRoutesMapFull: what does not fit into the routes map is named and gets no route by a gateway; ranges come before single
-// addresses, whatever was there before, and all is well once there is room.
+// TestRoutesMapFull: what does not fit into the routes map is named and gets no route by a gateway;
+// ranges come before single addresses, whatever was there before, and all is well once there is
+// room.
 func TestRoutesMapFull(t *testing.T) {
 	b := sealNodeHarness(t)
 	smallRoutes(t, b, 10)

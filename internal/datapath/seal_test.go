@@ -16,7 +16,8 @@ import (
 	"weft.dev/weft/test/espref"
 )
 
-// Node b is the peer of the sealing tables: node 1 of the harness, with the keys below in either direction.
+// Node b is the peer of the sealing tables: node 1 of the harness, with the keys below in either
+// direction.
 const (
 	sealEpoch     = 3
 	identityA     = 4711 // pod A's
@@ -33,7 +34,8 @@ var (
 	segmentMagic   = []byte{2, 0x57, 0x45, 0x46} // SEGMENT_MAGIC
 )
 
-// sealHarness is the harness with encryption on and keys for node 1, whose tunnel is of the given family.
+// sealHarness is the harness with encryption on and keys for node 1, whose tunnel is of the given
+// family.
 type sealHarness struct {
 	*harness
 	*esp.Associations
@@ -188,8 +190,8 @@ func peerSA(lane uint32) espref.SA {
 	return espref.SA{SPI: spiOf(sealEpoch, lane, identityPeer), Key: laneKey(keyIn, uint8(lane)), Salt: saltIn}
 }
 
-// sealWays are the ways of a pod's frame to the wire: sealed by from_pod, or, as an skb that may stand for many
-// packets, by from_host at the end of the segmentation veth.
+// sealWays are the ways of a pod's frame to the wire: sealed by from_pod, or, as an skb that may
+// stand for many packets, by from_host at the end of the segmentation veth.
 var sealWays = append(slices.Clone(contexts), "pair")
 
 // sealFrame takes a pod's frame all the way to the wire.
@@ -218,8 +220,8 @@ func (b *sealHarness) sendSegments(t testing.TB, frame []byte) (verdict string, 
 
 func isSegment(frame []byte) bool { return bytes.Equal(frame[:4], segmentMagic) }
 
-// TestSegmentationKeepsOrder: what follows a frame that went through the segmentation veth in its flow does so too, for a moment, since it
-// would overtake; the packets of other flows do not.
+// TestSegmentationKeepsOrder: what follows a frame that went through the segmentation veth in its
+// flow does so too, for a moment, since it would overtake; the packets of other flows do not.
 func TestSegmentationKeepsOrder(t *testing.T) {
 	b := newSealHarness(t, 4).keyed(t)
 	for _, step := range []struct {
@@ -244,7 +246,8 @@ func TestSegmentationKeepsOrder(t *testing.T) {
 	}
 }
 
-// TestSealSizes seals packets of every size, both families in both, and opens them with the reference.
+// TestSealSizes seals packets of every size, both families in both, and opens them with the
+// reference.
 func TestSealSizes(t *testing.T) {
 	for _, family := range []int{4, 6} {
 		b := newSealHarness(t, family).keyed(t)
@@ -303,7 +306,8 @@ func (b *sealHarness) checkSealed(t testing.TB, context string, in []byte) {
 	}
 }
 
-// TestSealTrailing: bytes behind the IP packet, of which a frame may have any number, leave neither sealed nor in cleartext.
+// TestSealTrailing: bytes behind the IP packet, of which a frame may have any number, leave neither
+// sealed nor in cleartext.
 func TestSealTrailing(t *testing.T) {
 	for _, family := range []int{4, 6} {
 		b := newSealHarness(t, family).keyed(t)

@@ -12,7 +12,8 @@ import (
 	"weft.dev/weft/test/espref"
 )
 
-// TestPlainByPolicy: what a policy names travels in cleartext in both directions, and nothing else does.
+// TestPlainByPolicy: what a policy names travels in cleartext in both directions, and nothing else
+// does.
 func TestPlainByPolicy(t *testing.T) {
 	for _, context := range contexts {
 		b := newSealHarness(t, 4).keyed(t)
@@ -37,8 +38,8 @@ func TestPlainByPolicy(t *testing.T) {
 	}
 }
 
-// TestSealedThenPlain: a decision cached for sealed packets is not used for plain ones of the same flow, nor for those
-// of another identity.
+// TestSealedThenPlain: a decision cached for sealed packets is not used for plain ones of the same
+// flow, nor for those of another identity.
 func TestSealedThenPlain(t *testing.T) {
 	for _, context := range receiveWays {
 		b := newSealHarness(t, 4).keyed(t)
@@ -61,8 +62,8 @@ func TestSealedThenPlain(t *testing.T) {
 	}
 }
 
-// TestHostsTraffic: the host's own packets to pods are sealed under its identity and come back the same way; between
-// hosts nothing is.
+// TestHostsTraffic: the host's own packets to pods are sealed under its identity and come back the
+// same way; between hosts nothing is.
 func TestHostsTraffic(t *testing.T) {
 	b := newSealHarness(t, 4).keyed(t)
 	out := newPacket(uplinkMAC, peerMAC, node4, peer4).udp(5, 6, 7).bytes()

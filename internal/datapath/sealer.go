@@ -11,8 +11,8 @@ import (
 	"weft.dev/weft/internal/netdev"
 )
 
-// openSealer makes the sealer's tap, or takes away what an earlier run had made. Whether packets are given to it
-// stays as it was: a sealer outlives the agent.
+// openSealer makes the sealer's tap, or takes away what an earlier run had made. Whether packets
+// are given to it stays as it was: a sealer outlives the agent.
 func (d *Datapath) openSealer() error {
 	if !d.sas.HasSealer() {
 		d.sealerIndex.Store(0)
@@ -31,8 +31,8 @@ func (d *Datapath) openSealer() error {
 	return nil
 }
 
-// withoutSealer takes away what an earlier run had made: first nothing is given to the sealer any more, and it has its
-// hooks as long as it has its tap.
+// withoutSealer takes away what an earlier run had made: first nothing is given to the sealer any
+// more, and it has its hooks as long as it has its tap.
 func (d *Datapath) withoutSealer() error {
 	var was bpf.Config
 	err := d.maps.Config.Lookup(uint32(0), &was)
@@ -46,8 +46,9 @@ func (d *Datapath) withoutSealer() error {
 	return errors.Join(d.sas.UnmarkSealer(), netdev.RemoveSealer(), d.links().Drop(netdev.Sealer))
 }
 
-// PrepareSealer makes the sealer's tap, with its hooks, if it is not there. While a hold is on, the tap keeps the
-// hooks of the agent before: those of this one do not know the endpoints yet that the sealer opens packets for.
+// PrepareSealer makes the sealer's tap, with its hooks, if it is not there. While a hold is on, the
+// tap keeps the hooks of the agent before: those of this one do not know the endpoints yet that the
+// sealer opens packets for.
 func (d *Datapath) PrepareSealer() error { return d.prepareSealer(d.hold.isOn()) }
 
 // attachSealer gives the tap the hooks of this run once a hold has ended.
@@ -86,7 +87,8 @@ func (d *Datapath) RemoveSealerTap() error { return netdev.RemoveSealer() }
 // SealerLost is how many frames the sealer's queue had no room for, since the tap was made.
 func (d *Datapath) SealerLost() (uint64, error) { return netdev.SealerLost() }
 
-// SetSealer says whether the programs may give packets to the sealer: it runs, and holds the keys that are marked.
+// SetSealer says whether the programs may give packets to the sealer: it runs, and holds the keys
+// that are marked.
 func (d *Datapath) SetSealer(on bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

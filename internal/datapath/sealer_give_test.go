@@ -25,8 +25,8 @@ func (b *sealHarness) toSealer(t testing.TB, seq uint64, port uint16) []byte {
 	return append(newPacket(peerMAC, uplinkMAC, there, here).bytes()[:14:14], ip...)
 }
 
-// TestWhoOpens: packets of a peer's sealer go to this node's while it answers, and are opened by the hook otherwise;
-// either way each number is taken once.
+// TestWhoOpens: packets of a peer's sealer go to this node's while it answers, and are opened by
+// the hook otherwise; either way each number is taken once.
 func TestWhoOpens(t *testing.T) {
 	for _, family := range []int{4, 6} {
 		b := newSealerHarness(t, family)
@@ -69,8 +69,8 @@ func TestWhoOpens(t *testing.T) {
 	}
 }
 
-// TestWhoOpensMerged: several packets in one go to the sealer whole, but are cut if it has lost the key of the first:
-// the hooks hold every key, and the sealer would refuse all.
+// TestWhoOpensMerged: several packets in one go to the sealer whole, but are cut if it has lost the
+// key of the first: the hooks hold every key, and the sealer would refuse all.
 func TestWhoOpensMerged(t *testing.T) {
 	for _, family := range []int{4, 6} {
 		for _, c := range []struct {
@@ -98,7 +98,8 @@ func TestWhoOpensMerged(t *testing.T) {
 	}
 }
 
-// isCut says that a frame goes into the segmentation veth to be opened piece by piece (SEGMENT_OPEN).
+// isCut says that a frame goes into the segmentation veth to be opened piece by piece
+// (SEGMENT_OPEN).
 func isCut(frame []byte) bool { return bytes.Equal(frame[:4], []byte{2, 0x57, 0x45, 0x4f}) }
 
 // sendMerged runs from_wire on two packets of one of the peer's lanes in one, as GRO merges them.
@@ -121,8 +122,8 @@ func (b *sealHarness) sendMerged(t testing.TB, lane uint8, port uint16) (verdict
 	return verdictOf("tc", code), out
 }
 
-// TestSealerRetried: of a sealer that does not answer one packet is risked now and then, and it is believed again at
-// once when it answers.
+// TestSealerRetried: of a sealer that does not answer one packet is risked now and then, and it is
+// believed again at once when it answers.
 func TestSealerRetried(t *testing.T) {
 	b := newSealerHarness(t, 4)
 	now := monotonic(t)
@@ -153,8 +154,8 @@ func monotonic(t testing.TB) uint64 {
 	return uint64(ts.Nano())
 }
 
-// TestGivenToSealer: a packet that stands for many goes to the sealer with as many numbers as it is cut into, which
-// nobody gets again; what it is not to have goes into the segmentation veth.
+// TestGivenToSealer: a packet that stands for many goes to the sealer with as many numbers as it is
+// cut into, which nobody gets again; what it is not to have goes into the segmentation veth.
 func TestGivenToSealer(t *testing.T) {
 	for _, family := range []int{4, 6} {
 		b := newSealerHarness(t, family)
@@ -195,8 +196,8 @@ func TestGivenToSealer(t *testing.T) {
 	}
 }
 
-// TestStreams: a flow that streams goes to the sealer after a run of packets, also in small packets; one that is
-// answered packet by packet never does, nor does any without a sealer.
+// TestStreams: a flow that streams goes to the sealer after a run of packets, also in small
+// packets; one that is answered packet by packet never does, nor does any without a sealer.
 func TestStreams(t *testing.T) {
 	const runs = 64 // STREAM_RUN
 	b := newSealerHarness(t, 4)
@@ -232,9 +233,9 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// streamBegins sends a flow's packets until the sealer gets one, and holds it to come after that many in a row. The
-// end of a tick begins the run anew; under translation it comes before so many can be sent, so what the flow table
-// says of those between is written, not sent.
+// streamBegins sends a flow's packets until the sealer gets one, and holds it to come after that
+// many in a row. The end of a tick begins the run anew; under translation it comes before so many
+// can be sent, so what the flow table says of those between is written, not sent.
 func streamBegins(t *testing.T, b *sealHarness, runs uint16, send func(port uint16) bool) {
 	t.Helper()
 	key := bpf.Key4{A: bpf.BE32(podA.IPv4), B: bpf.BE32(peer4), Pa: bpf.Ntohs(1000), Pb: bpf.Ntohs(80), Proto: unix.IPPROTO_UDP}

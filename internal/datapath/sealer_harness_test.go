@@ -23,7 +23,8 @@ import (
 // bySealer is the third way in which hostile packets are opened: in TC, by a sealer.
 const bySealer = "user"
 
-// sealerProcess is a real one, whose tap is a pair of sockets: what is sent is what a hook would have handed over.
+// sealerProcess is a real one, whose tap is a pair of sockets: what is sent is what a hook would
+// have handed over.
 type sealerProcess struct {
 	once   sync.Once
 	err    error
@@ -104,8 +105,8 @@ func (p *sealerProcess) exchange(t testing.TB, frame []byte) (back []tapFrame) {
 	return back
 }
 
-// viaSealer runs from_wire on a frame that a peer's sealer might have sent, and what the hook gives to the sealer
-// through that and from_sealer.
+// viaSealer runs from_wire on a frame that a peer's sealer might have sent, and what the hook gives
+// to the sealer through that and from_sealer.
 func (b *sealHarness) viaSealer(t testing.TB, frame []byte) (verdict string, out []byte) {
 	t.Helper()
 	b.useSealer(t)
@@ -180,8 +181,8 @@ func (b *sealHarness) receive(t testing.TB, way string, frame []byte) (verdict s
 // receiveWays are the ways in which a packet from the wire is opened.
 var receiveWays = append(append([]string(nil), contexts...), bySealer)
 
-// sealersReason is the name under which a sealer refuses what a hook refuses under another: it looks at the
-// trailer and at the lengths of what is before it, and has one name for both.
+// sealersReason is the name under which a sealer refuses what a hook refuses under another: it
+// looks at the trailer and at the lengths of what is before it, and has one name for both.
 func sealersReason(way, reason string) string {
 	if way == bySealer && slices.Contains([]string{"esp_padding", "bad_ip_header", "truncated"}, reason) {
 		return "esp_malformed"

@@ -10,7 +10,8 @@ import (
 	"weft.dev/weft/internal/netdev"
 )
 
-// TestSealerQueueFull: what the sealer's queue has no room for is among the drops, as the node's own.
+// TestSealerQueueFull: what the sealer's queue has no room for is among the drops, as the node's
+// own.
 func TestSealerQueueFull(t *testing.T) {
 	b := newHarness(t)
 	full := func() (found uint64) {

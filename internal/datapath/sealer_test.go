@@ -92,8 +92,8 @@ func opened(seq, count uint64) tapFrame {
 	return tapFrame{kind: bpf.SealerOpened, count: count, id: sealerSA(sealerLane), identity: identityPeer, seq: seq, packet: inner()}
 }
 
-// TestOpenedBySealer: what the sealer has opened passes the same checks as what a hook opens, and its numbers are
-// taken, all or none.
+// TestOpenedBySealer: what the sealer has opened passes the same checks as what a hook opens, and
+// its numbers are taken, all or none.
 func TestOpenedBySealer(t *testing.T) {
 	b := newSealerHarness(t, 4)
 	for _, step := range []struct {
@@ -162,7 +162,8 @@ func TestOpenedBySealer(t *testing.T) {
 	}
 }
 
-// TestOpenedBySealerEnds: nothing that a sealer says counts once its key has ended, was taken away or never was.
+// TestOpenedBySealerEnds: nothing that a sealer says counts once its key has ended, was taken away
+// or never was.
 func TestOpenedBySealerEnds(t *testing.T) {
 	for name, c := range map[string]struct {
 		end    func(t *testing.T, b *sealHarness)
@@ -214,8 +215,8 @@ func (b *sealHarness) reserve(t testing.TB, lane uint32, n uint64) {
 	must(t, b.maps.SAOut.Put(&id, &sa))
 }
 
-// TestSealedBySealer: what the sealer has sealed leaves with the outer addresses of the SA's node, and nothing else
-// leaves.
+// TestSealedBySealer: what the sealer has sealed leaves with the outer addresses of the SA's node,
+// and nothing else leaves.
 func TestSealedBySealer(t *testing.T) {
 	for _, family := range []int{4, 6} {
 		b := newSealerHarness(t, family)
@@ -286,7 +287,8 @@ func TestSealedBySealer(t *testing.T) {
 	}
 }
 
-// TestRefusedBySealer: what the sealer could do nothing with is counted by name, as many packets as it says.
+// TestRefusedBySealer: what the sealer could do nothing with is counted by name, as many packets as
+// it says.
 func TestRefusedBySealer(t *testing.T) {
 	b := newSealerHarness(t, 4)
 	for why, want := range map[uint32]string{

@@ -13,8 +13,8 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// sealerGRO has the kernel merge what other nodes' sealers send to this node's, before TC sees it. It goes with the
-// agent; without it packets come one by one.
+// sealerGRO has the kernel merge what other nodes' sealers send to this node's, before TC sees it.
+// It goes with the agent; without it packets come one by one.
 type sealerGRO struct {
 	collection *ebpf.Collection
 	link       link.Link
@@ -42,8 +42,8 @@ func openSealerGRO(port uint16, addrs []netip.Addr) (*sealerGRO, error) {
 	return g, nil
 }
 
-// enter makes the socket of a family that asks for merging. It is bound, since only such can be looked up, to an
-// address that nobody on a wire reaches.
+// enter makes the socket of a family that asks for merging. It is bound, since only such can be
+// looked up, to an address that nobody on a wire reaches.
 func (g *sealerGRO) enter(key uint32, family int) error {
 	s, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if errors.Is(err, unix.EAFNOSUPPORT) {

@@ -50,8 +50,8 @@ func (d *Datapath) ensurePodOut(ep Endpoint, ifindex int, target uint32) error {
 	return d.links().EnsureOne(podOut, ep.HostIf, ifindex)
 }
 
-// removeSecondInterface takes an endpoint off the XDP datapath: first the redirect, then the pair. The
-// pair's hook goes with it: what is still on its way there is checked to the last.
+// removeSecondInterface takes an endpoint off the XDP datapath: first the redirect, then the pair.
+// The pair's hook goes with it: what is still on its way there is checked to the last.
 func (d *Datapath) removeSecondInterface(ep Endpoint) error {
 	name := netdev.SecondHostIf(ep.HostIf)
 	for _, a := range d.progs.At(hook.PodOwn, hook.ByXDP) {

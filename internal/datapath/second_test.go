@@ -9,7 +9,8 @@ import (
 	"weft.dev/weft/internal/netdev"
 )
 
-// TestPodDatapath: which endpoint has which datapath, what is attached and set for it, and what is said about it.
+// TestPodDatapath: which endpoint has which datapath, what is attached and set for it, and what is
+// said about it.
 func TestPodDatapath(t *testing.T) {
 	d := &Datapath{progs: &hook.Programs{}}
 	auto, noRedirect := ModeStatus{Asked: ModeAuto, Active: ModeTC, XDPDatapath: true}, ModeStatus{Asked: ModeAuto, Active: ModeTC}
@@ -55,8 +56,8 @@ func TestPodDatapath(t *testing.T) {
 	}
 }
 
-// TestSecondInterface: what a second interface's program leaves to the stack goes on as if it had come in by the
-// first, on the slow path and on the fast one; all else is as on any interface.
+// TestSecondInterface: what a second interface's program leaves to the stack goes on as if it had
+// come in by the first, on the slow path and on the fast one; all else is as on any interface.
 func TestSecondInterface(t *testing.T) {
 	b := newHarness(t)
 	fromPod, err := b.progs.Second()

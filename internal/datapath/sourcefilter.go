@@ -13,9 +13,10 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// SourceFilter drops what reaches a listening TCP socket from any address but the allowed ones: in the kernel, without
-// an answer, so that a flood costs little more than its packets do. Connections that stand are none of its business.
-// It needs no Datapath. Its methods may be called from several goroutines.
+// SourceFilter drops what reaches a listening TCP socket from any address but the allowed ones: in
+// the kernel, without an answer, so that a flood costs little more than its packets do. Connections
+// that stand are none of its business. It needs no Datapath. Its methods may be called from several
+// goroutines.
 type SourceFilter struct {
 	collection *ebpf.Collection
 	mu         sync.Mutex
@@ -37,8 +38,8 @@ func (f *SourceFilter) Attach(fd uintptr) error {
 	return os.NewSyscallError("setsockopt SO_ATTACH_BPF", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_BPF, program.FD()))
 }
 
-// Allow replaces the addresses that are let in. After an error some of them may be missing, none too many unless it could
-// not remove one; the next call tries again.
+// Allow replaces the addresses that are let in. After an error some of them may be missing, none
+// too many unless it could not remove one; the next call tries again.
 func (f *SourceFilter) Allow(addrs map[netip.Addr]bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

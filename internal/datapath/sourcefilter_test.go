@@ -19,7 +19,8 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// filteredPort is a listening socket with a source filter, in a namespace of its own whose loopback has many addresses.
+// filteredPort is a listening socket with a source filter, in a namespace of its own whose loopback
+// has many addresses.
 type filteredPort struct {
 	*SourceFilter
 	t        *testing.T
@@ -78,7 +79,8 @@ func newFilteredPort(t *testing.T, listen string, server netip.Addr) *filteredPo
 	return p
 }
 
-// isLocal waits until the kernel takes packets for an address of this host: it enters an IPv6 route a moment after the address.
+// isLocal waits until the kernel takes packets for an address of this host: it enters an IPv6 route
+// a moment after the address.
 func isLocal(ip net.IP) error {
 	for range 30000 {
 		routes, err := netlink.RouteGet(ip)
@@ -123,7 +125,8 @@ func (p *filteredPort) connects(from string) (client, server net.Conn) {
 	return client, server
 }
 
-// unanswered dials until the kernel has dropped the opening packet: no connection, and no reset either.
+// unanswered dials until the kernel has dropped the opening packet: no connection, and no reset
+// either.
 func (p *filteredPort) unanswered(from string) {
 	p.t.Helper()
 	before := p.refused()
@@ -162,8 +165,8 @@ func talk(t *testing.T, from, to net.Conn) {
 	}
 }
 
-// TestSourceFilterDrops: who is not allowed is dropped before there is a connection, and counted; who is added gets in; who is
-// removed does not, but keeps what stands.
+// TestSourceFilterDrops: who is not allowed is dropped before there is a connection, and counted;
+// who is added gets in; who is removed does not, but keeps what stands.
 func TestSourceFilterDrops(t *testing.T) {
 	for name, c := range map[string]struct{ listen, server, one, other string }{
 		"IPv4":                       {"127.0.0.1:0", "127.0.0.1", "127.0.0.2", "127.0.0.3"},
@@ -193,7 +196,8 @@ func TestSourceFilterDrops(t *testing.T) {
 	}
 }
 
-// TestSourceFilterFull: more addresses than fit are an error, never more than asked for, and the next call puts it right.
+// TestSourceFilterFull: more addresses than fit are an error, never more than asked for, and the
+// next call puts it right.
 func TestSourceFilterFull(t *testing.T) {
 	p := newFilteredPort(t, "127.0.0.1:0", netip.MustParseAddr("127.0.0.1"))
 	many := map[netip.Addr]bool{}

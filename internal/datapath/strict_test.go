@@ -40,7 +40,8 @@ func loseNode(t *testing.T, b *harness) {
 	must(t, b.changed())
 }
 
-// TestForgedSources: nobody on the wire is this node or has an address of its range (S3), encryption on or off.
+// TestForgedSources: nobody on the wire is this node or has an address of its range (S3),
+// encryption on or off.
 func TestForgedSources(t *testing.T) {
 	rows := func(name string, to, own, nobody, world netip.Addr) []row {
 		return []row{
@@ -64,7 +65,8 @@ func TestForgedSources(t *testing.T) {
 
 func as16(a netip.Addr) []byte { b := a.As16(); return b[:] }
 
-// TestNoNode: what is the cluster's, but whose node is not known, neither gets nor sends anything (S2).
+// TestNoNode: what is the cluster's, but whose node is not known, neither gets nor sends anything
+// (S2).
 func TestNoNode(t *testing.T) {
 	rows := func(name string, pod, host, to, own netip.Addr) []row {
 		return []row{
@@ -105,8 +107,8 @@ func farPod(t *testing.T, b *harness) {
 	must(t, b.maps.EpAddr.Put(&to, &pod))
 }
 
-// TestOrigins: what leaves the host's stack is judged by where it came in, whatever its addresses are by then
-// (S4), and sealed under the identity of who sent it.
+// TestOrigins: what leaves the host's stack is judged by where it came in, whatever its addresses
+// are by then (S4), and sealed under the identity of who sent it.
 func TestOrigins(t *testing.T) {
 	translated4, translated6 := fromPeer(podA.IPv4).src(node4), fromPeer(podA.IPv6).src(node6)
 	toPeer4, toPeer6 := fromA(peer4), fromA(peer6)
@@ -209,7 +211,8 @@ func (o origin) run(t *testing.T) {
 	}
 }
 
-// untouched is a program as agents load it. What BPF_PROG_TEST_RUN gives it has neither a route nor a socket of this host's.
+// untouched is a program as agents load it. What BPF_PROG_TEST_RUN gives it has neither a route nor
+// a socket of this host's.
 func (b *harness) untouched(t *testing.T, object, name string) *ebpf.Program {
 	t.Helper()
 	collection, err := bpf.Load(b.maps, object, name, b.constants(), true)
@@ -236,8 +239,8 @@ func (o origin) strayPod(t *testing.T, b *sealHarness) {
 	must(t, b.changed())
 }
 
-// TestSealedAsNode: what a node may seal as its host or for the world, and what is its link's business alone and
-// never inside ESP (S13, S3).
+// TestSealedAsNode: what a node may seal as its host or for the world, and what is its link's
+// business alone and never inside ESP (S13, S3).
 func TestSealedAsNode(t *testing.T) {
 	as := func(identity uint32) espref.SA {
 		return espref.SA{SPI: spiOf(sealEpoch, 0, identity), Key: keyIn, Salt: saltIn}
@@ -296,8 +299,9 @@ func TestSealedAsNode(t *testing.T) {
 	}
 }
 
-// TestPriorityTags: a tag with VLAN ID 0 changes nothing (S1). In XDP only: a test run cannot give TC the tag beside
-// the frame, where the kernel keeps it; the wire fuzzer sends both contexts real frames.
+// TestPriorityTags: a tag with VLAN ID 0 changes nothing (S1). In XDP only: a test run cannot give
+// TC the tag beside the frame, where the kernel keeps it; the wire fuzzer sends both contexts real
+// frames.
 func TestPriorityTags(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -332,7 +336,8 @@ func TestPriorityTags(t *testing.T) {
 	}
 }
 
-// TestHandles: identities keep their handles while they are in use, also over a restart, and none is given twice.
+// TestHandles: identities keep their handles while they are in use, also over a restart, and none
+// is given twice.
 func TestHandles(t *testing.T) {
 	b := newSealHarness(t, 4)
 	handleOf := func(identity uint32) (handle uint16) {

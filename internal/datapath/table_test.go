@@ -144,7 +144,8 @@ func reasonsIn(counts []string) (labels []string) {
 	return labels
 }
 
-// after sends packets one after the other and wants each forwarded: the state that a row starts from.
+// after sends packets one after the other and wants each forwarded: the state that a row starts
+// from.
 func after(hook string, packets ...packet) func(*testing.T, *harness) {
 	return func(t *testing.T, b *harness) {
 		t.Helper()

@@ -14,8 +14,8 @@ import (
 	"weft.dev/weft/internal/datapath/hook"
 )
 
-// TestTagIn: of what lies in front of a frame, only who opened it is believed, and nothing where a pod's own program may
-// have written it: its interface says who it is.
+// TestTagIn: of what lies in front of a frame, only who opened it is believed, and nothing where a
+// pod's own program may have written it: its interface says who it is.
 func TestTagIn(t *testing.T) {
 	b := newExitHarness(t)
 	seen, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
@@ -76,7 +76,8 @@ func forgeMetadata(value uint32) (*ebpf.Program, error) {
 	}})
 }
 
-// passMetadata sends a frame to an interface, which runs forge in XDP and then tag_in and report until the test is over.
+// passMetadata sends a frame to an interface, which runs forge in XDP and then tag_in and report
+// until the test is over.
 func (b *exitHarness) passMetadata(t *testing.T, iface string, forge, report *ebpf.Program) error {
 	index := b.index[iface]
 	attached, err := link.AttachXDP(link.XDPOptions{Program: forge, Interface: index, Flags: link.XDPDriverMode})

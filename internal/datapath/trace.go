@@ -16,8 +16,8 @@ import (
 // traceSourcePort is the source port of traced TCP and UDP packets.
 const traceSourcePort = 54321
 
-// Trace crafts the first packet of a conversation from an endpoint and runs the from_pod program on it:
-// the same code on the live maps, loaded a second time with tracing on, so that it notes its
+// Trace crafts the first packet of a conversation from an endpoint and runs the from_pod program on
+// it: the same code on the live maps, loaded a second time with tracing on, so that it notes its
 // decisions and counts, remembers and sends nothing.
 func (d *Datapath) Trace(ep Endpoint, dst netip.AddrPort, proto uint8) (*Trace, error) {
 	src := ep.IPv4
@@ -59,7 +59,8 @@ func (d *Datapath) Trace(ep Endpoint, dst netip.AddrPort, proto uint8) (*Trace, 
 	return d.explain(&steps), nil
 }
 
-// xdpContext and skbContext are the parts of struct xdp_md and struct __sk_buff that BPF_PROG_RUN reads.
+// xdpContext and skbContext are the parts of struct xdp_md and struct __sk_buff that BPF_PROG_RUN
+// reads.
 type xdpContext struct{ Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32 }
 
 type skbContext struct {

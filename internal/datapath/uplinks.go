@@ -26,7 +26,8 @@ func (d *Datapath) attachUplinks() error {
 	return d.keepUplinks(indexes)
 }
 
-// attachUplink hooks one uplink. It can be called again, and for another interface of the same name.
+// attachUplink hooks one uplink. It can be called again, and for another interface of the same
+// name.
 func (d *Datapath) attachUplink(l netlink.Link) error {
 	name, index := l.Attrs().Name, l.Attrs().Index
 	if err := d.links().Ensure(name, index, d.uplinkHooks()); err != nil {
@@ -78,7 +79,8 @@ func (d *Datapath) followUplinks() (attached bool) {
 	return attached
 }
 
-// uplinkTries is how often an uplink is looked for at once: a netlink error such as a full buffer passes.
+// uplinkTries is how often an uplink is looked for at once: a netlink error such as a full buffer
+// passes.
 const uplinkTries = 3
 
 // findUplink looks for an uplink. Only LinkNotFoundError says that it is not there.
@@ -95,7 +97,8 @@ func (d *Datapath) findUplink(name string) (l netlink.Link, err error) {
 	return l, err
 }
 
-// uplinkHookedAt is the index of the interface that has all of an uplink's hooks by their pins, 0 if none has.
+// uplinkHookedAt is the index of the interface that has all of an uplink's hooks by their pins, 0
+// if none has.
 func (d *Datapath) uplinkHookedAt(name string) (int, error) {
 	first := d.uplinkHooks()[0]
 	at, err := hook.PinnedAt(hook.Path(d.opts.BPFDir, first.Name, first.Kind, name))
@@ -105,8 +108,8 @@ func (d *Datapath) uplinkHookedAt(name string) (int, error) {
 	return at, nil
 }
 
-// putUplink enters an uplink that has its hooks, so that what comes in or leaves by it is known to have
-// passed them.
+// putUplink enters an uplink that has its hooks, so that what comes in or leaves by it is known to
+// have passed them.
 func (d *Datapath) putUplink(ifindex int) error {
 	if err := d.maps.Uplinks.Put(uint32(ifindex), uint8(1)); err != nil {
 		return fmt.Errorf("enter uplink %d: %w", ifindex, err)
@@ -119,8 +122,9 @@ func (d *Datapath) keepUplinks(ifindexes map[uint32]bool) error {
 	return bpf.DeleteWhere(d.maps.Uplinks, func(index uint32, _ uint8) bool { return !ifindexes[index] })
 }
 
-// attachNetfilter makes this run's programs the ones that are attached to the node's netfilter: if packets are sealed, all;
-// where endpoints have policies, the one that sees what leaves by interfaces without hooks.
+// attachNetfilter makes this run's programs the ones that are attached to the node's netfilter: if
+// packets are sealed, all; where endpoints have policies, the one that sees what leaves by
+// interfaces without hooks.
 func (d *Datapath) attachNetfilter() error {
 	d.mu.Lock()
 	policed := d.config.Flags&bpf.ConfigPolicy != 0

@@ -12,8 +12,8 @@ import (
 	"weft.dev/weft/internal/datapath/hook"
 )
 
-// Works says why the pods of a node cannot go on without an agent, nil if they can: the pinned programs are
-// there, and hook an uplink of this network namespace. It needs no running datapath.
+// Works says why the pods of a node cannot go on without an agent, nil if they can: the pinned
+// programs are there, and hook an uplink of this network namespace. It needs no running datapath.
 func Works(bpfDir string) error {
 	links, err := hook.List(bpfDir)
 	if err != nil {

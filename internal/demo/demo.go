@@ -1,6 +1,7 @@
 // Package demo tells Weft's story with real output: it builds a lab, shows what the wire
 // shows and who reaches whom, kills an agent and changes keys under running streams, forges
-// packets, traces one, measures, and takes everything away again. Every figure it prints comes from the run at hand.
+// packets, traces one, measures, and takes everything away again. Every figure it prints comes from
+// the run at hand.
 package demo
 
 import (

@@ -191,7 +191,8 @@ func lastDrop(ctx context.Context, client *admin.Client, reason bpf.Reason, sinc
 	return found, nil
 }
 
-// await asks until it is so, an error comes or the time is over; the last is for the caller to judge.
+// await asks until it is so, an error comes or the time is over; the last is for the caller to
+// judge.
 func await(ctx context.Context, done func() (bool, error)) error {
 	for deadline := time.Now().Add(forgeSettle); ; {
 		ok, err := done()

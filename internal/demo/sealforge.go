@@ -34,8 +34,8 @@ type intrusion struct {
 	frame      []byte
 }
 
-// intrude puts frames on the wire that nobody may send: a sealed packet again, one that was never sealed with
-// the key, one from an unknown address, and a plain one from a pod of the other node.
+// intrude puts frames on the wire that nobody may send: a sealed packet again, one that was never
+// sealed with the key, one from an unknown address, and a plain one from a pod of the other node.
 func (d *demo) intrude(ctx context.Context) error {
 	d.say("Somebody on the wire captures a sealed packet of %s on its way to node %s, and sends node %s %d frames of each kind. The genuine one was delivered; nothing else may be.", sender, nodeB, nodeB, forgeCount)
 	marker := encryptcheck.NewMarker()

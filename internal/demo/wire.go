@@ -28,7 +28,8 @@ const (
 	dumpSize = 128
 	// keysLimit is how long the agents may take to agree on keys.
 	keysLimit = time.Minute
-	// espHeaders are the bytes of a frame before the sealed part: Ethernet, IPv4, UDP, SPI, sequence number, IV.
+	// espHeaders are the bytes of a frame before the sealed part: Ethernet, IPv4, UDP, SPI,
+	// sequence number, IV.
 	espHeaders = inet.EthernetLen + inet.IPv4Len + inet.UDPLen + 16
 )
 

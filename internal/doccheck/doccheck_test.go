@@ -82,7 +82,8 @@ func TestLinksResolve(t *testing.T) {
 	}
 }
 
-// TestTablesHaveHeads: rows after an empty line are no part of the table before, and no table without a head.
+// TestTablesHaveHeads: rows after an empty line are no part of the table before, and no table
+// without a head.
 func TestTablesHaveHeads(t *testing.T) {
 	for name, page := range pages(t) {
 		lines := strings.Split(fence.ReplaceAllString(page, ""), "\n")
@@ -118,7 +119,8 @@ func snippets(page string) []string {
 
 var (
 	verbHeading = regexp.MustCompile(`(?m)^## weft (.+)$`)
-	// A call of weft: at the beginning of a snippet, or after a prompt, sudo, a path or an operator.
+	// A call of weft: at the beginning of a snippet, or after a prompt, sudo, a path or an
+	// operator.
 	call    = regexp.MustCompile(`(?:^|\$ |sudo |&& |/|"|-- )weft ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?([^|>&#]*)`)
 	anyFlag = regexp.MustCompile(`(?:^|[ \[])(--[a-z][a-z-]*)`)
 )

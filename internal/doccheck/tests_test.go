@@ -47,7 +47,8 @@ func testSources(t *testing.T) map[string]string {
 	return found
 }
 
-// testProblems says which tests a page names that are not there, and which lines of its tables name none.
+// testProblems says which tests a page names that are not there, and which lines of its tables name
+// none.
 func testProblems(page string, sources map[string]string) (named int, problems []string) {
 	problem := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
 	functions := map[string]bool{} // package.Test
@@ -102,7 +103,8 @@ func rowOfFamily(source, row string) bool {
 	return false
 }
 
-// TestNamedTestsExist: each line of the security model is shown by a test that is there, or says that none does.
+// TestNamedTestsExist: each line of the security model is shown by a test that is there, or says
+// that none does.
 func TestNamedTestsExist(t *testing.T) {
 	named, problems := testProblems(pages(t)[securityModel], testSources(t))
 	if named < 50 {

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// glossary is the section of ARCHITECTURE.md that says what each term means, and in its last column what is not said
-// instead.
+// glossary is the section of ARCHITECTURE.md that says what each term means, and in its last column
+// what is not said instead.
 const glossary = "## Glossary"
 
 // deprecated reads the glossary: each word or phrase that is not to be used, and the term that is.
@@ -43,6 +43,16 @@ func deprecated(t *testing.T) map[string]string {
 	return words
 }
 
+// tracked lists the files of the work tree, but for what git ignores.
+func tracked(t *testing.T) []string {
+	t.Helper()
+	list, err := exec.Command("git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").Output()
+	if err != nil {
+		t.Skipf("not a git work tree: %v", err)
+	}
+	return strings.Split(strings.TrimSuffix(string(list), "\x00"), "\x00")
+}
+
 // exempt are what may say it all the same: history and this test, what others have written.
 var exempt = regexp.MustCompile(`^(CHANGELOG\.md|LICENSE|LICENSES/|bench/results/|go\.sum|internal/doccheck/words_test\.go|.*/testdata/)`)
 
@@ -68,11 +78,7 @@ func TestGlossary(t *testing.T) {
 	for word := range words {
 		patterns[word] = wordPattern(word)
 	}
-	list, err := exec.Command("git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").Output()
-	if err != nil {
-		t.Skipf("not a git work tree: %v", err)
-	}
-	for name := range strings.SplitSeq(strings.TrimSuffix(string(list), "\x00"), "\x00") {
+	for _, name := range tracked(t) {
 		if exempt.MatchString(name) {
 			continue
 		}

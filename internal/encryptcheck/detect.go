@@ -37,7 +37,8 @@ const (
 	Sealed Kind = iota
 	// Other is IP that has nothing to do with pods: nodes among themselves, and with the world.
 	Other
-	// Outside is a pod's packet from or to something that is neither pod nor node: it is never sealed.
+	// Outside is a pod's packet from or to something that is neither pod nor node: it is never
+	// sealed.
 	Outside
 	// Allowed is plain, and a policy lets it be.
 	Allowed

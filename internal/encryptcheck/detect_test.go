@@ -202,7 +202,8 @@ func TestESP(t *testing.T) {
 	}
 }
 
-// TestSegments cuts a stream of markers anywhere: each piece of twice a marker's length holds one whole.
+// TestSegments cuts a stream of markers anywhere: each piece of twice a marker's length holds one
+// whole.
 func TestSegments(t *testing.T) {
 	marker := NewMarker()
 	stream := Fill(marker, 4000)

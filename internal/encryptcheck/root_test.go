@@ -34,7 +34,8 @@ func wire(t *testing.T) (here, there string) {
 	return here, there
 }
 
-// TestReadable verifies a wire on which nothing is sealed, in both families: every protocol's marker is found.
+// TestReadable verifies a wire on which nothing is sealed, in both families: every protocol's
+// marker is found.
 func TestReadable(t *testing.T) {
 	here, _ := wire(t)
 	for _, dst := range []netip.Addr{there4, there6} {
@@ -124,7 +125,8 @@ func xdpOn(t *testing.T, code asm.Instructions) uint32 {
 
 const xdpTX = 3 // XDP_TX: back where it came from
 
-// TestTap watches XDP programs: one that sends all back, and one that redirects all to its own interface.
+// TestTap watches XDP programs: one that sends all back, and one that redirects all to its own
+// interface.
 func TestTap(t *testing.T) {
 	for name, code := range map[string]asm.Instructions{
 		"tx": {asm.Mov.Imm(asm.R0, xdpTX), asm.Return()},
@@ -157,7 +159,8 @@ func TestTap(t *testing.T) {
 			seen := watchTap(t, tap, func() {
 				_, _ = Verify(t.Context(), Options{NetNS: here, Interfaces: []string{"w0"}, Probes: []Probe{{here, there6}}, Duration: time.Second / 5})
 			})
-			// The neighbour solicitation is as far as it gets: what matters is that frames are seen, whole.
+			// The neighbour solicitation is as far as it gets: what matters is that frames are
+			// seen, whole.
 			if seen[false] == 0 || seen[true] == 0 {
 				t.Errorf("frames received: %d, sent: %d", seen[false], seen[true])
 			}

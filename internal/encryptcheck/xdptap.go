@@ -33,7 +33,8 @@ var tapObject []byte
 // follow.
 type tapRecord struct{ Length, Ifindex, Outgoing uint32 }
 
-// ErrNoTap says that this kernel does not let programs be watched: it has no BPF trampolines, or forbids them.
+// ErrNoTap says that this kernel does not let programs be watched: it has no BPF trampolines, or
+// forbids them.
 var ErrNoTap = errors.New("this kernel does not let XDP programs be watched")
 
 // Tap sees the frames of XDP programs: small tracing programs, attached to them while it is
@@ -116,7 +117,8 @@ func (t *Tap) attach(spec *ebpf.CollectionSpec, p XDPProgram) error {
 	return nil
 }
 
-// entryFunction is the full name of a program's function; the program's own is cut to 15 characters.
+// entryFunction is the full name of a program's function; the program's own is cut to 15
+// characters.
 func entryFunction(p *ebpf.Program) (string, error) {
 	info, err := p.Info()
 	if err != nil {

@@ -118,7 +118,8 @@ func (m *Manager) declared(key string) *v1alpha1.Pod {
 	return m.opt.PodSpec(key)
 }
 
-// identify gives the record the number of its namespace, service account and labels, or changes nothing.
+// identify gives the record the number of its namespace, service account and labels, or changes
+// nothing.
 func (m *Manager) identify(rec *record) error {
 	if m.opt.Identity == nil {
 		return nil
@@ -131,15 +132,16 @@ func (m *Manager) identify(rec *record) error {
 	return nil
 }
 
-// declare takes labels, service account and annotations from the declared pod, the request's labels on top.
+// declare takes labels, service account and annotations from the declared pod, the request's labels
+// on top.
 func (r *record) declare(pod *v1alpha1.Pod) {
 	r.ServiceAccount = "default"
 	if pod == nil && r.Encrypt == v1alpha1.EncryptFalse {
 		r.Encrypt = ""
 	}
 	// A declaration that is gone may be one that a mistake made unusable: what asked to be
-	// sealed stays so for as long as it lives, and a pod keeps its interfaces, and the labels by which
-	// policies select it, with its named ports.
+	// sealed stays so for as long as it lives, and a pod keeps its interfaces, and the labels by
+	// which policies select it, with its named ports.
 	if pod != nil {
 		r.Labels, r.Ports = maps.Clone(pod.Metadata.Labels), slices.Clone(pod.Spec.Ports)
 		r.Encrypt = pod.Metadata.Annotations[v1alpha1.EncryptAnnotation]

@@ -91,8 +91,8 @@ func parsed(texts ...string) (out []netip.Addr) {
 	return out
 }
 
-// TestManyAddresses: an endpoint has all addresses that are asked for, on its interface, in the datapath and where it is
-// published, keeps them over a restart, and gives all of them back.
+// TestManyAddresses: an endpoint has all addresses that are asked for, on its interface, in the
+// datapath and where it is published, keeps them over a restart, and gives all of them back.
 func TestManyAddresses(t *testing.T) {
 	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
@@ -137,8 +137,8 @@ func TestManyAddresses(t *testing.T) {
 	}
 }
 
-// TestNetworksOfEndpoints: two networks have the same address on one node. The node's own routes, and what is published, are
-// the cluster's alone, and over a restart each stays in its own.
+// TestNetworksOfEndpoints: two networks have the same address on one node. The node's own routes,
+// and what is published, are the cluster's alone, and over a restart each stays in its own.
 func TestNetworksOfEndpoints(t *testing.T) {
 	b := newHarness(t)
 	shared := parsed("10.77.0.50", "fd77::50")
@@ -295,7 +295,8 @@ func TestNodeWithoutIPv6(t *testing.T) {
 	}
 }
 
-// TestPodWithoutIPv6 is a namespace as some runtimes make it, with IPv6 off until a plugin wants it.
+// TestPodWithoutIPv6 is a namespace as some runtimes make it, with IPv6 off until a plugin wants
+// it.
 func TestPodWithoutIPv6(t *testing.T) {
 	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)

@@ -11,7 +11,8 @@ import (
 	"weft.dev/weft/internal/netdev"
 )
 
-// adoptChained fills in the interface that an earlier plugin made, and the pod's way to the node by it.
+// adoptChained fills in the interface that an earlier plugin made, and the pod's way to the node by
+// it.
 func adoptChained(info *Info, ns *os.File) error {
 	outer, err := adoptVeth(info, ns)
 	if err != nil {
@@ -25,7 +26,8 @@ func adoptChained(info *Info, ns *os.File) error {
 	return nil
 }
 
-// adoptVeth finds the host side through the pod side's peer index, which holds in the namespace of the peer.
+// adoptVeth finds the host side through the pod side's peer index, which holds in the namespace of
+// the peer.
 func adoptVeth(info *Info, ns *os.File) (outer netlink.Link, err error) {
 	pod, err := netdev.HandleAt(ns)
 	if err != nil {
@@ -50,8 +52,8 @@ func adoptVeth(info *Info, ns *os.File) (outer netlink.Link, err error) {
 	return outer, nil
 }
 
-// SetDownUnhooked sets the node's end of an interface that another plugin made down, unless a program of Weft's
-// filters what comes from it. It needs no manager.
+// SetDownUnhooked sets the node's end of an interface that another plugin made down, unless a
+// program of Weft's filters what comes from it. It needs no manager.
 func SetDownUnhooked(a Attachment, netnsPath string) error {
 	ns, err := openNetNS(netnsPath)
 	if err != nil {
@@ -97,7 +99,8 @@ func chainedGateway(info Info, outer netlink.Link) (net.HardwareAddr, error) {
 	return gateway.Attrs().HardwareAddr, nil
 }
 
-// verifyGateway compares the address that a chained pod's record has for its gateway with the gateway's.
+// verifyGateway compares the address that a chained pod's record has for its gateway with the
+// gateway's.
 func verifyGateway(info Info, outer netlink.Link) error {
 	mac, err := chainedGateway(info, outer)
 	if err == nil && mac.String() != info.GatewayMAC {

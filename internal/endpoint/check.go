@@ -55,8 +55,8 @@ func (m *Manager) Check(ctx context.Context, req CheckRequest) error {
 	return nil
 }
 
-// errDatapath is in the error when hooks or map entries of an endpoint are missing: its packets pass unfiltered,
-// or not at all.
+// errDatapath is in the error when hooks or map entries of an endpoint are missing: its packets
+// pass unfiltered, or not at all.
 var errDatapath = errors.New("datapath is not attached")
 
 // verify compares everything that a record says with what is there.
@@ -152,7 +152,8 @@ type hostTables struct {
 	neighbours map[int][]netlink.Neigh
 }
 
-// readHost reads the tables whole: the kernel, or the library, gives those of one interface by a walk through all of them, too.
+// readHost reads the tables whole: the kernel, or the library, gives those of one interface by a
+// walk through all of them, too.
 func readHost(h *netlink.Handle) (*hostTables, error) {
 	routes, err := nldump.Whole(func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_ALL) })
 	if err != nil {

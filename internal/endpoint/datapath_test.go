@@ -23,7 +23,8 @@ func datapathPod(value string) *v1alpha1.Pod {
 	return pod
 }
 
-// TestPodDatapath follows a pod's annotation through its life: what the datapath is asked for, what restarts keep.
+// TestPodDatapath follows a pod's annotation through its life: what the datapath is asked for, what
+// restarts keep.
 func TestPodDatapath(t *testing.T) {
 	b := newHarness(t)
 	expect := func(what string, xdp bool, asker string) {
@@ -64,8 +65,8 @@ func TestPodDatapath(t *testing.T) {
 	}
 }
 
-// TestDatapathOfOldRecord restores endpoints that an agent recorded which gave every pod a second interface: it
-// stays with those only whose pods ask for it, from the first moment.
+// TestDatapathOfOldRecord restores endpoints that an agent recorded which gave every pod a second
+// interface: it stays with those only whose pods ask for it, from the first moment.
 func TestDatapathOfOldRecord(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -118,7 +119,8 @@ func TestPodDatapathRefused(t *testing.T) {
 	}
 }
 
-// TestFormerNamesInRecords reads what a record says of the XDP datapath under the names that its fields had first.
+// TestFormerNamesInRecords reads what a record says of the XDP datapath under the names that its
+// fields had first.
 func TestFormerNamesInRecords(t *testing.T) {
 	b := newHarness(t)
 	path, _ := endpointtest.NewPod(t)

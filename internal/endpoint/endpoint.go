@@ -20,7 +20,8 @@ import (
 	"weft.dev/weft/internal/datapath"
 )
 
-// The gateway that every pod sees, the same on all nodes so that a pod can move. The datapath answers for it.
+// The gateway that every pod sees, the same on all nodes so that a pod can move. The datapath
+// answers for it.
 var (
 	GatewayIPv4 = datapath.GatewayIPv4
 	GatewayIPv6 = datapath.GatewayIPv6
@@ -97,7 +98,8 @@ type Info struct {
 	Identity uint32 `json:"identity,omitempty"`
 	// Encrypt is the pod's annotation ebpf.xdp/encrypt as it was declared.
 	Encrypt string `json:"encrypt,omitempty"`
-	// PodDatapath is the pod's annotation ebpf.xdp/datapath as it was declared, CNIDatapath what the request asked for.
+	// PodDatapath is the pod's annotation ebpf.xdp/datapath as it was declared, CNIDatapath what
+	// the request asked for.
 	PodDatapath string `json:"datapath,omitempty"`
 	CNIDatapath string `json:"cniDatapath,omitempty"`
 	Slot        uint16 `json:"slot"`
@@ -126,7 +128,8 @@ func (i Info) XDPDatapath() bool {
 	return i.PodDatapath == v1alpha1.DatapathXDP || i.CNIDatapath == v1alpha1.DatapathXDP
 }
 
-// DatapathAsker names who asks for the XDP datapath, or what is wrong with how it is asked for; "" if nobody does.
+// DatapathAsker names who asks for the XDP datapath, or what is wrong with how it is asked for; ""
+// if nobody does.
 func (i Info) DatapathAsker() string {
 	switch {
 	case i.PodDatapath == v1alpha1.DatapathXDP:
@@ -184,14 +187,17 @@ type AddRequest struct {
 	Namespace, Pod, PodUID string
 	// Labels are added to those that the pod was declared with. Optional.
 	Labels map[string]string
-	// Addresses asks for fixed addresses, at most MaxAddresses; they win over the declared ones. Optional.
+	// Addresses asks for fixed addresses, at most MaxAddresses; they win over the declared ones.
+	// Optional.
 	Addresses []netip.Addr
-	// NetworkID is the network that the endpoint is in, at most datapath.MaxNetwork; 0 is the cluster's.
+	// NetworkID is the network that the endpoint is in, at most datapath.MaxNetwork; 0 is the
+	// cluster's.
 	NetworkID uint32
 	// Chained adopts the interface that an earlier plugin made instead of making one;
 	// Addresses then says what that plugin gave it.
 	Chained bool
-	// PodDatapath is v1alpha1.DatapathXDP to ask for the XDP datapath, as the pod's annotation can. Optional.
+	// PodDatapath is v1alpha1.DatapathXDP to ask for the XDP datapath, as the pod's annotation can.
+	// Optional.
 	PodDatapath string
 }
 

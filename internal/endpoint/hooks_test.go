@@ -35,7 +35,8 @@ func (b *harness) hookedOrDown(when string) {
 	}
 }
 
-// TestNeverUpWithoutHooks kills the manager after every step of ADD, DEL and of making anew, and looks before each.
+// TestNeverUpWithoutHooks kills the manager after every step of ADD, DEL and of making anew, and
+// looks before each.
 func TestNeverUpWithoutHooks(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -93,7 +94,8 @@ func hiddenPod(t *testing.T) (path, target string, ns *os.File) {
 	return path, target, ns
 }
 
-// TestUnseenNamespaceIsKept: a path that leads nowhere says as much about the agent's mounts as about the pod.
+// TestUnseenNamespaceIsKept: a path that leads nowhere says as much about the agent's mounts as
+// about the pod.
 func TestUnseenNamespaceIsKept(t *testing.T) {
 	for name, hide := range map[string]func(path string) error{
 		"path missing":      os.Remove,
@@ -190,7 +192,8 @@ func TestUnseenDoesNotHideTheOthers(t *testing.T) {
 	}
 }
 
-// TestUnfilteredPodIsUnhealthy: CHECK finds a hook or a map entry that is gone, and ADD and Sync attach it in place.
+// TestUnfilteredPodIsUnhealthy: CHECK finds a hook or a map entry that is gone, and ADD and Sync
+// attach it in place.
 func TestUnfilteredPodIsUnhealthy(t *testing.T) {
 	for name, mend := range map[string]func(b *harness, ns string) error{
 		"add":  func(b *harness, ns string) error { b.add("c1", ns); return nil },
@@ -244,7 +247,8 @@ func TestUnattachableStaysUnhealthy(t *testing.T) {
 	b.hookedOrDown("after a failed ADD")
 }
 
-// TestMendRoutes: routes and neighbours that somebody removed come back; an interface that is down stays so.
+// TestMendRoutes: routes and neighbours that somebody removed come back; an interface that is down
+// stays so.
 func TestMendRoutes(t *testing.T) {
 	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
@@ -268,8 +272,8 @@ func TestMendRoutes(t *testing.T) {
 	}
 }
 
-// TestMendReadsTablesOnce: a look costs one reading of the node's tables, however many endpoints there are, and one by name
-// looks at no other endpoint.
+// TestMendReadsTablesOnce: a look costs one reading of the node's tables, however many endpoints
+// there are, and one by name looks at no other endpoint.
 func TestMendReadsTablesOnce(t *testing.T) {
 	b := newHarness(t)
 	readings := 0
@@ -313,7 +317,8 @@ func TestMendReadsTablesOnce(t *testing.T) {
 	}
 }
 
-// TestSecondInterfaceWithoutRecord: a pod's second interface is removed with its first when no record names them.
+// TestSecondInterfaceWithoutRecord: a pod's second interface is removed with its first when no
+// record names them.
 func TestSecondInterfaceWithoutRecord(t *testing.T) {
 	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)

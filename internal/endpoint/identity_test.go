@@ -109,8 +109,9 @@ func (r *recordedPolicies) Attached(_ Info, err error) error {
 	return err
 }
 
-// TestPolicies: an endpoint is attached with its policy sets or not at all, and keeps the labels by which policies
-// select it when its declaration is gone, which may be a mistake. Labels of a request do not end up in a map that others read.
+// TestPolicies: an endpoint is attached with its policy sets or not at all, and keeps the labels by
+// which policies select it when its declaration is gone, which may be a mistake. Labels of a
+// request do not end up in a map that others read.
 func TestPolicies(t *testing.T) {
 	b := newHarness(t)
 	policies := &recordedPolicies{refusal: errors.New("no room")}

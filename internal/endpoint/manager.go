@@ -35,8 +35,8 @@ type Options struct {
 	Directory Directory
 	// PodSpec returns the declared pod of a "namespace/name" key, nil if there is none. Optional.
 	PodSpec func(key string) *v1alpha1.Pod
-	// Identity returns the number of a workload identity, giving it one if it has none. labels are all of the
-	// pod's. Optional.
+	// Identity returns the number of a workload identity, giving it one if it has none. labels are
+	// all of the pod's. Optional.
 	Identity func(namespace, serviceAccount string, labels map[string]string) (uint32, error)
 	// Policies has endpoints' policy sets. Optional: none has any.
 	Policies Policies

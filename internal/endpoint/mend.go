@@ -11,10 +11,10 @@ import (
 	"weft.dev/weft/internal/netdev"
 )
 
-// Mend looks whether anything of the ready endpoints on the node's side is missing that others can take
-// away, such as a route, a neighbour or a hook, and puts those endpoints in order. An interface
-// that is down stays so, and one that is gone is for Del. With names it looks at the endpoints that have these
-// interfaces on the node alone.
+// Mend looks whether anything of the ready endpoints on the node's side is missing that others can
+// take away, such as a route, a neighbour or a hook, and puts those endpoints in order. An
+// interface that is down stays so, and one that is gone is for Del. With names it looks at the
+// endpoints that have these interfaces on the node alone.
 func (m *Manager) Mend(ctx context.Context, hostIfs ...string) error {
 	// Records before the tables: what is ready by now has its routes in them.
 	list := slices.DeleteFunc(m.snapshot(), func(rec record) bool {
@@ -42,7 +42,8 @@ func (m *Manager) Mend(ctx context.Context, hostIfs ...string) error {
 	return errors.Join(errs...)
 }
 
-// lockReady locks an endpoint. unlock is nil if it is not ready, or an Add or Del is at it, which will leave it right.
+// lockReady locks an endpoint. unlock is nil if it is not ready, or an Add or Del is at it, which
+// will leave it right.
 func (m *Manager) lockReady(id string) (rec record, unlock func()) {
 	unlock, free := m.endpoints.tryLock(id)
 	if !free {

@@ -152,8 +152,9 @@ func (m *Manager) noteAttach(id string, err error) {
 	}
 }
 
-// redeclare follows the pod's declaration. An endpoint whose service account or labels change takes the
-// new identity, or none while that cannot be had: never another's. One whose datapath changes goes over under traffic.
+// redeclare follows the pod's declaration. An endpoint whose service account or labels change takes
+// the new identity, or none while that cannot be had: never another's. One whose datapath changes
+// goes over under traffic.
 func (m *Manager) redeclare(rec record) error {
 	old := rec
 	rec.declare(m.declared(rec.Key()))

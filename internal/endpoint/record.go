@@ -17,8 +17,8 @@ import (
 	"weft.dev/weft/internal/statefile"
 )
 
-// recordVersion changes when an older agent could misread a record. Version 2 has what version 1 did
-// not know: a network, and more than one address of a family. What has neither is written as
+// recordVersion changes when an older agent could misread a record. Version 2 has what version 1
+// did not know: a network, and more than one address of a family. What has neither is written as
 // version 1, so that an older agent can go on with it.
 const recordVersion = 2
 

@@ -79,12 +79,13 @@ func (m *Manager) order(rec record) error {
 	return err
 }
 
-// errUnseen is in the error when a pod's interface is there and its namespace cannot be looked into.
+// errUnseen is in the error when a pod's interface is there and its namespace cannot be looked
+// into.
 var errUnseen = errors.New("cannot be seen from here")
 
-// lost says, with netdev.ErrGone, why an endpoint must be freed, nil if it must be restored. Only the record
-// and the node's end decide: that end lives no longer than the pod's, wherever that is. A path that leads
-// nowhere says as much about the agent's own mounts.
+// lost says, with netdev.ErrGone, why an endpoint must be freed, nil if it must be restored. Only
+// the record and the node's end decide: that end lives no longer than the pod's, wherever that is.
+// A path that leads nowhere says as much about the agent's own mounts.
 func (m *Manager) lost(rec record) error {
 	switch {
 	case rec.State != StateReady:
@@ -117,8 +118,8 @@ func (m *Manager) noteUnseen(id string, why error) {
 	}
 }
 
-// Unseen says why not one pod's namespace can be looked into, nil if one can, or there is no pod: then
-// the agent's own view is wrong rather than the pods.
+// Unseen says why not one pod's namespace can be looked into, nil if one can, or there is no pod:
+// then the agent's own view is wrong rather than the pods.
 func (m *Manager) Unseen() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -194,8 +195,9 @@ func (m *Manager) reattachNow(rec record) error {
 	return err
 }
 
-// recallPodDatapath asks for the datapath of an endpoint that has a second interface and no word of why in its record:
-// agents gave one to every pod, once. It keeps that if its pod is declared to want it.
+// recallPodDatapath asks for the datapath of an endpoint that has a second interface and no word of
+// why in its record: agents gave one to every pod, once. It keeps that if its pod is declared to
+// want it.
 func (m *Manager) recallPodDatapath(rec *record) error {
 	if rec.XDPDatapath() || rec.Chained || !netdev.ExistsOnNode(netdev.SecondHostIf(rec.HostIf)) {
 		return nil
@@ -212,7 +214,8 @@ func (m *Manager) recallPodDatapath(rec *record) error {
 	return nil
 }
 
-// refreshChained follows the gateway's address: a bridge's may change with its ports, and the interface with its bridge.
+// refreshChained follows the gateway's address: a bridge's may change with its ports, and the
+// interface with its bridge.
 func (m *Manager) refreshChained(rec *record) error {
 	outer, err := netdev.FindOnNode(rec.HostIf)
 	if err != nil {

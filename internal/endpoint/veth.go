@@ -15,11 +15,12 @@ import (
 	"weft.dev/weft/internal/nldump"
 )
 
-// hostIfPattern is the name of a host side that Weft makes; its first part is that of the endpoint's
-// only or second interface.
+// hostIfPattern is the name of a host side that Weft makes; its first part is that of the
+// endpoint's only or second interface.
 var hostIfPattern = regexp.MustCompile("^wef[tx]([0-9a-f]{10})$")
 
-// veth sets up the pair of one endpoint, with the addresses and routes of both ends. Everything but create may be repeated.
+// veth sets up the pair of one endpoint, with the addresses and routes of both ends. Everything but
+// create may be repeated.
 type veth struct {
 	Info
 	ns        *os.File
@@ -63,7 +64,8 @@ func (v *veth) create() error {
 // configureHost makes the host side a router's port without addresses. It does not set it up.
 func (v *veth) configureHost() error { return netdev.ConfigureHost(v.host, v.HostIf, "weft "+v.Key()) }
 
-// raiseHost sets the host side up, which must have its hooks by now, and leads the node's own packets to it.
+// raiseHost sets the host side up, which must have its hooks by now, and leads the node's own
+// packets to it.
 func (v *veth) raiseHost() error {
 	link, err := v.host.LinkByName(v.HostIf)
 	if err != nil {

@@ -20,8 +20,8 @@ type Enricher struct {
 	Resolver Resolver
 	// ReasonText is the sentence for a drop reason's label; it may be nil.
 	ReasonText func(label string) string
-	// Refusal is the policy that refused a packet, nil where it cannot be told; it may be nil. It is called for what was
-	// dropped, and must not wait for anything.
+	// Refusal is the policy that refused a packet, nil where it cannot be told; it may be nil. It
+	// is called for what was dropped, and must not wait for anything.
 	Refusal func(datapath.FlowEvent) *Refusal
 }
 

@@ -42,7 +42,8 @@ type Flow struct {
 	Destination Peer   `json:"destination"`
 	Protocol    string `json:"protocol"`
 	TCPFlags    string `json:"tcp_flags,omitempty"`
-	// Direction is EGRESS or INGRESS, seen from the local endpoint; Hook is the program that wrote the event.
+	// Direction is EGRESS or INGRESS, seen from the local endpoint; Hook is the program that wrote
+	// the event.
 	Direction string `json:"traffic_direction"`
 	Hook      string `json:"hook"`
 	// IsReply is unknown (absent) for a dropped packet, which belongs to no flow.
@@ -65,8 +66,8 @@ type Peer struct {
 
 // Refusal is the policy that refused a packet.
 type Refusal struct {
-	// Direction is EGRESS or INGRESS: the part of Pod, whose policies they are, in the conversation. Where the packet
-	// is a reply, that is the other direction than the packet's.
+	// Direction is EGRESS or INGRESS: the part of Pod, whose policies they are, in the
+	// conversation. Where the packet is a reply, that is the other direction than the packet's.
 	Direction string `json:"direction"`
 	Pod       string `json:"pod"`
 	// Peer is the identity of the other end, in words.

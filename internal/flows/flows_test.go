@@ -78,7 +78,8 @@ func TestEnrich(t *testing.T) {
 	}
 }
 
-// TestRefusal: what a policy refused is told in its words, and in fields of the same names for ever.
+// TestRefusal: what a policy refused is told in its words, and in fields of the same names for
+// ever.
 func TestRefusal(t *testing.T) {
 	half := &policy.Half{
 		Direction: policy.Ingress, Pod: "demo/web", Peer: "front/default", Policies: []string{"NetworkPolicy demo/deny"},

@@ -25,7 +25,8 @@ var enums = []string{
 	"weft_engine", "weft_sa_state", "weft_identity", "weft_tag", "weft_sealer_kind", "weft_sealer_refusal",
 }
 
-// named are the enums whose values have names for people: each value's own without its prefix, as NAME_SYN_SENT is syn_sent.
+// named are the enums whose values have names for people: each value's own without its prefix, as
+// NAME_SYN_SENT is syn_sent.
 var named = map[string]string{
 	"weft_hook": "HookNames", "weft_verdict": "VerdictNames", "weft_direction": "DirectionNames",
 	"weft_flow_state": "FlowStateNames", "weft_event_type": "EventTypeNames", "weft_step": "StepNames",
@@ -61,7 +62,8 @@ func generateTypes(object string) ([]byte, error) {
 	return format.Source(out.Bytes())
 }
 
-// hidePointers makes a struct's pointers numbers. They are the kernel's own (kptr): user space reads 0.
+// hidePointers makes a struct's pointers numbers. They are the kernel's own (kptr): user space
+// reads 0.
 func hidePointers(typ btf.Type) {
 	s, ok := typ.(*btf.Struct)
 	if !ok {

@@ -2,8 +2,8 @@ package identity
 
 import "strings"
 
-// LabelFilter says which labels of a pod are part of its identity, by patterns: a label's key, which
-// may end in "*". A label is part that matches one of Include and none of Exclude.
+// LabelFilter says which labels of a pod are part of its identity, by patterns: a label's key,
+// which may end in "*". A label is part that matches one of Include and none of Exclude.
 type LabelFilter struct {
 	// Include is, when it is empty, every label but those that tell pods of one workload apart, or
 	// say where they run: see noise.

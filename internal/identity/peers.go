@@ -11,7 +11,8 @@ import (
 
 // OfNodes lists, for every node, the identities of the endpoints that it has published:
 // what packets from it may claim to be. An endpoint that publishes a number which is not
-// that of its namespace, service account and labels lends its node nothing, and is named in problems.
+// that of its namespace, service account and labels lends its node nothing, and is named in
+// problems.
 func OfNodes(s *store.Snapshot, trustDomain string) (identities map[string][]uint32, problems []string) {
 	identities = make(map[string][]uint32, len(s.Nodes))
 	for name := range s.Nodes {

@@ -14,8 +14,8 @@ import (
 // without the addresses of pods that ask to be sealed and those that are remembered to have asked.
 //
 // In doubt a packet is sealed: a policy that is not valid is not in a snapshot, an
-// annotation that is neither "true" nor "false" counts as "true", of several versions of a pod the one counts that asks,
-// and an address that several endpoints have is plain if all of them may be.
+// annotation that is neither "true" nor "false" counts as "true", of several versions of a pod the
+// one counts that asks, and an address that several endpoints have is plain if all of them may be.
 func Plain(s *store.Snapshot, remembered []netip.Addr) []netip.Prefix {
 	w := wishesOf(s)
 	var plain []netip.Prefix
@@ -73,8 +73,8 @@ func wishesOf(s *store.Snapshot) *wishes {
 	return w
 }
 
-// unused hears what objects ask for of which there is no telling which version is meant. It returns the pods that ask to
-// be sealed in one of theirs.
+// unused hears what objects ask for of which there is no telling which version is meant. It returns
+// the pods that ask to be sealed in one of theirs.
 func (w *wishes) unused(s *store.Snapshot) map[string]bool {
 	asking := map[string]bool{}
 	for _, o := range s.Unused {

@@ -8,7 +8,8 @@ func TestSealedMTU(t *testing.T) {
 			t.Errorf("%d: %d %d", tt.mtu, v4, v6)
 		}
 	}
-	// What fits is the largest that does: text is packet, padding and two bytes, a multiple of four.
+	// What fits is the largest that does: text is packet, padding and two bytes, a multiple of
+	// four.
 	for mtu := 600; mtu < 3000; mtu++ {
 		text := func(inner int) int { return (inner + 2 + 3) &^ 3 }
 		if in := SealedMTU(mtu, false); text(in)+sealOverIPv4 > mtu || text(in+1)+sealOverIPv4 <= mtu {

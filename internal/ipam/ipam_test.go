@@ -133,7 +133,8 @@ func TestNetworks(t *testing.T) {
 	}
 }
 
-// TestNetworkForgotten: a network is there while an address of it is in use, and no question makes one.
+// TestNetworkForgotten: a network is there while an address of it is in use, and no question makes
+// one.
 func TestNetworkForgotten(t *testing.T) {
 	first, second := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3")
 	n, err := NewNetworks(prefixes("10.0.0.0/29"), []netip.Addr{netip.MustParseAddr("10.0.0.1")})

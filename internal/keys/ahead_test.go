@@ -18,8 +18,9 @@ func (s *memStore) add(e epochs.Epoch) {
 	s.changed()
 }
 
-// TestNumberFarAhead has somebody who may write to the store put an epoch there that nobody can open, with the highest number
-// there can be. Rotation goes on while it is there and when it is gone; also on nodes that had opened nothing when they saw it.
+// TestNumberFarAhead has somebody who may write to the store put an epoch there that nobody can
+// open, with the highest number there can be. Rotation goes on while it is there and when it is
+// gone; also on nodes that had opened nothing when they saw it.
 func TestNumberFarAhead(t *testing.T) {
 	const highest = 1 << 48
 	for name, fresh := range map[string]bool{"on nodes in use": false, "on fresh nodes": true} {
@@ -63,8 +64,9 @@ func TestNumberFarAhead(t *testing.T) {
 	}
 }
 
-// TestNextNumberTaken has somebody who may write to the store take the number after the newest again and again, each time by
-// a fresh epoch that nobody can open. The epoch in use is followed by the next all the same, when it is old.
+// TestNextNumberTaken has somebody who may write to the store take the number after the newest
+// again and again, each time by a fresh epoch that nobody can open. The epoch in use is followed by
+// the next all the same, when it is old.
 func TestNextNumberTaken(t *testing.T) {
 	b, key := newFileFixture(t)
 	nodes := b.cluster("a", "b")
@@ -87,8 +89,8 @@ func TestNextNumberTaken(t *testing.T) {
 	b.sound()
 }
 
-// TestWireNumberTaken has somebody who may write to the store lead the next number to one that stands for the epoch in use on
-// the wire, whose keys are in the way there.
+// TestWireNumberTaken has somebody who may write to the store lead the next number to one that
+// stands for the epoch in use on the wire, whose keys are in the way there.
 func TestWireNumberTaken(t *testing.T) {
 	b, key := newFileFixture(t)
 	nodes := b.cluster("a", "b")

@@ -134,8 +134,8 @@ func (p *peers) removeAt(q *peer, g sadb.Group, h sadb.Held, state sadb.State, n
 // removeSendAt is removeAt for keys for sending whose deadline is to come.
 func (p *peers) removeSendAt(q *peer, g sadb.Group, h sadb.Held, state sadb.State) (time.Duration, string) {
 	sealing, sends := state.Groups[sadb.Group{Out: true, Wire: state.Sealing}]
-	// Those before the ones in use have no use any more, also while the peer cannot be met: the agent before this
-	// one may have ended within the drain.
+	// Those before the ones in use have no use any more, also while the peer cannot be met: the
+	// agent before this one may have ended within the drain.
 	former := sends && h.Number < sealing.Number
 	if g.Wire == state.Sealing || (h.Number >= q.confirmed && !former) {
 		return h.Deadline, "hard TTL"

@@ -95,7 +95,8 @@ func stillManager(t *testing.T, dp sadb.Datapath, change func(*Options)) *Manage
 	return m
 }
 
-// still are the peers of a manager that does not run: one, b, with keys and live epochs of these numbers.
+// still are the peers of a manager that does not run: one, b, with keys and live epochs of these
+// numbers.
 func still(t *testing.T, groups map[sadb.Group]sadb.Held, sealing uint8, numbers ...uint64) (*peers, *peer, *notes) {
 	t.Helper()
 	dp := &notes{}
@@ -161,8 +162,8 @@ func TestWhenKeysGo(t *testing.T) {
 	}
 }
 
-// TestSendKeysDrain: those that were switched from stay until what the sealer was given is through, and go before
-// the peer's receive keys do.
+// TestSendKeysDrain: those that were switched from stay until what the sealer was given is through,
+// and go before the peer's receive keys do.
 func TestSendKeysDrain(t *testing.T) {
 	for drain, want := range map[time.Duration]time.Duration{
 		stillDrain: sendDrain, 2 * sendDrain: sendDrain, 300 * time.Millisecond: 150 * time.Millisecond,
@@ -216,7 +217,8 @@ func TestNodeThatIsGoneKeepsItsKeysForTheDrain(t *testing.T) {
 	}
 }
 
-// TestWhatAnExchangeIsTold: State names only keys that both ends may rely on, and is refused where an exchange must not begin.
+// TestWhatAnExchangeIsTold: State names only keys that both ends may rely on, and is refused where
+// an exchange must not begin.
 func TestWhatAnExchangeIsTold(t *testing.T) {
 	mixed, over := keysOf(2, 0), keysOf(2, 0)
 	mixed.Mixed, over.Deadline = true, stillNow
@@ -251,7 +253,8 @@ func TestWhatAnExchangeIsTold(t *testing.T) {
 	}
 }
 
-// TestSameNumberOnTheWire: keys of an epoch 15 earlier are in the way as long as a packet may need them.
+// TestSameNumberOnTheWire: keys of an epoch 15 earlier are in the way as long as a packet may need
+// them.
 func TestSameNumberOnTheWire(t *testing.T) {
 	over, quiet := keysOf(1, 0), keysOf(1, 0)
 	over.Deadline = stillNow

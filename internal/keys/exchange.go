@@ -33,7 +33,8 @@ func (p *peers) exchangeDue(ctx context.Context) time.Duration {
 			due = append(due, q)
 		}
 	}
-	// Peers that do not answer keep a place for long: they come last, and get no more than half of all.
+	// Peers that do not answer keep a place for long: they come last, and get no more than half of
+	// all.
 	slices.SortFunc(due, func(a, b *peer) int { return cmp.Compare(a.failures, b.failures) })
 	for _, q := range due {
 		if p.inFlight >= p.opt.Parallel || (q.failures > 1 && p.inFlight >= (p.opt.Parallel+1)/2) {

@@ -13,8 +13,9 @@ import (
 	"weft.dev/weft/internal/keys/sadb"
 )
 
-// TestExtendTTLOfOnePair has one node without the KMS: the others go on to new epochs, and the leader leaves the old
-// one's object alone. A KMS that answers no is obeyed: that node is out at the hard TTL.
+// TestExtendTTLOfOnePair has one node without the KMS: the others go on to new epochs, and the
+// leader leaves the old one's object alone. A KMS that answers no is obeyed: that node is out at
+// the hard TTL.
 func TestExtendTTLOfOnePair(t *testing.T) {
 	for _, kind := range []error{kek.ErrUnreachable, kek.ErrDenied} {
 		b := extending(t)
@@ -80,7 +81,8 @@ func answered(n *node, outcome string) bool {
 	})
 }
 
-// TestExtendTTLRefused has the KMS say no: before the hard TTL nothing is extended, later there is no further step.
+// TestExtendTTLRefused has the KMS say no: before the hard TTL nothing is extended, later there is
+// no further step.
 func TestExtendTTLRefused(t *testing.T) {
 	for _, kind := range []error{kek.ErrDenied, kek.ErrDisabled, kek.ErrNotFound} {
 		for _, steps := range []int{0, 2} {
@@ -124,7 +126,8 @@ func (s *memStore) created(number uint64) time.Time {
 	return s.epochs[number].Created
 }
 
-// TestExtendTTLEndsByHand removes the epoch's object, which is the off-switch: no further step is made.
+// TestExtendTTLEndsByHand removes the epoch's object, which is the off-switch: no further step is
+// made.
 func TestExtendTTLEndsByHand(t *testing.T) {
 	b := extending(t)
 	nodes := b.outlast(5 * time.Minute)
@@ -154,8 +157,8 @@ func (d balky) ExtendSAs(node string, out bool, epoch uint8, id uint64, until ti
 	return d.Datapath.ExtendSAs(node, out, epoch, id, until)
 }
 
-// TestExtendTTLTriesAgain has the datapath fail when keys are to be extended: it is told as a problem, not as an
-// extension, and tried again until it works.
+// TestExtendTTLTriesAgain has the datapath fail when keys are to be extended: it is told as a
+// problem, not as an extension, and tried again until it works.
 func TestExtendTTLTriesAgain(t *testing.T) {
 	b := extending(t)
 	var fails atomic.Bool
@@ -188,7 +191,8 @@ func TestExtendTTLTriesAgain(t *testing.T) {
 	b.recovered(nodes...)
 }
 
-// refusing is a datapath during whose first extension the KMS says no: nothing after that may be extended.
+// refusing is a datapath during whose first extension the KMS says no: nothing after that may be
+// extended.
 type refusing struct {
 	sadb.Datapath
 	calls *atomic.Int64
@@ -202,7 +206,8 @@ func (d refusing) ExtendSAs(node string, out bool, epoch uint8, id uint64, until
 	return d.Datapath.ExtendSAs(node, out, epoch, id, until)
 }
 
-// TestExtendTTLRefusedInAStep has the KMS say no while a step is made: what is left of the step is not.
+// TestExtendTTLRefusedInAStep has the KMS say no while a step is made: what is left of the step is
+// not.
 func TestExtendTTLRefusedInAStep(t *testing.T) {
 	b := extending(t)
 	var calls atomic.Int64

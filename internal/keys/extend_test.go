@@ -45,7 +45,8 @@ func away(yes bool, nodes ...*node) {
 	}
 }
 
-// walk lets time pass until the newest epoch has an age, slowly enough for the nodes to keep the keys with their peers alive.
+// walk lets time pass until the newest epoch has an age, slowly enough for the nodes to keep the
+// keys with their peers alive.
 func (b *fixture) walk(age time.Duration, nodes ...*node) {
 	b.t.Helper()
 	for b.age() < age {
@@ -72,7 +73,8 @@ func (b *fixture) outlast(past time.Duration) []*node {
 	return nodes
 }
 
-// left is how soon a node's first key ends; those that have reached the end of all ends do not count.
+// left is how soon a node's first key ends; those that have reached the end of all ends do not
+// count.
 func (b *fixture) left(n *node) time.Duration {
 	b.fabric.mu.Lock()
 	defer b.fabric.mu.Unlock()
@@ -141,8 +143,9 @@ func (b *fixture) recovered(nodes ...*node) {
 	b.sound()
 }
 
-// TestExtendTTL keeps the KMS away past the hard TTL: nothing is lost up to the end of the extension, and every step
-// is told. Whether the KMS comes back in time or not, all recovers by itself.
+// TestExtendTTL keeps the KMS away past the hard TTL: nothing is lost up to the end of the
+// extension, and every step is told. Whether the KMS comes back in time or not, all recovers by
+// itself.
 func TestExtendTTL(t *testing.T) {
 	for _, inTime := range []bool{true, false} {
 		b := extending(t)
@@ -224,8 +227,8 @@ func TestExtendTTLOneSideOnly(t *testing.T) {
 	}
 }
 
-// TestExtendTTLAndRestart starts an agent anew while keys are extended and the KMS is away: it cannot read the epoch, and
-// keeps alive what the datapath has.
+// TestExtendTTLAndRestart starts an agent anew while keys are extended and the KMS is away: it
+// cannot read the epoch, and keeps alive what the datapath has.
 func TestExtendTTLAndRestart(t *testing.T) {
 	b := extending(t)
 	nodes := b.outlast(5 * time.Minute)
@@ -270,8 +273,8 @@ func TestExtendTTLWithoutAgents(t *testing.T) {
 	b.recovered(nodes...)
 }
 
-// TestExtendTTLAndReboot has a node lose all that it has while the epoch is extended. If the KMS answers it, it may use
-// the epoch; else it is out.
+// TestExtendTTLAndReboot has a node lose all that it has while the epoch is extended. If the KMS
+// answers it, it may use the epoch; else it is out.
 func TestExtendTTLAndReboot(t *testing.T) {
 	for _, answers := range []bool{true, false} {
 		b := extending(t)
@@ -296,7 +299,8 @@ func TestExtendTTLAndReboot(t *testing.T) {
 	}
 }
 
-// TestExtendTTLAndExchange loses a node's keys while the epoch is extended: both hold its key, so new ones can be made.
+// TestExtendTTLAndExchange loses a node's keys while the epoch is extended: both hold its key, so
+// new ones can be made.
 func TestExtendTTLAndExchange(t *testing.T) {
 	b := extending(t)
 	nodes := b.outlast(5 * time.Minute)

@@ -27,7 +27,8 @@ type fabric struct {
 	lost   []string
 	// sealed is when a direction was last sealed under an ID.
 	sealed map[uint64]time.Duration
-	// counters is the next counter of every key ever used: a key that comes back with a lower one is a repeated nonce.
+	// counters is the next counter of every key ever used: a key that comes back with a lower one
+	// is a repeated nonce.
 	counters map[[32]byte]uint64
 	repeated []string
 }

@@ -6,9 +6,9 @@ import (
 	"weft.dev/weft/internal/keys/audit"
 )
 
-// Forked says that this virtual machine was resumed from a snapshot or copied, and that the datapath has destroyed the
-// keys of before. Peers are met anew at once; exchanges under way, dialled and served, are given up, since their
-// connections are of before, too.
+// Forked says that this virtual machine was resumed from a snapshot or copied, and that the
+// datapath has destroyed the keys of before. Peers are met anew at once; exchanges under way,
+// dialled and served, are given up, since their connections are of before, too.
 func (m *Manager) Forked() {
 	m.peers.abortDialled()
 	m.server.Abort()

@@ -48,8 +48,8 @@ func (d *fakeDP) retire() {
 	}
 }
 
-// TestVMForked takes a node back to a snapshot with memory, again and again: it meets every peer at once, in the same
-// epoch, and no counter is used twice under one key.
+// TestVMForked takes a node back to a snapshot with memory, again and again: it meets every peer at
+// once, in the same epoch, and no counter is used twice under one key.
 func TestVMForked(t *testing.T) {
 	b := newFixture(t)
 	nodes := b.cluster("a", "b", "c")
@@ -82,7 +82,8 @@ func TestVMForked(t *testing.T) {
 	b.sound()
 }
 
-// TestForkAbortsServed: what a node serves when the machine forks is given up, and does not stand in the way of its peer until it times out.
+// TestForkAbortsServed: what a node serves when the machine forks is given up, and does not stand
+// in the way of its peer until it times out.
 func TestForkAbortsServed(t *testing.T) {
 	b := newFixture(t)
 	a := b.cluster("a")[0]
@@ -100,7 +101,8 @@ func TestForkAbortsServed(t *testing.T) {
 	})
 }
 
-// TestKeysOfBeforeAFork has the machine fork in the middle of every exchange: what was agreed on before is never used.
+// TestKeysOfBeforeAFork has the machine fork in the middle of every exchange: what was agreed on
+// before is never used.
 func TestKeysOfBeforeAFork(t *testing.T) {
 	b := newFixture(t)
 	forks := 0
@@ -120,7 +122,8 @@ func TestKeysOfBeforeAFork(t *testing.T) {
 	b.sound()
 }
 
-// forkingDatapath forks between the first look at the generation and the installation of what was agreed on since.
+// forkingDatapath forks between the first look at the generation and the installation of what was
+// agreed on since.
 type forkingDatapath struct {
 	sadb.Datapath
 	dp    *fakeDP

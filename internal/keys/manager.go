@@ -222,7 +222,8 @@ func (m *Manager) load() bool {
 	return true
 }
 
-// reread has the datapath read again, no later than at a time, unless it could not be read just now.
+// reread has the datapath read again, no later than at a time, unless it could not be read just
+// now.
 func (m *Manager) reread(at time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

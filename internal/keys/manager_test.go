@@ -152,7 +152,8 @@ func TestKilledFasterThanItDrains(t *testing.T) {
 	b.sound()
 }
 
-// TestIdlePairsMoveOn is the same without a single packet, so that nothing tells what the peer sends with.
+// TestIdlePairsMoveOn is the same without a single packet, so that nothing tells what the peer
+// sends with.
 func TestIdlePairsMoveOn(t *testing.T) {
 	b := newFixture(t)
 	b.fabric.idle = true

@@ -44,11 +44,13 @@ type Options struct {
 	Identity nodeid.Source
 	// Listen opens the handshake's port. It is called again after a failure.
 	Listen func(ctx context.Context) (net.Listener, error)
-	// Filter keeps addresses that no peer has away from that port. Without it, or where it lets somebody pass, the agent turns them away itself. Optional.
+	// Filter keeps addresses that no peer has away from that port. Without it, or where it lets
+	// somebody pass, the agent turns them away itself. Optional.
 	Filter AddressFilter
 	// Unfiltered says why the port that Listen opened has no filter, nil if it has. Optional.
 	Unfiltered func() error
-	// Addresses are this node's own, as its Node object says: peers take connections from no other. Optional.
+	// Addresses are this node's own, as its Node object says: peers take connections from no other.
+	// Optional.
 	Addresses []netip.Addr
 	// Port is where peers listen that say nothing else. Default: handshake.DefaultPort.
 	Port uint16
@@ -62,7 +64,8 @@ type Options struct {
 	MaxAge time.Duration
 	// HardTTL is how long an epoch made by this node may be used at all.
 	HardTTL time.Duration
-	// ExtendTTL is how long beyond an epoch's hard TTL, at most, its keys may stay in use when there is no way on; 0: not at all.
+	// ExtendTTL is how long beyond an epoch's hard TTL, at most, its keys may stay in use when
+	// there is no way on; 0: not at all.
 	ExtendTTL time.Duration
 	// Drain is how long receive keys are kept after the peer has left them. Send keys are kept
 	// for half of it, at most sendDrain, after the switch to newer ones.
@@ -71,20 +74,23 @@ type Options struct {
 	MaxPackets uint64
 	// Parallel bounds the exchanges under way at once.
 	Parallel int
-	// Spread is over how long unwrapping and dialling after a new epoch are spread at most; few nodes take less. Negative: not at all.
+	// Spread is over how long unwrapping and dialling after a new epoch are spread at most; few
+	// nodes take less. Negative: not at all.
 	Spread time.Duration
-	// SeenFile remembers when this node first saw each epoch, over its restarts; "" only while it runs.
+	// SeenFile remembers when this node first saw each epoch, over its restarts; "" only while it
+	// runs.
 	SeenFile string
 	// RequirePostQuantum refuses peers without X25519MLKEM768.
 	RequirePostQuantum bool
 
-	// ClockAhead is told when the wall clock has jumped ahead, which is what a virtual machine sees that was resumed from a
-	// snapshot and has no other sign of it. Optional.
+	// ClockAhead is told when the wall clock has jumped ahead, which is what a virtual machine sees
+	// that was resumed from a snapshot and has no other sign of it. Optional.
 	ClockAhead func()
 
 	// Clock is the real one by default.
 	Clock clock.Clock
-	// VersionEvery is how often, more or less, the leader asks for the KEK's version; negative: never.
+	// VersionEvery is how often, more or less, the leader asks for the KEK's version; negative:
+	// never.
 	VersionEvery time.Duration
 	// Audit is told of every event; it must not block. Optional.
 	Audit func(audit.Record)
@@ -99,7 +105,8 @@ type Options struct {
 	newExchanger func(handshake.Config) (client, server, error)
 }
 
-// AddressFilter drops in the kernel what would open connections from an address that is not allowed.
+// AddressFilter drops in the kernel what would open connections from an address that is not
+// allowed.
 type AddressFilter interface {
 	// Allow replaces the allowed addresses.
 	Allow(addrs map[netip.Addr]bool) error

@@ -29,8 +29,9 @@ func (f *fakeFilter) Allow(addrs map[netip.Addr]bool) error {
 
 func (f *fakeFilter) Refused() (uint64, netip.Addr, error) { return f.packets, f.last, f.unread }
 
-// TestPortFilter: the kernel is told of the very addresses that the agent itself admits, with every change of peers; what it has
-// dropped is counted, and a filter that cannot be set is a problem until it can.
+// TestPortFilter: the kernel is told of the very addresses that the agent itself admits, with every
+// change of peers; what it has dropped is counted, and a filter that cannot be set is a problem
+// until it can.
 func TestPortFilter(t *testing.T) {
 	addr := netip.MustParseAddr
 	filter := &fakeFilter{packets: 7, last: addr("192.0.2.7")}
@@ -74,7 +75,8 @@ func TestPortFilter(t *testing.T) {
 	}
 }
 
-// TestPortUnfiltered: that the port has no filter, or that nobody can say what it drops, is a problem while it is so.
+// TestPortUnfiltered: that the port has no filter, or that nobody can say what it drops, is a
+// problem while it is so.
 func TestPortUnfiltered(t *testing.T) {
 	filter := &fakeFilter{}
 	b := newFixture(t)

@@ -19,7 +19,8 @@ import (
 	"weft.dev/weft/internal/store/dir"
 )
 
-// dirFixture is a fixture whose nodes have their epochs in a directory of objects, wrapped by a key file.
+// dirFixture is a fixture whose nodes have their epochs in a directory of objects, wrapped by a key
+// file.
 type dirFixture struct {
 	*fixture
 	path, keyFile string
@@ -56,7 +57,8 @@ func (b *dirFixture) watch(nodes []*node) {
 	}
 }
 
-// TestOnADirectory has two managers on one directory of objects, with a key file and the lock of the leader.
+// TestOnADirectory has two managers on one directory of objects, with a key file and the lock of
+// the leader.
 func TestOnADirectory(t *testing.T) {
 	b := newDirFixture(t, func(o *Options, objects *dir.Dir) { o.Leader = objects.Leader(o.Node) })
 	nodes := b.cluster("a", "b")
@@ -82,8 +84,9 @@ func TestOnADirectory(t *testing.T) {
 	b.sound()
 }
 
-// TestNothingIsLeftInMemory looks for an epoch's key in this process's memory after it was forgotten, and in every
-// file that was written. What is looked for is kept inverted, not to be found itself.
+// TestNothingIsLeftInMemory looks for an epoch's key in this process's memory after it was
+// forgotten, and in every file that was written. What is looked for is kept inverted, not to be
+// found itself.
 func TestNothingIsLeftInMemory(t *testing.T) {
 	b := newDirFixture(t, func(*Options, *dir.Dir) {})
 	nodes := b.cluster("a", "b")
@@ -214,7 +217,8 @@ func (k keeper) InstallSA(sa *esp.SA) error {
 	return err
 }
 
-// TestKeyFileReplaced has a new key file wrap the live epoch again, on a directory of objects: the old key can go.
+// TestKeyFileReplaced has a new key file wrap the live epoch again, on a directory of objects: the
+// old key can go.
 func TestKeyFileReplaced(t *testing.T) {
 	b := newDirFixture(t, func(o *Options, _ *dir.Dir) { o.VersionEvery = time.Minute })
 	nodes := b.cluster("a", "b")

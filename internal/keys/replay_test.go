@@ -53,8 +53,9 @@ func (b *fixture) refused(n *node, number uint64) {
 	})
 }
 
-// TestReplayedEpoch has somebody who may write to the store put an epoch back that is long over, dated today, in the place
-// of all others: an old key, which may have leaked, must not live again. Restarts change nothing, and the next epoch comes.
+// TestReplayedEpoch has somebody who may write to the store put an epoch back that is long over,
+// dated today, in the place of all others: an old key, which may have leaked, must not live again.
+// Restarts change nothing, and the next epoch comes.
 func TestReplayedEpoch(t *testing.T) {
 	b, key := newFileFixture(t)
 	first := b.untimed(key, 1)
@@ -104,8 +105,9 @@ func TestReplayedEpoch(t *testing.T) {
 	b.sound()
 }
 
-// TestNewLeaderTakesReplayedEpoch: where all epochs are gone and a leader that knows of none of them makes number 1 again,
-// the nodes that have used higher numbers refuse it, and make the next themselves.
+// TestNewLeaderTakesReplayedEpoch: where all epochs are gone and a leader that knows of none of
+// them makes number 1 again, the nodes that have used higher numbers refuse it, and make the next
+// themselves.
 func TestNewLeaderTakesReplayedEpoch(t *testing.T) {
 	b, _ := newFileFixture(t)
 	b.election.closed["b"] = true

@@ -15,7 +15,8 @@ import (
 	"weft.dev/weft/internal/keys/kek"
 )
 
-// newFileFixture is a fixture whose epochs a key file wraps, and whose nodes remember what they saw.
+// newFileFixture is a fixture whose epochs a key file wraps, and whose nodes remember what they
+// saw.
 func newFileFixture(t *testing.T) (*fixture, kek.KEK) {
 	t.Helper()
 	path, state := filepath.Join(t.TempDir(), "kek"), t.TempDir()
@@ -67,8 +68,8 @@ func readSeen(path string) (seenFile, error) {
 	return out, err
 }
 
-// TestEpochProlonged has somebody who may write to the store prolong, or shorten, an epoch's life by its object: nobody
-// opens its key any more, and it never counts for longer than before.
+// TestEpochProlonged has somebody who may write to the store prolong, or shorten, an epoch's life
+// by its object: nobody opens its key any more, and it never counts for longer than before.
 func TestEpochProlonged(t *testing.T) {
 	for name, change := range map[string]func(*epochs.Epoch){
 		"expires later":                func(e *epochs.Epoch) { e.Expires = e.Expires.Add(10000 * time.Hour) },
@@ -102,16 +103,17 @@ func TestEpochProlonged(t *testing.T) {
 	}
 }
 
-// prolongEnvelope changes the object and the names on the envelope, which say what the ciphertext is bound to.
+// prolongEnvelope changes the object and the names on the envelope, which say what the ciphertext
+// is bound to.
 func prolongEnvelope(e *epochs.Epoch, by time.Duration) {
 	was := strings.NewReplacer(`"expires":`+millisOf(e.Expires), `"expires":`+millisOf(e.Expires.Add(by)))
 	e.Wrapped = []byte(was.Replace(string(e.Wrapped)))
 	e.Expires = e.Expires.Add(by)
 }
 
-// TestUpgradeFromUntimedEpochs starts nodes on an epoch that an older version has wrapped, whose times are bound to
-// nothing: it is read, its end is this node's own hard TTL from when it was first seen, restarts included, and the
-// next epoch takes over without the loss of a packet.
+// TestUpgradeFromUntimedEpochs starts nodes on an epoch that an older version has wrapped, whose
+// times are bound to nothing: it is read, its end is this node's own hard TTL from when it was
+// first seen, restarts included, and the next epoch takes over without the loss of a packet.
 func TestUpgradeFromUntimedEpochs(t *testing.T) {
 	b, key := newFileFixture(t)
 	dek := make([]byte, kek.DEKSize)
@@ -151,7 +153,8 @@ func TestUpgradeFromUntimedEpochs(t *testing.T) {
 	b.sound()
 }
 
-// TestHardTTLIsEachNodesOwn: a leader with a longer hard TTL prolongs nothing on a node with a shorter one.
+// TestHardTTLIsEachNodesOwn: a leader with a longer hard TTL prolongs nothing on a node with a
+// shorter one.
 func TestHardTTLIsEachNodesOwn(t *testing.T) {
 	b, _ := newFileFixture(t)
 	file := b.options

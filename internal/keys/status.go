@@ -21,7 +21,8 @@ const (
 	StateUp = "up"
 	// StateDraining: as up; keys of an older epoch are kept for packets on their way.
 	StateDraining = "draining"
-	// StateChecking: keys are in use that a former agent left; the peer was not asked yet whether it has the same.
+	// StateChecking: keys are in use that a former agent left; the peer was not asked yet whether
+	// it has the same.
 	StateChecking = "checking"
 	// StateMoving: an older epoch is in use, an exchange for the newest is planned or under way.
 	StateMoving = "moving"
@@ -33,7 +34,8 @@ const (
 	StateNoKey = "no_key"
 	// StateFailed: there is no key, and the last exchange failed. Packets are dropped.
 	StateFailed = "failed"
-	// StateExpired: the keys reached their hard TTL and there are no newer ones. Packets are dropped.
+	// StateExpired: the keys reached their hard TTL and there are no newer ones. Packets are
+	// dropped.
 	StateExpired = "expired"
 	// StateNoEpoch: there is no key, and no epoch that this node can read. Packets are dropped.
 	StateNoEpoch = "no_epoch"
@@ -58,7 +60,8 @@ type Status struct {
 	Leader   string `json:"leader,omitempty"`
 	IsLeader bool   `json:"isLeader"`
 	KEK      string `json:"kek"`
-	// NextRotation is when the newest epoch is old enough for the next; one that this node cannot read does not count.
+	// NextRotation is when the newest epoch is old enough for the next; one that this node cannot
+	// read does not count.
 	NextRotation time.Time `json:"nextRotation,omitzero"`
 	// OldestKey is when the oldest key in the datapath was installed.
 	OldestKey        time.Time       `json:"oldestKey,omitzero"`
@@ -93,7 +96,8 @@ type PeerStatus struct {
 	// EpochTX is what this node seals with; EpochRX the newest that it can open.
 	EpochTX uint64 `json:"epochTX"`
 	EpochRX uint64 `json:"epochRX"`
-	// PostQuantum and Group say how the last exchange agreed on keys; empty before this process had one.
+	// PostQuantum and Group say how the last exchange agreed on keys; empty before this process had
+	// one.
 	PostQuantum bool   `json:"postQuantum"`
 	Group       string `json:"group,omitempty"`
 	// Lanes is how many keys at once the peer sends with.
@@ -117,7 +121,8 @@ type Counters struct {
 	// RekeyRequests is how often packets without a key asked for an exchange.
 	RekeyRequests uint64 `json:"kicks"`
 	ClockJumps    uint64 `json:"clockJumps"`
-	// VMForks is how often this virtual machine was found to have gone back to a snapshot, or to have been copied.
+	// VMForks is how often this virtual machine was found to have gone back to a snapshot, or to
+	// have been copied.
 	VMForks uint64 `json:"vmForks"`
 	// Turned counts what was refused before a certificate was seen.
 	Turned handshake.Turned `json:"turned"`

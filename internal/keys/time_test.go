@@ -128,7 +128,8 @@ func TestClockJumps(t *testing.T) {
 			}
 		}
 	}
-	// A node whose clock is ahead starts: the only epoch seems to have ended. Traffic goes on, and it helps itself.
+	// A node whose clock is ahead starts: the only epoch seems to have ended. Traffic goes on, and
+	// it helps itself.
 	nodes[0].stop()
 	nodes[0].clock.jump(1000 * time.Hour)
 	nodes[0].start()

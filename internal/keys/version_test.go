@@ -11,8 +11,8 @@ import (
 	"weft.dev/weft/internal/keys/kek"
 )
 
-// TestKEKVersionRotates has the live epochs wrapped again by the KEK's new version: nobody unwraps what it holds
-// already, and a node that starts when the old version is gone can read them.
+// TestKEKVersionRotates has the live epochs wrapped again by the KEK's new version: nobody unwraps
+// what it holds already, and a node that starts when the old version is gone can read them.
 func TestKEKVersionRotates(t *testing.T) {
 	b := newFixture(t)
 	nodes := b.cluster("a", "b", "c")
@@ -139,8 +139,9 @@ func dekState(n *node, number uint64) string {
 	return ""
 }
 
-// TestOutages has a KMS fail one node in every way while a new epoch is made: it is named everywhere, nobody loses a
-// packet, the others move on, and the node follows when it is over, without a restart.
+// TestOutages has a KMS fail one node in every way while a new epoch is made: it is named
+// everywhere, nobody loses a packet, the others move on, and the node follows when it is over,
+// without a restart.
 func TestOutages(t *testing.T) {
 	for name, kind := range map[string]error{
 		"unreachable": kek.ErrUnreachable, "throttled": kek.ErrThrottled, "denied": kek.ErrDenied, "credentials": kek.ErrCredentials,
@@ -192,8 +193,9 @@ func hasEvent(n *node, event, outcome string) bool {
 	return false
 }
 
-// TestKMSAwayForAWholeAge keeps everybody from wrapping for longer than an epoch shall live: warnings come at 50, 80
-// and 95 % of the hard TTL, nothing is lost before it, and all comes back by itself. At the hard TTL it ends.
+// TestKMSAwayForAWholeAge keeps everybody from wrapping for longer than an epoch shall live:
+// warnings come at 50, 80 and 95 % of the hard TTL, nothing is lost before it, and all comes back
+// by itself. At the hard TTL it ends.
 func TestKMSAwayForAWholeAge(t *testing.T) {
 	for _, past := range []bool{false, true} {
 		b := newFixture(t)

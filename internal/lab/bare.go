@@ -20,7 +20,8 @@ var (
 	bareGateway6 = netip.MustParseAddr("fe80::1")
 )
 
-// podIndex is the index of a plain pod's interface, above all that a node's own reach; see firstIndex.
+// podIndex is the index of a plain pod's interface, above all that a node's own reach; see
+// firstIndex.
 const podIndex = 100_000
 
 // attachPlain attaches a pod of a bare node: a veth pair, host routes and the

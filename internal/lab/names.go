@@ -95,7 +95,8 @@ func containerID(lab, node, pod string) string {
 func (s *Spec) clone() *Spec {
 	out, err := unmarshalSpec(s.YAML())
 	if err != nil {
-		// A Spec that cannot be written cannot be read back either: keep what there is, Validate will tell.
+		// A Spec that cannot be written cannot be read back either: keep what there is, Validate
+		// will tell.
 		shallow := *s
 		return &shallow
 	}

@@ -17,8 +17,8 @@ func writeNodeObjects(s *Spec) error {
 	return declare(s, "nodes.yaml", nodeObjects(s))
 }
 
-// nodeObjects leaves out bare nodes without pod ranges: nobody routes pods to them, and agents would
-// try in vain to agree on keys with them.
+// nodeObjects leaves out bare nodes without pod ranges: nobody routes pods to them, and agents
+// would try in vain to agree on keys with them.
 func nodeObjects(s *Spec) []v1alpha1.Object {
 	var docs []v1alpha1.Object
 	for _, n := range s.Nodes {

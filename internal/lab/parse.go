@@ -10,8 +10,8 @@ const (
 	exampleRange   = "10.77.1.0/24 or fd77:1::/64"
 )
 
-// parse decodes, fills in defaults and validates. What could not be decoded is told alone: checks of
-// what is left would tell of names and nodes that are missing only because of it.
+// parse decodes, fills in defaults and validates. What could not be decoded is told alone: checks
+// of what is left would tell of names and nodes that are missing only because of it.
 func parse(name string, data []byte) (*Spec, error) {
 	docs, errs := strictyaml.Split(name, data)
 	spec := &Spec{}

@@ -206,7 +206,8 @@ uplinks:
 	}
 }
 
-// TestNodeObjects: a machine without an agent is a node to the agents only if they are to route pods to it.
+// TestNodeObjects: a machine without an agent is a node to the agents only if they are to route
+// pods to it.
 func TestNodeObjects(t *testing.T) {
 	bare := false
 	ranges := []netip.Prefix{netip.MustParsePrefix("10.77.1.0/24")}

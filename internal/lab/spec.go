@@ -37,11 +37,11 @@ type Spec struct {
 	// Encryption is "strict", the default, or "off". Strict gives the lab an authority, every
 	// agent a certificate, and all of them one key-encryption key.
 	Encryption string `yaml:"encryption,omitempty" json:"encryption,omitempty"`
-	// Sysctls are those that nodes and pods start with: "distribution", the default, as a machine has them on
-	// which systemd has run, or "kernel", as the bare kernel has them.
+	// Sysctls are those that nodes and pods start with: "distribution", the default, as a machine
+	// has them on which systemd has run, or "kernel", as the bare kernel has them.
 	Sysctls string `yaml:"sysctls,omitempty" json:"sysctls,omitempty"`
-	// Etcd are endpoints of an etcd that has the lab's objects, under a prefix of the lab's name, in place of a
-	// directory. It is yours: the lab leaves it as it is when it goes.
+	// Etcd are endpoints of an etcd that has the lab's objects, under a prefix of the lab's name,
+	// in place of a directory. It is yours: the lab leaves it as it is when it goes.
 	Etcd []string `yaml:"etcd,omitempty" json:"etcd,omitempty"`
 	// Agent is merged into every agent's configuration (keys of the agent's YAML).
 	Agent map[string]any `yaml:"agent,omitempty" json:"agent,omitempty"`

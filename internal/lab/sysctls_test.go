@@ -6,8 +6,9 @@ import (
 	"testing"
 )
 
-// TestSysctls: nodes and pods start as on a machine on which a distribution's systemd has run, whatever the
-// machine's own settings are, or with the kernel's when asked for; interfaces that come later, too.
+// TestSysctls: nodes and pods start as on a machine on which a distribution's systemd has run,
+// whatever the machine's own settings are, or with the kernel's when asked for; interfaces that
+// come later, too.
 func TestSysctls(t *testing.T) {
 	for _, tt := range []struct {
 		name, kind string

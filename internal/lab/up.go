@@ -126,9 +126,9 @@ func anyLeft(s *Spec) bool {
 	return false
 }
 
-// checkConfigs has the agent's own configuration check look at every node's before anything is made. A
-// wire of a node in mode xdp has no offload unless the file asks for it: a veth hands over checksums that are
-// still to be finished, and an XDP program on its end loses that mark.
+// checkConfigs has the agent's own configuration check look at every node's before anything is
+// made. A wire of a node in mode xdp has no offload unless the file asks for it: a veth hands over
+// checksums that are still to be finished, and an XDP program on its end loses that mark.
 func checkConfigs(s *Spec) error {
 	var errs []error
 	for _, n := range s.Nodes {

@@ -162,7 +162,8 @@ func setUpEnd(ifName string, w WireSpec, addresses []netip.Prefix) error {
 	if err := addAddresses(link, addresses); err != nil {
 		return err
 	}
-	// Up before GRO: a veth that gets GRO while down does not tell its peer that it takes XDP frames.
+	// Up before GRO: a veth that gets GRO while down does not tell its peer that it takes XDP
+	// frames.
 	if err := linkUp(ifName); err != nil {
 		return err
 	}

@@ -1,5 +1,5 @@
-// Package logfile appends whole lines to a file that its owner alone may read, and begins another when
-// it is full.
+// Package logfile appends whole lines to a file that its owner alone may read, and begins another
+// when it is full.
 package logfile
 
 import (
@@ -13,7 +13,8 @@ import (
 	"weft.dev/weft/internal/statefile"
 )
 
-// File is a log file. It only ever grows; a full one gets another name. It is not safe for concurrent use.
+// File is a log file. It only ever grows; a full one gets another name. It is not safe for
+// concurrent use.
 type File struct {
 	Path string
 	// MaxSize is how many bytes the file may have before the next is begun.
@@ -29,8 +30,8 @@ type File struct {
 	torn bool
 }
 
-// Append writes whole lines. After an error nothing or a part of them is there, and they may be given
-// again: what was torn is ended by a line break first.
+// Append writes whole lines. After an error nothing or a part of them is there, and they may be
+// given again: what was torn is ended by a line break first.
 func (f *File) Append(lines []byte) error {
 	if err := f.Open(); err != nil {
 		return err

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestRotate: lines are never divided between files, the oldest file goes, and only the owner reads.
+// TestRotate: lines are never divided between files, the oldest file goes, and only the owner
+// reads.
 func TestRotate(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "made", "log")
 	f := &File{Path: path, MaxSize: 8, Keep: 2, Sync: true}
@@ -56,7 +57,8 @@ func TestTorn(t *testing.T) {
 	}
 }
 
-// TestAway: lines go to a new file when somebody has moved the old one, and to no directory's place.
+// TestAway: lines go to a new file when somebody has moved the old one, and to no directory's
+// place.
 func TestAway(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	f := &File{Path: path, MaxSize: 100, Keep: 1}

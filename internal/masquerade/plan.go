@@ -106,7 +106,8 @@ func (p *plan) write(conn *nftables.Conn) error {
 	return nil
 }
 
-// expressions is `meta nfproto F ip saddr @pods ip daddr != @inside oifname @uplinks counter masquerade`.
+// expressions is `meta nfproto F ip saddr @pods ip daddr != @inside oifname @uplinks counter
+// masquerade`.
 func (r rule) expressions(uplinks, pods, inside *nftables.Set) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},

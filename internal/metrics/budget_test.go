@@ -9,8 +9,8 @@ import (
 	"weft.dev/weft/internal/datapath"
 )
 
-// TestBudgets: what each endpoint's share refused it is shown under its name, the node's own under none, and a slot
-// that nobody has any more not at all.
+// TestBudgets: what each endpoint's share refused it is shown under its name, the node's own under
+// none, and a slot that nobody has any more not at all.
 func TestBudgets(t *testing.T) {
 	source := newFake()
 	source.snapshot.FlowShare = 100

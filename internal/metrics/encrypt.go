@@ -21,7 +21,8 @@ type Encryption struct {
 	// Handshakes are by outcome, Rotations by reason.
 	Handshakes, Rotations map[string]uint64
 	RekeyRequests         uint64
-	// Turned is connections to the handshake's port that were refused before a certificate was seen, by reason.
+	// Turned is connections to the handshake's port that were refused before a certificate was
+	// seen, by reason.
 	Turned map[string]uint64
 	// VMForks is how often this virtual machine was resumed from a snapshot or copied.
 	VMForks            uint64
@@ -46,8 +47,8 @@ type Encryption struct {
 	Reasons map[string]bool
 }
 
-// Sealer is what the process does that takes what comes in bulk. Sealed and Opened count since that process was
-// started.
+// Sealer is what the process does that takes what comes in bulk. Sealed and Opened count since that
+// process was started.
 type Sealer struct {
 	Up             bool
 	Starts         int

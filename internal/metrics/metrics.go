@@ -27,7 +27,8 @@ type Snapshot struct {
 	Nodes        int
 	ObjectErrors int
 	Events       datapath.EventStats
-	// Budgets are what endpoints hold of the shared tables, FlowShare what of the flow table is each one's own.
+	// Budgets are what endpoints hold of the shared tables, FlowShare what of the flow table is
+	// each one's own.
 	Budgets   []datapath.Budget
 	FlowShare uint32
 	Flows     flows.Stats

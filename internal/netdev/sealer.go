@@ -11,15 +11,16 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// Sealer is the tap that the sealer is behind (bpf/lib/sealer.h). One per network namespace, as there is one
-// agent.
+// Sealer is the tap that the sealer is behind (bpf/lib/sealer.h). One per network namespace, as
+// there is one agent.
 const Sealer = "weft_sealer"
 
 const (
 	// sealerMTU is the largest that a tap may have: what goes in was measured before.
 	sealerMTU = 65535 - 14
-	// sealerQueue is how many packets, of up to 64 KiB each, wait for the sealer: some 40 ms of bulk. Of a flood that
-	// outruns the sealer, longer ones (to 8192) lose as much, and a shorter one (128) no more.
+	// sealerQueue is how many packets, of up to 64 KiB each, wait for the sealer: some 40 ms of
+	// bulk. Of a flood that outruns the sealer, longer ones (to 8192) lose as much, and a shorter
+	// one (128) no more.
 	sealerQueue = 512
 	// vnetHeaderSize is that of struct virtio_net_hdr_v1.
 	vnetHeaderSize = 12
@@ -57,9 +58,9 @@ func EnsureSealer(hook func(tap netlink.Link) error) (index uint32, err error) {
 	return uint32(tap.Attrs().Index), nil
 }
 
-// OpenSealer opens the tap, which it makes if need be, as the sealer reads and writes it: with a virtio-net header
-// of 12 bytes, little endian, and every offload. It stays when the descriptor is closed. ErrSealerInUse says that
-// another process has it.
+// OpenSealer opens the tap, which it makes if need be, as the sealer reads and writes it: with a
+// virtio-net header of 12 bytes, little endian, and every offload. It stays when the descriptor is
+// closed. ErrSealerInUse says that another process has it.
 func OpenSealer() (*os.File, error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -85,8 +86,9 @@ func configureTap(fd int) error {
 		return fmt.Errorf("attach to tap %s: %w", Sealer, err)
 	}
 	offloads := unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6 | unix.TUN_F_TSO_ECN | tunUSO4 | tunUSO6
-	// Owner and group first: a persistent tap without is anybody's to attach to while nobody reads it. Whoever is
-	// neither needs CAP_NET_ADMIN, and nobody is either: root of a container has root's user ID.
+	// Owner and group first: a persistent tap without is anybody's to attach to while nobody reads
+	// it. Whoever is neither needs CAP_NET_ADMIN, and nobody is either: root of a container has
+	// root's user ID.
 	for _, set := range []struct {
 		what  string
 		call  uint
@@ -112,7 +114,8 @@ func configureTap(fd int) error {
 	return nil
 }
 
-// SealerLost is how many frames, each of one packet or many, found the tap's queue full, since the tap was made.
+// SealerLost is how many frames, each of one packet or many, found the tap's queue full, since the
+// tap was made.
 func SealerLost() (uint64, error) {
 	tap, err := netlink.LinkByName(Sealer)
 	if err != nil {
@@ -136,12 +139,12 @@ func RemoveSealer() error {
 	return nil
 }
 
-// SealerSegments is how many packets of an Ethernet wire's size fit one UDP packet of 64 KiB, in which the sealer gives
-// back what it has sealed.
+// SealerSegments is how many packets of an Ethernet wire's size fit one UDP packet of 64 KiB, in
+// which the sealer gives back what it has sealed.
 const SealerSegments = 44
 
-// FitSealer has the stack behind an interface build its large packets of no more segments than the sealer can give back
-// in one. netNS is a path, empty for the caller's own.
+// FitSealer has the stack behind an interface build its large packets of no more segments than the
+// sealer can give back in one. netNS is a path, empty for the caller's own.
 func FitSealer(netNS, iface string) error {
 	return netns.Do(netNS, func() error {
 		l, err := netlink.LinkByName(iface)

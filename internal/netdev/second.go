@@ -12,9 +12,9 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// A pod on the XDP datapath has a second pair. Its own interface has a native XDP program on the host
-// side; the kernel then cuts GSO packets before they leave it. So what the pod's stack sends goes,
-// by a TC program on the pod's own egress, out of the second pair, whose host side has the TC
+// A pod on the XDP datapath has a second pair. Its own interface has a native XDP program on the
+// host side; the kernel then cuts GSO packets before they leave it. So what the pod's stack sends
+// goes, by a TC program on the pod's own egress, out of the second pair, whose host side has the TC
 // program. Nothing is ever delivered by the second pair and it has no address.
 
 // SecondPodIf is the second interface's name in the pod.

@@ -7,8 +7,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// The veth that cuts what the stack and TC hooks send to packets of wire size (bpf/lib/segment.h). One
-// per network namespace, as there is one agent.
+// The veth that cuts what the stack and TC hooks send to packets of wire size (bpf/lib/segment.h).
+// One per network namespace, as there is one agent.
 const (
 	SegmentationIn  = "weft_host"
 	SegmentationOut = "weft_net"
@@ -17,8 +17,8 @@ const (
 // segmentationMTU lets in whatever the stack may send as one.
 const segmentationMTU = 65535
 
-// segmentationFeatures are what the segmentation veth's entry must not be able to do, so that the kernel does it
-// before.
+// segmentationFeatures are what the segmentation veth's entry must not be able to do, so that the
+// kernel does it before.
 var segmentationFeatures = map[string]bool{
 	"tx-checksum-ip-generic": false, "tx-scatter-gather": false, "tx-scatter-gather-fraglist": false,
 	"tx-tcp-segmentation": false, "tx-tcp6-segmentation": false, "tx-tcp-ecn-segmentation": false,
@@ -26,8 +26,8 @@ var segmentationFeatures = map[string]bool{
 	"tx-udp_tnl-segmentation": false, "tx-vlan-offload": false,
 }
 
-// EnsureSegmentation makes the segmentation veth and returns the indexes of its two ends. It goes up once hook
-// has hooked the far one.
+// EnsureSegmentation makes the segmentation veth and returns the indexes of its two ends. It goes
+// up once hook has hooked the far one.
 func EnsureSegmentation(hook func(out netlink.Link) error) (in, out uint32, err error) {
 	far, err := netlink.LinkByName(SegmentationOut)
 	if err != nil {

@@ -10,7 +10,8 @@ import (
 // attempts is how often a list is read that changes under the reader.
 const attempts = 10
 
-// Whole repeats a netlink dump that changed under the reader: what such a one returns is a part only.
+// Whole repeats a netlink dump that changed under the reader: what such a one returns is a part
+// only.
 func Whole[T any](list func() ([]T, error)) ([]T, error) {
 	for range attempts {
 		out, err := list()

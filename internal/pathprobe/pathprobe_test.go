@@ -82,12 +82,13 @@ func TestPath(t *testing.T) {
 	}
 }
 
-// TestEndGoesAway has an end that goes away in the middle, as an agent that is killed does, or that is away for a
-// moment, as one that is restarted: that is no narrow path.
+// TestEndGoesAway has an end that goes away in the middle, as an agent that is killed does, or that
+// is away for a moment, as one that is restarted: that is no narrow path.
 func TestEndGoesAway(t *testing.T) {
 	const narrow = 1400
 	for name, row := range map[string]struct {
-		// answers says whether the end answers a probe of a size, with how many of that size and of all came before.
+		// answers says whether the end answers a probe of a size, with how many of that size and of
+		// all came before.
 		answers func(size, same, all int) bool
 		want    int // 0: no answer
 	}{
@@ -181,7 +182,8 @@ func TestLoopback(t *testing.T) {
 	}
 }
 
-// TestOwnInterfaceIsSmaller asks for more than the interface takes: what it refuses needs no waiting.
+// TestOwnInterfaceIsSmaller asks for more than the interface takes: what it refuses needs no
+// waiting.
 func TestOwnInterfaceIsSmaller(t *testing.T) {
 	a, b := wires(t, 1500)
 	var near *Prober

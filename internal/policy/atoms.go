@@ -29,7 +29,8 @@ func (c *conjunction) divide(ix *index) {
 	c.dividePorts()
 }
 
-// byIdentity says whether somebody unknown may be treated otherwise than somebody without an identity.
+// byIdentity says whether somebody unknown may be treated otherwise than somebody without an
+// identity.
 func (c *conjunction) byIdentity() (found bool) {
 	for _, kind := range []struct {
 		terms []term
@@ -194,7 +195,8 @@ type portValue struct {
 	value Value
 }
 
-// values says verdicts by port in prefixes: what most of a protocol's ports have is said once, and then the rest.
+// values says verdicts by port in prefixes: what most of a protocol's ports have is said once, and
+// then the rest.
 func (c *conjunction) values(ports []decided, precedence uint32) []portValue {
 	value := func(d decided) Value { return Value{d.verdict, precedence, d.rule} }
 	out := []portValue{{portPrefix{}, value(ports[0])}}

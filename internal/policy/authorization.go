@@ -11,7 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 )
 
-// KindAuthorizationPolicy is the kind of Istio's that is read, of security.istio.io/v1 and of v1beta1, which is the same.
+// KindAuthorizationPolicy is the kind of Istio's that is read, of security.istio.io/v1 and of
+// v1beta1, which is the same.
 const KindAuthorizationPolicy = "AuthorizationPolicy"
 
 const (
@@ -21,8 +22,8 @@ const (
 	dryRunAnnotation  = "istio.io/dry-run"
 )
 
-// authorizationSpec is Istio's AuthorizationPolicy. Its own Go type is a protobuf message, whose decoder knows no lines;
-// test/istio holds the fields of both against each other.
+// authorizationSpec is Istio's AuthorizationPolicy. Its own Go type is a protobuf message, whose
+// decoder knows no lines; test/istio holds the fields of both against each other.
 type authorizationSpec struct {
 	Selector   *workloadSelector   `yaml:"selector" json:"selector,omitempty"`
 	TargetRef  *targetReference    `yaml:"targetRef" json:"targetRef,omitempty"`
@@ -96,8 +97,8 @@ type authorization struct {
 	rules []term
 }
 
-// readAuthorization checks an AuthorizationPolicy. One with errors denies all to the pods it selects: whether it was to
-// allow or to deny what is wrong in it nobody knows.
+// readAuthorization checks an AuthorizationPolicy. One with errors denies all to the pods it
+// selects: whether it was to allow or to deny what is wrong in it nobody knows.
 func readAuthorization(meta metav1.ObjectMeta, spec *authorizationSpec, from source) *Policy {
 	r := newReader(KindAuthorizationPolicy, meta, spec, from)
 	p := r.policy
@@ -197,8 +198,8 @@ func (r *reader) enforced(meta metav1.ObjectMeta, spec *authorizationSpec) bool 
 	return true
 }
 
-// authorizationRule reads one rule. What it says of requests cannot be seen at layer 4: a rule that is to allow is left
-// out then, and one that is to deny denies without that part.
+// authorizationRule reads one rule. What it says of requests cannot be seen at layer 4: a rule that
+// is to allow is left out then, and one that is to deny denies without that part.
 func (r *reader) authorizationRule(field string, in *authorizationRule) {
 	p := r.policy
 	rule := &ruleReader{reader: r, at: field}

@@ -28,8 +28,8 @@ type writtenAll struct {
 	clusters       []*netpol.ClusterNetworkPolicy
 }
 
-// FuzzAuthorization draws clusters with policies of all kinds, and compares what is compiled with evaluators of each kind,
-// packet by packet.
+// FuzzAuthorization draws clusters with policies of all kinds, and compares what is compiled with
+// evaluators of each kind, packet by packet.
 func FuzzAuthorization(f *testing.F) {
 	for seed := range uint64(80) {
 		f.Add(seed, seed*5)

@@ -13,8 +13,8 @@ const authorizationHeader = "apiVersion: security.istio.io/v1\nkind: Authorizati
 // istioOptions are those of a cluster with Istio's usual names.
 var istioOptions = Options{RootNamespace: "istio-system", TrustDomain: "weft.local"}
 
-// TestAuthorization has packets that are allowed (+) and denied (-). Each policy is in shop, whose pods are web, web-2, db and
-// plain; prom is in ops.
+// TestAuthorization has packets that are allowed (+) and denied (-). Each policy is in shop, whose
+// pods are web, web-2, db and plain; prom is in ops.
 func TestAuthorization(t *testing.T) {
 	const web = "  selector: {matchLabels: {app: web}}\n"
 	tests := []struct{ name, text, packets string }{
@@ -119,8 +119,9 @@ func TestAuthorizationTogether(t *testing.T) {
 	}
 }
 
-// TestAuthorizationOfUnknownPeers: who is in a range of pods and has no known identity may be anybody: a rule that denies
-// somebody denies him, and one that allows somebody, or all but somebody, does not allow him.
+// TestAuthorizationOfUnknownPeers: who is in a range of pods and has no known identity may be
+// anybody: a rule that denies somebody denies him, and one that allows somebody, or all but
+// somebody, does not allow him.
 func TestAuthorizationOfUnknownPeers(t *testing.T) {
 	tests := []struct {
 		name, text    string
@@ -151,8 +152,8 @@ func TestAuthorizationOfUnknownPeers(t *testing.T) {
 	}
 }
 
-// TestAuthorizationErrors has one mistake per row: what is said of it. Whatever it is, the pods that the policy selects are
-// closed, and if nobody knows which these are, all of its namespace.
+// TestAuthorizationErrors has one mistake per row: what is said of it. Whatever it is, the pods
+// that the policy selects are closed, and if nobody knows which these are, all of its namespace.
 func TestAuthorizationErrors(t *testing.T) {
 	const good = "  selector: {matchLabels: {app: web}}\n"
 	tests := []struct {
@@ -229,7 +230,8 @@ func TestAuthorizationWarnings(t *testing.T) {
 	}
 }
 
-// TestAuthorizationRemembered: kinds, what is only listed, and what was broken come back as they were.
+// TestAuthorizationRemembered: kinds, what is only listed, and what was broken come back as they
+// were.
 func TestAuthorizationRemembered(t *testing.T) {
 	text := func(name, spec string) string {
 		return strings.Replace(authorizationHeader, "name: ap", "name: "+name, 1) + spec + "---\n"

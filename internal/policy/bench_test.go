@@ -13,9 +13,9 @@ import (
 	"weft.dev/weft/api/v1alpha1"
 )
 
-// many is a cluster of so many policies and pods, each with an identity of its own, in 20 namespaces:
-// every policy is about one app, allows two others, some ports and a block, and every tenth all of its
-// namespace.
+// many is a cluster of so many policies and pods, each with an identity of its own, in 20
+// namespaces: every policy is about one app, allows two others, some ports and a block, and every
+// tenth all of its namespace.
 func many(policies, pods int) Input {
 	const namespaces, apps = 20, 50
 	in := Input{Namespaces: map[string]map[string]string{}}
@@ -79,7 +79,8 @@ func BenchmarkCompile(b *testing.B) {
 	}
 }
 
-// BenchmarkAuthorization has an AuthorizationPolicy that allows in each namespace, and one that denies in all.
+// BenchmarkAuthorization has an AuthorizationPolicy that allows in each namespace, and one that
+// denies in all.
 func BenchmarkAuthorization(b *testing.B) {
 	in := many(1000, 1000)
 	in.Ranges = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}

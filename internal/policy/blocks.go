@@ -96,8 +96,8 @@ func (b *blocks) add(one *block) {
 // of are the classes inside a block that was added.
 func (b *blocks) of(one *block) []uint32 { return b.classes[b.index[one.key]] }
 
-// classify gives each set of blocks that addresses can be in together a class, and each prefix the class of its addresses. A
-// class's number is the same as long as number remembers it.
+// classify gives each set of blocks that addresses can be in together a class, and each prefix the
+// class of its addresses. A class's number is the same as long as number remembers it.
 func (b *blocks) classify(number func(key string) uint32) []Class {
 	b.classes = make([][]uint32, len(b.list))
 	starts, all := map[netip.Prefix][]int{}, map[netip.Prefix]bool{}

@@ -9,7 +9,8 @@ import (
 	netpol "sigs.k8s.io/network-policy-api/apis/v1beta1"
 )
 
-// clusterPolicy draws a ClusterNetworkPolicy. Its priority is its name's, as what two of one priority do is open.
+// clusterPolicy draws a ClusterNetworkPolicy. Its priority is its name's, as what two of one
+// priority do is open.
 func (g *generator) clusterPolicy(name string) *netpol.ClusterNetworkPolicy {
 	p := &netpol.ClusterNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	p.Spec.Tier, p.Spec.Priority = one(g, netpol.AdminTier, netpol.AdminTier, netpol.BaselineTier), int32(name[1]-'0')
@@ -61,7 +62,8 @@ func (g *generator) protocols() (out []netpol.ClusterNetworkPolicyProtocol) {
 	return out
 }
 
-// tiers says what the specification of ClusterNetworkPolicy says, with NetworkPolicies between its tiers.
+// tiers says what the specification of ClusterNetworkPolicy says, with NetworkPolicies between its
+// tiers.
 func (w *reference) tiers(list []*netpol.ClusterNetworkPolicy, d Direction, subject *Endpoint, other end, protocol uint8, port uint16) bool {
 	if does := w.tier(list, netpol.AdminTier, d, subject, other, protocol, port); does != netpol.ClusterNetworkPolicyRuleActionPass {
 		return does == netpol.ClusterNetworkPolicyRuleActionAccept

@@ -13,8 +13,8 @@ import (
 	"weft.dev/weft/internal/config/strictyaml"
 )
 
-// KindClusterNetworkPolicy is the kind of Kubernetes' for administrators, of policy.networking.k8s.io/v1beta1 and of
-// v1alpha2, which is the same.
+// KindClusterNetworkPolicy is the kind of Kubernetes' for administrators, of
+// policy.networking.k8s.io/v1beta1 and of v1alpha2, which is the same.
 const KindClusterNetworkPolicy = "ClusterNetworkPolicy"
 
 const (
@@ -24,7 +24,8 @@ const (
 	maxPriority         = 1000
 )
 
-// action is what a rule of a ClusterNetworkPolicy does. The zero value accepts, as all rules of NetworkPolicies do.
+// action is what a rule of a ClusterNetworkPolicy does. The zero value accepts, as all rules of
+// NetworkPolicies do.
 type action uint8
 
 const (
@@ -49,13 +50,14 @@ type cluster struct {
 	closed bool
 }
 
-// byPriority is the order in which ClusterNetworkPolicies are asked. Of two with one priority, which the specification leaves
-// open, the one whose name sorts first comes first.
+// byPriority is the order in which ClusterNetworkPolicies are asked. Of two with one priority,
+// which the specification leaves open, the one whose name sorts first comes first.
 func byPriority(a, b *Policy) int {
 	return cmp.Or(cmp.Compare(a.cluster.priority, b.cluster.priority), cmp.Compare(a.Name, b.Name))
 }
 
-// readCluster checks a ClusterNetworkPolicy. One with errors denies all to the pods it selects, in both directions.
+// readCluster checks a ClusterNetworkPolicy. One with errors denies all to the pods it selects, in
+// both directions.
 func readCluster(meta metav1.ObjectMeta, spec *netpol.ClusterNetworkPolicySpec, from source) *Policy {
 	r := newReader(KindClusterNetworkPolicy, meta, spec, from)
 	p := r.policy

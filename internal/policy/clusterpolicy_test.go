@@ -54,8 +54,8 @@ func TestClusterPolicies(t *testing.T) {
 	}
 }
 
-// TestClusterPolicyOfUnknownPeers: who is in a range of pods and not known may be anybody, so of what a rule may be about that
-// counts which denies.
+// TestClusterPolicyOfUnknownPeers: who is in a range of pods and not known may be anybody, so of
+// what a rule may be about that counts which denies.
 func TestClusterPolicyOfUnknownPeers(t *testing.T) {
 	for _, tt := range []struct {
 		rules string
@@ -78,8 +78,8 @@ func TestClusterPolicyOfUnknownPeers(t *testing.T) {
 	}
 }
 
-// TestClusterPolicyErrors has one mistake per row: what is said of it. The pods that the policy is about are closed, and if
-// nobody knows which these are, all.
+// TestClusterPolicyErrors has one mistake per row: what is said of it. The pods that the policy is
+// about are closed, and if nobody knows which these are, all.
 func TestClusterPolicyErrors(t *testing.T) {
 	good := func(rules string) string { return clusterPolicy("a", "Admin", "5", rules) }
 	tests := []struct {
@@ -130,7 +130,8 @@ func TestClusterPolicyErrors(t *testing.T) {
 	}
 }
 
-// TestClusterPolicyByIrrelevantLabel: a rule that denies by a label that identities do not have would deny nobody.
+// TestClusterPolicyByIrrelevantLabel: a rule that denies by a label that identities do not have
+// would deny nobody.
 func TestClusterPolicyByIrrelevantLabel(t *testing.T) {
 	in := shop()
 	in.Policies = policiesOf(t, clusterPolicy("a", "Baseline", "1", "  ingress: [{action: Deny, from: [{pods: {namespaceSelector: {}, podSelector: {matchLabels: {hash: a}}}}]}]\n"))

@@ -41,7 +41,8 @@ type Input struct {
 	// Namespaces are the labels of each namespace. Every name has its own besides:
 	// kubernetes.io/metadata.name.
 	Namespaces map[string]map[string]string
-	// Ranges are those that pods have their addresses from: who is there and has no identity may be anybody.
+	// Ranges are those that pods have their addresses from: who is there and has no identity may be
+	// anybody.
 	Ranges []netip.Prefix
 }
 
@@ -78,7 +79,8 @@ type Compiler struct {
 	sets    map[string]uint32
 	classes map[string]uint32
 	rules   map[Rule]uint32
-	// before is the index of the run before, of which shares and finished are what can be used again.
+	// before is the index of the run before, of which shares and finished are what can be used
+	// again.
 	before   *index
 	shares   map[shareKey]*share
 	finished map[uint32]*finished

@@ -21,8 +21,8 @@ func compiled(t *testing.T, in Input, opts Options, texts ...string) *Result {
 	return NewCompiler(opts).Compile(in)
 }
 
-// TestSharing: endpoints have one set where the policies about them are the same, and so are the ports
-// of theirs that these name.
+// TestSharing: endpoints have one set where the policies about them are the same, and so are the
+// ports of theirs that these name.
 func TestSharing(t *testing.T) {
 	r := compiled(t, shop(), Options{}, "  podSelector: {}\n  policyTypes: [Ingress, Egress]\n  egress: [{ports: [{port: http}]}]\n",
 		"  podSelector: {matchLabels: {app: web}}\n  ingress: [{ports: [{port: http}]}]\n")
@@ -58,8 +58,9 @@ func TestDeterministic(t *testing.T) {
 	}
 }
 
-// TestNumbers: a number never comes to mean something else. A policy that changes gives its endpoints
-// another set, so that they can be switched at once; one that comes back does not get the old one.
+// TestNumbers: a number never comes to mean something else. A policy that changes gives its
+// endpoints another set, so that they can be switched at once; one that comes back does not get the
+// old one.
 func TestNumbers(t *testing.T) {
 	compiler := NewCompiler(Options{After: Numbers{Set: 70, Class: ClassBase + 9, Rule: 5}})
 	in := shop()

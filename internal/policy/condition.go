@@ -111,7 +111,8 @@ type peerAtom struct {
 	// unknown may be anybody; without number and unknown it is nobody with an identity.
 	unknown bool
 	number  uint32
-	// trustDomains has the cluster's own a second time, under the name that stands for it in Istio's policies.
+	// trustDomains has the cluster's own a second time, under the name that stands for it in
+	// Istio's policies.
 	trustDomains, principals []string
 	// account is NAMESPACE/SERVICE-ACCOUNT.
 	namespace, account string
@@ -135,7 +136,8 @@ type connection struct {
 	peer  *peerAtom
 	place *place
 	port  portAtom
-	// own says of the pod's addresses of each family whether those of a condition on destination.ip are among them.
+	// own says of the pod's addresses of each family whether those of a condition on destination.ip
+	// are among them.
 	own func(*condition, *place) truth
 }
 

@@ -7,18 +7,21 @@ import (
 	"strings"
 )
 
-// conjunction is a set in which AuthorizationPolicies or ClusterNetworkPolicies have a say. What begins must be denied by no
-// rule of an AuthorizationPolicy that denies, and allowed by one of those that allow, if there are such policies about the
-// endpoint; and it must be allowed by Kubernetes' policies: of the tier Admin, then NetworkPolicies, then of the tier Baseline
-// the first that says anything decides.
+// conjunction is a set in which AuthorizationPolicies or ClusterNetworkPolicies have a say. What
+// begins must be denied by no rule of an AuthorizationPolicy that denies, and allowed by one of
+// those that allow, if there are such policies about the endpoint; and it must be allowed by
+// Kubernetes' policies: of the tier Admin, then NetworkPolicies, then of the tier Baseline the
+// first that says anything decides.
 //
-// No entries of the three look-ups can be made of such rules one by one: the look-ups only know "the best of what the
-// peer's identity, its address and anybody has", which is an "or" with exceptions, and here one rule may ask for identity
-// and address, and all of several kinds must agree. So the verdict is found first, for each identity, each place among
-// addresses, and each range of ports; entries then only say it. What they say is exact where it is by one of identity or
-// address alone. Where it is by both, the identity is denied, and each of its known addresses has the verdict of the two
-// together. Whoever is not known yet is in none of the entries about identities, and what is said of addresses of pods is
-// what holds for whoever they may be: an ALLOW rule that may be about them is not, and a DENY rule is.
+// No entries of the three look-ups can be made of such rules one by one: the look-ups only know
+// "the best of what the peer's identity, its address and anybody has", which is an "or" with
+// exceptions, and here one rule may ask for identity and address, and all of several kinds must
+// agree. So the verdict is found first, for each identity, each place among addresses, and each
+// range of ports; entries then only say it. What they say is exact where it is by one of identity
+// or address alone. Where it is by both, the identity is denied, and each of its known addresses
+// has the verdict of the two together. Whoever is not known yet is in none of the entries about
+// identities, and what is said of addresses of pods is what holds for whoever they may be: an ALLOW
+// rule that may be about them is not, and a DENY rule is.
 type conjunction struct {
 	networks, denies, allows []term
 	admin, baseline          []tierRule
@@ -35,7 +38,8 @@ type conjunction struct {
 	own    func(*condition, *place) truth
 	// base are the verdicts by address, for peers without an entry of their identity's.
 	base table
-	// peers are identities with entries of their own, addresses those of the ones that are told apart by both.
+	// peers are identities with entries of their own, addresses those of the ones that are told
+	// apart by both.
 	peers     []peerEntries
 	addresses []addressEntries
 }
@@ -58,7 +62,8 @@ type addressEntries struct {
 	ports []decided
 }
 
-// conjoin finds the verdicts of a draft, or takes those of the run before, if nobody has come, gone or changed.
+// conjoin finds the verdicts of a draft, or takes those of the run before, if nobody has come, gone
+// or changed.
 func (r *run) conjoin(d *draft) *conjunction {
 	if known := r.compiler.conjunctions[d.number]; known != nil && r.sameIdentities && r.sameEndpoints && r.sameRanges {
 		for at := range known.rules {
@@ -194,7 +199,8 @@ type peerKind struct {
 	own table
 	// usual: their verdicts are those of their addresses.
 	usual bool
-	// ports are what their identities have: where it goes by address too, nothing is allowed. everywhere: it does not.
+	// ports are what their identities have: where it goes by address too, nothing is allowed.
+	// everywhere: it does not.
 	ports      []decided
 	everywhere bool
 }
@@ -256,14 +262,15 @@ func (r *run) peerAtoms() []*peerAtom {
 	return r.atoms
 }
 
-// ownTrustDomain stands for the cluster's own trust domain in Istio's policies, whatever that is called.
+// ownTrustDomain stands for the cluster's own trust domain in Istio's policies, whatever that is
+// called.
 const ownTrustDomain = "cluster.local"
 
 // families are all addresses.
 var families = [2]*block{newBlock(netip.MustParsePrefix("0.0.0.0/0")), newBlock(netip.MustParsePrefix("::/0"))}
 
-// ownAddresses says whether an endpoint's addresses, of the family that a peer at some place has, are those of a
-// condition. Of some in and some out nobody knows which one is meant.
+// ownAddresses says whether an endpoint's addresses, of the family that a peer at some place has,
+// are those of a condition. Of some in and some out nobody knows which one is meant.
 func ownAddresses(e *Endpoint) func(*condition, *place) truth {
 	return func(o *condition, at *place) truth {
 		in, out := 0, 0

@@ -48,8 +48,8 @@ type End struct {
 	Endpoint string
 }
 
-// Explain says what policy says of the first packet of a conversation, and what would have to change where that is
-// denied. The port is 0 for protocols that have none.
+// Explain says what policy says of the first packet of a conversation, and what would have to
+// change where that is denied. The port is 0 for protocols that have none.
 func (v *View) Explain(from, to End, protocol uint8, port uint16) Answer {
 	a := v.Judge(from, to, protocol, port)
 	at := portPrefix{protocol, port, 16}
@@ -62,8 +62,8 @@ func (v *View) Explain(from, to End, protocol uint8, port uint16) Answer {
 	return a
 }
 
-// Judge is Explain without remedies, at a cost that does not depend on how many entries there are: for every packet
-// that is refused.
+// Judge is Explain without remedies, at a cost that does not depend on how many entries there are:
+// for every packet that is refused.
 func (v *View) Judge(from, to End, protocol uint8, port uint16) Answer {
 	a := Answer{Verdict: Allow}
 	if from.Endpoint != "" && from.Endpoint == to.Endpoint {
@@ -145,7 +145,8 @@ func (v *View) mistake(set *Set) string {
 	return ""
 }
 
-// nearest is the first rule with an entry that allows and fits, and the ports that it allows by such entries.
+// nearest is the first rule with an entry that allows and fits, and the ports that it allows by
+// such entries.
 func (v *View) nearest(set *Set, fits func(Entry) bool) (rule *Rule, ports string) {
 	var texts []string
 	var found uint32

@@ -15,8 +15,8 @@ import (
 	"weft.dev/weft/api/v1alpha1"
 )
 
-// FuzzCompiled draws clusters and policies, and compares what is compiled with the reference, packet
-// by packet. One compiler sees a cluster change, as an agent's does.
+// FuzzCompiled draws clusters and policies, and compares what is compiled with the reference,
+// packet by packet. One compiler sees a cluster change, as an agent's does.
 func FuzzCompiled(f *testing.F) {
 	for seed := range uint64(60) {
 		f.Add(seed, seed*7)

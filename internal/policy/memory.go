@@ -18,12 +18,14 @@ type remembered struct {
 	Kind      string `json:"kind,omitempty"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
-	// File is where it was declared: what is missing there while that file is broken is no less in force.
+	// File is where it was declared: what is missing there while that file is broken is no less in
+	// force.
 	File string          `json:"file"`
 	Spec json.RawMessage `json:"spec"`
 	// Annotations are those that a policy goes by.
 	Annotations map[string]string `json:"annotations,omitempty"`
-	// Closed policies had mistakes, or were declared in several ways. Which is forgotten, and that they deny is not.
+	// Closed policies had mistakes, or were declared in several ways. Which is forgotten, and that
+	// they deny is not.
 	Closed bool `json:"closed,omitempty"`
 }
 
@@ -102,8 +104,8 @@ func (r remembered) into(spec any) bool {
 	return len(r.Spec) > 0 && string(r.Spec) != "null" && json.Unmarshal(r.Spec, spec) == nil
 }
 
-// Isolating is the policy as one that denies all to all pods of its namespace, an AuthorizationPolicy what they would let in: nobody knows any more what
-// was wrong with it.
+// Isolating is the policy as one that denies all to all pods of its namespace, an
+// AuthorizationPolicy what they would let in: nobody knows any more what was wrong with it.
 func (p *Policy) Isolating() *Policy {
 	closed := p.Closed()
 	closed.subject = labels.Everything()

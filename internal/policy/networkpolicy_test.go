@@ -249,7 +249,8 @@ spec:
 	}
 }
 
-// TestRemembered: what an agent wrote down says the same to the next, and what was in error denies all.
+// TestRemembered: what an agent wrote down says the same to the next, and what was in error denies
+// all.
 func TestRemembered(t *testing.T) {
 	const good = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\n" +
 		"spec: {podSelector: {matchLabels: {app: web}}, ingress: [{}]}\n"

@@ -12,7 +12,8 @@ import (
 )
 
 // reference says what the specification says of a packet, from the objects as they are written and
-// pod by pod, with nothing compiled, shared or numbered. It has no code in common with what it judges.
+// pod by pod, with nothing compiled, shared or numbered. It has no code in common with what it
+// judges.
 type reference struct {
 	policies   []*networkingv1.NetworkPolicy
 	pods       []Endpoint

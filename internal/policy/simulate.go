@@ -73,7 +73,8 @@ func (s *Simulation) Pods() []PodPolicies {
 }
 
 // Ask says what policy says of a packet between two ends, each a pod's key or an address of
-// somebody outside the cluster. The port is a number or the name of a port of to, "" for protocols that have none.
+// somebody outside the cluster. The port is a number or the name of a port of to, "" for protocols
+// that have none.
 func (s *Simulation) Ask(from, to string, protocol uint8, port string) (Answer, error) {
 	sender, errFrom := s.end(from, netip.Addr{})
 	receiver, errTo := s.end(to, sender.Address)
@@ -110,7 +111,8 @@ type simulated struct {
 	Ports []ContainerPort
 }
 
-// end is who a name stands for. A pod answers with the address of the other's family, if it has one.
+// end is who a name stands for. A pod answers with the address of the other's family, if it has
+// one.
 func (s *Simulation) end(name string, other netip.Addr) (simulated, error) {
 	if a, err := netip.ParseAddr(name); err == nil {
 		at := slices.IndexFunc(s.input.Endpoints, func(e Endpoint) bool { return slices.Contains(e.Addresses, a) })
@@ -120,7 +122,8 @@ func (s *Simulation) end(name string, other netip.Addr) (simulated, error) {
 		return simulated{End: End{Peer: Peer{v1alpha1.IdentityWorld, a}}}, nil
 	}
 	if host, ok := s.hosts[name]; ok {
-		// Which node runs the pods is not known here, and a remote one has no more rights than this.
+		// Which node runs the pods is not known here, and a remote one has no more rights than
+		// this.
 		return simulated{End{Peer: Peer{v1alpha1.IdentityRemoteHost, Fitting(host.Addresses, other)}}, host.Ports}, nil
 	}
 	at := slices.IndexFunc(s.input.Endpoints, func(e Endpoint) bool { return e.Key() == name })

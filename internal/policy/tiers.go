@@ -35,7 +35,8 @@ func (r *run) tiers(d *draft, c *conjunction) {
 	}
 }
 
-// tier asks the rules of one tier. Of what may be about a peer who is not known, that counts which denies.
+// tier asks the rules of one tier. Of what may be about a peer who is not known, that counts which
+// denies.
 func (c *conjunction) tier(rules []tierRule, of connection, next func() decided) decided {
 	for i := range rules {
 		about := rules[i].holds(of)
@@ -87,7 +88,8 @@ func (r *run) termOf(d *draft, one *rule) term {
 	return out
 }
 
-// namedByPeer are what a named port is at each peer: by identity, or by address where those of one identity differ.
+// namedByPeer are what a named port is at each peer: by identity, or by address where those of one
+// identity differ.
 func (r *run) namedByPeer(p port) (out []match) {
 	same := map[string]map[uint32]bool{}
 	for _, who := range r.peerAtoms() {

@@ -2,9 +2,10 @@
 // evaluates those entries as the datapath does. It does no I/O: what is compiled from the same
 // objects is the same on every node.
 //
-// Kubernetes' NetworkPolicy v1 (networkpolicy.go) becomes rules that say who, which ports, verdict and precedence, and
-// these become entries one by one. Where Istio's AuthorizationPolicy (authorization.go) or Kubernetes' ClusterNetworkPolicy
-// (clusterpolicy.go) has a say besides, the verdicts are found first, and entries made of those (conjunction.go).
+// Kubernetes' NetworkPolicy v1 (networkpolicy.go) becomes rules that say who, which ports, verdict
+// and precedence, and these become entries one by one. Where Istio's AuthorizationPolicy
+// (authorization.go) or Kubernetes' ClusterNetworkPolicy (clusterpolicy.go) has a say besides, the
+// verdicts are found first, and entries made of those (conjunction.go).
 package policy
 
 import (

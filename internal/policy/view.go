@@ -15,8 +15,8 @@ type Names struct {
 	Pod func(key string) string
 }
 
-// View is a Result with what it was compiled from, for questions. It does not change any more, and is safe for
-// concurrent use.
+// View is a Result with what it was compiled from, for questions. It does not change any more, and
+// is safe for concurrent use.
 type View struct {
 	Result *Result
 	input  Input
@@ -81,7 +81,8 @@ type Summary struct {
 	Line int    `json:"line,omitempty"`
 	// Directions are those in which it isolates pods: ingress, egress.
 	Directions []string `json:"directions"`
-	// Denies says that it allows nothing because of a mistake, or because it is declared in several ways.
+	// Denies says that it allows nothing because of a mistake, or because it is declared in several
+	// ways.
 	Denies bool `json:"denies,omitempty"`
 	// Pods are those that it selects.
 	Pods     []string  `json:"pods"`
@@ -146,7 +147,8 @@ type SetView struct {
 
 // EntryView is an entry of a set in words.
 type EntryView struct {
-	// Peer is who the entry is about, in words; Identity or Class is the number in the map, both 0 for all.
+	// Peer is who the entry is about, in words; Identity or Class is the number in the map, both 0
+	// for all.
 	Peer     string `json:"peer"`
 	Identity uint32 `json:"identity,omitempty"`
 	Class    uint32 `json:"class,omitempty"`

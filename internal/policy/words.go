@@ -14,8 +14,8 @@ var reserved = map[uint32]string{
 	v1alpha1.IdentityRemoteHost: "another node", v1alpha1.IdentityWorld: "outside the cluster",
 }
 
-// IdentityName is how a workload identity is written: NAMESPACE/SERVICE-ACCOUNT, and the labels that tell it from
-// others.
+// IdentityName is how a workload identity is written: NAMESPACE/SERVICE-ACCOUNT, and the labels
+// that tell it from others.
 func IdentityName(namespace, serviceAccount string, labels map[string]string) string {
 	name := namespace + "/" + serviceAccount
 	for i, key := range slices.Sorted(maps.Keys(labels)) {

@@ -26,8 +26,8 @@ type Host interface {
 	Free(path string) (uint64, error)
 	// Running is the pid of the agent of this configuration, 0 if none runs.
 	Running(cfg *config.Config) int
-	// Datapath loads the programs, attaches none and lets go of all. With encryption it also says what
-	// seals; if nothing does, its error is an EngineError.
+	// Datapath loads the programs, attaches none and lets go of all. With encryption it also says
+	// what seals; if nothing does, its error is an EngineError.
 	Datapath(cfg *config.Config) (esp.EngineStatus, error)
 	IPv6() bool
 	// Objects are those of the store of this configuration.

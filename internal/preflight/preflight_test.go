@@ -205,7 +205,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestWell: where all is well each check says so, and nothing else; without encryption nothing is asked of keys.
+// TestWell: where all is well each check says so, and nothing else; without encryption nothing is
+// asked of keys.
 func TestWell(t *testing.T) {
 	for name, row := range map[string]struct {
 		cfg  func(*config.Config)

@@ -7,11 +7,13 @@ import (
 	"slices"
 )
 
-// maxLost bounds what is remembered of nodes that are gone: the routes map must have room for the nodes that are there.
+// maxLost bounds what is remembered of nodes that are gone: the routes map must have room for the
+// nodes that are there.
 const maxLost = 16384
 
-// boundLost keeps what was lost from growing without end. Neighbouring ranges become one; what configured ranges guard
-// goes first then, then single addresses of the nodes that lost most, those gone longest, then ranges of such nodes.
+// boundLost keeps what was lost from growing without end. Neighbouring ranges become one; what
+// configured ranges guard goes first then, then single addresses of the nodes that lost most, those
+// gone longest, then ranges of such nodes.
 func (l *lesson) boundLost() {
 	lost := l.lost()
 	if len(lost) < maxLost {
@@ -62,8 +64,9 @@ func (l *lesson) lost() []Entry {
 	return out
 }
 
-// aggregate merges lost ranges that are halves of another, exactly: no address is guarded more or less than before. From the
-// longest prefixes to the shortest, since what is merged may be a half again.
+// aggregate merges lost ranges that are halves of another, exactly: no address is guarded more or
+// less than before. From the longest prefixes to the shortest, since what is merged may be a half
+// again.
 func (l *lesson) aggregate(lost []Entry) {
 	var byBits [129][]Entry
 	for _, e := range lost {
@@ -81,7 +84,8 @@ func (l *lesson) aggregate(lost []Entry) {
 	l.dropGuarded()
 }
 
-// mergeWithSibling replaces a lost range and its other half, if that was lost too, by the whole. ok says that the whole is new.
+// mergeWithSibling replaces a lost range and its other half, if that was lost too, by the whole. ok
+// says that the whole is new.
 func (l *lesson) mergeWithSibling(e Entry) (merged Entry, ok bool) {
 	if l.entries[e.Prefix] != e {
 		return merged, false
@@ -145,8 +149,9 @@ func merge(a, b Entry, whole netip.Prefix) Entry {
 	return merged
 }
 
-// byWorth has those first that are to be guarded longest. A node that changes its ranges, or whose pods come and go, again
-// and again pushes out its own, not those of others; and what was not known before pushes out nothing that was.
+// byWorth has those first that are to be guarded longest. A node that changes its ranges, or whose
+// pods come and go, again and again pushes out its own, not those of others; and what was not known
+// before pushes out nothing that was.
 func (l *lesson) byWorth(lost []Entry, sharer func(Entry) string) []Entry {
 	slices.SortFunc(lost, func(a, b Entry) int {
 		return cmp.Or(cmp.Compare(asInt(l.strange[a.Prefix]), asInt(l.strange[b.Prefix])), b.Lost.Compare(a.Lost), byPrefix(a, b))

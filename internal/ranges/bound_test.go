@@ -10,7 +10,8 @@ import (
 	"weft.dev/weft/api/v1alpha1"
 )
 
-// TestForeignAddresses: who may publish endpoints does not thereby get the traffic for any address of the world.
+// TestForeignAddresses: who may publish endpoints does not thereby get the traffic for any address
+// of the world.
 func TestForeignAddresses(t *testing.T) {
 	a, b := node("a", "192.0.2.1", "10.77.1.0/24"), node("b", "192.0.2.2", "10.77.2.0/24", "198.51.100.0/24")
 	unused := node("c", "10.0.0.3", "10.77.3.0/24")
@@ -53,7 +54,8 @@ func TestForeignAddresses(t *testing.T) {
 	}
 }
 
-// TestAnnexedBefore: an address that was taken for a pod's by an earlier version is the world's again.
+// TestAnnexedBefore: an address that was taken for a pod's by an earlier version is the world's
+// again.
 func TestAnnexedBefore(t *testing.T) {
 	m := open(t, t.TempDir())
 	p := netip.MustParsePrefix("1.1.1.1/32")
@@ -64,8 +66,9 @@ func TestAnnexedBefore(t *testing.T) {
 	}
 }
 
-// TestLostIsBounded: what nodes leave behind neither grows without end nor opens: neighbouring ranges become one, single
-// addresses go before ranges, and a node that changes its ranges again and again pushes out none of another's.
+// TestLostIsBounded: what nodes leave behind neither grows without end nor opens: neighbouring
+// ranges become one, single addresses go before ranges, and a node that changes its ranges again
+// and again pushes out none of another's.
 func TestLostIsBounded(t *testing.T) {
 	m := open(t, t.TempDir())
 	clock := time.Unix(0, 0)

@@ -24,8 +24,8 @@ type content struct {
 	Sealed  []netip.Addr `json:"sealed,omitempty"`
 }
 
-// Open reads the memory in a state directory. A memory is returned also with an error, which is about a file that cannot
-// be read: it is moved aside, and the memory is a fresh one.
+// Open reads the memory in a state directory. A memory is returned also with an error, which is
+// about a file that cannot be read: it is moved aside, and the memory is a fresh one.
 func Open(stateDir string) (*Memory, error) {
 	m := &Memory{path: filepath.Join(stateDir, FileName), now: func() time.Time { return time.Now().Truncate(time.Second) },
 		entries: map[netip.Prefix]Entry{}, sealed: map[netip.Addr]time.Time{}}

@@ -5,8 +5,9 @@ import "net/netip"
 // shared is the space that carriers and clusters use besides RFC 1918 (RFC 6598).
 var shared = netip.MustParsePrefix("100.64.0.0/10")
 
-// foreign says why an address outside all nodes' ranges cannot be a pod's because its node says so, "" if it can. It would be
-// that node's for all others: whoever may publish endpoints could take the traffic of any machine in the world.
+// foreign says why an address outside all nodes' ranges cannot be a pod's because its node says so,
+// "" if it can. It would be that node's for all others: whoever may publish endpoints could take
+// the traffic of any machine in the world.
 func (l *lesson) foreign(a netip.Addr) string {
 	a = a.Unmap()
 	_, _, inside := l.cluster.find(one(a))
@@ -31,8 +32,8 @@ func (l *lesson) foreign(a netip.Addr) string {
 	return ""
 }
 
-// disown forgets that an address was an endpoint's of a node, where it never could be. One that only left clusterCIDRs
-// stays lost: it was the cluster's.
+// disown forgets that an address was an endpoint's of a node, where it never could be. One that
+// only left clusterCIDRs stays lost: it was the cluster's.
 func (l *lesson) disown(p netip.Prefix, node string) {
 	a := p.Addr().Unmap()
 	if e := l.entries[p]; e.Kind == Endpoint && e.Node == node && !a.IsPrivate() && !shared.Contains(a) {

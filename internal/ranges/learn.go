@@ -14,8 +14,8 @@ type lesson struct {
 	*Memory
 	in   Input
 	view *View
-	// used are the claims of nodes in use, cluster the configured ranges, former the ranges of all nodes there ever were.
-	// held are the entries that are right as they are.
+	// used are the claims of nodes in use, cluster the configured ranges, former the ranges of all
+	// nodes there ever were. held are the entries that are right as they are.
 	used, cluster, former table
 	held                  map[netip.Prefix]bool
 	// strange are lost entries that were not known before this look.
@@ -60,7 +60,8 @@ func (l *lesson) learnNodes() {
 	}
 }
 
-// learnUnused enters what objects claim that nobody uses: their ranges are the cluster's all the same.
+// learnUnused enters what objects claim that nobody uses: their ranges are the cluster's all the
+// same.
 func (l *lesson) learnUnused() {
 	for _, o := range l.in.Snapshot.Unused {
 		n, ok := o.(*v1alpha1.Node)
@@ -80,8 +81,8 @@ func (l *lesson) learnUnused() {
 	}
 }
 
-// learnOwnChange enters what this node's object claims and its agent does not run with until it is restarted: until
-// then it is nobody's, for who had it before has given it up.
+// learnOwnChange enters what this node's object claims and its agent does not run with until it is
+// restarted: until then it is nobody's, for who had it before has given it up.
 func (l *lesson) learnOwnChange() {
 	n := l.in.Snapshot.Nodes[l.in.Self]
 	if n == nil {

@@ -1,6 +1,6 @@
-// Package ranges remembers which ranges and addresses are the cluster's: those of Node objects and published endpoints as
-// they are, and as they were. What was the cluster's once is never taken for the world outside because an object is
-// missing; somebody has to say that it may be forgotten.
+// Package ranges remembers which ranges and addresses are the cluster's: those of Node objects and
+// published endpoints as they are, and as they were. What was the cluster's once is never taken for
+// the world outside because an object is missing; somebody has to say that it may be forgotten.
 package ranges
 
 import (
@@ -59,7 +59,8 @@ type Input struct {
 	Own  []netip.Prefix
 	// Cluster are the configured ranges: in them, nothing needs to be remembered of single pods.
 	Cluster []netip.Prefix
-	// Asking are the addresses that pods want sealed, Others those of endpoints that want nothing of the kind.
+	// Asking are the addresses that pods want sealed, Others those of endpoints that want nothing
+	// of the kind.
 	Asking, Others []netip.Addr
 }
 
@@ -75,10 +76,12 @@ type Memory struct {
 	saved   string                   // what the file has
 }
 
-// maxEndpoints bounds the addresses of pods outside the ranges of their nodes: the routes map has room for 65536 entries in all.
+// maxEndpoints bounds the addresses of pods outside the ranges of their nodes: the routes map has
+// room for 65536 entries in all.
 const maxEndpoints = 8192
 
-// Fresh says whether there was no file to remember from. Nothing is written until Adopt has been called then.
+// Fresh says whether there was no file to remember from. Nothing is written until Adopt has been
+// called then.
 func (m *Memory) Fresh() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -98,7 +101,8 @@ func (m *Memory) Adopt(entries []Entry) {
 	}
 }
 
-// Learn takes in a snapshot. The view is good also when an error says that it could not be written down.
+// Learn takes in a snapshot. The view is good also when an error says that it could not be written
+// down.
 func (m *Memory) Learn(in Input) (*View, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

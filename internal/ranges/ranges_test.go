@@ -59,7 +59,8 @@ func open(t *testing.T, dir string) *Memory {
 	return m
 }
 
-// told is what a view comes to, in one text: published addresses, what is lost and whose it was, and how much is refused.
+// told is what a view comes to, in one text: published addresses, what is lost and whose it was,
+// and how much is refused.
 func told(v *View) string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(v.Published)) {
@@ -74,8 +75,8 @@ func told(v *View) string {
 	return strings.Join(parts, " ")
 }
 
-// TestLearn: a memory that knows nodes a (this one), b and c and a pod of b outside its range sees what comes next. Each
-// case runs within one life of the agent and over a restart.
+// TestLearn: a memory that knows nodes a (this one), b and c and a pod of b outside its range sees
+// what comes next. Each case runs within one life of the agent and over a restart.
 func TestLearn(t *testing.T) {
 	a, b, c := node("a", "192.0.2.1", "10.77.1.0/24"), node("b", "192.0.2.2", "10.77.2.0/24"), node("c", "192.0.2.3", "10.77.3.0/24")
 	web, far := endpoint("web", "b", "10.77.2.7"), endpoint("far", "b", "172.16.0.9")
@@ -187,7 +188,8 @@ func TestForget(t *testing.T) {
 	}
 }
 
-// TestMemoryFile: a memory that cannot be read is no reason to forget: the datapath's is adopted, and nothing is written before.
+// TestMemoryFile: a memory that cannot be read is no reason to forget: the datapath's is adopted,
+// and nothing is written before.
 func TestMemoryFile(t *testing.T) {
 	for name, text := range map[string]string{"missing": "", "empty": "\n", "half": `{"entries": [{"prefix": "10.77.2.0/`, "nonsense": `{"entries": 7}`} {
 		t.Run(name, func(t *testing.T) {
@@ -233,8 +235,8 @@ func TestMemoryCannotBeWritten(t *testing.T) {
 	}
 }
 
-// TestManyAddresses: only addresses outside of ranges are remembered, those in a configured range while they are in use
-// only, and never without a bound.
+// TestManyAddresses: only addresses outside of ranges are remembered, those in a configured range
+// while they are in use only, and never without a bound.
 func TestManyAddresses(t *testing.T) {
 	m := open(t, t.TempDir())
 	clock := time.Unix(0, 0)
@@ -304,7 +306,8 @@ func TestSealed(t *testing.T) {
 	}
 }
 
-// TestDamagedMemory: each file that cannot be read is kept aside, and what a killed writer left goes.
+// TestDamagedMemory: each file that cannot be read is kept aside, and what a killed writer left
+// goes.
 func TestDamagedMemory(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, FileName)

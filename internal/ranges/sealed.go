@@ -11,8 +11,9 @@ import (
 // maxSealed bounds the addresses that are remembered of pods that are gone.
 const maxSealed = 1024
 
-// learnSealed remembers which addresses pods wanted sealed, where a range around them may be plain. One is released when an
-// endpoint has it that does not ask; that its objects are gone releases nothing.
+// learnSealed remembers which addresses pods wanted sealed, where a range around them may be plain.
+// One is released when an endpoint has it that does not ask; that its objects are gone releases
+// nothing.
 func (m *Memory) learnSealed(in Input) []netip.Addr {
 	asking := make(map[netip.Addr]bool, len(in.Asking))
 	for _, a := range in.Asking {

@@ -52,7 +52,8 @@ func (l *lesson) owner(p netip.Prefix, nodes []string) (string, bool) {
 	return before.Node, true
 }
 
-// divide gives the addresses to their nodes as far as there is room. What has no room is nobody's, not the world's.
+// divide gives the addresses to their nodes as far as there is room. What has no room is nobody's,
+// not the world's.
 func (l *lesson) divide(claims []claim) {
 	count := rank(claims)
 	room, over := maxEndpoints, map[string][]netip.Prefix{}
@@ -80,8 +81,9 @@ func (l *lesson) divide(claims []claim) {
 	}
 }
 
-// rank puts claims in the order in which they get room, and counts them by node. Each node has an equal part, what it had
-// before first, and what others leave of theirs: so nobody's addresses are pushed out by those that another publishes.
+// rank puts claims in the order in which they get room, and counts them by node. Each node has an
+// equal part, what it had before first, and what others leave of theirs: so nobody's addresses are
+// pushed out by those that another publishes.
 func rank(claims []claim) map[string]int {
 	slices.SortStableFunc(claims, func(a, b claim) int { return cmp.Compare(asInt(b.had), asInt(a.had)) })
 	count := map[string]int{}
@@ -100,7 +102,8 @@ func asInt(yes bool) int {
 	return 0
 }
 
-// unheard stands for all nodes that never had an object: anybody could publish in the name of any number of them.
+// unheard stands for all nodes that never had an object: anybody could publish in the name of any
+// number of them.
 const unheard = "?"
 
 // sharers finds whose part of the room a lost entry takes.

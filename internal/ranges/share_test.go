@@ -21,8 +21,9 @@ func many(count int, network byte, node func(i int) string) []v1alpha1.Object {
 	return out
 }
 
-// TestSharedRoom: whoever publishes addresses without end, under whatever name, takes no other node's out of the memory:
-// an address that was the cluster's stays its node's, or is nobody's. The same look twice comes to the same.
+// TestSharedRoom: whoever publishes addresses without end, under whatever name, takes no other
+// node's out of the memory: an address that was the cluster's stays its node's, or is nobody's. The
+// same look twice comes to the same.
 func TestSharedRoom(t *testing.T) {
 	a, b, c := node("a", "192.0.2.1", "10.201.0.0/16"), node("b", "192.0.2.2", "10.202.0.0/16"), node("c", "192.0.2.3", "10.203.0.0/16")
 	far := endpoint("far", "b", "172.16.0.9")
@@ -80,7 +81,8 @@ func TestSharedRoom(t *testing.T) {
 	}
 }
 
-// TestEqualShares: where there is not room for all, each node has as much as another, and what has no room is nobody's.
+// TestEqualShares: where there is not room for all, each node has as much as another, and what has
+// no room is nobody's.
 func TestEqualShares(t *testing.T) {
 	m := open(t, t.TempDir())
 	b, c := node("b", "192.0.2.2", "10.202.0.0/16"), node("c", "192.0.2.3", "10.203.0.0/16")

@@ -38,7 +38,8 @@ func TestMemoryUnreadable(t *testing.T) {
 			}
 		}
 	}
-	// As the same user, a process that has not protected itself can be read: the check would notice.
+	// As the same user, a process that has not protected itself can be read: the check would
+	// notice.
 	out, err := asUser(65534, "exec 9< /proc/$$/mem && echo opened")
 	if err != nil || !strings.Contains(out, "opened") {
 		t.Errorf("a process's own memory: %q %v", out, err)
@@ -107,7 +108,8 @@ func TestTerminated(t *testing.T) {
 	}
 }
 
-// TestOnlyRootConnects: who is not root gets no answer, not even by a connection that root has made.
+// TestOnlyRootConnects: who is not root gets no answer, not even by a connection that root has
+// made.
 func TestOnlyRootConnects(t *testing.T) {
 	s := start(t)
 	s.ready(t, testSA)

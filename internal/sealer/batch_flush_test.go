@@ -45,8 +45,8 @@ func TestWaitsBounded(t *testing.T) {
 	}
 }
 
-// TestOrder: datagrams of some flows, alone and as large packets, of all sizes, come out in order and
-// whole, whatever has joined what.
+// TestOrder: datagrams of some flows, alone and as large packets, of all sizes, come out in order
+// and whole, whatever has joined what.
 func TestOrder(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	e, out := testEngine(t, testSA)

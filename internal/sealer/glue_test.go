@@ -41,8 +41,8 @@ func newMerger(t *testing.T) *merger {
 		defer e.Close()
 		return e.Change(tapName, map[string]bool{"rx-gro": true, "rx-udp-gro-forwarding": true})
 	})
-	// Packets are written one by one: without this, each would leave at once. A tick of the kernel's
-	// clock lets them go all the same.
+	// Packets are written one by one: without this, each would leave at once. A tick of the
+	// kernel's clock lets them go all the same.
 	hold := fmt.Sprintf("echo 5000000 > /sys/class/net/%s/gro_flush_timeout", tapName)
 	if out, err := exec.Command("ip", "netns", "exec", filepath.Base(ns), "sh", "-c", hold).CombinedOutput(); err != nil {
 		t.Fatal(err, string(out))

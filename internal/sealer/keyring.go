@@ -18,7 +18,8 @@ type sa struct {
 	secret *secret // in the vault
 	aead   cipher.AEAD
 	window window
-	// since is the change before which packets for another key of this SA's number were put in the tap.
+	// since is the change before which packets for another key of this SA's number were put in the
+	// tap.
 	since uint64
 }
 
@@ -65,8 +66,8 @@ type keyring struct {
 	mu      sync.Mutex // of who changes them
 	current atomic.Pointer[snapshot]
 	frames  atomic.Uint64 // odd: the worker is within one
-	// changes counts the keys to seal with that were removed or replaced, and drained is the one of them after
-	// which the tap was empty: all that was meant for such a key was read.
+	// changes counts the keys to seal with that were removed or replaced, and drained is the one of
+	// them after which the tap was empty: all that was meant for such a key was read.
 	changes, drained atomic.Uint64
 	left             map[uint32]uint64 // SAs that have lost their key, in which change: not drained
 }
@@ -106,7 +107,8 @@ func (r *keyring) lost(id uint32) {
 	r.left[id] = r.changes.Add(1)
 }
 
-// settled says whether nothing in the tap can be for another key of the SA's number. By the worker alone.
+// settled says whether nothing in the tap can be for another key of the SA's number. By the worker
+// alone.
 func (r *keyring) settled(s *sa) bool { return s.since <= r.drained.Load() }
 
 func (r *keyring) copy() *snapshot {

@@ -11,8 +11,8 @@ import (
 	"weft.dev/weft/internal/sealer/control"
 )
 
-// TestRemovedIsWiped: a key that is removed or replaced stays until the worker has left the frame in
-// which it may use it, and is zero then.
+// TestRemovedIsWiped: a key that is removed or replaced stays until the worker has left the frame
+// in which it may use it, and is zero then.
 func TestRemovedIsWiped(t *testing.T) {
 	key := testKey(true, testSA)
 	other := key

@@ -202,7 +202,8 @@ func TestConfined(t *testing.T) {
 	}
 }
 
-// traffic sends frames of 4 packets, some hundred at most at a time, and says the last one's number.
+// traffic sends frames of 4 packets, some hundred at most at a time, and says the last one's
+// number.
 func traffic(h *hooks, stop <-chan bool, done chan<- uint64) {
 	seq := uint64(1)
 	for {
@@ -286,8 +287,8 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// TestManyAtOnce: many clients, keys that come and go under traffic, threads and garbage: the filter
-// lets the runtime do all that it needs.
+// TestManyAtOnce: many clients, keys that come and go under traffic, threads and garbage: the
+// filter lets the runtime do all that it needs.
 func TestManyAtOnce(t *testing.T) {
 	s := start(t)
 	s.ready(t, testSA)

@@ -38,7 +38,8 @@ func (noCipher) Open(dst, _, ciphertext, _ []byte) ([]byte, error) {
 	return dst[:len(dst)+len(ciphertext)-icvLen], nil
 }
 
-// repeat gives the engine one frame again and again, with fresh numbers. withCipher false: noCipher.
+// repeat gives the engine one frame again and again, with fresh numbers. withCipher false:
+// noCipher.
 type repeat struct {
 	e     *engine
 	frame []byte

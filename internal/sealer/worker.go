@@ -61,7 +61,8 @@ func (w *worker) poke() {
 const (
 	// readLen is what one read may bring.
 	readLen = headLen + maxIP + 1
-	// arenaLen has room for the frames that one batch of opened packets is in, while another is read.
+	// arenaLen has room for the frames that one batch of opened packets is in, while another is
+	// read.
 	arenaLen  = 4 << 16
 	readAlign = 64
 )

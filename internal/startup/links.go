@@ -72,7 +72,8 @@ func chooseUplinks(configured []string, nodeAddrs []netip.Addr, byAddr map[netip
 	return names, nil
 }
 
-// hostAddrs maps every address of the host, loopback and link-local ones left out, to its interface.
+// hostAddrs maps every address of the host, loopback and link-local ones left out, to its
+// interface.
 func hostAddrs(links []netlink.Link) (map[netip.Addr]string, error) {
 	names := map[int]string{}
 	for _, link := range links {

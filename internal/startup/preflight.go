@@ -1,5 +1,5 @@
-// Package startup finds out about the host what an agent must know before it touches anything: that it
-// is the instance's only one, that the kernel and bpffs serve, and which interfaces are uplinks.
+// Package startup finds out about the host what an agent must know before it touches anything: that
+// it is the instance's only one, that the kernel and bpffs serve, and which interfaces are uplinks.
 package startup
 
 import (
@@ -17,8 +17,8 @@ import (
 	"weft.dev/weft/internal/version"
 )
 
-// Minimum kernels: every mode attaches with TCX links (BPF_TCX_INGRESS, BPF_TCX_EGRESS), and sealing takes the
-// kernel's ciphers in BPF (bpf_crypto_encrypt).
+// Minimum kernels: every mode attaches with TCX links (BPF_TCX_INGRESS, BPF_TCX_EGRESS), and
+// sealing takes the kernel's ciphers in BPF (bpf_crypto_encrypt).
 const (
 	minMajor        = 6
 	minMinor        = 6
@@ -122,7 +122,8 @@ func OnBPFFS(path string) (bool, error) {
 	return stat.Type == unix.BPF_FS_MAGIC, nil
 }
 
-// Statfs tells of the file system of path or, where that does not exist yet, of the nearest parent that does.
+// Statfs tells of the file system of path or, where that does not exist yet, of the nearest parent
+// that does.
 func Statfs(path string) (stat unix.Statfs_t, err error) {
 	for {
 		err = unix.Statfs(path, &stat)

@@ -95,9 +95,9 @@ func rename(temp, path string) error {
 	return nil
 }
 
-// Link gives a temporary file a name that is free, and removes it if it is not. By a rename that does
-// not replace, so that whoever is killed leaves no second name of a key; by a link where a file system
-// has no such rename, as NFS.
+// Link gives a temporary file a name that is free, and removes it if it is not. By a rename that
+// does not replace, so that whoever is killed leaves no second name of a key; by a link where a
+// file system has no such rename, as NFS.
 func Link(temp, path string) error {
 	err := unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, path, unix.RENAME_NOREPLACE)
 	if err != nil {
@@ -112,8 +112,8 @@ func Link(temp, path string) error {
 	return SyncDir(filepath.Dir(path))
 }
 
-// RemoveTemporaries removes what writers of a file, or of the files that a pattern names, left when they were killed. It is for
-// a start, when nobody writes.
+// RemoveTemporaries removes what writers of a file, or of the files that a pattern names, left when
+// they were killed. It is for a start, when nobody writes.
 func RemoveTemporaries(pattern string) error {
 	list, _ := filepath.Glob(pattern + ".*" + temporary) // the pattern is ours, so never bad
 	var failed error
@@ -135,8 +135,8 @@ func SyncDir(path string) error {
 	return dir.Sync()
 }
 
-// IsAt says whether an open file is still the one at a path: nobody has removed or replaced it. A lock on
-// one that is not guards nothing.
+// IsAt says whether an open file is still the one at a path: nobody has removed or replaced it. A
+// lock on one that is not guards nothing.
 func IsAt(f *os.File, path string) bool {
 	held, err := f.Stat()
 	if err != nil {

@@ -114,14 +114,15 @@ func (h *History) judgeDoubled(r ref, places []Declared, v *verdict) {
 	}
 }
 
-// isClosed says whether a version only denies what several in other words are about, as a reader before this one has found.
+// isClosed says whether a version only denies what several in other words are about, as a reader
+// before this one has found.
 func isClosed(d *Declared) bool {
 	p, isPolicy := d.Object.(*policy.Policy)
 	return isPolicy && p.IsClosed()
 }
 
-// sameWords says whether two versions of an object say the same. A policy remembers where it is written, which is no
-// part of that.
+// sameWords says whether two versions of an object say the same. A policy remembers where it is
+// written, which is no part of that.
 func sameWords(a, b v1alpha1.Object) bool {
 	one, isPolicy := a.(*policy.Policy)
 	other, _ := b.(*policy.Policy)
@@ -133,7 +134,8 @@ func sameWords(a, b v1alpha1.Object) bool {
 
 func compareRefs(a, b ref) int { return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.key, b.key)) }
 
-// comparePlaces is the order in which a directory is read: its own files before those of its sub-directories.
+// comparePlaces is the order in which a directory is read: its own files before those of its
+// sub-directories.
 func comparePlaces(a, b Declared) int {
 	return cmp.Or(cmp.Compare(filepath.Dir(a.File), filepath.Dir(b.File)),
 		cmp.Compare(filepath.Base(a.File), filepath.Base(b.File)), cmp.Compare(a.Line, b.Line))

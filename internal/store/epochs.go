@@ -20,8 +20,9 @@ type EpochStore interface {
 	// CreateEpoch makes an epoch, whole or not at all, and for one caller only: all
 	// others get ErrExists.
 	CreateEpoch(*v1alpha1.Epoch) error
-	// ReplaceEpoch puts an epoch in the place of the one with the same number, whole or not at all, if that holds
-	// the wrapped key old; else ErrChanged. One that is deleted meanwhile stays deleted.
+	// ReplaceEpoch puts an epoch in the place of the one with the same number, whole or not at all,
+	// if that holds the wrapped key old; else ErrChanged. One that is deleted meanwhile stays
+	// deleted.
 	ReplaceEpoch(epoch *v1alpha1.Epoch, old []byte) error
 	// DeleteEpoch removes the epoch with this number; none is no error.
 	DeleteEpoch(number uint64) error

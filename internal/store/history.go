@@ -15,8 +15,9 @@ type ref struct{ kind, key string }
 
 func refOf(o v1alpha1.Object) ref { return ref{o.Type().Kind, o.Meta().Key()} }
 
-// keptKinds are those whose last good version stays in use while a mistake makes the object unusable. An
-// EncryptionPolicy is not among them: without it more is sealed, not less. Nor is an epoch, whose file is its lock.
+// keptKinds are those whose last good version stays in use while a mistake makes the object
+// unusable. An EncryptionPolicy is not among them: without it more is sealed, not less. Nor is an
+// epoch, whose file is its lock.
 var keptKinds = append(policy.Kinds(), v1alpha1.KindNode, v1alpha1.KindPod, v1alpha1.KindEndpoint, v1alpha1.KindIdentity, v1alpha1.KindNamespace)
 
 // Source is what one file holds, or what is wrong with a directory.
@@ -71,7 +72,8 @@ type History struct {
 	followers map[*Follower]bool
 }
 
-// Seed names nodes that were in use in an earlier life of the reader: another one that collides with them comes second.
+// Seed names nodes that were in use in an earlier life of the reader: another one that collides
+// with them comes second.
 func (h *History) Seed(nodes []*v1alpha1.Node) {
 	h.first = map[string]*v1alpha1.Node{}
 	for _, n := range nodes {
@@ -79,8 +81,8 @@ func (h *History) Seed(nodes []*v1alpha1.Node) {
 	}
 }
 
-// SeedPolicies names policies that were in use in an earlier life of the reader, and where each was declared: one that
-// is missing there at the first update because of a mistake stays in use.
+// SeedPolicies names policies that were in use in an earlier life of the reader, and where each was
+// declared: one that is missing there at the first update because of a mistake stays in use.
 func (h *History) SeedPolicies(list []*policy.Policy, files []string) {
 	h.init()
 	h.seeded = map[ref]bool{}
@@ -116,7 +118,8 @@ func (h *History) last(r ref) *Declared {
 // Places are where an object is declared.
 func (h *History) Places(kind, key string) []Declared { return slices.Clone(h.places[ref{kind, key}]) }
 
-// Assemble takes in the objects and errors that Decode returned for all files together, and is what is in use then.
+// Assemble takes in the objects and errors that Decode returned for all files together, and is what
+// is in use then.
 func (h *History) Assemble(objects []Declared, errs []ObjectError) *Snapshot {
 	changed := map[string]*Source{}
 	for file := range h.sources {
@@ -172,7 +175,8 @@ func (h *History) Update(changed map[string]*Source) {
 	}
 }
 
-// touch finds the objects that a change of one file is about: those that it declares, did, or was the source of.
+// touch finds the objects that a change of one file is about: those that it declares, did, or was
+// the source of.
 func (h *History) touch(file string, now *Source, dirty map[ref]bool) {
 	before := h.sources[file]
 	for _, s := range []*Source{before, now} {
@@ -213,7 +217,8 @@ func (h *History) replace(file string, now *Source) {
 	}
 }
 
-// refsOf are a file's objects by what they are known by: a file may declare one object thousands of times.
+// refsOf are a file's objects by what they are known by: a file may declare one object thousands of
+// times.
 func refsOf(objects []Declared) map[ref][]Declared {
 	out := make(map[ref][]Declared, len(objects))
 	for _, d := range objects {

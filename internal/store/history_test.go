@@ -18,7 +18,8 @@ func decodeAll(files map[string]string) (objects []Declared, errs []ObjectError)
 	return objects, errs
 }
 
-// TestHistory: what was in use before a mistake stays in use, and what was taken away on purpose does not.
+// TestHistory: what was in use before a mistake stays in use, and what was taken away on purpose
+// does not.
 func TestHistory(t *testing.T) {
 	a, b := node("a", "10.0.0.1", "10.1.1.0/24"), node("b", "10.0.0.2", "10.1.2.0/24")
 	before := map[string]string{"a": a, "b": b, "p": pod("p")}
@@ -82,8 +83,8 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-// TestHistoryStartsLate: at the first reading nobody knows which of two versions is meant; of nodes that collide the one
-// that an earlier run used stays.
+// TestHistoryStartsLate: at the first reading nobody knows which of two versions is meant; of nodes
+// that collide the one that an earlier run used stays.
 func TestHistoryStartsLate(t *testing.T) {
 	var h History
 	s := h.Assemble(decodeAll(map[string]string{"1": node("b", "10.0.0.2", "10.1.2.0/24"), "2": node("b", "10.0.0.3", "10.1.3.0/24")}))

@@ -87,7 +87,8 @@ func (cs *claims) overlapping(p netip.Prefix) (claim, bool) {
 	return claim{}, false
 }
 
-// allOverlapping visits the claims that p overlaps: those around it, the widest first, and those inside it.
+// allOverlapping visits the claims that p overlaps: those around it, the widest first, and those
+// inside it.
 func (cs *claims) allOverlapping(p netip.Prefix) iter.Seq[claim] {
 	return func(visit func(claim) bool) {
 		for bits, used := range cs.lengths[family(p)][:p.Bits()+1] {
@@ -122,8 +123,8 @@ func family(p netip.Prefix) int {
 	return 1
 }
 
-// settleNodes judges nodes anew, with all those that they collide with or did, and those that these collide with: no others
-// can fare differently.
+// settleNodes judges nodes anew, with all those that they collide with or did, and those that these
+// collide with: no others can fare differently.
 func (h *History) settleNodes(dirty map[string]bool, told *pending) {
 	before, group := map[string]bool{}, map[string]bool{}
 	for name := range dirty {
@@ -180,8 +181,9 @@ func (h *History) claim(name string) {
 	setOrDelete(h.claimed, name, now)
 }
 
-// judgeNodes takes the nodes that were in use before with the same addresses and ranges, then the others, each in the order
-// of their names, so that every reader with the same past refuses the same ones.
+// judgeNodes takes the nodes that were in use before with the same addresses and ranges, then the
+// others, each in the order of their names, so that every reader with the same past refuses the
+// same ones.
 func (h *History) judgeNodes(group map[string]bool, told *pending) {
 	verdicts, newcomer := map[string]verdict{}, map[string]int{}
 	for name := range group {
@@ -212,7 +214,8 @@ func (h *History) judgeNodes(group map[string]bool, told *pending) {
 	}
 }
 
-// fits says whether a node collides with none of those that are in use already, and names each collision.
+// fits says whether a node collides with none of those that are in use already, and names each
+// collision.
 func (v *verdict) fits(taken *claims, newcomer map[string]int) bool {
 	d, good := *v.used, true
 	n := d.Object.(*v1alpha1.Node)
@@ -249,7 +252,8 @@ func (h *History) wasNode(n *v1alpha1.Node) bool {
 	return before != nil && sameClaims(before, n)
 }
 
-// sameClaims says whether two versions of a node have the same addresses and ranges, in whatever order.
+// sameClaims says whether two versions of a node have the same addresses and ranges, in whatever
+// order.
 func sameClaims(a, b *v1alpha1.Node) bool {
 	return slices.Equal(sortedClaims(a), sortedClaims(b))
 }

@@ -14,7 +14,8 @@ import (
 	"weft.dev/weft/api/v1alpha1"
 )
 
-// reference reads everything anew each time, comparing all with all, and is what a History is held to.
+// reference reads everything anew each time, comparing all with all, and is what a History is held
+// to.
 type reference struct{ last map[ref]Declared }
 
 // read returns what is in use, by object, and what is not, given all files.
@@ -102,8 +103,9 @@ func (h *reference) readNodes(nodes []Declared, used map[ref]Declared, unused ma
 
 func text(o v1alpha1.Object) string { return fmt.Sprintf("%s %+v", refOf(o).kind, o) }
 
-// TestDeltas: random edits, told one by one, lead to what a whole reading finds: the same objects in use and not, and errors
-// in the same files, for a follower that was there all the time as for one that comes late.
+// TestDeltas: random edits, told one by one, lead to what a whole reading finds: the same objects
+// in use and not, and errors in the same files, for a follower that was there all the time as for
+// one that comes late.
 func TestDeltas(t *testing.T) {
 	for seed := range uint64(40) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -146,7 +148,8 @@ func TestDeltas(t *testing.T) {
 	}
 }
 
-// places are errors without which claims of a newcomer collide with whose: it is a newcomer only once.
+// places are errors without which claims of a newcomer collide with whose: it is a newcomer only
+// once.
 func places(errs []ObjectError) []string {
 	var out []string
 	for _, e := range errs {
@@ -159,8 +162,8 @@ func places(errs []ObjectError) []string {
 	return slices.Compact(out)
 }
 
-// randomEdit is a file of few and what is in it now: objects that double and collide with others, mistakes, nothing; or a
-// directory that cannot be read.
+// randomEdit is a file of few and what is in it now: objects that double and collide with others,
+// mistakes, nothing; or a directory that cannot be read.
 func randomEdit(r *rand.Rand, files map[string]*Source) (string, *Source) {
 	file := fmt.Sprintf("/o/%c/%d.yaml", 'a'+rune(r.IntN(2)), r.IntN(5))
 	switch r.IntN(12) {

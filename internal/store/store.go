@@ -77,14 +77,16 @@ type Snapshot struct {
 	// Identities are by their number's text, EncryptionPolicies by their key.
 	Identities         map[string]*v1alpha1.Identity
 	EncryptionPolicies map[string]*v1alpha1.EncryptionPolicy
-	// NetworkPolicies and Namespaces are Kubernetes' own. A policy with mistakes is among them: it denies.
+	// NetworkPolicies and Namespaces are Kubernetes' own. A policy with mistakes is among them: it
+	// denies.
 	NetworkPolicies        map[string]*policy.Policy
 	ClusterNetworkPolicies map[string]*policy.Policy
 	// AuthorizationPolicies are Istio's, likewise.
 	AuthorizationPolicies map[string]*policy.Policy
 	Namespaces            map[string]*v1alpha1.Namespace
-	// Unused are objects that are good on their own and not used: nodes that collide with another, and all versions of
-	// an object that is declared several times and differs. What they claim is nobody else's for that.
+	// Unused are objects that are good on their own and not used: nodes that collide with another,
+	// and all versions of an object that is declared several times and differs. What they claim is
+	// nobody else's for that.
 	Unused []v1alpha1.Object
 	// Errors is ordered by file and line.
 	Errors []ObjectError

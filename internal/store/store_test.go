@@ -249,7 +249,8 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// TestRoomForEveryKind: a kind that a snapshot has no map for panics there, at the first object of a user's.
+// TestRoomForEveryKind: a kind that a snapshot has no map for panics there, at the first object of
+// a user's.
 func TestRoomForEveryKind(t *testing.T) {
 	for _, kind := range v1alpha1.Kinds() {
 		NewSnapshot().room(kind).set("x", v1alpha1.New(kind))

@@ -30,7 +30,8 @@ func (j job) named(pkg string) string {
 	return pkg + " [" + j.part + "]"
 }
 
-// announce tells of all packages of a job before it begins: one that never does has not ended either, which is a failure.
+// announce tells of all packages of a job before it begins: one that never does has not ended
+// either, which is a failure.
 func (j job) announce(out *lines) {
 	for _, pkg := range j.packages {
 		out.event(event{Action: "start", Package: j.named(pkg)})

@@ -31,8 +31,8 @@ func TestDies(t *testing.T) {
 	}
 }
 
-// TestAnnounced: every package is told of before any begins, by the name under which it begins and ends: what never does is
-// missed.
+// TestAnnounced: every package is told of before any begins, by the name under which it begins and
+// ends: what never does is missed.
 func TestAnnounced(t *testing.T) {
 	labs, rest := plan([]string{module + "test/e2e", module + "test/model", module + "internal/ipam", module + "internal/labels"}, nil)
 	var out bytes.Buffer

@@ -17,8 +17,8 @@ var labs = []string{
 }
 
 // parts cut a package whose tests would be the longest lane by far: those whose names match, and
-// in the last part all others, so that a new test is in one without being named here; that one takes
-// longest and begins first. Each part is a process of its own, and makes labs of its own.
+// in the last part all others, so that a new test is in one without being named here; that one
+// takes longest and begins first. Each part is a process of its own, and makes labs of its own.
 var parts = map[string][]part{
 	"test/e2e": {
 		{"sealed", "^Test(Sealed|Encryption|Narrow|Verify)"},

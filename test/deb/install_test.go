@@ -144,7 +144,8 @@ func (m *machine) sealed() (packets, sealer int, err error) {
 	return status.Sent.Packets, status.Sealer.PID, nil
 }
 
-// TestInstall follows docs/install.md, then upgrades under traffic, and purges: what was before is again.
+// TestInstall follows docs/install.md, then upgrades under traffic, and purges: what was before is
+// again.
 func TestInstall(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: boots containers")
@@ -200,7 +201,8 @@ kill -INT $ping; wait $ping || true; cat /tmp/ping`, b.podAddress(t)))
 
 var pinged = regexp.MustCompile(`(\d+) packets transmitted, (\d+) received`)
 
-// lostPings is how many packets had no reply, as ping sums up. When a signal ends it, the last reply may be on its way.
+// lostPings is how many packets had no reply, as ping sums up. When a signal ends it, the last
+// reply may be on its way.
 func lostPings(summary string) (lost int, err error) {
 	match := pinged.FindStringSubmatch(summary)
 	if match == nil {

@@ -19,7 +19,8 @@ import (
 // patience is how long a step may take where much else runs.
 const patience = 3 * time.Minute
 
-// machine is a Debian with systemd in a container, with a network namespace, a bpffs and files of its own.
+// machine is a Debian with systemd in a container, with a network namespace, a bpffs and files of
+// its own.
 type machine struct {
 	name, netns string
 	// leader is the pid of its systemd.

@@ -1,5 +1,5 @@
-// Package deb tests the Debian package: that it is the same for the same commit, and that what docs/install.md says
-// works, typed on two machines with systemd.
+// Package deb tests the Debian package: that it is the same for the same commit, and that what
+// docs/install.md says works, typed on two machines with systemd.
 package deb
 
 import (
@@ -34,7 +34,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// build makes a package of a version, with more in the environment. It is not compressed, which takes long.
+// build makes a package of a version, with more in the environment. It is not compressed, which
+// takes long.
 func build(t *testing.T, out, version string, env ...string) string {
 	t.Helper()
 	weft, err := binary()

@@ -53,7 +53,8 @@ spec:
     - {action: Deny, to: [{networks: [10.77.0.0/16, "fd77::/16"]}]}
 `
 
-// TestAuthorizationPolicy enforces policies of other kinds than NetworkPolicy between pods of one node and of two, sealed and in cleartext.
+// TestAuthorizationPolicy enforces policies of other kinds than NetworkPolicy between pods of one
+// node and of two, sealed and in cleartext.
 func TestAuthorizationPolicy(t *testing.T) {
 	for _, encryption := range []string{"strict", `"off"`} {
 		t.Run("encryption "+strings.Trim(encryption, `"`), func(t *testing.T) {

@@ -10,8 +10,8 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// call is a connected UDP socket that talks to an echo server all the time, many packets in flight. A
-// connected socket takes answers only from the address that it called.
+// call is a connected UDP socket that talks to an echo server all the time, many packets in flight.
+// A connected socket takes answers only from the address that it called.
 type call struct {
 	to            netip.AddrPort
 	conn          *net.UDPConn

@@ -56,8 +56,8 @@ func blast(t *testing.T, from *lab.Pod, to ...netip.AddrPort) {
 	}
 }
 
-// TestEndpointDeletedUnderLoad deletes pods to which others send: what was for them is refused with a reason of its own, the
-// senders' other conversations lose nothing, and the agent goes on.
+// TestEndpointDeletedUnderLoad deletes pods to which others send: what was for them is refused with
+// a reason of its own, the senders' other conversations lose nothing, and the agent goes on.
 func TestEndpointDeletedUnderLoad(t *testing.T) {
 	l := useShared(t)
 	for _, mode := range []string{"auto", "xdp", "tc", "stack"} {
@@ -191,9 +191,9 @@ func direct(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// TestPeerMACChanges gives a node's uplink another MAC address, which its kernel announces, as one that fails
-// over does: its peers find out, and send to that. (Unannounced, they find out when the kernel next probes the
-// neighbour, up to a minute later.)
+// TestPeerMACChanges gives a node's uplink another MAC address, which its kernel announces, as one
+// that fails over does: its peers find out, and send to that. (Unannounced, they find out when the
+// kernel next probes the neighbour, up to a minute later.)
 func TestPeerMACChanges(t *testing.T) {
 	l := useShared(t)
 	for _, mode := range []string{"auto", "xdp", "tc", "stack"} {

@@ -111,8 +111,8 @@ func TestPodDatapath(t *testing.T) {
 	}
 }
 
-// TestPodDatapathChange has a pod ask for the XDP datapath and no longer, under load, and an agent take over a pod whose
-// second interface an older one gave it unasked: nothing is lost.
+// TestPodDatapathChange has a pod ask for the XDP datapath and no longer, under load, and an agent
+// take over a pod whose second interface an older one gave it unasked: nothing is lost.
 func TestPodDatapathChange(t *testing.T) {
 	l := useShared(t)
 	router, a := addRouter(t, l), l.Node("a")

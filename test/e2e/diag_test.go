@@ -15,7 +15,8 @@ import (
 )
 
 // kernelLosses counts packets that the kernel itself has thrown away in a lab's namespaces: by
-// interface, by full socket buffers, by full backlogs. It tells a busy machine from a broken datapath.
+// interface, by full socket buffers, by full backlogs. It tells a busy machine from a broken
+// datapath.
 func kernelLosses(t *testing.T, l *lab.Lab) map[string]uint64 {
 	t.Helper()
 	out := map[string]uint64{}

@@ -12,14 +12,15 @@ import (
 	"weft.dev/weft/internal/lab"
 )
 
-// flood sends one datagram from each of many source ports, which makes as many flows, at a pace that
-// a veth's ring can take on a machine that is not busy.
+// flood sends one datagram from each of many source ports, which makes as many flows, at a pace
+// that a veth's ring can take on a machine that is not busy.
 func flood(t *testing.T, from *lab.Pod, to netip.AddrPort, flows int) {
 	t.Helper()
 	floodPaced(t, from, to, flows, func(int) { time.Sleep(2 * time.Millisecond) })
 }
 
-// floodTo is flood where none may be lost, however busy the machine: no more are on their way than a veth's ring takes.
+// floodTo is flood where none may be lost, however busy the machine: no more are on their way than
+// a veth's ring takes.
 func floodTo(t *testing.T, from *lab.Pod, to netip.AddrPort, flows int, sink *listener, drops func() string) {
 	t.Helper()
 	floodPaced(t, from, to, flows, func(sent int) {
@@ -64,7 +65,8 @@ func fromPort(frame []byte, port uint16) []byte {
 	return out
 }
 
-// TestManyFlows fills small flow tables twenty times over: forwarding goes on, for new flows and old.
+// TestManyFlows fills small flow tables twenty times over: forwarding goes on, for new flows and
+// old.
 func TestManyFlows(t *testing.T) {
 	const many = 20_000
 	l := useShared(t)
@@ -83,7 +85,8 @@ func TestManyFlows(t *testing.T) {
 	}
 }
 
-// TestEventFlood makes far more events than may be told: those held back are counted, and traffic is unharmed.
+// TestEventFlood makes far more events than may be told: those held back are counted, and traffic
+// is unharmed.
 func TestEventFlood(t *testing.T) {
 	l := useShared(t)
 	a := l.Node("a")
@@ -98,7 +101,8 @@ func TestEventFlood(t *testing.T) {
 	load.nothingLost(t)
 }
 
-// TestEventsUnread fills the ring buffer while the agent sleeps: what does not fit is counted as lost.
+// TestEventsUnread fills the ring buffer while the agent sleeps: what does not fit is counted as
+// lost.
 func TestEventsUnread(t *testing.T) {
 	l := useShared(t)
 	a := l.Node("a")

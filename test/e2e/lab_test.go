@@ -72,7 +72,8 @@ type sharedLab struct {
 
 var shared sharedLab
 
-// useShared gives the shared lab, whole: agents running with the tree's binary and their first configuration.
+// useShared gives the shared lab, whole: agents running with the tree's binary and their first
+// configuration.
 func useShared(t *testing.T) *lab.Lab {
 	t.Helper()
 	shared.once.Do(func() { shared.up(t) })
@@ -129,8 +130,8 @@ func eventually(t *testing.T, what string, ok func() error) {
 	labtest.Eventually(t, patience, what, ok)
 }
 
-// reconfigure lays keys, merged however deep, over the agents' configuration and restarts them. The first
-// configuration comes back when the test ends.
+// reconfigure lays keys, merged however deep, over the agents' configuration and restarts them. The
+// first configuration comes back when the test ends.
 func reconfigure(t *testing.T, keys map[string]any, nodes ...*lab.Node) {
 	t.Helper()
 	for _, n := range nodes {
@@ -147,7 +148,8 @@ func reconfigure(t *testing.T, keys map[string]any, nodes ...*lab.Node) {
 	}
 }
 
-// writeKeys lays keys, merged however deep, over a node's configuration file and returns what was in it.
+// writeKeys lays keys, merged however deep, over a node's configuration file and returns what was
+// in it.
 func writeKeys(t *testing.T, n *lab.Node, keys map[string]any) []byte {
 	t.Helper()
 	before, err := os.ReadFile(n.ConfigFile)
@@ -217,7 +219,8 @@ func status(t *testing.T, n *lab.Node) *admin.Status {
 	return s
 }
 
-// dropped is how many packets of an endpoint a node has refused for a reason; an empty endpoint is any.
+// dropped is how many packets of an endpoint a node has refused for a reason; an empty endpoint is
+// any.
 func dropped(t *testing.T, n *lab.Node, endpoint, reason string) uint64 {
 	t.Helper()
 	drops, err := admin.NewClient(n.Socket).Drops(t.Context(), false)
@@ -246,8 +249,8 @@ func dropText(t *testing.T, n *lab.Node) string {
 	return strings.Join(parts, "; ")
 }
 
-// callTime is how long a few calls may take where they are to succeed: a hundred times what they take on
-// a machine with time. Where they may fail at first, the next ones are then begun.
+// callTime is how long a few calls may take where they are to succeed: a hundred times what they
+// take on a machine with time. Where they may fail at first, the next ones are then begun.
 const callTime = 30 * time.Second
 
 // reach has one pod talk to the echo server of another, by every protocol and both families.

@@ -24,7 +24,8 @@ type load struct {
 // path is a pair of pods with traffic between them.
 type path struct{ from, to *lab.Pod }
 
-// startLoad sends 1000 packets a second by UDP and a rate-limited TCP stream over each path, in both families.
+// startLoad sends 1000 packets a second by UDP and a rate-limited TCP stream over each path, in
+// both families.
 func startLoad(t *testing.T, paths ...path) *load {
 	t.Helper()
 	l := &load{udp: map[string]*traffic.UDPStream{}, tcp: map[string]*traffic.TCPStream{}}

@@ -8,15 +8,16 @@ import (
 	"weft.dev/weft/internal/lab/traffic"
 )
 
-// floodEntries is the size of the flow table in TestNeighborFlood. Its two pods and the node have six owners, so a share
-// is 1170 flows.
+// floodEntries is the size of the flow table in TestNeighborFlood. Its two pods and the node have
+// six owners, so a share is 1170 flows.
 const floodEntries = 8192
 
-// rounds is how often the victim does all that its budgets are for, and how often at least the flood fills the table.
+// rounds is how often the victim does all that its budgets are for, and how often at least the
+// flood fills the table.
 const rounds = 12
 
-// neighborFlood has a pod open flows as fast as it can, towards an address of another node's range that nobody has, with
-// first fragments and packets that ask for ICMP errors among them.
+// neighborFlood has a pod open flows as fast as it can, towards an address of another node's range
+// that nobody has, with first fragments and packets that ask for ICMP errors among them.
 func neighborFlood(t *testing.T, from, to *lab.Pod) *traffic.Flood {
 	t.Helper()
 	nobody := to.IPv4.Next()
@@ -30,9 +31,9 @@ func neighborFlood(t *testing.T, from, to *lab.Pod) *traffic.Flood {
 	return flood
 }
 
-// TestNeighborFlood: of a victim's 1 000 flows, UDP both ways and TCP, none is lost and none made anew while a neighbour on
-// the same node opens as many as it can, twelve times what the table has places for at least; and the victim's fragments,
-// flow events and ICMP errors are as ever (H4).
+// TestNeighborFlood: of a victim's 1 000 flows, UDP both ways and TCP, none is lost and none made
+// anew while a neighbour on the same node opens as many as it can, twelve times what the table has
+// places for at least; and the victim's fragments, flow events and ICMP errors are as ever (H4).
 func TestNeighborFlood(t *testing.T) {
 	l := useShared(t)
 	a, neighbor := l.Node("a"), l.Pod("client")
@@ -47,7 +48,8 @@ func TestNeighborFlood(t *testing.T) {
 				v.somethingNew(t)
 				turnedOver(t, flood, (round+1)*floodEntries)
 			}
-			// A first fragment is kept for 30 seconds, and between its halves the victim sends no other: that could have its place.
+			// A first fragment is kept for 30 seconds, and between its halves the victim sends no
+			// other: that could have its place.
 			v.despiteQueues(t, "a datagram in two fragments, with the flood's between them", func() error {
 				return v.inHalves(t, func() { fragmentsFlood(t, flood) })
 			})
@@ -75,8 +77,8 @@ func TestNeighborFlood(t *testing.T) {
 	}
 }
 
-// fragmentsFlood waits until the flood has sent as many frames as the table has places, with some hundred first fragments
-// among them: far more than anybody's are kept.
+// fragmentsFlood waits until the flood has sent as many frames as the table has places, with some
+// hundred first fragments among them: far more than anybody's are kept.
 func fragmentsFlood(t *testing.T, flood *traffic.Flood) {
 	t.Helper()
 	turnedOver(t, flood, flood.Report().Sent+floodEntries)

@@ -60,7 +60,8 @@ func addNetworkPod(t *testing.T, n *lab.Node, name string, network uint32, addrs
 	return networkPod{path}
 }
 
-// answered says whether a ping is. One that is to be refused is not waited for long: its drop is counted, too.
+// answered says whether a ping is. One that is to be refused is not waited for long: its drop is
+// counted, too.
 func answered(t *testing.T, from string, src, to netip.Addr, expected bool) bool {
 	t.Helper()
 	o := traffic.PingOptions{Src: src, Dst: to, Count: 2}
@@ -74,8 +75,9 @@ func answered(t *testing.T, from string, src, to netip.Addr, expected bool) bool
 	return report.Received == report.Sent
 }
 
-// TestNetworks: pods of a network of their own reach each other on their node, by each of several addresses, also where these
-// are the addresses of the cluster's pods there; they reach nobody else, are reached by nobody else, and the drops have a name.
+// TestNetworks: pods of a network of their own reach each other on their node, by each of several
+// addresses, also where these are the addresses of the cluster's pods there; they reach nobody
+// else, are reached by nobody else, and the drops have a name.
 func TestNetworks(t *testing.T) {
 	l := useShared(t)
 	client, server := l.Pod("client"), l.Pod("server")

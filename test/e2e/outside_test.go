@@ -48,7 +48,8 @@ func TestOutside(t *testing.T) {
 	}
 }
 
-// TestMasquerade hides pods' addresses from the outside and from nobody else. The outside has no route to the pods.
+// TestMasquerade hides pods' addresses from the outside and from nobody else. The outside has no
+// route to the pods.
 func TestMasquerade(t *testing.T) {
 	l := useShared(t)
 	out, node := l.Node("out"), l.Node("a")

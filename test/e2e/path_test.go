@@ -9,8 +9,9 @@ import (
 	"weft.dev/weft/internal/lab/traffic"
 )
 
-// TestSmallPath has pods of 1500 on a wire of 1400, in every mode: what is too large and must not be
-// cut is answered with the path's MTU, from the node's address; TCP finds its way; what may be cut arrives.
+// TestSmallPath has pods of 1500 on a wire of 1400, in every mode: what is too large and must not
+// be cut is answered with the path's MTU, from the node's address; TCP finds its way; what may be
+// cut arrives.
 func TestSmallPath(t *testing.T) {
 	spec := parseSpec(t, twoNodes, 1400)
 	spec.Agent = map[string]any{"mtu": 1500}
@@ -56,8 +57,9 @@ func tooBig(t *testing.T, l *lab.Lab, family, size int) {
 	}
 }
 
-// mayBeCut sends an IPv4 packet of 1500 without DF over the path of 1400. RFC 1812 has routers cut it; the design
-// makes no fragments, but then somebody must say so: silence is the one wrong answer.
+// mayBeCut sends an IPv4 packet of 1500 without DF over the path of 1400. RFC 1812 has routers cut
+// it; the design makes no fragments, but then somebody must say so: silence is the one wrong
+// answer.
 func mayBeCut(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	client, server := l.Pod("client"), l.Pod("server")
@@ -112,7 +114,8 @@ func TestTTL(t *testing.T) {
 	}
 }
 
-// TestFragments sends datagrams that take several packets, across nodes and inside one, in every mode.
+// TestFragments sends datagrams that take several packets, across nodes and inside one, in every
+// mode.
 func TestFragments(t *testing.T) {
 	l := useShared(t)
 	for _, mode := range []string{"auto", "xdp", "tc", "stack"} {

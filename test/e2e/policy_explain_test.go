@@ -18,7 +18,8 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// allowWeb lets web into db by its IPv4 address and one port of TCP, and everything of whoever has other's IPv6 address.
+// allowWeb lets web into db by its IPv4 address and one port of TCP, and everything of whoever has
+// other's IPv6 address.
 const allowWeb = `apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata: {name: allow-web, namespace: shop}
@@ -32,8 +33,8 @@ spec:
 
 const otherPort = echoPort + 1
 
-// TestPolicyExplain: what agents say of a packet is what becomes of it, for every pair of pods, both families and four
-// kinds of packets; and who is refused reads why.
+// TestPolicyExplain: what agents say of a packet is what becomes of it, for every pair of pods,
+// both families and four kinds of packets; and who is refused reads why.
 func TestPolicyExplain(t *testing.T) {
 	l := newLab(t, "explain", parseSpec(t, policyNodes, "strict"))
 	for _, n := range agents(l) {

@@ -31,7 +31,8 @@ agent:
   - {name: server, node: b, namespace: shop, addresses: [10.77.2.100, "fd77:2::100"], labels: {app: echo}}
 `
 
-// Nobody may do anything but the client ask the servers, and the nodes' network too: by their own addresses, not a Service's.
+// Nobody may do anything but the client ask the servers, and the nodes' network too: by their own
+// addresses, not a Service's.
 const policyService = `apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata: {name: deny, namespace: shop}
@@ -59,8 +60,9 @@ spec:
       ports: [{port: 7007, protocol: TCP}, {port: 7007, protocol: UDP}]
 `
 
-// TestPolicyService: policies go by who answers a Service's address, and what is translated back passes by whatever way it
-// comes, also for connections that the flow table has lost; nothing passes as an answer to what has not left.
+// TestPolicyService: policies go by who answers a Service's address, and what is translated back
+// passes by whatever way it comes, also for connections that the flow table has lost; nothing
+// passes as an answer to what has not left.
 func TestPolicyService(t *testing.T) {
 	l := newLab(t, "polsvc", parseSpec(t, policyServiceNodes))
 	a := l.Node("a")
@@ -142,7 +144,8 @@ func forgetFlows(t *testing.T, n *lab.Node) {
 	}
 }
 
-// notAnswered: what an isolated pod sends outside, masqueraded, opens no way in; what it may send does.
+// notAnswered: what an isolated pod sends outside, masqueraded, opens no way in; what it may send
+// does.
 func notAnswered(t *testing.T, l *lab.Lab) {
 	a, out := l.Node("a"), l.Node("out")
 	far := netip.MustParseAddr("198.51.100.9")

@@ -63,7 +63,8 @@ spec:
 `
 )
 
-// TestNetworkPolicy enforces Kubernetes' policies between pods of one node and of two, sealed and in cleartext.
+// TestNetworkPolicy enforces Kubernetes' policies between pods of one node and of two, sealed and
+// in cleartext.
 func TestNetworkPolicy(t *testing.T) {
 	for _, encryption := range []string{"strict", `"off"`} {
 		t.Run("encryption "+strings.Trim(encryption, `"`), func(t *testing.T) {
@@ -140,7 +141,8 @@ func restartAll(t *testing.T, l *lab.Lab) {
 // matrix is who reaches whom.
 type matrix struct{ lab *lab.Lab }
 
-// holds waits until every pod reaches every other but those that are refused, by TCP and both families.
+// holds waits until every pod reaches every other but those that are refused, by TCP and both
+// families.
 func (m matrix) holds(t *testing.T, refused []string) {
 	t.Helper()
 	denied := map[string]bool{}
@@ -167,8 +169,8 @@ func (m matrix) holds(t *testing.T, refused []string) {
 	}
 }
 
-// never calls all the time between pods that are refused, until the function that it returns is called: then packets have
-// been sent, and no answer has come.
+// never calls all the time between pods that are refused, until the function that it returns is
+// called: then packets have been sent, and no answer has come.
 func (m matrix) never(t *testing.T, pairs ...string) func() {
 	t.Helper()
 	calls := map[string]*call{}

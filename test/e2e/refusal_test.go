@@ -20,8 +20,8 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// TestSocketNonsense sends the agent's socket what makes no sense: each is answered with a sentence, and
-// the agent goes on.
+// TestSocketNonsense sends the agent's socket what makes no sense: each is answered with a
+// sentence, and the agent goes on.
 func TestSocketNonsense(t *testing.T) {
 	l := useShared(t)
 	a := l.Node("a")
@@ -100,8 +100,8 @@ metadata: {name: good-after}
 spec: {addresses: [192.0.2.203], podCIDRs: [10.77.203.0/24]}
 `
 
-// TestBadObjects puts wrong objects among good ones: the wrong are named with file, line and field by log and
-// `weft status`; the good ones apply, and traffic goes on.
+// TestBadObjects puts wrong objects among good ones: the wrong are named with file, line and field
+// by log and `weft status`; the good ones apply, and traffic goes on.
 func TestBadObjects(t *testing.T) {
 	l := useShared(t)
 	a := l.Node("a")
@@ -251,8 +251,8 @@ func TestUnknownKey(t *testing.T) {
 	sentence(t, "a missing file", stderr, code, 1, config+".not-there")
 }
 
-// TestNoBPFFS starts agents where /sys/fs/bpf is no bpffs: with something else in the way they refuse and say
-// what to do; where nothing is, they mount one.
+// TestNoBPFFS starts agents where /sys/fs/bpf is no bpffs: with something else in the way they
+// refuse and say what to do; where nothing is, they mount one.
 func TestNoBPFFS(t *testing.T) {
 	name := labPrefix + "-nobpffs"
 	ns, err := netns.Create(name)

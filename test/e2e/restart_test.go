@@ -9,8 +9,8 @@ import (
 // modes in the order in which TestModes walks through them.
 var modes = []string{"auto", "xdp", "tc", "stack", "auto"}
 
-// paths are traffic across nodes and inside one. Each pod gets one path's only: more would fill the 256
-// packets of a veth's ring whenever a busy machine is late, and say nothing about the datapath.
+// paths are traffic across nodes and inside one. Each pod gets one path's only: more would fill the
+// 256 packets of a veth's ring whenever a busy machine is late, and say nothing about the datapath.
 func paths(l *lab.Lab) []path {
 	return []path{{l.Pod("client"), l.Pod("server")}, {l.Pod("server"), l.Pod("db")}}
 }

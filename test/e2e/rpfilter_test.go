@@ -34,8 +34,8 @@ func addRouter(t *testing.T, l *lab.Lab) *lab.Pod {
 	return p
 }
 
-// setReversePath sets a node's rp_filter for all interfaces together, for new ones and for each that is there, as
-// udev does when systemd has been told so.
+// setReversePath sets a node's rp_filter for all interfaces together, for new ones and for each
+// that is there, as udev does when systemd has been told so.
 func setReversePath(t *testing.T, n *lab.Node, all, each int) {
 	t.Helper()
 	err := n.Do(func() error {
@@ -54,8 +54,8 @@ func setReversePath(t *testing.T, n *lab.Node, all, each int) {
 	}
 }
 
-// talk exchanges a little by TCP and UDP. The far machine has several addresses, so its echo server's UDP
-// answers come from another one than was asked: it is pinged.
+// talk exchanges a little by TCP and UDP. The far machine has several addresses, so its echo
+// server's UDP answers come from another one than was asked: it is pinged.
 func talk(ctx context.Context, ns, to string, far bool) error {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
@@ -73,8 +73,8 @@ func talk(ctx context.Context, ns, to string, far bool) error {
 	return nil
 }
 
-// TestReversePathFilter has pods of every mode and datapath talk with their node, another, pods, Services and the world,
-// under every setting of the kernel's reverse path filter, with encryption.
+// TestReversePathFilter has pods of every mode and datapath talk with their node, another, pods,
+// Services and the world, under every setting of the kernel's reverse path filter, with encryption.
 func TestReversePathFilter(t *testing.T) {
 	l := useSealed(t)
 	a, b, out := l.Node("a"), l.Node("b"), l.Node("out")

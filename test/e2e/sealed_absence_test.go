@@ -16,7 +16,8 @@ import (
 	"weft.dev/weft/test/labtest"
 )
 
-// absenceLab has two nodes whose default route leads to a third machine: what has no other way leaves by it.
+// absenceLab has two nodes whose default route leads to a third machine: what has no other way
+// leaves by it.
 const absenceLab = `
 name: set-later
 agent:
@@ -26,8 +27,9 @@ agent:
   - {name: server, node: b, namespace: shop, addresses: [10.77.2.100, "fd77:2::100"]}
 `
 
-// TestAbsenceNeverMeansCleartext breaks, doubles, empties and removes node b's object while pods talk, and restarts the
-// agents in between: packets arrive sealed or are dropped with a reason of their own, and nothing of a pod is readable on the wire.
+// TestAbsenceNeverMeansCleartext breaks, doubles, empties and removes node b's object while pods
+// talk, and restarts the agents in between: packets arrive sealed or are dropped with a reason of
+// their own, and nothing of a pod is readable on the wire.
 func TestAbsenceNeverMeansCleartext(t *testing.T) {
 	l := newLab(t, "absence", parseSpec(t, absenceLab))
 	a, b := l.Node("a"), l.Node("b")

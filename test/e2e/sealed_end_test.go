@@ -14,9 +14,10 @@ import (
 	"weft.dev/weft/internal/lab/traffic"
 )
 
-// keysEnd waits for the end of all keys that an agent knows of, with their extension, while there are no new ones for
-// the nodes of two pods, a's and b's. From then on nothing passes between the pods, either way and in either family: each
-// packet is refused where it is sent, for want of a key in force, and counted; none is on the wire.
+// keysEnd waits for the end of all keys that an agent knows of, with their extension, while there
+// are no new ones for the nodes of two pods, a's and b's. From then on nothing passes between the
+// pods, either way and in either family: each packet is refused where it is sent, for want of a key
+// in force, and counted; none is on the wire.
 func keysEnd(t *testing.T, l *lab.Lab, knows *lab.Node, one, other *lab.Pod) {
 	t.Helper()
 	s, err := keysOf(t.Context(), knows)
@@ -61,7 +62,8 @@ func keysEnd(t *testing.T, l *lab.Lab, knows *lab.Node, one, other *lab.Pod) {
 
 var errAnswered = errors.New("a ping is answered")
 
-// refusedKeyless pings once. The answer alone does not tell that the ping was refused: on a busy machine it may be late.
+// refusedKeyless pings once. The answer alone does not tell that the ping was refused: on a busy
+// machine it may be late.
 func refusedKeyless(t *testing.T, l *lab.Lab, p path, family int) error {
 	t.Helper()
 	n := l.Node(p.from.Node)
@@ -78,7 +80,8 @@ func refusedKeyless(t *testing.T, l *lab.Lab, p path, family int) error {
 	return nil
 }
 
-// keyless is how many packets a node has refused for want of a key in force, also while its agent is away.
+// keyless is how many packets a node has refused for want of a key in force, also while its agent
+// is away.
 func keyless(t *testing.T, l *lab.Lab, n *lab.Node) (packets uint64) {
 	t.Helper()
 	pins, err := filepath.Glob(filepath.Join(lab.BPFFS, "weft", l.Name()+"-"+n.Name, "maps-weft_drops-*"))

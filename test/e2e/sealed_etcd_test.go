@@ -26,8 +26,8 @@ pods:
   - {name: server, node: b, namespace: shop, addresses: [10.77.2.100, "fd77:2::100"]}
 `
 
-// TestEtcd: two nodes whose objects are in etcd seal as with a directory. Without etcd nothing changes for packets, and no
-// packet is lost; once it is back, a new pod is learned.
+// TestEtcd: two nodes whose objects are in etcd seal as with a directory. Without etcd nothing
+// changes for packets, and no packet is lost; once it is back, a new pod is learned.
 func TestEtcd(t *testing.T) {
 	cluster := etcd.Start(t, etcd.Options{})
 	spec := parseSpec(t, etcdNodes)

@@ -18,14 +18,15 @@ import (
 )
 
 const (
-	// extendTTL is keys.extendTTL and keys.hardTTL; extendPast is how much of the first is watched under load. What is left of
-	// it is for agents on a busy machine.
+	// extendTTL is keys.extendTTL and keys.hardTTL; extendPast is how much of the first is watched
+	// under load. What is left of it is for agents on a busy machine.
 	extendTTL  = 45 * time.Second
 	extendPast = 10 * time.Second
 )
 
-// TestExtendTTL takes the KMS away until the hard TTL is long over: nothing is lost while keys.extendTTL allows, and
-// the agents say so; then packets are refused with a reason of their own; and when the KMS is back all is well by itself.
+// TestExtendTTL takes the KMS away until the hard TTL is long over: nothing is lost while
+// keys.extendTTL allows, and the agents say so; then packets are refused with a reason of their
+// own; and when the KMS is back all is well by itself.
 func TestExtendTTL(t *testing.T) {
 	trustCounterparts(t)
 	spec := strings.Replace(sealedNodes, "keys: {", "keys: {extendTTL: "+extendTTL.String()+", ", 1)

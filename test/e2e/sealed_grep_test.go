@@ -21,11 +21,13 @@ import (
 const (
 	// espStart is SPI, sequence number and IV.
 	espStart = 16
-	// keyAndSalt is how a lane's key lies in memory, wherever an agent has had it: 32 bytes, then the salt's 4.
+	// keyAndSalt is how a lane's key lies in memory, wherever an agent has had it: 32 bytes, then
+	// the salt's 4.
 	keyAndSalt = 36
 )
 
-// sealedSample is a packet from the wire of which the beginning inside is known: enough to know its key when one sees it.
+// sealedSample is a packet from the wire of which the beginning inside is known: enough to know its
+// key when one sees it.
 type sealedSample struct {
 	name  string
 	iv    [8]byte
@@ -33,7 +35,8 @@ type sealedSample struct {
 	from  [4]byte  // the inner source
 }
 
-// openedBy says whether key and salt open the sample: its inside is then IPv4 and UDP from the known source.
+// openedBy says whether key and salt open the sample: its inside is then IPv4 and UDP from the
+// known source.
 func (s *sealedSample) openedBy(block cipher.Block, salt []byte) bool {
 	var counter, plain [16]byte
 	copy(counter[:], salt)
@@ -106,8 +109,8 @@ func TestGrepSealing(t *testing.T) {
 	}
 }
 
-// TestDirectionKeysAreNotInMemory takes sealed packets from the wire and looks in the agents' memory for the keys that
-// open them: they are in the kernel, and nowhere else.
+// TestDirectionKeysAreNotInMemory takes sealed packets from the wire and looks in the agents'
+// memory for the keys that open them: they are in the kernel, and nowhere else.
 func TestDirectionKeysAreNotInMemory(t *testing.T) {
 	l := useSealed(t)
 	rotate(t, l, agents(l)[0])

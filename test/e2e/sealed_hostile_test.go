@@ -50,7 +50,8 @@ func (a *attacker) put(t *testing.T, frame []byte) {
 	a.send(t, frame)
 }
 
-// refused sends frames and wants each to be dropped for one of the reasons, and nothing else to be counted.
+// refused sends frames and wants each to be dropped for one of the reasons, and nothing else to be
+// counted.
 func (a *attacker) refused(t *testing.T, what string, frames [][]byte, reasons ...string) {
 	t.Helper()
 	before := encryptDrops(t, a.b)
@@ -77,8 +78,9 @@ func (a *attacker) refused(t *testing.T, what string, frames [][]byte, reasons .
 	}
 }
 
-// hostile sends node b what nobody may send, from the bare node. Each is refused with a reason of its own and arrives
-// nowhere; the one genuine packet among all, held back on the wire, arrives once.
+// hostile sends node b what nobody may send, from the bare node. Each is refused with a reason of
+// its own and arrives nowhere; the one genuine packet among all, held back on the wire, arrives
+// once.
 func hostile(t *testing.T, l *lab.Lab) {
 	arrived := listen(t, l.Pod("server"), hostilePort)
 	atNode := listen(t, &lab.Pod{NetNS: l.Node("b").NetNS}, hostilePort)
@@ -105,7 +107,8 @@ func hostile(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// holdBack has client send one packet to server and keeps it from arriving: it returns the sealed frame.
+// holdBack has client send one packet to server and keeps it from arriving: it returns the sealed
+// frame.
 func holdBack(t *testing.T, l *lab.Lab) []byte {
 	t.Helper()
 	const size = 333
@@ -159,7 +162,8 @@ func plaintext(t *testing.T, l *lab.Lab, evil *attacker) {
 	evil.refused(t, "plaintext", frames, "plaintext")
 }
 
-// fresh is a sealed frame with a sequence number that was not seen yet: the replay window lets it pass.
+// fresh is a sealed frame with a sequence number that was not seen yet: the replay window lets it
+// pass.
 func fresh(held []byte, ahead uint32) []byte {
 	frame := bytes.Clone(held)
 	seq := binary.BigEndian.Uint32(held[atSeq:]) + ahead
@@ -228,8 +232,8 @@ func brokenESP(t *testing.T, evil *attacker, held []byte) {
 	evil.refused(t, "every bit flipped", flipped, "esp_bad_tag", "esp_replayed", "esp_unknown_sa")
 }
 
-// tornESP cuts the frame at every length behind the headers, which still tell the whole. A bridge may drop
-// such frames by itself, so they are put on the cable to node b.
+// tornESP cuts the frame at every length behind the headers, which still tell the whole. A bridge
+// may drop such frames by itself, so they are put on the cable to node b.
 func tornESP(t *testing.T, l *lab.Lab, evil *attacker, held []byte) {
 	cable := *evil
 	cable.wireEnd = openEnd(t, wireNS(l), "p1", false)

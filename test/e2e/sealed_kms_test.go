@@ -40,9 +40,9 @@ const (
 	kmsLong = 5 * time.Minute
 )
 
-// TestRotationOverKMS makes a new epoch every second over each provider, under load; then the KMS goes away for
-// more than a whole keys.maxAge and comes back. Nothing is lost, and no agent is restarted. With WEFT_TEST_LONG it goes
-// on for five minutes with each.
+// TestRotationOverKMS makes a new epoch every second over each provider, under load; then the KMS
+// goes away for more than a whole keys.maxAge and comes back. Nothing is lost, and no agent is
+// restarted. With WEFT_TEST_LONG it goes on for five minutes with each.
 func TestRotationOverKMS(t *testing.T) {
 	trustCounterparts(t)
 	l := newLab(t, "kms", parseSpec(t, sealedNodes))
@@ -79,7 +79,8 @@ func trustCounterparts(t *testing.T) {
 	t.Setenv("SSL_CERT_FILE", bundle)
 }
 
-// useKMS has the agents use a counterpart from now on, beginning with its first epoch. nil is the lab's key file.
+// useKMS has the agents use a counterpart from now on, beginning with its first epoch. nil is the
+// lab's key file.
 func useKMS(t *testing.T, l *lab.Lab, c *kms.Counterpart, ttl time.Duration) {
 	t.Helper()
 	section := map[string]any{"maxAge": kmsAge.String(), "hardTTL": ttl.String()}
@@ -225,7 +226,8 @@ func newest(t *testing.T, l *lab.Lab) uint64 {
 	return number
 }
 
-// goAway takes the KMS away for longer than keys.maxAge. The agents name it, go on, and recover by themselves.
+// goAway takes the KMS away for longer than keys.maxAge. The agents name it, go on, and recover by
+// themselves.
 func goAway(t *testing.T, l *lab.Lab, c *kms.Counterpart) {
 	t.Helper()
 	back := c.Down(t)

@@ -20,8 +20,9 @@ import (
 	"weft.dev/weft/test/labtest"
 )
 
-// sealedNodes is threeNodes with encryption, which is the default. Keys drain soon, so that many rotations fit. The
-// third has a pod range, which makes it a node to the agents: one that has no keys.
+// sealedNodes is threeNodes with encryption, which is the default. Keys drain soon, so that many
+// rotations fit. The third has a pod range, which makes it a node to the agents: one that has no
+// keys.
 const sealedNodes = `
 name: set-later
 agent:
@@ -130,7 +131,8 @@ func hasKeys(ctx context.Context, l *lab.Lab, n *lab.Node) error {
 	return nil
 }
 
-// wireWatch looks at everything that passes the cable to node a: what the switch gets from it and sends to it.
+// wireWatch looks at everything that passes the cable to node a: what the switch gets from it and
+// sends to it.
 type wireWatch struct {
 	capture  *encryptcheck.Capture
 	mu       sync.Mutex
@@ -193,7 +195,8 @@ func (w *wireWatch) stop(t *testing.T) encryptcheck.Report {
 	return w.detector.Report()
 }
 
-// sealedTo counts the sealed packets that were captured until now, by the node of the two at the cable that they go to.
+// sealedTo counts the sealed packets that were captured until now, by the node of the two at the
+// cable that they go to.
 func (w *wireWatch) sealedTo(l *lab.Lab) map[string]uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -210,7 +213,8 @@ func (w *wireWatch) sealedTo(l *lab.Lab) map[string]uint64 {
 	return seen
 }
 
-// allSealed ends the watch and holds it to have seen sealed packets both ways, and nothing of pods in cleartext.
+// allSealed ends the watch and holds it to have seen sealed packets both ways, and nothing of pods
+// in cleartext.
 func (w *wireWatch) allSealed(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	r := w.stop(t)

@@ -9,8 +9,8 @@ import (
 	"weft.dev/weft/internal/lab"
 )
 
-// shortLived has keys that change every few seconds. They live for much longer: agents on a busy machine take
-// seconds to start, to stop and to change keys.
+// shortLived has keys that change every few seconds. They live for much longer: agents on a busy
+// machine take seconds to start, to stop and to change keys.
 const shortLived = `
 name: set-later
 agent:
@@ -30,8 +30,9 @@ func withSwitch(text string) string {
 	return strings.Replace(text, "wires:", `  - {name: switch, addresses: ["2001:db8::9/64"], agent: false}`+"\nwires:", 1)
 }
 
-// TestKeyLife has keys change by age under load; then an agent stays away until the keys' end: packets are refused
-// by name, never plain, and its restart mends all. Then a node is set up anew, as after a reboot.
+// TestKeyLife has keys change by age under load; then an agent stays away until the keys' end:
+// packets are refused with a drop reason of their own, never plain, and its restart mends all. Then
+// a node is set up anew, as after a reboot.
 func TestKeyLife(t *testing.T) {
 	spec := parseSpec(t, withSwitch(shortLived))
 	l := newLab(t, "life", spec)

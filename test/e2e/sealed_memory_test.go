@@ -20,8 +20,9 @@ import (
 	"weft.dev/weft/internal/store/dir"
 )
 
-// TestKeysStayInTheirPlace greps real agents' memory, and every file that they wrote, for the keys of epochs: those
-// that are live are in locked pages that no core dump has, and nowhere else; older ones are nowhere at all.
+// TestKeysStayInTheirPlace greps real agents' memory, and every file that they wrote, for the keys
+// of epochs: those that are live are in locked pages that no core dump has, and nowhere else; older
+// ones are nowhere at all.
 func TestKeysStayInTheirPlace(t *testing.T) {
 	l := useSealed(t)
 	through := agents(l)[0]
@@ -105,8 +106,8 @@ func readDEKs(t *testing.T, l *lab.Lab, n *lab.Node, into map[uint64][]byte) {
 	}
 }
 
-// undumpable holds an agent to leave no core dump. What is not dumpable belongs to root in /proc, whoever runs it, and
-// has no core limit.
+// undumpable holds an agent to leave no core dump. What is not dumpable belongs to root in /proc,
+// whoever runs it, and has no core limit.
 func undumpable(t *testing.T, n *lab.Node) {
 	t.Helper()
 	var limit unix.Rlimit

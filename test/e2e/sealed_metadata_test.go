@@ -16,9 +16,10 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// podForgesMetadata has a pod on the XDP datapath put metadata in front of what it sends, as a hook in XDP leaves it for
-// tag_in: its second interface's hook is in TC, which does not touch that, and gives the packet to the first interface
-// behind its hook in XDP. The packet is of no flow, so it goes through the host's stack, and is sealed there.
+// podForgesMetadata has a pod on the XDP datapath put metadata in front of what it sends, as a hook
+// in XDP leaves it for tag_in: its second interface's hook is in TC, which does not touch that, and
+// gives the packet to the first interface behind its hook in XDP. The packet is of no flow, so it
+// goes through the host's stack, and is sealed there.
 func podForgesMetadata(t *testing.T, l *lab.Lab) {
 	router, server := addRouter(t, l), l.Pod("server")
 	leave := "eth0" // in most modes, an ordinary hook's

@@ -26,7 +26,8 @@ spec:
   selector: {matchLabels: {open: "yes"}}
 `
 
-// TestEncryptionPolicy lets pods travel in cleartext by policy and by annotation: what is named is plain, and nothing else.
+// TestEncryptionPolicy lets pods travel in cleartext by policy and by annotation: what is named is
+// plain, and nothing else.
 func TestEncryptionPolicy(t *testing.T) {
 	l := useSealed(t)
 	web, db, server := l.Pod("web"), l.Pod("db"), l.Pod("server")
@@ -96,8 +97,8 @@ func plainExactly(t *testing.T, l *lab.Lab, open ...*lab.Pod) {
 	}
 }
 
-// podsSealed says whether enough sealed packets passed for two pods to have talked: agents also probe paths, which
-// takes a few.
+// podsSealed says whether enough sealed packets passed for two pods to have talked: agents also
+// probe paths, which takes a few.
 func podsSealed(r encryptcheck.Report) bool { return r.Sealed > 20 }
 
 // putObject writes a file of objects for the length of a test.

@@ -15,8 +15,9 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// TestPortOfExchanges: on a running node the port of exchanges answers the addresses of Node objects, by both families, and
-// nobody else; who is refused is counted by the kernel, and never reaches the agent.
+// TestPortOfExchanges: on a running node the port of exchanges answers the addresses of Node
+// objects, by both families, and nobody else; who is refused is counted by the kernel, and never
+// reaches the agent.
 func TestPortOfExchanges(t *testing.T) {
 	l := useSealed(t)
 	b, out := l.Node("b"), l.Node("out")

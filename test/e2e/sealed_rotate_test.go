@@ -23,7 +23,8 @@ import (
 // handshakePort is where agents agree on keys.
 const handshakePort = 4551
 
-// keyOf names the key of a sealed packet, as far as the wire tells: the SPI's epoch is used again after 15 rotations.
+// keyOf names the key of a sealed packet, as far as the wire tells: the SPI's epoch is used again
+// after 15 rotations.
 type keyOf struct {
 	src, dst    netip.Addr
 	epoch, lane uint8
@@ -71,8 +72,8 @@ func (n *nonces) frame(f encryptcheck.Frame) {
 	n.seen[key][e.IV>>6] |= 1 << (e.IV & 63)
 }
 
-// turn notices a newer epoch of a direction: whoever has that nibble from now on, has a new key. The epoch
-// before is still in use.
+// turn notices a newer epoch of a direction: whoever has that nibble from now on, has a new key.
+// The epoch before is still in use.
 func (n *nonces) turn(direction [2]netip.Addr, epoch uint8) {
 	last, known := n.newest[direction]
 	ahead := (epoch + 15 - last) % 15
@@ -107,8 +108,8 @@ func rotate(t *testing.T, l *lab.Lab, through *lab.Node) uint64 {
 	return epoch.Number
 }
 
-// TestRotation changes keys 50 times in a row under load: UDP, rate-limited TCP and a bulk TCP stream lose nothing,
-// nothing is readable, and no key is used twice with the same IV.
+// TestRotation changes keys 50 times in a row under load: UDP, rate-limited TCP and a bulk TCP
+// stream lose nothing, nothing is readable, and no key is used twice with the same IV.
 func TestRotation(t *testing.T) {
 	const rotations = 50
 	l := useSealed(t)
@@ -182,8 +183,9 @@ func (k *killer) frame(f encryptcheck.Frame) {
 	}
 }
 
-// TestRotationKilled kills agents with -9 while keys change, at every packet of the exchange in turn and at random
-// moments, under load: nothing is lost, no key and IV are used twice, and the new epoch comes into use.
+// TestRotationKilled kills agents with -9 while keys change, at every packet of the exchange in
+// turn and at random moments, under load: nothing is lost, no key and IV are used twice, and the
+// new epoch comes into use.
 func TestRotationKilled(t *testing.T) {
 	l := useSealed(t)
 	record, k := newNonces(), &killer{killed: make(chan struct{}, 1)}
@@ -244,8 +246,9 @@ type deadly struct {
 	spare func() bool
 }
 
-// rotateAndDie asks for a new epoch while somebody is about to kill the victim, starts the victim again and
-// waits for the epoch to be in use. endanger begins the danger: until then the victim can be talked to.
+// rotateAndDie asks for a new epoch while somebody is about to kill the victim, starts the victim
+// again and waits for the epoch to be in use. endanger begins the danger: until then the victim can
+// be talked to.
 func rotateAndDie(t *testing.T, l *lab.Lab, through, victim *lab.Node, endanger func(pid int) deadly) {
 	t.Helper()
 	// However this ends: the next row is not to fail for it.
@@ -279,8 +282,8 @@ func rotateAndDie(t *testing.T, l *lab.Lab, through, victim *lab.Node, endanger 
 	eventually(t, fmt.Sprintf("epoch %d in use", want), func() error { return onEpoch(t.Context(), l, want) })
 }
 
-// diesOf waits for the end of the victim, or for the epoch to be in use without: then the exchange had fewer packets than
-// the one that was to be deadly.
+// diesOf waits for the end of the victim, or for the epoch to be in use without: then the exchange
+// had fewer packets than the one that was to be deadly.
 func diesOf(t *testing.T, l *lab.Lab, danger deadly, want uint64) (died bool) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("a death, or epoch %d in use", want), func() error {

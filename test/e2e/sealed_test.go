@@ -11,9 +11,10 @@ import (
 	"weft.dev/weft/internal/lab/traffic"
 )
 
-// TestSealed walks through the modes with encryption on. In each, pods and nodes reach each other, sizes are
-// right, and agents killed with -9 under load lose nothing; while the mode changes, TCP goes on, also between
-// nodes of different modes; and at no moment is anything readable on the wire.
+// TestSealed walks through the modes with encryption on. In each, pods and nodes reach each other,
+// sizes are right, and agents killed with -9 under load lose nothing; while the mode changes, TCP
+// goes on, also between nodes of different modes; and at no moment is anything readable on the
+// wire.
 func TestSealed(t *testing.T) {
 	l := useSealed(t)
 	for i, mode := range modes {
@@ -108,7 +109,8 @@ func callAll(ctx context.Context, ns string, to netip.Addr) error {
 	return errors.Join(errTCP, errUDP, errPing)
 }
 
-// sealedSizes pings with DF at exactly the pods' MTU, which must pass, and one more, which must be refused with the right size.
+// sealedSizes pings with DF at exactly the pods' MTU, which must pass, and one more, which must be
+// refused with the right size.
 func sealedSizes(t *testing.T, l *lab.Lab) {
 	client, server := l.Pod("client"), l.Pod("server")
 	mtu := status(t, l.Node("a")).MTU
@@ -131,7 +133,8 @@ func sealedSizes(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// sealedDatagrams has sockets talk in datagrams of every size: their checksums were not finished when they left the pod.
+// sealedDatagrams has sockets talk in datagrams of every size: their checksums were not finished
+// when they left the pod.
 func sealedDatagrams(t *testing.T, l *lab.Lab) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

@@ -11,7 +11,8 @@ import (
 	"weft.dev/weft/internal/front/admin"
 )
 
-// TestNarrowPath puts a switch between nodes that carries less than their uplinks: the agents find out and name it.
+// TestNarrowPath puts a switch between nodes that carries less than their uplinks: the agents find
+// out and name it.
 func TestNarrowPath(t *testing.T) {
 	l := useSealed(t)
 	a := l.Node("a")
@@ -43,8 +44,9 @@ func TestNarrowPath(t *testing.T) {
 	})
 }
 
-// TestKEKWithdrawn takes a node's right to read new keys away: it goes on with the keys that it has, nothing is lost or
-// readable, it says what is wrong, and moves on by itself when the right is back.
+// TestKEKWithdrawn takes a node's right to read new keys away: it goes on with the keys that it
+// has, nothing is lost or readable, it says what is wrong, and moves on by itself when the right is
+// back.
 func TestKEKWithdrawn(t *testing.T) {
 	l := useSealed(t)
 	a, b := l.Node("a"), l.Node("b")

@@ -23,7 +23,8 @@ import (
 	"weft.dev/weft/internal/netns/nettest"
 )
 
-// unmanaged is a container that Weft does not attach, behind an interface of node a that has no hooks.
+// unmanaged is a container that Weft does not attach, behind an interface of node a that has no
+// hooks.
 type unmanaged struct {
 	ns       string
 	addr     map[int]netip.Addr
@@ -39,7 +40,8 @@ func newUnmanaged(t *testing.T, a *lab.Node) *unmanaged {
 	s.ns = nettest.New(t, "e2e-unmanaged")
 	must(t, a.NetNS, "ip", "link", "add", unmanagedIf, "type", "veth", "peer", "name", "eth0", "netns", filepath.Base(s.ns))
 	t.Cleanup(func() { runIn(t, a.NetNS, command("ip", "link", "del", unmanagedIf)) })
-	// No duplicate address detection, and no check of the way back: the kernel is to let through what it can.
+	// No duplicate address detection, and no check of the way back: the kernel is to let through
+	// what it can.
 	for _, argv := range [][]string{
 		{"sysctl", "-qw", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf." + unmanagedIf + ".rp_filter=0", "net.ipv6.conf." + unmanagedIf + ".forwarding=1"},
 		{"ip", "addr", "add", "172.30.0.1/24", "dev", unmanagedIf},
@@ -81,8 +83,8 @@ func (s *unmanaged) put(t *testing.T, src, dst netip.Addr) {
 
 const tcIndexAt = 11 * 4 // in struct __sk_buff
 
-// forgeTag has every frame that leaves an interface carry a value in skb->tc_index, which the kernel does not
-// clear between network namespaces. The function that it returns ends that.
+// forgeTag has every frame that leaves an interface carry a value in skb->tc_index, which the
+// kernel does not clear between network namespaces. The function that it returns ends that.
 func forgeTag(t *testing.T, ns, ifName string, value int32) (stop func()) {
 	t.Helper()
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
@@ -112,9 +114,9 @@ func forgeTag(t *testing.T, ns, ifName string, value int32) (stop func()) {
 // forgedTags are what the hooks write (enum weft_tag), and what an older version trusted.
 var forgedTags = []int32{1<<14 | 1, 2<<14 | 2, 3 << 14, 0x5745}
 
-// unmanagedHosts is what the host's stack must not launder: cleartext in a cluster address's name by an interface
-// without hooks, packets in a local pod's name that it did not send, and packets for another node that the
-// kernel would rather send by an interface without hooks (S4, S10).
+// unmanagedHosts is what the host's stack must not launder: cleartext in a cluster address's name
+// by an interface without hooks, packets in a local pod's name that it did not send, and packets
+// for another node that the kernel would rather send by an interface without hooks (S4, S10).
 func unmanagedHosts(t *testing.T, l *lab.Lab) {
 	a, b := l.Node("a"), l.Node("b")
 	s := newUnmanaged(t, a)
@@ -222,8 +224,9 @@ func (s *unmanaged) honest(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// podForges has a pod write tags into what it sends, past its own stack, to everybody: it reaches whom it
-// may, and nothing is readable. What goes through the host's stack (a node port) is the way to be laundered.
+// podForges has a pod write tags into what it sends, past its own stack, to everybody: it reaches
+// whom it may, and nothing is readable. What goes through the host's stack (a node port) is the way
+// to be laundered.
 func podForges(t *testing.T, l *lab.Lab) {
 	client, db, server := l.Pod("client"), l.Pod("db"), l.Pod("server")
 	serve(t, l)
@@ -244,8 +247,9 @@ func podForges(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// otherWayOut has the kernel of node a prefer the unmanaged container's interface for node b's pods, by a policy rule. What
-// the node itself sends there ends at netfilter's last hook, whatever the agent knows of the rule.
+// otherWayOut has the kernel of node a prefer the unmanaged container's interface for node b's
+// pods, by a policy rule. What the node itself sends there ends at netfilter's last hook, whatever
+// the agent knows of the rule.
 func (s *unmanaged) otherWayOut(t *testing.T, l *lab.Lab) {
 	a, server := l.Node("a"), l.Pod("server")
 	s.end.received()

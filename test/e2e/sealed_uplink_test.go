@@ -123,8 +123,9 @@ func (m *macvlan) put(t *testing.T, end *wireEnd, src, dst netip.Addr) {
 	}
 }
 
-// onUplink sends by a macvlan in every way in which a packet may look like a local pod's or the host's. In a pod's
-// name it is refused; in the container's own, or in the node's, it is sealed as the world's.
+// onUplink sends by a macvlan in every way in which a packet may look like a local pod's or the
+// host's. In a pod's name it is refused; in the container's own, or in the node's, it is sealed as
+// the world's.
 func onUplink(t *testing.T, l *lab.Lab) {
 	m, a := newMacvlan(t, l), l.Node("a")
 	client := l.Pod("client").HostIf
@@ -172,7 +173,8 @@ func (m *macvlan) sends(t *testing.T, l *lab.Lab, end *wireEnd) {
 
 const identityWorld = 3
 
-// watchIdentities counts the sealed packets to node b by identity until the function that it returns is called.
+// watchIdentities counts the sealed packets to node b by identity until the function that it
+// returns is called.
 func watchIdentities(t *testing.T, l *lab.Lab) (seen func() map[uint32]int) {
 	t.Helper()
 	var mu sync.Mutex
@@ -196,8 +198,8 @@ func watchIdentities(t *testing.T, l *lab.Lab) (seen func() map[uint32]int) {
 	}
 }
 
-// decidedOnUplink sends by a macvlan what looks like a packet that a hook has decided, in a local pod's name. It leaves
-// as it is, as from anybody on the wire, and is refused by node b.
+// decidedOnUplink sends by a macvlan what looks like a packet that a hook has decided, in a local
+// pod's name. It leaves as it is, as from anybody on the wire, and is refused by node b.
 func decidedOnUplink(t *testing.T, l *lab.Lab) {
 	m, a, b, server := newMacvlan(t, l), l.Node("a"), l.Node("b"), l.Pod("server")
 	there := listen(t, server, hostilePort)

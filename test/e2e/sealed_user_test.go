@@ -23,7 +23,8 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// userLab has sealers on two nodes and none on the third. The third node makes the wire a bridge, which can be watched.
+// userLab has sealers on two nodes and none on the third. The third node makes the wire a bridge,
+// which can be watched.
 const userLab = `
 name: set-later
 agent: {encryption: {engine: user}}
@@ -39,9 +40,9 @@ pods:
   - {name: old, node: c, namespace: shop, addresses: [10.77.3.30, "fd77:3::30"]}
 `
 
-// TestSealerBulk sends bulk between nodes with a sealer and to and from one without, where the wire takes packets whole
-// and where it takes them in its own size: every byte arrives, the sealers have cut and opened what they are there for,
-// all of it is sealed, and no key and number occur twice.
+// TestSealerBulk sends bulk between nodes with a sealer and to and from one without, where the wire
+// takes packets whole and where it takes them in its own size: every byte arrives, the sealers have
+// cut and opened what they are there for, all of it is sealed, and no key and number occur twice.
 func TestSealerBulk(t *testing.T) {
 	for name, offload := range map[string]string{"offload": "offload: true", "wire-mtu": "offload: false"} {
 		t.Run(name, func(t *testing.T) {
@@ -65,7 +66,8 @@ func TestSealerBulk(t *testing.T) {
 					}
 				}
 			}
-			// Most of that in packets of less than 1500 bytes, in two families: per direction and peer.
+			// Most of that in packets of less than 1500 bytes, in two families: per direction and
+			// peer.
 			const most = 2 * size / 1500 / 2
 			eventually(t, "the sealers' counts", func() error {
 				return errors.Join(sealerDid(t.Context(), a, 3*most, most), sealerDid(t.Context(), b, most, most))
@@ -84,8 +86,9 @@ func TestSealerBulk(t *testing.T) {
 	}
 }
 
-// TestSealerKilled kills sealers under load, with their agents alive and not: TCP goes on each time, nothing leaves in
-// cleartext, no number is used twice, and a new sealer takes over with the keys of the one before.
+// TestSealerKilled kills sealers under load, with their agents alive and not: TCP goes on each
+// time, nothing leaves in cleartext, no number is used twice, and a new sealer takes over with the
+// keys of the one before.
 func TestSealerKilled(t *testing.T) {
 	l := newLab(t, "userkill", parseSpec(t, userLab))
 	a, b := l.Node("a"), l.Node("b")
@@ -160,9 +163,9 @@ func TestSealerKilled(t *testing.T) {
 	seen.unique(t)
 }
 
-// TestSealerRotation changes keys 50 times in a row while sealers have bulk to seal and to open: TCP goes on with every key
-// and is whole at the end, nothing leaves in cleartext, nothing is dropped but what waits for a sealer that is late, and
-// no key is used twice with the same number.
+// TestSealerRotation changes keys 50 times in a row while sealers have bulk to seal and to open:
+// TCP goes on with every key and is whole at the end, nothing leaves in cleartext, nothing is
+// dropped but what waits for a sealer that is late, and no key is used twice with the same number.
 func TestSealerRotation(t *testing.T) {
 	const rotations = 50
 	l := newLab(t, "userrotate", parseSpec(t, strings.Replace(userLab, "{engine: user}}", "{engine: user}, keys: {drain: 2s}}", 1)))
@@ -243,7 +246,8 @@ func sealersKey(f encryptcheck.Frame) (keyOf, bool) {
 	return keyOf{p.Src, p.Dst, e.Epoch(), 0}, ok
 }
 
-// TestSealerOff: the engine is changed away from user, which leaves no sealer, no tap and traffic whole, and back.
+// TestSealerOff: the engine is changed away from user, which leaves no sealer, no tap and traffic
+// whole, and back.
 func TestSealerOff(t *testing.T) {
 	l := newLab(t, "useroff", parseSpec(t, userLab))
 	a := l.Node("a")
@@ -302,7 +306,8 @@ func startBulk(t *testing.T, paths ...path) *load {
 	return l
 }
 
-// sealerRuns waits until a node's sealer runs, another than one that was killed, and returns its pid.
+// sealerRuns waits until a node's sealer runs, another than one that was killed, and returns its
+// pid.
 func sealerRuns(t *testing.T, n *lab.Node, killed int) (pid int) {
 	t.Helper()
 	eventually(t, "the sealer of "+n.Name, func() error {
@@ -349,8 +354,8 @@ func kill(t *testing.T, pid int) {
 	}
 }
 
-// eachESP calls handle for every ESP packet of frames that hold many, as a wire carries them that takes packets whole:
-// they have one SPI, one size but for the last, and consecutive numbers.
+// eachESP calls handle for every ESP packet of frames that hold many, as a wire carries them that
+// takes packets whole: they have one SPI, one size but for the last, and consecutive numbers.
 func eachESP(handle func(encryptcheck.Frame)) func(encryptcheck.Frame) {
 	return func(f encryptcheck.Frame) {
 		p, err := inet.Parse(f.Data)

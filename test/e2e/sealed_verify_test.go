@@ -28,7 +28,8 @@ func verify(t *testing.T, n *lab.Node, args ...string) (proof, int, string) {
 	return p, code, errOut
 }
 
-// TestVerify runs `weft encrypt verify` where it can prove something, where it cannot, and where something is readable.
+// TestVerify runs `weft encrypt verify` where it can prove something, where it cannot, and where
+// something is readable.
 func TestVerify(t *testing.T) {
 	l := useSealed(t)
 	a := l.Node("a")
@@ -69,8 +70,8 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// TestVerifyXDP verifies where packets pass no packet socket: it is proven where the kernel lets programs be watched,
-// and elsewhere says that it cannot tell.
+// TestVerifyXDP verifies where packets pass no packet socket: it is proven where the kernel lets
+// programs be watched, and elsewhere says that it cannot tell.
 func TestVerifyXDP(t *testing.T) {
 	l := useSealed(t)
 	reconfigure(t, map[string]any{"mode": "xdp"}, agents(l)...)

@@ -12,8 +12,8 @@ import (
 	"weft.dev/weft/internal/lab/traffic"
 )
 
-// What kube-proxy does: rules of the host's own that translate a Service's address to a pod's, and a
-// node port for those outside, whose source is masked when the pod is on another node.
+// What kube-proxy does: rules of the host's own that translate a Service's address to a pod's, and
+// a node port for those outside, whose source is masked when the pod is on another node.
 const serviceRules = `
 table inet e2e {
   chain prerouting {
@@ -55,8 +55,8 @@ var services = []service{
 	{"node port to a pod on the node", "out", "192.0.2.1:30002", "[2001:db8::1]:30002"},
 }
 
-// TestService is the kube-proxy case in every mode: requests are translated on their way, so replies must
-// come back through the stack, which translates them back.
+// TestService is the kube-proxy case in every mode: requests are translated on their way, so
+// replies must come back through the stack, which translates them back.
 func TestService(t *testing.T) {
 	l := useShared(t)
 	serve(t, l)
@@ -80,7 +80,8 @@ func TestService(t *testing.T) {
 	}
 }
 
-// ask sends to an echo server by TCP, small and much, and by UDP, several times from one socket each.
+// ask sends to an echo server by TCP, small and much, and by UDP, several times from one socket
+// each.
 func ask(ctx context.Context, l *lab.Lab, from, to string) error {
 	ns, err := l.NetNSOf(from)
 	if err != nil {
@@ -107,7 +108,8 @@ func askUDP(ctx context.Context, ns string, dst netip.AddrPort) (err error) {
 	return err
 }
 
-// TestServiceKilled has the agent of the translating node die and come back: translated conversations go on.
+// TestServiceKilled has the agent of the translating node die and come back: translated
+// conversations go on.
 func TestServiceKilled(t *testing.T) {
 	l := useShared(t)
 	serve(t, l)
@@ -141,8 +143,8 @@ func TestServiceAfterLayoutChange(t *testing.T) {
 	calls.answered(t, "after the flow table was lost")
 }
 
-// TestServiceServerSpeaksFirst is the same with the server's packet the first one seen. It may be taken for a new
-// conversation, but when the client speaks again, the two must be one again.
+// TestServiceServerSpeaksFirst is the same with the server's packet the first one seen. It may be
+// taken for a new conversation, but when the client speaks again, the two must be one again.
 func TestServiceServerSpeaksFirst(t *testing.T) {
 	l := useShared(t)
 	serve(t, l)

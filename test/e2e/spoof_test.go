@@ -46,8 +46,8 @@ func forgeries(own, victim, server *lab.Pod, port uint16) []forgery {
 	}
 }
 
-// TestSpoof sends forged frames from a pod by every podExit that leaves it, in every mode. Each is refused by
-// name and arrives nowhere; an honest frame built the same way arrives.
+// TestSpoof sends forged frames from a pod by every podExit that leaves it, in every mode. Each is
+// dropped for its reason and arrives nowhere; an honest frame built the same way arrives.
 func TestSpoof(t *testing.T) {
 	l := useShared(t)
 	a, own, victim := l.Node("a"), l.Pod("client"), l.Pod("db")
@@ -87,12 +87,14 @@ type podExit struct {
 
 func (r podExit) open(t *testing.T) *wireEnd { return openEnd(t, r.pod.NetNS, r.ifName, r.bypass) }
 
-// checksums says whether a frame's checksum can still be unfinished where Weft sees it: not where it meets XDP.
+// checksums says whether a frame's checksum can still be unfinished where Weft sees it: not where
+// it meets XDP.
 func (r podExit) checksums(mode string) bool {
 	return mode == "tc" || mode == "stack" || r.ifName == "weft-tx"
 }
 
-// podExits of a pod: its interface with and without its egress hooks, and the second one if it has the XDP datapath.
+// podExits of a pod: its interface with and without its egress hooks, and the second one if it has
+// the XDP datapath.
 func podExits(t *testing.T, p *lab.Pod) []podExit {
 	t.Helper()
 	out := []podExit{{"eth0", "eth0", false, p}, {"eth0 past its hooks", "eth0", true, p}}
@@ -105,8 +107,8 @@ func podExits(t *testing.T, p *lab.Pod) []podExit {
 	return out
 }
 
-// forgeChecksum has the device asked to write a checksum over a part of an honest frame that the check has read by then:
-// packet sockets may.
+// forgeChecksum has the device asked to write a checksum over a part of an honest frame that the
+// check has read by then: packet sockets may.
 func forgeChecksum(t *testing.T, l *lab.Lab, end *wireEnd, port uint16) {
 	a, own, server := l.Node("a"), l.Pod("client"), l.Pod("server")
 	atServer := listen(t, server, port)
@@ -117,7 +119,8 @@ func forgeChecksum(t *testing.T, l *lab.Lab, end *wireEnd, port uint16) {
 	honest := datagram(mac(own.MAC), from, netip.AddrPortFrom(server.IPv6, port), false)
 	const ip, udp = 14, 14 + 40
 	before := dropped(t, a, own.Key(), "checksum_offset")
-	// Into the destination (the kernel itself refuses what begins before byte 40), the ports, the length.
+	// Into the destination (the kernel itself refuses what begins before byte 40), the ports, the
+	// length.
 	places := []struct{ start, field uint16 }{{ip + 26, ip + 38}, {ip + 38, udp + 6}, {udp, udp}, {udp, udp + 2}, {udp, udp + 4}}
 	for _, place := range places {
 		end.send(t, append(unfinished(place.start, place.field), honest...))
@@ -134,8 +137,8 @@ func forgeChecksum(t *testing.T, l *lab.Lab, end *wireEnd, port uint16) {
 	}
 }
 
-// unfinished is a struct virtio_net_hdr (linux/virtio_net.h) that leaves a frame's checksum to the device, unless
-// start is 0.
+// unfinished is a struct virtio_net_hdr (linux/virtio_net.h) that leaves a frame's checksum to the
+// device, unless start is 0.
 func unfinished(start, field uint16) []byte {
 	h := make([]byte, 10)
 	if start > 0 {

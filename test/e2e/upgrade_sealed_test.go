@@ -9,8 +9,8 @@ import (
 	"weft.dev/weft/internal/lab/traffic"
 )
 
-// TestUpgradeSealed starts agents of a build whose BPF programs differ while everything is sealed: nothing is lost,
-// nothing is readable, and the keys go on with their counters.
+// TestUpgradeSealed starts agents of a build whose BPF programs differ while everything is sealed:
+// nothing is lost, nothing is readable, and the keys go on with their counters.
 func TestUpgradeSealed(t *testing.T) {
 	changed := changedPrograms(t)
 	l := useSealed(t)
@@ -36,10 +36,11 @@ func TestUpgradeSealed(t *testing.T) {
 	}
 }
 
-// TestUpgradeKeyLayout starts agents of a build that lays out keys in another way. Keys cannot be copied, so packets
-// between the nodes are lost until these have met anew, under a name; nothing is ever readable, and no nonce of the new
-// keys comes twice. These have the old ones' epoch and lanes, and count from 1: the wire does not tell them apart, so
-// their record begins when both nodes have them. That an exchange never gives the same keys is the handshake's test.
+// TestUpgradeKeyLayout starts agents of a build that lays out keys in another way. Keys cannot be
+// copied, so packets between the nodes are lost until these have met anew, under a name; nothing is
+// ever readable, and no nonce of the new keys comes twice. These have the old ones' epoch and
+// lanes, and count from 1: the wire does not tell them apart, so their record begins when both
+// nodes have them. That an exchange never gives the same keys is the handshake's test.
 func TestUpgradeKeyLayout(t *testing.T) {
 	other := variant(t, "keylayout", func(tree string) {
 		edit(t, filepath.Join(tree, "bpf/lib/sa.h"), "	__u64 limit;   /* last", "	__u64 extra;\n	__u64 limit;   /* last")
@@ -88,8 +89,9 @@ func TestUpgradeKeyLayout(t *testing.T) {
 	record.unique(t)
 }
 
-// TestUpgradeDecidingLayout starts agents of builds in whose maps of routes or endpoints, where absence lets pass, there is one more
-// field: nothing is lost, and nothing is readable at any time, neither of pods, whose packets all take the stack, nor of the node.
+// TestUpgradeDecidingLayout starts agents of builds in whose maps of routes or endpoints, where
+// absence lets pass, there is one more field: nothing is lost, and nothing is readable at any time,
+// neither of pods, whose packets all take the stack, nor of the node.
 func TestUpgradeDecidingLayout(t *testing.T) {
 	for name, change := range map[string][2]string{
 		"routelayout":    {"struct weft_route {\n", "struct weft_route {\n	__u64 extra;\n"},

@@ -111,7 +111,8 @@ func restartAs(t *testing.T, n *lab.Node, version string) {
 	}
 }
 
-// changedPrograms is a build, of version "changed", whose BPF programs differ and whose maps do not.
+// changedPrograms is a build, of version "changed", whose BPF programs differ and whose maps do
+// not.
 func changedPrograms(t *testing.T) string {
 	t.Helper()
 	return variant(t, "changed", func(tree string) {

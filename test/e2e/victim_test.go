@@ -21,8 +21,8 @@ import (
 	"weft.dev/weft/internal/lab/traffic"
 )
 
-// The victim's flows have these source ports; those that it opens while it is flooded the ones from freshPort up, each once,
-// also if the tests run again in the same lab.
+// The victim's flows have these source ports; those that it opens while it is flooded the ones from
+// freshPort up, each once, also if the tests run again in the same lab.
 const (
 	victimUDP, victimTCP = 800, 200
 	victimPort           = 10_000
@@ -99,7 +99,8 @@ func (v *victim) follow(t *testing.T) {
 
 func (v *victim) node(name string) *lab.Node { return v.lab.Node(name) }
 
-// exchange has every flow carry a message and its answer; a reset, or an answer that never comes, ends the test.
+// exchange has every flow carry a message and its answer; a reset, or an answer that never comes,
+// ends the test.
 func (v *victim) exchange(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -109,8 +110,8 @@ func (v *victim) exchange(t *testing.T) {
 	}
 }
 
-// somethingNew opens a flow of each protocol, once a second sends a datagram in fragments that is answered in fragments, and
-// asks for an ICMP error.
+// somethingNew opens a flow of each protocol, once a second sends a datagram in fragments that is
+// answered in fragments, and asks for an ICMP error.
 func (v *victim) somethingNew(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -121,7 +122,8 @@ func (v *victim) somethingNew(t *testing.T) {
 	if err := fresh.Exchange(ctx); err != nil {
 		t.Errorf("a new flow of the victim's: %v", err)
 	}
-	// Datagrams of the same second may have the same place by chance: then the victim itself pushes one out.
+	// Datagrams of the same second may have the same place by chance: then the victim itself pushes
+	// one out.
 	if time.Since(v.fragments) > fragmentsApart {
 		v.fragments = time.Now()
 		if _, err := traffic.EchoUDP(ctx, v.pod.NetNS, v.pod.IPv4, netip.AddrPortFrom(v.server.IPv4, echoPort), 4000); err != nil {
@@ -137,11 +139,12 @@ func (v *victim) somethingNew(t *testing.T) {
 	})
 }
 
-// answerTime is how long what is sent once is waited for before the queues are asked whether they have lost it.
+// answerTime is how long what is sent once is waited for before the queues are asked whether they
+// have lost it.
 const answerTime = 5 * time.Second
 
-// despiteQueues tries what is sent only once again, if the kernel's queues, through which the flood goes too, have lost
-// something meanwhile.
+// despiteQueues tries what is sent only once again, if the kernel's queues, through which the flood
+// goes too, have lost something meanwhile.
 func (v *victim) despiteQueues(t *testing.T, what string, try func() error) {
 	t.Helper()
 	for attempt := 1; ; attempt++ {
@@ -264,7 +267,8 @@ func (v *victim) budgetRows(t *testing.T) map[string]datapath.Budget {
 	return out
 }
 
-// dropRows count what was dropped of both ends, by reason; the pings whose TTL runs out are meant to be.
+// dropRows count what was dropped of both ends, by reason; the pings whose TTL runs out are meant
+// to be.
 func (v *victim) dropRows(t *testing.T) map[string]uint64 {
 	t.Helper()
 	out := map[string]uint64{}
@@ -317,8 +321,8 @@ func (v *victim) eventsTold(t *testing.T) {
 	})
 }
 
-// nothingLost: what is missing of the victim's datagrams, the kernel's queues have thrown away, as it counted itself: a
-// veth's ring holds 256 packets, and the flood goes through the wire's, too.
+// nothingLost: what is missing of the victim's datagrams, the kernel's queues have thrown away, as
+// it counted itself: a veth's ring holds 256 packets, and the flood goes through the wire's, too.
 func (v *victim) nothingLost(t *testing.T, before map[string]uint64) {
 	t.Helper()
 	lost, sent := v.flows.Lost()

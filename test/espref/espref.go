@@ -1,6 +1,7 @@
-// Package espref is a plain second implementation of what Weft puts on the wire, for tests to hold the datapath against:
-// ESP in tunnel mode (RFC 4303) with AES-GCM and a 16-byte tag (RFC 4106), 64-bit sequence numbers, in UDP (RFC 3948).
-// It follows the RFCs and Go's crypto/cipher, shares no code with the datapath, and does not try to be fast.
+// Package espref is a plain second implementation of what Weft puts on the wire, for tests to hold
+// the datapath against: ESP in tunnel mode (RFC 4303) with AES-GCM and a 16-byte tag (RFC 4106),
+// 64-bit sequence numbers, in UDP (RFC 3948). It follows the RFCs and Go's crypto/cipher, shares no
+// code with the datapath, and does not try to be fast.
 package espref
 
 import (
@@ -49,7 +50,8 @@ type Packet struct {
 	Padding int    // length
 }
 
-// Seal returns the ESP packet that carries the IP packet inner, with the counter seq as IV, as Weft does it.
+// Seal returns the ESP packet that carries the IP packet inner, with the counter seq as IV, as Weft
+// does it.
 func (sa *SA) Seal(seq uint64, inner []byte) ([]byte, error) {
 	next, err := nextHeader(inner)
 	if err != nil {
@@ -58,7 +60,8 @@ func (sa *SA) Seal(seq uint64, inner []byte) ([]byte, error) {
 	return sa.SealAs(Packet{Seq: seq, IV: seq, Inner: inner, Next: next, Padding: Padding(len(inner))})
 }
 
-// SealAs returns the ESP packet that p describes, also one that should be refused. p.SPI is ignored for the SA's.
+// SealAs returns the ESP packet that p describes, also one that should be refused. p.SPI is ignored
+// for the SA's.
 func (sa *SA) SealAs(p Packet) ([]byte, error) {
 	text := bytes.Clone(p.Inner)
 	for i := range p.Padding {
@@ -102,8 +105,8 @@ func (sa *SA) Open(esp []byte, high uint32) (Packet, error) {
 	return p, nil
 }
 
-// OpenNext is Open for a receiver that has seen highest as the highest sequence number and keeps a window of that many:
-// it infers the half that is not sent.
+// OpenNext is Open for a receiver that has seen highest as the highest sequence number and keeps a
+// window of that many: it infers the half that is not sent.
 func (sa *SA) OpenNext(esp []byte, highest uint64, window uint32) (Packet, error) {
 	if len(esp) < HeaderLen {
 		return Packet{}, fmt.Errorf("%d bytes: %w", len(esp), ErrShort)
@@ -143,13 +146,14 @@ func (sa *SA) nonce(iv uint64) []byte {
 	return binary.BigEndian.AppendUint64(bytes.Clone(sa.Salt[:]), iv)
 }
 
-// authenticated is the data that RFC 4106, 5 adds with 64-bit sequence numbers. The SPI is the SA's, not the packet's:
-// a packet under another SPI must not open.
+// authenticated is the data that RFC 4106, 5 adds with 64-bit sequence numbers. The SPI is the
+// SA's, not the packet's: a packet under another SPI must not open.
 func (sa *SA) authenticated(seq uint64) []byte {
 	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint32(nil, sa.SPI), seq)
 }
 
-// Padding is how many bytes of padding a packet of that length gets: text and trailer fill words of four bytes.
+// Padding is how many bytes of padding a packet of that length gets: text and trailer fill words of
+// four bytes.
 func Padding(inner int) int { return -(inner + 2) & 3 }
 
 // Len is the length of the ESP packet around an inner packet of that length.

@@ -25,8 +25,8 @@ func inner(length int) []byte {
 	return p
 }
 
-// TestPublished opens a packet of draft-mcgrew-gcm-test-01, "Test Cases for the use of GCM in IPsec ESP": the one with a
-// 64-bit sequence number.
+// TestPublished opens a packet of draft-mcgrew-gcm-test-01, "Test Cases for the use of GCM in IPsec
+// ESP": the one with a 64-bit sequence number.
 func TestPublished(t *testing.T) {
 	unhex := func(s string) []byte {
 		b, err := hex.DecodeString(s)

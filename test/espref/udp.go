@@ -27,8 +27,8 @@ type Outer struct {
 // ErrNotESP says that a packet is something else, to be asked for with errors.Is.
 var ErrNotESP = errors.New("not ESP in UDP")
 
-// Wrap returns the IP packet that carries esp. Over IPv4 without a UDP checksum, which RFC 3948 asks for; over IPv6 with
-// one, since receivers refuse packets without.
+// Wrap returns the IP packet that carries esp. Over IPv4 without a UDP checksum, which RFC 3948
+// asks for; over IPv6 with one, since receivers refuse packets without.
 func (o Outer) Wrap(esp []byte) []byte {
 	ttl := o.TTL
 	if ttl == 0 {
@@ -67,7 +67,8 @@ func (o Outer) header6(payload int, ttl uint8) []byte {
 	return h
 }
 
-// checksum of a datagram whose checksum field holds 0, or, of one that holds a right checksum, 0xffff.
+// checksum of a datagram whose checksum field holds 0, or, of one that holds a right checksum,
+// 0xffff.
 func (o Outer) checksum(datagram []byte) uint16 {
 	s := sum(o.From.Addr().AsSlice()) + sum(o.To.Addr().AsSlice()) + uint32(len(datagram)) + udp + sum(datagram)
 	if c := ^fold(s); c != 0 {

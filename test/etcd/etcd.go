@@ -1,5 +1,5 @@
-// Package etcd runs real etcd for tests: one member or several, on unix sockets or with TLS, to be killed, filled and
-// restored.
+// Package etcd runs real etcd for tests: one member or several, on unix sockets or with TLS, to be
+// killed, filled and restored.
 package etcd
 
 import (
@@ -50,7 +50,8 @@ type Options struct {
 	Members int
 	// Quota is the size of the database at which etcd refuses to write, in bytes; 0 is etcd's own.
 	Quota int64
-	// CA, Cert and Key are PEM files: with them clients speak TLS on a port of the loopback, and show a certificate.
+	// CA, Cert and Key are PEM files: with them clients speak TLS on a port of the loopback, and
+	// show a certificate.
 	CA, Cert, Key string
 	// Address gives what a member listens at, HOST:PORT on the loopback; nil is FreeAddress.
 	Address func(testing.TB) string
@@ -74,10 +75,12 @@ func Start(t testing.TB, opt Options) *Cluster {
 	}
 }
 
-// attempts is how often a cluster is started at most: a port that was free may have been taken since.
+// attempts is how often a cluster is started at most: a port that was free may have been taken
+// since.
 const attempts = 5
 
-// launch runs a cluster that answers. If a member ends before, the error has its log, and all have ended.
+// launch runs a cluster that answers. If a member ends before, the error has its log, and all have
+// ended.
 func launch(t testing.TB, binary string, opt Options) (*Cluster, error) {
 	t.Helper()
 	c := &Cluster{t: t}
@@ -182,7 +185,8 @@ func (c *Cluster) Leader() *Member {
 	return nil
 }
 
-// Start runs the member with what its directory holds. It waits until it listens, not until it answers.
+// Start runs the member with what its directory holds. It waits until it listens, not until it
+// answers.
 func (m *Member) Start() {
 	m.t.Helper()
 	if err := m.start(); err != nil {
@@ -216,8 +220,8 @@ func (m *Member) start() error {
 	return fmt.Errorf("etcd %s does not listen: %s", m.Name, m.log)
 }
 
-// listens says whether the member has its ports: etcd binds the peers' before its clients'. On a port of the loopback
-// somebody else may listen, who does not show the member's certificate.
+// listens says whether the member has its ports: etcd binds the peers' before its clients'. On a
+// port of the loopback somebody else may listen, who does not show the member's certificate.
 func (m *Member) listens() bool {
 	if path, ok := strings.CutPrefix(m.Endpoint, "unix://"); ok {
 		conn, err := net.Dial("unix", path)
@@ -306,7 +310,8 @@ func FreeAddress(t testing.TB) string {
 	return l.Addr().String()
 }
 
-// Binary builds etcd from its module, unless the cache has it for the very same source and versions.
+// Binary builds etcd from its module, unless the cache has it for the very same source and
+// versions.
 func Binary(t testing.TB) string {
 	t.Helper()
 	_, self, _, _ := runtime.Caller(0)

@@ -1,6 +1,6 @@
-// Package istio compares what internal/policy makes of Istio's AuthorizationPolicies with what Istio's control plane makes of
-// them for ambient mode: its golden files, in its Go module, and how its documentation says that these are evaluated. It is a
-// module of its own, for what Istio needs.
+// Package istio compares what internal/policy makes of Istio's AuthorizationPolicies with what
+// Istio's control plane makes of them for ambient mode: its golden files, in its Go module, and how
+// its documentation says that these are evaluated. It is a module of its own, for what Istio needs.
 package istio
 
 import (
@@ -24,7 +24,8 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// golden is the folder of Istio's files: NAME-in.yaml is a policy, NAME.yaml what ztunnel gets for it.
+// golden is the folder of Istio's files: NAME-in.yaml is a policy, NAME.yaml what ztunnel gets for
+// it.
 func golden(t *testing.T) string {
 	t.Helper()
 	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "istio.io/istio").Output()
@@ -34,8 +35,9 @@ func golden(t *testing.T) string {
 	return filepath.Join(strings.TrimSpace(string(dir)), "pilot/pkg/serviceregistry/ambient/testdata")
 }
 
-// TestGolden evaluates both forms of each policy for connections that are made of its own words. As most of the policies both
-// ask for "*" and exclude it, which nothing is like, they are compared without that, too.
+// TestGolden evaluates both forms of each policy for connections that are made of its own words. As
+// most of the policies both ask for "*" and exclude it, which nothing is like, they are compared
+// without that, too.
 func TestGolden(t *testing.T) {
 	dir, files, compared, matched := golden(t), 0, 0, 0
 	inputs, err := filepath.Glob(filepath.Join(dir, "*-in.yaml"))
@@ -73,7 +75,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// denyRules are the rules of the policy that denies, each by itself, as those without a part at layer 4 deny all.
+// denyRules are the rules of the policy that denies, each by itself, as those without a part at
+// layer 4 deny all.
 func denyRules(t *testing.T, dir string) (out []*comparison) {
 	t.Helper()
 	theirs := authorization(t, decode(t, filepath.Join(dir, "deny-groups.yaml")))
@@ -195,7 +198,8 @@ type comparison struct {
 	compared, matched int
 }
 
-// words are what identities, addresses and ports are made of: those of the golden files, and what is near.
+// words are what identities, addresses and ports are made of: those of the golden files, and what
+// is near.
 var (
 	trustDomains = []string{"cluster.local", "principal-prefix-x", "not-principal-prefix-x"}
 	namespaces   = []string{"ns", "ns-prefix-x", "x-ns-suffix", "not-ns", "cfg", "only-l4-ns", "when-l4-ns", "from-mix-ns", "when-l4-l7-ns", "else"}

@@ -10,15 +10,17 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// connection is what ztunnel judges: TCP, with what the certificate of the other end says, if it had one.
+// connection is what ztunnel judges: TCP, with what the certificate of the other end says, if it
+// had one.
 type connection struct {
 	source, destination netip.Addr
 	port                uint16
 	peer                *policy.Identity
 }
 
-// matched says whether a policy is about a connection. One of its groups has to be, of which all rules have to be, of each of
-// which one match has to be. A match of which only requests' parts were said is empty: Istio's documentation has it denied.
+// matched says whether a policy is about a connection. One of its groups has to be, of which all
+// rules have to be, of each of which one match has to be. A match of which only requests' parts
+// were said is empty: Istio's documentation has it denied.
 func (c connection) matched(a *security.Authorization) bool {
 	return slices.ContainsFunc(a.Groups, func(g *security.Group) bool {
 		return !slices.ContainsFunc(g.Rules, func(r *security.Rules) bool { return !slices.ContainsFunc(r.Matches, c.is) })

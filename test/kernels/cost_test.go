@@ -29,8 +29,8 @@ func needCounting(t *testing.T) {
 	}
 }
 
-// TestModuleCost counts what the module takes for a packet of 1400 bytes. Only where a nanosecond is an instruction does it
-// say anything: in `test/kernels/vm -i`.
+// TestModuleCost counts what the module takes for a packet of 1400 bytes. Only where a nanosecond
+// is an instruction does it say anything: in `test/kernels/vm -i`.
 func TestModuleCost(t *testing.T) {
 	needCounting(t)
 	loadModule(t)
@@ -60,8 +60,8 @@ func TestModuleCost(t *testing.T) {
 	}
 }
 
-// TestHookCost counts what a node takes for a packet of 1400 bytes, from the pod's interface to the sealed frame for the
-// wire and back, all of the datapath included.
+// TestHookCost counts what a node takes for a packet of 1400 bytes, from the pod's interface to the
+// sealed frame for the wire and back, all of the datapath included.
 func TestHookCost(t *testing.T) {
 	needCounting(t)
 	for _, engine := range []string{"kmod", "bpf"} {
@@ -85,7 +85,8 @@ func TestHookCost(t *testing.T) {
 	}
 }
 
-// hookCost is the least that one run of an attached program takes. Each gets a frame of its own, since it changes it.
+// hookCost is the least that one run of an attached program takes. Each gets a frame of its own,
+// since it changes it.
 func (w *weftNode) hookCost(t *testing.T, hook, device string, next func(int) []byte) int64 {
 	t.Helper()
 	least := int64(1 << 62)
@@ -125,8 +126,8 @@ func (w *weftNode) attached(hook, device string) (*ebpf.Program, uint32, error) 
 	return program, uint32(at.Index), err
 }
 
-// timeRun runs an XDP program once on a frame from an interface and says how long it took. The library would not tell that of
-// a run with a context, which names the interface.
+// timeRun runs an XDP program once on a frame from an interface and says how long it took. The
+// library would not tell that of a run with a context, which names the interface.
 func timeRun(program *ebpf.Program, frame []byte, index uint32) (int64, error) {
 	context := struct{ Data, DataEnd, DataMeta, Ifindex, Queue, Egress uint32 }{DataEnd: uint32(len(frame)), Ifindex: index}
 	out := make([]byte, len(frame)+256)

@@ -131,8 +131,8 @@ func (p *port) next() ([]byte, error) {
 	}
 }
 
-// receive returns the packets of the next n frames that take keeps, without their Ethernet headers; fewer if none came for
-// a while. take gets and returns a packet.
+// receive returns the packets of the next n frames that take keeps, without their Ethernet headers;
+// fewer if none came for a while. take gets and returns a packet.
 func (p *port) receive(n int, take func(packet []byte) []byte) ([][]byte, error) {
 	var packets [][]byte
 	for len(packets) < n {
@@ -166,8 +166,8 @@ func frame(to, from net.HardwareAddr, packet []byte) []byte {
 	return inet.Ethernet(from, to, kind, packet)
 }
 
-// experimental is a protocol number for experiments (RFC 3692): what it carries can have any length, and no stack has an
-// opinion on it.
+// experimental is a protocol number for experiments (RFC 3692): what it carries can have any
+// length, and no stack has an opinion on it.
 const experimental = 253
 
 // newPacket returns an IP packet of that length, its payload told by seed.

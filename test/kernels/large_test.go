@@ -102,8 +102,8 @@ func (f *flow) packet(length int, flags uint8) []byte {
 	return p.IP()
 }
 
-// large says of a packet, by a struct virtio_net_hdr (linux/virtio_net.h) before its frame, that the device is to cut it
-// into segments of that much payload and to compute their checksums.
+// large says of a packet, by a struct virtio_net_hdr (linux/virtio_net.h) before its frame, that
+// the device is to cut it into segments of that much payload and to compute their checksums.
 func (f *flow) large(frame []byte, size int) []byte {
 	frame = bytes.Clone(frame)
 	kind, field := byte(unix.VIRTIO_NET_HDR_GSO_TCPV4), 16
@@ -192,8 +192,9 @@ func addressOf(p []byte, which int) netip.Addr {
 // vnetLen is the length of struct virtio_net_hdr.
 const vnetLen = 10
 
-// receive returns the flow's next n segments at a port whose frames begin with a struct virtio_net_hdr; fewer if none
-// came for a while. What arrives merged is cut again, and what has no checksum yet gets it.
+// receive returns the flow's next n segments at a port whose frames begin with a struct
+// virtio_net_hdr; fewer if none came for a while. What arrives merged is cut again, and what has no
+// checksum yet gets it.
 func (f *flow) receive(p *port, n int) (segments [][]byte, err error) {
 	for len(segments) < n {
 		frame, err := p.next()
@@ -223,8 +224,8 @@ func (f *flow) has(packet []byte) bool {
 		addressOf(packet, 0) == f.from && binary.BigEndian.Uint16(packet[at:]) == f.port
 }
 
-// crosses sends a packet of that much payload in at one end, and compares what comes out of the other. It returns into
-// how many segments it was cut.
+// crosses sends a packet of that much payload in at one end, and compares what comes out of the
+// other. It returns into how many segments it was cut.
 func (f *flow) crosses(from, to *end, length int, flags uint8) (int, error) {
 	packet := f.packet(length, flags)
 	want := cut(forwarded(packet, 2), f.size)
@@ -252,12 +253,13 @@ type end struct {
 
 const (
 	largest = 65535 - ethLen // the longest packet that the kernel sends as one
-	// How many segments one packet is cut into at most: by the sealer (SEALER_COUNT_MAX of bpf/lib/sealer_structs.h),
-	// and of UDP (UDP_MAX_SEGMENTS before Linux 6.9).
+	// How many segments one packet is cut into at most: by the sealer (SEALER_COUNT_MAX of
+	// bpf/lib/sealer_structs.h), and of UDP (UDP_MAX_SEGMENTS before Linux 6.9).
 	mostSegments, mostUDPSegments = 255, 64
 )
 
-// lengths are those around which something may change: of blocks of the cipher, of a segment, of all of them.
+// lengths are those around which something may change: of blocks of the cipher, of a segment, of
+// all of them.
 func (f *flow) lengths() []int {
 	m, most := f.size, mostSegments
 	if f.udp {
@@ -287,8 +289,8 @@ func (w *weftNode) opened(t *testing.T) uint64 {
 	return w.sealer.stats(t).Open.Packets
 }
 
-// oneWay sends a stream's packets of all lengths. The sealer must do its share of each that is cut into some number
-// of segments: least, of what did counts.
+// oneWay sends a stream's packets of all lengths. The sealer must do its share of each that is cut
+// into some number of segments: least, of what did counts.
 func (w *weftNode) oneWay(t *testing.T, f *flow, from, to *end, did func(*testing.T) uint64, least func(segments int) uint64) error {
 	if !f.udp {
 		// Without it, the middle of a connection is the stack's.
@@ -336,8 +338,9 @@ func (w *weftNode) bothLarge(t *testing.T, x *xfrmNode, there, back flow) {
 	})
 }
 
-// TestXFRMAndLarge has Linux's own ESP open what a sealer has cut and sealed, and a sealer open, and join again, what
-// Linux has cut and sealed. Every segment arrives, as a network card would have cut it.
+// TestXFRMAndLarge has Linux's own ESP open what a sealer has cut and sealed, and a sealer open,
+// and join again, what Linux has cut and sealed. Every segment arrives, as a network card would
+// have cut it.
 func TestXFRMAndLarge(t *testing.T) {
 	w, x := newWeft(t, datapath.ModeTC, esp.EngineUser)
 	for _, p := range []*port{w.pod, x.inside} {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestNothingLeft is the last of a VM: the module is gone, which it cannot be while anybody holds a cipher, and the kernel
-// complained of nothing.
+// TestNothingLeft is the last of a VM: the module is gone, which it cannot be while anybody holds a
+// cipher, and the kernel complained of nothing.
 func TestNothingLeft(t *testing.T) {
 	if !inVM {
 		t.Skip("needs a VM of its own: `make test-kernels` ends with this")

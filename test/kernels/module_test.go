@@ -31,7 +31,8 @@ func built(t testing.TB, variable string) string {
 }
 
 func insertModule(path string) error {
-	// What modprobe would do first, by the module's soft dependencies. Not every kernel has all of them.
+	// What modprobe would do first, by the module's soft dependencies. Not every kernel has all of
+	// them.
 	for _, name := range []string{"gcm", "ctr", "aesni-intel", "ghash-clmulni-intel"} {
 		_ = exec.Command("modprobe", "-q", name).Run()
 	}
@@ -340,7 +341,8 @@ func TestModuleIsHeld(t *testing.T) {
 	must(t, insertModule(built(t, "WEFT_KMOD"))) // for the cleanup
 }
 
-// TestModuleOnEveryCPU: on kernels without AES-GCM in the crypto library each CPU has one place to work in.
+// TestModuleOnEveryCPU: on kernels without AES-GCM in the crypto library each CPU has one place to
+// work in.
 func TestModuleOnEveryCPU(t *testing.T) {
 	loadModule(t)
 	c := newCaller(t)

@@ -15,7 +15,8 @@ import (
 // chunk is how many packets are under way at once: fewer than XFRM's window.
 const chunk = 64
 
-// edge is where the upper half of a sequence number changes; the tests cross it in the middle of their sizes.
+// edge is where the upper half of a sequence number changes; the tests cross it in the middle of
+// their sizes.
 const edge = 1 << 32
 
 // goPeer is the other node, in Go.
@@ -121,7 +122,8 @@ func TestSizesOfOtherSeeds(t *testing.T) {
 	}
 }
 
-// everySize calls do with packets of every length that fits, or of this place's share of them, in chunks.
+// everySize calls do with packets of every length that fits, or of this place's share of them, in
+// chunks.
 func everySize(t *testing.T, from, to netip.Addr, longest int, do func([][]byte) error) error {
 	for lengths := range slices.Chunk(sizes(t.Name(), minLen(from), longest), chunk) {
 		var packets [][]byte
@@ -135,7 +137,8 @@ func everySize(t *testing.T, from, to netip.Addr, longest int, do func([][]byte)
 	return nil
 }
 
-// sizes are the lengths that a place is to see. Other places, and other seeds, see others; all see the shortest and the longest.
+// sizes are the lengths that a place is to see. Other places, and other seeds, see others; all see
+// the shortest and the longest.
 func sizes(place string, shortest, longest int) (lengths []int) {
 	const ends = 8
 	hash := fnv.New32a()
@@ -148,8 +151,9 @@ func sizes(place string, shortest, longest int) (lengths []int) {
 	return lengths
 }
 
-// TestXFRMAndReference holds the Go reference and the kernel's ESP against each other, so that what either says of Weft means
-// something: every size, both families inside and outside, across the change of the sequence number's upper half.
+// TestXFRMAndReference holds the Go reference and the kernel's ESP against each other, so that what
+// either says of Weft means something: every size, both families inside and outside, across the
+// change of the sequence number's upper half.
 func TestXFRMAndReference(t *testing.T) {
 	g, x := newGoPeer(t)
 	for _, f := range families {

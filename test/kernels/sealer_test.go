@@ -13,7 +13,8 @@ import (
 	"weft.dev/weft/test/espref"
 )
 
-// realSealer is a weft-sealer on the tap of a weftNode of engine user, with the test in the agent's place.
+// realSealer is a weft-sealer on the tap of a weftNode of engine user, with the test in the agent's
+// place.
 type realSealer struct {
 	*control.Process
 	w *weftNode
@@ -43,7 +44,8 @@ func (w *weftNode) startSealer(t *testing.T) *realSealer {
 	var tap *os.File
 	must(t, netns.Do(w.ns, func() error {
 		tap, err = w.OpenSealerTap()
-		// What leaves by the wire is cut and summed before, as a card would do: the receiver has all of it to verify.
+		// What leaves by the wire is cut and summed before, as a card would do: the receiver has
+		// all of it to verify.
 		return errors.Join(err, netdev.SetFeatures("wire1", map[string]bool{"tx-udp-segmentation": false, "tx-checksum-ip-generic": false}))
 	}))
 	defer tap.Close()
@@ -55,7 +57,8 @@ func (w *weftNode) startSealer(t *testing.T) *realSealer {
 	return &realSealer{p, w}
 }
 
-// rekey gives the process the keys that it is to have now, in place of those that it had, and says so to the hooks.
+// rekey gives the process the keys that it is to have now, in place of those that it had, and says
+// so to the hooks.
 func (s *realSealer) rekey(t *testing.T) {
 	t.Helper()
 	held, err := s.List(t.Context())
@@ -71,8 +74,8 @@ func (s *realSealer) rekey(t *testing.T) {
 	s.forgive(t)
 }
 
-// forgive has the hooks forget that the process owes them an answer, for which they do not wait long: in a VM it can be
-// late, and they would take over.
+// forgive has the hooks forget that the process owes them an answer, for which they do not wait
+// long: in a VM it can be late, and they would take over.
 func (s *realSealer) forgive(t *testing.T) {
 	t.Helper()
 	must(t, netns.Do(s.w.ns, func() error { return s.w.SetSealer(true) }))
@@ -85,8 +88,8 @@ func (s *realSealer) stats(t *testing.T) control.Stats {
 	return now
 }
 
-// opening makes sure that a sealer, if the node has one, has opened some of what do sends to the node. Not all: where it
-// is late, the hooks open the rest.
+// opening makes sure that a sealer, if the node has one, has opened some of what do sends to the
+// node. Not all: where it is late, the hooks open the rest.
 func (w *weftNode) opening(t *testing.T, do func() error) error {
 	t.Helper()
 	if w.sealer == nil {

@@ -23,9 +23,9 @@ import (
 	"weft.dev/weft/test/espref"
 )
 
-// The guest of TestSnapshotResumed: two nodes of a lab, and a pod that sends datagrams that begin with the same text to the
-// other node's pod again and again. It knows nothing of snapshots and gets no word from outside; the lines that it writes are all that is known
-// of it:
+// The guest of TestSnapshotResumed: two nodes of a lab, and a pod that sends datagrams that begin
+// with the same text to the other node's pod again and again. It knows nothing of snapshots and
+// gets no word from outside; the lines that it writes are all that is known of it:
 //
 //	ready MODE                     how node a would notice a fork; the agents are stopped from now on
 //	sealed GENERATION SPI IV TEXT  a packet that node a sealed, and the VM's generation before it was sent, however late it is
@@ -51,7 +51,8 @@ pods:
 `
 
 const (
-	// refusals is how often the guest tries after a fork while no agent runs, fresh how often it succeeds when they do again.
+	// refusals is how often the guest tries after a fork while no agent runs, fresh how often it
+	// succeeds when they do again.
 	refusals, fresh = 10, 20
 	// silence is how long a packet is waited for.
 	silence = 500 * time.Millisecond
@@ -177,8 +178,8 @@ func (g *guest) encryption(node string) (*admin.Encryption, error) {
 	return admin.NewClient(g.lab.Node(node).Socket).Encrypt(context.Background())
 }
 
-// run sends until the machine was forked, and proves then what that did. The agents are stopped before: what a snapshot's keys
-// do is the kernel's affair alone, until they run again.
+// run sends until the machine was forked, and proves then what that did. The agents are stopped
+// before: what a snapshot's keys do is the kernel's affair alone, until they run again.
 func (g *guest) run() error {
 	e, err := g.encryption("a")
 	if err != nil {
@@ -235,8 +236,8 @@ func (g *guest) signal(s unix.Signal) error {
 	return nil
 }
 
-// probe sends the datagram and tells what came of it. The generation is read before, and is in the packet: one that is captured
-// late counts for the probe that it is of.
+// probe sends the datagram and tells what came of it. The generation is read before, and is in the
+// packet: one that is captured late counts for the probe that it is of.
 func (g *guest) probe() (sealed bool, err error) {
 	if err := g.look(); err != nil {
 		return false, err
@@ -270,12 +271,14 @@ const (
 	espAlign = 4
 )
 
-// datagram says by its size, which is all of it that can be read on the wire, in which generation it was sent.
+// datagram says by its size, which is all of it that can be read on the wire, in which generation
+// it was sent.
 func datagram(generation uint64) []byte {
 	return append([]byte(common), make([]byte, espAlign*generation)...)
 }
 
-// generationOf is the generation that a packet's size stands for; that of now, if it is none of the datagrams.
+// generationOf is the generation that a packet's size stands for; that of now, if it is none of the
+// datagrams.
 func (g *guest) generationOf(esp []byte) uint64 {
 	for generation := range g.generation {
 		if len(esp) == espref.Len(innerHeaders+len(datagram(generation))) {
@@ -285,9 +288,10 @@ func (g *guest) generationOf(esp []byte) uint64 {
 	return g.generation
 }
 
-// fingerprint stands for key and nonce of a packet that carries the datagram: the ciphertext of what is the same in each, so
-// one pair gives one fingerprint, whatever the key is, and another pair another. The headers are left out, which have an ID that
-// the pod's kernel draws and the size, and so is the tag, which depends on them.
+// fingerprint stands for key and nonce of a packet that carries the datagram: the ciphertext of
+// what is the same in each, so one pair gives one fingerprint, whatever the key is, and another
+// pair another. The headers are left out, which have an ID that the pod's kernel draws and the
+// size, and so is the tag, which depends on them.
 func fingerprint(esp []byte) [sha256.Size]byte {
 	const begin = espref.HeaderLen + innerHeaders
 	return sha256.Sum256(esp[min(len(esp), begin):min(len(esp), begin+len(common))])

@@ -29,11 +29,13 @@ const generationID = "3f6b8d1e-52a7-4c0b-9e4d-7a1c2b3d4e5f"
 // forkMessage is what Linux logs when it has been told of a fork.
 const forkMessage = "random: crng reseeded due to virtual machine fork"
 
-// TestSnapshotResumed takes a real virtual machine, with a lab of two nodes in it, back to a snapshot with memory, by QEMU's
-// savevm and -loadvm. From the moment in which its kernel knows, no packet leaves with a key of before, although no agent runs;
-// and when the agents run, packets leave with new keys at once.
+// TestSnapshotResumed takes a real virtual machine, with a lab of two nodes in it, back to a
+// snapshot with memory, by QEMU's savevm and -loadvm. From the moment in which its kernel knows, no
+// packet leaves with a key of before, although no agent runs; and when the agents run, packets
+// leave with new keys at once.
 //
-// A pair of key and nonce that is used twice shows as the same ciphertext, since all packets carry the same text.
+// A pair of key and nonce that is used twice shows as the same ciphertext, since all packets carry
+// the same text.
 func TestSnapshotResumed(t *testing.T) {
 	harness := snapshotHarness{t: t, kernel: os.Getenv("WEFT_SNAPSHOT_KERNEL"), initramfs: os.Getenv("WEFT_SNAPSHOT_INITRAMFS"), dir: t.TempDir()}
 	if harness.kernel == "" || harness.initramfs == "" {
@@ -44,7 +46,8 @@ func TestSnapshotResumed(t *testing.T) {
 	t.Run("the same generation ID", func(t *testing.T) { harness.at(t).unnoticed(first) })
 }
 
-// original runs the VM, takes the snapshot, and lets it seal more packets. It returns all that it sealed.
+// original runs the VM, takes the snapshot, and lets it seal more packets. It returns all that it
+// sealed.
 func (b snapshotHarness) original() map[string]bool {
 	b.t.Helper()
 	disk, err := exec.Command("qemu-img", "create", "-q", "-f", "qcow2", b.disk(), "1G").CombinedOutput()
@@ -106,8 +109,8 @@ func (b snapshotHarness) noticed(used map[string]bool) {
 	b.t.Logf("%d packets repeated a nonce before the kernel was told, %d were refused, then %d left with new keys", window, told.refused, renewed)
 }
 
-// unnoticed resumes it in the way that nothing inside a VM can notice: docs/keys.md says so. That packets are repeated here shows
-// that the other test would see it.
+// unnoticed resumes it in the way that nothing inside a VM can notice: docs/keys.md says so. That
+// packets are repeated here shows that the other test would see it.
 func (b snapshotHarness) unnoticed(used map[string]bool) {
 	vm := b.start("unnoticed", generationID, "-loadvm", "weft")
 	told := vm.until("20 packets", func(s story) bool { return len(s.sealed) >= 20 || s.done })
@@ -203,8 +206,9 @@ func (b snapshotHarness) start(name, id string, arguments ...string) *snapshotVM
 	vm.process = exec.Command("qemu-system-x86_64", append([]string{
 		"-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2G", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", b.kernel, "-initrd", b.initramfs,
-		// So loud that a fork is on the console: it is a notice. QEMU's translator gives the guest this machine's TSC. What its
-		// rate is must be told: on a busy machine the guest would measure it wrong by any factor.
+		// So loud that a fork is on the console: it is a notice. QEMU's translator gives the guest
+		// this machine's TSC. What its rate is must be told: on a busy machine the guest would
+		// measure it wrong by any factor.
 		"-append", fmt.Sprintf("console=ttyS0 loglevel=6 panic=-1 mitigations=off tsc=reliable tsc_early_khz=%d no_timer_check", tsc.KHz()),
 		"-serial", "file:" + vm.base + ".console", "-serial", "file:" + vm.base + ".output", "-qmp", "unix:" + vm.base + ".qmp,server=on,wait=off",
 		"-device", "vmgenid,guid=" + id, "-drive", "if=none,id=snapshots,format=qcow2,file=" + b.disk(),
@@ -246,8 +250,8 @@ func (vm *snapshotVM) until(what string, enough func(story) bool) story {
 	}
 }
 
-// story reads all whole lines of the guest until now. One that was being written when the snapshot was taken ends in the file of
-// the VM that goes on, as its first.
+// story reads all whole lines of the guest until now. One that was being written when the snapshot
+// was taken ends in the file of the VM that goes on, as its first.
 func (vm *snapshotVM) story() story {
 	vm.t.Helper()
 	text, _ := os.ReadFile(vm.base + ".output") // not there yet: nothing said

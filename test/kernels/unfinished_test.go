@@ -10,8 +10,9 @@ import (
 	"weft.dev/weft/internal/inet"
 )
 
-// TestXFRMAndUnfinished has a pod leave the checksums of its packets to the device, as sockets do, in TC: Weft finishes each
-// before it seals it, and the mark of it is gone, or somebody would write into the ciphertext. Every size.
+// TestXFRMAndUnfinished has a pod leave the checksums of its packets to the device, as sockets do,
+// in TC: Weft finishes each before it seals it, and the mark of it is gone, or somebody would write
+// into the ciphertext. Every size.
 func TestXFRMAndUnfinished(t *testing.T) {
 	for _, engine := range []string{"bpf", "kmod"} {
 		t.Run(engine, func(t *testing.T) {
@@ -71,8 +72,8 @@ func finish(packet []byte) {
 	binary.BigEndian.PutUint16(field, sum)
 }
 
-// unfinished takes the checksum out of a frame again and says, by a struct virtio_net_hdr (linux/virtio_net.h) before
-// it, that the device is to compute it.
+// unfinished takes the checksum out of a frame again and says, by a struct virtio_net_hdr
+// (linux/virtio_net.h) before it, that the device is to compute it.
 func unfinished(f []byte) []byte {
 	header, p := make([]byte, 10), payload(f[ethLen:])
 	if len(p) >= sumAt+2 {

@@ -65,13 +65,15 @@ func newWeft(t *testing.T, mode datapath.Mode, engine string) (*weftNode, *xfrmN
 	must(t, netns.Do(w.ns, func() error { return w.open(t, mode, engine, podNS) }))
 	if engine == esp.EngineUser {
 		w.sealer = w.startSealer(t)
-		// Weft has the pod's stack build no larger packets than suit the sealer. The device is the pod's to change.
+		// Weft has the pod's stack build no larger packets than suit the sealer. The device is the
+		// pod's to change.
 		must(t, ip(podNS, "link set eth0 gso_max_segs 65535"))
 	}
 	return w, x
 }
 
-// receiveXDP makes a veth take what XDP redirects to its peer: only with NAPI does it, which GRO switches on.
+// receiveXDP makes a veth take what XDP redirects to its peer: only with NAPI does it, which GRO
+// switches on.
 func receiveXDP(name string) error {
 	tool, err := ethtool.NewEthtool()
 	if err != nil {
@@ -186,8 +188,8 @@ func (w *weftNode) install(t *testing.T, sa espref.SA, out bool, lane uint32) {
 		Last: !out && lane == weftLanes, Key: [32]byte(sa.Key), Salt: sa.Salt, Expires: time.Now().Add(time.Hour)}))
 }
 
-// setCounter makes Weft go on after a sequence number that it would take days to reach. Nothing but a program can write
-// into the entry, since user space would replace it, and its key with it.
+// setCounter makes Weft go on after a sequence number that it would take days to reach. Nothing but
+// a program can write into the entry, since user space would replace it, and its key with it.
 func (w *weftNode) setCounter(t *testing.T, lane uint32, counter uint64) {
 	t.Helper()
 	pins, err := filepath.Glob(filepath.Join(w.bpfDir, "maps-weft_sa_out-*"))
@@ -266,7 +268,8 @@ func onCPU(cpu int, fn func() error) error {
 // byLength orders packets: what two CPUs have sealed may overtake each other.
 func byLength(a, b []byte) int { return len(a) - len(b) }
 
-// cross sends packets in at one end, from two CPUs, and compares what comes out of the other, two routers later.
+// cross sends packets in at one end, from two CPUs, and compares what comes out of the other, two
+// routers later.
 func cross(from, to *port, packets [][]byte, header func([]byte) []byte) error {
 	var want [][]byte
 	for cpu, half := range [][][]byte{packets[:len(packets)/2], packets[len(packets)/2:]} {
@@ -291,9 +294,9 @@ func cross(from, to *port, packets [][]byte, header func([]byte) []byte) error {
 	return sameSet(got, want)
 }
 
-// TestXFRMAndWeft has Linux's own ESP open what Weft seals, and Weft open what it seals: both engines, as XDP and as TC, and a
-// sealer, which opens what comes of its lane; both families inside and outside, every size, across the change of the sequence
-// number's upper half.
+// TestXFRMAndWeft has Linux's own ESP open what Weft seals, and Weft open what it seals: both
+// engines, as XDP and as TC, and a sealer, which opens what comes of its lane; both families inside
+// and outside, every size, across the change of the sequence number's upper half.
 func TestXFRMAndWeft(t *testing.T) {
 	for _, way := range []struct {
 		engine string

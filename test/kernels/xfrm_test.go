@@ -17,8 +17,8 @@ import (
 //
 //	inside1 ── inside0 [ XFRM ] wire0 ── wire1 [ peer ]
 //
-// What the test sends at inside1 is routed, sealed by XFRM and comes out of wire1; what comes in at wire1 is opened and comes
-// out of inside1. So both are whole packets, and every byte is compared.
+// What the test sends at inside1 is routed, sealed by XFRM and comes out of wire1; what comes in at
+// wire1 is opened and comes out of inside1. So both are whole packets, and every byte is compared.
 var (
 	xfrm4, xfrm6 = netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2") // outside
 	peer4, peer6 = netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
@@ -70,7 +70,8 @@ func newXFRM(t testing.TB, peer string) *xfrmNode {
 	return x
 }
 
-// openPort makes the kernel take ESP out of UDP: it does so for sockets that say so, which a key daemon would have.
+// openPort makes the kernel take ESP out of UDP: it does so for sockets that say so, which a key
+// daemon would have.
 func (x *xfrmNode) openPort(t testing.TB) {
 	t.Helper()
 	const (

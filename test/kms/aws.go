@@ -32,10 +32,12 @@ const (
 	awsTarget  = "TrentService."
 )
 
-// StartAWS starts moto, a real implementation of AWS's KMS, STS and IAM APIs. This node has a role through a projected service account token, as with IRSA on
-// EKS: the SDK exchanges the token at STS. `make fetch` installs moto.
+// StartAWS starts moto, a real implementation of AWS's KMS, STS and IAM APIs. This node has a role
+// through a projected service account token, as with IRSA on EKS: the SDK exchanges the token at
+// STS. `make fetch` installs moto.
 //
-// What moto lacks is added by a proxy before it: the name of a key's current material (moto counts rotations), disabled keys, throttling, slowness.
+// What moto lacks is added by a proxy before it: the name of a key's current material (moto counts
+// rotations), disabled keys, throttling, slowness.
 func StartAWS(t testing.TB) *Counterpart {
 	t.Helper()
 	base := startMoto(t)

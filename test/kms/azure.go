@@ -43,7 +43,8 @@ type azureVersion struct {
 	enabled bool
 }
 
-// StartAzure starts Key Vault and Entra ID; this node has a workload identity, as on AKS: a projected token that it exchanges for one of Entra ID.
+// StartAzure starts Key Vault and Entra ID; this node has a workload identity, as on AKS: a
+// projected token that it exchanges for one of Entra ID.
 func StartAzure(t testing.TB) *Counterpart {
 	t.Helper()
 	a := &azure{t: t, secret: make([]byte, 32), assertion: "projected-service-account-token"}

@@ -12,8 +12,8 @@ import (
 	"weft.dev/weft/test/kms"
 )
 
-// Everything that goes wrong before the KMS itself is asked has its name, too, and mends without a restart: a change of the environment that takes the
-// credentials away, and what must come of it.
+// Everything that goes wrong before the KMS itself is asked has its name, too, and mends without a
+// restart: a change of the environment that takes the credentials away, and what must come of it.
 type credentialsCase struct {
 	name string
 	env  map[string]string

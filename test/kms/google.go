@@ -31,7 +31,8 @@ const (
 	googleToken = "ya29.weft-test-token"
 )
 
-// google is Cloud KMS for one key: Encrypt and Decrypt with AES-256-GCM, versions and their states, permissions, checksums.
+// google is Cloud KMS for one key: Encrypt and Decrypt with AES-256-GCM, versions and their states,
+// permissions, checksums.
 type google struct {
 	kmspb.UnimplementedKeyManagementServiceServer
 	mu             sync.Mutex
@@ -46,7 +47,8 @@ type googleVersion struct {
 	enabled bool
 }
 
-// StartGoogle starts Cloud KMS and a metadata server that gives this node its identity, as on GKE with workload identity.
+// StartGoogle starts Cloud KMS and a metadata server that gives this node its identity, as on GKE
+// with workload identity.
 func StartGoogle(t testing.TB) *Counterpart {
 	t.Helper()
 	g := &google{}
@@ -180,7 +182,8 @@ func (v googleVersion) check(n int) error {
 	return nil
 }
 
-// Encrypt seals with the newest version. The ciphertext starts with the version's number, as the service keeps it, too.
+// Encrypt seals with the newest version. The ciphertext starts with the version's number, as the
+// service keeps it, too.
 func (g *google) Encrypt(ctx context.Context, r *kmspb.EncryptRequest) (*kmspb.EncryptResponse, error) {
 	if err := g.admit(ctx, "Encrypt", r.Name); err != nil {
 		return nil, err

@@ -1,6 +1,8 @@
-// Package kms starts counterparts of the KMS providers on loopback, for tests: moto for AWS (KMS, STS and IAM), Vault itself for Vault and OpenBao, and,
-// since no emulator of theirs is to be had from a package registry, servers of our own for Google Cloud (gRPC on Google's own definitions, a metadata server)
-// and for Azure (Key Vault and Entra ID). All of them do real cryptography and check real tokens; the real SDKs talk to them.
+// Package kms starts counterparts of the KMS providers on loopback, for tests: moto for AWS (KMS,
+// STS and IAM), Vault itself for Vault and OpenBao, and, since no emulator of theirs is to be had
+// from a package registry, servers of our own for Google Cloud (gRPC on Google's own definitions, a
+// metadata server) and for Azure (Key Vault and Entra ID). All of them do real cryptography and
+// check real tokens; the real SDKs talk to them.
 //
 // Each comes with a fault to inject: denied, throttled, slow, gone.
 package kms
@@ -19,19 +21,23 @@ import (
 type Counterpart struct {
 	// URL is what keys.kek has to be.
 	URL string
-	// Env is what a process needs in its environment to be the node that may use the key, beside SSL_CERT_FILE from Trust.
+	// Env is what a process needs in its environment to be the node that may use the key, beside
+	// SSL_CERT_FILE from Trust.
 	Env map[string]string
 	// Rotate makes a new version of the key.
 	Rotate func(testing.TB)
-	// Disable, Deny, Throttle, Slow and Down cause a fault until undo is called; nil where the counterpart cannot.
+	// Disable, Deny, Throttle, Slow and Down cause a fault until undo is called; nil where the
+	// counterpart cannot.
 	Disable, Deny, Throttle, Slow, Down func(testing.TB) (undo func())
-	// Limit has the KMS answer so many requests a second, and throttle the others, until undo is called; nil where the counterpart cannot.
+	// Limit has the KMS answer so many requests a second, and throttle the others, until undo is
+	// called; nil where the counterpart cannot.
 	Limit func(t testing.TB, perSecond int) (undo func())
 	// Calls counts what reached the KMS since the start, by operation: encrypt and decrypt.
 	Calls func() (encrypt, decrypt int)
 }
 
-// Setenv puts the counterpart's environment into the test's own, and takes out whatever credentials the developer's has.
+// Setenv puts the counterpart's environment into the test's own, and takes out whatever credentials
+// the developer's has.
 func (c *Counterpart) Setenv(t testing.TB) {
 	t.Helper()
 	for _, name := range foreignVariables {
@@ -51,7 +57,8 @@ var foreignVariables = []string{
 	"VAULT_SERVER_TOKEN", "VAULT_CACERT", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy",
 }
 
-// cacheDir is where what was downloaded or built is kept between runs. Nothing depends on it being there.
+// cacheDir is where what was downloaded or built is kept between runs. Nothing depends on it being
+// there.
 func cacheDir(t testing.TB) string {
 	t.Helper()
 	base, err := os.UserCacheDir()

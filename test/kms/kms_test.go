@@ -112,7 +112,8 @@ func TestVaultKeyWithdrawn(t *testing.T) {
 	}
 }
 
-// Logins: a token that is revoked is replaced at once, one that the role does not admit is refused as credentials.
+// Logins: a token that is revoked is replaced at once, one that the role does not admit is refused
+// as credentials.
 func TestVaultLogin(t *testing.T) {
 	v := kms.StartVault(t)
 	v.Setenv(t)

@@ -16,8 +16,8 @@ import (
 	"weft.dev/weft/test/kms"
 )
 
-// TestRewrap rotates the key in each KMS: the leader notices, wraps the live epoch's key again, and what it publishes
-// is the same key.
+// TestRewrap rotates the key in each KMS: the leader notices, wraps the live epoch's key again, and
+// what it publishes is the same key.
 func TestRewrap(t *testing.T) {
 	starts := map[string]func(testing.TB) *kms.Counterpart{
 		"aws": kms.StartAWS, "google": kms.StartGoogle, "azure": kms.StartAzure,

@@ -25,8 +25,9 @@ const (
 	throttleLimit = 50
 )
 
-// TestThrottledKMS has 200 nodes unwrap a new epoch at once with a KMS that answers 50 requests a second: the others it
-// throttles. Everybody gets the epoch, and nobody asks for what it has: one unwrap per node and epoch.
+// TestThrottledKMS has 200 nodes unwrap a new epoch at once with a KMS that answers 50 requests a
+// second: the others it throttles. Everybody gets the epoch, and nobody asks for what it has: one
+// unwrap per node and epoch.
 func TestThrottledKMS(t *testing.T) {
 	c := kms.StartAzure(t)
 	c.Setenv(t)

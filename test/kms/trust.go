@@ -41,8 +41,9 @@ type authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-// Trust makes a bundle of the system's CAs and the counterparts' and returns its path, for SSL_CERT_FILE. A process reads that variable once, before its first
-// TLS connection: set it in TestMain, or give it to a child.
+// Trust makes a bundle of the system's CAs and the counterparts' and returns its path, for
+// SSL_CERT_FILE. A process reads that variable once, before its first TLS connection: set it in
+// TestMain, or give it to a child.
 func Trust(dir string) (string, error) {
 	ca, err := testCA()
 	if err != nil {

@@ -40,8 +40,9 @@ type Vault struct {
 	SignJWT func(testing.TB, string, string) string
 }
 
-// StartVault starts Vault in memory: its core, its transit engine, its JWT logins. This node logs in with its projected service account token. Building Vault
-// takes minutes, so that it is built only if WEFT_TEST_KMS is set, and kept in the cache.
+// StartVault starts Vault in memory: its core, its transit engine, its JWT logins. This node logs
+// in with its projected service account token. Building Vault takes minutes, so that it is built
+// only if WEFT_TEST_KMS is set, and kept in the cache.
 func StartVault(t testing.TB) *Vault {
 	t.Helper()
 	admin := startVaultServer(t)

@@ -1,4 +1,5 @@
-// Package labtest is what the tests that stand on a lab share: the lab itself, its binary, and waiting for what must come.
+// Package labtest is what the tests that stand on a lab share: the lab itself, its binary, and
+// waiting for what must come.
 package labtest
 
 import (
@@ -10,8 +11,8 @@ import (
 	"time"
 )
 
-// ABOut are the nodes and the wire of a lab's file: two nodes with pods' ranges, and the machine out, which knows nothing of
-// Weft. On the wire, checksums are whole, as on a real network.
+// ABOut are the nodes and the wire of a lab's file: two nodes with pods' ranges, and the machine
+// out, which knows nothing of Weft. On the wire, checksums are whole, as on a real network.
 const ABOut = `
 nodes:
   - {name: a, addresses: [192.0.2.1/24, "2001:db8::1/64"], podCIDRs: [10.77.1.0/24, "fd77:1::/64"]}
@@ -29,12 +30,12 @@ spec:
   selector: {}
 `
 
-// ReadyTimeout is how long an agent may take to be ready where others start beside it, the machine is
-// busy, and the kernel verifies the programs of all: a second on a machine with time.
+// ReadyTimeout is how long an agent may take to be ready where others start beside it, the machine
+// is busy, and the kernel verifies the programs of all: a second on a machine with time.
 const ReadyTimeout = 2 * time.Minute
 
-// Binary is the weft that a test two directories below the module's root runs: $WEFT_BINARY, or one built into a directory.
-// weft-sealer is beside it.
+// Binary is the weft that a test two directories below the module's root runs: $WEFT_BINARY, or one
+// built into a directory. weft-sealer is beside it.
 func Binary(dir string) (string, error) {
 	if given := os.Getenv("WEFT_BINARY"); given != "" {
 		return filepath.Abs(given)

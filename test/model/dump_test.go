@@ -12,8 +12,9 @@ import (
 	"weft.dev/weft/internal/lab"
 )
 
-// routes lists a node's routes map as it is listed, and what a look-up finds for the first address of each range of both nodes:
-// the two differ where an entry is there and not listed, or listed and not found.
+// routes lists a node's routes map as it is listed, and what a look-up finds for the first address
+// of each range of both nodes: the two differ where an entry is there and not listed, or listed and
+// not found.
 func (w *world) routes(h *host) string {
 	found, err := filepath.Glob(filepath.Join(lab.BPFFS, "weft", w.lab.Name()+"-"+h.Name, "*weft_routes*"))
 	if err != nil || len(found) == 0 {

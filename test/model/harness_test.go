@@ -27,7 +27,8 @@ import (
 // patience bounds every wait. Nothing here takes a twentieth of it on a machine with time.
 const patience = 3 * time.Minute
 
-// The machine out knows nothing of Weft. The default routes of the nodes lead there: what has no other way leaves by it.
+// The machine out knows nothing of Weft. The default routes of the nodes lead there: what has no
+// other way leaves by it.
 const twoNodes = `
 name: set-later
 agent:

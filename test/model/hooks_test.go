@@ -72,7 +72,8 @@ func required(name string) (in, out string) {
 	return "", ""
 }
 
-// unhooked names the interfaces of a node that are up and lack a hook, and says whether its uplink is one of them.
+// unhooked names the interfaces of a node that are up and lack a hook, and says whether its uplink
+// is one of them.
 func unhooked(h *host) (bad []string, uplink bool, err error) {
 	err = h.Do(func() error {
 		links, err := netlink.LinkList()
@@ -98,8 +99,9 @@ func unhooked(h *host) (bad []string, uplink bool, err error) {
 	return bad, uplink, err
 }
 
-// checkHooks holds every interface that is up to have its hooks: pods' at any time, an uplink while its agent runs, as
-// soon as that has seen it. An uplink that was made anew while no agent ran is left to what passes by it.
+// checkHooks holds every interface that is up to have its hooks: pods' at any time, an uplink while
+// its agent runs, as soon as that has seen it. An uplink that was made anew while no agent ran is
+// left to what passes by it.
 func (w *world) checkHooks() error {
 	var errs []error
 	for _, h := range w.hosts {

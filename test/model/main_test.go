@@ -1,6 +1,7 @@
-// Package model walks a lab through random sequences of what operators, crashes and hosts do to Weft, and holds every step
-// against "absence never means cleartext": nothing of a pod is readable on any wire, nothing readable reaches a pod from one,
-// and no interface of a pod or uplink is up without its hooks. docs/model-test.md says how to run it longer and replay it.
+// Package model walks a lab through random sequences of what operators, crashes and hosts do to
+// Weft, and holds every step against "absence never means cleartext": nothing of a pod is readable
+// on any wire, nothing readable reaches a pod from one, and no interface of a pod or uplink is up
+// without its hooks. docs/model-test.md says how to run it longer and replay it.
 package model
 
 import (
@@ -47,7 +48,8 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// readEnvironment is for a running test: what TestMain reads, go's cache of results does not know of.
+// readEnvironment is for a running test: what TestMain reads, go's cache of results does not know
+// of.
 func readEnvironment() (err error) {
 	if steps, err = number("WEFT_MODEL_STEPS", defaultSteps); err != nil {
 		return err

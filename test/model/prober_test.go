@@ -15,7 +15,8 @@ import (
 	"weft.dev/weft/internal/lab"
 )
 
-// Everything that this test sends begins with magic; goodPort is where it should arrive, evilPort where it must not.
+// Everything that this test sends begins with magic; goodPort is where it should arrive, evilPort
+// where it must not.
 const (
 	magic    = "weft-model "
 	goodPort = 7008
@@ -25,8 +26,8 @@ const (
 // roundEvery is how often the prober works while a step lasts.
 const roundEvery = 25 * time.Millisecond
 
-// prober has every pod and node talk to every pod, and puts frames on the wires that claim to be theirs. It works
-// all the time; its lock guards who there is.
+// prober has every pod and node talk to every pod, and puts frames on the wires that claim to be
+// theirs. It works all the time; its lock guards who there is.
 type prober struct {
 	watch *watch
 	plain func(*pod) bool // may travel in cleartext, at the moment
@@ -78,7 +79,8 @@ func (p *pod) close() {
 	}
 }
 
-// udpSockets opens a socket per family in the current namespace. What nobody reads there, nobody answers with an error.
+// udpSockets opens a socket per family in the current namespace. What nobody reads there, nobody
+// answers with an error.
 func udpSockets(port int) (fds [2]int, err error) {
 	for i, domain := range []int{unix.AF_INET, unix.AF_INET6} {
 		if fds[i], err = unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0); err != nil {
@@ -153,7 +155,8 @@ func (p *prober) roundsNow() int {
 	return p.rounds
 }
 
-// round says something from everywhere to everywhere, injects one in share of all forged frames, and listens.
+// round says something from everywhere to everywhere, injects one in share of all forged frames,
+// and listens.
 func (p *prober) round(share int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -114,8 +114,8 @@ func (h *host) prefixes() []string {
 	return []string{h.Addresses[0].String() + "/24", h.Addresses[1].String() + "/64"}
 }
 
-// setUp makes an end of a wire as the lab does: addresses at once, GRO on (a frame that XDP redirects arrives by NAPI
-// only), what needs offload off.
+// setUp makes an end of a wire as the lab does: addresses at once, GRO on (a frame that XDP
+// redirects arrives by NAPI only), what needs offload off.
 func setUp(name string, addresses []string) error {
 	if err := nettest.Up(name, addresses...); err != nil {
 		return err

@@ -16,10 +16,12 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// evilMAC is the source of all that this test itself puts on a wire. Nobody else uses it, so what a node forwards of it shows.
+// evilMAC is the source of all that this test itself puts on a wire. Nobody else uses it, so what a
+// node forwards of it shows.
 var evilMAC = net.HardwareAddr{0x02, 0, 0, 0, 0xbe, 0xef}
 
-// barrierType is the EtherType of frames that tell how far a capture has been read: one for local experiments (IEEE 802).
+// barrierType is the EtherType of frames that tell how far a capture has been read: one for local
+// experiments (IEEE 802).
 const barrierType = 0x88b5
 
 // portIndex is the interface index of the wire's first port, the lab's choice; the others follow.
@@ -67,7 +69,8 @@ func newWatch(ns string, rules encryptcheck.Rules) (*watch, error) {
 	return w, nil
 }
 
-// open begins to read a port; a port that is made anew must not be up yet, or its first frames are missed.
+// open begins to read a port; a port that is made anew must not be up yet, or its first frames are
+// missed.
 func (w *watch) open(port int) error {
 	capture, err := encryptcheck.Open(w.ns, fmt.Sprintf("p%d", port))
 	if err != nil {

@@ -21,7 +21,8 @@ import (
 // echoPort is where pods answer while everything is whole.
 const echoPort = 7007
 
-// makeWhole puts in order what was done, as an operator would, and holds the lab to work as on its first day.
+// makeWhole puts in order what was done, as an operator would, and holds the lab to work as on its
+// first day.
 func (w *world) makeWhole() error {
 	if err := w.putInOrder(); err != nil {
 		return err
@@ -68,8 +69,8 @@ func (w *world) putInOrder() error {
 	return errors.Join(errs...)
 }
 
-// running waits until an agent is ready, and starts it as systemd would: it ends itself if it has nothing to start
-// with, or if it loses its uplink while it loads.
+// running waits until an agent is ready, and starts it as systemd would: it ends itself if it has
+// nothing to start with, or if it loses its uplink while it loads.
 func (w *world) running(h *host) error {
 	err := poll("the agent of node "+h.Name+" to be ready", func() error {
 		if !h.alive() {
@@ -114,8 +115,8 @@ func (w *world) applyOwn(h *host) error {
 	return nil
 }
 
-// well asks an agent whether anything is wrong. Ranges that only a mistake has claimed for the cluster are forgotten, as
-// its documents say.
+// well asks an agent whether anything is wrong. Ranges that only a mistake has claimed for the
+// cluster are forgotten, as its documents say.
 func (w *world) well(h *host) error {
 	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
 	defer cancel()
@@ -159,7 +160,8 @@ func (w *world) own(p netip.Prefix) bool {
 	})
 }
 
-// streams sends TCP, with segments that are cut late, between two pods of different nodes, both families.
+// streams sends TCP, with segments that are cut late, between two pods of different nodes, both
+// families.
 func (w *world) streams() error {
 	var errs []error
 	pairs := [][2]string{{"client", "server"}, {"web", "db"}}
@@ -181,8 +183,9 @@ func (w *world) streams() error {
 	return errors.Join(errs...)
 }
 
-// sealerSeals holds the sealer to seal what streams have left it, whatever has become of it. Its keys went if it ended
-// together with its agent, so a new epoch comes first (docs/encryption.md, "the sealer").
+// sealerSeals holds the sealer to seal what streams have left it, whatever has become of it. Its
+// keys went if it ended together with its agent, so a new epoch comes first (docs/encryption.md,
+// "the sealer").
 func (w *world) sealerSeals() error {
 	ctx, cancel := w.context()
 	defer cancel()
@@ -272,7 +275,8 @@ func (w *world) interfaces(h *host) error {
 	return err
 }
 
-// settlePlain finds out whether pod web is sealed again everywhere: no policy, and every agent has taken it in.
+// settlePlain finds out whether pod web is sealed again everywhere: no policy, and every agent has
+// taken it in.
 func (w *world) settlePlain() {
 	if !w.mayBePlain || exists(w.objects.path("policy.yaml")) {
 		return

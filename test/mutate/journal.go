@@ -13,8 +13,8 @@ import (
 	"sync"
 )
 
-// journal remembers what was caught until a run has come to its end, so that one that was interrupted goes on. It is void as
-// soon as anything in the tree has changed.
+// journal remembers what was caught until a run has come to its end, so that one that was
+// interrupted goes on. It is void as soon as anything in the tree has changed.
 type journal struct {
 	path string
 

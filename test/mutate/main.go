@@ -1,7 +1,9 @@
-// Command mutate asks whether the tests would notice: it puts one fault at a time into the datapath or the keys, as mutations.yaml lists them,
-// and runs the test that must fail then. `make mutate` runs it; CONTRIBUTING.md says how to add a mutation.
+// Command mutate asks whether the tests would notice: it puts one fault at a time into the datapath
+// or the keys, as mutations.yaml lists them, and runs the test that must fail then. `make mutate`
+// runs it; CONTRIBUTING.md says how to add a mutation.
 //
-// It exits 1 if a fault goes unnoticed, or cannot be judged: the table is stale, the program is refused, the test fails without it.
+// It exits 1 if a fault goes unnoticed, or cannot be judged: the table is stale, the program is
+// refused, the test fails without it.
 package main
 
 import (

@@ -19,7 +19,8 @@ import (
 // testTime bounds one run of a test; a fault may well be an endless loop.
 const testTime = 4 * time.Minute
 
-// The tests that a fault in bpf/ is shown to, and what tells them of a directory with other objects.
+// The tests that a fault in bpf/ is shown to, and what tells them of a directory with other
+// objects.
 var datapathPackages = []string{"./internal/datapath", "./internal/datapath/esp"}
 
 const objectsVariable = "WEFT_TEST_OBJECTS"
@@ -56,7 +57,8 @@ func newRunner(ctx context.Context, root, scratch string) *runner {
 	return r
 }
 
-// baseline is how a test goes without a fault. It is run once, before the first mutation that names it.
+// baseline is how a test goes without a fault. It is run once, before the first mutation that names
+// it.
 type baseline struct {
 	once sync.Once
 	err  error
@@ -92,7 +94,8 @@ func (r *runner) judge(ctx context.Context, m mutation) error {
 	return verdict(out, err)
 }
 
-// refusedByKernel is what a test says when the verifier did not take a program: then nothing was tested.
+// refusedByKernel is what a test says when the verifier did not take a program: then nothing was
+// tested.
 var refusedByKernel = regexp.MustCompile(`load program: |verifier error|processed \d+ insns`)
 
 // verdict judges a run of a test with a fault in the tree.
@@ -111,7 +114,8 @@ func verdict(out string, err error) error {
 	return nil
 }
 
-// overlay writes a Go file with the fault in it, and for the go command what it takes the place of. The tree itself stays as it is.
+// overlay writes a Go file with the fault in it, and for the go command what it takes the place of.
+// The tree itself stays as it is.
 func (r *runner) overlay(m mutation, text []byte, dir string) (string, error) {
 	file, overlay := filepath.Join(dir, filepath.Base(m.File)), filepath.Join(dir, "overlay.json")
 	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{filepath.Join(r.root, m.File): file}})
@@ -121,7 +125,8 @@ func (r *runner) overlay(m mutation, text []byte, dir string) (string, error) {
 	return overlay, errors.Join(os.WriteFile(file, text, 0o600), os.WriteFile(overlay, replace, 0o600))
 }
 
-// objects makes a directory with an obj/ in it as in the tree, but for the mutation's objects, which are compiled with the fault.
+// objects makes a directory with an obj/ in it as in the tree, but for the mutation's objects,
+// which are compiled with the fault.
 func (r *runner) objects(ctx context.Context, m mutation, text []byte, dir string) error {
 	const objects = "internal/datapath/bpf/obj"
 	build, wanted := filepath.Join(dir, "build"), []string{"-f", filepath.Join(r.root, "Makefile")}

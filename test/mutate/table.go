@@ -21,9 +21,11 @@ type mutation struct {
 	File string `yaml:"file"`
 	Old  string `yaml:"old"`
 	New  string `yaml:"new"`
-	// Objects are the BPF objects that the test runs, without _xdp and _tc: only these are built anew. All if it is empty.
+	// Objects are the BPF objects that the test runs, without _xdp and _tc: only these are built
+	// anew. All if it is empty.
 	Objects []string `yaml:"objects"`
-	// Unproven is set until the test has been seen to notice: `make mutate` tries it, a random part leaves it out. Take the mark away then.
+	// Unproven is set until the test has been seen to notice: `make mutate` tries it, a random part
+	// leaves it out. Take the mark away then.
 	Unproven bool `yaml:"unproven"`
 	// Why says what the fault would mean.
 	Why string `yaml:"why"`

@@ -102,7 +102,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestVerdict runs the runner on a module of its own: a fault that is noticed, one that is not, and those that say nothing.
+// TestVerdict runs the runner on a module of its own: a fault that is noticed, one that is not, and
+// those that say nothing.
 func TestVerdict(t *testing.T) {
 	root := t.TempDir()
 	for name, text := range map[string]string{

@@ -23,8 +23,9 @@ import (
 	"weft.dev/weft/internal/sealer/control"
 )
 
-// What the frames on a sealer's tap begin with: struct virtio_net_hdr_v1, and in the Ethernet addresses' place a kind, a
-// count, an SA, an identity and a sequence number (bpf/lib/sealer_structs.h).
+// What the frames on a sealer's tap begin with: struct virtio_net_hdr_v1, and in the Ethernet
+// addresses' place a kind, a count, an SA, an identity and a sequence number
+// (bpf/lib/sealer_structs.h).
 const (
 	vnetLen              = 12
 	kindSeal4, kindSeal6 = 1, 2
@@ -94,7 +95,8 @@ func (s *sealer) seal(t *testing.T, six bool, count int, vnet, packet []byte) (s
 	}
 	s.send(t, tapHeader(kind, uint8(count), knownSA, hostID, s.seq), vnet, packet)
 	s.seq += uint64(count)
-	// What another frame might join waits until the process finds none, so nothing is sent before each number was seen.
+	// What another frame might join waits until the process finds none, so nothing is sent before
+	// each number was seen.
 	for left := count; left > 0; {
 		a := s.read(t, kindSealed, knownSA)
 		sealed = append(sealed, a)
@@ -120,7 +122,8 @@ func (s *sealer) send(t *testing.T, header, vnet, packet []byte) {
 	}
 }
 
-// answer is what the process makes of packets: how many, and a frame from the IP header on, to be cut by size.
+// answer is what the process makes of packets: how many, and a frame from the IP header on, to be
+// cut by size.
 type answer struct {
 	count, size int
 	packet      []byte
@@ -144,7 +147,8 @@ func (s *sealer) read(t *testing.T, kind uint8, sa uint32) answer {
 	}
 }
 
-// wire does what is left to hook and network card: addresses, one packet for each piece, lengths and checksums.
+// wire does what is left to hook and network card: addresses, one packet for each piece, lengths
+// and checksums.
 func wire(t *testing.T, from, to netip.Addr, a answer) (frames [][]byte) {
 	t.Helper()
 	sealed, size := a.packet, a.size
@@ -209,7 +213,8 @@ var streams = []stream{
 
 const firstSeq, firstID, stamp = 0xfffff000, 0xfffe, 0x01020304
 
-// packet is the stream's large packet, its checksum left to the device, and the header that says so.
+// packet is the stream's large packet, its checksum left to the device, and the header that says
+// so.
 func (s *stream) packet(a, b *end) (vnet, packet []byte) {
 	p := inet.Packet{Src: a.addr4.Addr(), Dst: b.pod4, TTL: 64, TOS: s.tos, ID: firstID, Fragment: inet.DontFragment, Protocol: unix.IPPROTO_TCP}
 	ipLen, gso, field := 20, gsoTCP4, 16
@@ -306,8 +311,8 @@ func (s *stream) check(t *testing.T, i int, p *decoded) {
 	}
 }
 
-// TestDecryptSealer has tshark decrypt what a sealer has cut and sealed: each segment is whole, its headers are those
-// that a network card would have written, and its checksums are right.
+// TestDecryptSealer has tshark decrypt what a sealer has cut and sealed: each segment is whole, its
+// headers are those that a network card would have written, and its checksums are right.
 func TestDecryptSealer(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: a sealer has a user of its own")

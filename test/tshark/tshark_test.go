@@ -73,7 +73,8 @@ func send(a, b *end) error {
 
 func payload(n int) []byte { return bytes.Repeat([]byte("weft "), n/5+1)[:n] }
 
-// open verifies a sealed packet as RFC 4106 has it, with RFC 4303's extended sequence number in what is authenticated.
+// open verifies a sealed packet as RFC 4106 has it, with RFC 4303's extended sequence number in
+// what is authenticated.
 func open(frame []byte, lanes []lane) error {
 	p, err := inet.Parse(frame)
 	if err != nil {
@@ -174,8 +175,9 @@ type decoded struct {
 
 func (d *decoded) field(name string) string { return strings.Join(d.Source.Layers[name], ",") }
 
-// tshark runs it on a capture. extended says whether it took the extended sequence numbers of its table of
-// keys: versions before 4.2 know none, and so cannot verify ICVs that cover their upper half.
+// tshark runs it on a capture. extended says whether it took the extended sequence numbers of its
+// table of keys: versions before 4.2 know none, and so cannot verify ICVs that cover their upper
+// half.
 func tshark(t *testing.T, path string, args ...string) (packets []decoded, extended bool) {
 	t.Helper()
 	args = append([]string{"-n", "-r", path, "-T", "json", "-o", "esp.enable_encryption_decode:TRUE", "-o", "esp.enable_authentication_check:TRUE"}, args...)

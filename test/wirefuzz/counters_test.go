@@ -81,7 +81,8 @@ func kernelCounters(n *lab.Node, c counters) error {
 		if n.Name != "a" {
 			return nil
 		}
-		// in_no_route, in_martian_dst and in_martian_src, which the kernel counts for all namespaces together.
+		// in_no_route, in_martian_dst and in_martian_src, which the kernel counts for all
+		// namespaces together.
 		text, err = os.ReadFile("/proc/thread-self/net/stat/rt_cache")
 		if err != nil {
 			return err

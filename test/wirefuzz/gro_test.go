@@ -8,9 +8,10 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// gro sends honest sealed packets of one size one after another to nodes whose uplink was told to merge UDP that it does
-// not know (rx-udp-gro-forwarding, which routers of tunnels switch on) before their agents started, and which has time
-// to: each has to arrive. Over IPv6, ESP has a checksum and can be merged before Weft sees it.
+// gro sends honest sealed packets of one size one after another to nodes whose uplink was told to
+// merge UDP that it does not know (rx-udp-gro-forwarding, which routers of tunnels switch on)
+// before their agents started, and which has time to: each has to arrive. Over IPv6, ESP has a
+// checksum and can be merged before Weft sees it.
 func (r *referee) gro(t *testing.T) {
 	t.Helper()
 	r.patience(t, "2000000")

@@ -29,8 +29,8 @@ import (
 // patience bounds every wait. Nothing here takes a twentieth of it on a machine with time.
 const patience = 2 * time.Minute
 
-// The machine out knows nothing of Weft: it is the world. Its wire is a bridge in a namespace of its own, where the
-// fuzzer sits on the cables to a and b.
+// The machine out knows nothing of Weft: it is the world. Its wire is a bridge in a namespace of
+// its own, where the fuzzer sits on the cables to a and b.
 const twoNodes = `
 name: set-later
 ` + labtest.ABOut + `pods:
@@ -189,7 +189,8 @@ func (b *harness) keyed(t *testing.T) {
 	}
 }
 
-// routeWorld gives the nodes a route to the world, which is what makes their kernels forward from it.
+// routeWorld gives the nodes a route to the world, which is what makes their kernels forward from
+// it.
 func (b *harness) routeWorld(t *testing.T) {
 	t.Helper()
 	out := b.lab.Node("out")

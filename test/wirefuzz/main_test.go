@@ -1,6 +1,6 @@
-// Package wirefuzz is a machine on the wire that sends every frame that it can think of at the nodes of a lab, and a
-// referee that holds what pods and hosts got against a specification of its own (spec_test.go).
-// docs/wire-fuzzer.md says how to run it longer and how to replay one frame.
+// Package wirefuzz is a machine on the wire that sends every frame that it can think of at the
+// nodes of a lab, and a referee that holds what pods and hosts got against a specification of its
+// own (spec_test.go). docs/wire-fuzzer.md says how to run it longer and how to replay one frame.
 package wirefuzz
 
 import (

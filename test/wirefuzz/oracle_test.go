@@ -5,8 +5,9 @@ import (
 	"testing"
 )
 
-// TestSpecification holds the specification against frames of which anybody can say what is right, both ways: a referee
-// that lets everything pass, or nothing, is none. Each frame arrives at node a.
+// TestSpecification holds the specification against frames of which anybody can say what is right,
+// both ways: a referee that lets everything pass, or nothing, is none. Each frame arrives at node
+// a.
 func TestSpecification(t *testing.T) {
 	addr := netip.MustParseAddr
 	c := &cluster{

@@ -17,7 +17,8 @@ type packet struct {
 	// bad is why no honest sender builds such a frame, empty if one could.
 	bad      string
 	fragment bool
-	// quoted says that the packet is an ICMP error; of holds the ends of the packet that it quotes, if it does.
+	// quoted says that the packet is an ICMP error; of holds the ends of the packet that it quotes,
+	// if it does.
 	quoted bool
 	of     [2]netip.Addr
 	// control is ICMPv6 that speaks for a link: router and neighbour discovery, redirects.

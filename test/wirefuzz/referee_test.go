@@ -288,7 +288,8 @@ func (r *referee) judgeAll(t *testing.T) {
 	}
 }
 
-// TestWire sends every frame shape at both nodes in every mode and holds what arrived against the specification.
+// TestWire sends every frame shape at both nodes in every mode and holds what arrived against the
+// specification.
 func TestWire(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: network namespaces and eBPF")

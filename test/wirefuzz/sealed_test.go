@@ -54,7 +54,8 @@ func newTalk(t *testing.T, from, to *lab.Pod, own, peer netip.AddrPort) *talk {
 }
 
 func (k *talk) say(text []byte) {
-	// An ICMP error that a forged frame has brought about is an error of the socket once, and no packet is sent then.
+	// An ICMP error that a forged frame has brought about is an error of the socket once, and no
+	// packet is sent then.
 	if _, err := k.conn.Write(text); err != nil {
 		_, _ = k.conn.Write(text)
 	}
@@ -128,8 +129,8 @@ func waitSealed(t *testing.T, fd, text int) []byte {
 	return nil
 }
 
-// takenOver has a node's own datapath seal whatever we like, as a peer that somebody has taken over could: it is given to
-// the pair, which seals everything that says for whom.
+// takenOver has a node's own datapath seal whatever we like, as a peer that somebody has taken over
+// could: it is given to the pair, which seals everything that says for whom.
 type takenOver struct{ fd int }
 
 func (b *harness) newPeer(t *testing.T, node string) *takenOver {
@@ -146,7 +147,8 @@ func (s *takenOver) send(frame []byte, node uint16, identity uint32) error {
 	return unix.Send(s.fd, append(head, frame[12:]...), 0)
 }
 
-// findNumbers learns by which number each node's datapath knows the other: the one under which an honest packet arrives.
+// findNumbers learns by which number each node's datapath knows the other: the one under which an
+// honest packet arrives.
 func (r *referee) findNumbers(t *testing.T) {
 	t.Helper()
 	for _, node := range []string{"a", "b"} {
@@ -173,7 +175,8 @@ func (r *referee) findNumbers(t *testing.T) {
 	}
 }
 
-// hostIdentity is the number of a host's own packets in an SPI (docs/encryption.md: "the identity host").
+// hostIdentity is the number of a host's own packets in an SPI (docs/encryption.md: "the identity
+// host").
 const hostIdentity = 1
 
 // datagram is a whole Ethernet frame with a UDP datagram; macs may be nil.

@@ -17,10 +17,12 @@ import (
 	"weft.dev/weft/internal/sealer/control"
 )
 
-// sealerNode has a sealer (docs/encryption.md, "the sealer"); the other node seals and opens in its hooks.
+// sealerNode has a sealer (docs/encryption.md, "the sealer"); the other node seals and opens in its
+// hooks.
 const sealerNode = "b"
 
-// Source ports of ESP, which tell a receiver who has sealed: 0xc000 to 0xffff hooks, 0x8000 to 0xbfff a sealer.
+// Source ports of ESP, which tell a receiver who has sealed: 0xc000 to 0xffff hooks, 0x8000 to
+// 0xbfff a sealer.
 const (
 	hooksPort   uint16 = 49152
 	sealersPort uint16 = 0x8000
@@ -30,8 +32,8 @@ func (h *heldPacket) lane() uint8 { return laneOf(h.esp) }
 
 func laneOf(esp []byte) uint8 { return uint8(binary.BigEndian.Uint32(esp) >> 22 & 63) }
 
-// portOf is the source port that a held packet has if it comes as from a node like its own, with a sealer if it may be a
-// sealer's.
+// portOf is the source port that a held packet has if it comes as from a node like its own, with a
+// sealer if it may be a sealer's.
 func (r *referee) portOf(node string, h *heldPacket) uint16 {
 	if node == sealerNode && h.lane() == r.lastLane {
 		return sealersPort | 0x123
@@ -65,9 +67,10 @@ func onCPU(cpu int, fn func() error) error {
 	return fn()
 }
 
-// asBySealer has what hooks have sealed in the sealer's lane leave a port of the wire as if a sealer had: with a source
-// port of a sealer's. So the other node's sealer opens what pods say, and what a peer that was taken over seals. What
-// this test itself puts there stays as it is. It ends when the link is closed.
+// asBySealer has what hooks have sealed in the sealer's lane leave a port of the wire as if a
+// sealer had: with a source port of a sealer's. So the other node's sealer opens what pods say, and
+// what a peer that was taken over seals. What this test itself puts there stays as it is. It ends
+// when the link is closed.
 func asBySealer(t *testing.T, ns, port string, lane uint8) link.Link {
 	t.Helper()
 	const frame = -64 // on the stack: Ethernet, IPv4, UDP, SPI
@@ -160,8 +163,8 @@ func (b *harness) sealerOf(t *testing.T) (s admin.Sealer) {
 	return s
 }
 
-// sealerHadWork makes sure that the sealer was judged, too, where uplinks are on TC: it has opened packets, merged and
-// not, and refused what nobody had sealed and what was there before.
+// sealerHadWork makes sure that the sealer was judged, too, where uplinks are on TC: it has opened
+// packets, merged and not, and refused what nobody had sealed and what was there before.
 func (r *referee) sealerHadWork(t *testing.T, before admin.Sealer) {
 	t.Helper()
 	if r.mode == "xdp" {

@@ -143,7 +143,8 @@ func (g *gen) piecesOfESP(h *heldPacket) []*part {
 	return out
 }
 
-// mergedESP stands for several sealed packets, as GRO merges UDP. What somebody has put between them costs only itself.
+// mergedESP stands for several sealed packets, as GRO merges UDP. What somebody has put between
+// them costs only itself.
 func (g *gen) mergedESP() []*part {
 	held := g.takeEqual()
 	if len(held) < 2 {
@@ -195,7 +196,8 @@ func (g *gen) wrapESP(src, dst netip.Addr, esp []byte) []byte {
 	return wrapESP(g.macs, src, dst, g.espSource(), esp)
 }
 
-// sealedByPeer is what a peer that somebody has taken over can send: sealed as it should be, whatever is inside.
+// sealedByPeer is what a peer that somebody has taken over can send: sealed as it should be,
+// whatever is inside.
 func (g *gen) sealedByPeer() []*part {
 	family, src, dst := g.ends()
 	id, text := g.mark(16)

@@ -7,7 +7,8 @@ import (
 	"weft.dev/weft/internal/inet"
 )
 
-// shapes are what random shots are made of. Each makes its parts from the generator's random numbers alone; nil is none.
+// shapes are what random shots are made of. Each makes its parts from the generator's random
+// numbers alone; nil is none.
 var shapes = []struct {
 	name string
 	make func(*gen) []*part
@@ -187,8 +188,9 @@ func (g *gen) fragments() []*part {
 	if how == 2 || how == 3 { // over the first one
 		offset = 8 * g.pick(cut/8)
 	}
-	// At offset 0 it is a first fragment as well, with a header of its own that is checked, or without more behind it a
-	// datagram of its own (RFC 6946 section 4). The receiver refuses datagrams whose fragments overlap (RFC 5722).
+	// At offset 0 it is a first fragment as well, with a header of its own that is checked, or
+	// without more behind it a datagram of its own (RFC 6946 section 4). The receiver refuses
+	// datagrams whose fragments overlap (RFC 5722).
 	b := g.fragment(second, src, dst, number, offset, g.one(4), proto, secondText)
 	switch how {
 	case 4:

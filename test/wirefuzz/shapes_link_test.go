@@ -5,7 +5,8 @@ import (
 	"net/netip"
 )
 
-// link has frames that no host sends: other types, LLC and SNAP, other link addresses, runts, something behind the end.
+// link has frames that no host sends: other types, LLC and SNAP, other link addresses, runts,
+// something behind the end.
 func (g *gen) link() []*part {
 	p := g.udp(60)
 	switch g.pick(6) {
@@ -81,7 +82,8 @@ func (g *gen) errorAbout(family int, src, dst netip.Addr, quote []byte) []byte {
 	return header{src: src, dst: dst, proto: 58}.wrap(finish(src, dst, 58, icmp))
 }
 
-// hiddenError reports to a host on what that may have sent sealed, and hides it from whoever reads less than a kernel does.
+// hiddenError reports to a host on what that may have sent sealed, and hides it from whoever reads
+// less than a kernel does.
 func (g *gen) hiddenError() []*part {
 	family := choose(g, 4, 6)
 	src, dst := choose(g, sources[:2]...).addr(g.at, family), destinations[3].addr(g.at, family)
@@ -170,7 +172,8 @@ func virtio(flags, gso byte, head, size, start, offset int) []byte {
 	return h
 }
 
-// merged stands for many packets, as GRO makes them and a virtual NIC hands them over, or leaves its checksum open.
+// merged stands for many packets, as GRO makes them and a virtual NIC hands them over, or leaves
+// its checksum open.
 func (g *gen) merged() []*part {
 	family, src, dst := g.ends()
 	head := map[int]int{4: 20, 6: 40}[family]

@@ -30,7 +30,8 @@ type shot struct {
 	parts  []*part
 }
 
-// gen makes shots, each from the seed and its own number alone; only what is sealed is made in the run.
+// gen makes shots, each from the seed and its own number alone; only what is sealed is made in the
+// run.
 type gen struct {
 	r    *referee
 	rng  *rand.Rand
@@ -134,8 +135,8 @@ var envelopes = []struct {
 	{"VID 7 in VID 0 beside", func(p *part) { p.data = tagged(p.data, 0x8100, 7); p.tag = new(uint16) }},
 }
 
-// matrix is how many shots hold every class of source against every class of destination in each of the first four
-// envelopes. Random shots use all.
+// matrix is how many shots hold every class of source against every class of destination in each of
+// the first four envelopes. Random shots use all.
 var matrix = uint32(2 * 2 * len(sources) * len(destinations) * 4)
 
 // make builds the shot of a number.
@@ -174,7 +175,8 @@ func (r *referee) make(number uint32) *shot {
 	return s
 }
 
-// mustReach is the pod that an honest packet in cleartext has to reach: from the world or a plain pod.
+// mustReach is the pod that an honest packet in cleartext has to reach: from the world or a plain
+// pod.
 func (r *referee) mustReach(at string, src, dst netip.Addr) string {
 	world := src == far[0] || src == far[1] || src.String() == "192.0.2.9" || src.String() == "2001:db8::9"
 	if home := r.know.home(dst); home == at && (world || r.know.plain[src] && r.know.home(src) != at) {

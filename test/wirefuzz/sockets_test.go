@@ -41,8 +41,8 @@ func packetSocket(t *testing.T, ns, ifName string, receive bool) (fd int) {
 	return fd
 }
 
-// cable puts frames on the cable to a node: as they are, with a tag that the device keeps beside the frame, or as one
-// that stands for many.
+// cable puts frames on the cable to a node: as they are, with a tag that the device keeps beside
+// the frame, or as one that stands for many.
 type cable struct{ plain, merged int }
 
 func newCable(t *testing.T, ns, port string) *cable {
@@ -77,8 +77,9 @@ const (
 	serviceMark = 1 << 16
 )
 
-// tagger has a port give frames with our mark a VLAN tag as a NIC does, beside the frame: a veth carries it to its
-// other end like that. (VLAN interfaces do the same, but not every kernel has them.)
+// tagger has a port give frames with our mark a VLAN tag as a NIC does, beside the frame: a veth
+// carries it to its other end like that. (VLAN interfaces do the same, but not every kernel has
+// them.)
 func tagger(t *testing.T, ns, port string) {
 	t.Helper()
 	attachEgress(t, ns, port, asm.Instructions{
@@ -111,8 +112,8 @@ type arrival struct {
 	quotes   bool       // an ICMPv6 error of a host to itself
 }
 
-// tap collects arrivals: of a pod what its interface hands up, of a host what its raw sockets get, which is what the
-// stack has accepted as its own.
+// tap collects arrivals: of a pod what its interface hands up, of a host what its raw sockets get,
+// which is what the stack has accepted as its own.
 type tap struct {
 	magic [4]byte
 	mu    sync.Mutex
@@ -155,7 +156,8 @@ func rawSocket(t *testing.T, n *lab.Node, family, proto int) (fd int) {
 	return fd
 }
 
-// listen reads a socket until the tap is closed. at is where the IP header is, negative if there is none.
+// listen reads a socket until the tap is closed. at is where the IP header is, negative if there is
+// none.
 func (tp *tap) listen(fd int, who string, host bool, at int) {
 	_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 50_000})
 	proto, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
@@ -212,7 +214,8 @@ func ends(b []byte, at int) (src, dst netip.Addr) {
 	return
 }
 
-// checked is the second half of a marker: 24 bits of number, and 8 that tell it from one that was damaged.
+// checked is the second half of a marker: 24 bits of number, and 8 that tell it from one that was
+// damaged.
 func checked(id uint32) uint32 { return id<<8 | id*0x9e3779b1>>24 }
 
 func (tp *tap) marker(id uint32) []byte {

@@ -2,8 +2,9 @@ package wirefuzz
 
 import "net/netip"
 
-// The specification: what may be delivered of what arrives at a node's uplink. It is written from docs/encryption.md,
-// docs/drop-reasons.md and ARCHITECTURE.md, for encryption.mode strict, and is the same in every datapath mode.
+// The specification: what may be delivered of what arrives at a node's uplink. It is written from
+// docs/encryption.md, docs/drop-reasons.md and ARCHITECTURE.md, for encryption.mode strict, and is
+// the same in every datapath mode.
 
 // claim is under what a frame arrives: as it is, or sealed by a peer in somebody's name.
 type claim int
@@ -90,8 +91,8 @@ func (c *cluster) mayReachPod(how claim, at string, p packet, pod string) (bool,
 	return true, ""
 }
 
-// mayReport says whether somebody outside can have seen the packet that an ICMP error is about: one that the pod sent,
-// that left its node, and that was readable on the way.
+// mayReport says whether somebody outside can have seen the packet that an ICMP error is about: one
+// that the pod sent, that left its node, and that was readable on the way.
 func (c *cluster) mayReport(at string, p packet) bool {
 	from, to := p.of[0], p.of[1]
 	if from != p.dst {
@@ -103,8 +104,9 @@ func (c *cluster) mayReport(at string, p packet) bool {
 	return c.home(to) != at && c.nodes[to] != at && (c.plain[from] || c.plain[to])
 }
 
-// mayReportToHost says whether somebody outside can have seen the packet that an ICMP error to node at, or one to be routed by
-// it, is about. That a sender may send in cleartext counts for that sender.
+// mayReportToHost says whether somebody outside can have seen the packet that an ICMP error to node
+// at, or one to be routed by it, is about. That a sender may send in cleartext counts for that
+// sender.
 func (c *cluster) mayReportToHost(at string, p packet) bool {
 	from, to := p.of[0], p.of[1]
 	if p.fragment || !to.IsValid() {
@@ -119,7 +121,8 @@ func mayHideError(p packet) bool {
 	return p.bad != "" && (p.dst.Is4() && p.proto == 1 || p.dst.Is6() && !tcpOrUDP)
 }
 
-// mayReachHost says whether the host's stack may take a packet that came to it, or to be routed by it.
+// mayReachHost says whether the host's stack may take a packet that came to it, or to be routed by
+// it.
 func (c *cluster) mayReachHost(how claim, at string, p packet) (bool, string) {
 	for _, id := range p.tags {
 		if id != 0 {

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// undelivered are the parts since the last settling that nobody got though somebody has to have counted them: packets to a
-// pod's range, and forged ones from the peer that look sealed.
+// undelivered are the parts since the last settling that nobody got though somebody has to have
+// counted them: packets to a pod's range, and forged ones from the peer that look sealed.
 func (r *referee) undelivered() []*sent {
 	var out []*sent
 	for _, s := range r.order {
@@ -25,8 +25,9 @@ func (r *referee) undelivered() []*sent {
 	return out
 }
 
-// findVanished sends frames again, each alone, and names those that neither arrive nor are counted by anybody: all of
-// them if something is missing in the counts, else one of each shape, as another frame's count may stand for its own.
+// findVanished sends frames again, each alone, and names those that neither arrive nor are counted
+// by anybody: all of them if something is missing in the counts, else one of each shape, as another
+// frame's count may stand for its own.
 func (r *referee) findVanished(t *testing.T, missing []*sent, all bool) {
 	t.Helper()
 	for _, s := range missing {

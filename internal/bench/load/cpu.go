@@ -46,8 +46,8 @@ func parseBusy(stat string) (time.Duration, error) {
 	return time.Duration(ticks) * clockTick, nil
 }
 
-// KeepAwake keeps every CPU out of its idle state until stop is called or this process ends. BusyCPU
-// does not count what that takes.
+// KeepAwake keeps every CPU out of its idle state until stop is called or this process ends.
+// BusyCPU does not count what that takes.
 func KeepAwake(ctx context.Context) (stop func(), err error) {
 	spin, err := startSpinners(ctx)
 	if err != nil {

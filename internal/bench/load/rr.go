@@ -31,8 +31,8 @@ func RR(ctx context.Context, from, to Peer, n int, dur time.Duration) (report.Sa
 	return new(workers).rr(ctx, from, to, n, dur)
 }
 
-// RRBesideBulk is RR while one stream sends from the same pod to the same pod as fast as it goes, which keeps the CPUs
-// awake. It also returns what the stream has reached.
+// RRBesideBulk is RR while one stream sends from the same pod to the same pod as fast as it goes,
+// which keeps the CPUs awake. It also returns what the stream has reached.
 func RRBesideBulk(ctx context.Context, from, to Peer, n int, dur time.Duration) (report.Sample, error) {
 	var w workers
 	var received atomic.Uint64

@@ -1,4 +1,5 @@
-// Package report is what a benchmark has measured: medians with their spread, and how they are shown.
+// Package report is what a benchmark has measured: medians with their spread, and how they are
+// shown.
 package report
 
 // Generator names the rows of a packet-rate test's generator alone; it is no variant to choose.

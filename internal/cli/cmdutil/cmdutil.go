@@ -131,7 +131,8 @@ func (a *App) ExitCode(err error) int {
 	return code
 }
 
-// strictArgs makes wrong arguments usage errors, and a group of verbs refuse a verb that it does not have.
+// strictArgs makes wrong arguments usage errors, and a group of verbs refuse a verb that it does
+// not have.
 func strictArgs(cmd *cobra.Command) {
 	for _, child := range cmd.Commands() {
 		strictArgs(child)

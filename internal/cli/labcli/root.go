@@ -1,4 +1,5 @@
-// Package labcli is the command line of weft-lab: the verbs that build labs, which nodes do without.
+// Package labcli is the command line of weft-lab: the verbs that build labs, which nodes do
+// without.
 package labcli
 
 import (

@@ -60,8 +60,8 @@ func addedBits(key btf.Type, shared []sharedField) uint32 {
 	return uint32(size) * 8
 }
 
-// sharedFields finds the fields of a map's keys or values that are in another type, too, under the same
-// name and as large.
+// sharedFields finds the fields of a map's keys or values that are in another type, too, under the
+// same name and as large.
 func sharedFields(m *ebpf.Map, now btf.Type) ([]sharedField, error) {
 	is, ok := btf.UnderlyingType(now).(*btf.Struct)
 	if !ok {

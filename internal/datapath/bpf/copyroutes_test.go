@@ -9,7 +9,8 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// TestRoutesWithoutNetwork: routes of a layout whose key had no network are the cluster's, as long as they were.
+// TestRoutesWithoutNetwork: routes of a layout whose key had no network are the cluster's, as long
+// as they were.
 func TestRoutesWithoutNetwork(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes BPF maps")

@@ -20,8 +20,8 @@ func unhex(t testing.TB, s string) []byte {
 	return b
 }
 
-// knownAnswers are AES-256-GCM: NIST's CAVP (gcmEncryptExtIV256.rsp) and test cases 14 and 15 of the paper that proposed
-// GCM (McGrew and Viega).
+// knownAnswers are AES-256-GCM: NIST's CAVP (gcmEncryptExtIV256.rsp) and test cases 14 and 15 of
+// the paper that proposed GCM (McGrew and Viega).
 var knownAnswers = []struct{ name, key, iv, text, aad, sealed string }{
 	{
 		"CAVP, 16 bytes, no AAD", "31bdadd96698c204aa9ce1448ea94ae1fb4a9a0b3c9d773b51bb1822666b8f22", "0d18e06c7c725ac9e362e1ce",
@@ -85,7 +85,8 @@ func (b *saHarness) checkPacket(t *testing.T, context string, p sealed, want []b
 	}
 }
 
-// TestAEADRandom seals and opens 10 500 packets, each length up to a wire's MTU seven times, under seven keys.
+// TestAEADRandom seals and opens 10 500 packets, each length up to a wire's MTU seven times, under
+// seven keys.
 func TestAEADRandom(t *testing.T) { forEachEngine(t, checkAEADRandom) }
 
 func checkAEADRandom(t *testing.T, b *saHarness) {
@@ -141,8 +142,8 @@ func checkAEADEdges(t *testing.T, b *saHarness) {
 	}
 }
 
-// TestAEADBitFlips flips every bit of AAD, IV, ciphertext and tag in turn. All must be refused, and nothing of the
-// plaintext may get into the packet.
+// TestAEADBitFlips flips every bit of AAD, IV, ciphertext and tag in turn. All must be refused, and
+// nothing of the plaintext may get into the packet.
 func TestAEADBitFlips(t *testing.T) { forEachEngine(t, checkAEADBitFlips) }
 
 func checkAEADBitFlips(t *testing.T, b *saHarness) {
@@ -212,8 +213,8 @@ func checkAEADRefusals(t *testing.T, b *saHarness) {
 	}
 }
 
-// TestLongestText holds inet.MaxSealedText equal to MAX_TEXT in bpf/lib/gcm.h: that much is sealed, and not a byte more,
-// although the packet has room.
+// TestLongestText holds inet.MaxSealedText equal to MAX_TEXT in bpf/lib/gcm.h: that much is sealed,
+// and not a byte more, although the packet has room.
 func TestLongestText(t *testing.T) {
 	b := newSABed(t, "bpf")
 	must(t, b.InstallSA(testSA(true, 1, 0)))

@@ -16,8 +16,8 @@ const (
 	procCPU    = "/proc/cpuinfo"
 )
 
-// ErrTableAES says that the kernel's AES for engine bpf looks things up in tables by secret bytes, so that its
-// timing leaks the key to whoever shares the CPU's caches.
+// ErrTableAES says that the kernel's AES for engine bpf looks things up in tables by secret bytes,
+// so that its timing leaks the key to whoever shares the CPU's caches.
 var ErrTableAES = errors.New("the kernel has no AES for it whose time does not depend on the key")
 
 // algorithm is one entry of /proc/crypto.
@@ -68,8 +68,8 @@ func best(list []algorithm, name, kind string) string {
 	return driver
 }
 
-// aesDriver is the AES cipher that stands behind ecb(aes) as engine bpf asks for it: inside the template, if one was made
-// already, else the cipher that the template would take.
+// aesDriver is the AES cipher that stands behind ecb(aes) as engine bpf asks for it: inside the
+// template, if one was made already, else the cipher that the template would take.
 func aesDriver(crypto string) string {
 	list := parseCrypto(crypto)
 	if driver := best(list, "ecb(aes)", "lskcipher"); driver != "" {
@@ -78,20 +78,23 @@ func aesDriver(crypto string) string {
 	return best(list, "aes", "cipher")
 }
 
-// The drivers that take the same time whatever key and data are: by instructions of the CPU, or by computing instead
-// of looking up. In the order in which they are tried if the kernel's first choice is another.
+// The drivers that take the same time whatever key and data are: by instructions of the CPU, or by
+// computing instead of looking up. In the order in which they are tried if the kernel's first
+// choice is another.
 var constantTimeAES = []string{"aes-aesni", "aes-ce", "aes-s390", "p8_aes", "aes-riscv64-zvkned", "aes-fixed-time"}
 
-// libraryAES is the kernel's library as a cipher, since Linux 7: the CPU's instructions where there are such, else
-// tables.
+// libraryAES is the kernel's library as a cipher, since Linux 7: the CPU's instructions where there
+// are such, else tables.
 const libraryAES = "aes-lib"
 
-// constantTime says whether a driver's time does not depend on secrets. One that nobody knows does not count.
+// constantTime says whether a driver's time does not depend on secrets. One that nobody knows does
+// not count.
 func constantTime(driver, cpuinfo string) bool {
 	return slices.Contains(constantTimeAES, driver) || driver == libraryAES && hasAES(cpuinfo)
 }
 
-// hasAES says whether the CPU has instructions for AES: "aes" among x86's flags or arm64's features.
+// hasAES says whether the CPU has instructions for AES: "aes" among x86's flags or arm64's
+// features.
 func hasAES(cpuinfo string) bool {
 	for line := range strings.SplitSeq(cpuinfo, "\n") {
 		field, value, _ := strings.Cut(line, ":")
@@ -110,8 +113,9 @@ type AESStatus struct {
 	ConstantTime bool `json:"constantTime"`
 }
 
-// chooseAES finds the driver: the kernel's own choice if its time is constant, else the first of the others that the
-// kernel has. SAs ask for it by name, so that what was judged is what runs. probe says whether the kernel has a cipher.
+// chooseAES finds the driver: the kernel's own choice if its time is constant, else the first of
+// the others that the kernel has. SAs ask for it by name, so that what was judged is what runs.
+// probe says whether the kernel has a cipher.
 func chooseAES(crypto, cpuinfo string, allowTables bool, probe func(driver string) error) (AESStatus, error) {
 	first := aesDriver(crypto)
 	if first != "" && constantTime(first, cpuinfo) && probe(first) == nil {

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestAESDriver reads /proc/crypto as several kernels write it (testdata/crypto) and chooses: what the kernel would take if
-// its time is constant, else another that the kernel has, else none.
+// TestAESDriver reads /proc/crypto as several kernels write it (testdata/crypto) and chooses: what
+// the kernel would take if its time is constant, else another that the kernel has, else none.
 func TestAESDriver(t *testing.T) {
 	const x86, arm = "flags\t\t: fpu vme aes avx\n", "Features\t: fp asimd aes pmull\n"
 	const plainX86, plainARM = "flags\t\t: fpu vme aesx\n", "Features\t: fp asimd crc32\n"

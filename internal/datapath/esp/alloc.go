@@ -13,9 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// keyAllocator is a program that gives an entry of one map its key object. It is the one program that
-// is not loaded by cilium/ebpf: the kernel lets a new object be stored in a map only if program and map name its type by the
-// same BTF, and the library gives each its own. So it is written here, and loaded with the map's.
+// keyAllocator is a program that gives an entry of one map its key object. It is the one program
+// that is not loaded by cilium/ebpf: the kernel lets a new object be stored in a map only if
+// program and map name its type by the same BTF, and the library gives each its own. So it is
+// written here, and loaded with the map's.
 type keyAllocator struct{ program *ebpf.Program }
 
 // allocRequest is the program's context.
@@ -24,7 +25,8 @@ type allocRequest struct {
 	Result int32
 }
 
-// newKeyAllocator loads the program for a map of SAs, whose values have their key object at the given offset.
+// newKeyAllocator loads the program for a map of SAs, whose values have their key object at the
+// given offset.
 func newKeyAllocator(m *ebpf.Map) (*keyAllocator, error) {
 	handle, err := m.Handle()
 	if err != nil {
@@ -62,7 +64,8 @@ func newKeyAllocator(m *ebpf.Map) (*keyAllocator, error) {
 	return &keyAllocator{program}, nil
 }
 
-// objectFunctions finds the kernel's functions that make and free an object. Newer kernels may drop the suffix.
+// objectFunctions finds the kernel's functions that make and free an object. Newer kernels may drop
+// the suffix.
 func objectFunctions() (create, drop btf.TypeID, err error) {
 	kernel, err := btf.LoadKernelSpec()
 	if err != nil {
@@ -89,8 +92,8 @@ func kernelCall(id btf.TypeID) asm.Instruction {
 	return asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoKfuncCall, Constant: int64(id)}
 }
 
-// allocProgram is, in C: sa = lookup(map, ctx->id); key = new(weft_key); key = kptr_xchg(&sa->key, key); if (key) drop(key).
-// A new object is zeroed.
+// allocProgram is, in C: sa = lookup(map, ctx->id); key = new(weft_key); key = kptr_xchg(&sa->key,
+// key); if (key) drop(key). A new object is zeroed.
 func allocProgram(m *ebpf.Map, keyType, create, drop btf.TypeID) asm.Instructions {
 	return asm.Instructions{
 		asm.Mov.Reg(asm.R6, asm.R1),
@@ -141,8 +144,9 @@ type progLoadAttr struct {
 	LineInfoCnt, AttachBTFID    uint32
 }
 
-// loadWithBTF loads a SEC("syscall") program with somebody else's BTF. The kernel looks at a program's BTF only
-// if functions or lines are described by it; one nameless line is the least there is.
+// loadWithBTF loads a SEC("syscall") program with somebody else's BTF. The kernel looks at a
+// program's BTF only if functions or lines are described by it; one nameless line is the least
+// there is.
 func loadWithBTF(name string, text []byte, handle *btf.Handle) (int, error) {
 	license := []byte("GPL\x00")
 	line := [4]uint32{}
@@ -163,8 +167,9 @@ func loadWithBTF(name string, text []byte, handle *btf.Handle) (int, error) {
 	return int(fd), nil
 }
 
-// progLoad asks again where the verifier was stopped by a signal to its thread, such as those of Go's scheduler: it then answers
-// EAGAIN (bpf_check's do_check, kernel/bpf/verifier.c). A kernel that answers nothing else is not asked for ever.
+// progLoad asks again where the verifier was stopped by a signal to its thread, such as those of
+// Go's scheduler: it then answers EAGAIN (bpf_check's do_check, kernel/bpf/verifier.c). A kernel
+// that answers nothing else is not asked for ever.
 func progLoad(attr *progLoadAttr) (fd uintptr, errno unix.Errno) {
 	for range loadTries {
 		fd, _, errno = unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(attr)), unsafe.Sizeof(*attr))

@@ -127,8 +127,8 @@ func testFrame(id uint32, iv uint64, aad, text []byte, textLen int) []byte {
 	return append(frame, text...)
 }
 
-// CryptoTiming is what one packet's cryptography takes, without framing and forwarding. AES and GHASH are parts
-// of Seal, 0 where the engine does not let them be told apart.
+// CryptoTiming is what one packet's cryptography takes, without framing and forwarding. AES and
+// GHASH are parts of Seal, 0 where the engine does not let them be told apart.
 type CryptoTiming struct {
 	Engine string        `json:"engine"`
 	Size   int           `json:"size"` // bytes of the inner packet, trailer included
@@ -138,8 +138,8 @@ type CryptoTiming struct {
 	Open   time.Duration `json:"open"`
 }
 
-// CryptoBench measures an engine ("bpf", "kmod" or "auto") for each size: the shortest of several rounds of n packets
-// each, in XDP.
+// CryptoBench measures an engine ("bpf", "kmod" or "auto") for each size: the shortest of several
+// rounds of n packets each, in XDP.
 func CryptoBench(engine string, sizes []int, n int) ([]CryptoTiming, error) {
 	b, err := newSandbox(engine, 1)
 	if err != nil {

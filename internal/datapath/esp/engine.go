@@ -7,12 +7,12 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// EngineUser is the engine's name by which a sealer takes what comes in bulk, and the hooks what auto would choose
-// the rest.
+// EngineUser is the engine's name by which a sealer takes what comes in bulk, and the hooks what
+// auto would choose the rest.
 const EngineUser = "user"
 
-// EngineStatus says what does the AES-GCM of SAs that are installed from now on, and why. Each SA keeps the one it
-// was made for; both ends of one may differ.
+// EngineStatus says what does the AES-GCM of SAs that are installed from now on, and why. Each SA
+// keeps the one it was made for; both ends of one may differ.
 type EngineStatus struct {
 	Asked  string `json:"asked"`
 	Active string `json:"active"`
@@ -23,8 +23,9 @@ type EngineStatus struct {
 
 var errJumbo = errors.New("in mode xdp the module cannot take frames larger than a page, which the uplinks' MTU allows")
 
-// choose picks the engine. The kernel says -ENOENT of a cipher that nobody has registered. The module
-// works where the packet lies, and that must be linear: an skb can be made so, XDP's pieces cannot.
+// choose picks the engine. The kernel says -ENOENT of a cipher that nobody has registered. The
+// module works where the packet lies, and that must be linear: an skb can be made so, XDP's pieces
+// cannot.
 func (w *writer) choose(opts *Options, pieces bool) error {
 	asked := opts.Engine
 	if asked == "" {
@@ -64,7 +65,8 @@ func (w *writer) choose(opts *Options, pieces bool) error {
 		return fmt.Errorf("encryption.engine: %s: %w", asked, err)
 	}
 	w.status.AES = aes
-	// By its name, so that what was judged is what runs. One that is unknown to us has no name to ask by.
+	// By its name, so that what was judged is what runs. One that is unknown to us has no name to
+	// ask by.
 	if aes.ConstantTime {
 		w.aes = "ecb(" + aes.Driver + ")"
 	}

@@ -123,9 +123,9 @@ func (a *Associations) eachSA(out bool, visit func(id uint32, sa *entry)) error 
 	return nil
 }
 
-// retire removes entries: notes that their keys were used, forbids their use, waits until no packet is being handled that
-// may have begun before, and only then wipes and deletes them. A crash in between leaves dead entries,
-// which the next start retires.
+// retire removes entries: notes that their keys were used, forbids their use, waits until no packet
+// is being handled that may have begun before, and only then wipes and deletes them. A crash in
+// between leaves dead entries, which the next start retires.
 func (a *Associations) retire(out bool, ids []uint32) error {
 	if len(ids) == 0 {
 		return nil
@@ -202,7 +202,8 @@ func (n nodeName) String() string {
 	return string(name)
 }
 
-// ownSlot notes whose the SAs of a node's index are. Those of another node, left from an earlier run, are removed.
+// ownSlot notes whose the SAs of a node's index are. Those of another node, left from an earlier
+// run, are removed.
 func (a *Associations) ownSlot(slot uint32, node string) error {
 	var name, want nodeName
 	if len(node) >= len(want) {

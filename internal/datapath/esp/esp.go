@@ -1,7 +1,7 @@
 // Package esp keeps the security associations that the programs seal and open ESP with: their keys,
 // counters and replay windows, the engine that does the AES-GCM, and with which epoch each peer is
-// sent to. It voids keys that a fork of this virtual machine has made unsafe. How a peer is reached,
-// and when its keys change, others say.
+// sent to. It voids keys that a fork of this virtual machine has made unsafe. How a peer is
+// reached, and when its keys change, others say.
 package esp
 
 import (
@@ -25,8 +25,8 @@ type Options struct {
 	AllowTableAES bool
 	// Port is the UDP port of ESP on every node (RFC 3948).
 	Port uint16
-	// Lanes is how many keys the hooks of this node seal with side by side, 0 for one per CPU up to 8. A sealer
-	// has one more.
+	// Lanes is how many keys the hooks of this node seal with side by side, 0 for one per CPU up to
+	// 8. A sealer has one more.
 	Lanes int
 }
 
@@ -60,9 +60,9 @@ type Associations struct {
 	closed bool
 }
 
-// Open takes over the SAs of a previous run: it watches for VM forks, loads the programs that change
-// SAs, chooses the engine, and destroys what a crash left half-removed or a fork has voided. Without
-// options encryption is off: then no SA can be installed.
+// Open takes over the SAs of a previous run: it watches for VM forks, loads the programs that
+// change SAs, chooses the engine, and destroys what a crash left half-removed or a fork has voided.
+// Without options encryption is off: then no SA can be installed.
 func Open(host Host, opts *Options) (*Associations, error) {
 	a := &Associations{opts: opts, host: host, maps: host.Maps, log: host.Log, peers: map[string]uint32{}, sealer: newSealerKeys()}
 	if opts == nil {
@@ -110,8 +110,8 @@ func (a *Associations) openWriter() error {
 	return nil
 }
 
-// Close lets go of file descriptors. The SAs stay, and traffic with them; what changes or lists them
-// fails with ErrClosed from then on.
+// Close lets go of file descriptors. The SAs stay, and traffic with them; what changes or lists
+// them fails with ErrClosed from then on.
 func (a *Associations) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -142,7 +142,8 @@ func (a *Associations) EngineStatus() EngineStatus {
 	return a.writer.status
 }
 
-// Lanes is how many keys this node seals with side by side, the sealer's included, which is the highest.
+// Lanes is how many keys this node seals with side by side, the sealer's included, which is the
+// highest.
 func (a *Associations) Lanes() int {
 	if a.HasSealer() {
 		return a.hookLanes() + 1

@@ -8,7 +8,8 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// TestExtendSAs moves the end of keys in use: sealing and opening go on, with counter and window, until the new end.
+// TestExtendSAs moves the end of keys in use: sealing and opening go on, with counter and window,
+// until the new end.
 func TestExtendSAs(t *testing.T) {
 	b := newSABed(t, "auto")
 	end := time.Now().Add(5 * time.Second)

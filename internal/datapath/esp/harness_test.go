@@ -21,7 +21,8 @@ const lastPeer = 4095
 // contexts are the two that every behaviour must be the same in.
 var contexts = []string{"xdp", "tc"}
 
-// saHarness is a sandbox that all tests share, one after the other: loading takes longer than most of them.
+// saHarness is a sandbox that all tests share, one after the other: loading takes longer than most
+// of them.
 type saHarness struct{ *sandbox }
 
 var theSABeds = map[string]*saHarness{} // by engine
@@ -109,8 +110,8 @@ func (b *saHarness) run(t testing.TB, context, program string, frame []byte) ([]
 	return options.DataOut, code
 }
 
-// counter runs one of the counters' programs and returns the number and the drop reason. XDP, since from there both
-// contexts are the same.
+// counter runs one of the counters' programs and returns the number and the drop reason. XDP, since
+// from there both contexts are the same.
 func (b *saHarness) counter(t testing.TB, program string, id uint32, seq uint64, low uint32) (uint64, bpf.Reason) {
 	t.Helper()
 	frame := testFrame(id, 0, nil, nil, int(low))

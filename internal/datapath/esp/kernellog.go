@@ -14,7 +14,8 @@ import (
 
 const kernelLogPath = "/dev/kmsg"
 
-// forkMessage is what the kernel logs when the VM generation ID has changed (drivers/char/random.c).
+// forkMessage is what the kernel logs when the VM generation ID has changed
+// (drivers/char/random.c).
 const forkMessage = "random: crng reseeded due to virtual machine fork"
 
 // kernelLog reads the kernel's log, one record at a time.
@@ -79,8 +80,9 @@ func (l *kernelLog) follow(ctx context.Context, forked func(seq uint64) error) e
 	}
 }
 
-// forkRecord says whether a record of /dev/kmsg (PRIORITY,SEQUENCE,MICROSECONDS,FLAGS[,…];TEXT) is the kernel's own of a
-// fork, and which number it has. What user space writes there never has facility 0.
+// forkRecord says whether a record of /dev/kmsg (PRIORITY,SEQUENCE,MICROSECONDS,FLAGS[,…];TEXT) is
+// the kernel's own of a fork, and which number it has. What user space writes there never has
+// facility 0.
 func forkRecord(record string) (seq uint64, ok bool) {
 	head, text, _ := strings.Cut(record, ";")
 	line, _, _ := strings.Cut(text, "\n")

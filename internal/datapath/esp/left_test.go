@@ -9,8 +9,9 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// TestNothingIsLeftOfACipher looks at the buffer that packets are sealed and opened in, field by field: what H could be computed from is
-// zeroed after each packet (see bpf/lib/gcm.h), also after a refused one.
+// TestNothingIsLeftOfACipher looks at the buffer that packets are sealed and opened in, field by
+// field: what H could be computed from is zeroed after each packet (see bpf/lib/gcm.h), also after
+// a refused one.
 func TestNothingIsLeftOfACipher(t *testing.T) {
 	b := newSABed(t, "bpf")
 	fields := fieldsOf(t, "sa_test_xdp", "weft_crypt")
@@ -81,7 +82,8 @@ func (b *saHarness) nothingLeft(t *testing.T, fields map[string]span, after stri
 	}
 }
 
-// TestSealedBytes: what an SA counts is what RFC 4303 has on the wire, ESP's header and tag included.
+// TestSealedBytes: what an SA counts is what RFC 4303 has on the wire, ESP's header and tag
+// included.
 func TestSealedBytes(t *testing.T) {
 	b := newSABed(t, "auto")
 	must(t, b.InstallSA(testSA(true, 7, 1)))

@@ -23,9 +23,10 @@ func (b *saHarness) freshIn(t testing.TB, fingerprint uint64) {
 	must(t, b.InstallSA(testSA(false, fingerprint, 5)))
 }
 
-// TestReplayTable is wireguard-go's table (golang.zx2c4.com/wireguard/replay, replay_test.go, itself from the
-// kernel's). Its numbers begin at 0 and end at a limit that the receiver enforces; ours begin at 1 and the sender
-// enforces the limit, so each is moved by 1 and the limit's rows are left out.
+// TestReplayTable is wireguard-go's table (golang.zx2c4.com/wireguard/replay, replay_test.go,
+// itself from the kernel's). Its numbers begin at 0 and end at a limit that the receiver enforces;
+// ours begin at 1 and the sender enforces the limit, so each is moved by 1 and the limit's rows are
+// left out.
 func TestReplayTable(t *testing.T) {
 	const limit, last = replayWindow, uint64(1<<64 - 1<<13 - 2)
 	up := func(from, to uint64) (rows []replayRow) {
@@ -170,7 +171,8 @@ func TestReplayHigherHalf(t *testing.T) {
 	}
 }
 
-// TestReplayCrossing sends numbers in order, and a little out of it, across the upper half's change.
+// TestReplayCrossing sends numbers in order, and a little out of it, across the upper half's
+// change.
 func TestReplayCrossing(t *testing.T) {
 	b := newSABed(t, "auto")
 	b.freshIn(t, 1)
@@ -276,7 +278,8 @@ func TestCounterTwoCPUs(t *testing.T) {
 	}
 }
 
-// TestCounterIsOneInstruction is why TestCounterTwoCPUs holds: a counter that is read and written by two would pass it on most days.
+// TestCounterIsOneInstruction is why TestCounterTwoCPUs holds: a counter that is read and written
+// by two would pass it on most days.
 func TestCounterIsOneInstruction(t *testing.T) {
 	const object = "sa_test_xdp"
 	spec, err := bpf.LoadSpec(object)

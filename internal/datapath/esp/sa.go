@@ -45,7 +45,8 @@ type SAStatus struct {
 	Expires   time.Time `json:"expires"`
 }
 
-// Sealing says with which epoch a peer is sent to; Epoch 0 means that packets for it are dropped (no_key).
+// Sealing says with which epoch a peer is sent to; Epoch 0 means that packets for it are dropped
+// (no_key).
 type Sealing struct {
 	Node  string `json:"node"`
 	Epoch uint8  `json:"epoch"`
@@ -60,7 +61,8 @@ var (
 	ErrEncryptionOff = errors.New("encryption is off")
 	// ErrUnknownNode says that EnterPeer has not named the node.
 	ErrUnknownNode = errors.New("no such node")
-	// ErrKeyUsed says that keys were in use before and were removed: sealing with them again could repeat a nonce.
+	// ErrKeyUsed says that keys were in use before and were removed: sealing with them again could
+	// repeat a nonce.
 	ErrKeyUsed = errors.New("these keys were removed before: new ones are needed")
 	// ErrNoSA says that there is no SA in use with these keys.
 	ErrNoSA = errors.New("no SA in use has these keys")
@@ -94,8 +96,9 @@ func (sa *SA) check(now time.Time) error {
 
 func saKey(slot uint32, epoch, lane uint8) uint32 { return slot<<10 | uint32(epoch)<<6 | uint32(lane) }
 
-// InstallSA makes an SA usable. One that is there already, with the same ID, is left as it is, counter and window
-// included; one with another ID is replaced. The SA's key and salt are zeroed in any case.
+// InstallSA makes an SA usable. One that is there already, with the same ID, is left as it is,
+// counter and window included; one with another ID is replaced. The SA's key and salt are zeroed in
+// any case.
 func (a *Associations) InstallSA(sa *SA) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -212,8 +215,8 @@ func (a *Associations) newEntry(sa *SA) any {
 	return &bpf.SaIn{Head: head}
 }
 
-// RemoveSAs removes all lanes of an epoch in one direction. Packets for the node are dropped if it was what they
-// are sealed with.
+// RemoveSAs removes all lanes of an epoch in one direction. Packets for the node are dropped if it
+// was what they are sealed with.
 func (a *Associations) RemoveSAs(node string, out bool, epoch uint8) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -239,9 +242,9 @@ func (a *Associations) RemoveSAs(node string, out bool, epoch uint8) error {
 	return nil
 }
 
-// ExtendSAs moves the end of all lanes of an epoch in one direction to a later time; an earlier one changes nothing.
-// The lanes must have the keys with this fingerprint, and must not have ended: what has ended stays so. Counters and
-// windows go on.
+// ExtendSAs moves the end of all lanes of an epoch in one direction to a later time; an earlier one
+// changes nothing. The lanes must have the keys with this fingerprint, and must not have ended:
+// what has ended stays so. Counters and windows go on.
 func (a *Associations) ExtendSAs(node string, out bool, epoch uint8, id uint64, until time.Time) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -308,9 +311,9 @@ func (a *Associations) removeAll(slot uint32) error {
 	return nil
 }
 
-// SealWith switches what this node sends to a peer to another epoch, whose SAs must all be there; 0 stops sending, which is
-// no error for a node that is gone.
-// Each packet is sealed with either the one or the other.
+// SealWith switches what this node sends to a peer to another epoch, whose SAs must all be there; 0
+// stops sending, which is no error for a node that is gone. Each packet is sealed with either the
+// one or the other.
 func (a *Associations) SealWith(node string, epoch uint8) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -352,8 +355,8 @@ func (a *Associations) stopSealing(slot uint32, epoch uint8) error {
 	return err
 }
 
-// putSealing changes the epoch of a peer and leaves the rest. One byte says which epoch, so no packet
-// sees half of it.
+// putSealing changes the epoch of a peer and leaves the rest. One byte says which epoch, so no
+// packet sees half of it.
 func (a *Associations) putSealing(slot uint32, epoch uint8, id uint64) error {
 	_, err := a.changePeer(slot, func(p *bpf.Peer) {
 		p.Epoch, p.Id = epoch, id

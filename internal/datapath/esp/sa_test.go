@@ -51,7 +51,8 @@ func TestInstallSA(t *testing.T) {
 	}
 }
 
-// TestReplaceSA puts other keys in an entry's place: the counter begins anew, and the old keys never come back.
+// TestReplaceSA puts other keys in an entry's place: the counter begins anew, and the old keys
+// never come back.
 func TestReplaceSA(t *testing.T) {
 	b := newSABed(t, "auto")
 	for _, out := range []bool{true, false} {
@@ -231,7 +232,8 @@ func TestInstallSARefuses(t *testing.T) {
 	}
 }
 
-// TestSARestart is another agent on the same maps: it must find all as it was, and finish what a crash left.
+// TestSARestart is another agent on the same maps: it must find all as it was, and finish what a
+// crash left.
 func TestSARestart(t *testing.T) {
 	b := newSABed(t, "auto")
 	for _, out := range []bool{true, false} {
@@ -301,7 +303,8 @@ func countEntries(m *ebpf.Map) (int, error) {
 	return len(keys), err
 }
 
-// TestSALayout holds the hand-written mirrors of bpf/sa.bpf.c and bpf/sa_test.bpf.c equal to the compiler's.
+// TestSALayout holds the hand-written mirrors of bpf/sa.bpf.c and bpf/sa_test.bpf.c equal to the
+// compiler's.
 func TestSALayout(t *testing.T) {
 	spec, err := bpf.LoadSpec("sa_xdp")
 	must(t, err)

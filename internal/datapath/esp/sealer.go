@@ -34,8 +34,9 @@ type sealerRef struct {
 	id  uint32
 }
 
-// sealerKeys are copies of the keys that the sealer is to have: those of the highest lane of each direction, for as
-// long as their SA lives. A sealer that dies takes its own with it. Guarded by Associations.mu.
+// sealerKeys are copies of the keys that the sealer is to have: those of the highest lane of each
+// direction, for as long as their SA lives. A sealer that dies takes its own with it. Guarded by
+// Associations.mu.
 type sealerKeys struct {
 	held    map[sealerRef]sealerCopy
 	changed chan struct{}
@@ -101,7 +102,8 @@ func (a *Associations) SealerKeys() []SealerKey {
 	return list
 }
 
-// SealerSecret fills in the key and the salt of one of SealerKeys; false if it is gone by now. The caller wipes it.
+// SealerSecret fills in the key and the salt of one of SealerKeys; false if it is gone by now. The
+// caller wipes it.
 func (a *Associations) SealerSecret(k *SealerKey) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -116,9 +118,9 @@ func (a *Associations) SealerSecret(k *SealerKey) bool {
 	}) == nil
 }
 
-// AdoptSealerKey takes over a key that a sealer has had from an earlier agent, if it is that of an SA in use which is
-// the sealer's. False says that the sealer must forget it. A fingerprint is public: what this agent has itself given
-// the sealer is not replaced.
+// AdoptSealerKey takes over a key that a sealer has had from an earlier agent, if it is that of an
+// SA in use which is the sealer's. False says that the sealer must forget it. A fingerprint is
+// public: what this agent has itself given the sealer is not replaced.
 func (a *Associations) AdoptSealerKey(k *SealerKey) (bool, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -142,8 +144,8 @@ func (a *Associations) AdoptSealerKey(k *SealerKey) (bool, error) {
 	return true, a.sealer.put(k)
 }
 
-// MarkSealer says whether the sealer holds the key of an SA: if so, the programs hand it packets of that SA. An SA
-// that is gone, or has another key by now, is left alone.
+// MarkSealer says whether the sealer holds the key of an SA: if so, the programs hand it packets of
+// that SA. An SA that is gone, or has another key by now, is left alone.
 func (a *Associations) MarkSealer(k SealerKey, holds bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -15,8 +15,8 @@ import (
 	"weft.dev/weft/internal/datapath/bpf/bpftest"
 )
 
-// TestNoSecretsInMaps seals and opens packets and then looks for the key, H, the salt and what H can be computed
-// from in everything that a dump of the maps shows.
+// TestNoSecretsInMaps seals and opens packets and then looks for the key, H, the salt and what H
+// can be computed from in everything that a dump of the maps shows.
 func TestNoSecretsInMaps(t *testing.T) {
 	b := newSABed(t, "auto")
 	secrets := map[string][]byte{}
@@ -75,7 +75,8 @@ func (b *saHarness) searchMaps(t *testing.T, secrets map[string][]byte) {
 	}
 }
 
-// dumpMap is every key and value of a map, as bpftool reads them, and what bpftool prints where it is installed.
+// dumpMap is every key and value of a map, as bpftool reads them, and what bpftool prints where it
+// is installed.
 func dumpMap(t *testing.T, m *ebpf.Map) []byte {
 	t.Helper()
 	var dump []byte

@@ -16,11 +16,13 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// VMForkStatus says how it is noticed that this virtual machine was forked: resumed from a snapshot with memory, or
-// copied. The counters of SAs went back with the memory then, so no earlier key may be used again.
+// VMForkStatus says how it is noticed that this virtual machine was forked: resumed from a snapshot
+// with memory, or copied. The counters of SAs went back with the memory then, so no earlier key may
+// be used again.
 type VMForkStatus struct {
-	// Detection is fentry (the kernel voids the keys itself), log (the agent does, when the kernel has logged the fork),
-	// clock (the agent does, when the wall clock jumps ahead) or none (not a virtual machine).
+	// Detection is fentry (the kernel voids the keys itself), log (the agent does, when the kernel
+	// has logged the fork), clock (the agent does, when the wall clock jumps ahead) or none (not a
+	// virtual machine).
 	Detection string `json:"detection"`
 	Why       string `json:"why"`
 	// Generation counts the forks that were noticed.
@@ -38,7 +40,8 @@ const (
 // ErrVMForked says that keys are of before a fork of this virtual machine.
 var ErrVMForked = errors.New("this machine was resumed from a snapshot or copied since these keys were agreed on: new ones are needed")
 
-// ForkPin is the name of the pin, in Host.PinDir, that keeps the program running while no agent does.
+// ForkPin is the name of the pin, in Host.PinDir, that keeps the program running while no agent
+// does.
 const ForkPin = "vmfork"
 
 // vmFork is what notices forks; one of events and log, or neither.
@@ -48,8 +51,8 @@ type vmFork struct {
 	log    *kernelLog
 }
 
-// openVMFork begins to watch for forks in the best way that this machine has. What happened while nobody watched is
-// counted now, as far as it can be known.
+// openVMFork begins to watch for forks in the best way that this machine has. What happened while
+// nobody watched is counted now, as far as it can be known.
 func (a *Associations) openVMFork() error {
 	if why := noVMGenerationID(); why != "" {
 		a.fork.status = VMForkStatus{Detection: VMForkNone, Why: "this is no virtual machine"}
@@ -79,7 +82,8 @@ func (a *Associations) openVMFork() error {
 	return a.countLogged(seq)
 }
 
-// attachVMFork pins the program, in the place of a former agent's: both run for a moment, which counts a fork twice.
+// attachVMFork pins the program, in the place of a former agent's: both run for a moment, which
+// counts a fork twice.
 func (a *Associations) attachVMFork() (*ebpf.Map, error) {
 	collection, err := bpf.Load(a.maps, "vmfork", "weft_vmfork", nil, false)
 	if err != nil {
@@ -120,8 +124,8 @@ func (a *Associations) VMForkStatus() VMForkStatus {
 	return status
 }
 
-// VMGeneration is the number that keys carry which may be used now. Whoever agrees on keys asks before anything of
-// them exists, so that a fork in between voids them.
+// VMGeneration is the number that keys carry which may be used now. Whoever agrees on keys asks
+// before anything of them exists, so that a fork in between voids them.
 func (a *Associations) VMGeneration() (uint64, error) {
 	vm, err := a.readVM()
 	return vm.Generation, err
@@ -134,7 +138,8 @@ func (a *Associations) readVM() (vm bpf.Vm, err error) {
 	return vm, nil
 }
 
-// VMForks watches until ctx ends. It destroys the keys that a fork has voided, and then calls forked.
+// VMForks watches until ctx ends. It destroys the keys that a fork has voided, and then calls
+// forked.
 func (a *Associations) VMForks(ctx context.Context, forked func()) error {
 	retire := func() error {
 		retired, err := a.retireForked()
@@ -188,8 +193,8 @@ func (a *Associations) DeclareVMFork() error {
 	return err
 }
 
-// countLogged counts a fork that the kernel has logged, if it was not counted yet. There are no keys yet in a map that
-// was just made, so what is older than that does not count.
+// countLogged counts a fork that the kernel has logged, if it was not counted yet. There are no
+// keys yet in a map that was just made, so what is older than that does not count.
 func (a *Associations) countLogged(seq uint64) error {
 	return a.countFork(func(vm *bpf.Vm) bool {
 		fresh := *vm == bpf.Vm{}
@@ -215,8 +220,8 @@ func (a *Associations) countFork(news func(*bpf.Vm) bool) error {
 	return nil
 }
 
-// retireForked destroys every SA that a fork has voided, and stops sending with it: no_key then has the agent asked for
-// others. It returns how many there were.
+// retireForked destroys every SA that a fork has voided, and stops sending with it: no_key then has
+// the agent asked for others. It returns how many there were.
 func (a *Associations) retireForked() (int, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

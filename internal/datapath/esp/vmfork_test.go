@@ -29,8 +29,9 @@ func (b *saHarness) generation(t *testing.T) uint64 {
 	return generation
 }
 
-// TestVMForkVoidsKeys: no packet is sealed or opened with keys of before a fork, not by SAs that were there and not by
-// ones that were agreed on before and are installed after it; the agent destroys them, and new ones work.
+// TestVMForkVoidsKeys: no packet is sealed or opened with keys of before a fork, not by SAs that
+// were there and not by ones that were agreed on before and are installed after it; the agent
+// destroys them, and new ones work.
 func TestVMForkVoidsKeys(t *testing.T) {
 	forEachEngine(t, func(t *testing.T, b *saHarness) {
 		before := b.generation(t)

@@ -25,7 +25,8 @@ type writer struct {
 	aes string
 }
 
-// saRequest is struct sa_request of bpf/sa.bpf.c, its first fields the kernel's struct bpf_crypto_params.
+// saRequest is struct sa_request of bpf/sa.bpf.c, its first fields the kernel's struct
+// bpf_crypto_params.
 type saRequest struct {
 	Type     [14]byte
 	Reserved [2]byte
@@ -104,7 +105,8 @@ func (w *writer) setState(id uint32, out bool, state uint32) error {
 	return nil
 }
 
-// markSealer says whether the sealer holds the key of an SA that is in use, if it has this fingerprint.
+// markSealer says whether the sealer holds the key of an SA that is in use, if it has this
+// fingerprint.
 func (w *writer) markSealer(id uint32, out bool, fingerprint uint64, holds bool) error {
 	*w.request = saRequest{ID: id, Out: uint32(bpf.Flag(out)), Fingerprint: fingerprint, State: uint32(bpf.Flag(holds))}
 	return w.run("weft_sa_sealer")
@@ -124,8 +126,8 @@ func (w *writer) wipe(id uint32, out bool) error {
 	return nil
 }
 
-// run runs a SEC("syscall") program on the request itself: the kernel writes its copy back, which the program has
-// wiped. Not through the library, which would leave another copy.
+// run runs a SEC("syscall") program on the request itself: the kernel writes its copy back, which
+// the program has wiped. Not through the library, which would leave another copy.
 func (w *writer) run(program string) error {
 	p := w.collection.Programs[program]
 	defer clear(w.request.Key[:])
@@ -177,8 +179,8 @@ func (w *writer) powers(id uint32, out bool) error {
 	return nil
 }
 
-// newFence makes a map whose update returns only after every program that ran at the time has ended: the kernel
-// promises that of maps of maps (maybe_wait_bpf_programs).
+// newFence makes a map whose update returns only after every program that ran at the time has
+// ended: the kernel promises that of maps of maps (maybe_wait_bpf_programs).
 func newFence() (*ebpf.Map, error) {
 	inner := &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
 	fence, err := ebpf.NewMap(&ebpf.MapSpec{

@@ -38,7 +38,8 @@ func (l *Links) EnsureNode() error {
 	return l.ensure(func(h Hook) bool { return h.netfilter != nil })
 }
 
-// EnsureGuard does so for the hook behind everything else on the way out alone, and detaches the other.
+// EnsureGuard does so for the hook behind everything else on the way out alone, and detaches the
+// other.
 func (l *Links) EnsureGuard() error {
 	guard := func(h Hook) bool { return h.netfilter != nil && h.netfilter.hook == link.NetfilterInetPostRouting }
 	if err := l.ensure(guard); err != nil {

@@ -135,7 +135,8 @@ func (p *Programs) Sealer() ([]Attachment, error) {
 	return list, nil
 }
 
-// netfilter is the program of a hook at Node, loaded at the first call where packets are not sealed.
+// netfilter is the program of a hook at Node, loaded at the first call where packets are not
+// sealed.
 func (p *Programs) netfilter(h Hook, kind Kind) (*ebpf.Program, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -60,8 +60,8 @@ type Hook struct {
 	perTarget bool
 	// onDemand: it is loaded when it is asked for, since few nodes need it.
 	onDemand bool
-	// netfilter is set for those at Node. They are attached where packets are sealed, and the one on
-	// the way out where endpoints have policies: Linux 6.4 has no such hooks.
+	// netfilter is set for those at Node. They are attached where packets are sealed, and the one
+	// on the way out where endpoints have policies: Linux 6.4 has no such hooks.
 	netfilter *netfilterHook
 }
 

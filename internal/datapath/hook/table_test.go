@@ -98,8 +98,8 @@ func (h Hook) side() string {
 	return "; ingress"
 }
 
-// whereInWhichMode tells how each hook of an interface is attached. Only an endpoint's datapath changes
-// the way of its own interface.
+// whereInWhichMode tells how each hook of an interface is attached. Only an endpoint's datapath
+// changes the way of its own interface.
 func whereInWhichMode() string {
 	modes := []struct {
 		name string

@@ -14,7 +14,8 @@ const (
 	maxHandles  = 16384
 )
 
-// identityHandles says which handle each workload identity of other nodes has. Guarded by Table.work.
+// identityHandles says which handle each workload identity of other nodes has. Guarded by
+// Table.work.
 type identityHandles struct {
 	byIdentity map[uint32]uint16
 	next       uint16
@@ -38,8 +39,8 @@ func (h *identityHandles) restore(m *bpf.Maps) error {
 	return nil
 }
 
-// assign gives every identity in use a handle, 0 where there are none left, and writes the table that
-// turns handles back. A handle goes to another identity as late as possible.
+// assign gives every identity in use a handle, 0 where there are none left, and writes the table
+// that turns handles back. A handle goes to another identity as late as possible.
 func (h *identityHandles) assign(m *bpf.Maps, identities map[uint32]bool) (map[uint32]uint16, error) {
 	taken := make(map[uint16]bool, len(h.byIdentity))
 	for identity, handle := range h.byIdentity {

@@ -19,8 +19,8 @@ const RouteProtocol = 77
 // unreachableMetric puts the unreachable routes behind every other route to the same range.
 const unreachableMetric = 0xff00
 
-// unreachable is a last-resort route: what no other route leads to is answered here instead of leaving by the
-// default route.
+// unreachable is a last-resort route: what no other route leads to is answered here instead of
+// leaving by the default route.
 func unreachable(prefix netip.Prefix) *netlink.Route {
 	route := &netlink.Route{
 		Dst: toIPNet(prefix), Type: unix.RTN_UNREACHABLE, Protocol: RouteProtocol, Priority: unreachableMetric,
@@ -60,8 +60,9 @@ func (t *Table) lastResorts(n Node) []*netlink.Route {
 	return out
 }
 
-// routesBy are the kernel routes to a node's pods by one of its addresses. What this host sends there
-// comes from an address that the node knows as this one's, unless a socket is bound to another.
+// routesBy are the kernel routes to a node's pods by one of its addresses. What this host sends
+// there comes from an address that the node knows as this one's, unless a socket is bound to
+// another.
 func (t *Table) routesBy(n Node, addr netip.Addr, hop nextHop) []*netlink.Route {
 	var routes []*netlink.Route
 	var src net.IP
@@ -144,8 +145,8 @@ func sameRoute(a, b *netlink.Route) bool {
 	return a.Gw.Equal(b.Gw) && a.LinkIndex == b.LinkIndex && a.MTU == b.MTU && a.Src.Equal(b.Src)
 }
 
-// LastResorts gives this node's own ranges their last-resort routes, so that packets for pods that do
-// not exist are answered here instead of leaving by the default route.
+// LastResorts gives this node's own ranges their last-resort routes, so that packets for pods that
+// do not exist are answered here instead of leaving by the default route.
 func (t *Table) LastResorts() error {
 	t.mu.Lock()
 	t.unreachable = true

@@ -95,8 +95,8 @@ func (t *Table) NodeProblems() []NodeProblem {
 }
 
 // sync brings maps and kernel routes in line with the list. One bad node does not stop the others.
-// What is under an index goes before the index is another node's, next hops go after the routes that
-// lead there, and keys go last.
+// What is under an index goes before the index is another node's, next hops go after the routes
+// that lead there, and keys go last.
 func (t *Table) sync(addresses bool) (entered bool, failed error) {
 	kernel, err := t.snapshot(addresses)
 	if err != nil {
@@ -253,9 +253,9 @@ func (t *Table) syncNode(r *round, n Node, slot uint32) (failed error) {
 	return failed
 }
 
-// reached are the addresses that a node is reached by. Where packets are sealed, one of a family that
-// this node has none of is not, if the node has another: packets of both families go there by that.
-// It is the node's all the same.
+// reached are the addresses that a node is reached by. Where packets are sealed, one of a family
+// that this node has none of is not, if the node has another: packets of both families go there by
+// that. It is the node's all the same.
 func (t *Table) reached(n Node) []netip.Addr {
 	if !t.opts.Sealing {
 		return n.Addresses

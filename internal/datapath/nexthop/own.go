@@ -59,10 +59,10 @@ func (t *Table) EnterOwnRanges(own OwnRanges) error {
 	return failed
 }
 
-// staysClosed says whether a range that is about to become this node's own is refused until this run
-// knows its endpoints: what is in it, or around it, was refused as a source so far, and this run may
-// end before it knows them. The endpoints of before are in the map, or those hooks that look into it
-// know them. have is what the routes map holds.
+// staysClosed says whether a range that is about to become this node's own is refused until this
+// run knows its endpoints: what is in it, or around it, was refused as a source so far, and this
+// run may end before it knows them. The endpoints of before are in the map, or those hooks that
+// look into it know them. have is what the routes map holds.
 func (t *Table) staysClosed(own OwnRanges, prefix netip.Prefix, have map[bpf.RouteKey]bpf.Route) bool {
 	entered := !t.maps.Created["weft_ep_addr"] || t.maps.Hooked
 	if own.Known || own.Shared || !entered {
@@ -108,9 +108,9 @@ func (t *Table) enterOwnAddresses(unlisted []netip.Addr) (changed bool, err erro
 }
 
 // syncOwnAddresses enters the addresses that the Node object lists and those that the node has
-// besides (another card's, a bridge's, a virtual one's), which others do not know as its. An address
-// of another node's is left to that. have is what the routes map holds, and is kept so. Callers hold
-// mu.
+// besides (another card's, a bridge's, a virtual one's), which others do not know as its. An
+// address of another node's is left to that. have is what the routes map holds, and is kept so.
+// Callers hold mu.
 func (t *Table) syncOwnAddresses(have map[bpf.RouteKey]bpf.Route, unlisted []netip.Addr) (changed bool, err error) {
 	want := map[bpf.RouteKey]bpf.Route{}
 	for _, a := range unlisted {
@@ -145,8 +145,8 @@ func (t *Table) syncOwnAddresses(have map[bpf.RouteKey]bpf.Route, unlisted []net
 
 func isOwnAddress(r bpf.Route) bool { return isOwn(r) && r.Flags&bpf.RouteHost != 0 }
 
-// unlistedAddresses are those of this node's interfaces that its Node object does not list. Those of
-// a loopback or of a link are nobody's on a wire.
+// unlistedAddresses are those of this node's interfaces that its Node object does not list. Those
+// of a loopback or of a link are nobody's on a wire.
 func (t *Table) unlistedAddresses() ([]netip.Addr, error) {
 	list, err := nldump.Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {

@@ -27,8 +27,8 @@ func (t *Table) outerAddrs(n Node) (local, remote netip.Addr, ok bool) {
 // errNoFamily says that a tunnel to a node has no two ends.
 var errNoFamily = errors.New("no address of the same family as one of this node's: nothing can be sealed for it")
 
-// syncPeer enters the ends of the tunnel to a peer, and whose its addresses are. What this host's own
-// stack sends by the given routes is sealed on its way out, and must fit then.
+// syncPeer enters the ends of the tunnel to a peer, and whose its addresses are. What this host's
+// own stack sends by the given routes is sealed on its way out, and must fit then.
 func (t *Table) syncPeer(n Node, slot uint32, wireMTU int, routes []*netlink.Route) (changed bool, err error) {
 	local, remote, ok := t.outerAddrs(n)
 	for _, r := range routes {

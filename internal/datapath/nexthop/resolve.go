@@ -52,7 +52,8 @@ type outLink struct {
 	takesXDP bool
 }
 
-// snapshot lists the kernel's neighbours, once for all nodes, and this node's addresses if asked to.
+// snapshot lists the kernel's neighbours, once for all nodes, and this node's addresses if asked
+// to.
 func (t *Table) snapshot(addresses bool) (*snapshot, error) {
 	s := &snapshot{neighbors: map[neighborKey]neighbor{}, links: map[int]*outLink{}}
 	list := t.host.Kernel.Neighbors
@@ -117,8 +118,8 @@ func (t *Table) reach(r *round, addr netip.Addr) (nextHop, error) {
 	return hop, nil
 }
 
-// resolve finds the path to addr: route, interface, neighbour. Where packets are sealed, a path by an
-// interface without hooks is none: what the stack sends there would leave as it is.
+// resolve finds the path to addr: route, interface, neighbour. Where packets are sealed, a path by
+// an interface without hooks is none: what the stack sends there would leave as it is.
 func (t *Table) resolve(s *snapshot, addr netip.Addr) (nextHop, error) {
 	routes, err := netlink.RouteGet(addr.AsSlice())
 	if err != nil {
@@ -179,8 +180,8 @@ func (t *Table) IsNextHop(addr netip.Addr) bool {
 	return is
 }
 
-// NeighborChanged applies one neighbour event to the nodes that are reached through it. It waits for
-// a synchronisation that runs, which may have seen less.
+// NeighborChanged applies one neighbour event to the nodes that are reached through it. It waits
+// for a synchronisation that runs, which may have seen less.
 func (t *Table) NeighborChanged(n netlink.NeighUpdate) {
 	addr, ok := netip.AddrFromSlice(n.IP)
 	if !ok {

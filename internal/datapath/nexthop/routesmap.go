@@ -14,8 +14,8 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// routesReserve are places of the routes map that are left for this node's own ranges and addresses, and for kernels that
-// want a free place to replace an entry.
+// routesReserve are places of the routes map that are left for this node's own ranges and
+// addresses, and for kernels that want a free place to replace an entry.
 const routesReserve = 256
 
 // isOwn says whether a route is one of this node's own.
@@ -30,8 +30,8 @@ type routesPlan struct {
 	left    []bpf.RouteKey // what does not fit
 }
 
-// readRoutes reads the whole routes map, once per synchronisation: it may hold 65536 entries. Callers
-// hold mu, or are alone.
+// readRoutes reads the whole routes map, once per synchronisation: it may hold 65536 entries.
+// Callers hold mu, or are alone.
 func (t *Table) readRoutes() (map[bpf.RouteKey]bpf.Route, error) {
 	have := map[bpf.RouteKey]bpf.Route{}
 	var key bpf.RouteKey
@@ -63,10 +63,9 @@ func (t *Table) syncRoutes(r *round, addresses bool) (changed bool, err error) {
 	return changed || moved, errors.Join(err, routesErr)
 }
 
-// syncRoutesMap makes want, instead of have, the routes to what is not this node's own. A range that changes hands is never
-// without an owner. What does not fit is named and noted: nothing is to be sent there by other ways. Single errors stop
-// nothing else.
-// Callers hold mu.
+// syncRoutesMap makes want, instead of have, the routes to what is not this node's own. A range
+// that changes hands is never without an owner. What does not fit is named and noted: nothing is to
+// be sent there by other ways. Single errors stop nothing else. Callers hold mu.
 func (t *Table) syncRoutesMap(have, want map[bpf.RouteKey]bpf.Route) (bool, error) {
 	plan := planRoutes(have, want, int(t.maps.Routes.MaxEntries())-routesReserve)
 	put := func(keys []bpf.RouteKey) (failed []bpf.RouteKey, err error) {
@@ -97,7 +96,8 @@ func (t *Table) deleteRoutes(keys []bpf.RouteKey) (failed error) {
 	return failed
 }
 
-// planRoutes says what makes have into want, in a map with room for so many entries besides some in reserve.
+// planRoutes says what makes have into want, in a map with room for so many entries besides some in
+// reserve.
 func planRoutes(have, want map[bpf.RouteKey]bpf.Route, room int) routesPlan {
 	var plan routesPlan
 	var order []bpf.RouteKey
@@ -136,8 +136,8 @@ func planRoutes(have, want map[bpf.RouteKey]bpf.Route, room int) routesPlan {
 	return plan
 }
 
-// byRank is the order in which routes get their places: ranges of nodes, ranges that are nobody's, nodes' own addresses, and
-// single addresses of pods last.
+// byRank is the order in which routes get their places: ranges of nodes, ranges that are nobody's,
+// nodes' own addresses, and single addresses of pods last.
 func byRank(a bpf.RouteKey, ra bpf.Route, b bpf.RouteKey, rb bpf.Route) int {
 	return cmp.Or(cmp.Compare(rankOf(a, ra), rankOf(b, rb)), cmp.Compare(a.Prefixlen, b.Prefixlen), compareKeys(a, b))
 }
@@ -207,8 +207,8 @@ func (t *Table) Problem() string {
 	return t.leftText
 }
 
-// notLeft are the kernel's routes without gateways to what could not be entered: packets there would leave in cleartext. The
-// last resorts stay.
+// notLeft are the kernel's routes without gateways to what could not be entered: packets there
+// would leave in cleartext. The last resorts stay.
 func (t *Table) notLeft(routes []*netlink.Route) []*netlink.Route {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -10,7 +10,8 @@ import (
 // MaxNodeIndexes is how many nodes have a place in the maps; index 0 is this node.
 const MaxNodeIndexes = 4096
 
-// slotPlan is what one synchronisation knows about indexes when it looks for one. It is read when the first is looked for.
+// slotPlan is what one synchronisation knows about indexes when it looks for one. It is read when
+// the first is looked for.
 type slotPlan struct {
 	taken map[uint32]bool   // of nodes that have theirs
 	names map[uint32]string // whose keys are under an index
@@ -77,8 +78,8 @@ func (t *Table) takeSlot(n Node, r *round) (uint32, error) {
 	if err != nil {
 		return 0, err
 	}
-	// A range alone does not say that it is the same node. Where nothing is sealed there is only the next hop, which
-	// the synchronisation writes: packets go on meanwhile.
+	// A range alone does not say that it is the same node. Where nothing is sealed there is only
+	// the next hop, which the synchronisation writes: packets go on meanwhile.
 	if !former || t.opts.Sealing && r.plan.names[slot] != n.Name {
 		if err := t.clearSlot(slot, r.plan.held[slot]); err != nil {
 			return 0, err
@@ -88,7 +89,8 @@ func (t *Table) takeSlot(n Node, r *round) (uint32, error) {
 	return slot, nil
 }
 
-// pickSlot chooses an index for a node that has none, and says whether it was the node's in a previous run.
+// pickSlot chooses an index for a node that has none, and says whether it was the node's in a
+// previous run.
 func (t *Table) pickSlot(n Node, plan *slotPlan) (slot uint32, former bool, err error) {
 	slot, former = t.formerSlot(n, plan)
 	if !former {
@@ -101,7 +103,8 @@ func (t *Table) pickSlot(n Node, plan *slotPlan) (slot uint32, former bool, err 
 	return slot, former, nil
 }
 
-// formerSlot is the index under which the maps have the node's keys, else its ranges and nobody's keys.
+// formerSlot is the index under which the maps have the node's keys, else its ranges and nobody's
+// keys.
 func (t *Table) formerSlot(n Node, plan *slotPlan) (uint32, bool) {
 	for slot, name := range plan.names {
 		if name == n.Name && !plan.taken[slot] && !t.freed[slot] {

@@ -8,8 +8,8 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// TestSlotFor: a node keeps its index for as long as it exists, also over an agent's restart, and never gets
-// one whose ranges may still be in the routes map.
+// TestSlotFor: a node keeps its index for as long as it exists, also over an agent's restart, and
+// never gets one whose ranges may still be in the routes map.
 func TestSlotFor(t *testing.T) {
 	node := func(name string, prefixes ...string) Node {
 		n := Node{Name: name}

@@ -72,8 +72,8 @@ type Kernel struct {
 // Table is what this node knows of how others are reached. Safe for concurrent use.
 //
 // Its locks: work is held over all of a synchronisation, netlink included, and is taken before any
-// lock of the caller's that Void takes. mu is a leaf: it is held over no netlink call and no call of
-// the caller's, so that whoever holds other locks may ask.
+// lock of the caller's that Void takes. mu is a leaf: it is held over no netlink call and no call
+// of the caller's, so that whoever holds other locks may ask.
 type Table struct {
 	opts Options
 	host Host
@@ -136,8 +136,8 @@ func (t *Table) step(name string) error {
 	return t.host.Step(name)
 }
 
-// Inherited is a range, or with Host a node's own address, that a previous run had in the routes map
-// as another node's.
+// Inherited is a range, or with Host a node's own address, that a previous run had in the routes
+// map as another node's.
 type Inherited struct {
 	Prefix netip.Prefix
 	Host   bool

@@ -21,7 +21,8 @@ type Answer struct {
 	Rule uint32
 }
 
-// Question is about the first packet of a conversation of an endpoint, which has begun it (Egress) or not.
+// Question is about the first packet of a conversation of an endpoint, which has begun it (Egress)
+// or not.
 type Question struct {
 	Slot      uint16
 	Direction Direction
@@ -33,8 +34,8 @@ type Question struct {
 	Port uint16
 }
 
-// Ask reads the maps as policy_judge in bpf/lib/policy.h does, one after the other: while they are changed, the
-// answer may be half of each version.
+// Ask reads the maps as policy_judge in bpf/lib/policy.h does, one after the other: while they are
+// changed, the answer may be half of each version.
 func (t *Table) Ask(q Question) (Answer, error) {
 	var slot bpf.EpSlot
 	var a Answer
@@ -80,7 +81,8 @@ func (t *Table) best(a Answer, q Question) (best bpf.PolicyEntry, found bool, er
 	return best, found, nil
 }
 
-// better says whether an entry goes before another: by precedence, then what denies, then the rule of the lower number.
+// better says whether an entry goes before another: by precedence, then what denies, then the rule
+// of the lower number.
 func better(a, b bpf.PolicyEntry) bool {
 	switch {
 	case a.Precedence != b.Precedence:

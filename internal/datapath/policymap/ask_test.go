@@ -47,7 +47,8 @@ func TestIdentityAt(t *testing.T) {
 	}
 }
 
-// TestAsk: what counts is the longest match about each peer, and of these the highest precedence, then what denies.
+// TestAsk: what counts is the longest match about each peer, and of these the highest precedence,
+// then what denies.
 func TestAsk(t *testing.T) {
 	table := open(t)
 	const class, slot = MaxIdentity + 9, 5

@@ -1,6 +1,6 @@
 // Package policymap writes what network policies mean to the datapath: sets of entries, which an
-// endpoint refers to by number, and what the programs know of the addresses that are not this node's
-// endpoints: their identities and classes.
+// endpoint refers to by number, and what the programs know of the addresses that are not this
+// node's endpoints: their identities and classes.
 package policymap
 
 import (
@@ -28,9 +28,9 @@ const Anybody = 0
 // ErrFull says that the map of entries, identities or classes has no room.
 var ErrFull = errors.New("no room in the map")
 
-// Entry is one line of a policy set. Of the entries about one peer the most specific in protocol and
-// port counts; of the up to three that are about a packet (its peer's identity, its address's class,
-// anybody) the one with the highest precedence, and of equal ones the one that denies.
+// Entry is one line of a policy set. Of the entries about one peer the most specific in protocol
+// and port counts; of the up to three that are about a packet (its peer's identity, its address's
+// class, anybody) the one with the highest precedence, and of equal ones the one that denies.
 type Entry struct {
 	Direction Direction
 	// Peer is an identity, a class (above MaxIdentity) or Anybody.

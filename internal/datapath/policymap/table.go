@@ -22,7 +22,8 @@ type Table struct {
 	last uint32                     // the number given out last
 }
 
-// Open takes over the sets of a previous run: endpoints refer to them until they are told otherwise.
+// Open takes over the sets of a previous run: endpoints refer to them until they are told
+// otherwise.
 func Open(m *bpf.Maps) (*Table, error) {
 	t := &Table{maps: m, sets: map[uint32][]bpf.PolicyKey{}}
 	var key bpf.PolicyKey
@@ -98,8 +99,8 @@ func (t *Table) Add(entries []Entry) (uint32, error) {
 	return set, nil
 }
 
-// enter returns the keys in the order in which to remove them: whoever still asks the set then is not allowed by one entry
-// what another has denied.
+// enter returns the keys in the order in which to remove them: whoever still asks the set then is
+// not allowed by one entry what another has denied.
 func (t *Table) enter(values map[bpf.PolicyKey]bpf.PolicyEntry) ([]bpf.PolicyKey, error) {
 	keys := make([]bpf.PolicyKey, 0, len(values))
 	for _, verdict := range []uint8{bpf.PolicyAllow, bpf.PolicyDeny} {
@@ -185,7 +186,8 @@ func (t *Table) Sets() int {
 	return len(t.sets)
 }
 
-// SetIdentities makes these, and no others, the identities of other nodes' endpoints by their addresses.
+// SetIdentities makes these, and no others, the identities of other nodes' endpoints by their
+// addresses.
 func (t *Table) SetIdentities(want map[netip.Addr]uint32) (changed bool, err error) {
 	keys, values := map[bpf.AddrKey]bool{}, map[bpf.AddrKey]uint32{}
 	for a, identity := range want {
@@ -218,9 +220,9 @@ func (t *Table) ChangeIdentities(enter map[netip.Addr]uint32, remove []netip.Add
 	return named("identities of addresses", failed)
 }
 
-// SetClasses makes these, and no others, the classes of addresses: the longest range that an address
-// is in says its class, 0 that it has none although a range around it has. A set in force must know a class before an address has it, and until none has it
-// any more.
+// SetClasses makes these, and no others, the classes of addresses: the longest range that an
+// address is in says its class, 0 that it has none although a range around it has. A set in force
+// must know a class before an address has it, and until none has it any more.
 func (t *Table) SetClasses(want map[netip.Prefix]uint32) (changed bool, err error) {
 	keys, values := map[bpf.RouteKey]bool{}, map[bpf.RouteKey]uint32{}
 	for prefix, class := range want {
@@ -245,7 +247,8 @@ func (t *Table) SetClasses(want map[netip.Prefix]uint32) (changed bool, err erro
 	return changed || removed, named("classes of addresses", err)
 }
 
-// HighestClass is the highest number of a class that addresses have, or that a set is about; 0 for none.
+// HighestClass is the highest number of a class that addresses have, or that a set is about; 0 for
+// none.
 func (t *Table) HighestClass() (uint32, error) {
 	var highest, class uint32
 	var prefix bpf.RouteKey

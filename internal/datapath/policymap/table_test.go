@@ -101,7 +101,8 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// TestSetsOfBefore: numbers of a previous run are not given out again while its entries, or an endpoint, have them.
+// TestSetsOfBefore: numbers of a previous run are not given out again while its entries, or an
+// endpoint, have them.
 func TestSetsOfBefore(t *testing.T) {
 	table := open(t)
 	for range 2 {

@@ -34,8 +34,8 @@ type Encryption struct {
 	FailedHandshakes uint64        `json:"failedHandshakes"`
 	Rotations        uint64        `json:"rotations"`
 	Peers            []EncryptPeer `json:"peers"`
-	// Plain is what the datapath lets travel in cleartext, for EncryptionPolicies and annotations. Where it is
-	// behind those, Problems say so.
+	// Plain is what the datapath lets travel in cleartext, for EncryptionPolicies and annotations.
+	// Where it is behind those, Problems say so.
 	Plain []netip.Prefix `json:"plain,omitempty"`
 	// Errors are drops of this node that have to do with encryption, by name.
 	Errors   []Drop   `json:"errors,omitempty"`
@@ -55,8 +55,8 @@ type Sealer struct {
 	Opened SealerTraffic `json:"opened"`
 	// Refused are packets by what was wrong with them.
 	Refused map[string]uint64 `json:"refused,omitempty"`
-	// Lost are frames, each of one packet or many, that the sealer's full queue had no room for. They count since the
-	// tap was made.
+	// Lost are frames, each of one packet or many, that the sealer's full queue had no room for.
+	// They count since the tap was made.
 	Lost uint64 `json:"lost"`
 }
 
@@ -71,7 +71,8 @@ type SealerTraffic struct {
 	WriteFailures uint64 `json:"writeFailures"`
 }
 
-// VMForks says how it is noticed that the node is a virtual machine that was resumed from a snapshot or copied.
+// VMForks says how it is noticed that the node is a virtual machine that was resumed from a
+// snapshot or copied.
 type VMForks struct {
 	// Detection is fentry, log, clock or none, from the fastest to none needed.
 	Detection string `json:"detection"`
@@ -118,7 +119,8 @@ type EncryptPeer struct {
 	Node string `json:"node"`
 	// State is one of keys.States: "up" when packets go both ways with the newest epoch's keys.
 	State string `json:"state"`
-	// SendEpoch and ReceiveEpoch are the numbers of the epochs of the newest keys in use, 0 for none.
+	// SendEpoch and ReceiveEpoch are the numbers of the epochs of the newest keys in use, 0 for
+	// none.
 	SendEpoch    uint64 `json:"sendEpoch"`
 	ReceiveEpoch uint64 `json:"receiveEpoch"`
 	// Handshake is when keys were last agreed on, and how; zero if not since the agent started.
@@ -131,7 +133,8 @@ type EncryptPeer struct {
 	// MTU is the largest packet that fits the wire when sealed, Path what the probes found.
 	MTU  int        `json:"mtu,omitempty"`
 	Path *PathCheck `json:"path,omitempty"`
-	// Identities are how many the peer's packets may have: those of the endpoints that it has published.
+	// Identities are how many the peer's packets may have: those of the endpoints that it has
+	// published.
 	Identities int              `json:"identities"`
 	Installed  time.Time        `json:"installed,omitzero"`
 	Expires    time.Time        `json:"expires,omitzero"`

@@ -172,7 +172,8 @@ func boolQuery(values url.Values, name string) (bool, error) {
 	return value, nil
 }
 
-// checkQuery refuses parameters that the path does not have: a mistyped filter would select everything.
+// checkQuery refuses parameters that the path does not have: a mistyped filter would select
+// everything.
 func checkQuery(r *http.Request, known []string) error {
 	values, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {

@@ -32,7 +32,8 @@ type Policies struct {
 // PolicedPod is a pod of this node.
 type PolicedPod struct {
 	policy.PodPolicies
-	// Denied are the packets that policies refused where the pod's interface is, since it is attached.
+	// Denied are the packets that policies refused where the pod's interface is, since it is
+	// attached.
 	Denied uint64 `json:"denied"`
 }
 
@@ -69,12 +70,13 @@ type PolicyExplanation struct {
 	To   string `json:"to"`
 	// Answer is that of the compiled sets. Only pods of this node are asked.
 	policy.Answer
-	// Elsewhere are the ends that another node judges, in sentences: this node does not know what that one enforces.
+	// Elsewhere are the ends that another node judges, in sentences: this node does not know what
+	// that one enforces.
 	Elsewhere []string `json:"elsewhere,omitempty"`
 	// Kernel is what the maps of the datapath say, by direction, of the ends that this node judges.
 	Kernel PolicyKernel `json:"kernel"`
-	// Disagreements are differences between the two, in sentences. There should be none: each is a bug, or something
-	// that `weft status` names as a problem.
+	// Disagreements are differences between the two, in sentences. There should be none: each is a
+	// bug, or something that `weft status` names as a problem.
 	Disagreements []string `json:"disagreements,omitempty"`
 }
 

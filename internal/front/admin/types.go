@@ -30,7 +30,8 @@ type Status struct {
 	Waiting string `json:"waiting,omitempty"`
 	// Problems are what does not work although the agent runs.
 	Problems []string `json:"problems,omitempty"`
-	// OverBudget names who lost flows or fragments to its own share of the tables, since it is attached.
+	// OverBudget names who lost flows or fragments to its own share of the tables, since it is
+	// attached.
 	OverBudget []string `json:"overBudget,omitempty"`
 	// Notes are the latest changes by others to the host that were put in order, oldest first.
 	Notes     []datapath.Note     `json:"notes,omitempty"`
@@ -117,7 +118,8 @@ type Endpoint struct {
 	State       string               `json:"state"`
 	Created     time.Time            `json:"created"`
 	Traffic     []CounterRow         `json:"traffic,omitempty"`
-	// Budgets are what it holds of the tables that all endpoints share, and what its share refused it.
+	// Budgets are what it holds of the tables that all endpoints share, and what its share refused
+	// it.
 	Budgets []datapath.Budget `json:"budgets,omitempty"`
 }
 

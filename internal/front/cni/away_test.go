@@ -43,7 +43,8 @@ func hook(t *testing.T, name string, index int, at ebpf.AttachType) link.Link {
 	return l
 }
 
-// TestStatusWithoutAgent: a node whose pods go on without an agent is not called broken; any other is.
+// TestStatusWithoutAgent: a node whose pods go on without an agent is not called broken; any other
+// is.
 func TestStatusWithoutAgent(t *testing.T) {
 	a := newAgent(t)
 	dir := pinDir(t)
@@ -80,7 +81,8 @@ func TestStatusWithoutAgent(t *testing.T) {
 	}
 }
 
-// TestFailedChainedAdd: an interface that another plugin has set up is set down when it gets no hooks.
+// TestFailedChainedAdd: an interface that another plugin has set up is set down when it gets no
+// hooks.
 func TestFailedChainedAdd(t *testing.T) {
 	for _, hooked := range []bool{false, true} {
 		t.Run(fmt.Sprintf("hooked %v", hooked), func(t *testing.T) {

@@ -68,7 +68,8 @@ func addAddress(link string, addr string) error {
 	return netlink.AddrAdd(l, parsed)
 }
 
-// meets has a connection made from one namespace to an address of another's, which may still be tentative.
+// meets has a connection made from one namespace to an address of another's, which may still be
+// tentative.
 func meets(from, to string, addr netip.Addr) error {
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		if err := connect(from, to, addr); !errors.Is(err, unix.EADDRNOTAVAIL) || time.Now().After(deadline) {
@@ -104,8 +105,9 @@ func connect(from, to string, addr netip.Addr) error {
 	return nil
 }
 
-// TestChainedPodsMeetTheirNodeSealed: with encryption on, a pod that another plugin connected and its node reach each
-// other by their bridge or veth, also after the bridge was made anew. Where they could not, ADD says so.
+// TestChainedPodsMeetTheirNodeSealed: with encryption on, a pod that another plugin connected and
+// its node reach each other by their bridge or veth, also after the bridge was made anew. Where
+// they could not, ADD says so.
 func TestChainedPodsMeetTheirNodeSealed(t *testing.T) {
 	for name, tc := range map[string]struct {
 		plugin  string
@@ -202,7 +204,8 @@ func TestChainedPodsMeetTheirNodeSealed(t *testing.T) {
 
 func (a *agent) meetBothWays(t *testing.T, when, netns string, info endpoint.Info, dp *datapath.Datapath) {
 	t.Helper()
-	// First to the gateway, whose address may be tentative: the node would send from a link-local one meanwhile.
+	// First to the gateway, whose address may be tentative: the node would send from a link-local
+	// one meanwhile.
 	for _, addr := range []string{"10.79.0.1", "fd79::1", "192.0.2.1"} {
 		if err := meets(netns, "", netip.MustParseAddr(addr)); err != nil {
 			t.Errorf("%s, the pod to the node: %v", when, err)
@@ -235,7 +238,8 @@ func setBridgeNetfilter(t *testing.T, on bool) {
 	}
 }
 
-// acceptAll attaches a program behind Weft's that ends the chain with TC_ACT_OK, as many observers do.
+// acceptAll attaches a program behind Weft's that ends the chain with TC_ACT_OK, as many observers
+// do.
 func acceptAll(t *testing.T, hostIf string) {
 	t.Helper()
 	l, err := netlink.LinkByName(hostIf)
@@ -270,7 +274,8 @@ func addPort(name, bridge string) error {
 	return errors.Join(netlink.LinkSetMaster(peer, br), netlink.LinkSetUp(peer), netlink.LinkSetUp(v))
 }
 
-// moveToBridge makes the pod's interface a port of a new bridge that has the addresses of the old one.
+// moveToBridge makes the pod's interface a port of a new bridge that has the addresses of the old
+// one.
 func moveToBridge(info endpoint.Info, from, to string) error {
 	was, err := netlink.LinkByName(from)
 	if err != nil {

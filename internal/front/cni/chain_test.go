@@ -25,8 +25,8 @@ func runIn(t testing.TB, netns string, fn func()) {
 	}
 }
 
-// build compiles foreign programs, at the versions that go.mod names, next to the plugin. Their modules must be there already: the test may be
-// in a namespace without a network.
+// build compiles foreign programs, at the versions that go.mod names, next to the plugin. Their
+// modules must be there already: the test may be in a namespace without a network.
 func (a *agent) build(pkgs ...string) {
 	a.t.Helper()
 	cmd := exec.Command("go", append([]string{"build", "-o", a.bin + "/"}, pkgs...)...)

@@ -37,13 +37,13 @@ type config struct {
 	Instance string `json:"instance"`
 	// Socket is the agent's socket. Default: that of the instance.
 	Socket string `json:"socket"`
-	// PodDatapath is v1alpha1.DatapathXDP to ask for the XDP datapath for every pod of the network; WEFT_DATAPATH in CNI_ARGS
-	// asks for one.
+	// PodDatapath is v1alpha1.DatapathXDP to ask for the XDP datapath for every pod of the network;
+	// WEFT_DATAPATH in CNI_ARGS asks for one.
 	PodDatapath string `json:"datapath"`
 	// FormerDatapath is PodDatapath under the name that it had first: networks outlive an upgrade.
 	FormerDatapath string `json:"road"` // glossary: format
-	// NetworkID is the network that the pods are in: 0 is the cluster's, in any other they reach each
-	// other on their node only.
+	// NetworkID is the network that the pods are in: 0 is the cluster's, in any other they reach
+	// each other on their node only.
 	NetworkID uint32 `json:"networkID"`
 	// BPF is the agent's directory of pins. Default: that of the instance.
 	BPF string `json:"bpf"`
@@ -144,7 +144,8 @@ func (c *config) socket() string {
 	return filepath.Join(runDir, c.Instance, "agent.sock")
 }
 
-// pins is where the agent of the instance pins its programs, unless its configuration says otherwise.
+// pins is where the agent of the instance pins its programs, unless its configuration says
+// otherwise.
 func (c *config) pins() string {
 	if c.BPF != "" {
 		return c.BPF

@@ -132,16 +132,16 @@ func cmdStatus(args *skel.CmdArgs) error {
 	return unlessAgent(err, types.ErrPluginNotAvailable)
 }
 
-// away tells whether there is no agent, or one that is still starting: nothing is wrong with the node's pods then
-// if the datapath of the agent before is there.
+// away tells whether there is no agent, or one that is still starting: nothing is wrong with the
+// node's pods then if the datapath of the agent before is there.
 func away(err error) bool {
 	var down *agentDownError
 	var answer *types.Error
 	return errors.As(err, &down) || errors.As(err, &answer) && answer.Code == types.ErrPluginNotAvailable && answer.Details == Starting
 }
 
-// secure sets the interface of a chained attachment down when ADD has failed: the plugin before this one has
-// set it up, and it has no hooks. One that has them stays as it is.
+// secure sets the interface of a chained attachment down when ADD has failed: the plugin before
+// this one has set it up, and it has no hooks. One that has them stays as it is.
 func secure(req *request) {
 	if !req.Chained {
 		return

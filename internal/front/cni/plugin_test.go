@@ -208,7 +208,8 @@ func TestAgentDownFromElsewhere(t *testing.T) {
 	a.nothingLeft()
 }
 
-// TestPodDatapathByCNI: a network's key and a pod's argument ask for the XDP datapath, and the agent remembers.
+// TestPodDatapathByCNI: a network's key and a pod's argument ask for the XDP datapath, and the
+// agent remembers.
 func TestPodDatapathByCNI(t *testing.T) {
 	a := newAgent(t)
 	for _, tc := range []struct {
@@ -239,8 +240,8 @@ func TestPodDatapathByCNI(t *testing.T) {
 	a.nothingLeft()
 }
 
-// TestNetworkAndAddressesByCNI: a network's number is the endpoint's, and all addresses that are asked for are its and in the
-// result, also of a network in which they are others' addresses.
+// TestNetworkAndAddressesByCNI: a network's number is the endpoint's, and all addresses that are
+// asked for are its and in the result, also of a network in which they are others' addresses.
 func TestNetworkAndAddressesByCNI(t *testing.T) {
 	a := newAgent(t)
 	ips := []string{"10.78.0.20", "10.78.0.21/24", "fd78::20", "fd78::21", "fd78::22"}

@@ -11,8 +11,8 @@ import (
 	"weft.dev/weft/internal/logfile"
 )
 
-// Read reads an audit log's files, the oldest record first, and gives the last of them; 0 is all. Lines that a
-// crash has torn are left out.
+// Read reads an audit log's files, the oldest record first, and gives the last of them; 0 is all.
+// Lines that a crash has torn are left out.
 func Read(path string, last int) ([]audit.Record, error) {
 	out := []audit.Record{}
 	for _, file := range logfile.Files(path) {

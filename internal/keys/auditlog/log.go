@@ -35,8 +35,9 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// Log appends records to a file, on a goroutine of its own: its callers are never held up by a disk. What was
-// written is on disk (fsync) before the next records are taken. A file that cannot be written is tried again.
+// Log appends records to a file, on a goroutine of its own: its callers are never held up by a
+// disk. What was written is on disk (fsync) before the next records are taken. A file that cannot
+// be written is tried again.
 type Log struct {
 	opt  Options
 	file logfile.File
@@ -177,7 +178,8 @@ func (a *Log) wrote(batch []audit.Record, lost uint64, err error) {
 	a.queue = append(a.queue[:0], a.queue[len(batch):]...)
 }
 
-// append puts records on disk. After an error nothing or a part of them is there, and they may be given again.
+// append puts records on disk. After an error nothing or a part of them is there, and they may be
+// given again.
 func (a *Log) append(batch []audit.Record) error {
 	lines, err := encode(batch)
 	if err == nil {

@@ -74,7 +74,8 @@ func TestRecords(t *testing.T) {
 	}
 }
 
-// TestAuditOnlyGrows has many files' worth of records: each stays whole under another name, the oldest goes.
+// TestAuditOnlyGrows has many files' worth of records: each stays whole under another name, the
+// oldest goes.
 func TestAuditOnlyGrows(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.jsonl")
 	a := Open(Options{Path: path, Node: "a", MaxSize: 1000, Keep: 2})

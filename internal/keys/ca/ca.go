@@ -1,7 +1,8 @@
-// Package ca is a small certificate authority for labs and for clusters of one owner. It signs nodes' certificates and
-// nothing else; whoever has an authority already uses that, or SPIRE.
+// Package ca is a small certificate authority for labs and for clusters of one owner. It signs
+// nodes' certificates and nothing else; whoever has an authority already uses that, or SPIRE.
 //
-// Its directory holds the root's certificate and key, the hashes of tokens, and a log of what it signed.
+// Its directory holds the root's certificate and key, the hashes of tokens, and a log of what it
+// signed.
 package ca
 
 import (
@@ -33,8 +34,9 @@ import (
 const (
 	// DefaultDir is where the authority lives.
 	DefaultDir = "/etc/weft/ca"
-	// DefaultValid is a node certificate's life. Nothing revokes a certificate before its time, so it is short enough to
-	// bound what a stolen key is good for. It is renewed when two thirds are over, so the authority may be away for ten days.
+	// DefaultValid is a node certificate's life. Nothing revokes a certificate before its time, so
+	// it is short enough to bound what a stolen key is good for. It is renewed when two thirds are
+	// over, so the authority may be away for ten days.
 	DefaultValid = 30 * 24 * time.Hour
 	// MaxValid bounds what may be asked for.
 	MaxValid = 365 * 24 * time.Hour
@@ -43,13 +45,15 @@ const (
 	// backdate lets a node use its certificate although its clock is behind the authority's.
 	backdate = 10 * time.Minute
 
-	// lostAnswer is how long a certificate may be renewed again: the answer to the first time may have been lost.
+	// lostAnswer is how long a certificate may be renewed again: the answer to the first time may
+	// have been lost.
 	lostAnswer = 24 * time.Hour
 
 	certFile   = "ca.crt"
 	keyFile    = "ca.key"
 	issuedFile = "issued.jsonl"
-	// serverPath is the SPIFFE path of the authority's own server: no node's certificate may pose as it.
+	// serverPath is the SPIFFE path of the authority's own server: no node's certificate may pose
+	// as it.
 	serverPath = "/ca"
 )
 
@@ -118,7 +122,8 @@ func signRoot(key crypto.Signer, trustDomain string, valid time.Duration) ([]byt
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
 		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 		URIs:     []*url.URL{{Scheme: "spiffe", Host: trustDomain}},
-		// Should somebody put this root where it does not belong, it vouches for no other trust domain.
+		// Should somebody put this root where it does not belong, it vouches for no other trust
+		// domain.
 		PermittedURIDomains: []string{trustDomain}, PermittedDNSDomainsCritical: true,
 	}
 	raw, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
@@ -128,8 +133,8 @@ func signRoot(key crypto.Signer, trustDomain string, valid time.Duration) ([]byt
 	return raw, nil
 }
 
-// tryRoot signs a node's certificate and judges it as a peer would: some names that SPIFFE lets pass, such as an address, can
-// be no constraint of X.509, and nodes would find that out too late.
+// tryRoot signs a node's certificate and judges it as a peer would: some names that SPIFFE lets
+// pass, such as an address, can be no constraint of X.509, and nodes would find that out too late.
 func tryRoot(raw []byte, key crypto.Signer, trustDomain string) error {
 	root, err := x509.ParseCertificate(raw)
 	if err != nil {
@@ -151,8 +156,8 @@ func tryRoot(raw []byte, key crypto.Signer, trustDomain string) error {
 	return nil
 }
 
-// Open opens an authority. Its certificate file may hold further roots after its own: nodes then trust these too, which
-// is how one root follows another.
+// Open opens an authority. Its certificate file may hold further roots after its own: nodes then
+// trust these too, which is how one root follows another.
 func Open(dir string) (*Authority, error) {
 	path := filepath.Join(dir, certFile)
 	text, err := os.ReadFile(path)
@@ -217,7 +222,8 @@ type Identity struct {
 	Leaf              *x509.Certificate
 }
 
-// Issue makes a key for a node and signs its certificate. The key should then travel safely; Join makes it where it stays.
+// Issue makes a key for a node and signs its certificate. The key should then travel safely; Join
+// makes it where it stays.
 func (a *Authority) Issue(node string, valid time.Duration) (*Identity, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -234,7 +240,8 @@ func (a *Authority) Issue(node string, valid time.Duration) (*Identity, error) {
 	return &Identity{Cert: encodeCerts(leaf.Raw), Key: keyPEM, Bundle: a.Bundle(), Leaf: leaf}, nil
 }
 
-// sign signs a node's certificate and notes it in the log: by which way it was asked for, and which one it renews.
+// sign signs a node's certificate and notes it in the log: by which way it was asked for, and which
+// one it renews.
 func (a *Authority) sign(node string, public crypto.PublicKey, valid time.Duration, how, from string) (*x509.Certificate, error) {
 	uri, err := nodeid.URI(a.trustDomain, node)
 	if err != nil {

@@ -42,7 +42,8 @@ type JoinOptions struct {
 	Force bool
 }
 
-// Join gets a node's first certificate: it makes a key, which never leaves this machine, and has it signed for a token.
+// Join gets a node's first certificate: it makes a key, which never leaves this machine, and has it
+// signed for a token.
 func Join(ctx context.Context, options JoinOptions) (*x509.Certificate, error) {
 	t, err := parseToken(options.Token)
 	if err != nil {
@@ -91,7 +92,8 @@ func Join(ctx context.Context, options JoinOptions) (*x509.Certificate, error) {
 	return id.Leaf, writeRenewal(options.Paths, server)
 }
 
-// Renew gets a new certificate for a new key, with the one that is there and still good. server "" is where it came from.
+// Renew gets a new certificate for a new key, with the one that is there and still good. server ""
+// is where it came from.
 func Renew(ctx context.Context, paths nodeid.Paths, server string) (*x509.Certificate, error) {
 	server, err := renewalAddress(paths, server)
 	if err != nil {
@@ -200,7 +202,8 @@ func (t *trusted) byRoots(roots *x509.CertPool) func(tls.ConnectionState) error 
 	return func(state tls.ConnectionState) error { return t.verify(state.PeerCertificates, roots) }
 }
 
-// verify checks that this is the authority's own server: a node's certificate would chain to the same root.
+// verify checks that this is the authority's own server: a node's certificate would chain to the
+// same root.
 func (t *trusted) verify(chain []*x509.Certificate, roots *x509.CertPool) error {
 	if len(chain) == 0 {
 		return nodeid.ErrNoCertificate
@@ -257,7 +260,8 @@ func post(ctx context.Context, conn net.Conn, path string, request any) (*answer
 	defer clear(body)
 	ctx, cancel := context.WithTimeout(ctx, requestTime)
 	defer cancel()
-	// The whole exchange goes over conn, whose server has been checked; another connection would have to be checked again.
+	// The whole exchange goes over conn, whose server has been checked; another connection would
+	// have to be checked again.
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) { return conn, nil }}
 	message, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://authority"+path, bytes.NewReader(body))
 	if err != nil {

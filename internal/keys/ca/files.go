@@ -23,7 +23,8 @@ func replace(path string, text []byte, mode fs.FileMode) error {
 	return nil
 }
 
-// checkWritable makes the directories of an identity's files, and sees that files can be made there.
+// checkWritable makes the directories of an identity's files, and sees that files can be made
+// there.
 func checkWritable(paths nodeid.Paths) error {
 	for _, path := range []string{paths.Cert, paths.Key, paths.Bundle} {
 		dir := filepath.Dir(path)
@@ -41,8 +42,8 @@ func checkWritable(paths nodeid.Paths) error {
 	return nil
 }
 
-// Write puts an identity into its files. A crash at any point leaves either the old pair or the new one: until the new key
-// is at its place it waits under a name where nodeid looks for it too.
+// Write puts an identity into its files. A crash at any point leaves either the old pair or the new
+// one: until the new key is at its place it waits under a name where nodeid looks for it too.
 func (id *Identity) Write(paths nodeid.Paths) error {
 	if err := checkWritable(paths); err != nil {
 		return err
@@ -79,8 +80,8 @@ func writeRenewal(paths nodeid.Paths, server string) error {
 	return replace(paths.Cert+renewSuffix, append(text, '\n'), 0o644)
 }
 
-// RenewalServer is where the certificate of these files is renewed: the server that it was got from. "" if it did not come
-// from `weft ca join`.
+// RenewalServer is where the certificate of these files is renewed: the server that it was got
+// from. "" if it did not come from `weft ca join`.
 func RenewalServer(paths nodeid.Paths) (string, error) {
 	path := paths.Cert + renewSuffix
 	text, err := os.ReadFile(path)

@@ -60,9 +60,9 @@ func (a *Authority) Issued() ([]Signed, error) {
 	return all, nil
 }
 
-// renewable says whether a certificate may be renewed: it is its node's newest, or the one before and the newest went
-// lost on its way. So a stolen key is worth nothing here any more once its node has joined anew, and if a thief renews
-// first, the node is refused and somebody asks why.
+// renewable says whether a certificate may be renewed: it is its node's newest, or the one before
+// and the newest went lost on its way. So a stolen key is worth nothing here any more once its node
+// has joined anew, and if a thief renews first, the node is refused and somebody asks why.
 func (a *Authority) renewable(node string, cert *x509.Certificate) error {
 	issued, err := a.Issued()
 	if err != nil {

@@ -72,7 +72,8 @@ func TestRenewRefusals(t *testing.T) {
 	}
 }
 
-// Only a node's newest certificate is renewed, so that who stole the key of an older one comes to an end.
+// Only a node's newest certificate is renewed, so that who stole the key of an older one comes to
+// an end.
 func TestSuperseded(t *testing.T) {
 	a := newAuthority(t)
 	server := serve(t, a, DefaultValid)
@@ -86,7 +87,8 @@ func TestSuperseded(t *testing.T) {
 	if _, err := Renew(t.Context(), mine, server); err != nil {
 		t.Fatal(err)
 	}
-	// The answer may have been lost, so the old one may ask again; then the other is not the newest any more.
+	// The answer may have been lost, so the old one may ask again; then the other is not the newest
+	// any more.
 	if _, err := Renew(t.Context(), stolen, server); err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,8 @@ import (
 )
 
 const (
-	// lookEvery is how often a Renewer looks at the certificate: somebody else may have replaced it.
+	// lookEvery is how often a Renewer looks at the certificate: somebody else may have replaced
+	// it.
 	lookEvery = 10 * time.Minute
 	// retryMax bounds how long it waits after a failure.
 	retryMax = time.Hour
@@ -29,8 +30,8 @@ type Renewer struct {
 	Now func() time.Time
 }
 
-// RenewIfDue renews once two thirds of the certificate's life are over. A certificate whose files do not say where it
-// is renewed is left to whoever made it.
+// RenewIfDue renews once two thirds of the certificate's life are over. A certificate whose files
+// do not say where it is renewed is left to whoever made it.
 func (r *Renewer) RenewIfDue(ctx context.Context) (renewed bool, err error) {
 	server := r.Server
 	if server == "" {
@@ -92,5 +93,6 @@ func (r *Renewer) Run(ctx context.Context) {
 	}
 }
 
-// jitter keeps nodes that were started together from asking together: a wait of three to five quarters.
+// jitter keeps nodes that were started together from asking together: a wait of three to five
+// quarters.
 func jitter(d time.Duration) time.Duration { return d*3/4 + rand.N(d/2) }

@@ -111,7 +111,8 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	return fmt.Errorf("serve certificates: %w", err)
 }
 
-// certificate gives the server's own certificate, a new one when two thirds of the last one's life are over.
+// certificate gives the server's own certificate, a new one when two thirds of the last one's life
+// are over.
 func (s *Server) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,7 +158,8 @@ func (s *Server) handle(what string, work func(r *http.Request, body []byte) (st
 	}
 }
 
-// join signs for a node that has a token. The token is spent last, when nothing but the signing is left.
+// join signs for a node that has a token. The token is spent last, when nothing but the signing is
+// left.
 func (s *Server) join(_ *http.Request, body []byte) (string, *x509.Certificate, error) {
 	var request joinRequest
 	if err := json.Unmarshal(body, &request); err != nil {
@@ -208,7 +210,8 @@ func (s *Server) renew(r *http.Request, body []byte) (string, *x509.Certificate,
 	return node, leaf, err
 }
 
-// checkCSR holds a request to the node that makes it, and returns the key to sign. Nothing else of it is taken over.
+// checkCSR holds a request to the node that makes it, and returns the key to sign. Nothing else of
+// it is taken over.
 func (s *Server) checkCSR(text, node string) (crypto.PublicKey, error) {
 	block, _ := pem.Decode([]byte(text))
 	if block == nil || block.Type != "CERTIFICATE REQUEST" {

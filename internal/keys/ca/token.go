@@ -37,14 +37,16 @@ const (
 	usedDir  = "used"
 )
 
-// token is what a joining node is given: which root to trust, who it is, and a secret that proves it.
+// token is what a joining node is given: which root to trust, who it is, and a secret that proves
+// it.
 type token struct {
 	pin    []byte
 	secret []byte
 	node   string
 }
 
-// String is the token as it is passed on. Its last bytes are a checksum, so that a cut-off token is seen as such.
+// String is the token as it is passed on. Its last bytes are a checksum, so that a cut-off token is
+// seen as such.
 func (t *token) String() string {
 	raw := append([]byte{tokenVersion}, t.pin...)
 	raw = append(raw, t.secret...)
@@ -74,7 +76,8 @@ func parseToken(text string) (*token, error) {
 	return t, nil
 }
 
-// hashSecret is the name under which a token is kept. The secret is random, so a plain hash gives nothing away.
+// hashSecret is the name under which a token is kept. The secret is random, so a plain hash gives
+// nothing away.
 func hashSecret(secret []byte) string {
 	sum := sha256.Sum256(append([]byte("weft ca token\x00"), secret...))
 	return hex.EncodeToString(sum[:])

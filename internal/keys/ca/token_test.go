@@ -160,7 +160,8 @@ func TestTokenSurvivesABadDirectory(t *testing.T) {
 func TestExpiredTokenByName(t *testing.T) {
 	a := newAuthority(t)
 	text := newToken(t, a, "n1")
-	// The record says when, so its end can be moved here without moving the server's clock and with it its certificate.
+	// The record says when, so its end can be moved here without moving the server's clock and with
+	// it its certificate.
 	parsed, _ := parseToken(text)
 	path := filepath.Join(a.dir, tokenDir, hashSecret(parsed.secret))
 	info, err := readToken(path)

@@ -111,7 +111,8 @@ func TestWhichEpochsAreDeleted(t *testing.T) {
 	}
 }
 
-// TestKeysOfOldEpochsAreForgotten: this node holds those of the two newest, and of what a peer runs on.
+// TestKeysOfOldEpochsAreForgotten: this node holds those of the two newest, and of what a peer runs
+// on.
 func TestKeysOfOldEpochsAreForgotten(t *testing.T) {
 	for confirmed, want := range map[uint64][]uint64{4: {3, 4}, 1: {1, 3, 4}} {
 		k, peers, _ := still(t, 1, 2, 3, 4)
@@ -129,7 +130,8 @@ func TestKeysOfOldEpochsAreForgotten(t *testing.T) {
 	}
 }
 
-// TestReplacedEpoch: where somebody put another epoch under the same number, the key of the one before is gone.
+// TestReplacedEpoch: where somebody put another epoch under the same number, the key of the one
+// before is gone.
 func TestReplacedEpoch(t *testing.T) {
 	k, _, _ := still(t, 1)
 	old := k.epochs[1]

@@ -33,7 +33,8 @@ type Store interface {
 	Epochs() ([]Epoch, error)
 	// CreateEpoch is exclusive: ErrExists if the number is taken.
 	CreateEpoch(Epoch) error
-	// ReplaceEpoch puts an epoch in the place of one of the same number, if that is there still and holds old.
+	// ReplaceEpoch puts an epoch in the place of one of the same number, if that is there still and
+	// holds old.
 	ReplaceEpoch(e Epoch, old []byte) error
 	DeleteEpoch(number uint64) error
 }
@@ -89,8 +90,8 @@ type epoch struct {
 	born, deadline time.Duration
 	// end is the deadline and Options.ExtendTTL: no keys in use are extended beyond it.
 	end time.Duration
-	// answer is what the KMS has said when it was asked last whether this node may have the key still, which was for
-	// keys that end at askedOf.
+	// answer is what the KMS has said when it was asked last whether this node may have the key
+	// still, which was for keys that end at askedOf.
 	answer  error
 	askedOf time.Duration
 	// told is the end of extended keys that was last told of.

@@ -11,12 +11,12 @@ import (
 	"weft.dev/weft/internal/keys/kek"
 )
 
-// extendMost is the longest step by which keys in use are extended. The datapath holds no later end than the last
-// step's, so they outlive an agent that is gone by one and a half of them at most.
+// extendMost is the longest step by which keys in use are extended. The datapath holds no later end
+// than the last step's, so they outlive an agent that is gone by one and a half of them at most.
 const extendMost = 10 * time.Minute
 
-// ExtendStep is by how much keys in use are extended at once: often enough that each step can be told, and with room
-// for a drain when the next epoch comes. 0 if Options.ExtendTTL is.
+// ExtendStep is by how much keys in use are extended at once: often enough that each step can be
+// told, and with room for a drain when the next epoch comes. 0 if Options.ExtendTTL is.
 func (k *Keeper) ExtendStep() time.Duration {
 	return min(max(min(k.opt.ExtendTTL/8, extendMost), 2*k.opt.Drain), k.opt.ExtendTTL)
 }
@@ -24,8 +24,9 @@ func (k *Keeper) ExtendStep() time.Duration {
 // ExtendAhead is how long before their end keys in use are extended.
 func (k *Keeper) ExtendAhead() time.Duration { return k.ExtendStep() / 2 }
 
-// mayExtend says whether an epoch may go on past its hard TTL here. Not if the KMS has refused this node its key: an
-// answer is no outage, and whoever has withdrawn the KEK is obeyed. The caller holds mu.
+// mayExtend says whether an epoch may go on past its hard TTL here. Not if the KMS has refused this
+// node its key: an answer is no outage, and whoever has withdrawn the KEK is obeyed. The caller
+// holds mu.
 func (k *Keeper) mayExtend(e *epoch) bool {
 	return k.opt.ExtendTTL > 0 && !refused(e.err) && !refused(e.answer)
 }
@@ -61,8 +62,8 @@ func (k *Keeper) Ending(within time.Duration) (list []Ending, next time.Duration
 	return list, next
 }
 
-// MayExtend says whether keys of an epoch may go on past its hard TTL here, as far as is known now: the KMS may refuse
-// at any time.
+// MayExtend says whether keys of an epoch may go on past its hard TTL here, as far as is known now:
+// the KMS may refuse at any time.
 func (k *Keeper) MayExtend(number uint64) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -90,7 +91,8 @@ func (k *Keeper) Ask(ctx context.Context, number uint64, end time.Duration) {
 	k.work.Go(func() { k.ask(ctx, e) })
 }
 
-// ask has the KMS say whether this node may still have the key of an epoch, which it holds. Not all nodes at once.
+// ask has the KMS say whether this node may still have the key of an epoch, which it holds. Not all
+// nodes at once.
 func (k *Keeper) ask(ctx context.Context, e *epoch) {
 	if !clock.Sleep(ctx, k.clock, clock.Spread(k.ExtendAhead()/4)) {
 		return

@@ -107,7 +107,8 @@ type Keeper struct {
 // duties is when, by Clock.Boot, what has to be done next.
 type duties struct {
 	store, storeRetry, create, version time.Duration
-	// decide is until when an epoch that is due is put off for one that may turn out to be it, 0 for none.
+	// decide is until when an epoch that is due is put off for one that may turn out to be it, 0
+	// for none.
 	decide time.Duration
 }
 

@@ -11,7 +11,8 @@ import (
 )
 
 // anchor computes an epoch's times by Clock.Boot. An object from the future counts as
-// made now, and none lives longer than it says, nor than this node's own hard TTL, from the moment it was first seen.
+// made now, and none lives longer than it says, nor than this node's own hard TTL, from the moment
+// it was first seen.
 func (k *Keeper) anchor(e *epoch) {
 	now, wall := k.clock.Boot(), k.clock.Wall()
 	first := wall
@@ -25,7 +26,8 @@ func (k *Keeper) anchor(e *epoch) {
 	e.rotateAt = e.born + k.opt.MaxAge - clock.Spread(k.opt.MaxAge/20)
 }
 
-// live says whether an epoch has not reached its hard TTL, or may go on beyond it. The caller holds mu.
+// live says whether an epoch has not reached its hard TTL, or may go on beyond it. The caller holds
+// mu.
 func (k *Keeper) live(e *epoch) bool {
 	now := k.clock.Boot()
 	if e.refused != nil {
@@ -44,7 +46,8 @@ func (k *Keeper) sorted() []*epoch {
 	return out
 }
 
-// newest is the newest live epoch, whether it can be read here or not, unless it is far ahead. The caller holds mu.
+// newest is the newest live epoch, whether it can be read here or not, unless it is far ahead. The
+// caller holds mu.
 func (k *Keeper) newest() *epoch {
 	for _, e := range k.sorted() {
 		if k.live(e) && !k.seen.farAhead(e.Number) {
@@ -54,7 +57,8 @@ func (k *Keeper) newest() *epoch {
 	return nil
 }
 
-// open is the newest live epoch whose key this node holds, nil if there is none. The caller holds mu.
+// open is the newest live epoch whose key this node holds, nil if there is none. The caller holds
+// mu.
 func (k *Keeper) open() *epoch {
 	for _, e := range k.sorted() {
 		if e.dek != nil && k.live(e) {
@@ -106,7 +110,8 @@ func (k *Keeper) merge(list []Epoch) {
 	k.retarget()
 }
 
-// add takes one epoch over and returns it. highest is the highest number seen before. The caller holds mu.
+// add takes one epoch over and returns it. highest is the highest number seen before. The caller
+// holds mu.
 func (k *Keeper) add(e Epoch, highest uint64) *epoch {
 	k.opt.Journal.WrappedBy(e.Number, e.KEK, e.KEKVersion, k.highest)
 	if old := k.epochs[e.Number]; old != nil {

@@ -78,7 +78,8 @@ func (k *Keeper) creationDue() (reason string, removes bool, next time.Duration)
 	return reason, k.leader, next
 }
 
-// reason says why an epoch has to be made now, "" for not at all, and when to ask again. The caller holds mu.
+// reason says why an epoch has to be made now, "" for not at all, and when to ask again. The caller
+// holds mu.
 func (k *Keeper) reason(now time.Duration) (string, time.Duration) {
 	reason, next := k.lacking(now)
 	if reason == "" {
@@ -97,11 +98,13 @@ func (k *Keeper) reason(now time.Duration) (string, time.Duration) {
 	return reason, now
 }
 
-// decideMost is how long an epoch that is due is put off, at most, for others that may turn out to be it.
+// decideMost is how long an epoch that is due is put off, at most, for others that may turn out to
+// be it.
 const decideMost = 10 * time.Minute
 
-// undecided says whether there is an epoch newer than all that this node can read, and it may be readable yet. Another node
-// has made it, then, or somebody who may write to the store and not wrap. The caller holds mu.
+// undecided says whether there is an epoch newer than all that this node can read, and it may be
+// readable yet. Another node has made it, then, or somebody who may write to the store and not
+// wrap. The caller holds mu.
 func (k *Keeper) undecided() bool {
 	var open uint64
 	if e := k.open(); e != nil {
@@ -112,9 +115,10 @@ func (k *Keeper) undecided() bool {
 	})
 }
 
-// lacking says why the epochs that there are do not do, "" if they do, and when to ask again. Age and packets are those of
-// the newest that this node can read: what it cannot has a number, and proves nothing. The packet budget is every node's
-// business, the rest the leader's. The caller holds mu.
+// lacking says why the epochs that there are do not do, "" if they do, and when to ask again. Age
+// and packets are those of the newest that this node can read: what it cannot has a number, and
+// proves nothing. The packet budget is every node's business, the rest the leader's. The caller
+// holds mu.
 func (k *Keeper) lacking(now time.Duration) (string, time.Duration) {
 	newest, open := k.newest(), k.open()
 	if open != nil && k.spent(open.Number) {
@@ -122,7 +126,8 @@ func (k *Keeper) lacking(now time.Duration) (string, time.Duration) {
 	}
 	switch {
 	case k.onlyPast():
-		// A leader that is new to the cluster may take them for good, and does not know which numbers were used.
+		// A leader that is new to the cluster may take them for good, and does not know which
+		// numbers were used.
 		return ReasonRemoved, now
 	case !k.leader:
 		return "", now + tick
@@ -168,8 +173,8 @@ func (k *Keeper) createFor(ctx context.Context, reason string) {
 	k.opt.Signal.Poke()
 }
 
-// next is the number of the epoch to make, 0 if none is due any more: another node's may have come since it was found to be due,
-// and of many nodes that want one each would make its own.
+// next is the number of the epoch to make, 0 if none is due any more: another node's may have come
+// since it was found to be due, and of many nodes that want one each would make its own.
 func (k *Keeper) next(reason string) uint64 {
 	confirmed := k.opt.Peers.Confirmed()
 	k.mu.Lock()
@@ -182,12 +187,14 @@ func (k *Keeper) next(reason string) uint64 {
 	if k.taken == 0 {
 		return k.unusedFrom(k.highest+1, confirmed)
 	}
-	// Whoever may write to the store can take the next number as soon as it is, but not all of them.
+	// Whoever may write to the store can take the next number as soon as it is, but not all of
+	// them.
 	return k.unusedFrom(k.highest+1+rand.Uint64N(1<<min(4*k.taken, 16)), confirmed)
 }
 
-// unusedFrom is the first number from one on that no epoch in use stands for on the wire: peers could not go from one epoch
-// to another of the same SPIs. Numbers that others took may have led there. The caller holds mu.
+// unusedFrom is the first number from one on that no epoch in use stands for on the wire: peers
+// could not go from one epoch to another of the same SPIs. Numbers that others took may have led
+// there. The caller holds mu.
 func (k *Keeper) unusedFrom(number uint64, confirmed map[uint64]bool) uint64 {
 	used := map[uint8]bool{}
 	for epoch := range confirmed {

@@ -13,9 +13,9 @@ import (
 	"weft.dev/weft/internal/statefile"
 )
 
-// seen remembers when this node first saw each epoch that is in the store, also over its restarts. An epoch's object says
-// itself when it ends, and whoever may write there could prolong it; this node's own hard TTL counts from here.
-// Guarded by Keeper.mu.
+// seen remembers when this node first saw each epoch that is in the store, also over its restarts.
+// An epoch's object says itself when it ends, and whoever may write there could prolong it; this
+// node's own hard TTL counts from here. Guarded by Keeper.mu.
 type seen struct {
 	path string
 	kept
@@ -25,14 +25,16 @@ type seen struct {
 // kept is what the file holds. Numbers only ever rise, and outlive the epochs themselves.
 type kept struct {
 	Times map[uint64]time.Time `json:"first"`
-	// Highest is the highest number that was ever in the store, Opened that of an epoch whose key this node has had.
+	// Highest is the highest number that was ever in the store, Opened that of an epoch whose key
+	// this node has had.
 	Highest uint64 `json:"highest"`
 	Opened  uint64 `json:"opened"`
 	// Bound: this node has had the key of an epoch whose times are bound to it.
 	Bound bool `json:"bound"`
 }
 
-// openSeen reads the file, if there is one. What cannot be read counts as seen for the first time, is told of, and is set aside.
+// openSeen reads the file, if there is one. What cannot be read counts as seen for the first time,
+// is told of, and is set aside.
 func openSeen(path string) (*seen, error) {
 	s := &seen{path: path, kept: kept{Times: map[uint64]time.Time{}}}
 	if path == "" {
@@ -72,8 +74,8 @@ func parseSeen(data []byte) (kept, error) {
 	return out, err
 }
 
-// refuse says why an epoch is not taken, nil if it is. One that is known is held to the time when it was first seen.
-// highest is Highest from before the listing that the epoch came in.
+// refuse says why an epoch is not taken, nil if it is. One that is known is held to the time when
+// it was first seen. highest is Highest from before the listing that the epoch came in.
 func (s *seen) refuse(e *Epoch, highest uint64) error {
 	if _, known := s.Times[e.Number]; known {
 		return nil
@@ -101,7 +103,8 @@ func (s *seen) listed(number uint64) {
 	}
 }
 
-// opened notes that this node has an epoch's key. Only then is its number proven: the KMS authenticates it.
+// opened notes that this node has an epoch's key. Only then is its number proven: the KMS
+// authenticates it.
 func (s *seen) opened(e *Epoch) {
 	bound := s.Bound || kek.BindsTimes(e.Wrapped)
 	if e.Number > s.Opened || bound != s.Bound {
@@ -109,17 +112,19 @@ func (s *seen) opened(e *Epoch) {
 	}
 }
 
-// numberAhead is how far above all that this node has opened an epoch's number may be to count. No cluster makes so many while a
-// node is away.
+// numberAhead is how far above all that this node has opened an epoch's number may be to count. No
+// cluster makes so many while a node is away.
 const numberAhead = 1 << 20
 
-// farAhead: a number proves nothing until the KMS has opened the epoch, and the highest that there can be would end rotation.
-// So such an epoch is tried, and does not count until it is open. A node that has opened none yet cannot tell.
+// farAhead: a number proves nothing until the KMS has opened the epoch, and the highest that there
+// can be would end rotation. So such an epoch is tried, and does not count until it is open. A node
+// that has opened none yet cannot tell.
 func (s *seen) farAhead(number uint64) bool {
 	return s.Opened > 0 && number > s.Opened+numberAhead
 }
 
-// countHighest counts an epoch that was opened, and no longer one that this shows to be far ahead. The caller holds mu.
+// countHighest counts an epoch that was opened, and no longer one that this shows to be far ahead.
+// The caller holds mu.
 func (k *Keeper) countHighest(opened uint64) {
 	k.seen.listed(opened)
 	k.highest = max(k.highest, opened)
@@ -137,7 +142,8 @@ func (k *Keeper) countHighest(opened uint64) {
 	}
 }
 
-// first is when an epoch was first seen: now, if it was not before or the clock has been put back since.
+// first is when an epoch was first seen: now, if it was not before or the clock has been put back
+// since.
 func (s *seen) first(number uint64, now time.Time) time.Time {
 	first, known := s.Times[number]
 	if !known || first.After(now) {
@@ -147,8 +153,9 @@ func (s *seen) first(number uint64, now time.Time) time.Time {
 	return first
 }
 
-// keep forgets epochs that are no longer in the store, once they could not be used any more. So a file that is away for a
-// moment does no harm, and who takes an epoch away and puts it back gains no time; later it is refused.
+// keep forgets epochs that are no longer in the store, once they could not be used any more. So a
+// file that is away for a moment does no harm, and who takes an epoch away and puts it back gains
+// no time; later it is refused.
 func (s *seen) keep(list []Epoch, now time.Time, life time.Duration) {
 	there := map[uint64]bool{}
 	for i := range list {
@@ -180,8 +187,8 @@ func (k *Keeper) refuseEpoch(e *epoch) {
 	k.log.Error("keys: an epoch is refused", "epoch", e.Number, "err", e.refused)
 }
 
-// onlyPast: there are epochs, and none can be used: this node refuses them, or they are over and it has used newer ones
-// than all of them. The caller holds mu.
+// onlyPast: there are epochs, and none can be used: this node refuses them, or they are over and it
+// has used newer ones than all of them. The caller holds mu.
 func (k *Keeper) onlyPast() bool {
 	for _, e := range k.epochs {
 		if e.refused == nil && (k.live(e) || e.Number >= k.seen.Opened) {

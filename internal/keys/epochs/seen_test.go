@@ -42,7 +42,8 @@ func TestSeenFile(t *testing.T) {
 	}
 }
 
-// TestBrokenSeenFile: one that cannot be read is kept aside beside those before it, and what a killed writer left goes.
+// TestBrokenSeenFile: one that cannot be read is kept aside beside those before it, and what a
+// killed writer left goes.
 func TestBrokenSeenFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "seen")
 	for i, text := range []string{`{"1":"2026-01`, `{"one":"2026-01-02T03:04:05Z"}`} {

@@ -11,8 +11,8 @@ import (
 // warnings are the shares of the hard TTL, in percent, at which a lack of a newer epoch is told.
 var warnings = []int{50, 80, 95}
 
-// warnTTL tells, once for each share, that the epoch in use nears its end and that there is no way on: the next is
-// overdue, or cannot be read here. The caller holds mu.
+// warnTTL tells, once for each share, that the epoch in use nears its end and that there is no way
+// on: the next is overdue, or cannot be read here. The caller holds mu.
 func (k *Keeper) warnTTL(e *epoch, now time.Duration) {
 	percent := k.percent(e)
 	for _, w := range warnings {
@@ -31,8 +31,8 @@ func (k *Keeper) percent(e *epoch) int {
 	return int(min(100*(k.clock.Boot()-e.born)/max(e.deadline-e.born, 1), 100))
 }
 
-// wayOn says whether an epoch is not the one to worry about: it is not in use, or the next will come in time. The
-// caller holds mu.
+// wayOn says whether an epoch is not the one to worry about: it is not in use, or the next will
+// come in time. The caller holds mu.
 func (k *Keeper) wayOn(e *epoch, now time.Duration) bool {
 	newest := k.newest()
 	switch {

@@ -16,30 +16,33 @@ import (
 )
 
 const (
-	// keep is how many readable epochs a node holds the keys of: the newest, and the one before for peers that are late.
+	// keep is how many readable epochs a node holds the keys of: the newest, and the one before for
+	// peers that are late.
 	keep = 2
 	// unwrapTime bounds one attempt at unwrapping, or at wrapping.
 	unwrapTime = time.Minute
-	// unwrapParallel bounds the attempts under way at once, of which those at unproven epochs are keep at most.
+	// unwrapParallel bounds the attempts under way at once, of which those at unproven epochs are
+	// keep at most.
 	unwrapParallel = 2 * keep
-	// unprovenTried is how many unproven epochs, the newest, are tried at all; after as many failures in a row there is a
-	// pause before each.
+	// unprovenTried is how many unproven epochs, the newest, are tried at all; after as many
+	// failures in a row there is a pause before each.
 	unprovenTried = 4
 	unprovenPause = 5 * time.Second
 )
 
 // unwraps is how attempts at unwrapping go.
 type unwraps struct {
-	// running are under way, of which unproven are at epochs that nothing speaks for; failed is how many of those have
-	// failed since one was good.
+	// running are under way, of which unproven are at epochs that nothing speaks for; failed is how
+	// many of those have failed since one was good.
 	running, unproven, failed int
 	// nextUnproven is when the next of those may begin.
 	nextUnproven time.Duration
 }
 
-// wanted are the live epochs whose keys this node should hold, the newest first: the two newest that can be read, and those
-// that a peer still runs on, as confirmed says: without it, what is missing are epochs whose keys are held anyway. Epochs that
-// are newer but cannot be read are wanted too. The caller holds mu.
+// wanted are the live epochs whose keys this node should hold, the newest first: the two newest
+// that can be read, and those that a peer still runs on, as confirmed says: without it, what is
+// missing are epochs whose keys are held anyway. Epochs that are newer but cannot be read are
+// wanted too. The caller holds mu.
 func (k *Keeper) wanted(confirmed map[uint64]bool) []*epoch {
 	var out []*epoch
 	open := 0
@@ -55,15 +58,16 @@ func (k *Keeper) wanted(confirmed map[uint64]bool) []*epoch {
 	return out
 }
 
-// proven says whether something beside the object in the store speaks for an epoch: this node has had its key, or seals
-// with keys made of it. The caller holds mu.
+// proven says whether something beside the object in the store speaks for an epoch: this node has
+// had its key, or seals with keys made of it. The caller holds mu.
 func (k *Keeper) proven(e *epoch) bool {
 	_, sealing := k.opt.SAs.Sent(e.Number)
 	return sealing || !e.unwrapped.IsZero() || e.Number == k.seen.Opened
 }
 
-// tries are the epochs to unwrap, in this order: those that are proven, those that a peer asks for, and of the others, which
-// whoever may write to the store can make thousands of, a few of the newest. The caller holds mu.
+// tries are the epochs to unwrap, in this order: those that are proven, those that a peer asks for,
+// and of the others, which whoever may write to the store can make thousands of, a few of the
+// newest. The caller holds mu.
 func (k *Keeper) tries() []*epoch {
 	classes := make([][]*epoch, 3)
 	unproven := map[bool]int{}
@@ -84,7 +88,8 @@ func (k *Keeper) tries() []*epoch {
 	return slices.Concat(classes...)
 }
 
-// unreadable says whether an epoch's key was refused by the KMS, or is none: no outage ends that. The caller holds mu.
+// unreadable says whether an epoch's key was refused by the KMS, or is none: no outage ends that.
+// The caller holds mu.
 func (k *Keeper) unreadable(e *epoch) bool {
 	return e.dek == nil && (refused(e.err) || errors.Is(e.err, kek.ErrCorrupt) || errors.Is(e.err, kek.ErrWrongBinding) || errors.Is(e.err, kek.ErrWrongKEK))
 }
@@ -115,7 +120,8 @@ func (k *Keeper) unwrapDue(ctx context.Context) time.Duration {
 	return next
 }
 
-// beginUnwrap begins an attempt if it is due and has a place, and returns when to look again. The caller holds mu.
+// beginUnwrap begins an attempt if it is due and has a place, and returns when to look again. The
+// caller holds mu.
 func (k *Keeper) beginUnwrap(ctx context.Context, e *epoch, now time.Duration) time.Duration {
 	unproven := !k.proven(e) && (!e.asked || e.err != nil) // peers can ask without end, too
 	switch {

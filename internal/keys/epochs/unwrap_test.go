@@ -40,8 +40,8 @@ func (k *asksKEK) numbers() []uint64 {
 	return slices.Clone(k.asked)
 }
 
-// TestUnreadableEpochsCostLittle: thousands of epochs in the store that cannot be read, old ones or fresh ones all the time,
-// do not have a node ask the KMS without end.
+// TestUnreadableEpochsCostLittle: thousands of epochs in the store that cannot be read, old ones or
+// fresh ones all the time, do not have a node ask the KMS without end.
 func TestUnreadableEpochsCostLittle(t *testing.T) {
 	for name, row := range map[string]struct {
 		fresh bool
@@ -76,8 +76,8 @@ func TestUnreadableEpochsCostLittle(t *testing.T) {
 	}
 }
 
-// TestWhatIsUnwrappedFirst: beside a thousand that cannot be read, and while the KMS is slow, what this node has used before
-// is tried, and what peers ask for; of the others few at a time.
+// TestWhatIsUnwrappedFirst: beside a thousand that cannot be read, and while the KMS is slow, what
+// this node has used before is tried, and what peers ask for; of the others few at a time.
 func TestWhatIsUnwrappedFirst(t *testing.T) {
 	k, _, sent := still(t)
 	asks := &asksKEK{KEK: k.opt.KEK}

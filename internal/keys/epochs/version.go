@@ -26,8 +26,8 @@ type versions struct {
 	now string
 }
 
-// versionDue has the leader ask for the KEK's version, and returns when to look again. Whoever was elected
-// does not ask at once: it may be the next of many in a row.
+// versionDue has the leader ask for the KEK's version, and returns when to look again. Whoever was
+// elected does not ask at once: it may be the next of many in a row.
 func (k *Keeper) versionDue(ctx context.Context) time.Duration {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -52,7 +52,8 @@ func (k *Keeper) versionDue(ctx context.Context) time.Duration {
 	return k.due.version
 }
 
-// checkVersion asks once, and wraps live epochs again that another version has wrapped: it may be disabled then.
+// checkVersion asks once, and wraps live epochs again that another version has wrapped: it may be
+// disabled then.
 func (k *Keeper) checkVersion(ctx context.Context, asked versioned) {
 	ask, cancel := context.WithTimeout(ctx, unwrapTime)
 	version, err := asked.Version(ask)
@@ -77,13 +78,15 @@ func (k *Keeper) checkVersion(ctx context.Context, asked versioned) {
 	k.opt.Signal.Poke()
 }
 
-// wrappedByOthers are the live epochs that this KEK has wrapped with another version, and that are readable here.
+// wrappedByOthers are the live epochs that this KEK has wrapped with another version, and that are
+// readable here.
 func (k *Keeper) wrappedByOthers(version string) []Epoch {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	var out []Epoch
 	for _, e := range k.sorted() {
-		// Another KEK's epoch stays as it is: nodes that have that one configured still could not read it.
+		// Another KEK's epoch stays as it is: nodes that have that one configured still could not
+		// read it.
 		if e.dek != nil && k.live(e) && e.KEK == k.opt.KEK.URL() && e.KEKVersion != version {
 			out = append(out, e.Epoch)
 			k.opt.Journal.Add(audit.Record{Event: audit.EventVersion, Epoch: e.Number, Detail: "the KEK's version is now " + version})
@@ -148,8 +151,8 @@ func (k *Keeper) secretCopy(number uint64) (*secmem.Secret, error) {
 	return secmem.Take(dek)
 }
 
-// rewrapped takes over that an epoch's key was wrapped again. Whoever holds the key keeps it; it was made once, as
-// the epoch's date tells. The caller holds mu.
+// rewrapped takes over that an epoch's key was wrapped again. Whoever holds the key keeps it; it
+// was made once, as the epoch's date tells. The caller holds mu.
 func (k *Keeper) rewrapped(e *epoch, now Epoch) {
 	if bytes.Equal(e.Wrapped, now.Wrapped) {
 		return

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestAbort ends what is served, at every stage, and lets the same peer in anew at once: only the abort can, since no
-// time-out of these comes before the test's end.
+// TestAbort ends what is served, at every stage, and lets the same peer in anew at once: only the
+// abort can, since no time-out of these comes before the test's end.
 func TestAbort(t *testing.T) {
 	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, func(c *Config) { c.Timeout = time.Hour })

@@ -65,7 +65,8 @@ func (c *Client) Exchange(ctx context.Context, peer Peer, epoch uint64) (Result,
 	}
 	defer c.peers.end(peer.Name, activity)
 	if err := c.exchange(ctx, peer, epoch, activity, &result); err != nil {
-		// A session that was cut off ends in whatever error of the network; why it was cut off says more.
+		// A session that was cut off ends in whatever error of the network; why it was cut off says
+		// more.
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
@@ -164,8 +165,9 @@ func (c *Client) talk(ctx context.Context, s *session, epoch uint64, activity *a
 	return s.settle()
 }
 
-// addressTurn is how long an address is tried while another is left: a peer that does not know this node yet answers nothing
-// at all, and neither does a family that leads nowhere. Time enough for opening packets to be lost twice.
+// addressTurn is how long an address is tried while another is left: a peer that does not know this
+// node yet answers nothing at all, and neither does a family that leads nowhere. Time enough for
+// opening packets to be lost twice.
 const addressTurn = 3 * time.Second
 
 // dial tries the peer's addresses in turn.
@@ -185,7 +187,8 @@ func (c *Client) dial(ctx context.Context, peer Peer) (net.Conn, error) {
 	return nil, fmt.Errorf("%w: %w", ErrUnreachable, errors.Join(failed...))
 }
 
-// from is the address to dial from, which the peer knows this node by; nil for whatever the kernel chooses.
+// from is the address to dial from, which the peer knows this node by; nil for whatever the kernel
+// chooses.
 func (c *Client) from(to string) net.Addr {
 	addr, err := netip.ParseAddrPort(to)
 	if err != nil {

@@ -10,30 +10,35 @@ import (
 	"time"
 )
 
-// How many connections may be open in each stage. A full stage evicts one for who comes next; none is evicted for a
-// connection of an earlier stage. Anybody may send from a peer's address whom that node masquerades, so the peer itself must get through.
+// How many connections may be open in each stage. A full stage evicts one for who comes next; none
+// is evicted for a connection of an earlier stage. Anybody may send from a peer's address whom that
+// node masquerades, so the peer itself must get through.
 //
-// Before its ClientHello is there, the oldest of the same address is evicted, or the oldest of all: a peer sends it at once, so that
-// connections that say nothing or little, however many, cost a peer only the time until then. After that the peer's
-// answer takes a way back and forth, for which nobody can be blamed: chance decides who is evicted. Then neither who comes often nor
-// who came early keeps all others out.
+// Before its ClientHello is there, the oldest of the same address is evicted, or the oldest of all:
+// a peer sends it at once, so that connections that say nothing or little, however many, cost a
+// peer only the time until then. After that the peer's answer takes a way back and forth, for which
+// nobody can be blamed: chance decides who is evicted. Then neither who comes often nor who came
+// early keeps all others out.
 const (
 	// silentMost have not sent a byte. They cost next to nothing.
 	silentMost, silentPerAddress = 1024, 256
 	// greetingMost have sent something, but no complete ClientHello.
 	greetingMost, greetingPerAddress = 512, 256
-	// shakingMost have sent a ClientHello, and have not shown a certificate. Each costs some memory while it waits.
+	// shakingMost have sent a ClientHello, and have not shown a certificate. Each costs some memory
+	// while it waits.
 	shakingMost, shakingPerAddress = 512, 256
-	// perPeer have shown the certificate of one node, which has one exchange at a time and may have been restarted.
+	// perPeer have shown the certificate of one node, which has one exchange at a time and may have
+	// been restarted.
 	perPeer = 4
-	// firstByte is how long a connection may say nothing: a peer's first message follows its connection at once.
+	// firstByte is how long a connection may say nothing: a peer's first message follows its
+	// connection at once.
 	firstByte = 2 * time.Second
 )
 
 // Turned counts what was refused before a certificate was seen.
 type Turned struct {
-	// Filtered are opening packets, not connections: the kernel dropped them, by their address, before there was one. A server
-	// does not count them itself.
+	// Filtered are opening packets, not connections: the kernel dropped them, by their address,
+	// before there was one. A server does not count them itself.
 	Filtered uint64 `json:"filtered"`
 	// Unknown came from addresses that no other node has, where no filter kept them away;
 	// LastUnknown is the last address of both.
@@ -45,7 +50,8 @@ type Turned struct {
 	Evicted uint64 `json:"evicted"`
 }
 
-// connLimit bounds the connections that are served: most of all before authentication, where anybody can open them.
+// connLimit bounds the connections that are served: most of all before authentication, where
+// anybody can open them.
 type connLimit struct {
 	places chan struct{} // of those with a certificate
 
@@ -78,7 +84,8 @@ func addressOf(conn net.Conn) netip.Addr {
 	return netip.Addr{}
 }
 
-// refuse closes a connection from an address that no peer has. By a reset: nothing of it stays in the kernel.
+// refuse closes a connection from an address that no peer has. By a reset: nothing of it stays in
+// the kernel.
 func (c *connLimit) refuse(conn net.Conn, addr netip.Addr) {
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0)

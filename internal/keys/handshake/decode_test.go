@@ -50,7 +50,8 @@ func TestDecodeFrame(t *testing.T) {
 	}
 }
 
-// TestDEKsAreZeroedAfterUse: a session has a copy of the epoch's key no longer than it derives from it.
+// TestDEKsAreZeroedAfterUse: a session has a copy of the epoch's key no longer than it derives from
+// it.
 func TestDEKsAreZeroedAfterUse(t *testing.T) {
 	b := newFixture(t)
 	var mu sync.Mutex

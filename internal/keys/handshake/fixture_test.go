@@ -16,7 +16,8 @@ import (
 	"weft.dev/weft/internal/keys/schedule"
 )
 
-// fixture is a set of nodes on loopback, each with a datapath of its own that watches over what must hold.
+// fixture is a set of nodes on loopback, each with a datapath of its own that watches over what
+// must hold.
 type fixture struct {
 	t         testing.TB
 	authority *nodeidtest.Authority
@@ -257,7 +258,8 @@ func (b *fixture) settled(x, y *testNode, epoch uint64) {
 	}
 }
 
-// exchange runs one exchange that must work. The end that answers is still busy for a moment after the other is done.
+// exchange runs one exchange that must work. The end that answers is still busy for a moment after
+// the other is done.
 func (b *fixture) exchange(from, to *testNode, epoch uint64) Result {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), time.Minute)

@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// flood opens connections that say nothing, from several source addresses in turn, and keeps the last ones open, until
-// stop is called. At most so many a second; 0: as fast as it can.
+// flood opens connections that say nothing, from several source addresses in turn, and keeps the
+// last ones open, until stop is called. At most so many a second; 0: as fast as it can.
 func flood(t testing.TB, to string, from []string, perSecond int) (opened *atomic.Int64, stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -72,8 +72,9 @@ func admitOnly(addrs ...string) func(*Config) {
 	}
 }
 
-// TestFloodOfSilentConnections: two nodes exchange keys, again and again, while connections that say nothing come from
-// unknown addresses, and from the peer's own (a process on its host without a certificate). Every exchange completes.
+// TestFloodOfSilentConnections: two nodes exchange keys, again and again, while connections that
+// say nothing come from unknown addresses, and from the peer's own (a process on its host without a
+// certificate). Every exchange completes.
 func TestFloodOfSilentConnections(t *testing.T) {
 	for name, c := range map[string]struct {
 		from   []string
@@ -137,8 +138,9 @@ func TestFloodOfSilentConnections(t *testing.T) {
 	}
 }
 
-// TestFloodInMidHandshake: between a peer's ClientHello and its certificate come connections from its own address that send a
-// byte each, as from a container that its node masquerades: many more than may be open. The exchange completes.
+// TestFloodInMidHandshake: between a peer's ClientHello and its certificate come connections from
+// its own address that send a byte each, as from a container that its node masquerades: many more
+// than may be open. The exchange completes.
 func TestFloodInMidHandshake(t *testing.T) {
 	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, admitOnly("127.0.0.1"))
@@ -153,7 +155,8 @@ func TestFloodInMidHandshake(t *testing.T) {
 	b.settled(x, y, 1)
 }
 
-// sendOneByteEach opens connections that send one byte, and returns when as many of them were evicted as have no place.
+// sendOneByteEach opens connections that send one byte, and returns when as many of them were
+// evicted as have no place.
 func sendOneByteEach(t *testing.T, to *testNode, senders int) {
 	for range senders {
 		conn, err := net.Dial("tcp", to.addr)
@@ -173,7 +176,8 @@ func sendOneByteEach(t *testing.T, to *testNode, senders int) {
 	t.Errorf("counted %+v of %d senders", to.server.Turned(), senders)
 }
 
-// pauseAfterClientHello relays one connection, and calls between before it hands the server's first answer on.
+// pauseAfterClientHello relays one connection, and calls between before it hands the server's first
+// answer on.
 func pauseAfterClientHello(t *testing.T, to string, between func()) (addr string) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -211,7 +215,8 @@ func pauseAfterClientHello(t *testing.T, to string, between func()) (addr string
 	return listener.Addr().String()
 }
 
-// TestUnknownAddressesAreRefused: an address that no peer has is not even listened to, with a good certificate or without.
+// TestUnknownAddressesAreRefused: an address that no peer has is not even listened to, with a good
+// certificate or without.
 func TestUnknownAddressesAreRefused(t *testing.T) {
 	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, admitOnly("127.0.0.9"))
@@ -253,8 +258,8 @@ func TestSilence(t *testing.T) {
 	t.Errorf("counted %+v", y.server.Turned())
 }
 
-// TestConnectionLimit holds the stages to their limits: the newest comes in, the oldest of its address is evicted, and only if none
-// of its own is there the oldest of all.
+// TestConnectionLimit holds the stages to their limits: the newest comes in, the oldest of its
+// address is evicted, and only if none of its own is there the oldest of all.
 func TestConnectionLimit(t *testing.T) {
 	c := newConnLimit(2)
 	enter := func(addr string) (*entry, *closing) {
@@ -330,8 +335,8 @@ type closing struct {
 
 func (c *closing) Close() error { c.closed = true; return nil }
 
-// TestRequirePostQuantum refuses a peer that has X25519 alone, in either role, by its name, before anything of an epoch is
-// said; one that has X25519MLKEM768 is served.
+// TestRequirePostQuantum refuses a peer that has X25519 alone, in either role, by its name, before
+// anything of an epoch is said; one that has X25519MLKEM768 is served.
 func TestRequirePostQuantum(t *testing.T) {
 	b := newFixture(t)
 	strict := func(c *Config) { c.RequirePostQuantum = true }

@@ -27,7 +27,8 @@ const (
 // maxText bounds what a peer may say in a REFUSE.
 const maxText = 300
 
-// fingerprint is an ID on the wire: 16 hexadecimal digits, because not every JSON reader keeps 64 bits of a number.
+// fingerprint is an ID on the wire: 16 hexadecimal digits, because not every JSON reader keeps 64
+// bits of a number.
 type fingerprint uint64
 
 // MarshalJSON implements json.Marshaler.
@@ -69,8 +70,9 @@ type hello struct {
 	// TX and RX are State's.
 	TX fingerprint `json:"txID"`
 	RX fingerprint `json:"rxID"`
-	// Offer is the fingerprint of the keys that this session gives for the direction towards the one who says HELLO. Only who has
-	// the same data-encryption key can say it, so different keys come to light before anything is installed.
+	// Offer is the fingerprint of the keys that this session gives for the direction towards the
+	// one who says HELLO. Only who has the same data-encryption key can say it, so different keys
+	// come to light before anything is installed.
 	Offer fingerprint `json:"offer"`
 }
 
@@ -88,7 +90,8 @@ func writeFrame(w io.Writer, f *frame) error {
 	return err
 }
 
-// readFrame reads one frame and holds it to its type. What is wrong with its contents is an ErrProtocol.
+// readFrame reads one frame and holds it to its type. What is wrong with its contents is an
+// ErrProtocol.
 func readFrame(r io.Reader) (*frame, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -109,7 +112,8 @@ func readFrame(r io.Reader) (*frame, error) {
 	return decodeFrame(text)
 }
 
-// decodeFrame reads a frame's JSON. Unknown fields are let pass, so that a later version can say more.
+// decodeFrame reads a frame's JSON. Unknown fields are let pass, so that a later version can say
+// more.
 func decodeFrame(text []byte) (*frame, error) {
 	var f frame
 	decoder := json.NewDecoder(bytes.NewReader(text))

@@ -41,8 +41,8 @@ func (n *testNode) greet(to *testNode) *session {
 	return s
 }
 
-// A HELLO that waited while its sender gave way and got keys in another session is stale: acting on it would replace keys
-// in use. So nothing happens before AGREE.
+// A HELLO that waited while its sender gave way and got keys in another session is stale: acting on
+// it would replace keys in use. So nothing happens before AGREE.
 func TestStaleHello(t *testing.T) {
 	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, nil)
@@ -57,7 +57,8 @@ func TestStaleHello(t *testing.T) {
 	}
 }
 
-// Who stole a node's certificate, but has no data-encryption key, neither gets keys nor keeps the node from getting them.
+// Who stole a node's certificate, but has no data-encryption key, neither gets keys nor keeps the
+// node from getting them.
 func TestStolenCertificate(t *testing.T) {
 	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, nil)

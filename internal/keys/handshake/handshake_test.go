@@ -53,7 +53,8 @@ func TestOnlyTheBrokenDirectionIsRepaired(t *testing.T) {
 		t.Errorf("result %+v", result)
 	}
 	b.settled(x, y, 1)
-	// After a reboot nothing is left: both directions are new, since the peer's keys open nothing there.
+	// After a reboot nothing is left: both directions are new, since the peer's keys open nothing
+	// there.
 	y.mu.Lock()
 	clear(y.tx)
 	clear(y.rx)

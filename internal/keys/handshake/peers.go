@@ -13,7 +13,8 @@ type stage int
 const (
 	// stageDialling: no connection yet.
 	stageDialling stage = iota
-	// stageConnected: there is a connection to the peer, which may have seen this node's certificate already.
+	// stageConnected: there is a connection to the peer, which may have seen this node's
+	// certificate already.
 	stageConnected
 	// stageGreeted: the peer said HELLO, so it serves this session.
 	stageGreeted
@@ -21,8 +22,8 @@ const (
 	stageServing
 )
 
-// greetedGrace is how long an exchange that the peer already served may take to end when that peer dials anew: it is
-// done there, or the peer was restarted.
+// greetedGrace is how long an exchange that the peer already served may take to end when that peer
+// dials anew: it is done there, or the peer was restarted.
 const greetedGrace = 2 * time.Second
 
 // activity is the one exchange that runs with a peer.
@@ -32,7 +33,8 @@ type activity struct {
 	ended  chan struct{}
 }
 
-// peers sees to it that a node runs one exchange with a peer at a time, and decides who wins when both dial.
+// peers sees to it that a node runs one exchange with a peer at a time, and decides who wins when
+// both dial.
 type peers struct {
 	self string
 
@@ -58,7 +60,8 @@ func (p *peers) begin(peer string, a *activity) *activity {
 	return a
 }
 
-// reach notes how far a dialled exchange has come. It fails if the exchange had to give way meanwhile.
+// reach notes how far a dialled exchange has come. It fails if the exchange had to give way
+// meanwhile.
 func (p *peers) reach(ctx context.Context, a *activity, s stage) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -69,9 +72,10 @@ func (p *peers) reach(ctx context.Context, a *activity, s stage) error {
 	return nil
 }
 
-// serve begins an exchange that the peer dialled, after its certificate was checked. When this node dials that peer too,
-// the smaller name wins, but only once its connection stands: a node that cannot be reached would else keep its peers from
-// reaching others. The larger gives way only to a session of the smaller that stands, so never both give way.
+// serve begins an exchange that the peer dialled, after its certificate was checked. When this node
+// dials that peer too, the smaller name wins, but only once its connection stands: a node that
+// cannot be reached would else keep its peers from reaching others. The larger gives way only to a
+// session of the smaller that stands, so never both give way.
 func (p *peers) serve(ctx context.Context, peer string) (*activity, error) {
 	grace := time.NewTimer(greetedGrace)
 	defer grace.Stop()

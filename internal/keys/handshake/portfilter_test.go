@@ -45,12 +45,12 @@ func filtered(t testing.TB, only string) (*datapath.SourceFilter, *net.ListenCon
 	return filter, config
 }
 
-// burstMost is how many are sent at once at most. What a busy machine did not let a flood send in time is not made up for: it
-// would be another flood.
+// burstMost is how many are sent at once at most. What a busy machine did not let a flood send in
+// time is not made up for: it would be another flood.
 const burstMost = 200
 
-// bursts calls send for 0, 1, 2 and so on from one thread, so many times a second at most, a hundredth of a second's at once,
-// until stop is called.
+// bursts calls send for 0, 1, 2 and so on from one thread, so many times a second at most, a
+// hundredth of a second's at once, until stop is called.
 func bursts(t testing.TB, perSecond int, send func(n int) error) (sent *atomic.Int64, stop func()) {
 	t.Helper()
 	sent = &atomic.Int64{}
@@ -103,7 +103,8 @@ func synFlood(t testing.TB, to string, from []string, perSecond int) (sent *atom
 	return bursts(t, perSecond, func(n int) error { return unix.Sendto(fd, packets[n%len(packets)], 0, addr) })
 }
 
-// connectFlood begins connections, without waiting for any, and resets each when 300 younger ones are there.
+// connectFlood begins connections, without waiting for any, and resets each when 300 younger ones
+// are there.
 func connectFlood(t testing.TB, to string, from []string, perSecond int) (begun *atomic.Int64, stop func()) {
 	t.Helper()
 	target := netip.MustParseAddrPort(to)
@@ -147,8 +148,8 @@ func (n *testNode) again() {
 	clear(n.rx)
 }
 
-// TestFloodThatIsFiltered: 10 000 opening packets a second come from unknown addresses. Exchanges complete, and nothing of the flood
-// reaches the server.
+// TestFloodThatIsFiltered: 10 000 opening packets a second come from unknown addresses. Exchanges
+// complete, and nothing of the flood reaches the server.
 func TestFloodThatIsFiltered(t *testing.T) {
 	filter, config := filtered(t, "127.0.0.1")
 	for name, flood := range map[string]func(testing.TB, string, []string, int) (*atomic.Int64, func()){
@@ -184,8 +185,8 @@ func TestFloodThatIsFiltered(t *testing.T) {
 	}
 }
 
-// TestSilentAddress: an address that answers nothing, as where the peer does not know this node yet, takes a turn and not all
-// the time there is, and the next one is tried.
+// TestSilentAddress: an address that answers nothing, as where the peer does not know this node
+// yet, takes a turn and not all the time there is, and the next one is tried.
 func TestSilentAddress(t *testing.T) {
 	_, config := filtered(t, "127.0.0.9")
 	silent, err := config.Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -205,10 +206,11 @@ func TestSilentAddress(t *testing.T) {
 	}
 }
 
-// BenchmarkExchangeUnderFlood is one exchange with new keys in both directions: quiet, and while 10 000 a second come from
-// unknown addresses: connections of the kernel, or opening packets that nobody goes on with; with the filter and without. At last
-// connections from the peer's own host, which no filter keeps away: where the CPUs have other work, exchanges fail then. The generator is on the same CPUs. Run it many times with
-// -count 1, for the medians.
+// BenchmarkExchangeUnderFlood is one exchange with new keys in both directions: quiet, and while 10
+// 000 a second come from unknown addresses: connections of the kernel, or opening packets that
+// nobody goes on with; with the filter and without. At last connections from the peer's own host,
+// which no filter keeps away: where the CPUs have other work, exchanges fail then. The generator is
+// on the same CPUs. Run it many times with -count 1, for the medians.
 func BenchmarkExchangeUnderFlood(bench *testing.B) {
 	for _, c := range []struct {
 		name   string

@@ -136,8 +136,8 @@ func TestGreetedDialMayEnd(t *testing.T) {
 	}
 }
 
-// TestStartTogether is a cluster after a power cut: one node and 200 peers that all dial it, while it dials all of them, and
-// each its neighbour.
+// TestStartTogether is a cluster after a power cut: one node and 200 peers that all dial it, while
+// it dials all of them, and each its neighbour.
 func TestStartTogether(t *testing.T) {
 	count := 200
 	if testing.Short() {
@@ -235,8 +235,8 @@ func (b *fixture) cut(from, to *testNode, reads, writes int64) error {
 	return err
 }
 
-// TestCutAtEveryPoint breaks the connection at every read and write, from a fresh start and from a state in which one
-// direction is in order, then lets one exchange go through.
+// TestCutAtEveryPoint breaks the connection at every read and write, from a fresh start and from a
+// state in which one direction is in order, then lets one exchange go through.
 func TestCutAtEveryPoint(t *testing.T) {
 	const far = 1 << 30
 	for _, half := range []bool{false, true} {
@@ -272,7 +272,8 @@ func TestCutAtEveryPoint(t *testing.T) {
 	}
 }
 
-// TestCrashAtEveryStep ends one end's goroutine inside the datapath, before and after each call's work, as kill -9 does.
+// TestCrashAtEveryStep ends one end's goroutine inside the datapath, before and after each call's
+// work, as kill -9 does.
 func TestCrashAtEveryStep(t *testing.T) {
 	crash := func() error { runtime.Goexit(); return nil }
 	fail := func() error { return errors.New("map is full at /secret/path") }

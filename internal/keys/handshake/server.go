@@ -22,13 +22,16 @@ type Server struct {
 // Turned counts the connections that were closed before a certificate was seen.
 func (s *Server) Turned() Turned { return s.limit.stats() }
 
-// Abort ends all sessions that are served at this moment, with ErrAborted. Those that begin later are served.
+// Abort ends all sessions that are served at this moment, with ErrAborted. Those that begin later
+// are served.
 func (s *Server) Abort() { s.limit.abort() }
 
-// acceptPause is how long to wait after a failed accept: mostly the process has no file descriptor left.
+// acceptPause is how long to wait after a failed accept: mostly the process has no file descriptor
+// left.
 const acceptPause = 100 * time.Millisecond
 
-// sessionTimeouts is how many times the timeout of one step a whole session may take, however small its steps.
+// sessionTimeouts is how many times the timeout of one step a whole session may take, however small
+// its steps.
 const sessionTimeouts = 6
 
 // Serve answers peers until ctx is done, and returns when the last session has ended.
@@ -148,7 +151,8 @@ func (s *Server) talk(ctx context.Context, session *session) error {
 	if err := session.introduced(first.Hello); err != nil {
 		return err
 	}
-	// Who has a node's certificate but not the epoch's key is refused before it can get into the way of the real one.
+	// Who has a node's certificate but not the epoch's key is refused before it can get into the
+	// way of the real one.
 	if err := session.derive(ctx, first.Hello.Epoch); err != nil {
 		return err
 	}
@@ -170,8 +174,8 @@ func (s *Server) talk(ctx context.Context, session *session) error {
 	if err := session.write(hello); err != nil {
 		return err
 	}
-	// The client's HELLO may have lain here while the client gave way to a session of this node's, which made new keys. Only who
-	// still stands by it may have anything replaced.
+	// The client's HELLO may have lain here while the client gave way to a session of this node's,
+	// which made new keys. Only who still stands by it may have anything replaced.
 	if _, err := session.expect(typeAgree, 0); err != nil {
 		return err
 	}

@@ -11,7 +11,8 @@ import (
 	"weft.dev/weft/internal/keys/schedule"
 )
 
-// session is one TLS session with a peer whose certificate is good. Both roles are alike but for who says HELLO first.
+// session is one TLS session with a peer whose certificate is good. Both roles are alike but for
+// who says HELLO first.
 type session struct {
 	cfg    *Config
 	conn   *tls.Conn
@@ -53,7 +54,8 @@ func (s *session) derive(ctx context.Context, epoch uint64) error {
 	return nil
 }
 
-// look asks the datapath what there is. From here on no other exchange with this peer may change it.
+// look asks the datapath what there is. From here on no other exchange with this peer may change
+// it.
 func (s *session) look() (err error) {
 	if s.mine, err = s.cfg.Installer.State(s.result.PeerNode, s.result.Epoch); err != nil {
 		return fmt.Errorf("%w on this node: read what is installed towards %s: %w", ErrInstall, s.result.PeerNode, err)
@@ -99,8 +101,8 @@ func (s *session) compare() error {
 	return nil
 }
 
-// settle puts both directions in order. Both ends run it at once, after each has seen the other's HELLO; no step waits for
-// one of the other end's that waits for it.
+// settle puts both directions in order. Both ends run it at once, after each has seen the other's
+// HELLO; no step waits for one of the other end's that waits for it.
 func (s *session) settle() error {
 	receive := !inOrder(uint64(s.theirs.TX), s.mine.RX)
 	send := !inOrder(s.mine.TX, uint64(s.theirs.RX))
@@ -230,7 +232,8 @@ func (s *session) refuse(err error) {
 	if s.over || answer.Type == typeRefuse && answer.Code == "" || s.write(&answer) != nil {
 		return
 	}
-	// A connection closed while something of the peer's is unread would be reset, and the peer would lose the reason.
+	// A connection closed while something of the peer's is unread would be reset, and the peer
+	// would lose the reason.
 	_ = s.conn.CloseWrite()
 	_ = s.conn.SetReadDeadline(time.Now().Add(min(lingerTime, s.cfg.Timeout)))
 	_, _ = io.CopyN(io.Discard, s.conn, MaxFrame)
@@ -239,7 +242,8 @@ func (s *session) refuse(err error) {
 // lingerTime is how long the end that refuses waits for the peer to hang up.
 const lingerTime = time.Second
 
-// refusals are what one end tells the other. What is wrong inside a node (paths, KMS answers) stays in its own log.
+// refusals are what one end tells the other. What is wrong inside a node (paths, KMS answers) stays
+// in its own log.
 var refusals = []struct {
 	code string
 	kind error

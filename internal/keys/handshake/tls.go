@@ -11,8 +11,8 @@ import (
 	"weft.dev/weft/internal/keys/nodeid"
 )
 
-// tlsConfig makes the settings of one session: TLS 1.3 only, certificates on both sides, nothing resumed. expect is
-// whose certificate must come, "" for any node's; name is told whose it was.
+// tlsConfig makes the settings of one session: TLS 1.3 only, certificates on both sides, nothing
+// resumed. expect is whose certificate must come, "" for any node's; name is told whose it was.
 func (c *Config) tlsConfig(ctx context.Context, role nodeid.Role, expect string, name func(string)) (*tls.Config, error) {
 	own, err := c.Identity.Certificate(ctx)
 	if err != nil {
@@ -32,12 +32,14 @@ func (c *Config) tlsConfig(ctx context.Context, role nodeid.Role, expect string,
 	return &tls.Config{
 		Certificates: []tls.Certificate{*own},
 		MinVersion:   tls.VersionTLS13, MaxVersion: tls.VersionTLS13,
-		// X25519 also where it is not enough, so that who has no better one shows its name before it is refused.
+		// X25519 also where it is not enough, so that who has no better one shows its name before
+		// it is refused.
 		CurvePreferences: []tls.CurveID{tls.X25519MLKEM768, tls.X25519},
 		NextProtos:       []string{ALPN},
 		Time:             c.Now,
 		ClientAuth:       tls.RequireAnyClientCert,
-		// VerifyConnection does all of it, for both roles: names are SPIFFE IDs, which crypto/tls does not know.
+		// VerifyConnection does all of it, for both roles: names are SPIFFE IDs, which crypto/tls
+		// does not know.
 		InsecureSkipVerify:     true,
 		SessionTicketsDisabled: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
@@ -73,7 +75,8 @@ func (c *Config) checkOwn(own *tls.Certificate, roots *x509.CertPool, role nodei
 	return err
 }
 
-// network names an error of the connection. An alert is all that TLS lets a peer say about a certificate it refuses.
+// network names an error of the connection. An alert is all that TLS lets a peer say about a
+// certificate it refuses.
 func network(err error) error {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "remote error" {

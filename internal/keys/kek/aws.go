@@ -18,10 +18,12 @@ import (
 	gcaws "gocloud.dev/aws"
 )
 
-// awsParams are gocloud.dev's parameters for AWS that make sense here; context_NAME adds to the encryption context.
+// awsParams are gocloud.dev's parameters for AWS that make sense here; context_NAME adds to the
+// encryption context.
 var awsParams = []string{"region", "profile", "role", "endpoint", "dualstack", "fips"}
 
-// Names in the encryption context. Key policies and grants can ask for them with kms:EncryptionContext:weft-cluster.
+// Names in the encryption context. Key policies and grants can ask for them with
+// kms:EncryptionContext:weft-cluster.
 const (
 	awsClusterContext = "weft-cluster"
 	awsEpochContext   = "weft-epoch"
@@ -29,8 +31,9 @@ const (
 	awsExpiresContext = "weft-expires"
 )
 
-// awsKEK binds a DEK by KMS's encryption context. gocloud.dev's keeper is not used: it leaves the key out of Decrypt, so that KMS would open a blob made
-// with any other key that this identity may use, and it does not tell the key's version.
+// awsKEK binds a DEK by KMS's encryption context. gocloud.dev's keeper is not used: it leaves the
+// key out of Decrypt, so that KMS would open a blob made with any other key that this identity may
+// use, and it does not tell the key's version.
 type awsKEK struct {
 	kms     *kms.Client
 	sts     *sts.Client
@@ -128,8 +131,8 @@ func (a *awsKEK) encrypt(ctx context.Context, dek []byte, bind Binding) ([]byte,
 	return out.CiphertextBlob, version, err
 }
 
-// version asks for the key material in use, which Encrypt does not tell. An identity without kms:DescribeKey gets the key's ARN, which stays the same
-// when the material is rotated.
+// version asks for the key material in use, which Encrypt does not tell. An identity without
+// kms:DescribeKey gets the key's ARN, which stays the same when the material is rotated.
 func (a *awsKEK) version(ctx context.Context, keyARN string) (string, error) {
 	out, err := a.kms.DescribeKey(ctx, &kms.DescribeKeyInput{KeyId: &keyARN})
 	switch {
@@ -234,7 +237,8 @@ func awsKind(err error) error {
 	return nil
 }
 
-// innermostService names the service whose call failed: KMS itself, or the one that credentials were to come from.
+// innermostService names the service whose call failed: KMS itself, or the one that credentials
+// were to come from.
 func innermostService(err error) string {
 	service := ""
 	for {

@@ -21,8 +21,9 @@ import (
 
 var azureAlgorithms = []string{"RSA-OAEP-256", "A256KW", "A192KW", "A128KW"}
 
-// azureKEK wraps with Key Vault's wrapKey, which takes no additional data: the binding is a hash inside what is wrapped. gocloud.dev's keeper is not used:
-// it always decrypts with the newest version of the key, so that a rotation would make every older blob unreadable.
+// azureKEK wraps with Key Vault's wrapKey, which takes no additional data: the binding is a hash
+// inside what is wrapped. gocloud.dev's keeper is not used: it always decrypts with the newest
+// version of the key, so that a rotation would make every older blob unreadable.
 type azureKEK struct {
 	client  *azkeys.Client
 	creds   azcore.TokenCredential
@@ -55,7 +56,8 @@ func openAzure(_ context.Context, u *url.URL) (provider, error) {
 	return a, a.connect(u.Host, query)
 }
 
-// azureScope is what tokens are asked for when the vault itself does not say it: the vault's domain without its own name.
+// azureScope is what tokens are asked for when the vault itself does not say it: the vault's domain
+// without its own name.
 func azureScope(host string) string {
 	_, domain, ok := strings.Cut(host, ".")
 	if !ok || strings.Contains(host, ":") {
@@ -105,7 +107,8 @@ func (a *azureKEK) encrypt(ctx context.Context, dek []byte, bind Binding) ([]byt
 	return out.Result, out.KID.Version(), nil
 }
 
-// decrypt asks for the version that wrapped the blob. Were that name forged, another version of the same key would only fail to open it.
+// decrypt asks for the version that wrapped the blob. Were that name forged, another version of the
+// same key would only fail to open it.
 func (a *azureKEK) decrypt(ctx context.Context, ciphertext []byte, version string, bind Binding) ([]byte, error) {
 	if version == "" || path.Base(version) != version {
 		return nil, &Error{Kind: ErrCorrupt, Err: errors.New("it does not name the version of the key that wrapped it")}

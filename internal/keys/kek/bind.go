@@ -9,8 +9,8 @@ import (
 	"net/url"
 )
 
-// withBinding puts a hash of the binding behind a DEK, for providers whose ciphertext cannot carry additional data: what the KMS seals says itself what
-// it is for.
+// withBinding puts a hash of the binding behind a DEK, for providers whose ciphertext cannot carry
+// additional data: what the KMS seals says itself what it is for.
 func withBinding(dek []byte, bind Binding) []byte {
 	sum := sha256.Sum256(bind.additionalData())
 	return append(append(make([]byte, 0, len(dek)+len(sum)), dek...), sum[:]...)
@@ -29,7 +29,8 @@ func cutBinding(plain []byte, bind Binding) ([]byte, error) {
 	return append([]byte(nil), plain[:DEKSize]...), nil
 }
 
-// endpointParam returns the endpoint parameter: an https URL, or http to this host itself, since DEKs and tokens go over it.
+// endpointParam returns the endpoint parameter: an https URL, or http to this host itself, since
+// DEKs and tokens go over it.
 func endpointParam(query url.Values) (string, error) {
 	raw := query.Get("endpoint")
 	if raw == "" {

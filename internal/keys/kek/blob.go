@@ -17,8 +17,9 @@ const (
 // maxBlob bounds what Unwrap reads: many times what any provider makes.
 const maxBlob = 16 << 10
 
-// envelope is a wrapped DEK as published. All but Ciphertext only serves to say what is wrong before the KMS is asked, and to let a person see what a
-// blob is: what binds the DEK to its cluster and epoch is inside the ciphertext, and a forged field here only makes the unwrap fail.
+// envelope is a wrapped DEK as published. All but Ciphertext only serves to say what is wrong
+// before the KMS is asked, and to let a person see what a blob is: what binds the DEK to its
+// cluster and epoch is inside the ciphertext, and a forged field here only makes the unwrap fail.
 type envelope struct {
 	Format     int    `json:"format"`
 	Provider   string `json:"provider"`
@@ -74,13 +75,15 @@ func decodeBlob(provider string, bind Binding, blob []byte) (envelope, error) {
 
 func millis(ms int64) string { return time.UnixMilli(ms).UTC().Format("2006-01-02T15:04:05.000Z") }
 
-// Untimed says whether a blob is an envelope of an older version of Weft, which does not bind its epoch's times.
+// Untimed says whether a blob is an envelope of an older version of Weft, which does not bind its
+// epoch's times.
 func Untimed(blob []byte) bool {
 	var e envelope
 	return json.Unmarshal(blob, &e) == nil && e.Format == untimedFormat
 }
 
-// BindsTimes says whether a blob binds its epoch's times: that of an older version of Weft does not.
+// BindsTimes says whether a blob binds its epoch's times: that of an older version of Weft does
+// not.
 func BindsTimes(blob []byte) bool {
 	var e envelope
 	return json.Unmarshal(blob, &e) == nil && e.Format == blobFormat

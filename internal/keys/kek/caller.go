@@ -20,7 +20,8 @@ const (
 	maxBackoff            = 8 * time.Second
 )
 
-// ProbeCluster is the cluster of throwaway DEKs (Version, Check): no blob of a real cluster can be mistaken for one.
+// ProbeCluster is the cluster of throwaway DEKs (Version, Check): no blob of a real cluster can be
+// mistaken for one.
 const ProbeCluster = "weft-probe"
 
 // Attempt is one call to the KMS, as metrics see it.
@@ -34,7 +35,8 @@ type Attempt struct {
 	Elapsed time.Duration
 }
 
-// caller is the KEK that everybody uses: it puts the envelope, timeouts, retries and hooks around a provider.
+// caller is the KEK that everybody uses: it puts the envelope, timeouts, retries and hooks around a
+// provider.
 type caller struct {
 	p        provider
 	provider string
@@ -52,7 +54,8 @@ func newCaller(p provider, u *url.URL, opts Options) *caller {
 	return &caller{p: p, provider: u.Scheme, url: publicURL(u), opts: opts}
 }
 
-// publicURL leaves out the query: nothing in it identifies the key, and a parameter could hold what is nobody's business.
+// publicURL leaves out the query: nothing in it identifies the key, and a parameter could hold what
+// is nobody's business.
 func publicURL(u *url.URL) string {
 	public := *u
 	public.User, public.RawQuery, public.Fragment = nil, "", ""
@@ -151,7 +154,8 @@ func (c *caller) Check(ctx context.Context) (Report, error) {
 	return r, c.checkBinding(ctx, blob, other)
 }
 
-// checkBinding makes sure that the KMS itself, not only the envelope, refuses a blob of another epoch.
+// checkBinding makes sure that the KMS itself, not only the envelope, refuses a blob of another
+// epoch.
 func (c *caller) checkBinding(ctx context.Context, blob []byte, other Binding) error {
 	var e envelope
 	e, err := decodeBlob(c.provider, Binding{Cluster: ProbeCluster, Epoch: 1}, blob)
@@ -191,7 +195,8 @@ func (c *caller) whoami(ctx context.Context) Identity {
 	return id
 }
 
-// audited runs an operation, completes its error with what was done and how to help it, and reports it.
+// audited runs an operation, completes its error with what was done and how to help it, and reports
+// it.
 func (c *caller) audited(op string, bind Binding, do func(*audit.Record) error) (version string, err error) {
 	rec := audit.Record{Time: time.Now().UTC(), Node: c.opts.Node, Op: op, Epoch: bind.Epoch, KEK: c.url}
 	if err = bind.validate(); err == nil {
@@ -233,7 +238,8 @@ func (c *caller) explain(op string, bind Binding, err error) error {
 	return &full
 }
 
-// retry makes attempts until one succeeds, fails for good, the budget is spent or the caller gives up; the error is the last attempt's.
+// retry makes attempts until one succeeds, fails for good, the budget is spent or the caller gives
+// up; the error is the last attempt's.
 func (c *caller) retry(ctx context.Context, rec *audit.Record, attempt func(context.Context) error) error {
 	deadline := time.Now().Add(c.opts.RetryFor)
 	for backoff := firstBackoff; ; backoff = min(2*backoff, maxBackoff) {
@@ -262,7 +268,8 @@ func (c *caller) once(ctx context.Context, op string, attempt func(context.Conte
 	start := time.Now()
 	err := attempt(ctx)
 	if err != nil && ctx.Err() != nil && kindOf(err) == nil {
-		// SDKs wrap a timeout in errors of their own; whatever they say, there was no answer in time.
+		// SDKs wrap a timeout in errors of their own; whatever they say, there was no answer in
+		// time.
 		err = fmt.Errorf("%w: %w", ctx.Err(), err)
 	}
 	c.observe(op, start, err)

@@ -145,7 +145,8 @@ func TestRetryCanceled(t *testing.T) {
 	}
 }
 
-// 200 nodes ask at once a KMS that serves 50 a second: all get their answer within 30 s, and none takes more than one.
+// 200 nodes ask at once a KMS that serves 50 a second: all get their answer within 30 s, and none
+// takes more than one.
 func TestNoStorm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const nodes, rate = 200, 50

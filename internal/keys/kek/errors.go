@@ -18,7 +18,8 @@ var (
 	ErrThrottled = errors.New("throttled by the KMS")
 	// ErrDenied: the KMS knows the caller and refuses it.
 	ErrDenied = errors.New("access denied")
-	// ErrCredentials: there are no credentials, or the KMS does not accept them (expired, wrong audience, clock wrong).
+	// ErrCredentials: there are no credentials, or the KMS does not accept them (expired, wrong
+	// audience, clock wrong).
 	ErrCredentials = errors.New("no valid credentials")
 	// ErrDisabled: the key is disabled, destroyed or scheduled for deletion.
 	ErrDisabled = errors.New("key disabled")
@@ -57,7 +58,8 @@ func Outcomes() []string {
 	return words
 }
 
-// Outcome is the word for an error's kind: "ok" for nil, "canceled" if the caller gave up, "other" for what has no kind.
+// Outcome is the word for an error's kind: "ok" for nil, "canceled" if the caller gave up, "other"
+// for what has no kind.
 func Outcome(err error) string {
 	if err == nil {
 		return "ok"
@@ -77,7 +79,8 @@ func Outcome(err error) string {
 type Error struct {
 	// Kind is one of the Err… values above.
 	Kind error
-	// Subject is what was done to what, such as "unwrap epoch 7 of cluster default with awskms:///alias/weft".
+	// Subject is what was done to what, such as "unwrap epoch 7 of cluster default with
+	// awskms:///alias/weft".
 	Subject string
 	// Fix says what the user can do; may be empty.
 	Fix string
@@ -114,7 +117,8 @@ func (e *Error) Unwrap() []error {
 	return []error{e.Kind, e.Err}
 }
 
-// oneLine keeps an SDK's multi-line error readable in a log: its lines joined, without rulers, cut at a length.
+// oneLine keeps an SDK's multi-line error readable in a log: its lines joined, without rulers, cut
+// at a length.
 func oneLine(s string) string {
 	words := slices.DeleteFunc(strings.Fields(s), func(w string) bool { return len(w) > 3 && strings.Trim(w, "-") == "" })
 	s = strings.Join(words, " ")
@@ -129,7 +133,8 @@ func configError(field, what, fix string) error {
 	return &Error{Kind: ErrConfig, Err: fmt.Errorf("%s %s", field, what), Fix: fix}
 }
 
-// kindOf finds out what a failure without a provider's own code is about: the network, a timeout, the caller's own context.
+// kindOf finds out what a failure without a provider's own code is about: the network, a timeout,
+// the caller's own context.
 func kindOf(err error) error {
 	var kekErr *Error
 	var netErr net.Error

@@ -22,8 +22,9 @@ import (
 // KeyFileSize is the length of a key file in bytes: an AES-256 key and nothing else.
 const KeyFileSize = 32
 
-// fileKEK is the embedded provider: AES-256-GCM with a key in a file. The file is read for every operation, so that a rotated key is noticed and the
-// key is in memory only while it is used. Keys that were rotated away lie beside it as PATH.FINGERPRINT and still unwrap.
+// fileKEK is the embedded provider: AES-256-GCM with a key in a file. The file is read for every
+// operation, so that a rotated key is noticed and the key is in memory only while it is used. Keys
+// that were rotated away lie beside it as PATH.FINGERPRINT and still unwrap.
 type fileKEK struct{ path string }
 
 func openFile(_ context.Context, u *url.URL) (provider, error) {
@@ -52,7 +53,8 @@ func (f *fileKEK) encrypt(_ context.Context, dek []byte, bind Binding) ([]byte, 
 	if err != nil {
 		return nil, "", err
 	}
-	// The nonce is random: 2^32 wraps with one key would be needed for a repeat to be worth fearing.
+	// The nonce is random: 2^32 wraps with one key would be needed for a repeat to be worth
+	// fearing.
 	nonce := make([]byte, aead.NonceSize(), aead.NonceSize()+DEKSize+aead.Overhead())
 	_, _ = rand.Read(nonce) // never fails
 	return aead.Seal(nonce, nonce, dek, bind.additionalData()), fingerprint(key), nil
@@ -120,7 +122,8 @@ func newGCM(key []byte) (cipher.AEAD, error) {
 	return aead, nil
 }
 
-// fingerprint names a key without telling anything about it: the start of a hash of 256 random bits.
+// fingerprint names a key without telling anything about it: the start of a hash of 256 random
+// bits.
 func fingerprint(key []byte) string {
 	h := sha256.New()
 	h.Write([]byte("weft kek file v1\x00"))
@@ -132,7 +135,8 @@ func isFingerprint(s string) bool {
 	return len(s) == 16 && strings.Trim(s, "0123456789abcdef") == ""
 }
 
-// readKeyFile reads a key and refuses a file that others can read or that is not a key, naming file, fault and fix.
+// readKeyFile reads a key and refuses a file that others can read or that is not a key, naming
+// file, fault and fix.
 func readKeyFile(path string) ([]byte, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	switch {

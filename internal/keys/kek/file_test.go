@@ -95,7 +95,8 @@ func TestFileRefused(t *testing.T) {
 	}
 }
 
-// Nodes get a new key file one after the other: each keeps the other key beside its own and unwraps what either wrapped.
+// Nodes get a new key file one after the other: each keeps the other key beside its own and unwraps
+// what either wrapped.
 func TestFileReplacedNodeByNode(t *testing.T) {
 	a, b := keyFile(t), keyFile(t)
 	ka, kb := openFile(t, a, kek.Options{}), openFile(t, b, kek.Options{})
@@ -129,7 +130,8 @@ func TestFileReplacedNodeByNode(t *testing.T) {
 	}
 }
 
-// TestFileDoesNotLetABlobChooseAFile: what a blob says of its key is a fingerprint, or nothing is read by it.
+// TestFileDoesNotLetABlobChooseAFile: what a blob says of its key is a fingerprint, or nothing is
+// read by it.
 func TestFileDoesNotLetABlobChooseAFile(t *testing.T) {
 	path := keyFile(t)
 	k := openFile(t, path, kek.Options{})
@@ -149,7 +151,8 @@ func TestFileDoesNotLetABlobChooseAFile(t *testing.T) {
 	}
 }
 
-// TestFileWrapsAnewEachTime: with a nonce of before, AES-GCM tells the difference of two keys and how to forge.
+// TestFileWrapsAnewEachTime: with a nonce of before, AES-GCM tells the difference of two keys and
+// how to forge.
 func TestFileWrapsAnewEachTime(t *testing.T) {
 	k := openFile(t, keyFile(t), kek.Options{})
 	seen := map[string]bool{}

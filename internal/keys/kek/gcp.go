@@ -26,7 +26,8 @@ var gcpKeyName = regexp.MustCompile(`^projects/[^/]+/locations/[^/]+/keyRings/[^
 
 const gcpScope = "https://www.googleapis.com/auth/cloudkms"
 
-// gcpKEK binds a DEK by Cloud KMS's additional authenticated data. gocloud.dev's keeper is not used: it cannot pass that, nor tell the key's version.
+// gcpKEK binds a DEK by Cloud KMS's additional authenticated data. gocloud.dev's keeper is not
+// used: it cannot pass that, nor tell the key's version.
 type gcpKEK struct {
 	client *kms.KeyManagementClient
 	creds  *gcpCredentials
@@ -46,7 +47,8 @@ func openGCP(ctx context.Context, u *url.URL) (provider, error) {
 		return nil, err
 	}
 	creds := &gcpCredentials{}
-	// gRPC's own pause between connections grows to two minutes: too long once the KMS is back. The caller type has its own.
+	// gRPC's own pause between connections grows to two minutes: too long once the KMS is back. The
+	// caller type has its own.
 	reconnect := grpc.ConnectParams{
 		Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.5, MaxDelay: 2 * time.Second},
 		MinConnectTimeout: 5 * time.Second,
@@ -68,7 +70,8 @@ func openGCP(ctx context.Context, u *url.URL) (provider, error) {
 	return &gcpKEK{client: client, creds: creds, key: key}, nil
 }
 
-// grpcTarget turns an endpoint URL into what gRPC wants. Plain HTTP is not for tokens, not even on loopback: gRPC refuses to send them.
+// grpcTarget turns an endpoint URL into what gRPC wants. Plain HTTP is not for tokens, not even on
+// loopback: gRPC refuses to send them.
 func grpcTarget(endpoint string) (string, error) {
 	u, err := url.Parse(endpoint)
 	if err != nil || u.Scheme != "https" || strings.Trim(u.Path, "/") != "" {

@@ -10,8 +10,8 @@ import (
 	"cloud.google.com/go/auth/credentials"
 )
 
-// gcpCredentials finds the default credentials when they are first needed and tries again after a failure: an agent may start before its token's file or
-// the metadata server is there.
+// gcpCredentials finds the default credentials when they are first needed and tries again after a
+// failure: an agent may start before its token's file or the metadata server is there.
 type gcpCredentials struct {
 	mu    sync.Mutex
 	found *auth.Credentials

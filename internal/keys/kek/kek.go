@@ -1,8 +1,10 @@
-// Package kek wraps and unwraps epochs' data-encryption keys (DEKs) with a key-encryption key (KEK) that belongs to the user: a key in AWS KMS,
-// Google Cloud KMS, Azure Key Vault, Vault or OpenBao, or a file. The KEK never leaves its KMS; a node gets at a DEK only with its own cloud identity.
+// Package kek wraps and unwraps epochs' data-encryption keys (DEKs) with a key-encryption key (KEK)
+// that belongs to the user: a key in AWS KMS, Google Cloud KMS, Azure Key Vault, Vault or OpenBao,
+// or a file. The KEK never leaves its KMS; a node gets at a DEK only with its own cloud identity.
 //
-// Every wrapped DEK is bound to a cluster and an epoch. Callers see one behaviour for all providers: the same kinds of error, a timeout for each
-// attempt, retries with backoff and jitter, hooks for metrics and for the audit log. No key byte is ever logged or put into an error.
+// Every wrapped DEK is bound to a cluster and an epoch. Callers see one behaviour for all
+// providers: the same kinds of error, a timeout for each attempt, retries with backoff and jitter,
+// hooks for metrics and for the audit log. No key byte is ever logged or put into an error.
 package kek
 
 import (
@@ -20,12 +22,13 @@ import (
 // DEKSize is the length of a data-encryption key in bytes.
 const DEKSize = 32
 
-// Binding names what a wrapped DEK is for. A blob that was wrapped with one binding does not unwrap with another.
+// Binding names what a wrapped DEK is for. A blob that was wrapped with one binding does not unwrap
+// with another.
 type Binding struct {
 	Cluster string
 	Epoch   uint64
-	// Created and Expires are the epoch's times, to the millisecond. Without them a blob is of the older format, which does
-	// not bind them.
+	// Created and Expires are the epoch's times, to the millisecond. Without them a blob is of the
+	// older format, which does not bind them.
 	Created, Expires time.Time
 }
 
@@ -45,15 +48,18 @@ func (b Binding) untimed() Binding { return Binding{Cluster: b.Cluster, Epoch: b
 
 // KEK wraps and unwraps DEKs. It is safe for concurrent use.
 type KEK interface {
-	// Wrap seals a DEK of DEKSize bytes. version names the KEK's version that did it, in the provider's own words.
+	// Wrap seals a DEK of DEKSize bytes. version names the KEK's version that did it, in the
+	// provider's own words.
 	Wrap(ctx context.Context, dek []byte, bind Binding) (blob []byte, version string, err error)
 	// Unwrap opens what Wrap made with the same binding. The caller zeroes the DEK after use.
 	Unwrap(ctx context.Context, blob []byte, bind Binding) (dek []byte, err error)
 	// URL is the KEK's address without secrets, fit for logs and status.
 	URL() string
-	// Version is the version that Wrap would use now: a change means that the KEK was rotated. It costs one call (two with AWS).
+	// Version is the version that Wrap would use now: a change means that the KEK was rotated. It
+	// costs one call (two with AWS).
 	Version(ctx context.Context) (string, error)
-	// Check does a whole round trip with a throwaway DEK, tries to unwrap it for another epoch, and asks whom the KMS takes this process for.
+	// Check does a whole round trip with a throwaway DEK, tries to unwrap it for another epoch, and
+	// asks whom the KMS takes this process for.
 	Check(ctx context.Context) (Report, error)
 	// Close frees what the provider holds.
 	Close() error
@@ -63,7 +69,8 @@ type KEK interface {
 type Identity struct {
 	// Provider is the URL's scheme.
 	Provider string `json:"provider"`
-	// Principal is the cloud's name for the caller: an ARN, a service account, an object ID, a display name; "unknown" if it cannot be learned.
+	// Principal is the cloud's name for the caller: an ARN, a service account, an object ID, a
+	// display name; "unknown" if it cannot be learned.
 	Principal string `json:"principal"`
 	// Source says where the credentials came from, if known.
 	Source string `json:"source,omitempty"`
@@ -86,7 +93,8 @@ type Options struct {
 	Node string
 	// AttemptTimeout bounds one call to the KMS. Default 10 s.
 	AttemptTimeout time.Duration
-	// RetryFor bounds how long unreachable and throttled calls are tried again, within the caller's context. Default 30 s; negative: one attempt.
+	// RetryFor bounds how long unreachable and throttled calls are tried again, within the caller's
+	// context. Default 30 s; negative: one attempt.
 	RetryFor time.Duration
 	// Observe is called after every attempt, for metrics.
 	Observe func(Attempt)
@@ -94,7 +102,8 @@ type Options struct {
 	Audit func(audit.Record)
 }
 
-// Open makes a KEK from its URL. It does not call the KMS, but checks everything that can be checked without: a wrong URL is an error now.
+// Open makes a KEK from its URL. It does not call the KMS, but checks everything that can be
+// checked without: a wrong URL is an error now.
 func Open(ctx context.Context, rawURL string, opts Options) (KEK, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
@@ -124,7 +133,8 @@ func Schemes() []string {
 	return s
 }
 
-// A provider is one kind of KMS. It makes single attempts and says by an *Error's Kind what went wrong; the caller type does all else.
+// A provider is one kind of KMS. It makes single attempts and says by an *Error's Kind what went
+// wrong; the caller type does all else.
 type provider interface {
 	encrypt(ctx context.Context, dek []byte, bind Binding) (ciphertext []byte, version string, err error)
 	decrypt(ctx context.Context, ciphertext []byte, version string, bind Binding) (dek []byte, err error)
@@ -142,7 +152,8 @@ var providers = map[string]openFunc{
 	"hashivault":    openVault,
 }
 
-// additionalData is the binding as AES-GCM's additional data, for providers that take such: unambiguous, since no cluster's name holds a zero byte.
+// additionalData is the binding as AES-GCM's additional data, for providers that take such:
+// unambiguous, since no cluster's name holds a zero byte.
 func (b Binding) additionalData() []byte {
 	if !b.timed() {
 		aad := append([]byte("weft dek v1\x00"), b.Cluster...)
@@ -161,7 +172,8 @@ func (b Binding) validate() error {
 	return nil
 }
 
-// allowParams returns an error that names the first query parameter that is not in allowed or has several values.
+// allowParams returns an error that names the first query parameter that is not in allowed or has
+// several values.
 func allowParams(u *url.URL, allowed ...string) error {
 	q, err := url.ParseQuery(u.RawQuery)
 	if err != nil {

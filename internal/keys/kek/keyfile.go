@@ -9,8 +9,9 @@ import (
 	"weft.dev/weft/internal/statefile"
 )
 
-// CreateKeyFile makes a new key file of mode 0600 and returns its fingerprint. It never overwrites one: the error is then fs.ErrExist.
-// The file is on disk when it returns: an epoch wrapped with a lost key is lost too.
+// CreateKeyFile makes a new key file of mode 0600 and returns its fingerprint. It never overwrites
+// one: the error is then fs.ErrExist. The file is on disk when it returns: an epoch wrapped with a
+// lost key is lost too.
 func CreateKeyFile(path string) (string, error) {
 	key := make([]byte, KeyFileSize)
 	_, _ = rand.Read(key) // never fails

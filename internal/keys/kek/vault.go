@@ -18,8 +18,10 @@ var vaultParams = []string{"engine", "endpoint", "namespace", "auth", "auth_moun
 
 var vaultVersion = regexp.MustCompile(`^vault:(v[0-9]+):`)
 
-// vaultKEK wraps with the transit engine of Vault or OpenBao. The binding is sent as associated data and as the context for derived keys; since a server
-// that does not know these would ignore them without a word, a hash of it is inside what is wrapped, too. gocloud.dev's keeper is not used: it can do neither.
+// vaultKEK wraps with the transit engine of Vault or OpenBao. The binding is sent as associated
+// data and as the context for derived keys; since a server that does not know these would ignore
+// them without a word, a hash of it is inside what is wrapped, too. gocloud.dev's keeper is not
+// used: it can do neither.
 type vaultKEK struct {
 	login *vaultLogin
 	path  string // of the engine

@@ -12,7 +12,8 @@ import (
 	"weft.dev/weft/internal/keys/kek"
 )
 
-// transit is as much of Vault as logins need: it knows one token, keeps what it is given, and writes down who asked for what.
+// transit is as much of Vault as logins need: it knows one token, keeps what it is given, and
+// writes down who asked for what.
 type transit struct {
 	t      *testing.T
 	logins []string

@@ -16,8 +16,9 @@ import (
 // podTokenFile is where Kubernetes projects a pod's service account token.
 const podTokenFile = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 
-// vaultLogin holds a client and keeps it logged in: with a token from the environment or a file, or with a JWT that is exchanged for a token, again before
-// that one runs out. Files are read whenever they are needed, since whoever projects them renews them.
+// vaultLogin holds a client and keeps it logged in: with a token from the environment or a file, or
+// with a JWT that is exchanged for a token, again before that one runs out. Files are read whenever
+// they are needed, since whoever projects them renews them.
 type vaultLogin struct {
 	api       *api.Client
 	method    string // token, kubernetes or jwt
@@ -150,7 +151,8 @@ func loginError(l *vaultLogin, err error) error {
 		Fix: "check the auth method's role, audience and bound service accounts (see docs/kms/vault.md)"}
 }
 
-// forget makes the next call log in again: a token may be revoked before its time, and policies change. It says whether there is a way to.
+// forget makes the next call log in again: a token may be revoked before its time, and policies
+// change. It says whether there is a way to.
 func (l *vaultLogin) forget(token string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,6 +1,8 @@
-// Package nodeid is a node's identity: where its certificate comes from, and how it checks a peer's.
+// Package nodeid is a node's identity: where its certificate comes from, and how it checks a
+// peer's.
 //
-// A node is spiffe://TRUSTDOMAIN/node/NAME. Its certificate comes from files or from SPIRE's Workload API.
+// A node is spiffe://TRUSTDOMAIN/node/NAME. Its certificate comes from files or from SPIRE's
+// Workload API.
 package nodeid
 
 import (
@@ -9,8 +11,8 @@ import (
 	"crypto/x509"
 )
 
-// Source gives a node's certificate and the roots that it trusts. It follows changes: ask anew for each session.
-// It is safe for concurrent use.
+// Source gives a node's certificate and the roots that it trusts. It follows changes: ask anew for
+// each session. It is safe for concurrent use.
 type Source interface {
 	// Certificate is the node's own, with its key and parsed Leaf.
 	Certificate(ctx context.Context) (*tls.Certificate, error)

@@ -18,8 +18,8 @@ import (
 // ErrKeyMode is a key file that others than its owner may read.
 var ErrKeyMode = errors.New("the key file is open to others")
 
-// NextSuffix names the key that belongs to a certificate which was put in place just before a crash: certificate and key are
-// two files, and no file system replaces both at once.
+// NextSuffix names the key that belongs to a certificate which was put in place just before a
+// crash: certificate and key are two files, and no file system replaces both at once.
 const NextSuffix = ".next"
 
 // maxFile bounds what is read of a PEM file.
@@ -27,7 +27,8 @@ const maxFile = 1 << 20
 
 // Paths are the files of a node's identity, in PEM.
 type Paths struct {
-	// Cert is the node's certificate, followed by authorities between it and the root if there are any.
+	// Cert is the node's certificate, followed by authorities between it and the root if there are
+	// any.
 	Cert string
 	// Key is its private key; only its owner may read it.
 	Key string
@@ -57,7 +58,8 @@ type fileStamp struct {
 	mtime, change time.Time
 }
 
-// NewFiles makes a source of files. They are read at the first use, so that an agent starts before its certificate is there.
+// NewFiles makes a source of files. They are read at the first use, so that an agent starts before
+// its certificate is there.
 func NewFiles(paths Paths) (*Files, error) {
 	for _, field := range []struct{ name, path string }{{"cert", paths.Cert}, {"key", paths.Key}, {"bundle", paths.Bundle}} {
 		if field.path == "" {
@@ -88,8 +90,9 @@ func (f *Files) Roots(context.Context) (*x509.CertPool, error) {
 // Close implements Source.
 func (f *Files) Close() error { return nil }
 
-// current returns what the files hold now. While they are being replaced they may not fit each other for a moment: then
-// what they held before goes on, as it does for as long as they stay broken, except for a key that others may read.
+// current returns what the files hold now. While they are being replaced they may not fit each
+// other for a moment: then what they held before goes on, as it does for as long as they stay
+// broken, except for a key that others may read.
 func (f *Files) current() (*material, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -111,7 +114,8 @@ func (f *Files) current() (*material, error) {
 	return f.loaded, nil
 }
 
-// Problem is what keeps the files from being used now, nil if nothing does. A source may still give what it read before.
+// Problem is what keeps the files from being used now, nil if nothing does. A source may still give
+// what it read before.
 func (f *Files) Problem() error {
 	_, err := f.read()
 	return err
@@ -179,7 +183,8 @@ func (f *Files) readPair(certPEM []byte) (*tls.Certificate, error) {
 	return nil, first
 }
 
-// readFile reads a bounded file; check sees the very file that is read, so nobody can swap it in between.
+// readFile reads a bounded file; check sees the very file that is read, so nobody can swap it in
+// between.
 func readFile(path string, check func(path string, info fs.FileInfo) error) ([]byte, error) {
 	file, err := os.Open(path)
 	if err != nil {

@@ -39,8 +39,8 @@ type SPIRE struct {
 	first    sync.Once
 }
 
-// NewSPIRE begins to watch a Workload API. It does not wait for it: until its first answer Certificate waits for as long
-// as its context lets it, and then says why there is none.
+// NewSPIRE begins to watch a Workload API. It does not wait for it: until its first answer
+// Certificate waits for as long as its context lets it, and then says why there is none.
 func NewSPIRE(socket, trustDomain, node string, log *slog.Logger) (*SPIRE, error) {
 	uri, err := URI(trustDomain, node)
 	if err != nil {
@@ -106,7 +106,8 @@ func (w *spireWatcher) OnX509ContextWatchError(err error) {
 	}
 }
 
-// set keeps what is good. A certificate stays while the API is away or gives another's: it expires by itself.
+// set keeps what is good. A certificate stays while the API is away or gives another's: it expires
+// by itself.
 func (s *SPIRE) set(cert *tls.Certificate, roots *x509.CertPool, problem error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// Kinds of what can be wrong with a certificate; test with errors.Is. The text of each is fit for a status line.
+// Kinds of what can be wrong with a certificate; test with errors.Is. The text of each is fit for a
+// status line.
 var (
 	ErrNoCertificate = errors.New("no certificate")
 	ErrExpired       = errors.New("the certificate has expired")
@@ -60,8 +61,8 @@ type Check struct {
 }
 
 // Verify checks a chain as it came from the other end, the leaf first, and returns the node's name.
-// Everything must hold: validity, a chain to the roots, use for that role, exactly one URI, our trust domain, the path
-// /node/NAME, the expected name.
+// Everything must hold: validity, a chain to the roots, use for that role, exactly one URI, our
+// trust domain, the path /node/NAME, the expected name.
 func (c Check) Verify(chain []*x509.Certificate) (string, error) {
 	if len(chain) == 0 {
 		return "", ErrNoCertificate

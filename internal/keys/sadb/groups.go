@@ -20,7 +20,8 @@ type Held struct {
 	Number, ID uint64
 	// Lanes has a bit for each.
 	Lanes uint64
-	// Mixed: the lanes are not of one epoch and fingerprint, since a crash or an error came between.
+	// Mixed: the lanes are not of one epoch and fingerprint, since a crash or an error came
+	// between.
 	Mixed bool
 	// Deadline is when the keys expire, by Clock.Boot.
 	Deadline  time.Duration
@@ -28,8 +29,8 @@ type Held struct {
 	Installed time.Time
 	// At is when the last of them was installed, by Clock.Boot.
 	At time.Duration
-	// Replaced is when sending was switched to other keys, by Clock.Boot; 0 if it was not, or before
-	// this process began.
+	// Replaced is when sending was switched to other keys, by Clock.Boot; 0 if it was not, or
+	// before this process began.
 	Replaced time.Duration
 	// Counter and Packets are of all lanes, when they were last looked at.
 	Counter, Packets uint64

@@ -67,8 +67,8 @@ func TestValid(t *testing.T) {
 	}
 }
 
-// TestInTheWay: keys of an epoch with the same number on the wire may not be replaced while a packet may need them, or,
-// sealed with them, be on its way.
+// TestInTheWay: keys of an epoch with the same number on the wire may not be replaced while a
+// packet may need them, or, sealed with them, be on its way.
 func TestInTheWay(t *testing.T) {
 	const drain = time.Minute
 	quiet := func(d time.Duration) func(*Held) { return func(h *Held) { h.QuietFrom, h.QuietTo = now-d, now } }
@@ -93,7 +93,8 @@ func TestInTheWay(t *testing.T) {
 	}
 }
 
-// TestLeft: a packet in a newer epoch tells that the peer had switched before the exchange after it.
+// TestLeft: a packet in a newer epoch tells that the peer had switched before the exchange after
+// it.
 func TestLeft(t *testing.T) {
 	came := func(at time.Duration) func(*Held) { return func(h *Held) { h.At, h.Packets = at, 1 } }
 	installed := func(at time.Duration) func(*Held) { return func(h *Held) { h.At = at } }

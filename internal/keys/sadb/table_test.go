@@ -11,8 +11,8 @@ import (
 	"weft.dev/weft/internal/datapath/esp"
 )
 
-// TestInstall installs keys over what a group holds already. Lanes of other keys must not stay beside the new ones; but
-// keys in use go on where the datapath itself replaces each.
+// TestInstall installs keys over what a group holds already. Lanes of other keys must not stay
+// beside the new ones; but keys in use go on where the datapath itself replaces each.
 func TestInstall(t *testing.T) {
 	for name, row := range map[string]struct {
 		before  [3]uint64 // number, fingerprint and lanes; 0 for nothing
@@ -229,8 +229,8 @@ func TestSealAndRemove(t *testing.T) {
 	}
 }
 
-// TestReplaced: when sending was switched from keys stays known, through a reading and further switches, until they are
-// sent with again.
+// TestReplaced: when sending was switched from keys stays known, through a reading and further
+// switches, until they are sent with again.
 func TestReplaced(t *testing.T) {
 	table, dp, c := newTable(t)
 	at := map[uint64]time.Duration{}
@@ -278,7 +278,8 @@ func TestOfIsACopy(t *testing.T) {
 	nobody.Groups[Group{true, 1}] = Held{} // there is a map to write to
 }
 
-// TestLock: two writers of one peer come one after the other, and a reading of all waits for every writer.
+// TestLock: two writers of one peer come one after the other, and a reading of all waits for every
+// writer.
 func TestLock(t *testing.T) {
 	table, _, _ := newTable(t)
 	unlock := table.Lock("b")

@@ -1,14 +1,16 @@
-// Package schedule derives the keys of one direction between two nodes. It does no I/O and keeps nothing.
+// Package schedule derives the keys of one direction between two nodes. It does no I/O and keeps
+// nothing.
 //
-// Both nodes of a TLS 1.3 session take its exporter, bound to the epoch's number; with the epoch's data-encryption
-// key as salt that gives a pseudorandom key, and from that come one key and salt per lane and a public fingerprint:
+// Both nodes of a TLS 1.3 session take its exporter, bound to the epoch's number; with the epoch's
+// data-encryption key as salt that gives a pseudorandom key, and from that come one key and salt
+// per lane and a public fingerprint:
 //
 //	PRK = HKDF-Extract(SHA-256, salt = DEK, ikm = exporter)
 //	SA  = HKDF-Expand(PRK, "weft sa v1" ‖ 0 ‖ from ‖ 0 ‖ to ‖ 0 ‖ epoch number (8) ‖ lane (1), 36) → key 32 ‖ salt 4
 //	ID  = HKDF-Expand(PRK, "weft sa id v1" ‖ 0 ‖ from ‖ 0 ‖ to ‖ 0 ‖ epoch number (8), 8), never 0
 //
-// So a direction's keys need two things that no single thief has: the session between the two nodes, which their
-// certificates open, and the right to unwrap the epoch's key.
+// So a direction's keys need two things that no single thief has: the session between the two
+// nodes, which their certificates open, and the right to unwrap the epoch's key.
 package schedule
 
 import (
@@ -42,8 +44,8 @@ const (
 var (
 	// ErrInput is about a value that no correct caller passes.
 	ErrInput = errors.New("wrong input to the key schedule")
-	// ErrZeroID is a fingerprint that came out as 0, which means "no keys" everywhere: once in 2^64 sessions.
-	// A new session gives another one.
+	// ErrZeroID is a fingerprint that came out as 0, which means "no keys" everywhere: once in 2^64
+	// sessions. A new session gives another one.
 	ErrZeroID = errors.New("the fingerprint of the keys came out as 0: another session gives another one")
 )
 
@@ -59,10 +61,12 @@ type Direction struct {
 	From, To string
 	// Number is the epoch's full number.
 	Number uint64
-	// ID is the public fingerprint, never 0. Both ends keep it, so that they can compare what they have.
+	// ID is the public fingerprint, never 0. Both ends keep it, so that they can compare what they
+	// have.
 	ID    uint64
 	Lanes []LaneKey
-	// VMGeneration is the machine's when the session began, which whoever ran it sets; see handshake.Config.
+	// VMGeneration is the machine's when the session began, which whoever ran it sets; see
+	// handshake.Config.
 	VMGeneration uint64
 }
 
@@ -97,7 +101,8 @@ type Secret struct {
 // ExporterContext is the context value of the TLS exporter for an epoch.
 func ExporterContext(number uint64) []byte { return binary.BigEndian.AppendUint64(nil, number) }
 
-// New extracts the secret of a session for an epoch. It neither keeps nor overwrites dek and exporter.
+// New extracts the secret of a session for an epoch. It neither keeps nor overwrites dek and
+// exporter.
 func New(dek, exporter []byte, number uint64) (*Secret, error) {
 	if len(dek) != DEKSize {
 		return nil, fmt.Errorf("%w: the data-encryption key has %d bytes, not %d", ErrInput, len(dek), DEKSize)
@@ -181,8 +186,8 @@ func (s *Secret) Direction(from, to string, lanes int) (*Direction, error) {
 	return d, nil
 }
 
-// info is the part of HKDF's info that all values of a direction share. A name never holds a 0 byte, so no two
-// pairs of names give the same bytes.
+// info is the part of HKDF's info that all values of a direction share. A name never holds a 0
+// byte, so no two pairs of names give the same bytes.
 func (s *Secret) info(label, from, to string) ([]byte, error) {
 	if len(s.prk) == 0 {
 		return nil, fmt.Errorf("%w: the secret was zeroed", ErrInput)

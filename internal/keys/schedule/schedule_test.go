@@ -204,7 +204,8 @@ func TestPrintsNoKeys(t *testing.T) {
 	}
 }
 
-// TestExporterContext: the session's exporter is bound to the epoch, as the package's comment writes its number.
+// TestExporterContext: the session's exporter is bound to the epoch, as the package's comment
+// writes its number.
 func TestExporterContext(t *testing.T) {
 	if got := ExporterContext(0x0102030405060708); !bytes.Equal(got, []byte{1, 2, 3, 4, 5, 6, 7, 8}) {
 		t.Errorf("context %x", got)

@@ -34,7 +34,8 @@ func NewBatch(size int) *Batch {
 	return b
 }
 
-// Send sends the batch on a connected or bound socket and returns how many messages the kernel took.
+// Send sends the batch on a connected or bound socket and returns how many messages the kernel
+// took.
 func (b *Batch) Send(fd int) (int, error) { return b.call(unix.SYS_SENDMMSG, fd, 0) }
 
 // Receive returns how many messages came: one at least, and those that are there already.

@@ -16,26 +16,32 @@ import (
 	"weft.dev/weft/internal/netns"
 )
 
-// FloodOptions describe a flood: frames that a pod sends as fast as one thread can, each the first of a flow of its own.
+// FloodOptions describe a flood: frames that a pod sends as fast as one thread can, each the first
+// of a flow of its own.
 type FloodOptions struct {
-	// NetNS and IfName are whose interface sends; SrcMAC and Src its addresses, DstMAC its gateway's. IPv4 only.
+	// NetNS and IfName are whose interface sends; SrcMAC and Src its addresses, DstMAC its
+	// gateway's. IPv4 only.
 	NetNS, IfName  string
 	SrcMAC, DstMAC net.HardwareAddr
 	Src, Dst       netip.Addr
 	// OneFlow sends as many frames, all of one flow: what the packets alone do to others.
 	OneFlow bool
-	// Hostile has some frames of each batch take more than a flow: one is the first fragment of a datagram whose rest
-	// never comes, and the TTL of floodExpiring runs out at the first router, which asks for an ICMP error.
+	// Hostile has some frames of each batch take more than a flow: one is the first fragment of a
+	// datagram whose rest never comes, and the TTL of floodExpiring runs out at the first router,
+	// which asks for an ICMP error.
 	Hostile bool
-	// Nice is the sender's priority, as of nice(1): negative to have it send also where others want the CPU.
+	// Nice is the sender's priority, as of nice(1): negative to have it send also where others want
+	// the CPU.
 	Nice int
 }
 
-// Frames of a flood: Ethernet, IPv4 without options, UDP without a checksum, so that ports may change without touching one.
+// Frames of a flood: Ethernet, IPv4 without options, UDP without a checksum, so that ports may
+// change without touching one.
 const (
 	floodIP, floodUDP = inet.EthernetLen, inet.EthernetLen + inet.IPv4Len
 	floodLen          = floodUDP + inet.UDPLen + 16 // a first fragment's payload is a multiple of 8 bytes
-	// floodPorts is how many source ports take turns, from 1024 up; then comes the next destination port.
+	// floodPorts is how many source ports take turns, from 1024 up; then comes the next destination
+	// port.
 	floodPorts = 60000
 	// floodExpiring of BatchSize frames have a TTL of 1.
 	floodExpiring = 16
@@ -89,8 +95,8 @@ func StartFlood(o FloodOptions) (*Flood, error) {
 	return f, nil
 }
 
-// packetSocket opens a socket that sends frames by an interface and receives none. Frames go past the interface's
-// queueing discipline, and with it past its lock.
+// packetSocket opens a socket that sends frames by an interface and receives none. Frames go past
+// the interface's queueing discipline, and with it past its lock.
 func packetSocket(ifName string) (int, error) {
 	iface, err := net.InterfaceByName(ifName)
 	if err != nil {
@@ -147,12 +153,13 @@ func (o FloodOptions) number(frame []byte, n uint64) {
 	binary.BigEndian.PutUint16(frame[floodUDP+2:], uint16(1024+n/floodPorts%floodPorts))
 }
 
-// send sends batch after batch. On a veth the kernel forwards what was sent before it returns, so the flood is as fast
-// as the datapath and does not pile up.
+// send sends batch after batch. On a veth the kernel forwards what was sent before it returns, so
+// the flood is as fast as the datapath and does not pile up.
 func (f *Flood) send() {
 	defer close(f.done)
 	defer unix.Close(f.fd)
-	// Never unlocked: the thread ends with the goroutine, since nobody else shall have its priority.
+	// Never unlocked: the thread ends with the goroutine, since nobody else shall have its
+	// priority.
 	runtime.LockOSThread()
 	if f.err = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), f.opts.Nice); f.err != nil {
 		f.err = fmt.Errorf("flood: set the sender's priority: %w", f.err)
@@ -172,12 +179,14 @@ func (f *Flood) send() {
 		}
 		f.sent.Add(uint64(sent))
 		f.cpu.Store(threadTime())
-		// Whole batches, or the frames of a kind would all have the numbers that others were to have.
+		// Whole batches, or the frames of a kind would all have the numbers that others were to
+		// have.
 		n += BatchSize
 	}
 }
 
-// threadTime is the CPU time of the calling thread, which must be locked; 0 if the kernel does not say.
+// threadTime is the CPU time of the calling thread, which must be locked; 0 if the kernel does not
+// say.
 func threadTime() int64 {
 	var ts unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts)

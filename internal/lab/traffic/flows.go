@@ -15,19 +15,21 @@ import (
 )
 
 const (
-	// flowsAtOnce is how many flows have a message on its way at one time: few for a veth's ring of 256.
+	// flowsAtOnce is how many flows have a message on its way at one time: few for a veth's ring of
+	// 256.
 	flowsAtOnce = 32
 	// flowsSize is the size of a message: turn and flow.
 	flowsSize = 16
 )
 
-// FlowsOptions describe flows that are held for long: sockets of one pod, connected to an echo server of another.
+// FlowsOptions describe flows that are held for long: sockets of one pod, connected to an echo
+// server of another.
 type FlowsOptions struct {
 	From string // path of the network namespace
 	Src  netip.Addr
 	Dst  netip.AddrPort
-	// UDP and TCP are how many flows there are of each. The i-th has the source port FirstPort+i, so that the
-	// same flows can be opened again.
+	// UDP and TCP are how many flows there are of each. The i-th has the source port FirstPort+i,
+	// so that the same flows can be opened again.
 	UDP, TCP  int
 	FirstPort uint16
 }
@@ -89,8 +91,8 @@ func (f *Flows) Close() {
 	}
 }
 
-// Exchange sends a message over every flow and waits for its echo. A datagram that gets no answer for udpRetry is
-// sent again, until ctx ends; a TCP connection that breaks is an error.
+// Exchange sends a message over every flow and waits for its echo. A datagram that gets no answer
+// for udpRetry is sent again, until ctx ends; a TCP connection that breaks is an error.
 func (f *Flows) Exchange(ctx context.Context) error {
 	f.turn++
 	for at := 0; at < len(f.udp); at += flowsAtOnce {

@@ -37,7 +37,8 @@ var pattern = func() []byte {
 type TCPOptions struct {
 	// From and To are paths of network namespaces.
 	From, To string
-	// Src is bound by the sender when valid; Dst is where the receiver listens. Port 0: any free one.
+	// Src is bound by the sender when valid; Dst is where the receiver listens. Port 0: any free
+	// one.
 	Src netip.Addr
 	Dst netip.AddrPort
 	// BytesPerSecond limits the stream; 0 is as fast as it goes.

@@ -31,10 +31,12 @@ const (
 type UDPOptions struct {
 	// From and To are paths of network namespaces.
 	From, To string
-	// Src is bound by the sender when valid; Dst is where the receiver listens. Port 0: any free one.
+	// Src is bound by the sender when valid; Dst is where the receiver listens. Port 0: any free
+	// one.
 	Src netip.Addr
 	Dst netip.AddrPort
-	// PPS is packets per second, default 1000; Size the UDP payload in bytes, default 64, at least 32.
+	// PPS is packets per second, default 1000; Size the UDP payload in bytes, default 64, at least
+	// 32.
 	PPS, Size int
 }
 

@@ -31,7 +31,8 @@ func Dial(ctx context.Context, path string) (*Client, error) {
 	return dial(ctx, path, UID, unix.EAGAIN)
 }
 
-// DialUnpublished reaches a process between Start and Publish, waiting until it listens or ctx ends.
+// DialUnpublished reaches a process between Start and Publish, waiting until it listens or ctx
+// ends.
 func DialUnpublished(ctx context.Context, path string) (*Client, error) {
 	return dial(ctx, unpublished(path), UID, unix.EAGAIN, unix.ECONNREFUSED)
 }

@@ -277,7 +277,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestCloseLeavesNothing: nothing waits for the end of a process that nobody has to do with any more.
+// TestCloseLeavesNothing: nothing waits for the end of a process that nobody has to do with any
+// more.
 func TestCloseLeavesNothing(t *testing.T) {
 	path := listen(t, func(conn *net.UnixConn) {
 		conn.Read(make([]byte, 1)) // until the client goes

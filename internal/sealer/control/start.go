@@ -138,8 +138,8 @@ func bind(path string) (*os.File, error) {
 	return socket, nil
 }
 
-// Godebug keeps the Go runtime from looking for changes of the CPU limit, for which it opens files at any time: the
-// filter of the process's system calls would end it.
+// Godebug keeps the Go runtime from looking for changes of the CPU limit, for which it opens files
+// at any time: the filter of the process's system calls would end it.
 const Godebug = "GODEBUG=updatemaxprocs=0"
 
 // run starts the binary by a descriptor: the process's uid need not be able to reach its path.

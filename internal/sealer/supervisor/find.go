@@ -19,8 +19,8 @@ import (
 // copies of the keys may be the only ones.
 const patience = 3 * control.Timeout
 
-// find takes over the process of an earlier agent, or starts one. One of another build hands its keys and its tap to
-// the new one; what lies in the tap meanwhile waits.
+// find takes over the process of an earlier agent, or starts one. One of another build hands its
+// keys and its tap to the new one; what lies in the tap meanwhile waits.
 func (s *Supervisor) find(ctx context.Context) (*process, error) {
 	s.endUnpublished(ctx)
 	old, tap, err := s.adopt(ctx)
@@ -70,7 +70,8 @@ func (s *Supervisor) openTap() (*os.File, error) {
 	return s.opt.Datapath.OpenSealerTap()
 }
 
-// endUnpublished ends a process that an earlier agent has started and not published: it did not begin.
+// endUnpublished ends a process that an earlier agent has started and not published: it did not
+// begin.
 func (s *Supervisor) endUnpublished(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -101,8 +102,8 @@ func end(ctx context.Context, client *control.Client) error {
 // errUnfit says of a process that it is of no use, however often it is asked.
 var errUnfit = errors.New("it cannot be taken over")
 
-// adopt reaches a process that an earlier agent has left and takes copies of its keys, and its tap. Nil if there is
-// none. One that does not answer is asked again and again before it is killed.
+// adopt reaches a process that an earlier agent has left and takes copies of its keys, and its tap.
+// Nil if there is none. One that does not answer is asked again and again before it is killed.
 func (s *Supervisor) adopt(ctx context.Context) (*process, *os.File, error) {
 	var silent *control.Client // that was reached last
 	defer func() {
@@ -162,7 +163,8 @@ func (s *Supervisor) takeOver(ctx context.Context, client *control.Client) (*pro
 	defer control.Wipe(keys)
 	for i := range keys {
 		k := esp.SealerKey{Out: keys[i].Out, ID: keys[i].SA, Fingerprint: keys[i].Fingerprint, Key: keys[i].Key, Salt: keys[i].Salt}
-		// What is not taken over is none of SealerKeys: begin unmarks it, and has the process forget it.
+		// What is not taken over is none of SealerKeys: begin unmarks it, and has the process
+		// forget it.
 		if _, err := s.opt.Datapath.AdoptSealerKey(&k); err != nil {
 			s.opt.Log.Warn("a key of the sealer's is not taken over", "err", err)
 		}

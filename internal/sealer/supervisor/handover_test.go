@@ -36,7 +36,8 @@ func gone(pid int) func() error {
 	}
 }
 
-// TestHandOverFails: a sealer stays, and is found, when the one that is to replace it does not start.
+// TestHandOverFails: a sealer stays, and is found, when the one that is to replace it does not
+// start.
 func TestHandOverFails(t *testing.T) {
 	b := newHarness(t)
 	first := b.left(t, key(1), key(2))
@@ -66,8 +67,8 @@ func TestHandOverFails(t *testing.T) {
 	eventually(t, "the end of the first", gone(first))
 }
 
-// TestNeverBegun: a process that an agent has started and not begun, since it was killed, is ended: another may read
-// the tap.
+// TestNeverBegun: a process that an agent has started and not begun, since it was killed, is ended:
+// another may read the tap.
 func TestNeverBegun(t *testing.T) {
 	for _, published := range []bool{false, true} {
 		t.Run(fmt.Sprint("published ", published), func(t *testing.T) {
@@ -106,7 +107,8 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// TestSlowToAnswer: a process that does not answer for a while keeps its keys, which may be the only copies.
+// TestSlowToAnswer: a process that does not answer for a while keeps its keys, which may be the
+// only copies.
 func TestSlowToAnswer(t *testing.T) {
 	b := newHarness(t)
 	first := b.left(t, key(1))

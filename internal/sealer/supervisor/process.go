@@ -31,8 +31,8 @@ func (p *process) current(build string) bool {
 	return p.hello.Protocol == control.Protocol && p.hello.Build == build
 }
 
-// begin gives the process all that it needs and has it read the tap. The one before stops first, so that no two
-// of them send packets of a flow out of order.
+// begin gives the process all that it needs and has it read the tap. The one before stops first, so
+// that no two of them send packets of a flow out of order.
 func (p *process) begin(ctx context.Context, opt Options) error {
 	if err := p.client.Configure(ctx, control.Config{ESPPort: opt.Port}); err != nil {
 		return err
@@ -82,8 +82,9 @@ func (p *process) replace(ctx context.Context) error {
 	return before.Close()
 }
 
-// abandon is for a process that did not begin. One that an earlier agent has begun goes on if this agent is ended,
-// and so does one that was to be replaced if it answers. What else there is is killed.
+// abandon is for a process that did not begin. One that an earlier agent has begun goes on if this
+// agent is ended, and so does one that was to be replaced if it answers. What else there is is
+// killed.
 func (p *process) abandon(ctx context.Context) error {
 	ended := ctx.Err() != nil
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*control.Timeout)
@@ -108,8 +109,8 @@ func (p *process) close() {
 	}
 }
 
-// sync gives the process the keys that it is to have, marks those that it has, and has it forget the others. Nothing
-// is marked that it does not hold.
+// sync gives the process the keys that it is to have, marks those that it has, and has it forget
+// the others. Nothing is marked that it does not hold.
 func (p *process) sync(ctx context.Context, dp Datapath) error {
 	wanted := dp.SealerKeys()
 	want := make(map[control.Held]bool, len(wanted))
@@ -150,8 +151,8 @@ func (p *process) sync(ctx context.Context, dp Datapath) error {
 	return nil
 }
 
-// unmark has the programs not count on keys that are about to go, the first time on any that the process does not
-// hold.
+// unmark has the programs not count on keys that are about to go, the first time on any that the
+// process does not hold.
 func (p *process) unmark(dp Datapath, wanted []esp.SealerKey, gone []control.Held) error {
 	if p.swept {
 		for _, held := range gone {

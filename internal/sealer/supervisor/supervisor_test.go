@@ -33,8 +33,8 @@ type host struct {
 	changed chan struct{}
 	prepare error             // of PrepareSealer
 	strange func(uint32) bool // keys that are not taken over
-	// Called without the lock, each if it is there: when a secret is fetched, when all but some are unmarked, when
-	// one is.
+	// Called without the lock, each if it is there: when a secret is fetched, when all but some are
+	// unmarked, when one is.
 	onSecret, onSweep func()
 	onUnmark          func(esp.SealerKey)
 }
@@ -280,7 +280,8 @@ func eventually(t *testing.T, what string, check func() error) {
 	}
 }
 
-// TestKeysFollow: the process has the keys that the datapath has, and no others, also after it was killed.
+// TestKeysFollow: the process has the keys that the datapath has, and no others, also after it was
+// killed.
 func TestKeysFollow(t *testing.T) {
 	b, h := newHarness(t), newHost(key(1))
 	s, _ := b.run(t, h, control.Build())
@@ -306,8 +307,8 @@ func TestKeysFollow(t *testing.T) {
 	}
 }
 
-// TestAgentRestarted: a process stays when its agent ends. The next agent of the same build takes it over, keys
-// included; one of another build has its own take over, and the first ends.
+// TestAgentRestarted: a process stays when its agent ends. The next agent of the same build takes
+// it over, keys included; one of another build has its own take over, and the first ends.
 func TestAgentRestarted(t *testing.T) {
 	b, h := newHarness(t), newHost(key(1), key(2))
 	s, stop := b.run(t, h, control.Build())
@@ -342,7 +343,8 @@ func TestAgentRestarted(t *testing.T) {
 	})
 }
 
-// TestNoTap: what keeps the process from running is told, nothing is given to it, and it starts once that is over.
+// TestNoTap: what keeps the process from running is told, nothing is given to it, and it starts
+// once that is over.
 func TestNoTap(t *testing.T) {
 	b, h := newHarness(t), newHost(key(1))
 	h.refuse, h.on = errors.New("no such device"), true

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// TestAgentsDirectories: from where agents write, no other objects are read than those that they write there.
+// TestAgentsDirectories: from where agents write, no other objects are read than those that they
+// write there.
 func TestAgentsDirectories(t *testing.T) {
 	dir := t.TempDir()
 	text := func(kind, name, spec string) string {
@@ -55,8 +56,8 @@ func TestAgentsDirectories(t *testing.T) {
 	}
 }
 
-// TestAgentsDirectoryByAnotherName: a link that makes an agents' directory out of a listed one, or the reverse, lets
-// no more be read from it.
+// TestAgentsDirectoryByAnotherName: a link that makes an agents' directory out of a listed one, or
+// the reverse, lets no more be read from it.
 func TestAgentsDirectoryByAnotherName(t *testing.T) {
 	for _, tt := range []struct{ name, link, to string }{
 		{"the agents' is a link", "endpoints", "eps"}, {"another is a link to the agents'", "aaa", "endpoints"},

@@ -12,7 +12,8 @@ import (
 	"weft.dev/weft/internal/store"
 )
 
-// BenchmarkChangedEndpoint is one endpoint that changes among 1 000 nodes and 10 000 endpoints, until a watcher is told.
+// BenchmarkChangedEndpoint is one endpoint that changes among 1 000 nodes and 10 000 endpoints,
+// until a watcher is told.
 func BenchmarkChangedEndpoint(b *testing.B) {
 	path := b.TempDir()
 	d, err := Open(path)

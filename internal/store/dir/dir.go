@@ -87,7 +87,8 @@ func (d *Dir) SetOwner(node string) {
 	d.owner = node
 }
 
-// Seed names nodes that were in use before this agent started: of nodes that collide, they come first.
+// Seed names nodes that were in use before this agent started: of nodes that collide, they come
+// first.
 func (d *Dir) Seed(nodes []*v1alpha1.Node) {
 	d.readMu.Lock()
 	defer d.readMu.Unlock()
@@ -130,8 +131,8 @@ func (d *Dir) Snapshot() (*store.Snapshot, error) {
 	return d.history.Snapshot(), nil
 }
 
-// readAll lists the directory and reads the files that are not what they were, with readMu held. Each directory is named
-// to before first.
+// readAll lists the directory and reads the files that are not what they were, with readMu held.
+// Each directory is named to before first.
 func (d *Dir) readAll(before func(dir string)) error {
 	if err := d.readable(); err != nil {
 		return err
@@ -175,9 +176,9 @@ func (d *Dir) readAll(before func(dir string)) error {
 	return nil
 }
 
-// readSome reads files that events have named, with readMu held. It is for the directories in which each file is whole and
-// an object has one place: elsewhere, what has gone from one file may have come into another, and only a listing of all
-// tells. ok is false when it takes one here too.
+// readSome reads files that events have named, with readMu held. It is for the directories in which
+// each file is whole and an object has one place: elsewhere, what has gone from one file may have
+// come into another, and only a listing of all tells. ok is false when it takes one here too.
 func (d *Dir) readSome(paths map[string]bool) (ok bool) {
 	if d.aliased {
 		return false

@@ -338,7 +338,8 @@ func TestSnapshotOfMissing(t *testing.T) {
 	}
 }
 
-// TestLastGoodVersion: no way of losing a file's contents by accident takes its objects out of use; removing it does.
+// TestLastGoodVersion: no way of losing a file's contents by accident takes its objects out of use;
+// removing it does.
 func TestLastGoodVersion(t *testing.T) {
 	for _, tt := range []struct {
 		name  string

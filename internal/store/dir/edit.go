@@ -16,7 +16,8 @@ const appliedDir = "applied"
 
 var _ store.Editor = (*Dir)(nil)
 
-// PutObject implements store.Editor. What people have declared in a file of their own is theirs to edit.
+// PutObject implements store.Editor. What people have declared in a file of their own is theirs to
+// edit.
 func (d *Dir) PutObject(o v1alpha1.Object) error {
 	kind, key := o.Type().Kind, o.Meta().Key()
 	data, err := store.Encode(o)

@@ -39,7 +39,8 @@ func (d *Dir) Epochs() ([]*v1alpha1.Epoch, error) {
 	}), nil
 }
 
-// CreateEpoch implements store.EpochStore. A file's name is taken once, and only by one that is whole and on disk.
+// CreateEpoch implements store.EpochStore. A file's name is taken once, and only by one that is
+// whole and on disk.
 func (d *Dir) CreateEpoch(epoch *v1alpha1.Epoch) error {
 	e := *epoch
 	data, err := store.Encode(&e)
@@ -64,8 +65,8 @@ func (d *Dir) CreateEpoch(epoch *v1alpha1.Epoch) error {
 	return nil
 }
 
-// ReplaceEpoch implements store.EpochStore. The two files change places in one step: readers see the one or the
-// other, and a file that is gone does not come back.
+// ReplaceEpoch implements store.EpochStore. The two files change places in one step: readers see
+// the one or the other, and a file that is gone does not come back.
 func (d *Dir) ReplaceEpoch(epoch *v1alpha1.Epoch, old []byte) error {
 	e := *epoch
 	data, err := store.Encode(&e)
@@ -95,7 +96,8 @@ func (d *Dir) exchange(name string, data, old []byte) error {
 	case errors.Is(err, unix.ENOENT):
 		return store.ErrChanged
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EOPNOTSUPP):
-		// A file system that cannot, such as NFS: one that is deleted in this very moment comes back, to be deleted again.
+		// A file system that cannot, such as NFS: one that is deleted in this very moment comes
+		// back, to be deleted again.
 		err = os.Rename(temp, path)
 	}
 	if err != nil {

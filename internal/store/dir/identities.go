@@ -50,7 +50,8 @@ func (d *Dir) Identity(number uint32) (*v1alpha1.Identity, error) {
 	return nil, fmt.Errorf("read identity %d: %s holds something else: remove it", number, path)
 }
 
-// CreateIdentity implements store.IdentityStore. A file's name is taken once, and only by one that is whole and on disk.
+// CreateIdentity implements store.IdentityStore. A file's name is taken once, and only by one that
+// is whole and on disk.
 func (d *Dir) CreateIdentity(identity *v1alpha1.Identity) error {
 	i := *identity
 	data, err := store.Encode(&i)

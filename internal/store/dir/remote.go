@@ -19,11 +19,12 @@ var networkFileSystems = map[uint32]string{
 	uint32(lustreSuperMagic): "Lustre",
 }
 
-// Not in golang.org/x/sys/unix: GFS2_MAGIC of linux/gfs2_ondisk.h and LUSTRE_SUPER_MAGIC of lustre_user.h.
+// Not in golang.org/x/sys/unix: GFS2_MAGIC of linux/gfs2_ondisk.h and LUSTRE_SUPER_MAGIC of
+// lustre_user.h.
 const gfs2Magic, lustreSuperMagic = 0x01161970, 0x0BD00BD0
 
-// Network is the network file system that the directory is on, "" for none: creating a file and locking one do not hold
-// between hosts as they do on one.
+// Network is the network file system that the directory is on, "" for none: creating a file and
+// locking one do not hold between hosts as they do on one.
 func (d *Dir) Network() string {
 	var s unix.Statfs_t
 	if err := unix.Statfs(d.path, &s); err != nil {

@@ -41,8 +41,8 @@ type version struct {
 // some file systems keep time in whole seconds.
 const settled = 2 * time.Second
 
-// list finds the files to read in dir and its sub-directories, in a stable order. Each directory is named to before
-// first.
+// list finds the files to read in dir and its sub-directories, in a stable order. Each directory is
+// named to before first.
 func list(dir string, before func(dir string)) (files, dirs []file, errs []store.ObjectError) {
 	before(dir)
 	files, dirs, errs = listOne(dir)
@@ -152,15 +152,17 @@ func (d *Dir) read(f file) (cached, error) {
 	return cached{version: v, read: now, source: source}, nil
 }
 
-// agentKinds are the kinds of objects in the sub-directories that agents write to. No other is read from there: who may
-// publish endpoints does not thereby say what may travel in cleartext, or which addresses a node has.
+// agentKinds are the kinds of objects in the sub-directories that agents write to. No other is read
+// from there: who may publish endpoints does not thereby say what may travel in cleartext, or which
+// addresses a node has.
 var agentKinds = map[string]string{
 	endpointsDir:  v1alpha1.KindEndpoint,
 	identitiesDir: v1alpha1.KindIdentity,
 	keysDir:       v1alpha1.KindEpoch,
 }
 
-// belonging are the objects that may be in a file's directory, with an error for each of the others.
+// belonging are the objects that may be in a file's directory, with an error for each of the
+// others.
 func (d *Dir) belonging(path string, objects []store.Declared) (good []store.Declared, errs []store.ObjectError) {
 	sub := d.agentsDir(filepath.Dir(path))
 	want, restricted := agentKinds[sub]
@@ -179,7 +181,8 @@ func (d *Dir) belonging(path string, objects []store.Declared) (good []store.Dec
 	return good, errs
 }
 
-// agentsDir says which of the agents' sub-directories a directory is, whatever links lead to it, or "".
+// agentsDir says which of the agents' sub-directories a directory is, whatever links lead to it, or
+// "".
 func (d *Dir) agentsDir(dir string) string {
 	for sub := range agentKinds {
 		path := filepath.Join(d.path, sub)

@@ -27,9 +27,9 @@ var defaultTiming = timing{
 	retry:    time.Second,
 }
 
-// Watch tells of changes once they have stopped for a moment, since what people write may be half written, and more may
-// follow. Endpoints are read at once: agents write them, each whole, and no node takes a packet of a pod's before it
-// has read its endpoint.
+// Watch tells of changes once they have stopped for a moment, since what people write may be half
+// written, and more may follow. Endpoints are read at once: agents write them, each whole, and no
+// node takes a packet of a pod's before it has read its endpoint.
 //
 // It implements store.Store; it returns nil when ctx ends. The error is for a
 // directory that cannot be read at the start. If that happens later, the objects
@@ -109,7 +109,8 @@ func (w *watch) run(ctx context.Context) error {
 			w.whole = true
 			next.at = time.Time{}
 		}
-		// Looked at here, not left to the timer: events that never cease must not come before it for long.
+		// Looked at here, not left to the timer: events that never cease must not come before it
+		// for long.
 		if left := time.Until(next.at); left > 0 {
 			if next.at != was {
 				due = time.After(left)
@@ -147,8 +148,8 @@ type reading struct {
 	since time.Time // the first change by people that is not read yet
 }
 
-// after is when to read next after a change, which may not be before free for an endpoint's sake. However many changes
-// follow, what is not read yet waits for maxDelay at most for each of the two.
+// after is when to read next after a change, which may not be before free for an endpoint's sake.
+// However many changes follow, what is not read yet waits for maxDelay at most for each of the two.
 func (t timing) after(next reading, from origin, now, free time.Time) reading {
 	sooner := func(at time.Time) {
 		if next.at.IsZero() || at.Before(next.at) {
@@ -186,13 +187,14 @@ func relevant(e fsnotify.Event) bool {
 	return !strings.HasSuffix(filepath.Base(e.Name), ".tmp")
 }
 
-// free is from when on the directory may be read for an endpoint's sake: reading is to take no more than a fifth of
-// the time, unless the directory is so large that this would be too long.
+// free is from when on the directory may be read for an endpoint's sake: reading is to take no more
+// than a fifth of the time, unless the directory is so large that this would be too long.
 func (w *watch) free() time.Time {
 	return w.read.Add(min(5*w.took, w.dir.timing.maxDelay))
 }
 
-// note remembers what an event was about: a file that an agent wrote. After any other event everything is looked at.
+// note remembers what an event was about: a file that an agent wrote. After any other event
+// everything is looked at.
 func (w *watch) note(e fsnotify.Event, from origin) {
 	// A file that was moved away is one that came somewhere else.
 	if from == fromPeople || !isYAML(e.Name) || ignored(filepath.Base(e.Name)) || e.Has(fsnotify.Rename) {
@@ -252,8 +254,8 @@ func (w *watch) tellAway(why string) store.Delta {
 	return store.Delta{Errors: map[string][]store.ObjectError{w.dir.path: errs}}
 }
 
-// cover watches a directory that is about to be listed: what changes in between is an event. One that was replaced
-// meanwhile is watched anew.
+// cover watches a directory that is about to be listed: what changes in between is an event. One
+// that was replaced meanwhile is watched anew.
 func (w *watch) cover(dir string) {
 	if w.notify == nil || w.notify.Add(dir) != nil {
 		w.broken = true

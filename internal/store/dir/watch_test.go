@@ -137,7 +137,8 @@ func TestPollSees(t *testing.T) {
 	must(t, <-done)
 }
 
-// TestEndpointsAreReadAtOnce: what other agents publish does not wait for other changes, what people write does.
+// TestEndpointsAreReadAtOnce: what other agents publish does not wait for other changes, what
+// people write does.
 func TestEndpointsAreReadAtOnce(t *testing.T) {
 	dir := t.TempDir()
 	tree(t, dir, map[string]string{"a.yaml": node("a", 1)})
@@ -178,7 +179,8 @@ func TestUnchangedIsNotDelivered(t *testing.T) {
 // unwatched is for a reading that nobody watches.
 func unwatched(string) {}
 
-// TestWhenToRead has changes at moments, in ms, and looks when the directory is read after the last of them.
+// TestWhenToRead has changes at moments, in ms, and looks when the directory is read after the last
+// of them.
 func TestWhenToRead(t *testing.T) {
 	const debounce, most = 50, 500
 	tm := timing{debounce: debounce * time.Millisecond, maxDelay: most * time.Millisecond}
@@ -258,7 +260,8 @@ func TestEventsThatNeverCease(t *testing.T) {
 	}
 }
 
-// TestWholeReadListsOnce: a whole reading watches each directory before it lists it, and lists each once.
+// TestWholeReadListsOnce: a whole reading watches each directory before it lists it, and lists each
+// once.
 func TestWholeReadListsOnce(t *testing.T) {
 	dir := t.TempDir()
 	tree(t, dir, map[string]string{"a.yaml": node("a", 1), "sub/b.yaml": node("b", 2)})
@@ -277,8 +280,8 @@ func TestWholeReadListsOnce(t *testing.T) {
 	}
 }
 
-// TestGivenUpHalfWay has a change that is read together with a file that takes a listing of all: the listing
-// finds the change in its cache, and must tell of it all the same.
+// TestGivenUpHalfWay has a change that is read together with a file that takes a listing of all:
+// the listing finds the change in its cache, and must tell of it all the same.
 func TestGivenUpHalfWay(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)

@@ -73,7 +73,8 @@ func TestStartsWithoutEtcd(t *testing.T) {
 	w.nodes("", "a")
 }
 
-// TestCompaction: what was deleted and made while nobody looked is found, though etcd has forgotten the steps.
+// TestCompaction: what was deleted and made while nobody looked is found, though etcd has forgotten
+// the steps.
 func TestCompaction(t *testing.T) {
 	c := etcdtest.Start(t, etcdtest.Options{})
 	puts(t, c, map[string]string{"/weft/node/a": nodeText("a", 1), "/weft/node/b": nodeText("b", 2), "/weft/node/c": nodeText("c", 3)})
@@ -126,7 +127,8 @@ func TestLeaderOfEtcdIsKilled(t *testing.T) {
 	w.noneLost()
 }
 
-// TestRestore puts an older state of etcd in place of what was, under the same cluster ID, while watchers live.
+// TestRestore puts an older state of etcd in place of what was, under the same cluster ID, while
+// watchers live.
 func TestRestore(t *testing.T) {
 	for _, further := range []int{0, 500} { // writes after the restore, before anybody looks
 		t.Run(fmt.Sprint(further, " writes after"), func(t *testing.T) {
@@ -236,7 +238,8 @@ func TestDatabaseIsFull(t *testing.T) {
 	must(t, err)
 }
 
-// TestStartWithTakenPort: a cluster of tests one of whose members finds its port taken is started again, with others.
+// TestStartWithTakenPort: a cluster of tests one of whose members finds its port taken is started
+// again, with others.
 func TestStartWithTakenPort(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)

@@ -40,8 +40,8 @@ func (e *Etcd) explain(err error) error {
 	return err
 }
 
-// reason is what keeps the connection from being made. etcd's client waits for one until the time is over, and then says
-// just that.
+// reason is what keeps the connection from being made. etcd's client waits for one until the time
+// is over, and then says just that.
 func (e *Etcd) reason(err error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), reasonTimeout)
 	defer cancel()

@@ -6,11 +6,11 @@
 //
 // # What is read
 //
-// An Etcd has a mirror of all keys under its prefix, at one revision. A watch keeps it current; what
-// else reads asks etcd for what has changed since, so no answer is older than the question. While
-// etcd is away the mirror stays as it is. A new connection goes on at the mirror's revision, after a
-// look whether that revision still is what it was: if etcd was restored to an older state, all is
-// listed again (see mirror.go).
+// An Etcd has a mirror of all keys under its prefix, at one revision. A watch keeps it current;
+// what else reads asks etcd for what has changed since, so no answer is older than the question.
+// While etcd is away the mirror stays as it is. A new connection goes on at the mirror's revision,
+// after a look whether that revision still is what it was: if etcd was restored to an older state,
+// all is listed again (see mirror.go).
 package etcd
 
 import (
@@ -51,7 +51,8 @@ const (
 	reasonTimeout = time.Second
 	// retryMin and retryMax bound the pauses of a watch whose etcd is away.
 	retryMin, retryMax = 100 * time.Millisecond, 5 * time.Second
-	// A connection that says nothing for keepaliveTime is asked whether it lives, and has keepaliveTimeout to answer.
+	// A connection that says nothing for keepaliveTime is asked whether it lives, and has
+	// keepaliveTimeout to answer.
 	keepaliveTime, keepaliveTimeout = 10 * time.Second, 5 * time.Second
 	// pageSize is how many keys one answer of a listing has at most.
 	pageSize = 2000
@@ -71,7 +72,8 @@ type Etcd struct {
 	mu      sync.Mutex // guards what follows
 	history store.History
 	mirror  mirror
-	// away is why etcd cannot be reached, as far as a watch knows; nil while it can, or nobody watches.
+	// away is why etcd cannot be reached, as far as a watch knows; nil while it can, or nobody
+	// watches.
 	away      error
 	awaySince time.Time
 }
@@ -109,7 +111,8 @@ func Open(opt Options) (*Etcd, error) {
 // Close ends the connection, and what waits for it.
 func (e *Etcd) Close() error { return e.client.Close() }
 
-// Seed names nodes that were in use before this agent started: of nodes that collide, they come first.
+// Seed names nodes that were in use before this agent started: of nodes that collide, they come
+// first.
 func (e *Etcd) Seed(nodes []*v1alpha1.Node) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -171,5 +174,6 @@ func (e *Etcd) call(ctx context.Context) (context.Context, context.CancelFunc, e
 	return ctx, cancel, nil
 }
 
-// maxAnswer is the size of the largest message that is taken, in bytes: what etcd's own client takes.
+// maxAnswer is the size of the largest message that is taken, in bytes: what etcd's own client
+// takes.
 const maxAnswer = math.MaxInt32

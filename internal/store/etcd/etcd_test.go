@@ -170,7 +170,8 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestTwoNodesClaimOneEndpoint: the one in use stays, and once it is withdrawn the other takes its place.
+// TestTwoNodesClaimOneEndpoint: the one in use stays, and once it is withdrawn the other takes its
+// place.
 func TestTwoNodesClaimOneEndpoint(t *testing.T) {
 	c := etcdtest.Start(t, etcdtest.Options{})
 	a, b := open(t, c, "a"), open(t, c, "b")
@@ -362,7 +363,8 @@ func TestEpochs(t *testing.T) {
 	}
 }
 
-// TestLeader: one of two, and the other once it resigns or falls silent. No object goes with a leader.
+// TestLeader: one of two, and the other once it resigns or falls silent. No object goes with a
+// leader.
 func TestLeader(t *testing.T) {
 	c := etcdtest.Start(t, etcdtest.Options{})
 	a, b := open(t, c, "a"), open(t, c, "b")

@@ -19,7 +19,8 @@ func (e *Etcd) leaderKey() string { return e.root() + leaderName }
 // dirOf is where the objects of a kind are, with its last slash.
 func (e *Etcd) dirOf(kind string) string { return e.root() + strings.ToLower(kind) + "/" }
 
-// endpointsOf is where a node's endpoints are: its own part, which no other node need be able to write.
+// endpointsOf is where a node's endpoints are: its own part, which no other node need be able to
+// write.
 func (e *Etcd) endpointsOf(node string) string { return e.dirOf(v1alpha1.KindEndpoint) + node + "/" }
 
 // keyOf is where an object belongs.
@@ -45,7 +46,8 @@ func (e *Etcd) kindOf(key string) string {
 	return ""
 }
 
-// fileOf is what a key is called in errors. One that holds no object must not look like a directory of others.
+// fileOf is what a key is called in errors. One that holds no object must not look like a directory
+// of others.
 func (e *Etcd) fileOf(key string) string {
 	if e.kindOf(key) == "" {
 		return strconv.Quote(key)
@@ -53,8 +55,8 @@ func (e *Etcd) fileOf(key string) string {
 	return key
 }
 
-// sourceOf is what a key holds, nil for nothing that matters. was is the key of the identity that it gave a
-// number to until now.
+// sourceOf is what a key holds, nil for nothing that matters. was is the key of the identity that
+// it gave a number to until now.
 func (e *Etcd) sourceOf(key string, value []byte, was string) *store.Source {
 	if key == e.leaderKey() {
 		return nil

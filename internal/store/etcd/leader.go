@@ -16,9 +16,9 @@ import (
 // leaderTTL is how long a leader that says nothing still is the leader, in seconds.
 const leaderTTL = 15
 
-// Leader is the leadership of the one agent that makes and removes epochs. It holds a key with a lease: no object
-// of a node has one, so none goes when a node falls silent. Two leaders at once would do no harm: an epoch is made
-// exclusively.
+// Leader is the leadership of the one agent that makes and removes epochs. It holds a key with a
+// lease: no object of a node has one, so none goes when a node falls silent. Two leaders at once
+// would do no harm: an epoch is made exclusively.
 type Leader struct {
 	etcd *Etcd
 	node string
@@ -32,7 +32,8 @@ type Leader struct {
 // Leader is the candidacy of a node.
 func (e *Etcd) Leader(node string) *Leader { return &Leader{etcd: e, node: node} }
 
-// Campaign blocks until this node is the leader or ctx ends. What keeps it from even trying is told to trouble.
+// Campaign blocks until this node is the leader or ctx ends. What keeps it from even trying is told
+// to trouble.
 func (l *Leader) Campaign(ctx context.Context, trouble func(error)) error {
 	return store.Campaign(ctx, l.try, trouble)
 }

@@ -19,12 +19,14 @@ type mirror struct {
 	// revision is 0 before the first listing.
 	revision int64
 	cluster  uint64
-	// generation is another one each time etcd was found to have gone back: what was on its way before counts no more.
+	// generation is another one each time etcd was found to have gone back: what was on its way
+	// before counts no more.
 	generation int
 	entries    map[string]*entry
 	// lost is how many entries are not in etcd any more and stay all the same (see lose).
 	lost int
-	// anchor is the key that was put last: as long as etcd has it as it was, its history is the one that the mirror is of.
+	// anchor is the key that was put last: as long as etcd has it as it was, its history is the one
+	// that the mirror is of.
 	anchor string
 }
 
@@ -35,7 +37,8 @@ type entry struct {
 	source   *store.Source
 	// identity is whom an identity's number was given to first: see identityOf.
 	identity string
-	// own is the value of what this node writes again should etcd have lost it, and the leader's name.
+	// own is the value of what this node writes again should etcd have lost it, and the leader's
+	// name.
 	own  []byte
 	lost bool
 }
@@ -45,7 +48,8 @@ var seed = maphash.MakeSeed()
 
 func newMirror() mirror { return mirror{entries: map[string]*entry{}} }
 
-// bump is how far `etcdutl snapshot restore --bump-revision` moves on at least: nobody writes as much meanwhile.
+// bump is how far `etcdutl snapshot restore --bump-revision` moves on at least: nobody writes as
+// much meanwhile.
 const bump = 100_000_000
 
 // refresh brings the mirror to what etcd holds at this moment or after.
@@ -92,7 +96,8 @@ type news struct {
 	there    map[string]bool    // all keys, if not as many as expected
 }
 
-// since asks, in one step, for what was put at or after the anchor's revision, and for the anchor itself.
+// since asks, in one step, for what was put at or after the anchor's revision, and for the anchor
+// itself.
 func (e *Etcd) since(ctx context.Context, anchor string, revision int64) (*news, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -218,8 +223,8 @@ func newest(entries map[string]*entry) string {
 	return found
 }
 
-// writesAgain says whether this node writes what a key holds again, should etcd have lost it: its own endpoints, and what
-// must not be given twice.
+// writesAgain says whether this node writes what a key holds again, should etcd have lost it: its
+// own endpoints, and what must not be given twice.
 func (e *Etcd) writesAgain(key string) bool {
 	switch e.kindOf(key) {
 	case v1alpha1.KindIdentity, v1alpha1.KindEpoch:

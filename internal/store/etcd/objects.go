@@ -18,7 +18,8 @@ import (
 	"weft.dev/weft/internal/store"
 )
 
-// PutEndpoint implements store.Store: when it returns, a majority of etcd's members has the endpoint.
+// PutEndpoint implements store.Store: when it returns, a majority of etcd's members has the
+// endpoint.
 func (e *Etcd) PutEndpoint(ep *v1alpha1.Endpoint) error {
 	own := *ep
 	data, err := store.Encode(&own)
@@ -31,8 +32,9 @@ func (e *Etcd) PutEndpoint(ep *v1alpha1.Endpoint) error {
 	return nil
 }
 
-// DeleteEndpoint implements store.Store. It is about this node's endpoints alone. One that an older state of etcd has lost
-// is put and deleted: whoever keeps it in use learns by that that it is to go.
+// DeleteEndpoint implements store.Store. It is about this node's endpoints alone. One that an older
+// state of etcd has lost is put and deleted: whoever keeps it in use learns by that that it is to
+// go.
 func (e *Etcd) DeleteEndpoint(key string) error {
 	path := e.endpointsOf(e.opt.Node) + key
 	e.mu.Lock()
@@ -154,14 +156,16 @@ func (e *Etcd) create(ctx context.Context, key string, value []byte) error {
 	return nil
 }
 
-// createObject makes an object for one caller only. One that an older state of etcd has lost is taken still.
+// createObject makes an object for one caller only. One that an older state of etcd has lost is
+// taken still.
 func (e *Etcd) createObject(o v1alpha1.Object) error {
 	data, err := store.Encode(o)
 	if err == nil {
 		err = e.Away()
 	}
 	if err == nil {
-		// What was lost in a restore is found out, and written again, before its number can be taken.
+		// What was lost in a restore is found out, and written again, before its number can be
+		// taken.
 		err = e.refresh(context.Background())
 	}
 	key := e.keyOf(o)
@@ -180,7 +184,8 @@ func (e *Etcd) createObject(o v1alpha1.Object) error {
 	return nil
 }
 
-// Pod asks etcd for one pod, nil for none: it may have been declared a moment ago. One that is declared wrongly is an error.
+// Pod asks etcd for one pod, nil for none: it may have been declared a moment ago. One that is
+// declared wrongly is an error.
 func (e *Etcd) Pod(key string) (*v1alpha1.Pod, error) {
 	ctx, cancel, err := e.call(context.Background())
 	if err != nil {
@@ -255,7 +260,8 @@ func (e *Etcd) CreateEpoch(epoch *v1alpha1.Epoch) error {
 	return e.createObject(&o)
 }
 
-// ReplaceEpoch implements store.EpochStore, by a transaction that holds if nobody has touched the key meanwhile.
+// ReplaceEpoch implements store.EpochStore, by a transaction that holds if nobody has touched the
+// key meanwhile.
 func (e *Etcd) ReplaceEpoch(epoch *v1alpha1.Epoch, old []byte) error {
 	o := *epoch
 	data, err := store.Encode(&o)

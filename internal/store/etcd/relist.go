@@ -19,8 +19,9 @@ type listing struct {
 	keys     map[string]*mvccpb.KeyValue
 }
 
-// relist lists all keys and takes over what is different from the mirror. back says that etcd has gone back to an older
-// state; the listing may show it, too. Then nothing is gone for not being listed.
+// relist lists all keys and takes over what is different from the mirror. back says that etcd has
+// gone back to an older state; the listing may show it, too. Then nothing is gone for not being
+// listed.
 func (e *Etcd) relist(ctx context.Context, back bool) error {
 	for attempt := 0; ; attempt++ {
 		l, err := e.list(ctx)
@@ -94,7 +95,8 @@ func (e *Etcd) isOlder(l *listing) bool {
 	return false
 }
 
-// writeAgain writes what this node knows, an older state of etcd has not, and nobody has written meanwhile.
+// writeAgain writes what this node knows, an older state of etcd has not, and nobody has written
+// meanwhile.
 func (e *Etcd) writeAgain(ctx context.Context, l *listing) (wrote bool, err error) {
 	for key, value := range e.owned() {
 		if l.keys[key] != nil {
@@ -139,7 +141,8 @@ func (e *Etcd) adopt(l *listing, back bool) {
 	e.history.Update(changed)
 }
 
-// lose marks what an older state of etcd has not: a mistake, so that the last good version stays in use.
+// lose marks what an older state of etcd has not: a mistake, so that the last good version stays in
+// use.
 func (e *Etcd) lose(key string, known *entry, changed map[string]*store.Source) {
 	if e.kindOf(key) == "" {
 		e.remove(key, changed)

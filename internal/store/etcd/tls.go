@@ -10,8 +10,8 @@ import (
 // TLSFiles are PEM files: the authorities of etcd's certificates, and what this client shows.
 type TLSFiles struct{ CA, Cert, Key string }
 
-// config is nil without files. The client's certificate is read anew for every connection, so that one that was renewed
-// is used.
+// config is nil without files. The client's certificate is read anew for every connection, so that
+// one that was renewed is used.
 func (f TLSFiles) config() (*tls.Config, error) {
 	if f == (TLSFiles{}) {
 		return nil, nil

@@ -20,11 +20,12 @@ const awayFile = "store.etcd"
 // errBehind ends a stream that cannot go on where the mirror is.
 var errBehind = errors.New("the watch has to begin anew")
 
-// Watch implements store.Store. It returns when ctx ends: while etcd is away it tries again, and what was read last
-// stays.
+// Watch implements store.Store. It returns when ctx ends: while etcd is away it tries again, and
+// what was read last stays.
 //
-// etcd's own client would resume a watch by itself and not tell, at a revision that is another one after etcd was
-// restored. So the stream here is a plain one, and each new one begins with a look at where etcd is.
+// etcd's own client would resume a watch by itself and not tell, at a revision that is another one
+// after etcd was restored. So the stream here is a plain one, and each new one begins with a look
+// at where etcd is.
 func (e *Etcd) Watch(ctx context.Context, changed func(store.Delta)) error {
 	w := &watch{etcd: e, changed: changed}
 	defer w.close()
@@ -152,7 +153,8 @@ func (w *watch) tell() {
 	}
 }
 
-// away says that etcd cannot be reached. Before the first listing there is nobody to be told but the log.
+// away says that etcd cannot be reached. Before the first listing there is nobody to be told but
+// the log.
 func (w *watch) away(err error) {
 	e := w.etcd
 	if !e.setAway(err) {

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestKHz: two measurements agree better than the kernel asks of a frequency that it is given, which is one in a hundred.
+// TestKHz: two measurements agree better than the kernel asks of a frequency that it is given,
+// which is one in a hundred.
 func TestKHz(t *testing.T) {
 	one, other := KHz(), KHz()
 	if (one == 0) != (runtime.GOARCH != "amd64") {

@@ -1,4 +1,5 @@
-// Package kektest holds one table of behaviour that every KEK provider must show, run against real counterparts where they can be had.
+// Package kektest holds one table of behaviour that every KEK provider must show, run against real
+// counterparts where they can be had.
 package kektest
 
 import (
@@ -16,13 +17,15 @@ import (
 	"weft.dev/weft/internal/keys/kek"
 )
 
-// Target is one provider and its counterpart. A hook that is nil needs an entry in Skip that says why.
+// Target is one provider and its counterpart. A hook that is nil needs an entry in Skip that says
+// why.
 type Target struct {
 	// Open opens the KEK against the healthy counterpart.
 	Open func(t *testing.T, opts kek.Options) kek.KEK
 	// Rotate makes a new version of the key.
 	Rotate func(t *testing.T)
-	// Disable, Deny, Throttle, Slow and Down cause that fault until undo is called. Slow means 10 s for each answer.
+	// Disable, Deny, Throttle, Slow and Down cause that fault until undo is called. Slow means 10 s
+	// for each answer.
 	Disable, Deny, Throttle, Slow, Down func(t *testing.T) (undo func())
 	// DownKind is the error's kind while the counterpart is away; nil means kek.ErrUnreachable.
 	DownKind error
@@ -124,7 +127,8 @@ func roundTrip(t *testing.T, target Target) {
 	mustUnwrap(t, target.Open(t, once()), blob, dek, here)
 }
 
-// otherBinding: the blob itself names its binding, and forging that name does not help: the KMS or the inner hash refuses it.
+// otherBinding: the blob itself names its binding, and forging that name does not help: the KMS or
+// the inner hash refuses it.
 func otherBinding(other kek.Binding) func(*testing.T, Target) {
 	return func(t *testing.T, target Target) {
 		k := target.Open(t, once())
@@ -142,7 +146,8 @@ func otherBinding(other kek.Binding) func(*testing.T, Target) {
 	}
 }
 
-// olderFormat: a blob that does not bind the epoch's times is read whatever they are, and one that does cannot be made one.
+// olderFormat: a blob that does not bind the epoch's times is read whatever they are, and one that
+// does cannot be made one.
 func olderFormat(t *testing.T, target Target) {
 	k := target.Open(t, once())
 	dek, blob, _ := wrap(t, k, untimed)
@@ -235,7 +240,8 @@ func check(t *testing.T, target Target) {
 	t.Logf("%+v", r)
 }
 
-// fault: both directions report the kind, the text says what to do, and all is well when the fault is gone.
+// fault: both directions report the kind, the text says what to do, and all is well when the fault
+// is gone.
 func fault(hook func(Target) func(*testing.T) func(), kind error) func(*testing.T, Target) {
 	return func(t *testing.T, target Target) {
 		k, patient := target.Open(t, once()), target.Open(t, kek.Options{RetryFor: 20 * time.Second})
@@ -273,7 +279,8 @@ func throttledForAWhile(t *testing.T, target Target) {
 	mustUnwrap(t, k, blob, dek, here)
 }
 
-// slow: an answer that takes 10 s ends at the caller's deadline, or at the attempt's own, as unreachable.
+// slow: an answer that takes 10 s ends at the caller's deadline, or at the attempt's own, as
+// unreachable.
 func slow(t *testing.T, target Target) {
 	opts := once()
 	opts.AttemptTimeout = 300 * time.Millisecond

@@ -113,7 +113,8 @@ func (a *Authority) Write(t testing.TB, dir string, cert *tls.Certificate) nodei
 
 func writePEM(t testing.TB, path, kind string, raw []byte, mode os.FileMode) {
 	t.Helper()
-	// A new file each time, as every tool that is careful does: the mode is right from the beginning.
+	// A new file each time, as every tool that is careful does: the mode is right from the
+	// beginning.
 	_ = os.Remove(path)
 	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: raw}), mode); err != nil {
 		t.Fatal(err)

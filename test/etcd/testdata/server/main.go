@@ -1,4 +1,5 @@
-// Command server is etcd, as its own module has it: a module of its own, so that the product's needs nothing of it.
+// Command server is etcd, as its own module has it: a module of its own, so that the product's
+// needs nothing of it.
 package main
 
 import (

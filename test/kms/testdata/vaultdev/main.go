@@ -1,7 +1,9 @@
-// Command vaultdev is Vault for the tests of Weft: the real core with the transit engine and JWT logins, unsealed, in memory, on loopback. It prints its address
-// and root token as JSON and ends when its standard input does.
+// Command vaultdev is Vault for the tests of Weft: the real core with the transit engine and JWT
+// logins, unsealed, in memory, on loopback. It prints its address and root token as JSON and ends
+// when its standard input does.
 //
-// It is a module of its own, since Vault's dependencies are many; test/kms builds it and keeps the binary in the cache.
+// It is a module of its own, since Vault's dependencies are many; test/kms builds it and keeps the
+// binary in the cache.
 package main
 
 import (
