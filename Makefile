@@ -158,11 +158,11 @@ mutate: fetch bpf
 mutate-some: fetch bpf
 	@GOPROXY=off $(GO) run ./test/mutate -for 120s
 
-# A lab walked through random mistakes, crashes and absences, see docs/model-test.md. `make test` walks some hundred steps; this is for a
-# nightly job: hours. WEFT_MODEL_SEED has the same walk again.
+# Labs walked through random mistakes, crashes and absences, see docs/model-test.md. `make test` walks some hundred steps; this is for
+# a nightly job: most of an hour. WEFT_MODEL_SEED has the same walks again.
 .PHONY: test-model
-test-model: fetch bpf
-	WEFT_MODEL_STEPS=$${WEFT_MODEL_STEPS:-10000} GOPROXY=off $(GO) test -v -count=1 -timeout 24h ./test/model
+test-model: build fetch
+	@WEFT_BINARY=$(CURDIR)/build/weft GOPROXY=off test/model/run
 
 # What takes too long for every change, for a nightly job: all tests on all kernels, Vault, long versions, random walks, faults. A part
 # that fails does not keep the next from running.

@@ -119,10 +119,8 @@
 	  "would cross from one network to another, or leave its node in another than 0",          \
 	  "pods of a network reach each other on their node only: docs/cni.md")                    \
 	X(SEALER_QUEUE_FULL,                                                                       \
-	  "found the queue of weft_sealer full, or nobody to read it: frames, of one packet or "   \
-	  "many",                                                                                  \
-	  "more comes in bulk than one CPU seals and opens, or the sealer gets none: see weft "    \
-	  "encrypt status")                                                                        \
+	  "weft_sealer's queue was full, or nobody read it: frames of one packet or many",         \
+	  "more bulk than one CPU seals and opens, or a slow sealer: see weft encrypt status")     \
 	X(POLICY_DENIED, "no network policy allows it, or one denies it",                          \
 	  "the event names the rule, if one does")                                                 \
 	X(IDENTITY_MISMATCH,                                                                       \

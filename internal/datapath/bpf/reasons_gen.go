@@ -114,7 +114,7 @@ const (
 	ReasonNotForSealer Reason = 53
 	// ReasonOtherNetwork: would cross from one network to another, or leave its node in another than 0.
 	ReasonOtherNetwork Reason = 54
-	// ReasonSealerQueueFull: found the queue of weft_sealer full, or nobody to read it: frames, of one packet or many.
+	// ReasonSealerQueueFull: weft_sealer's queue was full, or nobody read it: frames of one packet or many.
 	ReasonSealerQueueFull Reason = 55
 	// ReasonPolicyDenied: no network policy allows it, or one denies it.
 	ReasonPolicyDenied Reason = 56
@@ -178,7 +178,7 @@ var reasonTable = [...]reasonInfo{
 	{"esp_merged", "several ESP packets in one that cannot be cut", "no current version says so; before: switch rx-udp-gro-forwarding and rx-gro-list off"},
 	{"not_for_sealer", "sent to the interface weft_sealer by something else than Weft's hooks", "a process binds to weft_sealer or routes there"},
 	{"other_network", "would cross from one network to another, or leave its node in another than 0", "pods of a network reach each other on their node only: docs/cni.md"},
-	{"sealer_queue_full", "found the queue of weft_sealer full, or nobody to read it: frames, of one packet or many", "more comes in bulk than one CPU seals and opens, or the sealer gets none: see weft encrypt status"},
+	{"sealer_queue_full", "weft_sealer's queue was full, or nobody read it: frames of one packet or many", "more bulk than one CPU seals and opens, or a slow sealer: see weft encrypt status"},
 	{"policy_denied", "no network policy allows it, or one denies it", "the event names the rule, if one does"},
 	{"identity_mismatch", "sealed under another identity than the one that its source address has", "that node forges it, or the address has just gone to another pod"},
 }
