@@ -8,8 +8,7 @@
 /* Opening. Nothing of the packet is believed, and no state changes, before its tag has been
  * verified. */
 
-#define OPEN_NOT_ESP (-1) /* for the host's stack: other UDP, or the agent's own (non-ESP marker)  \
-			   */
+#define OPEN_NOT_ESP   (-1) /* for the host's stack: other UDP, or the agent's own */
 #define OPEN_ELSEWHERE (-2) /* redirected to who opens it */
 
 /* Reads the outer headers. Returns 1 for a packet to this node's ESP port, 0 for others, and fills

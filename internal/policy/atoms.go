@@ -9,18 +9,14 @@ import (
 
 // divide cuts addresses and ports into the parts that no rule tells apart.
 func (c *conjunction) divide(ix *index) {
-	own := false
+	// Every address has a class, so that one which has none yet, or one that this set does not
+	// know, is denied: what denies an address may be its class.
+	c.blocks = append(c.blocks, families[:]...)
 	c.all(func(o *condition) {
-		switch o.about {
-		case sourceIP:
+		if o.about == sourceIP {
 			c.blocks = append(c.blocks, o.blocks...)
-		case destinationIP:
-			own = true
 		}
 	})
-	if own {
-		c.blocks = append(c.blocks, families[:]...)
-	}
 	if c.byIdentity() && len(ix.ranges) > 0 {
 		c.pods = newUnion(ix.ranges)
 		c.blocks = append(c.blocks, c.pods)
@@ -56,12 +52,6 @@ func (c *conjunction) divideAddresses() {
 	numbers, last := map[string]uint32{}, uint32(0)
 	parts.classify(func(key string) uint32 { return number(numbers, key, &last) })
 	inside := c.inside(parts.of)
-	// What is in no block comes first, if there is anything.
-	if !slices.ContainsFunc(families[:], func(f *block) bool { _, all := parts.index[f.key]; return !all }) {
-		c.places = nil
-	} else {
-		c.places = []place{{map[string]bool{}}}
-	}
 	for _, class := range slices.Sorted(maps.Keys(inside)) {
 		c.places = append(c.places, place{inside[class]})
 	}
@@ -160,13 +150,10 @@ func (r *run) enter(d *draft) *finished {
 		node := r.node().parts[0]
 		values[node.peer] = []portValue{{portPrefix{}, node.value}}
 	}
-	anybody := make([]decided, len(c.ports))
-	if len(c.places[0].inside) == 0 {
-		anybody = c.base[0]
-	}
+	anybody := make([]decided, len(c.ports)) // denied
 	values[AnyPeer] = c.values(anybody, precedencePolicy)
 	for class, inside := range c.inside(r.blocks.of) {
-		if at := c.place(inside); !sameVerdicts(c.base[at], anybody) {
+		if at := c.place(inside); !slices.Equal(c.base[at], anybody) {
 			values[class] = c.values(c.base[at], precedenceAddresses)
 		}
 	}

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -152,6 +153,58 @@ func TestAuthorizationOfUnknownPeers(t *testing.T) {
 	}
 }
 
+// TestAuthorizationWithoutClasses: an address whose class the datapath does not have yet, or has of
+// another version, is denied, whatever the policy says of it and of others.
+func TestAuthorizationWithoutClasses(t *testing.T) {
+	for _, text := range []string{
+		"  action: DENY\n  rules: [{from: [{source: {ipBlocks: [192.0.2.0/24]}}]}]\n",
+		"  action: DENY\n  rules: [{from: [{source: {principals: ['*/sa/db']}}]}]\n",
+		"  rules: [{}]\n",
+	} {
+		in := shop()
+		in.Ranges = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+		in.Policies = policiesOf(t, authorizationHeader+text)
+		result := NewCompiler(istioOptions).Compile(in)
+		for _, classes := range [][]Class{nil, {{netip.MustParsePrefix("192.0.2.0/24"), ClassBase + 900}}} {
+			result.Classes = classes
+			peer := Peer{v1alpha1.IdentityWorld, netip.MustParseAddr("192.0.2.1")}
+			if got := NewTable(result).Decide("shop/web", Ingress, peer, TCP, 80).Verdict; got != Deny {
+				t.Errorf("%s with classes %v: %v", text, classes, got)
+			}
+		}
+	}
+}
+
+// TestAuthorizationOfForeignDomain: a trust domain that only has the name by which policies call
+// the own is not meant by it.
+func TestAuthorizationOfForeignDomain(t *testing.T) {
+	in := shop()
+	in.Identities = append(in.Identities, Identity{Number: v1alpha1.MinIdentity + 50, TrustDomain: ownTrustDomain, Namespace: "shop", ServiceAccount: "db"})
+	in.Policies = policiesOf(t, authorizationHeader+"  rules: [{from: [{source: {principals: [cluster.local/ns/shop/sa/db]}}]}]\n")
+	peer := Peer{v1alpha1.MinIdentity + 50, netip.MustParseAddr("10.1.7.7")}
+	if got := NewTable(NewCompiler(istioOptions).Compile(in)).Decide("shop/web", Ingress, peer, TCP, 80).Verdict; got != Deny {
+		t.Errorf("%v", got)
+	}
+}
+
+// TestIdentityMadeAnew: a number that stands for somebody else than before is judged as that one.
+func TestIdentityMadeAnew(t *testing.T) {
+	in, compiler := shop(), NewCompiler(istioOptions)
+	in.Policies = policiesOf(t, authorizationHeader+"  rules: [{from: [{source: {principals: ['*/sa/late']}}]}]\n")
+	peer := Peer{v1alpha1.MinIdentity + 50, netip.MustParseAddr("10.1.7.7")}
+	for _, account := range []string{"late", "other"} {
+		now := in
+		now.Identities = append(slices.Clone(in.Identities), Identity{Number: peer.Identity, TrustDomain: "weft.local", Namespace: "ops", ServiceAccount: account})
+		want := Deny
+		if account == "late" {
+			want = Allow
+		}
+		if got := NewTable(compiler.Compile(now)).Decide("shop/web", Ingress, peer, TCP, 80).Verdict; got != want {
+			t.Errorf("%s: %v, want %v", account, got, want)
+		}
+	}
+}
+
 // TestAuthorizationErrors has one mistake per row: what is said of it. Whatever it is, the pods
 // that the policy selects are closed, and if nobody knows which these are, all of its namespace.
 func TestAuthorizationErrors(t *testing.T) {
@@ -171,6 +224,7 @@ func TestAuthorizationErrors(t *testing.T) {
 		{"port that is no text", good + "  rules: [{to: [{operation: {ports: [80]}}]}]\n", `spec.rules[0].to[0].operation.ports[0]: is the number "80": want a text`, false},
 		{"port too large", good + "  rules: [{to: [{operation: {notPorts: ['65536']}}]}]\n", "spec.rules[0].to[0].operation.notPorts[0]", false},
 		{"address", good + "  rules: [{from: [{source: {ipBlocks: [10.0.0.300]}}]}]\n", `spec.rules[0].from[0].source.ipBlocks[0]: "10.0.0.300" is not a range of addresses`, false},
+		{"a whole SPIFFE ID", good + "  action: DENY\n  rules: [{from: [{source: {principals: ['spiffe://weft.local/ns/shop/sa/db']}}]}]\n", "spec.rules[0].from[0].source.principals[0]: \"spiffe://weft.local/ns/shop/sa/db\": leave spiffe:// away", false},
 		{"empty value", good + "  rules: [{from: [{source: {notNamespaces: ['']}}]}]\n", "spec.rules[0].from[0].source.notNamespaces[0]: is empty", false},
 		{"empty source", good + "  rules: [{from: [{source: {}}]}]\n", "spec.rules[0].from[0].source: is empty", false},
 		{"no source", good + "  rules: [{from: [{}]}]\n", "spec.rules[0].from[0].source: is missing", false},

@@ -124,6 +124,8 @@ func (r *ruleReader) condition(field string, about attribute, not bool, list []s
 				r.fail(at, "%q is no port: want a number from 0 to %d", text, maxPort)
 			}
 			out.ports = append(out.ports, span{from: uint16(n), to: uint16(n)})
+		case about == sourcePrincipal && strings.HasPrefix(text, "spiffe:"):
+			r.fail(at, "%q: leave spiffe:// away, as Istio does: TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT", text)
 		case about == sourceAccount:
 			out.texts = append(out.texts, r.account(at, text))
 		default:

@@ -250,8 +250,12 @@ func (r *run) peerAtoms() []*peerAtom {
 		if i.Number == AnyPeer || i.Number >= ClassBase {
 			continue
 		}
-		out := &peerAtom{number: i.Number, namespace: i.Namespace, account: i.Namespace + "/" + i.ServiceAccount, trustDomains: []string{i.TrustDomain}}
-		if i.TrustDomain == r.compiler.opts.TrustDomain {
+		out := &peerAtom{number: i.Number, namespace: i.Namespace, account: i.Namespace + "/" + i.ServiceAccount}
+		own := i.TrustDomain == r.compiler.opts.TrustDomain
+		if own || i.TrustDomain != ownTrustDomain { // another cluster's domain of that name is not meant
+			out.trustDomains = append(out.trustDomains, i.TrustDomain)
+		}
+		if own && i.TrustDomain != ownTrustDomain {
 			out.trustDomains = append(out.trustDomains, ownTrustDomain)
 		}
 		for _, domain := range out.trustDomains {

@@ -73,7 +73,8 @@ func (ix *index) same(o *index) (identities, endpoints bool) {
 		return false, false
 	}
 	identities = slices.EqualFunc(ix.identities, o.identities, func(a, b Identity) bool {
-		return a.Number == b.Number && a.Namespace == b.Namespace && maps.Equal(a.Labels, b.Labels)
+		return a.Number == b.Number && a.TrustDomain == b.TrustDomain && a.Namespace == b.Namespace &&
+			a.ServiceAccount == b.ServiceAccount && maps.Equal(a.Labels, b.Labels)
 	})
 	for _, pair := range [][2]*index{{ix, o}, {o, ix}} {
 		for _, name := range slices.Collect(maps.Keys(pair[0].namespaces)) {

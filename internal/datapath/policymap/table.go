@@ -232,6 +232,10 @@ func (t *Table) SetClasses(want map[netip.Prefix]uint32) (changed bool, err erro
 		key := bpf.RouteKeyOf(prefix)
 		keys[key], values[key] = true, class
 	}
+	// The map has IPv4 below ::ffff:0:0/96, and a range of IPv6 around that is not about it.
+	if all := bpf.RouteKeyOf(netip.MustParsePrefix("0.0.0.0/0")); !keys[all] && coversIPv4(want) {
+		keys[all], values[all] = true, 0
+	}
 	// A range that goes and one that comes may cover the same address: that one first.
 	for key, class := range values {
 		var now uint32
@@ -245,6 +249,17 @@ func (t *Table) SetClasses(want map[netip.Prefix]uint32) (changed bool, err erro
 	}
 	removed, err := bpf.SyncMap(t.maps.Classes, keys, func(key bpf.RouteKey) uint32 { return values[key] })
 	return changed || removed, named("classes of addresses", err)
+}
+
+// coversIPv4 says whether a range of IPv6 has IPv4's mapped addresses in it.
+func coversIPv4(ranges map[netip.Prefix]uint32) bool {
+	mapped := netip.AddrFrom16(netip.MustParseAddr("0.0.0.0").As16())
+	for p := range ranges {
+		if p.Addr().Is6() && p.Bits() <= 96 && p.Masked().Addr() == netip.PrefixFrom(mapped, p.Bits()).Masked().Addr() {
+			return true
+		}
+	}
+	return false
 }
 
 // HighestClass is the highest number of a class that addresses have, or that a set is about; 0 for

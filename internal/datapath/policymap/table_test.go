@@ -190,6 +190,12 @@ func TestClasses(t *testing.T) {
 	if changed, err := table.SetClasses(map[netip.Prefix]uint32{wide: first + 2}); err != nil || changed {
 		t.Errorf("the same again: changed %v, %v", changed, err)
 	}
+	for _, around := range []string{"::/0", "::/80", "::fffe:0:0/95"} {
+		if _, err := table.SetClasses(map[netip.Prefix]uint32{netip.MustParsePrefix(around): first, wide: first + 1}); err != nil ||
+			class("192.0.2.1") != 0 || class("10.0.0.1") != first+1 {
+			t.Errorf("IPv4 beside %s: class %d, and %d of its own, %v", around, class("192.0.2.1"), class("10.0.0.1"), err)
+		}
+	}
 	if _, err := table.SetClasses(map[netip.Prefix]uint32{wide: MaxIdentity}); err == nil {
 		t.Error("an identity as a class: want an error")
 	}
