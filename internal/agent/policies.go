@@ -44,6 +44,8 @@ type policies struct {
 	view atomic.Pointer[policyView]
 	// sets are those in the datapath, by the compiler's number.
 	sets map[uint32]installed
+	// entered are the classes that the datapath has, nil if that is not known.
+	entered map[netip.Prefix]uint32
 	// stale are sets that an endpoint may still have.
 	stale []uint32
 	// given are the sets that each attached endpoint has, by slot; promised those of endpoints that
@@ -92,11 +94,7 @@ func newPolicies(dp policyDatapath, opts policy.Options, ranges []netip.Prefix) 
 func (p *policies) begin(ix *index, own []endpoint.Info, node string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	failed := p.enter(ix, own, node)
-	for _, info := range own {
-		failed = errors.Join(failed, p.adopt(info))
-	}
-	return errors.Join(failed, p.classes())
+	return errors.Join(p.enter(ix, own, node), p.hand(own))
 }
 
 // adopt gives an endpoint that has not been attached in this run its sets, if a previous one has
@@ -193,7 +191,13 @@ func (p *policies) of(ix *index, list func() []endpoint.Info, info endpoint.Info
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	own := slices.DeleteFunc(list(), func(i endpoint.Info) bool { return i.ID == info.ID })
-	failed := p.enter(ix, append(own, info), node)
+	failed := p.enter(ix, append(slices.Clone(own), info), node)
+	if p.mayDeny() { // its sets may mean nothing before addresses have their classes
+		failed = errors.Join(failed, p.hand(own))
+		if !maps.Equal(p.entered, p.wanted()) {
+			return 0, 0, failed
+		}
+	}
 	sets, err := p.numbers(policyKey(info))
 	if err != nil {
 		return 0, 0, errors.Join(err, failed)
@@ -253,7 +257,18 @@ func (p *policies) apply(ix *index, list func() []endpoint.Info, node string) er
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	own := list()
-	failed := p.enter(ix, own, node)
+	if failed := errors.Join(p.enter(ix, own, node), p.hand(own)); failed != nil {
+		return failed
+	}
+	return p.forget(own)
+}
+
+// hand gives endpoints their sets, and addresses their classes.
+func (p *policies) hand(own []endpoint.Info) error {
+	if err := p.withhold(); err != nil {
+		return err
+	}
+	var failed error
 	for _, info := range own {
 		if _, attached := p.given[info.Slot]; attached {
 			failed = errors.Join(failed, p.give(info))
@@ -261,22 +276,7 @@ func (p *policies) apply(ix *index, list func() []endpoint.Info, node string) er
 			failed = errors.Join(failed, p.adopt(info))
 		}
 	}
-	if failed = errors.Join(failed, p.classes()); failed != nil {
-		return failed
-	}
-	return p.forget(own)
-}
-
-// classes tells the datapath which class each address is of.
-func (p *policies) classes() error {
-	if p.result == nil {
-		return nil
-	}
-	classes := make(map[netip.Prefix]uint32, len(p.result.Classes))
-	for _, c := range p.result.Classes {
-		classes[c.Prefix] = c.Class
-	}
-	return p.dp.SetClasses(classes)
+	return errors.Join(failed, p.classes())
 }
 
 // forget removes the sets that no endpoint has any more, those of a previous run with them. What

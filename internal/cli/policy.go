@@ -66,5 +66,9 @@ func policyNames(names []string) string {
 	if names == nil {
 		return "all allowed"
 	}
-	return strings.ReplaceAll(strings.Join(names, ", "), policy.KindNetworkPolicy+" ", "")
+	short := make([]string, len(names))
+	for i, name := range names {
+		short[i] = strings.TrimPrefix(name, policy.KindNetworkPolicy+" ")
+	}
+	return strings.Join(short, ", ")
 }

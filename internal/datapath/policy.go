@@ -167,6 +167,9 @@ func (d *Datapath) ChangeIdentities(enter map[netip.Addr]uint32, remove []netip.
 	return errors.Join(d.policy.ChangeIdentities(enter, remove), d.void())
 }
 
+// ClassWithheld is the class of addresses that are denied for a moment, by every set.
+const ClassWithheld = policymap.Withheld
+
 // SetClasses makes these, and no others, the classes of addresses: which of the ranges that
 // policies name each address is in. To be called before the first endpoint is entered, as
 // SetIdentities. A set in force must know a class before an address has it, and for as long.

@@ -251,6 +251,9 @@ func (t *Table) SetClasses(want map[netip.Prefix]uint32) (changed bool, err erro
 	return changed || removed, named("classes of addresses", err)
 }
 
+// Withheld is a class that no set is ever about: addresses that have it for a moment are denied.
+const Withheld = 1<<32 - 1
+
 // coversIPv4 says whether a range of IPv6 has IPv4's mapped addresses in it.
 func coversIPv4(ranges map[netip.Prefix]uint32) bool {
 	mapped := netip.AddrFrom16(netip.MustParseAddr("0.0.0.0").As16())
@@ -269,7 +272,9 @@ func (t *Table) HighestClass() (uint32, error) {
 	var prefix bpf.RouteKey
 	classes := t.maps.Classes.Iterate()
 	for classes.Next(&prefix, &class) {
-		highest = max(highest, class)
+		if class != Withheld {
+			highest = max(highest, class)
+		}
 	}
 	var key bpf.PolicyKey
 	var value bpf.PolicyEntry

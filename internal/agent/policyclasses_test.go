@@ -1,0 +1,132 @@
+package agent
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+
+	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/endpoint"
+	"weft.dev/weft/internal/policy"
+)
+
+// judging keeps what the datapath would, and asks after every change whether a watched address may
+// begin towards the first pod.
+type judging struct {
+	recordedPolicies
+	t       *testing.T
+	last    uint32
+	sets    map[uint32][]datapath.PolicyEntry
+	ingress map[uint16]uint32
+	classes map[netip.Prefix]uint32
+	full    bool
+	opened  int
+}
+
+var watched = netip.MustParseAddr("192.0.2.1")
+
+func (j *judging) AddPolicySet(entries []datapath.PolicyEntry) (uint32, error) {
+	j.last++
+	j.sets[j.last] = entries
+	return j.last, nil
+}
+
+func (j *judging) SetEndpointPolicy(slot uint16, _, ingress uint32) error {
+	j.ingress[slot] = ingress
+	return j.look()
+}
+
+func (j *judging) AdoptEndpointPolicy(slot uint16, _, ingress uint32) error {
+	j.ingress[slot] = ingress
+	return j.look()
+}
+
+func (j *judging) SetClasses(classes map[netip.Prefix]uint32) error {
+	if j.full {
+		return errors.New("full")
+	}
+	j.classes = classes
+	return j.look()
+}
+
+// look judges by the entries about every protocol.
+func (j *judging) look() error {
+	set, attached := j.ingress[1]
+	if !attached {
+		return nil
+	}
+	longest, class := -1, uint32(0)
+	for prefix, c := range j.classes {
+		if prefix.Contains(watched) && prefix.Bits() > longest {
+			longest, class = prefix.Bits(), c
+		}
+	}
+	allow, best := set == 0, uint32(0)
+	for _, e := range j.sets[set] {
+		about := e.Peer == 0 || e.Peer == 3 || class != 0 && e.Peer == class
+		if about && e.Protocol == 0 && (e.Precedence > best || e.Precedence == best && !e.Allow) {
+			allow, best = e.Allow, e.Precedence
+		}
+	}
+	if allow {
+		j.opened++
+	}
+	return nil
+}
+
+const (
+	nobodyToWeb = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\n" +
+		"metadata: {name: web, namespace: shop}\nspec: {selector: {matchLabels: {app: web}}}\n"
+	notFromThere = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\n" +
+		"metadata: {name: web, namespace: shop}\n" +
+		"spec: {selector: {matchLabels: {app: web}}, action: DENY, rules: [{from: [{source: {ipBlocks: [192.0.2.0/24]}}]}]}\n"
+	otherBlock = "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: db, namespace: shop}\n" +
+		"spec: {podSelector: {matchLabels: {app: db}}, ingress: [{from: [{ipBlock: {cidr: 192.0.2.0/28}}]}]}\n"
+)
+
+// TestClassesChange: an address that every version of the policies denies is denied at every moment
+// while they, and with them the classes of addresses, change: also of a pod that is added, at a
+// start, and where the datapath has no room for the classes.
+func TestClassesChange(t *testing.T) {
+	web, db := policyPod(1, "web", map[string]string{"app": "web"}), policyPod(2, "db", map[string]string{"app": "db"})
+	fresh := func() (*judging, *policies) {
+		dp := &judging{t: t, sets: map[uint32][]datapath.PolicyEntry{}, ingress: map[uint16]uint32{}, classes: map[netip.Prefix]uint32{}}
+		p, err := newPolicies(dp, policy.Options{}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return dp, p
+	}
+	dp, p := fresh()
+	own := []endpoint.Info{web, db}
+	list := func() []endpoint.Info { return own }
+	if err := p.begin(policyIndex(t, nobodyToWeb), own, "a"); err != nil {
+		t.Fatal(err)
+	}
+	for i, objects := range []string{notFromThere, nobodyToWeb, notFromThere + otherBlock, notFromThere, nobodyToWeb + otherBlock, notFromThere} {
+		if err := p.apply(policyIndex(t, objects), list, "a"); err != nil {
+			t.Fatal(err)
+		}
+		if dp.opened > 0 {
+			t.Fatalf("change %d: open %d times", i, dp.opened)
+		}
+	}
+	dp.full = true
+	if err := p.apply(policyIndex(t, notFromThere+otherBlock), list, "a"); err == nil || dp.opened > 0 {
+		t.Errorf("without room for classes: %v, open %d times", err, dp.opened)
+	}
+
+	dp, p = fresh()
+	own = []endpoint.Info{db}
+	if err := p.begin(policyIndex(t, notFromThere), own, "a"); err != nil {
+		t.Fatal(err)
+	}
+	_, ingress, err := p.of(policyIndex(t, notFromThere), list, web, "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dp.ingress[1] = ingress
+	if _ = dp.look(); dp.opened > 0 {
+		t.Error("a pod that is added is open until policies are applied")
+	}
+}
