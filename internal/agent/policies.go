@@ -59,6 +59,8 @@ type policies struct {
 type installed struct {
 	set    *policy.Set
 	number uint32
+	// denies says that some of its entries do.
+	denies bool
 }
 
 // policyOptions are what the configuration says of policies.
@@ -153,8 +155,8 @@ func (p *policies) input(ix *index, own []endpoint.Info, node string) policy.Inp
 	return in
 }
 
-// enter compiles, and has the datapath know identities, sets and classes. Classes come last: the
-// sets that endpoints have know the old ones until apply gives them others.
+// enter compiles, and has the datapath know identities and sets. hand gives these to endpoints, and
+// addresses their classes.
 func (p *policies) enter(ix *index, own []endpoint.Info, node string) error {
 	in := p.input(ix, own, node)
 	result, remote := p.compiler.Compile(in), remoteIdentities(in)
@@ -179,19 +181,20 @@ func (p *policies) enter(ix *index, own []endpoint.Info, node string) error {
 		if there {
 			p.stale = append(p.stale, known.number)
 		}
-		p.sets[number] = installed{set, added}
+		denies := slices.ContainsFunc(set.Entries, func(e policy.Entry) bool { return e.Verdict == policy.Deny })
+		p.sets[number] = installed{set, added, denies}
 	}
 	p.result = result
 	return failed
 }
 
 // of are the sets with which an endpoint is to be attached; attached is to be called then. Others
-// get what its coming changes for them when policies are next applied.
+// get what its coming changes for them when policies are next applied, or now where sets deny.
 func (p *policies) of(ix *index, list func() []endpoint.Info, info endpoint.Info, node string) (egress, ingress uint32, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	own := slices.DeleteFunc(list(), func(i endpoint.Info) bool { return i.ID == info.ID })
-	failed := p.enter(ix, append(slices.Clone(own), info), node)
+	failed := p.enter(ix, append(own, info), node)
 	if p.mayDeny() { // its sets may mean nothing before addresses have their classes
 		failed = errors.Join(failed, p.hand(own))
 		if !maps.Equal(p.entered, p.wanted()) {
@@ -265,7 +268,8 @@ func (p *policies) apply(ix *index, list func() []endpoint.Info, node string) er
 
 // hand gives endpoints their sets, and addresses their classes.
 func (p *policies) hand(own []endpoint.Info) error {
-	if err := p.withhold(); err != nil {
+	wanted := p.wanted()
+	if err := p.withhold(wanted); err != nil {
 		return err
 	}
 	var failed error
@@ -276,7 +280,7 @@ func (p *policies) hand(own []endpoint.Info) error {
 			failed = errors.Join(failed, p.adopt(info))
 		}
 	}
-	return errors.Join(failed, p.classes())
+	return errors.Join(failed, p.setClasses(wanted))
 }
 
 // forget removes the sets that no endpoint has any more, those of a previous run with them. What
