@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/internal/cli/output"
 	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/internal/front/admin"
+	"weft.dev/weft/internal/policy"
 )
 
 func newTrace(a *app) *cobra.Command {
@@ -75,7 +76,7 @@ func parseTarget(target string) (netip.AddrPort, string, error) {
 	if err != nil {
 		return none, "", fmt.Errorf("%q is no address: %s", address, form)
 	}
-	if number == 6 || number == 17 || number == 132 {
+	if policy.HasPorts(number) {
 		return none, "", fmt.Errorf("%q names no port: %s", target, form)
 	}
 	return netip.AddrPortFrom(addr, 0), icmpFor(number, addr), nil

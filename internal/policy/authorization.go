@@ -126,19 +126,23 @@ func readAuthorization(meta metav1.ObjectMeta, spec *authorizationSpec, from sou
 // maySelect says whether an unknown key of spec may have been meant to select the pods.
 func (r *reader) maySelect() bool {
 	return slices.ContainsFunc(r.policy.errors(), func(p Problem) bool {
-		key, inSpec := strings.CutPrefix(p.Field, "spec.")
+		key, inSpec := p.specKey()
 		known := []string{"selector", "targetRef", "targetRefs", "rules", "action", "provider"}
-		name, _, _ := strings.Cut(strings.SplitN(key, ".", 2)[0], "[")
-		return inSpec && !slices.Contains(known, name)
+		return inSpec && !slices.Contains(known, key)
 	})
 }
 
 // deny makes an AuthorizationPolicy one that denies all to the pods that it selects.
 func (p *Policy) deny() {
 	p.applies = [2]bool{Ingress: true}
-	p.authorization = &authorization{deny: true, rules: []term{{at: Rule{
+	p.authorization = &authorization{deny: true, rules: []term{p.denial()}}
+}
+
+// denial is the rule of a policy that only denies.
+func (p *Policy) denial() term {
+	return term{at: Rule{
 		Kind: p.Kind, Name: p.Key(), Field: "which only denies, as something is wrong with it", File: p.file, Line: p.line,
-	}}}}
+	}}
 }
 
 // matchLabels reads the selector of Istio's kinds.

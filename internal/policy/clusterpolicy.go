@@ -103,9 +103,8 @@ func readCluster(meta metav1.ObjectMeta, spec *netpol.ClusterNetworkPolicySpec, 
 func (r *reader) closeCluster() {
 	p := r.policy
 	for _, problem := range p.errors() {
-		key, inSpec := strings.CutPrefix(problem.Field, "spec.")
-		name, _, _ := strings.Cut(strings.SplitN(key, ".", 2)[0], "[")
-		known := slices.Contains([]string{"tier", "priority", "ingress", "egress"}, name)
+		key, inSpec := problem.specKey()
+		known := slices.Contains([]string{"tier", "priority", "ingress", "egress"}, key)
 		if !inSpec && !strings.HasPrefix(problem.Field, "metadata.") || inSpec && !known {
 			p.subject, p.cluster.namespaces = labels.Everything(), labels.Everything()
 		}

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"strconv"
+	"strings"
 
 	"weft.dev/weft/internal/config/strictyaml"
 )
@@ -41,6 +42,15 @@ func (p Problem) Error() string {
 		s += "warning: "
 	}
 	return s + p.Msg
+}
+
+// specKey is the key of spec that the problem is in, if it is in one.
+func (p Problem) specKey() (key string, inSpec bool) {
+	path, inSpec := strings.CutPrefix(p.Field, "spec.")
+	if end := strings.IndexAny(path, ".["); end >= 0 {
+		path = path[:end]
+	}
+	return path, inSpec
 }
 
 func problemOf(e strictyaml.Error, object string) Problem {

@@ -124,7 +124,7 @@ func (s *Simulation) end(name string, other netip.Addr) (simulated, error) {
 	if host, ok := s.hosts[name]; ok {
 		// Which node runs the pods is not known here, and a remote one has no more rights than
 		// this.
-		return simulated{End{Peer: Peer{v1alpha1.IdentityRemoteHost, Fitting(host.Addresses, other)}}, host.Ports}, nil
+		return simulated{End{Peer: Peer{v1alpha1.IdentityRemoteHost, fitting(host.Addresses, other)}}, host.Ports}, nil
 	}
 	at := slices.IndexFunc(s.input.Endpoints, func(e Endpoint) bool { return e.Key() == name })
 	if at < 0 {
@@ -132,11 +132,11 @@ func (s *Simulation) end(name string, other netip.Addr) (simulated, error) {
 			"or an address outside the cluster", name)
 	}
 	e := s.input.Endpoints[at]
-	return simulated{End{Peer{e.Identity, Fitting(e.Addresses, other)}, name}, e.Ports}, nil
+	return simulated{End{Peer{e.Identity, fitting(e.Addresses, other)}, name}, e.Ports}, nil
 }
 
-// Fitting is the first address of the other's family, or of any if the other has none.
-func Fitting(own []netip.Addr, other netip.Addr) netip.Addr {
+// fitting is the first address of the other's family, or of any if the other has none.
+func fitting(own []netip.Addr, other netip.Addr) netip.Addr {
 	for _, a := range own {
 		if !other.IsValid() || a.Is4() == other.Is4() {
 			return a

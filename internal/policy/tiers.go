@@ -18,9 +18,7 @@ func (r *run) tiers(d *draft, c *conjunction) {
 	slices.SortStableFunc(list, byPriority)
 	for _, p := range list {
 		if p.cluster.closed || r.mute[p] {
-			c.denies = append(c.denies, term{at: Rule{
-				Kind: p.Kind, Name: p.Key(), Field: "which only denies, as something is wrong with it", File: p.file, Line: p.line,
-			}})
+			c.denies = append(c.denies, p.denial())
 			continue
 		}
 		for i := range p.rules[d.direction] {

@@ -17,13 +17,10 @@ var reserved = map[uint32]string{
 // IdentityName is how a workload identity is written: NAMESPACE/SERVICE-ACCOUNT, and the labels
 // that tell it from others.
 func IdentityName(namespace, serviceAccount string, labels map[string]string) string {
-	name := namespace + "/" + serviceAccount
-	for i, key := range slices.Sorted(maps.Keys(labels)) {
-		separator := ","
-		if i == 0 {
-			separator = " "
-		}
+	name, separator := namespace+"/"+serviceAccount, " "
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
 		name += separator + key + "=" + labels[key]
+		separator = ","
 	}
 	return name
 }
