@@ -156,10 +156,7 @@ func (d *Detector) kind(p *inet.Headers) Kind {
 	podSrc, podDst := within(d.rules.Pods, p.Src), within(d.rules.Pods, p.Dst)
 	switch {
 	case !podSrc && !podDst:
-		if _, sealed := ParseESP(*p, d.rules.Port); sealed {
-			return Sealed
-		}
-		return Other
+		return d.betweenOthers(p)
 	case within(d.rules.Allowed, p.Src) || within(d.rules.Allowed, p.Dst):
 		return Allowed
 	case (podSrc || d.node(p.Src)) && (podDst || d.node(p.Dst)):

@@ -1,6 +1,7 @@
 package encryptcheck
 
 import (
+	"bytes"
 	"encoding/binary"
 	"net"
 	"net/netip"
@@ -93,6 +94,37 @@ func fragments(t *testing.T, src, dst netip.Addr, payload []byte) (first, second
 	return craft(t, layers.EthernetTypeIPv4, a, gopacket.Payload(whole[:16])), craft(t, layers.EthernetTypeIPv4, b, gopacket.Payload(whole[16:]))
 }
 
+// icmpError is an error about the packet of a frame: host unreachable or, of IPv6, address
+// unreachable.
+func icmpError(t *testing.T, src, dst netip.Addr, about []byte) []byte {
+	if src.Is4() {
+		return icmp(t, src, dst, []byte{3, 1}, make([]byte, 4), about[inet.EthernetLen:])
+	}
+	return icmp(t, src, dst, []byte{1, 3}, make([]byte, 4), about[inet.EthernetLen:])
+}
+
+// redirect is an IPv6 redirect with a target's link-layer address ahead of the quote.
+func redirect(t *testing.T, src, dst netip.Addr, about []byte) []byte {
+	option := []byte{2, 1, 2, 0, 0, 0, 0, 1}
+	quote := []byte{4, byte((8 + len(about) - inet.EthernetLen) / 8), 0, 0, 0, 0, 0, 0}
+	return icmp(t, src, dst, []byte{137, 0}, make([]byte, 36), option, quote, about[inet.EthernetLen:])
+}
+
+func echo(t *testing.T, src, dst netip.Addr, carried []byte) []byte {
+	return icmp(t, src, dst, []byte{8, 0}, make([]byte, 4), carried[inet.EthernetLen:])
+}
+
+// icmp is a message of type and code, and what follows its checksum.
+func icmp(t *testing.T, src, dst netip.Addr, kind []byte, rest ...[]byte) []byte {
+	t.Helper()
+	message := append(bytes.Clone(kind), 0, 0)
+	payload := gopacket.Payload(append(message, bytes.Join(rest, nil)...))
+	if src.Is4() {
+		return craft(t, layers.EthernetTypeIPv4, ip4(src, dst, layers.IPProtocolICMPv4), payload)
+	}
+	return craft(t, layers.EthernetTypeIPv6, ip6(src, dst, layers.IPProtocolICMPv6), payload)
+}
+
 func fragment6(t *testing.T, src, dst netip.Addr, offset uint16, more bool, payload []byte) []byte {
 	t.Helper()
 	header := make([]byte, 8)
@@ -143,6 +175,14 @@ func TestDetector(t *testing.T) {
 		{"the world to a pod", udp(t, world, podA, 53, nil), Outside, false},
 		{"what a policy allows", udp(t, podA, plainPod, 53, nil), Allowed, false},
 		{"node to node", udp(t, nodeA, nodeB, 53, nil), Other, false},
+		{"error that quotes what a policy allows", icmpError(t, nodeB, nodeA, udp(t, podA, plainPod, 53, nil)), Allowed, false},
+		{"error that quotes a pod's packet", icmpError(t, nodeB, nodeA, udp(t, podA, podB, 9, nil)), Plain, false},
+		{"IPv6 error that quotes a pod's packet", icmpError(t, nodeB6, nodeA6, udp(t, podA6, podB6, 9, nil)), Plain, false},
+		{"IPv6 redirect that quotes a pod's packet", redirect(t, nodeB6, nodeA6, udp(t, podA6, podB6, 9, nil)), Plain, false},
+		{"error about a pod and the world", icmpError(t, nodeB, nodeA, udp(t, podA, world, 53, nil)), Other, false},
+		{"error about a sealed packet", icmpError(t, nodeB, nodeA, udp(t, nodeA, nodeB, 4500, sealed(0x10000100, 1, 1, 64))), Other, false},
+		{"error without a quote", icmpError(t, nodeB, nodeA, make([]byte, inet.EthernetLen+3)), Other, false},
+		{"echo that carries a pod's packet", echo(t, nodeB, nodeA, udp(t, podA, podB, 9, nil)), Other, false},
 		{"ARP for a pod", arp, NotIP, false},
 		{"cut short", cut, Broken, false},
 		{"nothing", nil, Broken, false},
