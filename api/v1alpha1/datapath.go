@@ -18,7 +18,8 @@ const formerAnnotation = "ebpf.xdp/road" // glossary: format
 func CheckDatapathAnnotation(annotations map[string]string) string {
 	value, there := annotations[DatapathAnnotation]
 	if _, former := annotations[formerAnnotation]; former && !there {
-		return "is missing: it was " + formerAnnotation + " once, which asks for nothing any more: write it by its name of now"
+		return "is missing: it was " + formerAnnotation +
+			" once, which asks for nothing any more: write it by its name of now"
 	}
 	if !there || value == DatapathXDP {
 		return ""

@@ -70,12 +70,16 @@ func (p *EncryptionPolicy) Validate() []FieldError {
 
 func (p *EncryptionPolicy) validateNamespaced(v *validator) {
 	if len(p.Spec.CIDRs) > 0 {
-		v.fail("spec.cidrs", "a policy of one namespace cannot open ranges: take metadata.namespace or the ranges away")
+		v.fail("spec.cidrs",
+			"a policy of one namespace cannot open ranges: take metadata.namespace or the ranges away")
 	}
 	if p.Spec.Selector == nil {
-		v.fail("spec.selector", "is missing: give matchLabels, or selector: {} for all pods of namespace %s", p.Metadata.Namespace)
+		v.fail("spec.selector",
+			"is missing: give matchLabels, or selector: {} for all pods of namespace %s",
+			p.Metadata.Namespace)
 	} else if len(p.Spec.Selector.Namespaces) > 0 {
-		v.fail("spec.selector.namespaces", "a policy of one namespace selects pods of its own: take metadata.namespace or these away")
+		v.fail("spec.selector.namespaces",
+			"a policy of one namespace selects pods of its own: take metadata.namespace or these away")
 	}
 }
 
@@ -85,13 +89,15 @@ func (p *EncryptionPolicy) validateCluster(v *validator) {
 	case s == nil && len(p.Spec.CIDRs) == 0:
 		v.fail("spec", "selects nothing: give a selector or cidrs")
 	case s != nil && len(s.Namespaces) == 0 && len(s.MatchLabels) == 0:
-		v.fail("spec.selector", "is empty and would select every pod: give namespaces or matchLabels, or switch encryption off in the agents' configuration")
+		v.fail("spec.selector",
+			"is empty and would select every pod: give namespaces or matchLabels, or switch encryption off in the agents' configuration")
 	}
 }
 
 func (v *validator) selector(s *PodSelector) {
 	if len(s.Namespaces) > maxSelected || len(s.MatchLabels) > maxSelected {
-		v.fail("spec.selector", "has more than %d namespaces or labels: write several policies", maxSelected)
+		v.fail("spec.selector", "has more than %d namespaces or labels: write several policies",
+			maxSelected)
 		return
 	}
 	for i, ns := range s.Namespaces {
@@ -129,5 +135,6 @@ func CheckEncryptAnnotation(annotations map[string]string) string {
 	if !there || value == EncryptTrue || value == EncryptFalse {
 		return ""
 	}
-	return fmt.Sprintf("is %s: want %q or %q; until then the pod is sealed", quote(value), EncryptTrue, EncryptFalse)
+	return fmt.Sprintf("is %s: want %q or %q; until then the pod is sealed", quote(value),
+		EncryptTrue, EncryptFalse)
 }

@@ -71,7 +71,8 @@ func (e *Epoch) Validate() []FieldError {
 	}
 	s := &e.Spec
 	if name := e.Metadata.Name; CheckName(name) == "" && name != EpochName(s.Number) {
-		v.fail("metadata.name", "%s is not the name of epoch number %d: want %s", quote(name), s.Number, EpochName(s.Number))
+		v.fail("metadata.name", "%s is not the name of epoch number %d: want %s", quote(name),
+			s.Number, EpochName(s.Number))
 	}
 	switch {
 	case s.Number == 0:
@@ -98,11 +99,15 @@ func (e *Epoch) Validate() []FieldError {
 }
 
 func (v *validator) kek(s *EpochSpec) {
-	if scheme, _, found := strings.Cut(s.KEK, "://"); !found || scheme == "" || len(s.KEK) > maxKEK || hasControl(s.KEK) {
-		v.fail("spec.kek", "%s is not the URL of a key: want one such as file:///etc/weft/kek, of at most %d bytes", quote(s.KEK), maxKEK)
+	if scheme, _, found := strings.Cut(s.KEK, "://"); !found || scheme == "" ||
+		len(s.KEK) > maxKEK || hasControl(s.KEK) {
+		v.fail("spec.kek",
+			"%s is not the URL of a key: want one such as file:///etc/weft/kek, of at most %d bytes", quote(s.KEK), maxKEK)
 	}
 	if len(s.KEKVersion) > maxKEK || hasControl(s.KEKVersion) {
-		v.fail("spec.kekVersion", "%s is not the version of a key: want at most %d bytes without control characters", quote(s.KEKVersion), maxKEK)
+		v.fail("spec.kekVersion",
+			"%s is not the version of a key: want at most %d bytes without control characters",
+			quote(s.KEKVersion), maxKEK)
 	}
 }
 

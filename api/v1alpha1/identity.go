@@ -98,7 +98,8 @@ func (i *Identity) Validate() []FieldError {
 func parseIdentity(name string) (uint32, string) {
 	n, err := strconv.ParseUint(name, 10, 32)
 	if err != nil || n < MinIdentity || n > MaxIdentity || strconv.FormatUint(n, 10) != name {
-		return 0, quote(name) + " is not the number of a workload's identity: want " + strconv.Itoa(MinIdentity) + " to " + strconv.Itoa(MaxIdentity)
+		return 0, quote(name) + " is not the number of a workload's identity: want " +
+			strconv.Itoa(MinIdentity) + " to " + strconv.Itoa(MaxIdentity)
 	}
 	return uint32(n), ""
 }
@@ -129,7 +130,9 @@ func splitWorkloadID(s string) (trustDomain, namespace, serviceAccount string, o
 // checkIdentity is for numbers inside other objects; 0 is none.
 func checkIdentity(n uint32) string {
 	if n != IdentityUnknown && (n < MinIdentity || n > MaxIdentity) {
-		return strconv.FormatUint(uint64(n), 10) + " is not the number of a workload's identity: want " + strconv.Itoa(MinIdentity) + " to " + strconv.Itoa(MaxIdentity)
+		return strconv.FormatUint(uint64(n), 10) +
+			" is not the number of a workload's identity: want " + strconv.Itoa(MinIdentity) +
+			" to " + strconv.Itoa(MaxIdentity)
 	}
 	return ""
 }

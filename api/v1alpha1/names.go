@@ -69,7 +69,8 @@ func checkLabelKey(s string) string {
 
 func checkLabelValue(s string) string {
 	if !isQualified(s) {
-		return quote(s) + " is not a label value: want at most 63 of letters, digits, '-', '_' and '.', beginning and ending with a letter or digit"
+		return quote(s) +
+			" is not a label value: want at most 63 of letters, digits, '-', '_' and '.', beginning and ending with a letter or digit"
 	}
 	return ""
 }

@@ -27,8 +27,10 @@ func (v *validator) ports(field string, ports []NamedPort) {
 	for i, p := range ports {
 		at := fmt.Sprintf("%s[%d]", field, i)
 		if !isPortName(p.Name) {
-			v.fail(at+".name", "%s is not the name of a port: want at most 15 of a-z, 0-9 and '-', with a letter, "+
-				"beginning and ending with a letter or digit, and no two '-' in a row", quote(p.Name))
+			v.fail(at+".name",
+				"%s is not the name of a port: want at most 15 of a-z, 0-9 and '-', with a letter, "+
+					"beginning and ending with a letter or digit, and no two '-' in a row",
+				quote(p.Name))
 		}
 		if p.Port == 0 {
 			v.fail(at+".port", "is missing: give the port's number, 1 to 65535")
@@ -44,5 +46,6 @@ func (v *validator) ports(field string, ports []NamedPort) {
 }
 
 func isPortName(s string) bool {
-	return len(s) <= 15 && isDNSLabel(s, 15) && !strings.Contains(s, "--") && strings.Trim(s, "0123456789-") != ""
+	return len(s) <= 15 && isDNSLabel(s, 15) && !strings.Contains(s, "--") &&
+		strings.Trim(s, "0123456789-") != ""
 }

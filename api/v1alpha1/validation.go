@@ -149,7 +149,8 @@ func (n *Node) Validate() []FieldError {
 		v.fail("metadata.namespace", "a Node has no namespace: take it away")
 	}
 	if len(n.Spec.Addresses) == 0 {
-		v.fail("spec.addresses", "is missing: give the node's address on the wire, at most one per family")
+		v.fail("spec.addresses",
+			"is missing: give the node's address on the wire, at most one per family")
 	}
 	v.onePerFamily("spec.addresses", n.Spec.Addresses)
 	v.ranges("spec.podCIDRs", n.Spec.PodCIDRs)
@@ -174,7 +175,8 @@ func (e *Endpoint) Validate() []FieldError {
 	v.name("spec.nodeName", e.Spec.NodeName)
 	v.optionalName("spec.serviceAccount", e.Spec.ServiceAccount)
 	if len(e.Spec.Addresses) == 0 {
-		v.fail("spec.addresses", "is missing: give the endpoint's addresses, at most %d", MaxAddresses)
+		v.fail("spec.addresses", "is missing: give the endpoint's addresses, at most %d",
+			MaxAddresses)
 	}
 	v.addresses("spec.addresses", e.Spec.Addresses)
 	v.ports("spec.ports", e.Spec.Ports)
@@ -182,7 +184,8 @@ func (e *Endpoint) Validate() []FieldError {
 		v.fail("spec.mac", "%s", msg)
 	}
 	if len(e.Status.Phase) > 63 || strings.Trim(e.Status.Phase, letters) != "" {
-		v.fail("status.phase", "%s is not a phase: want one word, such as %s", quote(e.Status.Phase), EndpointReady)
+		v.fail("status.phase", "%s is not a phase: want one word, such as %s",
+			quote(e.Status.Phase), EndpointReady)
 	}
 	if msg := checkIdentity(e.Status.Identity); msg != "" {
 		v.fail("status.identity", "%s", msg)
@@ -282,7 +285,8 @@ func (v *validator) onePerFamily(field string, addrs []netip.Addr) {
 			continue
 		}
 		if j, ok := first[a.Is4()]; ok {
-			v.fail(f, "%s is a second address of %s, after %s: keep one per family", a, family(a), addrs[j])
+			v.fail(f, "%s is a second address of %s, after %s: keep one per family", a, family(a),
+				addrs[j])
 			continue
 		}
 		first[a.Is4()] = i
@@ -324,7 +328,8 @@ func CheckAddr(a netip.Addr) string {
 	case a.Is4In6():
 		return fmt.Sprintf("%s is an IPv4 address written as IPv6: write %s", a, a.Unmap())
 	case a.Zone() != "":
-		return fmt.Sprintf("%s has a zone: write the address without %%%s", a.WithZone(""), quote(a.Zone()))
+		return fmt.Sprintf("%s has a zone: write the address without %%%s", a.WithZone(""),
+			quote(a.Zone()))
 	case a.IsUnspecified(), a.IsLoopback(), a.IsMulticast(), a.IsLinkLocalUnicast(), isBroadcast(a):
 		return fmt.Sprintf("%s is not the address of one machine on a network: want a unicast address that others can reach", a)
 	}

@@ -51,7 +51,8 @@ type Comparison struct {
 }
 
 func main() {
-	rename := flag.String("rename", "", "variants of the build before that have another name after, `OLD=NEW,...`")
+	rename := flag.String("rename", "",
+		"variants of the build before that have another name after, `OLD=NEW,...`")
 	out := flag.String("json", "", "also write the comparison to this `file`")
 	flag.Parse()
 	if flag.NArg() != 1 {
@@ -98,7 +99,8 @@ func readPairs(dir string) (old, now []*report.Report, err error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		after, err := read(filepath.Join(dir, "after-"+strings.TrimPrefix(filepath.Base(path), "before-")))
+		after, err := read(filepath.Join(dir,
+			"after-"+strings.TrimPrefix(filepath.Base(path), "before-")))
 		if err != nil {
 			return nil, nil, err
 		}
@@ -135,14 +137,16 @@ func compare(old, now []*report.Report, names map[string]string) *Comparison {
 			if !ok || !found || a.Median == 0 {
 				continue
 			}
-			before, after, ratios = append(before, a.Median), append(after, b.Median), append(ratios, b.Median/a.Median)
+			before, after, ratios = append(before, a.Median), append(after,
+				b.Median), append(ratios, b.Median/a.Median)
 		}
 		if len(ratios) == 0 {
 			continue
 		}
 		slices.Sort(ratios)
 		c.Rows = append(c.Rows, Row{
-			Test: row.Test, Variant: variant, Metric: row.Metric, Unit: row.Unit, Before: side(before), After: side(after),
+			Test: row.Test, Variant: variant, Metric: row.Metric, Unit: row.Unit,
+			Before: side(before), After: side(after),
 			Ratio: quantile(ratios, 0.5), Low: quantile(ratios, 0.25), High: quantile(ratios, 0.75),
 		})
 	}
@@ -151,7 +155,8 @@ func compare(old, now []*report.Report, names map[string]string) *Comparison {
 
 func side(values []float64) Side {
 	slices.Sort(values)
-	return Side{Median: quantile(values, 0.5), Min: values[0], Max: values[len(values)-1], N: len(values)}
+	return Side{Median: quantile(values, 0.5), Min: values[0], Max: values[len(values)-1],
+		N: len(values)}
 }
 
 // quantile interpolates between the two nearest of sorted values.
@@ -163,10 +168,12 @@ func quantile(sorted []float64, q float64) float64 {
 }
 
 func (c *Comparison) print() {
-	fmt.Printf("before %s, after %s, %d runs each in turns, load %.1f\n\n", c.Before.Weft, c.After.Weft, c.Before.Repeats, c.Before.Load)
+	fmt.Printf("before %s, after %s, %d runs each in turns, load %.1f\n\n", c.Before.Weft,
+		c.After.Weft, c.Before.Repeats, c.Before.Load)
 	fmt.Println("| test | variant | metric | before | after | after/before (quartiles) |")
 	fmt.Println("|---|---|---|---|---|---|")
 	for _, r := range c.Rows {
-		fmt.Printf("| %s | %s | %s (%s) | %.4g | %.4g | %.3f (%.3f–%.3f) |\n", r.Test, r.Variant, r.Metric, r.Unit, r.Before.Median, r.After.Median, r.Ratio, r.Low, r.High)
+		fmt.Printf("| %s | %s | %s (%s) | %.4g | %.4g | %.3f (%.3f–%.3f) |\n", r.Test, r.Variant,
+			r.Metric, r.Unit, r.Before.Median, r.After.Median, r.Ratio, r.Low, r.High)
 	}
 }

@@ -11,7 +11,8 @@ import (
 
 func main() {
 	if len(os.Args) > 1 {
-		fmt.Fprintf(os.Stderr, "weft-sealer %s takes no arguments: weft agent starts it\n", control.Build())
+		fmt.Fprintf(os.Stderr, "weft-sealer %s takes no arguments: weft agent starts it\n",
+			control.Build())
 		os.Exit(2)
 	}
 	os.Exit(sealer.Run())

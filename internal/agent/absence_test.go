@@ -46,7 +46,8 @@ func TestMissingNodeIsRemembered(t *testing.T) {
 	w := sealedWorld()
 	client, stop := w.start(t, cfg)
 	eventually(t, "ready", func() bool { return ready(client) })
-	if known, missing := w.nodesNow(); !slices.Equal(known, []string{"b"}) || !slices.Equal(missing, []string{"10.0.0.0/8"}) {
+	if known, missing := w.nodesNow(); !slices.Equal(known, []string{"b"}) ||
+		!slices.Equal(missing, []string{"10.0.0.0/8"}) {
 		t.Errorf("at first: %v, missing %v", known, missing)
 	}
 	w.put(func(s *store.Snapshot) { delete(s.Nodes, "b") })
@@ -56,7 +57,8 @@ func TestMissingNodeIsRemembered(t *testing.T) {
 		return len(known) == 0 && slices.Equal(missing, lost)
 	}
 	eventually(t, "b to be missing", gone)
-	if _, err := client.ForgetNode(ctx, "a"); err == nil || !strings.Contains(err.Error(), "remove its Node object first") {
+	if _, err := client.ForgetNode(ctx, "a"); err == nil ||
+		!strings.Contains(err.Error(), "remove its Node object first") {
 		t.Errorf("this node was forgotten: %v", err)
 	}
 	stop()
@@ -70,14 +72,17 @@ func TestMissingNodeIsRemembered(t *testing.T) {
 	}
 	status, err := client.Status(ctx)
 	text := strings.Join(status.Problems, "\n")
-	if err != nil || !strings.Contains(text, "no_node: 10.2.0.0/24 (node b, object missing since 2") || !strings.Contains(text, "`weft node forget b`") || len(status.NoNode) != 2 {
+	if err != nil ||
+		!strings.Contains(text, "no_node: 10.2.0.0/24 (node b, object missing since 2") ||
+		!strings.Contains(text, "`weft node forget b`") || len(status.NoNode) != 2 {
 		t.Errorf("status: %s, %v, %v", text, status.NoNode, err)
 	}
 	// This node's own object goes too: what it runs with stays its own.
 	w.put(func(s *store.Snapshot) { clear(s.Nodes) })
 	eventually(t, "the word about the own object", func() bool {
 		status, err := client.Status(ctx)
-		return err == nil && strings.Contains(strings.Join(status.Problems, "\n"), "the Node object a is gone")
+		return err == nil &&
+			strings.Contains(strings.Join(status.Problems, "\n"), "the Node object a is gone")
 	})
 	if !gone() {
 		_, missing := w.nodesNow()
@@ -87,7 +92,12 @@ func TestMissingNodeIsRemembered(t *testing.T) {
 	if err != nil || len(forgotten) != 2 {
 		t.Errorf("forgotten %v, %v", forgotten, err)
 	}
-	eventually(t, "b to be forgotten", func() bool { _, missing := w.nodesNow(); return slices.Equal(missing, []string{"10.0.0.0/8"}) })
+	eventually(t, "b to be forgotten",
+		func() bool {
+			_,
+				missing := w.nodesNow()
+			return slices.Equal(missing, []string{"10.0.0.0/8"})
+		})
 	stop()
 	w = sealedWorld()
 	delete(w.snapshot.Nodes, "b")
@@ -105,20 +115,24 @@ func TestMemoryIsAdopted(t *testing.T) {
 	for _, damaged := range []bool{false, true} {
 		cfg := strictConfig(t)
 		if damaged {
-			if err := os.WriteFile(filepath.Join(cfg.StateDir(), "ranges.json"), []byte("{"), 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(cfg.StateDir(), "ranges.json"), []byte("{"),
+				0o600); err != nil {
 				t.Fatal(err)
 			}
 		}
 		w := sealedWorld()
-		w.inherited = []datapath.Inherited{{Prefix: netip.MustParsePrefix("10.2.0.0/24")}, {Prefix: netip.MustParsePrefix("10.3.0.0/24")},
+		w.inherited = []datapath.Inherited{{Prefix: netip.MustParsePrefix("10.2.0.0/24")},
+			{Prefix: netip.MustParsePrefix("10.3.0.0/24")},
 			{Prefix: netip.MustParsePrefix("192.0.2.3/32"), Host: true}}
 		client, stop := w.start(t, cfg)
 		eventually(t, "ready", func() bool { return ready(client) })
-		if known, missing := w.nodesNow(); !slices.Equal(known, []string{"b"}) || !slices.Equal(missing, []string{"192.0.2.3", "10.3.0.0/24"}) {
+		if known, missing := w.nodesNow(); !slices.Equal(known, []string{"b"}) ||
+			!slices.Equal(missing, []string{"192.0.2.3", "10.3.0.0/24"}) {
 			t.Errorf("%v, missing %v", known, missing)
 		}
 		status, err := client.Status(context.Background())
-		if named := strings.Contains(strings.Join(status.Problems, "\n"), "memory of the cluster's ranges cannot be read"); err != nil || named != damaged {
+		if named := strings.Contains(strings.Join(status.Problems, "\n"),
+			"memory of the cluster's ranges cannot be read"); err != nil || named != damaged {
 			t.Errorf("problems %v, %v", status.Problems, err)
 		}
 		stop()
@@ -145,7 +159,8 @@ func TestAddressOfAnotherFamily(t *testing.T) {
 func TestUnreachableNodeHoldsNothingUp(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		w := sealedWorld()
-		w.nodeProblems = []datapath.NodeProblem{{Node: "b", Text: "192.0.2.2: no route: network is unreachable"}}
+		w.nodeProblems = []datapath.NodeProblem{{Node: "b",
+			Text: "192.0.2.2: no route: network is unreachable"}}
 		if fails {
 			w.nodesErr = errors.New("the map is full")
 		}
@@ -173,7 +188,9 @@ func TestUnreachableNodeHoldsNothingUp(t *testing.T) {
 		}
 		eventually(t, "ready", func() bool { return ready(client) })
 		status, err := client.Status(context.Background())
-		if err != nil || !slices.Contains(status.Problems, "node b cannot be reached, and nothing goes to its pods: 192.0.2.2: no route: network is unreachable") {
+		if err != nil ||
+			!slices.Contains(status.Problems,
+				"node b cannot be reached, and nothing goes to its pods: 192.0.2.2: no route: network is unreachable") {
 			t.Errorf("problems %v, %v", status.Problems, err)
 		}
 	}
@@ -183,22 +200,27 @@ func TestUnreachableNodeHoldsNothingUp(t *testing.T) {
 // datapath; ranges that other nodes cannot know are named.
 func TestPublishedOutsideRanges(t *testing.T) {
 	w, cfg := sealedWorld(), strictConfig(t)
-	w.snapshot.Endpoints["demo/db"].Spec.Addresses = []netip.Addr{netip.MustParseAddr("10.2.0.2"), netip.MustParseAddr("fd99::7")}
+	w.snapshot.Endpoints["demo/db"].Spec.Addresses = []netip.Addr{netip.MustParseAddr("10.2.0.2"),
+		netip.MustParseAddr("fd99::7")}
 	w.snapshot.Endpoints["demo/thief"] = &v1alpha1.Endpoint{
 		Metadata: v1alpha1.ObjectMeta{Namespace: "demo", Name: "thief"},
-		Spec:     v1alpha1.EndpointSpec{NodeName: "b", Addresses: []netip.Addr{netip.MustParseAddr("10.1.0.9")}},
+		Spec: v1alpha1.EndpointSpec{NodeName: "b",
+			Addresses: []netip.Addr{netip.MustParseAddr("10.1.0.9")}},
 	}
 	cfg.IPAM.Ranges = prefixes("172.16.0.0/24")
 	client, _ := w.start(t, cfg)
 	eventually(t, "ready", func() bool { return ready(client) })
 	w.mu.Lock()
-	if n := w.nodes[0]; n.Name != "b" || !slices.Equal(n.PodCIDRs, prefixes("10.2.0.0/24", "fd99::7/128")) || len(w.nodes) != 1 {
+	if n := w.nodes[0]; n.Name != "b" ||
+		!slices.Equal(n.PodCIDRs, prefixes("10.2.0.0/24", "fd99::7/128")) || len(w.nodes) != 1 {
 		t.Errorf("nodes %+v", w.nodes)
 	}
 	w.mu.Unlock()
 	status, err := client.Status(context.Background())
 	text := strings.Join(status.Problems, "\n")
-	if err != nil || !strings.Contains(text, "endpoint demo/thief of node b has the address 10.1.0.9, which is in 10.1.0.0/24 of node a") ||
+	if err != nil ||
+		!strings.Contains(text,
+			"endpoint demo/thief of node b has the address 10.1.0.9, which is in 10.1.0.0/24 of node a") ||
 		!strings.Contains(text, "ipam.ranges: 172.16.0.0/24 is outside this node's podCIDRs") {
 		t.Errorf("problems %s, %v", text, err)
 	}
@@ -206,7 +228,8 @@ func TestPublishedOutsideRanges(t *testing.T) {
 
 // objectText is an object as people write it.
 func objectText(kind, meta, spec string) string {
-	return fmt.Sprintf("apiVersion: weft.dev/v1alpha1\nkind: %s\nmetadata: {%s}\nspec: {%s}\n", kind, meta, spec)
+	return fmt.Sprintf("apiVersion: weft.dev/v1alpha1\nkind: %s\nmetadata: {%s}\nspec: {%s}\n",
+		kind, meta, spec)
 }
 
 // TestAbsenceWidensNothing: whatever becomes of the file of any object, by whatever accident, while
@@ -214,18 +237,31 @@ func objectText(kind, meta, spec string) string {
 func TestAbsenceWidensNothing(t *testing.T) {
 	const asks, allows = `annotations: {ebpf.xdp/encrypt: "true"}`, `annotations: {ebpf.xdp/encrypt: "false"}`
 	good := map[string]string{
-		"a.yaml":              objectText("Node", "name: a", "addresses: [192.0.2.1], podCIDRs: [10.1.0.0/24]"),
-		"b.yaml":              objectText("Node", "name: b", "addresses: [192.0.2.2], podCIDRs: [10.2.0.0/24]"),
-		"range.yaml":          objectText("EncryptionPolicy", "name: range", "cidrs: [10.2.0.0/28]"),
-		"selector.yaml":       objectText("EncryptionPolicy", "name: open, namespace: shop", "selector: {matchLabels: {open: y}}"),
-		"pods/fixed.yaml":     objectText("Pod", "name: fixed, namespace: shop, "+asks, "addresses: [10.2.0.3]"),
-		"pods/db.yaml":        objectText("Pod", "name: db, namespace: shop, labels: {open: y}, "+asks, ""),
-		"pods/web.yaml":       objectText("Pod", "name: web, namespace: shop, "+allows, ""),
-		"endpoints/db.yaml":   objectText("Endpoint", "name: db, namespace: shop, labels: {open: y}, "+asks, "nodeName: b, addresses: [10.2.0.2]"),
-		"endpoints/web.yaml":  objectText("Endpoint", "name: web, namespace: shop", "nodeName: b, addresses: [10.2.0.100]"),
-		"endpoints/open.yaml": objectText("Endpoint", "name: open, namespace: shop, labels: {open: y}", "nodeName: b, addresses: [10.2.0.101]"),
-		"endpoints/shut.yaml": objectText("Endpoint", "name: shut, namespace: shop", "nodeName: b, addresses: [10.2.0.102]"),
-		"identities/300.yaml": objectText("Identity", `name: "300"`, `spiffeID: "spiffe://weft.local/ns/shop/sa/default"`),
+		"a.yaml": objectText("Node", "name: a",
+			"addresses: [192.0.2.1], podCIDRs: [10.1.0.0/24]"),
+		"b.yaml": objectText("Node", "name: b",
+			"addresses: [192.0.2.2], podCIDRs: [10.2.0.0/24]"),
+		"range.yaml": objectText("EncryptionPolicy", "name: range",
+			"cidrs: [10.2.0.0/28]"),
+		"selector.yaml": objectText("EncryptionPolicy", "name: open, namespace: shop",
+			"selector: {matchLabels: {open: y}}"),
+		"pods/fixed.yaml": objectText("Pod", "name: fixed, namespace: shop, "+asks,
+			"addresses: [10.2.0.3]"),
+		"pods/db.yaml": objectText("Pod",
+			"name: db, namespace: shop, labels: {open: y}, "+asks, ""),
+		"pods/web.yaml": objectText("Pod", "name: web, namespace: shop, "+allows, ""),
+		"endpoints/db.yaml": objectText("Endpoint",
+			"name: db, namespace: shop, labels: {open: y}, "+asks,
+			"nodeName: b, addresses: [10.2.0.2]"),
+		"endpoints/web.yaml": objectText("Endpoint", "name: web, namespace: shop",
+			"nodeName: b, addresses: [10.2.0.100]"),
+		"endpoints/open.yaml": objectText("Endpoint",
+			"name: open, namespace: shop, labels: {open: y}",
+			"nodeName: b, addresses: [10.2.0.101]"),
+		"endpoints/shut.yaml": objectText("Endpoint", "name: shut, namespace: shop",
+			"nodeName: b, addresses: [10.2.0.102]"),
+		"identities/300.yaml": objectText("Identity", `name: "300"`,
+			`spiffeID: "spiffe://weft.local/ns/shop/sa/default"`),
 	}
 	var probes []netip.Addr
 	for i := range 256 {
@@ -242,7 +278,8 @@ func TestAbsenceWidensNothing(t *testing.T) {
 		},
 		"doubled": func(path, text string) error {
 			// What asked to be sealed does not in the second version.
-			other := strings.NewReplacer(asks, "labels: {x: y}", "10.1.", "10.8.", "cidrs: [10.2.0.0/28", "cidrs: [10.2.0.0/27").Replace(text)
+			other := strings.NewReplacer(asks, "labels: {x: y}", "10.1.", "10.8.",
+				"cidrs: [10.2.0.0/28", "cidrs: [10.2.0.0/27").Replace(text)
 			return os.WriteFile(strings.TrimSuffix(path, ".yaml")+"-2.yaml", []byte(other), 0o644)
 		},
 	}
@@ -252,7 +289,10 @@ func TestAbsenceWidensNothing(t *testing.T) {
 				t.Run(fmt.Sprintf("%s, %s, restart %v", file, name, restart), func(t *testing.T) {
 					a := absenceAgent(t, good)
 					before := a.plainNow(t)
-					if !before(netip.MustParseAddr("10.2.0.5")) || !before(netip.MustParseAddr("10.2.0.101")) || before(netip.MustParseAddr("10.2.0.2")) || before(netip.MustParseAddr("10.2.0.3")) {
+					if !before(netip.MustParseAddr("10.2.0.5")) ||
+						!before(netip.MustParseAddr("10.2.0.101")) ||
+						before(netip.MustParseAddr("10.2.0.2")) ||
+						before(netip.MustParseAddr("10.2.0.3")) {
 						t.Fatal("the world is not as it should be")
 					}
 					if err := spoil(filepath.Join(a.cfg.Store.Dir, file), good[file]); err != nil {
@@ -282,7 +322,8 @@ func absenceAgent(t *testing.T, files map[string]string) *absence {
 	cfg.Store.Dir = t.TempDir()
 	for name, text := range files {
 		path := filepath.Join(cfg.Store.Dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+			os.WriteFile(path, []byte(text), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -193,7 +193,8 @@ func (a *Agent) serve(ctx context.Context) error {
 		return err
 	}
 	defer server.Close()
-	a.log.Info("agent started", "node", a.cfg.Node, "instance", a.cfg.Instance, "version", a.opt.Version, "pid", os.Getpid(), "socket", a.cfg.Socket())
+	a.log.Info("agent started", "node", a.cfg.Node, "instance", a.cfg.Instance, "version",
+		a.opt.Version, "pid", os.Getpid(), "socket", a.cfg.Socket())
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(server.Serve)
@@ -273,7 +274,8 @@ func (a *Agent) awaitNode(ctx context.Context) (*v1alpha1.Node, startup.Links, b
 }
 
 // bringUp opens the datapath and gives every recorded endpoint back to it.
-func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links startup.Links) (*node, error) {
+func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node,
+	links startup.Links) (*node, error) {
 	mtu, err := PodMTU(a.cfg, links.MTU, object, a.index.Load().snapshot)
 	if err != nil {
 		return nil, err
@@ -287,7 +289,8 @@ func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node, links startu
 	running := &node{object: object, links: links, mtu: mtu, dp: dp}
 	door, err := a.openEndpoints(running)
 	if err == nil {
-		running.policies, err = newPolicies(dp, a.policyOptions(), slices.Concat(a.cfg.ClusterCIDRs, a.cfg.IPAM.Ranges))
+		running.policies, err = newPolicies(dp, a.policyOptions(),
+			slices.Concat(a.cfg.ClusterCIDRs, a.cfg.IPAM.Ranges))
 	}
 	if err != nil {
 		dp.Close()
@@ -338,7 +341,8 @@ func (a *Agent) enterEndpoints(n *node) error {
 // openEndpoints gives the node its manager and returns the CNI plugin's way to it.
 func (a *Agent) openEndpoints(n *node) (door http.Handler, err error) {
 	n.manager, door, err = a.seams.openEndpoints(endpoint.Options{
-		StateDir: a.cfg.StateDir(), NodeName: a.cfg.Node, Ranges: podRanges(a.cfg, n.object), MTU: n.mtu,
+		StateDir: a.cfg.StateDir(), NodeName: a.cfg.Node, Ranges: podRanges(a.cfg, n.object),
+		MTU:       n.mtu,
 		HostAddrs: n.links.Addrs, Datapath: n.dp, Directory: a.store,
 		PodSpec: a.podSpec, Identity: a.identityOf, Log: a.log,
 		Policies: endpointPolicies{a, n},

@@ -30,21 +30,26 @@ func TestLife(t *testing.T) {
 	cfg := testConfig(t)
 	client, stop := w.start(t, cfg)
 	status, err := client.Status(ctx)
-	if err != nil || status.Ready || !strings.Contains(status.Waiting, "Node object a in /etc/weft/objects") && status.Waiting != "starting" {
+	if err != nil || status.Ready ||
+		!strings.Contains(status.Waiting, "Node object a in /etc/weft/objects") &&
+			status.Waiting != "starting" {
 		t.Fatalf("before its Node object: %+v %v", status, err)
 	}
 	if _, err := client.Endpoints(ctx); err == nil || !strings.Contains(err.Error(), "not ready") {
 		t.Errorf("endpoints before: %v", err)
 	}
-	if code, body := cniCall(t, cfg, "status"); code != 503 || !strings.Contains(body, `"code": 50`) && !strings.Contains(body, `"code":50`) {
+	if code, body := cniCall(t, cfg, "status"); code != 503 ||
+		!strings.Contains(body, `"code": 50`) && !strings.Contains(body, `"code":50`) {
 		t.Errorf("cni before: %d %s", code, body)
 	}
 	w.put(func(s *store.Snapshot) {
-		s.Nodes["a"], s.Nodes["b"] = nodeObject("a", "192.0.2.1", "10.1.0.0/24"), nodeObject("b", "192.0.2.2", "10.2.0.0/24")
+		s.Nodes["a"], s.Nodes["b"] = nodeObject("a", "192.0.2.1", "10.1.0.0/24"), nodeObject("b",
+			"192.0.2.2", "10.2.0.0/24")
 	})
 	eventually(t, "ready", func() bool { return ready(client) })
 	status, err = client.Status(ctx)
-	if err != nil || status.Endpoints != 1 || status.Nodes != 2 || status.MTU != 1450 || status.Mode.Active != "tc" || len(status.Problems) != 0 {
+	if err != nil || status.Endpoints != 1 || status.Nodes != 2 || status.MTU != 1450 ||
+		status.Mode.Active != "tc" || len(status.Problems) != 0 {
 		t.Errorf("status %+v %v", status, err)
 	}
 	if len(w.pruned) != 1 || w.pruned[0].Slot != 1 {
@@ -71,18 +76,22 @@ func TestLife(t *testing.T) {
 	// Started at once: systemctl start is not to hang for a Node object that is still to be
 	// written.
 	started, ready := slices.Index(w.told, "READY=1"), slices.Index(w.told, "STATUS=ready")
-	waited := slices.IndexFunc(w.told, func(s string) bool { return strings.HasPrefix(s, "STATUS=waiting for Node object a") })
-	if started < 0 || waited < 0 || ready < max(started, waited) || w.told[len(w.told)-1] != "STOPPING=1" {
+	waited := slices.IndexFunc(w.told,
+		func(s string) bool { return strings.HasPrefix(s, "STATUS=waiting for Node object a") })
+	if started < 0 || waited < 0 || ready < max(started, waited) ||
+		w.told[len(w.told)-1] != "STOPPING=1" {
 		t.Errorf("systemd was told %q", w.told)
 	}
 }
 
 func cniCall(t *testing.T, cfg *config.Config, verb string) (int, string) {
 	t.Helper()
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
-		return net.Dial("unix", cfg.Socket())
-	}}}
-	response, err := client.Post("http://weft/v1/cni/"+verb, "application/json", strings.NewReader("{}"))
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(context.Context, string, string) (net.Conn, error) {
+			return net.Dial("unix", cfg.Socket())
+		}}}
+	response, err := client.Post("http://weft/v1/cni/"+verb, "application/json",
+		strings.NewReader("{}"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,10 +102,12 @@ func cniCall(t *testing.T, cfg *config.Config, verb string) (int, string) {
 
 func upWorld() *world {
 	w := newWorld()
-	w.snapshot.Nodes["a"], w.snapshot.Nodes["b"] = nodeObject("a", "192.0.2.1", "10.1.0.0/24"), nodeObject("b", "192.0.2.2", "10.2.0.0/24")
+	w.snapshot.Nodes["a"], w.snapshot.Nodes["b"] = nodeObject("a", "192.0.2.1",
+		"10.1.0.0/24"), nodeObject("b", "192.0.2.2", "10.2.0.0/24")
 	w.snapshot.Endpoints["demo/db"] = &v1alpha1.Endpoint{
 		Metadata: v1alpha1.ObjectMeta{Namespace: "demo", Name: "db"},
-		Spec:     v1alpha1.EndpointSpec{NodeName: "b", Addresses: []netip.Addr{netip.MustParseAddr("10.2.0.2")}},
+		Spec: v1alpha1.EndpointSpec{NodeName: "b",
+			Addresses: []netip.Addr{netip.MustParseAddr("10.2.0.2")}},
 	}
 	return w
 }
@@ -119,7 +130,8 @@ func TestOrderOfBringUp(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Error(err)
 	}
-	if want := []string{"nodes", "endpoints entered", "restored", "pruned"}; !slices.Equal(w.order, want) {
+	if want := []string{"nodes", "endpoints entered", "restored", "pruned"}; !slices.Equal(w.order,
+		want) {
 		t.Errorf("order %v, want %v", w.order, want)
 	}
 	if len(w.entered) != 1 {
@@ -132,10 +144,14 @@ func TestAPI(t *testing.T) {
 	client, _ := w.start(t, testConfig(t))
 	eventually(t, "ready", func() bool { return ready(client) })
 	endpoints, err := client.Endpoints(ctx)
-	if err != nil || len(endpoints) != 1 || endpoints[0].Name() != "demo/web" || len(endpoints[0].Traffic) != 2 {
+	if err != nil || len(endpoints) != 1 || endpoints[0].Name() != "demo/web" ||
+		len(endpoints[0].Traffic) != 2 {
 		t.Errorf("endpoints %+v %v", endpoints, err)
 	}
-	if status, err := client.Status(ctx); err != nil || !slices.Equal(status.OverBudget, []string{"demo/web, what it began: 4 flows evicted, 1 flows not remembered"}) || len(endpoints[0].Budgets) != 2 {
+	if status, err := client.Status(ctx); err != nil ||
+		!slices.Equal(status.OverBudget,
+			[]string{"demo/web, what it began: 4 flows evicted, 1 flows not remembered"}) ||
+		len(endpoints[0].Budgets) != 2 {
 		t.Errorf("over budget %+v, %+v, %v", status.OverBudget, endpoints[0].Budgets, err)
 	}
 	nodes, err := client.Nodes(ctx)
@@ -150,10 +166,12 @@ func TestAPI(t *testing.T) {
 		t.Errorf("all drops %d %v", len(all), err)
 	}
 	table, err := client.FlowTable(ctx, 10)
-	if err != nil || table[0].Source.Name() != "demo/web" || table[0].Destination.Name() != "demo/db" {
+	if err != nil || table[0].Source.Name() != "demo/web" ||
+		table[0].Destination.Name() != "demo/db" {
 		t.Errorf("flow table %+v %v", table, err)
 	}
-	trace, err := client.Trace(ctx, admin.TraceRequest{From: "web", To: "10.2.0.2:53", Protocol: "udp"})
+	trace, err := client.Trace(ctx,
+		admin.TraceRequest{From: "web", To: "10.2.0.2:53", Protocol: "udp"})
 	if err != nil || trace.NextHop != "1 10.2.0.2:53 17" || trace.ToName != "demo/db" {
 		t.Errorf("trace %+v %v", trace, err)
 	}
@@ -163,7 +181,8 @@ func TestAPI(t *testing.T) {
 		"has no IPv6 address":      {From: "web", To: "[fd00::1]:1"},
 		"unknown protocol \"foo\"": {From: "web", To: "10.0.0.1:1", Protocol: "foo"},
 	} {
-		if _, err := client.Trace(ctx, request); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := client.Trace(ctx, request); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("trace %+v: %v", request, err)
 		}
 	}
@@ -171,7 +190,8 @@ func TestAPI(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, part := range []string{"status", "endpoints", "nodes", "drops", "flowtable", "flows", "config", "log", "counters", "version"} {
+	for _, part := range []string{"status", "endpoints", "nodes", "drops", "flowtable", "flows",
+		"config", "log", "counters", "version"} {
 		if len(dump[part]) == 0 || bytes.Contains(dump[part], []byte(`{"error"`)) {
 			t.Errorf("sysdump %s: %s", part, dump[part])
 		}
@@ -184,23 +204,28 @@ func TestFlowLog(t *testing.T) {
 	cfg.Flows.Log = filepath.Join(t.TempDir(), "flows.jsonl")
 	client, stop := w.start(t, cfg)
 	eventually(t, "ready", func() bool { return ready(client) })
-	eventually(t, "the log's follower", func() bool { s, err := client.Status(ctx); return err == nil && s.Events.Followers == 1 })
+	eventually(t, "the log's follower",
+		func() bool { s, err := client.Status(ctx); return err == nil && s.Events.Followers == 1 })
 	w.events <- datapath.FlowEvent{
-		Type: datapath.EventDrop, Verdict: "drop", Reason: "spoofed_ip", Slot: 1, Direction: "egress", Protocol: 17,
+		Type: datapath.EventDrop, Verdict: "drop", Reason: "spoofed_ip", Slot: 1,
+		Direction: "egress", Protocol: 17,
 		Src: netip.MustParseAddrPort("10.2.0.2:1"), Dst: netip.MustParseAddrPort("10.2.0.2:2"),
 	}
 	var got []flows.Flow
 	eventually(t, "the record", func() bool {
 		got = nil
-		query := admin.FlowQuery{Filter: flows.Filter{From: []string{"demo/web"}, To: []string{"demo/db"}}}
-		err := client.Flows(ctx, query, func(f flows.Flow) error { got = append(got, f); return nil })
+		query := admin.FlowQuery{Filter: flows.Filter{From: []string{"demo/web"},
+			To: []string{"demo/db"}}}
+		err := client.Flows(ctx, query,
+			func(f flows.Flow) error { got = append(got, f); return nil })
 		return err == nil && len(got) == 1
 	})
 	if got[0].DropReason != "spoofed_ip" || got[0].DropText == "" || got[0].Source.Node != "a" {
 		t.Errorf("record %+v", got[0])
 	}
 	stop()
-	if text, err := os.ReadFile(cfg.Flows.Log); err != nil || !bytes.Contains(text, []byte(`"drop_reason_desc":"spoofed_ip"`)) {
+	if text, err := os.ReadFile(cfg.Flows.Log); err != nil ||
+		!bytes.Contains(text, []byte(`"drop_reason_desc":"spoofed_ip"`)) {
 		t.Errorf("log file %s %v", text, err)
 	}
 }
@@ -210,7 +235,8 @@ func TestSecondAgentIsRefused(t *testing.T) {
 	_, stop := w.start(t, cfg)
 	err := run(context.Background(), cfg, Options{}, upWorld().seams())
 	var locked *startup.LockedError
-	if !errors.As(err, &locked) || !strings.Contains(err.Error(), fmt.Sprintf("pid %d holds", os.Getpid())) {
+	if !errors.As(err, &locked) ||
+		!strings.Contains(err.Error(), fmt.Sprintf("pid %d holds", os.Getpid())) {
 		t.Errorf("second agent: %v", err)
 	}
 	stop()
@@ -237,7 +263,8 @@ func TestProblems(t *testing.T) {
 	eventually(t, "the problems", func() bool {
 		status, err := client.Status(context.Background())
 		all := strings.Join(status.Problems, "\n")
-		return err == nil && strings.Contains(all, "restart the agent") && strings.Contains(all, "pod is odd") &&
+		return err == nil && strings.Contains(all, "restart the agent") &&
+			strings.Contains(all, "pod is odd") &&
 			len(status.Store.Errors) == 1 && status.Ready
 	})
 }
@@ -278,7 +305,8 @@ func TestMetricsPortTaken(t *testing.T) {
 	eventually(t, "ready all the same", func() bool { return ready(client) })
 	eventually(t, "the problem", func() bool {
 		status, err := client.Status(context.Background())
-		return err == nil && len(status.Problems) == 1 && strings.Contains(status.Problems[0], "metrics.listen")
+		return err == nil && len(status.Problems) == 1 &&
+			strings.Contains(status.Problems[0], "metrics.listen")
 	})
 	listener.Close()
 	eventually(t, "the metrics", func() bool {
@@ -288,6 +316,7 @@ func TestMetricsPortTaken(t *testing.T) {
 		}
 		defer response.Body.Close()
 		body, _ := io.ReadAll(response.Body)
-		return bytes.Contains(body, []byte(`weft_drops_total{direction="egress",reason="spoofed_ip"} 2`))
+		return bytes.Contains(body,
+			[]byte(`weft_drops_total{direction="egress",reason="spoofed_ip"} 2`))
 	})
 }

@@ -29,7 +29,8 @@ func (b *backend) up() (*node, error) {
 	if running := b.running(); running != nil {
 		return running, nil
 	}
-	return nil, &admin.StatusError{Code: http.StatusServiceUnavailable, Msg: "the agent is not ready: it waits for " + b.readiness().Waiting}
+	return nil, &admin.StatusError{Code: http.StatusServiceUnavailable,
+		Msg: "the agent is not ready: it waits for " + b.readiness().Waiting}
 }
 
 // Ready implements admin.Backend.
@@ -39,12 +40,15 @@ func (b *backend) Ready() admin.Readiness { return b.readiness() }
 func (b *backend) Status(ctx context.Context) (*admin.Status, error) {
 	ix, ready, stats := b.index.Load(), b.readiness(), b.hub.Stats()
 	status := &admin.Status{
-		Node: b.cfg.Node, Instance: b.cfg.Instance, Version: b.opt.Version, Kernel: version.Kernel(),
-		PID: os.Getpid(), Started: b.started, Ready: ready.Ready, Waiting: ready.Waiting, Problems: b.problemList(),
-		Nodes: len(ix.snapshot.Nodes),
-		Mode:  datapath.ModeStatus{Asked: datapath.Mode(b.cfg.Mode)},
-		Store: admin.StoreStatus{Store: b.cfg.Store, Errors: ix.snapshot.Errors},
-		Paths: admin.Paths{Socket: b.cfg.Socket(), State: b.cfg.StateDir(), BPF: b.cfg.BPFDir(), NetNS: fmt.Sprintf("/proc/%d/ns/net", os.Getpid())},
+		Node: b.cfg.Node, Instance: b.cfg.Instance, Version: b.opt.Version,
+		Kernel: version.Kernel(),
+		PID:    os.Getpid(), Started: b.started, Ready: ready.Ready, Waiting: ready.Waiting,
+		Problems: b.problemList(),
+		Nodes:    len(ix.snapshot.Nodes),
+		Mode:     datapath.ModeStatus{Asked: datapath.Mode(b.cfg.Mode)},
+		Store:    admin.StoreStatus{Store: b.cfg.Store, Errors: ix.snapshot.Errors},
+		Paths: admin.Paths{Socket: b.cfg.Socket(), State: b.cfg.StateDir(), BPF: b.cfg.BPFDir(),
+			NetNS: fmt.Sprintf("/proc/%d/ns/net", os.Getpid())},
 		Events: admin.EventStatus{
 			Followers: stats.Followers, FollowersLost: stats.Lost, LogFile: b.cfg.Flows.Log,
 		},
@@ -95,7 +99,8 @@ func (b *backend) Endpoints(context.Context) ([]admin.Endpoint, error) {
 	for _, row := range counters {
 		if row.Packets > 0 {
 			traffic[row.Slot] = append(traffic[row.Slot], admin.CounterRow{
-				Direction: row.Direction, Verdict: row.Verdict, Reason: row.Reason, Traffic: row.Traffic,
+				Direction: row.Direction, Verdict: row.Verdict, Reason: row.Reason,
+				Traffic: row.Traffic,
 			})
 		}
 	}
@@ -116,9 +121,12 @@ func (b *backend) Endpoints(context.Context) ([]admin.Endpoint, error) {
 
 func describe(info endpoint.Info, traffic []admin.CounterRow) admin.Endpoint {
 	return admin.Endpoint{
-		ID: info.ID, Namespace: info.Namespace, Pod: info.Pod, Labels: info.Labels, ServiceAccount: info.ServiceAccount, Identity: info.Identity,
-		ContainerID: info.ContainerID, IfName: info.IfName, Slot: info.Slot, HostIf: info.HostIf, NetNS: info.NetNS,
-		PodIf: info.PodIf, MAC: info.MAC, GatewayMAC: info.GatewayMAC, IPv4: info.IPv4, IPv6: info.IPv6, More: info.More, Network: info.NetworkID, MTU: info.MTU,
+		ID: info.ID, Namespace: info.Namespace, Pod: info.Pod, Labels: info.Labels,
+		ServiceAccount: info.ServiceAccount, Identity: info.Identity,
+		ContainerID: info.ContainerID, IfName: info.IfName, Slot: info.Slot, HostIf: info.HostIf,
+		NetNS: info.NetNS,
+		PodIf: info.PodIf, MAC: info.MAC, GatewayMAC: info.GatewayMAC, IPv4: info.IPv4,
+		IPv6: info.IPv6, More: info.More, Network: info.NetworkID, MTU: info.MTU,
 		Chained: info.Chained, State: string(info.State), Created: info.Created, Traffic: traffic,
 	}
 }
@@ -141,7 +149,8 @@ func (b *backend) Nodes(context.Context) ([]admin.Node, error) {
 const followBuffer = 1024
 
 // Flows implements admin.Backend.
-func (b *backend) Flows(ctx context.Context, query admin.FlowQuery, send func(flows.Flow) error) error {
+func (b *backend) Flows(ctx context.Context, query admin.FlowQuery,
+	send func(flows.Flow) error) error {
 	match, err := query.Compile()
 	if err != nil {
 		return err
@@ -188,8 +197,10 @@ func (b *backend) FlowTable(_ context.Context, limit int) ([]admin.TableFlow, er
 	out := make([]admin.TableFlow, len(rows))
 	for i, row := range rows {
 		out[i] = admin.TableFlow{
-			Network: row.Network, Source: b.peer(row.Network, row.Src), Destination: b.peer(row.Network, row.Dst), Protocol: flows.ProtocolName(row.Protocol),
-			State: row.State, Age: row.Age.Round(time.Millisecond).String(), Idle: row.Idle.Round(time.Millisecond).String(),
+			Network: row.Network, Source: b.peer(row.Network, row.Src),
+			Destination: b.peer(row.Network, row.Dst), Protocol: flows.ProtocolName(row.Protocol),
+			State: row.State, Age: row.Age.Round(time.Millisecond).String(),
+			Idle:     row.Idle.Round(time.Millisecond).String(),
 			ViaStack: row.ViaStack, Forward: row.Forward, Reply: row.Reply,
 		}
 	}
@@ -219,7 +230,8 @@ func (b *backend) Drops(_ context.Context, all bool) ([]admin.Drop, error) {
 			continue
 		}
 		happened[row.Reason] = true
-		drop := admin.Drop{Reason: row.Reason, Text: reasonText(row.Reason), Hint: reasonHint(row.Reason), Direction: row.Direction, Traffic: row.Traffic}
+		drop := admin.Drop{Reason: row.Reason, Text: reasonText(row.Reason),
+			Hint: reasonHint(row.Reason), Direction: row.Direction, Traffic: row.Traffic}
 		if info, ok := running.manager.BySlot(row.Slot); ok {
 			drop.Endpoint = describe(info, nil).Name()
 		}
@@ -227,11 +239,13 @@ func (b *backend) Drops(_ context.Context, all bool) ([]admin.Drop, error) {
 	}
 	for _, label := range reasonLabels() {
 		if all && !happened[label] {
-			out = append(out, admin.Drop{Reason: label, Text: reasonText(label), Hint: reasonHint(label)})
+			out = append(out,
+				admin.Drop{Reason: label, Text: reasonText(label), Hint: reasonHint(label)})
 		}
 	}
 	slices.SortFunc(out, func(x, y admin.Drop) int {
-		return cmp.Or(cmp.Compare(y.Packets, x.Packets), cmp.Compare(x.Reason, y.Reason), cmp.Compare(x.Endpoint, y.Endpoint))
+		return cmp.Or(cmp.Compare(y.Packets, x.Packets), cmp.Compare(x.Reason, y.Reason),
+			cmp.Compare(x.Endpoint, y.Endpoint))
 	})
 	return out, nil
 }
@@ -253,19 +267,22 @@ func (b *backend) Trace(_ context.Context, request admin.TraceRequest) (*admin.T
 	b.nameSteps(running, info, to.Addr(), trace.Steps)
 	identity, _ := names{b.Agent}.ByIP(info.NetworkID, to.Addr())
 	return &admin.TraceResult{
-		From: describe(info, nil).Name(), To: request.To, ToName: identity.Name(), Protocol: flows.ProtocolName(protocol),
-		Trace: *trace, ReasonText: reasonText(trace.Reason), Hint: reasonHint(trace.Reason),
+		From: describe(info, nil).Name(), To: request.To, ToName: identity.Name(),
+		Protocol: flows.ProtocolName(protocol),
+		Trace:    *trace, ReasonText: reasonText(trace.Reason), Hint: reasonHint(trace.Reason),
 	}, nil
 }
 
-func traceArguments(running *node, request admin.TraceRequest) (endpoint.Info, netip.AddrPort, uint8, error) {
+func traceArguments(running *node,
+	request admin.TraceRequest) (endpoint.Info, netip.AddrPort, uint8, error) {
 	info, ok := running.manager.Get(request.From)
 	if !ok {
 		return info, netip.AddrPort{}, 0, fmt.Errorf("from: this node has no endpoint %q: `weft endpoint list` shows them", request.From)
 	}
 	to, err := netip.ParseAddrPort(request.To)
 	if err != nil {
-		return info, to, 0, fmt.Errorf("to: %q is not ADDRESS:PORT (an IPv6 address in brackets)", request.To)
+		return info, to, 0, fmt.Errorf("to: %q is not ADDRESS:PORT (an IPv6 address in brackets)",
+			request.To)
 	}
 	to = netip.AddrPortFrom(to.Addr().Unmap(), to.Port())
 	if to.Addr().Is4() && !info.IPv4.IsValid() {
@@ -285,15 +302,17 @@ func traceArguments(running *node, request admin.TraceRequest) (endpoint.Info, n
 func (a *Agent) Metrics() (metrics.Snapshot, error) {
 	ix := a.index.Load()
 	snapshot := metrics.Snapshot{
-		Ready: a.readiness().Ready, Nodes: len(ix.snapshot.Nodes), ObjectErrors: len(ix.snapshot.Errors),
-		Flows: a.hub.Stats(), Endpoints: map[uint16]metrics.Endpoint{},
+		Ready: a.readiness().Ready, Nodes: len(ix.snapshot.Nodes),
+		ObjectErrors: len(ix.snapshot.Errors),
+		Flows:        a.hub.Stats(), Endpoints: map[uint16]metrics.Endpoint{},
 	}
 	running := a.running()
 	if running == nil {
 		return snapshot, nil
 	}
 	for _, info := range running.manager.List() {
-		snapshot.Endpoints[info.Slot] = metrics.Endpoint{ID: info.ID, Namespace: info.Namespace, Pod: info.Pod}
+		snapshot.Endpoints[info.Slot] = metrics.Endpoint{ID: info.ID, Namespace: info.Namespace,
+			Pod: info.Pod}
 	}
 	snapshot.Mode = running.dp.ModeStatus()
 	var errCounters, errEvents, errEncrypt, errBudgets error

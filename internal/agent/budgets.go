@@ -31,7 +31,8 @@ func overBudget(running *node) ([]string, error) {
 	var lines []string
 	for _, row := range rows {
 		if lost := row.Lost(); lost != "" && names[row.Slot] != "" {
-			lines = append(lines, fmt.Sprintf("%s, %s: %s", names[row.Slot], whose(row.Direction), lost))
+			lines = append(lines,
+				fmt.Sprintf("%s, %s: %s", names[row.Slot], whose(row.Direction), lost))
 		}
 	}
 	return lines, nil
@@ -39,5 +40,6 @@ func overBudget(running *node) ([]string, error) {
 
 // whose says what a direction means for a budget.
 func whose(direction string) string {
-	return strings.NewReplacer("egress", "what it began", "ingress", "what others began towards it").Replace(direction)
+	return strings.NewReplacer("egress", "what it began", "ingress",
+		"what others began towards it").Replace(direction)
 }

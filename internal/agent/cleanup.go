@@ -60,7 +60,8 @@ func removeEndpoints(ctx context.Context, cfg *config.Config, log *slog.Logger) 
 	} else {
 		log.Warn("published endpoints are not withdrawn", "err", err)
 	}
-	options := endpoint.Options{StateDir: cfg.StateDir(), NodeName: cfg.Node, Ranges: cfg.IPAM.Ranges, MTU: cfg.MTU, Log: log}
+	options := endpoint.Options{StateDir: cfg.StateDir(), NodeName: cfg.Node,
+		Ranges: cfg.IPAM.Ranges, MTU: cfg.MTU, Log: log}
 	if directory != nil {
 		options.Directory = directory
 	}

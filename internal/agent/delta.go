@@ -23,7 +23,8 @@ var allWork = work{nodes: true, identities: true, plain: true, epochs: true, pol
 
 func (w work) with(more work) work {
 	return work{
-		nodes: w.nodes || more.nodes, identities: w.identities || more.identities, plain: w.plain || more.plain,
+		nodes: w.nodes || more.nodes, identities: w.identities || more.identities, plain: w.plain ||
+			more.plain,
 		epochs: w.epochs || more.epochs, policies: w.policies || more.policies,
 	}
 }
@@ -55,10 +56,12 @@ func (a *Agent) takeWork() work {
 
 // workOf is what follows from a delta between two indexes. In doubt it is done.
 func workOf(d store.Delta, was, now *index) work {
-	w := work{nodes: d.About(v1alpha1.KindNode) || was.view != now.view, epochs: d.About(v1alpha1.KindEpoch) || len(d.Errors) > 0}
+	w := work{nodes: d.About(v1alpha1.KindNode) || was.view != now.view,
+		epochs: d.About(v1alpha1.KindEpoch) || len(d.Errors) > 0}
 	w.policies = w.nodes || policing(d, now)
 	w.identities = w.nodes || d.About(v1alpha1.KindEndpoint, v1alpha1.KindIdentity)
-	w.plain = w.nodes || d.About(v1alpha1.KindPod, v1alpha1.KindEncryptionPolicy) || len(was.snapshot.EncryptionPolicies) > 0 ||
+	w.plain = w.nodes || d.About(v1alpha1.KindPod, v1alpha1.KindEncryptionPolicy) ||
+		len(was.snapshot.EncryptionPolicies) > 0 ||
 		slices.ContainsFunc(d.Changes, func(c store.Change) bool { return wishes(c, was, now) })
 	return w
 }
@@ -73,7 +76,8 @@ func wishes(c store.Change, was, now *index) bool {
 	if len(c.Unused) > 0 || len(was.snapshot.Unused) > 0 || now.snapshot.Pods[c.Key] != nil {
 		return true
 	}
-	for _, ep := range []*v1alpha1.Endpoint{was.snapshot.Endpoints[c.Key], now.snapshot.Endpoints[c.Key]} {
+	for _, ep := range []*v1alpha1.Endpoint{was.snapshot.Endpoints[c.Key],
+		now.snapshot.Endpoints[c.Key]} {
 		if ep == nil {
 			continue
 		}
@@ -81,7 +85,8 @@ func wishes(c store.Change, was, now *index) bool {
 			return true
 		}
 		for _, addr := range ep.Spec.Addresses {
-			if slices.Contains(was.remembered(), addr) || len(was.byIP[addr]) > 1 || len(now.byIP[addr]) > 1 {
+			if slices.Contains(was.remembered(), addr) || len(was.byIP[addr]) > 1 ||
+				len(now.byIP[addr]) > 1 {
 				return true
 			}
 		}
@@ -95,7 +100,8 @@ func wishes(c store.Change, was, now *index) bool {
 func (a *Agent) teaches(d store.Delta, was, now *index) bool {
 	for _, c := range d.Changes {
 		switch c.Kind {
-		case v1alpha1.KindIdentity, v1alpha1.KindEpoch, v1alpha1.KindEncryptionPolicy, policy.KindNetworkPolicy,
+		case v1alpha1.KindIdentity, v1alpha1.KindEpoch, v1alpha1.KindEncryptionPolicy,
+			policy.KindNetworkPolicy,
 			policy.KindClusterNetworkPolicy, policy.KindAuthorizationPolicy, v1alpha1.KindNamespace:
 			continue
 		case v1alpha1.KindEndpoint:
@@ -105,8 +111,11 @@ func (a *Agent) teaches(d store.Delta, was, now *index) bool {
 		if wishes(c, was, now) {
 			return true
 		}
-		for _, ep := range []*v1alpha1.Endpoint{was.snapshot.Endpoints[c.Key], now.snapshot.Endpoints[c.Key]} {
-			if ep != nil && (ep.Spec.NodeName == a.cfg.Node || !now.inOwnRange(ep) || inRanges(ep, a.cfg.IPAM.Ranges)) {
+		for _, ep := range []*v1alpha1.Endpoint{was.snapshot.Endpoints[c.Key],
+			now.snapshot.Endpoints[c.Key]} {
+			if ep != nil &&
+				(ep.Spec.NodeName == a.cfg.Node || !now.inOwnRange(ep) ||
+					inRanges(ep, a.cfg.IPAM.Ranges)) {
 				return true
 			}
 		}
@@ -116,7 +125,8 @@ func (a *Agent) teaches(d store.Delta, was, now *index) bool {
 
 // inRanges says whether an address of an endpoint is in one of some ranges.
 func inRanges(ep *v1alpha1.Endpoint, ranges []netip.Prefix) bool {
-	return slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return slices.ContainsFunc(ep.Spec.Addresses, p.Contains) })
+	return slices.ContainsFunc(ranges,
+		func(p netip.Prefix) bool { return slices.ContainsFunc(ep.Spec.Addresses, p.Contains) })
 }
 
 // inOwnRange says whether all addresses of an endpoint are in ranges of its node.
@@ -126,7 +136,9 @@ func (ix *index) inOwnRange(ep *v1alpha1.Endpoint) bool {
 		return false
 	}
 	for _, addr := range ep.Spec.Addresses {
-		if !slices.ContainsFunc(node.Spec.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(addr) }) || slices.Contains(node.Spec.Addresses, addr) {
+		if !slices.ContainsFunc(node.Spec.PodCIDRs,
+			func(p netip.Prefix) bool { return p.Contains(addr) }) ||
+			slices.Contains(node.Spec.Addresses, addr) {
 			return false
 		}
 	}

@@ -14,9 +14,12 @@ func deltaOf(from, to *store.Snapshot) store.Delta {
 	d.Changes = append(d.Changes, changesIn(v1alpha1.KindPod, from.Pods, to.Pods)...)
 	d.Changes = append(d.Changes, changesIn(v1alpha1.KindEndpoint, from.Endpoints, to.Endpoints)...)
 	d.Changes = append(d.Changes, changesIn(v1alpha1.KindEpoch, from.Epochs, to.Epochs)...)
-	d.Changes = append(d.Changes, changesIn(v1alpha1.KindIdentity, from.Identities, to.Identities)...)
-	d.Changes = append(d.Changes, changesIn(v1alpha1.KindEncryptionPolicy, from.EncryptionPolicies, to.EncryptionPolicies)...)
-	d.Changes = append(d.Changes, changesIn(v1alpha1.KindNamespace, from.Namespaces, to.Namespaces)...)
+	d.Changes = append(d.Changes,
+		changesIn(v1alpha1.KindIdentity, from.Identities, to.Identities)...)
+	d.Changes = append(d.Changes,
+		changesIn(v1alpha1.KindEncryptionPolicy, from.EncryptionPolicies, to.EncryptionPolicies)...)
+	d.Changes = append(d.Changes,
+		changesIn(v1alpha1.KindNamespace, from.Namespaces, to.Namespaces)...)
 	for _, e := range from.Errors {
 		d.Errors[e.File] = nil
 	}

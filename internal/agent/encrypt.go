@@ -33,7 +33,9 @@ func (a *Agent) runKeys(ctx context.Context, n *node) {
 		if err != nil {
 			return err
 		}
-		ring, err := a.seams.openKeys(ctx, keyParts{cfg: a.cfg, store: a.store, sas: sas, log: a.log, addresses: n.object.Spec.Addresses})
+		ring, err := a.seams.openKeys(ctx,
+			keyParts{cfg: a.cfg, store: a.store, sas: sas, log: a.log,
+				addresses: n.object.Spec.Addresses})
 		if err != nil {
 			return err
 		}
@@ -50,7 +52,8 @@ func (a *Agent) runKeys(ctx context.Context, n *node) {
 			background.Go(func() { ring.renew(ctx, a.renewed) })
 		}
 		background.Go(func() {
-			a.keep(ctx, "VM forks", func(ctx context.Context) error { return sas.VMForks(ctx, ring.Forked) })
+			a.keep(ctx, "VM forks",
+				func(ctx context.Context) error { return sas.VMForks(ctx, ring.Forked) })
 		})
 		return ring.Run(ctx)
 	})
@@ -242,7 +245,8 @@ func (a *Agent) requestRekey(event datapath.FlowEvent) {
 
 // identityOf is the number of a workload identity. Most are known from the snapshot; a new
 // one is given a number in the store.
-func (a *Agent) identityOf(namespace, serviceAccount string, labels map[string]string) (uint32, error) {
+func (a *Agent) identityOf(namespace, serviceAccount string,
+	labels map[string]string) (uint32, error) {
 	id := identity.ID{
 		TrustDomain: a.cfg.Keys.TrustDomain, Namespace: namespace, ServiceAccount: serviceAccount,
 		Labels: a.labelFilter().Of(labels),

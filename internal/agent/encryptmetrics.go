@@ -24,13 +24,16 @@ func (a *Agent) encryptMetrics(running *node) (*metrics.Encryption, error) {
 		return nil, err
 	}
 	engine := sas.EngineStatus()
-	out := &metrics.Encryption{EngineAsked: engine.Asked, Engine: engine.Active, Sealer: a.sealerMetrics(), Reasons: encryptReasons}
+	out := &metrics.Encryption{EngineAsked: engine.Asked, Engine: engine.Active,
+		Sealer: a.sealerMetrics(), Reasons: encryptReasons}
 	list, err := sas.SAs()
 	if err != nil {
 		err = fmt.Errorf("read keys of the datapath: %w", err)
 	}
 	for _, sa := range list {
-		out.Keys = append(out.Keys, metrics.Key{Node: sa.Node, Out: sa.Out, Epoch: sa.Number, Lane: sa.Lane, ID: sa.ID, Traffic: datapath.Traffic{Packets: sa.Packets, Bytes: sa.Bytes}})
+		out.Keys = append(out.Keys,
+			metrics.Key{Node: sa.Node, Out: sa.Out, Epoch: sa.Number, Lane: sa.Lane, ID: sa.ID,
+				Traffic: datapath.Traffic{Packets: sa.Packets, Bytes: sa.Bytes}})
 	}
 	ring := a.keys.Load()
 	if ring == nil {
@@ -54,7 +57,8 @@ func epochMetrics(out *metrics.Encryption, status *keys.Status) {
 	counters := &status.Counters
 	out.Epoch, out.Rotations, out.Rewraps = status.Epoch, counters.Rotations, counters.Rewraps
 	out.TTLRatio, out.KMSFailing = status.TTLRatio, status.KMS.Failing
-	out.Extended = slices.ContainsFunc(status.Epochs, func(e epochs.Status) bool { return !e.Extended.IsZero() })
+	out.Extended = slices.ContainsFunc(status.Epochs,
+		func(e epochs.Status) bool { return !e.Extended.IsZero() })
 	out.UnwrapErrors = map[string]uint64{}
 	for _, kind := range kek.Outcomes() {
 		if kind != "ok" {
@@ -72,7 +76,8 @@ func peerMetrics(out *metrics.Encryption, status *keys.Status) {
 	counters, turned := &status.Counters, status.Counters.Turned
 	out.Handshakes, out.RekeyRequests, out.VMForks = counters.Handshakes, counters.RekeyRequests, counters.VMForks
 	out.Turned = map[string]uint64{
-		"filtered": turned.Filtered, "unknown_source": turned.Unknown, "silent": turned.Silent, "evicted": turned.Evicted,
+		"filtered": turned.Filtered, "unknown_source": turned.Unknown, "silent": turned.Silent,
+		"evicted": turned.Evicted,
 	}
 	out.PeerStates = map[string]int{}
 	for _, state := range keys.States() {

@@ -18,15 +18,19 @@ import (
 
 // encryptReasons are the drop reasons that have to do with encryption.
 var encryptReasons = map[string]bool{
-	reasonNoKey: true, "key_expired": true, "key_exhausted": true, "seal_failed": true, "esp_malformed": true, "esp_fragment": true,
-	"esp_unknown_peer": true, "esp_unknown_sa": true, "esp_replayed": true, "esp_bad_tag": true, "esp_padding": true,
-	"inner_source": true, "vm_forked": true, "identity_not_on_node": true, "plaintext": true, "esp_merged": true, "not_for_sealer": true,
+	reasonNoKey: true, "key_expired": true, "key_exhausted": true, "seal_failed": true,
+	"esp_malformed": true, "esp_fragment": true,
+	"esp_unknown_peer": true, "esp_unknown_sa": true, "esp_replayed": true, "esp_bad_tag": true,
+	"esp_padding":  true,
+	"inner_source": true, "vm_forked": true, "identity_not_on_node": true, "plaintext": true,
+	"esp_merged": true, "not_for_sealer": true,
 	"sealer_queue_full": true,
 }
 
 // Encrypt implements admin.Backend.
 func (b *backend) Encrypt(ctx context.Context) (*admin.Encryption, error) {
-	out := &admin.Encryption{Node: b.cfg.Node, Mode: b.cfg.Encryption.Mode, Peers: []admin.EncryptPeer{}}
+	out := &admin.Encryption{Node: b.cfg.Node, Mode: b.cfg.Encryption.Mode,
+		Peers: []admin.EncryptPeer{}}
 	if !b.cfg.Encryption.On() {
 		return out, nil
 	}
@@ -39,10 +43,12 @@ func (b *backend) Encrypt(ctx context.Context) (*admin.Encryption, error) {
 		return nil, err
 	}
 	engine := sas.EngineStatus()
-	out.Engine = admin.EncryptEngine{Asked: engine.Asked, Active: engine.Active, Why: engine.Why, AES: admin.AES(engine.AES)}
+	out.Engine = admin.EncryptEngine{Asked: engine.Asked, Active: engine.Active, Why: engine.Why,
+		AES: admin.AES(engine.AES)}
 	out.Sealer = b.describeSealer()
 	forks := sas.VMForkStatus()
-	out.VMForks = admin.VMForks{Detection: forks.Detection, Why: forks.Why, Generation: forks.Generation}
+	out.VMForks = admin.VMForks{Detection: forks.Detection, Why: forks.Why,
+		Generation: forks.Generation}
 	out.Port, out.Lanes, out.TrustDomain = b.cfg.Encryption.Port, sas.Lanes(), b.cfg.Keys.TrustDomain
 	if out.Plain, err = running.dp.Plain(); err != nil {
 		return nil, err
@@ -55,7 +61,8 @@ func (b *backend) Encrypt(ctx context.Context) (*admin.Encryption, error) {
 	}
 	out.Problems = append(out.Problems, b.encryptProblems()...)
 	ix := b.index.Load()
-	out.Problems = append(out.Problems, plainProblems(identity.Plain(ix.snapshot, ix.remembered()), out.Plain)...)
+	out.Problems = append(out.Problems,
+		plainProblems(identity.Plain(ix.snapshot, ix.remembered()), out.Plain)...)
 	return out, nil
 }
 
@@ -66,7 +73,8 @@ func plainProblems(wanted, applied []netip.Prefix) []string {
 		out = append(out, "plain: asked for and not applied yet, so sealed still: "+few(missing))
 	}
 	if left := without(applied, wanted); len(left) > 0 {
-		out = append(out, "plain: not asked for any more, and in cleartext until that is applied: "+few(left))
+		out = append(out,
+			"plain: not asked for any more, and in cleartext until that is applied: "+few(left))
 	}
 	return out
 }
@@ -77,7 +85,8 @@ func without(list, other []netip.Prefix) []netip.Prefix {
 	for _, p := range other {
 		has[p.Masked()] = true
 	}
-	return slices.DeleteFunc(slices.Clone(list), func(p netip.Prefix) bool { return has[p.Masked()] })
+	return slices.DeleteFunc(slices.Clone(list),
+		func(p netip.Prefix) bool { return has[p.Masked()] })
 }
 
 // few names one of several, not to fill a status with one trouble.
@@ -120,7 +129,8 @@ func (a *Agent) encryptProblems() []string {
 	a.stateLock.Lock()
 	defer a.stateLock.Unlock()
 	var out []string
-	for _, what := range []string{"keys", "VM forks", "certificate renewal", "identities", "paths", "path probes", "pod mtu", "sealer"} {
+	for _, what := range []string{"keys", "VM forks", "certificate renewal", "identities", "paths",
+		"path probes", "pod mtu", "sealer"} {
 		if text := a.problems[what]; text != "" {
 			out = append(out, text)
 		}
@@ -129,7 +139,8 @@ func (a *Agent) encryptProblems() []string {
 }
 
 // describeKeys fills in what the key manager and the datapath's keys tell.
-func (b *backend) describeKeys(ctx context.Context, running *node, sas Associations, out *admin.Encryption) error {
+func (b *backend) describeKeys(ctx context.Context, running *node, sas Associations,
+	out *admin.Encryption) error {
 	status, certificate := b.keysStatus(ctx)
 	out.Certificate = certificate
 	traffic, err := keyTraffic(sas)
@@ -162,11 +173,15 @@ func (b *backend) describeKeys(ctx context.Context, running *node, sas Associati
 	return nil
 }
 
-func (b *backend) describePeer(running *node, peer datapath.Node, status keys.PeerStatus, traffic peerTraffic) admin.EncryptPeer {
+func (b *backend) describePeer(running *node, peer datapath.Node, status keys.PeerStatus,
+	traffic peerTraffic) admin.EncryptPeer {
 	row := admin.EncryptPeer{
-		Node: peer.Name, State: cmp.Or(status.State, keys.StateNoKey), SendEpoch: status.EpochTX, ReceiveEpoch: status.EpochRX,
-		Handshake: status.Exchanged, PostQuantum: status.PostQuantum, Group: status.Group, Expires: status.Expires,
-		Installed: traffic.installed, Sent: traffic.sent, Received: traffic.received, Path: b.paths.get(peer.Name), Problem: status.LastError,
+		Node: peer.Name, State: cmp.Or(status.State, keys.StateNoKey), SendEpoch: status.EpochTX,
+		ReceiveEpoch: status.EpochRX,
+		Handshake:    status.Exchanged, PostQuantum: status.PostQuantum, Group: status.Group,
+		Expires:   status.Expires,
+		Installed: traffic.installed, Sent: traffic.sent, Received: traffic.received,
+		Path: b.paths.get(peer.Name), Problem: status.LastError,
 	}
 	if addr, ok := outerAddr(peer, running.object.Spec.Addresses); ok {
 		row.Address, row.Outer = addr, "IPv6"
@@ -228,7 +243,8 @@ func (b *backend) keyProblems(ctx context.Context) []string {
 func newestEpoch(s *keys.Status) *admin.EncryptEpoch {
 	for _, e := range s.Epochs {
 		if e.Number == s.Epoch {
-			return &admin.EncryptEpoch{Number: e.Number, Created: e.Created, Expires: e.Expires, KEK: e.KEK, KEKVersion: e.KEKVersion}
+			return &admin.EncryptEpoch{Number: e.Number, Created: e.Created, Expires: e.Expires,
+				KEK: e.KEK, KEKVersion: e.KEKVersion}
 		}
 	}
 	return nil
@@ -292,7 +308,8 @@ func (b *backend) encryptionLine(running *node) string {
 	if err != nil {
 		return fmt.Sprintf("%s: %v", b.cfg.Encryption.Mode, err)
 	}
-	line := fmt.Sprintf("%s, %s engine", b.cfg.Encryption.Mode, cmp.Or(sas.EngineStatus().Active, "no"))
+	line := fmt.Sprintf("%s, %s engine", b.cfg.Encryption.Mode,
+		cmp.Or(sas.EngineStatus().Active, "no"))
 	ring := b.keys.Load()
 	if ring == nil {
 		if count > 0 {

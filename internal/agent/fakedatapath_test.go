@@ -58,18 +58,23 @@ func (d fakeDatapath) EventStats() (datapath.EventStats, error) {
 }
 func (d fakeDatapath) Counters() ([]datapath.Counter, error) {
 	return []datapath.Counter{
-		{Slot: 1, Direction: "egress", Verdict: "forward", Traffic: datapath.Traffic{Packets: 5, Bytes: 500}},
-		{Slot: 1, Direction: "egress", Verdict: "drop", Reason: "spoofed_ip", Traffic: datapath.Traffic{Packets: 2, Bytes: 84}},
+		{Slot: 1, Direction: "egress", Verdict: "forward",
+			Traffic: datapath.Traffic{Packets: 5, Bytes: 500}},
+		{Slot: 1, Direction: "egress", Verdict: "drop", Reason: "spoofed_ip",
+			Traffic: datapath.Traffic{Packets: 2, Bytes: 84}},
 	}, nil
 }
 func (d fakeDatapath) Budgets() ([]datapath.Budget, error) {
-	return []datapath.Budget{{Slot: 1, Direction: "egress", Flows: 9, FlowsEvicted: 4, FlowsRefused: 1}, {Slot: 1, Direction: "ingress", Flows: 2, EventsSuppressed: 3}}, nil
+	return []datapath.Budget{{Slot: 1, Direction: "egress", Flows: 9, FlowsEvicted: 4,
+		FlowsRefused: 1}, {Slot: 1, Direction: "ingress", Flows: 2, EventsSuppressed: 3}}, nil
 }
 func (d fakeDatapath) FlowShare() uint32 { return 9 }
 func (d fakeDatapath) Flows(limit int) ([]datapath.Flow, error) {
-	return []datapath.Flow{{Src: netip.MustParseAddrPort("10.1.0.2:1"), Dst: netip.MustParseAddrPort("10.2.0.2:80"), Protocol: 6}}, nil
+	return []datapath.Flow{{Src: netip.MustParseAddrPort("10.1.0.2:1"),
+		Dst: netip.MustParseAddrPort("10.2.0.2:80"), Protocol: 6}}, nil
 }
-func (d fakeDatapath) Trace(from datapath.Endpoint, to netip.AddrPort, protocol uint8) (*datapath.Trace, error) {
+func (d fakeDatapath) Trace(from datapath.Endpoint, to netip.AddrPort,
+	protocol uint8) (*datapath.Trace, error) {
 	return &datapath.Trace{Verdict: "forward", NextHop: fmt.Sprint(from.Slot, to, protocol)}, nil
 }
 func (d fakeDatapath) ModeStatus() datapath.ModeStatus {
@@ -94,8 +99,12 @@ func (d fakeDatapath) SAs() ([]esp.SAStatus, error)                           { 
 func (d fakeDatapath) Sealing() ([]esp.Sealing, error)                        { return nil, nil }
 func (d fakeDatapath) Lanes() int                                             { return 2 }
 func (d fakeDatapath) VMGeneration() (uint64, error)                          { return 0, nil }
-func (d fakeDatapath) VMForks(ctx context.Context, _ func()) error            { <-ctx.Done(); return nil }
-func (d fakeDatapath) DeclareVMFork() error                                   { return nil }
+func (d fakeDatapath) VMForks(ctx context.Context,
+	_ func()) error {
+	<-ctx.Done()
+	return nil
+}
+func (d fakeDatapath) DeclareVMFork() error { return nil }
 func (d fakeDatapath) VMForkStatus() esp.VMForkStatus {
 	return esp.VMForkStatus{Detection: esp.VMForkFentry, Why: "of the test"}
 }

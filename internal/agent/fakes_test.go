@@ -88,7 +88,8 @@ func newWorld() *world {
 func nodeObject(name, addr, cidr string) *v1alpha1.Node {
 	return &v1alpha1.Node{
 		Metadata: v1alpha1.ObjectMeta{Name: name},
-		Spec:     v1alpha1.NodeSpec{Addresses: []netip.Addr{netip.MustParseAddr(addr)}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix(cidr)}},
+		Spec: v1alpha1.NodeSpec{Addresses: []netip.Addr{netip.MustParseAddr(addr)},
+			PodCIDRs: []netip.Prefix{netip.MustParsePrefix(cidr)}},
 	}
 }
 
@@ -189,7 +190,8 @@ func (p fakeProber) Fits(_ context.Context, node netip.Addr, mtu int) (int, erro
 // fakeEndpoints is the world as an endpoint manager with one endpoint.
 type fakeEndpoints struct{ *world }
 
-var web = endpoint.Info{ID: "0a1b", Namespace: "demo", Pod: "web", Slot: 1, IPv4: netip.MustParseAddr("10.1.0.2"), HostIf: "weft0"}
+var web = endpoint.Info{ID: "0a1b", Namespace: "demo", Pod: "web", Slot: 1,
+	IPv4: netip.MustParseAddr("10.1.0.2"), HostIf: "weft0"}
 
 func (e fakeEndpoints) Restore(context.Context) error {
 	e.note("restored")
@@ -275,7 +277,8 @@ func testConfig(t *testing.T) *config.Config {
 	cfg := config.Default()
 	cfg.Node, cfg.Metrics.Listen = "a", ""
 	cfg.Encryption.Mode = config.EncryptionOff
-	cfg.Paths = config.Paths{Run: filepath.Join(t.TempDir(), "run"), State: t.TempDir(), BPF: t.TempDir()}
+	cfg.Paths = config.Paths{Run: filepath.Join(t.TempDir(), "run"), State: t.TempDir(),
+		BPF: t.TempDir()}
 	return cfg
 }
 
@@ -286,7 +289,8 @@ func (w *world) start(t *testing.T, cfg *config.Config) (*admin.Client, func() e
 	done := make(chan error, 1)
 	tail := &logfile.Tail{}
 	go func() {
-		opt := Options{Version: "test", LogTail: tail, Log: slog.New(slog.NewTextHandler(tail, nil)), Notify: w.tell}
+		opt := Options{Version: "test", LogTail: tail,
+			Log: slog.New(slog.NewTextHandler(tail, nil)), Notify: w.tell}
 		done <- run(ctx, cfg, opt, w.seams())
 	}()
 	stop := sync.OnceValue(func() error { cancel(); return <-done })

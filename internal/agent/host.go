@@ -42,7 +42,8 @@ func (a *Agent) watchHost(ctx context.Context, n *node) {
 }
 
 func (a *Agent) mendEndpoints(ctx context.Context, n *node, hostIfs ...string) {
-	if err := n.manager.Mend(ctx, hostIfs...); ctx.Err() == nil && (err != nil || len(hostIfs) == 0) {
+	if err := n.manager.Mend(ctx, hostIfs...); ctx.Err() == nil &&
+		(err != nil || len(hostIfs) == 0) {
 		a.problem("host endpoints", err) // a look at some does not end what is wrong with others
 	}
 }
@@ -80,7 +81,8 @@ func (a *Agent) compareUplinks(n *node) error {
 	if err != nil {
 		return fmt.Errorf("uplinks: %w", err)
 	}
-	if !slices.Equal(slices.Sorted(slices.Values(now.Uplinks)), slices.Sorted(slices.Values(n.links.Uplinks))) {
+	if !slices.Equal(slices.Sorted(slices.Values(now.Uplinks)),
+		slices.Sorted(slices.Values(n.links.Uplinks))) {
 		return fmt.Errorf("the node's addresses are on %v now, the hooks on %v: restart the agent to hook the new interfaces", now.Uplinks, n.links.Uplinks)
 	}
 	return nil

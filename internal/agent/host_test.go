@@ -27,7 +27,8 @@ func TestHostChangedByOthers(t *testing.T) {
 	cfg.Masquerade.Enabled = true
 	client, _ := w.start(t, cfg)
 	eventually(t, "ready", func() bool { return ready(client) })
-	eventually(t, "the first look", func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.host.mends > 0 })
+	eventually(t, "the first look",
+		func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.host.mends > 0 })
 	w.mu.Lock()
 	before, masks := w.host.mends, len(w.masks)
 	w.host.unmasked, w.host.uplinks = true, []string{"bond0"}
@@ -36,15 +37,24 @@ func TestHostChangedByOthers(t *testing.T) {
 	eventually(t, "mending of the one that the event names", func() bool {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		return slices.ContainsFunc(w.host.mended, func(names []string) bool { return slices.Equal(names, []string{"weft0"}) })
+		return slices.ContainsFunc(w.host.mended,
+			func(names []string) bool { return slices.Equal(names, []string{"weft0"}) })
 	})
 	w.host.changes <- datapath.HostChange{All: true}
-	eventually(t, "mending", func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.host.mends > before && len(w.masks) > masks })
+	eventually(t, "mending",
+		func() bool {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return w.host.mends > before &&
+				len(w.masks) > masks
+		})
 	eventually(t, "status", func() bool {
 		s, err := client.Status(ctx)
 		problems := strings.Join(s.Problems, "\n")
-		return err == nil && len(s.Notes) == 2 && strings.Contains(s.Notes[1].Text, "masquerading rules were gone") &&
-			strings.Contains(problems, "uplink wire is missing") && strings.Contains(problems, "record x could not be read") &&
+		return err == nil && len(s.Notes) == 2 &&
+			strings.Contains(s.Notes[1].Text, "masquerading rules were gone") &&
+			strings.Contains(problems, "uplink wire is missing") &&
+			strings.Contains(problems, "record x could not be read") &&
 			strings.Contains(problems, "addresses are on [bond0] now, the hooks on [wire]")
 	})
 }
@@ -57,7 +67,8 @@ func TestNotReadyWhileNoPodIsSeen(t *testing.T) {
 	client, _ := w.start(t, testConfig(t))
 	eventually(t, "the reason", func() bool {
 		state, err := client.Ready(context.Background())
-		return err == nil && !state.Ready && strings.Contains(state.Waiting, "weft1 cannot be seen from here")
+		return err == nil && !state.Ready &&
+			strings.Contains(state.Waiting, "weft1 cannot be seen from here")
 	})
 	w.mu.Lock()
 	w.host.unseen = nil
@@ -71,7 +82,8 @@ func TestWithdrawLeavesMovedEndpoints(t *testing.T) {
 	dir := t.TempDir()
 	moved := &v1alpha1.Endpoint{
 		Metadata: v1alpha1.ObjectMeta{Namespace: "shop", Name: "web"},
-		Spec:     v1alpha1.EndpointSpec{NodeName: "b", Addresses: []netip.Addr{netip.MustParseAddr("10.2.0.2")}},
+		Spec: v1alpha1.EndpointSpec{NodeName: "b",
+			Addresses: []netip.Addr{netip.MustParseAddr("10.2.0.2")}},
 	}
 	opened := func(node string) (store.Store, error) {
 		return openStore(&config.Config{Node: node, Store: config.Store{Dir: dir}}, nil)

@@ -38,17 +38,22 @@ func TestIndexByDeltas(t *testing.T) {
 				told = fmt.Sprint(a.datapathNodes(now))
 			}
 			if toldWhole = fmt.Sprint(fresh.datapathNodes(whole)); told != toldWhole && step > 0 {
-				t.Fatalf("seed %d, step %d, after %+v: nodes\n%s\nwant\n%s", seed, step, d, told, toldWhole)
+				t.Fatalf("seed %d, step %d, after %+v: nodes\n%s\nwant\n%s", seed, step, d, told,
+					toldWhole)
 			}
-			if plain := identity.Plain(now.snapshot, now.remembered()); !todo.plain && !slices.Equal(plain, identity.Plain(was.snapshot, was.remembered())) {
-				t.Fatalf("seed %d, step %d, after %+v: what may be plain changed unnoticed", seed, step, d)
+			if plain := identity.Plain(now.snapshot, now.remembered()); !todo.plain &&
+				!slices.Equal(plain, identity.Plain(was.snapshot, was.remembered())) {
+				t.Fatalf("seed %d, step %d, after %+v: what may be plain changed unnoticed", seed,
+					step, d)
 			}
 			before, _ := identity.OfNodes(was.snapshot, "t")
 			after, _ := identity.OfNodes(now.snapshot, "t")
 			if !todo.identities && !reflect.DeepEqual(before, after) {
 				t.Fatalf("seed %d, step %d, after %+v: identities changed unnoticed", seed, step, d)
 			}
-			if !todo.epochs && (!maps.Equal(was.snapshot.Epochs, now.snapshot.Epochs) || !slices.Equal(was.snapshot.Errors, now.snapshot.Errors)) {
+			if !todo.epochs &&
+				(!maps.Equal(was.snapshot.Epochs, now.snapshot.Epochs) ||
+					!slices.Equal(was.snapshot.Errors, now.snapshot.Errors)) {
 				t.Fatalf("seed %d, step %d, after %+v: epochs changed unnoticed, or what keeps them from being read", seed, step, d)
 			}
 		}
@@ -102,7 +107,8 @@ func randomDelta(r *rand.Rand, s *store.Snapshot) store.Delta {
 func randomChange(r *rand.Rand) store.Change {
 	meta := v1alpha1.ObjectMeta{Namespace: "shop", Name: fmt.Sprint("e", r.IntN(6))}
 	if r.IntN(3) == 0 {
-		meta.Annotations = map[string]string{v1alpha1.EncryptAnnotation: []string{"true", "false"}[r.IntN(2)]}
+		meta.Annotations = map[string]string{v1alpha1.EncryptAnnotation: []string{"true",
+			"false"}[r.IntN(2)]}
 	}
 	addr := netip.MustParseAddr(fmt.Sprintf("10.%d.0.%d", r.IntN(4), 1+r.IntN(4)))
 	node := string('a' + rune(r.IntN(4)))
@@ -110,18 +116,24 @@ func randomChange(r *rand.Rand) store.Change {
 	switch r.IntN(10) {
 	case 0:
 		i := 'a' + rune(r.IntN(4))
-		o = nodeObject(string(i), fmt.Sprintf("192.0.2.%d", i-'a'+1), fmt.Sprintf("10.%d.0.0/24", i-'a'))
+		o = nodeObject(string(i), fmt.Sprintf("192.0.2.%d", i-'a'+1),
+			fmt.Sprintf("10.%d.0.0/24", i-'a'))
 	case 1:
 		o = &v1alpha1.Pod{Metadata: meta}
 	case 2:
-		o = &v1alpha1.EncryptionPolicy{Metadata: v1alpha1.ObjectMeta{Name: "p"}, Spec: v1alpha1.EncryptionPolicySpec{CIDRs: prefixes("10.1.0.0/24")}}
+		o = &v1alpha1.EncryptionPolicy{Metadata: v1alpha1.ObjectMeta{Name: "p"},
+			Spec: v1alpha1.EncryptionPolicySpec{CIDRs: prefixes("10.1.0.0/24")}}
 	case 3:
-		o = &v1alpha1.Identity{Metadata: v1alpha1.ObjectMeta{Name: "300"}, Spec: v1alpha1.IdentitySpec{SPIFFEID: "spiffe://t/ns/shop/sa/x"}}
+		o = &v1alpha1.Identity{Metadata: v1alpha1.ObjectMeta{Name: "300"},
+			Spec: v1alpha1.IdentitySpec{SPIFFEID: "spiffe://t/ns/shop/sa/x"}}
 	case 4:
 		number := 1 + r.Uint64N(3)
-		o = &v1alpha1.Epoch{Metadata: v1alpha1.ObjectMeta{Name: fmt.Sprint("epoch-", number)}, Spec: v1alpha1.EpochSpec{Number: number, Wrapped: []byte{byte(r.Uint32())}}}
+		o = &v1alpha1.Epoch{Metadata: v1alpha1.ObjectMeta{Name: fmt.Sprint("epoch-", number)},
+			Spec: v1alpha1.EpochSpec{Number: number, Wrapped: []byte{byte(r.Uint32())}}}
 	default:
-		o = &v1alpha1.Endpoint{Metadata: meta, Spec: v1alpha1.EndpointSpec{NodeName: node, ServiceAccount: "x", Addresses: []netip.Addr{addr}},
+		o = &v1alpha1.Endpoint{Metadata: meta,
+			Spec: v1alpha1.EndpointSpec{NodeName: node, ServiceAccount: "x",
+				Addresses: []netip.Addr{addr}},
 			Status: v1alpha1.EndpointStatus{Identity: 300}}
 	}
 	o.SetDefaults()

@@ -26,7 +26,9 @@ func TestKeyPort(t *testing.T) {
 	}
 	defer listener.Close()
 	dial := func(ctx context.Context) error {
-		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(listener.Addr().(*net.TCPAddr).Port)).String())
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp",
+			netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"),
+				uint16(listener.Addr().(*net.TCPAddr).Port)).String())
 		if err == nil {
 			_ = conn.Close()
 		}
@@ -85,7 +87,8 @@ func TestKeyPortUnfiltered(t *testing.T) {
 		opensUnfiltered(t, p)
 	})
 	t.Run("not attached", func(t *testing.T) {
-		opensUnfiltered(t, openKeyPort("127.0.0.1:0", func() (sourceFilter, error) { return badFilter{}, nil }))
+		opensUnfiltered(t,
+			openKeyPort("127.0.0.1:0", func() (sourceFilter, error) { return badFilter{}, nil }))
 	})
 }
 

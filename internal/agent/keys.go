@@ -72,7 +72,8 @@ func openRecords(parts keyParts) *records {
 	r := &records{meter: kek.NewMeter()}
 	if path := parts.cfg.AuditFile(); path != "" {
 		a := parts.cfg.Keys.Audit
-		r.log = auditlog.Open(auditlog.Options{Path: path, Node: parts.cfg.Node, MaxSize: int64(a.MaxSize) << 20, Keep: a.Keep, Log: parts.log})
+		r.log = auditlog.Open(auditlog.Options{Path: path, Node: parts.cfg.Node,
+			MaxSize: int64(a.MaxSize) << 20, Keep: a.Keep, Log: parts.log})
 	}
 	return r
 }
@@ -119,9 +120,11 @@ func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 		return nil, err
 	}
 	records := openRecords(parts)
-	key, err := kek.Open(ctx, cfg.KEK, kek.Options{Node: parts.cfg.Node, Observe: records.meter.Observe, Audit: records.kek})
+	key, err := kek.Open(ctx, cfg.KEK,
+		kek.Options{Node: parts.cfg.Node, Observe: records.meter.Observe, Audit: records.kek})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open the key-encryption key: %w", err), source.Close(), records.close())
+		return nil, errors.Join(fmt.Errorf("open the key-encryption key: %w", err), source.Close(),
+			records.close())
 	}
 	port, err := listenPort(cfg.Listen)
 	if err != nil {
@@ -134,9 +137,11 @@ func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 		Listen: entrance.listen, Filter: entrance.addressFilter(), Unfiltered: entrance.unfiltered,
 		Addresses: parts.addresses, RequirePostQuantum: cfg.RequirePostQuantum,
 		Port: port, KEK: key, Store: epochs.NewStore(objects), Leader: leader, Datapath: parts.sas,
-		MaxAge: time.Duration(cfg.MaxAge), HardTTL: time.Duration(cfg.HardTTL), ExtendTTL: time.Duration(cfg.ExtendTTL), Drain: time.Duration(cfg.Drain),
+		MaxAge: time.Duration(cfg.MaxAge), HardTTL: time.Duration(cfg.HardTTL),
+		ExtendTTL: time.Duration(cfg.ExtendTTL), Drain: time.Duration(cfg.Drain),
 		SeenFile:   filepath.Join(parts.cfg.StateDir(), seenFile),
-		MaxPackets: uint64(cfg.MaxPackets), Log: parts.log, KMS: records.meter, Audit: records.add, AuditErr: records.err,
+		MaxPackets: uint64(cfg.MaxPackets), Log: parts.log, KMS: records.meter, Audit: records.add,
+		AuditErr:   records.err,
 		ClockAhead: func() { clockAhead(parts, manager.Forked) },
 	})
 	if err != nil {
@@ -172,7 +177,8 @@ func renewer(c config.Certificates, log *slog.Logger) func(context.Context, func
 		return nil
 	}
 	return func(ctx context.Context, done func(error)) {
-		r := ca.Renewer{Paths: nodeid.Paths{Cert: c.Cert, Key: c.Key, Bundle: c.Bundle}, Log: log, Renewed: done}
+		r := ca.Renewer{Paths: nodeid.Paths{Cert: c.Cert, Key: c.Key, Bundle: c.Bundle}, Log: log,
+			Renewed: done}
 		r.Run(ctx)
 	}
 }
@@ -180,7 +186,8 @@ func renewer(c config.Certificates, log *slog.Logger) func(context.Context, func
 func openIdentity(cfg *config.Config, log *slog.Logger) (nodeid.Source, error) {
 	c := cfg.Keys.Certificates
 	source, err := nodeid.Open(nodeid.Settings{
-		Source: c.Source, Paths: nodeid.Paths{Cert: c.Cert, Key: c.Key, Bundle: c.Bundle}, Socket: c.SPIRESocket,
+		Source: c.Source, Paths: nodeid.Paths{Cert: c.Cert, Key: c.Key, Bundle: c.Bundle},
+		Socket:      c.SPIRESocket,
 		TrustDomain: cfg.Keys.TrustDomain, Node: cfg.Node, Log: log,
 	})
 	if err != nil {
@@ -201,7 +208,8 @@ func CheckCertificate(ctx context.Context, cfg *config.Config) error {
 }
 
 // ownCertificate holds this node's certificate to what its peers will hold it to.
-func ownCertificate(ctx context.Context, cfg *config.Config, source nodeid.Source) (*x509.Certificate, error) {
+func ownCertificate(ctx context.Context, cfg *config.Config,
+	source nodeid.Source) (*x509.Certificate, error) {
 	cert, err := source.Certificate(ctx)
 	if err != nil {
 		return nil, err
@@ -215,7 +223,8 @@ func ownCertificate(ctx context.Context, cfg *config.Config, source nodeid.Sourc
 		return nil, err
 	}
 	for _, role := range []nodeid.Role{nodeid.Server, nodeid.Client} {
-		check := nodeid.Check{Roots: roots, TrustDomain: cfg.Keys.TrustDomain, Role: role, Node: cfg.Node, Now: time.Now()}
+		check := nodeid.Check{Roots: roots, TrustDomain: cfg.Keys.TrustDomain, Role: role,
+			Node: cfg.Node, Now: time.Now()}
 		if _, err := check.Verify(chain); err != nil {
 			return chain[0], fmt.Errorf("this node's certificate: %w", err)
 		}

@@ -15,7 +15,8 @@ var _ admin.KeysBackend = (*backend)(nil)
 // ring is the key manager, or the refusal to give while there is none.
 func (b *backend) ring() (*keyring, error) {
 	if !b.cfg.Encryption.On() {
-		return nil, &admin.StatusError{Code: http.StatusConflict, Msg: "this agent manages no keys: encryption.mode is off"}
+		return nil, &admin.StatusError{Code: http.StatusConflict,
+			Msg: "this agent manages no keys: encryption.mode is off"}
 	}
 	if ring := b.keys.Load(); ring != nil {
 		return ring, nil

@@ -14,7 +14,8 @@ import (
 
 // wantedMasquerade is nil when the configuration wants none. Pods and nodes see each
 // other's own addresses: they know the way back.
-func wantedMasquerade(cfg *config.Config, own *v1alpha1.Node, outward []string, nodes map[string]*v1alpha1.Node) *masquerade.Options {
+func wantedMasquerade(cfg *config.Config, own *v1alpha1.Node, outward []string,
+	nodes map[string]*v1alpha1.Node) *masquerade.Options {
 	if !cfg.Masquerade.Enabled {
 		return nil
 	}

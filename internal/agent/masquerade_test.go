@@ -31,7 +31,8 @@ func TestMasqueradeFollowsNodes(t *testing.T) {
 		t.Fatalf("rules %+v, want %+v", got, want)
 	}
 	w.put(func(s *store.Snapshot) { s.Nodes["c"] = nodeObject("c", "192.0.2.3", "10.3.0.0/24") })
-	want.Except = prefixes("10.1.0.0/24", "10.2.0.0/24", "10.3.0.0/24", "192.0.2.1/32", "192.0.2.2/32", "192.0.2.3/32")
+	want.Except = prefixes("10.1.0.0/24", "10.2.0.0/24", "10.3.0.0/24", "192.0.2.1/32",
+		"192.0.2.2/32", "192.0.2.3/32")
 	eventually(t, "rules for the third node", func() bool {
 		got, _ := w.lastMask()
 		return want.Equal(got)

@@ -23,7 +23,8 @@ import (
 func OpenStore(where config.Store, node string, log *slog.Logger) (store.Editor, error) {
 	if where.Etcd.On() {
 		return etcd.Open(etcd.Options{
-			Endpoints: where.Etcd.Endpoints, Files: etcd.TLSFiles(where.Etcd.TLS), Prefix: where.Etcd.Prefix, Node: node, Log: log,
+			Endpoints: where.Etcd.Endpoints, Files: etcd.TLSFiles(where.Etcd.TLS),
+			Prefix: where.Etcd.Prefix, Node: node, Log: log,
 		})
 	}
 	opened, err := dir.Open(where.Dir)
@@ -87,11 +88,15 @@ func storeAway(s store.Store) error {
 }
 
 // openDatapath opens the real datapath.
-func openDatapath(cfg *config.Config, object *v1alpha1.Node, links startup.Links, log *slog.Logger) (Datapath, error) {
+func openDatapath(cfg *config.Config, object *v1alpha1.Node, links startup.Links,
+	log *slog.Logger) (Datapath, error) {
 	dp, err := datapath.Open(datapath.Options{
-		BPFDir: cfg.BPFDir(), StateDir: cfg.StateDir(), Mode: datapath.Mode(cfg.Mode), GenericXDP: cfg.XDP.Generic,
-		Uplinks: links.Uplinks, HostAddrs: object.Spec.Addresses, PodCIDRs: ownRanges(cfg, object),
-		FlowEntries: cfg.Flows.MaxEntries, EventsPerSecond: cfg.Flows.EventsPerSecond, Encrypt: encryptOptions(cfg), Log: log,
+		BPFDir: cfg.BPFDir(), StateDir: cfg.StateDir(), Mode: datapath.Mode(cfg.Mode),
+		GenericXDP: cfg.XDP.Generic,
+		Uplinks:    links.Uplinks, HostAddrs: object.Spec.Addresses,
+		PodCIDRs:    ownRanges(cfg, object),
+		FlowEntries: cfg.Flows.MaxEntries, EventsPerSecond: cfg.Flows.EventsPerSecond,
+		Encrypt: encryptOptions(cfg), Log: log,
 	})
 	if err != nil {
 		return nil, err
@@ -115,7 +120,8 @@ func encryptOptions(cfg *config.Config) *esp.Options {
 	if !cfg.Encryption.On() {
 		return nil
 	}
-	return &esp.Options{Engine: cfg.Encryption.Engine, AllowTableAES: cfg.Encryption.AllowTableAES, Port: uint16(cfg.Encryption.Port), Lanes: cfg.Encryption.Lanes}
+	return &esp.Options{Engine: cfg.Encryption.Engine, AllowTableAES: cfg.Encryption.AllowTableAES,
+		Port: uint16(cfg.Encryption.Port), Lanes: cfg.Encryption.Lanes}
 }
 
 // cleanupDatapath removes what the real datapath has pinned and changed.

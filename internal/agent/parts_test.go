@@ -65,7 +65,8 @@ func TestWantedMasquerade(t *testing.T) {
 	got := wantedMasquerade(cfg, own, []string{"w0"}, nodes)
 	want := &masquerade.Options{
 		Instance: "blue", Uplinks: []string{"w0"}, PodCIDRs: prefixes("10.1.0.0/24"),
-		Except: prefixes("10.1.0.0/16", "10.1.0.0/24", "10.2.0.0/24", "10.2.0.1/32", "192.0.2.1/32", "fd00::/8"),
+		Except: prefixes("10.1.0.0/16", "10.1.0.0/24", "10.2.0.0/24", "10.2.0.1/32", "192.0.2.1/32",
+			"fd00::/8"),
 	}
 	if !got.Equal(want) {
 		t.Errorf("%+v", got)
@@ -74,7 +75,8 @@ func TestWantedMasquerade(t *testing.T) {
 
 func TestOutwardInterfaces(t *testing.T) {
 	nettest.Do(t, nettest.New(t, "agent"), func() error {
-		if names, err := outwardInterfaces([]string{"wire0"}); err != nil || !slices.Equal(names, []string{"wire0"}) {
+		if names, err := outwardInterfaces([]string{"wire0"}); err != nil ||
+			!slices.Equal(names, []string{"wire0"}) {
 			t.Errorf("no default route: %v %v", names, err)
 		}
 		attrs := netlink.NewLinkAttrs()
@@ -89,7 +91,8 @@ func TestOutwardInterfaces(t *testing.T) {
 		if err := netlink.LinkSetUp(link); err != nil {
 			return err
 		}
-		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}}); err != nil {
+		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index,
+			Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}}); err != nil {
 			return err
 		}
 		names, err := outwardInterfaces([]string{"wire0"})

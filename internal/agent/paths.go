@@ -126,7 +126,8 @@ func (p *paths) worst(fits func(path int, node netip.Addr) bool) (string, pathSt
 // watchPaths holds ESP's port, answers other nodes' probes, and probes the way to each.
 func (a *Agent) watchPaths(ctx context.Context, n *node) {
 	a.keep(ctx, "path probes", func(ctx context.Context) error {
-		prober, err := a.seams.openProber(pathprobe.Options{Port: a.cfg.Encryption.Port, Known: a.isNode, Log: a.log})
+		prober, err := a.seams.openProber(pathprobe.Options{Port: a.cfg.Encryption.Port,
+			Known: a.isNode, Log: a.log})
 		if err != nil {
 			return err
 		}
@@ -152,7 +153,8 @@ func (a *Agent) probePaths(ctx context.Context, n *node, prober Prober) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	for {
-		for name, addr := range a.paths.due(outerAddrs(a.index.Load().snapshot, a.cfg.Node, n.object), time.Now()) {
+		for name, addr := range a.paths.due(outerAddrs(a.index.Load().snapshot, a.cfg.Node,
+			n.object), time.Now()) {
 			a.paths.begin(name)
 			select {
 			case room <- struct{}{}:
@@ -180,7 +182,8 @@ func (a *Agent) probe(ctx context.Context, n *node, prober Prober, name string, 
 		a.paths.set(name, pathState{addr: addr})
 		return
 	}
-	state := pathState{addr: addr, next: time.Now().Add(probeAgain), PathCheck: admin.PathCheck{Configured: n.links.MTU, Fits: fits, Checked: time.Now()}}
+	state := pathState{addr: addr, next: time.Now().Add(probeAgain),
+		PathCheck: admin.PathCheck{Configured: n.links.MTU, Fits: fits, Checked: time.Now()}}
 	switch {
 	case err != nil:
 		state.pause = a.paths.pauseAfter(name)
@@ -191,7 +194,8 @@ func (a *Agent) probe(ctx context.Context, n *node, prober Prober, name string, 
 	case fits < n.links.MTU:
 		state.next = time.Now().Add(probeNarrow)
 		state.Problem = fmt.Sprintf("packets of more than %d bytes do not pass, and the uplinks' MTU is %d", fits, n.links.MTU)
-		a.log.Warn("narrow path", "node", name, "address", addr, "fits", fits, "uplinks", n.links.MTU)
+		a.log.Warn("narrow path", "node", name, "address", addr, "fits", fits, "uplinks",
+			n.links.MTU)
 	}
 	a.paths.set(name, state)
 }
@@ -203,8 +207,10 @@ func (a *Agent) reportPaths(n *node) {
 		a.problem("paths", nil)
 		return
 	}
-	a.problem("paths", fmt.Errorf("the path to node %s carries packets of %d bytes, pods' packets of %d need %d when sealed: set mtu: %d on all nodes and make the pods anew, or widen the path",
-		name, state.Fits, n.mtu, sealedSize(n.mtu, state.addr.Is6()), inet.SealedMTU(state.Fits, state.addr.Is6())))
+	a.problem("paths",
+		fmt.Errorf("the path to node %s carries packets of %d bytes, pods' packets of %d need %d when sealed: set mtu: %d on all nodes and make the pods anew, or widen the path",
+			name, state.Fits, n.mtu, sealedSize(n.mtu, state.addr.Is6()),
+			inet.SealedMTU(state.Fits, state.addr.Is6())))
 }
 
 // sealedSize is how large a packet of that size is when it is sealed.
@@ -230,7 +236,8 @@ func outerAddrs(snapshot *store.Snapshot, own string, object *v1alpha1.Node) map
 
 func outerAddr(peer datapath.Node, own []netip.Addr) (netip.Addr, bool) {
 	for _, family := range []func(netip.Addr) bool{netip.Addr.Is4, netip.Addr.Is6} {
-		if at := slices.IndexFunc(peer.Addresses, family); at >= 0 && slices.ContainsFunc(own, family) {
+		if at := slices.IndexFunc(peer.Addresses, family); at >= 0 &&
+			slices.ContainsFunc(own, family) {
 			return peer.Addresses[at], true
 		}
 	}
@@ -238,7 +245,8 @@ func outerAddr(peer datapath.Node, own []netip.Addr) (netip.Addr, bool) {
 }
 
 // PodMTU is what pods may have, given the uplinks and the nodes that are known.
-func PodMTU(cfg *config.Config, uplinks int, object *v1alpha1.Node, snapshot *store.Snapshot) (int, error) {
+func PodMTU(cfg *config.Config, uplinks int, object *v1alpha1.Node,
+	snapshot *store.Snapshot) (int, error) {
 	var addrs [][]netip.Addr
 	for _, peer := range peers(snapshot.Nodes, cfg.Node) {
 		addrs = append(addrs, peer.Addresses)
@@ -247,7 +255,8 @@ func PodMTU(cfg *config.Config, uplinks int, object *v1alpha1.Node, snapshot *st
 	if err != nil {
 		return 0, err
 	}
-	hasIPv6 := slices.ContainsFunc(podRanges(cfg, object), func(p netip.Prefix) bool { return p.Addr().Is6() })
+	hasIPv6 := slices.ContainsFunc(podRanges(cfg, object),
+		func(p netip.Prefix) bool { return p.Addr().Is6() })
 	if cfg.Encryption.On() && hasIPv6 && mtu < minIPv6MTU {
 		return 0, fmt.Errorf("mtu: the uplinks' MTU %d leaves pods %d when packets are sealed, and IPv6 needs %d: give the uplinks %d, or take the IPv6 range away",
 			uplinks, mtu, minIPv6MTU, sealedSize(minIPv6MTU, true))

@@ -22,7 +22,9 @@ func (b *backend) peerProblems(running *node, ready bool) []string {
 	var out []string
 	unreachable := nodeProblems(running.dp)
 	for _, p := range running.dp.NodeProblems() {
-		out = append(out, fmt.Sprintf("node %s cannot be reached, and nothing goes to its pods: %s", p.Node, p.Text))
+		out = append(out,
+			fmt.Sprintf("node %s cannot be reached, and nothing goes to its pods: %s", p.Node,
+				p.Text))
 	}
 	if !b.cfg.Encryption.On() || !ready {
 		return bounded(out)
@@ -40,8 +42,9 @@ func (b *backend) peerProblems(running *node, ready bool) []string {
 		if p.EpochTX != 0 && p.EpochRX != 0 || unreachable[peer.Name] != "" {
 			continue
 		}
-		out = append(out, fmt.Sprintf("peer %s is not sealed with, so its packets are dropped: %s", peer.Name,
-			cmp.Or(why, p.LastError, p.State, keys.StateNoKey)))
+		out = append(out,
+			fmt.Sprintf("peer %s is not sealed with, so its packets are dropped: %s", peer.Name,
+				cmp.Or(why, p.LastError, p.State, keys.StateNoKey)))
 	}
 	return bounded(out)
 }

@@ -28,7 +28,8 @@ func (b *backend) addPodDatapaths(status *admin.Status, running *node) {
 		}
 		path := podDatapathOf(running, info)
 		if path.Refused {
-			status.Problems = append(status.Problems, fmt.Sprintf("endpoint %s has the datapath %s: %s", info.Key(), path.Name, path.Why))
+			status.Problems = append(status.Problems,
+				fmt.Sprintf("endpoint %s has the datapath %s: %s", info.Key(), path.Name, path.Why))
 		} else if status.Mode.XDPDatapath {
 			status.XDPDatapaths++
 		}

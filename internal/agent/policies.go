@@ -66,7 +66,8 @@ type installed struct {
 // policyOptions are what the configuration says of policies.
 func (a *Agent) policyOptions() policy.Options {
 	return policy.Options{
-		Relevant: a.labelFilter().Relevant, RootNamespace: a.cfg.Policy.Istio.RootNamespace, TrustDomain: a.cfg.Keys.TrustDomain,
+		Relevant: a.labelFilter().Relevant, RootNamespace: a.cfg.Policy.Istio.RootNamespace,
+		TrustDomain: a.cfg.Keys.TrustDomain,
 	}
 }
 
@@ -85,7 +86,8 @@ func newPolicies(dp policyDatapath, opts policy.Options, ranges []netip.Prefix) 
 	}
 	opts.After = policy.Numbers{Class: highest}
 	return &policies{
-		dp: dp, ranges: ranges, sets: map[uint32]installed{}, given: map[uint16]policy.Sets{}, promised: map[uint16]policy.Sets{},
+		dp: dp, ranges: ranges, sets: map[uint32]installed{}, given: map[uint16]policy.Sets{},
+		promised: map[uint16]policy.Sets{},
 		compiler: policy.NewCompiler(opts),
 	}, nil
 }
@@ -166,7 +168,8 @@ func (p *policies) enter(ix *index, own []endpoint.Info, node string) error {
 	if len(in.Policies) > 0 {
 		failed = p.dp.SetIdentities(remote)
 	}
-	p.view.Store(&policyView{View: policy.NewView(result, in, policyNames(ix, own)), remote: remote})
+	p.view.Store(&policyView{View: policy.NewView(result, in, policyNames(ix, own)),
+		remote: remote})
 	for number, set := range result.Sets {
 		known, there := p.sets[number]
 		if there && slices.Equal(known.set.Entries, set.Entries) {
@@ -181,7 +184,8 @@ func (p *policies) enter(ix *index, own []endpoint.Info, node string) error {
 		if there {
 			p.stale = append(p.stale, known.number)
 		}
-		denies := slices.ContainsFunc(set.Entries, func(e policy.Entry) bool { return e.Verdict == policy.Deny })
+		denies := slices.ContainsFunc(set.Entries,
+			func(e policy.Entry) bool { return e.Verdict == policy.Deny })
 		p.sets[number] = installed{set, added, denies}
 	}
 	p.result = result
@@ -190,7 +194,8 @@ func (p *policies) enter(ix *index, own []endpoint.Info, node string) error {
 
 // of are the sets with which an endpoint is to be attached; attached is to be called then. Others
 // get what its coming changes for them when policies are next applied, or now where sets deny.
-func (p *policies) of(ix *index, list func() []endpoint.Info, info endpoint.Info, node string) (egress, ingress uint32, err error) {
+func (p *policies) of(ix *index, list func() []endpoint.Info, info endpoint.Info,
+	node string) (egress, ingress uint32, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	own := slices.DeleteFunc(list(), func(i endpoint.Info) bool { return i.ID == info.ID })
@@ -327,8 +332,9 @@ func datapathEntries(set *policy.Set) []datapath.PolicyEntry {
 	out := make([]datapath.PolicyEntry, len(set.Entries))
 	for i, e := range set.Entries {
 		out[i] = datapath.PolicyEntry{
-			Direction: datapath.PolicyEgress, Peer: e.Peer, Protocol: e.Protocol, Port: e.Port, PortBits: e.PortBits,
-			Allow: e.Verdict == policy.Allow, Precedence: e.Precedence, Rule: e.Rule,
+			Direction: datapath.PolicyEgress, Peer: e.Peer, Protocol: e.Protocol, Port: e.Port,
+			PortBits: e.PortBits,
+			Allow:    e.Verdict == policy.Allow, Precedence: e.Precedence, Rule: e.Rule,
 		}
 		if e.Direction == policy.Ingress {
 			out[i].Direction = datapath.PolicyIngress
@@ -338,7 +344,8 @@ func datapathEntries(set *policy.Set) []datapath.PolicyEntry {
 }
 
 // policyKinds are those that policies depend on.
-var policyKinds = append(policy.Kinds(), v1alpha1.KindNode, v1alpha1.KindNamespace, v1alpha1.KindPod, v1alpha1.KindEndpoint, v1alpha1.KindIdentity)
+var policyKinds = append(policy.Kinds(), v1alpha1.KindNode, v1alpha1.KindNamespace,
+	v1alpha1.KindPod, v1alpha1.KindEndpoint, v1alpha1.KindIdentity)
 
 // policing says whether there is anything for policies to do about a change.
 func policing(d store.Delta, now *index) bool {

@@ -36,7 +36,11 @@ func (r *recordedPolicies) AddPolicySet(entries []datapath.PolicyEntry) (uint32,
 	return r.sets, nil
 }
 
-func (r *recordedPolicies) RemovePolicySet(set uint32) error { r.note("remove %d", set); return nil }
+func (r *recordedPolicies) RemovePolicySet(set uint32) error {
+	r.note("remove %d",
+		set)
+	return nil
+}
 
 func (r *recordedPolicies) SetEndpointPolicy(slot uint16, egress, ingress uint32) error {
 	r.note("slot %d: %d %d", slot, egress, ingress)
@@ -66,8 +70,9 @@ func policyIndex(t *testing.T, files ...string) *index {
 
 func policyPod(slot uint16, name string, labels map[string]string) endpoint.Info {
 	return endpoint.Info{
-		ID: name, Namespace: "shop", Pod: name, Slot: slot, Labels: labels, Identity: 300 + uint32(slot),
-		IPv4: netip.AddrFrom4([4]byte{10, 77, 1, byte(slot)}),
+		ID: name, Namespace: "shop", Pod: name, Slot: slot, Labels: labels,
+		Identity: 300 + uint32(slot),
+		IPv4:     netip.AddrFrom4([4]byte{10, 77, 1, byte(slot)}),
 	}
 }
 
@@ -80,8 +85,10 @@ spec: {podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress]}
 // TestPolicies: sets are there before an endpoint has them, classes come after, and what nobody has
 // goes last.
 func TestPolicies(t *testing.T) {
-	own := []endpoint.Info{policyPod(1, "web", map[string]string{"app": "web"}), policyPod(2, "db", nil)}
-	withBlock := strings.Replace(webDenied, "policyTypes: [Ingress]", "ingress: [{from: [{ipBlock: {cidr: 192.0.2.0/24}}]}]", 1)
+	own := []endpoint.Info{policyPod(1, "web", map[string]string{"app": "web"}),
+		policyPod(2, "db", nil)}
+	withBlock := strings.Replace(webDenied, "policyTypes: [Ingress]",
+		"ingress: [{from: [{ipBlock: {cidr: 192.0.2.0/24}}]}]", 1)
 	dp := &recordedPolicies{}
 	p, err := newPolicies(dp, policy.Options{}, nil)
 	if err != nil {
@@ -95,7 +102,8 @@ func TestPolicies(t *testing.T) {
 		dp.calls = nil
 	}
 	list := func() []endpoint.Info { return slices.Clone(own) }
-	expect("begin", p.begin(policyIndex(t, webDenied), own, "a"), "add 1", "adopt 1: 0 1", "adopt 2: 0 0", "0 classes")
+	expect("begin", p.begin(policyIndex(t, webDenied), own, "a"), "add 1", "adopt 1: 0 1",
+		"adopt 2: 0 0", "0 classes")
 	eps, err := p.endpoints(own)
 	expect("endpoints", err)
 	for _, info := range own {
@@ -108,15 +116,18 @@ func TestPolicies(t *testing.T) {
 		t.Errorf("begun with %+v", eps)
 	}
 	expect("nothing new", p.apply(policyIndex(t, webDenied), list, "a"), "0 classes")
-	expect("another version", p.apply(policyIndex(t, withBlock), list, "a"), "add 2", "slot 1: 0 2", "1 classes", "remove 1")
+	expect("another version", p.apply(policyIndex(t, withBlock), list, "a"), "add 2", "slot 1: 0 2",
+		"1 classes", "remove 1")
 	expect("withdrawn", p.apply(policyIndex(t), list, "a"), "slot 1: 0 0", "0 classes", "remove 2")
 
 	dp.full = true
 	late := policyPod(3, "late", map[string]string{"app": "web"})
-	if err := p.apply(policyIndex(t, webDenied), list, "a"); err == nil || slices.Contains(dp.calls, "slot 1: 0 0") {
+	if err := p.apply(policyIndex(t, webDenied), list, "a"); err == nil ||
+		slices.Contains(dp.calls, "slot 1: 0 0") {
 		t.Errorf("no room: %q %v", dp.calls, err)
 	}
-	if cut, err := p.endpoints(own); err == nil || len(cut) != 2 || cut[0].IngressSet != 3 || cut[0].EgressSet != 3 || cut[1].IngressSet != 0 {
+	if cut, err := p.endpoints(own); err == nil || len(cut) != 2 || cut[0].IngressSet != 3 ||
+		cut[0].EgressSet != 3 || cut[1].IngressSet != 0 {
 		t.Errorf("without its set web is entered as %+v, %v", cut, err)
 	}
 	if _, _, err := p.of(policyIndex(t, webDenied), list, late, "a"); err == nil {
@@ -130,7 +141,8 @@ func TestPolicies(t *testing.T) {
 	// Nothing of others' on its way, or its own pod would have to wait for theirs.
 	expect("late", err, "add 4")
 	own = append(own, late)
-	expect("while it is attached", p.apply(policyIndex(t, webDenied), list, "a"), "slot 1: 0 4", "0 classes")
+	expect("while it is attached", p.apply(policyIndex(t, webDenied), list, "a"), "slot 1: 0 4",
+		"0 classes")
 	expect("withdrawn meanwhile", p.apply(policyIndex(t), list, "a"), "slot 1: 0 0", "0 classes")
 	expect("attached with what is no more", p.attached(late, nil), "slot 3: 0 0")
 	expect("in the end", p.apply(policyIndex(t), list, "a"), "0 classes", "remove 4")
@@ -142,10 +154,12 @@ func TestPoliciesOfFailedAttach(t *testing.T) {
 	p, _ := newPolicies(dp, policy.Options{}, nil)
 	web := policyPod(1, "web", map[string]string{"app": "web"})
 	list := func() []endpoint.Info { return []endpoint.Info{web} }
-	if _, _, err := p.of(policyIndex(t), list, web, "a"); err != nil || p.attached(web, nil) != nil {
+	if _, _, err := p.of(policyIndex(t), list, web, "a"); err != nil ||
+		p.attached(web, nil) != nil {
 		t.Fatal(err)
 	}
-	if _, ingress, err := p.of(policyIndex(t, webDenied), list, web, "a"); ingress != 1 || err != nil {
+	if _, ingress, err := p.of(policyIndex(t, webDenied), list, web, "a"); ingress != 1 ||
+		err != nil {
 		t.Fatal(ingress, err)
 	}
 	failed := errors.New("no such namespace")
@@ -153,7 +167,8 @@ func TestPoliciesOfFailedAttach(t *testing.T) {
 		t.Error(err)
 	}
 	dp.calls = nil
-	if err := p.apply(policyIndex(t, webDenied), list, "a"); err != nil || !slices.Contains(dp.calls, "slot 1: 0 1") {
+	if err := p.apply(policyIndex(t, webDenied), list, "a"); err != nil ||
+		!slices.Contains(dp.calls, "slot 1: 0 1") {
 		t.Errorf("%q, %v", dp.calls, err)
 	}
 }
@@ -170,7 +185,8 @@ func TestPoliciesDoubled(t *testing.T) {
 	p, _ := newPolicies(dp, policy.Options{}, nil)
 	web := policyPod(1, "web", map[string]string{"app": "web"})
 	none := func() []endpoint.Info { return nil }
-	if _, ingress, err := p.of(policyIndex(t, webDenied, open), none, web, "a"); ingress != 1 || err != nil {
+	if _, ingress, err := p.of(policyIndex(t, webDenied, open), none, web, "a"); ingress != 1 ||
+		err != nil {
 		t.Errorf("set %d, %v", ingress, err)
 	}
 	for _, e := range p.result.Sets {
@@ -204,20 +220,28 @@ spec: {addresses: [192.0.2.2], podCIDRs: [10.77.2.0/24]}
 	if len(ix.snapshot.Errors) > 0 || !ix.policed() {
 		t.Fatal(ix.snapshot.Errors)
 	}
-	p, _ := newPolicies(&recordedPolicies{}, policy.Options{RootNamespace: "istio-system"}, []netip.Prefix{netip.MustParsePrefix("10.88.0.0/16")})
+	p, _ := newPolicies(&recordedPolicies{}, policy.Options{RootNamespace: "istio-system"},
+		[]netip.Prefix{netip.MustParsePrefix("10.88.0.0/16")})
 	web := policyPod(1, "web", map[string]string{"app": "web"})
-	if _, ingress, err := p.of(ix, func() []endpoint.Info { return nil }, web, "a"); ingress == 0 || err != nil {
+	if _, ingress, err := p.of(ix, func() []endpoint.Info { return nil }, web, "a"); ingress == 0 ||
+		err != nil {
 		t.Fatal(ingress, err)
 	}
 	table := policy.NewTable(p.result)
 	for peer, want := range map[policy.Peer]policy.Verdict{
-		{Identity: 400, Address: netip.MustParseAddr("10.77.2.9")}:                         policy.Deny,
-		{Identity: v1alpha1.IdentityWorld, Address: netip.MustParseAddr("8.8.8.8")}:        policy.Allow,
-		{Identity: v1alpha1.IdentityUnknown, Address: netip.MustParseAddr("10.77.2.8")}:    policy.Deny,
-		{Identity: v1alpha1.MinIdentity + 999, Address: netip.MustParseAddr("10.88.1.1")}:  policy.Deny,
-		{Identity: v1alpha1.IdentityRemoteHost, Address: netip.MustParseAddr("192.0.2.2")}: policy.Allow,
+		{Identity: 400,
+			Address: netip.MustParseAddr("10.77.2.9")}: policy.Deny,
+		{Identity: v1alpha1.IdentityWorld,
+			Address: netip.MustParseAddr("8.8.8.8")}: policy.Allow,
+		{Identity: v1alpha1.IdentityUnknown,
+			Address: netip.MustParseAddr("10.77.2.8")}: policy.Deny,
+		{Identity: v1alpha1.MinIdentity + 999,
+			Address: netip.MustParseAddr("10.88.1.1")}: policy.Deny,
+		{Identity: v1alpha1.IdentityRemoteHost,
+			Address: netip.MustParseAddr("192.0.2.2")}: policy.Allow,
 	} {
-		if got := table.Decide("shop/web", policy.Ingress, peer, policy.TCP, 80).Verdict; got != want {
+		if got := table.Decide("shop/web", policy.Ingress, peer, policy.TCP,
+			80).Verdict; got != want {
 			t.Errorf("%v: %v, want %v", peer, got, want)
 		}
 	}
@@ -251,7 +275,8 @@ func TestPoliciesDoubledOverRestart(t *testing.T) {
 func TestRemoteIdentities(t *testing.T) {
 	claims := func(name string, number uint32) string {
 		return fmt.Sprintf("---\napiVersion: weft.dev/v1alpha1\nkind: Endpoint\nmetadata: {name: %s, namespace: shop}\n"+
-			"spec: {nodeName: b, addresses: [10.77.2.5, 10.77.2.%d]}\nstatus: {identity: %d}\n", name, number-290, number)
+			"spec: {nodeName: b, addresses: [10.77.2.5, 10.77.2.%d]}\nstatus: {identity: %d}\n",
+			name, number-290, number)
 	}
 	node := "apiVersion: weft.dev/v1alpha1\nkind: Node\nmetadata: {name: b}\nspec: {addresses: [192.0.2.2], podCIDRs: [10.77.2.0/24]}\n"
 	ix := policyIndex(t, node+claims("p", 300)+claims("q", 301)+claims("r", 302))

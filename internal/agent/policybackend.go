@@ -50,7 +50,8 @@ func (b *backend) policyView() (*policyView, *node, error) {
 	}
 	view := running.policies.view.Load()
 	if view == nil {
-		return nil, nil, &admin.StatusError{Code: http.StatusServiceUnavailable, Msg: "policies have not been compiled yet"}
+		return nil, nil, &admin.StatusError{Code: http.StatusServiceUnavailable,
+			Msg: "policies have not been compiled yet"}
 	}
 	return view, running, nil
 }
@@ -70,13 +71,18 @@ func (b *backend) Policy(_ context.Context, kind, key string) (*admin.PolicyDeta
 	}
 	switch {
 	case len(found) == 0:
-		return nil, &admin.StatusError{Code: http.StatusNotFound, Msg: fmt.Sprintf("node %s knows no policy %s: `weft policy list` shows those it knows", b.cfg.Node, key)}
+		return nil, &admin.StatusError{Code: http.StatusNotFound,
+			Msg: fmt.Sprintf("node %s knows no policy %s: `weft policy list` shows those it knows",
+				b.cfg.Node, key)}
 	case len(found) > 1 && found[0].Kind != found[1].Kind:
-		return nil, &admin.StatusError{Code: http.StatusBadRequest, Msg: fmt.Sprintf("several policies are %s: name the kind, such as %s/%s (of %s)", key, kinds[0], key, strings.Join(kinds, ", "))}
+		return nil, &admin.StatusError{Code: http.StatusBadRequest,
+			Msg: fmt.Sprintf("several policies are %s: name the kind, such as %s/%s (of %s)", key,
+				kinds[0], key, strings.Join(kinds, ", "))}
 	}
 	out := &admin.PolicyDetail{Node: b.cfg.Node, Summary: found[0], Sets: []admin.PolicySet{}}
 	for _, set := range view.SetsOf(found[0].Object()) {
-		out.Sets = append(out.Sets, admin.PolicySet{SetView: set, Kernel: running.policies.kernelSet(set.Number)})
+		out.Sets = append(out.Sets,
+			admin.PolicySet{SetView: set, Kernel: running.policies.kernelSet(set.Number)})
 	}
 	return out, nil
 }

@@ -88,9 +88,11 @@ const (
 // while they, and with them the classes of addresses, change: also of a pod that is added, at a
 // start, and where the datapath has no room for the classes.
 func TestClassesChange(t *testing.T) {
-	web, db := policyPod(1, "web", map[string]string{"app": "web"}), policyPod(2, "db", map[string]string{"app": "db"})
+	web, db := policyPod(1, "web", map[string]string{"app": "web"}), policyPod(2, "db",
+		map[string]string{"app": "db"})
 	fresh := func() (*judging, *policies) {
-		dp := &judging{t: t, sets: map[uint32][]datapath.PolicyEntry{}, ingress: map[uint16]uint32{}, classes: map[netip.Prefix]uint32{}}
+		dp := &judging{t: t, sets: map[uint32][]datapath.PolicyEntry{},
+			ingress: map[uint16]uint32{}, classes: map[netip.Prefix]uint32{}}
 		p, err := newPolicies(dp, policy.Options{}, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -103,7 +105,8 @@ func TestClassesChange(t *testing.T) {
 	if err := p.begin(policyIndex(t, nobodyToWeb), own, "a"); err != nil {
 		t.Fatal(err)
 	}
-	for i, objects := range []string{notFromThere, nobodyToWeb, notFromThere + otherBlock, notFromThere, nobodyToWeb + otherBlock, notFromThere} {
+	for i, objects := range []string{notFromThere, nobodyToWeb, notFromThere + otherBlock,
+		notFromThere, nobodyToWeb + otherBlock, notFromThere} {
 		if err := p.apply(policyIndex(t, objects), list, "a"); err != nil {
 			t.Fatal(err)
 		}
@@ -112,7 +115,8 @@ func TestClassesChange(t *testing.T) {
 		}
 	}
 	dp.full = true
-	if err := p.apply(policyIndex(t, notFromThere+otherBlock), list, "a"); err == nil || dp.opened > 0 {
+	if err := p.apply(policyIndex(t, notFromThere+otherBlock), list, "a"); err == nil ||
+		dp.opened > 0 {
 		t.Errorf("without room for classes: %v, open %d times", err, dp.opened)
 	}
 

@@ -36,7 +36,8 @@ func (a *Agent) policyEndOf(n *node, text string, network uint32) (policyEnd, er
 	}
 	if ep := a.index.Load().snapshot.Endpoints[text]; ep != nil && ep.Spec.NodeName != a.cfg.Node {
 		return policyEnd{
-			name: text, node: ep.Spec.NodeName, isPod: true, addresses: ep.Spec.Addresses, ports: policy.PortsOf(ep.Spec.Ports),
+			name: text, node: ep.Spec.NodeName, isPod: true, addresses: ep.Spec.Addresses,
+			ports: policy.PortsOf(ep.Spec.Ports),
 		}, nil
 	}
 	return policyEnd{}, fmt.Errorf("node %s knows no pod %q: give NAMESPACE/NAME of a pod that is attached on some node "+
@@ -49,7 +50,8 @@ func (a *Agent) endAt(n *node, addr netip.Addr, network uint32) policyEnd {
 		return localEnd(info, []netip.Addr{addr})
 	}
 	end := policyEnd{name: addr.String(), network: network, addresses: []netip.Addr{addr}}
-	if who, known := a.index.Load().who(addr); known && who.Pod != "" && network == 0 && who.Node != a.cfg.Node {
+	if who, known := a.index.Load().who(addr); known && who.Pod != "" && network == 0 &&
+		who.Node != a.cfg.Node {
 		end.isPod, end.node, end.name = true, who.Node, who.Name()
 	}
 	return end
@@ -57,7 +59,8 @@ func (a *Agent) endAt(n *node, addr netip.Addr, network uint32) policyEnd {
 
 func localEnd(info endpoint.Info, addresses []netip.Addr) policyEnd {
 	return policyEnd{
-		name: podName(info), local: &info, isPod: true, network: info.NetworkID, addresses: addresses, ports: policy.PortsOf(info.Ports),
+		name: podName(info), local: &info, isPod: true, network: info.NetworkID,
+		addresses: addresses, ports: policy.PortsOf(info.Ports),
 	}
 }
 
@@ -87,7 +90,8 @@ type policyQuestion struct {
 	port                uint16
 }
 
-func (a *Agent) policyQuestion(n *node, r admin.PolicyRequest, protocol uint8) (q policyQuestion, err error) {
+func (a *Agent) policyQuestion(n *node, r admin.PolicyRequest,
+	protocol uint8) (q policyQuestion, err error) {
 	bad := func(field string, err error) (policyQuestion, error) {
 		return q, &admin.StatusError{Code: http.StatusBadRequest, Msg: field + ": " + err.Error()}
 	}
@@ -105,9 +109,12 @@ func (a *Agent) policyQuestion(n *node, r admin.PolicyRequest, protocol uint8) (
 	}
 	switch {
 	case q.from.network != q.to.network:
-		return bad("to", fmt.Errorf("%s is in network %d and %s in %d: nothing passes between networks", r.From, q.from.network, r.To, q.to.network))
+		return bad("to",
+			fmt.Errorf("%s is in network %d and %s in %d: nothing passes between networks", r.From,
+				q.from.network, r.To, q.to.network))
 	case q.from.local == nil && q.to.local == nil:
-		return bad("from, to", fmt.Errorf("neither is a pod of node %s: %s", a.cfg.Node, askOf(q.from, q.to)))
+		return bad("from, to",
+			fmt.Errorf("neither is a pod of node %s: %s", a.cfg.Node, askOf(q.from, q.to)))
 	case policy.HasPorts(protocol) != (r.Port != ""):
 		return bad("port", errors.New("tcp, udp and sctp have one, other protocols have none"))
 	}

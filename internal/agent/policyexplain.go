@@ -22,7 +22,8 @@ const (
 )
 
 // ExplainPolicy implements admin.Backend.
-func (b *backend) ExplainPolicy(ctx context.Context, r admin.PolicyRequest) (*admin.PolicyExplanation, error) {
+func (b *backend) ExplainPolicy(ctx context.Context,
+	r admin.PolicyRequest) (*admin.PolicyExplanation, error) {
 	running, err := b.up()
 	if err != nil {
 		return nil, err
@@ -74,25 +75,30 @@ func (p *policies) explain(q policyQuestion) (*admin.PolicyExplanation, error) {
 	var err1, err2 error
 	if half := out.Egress; half != nil {
 		out.Kernel.Egress, err1 = p.askMaps(q, half, q.from, to.Peer)
-		out.Disagreements = append(out.Disagreements, p.compare(half, q.from, to.Peer, q.to.isPod, out.Kernel.Egress)...)
+		out.Disagreements = append(out.Disagreements,
+			p.compare(half, q.from, to.Peer, q.to.isPod, out.Kernel.Egress)...)
 	}
 	if half := out.Ingress; half != nil {
 		out.Kernel.Ingress, err2 = p.askMaps(q, half, q.to, from.Peer)
-		out.Disagreements = append(out.Disagreements, p.compare(half, q.to, from.Peer, q.from.isPod, out.Kernel.Ingress)...)
+		out.Disagreements = append(out.Disagreements,
+			p.compare(half, q.to, from.Peer, q.from.isPod, out.Kernel.Ingress)...)
 	}
 	return out, errors.Join(err1, err2)
 }
 
 // askMaps asks the maps what half has been said about, which is of the pod at this end.
-func (p *policies) askMaps(q policyQuestion, half *policy.Half, end policyEnd, peer policy.Peer) (*admin.PolicyMapAnswer, error) {
+func (p *policies) askMaps(q policyQuestion, half *policy.Half, end policyEnd,
+	peer policy.Peer) (*admin.PolicyMapAnswer, error) {
 	question := datapath.PolicyQuestion{
-		Slot: end.local.Slot, Direction: datapath.PolicyEgress, Network: end.network, Peer: peer.Address, Protocol: q.protocol, Port: q.port,
+		Slot: end.local.Slot, Direction: datapath.PolicyEgress, Network: end.network,
+		Peer: peer.Address, Protocol: q.protocol, Port: q.port,
 	}
 	if half.Direction == policy.Ingress {
 		question.Direction = datapath.PolicyIngress
 	}
 	got, err := p.dp.AskPolicy(question)
-	out := &admin.PolicyMapAnswer{Set: got.Set, Identity: got.Identity, Class: got.Class, Rule: got.Rule}
+	out := &admin.PolicyMapAnswer{Set: got.Set, Identity: got.Identity, Class: got.Class,
+		Rule: got.Rule}
 	if got.Allow {
 		out.Verdict = policy.Allow
 	}
@@ -101,10 +107,13 @@ func (p *policies) askMaps(q policyQuestion, half *policy.Half, end policyEnd, p
 
 // compare says how the maps differ from what was compiled. The identity of who is no pod is the
 // maps' in any case.
-func (p *policies) compare(said *policy.Half, end policyEnd, peer policy.Peer, isPod bool, got *admin.PolicyMapAnswer) []string {
+func (p *policies) compare(said *policy.Half, end policyEnd, peer policy.Peer, isPod bool,
+	got *admin.PolicyMapAnswer) []string {
 	var out []string
 	differ := func(what string, compiled, maps any) {
-		out = append(out, fmt.Sprintf("%s of %s: %s is %v as compiled, and %v in the maps", said.Direction, said.Pod, what, compiled, maps))
+		out = append(out,
+			fmt.Sprintf("%s of %s: %s is %v as compiled, and %v in the maps", said.Direction,
+				said.Pod, what, compiled, maps))
 	}
 	if got.Verdict != said.Verdict {
 		differ("the verdict", said.Verdict, got.Verdict)
@@ -137,7 +146,8 @@ func elsewhere(from, to policyEnd) []string {
 		direction policy.Direction
 	}{{from, policy.Egress}, {to, policy.Ingress}} {
 		if e.isPod && e.local == nil {
-			out = append(out, fmt.Sprintf("%s of %s is judged by node %s, and only that one knows what it enforces: ask there", e.direction, e.name, e.node))
+			out = append(out,
+				fmt.Sprintf("%s of %s is judged by node %s, and only that one knows what it enforces: ask there", e.direction, e.name, e.node))
 		}
 	}
 	return out

@@ -91,18 +91,21 @@ type mapped struct {
 func (m *mapped) AskPolicy(q datapath.PolicyQuestion) (datapath.PolicyAnswer, error) {
 	view, direction := m.policies.view.Load(), policy.Direction(q.Direction)
 	key := map[uint16]string{1: "shop/web", 2: "shop/db"}[q.Slot]
-	known := map[string]uint32{"10.77.1.1": 301, "10.77.1.2": 302, "10.77.2.5": 400}[q.Peer.String()]
+	known := map[string]uint32{"10.77.1.1": 301, "10.77.1.2": 302,
+		"10.77.2.5": 400}[q.Peer.String()]
 	if known == 0 {
 		known, _ = m.IdentityAt(0, q.Peer)
 	}
-	here, peer := policy.End{Endpoint: key}, policy.End{Peer: policy.Peer{Identity: known, Address: q.Peer}}
+	here, peer := policy.End{Endpoint: key}, policy.End{Peer: policy.Peer{Identity: known,
+		Address: q.Peer}}
 	said := view.Judge(here, peer, q.Protocol, q.Port).Egress
 	if direction == policy.Ingress {
 		said = view.Judge(peer, here, q.Protocol, q.Port).Ingress
 	}
 	sets, err := m.policies.numbers(key)
 	got := datapath.PolicyAnswer{
-		Set: sets[direction], Identity: known, Allow: said.Verdict == policy.Allow, Rule: said.Decision.Rule,
+		Set: sets[direction], Identity: known, Allow: said.Verdict == policy.Allow,
+		Rule: said.Decision.Rule,
 	}
 	if m.change != nil {
 		m.change(&got)
@@ -113,7 +116,8 @@ func (m *mapped) AskPolicy(q datapath.PolicyQuestion) (datapath.PolicyAnswer, er
 // explaining is an agent of a node with two pods and the policies of explainObjects.
 func explaining(t *testing.T, objects ...string) (*Agent, *mapped) {
 	t.Helper()
-	own := []endpoint.Info{policyPod(1, "web", map[string]string{"app": "web"}), policyPod(2, "db", map[string]string{"app": "db"})}
+	own := []endpoint.Info{policyPod(1, "web", map[string]string{"app": "web"}),
+		policyPod(2, "db", map[string]string{"app": "db"})}
 	dp := &mapped{}
 	p, err := newPolicies(dp, policy.Options{Relevant: identity.LabelFilter{}.Relevant}, nil)
 	if err != nil {
@@ -127,7 +131,9 @@ func explaining(t *testing.T, objects ...string) (*Agent, *mapped) {
 	if err := p.begin(ix, own, "a"); err != nil {
 		t.Fatal(err)
 	}
-	a := &Agent{cfg: &config.Config{Node: "a"}, node: &node{policies: p, manager: pods{fakeEndpoints{newWorld()}, own}, dp: fakeDatapath{world: newWorld()}}}
+	a := &Agent{cfg: &config.Config{Node: "a"},
+		node: &node{policies: p, manager: pods{fakeEndpoints{newWorld()}, own},
+			dp: fakeDatapath{world: newWorld()}}}
 	a.index.Store(ix)
 	return a, dp
 }
@@ -141,32 +147,49 @@ func TestExplainPolicy(t *testing.T) {
 		// want is in the answer in words.
 		want []string
 	}{
-		{name: "allowed at both ends", from: "shop/web", to: "shop/db", port: "5432", verdict: policy.Allow,
-			want: []string{"egress allow NetworkPolicy shop/out, spec.egress[0] (f0:", "ingress allow NetworkPolicy shop/db, spec.ingress[0] (f0:"}},
+		{name: "allowed at both ends", from: "shop/web", to: "shop/db", port: "5432",
+			verdict: policy.Allow,
+			want: []string{"egress allow NetworkPolicy shop/out, spec.egress[0] (f0:",
+				"ingress allow NetworkPolicy shop/db, spec.ingress[0] (f0:"}},
 		{name: "another port", from: "shop/web", to: "shop/db", port: "5433",
-			want: []string{"ingress deny " + isolated, "allows this peer 5432/tcp: add 5433/tcp there"}},
+			want: []string{"ingress deny " + isolated,
+				"allows this peer 5432/tcp: add 5433/tcp there"}},
 		{name: "from another node", from: "front/client", to: "shop/db", port: "5432",
-			want: []string{isolated, "allows 5432/tcp to others: add front/default role=client there", "egress of front/client is judged by node b"}},
-		{name: "by its address", from: "10.77.2.5", to: "shop/db", port: "5432", want: []string{isolated, "egress of front/client is judged by node b"}},
+			want: []string{isolated,
+				"allows 5432/tcp to others: add front/default role=client there",
+				"egress of front/client is judged by node b"}},
+		{name: "by its address", from: "10.77.2.5", to: "shop/db", port: "5432",
+			want: []string{isolated, "egress of front/client is judged by node b"}},
 		{name: "to another node", from: "shop/web", to: "10.77.2.5", port: "80",
-			want: []string{"egress deny isolated by NetworkPolicy shop/out", "ingress of front/client is judged by node b"}},
-		{name: "no policy there", from: "shop/db", to: "front/client", port: "80", verdict: policy.Allow,
-			want: []string{"egress allow no policy is about egress of shop/db"}},
-		{name: "from outside", from: "203.0.113.9", to: "shop/db", port: "80", want: []string{isolated, "add to NetworkPolicy shop/db (f0:27) a rule of ingress that allows 80/tcp for 203.0.113.9 (outside the cluster)"}},
-		{name: "maps that allow", from: "shop/web", to: "shop/db", port: "1", change: func(a *datapath.PolicyAnswer) { a.Allow = true },
-			want: []string{"ingress of shop/db: the verdict is deny as compiled, and allow in the maps"}},
-		{name: "another set in the maps", from: "front/client", to: "shop/db", port: "1", change: func(a *datapath.PolicyAnswer) { a.Set = 99 },
-			want: []string{"ingress of shop/db: the set is ", " as compiled, and 99 in the maps"}},
-		{name: "another rule in the maps", from: "shop/web", to: "10.77.2.5", port: "1", change: func(a *datapath.PolicyAnswer) { a.Rule = 77 },
-			want: []string{"the rule's number is 0 as compiled, and 77 in the maps"}},
-		{name: "another identity in the maps", from: "front/client", to: "shop/db", port: "1", change: func(a *datapath.PolicyAnswer) { a.Identity = 5 },
-			want: []string{"the identity of 10.77.2.5 is 400 as compiled, and 5 in the maps"}},
-		{name: "an identity that no object says", from: "203.0.113.9", to: "shop/db", port: "1", change: func(a *datapath.PolicyAnswer) { a.Identity = 5 }, want: []string{isolated}},
+			want: []string{"egress deny isolated by NetworkPolicy shop/out",
+				"ingress of front/client is judged by node b"}},
+		{name: "no policy there", from: "shop/db", to: "front/client", port: "80",
+			verdict: policy.Allow,
+			want:    []string{"egress allow no policy is about egress of shop/db"}},
+		{name: "from outside", from: "203.0.113.9", to: "shop/db", port: "80",
+			want: []string{isolated,
+				"add to NetworkPolicy shop/db (f0:27) a rule of ingress that allows 80/tcp for 203.0.113.9 (outside the cluster)"}},
+		{name: "maps that allow", from: "shop/web", to: "shop/db", port: "1",
+			change: func(a *datapath.PolicyAnswer) { a.Allow = true },
+			want:   []string{"ingress of shop/db: the verdict is deny as compiled, and allow in the maps"}},
+		{name: "another set in the maps", from: "front/client", to: "shop/db", port: "1",
+			change: func(a *datapath.PolicyAnswer) { a.Set = 99 },
+			want: []string{"ingress of shop/db: the set is ",
+				" as compiled, and 99 in the maps"}},
+		{name: "another rule in the maps", from: "shop/web", to: "10.77.2.5", port: "1",
+			change: func(a *datapath.PolicyAnswer) { a.Rule = 77 },
+			want:   []string{"the rule's number is 0 as compiled, and 77 in the maps"}},
+		{name: "another identity in the maps", from: "front/client", to: "shop/db", port: "1",
+			change: func(a *datapath.PolicyAnswer) { a.Identity = 5 },
+			want:   []string{"the identity of 10.77.2.5 is 400 as compiled, and 5 in the maps"}},
+		{name: "an identity that no object says", from: "203.0.113.9", to: "shop/db", port: "1",
+			change: func(a *datapath.PolicyAnswer) { a.Identity = 5 }, want: []string{isolated}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			a, dp := explaining(t, explainObjects)
 			dp.change = tt.change
-			q, err := a.policyQuestion(a.node, admin.PolicyRequest{From: tt.from, To: tt.to, Port: tt.port}, policy.TCP)
+			q, err := a.policyQuestion(a.node,
+				admin.PolicyRequest{From: tt.from, To: tt.to, Port: tt.port}, policy.TCP)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -206,7 +229,8 @@ func TestPolicyQuestionRefused(t *testing.T) {
 		protocol       uint8
 		want           string
 	}{
-		{"front/client", "10.77.2.9", "80", policy.TCP, "neither is a pod of node a: front/client is on node b: ask there"},
+		{"front/client", "10.77.2.9", "80", policy.TCP,
+			"neither is a pod of node a: front/client is on node b: ask there"},
 		{"203.0.113.1", "203.0.113.2", "80", policy.TCP, "no policy is about either"},
 		{"shop/gone", "shop/db", "80", policy.TCP, `from: node a knows no pod "shop/gone"`},
 		{"shop/web", "shop/gone", "80", policy.TCP, `to: node a knows no pod "shop/gone"`},
@@ -215,7 +239,8 @@ func TestPolicyQuestionRefused(t *testing.T) {
 		{"shop/web", "shop/db", "", policy.UDP, "tcp, udp and sctp have one"},
 		{"shop/web", "shop/db", "1", 1, "other protocols have none"},
 	} {
-		_, err := a.policyQuestion(a.node, admin.PolicyRequest{From: tt.from, To: tt.to, Port: tt.port}, tt.protocol)
+		_, err := a.policyQuestion(a.node,
+			admin.PolicyRequest{From: tt.from, To: tt.to, Port: tt.port}, tt.protocol)
 		if err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s to %s: %v, want %q", tt.from, tt.to, err, tt.want)
 		}

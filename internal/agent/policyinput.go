@@ -27,14 +27,16 @@ func (ix *index) policies() []*policy.Policy {
 
 // policyMaps are the policies of each kind.
 func (ix *index) policyMaps() []map[string]*policy.Policy {
-	return []map[string]*policy.Policy{ix.snapshot.NetworkPolicies, ix.snapshot.ClusterNetworkPolicies, ix.snapshot.AuthorizationPolicies}
+	return []map[string]*policy.Policy{ix.snapshot.NetworkPolicies,
+		ix.snapshot.ClusterNetworkPolicies, ix.snapshot.AuthorizationPolicies}
 }
 
 // policed says whether policies has any.
 func (ix *index) policed() bool {
 	isPolicy := func(o v1alpha1.Object) bool { _, is := o.(*policy.Policy); return is }
 	any := func(kind map[string]*policy.Policy) bool { return len(kind) > 0 }
-	return slices.ContainsFunc(ix.policyMaps(), any) || slices.ContainsFunc(ix.snapshot.Unused, isPolicy)
+	return slices.ContainsFunc(ix.policyMaps(), any) ||
+		slices.ContainsFunc(ix.snapshot.Unused, isPolicy)
 }
 
 // policyKey tells an endpoint of this node from every other.
@@ -61,7 +63,8 @@ func policyInput(ix *index, own []endpoint.Info, node string) policy.Input {
 	for _, ep := range ix.snapshot.Endpoints {
 		if ep.Spec.NodeName != node && ix.inOwnRange(ep) {
 			in.Endpoints = append(in.Endpoints, policy.Endpoint{
-				Namespace: ep.Metadata.Namespace, Name: ep.Metadata.Name, Labels: ep.Metadata.Labels, Identity: ep.Status.Identity,
+				Namespace: ep.Metadata.Namespace, Name: ep.Metadata.Name,
+				Labels: ep.Metadata.Labels, Identity: ep.Status.Identity,
 				Addresses: ep.Spec.Addresses, Ports: policy.PortsOf(ep.Spec.Ports),
 			})
 		}

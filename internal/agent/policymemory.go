@@ -33,7 +33,8 @@ func (a *Agent) recallPolicies() error {
 	}
 	list, files, err := policy.Recall(data)
 	if err != nil {
-		return fmt.Errorf("%s: %w: remove it once all files of objects are in order", a.policyMemory(), err)
+		return fmt.Errorf("%s: %w: remove it once all files of objects are in order",
+			a.policyMemory(), err)
 	}
 	seeded.SeedPolicies(list, files)
 	return nil

@@ -66,7 +66,8 @@ func responderPort(event datapath.FlowEvent, at netip.AddrPort) uint16 {
 
 // refusedEnd finds one end of an event's packet. This node's endpoint is known by its slot,
 // whatever address it claims.
-func (a *Agent) refusedEnd(n *node, event datapath.FlowEvent, addr netip.Addr, local policy.Direction) policyEnd {
+func (a *Agent) refusedEnd(n *node, event datapath.FlowEvent, addr netip.Addr,
+	local policy.Direction) policyEnd {
 	addr = addr.Unmap()
 	if event.Slot != 0 && event.Direction == local.String() {
 		if info, ok := n.manager.BySlot(event.Slot); ok {
@@ -77,7 +78,8 @@ func (a *Agent) refusedEnd(n *node, event datapath.FlowEvent, addr netip.Addr, l
 }
 
 // nameSteps puts names into what a trace says of policies.
-func (b *backend) nameSteps(n *node, from endpoint.Info, to netip.Addr, steps []datapath.TraceStep) {
+func (b *backend) nameSteps(n *node, from endpoint.Info, to netip.Addr,
+	steps []datapath.TraceStep) {
 	view := n.policies.view.Load()
 	if view == nil {
 		return
@@ -98,7 +100,8 @@ func (b *backend) nameSteps(n *node, from endpoint.Info, to netip.Addr, steps []
 		if step.Policy.Allowed {
 			said.Verdict = policy.Allow
 		}
-		half := view.Said(policyKey(pod), d, policy.Peer{Identity: step.Policy.Identity, Address: peer}, said)
+		half := view.Said(policyKey(pod), d,
+			policy.Peer{Identity: step.Policy.Identity, Address: peer}, said)
 		steps[i].Detail = half.Verdict.String() + ": " + half.String()
 	}
 }

@@ -26,29 +26,41 @@ func TestRefusal(t *testing.T) {
 		// want is "" for no refusal.
 		want string
 	}{
-		{name: "by the receiver's policy", src: "10.77.2.5:4000", dst: "10.77.1.2:5432", slot: 2, flags: syn,
-			want: "ingress of shop/db from front/default role=client: " + isolated},
-		{name: "by the sender's", src: "10.77.1.1:4000", dst: "203.0.113.1:443", slot: 1, egress: true, flags: syn,
+		{name: "by the receiver's policy", src: "10.77.2.5:4000", dst: "10.77.1.2:5432", slot: 2,
+			flags: syn,
+			want:  "ingress of shop/db from front/default role=client: " + isolated},
+		{name: "by the sender's", src: "10.77.1.1:4000", dst: "203.0.113.1:443", slot: 1,
+			egress: true, flags: syn,
 			want: "egress of shop/web to 203.0.113.1 (outside the cluster): isolated by NetworkPolicy shop/out"},
-		{name: "by the receiver's, of a packet that the sender's hook has dropped", src: "10.77.1.1:4000", dst: "10.77.1.2:1", slot: 1, egress: true, flags: syn,
+		{name: "by the receiver's, of a packet that the sender's hook has dropped",
+			src: "10.77.1.1:4000", dst: "10.77.1.2:1", slot: 1, egress: true, flags: syn,
 			want: "ingress of shop/db from shop/default app=web: " + isolated},
-		{name: "an answer to what may not be any more", src: "10.77.1.2:80", dst: "10.77.2.5:4000", slot: 2, egress: true, flags: syn | ack,
+		{name: "an answer to what may not be any more", src: "10.77.1.2:80", dst: "10.77.2.5:4000",
+			slot: 2, egress: true, flags: syn | ack,
 			want: "ingress of shop/db from front/default role=client: " + isolated},
-		{name: "a packet in the middle", src: "10.77.1.2:80", dst: "10.77.2.5:4000", slot: 2, egress: true, flags: ack,
+		{name: "a packet in the middle", src: "10.77.1.2:80", dst: "10.77.2.5:4000", slot: 2,
+			egress: true, flags: ack,
 			want: "ingress of shop/db from front/default role=client"},
-		{name: "ICMP, whose ports are none", src: "10.77.2.5:8", dst: "10.77.1.2:8", slot: 2, protocol: 1,
-			want: "ingress of shop/db from front/default role=client: " + isolated},
-		{name: "a forged source goes by its interface", src: "10.77.2.5:4000", dst: "203.0.113.1:443", slot: 1, egress: true, flags: syn,
+		{name: "ICMP, whose ports are none", src: "10.77.2.5:8", dst: "10.77.1.2:8", slot: 2,
+			protocol: 1,
+			want:     "ingress of shop/db from front/default role=client: " + isolated},
+		{name: "a forged source goes by its interface", src: "10.77.2.5:4000",
+			dst: "203.0.113.1:443", slot: 1, egress: true, flags: syn,
 			want: "egress of shop/web to 203.0.113.1"},
-		{name: "what is allowed by now", src: "10.77.1.1:4000", dst: "10.77.1.2:5432", slot: 1, egress: true, flags: syn},
-		{name: "a rule that nobody knows", src: "10.77.2.5:4000", dst: "10.77.1.2:5432", slot: 2, flags: syn, rule: 99},
-		{name: "another reason", src: "10.77.2.5:4000", dst: "10.77.1.2:5432", slot: 2, flags: syn, reason: "spoofed_ip"},
+		{name: "what is allowed by now", src: "10.77.1.1:4000", dst: "10.77.1.2:5432", slot: 1,
+			egress: true, flags: syn},
+		{name: "a rule that nobody knows", src: "10.77.2.5:4000", dst: "10.77.1.2:5432", slot: 2,
+			flags: syn, rule: 99},
+		{name: "another reason", src: "10.77.2.5:4000", dst: "10.77.1.2:5432", slot: 2, flags: syn,
+			reason: "spoofed_ip"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			a, _ := explaining(t, explainObjects)
 			event := datapath.FlowEvent{
-				Type: datapath.EventDrop, Reason: "policy_denied", Slot: tt.slot, Direction: "ingress", Protocol: policy.TCP,
-				Src: netip.MustParseAddrPort(tt.src), Dst: netip.MustParseAddrPort(tt.dst), TCPFlags: tt.flags, Rule: tt.rule,
+				Type: datapath.EventDrop, Reason: "policy_denied", Slot: tt.slot,
+				Direction: "ingress", Protocol: policy.TCP,
+				Src: netip.MustParseAddrPort(tt.src), Dst: netip.MustParseAddrPort(tt.dst),
+				TCPFlags: tt.flags, Rule: tt.rule,
 			}
 			if tt.egress {
 				event.Direction = "egress"
@@ -76,7 +88,9 @@ func TestNameSteps(t *testing.T) {
 	web, _ := a.node.manager.Get("shop/web")
 	steps := []datapath.TraceStep{
 		{Step: "parse", Detail: "as it was"},
-		{Step: "policy", Policy: &datapath.TracePolicy{Direction: "egress", Identity: 302, Allowed: true, Rule: a.ruleOf(t, "spec.egress[0]")}},
+		{Step: "policy",
+			Policy: &datapath.TracePolicy{Direction: "egress", Identity: 302, Allowed: true,
+				Rule: a.ruleOf(t, "spec.egress[0]")}},
 		{Step: "policy", Policy: &datapath.TracePolicy{Direction: "ingress", Identity: 301}},
 	}
 	(&backend{a}).nameSteps(a.node, web, netip.MustParseAddr("10.77.1.2"), steps)

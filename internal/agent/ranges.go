@@ -92,7 +92,8 @@ func (a *Agent) learn(ix *index) {
 	}
 	in := ranges.Input{Snapshot: ix.snapshot, Self: a.cfg.Node, Cluster: a.cfg.ClusterCIDRs}
 	if a.own != nil {
-		in.Own = slices.Concat(addressRanges(a.own.Spec.Addresses), a.own.Spec.PodCIDRs, a.cfg.IPAM.Ranges)
+		in.Own = slices.Concat(addressRanges(a.own.Spec.Addresses), a.own.Spec.PodCIDRs,
+			a.cfg.IPAM.Ranges)
 	}
 	in.Asking, in.Others = identity.Asking(ix.snapshot)
 	view, err := a.memory.Learn(in)
@@ -178,7 +179,8 @@ func (b *backend) rangeProblems(running *node) []string {
 		if forget == "" || ix.snapshot.Nodes[e.Node] != nil {
 			forget = e.Prefix.String()
 		}
-		out = append(out, fmt.Sprintf("no_node: %s: nothing goes there or is taken from there; restore %s, or `weft node forget %s`", e, hint, forget))
+		out = append(out,
+			fmt.Sprintf("no_node: %s: nothing goes there or is taken from there; restore %s, or `weft node forget %s`", e, hint, forget))
 	}
 	out = append(bounded(out), bounded(ix.view.Refused)...)
 	return append(out, b.ipamProblems(ix, running)...)
@@ -203,16 +205,20 @@ func (b *backend) ipamProblems(ix *index, running *node) []string {
 		for _, n := range peers(ix.snapshot.Nodes, b.cfg.Node) {
 			for _, q := range slices.Concat(n.PodCIDRs, addressRanges(n.Addresses)) {
 				if p.Overlaps(q) {
-					out = append(out, fmt.Sprintf("ipam.ranges: %s overlaps %s of node %s: other nodes refuse its pods; choose another range", p, q, n.Name))
+					out = append(out,
+						fmt.Sprintf("ipam.ranges: %s overlaps %s of node %s: other nodes refuse its pods; choose another range", p, q, n.Name))
 				}
 			}
 		}
-		if !slices.ContainsFunc(running.object.Spec.PodCIDRs, inside) && !slices.ContainsFunc(b.cfg.ClusterCIDRs, inside) {
+		if !slices.ContainsFunc(running.object.Spec.PodCIDRs, inside) &&
+			!slices.ContainsFunc(b.cfg.ClusterCIDRs, inside) {
 			if len(b.cfg.ClusterCIDRs) > 0 {
-				out = append(out, fmt.Sprintf("ipam.ranges: %s is outside this node's podCIDRs and outside clusterCIDRs: other nodes refuse its addresses; add it to one of them, clusterCIDRs on every node", p))
+				out = append(out,
+					fmt.Sprintf("ipam.ranges: %s is outside this node's podCIDRs and outside clusterCIDRs: other nodes refuse its addresses; add it to one of them, clusterCIDRs on every node", p))
 				continue
 			}
-			out = append(out, fmt.Sprintf("ipam.ranges: %s is outside this node's podCIDRs: other nodes know only those of its addresses that have been published; add it to podCIDRs, or to clusterCIDRs on every node", p))
+			out = append(out,
+				fmt.Sprintf("ipam.ranges: %s is outside this node's podCIDRs: other nodes know only those of its addresses that have been published; add it to podCIDRs, or to clusterCIDRs on every node", p))
 		}
 	}
 	return out
@@ -225,7 +231,9 @@ func (ix *index) noNode() []admin.NoNode {
 	}
 	var out []admin.NoNode
 	for _, e := range ix.view.Lost {
-		out = append(out, admin.NoNode{Prefix: e.Prefix, Kind: string(e.Kind), Node: e.Node, Since: e.Lost, Why: e.Why})
+		out = append(out,
+			admin.NoNode{Prefix: e.Prefix, Kind: string(e.Kind), Node: e.Node, Since: e.Lost,
+				Why: e.Why})
 	}
 	return out
 }
@@ -241,7 +249,8 @@ func (ix *index) remembered() []netip.Addr {
 // ForgetNode implements admin.Backend.
 func (b *backend) ForgetNode(_ context.Context, what string) ([]admin.NoNode, error) {
 	if b.memory == nil {
-		return nil, &admin.StatusError{Code: http.StatusConflict, Msg: "nothing is remembered of nodes: encryption.mode is off"}
+		return nil, &admin.StatusError{Code: http.StatusConflict,
+			Msg: "nothing is remembered of nodes: encryption.mode is off"}
 	}
 	gone, err := b.memory.Forget(what)
 	if err != nil && len(gone) == 0 {
@@ -253,8 +262,11 @@ func (b *backend) ForgetNode(_ context.Context, what string) ([]admin.NoNode, er
 	}
 	out := []admin.NoNode{}
 	for _, e := range gone {
-		b.log.Info("forgotten: packets there are the world's from now on", "range", e.Prefix, "node", e.Node)
-		out = append(out, admin.NoNode{Prefix: e.Prefix, Kind: string(e.Kind), Node: e.Node, Since: e.Lost, Why: e.Why})
+		b.log.Info("forgotten: packets there are the world's from now on", "range", e.Prefix,
+			"node", e.Node)
+		out = append(out,
+			admin.NoNode{Prefix: e.Prefix, Kind: string(e.Kind), Node: e.Node, Since: e.Lost,
+				Why: e.Why})
 	}
 	b.seeAgain()
 	return out, err

@@ -23,7 +23,8 @@ func (a *Agent) runSealer(ctx context.Context, running *node) {
 		return
 	}
 	s := supervisor.New(supervisor.Options{
-		Datapath: host, Socket: a.cfg.SealerSocket(), Port: uint16(a.cfg.Encryption.Port), Build: control.Build(),
+		Datapath: host, Socket: a.cfg.SealerSocket(), Port: uint16(a.cfg.Encryption.Port),
+		Build:   control.Build(),
 		Problem: func(err error) { a.problem("sealer", err) }, Log: a.log,
 	})
 	a.sealer.Store(s)
@@ -61,7 +62,8 @@ func (a *Agent) describeSealer() *admin.Sealer {
 }
 
 func sealerTraffic(d control.Direction) admin.SealerTraffic {
-	return admin.SealerTraffic{Frames: d.FramesIn, Packets: d.Packets, Bytes: d.Bytes, WriteFailures: d.WriteFailures}
+	return admin.SealerTraffic{Frames: d.FramesIn, Packets: d.Packets, Bytes: d.Bytes,
+		WriteFailures: d.WriteFailures}
 }
 
 // refusals are the packets that the sealer could do nothing with, by reason; both directions.
@@ -86,6 +88,7 @@ func (a *Agent) sealerMetrics() *metrics.Sealer {
 		return datapath.Traffic{Packets: d.Packets, Bytes: d.Bytes}
 	}
 	return &metrics.Sealer{
-		Up: status.PID != 0, Starts: status.Starts, Sealed: passed(status.Stats.Seal), Opened: passed(status.Stats.Open),
+		Up: status.PID != 0, Starts: status.Starts, Sealed: passed(status.Stats.Seal),
+		Opened: passed(status.Stats.Open),
 	}
 }

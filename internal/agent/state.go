@@ -52,7 +52,8 @@ func (a *Agent) setReady() {
 	if first {
 		a.tell("STATUS=ready")
 		mode := a.running().dp.ModeStatus()
-		a.log.Info("ready", "after", a.sinceStart(), "mode", mode.Active, "why", mode.Why, "endpoints", len(a.running().manager.List()))
+		a.log.Info("ready", "after", a.sinceStart(), "mode", mode.Active, "why", mode.Why,
+			"endpoints", len(a.running().manager.List()))
 	}
 }
 
@@ -84,7 +85,8 @@ const maxNotes = 8
 func (a *Agent) note(text string) {
 	a.stateLock.Lock()
 	defer a.stateLock.Unlock()
-	a.noted = append(a.noted, datapath.Note{Time: time.Now().UTC().Truncate(time.Second), Text: text})
+	a.noted = append(a.noted,
+		datapath.Note{Time: time.Now().UTC().Truncate(time.Second), Text: text})
 	a.noted = a.noted[max(0, len(a.noted)-maxNotes):]
 }
 
@@ -122,7 +124,8 @@ type index struct {
 func newIndex(snapshot *store.Snapshot) *index {
 	ix := &index{
 		snapshot: snapshot, byIP: map[netip.Addr][]flows.Identity{}, perNode: map[string]int{},
-		byRange: map[netip.Prefix]string{}, numbers: identity.Numbers(maps.Values(snapshot.Identities)),
+		byRange: map[netip.Prefix]string{},
+		numbers: identity.Numbers(maps.Values(snapshot.Identities)),
 	}
 	for name, node := range snapshot.Nodes {
 		for _, prefix := range node.Spec.PodCIDRs {
@@ -176,14 +179,16 @@ func (ix *index) with(d store.Delta) *index {
 func (ix *index) addEndpoint(ep *v1alpha1.Endpoint) {
 	ix.perNode[ep.Spec.NodeName]++
 	who := flows.Identity{
-		Number: ep.Status.Identity, Namespace: ep.Metadata.Namespace, Pod: ep.Metadata.Name, Node: ep.Spec.NodeName,
+		Number: ep.Status.Identity, Namespace: ep.Metadata.Namespace, Pod: ep.Metadata.Name,
+		Node:           ep.Spec.NodeName,
 		ServiceAccount: ep.Spec.ServiceAccount, Labels: ep.Metadata.Labels,
 	}
 	for _, addr := range ep.Spec.Addresses {
 		list := append(slices.Clip(ix.byIP[addr]), who)
 		slices.SortStableFunc(list, func(a, b flows.Identity) int {
 			nodesLast := cmp.Compare(min(len(b.Pod), 1), min(len(a.Pod), 1))
-			return cmp.Or(nodesLast, cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod))
+			return cmp.Or(nodesLast, cmp.Compare(a.Namespace, b.Namespace),
+				cmp.Compare(a.Pod, b.Pod))
 		})
 		ix.byIP[addr] = list
 	}
@@ -279,5 +284,6 @@ func (d *cniDoor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusServiceUnavailable)
-	_ = json.NewEncoder(w).Encode(types.NewError(code, "the Weft agent is not ready: it waits for "+d.waiting(), details))
+	_ = json.NewEncoder(w).Encode(types.NewError(code,
+		"the Weft agent is not ready: it waits for "+d.waiting(), details))
 }

@@ -43,7 +43,8 @@ func (a *Agent) watchStore(ctx context.Context) {
 }
 
 // reportObjectErrors logs each wrong object once, for as long as it stays wrong.
-func (a *Agent) reportObjectErrors(problems []store.ObjectError, known map[string]bool) map[string]bool {
+func (a *Agent) reportObjectErrors(problems []store.ObjectError,
+	known map[string]bool) map[string]bool {
 	now := make(map[string]bool, len(problems))
 	for _, problem := range problems {
 		text := problem.Error()
@@ -83,7 +84,8 @@ const resync = time.Minute
 
 // reconcileOnce returns when to try again, never after a success, and the pause for the time after
 // that.
-func (a *Agent) reconcileOnce(ctx context.Context, n *node, pause time.Duration) (<-chan time.Time, time.Duration) {
+func (a *Agent) reconcileOnce(ctx context.Context, n *node,
+	pause time.Duration) (<-chan time.Time, time.Duration) {
 	todo := a.takeWork() // before the index: what comes between is looked at twice
 	ix := a.index.Load()
 	snapshot := ix.snapshot
@@ -124,7 +126,8 @@ func (a *Agent) reconcileOnce(ctx context.Context, n *node, pause time.Duration)
 
 // syncPolicies has endpoints get what policies say, and remembers these. What fails is tried again.
 func (a *Agent) syncPolicies(n *node, ix *index) error {
-	err := errors.Join(a.rememberPolicies(ix.policies()), n.policies.apply(ix, n.manager.List, a.cfg.Node))
+	err := errors.Join(a.rememberPolicies(ix.policies()),
+		n.policies.apply(ix, n.manager.List, a.cfg.Node))
 	a.problem("policies", err)
 	a.problem("policy objects", n.policies.problem())
 	if err != nil {
@@ -137,7 +140,8 @@ func (a *Agent) syncPolicies(n *node, ix *index) error {
 const keysLook = 100 * time.Millisecond
 
 // readyUnless makes the node ready, or says what it still waits for.
-func (a *Agent) readyUnless(ctx context.Context, snapshot *store.Snapshot, err error) (waiting bool) {
+func (a *Agent) readyUnless(ctx context.Context, snapshot *store.Snapshot,
+	err error) (waiting bool) {
 	if a.readiness().Ready {
 		return false
 	}
@@ -202,9 +206,12 @@ func (a *Agent) collect(ctx context.Context) {
 func (a *Agent) compareOwn(n *node, now *v1alpha1.Node) {
 	switch {
 	case now == nil:
-		a.problem("own node", fmt.Errorf("the Node object %s is gone from %s: the agent goes on with what it had; other nodes may not", a.cfg.Node, a.cfg.Store.Where()))
-	case !slices.Equal(now.Spec.Addresses, n.object.Spec.Addresses) || !slices.Equal(now.Spec.PodCIDRs, n.object.Spec.PodCIDRs):
-		a.problem("own node", fmt.Errorf("the Node object %s has changed its addresses or podCIDRs: restart the agent to apply it (traffic goes on meanwhile)", a.cfg.Node))
+		a.problem("own node",
+			fmt.Errorf("the Node object %s is gone from %s: the agent goes on with what it had; other nodes may not", a.cfg.Node, a.cfg.Store.Where()))
+	case !slices.Equal(now.Spec.Addresses, n.object.Spec.Addresses) ||
+		!slices.Equal(now.Spec.PodCIDRs, n.object.Spec.PodCIDRs):
+		a.problem("own node",
+			fmt.Errorf("the Node object %s has changed its addresses or podCIDRs: restart the agent to apply it (traffic goes on meanwhile)", a.cfg.Node))
 	default:
 		a.problem("own node", nil)
 	}
@@ -216,7 +223,8 @@ func peers(nodes map[string]*v1alpha1.Node, own string) []datapath.Node {
 	for _, name := range slices.Sorted(maps.Keys(nodes)) {
 		if name != own {
 			spec := nodes[name].Spec
-			out = append(out, datapath.Node{Name: name, Addresses: spec.Addresses, PodCIDRs: spec.PodCIDRs})
+			out = append(out,
+				datapath.Node{Name: name, Addresses: spec.Addresses, PodCIDRs: spec.PodCIDRs})
 		}
 	}
 	return out
@@ -254,7 +262,8 @@ func (a *Agent) keep(ctx context.Context, what string, run func(context.Context)
 
 // consumeEvents turns the datapath's events into the flow log.
 func (a *Agent) consumeEvents(ctx context.Context) error {
-	enricher := flows.Enricher{Node: a.cfg.Node, Resolver: names{a}, ReasonText: reasonText, Refusal: a.refusal}
+	enricher := flows.Enricher{Node: a.cfg.Node, Resolver: names{a}, ReasonText: reasonText,
+		Refusal: a.refusal}
 	return a.running().dp.Events(ctx, func(event datapath.FlowEvent) {
 		a.requestRekey(event)
 		a.hub.Publish(enricher.Flow(event))

@@ -42,14 +42,16 @@ func runCNI(ctx context.Context, b *harness) (samples []report.Sample, err error
 		if err != nil {
 			return samples, err
 		}
-		samples = append(samples, report.Sample{"add_ms": milliseconds(add), "del_ms": milliseconds(del)})
+		samples = append(samples,
+			report.Sample{"add_ms": milliseconds(add), "del_ms": milliseconds(del)})
 	}
 	return samples, nil
 }
 
 // cni runs the plugin once on the near node.
 func (b *harness) cni(ctx context.Context, command, id, podNS string) (time.Duration, error) {
-	keys := map[string]any{"cniVersion": "1.1.0", "name": "weft-bench", "type": "weft-cni", "instance": b.node.Instance}
+	keys := map[string]any{"cniVersion": "1.1.0", "name": "weft-bench", "type": "weft-cni",
+		"instance": b.node.Instance}
 	if b.path != "" {
 		keys["datapath"] = b.path
 	}
@@ -61,7 +63,8 @@ func (b *harness) cni(ctx context.Context, command, id, podNS string) (time.Dura
 	cmd := exec.CommandContext(ctx, b.binary)
 	cmd.Args = []string{"weft-cni"}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(conf), &out, &out
-	cmd.Env = append(os.Environ(), "CNI_COMMAND="+command, "CNI_CONTAINERID="+id, "CNI_NETNS="+podNS,
+	cmd.Env = append(os.Environ(), "CNI_COMMAND="+command, "CNI_CONTAINERID="+id,
+		"CNI_NETNS="+podNS,
 		"CNI_IFNAME=eth0", "CNI_PATH=/nonexistent",
 		"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=bench;K8S_POD_NAME="+id)
 	start := time.Now()

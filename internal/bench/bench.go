@@ -32,13 +32,15 @@ const (
 
 // Variants lists every variant in the order in which they are run and shown.
 func Variants() []string {
-	return []string{VariantPlain, VariantIPTables, VariantStack, VariantTC, VariantXDPGeneric, VariantXDP, VariantAuto, VariantAutoXDP, VariantBare}
+	return []string{VariantPlain, VariantIPTables, VariantStack, VariantTC, VariantXDPGeneric,
+		VariantXDP, VariantAuto, VariantAutoXDP, VariantBare}
 }
 
 // DefaultVariants lists what runs when Options.Variants is empty: all but the two
 // that are bounds rather than somebody's choice, plain and xdp-bare.
 func DefaultVariants() []string {
-	return slices.DeleteFunc(Variants(), func(v string) bool { return v == VariantPlain || v == VariantBare })
+	return slices.DeleteFunc(Variants(),
+		func(v string) bool { return v == VariantPlain || v == VariantBare })
 }
 
 // Options say what Route, Encrypt or Mesh measures. The zero value measures the default tests once
@@ -75,7 +77,8 @@ func Route(ctx context.Context, opts Options) (*report.Report, error) {
 func checkNames(field string, names, known []string) error {
 	for _, name := range names {
 		if !slices.Contains(known, name) {
-			return fmt.Errorf("%s: %q is not known; choose from %s", field, name, strings.Join(known, ", "))
+			return fmt.Errorf("%s: %q is not known; choose from %s", field, name,
+				strings.Join(known, ", "))
 		}
 	}
 	return nil

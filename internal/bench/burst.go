@@ -46,7 +46,8 @@ func (g *genPrograms) burst(cpu int, n uint32) (genResult, error) {
 	if err := errors.Join(runErr, watchErr, err); err != nil {
 		return genResult{}, fmt.Errorf("run generator: %w", err)
 	}
-	res := genResult{sent: after.sent - before.sent, counted: after.counted - before.counted, here: after.here - before.here, window: window}
+	res := genResult{sent: after.sent - before.sent, counted: after.counted - before.counted,
+		here: after.here - before.here, window: window}
 	switch {
 	case res.counted == 0:
 		return res, fmt.Errorf("none of %d frames from %s reached the sink", res.sent, g.spec.src)

@@ -28,7 +28,8 @@ const (
 
 // encryptModes are the modes of Encrypt's variants in their order, and the XDP datapath, which is
 // one to them; auto has no suffix.
-var encryptModes = []string{config.ModeAuto, config.ModeTC, config.ModeXDP, VariantAutoXDP, config.ModeStack}
+var encryptModes = []string{config.ModeAuto, config.ModeTC, config.ModeXDP, VariantAutoXDP,
+	config.ModeStack}
 
 // EncryptVariants lists every variant of Encrypt in the order in which they are run and shown.
 func EncryptVariants() []string {
@@ -86,7 +87,8 @@ func Encrypt(ctx context.Context, opts Options) (*report.Report, error) {
 // encryptSuite is what Encrypt measures.
 func encryptSuite() *suite {
 	return &suite{
-		variants: EncryptVariants(), defaults: DefaultEncryptVariants, tests: encryptTests(), view: encryptView,
+		variants: EncryptVariants(), defaults: DefaultEncryptVariants, tests: encryptTests(),
+		view:   encryptView,
 		isWeft: func(v string) bool { return v != VariantKernel && v != report.Generator },
 		suits:  encryptSuits, build: buildEncryptHarness,
 	}
@@ -112,7 +114,8 @@ func buildEncryptHarness(ctx context.Context, binary, variant string, s shape) (
 	kind, mode := splitVariant(variant)
 	switch {
 	case s == shapeNone:
-		return &harness{variant: variant, shape: s, close: func(context.Context) error { return nil }}, nil
+		return &harness{variant: variant, shape: s,
+			close: func(context.Context) error { return nil }}, nil
 	case s != shapePair:
 		return newTunnelHarness(variant, s, mode, engineOf(kind))
 	case variant == VariantKernel:
@@ -158,15 +161,20 @@ func encryptTests() []test {
 		bulk := runBulkBy(cc, 1, remote)
 		tests = append(tests,
 			test{name: "tcp1-" + cc, group: "tcp", shape: shapePair, extra: true, run: bulk},
-			test{name: "tcp1-wiremtu-" + cc, group: "tcp", shape: shapePair, extra: true, run: wireMTU(bulk)})
+			test{name: "tcp1-wiremtu-" + cc, group: "tcp", shape: shapePair, extra: true,
+				run: wireMTU(bulk)})
 	}
 	for _, length := range []int{64, 1400} {
 		tests = append(tests,
-			test{name: fmt.Sprintf("seal%d", length), group: "seal", shape: shapeSeal, gen: true, run: runPPS(length, 1)},
-			test{name: fmt.Sprintf("tunnel%d", length), group: "tunnel", shape: shapeTunnel, gen: true, run: runPPS(length, 1)})
+			test{name: fmt.Sprintf("seal%d", length), group: "seal", shape: shapeSeal, gen: true,
+				run: runPPS(length, 1)},
+			test{name: fmt.Sprintf("tunnel%d", length), group: "tunnel", shape: shapeTunnel,
+				gen: true, run: runPPS(length, 1)})
 	}
 	for _, size := range cryptoSizes {
-		tests = append(tests, test{name: fmt.Sprintf("crypto%d", size), group: "crypto", shape: shapeNone, run: runCrypto(size)})
+		tests = append(tests,
+			test{name: fmt.Sprintf("crypto%d", size), group: "crypto", shape: shapeNone,
+				run: runCrypto(size)})
 	}
 	return append(tests, scaleTests()...)
 }
@@ -185,7 +193,8 @@ func runCrypto(size int) runFunc {
 			return nil, err
 		}
 		t := timings[0]
-		s := report.Sample{"seal_ns": float64(t.Seal.Nanoseconds()), "open_ns": float64(t.Open.Nanoseconds())}
+		s := report.Sample{"seal_ns": float64(t.Seal.Nanoseconds()),
+			"open_ns": float64(t.Open.Nanoseconds())}
 		if t.AES > 0 {
 			s["aes_ns"], s["ghash_ns"] = float64(t.AES.Nanoseconds()), float64(t.GHASH.Nanoseconds())
 		}
@@ -199,19 +208,22 @@ func scaleTests() []test {
 	var tests []test
 	for _, n := range []int{1, 100, 10_000} {
 		tests = append(tests, test{
-			name: fmt.Sprintf("identities-%d", n), group: "identities", shape: shapeTunnel, gen: true, extra: true,
+			name: fmt.Sprintf("identities-%d", n), group: "identities", shape: shapeTunnel,
+			gen: true, extra: true,
 			fill: &fill{peers: 2, identities: n}, run: runPPS(64, 1),
 		})
 	}
 	for _, n := range []int{2, 10, 100, 1000} {
 		tests = append(tests,
 			test{
-				name: fmt.Sprintf("peers-%d", n), group: "peers", shape: shapeTunnel, gen: true, extra: true,
-				fill: &fill{peers: n, identities: 1}, run: runPPS(64, 1),
+				name: fmt.Sprintf("peers-%d", n), group: "peers", shape: shapeTunnel, gen: true,
+				extra: true,
+				fill:  &fill{peers: n, identities: 1}, run: runPPS(64, 1),
 			},
 			test{
-				name: fmt.Sprintf("seal-peers-%d", n), group: "peers", shape: shapeSeal, gen: true, extra: true,
-				fill: &fill{peers: n, identities: 1}, run: runSpread(64, n),
+				name: fmt.Sprintf("seal-peers-%d", n), group: "peers", shape: shapeSeal, gen: true,
+				extra: true,
+				fill:  &fill{peers: n, identities: 1}, run: runSpread(64, n),
 			})
 	}
 	return tests

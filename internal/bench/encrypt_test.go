@@ -50,10 +50,13 @@ func TestEncryptSuits(t *testing.T) {
 		variant string
 		want    bool
 	}{
-		{shapePair, VariantKernel, true}, {shapePair, "bpf-stack", true}, {shapePair, report.Generator, false},
-		{shapeTunnel, VariantKernel, false}, {shapeTunnel, "plain-tc", true}, {shapeTunnel, "bpf-stack", false}, {shapeTunnel, report.Generator, true},
+		{shapePair, VariantKernel, true}, {shapePair, "bpf-stack", true},
+		{shapePair, report.Generator, false},
+		{shapeTunnel, VariantKernel, false}, {shapeTunnel, "plain-tc", true},
+		{shapeTunnel, "bpf-stack", false}, {shapeTunnel, report.Generator, true},
 		{shapeSeal, "bpf", true}, {shapeSeal, report.Generator, true},
-		{shapeNone, "bpf", true}, {shapeNone, "kmod", true}, {shapeNone, "bpf-tc", false}, {shapeNone, "plain", false}, {shapeNone, report.Generator, false},
+		{shapeNone, "bpf", true}, {shapeNone, "kmod", true}, {shapeNone, "bpf-tc", false},
+		{shapeNone, "plain", false}, {shapeNone, report.Generator, false},
 	} {
 		if got := encryptSuits(shapes[c.shape], c.variant); got != c.want {
 			t.Errorf("%s in variant %s: %t", c.shape, c.variant, got)
@@ -103,8 +106,10 @@ func TestEveryEncryptPanelNamesKnownRows(t *testing.T) {
 func TestEncryptRatios(t *testing.T) {
 	r := &report.Report{View: encryptView, Rows: []report.Row{
 		row("rr1", VariantKernel, "p50_us", "µs", 20, 20, 20, 1),
-		row("rr1", "plain", "p50_us", "µs", 10, 10, 10, 1), row("rr1", "bpf", "p50_us", "µs", 20, 20, 20, 1),
-		row("rr1", "plain-tc", "p50_us", "µs", 30, 30, 30, 1), row("rr1", "bpf-tc", "p50_us", "µs", 40, 40, 40, 1),
+		row("rr1", "plain", "p50_us", "µs", 10, 10, 10, 1),
+		row("rr1", "bpf", "p50_us", "µs", 20, 20, 20, 1),
+		row("rr1", "plain-tc", "p50_us", "µs", 30, 30, 30, 1),
+		row("rr1", "bpf-tc", "p50_us", "µs", 40, 40, 40, 1),
 	}}
 	var out bytes.Buffer
 	if err := r.WriteMarkdown(&out); err != nil {
@@ -125,7 +130,8 @@ func TestSealedFrameIsChecked(t *testing.T) {
 	sink := net.HardwareAddr{2, 0, 0, 0, 0, 2}
 	inner := frameSpec{length: 64}
 	good := func() []byte {
-		return frameSpec{srcMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, dstMAC: sink, src: from, dst: to, length: 64 + sealedOverhead}.frame()
+		return frameSpec{srcMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, dstMAC: sink, src: from,
+			dst: to, length: 64 + sealedOverhead}.frame()
 	}
 	if err := inner.checkSealed(good(), sink); err != nil {
 		t.Errorf("sealed frame refused: %v", err)
@@ -136,8 +142,9 @@ func TestSealedFrameIsChecked(t *testing.T) {
 		t.Error("a frame to another node than the first peer is accepted")
 	}
 	for name, change := range map[string]func([]byte){
-		"wrong MAC": func(b []byte) { b[0] ^= 1 }, "stale checksum": func(b []byte) { b[22]-- }, "in cleartext": func(b []byte) { b[30]++; b[24]-- },
-		"too short": func(b []byte) { b[17]--; b[25]++ },
+		"wrong MAC": func(b []byte) { b[0] ^= 1 }, "stale checksum": func(b []byte) { b[22]-- },
+		"in cleartext": func(b []byte) { b[30]++; b[24]-- },
+		"too short":    func(b []byte) { b[17]--; b[25]++ },
 	} {
 		b := good()
 		change(b)
@@ -151,7 +158,8 @@ func TestSealedFrameIsChecked(t *testing.T) {
 func TestGeneratorTakesTurns(t *testing.T) {
 	f := frameSpec{
 		srcMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, dstMAC: net.HardwareAddr{2, 0, 0, 0, 0, 2},
-		src: netip.MustParseAddr("10.0.0.1"), dst: netip.MustParseAddr("10.0.1.1"), length: 64, flows: 1,
+		src: netip.MustParseAddr("10.0.0.1"), dst: netip.MustParseAddr("10.0.1.1"), length: 64,
+		flows: 1,
 	}
 	var header = f.header()[14:34]
 	sum := f.restSum()
@@ -170,10 +178,13 @@ func TestGeneratorTakesTurns(t *testing.T) {
 // for one.
 func TestBinaryIsNamed(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	if _, err := newPlan(encryptSuite(), Options{Tests: []string{"rr1"}}); err == nil || !strings.Contains(err.Error(), "name a weft binary") {
+	if _, err := newPlan(encryptSuite(), Options{Tests: []string{"rr1"}}); err == nil ||
+		!strings.Contains(err.Error(), "name a weft binary") {
 		t.Errorf("got %v", err)
 	}
-	if p, err := newPlan(encryptSuite(), Options{Tests: []string{"seal", "tunnel", "crypto", "peers"}}); err != nil || p.binary != "" {
+	if p, err := newPlan(encryptSuite(),
+		Options{Tests: []string{"seal", "tunnel", "crypto", "peers"}}); err != nil ||
+		p.binary != "" {
 		t.Errorf("a binary is asked for where no agent runs: %v, %v", p, err)
 	}
 }
@@ -188,15 +199,18 @@ func TestEncryptSmoke(t *testing.T) {
 			Tests: []string{"seal1400", "tunnel64", "crypto64", "seal-peers-10"},
 		}, map[string][]string{
 			"seal1400": {"pps", "ns_per_packet"}, "tunnel64": {"pps", "ns_per_packet"},
-			"seal-peers-10": {"ns_per_packet"}, "crypto64": {"seal_ns", "open_ns", "aes_ns", "ghash_ns"},
+			"seal-peers-10": {"ns_per_packet"},
+			"crypto64":      {"seal_ns", "open_ns", "aes_ns", "ghash_ns"},
 		})
 	})
 	t.Run("with agents", func(t *testing.T) {
 		checkRows(t, Options{
-			Binary: builtWeft(t), Variants: []string{"plain", "bpf"}, Duration: 200 * time.Millisecond,
-			Tests: []string{"rr1", "crr16", "udp64", "tcp1-wiremtu"},
+			Binary: builtWeft(t), Variants: []string{"plain", "bpf"},
+			Duration: 200 * time.Millisecond,
+			Tests:    []string{"rr1", "crr16", "udp64", "tcp1-wiremtu"},
 		}, map[string][]string{
-			"rr1": {"p50_us", "p99_us", "transactions_s", "cpu_us_per_transaction"}, "crr16": {"connections_s"},
+			"rr1":   {"p50_us", "p99_us", "transactions_s", "cpu_us_per_transaction"},
+			"crr16": {"connections_s"},
 			"udp64": {"kpps", "cpu_us_per_packet"}, "tcp1-wiremtu": {"gbit_s", "cpu_s_per_gb"},
 		})
 	})

@@ -21,7 +21,8 @@ func (b *harness) addForwarder() error {
 		return err
 	}
 	coll, err := loadPrograms(map[string]any{
-		"forward_ifindex": uint32(out), "forward_macs": [12]byte(append(append([]byte{}, dst...), src...)),
+		"forward_ifindex": uint32(out),
+		"forward_macs":    [12]byte(append(append([]byte{}, dst...), src...)),
 	})
 	if err != nil {
 		return err

@@ -70,11 +70,13 @@ func (f frameSpec) checkForwarded(got []byte, sinkMAC net.HardwareAddr, hops int
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	expect(string(got[:6]) == string(sinkMAC), "destination MAC %s, want %s", net.HardwareAddr(got[:6]), sinkMAC)
+	expect(string(got[:6]) == string(sinkMAC), "destination MAC %s, want %s",
+		net.HardwareAddr(got[:6]), sinkMAC)
 	expect(inet.Checksum(ip) == 0, "wrong IPv4 header checksum")
 	expect(ip[8] == byte(startTTL-hops), "TTL %d, want %d", ip[8], startTTL-hops)
 	expect(string(ip[16:20]) == string(f.dst.AsSlice()), "destination changed to %v", ip[16:20])
-	expect(binary.BigEndian.Uint16(ip[2:]) == uint16(f.length-14), "length %d, want %d", binary.BigEndian.Uint16(ip[2:]), f.length-14)
+	expect(binary.BigEndian.Uint16(ip[2:]) == uint16(f.length-14), "length %d, want %d",
+		binary.BigEndian.Uint16(ip[2:]), f.length-14)
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("frame at the sink: %w", err)
 	}
@@ -90,13 +92,16 @@ func (f frameSpec) checkSealed(got []byte, sinkMAC net.HardwareAddr) error {
 	}
 	switch {
 	case string(got[:6]) != string(sinkMAC):
-		return fmt.Errorf("sealed frame at the sink: destination MAC %s, want %s", net.HardwareAddr(got[:6]), sinkMAC)
+		return fmt.Errorf("sealed frame at the sink: destination MAC %s, want %s",
+			net.HardwareAddr(got[:6]), sinkMAC)
 	case inet.Checksum(ip) != 0:
 		return errors.New("sealed frame at the sink: wrong IPv4 header checksum")
 	case string(ip[12:16]) != string(from.AsSlice()) || string(ip[16:20]) != string(to.AsSlice()):
-		return fmt.Errorf("sealed frame at the sink: from %v to %v, want %s to %s", ip[12:16], ip[16:20], from, to)
+		return fmt.Errorf("sealed frame at the sink: from %v to %v, want %s to %s", ip[12:16],
+			ip[16:20], from, to)
 	case int(binary.BigEndian.Uint16(ip[2:])) < f.length-14+sealedOverhead:
-		return fmt.Errorf("sealed frame at the sink: %d bytes, too few for what was sent", binary.BigEndian.Uint16(ip[2:]))
+		return fmt.Errorf("sealed frame at the sink: %d bytes, too few for what was sent",
+			binary.BigEndian.Uint16(ip[2:]))
 	}
 	return nil
 }

@@ -115,7 +115,8 @@ func (g *genPrograms) attachSink() error {
 		return err
 	}
 	err = netns.Do(g.harness.sink.NS, func() error {
-		l, err = link.AttachTCX(link.TCXOptions{Program: g.coll.Programs["bench_sink_skb"], Interface: index, Attach: ebpf.AttachTCXIngress})
+		l, err = link.AttachTCX(link.TCXOptions{Program: g.coll.Programs["bench_sink_skb"],
+			Interface: index, Attach: ebpf.AttachTCXIngress})
 		return err
 	})
 	if err != nil {
@@ -171,7 +172,8 @@ func (g *genPrograms) run(ctx context.Context, dur time.Duration) (genResult, er
 		seen := first.window
 		// A rest shorter than a quarter is not worth another burst's set-up.
 		for total.window.wall < dur*3/4 && ctx.Err() == nil {
-			res, err := g.measure(cpu, burstLength(seen, dur-total.window.wall, g.harness.firstBurst()))
+			res, err := g.measure(cpu,
+				burstLength(seen, dur-total.window.wall, g.harness.firstBurst()))
 			if err != nil {
 				return err
 			}
@@ -245,12 +247,14 @@ func (g *genPrograms) check() error {
 }
 
 // generate measures one harness with frames of a length over a number of flows.
-func generate(ctx context.Context, b *harness, length, flows int, dur time.Duration) (genResult, error) {
+func generate(ctx context.Context, b *harness, length, flows int,
+	dur time.Duration) (genResult, error) {
 	return generateTo(ctx, b, frameSpec{dst: b.sinkIP, length: length, flows: flows}, dur)
 }
 
 // generateTo measures one harness with frames from its first pod.
-func generateTo(ctx context.Context, b *harness, f frameSpec, dur time.Duration) (genResult, error) {
+func generateTo(ctx context.Context, b *harness, f frameSpec,
+	dur time.Duration) (genResult, error) {
 	p := b.near[0]
 	f.srcMAC, f.dstMAC, f.src = p.MAC, p.GatewayMAC, p.IP
 	// Live frames enter the host's side of the veth as XDP frames: without a program
@@ -273,7 +277,8 @@ func attachXDP(p port, prog *ebpf.Program) (l link.Link, err error) {
 		return nil, err
 	}
 	err = netns.Do(p.NS, func() error {
-		l, err = link.AttachXDP(link.XDPOptions{Program: prog, Interface: index, Flags: link.XDPDriverMode})
+		l, err = link.AttachXDP(link.XDPOptions{Program: prog, Interface: index,
+			Flags: link.XDPDriverMode})
 		return err
 	})
 	if err != nil {

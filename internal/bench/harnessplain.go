@@ -11,8 +11,10 @@ import (
 
 // Addresses of the harnesses without Weft.
 var (
-	plainPods    = [2]netip.Prefix{netip.MustParsePrefix("10.201.16.0/20"), netip.MustParsePrefix("10.201.32.0/20")}
-	plainNodes   = [2]netip.Prefix{netip.MustParsePrefix("172.31.255.1/24"), netip.MustParsePrefix("172.31.255.2/24")}
+	plainPods = [2]netip.Prefix{netip.MustParsePrefix("10.201.16.0/20"),
+		netip.MustParsePrefix("10.201.32.0/20")}
+	plainNodes = [2]netip.Prefix{netip.MustParsePrefix("172.31.255.1/24"),
+		netip.MustParsePrefix("172.31.255.2/24")}
 	plainGateway = netip.MustParseAddr("169.254.1.1")
 	defaultRoute = netip.MustParsePrefix("0.0.0.0/0")
 )
@@ -28,7 +30,8 @@ const (
 // iptables filters, tracks and masquerades on every node that the shape measures.
 func newPlainHarness(ctx context.Context, variant string, s shape) (*harness, error) {
 	t := newTopo()
-	b := &harness{variant: variant, shape: s, close: func(context.Context) error { return t.close() }}
+	b := &harness{variant: variant, shape: s,
+		close: func(context.Context) error { return t.close() }}
 	err := buildPlain(t, b)
 	if err == nil && variant == VariantIPTables {
 		err = b.addRules(ctx)
@@ -139,7 +142,8 @@ func plainPod(t *topo, host string, node, i int) (pod, error) {
 	if err != nil {
 		return pod{}, err
 	}
-	p := pod{NS: ns, If: "eth0", IP: hostOf(plainPods[node], 10+i), HostNS: host, HostIf: fmt.Sprintf("%s%d", plainPodIf, i)}
+	p := pod{NS: ns, If: "eth0", IP: hostOf(plainPods[node], 10+i), HostNS: host,
+		HostIf: fmt.Sprintf("%s%d", plainPodIf, i)}
 	return p, plainAttach(&p)
 }
 
@@ -189,7 +193,8 @@ func (b *harness) addRules(ctx context.Context) error {
 // newGenHarness builds the harness that measures the generator alone.
 func newGenHarness() (*harness, error) {
 	t := newTopo()
-	b := &harness{variant: report.Generator, shape: shapeGen, close: func(context.Context) error { return t.close() }}
+	b := &harness{variant: report.Generator, shape: shapeGen,
+		close: func(context.Context) error { return t.close() }}
 	err := func() error {
 		from, err := t.add("gen")
 		if err != nil {

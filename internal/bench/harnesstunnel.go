@@ -121,13 +121,15 @@ func (t *tunnel) addNode(i int, ns, mode string) (pod, error) {
 	if err != nil {
 		return p, err
 	}
-	n.bpf, n.state = filepath.Join(lab.BPFFS, t.topo.prefix+n.name), filepath.Join(os.TempDir(), t.topo.prefix+n.name)
+	n.bpf, n.state = filepath.Join(lab.BPFFS, t.topo.prefix+n.name), filepath.Join(os.TempDir(),
+		t.topo.prefix+n.name)
 	if err := n.open(i, datapath.Mode(modeOf(mode)), t.engine); err != nil {
 		return p, err
 	}
 	return p, netns.Do(ns, func() error {
 		return n.dp.AttachEndpoint(datapath.Endpoint{
-			Slot: 1, HostIf: p.HostIf, NetNS: p.NS, PodIf: p.If, MAC: p.MAC, GatewayMAC: p.GatewayMAC, IPv4: p.IP,
+			Slot: 1, HostIf: p.HostIf, NetNS: p.NS, PodIf: p.If, MAC: p.MAC,
+			GatewayMAC: p.GatewayMAC, IPv4: p.IP,
 			MTU: 1400, Identity: firstIdentity, XDPDatapath: podDatapathOf(mode) != "",
 		})
 	})

@@ -23,8 +23,10 @@ const (
 
 // Addresses of Weft's labs: IPv4 as in the harnesses without Weft, and IPv6 beside it.
 var (
-	weftPods6  = [2]netip.Prefix{netip.MustParsePrefix("fd57:1::/64"), netip.MustParsePrefix("fd57:2::/64")}
-	weftNodes6 = [2]netip.Prefix{netip.MustParsePrefix("fd57:ff::1/64"), netip.MustParsePrefix("fd57:ff::2/64")}
+	weftPods6 = [2]netip.Prefix{netip.MustParsePrefix("fd57:1::/64"),
+		netip.MustParsePrefix("fd57:2::/64")}
+	weftNodes6 = [2]netip.Prefix{netip.MustParsePrefix("fd57:ff::1/64"),
+		netip.MustParsePrefix("fd57:ff::2/64")}
 )
 
 // labCount numbers the labs of this process.
@@ -33,16 +35,19 @@ var labCount atomic.Uint32
 // newWeftHarness builds a lab whose nodes run the variant's mode. In shapeForward only
 // the near node runs an agent: exactly one node's forwarding is measured.
 func newWeftHarness(ctx context.Context, binary, variant string, s shape) (*harness, error) {
-	return newLabHarness(ctx, binary, variant, s, weftSpec(agentConfig(variant), s, podDatapathOf(variant)))
+	return newLabHarness(ctx, binary, variant, s,
+		weftSpec(agentConfig(variant), s, podDatapathOf(variant)))
 }
 
 // newLabHarness builds the harness of a variant on a lab.
-func newLabHarness(ctx context.Context, binary, variant string, s shape, spec *lab.Spec) (*harness, error) {
+func newLabHarness(ctx context.Context, binary, variant string, s shape,
+	spec *lab.Spec) (*harness, error) {
 	l, err := lab.Up(ctx, spec, lab.Options{Binary: binary})
 	if err != nil {
 		return nil, fmt.Errorf("build harness %s/%s: %w", variant, s, err)
 	}
-	b := &harness{variant: variant, shape: s, lab: l, binary: binary, path: spec.Pods[0].PodDatapath}
+	b := &harness{variant: variant, shape: s, lab: l, binary: binary,
+		path: spec.Pods[0].PodDatapath}
 	b.close = func(ctx context.Context) error {
 		if b.lab == nil {
 			return nil
@@ -51,7 +56,8 @@ func newLabHarness(ctx context.Context, binary, variant string, s shape, spec *l
 		return l.Down(ctx)
 	}
 	if err := b.fromLab(); err != nil {
-		return nil, fmt.Errorf("build harness %s/%s: %w", variant, s, errors.Join(err, b.close(context.WithoutCancel(ctx))))
+		return nil, fmt.Errorf("build harness %s/%s: %w", variant, s,
+			errors.Join(err, b.close(context.WithoutCancel(ctx))))
 	}
 	return b, nil
 }
@@ -93,7 +99,8 @@ func weftSpec(agent map[string]any, s shape, path string) *lab.Spec {
 		bare := false
 		spec.Nodes[1].Agent = &bare
 	} else {
-		spec.Pods = append(spec.Pods, lab.PodSpec{Name: "a1", Node: nearNode}, lab.PodSpec{Name: "b0", Node: farNode})
+		spec.Pods = append(spec.Pods, lab.PodSpec{Name: "a1", Node: nearNode},
+			lab.PodSpec{Name: "b0", Node: farNode})
 	}
 	for i := range spec.Pods {
 		spec.Pods[i].PodDatapath = path
@@ -157,7 +164,8 @@ func podOf(p *lab.Pod, n *lab.Node) (pod, error) {
 func (b *harness) growLab(ctx context.Context, n int) error {
 	var specs []lab.PodSpec
 	for i := len(b.near); i < n; i++ {
-		specs = append(specs, lab.PodSpec{Name: fmt.Sprintf("a%d", i), Node: nearNode, PodDatapath: b.path})
+		specs = append(specs,
+			lab.PodSpec{Name: fmt.Sprintf("a%d", i), Node: nearNode, PodDatapath: b.path})
 	}
 	if len(specs) == 0 {
 		return nil

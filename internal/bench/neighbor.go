@@ -50,7 +50,8 @@ func runNeighbor(what neighbor) runFunc {
 		}
 		defer echo.Close()
 		held, err := traffic.OpenFlows(ctx, traffic.FlowsOptions{
-			From: from.NS, Src: from.IP, Dst: netip.AddrPortFrom(to.IP, echoPort), UDP: victimFlows, FirstPort: victimPort,
+			From: from.NS, Src: from.IP, Dst: netip.AddrPortFrom(to.IP, echoPort), UDP: victimFlows,
+			FirstPort: victimPort,
 		})
 		if err != nil {
 			return nil, err
@@ -109,7 +110,8 @@ func (b *harness) startNeighbor(ctx context.Context, what neighbor) (noise, erro
 	}
 	p := b.near[1]
 	flood, err := traffic.StartFlood(traffic.FloodOptions{
-		NetNS: p.NS, IfName: p.If, SrcMAC: p.MAC, DstMAC: p.GatewayMAC, Src: p.IP, Dst: hostOf(plainPods[1], 4000),
+		NetNS: p.NS, IfName: p.If, SrcMAC: p.MAC, DstMAC: p.GatewayMAC, Src: p.IP,
+		Dst:     hostOf(plainPods[1], 4000),
 		OneFlow: what == neighborPackets, Nice: floodNice,
 	})
 	if err != nil {
@@ -140,7 +142,8 @@ func (b *harness) full(ctx context.Context, n noise) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("the flood has not filled the flow table for %s: %s", floodPatience, n.Report())
+	return fmt.Errorf("the flood has not filled the flow table for %s: %s", floodPatience,
+		n.Report())
 }
 
 // neighborLook is one reading of the near node's budgets and of the flood.

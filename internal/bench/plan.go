@@ -36,7 +36,8 @@ type plan struct {
 
 // newPlan checks options and fills in the defaults.
 func newPlan(s *suite, opts Options) (*plan, error) {
-	p := &plan{suite: s, binary: opts.Binary, repeats: opts.Repeats, duration: opts.Duration, out: opts.Out}
+	p := &plan{suite: s, binary: opts.Binary, repeats: opts.Repeats, duration: opts.Duration,
+		out: opts.Out}
 	if p.out == nil {
 		p.out = io.Discard
 	}
@@ -51,7 +52,8 @@ func newPlan(s *suite, opts Options) (*plan, error) {
 	if len(wanted) == 0 {
 		wanted = s.defaults()
 	}
-	p.variants = slices.DeleteFunc(slices.Clone(s.variants), func(v string) bool { return !slices.Contains(wanted, v) })
+	p.variants = slices.DeleteFunc(slices.Clone(s.variants),
+		func(v string) bool { return !slices.Contains(wanted, v) })
 	if err := p.numbers(opts); err != nil {
 		return nil, err
 	}
@@ -71,7 +73,8 @@ func newPlan(s *suite, opts Options) (*plan, error) {
 // needsBinary says whether some harness has agents.
 func (p *plan) needsBinary() bool {
 	return slices.ContainsFunc(p.variants, p.suite.isWeft) &&
-		slices.ContainsFunc(p.tests, func(t test) bool { return t.shape == shapeForward || t.shape == shapePair })
+		slices.ContainsFunc(p.tests,
+			func(t test) bool { return t.shape == shapeForward || t.shape == shapePair })
 }
 
 // numbers checks and defaults Repeats and Duration.
@@ -120,7 +123,8 @@ func (p *plan) run(ctx context.Context) (*report.Report, error) {
 			break
 		}
 	}
-	return &report.Report{Machine: machine, Rows: p.rows.Rows(), View: p.suite.view}, errors.Join(errs...)
+	return &report.Report{Machine: machine, Rows: p.rows.Rows(), View: p.suite.view},
+		errors.Join(errs...)
 }
 
 // stages groups the tests that share harnesses: ordinary ones by shape, then those that
@@ -131,7 +135,9 @@ func (p *plan) stages() [][]test {
 	var stages [][]test
 	for _, grows := range []bool{false, true} {
 		for _, s := range shapes {
-			stages = append(stages, slices.DeleteFunc(slices.Clone(tests), func(t test) bool { return t.shape != s || t.grows() != grows }))
+			stages = append(stages,
+				slices.DeleteFunc(slices.Clone(tests),
+					func(t test) bool { return t.shape != s || t.grows() != grows }))
 		}
 	}
 	return slices.DeleteFunc(stages, func(s []test) bool { return len(s) == 0 })
@@ -150,7 +156,9 @@ func (p *plan) runStage(ctx context.Context, tests []test) error {
 			}
 		}
 	}()
-	if ctx.Err() != nil || !slices.ContainsFunc(harnesses, func(b *harness) bool { return b.variant != report.Generator }) {
+	if ctx.Err() != nil ||
+		!slices.ContainsFunc(harnesses,
+			func(b *harness) bool { return b.variant != report.Generator }) {
 		return errors.Join(err, ctx.Err())
 	}
 	// Harnesses that a test makes larger cannot go back: size by size. All
@@ -194,7 +202,8 @@ func (p *plan) build(ctx context.Context, tests []test) ([]*harness, error) {
 		harnesses = append(harnesses, b)
 	}
 	for _, variant := range p.variants {
-		if ctx.Err() != nil || !slices.ContainsFunc(tests, func(t test) bool { return p.suite.suits(t, variant) }) {
+		if ctx.Err() != nil ||
+			!slices.ContainsFunc(tests, func(t test) bool { return p.suite.suits(t, variant) }) {
 			continue
 		}
 		b, err := p.newHarness(ctx, variant, tests[0].shape)
@@ -234,13 +243,15 @@ func (p *plan) grow(ctx context.Context, t test, harnesses []*harness) error {
 			if err := b.grow(ctx, t.endpoints); err != nil {
 				return fmt.Errorf("%s/%s: add endpoints: %w", t.name, b.variant, err)
 			}
-			fmt.Fprintf(p.out, "%s: %d endpoints after %s\n", b.variant, t.endpoints, time.Since(start).Round(time.Millisecond))
+			fmt.Fprintf(p.out, "%s: %d endpoints after %s\n", b.variant, t.endpoints,
+				time.Since(start).Round(time.Millisecond))
 		}
 		if t.fill != nil && b.fill != nil {
 			if err := b.fill(ctx, *t.fill); err != nil {
 				return fmt.Errorf("%s/%s: fill: %w", t.name, b.variant, err)
 			}
-			fmt.Fprintf(p.out, "%s: %s after %s\n", b.variant, t.fill, time.Since(start).Round(time.Millisecond))
+			fmt.Fprintf(p.out, "%s: %s after %s\n", b.variant, t.fill,
+				time.Since(start).Round(time.Millisecond))
 		}
 	}
 	return nil
@@ -286,7 +297,8 @@ func (p *plan) one(ctx context.Context, n int, t test, b *harness) (report.Sampl
 			p.rows.Add(t.name, b.variant, s)
 		}
 		if len(samples) > 0 {
-			fmt.Fprintf(p.out, "%d/%d %-20s %-12s %s, %d in all\n", n+1, p.repeats, t.name, b.variant, samples[0], len(samples))
+			fmt.Fprintf(p.out, "%d/%d %-20s %-12s %s, %d in all\n", n+1, p.repeats, t.name,
+				b.variant, samples[0], len(samples))
 		}
 		return nil, err
 	}

@@ -28,7 +28,8 @@ func TestNewPlanDefaults(t *testing.T) {
 	if len(p.tests) != len(DefaultTests()) || p.binary == "" {
 		t.Errorf("%d tests, binary %q", len(p.tests), p.binary)
 	}
-	if p, err = newPlan(routeSuite(), Options{Quick: true, Binary: "weft"}); err != nil || p.repeats != 3 || p.duration != time.Second {
+	if p, err = newPlan(routeSuite(), Options{Quick: true, Binary: "weft"}); err != nil ||
+		p.repeats != 3 || p.duration != time.Second {
 		t.Errorf("quick is %d × %s, %v", p.repeats, p.duration, err)
 	}
 }
@@ -39,9 +40,12 @@ func TestNewPlanRefuses(t *testing.T) {
 		opts Options
 		want string
 	}{
-		{"unknown test", Options{Tests: []string{"pps65"}}, `tests: "pps65" is not known; choose from pps64`},
-		{"unknown variant", Options{Variants: []string{"netkit"}}, `variants: "netkit" is not known; choose from plain`},
-		{"the generator as a variant", Options{Variants: []string{"gen"}}, `variants: "gen" is not known`},
+		{"unknown test", Options{Tests: []string{"pps65"}},
+			`tests: "pps65" is not known; choose from pps64`},
+		{"unknown variant", Options{Variants: []string{"netkit"}},
+			`variants: "netkit" is not known; choose from plain`},
+		{"the generator as a variant", Options{Variants: []string{"gen"}},
+			`variants: "gen" is not known`},
 		{"negative repeats", Options{Repeats: -1}, "repeats: -1 is out of range"},
 		{"no time", Options{Duration: time.Millisecond}, "duration: 1ms is out of range"},
 	}
@@ -116,7 +120,8 @@ func TestIPTablesRules(t *testing.T) {
 	if n := strings.Count(filter, "-A "); n != 20 {
 		t.Errorf("%d filter rules, the baseline is defined with 20", n)
 	}
-	if n := strings.Count(nat, "-A "); n != 1 || !strings.Contains(nat, "-s 10.0.0.0/24 ! -o wtpod+ -j MASQUERADE") {
+	if n := strings.Count(nat, "-A "); n != 1 ||
+		!strings.Contains(nat, "-s 10.0.0.0/24 ! -o wtpod+ -j MASQUERADE") {
 		t.Errorf("nat is not one MASQUERADE rule:\n%s", nat)
 	}
 	if strings.Count(text, "COMMIT\n") != 2 {
@@ -127,7 +132,8 @@ func TestIPTablesRules(t *testing.T) {
 func TestFrameHeader(t *testing.T) {
 	f := frameSpec{
 		srcMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, dstMAC: net.HardwareAddr{2, 0, 0, 0, 0, 2},
-		src: netip.MustParseAddr("10.0.0.1"), dst: netip.MustParseAddr("10.0.1.1"), length: 64, flows: 1,
+		src: netip.MustParseAddr("10.0.0.1"), dst: netip.MustParseAddr("10.0.1.1"), length: 64,
+		flows: 1,
 	}
 	frame := f.frame()
 	if len(frame) != 64 || inet.Checksum(frame[14:34]) != 0 {
@@ -150,7 +156,8 @@ func TestFrameHeader(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got := f.frame()
 			c.change(got)
-			if err := f.checkForwarded(got, f.dstMAC, 1); err == nil || !strings.Contains(err.Error(), c.want) {
+			if err := f.checkForwarded(got, f.dstMAC, 1); err == nil ||
+				!strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
 		})
@@ -171,7 +178,8 @@ func TestParsers(t *testing.T) {
 
 func TestHostOf(t *testing.T) {
 	p := netip.MustParsePrefix("10.201.16.0/20")
-	for n, want := range map[int]string{10: "10.201.16.10", 300: "10.201.17.44", 1010: "10.201.19.242"} {
+	for n, want := range map[int]string{10: "10.201.16.10", 300: "10.201.17.44",
+		1010: "10.201.19.242"} {
 		if got := hostOf(p, n).String(); got != want {
 			t.Errorf("hostOf(%d) = %s, want %s", n, got, want)
 		}
@@ -179,7 +187,8 @@ func TestHostOf(t *testing.T) {
 }
 
 func TestWeftSpecIsValid(t *testing.T) {
-	for _, variant := range slices.DeleteFunc(Variants(), func(v string) bool { return !isWeft(v) }) {
+	for _, variant := range slices.DeleteFunc(Variants(),
+		func(v string) bool { return !isWeft(v) }) {
 		for _, s := range []shape{shapeForward, shapePair} {
 			spec := weftSpec(agentConfig(variant), s, podDatapathOf(variant))
 			if err := spec.Validate(); err != nil {

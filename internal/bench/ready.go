@@ -50,7 +50,8 @@ func (g *genPrograms) settle(ctx context.Context, cpu int) error {
 		}
 		seen, err := g.counters(cpu)
 		if err == nil && seen.counted == 0 {
-			err = fmt.Errorf("no frame from %s to %s reached the sink for %s", g.spec.src, g.spec.dst, settleTimeout)
+			err = fmt.Errorf("no frame from %s to %s reached the sink for %s", g.spec.src,
+				g.spec.dst, settleTimeout)
 		}
 		return err
 	})
@@ -63,7 +64,8 @@ func (b *harness) connectable(ctx context.Context) error {
 	}
 	for _, between := range []func(*harness) (pod, pod){remote, local} {
 		from, to := between(b)
-		err := load.Reach(from.peer(), to.peer(), func(try func() error) error { return retry(ctx, try) })
+		err := load.Reach(from.peer(), to.peer(),
+			func(try func() error) error { return retry(ctx, try) })
 		if err != nil {
 			return fmt.Errorf("harness %s: pod %s: %w", b.variant, from.IP, err)
 		}

@@ -14,7 +14,8 @@ import (
 
 func row(test, variant, metric, unit string, median, low, high float64, n int) report.Row {
 	return report.Row{
-		Test: test, Variant: variant, Metric: metric, Unit: unit, Median: median, Min: low, Max: high, N: n,
+		Test: test, Variant: variant, Metric: metric, Unit: unit, Median: median, Min: low,
+		Max: high, N: n,
 	}
 }
 
@@ -25,8 +26,10 @@ func fullReport() *report.Report {
 		Weft: "v0.1.0", Load: 0.12, Repeats: 5, Seconds: 3,
 	}}
 	base := map[string]float64{
-		"pps": 4e5, "net_ns_per_packet": 2200, "ns_per_packet": 2500, "gbit_s": 9, "cpu_s_per_gb": 1.2, "p50_us": 25,
-		"p99_us": 60, "transactions_s": 42000, "connections_s": 9000, "kpps": 120, "add_ms": 22, "del_ms": 12, "rss_mib": 24,
+		"pps": 4e5, "net_ns_per_packet": 2200, "ns_per_packet": 2500, "gbit_s": 9,
+		"cpu_s_per_gb": 1.2, "p50_us": 25,
+		"p99_us": 60, "transactions_s": 42000, "connections_s": 9000, "kpps": 120, "add_ms": 22,
+		"del_ms": 12, "rss_mib": 24,
 	}
 	seen := map[[2]string]bool{}
 	for _, p := range routeView.Panels {
@@ -42,11 +45,13 @@ func fullReport() *report.Report {
 					gain = 1 / gain
 				}
 				median := base[b.Metric] * gain
-				r.Rows = append(r.Rows, row(b.Test, v, m.Name, m.Unit, median, median*0.93, median*1.08, 5))
+				r.Rows = append(r.Rows,
+					row(b.Test, v, m.Name, m.Unit, median, median*0.93, median*1.08, 5))
 			}
 		}
 	}
-	r.Rows = append(r.Rows, row("pps64", report.Generator, "pps", "packets/s", 5.2e6, 5.1e6, 5.3e6, 5))
+	r.Rows = append(r.Rows,
+		row("pps64", report.Generator, "pps", "packets/s", 5.2e6, 5.1e6, 5.3e6, 5))
 	return r
 }
 
@@ -76,9 +81,12 @@ func TestWriteMarkdown(t *testing.T) {
 func TestWriteSVGIsWellFormed(t *testing.T) {
 	cases := map[string]*report.Report{
 		"full": fullReport(), "empty": {View: routeView}, "viewless": {},
-		"one row": {View: routeView, Rows: []report.Row{row("pps64", "xdp", "pps", "packets/s", 2e6, 2e6, 2e6, 1)}},
-		"zero":    {View: routeView, Rows: []report.Row{row("udp64", "xdp", "kpps", "kpackets/s", 0, 0, 0, 1)}},
-		"hostile": {View: routeView, Machine: report.Machine{CPU: `<script>"&`}, Rows: []report.Row{row("rr1", "tc", "p50_us", "µs", 1, 1, 2, 1)}},
+		"one row": {View: routeView,
+			Rows: []report.Row{row("pps64", "xdp", "pps", "packets/s", 2e6, 2e6, 2e6, 1)}},
+		"zero": {View: routeView,
+			Rows: []report.Row{row("udp64", "xdp", "kpps", "kpackets/s", 0, 0, 0, 1)}},
+		"hostile": {View: routeView, Machine: report.Machine{CPU: `<script>"&`},
+			Rows: []report.Row{row("rr1", "tc", "p50_us", "µs", 1, 1, 2, 1)}},
 	}
 	for name, r := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -23,7 +23,8 @@ func needRoot(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		for _, dir := range []string{netns.Dir, lab.BPFFS, os.TempDir()} {
-			left, err := filepath.Glob(filepath.Join(dir, fmt.Sprintf("%s%d-*", namePrefix, os.Getpid())))
+			left, err := filepath.Glob(filepath.Join(dir,
+				fmt.Sprintf("%s%d-*", namePrefix, os.Getpid())))
 			if err != nil || len(left) > 0 {
 				t.Errorf("left behind: %v, %v", left, err)
 			}
@@ -34,7 +35,8 @@ func needRoot(t *testing.T) {
 func TestPPSCountsWhatItSends(t *testing.T) {
 	needRoot(t)
 	r, err := Route(t.Context(), Options{
-		Variants: []string{VariantPlain, VariantIPTables}, Tests: []string{"pps64", "pps64-flows1k"}, Repeats: 1, Duration: 100 * time.Millisecond,
+		Variants: []string{VariantPlain, VariantIPTables},
+		Tests:    []string{"pps64", "pps64-flows1k"}, Repeats: 1, Duration: 100 * time.Millisecond,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -45,7 +47,8 @@ func TestPPSCountsWhatItSends(t *testing.T) {
 			if !ok || pps.Median <= 0 {
 				t.Errorf("%s/%s: pps %v (there: %t)", test, variant, pps.Median, ok)
 			}
-			if loss, ok := r.Row(test, variant, "loss"); !ok || loss.Median < 0 || loss.Median > 0.5 {
+			if loss, ok := r.Row(test, variant, "loss"); !ok || loss.Median < 0 ||
+				loss.Median > 0.5 {
 				t.Errorf("%s/%s: loss %v (there: %t)", test, variant, loss.Median, ok)
 			}
 			if same, _ := r.Row(test, variant, "same_cpu"); same.Median != 1 {
@@ -78,7 +81,9 @@ func TestRouteStopsWithItsContext(t *testing.T) {
 	needRoot(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
 	defer cancel()
-	_, err := Route(ctx, Options{Variants: []string{VariantPlain}, Tests: []string{"pps64", "rr1"}, Duration: time.Minute})
+	_, err := Route(ctx,
+		Options{Variants: []string{VariantPlain}, Tests: []string{"pps64", "rr1"},
+			Duration: time.Minute})
 	if err == nil || !strings.Contains(err.Error(), "deadline exceeded") {
 		t.Errorf("got %v, want the context's error", err)
 	}
@@ -93,7 +98,8 @@ func TestWireMTUPutsOffloadsBack(t *testing.T) {
 	defer func() { _ = b.close(context.Background()) }()
 	run := wireMTU(func(context.Context, *harness, time.Duration) (report.Sample, error) {
 		for _, p := range b.wire {
-			if changed, err := setFeatures(p, false, segmentation...); err != nil || len(changed) > 0 {
+			if changed, err := setFeatures(p, false, segmentation...); err != nil ||
+				len(changed) > 0 {
 				t.Errorf("on the wire during the test: %v, %v", changed, err)
 			}
 		}

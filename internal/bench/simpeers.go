@@ -21,7 +21,10 @@ type fill struct {
 }
 
 // String describes it for the progress lines.
-func (f fill) String() string { return fmt.Sprintf("%d peers, %d identities", f.peers, f.identities) }
+func (f fill) String() string {
+	return fmt.Sprintf("%d peers, %d identities", f.peers,
+		f.identities)
+}
 
 const (
 	// firstIdentity is a tunnel's pods' own.
@@ -75,8 +78,9 @@ func (t *tunnel) fill(ctx context.Context, f fill) error {
 func (n *tunnelNode) meet(ctx context.Context, real, count int) error {
 	if len(n.peers) == 0 {
 		n.peers = []datapath.Node{{
-			Name: []string{nearNode, farNode}[real], Addresses: []netip.Addr{plainNodes[real].Addr()},
-			PodCIDRs: []netip.Prefix{plainPods[real]},
+			Name:      []string{nearNode, farNode}[real],
+			Addresses: []netip.Addr{plainNodes[real].Addr()},
+			PodCIDRs:  []netip.Prefix{plainPods[real]},
 		}}
 	}
 	for i := len(n.peers); i < count; i++ {
@@ -194,7 +198,8 @@ func (n *tunnelNode) setIdentities(count int) error {
 func runSpread(length, n int) runFunc {
 	return func(ctx context.Context, b *harness, dur time.Duration) (report.Sample, error) {
 		f := frameSpec{
-			dst: hostOf(simPods, 1<<simShift+1), dsts: n - 1, dstStep: 1 << simShift, outer: hostOf(simNodes, 1),
+			dst: hostOf(simPods, 1<<simShift+1), dsts: n - 1, dstStep: 1 << simShift,
+			outer:  hostOf(simNodes, 1),
 			length: length, flows: 1,
 		}
 		res, err := generateTo(ctx, b, f, dur)

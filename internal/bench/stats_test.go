@@ -23,7 +23,8 @@ func TestRecordSubtractsGenerator(t *testing.T) {
 
 func TestSpanOf(t *testing.T) {
 	at := func(ms int, counted uint64) look {
-		return look{at: time.Unix(0, 0).Add(time.Duration(ms) * time.Millisecond), counted: counted, cpu: time.Duration(ms) * time.Millisecond}
+		return look{at: time.Unix(0, 0).Add(time.Duration(ms) * time.Millisecond), counted: counted,
+			cpu: time.Duration(ms) * time.Millisecond}
 	}
 	cases := []struct {
 		name  string
@@ -35,7 +36,8 @@ func TestSpanOf(t *testing.T) {
 		{"shorter than its edges", []look{at(0, 0), at(10, 10), at(20, 20)}, genWindow{}},
 		{
 			"set-up, run, end",
-			[]look{at(0, 0), at(10, 0), at(20, 100), at(40, 300), at(60, 500), at(80, 700), at(100, 900), at(120, 900)},
+			[]look{at(0, 0), at(10, 0), at(20, 100), at(40, 300), at(60, 500), at(80, 700),
+				at(100, 900), at(120, 900)},
 			genWindow{counted: 400, wall: 40 * time.Millisecond, cpu: 40 * time.Millisecond},
 		},
 	}

@@ -25,7 +25,8 @@ type suite struct {
 // routeSuite is what Route measures.
 func routeSuite() *suite {
 	return &suite{
-		variants: Variants(), defaults: DefaultVariants, tests: allTests(), isWeft: isWeft, suits: routeSuits, view: routeView,
+		variants: Variants(), defaults: DefaultVariants, tests: allTests(), isWeft: isWeft,
+		suits: routeSuits, view: routeView,
 		build: func(ctx context.Context, binary, variant string, s shape) (*harness, error) {
 			if isWeft(variant) {
 				return newWeftHarness(ctx, binary, variant, s)
@@ -77,7 +78,8 @@ func (s *suite) choose(names []string) ([]test, error) {
 		return nil, err
 	}
 	return slices.DeleteFunc(slices.Clone(s.tests), func(t test) bool {
-		return !slices.Contains(names, t.name) && !slices.Contains(names, t.group) && !slices.Contains(names, "all")
+		return !slices.Contains(names, t.name) && !slices.Contains(names, t.group) &&
+			!slices.Contains(names, "all")
 	}), nil
 }
 

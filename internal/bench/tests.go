@@ -38,12 +38,15 @@ type test struct {
 func allTests() []test {
 	tests := []test{
 		{name: "pps64", group: "pps", shape: shapeForward, gen: true, run: runPPS(64, 1)},
-		{name: "pps64-flows1k", group: "pps", shape: shapeForward, gen: true, run: runPPS(64, 1024)},
+		{name: "pps64-flows1k", group: "pps", shape: shapeForward, gen: true,
+			run: runPPS(64, 1024)},
 		{name: "pps1400", group: "pps", shape: shapeForward, gen: true, run: runPPS(1400, 1)},
 		{name: "tcp1-remote", group: "tcp", shape: shapePair, run: runBulk(1, remote)},
 		{name: "tcp4-remote", group: "tcp", shape: shapePair, run: runBulk(4, remote)},
-		{name: "tcp1-remote-wiremtu", group: "tcp", shape: shapePair, run: wireMTU(runBulk(1, remote))},
-		{name: "tcp4-remote-wiremtu", group: "tcp", shape: shapePair, run: wireMTU(runBulk(4, remote))},
+		{name: "tcp1-remote-wiremtu", group: "tcp", shape: shapePair,
+			run: wireMTU(runBulk(1, remote))},
+		{name: "tcp4-remote-wiremtu", group: "tcp", shape: shapePair,
+			run: wireMTU(runBulk(4, remote))},
 		{name: "tcp1-local", group: "tcp", shape: shapePair, run: runBulk(1, local)},
 		{name: "tcp4-local", group: "tcp", shape: shapePair, run: runBulk(4, local)},
 		{name: "rr1", group: "rr", shape: shapePair, run: runRR(1, remote)},
@@ -59,13 +62,18 @@ func allTests() []test {
 		})
 	}
 	return append(tests,
-		test{name: "cni-add", group: "cni", shape: shapeForward, extra: true, weftOnly: true, runMany: runCNI},
+		test{name: "cni-add", group: "cni", shape: shapeForward, extra: true, weftOnly: true,
+			runMany: runCNI},
 		// Their harnesses are their own, as harnesses that grow are: a table that is full of a
 		// flood's flows is no harness for others.
-		test{name: "neighbor-idle", group: "neighbor", shape: shapePair, extra: true, weftOnly: true, endpoints: 2, run: runNeighbor(neighborIdle)},
-		test{name: "neighbor-packets", group: "neighbor", shape: shapePair, extra: true, weftOnly: true, endpoints: 2, run: runNeighbor(neighborPackets)},
-		test{name: "neighbor-flood", group: "neighbor", shape: shapePair, extra: true, weftOnly: true, endpoints: 2, run: runNeighbor(neighborFlood)},
-		test{name: "agent", group: "agent", shape: shapeForward, extra: true, weftOnly: true, endpoints: agentEndpoints, run: runAgent},
+		test{name: "neighbor-idle", group: "neighbor", shape: shapePair, extra: true,
+			weftOnly: true, endpoints: 2, run: runNeighbor(neighborIdle)},
+		test{name: "neighbor-packets", group: "neighbor", shape: shapePair, extra: true,
+			weftOnly: true, endpoints: 2, run: runNeighbor(neighborPackets)},
+		test{name: "neighbor-flood", group: "neighbor", shape: shapePair, extra: true,
+			weftOnly: true, endpoints: 2, run: runNeighbor(neighborFlood)},
+		test{name: "agent", group: "agent", shape: shapeForward, extra: true, weftOnly: true,
+			endpoints: agentEndpoints, run: runAgent},
 	)
 }
 
@@ -165,5 +173,6 @@ func wireMTU(run runFunc) runFunc {
 
 // isWeft tells variants with an agent from the baselines.
 func isWeft(variant string) bool {
-	return !slices.Contains([]string{VariantPlain, VariantIPTables, VariantBare, report.Generator}, variant)
+	return !slices.Contains([]string{VariantPlain, VariantIPTables, VariantBare, report.Generator},
+		variant)
 }

@@ -38,10 +38,12 @@ func (t *topo) add(short string) (string, error) {
 		return "", err
 	}
 	t.names = append(t.names, name)
-	if err := netns.Do(path, func() error { return lab.SetSysctls(lab.SysctlsDistribution) }); err != nil {
+	if err := netns.Do(path,
+		func() error { return lab.SetSysctls(lab.SysctlsDistribution) }); err != nil {
 		return "", err
 	}
-	if err := sysctl(path, "net/ipv6/conf/all/disable_ipv6", "1"); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := sysctl(path, "net/ipv6/conf/all/disable_ipv6", "1"); err != nil &&
+		!errors.Is(err, os.ErrNotExist) {
 		return "", err
 	}
 	return path, inNS(path, func(h *netlink.Handle) error {
@@ -88,13 +90,15 @@ func veth(a, b port) error {
 	err = inNS(a.NS, func(h *netlink.Handle) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = a.If
-		return h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: b.If, PeerNamespace: netlink.NsFd(int(peerNS))})
+		return h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: b.If,
+			PeerNamespace: netlink.NsFd(int(peerNS))})
 	})
 	if err != nil {
 		return fmt.Errorf("make veth %s-%s: %w", a.If, b.If, err)
 	}
 	for _, p := range []port{a, b} {
-		if err := onLink(p, func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetUp(l) }); err != nil {
+		if err := onLink(p,
+			func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetUp(l) }); err != nil {
 			return err
 		}
 	}
@@ -149,7 +153,8 @@ func addRoute(p port, dst netip.Prefix, via netip.Addr) error {
 func addNeighbour(p port, ip netip.Addr, mac net.HardwareAddr) error {
 	return onLink(p, func(h *netlink.Handle, l netlink.Link) error {
 		return h.NeighSet(&netlink.Neigh{
-			LinkIndex: l.Attrs().Index, IP: ip.AsSlice(), HardwareAddr: mac, State: netlink.NUD_PERMANENT,
+			LinkIndex: l.Attrs().Index, IP: ip.AsSlice(), HardwareAddr: mac,
+			State: netlink.NUD_PERMANENT,
 		})
 	})
 }

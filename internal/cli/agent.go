@@ -37,10 +37,13 @@ again and it carries on from there. To take everything away, stop it and run
 			if err != nil {
 				return err
 			}
-			return agent.Run(cmd.Context(), cfg, agent.Options{Log: log, Version: version.Version, LogTail: tail, Notify: sdnotify.Send})
+			return agent.Run(cmd.Context(), cfg,
+				agent.Options{Log: log, Version: version.Version, LogTail: tail,
+					Notify: sdnotify.Send})
 		},
 	}
-	cmd.PersistentFlags().StringVarP(&path, "config", "c", config.DefaultPath, "the agent's configuration file")
+	cmd.PersistentFlags().StringVarP(&path, "config", "c", config.DefaultPath,
+		"the agent's configuration file")
 	cmd.AddCommand(newCleanup(a, &path))
 	return cmd
 }

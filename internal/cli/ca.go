@@ -35,7 +35,8 @@ own needs none of this: see docs/node-certificates.md.
 Nobody can revoke a certificate: a node is shut out by removing its Node object.`,
 		Example: "  weft ca init --trust-domain weft.local\n  weft ca serve &\n  weft ca token node-1\n  weft ca join --server ca.example --token-file -    # on node-1",
 	}
-	cmd.AddCommand(newCAInit(a), newCAIssue(a), newCAToken(a), newCAServe(a), newCAJoin(a), newCARenew(a), newCAShow(a))
+	cmd.AddCommand(newCAInit(a), newCAIssue(a), newCAToken(a), newCAServe(a), newCAJoin(a),
+		newCARenew(a), newCAShow(a))
 	return cmd
 }
 
@@ -104,7 +105,8 @@ else, and back it up where backups are encrypted.`,
 		},
 	}
 	caDir(cmd.Flags(), &dir)
-	cmd.Flags().StringVar(&trustDomain, "trust-domain", nodeid.DefaultTrustDomain, "the nodes' trust domain, as keys.trustDomain in their configuration")
+	cmd.Flags().StringVar(&trustDomain, "trust-domain", nodeid.DefaultTrustDomain,
+		"the nodes' trust domain, as keys.trustDomain in their configuration")
 	cmd.Flags().Var(&valid, "valid", "the root's life")
 	return cmd
 }
@@ -120,7 +122,8 @@ type written struct {
 func (a *app) printWritten(info nodeid.Info, paths nodeid.Paths) error {
 	value := written{info, paths.Cert, paths.Key, paths.Bundle}
 	return a.Print(value, func(w io.Writer, _ bool) error {
-		_, err := fmt.Fprintf(w, "%s\nvalid until %s, renewed from %s on\ncertificate %s, key %s, roots %s\n",
+		_, err := fmt.Fprintf(w,
+			"%s\nvalid until %s, renewed from %s on\ncertificate %s, key %s, roots %s\n",
 			info.ID, day(info.NotAfter), day(info.RenewAfter), paths.Cert, paths.Key, paths.Bundle)
 		return err
 	})
@@ -147,7 +150,8 @@ node, and the certificate is renewed by itself. This one is not.`,
 			if out == "" {
 				out = args[0]
 			}
-			paths := nodeid.Paths{Cert: filepath.Join(out, "node.crt"), Key: filepath.Join(out, "node.key"), Bundle: filepath.Join(out, "ca.crt")}
+			paths := nodeid.Paths{Cert: filepath.Join(out, "node.crt"),
+				Key: filepath.Join(out, "node.key"), Bundle: filepath.Join(out, "ca.crt")}
 			if _, err := os.Lstat(paths.Key); err == nil && !force {
 				return fmt.Errorf("%s is there already: use --force to replace it", paths.Key)
 			}
@@ -163,7 +167,8 @@ node, and the certificate is renewed by itself. This one is not.`,
 		},
 	}
 	caDir(cmd.Flags(), &dir)
-	cmd.Flags().StringVar(&out, "out", "", "directory for node.crt, node.key and ca.crt (default: the node's name)")
+	cmd.Flags().StringVar(&out, "out", "",
+		"directory for node.crt, node.key and ca.crt (default: the node's name)")
 	cmd.Flags().Var(&valid, "valid", "the certificate's life")
 	cmd.Flags().BoolVar(&force, "force", false, "replace files that are there")
 	return cmd
@@ -196,7 +201,8 @@ Pass it on as you would a password: who has it first becomes that node.`,
 			}{token, info}
 			return a.Print(value, func(w io.Writer, _ bool) error {
 				// Only the token goes to standard output, so that it can be piped.
-				fmt.Fprintf(a.ErrOut, "For node %s, once, until %s:\n", info.Node, day(info.Expires))
+				fmt.Fprintf(a.ErrOut, "For node %s, once, until %s:\n", info.Node,
+					day(info.Expires))
 				_, err := fmt.Fprintln(w, token)
 				return err
 			})
@@ -218,8 +224,9 @@ never leaves this machine. The token names the node and its root: nothing else i
 
 Give the token with --token-file (- is standard input) or in ` + tokenEnv + `; one given with
 --token is seen by every user of this machine while the verb runs.`,
-		Example: "  weft ca join --server ca.example --token-file token\n  " + tokenEnv + "=weft-join-... weft ca join --server 192.0.2.1:4552",
-		Args:    cobra.NoArgs,
+		Example: "  weft ca join --server ca.example --token-file token\n  " + tokenEnv +
+			"=weft-join-... weft ca join --server 192.0.2.1:4552",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
 			if options.Token, err = readToken(token, file, cmd.InOrStdin()); err != nil {
@@ -233,7 +240,8 @@ Give the token with --token-file (- is standard input) or in ` + tokenEnv + `; o
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&options.Server, "server", "", fmt.Sprintf("where the authority serves; the port is %d unless given", ca.DefaultPort))
+	flags.StringVar(&options.Server, "server", "",
+		fmt.Sprintf("where the authority serves; the port is %d unless given", ca.DefaultPort))
 	flags.StringVar(&token, "token", "", "the token")
 	flags.StringVar(&file, "token-file", "", "file with the token, - for standard input")
 	flags.BoolVar(&options.Force, "force", false, "replace a certificate that is there")
@@ -283,7 +291,8 @@ and takes up the new files without a restart.`,
 			return a.printWritten(nodeid.Inspect(leaf), paths)
 		},
 	}
-	cmd.Flags().StringVar(&server, "server", "", "where the authority serves (default: where the node joined)")
+	cmd.Flags().StringVar(&server, "server", "",
+		"where the authority serves (default: where the node joined)")
 	certPaths(cmd.Flags(), &paths)
 	return cmd
 }

@@ -45,12 +45,14 @@ Nodes work on while it is away, until their certificates expire.`,
 			if err != nil {
 				return fmt.Errorf("serve certificates: %w", err)
 			}
-			log.Info("serving certificates", "listen", listener.Addr().String(), "trustDomain", authority.TrustDomain(), "root", authority.Pin())
+			log.Info("serving certificates", "listen", listener.Addr().String(), "trustDomain",
+				authority.TrustDomain(), "root", authority.Pin())
 			return server.Serve(cmd.Context(), listener)
 		},
 	}
 	caDir(cmd.Flags(), &dir)
-	cmd.Flags().StringVar(&listen, "listen", ":"+strconv.Itoa(ca.DefaultPort), "address to listen on")
+	cmd.Flags().StringVar(&listen, "listen", ":"+strconv.Itoa(ca.DefaultPort),
+		"address to listen on")
 	cmd.Flags().Var(&valid, "valid", "the life of the certificates that it signs")
 	return cmd
 }
@@ -102,10 +104,12 @@ func (a *app) printAuthority(authority *ca.Authority, dir string) error {
 		return err
 	}
 	view := authorityView{
-		Dir: dir, TrustDomain: authority.TrustDomain(), Pin: authority.Pin(), NotAfter: authority.Root().NotAfter,
-		Tokens: append([]ca.TokenInfo{}, tokens...), Nodes: newest(issued),
+		Dir: dir, TrustDomain: authority.TrustDomain(), Pin: authority.Pin(),
+		NotAfter: authority.Root().NotAfter,
+		Tokens:   append([]ca.TokenInfo{}, tokens...), Nodes: newest(issued),
 	}
-	return a.Print(view, func(w io.Writer, wide bool) error { return writeAuthority(w, view, wide) })
+	return a.Print(view,
+		func(w io.Writer, wide bool) error { return writeAuthority(w, view, wide) })
 }
 
 // newest keeps each node's last certificate, by name.
@@ -128,11 +132,13 @@ func newest(issued []ca.Signed) []ca.Signed {
 }
 
 func writeAuthority(w io.Writer, view authorityView, wide bool) error {
-	fmt.Fprintf(w, "Authority of %s in %s\nroot %s, valid until %s\n", view.TrustDomain, view.Dir, view.Pin, day(view.NotAfter))
+	fmt.Fprintf(w, "Authority of %s in %s\nroot %s, valid until %s\n", view.TrustDomain, view.Dir,
+		view.Pin, day(view.NotAfter))
 	now := time.Now()
 	if len(view.Tokens) > 0 {
 		fmt.Fprintln(w)
-		rows := output.Rows{Header: []string{"TOKEN FOR", "STATE", "EXPIRES", "CREATED"}, WideFrom: 3}
+		rows := output.Rows{Header: []string{"TOKEN FOR", "STATE", "EXPIRES", "CREATED"},
+			WideFrom: 3}
 		for _, token := range view.Tokens {
 			state := "open"
 			switch {
@@ -148,7 +154,8 @@ func writeAuthority(w io.Writer, view authorityView, wide bool) error {
 		}
 	}
 	fmt.Fprintln(w)
-	rows := output.Rows{Header: []string{"NODE", "VALID UNTIL", "BY", "SIGNED", "SERIAL"}, WideFrom: 3, Empty: "No node has a certificate yet."}
+	rows := output.Rows{Header: []string{"NODE", "VALID UNTIL", "BY", "SIGNED", "SERIAL"},
+		WideFrom: 3, Empty: "No node has a certificate yet."}
 	for _, node := range view.Nodes {
 		until := day(node.NotAfter)
 		if now.After(node.NotAfter) {
@@ -178,8 +185,10 @@ func (a *app) printCertificate(path string) error {
 		if id == "" {
 			id = fmt.Sprintf("(%d URIs: not a node's certificate)", len(cert.URIs))
 		}
-		_, err := fmt.Fprintf(w, "%s\nissuer %s, serial %s\nvalid from %s until %s, due for renewal from %s on\n",
-			id, info.Issuer, info.Serial, day(info.NotBefore), day(info.NotAfter), day(info.RenewAfter))
+		_, err := fmt.Fprintf(w,
+			"%s\nissuer %s, serial %s\nvalid from %s until %s, due for renewal from %s on\n",
+			id, info.Issuer, info.Serial, day(info.NotBefore), day(info.NotAfter),
+			day(info.RenewAfter))
 		return err
 	})
 	if err == nil && time.Now().After(info.NotAfter) {

@@ -58,7 +58,8 @@ func serveCA(t *testing.T, dir string) string {
 	var log lockedBuffer
 	ended := make(chan int, 1)
 	go func() {
-		ended <- run(ctx, []string{"ca", "serve", "--dir", dir, "--listen", "127.0.0.1:0"}, t.TempDir(), &bytes.Buffer{}, &log)
+		ended <- run(ctx, []string{"ca", "serve", "--dir", dir, "--listen", "127.0.0.1:0"},
+			t.TempDir(), &bytes.Buffer{}, &log)
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -79,7 +80,8 @@ func serveCA(t *testing.T, dir string) string {
 
 func TestCAJoinAndRenew(t *testing.T) {
 	dir, etc := filepath.Join(t.TempDir(), "ca"), t.TempDir()
-	if out := must(t, "ca", "init", "--dir", dir, "--trust-domain", "td.test"); !strings.Contains(out, "Authority of td.test") {
+	if out := must(t, "ca", "init", "--dir", dir, "--trust-domain",
+		"td.test"); !strings.Contains(out, "Authority of td.test") {
 		t.Error(out)
 	}
 	server := serveCA(t, dir)
@@ -88,13 +90,19 @@ func TestCAJoinAndRenew(t *testing.T) {
 	if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	where := []string{"--cert", filepath.Join(etc, "node.crt"), "--key", filepath.Join(etc, "node.key"), "--bundle", filepath.Join(etc, "ca.crt")}
-	out := must(t, append([]string{"ca", "join", "--server", server, "--token-file", file, "-o", "json"}, where...)...)
+	where := []string{"--cert", filepath.Join(etc, "node.crt"), "--key",
+		filepath.Join(etc, "node.key"), "--bundle", filepath.Join(etc, "ca.crt")}
+	out := must(t,
+		append([]string{"ca", "join", "--server", server, "--token-file", file, "-o", "json"},
+			where...)...)
 	var joined struct{ ID, Serial, Cert string }
-	if err := json.Unmarshal([]byte(out), &joined); err != nil || joined.ID != "spiffe://td.test/node/n1" || joined.Cert != where[1] {
+	if err := json.Unmarshal([]byte(out), &joined); err != nil ||
+		joined.ID != "spiffe://td.test/node/n1" || joined.Cert != where[1] {
 		t.Errorf("%s: %v", out, err)
 	}
-	code, _, errOut := call(t, append([]string{"ca", "join", "--force", "--server", server, "--token", strings.TrimSpace(token)}, where...)...)
+	code, _, errOut := call(t,
+		append([]string{"ca", "join", "--force", "--server", server, "--token",
+			strings.TrimSpace(token)}, where...)...)
 	if code != cmdutil.ExitFailed || !strings.Contains(errOut, "used already") {
 		t.Errorf("the token twice: %d, %s", code, errOut)
 	}
@@ -102,10 +110,12 @@ func TestCAJoinAndRenew(t *testing.T) {
 	if renewed == out || !strings.Contains(renewed, "td.test/node/n1") {
 		t.Error(renewed)
 	}
-	if out := must(t, "ca", "show", "--dir", dir); !regexp.MustCompile(`(?s)n1 +used .*n1 .*renew`).MatchString(out) {
+	if out := must(t, "ca", "show", "--dir",
+		dir); !regexp.MustCompile(`(?s)n1 +used .*n1 .*renew`).MatchString(out) {
 		t.Error(out)
 	}
-	if out := must(t, "ca", "show", "--cert", where[1]); !strings.Contains(out, "spiffe://td.test/node/n1") {
+	if out := must(t, "ca", "show", "--cert", where[1]); !strings.Contains(out,
+		"spiffe://td.test/node/n1") {
 		t.Error(out)
 	}
 }
@@ -117,10 +127,12 @@ func TestCAIssue(t *testing.T) {
 	if !strings.Contains(text, "spiffe://weft.local/node/n1") {
 		t.Error(text)
 	}
-	if info, err := os.Stat(filepath.Join(out, "node.key")); err != nil || info.Mode().Perm() != 0o600 {
+	if info, err := os.Stat(filepath.Join(out, "node.key")); err != nil ||
+		info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", info, err)
 	}
-	if code, _, errOut := call(t, "ca", "issue", "n1", "--dir", dir, "--out", out); code != cmdutil.ExitFailed || !strings.Contains(errOut, "--force") {
+	if code, _, errOut := call(t, "ca", "issue", "n1", "--dir", dir, "--out",
+		out); code != cmdutil.ExitFailed || !strings.Contains(errOut, "--force") {
 		t.Errorf("%d, %s", code, errOut)
 	}
 	must(t, "ca", "issue", "n1", "--dir", dir, "--out", out, "--force")
@@ -138,13 +150,18 @@ func TestCAWrongCalls(t *testing.T) {
 		{[]string{"ca", "nope"}, cmdutil.ExitUsage, "unknown command"},
 		{[]string{"ca", "join", "--token", "x"}, cmdutil.ExitUsage, `"server" not set`},
 		{[]string{"ca", "join", "--server", "localhost"}, cmdutil.ExitUsage, "no token"},
-		{[]string{"ca", "join", "--server", "localhost", "--token", "hunter2"}, cmdutil.ExitFailed, "not a token"},
-		{[]string{"ca", "join", "--server", "localhost", "--token", "a", "--token-file", "b"}, cmdutil.ExitUsage, "token"},
-		{[]string{"ca", "init", "--dir", dir, "--trust-domain", "A B"}, cmdutil.ExitFailed, "trust domain"},
+		{[]string{"ca", "join", "--server", "localhost", "--token", "hunter2"}, cmdutil.ExitFailed,
+			"not a token"},
+		{[]string{"ca", "join", "--server", "localhost", "--token", "a", "--token-file", "b"},
+			cmdutil.ExitUsage, "token"},
+		{[]string{"ca", "init", "--dir", dir, "--trust-domain", "A B"}, cmdutil.ExitFailed,
+			"trust domain"},
 		{[]string{"ca", "init", "--dir", dir, "--valid", "soon"}, cmdutil.ExitUsage, "30d"},
 		{[]string{"ca", "show", "--dir", dir}, cmdutil.ExitFailed, "weft ca init"},
-		{[]string{"ca", "show", "--cert", filepath.Join(dir, "none")}, cmdutil.ExitFailed, "no such file"},
-		{[]string{"ca", "renew", "--cert", filepath.Join(dir, "none")}, cmdutil.ExitFailed, "--server"},
+		{[]string{"ca", "show", "--cert", filepath.Join(dir, "none")}, cmdutil.ExitFailed,
+			"no such file"},
+		{[]string{"ca", "renew", "--cert", filepath.Join(dir, "none")}, cmdutil.ExitFailed,
+			"--server"},
 	} {
 		code, _, errOut := call(t, c.args...)
 		if code != c.code || !strings.Contains(errOut, c.want) {

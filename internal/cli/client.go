@@ -39,7 +39,8 @@ func show[T any](ctx context.Context, a *app, fetch func(*admin.Client, context.
 	if err != nil {
 		return err
 	}
-	if err := a.Print(what, func(w io.Writer, wide bool) error { return write(w, what, wide) }); err != nil {
+	if err := a.Print(what,
+		func(w io.Writer, wide bool) error { return write(w, what, wide) }); err != nil {
 		return err
 	}
 	if good != nil && !good(what) {
@@ -71,7 +72,8 @@ func (a *app) findSocket() (string, error) {
 	case len(sockets) == 1:
 		return sockets[0], nil
 	}
-	return "", cmdutil.UsageError("several agents run here: name one with --instance %s", strings.Join(a.instances(sockets), " | "))
+	return "", cmdutil.UsageError("several agents run here: name one with --instance %s",
+		strings.Join(a.instances(sockets), " | "))
 }
 
 // instances are the names behind sockets.
@@ -110,12 +112,14 @@ func sameNetNS(socket string) bool {
 // completionTime bounds how long a shell waits for the agent.
 const completionTime = 2 * time.Second
 
-func (a *app) completeInstances(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+func (a *app) completeInstances(*cobra.Command, []string,
+	string) ([]string, cobra.ShellCompDirective) {
 	return a.instances(admin.Sockets(a.runDir)), cobra.ShellCompDirectiveNoFileComp
 }
 
 // completePods completes the names of the agent's endpoints.
-func (a *app) completePods(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+func (a *app) completePods(_ *cobra.Command, args []string,
+	_ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}

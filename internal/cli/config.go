@@ -40,7 +40,8 @@ With -o json or yaml it prints the whole configuration, defaults included.`,
 				return err
 			}
 			return a.Print(cfg, func(w io.Writer, _ bool) error {
-				_, err := fmt.Fprintf(w, "%s is a valid configuration for node %s\n", args[0], cfg.Node)
+				_, err := fmt.Fprintf(w, "%s is a valid configuration for node %s\n", args[0],
+					cfg.Node)
 				return err
 			})
 		},

@@ -60,7 +60,11 @@ The exit code is 1 when any test failed. The wide table shows every single test.
 			if err != nil {
 				return err
 			}
-			if err := a.Print(report, func(w io.Writer, wide bool) error { return writeConnectivity(w, report, wide) }); err != nil {
+			if err := a.Print(report,
+				func(w io.Writer,
+					wide bool) error {
+					return writeConnectivity(w, report, wide)
+				}); err != nil {
 				return err
 			}
 			if !report.OK {
@@ -70,12 +74,14 @@ The exit code is 1 when any test failed. The wide table shows every single test.
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&labName, "lab", os.Getenv("WEFT_LAB"), "test this lab, where agents of several networks run (environment: WEFT_LAB)")
+	flags.StringVar(&labName, "lab", os.Getenv("WEFT_LAB"),
+		"test this lab, where agents of several networks run (environment: WEFT_LAB)")
 	flags.StringSliceVar(&opt.From, "from", nil, "only from these pods or nodes")
 	flags.StringSliceVar(&opt.To, "to", nil, "only to these pods or nodes")
 	flags.StringSliceVar(&opt.Protocols, "protocol", nil, "only these protocols: icmp, udp, tcp")
 	flags.StringSliceVar(&opt.Families, "family", nil, "only these families: v4, v6")
-	flags.DurationVar(&opt.Timeout, "timeout", time.Second, "how long one packet may take (a transfer: five times that)")
+	flags.DurationVar(&opt.Timeout, "timeout", time.Second,
+		"how long one packet may take (a transfer: five times that)")
 	flags.IntVar(&opt.Tries, "tries", 3, "how many attempts a packet has")
 	flags.IntVar(&opt.Parallel, "parallel", 8, "how many pairs are tested at once")
 	_ = cmd.RegisterFlagCompletionFunc("lab", cmdutil.CompleteLabs)
@@ -134,7 +140,8 @@ func (a *app) agents(ctx context.Context) ([]*admin.Status, []*admin.Client, err
 
 // network is the directory of objects whose nodes are meant: that of the lab or agent
 // that is named, else the only one.
-func (a *app) network(ctx context.Context, statuses []*admin.Status, labName string) (string, error) {
+func (a *app) network(ctx context.Context, statuses []*admin.Status,
+	labName string) (string, error) {
 	if labName != "" {
 		return labdir.Find(labName)
 	}
@@ -161,7 +168,8 @@ func (a *app) network(ctx context.Context, statuses []*admin.Status, labName str
 	return statuses[0].Store.Where(), nil
 }
 
-func agentTargets(ctx context.Context, client *admin.Client, status *admin.Status) ([]connectivity.Target, error) {
+func agentTargets(ctx context.Context, client *admin.Client,
+	status *admin.Status) ([]connectivity.Target, error) {
 	endpoints, err := client.Endpoints(ctx)
 	if err != nil {
 		return nil, err
@@ -219,15 +227,18 @@ func writeConnectivity(w io.Writer, report *connectivity.Report, wide bool) erro
 	if err := write(w, report); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(w, "\n%d tests passed, %d failed, in %.1f s\n", report.Passed, report.Failed, report.Seconds)
+	_, err := fmt.Fprintf(w, "\n%d tests passed, %d failed, in %.1f s\n", report.Passed,
+		report.Failed, report.Seconds)
 	return err
 }
 
 // writeTests shows every test.
 func writeTests(w io.Writer, report *connectivity.Report) error {
-	rows := output.Rows{Header: []string{"FROM", "TO", "FAMILY", "PROTOCOL", "TEST", "SIZE", "RESULT", "RTT µs", "DETAIL"}}
+	rows := output.Rows{Header: []string{"FROM", "TO", "FAMILY", "PROTOCOL", "TEST", "SIZE",
+		"RESULT", "RTT µs", "DETAIL"}}
 	for _, r := range report.Results {
-		rows.Add(r.From, r.To, r.Family, r.Protocol, r.Test, fmt.Sprint(r.Size), verdict(r.OK), rtt(r.RTT), r.Detail)
+		rows.Add(r.From, r.To, r.Family, r.Protocol, r.Test, fmt.Sprint(r.Size), verdict(r.OK),
+			rtt(r.RTT), r.Detail)
 	}
 	return rows.Write(w, true)
 }
@@ -246,13 +257,16 @@ func writePairs(w io.Writer, report *connectivity.Report) error {
 	var failures []string
 	for start := 0; start < len(report.Results); {
 		end := start
-		for end < len(report.Results) && report.Results[end].From == report.Results[start].From && report.Results[end].To == report.Results[start].To {
+		for end < len(report.Results) && report.Results[end].From == report.Results[start].From &&
+			report.Results[end].To == report.Results[start].To {
 			end++
 		}
 		rows.Lines = append(rows.Lines, pairLine(report.Results[start:end], columns))
 		for _, r := range report.Results[start:end] {
 			if !r.OK {
-				failures = append(failures, fmt.Sprintf("FAILED %s -> %s %s %s, %s, %d bytes: %s", r.From, r.To, r.Protocol, r.Family, r.Test, r.Size, r.Detail))
+				failures = append(failures,
+					fmt.Sprintf("FAILED %s -> %s %s %s, %s, %d bytes: %s", r.From, r.To, r.Protocol,
+						r.Family, r.Test, r.Size, r.Detail))
 			}
 		}
 		start = end

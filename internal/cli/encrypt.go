@@ -44,12 +44,14 @@ the endpoints. The exit code is 1 while any peer has no keys.`,
 
 // allSealed says whether there are keys with every peer, both ways.
 func allSealed(e *admin.Encryption) bool {
-	return !slices.ContainsFunc(e.Peers, func(p admin.EncryptPeer) bool { return p.SendEpoch == 0 || p.ReceiveEpoch == 0 })
+	return !slices.ContainsFunc(e.Peers,
+		func(p admin.EncryptPeer) bool { return p.SendEpoch == 0 || p.ReceiveEpoch == 0 })
 }
 
 func writeEncryption(w io.Writer, e *admin.Encryption, wide bool) error {
 	if e.Mode == "off" {
-		_, err := fmt.Fprintln(w, "encryption is off (encryption.mode): packets to other nodes travel in cleartext")
+		_, err := fmt.Fprintln(w,
+			"encryption is off (encryption.mode): packets to other nodes travel in cleartext")
 		return err
 	}
 	rows := output.Rows{Header: []string{"Node:", e.Node}}
@@ -72,7 +74,9 @@ func writeEncryption(w io.Writer, e *admin.Encryption, wide bool) error {
 		add("AES", text)
 	}
 	if e.VMForks.Detection != "" {
-		add("Snapshots", fmt.Sprintf("%s, %d noticed: %s", e.VMForks.Detection, e.VMForks.Generation, e.VMForks.Why))
+		add("Snapshots",
+			fmt.Sprintf("%s, %d noticed: %s", e.VMForks.Detection, e.VMForks.Generation,
+				e.VMForks.Why))
 	}
 	add("On the wire", fmt.Sprintf("ESP in UDP port %d, AES-256-GCM, %d lanes", e.Port, e.Lanes))
 	add("Bulk", bulkText(e.Sealer))
@@ -83,7 +87,9 @@ func writeEncryption(w io.Writer, e *admin.Encryption, wide bool) error {
 	}
 	add("Sealed", traffic(e.Sent)+" with the keys in use")
 	add("Opened", traffic(e.Received)+" with the keys in use")
-	add("Handshakes", fmt.Sprintf("%d, %d failed; %d epochs made here", e.Handshakes, e.FailedHandshakes, e.Rotations))
+	add("Handshakes",
+		fmt.Sprintf("%d, %d failed; %d epochs made here", e.Handshakes, e.FailedHandshakes,
+			e.Rotations))
 	if wide || len(e.Plain) > 0 {
 		add("Plain", cleartextSummary(e, wide))
 	}
@@ -116,7 +122,8 @@ func bulkText(s *admin.Sealer) string {
 	case s.PID == 0:
 		return "by the hooks: the sealer does not run"
 	}
-	text := fmt.Sprintf("sealer pid %d since %s: sealed %d packets in %d frames, opened %d in %d", s.PID, ago(s.Started),
+	text := fmt.Sprintf("sealer pid %d since %s: sealed %d packets in %d frames, opened %d in %d",
+		s.PID, ago(s.Started),
 		s.Sealed.Packets, s.Sealed.Frames, s.Opened.Packets, s.Opened.Frames)
 	if s.Lost > 0 {
 		text += fmt.Sprintf(", %d lost to a full queue", s.Lost)
@@ -129,7 +136,8 @@ func bulkText(s *admin.Sealer) string {
 
 func writePeers(w io.Writer, peers []admin.EncryptPeer, wide bool) error {
 	rows := output.Rows{
-		Header: []string{"PEER", "STATE", "EPOCH OUT/IN", "PQ", "SEALED", "OPENED", "PATH", "PROBLEM",
+		Header: []string{"PEER", "STATE", "EPOCH OUT/IN", "PQ", "SEALED", "OPENED", "PATH",
+			"PROBLEM",
 			"ADDRESS", "MTU", "IDENTITIES", "AGREED", "KEY AGE", "EXPIRES", "GROUP"},
 		WideFrom: 8, Empty: "this node knows no other node",
 	}
@@ -141,9 +149,11 @@ func writePeers(w io.Writer, peers []admin.EncryptPeer, wide bool) error {
 		case p.PostQuantum:
 			quantum = "yes"
 		}
-		rows.Add(p.Node, p.State, fmt.Sprintf("%d/%d", p.SendEpoch, p.ReceiveEpoch), quantum, fmt.Sprint(p.Sent.Packets), fmt.Sprint(p.Received.Packets),
+		rows.Add(p.Node, p.State, fmt.Sprintf("%d/%d", p.SendEpoch, p.ReceiveEpoch), quantum,
+			fmt.Sprint(p.Sent.Packets), fmt.Sprint(p.Received.Packets),
 			pathText(p.Path), cmp.Or(p.Problem, "-"),
-			text(p.Address), number(p.MTU), fmt.Sprint(p.Identities), ago(p.Handshake), ago(p.Installed), in(p.Expires), cmp.Or(p.Group, "-"))
+			text(p.Address), number(p.MTU), fmt.Sprint(p.Identities), ago(p.Handshake),
+			ago(p.Installed), in(p.Expires), cmp.Or(p.Group, "-"))
 	}
 	return rows.Write(w, wide)
 }
@@ -162,7 +172,8 @@ func epochText(e *admin.EncryptEpoch) string {
 	if e == nil {
 		return "none"
 	}
-	return fmt.Sprintf("%d, %s old, ends in %s, wrapped by %s", e.Number, ago(e.Created), in(e.Expires), e.KEK)
+	return fmt.Sprintf("%d, %s old, ends in %s, wrapped by %s", e.Number, ago(e.Created),
+		in(e.Expires), e.KEK)
 }
 
 // cleartextSummary counts what may be plain, and lists it when there is room.

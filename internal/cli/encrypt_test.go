@@ -21,7 +21,8 @@ func TestBulkText(t *testing.T) {
 		{"started again", &admin.Sealer{PID: 7, Starts: 2}, "sealer pid 7", ", started 2 times"},
 	} {
 		text := bulkText(c.sealer)
-		if !strings.HasPrefix(text, c.begins) || !strings.HasSuffix(text, c.ends) || c.sealer == nil && text != "" {
+		if !strings.HasPrefix(text, c.begins) || !strings.HasSuffix(text, c.ends) ||
+			c.sealer == nil && text != "" {
 			t.Errorf("%s: %q", c.name, text)
 		}
 	}

@@ -69,9 +69,12 @@ The exit code is 0 when proven, 5 when something was readable and 6 when too lit
 	}
 	flags := cmd.Flags()
 	flags.DurationVar(&call.duration, "duration", 5*time.Second, "how long marked packets are sent")
-	flags.StringSliceVar(&call.interfaces, "interface", nil, "capture on these interfaces (default: the node's uplinks)")
-	flags.StringVar(&call.from, "from", "", "the pod of this node that sends: namespace/pod, pod or endpoint ID; or host (default: any)")
-	flags.StringVar(&call.to, "to", "", "the pod or address of another node that it sends to (default: any pod)")
+	flags.StringSliceVar(&call.interfaces, "interface", nil,
+		"capture on these interfaces (default: the node's uplinks)")
+	flags.StringVar(&call.from, "from", "",
+		"the pod of this node that sends: namespace/pod, pod or endpoint ID; or host (default: any)")
+	flags.StringVar(&call.to, "to", "",
+		"the pod or address of another node that it sends to (default: any pod)")
 	_ = cmd.RegisterFlagCompletionFunc("from", a.completePods)
 	return cmd
 }
@@ -98,7 +101,11 @@ func (a *app) verifyEncryption(ctx context.Context, call *verifyCall) error {
 	if result.Result, err = encryptcheck.Verify(ctx, options); err != nil {
 		return err
 	}
-	if err := a.Print(result, func(w io.Writer, wide bool) error { return writeVerification(w, result, wide) }); err != nil {
+	if err := a.Print(result,
+		func(w io.Writer,
+			wide bool) error {
+			return writeVerification(w, result, wide)
+		}); err != nil {
 		return err
 	}
 	switch result.Verdict {
@@ -144,7 +151,8 @@ func (c *verifyCall) options(result *verification) (encryptcheck.Options, error)
 	}
 	rules := encryptcheck.Rules{Port: uint16(c.encryption.Port), Allowed: c.encryption.Plain}
 	for _, n := range c.nodes {
-		rules.Pods, rules.Nodes = append(rules.Pods, n.PodCIDRs...), append(rules.Nodes, n.Addresses...)
+		rules.Pods, rules.Nodes = append(rules.Pods, n.PodCIDRs...), append(rules.Nodes,
+			n.Addresses...)
 	}
 	return encryptcheck.Options{
 		NetNS: c.status.Paths.NetNS, Interfaces: result.Interfaces, XDPPrograms: c.xdpPrograms(),
@@ -180,7 +188,8 @@ func (c *verifyCall) destination(result *verification) (*admin.Node, error) {
 	case node == nil:
 		return nil, cmdutil.UsageError("--to: %s is no address of a known node or its pods: nothing seals packets to it", result.Addresses[0])
 	case node.Self:
-		return nil, cmdutil.UsageError("--to: %s is on this node: packets to it cross no wire", result.To)
+		return nil, cmdutil.UsageError("--to: %s is on this node: packets to it cross no wire",
+			result.To)
 	}
 	result.Peer = node.Name
 	return node, nil
@@ -189,7 +198,8 @@ func (c *verifyCall) destination(result *verification) (*admin.Node, error) {
 // nodeOf is the node that has an address, for itself or its pods.
 func (c *verifyCall) nodeOf(addr netip.Addr) *admin.Node {
 	for i, n := range c.nodes {
-		if slices.Contains(n.Addresses, addr) || slices.ContainsFunc(n.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(addr) }) {
+		if slices.Contains(n.Addresses, addr) ||
+			slices.ContainsFunc(n.PodCIDRs, func(p netip.Prefix) bool { return p.Contains(addr) }) {
 			return &c.nodes[i]
 		}
 	}
@@ -208,7 +218,8 @@ func (c *verifyCall) remotePod(result *verification) error {
 	}
 	for _, key := range slices.Sorted(maps.Keys(snapshot.Endpoints)) {
 		e := snapshot.Endpoints[key]
-		if len(e.Spec.Addresses) == 0 || c.to == "" && (e.Spec.NodeName == c.status.Node || c.plain(e.Spec.Addresses)) {
+		if len(e.Spec.Addresses) == 0 || c.to == "" &&
+			(e.Spec.NodeName == c.status.Node || c.plain(e.Spec.Addresses)) {
 			continue
 		}
 		if c.to == "" || key == c.to || hasPodName(key, c.to) {
@@ -226,7 +237,8 @@ func (c *verifyCall) remotePod(result *verification) error {
 // nothing.
 func (c *verifyCall) plain(addrs []netip.Addr) bool {
 	return slices.ContainsFunc(addrs, func(a netip.Addr) bool {
-		return slices.ContainsFunc(c.encryption.Plain, func(p netip.Prefix) bool { return p.Contains(a) })
+		return slices.ContainsFunc(c.encryption.Plain,
+			func(p netip.Prefix) bool { return p.Contains(a) })
 	})
 }
 
@@ -244,7 +256,8 @@ func (c *verifyCall) probes(result *verification) ([]encryptcheck.Probe, error) 
 	ns, own := c.status.Paths.NetNS, c.status.Addresses
 	if c.from != hostName {
 		at := slices.IndexFunc(c.endpoints, func(e admin.Endpoint) bool {
-			return c.from == "" && c.sendsSealed(e) || c.from == e.ID || e.Name() == c.from || hasPodName(e.Name(), c.from)
+			return c.from == "" && c.sendsSealed(e) || c.from == e.ID || e.Name() == c.from ||
+				hasPodName(e.Name(), c.from)
 		})
 		if at < 0 {
 			return nil, cmdutil.UsageError("--from: no pod %q runs on node %s; use %q for the node itself", c.from, c.status.Node, hostName)
@@ -254,26 +267,37 @@ func (c *verifyCall) probes(result *verification) ([]encryptcheck.Probe, error) 
 	}
 	var probes []encryptcheck.Probe
 	for _, dst := range result.Addresses {
-		if slices.ContainsFunc(own, func(a netip.Addr) bool { return a.IsValid() && a.Is4() == dst.Is4() }) {
+		if slices.ContainsFunc(own,
+			func(a netip.Addr) bool { return a.IsValid() && a.Is4() == dst.Is4() }) {
 			probes = append(probes, encryptcheck.Probe{NetNS: ns, Dst: dst})
 		}
 	}
 	if len(probes) == 0 {
-		return nil, cmdutil.UsageError("%s and %s have no family of addresses in common", result.From, result.To)
+		return nil, cmdutil.UsageError("%s and %s have no family of addresses in common",
+			result.From, result.To)
 	}
 	return probes, nil
 }
 
 func writeVerification(w io.Writer, v *verification, wide bool) error {
-	rows := output.Rows{Header: []string{"Sent:", fmt.Sprintf("%d marked packets from %s to %s: %d UDP, %d TCP, %d ICMP",
-		v.Sent.Total(), v.From, v.To, v.Sent.UDP, v.Sent.TCP, v.Sent.ICMP)}}
+	rows := output.Rows{Header: []string{"Sent:",
+		fmt.Sprintf("%d marked packets from %s to %s: %d UDP, %d TCP, %d ICMP",
+			v.Sent.Total(), v.From, v.To, v.Sent.UDP, v.Sent.TCP, v.Sent.ICMP)}}
 	if v.Sent.Refused > 0 {
-		rows.Add("Refused:", fmt.Sprintf("%d by the sender's own stack: %s", v.Sent.Refused, v.Sent.Error))
+		rows.Add("Refused:",
+			fmt.Sprintf("%d by the sender's own stack: %s", v.Sent.Refused, v.Sent.Error))
 	}
-	rows.Add("Captured:", fmt.Sprintf("%d frames on %s in %.1f s, %d lost", v.Capture.Frames, strings.Join(v.Interfaces, ", "), v.Seconds, v.Lost))
-	rows.Add("Sealed:", fmt.Sprintf("%d packets, %d of them to node %s", v.Capture.Sealed, v.SealedToPeer, v.Peer))
-	rows.Add("Readable:", fmt.Sprintf("%d markers, %d packets that must be sealed", v.Capture.Markers, v.Capture.Plain))
-	rows.Add("Plain, as it may:", fmt.Sprintf("%d by policy, %d of pods and the outside, %d of nodes", v.Capture.Allowed, v.Capture.Outside, v.Capture.Other))
+	rows.Add("Captured:",
+		fmt.Sprintf("%d frames on %s in %.1f s, %d lost", v.Capture.Frames,
+			strings.Join(v.Interfaces, ", "), v.Seconds, v.Lost))
+	rows.Add("Sealed:",
+		fmt.Sprintf("%d packets, %d of them to node %s", v.Capture.Sealed, v.SealedToPeer, v.Peer))
+	rows.Add("Readable:",
+		fmt.Sprintf("%d markers, %d packets that must be sealed", v.Capture.Markers,
+			v.Capture.Plain))
+	rows.Add("Plain, as it may:",
+		fmt.Sprintf("%d by policy, %d of pods and the outside, %d of nodes", v.Capture.Allowed,
+			v.Capture.Outside, v.Capture.Other))
 	if v.Unseen != "" {
 		rows.Add("Not seen:", v.Unseen)
 	}
@@ -282,9 +306,11 @@ func writeVerification(w io.Writer, v *verification, wide bool) error {
 		return err
 	}
 	fmt.Fprintln(w)
-	finds := output.Rows{Header: []string{"READABLE", "INTERFACE", "FROM", "TO", "PROTOCOL", "BYTES"}}
+	finds := output.Rows{Header: []string{"READABLE", "INTERFACE", "FROM", "TO", "PROTOCOL",
+		"BYTES"}}
 	for _, f := range v.Capture.Finds {
-		finds.Add(f.What, cmp.Or(f.Interface, "-"), text(f.Src), text(f.Dst), cmp.Or(f.Protocol, "-"), fmt.Sprint(f.Length))
+		finds.Add(f.What, cmp.Or(f.Interface, "-"), text(f.Src), text(f.Dst),
+			cmp.Or(f.Protocol, "-"), fmt.Sprint(f.Length))
 	}
 	return finds.Write(w, wide)
 }

@@ -34,7 +34,8 @@ func newEndpoint(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.Print(endpoints, func(w io.Writer, wide bool) error { return writeEndpoints(w, endpoints, wide) })
+			return a.Print(endpoints,
+				func(w io.Writer, wide bool) error { return writeEndpoints(w, endpoints, wide) })
 		},
 	}, &cobra.Command{
 		Use:               "get POD",
@@ -52,7 +53,8 @@ func newEndpoint(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.Print(found, func(w io.Writer, _ bool) error { return writeEndpoint(w, found) })
+			return a.Print(found,
+				func(w io.Writer, _ bool) error { return writeEndpoint(w, found) })
 		},
 	})
 	return cmd
@@ -72,8 +74,10 @@ func findEndpoint(endpoints []admin.Endpoint, name string) (*admin.Endpoint, err
 	for i := range endpoints {
 		e := &endpoints[i]
 		addr, _ := netip.ParseAddr(name)
-		if e.Name() == name || e.Pod == name || e.ID == name || e.ContainerID == name || e.HostIf == name ||
-			(addr.IsValid() && (e.IPv4 == addr || e.IPv6 == addr || slices.Contains(e.More, addr))) {
+		if e.Name() == name || e.Pod == name || e.ID == name || e.ContainerID == name ||
+			e.HostIf == name ||
+			(addr.IsValid() &&
+				(e.IPv4 == addr || e.IPv6 == addr || slices.Contains(e.More, addr))) {
 			found = append(found, e)
 		}
 	}
@@ -81,13 +85,15 @@ func findEndpoint(endpoints []admin.Endpoint, name string) (*admin.Endpoint, err
 	case 1:
 		return found[0], nil
 	case 0:
-		return nil, fmt.Errorf("this node has no endpoint %q: `weft endpoint list` shows them", name)
+		return nil, fmt.Errorf("this node has no endpoint %q: `weft endpoint list` shows them",
+			name)
 	}
 	var names []string
 	for _, e := range found {
 		names = append(names, fmt.Sprintf("%s (id %s)", e.Name(), e.ID))
 	}
-	return nil, fmt.Errorf("%q is %d endpoints: name one of %s", name, len(found), strings.Join(names, ", "))
+	return nil, fmt.Errorf("%q is %d endpoints: name one of %s", name, len(found),
+		strings.Join(names, ", "))
 }
 
 // text is an address, or "-" for none.
@@ -100,7 +106,9 @@ func text(addr netip.Addr) string {
 
 func writeEndpoints(w io.Writer, endpoints []admin.Endpoint, wide bool) error {
 	rows := output.Rows{
-		Header:   []string{"POD", "IPV4", "IPV6", "STATE", "PACKETS OUT", "PACKETS IN", "DROPPED", "DATAPATH", "ID", "SLOT", "INTERFACE", "MAC", "MTU", "SERVICE ACCOUNT", "IDENTITY", "FLOWS", "OVER BUDGET", "LABELS"},
+		Header: []string{"POD", "IPV4", "IPV6", "STATE", "PACKETS OUT", "PACKETS IN", "DROPPED",
+			"DATAPATH", "ID", "SLOT", "INTERFACE", "MAC", "MTU", "SERVICE ACCOUNT", "IDENTITY",
+			"FLOWS", "OVER BUDGET", "LABELS"},
 		WideFrom: 8, Empty: "this node has no endpoints",
 	}
 	for _, e := range endpoints {
@@ -115,8 +123,11 @@ func writeEndpoints(w io.Writer, endpoints []admin.Endpoint, wide bool) error {
 				in += row.Packets
 			}
 		}
-		rows.Add(e.Name(), text(e.IPv4), text(e.IPv6), e.State, fmt.Sprint(out), fmt.Sprint(in), fmt.Sprint(dropped),
-			e.PodDatapath.Name, e.ID, fmt.Sprint(e.Slot), e.HostIf, e.MAC, fmt.Sprint(e.MTU), e.ServiceAccount, number(int(e.Identity)), fmt.Sprint(flowsHeld(e)), cmp.Or(overBudget(e), "-"), output.Labels(e.Labels))
+		rows.Add(e.Name(), text(e.IPv4), text(e.IPv6), e.State, fmt.Sprint(out), fmt.Sprint(in),
+			fmt.Sprint(dropped),
+			e.PodDatapath.Name, e.ID, fmt.Sprint(e.Slot), e.HostIf, e.MAC, fmt.Sprint(e.MTU),
+			e.ServiceAccount, number(int(e.Identity)), fmt.Sprint(flowsHeld(e)),
+			cmp.Or(overBudget(e), "-"), output.Labels(e.Labels))
 	}
 	return rows.Write(w, wide)
 }
@@ -151,10 +162,14 @@ func overBudget(e admin.Endpoint) string {
 func writeEndpoint(w io.Writer, e *admin.Endpoint) error {
 	rows := output.Rows{Header: []string{"Pod:", e.Name()}}
 	for _, line := range [][2]string{
-		{"ID", e.ID}, {"State", e.State}, {"IPv4", text(e.IPv4)}, {"IPv6", text(e.IPv6)}, {"Further addresses", further(e.More)}, {"Network", fmt.Sprint(e.Network)}, {"MAC", e.MAC},
-		{"MTU", fmt.Sprint(e.MTU)}, {"Service account", e.ServiceAccount}, {"Labels", output.Labels(e.Labels)},
-		{"Datapath", e.PodDatapath.Name + ": " + e.PodDatapath.Why}, {"Host interface", e.HostIf}, {"Pod interface", e.PodIf + " in " + e.NetNS}, {"Slot", fmt.Sprint(e.Slot)},
-		{"Container", e.ContainerID}, {"Chained", fmt.Sprint(e.Chained)}, {"Created", e.Created.Format("2006-01-02 15:04:05 MST")},
+		{"ID", e.ID}, {"State", e.State}, {"IPv4", text(e.IPv4)}, {"IPv6", text(e.IPv6)},
+		{"Further addresses", further(e.More)}, {"Network", fmt.Sprint(e.Network)}, {"MAC", e.MAC},
+		{"MTU", fmt.Sprint(e.MTU)}, {"Service account", e.ServiceAccount},
+		{"Labels", output.Labels(e.Labels)},
+		{"Datapath", e.PodDatapath.Name + ": " + e.PodDatapath.Why}, {"Host interface", e.HostIf},
+		{"Pod interface", e.PodIf + " in " + e.NetNS}, {"Slot", fmt.Sprint(e.Slot)},
+		{"Container", e.ContainerID}, {"Chained", fmt.Sprint(e.Chained)},
+		{"Created", e.Created.Format("2006-01-02 15:04:05 MST")},
 	} {
 		rows.Add(line[0]+":", line[1])
 	}
@@ -162,24 +177,30 @@ func writeEndpoint(w io.Writer, e *admin.Endpoint) error {
 		return err
 	}
 	fmt.Fprintln(w)
-	traffic := output.Rows{Header: []string{"DIRECTION", "VERDICT", "REASON", "PACKETS", "BYTES"}, Empty: "nothing has passed it yet"}
+	traffic := output.Rows{Header: []string{"DIRECTION", "VERDICT", "REASON", "PACKETS", "BYTES"},
+		Empty: "nothing has passed it yet"}
 	for _, row := range e.Traffic {
-		traffic.Add(row.Direction, row.Verdict, row.Reason, fmt.Sprint(row.Packets), fmt.Sprint(row.Bytes))
+		traffic.Add(row.Direction, row.Verdict, row.Reason, fmt.Sprint(row.Packets),
+			fmt.Sprint(row.Bytes))
 	}
 	if err := traffic.Write(w, true); err != nil || len(e.Budgets) == 0 {
 		return err
 	}
 	fmt.Fprintln(w)
-	budgets := output.Rows{Header: []string{"BUDGET", "FLOWS", "FLOWS EVICTED", "FLOWS REFUSED", "FRAGMENTS EVICTED", "EVENTS SUPPRESSED", "ICMP ERRORS SUPPRESSED"}}
+	budgets := output.Rows{Header: []string{"BUDGET", "FLOWS", "FLOWS EVICTED", "FLOWS REFUSED",
+		"FRAGMENTS EVICTED", "EVENTS SUPPRESSED", "ICMP ERRORS SUPPRESSED"}}
 	for _, b := range e.Budgets {
-		budgets.Add(b.Direction, fmt.Sprint(b.Flows), fmt.Sprint(b.FlowsEvicted), fmt.Sprint(b.FlowsRefused), fmt.Sprint(b.FragmentsEvicted),
+		budgets.Add(b.Direction, fmt.Sprint(b.Flows), fmt.Sprint(b.FlowsEvicted),
+			fmt.Sprint(b.FlowsRefused), fmt.Sprint(b.FragmentsEvicted),
 			fmt.Sprint(b.EventsSuppressed), fmt.Sprint(b.ErrorsSuppressed))
 	}
 	return budgets.Write(w, true)
 }
 
 func newNode(a *app) *cobra.Command {
-	cmd := &cobra.Command{Use: "node", Aliases: []string{"nodes"}, Short: "Show the nodes that the agent knows, and forget those that are gone for good", Example: "  weft node list\n  weft node forget node-7"}
+	cmd := &cobra.Command{Use: "node", Aliases: []string{"nodes"},
+		Short:   "Show the nodes that the agent knows, and forget those that are gone for good",
+		Example: "  weft node list\n  weft node forget node-7"}
 	cmd.AddCommand(&cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
@@ -194,13 +215,15 @@ func newNode(a *app) *cobra.Command {
 }
 
 func writeNodes(w io.Writer, nodes []admin.Node, wide bool) error {
-	rows := output.Rows{Header: []string{"NODE", "ADDRESSES", "POD RANGES", "ENDPOINTS"}, Empty: "the store declares no nodes"}
+	rows := output.Rows{Header: []string{"NODE", "ADDRESSES", "POD RANGES", "ENDPOINTS"},
+		Empty: "the store declares no nodes"}
 	for _, node := range nodes {
 		name := node.Name
 		if node.Self {
 			name += " (this one)"
 		}
-		rows.Add(name, output.Join(node.Addresses), output.Join(node.PodCIDRs), fmt.Sprint(node.Endpoints))
+		rows.Add(name, output.Join(node.Addresses), output.Join(node.PodCIDRs),
+			fmt.Sprint(node.Endpoints))
 	}
 	return rows.Write(w, wide)
 }

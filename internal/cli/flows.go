@@ -43,9 +43,12 @@ an address or a CIDR; given several times, any of them. With -o json every recor
 	flags.StringArrayVar(&query.From, "from", nil, "only from this end")
 	flags.StringArrayVar(&query.To, "to", nil, "only to this end")
 	flags.StringVar(&query.Verdict, "verdict", "", "only forwarded or only dropped")
-	flags.StringVar(&query.Reason, "reason", "", "only dropped for this reason (see `weft drops --all`)")
-	flags.StringVar(&query.Protocol, "protocol", "", "only this protocol: tcp, udp, icmp, icmpv6 or a number")
-	flags.IntVar(&query.Last, "last", 0, "begin with the last N records; 0 is all that the agent keeps (with -f: none unless given)")
+	flags.StringVar(&query.Reason, "reason", "",
+		"only dropped for this reason (see `weft drops --all`)")
+	flags.StringVar(&query.Protocol, "protocol", "",
+		"only this protocol: tcp, udp, icmp, icmpv6 or a number")
+	flags.IntVar(&query.Last, "last", 0,
+		"begin with the last N records; 0 is all that the agent keeps (with -f: none unless given)")
 	_ = cmd.RegisterFlagCompletionFunc("from", a.completePods)
 	_ = cmd.RegisterFlagCompletionFunc("to", a.completePods)
 	_ = cmd.RegisterFlagCompletionFunc("verdict", cmdutil.Fixed("forwarded", "dropped"))
@@ -58,7 +61,8 @@ an address or a CIDR; given several times, any of them. With -o json every recor
 // printFlow writes one record; a stream has no table to align.
 func (a *app) printFlow(flow flows.Flow) error {
 	if flow.Lost > 0 {
-		fmt.Fprintf(a.ErrOut, "weft: %d records are missing here: this reader was too slow\n", flow.Lost)
+		fmt.Fprintf(a.ErrOut, "weft: %d records are missing here: this reader was too slow\n",
+			flow.Lost)
 	}
 	switch output.Format(a.Format) {
 	case output.JSON:
@@ -71,7 +75,8 @@ func (a *app) printFlow(flow flows.Flow) error {
 	}
 	line := flow.String()
 	if a.Format == string(output.Wide) {
-		line += fmt.Sprintf("  %s %s (%s, %s -> %s, %d bytes)", flow.NodeName, flow.Hook, flow.Direction, flow.Source.IP, flow.Destination.IP, flow.Length)
+		line += fmt.Sprintf("  %s %s (%s, %s -> %s, %d bytes)", flow.NodeName, flow.Hook,
+			flow.Direction, flow.Source.IP, flow.Destination.IP, flow.Length)
 	}
 	_, err := fmt.Fprintln(a.Out, line)
 	return err
@@ -86,7 +91,8 @@ func newFlowTable(a *app) *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if limit < 1 {
-				return cmdutil.UsageError("--limit: %d is not a number of rows: give 1 or more", limit)
+				return cmdutil.UsageError("--limit: %d is not a number of rows: give 1 or more",
+					limit)
 			}
 			fetch := func(client *admin.Client, ctx context.Context) ([]admin.TableFlow, error) {
 				return client.FlowTable(ctx, limit)
@@ -101,7 +107,8 @@ func newFlowTable(a *app) *cobra.Command {
 func writeFlowTable(w io.Writer, rows []admin.TableFlow, wide bool) error {
 	table := output.Rows{
 		Header: []string{
-			"PROTOCOL", "SOURCE", "DESTINATION", "STATE", "IDLE", "SENT", "RECEIVED", "AGE", "SENT BYTES", "RECEIVED BYTES", "VIA STACK",
+			"PROTOCOL", "SOURCE", "DESTINATION", "STATE", "IDLE", "SENT", "RECEIVED", "AGE",
+			"SENT BYTES", "RECEIVED BYTES", "VIA STACK",
 		},
 		WideFrom: 7, Empty: "the flow table is empty",
 	}
@@ -113,7 +120,8 @@ func writeFlowTable(w io.Writer, rows []admin.TableFlow, wide bool) error {
 	return table.Write(w, wide)
 }
 
-func (a *app) completeReasons(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+func (a *app) completeReasons(cmd *cobra.Command, _ []string,
+	_ string) ([]string, cobra.ShellCompDirective) {
 	client, err := a.client()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -156,13 +164,15 @@ func writeDrops(w io.Writer, drops []admin.Drop, wide bool) error {
 		}
 		return rows.Write(w, true)
 	}
-	rows := output.Rows{Header: []string{"REASON", "DIRECTION", "ENDPOINT", "PACKETS", "BYTES", "MEANING", "LOOK AT"}, Empty: empty}
+	rows := output.Rows{Header: []string{"REASON", "DIRECTION", "ENDPOINT", "PACKETS", "BYTES",
+		"MEANING", "LOOK AT"}, Empty: empty}
 	for _, drop := range drops {
 		endpoint := drop.Endpoint
 		if endpoint == "" {
 			endpoint = "-"
 		}
-		rows.Add(drop.Reason, drop.Direction, endpoint, fmt.Sprint(drop.Packets), fmt.Sprint(drop.Bytes), drop.Text, drop.Hint)
+		rows.Add(drop.Reason, drop.Direction, endpoint, fmt.Sprint(drop.Packets),
+			fmt.Sprint(drop.Bytes), drop.Text, drop.Hint)
 	}
 	return rows.Write(w, true)
 }

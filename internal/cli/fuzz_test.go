@@ -8,7 +8,8 @@ import (
 
 // FuzzParseTarget holds what is taken to what the agent will take.
 func FuzzParseTarget(f *testing.F) {
-	for _, seed := range []string{"10.0.0.1:80/tcp", "[fd00::1]:53/udp", "10.0.0.1/icmp", "fd00::1/58", "a/b", "/", "1.2.3.4:99999/tcp", "[::ffff:1.2.3.4]:1/6"} {
+	for _, seed := range []string{"10.0.0.1:80/tcp", "[fd00::1]:53/udp", "10.0.0.1/icmp",
+		"fd00::1/58", "a/b", "/", "1.2.3.4:99999/tcp", "[::ffff:1.2.3.4]:1/6"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

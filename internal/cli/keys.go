@@ -34,7 +34,8 @@ An epoch is the life of one data-encryption key. Every pair of nodes moves to th
 own, and no packet is lost while it does.`,
 		Example: "  weft keys status\n  weft keys rotate --wait",
 	}
-	cmd.AddCommand(newKeysStatus(a), newKeysRotate(a), newKeysHistory(a), newKeysInit(a), newKeysCheck(a))
+	cmd.AddCommand(newKeysStatus(a), newKeysRotate(a), newKeysHistory(a), newKeysInit(a),
+		newKeysCheck(a))
 	return cmd
 }
 
@@ -55,7 +56,8 @@ by default audit.jsonl in the state directory) and its full files instead: no ag
 				if err != nil {
 					return err
 				}
-				return a.Print(records, func(w io.Writer, wide bool) error { return writeAudit(w, records, wide) })
+				return a.Print(records,
+					func(w io.Writer, wide bool) error { return writeAudit(w, records, wide) })
 			}
 			client, err := a.client()
 			if err != nil {
@@ -68,7 +70,8 @@ by default audit.jsonl in the state directory) and its full files instead: no ag
 			if last > 0 && len(events) > last {
 				events = events[len(events)-last:]
 			}
-			return a.Print(events, func(w io.Writer, wide bool) error { return writeKeyHistory(w, events, wide) })
+			return a.Print(events,
+				func(w io.Writer, wide bool) error { return writeKeyHistory(w, events, wide) })
 		},
 	}
 	cmd.Flags().StringVar(&file, "file", "", "read this audit log instead of asking the agent")
@@ -77,20 +80,23 @@ by default audit.jsonl in the state directory) and its full files instead: no ag
 }
 
 func writeKeyHistory(w io.Writer, events []audit.Record, wide bool) error {
-	rows := output.Rows{Header: []string{"TIME", "EVENT", "EPOCH", "PEER", "OUTCOME", "DETAIL", "TOOK"}, WideFrom: 6, Empty: "nothing has happened yet"}
+	rows := output.Rows{Header: []string{"TIME", "EVENT", "EPOCH", "PEER", "OUTCOME", "DETAIL",
+		"TOOK"}, WideFrom: 6, Empty: "nothing has happened yet"}
 	for _, e := range events {
 		epoch := "-"
 		if e.Epoch != 0 {
 			epoch = strconv.FormatUint(e.Epoch, 10)
 		}
-		rows.Add(e.Time.Local().Format("2006-01-02 15:04:05.000"), e.Event, epoch, cmp.Or(e.Peer, "-"), cmp.Or(e.Outcome, "-"), cmp.Or(e.Detail, "-"), e.Latency.String())
+		rows.Add(e.Time.Local().Format("2006-01-02 15:04:05.000"), e.Event, epoch,
+			cmp.Or(e.Peer, "-"), cmp.Or(e.Outcome, "-"), cmp.Or(e.Detail, "-"), e.Latency.String())
 	}
 	return rows.Write(w, wide)
 }
 
 func writeAudit(w io.Writer, records []audit.Record, wide bool) error {
 	rows := output.Rows{
-		Header:   []string{"TIME", "NODE", "OP", "EPOCH", "PEER", "OUTCOME", "DETAIL", "TOOK", "ATTEMPTS", "KEK", "VERSION"},
+		Header: []string{"TIME", "NODE", "OP", "EPOCH", "PEER", "OUTCOME", "DETAIL", "TOOK",
+			"ATTEMPTS", "KEK", "VERSION"},
 		WideFrom: 7, Empty: "nothing is recorded",
 	}
 	for _, r := range records {
@@ -98,7 +104,8 @@ func writeAudit(w io.Writer, records []audit.Record, wide bool) error {
 		if r.Epoch != 0 {
 			epoch = strconv.FormatUint(r.Epoch, 10)
 		}
-		rows.Add(r.Time.Local().Format("2006-01-02 15:04:05.000"), r.Node, r.Op, epoch, cmp.Or(r.Peer, "-"), r.Outcome, cmp.Or(r.Detail, "-"),
+		rows.Add(r.Time.Local().Format("2006-01-02 15:04:05.000"), r.Node, r.Op, epoch,
+			cmp.Or(r.Peer, "-"), r.Outcome, cmp.Or(r.Detail, "-"),
 			r.Latency.String(), number(r.Attempts), cmp.Or(r.KEK, "-"), cmp.Or(r.KEKVersion, "-"))
 	}
 	return rows.Write(w, wide)
@@ -120,7 +127,8 @@ Every node needs the same file: copy it over a safe channel. A KMS needs no such
 				path = strings.TrimPrefix(args[0], "file://")
 			}
 			// Only the last directory: a mistyped path is an error.
-			if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil &&
+				!errors.Is(err, fs.ErrExist) {
 				return fmt.Errorf("make the key file's directory: %w", err)
 			}
 			print, err := kek.CreateKeyFile(path)
@@ -135,7 +143,8 @@ Every node needs the same file: copy it over a safe channel. A KMS needs no such
 				Fingerprint string `json:"fingerprint"`
 			}{path, print}
 			return a.Print(result, func(w io.Writer, _ bool) error {
-				_, err := fmt.Fprintf(w, "made %s (fingerprint %s): copy it to every node, mode 0600, and set keys.kek: file://%s\n", path, print, path)
+				_, err := fmt.Fprintf(w,
+					"made %s (fingerprint %s): copy it to every node, mode 0600, and set keys.kek: file://%s\n", path, print, path)
 				return err
 			})
 		},
@@ -179,6 +188,7 @@ not unwrap for another epoch, and ask whom the KMS takes this process for. No ag
 			})
 		},
 	}
-	cmd.Flags().StringVarP(&path, "config", "c", config.DefaultPath, "the agent's configuration file")
+	cmd.Flags().StringVarP(&path, "config", "c", config.DefaultPath,
+		"the agent's configuration file")
 	return cmd
 }

@@ -49,14 +49,16 @@ or fails after --timeout and names those that do not.`,
 			return a.Print(epoch, func(w io.Writer, _ bool) error {
 				text := fmt.Sprintf("epoch %d is made, ends in %s; every pair of nodes moves to it by itself", epoch.Number, in(epoch.Expires))
 				if wait {
-					text = fmt.Sprintf("epoch %d is in use with every other node, after %s", epoch.Number, time.Since(began).Round(time.Millisecond))
+					text = fmt.Sprintf("epoch %d is in use with every other node, after %s",
+						epoch.Number, time.Since(began).Round(time.Millisecond))
 				}
 				_, err := fmt.Fprintln(w, text)
 				return err
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&wait, "wait", false, "end when this node uses the new epoch with every other node")
+	cmd.Flags().BoolVar(&wait, "wait", false,
+		"end when this node uses the new epoch with every other node")
 	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long to wait")
 	return cmd
 }
@@ -95,8 +97,10 @@ func notSettled(s *keys.Status, number uint64) error {
 	var late []string
 	for _, p := range s.Peers {
 		if p.State != keys.StateLeaving && (p.EpochTX < number || p.EpochRX < number) {
-			late = append(late, strings.TrimSuffix(fmt.Sprintf("%s (%s) %s", p.Name, p.State, p.LastError), " "))
+			late = append(late,
+				strings.TrimSuffix(fmt.Sprintf("%s (%s) %s", p.Name, p.State, p.LastError), " "))
 		}
 	}
-	return fmt.Errorf("epoch %d is made, but not in use with %s: see `weft keys status`", number, strings.Join(late, "; "))
+	return fmt.Errorf("epoch %d is made, but not in use with %s: see `weft keys status`", number,
+		strings.Join(late, "; "))
 }

@@ -86,10 +86,13 @@ func writeKeys(w io.Writer, s *keys.Status, wide bool) error {
 func turnedLine(t *handshake.Turned) string {
 	var parts []string
 	if t.Filtered > 0 {
-		parts = append(parts, fmt.Sprintf("%d packets from addresses that no node has, dropped by the kernel", t.Filtered))
+		parts = append(parts,
+			fmt.Sprintf("%d packets from addresses that no node has, dropped by the kernel",
+				t.Filtered))
 	}
 	if t.Unknown > 0 {
-		parts = append(parts, fmt.Sprintf("%d connections from addresses that no node has", t.Unknown))
+		parts = append(parts,
+			fmt.Sprintf("%d connections from addresses that no node has", t.Unknown))
 	}
 	if len(parts) > 0 && t.LastUnknown.IsValid() {
 		parts[len(parts)-1] += fmt.Sprintf(", the last from %s", t.LastUnknown)
@@ -107,7 +110,8 @@ func turnedLine(t *handshake.Turned) string {
 func kmsLine(k *kek.Health) string {
 	switch {
 	case k.Failing != "":
-		return fmt.Sprintf("%s for %s: %s", k.Failing, ago(k.Since), cmp.Or(k.LastError, "tried again and again"))
+		return fmt.Sprintf("%s for %s: %s", k.Failing, ago(k.Since),
+			cmp.Or(k.LastError, "tried again and again"))
 	case k.LastOK.IsZero():
 		return ""
 	}
@@ -120,11 +124,13 @@ func kmsLine(k *kek.Health) string {
 
 func writeKeyEpochs(w io.Writer, s *keys.Status, wide bool) error {
 	rows := output.Rows{
-		Header: []string{"EPOCH", "KEY", "AGE", "ENDS IN", "PEERS", "PROBLEM", "NEXT TRY", "KEK", "VERSION"}, WideFrom: 6,
+		Header: []string{"EPOCH", "KEY", "AGE", "ENDS IN", "PEERS", "PROBLEM", "NEXT TRY", "KEK",
+			"VERSION"}, WideFrom: 6,
 		Empty: "no epoch has been made yet",
 	}
 	for _, e := range s.Epochs {
-		rows.Add(fmt.Sprint(e.Number), e.DEK, ago(e.Created), in(e.Expires), fmt.Sprint(e.Peers), epochProblem(&e),
+		rows.Add(fmt.Sprint(e.Number), e.DEK, ago(e.Created), in(e.Expires), fmt.Sprint(e.Peers),
+			epochProblem(&e),
 			in(e.NextTry), e.KEK, cmp.Or(e.KEKVersion, "-"))
 	}
 	return rows.Write(w, wide)
@@ -135,7 +141,8 @@ func epochProblem(e *epochs.Status) string {
 	if e.Extended.IsZero() {
 		return cmp.Or(e.Error, "-")
 	}
-	text := fmt.Sprintf("EXTENDED beyond its hard TTL: in use for another %s, at most %s", in(e.Extended), in(e.ExtendedMost))
+	text := fmt.Sprintf("EXTENDED beyond its hard TTL: in use for another %s, at most %s",
+		in(e.Extended), in(e.ExtendedMost))
 	if e.Error != "" {
 		text += "; " + e.Error
 	}
@@ -144,7 +151,8 @@ func epochProblem(e *epochs.Status) string {
 
 func writeKeyPeers(w io.Writer, s *keys.Status, wide bool) error {
 	rows := output.Rows{
-		Header:   []string{"PEER", "STATE", "SINCE", "EPOCH OUT/IN", "PQ", "PROBLEM", "NEXT TRY", "AGREED", "KEY ENDS IN", "LANES", "GROUP"},
+		Header: []string{"PEER", "STATE", "SINCE", "EPOCH OUT/IN", "PQ", "PROBLEM", "NEXT TRY",
+			"AGREED", "KEY ENDS IN", "LANES", "GROUP"},
 		WideFrom: 6, Empty: "this node knows no other node",
 	}
 	for _, p := range s.Peers {
@@ -152,7 +160,8 @@ func writeKeyPeers(w io.Writer, s *keys.Status, wide bool) error {
 		if p.Group != "" {
 			quantum = map[bool]string{true: "yes", false: "no"}[p.PostQuantum]
 		}
-		rows.Add(p.Name, p.State, ago(p.Since), fmt.Sprintf("%d/%d", p.EpochTX, p.EpochRX), quantum, cmp.Or(p.LastError, p.Waits, "-"),
+		rows.Add(p.Name, p.State, ago(p.Since), fmt.Sprintf("%d/%d", p.EpochTX, p.EpochRX), quantum,
+			cmp.Or(p.LastError, p.Waits, "-"),
 			in(p.NextTry), ago(p.Exchanged), in(p.Expires), number(p.Lanes), cmp.Or(p.Group, "-"))
 	}
 	return rows.Write(w, wide)

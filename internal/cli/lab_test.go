@@ -51,15 +51,18 @@ func TestLabVerbsAreHandedOver(t *testing.T) {
 		code             int
 		want             string
 	}{
-		{"with", inPath, "lab exec client -- ping -c 1", 7, "with: lab exec client -- ping -c 1 lab=outer\n"},
-		{"with", inPath, "-o json bench route --quick", 7, "with: -o json bench route --quick lab=outer\n"},
+		{"with", inPath, "lab exec client -- ping -c 1", 7,
+			"with: lab exec client -- ping -c 1 lab=outer\n"},
+		{"with", inPath, "-o json bench route --quick", 7,
+			"with: -o json bench route --quick lab=outer\n"},
 		{"with", inPath, "demo --help", 7, "with: demo --help"},
 		{"with", inPath, "help lab up", 7, "with: help lab up"},
 		{"with", inPath, "__complete lab up --f", 7, "with: __complete lab up --f"},
 		{"without", inPath, "lab up", 7, "path: lab up"},
 		{
 			"without", "/nowhere", "lab up", 1,
-			"weft: weft-lab is neither in " + filepath.Join(dir, "without") + " nor in PATH: install it there",
+			"weft: weft-lab is neither in " + filepath.Join(dir, "without") +
+				" nor in PATH: install it there",
 		},
 		{"with", inPath, "--help", 0, "Build a playground"},
 		{"with", inPath, "__complete la", 0, "lab"},
@@ -74,7 +77,8 @@ func TestLabVerbsAreHandedOver(t *testing.T) {
 		if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 			t.Fatal(err)
 		}
-		if code := cmd.ProcessState.ExitCode(); code != test.code || !strings.Contains(out.String(), test.want) {
+		if code := cmd.ProcessState.ExitCode(); code != test.code ||
+			!strings.Contains(out.String(), test.want) {
 			t.Errorf("weft %s, %s: code %d\n%s", test.args, test.from, code, &out)
 		}
 	}

@@ -38,7 +38,8 @@ func openObjects(path string) (store.Editor, error) {
 }
 
 func configFlag(cmd *cobra.Command, path *string) *cobra.Command {
-	cmd.Flags().StringVar(path, "config", config.DefaultPath, "the agent's configuration, which says where objects are")
+	cmd.Flags().StringVar(path, "config", config.DefaultPath,
+		"the agent's configuration, which says where objects are")
 	return cmd
 }
 
@@ -68,7 +69,8 @@ Agents write Endpoint, Identity and Epoch objects; these are refused.`,
 			return a.apply(opened, objects)
 		},
 	}
-	cmd.Flags().StringArrayVarP(&files, "file", "f", nil, "file with objects; may be given several times")
+	cmd.Flags().StringArrayVarP(&files, "file", "f", nil,
+		"file with objects; may be given several times")
 	_ = cmd.MarkFlagRequired("file")
 	return configFlag(cmd, &path)
 }
@@ -88,7 +90,9 @@ func readObjects(files []string, in io.Reader) ([]store.Declared, error) {
 		}
 		for _, o := range objects {
 			if kind := o.Object.Type().Kind; slices.Contains(agentsKinds, kind) {
-				wrong = append(wrong, store.ObjectError{File: file, Line: o.Line, Field: "kind", Msg: "is " + kind + ", which agents write: take it away"})
+				wrong = append(wrong,
+					store.ObjectError{File: file, Line: o.Line, Field: "kind",
+						Msg: "is " + kind + ", which agents write: take it away"})
 			}
 		}
 		out = append(out, objects...)
@@ -282,7 +286,8 @@ func kindOf(name string) (string, error) {
 			return kind, nil
 		}
 	}
-	return "", cmdutil.UsageError("%q is no kind of object: use one of %s", name, strings.ToLower(strings.Join(store.Kinds(), ", ")))
+	return "", cmdutil.UsageError("%q is no kind of object: use one of %s", name,
+		strings.ToLower(strings.Join(store.Kinds(), ", ")))
 }
 
 // keyOf is the key that a name means: a name alone may be that of an object without a namespace.
@@ -310,7 +315,8 @@ func (a *app) printObjects(kind string, list []v1alpha1.Object, value any) error
 		return nil
 	}
 	return a.Print(value, func(w io.Writer, wide bool) error {
-		rows := output.Rows{Header: []string{"NAME", "LABELS", "WHAT"}, Empty: "there is no " + kind}
+		rows := output.Rows{Header: []string{"NAME", "LABELS", "WHAT"},
+			Empty: "there is no " + kind}
 		for _, o := range list {
 			rows.Add(o.Meta().Key(), cmp.Or(output.Labels(o.Meta().Labels), "-"), describeObject(o))
 		}

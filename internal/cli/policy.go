@@ -39,7 +39,8 @@ func writeAnswer(w io.Writer, p policyPacket) error {
 		if h.half == nil {
 			continue
 		}
-		if _, err := fmt.Fprintf(w, "  %-8s %-6s %s\n", h.name, h.half.Verdict, h.half.Why); err != nil {
+		if _, err := fmt.Fprintf(w, "  %-8s %-6s %s\n", h.name, h.half.Verdict,
+			h.half.Why); err != nil {
 			return err
 		}
 		if h.half.Remedy != "" {

@@ -26,7 +26,8 @@ type policyReport struct {
 func newPolicyCheck(a *app) *cobra.Command {
 	var from, to string
 	defaults := config.Default()
-	names := policy.ClusterNames{TrustDomain: defaults.Keys.TrustDomain, RootNamespace: defaults.Policy.Istio.RootNamespace}
+	names := policy.ClusterNames{TrustDomain: defaults.Keys.TrustDomain,
+		RootNamespace: defaults.Policy.Istio.RootNamespace}
 	cmd := &cobra.Command{
 		Use:   "check FILE...",
 		Short: "Check policies in files, and say what they would do, without an agent",
@@ -51,25 +52,29 @@ would be denied.`,
 		},
 	}
 	packetFlags(cmd, &from, &to, "who sends: NAMESPACE/POD, or an address outside the cluster")
-	cmd.Flags().StringVar(&names.TrustDomain, "trust-domain", names.TrustDomain, "the agents' keys.trustDomain, for principals")
+	cmd.Flags().StringVar(&names.TrustDomain, "trust-domain", names.TrustDomain,
+		"the agents' keys.trustDomain, for principals")
 	cmd.Flags().StringVar(&names.RootNamespace, "root-namespace", names.RootNamespace,
 		"the agents' policy.istio.rootNamespace, whose AuthorizationPolicies are about all namespaces")
 	return cmd
 }
 
-func (a *app) checkPolicies(stdin io.Reader, files []string, names policy.ClusterNames, from, to string) error {
+func (a *app) checkPolicies(stdin io.Reader, files []string, names policy.ClusterNames, from,
+	to string) error {
 	objects, problems, err := readPolicies(stdin, files)
 	if err != nil {
 		return err
 	}
 	s := policy.Simulate(objects, identity.LabelFilter{}, names)
-	report := policyReport{Problems: append(problems, s.Result.Problems...), Pods: s.Pods(), Idle: s.Idle()}
+	report := policyReport{Problems: append(problems, s.Result.Problems...), Pods: s.Pods(),
+		Idle: s.Idle()}
 	if from != "" {
 		if report.Packet, err = askPolicy(s, from, to); err != nil {
 			return err
 		}
 	}
-	if err := a.Print(report, func(w io.Writer, _ bool) error { return writeReport(w, report) }); err != nil {
+	if err := a.Print(report,
+		func(w io.Writer, _ bool) error { return writeReport(w, report) }); err != nil {
 		return err
 	}
 	for _, p := range report.Problems {

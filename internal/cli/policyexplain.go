@@ -43,13 +43,18 @@ The exit code is 0 when the packet is allowed as far as this node judges it, 8 w
 				return err
 			}
 			result, err := client.ExplainPolicy(cmd.Context(), admin.PolicyRequest{
-				From: from, To: target.name, Protocol: strconv.Itoa(int(target.protocol)), Port: target.port,
+				From: from, To: target.name, Protocol: strconv.Itoa(int(target.protocol)),
+				Port: target.port,
 			})
 			if err != nil {
 				return err
 			}
 			result.To = to
-			if err := a.Print(result, func(w io.Writer, _ bool) error { return writeExplanation(w, result) }); err != nil {
+			if err := a.Print(result,
+				func(w io.Writer,
+					_ bool) error {
+					return writeExplanation(w, result)
+				}); err != nil {
 				return err
 			}
 			switch {
@@ -71,8 +76,9 @@ The exit code is 0 when the packet is allowed as far as this node judges it, 8 w
 // packetFlags are those that say which packet is meant.
 func packetFlags(cmd *cobra.Command, from, to *string, who string) {
 	cmd.Flags().StringVar(from, "from", "", who)
-	cmd.Flags().StringVar(to, "to", "", "where to: NAMESPACE/POD:PORT/PROTOCOL or ADDRESS:PORT/PROTOCOL, "+
-		"without :PORT for icmp; an IPv6 address with a port in brackets")
+	cmd.Flags().StringVar(to, "to", "",
+		"where to: NAMESPACE/POD:PORT/PROTOCOL or ADDRESS:PORT/PROTOCOL, "+
+			"without :PORT for icmp; an IPv6 address with a port in brackets")
 }
 
 func writeExplanation(w io.Writer, e *admin.PolicyExplanation) error {
@@ -86,7 +92,8 @@ func writeExplanation(w io.Writer, e *admin.PolicyExplanation) error {
 		_, err := fmt.Fprintf(w, "\nthe maps of node %s say the same\n", e.Node)
 		return err
 	}
-	fmt.Fprintf(w, "\nthe maps of node %s say something else, and they decide (`weft status` may name why; if not, report it):\n", e.Node)
+	fmt.Fprintf(w,
+		"\nthe maps of node %s say something else, and they decide (`weft status` may name why; if not, report it):\n", e.Node)
 	for _, text := range e.Disagreements {
 		fmt.Fprintf(w, "  %s\n", text)
 	}
@@ -125,9 +132,11 @@ func parsePolicyTarget(target string) (policyTarget, error) {
 	case !ports && colon < 0:
 		return policyTarget{name: where, protocol: protocol}, nil
 	case !ports:
-		return none, fmt.Errorf("%q has a port, and %s has none: %s", target, target[slash+1:], form)
+		return none, fmt.Errorf("%q has a port, and %s has none: %s", target, target[slash+1:],
+			form)
 	case colon < 0 || colon == len(where)-1:
 		return none, fmt.Errorf("%q names no port: %s", target, form)
 	}
-	return policyTarget{name: strings.Trim(where[:colon], "[]"), port: where[colon+1:], protocol: protocol}, nil
+	return policyTarget{name: strings.Trim(where[:colon], "[]"), port: where[colon+1:],
+		protocol: protocol}, nil
 }

@@ -34,11 +34,13 @@ attached. There is no count for each policy.`,
 
 func writePolicyList(w io.Writer, p *admin.Policies, wide bool) error {
 	rows := output.Rows{
-		Header:   []string{"KIND", "POLICY", "ISOLATES", "RULES", "STATE", "PODS OF " + p.Node, "DECLARED"},
+		Header: []string{"KIND", "POLICY", "ISOLATES", "RULES", "STATE", "PODS OF " + p.Node,
+			"DECLARED"},
 		WideFrom: 6, Empty: "no policies: everybody may talk to everybody",
 	}
 	for _, s := range p.Policies {
-		rows.Add(s.Kind, s.Namespace+"/"+s.Name, orNone(s.Directions), fmt.Sprint(len(s.Rules)), policyState(s), orNone(s.Pods), declaredAt(s))
+		rows.Add(s.Kind, s.Namespace+"/"+s.Name, orNone(s.Directions), fmt.Sprint(len(s.Rules)),
+			policyState(s), orNone(s.Pods), declaredAt(s))
 	}
 	if err := rows.Write(w, wide); err != nil {
 		return err
@@ -52,7 +54,8 @@ func writePolicyList(w io.Writer, p *admin.Policies, wide bool) error {
 		fmt.Fprintln(w, text)
 	}
 	fmt.Fprintln(w)
-	pods := output.Rows{Header: []string{"POD", "INGRESS", "EGRESS", "DENIED"}, Empty: "no pods on this node"}
+	pods := output.Rows{Header: []string{"POD", "INGRESS", "EGRESS", "DENIED"},
+		Empty: "no pods on this node"}
 	for _, pod := range p.Pods {
 		pods.Add(pod.Pod, policyNames(pod.Ingress), policyNames(pod.Egress), fmt.Sprint(pod.Denied))
 	}
@@ -118,7 +121,8 @@ func parsePolicyName(text string) (kind, key string, err error) {
 	return "", "", cmdutil.UsageError("%q is no policy: give NAMESPACE/NAME or KIND/NAMESPACE/NAME, such as NetworkPolicy/shop/db", text)
 }
 
-func (a *app) completePolicies(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+func (a *app) completePolicies(cmd *cobra.Command, args []string,
+	_ string) ([]string, cobra.ShellCompDirective) {
 	client, err := a.client()
 	if err != nil || len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -148,9 +152,11 @@ func writePolicyDetail(w io.Writer, d *admin.PolicyDetail, wide bool) error {
 	}
 	for _, set := range d.Sets {
 		fmt.Fprintf(w, "\nSet %d, %s of %s:\n", set.Kernel, set.Direction, orNone(set.Pods))
-		rows := output.Rows{Header: []string{"VERDICT", "PEER", "PORTS", "RULE", "PRECEDENCE"}, WideFrom: 4, Empty: "no entries: all is denied"}
+		rows := output.Rows{Header: []string{"VERDICT", "PEER", "PORTS", "RULE", "PRECEDENCE"},
+			WideFrom: 4, Empty: "no entries: all is denied"}
 		for _, e := range set.Entries {
-			rows.Add(e.Verdict.String(), peerWithRanges(e), e.Ports, ruleText(e.Rule), fmt.Sprint(e.Precedence))
+			rows.Add(e.Verdict.String(), peerWithRanges(e), e.Ports, ruleText(e.Rule),
+				fmt.Sprint(e.Precedence))
 		}
 		if err := rows.Write(w, wide); err != nil {
 			return err

@@ -34,17 +34,20 @@ warnings only it is 0.`,
 				cfg = config.Default()
 			}
 			host := preflight.System{
-				CheckCertificate: agent.CheckCertificate, PodMTUOf: agent.PodMTU, ReadObjects: agent.ReadObjects,
+				CheckCertificate: agent.CheckCertificate, PodMTUOf: agent.PodMTU,
+				ReadObjects: agent.ReadObjects,
 			}
 			report := preflight.Run(cmd.Context(), cfg, broken, host)
-			err := a.Print(report, func(w io.Writer, _ bool) error { return writePreflight(w, report) })
+			err := a.Print(report,
+				func(w io.Writer, _ bool) error { return writePreflight(w, report) })
 			if err == nil && !report.OK {
 				err = &cmdutil.ExitError{Code: cmdutil.ExitFailed}
 			}
 			return err
 		},
 	}
-	cmd.Flags().StringVarP(&path, "config", "c", config.DefaultPath, "the agent's configuration file")
+	cmd.Flags().StringVarP(&path, "config", "c", config.DefaultPath,
+		"the agent's configuration file")
 	return cmd
 }
 

@@ -17,7 +17,8 @@ import (
 // nothing in it.
 func TestPreflight(t *testing.T) {
 	ns, other := nettest.New(t, "preflight"), nettest.New(t, "preflight")
-	nettest.Wire(t, nettest.End{NetNS: ns, Name: "w0", Addrs: []string{"192.0.2.1/24", "2001:db8::1/64"}},
+	nettest.Wire(t,
+		nettest.End{NetNS: ns, Name: "w0", Addrs: []string{"192.0.2.1/24", "2001:db8::1/64"}},
 		nettest.End{NetNS: other, Name: "w0", Addrs: []string{"192.0.2.2/24"}})
 	dir := t.TempDir()
 	write := func(name, text string) string {
@@ -33,12 +34,15 @@ func TestPreflight(t *testing.T) {
 	instance := fmt.Sprintf("preflight-%d", os.Getpid())
 	write("objects/node.yaml", "apiVersion: weft.dev/v1alpha1\nkind: Node\nmetadata: {name: a}\n"+
 		"spec: {addresses: [192.0.2.1, \"2001:db8::1\"], podCIDRs: [10.1.1.0/24]}\n")
-	config := write("agent.yaml", fmt.Sprintf("node: a\ninstance: %s\nstore: {dir: %s/objects}\npaths: {run: %s/run, state: %s/state}\n"+
-		"keys: {kek: \"file://%s/kek\", certificates: {cert: %s/crt, key: %s/key, bundle: %s/ca}}\n", instance, dir, dir, dir, dir, dir, dir, dir))
+	config := write("agent.yaml",
+		fmt.Sprintf("node: a\ninstance: %s\nstore: {dir: %s/objects}\npaths: {run: %s/run, state: %s/state}\n"+
+			"keys: {kek: \"file://%s/kek\", certificates: {cert: %s/crt, key: %s/key, bundle: %s/ca}}\n", instance, dir, dir, dir, dir, dir, dir, dir))
 
-	dirs := []string{dir, "/sys/fs/bpf/weft/" + instance, "/run/weft/" + instance, "/var/lib/weft/" + instance, "/etc/weft"}
+	dirs := []string{dir, "/sys/fs/bpf/weft/" + instance, "/run/weft/" + instance,
+		"/var/lib/weft/" + instance, "/etc/weft"}
 	before := nettest.State(t, ns, dirs...)
-	cmd := exec.Command("nsenter", "--net="+ns, os.Args[0], "preflight", "--config", config, "-o", "json")
+	cmd := exec.Command("nsenter", "--net="+ns, os.Args[0], "preflight", "--config", config, "-o",
+		"json")
 	cmd.Env = append(os.Environ(), asWeft+"=1")
 	out, err := cmd.Output()
 	changes := nettest.Changes(before, nettest.State(t, ns, dirs...))

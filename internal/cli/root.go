@@ -64,8 +64,10 @@ The verbs talk to the agent of this machine over its unix socket. Where several 
 run, each in its own network namespace, name one with --instance or --socket.`,
 		Example: "  weft lab up                     # a playground of two nodes\n  weft status --instance lab-a    # how its first node is\n  weft connectivity test          # who reaches whom",
 	},
-		newAgent(a), newCA(a), newConfig(a), newPreflight(a), newStatus(a), newApply(a), newGet(a), newDelete(a), newEndpoint(a), newNode(a), newFlows(a), newDrops(a), newTrace(a),
-		newPolicy(a), newEncrypt(a), newKeys(a), newConnectivity(a), newSysdump(a), newVersion(a), newExitCodes(),
+		newAgent(a), newCA(a), newConfig(a), newPreflight(a), newStatus(a), newApply(a), newGet(a),
+		newDelete(a), newEndpoint(a), newNode(a), newFlows(a), newDrops(a), newTrace(a),
+		newPolicy(a), newEncrypt(a), newKeys(a), newConnectivity(a), newSysdump(a), newVersion(a),
+		newExitCodes(),
 	)
 	root.AddCommand(newLabVerbs()...)
 	_ = root.RegisterFlagCompletionFunc("instance", a.completeInstances)

@@ -23,7 +23,8 @@ waits for, what does not work. The exit code is 1 while the agent is not ready.`
 		Example: "  weft status\n  weft status -o wide    # with every attached program\n  weft status -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return show(cmd.Context(), a, (*admin.Client).Status, writeStatus, func(s *admin.Status) bool { return s.Ready })
+			return show(cmd.Context(), a, (*admin.Client).Status, writeStatus,
+				func(s *admin.Status) bool { return s.Ready })
 		},
 	}
 }
@@ -48,7 +49,9 @@ func writeStatus(w io.Writer, s *admin.Status, wide bool) error {
 	add("Instance", s.Instance)
 	add("State", ready)
 	add("Mode", mode)
-	add("Agent", fmt.Sprintf("%s, pid %d, up %s", s.Version, s.PID, time.Since(s.Started).Round(time.Second)))
+	add("Agent",
+		fmt.Sprintf("%s, pid %d, up %s", s.Version, s.PID,
+			time.Since(s.Started).Round(time.Second)))
 	add("Kernel", s.Kernel)
 	add("Addresses", output.Join(s.Addresses))
 	add("Pod ranges", output.Join(s.PodCIDRs))
@@ -64,7 +67,9 @@ func writeStatus(w io.Writer, s *admin.Status, wide bool) error {
 	add("Endpoints", endpoints)
 	add("Nodes", fmt.Sprint(s.Nodes))
 	add("Objects", s.Store.Where())
-	add("Flow events", fmt.Sprintf("%d seen, %d held back by the rate limit, %d lost", s.Events.Seen, s.Events.Suppressed, s.Events.Lost))
+	add("Flow events",
+		fmt.Sprintf("%d seen, %d held back by the rate limit, %d lost", s.Events.Seen,
+			s.Events.Suppressed, s.Events.Lost))
 	for _, over := range s.OverBudget {
 		add("Over budget", over)
 	}
@@ -83,7 +88,8 @@ func writeStatus(w io.Writer, s *admin.Status, wide bool) error {
 		return err
 	}
 	fmt.Fprintln(w)
-	links := output.Rows{Header: []string{"HOOK", "INTERFACE", "KIND", "PROGRAM"}, Empty: "nothing is attached"}
+	links := output.Rows{Header: []string{"HOOK", "INTERFACE", "KIND", "PROGRAM"},
+		Empty: "nothing is attached"}
 	for _, link := range s.Links {
 		links.Add(link.Hook, link.Interface, string(link.Kind), fmt.Sprint(link.ProgramID))
 	}

@@ -71,7 +71,8 @@ hand it on.`,
 			})
 		},
 	}
-	cmd.Flags().StringVar(&file, "file", "", "the archive, also as -o FILE.tar.gz (default weft-sysdump-TIME.tar.gz here)")
+	cmd.Flags().StringVar(&file, "file", "",
+		"the archive, also as -o FILE.tar.gz (default weft-sysdump-TIME.tar.gz here)")
 	_ = cmd.MarkFlagFilename("file", "tar.gz")
 	return cmd
 }
@@ -118,13 +119,14 @@ func tools(status *admin.Status) map[string][]string {
 		"nft.txt":           {"nft", "list", "ruleset"},
 		"iptables.txt":      {"iptables-legacy-save"},
 		"sockets.txt":       {"ss", "-s"},
-		"sysctl.txt":        {"sysctl", "net.ipv4.ip_forward", "net.ipv4.conf.all", "net.ipv6.conf.all"},
-		"bpf-net.txt":       {"bpftool", "net", "show"},
-		"bpf-links.txt":     {"bpftool", "link", "show"},
-		"bpf-maps.txt":      {"bpftool", "map", "show"},
-		"bpf-programs.txt":  {"bpftool", "prog", "show"},
-		"pins.txt":          {"ls", "-lR", status.Paths.BPF},
-		"kernel.txt":        {"uname", "-a"},
+		"sysctl.txt": {"sysctl", "net.ipv4.ip_forward", "net.ipv4.conf.all",
+			"net.ipv6.conf.all"},
+		"bpf-net.txt":      {"bpftool", "net", "show"},
+		"bpf-links.txt":    {"bpftool", "link", "show"},
+		"bpf-maps.txt":     {"bpftool", "map", "show"},
+		"bpf-programs.txt": {"bpftool", "prog", "show"},
+		"pins.txt":         {"ls", "-lR", status.Paths.BPF},
+		"kernel.txt":       {"uname", "-a"},
 	}
 	for _, uplink := range status.Uplinks {
 		name := filepath.Base(uplink)
@@ -133,7 +135,8 @@ func tools(status *admin.Status) map[string][]string {
 	}
 	for _, link := range status.Links {
 		if _, done := all["ethtool-"+filepath.Base(link.Interface)+".txt"]; !done {
-			all["ethtool-"+filepath.Base(link.Interface)+".txt"] = []string{"ethtool", "-k", link.Interface}
+			all["ethtool-"+filepath.Base(link.Interface)+".txt"] = []string{"ethtool", "-k",
+				link.Interface}
 		}
 	}
 	return all
@@ -175,7 +178,8 @@ func writeArchive(path string, files map[string][]byte) (err error) {
 	archive := tar.NewWriter(compressed)
 	now := time.Now()
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		header := &tar.Header{Name: "weft-sysdump/" + name, Mode: 0o600, Size: int64(len(files[name])), ModTime: now}
+		header := &tar.Header{Name: "weft-sysdump/" + name, Mode: 0o600,
+			Size: int64(len(files[name])), ModTime: now}
 		if err := archive.WriteHeader(header); err != nil {
 			return fmt.Errorf("write archive: %w", err)
 		}

@@ -36,11 +36,13 @@ The exit code is 0 when the packet would be forwarded and 4 when it would be dro
 			if err != nil {
 				return err
 			}
-			result, err := client.Trace(cmd.Context(), admin.TraceRequest{From: from, To: addr.String(), Protocol: protocol})
+			result, err := client.Trace(cmd.Context(),
+				admin.TraceRequest{From: from, To: addr.String(), Protocol: protocol})
 			if err != nil {
 				return err
 			}
-			if err := a.Print(result, func(w io.Writer, _ bool) error { return writeTrace(w, result) }); err != nil {
+			if err := a.Print(result,
+				func(w io.Writer, _ bool) error { return writeTrace(w, result) }); err != nil {
 				return err
 			}
 			if result.Dropped() {
@@ -49,8 +51,10 @@ The exit code is 0 when the packet would be forwarded and 4 when it would be dro
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&from, "from", "", "the pod that sends: namespace/pod, pod or endpoint ID")
-	cmd.Flags().StringVar(&to, "to", "", "where to: ADDRESS:PORT/PROTOCOL or ADDRESS/icmp, an IPv6 address with a port in brackets")
+	cmd.Flags().StringVar(&from, "from", "",
+		"the pod that sends: namespace/pod, pod or endpoint ID")
+	cmd.Flags().StringVar(&to, "to", "",
+		"where to: ADDRESS:PORT/PROTOCOL or ADDRESS/icmp, an IPv6 address with a port in brackets")
 	_ = cmd.MarkFlagRequired("from")
 	_ = cmd.MarkFlagRequired("to")
 	_ = cmd.RegisterFlagCompletionFunc("from", a.completePods)
@@ -99,7 +103,8 @@ func writeTrace(w io.Writer, r *admin.TraceResult) error {
 		to += " (" + r.ToName + ")"
 	}
 	fmt.Fprintf(w, "%s -> %s %s\n\n", r.From, to, r.Protocol)
-	rows := output.Rows{Header: []string{"HOOK", "STEP", "DECISION"}, Empty: "the programs reported no steps"}
+	rows := output.Rows{Header: []string{"HOOK", "STEP", "DECISION"},
+		Empty: "the programs reported no steps"}
 	for _, step := range r.Steps {
 		rows.Add(step.Hook, step.Step, step.Detail)
 	}

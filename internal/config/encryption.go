@@ -125,7 +125,8 @@ func defaultEncryption() Encryption {
 func defaultKeys() Keys {
 	return Keys{
 		Listen: ":4551", TrustDomain: "weft.local", Cluster: "default", KEK: "file:///etc/weft/kek",
-		MaxAge: Duration(24 * time.Hour), HardTTL: Duration(72 * time.Hour), Drain: Duration(30 * time.Second),
+		MaxAge: Duration(24 * time.Hour), HardTTL: Duration(72 * time.Hour),
+		Drain:      Duration(30 * time.Second),
 		MaxPackets: maxLanePackets,
 		Audit:      Audit{MaxSize: 64, Keep: 8},
 		Certificates: Certificates{
@@ -155,7 +156,8 @@ func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil
 func (d Duration) String() string {
 	text := time.Duration(d).String()
 	for _, tail := range []string{"m0s", "h0m"} {
-		if n := len(text) - len(tail) + 1; n > 0 && len(text) > len(tail) && text[len(text)-len(tail):] == tail {
+		if n := len(text) - len(tail) + 1; n > 0 && len(text) > len(tail) &&
+			text[len(text)-len(tail):] == tail {
 			text = text[:n]
 		}
 	}

@@ -54,7 +54,8 @@ func Parse(name string, data []byte) (*Config, error) {
 		return nil, strictyaml.Join(errs)
 	}
 	if len(docs) > 1 {
-		return nil, Error{File: name, Line: docs[1].Line(""), Msg: "a second document begins here: a configuration is one document"}
+		return nil, Error{File: name, Line: docs[1].Line(""),
+			Msg: "a second document begins here: a configuration is one document"}
 	}
 	line := func(string) int { return 0 }
 	if len(docs) == 1 {
@@ -87,5 +88,6 @@ func oneOf(field, value string, known ...string) []Problem {
 		hint = fmt.Sprintf(" (did you mean %q?)", near)
 	}
 	last := len(known) - 1
-	return problem(field, "is %q: want %s or %s%s", value, strings.Join(known[:last], ", "), known[last], hint)
+	return problem(field, "is %q: want %s or %s%s", value, strings.Join(known[:last], ", "),
+		known[last], hint)
 }

@@ -77,11 +77,14 @@ func checkInstance(name string) []Problem {
 	if name == "" {
 		return nil
 	}
-	if len(name) > maxInstance || strings.ContainsFunc(name, notInstance) || name[0] == '-' || name[len(name)-1] == '-' {
-		return problem("instance", "is %q: want at most %d of a-z, 0-9 and '-', beginning and ending with a letter or digit", name, maxInstance)
+	if len(name) > maxInstance || strings.ContainsFunc(name, notInstance) || name[0] == '-' ||
+		name[len(name)-1] == '-' {
+		return problem("instance",
+			"is %q: want at most %d of a-z, 0-9 and '-', beginning and ending with a letter or digit", name, maxInstance)
 	}
 	if name == "endpoints" || strings.HasPrefix(name, "maps-") || strings.HasPrefix(name, "link-") {
-		return problem("instance", "is %q, a name that the default instance uses for its own files: choose another", name)
+		return problem("instance",
+			"is %q, a name that the default instance uses for its own files: choose another", name)
 	}
 	return nil
 }
@@ -98,8 +101,11 @@ func checkUplinks(names []string) []Problem {
 	for i, n := range names {
 		field := fmt.Sprintf("uplinks[%d]", i)
 		switch {
-		case n == "", n == ".", n == "..", len(n) > maxIfName, strings.ContainsAny(n, "/: \t\n\v\f\r\x00"):
-			out = append(out, problem(field, "is %q: want the name of an interface, at most %d bytes without blanks, '/' and ':'", n, maxIfName)...)
+		case n == "", n == ".", n == "..", len(n) > maxIfName,
+			strings.ContainsAny(n, "/: \t\n\v\f\r\x00"):
+			out = append(out,
+				problem(field,
+					"is %q: want the name of an interface, at most %d bytes without blanks, '/' and ':'", n, maxIfName)...)
 		case slices.Contains(names[:i], n):
 			out = append(out, problem(field, "names %q a second time: keep one", n)...)
 		}
@@ -116,7 +122,9 @@ func checkRootNamespace(name string) []Problem {
 
 func checkMTU(mtu int) []Problem {
 	if mtu != 0 && (mtu < minMTU || mtu > maxMTU) {
-		return problem("mtu", "is %d: want %d to %d (IPv6 needs %d), or 0 for the smallest MTU of the uplinks", mtu, minMTU, maxMTU, minMTU)
+		return problem("mtu",
+			"is %d: want %d to %d (IPv6 needs %d), or 0 for the smallest MTU of the uplinks", mtu,
+			minMTU, maxMTU, minMTU)
 	}
 	return nil
 }
@@ -147,7 +155,9 @@ func checkClusterCIDRs(ranges []netip.Prefix) []Problem {
 			continue
 		}
 		if j := slices.IndexFunc(ranges[:i], p.Overlaps); j >= 0 {
-			out = append(out, problem(field, "%s overlaps clusterCIDRs[%d] %s: keep the larger one", p, j, ranges[j])...)
+			out = append(out,
+				problem(field, "%s overlaps clusterCIDRs[%d] %s: keep the larger one", p, j,
+					ranges[j])...)
 		}
 	}
 	return out
@@ -166,12 +176,16 @@ func checkIPAM(ranges []netip.Prefix) []Problem {
 		}
 		for j, q := range ranges[:i] {
 			if q.IsValid() && q.Addr().Is4() == p.Addr().Is4() {
-				out = append(out, problem(field, "%s is of the same family as ipam.ranges[%d] %s: keep one range per family", p, j, q)...)
+				out = append(out,
+					problem(field,
+						"%s is of the same family as ipam.ranges[%d] %s: keep one range per family",
+						p, j, q)...)
 				break
 			}
 		}
 		if p.Addr().BitLen()-p.Bits() < 2 {
-			out = append(out, problem(field, "%s is too small: want a range of at least four addresses", p)...)
+			out = append(out,
+				problem(field, "%s is too small: want a range of at least four addresses", p)...)
 		}
 	}
 	return out
@@ -189,9 +203,12 @@ func checkPrefixes(field string, prefixes []netip.Prefix) []Problem {
 		case !p.IsValid():
 			out = append(out, problem(f, "is empty: want an address range, such as 10.0.0.0/8")...)
 		case p.Addr().Is4In6():
-			out = append(out, problem(f, "%s is an IPv4 range written as IPv6: write it as IPv4", p)...)
+			out = append(out,
+				problem(f, "%s is an IPv4 range written as IPv6: write it as IPv4", p)...)
 		case p != p.Masked():
-			out = append(out, problem(f, "%s has bits set after its first %d: write %s", p, p.Bits(), p.Masked())...)
+			out = append(out,
+				problem(f, "%s has bits set after its first %d: write %s", p, p.Bits(),
+					p.Masked())...)
 		case slices.Contains(prefixes[:i], p):
 			out = append(out, problem(f, "%s is there a second time: keep one", p)...)
 		}
@@ -205,7 +222,9 @@ func checkFlows(f Flows) []Problem {
 		out = problem("flows.maxEntries", "is %d: want %d to %d", f.MaxEntries, minFlows, maxFlows)
 	}
 	if f.EventsPerSecond > maxEvents {
-		out = append(out, problem("flows.eventsPerSecond", "is %d: want 0 (no events) to %d", f.EventsPerSecond, maxEvents)...)
+		out = append(out,
+			problem("flows.eventsPerSecond", "is %d: want 0 (no events) to %d", f.EventsPerSecond,
+				maxEvents)...)
 	}
 	if f.Log != "" {
 		out = append(out, checkPath("flows.log", f.Log)...)
@@ -223,13 +242,16 @@ func checkListen(s string) []Problem {
 		return problem("metrics.listen", "is %q: %s", s, want)
 	}
 	if host == "" {
-		return problem("metrics.listen", "is %q, without an address: write 0.0.0.0:%s to listen on all of them; %s", s, port, want)
+		return problem("metrics.listen",
+			"is %q, without an address: write 0.0.0.0:%s to listen on all of them; %s", s, port,
+			want)
 	}
 	if _, err := netip.ParseAddr(host); err != nil && host != "localhost" {
 		return problem("metrics.listen", "is %q, where %q is no IP address: %s", s, host, want)
 	}
 	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
-		return problem("metrics.listen", "is %q, where %q is no port: want 0 (any free one) to 65535", s, port)
+		return problem("metrics.listen",
+			"is %q, where %q is no port: want 0 (any free one) to 65535", s, port)
 	}
 	return nil
 }
@@ -237,7 +259,10 @@ func checkListen(s string) []Problem {
 func (c *Config) checkPaths() []Problem {
 	run := checkPath("paths.run", c.Paths.Run)
 	if n := len(c.Socket()); run == nil && n > maxSocket {
-		run = problem("paths.run", "is too long: the socket %s would have a path of %d bytes, the kernel takes %d", c.Socket(), n, maxSocket)
+		run = problem("paths.run",
+			"is too long: the socket %s would have a path of %d bytes, the kernel takes %d",
+			c.Socket(), n, maxSocket)
 	}
-	return slices.Concat(run, checkPath("paths.state", c.Paths.State), checkPath("paths.bpf", c.Paths.BPF))
+	return slices.Concat(run, checkPath("paths.state", c.Paths.State),
+		checkPath("paths.bpf", c.Paths.BPF))
 }

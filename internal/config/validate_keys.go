@@ -37,19 +37,28 @@ func checkEncryption(e Encryption) []Problem {
 		oneOf("encryption.engine", e.Engine, EngineAuto, EngineBPF, EngineKmod, EngineUser),
 	)
 	if e.Port < 1 || e.Port > 65535 {
-		out = append(out, problem("encryption.port", "is %d: want a UDP port, 1 to 65535, the same on every node", e.Port)...)
+		out = append(out,
+			problem("encryption.port", "is %d: want a UDP port, 1 to 65535, the same on every node",
+				e.Port)...)
 	}
 	// Of these ports sealers send, and from its own the agent: what came to both could not be told
 	// apart.
 	if e.Engine == EngineUser && e.Port >= sealerPortsFrom && e.Port < sealerPortsTo {
-		out = append(out, problem("encryption.port", "is %d: with engine user want one outside of %d to %d, from which sealers send",
-			e.Port, sealerPortsFrom, sealerPortsTo-1)...)
+		out = append(out,
+			problem("encryption.port",
+				"is %d: with engine user want one outside of %d to %d, from which sealers send",
+				e.Port, sealerPortsFrom, sealerPortsTo-1)...)
 	}
 	if e.Engine == EngineUser && e.Lanes == MaxLanes {
-		out = append(out, problem("encryption.lanes", "is %d: with engine user want 1 to %d, since the sealer has one of its own", e.Lanes, MaxLanes-1)...)
+		out = append(out,
+			problem("encryption.lanes",
+				"is %d: with engine user want 1 to %d, since the sealer has one of its own",
+				e.Lanes, MaxLanes-1)...)
 	}
 	if e.Lanes < 0 || e.Lanes > MaxLanes {
-		out = append(out, problem("encryption.lanes", "is %d: want 1 to %d, or 0 for one per CPU and at most 8", e.Lanes, MaxLanes)...)
+		out = append(out,
+			problem("encryption.lanes", "is %d: want 1 to %d, or 0 for one per CPU and at most 8",
+				e.Lanes, MaxLanes)...)
 	}
 	return out
 }
@@ -88,7 +97,9 @@ func checkTrustDomain(s string) []Problem {
 		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && !strings.ContainsRune(".-_", r)
 	})
 	if s == "" || len(s) > maxTrustDomain || bad {
-		return problem("keys.trustDomain", "is %q: want at most %d of a-z, 0-9, '.', '-' and '_', such as weft.local", s, maxTrustDomain)
+		return problem("keys.trustDomain",
+			"is %q: want at most %d of a-z, 0-9, '.', '-' and '_', such as weft.local", s,
+			maxTrustDomain)
 	}
 	return nil
 }
@@ -111,9 +122,11 @@ func checkKEK(s string) []Problem {
 	case !slices.Contains(kekSchemes, u.Scheme):
 		return problem("keys.kek", "has the scheme %q: %s", u.Scheme, want)
 	case u.User != nil:
-		return problem("keys.kek", "holds a user or password: credentials come from the environment of the agent, never from the URL")
+		return problem("keys.kek",
+			"holds a user or password: credentials come from the environment of the agent, never from the URL")
 	case u.Scheme == "file" && (u.Host != "" || len(u.Path) < 2):
-		return problem("keys.kek", "is %q: want file:// and an absolute path, such as file:///etc/weft/kek", s)
+		return problem("keys.kek",
+			"is %q: want file:// and an absolute path, such as file:///etc/weft/kek", s)
 	}
 	return nil
 }
@@ -122,22 +135,31 @@ func checkLifetimes(k Keys) []Problem {
 	age, ttl, drain := time.Duration(k.MaxAge), time.Duration(k.HardTTL), time.Duration(k.Drain)
 	var out []Problem
 	if age < minMaxAge {
-		out = append(out, problem("keys.maxAge", "is %s: want at least %s", k.MaxAge, Duration(minMaxAge))...)
+		out = append(out,
+			problem("keys.maxAge", "is %s: want at least %s", k.MaxAge, Duration(minMaxAge))...)
 	}
 	switch {
 	case ttl > maxHardTTL:
-		out = append(out, problem("keys.hardTTL", "is %s: want at most %s", k.HardTTL, Duration(maxHardTTL))...)
+		out = append(out,
+			problem("keys.hardTTL", "is %s: want at most %s", k.HardTTL, Duration(maxHardTTL))...)
 	case ttl < 2*age:
-		out = append(out, problem("keys.hardTTL", "is %s: want at least twice keys.maxAge (%s), so that a rotation that fails can be tried again", k.HardTTL, k.MaxAge)...)
+		out = append(out,
+			problem("keys.hardTTL",
+				"is %s: want at least twice keys.maxAge (%s), so that a rotation that fails can be tried again", k.HardTTL, k.MaxAge)...)
 	}
 	if extend := time.Duration(k.ExtendTTL); extend < 0 || extend > ttl {
-		out = append(out, problem("keys.extendTTL", "is %s: want 0s, which never extends, to keys.hardTTL (%s): whoever withdraws the KEK must not wait for longer", k.ExtendTTL, k.HardTTL)...)
+		out = append(out,
+			problem("keys.extendTTL",
+				"is %s: want 0s, which never extends, to keys.hardTTL (%s): whoever withdraws the KEK must not wait for longer", k.ExtendTTL, k.HardTTL)...)
 	}
 	if drain < 0 || drain > age {
-		out = append(out, problem("keys.drain", "is %s: want 0s to keys.maxAge (%s)", k.Drain, k.MaxAge)...)
+		out = append(out,
+			problem("keys.drain", "is %s: want 0s to keys.maxAge (%s)", k.Drain, k.MaxAge)...)
 	}
 	if k.MaxPackets < minLanePackets || k.MaxPackets > maxLanePackets {
-		out = append(out, problem("keys.maxPackets", "is %d: want %d to %d (2^48)", k.MaxPackets, minLanePackets, int64(maxLanePackets))...)
+		out = append(out,
+			problem("keys.maxPackets", "is %d: want %d to %d (2^48)", k.MaxPackets, minLanePackets,
+				int64(maxLanePackets))...)
 	}
 	return out
 }
@@ -148,10 +170,12 @@ func checkAudit(a Audit) []Problem {
 		out = checkPath("keys.audit.file", a.File)
 	}
 	if a.MaxSize < 1 || a.MaxSize > maxAuditSize {
-		out = append(out, problem("keys.audit.maxSize", "is %d: want 1 to %d (MiB)", a.MaxSize, maxAuditSize)...)
+		out = append(out,
+			problem("keys.audit.maxSize", "is %d: want 1 to %d (MiB)", a.MaxSize, maxAuditSize)...)
 	}
 	if a.Keep < 1 || a.Keep > maxAuditKeep {
-		out = append(out, problem("keys.audit.keep", "is %d: want 1 to %d full files", a.Keep, maxAuditKeep)...)
+		out = append(out,
+			problem("keys.audit.keep", "is %d: want 1 to %d full files", a.Keep, maxAuditKeep)...)
 	}
 	return out
 }
@@ -161,11 +185,13 @@ func checkCertificates(c Certificates) []Problem {
 	const field = "keys.certificates."
 	switch c.Source {
 	case CertificatesFiles:
-		return slices.Concat(checkPath(field+"cert", c.Cert), checkPath(field+"key", c.Key), checkPath(field+"bundle", c.Bundle))
+		return slices.Concat(checkPath(field+"cert", c.Cert), checkPath(field+"key", c.Key),
+			checkPath(field+"bundle", c.Bundle))
 	case CertificatesSPIRE:
 		return checkSPIRESocket(field+"spireSocket", c.SPIRESocket)
 	}
-	return problem(field+"source", "is %q: want %s or %s", c.Source, CertificatesFiles, CertificatesSPIRE)
+	return problem(field+"source", "is %q: want %s or %s", c.Source, CertificatesFiles,
+		CertificatesSPIRE)
 }
 
 // checkSPIRESocket follows the SPIFFE Workload Endpoint specification.

@@ -17,15 +17,19 @@ func checkStore(s Store) []Problem {
 	if !s.Etcd.On() {
 		out := checkPath("store.dir", s.Dir)
 		if s.Etcd.TLS != (EtcdTLS{}) {
-			out = append(out, problem("store.etcd.endpoints", "are missing, and store.etcd.tls is given: name etcd's members, or take it away")...)
+			out = append(out,
+				problem("store.etcd.endpoints",
+					"are missing, and store.etcd.tls is given: name etcd's members, or take it away")...)
 		}
 		return slices.Concat(out, checkPrefix(s.Etcd.Prefix))
 	}
 	var out []Problem
 	if s.Dir != "" {
-		out = problem("store.dir", "is given, and so is store.etcd: objects are in one place, take one of the two away")
+		out = problem("store.dir",
+			"is given, and so is store.etcd: objects are in one place, take one of the two away")
 	}
-	return slices.Concat(out, checkEtcdEndpoints(s.Etcd), checkEtcdTLS(s.Etcd), checkPrefix(s.Etcd.Prefix))
+	return slices.Concat(out, checkEtcdEndpoints(s.Etcd), checkEtcdTLS(s.Etcd),
+		checkPrefix(s.Etcd.Prefix))
 }
 
 func checkEtcdEndpoints(e Etcd) []Problem {
@@ -66,17 +70,20 @@ func checkEtcdEndpoint(endpoint string) string {
 	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
 		return want
 	}
-	if addr, err := netip.ParseAddr(host); u.Scheme == "http" && (err != nil || !addr.IsLoopback()) {
+	if addr, err := netip.ParseAddr(host); u.Scheme == "http" &&
+		(err != nil || !addr.IsLoopback()) {
 		return "http is for addresses of the loopback: " + want
 	}
 	return ""
 }
 
 func checkEtcdTLS(e Etcd) []Problem {
-	https := slices.ContainsFunc(e.Endpoints, func(s string) bool { return strings.HasPrefix(s, "https:") })
+	https := slices.ContainsFunc(e.Endpoints,
+		func(s string) bool { return strings.HasPrefix(s, "https:") })
 	if !https {
 		if e.TLS != (EtcdTLS{}) {
-			return problem("store.etcd.tls", "is given, and no endpoint is https: take it away, or write https://")
+			return problem("store.etcd.tls",
+				"is given, and no endpoint is https: take it away, or write https://")
 		}
 		return nil
 	}
@@ -84,14 +91,18 @@ func checkEtcdTLS(e Etcd) []Problem {
 	if e.TLS.Cert == "" && e.TLS.Key == "" {
 		return out
 	}
-	return slices.Concat(out, checkPath("store.etcd.tls.cert", e.TLS.Cert), checkPath("store.etcd.tls.key", e.TLS.Key))
+	return slices.Concat(out, checkPath("store.etcd.tls.cert", e.TLS.Cert),
+		checkPath("store.etcd.tls.key", e.TLS.Key))
 }
 
 func checkPrefix(prefix string) []Problem {
 	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_/"
-	if len(prefix) < 2 || len(prefix) > maxPrefix || prefix[0] != '/' || strings.HasSuffix(prefix, "/") ||
+	if len(prefix) < 2 || len(prefix) > maxPrefix || prefix[0] != '/' ||
+		strings.HasSuffix(prefix, "/") ||
 		strings.Contains(prefix, "//") || strings.Trim(prefix, letters) != "" {
-		return problem("store.etcd.prefix", "is %q: want '/' and at most %d letters, digits, '.', '-', '_' and '/', such as /weft", prefix, maxPrefix-1)
+		return problem("store.etcd.prefix",
+			"is %q: want '/' and at most %d letters, digits, '.', '-', '_' and '/', such as /weft",
+			prefix, maxPrefix-1)
 	}
 	return nil
 }

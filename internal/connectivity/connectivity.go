@@ -202,7 +202,8 @@ func testPair(ctx context.Context, p pair, servers *servers, opt Options) []Resu
 			if ctx.Err() != nil {
 				return results
 			}
-			probe := probe{pair: p, family: family, protocol: protocol, opt: opt, server: servers.at(p.to.Name, family)}
+			probe := probe{pair: p, family: family, protocol: protocol, opt: opt,
+				server: servers.at(p.to.Name, family)}
 			results = append(results, probe.run(ctx)...)
 		}
 	}

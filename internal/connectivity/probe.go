@@ -47,7 +47,8 @@ func (p *probe) headers() int {
 }
 
 func (p *probe) result(test string, size int) Result {
-	return Result{From: p.from.Name, To: p.to.Name, Family: p.family, Protocol: p.protocol, Test: test, Size: size}
+	return Result{From: p.from.Name, To: p.to.Name, Family: p.family, Protocol: p.protocol,
+		Test: test, Size: size}
 }
 
 // echo sends a packet of a size and expects the same payload back.
@@ -151,10 +152,12 @@ func (p *probe) dontFragment(_, _ string, raw syscall.RawConn) error {
 	var err error
 	controlErr := raw.Control(func(fd uintptr) {
 		if p.family == "v4" {
-			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
+			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER,
+				unix.IP_PMTUDISC_DO)
 			return
 		}
-		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO)
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER,
+			unix.IPV6_PMTUDISC_DO)
 		if err == nil {
 			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_DONTFRAG, 1)
 		}

@@ -57,7 +57,8 @@ func (s *servers) start(key string, target Target, addr netip.Addr) error {
 			return err
 		}
 		s.ports[key] = server{
-			udp: udp.LocalAddr().(*net.UDPAddr).AddrPort(), tcp: tcp.Addr().(*net.TCPAddr).AddrPort(),
+			udp: udp.LocalAddr().(*net.UDPAddr).AddrPort(),
+			tcp: tcp.Addr().(*net.TCPAddr).AddrPort(),
 		}
 		s.running = append(s.running, echo.Serve(tcp, udp, serverLife))
 		return nil

@@ -85,9 +85,11 @@ func (ep Endpoint) check() error {
 	addrs := ep.Addresses()
 	switch {
 	case len(addrs) > MaxAddresses:
-		return fmt.Errorf("endpoint %s: %s is one address too many: %d are possible", ep.HostIf, addrs[MaxAddresses], MaxAddresses)
+		return fmt.Errorf("endpoint %s: %s is one address too many: %d are possible", ep.HostIf,
+			addrs[MaxAddresses], MaxAddresses)
 	case ep.Network > MaxNetwork:
-		return fmt.Errorf("endpoint %s: network %d: want at most %d", ep.HostIf, ep.Network, MaxNetwork)
+		return fmt.Errorf("endpoint %s: network %d: want at most %d", ep.HostIf, ep.Network,
+			MaxNetwork)
 	case ep.Network != 0 && ep.Chained:
 		return fmt.Errorf("endpoint %s: the interface of another CNI plugin is in the cluster's network, not in %d", ep.HostIf, ep.Network)
 	}

@@ -20,7 +20,8 @@ func TestFlowsEndWithTheirEndpoint(t *testing.T) {
 		// Met in the middle, so it is the stack's.
 		b.send(t, context, "from_pod", "wta", fromA(podB.IPv4).tcp(1000, 80, ack, 8).bytes())
 		b.send(t, context, "from_pod", "wta", fromA(peer4).udp(1000, 53, 8).bytes())
-		b.send(t, "tc", "to_pod", "wta", newPacket(gatewayMAC, podA.MAC, world4, podA.IPv4).udp(53, 1000, 8).bytes())
+		b.send(t, "tc", "to_pod", "wta",
+			newPacket(gatewayMAC, podA.MAC, world4, podA.IPv4).udp(53, 1000, 8).bytes())
 	}
 	for _, context := range contexts {
 		for _, c := range []struct {
@@ -29,16 +30,21 @@ func TestFlowsEndWithTheirEndpoint(t *testing.T) {
 			in          packet
 			want        string
 		}{
-			{"the new pod's SYN to a neighbour", "from_pod", "wtx", fromNext(fromA(podB.IPv4)).tcp(1000, 80, syn, 0), "redirect"},
-			{"the neighbour's SYN to the new pod", "from_pod", "wtb", fromB(podA.IPv4).tcp(80, 1000, syn, 0), "redirect"},
-			{"the new pod's datagram to the peer", "from_pod", "wtx", fromNext(fromA(peer4)).udp(1000, 53, 8), "redirect"},
-			{"the peer's datagram to the new pod", "from_wire", "wtup", fromPeer(podA.IPv4).udp(53, 1000, 8), "redirect"},
+			{"the new pod's SYN to a neighbour", "from_pod", "wtx",
+				fromNext(fromA(podB.IPv4)).tcp(1000, 80, syn, 0), "redirect"},
+			{"the neighbour's SYN to the new pod", "from_pod", "wtb",
+				fromB(podA.IPv4).tcp(80, 1000, syn, 0), "redirect"},
+			{"the new pod's datagram to the peer", "from_pod", "wtx",
+				fromNext(fromA(peer4)).udp(1000, 53, 8), "redirect"},
+			{"the peer's datagram to the new pod", "from_wire", "wtup",
+				fromPeer(podA.IPv4).udp(53, 1000, 8), "redirect"},
 		} {
 			t.Run(c.name+"/"+context, func(t *testing.T) {
 				b.reset(t)
 				viaStack(t, context)
 				for _, key := range []bpf.Key4{
-					{A: bpf.BE32(podA.IPv4), B: bpf.BE32(peer4), Pa: bpf.Ntohs(1000), Pb: bpf.Ntohs(53), Proto: unix.IPPROTO_UDP},
+					{A: bpf.BE32(podA.IPv4), B: bpf.BE32(peer4), Pa: bpf.Ntohs(1000),
+						Pb: bpf.Ntohs(53), Proto: unix.IPPROTO_UDP},
 				} {
 					var f bpf.Flow
 					must(t, b.maps.Flows4.Lookup(&key, &f))
@@ -106,7 +112,8 @@ func TestSweepFreesGoneEndpoints(t *testing.T) {
 // TestForgottenFlowsAreNotCharged: an upgrade that makes the flow table anew beside places that
 // stay pinned frees them at once.
 func TestForgottenFlowsAreNotCharged(t *testing.T) {
-	for table, p := range map[string]packet{"weft_flows4": fromA(peer4), "weft_flows6": fromA(peer6)} {
+	for table, p := range map[string]packet{"weft_flows4": fromA(peer4),
+		"weft_flows6": fromA(peer6)} {
 		b := newHarness(t)
 		for i := range 2 * flowEntries {
 			b.send(t, "tc", "from_pod", "wta", p.udp(uint16(1+i), 53, 4).bytes())

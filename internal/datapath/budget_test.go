@@ -81,10 +81,13 @@ func TestFlowBudget(t *testing.T) {
 		frame       packet
 		owner       string
 	}{
-		"a pod's":                   {"from_pod", "wta", fromA(peer4).udp(0, 53, 4), "1 egress"},
-		"a pod's to the victim":     {"from_pod", "wta", fromA(podB.IPv4).udp(0, 53, 4), "1 egress"},
-		"the world's":               {"from_wire", "wtup", newPacket(peerMAC, uplinkMAC, world4, podA.IPv4).udp(0, 53, 4), "1 ingress"},
-		"the world's to the victim": {"from_wire", "wtup", newPacket(peerMAC, uplinkMAC, world4, podB.IPv4).udp(0, 53, 4), "2 ingress"},
+		"a pod's": {"from_pod", "wta", fromA(peer4).udp(0, 53, 4), "1 egress"},
+		"a pod's to the victim": {"from_pod", "wta", fromA(podB.IPv4).udp(0, 53, 4),
+			"1 egress"},
+		"the world's": {"from_wire", "wtup",
+			newPacket(peerMAC, uplinkMAC, world4, podA.IPv4).udp(0, 53, 4), "1 ingress"},
+		"the world's to the victim": {"from_wire", "wtup",
+			newPacket(peerMAC, uplinkMAC, world4, podB.IPv4).udp(0, 53, 4), "2 ingress"},
 	} {
 		for _, context := range contexts {
 			t.Run(name+"/"+context, func(t *testing.T) {
@@ -106,12 +109,14 @@ func TestFlowBudget(t *testing.T) {
 				if got := b.held(t, podB.IPv4, peer4, mine); got != mine {
 					t.Errorf("%d of the neighbour's %d flows are left", got, mine)
 				}
-				if v := rows["2 egress"]; v.Flows != mine || v.FlowsEvicted != 0 || v.FlowsRefused != 0 {
+				if v := rows["2 egress"]; v.Flows != mine || v.FlowsEvicted != 0 ||
+					v.FlowsRefused != 0 {
 					t.Errorf("the neighbour: %+v, want %d flows and no loss", v, mine)
 				}
 				f := rows[flood.owner]
 				if f.FlowsEvicted == 0 || f.Flows > flowEntries-mine {
-					t.Errorf("the flood: %+v, want evictions and no more than %d flows", f, flowEntries-mine)
+					t.Errorf("the flood: %+v, want evictions and no more than %d flows", f,
+						flowEntries-mine)
 				}
 				b.checkTable(t)
 			})
@@ -155,11 +160,14 @@ func TestFragmentBudget(t *testing.T) {
 			for id := range uint16(10000) {
 				b.send(t, context, "from_pod", "wta", flood.id(id).fragment(0, 64, true).bytes())
 				if id%4 == 0 {
-					b.send(t, context, "from_wire", "wtup", sender.id(id).fragment(0, 64, true).bytes())
+					b.send(t, context, "from_wire", "wtup",
+						sender.id(id).fragment(0, 64, true).bytes())
 				}
 			}
-			if v, _ := b.send(t, context, "from_pod", "wtb", whole.fragment(64, 128, false).bytes()); v != "redirect" {
-				t.Errorf("%s to %s: the neighbour's second fragment: %s, want redirect", context, dst, v)
+			if v, _ := b.send(t, context, "from_pod", "wtb",
+				whole.fragment(64, 128, false).bytes()); v != "redirect" {
+				t.Errorf("%s to %s: the neighbour's second fragment: %s, want redirect", context,
+					dst, v)
 			}
 			rows := b.budgets(t)
 			if rows["1 egress"].FragmentsEvicted == 0 || rows["2 egress"].FragmentsEvicted != 0 {
@@ -194,7 +202,8 @@ func TestFragmentFloodFromAnotherSender(t *testing.T) {
 			}
 			forgotten := 0
 			for _, other := range others {
-				if v, _ := b.send(t, context, "from_wire", "wtup", other.fragment(64, 128, false).bytes()); v == "drop" {
+				if v, _ := b.send(t, context, "from_wire", "wtup",
+					other.fragment(64, 128, false).bytes()); v == "drop" {
 					forgotten++
 				}
 			}
@@ -225,7 +234,8 @@ func TestOldFragment(t *testing.T) {
 		at := len(value) - 16 // time_ns, and behind it the ports and the rest
 		binary.NativeEndian.PutUint64(value[at:], binary.NativeEndian.Uint64(value[at:])-31e9)
 		must(t, b.maps.Frags.Put(keys[0], value))
-		if v, _ := b.send(t, context, "from_pod", "wta", whole.fragment(64, 128, false).bytes()); v != "drop" {
+		if v, _ := b.send(t, context, "from_pod", "wta",
+			whole.fragment(64, 128, false).bytes()); v != "drop" {
 			t.Errorf("%s: %s, want drop", context, v)
 		}
 		wantReasons(t, b, context, "fragment_unknown")

@@ -15,14 +15,16 @@ import (
 // traced loads the tracing copy of a hook's program on the harness's maps.
 func (b *harness) traced(t *testing.T, context, hook string) *ebpf.Program {
 	t.Helper()
-	collection, err := bpf.Load(b.maps, hook+"_"+context, "weft_"+hook, map[string]any{"weft_tracing": uint8(1)}, false)
+	collection, err := bpf.Load(b.maps, hook+"_"+context, "weft_"+hook,
+		map[string]any{"weft_tracing": uint8(1)}, false)
 	must(t, err)
 	t.Cleanup(collection.Close)
 	return collection.Programs["weft_"+hook]
 }
 
 // steps runs a frame through a traced program and returns what it noted.
-func (b *harness) steps(t *testing.T, program *ebpf.Program, context, iface string, frame []byte) []bpf.TraceStep {
+func (b *harness) steps(t *testing.T, program *ebpf.Program, context, iface string,
+	frame []byte) []bpf.TraceStep {
 	t.Helper()
 	must(t, b.maps.Trace.Put(uint32(0), &bpf.Trace{}))
 	b.runProgram(t, program, context, iface, frame)
@@ -50,13 +52,14 @@ func TestFastPathEqualsSlow(t *testing.T) {
 		setup func(*testing.T, *harness)
 		in    packet
 	}{
-		"IPv4 UDP remote":          {"from_pod", nil, fromA(peer4).udp(1000, 53, 20)},
-		"IPv6 UDP remote":          {"from_pod", nil, fromA(peer6).udp(1000, 53, 20)},
-		"IPv4 UDP local":           {"from_pod", nil, fromA(podB.IPv4).udp(1000, 53, 20)},
-		"IPv6 echo local":          {"from_pod", nil, fromA(podB.IPv6).echo(9, 20)},
-		"IPv4 UDP outside":         {"from_pod", nil, fromA(world4).udp(1000, 53, 20)},
-		"IPv4 TCP established":     {"from_pod", establishedA, fromA(peer4).tcp(1000, 80, ack, 20)},
-		"IPv4 TCP FIN":             {"from_pod", establishedA, fromA(peer4).tcp(1000, 80, fin|ack, 0)},
+		"IPv4 UDP remote":      {"from_pod", nil, fromA(peer4).udp(1000, 53, 20)},
+		"IPv6 UDP remote":      {"from_pod", nil, fromA(peer6).udp(1000, 53, 20)},
+		"IPv4 UDP local":       {"from_pod", nil, fromA(podB.IPv4).udp(1000, 53, 20)},
+		"IPv6 echo local":      {"from_pod", nil, fromA(podB.IPv6).echo(9, 20)},
+		"IPv4 UDP outside":     {"from_pod", nil, fromA(world4).udp(1000, 53, 20)},
+		"IPv4 TCP established": {"from_pod", establishedA, fromA(peer4).tcp(1000, 80, ack, 20)},
+		"IPv4 TCP FIN": {"from_pod", establishedA,
+			fromA(peer4).tcp(1000, 80, fin|ack, 0)},
 		"IPv4 TCP reset":           {"from_wire", establishedA, wire.tcp(80, 1000, rst, 0)},
 		"IPv4 TCP from the wire":   {"from_wire", establishedA, wire.tcp(80, 1000, ack, 20)},
 		"IPv4 UDP from the wire":   {"from_wire", nil, wire.udp(1, 2, 20)},
@@ -72,11 +75,13 @@ func TestFastPathEqualsSlow(t *testing.T) {
 				}
 				b.forget(t)
 				frame, program := c.in.bytes(), b.traced(t, context, c.hook)
-				if hasStep(b.steps(t, program, context, ifaceFor(c.hook), frame), bpf.StepCacheHit) {
+				if hasStep(b.steps(t, program, context, ifaceFor(c.hook), frame),
+					bpf.StepCacheHit) {
 					t.Error("the first packet hit a cached decision")
 				}
 				slow, slowOut := b.send(t, context, c.hook, ifaceFor(c.hook), frame)
-				if !hasStep(b.steps(t, program, context, ifaceFor(c.hook), frame), bpf.StepCacheHit) {
+				if !hasStep(b.steps(t, program, context, ifaceFor(c.hook), frame),
+					bpf.StepCacheHit) {
 					t.Error("the second packet would not hit the cached decision")
 				}
 				fast, fastOut := b.send(t, context, c.hook, ifaceFor(c.hook), frame)
@@ -104,7 +109,8 @@ func (b *harness) forget(t *testing.T) {
 func TestFastPathSteps(t *testing.T) {
 	for _, context := range contexts {
 		b := eventHarness(t)
-		programs := map[string]*ebpf.Program{"from_pod": b.traced(t, context, "from_pod"), "from_wire": b.traced(t, context, "from_wire")}
+		programs := map[string]*ebpf.Program{"from_pod": b.traced(t, context, "from_pod"),
+			"from_wire": b.traced(t, context, "from_wire")}
 		pod, peer := fromA(peer4), fromPeer(podA.IPv4)
 		for i, l := range []struct {
 			leg
@@ -120,12 +126,15 @@ func TestFastPathSteps(t *testing.T) {
 			{sends(pod.tcp(1000, 80, syn, 0), "syn_sent"), true},
 		} {
 			frame := l.in.bytes()
-			if hit := hasStep(b.steps(t, programs[l.hook], context, l.iface, frame), bpf.StepCacheHit); hit == l.slow {
+			if hit := hasStep(b.steps(t, programs[l.hook], context, l.iface, frame),
+				bpf.StepCacheHit); hit == l.slow {
 				t.Errorf("%s: packet %d: cached decision used: %v", context, i+1, hit)
 			}
 			v, _ := b.send(t, context, l.hook, l.iface, frame)
-			if flows := b.flowList(t); v != "redirect" || len(flows) != 1 || flows[0].State != l.state {
-				t.Fatalf("%s: packet %d: %s, %+v; want one flow %s", context, i+1, v, flows, l.state)
+			if flows := b.flowList(t); v != "redirect" || len(flows) != 1 ||
+				flows[0].State != l.state {
+				t.Fatalf("%s: packet %d: %s, %+v; want one flow %s", context, i+1, v, flows,
+					l.state)
 			}
 		}
 		var told []EventType
@@ -159,7 +168,8 @@ func warm(t *testing.T, b *harness, context, hook, iface string, frame []byte) {
 // TestChangesReachCachedFlows: each change that could alter a decision takes effect with the very
 // next packet.
 func TestChangesReachCachedFlows(t *testing.T) {
-	toB4, fromPeerToA, toPeer4 := fromA(podB.IPv4).udp(1, 2, 20), fromPeer(podA.IPv4).udp(1, 2, 20), fromA(peer4).udp(1, 2, 20)
+	toB4, fromPeerToA, toPeer4 := fromA(podB.IPv4).udp(1, 2, 20), fromPeer(podA.IPv4).udp(1, 2,
+		20), fromA(peer4).udp(1, 2, 20)
 	newPeer, podC := mac(0x21), podB
 	podC.Slot, podC.HostIf, podC.MAC = 3, "wtx", mac(0xc)
 	for _, c := range []struct {
@@ -171,9 +181,14 @@ func TestChangesReachCachedFlows(t *testing.T) {
 		out    func(in, out []byte) error
 		reason string
 	}{
-		{"destination endpoint deleted", "from_pod", toB4, func(t *testing.T, b *harness) { must(t, b.forgetEndpoint(podB)) }, "drop", nil, "no_endpoint"},
-		{"source endpoint deleted", "from_pod", toB4, func(t *testing.T, b *harness) { must(t, b.forgetEndpoint(podA)) }, "drop", nil, "unknown_interface"},
-		{"endpoint deleted, from the wire", "from_wire", fromPeerToA, func(t *testing.T, b *harness) { must(t, b.forgetEndpoint(podA)) }, "pass", nil, ""},
+		{"destination endpoint deleted", "from_pod", toB4,
+			func(t *testing.T, b *harness) { must(t, b.forgetEndpoint(podB)) }, "drop", nil,
+			"no_endpoint"},
+		{"source endpoint deleted", "from_pod", toB4,
+			func(t *testing.T, b *harness) { must(t, b.forgetEndpoint(podA)) }, "drop", nil,
+			"unknown_interface"},
+		{"endpoint deleted, from the wire", "from_wire", fromPeerToA,
+			func(t *testing.T, b *harness) { must(t, b.forgetEndpoint(podA)) }, "pass", nil, ""},
 		{"address reused at once by another pod", "from_pod", toB4, func(t *testing.T, b *harness) {
 			must(t, b.putEndpoint(podC, []int{b.index["wtx"]}))
 			must(t, b.forgetEndpoint(podB))
@@ -182,25 +197,35 @@ func TestChangesReachCachedFlows(t *testing.T) {
 			must(t, b.forgetEndpoint(podB))
 			must(t, b.putEndpoint(podC, []int{b.index["wtx"]}))
 		}, "redirect", routedTo(gatewayMAC, podC.MAC), ""},
-		{"peer's MAC changed", "from_pod", toPeer4, func(t *testing.T, b *harness) { b.peerMAC(t, newPeer) }, "redirect", routedTo(uplinkMAC, newPeer), ""},
-		{"peer lost (uplink down)", "from_pod", toPeer4, func(t *testing.T, b *harness) { b.peerMAC(t, nil) }, "pass", nil, ""},
+		{"peer's MAC changed", "from_pod", toPeer4,
+			func(t *testing.T, b *harness) { b.peerMAC(t, newPeer) }, "redirect",
+			routedTo(uplinkMAC, newPeer), ""},
+		{"peer lost (uplink down)", "from_pod", toPeer4,
+			func(t *testing.T, b *harness) { b.peerMAC(t, nil) }, "pass", nil, ""},
 		{"pod's MAC changed", "from_wire", fromPeerToA, func(t *testing.T, b *harness) {
 			ep := podA
 			ep.MAC = mac(0xaa)
 			must(t, b.putEndpoint(ep, []int{b.index["wta"]}))
 		}, "redirect", routedTo(gatewayMAC, mac(0xaa)), ""},
-		{"pod's own MAC changed: its old frames are spoofed", "from_pod", toPeer4, func(t *testing.T, b *harness) {
-			ep := podA
-			ep.MAC = mac(0xaa)
-			must(t, b.putEndpoint(ep, []int{b.index["wta"]}))
-		}, "drop", nil, "spoofed_mac"},
+		{"pod's own MAC changed: its old frames are spoofed", "from_pod", toPeer4,
+			func(t *testing.T, b *harness) {
+				ep := podA
+				ep.MAC = mac(0xaa)
+				must(t, b.putEndpoint(ep, []int{b.index["wta"]}))
+			}, "drop", nil, "spoofed_mac"},
 		{"range moved to another node", "from_pod", toPeer4, func(t *testing.T, b *harness) {
 			key := bpf.RouteKeyOf(mustPrefix("10.2.0.0/24"))
 			must(t, b.maps.Routes.Put(&key, &bpf.Route{Node: 2}))
 			must(t, b.changed())
 		}, "pass", nil, ""},
-		{"mode changed to stack", "from_pod", toPeer4, func(t *testing.T, b *harness) { b.mode.Active = ModeStack; must(t, b.inside(b.configure)) }, "pass", nil, ""},
-		{"generation alone changed", "from_pod", toPeer4, func(t *testing.T, b *harness) { must(t, b.changed()) }, "redirect", toPeer, ""},
+		{"mode changed to stack", "from_pod", toPeer4,
+			func(t *testing.T,
+				b *harness) {
+				b.mode.Active = ModeStack
+				must(t, b.inside(b.configure))
+			}, "pass", nil, ""},
+		{"generation alone changed", "from_pod", toPeer4,
+			func(t *testing.T, b *harness) { must(t, b.changed()) }, "redirect", toPeer, ""},
 	} {
 		for _, context := range contexts {
 			t.Run(c.name+"/"+context, func(t *testing.T) {
@@ -217,7 +242,8 @@ func TestChangesReachCachedFlows(t *testing.T) {
 						must(t, c.out(frame, out))
 					}
 				}
-				if reasons := reasonsIn(b.counted(t)); c.reason != "" && (len(reasons) != 1 || reasons[0] != c.reason) {
+				if reasons := reasonsIn(b.counted(t)); c.reason != "" &&
+					(len(reasons) != 1 || reasons[0] != c.reason) {
 					t.Errorf("drop reasons %v, want %s", reasons, c.reason)
 				}
 			})
@@ -226,7 +252,8 @@ func TestChangesReachCachedFlows(t *testing.T) {
 }
 
 func (b *harness) peerMAC(t *testing.T, to net.HardwareAddr) {
-	entry := bpf.Nexthop{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NexthopXdpOut, Mtu: 1500, Smac: bpf.ToMAC(uplinkMAC)}
+	entry := bpf.Nexthop{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NexthopXdpOut, Mtu: 1500,
+		Smac: bpf.ToMAC(uplinkMAC)}
 	if to != nil {
 		entry.Flags |= bpf.NexthopResolved
 		entry.Dmac = bpf.ToMAC(to)

@@ -35,7 +35,8 @@ func checkChainedRoute(ep Endpoint, bridge netlink.Link) error {
 		if err != nil || len(routes) == 0 {
 			continue // the node has no address of that family
 		}
-		if by, err := netlink.LinkByIndex(routes[0].LinkIndex); err == nil && isOnBridge(by, bridge.Attrs().Index) {
+		if by, err := netlink.LinkByIndex(routes[0].LinkIndex); err == nil &&
+			isOnBridge(by, bridge.Attrs().Index) {
 			return fmt.Errorf("the gateway of %s is on %s instead of on its bridge %s (a vlan of the bridge plugin?): with encryption Weft cannot tell there who sends; give the bridge the gateway's address",
 				ep.HostIf, by.Attrs().Name, bridge.Attrs().Name)
 		}
@@ -51,7 +52,8 @@ func isOnBridge(link netlink.Link, bridge int) bool {
 		return link.Attrs().ParentIndex == bridge
 	case "veth":
 		peer, err := netlink.LinkByIndex(link.Attrs().ParentIndex)
-		return err == nil && peer.Type() == "veth" && peer.Attrs().ParentIndex == link.Attrs().Index && peer.Attrs().MasterIndex == bridge
+		return err == nil && peer.Type() == "veth" &&
+			peer.Attrs().ParentIndex == link.Attrs().Index && peer.Attrs().MasterIndex == bridge
 	default:
 		return false
 	}
@@ -91,7 +93,8 @@ func (d *Datapath) checkGateway(ep Endpoint, ifindex int) error {
 	}
 	var slot bpf.EpSlot
 	if err := d.maps.EpSlot.Lookup(uint32(ep.Slot), &slot); err != nil || slot.Bridge != want {
-		return fmt.Errorf("the stack reaches %s by interface %d, and by %d in the maps", ep.HostIf, want, slot.Bridge)
+		return fmt.Errorf("the stack reaches %s by interface %d, and by %d in the maps", ep.HostIf,
+			want, slot.Bridge)
 	}
 	return nil
 }

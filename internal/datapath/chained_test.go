@@ -38,7 +38,8 @@ func TestForeignMaster(t *testing.T) {
 		t.Skip("needs a kernel with bonds")
 	}
 	must(t, err)
-	if refused == nil || !strings.Contains(refused.Error(), "wtbp0 belongs to wtbond, which is a bond") {
+	if refused == nil ||
+		!strings.Contains(refused.Error(), "wtbp0 belongs to wtbond, which is a bond") {
 		t.Errorf("gateway behind a bond: %v", refused)
 	}
 }

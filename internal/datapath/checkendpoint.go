@@ -19,7 +19,8 @@ func (d *Datapath) CheckEndpoint(ep Endpoint) error {
 		return fmt.Errorf("find interface %s: %w", ep.HostIf, err)
 	}
 	index := host.Attrs().Index
-	errs := []error{d.links().Check(ep.HostIf, index, d.hooksFor(ep)), d.checkEntries(ep, uint32(index)), d.checkGateway(ep, index)}
+	errs := []error{d.links().Check(ep.HostIf, index, d.hooksFor(ep)),
+		d.checkEntries(ep, uint32(index)), d.checkGateway(ep, index)}
 	if d.hasXDPDatapath(ep) {
 		errs = append(errs, d.checkSecondInterface(ep))
 	}
@@ -33,7 +34,8 @@ func (d *Datapath) checkSecondInterface(ep Endpoint) error {
 		return fmt.Errorf("find interface %s: %w", name, err)
 	}
 	index := second.Attrs().Index
-	return errors.Join(d.links().Check(name, index, d.progs.At(hook.Second, hook.ByTC)), d.checkInterface(ep, uint32(index)))
+	return errors.Join(d.links().Check(name, index, d.progs.At(hook.Second, hook.ByTC)),
+		d.checkInterface(ep, uint32(index)))
 }
 
 // checkEntries compares the entries of an endpoint's interface and addresses with it.
@@ -42,8 +44,10 @@ func (d *Datapath) checkEntries(ep Endpoint, ifindex uint32) error {
 	for _, a := range ep.Addresses() {
 		var entry bpf.Endpoint
 		key := bpf.AddrKeyOf(ep.Network, a)
-		if err := d.maps.EpAddr.Lookup(&key, &entry); err != nil || entry.Slot != ep.Slot || entry.Ifindex != ifindex {
-			errs = append(errs, fmt.Errorf("address %s does not lead to %s in the maps", a, ep.HostIf))
+		if err := d.maps.EpAddr.Lookup(&key, &entry); err != nil || entry.Slot != ep.Slot ||
+			entry.Ifindex != ifindex {
+			errs = append(errs,
+				fmt.Errorf("address %s does not lead to %s in the maps", a, ep.HostIf))
 		}
 	}
 	return errors.Join(errs...)

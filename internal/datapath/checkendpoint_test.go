@@ -15,7 +15,8 @@ import (
 // attaching again mends it.
 func TestCheckEndpoint(t *testing.T) {
 	b := hookHarness(t, ModeTC)
-	ep := Endpoint{Slot: 3, HostIf: "wtp0", PodIf: "wtp0-peer", MAC: mac(3), GatewayMAC: gatewayMAC, IPv4: addr("10.1.0.33"), IPv6: addr("fd00:1::33"), MTU: 1500}
+	ep := Endpoint{Slot: 3, HostIf: "wtp0", PodIf: "wtp0-peer", MAC: mac(3), GatewayMAC: gatewayMAC,
+		IPv4: addr("10.1.0.33"), IPv6: addr("fd00:1::33"), MTU: 1500}
 	must(t, b.inside(func() error {
 		l, err := veth("wtp0", 0)
 		if err != nil {
@@ -53,12 +54,14 @@ func TestCheckEndpoint(t *testing.T) {
 // side, and the error says so.
 func TestAttachWithoutNamespace(t *testing.T) {
 	b := hookHarness(t, ModeTC)
-	ep := Endpoint{Slot: 3, HostIf: "wtp0", NetNS: "/nonexistent", PodIf: "eth0", MAC: mac(3), GatewayMAC: gatewayMAC, IPv4: addr("10.1.0.33"), MTU: 1500}
+	ep := Endpoint{Slot: 3, HostIf: "wtp0", NetNS: "/nonexistent", PodIf: "eth0", MAC: mac(3),
+		GatewayMAC: gatewayMAC, IPv4: addr("10.1.0.33"), MTU: 1500}
 	must(t, b.inside(func() error {
 		if _, err := veth("wtp0", 0); err != nil {
 			return err
 		}
-		if err := b.AttachEndpoint(ep); err == nil || !strings.Contains(err.Error(), "/nonexistent") {
+		if err := b.AttachEndpoint(ep); err == nil ||
+			!strings.Contains(err.Error(), "/nonexistent") {
 			t.Errorf("error %v", err)
 		}
 		return b.CheckEndpoint(ep)

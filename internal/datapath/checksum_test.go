@@ -19,7 +19,8 @@ func TestChecksumUpdate(t *testing.T) {
 		for id := range 65536 {
 			frame := base.id(uint16(id)).bytes()
 			sum := binary.BigEndian.Uint16(frame[atSum:])
-			corner := sum < 0x10 || sum > 0xffef || sum&0xff == 0xff && sum > 0xfc00 || sum>>8 >= 0xfe || sum>>8 == 0
+			corner := sum < 0x10 || sum > 0xffef || sum&0xff == 0xff && sum > 0xfc00 ||
+				sum>>8 >= 0xfe || sum>>8 == 0
 			if !corner && id%29 != 0 {
 				continue
 			}

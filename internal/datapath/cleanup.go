@@ -39,7 +39,8 @@ func Cleanup(bpfDir, stateDir string, log *slog.Logger) error {
 	if rmErr := os.Remove(bpfDir); rmErr != nil && !errors.Is(rmErr, os.ErrNotExist) {
 		log.Debug("pin directory stays", "dir", bpfDir, "err", rmErr)
 	}
-	err = errors.Join(err, removeRoutes(), netdev.RemoveSegmentation(), netdev.RemoveSealer(), new(expedite).open(expeditedRCU, stateDir))
+	err = errors.Join(err, removeRoutes(), netdev.RemoveSegmentation(), netdev.RemoveSealer(),
+		new(expedite).open(expeditedRCU, stateDir))
 	undo, undoErr := netdev.OpenUndo(stateDir)
 	if undoErr != nil {
 		return errors.Join(err, undoErr)
@@ -68,7 +69,8 @@ func removeNeighbors(addrs []netip.Addr) error {
 
 // removeRoutes removes every route of ours from this network namespace.
 func removeRoutes() error {
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL,
+		&netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
 		return fmt.Errorf("list routes: %w", err)
 	}

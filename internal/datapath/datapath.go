@@ -115,7 +115,8 @@ func Open(opts Options) (*Datapath, error) {
 	if opts.Log == nil {
 		opts.Log = slog.Default()
 	}
-	d := &Datapath{opts: opts, log: opts.Log, eps: map[uint16]Endpoint{}, host: hostState{changed: make(chan HostChange, 1)}}
+	d := &Datapath{opts: opts, log: opts.Log, eps: map[uint16]Endpoint{},
+		host: hostState{changed: make(chan HostChange, 1)}}
 	if err := d.prepare(); err != nil {
 		return nil, err
 	}
@@ -142,7 +143,8 @@ func (d *Datapath) prepare() error {
 	}
 	d.mode = mode
 	if err := d.expedite.open(expeditedRCU, d.opts.StateDir); err != nil {
-		d.log.Warn("the kernel's grace periods stay short, as a killed agent had set them", "err", err)
+		d.log.Warn("the kernel's grace periods stay short, as a killed agent had set them", "err",
+			err)
 	}
 	if d.undo, err = netdev.OpenUndo(d.opts.StateDir); err != nil {
 		return err
@@ -153,7 +155,8 @@ func (d *Datapath) prepare() error {
 
 func (d *Datapath) open() error {
 	var err error
-	if d.maps, err = openMaps(d.opts.BPFDir, d.opts.FlowEntries, d.opts.Encrypt != nil, d.log); err != nil {
+	if d.maps, err = openMaps(d.opts.BPFDir, d.opts.FlowEntries, d.opts.Encrypt != nil,
+		d.log); err != nil {
 		return err
 	}
 	d.hold.begin(len(d.maps.Late))

@@ -40,12 +40,14 @@ func (d *Datapath) openEncryption() error {
 		return err
 	}
 	if d.opts.Encrypt == nil {
-		return errors.Join(detachVMFork(d.opts.BPFDir), d.links().Drop(netdev.SegmentationOut), netdev.RemoveSegmentation(),
+		return errors.Join(detachVMFork(d.opts.BPFDir), d.links().Drop(netdev.SegmentationOut),
+			netdev.RemoveSegmentation(),
 			d.openSealer())
 	}
 	var err error
 	d.segment.host, d.segment.net, err = netdev.EnsureSegmentation(func(out netlink.Link) error {
-		return d.links().Ensure(out.Attrs().Name, out.Attrs().Index, d.progs.At(hook.Segmentation, hook.ByTC))
+		return d.links().Ensure(out.Attrs().Name, out.Attrs().Index,
+			d.progs.At(hook.Segmentation, hook.ByTC))
 	})
 	if err != nil {
 		return err

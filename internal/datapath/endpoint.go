@@ -87,7 +87,8 @@ func (d *Datapath) attachHostSide(ep Endpoint, host netlink.Link) error {
 		if err != nil {
 			return err
 		}
-		if err := d.links().EnsureOne(fromPod, second.Attrs().Name, second.Attrs().Index); err != nil {
+		if err := d.links().EnsureOne(fromPod, second.Attrs().Name,
+			second.Attrs().Index); err != nil {
 			return err
 		}
 	}
@@ -97,7 +98,8 @@ func (d *Datapath) attachHostSide(ep Endpoint, host netlink.Link) error {
 // attachHooks makes the mode's hooks, and no others, the ones of the interface's host side.
 func (d *Datapath) attachHooks(ep Endpoint, ifindex int) error {
 	// pod_out's pin is named after this interface, too, but is removeSecondInterface's business.
-	return d.links().Ensure(ep.HostIf, ifindex, d.hooksFor(ep), d.progs.At(hook.PodOwn, hook.ByXDP)...)
+	return d.links().Ensure(ep.HostIf, ifindex, d.hooksFor(ep),
+		d.progs.At(hook.PodOwn, hook.ByXDP)...)
 }
 
 // DetachEndpoint takes an endpoint's hooks and map entries away. It is not an error if some, or the
@@ -117,7 +119,8 @@ func (d *Datapath) DetachEndpoint(ep Endpoint) error {
 		return stepErr
 	}
 	err = errors.Join(err, d.removeSecondInterface(ep), d.links().Drop(ep.HostIf))
-	if restoreErr := d.undo.ApplyOffloads(ep.HostIf, ep.NetNS, ep.PodIf, nil, netdev.RestoreOld); restoreErr != nil {
+	if restoreErr := d.undo.ApplyOffloads(ep.HostIf, ep.NetNS, ep.PodIf, nil,
+		netdev.RestoreOld); restoreErr != nil {
 		// The pod's namespace, or its interface, is mostly gone by now: nothing left to put back.
 		d.log.Debug("put back offloads", "interface", ep.HostIf, "err", restoreErr)
 	}
@@ -157,7 +160,8 @@ func (d *Datapath) pruneMaps(addrs map[bpf.AddrKey]bool, ifindexes map[uint32]bo
 func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 	value := bpf.Endpoint{
 		Ifindex: uint32(ifindexes[0]), Slot: ep.Slot, Mtu: uint16(min(ep.MTU, 65535)),
-		Mac: bpf.ToMAC(ep.MAC), GatewayMac: bpf.ToMAC(ep.GatewayMAC), Identity: ep.Identity, Network: ep.Network,
+		Mac: bpf.ToMAC(ep.MAC), GatewayMac: bpf.ToMAC(ep.GatewayMAC), Identity: ep.Identity,
+		Network: ep.Network,
 	}
 	if ep.Chained {
 		value.Flags |= bpf.EndpointChained
@@ -176,7 +180,8 @@ func (d *Datapath) putEndpoint(ep Endpoint, ifindexes []int) error {
 	if err := d.police(ep); err != nil {
 		return err
 	}
-	slot := bpf.EpSlot{Identity: ep.Identity, Bridge: gateway, Sets: [2]uint32{ep.EgressSet, ep.IngressSet}}
+	slot := bpf.EpSlot{Identity: ep.Identity, Bridge: gateway,
+		Sets: [2]uint32{ep.EgressSet, ep.IngressSet}}
 	if err := d.maps.EpSlot.Put(uint32(ep.Slot), &slot); err != nil {
 		return fmt.Errorf("enter slot %d: %w", ep.Slot, err)
 	}
@@ -221,7 +226,8 @@ func (d *Datapath) bornOf(ep Endpoint, ifindex uint32) uint32 {
 	var was bpf.Endpoint
 	for _, a := range ep.Addresses() {
 		key := bpf.AddrKeyOf(ep.Network, a)
-		if d.maps.EpAddr.Lookup(&key, &was) == nil && was.Slot == ep.Slot && was.Ifindex == ifindex && was.Born != 0 {
+		if d.maps.EpAddr.Lookup(&key, &was) == nil && was.Slot == ep.Slot &&
+			was.Ifindex == ifindex && was.Born != 0 {
 			return was.Born
 		}
 	}
@@ -236,9 +242,10 @@ func (d *Datapath) dropAddresses(slot uint16, now Endpoint) error {
 		return nil
 	}
 	kept := now.Addresses()
-	was.IPv4, was.IPv6, was.More = netip.Addr{}, netip.Addr{}, slices.DeleteFunc(was.Addresses(), func(a netip.Addr) bool {
-		return was.Network == now.Network && slices.Contains(kept, a)
-	})
+	was.IPv4, was.IPv6, was.More = netip.Addr{}, netip.Addr{}, slices.DeleteFunc(was.Addresses(),
+		func(a netip.Addr) bool {
+			return was.Network == now.Network && slices.Contains(kept, a)
+		})
 	return d.dropAddressesOf(was)
 }
 

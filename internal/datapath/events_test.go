@@ -78,7 +78,8 @@ func TestEvents(t *testing.T) {
 		t.Run(c, func(t *testing.T) {
 			b := eventHarness(t)
 			before := time.Now()
-			there, back := fromA(peer4).tcp(1000, 80, syn, 0).bytes(), fromPeer(podA.IPv4).tcp(80, 1000, rst|ack, 0).bytes()
+			there, back := fromA(peer4).tcp(1000, 80, syn, 0).bytes(), fromPeer(podA.IPv4).tcp(80,
+				1000, rst|ack, 0).bytes()
 			b.send(t, c, "from_pod", "wta", there)
 			b.send(t, c, "from_pod", "wta", there)
 			b.send(t, c, "from_wire", "wtup", back)
@@ -88,11 +89,17 @@ func TestEvents(t *testing.T) {
 			got := b.events(t)
 			size := uint32(len(there))
 			want := []FlowEvent{
-				{Type: EventNew, Verdict: "remote", Hook: "from_pod", Slot: 1, Direction: "egress", Src: pod, Dst: peer, Protocol: unix.IPPROTO_TCP, TCPFlags: syn, Length: size},
-				{Type: EventEnd, Verdict: "local", Hook: "from_wire", Slot: 1, Direction: "ingress", Src: peer, Dst: pod, Protocol: unix.IPPROTO_TCP, TCPFlags: rst | ack, Length: size,
-					Forward: Traffic{Packets: 2, Bytes: uint64(2 * size)}, Reply: Traffic{Packets: 1, Bytes: uint64(size)}},
-				{Type: EventDrop, Verdict: "drop", Reason: "spoofed_ip", Hook: "from_pod", Slot: 1, Direction: "egress",
-					Src: netip.AddrPortFrom(podB.IPv4, 5), Dst: netip.AddrPortFrom(peer4, 6), Protocol: unix.IPPROTO_UDP, Length: uint32(len(forged))},
+				{Type: EventNew, Verdict: "remote", Hook: "from_pod", Slot: 1, Direction: "egress",
+					Src: pod, Dst: peer, Protocol: unix.IPPROTO_TCP, TCPFlags: syn, Length: size},
+				{Type: EventEnd, Verdict: "local", Hook: "from_wire", Slot: 1, Direction: "ingress",
+					Src: peer, Dst: pod, Protocol: unix.IPPROTO_TCP, TCPFlags: rst | ack,
+					Length:  size,
+					Forward: Traffic{Packets: 2, Bytes: uint64(2 * size)},
+					Reply:   Traffic{Packets: 1, Bytes: uint64(size)}},
+				{Type: EventDrop, Verdict: "drop", Reason: "spoofed_ip", Hook: "from_pod", Slot: 1,
+					Direction: "egress",
+					Src:       netip.AddrPortFrom(podB.IPv4, 5), Dst: netip.AddrPortFrom(peer4, 6),
+					Protocol: unix.IPPROTO_UDP, Length: uint32(len(forged))},
 			}
 			if len(got) > 0 {
 				if !(got[0].Verdict == "remote") {
@@ -123,7 +130,8 @@ func TestEventFamilies(t *testing.T) {
 	if len(got) != 3 {
 		t.Fatalf("%d events, want 3: %+v", len(got), got)
 	}
-	if got[0].Dst != netip.AddrPortFrom(world6, 53) || got[1].Dst != netip.AddrPortFrom(world4, 53) || got[2].Dst.IsValid() {
+	if got[0].Dst != netip.AddrPortFrom(world6, 53) ||
+		got[1].Dst != netip.AddrPortFrom(world4, 53) || got[2].Dst.IsValid() {
 		t.Errorf("destinations %s, %s, %s", got[0].Dst, got[1].Dst, got[2].Dst)
 	}
 	if !(got[1].Verdict == "stack") {
@@ -198,7 +206,8 @@ func TestEventsRateLimit(t *testing.T) {
 
 // TestRingFull: a ring that nobody reads loses events, counts them, and nothing else.
 func TestRingFull(t *testing.T) {
-	forged, good := fromA(peer4).src(podB.IPv4).udp(5, 6, 7).bytes(), fromA(peer4).udp(5, 6, 7).bytes()
+	forged, good := fromA(peer4).src(podB.IPv4).udp(5, 6, 7).bytes(), fromA(peer4).udp(5, 6,
+		7).bytes()
 	for _, c := range contexts {
 		b := eventHarness(t)
 		b.setRate(t, 1e9)

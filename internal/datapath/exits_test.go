@@ -26,7 +26,8 @@ type exitHarness struct {
 	seen int // a packet socket behind wtx
 }
 
-var exitAddr = &netlink.Addr{IPNet: ipNet(mustPrefix("2001:db8:77::1/128")), Flags: unix.IFA_F_NODAD}
+var exitAddr = &netlink.Addr{IPNet: ipNet(mustPrefix("2001:db8:77::1/128")),
+	Flags: unix.IFA_F_NODAD}
 
 func newExitHarness(t *testing.T) *exitHarness {
 	t.Helper()
@@ -72,11 +73,13 @@ func newExitHarness(t *testing.T) *exitHarness {
 		if err != nil {
 			return err
 		}
-		if b.seen, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK, 0); err != nil {
+		if b.seen, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK,
+			0); err != nil {
 			return err
 		}
 		all := uint16(unix.ETH_P_ALL)<<8 | unix.ETH_P_ALL>>8
-		return errors.Join(unix.Bind(b.seen, &unix.SockaddrLinklayer{Protocol: all, Ifindex: far.Index}), b.attachNetfilter())
+		return errors.Join(unix.Bind(b.seen,
+			&unix.SockaddrLinklayer{Protocol: all, Ifindex: far.Index}), b.attachNetfilter())
 	}))
 	t.Cleanup(func() {
 		unix.Close(b.seen)
@@ -103,8 +106,10 @@ func (b *exitHarness) up(t *testing.T, name string) error {
 
 // lead has the kernel send what is for an address out of an interface.
 func lead(index int, dst netip.Addr) (undo func(), err error) {
-	route := &netlink.Route{Dst: ipNet(netip.PrefixFrom(dst, dst.BitLen())), LinkIndex: index, Scope: unix.RT_SCOPE_LINK}
-	neighbor := &netlink.Neigh{LinkIndex: index, IP: dst.AsSlice(), State: unix.NUD_PERMANENT, HardwareAddr: mac(0x99)}
+	route := &netlink.Route{Dst: ipNet(netip.PrefixFrom(dst, dst.BitLen())), LinkIndex: index,
+		Scope: unix.RT_SCOPE_LINK}
+	neighbor := &netlink.Neigh{LinkIndex: index, IP: dst.AsSlice(), State: unix.NUD_PERMANENT,
+		HardwareAddr: mac(0x99)}
 	err = errors.Join(netlink.NeighSet(neighbor), netlink.RouteReplace(route))
 	return func() { _ = errors.Join(netlink.RouteDel(route), netlink.NeighDel(neighbor)) }, err
 }
@@ -114,13 +119,15 @@ func (b *exitHarness) tagged(name string, tag int64) (link.Link, error) {
 	const tcIndexAt = 11 * 4 // in struct __sk_buff
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "tag", Type: ebpf.SchedCLS, License: "GPL",
-		Instructions: asm.Instructions{asm.StoreImm(asm.R1, tcIndexAt, tag, asm.Word), asm.Mov.Imm(asm.R0, -1), asm.Return()},
+		Instructions: asm.Instructions{asm.StoreImm(asm.R1, tcIndexAt, tag, asm.Word),
+			asm.Mov.Imm(asm.R0, -1), asm.Return()},
 	})
 	if err != nil {
 		return nil, err
 	}
 	defer program.Close()
-	return link.AttachTCX(link.TCXOptions{Program: program, Interface: b.index[name], Attach: ebpf.AttachTCXIngress})
+	return link.AttachTCX(link.TCXOptions{Program: program, Interface: b.index[name],
+		Attach: ebpf.AttachTCXIngress})
 }
 
 // hostSends is what a process of the host writes, IP header and all.
@@ -180,35 +187,60 @@ func TestExits(t *testing.T) {
 			return p.icmpError(1, 0, 0, about, 88)
 		}
 		return []exit{
-			{name: "this host to a remote pod", in: fromA(peer).src(own), reason: bpf.ReasonUnhookedInterface},
+			{name: "this host to a remote pod", in: fromA(peer).src(own),
+				reason: bpf.ReasonUnhookedInterface},
 			{name: "this host to a remote host", in: fromA(peerHost).src(own)},
-			{name: "this host to a lost node's pod", in: fromA(lost).src(own), reason: bpf.ReasonUnhookedInterface},
-			{name: "this host to its own range", in: fromA(nobody).src(own), reason: bpf.ReasonNoEndpoint},
-			{name: "this host to its own range while that is open", in: fromA(nobody).src(own), open: true},
-			{name: "this host to a pod of its own, by its bridge", in: fromA(podB).src(own), bridge: true},
-			{name: "this host to a pod of its own, by another interface", in: fromA(podB).src(own), reason: bpf.ReasonNoEndpoint},
-			{name: "this host to a pod of its own, by another interface while the range is open", in: fromA(podB).src(own), open: true, reason: bpf.ReasonNoEndpoint},
-			{name: "a pod to a pod here, by another interface", via: "wta", in: fromA(podB), reason: bpf.ReasonNoEndpoint},
+			{name: "this host to a lost node's pod", in: fromA(lost).src(own),
+				reason: bpf.ReasonUnhookedInterface},
+			{name: "this host to its own range", in: fromA(nobody).src(own),
+				reason: bpf.ReasonNoEndpoint},
+			{name: "this host to its own range while that is open", in: fromA(nobody).src(own),
+				open: true},
+			{name: "this host to a pod of its own, by its bridge", in: fromA(podB).src(own),
+				bridge: true},
+			{name: "this host to a pod of its own, by another interface", in: fromA(podB).src(own),
+				reason: bpf.ReasonNoEndpoint},
+			{name: "this host to a pod of its own, by another interface while the range is open",
+				in: fromA(podB).src(own), open: true, reason: bpf.ReasonNoEndpoint},
+			{name: "a pod to a pod here, by another interface", via: "wta", in: fromA(podB),
+				reason: bpf.ReasonNoEndpoint},
 			{name: "this host to the world", in: fromA(world).src(own)},
-			{name: "an error of this host's about what a remote host has sent to a pod", in: error(fromA(podB).src(peerHost).udp(1, 2, 60)), reason: bpf.ReasonUnhookedInterface},
-			{name: "an error of this host's about what a remote host has sent to it", in: error(fromA(own).src(peerHost).udp(1, 2, 60))},
-			{name: "a pod to a remote pod", via: "wta", in: fromA(peer), reason: bpf.ReasonUnhookedInterface},
-			{name: "a pod to a remote host", via: "wta", in: fromA(peerHost), reason: bpf.ReasonUnhookedInterface},
+			{name: "an error of this host's about what a remote host has sent to a pod",
+				in:     error(fromA(podB).src(peerHost).udp(1, 2, 60)),
+				reason: bpf.ReasonUnhookedInterface},
+			{name: "an error of this host's about what a remote host has sent to it",
+				in: error(fromA(own).src(peerHost).udp(1, 2, 60))},
+			{name: "a pod to a remote pod", via: "wta", in: fromA(peer),
+				reason: bpf.ReasonUnhookedInterface},
+			{name: "a pod to a remote host", via: "wta", in: fromA(peerHost),
+				reason: bpf.ReasonUnhookedInterface},
 			{name: "a pod to the world", via: "wta", in: fromA(world)},
-			{name: "a pod to the world, its checksum left to the device", via: "wta", in: fromA(world), csum: l4},
-			{name: "a pod to the world, a checksum over its addresses", via: "wta", in: fromA(world), csum: over, reason: bpf.ReasonChecksumOffset},
-			{name: "what came sealed, to another node's host", via: "wtup", tag: opened, in: fromPeer(peerHost), reason: bpf.ReasonUnhookedInterface},
-			{name: "what came sealed, to this node's own range", via: "wtup", tag: opened, in: fromPeer(nobody), reason: bpf.ReasonNoEndpoint},
-			{name: "what came sealed, to a pod here, by another interface", via: "wtup", tag: opened, in: fromPeer(podB), reason: bpf.ReasonNoEndpoint},
+			{name: "a pod to the world, its checksum left to the device", via: "wta",
+				in: fromA(world), csum: l4},
+			{name: "a pod to the world, a checksum over its addresses", via: "wta",
+				in: fromA(world), csum: over, reason: bpf.ReasonChecksumOffset},
+			{name: "what came sealed, to another node's host", via: "wtup", tag: opened,
+				in: fromPeer(peerHost), reason: bpf.ReasonUnhookedInterface},
+			{name: "what came sealed, to this node's own range", via: "wtup", tag: opened,
+				in: fromPeer(nobody), reason: bpf.ReasonNoEndpoint},
+			{name: "what came sealed, to a pod here, by another interface", via: "wtup",
+				tag: opened, in: fromPeer(podB), reason: bpf.ReasonNoEndpoint},
 			{name: "what came sealed, to the world", via: "wtup", tag: opened, in: fromPeer(world)},
-			{name: "the world to another node's host", via: "wtup", in: fromPeer(peerHost).src(world)},
-			{name: "a pod that is gone, to another node's host", via: "wtup", in: fromPeer(peerHost).src(nobody), reason: bpf.ReasonUnhookedInterface},
-			{name: "the same while the range is open", via: "wtup", in: fromPeer(peerHost).src(nobody), open: true},
-			{name: "the world to a remote pod", via: "wtup", in: fromPeer(peer).src(world), reason: bpf.ReasonUnhookedInterface},
+			{name: "the world to another node's host", via: "wtup",
+				in: fromPeer(peerHost).src(world)},
+			{name: "a pod that is gone, to another node's host", via: "wtup",
+				in: fromPeer(peerHost).src(nobody), reason: bpf.ReasonUnhookedInterface},
+			{name: "the same while the range is open", via: "wtup",
+				in: fromPeer(peerHost).src(nobody), open: true},
+			{name: "the world to a remote pod", via: "wtup", in: fromPeer(peer).src(world),
+				reason: bpf.ReasonUnhookedInterface},
 		}
 	}
 	for family, list := range map[string][]exit{
-		"IPv4": rows([]uint16{34, 6}, []uint16{20, 6}, node4, nobody4, peer4, wireB4, lost4, world4, podB.IPv4), "IPv6": rows([]uint16{54, 6}, []uint16{40, 0}, node6, nobody6, peer6, wireB6, lost6, world6, podB.IPv6),
+		"IPv4": rows([]uint16{34, 6}, []uint16{20, 6}, node4, nobody4, peer4, wireB4, lost4, world4,
+			podB.IPv4),
+		"IPv6": rows([]uint16{54, 6}, []uint16{40, 0}, node6, nobody6, peer6, wireB6, lost6, world6,
+			podB.IPv6),
 	} {
 		t.Run(family, func(t *testing.T) {
 			b := newExitHarness(t)
@@ -221,7 +253,8 @@ func TestExits(t *testing.T) {
 
 func (e exit) run(t *testing.T, b *exitHarness) {
 	must(t, emptyMap(b.maps.Drops))
-	for prefix, flags := range map[string]uint32{"10.1.0.0/24": bpf.RouteOpen, "fd00:1::/64": bpf.RouteOpen} {
+	for prefix, flags := range map[string]uint32{"10.1.0.0/24": bpf.RouteOpen,
+		"fd00:1::/64": bpf.RouteOpen} {
 		if !e.open {
 			flags = 0
 		}
@@ -250,10 +283,12 @@ func (e exit) run(t *testing.T, b *exitHarness) {
 	}))
 	var arrived bool
 	var got []string
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline) && !arrived && got == nil; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline) && !arrived &&
+		got == nil; time.Sleep(time.Millisecond) {
 		arrived, got = b.arrived(e.in.to), reasonsIn(b.counted(t))
 	}
-	if want := e.reason.String(); e.reason == bpf.ReasonNone && !arrived || e.reason != bpf.ReasonNone && (arrived || strings.Join(got, ",") != want) {
+	if want := e.reason.String(); e.reason == bpf.ReasonNone && !arrived ||
+		e.reason != bpf.ReasonNone && (arrived || strings.Join(got, ",") != want) {
 		t.Errorf("left: %v, refused as %v; want %s", arrived, got, want)
 	}
 }

@@ -80,7 +80,8 @@ func (h *expedite) end() {
 }
 
 func (h *expedite) restore() error {
-	if err := os.WriteFile(h.setting, []byte("0"), 0o644); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.WriteFile(h.setting, []byte("0"), 0o644); err != nil &&
+		!errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("put back %s: %w", h.setting, err)
 	}
 	return removeIfExists(h.note)

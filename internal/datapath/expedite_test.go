@@ -55,9 +55,11 @@ func TestExpedite(t *testing.T) {
 	h.holds(t, "an administrator's setting", "1", false)
 	end()
 	h.holds(t, "an administrator's setting, after", "1", false)
-	newExpedite(t, h.setting, filepath.Dir(h.note)).holds(t, "an administrator's setting, at the next start", "1", false)
+	newExpedite(t, h.setting, filepath.Dir(h.note)).holds(t,
+		"an administrator's setting, at the next start", "1", false)
 
-	h = newExpedite(t, "/sys/class/net/lo/addr_assign_type", t.TempDir()) // as a setting of a read-only sysfs: 0, and stays
+	h = newExpedite(t, "/sys/class/net/lo/addr_assign_type",
+		t.TempDir()) // as a setting of a read-only sysfs: 0, and stays
 	end = h.begin()
 	h.holds(t, "a setting that cannot be changed", "0", false)
 	end()

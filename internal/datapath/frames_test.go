@@ -12,8 +12,10 @@ import (
 )
 
 // runWith runs one frame with a context of the test's own.
-func (b *harness) runWith(program *ebpf.Program, context any, frame []byte) (uint32, []byte, error) {
-	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Repeat: 1, Context: context}
+func (b *harness) runWith(program *ebpf.Program, context any,
+	frame []byte) (uint32, []byte, error) {
+	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Repeat: 1,
+		Context: context}
 	var code uint32
 	err := b.inside(func() (err error) {
 		code, err = program.Run(options)
@@ -33,21 +35,33 @@ func TestGSO(t *testing.T) {
 		segments uint32
 		fits     bool
 	}{
-		{"IPv4 TCP, segments of exactly the MTU", fromA(peer4).tcp(1000, 80, syn, 1400), 560, 3, true},
-		{"IPv4 TCP, segments of the MTU and one byte", fromA(peer4).tcp(1000, 80, syn, 1400), 561, 3, false},
-		{"IPv6 TCP, segments of exactly the MTU", fromA(peer6).tcp(1000, 80, syn, 1400), 540, 3, true},
-		{"IPv6 TCP, segments of the MTU and one byte", fromA(peer6).tcp(1000, 80, syn, 1400), 541, 3, false},
+		{"IPv4 TCP, segments of exactly the MTU", fromA(peer4).tcp(1000, 80, syn, 1400), 560, 3,
+			true},
+		{"IPv4 TCP, segments of the MTU and one byte", fromA(peer4).tcp(1000, 80, syn, 1400), 561,
+			3, false},
+		{"IPv6 TCP, segments of exactly the MTU", fromA(peer6).tcp(1000, 80, syn, 1400), 540, 3,
+			true},
+		{"IPv6 TCP, segments of the MTU and one byte", fromA(peer6).tcp(1000, 80, syn, 1400), 541,
+			3, false},
 		{"IPv4 UDP, segments of exactly the MTU", fromA(peer4).udp(1000, 80, 1400), 572, 3, true},
-		{"IPv4 UDP, segments of the MTU and one byte", fromA(peer4).udp(1000, 80, 1400), 573, 3, false},
-		{"IPv4 options count, too", fromA(peer4).tcp(1000, 80, syn, 1400).opts(1, 1, 1, 1), 557, 3, false},
-		{"IPv6 headers count, too", fromA(peer6).tcp(1000, 80, syn, 1400).ext(unix.IPPROTO_DSTOPTS, optionsHeader(8)), 533, 3, false},
+		{"IPv4 UDP, segments of the MTU and one byte", fromA(peer4).udp(1000, 80, 1400), 573, 3,
+			false},
+		{"IPv4 options count, too", fromA(peer4).tcp(1000, 80, syn, 1400).opts(1, 1, 1, 1), 557, 3,
+			false},
+		{"IPv6 headers count, too",
+			fromA(peer6).tcp(1000, 80, syn, 1400).ext(unix.IPPROTO_DSTOPTS, optionsHeader(8)), 533,
+			3, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b.reset(t)
-			b.setPeer(t, bpf.Nexthop{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NexthopResolved, Mtu: 600, Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC)})
+			b.setPeer(t,
+				bpf.Nexthop{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NexthopResolved, Mtu: 600,
+					Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC)})
 			for range 2 {
 				frame := c.in.bytes()
-				code, out, err := b.runWith(b.progs.Get("from_pod", hook.TCIngress), &skbContext{Ifindex: uint32(b.index["wta"]), GSOSize: c.segment, GSOSegs: c.segments}, frame)
+				code, out, err := b.runWith(b.progs.Get("from_pod", hook.TCIngress),
+					&skbContext{Ifindex: uint32(b.index["wta"]), GSOSize: c.segment,
+						GSOSegs: c.segments}, frame)
 				must(t, err)
 				if v := verdictOf("tc", code); v != "redirect" {
 					if c.fits {
@@ -77,7 +91,10 @@ func TestGSO(t *testing.T) {
 func TestJumbo(t *testing.T) {
 	b := newHarness(t)
 	const mtu = 9000
-	b.setPeer(t, bpf.Nexthop{Ifindex: uint32(b.index["wtup"]), Flags: bpf.NexthopResolved | bpf.NexthopXdpOut, Mtu: mtu, Dmac: bpf.ToMAC(peerMAC), Smac: bpf.ToMAC(uplinkMAC)})
+	b.setPeer(t,
+		bpf.Nexthop{Ifindex: uint32(b.index["wtup"]),
+			Flags: bpf.NexthopResolved | bpf.NexthopXdpOut, Mtu: mtu, Dmac: bpf.ToMAC(peerMAC),
+			Smac: bpf.ToMAC(uplinkMAC)})
 	for name, p := range map[string]packet{"IPv4": fromA(peer4), "IPv6": fromA(peer6)} {
 		headers := 28
 		if p.to.Is6() {
@@ -89,11 +106,13 @@ func TestJumbo(t *testing.T) {
 				frame := p.udp(1000, 53, size-headers).bytes()
 				var ctx any = &skbContext{Ifindex: uint32(b.index["wta"])}
 				if context == "xdp" {
-					ctx = &xdpContext{DataEnd: uint32(len(frame)), IngressIfindex: uint32(b.index["wta"])}
+					ctx = &xdpContext{DataEnd: uint32(len(frame)),
+						IngressIfindex: uint32(b.index["wta"])}
 				}
 				code, out, err := b.runWith(b.program(context, "from_pod"), ctx, frame)
 				if errors.Is(err, unix.EINVAL) {
-					t.Logf("%s, %s: this kernel's test_run takes no frame of %d bytes", name, context, len(frame))
+					t.Logf("%s, %s: this kernel's test_run takes no frame of %d bytes", name,
+						context, len(frame))
 					continue
 				}
 				must(t, err)
@@ -131,24 +150,27 @@ func TestNonLinear(t *testing.T) {
 		in   packet
 		want string
 	}{
-		"IPv4 UDP":                   {fromA(peer4).udp(1, 2, 400), "redirect"},
-		"IPv6 TCP":                   {fromA(podB.IPv6).tcp(1, 2, syn, 400), "redirect"},
-		"IPv4 spoofed":               {fromA(peer4).src(podB.IPv4).udp(1, 2, 400), "drop"},
-		"IPv6 headers up to 320":     {fromA(peer6).tcp(1, 2, syn, 400).ext(unix.IPPROTO_DSTOPTS, optionsHeader(264)), "redirect"},
+		"IPv4 UDP":     {fromA(peer4).udp(1, 2, 400), "redirect"},
+		"IPv6 TCP":     {fromA(podB.IPv6).tcp(1, 2, syn, 400), "redirect"},
+		"IPv4 spoofed": {fromA(peer4).src(podB.IPv4).udp(1, 2, 400), "drop"},
+		"IPv6 headers up to 320": {fromA(peer6).tcp(1, 2, syn, 400).ext(unix.IPPROTO_DSTOPTS,
+			optionsHeader(264)), "redirect"},
 		"IPv4 total length too long": {fromA(peer4).udp(1, 2, 400).set(16, 2, 0), "drop"},
 		"IPv4 TTL 1":                 {fromA(peer4).udp(1, 2, 400).ttl(1), "redirect"},
 	} {
 		for _, linear := range []int{14, 20, 34, 54, 60, 100} {
 			b.reset(t)
 			frame := c.in.bytes()
-			code, _, err := b.runWith(b.progs.Get("from_pod", hook.TCIngress), &skbContext{Ifindex: uint32(b.index["wta"]), DataEnd: uint32(linear)}, frame)
+			code, _, err := b.runWith(b.progs.Get("from_pod", hook.TCIngress),
+				&skbContext{Ifindex: uint32(b.index["wta"]), DataEnd: uint32(linear)}, frame)
 			if errors.Is(err, unix.EINVAL) {
 				continue
 			}
 			must(t, err)
 			tried++
 			if v := verdictOf("tc", code); v != c.want {
-				t.Errorf("%s, %d bytes linear: %s, want %s (%v)", name, linear, v, c.want, b.counted(t))
+				t.Errorf("%s, %d bytes linear: %s, want %s (%v)", name, linear, v, c.want,
+					b.counted(t))
 			}
 		}
 	}

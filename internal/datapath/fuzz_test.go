@@ -29,17 +29,28 @@ func fuzzHook(selector byte) (hook, iface string) {
 func fuzzSeeds() [][]byte {
 	sent4, sent6 := fromA(peer4).udp(1000, 53, 40), fromA(peer6).udp(1000, 53, 40)
 	list := []packet{
-		sent4, sent6, fromA(podB.IPv4).tcp(1000, 80, syn, 8), fromA(peer4).tcp(1000, 80, ack, 8), fromA(peer6).tcp(1, 2, fin|ack, 8),
-		fromA(peer4).echo(7, 8), fromA(peer6).echo(7, 8), fromA(world4).udp(1, 2, 8), fromA(world6).udp(1, 2, 8),
-		fromA(nobody4).udp(1, 2, 8), fromA(cold6).udp(1, 2, 8), sent4.ttl(1), sent6.ttl(1), fromA(peer4).udp(1, 2, 1480), fromA(peer6).udp(1, 2, 1480),
-		sent4.opts(7, 7, 4, 0, 0, 0, 0, 0), sent4.opts(1, 131, 3, 4), sent4.fragment(0, 16, true), sent4.fragment(16, 48, false),
-		sent6.fragment(0, 16, true), sent6.fragment(16, 48, false), sent6.ext(unix.IPPROTO_HOPOPTS, optionsHeader(8)),
-		sent6.ext(unix.IPPROTO_ROUTING, routingHeader(0, 24)), sent6.ext(unix.IPPROTO_DSTOPTS, optionsHeader(16)).ext(unix.IPPROTO_AH, authHeader(24)),
-		sent6.ext(unix.IPPROTO_FRAGMENT, make([]byte, 8)), arpRequest(podA, podA.IPv4, GatewayIPv4), arpRequest(podA, podB.IPv4, podA.IPv4),
-		solicit(podA, podA.IPv6, GatewayIPv6, true), advertise(podA, podA.IPv6, podA.IPv6, podA.MAC), sent4.tag(0x8100, 5),
-		fromA(addr("224.0.0.22")).raw(2, make([]byte, 8)), fromA(addr("ff02::fb")).udp(5353, 5353, 8),
-		fromPeer(podA.IPv4).udp(53, 1000, 40), fromPeer(podA.IPv6).udp(53, 1000, 40), fromPeer(podA.IPv4).tcp(80, 1000, ack, 8),
-		fromPeer(podA.IPv4).icmpError(11, 0, 0, sent4, 28), fromPeer(podA.IPv6).icmpError(2, 0, 1280, sent6, 88),
+		sent4, sent6, fromA(podB.IPv4).tcp(1000, 80, syn, 8), fromA(peer4).tcp(1000, 80, ack, 8),
+		fromA(peer6).tcp(1, 2, fin|ack, 8),
+		fromA(peer4).echo(7, 8), fromA(peer6).echo(7, 8), fromA(world4).udp(1, 2, 8),
+		fromA(world6).udp(1, 2, 8),
+		fromA(nobody4).udp(1, 2, 8), fromA(cold6).udp(1, 2, 8), sent4.ttl(1), sent6.ttl(1),
+		fromA(peer4).udp(1, 2, 1480), fromA(peer6).udp(1, 2, 1480),
+		sent4.opts(7, 7, 4, 0, 0, 0, 0, 0), sent4.opts(1, 131, 3, 4), sent4.fragment(0, 16, true),
+		sent4.fragment(16, 48, false),
+		sent6.fragment(0, 16, true), sent6.fragment(16, 48, false),
+		sent6.ext(unix.IPPROTO_HOPOPTS, optionsHeader(8)),
+		sent6.ext(unix.IPPROTO_ROUTING, routingHeader(0, 24)),
+		sent6.ext(unix.IPPROTO_DSTOPTS, optionsHeader(16)).ext(unix.IPPROTO_AH, authHeader(24)),
+		sent6.ext(unix.IPPROTO_FRAGMENT, make([]byte, 8)), arpRequest(podA, podA.IPv4, GatewayIPv4),
+		arpRequest(podA, podB.IPv4, podA.IPv4),
+		solicit(podA, podA.IPv6, GatewayIPv6, true),
+		advertise(podA, podA.IPv6, podA.IPv6, podA.MAC), sent4.tag(0x8100, 5),
+		fromA(addr("224.0.0.22")).raw(2, make([]byte, 8)),
+		fromA(addr("ff02::fb")).udp(5353, 5353, 8),
+		fromPeer(podA.IPv4).udp(53, 1000, 40), fromPeer(podA.IPv6).udp(53, 1000, 40),
+		fromPeer(podA.IPv4).tcp(80, 1000, ack, 8),
+		fromPeer(podA.IPv4).icmpError(11, 0, 0, sent4, 28),
+		fromPeer(podA.IPv6).icmpError(2, 0, 1280, sent6, 88),
 		fromPeer(node4).udp(1, 2, 8), fromPeer(podA.IPv4).src(podB.IPv4).udp(1, 2, 8),
 	}
 	var frames [][]byte
@@ -53,8 +64,10 @@ func fuzzSeeds() [][]byte {
 func fuzzState(t testing.TB, b *harness, context string) {
 	b.reset(t)
 	for _, p := range []packet{
-		fromA(peer4).udp(1000, 53, 40), fromA(peer6).udp(1000, 53, 40), fromA(peer4).udp(1000, 53, 40),
-		fromA(peer4).tcp(1000, 80, syn, 0), fromA(peer4).udp(1000, 53, 40).fragment(0, 16, true), fromA(peer6).udp(1000, 53, 40).fragment(0, 16, true),
+		fromA(peer4).udp(1000, 53, 40), fromA(peer6).udp(1000, 53, 40),
+		fromA(peer4).udp(1000, 53, 40),
+		fromA(peer4).tcp(1000, 80, syn, 0), fromA(peer4).udp(1000, 53, 40).fragment(0, 16, true),
+		fromA(peer6).udp(1000, 53, 40).fragment(0, 16, true),
 	} {
 		b.send(t, context, "from_pod", "wta", p.bytes())
 	}
@@ -90,7 +103,8 @@ func checkFrame(t testing.TB, b *harness, selector byte, frame []byte) error {
 		return nil // shorter than test_run takes for TC
 	}
 	if x.verdicts != s.verdicts || !slices.Equal(x.reasons, s.reasons) || x.flows != s.flows {
-		return fmt.Errorf("XDP: %v %v, %d flows; TC: %v %v, %d flows", x.verdicts, x.reasons, x.flows, s.verdicts, s.reasons, s.flows)
+		return fmt.Errorf("XDP: %v %v, %d flows; TC: %v %v, %d flows", x.verdicts, x.reasons,
+			x.flows, s.verdicts, s.reasons, s.flows)
 	}
 	for i := range x.outs {
 		if !bytes.Equal(x.outs[i], s.outs[i]) {
@@ -134,7 +148,8 @@ func checkSender(in []byte) error {
 	var src netip.Addr
 	switch binary.BigEndian.Uint16(in[12:]) {
 	case 0x0806:
-		if spa := addrFrom4(in[28:32]); !bytes.Equal(in[22:28], podA.MAC) || spa != podA.IPv4 && spa != addr("0.0.0.0") {
+		if spa := addrFrom4(in[28:32]); !bytes.Equal(in[22:28], podA.MAC) || spa != podA.IPv4 &&
+			spa != addr("0.0.0.0") {
 			return fmt.Errorf("ARP of %s at %x got through", spa, in[22:28])
 		}
 		return nil
@@ -187,8 +202,10 @@ func checkForwarded(out []byte) error {
 			return fmt.Errorf("bad header went out: %x", out[14:14+n])
 		}
 	default:
-		if payload := int(binary.BigEndian.Uint16(out[18:])); 54+payload > len(out) || out[21] == 0 {
-			return fmt.Errorf("payload length %d in a frame of %d, hop limit %d", payload, len(out), out[21])
+		if payload := int(binary.BigEndian.Uint16(out[18:])); 54+payload > len(out) ||
+			out[21] == 0 {
+			return fmt.Errorf("payload length %d in a frame of %d, hop limit %d", payload, len(out),
+				out[21])
 		}
 	}
 	return nil
@@ -217,7 +234,8 @@ func FuzzFrames(f *testing.F) {
 
 // repair gives a mutated frame a right IPv4 header checksum, else nearly all would end there.
 func repair(frame []byte) {
-	if len(frame) >= 34 && frame[12] == 8 && frame[13] == 0 && len(frame) >= 14+int(frame[14]&15)*4 && frame[14]&15 >= 5 {
+	if len(frame) >= 34 && frame[12] == 8 && frame[13] == 0 &&
+		len(frame) >= 14+int(frame[14]&15)*4 && frame[14]&15 >= 5 {
 		fixIPv4(frame)
 	}
 }
@@ -233,9 +251,11 @@ func TestMutatedFrames(t *testing.T) {
 		for range 1 + random.IntN(3) {
 			at := random.IntN(len(frame))
 			if random.IntN(3) > 0 {
-				at = 12 + random.IntN(min(50, len(frame)-12)) // headers are more interesting than payload
+				at = 12 + random.IntN(min(50,
+					len(frame)-12)) // headers are more interesting than payload
 			}
-			frame[at] = []byte{byte(random.Uint32()), 0, 0xff, 1, frame[at] ^ 1<<random.IntN(8)}[random.IntN(5)]
+			frame[at] = []byte{byte(random.Uint32()), 0, 0xff, 1,
+				frame[at] ^ 1<<random.IntN(8)}[random.IntN(5)]
 		}
 		if random.IntN(8) == 0 {
 			frame = frame[:14+random.IntN(len(frame)-13)]

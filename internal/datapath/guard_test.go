@@ -89,17 +89,20 @@ func TestHooksComeFirst(t *testing.T) {
 	defer ends.Close()
 	must(t, b.inside(func() error {
 		index := b.index["wtx"]
-		foreign, err := link.AttachTCX(link.TCXOptions{Program: ends, Interface: index, Attach: ebpf.AttachTCXEgress})
+		foreign, err := link.AttachTCX(link.TCXOptions{Program: ends, Interface: index,
+			Attach: ebpf.AttachTCXEgress})
 		if err != nil {
 			return err
 		}
 		defer foreign.Close()
-		ours, err := b.progs.Attach(hook.Attachment{Name: "to_wire", Kind: hook.TCEgress, Program: b.progs.Get("to_wire", hook.TCEgress)}, index)
+		ours, err := b.progs.Attach(hook.Attachment{Name: "to_wire", Kind: hook.TCEgress,
+			Program: b.progs.Get("to_wire", hook.TCEgress)}, index)
 		if err != nil {
 			return err
 		}
 		defer ours.Close()
-		list, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: ebpf.AttachTCXEgress})
+		list, err := link.QueryPrograms(link.QueryOptions{Target: index,
+			Attach: ebpf.AttachTCXEgress})
 		if err != nil {
 			return err
 		}
@@ -133,15 +136,19 @@ func TestForgedMetadata(t *testing.T) {
 			meta = append(meta, make([]byte, 32)...)[:size]
 			frame := append(slices.Clone(meta), c.in.bytes()...)
 			var after xdpContext
-			options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Repeat: 1, ContextOut: &after,
-				Context: &xdpContext{Data: uint32(size), DataEnd: uint32(len(frame)), IngressIfindex: uint32(b.index[c.iface])}}
+			options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512),
+				Repeat: 1, ContextOut: &after,
+				Context: &xdpContext{Data: uint32(size), DataEnd: uint32(len(frame)),
+					IngressIfindex: uint32(b.index[c.iface])}}
 			must(t, b.inside(func() error {
 				_, err := b.program("xdp", c.hook).Run(options)
 				return err
 			}))
 			out := options.DataOut
-			if after.Data != 4 || binary.NativeEndian.Uint16(out) != 0x5745 || binary.NativeEndian.Uint16(out[2:]) != c.tag {
-				t.Errorf("%s, %d bytes of metadata: %d bytes %x, want the tag %#x alone", c.hook, size, after.Data, out[:after.Data], c.tag)
+			if after.Data != 4 || binary.NativeEndian.Uint16(out) != 0x5745 ||
+				binary.NativeEndian.Uint16(out[2:]) != c.tag {
+				t.Errorf("%s, %d bytes of metadata: %d bytes %x, want the tag %#x alone", c.hook,
+					size, after.Data, out[:after.Data], c.tag)
 			}
 		}
 	}

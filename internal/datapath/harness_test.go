@@ -39,8 +39,10 @@ func mac(last byte) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, la
 // The world of the tables: two pods on this node, one peer that is resolved, one that is not.
 var (
 	gatewayMAC = net.HardwareAddr{0x02, 0x57, 0x45, 0x46, 0x54, 0x01}
-	podA       = Endpoint{Slot: 1, HostIf: "wta", MAC: mac(0xa), GatewayMAC: gatewayMAC, IPv4: addr("10.1.0.10"), IPv6: addr("fd00:1::10"), MTU: 1500}
-	podB       = Endpoint{Slot: 2, HostIf: "wtb", MAC: mac(0xb), GatewayMAC: gatewayMAC, IPv4: addr("10.1.0.11"), IPv6: addr("fd00:1::11"), MTU: 1500}
+	podA       = Endpoint{Slot: 1, HostIf: "wta", MAC: mac(0xa), GatewayMAC: gatewayMAC,
+		IPv4: addr("10.1.0.10"), IPv6: addr("fd00:1::10"), MTU: 1500}
+	podB = Endpoint{Slot: 2, HostIf: "wtb", MAC: mac(0xb), GatewayMAC: gatewayMAC,
+		IPv4: addr("10.1.0.11"), IPv6: addr("fd00:1::11"), MTU: 1500}
 
 	uplinkMAC, peerMAC = mac(0x10), mac(0x20)
 	node4, node6       = addr("192.0.2.1"), addr("2001:db8::1")
@@ -109,7 +111,8 @@ func makeHarness(encrypt *esp.Options) (*harness, error) {
 	}
 	b.Datapath = &Datapath{
 		log: slog.New(slog.DiscardHandler), mode: ModeStatus{Asked: ModeXDP, Active: ModeXDP},
-		opts: Options{HostAddrs: []netip.Addr{node4, node6}, EventsPerSecond: 1000, Encrypt: encrypt},
+		opts: Options{HostAddrs: []netip.Addr{node4, node6}, EventsPerSecond: 1000,
+			Encrypt: encrypt},
 	}
 	dir, err := privateBPFFS()
 	if err != nil {
@@ -125,7 +128,8 @@ func makeHarness(encrypt *esp.Options) (*harness, error) {
 	if b.progs, err = hook.Load(b.maps, testRunConstants(b.Datapath), true); err != nil {
 		return nil, err
 	}
-	b.segment = segmentLinks{host: uint32(b.index["wtx"]), net: 1 << 20} // any interface will do: no packet leaves the tables
+	b.segment = segmentLinks{host: uint32(b.index["wtx"]),
+		net: 1 << 20} // any interface will do: no packet leaves the tables
 	return b, b.openAssociations("")
 }
 
@@ -155,7 +159,8 @@ func (b *harness) makeInterfaces() error {
 	for _, name := range []string{"wta", "wtb", "wtup", "wtx", "wty"} {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = name
-		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name + "-peer"}); err != nil {
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs,
+			PeerName: name + "-peer"}); err != nil {
 			return fmt.Errorf("make veth %s: %w", name, err)
 		}
 		l, err := net.InterfaceByName(name)
@@ -177,7 +182,9 @@ func (b *harness) inside(f func() error) error {
 // reset empties every map and enters the world anew.
 func (b *harness) reset(t testing.TB) {
 	t.Helper()
-	for _, m := range []*ebpf.Map{b.maps.EpIf, b.maps.EpAddr, b.maps.Routes, b.maps.Flows4, b.maps.Flows6, b.maps.Frags, b.maps.Drops, b.maps.Claimed, b.maps.Policy, b.maps.AddrIDs, b.maps.Classes} {
+	for _, m := range []*ebpf.Map{b.maps.EpIf, b.maps.EpAddr, b.maps.Routes, b.maps.Flows4,
+		b.maps.Flows6, b.maps.Frags, b.maps.Drops, b.maps.Claimed, b.maps.Policy, b.maps.AddrIDs,
+		b.maps.Classes} {
 		must(t, emptyMap(m))
 	}
 	for slot := range uint32(8) {
@@ -199,13 +206,15 @@ func (b *harness) reset(t testing.TB) {
 	}
 	must(t, b.putEndpoint(podA, []int{b.index["wta"]}))
 	must(t, b.putEndpoint(podB, []int{b.index["wtb"]}))
-	routes := map[string]uint32{"10.1.0.0/24": 0, "fd00:1::/64": 0, "10.2.0.0/24": 1, "fd00:2::/64": 1, "10.3.0.0/24": 2, "fd00:3::/64": 2}
+	routes := map[string]uint32{"10.1.0.0/24": 0, "fd00:1::/64": 0, "10.2.0.0/24": 1,
+		"fd00:2::/64": 1, "10.3.0.0/24": 2, "fd00:3::/64": 2}
 	for prefix, node := range routes {
 		key := bpf.RouteKeyOf(netip.MustParsePrefix(prefix))
 		must(t, b.maps.Routes.Put(&key, &bpf.Route{Node: node}))
 	}
 	for _, family := range []uint32{0, 1} {
-		must(t, b.maps.Nexthops.Put(2*2+family, &bpf.Nexthop{})) // node 2 is known, and not resolved
+		must(t,
+			b.maps.Nexthops.Put(2*2+family, &bpf.Nexthop{})) // node 2 is known, and not resolved
 	}
 	b.setPeer(t, bpf.Nexthop{
 		Ifindex: uint32(b.index["wtup"]), Flags: bpf.NexthopResolved | bpf.NexthopXdpOut, Mtu: 1500,
@@ -233,7 +242,8 @@ func (b *harness) resetBudgets() error {
 			}
 		}
 	}
-	for _, shared := range []uint32{b.maps.Buckets.MaxEntries() - 2, b.maps.Buckets.MaxEntries() - 1} {
+	for _, shared := range []uint32{b.maps.Buckets.MaxEntries() - 2,
+		b.maps.Buckets.MaxEntries() - 1} {
 		if err := b.maps.Buckets.Put(shared, full); err != nil {
 			return err
 		}
@@ -284,18 +294,21 @@ func (b *harness) program(context, name string) *ebpf.Program {
 
 // send runs one frame through a hook and returns what the program said and the frame as it is then.
 // A frame for from_pod comes from pod A's interface unless iface names another.
-func (b *harness) send(t testing.TB, context, hook, iface string, frame []byte) (verdict string, out []byte) {
+func (b *harness) send(t testing.TB, context, hook, iface string,
+	frame []byte) (verdict string, out []byte) {
 	t.Helper()
 	return b.runProgram(t, b.program(context, hook), context, iface, frame)
 }
 
-func (b *harness) runProgram(t testing.TB, program *ebpf.Program, context, iface string, frame []byte) (verdict string, out []byte) {
+func (b *harness) runProgram(t testing.TB, program *ebpf.Program, context, iface string,
+	frame []byte) (verdict string, out []byte) {
 	t.Helper()
 	index := uint32(b.index[iface])
 	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Repeat: 1}
 	var after xdpContext
 	if context == "xdp" {
-		options.Context, options.ContextOut = &xdpContext{DataEnd: uint32(len(frame)), IngressIfindex: index}, &after
+		options.Context, options.ContextOut = &xdpContext{DataEnd: uint32(len(frame)),
+			IngressIfindex: index}, &after
 	} else {
 		options.Context = &skbContext{Ifindex: index}
 	}

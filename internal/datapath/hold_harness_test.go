@@ -57,25 +57,35 @@ func newUpgradeWorld(t *testing.T, mode Mode) *upgradeWorld {
 	out := upgradeNS(t, "out")
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	link := func(name, mac, peer, ns, peerMAC string) string {
-		return fmt.Sprintf("link add %s address %s type veth peer name %s netns %s address %s", name, mac, peer, filepath.Base(ns), peerMAC)
+		return fmt.Sprintf("link add %s address %s type veth peer name %s netns %s address %s",
+			name, mac, peer, filepath.Base(ns), peerMAC)
 	}
-	ipBatch(t, w.node, "link set lo up", link("wire1", uplinkMAC.String(), "wire0", out, peerMAC.String()),
-		link("wtpod", gatewayMAC.String(), "eth0", w.podNS, podA.MAC.String()), "link set wire1 up", "link set wtpod up",
-		"addr add 192.0.2.1/24 dev wire1", "neigh add 192.0.2.2 lladdr "+peerMAC.String()+" dev wire1 nud permanent",
-		"route add 10.1.0.10/32 dev wtpod", "neigh add 10.1.0.10 lladdr "+podA.MAC.String()+" dev wtpod nud permanent")
+	ipBatch(t, w.node, "link set lo up",
+		link("wire1", uplinkMAC.String(), "wire0", out, peerMAC.String()),
+		link("wtpod", gatewayMAC.String(), "eth0", w.podNS, podA.MAC.String()), "link set wire1 up",
+		"link set wtpod up",
+		"addr add 192.0.2.1/24 dev wire1",
+		"neigh add 192.0.2.2 lladdr "+peerMAC.String()+" dev wire1 nud permanent",
+		"route add 10.1.0.10/32 dev wtpod",
+		"neigh add 10.1.0.10 lladdr "+podA.MAC.String()+" dev wtpod nud permanent")
 	ipBatch(t, out, "link set wire0 up")
 	ipBatch(t, w.podNS, "link set eth0 up")
 	must(t, netns.Do(w.node, func() error {
-		return errors.Join(netdev.WriteSysctl("ipv4/conf/all/rp_filter", "0"), netdev.WriteSysctl("ipv4/conf/wire1/rp_filter", "0"), netdev.WriteSysctl("ipv4/conf/wtpod/rp_filter", "0"))
+		return errors.Join(netdev.WriteSysctl("ipv4/conf/all/rp_filter", "0"),
+			netdev.WriteSysctl("ipv4/conf/wire1/rp_filter", "0"),
+			netdev.WriteSysctl("ipv4/conf/wtpod/rp_filter", "0"))
 	}))
 	w.opts = Options{
-		BPFDir: dir, StateDir: t.TempDir(), Mode: mode, Uplinks: []string{"wire1"}, HostAddrs: []netip.Addr{node4},
-		PodCIDRs: []netip.Prefix{mustPrefix("10.1.0.0/24")}, FlowEntries: 64, EventsPerSecond: 100, Log: slog.New(slog.DiscardHandler),
+		BPFDir: dir, StateDir: t.TempDir(), Mode: mode, Uplinks: []string{"wire1"},
+		HostAddrs: []netip.Addr{node4},
+		PodCIDRs:  []netip.Prefix{mustPrefix("10.1.0.0/24")}, FlowEntries: 64, EventsPerSecond: 100,
+		Log:     slog.New(slog.DiscardHandler),
 		Encrypt: &esp.Options{Engine: "bpf", AllowTableAES: true, Port: espPort, Lanes: 1},
 	}
 	w.ep = podA
 	w.ep.HostIf, w.ep.PodIf, w.ep.NetNS, w.ep.IPv6 = "wtpod", "eth0", w.podNS, netip.Addr{}
-	w.peer = Node{Name: "b", Addresses: []netip.Addr{otherNode}, PodCIDRs: []netip.Prefix{mustPrefix("10.2.0.0/24")}}
+	w.peer = Node{Name: "b", Addresses: []netip.Addr{otherNode},
+		PodCIDRs: []netip.Prefix{mustPrefix("10.2.0.0/24")}}
 	w.wire, w.pod = packetSocket(t, out, "wire0"), packetSocket(t, w.podNS, "eth0")
 	return w
 }
@@ -114,7 +124,8 @@ func packetSocket(t *testing.T, ns, name string) (fd int) {
 			return err
 		}
 		all := binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL})
-		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(all)); err != nil {
+		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC,
+			int(all)); err != nil {
 			return err
 		}
 		return errors.Join(unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1),
@@ -153,7 +164,8 @@ func (w *upgradeWorld) before(t *testing.T) {
 	must(t, errors.Join(w.setNodes(t, d), w.finish(d)))
 	must(t, w.inside(func() error {
 		for lane := range uint8(d.sas.Lanes()) {
-			sa := &esp.SA{Node: "b", Out: true, Epoch: sealEpoch, Lane: lane, ID: 77, Number: sealEpoch, Expires: time.Now().Add(time.Hour)}
+			sa := &esp.SA{Node: "b", Out: true, Epoch: sealEpoch, Lane: lane, ID: 77,
+				Number: sealEpoch, Expires: time.Now().Add(time.Hour)}
 			copy(sa.Key[:], keyOut)
 			if err := d.sas.InstallSA(sa); err != nil {
 				return err
@@ -236,7 +248,8 @@ func (w *upgradeWorld) closed(t *testing.T, when string) {
 		fd    int
 		frame []byte
 	}{
-		{w.pod, fromPod(peer4)}, {w.pod, fromPod(otherNode)}, {w.wire, fromWire(peer4, hiddenPort)}, {w.wire, fromWire(nobody4, hiddenPort)},
+		{w.pod, fromPod(peer4)}, {w.pod, fromPod(otherNode)}, {w.wire, fromWire(peer4, hiddenPort)},
+		{w.wire, fromWire(nobody4, hiddenPort)},
 		{w.wire, fromWire(world4, lastPort)},
 	} {
 		_, err := unix.Write(s.fd, s.frame)
@@ -245,7 +258,8 @@ func (w *upgradeWorld) closed(t *testing.T, when string) {
 	_ = w.fromHost(peer4, hiddenPort) // what is refused may tell
 	must(t, w.fromHost(otherNode, lastPort))
 	if sealed := w.noSecret(t, w.wire, when+": on the wire"); sealed < 3 {
-		t.Errorf("%s: %d sealed packets on the wire, want the pod's two and the host's", when, sealed)
+		t.Errorf("%s: %d sealed packets on the wire, want the pod's two and the host's", when,
+			sealed)
 	}
 	w.noSecret(t, w.pod, when+": at the pod")
 }
@@ -276,12 +290,14 @@ func (w *upgradeWorld) noSecret(t *testing.T, fd int, where string) (sealed int)
 			t.Fatalf("%s: what may pass does not", where)
 		}
 		n, err := unix.Read(fd, buffer)
-		if must(t, err); n < 42 || buffer[12] != 8 || buffer[13] != 0 || buffer[23] != unix.IPPROTO_UDP {
+		if must(t, err); n < 42 || buffer[12] != 8 || buffer[13] != 0 ||
+			buffer[23] != unix.IPPROTO_UDP {
 			continue
 		}
 		switch binary.BigEndian.Uint16(buffer[36:]) {
 		case hiddenPort:
-			t.Errorf("%s: %s > %s in cleartext", where, net.IP(buffer[26:30]), net.IP(buffer[30:34]))
+			t.Errorf("%s: %s > %s in cleartext", where, net.IP(buffer[26:30]),
+				net.IP(buffer[30:34]))
 		case espPort:
 			sealed++
 		case lastPort:

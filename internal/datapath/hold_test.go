@@ -101,7 +101,8 @@ func TestUpgradeEndsByPrune(t *testing.T) {
 		w.replaced(t, was)
 		w.closed(t, "in the end")
 		for _, name := range bpf.Deciding {
-			if pins, _ := filepath.Glob(filepath.Join(w.dir, bpf.MapPin+name+"-*")); len(pins) != 1 {
+			if pins, _ := filepath.Glob(filepath.Join(w.dir,
+				bpf.MapPin+name+"-*")); len(pins) != 1 {
 				t.Errorf("pins of %s: %v", name, pins)
 			}
 		}
@@ -118,7 +119,8 @@ func TestRoutesOfAnotherLayout(t *testing.T) {
 	w.relayout(t, "weft_routes")
 	d := w.start(t)
 	defer d.Close()
-	want := []Inherited{{Prefix: mustPrefix("10.2.0.0/24")}, {Prefix: mustPrefix("192.0.2.2/32"), Host: true}}
+	want := []Inherited{{Prefix: mustPrefix("10.2.0.0/24")},
+		{Prefix: mustPrefix("192.0.2.2/32"), Host: true}}
 	if got := d.Inherited(); !slices.Equal(got, want) {
 		t.Errorf("inherited %v, want %v", got, want)
 	}
@@ -140,7 +142,8 @@ func TestUpgradeRefusesStrays(t *testing.T) {
 	defer d.Close()
 	must(t, w.setNodes(t, d))
 	must(t, w.inside(func() error { return errors.Join(d.EnterEndpoints(nil), d.Prune(nil)) }))
-	_, err := unix.Write(w.pod, newPacket(podA.MAC, gatewayMAC, podA.IPv4, otherNode).udp(1000, hiddenPort, 32).bytes())
+	_, err := unix.Write(w.pod,
+		newPacket(podA.MAC, gatewayMAC, podA.IPv4, otherNode).udp(1000, hiddenPort, 32).bytes())
 	must(t, errors.Join(err, w.fromHost(otherNode, lastPort)))
 	if sealed := w.noSecret(t, w.wire, "on the wire"); sealed != 0 {
 		t.Errorf("%d packets of a pod without a record are sealed", sealed)

@@ -58,7 +58,8 @@ func deleteAll(names ...string) error {
 func veth(name string, mtu int) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = name, mtu
-	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name + "-peer", PeerMTU: uint32(mtu)}); err != nil {
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name + "-peer",
+		PeerMTU: uint32(mtu)}); err != nil {
 		return nil, err
 	}
 	l, err := netlink.LinkByName(name)
@@ -82,7 +83,8 @@ func attachedTo(index int) (names []string, err error) {
 	if xdp := l.Attrs().Xdp; xdp != nil && xdp.Attached {
 		ids = append(ids, xdp.ProgId)
 	}
-	for _, at := range []link.QueryOptions{{Target: index, Attach: ebpf.AttachTCXIngress}, {Target: index, Attach: ebpf.AttachTCXEgress}} {
+	for _, at := range []link.QueryOptions{{Target: index, Attach: ebpf.AttachTCXIngress},
+		{Target: index, Attach: ebpf.AttachTCXEgress}} {
 		found, err := link.QueryPrograms(at)
 		if err != nil {
 			return nil, err
@@ -121,8 +123,10 @@ func TestFailedUpdateKeepsTheProgram(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		wrong := hook.Attachment{Name: "from_wire", Kind: hook.TCIngress, Program: b.progs.Get("from_wire", hook.XDP)} // of another type: the kernel refuses it
-		if err := b.links().EnsureOne(wrong, "wthu", index); err == nil || !strings.Contains(err.Error(), "the program that was there stays") {
+		wrong := hook.Attachment{Name: "from_wire", Kind: hook.TCIngress,
+			Program: b.progs.Get("from_wire", hook.XDP)} // of another type: the kernel refuses it
+		if err := b.links().EnsureOne(wrong, "wthu", index); err == nil ||
+			!strings.Contains(err.Error(), "the program that was there stays") {
 			t.Errorf("error %v", err)
 		}
 		after, err := attachedTo(index)
@@ -155,13 +159,15 @@ func TestLoweredUplinkMTU(t *testing.T) {
 				}
 				ep := Endpoint{Slot: 3, HostIf: "wtp0"}
 				if b.progs = earlier.progs; b.progs != nil {
-					if err := b.links().Ensure(ep.HostIf, l.Attrs().Index, b.hooksFor(ep)); err != nil {
+					if err := b.links().Ensure(ep.HostIf, l.Attrs().Index,
+						b.hooksFor(ep)); err != nil {
 						return err
 					}
 				}
 				b.progs = small
 				err = b.links().Ensure(ep.HostIf, l.Attrs().Index, b.hooksFor(ep))
-				if names, _ := attachedTo(l.Attrs().Index); !slices.Equal(names, []string{"weft_from_pod", "weft_tag_in", "weft_to_pod"}) {
+				if names, _ := attachedTo(l.Attrs().Index); !slices.Equal(names,
+					[]string{"weft_from_pod", "weft_tag_in", "weft_to_pod"}) {
 					t.Errorf("attached: %v", names)
 				}
 				return err
@@ -192,13 +198,15 @@ func TestKilledWhileHooking(t *testing.T) {
 					for dieAt := 1; ; dieAt++ {
 						b.fault = nil
 						before(b)
-						if err := b.links().Ensure("wtp0", l.Attrs().Index, b.hooksFor(ep)); err != nil {
+						if err := b.links().Ensure("wtp0", l.Attrs().Index,
+							b.hooksFor(ep)); err != nil {
 							return err
 						}
 						after(b)
 						steps := 0
 						b.fault = func(step string) error {
-							if names, err := attachedTo(l.Attrs().Index); err != nil || !slices.Contains(names, "weft_from_pod") {
+							if names, err := attachedTo(l.Attrs().Index); err != nil ||
+								!slices.Contains(names, "weft_from_pod") {
 								t.Errorf("after step %s: %v, %v", step, names, err)
 							}
 							if steps++; steps == dieAt {
@@ -215,7 +223,8 @@ func TestKilledWhileHooking(t *testing.T) {
 						}
 					}
 					names, err := attachedTo(l.Attrs().Index)
-					names = slices.DeleteFunc(names, func(n string) bool { return n == "weft_tag_in" })
+					names = slices.DeleteFunc(names,
+						func(n string) bool { return n == "weft_tag_in" })
 					if !slices.Equal(names, []string{"weft_from_pod", "weft_to_pod"}) {
 						t.Errorf("in the end: %v", names)
 					}
@@ -237,7 +246,8 @@ func TestDetachDownFirst(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				ep := Endpoint{Slot: 3, HostIf: "wtp0", PodIf: "wtp0-peer", MAC: mac(3), GatewayMAC: gatewayMAC, IPv4: addr("10.1.0.33"), MTU: 1500, Chained: chained}
+				ep := Endpoint{Slot: 3, HostIf: "wtp0", PodIf: "wtp0-peer", MAC: mac(3),
+					GatewayMAC: gatewayMAC, IPv4: addr("10.1.0.33"), MTU: 1500, Chained: chained}
 				if err := b.AttachEndpoint(ep); err != nil {
 					return err
 				}
@@ -262,7 +272,8 @@ func TestDetachDownFirst(t *testing.T) {
 						t.Errorf("up with %v (%v)", names, err)
 					}
 					if chained && (!isUp(now) || err != nil) {
-						t.Errorf("another plugin's interface was changed: up %v, %v", isUp(now), err)
+						t.Errorf("another plugin's interface was changed: up %v, %v", isUp(now),
+							err)
 					}
 				}
 				if b.maps.EpIf.Lookup(uint32(l.Attrs().Index), new(bpf.Endpoint)) == nil {
@@ -287,7 +298,8 @@ func TestPruneKeepsHooksOfStrays(t *testing.T) {
 			if err := b.links().Ensure(name, l.Attrs().Index, b.hooksFor(Endpoint{})); err != nil {
 				return err
 			}
-			if err := b.putEndpoint(Endpoint{Slot: 3, HostIf: name, IPv4: addr("10.1.0.33")}, []int{l.Attrs().Index}); err != nil {
+			if err := b.putEndpoint(Endpoint{Slot: 3, HostIf: name, IPv4: addr("10.1.0.33")},
+				[]int{l.Attrs().Index}); err != nil {
 				return err
 			}
 		}
@@ -306,7 +318,8 @@ func TestPruneKeepsHooksOfStrays(t *testing.T) {
 			if b.maps.EpIf.Lookup(uint32(l.Attrs().Index), &entry) == nil {
 				t.Errorf("%s is still in the map", name)
 			}
-			if problems := strings.Join(b.Problems(), "\n"); !strings.Contains(problems, "interface "+name+" has no endpoint record") {
+			if problems := strings.Join(b.Problems(), "\n"); !strings.Contains(problems,
+				"interface "+name+" has no endpoint record") {
 				t.Errorf("problems: %s", problems)
 			}
 		}
@@ -343,7 +356,8 @@ func TestRenamedInterfaceKeepsItsHooks(t *testing.T) {
 		if err := b.attachUplink(old); err != nil {
 			return err
 		}
-		if err := errors.Join(netlink.LinkSetDown(old), netlink.LinkSetName(old, "wtp0"), netlink.LinkSetUp(old)); err != nil {
+		if err := errors.Join(netlink.LinkSetDown(old), netlink.LinkSetName(old, "wtp0"),
+			netlink.LinkSetUp(old)); err != nil {
 			return err
 		}
 		peer, err := netlink.LinkByName("wthu-peer")

@@ -27,7 +27,8 @@ var errUnsubscribed = errors.New("the kernel's events were cut off")
 
 func (d *Datapath) subscribeHost(ctx context.Context) (*hostEvents, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	e := &hostEvents{links: make(chan netlink.LinkUpdate, 64), routes: make(chan netlink.RouteUpdate, 256), neighbors: make(chan netlink.NeighUpdate, 256)}
+	e := &hostEvents{links: make(chan netlink.LinkUpdate, 64),
+		routes: make(chan netlink.RouteUpdate, 256), neighbors: make(chan netlink.NeighUpdate, 256)}
 	var drains []func()
 	e.end = func() {
 		cancel()
@@ -40,15 +41,21 @@ func (d *Datapath) subscribeHost(ctx context.Context) (*hostEvents, error) {
 			d.log.Warn("netlink subscription", "err", err)
 		}
 	}
-	errLinks := netlink.LinkSubscribeWithOptions(e.links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: failed, ReceiveBufferSize: hostBuffer, ReceiveBufferForceSize: true})
+	errLinks := netlink.LinkSubscribeWithOptions(e.links, ctx.Done(),
+		netlink.LinkSubscribeOptions{ErrorCallback: failed, ReceiveBufferSize: hostBuffer,
+			ReceiveBufferForceSize: true})
 	if errLinks == nil {
 		drains = append(drains, func() { drain(e.links) })
 	}
-	errRoutes := netlink.RouteSubscribeWithOptions(e.routes, ctx.Done(), netlink.RouteSubscribeOptions{ErrorCallback: failed, ReceiveBufferSize: hostBuffer, ReceiveBufferForceSize: true})
+	errRoutes := netlink.RouteSubscribeWithOptions(e.routes, ctx.Done(),
+		netlink.RouteSubscribeOptions{ErrorCallback: failed, ReceiveBufferSize: hostBuffer,
+			ReceiveBufferForceSize: true})
 	if errRoutes == nil {
 		drains = append(drains, func() { drain(e.routes) })
 	}
-	errNeighbors := netlink.NeighSubscribeWithOptions(e.neighbors, ctx.Done(), netlink.NeighSubscribeOptions{ErrorCallback: failed, ReceiveBufferSize: hostBuffer, ReceiveBufferForceSize: true})
+	errNeighbors := netlink.NeighSubscribeWithOptions(e.neighbors, ctx.Done(),
+		netlink.NeighSubscribeOptions{ErrorCallback: failed, ReceiveBufferSize: hostBuffer,
+			ReceiveBufferForceSize: true})
 	if errNeighbors == nil {
 		drains = append(drains, func() { drain(e.neighbors) })
 	}

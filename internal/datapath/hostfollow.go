@@ -147,7 +147,8 @@ func (d *Datapath) linkChanged(l netlink.LinkUpdate) (uplink bool) {
 		d.followUplinks()
 		return true
 	case l.Header.Type == unix.RTM_DELLINK, l.Link.Attrs().Flags&net.FlagUp == 0:
-		if strings.HasPrefix(name, netdev.HostPrefix) || strings.HasPrefix(name, netdev.SecondPrefix) || d.isEndpoint(name) {
+		if strings.HasPrefix(name, netdev.HostPrefix) ||
+			strings.HasPrefix(name, netdev.SecondPrefix) || d.isEndpoint(name) {
 			d.host.tell(HostChange{Interfaces: []string{name}})
 		}
 	}
@@ -210,5 +211,6 @@ func (d *Datapath) restoreRoutes(lost map[string]bool) {
 		return
 	}
 	d.log.Warn("routes of Weft's were gone, put them back", "routes", back)
-	d.host.note("%d of Weft's routes were gone (removed by somebody else?), put them back: %s", len(back), strings.Join(back[:min(len(back), 4)], ", "))
+	d.host.note("%d of Weft's routes were gone (removed by somebody else?), put them back: %s",
+		len(back), strings.Join(back[:min(len(back), 4)], ", "))
 }

@@ -36,7 +36,8 @@ func (b *harness) followed(t *testing.T) {
 	}))
 	f := <-ns
 	go func() {
-		done <- netns.Do(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), func() error { return b.followHost(ctx) })
+		done <- netns.Do(fmt.Sprintf("/proc/self/fd/%d", f.Fd()),
+			func() error { return b.followHost(ctx) })
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -69,8 +70,10 @@ func TestUplinkCannotBeLookedAt(t *testing.T) {
 		want string // in the only problem, "" for none
 	}{
 		{"once", 1, unix.ENOBUFS, true, ""},
-		{"always", -1, unix.ENOBUFS, true, "uplink wthu cannot be looked at: no buffer space available"},
-		{"an interrupted dump", -1, netlink.ErrDumpInterrupted, true, "uplink wthu cannot be looked at"},
+		{"always", -1, unix.ENOBUFS, true,
+			"uplink wthu cannot be looked at: no buffer space available"},
+		{"an interrupted dump", -1, netlink.ErrDumpInterrupted, true,
+			"uplink wthu cannot be looked at"},
 		{"not there", -1, netlink.LinkNotFoundError{}, false, "uplink wthu is missing"},
 	} {
 		left := tt.fail
@@ -129,7 +132,8 @@ func TestUplinkMadeAnew(t *testing.T) {
 			return ok
 		})
 		await(t, "the end of the problem", func() bool { return len(b.Problems()) == 0 })
-		if keys, err := bpftest.Keys(b.maps.Uplinks); err != nil || len(keys) != 1 || b.maps.Uplinks.Lookup(uint32(index), new(uint8)) != nil {
+		if keys, err := bpftest.Keys(b.maps.Uplinks); err != nil || len(keys) != 1 ||
+			b.maps.Uplinks.Lookup(uint32(index), new(uint8)) != nil {
 			t.Errorf("uplinks in the map: %v, %v; want %d alone", keys, err, index)
 		}
 	}
@@ -159,7 +163,8 @@ func TestEndedSubscriptionLeavesNothing(t *testing.T) {
 		events.end()
 		return nil
 	}))
-	await(t, "the end of the subscription's goroutines", func() bool { return runtime.NumGoroutine() <= before })
+	await(t, "the end of the subscription's goroutines",
+		func() bool { return runtime.NumGoroutine() <= before })
 }
 
 // TestHookForcedOff: a link that somebody detached by force is attached again at the next look.
@@ -173,7 +178,8 @@ func TestHookForcedOff(t *testing.T) {
 		if err := b.attachUplink(l); err != nil {
 			return err
 		}
-		pinned, err := link.LoadPinnedLink(hook.Path(b.opts.BPFDir, "to_wire", hook.TCEgress, "wthu"), nil)
+		pinned, err := link.LoadPinnedLink(hook.Path(b.opts.BPFDir, "to_wire", hook.TCEgress,
+			"wthu"), nil)
 		if err != nil {
 			return err
 		}
@@ -196,10 +202,12 @@ func TestHookForcedOff(t *testing.T) {
 // noted.
 func TestRoutesRemovedByOthers(t *testing.T) {
 	b := nodeHarness(t)
-	must(t, b.inside(func() error { return netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1}}) }))
+	must(t,
+		b.inside(func() error { return netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1}}) }))
 	b.host = hostState{changed: make(chan HostChange, 1)}
 	uplinks, ranges := b.opts.Uplinks, b.opts.PodCIDRs
-	b.opts.Uplinks, b.opts.PodCIDRs = nil, append(ranges, mustPrefix("10.1.0.0/24"), mustPrefix("fd00:1::/64"))
+	b.opts.Uplinks, b.opts.PodCIDRs = nil, append(ranges, mustPrefix("10.1.0.0/24"),
+		mustPrefix("fd00:1::/64"))
 	must(t, b.openNextHops())
 	t.Cleanup(func() {
 		b.opts.Uplinks, b.opts.PodCIDRs = uplinks, ranges
@@ -216,7 +224,8 @@ func TestRoutesRemovedByOthers(t *testing.T) {
 		must(t, b.inside(removeRoutes))
 		await(t, "the routes", func() bool { return slices.Equal(b.kernelRoutes(t), want) })
 		await(t, "the note", func() bool {
-			return len(b.Notes()) >= round && strings.Contains(b.Notes()[len(b.Notes())-1].Text, "of Weft's routes were gone")
+			return len(b.Notes()) >= round &&
+				strings.Contains(b.Notes()[len(b.Notes())-1].Text, "of Weft's routes were gone")
 		})
 	}
 }
@@ -262,10 +271,13 @@ func TestOwnRouteChangesAreNoLoss(t *testing.T) {
 	b.setNodes(t, peerNode("n2", 2, "10.2.0.0/24"), peerNode("n3", 3, "10.3.0.0/24"))
 	b.followed(t)
 	b.setNodes(t, peerNode("n3", 3, "10.3.0.0/24"))
-	must(t, b.inside(func() error { // a route of another's after it: its event comes after the removed one's
-		return netlink.RouteDel(&netlink.Route{Dst: ipNet(mustPrefix("10.3.0.0/24")), Protocol: RouteProtocol})
-	}))
-	await(t, "the other node's route", func() bool { return slices.Equal(b.kernelRoutes(t), []string{"10.3.0.0/24"}) })
+	must(t,
+		b.inside(func() error { // a route of another's after it: its event comes after the removed one's
+			return netlink.RouteDel(&netlink.Route{Dst: ipNet(mustPrefix("10.3.0.0/24")),
+				Protocol: RouteProtocol})
+		}))
+	await(t, "the other node's route",
+		func() bool { return slices.Equal(b.kernelRoutes(t), []string{"10.3.0.0/24"}) })
 	await(t, "the note", func() bool { return len(b.Notes()) > 0 })
 	if text := b.Notes()[0].Text; strings.Contains(text, "10.2.0.0/24") {
 		t.Errorf("note: %s", text)
@@ -300,7 +312,8 @@ func TestGoneInterfaceLeavesNothing(t *testing.T) {
 				return err
 			}
 			index = uint32(l.Attrs().Index)
-			return errors.Join(b.putEndpoint(ep, []int{l.Attrs().Index}), b.links().Ensure("wtp0", l.Attrs().Index, b.hooksFor(ep)), leave())
+			return errors.Join(b.putEndpoint(ep, []int{l.Attrs().Index}),
+				b.links().Ensure("wtp0", l.Attrs().Index, b.hooksFor(ep)), leave())
 		}))
 		must(t, b.inside(func() error { b.dropGone(); return nil }))
 		if links, err := hook.List(b.opts.BPFDir); err != nil || len(links) == 0 {
@@ -311,7 +324,8 @@ func TestGoneInterfaceLeavesNothing(t *testing.T) {
 			must(t, b.inside(func() error { return deleteAll("wtp0") }))
 			await(t, "the end of pins, entry and problem", func() bool {
 				links, err := hook.List(b.opts.BPFDir)
-				return err == nil && len(links) == 0 && len(b.Problems()) == 0 && b.maps.EpIf.Lookup(index, new(bpf.Endpoint)) != nil
+				return err == nil && len(links) == 0 && len(b.Problems()) == 0 &&
+					b.maps.EpIf.Lookup(index, new(bpf.Endpoint)) != nil
 			})
 		})
 		must(t, b.forgetEndpoint(ep))

@@ -40,7 +40,8 @@ func (h *hostState) set(change func(*hostState)) {
 
 func (h *hostState) note(format string, args ...any) {
 	h.set(func(h *hostState) {
-		h.notes = append(h.notes, Note{time.Now().UTC().Truncate(time.Second), fmt.Sprintf(format, args...)})
+		h.notes = append(h.notes,
+			Note{time.Now().UTC().Truncate(time.Second), fmt.Sprintf(format, args...)})
 		h.notes = h.notes[max(0, len(h.notes)-maxNotes):]
 	})
 }
@@ -90,10 +91,12 @@ func (d *Datapath) Problems() []string {
 		out = append(out, d.host.held)
 	}
 	for _, name := range d.host.strays {
-		out = append(out, fmt.Sprintf("interface %s has no endpoint record: its hooks stay and refuse all that comes from it (unknown_interface); remove the pod or the interface", name))
+		out = append(out,
+			fmt.Sprintf("interface %s has no endpoint record: its hooks stay and refuse all that comes from it (unknown_interface); remove the pod or the interface", name))
 	}
 	for _, path := range d.host.damaged {
-		out = append(out, fmt.Sprintf("%s could not be read and was set aside: cleanup cannot put back what it noted; remove it once that is done by hand", path))
+		out = append(out,
+			fmt.Sprintf("%s could not be read and was set aside: cleanup cannot put back what it noted; remove it once that is done by hand", path))
 	}
 	return out
 }

@@ -12,7 +12,8 @@ func TestHostChangesAreCollected(t *testing.T) {
 	for _, name := range []string{"weft2", "weft1", "weft2"} {
 		d.host.tell(HostChange{Interfaces: []string{name}})
 	}
-	if got := <-d.HostChanges(); got.All || !slices.Equal(got.Interfaces, []string{"weft1", "weft2"}) {
+	if got := <-d.HostChanges(); got.All ||
+		!slices.Equal(got.Interfaces, []string{"weft1", "weft2"}) {
 		t.Errorf("%+v", got)
 	}
 	d.host.tell(HostChange{All: true})

@@ -45,13 +45,20 @@ func TestICMPErrorsAboutSealedFlows(t *testing.T) {
 				name, want, reason string
 				frame              func() []byte
 			}{
-				{"too big, from a router in cleartext", "drop", "icmp_unsealed", func() []byte { return about(sent, routers[family]).bytes() }},
-				{"too big about what went outside, in cleartext", "redirect", "", func() []byte { return about(outside, routers[family]).bytes() }},
-				{"too big, sealed by the peer as its host", "redirect", "", func() []byte { return sealedAs(about(sent, host), 1) }},
-				{"too big, sealed by the peer as the world's", "drop", "icmp_unsealed", func() []byte { return sealedAs(about(sent, routers[family]), 3) }},
-				{"too big about what went to the peer's host, sealed as the world's", "redirect", "", func() []byte { return sealedAs(about(toHost, routers[family]), 3) }},
-				{"too big about what went outside, sealed as the world's", "redirect", "", func() []byte { return sealedAs(about(outside, routers[family]), 3) }},
-				{"unreachable, sealed by the peer's pod", "redirect", "", func() []byte { return sealedAs(about(sent, dst), identityPeer) }},
+				{"too big, from a router in cleartext", "drop", "icmp_unsealed",
+					func() []byte { return about(sent, routers[family]).bytes() }},
+				{"too big about what went outside, in cleartext", "redirect", "",
+					func() []byte { return about(outside, routers[family]).bytes() }},
+				{"too big, sealed by the peer as its host", "redirect", "",
+					func() []byte { return sealedAs(about(sent, host), 1) }},
+				{"too big, sealed by the peer as the world's", "drop", "icmp_unsealed",
+					func() []byte { return sealedAs(about(sent, routers[family]), 3) }},
+				{"too big about what went to the peer's host, sealed as the world's", "redirect",
+					"", func() []byte { return sealedAs(about(toHost, routers[family]), 3) }},
+				{"too big about what went outside, sealed as the world's", "redirect", "",
+					func() []byte { return sealedAs(about(outside, routers[family]), 3) }},
+				{"unreachable, sealed by the peer's pod", "redirect", "",
+					func() []byte { return sealedAs(about(sent, dst), identityPeer) }},
 			} {
 				t.Run(context+" "+c.name+" "+dst.String(), func(t *testing.T) {
 					must(t, emptyMap(b.maps.Drops))
@@ -68,7 +75,8 @@ func TestICMPErrorsAboutSealedFlows(t *testing.T) {
 					if v != c.want {
 						t.Errorf("%s, want %s; %v", v, c.want, b.counted(t))
 					}
-					if got := reasonsIn(b.counted(t)); c.reason == "" && got != nil || c.reason != "" && (len(got) != 1 || got[0] != c.reason) {
+					if got := reasonsIn(b.counted(t)); c.reason == "" && got != nil ||
+						c.reason != "" && (len(got) != 1 || got[0] != c.reason) {
 						t.Errorf("drop reasons %v, want %q", got, c.reason)
 					}
 				})
@@ -97,23 +105,38 @@ func TestICMPErrorsThroughTheStack(t *testing.T) {
 			return error.icmpError(2, 0, 1280, quoted, 88)
 		}
 		return []errorRow{
-			{name + " by an interface without hooks, about a remote pod", "to_pod", "wtx", about(pod, pod, peer), "drop", bpf.ReasonIcmpUnsealed},
-			{name + " translated, about a remote pod", "to_pod", "wtup", about(pod, pod, peer), "drop", bpf.ReasonIcmpUnsealed},
-			{name + " translated, about a remote host", "to_pod", "wtup", about(pod, pod, peerHost), "drop", bpf.ReasonIcmpUnsealed},
-			{name + " about a lost node's pod", "to_pod", "wtup", about(pod, pod, lost), "drop", bpf.ReasonIcmpUnsealed},
-			{name + " about the world", "to_pod", "wtup", about(pod, pod, world), "pass", bpf.ReasonNone},
-			{name + " about the world, by an interface without hooks", "to_pod", "wtx", about(pod, pod, world), "pass", bpf.ReasonNone},
-			{name + " about the world, in fragments", "to_pod", "wtx", about(pod, pod, world).fragment(0, 96, true), "drop", bpf.ReasonIcmpNoFlow},
-			{name + " in which another's packet is quoted", "to_pod", "wtx", about(pod, world, peer), "drop", bpf.ReasonIcmpMismatch},
-			{name + " of this host itself, about a remote pod", "to_pod", "", about(pod, pod, peer), "pass", bpf.ReasonNone},
-			{name + " of another pod, about a remote pod", "to_pod", "wtb", about(pod, pod, peer), "pass", bpf.ReasonNone},
-			{name + " to this host, about a remote pod", "from_wire", "wtup", about(own, own, peer), "drop", bpf.ReasonIcmpUnsealed},
-			{name + " to this host, about a lost node's pod", "from_wire", "wtup", about(own, own, lost), "drop", bpf.ReasonIcmpUnsealed},
-			{name + " to this host, about a remote host", "from_wire", "wtup", about(own, own, peerHost), "pass", bpf.ReasonNone},
-			{name + " to this host, about the world", "from_wire", "wtup", about(own, own, world), "pass", bpf.ReasonNone},
+			{name + " by an interface without hooks, about a remote pod", "to_pod", "wtx",
+				about(pod, pod, peer), "drop", bpf.ReasonIcmpUnsealed},
+			{name + " translated, about a remote pod", "to_pod", "wtup", about(pod, pod, peer),
+				"drop", bpf.ReasonIcmpUnsealed},
+			{name + " translated, about a remote host", "to_pod", "wtup", about(pod, pod, peerHost),
+				"drop", bpf.ReasonIcmpUnsealed},
+			{name + " about a lost node's pod", "to_pod", "wtup", about(pod, pod, lost), "drop",
+				bpf.ReasonIcmpUnsealed},
+			{name + " about the world", "to_pod", "wtup", about(pod, pod, world), "pass",
+				bpf.ReasonNone},
+			{name + " about the world, by an interface without hooks", "to_pod", "wtx",
+				about(pod, pod, world), "pass", bpf.ReasonNone},
+			{name + " about the world, in fragments", "to_pod", "wtx",
+				about(pod, pod, world).fragment(0, 96, true), "drop", bpf.ReasonIcmpNoFlow},
+			{name + " in which another's packet is quoted", "to_pod", "wtx",
+				about(pod, world, peer), "drop", bpf.ReasonIcmpMismatch},
+			{name + " of this host itself, about a remote pod", "to_pod", "", about(pod, pod, peer),
+				"pass", bpf.ReasonNone},
+			{name + " of another pod, about a remote pod", "to_pod", "wtb", about(pod, pod, peer),
+				"pass", bpf.ReasonNone},
+			{name + " to this host, about a remote pod", "from_wire", "wtup", about(own, own, peer),
+				"drop", bpf.ReasonIcmpUnsealed},
+			{name + " to this host, about a lost node's pod", "from_wire", "wtup",
+				about(own, own, lost), "drop", bpf.ReasonIcmpUnsealed},
+			{name + " to this host, about a remote host", "from_wire", "wtup",
+				about(own, own, peerHost), "pass", bpf.ReasonNone},
+			{name + " to this host, about the world", "from_wire", "wtup", about(own, own, world),
+				"pass", bpf.ReasonNone},
 		}
 	}
-	for _, c := range append(rows("IPv4", addr("203.0.113.1"), podA.IPv4, node4, peer4, wireB4, lost4, world4),
+	for _, c := range append(rows("IPv4", addr("203.0.113.1"), podA.IPv4, node4, peer4, wireB4,
+		lost4, world4),
 		rows("IPv6", addr("2001:db8:5::1"), podA.IPv6, node6, peer6, wireB6, lost6, world6)...) {
 		t.Run(c.hook+" "+c.name, func(t *testing.T) {
 			b := newSealHarness(t, 4).keyed(t)
@@ -121,9 +144,10 @@ func TestICMPErrorsThroughTheStack(t *testing.T) {
 			must(t, b.putUplink(b.index["wtup"]))
 			frame := c.in.bytes()
 			iface := map[string]string{"to_pod": "wta", "from_wire": "wtup"}[c.hook]
-			options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512), Repeat: 1, Context: &skbContext{
-				Ifindex: uint32(b.index[iface]), IngressIfindex: uint32(b.index[c.via]),
-			}}
+			options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+512),
+				Repeat: 1, Context: &skbContext{
+					Ifindex: uint32(b.index[iface]), IngressIfindex: uint32(b.index[c.via]),
+				}}
 			var code uint32
 			must(t, b.inside(func() (err error) {
 				code, err = b.program("tc", c.hook).Run(options)
@@ -132,7 +156,8 @@ func TestICMPErrorsThroughTheStack(t *testing.T) {
 			if got := verdictOf("tc", code); got != c.want {
 				t.Errorf("%s, want %s", got, c.want)
 			}
-			if got := reasonsIn(b.counted(t)); c.reason == bpf.ReasonNone && got != nil || c.reason != bpf.ReasonNone && (len(got) != 1 || got[0] != c.reason.String()) {
+			if got := reasonsIn(b.counted(t)); c.reason == bpf.ReasonNone && got != nil ||
+				c.reason != bpf.ReasonNone && (len(got) != 1 || got[0] != c.reason.String()) {
 				t.Errorf("drop reasons %v, want %s", got, c.reason)
 			}
 		})
@@ -149,7 +174,8 @@ func TestSealedErrorIsNoSYN(t *testing.T) {
 	must(t, b.maps.Routes.Put(&key, &bpf.Route{Node: 1}))
 	sent := newPacket(peerMAC, uplinkMAC, pod, podA.IPv4).tcp(1000, 80, syn, 0).ttl(1).id(0xc000)
 	for i, context := range contexts {
-		frame := b.sealedBy(t, peerSA(0), espref.Packet{Seq: uint64(i) + 1, Inner: sent.bytes()[14:]}, wireB4)
+		frame := b.sealedBy(t, peerSA(0),
+			espref.Packet{Seq: uint64(i) + 1, Inner: sent.bytes()[14:]}, wireB4)
 		v, out := b.send(t, context, "from_wire", "wtup", frame)
 		if v != "redirect" {
 			t.Fatalf("%s: %s, want redirect; %v", context, v, b.counted(t))
@@ -160,7 +186,8 @@ func TestSealedErrorIsNoSYN(t *testing.T) {
 			t.Errorf("%s: quotes\n%x, want\n%x", context, icmp[8:], sent.bytes()[14:])
 		}
 		if inet.Checksum(icmp) != 0 || icmp[0] != 11 {
-			t.Errorf("%s: type %d, want 11; checksum off by %#x", context, icmp[0], inet.Checksum(icmp))
+			t.Errorf("%s: type %d, want 11; checksum off by %#x", context, icmp[0],
+				inet.Checksum(icmp))
 		}
 	}
 }
@@ -168,7 +195,10 @@ func TestSealedErrorIsNoSYN(t *testing.T) {
 // TestErrorsQuoteNothing: what a host has sent sealed to a pod is not readable in the error that
 // this host's kernel sends back; errors about what travels readable go as ever.
 func TestErrorsQuoteNothing(t *testing.T) {
-	for _, c := range []struct{ own, pod, remote, lost netip.Addr }{{node4, podA.IPv4, wireB4, lostHost4}, {node6, podA.IPv6, wireB6, lostHost6}} {
+	for _, c := range []struct {
+		own, pod, remote,
+		lost netip.Addr
+	}{{node4, podA.IPv4, wireB4, lostHost4}, {node6, podA.IPv6, wireB6, lostHost6}} {
 		quoting := func(to netip.Addr, quoted packet, size int) packet {
 			p := newPacket(gatewayMAC, gatewayMAC, c.own, to)
 			if to.Is4() {
@@ -177,7 +207,8 @@ func TestErrorsQuoteNothing(t *testing.T) {
 			return p.icmpError(1, 0, 0, quoted, size)
 		}
 		error := func(to, quotedSrc, quotedDst netip.Addr) packet {
-			return quoting(to, fromA(quotedDst).src(quotedSrc).udp(1, 2, 60), map[bool]int{true: 48, false: 88}[to.Is4()])
+			return quoting(to, fromA(quotedDst).src(quotedSrc).udp(1, 2, 60),
+				map[bool]int{true: 48, false: 88}[to.Is4()])
 		}
 		// Neither has the eight bytes that a transport header would be read from; the IPv6 one ends
 		// in an extension header.
@@ -192,14 +223,21 @@ func TestErrorsQuoteNothing(t *testing.T) {
 			return quoting(from, fromA(to).src(from).udp(1, 2, 60), size)
 		}
 		for _, o := range []origin{
-			{name: "about a packet to a pod", in: error(c.remote, c.remote, c.pod), want: "redirect", into: bpf.IdentityHost},
-			{name: "about a packet to a pod of a protocol and size that nothing is known of", in: short(c.remote, c.pod), want: "redirect", into: bpf.IdentityHost},
+			{name: "about a packet to a pod", in: error(c.remote, c.remote, c.pod),
+				want: "redirect", into: bpf.IdentityHost},
+			{name: "about a packet to a pod of a protocol and size that nothing is known of",
+				in: short(c.remote, c.pod), want: "redirect", into: bpf.IdentityHost},
 			{name: "about such a packet to this host", in: short(c.remote, c.own), want: "pass"},
-			{name: "about a packet whose header is cut off", in: cut(c.remote, c.pod, 16), want: "redirect", into: bpf.IdentityHost},
-			{name: "about a packet to this host", in: error(c.remote, c.remote, c.own), want: "pass"},
-			{name: "about a packet of somebody else's", in: error(c.remote, c.lost, c.pod), want: "redirect", into: bpf.IdentityHost},
-			{name: "to a lost node, about a packet to a pod", in: error(c.lost, c.lost, c.pod), want: "drop", reason: bpf.ReasonNoNode},
-			{name: "of the world's, about a packet to a pod", via: "wtup", in: error(c.remote, c.remote, c.pod).src(world4), want: "pass"},
+			{name: "about a packet whose header is cut off", in: cut(c.remote, c.pod, 16),
+				want: "redirect", into: bpf.IdentityHost},
+			{name: "about a packet to this host", in: error(c.remote, c.remote, c.own),
+				want: "pass"},
+			{name: "about a packet of somebody else's", in: error(c.remote, c.lost, c.pod),
+				want: "redirect", into: bpf.IdentityHost},
+			{name: "to a lost node, about a packet to a pod", in: error(c.lost, c.lost, c.pod),
+				want: "drop", reason: bpf.ReasonNoNode},
+			{name: "of the world's, about a packet to a pod", via: "wtup",
+				in: error(c.remote, c.remote, c.pod).src(world4), want: "pass"},
 		} {
 			if o.via != "" && c.own.Is6() {
 				o.in = o.in.src(world6)

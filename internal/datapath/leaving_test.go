@@ -43,16 +43,23 @@ func TestLeaving(t *testing.T) {
 	rows := func(own, peer netip.Addr) []leaving {
 		return []leaving{
 			{name: "this host", in: fromA(peer).src(own), into: bpf.IdentityHost},
-			{name: "this host, with something on top of the uplink", child: true, in: fromA(peer).src(own), into: bpf.IdentityHost},
-			{name: "this host, without a socket", orphan: true, in: fromA(peer).src(own), into: bpf.IdentityHost},
-			{name: "no socket, with something on top of the uplink", orphan: true, child: true, in: fromA(peer).src(own), into: bpf.IdentityWorld},
+			{name: "this host, with something on top of the uplink", child: true,
+				in: fromA(peer).src(own), into: bpf.IdentityHost},
+			{name: "this host, without a socket", orphan: true, in: fromA(peer).src(own),
+				into: bpf.IdentityHost},
+			{name: "no socket, with something on top of the uplink", orphan: true, child: true,
+				in: fromA(peer).src(own), into: bpf.IdentityWorld},
 			{name: "a pod", via: "wta", in: fromA(peer), into: identityA},
-			{name: "a pod, with something on top of the uplink", via: "wta", child: true, in: fromA(peer), into: identityA},
-			{name: "a container in a pod's name, by the pod's index", via: "wta", macvlan: true, in: fromA(peer), reason: bpf.ReasonForeignSource},
-			{name: "a container in this host's name, by the pod's index", via: "wta", macvlan: true, in: fromA(peer).src(own), into: bpf.IdentityWorld},
+			{name: "a pod, with something on top of the uplink", via: "wta", child: true,
+				in: fromA(peer), into: identityA},
+			{name: "a container in a pod's name, by the pod's index", via: "wta", macvlan: true,
+				in: fromA(peer), reason: bpf.ReasonForeignSource},
+			{name: "a container in this host's name, by the pod's index", via: "wta", macvlan: true,
+				in: fromA(peer).src(own), into: bpf.IdentityWorld},
 		}
 	}
-	for family, list := range map[string][]leaving{"IPv4": rows(node4, peer4), "IPv6": rows(node6, peer6)} {
+	for family, list := range map[string][]leaving{"IPv4": rows(node4, peer4),
+		"IPv6": rows(node6, peer6)} {
 		t.Run(family, func(t *testing.T) {
 			b := newLeavingHarness(t, "wtup")
 			for _, l := range list {
@@ -90,7 +97,8 @@ func newLeavingHarness(t *testing.T, uplink string) *leavingHarness {
 		if err := b.putUplink(b.uplink); err != nil {
 			return err
 		}
-		hooked, err := link.AttachTCX(link.TCXOptions{Program: program, Interface: b.uplink, Attach: ebpf.AttachTCXEgress})
+		hooked, err := link.AttachTCX(link.TCXOptions{Program: program, Interface: b.uplink,
+			Attach: ebpf.AttachTCXEgress})
 		if err == nil {
 			t.Cleanup(func() { hooked.Close() })
 		}
@@ -131,7 +139,8 @@ func (l leaving) run(t *testing.T, b *leavingHarness) {
 	}))
 	var into uint32
 	var got []string
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline) && into == 0 && got == nil; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline) && into == 0 &&
+		got == nil; time.Sleep(time.Millisecond) {
 		into, got = b.sealedAs(l.in.to), reasonsIn(b.counted(t))
 	}
 	want := ""
@@ -166,7 +175,8 @@ func (b *leavingHarness) orphan(t *testing.T) error {
 		Instructions: asm.Instructions{
 			asm.LoadMem(asm.R2, asm.R1, markAt, asm.Word), asm.JEq.Imm(asm.R2, 1, "next"),
 			asm.Mov.Imm(asm.R2, 1), asm.StoreMem(asm.R1, markAt, asm.R2, asm.Word),
-			asm.Mov.Imm(asm.R2, int32(b.uplink)), asm.Mov.Imm(asm.R3, 0), asm.FnCloneRedirect.Call(),
+			asm.Mov.Imm(asm.R2, int32(b.uplink)), asm.Mov.Imm(asm.R3, 0),
+			asm.FnCloneRedirect.Call(),
 			asm.Mov.Imm(asm.R0, 2), asm.Return(),
 			asm.Mov.Imm(asm.R0, -1).WithSymbol("next"), asm.Return(),
 		},
@@ -175,7 +185,8 @@ func (b *leavingHarness) orphan(t *testing.T) error {
 		return err
 	}
 	defer program.Close()
-	hooked, err := link.AttachTCX(link.TCXOptions{Program: program, Interface: b.uplink, Attach: ebpf.AttachTCXEgress, Anchor: link.Head()})
+	hooked, err := link.AttachTCX(link.TCXOptions{Program: program, Interface: b.uplink,
+		Attach: ebpf.AttachTCXEgress, Anchor: link.Head()})
 	if err == nil {
 		t.Cleanup(func() { hooked.Close() })
 	}
@@ -196,7 +207,8 @@ func enslave(t *testing.T, b *exitHarness, name, port string) (index int, err er
 	if err != nil {
 		return 0, err
 	}
-	return bridge.Attrs().Index, errors.Join(netlink.LinkSetMaster(l, bridge), netlink.LinkSetUp(bridge))
+	return bridge.Attrs().Index, errors.Join(netlink.LinkSetMaster(l, bridge),
+		netlink.LinkSetUp(bridge))
 }
 
 // container makes a network namespace with a macvlan on the uplink, whose other interface has the
@@ -212,17 +224,22 @@ func (b *leavingHarness) container(t *testing.T, p packet) (send func() error, e
 		_ = netns.Do(path, func() error { return runIP("link", "del", "mv0") })
 		_ = netns.Delete(name)
 	})
-	if err := runIP("link", "add", "link", "wtup", "name", "mv0", "index", "30000", "netns", name, "type", "macvlan", "mode", "bridge"); err != nil {
+	if err := runIP("link", "add", "link", "wtup", "name", "mv0", "index", "30000", "netns", name,
+		"type", "macvlan", "mode", "bridge"); err != nil {
 		return nil, err
 	}
 	err = netns.Do(path, func() error {
-		for file, value := range map[string]string{"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1", "ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0"} {
+		for file, value := range map[string]string{"ipv4/ip_forward": "1",
+			"ipv6/conf/all/forwarding": "1", "ipv4/conf/all/rp_filter": "0",
+			"ipv4/conf/default/rp_filter": "0"} {
 			if err := netdev.WriteSysctl(file, value); err != nil {
 				return err
 			}
 		}
-		err := errors.Join(runIP("link", "add", "wta", "index", strconv.Itoa(b.index["wta"]), "type", "veth", "peer", "name", "wta-peer", "index", "30001"),
-			runIP("link", "set", "wta", "up"), runIP("link", "set", "wta-peer", "up"), runIP("link", "set", "mv0", "up"),
+		err := errors.Join(runIP("link", "add", "wta", "index", strconv.Itoa(b.index["wta"]),
+			"type", "veth", "peer", "name", "wta-peer", "index", "30001"),
+			runIP("link", "set", "wta", "up"), runIP("link", "set", "wta-peer", "up"),
+			runIP("link", "set", "mv0", "up"),
 			// Or the kernel would have no address to forward with.
 			runIP("addr", "add", "172.31.0.1/32", "dev", "wta"))
 		if err != nil {

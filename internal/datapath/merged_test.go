@@ -37,7 +37,8 @@ func (b *harness) wire(t *testing.T, name string) (far string) {
 	must(t, b.inside(func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = name
-		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: name + "-far", PeerNamespace: netlink.NsFd(int(fd.Fd()))}
+		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: name + "-far",
+			PeerNamespace: netlink.NsFd(int(fd.Fd()))}
 		if err := netlink.LinkAdd(veth); err != nil {
 			return err
 		}
@@ -46,7 +47,8 @@ func (b *harness) wire(t *testing.T, name string) (far string) {
 			return err
 		}
 		b.index[name] = near.Attrs().Index
-		address := &netlink.Addr{IPNet: &net.IPNet{IP: wireA6.AsSlice(), Mask: net.CIDRMask(64, 128)}, Flags: unix.IFA_F_NODAD}
+		address := &netlink.Addr{IPNet: &net.IPNet{IP: wireA6.AsSlice(),
+			Mask: net.CIDRMask(64, 128)}, Flags: unix.IFA_F_NODAD}
 		return errors.Join(netlink.AddrAdd(near, address), netlink.LinkSetUp(near))
 	}))
 	t.Cleanup(func() {
@@ -69,10 +71,13 @@ func burst(far, name string, payload []byte, n int, to net.HardwareAddr) error {
 		if err != nil {
 			return err
 		}
-		address := &netlink.Addr{IPNet: &net.IPNet{IP: wireB6.AsSlice(), Mask: net.CIDRMask(64, 128)}, Flags: unix.IFA_F_NODAD}
+		address := &netlink.Addr{IPNet: &net.IPNet{IP: wireB6.AsSlice(),
+			Mask: net.CIDRMask(64, 128)}, Flags: unix.IFA_F_NODAD}
 		if err := errors.Join(netlink.AddrReplace(l, address), netlink.LinkSetUp(l),
-			netdev.SetFeatures(name, map[string]bool{"tx-udp-segmentation": false, "tx-checksum-ip-generic": false}),
-			netlink.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: wireA6.AsSlice(), HardwareAddr: to, State: unix.NUD_PERMANENT})); err != nil {
+			netdev.SetFeatures(name,
+				map[string]bool{"tx-udp-segmentation": false, "tx-checksum-ip-generic": false}),
+			netlink.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: wireA6.AsSlice(),
+				HardwareAddr: to, State: unix.NUD_PERMANENT})); err != nil {
 			return err
 		}
 		s, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM, 0)
@@ -98,14 +103,16 @@ func (b *harness) segmented(t *testing.T) {
 	var hooked link.Link
 	must(t, b.inside(func() (err error) {
 		b.segment.host, b.segment.net, err = netdev.EnsureSegmentation(func(out netlink.Link) (err error) {
-			hooked, err = link.AttachTCX(link.TCXOptions{Program: b.progs.Get("from_host", hook.TCIngress), Interface: out.Attrs().Index, Attach: ebpf.AttachTCXIngress})
+			hooked, err = link.AttachTCX(link.TCXOptions{Program: b.progs.Get("from_host",
+				hook.TCIngress), Interface: out.Attrs().Index, Attach: ebpf.AttachTCXIngress})
 			return err
 		})
 		return err
 	}))
 	t.Cleanup(func() {
 		b.segment = was
-		must(t, b.inside(func() error { return errors.Join(hooked.Close(), netdev.RemoveSegmentation()) }))
+		must(t,
+			b.inside(func() error { return errors.Join(hooked.Close(), netdev.RemoveSegmentation()) }))
 	})
 }
 
@@ -124,7 +131,8 @@ func TestMergedESP(t *testing.T) {
 		if near, err = netlink.LinkByName("wtm"); err != nil {
 			return err
 		}
-		hooked, err = link.AttachTCX(link.TCXOptions{Program: b.progs.Get("from_wire", hook.TCIngress), Interface: near.Attrs().Index, Attach: ebpf.AttachTCXIngress})
+		hooked, err = link.AttachTCX(link.TCXOptions{Program: b.progs.Get("from_wire",
+			hook.TCIngress), Interface: near.Attrs().Index, Attach: ebpf.AttachTCXIngress})
 		return err
 	}))
 	defer hooked.Close()
@@ -136,7 +144,8 @@ func TestMergedESP(t *testing.T) {
 	for _, merging := range []bool{true, false} {
 		must(t, emptyMap(b.maps.Drops))
 		must(t, b.inside(func() error {
-			return netdev.SetFeatures("wtm", map[string]bool{netdev.FeatureGRO: true, netdev.FeatureUDPForward: merging})
+			return netdev.SetFeatures("wtm",
+				map[string]bool{netdev.FeatureGRO: true, netdev.FeatureUDPForward: merging})
 		}))
 		must(t, burst(far, "wtm-far", esp, 4, near.Attrs().HardwareAddr))
 		const want = "esp_bad_tag 4"
@@ -167,27 +176,33 @@ func TestUplinkMerges(t *testing.T) {
 		return now
 	}
 	must(t, b.inside(func() error {
-		if err := netdev.SetFeatures("wtup", map[string]bool{netdev.FeatureUDPForward: true, netdev.FeatureGROList: true}); err != nil {
+		if err := netdev.SetFeatures("wtup",
+			map[string]bool{netdev.FeatureUDPForward: true,
+				netdev.FeatureGROList: true}); err != nil {
 			return err
 		}
 		uplink, err := netlink.LinkByName("wtup")
 		if err != nil {
 			return err
 		}
-		d := &Datapath{undo: undo, mode: ModeStatus{Active: ModeTC}, opts: Options{Encrypt: &esp.Options{}}}
+		d := &Datapath{undo: undo, mode: ModeStatus{Active: ModeTC},
+			opts: Options{Encrypt: &esp.Options{}}}
 		if err := d.setUplinkOffloads(uplink); err != nil {
 			return err
 		}
 		if now := read(); now[netdev.FeatureUDPForward] || now[netdev.FeatureGROList] {
-			t.Errorf("with encryption: %s %v, %s %v; want both off", netdev.FeatureUDPForward, now[netdev.FeatureUDPForward], netdev.FeatureGROList, now[netdev.FeatureGROList])
+			t.Errorf("with encryption: %s %v, %s %v; want both off", netdev.FeatureUDPForward,
+				now[netdev.FeatureUDPForward], netdev.FeatureGROList, now[netdev.FeatureGROList])
 		}
 		d.opts.Encrypt = nil
 		if err := d.setUplinkOffloads(uplink); err != nil {
 			return err
 		}
 		if now := read(); !now[netdev.FeatureUDPForward] || !now[netdev.FeatureGROList] {
-			t.Errorf("afterwards: %s %v, %s %v; want both on again", netdev.FeatureUDPForward, now[netdev.FeatureUDPForward], netdev.FeatureGROList, now[netdev.FeatureGROList])
+			t.Errorf("afterwards: %s %v, %s %v; want both on again", netdev.FeatureUDPForward,
+				now[netdev.FeatureUDPForward], netdev.FeatureGROList, now[netdev.FeatureGROList])
 		}
-		return netdev.SetFeatures("wtup", map[string]bool{netdev.FeatureUDPForward: false, netdev.FeatureGROList: false})
+		return netdev.SetFeatures("wtup",
+			map[string]bool{netdev.FeatureUDPForward: false, netdev.FeatureGROList: false})
 	}))
 }

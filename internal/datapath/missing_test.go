@@ -50,7 +50,8 @@ func (b *harness) route(t *testing.T, prefix string) (bpf.Route, bool) {
 func (b *harness) kernelTo(t *testing.T, prefix string) (out []string) {
 	t.Helper()
 	must(t, b.inside(func() error {
-		routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
+		routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL,
+			&netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
 		for _, r := range routes {
 			switch {
 			case r.Dst.String() != prefix:
@@ -71,7 +72,8 @@ func (b *sealHarness) installSA(t *testing.T, node string) {
 	t.Helper()
 	for lane := range uint8(2) {
 		for _, out := range []bool{true, false} {
-			sa := &esp.SA{Node: node, Out: out, Epoch: sealEpoch, Lane: lane, ID: 77, Number: sealEpoch, Expires: time.Now().Add(time.Hour)}
+			sa := &esp.SA{Node: node, Out: out, Epoch: sealEpoch, Lane: lane, ID: 77,
+				Number: sealEpoch, Expires: time.Now().Add(time.Hour)}
 			copy(sa.Key[:], keyOut)
 			must(t, b.InstallSA(sa))
 		}
@@ -102,10 +104,12 @@ func TestMissingNode(t *testing.T) {
 		}
 		for prefix, flags := range map[string]uint32{
 			"10.2.0.0/24": bpf.RouteNoNode, "fd00:2::/64": bpf.RouteNoNode,
-			"192.0.2.2/32": bpf.RouteNoNode | bpf.RouteHost, "2001:db8::2/128": bpf.RouteNoNode | bpf.RouteHost,
+			"192.0.2.2/32":    bpf.RouteNoNode | bpf.RouteHost,
+			"2001:db8::2/128": bpf.RouteNoNode | bpf.RouteHost,
 		} {
 			if r, ok := b.route(t, prefix); !ok || r != (bpf.Route{Flags: flags}) {
-				t.Errorf("%s of the missing node: %+v, %v; want no node, flags %d", prefix, r, ok, flags)
+				t.Errorf("%s of the missing node: %+v, %v; want no node, flags %d", prefix, r, ok,
+					flags)
 			}
 		}
 		if got := b.kernelTo(t, "10.2.0.0/24"); !slices.Equal(got, []string{"unreachable"}) {
@@ -144,7 +148,10 @@ func TestMissingOverRestart(t *testing.T) {
 	b.settled = false
 	must(t, b.enterOwnRanges())
 	want := []Inherited{{Prefix: mustPrefix("10.2.0.0/24")}, {Prefix: mustPrefix("10.3.0.0/24")},
-		{Prefix: mustPrefix("192.0.2.2/32"), Host: true}, {Prefix: mustPrefix("192.0.2.3/32"), Host: true}, {Prefix: mustPrefix("2001:db8::2/128"), Host: true}, {Prefix: mustPrefix("2001:db8::3/128"), Host: true}}
+		{Prefix: mustPrefix("192.0.2.2/32"), Host: true},
+		{Prefix: mustPrefix("192.0.2.3/32"), Host: true},
+		{Prefix: mustPrefix("2001:db8::2/128"), Host: true},
+		{Prefix: mustPrefix("2001:db8::3/128"), Host: true}}
 	if got := b.Inherited(); !slices.Equal(got, want) {
 		t.Errorf("inherited %v, want %v", got, want)
 	}
@@ -154,7 +161,8 @@ func TestMissingOverRestart(t *testing.T) {
 		}
 	}
 	if r, ok := b.route(t, "10.1.0.0/24"); !ok || r != (bpf.Route{Flags: bpf.RouteOpen}) {
-		t.Errorf("this node's own range before its endpoints are restored: %+v, %v; want it open", r, ok)
+		t.Errorf("this node's own range before its endpoints are restored: %+v, %v; want it open",
+			r, ok)
 	}
 }
 
@@ -165,10 +173,13 @@ func TestMissingHidesNothing(t *testing.T) {
 	own := bpf.RouteKeyOf(mustPrefix("10.1.0.0/24"))
 	must(t, b.maps.Routes.Put(&own, &bpf.Route{}))
 	n2 := peerNode("n2", 2, "10.2.0.0/24")
-	b.setNodes(t, missing(Node{PodCIDRs: []netip.Prefix{mustPrefix("10.2.0.0/24"), mustPrefix("10.1.0.0/24"), mustPrefix("10.0.0.0/8")},
-		Addresses: []netip.Addr{addr("192.0.2.2")}}), n2)
+	b.setNodes(t,
+		missing(Node{PodCIDRs: []netip.Prefix{mustPrefix("10.2.0.0/24"), mustPrefix("10.1.0.0/24"),
+			mustPrefix("10.0.0.0/8")},
+			Addresses: []netip.Addr{addr("192.0.2.2")}}), n2)
 	for prefix, want := range map[string]bpf.Route{
-		"10.2.0.0/24": {Node: 1}, "192.0.2.2/32": {Node: 1, Flags: bpf.RouteHost}, "10.1.0.0/24": {}, "10.0.0.0/8": {Flags: bpf.RouteNoNode},
+		"10.2.0.0/24": {Node: 1}, "192.0.2.2/32": {Node: 1, Flags: bpf.RouteHost},
+		"10.1.0.0/24": {}, "10.0.0.0/8": {Flags: bpf.RouteNoNode},
 	} {
 		if r, ok := b.route(t, prefix); !ok || r != want {
 			t.Errorf("%s: %+v %v, want %+v", prefix, r, ok, want)
@@ -189,15 +200,20 @@ func TestPeerByAForeignInterface(t *testing.T) {
 			return err
 		}
 		_, dst, _ := net.ParseCIDR("203.0.113.0/24")
-		return netlink.RouteReplace(&netlink.Route{Dst: dst, LinkIndex: other.Attrs().Index, Scope: unix.RT_SCOPE_LINK})
+		return netlink.RouteReplace(&netlink.Route{Dst: dst, LinkIndex: other.Attrs().Index,
+			Scope: unix.RT_SCOPE_LINK})
 	}))
-	far := Node{Name: "far", Addresses: []netip.Addr{addr("203.0.113.9")}, PodCIDRs: []netip.Prefix{mustPrefix("10.9.0.0/24")}}
+	far := Node{Name: "far", Addresses: []netip.Addr{addr("203.0.113.9")},
+		PodCIDRs: []netip.Prefix{mustPrefix("10.9.0.0/24")}}
 	b.setNodes(t, far, peerNode("n2", 2, "10.2.0.0/24"))
 	problems := b.NodeProblems()
-	if len(problems) != 1 || problems[0].Node != "far" || !strings.Contains(problems[0].Text, "leads out of wtb") || !strings.Contains(problems[0].Text, "add it to uplinks") {
+	if len(problems) != 1 || problems[0].Node != "far" ||
+		!strings.Contains(problems[0].Text, "leads out of wtb") ||
+		!strings.Contains(problems[0].Text, "add it to uplinks") {
 		t.Errorf("problems %v", problems)
 	}
-	if r, ok := b.route(t, "10.9.0.0/24"); !ok || r.Node == 0 || b.node(t, r.Node, 0) != (bpf.Nexthop{}) {
+	if r, ok := b.route(t, "10.9.0.0/24"); !ok || r.Node == 0 ||
+		b.node(t, r.Node, 0) != (bpf.Nexthop{}) {
 		t.Errorf("the range: %+v %v, next hop %+v", r, ok, b.node(t, r.Node, 0))
 	}
 	if got := b.kernelTo(t, "10.9.0.0/24"); !slices.Equal(got, []string{"unreachable"}) {
@@ -209,7 +225,8 @@ func TestPeerByAForeignInterface(t *testing.T) {
 	must(t, err)
 	must(t, b.openNextHops())
 	b.setNodes(t, far)
-	if problems := b.NodeProblems(); len(problems) != 0 || !slices.Contains(b.kernelTo(t, "10.9.0.0/24"), "via") {
+	if problems := b.NodeProblems(); len(problems) != 0 ||
+		!slices.Contains(b.kernelTo(t, "10.9.0.0/24"), "via") {
 		t.Errorf("as an uplink: %v, kernel %v", problems, b.kernelTo(t, "10.9.0.0/24"))
 	}
 }
@@ -253,7 +270,8 @@ func TestSlotInheritsNothing(t *testing.T) {
 			var peer bpf.Peer
 			must(t, b.maps.Peers.Lookup(slot, &peer))
 			if peer.Epoch != 0 || peer.Id != 0 || bpf.FromAddr(peer.Remote) != addr("192.0.2.3") {
-				t.Errorf("n3 is sealed for with epoch %d, keys %d, to %s", peer.Epoch, peer.Id, bpf.FromAddr(peer.Remote))
+				t.Errorf("n3 is sealed for with epoch %d, keys %d, to %s", peer.Epoch, peer.Id,
+					bpf.FromAddr(peer.Remote))
 			}
 			if keys, err := bpftest.Keys(b.maps.PeerIDs); err != nil || len(keys) != 0 {
 				t.Errorf("identities of n2 are left: %v, %v", keys, err)
@@ -284,7 +302,8 @@ func TestSlotOfANamelessNode(t *testing.T) {
 	var peer bpf.Peer
 	must(t, b.maps.Peers.Lookup(slot, &peer))
 	if peer.Epoch != 0 || peer.Id != 0 {
-		t.Errorf("the heir is sealed for with epoch %d, keys %d of the node before", peer.Epoch, peer.Id)
+		t.Errorf("the heir is sealed for with epoch %d, keys %d of the node before", peer.Epoch,
+			peer.Id)
 	}
 	if keys, err := bpftest.Keys(b.maps.PeerIDs); err != nil || len(keys) != 0 {
 		t.Errorf("the heir speaks for the identities of the node before: %v, %v", keys, err)
@@ -299,12 +318,14 @@ func TestWithdrawnPlainGoesFirst(t *testing.T) {
 	generation := b.config.Generation
 	var many []netip.Prefix
 	for i := range 17000 {
-		many = append(many, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 9, byte(i >> 8), byte(i)}), 32))
+		many = append(many,
+			netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 9, byte(i >> 8), byte(i)}), 32))
 	}
 	if err := b.SetPlain(many); err == nil {
 		t.Error("17000 ranges fit")
 	}
-	if list, err := b.Plain(); err != nil || slices.Contains(list, mustPrefix("10.2.0.9/32")) || b.config.Generation == generation {
+	if list, err := b.Plain(); err != nil || slices.Contains(list, mustPrefix("10.2.0.9/32")) ||
+		b.config.Generation == generation {
 		t.Errorf("withdrawn, and plain still; %v", err)
 	}
 	must(t, b.SetPlain(nil))

@@ -92,7 +92,8 @@ func (d *Datapath) PodDatapath(ep Endpoint) PodDatapath {
 	case ep.Chained:
 		path.Why = "asked for xdp, which an interface of another CNI plugin cannot have"
 	case d.mode.Asked != ModeAuto:
-		path.Why = "asked for xdp, which pods get in modes auto and xdp: this node's is " + string(d.mode.Asked)
+		path.Why = "asked for xdp, which pods get in modes auto and xdp: this node's is " +
+			string(d.mode.Asked)
 	default:
 		path.Why = "asked for xdp, which this kernel cannot do: it has no XDP redirect"
 	}
@@ -117,7 +118,8 @@ func probeTCX() error {
 		return fmt.Errorf("load a probe program: %w", err)
 	}
 	defer program.Close()
-	l, err := link.AttachTCX(link.TCXOptions{Program: program, Interface: 1, Attach: ebpf.AttachTCXEgress})
+	l, err := link.AttachTCX(link.TCXOptions{Program: program, Interface: 1,
+		Attach: ebpf.AttachTCXEgress})
 	if err != nil {
 		return err
 	}

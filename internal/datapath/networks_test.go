@@ -13,8 +13,10 @@ import (
 const blue = 0x123456
 
 var (
-	blueA = Endpoint{Slot: 3, HostIf: "wtx", MAC: mac(0x1a), GatewayMAC: gatewayMAC, IPv4: podA.IPv4, IPv6: podA.IPv6, MTU: 1500, Network: blue}
-	blueB = Endpoint{Slot: 4, HostIf: "wty", MAC: mac(0x1b), GatewayMAC: gatewayMAC, IPv4: podB.IPv4, IPv6: addr("fd00:1::99"), MTU: 1500, Network: blue,
+	blueA = Endpoint{Slot: 3, HostIf: "wtx", MAC: mac(0x1a), GatewayMAC: gatewayMAC,
+		IPv4: podA.IPv4, IPv6: podA.IPv6, MTU: 1500, Network: blue}
+	blueB = Endpoint{Slot: 4, HostIf: "wty", MAC: mac(0x1b), GatewayMAC: gatewayMAC,
+		IPv4: podB.IPv4, IPv6: addr("fd00:1::99"), MTU: 1500, Network: blue,
 		More: []netip.Addr{addr("10.77.0.1"), addr("fd00:77::1")}}
 )
 
@@ -60,10 +62,12 @@ func TestNetworks(t *testing.T) {
 	local := []string{"3 egress local 1", "4 ingress local 1"}
 	crossing := []string{"3 egress other_network 1"}
 	in := func(name string, setup func(*testing.T, *harness), p packet, counts ...string) row {
-		return row{name: name, iface: "wtx", setup: setup, in: p, want: "redirect", out: toBlueB, counts: counts}
+		return row{name: name, iface: "wtx", setup: setup, in: p, want: "redirect", out: toBlueB,
+			counts: counts}
 	}
 	drop := func(name string, setup func(*testing.T, *harness), p packet) row {
-		return row{name: name, iface: "wtx", setup: setup, in: p, want: "drop", reason: bpf.ReasonOtherNetwork, counts: crossing}
+		return row{name: name, iface: "wtx", setup: setup, in: p, want: "drop",
+			reason: bpf.ReasonOtherNetwork, counts: crossing}
 	}
 	rows := []row{
 		in("IPv4 to the pod of its network", enterBlue, sent, local...),
@@ -72,14 +76,22 @@ func TestNetworks(t *testing.T) {
 		in("IPv6 to a further address", enterBlue, u(fromBlue(blueB.More[1])), local...),
 		in("in mode stack", stack, sent, local...),
 		in("beside the same flow of the cluster's", cached, sent),
-		in("in the middle of a connection that the table does not know", enterBlue, fromBlue(podB.IPv4).tcp(1000, 80, ack, 8)),
-		in("beside the same connection of the cluster's", cached, fromBlue(podB.IPv4).tcp(1000, 80, ack, 8)),
-		{name: "the cluster's beside it", setup: enterBlue, in: u(fromA(podB.IPv4)), want: "redirect", out: toB, counts: []string{"1 egress local 1", "2 ingress local 1"}},
-		{name: "the cluster's from the wire", setup: enterBlue, hook: "from_wire", in: u(fromPeer(podA.IPv4)), want: "redirect", out: toA},
-		{name: "the cluster's from the wire to an address of the other network", setup: enterBlue, hook: "from_wire", in: u(fromPeer(blueB.More[0])), want: "pass", counts: []string{}},
-		{name: "the cluster's to an address of the other network", setup: enterBlue, in: u(fromA(blueB.IPv6)), want: "drop", reason: bpf.ReasonNoEndpoint},
-		{name: "the cluster's from an address of the other network", setup: enterBlue, in: u(fromA(peer4)).src(blueB.More[0]), want: "drop", reason: bpf.ReasonSpoofedIp},
-		{name: "from an address of the cluster's", setup: enterBlue, iface: "wtx", in: u(fromBlue(blueB.IPv6)).src(podB.IPv6), want: "drop", reason: bpf.ReasonSpoofedIp},
+		in("in the middle of a connection that the table does not know", enterBlue,
+			fromBlue(podB.IPv4).tcp(1000, 80, ack, 8)),
+		in("beside the same connection of the cluster's", cached,
+			fromBlue(podB.IPv4).tcp(1000, 80, ack, 8)),
+		{name: "the cluster's beside it", setup: enterBlue, in: u(fromA(podB.IPv4)),
+			want: "redirect", out: toB, counts: []string{"1 egress local 1", "2 ingress local 1"}},
+		{name: "the cluster's from the wire", setup: enterBlue, hook: "from_wire",
+			in: u(fromPeer(podA.IPv4)), want: "redirect", out: toA},
+		{name: "the cluster's from the wire to an address of the other network", setup: enterBlue,
+			hook: "from_wire", in: u(fromPeer(blueB.More[0])), want: "pass", counts: []string{}},
+		{name: "the cluster's to an address of the other network", setup: enterBlue,
+			in: u(fromA(blueB.IPv6)), want: "drop", reason: bpf.ReasonNoEndpoint},
+		{name: "the cluster's from an address of the other network", setup: enterBlue,
+			in: u(fromA(peer4)).src(blueB.More[0]), want: "drop", reason: bpf.ReasonSpoofedIp},
+		{name: "from an address of the cluster's", setup: enterBlue, iface: "wtx",
+			in: u(fromBlue(blueB.IPv6)).src(podB.IPv6), want: "drop", reason: bpf.ReasonSpoofedIp},
 		drop("to a pod of the cluster's", enterBlue, u(fromBlue(podB.IPv6))),
 		drop("to a pod on another node", enterBlue, u(fromBlue(peer4))),
 		drop("IPv6 to a pod on another node", enterBlue, u(fromBlue(peer6))),
@@ -88,9 +100,14 @@ func TestNetworks(t *testing.T) {
 		drop("to the outside", enterBlue, u(fromBlue(world4))),
 		drop("to another node, in mode stack", stack, u(fromBlue(peer4))),
 		drop("to a pod that is gone", detached, sent),
-		{name: "to nobody in a range of its network", iface: "wtx", setup: closed, in: u(fromBlue(nobody4)), want: "drop", reason: bpf.ReasonNoEndpoint},
-		{name: "to a pod that takes no XDP frames", iface: "wtx", setup: takesNoXDP, in: sent, want: "drop", reason: bpf.ReasonOtherNetwork, only: "xdp", why: "TC needs no NAPI there"},
-		{name: "from the host's stack", iface: "wtx", setup: enterBlue, hook: "to_pod", in: newPacket(gatewayMAC, blueA.MAC, node4, blueA.IPv4).udp(1, 2, 8), want: "drop", reason: bpf.ReasonOtherNetwork},
+		{name: "to nobody in a range of its network", iface: "wtx", setup: closed,
+			in: u(fromBlue(nobody4)), want: "drop", reason: bpf.ReasonNoEndpoint},
+		{name: "to a pod that takes no XDP frames", iface: "wtx", setup: takesNoXDP, in: sent,
+			want: "drop", reason: bpf.ReasonOtherNetwork, only: "xdp",
+			why: "TC needs no NAPI there"},
+		{name: "from the host's stack", iface: "wtx", setup: enterBlue, hook: "to_pod",
+			in: newPacket(gatewayMAC, blueA.MAC, node4, blueA.IPv4).udp(1, 2, 8), want: "drop",
+			reason: bpf.ReasonOtherNetwork},
 	}
 	runTable(t, rows)
 }
@@ -103,7 +120,8 @@ func TestNetworksOfFlows(t *testing.T) {
 		iface string
 		in    packet
 	}{{"wta", fromA(podB.IPv4)}, {"wtx", fromBlue(podB.IPv4)}, {"wtx", fromBlue(podB.IPv4)}} {
-		if v, _ := b.send(t, "tc", "from_pod", p.iface, p.in.udp(1000, 53, 8).bytes()); v != "redirect" {
+		if v, _ := b.send(t, "tc", "from_pod", p.iface,
+			p.in.udp(1000, 53, 8).bytes()); v != "redirect" {
 			t.Fatalf("%s: %s", p.iface, v)
 		}
 	}
@@ -144,29 +162,46 @@ func TestAddressesOfAnEndpoint(t *testing.T) {
 			to = podB.IPv6
 		}
 		kept := a == ep.IPv6 || a == ep.More[0] || a == ep.More[1] || a == ep.More[2]
-		gone := row{name: "given up, from " + a.String(), setup: less, in: u(fromA(to)).src(a), want: "drop", reason: bpf.ReasonSpoofedIp}
+		gone := row{name: "given up, from " + a.String(), setup: less, in: u(fromA(to)).src(a),
+			want: "drop", reason: bpf.ReasonSpoofedIp}
 		if kept {
-			gone = row{name: "kept, from " + a.String(), setup: less, in: u(fromA(to)).src(a), want: "redirect", out: toB}
+			gone = row{name: "kept, from " + a.String(), setup: less, in: u(fromA(to)).src(a),
+				want: "redirect", out: toB}
 		}
 		rows = append(rows, gone,
-			row{name: "from " + a.String(), setup: all, in: u(fromA(to)).src(a), want: "redirect", out: toB},
-			row{name: "to " + a.String(), setup: all, iface: "wtb", in: u(fromB(a)), want: "redirect", out: toA},
-			row{name: "from the wire to " + a.String(), setup: all, hook: "from_wire", in: u(fromPeer(a)), want: "redirect", out: toA},
-			row{name: "another pod from " + a.String(), setup: all, iface: "wtb", in: u(fromB(to)).src(a), want: "drop", reason: bpf.ReasonSpoofedIp},
-			row{name: "from the wire from " + a.String(), setup: all, hook: "from_wire", in: u(fromPeer(to)).src(a), want: "drop", reason: bpf.ReasonForeignSource})
+			row{name: "from " + a.String(), setup: all, in: u(fromA(to)).src(a), want: "redirect",
+				out: toB},
+			row{name: "to " + a.String(), setup: all, iface: "wtb", in: u(fromB(a)),
+				want: "redirect", out: toA},
+			row{name: "from the wire to " + a.String(), setup: all, hook: "from_wire",
+				in: u(fromPeer(a)), want: "redirect", out: toA},
+			row{name: "another pod from " + a.String(), setup: all, iface: "wtb",
+				in: u(fromB(to)).src(a), want: "drop", reason: bpf.ReasonSpoofedIp},
+			row{name: "from the wire from " + a.String(), setup: all, hook: "from_wire",
+				in: u(fromPeer(to)).src(a), want: "drop", reason: bpf.ReasonForeignSource})
 	}
 	rows = append(rows,
-		row{name: "ARP for a further address", setup: all, in: arpRequest(podA, ep.More[0], GatewayIPv4), want: "redirect", out: func(_, _ []byte) error { return nil }},
-		row{name: "ARP for an address that it has not", setup: all, in: arpRequest(podA, addr("10.1.0.200"), GatewayIPv4), want: "drop", reason: bpf.ReasonSpoofedArp},
-		row{name: "ND from the sixteenth", setup: all, in: solicit(podA, sixteenth, GatewayIPv6, true), want: "redirect", out: wantAdvertised},
-		row{name: "ND from a seventeenth", setup: all, in: solicit(podA, seventeenth, GatewayIPv6, true), want: "drop", reason: bpf.ReasonSpoofedNd},
-		row{name: "from a seventeenth", setup: all, in: u(fromA(podB.IPv6)).src(seventeenth), want: "drop", reason: bpf.ReasonSpoofedIp})
+		row{name: "ARP for a further address", setup: all,
+			in: arpRequest(podA, ep.More[0], GatewayIPv4), want: "redirect",
+			out: func(_, _ []byte) error { return nil }},
+		row{name: "ARP for an address that it has not", setup: all,
+			in: arpRequest(podA, addr("10.1.0.200"), GatewayIPv4), want: "drop",
+			reason: bpf.ReasonSpoofedArp},
+		row{name: "ND from the sixteenth", setup: all,
+			in: solicit(podA, sixteenth, GatewayIPv6, true), want: "redirect", out: wantAdvertised},
+		row{name: "ND from a seventeenth", setup: all,
+			in: solicit(podA, seventeenth, GatewayIPv6, true), want: "drop",
+			reason: bpf.ReasonSpoofedNd},
+		row{name: "from a seventeenth", setup: all, in: u(fromA(podB.IPv6)).src(seventeenth),
+			want: "drop", reason: bpf.ReasonSpoofedIp})
 	runTable(t, rows)
 	ep.More = append(ep.More, seventeenth)
-	if err := b.AttachEndpoint(ep); err == nil || !strings.Contains(err.Error(), seventeenth.String()) {
+	if err := b.AttachEndpoint(ep); err == nil ||
+		!strings.Contains(err.Error(), seventeenth.String()) {
 		t.Errorf("seventeen addresses: %v, want an error that names the last", err)
 	}
-	for _, bad := range []Endpoint{{HostIf: "wta", Network: MaxNetwork + 1}, {HostIf: "wta", Network: 1, Chained: true}} {
+	for _, bad := range []Endpoint{{HostIf: "wta", Network: MaxNetwork + 1},
+		{HostIf: "wta", Network: 1, Chained: true}} {
 		if err := b.AttachEndpoint(bad); err == nil || !strings.Contains(err.Error(), "network") {
 			t.Errorf("%+v: %v", bad, err)
 		}

@@ -60,7 +60,8 @@ func TestNeighborsUnknown(t *testing.T) {
 	b.kernel.Neighbors = func() ([]netlink.Neigh, error) { return nil, broken }
 	t.Cleanup(func() { b.kernel = nexthop.Kernel{} })
 	must(t, b.inside(func() error {
-		entered, err := b.hops.SetNodes([]Node{peerNode("n2", 2, "10.2.0.0/24"), peerNode("n3", 3, "10.3.0.0/24")})
+		entered, err := b.hops.SetNodes([]Node{peerNode("n2", 2, "10.2.0.0/24"),
+			peerNode("n3", 3, "10.3.0.0/24")})
 		if entered || !errors.Is(err, broken) {
 			t.Errorf("entered %v, %v", entered, err)
 		}
@@ -108,7 +109,8 @@ func TestOrderOfLeaving(t *testing.T) {
 			b.fault = func(step string) error {
 				steps = append(steps, step)
 				if got := b.leftOf(t, "10.2.0.0/24", former); got != order[len(steps)-1].left {
-					t.Errorf("after %q: %+v is left of n2, want %+v", step, got, order[len(steps)-1].left)
+					t.Errorf("after %q: %+v is left of n2, want %+v", step, got,
+						order[len(steps)-1].left)
 				}
 				if step == at.step {
 					return died
@@ -170,7 +172,8 @@ func TestAssociations(t *testing.T) {
 	held.EnterPeer("b", 1)
 	_, listErr := held.SAs()
 	_, sealingErr := held.Sealing()
-	errs := []error{held.RemoveAllSAs(1), held.SealWith("b", 1), held.RemoveSAs("b", true, 1), listErr, sealingErr}
+	errs := []error{held.RemoveAllSAs(1), held.SealWith("b", 1), held.RemoveSAs("b", true, 1),
+		listErr, sealingErr}
 	if slices.ContainsFunc(errs, func(err error) bool { return !errors.Is(err, ErrClosed) }) {
 		t.Errorf("kept over Close: %v", errs)
 	}

@@ -10,7 +10,8 @@ import (
 // openNextHops takes over what a previous run knew of other nodes.
 func (d *Datapath) openNextHops() (err error) {
 	d.hops, err = nexthop.Open(nexthop.Host{
-		Maps: d.maps, SAs: d.sas, Undo: d.undo, Kernel: &d.kernel, Void: d.void, Step: d.step, Log: d.log,
+		Maps: d.maps, SAs: d.sas, Undo: d.undo, Kernel: &d.kernel, Void: d.void, Step: d.step,
+		Log: d.log,
 	}, nexthop.Options{
 		Uplinks: d.opts.Uplinks, HostAddrs: d.opts.HostAddrs, PodCIDRs: d.opts.PodCIDRs,
 		Sealing: d.opts.Encrypt != nil, GenericXDP: d.opts.GenericXDP,

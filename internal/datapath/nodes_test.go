@@ -55,7 +55,8 @@ func nodeWorld(t *testing.T, b *harness) {
 			}
 		}
 		for i, a := range []string{"192.0.2.2", "2001:db8::2", "192.0.2.3", "2001:db8::3"} {
-			n := &netlink.Neigh{LinkIndex: b.index["wtup"], IP: net.ParseIP(a), State: unix.NUD_PERMANENT, HardwareAddr: mac(byte(0x40 + i/2))}
+			n := &netlink.Neigh{LinkIndex: b.index["wtup"], IP: net.ParseIP(a),
+				State: unix.NUD_PERMANENT, HardwareAddr: mac(byte(0x40 + i/2))}
 			if err := netlink.NeighSet(n); err != nil {
 				return err
 			}
@@ -66,7 +67,9 @@ func nodeWorld(t *testing.T, b *harness) {
 }
 
 func peerNode(name string, last int, cidrs ...string) Node {
-	n := Node{Name: name, Addresses: []netip.Addr{addr(fmt.Sprintf("192.0.2.%d", last)), addr(fmt.Sprintf("2001:db8::%d", last))}}
+	n := Node{Name: name,
+		Addresses: []netip.Addr{addr(fmt.Sprintf("192.0.2.%d", last)),
+			addr(fmt.Sprintf("2001:db8::%d", last))}}
 	for _, c := range cidrs {
 		n.PodCIDRs = append(n.PodCIDRs, mustPrefix(c))
 	}
@@ -98,7 +101,9 @@ func TestSetNodes(t *testing.T) {
 	n2, n3 := peerNode("n2", 2, "10.2.0.0/24", "fd00:2::/64"), peerNode("n3", 3, "10.3.0.0/24")
 	b.setNodes(t, n2, n3)
 	for family := range uint32(2) {
-		want := bpf.Nexthop{Ifindex: uint32(b.index["wtup"]), Mtu: 1500, Dmac: bpf.ToMAC(mac(0x40)), Smac: b.node(t, 1, family).Smac, Flags: b.node(t, 1, family).Flags | bpf.NexthopResolved}
+		want := bpf.Nexthop{Ifindex: uint32(b.index["wtup"]), Mtu: 1500, Dmac: bpf.ToMAC(mac(0x40)),
+			Smac:  b.node(t, 1, family).Smac,
+			Flags: b.node(t, 1, family).Flags | bpf.NexthopResolved}
 		if got := b.node(t, 1, family); got != want {
 			t.Errorf("n2, family %d: %+v, want %+v", family, got, want)
 		}
@@ -115,7 +120,8 @@ func TestSetNodes(t *testing.T) {
 		name  string
 		nodes []Node
 	}{
-		{"range moves to another node", []Node{peerNode("n2", 2, "10.3.0.0/24"), peerNode("n3", 3, "10.2.0.0/24")}},
+		{"range moves to another node",
+			[]Node{peerNode("n2", 2, "10.3.0.0/24"), peerNode("n3", 3, "10.2.0.0/24")}},
 		{"node leaves", []Node{n3}},
 		{"all leave", nil},
 	} {
@@ -131,7 +137,8 @@ func TestSetNodes(t *testing.T) {
 		keys, err := bpftest.Keys(b.maps.Routes)
 		must(t, err)
 		if len(keys) != want || len(b.kernelRoutes(t)) != want {
-			t.Errorf("%s: %d routes in the map, kernel %v; want %d", c.name, len(keys), b.kernelRoutes(t), want)
+			t.Errorf("%s: %d routes in the map, kernel %v; want %d", c.name, len(keys),
+				b.kernelRoutes(t), want)
 		}
 	}
 }
@@ -139,7 +146,8 @@ func TestSetNodes(t *testing.T) {
 func (b *harness) kernelRoutes(t *testing.T) (list []string) {
 	t.Helper()
 	must(t, b.inside(func() error {
-		routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
+		routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL,
+			&netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
 		for _, r := range routes {
 			list = append(list, r.Dst.String())
 		}
@@ -173,12 +181,15 @@ func TestNodeLosesAFamily(t *testing.T) {
 // TestBadNodeStopsNoOther: a node without a route to it is named, the others are served.
 func TestBadNodeStopsNoOther(t *testing.T) {
 	b := nodeHarness(t)
-	bad := Node{Name: "lost", Addresses: []netip.Addr{addr("203.0.113.9")}, PodCIDRs: []netip.Prefix{mustPrefix("10.9.0.0/24")}}
+	bad := Node{Name: "lost", Addresses: []netip.Addr{addr("203.0.113.9")},
+		PodCIDRs: []netip.Prefix{mustPrefix("10.9.0.0/24")}}
 	b.setNodes(t, bad, peerNode("n2", 2, "10.2.0.0/24"))
-	if problems := b.NodeProblems(); len(problems) != 1 || problems[0].Node != "lost" || !strings.Contains(problems[0].Text, "no route") {
+	if problems := b.NodeProblems(); len(problems) != 1 || problems[0].Node != "lost" ||
+		!strings.Contains(problems[0].Text, "no route") {
 		t.Errorf("problems %v, want the lost node's", problems)
 	}
-	if slot, ok := b.routeOf(t, "10.2.0.0/24"); !ok || b.node(t, slot, 0).Flags&bpf.NexthopResolved == 0 {
+	if slot, ok := b.routeOf(t, "10.2.0.0/24"); !ok ||
+		b.node(t, slot, 0).Flags&bpf.NexthopResolved == 0 {
 		t.Error("the good node is not served")
 	}
 	if slot, ok := b.routeOf(t, "10.9.0.0/24"); !ok || b.node(t, slot, 0) != (bpf.Nexthop{}) {
@@ -192,7 +203,9 @@ func TestNeighborChanged(t *testing.T) {
 	b.setNodes(t, peerNode("n2", 2, "10.2.0.0/24"))
 	event := func(typ uint16, state int, hw net.HardwareAddr, ifindex int) (bpf.Nexthop, bool) {
 		before := b.config.Generation
-		n := netlink.NeighUpdate{Type: typ, Neigh: netlink.Neigh{LinkIndex: ifindex, IP: net.ParseIP("192.0.2.2"), State: state, HardwareAddr: hw}}
+		n := netlink.NeighUpdate{Type: typ,
+			Neigh: netlink.Neigh{LinkIndex: ifindex, IP: net.ParseIP("192.0.2.2"), State: state,
+				HardwareAddr: hw}}
 		b.hops.NeighborChanged(n)
 		return b.node(t, 1, 0), b.config.Generation != before
 	}
@@ -208,17 +221,21 @@ func TestNeighborChanged(t *testing.T) {
 		bumped   bool
 	}{
 		{"same again", unix.RTM_NEWNEIGH, unix.NUD_REACHABLE, mac(0x40), up, true, 0x40, false},
-		{"stale is still usable", unix.RTM_NEWNEIGH, unix.NUD_STALE, mac(0x40), up, true, 0x40, false},
+		{"stale is still usable", unix.RTM_NEWNEIGH, unix.NUD_STALE, mac(0x40), up, true, 0x40,
+			false},
 		{"another MAC", unix.RTM_NEWNEIGH, unix.NUD_REACHABLE, mac(0x50), up, true, 0x50, true},
-		{"on another interface", unix.RTM_NEWNEIGH, unix.NUD_REACHABLE, mac(0x60), b.index["wtb"], true, 0x50, false},
+		{"on another interface", unix.RTM_NEWNEIGH, unix.NUD_REACHABLE, mac(0x60), b.index["wtb"],
+			true, 0x50, false},
 		{"failed", unix.RTM_NEWNEIGH, unix.NUD_FAILED, nil, up, false, 0x50, true},
 		{"incomplete", unix.RTM_NEWNEIGH, unix.NUD_INCOMPLETE, nil, up, false, 0x50, false},
 		{"back", unix.RTM_NEWNEIGH, unix.NUD_REACHABLE, mac(0x50), up, true, 0x50, true},
 		{"deleted", unix.RTM_DELNEIGH, unix.NUD_REACHABLE, mac(0x50), up, false, 0x50, true},
 	} {
 		got, bumped := event(c.typ, c.state, c.mac, c.ifindex)
-		if resolved := got.Flags&bpf.NexthopResolved != 0; resolved != c.resolved || got.Dmac != bpf.ToMAC(mac(c.dmac)) || bumped != c.bumped {
-			t.Errorf("%s: resolved %v, MAC %x, generation changed %v", c.name, resolved, got.Dmac, bumped)
+		if resolved := got.Flags&bpf.NexthopResolved != 0; resolved != c.resolved ||
+			got.Dmac != bpf.ToMAC(mac(c.dmac)) || bumped != c.bumped {
+			t.Errorf("%s: resolved %v, MAC %x, generation changed %v", c.name, resolved, got.Dmac,
+				bumped)
 		}
 	}
 }
@@ -274,11 +291,13 @@ func TestUnresolvedPeerIsManaged(t *testing.T) {
 	must(t, err)
 	must(t, b.openNextHops())
 	b.setNodes(t, peerNode("n9", 9, "10.2.0.0/24"))
-	if n := b.node(t, 1, 0); n.Flags&bpf.NexthopResolved != 0 || n.Ifindex != uint32(b.index["wtup"]) {
+	if n := b.node(t, 1, 0); n.Flags&bpf.NexthopResolved != 0 ||
+		n.Ifindex != uint32(b.index["wtup"]) {
 		t.Errorf("%+v, want the uplink and not resolved", n)
 	}
 	for _, context := range contexts {
-		if v, _ := b.send(t, context, "from_pod", "wta", fromA(peer4).udp(1, 2, 8).bytes()); v != "pass" {
+		if v, _ := b.send(t, context, "from_pod", "wta",
+			fromA(peer4).udp(1, 2, 8).bytes()); v != "pass" {
 			t.Errorf("%s: %s, want pass", context, v)
 		}
 	}
@@ -316,7 +335,9 @@ func TestAddressOfAForeignFamily(t *testing.T) {
 	b.opts.HostAddrs = []netip.Addr{node4}
 	must(t, b.openNextHops())
 	far := addr("2001:db8:9::2") // no route leads there
-	b.setNodes(t, Node{Name: "n2", Addresses: []netip.Addr{addr("192.0.2.2"), far}, PodCIDRs: []netip.Prefix{mustPrefix("10.2.0.0/24")}})
+	b.setNodes(t,
+		Node{Name: "n2", Addresses: []netip.Addr{addr("192.0.2.2"), far},
+			PodCIDRs: []netip.Prefix{mustPrefix("10.2.0.0/24")}})
 	if problems := b.NodeProblems(); len(problems) != 0 {
 		t.Errorf("problems %v, want none: the node is reached by its other address", problems)
 	}
@@ -325,14 +346,18 @@ func TestAddressOfAForeignFamily(t *testing.T) {
 	}
 	b.installSA(t, "n2")
 	// In XDP the stack takes it first: the harness's uplink takes no XDP frames.
-	if verdict, _ := b.send(t, "tc", "from_pod", "wta", fromA(far).udp(1, 2, 8).bytes()); verdict != "redirect" {
+	if verdict, _ := b.send(t, "tc", "from_pod", "wta",
+		fromA(far).udp(1, 2, 8).bytes()); verdict != "redirect" {
 		t.Errorf("a pod to it: %s, want it sealed and redirected; %v", verdict, b.counted(t))
 	}
 	for _, context := range contexts {
 		before := b.counted(t)
-		verdict, _ := b.send(t, context, "from_wire", "wtup", fromPeer(podA.IPv6).src(far).udp(1, 2, 8).bytes())
-		if reasons := reasonsIn(subtract(b.counted(t), before)); verdict != "drop" || !slices.Equal(reasons, []string{"plaintext"}) {
-			t.Errorf("%s: in its name, in cleartext: %s %v, want drop [plaintext]", context, verdict, reasons)
+		verdict, _ := b.send(t, context, "from_wire", "wtup",
+			fromPeer(podA.IPv6).src(far).udp(1, 2, 8).bytes())
+		if reasons := reasonsIn(subtract(b.counted(t), before)); verdict != "drop" ||
+			!slices.Equal(reasons, []string{"plaintext"}) {
+			t.Errorf("%s: in its name, in cleartext: %s %v, want drop [plaintext]", context,
+				verdict, reasons)
 		}
 	}
 }

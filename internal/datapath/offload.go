@@ -56,5 +56,6 @@ func (d *Datapath) setUplinkOffloads(uplink netlink.Link) error {
 	if d.sas != nil && d.sas.HasSealer() {
 		wanted[netdev.FeatureGRO] = true // sealer_gro says what is merged
 	}
-	return d.undo.ApplyOffloads(uplink.Attrs().Name, "", uplink.Attrs().Name, wanted, netdev.RestoreOld)
+	return d.undo.ApplyOffloads(uplink.Attrs().Name, "", uplink.Attrs().Name, wanted,
+		netdev.RestoreOld)
 }

@@ -27,7 +27,8 @@ func TestOpenOnlyWhatIsForThisNode(t *testing.T) {
 			sa := peerSA(0)
 			esp, err := sa.Seal(seq, inner())
 			must(t, err)
-			ip := espref.Outer{From: netip.AddrPortFrom(there, 50000), To: netip.AddrPortFrom(to, port)}.Wrap(esp)
+			ip := espref.Outer{From: netip.AddrPortFrom(there, 50000),
+				To: netip.AddrPortFrom(to, port)}.Wrap(esp)
 			return append(newPacket(peerMAC, uplinkMAC, there, to).bytes()[:14:14], ip...)
 		}
 		other := map[int]netip.Addr{4: addr("192.0.2.77"), 6: addr("2001:db8::77")}[family]
@@ -51,13 +52,15 @@ func TestOpenOnlyWhatIsForThisNode(t *testing.T) {
 				t.Run(fmt.Sprintf("IPv%d/%s/%s", family, name, context), func(t *testing.T) {
 					verdict, out := b.send(t, context, "from_wire", "wtup", frame)
 					if verdict != "pass" || !bytes.Equal(out, frame) {
-						t.Errorf("verdict %s, counted %v\n%x\nwant it as it came:\n%x", verdict, b.counted(t), out, frame)
+						t.Errorf("verdict %s, counted %v\n%x\nwant it as it came:\n%x", verdict,
+							b.counted(t), out, frame)
 					}
 				})
 			}
 		}
 		// The same is opened where it is for this node, so that the rows above show what they say.
-		if verdict, _ := b.send(t, "tc", "from_wire", "wtup", esp(here, espref.Port)); verdict != "redirect" {
+		if verdict, _ := b.send(t, "tc", "from_wire", "wtup",
+			esp(here, espref.Port)); verdict != "redirect" {
 			t.Errorf("IPv%d, for this node: %s %v", family, verdict, b.counted(t))
 		}
 	}
@@ -76,7 +79,8 @@ func TestESPLengths(t *testing.T) {
 			b := newSealHarness(t, 4).keyed(t)
 			verdict, _ := b.send(t, context, "from_wire", "wtup", textOf(t, text)(b))
 			want := []string{"esp_malformed"}
-			if reasons := reasonsIn(b.counted(t)); verdict != "drop" || !slices.Equal(reasons, want) {
+			if reasons := reasonsIn(b.counted(t)); verdict != "drop" ||
+				!slices.Equal(reasons, want) {
 				t.Errorf("%s, %s: %s %v, want %v", context, name, verdict, reasons, want)
 			}
 		}
@@ -92,10 +96,12 @@ func TestHigherHalfIsAuthenticated(t *testing.T) {
 		for _, step := range []struct {
 			seq  uint64
 			want string
-		}{{wrap - 1, "redirect"}, {wrap, "redirect"}, {wrap + 9, "redirect"}, {7*wrap + 10, "drop"}, {wrap + 10, "redirect"}} {
+		}{{wrap - 1, "redirect"}, {wrap, "redirect"}, {wrap + 9, "redirect"}, {7*wrap + 10, "drop"},
+			{wrap + 10, "redirect"}} {
 			frame := one(b, t, peerSA(0), func(p *espref.Packet) { p.Seq = step.seq })
 			if verdict, _ := b.send(t, context, "from_wire", "wtup", frame); verdict != step.want {
-				t.Errorf("%s, number %#x: %s %v, want %s", context, step.seq, verdict, b.counted(t), step.want)
+				t.Errorf("%s, number %#x: %s %v, want %s", context, step.seq, verdict, b.counted(t),
+					step.want)
 			}
 		}
 		if reasons := reasonsIn(b.counted(t)); !slices.Equal(reasons, []string{"esp_bad_tag"}) {
@@ -109,10 +115,12 @@ func TestEveryLane(t *testing.T) {
 	b := newSealHarness(t, 4).keyed(t)
 	keys := map[uint32]espref.SA{}
 	for lane := range uint8(64) {
-		sa := esp.SA{Node: "b", Epoch: sealEpoch, Lane: lane, ID: 99, Number: sealEpoch, Expires: time.Now().Add(time.Hour), Salt: [4]byte{lane}}
+		sa := esp.SA{Node: "b", Epoch: sealEpoch, Lane: lane, ID: 99, Number: sealEpoch,
+			Expires: time.Now().Add(time.Hour), Salt: [4]byte{lane}}
 		key := bytes.Repeat([]byte{lane + 1}, 32)
 		copy(sa.Key[:], key)
-		keys[uint32(lane)] = espref.SA{SPI: spiOf(sealEpoch, uint32(lane), identityPeer), Key: key, Salt: sa.Salt}
+		keys[uint32(lane)] = espref.SA{SPI: spiOf(sealEpoch, uint32(lane), identityPeer), Key: key,
+			Salt: sa.Salt}
 		must(t, b.InstallSA(&sa)) // which zeroes the key
 	}
 	for lane, sa := range keys {
@@ -140,7 +148,8 @@ func (b *sealHarness) setState(t *testing.T, lane uint8, out bool, state uint32)
 		_       [16]byte
 	}{ID: 1<<10 | sealEpoch<<6 | uint32(lane), Out: uint32(bpf.Flag(out)), State: state}
 	after := request
-	_, err = collection.Programs["weft_sa_state"].Run(&ebpf.RunOptions{Context: &request, ContextOut: &after})
+	_, err = collection.Programs["weft_sa_state"].Run(&ebpf.RunOptions{Context: &request,
+		ContextOut: &after})
 	if must(t, err); after.Result != 0 {
 		t.Fatalf("state %d of lane %d, out %t: %d", state, lane, out, after.Result)
 	}
@@ -157,10 +166,12 @@ func TestKeysThatAreNotAlive(t *testing.T) {
 					b.setState(t, lane, out, state)
 				}
 			}
-			if verdict, _ := b.sealFrame(t, context, fromA(peer4).udp(1, 2, 3).bytes()); verdict != "drop" {
+			if verdict, _ := b.sealFrame(t, context,
+				fromA(peer4).udp(1, 2, 3).bytes()); verdict != "drop" {
 				t.Errorf("%s, state %d: sealing: %s", context, state, verdict)
 			}
-			if verdict, _ := b.send(t, context, "from_wire", "wtup", one(b, t, peerSA(0), nil)); verdict != "drop" {
+			if verdict, _ := b.send(t, context, "from_wire", "wtup",
+				one(b, t, peerSA(0), nil)); verdict != "drop" {
 				t.Errorf("%s, state %d: opening: %s", context, state, verdict)
 			}
 			if reasons := slices.Sorted(slices.Values(reasonsIn(b.counted(t)))); !slices.Equal(reasons, []string{"esp_unknown_sa", "no_key"}) {

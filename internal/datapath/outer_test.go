@@ -21,7 +21,8 @@ func TestOuterHeader(t *testing.T) {
 				t.Run(fmt.Sprintf("%s in IPv%d to %s", way, family, dst), func(t *testing.T) {
 					ports := map[uint16]bool{}
 					for port := range uint16(20) {
-						_, frame := b.sealFrame(t, way, withClass(fromA(dst).udp(1000+port, 2000, 100).bytes(), 0xb9))
+						_, frame := b.sealFrame(t, way,
+							withClass(fromA(dst).udp(1000+port, 2000, 100).bytes(), 0xb9))
 						ports[b.checkOuter(t, frame[14:], 0xb9)] = true
 					}
 					// The wire's hashing spreads flows by it (RFC 3948 leaves it open).
@@ -65,7 +66,8 @@ func (b *sealHarness) checkOuter(t *testing.T, ip []byte, class byte) uint16 {
 		}
 	} else {
 		// Version, class and flow label; length, UDP, hop limit 64.
-		want := binary.BigEndian.AppendUint32(nil, 6<<28|uint32(class)<<20|binary.BigEndian.Uint32(ip)&0xfffff)
+		want := binary.BigEndian.AppendUint32(nil,
+			6<<28|uint32(class)<<20|binary.BigEndian.Uint32(ip)&0xfffff)
 		want = append(binary.BigEndian.AppendUint16(want, uint16(len(ip)-40)), 17, 64)
 		want = slices.Concat(want, here.AsSlice(), there.AsSlice())
 		if !slices.Equal(ip[:40], want) {
@@ -76,7 +78,8 @@ func (b *sealHarness) checkOuter(t *testing.T, ip []byte, class byte) uint16 {
 		}
 	}
 	source := binary.BigEndian.Uint16(udp)
-	if source < 0xc000 || binary.BigEndian.Uint16(udp[2:]) != espref.Port || int(binary.BigEndian.Uint16(udp[4:])) != len(udp) {
+	if source < 0xc000 || binary.BigEndian.Uint16(udp[2:]) != espref.Port ||
+		int(binary.BigEndian.Uint16(udp[4:])) != len(udp) {
 		t.Errorf("UDP header %x before %d bytes", udp[:8], len(udp)-8)
 	}
 	// RFC 3948 section 2.1 for IPv4, RFC 8200 section 8.1 for IPv6; espref.Unwrap computes the
@@ -110,8 +113,10 @@ func TestEveryPaddingByte(t *testing.T) {
 				b := newSealHarness(t, 4).keyed(t)
 				verdict, _ := b.send(t, context, "from_wire", "wtup", textOf(t, text)(b))
 				reasons := reasonsIn(b.counted(t))
-				if verdict != want || want == "drop" && !slices.Equal(reasons, []string{"esp_padding"}) {
-					t.Errorf("%s, padding %v: %s %v, want %s", context, padding, verdict, reasons, want)
+				if verdict != want || want == "drop" &&
+					!slices.Equal(reasons, []string{"esp_padding"}) {
+					t.Errorf("%s, padding %v: %s %v, want %s", context, padding, verdict, reasons,
+						want)
 				}
 			}
 		}

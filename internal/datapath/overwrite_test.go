@@ -37,12 +37,14 @@ func sendUnfinished(ifindex int, frame []byte, start, offset uint16) error {
 // addresses or ports behind the check.
 func TestStackOverwrites(t *testing.T) {
 	b := newHarness(t)
-	toWire, toPod := fromA(world4).src(node4).udp(1000, 53, 20).bytes(), newPacket(gatewayMAC, podA.MAC, node4, podA.IPv4).udp(53, 1000, 20).bytes()
+	toWire, toPod := fromA(world4).src(node4).udp(1000, 53, 20).bytes(), newPacket(gatewayMAC,
+		podA.MAC, node4, podA.IPv4).udp(53, 1000, 20).bytes()
 	for _, hook := range []struct {
 		name, iface string
 		program     *ebpf.Program
 		frame       []byte
-	}{{"to_wire", "wtup", b.progs.Get("to_wire", hook.TCEgress), toWire}, {"to_pod", "wta", b.progs.Get("to_pod", hook.TCEgress), toPod}} {
+	}{{"to_wire", "wtup", b.progs.Get("to_wire", hook.TCEgress), toWire},
+		{"to_pod", "wta", b.progs.Get("to_pod", hook.TCEgress), toPod}} {
 		for _, c := range []struct {
 			name          string
 			start, offset uint16
@@ -62,7 +64,8 @@ func TestStackOverwrites(t *testing.T) {
 					if err := netlink.LinkSetUp(l); err != nil {
 						return err
 					}
-					hooked, err := link.AttachTCX(link.TCXOptions{Program: hook.program, Interface: l.Attrs().Index, Attach: ebpf.AttachTCXEgress})
+					hooked, err := link.AttachTCX(link.TCXOptions{Program: hook.program,
+						Interface: l.Attrs().Index, Attach: ebpf.AttachTCXEgress})
 					if err != nil {
 						return err
 					}

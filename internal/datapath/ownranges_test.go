@@ -39,7 +39,8 @@ func TestOwnRangesStay(t *testing.T) {
 	shared := func(t *testing.T, b *harness) {
 		enter(t, b)
 		must(t, b.inside(b.setOwnRanges))
-		other := Endpoint{Slot: 3, HostIf: "wtx", MAC: mac(3), GatewayMAC: gatewayMAC, IPv4: addr("10.1.0.33"), MTU: 1500, Chained: true}
+		other := Endpoint{Slot: 3, HostIf: "wtx", MAC: mac(3), GatewayMAC: gatewayMAC,
+			IPv4: addr("10.1.0.33"), MTU: 1500, Chained: true}
 		must(t, b.inside(func() error { return b.putEndpoint(other, []int{b.index["wtx"]}) }))
 		must(t, b.inside(b.setOwnRanges))
 	}
@@ -75,21 +76,35 @@ func TestOwnRangesStay(t *testing.T) {
 	var rows []row
 	for name, setup := range map[string]func(*testing.T, *harness){"first start": first, "shared": shared} {
 		rows = append(rows, []row{
-			{name: name + ", IPv4 to an address that no endpoint has", setup: setup, in: u(fromA(nobody4)), want: "pass"},
-			{name: name + ", IPv6 to an address that no endpoint has", setup: setup, in: u(fromA(nobody6)), want: "pass"},
-			{name: name + ", IPv4 from one, from the wire to a pod", setup: setup, hook: "from_wire", in: u(fromPeer(podA.IPv4).src(nobody4)), want: "drop", reason: bpf.ReasonForeignSource},
-			{name: name + ", IPv6 from one, from the wire to a pod", setup: setup, hook: "from_wire", in: u(fromPeer(podA.IPv6).src(nobody6)), want: "drop", reason: bpf.ReasonForeignSource},
-			{name: name + ", IPv4 from one, from the wire to the host", setup: setup, hook: "from_wire", in: u(fromPeer(node4).src(nobody4)), want: "drop", reason: bpf.ReasonForeignSource},
-			{name: name + ", to the cluster's around it", setup: setup, in: u(fromA(addr("10.7.0.1"))), want: "drop", reason: bpf.ReasonNoNode},
+			{name: name + ", IPv4 to an address that no endpoint has", setup: setup,
+				in: u(fromA(nobody4)), want: "pass"},
+			{name: name + ", IPv6 to an address that no endpoint has", setup: setup,
+				in: u(fromA(nobody6)), want: "pass"},
+			{name: name + ", IPv4 from one, from the wire to a pod", setup: setup,
+				hook: "from_wire", in: u(fromPeer(podA.IPv4).src(nobody4)), want: "drop",
+				reason: bpf.ReasonForeignSource},
+			{name: name + ", IPv6 from one, from the wire to a pod", setup: setup,
+				hook: "from_wire", in: u(fromPeer(podA.IPv6).src(nobody6)), want: "drop",
+				reason: bpf.ReasonForeignSource},
+			{name: name + ", IPv4 from one, from the wire to the host", setup: setup,
+				hook: "from_wire", in: u(fromPeer(node4).src(nobody4)), want: "drop",
+				reason: bpf.ReasonForeignSource},
+			{name: name + ", to the cluster's around it", setup: setup,
+				in: u(fromA(addr("10.7.0.1"))), want: "drop", reason: bpf.ReasonNoNode},
 		}...)
 	}
-	rows = append(rows, row{name: "closed, and restarted", setup: again, in: u(fromA(nobody4)), want: "drop", reason: bpf.ReasonNoEndpoint})
+	rows = append(rows,
+		row{name: "closed, and restarted", setup: again, in: u(fromA(nobody4)), want: "drop",
+			reason: bpf.ReasonNoEndpoint})
 	for name, setup := range map[string]func(*testing.T, *harness){
-		"another node's before": moved(bpf.Route{Node: 1}), "nobody's before": moved(bpf.Route{Flags: bpf.RouteNoNode}),
+		"another node's before": moved(bpf.Route{Node: 1}),
+		"nobody's before":       moved(bpf.Route{Flags: bpf.RouteNoNode}),
 	} {
 		rows = append(rows,
-			row{name: name + ", IPv4", setup: setup, in: u(fromA(nobody4)), want: "drop", reason: bpf.ReasonNoEndpoint},
-			row{name: name + ", IPv6", setup: setup, in: u(fromA(nobody6)), want: "drop", reason: bpf.ReasonNoEndpoint})
+			row{name: name + ", IPv4", setup: setup, in: u(fromA(nobody4)), want: "drop",
+				reason: bpf.ReasonNoEndpoint},
+			row{name: name + ", IPv6", setup: setup, in: u(fromA(nobody6)), want: "drop",
+				reason: bpf.ReasonNoEndpoint})
 	}
 	// Ranges that are larger than those that another node had of them.
 	joined := func(t *testing.T, b *harness) {
@@ -114,8 +129,14 @@ func TestOwnRangesStay(t *testing.T) {
 			}
 		}
 	}
-	rows = append(rows, row{name: "larger than another node's before", setup: joined, in: u(fromA(nobody4)), want: "drop", reason: bpf.ReasonNoEndpoint})
-	rows = append(rows, row{name: "shared, and restarted", setup: moved(bpf.Route{Flags: bpf.RouteOpen}), in: u(fromA(nobody4)), want: "pass"})
-	rows = append(rows, row{name: "no longer shared", setup: closed, in: u(fromA(nobody4)), want: "drop", reason: bpf.ReasonNoEndpoint})
+	rows = append(rows,
+		row{name: "larger than another node's before", setup: joined, in: u(fromA(nobody4)),
+			want: "drop", reason: bpf.ReasonNoEndpoint})
+	rows = append(rows,
+		row{name: "shared, and restarted", setup: moved(bpf.Route{Flags: bpf.RouteOpen}),
+			in: u(fromA(nobody4)), want: "pass"})
+	rows = append(rows,
+		row{name: "no longer shared", setup: closed, in: u(fromA(nobody4)), want: "drop",
+			reason: bpf.ReasonNoEndpoint})
 	runTable(t, rows)
 }

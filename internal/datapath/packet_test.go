@@ -62,7 +62,8 @@ type packet struct {
 }
 
 func newPacket(smac, dmac net.HardwareAddr, src, dst netip.Addr) packet {
-	return packet{smac: smac, dmac: dmac, from: src, to: dst, hops: 64, ident: 0x1234, fragField: inet.DontFragment}
+	return packet{smac: smac, dmac: dmac, from: src, to: dst, hops: 64, ident: 0x1234,
+		fragField: inet.DontFragment}
 }
 
 func (p packet) udp(sport, dport uint16, size int) packet {

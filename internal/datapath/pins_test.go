@@ -60,7 +60,8 @@ func TestFlowTableResized(t *testing.T) {
 	must(t, err)
 	defer second.Close()
 	var got bpf.Flow
-	if err := second.Flows4.Lookup(&key, &got); err != nil || got != flow || second.Flows4.MaxEntries() != 256 {
+	if err := second.Flows4.Lookup(&key, &got); err != nil || got != flow ||
+		second.Flows4.MaxEntries() != 256 {
 		t.Errorf("flow in the new table: %+v, %v", got, err)
 	}
 	var config bpf.Config
@@ -107,7 +108,8 @@ func TestIdentitiesOfTheReleaseBefore(t *testing.T) {
 		t.Fatalf("pins: %v", pins)
 	}
 	must(t, os.Remove(pins[0]))
-	old, err := ebpf.NewMap(&ebpf.MapSpec{Name: "weft_peer_ids", Type: ebpf.Hash, KeySize: 8, ValueSize: 1, MaxEntries: first.PeerIDs.MaxEntries(), Flags: 1})
+	old, err := ebpf.NewMap(&ebpf.MapSpec{Name: "weft_peer_ids", Type: ebpf.Hash, KeySize: 8,
+		ValueSize: 1, MaxEntries: first.PeerIDs.MaxEntries(), Flags: 1})
 	must(t, err)
 	defer old.Close()
 	parts := strings.Split(pins[0], "-")

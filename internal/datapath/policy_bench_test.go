@@ -32,9 +32,12 @@ func BenchmarkPolicy(bm *testing.B) {
 				must(bm, b.maps.Routes.Put(&key, &bpf.Route{Flags: bpf.RouteHost}))
 				a := podA
 				if n >= 0 {
-					entries := []PolicyEntry{{Direction: policymap.Egress, Peer: bpf.IdentityHost, Protocol: tcp, Port: 80, PortBits: 16, Allow: true}}
+					entries := []PolicyEntry{{Direction: policymap.Egress, Peer: bpf.IdentityHost,
+						Protocol: tcp, Port: 80, PortBits: 16, Allow: true}}
 					for i := range n {
-						entries = append(entries, PolicyEntry{Direction: policymap.Egress, Peer: 1000 + uint32(i), Protocol: tcp, Port: 80, PortBits: 16, Allow: true})
+						entries = append(entries,
+							PolicyEntry{Direction: policymap.Egress, Peer: 1000 + uint32(i),
+								Protocol: tcp, Port: 80, PortBits: 16, Allow: true})
 					}
 					set, err := b.AddPolicySet(entries)
 					must(bm, err)
@@ -43,11 +46,13 @@ func BenchmarkPolicy(bm *testing.B) {
 				must(bm, b.putEndpoint(a, []int{b.index["wta"]}))
 				frame := fromA(own).tcp(1000, 80, syn, 0).bytes()
 				options := &ebpf.RunOptions{Data: frame, Repeat: 10000,
-					Context: &xdpContext{DataEnd: uint32(len(frame)), IngressIfindex: uint32(b.index["wta"])}}
+					Context: &xdpContext{DataEnd: uint32(len(frame)),
+						IngressIfindex: uint32(b.index["wta"])}}
 				best := int64(1 << 62)
 				for bm.Loop() {
 					began := cpuTime(bm)
-					must(bm, b.inside(func() error { _, err := b.program("xdp", "from_pod").Run(options); return err }))
+					must(bm,
+						b.inside(func() error { _, err := b.program("xdp", "from_pod").Run(options); return err }))
 					best = min(best, cpuTime(bm)-began)
 				}
 				bm.ReportMetric(float64(best)/float64(options.Repeat), "ns/packet")

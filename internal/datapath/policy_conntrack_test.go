@@ -32,7 +32,8 @@ func TestPolicyUntracked(t *testing.T) {
 	for _, f := range policyFamilies {
 		t.Run(f.name, func(t *testing.T) {
 			b := newExitHarness(t)
-			must(t, b.putUplink(b.index["wtx"])) // whose hooks are not there: what arrives has passed post_routing
+			must(t,
+				b.putUplink(b.index["wtx"])) // whose hooks are not there: what arrives has passed post_routing
 			world := fromA(f.world).udp(1000, 53, 20)
 			for _, c := range []struct {
 				name    string
@@ -42,12 +43,19 @@ func TestPolicyUntracked(t *testing.T) {
 				in      packet
 				reason  bpf.Reason
 			}{
-				{"not tracked", false, policies{aOut: nothing}, bpf.TagEndpoint | 1, world, bpf.ReasonNone},
+				{"not tracked", false, policies{aOut: nothing}, bpf.TagEndpoint | 1, world,
+					bpf.ReasonNone},
 				{"tracked", true, policies{aOut: nothing}, bpf.TagEndpoint | 1, world, denied},
-				{"tracked, and allowed", true, policies{aOut: []PolicyEntry{allow(bpf.IdentityWorld, 0)}}, bpf.TagEndpoint | 1, world, bpf.ReasonNone},
-				{"tracked, a reply", true, policies{aOut: nothing}, bpf.TagEndpoint | bpf.TagReply | 1, world, bpf.ReasonNone},
-				{"tracked, to a pod that lets nobody in", true, policies{bIn: nothing}, bpf.TagEndpoint | 1, fromA(f.b).udp(1000, 53, 20), denied},
-				{"tracked, to a pod that lets it in", true, policies{bIn: []PolicyEntry{allow(ofA, 0)}}, bpf.TagEndpoint | 1, fromA(f.b).udp(1000, 53, 20), bpf.ReasonNone},
+				{"tracked, and allowed", true,
+					policies{aOut: []PolicyEntry{allow(bpf.IdentityWorld, 0)}}, bpf.TagEndpoint | 1,
+					world, bpf.ReasonNone},
+				{"tracked, a reply", true, policies{aOut: nothing},
+					bpf.TagEndpoint | bpf.TagReply | 1, world, bpf.ReasonNone},
+				{"tracked, to a pod that lets nobody in", true, policies{bIn: nothing},
+					bpf.TagEndpoint | 1, fromA(f.b).udp(1000, 53, 20), denied},
+				{"tracked, to a pod that lets it in", true,
+					policies{bIn: []PolicyEntry{allow(ofA, 0)}}, bpf.TagEndpoint | 1,
+					fromA(f.b).udp(1000, 53, 20), bpf.ReasonNone},
 			} {
 				t.Run(c.name, func(t *testing.T) {
 					if c.tracked {

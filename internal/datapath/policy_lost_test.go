@@ -37,11 +37,14 @@ type passage struct {
 func TestPolicyLost(t *testing.T) {
 	b := newHarness(t)
 	for _, f := range policyFamilies {
-		service := netip.MustParseAddr(map[bool]string{true: "10.96.0.10", false: "fd00:96::a"}[f.a.Is4()])
+		service := netip.MustParseAddr(map[bool]string{true: "10.96.0.10",
+			false: "fd00:96::a"}[f.a.Is4()])
 		toPod := func(src netip.Addr) packet { return newPacket(gatewayMAC, podA.MAC, src, f.a) }
 		toWire := func(src netip.Addr) packet { return newPacket(uplinkMAC, peerMAC, src, f.world) }
-		serves := policies{aOut: nothing, aIn: []PolicyEntry{at(allow(bpf.IdentityWorld, tcp), 80, 16)}}
-		client, asked := fromPeer(f.a).src(f.world).tcp(1000, 80, ack, 8), fromA(service).tcp(1000, 80, ack, 8)
+		serves := policies{aOut: nothing,
+			aIn: []PolicyEntry{at(allow(bpf.IdentityWorld, tcp), 80, 16)}}
+		client, asked := fromPeer(f.a).src(f.world).tcp(1000, 80, ack, 8), fromA(service).tcp(1000,
+			80, ack, 8)
 		answer := fromA(f.world).tcp(80, 1000, ack, 8)
 		for _, c := range []struct {
 			name  string
@@ -56,21 +59,25 @@ func TestPolicyLost(t *testing.T) {
 				{"from_pod", answer, false, "pass"},
 				{"to_wire", toWire(f.a).tcp(80, 1000, ack, 8), false, "pass"},
 			}},
-			{"a pod serves the world by a node port", serves, netip.AddrPortFrom(f.world, 1000), []passage{
-				{"from_pod", answer, false, "pass"},
-				{"to_wire", toWire(f.own).tcp(80, 1000, ack, 8), false, "drop"},
-				{"to_pod", toPod(f.world).tcp(1000, 80, ack, 8), false, "pass"},
-				{"from_pod", answer, false, "pass"},
-			}},
-			{"a pod asks a service", policies{aOut: []PolicyEntry{allow(ofPeer, 0)}, aIn: nothing}, netip.AddrPortFrom(f.a, 1000), []passage{
-				{"to_pod", toPod(service).tcp(80, 1000, ack, 8), true, "drop"},
-				{"from_pod", asked, false, "pass"},
-				{"to_pod", toPod(service).tcp(80, 1000, ack, 8), true, "pass"},
-				{"from_pod", asked, false, "pass"},
-			}},
-			{"a pod asks a service, and may be reached by all", policies{aOut: []PolicyEntry{allow(ofPeer, 0)}}, netip.AddrPortFrom(f.a, 1000), []passage{
-				{"to_pod", toPod(service).tcp(80, 1000, ack, 8), true, "pass"},
-			}},
+			{"a pod serves the world by a node port", serves, netip.AddrPortFrom(f.world, 1000),
+				[]passage{
+					{"from_pod", answer, false, "pass"},
+					{"to_wire", toWire(f.own).tcp(80, 1000, ack, 8), false, "drop"},
+					{"to_pod", toPod(f.world).tcp(1000, 80, ack, 8), false, "pass"},
+					{"from_pod", answer, false, "pass"},
+				}},
+			{"a pod asks a service", policies{aOut: []PolicyEntry{allow(ofPeer, 0)}, aIn: nothing},
+				netip.AddrPortFrom(f.a, 1000), []passage{
+					{"to_pod", toPod(service).tcp(80, 1000, ack, 8), true, "drop"},
+					{"from_pod", asked, false, "pass"},
+					{"to_pod", toPod(service).tcp(80, 1000, ack, 8), true, "pass"},
+					{"from_pod", asked, false, "pass"},
+				}},
+			{"a pod asks a service, and may be reached by all",
+				policies{aOut: []PolicyEntry{allow(ofPeer, 0)}}, netip.AddrPortFrom(f.a, 1000),
+				[]passage{
+					{"to_pod", toPod(service).tcp(80, 1000, ack, 8), true, "pass"},
+				}},
 		} {
 			t.Run(f.name+" "+c.name, func(t *testing.T) {
 				b.reset(t)
@@ -87,7 +94,8 @@ func TestPolicyLost(t *testing.T) {
 						got, _ = b.send(t, "tc", s.hook, ifaceFor(s.hook), s.in.bytes())
 					}
 					if got != s.want {
-						t.Errorf("step %d, %s: %s, want %s; %v", i+1, s.hook, got, s.want, b.counted(t))
+						t.Errorf("step %d, %s: %s, want %s; %v", i+1, s.hook, got, s.want,
+							b.counted(t))
 					}
 				}
 				for _, flow := range b.flowList(t) {

@@ -23,7 +23,8 @@ import (
 // they refuse all that comes from it. Problems names it.
 func (d *Datapath) Prune(keep []Endpoint) error {
 	known := map[string]bool{}
-	for _, name := range append([]string{netdev.SegmentationOut, hook.AllInterfaces}, d.opts.Uplinks...) {
+	for _, name := range append([]string{netdev.SegmentationOut, hook.AllInterfaces},
+		d.opts.Uplinks...) {
 		known[name] = true
 	}
 	addrs := map[bpf.AddrKey]bool{}
@@ -114,8 +115,11 @@ func (d *Datapath) refuseStray(l hook.Pinned) error {
 		return fmt.Errorf("open pinned link %s: %w", l.Path, err)
 	}
 	defer pinned.Close()
-	if err := d.progs.Update(pinned, hook.Attachment{Name: l.Hook, Kind: l.Kind, Program: d.progs.Get(l.Hook, l.Kind)}); err != nil {
-		d.log.Warn("an interface without an endpoint is set down: its hook cannot be replaced", "interface", l.Iface, "err", err)
+	if err := d.progs.Update(pinned,
+		hook.Attachment{Name: l.Hook, Kind: l.Kind,
+			Program: d.progs.Get(l.Hook, l.Kind)}); err != nil {
+		d.log.Warn("an interface without an endpoint is set down: its hook cannot be replaced",
+			"interface", l.Iface, "err", err)
 		return netdev.SetDown(l.Iface)
 	}
 	return nil
@@ -131,7 +135,8 @@ func (d *Datapath) dropGone() (done bool) {
 	defer d.attaching.Unlock()
 	links, err := hook.List(d.opts.BPFDir)
 	for _, l := range links {
-		if hook.OnlyAt(l.Hook, hook.Uplink) || l.Iface == netdev.SegmentationOut || l.Iface == hook.AllInterfaces || slices.Contains(d.opts.Uplinks, l.Iface) {
+		if hook.OnlyAt(l.Hook, hook.Uplink) || l.Iface == netdev.SegmentationOut ||
+			l.Iface == hook.AllInterfaces || slices.Contains(d.opts.Uplinks, l.Iface) {
 			continue
 		}
 		_, deadErr := hook.RemoveDead(l.Path)
@@ -145,7 +150,8 @@ func (d *Datapath) dropGone() (done bool) {
 	if err == nil {
 		d.host.set(func(h *hostState) {
 			h.strays = slices.DeleteFunc(h.strays, func(name string) bool {
-				return !slices.ContainsFunc(left, func(l hook.Pinned) bool { return l.Iface == name && l.Hook == "from_pod" })
+				return !slices.ContainsFunc(left,
+					func(l hook.Pinned) bool { return l.Iface == name && l.Hook == "from_pod" })
 			})
 		})
 	}

@@ -20,7 +20,8 @@ func (b *harness) decisions(t *testing.T, change func(key bpf.Key4, decision []b
 	for entries.Next(&key, &f) {
 		for dir := range f.Half {
 			if f.Half[dir].Cached.Generation != 0 {
-				change(key, (*[unsafe.Sizeof(bpf.Cached{})]byte)(unsafe.Pointer(&f.Half[dir].Cached))[:])
+				change(key,
+					(*[unsafe.Sizeof(bpf.Cached{})]byte)(unsafe.Pointer(&f.Half[dir].Cached))[:])
 			}
 		}
 		changed[key] = f
@@ -58,7 +59,8 @@ func TestMixedDecision(t *testing.T) {
 			}
 		}
 		for i := range int(unsafe.Sizeof(bpf.Cached{})) {
-			check(fmt.Sprintf("with another byte %d", i), func(_ bpf.Key4, decision []byte) { decision[i] ^= 0x10 })
+			check(fmt.Sprintf("with another byte %d", i),
+				func(_ bpf.Key4, decision []byte) { decision[i] ^= 0x10 })
 		}
 		// All of it was made for the generation before, but the generation itself, which another
 		// CPU has written.
@@ -70,7 +72,8 @@ func TestMixedDecision(t *testing.T) {
 		var other []byte
 		b.reset(t)
 		warm(t, b, context, "from_pod", "wta", fromA(peer4).udp(1000, 54, 20).bytes())
-		b.decisions(t, func(_ bpf.Key4, decision []byte) { other = append([]byte(nil), decision...) })
+		b.decisions(t,
+			func(_ bpf.Key4, decision []byte) { other = append([]byte(nil), decision...) })
 		check("of another flow", func(_ bpf.Key4, decision []byte) { copy(decision, other) })
 		random := rand.New(rand.NewPCG(1, 2))
 		for i := range 200 {

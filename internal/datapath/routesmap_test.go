@@ -15,7 +15,8 @@ import (
 // smallRoutes gives the agent a routes map with room for few entries beside the reserve.
 func smallRoutes(t *testing.T, b *sealHarness, room uint32) {
 	t.Helper()
-	small, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.LPMTrie, KeySize: b.maps.Routes.KeySize(), ValueSize: b.maps.Routes.ValueSize(), Flags: 1, MaxEntries: 256 + room})
+	small, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.LPMTrie, KeySize: b.maps.Routes.KeySize(),
+		ValueSize: b.maps.Routes.ValueSize(), Flags: 1, MaxEntries: 256 + room})
 	must(t, err)
 	before := b.maps.Routes
 	b.maps.Routes = small
@@ -27,7 +28,8 @@ func smallRoutes(t *testing.T, b *sealHarness, room uint32) {
 
 func singles(second byte, count int) (out []netip.Prefix) {
 	for i := range count {
-		out = append(out, netip.PrefixFrom(netip.AddrFrom4([4]byte{172, second, byte(i >> 8), byte(i)}), 32))
+		out = append(out,
+			netip.PrefixFrom(netip.AddrFrom4([4]byte{172, second, byte(i >> 8), byte(i)}), 32))
 	}
 	return out
 }
@@ -47,7 +49,8 @@ func TestRoutesMapFull(t *testing.T) {
 	grown.PodCIDRs = slices.Concat(singles(16, 300), n2.PodCIDRs)
 	only := peerNode("n3", 3)
 	only.PodCIDRs = singles(17, 300)
-	for i, nodes := range [][]Node{{grown, n3, lost}, {only}, {only, n2}, {grown, n3, lost}, {grown, lost, n3}} {
+	for i, nodes := range [][]Node{{grown, n3, lost}, {only}, {only, n2}, {grown, n3, lost},
+		{grown, lost, n3}} {
 		must(t, b.inside(func() error { _ = b.SetNodes(t.Context(), nodes); return nil }))
 		if i == 1 || i == 2 {
 			continue // fills the map with single addresses
@@ -74,7 +77,8 @@ func TestRoutesMapFull(t *testing.T) {
 			}
 		}
 		want := fmt.Sprintf("%d ranges and addresses of the cluster are not in the routes map", out)
-		if problems := strings.Join(b.Problems(), "\n"); out < 290 || !strings.Contains(problems, want) {
+		if problems := strings.Join(b.Problems(), "\n"); out < 290 ||
+			!strings.Contains(problems, want) {
 			t.Errorf("step %d: %d are not in the map; problems %q", i, out, problems)
 		}
 	}

@@ -48,7 +48,8 @@ type sealHarness struct {
 func newSealHarness(t testing.TB, family int) *sealHarness {
 	t.Helper()
 	b := &sealHarness{family: family, lanes: 2}
-	b.harness = theSealHarness.use(t, &esp.Options{Engine: "auto", AllowTableAES: true, Port: 4500, Lanes: 2})
+	b.harness = theSealHarness.use(t,
+		&esp.Options{Engine: "auto", AllowTableAES: true, Port: 4500, Lanes: 2})
 	b.Associations = b.sas
 	b.opts.Encrypt.Lanes = b.lanes
 	b.hops.Assign("b", 1)
@@ -103,7 +104,8 @@ func (b *sealHarness) rekey(t testing.TB, change func(*esp.SA)) {
 	var last time.Time
 	for lane := range uint8(b.lanes) {
 		for _, out := range []bool{true, false} {
-			sa := esp.SA{Node: "b", Out: out, Epoch: sealEpoch, Lane: lane, ID: 77, Number: sealEpoch, Expires: time.Now().Add(time.Hour), Salt: saltIn}
+			sa := esp.SA{Node: "b", Out: out, Epoch: sealEpoch, Lane: lane, ID: 77,
+				Number: sealEpoch, Expires: time.Now().Add(time.Hour), Salt: saltIn}
 			copy(sa.Key[:], laneKey(keyIn, lane))
 			if out {
 				sa.Salt, sa.ID = saltOut, 78
@@ -154,7 +156,8 @@ func (b *sealHarness) opened(t testing.TB, frame []byte) (espref.Outer, espref.P
 }
 
 // sealedBy is a frame from the wire that node b, or whoever has its key, sealed.
-func (b *sealHarness) sealedBy(t testing.TB, sa espref.SA, p espref.Packet, from netip.Addr) []byte {
+func (b *sealHarness) sealedBy(t testing.TB, sa espref.SA, p espref.Packet,
+	from netip.Addr) []byte {
 	t.Helper()
 	if p.Next == 0 {
 		p.Next, p.Padding = espref.NextIPv4, espref.Padding(len(p.Inner))
@@ -176,7 +179,8 @@ func (b *sealHarness) onWire(from netip.Addr, esp []byte) []byte {
 	if from.Is6() {
 		to = wireA6
 	}
-	ip := espref.Outer{From: netip.AddrPortFrom(from, 50000), To: netip.AddrPortFrom(to, espref.Port)}.Wrap(esp)
+	ip := espref.Outer{From: netip.AddrPortFrom(from, 50000),
+		To: netip.AddrPortFrom(to, espref.Port)}.Wrap(esp)
 	frame := append(append([]byte(nil), uplinkMAC...), peerMAC...)
 	if from.Is4() {
 		frame = append(frame, 8, 0)
@@ -187,7 +191,8 @@ func (b *sealHarness) onWire(from netip.Addr, esp []byte) []byte {
 }
 
 func peerSA(lane uint32) espref.SA {
-	return espref.SA{SPI: spiOf(sealEpoch, lane, identityPeer), Key: laneKey(keyIn, uint8(lane)), Salt: saltIn}
+	return espref.SA{SPI: spiOf(sealEpoch, lane, identityPeer), Key: laneKey(keyIn, uint8(lane)),
+		Salt: saltIn}
 }
 
 // sealWays are the ways of a pod's frame to the wire: sealed by from_pod, or, as an skb that may
@@ -195,7 +200,8 @@ func peerSA(lane uint32) espref.SA {
 var sealWays = append(slices.Clone(contexts), "pair")
 
 // sealFrame takes a pod's frame all the way to the wire.
-func (b *sealHarness) sealFrame(t testing.TB, way string, frame []byte) (verdict string, out []byte) {
+func (b *sealHarness) sealFrame(t testing.TB, way string,
+	frame []byte) (verdict string, out []byte) {
 	t.Helper()
 	if way != "pair" {
 		return b.send(t, way, "from_pod", "wta", frame)
@@ -213,7 +219,8 @@ func (b *sealHarness) sealFrame(t testing.TB, way string, frame []byte) (verdict
 // sendSegments runs from_pod on a frame that says it is to be cut.
 func (b *sealHarness) sendSegments(t testing.TB, frame []byte) (verdict string, out []byte) {
 	t.Helper()
-	code, out, err := b.runWith(b.progs.Get("from_pod", hook.TCIngress), &skbContext{Ifindex: uint32(b.index["wta"]), GSOSize: 1, GSOSegs: 1}, frame)
+	code, out, err := b.runWith(b.progs.Get("from_pod", hook.TCIngress),
+		&skbContext{Ifindex: uint32(b.index["wta"]), GSOSize: 1, GSOSegs: 1}, frame)
 	must(t, err)
 	return verdictOf("tc", code), out
 }
@@ -241,7 +248,8 @@ func TestSegmentationKeepsOrder(t *testing.T) {
 			verdict, out = b.sendSegments(t, frame)
 		}
 		if verdict != "redirect" || isSegment(out) != step.pair {
-			t.Errorf("%s: %s, through the segmentation veth: %v", step.name, verdict, isSegment(out))
+			t.Errorf("%s: %s, through the segmentation veth: %v", step.name, verdict,
+				isSegment(out))
 		}
 	}
 }
@@ -295,7 +303,8 @@ func (b *sealHarness) checkSealed(t testing.TB, context string, in []byte) {
 		t.Errorf("inside:\n%x\nwant:\n%x", packet.Inner, want)
 	case outer.From.Addr() != here || outer.To.Addr() != there:
 		t.Errorf("tunnel from %s to %s, want %s to %s", outer.From, outer.To, here, there)
-	case packet.SPI>>28 != sealEpoch || packet.SPI&0x3fffff != identityA || packet.SPI>>22&63 >= uint32(b.lanes):
+	case packet.SPI>>28 != sealEpoch || packet.SPI&0x3fffff != identityA ||
+		packet.SPI>>22&63 >= uint32(b.lanes):
 		t.Errorf("SPI %#x", packet.SPI)
 	case packet.IV != packet.Seq:
 		t.Errorf("IV %d, sequence number %d", packet.IV, packet.Seq)
@@ -315,12 +324,16 @@ func TestSealTrailing(t *testing.T) {
 			for _, dst := range []netip.Addr{peer4, peer6} {
 				for _, trailing := range []int{1, 18, 60, 61, 100, 500} {
 					in := fromA(dst).udp(1000, 2000, 5).bytes()
-					verdict, out := b.sealFrame(t, way, append(bytes.Clone(in), bytes.Repeat([]byte{0xee}, trailing)...))
+					verdict, out := b.sealFrame(t, way,
+						append(bytes.Clone(in), bytes.Repeat([]byte{0xee}, trailing)...))
 					if verdict != "redirect" {
-						t.Fatalf("%s, %d bytes: verdict %s: %v", way, trailing, verdict, b.counted(t))
+						t.Fatalf("%s, %d bytes: verdict %s: %v", way, trailing, verdict,
+							b.counted(t))
 					}
-					if _, p := b.opened(t, out); len(p.Inner) != len(in)-14 || bytes.Contains(out, []byte{0xee, 0xee, 0xee, 0xee}) {
-						t.Errorf("%s, %d bytes: inside %x, on the wire %x", way, trailing, p.Inner, out)
+					if _, p := b.opened(t, out); len(p.Inner) != len(in)-14 ||
+						bytes.Contains(out, []byte{0xee, 0xee, 0xee, 0xee}) {
+						t.Errorf("%s, %d bytes: inside %x, on the wire %x", way, trailing, p.Inner,
+							out)
 					}
 				}
 			}
@@ -339,11 +352,14 @@ func TestOpenSizes(t *testing.T) {
 				t.Run(fmt.Sprintf("%s in IPv%d from %s", context, family, src), func(t *testing.T) {
 					for size := 0; size <= 1380; size++ {
 						seq++
-						in := newPacket(peerMAC, uplinkMAC, src, addrOf(podA, src)).udp(2000, 1000, size).bytes()
-						frame := b.sealedBy(t, peerSA(1), espref.Packet{Seq: seq, Inner: in[14:]}, there)
+						in := newPacket(peerMAC, uplinkMAC, src, addrOf(podA, src)).udp(2000, 1000,
+							size).bytes()
+						frame := b.sealedBy(t, peerSA(1), espref.Packet{Seq: seq, Inner: in[14:]},
+							there)
 						verdict, out := b.send(t, context, "from_wire", "wtup", frame)
 						if verdict != "redirect" {
-							t.Fatalf("%d bytes of payload: verdict %s, %v", size, verdict, b.counted(t))
+							t.Fatalf("%d bytes of payload: verdict %s, %v", size, verdict,
+								b.counted(t))
 						}
 						if err := routedTo(gatewayMAC, podA.MAC)(in, out); err != nil {
 							t.Fatalf("%d bytes of payload: %v", size, err)

@@ -19,20 +19,24 @@ func TestPlainByPolicy(t *testing.T) {
 		b := newSealHarness(t, 4).keyed(t)
 		must(t, b.SetPlain([]netip.Prefix{netip.PrefixFrom(podA.IPv4, 32)}))
 		verdict, out := b.send(t, context, "from_pod", "wta", fromA(peer4).udp(1, 2, 3).bytes())
-		if err := toPeer(fromA(peer4).udp(1, 2, 3).bytes(), out); verdict != "redirect" || err != nil {
+		if err := toPeer(fromA(peer4).udp(1, 2, 3).bytes(), out); verdict != "redirect" ||
+			err != nil {
 			t.Errorf("%s out: %s, %v", context, verdict, err)
 		}
-		if verdict, _ := b.send(t, context, "from_wire", "wtup", fromPeer(podA.IPv4).udp(2, 1, 3).bytes()); verdict != "redirect" {
+		if verdict, _ := b.send(t, context, "from_wire", "wtup",
+			fromPeer(podA.IPv4).udp(2, 1, 3).bytes()); verdict != "redirect" {
 			t.Errorf("%s in: %s, %v", context, verdict, b.counted(t))
 		}
 		b.checkSealed(t, context, fromA(peer6).udp(1, 2, 3).bytes())
-		if verdict, _ := b.send(t, context, "from_wire", "wtup", fromPeer(podB.IPv4).udp(2, 1, 3).bytes()); verdict != "drop" {
+		if verdict, _ := b.send(t, context, "from_wire", "wtup",
+			fromPeer(podB.IPv4).udp(2, 1, 3).bytes()); verdict != "drop" {
 			t.Errorf("%s in, for a pod that no policy names: %s", context, verdict)
 		}
 		// The policy goes: cached decisions go with it.
 		must(t, b.SetPlain(nil))
 		b.checkSealed(t, context, fromA(peer4).udp(1, 2, 3).bytes())
-		if verdict, _ := b.send(t, context, "from_wire", "wtup", fromPeer(podA.IPv4).udp(2, 1, 3).bytes()); verdict != "drop" {
+		if verdict, _ := b.send(t, context, "from_wire", "wtup",
+			fromPeer(podA.IPv4).udp(2, 1, 3).bytes()); verdict != "drop" {
 			t.Errorf("%s in, after the policy went: %s", context, verdict)
 		}
 	}
@@ -76,26 +80,33 @@ func TestHostsTraffic(t *testing.T) {
 		t.Errorf("sealed as %#x:\n%x\nwant\n%x", p.SPI, p.Inner, out[atIP:])
 	}
 	plain := newPacket(uplinkMAC, peerMAC, node4, wireB4).udp(5, 4551, 7).bytes()
-	if verdict, same := b.send(t, "tc", "to_wire", "wtup", plain); verdict != "pass" || !bytes.Equal(same, plain) {
+	if verdict, same := b.send(t, "tc", "to_wire", "wtup", plain); verdict != "pass" ||
+		!bytes.Equal(same, plain) {
 		t.Errorf("between hosts: %s", verdict)
 	}
 	for _, context := range receiveWays {
 		fromHost := espref.SA{SPI: spiOf(sealEpoch, 0, 1), Key: keyIn, Salt: saltIn}
 		in := newPacket(peerMAC, uplinkMAC, wireB4, podA.IPv4).udp(6, 5, 7).bytes()
-		frame := b.sealedBy(t, fromHost, espref.Packet{Seq: uint64(len(context)), Inner: in[atIP:]}, wireB4)
+		frame := b.sealedBy(t, fromHost, espref.Packet{Seq: uint64(len(context)), Inner: in[atIP:]},
+			wireB4)
 		if verdict, _ := b.receive(t, context, frame); verdict != "redirect" {
 			t.Errorf("%s, from the peer's host to a pod: %s %v", context, verdict, b.counted(t))
 		}
 		in = fromPeer(node4).udp(6, 5, 7).bytes()
-		frame = b.sealedBy(t, peerSA(0), espref.Packet{Seq: uint64(len(context)) + 5, Inner: in[atIP:]}, wireB4)
-		if verdict, opened := b.receive(t, context, frame); verdict != "pass" || !bytes.Equal(opened[atIP:], in[atIP:]) {
+		frame = b.sealedBy(t, peerSA(0),
+			espref.Packet{Seq: uint64(len(context)) + 5, Inner: in[atIP:]}, wireB4)
+		if verdict, opened := b.receive(t, context, frame); verdict != "pass" ||
+			!bytes.Equal(opened[atIP:], in[atIP:]) {
 			t.Errorf("%s, from a pod to this host: %s\n%x\nwant\n%x", context, verdict, opened, in)
 		}
-		if verdict, _ := b.receive(t, context, newPacket(peerMAC, uplinkMAC, wireB4, node4).udp(6, 4551, 7).bytes()); verdict != "pass" {
+		if verdict, _ := b.receive(t, context,
+			newPacket(peerMAC, uplinkMAC, wireB4, node4).udp(6, 4551,
+				7).bytes()); verdict != "pass" {
 			t.Errorf("%s, between hosts: %s", context, verdict)
 		}
 		// What the agents send each other on ESP's own port (RFC 3948's non-ESP marker) is theirs.
-		marked := newPacket(peerMAC, uplinkMAC, wireB4, node4).udp(4500, 4500, 12).set(atSPI, 0, 0, 0, 0).bytes()
+		marked := newPacket(peerMAC, uplinkMAC, wireB4, node4).udp(4500, 4500, 12).set(atSPI, 0, 0,
+			0, 0).bytes()
 		if verdict, _ := b.receive(t, context, marked); verdict != "pass" {
 			t.Errorf("%s, non-ESP marker: %s", context, verdict)
 		}
@@ -124,8 +135,10 @@ func TestSealedLimits(t *testing.T) {
 	for _, context := range contexts {
 		b := newSealHarness(t, 4).keyed(t)
 		limit := inet.SealedMTU(1500, false)
-		verdict, out := b.send(t, context, "from_pod", "wta", fromA(peer4).udp(1, 2, limit-28+1).bytes())
-		if verdict != "redirect" || out[atProtocol] != unix.IPPROTO_ICMP || int(binary.BigEndian.Uint16(out[atICMPMTU:])) != limit {
+		verdict, out := b.send(t, context, "from_pod", "wta",
+			fromA(peer4).udp(1, 2, limit-28+1).bytes())
+		if verdict != "redirect" || out[atProtocol] != unix.IPPROTO_ICMP ||
+			int(binary.BigEndian.Uint16(out[atICMPMTU:])) != limit {
 			t.Errorf("%s, one byte too many: %s, %x", context, verdict, out)
 		}
 		for asked, want := range map[uint16]int{1460: limit - 40, 1000: 1000} {
@@ -177,12 +190,14 @@ func TestCongestion(t *testing.T) {
 			b := newSealHarness(t, 4).keyed(t)
 			in := fromPeer(podA.IPv4).udp(2000, 1000, 100).set(atTOS, r.inner).bytes()
 			fixIPv4(in)
-			frame := b.sealedBy(t, peerSA(0), espref.Packet{Seq: uint64(seq) + 1, Inner: in[atIP:]}, wireB4)
+			frame := b.sealedBy(t, peerSA(0), espref.Packet{Seq: uint64(seq) + 1, Inner: in[atIP:]},
+				wireB4)
 			frame[atTOS] |= r.outer
 			fixIPv4(frame)
 			verdict, out := b.receive(t, context, frame)
 			if verdict != r.verdict || (verdict == "redirect" && out[atTOS]&3 != r.want) {
-				t.Errorf("%s, inner %d, outer %d: %s, %d, want %s, %d", context, r.inner, r.outer, verdict, out[atTOS]&3, r.verdict, r.want)
+				t.Errorf("%s, inner %d, outer %d: %s, %d, want %s, %d", context, r.inner, r.outer,
+					verdict, out[atTOS]&3, r.verdict, r.want)
 			}
 			if verdict == "redirect" && inet.Checksum(out[atIP:atL4]) != 0 {
 				t.Errorf("%s, inner %d, outer %d: header checksum", context, r.inner, r.outer)
@@ -195,10 +210,12 @@ func TestCongestion(t *testing.T) {
 func TestOutsideStaysPlain(t *testing.T) {
 	b := newSealHarness(t, 4).keyed(t)
 	for _, context := range contexts {
-		if verdict, _ := b.send(t, context, "from_pod", "wta", fromA(world4).udp(1, 2, 3).bytes()); verdict != "pass" {
+		if verdict, _ := b.send(t, context, "from_pod", "wta",
+			fromA(world4).udp(1, 2, 3).bytes()); verdict != "pass" {
 			t.Errorf("%s, to the outside: %s", context, verdict)
 		}
-		if verdict, _ := b.send(t, context, "from_wire", "wtup", fromPeer(podA.IPv4).src(world4).udp(1, 2, 3).bytes()); verdict == "drop" {
+		if verdict, _ := b.send(t, context, "from_wire", "wtup",
+			fromPeer(podA.IPv4).src(world4).udp(1, 2, 3).bytes()); verdict == "drop" {
 			t.Errorf("%s, from the outside: %s %v", context, verdict, b.counted(t))
 		}
 	}

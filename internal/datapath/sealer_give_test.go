@@ -18,10 +18,12 @@ import (
 func (b *sealHarness) toSealer(t testing.TB, seq uint64, port uint16) []byte {
 	t.Helper()
 	here, there := b.outer()
-	sa := espref.SA{SPI: spiOf(sealEpoch, sealerLane, identityPeer), Key: laneKey(keyIn, sealerLane), Salt: saltIn}
+	sa := espref.SA{SPI: spiOf(sealEpoch, sealerLane, identityPeer),
+		Key: laneKey(keyIn, sealerLane), Salt: saltIn}
 	sealed, err := sa.Seal(seq, inner())
 	must(t, err)
-	ip := espref.Outer{From: netip.AddrPortFrom(there, port), To: netip.AddrPortFrom(here, espref.Port)}.Wrap(sealed)
+	ip := espref.Outer{From: netip.AddrPortFrom(there, port),
+		To: netip.AddrPortFrom(here, espref.Port)}.Wrap(sealed)
 	return append(newPacket(peerMAC, uplinkMAC, there, here).bytes()[:14:14], ip...)
 }
 
@@ -42,7 +44,8 @@ func TestWhoOpens(t *testing.T) {
 		send := func(port uint16) (verdict string, given *tapFrame) {
 			seq++
 			verdict, out := b.send(t, "tc", "from_wire", "wtup", b.toSealer(t, seq, port))
-			if f := readTapFrame(out); verdict == "redirect" && f.kind == bpf.SealerOpen && f.id == sealerSA(sealerLane) {
+			if f := readTapFrame(out); verdict == "redirect" && f.kind == bpf.SealerOpen &&
+				f.id == sealerSA(sealerLane) {
 				return verdict, &f
 			}
 			return verdict, nil
@@ -54,16 +57,20 @@ func TestWhoOpens(t *testing.T) {
 			sealer bool
 		}{
 			{"it is there", func() { state(0) }, 0x8001, true},
-			{"it owes an answer for a moment", func() { state(20 * time.Millisecond) }, 0x8001, true},
+			{"it owes an answer for a moment", func() { state(20 * time.Millisecond) }, 0x8001,
+				true},
 			{"it owes one for long", func() { state(time.Second) }, 0x8001, false},
 			{"from a hook's port", func() { state(0) }, 0xc001, false},
-			{"its key is not marked", func() { state(0); must(t, b.UnmarkSealer()) }, 0x8001, false},
-			{"none", func() { must(t, b.inside(func() error { return b.SetSealer(false) })) }, 0x8001, false},
+			{"its key is not marked", func() { state(0); must(t, b.UnmarkSealer()) }, 0x8001,
+				false},
+			{"none", func() { must(t, b.inside(func() error { return b.SetSealer(false) })) },
+				0x8001, false},
 		} {
 			c.set()
 			verdict, given := send(c.port)
 			if verdict != "redirect" || (given != nil) != c.sealer {
-				t.Errorf("IPv%d, %s: %s %v, to the sealer: %v, want %v", family, c.name, verdict, b.counted(t), given != nil, c.sealer)
+				t.Errorf("IPv%d, %s: %s %v, to the sealer: %v, want %v", family, c.name, verdict,
+					b.counted(t), given != nil, c.sealer)
 			}
 		}
 	}
@@ -82,14 +89,20 @@ func TestWhoOpensMerged(t *testing.T) {
 		}{
 			{"it is there", func(*sealHarness) {}, sealerLane, 0x8001, true},
 			{"from a hook's port", func(*sealHarness) {}, sealerLane, 0xc001, false},
-			{"its key is not marked", func(b *sealHarness) { must(t, b.UnmarkSealer()) }, sealerLane, 0x8001, false},
+			{"its key is not marked", func(b *sealHarness) { must(t, b.UnmarkSealer()) },
+				sealerLane, 0x8001, false},
 			{"begins with another sender's", func(*sealHarness) {}, sealerLane + 1, 0x8001, true},
-			{"none", func(b *sealHarness) { must(t, b.inside(func() error { return b.SetSealer(false) })) }, sealerLane, 0x8001, false},
+			{"none",
+				func(b *sealHarness) {
+					must(t,
+						b.inside(func() error { return b.SetSealer(false) }))
+				}, sealerLane, 0x8001, false},
 		} {
 			b := newSealerHarness(t, family)
 			c.set(b)
 			verdict, out := b.sendMerged(t, c.lane, c.port)
-			given := readTapFrame(out).kind == bpf.SealerOpen && readTapFrame(out).id == sealerSA(uint32(c.lane))
+			given := readTapFrame(out).kind == bpf.SealerOpen &&
+				readTapFrame(out).id == sealerSA(uint32(c.lane))
 			if verdict != "redirect" || given != c.sealer || isCut(out) == c.sealer {
 				t.Errorf("IPv%d, %s: %s %v, to the sealer: %v, cut: %v, want to the sealer: %v",
 					family, c.name, verdict, b.counted(t), given, isCut(out), c.sealer)
@@ -103,17 +116,20 @@ func TestWhoOpensMerged(t *testing.T) {
 func isCut(frame []byte) bool { return bytes.Equal(frame[:4], []byte{2, 0x57, 0x45, 0x4f}) }
 
 // sendMerged runs from_wire on two packets of one of the peer's lanes in one, as GRO merges them.
-func (b *sealHarness) sendMerged(t testing.TB, lane uint8, port uint16) (verdict string, out []byte) {
+func (b *sealHarness) sendMerged(t testing.TB, lane uint8,
+	port uint16) (verdict string, out []byte) {
 	t.Helper()
 	here, there := b.outer()
-	sa := espref.SA{SPI: spiOf(sealEpoch, uint32(lane), identityPeer), Key: laneKey(keyIn, lane), Salt: saltIn}
+	sa := espref.SA{SPI: spiOf(sealEpoch, uint32(lane), identityPeer), Key: laneKey(keyIn, lane),
+		Salt: saltIn}
 	var both []byte
 	for seq := range uint64(2) {
 		sealed, err := sa.Seal(seq+1, inner())
 		must(t, err)
 		both = append(both, sealed...)
 	}
-	ip := espref.Outer{From: netip.AddrPortFrom(there, port), To: netip.AddrPortFrom(here, espref.Port)}.Wrap(both)
+	ip := espref.Outer{From: netip.AddrPortFrom(there, port),
+		To: netip.AddrPortFrom(here, espref.Port)}.Wrap(both)
 	frame := append(newPacket(peerMAC, uplinkMAC, there, here).bytes()[:14:14], ip...)
 	code, out, err := b.runWith(b.progs.Get("from_wire", hook.TCIngress), &skbContext{
 		Ifindex: uint32(b.index["wtup"]), GSOSize: uint32(len(both) / 2), GSOSegs: 2,
@@ -127,7 +143,10 @@ func (b *sealHarness) sendMerged(t testing.TB, lane uint8, port uint16) (verdict
 func TestSealerRetried(t *testing.T) {
 	b := newSealerHarness(t, 4)
 	now := monotonic(t)
-	must(t, b.maps.Sealer.Put(uint32(0), &bpf.SealerState{AskedNs: now - uint64(time.Second), RetriedNs: now - uint64(2*time.Second)}))
+	must(t,
+		b.maps.Sealer.Put(uint32(0),
+			&bpf.SealerState{AskedNs: now - uint64(time.Second),
+				RetriedNs: now - uint64(2*time.Second)}))
 	given := 0
 	for seq := range uint64(5) {
 		verdict, out := b.send(t, "tc", "from_wire", "wtup", b.toSealer(t, seq+1, 0x8001))
@@ -142,7 +161,8 @@ func TestSealerRetried(t *testing.T) {
 		t.Errorf("%d of 5 packets were risked, want 1", given)
 	}
 	b.fromSealer(t, tapFrame{kind: bpf.SealerRefused, count: 1, packet: make([]byte, 20)})
-	if _, out := b.send(t, "tc", "from_wire", "wtup", b.toSealer(t, 9, 0x8001)); readTapFrame(out).kind != bpf.SealerOpen {
+	if _, out := b.send(t, "tc", "from_wire", "wtup",
+		b.toSealer(t, 9, 0x8001)); readTapFrame(out).kind != bpf.SealerOpen {
 		t.Errorf("after its answer a packet went another way")
 	}
 }
@@ -170,13 +190,16 @@ func TestGivenToSealer(t *testing.T) {
 		}
 		kind := map[int]uint64{4: bpf.SealerSeal4, 6: bpf.SealerSeal6}[family]
 		next := uint64(1)
-		for _, c := range []struct{ payload, size, count int }{{1000, 500, 2}, {1001, 500, 3}, {999, 500, 2}, {400, 500, 1}, {2550, 10, 255}} {
+		for _, c := range []struct{ payload, size, count int }{{1000, 500, 2}, {1001, 500, 3},
+			{999, 500, 2}, {400, 500, 1}, {2550, 10, 255}} {
 			verdict, out := send(c.payload, c.size)
-			want := tapFrame{kind: kind, count: uint64(c.count), id: sealerSA(sealerLane), identity: identityA, seq: next}
+			want := tapFrame{kind: kind, count: uint64(c.count), id: sealerSA(sealerLane),
+				identity: identityA, seq: next}
 			got := readTapFrame(out)
 			got.packet = nil
 			if verdict != "redirect" || fmt.Sprint(got) != fmt.Sprint(want) {
-				t.Errorf("IPv%d, %d bytes by %d: %s %+v %v, want %+v", family, c.payload, c.size, verdict, got, b.counted(t), want)
+				t.Errorf("IPv%d, %d bytes by %d: %s %+v %v, want %+v", family, c.payload, c.size,
+					verdict, got, b.counted(t), want)
 			}
 			next += uint64(c.count)
 		}
@@ -185,12 +208,15 @@ func TestGivenToSealer(t *testing.T) {
 			set           func()
 		}{
 			"more packets than a header can count": {2560, 10, func() {}},
-			"no key":                               {1000, 500, func() { must(t, b.UnmarkSealer()) }},
-			"no sealer":                            {1000, 500, func() { must(t, b.inside(func() error { return b.SetSealer(false) })) }},
+			"no key": {1000, 500,
+				func() { must(t, b.UnmarkSealer()) }},
+			"no sealer": {1000, 500,
+				func() { must(t, b.inside(func() error { return b.SetSealer(false) })) }},
 		} {
 			c.set()
 			if verdict, out := send(c.payload, c.size); verdict != "redirect" || !isSegment(out) {
-				t.Errorf("IPv%d, %s: %s %x, want it sent into the segmentation veth", family, name, verdict, out[:14])
+				t.Errorf("IPv%d, %s: %s %x, want it sent into the segmentation veth", family, name,
+					verdict, out[:14])
 			}
 		}
 	}
@@ -238,7 +264,8 @@ func TestStreams(t *testing.T) {
 // can be sent, so what the flow table says of those between is written, not sent.
 func streamBegins(t *testing.T, b *sealHarness, runs uint16, send func(port uint16) bool) {
 	t.Helper()
-	key := bpf.Key4{A: bpf.BE32(podA.IPv4), B: bpf.BE32(peer4), Pa: bpf.Ntohs(1000), Pb: bpf.Ntohs(80), Proto: unix.IPPROTO_UDP}
+	key := bpf.Key4{A: bpf.BE32(podA.IPv4), B: bpf.BE32(peer4), Pa: bpf.Ntohs(1000),
+		Pb: bpf.Ntohs(80), Proto: unix.IPPROTO_UDP}
 	var before, after bpf.Flow
 	for range 10_000 {
 		given := send(1000)
@@ -248,7 +275,8 @@ func streamBegins(t *testing.T, b *sealHarness, runs uint16, send func(port uint
 			want = before.Run + 1
 		}
 		if after.Run != want {
-			t.Fatalf("a run of %d after one of %d, want %d (ticks %d, %d)", after.Run, before.Run, want, before.RunTick, after.RunTick)
+			t.Fatalf("a run of %d after one of %d, want %d (ticks %d, %d)", after.Run, before.Run,
+				want, before.RunTick, after.RunTick)
 		}
 		if given {
 			if before.Run < runs-1 {

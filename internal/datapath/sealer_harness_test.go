@@ -55,14 +55,16 @@ func (p *sealerProcess) start() error {
 		return err
 	}
 	for _, fd := range pair {
-		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 30}); err != nil {
+		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO,
+			&unix.Timeval{Sec: 30}); err != nil {
 			return err
 		}
 	}
 	p.hooks = pair[0]
 	tap := os.NewFile(uintptr(pair[1]), "tap")
 	defer tap.Close()
-	started, err := control.Start(context.Background(), control.Options{Binary: binary, Tap: tap, SocketPath: filepath.Join(p.dir, "sock")})
+	started, err := control.Start(context.Background(),
+		control.Options{Binary: binary, Tap: tap, SocketPath: filepath.Join(p.dir, "sock")})
 	if err != nil {
 		return err
 	}
@@ -135,7 +137,8 @@ func (b *sealHarness) viaSealer(t testing.TB, frame []byte) (verdict string, out
 func (b *sealHarness) toStack(t testing.TB, frame []byte) (verdict string, out []byte) {
 	t.Helper()
 	code, out, err := b.runWith(b.progs.Get("from_wire", hook.TCIngress), &skbContext{
-		Ifindex: uint32(b.index["wtup"]), Mark: 0x57450000 | bpf.TagOpened | 999, // SEALER_MARK, a handle
+		Ifindex: uint32(b.index["wtup"]),
+		Mark:    0x57450000 | bpf.TagOpened | 999, // SEALER_MARK, a handle
 	}, frame)
 	must(t, err)
 	return verdictOf("tc", code), out
@@ -184,7 +187,8 @@ var receiveWays = append(append([]string(nil), contexts...), bySealer)
 // sealersReason is the name under which a sealer refuses what a hook refuses under another: it
 // looks at the trailer and at the lengths of what is before it, and has one name for both.
 func sealersReason(way, reason string) string {
-	if way == bySealer && slices.Contains([]string{"esp_padding", "bad_ip_header", "truncated"}, reason) {
+	if way == bySealer &&
+		slices.Contains([]string{"esp_padding", "bad_ip_header", "truncated"}, reason) {
 		return "esp_malformed"
 	}
 	return reason

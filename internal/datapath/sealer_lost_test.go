@@ -18,7 +18,8 @@ func TestSealerQueueFull(t *testing.T) {
 		rows, err := b.Counters()
 		must(t, err)
 		for _, row := range rows {
-			if row.Reason == bpf.ReasonSealerQueueFull.String() && row.Verdict == "drop" && row.Slot == 0 {
+			if row.Reason == bpf.ReasonSealerQueueFull.String() && row.Verdict == "drop" &&
+				row.Slot == 0 {
 				found += row.Packets
 			}
 		}
@@ -42,7 +43,9 @@ func TestSealerQueueFull(t *testing.T) {
 		defer unix.Close(fd)
 		frame := append(make([]byte, 12, 64), 8, 0)
 		for range 1000 {
-			must(t, unix.Sendto(fd, frame[:64], 0, &unix.SockaddrLinklayer{Ifindex: int(index), Halen: 6}))
+			must(t,
+				unix.Sendto(fd, frame[:64], 0,
+					&unix.SockaddrLinklayer{Ifindex: int(index), Halen: 6}))
 		}
 		lost, err := netdev.SealerLost()
 		must(t, err)

@@ -42,7 +42,8 @@ func (f tapFrame) bytes() []byte {
 
 func readTapFrame(frame []byte) tapFrame {
 	hi, lo := binary.BigEndian.Uint64(frame), binary.BigEndian.Uint32(frame[8:])
-	return tapFrame{hi >> 61, hi >> 53 & 0xff, uint32(hi>>31) & 0x3fffff, uint32(hi>>9) & 0x3fffff, hi&0x1ff<<30 | uint64(lo>>2), frame[14:]}
+	return tapFrame{hi >> 61, hi >> 53 & 0xff, uint32(hi>>31) & 0x3fffff, uint32(hi>>9) & 0x3fffff,
+		hi&0x1ff<<30 | uint64(lo>>2), frame[14:]}
 }
 
 // newSealerHarness has a sealer's lane in both directions, and a sealer that holds its keys.
@@ -89,7 +90,8 @@ func (b *sealHarness) sealerProgram(t testing.TB, name string) *ebpf.Program {
 
 // opened is what a sealer gives back of packets that node b sealed for pod A.
 func opened(seq, count uint64) tapFrame {
-	return tapFrame{kind: bpf.SealerOpened, count: count, id: sealerSA(sealerLane), identity: identityPeer, seq: seq, packet: inner()}
+	return tapFrame{kind: bpf.SealerOpened, count: count, id: sealerSA(sealerLane),
+		identity: identityPeer, seq: seq, packet: inner()}
 }
 
 // TestOpenedBySealer: what the sealer has opened passes the same checks as what a hook opens, and
@@ -104,14 +106,17 @@ func TestOpenedBySealer(t *testing.T) {
 		{"one packet", func() tapFrame { return opened(1, 1) }, ""},
 		{"many", func() tapFrame { return opened(2, 44) }, ""},
 		{"64, over two words of the window", func() tapFrame { return opened(100, 64) }, ""},
-		{"hostile: the end of that run again", func() tapFrame { return opened(150, 1) }, "esp_replayed"},
+		{"hostile: the end of that run again", func() tapFrame { return opened(150, 1) },
+			"esp_replayed"},
 		{"hostile: the same again", func() tapFrame { return opened(2, 44) }, "esp_replayed"},
 		{"hostile: one of them again", func() tapFrame { return opened(45, 1) }, "esp_replayed"},
-		{"hostile: a run that begins with a new one and ends with an old one", func() tapFrame { return opened(46, 60) }, "esp_replayed"},
+		{"hostile: a run that begins with a new one and ends with an old one",
+			func() tapFrame { return opened(46, 60) }, "esp_replayed"},
 		{"of which none was taken", func() tapFrame { return opened(46, 1) }, ""},
 		{"hostile: number 0", func() tapFrame { return opened(0, 1) }, "esp_replayed"},
 		{"hostile: none", func() tapFrame { return opened(500, 0) }, "esp_replayed"},
-		{"hostile: more than a run can have", func() tapFrame { return opened(500, 65) }, "esp_replayed"},
+		{"hostile: more than a run can have", func() tapFrame { return opened(500, 65) },
+			"esp_replayed"},
 		{"hostile: a lane that no sealer has", func() tapFrame {
 			f := opened(600, 1)
 			f.id = sealerSA(0)
@@ -134,7 +139,8 @@ func TestOpenedBySealer(t *testing.T) {
 		}, "identity_not_on_node"},
 		{"hostile: from a pod of this node", func() tapFrame {
 			f := opened(602, 1)
-			f.packet = newPacket(peerMAC, uplinkMAC, podB.IPv4, podA.IPv4).udp(1, 2, 8).bytes()[atIP:]
+			f.packet = newPacket(peerMAC, uplinkMAC, podB.IPv4, podA.IPv4).udp(1, 2,
+				8).bytes()[atIP:]
 			return f
 		}, "foreign_source"},
 		{"hostile: from the world, under a pod's identity", func() tapFrame {
@@ -170,19 +176,25 @@ func TestOpenedBySealerEnds(t *testing.T) {
 		reason string
 	}{
 		"expired": {func(t *testing.T, b *sealHarness) {
-			b.rekey(t, func(sa *esp.SA) { sa.Last, sa.Expires = sa.Lane == sealerLane, time.Now().Add(300*time.Millisecond) })
+			b.rekey(t,
+				func(sa *esp.SA) {
+					sa.Last, sa.Expires = sa.Lane == sealerLane,
+						time.Now().Add(300*time.Millisecond)
+				})
 			for _, k := range b.SealerKeys() {
 				must(t, b.MarkSealer(k, true))
 			}
 		}, "key_expired"},
-		"removed":    {func(t *testing.T, b *sealHarness) { must(t, b.RemoveSAs("b", false, sealEpoch)) }, "esp_unknown_sa"},
-		"not marked": {func(t *testing.T, b *sealHarness) { must(t, b.UnmarkSealer()) }, "esp_unknown_sa"},
+		"removed": {func(t *testing.T, b *sealHarness) { must(t, b.RemoveSAs("b", false, sealEpoch)) }, "esp_unknown_sa"},
+		"not marked": {func(t *testing.T, b *sealHarness) { must(t, b.UnmarkSealer()) },
+			"esp_unknown_sa"},
 	} {
 		b := newSealerHarness(t, 4)
 		c.end(t, b)
 		must(t, emptyMap(b.maps.Drops))
 		verdict, _ := b.fromSealer(t, opened(1, 1))
-		if got := reasonsIn(b.counted(t)); verdict != "drop" || !slices.Equal(got, []string{c.reason}) {
+		if got := reasonsIn(b.counted(t)); verdict != "drop" ||
+			!slices.Equal(got, []string{c.reason}) {
 			t.Errorf("%s: %s %v, want %s", name, verdict, got, c.reason)
 		}
 	}
@@ -191,18 +203,21 @@ func TestOpenedBySealerEnds(t *testing.T) {
 // sealedFrame is what a sealer gives back to be sent: ESP of one packet, outer addresses left open.
 func (b *sealHarness) sealedFrame(t testing.TB, seq uint64) tapFrame {
 	t.Helper()
-	sa := espref.SA{SPI: spiOf(sealEpoch, sealerLane, identityA), Key: laneKey(keyOut, sealerLane), Salt: saltOut}
+	sa := espref.SA{SPI: spiOf(sealEpoch, sealerLane, identityA), Key: laneKey(keyOut, sealerLane),
+		Salt: saltOut}
 	sealed, err := sa.Seal(seq, inner())
 	must(t, err)
 	unspecified := netip.IPv4Unspecified()
 	if b.family == 6 {
 		unspecified = netip.IPv6Unspecified()
 	}
-	packet := espref.Outer{From: netip.AddrPortFrom(unspecified, 0x8123), To: netip.AddrPortFrom(unspecified, espref.Port)}.Wrap(sealed)
+	packet := espref.Outer{From: netip.AddrPortFrom(unspecified, 0x8123),
+		To: netip.AddrPortFrom(unspecified, espref.Port)}.Wrap(sealed)
 	if b.family == 4 {
 		packet[6], packet[7] = 0x40, 0
 	}
-	return tapFrame{kind: bpf.SealerSealed, count: 1, id: sealerSA(sealerLane), identity: identityA, seq: seq, packet: packet}
+	return tapFrame{kind: bpf.SealerSealed, count: 1, id: sealerSA(sealerLane), identity: identityA,
+		seq: seq, packet: packet}
 }
 
 // reserve has numbers given out, as to a sealer.
@@ -231,22 +246,29 @@ func TestSealedBySealer(t *testing.T) {
 		}{
 			{"as it should be", func(*tapFrame) {}, ""},
 			{"its last number", func(f *tapFrame) { f.seq = 10 }, ""},
-			{"hostile: a number that was not given out", func(f *tapFrame) { f.seq = 11 }, "seal_failed"},
-			{"hostile: more than were given out", func(f *tapFrame) { f.count = 11 }, "seal_failed"},
+			{"hostile: a number that was not given out", func(f *tapFrame) { f.seq = 11 },
+				"seal_failed"},
+			{"hostile: more than were given out", func(f *tapFrame) { f.count = 11 },
+				"seal_failed"},
 			{"hostile: number 0", func(f *tapFrame) { f.seq = 0 }, "seal_failed"},
-			{"hostile: another lane than the SPI's", func(f *tapFrame) { f.id = sealerSA(0) }, "seal_failed"},
+			{"hostile: another lane than the SPI's", func(f *tapFrame) { f.id = sealerSA(0) },
+				"seal_failed"},
 			{"hostile: a hook's lane", func(f *tapFrame) {
 				f.id = sealerSA(0)
 				binary.BigEndian.PutUint32(f.packet[udp+8:], spiOf(sealEpoch, 0, identityA))
 			}, "seal_failed"},
 			{"hostile: no such SA", func(f *tapFrame) { f.id = sealerSA(9) }, "no_key"},
-			{"hostile: another identity than the SPI's", func(f *tapFrame) { f.identity = identityOther }, "seal_failed"},
+			{"hostile: another identity than the SPI's",
+				func(f *tapFrame) { f.identity = identityOther }, "seal_failed"},
 			{"hostile: another port", func(f *tapFrame) { f.packet[udp+3]++ }, "seal_failed"},
-			{"hostile: a hook's source port", func(f *tapFrame) { f.packet[udp] = 0xc1 }, "seal_failed"},
+			{"hostile: a hook's source port", func(f *tapFrame) { f.packet[udp] = 0xc1 },
+				"seal_failed"},
 			{"hostile: another length", func(f *tapFrame) { f.packet[udp+5]++ }, "seal_failed"},
-			{"hostile: TCP", func(f *tapFrame) { f.packet[map[int]int{4: 9, 6: 6}[family]] = 6 }, "seal_failed"},
+			{"hostile: TCP", func(f *tapFrame) { f.packet[map[int]int{4: 9, 6: 6}[family]] = 6 },
+				"seal_failed"},
 			{"hostile: another family", func(f *tapFrame) { f.packet = inner() }, "seal_failed"},
-			{"hostile: cleartext", func(f *tapFrame) { clear(f.packet[udp+8 : udp+12]) }, "seal_failed"},
+			{"hostile: cleartext", func(f *tapFrame) { clear(f.packet[udp+8 : udp+12]) },
+				"seal_failed"},
 		} {
 			f := b.sealedFrame(t, 1)
 			f.packet = slices.Clone(f.packet)
@@ -254,7 +276,8 @@ func TestSealedBySealer(t *testing.T) {
 			must(t, emptyMap(b.maps.Drops))
 			verdict, out := b.fromSealer(t, f)
 			if c.reason != "" {
-				if got := reasonsIn(b.counted(t)); verdict != "drop" || !slices.Equal(got, []string{c.reason}) {
+				if got := reasonsIn(b.counted(t)); verdict != "drop" ||
+					!slices.Equal(got, []string{c.reason}) {
 					t.Errorf("IPv%d, %s: %s %v, want %s", family, c.name, verdict, got, c.reason)
 				}
 				continue
@@ -292,22 +315,27 @@ func TestSealedBySealer(t *testing.T) {
 func TestRefusedBySealer(t *testing.T) {
 	b := newSealerHarness(t, 4)
 	for why, want := range map[uint32]string{
-		bpf.SealerNoKey: "esp_unknown_sa", bpf.SealerMalformed: "esp_malformed", bpf.SealerBadTag: "esp_bad_tag",
-		bpf.SealerReplayed: "esp_replayed", bpf.SealerSealFailed: "seal_failed", bpf.SealerEcn: "esp_malformed", 99: "esp_malformed",
+		bpf.SealerNoKey: "esp_unknown_sa", bpf.SealerMalformed: "esp_malformed",
+		bpf.SealerBadTag:   "esp_bad_tag",
+		bpf.SealerReplayed: "esp_replayed", bpf.SealerSealFailed: "seal_failed",
+		bpf.SealerEcn: "esp_malformed", 99: "esp_malformed",
 	} {
 		must(t, emptyMap(b.maps.Drops))
 		must(t, b.clearCounters(0))
-		f := tapFrame{kind: bpf.SealerRefused, count: 7, id: sealerSA(sealerLane), identity: why, packet: make([]byte, 20)}
+		f := tapFrame{kind: bpf.SealerRefused, count: 7, id: sealerSA(sealerLane), identity: why,
+			packet: make([]byte, 20)}
 		verdict, _ := b.fromSealer(t, f)
 		if got := b.counted(t); verdict != "drop" || !slices.Contains(got, "0 ingress "+want+" 7") {
 			t.Errorf("refusal %d: %s %v, want %s 7", why, verdict, got, want)
 		}
 	}
-	for _, kind := range []uint64{bpf.SealerInvalid, bpf.SealerSeal4, bpf.SealerSeal6, bpf.SealerOpen, 7} {
+	for _, kind := range []uint64{bpf.SealerInvalid, bpf.SealerSeal4, bpf.SealerSeal6,
+		bpf.SealerOpen, 7} {
 		must(t, emptyMap(b.maps.Drops))
 		f := opened(1, 1)
 		f.kind = kind
-		if verdict, _ := b.fromSealer(t, f); verdict != "drop" || !slices.Equal(reasonsIn(b.counted(t)), []string{"internal"}) {
+		if verdict, _ := b.fromSealer(t, f); verdict != "drop" ||
+			!slices.Equal(reasonsIn(b.counted(t)), []string{"internal"}) {
 			t.Errorf("hostile: kind %d: %s %v", kind, verdict, b.counted(t))
 		}
 	}

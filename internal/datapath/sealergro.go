@@ -33,10 +33,12 @@ func openSealerGRO(port uint16, addrs []netip.Addr) (*sealerGRO, error) {
 	}
 	g := &sealerGRO{}
 	var err error
-	if g.collection, err = bpf.Load(&bpf.Maps{}, "sealer_gro", "weft_sealer_gro", constants, false); err != nil {
+	if g.collection, err = bpf.Load(&bpf.Maps{}, "sealer_gro", "weft_sealer_gro", constants,
+		false); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(g.enter(0, unix.AF_INET), g.enter(1, unix.AF_INET6), g.attach()); err != nil {
+	if err := errors.Join(g.enter(0, unix.AF_INET), g.enter(1, unix.AF_INET6),
+		g.attach()); err != nil {
 		return nil, errors.Join(err, g.Close())
 	}
 	return g, nil
@@ -79,7 +81,8 @@ func (g *sealerGRO) attach() error {
 		return err
 	}
 	defer ns.Close()
-	if g.link, err = link.AttachNetNs(int(ns.Fd()), g.collection.Programs["weft_sealer_gro"]); err != nil {
+	if g.link, err = link.AttachNetNs(int(ns.Fd()),
+		g.collection.Programs["weft_sealer_gro"]); err != nil {
 		return fmt.Errorf("attach sealer_gro: %w", err)
 	}
 	return nil

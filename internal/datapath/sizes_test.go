@@ -12,7 +12,8 @@ import (
 func TestSizesAgree(t *testing.T) {
 	specs, err := bpf.SharedMaps(0, true)
 	must(t, err)
-	for name, want := range map[string]uint32{"weft_counters": MaxEndpoints << 4, "weft_ep_addr": MaxEndpoints * MaxAddresses, "weft_nexthops": 2 * nexthop.MaxNodeIndexes} {
+	for name, want := range map[string]uint32{"weft_counters": MaxEndpoints << 4,
+		"weft_ep_addr": MaxEndpoints * MaxAddresses, "weft_nexthops": 2 * nexthop.MaxNodeIndexes} {
 		if got := specs[name].MaxEntries; got != want {
 			t.Errorf("%s has %d entries, want %d", name, got, want)
 		}

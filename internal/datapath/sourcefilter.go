@@ -35,7 +35,8 @@ func OpenSourceFilter() (*SourceFilter, error) {
 // Attach puts the filter on a socket. Best before it listens: then nothing comes past it.
 func (f *SourceFilter) Attach(fd uintptr) error {
 	program := f.collection.Programs["weft_source_filter"]
-	return os.NewSyscallError("setsockopt SO_ATTACH_BPF", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_BPF, program.FD()))
+	return os.NewSyscallError("setsockopt SO_ATTACH_BPF",
+		unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_BPF, program.FD()))
 }
 
 // Allow replaces the addresses that are let in. After an error some of them may be missing, none

@@ -210,7 +210,9 @@ func TestSourceFilterFull(t *testing.T) {
 		}
 	}
 	p.unanswered("127.0.0.2")
-	must(t, p.Allow(map[netip.Addr]bool{netip.MustParseAddr("127.0.0.2"): true, netip.MustParseAddr("127.0.0.3"): false}))
+	must(t,
+		p.Allow(map[netip.Addr]bool{netip.MustParseAddr("127.0.0.2"): true,
+			netip.MustParseAddr("127.0.0.3"): false}))
 	p.connects("127.0.0.2")
 	p.unanswered("127.0.0.3")
 }

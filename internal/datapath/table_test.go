@@ -65,7 +65,8 @@ func runTable(t *testing.T, rows []row) {
 	b := newHarness(t)
 	for _, r := range rows {
 		for _, context := range contexts {
-			if r.only != "" && r.only != context || strings.HasPrefix(r.hook, "to_") && context == "xdp" {
+			if r.only != "" && r.only != context || strings.HasPrefix(r.hook, "to_") &&
+				context == "xdp" {
 				continue
 			}
 			t.Run(r.name+"/"+context, func(t *testing.T) { r.run(t, b, context) })
@@ -106,11 +107,13 @@ func (r row) problems(in, out []byte, verdict string, counts []string) (list []s
 	if verdict != r.want {
 		list = append(list, "verdict "+verdict+", want "+r.want)
 	}
-	if got, want := reasonsIn(counts), []string{r.reason.String()}; r.reason == bpf.ReasonNone && got != nil || r.reason != bpf.ReasonNone && !slices.Equal(got, want) {
+	if got, want := reasonsIn(counts), []string{r.reason.String()}; r.reason == bpf.ReasonNone &&
+		got != nil || r.reason != bpf.ReasonNone && !slices.Equal(got, want) {
 		list = append(list, "drop reasons "+strings.Join(got, ",")+", want "+r.reason.String())
 	}
 	if r.counts != nil && !slices.Equal(sorted(counts), sorted(r.counts)) {
-		list = append(list, "counters "+strings.Join(counts, ", ")+"; want "+strings.Join(r.counts, ", "))
+		list = append(list,
+			"counters "+strings.Join(counts, ", ")+"; want "+strings.Join(r.counts, ", "))
 	}
 	if verdict != r.want {
 		return list

@@ -61,7 +61,10 @@ func (d *Datapath) Trace(ep Endpoint, dst netip.AddrPort, proto uint8) (*Trace, 
 
 // xdpContext and skbContext are the parts of struct xdp_md and struct __sk_buff that BPF_PROG_RUN
 // reads.
-type xdpContext struct{ Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32 }
+type xdpContext struct {
+	Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex,
+	EgressIfindex uint32
+}
 
 type skbContext struct {
 	Len, PktType, Mark, QueueMapping, Protocol, VlanPresent, VlanTCI, VlanProto, Priority uint32
@@ -128,7 +131,8 @@ func (d *Datapath) explain(t *bpf.Trace) *Trace {
 func (d *Datapath) explainStep(s bpf.TraceStep, out *Trace) (name, detail string) {
 	switch s.Step {
 	case bpf.StepParsed:
-		return "parse", fmt.Sprintf("IPv%d, protocol %d, ports %d > %d", s.A, s.B, s.C>>16, s.C&0xffff)
+		return "parse", fmt.Sprintf("IPv%d, protocol %d, ports %d > %d", s.A, s.B, s.C>>16,
+			s.C&0xffff)
 	case bpf.StepMalformed:
 		return "parse", bpf.Reason(s.A).Text()
 	case bpf.StepEndpoint:
@@ -136,7 +140,8 @@ func (d *Datapath) explainStep(s bpf.TraceStep, out *Trace) (name, detail string
 	case bpf.StepSpoofOk:
 		return "antispoof", "source MAC and IP are the endpoint's"
 	case bpf.StepFlowHit:
-		return "flow", "known, " + bpf.FlowStateNames.Of(uint8(s.A)) + viaStack(s.B&bpf.FlowViaStack != 0)
+		return "flow", "known, " +
+			bpf.FlowStateNames.Of(uint8(s.A)) + viaStack(s.B&bpf.FlowViaStack != 0)
 	case bpf.StepFlowNew:
 		return "flow", "new" + viaStack(s.A != 0)
 	case bpf.StepCacheHit:
@@ -148,7 +153,8 @@ func (d *Datapath) explainStep(s bpf.TraceStep, out *Trace) (name, detail string
 		out.NextHop = d.hops.NameOf(s.A)
 		return "route", fmt.Sprintf("pod range of node %s, by %s", out.NextHop, interfaceName(s.B))
 	case bpf.StepSeal:
-		return "seal", fmt.Sprintf("for node %s with the keys of epoch %d, as identity %d", d.hops.NameOf(s.A), s.B, s.C)
+		return "seal", fmt.Sprintf("for node %s with the keys of epoch %d, as identity %d",
+			d.hops.NameOf(s.A), s.B, s.C)
 	case bpf.StepNoNeighbor:
 		return "neighbour", "not resolved: the stack sends this packet and resolves it"
 	case bpf.StepNoRoute:
@@ -175,7 +181,8 @@ func (d *Datapath) explainStep(s bpf.TraceStep, out *Trace) (name, detail string
 }
 
 func tracePolicy(s bpf.TraceStep) *TracePolicy {
-	return &TracePolicy{Direction: bpf.DirectionNames.Of(uint8(s.A)), Identity: s.B, Rule: s.C >> 1, Allowed: s.C&1 != 0}
+	return &TracePolicy{Direction: bpf.DirectionNames.Of(uint8(s.A)), Identity: s.B, Rule: s.C >> 1,
+		Allowed: s.C&1 != 0}
 }
 
 func explainPolicy(p *TracePolicy) string {

@@ -18,7 +18,9 @@ func (b *harness) state(t *testing.T) map[string]string {
 	t.Helper()
 	s := map[string]string{}
 	for name, m := range b.maps.ByName {
-		if name == "weft_trace" || name == "weft_scratch" || name == "weft_clock" || name == "weft_search" || name == "weft_judgement" || m.Type() == ebpf.RingBuf || m.MaxEntries() > 1<<15 {
+		if name == "weft_trace" || name == "weft_scratch" || name == "weft_clock" ||
+			name == "weft_search" || name == "weft_judgement" || m.Type() == ebpf.RingBuf ||
+			m.MaxEntries() > 1<<15 {
 			continue
 		}
 		keys, err := bpftest.Keys(m)
@@ -47,7 +49,8 @@ func TestTracingChangesNothing(t *testing.T) {
 		{"known flow", "from_pod", sent, bpf.VerdictRemote},
 		{"new flow", "from_pod", fromA(podB.IPv6).udp(9, 9, 9), bpf.VerdictLocal},
 		{"to the outside", "from_pod", fromA(world4).udp(9, 9, 9), bpf.VerdictStack},
-		{"established TCP, FIN", "from_pod", fromA(peer4).tcp(1000, 80, fin|ack, 9), bpf.VerdictRemote},
+		{"established TCP, FIN", "from_pod", fromA(peer4).tcp(1000, 80, fin|ack, 9),
+			bpf.VerdictRemote},
 		{"spoofed", "from_pod", fromA(peer4).src(podB.IPv4).udp(9, 9, 9), bpf.VerdictDrop},
 		{"truncated", "from_pod", sent.set(16, 0xff, 0xff), bpf.VerdictDrop},
 		{"first fragment", "from_pod", sent.fragment(0, 64, true), bpf.VerdictRemote},
@@ -55,12 +58,17 @@ func TestTracingChangesNothing(t *testing.T) {
 		{"TTL 1", "from_pod", sent.ttl(1), bpf.VerdictDrop},
 		{"too big", "from_pod", fromA(peer4).udp(9, 9, 1600), bpf.VerdictDrop},
 		{"ARP", "from_pod", arpRequest(podA, podA.IPv4, GatewayIPv4), bpf.VerdictAnswered},
-		{"solicitation", "from_pod", solicit(podA, podA.IPv6, GatewayIPv6, true), bpf.VerdictAnswered},
-		{"IGMP", "from_pod", fromA(addr("224.0.0.22")).raw(2, make([]byte, 8)), bpf.VerdictAbsorbed},
+		{"solicitation", "from_pod", solicit(podA, podA.IPv6, GatewayIPv6, true),
+			bpf.VerdictAnswered},
+		{"IGMP", "from_pod", fromA(addr("224.0.0.22")).raw(2, make([]byte, 8)),
+			bpf.VerdictAbsorbed},
 		{"from the wire", "from_wire", fromPeer(podA.IPv4).udp(9, 9, 9), bpf.VerdictLocal},
-		{"reply from the wire", "from_wire", fromPeer(podA.IPv4).udp(53, 1000, 9), bpf.VerdictLocal},
-		{"ICMP error", "from_wire", fromPeer(podA.IPv4).icmpError(3, 3, 0, sent, 28), bpf.VerdictLocal},
-		{"ICMP error without a flow", "from_wire", fromPeer(podA.IPv4).icmpError(3, 3, 0, fromA(peer4).udp(1, 2, 3), 28), bpf.VerdictDrop},
+		{"reply from the wire", "from_wire", fromPeer(podA.IPv4).udp(53, 1000, 9),
+			bpf.VerdictLocal},
+		{"ICMP error", "from_wire", fromPeer(podA.IPv4).icmpError(3, 3, 0, sent, 28),
+			bpf.VerdictLocal},
+		{"ICMP error without a flow", "from_wire",
+			fromPeer(podA.IPv4).icmpError(3, 3, 0, fromA(peer4).udp(1, 2, 3), 28), bpf.VerdictDrop},
 	} {
 		for _, context := range contexts {
 			t.Run(c.name+"/"+context, func(t *testing.T) {
@@ -73,8 +81,10 @@ func TestTracingChangesNothing(t *testing.T) {
 				for range 2 {
 					steps = b.steps(t, program, context, ifaceFor(c.hook), c.in.bytes())
 				}
-				if n := len(steps); n == 0 || steps[n-1].Step != bpf.StepVerdict || steps[n-1].A != uint32(c.verdict) {
-					t.Errorf("steps %+v, want the last to be verdict %s", steps, bpf.VerdictNames[c.verdict])
+				if n := len(steps); n == 0 || steps[n-1].Step != bpf.StepVerdict ||
+					steps[n-1].A != uint32(c.verdict) {
+					t.Errorf("steps %+v, want the last to be verdict %s", steps,
+						bpf.VerdictNames[c.verdict])
 				}
 				for key, value := range b.state(t) {
 					if before[key] != value {
@@ -89,7 +99,8 @@ func TestTracingChangesNothing(t *testing.T) {
 // TestTrace: what `weft trace` says, for both kinds of programs.
 func TestTrace(t *testing.T) {
 	b := newHarness(t)
-	for _, mode := range []ModeStatus{{Active: ModeXDP}, {Active: ModeTC}, {Active: ModeTC, XDPDatapath: true}} {
+	for _, mode := range []ModeStatus{{Active: ModeXDP}, {Active: ModeTC},
+		{Active: ModeTC, XDPDatapath: true}} {
 		from := podA
 		b.mode, from.XDPDatapath = mode, mode.XDPDatapath
 		for _, c := range []struct {
@@ -112,7 +123,8 @@ func TestTrace(t *testing.T) {
 				got, err = b.Trace(from, netip.MustParseAddrPort(c.to), c.proto)
 				return err
 			}))
-			if got.Verdict != c.verdict || got.Reason != c.reason || got.OutIf != c.out || got.NextHop != c.nextHop {
+			if got.Verdict != c.verdict || got.Reason != c.reason || got.OutIf != c.out ||
+				got.NextHop != c.nextHop {
 				t.Errorf("%+v, to %s: %+v", mode, c.to, got)
 			}
 			for _, s := range got.Steps {
@@ -141,7 +153,8 @@ func TestCraft(t *testing.T) {
 		{"[fd00:2::20]:0", unix.IPPROTO_ICMP, fromA(peer6).echo(0, 0)},
 	} {
 		dst := netip.MustParseAddrPort(c.dst)
-		got, err := craft(podA, netip.AddrPortFrom(addrOf(podA, dst.Addr()), traceSourcePort), dst, c.proto)
+		got, err := craft(podA, netip.AddrPortFrom(addrOf(podA, dst.Addr()), traceSourcePort), dst,
+			c.proto)
 		must(t, err)
 		want := c.want.id(0).bytes()
 		// Transport checksums, sequence numbers and windows are not looked at by a router.
@@ -152,11 +165,13 @@ func TestCraft(t *testing.T) {
 		if len(got) != len(want) || !bytes.Equal(got[:l4], want[:l4]) {
 			t.Errorf("%s:\n got %x\nwant %x", c.dst, got, want)
 		}
-		if c.proto != unix.IPPROTO_ICMP && c.proto != unix.IPPROTO_ICMPV6 && !bytes.Equal(got[l4:l4+4], want[l4:l4+4]) {
+		if c.proto != unix.IPPROTO_ICMP && c.proto != unix.IPPROTO_ICMPV6 &&
+			!bytes.Equal(got[l4:l4+4], want[l4:l4+4]) {
 			t.Errorf("%s: ports %x, want %x", c.dst, got[l4:l4+4], want[l4:l4+4])
 		}
 	}
-	if _, err := craft(podA, netip.AddrPort{}, netip.MustParseAddrPort("10.2.0.20:1"), 132); err == nil {
+	if _, err := craft(podA, netip.AddrPort{}, netip.MustParseAddrPort("10.2.0.20:1"),
+		132); err == nil {
 		t.Error("SCTP: want an error that names the protocols")
 	}
 }
@@ -165,7 +180,8 @@ func TestCraft(t *testing.T) {
 func TestTraceNeedsTheFamily(t *testing.T) {
 	ep := podA
 	ep.IPv6 = netip.Addr{}
-	if _, err := (&Datapath{}).Trace(ep, netip.AddrPortFrom(peer6, 80), unix.IPPROTO_TCP); err == nil {
+	if _, err := (&Datapath{}).Trace(ep, netip.AddrPortFrom(peer6, 80),
+		unix.IPPROTO_TCP); err == nil {
 		t.Error("want an error")
 	}
 }

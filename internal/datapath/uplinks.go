@@ -16,7 +16,8 @@ func (d *Datapath) attachUplinks() error {
 	for _, name := range d.opts.Uplinks {
 		l, err := d.findUplink(name)
 		if err != nil {
-			return fmt.Errorf("find uplink %s: %w (set uplinks in the agent's configuration)", name, err)
+			return fmt.Errorf("find uplink %s: %w (set uplinks in the agent's configuration)", name,
+				err)
 		}
 		if err := d.attachUplink(l); err != nil {
 			return err
@@ -69,7 +70,8 @@ func (d *Datapath) followUplinks() (attached bool) {
 			continue
 		}
 		attached, indexes[index] = true, true
-		d.log.Warn("uplink had no hooks, attached them", "interface", name, "index", l.Attrs().Index)
+		d.log.Warn("uplink had no hooks, attached them", "interface", name, "index",
+			l.Attrs().Index)
 		d.host.note("uplink %s had lost its hooks (it was made anew?): attached them", name)
 	}
 	if err := d.keepUplinks(indexes); err != nil {
@@ -119,7 +121,8 @@ func (d *Datapath) putUplink(ifindex int) error {
 
 // keepUplinks removes every interface but these from the uplinks.
 func (d *Datapath) keepUplinks(ifindexes map[uint32]bool) error {
-	return bpf.DeleteWhere(d.maps.Uplinks, func(index uint32, _ uint8) bool { return !ifindexes[index] })
+	return bpf.DeleteWhere(d.maps.Uplinks,
+		func(index uint32, _ uint8) bool { return !ifindexes[index] })
 }
 
 // attachNetfilter makes this run's programs the ones that are attached to the node's netfilter: if

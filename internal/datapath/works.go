@@ -50,7 +50,8 @@ func FiltersPod(l netlink.Link) (bool, error) {
 	if xdp := l.Attrs().Xdp; xdp != nil && xdp.Attached {
 		ids = append(ids, ebpf.ProgramID(xdp.ProgId))
 	}
-	found, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: ebpf.AttachTCXIngress})
+	found, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index,
+		Attach: ebpf.AttachTCXIngress})
 	if err != nil {
 		return false, fmt.Errorf("list programs on %s: %w", l.Attrs().Name, err)
 	}

@@ -64,11 +64,17 @@ func leftKinds(lab string) []leftKind {
 		}
 	}
 	return []leftKind{
-		{"network namespaces", globs("/run/netns/weft-"+lab+"-*", "/run/netns/weft-"+bench+"*", "/run/netns/wt-"+bench+"*")},
+		{"network namespaces",
+			globs("/run/netns/weft-"+lab+"-*", "/run/netns/weft-"+bench+"*",
+				"/run/netns/wt-"+bench+"*")},
 		{"pinned eBPF objects", globs("/sys/fs/bpf/weft/"+lab+"-*", "/sys/fs/bpf/weft/"+bench+"*")},
 		{"sockets and locks", globs("/run/weft/"+lab+"-*", "/run/weft/"+bench+"*")},
 		{"state", globs("/run/weft-lab/"+lab, "/run/weft-lab/"+bench+"*")},
-		{"processes", func() []string { return processesOf("/run/weft-lab/"+lab+"/", "/run/weft-lab/"+bench) }},
+		{"processes",
+			func() []string {
+				return processesOf("/run/weft-lab/"+lab+"/",
+					"/run/weft-lab/"+bench)
+			}},
 	}
 }
 
@@ -92,11 +98,13 @@ func processesOf(paths ...string) []string {
 // closing writes the verdict.
 func (d *demo) closing(report *Report, took time.Duration) {
 	failed := report.Failed()
-	fmt.Fprintf(d.out, "\n%d of %d checks are ok, in %.0f s.\n", len(report.Checks)-len(failed), len(report.Checks), took.Seconds())
+	fmt.Fprintf(d.out, "\n%d of %d checks are ok, in %.0f s.\n", len(report.Checks)-len(failed),
+		len(report.Checks), took.Seconds())
 	for _, c := range failed {
 		fmt.Fprintln(d.out, c.line())
 	}
 	if d.opts.Dir != "" {
-		fmt.Fprintf(d.out, "Report: %s and %s\n", filepath.Join(d.opts.Dir, htmlFile), filepath.Join(d.opts.Dir, jsonFile))
+		fmt.Fprintf(d.out, "Report: %s and %s\n", filepath.Join(d.opts.Dir, htmlFile),
+			filepath.Join(d.opts.Dir, jsonFile))
 	}
 }

@@ -124,7 +124,8 @@ func (d *demo) tell(ctx context.Context) {
 			d.check(s.name, false, "not tried: there is no lab")
 			continue
 		}
-		limited, cancel := context.WithTimeoutCause(ctx, s.limit, fmt.Errorf("took longer than %s", s.limit))
+		limited, cancel := context.WithTimeoutCause(ctx, s.limit,
+			fmt.Errorf("took longer than %s", s.limit))
 		if err := s.do(limited); err != nil && ctx.Err() == nil {
 			if cause := context.Cause(limited); cause != nil {
 				err = fmt.Errorf("%w: %w", cause, err)
@@ -150,17 +151,27 @@ func (d *demo) downAfterPanic() {
 func (d *demo) steps() []step {
 	steps := []step{
 		{name: "lab", title: "Two nodes, four pods", limit: 3 * time.Minute, do: d.topology},
-		{name: "wire", title: "What the wire shows", limit: 3 * time.Minute, needsLab: true, do: d.wire},
-		{name: "reach", title: "Who reaches whom", limit: 2 * time.Minute, needsLab: true, do: d.reach},
-		{name: "kill9", title: "The agent is killed, traffic goes on", limit: 2 * time.Minute, needsLab: true, do: d.killAgent},
-		{name: "restart", title: "The agent is restarted, traffic goes on", limit: 2 * time.Minute, needsLab: true, do: d.restartAgent},
-		{name: "rotate", title: "All keys change, traffic goes on", limit: 3 * time.Minute, needsLab: true, do: d.rotate},
-		{name: "intrude", title: "Forged and replayed packets on the wire are refused, each with a reason of its own", limit: time.Minute, needsLab: true, do: d.intrude},
-		{name: "spoofed", title: "Forged packets of a pod are refused, each with a reason of its own", limit: time.Minute, needsLab: true, do: d.forge},
-		{name: "trace", title: "What would happen to a packet", limit: time.Minute, needsLab: true, do: d.trace},
+		{name: "wire", title: "What the wire shows", limit: 3 * time.Minute, needsLab: true,
+			do: d.wire},
+		{name: "reach", title: "Who reaches whom", limit: 2 * time.Minute, needsLab: true,
+			do: d.reach},
+		{name: "kill9", title: "The agent is killed, traffic goes on", limit: 2 * time.Minute,
+			needsLab: true, do: d.killAgent},
+		{name: "restart", title: "The agent is restarted, traffic goes on", limit: 2 * time.Minute,
+			needsLab: true, do: d.restartAgent},
+		{name: "rotate", title: "All keys change, traffic goes on", limit: 3 * time.Minute,
+			needsLab: true, do: d.rotate},
+		{name: "intrude",
+			title: "Forged and replayed packets on the wire are refused, each with a reason of its own", limit: time.Minute, needsLab: true, do: d.intrude},
+		{name: "spoofed",
+			title: "Forged packets of a pod are refused, each with a reason of its own",
+			limit: time.Minute, needsLab: true, do: d.forge},
+		{name: "trace", title: "What would happen to a packet", limit: time.Minute, needsLab: true,
+			do: d.trace},
 	}
 	if !d.opts.SkipBench {
-		steps = append(steps, step{name: "route", title: "How fast it is", limit: 205 * time.Second, do: d.route})
+		steps = append(steps,
+			step{name: "route", title: "How fast it is", limit: 205 * time.Second, do: d.route})
 	}
 	return steps
 }

@@ -62,7 +62,8 @@ func (d *demo) forge(ctx context.Context) error {
 		return err
 	}
 	client := admin.NewClient(d.lab.Node(nodeA).Socket)
-	t := &table{Header: []string{"SENT BY " + sender, "DROPPED AS", "COUNTER BEFORE", "AFTER", "DELIVERED"}, Left: 2}
+	t := &table{Header: []string{"SENT BY " + sender, "DROPPED AS", "COUNTER BEFORE", "AFTER",
+		"DELIVERED"}, Left: 2}
 	var tallies []tally
 	for _, f := range kinds {
 		got, err := f.try(ctx, client, from, sinks)
@@ -78,8 +79,10 @@ func (d *demo) forge(ctx context.Context) error {
 	}
 	d.showTable(t)
 	instance := d.lab.Node(nodeA).Instance
-	for _, reason := range []bpf.Reason{bpf.ReasonSpoofedIp, bpf.ReasonSpoofedMac, bpf.ReasonSpoofedArp} {
-		if err := d.run(ctx, "flows", "--instance", instance, "--reason", reason.String(), "--last", "1"); err != nil {
+	for _, reason := range []bpf.Reason{bpf.ReasonSpoofedIp, bpf.ReasonSpoofedMac,
+		bpf.ReasonSpoofedArp} {
+		if err := d.run(ctx, "flows", "--instance", instance, "--reason", reason.String(), "--last",
+			"1"); err != nil {
 			return err
 		}
 	}
@@ -100,17 +103,24 @@ func forgeries(from, neighbor *lab.Pod, sinks *sinkPair, marker []byte) ([]forge
 	gateway := endpoint.GatewayMAC
 	v4, v6 := sinks.v4.at, sinks.v6.at
 	return []forgery{
-		{"genuine-v4", "own IPv4 address", bpf.ReasonNone, "v4", udpFrame(own, gateway, from.IPv4, v4, marker)},
-		{"genuine-v6", "own IPv6 address", bpf.ReasonNone, "v6", udpFrame(own, gateway, from.IPv6, v6, marker)},
-		{"spoofed-ip-v4", "source " + neighbor.IPv4.String(), bpf.ReasonSpoofedIp, "v4", udpFrame(own, gateway, neighbor.IPv4, v4, marker)},
-		{"spoofed-ip-v6", "source " + neighbor.IPv6.String(), bpf.ReasonSpoofedIp, "v6", udpFrame(own, gateway, neighbor.IPv6, v6, marker)},
-		{"spoofed-mac", "source MAC " + strangeMAC.String(), bpf.ReasonSpoofedMac, "v4", udpFrame(strangeMAC, gateway, from.IPv4, v4, marker)},
-		{"spoofed-arp", "ARP: " + neighbor.IPv4.String() + " is me", bpf.ReasonSpoofedArp, "", inet.ARPRequest(own, neighbor.IPv4, endpoint.GatewayIPv4)},
+		{"genuine-v4", "own IPv4 address", bpf.ReasonNone, "v4",
+			udpFrame(own, gateway, from.IPv4, v4, marker)},
+		{"genuine-v6", "own IPv6 address", bpf.ReasonNone, "v6",
+			udpFrame(own, gateway, from.IPv6, v6, marker)},
+		{"spoofed-ip-v4", "source " + neighbor.IPv4.String(), bpf.ReasonSpoofedIp, "v4",
+			udpFrame(own, gateway, neighbor.IPv4, v4, marker)},
+		{"spoofed-ip-v6", "source " + neighbor.IPv6.String(), bpf.ReasonSpoofedIp, "v6",
+			udpFrame(own, gateway, neighbor.IPv6, v6, marker)},
+		{"spoofed-mac", "source MAC " + strangeMAC.String(), bpf.ReasonSpoofedMac, "v4",
+			udpFrame(strangeMAC, gateway, from.IPv4, v4, marker)},
+		{"spoofed-arp", "ARP: " + neighbor.IPv4.String() + " is me", bpf.ReasonSpoofedArp, "",
+			inet.ARPRequest(own, neighbor.IPv4, endpoint.GatewayIPv4)},
 	}, nil
 }
 
 // try sends a forgery and looks what became of it.
-func (f forgery) try(ctx context.Context, client *admin.Client, from *lab.Pod, sinks *sinkPair) (tally, error) {
+func (f forgery) try(ctx context.Context, client *admin.Client, from *lab.Pod,
+	sinks *sinkPair) (tally, error) {
 	var t tally
 	began := time.Now()
 	var err error
@@ -122,7 +132,8 @@ func (f forgery) try(ctx context.Context, client *admin.Client, from *lab.Pod, s
 		return t, err
 	}
 	if !f.forged() {
-		err := await(ctx, func() (bool, error) { return sinks.received(f.family)-arrived >= forgeCount, nil })
+		err := await(ctx,
+			func() (bool, error) { return sinks.received(f.family)-arrived >= forgeCount, nil })
 		t.delivered = sinks.received(f.family) - arrived
 		return t, err
 	}
@@ -148,7 +159,8 @@ func (f forgery) try(ctx context.Context, client *admin.Client, from *lab.Pod, s
 // judgeForgery says whether a frame met the end that it should.
 func (d *demo) judgeForgery(f forgery, t tally) {
 	if !f.forged() {
-		d.check(f.name, t.delivered == forgeCount, "%d of %d frames with the pod's own addresses delivered", t.delivered, forgeCount)
+		d.check(f.name, t.delivered == forgeCount,
+			"%d of %d frames with the pod's own addresses delivered", t.delivered, forgeCount)
 		return
 	}
 	event := "no flow event"
@@ -157,11 +169,13 @@ func (d *demo) judgeForgery(f forgery, t tally) {
 	}
 	refused := t.after - min(t.before, t.after)
 	d.check(f.name, refused == forgeCount && t.delivered == 0 && t.event != nil,
-		"%d of %d refused as %s (counter %d, then %d), %d delivered, %s", refused, forgeCount, f.reason, t.before, t.after, t.delivered, event)
+		"%d of %d refused as %s (counter %d, then %d), %d delivered, %s", refused, forgeCount,
+		f.reason, t.before, t.after, t.delivered, event)
 }
 
 // drops is how often a pod's frames were dropped for a reason.
-func drops(ctx context.Context, client *admin.Client, pod *lab.Pod, reason bpf.Reason) (uint64, error) {
+func drops(ctx context.Context, client *admin.Client, pod *lab.Pod,
+	reason bpf.Reason) (uint64, error) {
 	rows, err := client.Drops(ctx, false)
 	if err != nil {
 		return 0, fmt.Errorf("ask for drop counters: %w", err)
@@ -176,9 +190,11 @@ func drops(ctx context.Context, client *admin.Client, pod *lab.Pod, reason bpf.R
 }
 
 // lastDrop is the newest flow event of a reason since a time, nil when there is none.
-func lastDrop(ctx context.Context, client *admin.Client, reason bpf.Reason, since time.Time) (*flows.Flow, error) {
+func lastDrop(ctx context.Context, client *admin.Client, reason bpf.Reason,
+	since time.Time) (*flows.Flow, error) {
 	var found *flows.Flow
-	query := admin.FlowQuery{Filter: flows.Filter{Verdict: "dropped", Reason: reason.String()}, Last: 1}
+	query := admin.FlowQuery{Filter: flows.Filter{Verdict: "dropped", Reason: reason.String()},
+		Last: 1}
 	err := client.Flows(ctx, query, func(flow flows.Flow) error {
 		if !flow.Time.Before(since.Add(-clockSlack)) {
 			found = &flow

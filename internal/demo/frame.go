@@ -38,7 +38,8 @@ func sendFrames(pod *lab.Pod, frame []byte, count int) error {
 		}
 		defer unix.Close(fd)
 		for range count {
-			if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: link.Index}); err != nil {
+			if err := unix.Sendto(fd, frame, 0,
+				&unix.SockaddrLinklayer{Ifindex: link.Index}); err != nil {
 				return fmt.Errorf("send raw frame from %s: %w", pod.Key(), err)
 			}
 		}

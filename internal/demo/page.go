@@ -36,8 +36,9 @@ func (d *demo) page(report *Report, began time.Time) *page {
 	failed := report.Failed()
 	return &page{
 		Machine: machine(), Date: began.UTC().Format("2 January 2006, 15:04 UTC"),
-		OK: report.OK(), Checks: report.Checks, Passed: len(report.Checks) - len(failed), Failed: failed,
-		Facts: d.facts, Sections: d.sections,
+		OK: report.OK(), Checks: report.Checks, Passed: len(report.Checks) - len(failed),
+		Failed: failed,
+		Facts:  d.facts, Sections: d.sections,
 	}
 }
 

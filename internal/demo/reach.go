@@ -30,7 +30,8 @@ func (d *demo) reach(ctx context.Context) error {
 			d.reachCheck(report, protocol, family)
 		}
 	}
-	d.fact(fmt.Sprintf("%d of %d", report.Passed, report.Passed+report.Failed), "connectivity tests passed, IPv4 and IPv6, ICMP, UDP, TCP")
+	d.fact(fmt.Sprintf("%d of %d", report.Passed, report.Passed+report.Failed),
+		"connectivity tests passed, IPv4 and IPv6, ICMP, UDP, TCP")
 	return nil
 }
 
@@ -112,7 +113,9 @@ func (d *demo) failures(report *connectivity.Report) {
 	t := &table{Header: []string{"FROM", "TO", "TEST", "BYTES", "WHAT HAPPENED"}, Left: 5}
 	for _, r := range report.Results {
 		if !r.OK {
-			t.Rows = append(t.Rows, []string{r.From, r.To, r.Protocol + " " + r.Family + " " + r.Test, fmt.Sprint(r.Size), r.Detail})
+			t.Rows = append(t.Rows,
+				[]string{r.From, r.To, r.Protocol + " " + r.Family + " " + r.Test,
+					fmt.Sprint(r.Size), r.Detail})
 		}
 	}
 	if len(t.Rows) == 0 {

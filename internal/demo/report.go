@@ -93,7 +93,8 @@ func prepareDir(dir string) error {
 		return fmt.Errorf("make the report's directory: %w", err)
 	}
 	for _, name := range []string{jsonFile, htmlFile} {
-		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil &&
+			!errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("remove an older report: %w", err)
 		}
 	}

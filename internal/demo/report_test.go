@@ -23,9 +23,12 @@ func measured(variants ...string) *report.Report {
 	for i, v := range variants {
 		f := float64(i + 1)
 		r.Rows = append(r.Rows,
-			report.Row{Test: "pps64", Variant: v, Metric: "pps", Unit: "packets/s", Median: 500000.4 * f, Min: 400000, Max: 600000 * f, N: 3},
-			report.Row{Test: "pps64", Variant: v, Metric: "ns_per_packet", Unit: "ns", Median: 2000.123 / f, Min: 1, Max: 3000, N: 3},
-			report.Row{Test: "pps64", Variant: v, Metric: "net_ns_per_packet", Unit: "ns", Median: 1600.987 / f, Min: 1, Max: 3000, N: 3})
+			report.Row{Test: "pps64", Variant: v, Metric: "pps", Unit: "packets/s",
+				Median: 500000.4 * f, Min: 400000, Max: 600000 * f, N: 3},
+			report.Row{Test: "pps64", Variant: v, Metric: "ns_per_packet", Unit: "ns",
+				Median: 2000.123 / f, Min: 1, Max: 3000, N: 3},
+			report.Row{Test: "pps64", Variant: v, Metric: "net_ns_per_packet", Unit: "ns",
+				Median: 1600.987 / f, Min: 1, Max: 3000, N: 3})
 	}
 	return r
 }
@@ -33,7 +36,8 @@ func measured(variants ...string) *report.Report {
 func TestRouteOf(t *testing.T) {
 	r := measured(bench.VariantIPTables, bench.VariantXDP, bench.VariantPlain)
 	// Without its packet rate a variant was not measured.
-	r.Rows = append(r.Rows, report.Row{Test: "pps64", Variant: bench.VariantTC, Metric: "ns_per_packet", Median: 1})
+	r.Rows = append(r.Rows,
+		report.Row{Test: "pps64", Variant: bench.VariantTC, Metric: "ns_per_packet", Median: 1})
 	want := map[string]Route{
 		"iptables": {500000, 2000.1, 1601},
 		"xdp":      {1000001, 1000.1, 800.5},
@@ -61,7 +65,8 @@ func TestReportJSONHasExactlyTheAgreedFields(t *testing.T) {
 			map[string]any{"name": "lab", "ok": true, "detail": "a < b"},
 			map[string]any{"name": "reach", "ok": false, "detail": "no"},
 		},
-		"route": map[string]any{"xdp": map[string]any{"pps64": 1.0, "ns_per_packet64": 2.0, "net_ns_per_packet64": 3.0}},
+		"route": map[string]any{"xdp": map[string]any{"pps64": 1.0, "ns_per_packet64": 2.0,
+			"net_ns_per_packet64": 3.0}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -108,12 +113,14 @@ func told() *demo {
 	}
 	d.add(block{Map: m})
 	d.show("weft status", "<script>alert(1)</script>\n")
-	d.showTable(&table{Header: []string{"FROM", "TO"}, Rows: [][]string{{"<x>", "ok 14/14"}, {"y", "FAILED 1/14"}}, Left: 1})
+	d.showTable(&table{Header: []string{"FROM", "TO"},
+		Rows: [][]string{{"<x>", "ok 14/14"}, {"y", "FAILED 1/14"}}, Left: 1})
 	d.dump([]byte("14 bytes hidden<secret & more>"))
 	d.check("good-one", true, "fine & well")
 	d.check("bad-one", false, "two\nlines %d", 2)
 	d.fact("0 of 10", "lost")
-	d.add(block{SVG: timeline([]line{{"UDP IPv4", []point{{0.1, 1000}, {0.2, 900}}}}, outage{gone: 0.1, ready: 0.2})})
+	d.add(block{SVG: timeline([]line{{"UDP IPv4", []point{{0.1, 1000}, {0.2, 900}}}},
+		outage{gone: 0.1, ready: 0.2})})
 	return d
 }
 
@@ -126,8 +133,10 @@ func TestPage(t *testing.T) {
 	}
 	html := out.String()
 	for _, want := range []string{
-		"First &lt;b&gt;chapter&lt;/b&gt;", "<code>code &lt;i&gt;</code>", "&lt;script&gt;alert(1)&lt;/script&gt;",
-		"<pre>00000000", "|n&lt;secret &amp; more", "<b>good-one</b><span>fine &amp; well</span>", "1 of 2 checks are ok", "two lines 2", "<svg ", "<polyline ", "node b", "9 September 2001",
+		"First &lt;b&gt;chapter&lt;/b&gt;", "<code>code &lt;i&gt;</code>",
+		"&lt;script&gt;alert(1)&lt;/script&gt;",
+		"<pre>00000000", "|n&lt;secret &amp; more", "<b>good-one</b><span>fine &amp; well</span>",
+		"1 of 2 checks are ok", "two lines 2", "<svg ", "<polyline ", "node b", "9 September 2001",
 		`class="good">ok 14/14`, `class="bad">FAILED 1/14`,
 	} {
 		if !strings.Contains(html, want) {
@@ -162,7 +171,8 @@ func TestWriteReports(t *testing.T) {
 		t.Errorf("an older report is still there: %v", got)
 	}
 	broken := errors.New("broken")
-	if err := writeFile(filepath.Join(dir, "x"), func(io.Writer) error { return broken }); !errors.Is(err, broken) {
+	if err := writeFile(filepath.Join(dir, "x"),
+		func(io.Writer) error { return broken }); !errors.Is(err, broken) {
 		t.Errorf("got %v", err)
 	}
 	if got := names(t, dir); len(got) != 0 {

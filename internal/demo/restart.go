@@ -49,7 +49,8 @@ func (d *demo) restartAgent(ctx context.Context) error {
 }
 
 // underLoad runs the streams, ends and starts the agent beneath them, and judges.
-func (d *demo) underLoad(ctx context.Context, name, how string, end func(*lab.Node, context.Context) error) error {
+func (d *demo) underLoad(ctx context.Context, name, how string,
+	end func(*lab.Node, context.Context) error) error {
 	streams, err := d.startStreams(ctx)
 	if err != nil {
 		return err
@@ -64,7 +65,8 @@ func (d *demo) underLoad(ctx context.Context, name, how string, end func(*lab.No
 		return err
 	}
 	d.say("From %s on node a to %s on node b run, over IPv4 and IPv6, a UDP stream of %d packets/s and a TCP stream. After %.1f s the agent of node a (pid %d) is %s, and no agent runs for %.1f s; a new one (pid %d) takes over what is pinned. It is ready after %.1f s.",
-		sender, receiver, streamPPS, o.told, o.pids[0], how, o.started-o.gone, o.pids[1], o.ready-o.started)
+		sender, receiver, streamPPS, o.told, o.pids[0], how, o.started-o.gone, o.pids[1],
+		o.ready-o.started)
 	d.showTable(streamTable(streams, tcp, udp))
 	if name == "kill9" {
 		d.add(block{SVG: timeline(lines, o)})
@@ -88,10 +90,14 @@ func (d *demo) startStreams(ctx context.Context) (streams []*stream, err error) 
 		s := &stream{family: fmt.Sprintf("v%d", family)}
 		streams = append(streams, s)
 		src, dst := from.Addr(family), netip.AddrPortFrom(to.Addr(family), 0)
-		if s.udp, err = traffic.StartUDP(ctx, traffic.UDPOptions{From: from.NetNS, To: to.NetNS, Src: src, Dst: dst, PPS: streamPPS}); err != nil {
+		if s.udp, err = traffic.StartUDP(ctx,
+			traffic.UDPOptions{From: from.NetNS, To: to.NetNS, Src: src, Dst: dst,
+				PPS: streamPPS}); err != nil {
 			return streams, err
 		}
-		if s.tcp, err = traffic.StartTCP(ctx, traffic.TCPOptions{From: from.NetNS, To: to.NetNS, Src: src, Dst: dst, BytesPerSecond: streamBytes}); err != nil {
+		if s.tcp, err = traffic.StartTCP(ctx,
+			traffic.TCPOptions{From: from.NetNS, To: to.NetNS, Src: src, Dst: dst,
+				BytesPerSecond: streamBytes}); err != nil {
 			return streams, err
 		}
 	}
@@ -113,7 +119,8 @@ func stopStreams(streams []*stream) ([]traffic.TCPReport, []traffic.UDPReport) {
 }
 
 // interrupt ends the agent of node a, pings while none runs, and starts it again.
-func (d *demo) interrupt(ctx context.Context, began time.Time, end func(*lab.Node, context.Context) error) (outage, error) {
+func (d *demo) interrupt(ctx context.Context, began time.Time,
+	end func(*lab.Node, context.Context) error) (outage, error) {
 	var o outage
 	node, from, to := d.lab.Node(nodeA), d.lab.Pod(sender), d.lab.Pod(receiver)
 	var err error
@@ -133,7 +140,8 @@ func (d *demo) interrupt(ctx context.Context, began time.Time, end func(*lab.Nod
 	if pid := node.PID(); pid != 0 {
 		return o, fmt.Errorf("the agent still runs, pid %d", pid)
 	}
-	if o.pings, err = traffic.Ping(ctx, from.NetNS, traffic.PingOptions{Dst: to.IPv4, Count: 5}); err != nil {
+	if o.pings, err = traffic.Ping(ctx, from.NetNS,
+		traffic.PingOptions{Dst: to.IPv4, Count: 5}); err != nil {
 		return o, err
 	}
 	if err := pause(ctx, quiet-time.Since(gone)); err != nil {
@@ -152,7 +160,8 @@ func (d *demo) interrupt(ctx context.Context, began time.Time, end func(*lab.Nod
 }
 
 // judge holds each stream to losing nothing.
-func (d *demo) judge(name string, streams []*stream, tcp []traffic.TCPReport, udp []traffic.UDPReport, seconds float64) {
+func (d *demo) judge(name string, streams []*stream, tcp []traffic.TCPReport,
+	udp []traffic.UDPReport, seconds float64) {
 	sent, lost := uint64(0), uint64(0)
 	for i, s := range streams {
 		u, t := udp[i], tcp[i]
@@ -161,7 +170,8 @@ func (d *demo) judge(name string, streams []*stream, tcp []traffic.TCPReport, ud
 		if !enough {
 			detail += fmt.Sprintf("; too few to tell: %.0f were due", streamPPS*seconds)
 		}
-		d.check(name+"-udp-"+s.family, u.Lost == 0 && u.SendErrors == 0 && u.Corrupt == 0 && enough, "%s", detail)
+		d.check(name+"-udp-"+s.family, u.Lost == 0 && u.SendErrors == 0 && u.Corrupt == 0 && enough,
+			"%s", detail)
 		whole := t.Received == t.Sent && t.Sent > 0 && !t.Corrupt && t.Resets == 0
 		detail = fmt.Sprintf("%.1f MB sent, %.1f MB received and compared, %d resets, longest stall %s", mb(t.Sent), mb(t.Received), t.Resets, ms(t.MaxStall))
 		if t.Error != "" {
@@ -171,7 +181,8 @@ func (d *demo) judge(name string, streams []*stream, tcp []traffic.TCPReport, ud
 		sent, lost = sent+u.Sent, lost+u.Lost
 	}
 	if name == "kill9" {
-		d.fact(fmt.Sprintf("%d of %d", lost, sent), "packets lost while the agent was killed and started again")
+		d.fact(fmt.Sprintf("%d of %d", lost, sent),
+			"packets lost while the agent was killed and started again")
 	}
 }
 
@@ -181,13 +192,19 @@ func streamTable(streams []*stream, tcp []traffic.TCPReport, udp []traffic.UDPRe
 	for i, s := range streams {
 		u, c := udp[i], tcp[i]
 		t.Rows = append(t.Rows,
-			[]string{"UDP IP" + s.family, fmt.Sprintf("%d packets", u.Sent), fmt.Sprintf("%d packets", u.Received), fmt.Sprint(u.Lost), ms(u.MaxGap)},
-			[]string{"TCP IP" + s.family, fmt.Sprintf("%.1f MB", mb(c.Sent)), fmt.Sprintf("%.1f MB", mb(c.Received)), fmt.Sprintf("%d bytes", c.Sent-min(c.Sent, c.Received)), ms(c.MaxStall)})
+			[]string{"UDP IP" + s.family, fmt.Sprintf("%d packets", u.Sent),
+				fmt.Sprintf("%d packets", u.Received), fmt.Sprint(u.Lost), ms(u.MaxGap)},
+			[]string{"TCP IP" + s.family, fmt.Sprintf("%.1f MB", mb(c.Sent)),
+				fmt.Sprintf("%.1f MB", mb(c.Received)),
+				fmt.Sprintf("%d bytes", c.Sent-min(c.Sent, c.Received)), ms(c.MaxStall)})
 	}
 	return t
 }
 
-func ms(t time.Duration) string { return fmt.Sprintf("%.0f ms", float64(t)/float64(time.Millisecond)) }
+func ms(t time.Duration) string {
+	return fmt.Sprintf("%.0f ms",
+		float64(t)/float64(time.Millisecond))
+}
 
 func mb(bytes uint64) float64 { return float64(bytes) / 1e6 }
 

@@ -31,12 +31,15 @@ func (d *demo) rotate(ctx context.Context) error {
 	d.say("The same streams run, and every key between the nodes is changed %d times, as `weft keys rotate` does it: a new epoch, a new TLS 1.3 handshake of the agents, new keys in the kernel, receivers first; the next change begins when all use the one before.", rotations)
 	d.showTable(streamTable(streams, tcp, udp))
 	d.judge("rotate", streams, tcp, udp, seconds)
-	d.check("rotate-epochs", last == first+rotations, "epoch %d, then %d: %d changes of all keys in %.1f s, both directions on the newest", first, last, rotations, took.Seconds())
+	d.check("rotate-epochs", last == first+rotations,
+		"epoch %d, then %d: %d changes of all keys in %.1f s, both directions on the newest", first,
+		last, rotations, took.Seconds())
 	lost, sent := uint64(0), uint64(0)
 	for _, u := range udp {
 		lost, sent = lost+u.Lost, sent+u.Sent
 	}
-	d.fact(fmt.Sprintf("%d of %d", lost, sent), fmt.Sprintf("packets lost while all keys changed %d times", rotations))
+	d.fact(fmt.Sprintf("%d of %d", lost, sent),
+		fmt.Sprintf("packets lost while all keys changed %d times", rotations))
 	return d.run(ctx, "keys", "status", "--instance", d.lab.Node(nodeA).Instance)
 }
 

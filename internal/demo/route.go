@@ -14,7 +14,8 @@ import (
 
 // routeVariants are what the demo compares, in the order shown.
 var routeVariants = []string{
-	bench.VariantIPTables, bench.VariantStack, bench.VariantTC, bench.VariantXDPGeneric, bench.VariantXDP, bench.VariantAuto, bench.VariantAutoXDP,
+	bench.VariantIPTables, bench.VariantStack, bench.VariantTC, bench.VariantXDPGeneric,
+	bench.VariantXDP, bench.VariantAuto, bench.VariantAutoXDP,
 }
 
 // The benchmark is held in two parts, so that the second cannot cost us the first.
@@ -57,7 +58,8 @@ func (d *demo) measure(ctx context.Context, limit time.Duration, tests ...string
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("took longer than %s", limit))
 	defer cancel()
 	measured, err := bench.Route(ctx, bench.Options{
-		Binary: d.opts.Binary, Variants: routeVariants, Tests: tests, Repeats: benchRepeats, Quick: true, Out: d.opts.Progress,
+		Binary: d.opts.Binary, Variants: routeVariants, Tests: tests, Repeats: benchRepeats,
+		Quick: true, Out: d.opts.Progress,
 	})
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = fmt.Errorf("%w: %w", cause, err)
@@ -74,7 +76,8 @@ func (d *demo) measure(ctx context.Context, limit time.Duration, tests ...string
 // routeChecks says what was measured, and whether Weft is worth having.
 func (d *demo) routeChecks(errRates, errStreams error) {
 	measured := len(routeOf(&d.measured))
-	d.check("route-measured", errRates == nil && measured == len(routeVariants), "%d of %d variants measured%s", measured, len(routeVariants), because(errRates))
+	d.check("route-measured", errRates == nil && measured == len(routeVariants),
+		"%d of %d variants measured%s", measured, len(routeVariants), because(errRates))
 	for _, variant := range []string{bench.VariantXDP, bench.VariantAuto} {
 		gross, ok := d.measured.Ratio("pps64", variant, bench.VariantIPTables, "pps")
 		net, okNet := d.measured.Ratio("pps64", variant, bench.VariantIPTables, "net_ns_per_packet")
@@ -82,9 +85,11 @@ func (d *demo) routeChecks(errRates, errStreams error) {
 			d.check("route-"+variant, false, "mode %s or iptables was not measured", variant)
 			continue
 		}
-		d.check("route-"+variant, gross > 1, "mode %s forwards %.1f times the packets/s of iptables at 64 B, %.1f times with the generator's cost subtracted", variant, gross, net)
+		d.check("route-"+variant, gross > 1,
+			"mode %s forwards %.1f times the packets/s of iptables at 64 B, %.1f times with the generator's cost subtracted", variant, gross, net)
 		if variant == bench.VariantXDP {
-			d.fact(fmt.Sprintf("%.1f ×", gross), "the packets/s of iptables, by native XDP at 64 B with every feature on")
+			d.fact(fmt.Sprintf("%.1f ×", gross),
+				"the packets/s of iptables, by native XDP at 64 B with every feature on")
 		}
 	}
 	detail := fmt.Sprintf("TCP and request/response measured over %d variants", len(routeVariants))
@@ -103,7 +108,8 @@ func because(err error) string {
 
 // rateTable compares packet rates.
 func rateTable(r *report.Report) *table {
-	t := &table{Header: []string{"64 B packets", "M packets/s", "min–max", "×", "ns/packet", "net ns", "net ×"}, Left: 1}
+	t := &table{Header: []string{"64 B packets", "M packets/s", "min–max", "×", "ns/packet",
+		"net ns", "net ×"}, Left: 1}
 	for _, variant := range routeVariants {
 		pps, ok := r.Row("pps64", variant, "pps")
 		if !ok {
@@ -112,8 +118,10 @@ func rateTable(r *report.Report) *table {
 		ns, _ := r.Row("pps64", variant, "ns_per_packet")
 		net, _ := r.Row("pps64", variant, "net_ns_per_packet")
 		t.Rows = append(t.Rows, []string{
-			variant, fmt.Sprintf("%.2f", pps.Median/1e6), fmt.Sprintf("%.2f–%.2f", pps.Min/1e6, pps.Max/1e6),
-			ratio(r, "pps64", variant, "pps"), fmt.Sprintf("%.0f", ns.Median), fmt.Sprintf("%.0f", net.Median), ratio(r, "pps64", variant, "net_ns_per_packet"),
+			variant, fmt.Sprintf("%.2f", pps.Median/1e6),
+			fmt.Sprintf("%.2f–%.2f", pps.Min/1e6, pps.Max/1e6),
+			ratio(r, "pps64", variant, "pps"), fmt.Sprintf("%.0f", ns.Median),
+			fmt.Sprintf("%.0f", net.Median), ratio(r, "pps64", variant, "net_ns_per_packet"),
 		})
 	}
 	return t
@@ -121,12 +129,15 @@ func rateTable(r *report.Report) *table {
 
 // streamsTable compares bulk TCP and request/response across nodes.
 func streamsTable(r *report.Report) *table {
-	t := &table{Header: []string{"across nodes", "TCP Gbit/s", "min–max", "×", "round trip p50 µs", "p99 µs", "p50 ×"}, Left: 1}
+	t := &table{Header: []string{"across nodes", "TCP Gbit/s", "min–max", "×", "round trip p50 µs",
+		"p99 µs", "p50 ×"}, Left: 1}
 	for _, variant := range routeVariants {
-		row := []string{variant, "-", "-", ratio(r, "tcp1-remote", variant, "gbit_s"), "-", "-", ratio(r, "rr1", variant, "p50_us")}
+		row := []string{variant, "-", "-", ratio(r, "tcp1-remote", variant, "gbit_s"), "-", "-",
+			ratio(r, "rr1", variant, "p50_us")}
 		tcp, okTCP := r.Row("tcp1-remote", variant, "gbit_s")
 		if okTCP {
-			row[1], row[2] = fmt.Sprintf("%.1f", tcp.Median), fmt.Sprintf("%.1f–%.1f", tcp.Min, tcp.Max)
+			row[1], row[2] = fmt.Sprintf("%.1f", tcp.Median), fmt.Sprintf("%.1f–%.1f", tcp.Min,
+				tcp.Max)
 		}
 		p50, okRR := r.Row("rr1", variant, "p50_us")
 		if okRR {

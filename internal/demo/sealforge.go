@@ -49,14 +49,17 @@ func (d *demo) intrude(ctx context.Context) error {
 		return err
 	}
 	kinds := intrusions(genuine, d.lab.Pod(sender).IPv4, sinks.v4.at, secret(marker))
-	t := &table{Header: []string{"ON THE WIRE", "DROPPED AS", "COUNTER BEFORE", "AFTER", "DELIVERED"}, Left: 2}
+	t := &table{Header: []string{"ON THE WIRE", "DROPPED AS", "COUNTER BEFORE", "AFTER",
+		"DELIVERED"}, Left: 2}
 	tallies := make([]tally, len(kinds))
 	for i, kind := range kinds {
 		if tallies[i], err = d.tryWire(ctx, kind, sinks); err != nil {
 			return err
 		}
 		got := tallies[i]
-		t.Rows = append(t.Rows, []string{kind.what, kind.reason.String(), fmt.Sprint(got.before), fmt.Sprint(got.after), fmt.Sprintf("%d of %d", got.delivered, forgeCount)})
+		t.Rows = append(t.Rows,
+			[]string{kind.what, kind.reason.String(), fmt.Sprint(got.before), fmt.Sprint(got.after),
+				fmt.Sprintf("%d of %d", got.delivered, forgeCount)})
 	}
 	d.showTable(t)
 	if err := d.run(ctx, "drops", "--instance", d.lab.Node(nodeB).Instance); err != nil {
@@ -65,7 +68,8 @@ func (d *demo) intrude(ctx context.Context) error {
 	for i, kind := range kinds {
 		got := tallies[i]
 		d.check(kind.name, got.after-got.before == forgeCount && got.delivered == 0,
-			"%d of %d refused as %s (counter %d, then %d), %d delivered", got.after-got.before, forgeCount, kind.reason, got.before, got.after, got.delivered)
+			"%d of %d refused as %s (counter %d, then %d), %d delivered", got.after-got.before,
+			forgeCount, kind.reason, got.before, got.after, got.delivered)
 	}
 	return nil
 }
@@ -103,7 +107,8 @@ func intrusions(genuine []byte, from netip.Addr, to netip.AddrPort, text []byte)
 	ip := unknown[inet.EthernetLen:]
 	copy(ip[12:], netip.MustParseAddr("203.0.113.66").AsSlice())
 	inet.SetIPv4Checksum(ip)
-	plain := udpFrame(net.HardwareAddr(genuine[6:12]), net.HardwareAddr(genuine[:6]), from, to, text)
+	plain := udpFrame(net.HardwareAddr(genuine[6:12]), net.HardwareAddr(genuine[:6]), from, to,
+		text)
 	return []intrusion{
 		{"wire-replayed", "the captured packet again", bpf.ReasonEspReplayed, genuine},
 		{"wire-forged", "its headers, other bytes", bpf.ReasonEspBadTag, forged},
@@ -132,7 +137,8 @@ func (d *demo) capture(ctx context.Context, sinks *sinkPair, text []byte) ([]byt
 	if err != nil {
 		return nil, fmt.Errorf("send from %s: %w", sender, err)
 	}
-	if err := await(ctx, func() (bool, error) { return sinks.received("v4") > 0, nil }); err != nil {
+	if err := await(ctx,
+		func() (bool, error) { return sinks.received("v4") > 0, nil }); err != nil {
 		return nil, err
 	}
 	var found []byte
@@ -140,7 +146,8 @@ func (d *demo) capture(ctx context.Context, sinks *sinkPair, text []byte) ([]byt
 	defer cancel()
 	err = capture.Run(over, func(f encryptcheck.Frame) {
 		p, err := inet.Parse(f.Data)
-		if _, sealed := encryptcheck.ParseESP(p, encryptcheck.DefaultPort); err == nil && sealed && !f.Outgoing && p.Dst.Is4() && len(f.Data) > espHeaders+len(text) {
+		if _, sealed := encryptcheck.ParseESP(p, encryptcheck.DefaultPort); err == nil && sealed &&
+			!f.Outgoing && p.Dst.Is4() && len(f.Data) > espHeaders+len(text) {
 			found = bytes.Clone(f.Data)
 		}
 	})
@@ -181,7 +188,8 @@ func onWire(node *lab.Node, frame []byte, count int) error {
 			return fmt.Errorf("pass the node's own hooks: %w", err)
 		}
 		for range count {
-			if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: link.Index}); err != nil {
+			if err := unix.Sendto(fd, frame, 0,
+				&unix.SockaddrLinklayer{Ifindex: link.Index}); err != nil {
 				return fmt.Errorf("send raw frame: %w", err)
 			}
 		}

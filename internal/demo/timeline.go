@@ -47,7 +47,9 @@ func sample(streams []*stream, began time.Time) *sampler {
 			case now := <-ticker.C:
 				for i, st := range streams {
 					received := st.udp.Report().Received
-					s.lines[i].points = append(s.lines[i].points, point{now.Sub(began).Seconds(), float64(received-last[i]) / now.Sub(at).Seconds()})
+					s.lines[i].points = append(s.lines[i].points,
+						point{now.Sub(began).Seconds(),
+							float64(received-last[i]) / now.Sub(at).Seconds()})
 					last[i] = received
 				}
 				at = now
@@ -93,13 +95,15 @@ func timeline(lines []line, o outage) template.HTML {
 	if end == 0 {
 		return ""
 	}
-	room := plot.Box{X: plotLeft, Y: plotTop, W: plotWidth - plotLeft - plotRight, H: plotHeight - plotTop - plotBottom}
+	room := plot.Box{X: plotLeft, Y: plotTop, W: plotWidth - plotLeft - plotRight,
+		H: plotHeight - plotTop - plotBottom}
 	x := func(at float64) float64 { return room.X + at/end*room.W }
 	const title = "Packets received per second"
 	var c plot.Canvas
 	c.Open(plotWidth, plotHeight, title)
 	c.Rect(plot.Box{X: x(o.gone), Y: room.Y, W: x(o.ready) - x(o.gone), H: room.H}, "#f6e3d5", "")
-	c.Text((x(o.gone)+x(o.ready))/2, plotTop+15, "note", "middle", fmt.Sprintf("no agent ready, %.1f s", o.ready-o.gone))
+	c.Text((x(o.gone)+x(o.ready))/2, plotTop+15, "note", "middle",
+		fmt.Sprintf("no agent ready, %.1f s", o.ready-o.gone))
 	axis := plot.NewAxis(most, room)
 	axis.Grid(&c)
 	for second := 0.0; second <= end; second++ {

@@ -53,7 +53,8 @@ func machine() string {
 		}
 	}
 	info := version.Get()
-	return fmt.Sprintf("weft %s on %sLinux %s, %d cores", info.Version, host, info.Kernel, runtime.NumCPU())
+	return fmt.Sprintf("weft %s on %sLinux %s, %d cores", info.Version, host, info.Kernel,
+		runtime.NumCPU())
 }
 
 // topology builds the lab and draws it.
@@ -75,11 +76,14 @@ func (d *demo) topology(ctx context.Context) error {
 			return fmt.Errorf("ask the agent of node %s: %w", n.Name, err)
 		}
 		hooks += len(status.Links)
-		modes.Rows = append(modes.Rows, []string{n.Name, string(status.Mode.Active), status.Mode.Why})
+		modes.Rows = append(modes.Rows,
+			[]string{n.Name, string(status.Mode.Active), status.Mode.Why})
 	}
 	d.showTable(modes)
 	nodes, pods := len(d.lab.Nodes()), len(d.lab.Pods())
-	d.check("lab", nodes == 2 && pods == 4 && hooks > 0, "%d agents ready, %d pods attached by CNI, %d eBPF hooks, in %.1f s", nodes, pods, hooks, took.Seconds())
+	d.check("lab", nodes == 2 && pods == 4 && hooks > 0,
+		"%d agents ready, %d pods attached by CNI, %d eBPF hooks, in %.1f s", nodes, pods, hooks,
+		took.Seconds())
 	return nil
 }
 
@@ -187,5 +191,6 @@ func (m *labMap) wireText(boxes [][]string) string {
 	left, right := 1+(first-2)/2, total-last+1+(last-2)/2
 	label := " " + strings.Join(m.Wires, "; ") + " "
 	room := max(right-left-1-len([]rune(label)), 2)
-	return strings.Repeat(" ", left) + "└" + strings.Repeat("─", room/2) + label + strings.Repeat("─", room-room/2) + "┘\n"
+	return strings.Repeat(" ", left) + "└" +
+		strings.Repeat("─", room/2) + label + strings.Repeat("─", room-room/2) + "┘\n"
 }

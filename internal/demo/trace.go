@@ -19,7 +19,8 @@ func (d *demo) trace(ctx context.Context) error {
 		{"trace-v4", netip.AddrPortFrom(to.IPv4, 80).String() + "/tcp"},
 		{"trace-v6", netip.AddrPortFrom(to.IPv6, 53).String() + "/udp"},
 	} {
-		err := d.run(ctx, "trace", "--instance", d.lab.Node(nodeA).Instance, "--from", sender, "--to", t.target)
+		err := d.run(ctx, "trace", "--instance", d.lab.Node(nodeA).Instance, "--from", sender,
+			"--to", t.target)
 		if err != nil {
 			d.check(t.name, false, "%v", err)
 			continue

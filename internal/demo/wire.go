@@ -55,7 +55,8 @@ func (d *demo) wire(ctx context.Context) error {
 	d.say("Without encryption, one of them on the wire, from its IP header on:")
 	d.dump(before.marked)
 	d.check("wire-before", before.report.Markers >= secretCount && before.delivered == secretCount,
-		"encryption off: %d of %d messages delivered, %d frames readable", before.delivered, secretCount, before.report.Markers)
+		"encryption off: %d of %d messages delivered, %d frames readable", before.delivered,
+		secretCount, before.report.Markers)
 	if err := d.encrypt(ctx, config.EncryptionStrict); err != nil {
 		return err
 	}
@@ -68,10 +69,13 @@ func (d *demo) wire(ctx context.Context) error {
 	r := after.report
 	d.check("wire-after", r.Clean() && r.Sealed >= secretCount && after.delivered == secretCount,
 		"encryption on: %d of %d messages delivered, %d sealed frames, %d readable, %d of pods in cleartext", after.delivered, secretCount, r.Sealed, r.Markers, r.Plain)
-	d.fact(fmt.Sprintf("%d then %d", before.report.Markers, r.Markers), "frames on the wire in which a pod's messages could be read, encryption off, then on")
+	d.fact(fmt.Sprintf("%d then %d", before.report.Markers, r.Markers),
+		"frames on the wire in which a pod's messages could be read, encryption off, then on")
 	instance := d.lab.Node(nodeA).Instance
-	err = d.run(ctx, "encrypt", "verify", "--instance", instance, "--from", sender, "--to", receiver, "--duration", "2s")
-	d.check("wire-verify", err == nil, "weft encrypt verify proves it on a running node, with UDP, TCP and ICMP%s", because(err))
+	err = d.run(ctx, "encrypt", "verify", "--instance", instance, "--from", sender, "--to",
+		receiver, "--duration", "2s")
+	d.check("wire-verify", err == nil,
+		"weft encrypt verify proves it on a running node, with UDP, TCP and ICMP%s", because(err))
 	return d.run(ctx, "encrypt", "status", "--instance", instance)
 }
 
@@ -108,7 +112,8 @@ func (d *demo) listenIn(ctx context.Context, marker []byte) (*overheard, error) 
 
 // frame looks at a frame and keeps the first of a kind.
 func (o *overheard) frame(detector *encryptcheck.Detector, f encryptcheck.Frame, marker []byte) {
-	if detector.Frame(f) == encryptcheck.Sealed && o.sealed == nil && !f.Outgoing && len(f.Data) > espHeaders+len(marker) {
+	if detector.Frame(f) == encryptcheck.Sealed && o.sealed == nil && !f.Outgoing &&
+		len(f.Data) > espHeaders+len(marker) {
 		o.sealed = bytes.Clone(f.Data)
 	}
 	if o.marked == nil && bytes.Contains(f.Data, marker) {
@@ -118,13 +123,15 @@ func (o *overheard) frame(detector *encryptcheck.Detector, f encryptcheck.Frame,
 
 // secret is a message that nobody else should read.
 func secret(marker []byte) []byte {
-	return append([]byte("the password is swordfish, "), encryptcheck.Fill(marker, 2*len(marker))...)
+	return append([]byte("the password is swordfish, "),
+		encryptcheck.Fill(marker, 2*len(marker))...)
 }
 
 func sendSecrets(from *lab.Pod, to *sinkPair, text []byte) error {
 	return from.Do(func() error {
 		for i := range secretCount {
-			conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort([]*sink{to.v4, to.v6}[i%2].at))
+			conn, err := net.DialUDP("udp", nil,
+				net.UDPAddrFromAddrPort([]*sink{to.v4, to.v6}[i%2].at))
 			if err != nil {
 				return fmt.Errorf("send from %s: %w", from.Key(), err)
 			}
@@ -142,7 +149,8 @@ func sendSecrets(from *lab.Pod, to *sinkPair, text []byte) error {
 func (d *demo) podRules(marker []byte) encryptcheck.Rules {
 	rules := encryptcheck.Rules{Marker: marker}
 	for _, n := range d.lab.Nodes() {
-		rules.Pods, rules.Nodes = append(rules.Pods, n.PodCIDRs...), append(rules.Nodes, n.Addresses...)
+		rules.Pods, rules.Nodes = append(rules.Pods, n.PodCIDRs...), append(rules.Nodes,
+			n.Addresses...)
 	}
 	return rules
 }
@@ -195,7 +203,8 @@ func setEncryption(n *lab.Node, mode string) error {
 
 // keyed waits until every agent has keys with every other, in both directions.
 func (d *demo) keyed(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, keysLimit, errors.New("the agents did not agree on keys in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, keysLimit,
+		errors.New("the agents did not agree on keys in time"))
 	defer cancel()
 	for {
 		behind, err := d.behind(ctx, 1)

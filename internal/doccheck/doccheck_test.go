@@ -21,7 +21,8 @@ func pages(t *testing.T) map[string]string {
 		if err != nil {
 			return err
 		}
-		if entry.IsDir() && (entry.Name() == ".git" || entry.Name() == "build" || entry.Name() == "testdata") {
+		if entry.IsDir() &&
+			(entry.Name() == ".git" || entry.Name() == "build" || entry.Name() == "testdata") {
 			return fs.SkipDir
 		}
 		if filepath.Ext(path) != ".md" {
@@ -54,7 +55,8 @@ var (
 func anchors(page string) map[string]bool {
 	names := map[string]bool{}
 	for _, match := range heading.FindAllStringSubmatch(fence.ReplaceAllString(page, ""), -1) {
-		names[strings.ReplaceAll(notSlug.ReplaceAllString(strings.ToLower(match[1]), ""), " ", "-")] = true
+		names[strings.ReplaceAll(notSlug.ReplaceAllString(strings.ToLower(match[1]), ""), " ",
+			"-")] = true
 	}
 	return names
 }
@@ -71,7 +73,8 @@ func TestLinksResolve(t *testing.T) {
 			if target != "" {
 				file = filepath.Join(filepath.Dir(name), target)
 			}
-			if _, err := os.Stat(filepath.Join(root, file)); err != nil || strings.HasPrefix(target, "/") {
+			if _, err := os.Stat(filepath.Join(root, file)); err != nil ||
+				strings.HasPrefix(target, "/") {
 				t.Errorf("%s: the link %s leads nowhere", name, match[1])
 				continue
 			}
@@ -88,7 +91,8 @@ func TestTablesHaveHeads(t *testing.T) {
 	for name, page := range pages(t) {
 		lines := strings.Split(fence.ReplaceAllString(page, ""), "\n")
 		for i, line := range lines {
-			begins := strings.HasPrefix(line, "|") && (i == 0 || !strings.HasPrefix(lines[i-1], "|"))
+			begins := strings.HasPrefix(line, "|") &&
+				(i == 0 || !strings.HasPrefix(lines[i-1], "|"))
 			if begins && (i+1 == len(lines) || !tableRule.MatchString(lines[i+1])) {
 				t.Errorf("%s: a table begins without a head: %s", name, line)
 			}
@@ -99,7 +103,8 @@ func TestTablesHaveHeads(t *testing.T) {
 func TestEveryPageIsInTheIndex(t *testing.T) {
 	all := pages(t)
 	for name := range all {
-		if dir, file := filepath.Split(name); dir == "docs/" && file != "README.md" && !strings.Contains(all["docs/README.md"], "("+file+")") {
+		if dir, file := filepath.Split(name); dir == "docs/" && file != "README.md" &&
+			!strings.Contains(all["docs/README.md"], "("+file+")") {
 			t.Errorf("docs/README.md has no link to %s", file)
 		}
 	}
@@ -129,7 +134,8 @@ var (
 func manual() (verbs map[string]string, groups map[string]bool) {
 	reference := reference()
 	at := verbHeading.FindAllStringSubmatchIndex(reference, -1)
-	verbs, groups = map[string]string{"help": "", "completion": "", "": reference[:at[0][0]]}, map[string]bool{}
+	verbs, groups = map[string]string{"help": "", "completion": "",
+		"": reference[:at[0][0]]}, map[string]bool{}
 	for i, match := range at {
 		end := len(reference)
 		if i+1 < len(at) {
@@ -186,10 +192,12 @@ func TestNamedFilesExist(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := pages(t)
-	for _, name := range []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/install.md"} {
+	for _, name := range []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md",
+		"docs/install.md"} {
 		for _, snippet := range snippets(all[name]) {
 			if ownPath.MatchString(snippet) {
-				if found, _ := filepath.Glob(filepath.Join(root, snippet)); len(found) == 0 && !strings.Contains(snippet, "NAME") {
+				if found, _ := filepath.Glob(filepath.Join(root, snippet)); len(found) == 0 &&
+					!strings.Contains(snippet, "NAME") {
 					t.Errorf("%s: there is no %s", name, snippet)
 				}
 			}

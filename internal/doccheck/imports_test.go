@@ -14,7 +14,8 @@ import (
 const module = "weft.dev/weft/"
 
 // apart are packages that are no part of the binary: tools, and what only tests import.
-var apart = []string{"internal/gen", "internal/testrun", "internal/testsum", "test/mutate", "internal/doccheck", "internal/endpoint/endpointtest", "test/e2e"}
+var apart = []string{"internal/gen", "internal/testrun", "internal/testsum", "test/mutate",
+	"internal/doccheck", "internal/endpoint/endpointtest", "test/e2e"}
 
 var tableRow = regexp.MustCompile(`(?m)^\| (\d+) \| (.+) \|$`)
 
@@ -40,7 +41,9 @@ func imports(t *testing.T) map[string][]string {
 		if err != nil {
 			return err
 		}
-		if entry.IsDir() && (strings.HasPrefix(entry.Name(), ".git") || entry.Name() == "build" || entry.Name() == "testdata") {
+		if entry.IsDir() &&
+			(strings.HasPrefix(entry.Name(), ".git") || entry.Name() == "build" ||
+				entry.Name() == "testdata") {
 			return fs.SkipDir
 		}
 		if filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {

@@ -35,7 +35,8 @@ func TestHandedVerbs(t *testing.T) {
 	for _, verb := range labcli.Root().Commands() {
 		known, _, err := weft.Find([]string{verb.Name()})
 		if err != nil || known.Name() != verb.Name() || known.Short != verb.Short {
-			t.Errorf("weft lists %q for %s (%v), weft-lab has %q", known.Short, verb.Name(), err, verb.Short)
+			t.Errorf("weft lists %q for %s (%v), weft-lab has %q", known.Short, verb.Name(), err,
+				verb.Short)
 		}
 	}
 }
@@ -78,14 +79,16 @@ func reference() string {
 	fmt.Fprintf(&page, "%s\n\n", root.Long)
 	page.WriteString("Every verb prints a table, or with `-o wide` a wider one, or with `-o json` or `-o yaml` the same facts for programs.\n")
 	page.WriteString("Shell completion: `weft completion bash|zsh|fish`; pods and instances are completed by asking the agents.\n\n")
-	fmt.Fprintf(&page, "## Flags of every verb\n\n```\n%s```\n\n", root.PersistentFlags().FlagUsages())
+	fmt.Fprintf(&page, "## Flags of every verb\n\n```\n%s```\n\n",
+		root.PersistentFlags().FlagUsages())
 	for _, child := range root.Commands() {
 		if child.Name() == "exit-codes" {
 			fmt.Fprintf(&page, "## Exit codes\n\n```\n%s\n```\n\n", child.Long)
 		}
 	}
 	for _, child := range root.Commands() {
-		if child.Name() != "exit-codes" && child.IsAvailableCommand() && child.Name() != "completion" && child.Name() != "help" {
+		if child.Name() != "exit-codes" && child.IsAvailableCommand() &&
+			child.Name() != "completion" && child.Name() != "help" {
 			describeVerb(&page, child)
 		}
 	}

@@ -26,20 +26,22 @@ func testSources(t *testing.T) map[string]string {
 	t.Helper()
 	found, dirs := map[string]string{}, map[string]string{}
 	for _, top := range []string{"internal", "test"} {
-		err := filepath.WalkDir(filepath.Join(root, top), func(path string, entry fs.DirEntry, err error) error {
-			if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
+		err := filepath.WalkDir(filepath.Join(root, top),
+			func(path string, entry fs.DirEntry, err error) error {
+				if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
+					return err
+				}
+				dir := filepath.Dir(path)
+				name := filepath.Base(dir)
+				if other := dirs[name]; other != "" && other != dir {
+					return fmt.Errorf("%s and %s have one name: tests in pages need a longer one",
+						other, dir)
+				}
+				dirs[name] = dir
+				text, err := os.ReadFile(path)
+				found[name] += string(text)
 				return err
-			}
-			dir := filepath.Dir(path)
-			name := filepath.Base(dir)
-			if other := dirs[name]; other != "" && other != dir {
-				return fmt.Errorf("%s and %s have one name: tests in pages need a longer one", other, dir)
-			}
-			dirs[name] = dir
-			text, err := os.ReadFile(path)
-			found[name] += string(text)
-			return err
-		})
+			})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -61,7 +63,8 @@ func testProblems(page string, sources map[string]string) (named int, problems [
 		name := namedTest.FindStringSubmatch(match[1])
 		if name == nil {
 			if looksTest.MatchString(match[1]) {
-				problem("`%s` is not of the form package.TestName or package.TestName: row", match[1])
+				problem("`%s` is not of the form package.TestName or package.TestName: row",
+					match[1])
 			}
 			continue
 		}
@@ -69,7 +72,8 @@ func testProblems(page string, sources map[string]string) (named int, problems [
 		source, function, row := sources[name[1]], name[2], name[3]
 		if !functions[name[1]+"."+function] {
 			problem("there is no test `%s.%s`", name[1], function)
-		} else if row != "" && !strings.Contains(source, strconv.Quote(row)) && !rowOfFamily(source, row) {
+		} else if row != "" && !strings.Contains(source, strconv.Quote(row)) &&
+			!rowOfFamily(source, row) {
 			problem("`%s.%s` has no row %q", name[1], function, row)
 		}
 	}
@@ -86,7 +90,8 @@ func testProblems(page string, sources map[string]string) (named int, problems [
 		if !inTable || strings.HasPrefix(line, "|-") {
 			continue
 		}
-		if last := strings.TrimSpace(cells[len(cells)-2]); !looksTest.MatchString(last) && !strings.HasPrefix(last, "none: ") {
+		if last := strings.TrimSpace(cells[len(cells)-2]); !looksTest.MatchString(last) &&
+			!strings.HasPrefix(last, "none: ") {
 			problem("neither a test nor \"none: \" and the reason: %s", line)
 		}
 	}
@@ -96,7 +101,8 @@ func testProblems(page string, sources map[string]string) (named int, problems [
 // rowOfFamily finds a row whose name is made of the address family and a text.
 func rowOfFamily(source, row string) bool {
 	for _, family := range []string{"IPv4", "IPv6"} {
-		if rest, ok := strings.CutPrefix(row, family); ok && strings.Contains(source, strconv.Quote(rest)) {
+		if rest, ok := strings.CutPrefix(row, family); ok &&
+			strings.Contains(source, strconv.Quote(rest)) {
 			return true
 		}
 	}

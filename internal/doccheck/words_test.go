@@ -38,7 +38,8 @@ func deprecated(t *testing.T) map[string]string {
 		}
 	}
 	if len(words) < 10 {
-		t.Fatalf("the glossary names %d words that are not to be used: is its table still read?", len(words))
+		t.Fatalf("the glossary names %d words that are not to be used: is its table still read?",
+			len(words))
 	}
 	return words
 }
@@ -46,7 +47,8 @@ func deprecated(t *testing.T) map[string]string {
 // tracked lists the files of the work tree, but for what git ignores.
 func tracked(t *testing.T) []string {
 	t.Helper()
-	list, err := exec.Command("git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").Output()
+	list, err := exec.Command("git", "-C", root, "ls-files", "-z", "--cached", "--others",
+		"--exclude-standard").Output()
 	if err != nil {
 		t.Skipf("not a git work tree: %v", err)
 	}
@@ -64,7 +66,8 @@ var camel = regexp.MustCompile(`([a-z0-9])([A-Z])`)
 
 // wordPattern finds a word or phrase in a line, also as a part of an identifier (fooBar, foo_bar).
 func wordPattern(word string) *regexp.Regexp {
-	return regexp.MustCompile(`(?i)(?:^|[^a-z])` + strings.ReplaceAll(regexp.QuoteMeta(word), " ", `[\s*/]+`) + `s?(?:$|[^a-z])`)
+	return regexp.MustCompile(`(?i)(?:^|[^a-z])` +
+		strings.ReplaceAll(regexp.QuoteMeta(word), " ", `[\s*/]+`) + `s?(?:$|[^a-z])`)
 }
 
 func longest(words []string) string {
@@ -100,8 +103,10 @@ func TestGlossary(t *testing.T) {
 			}
 			number := 0
 			for line := range strings.Lines(whole) {
-				if pattern.MatchString(camel.ReplaceAllString(line, "$1 $2")) && !strings.Contains(line, keepsWord) {
-					t.Errorf("%s:%d says %q for what is a %q: %s", name, number, word, words[word], strings.TrimSpace(line))
+				if pattern.MatchString(camel.ReplaceAllString(line, "$1 $2")) &&
+					!strings.Contains(line, keepsWord) {
+					t.Errorf("%s:%d says %q for what is a %q: %s", name, number, word, words[word],
+						strings.TrimSpace(line))
 				}
 				number++
 			}

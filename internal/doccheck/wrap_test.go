@@ -21,7 +21,8 @@ var preformatted = regexp.MustCompile(`^\||^\[[^\]]+\]: |^\s*//(go:|\t|  )|^\s*<
 func TestProseIsWrapped(t *testing.T) {
 	for _, name := range tracked(t) {
 		page, comments := strings.HasSuffix(name, ".md"), strings.HasSuffix(name, ".go")
-		generated := strings.HasSuffix(name, "_gen.go") || name == "docs/cli.md" || name == "docs/drop-reasons.md"
+		generated := strings.HasSuffix(name, "_gen.go") || name == "docs/cli.md" ||
+			name == "docs/drop-reasons.md"
 		if !page && !comments || generated || strings.HasPrefix(name, "LICENSE") {
 			continue
 		}

@@ -87,7 +87,8 @@ func openSocket(name string) (int, error) {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, captureBuffer)
 	}
 	all := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_ALL))
-	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: iface.Index}); err != nil {
+	if err := unix.Bind(fd,
+		&unix.SockaddrLinklayer{Protocol: all, Ifindex: iface.Index}); err != nil {
 		unix.Close(fd)
 		return -1, fmt.Errorf("bind packet socket: %w", err)
 	}
@@ -128,12 +129,15 @@ func (s *socket) read(ctx context.Context, handle func(Frame)) error {
 		switch {
 		case err == nil:
 			ll, _ := from.(*unix.SockaddrLinklayer)
-			handle(Frame{s.name, ll != nil && ll.Pkttype == unix.PACKET_OUTGOING, n, buf[:min(n, len(buf))]})
+			handle(Frame{s.name, ll != nil && ll.Pkttype == unix.PACKET_OUTGOING, n,
+				buf[:min(n, len(buf))]})
 		case errors.Is(err, unix.EAGAIN) && !ended.IsZero():
 			return nil
-		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR), errors.Is(err, unix.ENETDOWN): // a link may come up again
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR),
+			errors.Is(err, unix.ENETDOWN): // a link may come up again
 			fds := []unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLIN}}
-			if _, err := unix.Poll(fds, int(pollEvery.Milliseconds())); err != nil && !errors.Is(err, unix.EINTR) {
+			if _, err := unix.Poll(fds, int(pollEvery.Milliseconds())); err != nil &&
+				!errors.Is(err, unix.EINTR) {
 				return fmt.Errorf("capture on %s: %w", s.name, err)
 			}
 		default:
@@ -146,7 +150,8 @@ func (s *socket) read(ctx context.Context, handle func(Frame)) error {
 func (c *Capture) Lost() uint64 {
 	for _, s := range c.sockets {
 		// Reading them sets the kernel's counters to 0.
-		if stats, err := unix.GetsockoptTpacketStats(s.fd, unix.SOL_PACKET, unix.PACKET_STATISTICS); err == nil {
+		if stats, err := unix.GetsockoptTpacketStats(s.fd, unix.SOL_PACKET,
+			unix.PACKET_STATISTICS); err == nil {
 			c.lost.Add(uint64(stats.Drops))
 		}
 	}

@@ -144,7 +144,8 @@ func (d *Detector) Frame(f Frame) Kind {
 		d.report.Plain++
 		d.find("plain", f, &p)
 	default:
-		*[kinds]*uint64{Other: &d.report.Other, Outside: &d.report.Outside, Allowed: &d.report.Allowed, NotIP: &d.report.NotIP, Broken: &d.report.Broken}[kind]++
+		*[kinds]*uint64{Other: &d.report.Other, Outside: &d.report.Outside,
+			Allowed: &d.report.Allowed, NotIP: &d.report.NotIP, Broken: &d.report.Broken}[kind]++
 	}
 	return kind
 }
@@ -173,7 +174,8 @@ func within(prefixes []netip.Prefix, a netip.Addr) bool {
 
 func (d *Detector) find(what string, f Frame, p *inet.Headers) {
 	if len(d.report.Finds) < maxFinds {
-		d.report.Finds = append(d.report.Finds, Find{f.Interface, what, p.Src, p.Dst, protocolName(p), len(f.Data)})
+		d.report.Finds = append(d.report.Finds,
+			Find{f.Interface, what, p.Src, p.Dst, protocolName(p), len(f.Data)})
 	}
 }
 

@@ -31,7 +31,8 @@ func (e ESP) Identity() uint32 { return e.SPI & (1<<22 - 1) }
 
 // ParseESP reads a packet of ESP in UDP (RFC 3948) on a port. SPI 0 is not ESP but IKE or a probe.
 func ParseESP(p inet.Headers, port uint16) (ESP, bool) {
-	if p.Protocol != unix.IPPROTO_UDP || p.Later || p.DstPort != port || len(p.Payload) < espHeader {
+	if p.Protocol != unix.IPPROTO_UDP || p.Later || p.DstPort != port ||
+		len(p.Payload) < espHeader {
 		return ESP{}, false
 	}
 	e := ESP{

@@ -29,7 +29,8 @@ func wire(t *testing.T) (here, there string) {
 	t.Helper()
 	here, there = nettest.New(t, "enc-0"), nettest.New(t, "enc-1")
 	nettest.Wire(t,
-		nettest.End{NetNS: here, Name: "w0", Index: 100, Addrs: []string{"192.0.2.1/24", "2001:db8::1/96"}},
+		nettest.End{NetNS: here, Name: "w0", Index: 100,
+			Addrs: []string{"192.0.2.1/24", "2001:db8::1/96"}},
 		nettest.End{NetNS: there, Name: "w0", Addrs: []string{"192.0.2.2/24", "2001:db8::2/96"}})
 	return here, there
 }
@@ -40,12 +41,14 @@ func TestReadable(t *testing.T) {
 	here, _ := wire(t)
 	for _, dst := range []netip.Addr{there4, there6} {
 		r, err := Verify(t.Context(), Options{
-			NetNS: here, Interfaces: []string{"w0"}, Probes: []Probe{{NetNS: here, Dst: dst}}, Peer: []netip.Addr{dst}, Duration: time.Second / 2,
+			NetNS: here, Interfaces: []string{"w0"}, Probes: []Probe{{NetNS: here, Dst: dst}},
+			Peer: []netip.Addr{dst}, Duration: time.Second / 2,
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r.Verdict != Readable || r.Sent.UDP == 0 || r.Sent.TCP == 0 || r.Sent.ICMP == 0 || r.Capture.Markers < r.Sent.Total() || r.Sent.Refused != 0 {
+		if r.Verdict != Readable || r.Sent.UDP == 0 || r.Sent.TCP == 0 || r.Sent.ICMP == 0 ||
+			r.Capture.Markers < r.Sent.Total() || r.Sent.Refused != 0 {
 			t.Errorf("%+v", r)
 		}
 		seen := map[string]bool{}
@@ -74,7 +77,8 @@ func TestInconclusive(t *testing.T) {
 		t.Fatal(err)
 	}
 	r, err := Verify(t.Context(), Options{
-		NetNS: here, Interfaces: []string{"w0"}, Probes: []Probe{{NetNS: here, Dst: there4}}, Peer: []netip.Addr{there4}, Duration: time.Second / 5,
+		NetNS: here, Interfaces: []string{"w0"}, Probes: []Probe{{NetNS: here, Dst: there4}},
+		Peer: []netip.Addr{there4}, Duration: time.Second / 5,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -98,10 +102,13 @@ func TestNoInterface(t *testing.T) {
 func xdpOn(t *testing.T, code asm.Instructions) uint32 {
 	t.Helper()
 	number := &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed}
-	context := &btf.Pointer{Target: &btf.Struct{Name: "xdp_md", Size: 4, Members: []btf.Member{{Name: "data", Type: number}}}}
-	function := &btf.Func{Name: "weft_test_xdp_of_a_long_name", Linkage: btf.GlobalFunc, Type: &btf.FuncProto{Return: number, Params: []btf.FuncParam{{Name: "ctx", Type: context}}}}
+	context := &btf.Pointer{Target: &btf.Struct{Name: "xdp_md", Size: 4,
+		Members: []btf.Member{{Name: "data", Type: number}}}}
+	function := &btf.Func{Name: "weft_test_xdp_of_a_long_name", Linkage: btf.GlobalFunc,
+		Type: &btf.FuncProto{Return: number, Params: []btf.FuncParam{{Name: "ctx", Type: context}}}}
 	code[0] = btf.WithFuncMetadata(code[0].WithSymbol(function.Name), function)
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "weft_test_xdp", Type: ebpf.XDP, Instructions: code, License: "GPL"})
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "weft_test_xdp", Type: ebpf.XDP,
+		Instructions: code, License: "GPL"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +138,8 @@ func TestTap(t *testing.T) {
 	for name, code := range map[string]asm.Instructions{
 		"tx": {asm.Mov.Imm(asm.R0, xdpTX), asm.Return()},
 		"redirect": {
-			asm.Mov.Reg(asm.R6, asm.R1), asm.LoadMem(asm.R1, asm.R6, 12, asm.Word), // ingress_ifindex
+			asm.Mov.Reg(asm.R6, asm.R1), asm.LoadMem(asm.R1, asm.R6, 12,
+				asm.Word), // ingress_ifindex
 			asm.Mov.Imm(asm.R2, 0), asm.FnRedirect.Call(), asm.Return(),
 		},
 	} {
@@ -148,7 +156,8 @@ func TestTap(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			tap, err := TapXDP([]XDPProgram{{ID: id, Uplink: true}}, map[uint32]string{uint32(index): "w0"})
+			tap, err := TapXDP([]XDPProgram{{ID: id, Uplink: true}},
+				map[uint32]string{uint32(index): "w0"})
 			if errors.Is(err, ErrNoTap) {
 				t.Skip(err)
 			}
@@ -157,7 +166,9 @@ func TestTap(t *testing.T) {
 			}
 			defer tap.Close()
 			seen := watchTap(t, tap, func() {
-				_, _ = Verify(t.Context(), Options{NetNS: here, Interfaces: []string{"w0"}, Probes: []Probe{{here, there6}}, Duration: time.Second / 5})
+				_, _ = Verify(t.Context(),
+					Options{NetNS: here, Interfaces: []string{"w0"},
+						Probes: []Probe{{here, there6}}, Duration: time.Second / 5})
 			})
 			// The neighbour solicitation is as far as it gets: what matters is that frames are
 			// seen, whole.
@@ -176,7 +187,8 @@ func watchTap(t *testing.T, tap *Tap, do func()) map[bool]int {
 	done := make(chan error)
 	go func() {
 		done <- tap.Run(ctx, func(f Frame) {
-			if p, err := inet.Parse(f.Data); err == nil && p.IP() && f.Length == len(f.Data) && bytes.Contains(f.Data, here6.AsSlice()) {
+			if p, err := inet.Parse(f.Data); err == nil && p.IP() && f.Length == len(f.Data) &&
+				bytes.Contains(f.Data, here6.AsSlice()) {
 				seen[f.Outgoing]++
 			}
 		})

@@ -62,7 +62,8 @@ func openSender(p Probe, marker []byte) (*sender, error) {
 	if !p.Dst.IsValid() {
 		return nil, errors.New("send marked packets: no destination is named")
 	}
-	s := &sender{udp: -1, tcp: -1, icmp: -1, dst: p.Dst.Unmap(), payload: Fill(marker, probeSize), round: uint16(rand.Uint32())}
+	s := &sender{udp: -1, tcp: -1, icmp: -1, dst: p.Dst.Unmap(), payload: Fill(marker, probeSize),
+		round: uint16(rand.Uint32())}
 	if err := netns.Do(p.NetNS, s.open); err != nil {
 		s.close()
 		return nil, fmt.Errorf("send marked packets to %s: %w", p.Dst, err)

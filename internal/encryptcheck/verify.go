@@ -90,7 +90,8 @@ func Verify(ctx context.Context, o Options) (*Result, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("verify encryption: %w", context.Cause(ctx))
 	}
-	r := &Result{Marker: string(marker), Seconds: time.Since(began).Seconds(), Capture: report, Lost: lost, Unseen: watch.unseen}
+	r := &Result{Marker: string(marker), Seconds: time.Since(began).Seconds(), Capture: report,
+		Lost: lost, Unseen: watch.unseen}
 	for _, s := range senders {
 		r.Sent.add(s.sent)
 	}

@@ -46,7 +46,8 @@ func (m *Manager) Add(ctx context.Context, req AddRequest) (*AddResult, error) {
 			return m.result(old), nil
 		}
 		if old.State == StateReady {
-			m.log.Warn("endpoint is damaged, making it anew", "endpoint", old.ID, "pod", old.Key(), "err", err)
+			m.log.Warn("endpoint is damaged, making it anew", "endpoint", old.ID, "pod", old.Key(),
+				"err", err)
 		}
 		if err := m.teardown(old); err != nil {
 			return nil, fmt.Errorf("remove damaged endpoint: %w", err)
@@ -60,9 +61,11 @@ func (m *Manager) Add(ctx context.Context, req AddRequest) (*AddResult, error) {
 		return nil, err
 	}
 	if err := m.build(ctx, &rec, ns); err != nil {
-		return nil, errors.Join(fmt.Errorf("make endpoint for %s: %w", rec.Key(), err), m.teardown(rec))
+		return nil, errors.Join(fmt.Errorf("make endpoint for %s: %w", rec.Key(), err),
+			m.teardown(rec))
 	}
-	m.log.Info("endpoint added", "endpoint", rec.ID, "pod", rec.Key(), "addresses", rec.Addresses(), "interface", rec.HostIf, "took", time.Since(began).Round(time.Microsecond))
+	m.log.Info("endpoint added", "endpoint", rec.ID, "pod", rec.Key(), "addresses", rec.Addresses(),
+		"interface", rec.HostIf, "took", time.Since(began).Round(time.Microsecond))
 	return m.result(rec), nil
 }
 
@@ -92,17 +95,20 @@ func (m *Manager) matches(old record, req AddRequest, ns *os.File) error {
 // draft is the endpoint to be, without slot and addresses.
 func (m *Manager) draft(req AddRequest, ns *os.File) (record, error) {
 	rec := record{Boot: m.boot, Info: Info{
-		ID: req.ID(), ContainerID: req.ContainerID, IfName: req.IfName, Network: req.Network, NetworkID: req.NetworkID,
+		ID: req.ID(), ContainerID: req.ContainerID, IfName: req.IfName, Network: req.Network,
+		NetworkID: req.NetworkID,
 		Namespace: req.Namespace, Pod: req.Pod, PodUID: req.PodUID,
 		HostIf: req.HostIf(), NetNS: req.NetNS, PodIf: req.IfName,
 		MAC: randomMAC().String(), GatewayMAC: GatewayMAC.String(), MTU: m.opt.MTU,
-		Chained: req.Chained, CNIDatapath: req.PodDatapath, State: StateCreating, Created: time.Now().UTC(),
+		Chained: req.Chained, CNIDatapath: req.PodDatapath, State: StateCreating,
+		Created: time.Now().UTC(),
 	}}
 	rec.ExtraLabels = req.Labels
 	rec.declare(m.declared(rec.Key()))
 	if err := m.identify(&rec); err != nil {
 		// The pod can live without, on its own node; Sync goes on trying.
-		m.log.Warn("endpoint has no identity yet, its packets to other nodes are refused", "pod", rec.Key(), "err", err)
+		m.log.Warn("endpoint has no identity yet, its packets to other nodes are refused", "pod",
+			rec.Key(), "err", err)
 		m.retryLater("")
 	}
 	if req.Chained {
@@ -202,7 +208,9 @@ func (m *Manager) buildVeth(ctx context.Context, rec record, ns *os.File) error 
 	for _, step := range []struct {
 		name string
 		do   func() error
-	}{{"veth", v.create}, {"host", v.configureHost}, {"attach", func() error { return m.attach(rec) }}, {"up", v.raiseHost}, {"pod", v.configurePod}} {
+	}{{"veth", v.create}, {"host", v.configureHost},
+		{"attach", func() error { return m.attach(rec) }}, {"up", v.raiseHost},
+		{"pod", v.configurePod}} {
 		if err := step.do(); err != nil {
 			return err
 		}
@@ -219,7 +227,8 @@ func (m *Manager) attach(rec record) error {
 	if err := m.attachNow(rec); err != nil {
 		return fmt.Errorf("attach datapath: %w", err)
 	}
-	m.log.Debug("datapath attached", "endpoint", rec.ID, "took", time.Since(began).Round(time.Microsecond))
+	m.log.Debug("datapath attached", "endpoint", rec.ID, "took",
+		time.Since(began).Round(time.Microsecond))
 	return nil
 }
 
@@ -234,7 +243,8 @@ func (m *Manager) result(rec record) *AddResult {
 			Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Gateway: GatewayIPv4})
 	}
 	if rec.IPv6.IsValid() {
-		out.Routes = append(out.Routes, Route{Dst: netip.MustParsePrefix("::/0"), Gateway: GatewayIPv6})
+		out.Routes = append(out.Routes,
+			Route{Dst: netip.MustParsePrefix("::/0"), Gateway: GatewayIPv6})
 	}
 	return out
 }

@@ -48,7 +48,8 @@ func TestFixedAddresses(t *testing.T) {
 		return p
 	}
 	b.pods["shop/a"] = pod("10.77.0.50", "fd77::50")
-	if res := b.add("a", nsA); res.IPv4.String() != "10.77.0.50" || res.IPv6.String() != "fd77::50" {
+	if res := b.add("a", nsA); res.IPv4.String() != "10.77.0.50" ||
+		res.IPv6.String() != "fd77::50" {
 		t.Errorf("got %v", res.Addresses())
 	}
 	for _, tc := range []struct {
@@ -66,7 +67,8 @@ func TestFixedAddresses(t *testing.T) {
 	} {
 		b.pods["shop/b"] = pod(tc.addrs...)
 		_, err := b.Add(context.Background(), b.request("b", nsB))
-		if err == nil || !strings.Contains(err.Error(), tc.text) || tc.want != nil && !errors.As(err, tc.want) {
+		if err == nil || !strings.Contains(err.Error(), tc.text) || tc.want != nil &&
+			!errors.As(err, tc.want) {
 			t.Errorf("%v: got %v", tc.addrs, err)
 		}
 	}
@@ -112,7 +114,8 @@ func TestManyAddresses(t *testing.T) {
 			t.Errorf("%s: %v", when, err)
 		}
 		for what, got := range map[string][]netip.Addr{
-			"endpoint": res.Addresses(), "datapath": b.dp.Attached()[res.Slot].Addresses(), "object": b.dir.Objects()["shop/a"].Spec.Addresses,
+			"endpoint": res.Addresses(), "datapath": b.dp.Attached()[res.Slot].Addresses(),
+			"object": b.dir.Objects()["shop/a"].Spec.Addresses,
 		} {
 			if !slices.Equal(sortAddrs(got), sortAddrs(asked)) {
 				t.Errorf("%s: the %s has %v, want %v", when, what, got, asked)
@@ -126,7 +129,8 @@ func TestManyAddresses(t *testing.T) {
 		t.Error("the last address is nobody's")
 	}
 	req.Addresses = asked[:3]
-	if res, err = b.Add(context.Background(), req); err != nil || slices.Contains(res.Addresses(), asked[3]) {
+	if res, err = b.Add(context.Background(), req); err != nil ||
+		slices.Contains(res.Addresses(), asked[3]) {
 		t.Errorf("asked for fewer: %v, %v", res, err)
 	}
 	b.del("a")
@@ -158,7 +162,8 @@ func TestNetworksOfEndpoints(t *testing.T) {
 	given, first := add("d", 7, nil), add("e", 8, nil)
 	for round := range 2 {
 		for _, res := range []*AddResult{cluster, blue, outside, given, first} {
-			if got := b.dp.Attached()[res.Slot]; got.Network != res.NetworkID || !slices.Equal(got.Addresses(), res.Addresses()) {
+			if got := b.dp.Attached()[res.Slot]; got.Network != res.NetworkID ||
+				!slices.Equal(got.Addresses(), res.Addresses()) {
 				t.Errorf("round %d: %s is attached as %+v", round, res.ContainerID, got)
 			}
 			if err := b.check(res.ContainerID); err != nil {
@@ -167,12 +172,14 @@ func TestNetworksOfEndpoints(t *testing.T) {
 		}
 		for network, want := range map[uint32]string{0: cluster.ID, 7: blue.ID, 8: ""} {
 			if got, _ := b.ByIP(network, shared[0]); got.ID != want {
-				t.Errorf("round %d: %s in network %d is %s's, want %s's", round, shared[0], network, got.ID, want)
+				t.Errorf("round %d: %s in network %d is %s's, want %s's", round, shared[0], network,
+					got.ID, want)
 			}
 		}
 		b.restart()
 	}
-	for id, want := range map[string]float64{cluster.ID: 1, blue.ID: 2} { // an older agent would take it for the cluster's
+	for id, want := range map[string]float64{cluster.ID: 1,
+		blue.ID: 2} { // an older agent would take it for the cluster's
 		b.rewrite(id, func(rec map[string]any) {
 			if rec["version"] != want {
 				t.Errorf("record of version %v, want %v", rec["version"], want)
@@ -185,7 +192,8 @@ func TestNetworksOfEndpoints(t *testing.T) {
 	if got := b.dir.Objects(); len(got) != 1 || got["shop/a"].Spec.Addresses == nil {
 		t.Errorf("published: %v", got)
 	}
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL,
+		&netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +203,8 @@ func TestNetworksOfEndpoints(t *testing.T) {
 	ns, _ := endpointtest.NewPod(t)
 	req := b.request("f", ns)
 	req.NetworkID, req.Addresses = 7, shared[:1]
-	if _, err := b.Add(context.Background(), req); err == nil || !strings.Contains(err.Error(), "pod shop/b") {
+	if _, err := b.Add(context.Background(), req); err == nil ||
+		!strings.Contains(err.Error(), "pod shop/b") {
 		t.Errorf("the same address in the same network: %v", err)
 	}
 }
@@ -207,7 +216,8 @@ func TestAddressReusedAtOnce(t *testing.T) {
 	nsA, _ := endpointtest.NewPod(t)
 	nsB, _ := endpointtest.NewPod(t)
 	req := b.request("a", nsA)
-	req.Pod, req.Addresses = "db", []netip.Addr{netip.MustParseAddr("10.77.0.9"), netip.MustParseAddr("fd77::9")}
+	req.Pod, req.Addresses = "db", []netip.Addr{netip.MustParseAddr("10.77.0.9"),
+		netip.MustParseAddr("fd77::9")}
 	if _, err := b.Add(context.Background(), req); err != nil {
 		t.Fatal(err)
 	}
@@ -261,7 +271,8 @@ func TestFailedDetachKeepsTheAddress(t *testing.T) {
 		}
 		return nil
 	}
-	if err := b.Del(context.Background(), DelRequest{Attachment: Attachment{"a", "eth0"}}); err == nil {
+	if err := b.Del(context.Background(),
+		DelRequest{Attachment: Attachment{"a", "eth0"}}); err == nil {
 		t.Fatal("DEL succeeded")
 	}
 	var full *ipam.ExhaustedError
@@ -290,7 +301,8 @@ func TestNodeWithoutIPv6(t *testing.T) {
 	}
 	req := b.request("c2", ns)
 	req.Addresses = []netip.Addr{netip.MustParseAddr("fd77::9")}
-	if _, err := b.Add(context.Background(), req); err == nil || !strings.Contains(err.Error(), "IPv6 is disabled") {
+	if _, err := b.Add(context.Background(), req); err == nil ||
+		!strings.Contains(err.Error(), "IPv6 is disabled") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -300,7 +312,11 @@ func TestNodeWithoutIPv6(t *testing.T) {
 func TestPodWithoutIPv6(t *testing.T) {
 	b := newHarness(t)
 	ns, _ := endpointtest.NewPod(t)
-	inPod(t, ns, func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0) })
+	inPod(t, ns,
+		func() error {
+			return os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"),
+				0)
+		})
 	b.add("c1", ns)
 	if err := b.check("c1"); err != nil {
 		t.Error(err)

@@ -37,7 +37,8 @@ func (m *Manager) allocate(rec *record, fixed, preferred []netip.Addr) (err erro
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if other, taken := m.records[rec.ID]; taken && other.State != StateGone {
-		return fmt.Errorf("endpoint ID %s already belongs to container %s", rec.ID, other.ContainerID)
+		return fmt.Errorf("endpoint ID %s already belongs to container %s", rec.ID,
+			other.ContainerID)
 	}
 	defer func() {
 		if err != nil {
@@ -66,7 +67,8 @@ func (m *Manager) allocate(rec *record, fixed, preferred []netip.Addr) (err erro
 func (m *Manager) families(rec record, fixed []netip.Addr) []ipam.Family {
 	var out []ipam.Family
 	for _, f := range []ipam.Family{ipam.IPv4, ipam.IPv6} {
-		asked := slices.ContainsFunc(fixed, func(a netip.Addr) bool { return ipam.FamilyOf(a) == f })
+		asked := slices.ContainsFunc(fixed,
+			func(a netip.Addr) bool { return ipam.FamilyOf(a) == f })
 		usable := m.nets.Of(rec.NetworkID).Has(f) && (f == ipam.IPv4 || netdev.HasIPv6())
 		if asked || usable && !rec.Chained {
 			out = append(out, f)
@@ -113,7 +115,8 @@ func (m *Manager) claim(rec record, a netip.Addr) error {
 	return m.described(pool.Claim(rec.ID, a))
 }
 
-func (m *Manager) anyAddress(rec record, f ipam.Family, preferred []netip.Addr) (netip.Addr, error) {
+func (m *Manager) anyAddress(rec record, f ipam.Family,
+	preferred []netip.Addr) (netip.Addr, error) {
 	pool := m.nets.Of(rec.NetworkID)
 	for _, a := range preferred {
 		if ipam.FamilyOf(a) == f && pool.Claim(rec.ID, a) == nil {
@@ -128,7 +131,8 @@ func (m *Manager) described(err error) error {
 	var taken *ipam.TakenError
 	if errors.As(err, &taken) {
 		if rec, ok := m.records[taken.Owner]; ok {
-			return &ipam.TakenError{Addr: taken.Addr, Owner: "pod " + rec.Key() + " (container " + rec.ContainerID + ")"}
+			return &ipam.TakenError{Addr: taken.Addr,
+				Owner: "pod " + rec.Key() + " (container " + rec.ContainerID + ")"}
 		}
 	}
 	return err
@@ -159,9 +163,11 @@ func (m *Manager) reclaim(addrs []netip.Addr) {
 			}
 			continue
 		}
-		if rec, ok := m.record(id); ok && rec.State == StateReady && !netdev.ExistsOnNode(rec.HostIf) {
+		if rec, ok := m.record(id); ok && rec.State == StateReady &&
+			!netdev.ExistsOnNode(rec.HostIf) {
 			if err := m.teardown(rec); err != nil {
-				m.log.Warn("remove endpoint without interface", "endpoint", id, "pod", rec.Key(), "err", err)
+				m.log.Warn("remove endpoint without interface", "endpoint", id, "pod", rec.Key(),
+					"err", err)
 			}
 		}
 		unlock()

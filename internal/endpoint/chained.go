@@ -41,7 +41,8 @@ func adoptVeth(info *Info, ns *os.File) (outer netlink.Link, err error) {
 	defer host.Close()
 	inner, err := netdev.Find(pod, info.PodIf, "in the pod")
 	if err != nil {
-		return nil, fmt.Errorf("%w: ifName: %w: put weft-cni after the plugin that makes it", ErrInvalid, err)
+		return nil, fmt.Errorf("%w: ifName: %w: put weft-cni after the plugin that makes it",
+			ErrInvalid, err)
 	}
 	if outer, err = peerOf(inner, host); err != nil {
 		return nil, err
@@ -82,10 +83,12 @@ func peerOf(inner netlink.Link, host *netlink.Handle) (netlink.Link, error) {
 	}
 	outer, err := host.LinkByIndex(netdev.PeerIndex(inner))
 	if err != nil {
-		return nil, fmt.Errorf("%w: the other end of %s is not on this node: %w", ErrInvalid, inner.Attrs().Name, err)
+		return nil, fmt.Errorf("%w: the other end of %s is not on this node: %w", ErrInvalid,
+			inner.Attrs().Name, err)
 	}
 	if !netdev.Veth.Ends(inner, outer) {
-		return nil, fmt.Errorf("%w: the other end of %s is not in this node's network namespace", ErrInvalid, inner.Attrs().Name)
+		return nil, fmt.Errorf("%w: the other end of %s is not in this node's network namespace",
+			ErrInvalid, inner.Attrs().Name)
 	}
 	return outer, nil
 }
@@ -104,7 +107,8 @@ func chainedGateway(info Info, outer netlink.Link) (net.HardwareAddr, error) {
 func verifyGateway(info Info, outer netlink.Link) error {
 	mac, err := chainedGateway(info, outer)
 	if err == nil && mac.String() != info.GatewayMAC {
-		err = fmt.Errorf("the gateway of %s has MAC %s instead of %s", info.HostIf, mac, info.GatewayMAC)
+		err = fmt.Errorf("the gateway of %s has MAC %s instead of %s", info.HostIf, mac,
+			info.GatewayMAC)
 	}
 	return err
 }
@@ -125,7 +129,8 @@ func checkPeers(info Info, host netlink.Link, ns *os.File) error {
 		return err
 	}
 	if !netdev.Veth.Ends(inner, host) {
-		return fmt.Errorf("%w: interface %s in the pod is not the other end of %s", errOtherPeer, info.PodIf, info.HostIf)
+		return fmt.Errorf("%w: interface %s in the pod is not the other end of %s", errOtherPeer,
+			info.PodIf, info.HostIf)
 	}
 	return nil
 }

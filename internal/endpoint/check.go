@@ -25,14 +25,16 @@ func (m *Manager) Check(ctx context.Context, req CheckRequest) error {
 	defer m.endpoints.lock(req.ID())()
 	rec, ok := m.record(req.ID())
 	if !ok || rec.State == StateGone {
-		return fmt.Errorf("%w: container %s has no interface %s here: run ADD", ErrNotFound, req.ContainerID, req.IfName)
+		return fmt.Errorf("%w: container %s has no interface %s here: run ADD", ErrNotFound,
+			req.ContainerID, req.IfName)
 	}
 	if rec.State != StateReady {
 		return fmt.Errorf("%w: it is %s: run DEL and ADD", ErrUnhealthy, rec.State)
 	}
 	for _, a := range req.Addresses {
 		if !slices.Contains(rec.Addresses(), a) {
-			return fmt.Errorf("%w: address %s is not the endpoint's, which has %v: run DEL and ADD", ErrUnhealthy, a, rec.Addresses())
+			return fmt.Errorf("%w: address %s is not the endpoint's, which has %v: run DEL and ADD",
+				ErrUnhealthy, a, rec.Addresses())
 		}
 	}
 	path := req.NetNS
@@ -107,25 +109,32 @@ func (v *veth) verifyLinks(inner, outer netlink.Link) error {
 		}
 	}
 	in, out := inner.Attrs(), outer.Attrs()
-	add(!netdev.Veth.Ends(inner, outer), "%s in the pod and %s are not two ends of one veth", in.Name, out.Name)
-	add(in.HardwareAddr.String() != v.MAC, "%s in the pod has MAC %s instead of %s", in.Name, in.HardwareAddr, v.MAC)
+	add(!netdev.Veth.Ends(inner, outer), "%s in the pod and %s are not two ends of one veth",
+		in.Name, out.Name)
+	add(in.HardwareAddr.String() != v.MAC, "%s in the pod has MAC %s instead of %s", in.Name,
+		in.HardwareAddr, v.MAC)
 	add(!netdev.IsUp(inner), "%s in the pod is down", in.Name)
 	add(!netdev.IsUp(outer), "%s on the node is down", out.Name)
 	if !v.Chained {
-		add(out.HardwareAddr.String() != v.GatewayMAC, "%s has MAC %s instead of the gateway's %s", out.Name, out.HardwareAddr, v.GatewayMAC)
+		add(out.HardwareAddr.String() != v.GatewayMAC, "%s has MAC %s instead of the gateway's %s",
+			out.Name, out.HardwareAddr, v.GatewayMAC)
 		add(in.MTU > v.MTU, "%s in the pod has MTU %d instead of %d", in.Name, in.MTU, v.MTU)
 	}
 	return errors.Join(errs...)
 }
 
 func (v *veth) verifyAddresses(inner netlink.Link) error {
-	have, err := nldump.Whole(func() ([]netlink.Addr, error) { return v.pod.AddrList(inner, netlink.FAMILY_ALL) })
+	have, err := nldump.Whole(func() ([]netlink.Addr, error) {
+		return v.pod.AddrList(inner,
+			netlink.FAMILY_ALL)
+	})
 	if err != nil {
 		return fmt.Errorf("list addresses in pod: %w", err)
 	}
 	var errs []error
 	for _, want := range v.Addresses() {
-		if !slices.ContainsFunc(have, func(a netlink.Addr) bool { return a.IP.Equal(want.AsSlice()) }) {
+		if !slices.ContainsFunc(have,
+			func(a netlink.Addr) bool { return a.IP.Equal(want.AsSlice()) }) {
 			errs = append(errs, fmt.Errorf("address %s is missing on %s in the pod", want, v.PodIf))
 		}
 	}
@@ -155,11 +164,17 @@ type hostTables struct {
 // readHost reads the tables whole: the kernel, or the library, gives those of one interface by a
 // walk through all of them, too.
 func readHost(h *netlink.Handle) (*hostTables, error) {
-	routes, err := nldump.Whole(func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_ALL) })
+	routes, err := nldump.Whole(func() ([]netlink.Route, error) {
+		return h.RouteList(nil,
+			netlink.FAMILY_ALL)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
 	}
-	neighbours, err := nldump.Whole(func() ([]netlink.Neigh, error) { return h.NeighList(0, netlink.FAMILY_ALL) })
+	neighbours, err := nldump.Whole(func() ([]netlink.Neigh, error) {
+		return h.NeighList(0,
+			netlink.FAMILY_ALL)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list neighbours: %w", err)
 	}
@@ -186,7 +201,8 @@ func (v *veth) verifyHostRoutes(outer netlink.Link, tables *hostTables) error {
 	var errs []error
 	for _, a := range v.hostAddresses() {
 		if want := hostRoute(outer, a); !hasRoute(have, want) {
-			errs = append(errs, fmt.Errorf("route %s dev %s is missing on the node", describe(want), v.HostIf))
+			errs = append(errs,
+				fmt.Errorf("route %s dev %s is missing on the node", describe(want), v.HostIf))
 		}
 	}
 	return errors.Join(errs...)
@@ -201,17 +217,22 @@ func (v *veth) verifyNeighbours(outer netlink.Link, tables *hostTables) error {
 	var errs []error
 	for _, a := range v.hostAddresses() {
 		ok := slices.ContainsFunc(have, func(n netlink.Neigh) bool {
-			return n.IP.Equal(a.AsSlice()) && n.State&netlink.NUD_PERMANENT != 0 && bytes.Equal(n.HardwareAddr, mac)
+			return n.IP.Equal(a.AsSlice()) && n.State&netlink.NUD_PERMANENT != 0 &&
+				bytes.Equal(n.HardwareAddr, mac)
 		})
 		if !ok {
-			errs = append(errs, fmt.Errorf("permanent neighbour %s dev %s is missing on the node", a, v.HostIf))
+			errs = append(errs,
+				fmt.Errorf("permanent neighbour %s dev %s is missing on the node", a, v.HostIf))
 		}
 	}
 	return errors.Join(errs...)
 }
 
 func routesOf(h *netlink.Handle, link netlink.Link) ([]netlink.Route, error) {
-	return nldump.Whole(func() ([]netlink.Route, error) { return h.RouteList(link, netlink.FAMILY_ALL) })
+	return nldump.Whole(func() ([]netlink.Route, error) {
+		return h.RouteList(link,
+			netlink.FAMILY_ALL)
+	})
 }
 
 func hasRoute(have []netlink.Route, want *netlink.Route) bool {

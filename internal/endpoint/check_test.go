@@ -65,9 +65,12 @@ func TestCheckNamesTheDamage(t *testing.T) {
 			}
 			return netlink.AddrDel(l, &addrs[0])
 		})},
-		{"pod route", "route 0.0.0.0/0 via 169.254.1.1 is missing in the pod", inside(func(l netlink.Link) error {
-			return netlink.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Gw: GatewayIPv4.AsSlice(), Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}})
-		})},
+		{"pod route", "route 0.0.0.0/0 via 169.254.1.1 is missing in the pod",
+			inside(func(l netlink.Link) error {
+				return netlink.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index,
+					Gw:  GatewayIPv4.AsSlice(),
+					Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}})
+			})},
 		{"host route", "is missing on the node", func(r *AddResult) error {
 			link, err := netlink.LinkByName(r.HostIf)
 			if err != nil {
@@ -80,7 +83,8 @@ func TestCheckNamesTheDamage(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return netlink.NeighDel(&netlink.Neigh{LinkIndex: link.Attrs().Index, IP: r.IPv4.AsSlice()})
+			return netlink.NeighDel(&netlink.Neigh{LinkIndex: link.Attrs().Index,
+				IP: r.IPv4.AsSlice()})
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

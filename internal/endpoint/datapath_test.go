@@ -55,7 +55,8 @@ func TestPodDatapath(t *testing.T) {
 		{"no annotation", datapathPod(""), false, ""},
 		{"again", datapathPod("xdp"), true, "annotation ebpf.xdp/datapath"},
 		{"the declaration is gone", nil, true, "annotation ebpf.xdp/datapath"},
-		{"no such datapath", datapathPod("XDP"), false, `annotation ebpf.xdp/datapath is "XDP": want "xdp"`},
+		{"no such datapath", datapathPod("XDP"), false,
+			`annotation ebpf.xdp/datapath is "XDP": want "xdp"`},
 	} {
 		b.pods["shop/a"] = change.pod
 		if err := b.Sync(context.Background()); err != nil {
@@ -72,7 +73,8 @@ func TestDatapathOfOldRecord(t *testing.T) {
 		name string
 		pod  *v1alpha1.Pod
 		want bool
-	}{{"asks", datapathPod("xdp"), true}, {"does not ask", datapathPod(""), false}, {"not declared", nil, false}} {
+	}{{"asks", datapathPod("xdp"), true}, {"does not ask", datapathPod(""), false},
+		{"not declared", nil, false}} {
 		t.Run(tt.name, func(t *testing.T) {
 			b := newHarness(t)
 			path, _ := endpointtest.NewPod(t)
@@ -113,7 +115,8 @@ func TestPodDatapathRefused(t *testing.T) {
 	} {
 		req := b.request("a", path)
 		req.PodDatapath, req.Chained = tt.path, tt.chained
-		if _, err := b.Add(context.Background(), req); err == nil || !strings.Contains(err.Error(), tt.want) {
+		if _, err := b.Add(context.Background(), req); err == nil ||
+			!strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%q, chained %v: %v", tt.path, tt.chained, err)
 		}
 	}

@@ -24,7 +24,8 @@ func (m *Manager) Del(ctx context.Context, req DelRequest) error {
 	if err := m.teardown(rec); err != nil {
 		return fmt.Errorf("remove endpoint of %s: %w", rec.Key(), err)
 	}
-	m.log.Info("endpoint removed", "endpoint", rec.ID, "pod", rec.Key(), "addresses", rec.Addresses())
+	m.log.Info("endpoint removed", "endpoint", rec.ID, "pod", rec.Key(), "addresses",
+		rec.Addresses())
 	return nil
 }
 
@@ -64,7 +65,8 @@ func (m *Manager) collect(id string, began time.Time) error {
 	if !ok || rec.Created.After(began) {
 		return nil
 	}
-	m.log.Info("endpoint collected", "endpoint", rec.ID, "pod", rec.Key(), "addresses", rec.Addresses())
+	m.log.Info("endpoint collected", "endpoint", rec.ID, "pod", rec.Key(), "addresses",
+		rec.Addresses())
 	return m.teardown(rec)
 }
 
@@ -131,7 +133,8 @@ func (m *Manager) dismantle(rec record) error {
 
 // leaveTombstone keeps only the name of an object that could not be deleted, for Sync.
 func (m *Manager) leaveTombstone(rec record, cause error) error {
-	m.log.Warn("endpoint removed but still published, will try again", "pod", rec.objectKey(), "err", cause)
+	m.log.Warn("endpoint removed but still published, will try again", "pod", rec.objectKey(),
+		"err", cause)
 	if err := m.disk.save(rec); err != nil {
 		return err
 	}

@@ -28,7 +28,8 @@ func TestGC(t *testing.T) {
 		}
 		return out
 	}
-	if err := b.GCNetwork(context.Background(), "weft", []Attachment{{"c1", "eth0"}, {"c2", "eth1"}}); err != nil {
+	if err := b.GCNetwork(context.Background(), "weft",
+		[]Attachment{{"c1", "eth0"}, {"c2", "eth1"}}); err != nil {
 		t.Fatal(err)
 	}
 	if got := names(); !slices.Equal(got, []string{"c1", "c3"}) {
@@ -69,7 +70,9 @@ func TestSyncFollowsDeclarations(t *testing.T) {
 	if err := b.Sync(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if got := b.dir.Objects()["shop/web"]; got.Metadata.Labels["v"] != "2" || got.Spec.ServiceAccount != "x" || len(got.Spec.Ports) != 1 || got.Spec.Ports[0].Name != "http" {
+	if got := b.dir.Objects()["shop/web"]; got.Metadata.Labels["v"] != "2" ||
+		got.Spec.ServiceAccount != "x" || len(got.Spec.Ports) != 1 ||
+		got.Spec.Ports[0].Name != "http" {
 		t.Errorf("published %+v", got)
 	}
 	b.restart()
@@ -87,7 +90,8 @@ func TestDelOfUnknownRemovesOnlyOurs(t *testing.T) {
 	if err := b.check("c1"); err != nil {
 		t.Error(err)
 	}
-	if err := b.Check(context.Background(), CheckRequest{Attachment: Attachment{"nobody", "eth0"}}); !errors.Is(err, ErrNotFound) {
+	if err := b.Check(context.Background(),
+		CheckRequest{Attachment: Attachment{"nobody", "eth0"}}); !errors.Is(err, ErrNotFound) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -137,7 +137,8 @@ func (i Info) DatapathAsker() string {
 	case i.CNIDatapath == v1alpha1.DatapathXDP:
 		return "CNI"
 	case i.PodDatapath != "":
-		return fmt.Sprintf("annotation %s is %q: want %q", v1alpha1.DatapathAnnotation, i.PodDatapath, v1alpha1.DatapathXDP)
+		return fmt.Sprintf("annotation %s is %q: want %q", v1alpha1.DatapathAnnotation,
+			i.PodDatapath, v1alpha1.DatapathXDP)
 	}
 	return ""
 }
@@ -165,8 +166,9 @@ func (i Info) Datapath() datapath.Endpoint {
 	gateway, _ := net.ParseMAC(i.GatewayMAC)
 	return datapath.Endpoint{
 		Slot: i.Slot, HostIf: i.HostIf, NetNS: i.NetNS, PodIf: i.PodIf,
-		MAC: mac, GatewayMAC: gateway, IPv4: i.IPv4, IPv6: i.IPv6, More: i.More, Network: i.NetworkID,
-		MTU: i.MTU, Identity: i.Identity, Chained: i.Chained, XDPDatapath: i.XDPDatapath(),
+		MAC: mac, GatewayMAC: gateway, IPv4: i.IPv4, IPv6: i.IPv6, More: i.More,
+		Network: i.NetworkID,
+		MTU:     i.MTU, Identity: i.Identity, Chained: i.Chained, XDPDatapath: i.XDPDatapath(),
 	}
 }
 

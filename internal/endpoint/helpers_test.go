@@ -35,13 +35,15 @@ func newHarness(t testing.TB, ranges ...string) *harness {
 	if len(ranges) == 0 {
 		ranges = []string{"10.77.0.0/24", "fd77::/120"}
 	}
-	b := &harness{t: t, dp: &endpointtest.Datapath{}, dir: &endpointtest.Directory{}, pods: map[string]*v1alpha1.Pod{}}
+	b := &harness{t: t, dp: &endpointtest.Datapath{}, dir: &endpointtest.Directory{},
+		pods: map[string]*v1alpha1.Pod{}}
 	b.opt = Options{
 		StateDir: t.TempDir(), NodeName: "n1", MTU: 1450,
 		HostAddrs: []netip.Addr{netip.MustParseAddr("10.77.0.1")},
 		Datapath:  b.dp, Directory: b.dir,
 		PodSpec: func(key string) *v1alpha1.Pod { return b.pods[key] },
-		Log:     slog.New(slog.NewTextHandler(testLog{t}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Log: slog.New(slog.NewTextHandler(testLog{t},
+			&slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 	for _, r := range ranges {
 		b.opt.Ranges = append(b.opt.Ranges, netip.MustParsePrefix(r))
@@ -76,7 +78,8 @@ func (b *harness) restart() {
 }
 
 func (b *harness) request(container, ns string) AddRequest {
-	return AddRequest{Attachment: Attachment{container, "eth0"}, NetNS: ns, Namespace: "shop", Pod: container, Network: "weft"}
+	return AddRequest{Attachment: Attachment{container, "eth0"}, NetNS: ns, Namespace: "shop",
+		Pod: container, Network: "weft"}
 }
 
 func (b *harness) add(container, ns string) *AddResult {
@@ -90,7 +93,8 @@ func (b *harness) add(container, ns string) *AddResult {
 
 func (b *harness) del(container string) {
 	b.t.Helper()
-	if err := b.Del(context.Background(), DelRequest{Attachment: Attachment{container, "eth0"}}); err != nil {
+	if err := b.Del(context.Background(),
+		DelRequest{Attachment: Attachment{container, "eth0"}}); err != nil {
 		b.t.Fatalf("del %s: %v", container, err)
 	}
 }
@@ -145,7 +149,8 @@ func (b *harness) nothingLeft() {
 		b.t.Errorf("files left: %v", files)
 	}
 	for _, f := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, _ := netlink.RouteListFiltered(f, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
+		routes, _ := netlink.RouteListFiltered(f, &netlink.Route{Protocol: RouteProtocol},
+			netlink.RT_FILTER_PROTOCOL)
 		if len(routes) > 0 {
 			b.t.Errorf("routes left: %v", routes)
 		}

@@ -43,12 +43,14 @@ func TestNeverUpWithoutHooks(t *testing.T) {
 		steps []string
 		do    func(b *harness, ns string)
 	}{
-		{"add", addSteps, func(b *harness, ns string) { b.Add(context.Background(), b.request("c1", ns)) }},
+		{"add", addSteps,
+			func(b *harness, ns string) { b.Add(context.Background(), b.request("c1", ns)) }},
 		{"del", delSteps, func(b *harness, ns string) {
 			b.Del(context.Background(), DelRequest{Attachment: Attachment{"c1", "eth0"}})
 		}},
 		{"make anew", append(slices.Clone(delSteps), addSteps...), func(b *harness, ns string) {
-			inPod(b.t, ns, func() error { return netlink.LinkSetDown(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}}) })
+			inPod(b.t, ns,
+				func() error { return netlink.LinkSetDown(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}}) })
 			b.Add(context.Background(), b.request("c1", ns))
 		}},
 	} {
@@ -88,7 +90,8 @@ func hiddenPod(t *testing.T) (path, target string, ns *os.File) {
 	t.Helper()
 	target, ns = endpointtest.NewPod(t)
 	path = filepath.Join(t.TempDir(), "netns", "pod")
-	if err := errors.Join(os.Mkdir(filepath.Dir(path), 0o755), os.Symlink(target, path)); err != nil {
+	if err := errors.Join(os.Mkdir(filepath.Dir(path), 0o755),
+		os.Symlink(target, path)); err != nil {
 		t.Fatal(err)
 	}
 	return path, target, ns
@@ -113,7 +116,8 @@ func TestUnseenNamespaceIsKept(t *testing.T) {
 			path, target, _ := hiddenPod(t)
 			res := b.add("c1", path)
 			link := b.link(res)
-			if err := errors.Join(hide(path), netlink.RouteDel(hostRoute(link, res.IPv4))); err != nil {
+			if err := errors.Join(hide(path),
+				netlink.RouteDel(hostRoute(link, res.IPv4))); err != nil {
 				t.Fatal(err)
 			}
 			*b.dp = endpointtest.Datapath{}
@@ -122,13 +126,17 @@ func TestUnseenNamespaceIsKept(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.Manager = m
-			if err := m.Restore(context.Background()); !errors.Is(err, errUnseen) || !strings.Contains(err.Error(), "shop/c1") {
+			if err := m.Restore(context.Background()); !errors.Is(err, errUnseen) ||
+				!strings.Contains(err.Error(), "shop/c1") {
 				t.Errorf("restore: %v", err)
 			}
-			if got, ok := b.Get("c1"); !ok || got.IPv4 != res.IPv4 || len(b.dp.Attached()) != 1 || len(b.devices()) != 1 || len(b.dir.Objects()) != 1 {
-				t.Fatalf("not kept: %+v, attached %v, published %v", got, b.dp.Attached(), b.dir.Objects())
+			if got, ok := b.Get("c1"); !ok || got.IPv4 != res.IPv4 || len(b.dp.Attached()) != 1 ||
+				len(b.devices()) != 1 || len(b.dir.Objects()) != 1 {
+				t.Fatalf("not kept: %+v, attached %v, published %v", got, b.dp.Attached(),
+					b.dir.Objects())
 			}
-			if err := (&veth{Info: res.Info, host: &netlink.Handle{}}).verifyHostSide(link); err != nil {
+			if err := (&veth{Info: res.Info,
+				host: &netlink.Handle{}}).verifyHostSide(link); err != nil {
 				t.Errorf("the node's side was not repaired: %v", err)
 			}
 			if err := m.Unseen(); !errors.Is(err, errUnseen) {
@@ -139,7 +147,8 @@ func TestUnseenNamespaceIsKept(t *testing.T) {
 			}
 			os.Mkdir(filepath.Dir(path), 0o755)
 			os.Remove(path)
-			if err := errors.Join(os.Symlink(target, path), m.Sync(context.Background()), m.Unseen(), b.check("c1")); err != nil {
+			if err := errors.Join(os.Symlink(target, path), m.Sync(context.Background()),
+				m.Unseen(), b.check("c1")); err != nil {
 				t.Errorf("seen again: %v", err)
 			}
 		})
@@ -163,7 +172,8 @@ func TestUnseenNamespaceThatGoes(t *testing.T) {
 		t.Fatalf("restore: %v", err)
 	}
 	ns.Close() // the last reference
-	for deadline := time.Now().Add(2 * time.Minute); len(b.devices()) > 0 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); len(b.devices()) > 0 &&
+		time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 	}
 	if err := m.Sync(context.Background()); err != nil {
 		t.Error(err)
@@ -206,14 +216,17 @@ func TestUnfilteredPodIsUnhealthy(t *testing.T) {
 			res := b.add("c1", ns)
 			before := b.link(res)
 			b.dp.DetachEndpoint(res.Datapath())
-			if err := b.check("c1"); !errors.Is(err, ErrUnhealthy) || !strings.Contains(err.Error(), "datapath is not attached: from_pod is not attached to "+res.HostIf) {
+			if err := b.check("c1"); !errors.Is(err, ErrUnhealthy) ||
+				!strings.Contains(err.Error(),
+					"datapath is not attached: from_pod is not attached to "+res.HostIf) {
 				t.Errorf("check: %v", err)
 			}
 			if err := mend(b, ns); err != nil {
 				t.Error(err)
 			}
 			after, err := netlink.LinkByName(res.HostIf)
-			if err != nil || after.Attrs().Index != before.Attrs().Index || len(b.dp.Attached()) != 1 {
+			if err != nil || after.Attrs().Index != before.Attrs().Index ||
+				len(b.dp.Attached()) != 1 {
 				t.Errorf("the pod's interface was made anew: %v, attached %v", err, b.dp.Attached())
 			}
 			if err := b.check("c1"); err != nil {
@@ -238,10 +251,12 @@ func TestUnattachableStaysUnhealthy(t *testing.T) {
 	if err := b.check("c1"); !errors.Is(err, ErrUnhealthy) {
 		t.Errorf("check: %v", err)
 	}
-	if err := b.Sync(context.Background()); err == nil || !strings.Contains(err.Error(), "no memory") {
+	if err := b.Sync(context.Background()); err == nil ||
+		!strings.Contains(err.Error(), "no memory") {
 		t.Errorf("sync: %v", err)
 	}
-	if _, err := b.Add(context.Background(), b.request("c1", ns)); err == nil || !strings.Contains(err.Error(), "no memory") {
+	if _, err := b.Add(context.Background(), b.request("c1", ns)); err == nil ||
+		!strings.Contains(err.Error(), "no memory") {
 		t.Errorf("add: %v", err)
 	}
 	b.hookedOrDown("after a failed ADD")
@@ -312,7 +327,8 @@ func TestMendReadsTablesOnce(t *testing.T) {
 			t.Error(err)
 		}
 		if got := broken(); readings != tc.readings || !slices.Equal(got, tc.broken) {
-			t.Errorf("mend %v: %d readings, want %d; still broken %v, want %v", tc.hostIfs, readings, tc.readings, got, tc.broken)
+			t.Errorf("mend %v: %d readings, want %d; still broken %v, want %v", tc.hostIfs,
+				readings, tc.readings, got, tc.broken)
 		}
 	}
 }
@@ -326,7 +342,8 @@ func TestSecondInterfaceWithoutRecord(t *testing.T) {
 	for _, name := range []string{netdev.SecondHostIf(res.HostIf), "wefx0123456789"} {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.HardwareAddr = name, GatewayMAC
-		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "p" + name[:12]}); err != nil {
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs,
+			PeerName: "p" + name[:12]}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -345,7 +362,8 @@ func TestSecondInterfaceWithoutRecord(t *testing.T) {
 	if _, err := netlink.LinkByName(netdev.SecondHostIf(res.HostIf)); err == nil {
 		t.Error("that of a damaged record stays")
 	}
-	if problems := b.Problems(); len(problems) != 1 || !strings.Contains(problems[0], b.disk.recordPath(res.ID)+".damaged") {
+	if problems := b.Problems(); len(problems) != 1 ||
+		!strings.Contains(problems[0], b.disk.recordPath(res.ID)+".damaged") {
 		t.Errorf("problems: %q", problems)
 	}
 	os.Remove(b.disk.recordPath(res.ID) + ".damaged")

@@ -19,7 +19,8 @@ func declaredPod(account, encrypt string) *v1alpha1.Pod {
 
 func TestIdentity(t *testing.T) {
 	b := newHarness(t)
-	numbers, broken := map[string]uint32{"shop/web": 300, "shop/db": 301}, errors.New("store is away")
+	numbers, broken := map[string]uint32{"shop/web": 300,
+		"shop/db": 301}, errors.New("store is away")
 	fails := true
 	b.opt.Identity = func(namespace, account string, _ map[string]string) (uint32, error) {
 		if fails {
@@ -43,7 +44,8 @@ func TestIdentity(t *testing.T) {
 			}
 		}
 		for _, o := range objects {
-			if o.Status.Identity != number || o.Metadata.Annotations[v1alpha1.EncryptAnnotation] != encrypt {
+			if o.Status.Identity != number ||
+				o.Metadata.Annotations[v1alpha1.EncryptAnnotation] != encrypt {
 				t.Errorf("%s: published %+v %+v", what, o.Metadata, o.Status)
 			}
 		}
@@ -75,7 +77,8 @@ func TestIdentity(t *testing.T) {
 		pod  *v1alpha1.Pod
 		want string
 	}{
-		{"asks for plain", declaredPod("db", "false"), "false"}, {"gone", declaredPod("db", ""), ""},
+		{"asks for plain", declaredPod("db", "false"), "false"},
+		{"gone", declaredPod("db", ""), ""},
 		{"asks to be sealed", declaredPod("db", "true"), "true"},
 	} {
 		b.pods["shop/a"] = change.pod
@@ -120,13 +123,15 @@ func TestPolicies(t *testing.T) {
 	b.pods["shop/a"] = declaredPod("web", "")
 	b.pods["shop/a"].Metadata.Labels = map[string]string{"app": "web"}
 	path, _ := endpointtest.NewPod(t)
-	if _, err := b.Add(context.Background(), b.request("a", path)); !errors.Is(err, policies.refusal) || len(b.dp.Attached()) > 0 || len(policies.ended) > 0 {
+	if _, err := b.Add(context.Background(), b.request("a", path)); !errors.Is(err,
+		policies.refusal) || len(b.dp.Attached()) > 0 || len(policies.ended) > 0 {
 		t.Fatalf("without its sets: %v, attached %+v", err, b.dp.Attached())
 	}
 	policies.refusal = nil
 	b.add("a", path)
 	for _, ep := range b.dp.Attached() {
-		if ep.EgressSet != 7 || ep.IngressSet != 8 || len(policies.ended) != 1 || policies.ended[0] != nil {
+		if ep.EgressSet != 7 || ep.IngressSet != 8 || len(policies.ended) != 1 ||
+			policies.ended[0] != nil {
 			t.Errorf("attached %+v, told %v", ep, policies.ended)
 		}
 	}

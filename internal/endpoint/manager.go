@@ -131,7 +131,8 @@ func (m *Manager) load() error {
 	for _, rec := range records {
 		if rec.State != StateGone {
 			if err := m.adopt(rec); err != nil {
-				m.log.Error("endpoint record contradicts another, removing the endpoint", "endpoint", rec.ID, "pod", rec.Key(), "err", err)
+				m.log.Error("endpoint record contradicts another, removing the endpoint",
+					"endpoint", rec.ID, "pod", rec.Key(), "err", err)
 				rec.State = StateDeleting
 			}
 		}
@@ -201,7 +202,8 @@ func (m *Manager) List() []Info {
 // pod's bare name if only one namespace has it. A ready endpoint wins over any other.
 func (m *Manager) Get(nameOrID string) (Info, bool) {
 	return m.find(func(i Info) bool {
-		return i.ID == nameOrID || i.HostIf == nameOrID || i.Key() == nameOrID || i.ContainerID == nameOrID
+		return i.ID == nameOrID || i.HostIf == nameOrID || i.Key() == nameOrID ||
+			i.ContainerID == nameOrID
 	}, func(i Info) bool { return i.Pod == nameOrID })
 }
 

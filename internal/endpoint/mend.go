@@ -18,7 +18,9 @@ import (
 func (m *Manager) Mend(ctx context.Context, hostIfs ...string) error {
 	// Records before the tables: what is ready by now has its routes in them.
 	list := slices.DeleteFunc(m.snapshot(), func(rec record) bool {
-		return rec.State != StateReady || len(hostIfs) > 0 && !slices.Contains(hostIfs, rec.HostIf) && !slices.Contains(hostIfs, netdev.SecondHostIf(rec.HostIf))
+		return rec.State != StateReady || len(hostIfs) > 0 &&
+			!slices.Contains(hostIfs, rec.HostIf) &&
+			!slices.Contains(hostIfs, netdev.SecondHostIf(rec.HostIf))
 	})
 	if len(list) == 0 {
 		return ctx.Err()
@@ -67,7 +69,8 @@ func (m *Manager) mend(id string, h *netlink.Handle, tables *hostTables) error {
 	if damage == nil || errors.Is(damage, netdev.ErrGone) {
 		return nil
 	}
-	m.log.Warn("endpoint is damaged, mending it", "endpoint", rec.ID, "pod", rec.Key(), "err", damage)
+	m.log.Warn("endpoint is damaged, mending it", "endpoint", rec.ID, "pod", rec.Key(), "err",
+		damage)
 	if err := m.order(rec); err != nil {
 		m.retryLater("")
 		return fmt.Errorf("mend endpoint of %s: %w", rec.Key(), err)
@@ -95,7 +98,8 @@ func (m *Manager) damage(rec record, h *netlink.Handle, tables *hostTables) erro
 func (m *Manager) Problems() []string {
 	var out []string
 	for _, path := range m.disk.damaged() {
-		out = append(out, fmt.Sprintf("endpoint record %s could not be read: the pod's interface was removed, or if another plugin made it, all that comes from it is refused; remove the file once the pod is gone", path))
+		out = append(out,
+			fmt.Sprintf("endpoint record %s could not be read: the pod's interface was removed, or if another plugin made it, all that comes from it is refused; remove the file once the pod is gone", path))
 	}
 	return out
 }

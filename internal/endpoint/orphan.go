@@ -30,7 +30,8 @@ func (m *Manager) removeOrphans() error {
 			continue
 		}
 		first := HostIfPrefix + hostIfPattern.FindStringSubmatch(a.Name)[1]
-		known := slices.ContainsFunc(m.snapshot(), func(r record) bool { return r.State != StateGone && r.HostIf == first })
+		known := slices.ContainsFunc(m.snapshot(),
+			func(r record) bool { return r.State != StateGone && r.HostIf == first })
 		if !known {
 			m.log.Info("removing an interface that no record names", "interface", a.Name)
 			errs = append(errs, netdev.Delete(h, a.Name))
@@ -42,12 +43,14 @@ func (m *Manager) removeOrphans() error {
 // isHostSide tells whether Weft made an interface, by kind, name and address.
 func isHostSide(link netlink.Link) bool {
 	a := link.Attrs()
-	return netdev.Veth.Is(link) && hostIfPattern.MatchString(a.Name) && bytes.Equal(a.HardwareAddr, GatewayMAC)
+	return netdev.Veth.Is(link) && hostIfPattern.MatchString(a.Name) &&
+		bytes.Equal(a.HardwareAddr, GatewayMAC)
 }
 
 // deleteHostLinks removes the host sides of one endpoint, which may be gone already.
 func deleteHostLinks(hostIf string) error {
-	return errors.Join(netdev.DeleteOnNode(hostIf), netdev.DeleteOnNode(netdev.SecondHostIf(hostIf)))
+	return errors.Join(netdev.DeleteOnNode(hostIf),
+		netdev.DeleteOnNode(netdev.SecondHostIf(hostIf)))
 }
 
 // setHostUp sets an interface of the node up.

@@ -52,7 +52,8 @@ func (m *Manager) publisher(key string) (record, bool) {
 func (m *Manager) object(rec record) *v1alpha1.Endpoint {
 	ep := &v1alpha1.Endpoint{
 		TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindEndpoint},
-		Metadata: v1alpha1.ObjectMeta{Name: rec.Object, Namespace: rec.Namespace, Labels: maps.Clone(rec.Labels)},
+		Metadata: v1alpha1.ObjectMeta{Name: rec.Object, Namespace: rec.Namespace,
+			Labels: maps.Clone(rec.Labels)},
 		Spec: v1alpha1.EndpointSpec{
 			NodeName: m.opt.NodeName, ServiceAccount: rec.ServiceAccount,
 			Addresses: rec.Addresses(), MAC: rec.MAC, Ports: slices.Clone(rec.Ports),
@@ -162,18 +163,22 @@ func (m *Manager) redeclare(rec record) error {
 		rec.Identity = 0
 	}
 	errIdentity := m.identify(&rec)
-	if maps.Equal(old.Labels, rec.Labels) && slices.Equal(old.Ports, rec.Ports) && old.ServiceAccount == rec.ServiceAccount && old.Encrypt == rec.Encrypt && old.PodDatapath == rec.PodDatapath && old.Identity == rec.Identity {
+	if maps.Equal(old.Labels, rec.Labels) && slices.Equal(old.Ports, rec.Ports) &&
+		old.ServiceAccount == rec.ServiceAccount && old.Encrypt == rec.Encrypt &&
+		old.PodDatapath == rec.PodDatapath && old.Identity == rec.Identity {
 		return errIdentity
 	}
 	if err := m.disk.save(rec); err != nil {
 		return errors.Join(errIdentity, err)
 	}
 	m.remember(rec)
-	if (old.Identity != rec.Identity || old.XDPDatapath() != rec.XDPDatapath()) && m.opt.Datapath != nil {
+	if (old.Identity != rec.Identity || old.XDPDatapath() != rec.XDPDatapath()) &&
+		m.opt.Datapath != nil {
 		err := m.attachNow(rec)
 		m.noteAttach(rec.ID, err)
 		if err != nil {
-			errIdentity = errors.Join(errIdentity, fmt.Errorf("attach datapath to %s: %w", rec.Key(), err))
+			errIdentity = errors.Join(errIdentity,
+				fmt.Errorf("attach datapath to %s: %w", rec.Key(), err))
 		}
 	}
 	m.publish(rec.objectKey())

@@ -89,7 +89,8 @@ func openDisk(dir string, log *slog.Logger) (*disk, error) {
 		return nil, fmt.Errorf("create state directory: %w", err)
 	}
 	left := filepath.Join(d.endpoints(), "*.json")
-	return d, errors.Join(statefile.RemoveTemporaries(d.cursorPath()), statefile.RemoveTemporaries(left), statefile.RemoveTemporaries(d.probePath()))
+	return d, errors.Join(statefile.RemoveTemporaries(d.cursorPath()),
+		statefile.RemoveTemporaries(left), statefile.RemoveTemporaries(d.probePath()))
 }
 
 func (d *disk) endpoints() string           { return filepath.Join(d.dir, "endpoints") }
@@ -148,7 +149,8 @@ func readRecord(path, id string) (record, error) {
 	if err := json.Unmarshal(data, &former); err != nil {
 		return rec, err
 	}
-	rec.PodDatapath, rec.CNIDatapath = cmp.Or(rec.PodDatapath, former.Pod), cmp.Or(rec.CNIDatapath, former.CNI)
+	rec.PodDatapath, rec.CNIDatapath = cmp.Or(rec.PodDatapath, former.Pod), cmp.Or(rec.CNIDatapath,
+		former.CNI)
 	return rec, rec.check(id)
 }
 
@@ -184,7 +186,8 @@ func (d *disk) saveCursors(c cursors) {
 		err = statefile.WriteVolatile(d.cursorPath(), data)
 	}
 	if err != nil {
-		d.log.Warn("ipam state not written, after a restart addresses may be reused early", "file", d.cursorPath(), "err", err)
+		d.log.Warn("ipam state not written, after a restart addresses may be reused early", "file",
+			d.cursorPath(), "err", err)
 	}
 }
 
@@ -200,7 +203,8 @@ func (d *disk) loadCursors() cursors {
 		err = json.Unmarshal(data, &c)
 	}
 	if err != nil {
-		d.log.Warn("ipam state unreadable, addresses start from the first again", "file", d.cursorPath(), "err", err)
+		d.log.Warn("ipam state unreadable, addresses start from the first again", "file",
+			d.cursorPath(), "err", err)
 		return cursors{}
 	}
 	return c

@@ -55,7 +55,8 @@ func removeFromPod(a Attachment, ns *os.File) error {
 		return fmt.Errorf("list routes in pod: %w", err)
 	}
 	ours := slices.ContainsFunc(routes, func(r netlink.Route) bool {
-		return prefixOf(r.Dst, r.Family) == prefixOf(hostNet(GatewayIPv4), 0) || prefixOf(r.Dst, r.Family) == prefixOf(hostNet(GatewayIPv6), 0)
+		return prefixOf(r.Dst, r.Family) == prefixOf(hostNet(GatewayIPv4), 0) ||
+			prefixOf(r.Dst, r.Family) == prefixOf(hostNet(GatewayIPv6), 0)
 	})
 	if !netdev.Veth.Is(link) || !ours {
 		return nil

@@ -52,14 +52,17 @@ func (a Attachment) HostIf() string { return HostIfPrefix + a.ID() }
 // validate refuses what could not be a container or an interface.
 func (a Attachment) validate() error {
 	if !containerIDPattern.MatchString(a.ContainerID) {
-		return invalid("containerID", "%q must be 1-256 of letters, digits, '_', '.', '-', beginning with a letter or digit", a.ContainerID)
+		return invalid("containerID",
+			"%q must be 1-256 of letters, digits, '_', '.', '-', beginning with a letter or digit",
+			a.ContainerID)
 	}
 	switch name := a.IfName; {
 	case name == "" || len(name) > 15:
 		return invalid("ifName", "%q must have 1-15 bytes", name)
 	case name == "." || name == ".." || name == "all" || name == "default" || name == "lo":
 		return invalid("ifName", "%q means something else to the kernel: choose another", name)
-	case strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' || r == ':' }):
+	case strings.ContainsFunc(name,
+		func(r rune) bool { return r <= ' ' || r > '~' || r == '/' || r == ':' }):
 		return invalid("ifName", "%q must not hold spaces, '/', ':' or non-ASCII", name)
 	}
 	return nil
@@ -71,7 +74,8 @@ func (r *AddRequest) normalise() error {
 		return err
 	}
 	if !filepath.IsAbs(r.NetNS) {
-		return invalid("netns", "%q must be an absolute path such as /run/netns/NAME or /proc/PID/ns/net", r.NetNS)
+		return invalid("netns",
+			"%q must be an absolute path such as /run/netns/NAME or /proc/PID/ns/net", r.NetNS)
 	}
 	if r.Namespace == "" {
 		r.Namespace = "default"
@@ -80,16 +84,20 @@ func (r *AddRequest) normalise() error {
 		r.Pod = shortName(r.ContainerID)
 	}
 	if !namePattern.MatchString(r.Namespace) {
-		return invalid("namespace", "%q must be lower-case letters, digits, '-' and '.'", r.Namespace)
+		return invalid("namespace", "%q must be lower-case letters, digits, '-' and '.'",
+			r.Namespace)
 	}
 	if !namePattern.MatchString(r.Pod) {
 		return invalid("pod", "%q must be lower-case letters, digits, '-' and '.'", r.Pod)
 	}
 	if r.PodDatapath != "" && r.PodDatapath != v1alpha1.DatapathXDP {
-		return invalid("datapath", "%q is no datapath to ask for: want %q, or none for an ordinary interface", r.PodDatapath, v1alpha1.DatapathXDP)
+		return invalid("datapath",
+			"%q is no datapath to ask for: want %q, or none for an ordinary interface",
+			r.PodDatapath, v1alpha1.DatapathXDP)
 	}
 	if r.PodDatapath != "" && r.Chained {
-		return invalid("datapath", "an interface of another CNI plugin cannot have the XDP datapath: remove it, or let weft-cni make the interface")
+		return invalid("datapath",
+			"an interface of another CNI plugin cannot have the XDP datapath: remove it, or let weft-cni make the interface")
 	}
 	return r.checkAddresses()
 }
@@ -102,13 +110,16 @@ func (r *AddRequest) checkAddresses() error {
 		return invalid("networkID", "%d: want at most %d", r.NetworkID, datapath.MaxNetwork)
 	}
 	if r.NetworkID != 0 && r.Chained {
-		return invalid("networkID", "%d: the interface of another CNI plugin is in the cluster's network: remove networkID, or let weft-cni make the interface", r.NetworkID)
+		return invalid("networkID",
+			"%d: the interface of another CNI plugin is in the cluster's network: remove networkID, or let weft-cni make the interface", r.NetworkID)
 	}
 	if r.NetworkID != 0 && r.PodDatapath != "" {
-		return invalid("datapath", "pods of network %d cannot have the XDP datapath: remove it", r.NetworkID)
+		return invalid("datapath", "pods of network %d cannot have the XDP datapath: remove it",
+			r.NetworkID)
 	}
 	if r.Chained && len(r.Addresses) == 0 {
-		return invalid("prevResult", "it has no address on %s: put weft-cni after a plugin that gives one", r.IfName)
+		return invalid("prevResult",
+			"it has no address on %s: put weft-cni after a plugin that gives one", r.IfName)
 	}
 	return nil
 }
@@ -120,7 +131,8 @@ func checkFixed(addrs []netip.Addr) error {
 		case !a.IsValid() || a.Zone() != "" || a.Is4In6():
 			return fmt.Errorf("%s is not a plain IPv4 or IPv6 address", a)
 		case i >= MaxAddresses:
-			return fmt.Errorf("%s is one too many: an endpoint has at most %d addresses", a, MaxAddresses)
+			return fmt.Errorf("%s is one too many: an endpoint has at most %d addresses", a,
+				MaxAddresses)
 		case slices.Contains(addrs[:i], a):
 			return fmt.Errorf("%s is there twice", a)
 		}

@@ -30,7 +30,8 @@ func (m *Manager) Restore(ctx context.Context) error {
 			if err := m.restore(ctx, rec.ID); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
-				errs = append(errs, fmt.Errorf("restore endpoint %s of %s: %w", rec.ID, rec.Key(), err))
+				errs = append(errs,
+					fmt.Errorf("restore endpoint %s of %s: %w", rec.ID, rec.Key(), err))
 			}
 			return nil
 		})

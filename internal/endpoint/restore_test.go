@@ -44,8 +44,10 @@ func (b *harness) crashAfter(step string, during func()) {
 // consistent fails unless exactly the named containers are there, whole and distinct.
 func (b *harness) consistent(want ...string) {
 	b.t.Helper()
-	if len(b.List()) != len(want) || len(b.devices()) != len(want) || len(b.dp.Attached()) != len(want) || len(b.dir.Objects()) != len(want) {
-		b.t.Errorf("want %v, have %+v, devices %v, attached %v, published %v", want, b.List(), b.devices(), b.dp.Attached(), b.dir.Objects())
+	if len(b.List()) != len(want) || len(b.devices()) != len(want) ||
+		len(b.dp.Attached()) != len(want) || len(b.dir.Objects()) != len(want) {
+		b.t.Errorf("want %v, have %+v, devices %v, attached %v, published %v", want, b.List(),
+			b.devices(), b.dp.Attached(), b.dir.Objects())
 	}
 	seen := map[any]bool{}
 	for _, c := range want {
@@ -101,7 +103,11 @@ func TestCrashDuringDel(t *testing.T) {
 			ns2, _ := endpointtest.NewPod(t)
 			b.add("other", ns2)
 			b.add("c1", ns)
-			b.crashAfter(step, func() { b.Del(context.Background(), DelRequest{Attachment: Attachment{"c1", "eth0"}}) })
+			b.crashAfter(step,
+				func() {
+					b.Del(context.Background(),
+						DelRequest{Attachment: Attachment{"c1", "eth0"}})
+				})
 			b.consistent("other")
 			b.del("c1")
 			b.consistent("other")
@@ -247,13 +253,15 @@ func TestRestoreWhenAttachFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.Manager = m
-	if err := m.Restore(context.Background()); err == nil || !strings.Contains(err.Error(), "attach datapath: no memory") {
+	if err := m.Restore(context.Background()); err == nil ||
+		!strings.Contains(err.Error(), "attach datapath: no memory") {
 		t.Fatalf("got %v", err)
 	}
 	if err := errors.Join(m.Status(), b.check("b")); err != nil {
 		t.Errorf("the others suffer: %v", err)
 	}
-	if err := b.check("a"); !errors.Is(err, ErrUnhealthy) || !strings.Contains(err.Error(), "datapath is not attached") {
+	if err := b.check("a"); !errors.Is(err, ErrUnhealthy) ||
+		!strings.Contains(err.Error(), "datapath is not attached") {
 		t.Errorf("got %v", err)
 	}
 	b.dp.Fail = nil
@@ -274,7 +282,8 @@ func TestDamagedRecords(t *testing.T) {
 			ns, _ := endpointtest.NewPod(t)
 			res := b.add("c1", ns)
 			b.dp.DetachEndpoint(res.Datapath()) // as the agent's prune does
-			if err := os.WriteFile(b.disk.recordPath(res.ID), []byte(tc.content), 0o600); err != nil {
+			if err := os.WriteFile(b.disk.recordPath(res.ID), []byte(tc.content),
+				0o600); err != nil {
 				t.Fatal(err)
 			}
 			b.restart()
@@ -368,10 +377,12 @@ func TestCursorSurvives(t *testing.T) {
 	b.del("c1")
 	b.restart()
 	if res := b.add("c1", ns); res.IPv4.String() != "10.77.0.3" || res.Slot != 2 {
-		t.Errorf("after a restart the freed address was reused at once: %v, slot %d", res.IPv4, res.Slot)
+		t.Errorf("after a restart the freed address was reused at once: %v, slot %d", res.IPv4,
+			res.Slot)
 	}
 	b.del("c1")
-	if err := os.WriteFile(filepath.Join(b.opt.StateDir, "ipam.json"), []byte("{"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(b.opt.StateDir, "ipam.json"), []byte("{"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	b.restart()

@@ -54,7 +54,9 @@ func (v *veth) create() error {
 	if err != nil {
 		return fmt.Errorf("pod MAC: %w", err)
 	}
-	err = netdev.Veth.Make(v.host, netdev.Pair{Name: v.HostIf, Peer: v.PodIf, MTU: v.MTU, MAC: GatewayMAC, PeerMAC: mac, PeerNS: v.ns})
+	err = netdev.Veth.Make(v.host,
+		netdev.Pair{Name: v.HostIf, Peer: v.PodIf, MTU: v.MTU, MAC: GatewayMAC, PeerMAC: mac,
+			PeerNS: v.ns})
 	if errors.Is(err, netdev.ErrExists) {
 		return fmt.Errorf("%w: ifName: the pod already has an interface %s: remove it or choose another name", ErrInvalid, v.PodIf)
 	}
@@ -62,7 +64,10 @@ func (v *veth) create() error {
 }
 
 // configureHost makes the host side a router's port without addresses. It does not set it up.
-func (v *veth) configureHost() error { return netdev.ConfigureHost(v.host, v.HostIf, "weft "+v.Key()) }
+func (v *veth) configureHost() error {
+	return netdev.ConfigureHost(v.host, v.HostIf,
+		"weft "+v.Key())
+}
 
 // raiseHost sets the host side up, which must have its hooks by now, and leads the node's own
 // packets to it.
@@ -85,7 +90,8 @@ func (v *veth) hostRoutes(link netlink.Link) error {
 		return fmt.Errorf("pod MAC: %w", err)
 	}
 	for _, a := range v.hostAddresses() {
-		neigh := &netlink.Neigh{LinkIndex: link.Attrs().Index, Family: family(a), State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: mac}
+		neigh := &netlink.Neigh{LinkIndex: link.Attrs().Index, Family: family(a),
+			State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: mac}
 		if err := v.host.NeighSet(neigh); err != nil {
 			return fmt.Errorf("set neighbour %s on %s: %w", a, v.HostIf, err)
 		}
@@ -166,12 +172,16 @@ func (v *veth) podRoutes(link netlink.Link) []*netlink.Route {
 	if v.IPv4.IsValid() {
 		out = append(out,
 			&netlink.Route{LinkIndex: index, Dst: hostNet(GatewayIPv4), Scope: netlink.SCOPE_LINK},
-			&netlink.Route{LinkIndex: index, Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}, Gw: GatewayIPv4.AsSlice()})
+			&netlink.Route{LinkIndex: index,
+				Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)},
+				Gw:  GatewayIPv4.AsSlice()})
 	}
 	if v.IPv6.IsValid() {
 		out = append(out,
 			&netlink.Route{LinkIndex: index, Dst: hostNet(GatewayIPv6)},
-			&netlink.Route{LinkIndex: index, Dst: &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}, Gw: GatewayIPv6.AsSlice(), Flags: int(netlink.FLAG_ONLINK)})
+			&netlink.Route{LinkIndex: index,
+				Dst: &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)},
+				Gw:  GatewayIPv6.AsSlice(), Flags: int(netlink.FLAG_ONLINK)})
 	}
 	return out
 }
@@ -179,13 +189,17 @@ func (v *veth) podRoutes(link netlink.Link) []*netlink.Route {
 // checkForeignRoutes refuses to take over a route that another interface has: replacing
 // a route does not look at the interface.
 func (v *veth) checkForeignRoutes(routes []*netlink.Route) error {
-	have, err := nldump.Whole(func() ([]netlink.Route, error) { return v.pod.RouteList(nil, netlink.FAMILY_ALL) })
+	have, err := nldump.Whole(func() ([]netlink.Route, error) {
+		return v.pod.RouteList(nil,
+			netlink.FAMILY_ALL)
+	})
 	if err != nil {
 		return fmt.Errorf("list routes in pod: %w", err)
 	}
 	for _, r := range routes {
 		for _, other := range have {
-			if prefixOf(other.Dst, other.Family) == prefixOf(r.Dst, 0) && other.LinkIndex != r.LinkIndex && sameMetric(other) {
+			if prefixOf(other.Dst, other.Family) == prefixOf(r.Dst, 0) &&
+				other.LinkIndex != r.LinkIndex && sameMetric(other) {
 				return fmt.Errorf("%w: netns: the pod already has a route %s by another interface: weft-cni must make the pod's first",
 					ErrInvalid, describe(&other))
 			}

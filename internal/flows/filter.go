@@ -98,12 +98,14 @@ func compileEnd(pattern string) (endMatcher, error) {
 		return func(p Peer) bool { return prefix.Contains(p.IP) }, nil
 	}
 	namespace, name, slash := strings.Cut(pattern, "/")
-	if strings.ContainsAny(pattern, ": ,*") || strings.Contains(name, "/") || pattern == "" || (slash && namespace == "") {
+	if strings.ContainsAny(pattern, ": ,*") || strings.Contains(name, "/") || pattern == "" ||
+		(slash && namespace == "") {
 		return nil, fmt.Errorf("%q is no address, CIDR, namespace/pod, namespace/ or name", pattern)
 	}
 	switch {
 	case !slash:
-		return func(p Peer) bool { return p.Pod == pattern || (p.Pod == "" && p.Node == pattern) }, nil
+		return func(p Peer) bool { return p.Pod == pattern || (p.Pod == "" && p.Node == pattern) },
+			nil
 	case name == "":
 		return func(p Peer) bool { return p.Namespace == namespace }, nil
 	}

@@ -82,7 +82,8 @@ type Refusal struct {
 // RefusalOf is what a policy has said as part of a flow.
 func RefusalOf(h *policy.Half) *Refusal {
 	return &Refusal{
-		Direction: strings.ToUpper(h.Direction.String()), Pod: h.Pod, Peer: h.Peer, Policies: h.Policies, Rule: h.Rule, Text: h.String(),
+		Direction: strings.ToUpper(h.Direction.String()), Pod: h.Pod, Peer: h.Peer,
+		Policies: h.Policies, Rule: h.Rule, Text: h.String(),
 	}
 }
 
@@ -149,10 +150,12 @@ func (f Flow) String() string {
 }
 
 // protocols are the names of the IP protocols that the datapath tells apart.
-var protocols = map[uint8]string{1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp", 50: "esp", 47: "gre", 4: "ipip", 41: "ipv6"}
+var protocols = map[uint8]string{1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp",
+	50: "esp", 47: "gre", 4: "ipip", 41: "ipv6"}
 
 // etherTypes are the names of what is not IP, or too broken to be read as such.
-var etherTypes = map[uint16]string{0x0800: "ipv4", 0x86dd: "ipv6", 0x0806: "arp", 0x8100: "vlan", 0x88a8: "vlan", 0x88cc: "lldp"}
+var etherTypes = map[uint16]string{0x0800: "ipv4", 0x86dd: "ipv6", 0x0806: "arp", 0x8100: "vlan",
+	0x88a8: "vlan", 0x88cc: "lldp"}
 
 // protocolOf names the protocol of an event: the IP protocol, or the EtherType of what is not IP.
 func protocolOf(event datapath.FlowEvent) string {

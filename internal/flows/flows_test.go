@@ -24,7 +24,8 @@ func (n names) ByIP(_ uint32, addr netip.Addr) (Identity, bool) { id, ok := n[ad
 
 func (n names) BySlot(slot uint16) (Identity, bool) {
 	if slot == 7 {
-		return Identity{Namespace: "demo", Pod: "web", Labels: map[string]string{"app": "web"}}, true
+		return Identity{Namespace: "demo", Pod: "web", Labels: map[string]string{"app": "web"}},
+			true
 	}
 	return Identity{}, false
 }
@@ -37,15 +38,19 @@ var resolver = names{
 
 func event(direction, src, dst string) datapath.FlowEvent {
 	return datapath.FlowEvent{
-		Type: datapath.EventNew, Verdict: "forward", Slot: 7, Direction: direction, Hook: "from_pod",
-		Src: netip.MustParseAddrPort(src), Dst: netip.MustParseAddrPort(dst), Protocol: 6, TCPFlags: 0x12,
+		Type: datapath.EventNew, Verdict: "forward", Slot: 7, Direction: direction,
+		Hook: "from_pod",
+		Src:  netip.MustParseAddrPort(src), Dst: netip.MustParseAddrPort(dst), Protocol: 6,
+		TCPFlags: 0x12,
 	}
 }
 
 func TestEnrich(t *testing.T) {
-	enricher := Enricher{Node: "a", Resolver: resolver, ReasonText: func(label string) string { return "text of " + label }}
+	enricher := Enricher{Node: "a", Resolver: resolver,
+		ReasonText: func(label string) string { return "text of " + label }}
 	flow := enricher.Flow(event("egress", "10.0.0.2:4000", "10.0.1.2:80"))
-	if flow.Source.Name() != "demo/web" || flow.Destination.Name() != "demo/db" || flow.TCPFlags != "SYN,ACK" ||
+	if flow.Source.Name() != "demo/web" || flow.Destination.Name() != "demo/db" ||
+		flow.TCPFlags != "SYN,ACK" ||
 		flow.Verdict != Forwarded || flow.IsReply == nil || flow.Direction != "EGRESS" {
 		t.Errorf("flow %+v", flow)
 	}
@@ -59,7 +64,8 @@ func TestEnrich(t *testing.T) {
 	if flow.Source.Name() != "demo/web" || flow.Source.IP.String() != "10.0.1.2" {
 		t.Errorf("a spoofed source must be named by its slot: %+v", flow.Source)
 	}
-	if flow.Verdict != Dropped || flow.DropText != "text of spoofed_ip" || flow.IsReply != nil || flow.TCPFlags != "" {
+	if flow.Verdict != Dropped || flow.DropText != "text of spoofed_ip" || flow.IsReply != nil ||
+		flow.TCPFlags != "" {
 		t.Errorf("drop %+v", flow)
 	}
 	if flow.Destination.String() != "a:53" {
@@ -67,13 +73,16 @@ func TestEnrich(t *testing.T) {
 	}
 
 	in := enricher.Flow(event("ingress", "198.51.100.9:1", "10.0.0.2:80"))
-	if in.Destination.Labels["app"] != "web" || in.Source.Name() != "" || in.Source.String() != "198.51.100.9:1" {
+	if in.Destination.Labels["app"] != "web" || in.Source.Name() != "" ||
+		in.Source.String() != "198.51.100.9:1" {
 		t.Errorf("ingress %+v", in)
 	}
 	ended := event("egress", "10.0.0.2:0", "10.0.1.2:99")
-	ended.Type, ended.Protocol, ended.Forward = datapath.EventEnd, 1, datapath.Traffic{Packets: 3, Bytes: 300}
+	ended.Type, ended.Protocol, ended.Forward = datapath.EventEnd, 1, datapath.Traffic{Packets: 3,
+		Bytes: 300}
 	end := enricher.Flow(ended)
-	if end.Forward == nil || end.Forward.Packets != 3 || end.Destination.Port != 0 || !strings.Contains(end.String(), "sent 3 packets") {
+	if end.Forward == nil || end.Forward.Packets != 3 || end.Destination.Port != 0 ||
+		!strings.Contains(end.String(), "sent 3 packets") {
 		t.Errorf("end %+v", end)
 	}
 }
@@ -82,10 +91,12 @@ func TestEnrich(t *testing.T) {
 // ever.
 func TestRefusal(t *testing.T) {
 	half := &policy.Half{
-		Direction: policy.Ingress, Pod: "demo/web", Peer: "front/default", Policies: []string{"NetworkPolicy demo/deny"},
-		Why: "isolated by NetworkPolicy demo/deny: no rule of ingress allows it",
+		Direction: policy.Ingress, Pod: "demo/web", Peer: "front/default",
+		Policies: []string{"NetworkPolicy demo/deny"},
+		Why:      "isolated by NetworkPolicy demo/deny: no rule of ingress allows it",
 	}
-	enricher := Enricher{Node: "a", Resolver: resolver, ReasonText: func(string) string { return "no policy allows it" }}
+	enricher := Enricher{Node: "a", Resolver: resolver,
+		ReasonText: func(string) string { return "no policy allows it" }}
 	enricher.Refusal = func(e datapath.FlowEvent) *Refusal {
 		if e.Reason != "policy_denied" {
 			return nil
@@ -105,7 +116,8 @@ func TestRefusal(t *testing.T) {
 		t.Errorf("%s, %v\nwant %s", got, err, want)
 	}
 	dropped.Reason = "spoofed_ip"
-	if flow := enricher.Flow(dropped); flow.Policy != nil || !strings.HasSuffix(flow.String(), ": no policy allows it") {
+	if flow := enricher.Flow(dropped); flow.Policy != nil ||
+		!strings.HasSuffix(flow.String(), ": no policy allows it") {
 		t.Errorf("another reason: %s", flow)
 	}
 	if enricher.Flow(event("ingress", "10.0.1.2:4000", "10.0.0.2:80")).Policy != nil {
@@ -183,7 +195,8 @@ func TestRing(t *testing.T) {
 	for n := uint16(1); n <= 13; n++ {
 		hub.Publish(numbered(n))
 		kept := hub.Last(0, nil)
-		if first, last := kept[0].Source.Port, kept[len(kept)-1].Source.Port; last != n || int(last-first)+1 != min(int(n), 5) {
+		if first, last := kept[0].Source.Port, kept[len(kept)-1].Source.Port; last != n ||
+			int(last-first)+1 != min(int(n), 5) {
 			t.Fatalf("after %d: %v", n, ports(kept))
 		}
 	}

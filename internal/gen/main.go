@@ -36,7 +36,8 @@ func run(object, header, typesOut, reasonsOut, docOut string) error {
 	if err != nil {
 		return err
 	}
-	for path, data := range map[string][]byte{typesOut: types, reasonsOut: code, docOut: reasonsDoc(list)} {
+	for path, data := range map[string][]byte{typesOut: types, reasonsOut: code,
+		docOut: reasonsDoc(list)} {
 		if err := os.WriteFile(path, data, 0o644); err != nil {
 			return err
 		}

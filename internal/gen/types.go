@@ -12,24 +12,30 @@ import (
 
 // structs are declared in this order, so that later ones refer to earlier ones by name.
 var structs = []string{
-	"weft_addr", "weft_config", "weft_endpoint", "weft_ep_slot", "weft_addr_key", "weft_policy_key", "weft_policy_entry", "weft_route_key", "weft_route", "weft_nexthop",
-	"weft_peer", "weft_peer_id", "weft_sa_head", "weft_sa_out", "weft_sa_in", "weft_sa_used_key", "weft_vm", "weft_sealer_state",
-	"weft_key4", "weft_key6", "weft_cached", "weft_half", "weft_flow", "weft_owner", "weft_claim", "weft_counter", "weft_drop_key",
+	"weft_addr", "weft_config", "weft_endpoint", "weft_ep_slot", "weft_addr_key", "weft_policy_key",
+	"weft_policy_entry", "weft_route_key", "weft_route", "weft_nexthop",
+	"weft_peer", "weft_peer_id", "weft_sa_head", "weft_sa_out", "weft_sa_in", "weft_sa_used_key",
+	"weft_vm", "weft_sealer_state",
+	"weft_key4", "weft_key6", "weft_cached", "weft_half", "weft_flow", "weft_owner", "weft_claim",
+	"weft_counter", "weft_drop_key",
 	"weft_event", "weft_event_stats", "weft_source_filter", "weft_trace_step", "weft_trace",
 }
 
 // enums become constants.
 var enums = []string{
-	"weft_hook", "weft_verdict", "weft_direction", "weft_policy_verdict", "weft_config_flag", "weft_endpoint_flag", "weft_nexthop_flag", "weft_route_flag",
+	"weft_hook", "weft_verdict", "weft_direction", "weft_policy_verdict", "weft_config_flag",
+	"weft_endpoint_flag", "weft_nexthop_flag", "weft_route_flag",
 	"weft_flow_flag", "weft_flow_state", "weft_event_type", "weft_step",
-	"weft_engine", "weft_sa_state", "weft_identity", "weft_tag", "weft_sealer_kind", "weft_sealer_refusal",
+	"weft_engine", "weft_sa_state", "weft_identity", "weft_tag", "weft_sealer_kind",
+	"weft_sealer_refusal",
 }
 
 // named are the enums whose values have names for people: each value's own without its prefix, as
 // NAME_SYN_SENT is syn_sent.
 var named = map[string]string{
 	"weft_hook": "HookNames", "weft_verdict": "VerdictNames", "weft_direction": "DirectionNames",
-	"weft_flow_state": "FlowStateNames", "weft_event_type": "EventTypeNames", "weft_step": "StepNames",
+	"weft_flow_state": "FlowStateNames", "weft_event_type": "EventTypeNames",
+	"weft_step":   "StepNames",
 	"weft_engine": "EngineNames",
 }
 
@@ -106,11 +112,13 @@ func writeEnum(out *bytes.Buffer, types *btf.Spec, name string) error {
 
 // writeNames writes the list of an enum's names, each at its value.
 func writeNames(out *bytes.Buffer, enum string, values []btf.EnumValue) error {
-	fmt.Fprintf(out, "\n// %s are those of enum %s, by value.\nvar %s = Names{", named[enum], enum, named[enum])
+	fmt.Fprintf(out, "\n// %s are those of enum %s, by value.\nvar %s = Names{", named[enum], enum,
+		named[enum])
 	for i, v := range values {
 		_, label, prefixed := strings.Cut(strings.ToLower(v.Name), "_")
 		if !prefixed || v.Value != uint64(i) {
-			return fmt.Errorf("%s: %s is %d: want a name with a prefix, and the values 0, 1, 2…", enum, v.Name, v.Value)
+			return fmt.Errorf("%s: %s is %d: want a name with a prefix, and the values 0, 1, 2…",
+				enum, v.Name, v.Value)
 		}
 		fmt.Fprintf(out, "%q, ", label)
 	}

@@ -35,7 +35,8 @@ func (id ID) Key() string {
 
 // Of is the ID of an endpoint, without labels.
 func Of(trustDomain string, ep *v1alpha1.Endpoint) ID {
-	return ID{TrustDomain: trustDomain, Namespace: ep.Metadata.Namespace, ServiceAccount: ep.Spec.ServiceAccount}
+	return ID{TrustDomain: trustDomain, Namespace: ep.Metadata.Namespace,
+		ServiceAccount: ep.Spec.ServiceAccount}
 }
 
 // span is how many numbers there are.

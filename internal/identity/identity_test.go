@@ -13,7 +13,10 @@ import (
 	"weft.dev/weft/internal/store/dir"
 )
 
-func id(ns, sa string) ID { return ID{TrustDomain: "weft.local", Namespace: ns, ServiceAccount: sa} }
+func id(ns,
+	sa string) ID {
+	return ID{TrustDomain: "weft.local", Namespace: ns, ServiceAccount: sa}
+}
 
 func TestSPIFFE(t *testing.T) {
 	if got := id("shop", "web").SPIFFE(); got != "spiffe://weft.local/ns/shop/sa/web" {
@@ -25,7 +28,8 @@ func TestSPIFFE(t *testing.T) {
 			t.Fatalf("start %d", s)
 		}
 	}
-	if next(v1alpha1.MaxIdentity) != v1alpha1.MinIdentity || distance(v1alpha1.MaxIdentity, v1alpha1.MinIdentity) != 1 || distance(300, 300) != 0 {
+	if next(v1alpha1.MaxIdentity) != v1alpha1.MinIdentity ||
+		distance(v1alpha1.MaxIdentity, v1alpha1.MinIdentity) != 1 || distance(300, 300) != 0 {
 		t.Error("the search does not go round")
 	}
 }
@@ -92,10 +96,15 @@ func TestAllocate(t *testing.T) {
 		{"free", newMemory(), s},
 		{"there", newMemory(object(s, web.SPIFFE(), nil)), s},
 		{"there, elsewhere", newMemory(object(s+9, web.SPIFFE(), nil)), s + 9},
-		{"there twice", newMemory(object(s+9, web.SPIFFE(), nil), object(s+2, web.SPIFFE(), nil), other), s + 2},
+		{"there twice",
+			newMemory(object(s+9, web.SPIFFE(), nil), object(s+2, web.SPIFFE(), nil), other),
+			s + 2},
 		{"taken by another", newMemory(other), s + 1},
-		{"taken by what cannot be read", &memory{objects: map[uint32]*v1alpha1.Identity{}, broken: map[uint32]bool{s: true}}, s + 1},
-		{"there, not yet listed", &memory{objects: newMemory(object(s, web.SPIFFE(), nil)).objects, hidden: true}, s},
+		{"taken by what cannot be read",
+			&memory{objects: map[uint32]*v1alpha1.Identity{}, broken: map[uint32]bool{s: true}},
+			s + 1},
+		{"there, not yet listed",
+			&memory{objects: newMemory(object(s, web.SPIFFE(), nil)).objects, hidden: true}, s},
 		{"taken, not yet listed", &memory{objects: newMemory(other).objects, hidden: true}, s + 1},
 	}
 	for _, tt := range tests {
@@ -120,13 +129,15 @@ func TestAllocateLosesRaces(t *testing.T) {
 	}
 	broken := newMemory()
 	broken.err = errors.New("no space left")
-	if got, err := Allocate(broken, web); got != 0 || err == nil || !strings.Contains(err.Error(), "no space left") {
+	if got, err := Allocate(broken, web); got != 0 || err == nil ||
+		!strings.Contains(err.Error(), "no space left") {
 		t.Errorf("a store that cannot be written: %d %v", got, err)
 	}
 }
 
 func TestNumbersIgnoresNonsense(t *testing.T) {
-	bad := &v1alpha1.Identity{Metadata: v1alpha1.ObjectMeta{Name: "00300"}, Spec: v1alpha1.IdentitySpec{SPIFFEID: "x"}}
+	bad := &v1alpha1.Identity{Metadata: v1alpha1.ObjectMeta{Name: "00300"},
+		Spec: v1alpha1.IdentitySpec{SPIFFEID: "x"}}
 	if got := Numbers(slices.Values([]*v1alpha1.Identity{bad})); len(got) != 0 {
 		t.Error(got)
 	}
@@ -184,11 +195,13 @@ func TestManyAgents(t *testing.T) {
 		for _, name := range names {
 			n := results[a][name]
 			i, err := d.Identity(n)
-			if want := id("shop", name).SPIFFE(); err != nil || i == nil || i.Spec.SPIFFEID != want {
+			if want := id("shop", name).SPIFFE(); err != nil || i == nil ||
+				i.Spec.SPIFFEID != want {
 				t.Errorf("agent %d: %s has %d, which is %v, %v", a, name, n, i, err)
 			}
 			if n != results[0][name] {
-				t.Errorf("agents 0 and %d give %s the numbers %d and %d", a, name, results[0][name], n)
+				t.Errorf("agents 0 and %d give %s the numbers %d and %d", a, name, results[0][name],
+					n)
 			}
 		}
 	}
@@ -200,10 +213,12 @@ func TestOfNodes(t *testing.T) {
 	add := func(name, node, sa string, number uint32) {
 		s.Endpoints["shop/"+name] = &v1alpha1.Endpoint{
 			Metadata: v1alpha1.ObjectMeta{Name: name, Namespace: "shop"},
-			Spec:     v1alpha1.EndpointSpec{NodeName: node, ServiceAccount: sa}, Status: v1alpha1.EndpointStatus{Identity: number},
+			Spec:     v1alpha1.EndpointSpec{NodeName: node, ServiceAccount: sa},
+			Status:   v1alpha1.EndpointStatus{Identity: number},
 		}
 	}
-	s.Identities["300"], s.Identities["301"] = object(300, id("shop", "web").SPIFFE(), nil), object(301, id("shop", "db").SPIFFE(), nil)
+	s.Identities["300"], s.Identities["301"] = object(300, id("shop", "web").SPIFFE(),
+		nil), object(301, id("shop", "db").SPIFFE(), nil)
 	add("w1", "a", "web", 300)
 	add("w2", "a", "web", 300)
 	add("d1", "a", "db", 301)
@@ -216,7 +231,9 @@ func TestOfNodes(t *testing.T) {
 		t.Errorf("identities %v", got)
 	}
 	text := strings.Join(problems, "\n")
-	if len(problems) != 2 || !strings.Contains(text, "endpoint shop/liar of node b claims identity 300, which is that of spiffe://weft.local/ns/shop/sa/web") ||
+	if len(problems) != 2 ||
+		!strings.Contains(text,
+			"endpoint shop/liar of node b claims identity 300, which is that of spiffe://weft.local/ns/shop/sa/web") ||
 		!strings.Contains(text, "999, which has no Identity object") {
 		t.Errorf("problems %s", text)
 	}

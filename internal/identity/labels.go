@@ -12,10 +12,13 @@ type LabelFilter struct {
 
 // noise are labels that would give every pod, revision or zone an identity of its own.
 var noise = []string{
-	"pod-template-hash", "pod-template-generation", "controller-revision-hash", "controller-uid", "job-name",
-	"batch.kubernetes.io/*", "statefulset.kubernetes.io/*", "apps.kubernetes.io/pod-index", "apps.kubernetes.io/daemonset-*",
+	"pod-template-hash", "pod-template-generation", "controller-revision-hash", "controller-uid",
+	"job-name",
+	"batch.kubernetes.io/*", "statefulset.kubernetes.io/*", "apps.kubernetes.io/pod-index",
+	"apps.kubernetes.io/daemonset-*",
 	"topology.kubernetes.io/*", "failure-domain.beta.kubernetes.io/*", "node.kubernetes.io/*",
-	"io.kubernetes.*", "annotation.io.kubernetes.*", "kubernetes.io/arch", "kubernetes.io/hostname", "kubernetes.io/os",
+	"io.kubernetes.*", "annotation.io.kubernetes.*", "kubernetes.io/arch", "kubernetes.io/hostname",
+	"kubernetes.io/os",
 	"beta.kubernetes.io/*",
 }
 
@@ -45,7 +48,8 @@ func (f LabelFilter) Of(labels map[string]string) map[string]string {
 
 func matches(patterns []string, key string) bool {
 	for _, p := range patterns {
-		if start, open := strings.CutSuffix(p, "*"); p == key || open && strings.HasPrefix(key, start) {
+		if start, open := strings.CutSuffix(p, "*"); p == key || open &&
+			strings.HasPrefix(key, start) {
 			return true
 		}
 	}

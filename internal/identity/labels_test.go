@@ -16,10 +16,16 @@ func TestLabelFilter(t *testing.T) {
 		part, no []string
 	}{
 		{LabelFilter{}, []string{"app", "app.kubernetes.io/name", "security.istio.io/tlsMode"},
-			[]string{"pod-template-hash", "controller-revision-hash", "statefulset.kubernetes.io/pod-name", "topology.kubernetes.io/zone", "io.kubernetes.pod.name"}},
-		{LabelFilter{Exclude: []string{"app.kubernetes.io/*", "version"}}, []string{"app", "app.kubernetes"}, []string{"app.kubernetes.io/name", "version", "pod-template-hash"}},
-		{LabelFilter{Include: []string{"app", "team.example.org/*"}}, []string{"app", "team.example.org/a"}, []string{"apps", "tier", "team.example.org"}},
-		{LabelFilter{Include: []string{"*"}, Exclude: []string{"pod-template-hash"}}, []string{"controller-revision-hash", "app"}, []string{"pod-template-hash"}},
+			[]string{"pod-template-hash", "controller-revision-hash",
+				"statefulset.kubernetes.io/pod-name", "topology.kubernetes.io/zone",
+				"io.kubernetes.pod.name"}},
+		{LabelFilter{Exclude: []string{"app.kubernetes.io/*", "version"}},
+			[]string{"app", "app.kubernetes"},
+			[]string{"app.kubernetes.io/name", "version", "pod-template-hash"}},
+		{LabelFilter{Include: []string{"app", "team.example.org/*"}},
+			[]string{"app", "team.example.org/a"}, []string{"apps", "tier", "team.example.org"}},
+		{LabelFilter{Include: []string{"*"}, Exclude: []string{"pod-template-hash"}},
+			[]string{"controller-revision-hash", "app"}, []string{"pod-template-hash"}},
 	} {
 		for _, key := range tt.part {
 			if !tt.filter.Relevant(key) {
@@ -33,7 +39,8 @@ func TestLabelFilter(t *testing.T) {
 		}
 	}
 	got := LabelFilter{}.Of(map[string]string{"app": "web", "pod-template-hash": "1"})
-	if !maps.Equal(got, map[string]string{"app": "web"}) || (LabelFilter{}).Of(map[string]string{"pod-template-hash": "1"}) != nil {
+	if !maps.Equal(got, map[string]string{"app": "web"}) ||
+		(LabelFilter{}).Of(map[string]string{"pod-template-hash": "1"}) != nil {
 		t.Errorf("labels %v", got)
 	}
 }
@@ -49,11 +56,13 @@ func TestLabelledIdentities(t *testing.T) {
 	first, err := Allocate(m, labelled)
 	again, err2 := Allocate(m, labelled)
 	old, err3 := Allocate(m, plain)
-	if err != nil || err2 != nil || err3 != nil || first != again || first == old || old != before.Number() {
+	if err != nil || err2 != nil || err3 != nil || first != again || first == old ||
+		old != before.Number() {
 		t.Fatalf("%d, %d and %d: %v %v %v", first, again, old, err, err2, err3)
 	}
 	o := m.objects[first]
-	if o.Spec.SPIFFEID != plain.SPIFFE() || !maps.Equal(o.Spec.Labels, labelled.Labels) || len(o.Validate()) > 0 {
+	if o.Spec.SPIFFEID != plain.SPIFFE() || !maps.Equal(o.Spec.Labels, labelled.Labels) ||
+		len(o.Validate()) > 0 {
 		t.Errorf("object %+v: %v", o, o.Validate())
 	}
 	// Whoever loses the race for a number to the same name with other labels goes on to the next.
@@ -70,17 +79,21 @@ func TestOfNodesLabels(t *testing.T) {
 	add := func(name string, labels map[string]string, number uint32) {
 		s.Endpoints["shop/"+name] = &v1alpha1.Endpoint{
 			Metadata: v1alpha1.ObjectMeta{Name: name, Namespace: "shop", Labels: labels},
-			Spec:     v1alpha1.EndpointSpec{NodeName: "a", ServiceAccount: "web"}, Status: v1alpha1.EndpointStatus{Identity: number},
+			Spec:     v1alpha1.EndpointSpec{NodeName: "a", ServiceAccount: "web"},
+			Status:   v1alpha1.EndpointStatus{Identity: number},
 		}
 	}
 	spiffe := id("shop", "web").SPIFFE()
-	s.Identities["300"], s.Identities["301"] = object(300, spiffe, nil), object(301, spiffe, map[string]string{"app": "admin"})
+	s.Identities["300"], s.Identities["301"] = object(300, spiffe, nil), object(301, spiffe,
+		map[string]string{"app": "admin"})
 	s.Identities["302"] = object(302, spiffe, map[string]string{"app": "web"})
 	add("before", map[string]string{"app": "web"}, 300)
 	add("liar", map[string]string{"app": "web"}, 301)
 	add("web", map[string]string{"app": "web", "pod-template-hash": "1"}, 302)
 	got, problems := OfNodes(s, "weft.local")
-	if !slices.Equal(got["a"], []uint32{300, 302}) || len(problems) != 1 || !strings.Contains(problems[0], "shop/liar of node a claims identity 301, which has the label app=admin, which the endpoint has not") {
+	if !slices.Equal(got["a"], []uint32{300, 302}) || len(problems) != 1 ||
+		!strings.Contains(problems[0],
+			"shop/liar of node a claims identity 301, which has the label app=admin, which the endpoint has not") {
 		t.Errorf("%v %v", got, problems)
 	}
 }

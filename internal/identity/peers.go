@@ -13,7 +13,8 @@ import (
 // what packets from it may claim to be. An endpoint that publishes a number which is not
 // that of its namespace, service account and labels lends its node nothing, and is named in
 // problems.
-func OfNodes(s *store.Snapshot, trustDomain string) (identities map[string][]uint32, problems []string) {
+func OfNodes(s *store.Snapshot,
+	trustDomain string) (identities map[string][]uint32, problems []string) {
 	identities = make(map[string][]uint32, len(s.Nodes))
 	for name := range s.Nodes {
 		identities[name] = nil
@@ -24,7 +25,8 @@ func OfNodes(s *store.Snapshot, trustDomain string) (identities map[string][]uin
 			continue
 		}
 		if why := refuse(s, ep, trustDomain); why != "" {
-			problems = append(problems, fmt.Sprintf("endpoint %s of node %s claims identity %d, %s: its packets are refused", key, ep.Spec.NodeName, ep.Status.Identity, why))
+			problems = append(problems,
+				fmt.Sprintf("endpoint %s of node %s claims identity %d, %s: its packets are refused", key, ep.Spec.NodeName, ep.Status.Identity, why))
 			continue
 		}
 		identities[ep.Spec.NodeName] = append(list, ep.Status.Identity)
@@ -50,7 +52,8 @@ func refuse(s *store.Snapshot, ep *v1alpha1.Endpoint, trustDomain string) string
 	for _, key := range slices.Sorted(maps.Keys(i.Spec.Labels)) {
 		// An identity may have fewer labels than its endpoint, never others.
 		if have, there := ep.Metadata.Labels[key]; !there || have != i.Spec.Labels[key] {
-			return fmt.Sprintf("which has the label %s=%s, which the endpoint has not", key, i.Spec.Labels[key])
+			return fmt.Sprintf("which has the label %s=%s, which the endpoint has not", key,
+				i.Spec.Labels[key])
 		}
 	}
 	return ""

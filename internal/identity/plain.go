@@ -171,7 +171,8 @@ func compare(a, b netip.Prefix) int {
 func without(prefixes []netip.Prefix, holes []netip.Addr) []netip.Prefix {
 	for _, hole := range holes {
 		// The last one that begins at or before the hole is the only one that can hold it.
-		at, found := slices.BinarySearchFunc(prefixes, hole, func(p netip.Prefix, a netip.Addr) int { return p.Addr().Compare(a) })
+		at, found := slices.BinarySearchFunc(prefixes, hole,
+			func(p netip.Prefix, a netip.Addr) int { return p.Addr().Compare(a) })
 		if !found {
 			at--
 		}

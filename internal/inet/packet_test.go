@@ -19,7 +19,8 @@ var (
 
 func between(src, dst netip.Addr) Packet {
 	return Packet{
-		SrcMAC: macA, DstMAC: macB, Src: src, Dst: dst, TOS: 3, TTL: 7, ID: 9, Fragment: DontFragment,
+		SrcMAC: macA, DstMAC: macB, Src: src, Dst: dst, TOS: 3, TTL: 7, ID: 9,
+		Fragment: DontFragment,
 	}
 }
 
@@ -79,7 +80,8 @@ func TestFrames(t *testing.T) {
 			&layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(EchoRequest4, 0), Id: 5, Seq: 6},
 			gopacket.Payload(data))},
 		"echo over IPv6": {between(a6, b6).Echo(5, 6, data), theirs(t, layers.EthernetTypeIPv6,
-			ip6(58), icmp6, &layers.ICMPv6Echo{Identifier: 5, SeqNumber: 6}, gopacket.Payload(data))},
+			ip6(58), icmp6, &layers.ICMPv6Echo{Identifier: 5, SeqNumber: 6},
+			gopacket.Payload(data))},
 		"options": {withOptions.UDP(1000, 53, data),
 			theirs(t, layers.EthernetTypeIPv4, options, udp4, gopacket.Payload(data))},
 		"tags": {tagged.UDP(1000, 53, data), theirs(t, layers.EthernetTypeQinQ,

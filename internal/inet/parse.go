@@ -66,7 +66,8 @@ func parseIPv4(b []byte) (Headers, error) {
 		return Headers{}, fmt.Errorf("an IPv4 header of %d bytes in %d", length, len(b))
 	}
 	h := Headers{
-		Src: netip.AddrFrom4([4]byte(b[12:16])), Dst: netip.AddrFrom4([4]byte(b[16:20])), Protocol: b[9],
+		Src: netip.AddrFrom4([4]byte(b[12:16])), Dst: netip.AddrFrom4([4]byte(b[16:20])),
+		Protocol: b[9],
 	}
 	fragment := binary.BigEndian.Uint16(b[6:])
 	h.Later = fragment&fragmentOffset != 0

@@ -120,7 +120,8 @@ func TestNetworks(t *testing.T) {
 		network uint32
 		want    string
 	}{{0, "10.0.0.2"}, {7, "10.0.0.2"}, {0, "10.0.0.3"}, {7, "10.0.0.3"}, {9, "10.0.0.2"}} {
-		if addr, err := n.Of(step.network).Next("x", IPv4); err != nil || addr.String() != step.want {
+		if addr, err := n.Of(step.network).Next("x", IPv4); err != nil ||
+			addr.String() != step.want {
 			t.Errorf("network %d gives %s, %v; want %s", step.network, addr, err, step.want)
 		}
 	}
@@ -198,7 +199,8 @@ func TestCursorsOfNetworks(t *testing.T) {
 		family  Family
 		want    string
 	}{{0, IPv4, "10.0.0.2"}, {7, IPv4, "10.0.0.3"}, {7, IPv6, "fd00::2"}, {9, IPv4, "10.0.0.1"}} {
-		if addr, err := after.Of(step.network).Next("y", step.family); err != nil || addr.String() != step.want {
+		if addr, err := after.Of(step.network).Next("y", step.family); err != nil ||
+			addr.String() != step.want {
 			t.Errorf("network %d goes on with %s, %v; want %s", step.network, addr, err, step.want)
 		}
 	}

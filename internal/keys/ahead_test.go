@@ -38,13 +38,18 @@ func TestNumberFarAhead(t *testing.T) {
 				}
 			}
 			now := b.clock.Wall().Truncate(time.Millisecond)
-			b.store.add(epochs.Epoch{Number: highest, Created: now, Expires: now.Add(testHardTTL), KEK: key.URL(), Wrapped: []byte("nothing")})
+			b.store.add(epochs.Epoch{Number: highest, Created: now, Expires: now.Add(testHardTTL),
+				KEK: key.URL(), Wrapped: []byte("nothing")})
 			for _, n := range nodes {
 				if fresh {
 					n.start()
 				}
 				b.until("it is told of", func() bool {
-					return slices.ContainsFunc(n.Status().Epochs, func(e epochs.Status) bool { return e.Number == highest && e.ErrorKind != "" })
+					return slices.ContainsFunc(n.Status().Epochs,
+						func(e epochs.Status) bool {
+							return e.Number == highest &&
+								e.ErrorKind != ""
+						})
 				})
 			}
 			b.clock.skip(25 * time.Hour)
@@ -74,9 +79,15 @@ func TestNextNumberTaken(t *testing.T) {
 	for range 16 {
 		now := b.clock.Wall().Truncate(time.Millisecond)
 		taken := b.store.highest() + 1
-		b.store.add(epochs.Epoch{Number: taken, Created: now, Expires: now.Add(testHardTTL), KEK: key.URL(), Wrapped: []byte("nothing")})
+		b.store.add(epochs.Epoch{Number: taken, Created: now, Expires: now.Add(testHardTTL),
+			KEK: key.URL(), Wrapped: []byte("nothing")})
 		for _, n := range nodes {
-			b.until("it is told of", func() bool { b.clock.skip(20 * time.Millisecond); return dekState(n, taken) == "corrupt" })
+			b.until("it is told of",
+				func() bool {
+					b.clock.skip(20 * time.Millisecond)
+					return dekState(n,
+						taken) == "corrupt"
+				})
 		}
 		b.clock.skip(6 * time.Hour)
 		for _, n := range nodes {
@@ -96,7 +107,8 @@ func TestWireNumberTaken(t *testing.T) {
 	nodes := b.cluster("a", "b")
 	b.up(1)
 	now := b.clock.Wall().Truncate(time.Millisecond)
-	b.store.add(epochs.Epoch{Number: schedule.WireNumbers, Created: now, Expires: now.Add(testHardTTL), KEK: key.URL(), Wrapped: []byte("nothing")})
+	b.store.add(epochs.Epoch{Number: schedule.WireNumbers, Created: now,
+		Expires: now.Add(testHardTTL), KEK: key.URL(), Wrapped: []byte("nothing")})
 	for _, n := range nodes {
 		b.until("it is told of", func() bool {
 			b.clock.skip(20 * time.Millisecond)

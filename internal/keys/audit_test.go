@@ -19,7 +19,8 @@ func TestAuditOfALife(t *testing.T) {
 	b := newFixture(t)
 	logs := map[string]*auditlog.Log{}
 	for _, name := range []string{"a", "b"} {
-		logs[name] = auditlog.Open(auditlog.Options{Path: filepath.Join(dir, name), Node: name, MaxSize: 1 << 20, Keep: 1})
+		logs[name] = auditlog.Open(auditlog.Options{Path: filepath.Join(dir, name), Node: name,
+			MaxSize: 1 << 20, Keep: 1})
 	}
 	b.options = func(o *Options) { o.Audit = logs[o.Node].Add }
 	nodes := b.cluster("a", "b")
@@ -36,7 +37,8 @@ func TestAuditOfALife(t *testing.T) {
 		}
 		deks = append(deks, dek)
 	}
-	b.until("the first epoch is gone", func() bool { b.clock.skip(time.Second); return len(nodes[0].Status().Epochs) < 4 })
+	b.until("the first epoch is gone",
+		func() bool { b.clock.skip(time.Second); return len(nodes[0].Status().Epochs) < 4 })
 	for _, n := range nodes {
 		n.stop()
 	}
@@ -51,13 +53,15 @@ func TestAuditOfALife(t *testing.T) {
 		}
 		for _, dek := range deks {
 			quoted, _ := json.Marshal(dek)
-			if bytes.Contains(raw, dek) || bytes.Contains(raw, bytes.Trim(quoted, `"`)) || bytes.Contains(raw, fmt.Appendf(nil, "%x", dek)) {
+			if bytes.Contains(raw, dek) || bytes.Contains(raw, bytes.Trim(quoted, `"`)) ||
+				bytes.Contains(raw, fmt.Appendf(nil, "%x", dek)) {
 				t.Error("the audit log holds a key")
 			}
 		}
 		for _, r := range readAudit(t, filepath.Join(dir, name)) {
 			all[r.Op]++
-			if r.Epoch != 0 && r.Op != audit.EventExchanged && (r.KEK != "file:///test/kek" || r.KEKVersion != "1") {
+			if r.Epoch != 0 && r.Op != audit.EventExchanged &&
+				(r.KEK != "file:///test/kek" || r.KEKVersion != "1") {
 				t.Errorf("it does not say what wrapped the epoch: %+v", r)
 			}
 			if r.Node != name || r.Outcome == "" || r.Time.IsZero() {
@@ -65,7 +69,8 @@ func TestAuditOfALife(t *testing.T) {
 			}
 		}
 	}
-	for _, op := range []string{audit.OpCreate, audit.OpSwitch, audit.OpDestroy, audit.EventSeen, audit.EventElected} {
+	for _, op := range []string{audit.OpCreate, audit.OpSwitch, audit.OpDestroy, audit.EventSeen,
+		audit.EventElected} {
 		if all[op] == 0 {
 			t.Errorf("no record of %s: %v", op, all)
 		}

@@ -75,7 +75,8 @@ func (p *peers) clean(name string) (time.Duration, error) {
 }
 
 // past are a peer's keys that are past their time, and when the next will be. The caller holds mu.
-func (p *peers) past(q *peer, state sadb.State, now time.Duration) (remove []sadb.Group, next time.Duration) {
+func (p *peers) past(q *peer, state sadb.State,
+	now time.Duration) (remove []sadb.Group, next time.Duration) {
 	next = now + tick
 	for g, h := range state.Groups {
 		at, why := p.removeAt(q, g, h, state, now)
@@ -89,7 +90,8 @@ func (p *peers) past(q *peer, state sadb.State, now time.Duration) (remove []sad
 		remove = append(remove, g)
 		q.expired = q.expired || (now >= h.Deadline && h.Number >= q.confirmed)
 		p.journal.Add(audit.Record{
-			Event: audit.EventDestroyed, Epoch: h.Number, Peer: q.Name, Detail: direction(g.Out) + ": " + why,
+			Event: audit.EventDestroyed, Epoch: h.Number, Peer: q.Name,
+			Detail: direction(g.Out) + ": " + why,
 		})
 	}
 	return remove, next
@@ -111,7 +113,8 @@ const sendDrain = time.Second
 func (p *peers) sendDrain() time.Duration { return min(sendDrain, p.opt.Drain/2) }
 
 // removeAt says when keys may go and why, "" for not yet known. The caller holds mu.
-func (p *peers) removeAt(q *peer, g sadb.Group, h sadb.Held, state sadb.State, now time.Duration) (time.Duration, string) {
+func (p *peers) removeAt(q *peer, g sadb.Group, h sadb.Held, state sadb.State,
+	now time.Duration) (time.Duration, string) {
 	if now >= h.Deadline {
 		return h.Deadline, "hard TTL"
 	}
@@ -132,7 +135,8 @@ func (p *peers) removeAt(q *peer, g sadb.Group, h sadb.Held, state sadb.State, n
 }
 
 // removeSendAt is removeAt for keys for sending whose deadline is to come.
-func (p *peers) removeSendAt(q *peer, g sadb.Group, h sadb.Held, state sadb.State) (time.Duration, string) {
+func (p *peers) removeSendAt(q *peer, g sadb.Group, h sadb.Held,
+	state sadb.State) (time.Duration, string) {
 	sealing, sends := state.Groups[sadb.Group{Out: true, Wire: state.Sealing}]
 	// Those before the ones in use have no use any more, also while the peer cannot be met: the
 	// agent before this one may have ended within the drain.
@@ -168,7 +172,8 @@ func (p *peers) part(name string, goneAt time.Duration, state sadb.State) (time.
 	if q := p.byName[name]; q != nil && q.gone { // it may have come back
 		delete(p.byName, name)
 		p.count.Store(int64(len(p.byName)))
-		p.journal.Add(audit.Record{Event: audit.EventDestroyed, Peer: name, Detail: "the node is gone"})
+		p.journal.Add(audit.Record{Event: audit.EventDestroyed, Peer: name,
+			Detail: "the node is gone"})
 	}
 	return now + tick, nil
 }
@@ -192,7 +197,8 @@ func (p *peers) uses(number uint64, now time.Duration) []use {
 		}
 		state := p.table.Of(name)
 		for g, h := range state.Groups {
-			if h.Number != number || h.Mixed || now >= h.Deadline || (g.Out && g.Wire != state.Sealing) {
+			if h.Number != number || h.Mixed || now >= h.Deadline ||
+				(g.Out && g.Wire != state.Sealing) {
 				continue
 			}
 			if _, why := p.removeAt(q, g, h, state, now); why != "drained" {

@@ -102,7 +102,9 @@ func (p *peers) exchange(ctx context.Context, info Peer, candidates []uint64) {
 		}
 		result.PeerNode = info.Name
 		p.record(result, err, first)
-		if err == nil || !(errors.Is(err, handshake.ErrNoEpoch) || errors.Is(err, handshake.ErrInstall) || errors.Is(err, handshake.ErrKeyMismatch)) {
+		if err == nil ||
+			!(errors.Is(err, handshake.ErrNoEpoch) || errors.Is(err, handshake.ErrInstall) ||
+				errors.Is(err, handshake.ErrKeyMismatch)) {
 			break
 		}
 		if first == nil {
@@ -175,11 +177,13 @@ func (p *peers) reached(q *peer, result handshake.Result, first error) {
 		}
 	}
 	for number := range q.left {
-		if g, ok := groups[sadb.Group{Wire: schedule.WireNumber(number)}]; !ok || g.Number != number || number >= result.Epoch {
+		if g, ok := groups[sadb.Group{Wire: schedule.WireNumber(number)}]; !ok ||
+			g.Number != number || number >= result.Epoch {
 			delete(q.left, number)
 		}
 	}
-	p.journal.Add(audit.Record{Event: audit.EventExchanged, Epoch: result.Epoch, Peer: q.Name, Outcome: "ok", Detail: describe(result), Switched: result.RekeyedTX})
+	p.journal.Add(audit.Record{Event: audit.EventExchanged, Epoch: result.Epoch, Peer: q.Name,
+		Outcome: "ok", Detail: describe(result), Switched: result.RekeyedTX})
 }
 
 func describe(r handshake.Result) string {
@@ -208,13 +212,15 @@ func (p *peers) failed(q *peer, result handshake.Result, err error) {
 	}
 	if result.Dialled { // else the peer tries again by itself, and so does this node
 		if kind := kindOf(err); q.lastErr == nil || kindOf(q.lastErr) != kind {
-			p.log.Warn("exchange of keys failed", "peer", q.Name, "epoch", result.Epoch, "kind", kind, "err", err)
+			p.log.Warn("exchange of keys failed", "peer", q.Name, "epoch", result.Epoch, "kind",
+				kind, "err", err)
 		}
 		q.failures++
 		q.lastErr, q.tried = err, max(q.tried, result.Epoch)
 		q.nextTry = now + clock.Backoff(q.failures, peerRetryMin, peerRetryMax)
 	}
-	p.journal.Add(audit.Record{Event: audit.EventExchanged, Epoch: result.Epoch, Peer: q.Name, Outcome: kindOf(err), Detail: audit.Line(err)})
+	p.journal.Add(audit.Record{Event: audit.EventExchanged, Epoch: result.Epoch, Peer: q.Name,
+		Outcome: kindOf(err), Detail: audit.Line(err)})
 	if !result.Dialled {
 		p.log.Debug("exchange of keys failed", "peer", q.Name, "epoch", result.Epoch, "err", err)
 	}

@@ -37,7 +37,8 @@ func TestExtendTTLOfOnePair(t *testing.T) {
 		b.up(3, "a", "b")
 		b.clock.skip(testHardTTL - 30*time.Minute - age())
 		b.until("the others move on", func() bool {
-			return a.Status().Epoch == b.nodes["b"].Status().Epoch && dekState(c, a.Status().Newest) == kek.Outcome(&kek.Error{Kind: kind})
+			return a.Status().Epoch == b.nodes["b"].Status().Epoch &&
+				dekState(c, a.Status().Newest) == kek.Outcome(&kek.Error{Kind: kind})
 		})
 		if kind == kek.ErrDenied {
 			b.fabric.forgive("a", "c", true)
@@ -45,19 +46,26 @@ func TestExtendTTLOfOnePair(t *testing.T) {
 		}
 		if kind == kek.ErrDenied {
 			b.clock.skip(testHardTTL - 7*time.Minute - age())
-			b.until("c has asked", func() bool { b.clock.skip(10 * time.Second); return answered(c, "denied") })
+			b.until("c has asked",
+				func() bool { b.clock.skip(10 * time.Second); return answered(c, "denied") })
 		}
 		for age() < testHardTTL+30*time.Minute {
 			b.clock.skip(testStride)
 			b.until("keys' end is put off", func() bool {
 				c.extendDue(t.Context()) // it has its chance
-				return b.left(a) > testStride && b.left(nodes[1]) > testStride && (kind == kek.ErrDenied || b.left(c) > testStride)
+				return b.left(a) > testStride && b.left(nodes[1]) > testStride &&
+					(kind == kek.ErrDenied || b.left(c) > testStride)
 			})
 		}
 		if kind == kek.ErrDenied {
-			b.until("c is out", func() bool { return b.fabric.try("c", "a") == "no_key" && alarms(c) == 0 && !alarmed(c) })
+			b.until("c is out",
+				func() bool {
+					return b.fabric.try("c", "a") == "no_key" && alarms(c) == 0 &&
+						!alarmed(c)
+				})
 		} else {
-			if !alarmed(a) || !alarmed(c) || !strings.Contains(strings.Join(a.Status().Problems, "\n"), "not every peer moves") {
+			if !alarmed(a) || !alarmed(c) ||
+				!strings.Contains(strings.Join(a.Status().Problems, "\n"), "not every peer moves") {
 				t.Errorf("a says %v, c says %v", a.Status().Problems, c.Status().Problems)
 			}
 			if b.store.created(1).IsZero() {
@@ -67,7 +75,8 @@ func TestExtendTTLOfOnePair(t *testing.T) {
 		c.kek.refuse(nil)
 		b.fabric.forgive("a", "c", false)
 		b.fabric.forgive("b", "c", false)
-		b.until("c is back", func() bool { b.clock.skip(time.Second); return b.peer(c, "a").State == StateUp })
+		b.until("c is back",
+			func() bool { b.clock.skip(time.Second); return b.peer(c, "a").State == StateUp })
 		b.up(3)
 		b.until("the alarm is over", func() bool { return !alarmed(a) && !alarmed(c) })
 		b.sound()
@@ -99,11 +108,13 @@ func TestExtendTTLRefused(t *testing.T) {
 			}
 			outcome := kek.Outcome(&kek.Error{Kind: kind})
 			for _, n := range nodes {
-				b.until("it has asked", func() bool { b.clock.skip(10 * time.Second); return answered(n, outcome) })
+				b.until("it has asked",
+					func() bool { b.clock.skip(10 * time.Second); return answered(n, outcome) })
 			}
 			b.sound()
 			for _, n := range nodes {
-				if text := strings.Join(n.Status().Problems, "\n"); steps == 0 && !strings.Contains(text, "the KMS refuses its key ("+outcome+")") {
+				if text := strings.Join(n.Status().Problems, "\n"); steps == 0 &&
+					!strings.Contains(text, "the KMS refuses its key ("+outcome+")") {
 					t.Errorf("%s says %s", n.name, text)
 				}
 			}
@@ -111,8 +122,10 @@ func TestExtendTTLRefused(t *testing.T) {
 			b.forgiveAll(true)
 			b.clock.skip(testHardTTL + testExtend/2 - b.age())
 			b.dropped(nodes...)
-			if now := alarms(nodes[0]) + alarms(nodes[1]); now != told || now > 2*steps || (steps == 0) != (now == 0) {
-				t.Errorf("%s: told of %d steps, then of %d: want at most %d", outcome, told, now, 2*steps)
+			if now := alarms(nodes[0]) + alarms(nodes[1]); now != told || now > 2*steps ||
+				(steps == 0) != (now == 0) {
+				t.Errorf("%s: told of %d steps, then of %d: want at most %d", outcome, told, now,
+					2*steps)
 			}
 			b.recovered(nodes...)
 		}
@@ -135,7 +148,8 @@ func TestExtendTTLEndsByHand(t *testing.T) {
 	if err := b.store.DeleteEpoch(1); err != nil {
 		t.Fatal(err)
 	}
-	b.until("the nodes know", func() bool { return len(nodes[0].Status().Epochs)+len(nodes[1].Status().Epochs) == 0 })
+	b.until("the nodes know",
+		func() bool { return len(nodes[0].Status().Epochs)+len(nodes[1].Status().Epochs) == 0 })
 	b.forgiveAll(true)
 	b.clock.skip(extendMost)
 	b.dropped(nodes...)
@@ -174,7 +188,8 @@ func TestExtendTTLTriesAgain(t *testing.T) {
 	away(true, nodes...)
 	b.clock.skip(testHardTTL - testStride - b.age())
 	b.until("it says so", func() bool {
-		return strings.Contains(strings.Join(nodes[0].Status().Problems, "\n"), "extend keys: extend keys of peer b, epoch 1: "+errBalky.Error())
+		return strings.Contains(strings.Join(nodes[0].Status().Problems, "\n"),
+			"extend keys: extend keys of peer b, epoch 1: "+errBalky.Error())
 	})
 	if alarms(nodes[0]) != 0 {
 		t.Error("it says that keys are extended, which they are not")
@@ -185,7 +200,8 @@ func TestExtendTTLTriesAgain(t *testing.T) {
 		return alarms(nodes[0]) == 1 && b.left(nodes[0]) > testStride
 	})
 	b.walk(testHardTTL+testStride, nodes...)
-	if text := strings.Join(nodes[0].Status().Problems, "\n"); strings.Contains(text, errBalky.Error()) {
+	if text := strings.Join(nodes[0].Status().Problems, "\n"); strings.Contains(text,
+		errBalky.Error()) {
 		t.Errorf("it works again, and still says %s", text)
 	}
 	b.recovered(nodes...)
@@ -234,10 +250,15 @@ func TestExtendTTLRefusedInAStep(t *testing.T) {
 	b.up(1)
 	away(true, a, peers[0], peers[1])
 	b.clock.skip(testHardTTL - testStride - b.age())
-	b.until("the KMS has said no", func() bool { b.clock.skip(time.Second); return answered(a, "denied") })
+	b.until("the KMS has said no",
+		func() bool { b.clock.skip(time.Second); return answered(a, "denied") })
 	b.forgiveAll(true)
 	b.clock.skip(testHardTTL + testExtend/2 - b.age())
-	b.until("packets are dropped", func() bool { return b.peer(a, "b").State == StateExpired && b.peer(a, "c").State == StateExpired })
+	b.until("packets are dropped",
+		func() bool {
+			return b.peer(a, "b").State == StateExpired &&
+				b.peer(a, "c").State == StateExpired
+		})
 	if n := calls.Load(); n != 1 {
 		t.Errorf("%d extensions, although the KMS said no during the first", n)
 	}

@@ -90,14 +90,16 @@ func (b *fixture) left(n *node) time.Duration {
 
 // alarms counts the steps that a node told of.
 func alarms(n *node) int {
-	return len(slices.DeleteFunc(n.History(), func(e audit.Record) bool { return e.Event != audit.EventExtended }))
+	return len(slices.DeleteFunc(n.History(),
+		func(e audit.Record) bool { return e.Event != audit.EventExtended }))
 }
 
 // alarmed says whether a node's status says that an epoch is extended.
 func alarmed(n *node) bool {
 	s := n.Status()
 	said := strings.Contains(strings.Join(s.Problems, "\n"), "ttl: EXTENDED: epoch 1 ")
-	listed := slices.ContainsFunc(s.Epochs, func(e epochs.Status) bool { return !e.Extended.IsZero() })
+	listed := slices.ContainsFunc(s.Epochs,
+		func(e epochs.Status) bool { return !e.Extended.IsZero() })
 	if said != listed {
 		panic("the problem and the epoch's row do not say the same")
 	}
@@ -108,10 +110,12 @@ func alarmed(n *node) bool {
 func (b *fixture) dropped(nodes ...*node) {
 	b.t.Helper()
 	b.until("packets are dropped", func() bool {
-		return b.fabric.try(nodes[0].name, nodes[1].name) != "" && b.fabric.try(nodes[1].name, nodes[0].name) != ""
+		return b.fabric.try(nodes[0].name, nodes[1].name) != "" &&
+			b.fabric.try(nodes[1].name, nodes[0].name) != ""
 	})
 	for i, n := range nodes {
-		b.until("the state says so", func() bool { return b.peer(n, nodes[1-i].name).State == StateExpired && !alarmed(n) })
+		b.until("the state says so",
+			func() bool { return b.peer(n, nodes[1-i].name).State == StateExpired && !alarmed(n) })
 	}
 }
 
@@ -119,7 +123,8 @@ func (b *fixture) dropped(nodes ...*node) {
 func (b *fixture) recovered(nodes ...*node) {
 	b.t.Helper()
 	away(false, nodes...)
-	b.until("the next epoch", func() bool { b.clock.skip(100 * time.Millisecond); return nodes[0].Status().Epoch == 2 })
+	b.until("the next epoch",
+		func() bool { b.clock.skip(100 * time.Millisecond); return nodes[0].Status().Epoch == 2 })
 	b.forgiveAll(false)
 	b.up(2)
 	b.until("the old keys are gone, and with them the alarm", func() bool {
@@ -174,7 +179,8 @@ func TestExtendTTL(t *testing.T) {
 				t.Errorf("%s: %d steps told, status %+v", n.name, alarms(n), s)
 			}
 			if end := s.Epochs[0].Expires.Add(testExtend); s.Epochs[0].Extended.After(end.Add(time.Second)) || s.Epochs[0].ExtendedMost.Sub(end).Abs() > time.Second {
-				t.Errorf("%s: extended to %s of %s: the end is %s", n.name, s.Epochs[0].Extended, s.Epochs[0].ExtendedMost, end)
+				t.Errorf("%s: extended to %s of %s: the end is %s", n.name, s.Epochs[0].Extended,
+					s.Epochs[0].ExtendedMost, end)
 			}
 		}
 		if list, _ := b.store.Epochs(); len(list) != 1 {
@@ -193,8 +199,10 @@ func TestExtendTTL(t *testing.T) {
 		if err := log.Close(); err != nil {
 			t.Fatal(err)
 		}
-		told := slices.DeleteFunc(readAudit(t, path), func(r audit.Record) bool { return r.Op != audit.EventExtended })
-		if len(told) < 5 || told[0].Epoch != 1 || !strings.Contains(told[0].Detail, "no newer epoch") {
+		told := slices.DeleteFunc(readAudit(t, path),
+			func(r audit.Record) bool { return r.Op != audit.EventExtended })
+		if len(told) < 5 || told[0].Epoch != 1 ||
+			!strings.Contains(told[0].Detail, "no newer epoch") {
 			t.Errorf("the audit log says %+v", told)
 		}
 	}
@@ -213,7 +221,8 @@ func TestExtendTTLOneSideOnly(t *testing.T) {
 		b.fabric.pump()
 		b.forgiveAll(true)
 		b.clock.skip(2 * time.Minute)
-		b.until("b fails closed", func() bool { return b.peer(nodes[1], "a").State == StateExpired })
+		b.until("b fails closed",
+			func() bool { return b.peer(nodes[1], "a").State == StateExpired })
 		if got := b.fabric.try("b", "a"); got != "no_key" {
 			t.Errorf("b seals: %q", got)
 		}
@@ -236,7 +245,8 @@ func TestExtendTTLAndRestart(t *testing.T) {
 	for _, n := range nodes {
 		n.stop()
 		n.start()
-		b.until("the new agent has seen it", func() bool { return alarmed(n) && alarms(n) == 1 && dekState(n, 1) == "unreachable" })
+		b.until("the new agent has seen it",
+			func() bool { return alarmed(n) && alarms(n) == 1 && dekState(n, 1) == "unreachable" })
 	}
 	b.walk(testHardTTL+40*time.Minute, nodes...)
 	for _, n := range nodes {
@@ -287,7 +297,9 @@ func TestExtendTTLAndReboot(t *testing.T) {
 		b.until("it is back, or out", func() bool {
 			b.clock.skip(10 * time.Millisecond)
 			passes := b.fabric.try("a", "b") == "" && b.fabric.try("b", "a") == ""
-			return passes == answers && b.peer(nodes[1], "a").State == map[bool]string{true: StateUp, false: StateNoEpoch}[answers]
+			return passes == answers &&
+				b.peer(nodes[1], "a").State == map[bool]string{true: StateUp,
+					false: StateNoEpoch}[answers]
 		})
 		if answers {
 			b.walk(testHardTTL+testExtend-10*time.Minute, nodes...)

@@ -34,7 +34,8 @@ type fabric struct {
 }
 
 func newFabric(clock *testClock, drain time.Duration) *fabric {
-	return &fabric{clock: clock, drain: drain, nodes: map[string]*fakeDP{}, expect: map[[2]string]bool{}, ignore: map[[2]string]bool{},
+	return &fabric{clock: clock, drain: drain, nodes: map[string]*fakeDP{},
+		expect: map[[2]string]bool{}, ignore: map[[2]string]bool{},
 		sealed: map[uint64]time.Duration{}, counters: map[[32]byte]uint64{}}
 }
 
@@ -68,7 +69,8 @@ type fakeDP struct {
 }
 
 func (f *fabric) node(name string, lanes int) *fakeDP {
-	d := &fakeDP{fabric: f, name: name, lanes: lanes, wall: f.clock.Wall, sas: map[slot]*fakeSA{}, sealing: map[string]uint8{}}
+	d := &fakeDP{fabric: f, name: name, lanes: lanes, wall: f.clock.Wall, sas: map[slot]*fakeSA{},
+		sealing: map[string]uint8{}}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.nodes[name] = d
@@ -107,7 +109,9 @@ func (f *fabric) pass(from, to *fakeDP) error {
 		}
 		sa.counter++
 		if sa.counter <= f.counters[sa.key] {
-			f.repeated = append(f.repeated, fmt.Sprintf("%s to %s epoch %d lane %d counter %d", from.name, to.name, sa.number, lane, sa.counter))
+			f.repeated = append(f.repeated,
+				fmt.Sprintf("%s to %s epoch %d lane %d counter %d", from.name, to.name, sa.number,
+					lane, sa.counter))
 		}
 		f.counters[sa.key] = sa.counter
 		f.sealed[sa.id] = now
@@ -219,7 +223,9 @@ func (h handle) InstallSA(sa *esp.SA) error {
 		}
 		wall := h.wall()
 		h.sas[at] = &fakeSA{
-			id: sa.ID, number: sa.Number, generation: sa.VMGeneration, key: sha256.Sum256(append(sa.Key[:], sa.Salt[:]...)), installed: wall, expires: sa.Expires,
+			id: sa.ID, number: sa.Number, generation: sa.VMGeneration,
+			key: sha256.Sum256(append(sa.Key[:], sa.Salt[:]...)), installed: wall,
+			expires:  sa.Expires,
 			deadline: h.fabric.clock.Boot() + sa.Expires.Sub(wall),
 		}
 		return nil
@@ -234,8 +240,11 @@ func (h handle) RemoveSAs(node string, out bool, epoch uint8) error {
 				continue
 			}
 			last, used := f.sealed[sa.id]
-			if now := f.clock.Boot(); !out && used && now < sa.deadline && now-last < f.drain && f.expect[[2]string{node, h.name}] {
-				f.lost = append(f.lost, fmt.Sprintf("%s to %s: late packets of epoch %d: removed after %s", node, h.name, sa.number, now-last))
+			if now := f.clock.Boot(); !out && used && now < sa.deadline && now-last < f.drain &&
+				f.expect[[2]string{node, h.name}] {
+				f.lost = append(f.lost,
+					fmt.Sprintf("%s to %s: late packets of epoch %d: removed after %s", node,
+						h.name, sa.number, now-last))
 			}
 			delete(h.sas, at)
 		}
@@ -252,7 +261,8 @@ func (h handle) ExtendSAs(node string, out bool, epoch uint8, id uint64, until t
 			}
 			now := h.fabric.clock.Boot()
 			if sa.id != id || now >= sa.deadline {
-				return fmt.Errorf("extend %v: id %x, want %x, ended %t", at, sa.id, id, now >= sa.deadline)
+				return fmt.Errorf("extend %v: id %x, want %x, ended %t", at, sa.id, id,
+					now >= sa.deadline)
 			}
 			sa.deadline = max(sa.deadline, now+until.Sub(h.wall()))
 			found = true
@@ -282,7 +292,8 @@ func (h handle) SAs() ([]esp.SAStatus, error) {
 	var out []esp.SAStatus
 	for at, sa := range h.sas {
 		out = append(out, esp.SAStatus{
-			Node: at.node, Out: at.out, Epoch: at.epoch, Lane: at.lane, ID: sa.id, Number: sa.number, Counter: sa.counter, Packets: sa.counter,
+			Node: at.node, Out: at.out, Epoch: at.epoch, Lane: at.lane, ID: sa.id,
+			Number: sa.number, Counter: sa.counter, Packets: sa.counter,
 			Installed: sa.installed, Expires: h.wall().Add(sa.deadline - f.clock.Boot()),
 		})
 	}

@@ -128,7 +128,8 @@ func (s *memStore) Epochs() ([]epochs.Epoch, error) {
 	if s.down {
 		return nil, errStoreDown
 	}
-	return slices.SortedFunc(maps.Values(s.epochs), func(a, b epochs.Epoch) int { return int(a.Number) - int(b.Number) }), nil
+	return slices.SortedFunc(maps.Values(s.epochs),
+		func(a, b epochs.Epoch) int { return int(a.Number) - int(b.Number) }), nil
 }
 
 func (s *memStore) CreateEpoch(e epochs.Epoch) error {
@@ -208,7 +209,8 @@ type fakeKEK struct {
 }
 
 func pad(bind kek.Binding) [32]byte {
-	return sha256.Sum256(fmt.Appendf(nil, "%s %d %d %d", bind.Cluster, bind.Epoch, bind.Created.UnixMilli(), bind.Expires.UnixMilli()))
+	return sha256.Sum256(fmt.Appendf(nil, "%s %d %d %d", bind.Cluster, bind.Epoch,
+		bind.Created.UnixMilli(), bind.Expires.UnixMilli()))
 }
 
 func (k *fakeKEK) do(what string, in []byte, bind kek.Binding) (out []byte, err error) {
@@ -294,7 +296,8 @@ func (l fakeLeader) Campaign(ctx context.Context, trouble func(error)) error {
 	for {
 		trouble(nil)
 		l.election.mu.Lock()
-		won := !l.election.closed[l.node] && (l.election.all || l.election.holder == "" || l.election.holder == l.node)
+		won := !l.election.closed[l.node] &&
+			(l.election.all || l.election.holder == "" || l.election.holder == l.node)
 		if won {
 			l.election.holder = l.node
 		}

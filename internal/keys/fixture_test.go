@@ -58,8 +58,10 @@ func newFixture(t *testing.T) *fixture {
 func newFixtureWithDrain(t *testing.T, drain time.Duration) *fixture {
 	t.Helper()
 	clock := newTestClock(t)
-	b := &fixture{t: t, drain: drain, authority: nodeidtest.NewAuthority(t), clock: clock, fabric: newFabric(clock, drain),
-		election: &election{closed: map[string]bool{}}, nodes: map[string]*node{}, options: func(*Options) {}}
+	b := &fixture{t: t, drain: drain, authority: nodeidtest.NewAuthority(t), clock: clock,
+		fabric:   newFabric(clock, drain),
+		election: &election{closed: map[string]bool{}}, nodes: map[string]*node{},
+		options: func(*Options) {}}
 	b.store = &memStore{epochs: map[uint64]epochs.Epoch{}, changed: b.storeChanged}
 	t.Cleanup(func() {
 		b.mu.Lock()
@@ -91,8 +93,10 @@ func (b *fixture) node(name string) *node {
 	}
 	port := uint16(listener.Addr().(*net.TCPAddr).Port)
 	listener.Close()
-	n := &node{fixture: b, name: name, port: port, dp: b.fabric.node(name, 2), clock: &view{testClock: b.clock},
-		kek: &fakeKEK{unwraps: map[uint64]int{}}, source: b.authority.Source(b.authority.Node(b.t, name, nil))}
+	n := &node{fixture: b, name: name, port: port, dp: b.fabric.node(name, 2),
+		clock:  &view{testClock: b.clock},
+		kek:    &fakeKEK{unwraps: map[uint64]int{}},
+		source: b.authority.Source(b.authority.Node(b.t, name, nil))}
 	n.dp.wall = n.clock.Wall
 	b.mu.Lock()
 	b.nodes[name], b.order = n, append(b.order, name)
@@ -113,7 +117,8 @@ func (b *fixture) cluster(names ...string) []*node {
 }
 
 func (n *node) info() Peer {
-	return Peer{Name: n.name, Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, Port: n.port}
+	return Peer{Name: n.name, Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1")},
+		Port: n.port}
 }
 
 func (b *fixture) allPeers() []Peer {
@@ -140,8 +145,10 @@ func (n *node) start() {
 		Listen: func(ctx context.Context) (net.Listener, error) {
 			return (&net.ListenConfig{}).Listen(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", n.port))
 		},
-		KEK: n.kek, Store: nodeStore{b.store, life}, Leader: fakeLeader{b.election, n.name}, Datapath: handle{n.dp, life},
-		MaxAge: 24 * time.Hour, HardTTL: 72 * time.Hour, Drain: b.drain, Spread: -1, Clock: n.clock,
+		KEK: n.kek, Store: nodeStore{b.store, life}, Leader: fakeLeader{b.election, n.name},
+		Datapath: handle{n.dp, life},
+		MaxAge:   24 * time.Hour, HardTTL: 72 * time.Hour, Drain: b.drain, Spread: -1,
+		Clock: n.clock,
 	}
 	b.options(&options)
 	m, err := New(options)
@@ -194,12 +201,14 @@ func (b *fixture) dump() string {
 	out := ""
 	for _, name := range b.order {
 		s := b.nodes[name].Status()
-		out += fmt.Sprintf("%s: epoch %d newest %d leader %v problems %v\n", name, s.Epoch, s.Newest, s.IsLeader, s.Problems)
+		out += fmt.Sprintf("%s: epoch %d newest %d leader %v problems %v\n", name, s.Epoch,
+			s.Newest, s.IsLeader, s.Problems)
 		if len(s.Peers) > 10 {
 			s.Peers = s.Peers[:10]
 		}
 		for _, p := range s.Peers {
-			out += fmt.Sprintf("   %s %s tx %d rx %d %s\n", p.Name, p.State, p.EpochTX, p.EpochRX, p.LastError)
+			out += fmt.Sprintf("   %s %s tx %d rx %d %s\n", p.Name, p.State, p.EpochTX, p.EpochRX,
+				p.LastError)
 		}
 		for _, e := range s.Epochs {
 			out += fmt.Sprintf("   epoch %d %s %s\n", e.Number, e.DEK, e.Error)
@@ -223,7 +232,9 @@ func (b *fixture) up(epoch uint64, names ...string) {
 				return false
 			}
 			for _, p := range s.Peers {
-				if slices.Contains(names, p.Name) && (p.EpochTX < epoch || p.EpochRX < epoch || (p.State != StateUp && p.State != StateDraining)) {
+				if slices.Contains(names, p.Name) &&
+					(p.EpochTX < epoch || p.EpochRX < epoch ||
+						(p.State != StateUp && p.State != StateDraining)) {
 					return false
 				}
 			}
@@ -275,7 +286,8 @@ type countingClient struct {
 	now, most int
 }
 
-func (c *countingClient) Exchange(ctx context.Context, peer handshake.Peer, epoch uint64) (handshake.Result, error) {
+func (c *countingClient) Exchange(ctx context.Context, peer handshake.Peer,
+	epoch uint64) (handshake.Result, error) {
 	c.mu.Lock()
 	c.now++
 	c.most = max(c.most, c.now)

@@ -13,7 +13,8 @@ func (m *Manager) Forked() {
 	m.peers.abortDialled()
 	m.server.Abort()
 	m.load()
-	m.journal.Add(audit.Record{Event: audit.EventVMFork, Detail: "keys of before were destroyed, every peer is met anew"})
+	m.journal.Add(audit.Record{Event: audit.EventVMFork,
+		Detail: "keys of before were destroyed, every peer is met anew"})
 	m.mu.Lock()
 	m.vmForks++
 	m.mu.Unlock()

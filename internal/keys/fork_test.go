@@ -72,7 +72,8 @@ func TestVMForked(t *testing.T) {
 		nodes[0].dp.retire()
 		nodes[0].Forked()
 		b.until("all have met", func() bool {
-			return b.fabric.try("a", "b") == "" && b.fabric.try("b", "a") == "" && b.fabric.try("a", "c") == "" && b.fabric.try("c", "a") == ""
+			return b.fabric.try("a", "b") == "" && b.fabric.try("b", "a") == "" &&
+				b.fabric.try("a", "c") == "" && b.fabric.try("c", "a") == ""
 		})
 		b.up(1)
 		if got := nodes[0].Status().Counters.VMForks; got != round+1 {
@@ -88,7 +89,8 @@ func TestForkAbortsServed(t *testing.T) {
 	b := newFixture(t)
 	a := b.cluster("a")[0]
 	b.until("it has an epoch", func() bool { return a.Status().Epoch == 1 })
-	a.SetPeers([]Peer{{Name: "b", Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, Port: 1}})
+	a.SetPeers([]Peer{{Name: "b", Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1")},
+		Port: 1}})
 	b.until("what it serves is given up", func() bool {
 		a.Forked() // what was dialled in the turns before is served by now, or will be in the next
 		conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", a.port))
@@ -108,7 +110,8 @@ func TestKeysOfBeforeAFork(t *testing.T) {
 	forks := 0
 	b.options = func(o *Options) {
 		if o.Node == "a" {
-			o.Datapath = &forkingDatapath{Datapath: o.Datapath, dp: b.nodes["a"].dp, left: 3, forks: &forks}
+			o.Datapath = &forkingDatapath{Datapath: o.Datapath, dp: b.nodes["a"].dp, left: 3,
+				forks: &forks}
 		}
 	}
 	nodes := b.cluster("a", "b")
@@ -152,7 +155,8 @@ func TestClockAhead(t *testing.T) {
 	for i, jump := range []int{-1000, 1000, -2000} {
 		nodes[0].clock.jump(time.Duration(jump) * time.Hour)
 		nodes[0].signal.Poke()
-		b.until("it notices", func() bool { return nodes[0].Status().Counters.ClockJumps == uint64(i+1) })
+		b.until("it notices",
+			func() bool { return nodes[0].Status().Counters.ClockJumps == uint64(i+1) })
 	}
 	b.until("it is told of", func() bool { return len(ahead) == 1 })
 }

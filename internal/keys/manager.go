@@ -59,16 +59,21 @@ func New(opt Options) (*Manager, error) {
 		return nil, fmt.Errorf("keys: %w", err)
 	}
 	m := &Manager{
-		opt: opt, clock: opt.Clock, log: opt.Log, table: sadb.New(opt.Datapath, opt.Clock, opt.MaxPackets),
-		journal: audit.NewJournal(opt.Clock.Wall, opt.Audit), signal: clock.NewSignal(), problems: newProblems(opt.Log),
+		opt: opt, clock: opt.Clock, log: opt.Log,
+		table:   sadb.New(opt.Datapath, opt.Clock, opt.MaxPackets),
+		journal: audit.NewJournal(opt.Clock.Wall, opt.Audit), signal: clock.NewSignal(),
+		problems: newProblems(opt.Log),
 	}
 	m.peers = &peers{
-		opt: &m.opt, clock: m.clock, log: m.log, signal: m.signal, journal: m.journal, table: m.table, reread: m.reread,
+		opt: &m.opt, clock: m.clock, log: m.log, signal: m.signal, journal: m.journal,
+		table: m.table, reread: m.reread,
 		byName: map[string]*peer{}, handshakes: map[string]uint64{},
 	}
 	m.epochs = epochs.New(epochs.Options{
-		Cluster: opt.Cluster, KEK: opt.KEK, Store: opt.Store, Leader: opt.Leader, Peers: m.peers, SAs: m.table,
-		MaxAge: opt.MaxAge, HardTTL: opt.HardTTL, ExtendTTL: opt.ExtendTTL, Drain: opt.Drain, Spread: opt.Spread,
+		Cluster: opt.Cluster, KEK: opt.KEK, Store: opt.Store, Leader: opt.Leader, Peers: m.peers,
+		SAs:    m.table,
+		MaxAge: opt.MaxAge, HardTTL: opt.HardTTL, ExtendTTL: opt.ExtendTTL, Drain: opt.Drain,
+		Spread:       opt.Spread,
 		VersionEvery: opt.VersionEvery, MaxPackets: opt.MaxPackets, SeenFile: opt.SeenFile,
 		Clock: m.clock, Signal: m.signal, Journal: m.journal, Problem: m.problems.set, Log: m.log,
 	})

@@ -15,7 +15,8 @@ func TestFirstEpoch(t *testing.T) {
 	nodes := b.cluster("a", "b", "c")
 	b.up(1)
 	s := nodes[0].Status()
-	if len(s.Epochs) != 1 || s.Epochs[0].DEK != epochs.DEKReadable || s.Epochs[0].KEK != "file:///test/kek" || !s.Ready {
+	if len(s.Epochs) != 1 || s.Epochs[0].DEK != epochs.DEKReadable ||
+		s.Epochs[0].KEK != "file:///test/kek" || !s.Ready {
 		t.Errorf("status %+v", s)
 	}
 	for _, p := range s.Peers {
@@ -51,9 +52,10 @@ func TestCrashAtEveryStep(t *testing.T) {
 	for _, victim := range []string{"a", "b"} {
 		for _, rotator := range []string{"a", "b"} {
 			for _, after := range []bool{false, true} {
-				t.Run(fmt.Sprintf("%s dies, %s rotates, after=%v", victim, rotator, after), func(t *testing.T) {
-					crashAtEveryStep(t, victim, rotator, after)
-				})
+				t.Run(fmt.Sprintf("%s dies, %s rotates, after=%v", victim, rotator, after),
+					func(t *testing.T) {
+						crashAtEveryStep(t, victim, rotator, after)
+					})
 			}
 		}
 	}

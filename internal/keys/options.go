@@ -127,8 +127,10 @@ type server interface {
 
 func (o *Options) complete() error {
 	missing := map[string]bool{
-		"Node": o.Node == "", "Cluster": o.Cluster == "", "TrustDomain": o.TrustDomain == "", "Identity": o.Identity == nil,
-		"KEK": o.KEK == nil, "Store": o.Store == nil, "Leader": o.Leader == nil, "Datapath": o.Datapath == nil,
+		"Node": o.Node == "", "Cluster": o.Cluster == "", "TrustDomain": o.TrustDomain == "",
+		"Identity": o.Identity == nil,
+		"KEK":      o.KEK == nil, "Store": o.Store == nil, "Leader": o.Leader == nil,
+		"Datapath": o.Datapath == nil,
 	}
 	var errs []error
 	for field, is := range missing {
@@ -148,10 +150,12 @@ func (o *Options) complete() error {
 		o.Spread = 0
 	}
 	if o.HardTTL <= o.MaxAge {
-		errs = append(errs, fmt.Errorf("keys.hardTTL %s is not longer than keys.maxAge %s: every epoch would end before the next is there", o.HardTTL, o.MaxAge))
+		errs = append(errs,
+			fmt.Errorf("keys.hardTTL %s is not longer than keys.maxAge %s: every epoch would end before the next is there", o.HardTTL, o.MaxAge))
 	}
 	if o.ExtendTTL < 0 {
-		errs = append(errs, fmt.Errorf("keys.extendTTL %s is negative: want 0s for never, or a time", o.ExtendTTL))
+		errs = append(errs,
+			fmt.Errorf("keys.extendTTL %s is negative: want 0s for never, or a time", o.ExtendTTL))
 	}
 	if o.Clock == nil {
 		o.Clock = clock.New()

@@ -27,7 +27,8 @@ func (m *Manager) listen(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		m.problems.set("listen", fmt.Errorf("serve peers' exchanges: %w", cmp.Or(err, net.ErrClosed)))
+		m.problems.set("listen",
+			fmt.Errorf("serve peers' exchanges: %w", cmp.Or(err, net.ErrClosed)))
 		clock.Sleep(ctx, m.clock, pause)
 		pause = min(2*pause, retryMax)
 	}

@@ -16,7 +16,10 @@ type problems struct {
 	text map[string]string
 }
 
-func newProblems(log *slog.Logger) *problems { return &problems{log: log, text: map[string]string{}} }
+func newProblems(log *slog.Logger) *problems {
+	return &problems{log: log,
+		text: map[string]string{}}
+}
 
 // set notes why something does not work, nil if it does.
 func (p *problems) set(what string, err error) {

@@ -29,7 +29,8 @@ type dirFixture struct {
 // newDirFixture makes one; more sets further options of each node.
 func newDirFixture(t *testing.T, more func(*Options, *dir.Dir)) *dirFixture {
 	t.Helper()
-	path, keyFile := t.TempDir(), filepath.Join(t.TempDir(), "kek") // before the fixture, whose nodes end first then
+	path, keyFile := t.TempDir(), filepath.Join(t.TempDir(),
+		"kek") // before the fixture, whose nodes end first then
 	b := &dirFixture{newFixture(t), path, keyFile}
 	if _, err := kek.CreateKeyFile(b.keyFile); err != nil {
 		t.Fatal(err)
@@ -53,7 +54,8 @@ func newDirFixture(t *testing.T, more func(*Options, *dir.Dir)) *dirFixture {
 func (b *dirFixture) watch(nodes []*node) {
 	for _, n := range nodes {
 		objects, _ := dir.Open(b.path)
-		go objects.Watch(b.t.Context(), func(store.Delta) { n.StoreChanged() }) //nolint:errcheck // ends with the test
+		go objects.Watch(b.t.Context(),
+			func(store.Delta) { n.StoreChanged() }) //nolint:errcheck // ends with the test
 	}
 }
 
@@ -176,7 +178,8 @@ func inMemory(t *testing.T, inverted []byte) bool {
 	for lines := bufio.NewScanner(maps); lines.Scan(); {
 		var from, to int64
 		var rights string
-		if n, _ := fmt.Sscanf(lines.Text(), "%x-%x %s", &from, &to, &rights); n != 3 || !strings.HasPrefix(rights, "rw") || to-from > 512<<20 {
+		if n, _ := fmt.Sscanf(lines.Text(), "%x-%x %s", &from, &to, &rights); n != 3 ||
+			!strings.HasPrefix(rights, "rw") || to-from > 512<<20 {
 			continue
 		}
 		for at := from; at < to; at += int64(len(buffer)) - 32 {

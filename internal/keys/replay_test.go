@@ -38,7 +38,8 @@ func (b *fixture) untimed(key kek.KEK, number uint64) epochs.Epoch {
 		b.t.Fatal(err)
 	}
 	created := b.clock.Wall().Truncate(time.Millisecond)
-	return epochs.Epoch{Number: number, Created: created, Expires: created.Add(testHardTTL), KEK: key.URL(), KEKVersion: version, Wrapped: blob}
+	return epochs.Epoch{Number: number, Created: created, Expires: created.Add(testHardTTL),
+		KEK: key.URL(), KEKVersion: version, Wrapped: blob}
 }
 
 func (b *fixture) refused(n *node, number uint64) {
@@ -49,7 +50,8 @@ func (b *fixture) refused(n *node, number uint64) {
 		if i >= 0 && s.Epochs[i].Readable {
 			b.t.Fatalf("%s: epoch %d lives again", n.name, number)
 		}
-		return i >= 0 && s.Epochs[i].ErrorKind == "replayed" && s.Counters.UnwrapErrors["replayed"] > 0
+		return i >= 0 && s.Epochs[i].ErrorKind == "replayed" &&
+			s.Counters.UnwrapErrors["replayed"] > 0
 	})
 }
 

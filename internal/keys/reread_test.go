@@ -52,6 +52,7 @@ func TestUnreadableIsRetriedInTime(t *testing.T) {
 		t.Fatal("it cannot be read")
 	}
 	if m.reread(m.table.Loaded()); m.nextRead() > c.Boot() {
-		t.Errorf("the next reading is put off by %s, though readings are good again", m.nextRead()-c.Boot())
+		t.Errorf("the next reading is put off by %s, though readings are good again",
+			m.nextRead()-c.Boot())
 	}
 }

@@ -88,8 +88,11 @@ func TestEpochProlonged(t *testing.T) {
 			for _, n := range nodes {
 				b.until("its key is refused", func() bool {
 					s := n.Status()
-					i := slices.IndexFunc(s.Epochs, func(e epochs.Status) bool { return e.Number == 1 })
-					return i >= 0 && (s.Epochs[i].ErrorKind == "wrong_binding" || s.Epochs[i].ErrorKind == "corrupt")
+					i := slices.IndexFunc(s.Epochs,
+						func(e epochs.Status) bool { return e.Number == 1 })
+					return i >= 0 &&
+						(s.Epochs[i].ErrorKind == "wrong_binding" ||
+							s.Epochs[i].ErrorKind == "corrupt")
 				})
 				if now := n.deadlineOf(1); now > was+time.Minute {
 					t.Errorf("%s: the epoch ends at %s, before it was %s", n.name, now, was)
@@ -106,7 +109,8 @@ func TestEpochProlonged(t *testing.T) {
 // prolongEnvelope changes the object and the names on the envelope, which say what the ciphertext
 // is bound to.
 func prolongEnvelope(e *epochs.Epoch, by time.Duration) {
-	was := strings.NewReplacer(`"expires":`+millisOf(e.Expires), `"expires":`+millisOf(e.Expires.Add(by)))
+	was := strings.NewReplacer(`"expires":`+millisOf(e.Expires),
+		`"expires":`+millisOf(e.Expires.Add(by)))
 	e.Wrapped = []byte(was.Replace(string(e.Wrapped)))
 	e.Expires = e.Expires.Add(by)
 }
@@ -124,7 +128,9 @@ func TestUpgradeFromUntimedEpochs(t *testing.T) {
 	}
 	created := b.clock.Wall().Truncate(time.Millisecond)
 	// Somebody has prolonged it already.
-	b.store.epochs[1] = epochs.Epoch{Number: 1, Created: created, Expires: created.Add(100000 * time.Hour), KEK: key.URL(), KEKVersion: version, Wrapped: blob}
+	b.store.epochs[1] = epochs.Epoch{Number: 1, Created: created,
+		Expires: created.Add(100000 * time.Hour), KEK: key.URL(), KEKVersion: version,
+		Wrapped: blob}
 	nodes := b.cluster("a", "b")
 	b.up(1)
 	end := nodes[0].deadlineOf(1)

@@ -45,7 +45,8 @@ const (
 
 // States are all states of a peer.
 func States() []string {
-	return []string{StateUp, StateDraining, StateChecking, StateMoving, StateBehind, StateHalf, StateNoKey, StateFailed, StateExpired, StateNoEpoch, StateLeaving}
+	return []string{StateUp, StateDraining, StateChecking, StateMoving, StateBehind, StateHalf,
+		StateNoKey, StateFailed, StateExpired, StateNoEpoch, StateLeaving}
 }
 
 // Status is how this node's keys are.
@@ -140,7 +141,8 @@ func (m *Manager) Status() Status {
 		s.OldestKeySeconds = int64(max(m.clock.Wall().Sub(oldest), 0).Seconds())
 	}
 	m.mu.Lock()
-	s.Ready, s.Counters = m.ready, Counters{ClockJumps: m.clockJumps, VMForks: m.vmForks, Turned: turned}
+	s.Ready, s.Counters = m.ready, Counters{ClockJumps: m.clockJumps, VMForks: m.vmForks,
+		Turned: turned}
 	m.mu.Unlock()
 	m.peers.mu.Lock() // no peer moves while both owners tell
 	defer m.peers.mu.Unlock()
@@ -184,7 +186,8 @@ func (p *peers) tell(s *Status, v epochs.View) {
 func (p *peers) status(q *peer, v epochs.View) PeerStatus {
 	tx, rx := p.table.Pair(q.Name)
 	s := PeerStatus{
-		Name: q.Name, EpochTX: tx.Number, EpochRX: rx.Number, PostQuantum: q.postQuantum, Group: q.group, Lanes: q.lanes,
+		Name: q.Name, EpochTX: tx.Number, EpochRX: rx.Number, PostQuantum: q.postQuantum,
+		Group: q.group, Lanes: q.lanes,
 		Exchanged: q.exchanged, Expires: tx.Expires,
 	}
 	s.State = p.stateOf(q, v, tx, rx)

@@ -146,7 +146,8 @@ func TestClockJumps(t *testing.T) {
 	nodes[1].clock.jump(2000 * time.Hour)
 	nodes[1].start()
 	b.until("it says so", func() bool {
-		return strings.Contains(strings.Join(nodes[1].Status().Problems, " "), "is the clock right") && b.fabric.try("b", "a") == ""
+		return strings.Contains(strings.Join(nodes[1].Status().Problems, " "),
+			"is the clock right") && b.fabric.try("b", "a") == ""
 	})
 	nodes[1].clock.jump(-2000 * time.Hour)
 	nodes[1].signal.Poke()

@@ -61,7 +61,8 @@ func TestRebootOfOneSide(t *testing.T) {
 			n.start()
 			b.until("packets pass again", func() bool {
 				for _, other := range b.order {
-					if other != who && (b.fabric.try(who, other) != "" || b.fabric.try(other, who) != "") {
+					if other != who &&
+						(b.fabric.try(who, other) != "" || b.fabric.try(other, who) != "") {
 						return false
 					}
 				}
@@ -150,7 +151,8 @@ func TestUnreadableKeyKeepsOneNodeOut(t *testing.T) {
 		s := c.Status()
 		i := slices.IndexFunc(s.Epochs, func(e epochs.Status) bool { return e.Number == 2 })
 		return i >= 0 && s.Epochs[i].DEK == epochs.DEKFailed && s.Epochs[i].ErrorKind == "denied" &&
-			s.Peers[0].State == StateBehind && b.peer(a, "c").State == StateBehind && b.peer(a, "c").ErrorKind == "no_epoch"
+			s.Peers[0].State == StateBehind && b.peer(a, "c").State == StateBehind &&
+			b.peer(a, "c").ErrorKind == "no_epoch"
 	})
 	if p := b.peer(a, "c"); p.EpochTX != 1 || p.EpochRX != 1 {
 		t.Errorf("a's keys with c: %+v", p)
@@ -159,14 +161,16 @@ func TestUnreadableKeyKeepsOneNodeOut(t *testing.T) {
 	c.stop()
 	c.start()
 	b.until("c is back on the old epoch", func() bool {
-		return c.Status().Epoch == 1 && b.peer(c, "a").State == StateBehind && !b.peer(c, "a").Exchanged.IsZero()
+		return c.Status().Epoch == 1 && b.peer(c, "a").State == StateBehind &&
+			!b.peer(c, "a").Exchanged.IsZero()
 	})
 	// c reboots: only the old epoch can help.
 	c.stop()
 	c.dp.reboot()
 	c.start()
 	b.until("c works again in the old epoch", func() bool {
-		return b.fabric.try("a", "c") == "" && b.fabric.try("c", "a") == "" && b.fabric.try("b", "c") == "" && b.fabric.try("c", "b") == ""
+		return b.fabric.try("a", "c") == "" && b.fabric.try("c", "a") == "" &&
+			b.fabric.try("b", "c") == "" && b.fabric.try("c", "b") == ""
 	})
 	b.sound()
 
@@ -179,12 +183,14 @@ func TestUnreadableKeyKeepsOneNodeOut(t *testing.T) {
 	b.clock.skip(50 * time.Hour)
 	b.up(3, "a", "b")
 	b.until("c is out", func() bool {
-		return b.fabric.try("a", "c") != "" && b.fabric.try("c", "a") != "" && b.peer(c, "a").State == StateExpired && b.peer(a, "c").ErrorKind == "no_epoch"
+		return b.fabric.try("a", "c") != "" && b.fabric.try("c", "a") != "" &&
+			b.peer(c, "a").State == StateExpired && b.peer(a, "c").ErrorKind == "no_epoch"
 	})
 	c.kek.refuse(nil)
 	b.fabric.forgive("a", "c", false)
 	b.fabric.forgive("b", "c", false)
-	b.until("c is back", func() bool { b.clock.skip(time.Second); return b.peer(c, "a").State == StateUp })
+	b.until("c is back",
+		func() bool { b.clock.skip(time.Second); return b.peer(c, "a").State == StateUp })
 	b.sound()
 }
 
@@ -203,7 +209,8 @@ func TestStoreAway(t *testing.T) {
 		t.Error("the known epoch was forgotten")
 	}
 	b.store.setDown(false)
-	b.until("it works again", func() bool { b.clock.skip(100 * time.Millisecond); return len(nodes[0].Status().Problems) == 0 })
+	b.until("it works again",
+		func() bool { b.clock.skip(100 * time.Millisecond); return len(nodes[0].Status().Problems) == 0 })
 	b.rotate(nodes[0])
 	b.up(2)
 	b.sound()
@@ -244,13 +251,20 @@ func TestPeersLeaveAndComeBack(t *testing.T) {
 
 	b.fabric.forgive("a", "c", true)
 	a.SetPeers([]Peer{nodes[1].info()})
-	b.until("its keys are gone", func() bool { return len(a.Status().Peers) == 1 && b.fabric.try("a", "c") == "no_key" })
+	b.until("its keys are gone",
+		func() bool { return len(a.Status().Peers) == 1 && b.fabric.try("a", "c") == "no_key" })
 	c.RequestRekey("a")
-	b.until("it is refused, and the error is named", func() bool { b.clock.skip(10 * time.Millisecond); return b.peer(c, "a").ErrorKind == "unknown_node" })
+	b.until("it is refused, and the error is named",
+		func() bool {
+			b.clock.skip(10 * time.Millisecond)
+			return b.peer(c,
+				"a").ErrorKind == "unknown_node"
+		})
 	b.fabric.forgive("a", "c", false)
 	a.SetPeers(b.allPeers())
 	c.RequestRekey("a")
-	b.until("it is back", func() bool { return b.fabric.try("a", "c") == "" && b.fabric.try("c", "a") == "" })
+	b.until("it is back",
+		func() bool { return b.fabric.try("a", "c") == "" && b.fabric.try("c", "a") == "" })
 	b.up(1)
 	b.sound()
 }
@@ -314,7 +328,8 @@ func TestNoSecretIsPrinted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, text := range []string{fmt.Sprintf("%+v", nodes[0].Status()), fmt.Sprintf("%+v", m.History())} {
+	for _, text := range []string{fmt.Sprintf("%+v", nodes[0].Status()),
+		fmt.Sprintf("%+v", m.History())} {
 		if strings.Contains(text, string(dek)) || strings.Contains(text, fmt.Sprint(dek)) {
 			t.Errorf("holds the key: %s", text)
 		}

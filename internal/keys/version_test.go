@@ -70,7 +70,8 @@ func TestKEKVersionRotates(t *testing.T) {
 
 // sends are the fingerprints of all keys for sending.
 func (b *fixture) sends() []string {
-	return slices.DeleteFunc(b.ids(), func(id string) bool { return !strings.Contains(id, " true ") })
+	return slices.DeleteFunc(b.ids(),
+		func(id string) bool { return !strings.Contains(id, " true ") })
 }
 
 // newestVersion is what wrapped the newest epoch.
@@ -109,7 +110,8 @@ func TestRewrapAndCrash(t *testing.T) {
 			n.kek.rotate("2")
 			n.life.arm("replace", 1, after)
 		}
-		b.until("the leader dies", func() bool { b.clock.skip(time.Minute); return nodes[0].dead() || nodes[1].dead() })
+		b.until("the leader dies",
+			func() bool { b.clock.skip(time.Minute); return nodes[0].dead() || nodes[1].dead() })
 		for _, n := range nodes {
 			n.life.disarm()
 			if n.dead() {
@@ -120,7 +122,8 @@ func TestRewrapAndCrash(t *testing.T) {
 				n.start()
 			}
 		}
-		b.until("the epoch is wrapped again", func() bool { b.clock.skip(time.Minute); return newestVersion(nodes[0]) == "2" })
+		b.until("the epoch is wrapped again",
+			func() bool { b.clock.skip(time.Minute); return newestVersion(nodes[0]) == "2" })
 		b.rotate(nodes[0])
 		b.up(2)
 		b.sound()
@@ -144,9 +147,12 @@ func dekState(n *node, number uint64) string {
 // without a restart.
 func TestOutages(t *testing.T) {
 	for name, kind := range map[string]error{
-		"unreachable": kek.ErrUnreachable, "throttled": kek.ErrThrottled, "denied": kek.ErrDenied, "credentials": kek.ErrCredentials,
-		"disabled": kek.ErrDisabled, "not_found": kek.ErrNotFound, "wrong_region": kek.ErrWrongRegion, "corrupt": kek.ErrCorrupt,
-		"wrong_binding": kek.ErrWrongBinding, "wrong_kek": kek.ErrWrongKEK, "other": errors.New("the KMS says something new"),
+		"unreachable": kek.ErrUnreachable, "throttled": kek.ErrThrottled, "denied": kek.ErrDenied,
+		"credentials": kek.ErrCredentials,
+		"disabled":    kek.ErrDisabled, "not_found": kek.ErrNotFound,
+		"wrong_region": kek.ErrWrongRegion, "corrupt": kek.ErrCorrupt,
+		"wrong_binding": kek.ErrWrongBinding, "wrong_kek": kek.ErrWrongKEK,
+		"other": errors.New("the KMS says something new"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -169,15 +175,22 @@ func TestOutages(t *testing.T) {
 			b.up(2, "a", "b")
 			b.until("it is named", func() bool {
 				s := c.Status()
-				return dekState(c, 2) == name && s.Counters.UnwrapErrors[name] > 0 && s.Epoch == 1 && s.Newest == 2 && hasEvent(c, audit.EventUnwrapped, name)
+				return dekState(c, 2) == name && s.Counters.UnwrapErrors[name] > 0 &&
+					s.Epoch == 1 && s.Newest == 2 && hasEvent(c, audit.EventUnwrapped, name)
 			})
 			// Half of the old epoch's hard TTL later that becomes a problem of its own.
 			b.clock.skip(37 * time.Hour)
 			b.until("the end of the old epoch is told", func() bool {
-				return strings.Contains(strings.Join(c.Status().Problems, "\n"), "cannot read epoch 2 ("+name+")") || c.Status().Newest > 2
+				return strings.Contains(strings.Join(c.Status().Problems, "\n"),
+					"cannot read epoch 2 ("+name+")") || c.Status().Newest > 2
 			})
 			c.kek.refuse(nil)
-			b.until("it follows", func() bool { b.clock.skip(time.Second); return c.Status().Epoch >= 2 && c.Status().Settled() })
+			b.until("it follows",
+				func() bool {
+					b.clock.skip(time.Second)
+					return c.Status().Epoch >= 2 &&
+						c.Status().Settled()
+				})
 			b.up(2)
 			b.sound()
 		})
@@ -207,28 +220,35 @@ func TestKMSAwayForAWholeAge(t *testing.T) {
 		b.clock.skip(24 * time.Hour)
 		b.until("it is told", func() bool {
 			b.clock.skip(time.Second)
-			text := strings.Join(append(nodes[0].Status().Problems, nodes[1].Status().Problems...), "\n")
+			text := strings.Join(append(nodes[0].Status().Problems, nodes[1].Status().Problems...),
+				"\n")
 			return strings.Contains(text, "rotation: make epoch 2: KMS unreachable")
 		})
 		for i, percent := range []int{50, 80, 95} {
 			until := 72*time.Hour*time.Duration(percent)/100 + time.Minute
 			b.clock.skip(until - b.age())
-			b.until("it warns", func() bool { return warned(nodes[0]) == i+1 && warned(nodes[1]) == i+1 })
-			if text := strings.Join(nodes[0].Status().Problems, "\n"); !strings.Contains(text, "ttl: ") || nodes[0].Status().TTLRatio < float64(percent)/100 {
-				t.Errorf("at %d %%: ratio %f, problems %s", percent, nodes[0].Status().TTLRatio, text)
+			b.until("it warns",
+				func() bool { return warned(nodes[0]) == i+1 && warned(nodes[1]) == i+1 })
+			if text := strings.Join(nodes[0].Status().Problems, "\n"); !strings.Contains(text,
+				"ttl: ") || nodes[0].Status().TTLRatio < float64(percent)/100 {
+				t.Errorf("at %d %%: ratio %f, problems %s", percent, nodes[0].Status().TTLRatio,
+					text)
 			}
 			b.fabric.pump()
 		}
 		if past {
 			b.forgiveAll(true)
 			b.clock.skip(4 * time.Hour)
-			b.until("packets are dropped", func() bool { return b.fabric.try("a", "b") != "" && b.fabric.try("b", "a") != "" })
-			b.until("the state says so", func() bool { return b.peer(nodes[0], "b").State == StateExpired })
+			b.until("packets are dropped",
+				func() bool { return b.fabric.try("a", "b") != "" && b.fabric.try("b", "a") != "" })
+			b.until("the state says so",
+				func() bool { return b.peer(nodes[0], "b").State == StateExpired })
 		}
 		for _, n := range nodes {
 			n.kek.refuse(nil)
 		}
-		b.until("it recovers", func() bool { b.clock.skip(100 * time.Millisecond); return nodes[0].Status().Epoch == 2 })
+		b.until("it recovers",
+			func() bool { b.clock.skip(100 * time.Millisecond); return nodes[0].Status().Epoch == 2 })
 		b.forgiveAll(false)
 		b.up(2)
 		if text := strings.Join(nodes[0].Status().Problems, "\n"); strings.Contains(text, "ttl: ") {

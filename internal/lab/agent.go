@@ -83,7 +83,8 @@ func (n *Node) launch() (process, error) {
 	// Recorded under the same lock: nobody sees a running agent without its record.
 	err = n.lab.st.update(func(st *state) error {
 		if st.Agents[n.Name].alive() {
-			return fmt.Errorf("the agent of node %s runs already, pid %d", n.Name, st.Agents[n.Name].PID)
+			return fmt.Errorf("the agent of node %s runs already, pid %d", n.Name,
+				st.Agents[n.Name].PID)
 		}
 		if err := n.Do(cmd.Start); err != nil {
 			return fmt.Errorf("start agent of node %s: %w", n.Name, err)
@@ -123,11 +124,13 @@ func (n *Node) WaitReady(ctx context.Context) error {
 			why = err
 		}
 		if !p.alive() {
-			return fmt.Errorf("the agent of node %s ended before it was ready%s", n.Name, n.logTail())
+			return fmt.Errorf("the agent of node %s ended before it was ready%s", n.Name,
+				n.logTail())
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("the agent of node %s is not ready (%w): %w%s", n.Name, context.Cause(ctx), why, n.logTail())
+			return fmt.Errorf("the agent of node %s is not ready (%w): %w%s", n.Name,
+				context.Cause(ctx), why, n.logTail())
 		case <-time.After(pollEvery):
 		}
 	}

@@ -46,7 +46,8 @@ func attachPlain(st *state, p PodSpec) (podRecord, error) {
 			addrs = append(addrs, a)
 		}
 	}
-	if err := netns.Do(netns.Path(nodeName), func() error { return plainHostSide(record.HostIf, addrs) }); err != nil {
+	if err := netns.Do(netns.Path(nodeName),
+		func() error { return plainHostSide(record.HostIf, addrs) }); err != nil {
 		return record, err
 	}
 	err = netns.Do(netns.Path(podName), func() error {
@@ -57,7 +58,8 @@ func attachPlain(st *state, p PodSpec) (podRecord, error) {
 	if err != nil {
 		return record, err
 	}
-	return record, netns.Do(netns.Path(nodeName), func() error { return waitCarrier(record.HostIf) })
+	return record, netns.Do(netns.Path(nodeName),
+		func() error { return waitCarrier(record.HostIf) })
 }
 
 // plainAddresses are the addresses asked for, or per family the next free ones of the node.
@@ -103,7 +105,8 @@ func plainHostSide(ifName string, addrs []netip.Addr) error {
 	if err != nil {
 		return fmt.Errorf("find %s: %w", ifName, err)
 	}
-	gateways := []netip.Prefix{netip.PrefixFrom(bareGateway4, 32), netip.PrefixFrom(bareGateway6, 64)}
+	gateways := []netip.Prefix{netip.PrefixFrom(bareGateway4, 32),
+		netip.PrefixFrom(bareGateway6, 64)}
 	if err := addAddresses(link, gateways); err != nil {
 		return err
 	}
@@ -111,7 +114,8 @@ func plainHostSide(ifName string, addrs []netip.Addr) error {
 		return err
 	}
 	for _, a := range addrs {
-		route := &netlink.Route{Dst: ipNet(netip.PrefixFrom(a, a.BitLen())), LinkIndex: link.Attrs().Index, Scope: netlink.SCOPE_LINK}
+		route := &netlink.Route{Dst: ipNet(netip.PrefixFrom(a, a.BitLen())),
+			LinkIndex: link.Attrs().Index, Scope: netlink.SCOPE_LINK}
 		if err := netlink.RouteReplace(route); err != nil {
 			return fmt.Errorf("route to %s: %w", a, err)
 		}
@@ -121,7 +125,8 @@ func plainHostSide(ifName string, addrs []netip.Addr) error {
 
 // plainPodSide sets the pod's end up, in the current namespace, and returns its MAC.
 func plainPodSide(addrs []netip.Addr) (string, error) {
-	if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+PodIfName+"/accept_dad", []byte("0"), 0o644); err != nil {
+	if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+PodIfName+"/accept_dad", []byte("0"),
+		0o644); err != nil {
 		return "", fmt.Errorf("pod: %w", err)
 	}
 	link, err := netlink.LinkByName(PodIfName)
@@ -143,7 +148,8 @@ func plainPodSide(addrs []netip.Addr) (string, error) {
 		if a.Is6() {
 			gw, all = bareGateway6, netip.MustParsePrefix("::/0")
 		}
-		route := &netlink.Route{Dst: ipNet(all), Gw: gw.AsSlice(), LinkIndex: link.Attrs().Index, Flags: unix.RTNH_F_ONLINK}
+		route := &netlink.Route{Dst: ipNet(all), Gw: gw.AsSlice(), LinkIndex: link.Attrs().Index,
+			Flags: unix.RTNH_F_ONLINK}
 		if err := netlink.RouteReplace(route); err != nil {
 			return "", fmt.Errorf("default route via %s: %w", gw, err)
 		}

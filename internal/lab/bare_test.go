@@ -35,8 +35,10 @@ func bareSpec(name string, nodes int) *Spec {
 		node := fmt.Sprintf("n%d", i)
 		s.Nodes = append(s.Nodes, NodeSpec{
 			Name: node, Agent: &off,
-			Addresses: []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/24", i+1)), netip.MustParsePrefix(fmt.Sprintf("2001:db8::%d/64", i+1))},
-			PodCIDRs:  []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("10.77.%d.0/24", i+1)), netip.MustParsePrefix(fmt.Sprintf("fd77:%d::/64", i+1))},
+			Addresses: []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/24", i+1)),
+				netip.MustParsePrefix(fmt.Sprintf("2001:db8::%d/64", i+1))},
+			PodCIDRs: []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("10.77.%d.0/24", i+1)),
+				netip.MustParsePrefix(fmt.Sprintf("fd77:%d::/64", i+1))},
 		})
 		s.Wires[0].Nodes = append(s.Wires[0].Nodes, node)
 		s.Pods = append(s.Pods, PodSpec{Name: "p" + node, Node: node})
@@ -70,7 +72,8 @@ func TestBareLab(t *testing.T) {
 				reach(t, from, to, family)
 			}
 			st, err := l.Status(t.Context())
-			if err != nil || st.Phase != PhaseUp || st.Pods[0].State != PodAttached || st.Nodes[0].Agent != AgentNone {
+			if err != nil || st.Phase != PhaseUp || st.Pods[0].State != PodAttached ||
+				st.Nodes[0].Agent != AgentNone {
 				t.Errorf("status %+v, %v", st, err)
 			}
 			if err := l.Down(t.Context()); err != nil {
@@ -88,7 +91,8 @@ func reach(t *testing.T, from, to *Pod, family int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	ping, err := traffic.Ping(ctx, from.NetNS, traffic.PingOptions{Dst: to.Addr(family), Src: from.Addr(family)})
+	ping, err := traffic.Ping(ctx, from.NetNS,
+		traffic.PingOptions{Dst: to.Addr(family), Src: from.Addr(family)})
 	if err != nil || !ping.OK() {
 		t.Errorf("IPv%d ping: %+v, %v", family, ping, err)
 	}
@@ -104,11 +108,15 @@ func reach(t *testing.T, from, to *Pod, family int) {
 	if _, err := traffic.EchoUDP(ctx, from.NetNS, netip.Addr{}, dst, 4000); err != nil {
 		t.Error(err)
 	}
-	udp, err := traffic.StartUDP(ctx, traffic.UDPOptions{From: from.NetNS, To: to.NetNS, Dst: netip.AddrPortFrom(to.Addr(family), 0)})
+	udp, err := traffic.StartUDP(ctx,
+		traffic.UDPOptions{From: from.NetNS, To: to.NetNS,
+			Dst: netip.AddrPortFrom(to.Addr(family), 0)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	tcp, err := traffic.StartTCP(ctx, traffic.TCPOptions{From: from.NetNS, To: to.NetNS, Dst: netip.AddrPortFrom(to.Addr(family), 0), BytesPerSecond: 10 << 20})
+	tcp, err := traffic.StartTCP(ctx,
+		traffic.TCPOptions{From: from.NetNS, To: to.NetNS,
+			Dst: netip.AddrPortFrom(to.Addr(family), 0), BytesPerSecond: 10 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,11 +135,14 @@ func TestPingSizes(t *testing.T) {
 	spec.Nodes = append(spec.Nodes, spec.Nodes[0]) // a third node behind a wide wire
 	third := &spec.Nodes[2]
 	third.Name, third.Addresses, third.PodCIDRs = "n2", []netip.Prefix{netip.MustParsePrefix("198.51.100.3/24")}, nil
-	wide := WireSpec{Name: "w1", MTU: 9000, Nodes: []string{"n1", "n2"}, Addresses: map[string][]netip.Prefix{"n1": {netip.MustParsePrefix("198.51.100.2/24")}}}
+	wide := WireSpec{Name: "w1", MTU: 9000, Nodes: []string{"n1", "n2"},
+		Addresses: map[string][]netip.Prefix{"n1": {netip.MustParsePrefix("198.51.100.2/24")}}}
 	spec.Wires = append(spec.Wires, wide)
 	l := up(t, spec)
-	for node, route := range map[string]string{"n2": "10.77.1.0/24 via 198.51.100.2", "n0": "198.51.100.0/24 via 192.0.2.2"} {
-		if _, err := l.Output(t.Context(), node, append([]string{"ip", "route", "replace"}, strings.Fields(route)...)...); err != nil {
+	for node, route := range map[string]string{"n2": "10.77.1.0/24 via 198.51.100.2",
+		"n0": "198.51.100.0/24 via 192.0.2.2"} {
+		if _, err := l.Output(t.Context(), node,
+			append([]string{"ip", "route", "replace"}, strings.Fields(route)...)...); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -155,7 +166,8 @@ func TestPingSizes(t *testing.T) {
 			}
 		})
 	}
-	r, err := traffic.Ping(t.Context(), l.Node("n2").NetNS, traffic.PingOptions{Dst: l.Pod("pn0").IPv4, TTL: 1})
+	r, err := traffic.Ping(t.Context(), l.Node("n2").NetNS,
+		traffic.PingOptions{Dst: l.Pod("pn0").IPv4, TTL: 1})
 	if err != nil || r.TimeExceeded != 1 {
 		t.Errorf("TTL 1: %+v, %v", r, err)
 	}
@@ -171,7 +183,9 @@ func TestWireFeatures(t *testing.T) {
 		if err != nil {
 			t.Skipf("needs ethtool to look: %v", err)
 		}
-		for _, want := range []string{"generic-receive-offload: on", "tcp-segmentation-offload: off", "generic-segmentation-offload: off", "tx-checksum-ip-generic: off"} {
+		for _, want := range []string{"generic-receive-offload: on",
+			"tcp-segmentation-offload: off", "generic-segmentation-offload: off",
+			"tx-checksum-ip-generic: off"} {
 			if !strings.Contains(out, want) {
 				t.Errorf("node %s: no %q in\n%s", n, want, out)
 			}
@@ -181,7 +195,9 @@ func TestWireFeatures(t *testing.T) {
 
 func TestPodsComeAndGo(t *testing.T) {
 	l := up(t, bareSpec(testName("pods"), 2))
-	added, err := l.AddPod(t.Context(), PodSpec{Name: "late", Node: "n1", Namespace: "x", Addresses: []netip.Addr{netip.MustParseAddr("10.77.2.50")}})
+	added, err := l.AddPod(t.Context(),
+		PodSpec{Name: "late", Node: "n1", Namespace: "x",
+			Addresses: []netip.Addr{netip.MustParseAddr("10.77.2.50")}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +206,8 @@ func TestPodsComeAndGo(t *testing.T) {
 	}
 	reach(t, l.Pod("pn0"), added, 4)
 	again := PodSpec{Name: "late", Node: "n0"}
-	if _, err := l.AddPod(t.Context(), again); err == nil || !strings.Contains(err.Error(), `"late" names two pods`) {
+	if _, err := l.AddPod(t.Context(), again); err == nil ||
+		!strings.Contains(err.Error(), `"late" names two pods`) {
 		t.Errorf("a second pod of one name: %v", err)
 	}
 	if err := l.DelPod(t.Context(), "late"); err != nil {
@@ -353,7 +370,8 @@ func TestEndOfADeafProcess(t *testing.T) {
 	}
 	// Not reaped before the end: a process that only waits for its parent is gone, too.
 	defer cmd.Wait()
-	if err := p.end(t.Context(), 50*time.Millisecond); err == nil || !strings.Contains(err.Error(), "was killed") || p.alive() {
+	if err := p.end(t.Context(), 50*time.Millisecond); err == nil ||
+		!strings.Contains(err.Error(), "was killed") || p.alive() {
 		t.Errorf("end: %v", err)
 	}
 	if err := p.end(t.Context(), time.Second); err != nil {

@@ -120,7 +120,9 @@ func (l *Lab) removeAgent(ctx context.Context, n *Node, st *state) error {
 	if err := n.Do(cmd.Start); err != nil {
 		errs = append(errs, fmt.Errorf("clean up after the agent of node %s: %w", n.Name, err))
 	} else if err := cmd.Wait(); err != nil {
-		errs = append(errs, fmt.Errorf("clean up after the agent of node %s: %w: %s", n.Name, err, strings.TrimSpace(out.String())))
+		errs = append(errs,
+			fmt.Errorf("clean up after the agent of node %s: %w: %s", n.Name, err,
+				strings.TrimSpace(out.String())))
 	}
 	return errors.Join(errs...)
 }
@@ -137,7 +139,8 @@ func (n *Node) stopRecorded(ctx context.Context, p process) error {
 // agentLeft says whether an agent of the node has ever made anything.
 func agentLeft(lab, node string) bool {
 	name := instance(lab, node)
-	return exists(filepath.Join(agentBPFDir, name)) || exists(filepath.Join(agentRunDir, name)) || exists(stateDir(lab, node))
+	return exists(filepath.Join(agentBPFDir, name)) || exists(filepath.Join(agentRunDir, name)) ||
+		exists(stateDir(lab, node))
 }
 
 // removeNamespaces ends what still runs in the lab's namespaces and deletes them.
@@ -168,12 +171,16 @@ func leftovers(s *Spec) []error {
 	var errs []error
 	for _, ns := range namespaceNames(s) {
 		if exists(netns.Path(ns.name)) {
-			errs = append(errs, fmt.Errorf("network namespace %s exists: remove it with `ip netns del %s`", ns.name, ns.name))
+			errs = append(errs,
+				fmt.Errorf("network namespace %s exists: remove it with `ip netns del %s`", ns.name,
+					ns.name))
 		}
 	}
 	for _, dir := range agentDirs(s) {
 		if exists(dir) {
-			errs = append(errs, fmt.Errorf("directory %s exists: remove it when no agent of that instance runs", dir))
+			errs = append(errs,
+				fmt.Errorf("directory %s exists: remove it when no agent of that instance runs",
+					dir))
 		}
 	}
 	return errs

@@ -122,8 +122,11 @@ func fakePlugin() error {
 	zero := 0
 	result := types100.Result{
 		CNIVersion: cniVersion,
-		Interfaces: []*types100.Interface{{Name: "eth0", Mac: "02:00:00:00:00:01", Sandbox: path}, {Name: "weft0123456789"}},
-		IPs:        []*types100.IPConfig{{Interface: &zero, Address: net.IPNet{IP: net.IPv4(10, 77, 1, name[len(name)-1]), Mask: net.CIDRMask(32, 32)}}},
+		Interfaces: []*types100.Interface{{Name: "eth0", Mac: "02:00:00:00:00:01", Sandbox: path},
+			{Name: "weft0123456789"}},
+		IPs: []*types100.IPConfig{{Interface: &zero,
+			Address: net.IPNet{IP: net.IPv4(10, 77, 1, name[len(name)-1]),
+				Mask: net.CIDRMask(32, 32)}}},
 	}
 	return json.NewEncoder(os.Stdout).Encode(result)
 }
@@ -158,13 +161,15 @@ func TestAgentLife(t *testing.T) {
 	if first == 0 {
 		t.Fatal("no agent runs")
 	}
-	if err := n.StartAgent(t.Context()); err == nil || !strings.Contains(err.Error(), "runs already") {
+	if err := n.StartAgent(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), "runs already") {
 		t.Errorf("start of a running agent: %v", err)
 	}
 	if err := n.KillAgent(t.Context()); err != nil || n.PID() != 0 {
 		t.Errorf("kill: %v, pid %d", err, n.PID())
 	}
-	if st, err := l.Status(t.Context()); err != nil || st.Nodes[0].Agent != AgentStopped || st.Nodes[1].Agent != AgentReady {
+	if st, err := l.Status(t.Context()); err != nil || st.Nodes[0].Agent != AgentStopped ||
+		st.Nodes[1].Agent != AgentReady {
 		t.Errorf("status after kill: %+v, %v", st, err)
 	}
 	if err := n.KillAgent(t.Context()); err == nil {
@@ -198,7 +203,8 @@ func TestAgentLife(t *testing.T) {
 func TestPodByPlugin(t *testing.T) {
 	l := upAgents(t, agentSpec("cni"))
 	p := l.Pod("default/pn0")
-	if p == nil || p.IPv4.String() != fmt.Sprintf("10.77.1.%d", '0') || p.HostIf != "weft0123456789" || p.MAC == "" {
+	if p == nil || p.IPv4.String() != fmt.Sprintf("10.77.1.%d", '0') ||
+		p.HostIf != "weft0123456789" || p.MAC == "" {
 		t.Errorf("pod %+v", p)
 	}
 	_, err := l.AddPod(t.Context(), PodSpec{Name: "bad", Node: "n0"})
@@ -214,7 +220,8 @@ func TestAgentsThatMisbehave(t *testing.T) {
 	needsRoot(t)
 	tests := []struct{ mode, want string }{
 		{"dies", "ended before it was ready; the end of /run/weft-lab/"},
-		{"never-ready", "is not ready (context deadline exceeded): readiness: 503 Service Unavailable: waiting for objects"},
+		{"never-ready",
+			"is not ready (context deadline exceeded): readiness: 503 Service Unavailable: waiting for objects"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.mode, func(t *testing.T) {

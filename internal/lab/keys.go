@@ -31,9 +31,11 @@ const trustDomain = "weft.lab"
 func keysConfig(s *Spec, n NodeSpec) map[string]any {
 	dir := keysDir(s.Name, n.Name)
 	return map[string]any{
-		"trustDomain": trustDomain, "cluster": s.Name, "kek": "file://" + filepath.Join(dir, kekFile),
+		"trustDomain": trustDomain, "cluster": s.Name,
+		"kek": "file://" + filepath.Join(dir, kekFile),
 		"certificates": map[string]any{
-			"cert": filepath.Join(dir, certFile), "key": filepath.Join(dir, keyFile), "bundle": filepath.Join(dir, bundleFile),
+			"cert": filepath.Join(dir, certFile), "key": filepath.Join(dir, keyFile),
+			"bundle": filepath.Join(dir, bundleFile),
 		},
 	}
 }
@@ -83,7 +85,8 @@ func issue(authority *ca.Authority, node, dir string) error {
 	}
 	defer identity.Zero()
 	return identity.Write(nodeid.Paths{
-		Cert: filepath.Join(dir, certFile), Key: filepath.Join(dir, keyFile), Bundle: filepath.Join(dir, bundleFile),
+		Cert: filepath.Join(dir, certFile), Key: filepath.Join(dir, keyFile),
+		Bundle: filepath.Join(dir, bundleFile),
 	})
 }
 
@@ -101,7 +104,8 @@ func (l *Lab) awaitIdentities(ctx context.Context) {
 	want := map[string]int{}
 	seen := map[[3]string]bool{}
 	for _, p := range st.spec.Pods {
-		if who := [3]string{p.Node, p.Namespace, p.ServiceAccount}; !seen[who] && !st.spec.node(p.Node).Bare() {
+		if who := [3]string{p.Node, p.Namespace, p.ServiceAccount}; !seen[who] &&
+			!st.spec.node(p.Node).Bare() {
 			seen[who] = true
 			want[p.Node]++
 		}
@@ -135,7 +139,8 @@ func (n *Node) knows(ctx context.Context, want map[string]int) bool {
 			Identities int
 		}
 	}
-	if resp.StatusCode != http.StatusOK || json.NewDecoder(resp.Body).Decode(&got) != nil || got.Mode == EncryptionOff {
+	if resp.StatusCode != http.StatusOK || json.NewDecoder(resp.Body).Decode(&got) != nil ||
+		got.Mode == EncryptionOff {
 		return true
 	}
 	for _, peer := range got.Peers {

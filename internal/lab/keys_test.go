@@ -33,12 +33,14 @@ func TestKeys(t *testing.T) {
 		if err != nil || !roots.AppendCertsFromPEM(bundle) {
 			t.Fatalf("bundle %s: %v", bundle, err)
 		}
-		check := nodeid.Check{Roots: roots, TrustDomain: cfg.Keys.TrustDomain, Role: nodeid.Server, Node: n.Name, Now: time.Now()}
+		check := nodeid.Check{Roots: roots, TrustDomain: cfg.Keys.TrustDomain, Role: nodeid.Server,
+			Node: n.Name, Now: time.Now()}
 		if _, err := check.Verify([]*x509.Certificate{pair.Leaf}); err != nil {
 			t.Errorf("node %s: %v", n.Name, err)
 		}
 		secret, err := os.ReadFile(filepath.Join(keysDir(spec.Name, n.Name), kekFile))
-		if err != nil || len(secret) == 0 || cfg.Keys.KEK != "file://"+filepath.Join(keysDir(spec.Name, n.Name), kekFile) {
+		if err != nil || len(secret) == 0 ||
+			cfg.Keys.KEK != "file://"+filepath.Join(keysDir(spec.Name, n.Name), kekFile) {
 			t.Errorf("key-encryption key of %s: %v", cfg.Keys.KEK, err)
 		}
 		secrets = append(secrets, secret)
@@ -46,7 +48,8 @@ func TestKeys(t *testing.T) {
 	if !bytes.Equal(secrets[0], secrets[1]) {
 		t.Error("the nodes' key-encryption keys differ")
 	}
-	for _, dir := range []string{authorityDir(spec.Name), keysDir(spec.Name, "n0"), keysDir(spec.Name, "n1")} {
+	for _, dir := range []string{authorityDir(spec.Name), keysDir(spec.Name, "n0"),
+		keysDir(spec.Name, "n1")} {
 		onlyRoot(t, dir)
 	}
 }
@@ -59,7 +62,8 @@ func onlyRoot(t *testing.T, dir string) {
 			return err
 		}
 		info, err := entry.Info()
-		if public := filepath.Ext(path) == ".crt"; err == nil && !public && info.Mode().Perm()&0o077 != 0 {
+		if public := filepath.Ext(path) == ".crt"; err == nil && !public &&
+			info.Mode().Perm()&0o077 != 0 {
 			t.Errorf("%s has mode %v", path, info.Mode())
 		}
 		return err

@@ -147,7 +147,8 @@ func addrsOf(prefixes []netip.Prefix) []netip.Addr {
 // newPod describes a pod of a running lab.
 func newPod(s *Spec, p PodSpec, r podRecord) *Pod {
 	return &Pod{
-		Name: p.Name, Namespace: p.Namespace, ServiceAccount: p.ServiceAccount, Labels: maps.Clone(p.Labels), Node: p.Node,
+		Name: p.Name, Namespace: p.Namespace, ServiceAccount: p.ServiceAccount,
+		Labels: maps.Clone(p.Labels), Node: p.Node,
 		NetNS: netns.Path(podNS(s.Name, p.Node, p.Name)), IfName: PodIfName,
 		ContainerID: containerID(s.Name, p.Node, p.Name),
 		HostIf:      r.HostIf, IPv4: r.IPv4, IPv6: r.IPv6, MAC: r.MAC,

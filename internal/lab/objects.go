@@ -51,8 +51,10 @@ func podObjects(s *Spec) []v1alpha1.Object {
 		}
 		docs = append(docs, &v1alpha1.Pod{
 			TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindPod},
-			Metadata: v1alpha1.ObjectMeta{Name: p.Name, Namespace: p.Namespace, Labels: p.Labels, Annotations: annotations},
-			Spec:     v1alpha1.PodSpec{NodeName: p.Node, ServiceAccount: p.ServiceAccount, Addresses: p.Addresses},
+			Metadata: v1alpha1.ObjectMeta{Name: p.Name, Namespace: p.Namespace, Labels: p.Labels,
+				Annotations: annotations},
+			Spec: v1alpha1.PodSpec{NodeName: p.Node, ServiceAccount: p.ServiceAccount,
+				Addresses: p.Addresses},
 		})
 	}
 	return docs

@@ -23,7 +23,8 @@ func parse(name string, data []byte) (*Spec, error) {
 		}}
 	case len(docs) > 1:
 		errs = []strictyaml.Error{{
-			File: name, Line: docs[1].Line(""), Msg: "holds more than one YAML document: keep one lab per file",
+			File: name, Line: docs[1].Line(""),
+			Msg: "holds more than one YAML document: keep one lab per file",
 		}}
 	default:
 		errs = docs[0].Decode(spec)

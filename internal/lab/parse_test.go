@@ -67,43 +67,78 @@ func TestParseRefuses(t *testing.T) {
 		name, old, new string // small with old replaced by new
 		want           string
 	}{
-		{"unknown key", "podCIDRs: [10.77.2.0/24]", "podCIDR: [10.77.2.0/24]", `lab.yaml:8: nodes[1].podCIDR: unknown key: did you mean "podCIDRs"?`},
-		{"unknown top key", "name: t\n", "name: t\ncolour: red\n", `lab.yaml:2: colour: unknown key: known here are name, encryption, sysctls, etcd, agent, nodes, wires, pods`},
-		{"key twice", "name: t\n", "name: t\nname: u\n", `lab.yaml:2: name: is given twice, first on line 1`},
+		{"unknown key", "podCIDRs: [10.77.2.0/24]", "podCIDR: [10.77.2.0/24]",
+			`lab.yaml:8: nodes[1].podCIDR: unknown key: did you mean "podCIDRs"?`},
+		{"unknown top key", "name: t\n", "name: t\ncolour: red\n",
+			`lab.yaml:2: colour: unknown key: known here are name, encryption, sysctls, etcd, agent, nodes, wires, pods`},
+		{"key twice", "name: t\n", "name: t\nname: u\n",
+			`lab.yaml:2: name: is given twice, first on line 1`},
 		{"no name", "name: t\n", "", `lab.yaml:1: name: is missing: give the lab a name`},
 		{"bad name", "name: t\n", "name: T_\n", `lab.yaml:1: name: "T_" is not a name`},
-		{"long name", "name: b\n", "name: " + long + "\n", `lab.yaml:6: nodes[1].name: lab and node name together have 40 characters, at most 39 fit`},
-		{"reserved node", "name: b\n", "name: bin\n", `nodes[1].name: "bin" is a directory of the lab itself`},
+		{"long name", "name: b\n", "name: " + long + "\n",
+			`lab.yaml:6: nodes[1].name: lab and node name together have 40 characters, at most 39 fit`},
+		{"reserved node", "name: b\n", "name: bin\n",
+			`nodes[1].name: "bin" is a directory of the lab itself`},
 		{"node twice", "name: b\n", "name: a\n", `lab.yaml:6: nodes[1].name: "a" names two nodes`},
-		{"bad address", "192.0.2.1/24", "192.0.2.1", `lab.yaml:4: nodes[0].addresses[0]: "192.0.2.1" is not an address range or an address with prefix length, such as 10.1.0.0/24`},
-		{"network address", "192.0.2.1/24", "192.0.2.0/24", `lab.yaml:4: nodes[0].addresses[0]: 192.0.2.0/24 is the network's own address`},
-		{"multicast", "192.0.2.1/24", "224.0.0.1/24", `nodes[0].addresses[0]: 224.0.0.1 cannot be an interface's address`},
-		{"address twice", "192.0.2.2/24", "192.0.2.1/24", `lab.yaml:7: nodes[1].addresses[0]: 192.0.2.1 is already given by nodes[0].addresses[0]`},
-		{"two of a family", "2001:db8::2/64", "192.0.2.3/24", `nodes[1].addresses[1]: is the node's second address of its family`},
-		{"other subnet", "192.0.2.2/24", "198.51.100.2/24", `nodes[1].addresses[0]: 198.51.100.2/24 is outside 192.0.2.0/24, the subnet of wire w0`},
-		{"ranges overlap", "[10.77.2.0/24]", "[10.77.0.0/16]", `lab.yaml:8: nodes[1].podCIDRs[0]: 10.77.0.0/16 overlaps nodes[0].podCIDRs[0] (10.77.1.0/24)`},
-		{"range on the wire", "[10.77.2.0/24]", "[192.0.2.128/25]", `nodes[1].podCIDRs[0]: 192.0.2.128/25 overlaps the wire's subnet`},
-		{"range with host bits", "[10.77.2.0/24]", "[10.77.2.1/24]", `10.77.2.1/24 has bits set after its prefix length: write 10.77.2.0/24`},
-		{"wire's unknown node", "nodes: [a, b]", "nodes: [a, b, c]", `lab.yaml:11: wires[0].nodes[2]: "c" is no node of this lab: nodes are a, b`},
-		{"node on no wire", "nodes: [a, b]", "nodes: [a]", `lab.yaml:6: nodes[1]: "b" is on no wire`},
-		{"long wire name", "name: w0", "name: w0123456789abcdef", `wires[0].name: "w0123456789abcdef" is not an interface name`},
+		{"bad address", "192.0.2.1/24", "192.0.2.1",
+			`lab.yaml:4: nodes[0].addresses[0]: "192.0.2.1" is not an address range or an address with prefix length, such as 10.1.0.0/24`},
+		{"network address", "192.0.2.1/24", "192.0.2.0/24",
+			`lab.yaml:4: nodes[0].addresses[0]: 192.0.2.0/24 is the network's own address`},
+		{"multicast", "192.0.2.1/24", "224.0.0.1/24",
+			`nodes[0].addresses[0]: 224.0.0.1 cannot be an interface's address`},
+		{"address twice", "192.0.2.2/24", "192.0.2.1/24",
+			`lab.yaml:7: nodes[1].addresses[0]: 192.0.2.1 is already given by nodes[0].addresses[0]`},
+		{"two of a family", "2001:db8::2/64", "192.0.2.3/24",
+			`nodes[1].addresses[1]: is the node's second address of its family`},
+		{"other subnet", "192.0.2.2/24", "198.51.100.2/24",
+			`nodes[1].addresses[0]: 198.51.100.2/24 is outside 192.0.2.0/24, the subnet of wire w0`},
+		{"ranges overlap", "[10.77.2.0/24]", "[10.77.0.0/16]",
+			`lab.yaml:8: nodes[1].podCIDRs[0]: 10.77.0.0/16 overlaps nodes[0].podCIDRs[0] (10.77.1.0/24)`},
+		{"range on the wire", "[10.77.2.0/24]", "[192.0.2.128/25]",
+			`nodes[1].podCIDRs[0]: 192.0.2.128/25 overlaps the wire's subnet`},
+		{"range with host bits", "[10.77.2.0/24]", "[10.77.2.1/24]",
+			`10.77.2.1/24 has bits set after its prefix length: write 10.77.2.0/24`},
+		{"wire's unknown node", "nodes: [a, b]", "nodes: [a, b, c]",
+			`lab.yaml:11: wires[0].nodes[2]: "c" is no node of this lab: nodes are a, b`},
+		{"node on no wire", "nodes: [a, b]", "nodes: [a]",
+			`lab.yaml:6: nodes[1]: "b" is on no wire`},
+		{"long wire name", "name: w0", "name: w0123456789abcdef",
+			`wires[0].name: "w0123456789abcdef" is not an interface name`},
 		{"wire named like ours", "name: w0", "name: weft0", `wires[0].name: "weft0" is taken`},
-		{"mtu too small", "nodes: [a, b]", "nodes: [a, b]\n    mtu: 576", `lab.yaml:12: wires[0].mtu: is 576: use 1280 to 65535`},
-		{"mtu of words", "nodes: [a, b]", "nodes: [a, b]\n    mtu: big", `lab.yaml:12: wires[0].mtu: is the text "big": want a whole number`},
-		{"offload of words", "nodes: [a, b]", "nodes: [a, b]\n    offload: maybe", `lab.yaml:12: wires[0].offload: is the text "maybe": want true or false`},
-		{"pod's unknown node", "    node: a\n", "    node: z\n", `lab.yaml:14: pods[0].node: "z" is no node of this lab`},
-		{"pod named like a node", "name: p\n", "name: a\n", `pods[0].name: "a" is also a node's name`},
-		{"pod's address elsewhere", "    node: a\n", "    node: a\n    addresses: [10.77.2.9]\n", `lab.yaml:15: pods[0].addresses[0]: 10.77.2.9 is outside node a's podCIDRs`},
-		{"pod's address with length", "    node: a\n", "    node: a\n    addresses: [10.77.1.9/24]\n", `pods[0].addresses[0]: "10.77.1.9/24" is not an IP address`},
-		{"unknown mode", "    podCIDRs: [10.77.2.0/24]", "    mode: warp", `nodes[1].mode: "warp" is not a mode: use auto, xdp, tc, stack`},
-		{"bare with mode", "    podCIDRs: [10.77.2.0/24]", "    mode: tc\n    agent: false", `nodes[1].mode: is for nodes with an agent`},
-		{"unknown sysctls", "name: t\n", "name: t\nsysctls: debian\n", `lab.yaml:2: sysctls: "debian" is not known: use distribution or kernel`},
-		{"unknown datapath", "    node: a\n", "    node: a\n    datapath: tc\n", `lab.yaml:15: pods[0].datapath: "tc" is no datapath to ask for: use xdp, or leave it out`},
-		{"config of ours", "    podCIDRs: [10.77.2.0/24]", "    config: {node: x}", `nodes[1].config.node: is set by the lab`},
-		{"list for mapping", "name: t\n", "name: t\nagent: [1]\n", `lab.yaml:2: agent: is a list: want keys with values`},
-		{"agent key twice", "name: t\n", "name: t\nagent: {mtu: 1, mtu: 2}\n", `lab.yaml:2: agent: want keys with values: `},
-		{"address for no node of the wire", "nodes: [a, b]", "nodes: [a, b]\n    addresses:\n      c: [10.0.0.1/8]", `lab.yaml:13: wires[0].addresses[c]: is not on this wire`},
-		{"two documents", "name: t\n", "name: t\n---\n", `lab.yaml:3: holds more than one YAML document`},
+		{"mtu too small", "nodes: [a, b]", "nodes: [a, b]\n    mtu: 576",
+			`lab.yaml:12: wires[0].mtu: is 576: use 1280 to 65535`},
+		{"mtu of words", "nodes: [a, b]", "nodes: [a, b]\n    mtu: big",
+			`lab.yaml:12: wires[0].mtu: is the text "big": want a whole number`},
+		{"offload of words", "nodes: [a, b]", "nodes: [a, b]\n    offload: maybe",
+			`lab.yaml:12: wires[0].offload: is the text "maybe": want true or false`},
+		{"pod's unknown node", "    node: a\n", "    node: z\n",
+			`lab.yaml:14: pods[0].node: "z" is no node of this lab`},
+		{"pod named like a node", "name: p\n", "name: a\n",
+			`pods[0].name: "a" is also a node's name`},
+		{"pod's address elsewhere", "    node: a\n", "    node: a\n    addresses: [10.77.2.9]\n",
+			`lab.yaml:15: pods[0].addresses[0]: 10.77.2.9 is outside node a's podCIDRs`},
+		{"pod's address with length", "    node: a\n",
+			"    node: a\n    addresses: [10.77.1.9/24]\n",
+			`pods[0].addresses[0]: "10.77.1.9/24" is not an IP address`},
+		{"unknown mode", "    podCIDRs: [10.77.2.0/24]", "    mode: warp",
+			`nodes[1].mode: "warp" is not a mode: use auto, xdp, tc, stack`},
+		{"bare with mode", "    podCIDRs: [10.77.2.0/24]", "    mode: tc\n    agent: false",
+			`nodes[1].mode: is for nodes with an agent`},
+		{"unknown sysctls", "name: t\n", "name: t\nsysctls: debian\n",
+			`lab.yaml:2: sysctls: "debian" is not known: use distribution or kernel`},
+		{"unknown datapath", "    node: a\n", "    node: a\n    datapath: tc\n",
+			`lab.yaml:15: pods[0].datapath: "tc" is no datapath to ask for: use xdp, or leave it out`},
+		{"config of ours", "    podCIDRs: [10.77.2.0/24]", "    config: {node: x}",
+			`nodes[1].config.node: is set by the lab`},
+		{"list for mapping", "name: t\n", "name: t\nagent: [1]\n",
+			`lab.yaml:2: agent: is a list: want keys with values`},
+		{"agent key twice", "name: t\n", "name: t\nagent: {mtu: 1, mtu: 2}\n",
+			`lab.yaml:2: agent: want keys with values: `},
+		{"address for no node of the wire", "nodes: [a, b]",
+			"nodes: [a, b]\n    addresses:\n      c: [10.0.0.1/8]",
+			`lab.yaml:13: wires[0].addresses[c]: is not on this wire`},
+		{"two documents", "name: t\n", "name: t\n---\n",
+			`lab.yaml:3: holds more than one YAML document`},
 		{"not YAML", "name: t\n", "name: [\n", `lab.yaml:1: not valid YAML: `},
 	}
 	for _, tt := range tests {
@@ -129,11 +164,15 @@ func TestPodDatapath(t *testing.T) {
 		t.Fatal(err)
 	}
 	objects := podObjects(s.clone())
-	if len(objects) != 1 || objects[0].(*v1alpha1.Pod).Metadata.Annotations[v1alpha1.DatapathAnnotation] != "xdp" {
+	if len(objects) != 1 ||
+		objects[0].(*v1alpha1.Pod).Metadata.Annotations[v1alpha1.DatapathAnnotation] != "xdp" {
 		t.Errorf("%+v", objects)
 	}
-	bare := strings.Replace(small, "    addresses: [192.0.2.1/24", "    agent: false\n    addresses: [192.0.2.1/24", 1)
-	if _, err := Parse([]byte(bare + "    datapath: xdp\n")); err == nil || !strings.Contains(err.Error(), "lab.yaml:16: pods[0].datapath: is for pods of nodes with an agent") {
+	bare := strings.Replace(small, "    addresses: [192.0.2.1/24",
+		"    agent: false\n    addresses: [192.0.2.1/24", 1)
+	if _, err := Parse([]byte(bare + "    datapath: xdp\n")); err == nil ||
+		!strings.Contains(err.Error(),
+			"lab.yaml:16: pods[0].datapath: is for pods of nodes with an agent") {
 		t.Error(err)
 	}
 }
@@ -141,7 +180,8 @@ func TestPodDatapath(t *testing.T) {
 func TestParseTellsAllMistakesAtOnce(t *testing.T) {
 	text := strings.NewReplacer("name: p\n", "name: P\n", "name: w0", "name: lo").Replace(small)
 	_, err := Parse([]byte(text))
-	if err == nil || !strings.Contains(err.Error(), "wires[0].name") || !strings.Contains(err.Error(), "pods[0].name") {
+	if err == nil || !strings.Contains(err.Error(), "wires[0].name") ||
+		!strings.Contains(err.Error(), "pods[0].name") {
 		t.Errorf("got %v", err)
 	}
 	if _, err := Parse(nil); err == nil || !strings.Contains(err.Error(), "is empty") {
@@ -152,18 +192,22 @@ func TestParseTellsAllMistakesAtOnce(t *testing.T) {
 func TestNamespacesMayNotCollide(t *testing.T) {
 	text := strings.NewReplacer("name: b\n", "name: a-p\n", "[a, b]", "[a, a-p]").Replace(small)
 	_, err := Parse([]byte(text))
-	if err == nil || !strings.Contains(err.Error(), "would share the network namespace weft-t-a-p with nodes[1].name") {
+	if err == nil ||
+		!strings.Contains(err.Error(),
+			"would share the network namespace weft-t-a-p with nodes[1].name") {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestAgentConfigMerges(t *testing.T) {
-	s, err := Parse([]byte(strings.Replace(small, "name: t\n", "name: t\nagent: {flows: {maxEntries: 2048, log: /x}, mtu: 1400}\n", 1)))
+	s, err := Parse([]byte(strings.Replace(small, "name: t\n",
+		"name: t\nagent: {flows: {maxEntries: 2048, log: /x}, mtu: 1400}\n", 1)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.Nodes[0].Mode = "tc"
-	s.Nodes[0].Config = map[string]any{"flows": map[string]any{"maxEntries": 4096}, "metrics": map[string]any{"listen": ""}}
+	s.Nodes[0].Config = map[string]any{"flows": map[string]any{"maxEntries": 4096},
+		"metrics": map[string]any{"listen": ""}}
 	got, err := agentConfig(s.clone(), s.Nodes[0])
 	if err != nil {
 		t.Fatal(err)
@@ -211,7 +255,8 @@ uplinks:
 func TestNodeObjects(t *testing.T) {
 	bare := false
 	ranges := []netip.Prefix{netip.MustParsePrefix("10.77.1.0/24")}
-	s := &Spec{Nodes: []NodeSpec{{Name: "a", PodCIDRs: ranges}, {Name: "b"}, {Name: "routed", Agent: &bare, PodCIDRs: ranges}, {Name: "outside", Agent: &bare}}}
+	s := &Spec{Nodes: []NodeSpec{{Name: "a", PodCIDRs: ranges}, {Name: "b"},
+		{Name: "routed", Agent: &bare, PodCIDRs: ranges}, {Name: "outside", Agent: &bare}}}
 	var names []string
 	for _, doc := range nodeObjects(s) {
 		names = append(names, doc.(*v1alpha1.Node).Metadata.Name)
@@ -228,14 +273,17 @@ func TestEncryptionOff(t *testing.T) {
 	}
 	s = s.clone() // as it is read back from a running lab's record
 	got, err := agentConfig(s, s.Nodes[0])
-	if err != nil || s.Encrypted() || !strings.Contains(string(got), "encryption:\n    mode: \"off\"\n") || strings.Contains(string(got), "keys:") {
+	if err != nil || s.Encrypted() ||
+		!strings.Contains(string(got), "encryption:\n    mode: \"off\"\n") ||
+		strings.Contains(string(got), "keys:") {
 		t.Errorf("%v\n%s", err, got)
 	}
 	if err := checkConfigs(s); err != nil {
 		t.Error(err)
 	}
 	_, err = Parse([]byte(strings.Replace(small, "name: t\n", "name: t\nencryption: plain\n", 1)))
-	if err == nil || !strings.Contains(err.Error(), `encryption: "plain" is not known: use strict or off`) {
+	if err == nil ||
+		!strings.Contains(err.Error(), `encryption: "plain" is not known: use strict or off`) {
 		t.Errorf("got %v", err)
 	}
 }

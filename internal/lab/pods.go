@@ -43,7 +43,8 @@ func (l *Lab) AddPods(ctx context.Context, specs []PodSpec) ([]*Pod, error) {
 		}
 		for _, p := range specs {
 			if exists(netns.Path(podNS(grown.Name, p.Node, p.Name))) {
-				return fmt.Errorf("add pod: network namespace %s is taken by something else", podNS(grown.Name, p.Node, p.Name))
+				return fmt.Errorf("add pod: network namespace %s is taken by something else",
+					podNS(grown.Name, p.Node, p.Name))
 			}
 		}
 		st.spec = grown
@@ -92,7 +93,8 @@ func (l *Lab) DelPod(ctx context.Context, name string) error {
 	return l.st.update(func(st *state) error {
 		delete(st.Pods, name)
 		st.spec = st.spec.clone()
-		st.spec.Pods = slices.DeleteFunc(st.spec.Pods, func(p PodSpec) bool { return p.Name == name })
+		st.spec.Pods = slices.DeleteFunc(st.spec.Pods,
+			func(p PodSpec) bool { return p.Name == name })
 		return writePodObjects(st.spec)
 	})
 }
@@ -137,7 +139,8 @@ func (l *Lab) attachPod(ctx context.Context, p PodSpec) error {
 	if err != nil {
 		return fmt.Errorf("attach pod %s on node %s: %w", p.Key(), p.Node, err)
 	}
-	l.log().Info("pod attached", "pod", p.Key(), "node", p.Node, "ipv4", record.IPv4, "ipv6", record.IPv6,
+	l.log().Info("pod attached", "pod", p.Key(), "node", p.Node, "ipv4", record.IPv4, "ipv6",
+		record.IPv6,
 		"took", time.Since(start).Round(time.Millisecond))
 	return l.st.update(func(st *state) error { st.Pods[p.Name] = record; return nil })
 }
@@ -151,11 +154,13 @@ func (o pluginOutput) Write(text []byte) (int, error) {
 }
 
 // cni prepares a call of the plugin as a container runtime would make it.
-func (l *Lab) cni(s *Spec, p PodSpec) (*libcni.CNIConfig, *libcni.NetworkConfigList, *libcni.RuntimeConf, error) {
+func (l *Lab) cni(s *Spec,
+	p PodSpec) (*libcni.CNIConfig, *libcni.NetworkConfigList, *libcni.RuntimeConf, error) {
 	conf, err := json.Marshal(map[string]any{
 		"cniVersion": cniVersion,
 		"name":       "weft-" + s.Name,
-		"plugins":    []any{map[string]any{"type": cniPlugin, "instance": instance(s.Name, p.Node)}},
+		"plugins": []any{map[string]any{"type": cniPlugin,
+			"instance": instance(s.Name, p.Node)}},
 	})
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("write CNI configuration: %w", err)
@@ -173,7 +178,8 @@ func (l *Lab) cni(s *Spec, p PodSpec) (*libcni.CNIConfig, *libcni.NetworkConfigL
 		},
 	}
 	run := &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: pluginOutput{l}}}
-	return libcni.NewCNIConfigWithCacheDir([]string{binDir(s.Name)}, cniCacheDir(s.Name, p.Node), run), list, rt, nil
+	return libcni.NewCNIConfigWithCacheDir([]string{binDir(s.Name)}, cniCacheDir(s.Name, p.Node),
+		run), list, rt, nil
 }
 
 // cniAdd runs the plugin inside the node's network namespace, where a runtime runs it.

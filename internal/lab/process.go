@@ -32,7 +32,8 @@ func identify(pid int) (process, error) {
 		return process{}, err
 	}
 	// The first thread of a killed process may be gone while others still hold its files.
-	if tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid)); state == 'Z' && err == nil && len(tasks) > 1 {
+	if tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid)); state == 'Z' && err == nil &&
+		len(tasks) > 1 {
 		return process{PID: pid, Start: start}, nil
 	}
 	if state == 'Z' || state == 'X' {

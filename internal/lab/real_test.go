@@ -63,7 +63,9 @@ func TestRealPodsReachEachOther(t *testing.T) {
 			reach(t, l.Pod("client"), l.Pod(to), family)
 		}
 	}
-	late, err := l.AddPod(t.Context(), PodSpec{Name: "late", Node: "b", Addresses: []netip.Addr{netip.MustParseAddr("10.77.2.222")}})
+	late, err := l.AddPod(t.Context(),
+		PodSpec{Name: "late", Node: "b",
+			Addresses: []netip.Addr{netip.MustParseAddr("10.77.2.222")}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,13 +80,17 @@ func TestRealAgentKilledUnderLoad(t *testing.T) {
 	from, to := l.Pod("client"), l.Pod("server")
 	var streams []*traffic.UDPStream
 	for _, family := range []int{4, 6} {
-		s, err := traffic.StartUDP(t.Context(), traffic.UDPOptions{From: from.NetNS, To: to.NetNS, Dst: netip.AddrPortFrom(to.Addr(family), 0)})
+		s, err := traffic.StartUDP(t.Context(),
+			traffic.UDPOptions{From: from.NetNS, To: to.NetNS,
+				Dst: netip.AddrPortFrom(to.Addr(family), 0)})
 		if err != nil {
 			t.Fatal(err)
 		}
 		streams = append(streams, s)
 	}
-	tcp, err := traffic.StartTCP(t.Context(), traffic.TCPOptions{From: from.NetNS, To: to.NetNS, Dst: netip.AddrPortFrom(to.IPv4, 0), BytesPerSecond: 20 << 20})
+	tcp, err := traffic.StartTCP(t.Context(),
+		traffic.TCPOptions{From: from.NetNS, To: to.NetNS, Dst: netip.AddrPortFrom(to.IPv4, 0),
+			BytesPerSecond: 20 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}

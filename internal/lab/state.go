@@ -104,7 +104,8 @@ func (s *store) read() (*state, error) {
 		return nil, err
 	}
 	if st.spec.Name != s.name {
-		return nil, fmt.Errorf("lab record %s names the lab %q: remove it by hand", s.name, st.spec.Name)
+		return nil, fmt.Errorf("lab record %s names the lab %q: remove it by hand", s.name,
+			st.spec.Name)
 	}
 	if st.Agents == nil {
 		st.Agents = map[string]process{}

@@ -77,7 +77,8 @@ func (l *Lab) Status(ctx context.Context) (*Status, error) {
 		out.Nodes = append(out.Nodes, nodeStatus(ctx, newNode(l, st.spec, n)))
 	}
 	for _, w := range st.spec.Wires {
-		out.Wires = append(out.Wires, WireStatus{Name: w.Name, Nodes: w.Nodes, MTU: w.MTU, Offload: w.offload()})
+		out.Wires = append(out.Wires,
+			WireStatus{Name: w.Name, Nodes: w.Nodes, MTU: w.MTU, Offload: w.offload()})
 	}
 	for _, p := range st.spec.Pods {
 		_, attached := st.Pods[p.Name]
@@ -88,7 +89,8 @@ func (l *Lab) Status(ctx context.Context) (*Status, error) {
 
 func nodeStatus(ctx context.Context, n *Node) NodeStatus {
 	s := NodeStatus{
-		Name: n.Name, NetNS: n.NetNS, Addresses: n.Addresses, PodCIDRs: n.PodCIDRs, Agent: AgentNone,
+		Name: n.Name, NetNS: n.NetNS, Addresses: n.Addresses, PodCIDRs: n.PodCIDRs,
+		Agent:  AgentNone,
 		Socket: n.Socket, Config: n.ConfigFile, Log: n.LogFile,
 	}
 	if n.Bare {
@@ -108,8 +110,9 @@ func nodeStatus(ctx context.Context, n *Node) NodeStatus {
 
 func podStatus(p *Pod, attached bool) PodStatus {
 	s := PodStatus{
-		Name: p.Name, Namespace: p.Namespace, Node: p.Node, ServiceAccount: p.ServiceAccount, Labels: p.Labels,
-		NetNS: p.NetNS, HostIf: p.HostIf, MAC: p.MAC, State: PodMissing,
+		Name: p.Name, Namespace: p.Namespace, Node: p.Node, ServiceAccount: p.ServiceAccount,
+		Labels: p.Labels,
+		NetNS:  p.NetNS, HostIf: p.HostIf, MAC: p.MAC, State: PodMissing,
 	}
 	if p.IPv4.IsValid() {
 		s.IPv4 = p.IPv4.String()

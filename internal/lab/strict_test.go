@@ -36,7 +36,9 @@ func awaitPlain(t *testing.T, l *Lab, want int) {
 func ping(t *testing.T, l *Lab, to string, size int) {
 	t.Helper()
 	for _, family := range []int{4, 6} {
-		report, err := traffic.Ping(t.Context(), l.Pod("client").NetNS, traffic.PingOptions{Dst: l.Pod(to).Addr(family), Count: 3, Size: size, DF: true, Interval: 20 * time.Millisecond})
+		report, err := traffic.Ping(t.Context(), l.Pod("client").NetNS,
+			traffic.PingOptions{Dst: l.Pod(to).Addr(family), Count: 3, Size: size, DF: true,
+				Interval: 20 * time.Millisecond})
 		if err != nil || !report.OK() {
 			t.Errorf("IPv%d ping of %s, %d bytes: %+v %v", family, to, size, report, err)
 		}
@@ -48,7 +50,8 @@ func TestRealStrict(t *testing.T) {
 	l := upRealAs(t, "strict", EncryptionStrict)
 	first := sealing(t, l, "a")
 	peer := first.Peers[0]
-	if first.Epoch == nil || peer.SendEpoch != first.Epoch.Number || peer.ReceiveEpoch != first.Epoch.Number || !peer.PostQuantum || peer.MTU != 1438 {
+	if first.Epoch == nil || peer.SendEpoch != first.Epoch.Number ||
+		peer.ReceiveEpoch != first.Epoch.Number || !peer.PostQuantum || peer.MTU != 1438 {
 		t.Errorf("%+v %+v", first, peer)
 	}
 	reach(t, l.Pod("client"), l.Pod("server"), 4)
@@ -59,7 +62,8 @@ func TestRealStrict(t *testing.T) {
 		t.Errorf("nothing was sealed: %+v", sealed)
 	}
 	policy := "apiVersion: weft.dev/v1alpha1\nkind: EncryptionPolicy\nmetadata: {name: p, namespace: ops}\nspec: {selector: {}}\n"
-	if err := statefile.WriteMode(filepath.Join(l.ObjectsDir(), "policy.yaml"), []byte(policy), 0o644); err != nil {
+	if err := statefile.WriteMode(filepath.Join(l.ObjectsDir(), "policy.yaml"), []byte(policy),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	awaitPlain(t, l, 2)
@@ -77,7 +81,8 @@ func TestRealStrict(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sealedProbe := strings.Replace(string(text), "name: probe\n", "name: probe\n    annotations: {ebpf.xdp/encrypt: \"true\"}\n", 1)
+	sealedProbe := strings.Replace(string(text), "name: probe\n",
+		"name: probe\n    annotations: {ebpf.xdp/encrypt: \"true\"}\n", 1)
 	if err := statefile.WriteMode(pods, []byte(sealedProbe), 0o644); err != nil {
 		t.Fatal(err)
 	}

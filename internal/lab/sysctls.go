@@ -17,7 +17,8 @@ var interfaceSysctls = map[string]map[string]string{
 
 var otherSysctls = map[string]map[string]string{
 	SysctlsDistribution: {"net/ipv4/ping_group_range": "0 2147483647"},
-	SysctlsKernel:       {"net/ipv4/ping_group_range": "1 0", "net/ipv4/conf/all/accept_source_route": "0"},
+	SysctlsKernel: {"net/ipv4/ping_group_range": "1 0",
+		"net/ipv4/conf/all/accept_source_route": "0"},
 }
 
 // SetSysctls gives the current network namespace the settings that Spec.Sysctls names, empty for

@@ -15,13 +15,17 @@ func TestSysctls(t *testing.T) {
 		want       map[string]string
 	}{
 		{"distribution by default", "", map[string]string{
-			"conf/all/rp_filter": "2", "conf/default/rp_filter": "2", "conf/lo/rp_filter": "2", "conf/IF/rp_filter": "2",
-			"conf/all/accept_source_route": "0", "conf/IF/accept_source_route": "0", "conf/IF/promote_secondaries": "1",
+			"conf/all/rp_filter": "2", "conf/default/rp_filter": "2", "conf/lo/rp_filter": "2",
+			"conf/IF/rp_filter":            "2",
+			"conf/all/accept_source_route": "0", "conf/IF/accept_source_route": "0",
+			"conf/IF/promote_secondaries":  "1",
 			"conf/all/promote_secondaries": "1", "ping_group_range": "0\t2147483647",
 		}},
 		{"kernel", SysctlsKernel, map[string]string{
-			"conf/all/rp_filter": "0", "conf/default/rp_filter": "0", "conf/lo/rp_filter": "0", "conf/IF/rp_filter": "0",
-			"conf/all/accept_source_route": "0", "conf/IF/accept_source_route": "1", "conf/IF/promote_secondaries": "0",
+			"conf/all/rp_filter": "0", "conf/default/rp_filter": "0", "conf/lo/rp_filter": "0",
+			"conf/IF/rp_filter":            "0",
+			"conf/all/accept_source_route": "0", "conf/IF/accept_source_route": "1",
+			"conf/IF/promote_secondaries":  "0",
 			"conf/all/promote_secondaries": "0", "ping_group_range": "1\t0",
 		}},
 	} {

@@ -79,9 +79,11 @@ func (l *Lab) clearRemains(ctx context.Context, spec *Spec) error {
 	st, err := l.st.read()
 	switch {
 	case err == nil && st.Phase == PhaseUp && anyLeft(st.spec):
-		return fmt.Errorf("lab %s %w: use it, or remove it with `weft lab down %s`", spec.Name, ErrUp, spec.Name)
+		return fmt.Errorf("lab %s %w: use it, or remove it with `weft lab down %s`", spec.Name,
+			ErrUp, spec.Name)
 	case err == nil:
-		l.log().Warn("removing the remains of a lab that was not finished", "lab", spec.Name, "phase", st.Phase)
+		l.log().Warn("removing the remains of a lab that was not finished", "lab", spec.Name,
+			"phase", st.Phase)
 		if err := l.takeDownKeeping(ctx); err != nil {
 			return fmt.Errorf("remove the remains of lab %s: %w", spec.Name, err)
 		}
@@ -178,7 +180,8 @@ func (l *Lab) build(ctx context.Context, s *Spec) error {
 		if err := step.do(ctx, s); err != nil {
 			return err
 		}
-		l.log().Debug("step done", "step", step.what, "took", time.Since(start).Round(time.Millisecond))
+		l.log().Debug("step done", "step", step.what, "took",
+			time.Since(start).Round(time.Millisecond))
 	}
 	return l.st.update(func(st *state) error { st.Phase = PhaseUp; return nil })
 }
@@ -205,7 +208,8 @@ func (l *Lab) makeDirs(_ context.Context, s *Spec) error {
 		if err != nil {
 			return err
 		}
-		if err := statefile.WriteMode(filepath.Join(nodeDir(s.Name, n.Name), "agent.yaml"), data, 0o644); err != nil {
+		if err := statefile.WriteMode(filepath.Join(nodeDir(s.Name, n.Name), "agent.yaml"), data,
+			0o644); err != nil {
 			return err
 		}
 	}
@@ -281,8 +285,10 @@ func routeBareNode(s *Spec, n NodeSpec) error {
 				if peer.Name == n.Name || !via.IsValid() {
 					continue
 				}
-				if err := netlink.RouteReplace(&netlink.Route{Dst: ipNet(cidr), Gw: via.AsSlice()}); err != nil {
-					return fmt.Errorf("route on bare node %s: %s via %s: %w", n.Name, cidr, via, err)
+				if err := netlink.RouteReplace(&netlink.Route{Dst: ipNet(cidr),
+					Gw: via.AsSlice()}); err != nil {
+					return fmt.Errorf("route on bare node %s: %s via %s: %w", n.Name, cidr, via,
+						err)
 				}
 			}
 		}
@@ -295,7 +301,8 @@ func (s *Spec) neighbour(n, peer NodeSpec, v4 bool) netip.Addr {
 	for _, p := range peer.Addresses {
 		for _, w := range s.Wires {
 			for _, own := range s.wireAddresses(w, n.Name) {
-				if p.Addr().Is4() == v4 && slices.Contains(w.Nodes, n.Name) && own.Contains(p.Addr()) {
+				if p.Addr().Is4() == v4 && slices.Contains(w.Nodes, n.Name) &&
+					own.Contains(p.Addr()) {
 					return p.Addr()
 				}
 			}

@@ -87,7 +87,8 @@ func (v *validator) fail(field, format string, args ...any) {
 	if v.line != nil {
 		line = v.line(field)
 	}
-	v.errs = append(v.errs, strictyaml.Error{File: v.file, Line: line, Field: field, Msg: fmt.Sprintf(format, args...)})
+	v.errs = append(v.errs,
+		strictyaml.Error{File: v.file, Line: line, Field: field, Msg: fmt.Sprintf(format, args...)})
 }
 
 func (v *validator) name(field, name, what string) bool {
@@ -95,7 +96,9 @@ func (v *validator) name(field, name, what string) bool {
 	case name == "":
 		v.fail(field, "is missing: give the %s a name", what)
 	case !nameForm.MatchString(name) || len(name) > maxName:
-		v.fail(field, "%q is not a name: use a-z, 0-9 and - (not at the ends), at most %d characters", name, maxName)
+		v.fail(field,
+			"%q is not a name: use a-z, 0-9 and - (not at the ends), at most %d characters", name,
+			maxName)
 	default:
 		return true
 	}
@@ -117,7 +120,9 @@ func (v *validator) nodes() {
 		}
 		seen[n.Name] = true
 		if len(v.spec.Name)+1+len(n.Name) > maxInstance {
-			v.fail(f+".name", "lab and node name together have %d characters, at most %d fit: shorten one", len(v.spec.Name)+len(n.Name), maxInstance-1)
+			v.fail(f+".name",
+				"lab and node name together have %d characters, at most %d fit: shorten one",
+				len(v.spec.Name)+len(n.Name), maxInstance-1)
 		}
 		v.nodeAddresses(f, n)
 		v.podCIDRs(f, i, n)
@@ -127,14 +132,16 @@ func (v *validator) nodes() {
 
 func (v *validator) nodeAddresses(f string, n NodeSpec) {
 	if len(n.Addresses) == 0 {
-		v.fail(f+".addresses", "is empty: give the node an address with prefix length, like %s", exampleAddress)
+		v.fail(f+".addresses", "is empty: give the node an address with prefix length, like %s",
+			exampleAddress)
 	}
 	families := map[bool]bool{}
 	for j, p := range n.Addresses {
 		af := fmt.Sprintf("%s.addresses[%d]", f, j)
 		v.address(af, p)
 		if families[p.Addr().Is4()] {
-			v.fail(af, "is the node's second address of its family: keep one here, put others under wires[].addresses")
+			v.fail(af,
+				"is the node's second address of its family: keep one here, put others under wires[].addresses")
 		}
 		families[p.Addr().Is4()] = true
 	}
@@ -148,7 +155,8 @@ func (v *validator) address(f string, p netip.Prefix) {
 		v.fail(f, "is not an address with prefix length: write it like %s", exampleAddress)
 		return
 	case !unicast(a):
-		v.fail(f, "%s cannot be an interface's address: use a unicast address that is not link-local", a)
+		v.fail(f,
+			"%s cannot be an interface's address: use a unicast address that is not link-local", a)
 	case a.Is4() && p.Bits() < 31 && p.Masked().Addr() == a:
 		v.fail(f, "%s is the network's own address: use one inside it", p)
 	}
@@ -164,7 +172,8 @@ func (v *validator) take(f string, a netip.Addr) {
 }
 
 func unicast(a netip.Addr) bool {
-	return a.IsValid() && !a.Is4In6() && a.Zone() == "" && !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast() && !a.IsLinkLocalUnicast()
+	return a.IsValid() && !a.Is4In6() && a.Zone() == "" && !a.IsUnspecified() && !a.IsLoopback() &&
+		!a.IsMulticast() && !a.IsLinkLocalUnicast()
 }
 
 func (v *validator) podCIDRs(f string, index int, n NodeSpec) {
@@ -179,12 +188,15 @@ func (v *validator) podCIDRs(f string, index int, n NodeSpec) {
 		for i, other := range v.spec.Nodes {
 			for k, q := range other.PodCIDRs {
 				if (i < index || i == index && k < j) && p.Overlaps(q) {
-					v.fail(cf, "%s overlaps nodes[%d].podCIDRs[%d] (%s): each range must live on one node", p, i, k, q)
+					v.fail(cf,
+						"%s overlaps nodes[%d].podCIDRs[%d] (%s): each range must live on one node",
+						p, i, k, q)
 				}
 			}
 			for k, q := range other.Addresses {
 				if q.IsValid() && p.IsValid() && p.Overlaps(q.Masked()) {
-					v.fail(cf, "%s overlaps the wire's subnet of nodes[%d].addresses[%d] (%s): choose another range", p, i, k, q)
+					v.fail(cf,
+						"%s overlaps the wire's subnet of nodes[%d].addresses[%d] (%s): choose another range", p, i, k, q)
 				}
 			}
 		}
@@ -221,7 +233,8 @@ func (v *validator) namespaces() {
 	seen := map[string]string{}
 	for _, ns := range namespaceNames(v.spec) {
 		if other, taken := seen[ns.name]; taken {
-			v.fail(ns.field, "would share the network namespace %s with %s: rename one", ns.name, other)
+			v.fail(ns.field, "would share the network namespace %s with %s: rename one", ns.name,
+				other)
 		}
 		seen[ns.name] = ns.field
 	}

@@ -30,7 +30,8 @@ func (v *validator) wires() {
 	}
 	for i, n := range v.spec.Nodes {
 		if n.Name != "" && !onWire[n.Name] && len(v.spec.Wires) > 0 {
-			v.fail(fmt.Sprintf("nodes[%d]", i), "%q is on no wire: add it to a wire's nodes", n.Name)
+			v.fail(fmt.Sprintf("nodes[%d]", i), "%q is on no wire: add it to a wire's nodes",
+				n.Name)
 		}
 	}
 	v.subnets()
@@ -42,9 +43,12 @@ func (v *validator) ifName(f, name string) {
 	case name == "":
 		v.fail(f, "is missing: give the wire a name, like w0")
 	case len(name) > maxIfName || !ifNameForm.MatchString(name) || strings.Trim(name, ".") == "":
-		v.fail(f, "%q is not an interface name: use letters, digits, - _ and ., at most %d characters", name, maxIfName)
+		v.fail(f,
+			"%q is not an interface name: use letters, digits, - _ and ., at most %d characters",
+			name, maxIfName)
 	case name == "lo" || strings.HasPrefix(name, "wef"):
-		v.fail(f, "%q is taken: lo is the loopback, names with wef are Weft's own: use one like w0", name)
+		v.fail(f, "%q is taken: lo is the loopback, names with wef are Weft's own: use one like w0",
+			name)
 	case !nameForm.MatchString(strings.ToLower(name)):
 		v.fail(f, "%q also names a namespace: use letters, digits and - (not at the ends)", name)
 	}
@@ -57,7 +61,8 @@ func (v *validator) wireNodes(f string, w WireSpec, onWire map[string]bool) {
 	for j, n := range w.Nodes {
 		nf := fmt.Sprintf("%s.nodes[%d]", f, j)
 		if v.spec.node(n) == nil {
-			v.fail(nf, "%q is no node of this lab: nodes are %s", n, strings.Join(v.spec.nodeNames(), ", "))
+			v.fail(nf, "%q is no node of this lab: nodes are %s", n,
+				strings.Join(v.spec.nodeNames(), ", "))
 		}
 		if slices.Contains(w.Nodes[:j], n) {
 			v.fail(nf, "%q is on this wire twice: keep one", n)
@@ -69,7 +74,8 @@ func (v *validator) wireNodes(f string, w WireSpec, onWire map[string]bool) {
 func (v *validator) wireAddresses(f string, w WireSpec) {
 	for _, n := range slices.Sorted(maps.Keys(w.Addresses)) {
 		if !slices.Contains(w.Nodes, n) {
-			v.fail(f+".addresses["+n+"]", "is not on this wire: add it to nodes or remove its addresses")
+			v.fail(f+".addresses["+n+"]",
+				"is not on this wire: add it to nodes or remove its addresses")
 		}
 		for j, p := range w.Addresses[n] {
 			v.address(fmt.Sprintf("%s.addresses[%s][%d]", f, n, j), p)
@@ -90,7 +96,8 @@ func (v *validator) subnets() {
 				if !known {
 					first[p.Addr().Is4()] = p.Masked()
 				} else if p.IsValid() && net != p.Masked() {
-					v.fail(fmt.Sprintf("nodes[%d].addresses[%d]", i, j), "%s is outside %s, the subnet of wire %s: use an address of it, with the same prefix length", p, net, w.Name)
+					v.fail(fmt.Sprintf("nodes[%d].addresses[%d]", i, j),
+						"%s is outside %s, the subnet of wire %s: use an address of it, with the same prefix length", p, net, w.Name)
 				}
 			}
 		}
@@ -103,7 +110,8 @@ func (v *validator) pods() {
 		f := fmt.Sprintf("pods[%d]", i)
 		if v.name(f+".name", p.Name, "pod") {
 			if seen[p.Name] {
-				v.fail(f+".name", "%q names two pods: names are unique in a lab, also across namespaces", p.Name)
+				v.fail(f+".name",
+					"%q names two pods: names are unique in a lab, also across namespaces", p.Name)
 			}
 			if v.spec.node(p.Name) != nil {
 				v.fail(f+".name", "%q is also a node's name: rename one", p.Name)
@@ -119,12 +127,15 @@ func (v *validator) pods() {
 		}
 		node := v.spec.node(p.Node)
 		if node == nil {
-			v.fail(f+".node", "%q is no node of this lab: nodes are %s", p.Node, strings.Join(v.spec.nodeNames(), ", "))
+			v.fail(f+".node", "%q is no node of this lab: nodes are %s", p.Node,
+				strings.Join(v.spec.nodeNames(), ", "))
 			continue
 		}
 		v.podAddresses(f, p, node)
 		if p.PodDatapath != "" && p.PodDatapath != v1alpha1.DatapathXDP {
-			v.fail(f+".datapath", "%q is no datapath to ask for: use %s, or leave it out for an ordinary interface", p.PodDatapath, v1alpha1.DatapathXDP)
+			v.fail(f+".datapath",
+				"%q is no datapath to ask for: use %s, or leave it out for an ordinary interface",
+				p.PodDatapath, v1alpha1.DatapathXDP)
 		} else if p.PodDatapath != "" && node.Bare() {
 			v.fail(f+".datapath", "is for pods of nodes with an agent: remove it")
 		}
@@ -142,9 +153,11 @@ func (v *validator) podAddresses(f string, p PodSpec, node *NodeSpec) {
 			v.fail(af, "is the pod's second address of its family: keep one")
 		}
 		families[a.Is4()] = true
-		inside := slices.ContainsFunc(node.PodCIDRs, func(r netip.Prefix) bool { return r.Contains(a) })
+		inside := slices.ContainsFunc(node.PodCIDRs,
+			func(r netip.Prefix) bool { return r.Contains(a) })
 		if !inside {
-			v.fail(af, "%s is outside node %s's podCIDRs %v: use an address of them", a, node.Name, node.PodCIDRs)
+			v.fail(af, "%s is outside node %s's podCIDRs %v: use an address of them", a, node.Name,
+				node.PodCIDRs)
 		}
 		v.take(af, a)
 	}

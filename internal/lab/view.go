@@ -106,7 +106,8 @@ func (l *Lab) NetNSOf(target string) (string, error) {
 	for _, p := range l.Pods() {
 		names = append(names, p.Name)
 	}
-	return "", fmt.Errorf("no node or pod %q in lab %s: there are %s", target, l.Name(), strings.Join(names, ", "))
+	return "", fmt.Errorf("no node or pod %q in lab %s: there are %s", target, l.Name(),
+		strings.Join(names, ", "))
 }
 
 // Exec runs a command inside a node's or pod's network namespace and waits for it. The
@@ -144,7 +145,8 @@ func (l *Lab) Output(ctx context.Context, target string, argv ...string) (string
 	var out, errOut strings.Builder
 	code, err := l.Exec(ctx, target, argv, Stdio{Out: &out, Err: &errOut})
 	if err == nil && code != 0 {
-		err = fmt.Errorf("%s in %s: exit code %d: %s", strings.Join(argv, " "), target, code, strings.TrimSpace(errOut.String()+out.String()))
+		err = fmt.Errorf("%s in %s: exit code %d: %s", strings.Join(argv, " "), target, code,
+			strings.TrimSpace(errOut.String()+out.String()))
 	}
 	return out.String(), err
 }

@@ -18,7 +18,8 @@ import (
 
 // offloads are the features that a wire without offload turns off at every end.
 var offloads = []string{
-	"tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-tcp-ecn-segmentation", "tx-tcp-mangleid-segmentation",
+	"tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-tcp-ecn-segmentation",
+	"tx-tcp-mangleid-segmentation",
 	"tx-tcp-accecn-segmentation", "tx-udp-segmentation", "tx-generic-segmentation", "tx-gso-list",
 	"tx-checksum-ip-generic", "tx-checksum-sctp", "tx-sctp-segmentation",
 }
@@ -27,19 +28,22 @@ var offloads = []string{
 func buildWire(s *Spec, w WireSpec, number int) error {
 	if !w.bridged() {
 		a := vethEnd{ns: nodeNS(s.Name, w.Nodes[0]), name: w.Name, index: firstIndex + number}
-		if err := vethPair(a, vethEnd{ns: nodeNS(s.Name, w.Nodes[1]), name: w.Name}, w.MTU); err != nil {
+		if err := vethPair(a, vethEnd{ns: nodeNS(s.Name, w.Nodes[1]), name: w.Name},
+			w.MTU); err != nil {
 			return err
 		}
 	} else if err := buildBridge(s, w); err != nil {
 		return err
 	}
 	for _, n := range w.Nodes {
-		if err := netns.Do(netns.Path(nodeNS(s.Name, n)), func() error { return setUpEnd(w.Name, w, s.wireAddresses(w, n)) }); err != nil {
+		if err := netns.Do(netns.Path(nodeNS(s.Name, n)),
+			func() error { return setUpEnd(w.Name, w, s.wireAddresses(w, n)) }); err != nil {
 			return fmt.Errorf("wire %s at node %s: %w", w.Name, n, err)
 		}
 	}
 	for _, n := range w.Nodes {
-		if err := netns.Do(netns.Path(nodeNS(s.Name, n)), func() error { return waitCarrier(w.Name) }); err != nil {
+		if err := netns.Do(netns.Path(nodeNS(s.Name, n)),
+			func() error { return waitCarrier(w.Name) }); err != nil {
 			return fmt.Errorf("wire %s at node %s: %w", w.Name, n, err)
 		}
 	}
@@ -64,11 +68,13 @@ func buildBridge(s *Spec, w WireSpec) error {
 	}
 	err = netns.Do(path, func() error {
 		// The bridge is a cable: no address, no IPv6 chatter of its own.
-		if err := setSysctls(map[string]string{"net/ipv6/conf/all/disable_ipv6": "1", "net/ipv6/conf/default/disable_ipv6": "1"}); err != nil {
+		if err := setSysctls(map[string]string{"net/ipv6/conf/all/disable_ipv6": "1",
+			"net/ipv6/conf/default/disable_ipv6": "1"}); err != nil {
 			return err
 		}
 		snooping := false
-		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0", MTU: w.MTU}, MulticastSnooping: &snooping}
+		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0", MTU: w.MTU},
+			MulticastSnooping: &snooping}
 		if err := netlink.LinkAdd(bridge); err != nil {
 			return fmt.Errorf("create bridge: %w", err)
 		}
@@ -130,7 +136,8 @@ func vethPair(a, b vethEnd, mtu int) error {
 			PeerName:  b.name, PeerNamespace: netlink.NsFd(int(peer.Fd())), PeerMTU: uint32(mtu),
 		})
 		if err != nil {
-			return fmt.Errorf("create veth %s in %s to %s in %s: %w", a.name, a.ns, b.name, b.ns, err)
+			return fmt.Errorf("create veth %s in %s to %s in %s: %w", a.name, a.ns, b.name, b.ns,
+				err)
 		}
 		return nil
 	})
@@ -148,7 +155,8 @@ func waitCarrier(ifName string) error {
 			return nil
 		}
 		if time.Since(begin) > most {
-			return fmt.Errorf("%s has no carrier after %s: it is %s", ifName, most, link.Attrs().OperState)
+			return fmt.Errorf("%s has no carrier after %s: it is %s", ifName, most,
+				link.Attrs().OperState)
 		}
 	}
 }
@@ -200,7 +208,8 @@ func setFeatures(ifName string, offload bool) error {
 		return fmt.Errorf("read features of %s: %w", ifName, err)
 	}
 	// A VLAN tag is in the frame, as on a cable: an accelerated one would pass XDP unseen.
-	change := map[string]bool{"rx-gro": true, "tx-vlan-hw-insert": false, "tx-vlan-stag-hw-insert": false}
+	change := map[string]bool{"rx-gro": true, "tx-vlan-hw-insert": false,
+		"tx-vlan-stag-hw-insert": false}
 	if !offload {
 		for _, f := range offloads {
 			if _, known := names[f]; known {

@@ -62,7 +62,8 @@ func (f *File) Append(lines []byte) error {
 func (f *File) Open() error {
 	if f.file != nil {
 		held, err := f.file.Stat()
-		if found, errFound := os.Lstat(f.Path); err == nil && errFound == nil && os.SameFile(held, found) {
+		if found, errFound := os.Lstat(f.Path); err == nil && errFound == nil &&
+			os.SameFile(held, found) {
 			return nil
 		}
 		if err := f.Close(); err != nil {
@@ -116,7 +117,8 @@ func (f *File) rotate() error {
 		return err
 	}
 	for i := f.Keep; i > 0; i-- {
-		if err := os.Rename(numbered(f.Path, i-1), numbered(f.Path, i)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := os.Rename(numbered(f.Path, i-1), numbered(f.Path, i)); err != nil &&
+			!errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("put full log aside: %w", err)
 		}
 	}

@@ -24,7 +24,8 @@ func Intact(options *Options) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("list nftables chains: %w", err)
 	}
-	at := slices.IndexFunc(chains, func(c *nftables.Chain) bool { return c.Table.Name == plan.table && c.Name == chainName })
+	at := slices.IndexFunc(chains,
+		func(c *nftables.Chain) bool { return c.Table.Name == plan.table && c.Name == chainName })
 	if at < 0 {
 		return false, nil
 	}

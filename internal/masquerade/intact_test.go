@@ -11,7 +11,9 @@ import (
 // TestIntact: rules, or the whole table, that somebody else has removed are missed.
 func TestIntact(t *testing.T) {
 	b := newHarness(t)
-	options := &Options{Instance: "intact", Uplinks: []string{"wire0"}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("fd00:1::/64")}}
+	options := &Options{Instance: "intact", Uplinks: []string{"wire0"},
+		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24"),
+			netip.MustParsePrefix("fd00:1::/64")}}
 	is := func(want bool, when string) {
 		t.Helper()
 		if got, err := Intact(options); err != nil || got != want {
@@ -32,7 +34,8 @@ func TestIntact(t *testing.T) {
 				return err
 			}
 			is(true, "applied")
-			remove(&nftables.Table{Family: nftables.TableFamilyINet, Name: TableName(options.Instance)})
+			remove(&nftables.Table{Family: nftables.TableFamilyINet,
+				Name: TableName(options.Instance)})
 			if err := conn.Flush(); err != nil {
 				return err
 			}

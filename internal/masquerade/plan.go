@@ -28,7 +28,8 @@ var families = []family{
 
 // never lists the destinations that no source address may be changed for.
 var never = []netip.Prefix{
-	netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("ff00::/8"),
+	netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"),
+	netip.MustParsePrefix("ff00::/8"),
 }
 
 // chainName is the name of the chain in an instance's table.
@@ -52,7 +53,8 @@ func newPlan(options Options) (*plan, error) {
 	if len(options.Uplinks) == 0 {
 		return nil, errors.New("masquerade: no uplinks are known, so nothing can be told to be outside: set uplinks in the agent's configuration")
 	}
-	p := &plan{table: TableName(options.Instance), uplinks: slices.Compact(slices.Sorted(slices.Values(options.Uplinks)))}
+	p := &plan{table: TableName(options.Instance),
+		uplinks: slices.Compact(slices.Sorted(slices.Values(options.Uplinks)))}
 	for _, name := range p.uplinks {
 		if name == "" || len(name) >= unix.IFNAMSIZ {
 			return nil, fmt.Errorf("masquerade: %q is not the name of an interface: correct uplinks in the agent's configuration", name)
@@ -63,7 +65,8 @@ func newPlan(options Options) (*plan, error) {
 		if len(pods) == 0 {
 			continue
 		}
-		p.rules = append(p.rules, rule{f, pods, merge(f.only(options.PodCIDRs, options.Except, never))})
+		p.rules = append(p.rules,
+			rule{f, pods, merge(f.only(options.PodCIDRs, options.Except, never))})
 	}
 	return p, nil
 }
@@ -91,17 +94,22 @@ func (p *plan) write(conn *nftables.Conn) error {
 		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource,
 	})
 	// The byte order changes nothing but how `nft list` prints the names.
-	uplinks := &nftables.Set{Table: table, Name: "uplinks", KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian}
+	uplinks := &nftables.Set{Table: table, Name: "uplinks", KeyType: nftables.TypeIFName,
+		KeyByteOrder: binaryutil.NativeEndian}
 	if err := addSet(conn, uplinks, nameElements(p.uplinks)); err != nil {
 		return err
 	}
 	for _, r := range p.rules {
-		pods := &nftables.Set{Table: table, Name: "pods" + r.suffix, KeyType: r.kind, Interval: true}
-		inside := &nftables.Set{Table: table, Name: "inside" + r.suffix, KeyType: r.kind, Interval: true}
-		if err := errors.Join(addSet(conn, pods, rangeElements(r.pods)), addSet(conn, inside, rangeElements(r.inside))); err != nil {
+		pods := &nftables.Set{Table: table, Name: "pods" + r.suffix, KeyType: r.kind,
+			Interval: true}
+		inside := &nftables.Set{Table: table, Name: "inside" + r.suffix, KeyType: r.kind,
+			Interval: true}
+		if err := errors.Join(addSet(conn, pods, rangeElements(r.pods)),
+			addSet(conn, inside, rangeElements(r.inside))); err != nil {
 			return err
 		}
-		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: r.expressions(uplinks, pods, inside)})
+		conn.AddRule(&nftables.Rule{Table: table, Chain: chain,
+			Exprs: r.expressions(uplinks, pods, inside)})
 	}
 	return nil
 }
@@ -112,9 +120,11 @@ func (r rule) expressions(uplinks, pods, inside *nftables.Set) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{r.proto}},
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: r.source, Len: r.bytes},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: r.source,
+			Len: r.bytes},
 		&expr.Lookup{SourceRegister: 1, SetName: pods.Name, SetID: pods.ID},
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: r.destination, Len: r.bytes},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: r.destination,
+			Len: r.bytes},
 		&expr.Lookup{SourceRegister: 1, SetName: inside.Name, SetID: inside.ID, Invert: true},
 		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
 		&expr.Lookup{SourceRegister: 1, SetName: uplinks.Name, SetID: uplinks.ID},
@@ -156,7 +166,8 @@ func rangeElements(ranges []addrRange) []nftables.SetElement {
 	for _, r := range ranges {
 		elements = append(elements, nftables.SetElement{Key: r.first.AsSlice()})
 		if behind := r.last.Next(); behind.IsValid() {
-			elements = append(elements, nftables.SetElement{Key: behind.AsSlice(), IntervalEnd: true})
+			elements = append(elements,
+				nftables.SetElement{Key: behind.AsSlice(), IntervalEnd: true})
 		}
 	}
 	return elements

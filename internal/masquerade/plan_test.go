@@ -21,7 +21,8 @@ func prefixes(texts ...string) []netip.Prefix {
 func (p *plan) text() []string {
 	lines := []string{"table " + p.table, fmt.Sprint("uplinks ", p.uplinks)}
 	for _, r := range p.rules {
-		lines = append(lines, fmt.Sprint("pods", r.suffix, " ", r.pods), fmt.Sprint("inside", r.suffix, " ", r.inside))
+		lines = append(lines, fmt.Sprint("pods", r.suffix, " ", r.pods),
+			fmt.Sprint("inside", r.suffix, " ", r.inside))
 	}
 	return lines
 }
@@ -33,24 +34,35 @@ func TestPlan(t *testing.T) {
 		want    []string
 	}{
 		{
-			"both families", Options{Uplinks: []string{"eth0"}, PodCIDRs: prefixes("10.1.0.0/24", "fd00:1::/64"), Except: prefixes("10.1.1.0/24", "192.0.2.2/32")},
+			"both families",
+			Options{Uplinks: []string{"eth0"}, PodCIDRs: prefixes("10.1.0.0/24", "fd00:1::/64"),
+				Except: prefixes("10.1.1.0/24", "192.0.2.2/32")},
 			[]string{
 				"table weft", "uplinks [eth0]",
-				"pods4 [10.1.0.0-10.1.0.255]", "inside4 [10.1.0.0-10.1.1.255 192.0.2.2-192.0.2.2 224.0.0.0-239.255.255.255 255.255.255.255-255.255.255.255]",
-				"pods6 [fd00:1::-fd00:1::ffff:ffff:ffff:ffff]", "inside6 [fd00:1::-fd00:1::ffff:ffff:ffff:ffff ff00::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]",
+				"pods4 [10.1.0.0-10.1.0.255]",
+				"inside4 [10.1.0.0-10.1.1.255 192.0.2.2-192.0.2.2 224.0.0.0-239.255.255.255 255.255.255.255-255.255.255.255]",
+				"pods6 [fd00:1::-fd00:1::ffff:ffff:ffff:ffff]",
+				"inside6 [fd00:1::-fd00:1::ffff:ffff:ffff:ffff ff00::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]",
 			},
 		},
 		{
-			"one family only, of an instance", Options{Instance: "lab-a", Uplinks: []string{"w1", "w0", "w1"}, PodCIDRs: prefixes("fd00:1::/64"), Except: prefixes("10.0.0.0/8")},
+			"one family only, of an instance",
+			Options{Instance: "lab-a", Uplinks: []string{"w1", "w0", "w1"},
+				PodCIDRs: prefixes("fd00:1::/64"), Except: prefixes("10.0.0.0/8")},
 			[]string{
 				"table weft-lab-a", "uplinks [w0 w1]",
-				"pods6 [fd00:1::-fd00:1::ffff:ffff:ffff:ffff]", "inside6 [fd00:1::-fd00:1::ffff:ffff:ffff:ffff ff00::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]",
+				"pods6 [fd00:1::-fd00:1::ffff:ffff:ffff:ffff]",
+				"inside6 [fd00:1::-fd00:1::ffff:ffff:ffff:ffff ff00::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]",
 			},
 		},
-		{"no pods", Options{Uplinks: []string{"eth0"}, Except: prefixes("10.0.0.0/8")}, []string{"table weft", "uplinks [eth0]"}},
+		{"no pods", Options{Uplinks: []string{"eth0"}, Except: prefixes("10.0.0.0/8")},
+			[]string{"table weft", "uplinks [eth0]"}},
 		{
-			"everything excepted", Options{Uplinks: []string{"eth0"}, PodCIDRs: prefixes("10.1.0.0/24"), Except: prefixes("0.0.0.0/0", "10.0.0.0/8")},
-			[]string{"table weft", "uplinks [eth0]", "pods4 [10.1.0.0-10.1.0.255]", "inside4 [0.0.0.0-255.255.255.255]"},
+			"everything excepted",
+			Options{Uplinks: []string{"eth0"}, PodCIDRs: prefixes("10.1.0.0/24"),
+				Except: prefixes("0.0.0.0/0", "10.0.0.0/8")},
+			[]string{"table weft", "uplinks [eth0]", "pods4 [10.1.0.0-10.1.0.255]",
+				"inside4 [0.0.0.0-255.255.255.255]"},
 		},
 	} {
 		p, err := newPlan(test.options)
@@ -70,7 +82,8 @@ func TestPlanRefuses(t *testing.T) {
 		`"" is not`:                     {"eth0", ""},
 		`"sixteen-bytes-xx" is not the`: {"sixteen-bytes-xx"},
 	} {
-		if _, err := newPlan(Options{Uplinks: uplinks}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := newPlan(Options{Uplinks: uplinks}); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", uplinks, err)
 		}
 	}
@@ -108,10 +121,12 @@ func TestRangeElements(t *testing.T) {
 }
 
 func TestEqual(t *testing.T) {
-	base := Options{Instance: "a", Uplinks: []string{"w0"}, PodCIDRs: prefixes("10.1.0.0/24"), Except: prefixes("10.2.0.0/24")}
+	base := Options{Instance: "a", Uplinks: []string{"w0"}, PodCIDRs: prefixes("10.1.0.0/24"),
+		Except: prefixes("10.2.0.0/24")}
 	same, other := base, base
 	other.Except = prefixes("10.3.0.0/24")
-	if !base.Equal(&same) || base.Equal(&other) || base.Equal(nil) || (*Options)(nil).Equal(&base) || !(*Options)(nil).Equal(nil) {
+	if !base.Equal(&same) || base.Equal(&other) || base.Equal(nil) ||
+		(*Options)(nil).Equal(&base) || !(*Options)(nil).Equal(nil) {
 		t.Error("Equal is wrong")
 	}
 }

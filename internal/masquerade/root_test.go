@@ -21,13 +21,16 @@ type harness struct{ node, pod, outside string }
 
 func newHarness(t *testing.T) harness {
 	t.Helper()
-	b := harness{nettest.New(t, "masq-node"), nettest.New(t, "masq-pod"), nettest.New(t, "masq-out")}
+	b := harness{nettest.New(t, "masq-node"), nettest.New(t, "masq-pod"),
+		nettest.New(t, "masq-out")}
 	nettest.Wire(t,
 		nettest.End{NetNS: b.node, Name: "pod0", Addrs: []string{"10.1.0.1/24", "fd00:1::1/64"}},
 		nettest.End{NetNS: b.pod, Name: "eth0", Addrs: []string{"10.1.0.2/24", "fd00:1::2/64"}})
 	nettest.Wire(t,
-		nettest.End{NetNS: b.node, Name: "wire0", Addrs: []string{"192.0.2.1/24", "2001:db8::1/64"}},
-		nettest.End{NetNS: b.outside, Name: "eth0", Addrs: []string{"192.0.2.9/24", "2001:db8::9/64"}})
+		nettest.End{NetNS: b.node, Name: "wire0",
+			Addrs: []string{"192.0.2.1/24", "2001:db8::1/64"}},
+		nettest.End{NetNS: b.outside, Name: "eth0",
+			Addrs: []string{"192.0.2.9/24", "2001:db8::9/64"}})
 	b.do(t, b.pod, func() error {
 		return errors.Join(nettest.Up("lo"), nettest.DefaultRoutes("10.1.0.1", "fd00:1::1"))
 	})
@@ -60,7 +63,8 @@ func (b harness) serve(t *testing.T, addr string) netip.AddrPort {
 	t.Helper()
 	var conn *net.UDPConn
 	b.do(t, b.outside, func() (err error) {
-		conn, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(addr), 0)))
+		conn, err = net.ListenUDP("udp",
+			net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(addr), 0)))
 		return err
 	})
 	t.Cleanup(func() { conn.Close() })
@@ -110,8 +114,9 @@ func ask(conn *net.UDPConn) (string, error) {
 func TestPodLeavesWithNodeAddress(t *testing.T) {
 	b := newHarness(t)
 	base := Options{
-		Instance: "test", Uplinks: []string{"wire0"}, PodCIDRs: prefixes("10.1.0.0/24", "fd00:1::/64"),
-		Except: prefixes("198.51.100.0/24", "2001:db8:1::/64"),
+		Instance: "test", Uplinks: []string{"wire0"},
+		PodCIDRs: prefixes("10.1.0.0/24", "fd00:1::/64"),
+		Except:   prefixes("198.51.100.0/24", "2001:db8:1::/64"),
 	}
 	servers := map[string]netip.AddrPort{}
 	for _, addr := range []string{"192.0.2.9", "2001:db8::9", "198.51.100.9", "2001:db8:1::9"} {
@@ -130,16 +135,25 @@ func TestPodLeavesWithNodeAddress(t *testing.T) {
 		do   func() error
 		want map[string]string // destination to the source that it sees
 	}{
-		{"nothing to remove", func() error { return errors.Join(Remove("test"), Remove("")) }, map[string]string{"192.0.2.9": "10.1.0.2", "2001:db8::9": "fd00:1::2"}},
+		{"nothing to remove", func() error { return errors.Join(Remove("test"), Remove("")) },
+			map[string]string{"192.0.2.9": "10.1.0.2", "2001:db8::9": "fd00:1::2"}},
 		{"masquerading", apply(same), map[string]string{
-			"192.0.2.9": "192.0.2.1", "2001:db8::9": "2001:db8::1", "198.51.100.9": "10.1.0.2", "2001:db8:1::9": "fd00:1::2",
+			"192.0.2.9": "192.0.2.1", "2001:db8::9": "2001:db8::1", "198.51.100.9": "10.1.0.2",
+			"2001:db8:1::9": "fd00:1::2",
 		}},
-		{"a second time", apply(same), map[string]string{"192.0.2.9": "192.0.2.1", "2001:db8::9": "2001:db8::1", "198.51.100.9": "10.1.0.2"}},
-		{"out of another interface", apply(func(o *Options) { o.Uplinks = []string{"wire1"} }), map[string]string{"192.0.2.9": "10.1.0.2", "2001:db8::9": "fd00:1::2"}},
-		{"other pods", apply(func(o *Options) { o.PodCIDRs = prefixes("10.9.0.0/24") }), map[string]string{"192.0.2.9": "10.1.0.2", "2001:db8::9": "fd00:1::2"}},
-		{"many nodes", apply(func(o *Options) { o.Except = manyNodes() }), map[string]string{"192.0.2.9": "192.0.2.1", "2001:db8::9": "2001:db8::1"}},
-		{"another instance's rules stay alone", func() error { return Remove("") }, map[string]string{"192.0.2.9": "192.0.2.1"}},
-		{"removed", func() error { return errors.Join(Remove("test"), Remove("test")) }, map[string]string{"192.0.2.9": "10.1.0.2", "2001:db8::9": "fd00:1::2"}},
+		{"a second time", apply(same),
+			map[string]string{"192.0.2.9": "192.0.2.1", "2001:db8::9": "2001:db8::1",
+				"198.51.100.9": "10.1.0.2"}},
+		{"out of another interface", apply(func(o *Options) { o.Uplinks = []string{"wire1"} }),
+			map[string]string{"192.0.2.9": "10.1.0.2", "2001:db8::9": "fd00:1::2"}},
+		{"other pods", apply(func(o *Options) { o.PodCIDRs = prefixes("10.9.0.0/24") }),
+			map[string]string{"192.0.2.9": "10.1.0.2", "2001:db8::9": "fd00:1::2"}},
+		{"many nodes", apply(func(o *Options) { o.Except = manyNodes() }),
+			map[string]string{"192.0.2.9": "192.0.2.1", "2001:db8::9": "2001:db8::1"}},
+		{"another instance's rules stay alone", func() error { return Remove("") },
+			map[string]string{"192.0.2.9": "192.0.2.1"}},
+		{"removed", func() error { return errors.Join(Remove("test"), Remove("test")) },
+			map[string]string{"192.0.2.9": "10.1.0.2", "2001:db8::9": "fd00:1::2"}},
 	} {
 		b.do(t, b.node, test.do)
 		for to, want := range test.want {
@@ -156,8 +170,10 @@ func manyNodes() []netip.Prefix {
 	for i := range 4096 {
 		a, b := byte(i>>8), byte(i)
 		out = append(out,
-			netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 128 + a, b, 0}), 25), netip.PrefixFrom(netip.AddrFrom4([4]byte{172, 16 + a, b, 1}), 32),
-			netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, 1, a, b, 1}), 48), netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, 2, a, b, 1}), 128))
+			netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 128 + a, b, 0}), 25),
+			netip.PrefixFrom(netip.AddrFrom4([4]byte{172, 16 + a, b, 1}), 32),
+			netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, 1, a, b, 1}), 48),
+			netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, 2, a, b, 1}), 128))
 	}
 	return out
 }

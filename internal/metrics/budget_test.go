@@ -15,7 +15,8 @@ func TestBudgets(t *testing.T) {
 	source := newFake()
 	source.snapshot.FlowShare = 100
 	source.snapshot.Budgets = []datapath.Budget{
-		{Slot: 1, Direction: "egress", Flows: 7, FlowsEvicted: 1, FlowsRefused: 2, FragmentsEvicted: 3, EventsSuppressed: 4, ErrorsSuppressed: 5},
+		{Slot: 1, Direction: "egress", Flows: 7, FlowsEvicted: 1, FlowsRefused: 2,
+			FragmentsEvicted: 3, EventsSuppressed: 4, ErrorsSuppressed: 5},
 		{Slot: 0, Direction: "ingress", Flows: 6},
 		{Slot: 9, Direction: "egress", Flows: 99, FlowsEvicted: 99},
 	}
@@ -48,8 +49,10 @@ weft_endpoint_icmp_errors_suppressed_total{direction="ingress",endpoint="",names
 # TYPE weft_flow_share gauge
 weft_flow_share 100
 `
-	err := testutil.CollectAndCompare(NewCollector(source, nil), strings.NewReader(want), "weft_endpoint_events_suppressed_total", "weft_endpoint_flow_entries",
-		"weft_endpoint_flows_evicted_total", "weft_endpoint_flows_refused_total", "weft_endpoint_fragments_evicted_total",
+	err := testutil.CollectAndCompare(NewCollector(source, nil), strings.NewReader(want),
+		"weft_endpoint_events_suppressed_total", "weft_endpoint_flow_entries",
+		"weft_endpoint_flows_evicted_total", "weft_endpoint_flows_refused_total",
+		"weft_endpoint_fragments_evicted_total",
 		"weft_endpoint_icmp_errors_suppressed_total", "weft_flow_share")
 	if err != nil {
 		t.Error(err)

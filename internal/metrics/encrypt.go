@@ -66,37 +66,64 @@ type Key struct {
 }
 
 var (
-	encPeersDesc       = desc("weft_encrypt_peers", "Other nodes by the state of the keys shared with them: up, moving, no_key…", "state")
-	encQuantumDesc     = desc("weft_encrypt_peers_post_quantum", "Other nodes whose keys were last agreed on with X25519MLKEM768, since the agent started.")
-	encPacketsDesc     = desc("weft_encrypt_packets_total", "Packets sealed (out) and opened (in), since the agent started.", "direction")
-	encBytesDesc       = desc("weft_encrypt_bytes_total", "Bytes of packets sealed (out) and opened (in), before sealing, since the agent started.", "direction")
-	encErrorsDesc      = desc("weft_encrypt_errors_total", "Packets dropped on this node for reasons that have to do with encryption. Every reason is present, also at 0.", "reason")
-	encHandshakesDesc  = desc("weft_encrypt_handshakes_total", "Exchanges of keys by outcome; served_ marks those that other nodes began.", "outcome")
-	encRotationsDesc   = desc("weft_encrypt_rotations_total", "Epochs that this node made, by reason.", "reason")
-	encRekeysDesc      = desc("weft_encrypt_kicks_total", "Times that a packet without a key asked for an exchange of keys.")
-	keysTurnedDesc     = desc("weft_keys_refused_connections_total", "Connections to the port of exchanges that were closed before a certificate was seen: from an address that no node has, silent, or to make room. Of filtered ones, which the kernel never made, the packets are counted.", "reason")
-	encVMForksDesc     = desc("weft_encrypt_vm_forks_total", "Times that this virtual machine was found to have been resumed from a snapshot or copied, and its keys were destroyed.")
-	encKeyAgeDesc      = desc("weft_encrypt_key_age_seconds", "Age of the oldest key in the datapath.")
-	encEngineDesc      = desc("weft_encrypt_engine_info", "What does the AES-GCM: asked for and active. Always 1.", "asked", "active")
-	sealerUpDesc       = desc("weft_sealer_up", "Whether the sealer runs (engine user). While it does not, the hooks seal.")
-	sealerStartsDesc   = desc("weft_sealer_starts_total", "Sealers that this agent has started; more than one or two say that they die.")
-	sealerPacketsDesc  = desc("weft_sealer_packets_total", "Packets that the sealer sealed (out) and opened (in), since it was started.", "direction")
-	sealerBytesDesc    = desc("weft_sealer_bytes_total", "Bytes of packets that the sealer sealed (out) and opened (in), before sealing, since it was started.", "direction")
-	encEpochDesc       = desc("weft_encrypt_epoch", "Number of the newest epoch that this node uses, 0 for none.")
-	encEpochEndDesc    = desc("weft_encrypt_epoch_expires_timestamp_seconds", "When that epoch reaches its hard TTL.")
-	keysTTLDesc        = desc("weft_keys_epoch_ttl_ratio", "How much of the hard TTL of the epoch in use is over, 0 to 1. At 1 packets are dropped, or weft_keys_epoch_extended is 1.")
-	keysExtendedDesc   = desc("weft_keys_epoch_extended", "1 while keys are in use beyond their epoch's hard TTL, as keys.extendTTL allows.")
-	keysRewrapsDesc    = desc("weft_keys_rewraps_total", "Epochs' keys that this node wrapped again for a new version of the KEK.")
-	keysUnwrapDesc     = desc("weft_keys_unwrap_errors_total", "Attempts at an epoch's key that failed, each with all its calls to the KMS. Every kind is present, also at 0.", "kind")
+	encPeersDesc = desc("weft_encrypt_peers",
+		"Other nodes by the state of the keys shared with them: up, moving, no_key…", "state")
+	encQuantumDesc = desc("weft_encrypt_peers_post_quantum",
+		"Other nodes whose keys were last agreed on with X25519MLKEM768, since the agent started.")
+	encPacketsDesc = desc("weft_encrypt_packets_total",
+		"Packets sealed (out) and opened (in), since the agent started.", "direction")
+	encBytesDesc = desc("weft_encrypt_bytes_total",
+		"Bytes of packets sealed (out) and opened (in), before sealing, since the agent started.",
+		"direction")
+	encErrorsDesc = desc("weft_encrypt_errors_total",
+		"Packets dropped on this node for reasons that have to do with encryption. Every reason is present, also at 0.", "reason")
+	encHandshakesDesc = desc("weft_encrypt_handshakes_total",
+		"Exchanges of keys by outcome; served_ marks those that other nodes began.", "outcome")
+	encRotationsDesc = desc("weft_encrypt_rotations_total",
+		"Epochs that this node made, by reason.", "reason")
+	encRekeysDesc = desc("weft_encrypt_kicks_total",
+		"Times that a packet without a key asked for an exchange of keys.")
+	keysTurnedDesc = desc("weft_keys_refused_connections_total",
+		"Connections to the port of exchanges that were closed before a certificate was seen: from an address that no node has, silent, or to make room. Of filtered ones, which the kernel never made, the packets are counted.", "reason")
+	encVMForksDesc = desc("weft_encrypt_vm_forks_total",
+		"Times that this virtual machine was found to have been resumed from a snapshot or copied, and its keys were destroyed.")
+	encKeyAgeDesc = desc("weft_encrypt_key_age_seconds",
+		"Age of the oldest key in the datapath.")
+	encEngineDesc = desc("weft_encrypt_engine_info",
+		"What does the AES-GCM: asked for and active. Always 1.", "asked", "active")
+	sealerUpDesc = desc("weft_sealer_up",
+		"Whether the sealer runs (engine user). While it does not, the hooks seal.")
+	sealerStartsDesc = desc("weft_sealer_starts_total",
+		"Sealers that this agent has started; more than one or two say that they die.")
+	sealerPacketsDesc = desc("weft_sealer_packets_total",
+		"Packets that the sealer sealed (out) and opened (in), since it was started.", "direction")
+	sealerBytesDesc = desc("weft_sealer_bytes_total",
+		"Bytes of packets that the sealer sealed (out) and opened (in), before sealing, since it was started.", "direction")
+	encEpochDesc = desc("weft_encrypt_epoch",
+		"Number of the newest epoch that this node uses, 0 for none.")
+	encEpochEndDesc = desc("weft_encrypt_epoch_expires_timestamp_seconds",
+		"When that epoch reaches its hard TTL.")
+	keysTTLDesc = desc("weft_keys_epoch_ttl_ratio",
+		"How much of the hard TTL of the epoch in use is over, 0 to 1. At 1 packets are dropped, or weft_keys_epoch_extended is 1.")
+	keysExtendedDesc = desc("weft_keys_epoch_extended",
+		"1 while keys are in use beyond their epoch's hard TTL, as keys.extendTTL allows.")
+	keysRewrapsDesc = desc("weft_keys_rewraps_total",
+		"Epochs' keys that this node wrapped again for a new version of the KEK.")
+	keysUnwrapDesc = desc("weft_keys_unwrap_errors_total",
+		"Attempts at an epoch's key that failed, each with all its calls to the KMS. Every kind is present, also at 0.", "kind")
 	kmsUpDesc          = desc("weft_keys_kms_up", "0 when the last call to the KMS failed.")
-	encCertificateDesc = desc("weft_encrypt_certificate_expires_timestamp_seconds", "When this node's certificate expires.")
+	encCertificateDesc = desc("weft_encrypt_certificate_expires_timestamp_seconds",
+		"When this node's certificate expires.")
 )
 
 func describeEncryption(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		encPeersDesc, encQuantumDesc, encPacketsDesc, encBytesDesc, encErrorsDesc, encHandshakesDesc, encRotationsDesc,
-		encRekeysDesc, encKeyAgeDesc, encEngineDesc, sealerUpDesc, sealerStartsDesc, sealerPacketsDesc, sealerBytesDesc, encEpochDesc, encEpochEndDesc, encCertificateDesc,
-		keysTurnedDesc, encVMForksDesc, keysTTLDesc, keysExtendedDesc, keysRewrapsDesc, keysUnwrapDesc, kmsUpDesc,
+		encPeersDesc, encQuantumDesc, encPacketsDesc, encBytesDesc, encErrorsDesc,
+		encHandshakesDesc, encRotationsDesc,
+		encRekeysDesc, encKeyAgeDesc, encEngineDesc, sealerUpDesc, sealerStartsDesc,
+		sealerPacketsDesc, sealerBytesDesc, encEpochDesc, encEpochEndDesc, encCertificateDesc,
+		keysTurnedDesc, encVMForksDesc, keysTTLDesc, keysExtendedDesc, keysRewrapsDesc,
+		keysUnwrapDesc, kmsUpDesc,
 	} {
 		ch <- d
 	}

@@ -17,11 +17,13 @@ import (
 type rotating struct{ keys []Key }
 
 func (r *rotating) Metrics() (Snapshot, error) {
-	return Snapshot{Encryption: &Encryption{Keys: r.keys, Reasons: map[string]bool{"no_key": true}}}, nil
+	return Snapshot{Encryption: &Encryption{Keys: r.keys,
+		Reasons: map[string]bool{"no_key": true}}}, nil
 }
 
 func key(id uint64, out bool, packets uint64) Key {
-	return Key{Node: "b", Out: out, Epoch: id, ID: id, Traffic: datapath.Traffic{Packets: packets, Bytes: 10 * packets}}
+	return Key{Node: "b", Out: out, Epoch: id, ID: id,
+		Traffic: datapath.Traffic{Packets: packets, Bytes: 10 * packets}}
 }
 
 func TestSealedOnlyGrows(t *testing.T) {
@@ -33,8 +35,10 @@ func TestSealedOnlyGrows(t *testing.T) {
 	}{
 		{[]Key{key(1, true, 5), key(1, false, 2)}, "5", "2"},
 		{[]Key{key(1, true, 7), key(1, false, 2)}, "7", "2"},
-		{[]Key{key(1, true, 8), key(2, true, 3), key(1, false, 2)}, "11", "2"}, // a new epoch beside the old
-		{[]Key{key(2, true, 4), key(2, false, 6)}, "12", "8"},                  // the old one is gone
+		{[]Key{key(1, true, 8), key(2, true, 3), key(1, false, 2)}, "11",
+			"2"}, // a new epoch beside the old
+		{[]Key{key(2, true, 4), key(2, false, 6)}, "12",
+			"8"}, // the old one is gone
 		{nil, "12", "8"}, // the peer is gone
 		{[]Key{key(2, true, 1)}, "13", "8"},
 	} {
@@ -44,7 +48,8 @@ func TestSealedOnlyGrows(t *testing.T) {
 weft_encrypt_packets_total{direction="in"} IN
 weft_encrypt_packets_total{direction="out"} OUT
 `)
-		if err := testutil.CollectAndCompare(collector, strings.NewReader(want), "weft_encrypt_packets_total"); err != nil {
+		if err := testutil.CollectAndCompare(collector, strings.NewReader(want),
+			"weft_encrypt_packets_total"); err != nil {
 			t.Error(err)
 		}
 	}
@@ -56,19 +61,22 @@ type asked struct{ failing string }
 func (a asked) Metrics() (Snapshot, error) {
 	meter := kek.NewMeter()
 	for took, outcome := range map[time.Duration]string{
-		50 * time.Millisecond: "ok", 500 * time.Millisecond: "ok", 2950 * time.Millisecond: "denied",
+		50 * time.Millisecond: "ok", 500 * time.Millisecond: "ok",
+		2950 * time.Millisecond: "denied",
 	} {
 		meter.Observe(kek.Attempt{Op: "unwrap", Outcome: outcome, Elapsed: took})
 	}
 	return Snapshot{Encryption: &Encryption{
-		TTLRatio: 0.5, Extended: a.failing != "", Rewraps: 1, UnwrapErrors: map[string]uint64{"denied": 2},
-		KMSFailing: a.failing, KMS: meter,
+		TTLRatio: 0.5, Extended: a.failing != "", Rewraps: 1,
+		UnwrapErrors: map[string]uint64{"denied": 2},
+		KMSFailing:   a.failing, KMS: meter,
 	}}, nil
 }
 
 // kmsText is the text of both metrics of calls to the KMS: every operation and outcome is there.
 func kmsText() string {
-	bounds := []string{"0.001", "0.005", "0.025", "0.1", "0.25", "0.5", "1", "2.5", "5", "10", "+Inf"}
+	bounds := []string{"0.001", "0.005", "0.025", "0.1", "0.25", "0.5", "1", "2.5", "5", "10",
+		"+Inf"}
 	unwraps := []int{0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3}
 	out := "# HELP weft_keys_kms_request_seconds How long calls to the KMS took.\n" +
 		"# TYPE weft_keys_kms_request_seconds histogram\n"
@@ -78,7 +86,8 @@ func kmsText() string {
 			if op == "unwrap" {
 				sum, count = "3.5", unwraps[i]
 			}
-			out += fmt.Sprintf("weft_keys_kms_request_seconds_bucket{op=%q,le=%q} %d\n", op, bound, count)
+			out += fmt.Sprintf("weft_keys_kms_request_seconds_bucket{op=%q,le=%q} %d\n", op, bound,
+				count)
 		}
 		out += fmt.Sprintf("weft_keys_kms_request_seconds_sum{op=%q} %s\n", op, sum)
 		out += fmt.Sprintf("weft_keys_kms_request_seconds_count{op=%q} %d\n", op, count)
@@ -89,7 +98,8 @@ func kmsText() string {
 	for _, op := range []string{"identity", "unwrap", "wrap"} {
 		for _, outcome := range slices.Sorted(slices.Values(kek.Outcomes())) {
 			count := map[string]int{"unwrap ok": 2, "unwrap denied": 1}[op+" "+outcome]
-			out += fmt.Sprintf("weft_keys_kms_requests_total{op=%q,outcome=%q} %d\n", op, outcome, count)
+			out += fmt.Sprintf("weft_keys_kms_requests_total{op=%q,outcome=%q} %d\n", op, outcome,
+				count)
 		}
 	}
 	return out
@@ -115,8 +125,11 @@ weft_keys_rewraps_total 1
 # TYPE weft_keys_unwrap_errors_total counter
 weft_keys_unwrap_errors_total{kind="denied"} 2
 `
-		err := testutil.CollectAndCompare(NewCollector(asked{failing}, nil), strings.NewReader(want),
-			"weft_keys_epoch_extended", "weft_keys_epoch_ttl_ratio", "weft_keys_rewraps_total", "weft_keys_unwrap_errors_total", "weft_keys_kms_requests_total", "weft_keys_kms_request_seconds", "weft_keys_kms_up")
+		err := testutil.CollectAndCompare(NewCollector(asked{failing}, nil),
+			strings.NewReader(want),
+			"weft_keys_epoch_extended", "weft_keys_epoch_ttl_ratio", "weft_keys_rewraps_total",
+			"weft_keys_unwrap_errors_total", "weft_keys_kms_requests_total",
+			"weft_keys_kms_request_seconds", "weft_keys_kms_up")
 		if err != nil {
 			t.Error(err)
 		}

@@ -68,23 +68,38 @@ type counterKey struct {
 var (
 	endpointLabels = []string{"endpoint", "namespace", "pod", "direction", "verdict"}
 
-	packetsDesc = desc("weft_endpoint_packets_total", "Packets from (egress) and to (ingress) an endpoint, by verdict.", endpointLabels...)
-	bytesDesc   = desc("weft_endpoint_bytes_total", "Bytes of the frames from (egress) and to (ingress) an endpoint, by verdict.", endpointLabels...)
-	epDropsDesc = desc("weft_endpoint_drops_total", "Packets of an endpoint that were dropped, by reason. Reasons that never happened are absent.",
+	packetsDesc = desc("weft_endpoint_packets_total",
+		"Packets from (egress) and to (ingress) an endpoint, by verdict.", endpointLabels...)
+	bytesDesc = desc("weft_endpoint_bytes_total",
+		"Bytes of the frames from (egress) and to (ingress) an endpoint, by verdict.",
+		endpointLabels...)
+	epDropsDesc = desc("weft_endpoint_drops_total",
+		"Packets of an endpoint that were dropped, by reason. Reasons that never happened are absent.",
 		"endpoint", "namespace", "pod", "direction", "reason")
-	dropsDesc      = desc("weft_drops_total", "Packets dropped on this node, by reason. Every reason is present, also at 0.", "reason", "direction")
-	suppressedDesc = desc("weft_flow_events_suppressed_total", "Flow events that the datapath's rate limit held back.")
-	lostDesc       = desc("weft_flow_events_lost_total", "Flow events that found the ring buffer full.")
-	seenDesc       = desc("weft_flow_events_total", "Flow events that the agent read, by type and verdict.", "type", "verdict")
-	followersDesc  = desc("weft_flow_followers", "Readers that follow the flow log now.")
-	skippedDesc    = desc("weft_flow_follower_lost_total", "Flow records that were not delivered to a reader that was too slow.")
-	endpointsDesc  = desc("weft_endpoints", "Endpoints of this node.")
-	nodesDesc      = desc("weft_nodes", "Nodes that the agent knows, itself included.")
-	modeDesc       = desc("weft_mode", "The datapath's mode: asked for and active. Always 1.", "asked", "active")
-	readyDesc      = desc("weft_ready", "1 when the datapath has been synchronised since the agent started.")
-	objectsDesc    = desc("weft_store_object_errors", "Objects in the store that are wrong and therefore ignored.")
-	errorsDesc     = desc("weft_scrape_errors_total", "Scrapes at which a part of the datapath could not be read.")
-	buildDesc      = desc("weft_build_info", "The agent's version. Always 1.", "version", "commit", "goversion", "kernel")
+	dropsDesc = desc("weft_drops_total",
+		"Packets dropped on this node, by reason. Every reason is present, also at 0.", "reason",
+		"direction")
+	suppressedDesc = desc("weft_flow_events_suppressed_total",
+		"Flow events that the datapath's rate limit held back.")
+	lostDesc = desc("weft_flow_events_lost_total",
+		"Flow events that found the ring buffer full.")
+	seenDesc = desc("weft_flow_events_total",
+		"Flow events that the agent read, by type and verdict.", "type", "verdict")
+	followersDesc = desc("weft_flow_followers", "Readers that follow the flow log now.")
+	skippedDesc   = desc("weft_flow_follower_lost_total",
+		"Flow records that were not delivered to a reader that was too slow.")
+	endpointsDesc = desc("weft_endpoints", "Endpoints of this node.")
+	nodesDesc     = desc("weft_nodes", "Nodes that the agent knows, itself included.")
+	modeDesc      = desc("weft_mode", "The datapath's mode: asked for and active. Always 1.",
+		"asked", "active")
+	readyDesc = desc("weft_ready",
+		"1 when the datapath has been synchronised since the agent started.")
+	objectsDesc = desc("weft_store_object_errors",
+		"Objects in the store that are wrong and therefore ignored.")
+	errorsDesc = desc("weft_scrape_errors_total",
+		"Scrapes at which a part of the datapath could not be read.")
+	buildDesc = desc("weft_build_info", "The agent's version. Always 1.", "version", "commit",
+		"goversion", "kernel")
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -93,7 +108,8 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 // NewCollector makes a Collector. reasons are the labels of all drop reasons.
 func NewCollector(source Source, reasons []string) *Collector {
-	return &Collector{source: source, reasons: reasons, drops: map[dropKey]uint64{}, seen: map[counterKey]uint64{}}
+	return &Collector{source: source, reasons: reasons, drops: map[dropKey]uint64{},
+		seen: map[counterKey]uint64{}}
 }
 
 // NewRegistry makes a registry with the Collector and those of Go and the process.
@@ -110,8 +126,10 @@ func NewRegistry(source Source, reasons []string) *prometheus.Registry {
 // Describe implements prometheus.Collector.
 func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
-		packetsDesc, bytesDesc, epDropsDesc, dropsDesc, suppressedDesc, lostDesc, seenDesc, followersDesc,
-		skippedDesc, endpointsDesc, nodesDesc, modeDesc, readyDesc, objectsDesc, errorsDesc, buildDesc,
+		packetsDesc, bytesDesc, epDropsDesc, dropsDesc, suppressedDesc, lostDesc, seenDesc,
+		followersDesc,
+		skippedDesc, endpointsDesc, nodesDesc, modeDesc, readyDesc, objectsDesc, errorsDesc,
+		buildDesc,
 	} {
 		ch <- desc
 	}
@@ -172,12 +190,14 @@ func (c *Collector) endpoints(ch chan<- prometheus.Metric, s Snapshot) {
 		total.Bytes += row.Bytes
 		totals[key] = total
 		if row.Reason != "" && row.Packets > 0 {
-			counter(ch, epDropsDesc, float64(row.Packets), endpoint.ID, endpoint.Namespace, endpoint.Pod, row.Direction, row.Reason)
+			counter(ch, epDropsDesc, float64(row.Packets), endpoint.ID, endpoint.Namespace,
+				endpoint.Pod, row.Direction, row.Reason)
 		}
 	}
 	for key, total := range totals {
 		endpoint := s.Endpoints[key.slot]
-		labels := []string{endpoint.ID, endpoint.Namespace, endpoint.Pod, key.direction, key.verdict}
+		labels := []string{endpoint.ID, endpoint.Namespace, endpoint.Pod, key.direction,
+			key.verdict}
 		counter(ch, packetsDesc, float64(total.Packets), labels...)
 		counter(ch, bytesDesc, float64(total.Bytes), labels...)
 	}

@@ -33,10 +33,12 @@ func newFake() *fake {
 		Endpoints: map[uint16]Endpoint{1: {"0a", "demo", "web"}},
 		Counters: []datapath.Counter{
 			row(1, "egress", "forward", "", 10), row(1, "egress", "drop", "spoofed_ip", 3),
-			row(1, "egress", "drop", "no_route", 2), row(0, "ingress", "drop", "malformed", 4), row(9, "egress", "forward", "", 99),
+			row(1, "egress", "drop", "no_route", 2), row(0, "ingress", "drop", "malformed", 4),
+			row(9, "egress", "forward", "", 99),
 		},
 		Events: datapath.EventStats{Suppressed: 5, Lost: 6},
-		Flows:  flows.Stats{Seen: map[flows.Kind]uint64{{Type: "drop", Verdict: "DROPPED"}: 7}, Lost: 8},
+		Flows: flows.Stats{Seen: map[flows.Kind]uint64{{Type: "drop", Verdict: "DROPPED"}: 7},
+			Lost: 8},
 	}}
 }
 
@@ -74,8 +76,10 @@ weft_flow_events_suppressed_total 5
 # TYPE weft_flow_events_lost_total counter
 weft_flow_events_lost_total 6
 `
-	err := testutil.CollectAndCompare(collector, strings.NewReader(want), "weft_drops_total", "weft_endpoint_packets_total",
-		"weft_endpoint_drops_total", "weft_mode", "weft_store_object_errors", "weft_flow_events_suppressed_total", "weft_flow_events_lost_total")
+	err := testutil.CollectAndCompare(collector, strings.NewReader(want), "weft_drops_total",
+		"weft_endpoint_packets_total",
+		"weft_endpoint_drops_total", "weft_mode", "weft_store_object_errors",
+		"weft_flow_events_suppressed_total", "weft_flow_events_lost_total")
 	if err != nil {
 		t.Error(err)
 	}
@@ -118,7 +122,8 @@ func TestDropsNeverShrink(t *testing.T) {
 
 func TestHandler(t *testing.T) {
 	ready := false
-	handler := Handler(NewRegistry(newFake(), []string{"never"}), func() (bool, string) { return ready, "waiting for Node object a" })
+	handler := Handler(NewRegistry(newFake(), []string{"never"}),
+		func() (bool, string) { return ready, "waiting for Node object a" })
 	for _, test := range []struct {
 		path string
 		code int

@@ -64,7 +64,8 @@ func (veth) Make(h *netlink.Handle, p Pair) error {
 func (veth) Is(l netlink.Link) bool { return l.Type() == "veth" }
 
 func (v veth) Ends(a, b netlink.Link) bool {
-	return v.Is(a) && v.Is(b) && a.Attrs().ParentIndex == b.Attrs().Index && b.Attrs().ParentIndex == a.Attrs().Index
+	return v.Is(a) && v.Is(b) && a.Attrs().ParentIndex == b.Attrs().Index &&
+		b.Attrs().ParentIndex == a.Attrs().Index
 }
 
 // PeerIndex is the index that an end has of the other, in the other's network namespace.

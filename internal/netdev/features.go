@@ -85,7 +85,8 @@ func changeFeatures(iface string, plan func(now map[string]bool) (map[string]boo
 }
 
 // planOffloads says which features to change, and what to remember as their original setting.
-func planOffloads(now, noted, wanted map[string]bool, restore bool) (change, originals map[string]bool) {
+func planOffloads(now, noted, wanted map[string]bool,
+	restore bool) (change, originals map[string]bool) {
 	change, originals = map[string]bool{}, map[string]bool{}
 	for feature, was := range noted {
 		if _, still := wanted[feature]; still {

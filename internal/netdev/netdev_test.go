@@ -20,8 +20,10 @@ func TestUndoFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state", "undo.json")
 	u, err := openUndo(path)
 	must(t, err)
-	must(t, u.setOffloads("wta", offloads{Iface: "eth0", Features: map[string]bool{"rx-gro": false}}))
-	must(t, u.setOffloads("wtb", offloads{Iface: "eth0", Features: map[string]bool{"rx-gro": true}}))
+	must(t,
+		u.setOffloads("wta", offloads{Iface: "eth0", Features: map[string]bool{"rx-gro": false}}))
+	must(t,
+		u.setOffloads("wtb", offloads{Iface: "eth0", Features: map[string]bool{"rx-gro": true}}))
 	again, err := openUndo(path)
 	must(t, err)
 	if noted := again.originals("wta"); len(noted) != 1 || noted["rx-gro"] {
@@ -40,7 +42,8 @@ func TestUndoFile(t *testing.T) {
 		t.Errorf("broken file: %v, set aside as %q", err, u.Damaged)
 	}
 	must(t, os.WriteFile(path, []byte("{}"), 0o600))
-	if u, err = openUndo(path); err != nil || u.setOffloads("wta", offloads{Features: map[string]bool{"x": true}}) != nil {
+	if u, err = openUndo(path); err != nil ||
+		u.setOffloads("wta", offloads{Features: map[string]bool{"x": true}}) != nil {
 		t.Errorf("empty object: %v", err)
 	}
 	if err := u.SetSysctl("net/weft/no_such_setting", "1"); err == nil {
@@ -54,17 +57,27 @@ func TestUndoFile(t *testing.T) {
 func TestPlanOffloads(t *testing.T) {
 	type features = map[string]bool
 	for name, c := range map[string]struct{ now, noted, wanted, change, originals features }{
-		"first time":                        {features{"gro": false, "tx": true}, nil, features{"gro": true, "tx": false}, features{"gro": true, "tx": false}, features{"gro": false, "tx": true}},
-		"already so":                        {features{"gro": true}, nil, features{"gro": true}, features{}, features{"gro": true}},
-		"again: the original stays":         {features{"gro": true}, features{"gro": false}, features{"gro": true}, features{}, features{"gro": false}},
-		"no longer wanted: put back":        {features{"gro": true, "tx": false}, features{"gro": false, "tx": true}, features{"gro": true}, features{"tx": true}, features{"gro": false}},
-		"put back by somebody else already": {features{"tx": true}, features{"tx": true}, nil, features{}, features{}},
-		"changed by somebody in between":    {features{"gro": false}, features{"gro": false}, features{"gro": true}, features{"gro": true}, features{"gro": false}},
-		"nothing at all":                    {features{"gro": true}, nil, nil, features{}, features{}},
+		"first time": {features{"gro": false, "tx": true}, nil,
+			features{"gro": true, "tx": false}, features{"gro": true, "tx": false},
+			features{"gro": false, "tx": true}},
+		"already so": {features{"gro": true}, nil, features{"gro": true},
+			features{}, features{"gro": true}},
+		"again: the original stays": {features{"gro": true}, features{"gro": false},
+			features{"gro": true}, features{}, features{"gro": false}},
+		"no longer wanted: put back": {features{"gro": true, "tx": false},
+			features{"gro": false, "tx": true}, features{"gro": true}, features{"tx": true},
+			features{"gro": false}},
+		"put back by somebody else already": {features{"tx": true}, features{"tx": true}, nil,
+			features{}, features{}},
+		"changed by somebody in between": {features{"gro": false}, features{"gro": false},
+			features{"gro": true}, features{"gro": true}, features{"gro": false}},
+		"nothing at all": {features{"gro": true}, nil, nil, features{},
+			features{}},
 	} {
 		change, originals := planOffloads(c.now, c.noted, c.wanted, RestoreOld)
 		if !reflect.DeepEqual(change, c.change) || !reflect.DeepEqual(originals, c.originals) {
-			t.Errorf("%s: change %v, note %v; want %v, %v", name, change, originals, c.change, c.originals)
+			t.Errorf("%s: change %v, note %v; want %v, %v", name, change, originals, c.change,
+				c.originals)
 		}
 	}
 }
@@ -73,15 +86,18 @@ func TestPlanOffloads(t *testing.T) {
 // noted.
 func TestKeepOldOffloads(t *testing.T) {
 	type features = map[string]bool
-	change, originals := planOffloads(features{"gro": false, "tx": false}, features{"tx": true}, features{"gro": true}, KeepOld)
-	if !reflect.DeepEqual(change, features{"gro": true}) || !reflect.DeepEqual(originals, features{"gro": false, "tx": true}) {
+	change, originals := planOffloads(features{"gro": false, "tx": false}, features{"tx": true},
+		features{"gro": true}, KeepOld)
+	if !reflect.DeepEqual(change, features{"gro": true}) ||
+		!reflect.DeepEqual(originals, features{"gro": false, "tx": true}) {
 		t.Errorf("change %v, note %v", change, originals)
 	}
 }
 
 // TestDamagedUndoFile: one that cannot be read is kept aside and named, and the agent starts.
 func TestDamagedUndoFile(t *testing.T) {
-	for name, content := range map[string]string{"empty": "", "half": `{"sysctls":{"net/ipv4/ip_fo`, "no object": `[]`, "nulls": `{"sysctls":null}`} {
+	for name, content := range map[string]string{"empty": "", "half": `{"sysctls":{"net/ipv4/ip_fo`,
+		"no object": `[]`, "nulls": `{"sysctls":null}`} {
 		t.Run(name, func(t *testing.T) {
 			path := t.TempDir() + "/" + undoName
 			must(t, os.WriteFile(path, []byte(content), 0o600))
@@ -107,7 +123,8 @@ func TestSecondHostIf(t *testing.T) {
 	if second != "wefx0123456789" || len(second) > 15 {
 		t.Errorf("%s", second)
 	}
-	if !strings.HasPrefix(second, SecondPrefix) || strings.HasPrefix("weft0123456789", SecondPrefix) {
+	if !strings.HasPrefix(second, SecondPrefix) ||
+		strings.HasPrefix("weft0123456789", SecondPrefix) {
 		t.Error("cleanup tells second interfaces from first ones by their prefix")
 	}
 }

@@ -46,13 +46,15 @@ func EnsureSealer(hook func(tap netlink.Link) error) (index uint32, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("make %s: %w", Sealer, err)
 	}
-	if err := errors.Join(silence(Sealer), quiet(Sealer), netlink.LinkSetMTU(tap, sealerMTU)); err != nil {
+	if err := errors.Join(silence(Sealer), quiet(Sealer),
+		netlink.LinkSetMTU(tap, sealerMTU)); err != nil {
 		return 0, err
 	}
 	if err := hook(tap); err != nil {
 		return 0, err
 	}
-	if err := errors.Join(netlink.LinkSetARPOff(tap), netlink.LinkSetTxQLen(tap, sealerQueue), netlink.LinkSetUp(tap)); err != nil {
+	if err := errors.Join(netlink.LinkSetARPOff(tap), netlink.LinkSetTxQLen(tap, sealerQueue),
+		netlink.LinkSetUp(tap)); err != nil {
 		return 0, fmt.Errorf("set %s up: %w", Sealer, err)
 	}
 	return uint32(tap.Attrs().Index), nil

@@ -22,13 +22,15 @@ func TestSealerIsNobodys(t *testing.T) {
 	t.Cleanup(func() { must(t, netns.Delete("wt-netdev-owner")) })
 	for who, become := range map[string]func() error{
 		"another user": func() error {
-			if _, _, errno := syscall.RawSyscall(unix.SYS_SETRESUID, 65534, 65534, 65534); errno != 0 {
+			if _, _, errno := syscall.RawSyscall(unix.SYS_SETRESUID, 65534, 65534,
+				65534); errno != 0 {
 				return errno
 			}
 			return nil
 		},
 		"root of a container": func() error {
-			return unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &make([]unix.CapUserData, 2)[0])
+			return unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3},
+				&make([]unix.CapUserData, 2)[0])
 		},
 	} {
 		if err := attachAs(path, become); !errors.Is(err, unix.EPERM) {
@@ -50,7 +52,8 @@ func attachAs(path string, become func() error) error {
 			if err != nil {
 				return err
 			}
-			tun, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0) // everybody's on most machines
+			tun, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC,
+				0) // everybody's on most machines
 			if err != nil {
 				return err
 			}

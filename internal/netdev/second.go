@@ -69,7 +69,8 @@ func makeSecond(name, netNS string, gateway net.HardwareAddr, mtu int) error {
 	}
 	defer ns.Close()
 	// Frames are addressed to the gateway: the stack must take them as its own.
-	err = Veth.Make(&netlink.Handle{}, Pair{Name: name, Peer: SecondPodIf, MTU: mtu, MAC: gateway, PeerNS: ns})
+	err = Veth.Make(&netlink.Handle{},
+		Pair{Name: name, Peer: SecondPodIf, MTU: mtu, MAC: gateway, PeerNS: ns})
 	if errors.Is(err, ErrExists) {
 		return fmt.Errorf("create %s: the pod has an interface %s already: only one of its interfaces can have the XDP datapath", name, SecondPodIf)
 	}

@@ -20,9 +20,11 @@ const segmentationMTU = 65535
 // segmentationFeatures are what the segmentation veth's entry must not be able to do, so that the
 // kernel does it before.
 var segmentationFeatures = map[string]bool{
-	"tx-checksum-ip-generic": false, "tx-scatter-gather": false, "tx-scatter-gather-fraglist": false,
-	"tx-tcp-segmentation": false, "tx-tcp6-segmentation": false, "tx-tcp-ecn-segmentation": false,
-	"tx-udp-segmentation": false, "tx-sctp-segmentation": false, "tx-gre-segmentation": false,
+	"tx-checksum-ip-generic": false, "tx-scatter-gather": false,
+	"tx-scatter-gather-fraglist": false,
+	"tx-tcp-segmentation":        false, "tx-tcp6-segmentation": false,
+	"tx-tcp-ecn-segmentation": false,
+	"tx-udp-segmentation":     false, "tx-sctp-segmentation": false, "tx-gre-segmentation": false,
 	"tx-udp_tnl-segmentation": false, "tx-vlan-offload": false,
 }
 
@@ -31,7 +33,8 @@ var segmentationFeatures = map[string]bool{
 func EnsureSegmentation(hook func(out netlink.Link) error) (in, out uint32, err error) {
 	far, err := netlink.LinkByName(SegmentationOut)
 	if err != nil {
-		if err := Veth.Make(&netlink.Handle{}, Pair{Name: SegmentationIn, Peer: SegmentationOut, MTU: segmentationMTU}); err != nil {
+		if err := Veth.Make(&netlink.Handle{},
+			Pair{Name: SegmentationIn, Peer: SegmentationOut, MTU: segmentationMTU}); err != nil {
 			return 0, 0, err
 		}
 		if far, err = netlink.LinkByName(SegmentationOut); err != nil {
@@ -53,7 +56,8 @@ func EnsureSegmentation(hook func(out netlink.Link) error) (in, out uint32, err 
 	if err := hook(far); err != nil {
 		return 0, 0, err
 	}
-	if err := errors.Join(netlink.LinkSetARPOff(near), netlink.LinkSetUp(far), netlink.LinkSetUp(near)); err != nil {
+	if err := errors.Join(netlink.LinkSetARPOff(near), netlink.LinkSetUp(far),
+		netlink.LinkSetUp(near)); err != nil {
 		return 0, 0, fmt.Errorf("set %s up: %w", SegmentationIn, err)
 	}
 	return uint32(near.Attrs().Index), uint32(far.Attrs().Index), nil

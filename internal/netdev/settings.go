@@ -22,12 +22,14 @@ func ConfigureHost(h *netlink.Handle, name, alias string) error {
 	if err := h.LinkSetAlias(link, alias); err != nil {
 		return fmt.Errorf("set alias of %s: %w", name, err)
 	}
-	settings := [][2]string{{"ipv4/conf/%s/rp_filter", "0"}, {"ipv4/conf/%s/forwarding", "1"}, {"ipv4/conf/%s/proxy_arp", "0"}}
+	settings := [][2]string{{"ipv4/conf/%s/rp_filter", "0"}, {"ipv4/conf/%s/forwarding", "1"},
+		{"ipv4/conf/%s/proxy_arp", "0"}}
 	if HasIPv6() {
 		if err := h.LinkSetIP6AddrGenMode(link, genModeNone); err != nil {
 			return fmt.Errorf("turn off link-local addresses of %s: %w", name, err)
 		}
-		settings = append(settings, [2]string{"ipv6/conf/%s/disable_ipv6", "0"}, [2]string{"ipv6/conf/%s/forwarding", "1"},
+		settings = append(settings, [2]string{"ipv6/conf/%s/disable_ipv6", "0"},
+			[2]string{"ipv6/conf/%s/forwarding", "1"},
 			[2]string{"ipv6/conf/%s/accept_ra", "0"}, [2]string{"ipv6/conf/%s/proxy_ndp", "0"})
 	}
 	return set(name, settings)
@@ -36,7 +38,8 @@ func ConfigureHost(h *netlink.Handle, name, alias string) error {
 // AllowIPv6 has the pod's end of an interface take the IPv6 addresses that it is given, and no
 // others. It works on the thread's network namespace.
 func AllowIPv6(name string) error {
-	return set(name, [][2]string{{"ipv6/conf/%s/disable_ipv6", "0"}, {"ipv6/conf/%s/accept_ra", "0"}})
+	return set(name,
+		[][2]string{{"ipv6/conf/%s/disable_ipv6", "0"}, {"ipv6/conf/%s/accept_ra", "0"}})
 }
 
 // set writes settings of an interface in the thread's network namespace, each a path below

@@ -58,7 +58,8 @@ func openUndo(path string) (*Undo, error) {
 		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
 	read := &Undo{path: path, Sysctls: map[string]string{}, Offloads: map[string]offloads{}}
-	if err := json.Unmarshal(data, read); err == nil && read.Sysctls != nil && read.Offloads != nil {
+	if err := json.Unmarshal(data, read); err == nil && read.Sysctls != nil &&
+		read.Offloads != nil {
 		return read, nil
 	}
 	u.Damaged, err = statefile.SetAside(path)
@@ -117,7 +118,8 @@ func (u *Undo) setOffloads(key string, noted offloads) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	before := u.Offloads[key]
-	if before.NetNS == noted.NetNS && before.Iface == noted.Iface && stdmaps.Equal(before.Features, noted.Features) {
+	if before.NetNS == noted.NetNS && before.Iface == noted.Iface &&
+		stdmaps.Equal(before.Features, noted.Features) {
 		return nil
 	}
 	if len(noted.Features) == 0 {
@@ -145,7 +147,8 @@ func (u *Undo) RestoreSysctls() error {
 	defer u.mu.Unlock()
 	var failed error
 	for name, value := range u.Sysctls {
-		if err := os.WriteFile("/proc/sys/"+name, []byte(value), 0o644); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := os.WriteFile("/proc/sys/"+name, []byte(value), 0o644); err != nil &&
+			!errors.Is(err, os.ErrNotExist) {
 			failed = errors.Join(failed, fmt.Errorf("put back sysctl %s: %w", name, err))
 		}
 	}

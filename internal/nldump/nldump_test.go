@@ -29,7 +29,8 @@ func TestWhole(t *testing.T) {
 			}
 			return []int{1, 2}, tc.last
 		})
-		if len(got) != tc.want || calls != tc.calls || (err != nil) != tc.fails || errors.Is(err, other) != tc.passedDown {
+		if len(got) != tc.want || calls != tc.calls || (err != nil) != tc.fails ||
+			errors.Is(err, other) != tc.passedDown {
 			t.Errorf("%s: %v, %v after %d calls", tc.name, got, err, calls)
 		}
 	}

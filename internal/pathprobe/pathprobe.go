@@ -87,7 +87,8 @@ func Listen(opt Options) (*Prober, error) {
 	p := &Prober{opt: opt, conns: map[bool]*net.UDPConn{}, waiting: map[uint64]chan struct{}{}}
 	for _, ipv4 := range []bool{true, false} {
 		conn, err := listen(opt.Port, ipv4)
-		if err != nil && (ipv4 || !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EADDRNOTAVAIL)) {
+		if err != nil &&
+			(ipv4 || !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EADDRNOTAVAIL)) {
 			p.Close()
 			return nil, fmt.Errorf("take UDP port %d: %w: end what uses it, or set another encryption.port on every node", opt.Port, err)
 		}
@@ -214,7 +215,8 @@ func probe(number uint64, size int) []byte {
 }
 
 func parse(data []byte) (kind byte, number uint64, ok bool) {
-	if len(data) < probeSize || binary.BigEndian.Uint32(data) != 0 || string(data[4:kindAt]) != magic {
+	if len(data) < probeSize || binary.BigEndian.Uint32(data) != 0 ||
+		string(data[4:kindAt]) != magic {
 		return 0, 0, false
 	}
 	return data[kindAt], binary.BigEndian.Uint64(data[numberAt:]), true

@@ -41,7 +41,8 @@ func serve(t *testing.T, opt Options) *Prober {
 // side has a smaller MTU if small is set.
 func wires(t *testing.T, small int) (a, b string) {
 	t.Helper()
-	a, router, b := nettest.New(t, "wiring-a"), nettest.New(t, "wiring-r"), nettest.New(t, "wiring-b")
+	a, router, b := nettest.New(t, "wiring-a"), nettest.New(t, "wiring-r"), nettest.New(t,
+		"wiring-b")
 	nettest.Wire(t,
 		nettest.End{NetNS: a, Name: "pa1", MTU: 1500, Addrs: []string{"10.9.1.1/24"}},
 		nettest.End{NetNS: router, Name: "pb1", MTU: 1500, Addrs: []string{"10.9.1.254/24"}})
@@ -72,7 +73,9 @@ func TestPath(t *testing.T) {
 				t.Errorf("nobody is there: %v", err)
 			}
 			must(t, netns.Do(b, func() error {
-				serve(t, Options{Port: 4500, Known: func(a netip.Addr) bool { return a == netip.MustParseAddr("10.9.1.1") }})
+				serve(t,
+					Options{Port: 4500,
+						Known: func(a netip.Addr) bool { return a == netip.MustParseAddr("10.9.1.1") }})
 				return nil
 			}))
 			if got, err := near.Fits(t.Context(), far, 1500); got != tt.want || err != nil {
@@ -124,7 +127,8 @@ func TestEndGoesAway(t *testing.T) {
 			defer far.Close()
 			go scripted(far, row.answers)
 			got, err := near.Fits(t.Context(), netip.MustParseAddr("10.9.2.1"), 1500)
-			if got != row.want || (row.want == 0) != errors.Is(err, ErrNoAnswer) || (row.want != 0) != (err == nil) {
+			if got != row.want || (row.want == 0) != errors.Is(err, ErrNoAnswer) ||
+				(row.want != 0) != (err == nil) {
 				t.Errorf("fits %d, %v, want %d", got, err, row.want)
 			}
 		})
@@ -189,14 +193,18 @@ func TestOwnInterfaceIsSmaller(t *testing.T) {
 	var near *Prober
 	must(t, netns.Do(a, func() error { near = serve(t, Options{Port: 4500}); return nil }))
 	must(t, netns.Do(b, func() error { serve(t, Options{Port: 4500}); return nil }))
-	if got, err := near.Fits(t.Context(), netip.MustParseAddr("10.9.2.1"), 9000); got != 1500 || err != nil {
+	if got, err := near.Fits(t.Context(), netip.MustParseAddr("10.9.2.1"), 9000); got != 1500 ||
+		err != nil {
 		t.Errorf("fits %d, %v", got, err)
 	}
 }
 
 func TestNoAnswerToOthers(t *testing.T) {
-	p := serve(t, Options{Port: freePort(t), Known: func(netip.Addr) bool { return false }, Tries: 1, Wait: 100 * time.Millisecond})
-	if _, err := p.Fits(t.Context(), netip.MustParseAddr("127.0.0.1"), 1500); !errors.Is(err, ErrNoAnswer) {
+	p := serve(t,
+		Options{Port: freePort(t), Known: func(netip.Addr) bool { return false }, Tries: 1,
+			Wait: 100 * time.Millisecond})
+	if _, err := p.Fits(t.Context(), netip.MustParseAddr("127.0.0.1"), 1500); !errors.Is(err,
+		ErrNoAnswer) {
 		t.Errorf("answered: %v", err)
 	}
 }
@@ -208,7 +216,8 @@ func TestParse(t *testing.T) {
 	}
 	esp := append([]byte(nil), good...)
 	esp[3] = 1
-	for name, data := range map[string][]byte{"nothing": nil, "keepalive": {0xff}, "short": good[:probeSize-1], "ESP": esp, "IKE": make([]byte, 100)} {
+	for name, data := range map[string][]byte{"nothing": nil, "keepalive": {0xff},
+		"short": good[:probeSize-1], "ESP": esp, "IKE": make([]byte, 100)} {
 		if _, _, ok := parse(data); ok {
 			t.Errorf("%s is taken for a probe", name)
 		}

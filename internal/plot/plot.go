@@ -20,7 +20,8 @@ const style = `text{font-family:"DejaVu Sans","Helvetica Neue",Arial,sans-serif;
 
 // Open begins a page.
 func (c *Canvas) Open(width, height float64, title string) {
-	fmt.Fprintf(c, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" width="%g" height="%g" role="img">`+"\n",
+	fmt.Fprintf(c,
+		`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" width="%g" height="%g" role="img">`+"\n",
 		width, height, width, height)
 	fmt.Fprintf(c, "<title>%s</title>\n<style>%s</style>\n", html.EscapeString(title), style)
 	fmt.Fprintf(c, `<rect width="100%%" height="100%%" fill="#ffffff"/>`+"\n")
@@ -31,12 +32,14 @@ func (c *Canvas) Close() { c.WriteString("</svg>\n") }
 
 // Text writes one line; class is one of the style sheet's, anchor start, middle or end.
 func (c *Canvas) Text(x, y float64, class, anchor, s string) {
-	fmt.Fprintf(c, `<text x="%.1f" y="%.1f" class="%s" text-anchor="%s">%s</text>`+"\n", x, y, class, anchor, html.EscapeString(s))
+	fmt.Fprintf(c, `<text x="%.1f" y="%.1f" class="%s" text-anchor="%s">%s</text>`+"\n", x, y,
+		class, anchor, html.EscapeString(s))
 }
 
 // Rect draws a filled rectangle; tip is shown when the pointer rests on it.
 func (c *Canvas) Rect(b Box, fill, tip string) {
-	fmt.Fprintf(c, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s">`, b.X, b.Y, b.W, b.H, fill)
+	fmt.Fprintf(c, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s">`, b.X, b.Y, b.W,
+		b.H, fill)
 	if tip != "" {
 		fmt.Fprintf(c, "<title>%s</title>", html.EscapeString(tip))
 	}
@@ -45,12 +48,15 @@ func (c *Canvas) Rect(b Box, fill, tip string) {
 
 // Line draws a straight line.
 func (c *Canvas) Line(x1, y1, x2, y2 float64, stroke string, width float64) {
-	fmt.Fprintf(c, `<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" stroke="%s" stroke-width="%g"/>`+"\n", x1, y1, x2, y2, stroke, width)
+	fmt.Fprintf(c,
+		`<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" stroke="%s" stroke-width="%g"/>`+"\n", x1,
+		y1, x2, y2, stroke, width)
 }
 
 // Dot draws a point of a curve.
 func (c *Canvas) Dot(x, y float64, fill, tip string) {
-	fmt.Fprintf(c, `<circle cx="%.1f" cy="%.1f" r="3.2" fill="%s"><title>%s</title></circle>`+"\n", x, y, fill, html.EscapeString(tip))
+	fmt.Fprintf(c, `<circle cx="%.1f" cy="%.1f" r="3.2" fill="%s"><title>%s</title></circle>`+"\n",
+		x, y, fill, html.EscapeString(tip))
 }
 
 // Point is a place on the page.
@@ -62,7 +68,8 @@ func (c *Canvas) Curve(points []Point, stroke string) {
 	for _, p := range points {
 		at = append(at, fmt.Sprintf("%.1f,%.1f", p.X, p.Y))
 	}
-	fmt.Fprintf(c, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2"/>`+"\n", strings.Join(at, " "), stroke)
+	fmt.Fprintf(c, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2"/>`+"\n",
+		strings.Join(at, " "), stroke)
 }
 
 // Legend explains colours in one row and returns where the next one may begin.

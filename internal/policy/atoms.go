@@ -167,7 +167,9 @@ func (r *run) enter(d *draft) *finished {
 	}
 	for _, who := range slices.Sorted(maps.Keys(values)) {
 		for _, v := range values[who] {
-			set.Entries = append(set.Entries, Entry{Key{d.number, d.direction, who, v.at.protocol, v.at.port, v.at.bits}, v.value})
+			set.Entries = append(set.Entries,
+				Entry{Key{d.number, d.direction, who, v.at.protocol, v.at.port, v.at.bits},
+					v.value})
 		}
 	}
 	slices.SortFunc(set.Entries, func(a, b Entry) int { return compareKeys(a.Key, b.Key) })

@@ -112,7 +112,8 @@ func readAuthorization(meta metav1.ObjectMeta, spec *authorizationSpec, from sou
 	}
 	if p.Broken() {
 		selector := func(f Problem) bool {
-			return strings.HasPrefix(f.Field, "spec.selector") || !strings.HasPrefix(f.Field, "spec.") && !strings.HasPrefix(f.Field, "metadata.")
+			return strings.HasPrefix(f.Field, "spec.selector") ||
+				!strings.HasPrefix(f.Field, "spec.") && !strings.HasPrefix(f.Field, "metadata.")
 		}
 		if slices.ContainsFunc(p.errors(), selector) || r.maySelect() {
 			p.subject = labels.Everything()
@@ -141,7 +142,8 @@ func (p *Policy) deny() {
 // denial is the rule of a policy that only denies.
 func (p *Policy) denial() term {
 	return term{at: Rule{
-		Kind: p.Kind, Name: p.Key(), Field: "which only denies, as something is wrong with it", File: p.file, Line: p.line,
+		Kind: p.Kind, Name: p.Key(), Field: "which only denies, as something is wrong with it",
+		File: p.file, Line: p.line,
 	}}
 }
 
@@ -178,24 +180,28 @@ func (r *reader) enforced(meta metav1.ObjectMeta, spec *authorizationSpec) bool 
 		r.warn("spec.action", "AUDIT is only listed: nothing is allowed or denied by it")
 	case "CUSTOM":
 		if !targets {
-			r.fail("spec.action", "CUSTOM asks a server outside, which nothing does at layer 4, so all is denied: "+
-				"give the policy targetRefs to a proxy that does, or say it with ALLOW and DENY")
+			r.fail("spec.action",
+				"CUSTOM asks a server outside, which nothing does at layer 4, so all is denied: "+
+					"give the policy targetRefs to a proxy that does, or say it with ALLOW and DENY")
 		}
 	default:
 		r.fail("spec.action", "is %q: want ALLOW, DENY, AUDIT or CUSTOM", spec.Action)
 	}
 	switch dry := meta.Annotations[dryRunAnnotation]; {
 	case targets:
-		r.warn("spec", "is for what its targetRefs name, a proxy's to enforce: nothing is allowed or denied by it here")
+		r.warn("spec",
+			"is for what its targetRefs name, a proxy's to enforce: nothing is allowed or denied by it here")
 		return false
 	case spec.Action == "AUDIT":
 		return false
 	case dry != "":
 		only, err := strconv.ParseBool(dry)
 		if err != nil {
-			r.warn("metadata.annotations["+dryRunAnnotation+"]", "is %q, and the policy is in force: want true or false", dry)
+			r.warn("metadata.annotations["+dryRunAnnotation+"]",
+				"is %q, and the policy is in force: want true or false", dry)
 		} else if only {
-			r.warn("metadata.annotations["+dryRunAnnotation+"]", "the policy is only listed: nothing is allowed or denied by it")
+			r.warn("metadata.annotations["+dryRunAnnotation+"]",
+				"the policy is only listed: nothing is allowed or denied by it")
 		}
 		return !only
 	}
@@ -207,7 +213,8 @@ func (r *reader) enforced(meta metav1.ObjectMeta, spec *authorizationSpec) bool 
 func (r *reader) authorizationRule(field string, in *authorizationRule) {
 	p := r.policy
 	rule := &ruleReader{reader: r, at: field}
-	out := term{at: Rule{Kind: p.Kind, Name: p.Key(), Field: field, File: r.file, Line: r.lineOf(field)}}
+	out := term{at: Rule{Kind: p.Kind, Name: p.Key(), Field: field, File: r.file,
+		Line: r.lineOf(field)}}
 	var from, to []match
 	for i, s := range in.From {
 		from = append(from, rule.source(fmt.Sprintf("%s.from[%d].source", field, i), s.Source))
@@ -221,7 +228,8 @@ func (r *reader) authorizationRule(field string, in *authorizationRule) {
 		}
 	}
 	for i := range in.When {
-		out.clauses = append(out.clauses, []match{rule.when(fmt.Sprintf("%s.when[%d]", field, i), &in.When[i])})
+		out.clauses = append(out.clauses,
+			[]match{rule.when(fmt.Sprintf("%s.when[%d]", field, i), &in.When[i])})
 	}
 	if len(rule.requests) > 0 && p.applies[Ingress] {
 		what := strings.Join(rule.requests, ", ")

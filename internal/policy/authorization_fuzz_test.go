@@ -56,7 +56,8 @@ func FuzzAuthorization(f *testing.F) {
 func (g *generator) authorization(name string) writtenAuthorization {
 	s := &authorizationSpec{Action: one(g, "", "ALLOW", "DENY")}
 	if g.IntN(2) > 0 {
-		s.Selector = &workloadSelector{MatchLabels: map[string]string{one(g, "app", "tier"): one(g, "a", "b")}}
+		s.Selector = &workloadSelector{MatchLabels: map[string]string{one(g, "app", "tier"): one(g,
+			"a", "b")}}
 	}
 	for range g.IntN(3) {
 		var r authorizationRule
@@ -75,9 +76,13 @@ func (g *generator) authorization(name string) writtenAuthorization {
 			}{o})
 		}
 		if g.IntN(3) == 0 {
-			r.When = append(r.When, one(g, authorizationCondition{Key: "source.namespace", NotValues: []string{"red"}},
-				authorizationCondition{Key: "destination.ip", Values: []string{"10.1.0.0/24", "fd00:1::/32"}},
-				authorizationCondition{Key: "destination.port", Values: []string{"80", "8080"}}, authorizationCondition{Key: "source.ip", Values: []string{"10.1.0.0/24", "8.8.8.8"}}))
+			r.When = append(r.When,
+				one(g, authorizationCondition{Key: "source.namespace", NotValues: []string{"red"}},
+					authorizationCondition{Key: "destination.ip",
+						Values: []string{"10.1.0.0/24", "fd00:1::/32"}},
+					authorizationCondition{Key: "destination.port", Values: []string{"80", "8080"}},
+					authorizationCondition{Key: "source.ip",
+						Values: []string{"10.1.0.0/24", "8.8.8.8"}}))
 		}
 		s.Rules = append(s.Rules, r)
 	}
@@ -86,7 +91,8 @@ func (g *generator) authorization(name string) writtenAuthorization {
 
 func (g *generator) source() *authorizationSource {
 	s := &authorizationSource{}
-	blocks := one(g, []string{"10.1.0.0/16"}, []string{"10.1.0.0/24", "8.8.8.8"}, []string{"10.1.1.2/31", "::/0"}, []string{"0.0.0.0/0"})
+	blocks := one(g, []string{"10.1.0.0/16"}, []string{"10.1.0.0/24", "8.8.8.8"},
+		[]string{"10.1.1.2/31", "::/0"}, []string{"0.0.0.0/0"})
 	names := one(g, []string{"red"}, []string{"gr*", "*ue"}, []string{"*"}, []string{"blue", "red"})
 	switch g.IntN(7) {
 	case 0:
@@ -100,7 +106,8 @@ func (g *generator) source() *authorizationSource {
 	case 4:
 		s.ServiceAccounts = []string{one(g, "red/one", "one", "green/two")}
 	case 5:
-		s.Principals, s.NotIPBlocks = []string{one(g, "cluster.local/ns/red/*", "*/sa/one", "weft.local/ns/blue/sa/two", "*")}, one(g, nil, nil, blocks)
+		s.Principals, s.NotIPBlocks = []string{one(g, "cluster.local/ns/red/*", "*/sa/one",
+			"weft.local/ns/blue/sa/two", "*")}, one(g, nil, nil, blocks)
 	default:
 		s.NotPrincipals = []string{one(g, "*/sa/two", "cluster.local/ns/green/sa/one", "*")}
 	}
@@ -118,7 +125,9 @@ func compareAll(t *testing.T, compiler *Compiler, w *reference, list writtenAll)
 	t.Helper()
 	in := w.input()
 	for _, a := range list.authorizations {
-		in.Policies = append(in.Policies, readAuthorization(metav1.ObjectMeta{Namespace: a.namespace, Name: a.name}, a.spec, source{}))
+		in.Policies = append(in.Policies,
+			readAuthorization(metav1.ObjectMeta{Namespace: a.namespace, Name: a.name}, a.spec,
+				source{}))
 	}
 	for _, c := range list.clusters {
 		in.Policies = append(in.Policies, readCluster(c.ObjectMeta, &c.Spec, source{}))
@@ -132,14 +141,20 @@ func compareAll(t *testing.T, compiler *Compiler, w *reference, list writtenAll)
 		id := &in.Identities[i]
 		id.TrustDomain, id.ServiceAccount = "weft.local", accountOf(&Endpoint{Labels: id.Labels})
 	}
-	in.Ranges = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("10.1.1.0/25"), netip.MustParsePrefix("fd00:1::/32")}
+	in.Ranges = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24"),
+		netip.MustParsePrefix("10.1.1.0/25"), netip.MustParsePrefix("fd00:1::/32")}
 	table := NewTable(compiler.Compile(in))
 	for i := range w.pods {
 		subject := &w.pods[i]
 		for _, own := range subject.Addresses {
 			for _, other := range w.ends() {
 				// Nobody else is at a pod's address: the datapath drops what says so.
-				posed := other.pod == nil && slices.ContainsFunc(w.pods, func(e Endpoint) bool { return slices.Contains(e.Addresses, other.address) })
+				posed := other.pod == nil &&
+					slices.ContainsFunc(w.pods,
+						func(e Endpoint) bool {
+							return slices.Contains(e.Addresses,
+								other.address)
+						})
 				if !subject.Local || own.Is4() != other.address.Is4() || posed {
 					continue
 				}
@@ -155,17 +170,21 @@ func compareAll(t *testing.T, compiler *Compiler, w *reference, list writtenAll)
 	}
 }
 
-func comparePacket(t *testing.T, table *Table, w *reference, list writtenAll, d Direction, subject *Endpoint, own netip.Addr, other end, protocol uint8, port uint16) {
+func comparePacket(t *testing.T, table *Table, w *reference, list writtenAll, d Direction,
+	subject *Endpoint, own netip.Addr, other end, protocol uint8, port uint16) {
 	t.Helper()
 	if protocol == 1 {
 		port = 0
 	}
-	inRange := strings.HasPrefix(other.address.String(), "10.1.") || strings.HasPrefix(other.address.String(), "fd00:1:")
+	inRange := strings.HasPrefix(other.address.String(), "10.1.") ||
+		strings.HasPrefix(other.address.String(), "fd00:1:")
 	want := w.tiers(list.clusters, d, subject, other, protocol, port)
 	if d == Ingress {
-		want = other.identity == v1alpha1.IdentityHost || want && authorized(list.authorizations, subject, own, other, protocol, port)
+		want = other.identity == v1alpha1.IdentityHost || want &&
+			authorized(list.authorizations, subject, own, other, protocol, port)
 	}
-	got := table.Decide(subject.Key(), d, Peer{other.identity, other.address}, protocol, port).Verdict == Allow
+	got := table.Decide(subject.Key(), d, Peer{other.identity, other.address}, protocol,
+		port).Verdict == Allow
 	if got == want || !got && other.pod == nil && inRange {
 		return // who is unknown in the pods' ranges may be denied what somebody else is allowed
 	}
@@ -173,16 +192,23 @@ func comparePacket(t *testing.T, table *Table, w *reference, list writtenAll, d 
 }
 
 // authorized says what AuthorizationPolicies say of a packet, from what is written.
-func authorized(list []writtenAuthorization, subject *Endpoint, own netip.Addr, other end, protocol uint8, port uint16) bool {
+func authorized(list []writtenAuthorization, subject *Endpoint, own netip.Addr, other end,
+	protocol uint8, port uint16) bool {
 	allowing, allowed := false, false
 	for _, a := range list {
 		if a.namespace != subject.Namespace && a.namespace != "istio-system" {
 			continue
 		}
-		if a.spec.Selector != nil && !labelled(&metav1.LabelSelector{MatchLabels: a.spec.Selector.MatchLabels}, subject.Labels) {
+		if a.spec.Selector != nil &&
+			!labelled(&metav1.LabelSelector{MatchLabels: a.spec.Selector.MatchLabels},
+				subject.Labels) {
 			continue
 		}
-		hit := slices.ContainsFunc(a.spec.Rules, func(r authorizationRule) bool { return ruleHits(a.namespace, r, own, other, protocol, port) })
+		hit := slices.ContainsFunc(a.spec.Rules,
+			func(r authorizationRule) bool {
+				return ruleHits(a.namespace, r, own, other, protocol,
+					port)
+			})
 		if a.spec.Action == "DENY" && hit {
 			return false
 		}
@@ -193,7 +219,8 @@ func authorized(list []writtenAuthorization, subject *Endpoint, own netip.Addr, 
 	return !allowing || allowed
 }
 
-func ruleHits(namespace string, r authorizationRule, own netip.Addr, other end, protocol uint8, port uint16) bool {
+func ruleHits(namespace string, r authorizationRule, own netip.Addr, other end, protocol uint8,
+	port uint16) bool {
 	from, to := len(r.From) == 0, len(r.To) == 0
 	principal, ns, account := "", "", ""
 	if other.pod != nil {
@@ -222,8 +249,10 @@ func ruleHits(namespace string, r authorizationRule, own netip.Addr, other end, 
 	}
 	for _, f := range r.From {
 		s := f.Source
-		from = from || both(s.Principals, s.NotPrincipals, known) && both(s.Namespaces, s.NotNamespaces, is) &&
-			both(s.IPBlocks, s.NotIPBlocks, inBlock(other.address)) && both(s.ServiceAccounts, nil, isAccount)
+		from = from || both(s.Principals, s.NotPrincipals, known) &&
+			both(s.Namespaces, s.NotNamespaces, is) &&
+			both(s.IPBlocks, s.NotIPBlocks, inBlock(other.address)) &&
+			both(s.ServiceAccounts, nil, isAccount)
 	}
 	for _, o := range r.To {
 		to = to || both(o.Operation.Ports, o.Operation.NotPorts, isPort)

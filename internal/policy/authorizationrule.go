@@ -36,8 +36,10 @@ func (r *ruleReader) source(field string, s *authorizationSource) match {
 		return nil
 	}
 	accounts := len(s.ServiceAccounts)+len(s.NotServiceAccounts) > 0
-	if accounts && len(s.Principals)+len(s.NotPrincipals)+len(s.Namespaces)+len(s.NotNamespaces) > 0 {
-		r.fail(field+".serviceAccounts", "goes with no principals or namespaces: make it two entries of from")
+	if accounts &&
+		len(s.Principals)+len(s.NotPrincipals)+len(s.Namespaces)+len(s.NotNamespaces) > 0 {
+		r.fail(field+".serviceAccounts",
+			"goes with no principals or namespaces: make it two entries of from")
 	}
 	requests := r.beyond(field, map[string][]string{
 		"requestPrincipals": s.RequestPrincipals, "notRequestPrincipals": s.NotRequestPrincipals,
@@ -102,7 +104,8 @@ func (r *ruleReader) match(field string, requests bool, lists []values) (out mat
 	}
 	inside := func(p Problem) bool { return strings.HasPrefix(p.Field, field+".") }
 	if len(out) == 0 && !requests && !slices.ContainsFunc(r.policy.Problems, inside) {
-		r.fail(field, "is empty, and nothing is like it: give one of its lists, or take the entry away")
+		r.fail(field,
+			"is empty, and nothing is like it: give one of its lists, or take the entry away")
 	}
 	return out
 }
@@ -125,7 +128,8 @@ func (r *ruleReader) condition(field string, about attribute, not bool, list []s
 			}
 			out.ports = append(out.ports, span{from: uint16(n), to: uint16(n)})
 		case about == sourcePrincipal && strings.HasPrefix(text, "spiffe:"):
-			r.fail(at, "%q: leave spiffe:// away, as Istio does: TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT", text)
+			r.fail(at,
+				"%q: leave spiffe:// away, as Istio does: TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT", text)
 		case about == sourceAccount:
 			out.texts = append(out.texts, r.account(at, text))
 		default:

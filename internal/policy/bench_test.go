@@ -23,25 +23,31 @@ func many(policies, pods int) Input {
 		in.Namespaces[fmt.Sprint("ns-", n)] = map[string]string{"team": fmt.Sprint(n % 5)}
 	}
 	for i := range pods {
-		ns, set := fmt.Sprint("ns-", i%namespaces), map[string]string{"app": fmt.Sprint(i / namespaces % apps), "pod": fmt.Sprint(i)}
+		ns, set := fmt.Sprint("ns-",
+			i%namespaces),
+			map[string]string{"app": fmt.Sprint(i / namespaces % apps), "pod": fmt.Sprint(i)}
 		number := v1alpha1.MinIdentity + uint32(i)
 		in.Identities = append(in.Identities, Identity{Number: number, Namespace: ns, Labels: set})
 		in.Endpoints = append(in.Endpoints, Endpoint{
 			Namespace: ns, Name: fmt.Sprint("pod-", i), Labels: set, Identity: number, Local: true,
-			Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})}, Ports: []ContainerPort{{"http", TCP, 8080}},
+			Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})},
+			Ports:     []ContainerPort{{"http", TCP, 8080}},
 		})
 	}
 	app := func(n int) *metav1.LabelSelector {
 		return &metav1.LabelSelector{MatchLabels: map[string]string{"app": fmt.Sprint(n % apps)}}
 	}
 	for i := range policies {
-		p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("p-", i), Namespace: fmt.Sprint("ns-", i%namespaces)}}
+		p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("p-", i),
+			Namespace: fmt.Sprint("ns-", i%namespaces)}}
 		p.Spec.PodSelector = *app(i / namespaces)
 		if i%10 == 0 {
 			p.Spec.PodSelector = metav1.LabelSelector{}
 		}
-		p.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}
-		ports := []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromString("http"))}, {Port: new(intstr.FromInt32(53)), Protocol: new(corev1.ProtocolUDP)}}
+		p.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeIngress,
+			networkingv1.PolicyTypeEgress}
+		ports := []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromString("http"))},
+			{Port: new(intstr.FromInt32(53)), Protocol: new(corev1.ProtocolUDP)}}
 		p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{PodSelector: app(i + 1)}, {PodSelector: app(i + 2), NamespaceSelector: &metav1.LabelSelector{}}}, Ports: ports}}
 		p.Spec.Egress = []networkingv1.NetworkPolicyEgressRule{
 			{To: []networkingv1.NetworkPolicyPeer{{PodSelector: app(i + 3)}}, Ports: ports},
@@ -88,7 +94,8 @@ func BenchmarkAuthorization(b *testing.B) {
 		in.Identities[i].ServiceAccount = fmt.Sprint("sa-", i%7)
 	}
 	add := func(ns string, s *authorizationSpec) {
-		in.Policies = append(in.Policies, readAuthorization(metav1.ObjectMeta{Namespace: ns, Name: "a"}, s, source{}))
+		in.Policies = append(in.Policies,
+			readAuthorization(metav1.ObjectMeta{Namespace: ns, Name: "a"}, s, source{}))
 	}
 	var rule authorizationRule
 	rule.From = append(rule.From, struct {

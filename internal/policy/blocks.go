@@ -24,7 +24,8 @@ func (b *block) contains(a netip.Addr) bool {
 
 func newBlock(prefix netip.Prefix, except ...netip.Prefix) *block {
 	slices.SortFunc(except, comparePrefixes)
-	b := &block{prefixes: []netip.Prefix{prefix}, except: slices.Compact(except), key: prefix.String()}
+	b := &block{prefixes: []netip.Prefix{prefix}, except: slices.Compact(except),
+		key: prefix.String()}
 	for _, e := range b.except {
 		b.key += "-" + e.String()
 	}
@@ -60,7 +61,8 @@ func (r *reader) prefix(field, text string) (netip.Prefix, bool) {
 	p, err := netip.ParsePrefix(text)
 	switch {
 	case err != nil:
-		r.fail(field, "%q is not a range of addresses: want for instance 10.1.0.0/16 or fd00:1::/64", text)
+		r.fail(field,
+			"%q is not a range of addresses: want for instance 10.1.0.0/16 or fd00:1::/64", text)
 	case p.Addr().Is4In6():
 		r.fail(field, "%s is an IPv4 range written as IPv6: write it as IPv4", text)
 	default:
@@ -119,11 +121,13 @@ func (b *blocks) classify(number func(key string) uint32) []Class {
 		this := nested{prefix: p}
 		if len(outer) > 0 {
 			above := outer[len(outer)-1]
-			this.in = slices.DeleteFunc(slices.Clone(above.in), func(i int) bool { return slices.Contains(b.list[i].except, p) })
+			this.in = slices.DeleteFunc(slices.Clone(above.in),
+				func(i int) bool { return slices.Contains(b.list[i].except, p) })
 			this.above = above.class
 		}
 		this.in = append(this.in, starts[p]...)
-		slices.SortFunc(this.in, func(i, j int) int { return cmp.Compare(b.list[i].key, b.list[j].key) })
+		slices.SortFunc(this.in,
+			func(i, j int) int { return cmp.Compare(b.list[i].key, b.list[j].key) })
 		this.in = slices.Compact(this.in) // a block may have a prefix inside another of its own
 		if len(this.in) > 0 {
 			this.class = number(b.together(this.in))

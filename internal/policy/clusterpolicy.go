@@ -35,8 +35,9 @@ const (
 )
 
 var actions = map[netpol.ClusterNetworkPolicyRuleAction]action{
-	netpol.ClusterNetworkPolicyRuleActionAccept: accept, netpol.ClusterNetworkPolicyRuleActionDeny: deny,
-	netpol.ClusterNetworkPolicyRuleActionPass: pass,
+	netpol.ClusterNetworkPolicyRuleActionAccept: accept,
+	netpol.ClusterNetworkPolicyRuleActionDeny:   deny,
+	netpol.ClusterNetworkPolicyRuleActionPass:   pass,
 }
 
 // cluster is what a ClusterNetworkPolicy has besides rules.
@@ -58,12 +59,14 @@ func byPriority(a, b *Policy) int {
 
 // readCluster checks a ClusterNetworkPolicy. One with errors denies all to the pods it selects, in
 // both directions.
-func readCluster(meta metav1.ObjectMeta, spec *netpol.ClusterNetworkPolicySpec, from source) *Policy {
+func readCluster(meta metav1.ObjectMeta, spec *netpol.ClusterNetworkPolicySpec,
+	from source) *Policy {
 	r := newReader(KindClusterNetworkPolicy, meta, spec, from)
 	p := r.policy
 	p.cluster = &cluster{baseline: spec.Tier == netpol.BaselineTier, priority: spec.Priority}
 	if meta.Namespace != "" {
-		r.fail("metadata.namespace", "is %q, and the policy is the whole cluster's: take it away", meta.Namespace)
+		r.fail("metadata.namespace", "is %q, and the policy is the whole cluster's: take it away",
+			meta.Namespace)
 	}
 	if spec.Tier != netpol.AdminTier && spec.Tier != netpol.BaselineTier {
 		r.fail("spec.tier", "is %q: want Admin or Baseline", spec.Tier)
@@ -78,7 +81,8 @@ func readCluster(meta metav1.ObjectMeta, spec *netpol.ClusterNetworkPolicySpec, 
 		field := fmt.Sprintf("spec.ingress[%d]", i)
 		out := r.clusterRule(field, in.Action, in.Protocols, len(in.From), "from")
 		for n, from := range in.From {
-			out.peers = append(out.peers, r.pods(fmt.Sprintf("%s.from[%d]", field, n), from.Namespaces, from.Pods))
+			out.peers = append(out.peers,
+				r.pods(fmt.Sprintf("%s.from[%d]", field, n), from.Namespaces, from.Pods))
 		}
 		p.rules[Ingress] = append(p.rules[Ingress], out)
 	}
@@ -87,7 +91,8 @@ func readCluster(meta metav1.ObjectMeta, spec *netpol.ClusterNetworkPolicySpec, 
 		field := fmt.Sprintf("spec.egress[%d]", i)
 		rule := r.clusterRule(field, out.Action, out.Protocols, len(out.To), "to")
 		for n := range out.To {
-			rule.peers = append(rule.peers, r.destination(fmt.Sprintf("%s.to[%d]", field, n), &out.To[n])...)
+			rule.peers = append(rule.peers,
+				r.destination(fmt.Sprintf("%s.to[%d]", field, n), &out.To[n])...)
 		}
 		p.rules[Egress] = append(p.rules[Egress], rule)
 	}
@@ -120,9 +125,11 @@ func (p *Policy) closeTo() {
 }
 
 func (r *reader) clusterRule(
-	field string, does netpol.ClusterNetworkPolicyRuleAction, protocols []netpol.ClusterNetworkPolicyProtocol, peers int, name string,
+	field string, does netpol.ClusterNetworkPolicyRuleAction,
+	protocols []netpol.ClusterNetworkPolicyProtocol, peers int, name string,
 ) rule {
-	out := rule{at: Rule{Kind: r.policy.Kind, Name: r.policy.Key(), Field: field, File: r.file, Line: r.lineOf(field)}}
+	out := rule{at: Rule{Kind: r.policy.Kind, Name: r.policy.Key(), Field: field, File: r.file,
+		Line: r.lineOf(field)}}
 	known := false
 	if out.action, known = actions[does]; !known {
 		r.fail(field+".action", "is %q: want Accept, Deny or Pass", does)
@@ -131,18 +138,21 @@ func (r *reader) clusterRule(
 		r.fail(field+"."+name, "is empty: say whom the rule is about")
 	}
 	for i := range protocols {
-		out.ports = append(out.ports, r.protocol(fmt.Sprintf("%s.protocols[%d]", field, i), &protocols[i])...)
+		out.ports = append(out.ports,
+			r.protocol(fmt.Sprintf("%s.protocols[%d]", field, i), &protocols[i])...)
 	}
 	return out
 }
 
 // pods reads a subject or a peer that is pods.
-func (r *reader) pods(field string, namespaces *metav1.LabelSelector, pods *netpol.NamespacedPod) peer {
+func (r *reader) pods(field string, namespaces *metav1.LabelSelector,
+	pods *netpol.NamespacedPod) peer {
 	switch {
 	case (namespaces == nil) == (pods == nil):
 		r.fail(field, "has none or several of its kinds: give one of namespaces and pods")
 	case namespaces != nil:
-		return peer{namespaces: r.selector(field+".namespaces", namespaces), pods: labels.Everything()}
+		return peer{namespaces: r.selector(field+".namespaces", namespaces),
+			pods: labels.Everything()}
 	default:
 		return peer{
 			namespaces: r.selector(field+".pods.namespaceSelector", &pods.NamespaceSelector),

@@ -93,16 +93,20 @@ func NewCompiler(opts Options) *Compiler {
 	opts.MaxEntries = cmp.Or(opts.MaxEntries, DefaultMaxEntries)
 	last := opts.After
 	last.Class = max(last.Class, ClassBase)
-	return &Compiler{opts: opts, last: last, sets: map[string]uint32{}, classes: map[string]uint32{}, rules: map[Rule]uint32{}}
+	return &Compiler{opts: opts, last: last, sets: map[string]uint32{},
+		classes: map[string]uint32{}, rules: map[Rule]uint32{}}
 }
 
 // Compile makes the sets of all local endpoints. The same input gives the same result, whatever
 // its order, but for the numbers, which depend on what was compiled before.
 func (c *Compiler) Compile(in Input) *Result {
 	r := &run{
-		compiler: c, index: newIndex(in), blocks: blocks{index: map[string]int{}}, drafts: map[string]*draft{},
-		shares: map[shareKey]*share{}, finished: map[uint32]*finished{}, conjunctions: map[uint32]*conjunction{},
-		result: &Result{Sets: map[uint32]*Set{}, Endpoints: map[string]Sets{}, Rules: map[uint32]Rule{}},
+		compiler: c, index: newIndex(in), blocks: blocks{index: map[string]int{}},
+		drafts: map[string]*draft{},
+		shares: map[shareKey]*share{}, finished: map[uint32]*finished{},
+		conjunctions: map[uint32]*conjunction{},
+		result: &Result{Sets: map[uint32]*Set{}, Endpoints: map[string]Sets{},
+			Rules: map[uint32]Rule{}},
 	}
 	r.sameIdentities, r.sameEndpoints = r.index.same(c.before)
 	r.sameRanges = c.before != nil && slices.Equal(r.index.ranges, c.before.ranges)
@@ -164,7 +168,8 @@ func (r *run) policies(list []*Policy) {
 	r.active, r.mute, r.everywhere = map[string][]*Policy{}, map[*Policy]bool{}, map[string][]*Policy{}
 	list = slices.Clone(list)
 	slices.SortStableFunc(list, func(a, b *Policy) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(b.Kind, a.Kind), cmp.Compare(a.Name, b.Name), cmp.Compare(a.content, b.content))
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(b.Kind, a.Kind),
+			cmp.Compare(a.Name, b.Name), cmp.Compare(a.content, b.content))
 	})
 	for _, p := range list {
 		if p.cluster != nil {
@@ -200,7 +205,8 @@ func (r *run) irrelevant(p *Policy) []Problem {
 				for _, key := range keys(who.pods) {
 					if !relevant(key) {
 						out = append(out, Problem{
-							File: one.at.File, Line: one.at.Line, Object: p.Object(), Field: one.at.Field,
+							File: one.at.File, Line: one.at.Line, Object: p.Object(),
+							Field: one.at.Field,
 							Msg: fmt.Sprintf("selects peers by the label %s, which is not part of identities, so the policy %s: "+
 								"select by another label", key, outcome),
 						})
@@ -268,7 +274,8 @@ func (r *run) finish(d *draft) {
 	}
 	done := &finished{shares: d.shares, classes: r.classesOf(d)}
 	before := r.compiler.finished[d.number]
-	if before != nil && slices.Equal(before.shares, done.shares) && slices.Equal(before.classes, done.classes) {
+	if before != nil && slices.Equal(before.shares, done.shares) &&
+		slices.Equal(before.classes, done.classes) {
 		done = before
 	} else {
 		r.entries(d, done)
@@ -324,7 +331,8 @@ func (r *run) peersOf(p part) []uint32 {
 // refuse has a set that is beyond its budget deny all, but for what no policy can keep out.
 func refuse(set *Set, limit int) []Problem {
 	needed := len(set.Entries)
-	set.Entries = slices.DeleteFunc(set.Entries, func(e Entry) bool { return e.Precedence != precedenceNode })
+	set.Entries = slices.DeleteFunc(set.Entries,
+		func(e Entry) bool { return e.Precedence != precedenceNode })
 	return []Problem{{
 		Object: strings.Join(set.Policies, ", "),
 		Msg: fmt.Sprintf("%s would need %d entries for one pod, more than %d, so all of it is denied: "+
@@ -342,5 +350,6 @@ func (r *run) forget() {
 		used[class.Class] = true
 	}
 	maps.DeleteFunc(c.classes, func(_ string, n uint32) bool { return !used[n] })
-	maps.DeleteFunc(c.rules, func(_ Rule, n uint32) bool { _, used := r.result.Rules[n]; return !used })
+	maps.DeleteFunc(c.rules,
+		func(_ Rule, n uint32) bool { _, used := r.result.Rules[n]; return !used })
 }

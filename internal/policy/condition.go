@@ -168,12 +168,14 @@ func (o *condition) holds(c connection) truth {
 func (o *condition) any(c connection) truth {
 	switch o.about {
 	case sourceIP:
-		return truthOf(slices.ContainsFunc(o.blocks, func(b *block) bool { return c.place.inside[b.key] }))
+		return truthOf(slices.ContainsFunc(o.blocks,
+			func(b *block) bool { return c.place.inside[b.key] }))
 	case destinationIP:
 		return c.own(o, c.place)
 	case destinationPort:
 		return truthOf(slices.ContainsFunc(o.ports, func(s span) bool {
-			return c.port.protocol != 0 && (s.protocol == 0 || s.protocol == c.port.protocol) && s.from <= c.port.from && c.port.to <= s.to
+			return c.port.protocol != 0 && (s.protocol == 0 || s.protocol == c.port.protocol) &&
+				s.from <= c.port.from && c.port.to <= s.to
 		}))
 	}
 	if c.peer.unknown {
@@ -182,7 +184,8 @@ func (o *condition) any(c connection) truth {
 	if o.about == sourceNumber {
 		return truthOf(o.numbers[c.peer.number])
 	}
-	return truthOf(slices.ContainsFunc(o.texts, func(p pattern) bool { return c.peer.is(o.about, p) }))
+	return truthOf(slices.ContainsFunc(o.texts,
+		func(p pattern) bool { return c.peer.is(o.about, p) }))
 }
 
 // is says whether a text about a peer is like a pattern. Who has no identity has empty ones.

@@ -65,7 +65,8 @@ type addressEntries struct {
 // conjoin finds the verdicts of a draft, or takes those of the run before, if nobody has come, gone
 // or changed.
 func (r *run) conjoin(d *draft) *conjunction {
-	if known := r.compiler.conjunctions[d.number]; known != nil && r.sameIdentities && r.sameEndpoints && r.sameRanges {
+	if known := r.compiler.conjunctions[d.number]; known != nil && r.sameIdentities &&
+		r.sameEndpoints && r.sameRanges {
 		for at := range known.rules {
 			r.rule(at)
 		}
@@ -111,7 +112,8 @@ func (r *run) terms(d *draft, c *conjunction) {
 				}
 			}
 		case p.authorization.deny:
-			denying, c.denies = append(denying, p.Object()), append(c.denies, p.authorization.rules...)
+			denying, c.denies = append(denying, p.Object()), append(c.denies,
+				p.authorization.rules...)
 		default:
 			allowing, c.listed = append(allowing, p.Object()), true
 			c.allows = append(c.allows, p.authorization.rules...)
@@ -123,7 +125,8 @@ func (r *run) terms(d *draft, c *conjunction) {
 		return c.rules[at]
 	}
 	c.each(func(t *term) { number(t.at) })
-	c.notRestricted = number(Rule{Field: "no rule of " + strings.Join(networks, ", ") + " allows it"})
+	c.notRestricted = number(Rule{Field: "no rule of " + strings.Join(networks, ", ") +
+		" allows it"})
 	c.notListed = number(Rule{Field: "no rule of " + strings.Join(allowing, ", ") + " allows it"})
 	c.notDenied = number(Rule{Field: "no rule of " + strings.Join(denying, ", ") + " denies it"})
 }
@@ -206,7 +209,8 @@ type peerKind struct {
 }
 
 func (c *conjunction) kind(own table) *peerKind {
-	out := &peerKind{own: own, usual: slices.EqualFunc(own, c.base, sameVerdicts), everywhere: true, ports: slices.Clone(own[0])}
+	out := &peerKind{own: own, usual: slices.EqualFunc(own, c.base, sameVerdicts), everywhere: true,
+		ports: slices.Clone(own[0])}
 	for _, there := range own[1:] {
 		out.everywhere = out.everywhere && sameVerdicts(there, own[0])
 		for i := range out.ports {
@@ -250,16 +254,19 @@ func (r *run) peerAtoms() []*peerAtom {
 		if i.Number == AnyPeer || i.Number >= ClassBase {
 			continue
 		}
-		out := &peerAtom{number: i.Number, namespace: i.Namespace, account: i.Namespace + "/" + i.ServiceAccount}
+		out := &peerAtom{number: i.Number, namespace: i.Namespace,
+			account: i.Namespace + "/" + i.ServiceAccount}
 		own := i.TrustDomain == r.compiler.opts.TrustDomain
-		if own || i.TrustDomain != ownTrustDomain { // another cluster's domain of that name is not meant
+		if own ||
+			i.TrustDomain != ownTrustDomain { // another cluster's domain of that name is not meant
 			out.trustDomains = append(out.trustDomains, i.TrustDomain)
 		}
 		if own && i.TrustDomain != ownTrustDomain {
 			out.trustDomains = append(out.trustDomains, ownTrustDomain)
 		}
 		for _, domain := range out.trustDomains {
-			out.principals = append(out.principals, domain+"/ns/"+i.Namespace+"/sa/"+i.ServiceAccount)
+			out.principals = append(out.principals,
+				domain+"/ns/"+i.Namespace+"/sa/"+i.ServiceAccount)
 		}
 		r.atoms = append(r.atoms, out)
 	}
@@ -271,7 +278,8 @@ func (r *run) peerAtoms() []*peerAtom {
 const ownTrustDomain = "cluster.local"
 
 // families are all addresses.
-var families = [2]*block{newBlock(netip.MustParsePrefix("0.0.0.0/0")), newBlock(netip.MustParsePrefix("::/0"))}
+var families = [2]*block{newBlock(netip.MustParsePrefix("0.0.0.0/0")),
+	newBlock(netip.MustParsePrefix("::/0"))}
 
 // ownAddresses says whether an endpoint's addresses, of the family that a peer at some place has,
 // are those of a condition. Of some in and some out nobody knows which one is meant.

@@ -30,7 +30,8 @@ type Pod struct {
 
 // kindsApart are groups of other policies, which would be taken to be in force if nobody spoke.
 var kindsApart = []string{
-	"policy.networking.k8s.io", "security.istio.io", "cilium.io", "crd.projectcalico.org", "projectcalico.org",
+	"policy.networking.k8s.io", "security.istio.io", "cilium.io", "crd.projectcalico.org",
+	"projectcalico.org",
 }
 
 // MaxSize is the size of the largest file that is read, in bytes: all pods of a cluster fit.
@@ -63,7 +64,8 @@ type decoding struct {
 
 func (d *decoding) fail(doc *strictyaml.Doc, object, field, format string, args ...any) {
 	d.problems = append(d.problems, Problem{
-		File: doc.File, Line: doc.Line(field), Object: object, Field: field, Msg: fmt.Sprintf(format, args...),
+		File: doc.File, Line: doc.Line(field), Object: object, Field: field,
+		Msg: fmt.Sprintf(format, args...),
 	})
 }
 
@@ -79,18 +81,21 @@ func (d *decoding) document(doc *strictyaml.Doc) {
 		d.fail(doc, kind, "apiVersion", "is %q: want %s", version, versionNetwork)
 	case group == groupNetworking && strictyaml.Nearest(kind, []string{KindNetworkPolicy}) != "":
 		d.fail(doc, "", "kind", "is %q: did you mean %s?", kind, KindNetworkPolicy)
-	case version == "v1" && strings.HasSuffix(kind, "List") || slices.Contains(Kinds(), strings.TrimSuffix(kind, "List")):
+	case version == "v1" && strings.HasSuffix(kind, "List") ||
+		slices.Contains(Kinds(), strings.TrimSuffix(kind, "List")):
 		for _, item := range doc.Items("items") {
 			d.document(item)
 		}
 	case slices.Contains(kindsApart, group):
-		d.fail(doc, kind, "kind", "%s of %s is not read, so nothing enforces this one: say it as one of %s, or take it away",
+		d.fail(doc, kind, "kind",
+			"%s of %s is not read, so nothing enforces this one: say it as one of %s, or take it away",
 			kind, version, strings.Join(Kinds(), ", "))
 	case version == "v1" && kind == "Pod":
 		d.pod(doc)
 	case version == "v1" && kind == "Namespace":
 		d.namespace(doc)
-	case version == v1alpha1.APIVersion && (kind == v1alpha1.KindPod || kind == v1alpha1.KindEndpoint):
+	case version == v1alpha1.APIVersion &&
+		(kind == v1alpha1.KindPod || kind == v1alpha1.KindEndpoint):
 		d.own(doc, v1alpha1.New(kind))
 	}
 }
@@ -107,7 +112,8 @@ type manifest[Spec any] struct {
 
 func decodable(version, kind string) bool {
 	return kind == KindNetworkPolicy && version == versionNetwork ||
-		kind == KindClusterNetworkPolicy && (version == versionCluster || version == versionClusterOlder) ||
+		kind == KindClusterNetworkPolicy &&
+			(version == versionCluster || version == versionClusterOlder) ||
 		kind == KindAuthorizationPolicy && (version == versionIstio || version == versionIstioOlder)
 }
 
@@ -181,11 +187,14 @@ func (d *decoding) pod(doc *strictyaml.Doc) {
 		d.fail(doc, "Pod", "", "cannot be read: %s", oneLine(err))
 		return
 	}
-	if !d.meta(doc, "Pod", &k.Metadata) || k.Status.Phase == "Succeeded" || k.Status.Phase == "Failed" {
+	if !d.meta(doc, "Pod", &k.Metadata) || k.Status.Phase == "Succeeded" ||
+		k.Status.Phase == "Failed" {
 		return
 	}
-	p := Pod{ServiceAccount: cmp.Or(k.Spec.ServiceAccountName, v1alpha1.DefaultServiceAccount), HostNetwork: k.Spec.HostNetwork}
-	p.Namespace, p.Name, p.Labels = cmp.Or(k.Metadata.Namespace, v1alpha1.DefaultNamespace), k.Metadata.Name, k.Metadata.Labels
+	p := Pod{ServiceAccount: cmp.Or(k.Spec.ServiceAccountName, v1alpha1.DefaultServiceAccount),
+		HostNetwork: k.Spec.HostNetwork}
+	p.Namespace, p.Name, p.Labels = cmp.Or(k.Metadata.Namespace,
+		v1alpha1.DefaultNamespace), k.Metadata.Name, k.Metadata.Labels
 	texts := []string{k.Status.PodIP}
 	for _, ip := range k.Status.PodIPs {
 		texts = append(texts, ip.IP)

@@ -30,7 +30,8 @@ func (r *run) endpoint(e *Endpoint) {
 			}
 		}
 		for _, p := range r.clusters {
-			if p.applies[d] && p.subject.Matches(labels.Set(e.Labels)) && p.cluster.namespaces.Matches(r.index.namespace(e.Namespace)) {
+			if p.applies[d] && p.subject.Matches(labels.Set(e.Labels)) &&
+				p.cluster.namespaces.Matches(r.index.namespace(e.Namespace)) {
 				mine = append(mine, p)
 			}
 		}

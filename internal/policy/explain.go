@@ -90,7 +90,8 @@ func (v *View) half(endpoint string, d Direction, other Peer, protocol uint8, po
 // Said puts names to what was decided about a packet of an endpoint, here or by the datapath.
 func (v *View) Said(endpoint string, d Direction, other Peer, got Decision) *Half {
 	h := &Half{
-		Verdict: got.Verdict, Pod: v.names.Pod(endpoint), Peer: v.peerText(other), Rule: v.rule(got.Rule), Direction: d, Decision: got,
+		Verdict: got.Verdict, Pod: v.names.Pod(endpoint), Peer: v.peerText(other),
+		Rule: v.rule(got.Rule), Direction: d, Decision: got,
 	}
 	set := v.Result.Sets[v.Result.Endpoints[endpoint][d]]
 	if set != nil {
@@ -100,7 +101,8 @@ func (v *View) Said(endpoint string, d Direction, other Peer, got Decision) *Hal
 	case h.Rule != nil:
 		h.Why = h.Rule.String()
 	case set != nil:
-		h.Why = fmt.Sprintf("isolated by %s: no rule of %s allows it", strings.Join(set.Policies, ", "), d)
+		h.Why = fmt.Sprintf("isolated by %s: no rule of %s allows it",
+			strings.Join(set.Policies, ", "), d)
 	default:
 		h.Why = fmt.Sprintf("no policy is about %s of %s", d, h.Pod)
 	}
@@ -122,10 +124,15 @@ func (v *View) remedy(h *Half, other Peer, at portPrefix) string {
 	if rule, ports := v.nearest(set, here); rule != nil {
 		return fmt.Sprintf("%s allows this peer %s: add %s there", rule, ports, portsText(at))
 	}
-	if rule, _ := v.nearest(set, func(e Entry) bool { return covers(portPrefix{e.Protocol, e.Port, e.PortBits}, at) }); rule != nil {
+	if rule, _ := v.nearest(set,
+		func(e Entry) bool {
+			return covers(portPrefix{e.Protocol, e.Port, e.PortBits},
+				at)
+		}); rule != nil {
 		return fmt.Sprintf("%s allows %s to others: add %s there", rule, portsText(at), h.Peer)
 	}
-	return fmt.Sprintf("add to %s a rule of %s that allows %s", v.place(set.Policies[0]), set.Direction, wanted)
+	return fmt.Sprintf("add to %s a rule of %s that allows %s", v.place(set.Policies[0]),
+		set.Direction, wanted)
 }
 
 // mistake is what is wrong with the policies of a set, the first of it.
@@ -133,7 +140,8 @@ func (v *View) mistake(set *Set) string {
 	about := append([]string{strings.Join(set.Policies, ", ")}, set.Policies...)
 	for _, problem := range v.Result.Problems {
 		if !problem.Warning && slices.Contains(about, problem.Object) {
-			return "correct what is wrong, since nothing is allowed by it until then: " + problem.Error()
+			return "correct what is wrong, since nothing is allowed by it until then: " +
+				problem.Error()
 		}
 	}
 	for _, p := range v.input.Policies {
@@ -152,11 +160,13 @@ func (v *View) nearest(set *Set, fits func(Entry) bool) (rule *Rule, ports strin
 	var found uint32
 	for _, e := range set.Entries {
 		r := v.rule(e.Rule)
-		if e.Verdict != Allow || r == nil || r.Kind == "" || !fits(e) || found != 0 && e.Rule != found {
+		if e.Verdict != Allow || r == nil || r.Kind == "" || !fits(e) || found != 0 &&
+			e.Rule != found {
 			continue
 		}
 		found, rule = e.Rule, r
-		if text := portsText(portPrefix{e.Protocol, e.Port, e.PortBits}); !slices.Contains(texts, text) {
+		if text := portsText(portPrefix{e.Protocol, e.Port, e.PortBits}); !slices.Contains(texts,
+			text) {
 			texts = append(texts, text)
 		}
 	}

@@ -51,14 +51,17 @@ func (g *generator) labels() map[string]string {
 var fuzzNamespaces = []string{"red", "blue", "green"}
 
 func (g *generator) cluster() *reference {
-	w := &reference{namespaces: map[string]map[string]string{}, read: map[*networkingv1.NetworkPolicy]*Policy{}}
+	w := &reference{namespaces: map[string]map[string]string{},
+		read: map[*networkingv1.NetworkPolicy]*Policy{}}
 	for _, ns := range fuzzNamespaces[:2] {
 		w.namespaces[ns] = g.labels()
 	}
 	for i := range 7 {
 		w.pods = append(w.pods, Endpoint{
-			Namespace: one(g, fuzzNamespaces...), Name: fmt.Sprint("p", i), Labels: g.labels(), Local: g.IntN(4) > 0, Ports: g.named(),
-			Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, byte(g.IntN(2)), byte(i)}), netip.MustParseAddr(fmt.Sprintf("fd00:1:%d::%d", g.IntN(2), i))},
+			Namespace: one(g, fuzzNamespaces...), Name: fmt.Sprint("p", i), Labels: g.labels(),
+			Local: g.IntN(4) > 0, Ports: g.named(),
+			Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, byte(g.IntN(2)), byte(i)}),
+				netip.MustParseAddr(fmt.Sprintf("fd00:1:%d::%d", g.IntN(2), i))},
 		})
 	}
 	for i := range 1 + g.IntN(4) {
@@ -80,7 +83,8 @@ func (g *generator) change(w *reference) {
 	case 3:
 		w.pods[g.IntN(len(w.pods))].Ports = g.named()
 	case 4:
-		w.pods[g.IntN(len(w.pods))].Addresses = []netip.Addr{netip.AddrFrom4([4]byte{10, 1, byte(g.IntN(2)), byte(20 + g.IntN(200))})}
+		w.pods[g.IntN(len(w.pods))].Addresses = []netip.Addr{netip.AddrFrom4([4]byte{10, 1,
+			byte(g.IntN(2)), byte(20 + g.IntN(200))})}
 	default:
 		w.namespaces[one(g, fuzzNamespaces...)] = g.labels()
 	}
@@ -91,7 +95,9 @@ func (g *generator) named() []ContainerPort {
 	for _, name := range []string{"web", "dns"} {
 		for _, protocol := range []uint8{TCP, UDP} {
 			if g.IntN(2) > 0 {
-				out = append(out, ContainerPort{Name: name, Protocol: protocol, Number: one(g, uint16(80), 53, 8080)})
+				out = append(out,
+					ContainerPort{Name: name, Protocol: protocol,
+						Number: one(g, uint16(80), 53, 8080)})
 			}
 		}
 	}
@@ -99,14 +105,18 @@ func (g *generator) named() []ContainerPort {
 }
 
 func (g *generator) policy(name string) *networkingv1.NetworkPolicy {
-	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: one(g, fuzzNamespaces...)}}
+	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: name,
+		Namespace: one(g, fuzzNamespaces...)}}
 	p.Spec.PodSelector = *g.selector()
-	p.Spec.PolicyTypes = one(g, nil, []networkingv1.PolicyType{"Ingress"}, []networkingv1.PolicyType{"Egress"}, []networkingv1.PolicyType{"Egress", "Ingress"})
+	p.Spec.PolicyTypes = one(g, nil, []networkingv1.PolicyType{"Ingress"},
+		[]networkingv1.PolicyType{"Egress"}, []networkingv1.PolicyType{"Egress", "Ingress"})
 	for range g.IntN(3) {
-		p.Spec.Ingress = append(p.Spec.Ingress, networkingv1.NetworkPolicyIngressRule{From: g.peers(), Ports: g.ports()})
+		p.Spec.Ingress = append(p.Spec.Ingress,
+			networkingv1.NetworkPolicyIngressRule{From: g.peers(), Ports: g.ports()})
 	}
 	for range g.IntN(3) {
-		p.Spec.Egress = append(p.Spec.Egress, networkingv1.NetworkPolicyEgressRule{To: g.peers(), Ports: g.ports()})
+		p.Spec.Egress = append(p.Spec.Egress,
+			networkingv1.NetworkPolicyEgressRule{To: g.peers(), Ports: g.ports()})
 	}
 	return p
 }
@@ -117,8 +127,9 @@ func (g *generator) selector() *metav1.LabelSelector {
 		s.MatchLabels = map[string]string{one(g, "app", "tier"): one(g, "a", "b", "")}
 	}
 	for range g.IntN(2) {
-		e := metav1.LabelSelectorRequirement{Key: one(g, "app", "tier"), Operator: one(g, metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn,
-			metav1.LabelSelectorOpExists, metav1.LabelSelectorOpDoesNotExist)}
+		e := metav1.LabelSelectorRequirement{Key: one(g, "app", "tier"),
+			Operator: one(g, metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn,
+				metav1.LabelSelectorOpExists, metav1.LabelSelectorOpDoesNotExist)}
 		if e.Operator == metav1.LabelSelectorOpIn || e.Operator == metav1.LabelSelectorOpNotIn {
 			e.Values = one(g, []string{"a"}, []string{"a", "b"}, []string{""})
 		}
@@ -129,7 +140,8 @@ func (g *generator) selector() *metav1.LabelSelector {
 
 func (g *generator) namespaceSelector() *metav1.LabelSelector {
 	if g.IntN(3) == 0 {
-		return &metav1.LabelSelector{MatchLabels: map[string]string{NamespaceNameLabel: one(g, fuzzNamespaces...)}}
+		return &metav1.LabelSelector{MatchLabels: map[string]string{NamespaceNameLabel: one(g,
+			fuzzNamespaces...)}}
 	}
 	return g.selector()
 }
@@ -147,10 +159,14 @@ func (g *generator) peers() []networkingv1.NetworkPolicyPeer {
 			p.PodSelector, p.NamespaceSelector = g.selector(), g.namespaceSelector()
 		default:
 			p.IPBlock = one(g,
-				&networkingv1.IPBlock{CIDR: "0.0.0.0/0"}, &networkingv1.IPBlock{CIDR: "::/0", Except: []string{"fd00:1:1::/64"}},
-				&networkingv1.IPBlock{CIDR: "10.1.0.0/16", Except: []string{"10.1.0.0/24", "10.1.1.4/30"}},
-				&networkingv1.IPBlock{CIDR: "10.1.0.0/24"}, &networkingv1.IPBlock{CIDR: "10.1.1.3/32"},
-				&networkingv1.IPBlock{CIDR: "10.1.1.7/24", Except: []string{"10.1.1.2/31"}}, &networkingv1.IPBlock{CIDR: "fd00:1::/32"})
+				&networkingv1.IPBlock{CIDR: "0.0.0.0/0"},
+				&networkingv1.IPBlock{CIDR: "::/0", Except: []string{"fd00:1:1::/64"}},
+				&networkingv1.IPBlock{CIDR: "10.1.0.0/16",
+					Except: []string{"10.1.0.0/24", "10.1.1.4/30"}},
+				&networkingv1.IPBlock{CIDR: "10.1.0.0/24"},
+				&networkingv1.IPBlock{CIDR: "10.1.1.3/32"},
+				&networkingv1.IPBlock{CIDR: "10.1.1.7/24", Except: []string{"10.1.1.2/31"}},
+				&networkingv1.IPBlock{CIDR: "fd00:1::/32"})
 		}
 		out = append(out, p)
 	}
@@ -194,7 +210,8 @@ func (w *reference) input() Input {
 		key := p.Namespace + fmt.Sprint(p.Labels)
 		if known[key] == 0 {
 			known[key] = v1alpha1.MinIdentity + uint32(len(known))
-			in.Identities = append(in.Identities, Identity{Number: known[key], Namespace: p.Namespace, Labels: p.Labels})
+			in.Identities = append(in.Identities,
+				Identity{Number: known[key], Namespace: p.Namespace, Labels: p.Labels})
 		}
 		p.Identity = known[key]
 		in.Endpoints = append(in.Endpoints, *p)
@@ -209,7 +226,8 @@ func (w *reference) ends() []end {
 			out = append(out, end{&w.pods[i], a, w.pods[i].Identity})
 		}
 	}
-	for _, text := range []string{"8.8.8.8", "10.1.0.200", "10.1.1.2", "10.1.1.7", "fd00:1:1::99", "2001:db8::1"} {
+	for _, text := range []string{"8.8.8.8", "10.1.0.200", "10.1.1.2", "10.1.1.7", "fd00:1:1::99",
+		"2001:db8::1"} {
 		out = append(out, end{address: netip.MustParseAddr(text), identity: v1alpha1.IdentityWorld})
 	}
 	return out
@@ -239,10 +257,12 @@ func compare(t *testing.T, compiler *Compiler, w *reference) {
 							port = 0
 						}
 						want := w.allows(d, subject, other, protocol, port)
-						got := table.Decide(subject.Key(), d, Peer{other.identity, other.address}, protocol, port)
+						got := table.Decide(subject.Key(), d, Peer{other.identity, other.address},
+							protocol, port)
 						if want != (got.Verdict == Allow) {
 							t.Fatalf("%s %v, other end %v (%d), protocol %d, port %d: compiled %+v, the specification allows: %v",
-								subject.Key(), d, other.address, other.identity, protocol, port, got, want)
+								subject.Key(), d, other.address, other.identity, protocol, port,
+								got, want)
 						}
 					}
 				}

@@ -54,7 +54,8 @@ func (t *Table) Class(a netip.Addr) uint32 {
 
 // Decide says what policy does with a packet of a local endpoint, by its key. The port is the
 // destination's, 0 for protocols without.
-func (t *Table) Decide(endpoint string, d Direction, who Peer, protocol uint8, port uint16) Decision {
+func (t *Table) Decide(endpoint string, d Direction, who Peer, protocol uint8,
+	port uint16) Decision {
 	set := t.result.Endpoints[endpoint][d]
 	if set == 0 {
 		return Decision{Verdict: Allow}
@@ -68,7 +69,8 @@ func (t *Table) Decide(endpoint string, d Direction, who Peer, protocol uint8, p
 		peers = append(peers, class)
 	}
 	for _, p := range peers {
-		if v, ok := t.lookup(set, d, p, portPrefix{protocol, port, 16}); ok && (!found || v.better(best)) {
+		if v, ok := t.lookup(set, d, p, portPrefix{protocol, port, 16}); ok &&
+			(!found || v.better(best)) {
 			best, found = v, true
 		}
 	}
@@ -85,8 +87,10 @@ func (t *Table) lookup(number uint32, d Direction, who uint32, at portPrefix) (V
 		return Value{}, false
 	}
 	for ok := true; ok; at, ok = at.parent() {
-		key := Key{Set: number, Direction: d, Peer: who, Protocol: at.protocol, Port: at.port, PortBits: at.bits}
-		i, there := slices.BinarySearchFunc(set.Entries, key, func(e Entry, k Key) int { return compareKeys(e.Key, k) })
+		key := Key{Set: number, Direction: d, Peer: who, Protocol: at.protocol, Port: at.port,
+			PortBits: at.bits}
+		i, there := slices.BinarySearchFunc(set.Entries, key,
+			func(e Entry, k Key) int { return compareKeys(e.Key, k) })
 		if there {
 			return set.Entries[i].Value, true
 		}

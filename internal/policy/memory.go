@@ -32,7 +32,8 @@ type remembered struct {
 // Remember writes policies down, for Recall.
 func Remember(list []*Policy) ([]byte, error) {
 	list = slices.SortedFunc(slices.Values(list), func(a, b *Policy) int {
-		return cmp.Or(cmp.Compare(b.Kind, a.Kind), cmp.Compare(a.Key(), b.Key()), cmp.Compare(a.file, b.file), cmp.Compare(a.content, b.content))
+		return cmp.Or(cmp.Compare(b.Kind, a.Kind), cmp.Compare(a.Key(), b.Key()),
+			cmp.Compare(a.file, b.file), cmp.Compare(a.content, b.content))
 	})
 	out := make([]remembered, 0, len(list))
 	for _, p := range list {
@@ -63,7 +64,8 @@ func Recall(data []byte) (list []*Policy, files []string, err error) {
 }
 
 func (p *Policy) remembered() (remembered, error) {
-	out := remembered{Kind: p.Kind, Namespace: p.Namespace, Name: p.Name, File: p.file, Closed: p.Broken() || p.closed}
+	out := remembered{Kind: p.Kind, Namespace: p.Namespace, Name: p.Name, File: p.file,
+		Closed: p.Broken() || p.closed}
 	if p.Kind == KindNetworkPolicy {
 		out.Kind = ""
 	}
@@ -77,7 +79,8 @@ func (p *Policy) remembered() (remembered, error) {
 
 // recall reads a policy again. One that cannot be read denies.
 func (r remembered) recall() (p *Policy) {
-	meta, from := metav1.ObjectMeta{Namespace: r.Namespace, Name: r.Name, Annotations: r.Annotations}, source{file: r.File}
+	meta, from := metav1.ObjectMeta{Namespace: r.Namespace, Name: r.Name,
+		Annotations: r.Annotations}, source{file: r.File}
 	readable := false
 	switch r.Kind {
 	case KindAuthorizationPolicy:

@@ -80,7 +80,8 @@ func (r *reader) types(spec *networkingv1.NetworkPolicySpec) {
 		case networkingv1.PolicyTypeEgress:
 			p.applies[Egress] = true
 		default:
-			r.fail(fmt.Sprintf("spec.policyTypes[%d]", i), "%q is no type of policy: want Ingress or Egress", t)
+			r.fail(fmt.Sprintf("spec.policyTypes[%d]", i),
+				"%q is no type of policy: want Ingress or Egress", t)
 			return
 		}
 	}
@@ -93,10 +94,12 @@ func (r *reader) types(spec *networkingv1.NetworkPolicySpec) {
 }
 
 func (r *reader) rule(
-	d Direction, field, name string, peers []networkingv1.NetworkPolicyPeer, ports []networkingv1.NetworkPolicyPort,
+	d Direction, field, name string, peers []networkingv1.NetworkPolicyPeer,
+	ports []networkingv1.NetworkPolicyPort,
 ) {
 	out := rule{
-		at:      Rule{Kind: KindNetworkPolicy, Name: r.policy.Key(), Field: field, File: r.file, Line: r.lineOf(field)},
+		at: Rule{Kind: KindNetworkPolicy, Name: r.policy.Key(), Field: field, File: r.file,
+			Line: r.lineOf(field)},
 		value:   Value{Verdict: Allow, Precedence: precedencePolicy},
 		anyPeer: len(peers) == 0,
 	}
@@ -123,7 +126,8 @@ func (r *reader) peer(field string, p networkingv1.NetworkPolicyPeer) (peer, boo
 		b := r.block(field+".ipBlock", p.IPBlock)
 		return peer{block: b}, b != nil
 	case !selects:
-		r.fail(field, "is empty: give podSelector, namespaceSelector or ipBlock, or take the list away for all peers")
+		r.fail(field,
+			"is empty: give podSelector, namespaceSelector or ipBlock, or take the list away for all peers")
 		return peer{}, false
 	}
 	out := peer{own: r.policy.Namespace, pods: labels.Everything()}
@@ -159,11 +163,13 @@ func (r *reader) close() {
 		if !named && !strings.HasPrefix(problem.Field, "metadata.") {
 			p.applies = [2]bool{true, true}
 		}
-		if name == "podSelector" && inSpec || !inSpec && !strings.HasPrefix(problem.Field, "metadata.") {
+		if name == "podSelector" && inSpec || !inSpec &&
+			!strings.HasPrefix(problem.Field, "metadata.") {
 			p.subject = labels.Everything()
 		}
 	}
 }
 
 // protocols are those that a policy can name.
-var protocols = map[corev1.Protocol]uint8{corev1.ProtocolTCP: TCP, corev1.ProtocolUDP: UDP, corev1.ProtocolSCTP: SCTP}
+var protocols = map[corev1.Protocol]uint8{corev1.ProtocolTCP: TCP, corev1.ProtocolUDP: UDP,
+	corev1.ProtocolSCTP: SCTP}

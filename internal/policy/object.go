@@ -10,14 +10,16 @@ import (
 // Type implements v1alpha1.Object.
 func (p *Policy) Type() *v1alpha1.TypeMeta {
 	version := map[string]string{
-		KindNetworkPolicy: versionNetwork, KindAuthorizationPolicy: versionIstio, KindClusterNetworkPolicy: versionCluster,
+		KindNetworkPolicy: versionNetwork, KindAuthorizationPolicy: versionIstio,
+		KindClusterNetworkPolicy: versionCluster,
 	}[p.Kind]
 	return &v1alpha1.TypeMeta{APIVersion: version, Kind: p.Kind}
 }
 
 // Meta implements v1alpha1.Object.
 func (p *Policy) Meta() *v1alpha1.ObjectMeta {
-	return &v1alpha1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, Labels: p.labels, Annotations: p.annotations}
+	return &v1alpha1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, Labels: p.labels,
+		Annotations: p.annotations}
 }
 
 // SetDefaults implements v1alpha1.Object: there are none.
@@ -91,7 +93,9 @@ func DecodeObject(doc *strictyaml.Doc) (o v1alpha1.Object, errs []strictyaml.Err
 		return nil, nil
 	}
 	for _, problem := range p.errors() {
-		errs = append(errs, strictyaml.Error{File: problem.File, Line: problem.Line, Field: problem.Field, Msg: problem.Msg})
+		errs = append(errs,
+			strictyaml.Error{File: problem.File, Line: problem.Line, Field: problem.Field,
+				Msg: problem.Msg})
 	}
 	return p, errs
 }

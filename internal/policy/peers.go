@@ -31,9 +31,11 @@ type index struct {
 func newIndex(in Input) *index {
 	ix := &index{
 		identities: slices.Clone(in.Identities), byIdentity: map[uint32][]*Endpoint{},
-		namespaces: map[string]labels.Set{}, found: map[string][]uint32{}, within: map[string][]Identity{}, ranges: sortedRanges(in.Ranges),
+		namespaces: map[string]labels.Set{}, found: map[string][]uint32{},
+		within: map[string][]Identity{}, ranges: sortedRanges(in.Ranges),
 	}
-	slices.SortFunc(ix.identities, func(a, b Identity) int { return cmp.Compare(a.Number, b.Number) })
+	slices.SortFunc(ix.identities,
+		func(a, b Identity) int { return cmp.Compare(a.Number, b.Number) })
 	endpoints := slices.Clone(in.Endpoints) // kept for the next run, the caller's may change
 	for i := range endpoints {
 		ix.endpoints = append(ix.endpoints, &endpoints[i])
@@ -73,7 +75,8 @@ func (ix *index) same(o *index) (identities, endpoints bool) {
 		return false, false
 	}
 	identities = slices.EqualFunc(ix.identities, o.identities, func(a, b Identity) bool {
-		return a.Number == b.Number && a.TrustDomain == b.TrustDomain && a.Namespace == b.Namespace &&
+		return a.Number == b.Number && a.TrustDomain == b.TrustDomain &&
+			a.Namespace == b.Namespace &&
 			a.ServiceAccount == b.ServiceAccount && maps.Equal(a.Labels, b.Labels)
 	})
 	for _, pair := range [][2]*index{{ix, o}, {o, ix}} {
@@ -82,7 +85,8 @@ func (ix *index) same(o *index) (identities, endpoints bool) {
 		}
 	}
 	endpoints = slices.EqualFunc(ix.endpoints, o.endpoints, func(a, b *Endpoint) bool {
-		return a.Identity == b.Identity && slices.Equal(a.Ports, b.Ports) && slices.Equal(a.Addresses, b.Addresses)
+		return a.Identity == b.Identity && slices.Equal(a.Ports, b.Ports) &&
+			slices.Equal(a.Addresses, b.Addresses)
 	})
 	return identities, endpoints
 }

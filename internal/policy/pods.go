@@ -15,7 +15,9 @@ import (
 func PortsOf(ports []v1alpha1.NamedPort) []ContainerPort {
 	var out []ContainerPort
 	for _, p := range ports {
-		out = append(out, ContainerPort{Name: p.Name, Protocol: protocols[corev1.Protocol(p.Protocol)], Number: p.Port})
+		out = append(out,
+			ContainerPort{Name: p.Name, Protocol: protocols[corev1.Protocol(p.Protocol)],
+				Number: p.Port})
 	}
 	return out
 }
@@ -36,10 +38,12 @@ func (p *Pod) addAddress(text string) error {
 // as for a Service.
 func (p *Pod) addPorts(ports []kubePort) {
 	for _, one := range ports {
-		protocol, known := protocols[corev1.Protocol(cmp.Or(one.Protocol, string(corev1.ProtocolTCP)))]
+		protocol, known := protocols[corev1.Protocol(cmp.Or(one.Protocol,
+			string(corev1.ProtocolTCP)))]
 		same := func(had ContainerPort) bool { return had.Name == one.Name && had.Protocol == protocol }
 		if one.Name != "" && known && !slices.ContainsFunc(p.Ports, same) {
-			p.Ports = append(p.Ports, ContainerPort{Name: one.Name, Protocol: protocol, Number: one.ContainerPort})
+			p.Ports = append(p.Ports,
+				ContainerPort{Name: one.Name, Protocol: protocol, Number: one.ContainerPort})
 		}
 	}
 }
@@ -49,14 +53,19 @@ func (p *Pod) addPorts(ports []kubePort) {
 func (o *Objects) Add(other *Objects) []Problem {
 	var out []Problem
 	for _, p := range other.Policies {
-		if slices.ContainsFunc(o.Policies, func(known *Policy) bool { return known.Object() == p.Object() }) {
-			out = append(out, Problem{File: p.file, Line: p.line, Object: p.Object(), Msg: "is declared a second time: keep one"})
+		if slices.ContainsFunc(o.Policies,
+			func(known *Policy) bool { return known.Object() == p.Object() }) {
+			out = append(out,
+				Problem{File: p.file, Line: p.line, Object: p.Object(),
+					Msg: "is declared a second time: keep one"})
 		}
 		o.Policies = append(o.Policies, p)
 	}
 	for _, p := range other.Pods {
 		if slices.ContainsFunc(o.Pods, func(known Pod) bool { return known.Key() == p.Key() }) {
-			out = append(out, Problem{Object: "Pod " + p.Key(), Msg: "is declared a second time, the first one counts: keep one"})
+			out = append(out,
+				Problem{Object: "Pod " + p.Key(),
+					Msg: "is declared a second time, the first one counts: keep one"})
 			continue
 		}
 		o.Pods = append(o.Pods, p)

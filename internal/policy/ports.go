@@ -35,13 +35,17 @@ func (r *reader) port(field string, p networkingv1.NetworkPolicyPort) (port, boo
 	return r.portRange(field, protocol, int64(p.Port.IntVal), p.EndPort)
 }
 
-func (r *reader) namedPort(field string, protocol uint8, p networkingv1.NetworkPolicyPort) (port, bool) {
+func (r *reader) namedPort(field string, protocol uint8,
+	p networkingv1.NetworkPolicyPort) (port, bool) {
 	if p.EndPort != nil {
-		r.fail(field+".endPort", "goes with a number, and port is the name %q: give the first port's number", p.Port.StrVal)
+		r.fail(field+".endPort",
+			"goes with a number, and port is the name %q: give the first port's number",
+			p.Port.StrVal)
 		return port{}, false
 	}
 	if wrong := validation.IsValidPortName(p.Port.StrVal); len(wrong) > 0 {
-		r.fail(field+".port", "%q is neither number nor name of a port: %s", p.Port.StrVal, strings.Join(wrong, "; "))
+		r.fail(field+".port", "%q is neither number nor name of a port: %s", p.Port.StrVal,
+			strings.Join(wrong, "; "))
 		return port{}, false
 	}
 	return port{protocol: protocol, name: p.Port.StrVal}, true
@@ -91,7 +95,8 @@ func split(protocol uint8, from, to uint16) []portPrefix {
 		for next+size-1 > last {
 			size >>= 1
 		}
-		out = append(out, portPrefix{protocol, uint16(next), uint8(16 - bits.TrailingZeros32(size))})
+		out = append(out,
+			portPrefix{protocol, uint16(next), uint8(16 - bits.TrailingZeros32(size))})
 		next += size
 	}
 	return out

@@ -127,7 +127,8 @@ func (r *reader) warn(field, format string, args ...any) {
 
 func (r *reader) add(field string, warning bool, msg string) {
 	r.policy.Problems = append(r.policy.Problems, Problem{
-		File: r.file, Line: r.lineOf(field), Object: r.policy.Object(), Field: field, Msg: msg, Warning: warning,
+		File: r.file, Line: r.lineOf(field), Object: r.policy.Object(), Field: field, Msg: msg,
+		Warning: warning,
 	})
 }
 

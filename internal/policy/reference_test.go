@@ -29,13 +29,15 @@ type end struct {
 	identity uint32
 }
 
-func (w *reference) allows(d Direction, subject *Endpoint, other end, protocol uint8, port uint16) bool {
+func (w *reference) allows(d Direction, subject *Endpoint, other end, protocol uint8,
+	port uint16) bool {
 	if d == Ingress && other.identity == v1alpha1.IdentityHost {
 		return true
 	}
 	isolated := false
 	for _, p := range w.policies {
-		if p.Namespace != subject.Namespace || !about(p, d) || !labelled(&p.Spec.PodSelector, subject.Labels) {
+		if p.Namespace != subject.Namespace || !about(p, d) ||
+			!labelled(&p.Spec.PodSelector, subject.Labels) {
 			continue
 		}
 		isolated = true
@@ -67,7 +69,8 @@ func about(p *networkingv1.NetworkPolicy, d Direction) bool {
 	return slices.Contains(p.Spec.PolicyTypes, want)
 }
 
-func (w *reference) from(p *networkingv1.NetworkPolicy, peers []networkingv1.NetworkPolicyPeer, other end) bool {
+func (w *reference) from(p *networkingv1.NetworkPolicy, peers []networkingv1.NetworkPolicyPeer,
+	other end) bool {
 	if len(peers) == 0 {
 		return true
 	}
@@ -98,7 +101,8 @@ func (w *reference) from(p *networkingv1.NetworkPolicy, peers []networkingv1.Net
 }
 
 // through says whether a port is one of a rule's. A name is the destination's.
-func through(ports []networkingv1.NetworkPolicyPort, destination *Endpoint, protocol uint8, port uint16) bool {
+func through(ports []networkingv1.NetworkPolicyPort, destination *Endpoint, protocol uint8,
+	port uint16) bool {
 	if len(ports) == 0 {
 		return true
 	}
@@ -142,7 +146,8 @@ func labelled(s *metav1.LabelSelector, set map[string]string) bool {
 	for _, e := range s.MatchExpressions {
 		have, there := set[e.Key]
 		in := there && slices.Contains(e.Values, have)
-		if ok := map[metav1.LabelSelectorOperator]bool{"In": in, "NotIn": !in, "Exists": there, "DoesNotExist": !there}[e.Operator]; !ok {
+		if ok := map[metav1.LabelSelectorOperator]bool{"In": in, "NotIn": !in, "Exists": there,
+			"DoesNotExist": !there}[e.Operator]; !ok {
 			return false
 		}
 	}

@@ -11,7 +11,8 @@ import (
 // says the same as the next shorter is left out.
 func resolve(key Key, values map[portPrefix]Value) []Entry {
 	order := slices.SortedFunc(maps.Keys(values), func(a, b portPrefix) int {
-		return cmp.Or(cmp.Compare(a.protocol, b.protocol), cmp.Compare(a.bits, b.bits), cmp.Compare(a.port, b.port))
+		return cmp.Or(cmp.Compare(a.protocol, b.protocol), cmp.Compare(a.bits, b.bits),
+			cmp.Compare(a.port, b.port))
 	})
 	resolved := make(map[portPrefix]Value, len(values))
 	var out []Entry

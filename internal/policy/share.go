@@ -34,7 +34,8 @@ func (p part) into(byPeer map[uint32]map[portPrefix]Value, who uint32) {
 }
 
 func (p part) equal(o part) bool {
-	sameBlock := p.block == o.block || p.block != nil && o.block != nil && p.block.key == o.block.key
+	sameBlock := p.block == o.block || p.block != nil && o.block != nil &&
+		p.block.key == o.block.key
 	return sameBlock && p.peer == o.peer && p.value == o.value && slices.Equal(p.ports, o.ports)
 }
 
@@ -59,7 +60,8 @@ func (r *run) share(d *draft, one *rule) *share {
 	}
 	out := r.compiler.shares[key]
 	if out == nil || !r.sameIdentities || !r.sameEndpoints && d.direction == Egress && one.names() {
-		g := gathering{run: r, direction: d.direction, sample: d.sample, rule: one, value: value, share: &share{}}
+		g := gathering{run: r, direction: d.direction, sample: d.sample, rule: one, value: value,
+			share: &share{}}
 		g.numbered()
 		g.named()
 		if out == nil || !slices.EqualFunc(out.parts, g.share.parts, part.equal) {
@@ -72,7 +74,8 @@ func (r *run) share(d *draft, one *rule) *share {
 
 // node is the share of a pod's own node, which is in every set of ingress.
 func (r *run) node() *share {
-	value := Value{Verdict: Allow, Precedence: precedenceNode, Rule: r.rule(Rule{Field: "the pod's own node"})}
+	value := Value{Verdict: Allow, Precedence: precedenceNode,
+		Rule: r.rule(Rule{Field: "the pod's own node"})}
 	for _, known := range []map[shareKey]*share{r.shares, r.compiler.shares} {
 		if one := known[shareKey{}]; one != nil {
 			r.shares[shareKey{}] = one
@@ -187,7 +190,8 @@ func (g *gathering) namedOf(identity uint32, p port) {
 		return
 	}
 	first := all[0].numbers(p)
-	if !slices.ContainsFunc(all[1:], func(e *Endpoint) bool { return !slices.Equal(e.numbers(p), first) }) {
+	if !slices.ContainsFunc(all[1:],
+		func(e *Endpoint) bool { return !slices.Equal(e.numbers(p), first) }) {
 		if len(first) > 0 {
 			g.add(identity, exactly(p.protocol, first))
 		}

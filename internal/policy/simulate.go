@@ -45,7 +45,8 @@ func Simulate(o *Objects, filter LabelFilter, cluster ClusterNames) *Simulation 
 			numbers[who] = v1alpha1.MinIdentity + uint32(len(numbers))
 			called[numbers[who]] = who
 			in.Identities = append(in.Identities, Identity{
-				Number: numbers[who], TrustDomain: cluster.TrustDomain, Namespace: p.Namespace, ServiceAccount: p.ServiceAccount, Labels: part,
+				Number: numbers[who], TrustDomain: cluster.TrustDomain, Namespace: p.Namespace,
+				ServiceAccount: p.ServiceAccount, Labels: part,
 			})
 		}
 		e := p.Endpoint
@@ -57,7 +58,8 @@ func Simulate(o *Objects, filter LabelFilter, cluster ClusterNames) *Simulation 
 		Pod:      func(key string) string { return key },
 	}
 	result := NewCompiler(Options{
-		Relevant: filter.Relevant, RootNamespace: cluster.RootNamespace, TrustDomain: cluster.TrustDomain,
+		Relevant: filter.Relevant, RootNamespace: cluster.RootNamespace,
+		TrustDomain: cluster.TrustDomain,
 	}).Compile(in)
 	return &Simulation{NewView(result, in, names), hosts}
 }
@@ -115,16 +117,19 @@ type simulated struct {
 // one.
 func (s *Simulation) end(name string, other netip.Addr) (simulated, error) {
 	if a, err := netip.ParseAddr(name); err == nil {
-		at := slices.IndexFunc(s.input.Endpoints, func(e Endpoint) bool { return slices.Contains(e.Addresses, a) })
+		at := slices.IndexFunc(s.input.Endpoints,
+			func(e Endpoint) bool { return slices.Contains(e.Addresses, a) })
 		if at >= 0 {
-			return simulated{}, fmt.Errorf("%s is the address of pod %s: name the pod", a, s.input.Endpoints[at].Key())
+			return simulated{}, fmt.Errorf("%s is the address of pod %s: name the pod", a,
+				s.input.Endpoints[at].Key())
 		}
 		return simulated{End: End{Peer: Peer{v1alpha1.IdentityWorld, a}}}, nil
 	}
 	if host, ok := s.hosts[name]; ok {
 		// Which node runs the pods is not known here, and a remote one has no more rights than
 		// this.
-		return simulated{End{Peer: Peer{v1alpha1.IdentityRemoteHost, fitting(host.Addresses, other)}}, host.Ports}, nil
+		return simulated{End{Peer: Peer{v1alpha1.IdentityRemoteHost,
+			fitting(host.Addresses, other)}}, host.Ports}, nil
 	}
 	at := slices.IndexFunc(s.input.Endpoints, func(e Endpoint) bool { return e.Key() == name })
 	if at < 0 {

@@ -14,7 +14,8 @@ type tierRule struct {
 
 // tiers takes the rules of a draft's ClusterNetworkPolicies, in the order in which they are asked.
 func (r *run) tiers(d *draft, c *conjunction) {
-	list := slices.DeleteFunc(slices.Clone(d.policies), func(p *Policy) bool { return p.cluster == nil })
+	list := slices.DeleteFunc(slices.Clone(d.policies),
+		func(p *Policy) bool { return p.cluster == nil })
 	slices.SortStableFunc(list, byPriority)
 	for _, p := range list {
 		if p.cluster.closed || r.mute[p] {
@@ -62,7 +63,8 @@ func (r *run) termOf(d *draft, one *rule) term {
 			if p.block != nil {
 				peers = append(peers, match{{about: sourceIP, blocks: []*block{p.block}}})
 			} else {
-				peers = append(peers, match{{about: sourceNumber, numbers: setOf(r.index.selected(p))}})
+				peers = append(peers,
+					match{{about: sourceNumber, numbers: setOf(r.index.selected(p))}})
 			}
 		}
 		out.clauses = append(out.clauses, peers)
@@ -96,14 +98,17 @@ func (r *run) namedByPeer(p port) (out []match) {
 			continue
 		}
 		first := all[0].numbers(p)
-		if slices.ContainsFunc(all[1:], func(e *Endpoint) bool { return !slices.Equal(e.numbers(p), first) }) {
+		if slices.ContainsFunc(all[1:],
+			func(e *Endpoint) bool { return !slices.Equal(e.numbers(p), first) }) {
 			out = append(out, namedByAddress(p, all)...)
 			continue
 		}
 		key := fmt.Sprint(first)
 		if same[key] == nil && len(first) > 0 {
 			same[key] = map[uint32]bool{}
-			out = append(out, match{{about: sourceNumber, numbers: same[key]}, {about: destinationPort, ports: spans(p.protocol, first)}})
+			out = append(out,
+				match{{about: sourceNumber, numbers: same[key]},
+					{about: destinationPort, ports: spans(p.protocol, first)}})
 		}
 		if len(first) > 0 {
 			same[key][who.number] = true
@@ -115,7 +120,9 @@ func (r *run) namedByPeer(p port) (out []match) {
 func namedByAddress(p port, all []*Endpoint) (out []match) {
 	for _, e := range all {
 		if numbers := e.numbers(p); len(numbers) > 0 {
-			out = append(out, match{{about: sourceIP, blocks: singles(e.Addresses)}, {about: destinationPort, ports: spans(p.protocol, numbers)}})
+			out = append(out,
+				match{{about: sourceIP, blocks: singles(e.Addresses)},
+					{about: destinationPort, ports: spans(p.protocol, numbers)}})
 		}
 	}
 	return out

@@ -107,8 +107,10 @@ type Key struct {
 }
 
 func compareKeys(a, b Key) int {
-	return cmp.Or(cmp.Compare(a.Set, b.Set), cmp.Compare(a.Direction, b.Direction), cmp.Compare(a.Peer, b.Peer),
-		cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port), cmp.Compare(a.PortBits, b.PortBits))
+	return cmp.Or(cmp.Compare(a.Set, b.Set), cmp.Compare(a.Direction, b.Direction),
+		cmp.Compare(a.Peer, b.Peer),
+		cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port),
+		cmp.Compare(a.PortBits, b.PortBits))
 }
 
 // Value is what an entry says.
@@ -121,7 +123,8 @@ type Value struct {
 
 // better says whether v wins over o: by precedence, then denying, then the rule that came first.
 func (v Value) better(o Value) bool {
-	return cmp.Or(cmp.Compare(v.Precedence, o.Precedence), cmp.Compare(o.Verdict, v.Verdict), cmp.Compare(o.Rule, v.Rule)) > 0
+	return cmp.Or(cmp.Compare(v.Precedence, o.Precedence), cmp.Compare(o.Verdict, v.Verdict),
+		cmp.Compare(o.Rule, v.Rule)) > 0
 }
 
 // Entry is one entry of the policy map.

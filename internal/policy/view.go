@@ -100,7 +100,8 @@ func (v *View) Policies() []Summary {
 		out = append(out, v.summary(p))
 	}
 	slices.SortStableFunc(out, func(a, b Summary) int {
-		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name),
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Namespace, b.Namespace),
+			cmp.Compare(a.Name, b.Name),
 			cmp.Compare(a.File, b.File))
 	})
 	return out
@@ -169,7 +170,8 @@ func (v *View) SetsOf(object string) []SetView {
 		if !slices.Contains(set.Policies, object) {
 			continue
 		}
-		view := SetView{Number: number, Direction: set.Direction.String(), Policies: set.Policies, Pods: []string{}, Entries: []EntryView{}}
+		view := SetView{Number: number, Direction: set.Direction.String(), Policies: set.Policies,
+			Pods: []string{}, Entries: []EntryView{}}
 		for key, sets := range v.Result.Endpoints {
 			if sets[set.Direction] == number {
 				view.Pods = append(view.Pods, v.names.Pod(key))

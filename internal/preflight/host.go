@@ -33,7 +33,8 @@ type Host interface {
 	// Objects are those of the store of this configuration.
 	Objects(ctx context.Context, cfg *config.Config) (*store.Snapshot, error)
 	Links(cfg *config.Config, node *v1alpha1.Node) (startup.Links, error)
-	PodMTU(cfg *config.Config, uplinks int, node *v1alpha1.Node, snapshot *store.Snapshot) (int, error)
+	PodMTU(cfg *config.Config, uplinks int, node *v1alpha1.Node,
+		snapshot *store.Snapshot) (int, error)
 	Forward() ([]Chain, error)
 	Now() time.Time
 	// Synchronised says whether the kernel takes its clock for right.

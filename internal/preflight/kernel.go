@@ -112,7 +112,8 @@ func (l *look) capabilities() Check {
 	mask, _, _ = strings.Cut(mask, "\n")
 	bits, err := strconv.ParseUint(strings.TrimSpace(mask), 16, 64)
 	if err != nil {
-		return failed("run a kernel that tells them", "/proc/self/status names no effective capabilities")
+		return failed("run a kernel that tells them",
+			"/proc/self/status names no effective capabilities")
 	}
 	var lacking, without []string
 	for _, c := range capabilities {
@@ -155,7 +156,8 @@ func (l *look) aes() Check {
 	var refused *EngineError
 	switch {
 	case errors.As(l.engineErr, &refused) && errors.Is(refused, esp.ErrTableAES):
-		return failed("modprobe aesni-intel, or aes_ti (docs/encryption.md, which AES)", "%v", refused)
+		return failed("modprobe aesni-intel, or aes_ti (docs/encryption.md, which AES)", "%v",
+			refused)
 	case errors.As(l.engineErr, &refused):
 		return failed(`set engine bpf or auto on a kernel that has it, or encryption.mode: "off"`,
 			"%v", refused)
@@ -165,7 +167,8 @@ func (l *look) aes() Check {
 		return ok("engine %s", l.engine.Active)
 	case !l.engine.AES.ConstantTime:
 		return warned("modprobe aesni-intel, or aes_ti, and unset encryption.allowTableAES",
-			"engine %s with %s, whose time depends on the key", l.engine.Active, l.engine.AES.Driver)
+			"engine %s with %s, whose time depends on the key", l.engine.Active,
+			l.engine.AES.Driver)
 	}
 	return ok("engine %s with %s, constant time", l.engine.Active, l.engine.AES.Driver)
 }
@@ -218,7 +221,8 @@ func (l *look) sealer() Check {
 	}
 	if owner, known := ownerOf(info); known && owner != 0 || info.Mode()&0o022 != 0 {
 		return failed("chown root:root and chmod 755 it, after a look at who changed it",
-			"%s can be changed by others than root (uid %d, mode %v)", path, owner, info.Mode().Perm())
+			"%s can be changed by others than root (uid %d, mode %v)", path, owner,
+			info.Mode().Perm())
 	}
 	return ok("%s", path)
 }

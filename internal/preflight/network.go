@@ -16,7 +16,8 @@ func (l *look) objects() Check {
 	snapshot, err := l.Objects(l.ctx, l.cfg)
 	switch {
 	case err != nil && l.cfg.Store.Etcd.On():
-		return failed("docs/store-etcd.md shows how nodes reach etcd, and what the errors mean", "%v", err)
+		return failed("docs/store-etcd.md shows how nodes reach etcd, and what the errors mean",
+			"%v", err)
 	case err != nil:
 		return failed("docs/install.md shows what is to be in it", "%v", err)
 	}
@@ -117,7 +118,8 @@ func (l *look) ports() Check {
 	type socket struct{ proto, port, key string }
 	wanted := []socket{{"tcp", portOf(l.cfg.Metrics.Listen), "metrics.listen"}}
 	if l.cfg.Encryption.On() {
-		wanted = append(wanted, socket{"udp", strconv.Itoa(l.cfg.Encryption.Port), "encryption.port"},
+		wanted = append(wanted,
+			socket{"udp", strconv.Itoa(l.cfg.Encryption.Port), "encryption.port"},
 			socket{"tcp", portOf(l.cfg.Keys.Listen), "keys.listen"})
 	}
 	var free, taken []string
@@ -205,7 +207,8 @@ func (l *look) cni() Check {
 			return warned("make it readable for root", "%v", err)
 		}
 		if plugins := pluginsOf(text); !slices.Contains(plugins, "weft-cni") {
-			return warned(do, "runtimes take %s, whose plugins are %s", name, strings.Join(plugins, ", "))
+			return warned(do, "runtimes take %s, whose plugins are %s", name,
+				strings.Join(plugins, ", "))
 		}
 		return ok("runtimes take %s", name)
 	}

@@ -130,7 +130,8 @@ func (System) Datapath(cfg *config.Config) (esp.EngineStatus, error) {
 	options := &esp.Options{
 		Engine: c.Engine, AllowTableAES: c.AllowTableAES, Port: uint16(c.Port), Lanes: c.Lanes,
 	}
-	host := esp.Host{Maps: m, Pieces: cfg.Mode == config.ModeXDP, Log: slog.New(slog.DiscardHandler)}
+	host := esp.Host{Maps: m, Pieces: cfg.Mode == config.ModeXDP,
+		Log: slog.New(slog.DiscardHandler)}
 	sas, err := esp.Open(host, options)
 	if err != nil {
 		return esp.EngineStatus{}, &EngineError{err}
@@ -171,7 +172,8 @@ func (System) Forward() ([]Chain, error) {
 		return nil, err
 	}
 	families := map[nftables.TableFamily]string{
-		nftables.TableFamilyIPv4: "ip", nftables.TableFamilyIPv6: "ip6", nftables.TableFamilyINet: "inet",
+		nftables.TableFamilyIPv4: "ip", nftables.TableFamilyIPv6: "ip6",
+		nftables.TableFamilyINet: "inet",
 	}
 	var out []Chain
 	for _, c := range all {
@@ -188,7 +190,8 @@ func (System) Forward() ([]Chain, error) {
 		out = append(out, Chain{family, c.Table.Name, c.Name, drops, len(rules)})
 	}
 	slices.SortFunc(out, func(a, b Chain) int {
-		return slices.Compare([]string{a.Family, a.Table, a.Name}, []string{b.Family, b.Table, b.Name})
+		return slices.Compare([]string{a.Family, a.Table, a.Name},
+			[]string{b.Family, b.Table, b.Name})
 	})
 	return out, nil
 }

@@ -154,7 +154,8 @@ func merge(a, b Entry, whole netip.Prefix) Entry {
 // before pushes out nothing that was.
 func (l *lesson) byWorth(lost []Entry, sharer func(Entry) string) []Entry {
 	slices.SortFunc(lost, func(a, b Entry) int {
-		return cmp.Or(cmp.Compare(asInt(l.strange[a.Prefix]), asInt(l.strange[b.Prefix])), b.Lost.Compare(a.Lost), byPrefix(a, b))
+		return cmp.Or(cmp.Compare(asInt(l.strange[a.Prefix]), asInt(l.strange[b.Prefix])),
+			b.Lost.Compare(a.Lost), byPrefix(a, b))
 	})
 	type ranked struct {
 		class, rank int
@@ -176,7 +177,11 @@ func (l *lesson) byWorth(lost []Entry, sharer func(Entry) string) []Entry {
 		list = append(list, ranked{class: class, rank: of[class][share], entry: e})
 		of[class][share]++
 	}
-	slices.SortStableFunc(list, func(a, b ranked) int { return cmp.Or(cmp.Compare(a.class, b.class), cmp.Compare(a.rank, b.rank)) })
+	slices.SortStableFunc(list,
+		func(a,
+			b ranked) int {
+			return cmp.Or(cmp.Compare(a.class, b.class), cmp.Compare(a.rank, b.rank))
+		})
 	for i, r := range list {
 		lost[i] = r.entry
 	}

@@ -27,7 +27,8 @@ type content struct {
 // Open reads the memory in a state directory. A memory is returned also with an error, which is
 // about a file that cannot be read: it is moved aside, and the memory is a fresh one.
 func Open(stateDir string) (*Memory, error) {
-	m := &Memory{path: filepath.Join(stateDir, FileName), now: func() time.Time { return time.Now().Truncate(time.Second) },
+	m := &Memory{path: filepath.Join(stateDir, FileName),
+		now:     func() time.Time { return time.Now().Truncate(time.Second) },
 		entries: map[netip.Prefix]Entry{}, sealed: map[netip.Addr]time.Time{}}
 	leftErr := statefile.RemoveTemporaries(m.path)
 	data, err := os.ReadFile(m.path)
@@ -62,7 +63,8 @@ func (m *Memory) save() error {
 	if m.fresh {
 		return nil
 	}
-	c := content{Entries: slices.SortedFunc(maps.Values(m.entries), byPrefix), Sealed: m.sealedList()}
+	c := content{Entries: slices.SortedFunc(maps.Values(m.entries), byPrefix),
+		Sealed: m.sealedList()}
 	data, err := json.MarshalIndent(c, "", " ")
 	if err == nil && string(data) == m.saved {
 		return nil

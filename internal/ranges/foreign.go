@@ -36,7 +36,8 @@ func (l *lesson) foreign(a netip.Addr) string {
 // only left clusterCIDRs stays lost: it was the cluster's.
 func (l *lesson) disown(p netip.Prefix, node string) {
 	a := p.Addr().Unmap()
-	if e := l.entries[p]; e.Kind == Endpoint && e.Node == node && !a.IsPrivate() && !shared.Contains(a) {
+	if e := l.entries[p]; e.Kind == Endpoint && e.Node == node && !a.IsPrivate() &&
+		!shared.Contains(a) {
 		delete(l.entries, p)
 	}
 }

@@ -90,7 +90,8 @@ func (l *lesson) learnOwnChange() {
 	}
 	eachClaim(n, func(p netip.Prefix, kind Kind) {
 		if _, _, covered := l.used.find(p); !covered {
-			l.lose(Entry{Prefix: p, Kind: kind, Node: l.in.Self}, "its object has changed, restart its agent,")
+			l.lose(Entry{Prefix: p, Kind: kind, Node: l.in.Self},
+				"its object has changed, restart its agent,")
 		}
 	})
 }
@@ -105,10 +106,12 @@ func (l *lesson) learnEndpoints() {
 			around, node, covered := l.used.find(p)
 			switch {
 			case covered && (node != ep.Spec.NodeName || l.entries[around].Kind == Address):
-				l.refuse("endpoint %s of node %s has the address %s, which is in %s of node %s", key, ep.Spec.NodeName, a, around, node)
+				l.refuse("endpoint %s of node %s has the address %s, which is in %s of node %s",
+					key, ep.Spec.NodeName, a, around, node)
 			case covered:
 			case l.foreign(a) != "":
-				l.refuse("endpoint %s of node %s has the address %s, %s", key, ep.Spec.NodeName, a, l.foreign(a))
+				l.refuse("endpoint %s of node %s has the address %s, %s", key, ep.Spec.NodeName, a,
+					l.foreign(a))
 				l.disown(p, ep.Spec.NodeName)
 			case !slices.Contains(claims[p], ep.Spec.NodeName):
 				claims[p] = append(claims[p], ep.Spec.NodeName)

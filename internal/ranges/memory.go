@@ -106,7 +106,8 @@ func (m *Memory) Adopt(entries []Entry) {
 func (m *Memory) Learn(in Input) (*View, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l := lesson{Memory: m, in: in, view: &View{Published: map[string][]netip.Prefix{}}, held: map[netip.Prefix]bool{}, strange: map[netip.Prefix]bool{}}
+	l := lesson{Memory: m, in: in, view: &View{Published: map[string][]netip.Prefix{}},
+		held: map[netip.Prefix]bool{}, strange: map[netip.Prefix]bool{}}
 	l.learnNodes()
 	l.learnUnused()
 	l.learnOwnChange()
@@ -169,5 +170,6 @@ func (e Entry) String() string {
 		whose = "node " + e.Node
 	}
 	name := strings.TrimSuffix(strings.TrimSuffix(e.Prefix.String(), "/32"), "/128")
-	return fmt.Sprintf("%s (%s, %s since %s)", name, whose, e.Why, e.Lost.UTC().Format(time.RFC3339))
+	return fmt.Sprintf("%s (%s, %s since %s)", name, whose, e.Why,
+		e.Lost.UTC().Format(time.RFC3339))
 }

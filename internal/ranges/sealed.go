@@ -36,7 +36,8 @@ func (m *Memory) learnSealed(in Input) []netip.Addr {
 		}
 		gone = append(gone, a)
 	}
-	slices.SortFunc(gone, func(a, b netip.Addr) int { return cmp.Or(m.sealed[b].Compare(m.sealed[a]), a.Compare(b)) })
+	slices.SortFunc(gone,
+		func(a, b netip.Addr) int { return cmp.Or(m.sealed[b].Compare(m.sealed[a]), a.Compare(b)) })
 	for len(gone) > maxSealed {
 		delete(m.sealed, gone[len(gone)-1])
 		gone = gone[:len(gone)-1]

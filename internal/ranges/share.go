@@ -28,12 +28,14 @@ func (l *lesson) owned(claims map[netip.Prefix][]string) []claim {
 		}
 		if _, running := l.in.Snapshot.Nodes[owner]; !running && owner != l.in.Self {
 			if _, _, guarded := l.former.find(p); !guarded {
-				l.lose(Entry{Prefix: p, Kind: Endpoint, Node: owner}, "its node's object is missing")
+				l.lose(Entry{Prefix: p, Kind: Endpoint, Node: owner},
+					"its node's object is missing")
 			}
 			continue
 		}
 		before := l.entries[p]
-		out = append(out, claim{prefix: p, node: owner, had: before.Node == owner && before.Lost.IsZero()})
+		out = append(out,
+			claim{prefix: p, node: owner, had: before.Node == owner && before.Lost.IsZero()})
 	}
 	return out
 }
@@ -43,7 +45,8 @@ func (l *lesson) owner(p netip.Prefix, nodes []string) (string, bool) {
 	if len(nodes) == 1 {
 		return nodes[0], true
 	}
-	l.refuse("%s is published as a pod's address by nodes %s", p.Addr(), strings.Join(nodes, " and "))
+	l.refuse("%s is published as a pod's address by nodes %s", p.Addr(),
+		strings.Join(nodes, " and "))
 	before, known := l.entries[p]
 	if !known || !before.Lost.IsZero() || !slices.Contains(nodes, before.Node) {
 		l.lose(Entry{Prefix: p, Kind: Endpoint}, "published by several nodes")
@@ -76,7 +79,8 @@ func (l *lesson) divide(claims []claim) {
 		l.refuse("node %s publishes %d addresses outside its podCIDRs, and there is no room for %d of them, such as %s: those are nobody's (no_node); name a range with them in podCIDRs or clusterCIDRs",
 			node, count[node], len(over[node]), over[node][0].Addr())
 		for _, p := range over[node] {
-			l.lose(Entry{Prefix: p, Kind: Endpoint, Node: node}, "its node publishes more than there is room for,")
+			l.lose(Entry{Prefix: p, Kind: Endpoint, Node: node},
+				"its node publishes more than there is room for,")
 		}
 	}
 }
@@ -85,13 +89,18 @@ func (l *lesson) divide(claims []claim) {
 // equal part, what it had before first, and what others leave of theirs: so nobody's addresses are
 // pushed out by those that another publishes.
 func rank(claims []claim) map[string]int {
-	slices.SortStableFunc(claims, func(a, b claim) int { return cmp.Compare(asInt(b.had), asInt(a.had)) })
+	slices.SortStableFunc(claims,
+		func(a, b claim) int { return cmp.Compare(asInt(b.had), asInt(a.had)) })
 	count := map[string]int{}
 	for i, c := range claims {
 		claims[i].rank = count[c.node]
 		count[c.node]++
 	}
-	slices.SortFunc(claims, func(a, b claim) int { return cmp.Or(cmp.Compare(a.rank, b.rank), a.prefix.Compare(b.prefix)) })
+	slices.SortFunc(claims,
+		func(a,
+			b claim) int {
+			return cmp.Or(cmp.Compare(a.rank, b.rank), a.prefix.Compare(b.prefix))
+		})
 	return count
 }
 

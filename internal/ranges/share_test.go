@@ -16,7 +16,8 @@ func many(count int, network byte, node func(i int) string) []v1alpha1.Object {
 	var out []v1alpha1.Object
 	for i := range count {
 		a := netip.AddrFrom4([4]byte{10, network + byte(i>>16), byte(i >> 8), byte(i)})
-		out = append(out, endpoint(fmt.Sprint("many-", network, "-", node(i), "-", i), node(i), a.String()))
+		out = append(out,
+			endpoint(fmt.Sprint("many-", network, "-", node(i), "-", i), node(i), a.String()))
 	}
 	return out
 }
@@ -25,7 +26,8 @@ func many(count int, network byte, node func(i int) string) []v1alpha1.Object {
 // node's out of the memory: an address that was the cluster's stays its node's, or is nobody's. The
 // same look twice comes to the same.
 func TestSharedRoom(t *testing.T) {
-	a, b, c := node("a", "192.0.2.1", "10.201.0.0/16"), node("b", "192.0.2.2", "10.202.0.0/16"), node("c", "192.0.2.3", "10.203.0.0/16")
+	a, b, c := node("a", "192.0.2.1", "10.201.0.0/16"), node("b", "192.0.2.2",
+		"10.202.0.0/16"), node("c", "192.0.2.3", "10.203.0.0/16")
 	far := endpoint("far", "b", "172.16.0.9")
 	victim := netip.MustParsePrefix("172.16.0.9/32")
 	byC := func(int) string { return "c" }
@@ -34,13 +36,23 @@ func TestSharedRoom(t *testing.T) {
 		lost  bool
 		word  string // in what is refused at last
 	}{
-		"another node's, later":       {looks: [][]v1alpha1.Object{{far}, append(many(maxEndpoints, 0, byC), far)}, word: "node c publishes 8192 addresses"},
-		"another node's, before":      {looks: [][]v1alpha1.Object{many(maxEndpoints, 0, byC), append(many(maxEndpoints, 0, byC), far)}, word: "node c publishes 8192 addresses"},
-		"another node's, without end": {looks: [][]v1alpha1.Object{{far}, append(many(30000, 0, byC), far)}, word: "most of them of node c"},
-		"in its node's own name":      {looks: [][]v1alpha1.Object{{far}, append(many(30000, 0, func(int) string { return "b" }), far)}, word: "node b publishes 30001 addresses"},
-		"of nodes that never were":    {looks: [][]v1alpha1.Object{{far}, many(30000, 0, func(i int) string { return fmt.Sprint("z", i) })}, lost: true, word: "most of them of nodes without an object"},
-		"of two nodes":                {looks: [][]v1alpha1.Object{{far}, append(many(30000, 0, byC), many(30000, 0, func(int) string { return "a" })...)}, lost: true, word: "most of them of no known node"},
-		"that come and go": {looks: [][]v1alpha1.Object{{far}, many(8000, 0, byC), many(8000, 1, byC), many(8000, 2, byC), many(8000, 3, byC), many(8000, 4, byC)},
+		"another node's, later": {looks: [][]v1alpha1.Object{{far},
+			append(many(maxEndpoints, 0, byC), far)}, word: "node c publishes 8192 addresses"},
+		"another node's, before": {looks: [][]v1alpha1.Object{many(maxEndpoints, 0, byC),
+			append(many(maxEndpoints, 0, byC), far)}, word: "node c publishes 8192 addresses"},
+		"another node's, without end": {looks: [][]v1alpha1.Object{{far},
+			append(many(30000, 0, byC), far)}, word: "most of them of node c"},
+		"in its node's own name": {looks: [][]v1alpha1.Object{{far},
+			append(many(30000, 0, func(int) string { return "b" }), far)},
+			word: "node b publishes 30001 addresses"},
+		"of nodes that never were": {looks: [][]v1alpha1.Object{{far},
+			many(30000, 0, func(i int) string { return fmt.Sprint("z", i) })}, lost: true,
+			word: "most of them of nodes without an object"},
+		"of two nodes": {looks: [][]v1alpha1.Object{{far},
+			append(many(30000, 0, byC), many(30000, 0, func(int) string { return "a" })...)},
+			lost: true, word: "most of them of no known node"},
+		"that come and go": {looks: [][]v1alpha1.Object{{far}, many(8000, 0, byC),
+			many(8000, 1, byC), many(8000, 2, byC), many(8000, 3, byC), many(8000, 4, byC)},
 			lost: true, word: "most of them of node c"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -51,7 +63,8 @@ func TestSharedRoom(t *testing.T) {
 			learn := func(objects []v1alpha1.Object) {
 				clock = clock.Add(time.Second)
 				var err error
-				if v, err = m.Learn(Input{Self: "a", Snapshot: snapshot(append(objects, a, b, c)...)}); err != nil {
+				if v, err = m.Learn(Input{Self: "a",
+					Snapshot: snapshot(append(objects, a, b, c)...)}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -64,10 +77,12 @@ func TestSharedRoom(t *testing.T) {
 				t.Error("the same look came to something else")
 			}
 			lost := slices.ContainsFunc(v.Lost, func(e Entry) bool { return e.Prefix == victim })
-			if published := slices.Contains(v.Published["b"], victim); published == lost || lost != row.lost {
+			if published := slices.Contains(v.Published["b"], victim); published == lost ||
+				lost != row.lost {
 				t.Errorf("published %v, nobody's %v: want nobody's %v", published, lost, row.lost)
 			}
-			if text := strings.Join(v.Refused[max(0, len(v.Refused)-3):], "\n"); !strings.Contains(text, row.word) {
+			if text := strings.Join(v.Refused[max(0, len(v.Refused)-3):],
+				"\n"); !strings.Contains(text, row.word) {
 				t.Errorf("refused %s, want %s", text, row.word)
 			}
 			count := len(v.Lost)
@@ -94,15 +109,20 @@ func TestEqualShares(t *testing.T) {
 		return v
 	}
 	ofC := many(maxEndpoints, 0, func(int) string { return "c" })
-	if v := learn(ofC...); len(v.Published["c"]) != maxEndpoints || len(v.Lost)+len(v.Refused) != 0 {
-		t.Errorf("alone: %d published, %d lost, refused %v", len(v.Published["c"]), len(v.Lost), v.Refused)
+	if v := learn(ofC...); len(v.Published["c"]) != maxEndpoints ||
+		len(v.Lost)+len(v.Refused) != 0 {
+		t.Errorf("alone: %d published, %d lost, refused %v", len(v.Published["c"]), len(v.Lost),
+			v.Refused)
 	}
 	v := learn(append(ofC, many(5000, 1, func(int) string { return "b" })...)...)
-	if of := [3]int{len(v.Published["b"]), len(v.Published["c"]), len(v.Lost)}; of != [3]int{maxEndpoints / 2, maxEndpoints / 2, 5000} || len(v.Refused) != 2 {
+	if of := [3]int{len(v.Published["b"]), len(v.Published["c"]),
+		len(v.Lost)}; of != [3]int{maxEndpoints / 2, maxEndpoints / 2, 5000} ||
+		len(v.Refused) != 2 {
 		t.Errorf("published and lost %v, refused %v", of, v.Refused)
 	}
 	v = learn(ofC...)
 	if len(v.Published["c"]) != maxEndpoints || len(v.Lost) != 5000 || len(v.Refused) != 0 {
-		t.Errorf("alone again: %d published, %d lost, refused %v", len(v.Published["c"]), len(v.Lost), v.Refused)
+		t.Errorf("alone again: %d published, %d lost, refused %v", len(v.Published["c"]),
+			len(v.Lost), v.Refused)
 	}
 }

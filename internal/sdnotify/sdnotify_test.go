@@ -14,7 +14,8 @@ func TestSend(t *testing.T) {
 		"an abstract socket's": fmt.Sprintf("@weft-sdnotify-%d", os.Getpid()),
 	} {
 		t.Run(name, func(t *testing.T) {
-			manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+			manager, err := net.ListenUnixgram("unixgram",
+				&net.UnixAddr{Name: path, Net: "unixgram"})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -32,8 +32,10 @@ func TestMemoryUnreadable(t *testing.T) {
 	for _, uid := range []uint32{65534, control.UID} {
 		for _, file := range []string{"mem", "maps", "environ", "fd/3"} {
 			// The shell says so even where nothing would be read.
-			out, err := asUser(uid, fmt.Sprintf("exec 9< /proc/%d/%s && echo opened", s.PID(), file))
-			if err == nil || strings.Contains(out, "opened") || !strings.Contains(out, "ermission denied") {
+			out, err := asUser(uid,
+				fmt.Sprintf("exec 9< /proc/%d/%s && echo opened", s.PID(), file))
+			if err == nil || strings.Contains(out, "opened") ||
+				!strings.Contains(out, "ermission denied") {
 				t.Errorf("uid %d opens %s: %q %v", uid, file, out, err)
 			}
 		}
@@ -83,7 +85,8 @@ func TestKilled(t *testing.T) {
 func TestCrashLeavesNothing(t *testing.T) {
 	s := start(t)
 	s.ready(t, testSA)
-	if err := unix.Kill(s.PID(), unix.SIGQUIT); err != nil { // at which Go prints all stacks and registers
+	if err := unix.Kill(s.PID(),
+		unix.SIGQUIT); err != nil { // at which Go prints all stacks and registers
 		t.Fatal(err)
 	}
 	<-s.Done()
@@ -142,8 +145,10 @@ func TestOnlyRootConnects(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer unix.Close(fd)
-			as(t, c.connects, func() error { return unix.Connect(fd, &unix.SockaddrUnix{Name: s.path}) })
-			sent := as(t, c.sends, func() error { return unix.Sendto(fd, hello, unix.MSG_NOSIGNAL, nil) })
+			as(t, c.connects,
+				func() error { return unix.Connect(fd, &unix.SockaddrUnix{Name: s.path}) })
+			sent := as(t, c.sends,
+				func() error { return unix.Sendto(fd, hello, unix.MSG_NOSIGNAL, nil) })
 			answer := make([]byte, 1000)
 			n, err := unix.Read(fd, answer)
 			if answered := n > 0; answered != c.answered {
@@ -201,7 +206,8 @@ func TestBadMessages(t *testing.T) {
 			defer conn.Close()
 			conn.SetDeadline(time.Now().Add(5 * time.Second))
 			conn.Write(message)
-			if n, err := conn.Read(make([]byte, 100)); n != 0 || err == nil || errors.Is(err, context.DeadlineExceeded) || isTimeout(err) {
+			if n, err := conn.Read(make([]byte, 100)); n != 0 || err == nil ||
+				errors.Is(err, context.DeadlineExceeded) || isTimeout(err) {
 				t.Errorf("%d bytes, %v", n, err)
 			}
 		})

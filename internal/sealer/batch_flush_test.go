@@ -38,7 +38,8 @@ func TestWaitsBounded(t *testing.T) {
 					break
 				}
 			}
-			if !slices.ContainsFunc(metas(out.take()), func(m meta) bool { return m.kind == c.kind }) {
+			if !slices.ContainsFunc(metas(out.take()),
+				func(m meta) bool { return m.kind == c.kind }) {
 				t.Errorf("nothing after %d frames", maxWaiting)
 			}
 		})

@@ -29,17 +29,24 @@ func TestOpenJoins(t *testing.T) {
 		{name: "one", n: 1, want: []int{1}},
 		{name: "all alike", want: []int{5}},
 		{name: "IPv6", change: func(_ int, s *single) { s.ip6 = true }, want: []int{5}},
-		{name: "last one shorter", change: func(i int, s *single) { s.size -= i / 4 * 50 }, want: []int{5}},
-		{name: "shorter in the middle", change: odd(func(s *single) { s.size = 50 }), want: []int{3, 2}},
+		{name: "last one shorter", change: func(i int, s *single) { s.size -= i / 4 * 50 },
+			want: []int{5}},
+		{name: "shorter in the middle", change: odd(func(s *single) { s.size = 50 }),
+			want: []int{3, 2}},
 		{name: "more packets than one has", n: 70, want: []int{64, 6}},
 		{name: "more than 64 KiB", n: 50, size: 1400, want: []int{46, 4}},
-		{name: "a number left out", change: func(i int, s *single) { s.seq += uint64(i / 3) }, want: []int{3, 2}},
-		{name: "numbers that overtook", change: func(i int, s *single) { s.seq -= uint64(i / 3 * 10) }, want: []int{3, 2}},
-		{name: "another SA", change: odd(func(s *single) { s.m.sa = otherSA }), want: []int{2, 1, 2}},
-		{name: "another identity", change: odd(func(s *single) { s.m.identity++ }), want: []int{2, 1, 2}},
+		{name: "a number left out", change: func(i int, s *single) { s.seq += uint64(i / 3) },
+			want: []int{3, 2}},
+		{name: "numbers that overtook",
+			change: func(i int, s *single) { s.seq -= uint64(i / 3 * 10) }, want: []int{3, 2}},
+		{name: "another SA", change: odd(func(s *single) { s.m.sa = otherSA }),
+			want: []int{2, 1, 2}},
+		{name: "another identity", change: odd(func(s *single) { s.m.identity++ }),
+			want: []int{2, 1, 2}},
 		{name: "another flow", change: odd(func(s *single) { s.from++ }), want: []int{2, 1, 2}},
 		{name: "another DSCP", change: odd(func(s *single) { s.tos = 0xb8 }), want: []int{2, 1, 2}},
-		{name: "the other family", change: odd(func(s *single) { s.ip6 = true }), want: []int{2, 1, 2}},
+		{name: "the other family", change: odd(func(s *single) { s.ip6 = true }),
+			want: []int{2, 1, 2}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			n, size := max(row.n, 1), row.size
@@ -55,7 +62,8 @@ func TestOpenJoins(t *testing.T) {
 			var counts []int
 			var want [][]byte
 			for _, m := range metas(opened) {
-				if first := all[len(want)]; m.seq != first.seq || m.sa != first.m.sa || m.identity != first.m.identity {
+				if first := all[len(want)]; m.seq != first.seq || m.sa != first.m.sa ||
+					m.identity != first.m.identity {
 					t.Errorf("%+v, want %+v", m, first)
 				}
 				counts = append(counts, int(m.count))
@@ -63,7 +71,8 @@ func TestOpenJoins(t *testing.T) {
 					want = append(want, all[len(want)].ip())
 				}
 			}
-			if !slices.Equal(counts, row.want) || len(refused) != 0 || !equalAll(segmentsOf(t, opened), want) {
+			if !slices.Equal(counts, row.want) || len(refused) != 0 ||
+				!equalAll(segmentsOf(t, opened), want) {
 				t.Errorf("glued %v, want %v; refused %v", counts, row.want, refused)
 			}
 		})
@@ -86,12 +95,18 @@ func TestOpenJoinsOthers(t *testing.T) {
 		sealed  int
 		want    []int
 	}{
-		{"forged", [][]byte{one[0], one[1], forged, one[2], one[3]}, []refusal{{testSA, control.ReasonAuth, 1}}, 0, []int{4}},
-		{"doubled", [][]byte{one[0], one[1], one[1], one[2]}, []refusal{{testSA, control.ReasonReplayed, 1}}, 0, []int{3}},
-		{"malformed", [][]byte{one[0], wrap(false, 0, 99, esp(1)[:40]), one[1]}, []refusal{{testSA, control.ReasonMalformed, 1}}, 0, []int{2}},
+		{"forged", [][]byte{one[0], one[1], forged, one[2], one[3]},
+			[]refusal{{testSA, control.ReasonAuth, 1}}, 0, []int{4}},
+		{"doubled", [][]byte{one[0], one[1], one[1], one[2]},
+			[]refusal{{testSA, control.ReasonReplayed, 1}}, 0, []int{3}},
+		{"malformed", [][]byte{one[0], wrap(false, 0, 99, esp(1)[:40]), one[1]},
+			[]refusal{{testSA, control.ReasonMalformed, 1}}, 0, []int{2}},
 		{"one to be sealed", [][]byte{one[0], none, one[1]}, nil, 1, []int{2}},
-		{"merged", [][]byte{one[0], wrap(false, 0, 99, esp(1), esp(2), esp(3)), one[4], wrap(false, 0, 99, esp(5))}, nil, 0, []int{6}},
-		{"congestion on the way", [][]byte{one[0], wrap(false, 2, 99, esp(1)), one[2]}, nil, 0, []int{3}},
+		{"merged",
+			[][]byte{one[0], wrap(false, 0, 99, esp(1), esp(2), esp(3)), one[4],
+				wrap(false, 0, 99, esp(5))}, nil, 0, []int{6}},
+		{"congestion on the way", [][]byte{one[0], wrap(false, 2, 99, esp(1)), one[2]}, nil, 0,
+			[]int{3}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e, out := testEngine(t, testSA)
@@ -110,8 +125,10 @@ func TestOpenJoinsOthers(t *testing.T) {
 			for _, s := range all[:c.want[0]] {
 				want = append(want, s.ip())
 			}
-			if !slices.Equal(got, c.want) || !slices.Equal(refused, c.refused) || sealed != c.sealed || !equalAll(segmentsOf(t, opened), want) {
-				t.Errorf("glued %v, want %v; refused %v, want %v; sealed %d", got, c.want, refused, c.refused, sealed)
+			if !slices.Equal(got, c.want) || !slices.Equal(refused, c.refused) ||
+				sealed != c.sealed || !equalAll(segmentsOf(t, opened), want) {
+				t.Errorf("glued %v, want %v; refused %v, want %v; sealed %d", got, c.want, refused,
+					c.refused, sealed)
 			}
 		})
 	}
@@ -129,7 +146,8 @@ func TestArena(t *testing.T) {
 		list, want = append(list, wrap(false, 0, 99, esp)), append(want, s.ip())
 	}
 	refused, opened := refusalsOf(feed(e, out, list...))
-	if len(refused) != 0 || len(opened) < 2 || len(opened) > 8 || !equalAll(segmentsOf(t, opened), want) {
+	if len(refused) != 0 || len(opened) < 2 || len(opened) > 8 ||
+		!equalAll(segmentsOf(t, opened), want) {
 		t.Errorf("%d frames, refused %v", len(opened), refused)
 	}
 }

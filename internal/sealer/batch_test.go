@@ -80,27 +80,45 @@ func sealRows() []batchRow {
 		{name: "all alike", want: []int{5}},
 		{name: "of 1400 bytes", size: 1400, want: []int{5}},
 		{name: "IPv6", change: func(_ int, s *single) { s.ip6 = true }, want: []int{5}},
-		{name: "IPv6 underlay", change: func(_ int, s *single) { s.m.kind = kindSeal6 }, want: []int{5}},
-		{name: "another one's family", change: odd(func(s *single) { s.ip6 = true }), want: []int{2, 1, 2}},
-		{name: "last one shorter", change: func(i int, s *single) { s.size -= i / 4 * 50 }, want: []int{5}},
-		{name: "shorter in the middle", change: odd(func(s *single) { s.size = 50 }), want: []int{3, 2}},
-		{name: "longer in the middle", change: odd(func(s *single) { s.size = 150 }), want: []int{2, 2, 1}},
-		{name: "of one size with their padding", size: 97, change: func(i int, s *single) { s.size += i & 1 }, want: []int{5}},
+		{name: "IPv6 underlay", change: func(_ int, s *single) { s.m.kind = kindSeal6 },
+			want: []int{5}},
+		{name: "another one's family", change: odd(func(s *single) { s.ip6 = true }),
+			want: []int{2, 1, 2}},
+		{name: "last one shorter", change: func(i int, s *single) { s.size -= i / 4 * 50 },
+			want: []int{5}},
+		{name: "shorter in the middle", change: odd(func(s *single) { s.size = 50 }),
+			want: []int{3, 2}},
+		{name: "longer in the middle", change: odd(func(s *single) { s.size = 150 }),
+			want: []int{2, 2, 1}},
+		{name: "of one size with their padding", size: 97,
+			change: func(i int, s *single) { s.size += i & 1 }, want: []int{5}},
 		{name: "more pieces than one frame has", n: 70, want: []int{64, 6}},
 		{name: "more than 64 KiB", n: 50, size: 1400, want: []int{44, 6}},
-		{name: "more than 64 KiB, IPv6 underlay", n: 50, size: 1448, change: func(_ int, s *single) { s.m.kind = kindSeal6 }, want: []int{43, 7}},
-		{name: "another SA", change: odd(func(s *single) { s.m.sa = otherSA }), want: []int{2, 1, 2}},
-		{name: "another identity", change: odd(func(s *single) { s.m.identity++ }), want: []int{2, 1, 2}},
-		{name: "another underlay", change: odd(func(s *single) { s.m.kind = kindSeal6 }), want: []int{2, 1, 2}},
+		{name: "more than 64 KiB, IPv6 underlay", n: 50, size: 1448,
+			change: func(_ int, s *single) { s.m.kind = kindSeal6 }, want: []int{43, 7}},
+		{name: "another SA", change: odd(func(s *single) { s.m.sa = otherSA }),
+			want: []int{2, 1, 2}},
+		{name: "another identity", change: odd(func(s *single) { s.m.identity++ }),
+			want: []int{2, 1, 2}},
+		{name: "another underlay", change: odd(func(s *single) { s.m.kind = kindSeal6 }),
+			want: []int{2, 1, 2}},
 		{name: "another DSCP", change: odd(func(s *single) { s.tos = 0xb8 }), want: []int{2, 1, 2}},
-		{name: "congestion marked", change: odd(func(s *single) { s.tos = 3 }), want: []int{2, 1, 2}},
+		{name: "congestion marked", change: odd(func(s *single) { s.tos = 3 }),
+			want: []int{2, 1, 2}},
 		{name: "another flow", change: odd(func(s *single) { s.from++ }), want: []int{2, 1, 2}},
-		{name: "numbers left out", change: func(i int, s *single) { s.seq += uint64(i * 10) }, want: []int{5}, counts: []int{45}},
-		{name: "numbers that end where count does", n: 2, change: func(i int, s *single) { s.seq += uint64(i * 253) }, want: []int{2}, counts: []int{255}},
-		{name: "numbers beyond count", n: 2, change: func(i int, s *single) { s.seq += uint64(i * 254) }, want: []int{1, 1}},
-		{name: "numbers across 2^32", change: func(_ int, s *single) { s.seq += 1<<32 - 102 }, want: []int{5}},
-		{name: "numbers that overtook", change: odd(func(s *single) { s.seq = 99 }), want: []int{5}},
-		{name: "the highest first", change: func(i int, s *single) { s.seq = uint64(200 - i) }, want: []int{5}, counts: []int{1}},
+		{name: "numbers left out", change: func(i int, s *single) { s.seq += uint64(i * 10) },
+			want: []int{5}, counts: []int{45}},
+		{name: "numbers that end where count does", n: 2,
+			change: func(i int, s *single) { s.seq += uint64(i * 253) }, want: []int{2},
+			counts: []int{255}},
+		{name: "numbers beyond count", n: 2,
+			change: func(i int, s *single) { s.seq += uint64(i * 254) }, want: []int{1, 1}},
+		{name: "numbers across 2^32", change: func(_ int, s *single) { s.seq += 1<<32 - 102 },
+			want: []int{5}},
+		{name: "numbers that overtook", change: odd(func(s *single) { s.seq = 99 }),
+			want: []int{5}},
+		{name: "the highest first", change: func(i int, s *single) { s.seq = uint64(200 - i) },
+			want: []int{5}, counts: []int{1}},
 	}
 }
 
@@ -129,7 +147,8 @@ func TestSealJoins(t *testing.T) {
 				row.counts = row.want
 			}
 			if !slices.Equal(want, row.want) || !slices.Equal(counts, row.counts) || len(all) != 0 {
-				t.Errorf("frames of %v pieces, counts %v; want %v, %v", want, counts, row.want, row.counts)
+				t.Errorf("frames of %v pieces, counts %v; want %v, %v", want, counts, row.want,
+					row.counts)
 			}
 		})
 	}
@@ -155,7 +174,8 @@ func checkSealed(t *testing.T, f []byte, want []single) {
 	}
 	first := want[0]
 	wanted := meta{kindSealed, uint8(top - first.seq + 1), first.m.sa, first.m.identity, first.seq}
-	if m != wanted || len(ip) > maxIP || len(want) > 1 && (v.gso != gsoUDP || v.size != len(esp[0])) {
+	if m != wanted || len(ip) > maxIP || len(want) > 1 &&
+		(v.gso != gsoUDP || v.size != len(esp[0])) {
 		t.Errorf("%+v, want %+v; %+v", m, wanted, v)
 	}
 }
@@ -171,7 +191,8 @@ func TestSealJoinsOthers(t *testing.T) {
 		refused []refusal
 		want    []int
 	}{
-		{"a number used again", used.frame(), []refusal{{testSA, control.ReasonSealFailed, 1}}, []int{4}},
+		{"a number used again", used.frame(), []refusal{{testSA, control.ReasonSealFailed, 1}},
+			[]int{4}},
 		{"an SA without a key", func() []byte { s := used; s.m.sa = foreignSA; return s.frame() }(),
 			[]refusal{{foreignSA, control.ReasonNoKey, 1}}, []int{4}},
 		{"a large packet", large(300), nil, []int{7}},
@@ -180,14 +201,16 @@ func TestSealJoinsOthers(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e, out := testEngine(t, testSA)
-			refused, sealed := refusalsOf(feed(e, out, plain[0], c.between, plain[1], plain[2], plain[3]))
+			refused, sealed := refusalsOf(feed(e, out, plain[0], c.between, plain[1], plain[2],
+				plain[3]))
 			var got []int
 			for _, f := range sealed {
 				_, esp := pieces(t, f)
 				got = append(got, len(esp))
 			}
 			if !slices.Equal(got, c.want) || !slices.Equal(refused, c.refused) {
-				t.Errorf("frames of %v, want %v; refused %v, want %v", got, c.want, refused, c.refused)
+				t.Errorf("frames of %v, want %v; refused %v, want %v", got, c.want, refused,
+					c.refused)
 			}
 		})
 	}

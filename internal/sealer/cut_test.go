@@ -89,11 +89,14 @@ func (r cutRow) frame(seq uint64) []byte {
 		for _, e := range r.ext {
 			th += len(e.Header)
 		}
-		v = vnet{unfinished: true, gso: gsoTCP6, size: r.size, start: etherLen + th, offset: 16, hdr: etherLen + th + 20}
+		v = vnet{unfinished: true, gso: gsoTCP6, size: r.size, start: etherLen + th, offset: 16,
+			hdr: etherLen + th + 20}
 		ip = unfinish(ip, th, 16, protoTCP)
 	}
 	count := (r.bytes + r.size - 1) / r.size
-	return frame(v, meta{kind: kindSeal4, count: uint8(count), sa: testSA, identity: testIdentity, seq: seq}, ip)
+	return frame(v,
+		meta{kind: kindSeal4, count: uint8(count), sa: testSA, identity: testIdentity, seq: seq},
+		ip)
 }
 
 func cutRows() []cutRow {
@@ -110,13 +113,17 @@ func cutRows() []cutRow {
 			{name: "payload smaller than the headers", ip6: ip6, size: 8, bytes: 100, tcp: full},
 			{name: "one byte a segment", ip6: ip6, size: 1, bytes: 9, tcp: full},
 			{name: "jumbo", ip6: ip6, size: 8948, bytes: 60000, tcp: full},
-			{name: "no options", ip6: ip6, size: 1460, bytes: 9000, tcp: tcp{seq: 1, ack: 2, flags: tcpACK, window: 3}},
-			{name: "selective acknowledgement", ip6: ip6, size: 1400, bytes: 9000, tcp: tcp{flags: tcpACK, options: sack}},
+			{name: "no options", ip6: ip6, size: 1460, bytes: 9000,
+				tcp: tcp{seq: 1, ack: 2, flags: tcpACK, window: 3}},
+			{name: "selective acknowledgement", ip6: ip6, size: 1400, bytes: 9000,
+				tcp: tcp{flags: tcpACK, options: sack}},
 			{name: "PSH", ip6: ip6, size: 1000, bytes: 4500, tcp: flags(tcpACK | tcpPSH)},
-			{name: "FIN and PSH", ip6: ip6, size: 1000, bytes: 4500, tcp: flags(tcpACK | tcpPSH | tcpFIN)},
+			{name: "FIN and PSH", ip6: ip6, size: 1000, bytes: 4500,
+				tcp: flags(tcpACK | tcpPSH | tcpFIN)},
 			{name: "CWR", ip6: ip6, size: 1000, bytes: 4500, tos: 2, tcp: flags(tcpACK | tcpCWR)},
 			{name: "ECE", ip6: ip6, size: 1000, bytes: 4500, tos: 1, tcp: flags(tcpACK | tcpECE)},
-			{name: "CWR, ECE, PSH", ip6: ip6, size: 1000, bytes: 4500, tos: 3, tcp: flags(tcpACK | tcpCWR | tcpECE | tcpPSH)},
+			{name: "CWR, ECE, PSH", ip6: ip6, size: 1000, bytes: 4500, tos: 3,
+				tcp: flags(tcpACK | tcpCWR | tcpECE | tcpPSH)},
 			{name: "DSCP", ip6: ip6, size: 1000, bytes: 4500, tos: 0xb8, tcp: full},
 			{name: "UDP", ip6: ip6, udp: true, size: 1400, bytes: 20 * 1400},
 			{name: "UDP, last one short", ip6: ip6, udp: true, size: 1400, bytes: 20*1400 + 3},
@@ -126,7 +133,8 @@ func cutRows() []cutRow {
 	return append(rows, []cutRow{
 		{name: "number wraps", size: 1000, bytes: 5000, id: 0xfffe, tcp: full},
 		{name: "number wraps, UDP", udp: true, size: 1000, bytes: 5000, id: 0xfffe},
-		{name: "IPv4 options", size: 1000, bytes: 5000, id: 1, ipOpt: []byte{1, 1, 1, 0}, tcp: full},
+		{name: "IPv4 options", size: 1000, bytes: 5000, id: 1, ipOpt: []byte{1, 1, 1, 0},
+			tcp: full},
 		{name: "hop-by-hop options", ip6: true, size: 1000, bytes: 5000, tcp: full,
 			ext: []inet.Extension{{Protocol: 0, Header: []byte{0, 0, 1, 4, 0, 0, 0, 0}}}},
 	}...)
@@ -158,10 +166,12 @@ func TestCutAsLinux(t *testing.T) {
 }
 
 func randomCut(r *rand.Rand) cutRow {
-	row := cutRow{ip6: r.IntN(2) == 0, udp: r.IntN(3) == 0, size: 1 + r.IntN(2000), tos: uint8(r.Uint32()), id: uint16(r.Uint32())}
+	row := cutRow{ip6: r.IntN(2) == 0, udp: r.IntN(3) == 0, size: 1 + r.IntN(2000),
+		tos: uint8(r.Uint32()), id: uint16(r.Uint32())}
 	// Linux refuses what would be one segment, and more than 128 of UDP.
 	row.bytes = min(row.size+1+r.IntN(row.size*100), 65000)
-	row.tcp = tcp{seq: r.Uint32(), ack: r.Uint32(), window: uint16(r.Uint32()), options: timestamps(r.Uint32(), r.Uint32())[:4*r.IntN(4)]}
+	row.tcp = tcp{seq: r.Uint32(), ack: r.Uint32(), window: uint16(r.Uint32()),
+		options: timestamps(r.Uint32(), r.Uint32())[:4*r.IntN(4)]}
 	row.tcp.flags = uint8(r.Uint32()) &^ (tcpSYN | tcpRST)
 	return row
 }
@@ -179,7 +189,8 @@ func compareCut(t *testing.T, k *kernel, e *engine, out *record, row cutRow, seq
 	}
 	for i := range want {
 		if !bytes.Equal(got[i], want[i]) {
-			t.Fatalf("packet %d:\n     got % x\n   Linux % x", i, got[i][:min(80, len(got[i]))], want[i][:min(80, len(want[i]))])
+			t.Fatalf("packet %d:\n     got % x\n   Linux % x", i, got[i][:min(80, len(got[i]))],
+				want[i][:min(80, len(want[i]))])
 		}
 	}
 }
@@ -198,7 +209,8 @@ func TestFinishAsLinux(t *testing.T) {
 			v, _, _ := split(row.frame(1))
 			v.gso, v.size, v.ecn = gsoNone, 0, false
 			seq := uint64(100*i + size%99 + 1)
-			f := frame(v, meta{kind: kindSeal6, count: 1, sa: testSA, identity: testIdentity, seq: seq}, ip)
+			f := frame(v,
+				meta{kind: kindSeal6, count: 1, sa: testSA, identity: testIdentity, seq: seq}, ip)
 			want := k.cut(f)
 			got := inners(t, e, out, f)
 			if len(want) != 1 || len(got) != 1 || !bytes.Equal(got[0], want[0]) {

@@ -28,12 +28,14 @@ func FuzzSeal(f *testing.F) {
 		seq := m.seq
 		for _, g := range frames {
 			_, esp := pieces(t, g)
-			if _, n, _ := split(g); n.seq != seq || int(n.count) != len(esp) || n.kind != kindSealed {
+			if _, n, _ := split(g); n.seq != seq || int(n.count) != len(esp) ||
+				n.kind != kindSealed {
 				t.Fatalf("%+v for numbers from %d, %d pieces", n, seq, len(esp))
 			}
 			for _, piece := range esp {
 				p, err := reference(testSA).Open(piece, uint32(seq>>32))
-				if err != nil || p.Seq != seq || seq >= m.seq+uint64(m.count) || ipLength(p.Inner) != len(p.Inner) {
+				if err != nil || p.Seq != seq || seq >= m.seq+uint64(m.count) ||
+					ipLength(p.Inner) != len(p.Inner) {
 					t.Fatalf("number %d of %d at %d: %v", seq, m.count, m.seq, err)
 				}
 				seq++
@@ -62,7 +64,8 @@ func FuzzOpen(f *testing.F) {
 // FuzzText: what a peer with the key may put into its packets.
 func FuzzText(f *testing.F) {
 	for _, ip6 := range []bool{false, true} {
-		f.Add(append(segment(podPacket(ip6), tcp{flags: tcpACK}, pattern(10)), 1, 2, 2, 4), uint8(3), uint8(0))
+		f.Add(append(segment(podPacket(ip6), tcp{flags: tcpACK}, pattern(10)), 1, 2, 2, 4),
+			uint8(3), uint8(0))
 	}
 	f.Fuzz(func(t *testing.T, text []byte, n, tos uint8) {
 		if len(text) < minText || len(text) > 1000 {
@@ -113,7 +116,8 @@ func FuzzCutter(f *testing.F) {
 		}
 		var c cutter
 		buf := append(append([]byte{}, p[:n]...), make([]byte, slack)...)
-		v := vnet{gso: kind % 8, size: int(size), start: int(start), offset: int(offset), unfinished: unfinished}
+		v := vnet{gso: kind % 8, size: int(size), start: int(start), offset: int(offset),
+			unfinished: unfinished}
 		if !c.begin(buf, n, v) {
 			return
 		}
@@ -163,10 +167,11 @@ func FuzzControl(f *testing.F) {
 			t.Fatal(err)
 		}
 		buffers, answers := &control.Buffers{}, 0
-		a := control.Answerer{Handler: holder{keys}, Buffers: buffers, Send: func([]byte, int) error {
-			answers++
-			return nil
-		}}
+		a := control.Answerer{Handler: holder{keys}, Buffers: buffers,
+			Send: func([]byte, int) error {
+				answers++
+				return nil
+			}}
 		n := copy(buffers.Request[:], request)
 		if err := a.Answer(buffers.Request[:n]); (err == nil) != (answers > 0) {
 			t.Fatalf("%d answers, %v", answers, err)

@@ -30,7 +30,8 @@ func newMerger(t *testing.T) *merger {
 	m := &merger{t: t, tap: testTapWith(t, ns, unix.IFF_NAPI)}
 	m.hooks = newHooks(t, ns, tapName)
 	timeout := unix.NsecToTimeval(int64(30 * time.Millisecond))
-	if err := unix.SetsockoptTimeval(m.hooks.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
+	if err := unix.SetsockoptTimeval(m.hooks.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO,
+		&timeout); err != nil {
 		t.Fatal(err)
 	}
 	nettest.Do(t, ns, func() error {
@@ -44,7 +45,8 @@ func newMerger(t *testing.T) *merger {
 	// Packets are written one by one: without this, each would leave at once. A tick of the
 	// kernel's clock lets them go all the same.
 	hold := fmt.Sprintf("echo 5000000 > /sys/class/net/%s/gro_flush_timeout", tapName)
-	if out, err := exec.Command("ip", "netns", "exec", filepath.Base(ns), "sh", "-c", hold).CombinedOutput(); err != nil {
+	if out, err := exec.Command("ip", "netns", "exec", filepath.Base(ns), "sh", "-c",
+		hold).CombinedOutput(); err != nil {
 		t.Fatal(err, string(out))
 	}
 	return m
@@ -71,7 +73,8 @@ func (m *merger) merge(packets [][]byte) (frames [][]byte) {
 func glued(e *engine, out *record, packets [][]byte) [][]byte {
 	e.glue.reset()
 	for i, p := range packets {
-		e.opened(meta{kind: kindOpened, count: 1, sa: testSA, identity: testIdentity, seq: uint64(i + 1)}, bytes.Clone(p))
+		e.opened(meta{kind: kindOpened, count: 1, sa: testSA, identity: testIdentity,
+			seq: uint64(i + 1)}, bytes.Clone(p))
 	}
 	e.flush()
 	return out.take()
@@ -151,18 +154,27 @@ func flip(b *byte) { *b ^= 0x55 }
 func both() []glueRow {
 	return []glueRow{
 		{name: "all alike", want: []int{5}},
-		{name: "last one short", with: at(4, func(b *build) { b.data = pattern(1) }), want: []int{5}},
-		{name: "short in the middle", with: at(2, func(b *build) { b.data = pattern(999) }), want: []int{3, 2}},
-		{name: "longer in the middle", with: at(2, func(b *build) { b.data = pattern(1200) }), want: []int{2, 2, 1}},
-		{name: "no payload in the middle", apart: true, with: at(2, func(b *build) { b.data = nil }), want: []int{2, 1, 2}},
+		{name: "last one short", with: at(4, func(b *build) { b.data = pattern(1) }),
+			want: []int{5}},
+		{name: "short in the middle", with: at(2, func(b *build) { b.data = pattern(999) }),
+			want: []int{3, 2}},
+		{name: "longer in the middle", with: at(2, func(b *build) { b.data = pattern(1200) }),
+			want: []int{2, 2, 1}},
+		{name: "no payload in the middle", apart: true,
+			with: at(2, func(b *build) { b.data = nil }), want: []int{2, 1, 2}},
 		{name: "odd size", size: 333, want: []int{5}},
 		{name: "more than 64 kB", n: 50, size: 1448, want: []int{45, 5}},
-		{name: "more than 64", n: 70, size: 100, want: []int{64, 6}, differs: "has no such limit for TCP"},
-		{name: "another source", apart: true, with: at(2, func(b *build) { b.p.Src = b.p.Dst }), want: []int{2, 1, 2}},
-		{name: "another destination", apart: true, with: at(2, func(b *build) { b.p.Dst = b.p.Src }), want: []int{2, 1, 2}},
+		{name: "more than 64", n: 70, size: 100, want: []int{64, 6},
+			differs: "has no such limit for TCP"},
+		{name: "another source", apart: true, with: at(2, func(b *build) { b.p.Src = b.p.Dst }),
+			want: []int{2, 1, 2}},
+		{name: "another destination", apart: true,
+			with: at(2, func(b *build) { b.p.Dst = b.p.Src }), want: []int{2, 1, 2}},
 		{name: "another TTL", with: at(2, func(b *build) { b.p.TTL = 62 }), want: []int{2, 1, 2}},
-		{name: "another DSCP", with: at(2, func(b *build) { b.p.TOS = 0x20 }), want: []int{2, 1, 2}},
-		{name: "congestion marked", with: func(b *build) { b.p.TOS = 2 | uint8(b.i/4) }, want: []int{4, 1}},
+		{name: "another DSCP", with: at(2, func(b *build) { b.p.TOS = 0x20 }),
+			want: []int{2, 1, 2}},
+		{name: "congestion marked", with: func(b *build) { b.p.TOS = 2 | uint8(b.i/4) },
+			want: []int{4, 1}},
 		{name: "capable of ECN, all", with: func(b *build) { b.p.TOS = 2 }, want: []int{5}},
 		{name: "wrong checksum", apart: true, after: func(i int, ip []byte) {
 			if i == 2 {
@@ -178,14 +190,22 @@ func both() []glueRow {
 		{name: "numbers stay, may be fragmented", only: 4,
 			with: func(b *build) { b.p.ID, b.p.Fragment = 7, 0 }, want: []int{1, 1, 1, 1, 1},
 			differs: "glues it since 6.18 and notes that the number stays, which virtio_net's header cannot"},
-		{name: "numbers go up, may be fragmented", only: 4, with: func(b *build) { b.p.Fragment = 0 }, want: []int{5}},
-		{name: "a number is left out", only: 4, with: func(b *build) { b.p.ID += uint16(b.i / 3) }, want: []int{3, 2}},
-		{name: "numbers stay, then go up", only: 4, with: func(b *build) { b.p.ID = uint16(max(b.i, 2)) }, want: []int{3, 2}},
-		{name: "numbers go up, then stay", only: 4, with: func(b *build) { b.p.ID = uint16(min(b.i, 2)) }, want: []int{3, 2}},
-		{name: "one may be fragmented", only: 4, with: at(2, func(b *build) { b.p.Fragment = 0 }), want: []int{2, 1, 2}},
-		{name: "a fragment", only: 4, with: at(2, func(b *build) { b.p.Fragment = 0x2000 }), want: []int{2, 1, 2}},
-		{name: "IPv4 options", only: 4, with: at(2, func(b *build) { b.p.Options = []byte{1, 1, 1, 0} }), want: []int{2, 1, 2}},
-		{name: "IPv4 options, all", only: 4, with: func(b *build) { b.p.Options = []byte{1, 1, 1, 0} }, want: []int{1, 1, 1, 1, 1}},
+		{name: "numbers go up, may be fragmented", only: 4,
+			with: func(b *build) { b.p.Fragment = 0 }, want: []int{5}},
+		{name: "a number is left out", only: 4, with: func(b *build) { b.p.ID += uint16(b.i / 3) },
+			want: []int{3, 2}},
+		{name: "numbers stay, then go up", only: 4,
+			with: func(b *build) { b.p.ID = uint16(max(b.i, 2)) }, want: []int{3, 2}},
+		{name: "numbers go up, then stay", only: 4,
+			with: func(b *build) { b.p.ID = uint16(min(b.i, 2)) }, want: []int{3, 2}},
+		{name: "one may be fragmented", only: 4, with: at(2, func(b *build) { b.p.Fragment = 0 }),
+			want: []int{2, 1, 2}},
+		{name: "a fragment", only: 4, with: at(2, func(b *build) { b.p.Fragment = 0x2000 }),
+			want: []int{2, 1, 2}},
+		{name: "IPv4 options", only: 4,
+			with: at(2, func(b *build) { b.p.Options = []byte{1, 1, 1, 0} }), want: []int{2, 1, 2}},
+		{name: "IPv4 options, all", only: 4,
+			with: func(b *build) { b.p.Options = []byte{1, 1, 1, 0} }, want: []int{1, 1, 1, 1, 1}},
 		{name: "wrong IPv4 checksum", only: 4, after: func(i int, ip []byte) {
 			if i == 2 {
 				flip(&ip[10])
@@ -203,7 +223,8 @@ func tcpRows() []glueRow {
 	flags := func(i int, f uint8) func(*build) { return at(i, func(b *build) { b.tcp.flags |= f }) }
 	return []glueRow{
 		{name: "a gap", with: at(2, func(b *build) { b.skip = 1000 }), want: []int{2, 3}},
-		{name: "the same again", with: at(2, func(b *build) { b.skip = ^uint32(999) }), want: []int{2, 3}},
+		{name: "the same again", with: at(2, func(b *build) { b.skip = ^uint32(999) }),
+			want: []int{2, 3}},
 		{name: "PSH on the last", with: flags(4, tcpPSH), want: []int{5}},
 		{name: "PSH in the middle", with: flags(2, tcpPSH), want: []int{3, 2}},
 		{name: "PSH on the first", with: flags(0, tcpPSH), want: []int{1, 4}},
@@ -213,17 +234,24 @@ func tcpRows() []glueRow {
 		{name: "SYN", with: flags(2, tcpSYN), want: []int{2, 1, 2}},
 		{name: "RST", with: flags(2, tcpRST), want: []int{2, 1, 2}},
 		{name: "URG", with: flags(2, tcpURG), want: []int{2, 1, 2}},
-		{name: "URG, all", with: func(b *build) { b.tcp.flags |= tcpURG }, want: []int{1, 1, 1, 1, 1}},
+		{name: "URG, all", with: func(b *build) { b.tcp.flags |= tcpURG },
+			want: []int{1, 1, 1, 1, 1}},
 		{name: "CWR", with: flags(2, tcpCWR), want: []int{2, 1, 2}},
 		{name: "CWR on the first", with: flags(0, tcpCWR), want: []int{1, 4}},
-		{name: "CWR, all", with: func(b *build) { b.tcp.flags |= tcpCWR }, want: []int{1, 1, 1, 1, 1},
+		{name: "CWR, all", with: func(b *build) { b.tcp.flags |= tcpCWR },
+			want:    []int{1, 1, 1, 1, 1},
 			differs: "glues it since 6.18 and notes that CWR is on all (accurate ECN), which virtio_net's header cannot"},
 		{name: "ECE", with: flags(2, tcpECE), want: []int{2, 1, 2}},
 		{name: "ECE, all", with: func(b *build) { b.tcp.flags |= tcpECE }, want: []int{5}},
-		{name: "another acknowledgement", with: at(2, func(b *build) { b.tcp.ack++ }), want: []int{2, 1, 2}},
-		{name: "another window", with: at(2, func(b *build) { b.tcp.window++ }), want: []int{2, 1, 2}},
-		{name: "another timestamp", with: at(2, func(b *build) { b.tcp.options = timestamps(2, 2) }), want: []int{2, 1, 2}},
-		{name: "more options", with: at(2, func(b *build) { b.tcp.options = append(timestamps(1, 2), 1, 1, 1, 1) }), want: []int{2, 1, 2}},
+		{name: "another acknowledgement", with: at(2, func(b *build) { b.tcp.ack++ }),
+			want: []int{2, 1, 2}},
+		{name: "another window", with: at(2, func(b *build) { b.tcp.window++ }),
+			want: []int{2, 1, 2}},
+		{name: "another timestamp",
+			with: at(2, func(b *build) { b.tcp.options = timestamps(2, 2) }), want: []int{2, 1, 2}},
+		{name: "more options",
+			with: at(2, func(b *build) { b.tcp.options = append(timestamps(1, 2), 1, 1, 1, 1) }),
+			want: []int{2, 1, 2}},
 		{name: "reserved bits", after: func(i int, ip []byte) {
 			if th := len(ip) - 1032; i == 2 {
 				ip[th+12] |= 1
@@ -247,7 +275,8 @@ func udpRows() []glueRow {
 	}
 	return []glueRow{
 		{name: "another source port", apart: true, after: port(0), want: []int{2, 1, 2}},
-		{name: "no checksum", only: 4, after: func(i int, ip []byte) { clear(ip[26:28]) }, want: []int{1, 1, 1, 1, 1}},
+		{name: "no checksum", only: 4, after: func(i int, ip []byte) { clear(ip[26:28]) },
+			want: []int{1, 1, 1, 1, 1}},
 	}
 }
 
@@ -303,7 +332,8 @@ func compareGlue(t *testing.T, m *merger, row glueRow, packets [][]byte) {
 // to anything overtakes what waits.
 func differ(got, linux [][]byte) string {
 	for _, frames := range [][][]byte{got, linux} {
-		slices.SortFunc(frames, func(a, b []byte) int { return bytes.Compare(a[headLen:], b[headLen:]) })
+		slices.SortFunc(frames,
+			func(a, b []byte) int { return bytes.Compare(a[headLen:], b[headLen:]) })
 	}
 	if len(got) != len(linux) {
 		return fmt.Sprintf("%d frames, not %d", len(linux), len(got))
@@ -313,7 +343,8 @@ func differ(got, linux [][]byte) string {
 		w, _, theirs := split(linux[i])
 		w.hdr = v.hdr // how much of the packet is linear: the first one, whole
 		if v != w || !bytes.Equal(ip, theirs) {
-			return fmt.Sprintf("frame %d\n     got %+v % x\n   Linux %+v % x", i, v, ip[:min(72, len(ip))], w, theirs[:min(72, len(theirs))])
+			return fmt.Sprintf("frame %d\n     got %+v % x\n   Linux %+v % x", i, v,
+				ip[:min(72, len(ip))], w, theirs[:min(72, len(theirs))])
 		}
 	}
 	return ""

@@ -45,7 +45,8 @@ func TestExport(t *testing.T) {
 	compareKeys(t, keys, want)
 	path := filepath.Join(t.TempDir(), "second.sock")
 	next := s.start(t, path, tap)
-	if err := errors.Join(next.Configure(t.Context(), control.Config{ESPPort: testPort}), next.Install(t.Context(), keys...)); err != nil {
+	if err := errors.Join(next.Configure(t.Context(), control.Config{ESPPort: testPort}),
+		next.Install(t.Context(), keys...)); err != nil {
 		t.Fatal(err)
 	}
 	if err := errors.Join(heir.Quit(t.Context()), next.Begin(t.Context())); err != nil {
@@ -91,7 +92,8 @@ func compareKeys(t *testing.T, got, want []control.Key) {
 			if a.SA != b.SA {
 				return int(a.SA) - int(b.SA)
 			}
-			return int(b.Key[0]) - int(a.Key[0]) + strings.Compare(fmt.Sprint(a.Out), fmt.Sprint(b.Out))
+			return int(b.Key[0]) - int(a.Key[0]) + strings.Compare(fmt.Sprint(a.Out),
+				fmt.Sprint(b.Out))
 		})
 		return keys
 	}

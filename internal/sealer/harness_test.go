@@ -43,7 +43,8 @@ const (
 )
 
 func testKey(out bool, id uint32) control.Key {
-	key := control.Key{Out: out, SA: id, Fingerprint: 1, Salt: [4]byte{1, 2, byte(id >> 8), byte(id)}}
+	key := control.Key{Out: out, SA: id, Fingerprint: 1,
+		Salt: [4]byte{1, 2, byte(id >> 8), byte(id)}}
 	for i := range key.Key {
 		key.Key[i] = byte(i) ^ byte(id) ^ byte(id>>8*3)
 	}
@@ -53,7 +54,8 @@ func testKey(out bool, id uint32) control.Key {
 // reference is the same key for test/espref.
 func reference(id uint32) *espref.SA {
 	key := testKey(false, id)
-	return &espref.SA{SPI: meta{sa: id, identity: testIdentity}.spi(), Key: key.Key[:], Salt: key.Salt}
+	return &espref.SA{SPI: meta{sa: id, identity: testIdentity}.spi(), Key: key.Key[:],
+		Salt: key.Salt}
 }
 
 // testEngine has the keys of both directions of the SAs.
@@ -125,7 +127,10 @@ func frame(v vnet, m meta, ip []byte) []byte {
 }
 
 // split is the reverse.
-func split(f []byte) (vnet, meta, []byte) { return decodeVnet(f), decodeMeta(f[vnetLen:]), f[headLen:] }
+func split(f []byte) (vnet, meta, []byte) {
+	return decodeVnet(f), decodeMeta(f[vnetLen:]),
+		f[headLen:]
+}
 
 var (
 	pod4, podB4 = netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("10.2.0.9")
@@ -236,7 +241,8 @@ func timestamps(value, echo uint32) []byte {
 
 // segment is the packet with a TCP segment in it, its checksum right.
 func segment(p inet.Packet, h tcp, data []byte) []byte {
-	b := inet.TCP(inet.TCPHeader{SrcPort: 4000, DstPort: 80, Seq: h.seq, Flags: h.flags, Window: h.window}, nil)
+	b := inet.TCP(inet.TCPHeader{SrcPort: 4000, DstPort: 80, Seq: h.seq, Flags: h.flags,
+		Window: h.window}, nil)
 	be.PutUint32(b[8:], h.ack)
 	b[12] = uint8(tcpMin+len(h.options)) / 4 << 4
 	p.Protocol = protoTCP

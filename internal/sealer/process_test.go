@@ -57,7 +57,8 @@ type started struct {
 
 func start(t testing.TB) *started {
 	t.Helper()
-	s := &started{ns: nettest.New(t, "sealer"), path: filepath.Join(t.TempDir(), "sealer.sock"), log: &text{}}
+	s := &started{ns: nettest.New(t, "sealer"), path: filepath.Join(t.TempDir(), "sealer.sock"),
+		log: &text{}}
 	s.tap = testTap(t, s.ns)
 	s.hooks = newHooks(t, s.ns, tapName)
 	s.Process = s.start(t, s.path, s.tap)
@@ -108,8 +109,10 @@ func (s *started) ready(t testing.TB, ids ...uint32) {
 // bulk is a frame of one TCP packet that stands for n.
 func bulk(n int, seq uint64) []byte {
 	data := pattern(n * 1000)
-	v, ip := gso(segment(podPacket(false), tcp{seq: 9, ack: 7, flags: tcpACK, window: 500}, data), 1000)
-	return frame(v, meta{kind: kindSeal4, count: uint8(n), sa: testSA, identity: testIdentity, seq: seq}, ip)
+	v, ip := gso(segment(podPacket(false), tcp{seq: 9, ack: 7, flags: tcpACK, window: 500}, data),
+		1000)
+	return frame(v,
+		meta{kind: kindSeal4, count: uint8(n), sa: testSA, identity: testIdentity, seq: seq}, ip)
 }
 
 // TestProcess: what is sealed by a process on a tap is opened by it again, both as packets that
@@ -182,7 +185,8 @@ func TestConfined(t *testing.T) {
 		tid, _ := strconv.Atoi(filepath.Base(thread))
 		got := status(t, tid)
 		for name, want := range map[string]string{
-			"Seccomp": "2", "NoNewPrivs": "1", "CapEff": none, "CapPrm": none, "CapAmb": none, "Uid": uid, "Gid": uid, "Groups": "",
+			"Seccomp": "2", "NoNewPrivs": "1", "CapEff": none, "CapPrm": none, "CapAmb": none,
+			"Uid": uid, "Gid": uid, "Groups": "",
 		} {
 			if got[name] != want {
 				t.Errorf("thread %d: %s is %q, want %q", tid, name, got[name], want)
@@ -236,7 +240,11 @@ func TestKeys(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		slices.SortFunc(held, func(a, b control.Held) int { return strings.Compare(fmt.Sprint(a.Out), fmt.Sprint(b.Out)) })
+		slices.SortFunc(held,
+			func(a,
+				b control.Held) int {
+				return strings.Compare(fmt.Sprint(a.Out), fmt.Sprint(b.Out))
+			})
 		if !slices.Equal(held, want) {
 			t.Errorf("%s: %v, want %v", what, held, want)
 		}
@@ -278,11 +286,13 @@ func TestKeys(t *testing.T) {
 	must(s.Remove(ctx, other.Held(), in.Held()))
 	expect("removed")
 	s.hooks.send(bulk(2, 200))
-	if _, m, _ := split(s.hooks.receive()); m.kind != kindRefused || control.Reason(m.identity) != control.ReasonNoKey {
+	if _, m, _ := split(s.hooks.receive()); m.kind != kindRefused ||
+		control.Reason(m.identity) != control.ReasonNoKey {
 		t.Errorf("sealed without a key: %+v", m)
 	}
 	hello, err := s.Hello(ctx)
-	if err != nil || hello.Protocol != control.Protocol || hello.PID != s.PID() || !hello.Begun || !strings.HasPrefix(hello.Build, "dev") {
+	if err != nil || hello.Protocol != control.Protocol || hello.PID != s.PID() || !hello.Begun ||
+		!strings.HasPrefix(hello.Build, "dev") {
 		t.Errorf("%+v, %v", hello, err)
 	}
 }

@@ -25,17 +25,24 @@ func TestKnownAnswer(t *testing.T) {
 		outer string // hexadecimal, without lengths, ports and flow label, which are filled in
 		next  byte
 	}{
-		{"IPv4 in IPv4", kindSeal4, false, 1, 6, 0xb9, "45b9LLLL0000400040110000" + "0000000000000000", 4},
-		{"IPv6 in IPv4", kindSeal4, true, 1<<32 - 1, 7, 2, "4502LLLL0000400040110000" + "0000000000000000", 41},
-		{"IPv4 in IPv6", kindSeal6, false, 1 << 32, 8, 0xb9, "6b9FFFFFLLLL1140" + strings.Repeat("00", 32), 4},
-		{"IPv6 in IPv6", kindSeal6, true, 1<<39 - 300, 9, 0, "600FFFFFLLLL1140" + strings.Repeat("00", 32), 41},
+		{"IPv4 in IPv4", kindSeal4, false, 1, 6, 0xb9,
+			"45b9LLLL0000400040110000" + "0000000000000000", 4},
+		{"IPv6 in IPv4", kindSeal4, true, 1<<32 - 1, 7, 2,
+			"4502LLLL0000400040110000" + "0000000000000000", 41},
+		{"IPv4 in IPv6", kindSeal6, false, 1 << 32, 8, 0xb9,
+			"6b9FFFFFLLLL1140" + strings.Repeat("00", 32), 4},
+		{"IPv6 in IPv6", kindSeal6, true, 1<<39 - 300, 9, 0,
+			"600FFFFFLLLL1140" + strings.Repeat("00", 32), 41},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e, out := testEngine(t, testSA)
 			p := podPacket(c.ip6)
 			p.TOS = c.tos
 			inner := segment(p, tcp{flags: tcpACK}, pattern(c.data))
-			frames := give(e, out, frame(vnet{}, meta{kind: c.kind, count: 1, sa: testSA, identity: testIdentity, seq: c.seq}, inner))
+			frames := give(e, out,
+				frame(vnet{},
+					meta{kind: c.kind, count: 1, sa: testSA, identity: testIdentity, seq: c.seq},
+					inner))
 			if len(frames) != 1 {
 				t.Fatal(len(frames), "frames")
 			}
@@ -46,8 +53,10 @@ func TestKnownAnswer(t *testing.T) {
 			if c.kind == kindSeal4 {
 				length += ip4Len
 			}
-			head := strings.NewReplacer("LLLL", fmt.Sprintf("%04x", length), "FFFFF", fmt.Sprintf("%05x", hash&0xfffff)).Replace(c.outer)
-			head += fmt.Sprintf("%04x%04x%04x0000", 0x8000|(hash^3<<10)&0x3fff, testPort, udpLen+len(esp))
+			head := strings.NewReplacer("LLLL", fmt.Sprintf("%04x", length), "FFFFF",
+				fmt.Sprintf("%05x", hash&0xfffff)).Replace(c.outer)
+			head += fmt.Sprintf("%04x%04x%04x0000", 0x8000|(hash^3<<10)&0x3fff, testPort,
+				udpLen+len(esp))
 			if want := head + hex.EncodeToString(esp); hex.EncodeToString(got) != want {
 				t.Errorf("\n got %x\nwant %s", got, want)
 			}
@@ -88,7 +97,8 @@ func sealedByHand(seq uint64, inner []byte, next byte) []byte {
 	block, _ := aes.NewCipher(key.Key[:])
 	gcm, _ := cipher.NewGCM(block)
 	head := append(append(bytes.Clone(spi), number[4:]...), number...)
-	return gcm.Seal(head, append(bytes.Clone(key.Salt[:]), number...), text, append(bytes.Clone(spi), number...))
+	return gcm.Seal(head, append(bytes.Clone(key.Salt[:]), number...), text,
+		append(bytes.Clone(spi), number...))
 }
 
 // TestSealedFrames: what is too long for one frame leaves in several, each with its own numbers.
@@ -121,10 +131,12 @@ func TestSealedFrames(t *testing.T) {
 				v, m, ip := split(f)
 				outer, esp := pieces(t, f)
 				counts = append(counts, len(esp))
-				if m.kind != kindSealed || int(m.count) != len(esp) || m.seq != seq || m.sa != testSA || m.identity != testIdentity {
+				if m.kind != kindSealed || int(m.count) != len(esp) || m.seq != seq ||
+					m.sa != testSA || m.identity != testIdentity {
 					t.Errorf("%+v", m)
 				}
-				if len(ip) > maxIP || !v.unfinished || v.offset != 6 || v.start != etherLen+len(outer)-udpLen || (v.gso == gsoUDP) != (len(esp) > 1) {
+				if len(ip) > maxIP || !v.unfinished || v.offset != 6 ||
+					v.start != etherLen+len(outer)-udpLen || (v.gso == gsoUDP) != (len(esp) > 1) {
 					t.Errorf("%d bytes, %+v", len(ip), v)
 				}
 				seq += uint64(len(esp))
@@ -171,30 +183,70 @@ func TestSealRefused(t *testing.T) {
 		reason control.Reason
 		count  int
 	}{
-		{"no such SA", change(good, func(_ *vnet, m *meta, _ []byte) { m.sa++ }), control.ReasonNoKey, 5},
-		{"more segments than numbers", change(good, func(_ *vnet, m *meta, _ []byte) { m.count = 4 }), control.ReasonSealFailed, 4},
-		{"no numbers", change(good, func(_ *vnet, m *meta, _ []byte) { m.count = 0 }), control.ReasonSealFailed, 1},
-		{"number 0", change(good, func(_ *vnet, m *meta, _ []byte) { m.seq = 0 }), control.ReasonSealFailed, 5},
-		{"numbers end", change(good, func(_ *vnet, m *meta, _ []byte) { m.seq = 1<<39 - 2 }), control.ReasonSealFailed, 5},
-		{"segments of nothing", change(good, func(v *vnet, _ *meta, _ []byte) { v.size = 0 }), control.ReasonSealFailed, 5},
-		{"unknown kind of GSO", change(good, func(v *vnet, _ *meta, _ []byte) { v.gso = 3 }), control.ReasonSealFailed, 5},
-		{"GSO of the other family", change(good, func(v *vnet, _ *meta, _ []byte) { v.gso = gsoTCP6 }), control.ReasonSealFailed, 5},
-		{"GSO of the other family, IPv6", change(six, func(v *vnet, _ *meta, _ []byte) { v.gso = gsoTCP4 }), control.ReasonSealFailed, 5},
-		{"GSO of the other protocol", change(good, func(v *vnet, _ *meta, _ []byte) { v.gso = gsoUDP }), control.ReasonSealFailed, 5},
-		{"TCP's GSO of a datagram", change(datagram, func(v *vnet, _ *meta, _ []byte) { v.gso = gsoTCP4 }), control.ReasonSealFailed, 5},
-		{"checksum elsewhere", change(good, func(v *vnet, _ *meta, _ []byte) { v.offset = 6 }), control.ReasonSealFailed, 5},
-		{"transport header elsewhere", change(good, func(v *vnet, _ *meta, _ []byte) { v.start += 4 }), control.ReasonSealFailed, 5},
-		{"transport header beyond", change(six, func(v *vnet, _ *meta, _ []byte) { v.start = 65535 }), control.ReasonSealFailed, 5},
-		{"transport header within the address", change(six, func(v *vnet, _ *meta, _ []byte) { v.start = 30 }), control.ReasonSealFailed, 5},
-		{"TCP header too short", change(good, func(_ *vnet, _ *meta, ip []byte) { ip[32] = 4 << 4 }), control.ReasonSealFailed, 5},
-		{"length beyond the frame", change(good, func(_ *vnet, _ *meta, ip []byte) { be.PutUint16(ip[2:], 5041) }), control.ReasonSealFailed, 5},
-		{"IPv6 length beyond the frame", change(six, func(_ *vnet, _ *meta, ip []byte) { be.PutUint16(ip[4:], 5021) }), control.ReasonSealFailed, 5},
-		{"length within the header", change(good, func(_ *vnet, _ *meta, ip []byte) { be.PutUint16(ip[2:], 19) }), control.ReasonSealFailed, 5},
-		{"headers only", change(good, func(_ *vnet, _ *meta, ip []byte) { be.PutUint16(ip[2:], 40) }), control.ReasonSealFailed, 5},
-		{"neither IPv4 nor IPv6", change(good, func(_ *vnet, _ *meta, ip []byte) { ip[0] = 0x55 }), control.ReasonSealFailed, 5},
-		{"IPv4 header of 16 bytes", change(good, func(_ *vnet, _ *meta, ip []byte) { ip[0] = 0x44 }), control.ReasonSealFailed, 5},
-		{"checksum behind the packet", change(good, func(v *vnet, _ *meta, _ []byte) { v.gso, v.offset = gsoNone, 5040-20-1 }), control.ReasonSealFailed, 5},
-		{"checksum within the IP header", change(good, func(v *vnet, _ *meta, _ []byte) { v.gso, v.start = gsoNone, 20 }), control.ReasonSealFailed, 5},
+		{"no such SA", change(good, func(_ *vnet, m *meta, _ []byte) { m.sa++ }),
+			control.ReasonNoKey, 5},
+		{"more segments than numbers",
+			change(good, func(_ *vnet, m *meta, _ []byte) { m.count = 4 }),
+			control.ReasonSealFailed, 4},
+		{"no numbers", change(good, func(_ *vnet, m *meta, _ []byte) { m.count = 0 }),
+			control.ReasonSealFailed, 1},
+		{"number 0", change(good, func(_ *vnet, m *meta, _ []byte) { m.seq = 0 }),
+			control.ReasonSealFailed, 5},
+		{"numbers end", change(good, func(_ *vnet, m *meta, _ []byte) { m.seq = 1<<39 - 2 }),
+			control.ReasonSealFailed, 5},
+		{"segments of nothing", change(good, func(v *vnet, _ *meta, _ []byte) { v.size = 0 }),
+			control.ReasonSealFailed, 5},
+		{"unknown kind of GSO", change(good, func(v *vnet, _ *meta, _ []byte) { v.gso = 3 }),
+			control.ReasonSealFailed, 5},
+		{"GSO of the other family",
+			change(good, func(v *vnet, _ *meta, _ []byte) { v.gso = gsoTCP6 }),
+			control.ReasonSealFailed, 5},
+		{"GSO of the other family, IPv6",
+			change(six, func(v *vnet, _ *meta, _ []byte) { v.gso = gsoTCP4 }),
+			control.ReasonSealFailed, 5},
+		{"GSO of the other protocol",
+			change(good, func(v *vnet, _ *meta, _ []byte) { v.gso = gsoUDP }),
+			control.ReasonSealFailed, 5},
+		{"TCP's GSO of a datagram",
+			change(datagram, func(v *vnet, _ *meta, _ []byte) { v.gso = gsoTCP4 }),
+			control.ReasonSealFailed, 5},
+		{"checksum elsewhere", change(good, func(v *vnet, _ *meta, _ []byte) { v.offset = 6 }),
+			control.ReasonSealFailed, 5},
+		{"transport header elsewhere",
+			change(good, func(v *vnet, _ *meta, _ []byte) { v.start += 4 }),
+			control.ReasonSealFailed, 5},
+		{"transport header beyond",
+			change(six, func(v *vnet, _ *meta, _ []byte) { v.start = 65535 }),
+			control.ReasonSealFailed, 5},
+		{"transport header within the address",
+			change(six, func(v *vnet, _ *meta, _ []byte) { v.start = 30 }),
+			control.ReasonSealFailed, 5},
+		{"TCP header too short",
+			change(good, func(_ *vnet, _ *meta, ip []byte) { ip[32] = 4 << 4 }),
+			control.ReasonSealFailed, 5},
+		{"length beyond the frame",
+			change(good, func(_ *vnet, _ *meta, ip []byte) { be.PutUint16(ip[2:], 5041) }),
+			control.ReasonSealFailed, 5},
+		{"IPv6 length beyond the frame",
+			change(six, func(_ *vnet, _ *meta, ip []byte) { be.PutUint16(ip[4:], 5021) }),
+			control.ReasonSealFailed, 5},
+		{"length within the header",
+			change(good, func(_ *vnet, _ *meta, ip []byte) { be.PutUint16(ip[2:], 19) }),
+			control.ReasonSealFailed, 5},
+		{"headers only",
+			change(good, func(_ *vnet, _ *meta, ip []byte) { be.PutUint16(ip[2:], 40) }),
+			control.ReasonSealFailed, 5},
+		{"neither IPv4 nor IPv6", change(good, func(_ *vnet, _ *meta, ip []byte) { ip[0] = 0x55 }),
+			control.ReasonSealFailed, 5},
+		{"IPv4 header of 16 bytes",
+			change(good, func(_ *vnet, _ *meta, ip []byte) { ip[0] = 0x44 }),
+			control.ReasonSealFailed, 5},
+		{"checksum behind the packet",
+			change(good, func(v *vnet, _ *meta, _ []byte) { v.gso, v.offset = gsoNone, 5040-20-1 }),
+			control.ReasonSealFailed, 5},
+		{"checksum within the IP header",
+			change(good, func(v *vnet, _ *meta, _ []byte) { v.gso, v.start = gsoNone, 20 }),
+			control.ReasonSealFailed, 5},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e, out := testEngine(t, testSA)
@@ -249,8 +301,11 @@ func TestNumbersOnce(t *testing.T) {
 				if i == len(c.seq)-1 {
 					want = c.sealed
 				}
-				if sealed != want || want == 0 && fmt.Sprint(refused) != fmt.Sprint([]refusal{{testSA, control.ReasonSealFailed, 5}}) {
-					t.Errorf("number %d: %d sealed, want %d, refused %v", seq, sealed, want, refused)
+				if sealed != want || want == 0 &&
+					fmt.Sprint(refused) != fmt.Sprint([]refusal{{testSA, control.ReasonSealFailed,
+						5}}) {
+					t.Errorf("number %d: %d sealed, want %d, refused %v", seq, sealed, want,
+						refused)
 				}
 			}
 		})
@@ -296,8 +351,10 @@ func TestRoundTrip(t *testing.T) {
 			}
 			v, _, want := split(f)
 			w, m, got := split(opened[0])
-			if w != v || !bytes.Equal(got, want) || m.seq != 500 || m.identity != testIdentity || len(opened) != 1 {
-				t.Errorf("%d frames, %+v %+v, want %+v\n got % x\nwant % x", len(opened), m, w, v, got[:60], want[:60])
+			if w != v || !bytes.Equal(got, want) || m.seq != 500 || m.identity != testIdentity ||
+				len(opened) != 1 {
+				t.Errorf("%d frames, %+v %+v, want %+v\n got % x\nwant % x", len(opened), m, w, v,
+					got[:60], want[:60])
 			}
 		})
 	}
@@ -307,7 +364,8 @@ func TestRoundTrip(t *testing.T) {
 func openAgain(e *engine, out *record, sealed [][]byte) (opened [][]byte) {
 	for _, f := range sealed {
 		v, m, ip := split(f)
-		_, frames := refusalsOf(give(e, out, frame(v, meta{kind: kindOpen, count: 1, sa: m.sa, seq: m.seq}, ip)))
+		_, frames := refusalsOf(give(e, out,
+			frame(v, meta{kind: kindOpen, count: 1, sa: m.sa, seq: m.seq}, ip)))
 		opened = append(opened, frames...)
 	}
 	return opened

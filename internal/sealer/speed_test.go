@@ -99,7 +99,8 @@ func TestAllocations(t *testing.T) {
 			if n := testing.AllocsPerRun(100, r.once); n != 0 {
 				t.Errorf("%s, opens %v: %v allocations a frame", row.name, opens, n)
 			}
-			if s := r.e.stats.read(); s.Seal.Packets+s.Open.Packets < 100 || s.Seal.Refused != s.Open.Refused {
+			if s := r.e.stats.read(); s.Seal.Packets+s.Open.Packets < 100 ||
+				s.Seal.Refused != s.Open.Refused {
 				t.Errorf("%s, opens %v: %+v", row.name, opens, s)
 			}
 		}
@@ -117,7 +118,8 @@ func TestAllocations(t *testing.T) {
 	}); n != 0 {
 		t.Errorf("one by one: %v allocations a frame", n)
 	}
-	if s := e.stats.read(); s.Seal.FramesOut > s.Seal.Packets/10 || s.Seal.Packets != 501 || s.Open.Packets != 501 {
+	if s := e.stats.read(); s.Seal.FramesOut > s.Seal.Packets/10 || s.Seal.Packets != 501 ||
+		s.Open.Packets != 501 {
 		t.Errorf("one by one: %+v", s)
 	}
 	refused := &repeat{e: e, frame: bulk(40, 1), seq: 1}

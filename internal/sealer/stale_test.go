@@ -14,7 +14,8 @@ import (
 // tapPair is a tap of a pair of sockets, and the hooks' end.
 func tapPair(t *testing.T) (near tap, far int) {
 	t.Helper()
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC,
+		0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +61,8 @@ func TestStaleNumbers(t *testing.T) {
 			}
 			if got := give(e, out, bulk(2, 1e6+2)); len(got) != 1 {
 				t.Fatalf("%d frames", len(got))
-			} else if _, m, _ := split(got[0]); m.kind != kindRefused || control.Reason(m.identity) != control.ReasonNoKey {
+			} else if _, m, _ := split(got[0]); m.kind != kindRefused ||
+				control.Reason(m.identity) != control.ReasonNoKey {
 				t.Fatalf("a number of the key before: %+v", m)
 			}
 			// The tap has one more such frame, and is empty then.

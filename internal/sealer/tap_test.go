@@ -65,7 +65,8 @@ func testTapWith(t testing.TB, ns string, flags uint16) *os.File {
 // quiet keeps the kernel from speaking for itself on the namespace's interfaces.
 func quiet() {
 	for _, group := range []string{"all", "default"} {
-		os.WriteFile("/proc/sys/net/ipv6/conf/"+group+"/disable_ipv6", []byte("1"), 0) //nolint:errcheck // no IPv6: quiet
+		os.WriteFile("/proc/sys/net/ipv6/conf/"+group+"/disable_ipv6", []byte("1"),
+			0) //nolint:errcheck // no IPv6: quiet
 	}
 }
 
@@ -90,18 +91,22 @@ func newHooks(t testing.TB, ns, name string) *hooks {
 		}
 		h.index = link.Attrs().Index
 		all := int(binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL}))
-		if h.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, all); err != nil {
+		if h.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC,
+			all); err != nil {
 			return err
 		}
 		if err := unix.SetsockoptInt(h.fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1); err != nil {
 			return err
 		}
-		if err := unix.SetsockoptInt(h.fd, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1); err != nil {
+		if err := unix.SetsockoptInt(h.fd, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING,
+			1); err != nil {
 			return err
 		}
-		unix.SetsockoptInt(h.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20) //nolint:errcheck // less room
+		unix.SetsockoptInt(h.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE,
+			64<<20) //nolint:errcheck // less room
 		timeout := unix.NsecToTimeval(int64(5 * time.Second))
-		if err := unix.SetsockoptTimeval(h.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
+		if err := unix.SetsockoptTimeval(h.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO,
+			&timeout); err != nil {
 			return err
 		}
 		return unix.Bind(h.fd, &unix.SockaddrLinklayer{Protocol: uint16(all), Ifindex: h.index})

@@ -33,7 +33,8 @@ func TestNumbersInferred(t *testing.T) {
 		{"again", []uint64{50}, 0, 50, control.ReasonReplayed},
 		{"number 0", nil, 0, 0, control.ReasonReplayed},
 		{"within the window", []uint64{90000}, 0, 90000 - windowSize + 1, 0},
-		{"older than the window", []uint64{90000}, 0, 90000 - windowSize, control.ReasonAuth}, // taken for the next round's
+		{"older than the window", []uint64{90000}, 0, 90000 - windowSize,
+			control.ReasonAuth}, // taken for the next round's
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e, out := testEngine(t, testSA)

@@ -40,7 +40,8 @@ func FindLinks(cfg *config.Config, nodeAddrs []netip.Addr) (Links, error) {
 		return Links{}, err
 	}
 	for _, name := range found.Uplinks {
-		at := slices.IndexFunc(links, func(link netlink.Link) bool { return link.Attrs().Name == name })
+		at := slices.IndexFunc(links,
+			func(link netlink.Link) bool { return link.Attrs().Name == name })
 		if at < 0 {
 			return Links{}, fmt.Errorf("uplinks: there is no interface %q", name)
 		}
@@ -52,7 +53,8 @@ func FindLinks(cfg *config.Config, nodeAddrs []netip.Addr) (Links, error) {
 }
 
 // chooseUplinks names the uplinks, each once.
-func chooseUplinks(configured []string, nodeAddrs []netip.Addr, byAddr map[netip.Addr]string) ([]string, error) {
+func chooseUplinks(configured []string, nodeAddrs []netip.Addr,
+	byAddr map[netip.Addr]string) ([]string, error) {
 	if len(configured) > 0 {
 		return configured, nil
 	}

@@ -78,7 +78,8 @@ func Running(dir string) int {
 		return 0
 	}
 	defer file.Close()
-	if err := unix.Flock(int(file.Fd()), unix.LOCK_SH|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_SH|unix.LOCK_NB); !errors.Is(err,
+		unix.EWOULDBLOCK) {
 		return 0
 	}
 	return holder(file)
@@ -117,7 +118,8 @@ func (l *Lock) Release() {
 func (l *Lock) Remove() error {
 	var errs []error
 	for _, name := range []string{pidName, lockName} {
-		if err := os.Remove(filepath.Join(l.dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := os.Remove(filepath.Join(l.dir, name)); err != nil &&
+			!errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, err)
 		}
 	}
@@ -129,7 +131,8 @@ func (l *Lock) Remove() error {
 // instance's directories also hold those of the named ones.
 func RemoveEmpty(dir string) error {
 	err := os.Remove(dir)
-	if err == nil || errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EBUSY) {
+	if err == nil || errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTEMPTY) ||
+		errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EBUSY) {
 		return nil
 	}
 	return err

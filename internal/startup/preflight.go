@@ -101,13 +101,16 @@ func ensureBPFFS(base string, log *slog.Logger) error {
 	hint := fmt.Sprintf("mount one with `mount -t bpf bpf %s`, or set paths.bpf to a directory on a bpffs", mountpoint)
 	entries, err := os.ReadDir(mountpoint)
 	if err != nil {
-		return fmt.Errorf("%s is not on a bpffs and its parent cannot be read: %w; %s", base, err, hint)
+		return fmt.Errorf("%s is not on a bpffs and its parent cannot be read: %w; %s", base, err,
+			hint)
 	}
 	if len(entries) > 0 {
-		return fmt.Errorf("%s is not on a bpffs, and %s is not empty, so none is mounted there: %s", base, mountpoint, hint)
+		return fmt.Errorf("%s is not on a bpffs, and %s is not empty, so none is mounted there: %s",
+			base, mountpoint, hint)
 	}
 	if err := unix.Mount("bpf", mountpoint, "bpf", 0, "mode=0700"); err != nil {
-		return fmt.Errorf("%s is not on a bpffs and mounting one on %s failed: %w; %s", base, mountpoint, err, hint)
+		return fmt.Errorf("%s is not on a bpffs and mounting one on %s failed: %w; %s", base,
+			mountpoint, err, hint)
 	}
 	log.Info("no bpffs was mounted: mounted one", "on", mountpoint)
 	return nil

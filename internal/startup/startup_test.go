@@ -31,7 +31,8 @@ func TestCheckKernel(t *testing.T) {
 	} {
 		for sealing, want := range map[bool]string{false: row.plain, true: row.sealing} {
 			err := CheckKernel(row.release, sealing)
-			if (err == nil) != (want == "") || (err != nil && !strings.Contains(err.Error(), want)) {
+			if (err == nil) != (want == "") ||
+				(err != nil && !strings.Contains(err.Error(), want)) {
 				t.Errorf("%s, sealing %v: %v", row.release, sealing, err)
 			}
 		}
@@ -58,7 +59,8 @@ func TestHideMemory(t *testing.T) {
 	if err := hideMemory(); err != nil {
 		t.Fatal(err)
 	}
-	if dumpable, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0); dumpable != 0 || err != nil {
+	if dumpable, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0); dumpable != 0 ||
+		err != nil {
 		t.Errorf("dumpable is %d, %v", dumpable, err)
 	}
 }
@@ -101,13 +103,16 @@ func TestLock(t *testing.T) {
 func TestChooseUplinks(t *testing.T) {
 	v4, v6, other := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("192.0.2.9")
 	byAddr := map[netip.Addr]string{v4: "w0", v6: "w0"}
-	if names, err := chooseUplinks(nil, []netip.Addr{v4, v6}, byAddr); err != nil || !slices.Equal(names, []string{"w0"}) {
+	if names, err := chooseUplinks(nil, []netip.Addr{v4, v6}, byAddr); err != nil ||
+		!slices.Equal(names, []string{"w0"}) {
 		t.Errorf("%v %v", names, err)
 	}
-	if names, err := chooseUplinks([]string{"eth9"}, []netip.Addr{other}, byAddr); err != nil || !slices.Equal(names, []string{"eth9"}) {
+	if names, err := chooseUplinks([]string{"eth9"}, []netip.Addr{other}, byAddr); err != nil ||
+		!slices.Equal(names, []string{"eth9"}) {
 		t.Errorf("%v %v", names, err)
 	}
-	if _, err := chooseUplinks(nil, []netip.Addr{other}, byAddr); err == nil || !strings.Contains(err.Error(), "no interface holds the node's address 192.0.2.9") {
+	if _, err := chooseUplinks(nil, []netip.Addr{other}, byAddr); err == nil ||
+		!strings.Contains(err.Error(), "no interface holds the node's address 192.0.2.9") {
 		t.Error(err)
 	}
 	if _, err := chooseUplinks(nil, nil, byAddr); err == nil {

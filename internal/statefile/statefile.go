@@ -37,7 +37,8 @@ func WriteMode(path string, data []byte, mode fs.FileMode) error {
 
 // WriteVolatile is Write for what may be lost with the machine's power, and is quicker.
 func WriteVolatile(path string, data []byte) error {
-	temp, err := write(filepath.Dir(path), patternOf(path), data, 0o600, func(*os.File) error { return nil })
+	temp, err := write(filepath.Dir(path), patternOf(path), data, 0o600,
+		func(*os.File) error { return nil })
 	if err != nil {
 		return err
 	}
@@ -62,7 +63,8 @@ func Temporary(dir, pattern string, data []byte, mode fs.FileMode) (string, erro
 	return write(dir, pattern, data, mode, (*os.File).Sync)
 }
 
-func write(dir, pattern string, data []byte, mode fs.FileMode, sync func(*os.File) error) (string, error) {
+func write(dir, pattern string, data []byte, mode fs.FileMode,
+	sync func(*os.File) error) (string, error) {
 	f, err := os.CreateTemp(dir, pattern)
 	if err != nil {
 		return "", err

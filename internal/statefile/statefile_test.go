@@ -56,8 +56,10 @@ func TestCrash(t *testing.T) {
 		old   bool     // there is a file before
 		steps []string // after which of its steps the new one is there
 	}{
-		"write":  {func(path string) error { return Write(path, []byte("new")) }, true, []string{"renamed"}},
-		"create": {func(path string) error { return Create(path, []byte("new"), 0o600) }, false, []string{"linked"}},
+		"write": {func(path string) error { return Write(path, []byte("new")) }, true,
+			[]string{"renamed"}},
+		"create": {func(path string) error { return Create(path, []byte("new"), 0o600) }, false,
+			[]string{"linked"}},
 	}
 	for name, c := range steps {
 		for _, step := range []string{"made", "written", "on disk", "renamed", "linked"} {
@@ -70,7 +72,8 @@ func TestCrash(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				if crashed := crashAfter(step, func() error { return c.write(path) }); !crashed || slices.Contains(c.steps, step) {
+				if crashed := crashAfter(step, func() error { return c.write(path) }); !crashed ||
+					slices.Contains(c.steps, step) {
 					want = "new"
 				}
 				got, _ := os.ReadFile(path)
@@ -124,7 +127,8 @@ func TestCreate(t *testing.T) {
 // TestRemoveTemporaries: what a killed writer left goes, and nothing else.
 func TestRemoveTemporaries(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"a.json", "a.json.123.tmp", "a.json.456.tmp", "a.json.damaged", "b.json.123.tmp"} {
+	for _, name := range []string{"a.json", "a.json.123.tmp", "a.json.456.tmp", "a.json.damaged",
+		"b.json.123.tmp"} {
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -37,7 +37,8 @@ func (v *verdict) fail(d Declared, field, format string, args ...any) {
 	if d.lineOf != nil {
 		line = d.lineOf(field)
 	}
-	v.errs = append(v.errs, ObjectError{File: d.File, Line: line, Field: field, Msg: fmt.Sprintf(format, args...)})
+	v.errs = append(v.errs,
+		ObjectError{File: d.File, Line: line, Field: field, Msg: fmt.Sprintf(format, args...)})
 }
 
 // judge chooses the version of an object to use, as far as that depends on its own declarations.
@@ -110,7 +111,8 @@ func (h *History) judgeDoubled(r ref, places []Declared, v *verdict) {
 		if n == 0 {
 			other = places[1]
 		}
-		v.fail(d, "metadata.name", "%s %q is also declared at %s:%d, %s: keep one", r.kind, r.key, other.File, other.Line, outcome)
+		v.fail(d, "metadata.name", "%s %q is also declared at %s:%d, %s: keep one", r.kind, r.key,
+			other.File, other.Line, outcome)
 	}
 }
 
@@ -132,7 +134,10 @@ func sameWords(a, b v1alpha1.Object) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-func compareRefs(a, b ref) int { return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.key, b.key)) }
+func compareRefs(a,
+	b ref) int {
+	return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.key, b.key))
+}
 
 // comparePlaces is the order in which a directory is read: its own files before those of its
 // sub-directories.
@@ -143,6 +148,7 @@ func comparePlaces(a, b Declared) int {
 
 func sortErrors(errs []ObjectError) {
 	slices.SortStableFunc(errs, func(a, b ObjectError) int {
-		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Field, b.Field), cmp.Compare(a.Msg, b.Msg))
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line),
+			cmp.Compare(a.Field, b.Field), cmp.Compare(a.Msg, b.Msg))
 	})
 }

@@ -11,7 +11,8 @@ const campaignPause = time.Second
 
 // Campaign tries to become the leader until that succeeds or ctx ends. What keeps it from even
 // trying is told to trouble, which may be nil.
-func Campaign(ctx context.Context, try func(context.Context) (won bool, err error), trouble func(error)) error {
+func Campaign(ctx context.Context, try func(context.Context) (won bool, err error),
+	trouble func(error)) error {
 	for {
 		won, err := try(ctx)
 		if err != nil && ctx.Err() != nil {

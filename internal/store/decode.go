@@ -41,7 +41,9 @@ func Decode(file string, data []byte) ([]Declared, []ObjectError) {
 	sortErrors(errs)
 	if n := len(errs) - maxErrors; n > 0 {
 		errs = append(errs[:maxErrors:maxErrors], ObjectError{
-			File: file, Line: errs[maxErrors].Line, Msg: fmt.Sprintf("%d more errors from here on are not shown: correct the others first", n),
+			File: file, Line: errs[maxErrors].Line,
+			Msg: fmt.Sprintf("%d more errors from here on are not shown: correct the others first",
+				n),
 		})
 	}
 	return out, errs
@@ -60,7 +62,8 @@ func decodeDoc(d *strictyaml.Doc) (v1alpha1.Object, []strictyaml.Error) {
 	o.SetDefaults()
 	for _, f := range o.Validate() {
 		if !strictyaml.Covered(f.Field, errs) {
-			errs = append(errs, strictyaml.Error{File: d.File, Line: d.Line(f.Field), Field: f.Field, Msg: f.Msg})
+			errs = append(errs,
+				strictyaml.Error{File: d.File, Line: d.Line(f.Field), Field: f.Field, Msg: f.Msg})
 		}
 	}
 	return o, errs
@@ -74,7 +77,8 @@ func unknownType(d *strictyaml.Doc, version, kind string) []strictyaml.Error {
 	}
 	d.Decode(&head) // for the lines, and for what the two are if they are no texts
 	fail := func(field, format string, args ...any) []strictyaml.Error {
-		return []strictyaml.Error{{File: d.File, Line: d.Line(field), Field: field, Msg: fmt.Sprintf(format, args...)}}
+		return []strictyaml.Error{{File: d.File, Line: d.Line(field), Field: field,
+			Msg: fmt.Sprintf(format, args...)}}
 	}
 	want := v1alpha1.VersionOf(kind)
 	if version == "" {

@@ -18,7 +18,8 @@ func refOf(o v1alpha1.Object) ref { return ref{o.Type().Kind, o.Meta().Key()} }
 // keptKinds are those whose last good version stays in use while a mistake makes the object
 // unusable. An EncryptionPolicy is not among them: without it more is sealed, not less. Nor is an
 // epoch, whose file is its lock.
-var keptKinds = append(policy.Kinds(), v1alpha1.KindNode, v1alpha1.KindPod, v1alpha1.KindEndpoint, v1alpha1.KindIdentity, v1alpha1.KindNamespace)
+var keptKinds = append(policy.Kinds(), v1alpha1.KindNode, v1alpha1.KindPod, v1alpha1.KindEndpoint,
+	v1alpha1.KindIdentity, v1alpha1.KindNamespace)
 
 // Source is what one file holds, or what is wrong with a directory.
 type Source struct {
@@ -116,7 +117,10 @@ func (h *History) last(r ref) *Declared {
 }
 
 // Places are where an object is declared.
-func (h *History) Places(kind, key string) []Declared { return slices.Clone(h.places[ref{kind, key}]) }
+func (h *History) Places(kind,
+	key string) []Declared {
+	return slices.Clone(h.places[ref{kind, key}])
+}
 
 // Assemble takes in the objects and errors that Decode returned for all files together, and is what
 // is in use then.
@@ -156,7 +160,8 @@ func (h *History) Update(changed map[string]*Source) {
 	h.seeded = nil
 	for file, s := range changed {
 		h.touch(file, s, dirty)
-		if n := len(h.inUse[file]); !slices.Equal(h.sources[file].errors(file, n), s.errors(file, n)) {
+		if n := len(h.inUse[file]); !slices.Equal(h.sources[file].errors(file, n),
+			s.errors(file, n)) {
 			told.files[file] = true
 		}
 		h.replace(file, s)
@@ -201,7 +206,8 @@ func (h *History) touch(file string, now *Source, dirty map[ref]bool) {
 func (h *History) replace(file string, now *Source) {
 	if before := h.sources[file]; before != nil {
 		for r := range refsOf(before.Objects) {
-			rest := slices.DeleteFunc(slices.Clone(h.places[r]), func(d Declared) bool { return d.File == file })
+			rest := slices.DeleteFunc(slices.Clone(h.places[r]),
+				func(d Declared) bool { return d.File == file })
 			setOrDelete(h.places, r, rest)
 		}
 	}

@@ -41,20 +41,26 @@ func TestHistory(t *testing.T) {
 		unused int
 	}{
 		{"nothing happened", before, "", all, bRange, 0},
-		{"a typo in one field", with("b", node("b", "10.0.0.2", "10.1.2.0/33")), "", all, bRange, 0},
+		{"a typo in one field", with("b", node("b", "10.0.0.2", "10.1.2.0/33")), "", all, bRange,
+			0},
 		{"no YAML", with("b", "kind: ["), "", all, bRange, 0},
-		{"another kind by mistake", with("b", "apiVersion: weft.dev/v1alpha1\nkind: Nod\nmetadata: {name: b}\n"), "", all, bRange, 0},
+		{"another kind by mistake",
+			with("b", "apiVersion: weft.dev/v1alpha1\nkind: Nod\nmetadata: {name: b}\n"), "", all,
+			bRange, 0},
 		{"half a document", with("b", b[:len(b)-len("10.1.2.0/24]\n")]), "", all, bRange, 0},
 		{"a broken pod", with("p", pod("p")+"spec: 7\n"), "", all, bRange, 0},
 		{"the file cannot be read", without, "b", all, bRange, 0},
 		{"the directory cannot be read", map[string]string{}, ".", all, bRange, 0},
 		{"doubled, the same", with("c", b), "", all, bRange, 0},
 		{"doubled, different", with("c", node("b", "10.0.0.9", "10.1.9.0/24")), "", all, bRange, 0},
-		{"changed into a collision", with("b", node("b", "10.0.0.2", "10.1.1.0/25")), "", all, bRange, 1},
-		{"a newcomer collides whose name comes first", with("c", node("a0", "10.0.0.7", "10.1.2.0/25")), "", all, bRange, 1},
+		{"changed into a collision", with("b", node("b", "10.0.0.2", "10.1.1.0/25")), "", all,
+			bRange, 1},
+		{"a newcomer collides whose name comes first",
+			with("c", node("a0", "10.0.0.7", "10.1.2.0/25")), "", all, bRange, 1},
 		{"changed", with("b", node("b", "10.0.0.2", "10.1.3.0/24")), "", all, "10.1.3.0/24", 0},
 		{"deleted", without, "", []string{"Node a", "Pod default/p"}, "", 0},
-		{"moved to another file", map[string]string{"a": a, "c": b, "p": pod("p"), "b": "kind: ["}, "", all, bRange, 0},
+		{"moved to another file", map[string]string{"a": a, "c": b, "p": pod("p"), "b": "kind: ["},
+			"", all, bRange, 0},
 		{"all deleted", map[string]string{}, "", nil, "", 0},
 	}
 	for _, tt := range tests {
@@ -69,9 +75,11 @@ func TestHistory(t *testing.T) {
 				}
 				s := h.Assemble(objects, errs)
 				if got := names(s); !slices.Equal(got, tt.good) || len(s.Unused) != tt.unused {
-					t.Errorf("in use %q and %d not, want %q and %d; errors %v", got, len(s.Unused), tt.good, tt.unused, s.Errors)
+					t.Errorf("in use %q and %d not, want %q and %d; errors %v", got, len(s.Unused),
+						tt.good, tt.unused, s.Errors)
 				}
-				if n := s.Nodes["b"]; n != nil && n.Spec.PodCIDRs[0] != netip.MustParsePrefix(tt.bRange) {
+				if n := s.Nodes["b"]; n != nil &&
+					n.Spec.PodCIDRs[0] != netip.MustParsePrefix(tt.bRange) {
 					t.Errorf("b has %v, want %s", n.Spec.PodCIDRs, tt.bRange)
 				}
 			}
@@ -87,11 +95,13 @@ func TestHistory(t *testing.T) {
 // that collide the one that an earlier run used stays.
 func TestHistoryStartsLate(t *testing.T) {
 	var h History
-	s := h.Assemble(decodeAll(map[string]string{"1": node("b", "10.0.0.2", "10.1.2.0/24"), "2": node("b", "10.0.0.3", "10.1.3.0/24")}))
+	s := h.Assemble(decodeAll(map[string]string{"1": node("b", "10.0.0.2", "10.1.2.0/24"),
+		"2": node("b", "10.0.0.3", "10.1.3.0/24")}))
 	if len(s.Nodes) != 0 || len(s.Unused) != 2 {
 		t.Errorf("nodes %v, unused %v: what two versions of a node claim must be known, and neither used", s.Nodes, s.Unused)
 	}
-	objects, errs := decodeAll(map[string]string{"1": node("b", "10.0.0.2", "10.1.2.0/24"), "2": node("a", "10.0.0.1", "10.1.2.0/25")})
+	objects, errs := decodeAll(map[string]string{"1": node("b", "10.0.0.2", "10.1.2.0/24"),
+		"2": node("a", "10.0.0.1", "10.1.2.0/25")})
 	h = History{}
 	h.Seed([]*v1alpha1.Node{objects[0].Object.(*v1alpha1.Node)})
 	s = h.Assemble(objects, errs)
@@ -107,7 +117,8 @@ func TestHistoryKeepsNoPolicy(t *testing.T) {
 	if s := h.Assemble(decodeAll(map[string]string{"1": policy})); len(s.EncryptionPolicies) != 1 {
 		t.Fatalf("%+v", s)
 	}
-	if s := h.Assemble(decodeAll(map[string]string{"1": policy + "more: x\n"})); len(s.EncryptionPolicies) != 0 {
+	if s := h.Assemble(decodeAll(map[string]string{"1": policy +
+		"more: x\n"})); len(s.EncryptionPolicies) != 0 {
 		t.Error("a broken policy is in use")
 	}
 }

@@ -22,7 +22,9 @@ type claim struct {
 func claimsOf(n *v1alpha1.Node) []claim {
 	var out []claim
 	for i, a := range n.Spec.Addresses {
-		out = append(out, claim{netip.PrefixFrom(a, a.BitLen()), true, fmt.Sprintf("spec.addresses[%d]", i), n.Metadata.Name})
+		out = append(out,
+			claim{netip.PrefixFrom(a, a.BitLen()), true, fmt.Sprintf("spec.addresses[%d]", i),
+				n.Metadata.Name})
 	}
 	for i, p := range n.Spec.PodCIDRs {
 		out = append(out, claim{p, false, fmt.Sprintf("spec.podCIDRs[%d]", i), n.Metadata.Name})
@@ -36,9 +38,11 @@ func (c claim) against(other claim) string {
 	case c.address && other.address:
 		return fmt.Sprintf("%s is also the address of node %q", c.prefix.Addr(), other.node)
 	case c.address:
-		return fmt.Sprintf("%s is inside %s, a range of node %q", c.prefix.Addr(), other.prefix, other.node)
+		return fmt.Sprintf("%s is inside %s, a range of node %q", c.prefix.Addr(), other.prefix,
+			other.node)
 	case other.address:
-		return fmt.Sprintf("%s contains %s, the address of node %q", c.prefix, other.prefix.Addr(), other.node)
+		return fmt.Sprintf("%s contains %s, the address of node %q", c.prefix, other.prefix.Addr(),
+			other.node)
 	}
 	return fmt.Sprintf("%s overlaps %s of node %q", c.prefix, other.prefix, other.node)
 }
@@ -65,7 +69,8 @@ func (cs *claims) add(c claim) {
 }
 
 func (cs *claims) remove(c claim) {
-	setOrDelete(cs.by, c.prefix, slices.DeleteFunc(cs.by[c.prefix], func(o claim) bool { return o == c }))
+	setOrDelete(cs.by, c.prefix,
+		slices.DeleteFunc(cs.by[c.prefix], func(o claim) bool { return o == c }))
 	if len(cs.by[c.prefix]) > 0 {
 		return
 	}
@@ -102,7 +107,8 @@ func (cs *claims) allOverlapping(p netip.Prefix) iter.Seq[claim] {
 			}
 		}
 		// What is inside p begins at its first address or after, before all that is not.
-		i, _ := slices.BinarySearchFunc(cs.sorted, p.Addr(), func(q netip.Prefix, a netip.Addr) int { return q.Addr().Compare(a) })
+		i, _ := slices.BinarySearchFunc(cs.sorted, p.Addr(),
+			func(q netip.Prefix, a netip.Addr) int { return q.Addr().Compare(a) })
 		for ; i < len(cs.sorted) && p.Contains(cs.sorted[i].Addr()); i++ {
 			if cs.sorted[i].Bits() <= p.Bits() {
 				continue // it is p, or around it
@@ -229,7 +235,8 @@ func (v *verdict) fits(taken *claims, newcomer map[string]int) bool {
 		if newcomer[n.Metadata.Name] > newcomer[other.node] {
 			why = "which was there first"
 		}
-		v.fail(d, c.field, "%s, %s, so node %q is not used: correct one of them", c.against(other), why, n.Metadata.Name)
+		v.fail(d, c.field, "%s, %s, so node %q is not used: correct one of them", c.against(other),
+			why, n.Metadata.Name)
 	}
 	return good
 }

@@ -28,7 +28,8 @@ func (h *reference) read(files map[string]*Source) (used map[ref]Declared, unuse
 		}
 	}
 	for r, d := range h.last {
-		if dir := filepath.Dir(d.File); len(places[r]) == 0 && (bad[d.File] || bad[dir] || bad[filepath.Dir(dir)]) {
+		if dir := filepath.Dir(d.File); len(places[r]) == 0 &&
+			(bad[d.File] || bad[dir] || bad[filepath.Dir(dir)]) {
 			places[r] = []Declared{d}
 		}
 	}
@@ -37,7 +38,8 @@ func (h *reference) read(files map[string]*Source) (used map[ref]Declared, unuse
 	for r, p := range places {
 		slices.SortFunc(p, comparePlaces)
 		d := p[0]
-		if slices.ContainsFunc(p, func(o Declared) bool { return !reflect.DeepEqual(o.Object, d.Object) }) {
+		if slices.ContainsFunc(p,
+			func(o Declared) bool { return !reflect.DeepEqual(o.Object, d.Object) }) {
 			var had bool
 			if d, had = h.last[r]; !had {
 				for _, d := range p {
@@ -64,13 +66,15 @@ func (h *reference) read(files map[string]*Source) (used map[ref]Declared, unuse
 
 func (h *reference) readNodes(nodes []Declared, used map[ref]Declared, unused map[string]int) {
 	newcomer := func(d Declared) int {
-		if before, ok := h.last[refOf(d.Object)]; ok && sameClaims(before.Object.(*v1alpha1.Node), d.Object.(*v1alpha1.Node)) {
+		if before, ok := h.last[refOf(d.Object)]; ok &&
+			sameClaims(before.Object.(*v1alpha1.Node), d.Object.(*v1alpha1.Node)) {
 			return 0
 		}
 		return 1
 	}
 	slices.SortFunc(nodes, func(a, b Declared) int {
-		return cmp.Or(cmp.Compare(newcomer(a), newcomer(b)), cmp.Compare(a.Object.Meta().Name, b.Object.Meta().Name))
+		return cmp.Or(cmp.Compare(newcomer(a), newcomer(b)),
+			cmp.Compare(a.Object.Meta().Name, b.Object.Meta().Name))
 	})
 	collides := func(d Declared) bool {
 		for r, other := range used {
@@ -131,13 +135,15 @@ func TestDeltas(t *testing.T) {
 			where := fmt.Sprintf("seed %d, step %d", seed, step)
 			compareWith(t, where, followed, used, unused)
 			if now := h.Snapshot(); !reflect.DeepEqual(now, followed) {
-				t.Fatalf("%s: a late follower has\n%+v\nand the early one\n%+v", where, now, followed)
+				t.Fatalf("%s: a late follower has\n%+v\nand the early one\n%+v", where, now,
+					followed)
 			}
 			if r.IntN(4) == 0 { // and all that was told again, as after a lost event, changes nothing
 				h.Update(maps.Clone(files))
 				again := h.Snapshot()
 				compareWith(t, where+", again", again, used, unused)
-				if got, want := places(followed.Errors), places(again.Errors); !slices.Equal(got, want) {
+				if got, want := places(followed.Errors), places(again.Errors); !slices.Equal(got,
+					want) {
 					t.Errorf("%s: errors\n%v\nwant\n%v", where, got, want)
 				}
 			}
@@ -178,7 +184,8 @@ func randomEdit(r *rand.Rand, files map[string]*Source) (string, *Source) {
 		if files[dir] != nil {
 			return dir, nil
 		}
-		return dir, &Source{Errors: []ObjectError{{File: dir, Msg: "cannot be read"}}, Directory: true}
+		return dir, &Source{Errors: []ObjectError{{File: dir, Msg: "cannot be read"}},
+			Directory: true}
 	case 4: // another's, as it is: a rename that is half done, or a copy
 		for _, name := range slices.Sorted(maps.Keys(files)) {
 			if s := files[name]; len(s.Objects) > 0 {
@@ -201,7 +208,8 @@ func randomEdit(r *rand.Rand, files map[string]*Source) (string, *Source) {
 }
 
 func randomObject(r *rand.Rand) v1alpha1.Object {
-	meta := v1alpha1.ObjectMeta{Name: fmt.Sprint("n", r.IntN(6)), Labels: map[string]string{"v": fmt.Sprint(r.IntN(2))}}
+	meta := v1alpha1.ObjectMeta{Name: fmt.Sprint("n", r.IntN(6)),
+		Labels: map[string]string{"v": fmt.Sprint(r.IntN(2))}}
 	var o v1alpha1.Object
 	switch r.IntN(5) {
 	case 0:
@@ -221,7 +229,8 @@ func randomObject(r *rand.Rand) v1alpha1.Object {
 	return o
 }
 
-func compareWith(t *testing.T, where string, s *Snapshot, used map[ref]Declared, unused map[string]int) {
+func compareWith(t *testing.T, where string, s *Snapshot, used map[ref]Declared,
+	unused map[string]int) {
 	t.Helper()
 	got := map[ref]v1alpha1.Object{}
 	for _, kind := range []any{s.Nodes, s.Pods, s.Endpoints, s.EncryptionPolicies} {
@@ -235,7 +244,8 @@ func compareWith(t *testing.T, where string, s *Snapshot, used map[ref]Declared,
 		want[r] = d.Object
 	}
 	if !reflect.DeepEqual(got, want) {
-		t.Errorf("%s: in use\n%v\nwant\n%v", where, slices.SortedFunc(maps.Keys(got), compareRefs), slices.SortedFunc(maps.Keys(want), compareRefs))
+		t.Errorf("%s: in use\n%v\nwant\n%v", where, slices.SortedFunc(maps.Keys(got), compareRefs),
+			slices.SortedFunc(maps.Keys(want), compareRefs))
 	}
 	have := map[string]int{}
 	for _, o := range s.Unused {

@@ -123,7 +123,8 @@ func (s *Snapshot) Apply(d Delta) {
 	isStale := func(o v1alpha1.Object) bool { return stale[refOf(o)] }
 	if len(unused) > 0 || slices.ContainsFunc(s.Unused, isStale) {
 		s.Unused = slices.Concat(slices.DeleteFunc(slices.Clone(s.Unused), isStale), unused)
-		slices.SortStableFunc(s.Unused, func(a, b v1alpha1.Object) int { return compareRefs(refOf(a), refOf(b)) })
+		slices.SortStableFunc(s.Unused,
+			func(a, b v1alpha1.Object) int { return compareRefs(refOf(a), refOf(b)) })
 	}
 	if len(d.Errors) > 0 {
 		rest := slices.DeleteFunc(slices.Clone(s.Errors), func(e ObjectError) bool {
@@ -158,7 +159,8 @@ func (s *Snapshot) Objects(kind string) []v1alpha1.Object { return s.room(kind).
 
 // About says whether an object of one of these kinds has changed.
 func (d Delta) About(kinds ...string) bool {
-	return slices.ContainsFunc(d.Changes, func(c Change) bool { return slices.Contains(kinds, c.Kind) })
+	return slices.ContainsFunc(d.Changes,
+		func(c Change) bool { return slices.Contains(kinds, c.Kind) })
 }
 
 // Kinds are those of all objects that a store has.

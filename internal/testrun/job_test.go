@@ -34,7 +34,8 @@ func TestDies(t *testing.T) {
 // TestAnnounced: every package is told of before any begins, by the name under which it begins and
 // ends: what never does is missed.
 func TestAnnounced(t *testing.T) {
-	labs, rest := plan([]string{module + "test/e2e", module + "test/model", module + "internal/ipam", module + "internal/labels"}, nil)
+	labs, rest := plan([]string{module + "test/e2e", module + "test/model",
+		module + "internal/ipam", module + "internal/labels"}, nil)
 	var out bytes.Buffer
 	for _, j := range append(labs, rest) {
 		j.announce(&lines{to: &out})
@@ -43,9 +44,11 @@ func TestAnnounced(t *testing.T) {
 	for _, j := range append(labs, rest) {
 		for _, pkg := range j.packages {
 			var begun bytes.Buffer
-			j.copy(strings.NewReader(`{"Action":"start","Package":"`+pkg+`"}`+"\n"), &lines{to: &begun})
+			j.copy(strings.NewReader(`{"Action":"start","Package":"`+pkg+`"}`+"\n"),
+				&lines{to: &begun})
 			if !strings.Contains(announced, begun.String()) {
-				t.Errorf("%s begins as %s, which is not announced:\n%s", pkg, begun.String(), announced)
+				t.Errorf("%s begins as %s, which is not announced:\n%s", pkg, begun.String(),
+					announced)
 			}
 		}
 	}

@@ -81,7 +81,8 @@ func list(patterns []string) ([]string, error) {
 // packages at once. It links nothing. The test runs tell what does not compile, so errors are not
 // looked at.
 func compile(packages []string) {
-	args := append([]string{"list", "-race", "-test", "-export", "-e", "-f", "{{/**/}}"}, packages...)
+	args := append([]string{"list", "-race", "-test", "-export", "-e", "-f", "{{/**/}}"},
+		packages...)
 	cmd := exec.Command("go", args...)
 	cmd.Stdout, cmd.Stderr = io.Discard, io.Discard
 	_ = cmd.Run()

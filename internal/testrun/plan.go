@@ -11,7 +11,8 @@ const module = "weft.dev/weft/"
 // labs are packages whose tests wait for agents, timers and streams, the longest first. One that
 // begins with such a path counts, too. All other packages compute.
 var labs = []string{
-	"test/e2e", "test/model", "internal/front/cni", "test/wirefuzz", "internal/bench", "internal/demo",
+	"test/e2e", "test/model", "internal/front/cni", "test/wirefuzz", "internal/bench",
+	"internal/demo",
 	"internal/lab", "internal/connectivity", "internal/agent", "test/kms", "test/tshark",
 	"test/deb",
 }

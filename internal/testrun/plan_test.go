@@ -27,7 +27,8 @@ func TestPlan(t *testing.T) {
 	if want := []string{all[0], all[3]}; !slices.Equal(rest.packages, want) || !rest.nice {
 		t.Errorf("the rest: %+v, want %q", rest, want)
 	}
-	if whole, _ := plan(all[4:5], []string{"-run", "TestX"}); len(whole) != 1 || whole[0].part != "" {
+	if whole, _ := plan(all[4:5], []string{"-run", "TestX"}); len(whole) != 1 ||
+		whole[0].part != "" {
 		t.Errorf("with a choice of tests: %+v, want one job", whole)
 	}
 }
@@ -41,7 +42,8 @@ func TestPartsAreWhole(t *testing.T) {
 		return map[string]string{"-run": ".", "-skip": "^$"}[name]
 	}
 	for path, parts := range parts {
-		for _, test := range []string{"TestSealed", "TestKeyLife", "TestUpgradeSealed", "TestOther"} {
+		for _, test := range []string{"TestSealed", "TestKeyLife", "TestUpgradeSealed",
+			"TestOther"} {
 			var in []string
 			for _, j := range cut(module+path, parts) {
 				if regexp.MustCompile(flag(j, "-run")).MatchString(test) &&

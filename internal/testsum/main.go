@@ -100,8 +100,10 @@ func (s *summary) endTest(e event, k key) {
 		s.passed++
 	case "fail":
 		s.failed++
-		fmt.Fprintf(s.out, "FAIL %s %s (%.1fs)\n", e.Package, e.Test, e.Elapsed) // its output is in the report
-		s.failures = append(s.failures, fmt.Sprintf("--- %s %s\n%s", e.Package, e.Test, strings.Join(s.output[k], "")))
+		fmt.Fprintf(s.out, "FAIL %s %s (%.1fs)\n", e.Package, e.Test,
+			e.Elapsed) // its output is in the report
+		s.failures = append(s.failures,
+			fmt.Sprintf("--- %s %s\n%s", e.Package, e.Test, strings.Join(s.output[k], "")))
 	case "skip":
 		s.skipped++
 		why := skip{e.Package, reason(s.output[k])}
@@ -118,8 +120,10 @@ func (s *summary) endPackage(e event) {
 		return // no test files
 	}
 	s.times[key{e.Package, ""}] = e.Elapsed
-	fmt.Fprintf(s.out, "%-4s %s (%.1fs)\n", map[string]string{"pass": "ok", "fail": "FAIL"}[e.Action], e.Package, e.Elapsed)
-	inTest := slices.ContainsFunc(s.failures, func(f string) bool { return strings.HasPrefix(f, "--- "+e.Package+" ") })
+	fmt.Fprintf(s.out, "%-4s %s (%.1fs)\n",
+		map[string]string{"pass": "ok", "fail": "FAIL"}[e.Action], e.Package, e.Elapsed)
+	inTest := slices.ContainsFunc(s.failures,
+		func(f string) bool { return strings.HasPrefix(f, "--- "+e.Package+" ") })
 	if e.Action == "fail" && !inTest {
 		s.failed++
 		var all []string
@@ -171,7 +175,8 @@ func (s *summary) notRun() {
 	var list []string
 	for why, tests := range s.skips {
 		slices.Sort(tests)
-		list = append(list, fmt.Sprintf("  %s %s: %s\n", why.pkg, strings.Join(tests, ", "), why.reason))
+		list = append(list,
+			fmt.Sprintf("  %s %s: %s\n", why.pkg, strings.Join(tests, ", "), why.reason))
 	}
 	slices.Sort(list)
 	fmt.Fprintf(s.out, "\nNot run on this machine:\n%s", strings.Join(list, ""))

@@ -25,7 +25,8 @@ func TestSummary(t *testing.T) {
 {"Action":"output","Package":"p","Test":"TestA","Output":"    a_test.go:3: needs root: no\n"}
 {"Action":"skip","Package":"p","Test":"TestA"}
 {"Action":"pass","Package":"p","Test":"TestC"}`,
-			ok: true, want: []string{"p TestA, TestB: needs root: no\n", "1 passed, 0 failed, 2 skipped"},
+			ok: true, want: []string{"p TestA, TestB: needs root: no\n",
+				"1 passed, 0 failed, 2 skipped"},
 		},
 		"shows what failed": {
 			in: `{"Action":"output","Package":"p","Test":"TestA","Output":"boom\n"}
@@ -62,7 +63,8 @@ func TestSummary(t *testing.T) {
 				"3 passed",
 			},
 		},
-		"nothing ran": {in: `{"Action":"skip","Package":"p"}`, want: []string{"0 passed, 0 failed, 0 skipped"}},
+		"nothing ran": {in: `{"Action":"skip","Package":"p"}`,
+			want: []string{"0 passed, 0 failed, 0 skipped"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

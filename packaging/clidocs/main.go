@@ -26,7 +26,8 @@ func main() {
 		fmt.Fprintln(os.Stderr, "clidocs: -out and -version are needed")
 		os.Exit(2)
 	}
-	foot := fmt.Sprintf("%s\" \"Weft %s", time.Unix(*seconds, 0).UTC().Format(time.DateOnly), *release)
+	foot := fmt.Sprintf("%s\" \"Weft %s", time.Unix(*seconds, 0).UTC().Format(time.DateOnly),
+		*release)
 	if err := write(*out, foot); err != nil {
 		fmt.Fprintf(os.Stderr, "clidocs: %v\n", err)
 		os.Exit(1)

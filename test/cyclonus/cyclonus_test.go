@@ -31,15 +31,18 @@ func TestCyclonus(t *testing.T) {
 				for _, action := range step.Actions {
 					w.apply(t, action)
 				}
-				c := comparison{name: fmt.Sprintf("case %d (%s), step %d, DNS %v", i, one.Description, n, dns)}
+				c := comparison{name: fmt.Sprintf("case %d (%s), step %d, DNS %v", i,
+					one.Description, n, dns)}
 				c.run(t, w)
 				compared, allowed = compared+c.compared, allowed+c.allowed
 			}
 		}
 	}
-	t.Logf("%d cases, %d steps, %d verdicts compared, of which %d allow", cases, steps, compared, allowed)
+	t.Logf("%d cases, %d steps, %d verdicts compared, of which %d allow", cases, steps, compared,
+		allowed)
 	if cases < 400 || allowed == 0 || allowed == compared {
-		t.Fatalf("that is too little to judge anything: %d cases, %d verdicts, %d allow", cases, compared, allowed)
+		t.Fatalf("that is too little to judge anything: %d cases, %d verdicts, %d allow", cases,
+			compared, allowed)
 	}
 }
 
@@ -62,7 +65,8 @@ func (c *comparison) run(t *testing.T, w *world) {
 		for _, to := range all {
 			for _, protocol := range []corev1.Protocol{"TCP", "UDP", "SCTP"} {
 				for _, port := range probed {
-					traffic := &matcher.Traffic{Source: w.theirs(from), Destination: w.theirs(to), ResolvedPort: int(port), Protocol: protocol}
+					traffic := &matcher.Traffic{Source: w.theirs(from), Destination: w.theirs(to),
+						ResolvedPort: int(port), Protocol: protocol}
 					if to.pod != nil {
 						traffic.ResolvedPortName = portName(port, protocol)
 					}
@@ -75,8 +79,11 @@ func (c *comparison) run(t *testing.T, w *world) {
 						if mine.pod == nil {
 							continue
 						}
-						got := table.Decide(mine.pod.key(), d, peerOf(other, identities), numbers[protocol], port)
-						c.note(t, theirWord, got, fmt.Sprintf("%s: %s → %s %d/%s, %v", c.name, from.name, to.name, port, protocol, d))
+						got := table.Decide(mine.pod.key(), d, peerOf(other, identities),
+							numbers[protocol], port)
+						c.note(t, theirWord, got,
+							fmt.Sprintf("%s: %s → %s %d/%s, %v", c.name, from.name, to.name, port,
+								protocol, d))
 					}
 				}
 			}
@@ -101,6 +108,7 @@ func (c *comparison) note(t *testing.T, want bool, got policy.Decision, what str
 		return
 	}
 	if c.failures++; c.failures <= 5 {
-		t.Errorf("%s: cyclonus says %v, the compiled policy %v (set %d, rule %d)", what, want, got.Verdict, got.Set, got.Rule)
+		t.Errorf("%s: cyclonus says %v, the compiled policy %v (set %d, rule %d)", what, want,
+			got.Verdict, got.Set, got.Rule)
 	}
 }

@@ -38,7 +38,8 @@ type world struct {
 
 // newWorld is cyclonus' own: three namespaces with three pods each.
 func newWorld() *world {
-	w := &world{namespaces: map[string]map[string]string{}, compiler: policy.NewCompiler(policy.Options{})}
+	w := &world{namespaces: map[string]map[string]string{},
+		compiler: policy.NewCompiler(policy.Options{})}
 	for _, ns := range []string{"x", "y", "z"} {
 		w.namespaces[ns] = map[string]string{"ns": ns}
 		for _, name := range []string{"a", "b", "c"} {
@@ -50,16 +51,22 @@ func newWorld() *world {
 
 func (w *world) addPod(namespace, name string, labels map[string]string) {
 	w.addresses++
-	w.pods = append(w.pods, &pod{namespace, name, labels, netip.AddrFrom4([4]byte{10, 1, 7, byte(w.addresses)})})
+	w.pods = append(w.pods,
+		&pod{namespace, name, labels, netip.AddrFrom4([4]byte{10, 1, 7, byte(w.addresses)})})
 }
 
 func (w *world) pod(namespace, name string) *pod {
-	at := slices.IndexFunc(w.pods, func(p *pod) bool { return p.namespace == namespace && p.name == name })
+	at := slices.IndexFunc(w.pods,
+		func(p *pod) bool { return p.namespace == namespace && p.name == name })
 	return w.pods[at]
 }
 
 func (w *world) policy(namespace, name string) int {
-	return slices.IndexFunc(w.policies, func(p *networkingv1.NetworkPolicy) bool { return p.Namespace == namespace && p.Name == name })
+	return slices.IndexFunc(w.policies,
+		func(p *networkingv1.NetworkPolicy) bool {
+			return p.Namespace == namespace &&
+				p.Name == name
+		})
 }
 
 // apply makes the change that a step of a case asks for.
@@ -69,7 +76,8 @@ func (w *world) apply(t *testing.T, a *generator.Action) {
 	case a.CreatePolicy != nil:
 		w.policies = append(w.policies, a.CreatePolicy.Policy)
 	case a.UpdatePolicy != nil:
-		w.policies[w.policy(a.UpdatePolicy.Policy.Namespace, a.UpdatePolicy.Policy.Name)] = a.UpdatePolicy.Policy
+		w.policies[w.policy(a.UpdatePolicy.Policy.Namespace,
+			a.UpdatePolicy.Policy.Name)] = a.UpdatePolicy.Policy
 	case a.DeletePolicy != nil:
 		at := w.policy(a.DeletePolicy.Namespace, a.DeletePolicy.Name)
 		w.policies = slices.Delete(w.policies, at, at+1)
@@ -79,7 +87,8 @@ func (w *world) apply(t *testing.T, a *generator.Action) {
 		w.namespaces[a.SetNamespaceLabels.Namespace] = a.SetNamespaceLabels.Labels
 	case a.DeleteNamespace != nil:
 		delete(w.namespaces, a.DeleteNamespace.Namespace)
-		w.pods = slices.DeleteFunc(w.pods, func(p *pod) bool { return p.namespace == a.DeleteNamespace.Namespace })
+		w.pods = slices.DeleteFunc(w.pods,
+			func(p *pod) bool { return p.namespace == a.DeleteNamespace.Namespace })
 	case a.CreatePod != nil:
 		w.addPod(a.CreatePod.Namespace, a.CreatePod.Pod, a.CreatePod.Labels)
 	case a.SetPodLabels != nil:
@@ -126,14 +135,19 @@ func (w *world) compile(t *testing.T) (*policy.Table, map[string]uint32) {
 		who := p.namespace + fmt.Sprint(p.labels)
 		if known[who] == 0 {
 			known[who] = v1alpha1.MinIdentity + uint32(len(known))
-			in.Identities = append(in.Identities, policy.Identity{Number: known[who], Namespace: p.namespace, Labels: maps.Clone(p.labels)})
+			in.Identities = append(in.Identities,
+				policy.Identity{Number: known[who], Namespace: p.namespace,
+					Labels: maps.Clone(p.labels)})
 		}
 		identities[p.key()] = known[who]
 		e := policy.Endpoint{
-			Namespace: p.namespace, Name: p.name, Labels: p.labels, Identity: known[who], Addresses: []netip.Addr{p.address}, Local: true,
+			Namespace: p.namespace, Name: p.name, Labels: p.labels, Identity: known[who],
+			Addresses: []netip.Addr{p.address}, Local: true,
 		}
 		for _, s := range served {
-			e.Ports = append(e.Ports, policy.ContainerPort{Name: portName(s.number, s.protocol), Protocol: numbers[s.protocol], Number: s.number})
+			e.Ports = append(e.Ports,
+				policy.ContainerPort{Name: portName(s.number, s.protocol),
+					Protocol: numbers[s.protocol], Number: s.number})
 		}
 		in.Endpoints = append(in.Endpoints, e)
 	}
@@ -153,7 +167,8 @@ func (w *world) parties() []party {
 	for _, p := range w.pods {
 		out = append(out, party{p.key(), p, p.address})
 	}
-	for _, text := range []string{"8.8.8.8", "10.1.6.255", "10.1.7.0", "10.1.7.200", "10.1.7.255", "10.1.8.0", "192.168.242.1", "2001:db8::1"} {
+	for _, text := range []string{"8.8.8.8", "10.1.6.255", "10.1.7.0", "10.1.7.200", "10.1.7.255",
+		"10.1.8.0", "192.168.242.1", "2001:db8::1"} {
 		out = append(out, party{name: text, address: netip.MustParseAddr(text)})
 	}
 	return out
@@ -162,7 +177,8 @@ func (w *world) parties() []party {
 func (w *world) theirs(p party) *matcher.TrafficPeer {
 	out := &matcher.TrafficPeer{IP: p.address.String()}
 	if p.pod != nil {
-		out.Internal = &matcher.InternalPeer{PodLabels: p.pod.labels, NamespaceLabels: w.labels(p.pod.namespace), Namespace: p.pod.namespace}
+		out.Internal = &matcher.InternalPeer{PodLabels: p.pod.labels,
+			NamespaceLabels: w.labels(p.pod.namespace), Namespace: p.pod.namespace}
 	}
 	return out
 }

@@ -48,7 +48,8 @@ func newPair(t *testing.T, deb string) *pair {
 	p := &pair{peers: t.TempDir()}
 	objects := t.TempDir()
 	namespaces := []string{nettest.New(t, "deb"), nettest.New(t, "deb")}
-	nettest.Wire(t, nettest.End{NetNS: namespaces[0], Name: "uplink", Addrs: []string{"192.0.2.11/24"}},
+	nettest.Wire(t,
+		nettest.End{NetNS: namespaces[0], Name: "uplink", Addrs: []string{"192.0.2.11/24"}},
 		nettest.End{NetNS: namespaces[1], Name: "uplink", Addrs: []string{"192.0.2.12/24"}})
 	for i, ns := range namespaces {
 		m := boot(t, fmt.Sprintf("node-%d", i+1), ns, p.peers, objects)
@@ -74,7 +75,8 @@ func (m *machine) copy(t *testing.T, deb string) {
 func (p *pair) follow(t *testing.T, s step) {
 	t.Helper()
 	where, until := strings.CutSuffix(s.where, " until it succeeds")
-	nodes := map[string][]*machine{"every node": p.nodes, "node-1": p.nodes[:1], "the other nodes": p.nodes[1:]}[where]
+	nodes := map[string][]*machine{"every node": p.nodes, "node-1": p.nodes[:1],
+		"the other nodes": p.nodes[1:]}[where]
 	if nodes == nil {
 		t.Fatalf("docs/install.md: nobody knows where %q is", where)
 	}
@@ -128,7 +130,8 @@ echo '{"cniVersion": "1.0.0", "name": "weft", "type": "weft-cni"}' |
 // podAddress is a pod's IPv4 address.
 func (m *machine) podAddress(t *testing.T) string {
 	t.Helper()
-	return strings.TrimSpace(m.run(t, "ip -n pod -4 -o address show eth0 | grep -o '10[.0-9]*' | head -n 1"))
+	return strings.TrimSpace(m.run(t,
+		"ip -n pod -4 -o address show eth0 | grep -o '10[.0-9]*' | head -n 1"))
 }
 
 // sealed is how many packets a node has sealed, and the sealer's pid, 0 for none.
@@ -167,15 +170,18 @@ func TestInstall(t *testing.T) {
 	withSealer(t, p, ping)
 
 	if now := a.state(t); len(nettest.Changes(before, now)) < 50 {
-		t.Errorf("a node with a pod differs from one without Weft by %q only", nettest.Changes(before, now))
+		t.Errorf("a node with a pod differs from one without Weft by %q only",
+			nettest.Changes(before, now))
 	}
 	a.run(t, "apt purge weft")
 	left := nettest.Changes(before, a.state(t))
-	left = slices.DeleteFunc(left, func(line string) bool { return strings.Contains(line, a.path("/etc/weft")) })
+	left = slices.DeleteFunc(left,
+		func(line string) bool { return strings.Contains(line, a.path("/etc/weft")) })
 	if len(left) > 0 {
 		t.Errorf("after the purge:\n%s", strings.Join(left, "\n"))
 	}
-	if out := a.run(t, "cd /etc/weft; find . -path ./objects -prune -o -path ./ca -prune -o -type f -print | sort | xargs"); strings.Contains(out, "agent.yaml") || !strings.Contains(out, "./kek") {
+	if out := a.run(t,
+		"cd /etc/weft; find . -path ./objects -prune -o -path ./ca -prune -o -type f -print | sort | xargs"); strings.Contains(out, "agent.yaml") || !strings.Contains(out, "./kek") {
 		t.Errorf("in /etc/weft stays %s", out)
 	}
 }
@@ -228,7 +234,8 @@ func TestLostPings(t *testing.T) {
 		"1 packets transmitted, 0 received, 100% packet loss, time 0ms":                    -1,
 		"ping: connect: Network is unreachable":                                            -1,
 	} {
-		if lost, err := lostPings(summary); (err != nil) != (want < 0) || err == nil && lost != want {
+		if lost, err := lostPings(summary); (err != nil) != (want < 0) || err == nil &&
+			lost != want {
 			t.Errorf("%s: %d, %v", summary, lost, err)
 		}
 	}
@@ -238,7 +245,8 @@ func TestLostPings(t *testing.T) {
 func withSealer(t *testing.T, p *pair, ping string) {
 	t.Helper()
 	a := p.nodes[0]
-	a.run(t, `printf 'encryption:\n  engine: user\n' >> /etc/weft/agent.yaml; systemctl restart weft`)
+	a.run(t,
+		`printf 'encryption:\n  engine: user\n' >> /etc/weft/agent.yaml; systemctl restart weft`)
 	labtest.Eventually(t, patience, "the sealer runs", func() error {
 		_, pid, err := a.sealed()
 		if err == nil && pid == 0 {
@@ -247,7 +255,8 @@ func withSealer(t *testing.T, p *pair, ping string) {
 		return err
 	})
 	labtest.Eventually(t, patience, "pods talk", func() error { _, err := a.try(ping); return err })
-	if status := a.run(t, "systemctl show --value --property StatusText weft"); strings.TrimSpace(status) != "ready" {
+	if status := a.run(t,
+		"systemctl show --value --property StatusText weft"); strings.TrimSpace(status) != "ready" {
 		t.Errorf("systemd knows of the agent: %s", status)
 	}
 }

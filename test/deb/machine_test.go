@@ -31,7 +31,8 @@ type machine struct {
 func boot(t *testing.T, name, netns, peers, objects string) *machine {
 	t.Helper()
 	var console bytes.Buffer
-	cmd := exec.Command("unshare", "--mount", "./boot", name, netns, t.TempDir(), "--bind="+peers+":/peers", "--bind="+objects+":/etc/weft/objects")
+	cmd := exec.Command("unshare", "--mount", "./boot", name, netns, t.TempDir(),
+		"--bind="+peers+":/peers", "--bind="+objects+":/etc/weft/objects")
 	cmd.Stdout, cmd.Stderr = &console, &console
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
@@ -42,7 +43,8 @@ func boot(t *testing.T, name, netns, peers, objects string) *machine {
 	go func() { cmd.Wait(); close(ended) }() //nolint:errcheck // killed
 	t.Cleanup(func() {
 		if m.leader != 0 {
-			syscall.Kill(m.leader, syscall.SIGKILL) //nolint:errcheck // it may have ended; all in it ends with it
+			syscall.Kill(m.leader,
+				syscall.SIGKILL) //nolint:errcheck // it may have ended; all in it ends with it
 		}
 		cmd.Process.Kill() //nolint:errcheck // likewise
 		<-ended
@@ -86,9 +88,11 @@ func (m *machine) find(nspawn int) error {
 
 // command is one in the machine, typed by root.
 func (m *machine) command(script string) *exec.Cmd {
-	cmd := exec.Command("nsenter", "--target", fmt.Sprint(m.leader), "--mount", "--uts", "--ipc", "--net", "--pid", "--root",
+	cmd := exec.Command("nsenter", "--target", fmt.Sprint(m.leader), "--mount", "--uts", "--ipc",
+		"--net", "--pid", "--root",
 		"bash", "-euo", "pipefail", "-c", "cd /deb; "+script)
-	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive"}
+	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"HOME=/root", "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive"}
 	return cmd
 }
 
@@ -113,7 +117,8 @@ func (m *machine) path(file string) string {
 
 // installed is where the package and the agent put things.
 var installed = []string{
-	"/etc/weft", "/etc/systemd/system", "/opt", "/usr/bin", "/usr/lib/cni", "/usr/lib/systemd", "/usr/libexec",
+	"/etc/weft", "/etc/systemd/system", "/opt", "/usr/bin", "/usr/lib/cni", "/usr/lib/systemd",
+	"/usr/libexec",
 	"/usr/share/doc/weft", "/usr/share/man/man8", "/run/weft", "/var/lib/weft", "/sys/fs/bpf",
 }
 

@@ -44,7 +44,8 @@ func build(t *testing.T, out, version string, env ...string) string {
 	}
 	cmd := exec.Command("packaging/deb/build", filepath.Dir(weft), out)
 	cmd.Dir = root
-	cmd.Env = append(append(os.Environ(), "DEB_COMPRESS=none", "VERSION="+version, "SOURCE_DATE_EPOCH=1795729000"), env...)
+	cmd.Env = append(append(os.Environ(), "DEB_COMPRESS=none", "VERSION="+version,
+		"SOURCE_DATE_EPOCH=1795729000"), env...)
 	cmd.Stderr = os.Stderr
 	path, err := cmd.Output()
 	if err != nil {
@@ -84,7 +85,8 @@ func TestVersion(t *testing.T) {
 // TestReproducible builds twice, as different people would.
 func TestReproducible(t *testing.T) {
 	first := build(t, t.TempDir(), "v1.0.0", "TZ=Asia/Tokyo", "LC_ALL=C.UTF-8")
-	second := build(t, t.TempDir(), "v1.0.0", "TZ=America/New_York", "LC_ALL=C", "TMPDIR="+t.TempDir(), "USER=somebody")
+	second := build(t, t.TempDir(), "v1.0.0", "TZ=America/New_York", "LC_ALL=C",
+		"TMPDIR="+t.TempDir(), "USER=somebody")
 	a, err := os.ReadFile(first)
 	if err != nil {
 		t.Fatal(err)
@@ -101,7 +103,8 @@ func TestReproducible(t *testing.T) {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(string(out)) {
-		if !strings.Contains(line, " root/root ") || !strings.Contains(line, " 2026-11-26 21:36 ") && os.Getenv("TZ") == "UTC" {
+		if !strings.Contains(line, " root/root ") ||
+			!strings.Contains(line, " 2026-11-26 21:36 ") && os.Getenv("TZ") == "UTC" {
 			t.Errorf("not root's, or of another time: %s", line)
 		}
 	}
@@ -121,7 +124,8 @@ func TestUnit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	placed := strings.ReplaceAll(string(text), "/usr/bin/weft", filepath.Join(tree, "usr/libexec/weft/weft"))
+	placed := strings.ReplaceAll(string(text), "/usr/bin/weft",
+		filepath.Join(tree, "usr/libexec/weft/weft"))
 	placed = strings.ReplaceAll(placed, "man:weft(8) ", "")
 	if err := os.WriteFile(unit, []byte(placed), 0o644); err != nil {
 		t.Fatal(err)

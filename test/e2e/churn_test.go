@@ -69,14 +69,17 @@ func TestEndpointDeletedUnderLoad(t *testing.T) {
 			load := startLoad(t, path{l.Pod("client"), l.Pod("server")})
 			for range 2 {
 				victim := addVictim(t, l)
-				blast(t, l.Pod("client"), netip.AddrPortFrom(victim.IPv4, 7), netip.AddrPortFrom(victim.IPv6, 7))
-				blast(t, l.Pod("server"), netip.AddrPortFrom(victim.IPv4, 7), netip.AddrPortFrom(victim.IPv6, 7))
+				blast(t, l.Pod("client"), netip.AddrPortFrom(victim.IPv4, 7),
+					netip.AddrPortFrom(victim.IPv6, 7))
+				blast(t, l.Pod("server"), netip.AddrPortFrom(victim.IPv4, 7),
+					netip.AddrPortFrom(victim.IPv6, 7))
 				load.flowing(t, "with the victim there")
 				refused := dropped(t, b, "", "no_endpoint")
 				delVictim(t, l)
 				eventually(t, "drops named no_endpoint at node b", func() error {
 					if n := dropped(t, b, "", "no_endpoint"); n < refused+100 {
-						return fmt.Errorf("%d before, %d now; drops: %s", refused, n, dropText(t, b))
+						return fmt.Errorf("%d before, %d now; drops: %s", refused, n,
+							dropText(t, b))
 					}
 					return nil
 				})
@@ -101,8 +104,10 @@ func TestAddressReused(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			reconfigure(t, map[string]any{"mode": mode}, agents(l)...)
 			old := addVictim(t, l)
-			blast(t, l.Pod("client"), netip.AddrPortFrom(old.IPv4, 7), netip.AddrPortFrom(old.IPv6, 7))
-			blast(t, l.Pod("server"), netip.AddrPortFrom(old.IPv4, 7), netip.AddrPortFrom(old.IPv6, 7))
+			blast(t, l.Pod("client"), netip.AddrPortFrom(old.IPv4, 7),
+				netip.AddrPortFrom(old.IPv6, 7))
+			blast(t, l.Pod("server"), netip.AddrPortFrom(old.IPv4, 7),
+				netip.AddrPortFrom(old.IPv6, 7))
 			for range 3 {
 				delVictim(t, l)
 				fresh := addVictim(t, l)
@@ -150,14 +155,17 @@ func TestUplinkDownUp(t *testing.T) {
 			if err := reach(t.Context(), l.Pod("client"), l.Pod("db")); err != nil {
 				t.Errorf("with the cable out: %v", err)
 			}
-			if r, err := traffic.Ping(t.Context(), l.Pod("client").NetNS, traffic.PingOptions{Dst: l.Pod("server").IPv4, Timeout: time.Second}); err != nil || r.Received != 0 {
+			if r, err := traffic.Ping(t.Context(), l.Pod("client").NetNS,
+				traffic.PingOptions{Dst: l.Pod("server").IPv4, Timeout: time.Second}); err != nil ||
+				r.Received != 0 {
 				t.Errorf("a ping over a cable that is out: %+v %v", r, err)
 			}
 			must(t, b.NetNS, "ip", "link", "set", "w0", "up")
 			load.flowing(t, "with the cable back")
 			load.tcpWhole(t)
 			for _, pair := range [][2]string{{"client", "server"}, {"server", "db"}} {
-				eventually(t, "recovery", func() error { return reach(t.Context(), l.Pod(pair[0]), l.Pod(pair[1])) })
+				eventually(t, "recovery",
+					func() error { return reach(t.Context(), l.Pod(pair[0]), l.Pod(pair[1])) })
 			}
 			direct(t, l)
 		})
@@ -175,18 +183,23 @@ func direct(t *testing.T, l *lab.Lab) {
 	for _, pair := range [][2]string{{"client", "server"}, {"server", "client"}} {
 		from, to := l.Pod(pair[0]), l.Pod(pair[1])
 		for _, family := range []int{4, 6} {
-			eventually(t, fmt.Sprintf("%s to %s IPv%d goes past the stack", from.Name, to.Name, family), func() error {
-				r, err := admin.NewClient(l.Node(from.Node).Socket).Trace(t.Context(), admin.TraceRequest{
-					From: from.Key(), To: netip.AddrPortFrom(to.Addr(family), 4321).String(), Protocol: "udp",
+			eventually(t,
+				fmt.Sprintf("%s to %s IPv%d goes past the stack", from.Name, to.Name, family),
+				func() error {
+					r, err := admin.NewClient(l.Node(from.Node).Socket).Trace(t.Context(),
+						admin.TraceRequest{
+							From:     from.Key(),
+							To:       netip.AddrPortFrom(to.Addr(family), 4321).String(),
+							Protocol: "udp",
+						})
+					if err != nil {
+						return err
+					}
+					if r.Verdict != "remote" {
+						return fmt.Errorf("verdict %s %s: %+v", r.Verdict, r.Reason, r.Steps)
+					}
+					return nil
 				})
-				if err != nil {
-					return err
-				}
-				if r.Verdict != "remote" {
-					return fmt.Errorf("verdict %s %s: %+v", r.Verdict, r.Reason, r.Steps)
-				}
-				return nil
-			})
 		}
 	}
 }
@@ -201,9 +214,11 @@ func TestPeerMACChanges(t *testing.T) {
 			reconfigure(t, map[string]any{"mode": mode}, agents(l)...)
 			b := l.Node("b")
 			first := linkMAC(t, b, "w0")
-			must(t, b.NetNS, "sysctl", "-qw", "net.ipv4.conf.w0.arp_notify=1", "net.ipv6.conf.w0.ndisc_notify=1")
+			must(t, b.NetNS, "sysctl", "-qw", "net.ipv4.conf.w0.arp_notify=1",
+				"net.ipv6.conf.w0.ndisc_notify=1")
 			t.Cleanup(func() { must(t, b.NetNS, "ip", "link", "set", "w0", "address", first) })
-			load := startLoad(t, path{l.Pod("client"), l.Pod("server")}, path{l.Pod("server"), l.Pod("db")})
+			load := startLoad(t, path{l.Pod("client"), l.Pod("server")},
+				path{l.Pod("server"), l.Pod("db")})
 			next := fmt.Sprintf("02:00:00:00:0b:%02x", 1+slices.Index(modes, mode))
 			must(t, b.NetNS, "ip", "link", "set", "w0", "address", next)
 			// On the cable: native XDP takes frames before packet sockets of the node see them.
@@ -228,7 +243,8 @@ func TestPeerMACChanges(t *testing.T) {
 			})
 			load.flowing(t, "after the change of address")
 			load.tcpWhole(t)
-			eventually(t, "recovery", func() error { return reach(t.Context(), l.Pod("client"), l.Pod("server")) })
+			eventually(t, "recovery",
+				func() error { return reach(t.Context(), l.Pod("client"), l.Pod("server")) })
 			direct(t, l)
 		})
 	}

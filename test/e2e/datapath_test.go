@@ -51,7 +51,8 @@ func TestOrdinaryInterface(t *testing.T) {
 	}); err != nil || links != 2 {
 		t.Errorf("%d interfaces beside lo are not one: %v", links-1, err)
 	}
-	if path := podDatapathOf(t, l, client); path != (datapath.PodDatapath{Name: "tc", Why: "mode auto"}) {
+	if path := podDatapathOf(t, l,
+		client); path != (datapath.PodDatapath{Name: "tc", Why: "mode auto"}) {
 		t.Errorf("datapath %+v", path)
 	}
 	sniff := openEnd(t, client.NetNS, "eth0", false)
@@ -83,8 +84,15 @@ func TestPodDatapath(t *testing.T) {
 	}{
 		{"auto", true, datapath.PodDatapath{Name: "xdp", Why: "asked for" + by}},
 		{"xdp", false, datapath.PodDatapath{Name: "xdp", Why: "mode xdp" + by}},
-		{"tc", false, datapath.PodDatapath{Name: "tc", Why: "asked for xdp, which pods get in modes auto and xdp: this node's is tc" + by, Refused: true}},
-		{"stack", false, datapath.PodDatapath{Name: "stack", Why: "asked for xdp, which pods get in modes auto and xdp: this node's is stack" + by, Refused: true}},
+		{"tc", false,
+			datapath.PodDatapath{Name: "tc",
+				Why: "asked for xdp, which pods get in modes auto and xdp: this node's is tc" +
+					by,
+				Refused: true}},
+		{"stack", false,
+			datapath.PodDatapath{Name: "stack",
+				Why: "asked for xdp, which pods get in modes auto and xdp: this node's is stack" +
+					by, Refused: true}},
 		{"auto", true, datapath.PodDatapath{Name: "xdp", Why: "asked for" + by}},
 	} {
 		t.Run(tt.mode, func(t *testing.T) {
@@ -93,17 +101,20 @@ func TestPodDatapath(t *testing.T) {
 				t.Errorf("datapath %+v, want %+v", got, tt.want)
 			}
 			if hasSecond(router) != tt.second || hasSecond(l.Pod("client")) {
-				t.Errorf("second interfaces: router %v, client %v", hasSecond(router), hasSecond(l.Pod("client")))
+				t.Errorf("second interfaces: router %v, client %v", hasSecond(router),
+					hasSecond(l.Pod("client")))
 			}
 			s := status(t, a)
-			if refused := strings.Contains(strings.Join(s.Problems, "\n"), "endpoint shop/router has the datapath"); refused != tt.want.Refused {
+			if refused := strings.Contains(strings.Join(s.Problems, "\n"),
+				"endpoint shop/router has the datapath"); refused != tt.want.Refused {
 				t.Errorf("problems: %q", s.Problems)
 			}
 			if (s.XDPDatapaths == 1) != tt.second {
 				t.Errorf("%d endpoints on the XDP datapath", s.XDPDatapaths)
 			}
 			for _, p := range []string{"client", "server"} {
-				if err := errors.Join(reach(t.Context(), router, l.Pod(p)), reach(t.Context(), l.Pod(p), router)); err != nil {
+				if err := errors.Join(reach(t.Context(), router, l.Pod(p)),
+					reach(t.Context(), l.Pod(p), router)); err != nil {
 					t.Error(err)
 				}
 			}
@@ -173,13 +184,15 @@ func declareDatapath(t *testing.T, l *lab.Lab, from, to string) {
 		}
 		return "    name: router\n    annotations: {ebpf.xdp/datapath: " + value + "}\n"
 	}
-	normal := strings.Replace(string(text), "    annotations:\n        ebpf.xdp/datapath: xdp\n", "", 1)
+	normal := strings.Replace(string(text), "    annotations:\n        ebpf.xdp/datapath: xdp\n",
+		"", 1)
 	normal = strings.Replace(normal, "    annotations: {ebpf.xdp/datapath: xdp}\n", "", 1)
 	if (normal == string(text)) != (from == "") || strings.Count(normal, line("")) != 1 {
 		t.Fatalf("mend the test, %s is:\n%s", file, text)
 	}
 	tmp := filepath.Join(l.ObjectsDir(), ".pods.test")
-	if err := os.WriteFile(tmp, []byte(strings.Replace(normal, line(""), line(to), 1)), 0o644); err != nil {
+	if err := os.WriteFile(tmp, []byte(strings.Replace(normal, line(""), line(to), 1)),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Rename(tmp, file); err != nil {

@@ -31,11 +31,13 @@ func kernelLosses(t *testing.T, l *lab.Lab) map[string]uint64 {
 					out[short+" "+link.Attrs().Name+" tx dropped"] = s.TxDropped
 				}
 			}
-			for _, key := range []string{"Udp6RcvbufErrors", "Udp6InErrors", "Ip6InDiscards", "Ip6OutDiscards", "Ip6InNoRoutes", "Ip6OutNoRoutes"} {
+			for _, key := range []string{"Udp6RcvbufErrors", "Udp6InErrors", "Ip6InDiscards",
+				"Ip6OutDiscards", "Ip6InNoRoutes", "Ip6OutNoRoutes"} {
 				out[short+" "+key] = snmp6(key)
 			}
 			// Where no agent runs nobody listens: other nodes' path probes are no losses.
-			bare := slices.ContainsFunc(l.Nodes(), func(n *lab.Node) bool { return n.Bare && n.NetNS == ns })
+			bare := slices.ContainsFunc(l.Nodes(),
+				func(n *lab.Node) bool { return n.Bare && n.NetNS == ns })
 			for key, value := range snmp4() {
 				if !bare || key != "Udp:NoPorts" {
 					out[short+" "+key] = value
@@ -72,7 +74,8 @@ func snmp4() map[string]uint64 {
 		names, values := strings.Fields(lines[i]), strings.Fields(lines[i+1])
 		for j := 1; j < len(names) && j < len(values); j++ {
 			switch key := names[0] + names[j]; key {
-			case "Udp:RcvbufErrors", "Udp:InErrors", "Udp:NoPorts", "Ip:InDiscards", "Ip:OutDiscards", "Ip:OutNoRoutes", "Ip:InAddrErrors":
+			case "Udp:RcvbufErrors", "Udp:InErrors", "Udp:NoPorts", "Ip:InDiscards",
+				"Ip:OutDiscards", "Ip:OutNoRoutes", "Ip:InAddrErrors":
 				var value uint64
 				fmt.Sscan(values[j], &value)
 				out[key] = value

@@ -21,12 +21,14 @@ func flood(t *testing.T, from *lab.Pod, to netip.AddrPort, flows int) {
 
 // floodTo is flood where none may be lost, however busy the machine: no more are on their way than
 // a veth's ring takes.
-func floodTo(t *testing.T, from *lab.Pod, to netip.AddrPort, flows int, sink *listener, drops func() string) {
+func floodTo(t *testing.T, from *lab.Pod, to netip.AddrPort, flows int, sink *listener,
+	drops func() string) {
 	t.Helper()
 	floodPaced(t, from, to, flows, func(sent int) {
 		for begin := time.Now(); sink.total.Load() < int64(sent); time.Sleep(200 * time.Microsecond) {
 			if time.Since(begin) > patience {
-				t.Fatalf("of the flood's first %d datagrams %d arrived; drops: %s", sent, sink.total.Load(), drops())
+				t.Fatalf("of the flood's first %d datagrams %d arrived; drops: %s", sent,
+					sink.total.Load(), drops())
 			}
 		}
 	})
@@ -36,7 +38,9 @@ func floodTo(t *testing.T, from *lab.Pod, to netip.AddrPort, flows int, sink *li
 func floodPaced(t *testing.T, from *lab.Pod, to netip.AddrPort, flows int, pace func(sent int)) {
 	t.Helper()
 	end := openEnd(t, from.NetNS, "eth0", false)
-	frame := datagram(mac(from.MAC), netip.AddrPortFrom(from.Addr(map[bool]int{true: 4, false: 6}[to.Addr().Is4()]), 1), to, false)
+	frame := datagram(mac(from.MAC),
+		netip.AddrPortFrom(from.Addr(map[bool]int{true: 4, false: 6}[to.Addr().Is4()]), 1), to,
+		false)
 	for i := range flows {
 		end.send(t, fromPort(frame, uint16(1024+i%60000)))
 		if i%50 == 49 {
@@ -73,11 +77,15 @@ func TestManyFlows(t *testing.T) {
 	drops := func() string { return "at a: " + dropText(t, l.Node("a")) + "; at b: " + dropText(t, l.Node("b")) }
 	for _, mode := range []string{"auto", "xdp", "tc", "stack"} {
 		t.Run(mode, func(t *testing.T) {
-			reconfigure(t, map[string]any{"mode": mode, "flows": map[string]any{"maxEntries": 1024}}, agents(l)...)
+			reconfigure(t,
+				map[string]any{"mode": mode, "flows": map[string]any{"maxEntries": 1024}},
+				agents(l)...)
 			for _, family := range []int{4, 6} {
 				load := startLoad(t, path{l.Pod("client"), l.Pod("server")})
 				sink := listen(t, l.Pod("server"), uint16(9100+family))
-				floodTo(t, l.Pod("client"), netip.AddrPortFrom(l.Pod("server").Addr(family), uint16(9100+family)), many, sink, drops)
+				floodTo(t, l.Pod("client"),
+					netip.AddrPortFrom(l.Pod("server").Addr(family), uint16(9100+family)), many,
+					sink, drops)
 				load.nothingLost(t)
 			}
 			connected(t, l)
@@ -96,7 +104,8 @@ func TestEventFlood(t *testing.T) {
 	flood(t, l.Pod("client"), netip.AddrPortFrom(l.Pod("server").IPv4, 9), 5000)
 	spoofFlood(t, l.Pod("client"), 5000)
 	if after := status(t, a).Events; after.Suppressed < before.Suppressed+5000 {
-		t.Errorf("10000 events at 100 a second: held back %d before, %d after", before.Suppressed, after.Suppressed)
+		t.Errorf("10000 events at 100 a second: held back %d before, %d after", before.Suppressed,
+			after.Suppressed)
 	}
 	load.nothingLost(t)
 }
@@ -135,7 +144,8 @@ func TestEventsUnread(t *testing.T) {
 func spoofFlood(t *testing.T, from *lab.Pod, packets int) {
 	t.Helper()
 	end := openEnd(t, from.NetNS, "eth0", false)
-	forged := datagram(mac(from.MAC), netip.MustParseAddrPort("198.51.100.1:9"), netip.MustParseAddrPort("198.51.100.2:9"), false)
+	forged := datagram(mac(from.MAC), netip.MustParseAddrPort("198.51.100.1:9"),
+		netip.MustParseAddrPort("198.51.100.2:9"), false)
 	for i := range packets {
 		end.send(t, forged)
 		if i%50 == 49 {

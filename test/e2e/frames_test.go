@@ -33,7 +33,8 @@ func mac(text string) net.HardwareAddr {
 // ground serializes the layers, with lengths and checksums right.
 func ground(l ...gopacket.SerializableLayer) []byte {
 	buf := gopacket.NewSerializeBuffer()
-	if err := gopacket.SerializeLayers(buf, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, l...); err != nil {
+	if err := gopacket.SerializeLayers(buf,
+		gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, l...); err != nil {
 		panic(err)
 	}
 	return buf.Bytes()
@@ -48,37 +49,46 @@ func datagram(srcMAC net.HardwareAddr, src, dst netip.AddrPort, tag bool) []byte
 	kind, ip := layers.EthernetTypeIPv4, gopacket.SerializableLayer(nil)
 	udp := &layers.UDP{SrcPort: layers.UDPPort(src.Port()), DstPort: layers.UDPPort(dst.Port())}
 	if src.Addr().Is4() {
-		v4 := &layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolUDP, SrcIP: src.Addr().AsSlice(), DstIP: dst.Addr().AsSlice()}
+		v4 := &layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolUDP,
+			SrcIP: src.Addr().AsSlice(), DstIP: dst.Addr().AsSlice()}
 		_ = udp.SetNetworkLayerForChecksum(v4)
 		ip = v4
 	} else {
-		v6 := &layers.IPv6{Version: 6, HopLimit: 64, NextHeader: layers.IPProtocolUDP, SrcIP: src.Addr().AsSlice(), DstIP: dst.Addr().AsSlice()}
+		v6 := &layers.IPv6{Version: 6, HopLimit: 64, NextHeader: layers.IPProtocolUDP,
+			SrcIP: src.Addr().AsSlice(), DstIP: dst.Addr().AsSlice()}
 		_ = udp.SetNetworkLayerForChecksum(v6)
 		ip, kind = v6, layers.EthernetTypeIPv6
 	}
 	payload := gopacket.Payload("forged or not")
 	if tag {
-		return ground(ethernet(srcMAC, gatewayMAC, layers.EthernetTypeDot1Q), &layers.Dot1Q{VLANIdentifier: 7, Type: kind}, ip, udp, payload)
+		return ground(ethernet(srcMAC, gatewayMAC, layers.EthernetTypeDot1Q),
+			&layers.Dot1Q{VLANIdentifier: 7, Type: kind}, ip, udp, payload)
 	}
 	return ground(ethernet(srcMAC, gatewayMAC, kind), ip, udp, payload)
 }
 
-func arp(op uint16, frameSrc, sha net.HardwareAddr, spa netip.Addr, dst, tha net.HardwareAddr, tpa netip.Addr) []byte {
+func arp(op uint16, frameSrc, sha net.HardwareAddr, spa netip.Addr, dst, tha net.HardwareAddr,
+	tpa netip.Addr) []byte {
 	return ground(ethernet(frameSrc, dst, layers.EthernetTypeARP), &layers.ARP{
-		AddrType: layers.LinkTypeEthernet, Protocol: layers.EthernetTypeIPv4, HwAddressSize: 6, ProtAddressSize: 4, Operation: op,
-		SourceHwAddress: sha, SourceProtAddress: spa.AsSlice(), DstHwAddress: tha, DstProtAddress: tpa.AsSlice(),
+		AddrType: layers.LinkTypeEthernet, Protocol: layers.EthernetTypeIPv4, HwAddressSize: 6,
+		ProtAddressSize: 4, Operation: op,
+		SourceHwAddress: sha, SourceProtAddress: spa.AsSlice(), DstHwAddress: tha,
+		DstProtAddress: tpa.AsSlice(),
 	})
 }
 
 // advertisement is an unsolicited neighbour advertisement for target.
-func advertisement(frameSrc net.HardwareAddr, src, target netip.Addr, lladdr net.HardwareAddr) []byte {
-	ip := &layers.IPv6{Version: 6, HopLimit: 255, NextHeader: layers.IPProtocolICMPv6, SrcIP: src.AsSlice(), DstIP: net.ParseIP("ff02::1")}
+func advertisement(frameSrc net.HardwareAddr, src, target netip.Addr,
+	lladdr net.HardwareAddr) []byte {
+	ip := &layers.IPv6{Version: 6, HopLimit: 255, NextHeader: layers.IPProtocolICMPv6,
+		SrcIP: src.AsSlice(), DstIP: net.ParseIP("ff02::1")}
 	icmp := &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(layers.ICMPv6TypeNeighborAdvertisement, 0)}
 	_ = icmp.SetNetworkLayerForChecksum(ip)
-	return ground(ethernet(frameSrc, mac("33:33:00:00:00:01"), layers.EthernetTypeIPv6), ip, icmp, &layers.ICMPv6NeighborAdvertisement{
-		Flags: 0x20, TargetAddress: target.AsSlice(),
-		Options: layers.ICMPv6Options{{Type: layers.ICMPv6OptTargetAddress, Data: lladdr}},
-	})
+	return ground(ethernet(frameSrc, mac("33:33:00:00:00:01"), layers.EthernetTypeIPv6), ip, icmp,
+		&layers.ICMPv6NeighborAdvertisement{
+			Flags: 0x20, TargetAddress: target.AsSlice(),
+			Options: layers.ICMPv6Options{{Type: layers.ICMPv6OptTargetAddress, Data: lladdr}},
+		})
 }
 
 // wireEnd sends and receives raw frames on an interface of a namespace.
@@ -99,12 +109,14 @@ func openEnd(t *testing.T, ns, ifName string, bypass bool) *wireEnd {
 		}
 		e.ifindex = iface.Index
 		all := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_ALL))
-		if e.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, int(all)); err != nil {
+		if e.fd, err = unix.Socket(unix.AF_PACKET,
+			unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, int(all)); err != nil {
 			return err
 		}
 		_ = unix.SetsockoptInt(e.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20)
 		if bypass {
-			if err := unix.SetsockoptInt(e.fd, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, 1); err != nil {
+			if err := unix.SetsockoptInt(e.fd, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS,
+				1); err != nil {
 				return err
 			}
 		}
@@ -133,7 +145,8 @@ func (e *wireEnd) received() [][]byte {
 		if err != nil {
 			return frames
 		}
-		if ll, ok := from.(*unix.SockaddrLinklayer); ok && (ll.Pkttype == unix.PACKET_OUTGOING) != e.leaving {
+		if ll, ok := from.(*unix.SockaddrLinklayer); ok &&
+			(ll.Pkttype == unix.PACKET_OUTGOING) != e.leaving {
 			continue
 		}
 		frames = append(frames, append([]byte(nil), buf[:n]...))

@@ -87,7 +87,8 @@ func useShared(t *testing.T) *lab.Lab {
 func (s *sharedLab) up(t *testing.T) {
 	spec := parseSpec(t, threeNodes)
 	spec.Name = labPrefix + "-main"
-	if s.lab, s.err = lab.Up(context.Background(), spec, lab.Options{Binary: weftBinary, ReadyTimeout: labtest.ReadyTimeout}); s.err != nil {
+	if s.lab, s.err = lab.Up(context.Background(), spec,
+		lab.Options{Binary: weftBinary, ReadyTimeout: labtest.ReadyTimeout}); s.err != nil {
 		return
 	}
 	for _, p := range s.lab.Pods() {
@@ -244,7 +245,8 @@ func dropText(t *testing.T, n *lab.Node) string {
 	}
 	var parts []string
 	for _, d := range drops {
-		parts = append(parts, fmt.Sprintf("%s %s %s: %d", d.Endpoint, d.Direction, d.Reason, d.Packets))
+		parts = append(parts,
+			fmt.Sprintf("%s %s %s: %d", d.Endpoint, d.Direction, d.Reason, d.Packets))
 	}
 	return strings.Join(parts, "; ")
 }
@@ -259,8 +261,10 @@ func reach(ctx context.Context, from, to *lab.Pod) error {
 	for _, family := range []int{4, 6} {
 		dst := to.Addr(family)
 		ctx, cancel := context.WithTimeout(ctx, callTime)
-		_, tcpErr := traffic.EchoTCP(ctx, from.NetNS, netip.Addr{}, netip.AddrPortFrom(dst, echoPort), 200_000)
-		_, udpErr := traffic.EchoUDP(ctx, from.NetNS, netip.Addr{}, netip.AddrPortFrom(dst, echoPort), 1000)
+		_, tcpErr := traffic.EchoTCP(ctx, from.NetNS, netip.Addr{},
+			netip.AddrPortFrom(dst, echoPort), 200_000)
+		_, udpErr := traffic.EchoUDP(ctx, from.NetNS, netip.Addr{},
+			netip.AddrPortFrom(dst, echoPort), 1000)
 		ping, pingErr := traffic.Ping(ctx, from.NetNS, traffic.PingOptions{Dst: dst})
 		cancel()
 		if pingErr == nil && !ping.OK() {
@@ -268,7 +272,8 @@ func reach(ctx context.Context, from, to *lab.Pod) error {
 		}
 		for _, err := range []error{tcpErr, udpErr, pingErr} {
 			if err != nil {
-				errs = append(errs, fmt.Errorf("%s to %s IPv%d: %w", from.Name, to.Name, family, err))
+				errs = append(errs,
+					fmt.Errorf("%s to %s IPv%d: %w", from.Name, to.Name, family, err))
 			}
 		}
 	}
@@ -287,9 +292,11 @@ func connected(t *testing.T, l *lab.Lab) {
 				t.Error(err)
 			}
 			for _, family := range []int{4, 6} {
-				report, err := traffic.Ping(t.Context(), from.NetNS, traffic.PingOptions{Dst: to.Addr(family), Size: 4000})
+				report, err := traffic.Ping(t.Context(), from.NetNS,
+					traffic.PingOptions{Dst: to.Addr(family), Size: 4000})
 				if err != nil || !report.OK() {
-					t.Errorf("fragmented ping %s to %s IPv%d: %+v %v", from.Name, to.Name, family, report, err)
+					t.Errorf("fragmented ping %s to %s IPv%d: %+v %v", from.Name, to.Name, family,
+						report, err)
 				}
 			}
 		}

@@ -35,12 +35,15 @@ func startLoad(t *testing.T, paths ...path) *load {
 		for _, family := range []int{4, 6} {
 			name := fmt.Sprintf("%s to %s IPv%d", p.from.Name, p.to.Name, family)
 			dst := netip.AddrPortFrom(p.to.Addr(family), 0)
-			udp, err := traffic.StartUDP(ctx, traffic.UDPOptions{From: p.from.NetNS, To: p.to.NetNS, Dst: dst, PPS: 1000})
+			udp, err := traffic.StartUDP(ctx,
+				traffic.UDPOptions{From: p.from.NetNS, To: p.to.NetNS, Dst: dst, PPS: 1000})
 			if err != nil {
 				t.Fatal(name, err)
 			}
 			l.udp[name] = udp
-			tcp, err := traffic.StartTCP(ctx, traffic.TCPOptions{From: p.from.NetNS, To: p.to.NetNS, Dst: dst, BytesPerSecond: 1 << 20})
+			tcp, err := traffic.StartTCP(ctx,
+				traffic.TCPOptions{From: p.from.NetNS, To: p.to.NetNS, Dst: dst,
+					BytesPerSecond: 1 << 20})
 			if err != nil {
 				t.Fatal(name, err)
 			}
@@ -89,7 +92,8 @@ func (l *load) stop() {
 func (l *load) nothingLost(t *testing.T) {
 	t.Helper()
 	for name, s := range l.udp {
-		if r := s.Stop(); r.Received == 0 || r.Lost != 0 || r.SendErrors != 0 || r.Corrupt != 0 || r.Duplicates != 0 {
+		if r := s.Stop(); r.Received == 0 || r.Lost != 0 || r.SendErrors != 0 || r.Corrupt != 0 ||
+			r.Duplicates != 0 {
 			t.Errorf("UDP %s: %s %s", name, r, r.SendError)
 		}
 	}

@@ -55,7 +55,8 @@ func run(m *testing.M) int {
 	shared.down()
 	sealed.down()
 	if left := leftovers(); len(left) > 0 {
-		fmt.Fprintf(os.Stderr, "FAIL: left on the machine after all labs were taken down:\n  %s\n", strings.Join(left, "\n  "))
+		fmt.Fprintf(os.Stderr, "FAIL: left on the machine after all labs were taken down:\n  %s\n",
+			strings.Join(left, "\n  "))
 		return 1
 	}
 	return code
@@ -84,13 +85,15 @@ func findBinary() (string, error) {
 // build compiles a program, with the files that overlay names in place of the tree's.
 func build(program, name, overlay string) (string, error) {
 	out := filepath.Join(scratch, name)
-	args := []string{"build", "-trimpath", "-tags=grpcnotrace", "-ldflags", "-s -w -X weft.dev/weft/internal/version.Version=" + name, "-o", out}
+	args := []string{"build", "-trimpath", "-tags=grpcnotrace", "-ldflags",
+		"-s -w -X weft.dev/weft/internal/version.Version=" + name, "-o", out}
 	if overlay != "" {
 		args = append(args, "-overlay", overlay)
 	}
 	cmd := exec.Command("go", append(args, "./cmd/"+program)...)
 	cmd.Dir = root
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as `make build`, which has compiled most of it
+	cmd.Env = append(os.Environ(),
+		"CGO_ENABLED=0") // as `make build`, which has compiled most of it
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w\n%s", name, err, text)
 	}
@@ -100,16 +103,17 @@ func build(program, name, overlay string) (string, error) {
 func newerThanSources(built time.Time) bool {
 	newer := true
 	for _, dir := range []string{"bpf", "cmd", "internal", "api", "go.mod"} {
-		_ = filepath.WalkDir(filepath.Join(root, dir), func(path string, e fs.DirEntry, err error) error {
-			if err != nil || e.IsDir() || strings.HasSuffix(path, "_test.go") {
-				return err
-			}
-			if info, err := e.Info(); err == nil && info.ModTime().After(built) {
-				newer = false
-				return fs.SkipAll
-			}
-			return nil
-		})
+		_ = filepath.WalkDir(filepath.Join(root, dir),
+			func(path string, e fs.DirEntry, err error) error {
+				if err != nil || e.IsDir() || strings.HasSuffix(path, "_test.go") {
+					return err
+				}
+				if info, err := e.Info(); err == nil && info.ModTime().After(built) {
+					newer = false
+					return fs.SkipAll
+				}
+				return nil
+			})
 	}
 	return newer
 }
@@ -118,8 +122,10 @@ func newerThanSources(built time.Time) bool {
 func leftovers() []string {
 	var left []string
 	for _, pattern := range []string{
-		"/run/netns/weft-" + labPrefix + "-*", "/run/netns/" + labPrefix + "-*", "/sys/fs/bpf/weft/" + labPrefix + "-*",
-		"/run/weft/" + labPrefix + "-*", "/run/weft-lab/" + labPrefix + "-*", "/var/lib/weft/" + labPrefix + "-*",
+		"/run/netns/weft-" + labPrefix + "-*", "/run/netns/" + labPrefix + "-*",
+		"/sys/fs/bpf/weft/" + labPrefix + "-*",
+		"/run/weft/" + labPrefix + "-*", "/run/weft-lab/" + labPrefix + "-*",
+		"/var/lib/weft/" + labPrefix + "-*",
 	} {
 		found, _ := filepath.Glob(pattern)
 		left = append(left, found...)
@@ -128,7 +134,8 @@ func leftovers() []string {
 	for _, path := range commands {
 		text, _ := os.ReadFile(path)
 		line := strings.ReplaceAll(string(text), "\x00", " ")
-		if strings.Contains(line, "weft") && strings.Contains(line, labPrefix+"-") && !strings.Contains(path, fmt.Sprintf("/%d/", os.Getpid())) {
+		if strings.Contains(line, "weft") && strings.Contains(line, labPrefix+"-") &&
+			!strings.Contains(path, fmt.Sprintf("/%d/", os.Getpid())) {
 			left = append(left, "process "+filepath.Base(filepath.Dir(path))+": "+line)
 		}
 	}
@@ -139,7 +146,8 @@ func leftovers() []string {
 func newLab(t *testing.T, suffix string, spec *lab.Spec) *lab.Lab {
 	t.Helper()
 	spec.Name = labPrefix + "-" + suffix
-	l, err := lab.Up(t.Context(), spec, lab.Options{Binary: weftBinary, ReadyTimeout: labtest.ReadyTimeout})
+	l, err := lab.Up(t.Context(), spec,
+		lab.Options{Binary: weftBinary, ReadyTimeout: labtest.ReadyTimeout})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,6 +172,7 @@ func quoteLogs(t *testing.T, l *lab.Lab) {
 		}
 		text, _ := os.ReadFile(n.LogFile)
 		lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-		t.Logf("the last lines of agent %s:\n  %s", n.Name, strings.Join(lines[max(0, len(lines)-12):], "\n  "))
+		t.Logf("the last lines of agent %s:\n  %s", n.Name,
+			strings.Join(lines[max(0, len(lines)-12):], "\n  "))
 	}
 }

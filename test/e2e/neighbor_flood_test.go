@@ -22,7 +22,8 @@ func neighborFlood(t *testing.T, from, to *lab.Pod) *traffic.Flood {
 	t.Helper()
 	nobody := to.IPv4.Next()
 	flood, err := traffic.StartFlood(traffic.FloodOptions{
-		NetNS: from.NetNS, IfName: from.IfName, SrcMAC: mac(from.MAC), DstMAC: gatewayMAC, Src: from.IPv4, Dst: nobody, Hostile: true,
+		NetNS: from.NetNS, IfName: from.IfName, SrcMAC: mac(from.MAC), DstMAC: gatewayMAC,
+		Src: from.IPv4, Dst: nobody, Hostile: true,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -39,7 +40,9 @@ func TestNeighborFlood(t *testing.T) {
 	a, neighbor := l.Node("a"), l.Pod("client")
 	for _, mode := range []string{"auto", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
-			reconfigure(t, map[string]any{"mode": mode, "flows": map[string]any{"maxEntries": floodEntries}}, a)
+			reconfigure(t,
+				map[string]any{"mode": mode, "flows": map[string]any{"maxEntries": floodEntries}},
+				a)
 			v := newVictim(t, l, l.Pod("db"), l.Pod("server"))
 			losses, before := kernelLosses(t, l), budgetOf(t, a, neighbor)
 			flood := neighborFlood(t, neighbor, v.server)
@@ -50,9 +53,10 @@ func TestNeighborFlood(t *testing.T) {
 			}
 			// A first fragment is kept for 30 seconds, and between its halves the victim sends no
 			// other: that could have its place.
-			v.despiteQueues(t, "a datagram in two fragments, with the flood's between them", func() error {
-				return v.inHalves(t, func() { fragmentsFlood(t, flood) })
-			})
+			v.despiteQueues(t, "a datagram in two fragments, with the flood's between them",
+				func() error {
+					return v.inHalves(t, func() { fragmentsFlood(t, flood) })
+				})
 			report, err := flood.Stop()
 			if err != nil {
 				t.Fatal(err)
@@ -66,8 +70,9 @@ func TestNeighborFlood(t *testing.T) {
 			after := budgetOf(t, a, neighbor)
 			t.Logf("the neighbour's budget: %+v, before %+v", after, before)
 			for what, grew := range map[string]bool{
-				"flows": after.FlowsEvicted > before.FlowsEvicted+floodEntries, "fragments": after.FragmentsEvicted > before.FragmentsEvicted,
-				"events": after.EventsSuppressed > before.EventsSuppressed,
+				"flows":     after.FlowsEvicted > before.FlowsEvicted+floodEntries,
+				"fragments": after.FragmentsEvicted > before.FragmentsEvicted,
+				"events":    after.EventsSuppressed > before.EventsSuppressed,
 			} {
 				if !grew {
 					t.Errorf("the flood has not used up its own %s", what)

@@ -20,7 +20,8 @@ import (
 type networkPod struct{ netNS string }
 
 // addNetworkPod runs the CNI plugin on a node, as a runtime does.
-func addNetworkPod(t *testing.T, n *lab.Node, name string, network uint32, addrs ...netip.Addr) networkPod {
+func addNetworkPod(t *testing.T, n *lab.Node, name string, network uint32,
+	addrs ...netip.Addr) networkPod {
 	t.Helper()
 	space := fmt.Sprintf("%s-%s-%s", labPrefix, n.Name, name)
 	path, err := netns.Create(space)
@@ -41,7 +42,8 @@ func addNetworkPod(t *testing.T, n *lab.Node, name string, network uint32, addrs
 	call := func(verb string) error {
 		return netns.Do(n.NetNS, func() error {
 			cmd := exec.Command(plugin)
-			cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + name, "CNI_NETNS=" + path, "CNI_IFNAME=eth0", "CNI_PATH=" + filepath.Dir(plugin)}
+			cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + name,
+				"CNI_NETNS=" + path, "CNI_IFNAME=eth0", "CNI_PATH=" + filepath.Dir(plugin)}
 			cmd.Stdin = bytes.NewReader([]byte(conf))
 			if out, err := cmd.CombinedOutput(); err != nil {
 				return fmt.Errorf("CNI %s: %w: %s", verb, err, out)
@@ -87,7 +89,8 @@ func TestNetworks(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			reconfigure(t, map[string]any{"mode": mode}, agents(l)...)
 			first := addNetworkPod(t, near, "blue1", 7, own, twin)
-			second := addNetworkPod(t, near, "blue2", 7, client.IPv4, client.IPv6, netip.MustParseAddr("10.99.0.2"), netip.MustParseAddr("fd99::2"))
+			second := addNetworkPod(t, near, "blue2", 7, client.IPv4, client.IPv6,
+				netip.MustParseAddr("10.99.0.2"), netip.MustParseAddr("fd99::2"))
 			for _, restarted := range []bool{false, true} {
 				if restarted {
 					restart(t, near)
@@ -114,8 +117,10 @@ func TestNetworks(t *testing.T) {
 						t.Errorf("restarted %v, from %s in %s to %s: answered %v, want %v; drops: %s", restarted, c.src, c.from, c.dst, got, c.want, dropText(t, near))
 					}
 					crosses := c.from == first.netNS || c.from == second.netNS
-					if now := dropped(t, near, "", "other_network"); !c.want && crosses && now <= refused {
-						t.Errorf("restarted %v, from %s to %s: no drop is called other_network: %s", restarted, c.src, c.dst, dropText(t, near))
+					if now := dropped(t, near, "", "other_network"); !c.want && crosses &&
+						now <= refused {
+						t.Errorf("restarted %v, from %s to %s: no drop is called other_network: %s",
+							restarted, c.src, c.dst, dropText(t, near))
 					}
 				}
 			}

@@ -33,11 +33,14 @@ func TestOutside(t *testing.T) {
 			var errs []error
 			for _, node := range l.Nodes() {
 				for _, addr := range node.Addresses {
-					errs = append(errs, ask(t.Context(), l, "client", netip.AddrPortFrom(addr, echoPort).String()))
+					errs = append(errs,
+						ask(t.Context(), l, "client", netip.AddrPortFrom(addr, echoPort).String()))
 				}
 				for _, pod := range []string{"client", "server"} {
 					for _, family := range []int{4, 6} {
-						errs = append(errs, ask(t.Context(), l, node.Name, netip.AddrPortFrom(l.Pod(pod).Addr(family), echoPort).String()))
+						errs = append(errs,
+							ask(t.Context(), l, node.Name,
+								netip.AddrPortFrom(l.Pod(pod).Addr(family), echoPort).String()))
 					}
 				}
 			}
@@ -54,7 +57,8 @@ func TestMasquerade(t *testing.T) {
 	l := useShared(t)
 	out, node := l.Node("out"), l.Node("a")
 	// Addresses of no node, behind one.
-	far := []netip.Addr{netip.MustParseAddr("198.51.100.9"), netip.MustParseAddr("2001:db8:ffff::9")}
+	far := []netip.Addr{netip.MustParseAddr("198.51.100.9"),
+		netip.MustParseAddr("2001:db8:ffff::9")}
 	for i, ranges := range []string{"10.77.1.0/24", "fd77:1::/64"} {
 		must(t, out.NetNS, "ip", "route", "del", ranges)
 		t.Cleanup(func() { must(t, out.NetNS, "ip", "route", "replace", ranges, "via", node.Addresses[i].String()) })
@@ -66,7 +70,8 @@ func TestMasquerade(t *testing.T) {
 	for _, mode := range []string{"auto", "xdp", "tc", "stack"} {
 		t.Run(mode, func(t *testing.T) {
 			a := l.Node("a")
-			reconfigure(t, map[string]any{"mode": mode, "masquerade": map[string]any{"enabled": true}}, a)
+			reconfigure(t,
+				map[string]any{"mode": mode, "masquerade": map[string]any{"enabled": true}}, a)
 			outside := listen(t, &lab.Pod{NetNS: out.NetNS}, 9300)
 			inside := listen(t, l.Pod("server"), 9300)
 			for family := range map[int]bool{4: true, 6: true} {
@@ -76,7 +81,8 @@ func TestMasquerade(t *testing.T) {
 				}
 				seen = sendAndSee(t, l.Pod("client"), l.Pod("server").Addr(family), inside)
 				if seen != l.Pod("client").Addr(family) {
-					t.Errorf("a pod of another node sees %s, not the pod's own %s", seen, l.Pod("client").Addr(family))
+					t.Errorf("a pod of another node sees %s, not the pod's own %s", seen,
+						l.Pod("client").Addr(family))
 				}
 			}
 			echo, err := traffic.StartEcho(out.NetNS, echoPort)
@@ -86,16 +92,19 @@ func TestMasquerade(t *testing.T) {
 			defer echo.Close()
 			for _, addr := range far {
 				ns := l.Pod("client").NetNS
-				if _, err := traffic.EchoTCP(t.Context(), ns, netip.Addr{}, netip.AddrPortFrom(addr, echoPort), 200_000); err != nil {
+				if _, err := traffic.EchoTCP(t.Context(), ns, netip.Addr{},
+					netip.AddrPortFrom(addr, echoPort), 200_000); err != nil {
 					t.Error(err)
 				}
-				if r, err := traffic.Ping(t.Context(), ns, traffic.PingOptions{Dst: addr}); err != nil || !r.OK() {
+				if r, err := traffic.Ping(t.Context(), ns,
+					traffic.PingOptions{Dst: addr}); err != nil || !r.OK() {
 					t.Errorf("ping %s: %+v %v", addr, r, err)
 				}
 			}
 		})
 	}
-	if rules := must(t, l.Node("a").NetNS, "nft", "list", "ruleset"); strings.Contains(rules, "masquerade") {
+	if rules := must(t, l.Node("a").NetNS, "nft", "list", "ruleset"); strings.Contains(rules,
+		"masquerade") {
 		t.Errorf("masquerading was switched off, and rules are left:\n%s", rules)
 	}
 }
@@ -131,7 +140,8 @@ func TestCleanup(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // doing it again is no error
-		if out, errOut, code := runIn(t, a.NetNS, command(weftBinary, "agent", "cleanup", "--config", a.ConfigFile)); code != 0 {
+		if out, errOut, code := runIn(t, a.NetNS,
+			command(weftBinary, "agent", "cleanup", "--config", a.ConfigFile)); code != 0 {
 			t.Fatalf("cleanup: exit code %d: %s%s", code, out, errOut)
 		}
 	}
@@ -139,17 +149,22 @@ func TestCleanup(t *testing.T) {
 		t.Errorf("forwarding by IPv4 and IPv6 after cleanup: %s, before Weft it was 0 0", got)
 	}
 	for what, text := range map[string]string{
-		"interfaces": must(t, a.NetNS, "ip", "-o", "link"), "rules": must(t, a.NetNS, "nft", "list", "ruleset"),
-		"routes":     must(t, a.NetNS, "ip", "route", "show", "table", "all", "proto", "77") + must(t, a.NetNS, "ip", "-6", "route", "show", "table", "all", "proto", "77"),
-		"neighbours": must(t, a.NetNS, "ip", "neigh"), "in the pod": must(t, l.Pod("client").NetNS, "ip", "-o", "link"),
+		"interfaces": must(t, a.NetNS, "ip", "-o", "link"),
+		"rules":      must(t, a.NetNS, "nft", "list", "ruleset"),
+		"routes": must(t, a.NetNS, "ip", "route", "show", "table", "all", "proto",
+			"77") + must(t, a.NetNS, "ip", "-6", "route", "show", "table", "all", "proto", "77"),
+		"neighbours": must(t, a.NetNS, "ip", "neigh"),
+		"in the pod": must(t, l.Pod("client").NetNS, "ip", "-o", "link"),
 	} {
-		for _, word := range []string{": weft", ": wefx", "table inet weft", "proto 77", "xdp", "managed", "eth0", "10.77."} {
+		for _, word := range []string{": weft", ": wefx", "table inet weft", "proto 77", "xdp",
+			"managed", "eth0", "10.77."} {
 			if strings.Contains(text, word) {
 				t.Errorf("cleanup left %q among the %s:\n%s", word, what, text)
 			}
 		}
 	}
-	for _, path := range []string{"/sys/fs/bpf/weft/" + a.Instance, filepath.Dir(a.Socket), filepath.Join(l.Dir(), "a", "state", a.Instance)} {
+	for _, path := range []string{"/sys/fs/bpf/weft/" + a.Instance, filepath.Dir(a.Socket),
+		filepath.Join(l.Dir(), "a", "state", a.Instance)} {
 		if _, err := os.Stat(path); err == nil {
 			t.Errorf("cleanup left %s", path)
 		}
@@ -163,5 +178,6 @@ func TestCleanup(t *testing.T) {
 // nodeSettings reads what the agent must change to forward, and put back.
 func nodeSettings(t *testing.T, n *lab.Node) string {
 	t.Helper()
-	return strings.Join(strings.Fields(must(t, n.NetNS, "sysctl", "-n", "net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding")), " ")
+	return strings.Join(strings.Fields(must(t, n.NetNS, "sysctl", "-n", "net.ipv4.ip_forward",
+		"net.ipv6.conf.all.forwarding")), " ")
 }

@@ -25,7 +25,9 @@ func TestSmallPath(t *testing.T) {
 				t.Run(fmt.Sprintf("IPv%d", family), func(t *testing.T) {
 					forgetPath(t, client)
 					tooBig(t, l, family, 1500-headers)
-					fits, err := traffic.Ping(t.Context(), client.NetNS, traffic.PingOptions{Dst: server.Addr(family), DF: true, Size: 1400 - headers})
+					fits, err := traffic.Ping(t.Context(), client.NetNS,
+						traffic.PingOptions{Dst: server.Addr(family), DF: true,
+							Size: 1400 - headers})
 					if err != nil || !fits.OK() {
 						t.Errorf("a ping of exactly the path's MTU: %+v %v", fits, err)
 					}
@@ -45,14 +47,17 @@ func TestSmallPath(t *testing.T) {
 func tooBig(t *testing.T, l *lab.Lab, family, size int) {
 	t.Helper()
 	client, server, node := l.Pod("client"), l.Pod("server"), l.Node("a").Addresses[family/6]
-	report, err := traffic.Ping(t.Context(), client.NetNS, traffic.PingOptions{Dst: server.Addr(family), DF: true, Size: size})
+	report, err := traffic.Ping(t.Context(), client.NetNS,
+		traffic.PingOptions{Dst: server.Addr(family), DF: true, Size: size})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if report.TooBig != 1 || report.MTU != 1400 || report.Received != 0 {
-		t.Errorf("DF ping of 1500 on a path of 1400: %+v; drops: %s", report, dropText(t, l.Node("a")))
+		t.Errorf("DF ping of 1500 on a path of 1400: %+v; drops: %s", report,
+			dropText(t, l.Node("a")))
 	}
-	if from := fmt.Sprintf("from %s: packet too big", node); len(report.Errors) != 1 || !strings.HasPrefix(report.Errors[0], from) {
+	if from := fmt.Sprintf("from %s: packet too big", node); len(report.Errors) != 1 ||
+		!strings.HasPrefix(report.Errors[0], from) {
 		t.Errorf("the error is %q, not %q", report.Errors, from)
 	}
 }
@@ -64,7 +69,8 @@ func mayBeCut(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	client, server := l.Pod("client"), l.Pod("server")
 	forgetPath(t, client)
-	report, err := traffic.Ping(t.Context(), client.NetNS, traffic.PingOptions{Dst: server.IPv4, Size: 1500 - 28})
+	report, err := traffic.Ping(t.Context(), client.NetNS,
+		traffic.PingOptions{Dst: server.IPv4, Size: 1500 - 28})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,22 +96,27 @@ func TestTTL(t *testing.T) {
 			for _, to := range []string{"server", "db"} {
 				for _, family := range []int{4, 6} {
 					dst, node := l.Pod(to).Addr(family), l.Node("a").Addresses[family/6]
-					report, err := traffic.Ping(t.Context(), l.Pod("client").NetNS, traffic.PingOptions{Dst: dst, TTL: 1})
+					report, err := traffic.Ping(t.Context(), l.Pod("client").NetNS,
+						traffic.PingOptions{Dst: dst, TTL: 1})
 					if err != nil {
 						t.Fatal(err)
 					}
-					if want := fmt.Sprintf("from %s: time exceeded", node); report.TimeExceeded != 1 || report.Errors[0] != want {
+					if want := fmt.Sprintf("from %s: time exceeded",
+						node); report.TimeExceeded != 1 || report.Errors[0] != want {
 						t.Errorf("TTL 1 to %s: %+v, want %q", dst, report, want)
 					}
 					// Two nodes on the way, three hops: the second node is the next to answer.
 					if to == "db" {
 						continue
 					}
-					report, err = traffic.Ping(t.Context(), l.Pod("client").NetNS, traffic.PingOptions{Dst: dst, TTL: 2})
+					report, err = traffic.Ping(t.Context(), l.Pod("client").NetNS,
+						traffic.PingOptions{Dst: dst, TTL: 2})
 					if err != nil {
 						t.Fatal(err)
 					}
-					if want := fmt.Sprintf("from %s: time exceeded", l.Node("b").Addresses[family/6]); report.TimeExceeded != 1 || report.Errors[0] != want {
+					if want := fmt.Sprintf("from %s: time exceeded",
+						l.Node("b").Addresses[family/6]); report.TimeExceeded != 1 ||
+						report.Errors[0] != want {
 						t.Errorf("TTL 2 to %s: %+v, want %q", dst, report, want)
 					}
 				}
@@ -121,11 +132,13 @@ func TestFragments(t *testing.T) {
 	for _, mode := range []string{"auto", "xdp", "tc", "stack"} {
 		t.Run(mode, func(t *testing.T) {
 			reconfigure(t, map[string]any{"mode": mode}, agents(l)...)
-			for _, pair := range [][2]string{{"client", "server"}, {"server", "client"}, {"client", "db"}} {
+			for _, pair := range [][2]string{{"client", "server"}, {"server", "client"},
+				{"client", "db"}} {
 				from, to := l.Pod(pair[0]), l.Pod(pair[1])
 				for _, family := range []int{4, 6} {
 					for _, size := range []int{1473, 4000, 20000} {
-						report, err := traffic.Ping(t.Context(), from.NetNS, traffic.PingOptions{Dst: to.Addr(family), Size: size})
+						report, err := traffic.Ping(t.Context(), from.NetNS,
+							traffic.PingOptions{Dst: to.Addr(family), Size: size})
 						if err != nil || !report.OK() {
 							t.Errorf("ping of %d bytes %s to %s IPv%d: %+v %v; drops at a: %s; at b: %s", size, from.Name, to.Name, family, report, err,
 								dropText(t, l.Node("a")), dropText(t, l.Node("b")))

@@ -48,7 +48,8 @@ func TestPolicyExplain(t *testing.T) {
 		}
 		t.Cleanup(func() { e.Close() })
 	}
-	putObject(t, l, "policies.yaml", strings.Join([]string{denyShop, frontNamespace, allowFront, isolateWeb, allowWeb}, "---\n"))
+	putObject(t, l, "policies.yaml",
+		strings.Join([]string{denyShop, frontNamespace, allowFront, isolateWeb, allowWeb}, "---\n"))
 	explainSettled(t, l, 4)
 	t.Run("packets", func(t *testing.T) { explainedPackets(t, l) })
 	t.Run("words", func(t *testing.T) { explainedWords(t, l) })
@@ -71,7 +72,8 @@ func explainedDifference(t *testing.T, l *lab.Lab) {
 	var key bpf.PolicyKey
 	var value bpf.PolicyEntry
 	for all := entries.Iterate(); all.Next(&key, &value); {
-		if key.Direction == bpf.DirIngress && key.Protocol == policy.TCP && key.Port == bpf.Ntohs(echoPort) {
+		if key.Direction == bpf.DirIngress && key.Protocol == policy.TCP &&
+			key.Port == bpf.Ntohs(echoPort) {
 			gone[key] = value
 		}
 	}
@@ -83,11 +85,14 @@ func explainedDifference(t *testing.T, l *lab.Lab) {
 			t.Fatal(err)
 		}
 	}
-	args := []string{"policy", "explain", "--from", "front/client", "--to", fmt.Sprintf("shop/web:%d/tcp", echoPort), "--instance", a.Instance}
-	if out, _, code := weft(t, args...); code != 9 || !strings.Contains(out, "the verdict is allow as compiled, and deny in the maps") {
+	args := []string{"policy", "explain", "--from", "front/client", "--to",
+		fmt.Sprintf("shop/web:%d/tcp", echoPort), "--instance", a.Instance}
+	if out, _, code := weft(t, args...); code != 9 ||
+		!strings.Contains(out, "the verdict is allow as compiled, and deny in the maps") {
 		t.Errorf("code %d, want 9:\n%s", code, out)
 	}
-	if err := sendExplained(t.Context(), l.Pod("client"), l.Pod("web").IPv4, "tcp", echoPort, policy.Deny); err == nil {
+	if err := sendExplained(t.Context(), l.Pod("client"), l.Pod("web").IPv4, "tcp", echoPort,
+		policy.Deny); err == nil {
 		t.Error("a packet passed that no entry of the map allows")
 	}
 	for key, value := range gone {
@@ -113,7 +118,8 @@ func explainSettled(t *testing.T, l *lab.Lab, policies int) {
 				return fmt.Errorf("%d policies, problems %q", len(list.Policies), list.Problems)
 			}
 			for _, p := range l.Pods() {
-				if _, err := explained(t.Context(), n, l.Pod("client"), p, 4, "tcp", echoPort); err != nil && p.Name != "client" {
+				if _, err := explained(t.Context(), n, l.Pod("client"), p, 4, "tcp",
+					echoPort); err != nil && p.Name != "client" {
 					return err
 				}
 			}
@@ -123,11 +129,13 @@ func explainSettled(t *testing.T, l *lab.Lab, policies int) {
 }
 
 // explained asks a node about a packet. An error is also that its maps say something else.
-func explained(ctx context.Context, n *lab.Node, from, to *lab.Pod, family int, protocol string, port uint16) (*admin.PolicyExplanation, error) {
+func explained(ctx context.Context, n *lab.Node, from, to *lab.Pod, family int, protocol string,
+	port uint16) (*admin.PolicyExplanation, error) {
 	if from.Node != n.Name && to.Node != n.Name {
 		return nil, nil
 	}
-	request := admin.PolicyRequest{From: from.Key(), To: to.Addr(family).String(), Protocol: protocol}
+	request := admin.PolicyRequest{From: from.Key(), To: to.Addr(family).String(),
+		Protocol: protocol}
 	if port != 0 {
 		request.Port = fmt.Sprint(port)
 	}
@@ -139,7 +147,8 @@ func explained(ctx context.Context, n *lab.Node, from, to *lab.Pod, family int, 
 		return nil, fmt.Errorf("the maps of %s differ: %q", n.Name, e.Disagreements)
 	}
 	if here := from.Node == to.Node; here != (len(e.Elsewhere) == 0) {
-		return nil, fmt.Errorf("node %s says of %s and %s that elsewhere is %q", n.Name, from.Name, to.Name, e.Elsewhere)
+		return nil, fmt.Errorf("node %s says of %s and %s that elsewhere is %q", n.Name, from.Name,
+			to.Name, e.Elsewhere)
 	}
 	return e, nil
 }
@@ -158,7 +167,8 @@ func explainedPackets(t *testing.T, l *lab.Lab) {
 				}{{"tcp", echoPort}, {"tcp", otherPort}, {"udp", echoPort}, {"icmp", 0}} {
 					want := policy.Allow
 					for _, n := range agents(l) {
-						e, err := explained(t.Context(), n, from, to, family, packet.protocol, packet.port)
+						e, err := explained(t.Context(), n, from, to, family, packet.protocol,
+							packet.port)
 						if err != nil {
 							t.Fatal(err)
 						}
@@ -167,8 +177,10 @@ func explainedPackets(t *testing.T, l *lab.Lab) {
 						}
 					}
 					seen[want]++
-					if err := sendExplained(t.Context(), from, to.Addr(family), packet.protocol, packet.port, want); (err == nil) != (want == policy.Allow) {
-						t.Errorf("%s to %s IPv%d %s %d is explained as %s, and became %v", from.Name, to.Name, family, packet.protocol, packet.port, want, err)
+					if err := sendExplained(t.Context(), from, to.Addr(family), packet.protocol,
+						packet.port, want); (err == nil) != (want == policy.Allow) {
+						t.Errorf("%s to %s IPv%d %s %d is explained as %s, and became %v",
+							from.Name, to.Name, family, packet.protocol, packet.port, want, err)
 					}
 				}
 			}
@@ -180,7 +192,8 @@ func explainedPackets(t *testing.T, l *lab.Lab) {
 }
 
 // sendExplained expects an answer. Who is to be refused has a moment only.
-func sendExplained(ctx context.Context, from *lab.Pod, to netip.Addr, protocol string, port uint16, want policy.Verdict) error {
+func sendExplained(ctx context.Context, from *lab.Pod, to netip.Addr, protocol string, port uint16,
+	want policy.Verdict) error {
 	limit := callTime
 	if want == policy.Deny {
 		limit = 100 * time.Millisecond
@@ -195,7 +208,8 @@ func sendExplained(ctx context.Context, from *lab.Pod, to netip.Addr, protocol s
 		_, err = traffic.EchoUDP(ctx, from.NetNS, netip.Addr{}, netip.AddrPortFrom(to, port), 1000)
 	default:
 		var report traffic.PingReport
-		if report, err = traffic.Ping(ctx, from.NetNS, traffic.PingOptions{Dst: to, Timeout: limit}); err == nil && !report.OK() {
+		if report, err = traffic.Ping(ctx, from.NetNS,
+			traffic.PingOptions{Dst: to, Timeout: limit}); err == nil && !report.OK() {
 			err = fmt.Errorf("%+v", report)
 		}
 	}
@@ -216,19 +230,31 @@ func explainedWords(t *testing.T, l *lab.Lab) {
 		code       int
 		want       []string
 	}{
-		{"denied by egress", "policy explain --from shop/web --to " + client, a, 8, []string{isolated, "to allow it: NetworkPolicy shop/isolate, spec.egress[0] (", "say the same"}},
-		{"the same, traced", "trace --from shop/web --to " + client, a, 4, []string{"deny: egress of shop/web to front/default role=client: " + isolated}},
-		{"allowed", "policy explain --from front/client --to shop/web:7007/tcp", a, 0, []string{"allow  NetworkPolicy shop/allow-front, spec.ingress[0] ("}},
-		{"denied at the other node", "policy explain --from front/client --to shop/db:7007/tcp", b, 8, []string{denied, "egress of front/client is judged by node a"}},
-		{"of which this one knows half", "policy explain --from front/client --to shop/db:7007/tcp", a, 0, []string{"ingress of shop/db is judged by node b"}},
-		{"neither end here", "policy explain --from front/other --to shop/db:7007/tcp", a, 1, []string{"neither is a pod of node a: front/other is on node b, shop/db is on node b: ask there"}},
-		{"its own node", "policy explain --from 192.0.2.1 --to shop/web:9/tcp", a, 0, []string{"the pod's own node"}},
-		{"the world", "policy explain --from 203.0.113.1 --to shop/web:7007/tcp", a, 8, []string{"add 203.0.113.1 (outside the cluster) there"}},
-		{"list", "policy list -o wide", a, 0, []string{"shop/isolate", "policies.yaml", "all allowed"}},
-		{"get", "policy get shop/allow-web", b, 0, []string{"Pods here: shop/db", "10.77.1.0/24", "7007/tcp"}},
+		{"denied by egress", "policy explain --from shop/web --to " + client, a, 8,
+			[]string{isolated, "to allow it: NetworkPolicy shop/isolate, spec.egress[0] (",
+				"say the same"}},
+		{"the same, traced", "trace --from shop/web --to " + client, a, 4,
+			[]string{"deny: egress of shop/web to front/default role=client: " + isolated}},
+		{"allowed", "policy explain --from front/client --to shop/web:7007/tcp", a, 0,
+			[]string{"allow  NetworkPolicy shop/allow-front, spec.ingress[0] ("}},
+		{"denied at the other node", "policy explain --from front/client --to shop/db:7007/tcp", b,
+			8, []string{denied, "egress of front/client is judged by node a"}},
+		{"of which this one knows half", "policy explain --from front/client --to shop/db:7007/tcp",
+			a, 0, []string{"ingress of shop/db is judged by node b"}},
+		{"neither end here", "policy explain --from front/other --to shop/db:7007/tcp", a, 1,
+			[]string{"neither is a pod of node a: front/other is on node b, shop/db is on node b: ask there"}},
+		{"its own node", "policy explain --from 192.0.2.1 --to shop/web:9/tcp", a, 0,
+			[]string{"the pod's own node"}},
+		{"the world", "policy explain --from 203.0.113.1 --to shop/web:7007/tcp", a, 8,
+			[]string{"add 203.0.113.1 (outside the cluster) there"}},
+		{"list", "policy list -o wide", a, 0,
+			[]string{"shop/isolate", "policies.yaml", "all allowed"}},
+		{"get", "policy get shop/allow-web", b, 0,
+			[]string{"Pods here: shop/db", "10.77.1.0/24", "7007/tcp"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			out, errOut, code := weft(t, append(strings.Fields(tt.args), "--instance", tt.node.Instance)...)
+			out, errOut, code := weft(t,
+				append(strings.Fields(tt.args), "--instance", tt.node.Instance)...)
 			for _, want := range tt.want {
 				if code != tt.code || !strings.Contains(out+errOut, want) {
 					t.Errorf("code %d, want %d and %q:\n%s%s", code, tt.code, want, out, errOut)
@@ -239,8 +265,10 @@ func explainedWords(t *testing.T, l *lab.Lab) {
 	t.Run("flows", func(t *testing.T) {
 		text := "policy_denied: ingress of shop/db from front/default role=client: " + denied
 		eventually(t, "a record of who refused it", func() error {
-			_ = sendExplained(t.Context(), l.Pod("client"), l.Pod("db").IPv4, "tcp", echoPort, policy.Deny)
-			out, _, _ := weft(t, "flows", "--instance", b.Instance, "--reason", "policy_denied", "--from", "front/client")
+			_ = sendExplained(t.Context(), l.Pod("client"), l.Pod("db").IPv4, "tcp", echoPort,
+				policy.Deny)
+			out, _, _ := weft(t, "flows", "--instance", b.Instance, "--reason", "policy_denied",
+				"--from", "front/client")
 			if !strings.Contains(out, text) {
 				return fmt.Errorf("no %q in:\n%s", text, out)
 			}

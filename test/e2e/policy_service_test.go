@@ -80,10 +80,12 @@ func TestPolicyService(t *testing.T) {
 				}
 				for _, to := range []string{s.v4, s.v6} {
 					if err := ask(t.Context(), l, s.from, to); err != nil {
-						t.Errorf("%s, %s: %v; drops at a: %s; at b: %s", s.name, to, err, dropText(t, a), dropText(t, l.Node("b")))
+						t.Errorf("%s, %s: %v; drops at a: %s; at b: %s", s.name, to, err,
+							dropText(t, a), dropText(t, l.Node("b")))
 					}
 					if err := askAfterLoss(t, l, s.from, to); err != nil {
-						t.Errorf("%s, %s, its flows lost: %v; drops at a: %s; at b: %s", s.name, to, err, dropText(t, a), dropText(t, l.Node("b")))
+						t.Errorf("%s, %s, its flows lost: %v; drops at a: %s; at b: %s", s.name, to,
+							err, dropText(t, a), dropText(t, l.Node("b")))
 					}
 				}
 			}
@@ -125,7 +127,8 @@ func askAfterLoss(t *testing.T, l *lab.Lab, from, to string) error {
 // forgetFlows empties a node's flow table.
 func forgetFlows(t *testing.T, n *lab.Node) {
 	t.Helper()
-	pins, err := filepath.Glob(filepath.Join(lab.BPFFS, "weft", n.Instance, bpf.MapPin+"weft_flows*"))
+	pins, err := filepath.Glob(filepath.Join(lab.BPFFS, "weft", n.Instance,
+		bpf.MapPin+"weft_flows*"))
 	if err != nil || len(pins) != 2 {
 		t.Fatalf("flow tables of node %s: %v, %v", n.Name, pins, err)
 	}
@@ -152,7 +155,8 @@ func notAnswered(t *testing.T, l *lab.Lab) {
 	must(t, out.NetNS, "ip", "addr", "add", far.String(), "dev", "lo")
 	must(t, a.NetNS, "ip", "route", "add", far.String(), "via", out.Addresses[0].String())
 	reconfigure(t, map[string]any{"masquerade": map[string]any{"enabled": true}}, a)
-	inside, outside := udpAt(t, l.Pod("client").NetNS, "0.0.0.0:4242", ""), udpAt(t, out.NetNS, far.String()+":9300", a.Addresses[0].String()+":4242")
+	inside, outside := udpAt(t, l.Pod("client").NetNS, "0.0.0.0:4242", ""), udpAt(t, out.NetNS,
+		far.String()+":9300", a.Addresses[0].String()+":4242")
 	to := net.UDPAddrFromAddrPort(netip.AddrPortFrom(far, 9300))
 	before := dropped(t, a, "", "policy_denied")
 	eventually(t, "what the pod sends refused", func() error {
@@ -212,7 +216,8 @@ func udpAt(t *testing.T, ns, local, peer string) (c *net.UDPConn) {
 		if peer == "" {
 			c, err = net.ListenUDP("udp4", own)
 		} else {
-			c, err = net.DialUDP("udp4", own, net.UDPAddrFromAddrPort(netip.MustParseAddrPort(peer)))
+			c, err = net.DialUDP("udp4", own,
+				net.UDPAddrFromAddrPort(netip.MustParseAddrPort(peer)))
 		}
 		return err
 	})

@@ -79,7 +79,9 @@ func TestNetworkPolicy(t *testing.T) {
 			t.Run("none", func(t *testing.T) { policies.holds(t, nil) })
 			t.Run("default deny", func(t *testing.T) {
 				putObject(t, l, "deny.yaml", denyShop)
-				policies.holds(t, []string{"client web", "client db", "other web", "other db", "web db", "db web"})
+				policies.holds(t,
+					[]string{"client web", "client db", "other web", "other db", "web db",
+						"db web"})
 				policies.probed(t, "web")
 			})
 			t.Run("withdrawn", func(t *testing.T) { policies.holds(t, nil) })
@@ -98,10 +100,12 @@ func TestNetworkPolicy(t *testing.T) {
 			})
 			t.Run("kept while its file cannot be read", func(t *testing.T) {
 				putObject(t, l, "deny.yaml", denyShop)
-				refused := []string{"client web", "client db", "other web", "other db", "web db", "db web"}
+				refused := []string{"client web", "client db", "other web", "other db", "web db",
+					"db web"}
 				policies.holds(t, refused)
 				path := filepath.Join(l.ObjectsDir(), "deny.yaml")
-				if err := os.WriteFile(path, []byte("apiVersion: networking.k8s.io/v1\nkind: [\n"), 0o644); err != nil {
+				if err := os.WriteFile(path, []byte("apiVersion: networking.k8s.io/v1\nkind: [\n"),
+					0o644); err != nil {
 					t.Fatal(err)
 				}
 				never := policies.never(t, "client web", "client db", "web db")
@@ -112,7 +116,8 @@ func TestNetworkPolicy(t *testing.T) {
 			})
 			t.Run("without agents", func(t *testing.T) {
 				putObject(t, l, "deny.yaml", denyShop)
-				refused := []string{"client web", "client db", "other web", "other db", "web db", "db web"}
+				refused := []string{"client web", "client db", "other web", "other db", "web db",
+					"db web"}
 				policies.holds(t, refused)
 				never := policies.never(t, "client web", "client db", "web db")
 				for _, n := range agents(l) {
@@ -159,7 +164,8 @@ func (m matrix) holds(t *testing.T, refused []string) {
 				for _, family := range []int{4, 6} {
 					err := m.try(t, from, to, family, denied[pair])
 					if denied[pair] == (err == nil) {
-						return fmt.Errorf("%s IPv%d: %v; drops at a: %s; at b: %s", pair, family, err,
+						return fmt.Errorf("%s IPv%d: %v; drops at a: %s; at b: %s", pair, family,
+							err,
 							dropText(t, m.lab.Node("a")), dropText(t, m.lab.Node("b")))
 					}
 				}
@@ -177,7 +183,8 @@ func (m matrix) never(t *testing.T, pairs ...string) func() {
 	for _, pair := range pairs {
 		from, to, _ := strings.Cut(pair, " ")
 		for _, family := range []int{4, 6} {
-			c, err := startCall(m.lab.Pod(from).NetNS, netip.AddrPortFrom(m.lab.Pod(to).Addr(family), echoPort))
+			c, err := startCall(m.lab.Pod(from).NetNS,
+				netip.AddrPortFrom(m.lab.Pod(to).Addr(family), echoPort))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -209,7 +216,8 @@ func (m matrix) try(t *testing.T, from, to *lab.Pod, family int, refused bool) e
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	_, err := traffic.EchoTCP(ctx, from.NetNS, netip.Addr{}, netip.AddrPortFrom(to.Addr(family), echoPort), 1000)
+	_, err := traffic.EchoTCP(ctx, from.NetNS, netip.Addr{},
+		netip.AddrPortFrom(to.Addr(family), echoPort), 1000)
 	return err
 }
 
@@ -219,7 +227,8 @@ func (m matrix) probed(t *testing.T, name string) {
 	pod := m.lab.Pod(name)
 	node := m.lab.Node(pod.Node)
 	for _, family := range []int{4, 6} {
-		if _, err := traffic.EchoTCP(t.Context(), node.NetNS, netip.Addr{}, netip.AddrPortFrom(pod.Addr(family), echoPort), 1000); err != nil {
+		if _, err := traffic.EchoTCP(t.Context(), node.NetNS, netip.Addr{},
+			netip.AddrPortFrom(pod.Addr(family), echoPort), 1000); err != nil {
 			t.Errorf("node %s does not reach its pod %s: %v", node.Name, name, err)
 		}
 	}

@@ -39,7 +39,8 @@ func TestSocketNonsense(t *testing.T) {
 		{"two objects", "POST", "/v1/trace", `{"from":"a","to":"b"}{}`, 400, "follows"},
 		{"unknown pod", "POST", "/v1/trace", `{"from":"nobody","to":"10.0.0.1:1"}`, 400, "nobody"},
 		{"deep nesting", "POST", "/v1/trace", strings.Repeat(`{"from":`, 20000), 400, ""},
-		{"two megabytes", "POST", "/v1/trace", `{"from":"` + strings.Repeat("x", 2<<20) + `"}`, 413, "larger"},
+		{"two megabytes", "POST", "/v1/trace", `{"from":"` + strings.Repeat("x", 2<<20) + `"}`, 413,
+			"larger"},
 		{"unknown path", "GET", "/v1/nothing", "", 404, "/v1/nothing"},
 		{"path of another version", "GET", "/v9/status", "", 404, "/v9/status"},
 		{"wrong method", "DELETE", "/v1/status", "", 405, "GET"},
@@ -51,7 +52,8 @@ func TestSocketNonsense(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			code, body := request(t, a.Socket, c.method, c.path, c.body)
 			var answer map[string]any
-			if code != c.code || json.Unmarshal(body, &answer) != nil || !strings.Contains(string(body), c.says) {
+			if code != c.code || json.Unmarshal(body, &answer) != nil ||
+				!strings.Contains(string(body), c.says) {
 				t.Errorf("%d %.300s, want %d and JSON that says %q", code, body, c.code, c.says)
 			}
 		})
@@ -63,10 +65,12 @@ func TestSocketNonsense(t *testing.T) {
 
 func request(t *testing.T, socket, method, path, body string) (int, []byte) {
 	t.Helper()
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	}}}
-	req, err := http.NewRequestWithContext(t.Context(), method, "http://weft"+path, strings.NewReader(body))
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		}}}
+	req, err := http.NewRequestWithContext(t.Context(), method, "http://weft"+path,
+		strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,8 +121,10 @@ func TestBadObjects(t *testing.T) {
 	}
 	put("bad-objects.yaml", badObjects)
 	put("broken.yaml", "apiVersion: weft.dev/v1alpha1\nkind: [Node\n")
-	put("unknown-field.yaml", "apiVersion: weft.dev/v1alpha1\nkind: Node\nmetadata: {name: typo}\nspec:\n  adresses: [192.0.2.204]\n")
-	wants := []string{"bad-objects.yaml:11: spec.podCIDRs[0]", "broken.yaml:2", "unknown-field.yaml:5: spec.adresses"}
+	put("unknown-field.yaml",
+		"apiVersion: weft.dev/v1alpha1\nkind: Node\nmetadata: {name: typo}\nspec:\n  adresses: [192.0.2.204]\n")
+	wants := []string{"bad-objects.yaml:11: spec.podCIDRs[0]", "broken.yaml:2",
+		"unknown-field.yaml:5: spec.adresses"}
 	eventually(t, "the wrong objects to be named", func() error {
 		text := ""
 		for _, e := range status(t, a).Store.Errors {
@@ -137,7 +143,8 @@ func TestBadObjects(t *testing.T) {
 			return err
 		}
 		text := fmt.Sprint(nodes)
-		if !strings.Contains(text, "good-before") || !strings.Contains(text, "good-after") || strings.Contains(text, "{bad ") {
+		if !strings.Contains(text, "good-before") || !strings.Contains(text, "good-after") ||
+			strings.Contains(text, "{bad ") {
 			return fmt.Errorf("nodes: %s", text)
 		}
 		return nil
@@ -164,8 +171,10 @@ func TestSecondAgent(t *testing.T) {
 	if code != 1 || !strings.Contains(stderr, fmt.Sprintf("pid %d", a.PID())) {
 		t.Errorf("exit code %d, says %q: want 1 and pid %d", code, stderr, a.PID())
 	}
-	_, stderr, code = runIn(t, a.NetNS, command(weftBinary, "agent", "cleanup", "--config", a.ConfigFile))
-	if code != 1 || !strings.Contains(stderr, "stop it first") || !strings.Contains(stderr, fmt.Sprintf("pid %d", a.PID())) {
+	_, stderr, code = runIn(t, a.NetNS,
+		command(weftBinary, "agent", "cleanup", "--config", a.ConfigFile))
+	if code != 1 || !strings.Contains(stderr, "stop it first") ||
+		!strings.Contains(stderr, fmt.Sprintf("pid %d", a.PID())) {
 		t.Errorf("cleanup under a running agent: exit code %d, says %q", code, stderr)
 	}
 	if is := pins(t, l); fmt.Sprint(is) != fmt.Sprint(was) {
@@ -213,7 +222,8 @@ func TestNotRoot(t *testing.T) {
 	} {
 		cmd := exec.Command(readable, c.args...)
 		cmd.Dir = "/"
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534,
+			Gid: 65534}}
 		var out, errOut bytes.Buffer
 		code := runCommand(t, cmd, &out, &errOut)
 		sentence(t, fmt.Sprintf("%v as nobody", c.args), errOut.String(), code, c.code, c.words...)
@@ -242,7 +252,8 @@ func readableBinaries(t *testing.T) string {
 // TestUnknownKey gives the agent a configuration with a mistyped key.
 func TestUnknownKey(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "agent.yaml")
-	if err := os.WriteFile(config, []byte("node: a\nmode: auto\nflows:\n  maxEntrys: 4096\n"), 0o644); err != nil {
+	if err := os.WriteFile(config, []byte("node: a\nmode: auto\nflows:\n  maxEntrys: 4096\n"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	_, stderr, code := weft(t, "agent", "--config", config)
@@ -272,8 +283,10 @@ func TestNoBPFFS(t *testing.T) {
 		return cmd
 	}
 	t.Run("something else there", func(t *testing.T) {
-		_, stderr, code := runIn(t, ns, hide(`mount -t tmpfs none /sys/fs/bpf && touch /sys/fs/bpf/x && exec "$1" agent --config "$2"`))
-		sentence(t, "an agent without bpffs", stderr, code, 1, "bpffs", "mount -t bpf bpf /sys/fs/bpf")
+		_, stderr, code := runIn(t, ns,
+			hide(`mount -t tmpfs none /sys/fs/bpf && touch /sys/fs/bpf/x && exec "$1" agent --config "$2"`))
+		sentence(t, "an agent without bpffs", stderr, code, 1, "bpffs",
+			"mount -t bpf bpf /sys/fs/bpf")
 	})
 	t.Run("nothing there", func(t *testing.T) {
 		// There is no Node object, so the agent waits for it, and says so; then it is stopped.
@@ -284,7 +297,8 @@ func TestNoBPFFS(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(t, "the agent to mount a bpffs and go on", func() error {
-			if text := errOut.String(); !strings.Contains(text, "mounted one") || !strings.Contains(text, "Node object a") {
+			if text := errOut.String(); !strings.Contains(text, "mounted one") ||
+				!strings.Contains(text, "Node object a") {
 				return fmt.Errorf("it says %s", text)
 			}
 			return nil
@@ -295,7 +309,8 @@ func TestNoBPFFS(t *testing.T) {
 		}
 	})
 	t.Run("read-only there", func(t *testing.T) {
-		_, stderr, code := runIn(t, ns, hide(`umount /sys/fs/bpf; while umount /sys/fs/bpf 2>/dev/null; do :; done; mount -t tmpfs -o ro none /sys/fs && exec "$1" agent --config "$2"`))
+		_, stderr, code := runIn(t, ns,
+			hide(`umount /sys/fs/bpf; while umount /sys/fs/bpf 2>/dev/null; do :; done; mount -t tmpfs -o ro none /sys/fs && exec "$1" agent --config "$2"`))
 		sentence(t, "an agent without /sys/fs/bpf", stderr, code, 1, "bpffs")
 	})
 }

@@ -64,7 +64,8 @@ func talk(ctx context.Context, ns, to string, far bool) error {
 	var other error
 	if !far {
 		_, other = traffic.EchoUDP(ctx, ns, netip.Addr{}, dst, 1000)
-	} else if r, err := traffic.Ping(ctx, ns, traffic.PingOptions{Dst: dst.Addr()}); err != nil || !r.OK() {
+	} else if r, err := traffic.Ping(ctx, ns, traffic.PingOptions{Dst: dst.Addr()}); err != nil ||
+		!r.OK() {
 		other = errors.Join(fmt.Errorf("ping: %+v", r), err)
 	}
 	if err := errors.Join(errTCP, other); err != nil {
@@ -92,7 +93,8 @@ func TestReversePathFilter(t *testing.T) {
 	t.Cleanup(func() { setReversePath(t, a, 2, 2); setReversePath(t, b, 2, 2) })
 	before := writeKeys(t, a, map[string]any{"masquerade": map[string]any{"enabled": true}})
 	t.Cleanup(func() {
-		if err := errors.Join(os.WriteFile(a.ConfigFile, before, 0o644), a.RestartAgent(context.Background())); err != nil {
+		if err := errors.Join(os.WriteFile(a.ConfigFile, before, 0o644),
+			a.RestartAgent(context.Background())); err != nil {
 			t.Error(err)
 		}
 	})
@@ -111,20 +113,27 @@ func TestReversePathFilter(t *testing.T) {
 				}
 				for _, pod := range []*lab.Pod{l.Pod("client"), router} {
 					for _, to := range []string{
-						"192.0.2.1:7007", "192.0.2.2:7007", "198.51.100.9:7007", "10.96.0.1:7007", "10.96.0.2:7007", "10.77.2.100:7007", "10.77.1.100:7007",
-						"[2001:db8::1]:7007", "[2001:db8:ffff::9]:7007", "[fd96::1]:7007", "[fd96::2]:7007",
+						"192.0.2.1:7007", "192.0.2.2:7007", "198.51.100.9:7007", "10.96.0.1:7007",
+						"10.96.0.2:7007", "10.77.2.100:7007", "10.77.1.100:7007",
+						"[2001:db8::1]:7007", "[2001:db8:ffff::9]:7007", "[fd96::1]:7007",
+						"[fd96::2]:7007",
 					} {
-						if err := talk(t.Context(), pod.NetNS, to, slices.Contains(far, netip.MustParseAddrPort(to).Addr().String())); err != nil {
-							t.Errorf("all %d, each %d: %s to %v; drops at a: %s", all, each, pod.Name, err, dropText(t, a))
+						if err := talk(t.Context(), pod.NetNS, to,
+							slices.Contains(far,
+								netip.MustParseAddrPort(to).Addr().String())); err != nil {
+							t.Errorf("all %d, each %d: %s to %v; drops at a: %s", all, each,
+								pod.Name, err, dropText(t, a))
 						}
 					}
 				}
 				for _, ns := range []string{a.NetNS, b.NetNS, l.Pod("server").NetNS} {
 					if err := talk(t.Context(), ns, "10.77.1.50:7007", false); err != nil {
-						t.Errorf("all %d, each %d: from %s to router: %v", all, each, filepath.Base(ns), err)
+						t.Errorf("all %d, each %d: from %s to router: %v", all, each,
+							filepath.Base(ns), err)
 					}
 					if err := talk(t.Context(), ns, "10.77.1.10:7007", false); err != nil {
-						t.Errorf("all %d, each %d: from %s to client: %v", all, each, filepath.Base(ns), err)
+						t.Errorf("all %d, each %d: from %s to client: %v", all, each,
+							filepath.Base(ns), err)
 					}
 				}
 				if t.Failed() {

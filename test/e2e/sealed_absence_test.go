@@ -133,7 +133,8 @@ func refusing(t *testing.T, n *lab.Node, prefix, why string) {
 	eventually(t, prefix+" to be nobody's at "+n.Name, func() error {
 		s := status(t, n)
 		for _, e := range s.NoNode {
-			if e.Prefix == netip.MustParsePrefix(prefix) && strings.Contains(e.Why, why) && s.Ready {
+			if e.Prefix == netip.MustParsePrefix(prefix) && strings.Contains(e.Why, why) &&
+				s.Ready {
 				return nil
 			}
 		}
@@ -154,7 +155,9 @@ func streamsBothWays(t *testing.T, l *lab.Lab) *load {
 	out := &load{udp: map[string]*traffic.UDPStream{}}
 	for _, p := range crossPairs(l) {
 		for _, family := range []int{4, 6} {
-			udp, err := traffic.StartUDP(t.Context(), traffic.UDPOptions{From: p.from.NetNS, To: p.to.NetNS, Dst: netip.AddrPortFrom(p.to.Addr(family), 0), PPS: 300})
+			udp, err := traffic.StartUDP(t.Context(),
+				traffic.UDPOptions{From: p.from.NetNS, To: p.to.NetNS,
+					Dst: netip.AddrPortFrom(p.to.Addr(family), 0), PPS: 300})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -171,7 +174,8 @@ func TestForgottenNode(t *testing.T) {
 	l := newLab(t, "forget", parseSpec(t, absenceLab))
 	a := l.Node("a")
 	client := admin.NewClient(a.Socket)
-	if _, err := client.ForgetNode(t.Context(), "b"); err == nil || !strings.Contains(err.Error(), "in use") {
+	if _, err := client.ForgetNode(t.Context(), "b"); err == nil ||
+		!strings.Contains(err.Error(), "in use") {
 		t.Errorf("a node in use was forgotten: %v", err)
 	}
 	file := filepath.Join(l.ObjectsDir(), "nodes.yaml")
@@ -184,7 +188,9 @@ func TestForgottenNode(t *testing.T) {
 	}
 	routes := func() string { return must(t, a.NetNS, "ip", "route", "show", "proto", "77") }
 	eventually(t, "b to be missing", func() error {
-		if len(status(t, a).NoNode) == 0 || !strings.Contains(routes(), "unreachable 10.77.2.0/24") || strings.Contains(routes(), "10.77.2.0/24 via") {
+		if len(status(t, a).NoNode) == 0 ||
+			!strings.Contains(routes(), "unreachable 10.77.2.0/24") ||
+			strings.Contains(routes(), "10.77.2.0/24 via") {
 			return fmt.Errorf("%v, routes %s", status(t, a).NoNode, routes())
 		}
 		return nil

@@ -39,7 +39,8 @@ func keysEnd(t *testing.T, l *lab.Lab, knows *lab.Node, one, other *lab.Pod) {
 	watch := watchWire(t, l, podRules(l), nil)
 	for _, p := range []path{{one, other}, {other, one}} {
 		for _, family := range []int{4, 6} {
-			what := fmt.Sprintf("after the keys' end, %s to %s IPv%d", p.from.Name, p.to.Name, family)
+			what := fmt.Sprintf("after the keys' end, %s to %s IPv%d", p.from.Name, p.to.Name,
+				family)
 			eventually(t, what, func() error {
 				err := refusedKeyless(t, l, p, family)
 				if errors.Is(err, errAnswered) {
@@ -52,7 +53,8 @@ func keysEnd(t *testing.T, l *lab.Lab, knows *lab.Node, one, other *lab.Pod) {
 	report := watch.stop(t)
 	for to, packets := range watch.sealedTo(l) {
 		if packets > 0 {
-			t.Errorf("after the keys' end, %d sealed packets went to node %s: %+v", packets, to, report)
+			t.Errorf("after the keys' end, %d sealed packets went to node %s: %+v", packets, to,
+				report)
 		}
 	}
 	if !report.Clean() {
@@ -68,7 +70,8 @@ func refusedKeyless(t *testing.T, l *lab.Lab, p path, family int) error {
 	t.Helper()
 	n := l.Node(p.from.Node)
 	before := keyless(t, l, n)
-	r, err := traffic.Ping(t.Context(), p.from.NetNS, traffic.PingOptions{Dst: p.to.Addr(family), Timeout: 200 * time.Millisecond})
+	r, err := traffic.Ping(t.Context(), p.from.NetNS,
+		traffic.PingOptions{Dst: p.to.Addr(family), Timeout: 200 * time.Millisecond})
 	switch now := keyless(t, l, n); {
 	case err != nil:
 		return err
@@ -84,7 +87,8 @@ func refusedKeyless(t *testing.T, l *lab.Lab, p path, family int) error {
 // is away.
 func keyless(t *testing.T, l *lab.Lab, n *lab.Node) (packets uint64) {
 	t.Helper()
-	pins, err := filepath.Glob(filepath.Join(lab.BPFFS, "weft", l.Name()+"-"+n.Name, "maps-weft_drops-*"))
+	pins, err := filepath.Glob(filepath.Join(lab.BPFFS, "weft", l.Name()+"-"+n.Name,
+		"maps-weft_drops-*"))
 	if err != nil || len(pins) != 1 {
 		t.Fatalf("the pinned map of drops: %v %v", pins, err)
 	}
@@ -97,7 +101,8 @@ func keyless(t *testing.T, l *lab.Lab, n *lab.Node) (packets uint64) {
 	var counts []bpf.Counter // one for each CPU
 	entries := drops.Iterate()
 	for entries.Next(&key, &counts) {
-		if reason := bpf.Reason(key.Reason); reason == bpf.ReasonKeyExpired || reason == bpf.ReasonNoKey {
+		if reason := bpf.Reason(key.Reason); reason == bpf.ReasonKeyExpired ||
+			reason == bpf.ReasonNoKey {
 			for _, c := range counts {
 				packets += c.Packets
 			}

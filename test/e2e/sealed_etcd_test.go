@@ -32,7 +32,8 @@ func TestEtcd(t *testing.T) {
 	cluster := etcd.Start(t, etcd.Options{})
 	spec := parseSpec(t, etcdNodes)
 	spec.Name, spec.Etcd = labPrefix+"-etcd", cluster.Endpoints()
-	l, err := lab.Up(t.Context(), spec, lab.Options{Binary: weftBinary, ReadyTimeout: labtest.ReadyTimeout})
+	l, err := lab.Up(t.Context(), spec,
+		lab.Options{Binary: weftBinary, ReadyTimeout: labtest.ReadyTimeout})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,12 +45,14 @@ func TestEtcd(t *testing.T) {
 	client, server := l.Pod("client"), l.Pod("server")
 	serveEcho(t, client, server)
 	watch := watchWire(t, l, podRules(l), nil)
-	eventually(t, "the pods to reach each other", func() error { return reach(t.Context(), client, server) })
+	eventually(t, "the pods to reach each other",
+		func() error { return reach(t.Context(), client, server) })
 
 	load := startLoad(t, path{client, server})
 	cluster.Members[0].Kill()
 	for _, n := range agents(l) {
-		eventually(t, "the word that etcd is away", func() error { return says(t, n, "etcd is away since") })
+		eventually(t, "the word that etcd is away",
+			func() error { return says(t, n, "etcd is away since") })
 	}
 	load.flowing(t, "without etcd")
 	if err := reach(t.Context(), client, server); err != nil {
@@ -59,8 +62,10 @@ func TestEtcd(t *testing.T) {
 	for _, n := range agents(l) {
 		eventually(t, "etcd to be back", func() error { return says(t, n, "") })
 	}
-	late, err := l.AddPod(t.Context(), lab.PodSpec{Name: "late", Node: "b", Namespace: "shop", ServiceAccount: "late",
-		Addresses: []netip.Addr{netip.MustParseAddr("10.77.2.50"), netip.MustParseAddr("fd77:2::50")}})
+	late, err := l.AddPod(t.Context(),
+		lab.PodSpec{Name: "late", Node: "b", Namespace: "shop", ServiceAccount: "late",
+			Addresses: []netip.Addr{netip.MustParseAddr("10.77.2.50"),
+				netip.MustParseAddr("fd77:2::50")}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +80,8 @@ func TestEtcd(t *testing.T) {
 // says checks what an agent says of its objects, "" for nothing.
 func says(t *testing.T, n *lab.Node, text string) error {
 	errs := status(t, n).Store.Errors
-	if text == "" && len(errs) == 0 || text != "" && len(errs) == 1 && strings.Contains(errs[0].Error(), text) {
+	if text == "" && len(errs) == 0 || text != "" && len(errs) == 1 &&
+		strings.Contains(errs[0].Error(), text) {
 		return nil
 	}
 	return fmt.Errorf("%v", errs)
@@ -90,14 +96,17 @@ func verbs(t *testing.T, l *lab.Lab, cluster *etcd.Cluster) {
 			t.Fatal(err)
 		}
 	}
-	write(cfg, fmt.Sprintf("node: admin\nstore:\n  etcd:\n    endpoints: [%q]\n    prefix: /%s-etcd\n", cluster.Members[0].Endpoint, labPrefix))
+	write(cfg,
+		fmt.Sprintf("node: admin\nstore:\n  etcd:\n    endpoints: [%q]\n    prefix: /%s-etcd\n",
+			cluster.Members[0].Endpoint, labPrefix))
 	const good = "apiVersion: weft.dev/v1alpha1\nkind: Node\nmetadata: {name: c}\nspec: {addresses: [192.0.2.3], podCIDRs: [10.77.3.0/24]}\n"
 	write(nodes, good)
 	run := func(want int, expect string, args ...string) {
 		t.Helper()
 		out, errOut, code := weft(t, append(args, "--config", cfg)...)
 		if code != want || !strings.Contains(out+errOut, expect) {
-			t.Errorf("weft %s: code %d, want %d with %q:\n%s%s", strings.Join(args, " "), code, want, expect, out, errOut)
+			t.Errorf("weft %s: code %d, want %d with %q:\n%s%s", strings.Join(args, " "), code,
+				want, expect, out, errOut)
 		}
 	}
 	known := func(count int) func() error {

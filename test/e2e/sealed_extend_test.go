@@ -38,7 +38,8 @@ func TestExtendTTL(t *testing.T) {
 	back := c.Down(t)
 	defer back()
 	eventually(t, "keys are extended", func() error { return everyAgent(t, l, past(0)) })
-	eventually(t, "the hard TTL is long over", func() error { return everyAgent(t, l, past(extendPast)) })
+	eventually(t, "the hard TTL is long over",
+		func() error { return everyAgent(t, l, past(extendPast)) })
 	load.flowing(t, "past the hard TTL")
 	load.nothingLost(t)
 	during := newest(t, l)
@@ -46,7 +47,8 @@ func TestExtendTTL(t *testing.T) {
 	extensionEnds(t, l)
 	back()
 	recovers(t, l, during+1)
-	eventually(t, "traffic after the KMS's return", func() error { return reach(t.Context(), l.Pod("client"), l.Pod("server")) })
+	eventually(t, "traffic after the KMS's return",
+		func() error { return reach(t.Context(), l.Pod("client"), l.Pod("server")) })
 }
 
 // everyAgent asks all agents how their keys are.
@@ -69,7 +71,12 @@ func everyAgent(t *testing.T, l *lab.Lab, want func(*keys.Status) error) error {
 func past(d time.Duration) func(*keys.Status) error {
 	return func(s *keys.Status) error {
 		alarm := strings.Contains(strings.Join(s.Problems, "\n"), "ttl: EXTENDED: epoch")
-		if !alarm || !slices.ContainsFunc(s.Epochs, func(e epochs.Status) bool { return !e.Extended.IsZero() && time.Since(e.Expires) > d }) {
+		if !alarm ||
+			!slices.ContainsFunc(s.Epochs,
+				func(e epochs.Status) bool {
+					return !e.Extended.IsZero() &&
+						time.Since(e.Expires) > d
+				}) {
 			return fmt.Errorf("problems %q, epochs %+v", s.Problems, s.Epochs)
 		}
 		return nil
@@ -88,7 +95,8 @@ func extensionTold(t *testing.T, l *lab.Lab) {
 		if err != nil {
 			t.Error(err)
 		}
-		told := slices.DeleteFunc(records, func(r audit.Record) bool { return r.Op != audit.EventExtended })
+		told := slices.DeleteFunc(records,
+			func(r audit.Record) bool { return r.Op != audit.EventExtended })
 		if len(told) < 2 {
 			t.Errorf("%s: the audit log tells of %d steps: %+v", n.Name, len(told), told)
 		}
@@ -101,7 +109,9 @@ func extensionEnds(t *testing.T, l *lab.Lab) {
 	keysEnd(t, l, l.Node("a"), l.Pod("client"), l.Pod("server"))
 	eventually(t, "the agents say that it is over", func() error {
 		return everyAgent(t, l, func(s *keys.Status) error {
-			if past(0)(s) == nil || !slices.ContainsFunc(s.Peers, func(p keys.PeerStatus) bool { return p.State == keys.StateExpired }) {
+			if past(0)(s) == nil ||
+				!slices.ContainsFunc(s.Peers,
+					func(p keys.PeerStatus) bool { return p.State == keys.StateExpired }) {
 				return fmt.Errorf("problems %q, peers %+v", s.Problems, s.Peers)
 			}
 			return nil

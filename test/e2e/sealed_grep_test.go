@@ -99,7 +99,8 @@ func TestGrepSealing(t *testing.T) {
 	}
 	s := &sealedSample{iv: [8]byte{7: 9}, from: [4]byte{10, 77, 1, 10}}
 	inner := []byte{0x45, 0, 0, 60, 1, 2, 0, 0, 63, 17, 3, 4, 10, 77, 1, 10, 10, 77, 2, 100}
-	copy(s.first[:], aead.Seal(nil, append(bytes.Clone(memory[at+32:at+36]), s.iv[:]...), inner, nil))
+	copy(s.first[:],
+		aead.Seal(nil, append(bytes.Clone(memory[at+32:at+36]), s.iv[:]...), inner, nil))
 	if found := grepSealing(memory, []*sealedSample{s}); len(found) != 1 || found[0] != s {
 		t.Errorf("found %v", found)
 	}
@@ -131,7 +132,9 @@ func TestDirectionKeysAreNotInMemory(t *testing.T) {
 		}
 	})
 	for _, p := range []path{{client, server}, {server, client}} {
-		udp, err := traffic.StartUDP(t.Context(), traffic.UDPOptions{From: p.from.NetNS, To: p.to.NetNS, Dst: netip.AddrPortFrom(p.to.IPv4, 0), PPS: 500})
+		udp, err := traffic.StartUDP(t.Context(),
+			traffic.UDPOptions{From: p.from.NetNS, To: p.to.NetNS,
+				Dst: netip.AddrPortFrom(p.to.IPv4, 0), PPS: 500})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -160,7 +163,8 @@ func TestDirectionKeysAreNotInMemory(t *testing.T) {
 		for _, region := range memoryOf(t, n.PID()) {
 			bytes += len(region.data)
 			for _, s := range grepSealing(region.data, list) {
-				t.Errorf("a key of %s is in the memory of agent %s, in %s", s.name, n.Name, region.name)
+				t.Errorf("a key of %s is in the memory of agent %s, in %s", s.name, n.Name,
+					region.name)
 			}
 		}
 		t.Logf("agent %s: %d MiB, %d keys looked for", n.Name, bytes>>20, len(list))
@@ -178,7 +182,8 @@ func sample(f encryptcheck.Frame) (*sealedSample, int) {
 		return nil, 0
 	}
 	last := p.Src.As16()[15] // 1 for node a, 2 for b
-	s := &sealedSample{name: fmt.Sprintf("%s to %s epoch %d lane %d", p.Src, p.Dst, e.Epoch(), e.Lane()), from: [4]byte{3: last}}
+	s := &sealedSample{name: fmt.Sprintf("%s to %s epoch %d lane %d", p.Src, p.Dst, e.Epoch(),
+		e.Lane()), from: [4]byte{3: last}}
 	binary.BigEndian.PutUint64(s.iv[:], e.IV)
 	copy(s.first[:], p.Payload[espStart:])
 	return s, len(p.Payload)

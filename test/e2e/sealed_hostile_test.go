@@ -38,7 +38,8 @@ type attacker struct {
 func newAttacker(t *testing.T, l *lab.Lab) *attacker {
 	t.Helper()
 	out, b := l.Node("out"), l.Node("b")
-	return &attacker{openEnd(t, out.NetNS, "w0", false), mac(linkMAC(t, out, "w0")), mac(linkMAC(t, b, "w0")), b}
+	return &attacker{openEnd(t, out.NetNS, "w0", false), mac(linkMAC(t, out, "w0")),
+		mac(linkMAC(t, b, "w0")), b}
 }
 
 // put sends a frame to node b, whoever's it was.
@@ -69,7 +70,8 @@ func (a *attacker) refused(t *testing.T, what string, frames [][]byte, reasons .
 			sum += now[reason] - before[reason]
 		}
 		if sum < uint64(len(frames)) {
-			return fmt.Errorf("%d of %d refused as %s; new drops: %s; all: %s", sum, len(frames), strings.Join(reasons, " or "), newDrops(t, a.b, before), dropText(t, a.b))
+			return fmt.Errorf("%d of %d refused as %s; new drops: %s; all: %s", sum, len(frames),
+				strings.Join(reasons, " or "), newDrops(t, a.b, before), dropText(t, a.b))
 		}
 		return nil
 	})
@@ -99,7 +101,8 @@ func hostile(t *testing.T, l *lab.Lab) {
 	}
 	evil.refused(t, "replayed", [][]byte{held, held, held}, "esp_replayed")
 	later := bytes.Clone(held)
-	binary.BigEndian.PutUint16(later[atUDP:], 1234) // the source port is only a hint for routers, and not signed
+	binary.BigEndian.PutUint16(later[atUDP:],
+		1234) // the source port is only a hint for routers, and not signed
 	evil.refused(t, "replayed from another port", [][]byte{later}, "esp_replayed")
 	soon()
 	if n := arrived.total.Load() + atNode.total.Load(); n != 1 {
@@ -119,7 +122,8 @@ func holdBack(t *testing.T, l *lab.Lab) []byte {
 	frames := make(chan []byte, 64)
 	watch := watchWire(t, l, podRules(l), func(f encryptcheck.Frame) {
 		p, err := inet.Parse(f.Data)
-		if _, ok := encryptcheck.ParseESP(p, 4500); err == nil && ok && p.Dst == l.Node("b").Addresses[0] && len(f.Data) > size {
+		if _, ok := encryptcheck.ParseESP(p, 4500); err == nil && ok &&
+			p.Dst == l.Node("b").Addresses[0] && len(f.Data) > size {
 			frames <- bytes.Clone(f.Data)
 		}
 	})
@@ -127,7 +131,8 @@ func holdBack(t *testing.T, l *lab.Lab) []byte {
 	blocking("0")
 	defer blocking("3")
 	err := client.Do(func() error {
-		conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(addrPort(server.IPv4, hostilePort)))
+		conn, err := net.DialUDP("udp", nil,
+			net.UDPAddrFromAddrPort(addrPort(server.IPv4, hostilePort)))
 		if err != nil {
 			return err
 		}
@@ -154,9 +159,12 @@ func plaintext(t *testing.T, l *lab.Lab, evil *attacker) {
 	var frames [][]byte
 	for family := range map[int]bool{4: true, 6: true} {
 		for _, pair := range [][2]netip.Addr{
-			{client.Addr(family), server.Addr(family)}, {a.Addresses[family/6], server.Addr(family)}, {client.Addr(family), b.Addresses[family/6]},
+			{client.Addr(family), server.Addr(family)},
+			{a.Addresses[family/6], server.Addr(family)},
+			{client.Addr(family), b.Addresses[family/6]},
 		} {
-			frames = append(frames, datagram(evil.own, addrPort(pair[0], 999), addrPort(pair[1], hostilePort), false))
+			frames = append(frames,
+				datagram(evil.own, addrPort(pair[0], 999), addrPort(pair[1], hostilePort), false))
 		}
 	}
 	evil.refused(t, "plaintext", frames, "plaintext")

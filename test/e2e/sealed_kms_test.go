@@ -202,7 +202,8 @@ func rotateByAge(t *testing.T, l *lab.Lab) {
 	}
 	began := time.Now()
 	first := newest(t, l)
-	for last, since := first, time.Now(); last < first+rotations || time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+	for last, since := first, time.Now(); last < first+rotations ||
+		time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		now := newest(t, l)
 		if now > last {
 			last, since = now, time.Now()
@@ -213,7 +214,8 @@ func rotateByAge(t *testing.T, l *lab.Lab) {
 		}
 	}
 	last := newest(t, l)
-	eventually(t, fmt.Sprintf("epoch %d in use", last), func() error { return onEpoch(t.Context(), l, last) })
+	eventually(t, fmt.Sprintf("epoch %d in use", last),
+		func() error { return onEpoch(t.Context(), l, last) })
 	t.Logf("%d rotations in %s", last-first, time.Since(began).Round(time.Millisecond))
 }
 
@@ -261,7 +263,8 @@ func recovers(t *testing.T, l *lab.Lab, number uint64) {
 	var err error
 	for begin := time.Now(); time.Since(begin) < patience; time.Sleep(100 * time.Millisecond) { // its backoff may have grown
 		if err = onEpoch(t.Context(), l, number); err == nil {
-			t.Logf("in use again %s after the KMS came back", time.Since(begin).Round(time.Millisecond))
+			t.Logf("in use again %s after the KMS came back",
+				time.Since(begin).Round(time.Millisecond))
 			return
 		}
 	}
@@ -287,7 +290,8 @@ func audited(t *testing.T, l *lab.Lab) {
 			}
 		}
 	}
-	for _, op := range []string{audit.OpCreate, audit.OpWrap, audit.OpUnwrap, audit.OpSwitch, audit.OpDestroy} {
+	for _, op := range []string{audit.OpCreate, audit.OpWrap, audit.OpUnwrap, audit.OpSwitch,
+		audit.OpDestroy} {
 		if ops[op] == 0 {
 			t.Errorf("the audit logs say nothing of %s: %v", op, ops)
 		}

@@ -68,7 +68,8 @@ func useSealed(t *testing.T) *lab.Lab {
 func (s *sealedLab) up(t *testing.T) {
 	spec := parseSpec(t, sealedNodes)
 	spec.Name = labPrefix + "-sealed"
-	if s.lab, s.err = lab.Up(context.Background(), spec, lab.Options{Binary: weftBinary, ReadyTimeout: labtest.ReadyTimeout}); s.err != nil {
+	if s.lab, s.err = lab.Up(context.Background(), spec,
+		lab.Options{Binary: weftBinary, ReadyTimeout: labtest.ReadyTimeout}); s.err != nil {
 		return
 	}
 	var spaces []string
@@ -108,7 +109,8 @@ func encryption(ctx context.Context, n *lab.Node) (*admin.Encryption, error) {
 // keyed waits until a node has keys with every other, both ways.
 func keyed(t *testing.T, l *lab.Lab, n *lab.Node) {
 	t.Helper()
-	eventually(t, "keys between "+n.Name+" and the others", func() error { return hasKeys(t.Context(), l, n) })
+	eventually(t, "keys between "+n.Name+" and the others",
+		func() error { return hasKeys(t.Context(), l, n) })
 }
 
 func hasKeys(ctx context.Context, l *lab.Lab, n *lab.Node) error {
@@ -147,7 +149,8 @@ type wireWatch struct {
 func podRules(l *lab.Lab) encryptcheck.Rules {
 	var rules encryptcheck.Rules
 	for _, n := range agents(l) {
-		rules.Pods, rules.Nodes = append(rules.Pods, n.PodCIDRs...), append(rules.Nodes, n.Addresses...)
+		rules.Pods, rules.Nodes = append(rules.Pods, n.PodCIDRs...), append(rules.Nodes,
+			n.Addresses...)
 	}
 	return rules
 }
@@ -156,14 +159,16 @@ func podRules(l *lab.Lab) encryptcheck.Rules {
 func wireNS(l *lab.Lab) string { return netns.Path("weft-" + l.Name() + "-wire-w0") }
 
 // watchWire begins to watch. each, if not nil, is called with every frame.
-func watchWire(t *testing.T, l *lab.Lab, rules encryptcheck.Rules, each func(encryptcheck.Frame)) *wireWatch {
+func watchWire(t *testing.T, l *lab.Lab, rules encryptcheck.Rules,
+	each func(encryptcheck.Frame)) *wireWatch {
 	t.Helper()
 	capture, err := encryptcheck.Open(wireNS(l), "p0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	w := &wireWatch{capture: capture, detector: encryptcheck.NewDetector(rules), each: each, cancel: cancel, done: make(chan error, 1)}
+	w := &wireWatch{capture: capture, detector: encryptcheck.NewDetector(rules), each: each,
+		cancel: cancel, done: make(chan error, 1)}
 	go func() {
 		w.done <- capture.Run(ctx, func(f encryptcheck.Frame) {
 			w.mu.Lock()
@@ -296,7 +301,9 @@ func onEpoch(ctx context.Context, l *lab.Lab, number uint64) error {
 				continue
 			}
 			if p.SendEpoch < number || p.ReceiveEpoch < number {
-				errs = append(errs, fmt.Errorf("%s to %s sends with %d and receives with %d, not %d: %s; %v", n.Name, p.Node, p.SendEpoch, p.ReceiveEpoch, number, p.Problem, e.Problems))
+				errs = append(errs,
+					fmt.Errorf("%s to %s sends with %d and receives with %d, not %d: %s; %v",
+						n.Name, p.Node, p.SendEpoch, p.ReceiveEpoch, number, p.Problem, e.Problems))
 			}
 		}
 	}
@@ -322,7 +329,8 @@ func sealsAgain(t *testing.T, load *load, n *lab.Node) {
 		if before == nil {
 			before = now
 		}
-		if now.Sealed.Packets < before.Sealed.Packets+1000 || now.Opened.Packets < before.Opened.Packets+1000 {
+		if now.Sealed.Packets < before.Sealed.Packets+1000 ||
+			now.Opened.Packets < before.Opened.Packets+1000 {
 			return fmt.Errorf("%+v, before %+v", now, before)
 		}
 		return nil

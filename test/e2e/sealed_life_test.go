@@ -27,7 +27,8 @@ pods:
 
 // withSwitch puts a third machine on the wire, which makes it a bridge that can be watched.
 func withSwitch(text string) string {
-	return strings.Replace(text, "wires:", `  - {name: switch, addresses: ["2001:db8::9/64"], agent: false}`+"\nwires:", 1)
+	return strings.Replace(text, "wires:",
+		`  - {name: switch, addresses: ["2001:db8::9/64"], agent: false}`+"\nwires:", 1)
 }
 
 // TestKeyLife has keys change by age under load; then an agent stays away until the keys' end:
@@ -44,7 +45,8 @@ func TestKeyLife(t *testing.T) {
 		load := startLoad(t, path{client, server})
 		first := epochNow(t, l)
 		for _, want := range []uint64{first + 1, first + 2} {
-			eventually(t, fmt.Sprintf("epoch %d by age", want), func() error { return onEpoch(t.Context(), l, want) })
+			eventually(t, fmt.Sprintf("epoch %d by age", want),
+				func() error { return onEpoch(t.Context(), l, want) })
 		}
 		load.nothingLost(t)
 	})
@@ -70,7 +72,8 @@ func expires(t *testing.T, l *lab.Lab, a, b *lab.Node) {
 		t.Fatal(err)
 	}
 	keyed(t, l, a)
-	eventually(t, "traffic after the agent's return", func() error { return reach(t.Context(), client, server) })
+	eventually(t, "traffic after the agent's return",
+		func() error { return reach(t.Context(), client, server) })
 	if n := dropped(t, a, "", "key_expired") - before; n == 0 {
 		t.Errorf("nothing was refused as key_expired at a: %s", dropText(t, a))
 	}
@@ -84,7 +87,8 @@ func reboot(t *testing.T, l *lab.Lab, b *lab.Node) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ensureStarted(t, b, false) })
-	if out, errOut, code := runIn(t, b.NetNS, command(weftBinary, "agent", "cleanup", "--config", b.ConfigFile)); code != 0 {
+	if out, errOut, code := runIn(t, b.NetNS,
+		command(weftBinary, "agent", "cleanup", "--config", b.ConfigFile)); code != 0 {
 		t.Fatalf("cleanup: exit code %d: %s%s", code, out, errOut)
 	}
 	if err := b.StartAgent(t.Context()); err != nil {
@@ -101,7 +105,8 @@ func reboot(t *testing.T, l *lab.Lab, b *lab.Node) {
 	keyed(t, l, b)
 	eventually(t, "traffic after the reboot", func() error {
 		if err := reach(t.Context(), l.Pod("client"), server); err != nil {
-			return fmt.Errorf("%w; drops at a: %s; at b: %s", err, dropText(t, l.Node("a")), dropText(t, b))
+			return fmt.Errorf("%w; drops at a: %s; at b: %s", err, dropText(t, l.Node("a")),
+				dropText(t, b))
 		}
 		return nil
 	})

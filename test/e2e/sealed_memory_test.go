@@ -58,7 +58,8 @@ func TestKeysStayInTheirPlace(t *testing.T) {
 				case live[number] && region.secret:
 					found++
 				default:
-					t.Errorf("the key of epoch %d (live: %v) is in the memory of agent %s, in %s", number, live[number], n.Name, region.name)
+					t.Errorf("the key of epoch %d (live: %v) is in the memory of agent %s, in %s",
+						number, live[number], n.Name, region.name)
 				}
 			}
 		}
@@ -98,7 +99,9 @@ func readDEKs(t *testing.T, l *lab.Lab, n *lab.Node, into map[uint64][]byte) {
 		t.Fatal(err)
 	}
 	for _, e := range epochs {
-		dek, err := key.Unwrap(t.Context(), e.Spec.Wrapped, kek.Binding{Cluster: cfg.Keys.Cluster, Epoch: e.Spec.Number, Created: e.Spec.Created.Time, Expires: e.Spec.Expires.Time})
+		dek, err := key.Unwrap(t.Context(), e.Spec.Wrapped,
+			kek.Binding{Cluster: cfg.Keys.Cluster, Epoch: e.Spec.Number,
+				Created: e.Spec.Created.Time, Expires: e.Spec.Expires.Time})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -155,7 +158,8 @@ func memoryOf(t *testing.T, pid int) []region {
 		if !ok || !writable {
 			continue
 		}
-		r := region{name: name, secret: strings.Contains(flags, " lo") && strings.Contains(flags, " dd")}
+		r := region{name: name, secret: strings.Contains(flags, " lo") &&
+			strings.Contains(flags, " dd")}
 		r.data = readMemory(memory, from, to)
 		out = append(out, r)
 	}
@@ -188,7 +192,8 @@ func grepFiles(t *testing.T, path string, deks map[uint64][]byte) {
 			return err
 		}
 		for number, dek := range deks {
-			for _, form := range [][]byte{dek, []byte(hex.EncodeToString(dek)), []byte(base64.StdEncoding.EncodeToString(dek))} {
+			for _, form := range [][]byte{dek, []byte(hex.EncodeToString(dek)),
+				[]byte(base64.StdEncoding.EncodeToString(dek))} {
 				if bytes.Contains(data, form) {
 					t.Errorf("%s holds the key of epoch %d", path, number)
 				}

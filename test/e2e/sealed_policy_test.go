@@ -84,16 +84,19 @@ func plainExactly(t *testing.T, l *lab.Lab, open ...*lab.Pod) {
 	for _, pair := range crossPairs(l) {
 		plain := isOpen[pair.from.Name] || isOpen[pair.to.Name]
 		// The agents' word comes a moment before the datapath's deed.
-		eventually(t, fmt.Sprintf("%s and %s plain: %t", pair.from.Name, pair.to.Name, plain), func() error {
-			watch := watchWire(t, l, rules, nil)
-			if err := reach(t.Context(), pair.from, pair.to); err != nil {
-				return fmt.Errorf("%w; drops at a: %s; at b: %s", err, dropText(t, l.Node("a")), dropText(t, l.Node("b")))
-			}
-			if r := watch.stop(t); !r.Clean() || plain != (r.Allowed > 0) || plain == podsSealed(r) {
-				return fmt.Errorf("on the wire: %+v", r)
-			}
-			return nil
-		})
+		eventually(t, fmt.Sprintf("%s and %s plain: %t", pair.from.Name, pair.to.Name, plain),
+			func() error {
+				watch := watchWire(t, l, rules, nil)
+				if err := reach(t.Context(), pair.from, pair.to); err != nil {
+					return fmt.Errorf("%w; drops at a: %s; at b: %s", err, dropText(t, l.Node("a")),
+						dropText(t, l.Node("b")))
+				}
+				if r := watch.stop(t); !r.Clean() || plain != (r.Allowed > 0) ||
+					plain == podsSealed(r) {
+					return fmt.Errorf("on the wire: %+v", r)
+				}
+				return nil
+			})
 	}
 }
 

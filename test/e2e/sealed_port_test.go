@@ -38,7 +38,9 @@ func TestPortOfExchanges(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			var watching sync.WaitGroup
 			watching.Go(func() {
-				for ; ctx.Err() == nil && turnedAway(t, b).Filtered == before.Filtered; time.Sleep(10 * time.Millisecond) {
+				for ; ctx.Err() == nil &&
+					turnedAway(t,
+						b).Filtered == before.Filtered; time.Sleep(10 * time.Millisecond) {
 				}
 				cancel()
 			})
@@ -51,7 +53,8 @@ func TestPortOfExchanges(t *testing.T) {
 				t.Errorf("a node's own: %v", err)
 			}
 			after := turnedAway(t, b)
-			if after.Filtered == before.Filtered || after.Unknown != before.Unknown || after.LastUnknown != netip.MustParseAddr(c.unknown) {
+			if after.Filtered == before.Filtered || after.Unknown != before.Unknown ||
+				after.LastUnknown != netip.MustParseAddr(c.unknown) {
 				t.Errorf("counted %+v, before %+v", after, before)
 			}
 		})
@@ -61,7 +64,8 @@ func TestPortOfExchanges(t *testing.T) {
 func dialPort(ctx context.Context, from *lab.Node, source, to string) error {
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}
 	return netns.Do(from.NetNS, func() error {
-		conn, err := dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(netip.MustParseAddr(to), handshakePort).String())
+		conn, err := dialer.DialContext(ctx, "tcp",
+			netip.AddrPortFrom(netip.MustParseAddr(to), handshakePort).String())
 		if err == nil {
 			err = conn.Close()
 		}

@@ -67,7 +67,8 @@ func (n *nonces) frame(f encryptcheck.Frame) {
 		n.lives++
 	}
 	if n.seen[key][e.IV>>6]>>(e.IV&63)&1 != 0 && len(n.repeats) < 10 {
-		n.repeats = append(n.repeats, fmt.Sprintf("%s to %s epoch %d lane %d IV %d", p.Src, p.Dst, e.Epoch(), e.Lane(), e.IV))
+		n.repeats = append(n.repeats,
+			fmt.Sprintf("%s to %s epoch %d lane %d IV %d", p.Src, p.Dst, e.Epoch(), e.Lane(), e.IV))
 	}
 	n.seen[key][e.IV>>6] |= 1 << (e.IV & 63)
 }
@@ -104,7 +105,8 @@ func rotate(t *testing.T, l *lab.Lab, through *lab.Node) uint64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, fmt.Sprintf("epoch %d in use", epoch.Number), func() error { return onEpoch(t.Context(), l, epoch.Number) })
+	eventually(t, fmt.Sprintf("epoch %d in use", epoch.Number),
+		func() error { return onEpoch(t.Context(), l, epoch.Number) })
 	return epoch.Number
 }
 
@@ -118,7 +120,9 @@ func TestRotation(t *testing.T) {
 	before := kernelLosses(t, l)
 	client, server := l.Pod("client"), l.Pod("server")
 	load := startLoad(t, path{client, server})
-	bulk, err := traffic.StartTCP(t.Context(), traffic.TCPOptions{From: l.Pod("web").NetNS, To: l.Pod("db").NetNS, Dst: addrPort(l.Pod("db").IPv4, 0), BytesPerSecond: 8 << 20})
+	bulk, err := traffic.StartTCP(t.Context(),
+		traffic.TCPOptions{From: l.Pod("web").NetNS, To: l.Pod("db").NetNS,
+			Dst: addrPort(l.Pod("db").IPv4, 0), BytesPerSecond: 8 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +132,8 @@ func TestRotation(t *testing.T) {
 	for i := range rotations {
 		through := agents(l)[i%2]
 		if i == rotations/2 { // the verb does the same
-			if out, errOut, code := weft(t, "keys", "rotate", "--instance", through.Instance); code != 0 {
+			if out, errOut, code := weft(t, "keys", "rotate", "--instance",
+				through.Instance); code != 0 {
 				t.Fatalf("weft keys rotate: exit code %d: %s%s", code, out, errOut)
 			}
 			continue
@@ -168,7 +173,8 @@ type killer struct {
 // frame counts the exchange's packets that carry something.
 func (k *killer) frame(f encryptcheck.Frame) {
 	p, err := inet.Parse(f.Data)
-	if err != nil || p.Protocol != unix.IPPROTO_TCP || p.SrcPort != handshakePort && p.DstPort != handshakePort || len(p.Payload) < 20 {
+	if err != nil || p.Protocol != unix.IPPROTO_TCP || p.SrcPort != handshakePort &&
+		p.DstPort != handshakePort || len(p.Payload) < 20 {
 		return
 	}
 	if header := int(p.Payload[12]>>4) * 4; len(p.Payload) <= header {
@@ -189,7 +195,8 @@ func (k *killer) frame(f encryptcheck.Frame) {
 func TestRotationKilled(t *testing.T) {
 	l := useSealed(t)
 	record, k := newNonces(), &killer{killed: make(chan struct{}, 1)}
-	watch := watchWire(t, l, podRules(l), func(f encryptcheck.Frame) { record.frame(f); k.frame(f) })
+	watch := watchWire(t, l, podRules(l),
+		func(f encryptcheck.Frame) { record.frame(f); k.frame(f) })
 	before := kernelLosses(t, l)
 	load := startLoad(t, path{l.Pod("client"), l.Pod("server")})
 	nodes := agents(l)
@@ -200,13 +207,15 @@ func TestRotationKilled(t *testing.T) {
 	})
 	for step := 1; step <= 10; step++ {
 		victim := nodes[step%2]
-		t.Run(fmt.Sprintf("packet %d of the exchange, node %s", step, victim.Name), func(t *testing.T) {
-			rotateAndDie(t, l, nodes[(step+1)%2], victim, func(pid int) deadly {
-				k.at.Store(int64(step))
-				k.victim.Store(int64(pid))
-				return deadly{killed: k.killed, spare: func() bool { return k.victim.Swap(0) != 0 }}
+		t.Run(fmt.Sprintf("packet %d of the exchange, node %s", step, victim.Name),
+			func(t *testing.T) {
+				rotateAndDie(t, l, nodes[(step+1)%2], victim, func(pid int) deadly {
+					k.at.Store(int64(step))
+					k.victim.Store(int64(pid))
+					return deadly{killed: k.killed,
+						spare: func() bool { return k.victim.Swap(0) != 0 }}
+				})
 			})
-		})
 	}
 	for i := range 4 {
 		victim, delay := nodes[i%2], time.Duration(rand.IntN(120))*time.Millisecond
@@ -214,7 +223,8 @@ func TestRotationKilled(t *testing.T) {
 			// Through the victim itself every other time: then the one that makes the epoch dies.
 			rotateAndDie(t, l, nodes[(i+i/2)%2], victim, func(pid int) deadly {
 				killed := make(chan struct{}, 1)
-				time.AfterFunc(delay, func() { _ = unix.Kill(pid, unix.SIGKILL); killed <- struct{}{} })
+				time.AfterFunc(delay,
+					func() { _ = unix.Kill(pid, unix.SIGKILL); killed <- struct{}{} })
 				return deadly{killed: killed, spare: func() bool { return false }}
 			})
 		})
@@ -249,7 +259,8 @@ type deadly struct {
 // rotateAndDie asks for a new epoch while somebody is about to kill the victim, starts the victim
 // again and waits for the epoch to be in use. endanger begins the danger: until then the victim can
 // be talked to.
-func rotateAndDie(t *testing.T, l *lab.Lab, through, victim *lab.Node, endanger func(pid int) deadly) {
+func rotateAndDie(t *testing.T, l *lab.Lab, through, victim *lab.Node,
+	endanger func(pid int) deadly) {
 	t.Helper()
 	// However this ends: the next row is not to fail for it.
 	defer ensureStarted(t, victim, false)
@@ -279,7 +290,8 @@ func rotateAndDie(t *testing.T, l *lab.Lab, through, victim *lab.Node, endanger 
 	if err := victim.StartAgent(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, fmt.Sprintf("epoch %d in use", want), func() error { return onEpoch(t.Context(), l, want) })
+	eventually(t, fmt.Sprintf("epoch %d in use", want),
+		func() error { return onEpoch(t.Context(), l, want) })
 }
 
 // diesOf waits for the end of the victim, or for the epoch to be in use without: then the exchange

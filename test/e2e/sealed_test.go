@@ -66,9 +66,11 @@ func sealedPods(t *testing.T, l *lab.Lab) {
 			t.Error(err)
 		}
 		for _, family := range []int{4, 6} {
-			report, err := traffic.Ping(t.Context(), pair.from.NetNS, traffic.PingOptions{Dst: pair.to.Addr(family), Size: 4000})
+			report, err := traffic.Ping(t.Context(), pair.from.NetNS,
+				traffic.PingOptions{Dst: pair.to.Addr(family), Size: 4000})
 			if err != nil || !report.OK() {
-				t.Errorf("fragmented ping %s to %s IPv%d: %+v %v; drops at a: %s; at b: %s", pair.from.Name, pair.to.Name, family, report, err,
+				t.Errorf("fragmented ping %s to %s IPv%d: %+v %v; drops at a: %s; at b: %s",
+					pair.from.Name, pair.to.Name, family, report, err,
 					dropText(t, l.Node("a")), dropText(t, l.Node("b")))
 			}
 		}
@@ -86,12 +88,14 @@ func sealedNodesTalk(t *testing.T, l *lab.Lab) {
 				continue
 			}
 			for family := range map[int]bool{4: true, 6: true} {
-				errs = append(errs, callAll(t.Context(), node.NetNS, pod.Addr(family)), callAll(t.Context(), pod.NetNS, node.Addresses[family/6]))
+				errs = append(errs, callAll(t.Context(), node.NetNS, pod.Addr(family)),
+					callAll(t.Context(), pod.NetNS, node.Addresses[family/6]))
 			}
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		t.Errorf("%v\ndrops at a: %s; at b: %s", err, dropText(t, l.Node("a")), dropText(t, l.Node("b")))
+		t.Errorf("%v\ndrops at a: %s; at b: %s", err, dropText(t, l.Node("a")),
+			dropText(t, l.Node("b")))
 	}
 	watch.allSealed(t, l)
 }
@@ -119,16 +123,20 @@ func sealedSizes(t *testing.T, l *lab.Lab) {
 	}
 	for family, headers := range map[int]int{4: 28, 6: 48} {
 		forgetPath(t, client)
-		for _, size := range []int{mtu - headers - 3, mtu - headers - 2, mtu - headers - 1, mtu - headers} {
-			fits, err := traffic.Ping(t.Context(), client.NetNS, traffic.PingOptions{Dst: server.Addr(family), DF: true, Size: size})
+		for _, size := range []int{mtu - headers - 3, mtu - headers - 2, mtu - headers - 1,
+			mtu - headers} {
+			fits, err := traffic.Ping(t.Context(), client.NetNS,
+				traffic.PingOptions{Dst: server.Addr(family), DF: true, Size: size})
 			if err != nil || !fits.OK() {
 				t.Errorf("IPv%d packet of %d with DF, pods' MTU %d: %+v %v; drops at a: %s; at b: %s", family, size+headers, mtu, fits, err,
 					dropText(t, l.Node("a")), dropText(t, l.Node("b")))
 			}
 		}
-		more, err := traffic.Ping(t.Context(), client.NetNS, traffic.PingOptions{Dst: server.Addr(family), DF: true, Size: mtu - headers + 1})
+		more, err := traffic.Ping(t.Context(), client.NetNS,
+			traffic.PingOptions{Dst: server.Addr(family), DF: true, Size: mtu - headers + 1})
 		if err != nil || more.Received != 0 || more.TooBig != 1 || more.MTU != mtu {
-			t.Errorf("IPv%d packet of %d with DF, pods' MTU %d: %+v %v", family, mtu+1, mtu, more, err)
+			t.Errorf("IPv%d packet of %d with DF, pods' MTU %d: %+v %v", family, mtu+1, mtu, more,
+				err)
 		}
 	}
 }
@@ -144,7 +152,8 @@ func sealedDatagrams(t *testing.T, l *lab.Lab) {
 		dst := addrPort(server.Addr(family), echoPort)
 		for size := 1; size <= mtu-headers; size++ {
 			if _, err := traffic.EchoUDP(ctx, client.NetNS, netip.Addr{}, dst, size); err != nil {
-				t.Errorf("IPv%d: %v; drops at a: %s; at b: %s", family, err, dropText(t, l.Node("a")), dropText(t, l.Node("b")))
+				t.Errorf("IPv%d: %v; drops at a: %s; at b: %s", family, err,
+					dropText(t, l.Node("a")), dropText(t, l.Node("b")))
 				break
 			}
 		}
@@ -158,8 +167,10 @@ func sealedBulk(t *testing.T, l *lab.Lab) {
 	for _, pair := range []path{{l.Pod("client"), l.Pod("server")}, {l.Pod("web"), l.Pod("db")}} {
 		for _, family := range []int{4, 6} {
 			dst := addrPort(pair.to.Addr(family), echoPort)
-			if _, err := traffic.EchoTCP(t.Context(), pair.from.NetNS, netip.Addr{}, dst, size); err != nil {
-				t.Errorf("%d bytes there and back, %s to %s IPv%d: %v", size, pair.from.Name, pair.to.Name, family, err)
+			if _, err := traffic.EchoTCP(t.Context(), pair.from.NetNS, netip.Addr{}, dst,
+				size); err != nil {
+				t.Errorf("%d bytes there and back, %s to %s IPv%d: %v", size, pair.from.Name,
+					pair.to.Name, family, err)
 			}
 		}
 	}

@@ -37,7 +37,8 @@ func TestNarrowPath(t *testing.T) {
 		return fmt.Errorf("%+v", e.Peers)
 	})
 	eventually(t, "what to do about it", func() error {
-		if problems := fmt.Sprint(status(t, a).Problems); !strings.Contains(problems, "node b") || !strings.Contains(problems, "mtu: 1338") {
+		if problems := fmt.Sprint(status(t, a).Problems); !strings.Contains(problems, "node b") ||
+			!strings.Contains(problems, "mtu: 1338") {
 			return fmt.Errorf("problems: %s", problems)
 		}
 		return nil

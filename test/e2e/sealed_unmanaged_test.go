@@ -36,14 +36,18 @@ const unmanagedIf = "dk0"
 
 func newUnmanaged(t *testing.T, a *lab.Node) *unmanaged {
 	t.Helper()
-	s := &unmanaged{addr: map[int]netip.Addr{4: netip.MustParseAddr("172.30.0.2"), 6: netip.MustParseAddr("fd30::2")}}
+	s := &unmanaged{addr: map[int]netip.Addr{4: netip.MustParseAddr("172.30.0.2"),
+		6: netip.MustParseAddr("fd30::2")}}
 	s.ns = nettest.New(t, "e2e-unmanaged")
-	must(t, a.NetNS, "ip", "link", "add", unmanagedIf, "type", "veth", "peer", "name", "eth0", "netns", filepath.Base(s.ns))
+	must(t, a.NetNS, "ip", "link", "add", unmanagedIf, "type", "veth", "peer", "name", "eth0",
+		"netns", filepath.Base(s.ns))
 	t.Cleanup(func() { runIn(t, a.NetNS, command("ip", "link", "del", unmanagedIf)) })
 	// No duplicate address detection, and no check of the way back: the kernel is to let through
 	// what it can.
 	for _, argv := range [][]string{
-		{"sysctl", "-qw", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf." + unmanagedIf + ".rp_filter=0", "net.ipv6.conf." + unmanagedIf + ".forwarding=1"},
+		{"sysctl", "-qw", "net.ipv4.conf.all.rp_filter=0",
+			"net.ipv4.conf." + unmanagedIf + ".rp_filter=0",
+			"net.ipv6.conf." + unmanagedIf + ".forwarding=1"},
 		{"ip", "addr", "add", "172.30.0.1/24", "dev", unmanagedIf},
 		{"ip", "addr", "add", "fd30::1/64", "dev", unmanagedIf, "nodad"},
 		{"ip", "link", "set", unmanagedIf, "up"},
@@ -76,7 +80,8 @@ func macIn(t *testing.T, ns, name string) (text string) {
 // put sends a datagram to the node, from and to whomever.
 func (s *unmanaged) put(t *testing.T, src, dst netip.Addr) {
 	t.Helper()
-	frame := datagram(s.own, netip.AddrPortFrom(src, 1), netip.AddrPortFrom(dst, hostilePort), false)
+	frame := datagram(s.own, netip.AddrPortFrom(src, 1), netip.AddrPortFrom(dst, hostilePort),
+		false)
 	copy(frame, s.far)
 	s.end.send(t, frame)
 }
@@ -90,7 +95,8 @@ func forgeTag(t *testing.T, ns, ifName string, value int32) (stop func()) {
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "forge_tag", Type: ebpf.SchedCLS, License: "GPL",
 		Instructions: asm.Instructions{
-			asm.StoreImm(asm.R1, tcIndexAt, int64(value), asm.Word), asm.Mov.Imm(asm.R0, -1), asm.Return(),
+			asm.StoreImm(asm.R1, tcIndexAt, int64(value), asm.Word), asm.Mov.Imm(asm.R0, -1),
+			asm.Return(),
 		},
 	})
 	if err != nil {
@@ -102,7 +108,8 @@ func forgeTag(t *testing.T, ns, ifName string, value int32) (stop func()) {
 		if err != nil {
 			return err
 		}
-		attached, err = link.AttachTCX(link.TCXOptions{Program: program, Interface: iface.Index, Attach: ebpf.AttachTCXEgress})
+		attached, err = link.AttachTCX(link.TCXOptions{Program: program, Interface: iface.Index,
+			Attach: ebpf.AttachTCXEgress})
 		return err
 	})
 	if err != nil {
@@ -137,7 +144,8 @@ func unmanagedHosts(t *testing.T, l *lab.Lab) {
 	t.Run("a pod forges tags", func(t *testing.T) { podForges(t, l) })
 	t.Run("a pod forges metadata", func(t *testing.T) { podForgesMetadata(t, l) })
 	t.Run("another way out", func(t *testing.T) { s.otherWayOut(t, l) })
-	for _, pair := range []path{{l.Pod("client"), l.Pod("server")}, {l.Pod("server"), l.Pod("client")}} {
+	for _, pair := range []path{{l.Pod("client"), l.Pod("server")},
+		{l.Pod("server"), l.Pod("client")}} {
 		if err := reach(t.Context(), pair.from, pair.to); err != nil {
 			t.Error(err)
 		}
@@ -154,7 +162,8 @@ func (s *unmanaged) forges(t *testing.T, l *lab.Lab) {
 	a := l.Node("a")
 	client, server, db := l.Pod("client"), l.Pod("server"), l.Pod("db")
 	here, there := listen(t, client, hostilePort), listen(t, server, hostilePort)
-	unassigned := map[int]netip.Addr{4: netip.MustParseAddr("10.77.1.77"), 6: netip.MustParseAddr("fd77:1::77")}
+	unassigned := map[int]netip.Addr{4: netip.MustParseAddr("10.77.1.77"),
+		6: netip.MustParseAddr("fd77:1::77")}
 	for _, family := range []int{4, 6} {
 		for _, c := range []struct {
 			name     string
@@ -162,23 +171,31 @@ func (s *unmanaged) forges(t *testing.T, l *lab.Lab) {
 			reason   string
 		}{
 			{"a remote pod to a pod", server.Addr(family), client.Addr(family), "plaintext"},
-			{"a remote node to a pod", l.Node("b").Addresses[family/6], client.Addr(family), "plaintext"},
+			{"a remote node to a pod", l.Node("b").Addresses[family/6], client.Addr(family),
+				"plaintext"},
 			{"a local pod to another", db.Addr(family), client.Addr(family), "foreign_source"},
-			{"a local pod to a remote one", client.Addr(family), server.Addr(family), "foreign_source"},
-			{"an unassigned address to a remote pod", unassigned[family], server.Addr(family), "foreign_source"},
-			{"the node's own address to a pod", l.Node("a").Addresses[family/6], client.Addr(family), "foreign_source"},
-			{"the node's own address to a remote pod", l.Node("a").Addresses[family/6], server.Addr(family), "foreign_source"},
-			{"a remote pod to this node", server.Addr(family), l.Node("a").Addresses[family/6], "plaintext"},
-			{"a remote pod to another", server.Addr(family), l.Pod("web").Addr(family), "plaintext"},
+			{"a local pod to a remote one", client.Addr(family), server.Addr(family),
+				"foreign_source"},
+			{"an unassigned address to a remote pod", unassigned[family], server.Addr(family),
+				"foreign_source"},
+			{"the node's own address to a pod", l.Node("a").Addresses[family/6],
+				client.Addr(family), "foreign_source"},
+			{"the node's own address to a remote pod", l.Node("a").Addresses[family/6],
+				server.Addr(family), "foreign_source"},
+			{"a remote pod to this node", server.Addr(family), l.Node("a").Addresses[family/6],
+				"plaintext"},
+			{"a remote pod to another", server.Addr(family), l.Pod("web").Addr(family),
+				"plaintext"},
 		} {
 			before := dropped(t, a, "", c.reason)
 			s.put(t, c.src, c.dst)
-			eventually(t, fmt.Sprintf("IPv%d, %s, is refused as %s", family, c.name, c.reason), func() error {
-				if dropped(t, a, "", c.reason) == before {
-					return fmt.Errorf("drops at a: %s", dropText(t, a))
-				}
-				return nil
-			})
+			eventually(t, fmt.Sprintf("IPv%d, %s, is refused as %s", family, c.name, c.reason),
+				func() error {
+					if dropped(t, a, "", c.reason) == before {
+						return fmt.Errorf("drops at a: %s", dropText(t, a))
+					}
+					return nil
+				})
 		}
 	}
 	soon()
@@ -194,7 +211,8 @@ func (s *unmanaged) honest(t *testing.T, l *lab.Lab) {
 		identities := make(chan uint32, 256)
 		watch := watchWire(t, l, podRules(l), func(f encryptcheck.Frame) {
 			if p, err := inet.Parse(f.Data); err == nil {
-				if esp, ok := encryptcheck.ParseESP(p, 4500); ok && p.Dst == l.Node("b").Addresses[0] {
+				if esp, ok := encryptcheck.ParseESP(p, 4500); ok &&
+					p.Dst == l.Node("b").Addresses[0] {
 					select {
 					case identities <- esp.Identity():
 					default:
@@ -204,7 +222,8 @@ func (s *unmanaged) honest(t *testing.T, l *lab.Lab) {
 		})
 		for pod, at := range map[string]*listener{"client": here, "server": there} {
 			s.put(t, s.addr[family], l.Pod(pod).Addr(family))
-			if from := at.next(t, "the unmanaged container's datagram at "+pod); from.Addr() != s.addr[family] {
+			if from := at.next(t,
+				"the unmanaged container's datagram at "+pod); from.Addr() != s.addr[family] {
 				t.Errorf("it came from %s", from)
 			}
 		}
@@ -253,29 +272,35 @@ func podForges(t *testing.T, l *lab.Lab) {
 func (s *unmanaged) otherWayOut(t *testing.T, l *lab.Lab) {
 	a, server := l.Node("a"), l.Pod("server")
 	s.end.received()
-	for family, rule := range map[int][]string{4: {"-4", "10.77.2.0/24"}, 6: {"-6", "fd77:2::/64"}} {
-		must(t, a.NetNS, "ip", rule[0], "route", "add", "default", "via", s.addr[family].String(), "dev", unmanagedIf, "table", "199")
+	for family, rule := range map[int][]string{4: {"-4", "10.77.2.0/24"},
+		6: {"-6", "fd77:2::/64"}} {
+		must(t, a.NetNS, "ip", rule[0], "route", "add", "default", "via", s.addr[family].String(),
+			"dev", unmanagedIf, "table", "199")
 		must(t, a.NetNS, "ip", rule[0], "rule", "add", "to", rule[1], "lookup", "199")
 		t.Cleanup(func() {
 			runIn(t, a.NetNS, command("ip", rule[0], "rule", "del", "to", rule[1], "lookup", "199"))
 			runIn(t, a.NetNS, command("ip", rule[0], "route", "flush", "table", "199"))
 		})
 		before := dropped(t, a, "", "unhooked_interface")
-		eventually(t, fmt.Sprintf("IPv%d packets are refused as unhooked_interface", family), func() error {
-			for _, from := range []string{a.NetNS, l.Pod("client").NetNS} { // in mode stack, the kernel routes pods' packets, too
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-				_, _ = traffic.EchoUDP(ctx, from, netip.Addr{}, addrPort(server.Addr(family), echoPort), 100)
-				cancel()
-			}
-			if dropped(t, a, "", "unhooked_interface") == before {
-				return errors.New(dropText(t, a))
-			}
-			return nil
-		})
+		eventually(t, fmt.Sprintf("IPv%d packets are refused as unhooked_interface", family),
+			func() error {
+				for _, from := range []string{a.NetNS,
+					l.Pod("client").NetNS} { // in mode stack, the kernel routes pods' packets, too
+					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+					_, _ = traffic.EchoUDP(ctx, from, netip.Addr{},
+						addrPort(server.Addr(family), echoPort), 100)
+					cancel()
+				}
+				if dropped(t, a, "", "unhooked_interface") == before {
+					return errors.New(dropText(t, a))
+				}
+				return nil
+			})
 		must(t, a.NetNS, "ip", rule[0], "rule", "del", "to", rule[1], "lookup", "199")
 	}
 	for _, frame := range s.end.received() {
-		if bytes.Contains(frame, server.IPv4.AsSlice()) || bytes.Contains(frame, server.IPv6.AsSlice()) {
+		if bytes.Contains(frame, server.IPv4.AsSlice()) ||
+			bytes.Contains(frame, server.IPv6.AsSlice()) {
 			t.Errorf("a packet for a remote pod left by an interface without hooks: %x", frame)
 		}
 	}

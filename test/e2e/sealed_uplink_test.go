@@ -36,7 +36,8 @@ const (
 func newMacvlan(t *testing.T, l *lab.Lab) *macvlan {
 	t.Helper()
 	ns := nettest.New(t, "e2e-macvlan")
-	must(t, l.Node("a").NetNS, "ip", "link", "add", "link", "w0", "name", macvlanIf, "index", strconv.Itoa(freeIndex), "netns", filepath.Base(ns), "type", "macvlan", "mode", "bridge")
+	must(t, l.Node("a").NetNS, "ip", "link", "add", "link", "w0", "name", macvlanIf, "index",
+		strconv.Itoa(freeIndex), "netns", filepath.Base(ns), "type", "macvlan", "mode", "bridge")
 	must(t, ns, "ip", "link", "set", macvlanIf, "up")
 	return &macvlan{ns, mac(macIn(t, ns, macvlanIf)), mac(macIn(t, l.Node("b").NetNS, "w0"))}
 }
@@ -74,13 +75,15 @@ func (m *macvlan) open(t *testing.T, a *lab.Node, r entry) *wireEnd {
 	if r.via != "" {
 		index = indexIn(t, a.NetNS, r.via)
 	}
-	must(t, m.ns, "ip", "link", "add", "in0", "index", strconv.Itoa(index), "type", "veth", "peer", "name", "in1", "index", strconv.Itoa(freeIndex+2))
+	must(t, m.ns, "ip", "link", "add", "in0", "index", strconv.Itoa(index), "type", "veth", "peer",
+		"name", "in1", "index", strconv.Itoa(freeIndex+2))
 	t.Cleanup(func() { must(t, m.ns, "ip", "link", "del", "in0") })
 	must(t, m.ns, "ip", "link", "set", "in0", "up")
 	must(t, m.ns, "ip", "link", "set", "in1", "up")
 	if r.via == "" {
 		runTCX(t, m.ns, "in0", ebpf.AttachTCXEgress, asm.Instructions{
-			asm.Mov.Imm(asm.R2, freeIndex), asm.Mov.Imm(asm.R3, 0), asm.FnCloneRedirect.Call(), asm.Mov.Imm(asm.R0, 2), asm.Return(),
+			asm.Mov.Imm(asm.R2, freeIndex), asm.Mov.Imm(asm.R3, 0), asm.FnCloneRedirect.Call(),
+			asm.Mov.Imm(asm.R0, 2), asm.Return(),
 		})
 		return openEnd(t, m.ns, "in0", false)
 	}
@@ -94,14 +97,16 @@ func (m *macvlan) open(t *testing.T, a *lab.Node, r entry) *wireEnd {
 // runTCX has an interface run a program until the test ends.
 func runTCX(t *testing.T, ns, ifName string, at ebpf.AttachType, code asm.Instructions) {
 	t.Helper()
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "forge", Type: ebpf.SchedCLS, License: "GPL", Instructions: code})
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "forge", Type: ebpf.SchedCLS,
+		License: "GPL", Instructions: code})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { program.Close() })
 	index := indexIn(t, ns, ifName)
 	err = netns.Do(ns, func() error {
-		attached, err := link.AttachTCX(link.TCXOptions{Program: program, Interface: index, Attach: at})
+		attached, err := link.AttachTCX(link.TCXOptions{Program: program, Interface: index,
+			Attach: at})
 		if err == nil {
 			t.Cleanup(func() { attached.Close() })
 		}
@@ -115,7 +120,8 @@ func runTCX(t *testing.T, ns, ifName string, at ebpf.AttachType, code asm.Instru
 // put sends a datagram from and to whomever.
 func (m *macvlan) put(t *testing.T, end *wireEnd, src, dst netip.Addr) {
 	t.Helper()
-	frame := datagram(m.own, netip.AddrPortFrom(src, 1), netip.AddrPortFrom(dst, hostilePort), false)
+	frame := datagram(m.own, netip.AddrPortFrom(src, 1), netip.AddrPortFrom(dst, hostilePort),
+		false)
 	copy(frame, m.far)
 	// A hook's drop on the way out comes back as ENOBUFS.
 	if err := unix.Send(end.fd, frame, 0); err != nil && !errors.Is(err, unix.ENOBUFS) {
@@ -145,7 +151,8 @@ func onUplink(t *testing.T, l *lab.Lab) {
 func (m *macvlan) sends(t *testing.T, l *lab.Lab, end *wireEnd) {
 	a, b, server := l.Node("a"), l.Node("b"), l.Pod("server")
 	there := listen(t, server, hostilePort)
-	world := map[int]netip.Addr{4: netip.MustParseAddr("172.31.0.2"), 6: netip.MustParseAddr("fd31::2")}
+	world := map[int]netip.Addr{4: netip.MustParseAddr("172.31.0.2"),
+		6: netip.MustParseAddr("fd31::2")}
 	for _, family := range []int{4, 6} {
 		before := dropped(t, a, "", "foreign_source")
 		m.put(t, end, l.Pod("client").Addr(family), server.Addr(family))
@@ -158,7 +165,8 @@ func (m *macvlan) sends(t *testing.T, l *lab.Lab, end *wireEnd) {
 		identities := watchIdentities(t, l)
 		for _, src := range []netip.Addr{world[family], a.Addresses[family/6]} {
 			m.put(t, end, src, server.Addr(family))
-			if from := there.next(t, "what a macvlan sends from "+src.String()); from.Addr() != src {
+			if from := there.next(t,
+				"what a macvlan sends from "+src.String()); from.Addr() != src {
 				t.Errorf("it came from %s", from)
 			}
 		}

@@ -27,10 +27,12 @@ func TestSealerToHost(t *testing.T) {
 	t.Cleanup(func() { echo.Close() })
 	for _, addr := range b.Addresses {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-		if _, err := traffic.EchoTCP(ctx, l.Pod("client").NetNS, netip.Addr{}, addrPort(addr, echoPort), 1<<20); err != nil {
+		if _, err := traffic.EchoTCP(ctx, l.Pod("client").NetNS, netip.Addr{},
+			addrPort(addr, echoPort), 1<<20); err != nil {
 			t.Errorf("%s: %v", addr, err)
 		}
 		cancel()
 	}
-	eventually(t, "the count of what was opened", func() error { return sealerDid(t.Context(), b, 0, 200) })
+	eventually(t, "the count of what was opened",
+		func() error { return sealerDid(t.Context(), b, 0, 200) })
 }

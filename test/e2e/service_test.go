@@ -67,7 +67,8 @@ func TestService(t *testing.T) {
 				t.Run(s.name, func(t *testing.T) {
 					for _, to := range []string{s.v4, s.v6} {
 						if err := ask(t.Context(), l, s.from, to); err != nil {
-							t.Errorf("%s: %v; drops at a: %s; at b: %s", to, err, dropText(t, l.Node("a")), dropText(t, l.Node("b")))
+							t.Errorf("%s: %v; drops at a: %s; at b: %s", to, err,
+								dropText(t, l.Node("a")), dropText(t, l.Node("b")))
 						}
 					}
 				})
@@ -133,7 +134,8 @@ func TestServiceAfterLayoutChange(t *testing.T) {
 	l := useShared(t)
 	serve(t, l)
 	other := variant(t, "layout", func(tree string) {
-		edit(t, tree+"/bpf/lib/flow_structs.h", "	__u64 first_ns; /* CLOCK", "	__u64 extra;\n	__u64 first_ns; /* CLOCK")
+		edit(t, tree+"/bpf/lib/flow_structs.h", "	__u64 first_ns; /* CLOCK",
+			"	__u64 extra;\n	__u64 first_ns; /* CLOCK")
 	})
 	calls := startCalls(t, l)
 	useBinary(t, l, other)
@@ -149,9 +151,11 @@ func TestServiceServerSpeaksFirst(t *testing.T) {
 	l := useShared(t)
 	serve(t, l)
 	other := variant(t, "layout", func(tree string) {
-		edit(t, tree+"/bpf/lib/flow_structs.h", "	__u64 first_ns; /* CLOCK", "	__u64 extra;\n	__u64 first_ns; /* CLOCK")
+		edit(t, tree+"/bpf/lib/flow_structs.h", "	__u64 first_ns; /* CLOCK",
+			"	__u64 extra;\n	__u64 first_ns; /* CLOCK")
 	})
-	must(t, l.Node("a").NetNS, "nft", "add rule inet e2e prerouting ip daddr 10.96.0.3 udp dport 7008 dnat ip to 10.77.2.100")
+	must(t, l.Node("a").NetNS, "nft",
+		"add rule inet e2e prerouting ip daddr 10.96.0.3 udp dport 7008 dnat ip to 10.77.2.100")
 	server := listen(t, l.Pod("server"), 7008)
 	client, err := startCall(l.Pod("client").NetNS, netip.MustParseAddrPort("10.96.0.3:7008"))
 	if err != nil {
@@ -164,7 +168,8 @@ func TestServiceServerSpeaksFirst(t *testing.T) {
 	defer cancel()
 	go func() {
 		for ctx.Err() == nil {
-			_, _ = server.conn.WriteToUDPAddrPort([]byte("news"), netip.AddrPortFrom(netip.AddrFrom16(peer.Addr().As16()), peer.Port()))
+			_, _ = server.conn.WriteToUDPAddrPort([]byte("news"),
+				netip.AddrPortFrom(netip.AddrFrom16(peer.Addr().As16()), peer.Port()))
 			time.Sleep(time.Millisecond)
 		}
 	}()
@@ -202,7 +207,8 @@ func (c *calls) answered(t *testing.T, when string) {
 		was := one.answers.Load()
 		eventually(t, fmt.Sprintf("calls to %s %s", one.to, when), func() error {
 			if now := one.answers.Load(); now < was+100 {
-				return fmt.Errorf("%d answers before and %d now, %d sent", was, now, one.sent.Load())
+				return fmt.Errorf("%d answers before and %d now, %d sent", was, now,
+					one.sent.Load())
 			}
 			return nil
 		})

@@ -28,21 +28,35 @@ func forgeries(own, victim, server *lab.Pod, port uint16) []forgery {
 	return []forgery{
 		{"IPv4 source of another pod", "spoofed_ip", datagram(me, from(victim, 4), to(4), false)},
 		{"IPv6 source of another pod", "spoofed_ip", datagram(me, from(victim, 6), to(6), false)},
-		{"IPv4 source of the node", "spoofed_ip", datagram(me, netip.MustParseAddrPort("192.0.2.1:999"), to(4), false)},
-		{"IPv4 source of the gateway", "spoofed_ip", datagram(me, netip.MustParseAddrPort("169.254.1.1:999"), to(4), false)},
-		{"link-local IPv6 source to a pod", "link_local", datagram(me, netip.AddrPortFrom(linkLocal, 999), to(6), false)},
-		{"IPv4 with a strange source MAC", "spoofed_mac", datagram(strange, from(own, 4), to(4), false)},
-		{"IPv6 with a strange source MAC", "spoofed_mac", datagram(strange, from(own, 6), to(6), false)},
-		{"MAC and IPv4 source of another pod", "spoofed_mac", datagram(them, from(victim, 4), to(4), false)},
+		{"IPv4 source of the node", "spoofed_ip",
+			datagram(me, netip.MustParseAddrPort("192.0.2.1:999"), to(4), false)},
+		{"IPv4 source of the gateway", "spoofed_ip",
+			datagram(me, netip.MustParseAddrPort("169.254.1.1:999"), to(4), false)},
+		{"link-local IPv6 source to a pod", "link_local",
+			datagram(me, netip.AddrPortFrom(linkLocal, 999), to(6), false)},
+		{"IPv4 with a strange source MAC", "spoofed_mac",
+			datagram(strange, from(own, 4), to(4), false)},
+		{"IPv6 with a strange source MAC", "spoofed_mac",
+			datagram(strange, from(own, 6), to(6), false)},
+		{"MAC and IPv4 source of another pod", "spoofed_mac",
+			datagram(them, from(victim, 4), to(4), false)},
 		{"VLAN-tagged IPv4", "vlan_tagged", datagram(me, from(own, 4), to(4), true)},
 		{"VLAN-tagged IPv6", "vlan_tagged", datagram(me, from(own, 6), to(6), true)},
-		{"gratuitous ARP for another pod's address", "spoofed_arp", arp(1, me, me, victim.IPv4, broadcast, broadcast, victim.IPv4)},
-		{"ARP reply for another pod's address", "spoofed_arp", arp(2, me, me, victim.IPv4, gatewayMAC, gatewayMAC, netip.MustParseAddr("169.254.1.1"))},
-		{"ARP reply for the gateway's address", "spoofed_arp", arp(2, me, me, netip.MustParseAddr("169.254.1.1"), broadcast, gatewayMAC, own.IPv4)},
-		{"ARP with another pod's hardware address", "spoofed_arp", arp(1, me, them, own.IPv4, broadcast, broadcast, own.IPv4)},
-		{"NA for another pod's address", "spoofed_nd", advertisement(me, own.IPv6, victim.IPv6, me)},
-		{"NA for the gateway's address", "spoofed_nd", advertisement(me, own.IPv6, netip.MustParseAddr("fe80::1"), me)},
-		{"NA with another pod's hardware address", "spoofed_nd", advertisement(me, own.IPv6, own.IPv6, them)},
+		{"gratuitous ARP for another pod's address", "spoofed_arp",
+			arp(1, me, me, victim.IPv4, broadcast, broadcast, victim.IPv4)},
+		{"ARP reply for another pod's address", "spoofed_arp",
+			arp(2, me, me, victim.IPv4, gatewayMAC, gatewayMAC,
+				netip.MustParseAddr("169.254.1.1"))},
+		{"ARP reply for the gateway's address", "spoofed_arp",
+			arp(2, me, me, netip.MustParseAddr("169.254.1.1"), broadcast, gatewayMAC, own.IPv4)},
+		{"ARP with another pod's hardware address", "spoofed_arp",
+			arp(1, me, them, own.IPv4, broadcast, broadcast, own.IPv4)},
+		{"NA for another pod's address", "spoofed_nd",
+			advertisement(me, own.IPv6, victim.IPv6, me)},
+		{"NA for the gateway's address", "spoofed_nd",
+			advertisement(me, own.IPv6, netip.MustParseAddr("fe80::1"), me)},
+		{"NA with another pod's hardware address", "spoofed_nd",
+			advertisement(me, own.IPv6, own.IPv6, them)},
 	}
 }
 
@@ -70,7 +84,8 @@ func TestSpoof(t *testing.T) {
 				if claim.family == "-6" {
 					addr = claim.of.IPv6
 				}
-				if text := must(t, a.NetNS, "ip", claim.family, "neigh", "show", addr.String()); !strings.Contains(text, claim.of.MAC) {
+				if text := must(t, a.NetNS, "ip", claim.family, "neigh", "show",
+					addr.String()); !strings.Contains(text, claim.of.MAC) {
 					t.Errorf("the node's neighbour entry of %s was moved: %s", addr, text)
 				}
 			}
@@ -121,7 +136,8 @@ func forgeChecksum(t *testing.T, l *lab.Lab, end *wireEnd, port uint16) {
 	before := dropped(t, a, own.Key(), "checksum_offset")
 	// Into the destination (the kernel itself refuses what begins before byte 40), the ports, the
 	// length.
-	places := []struct{ start, field uint16 }{{ip + 26, ip + 38}, {ip + 38, udp + 6}, {udp, udp}, {udp, udp + 2}, {udp, udp + 4}}
+	places := []struct{ start, field uint16 }{{ip + 26, ip + 38}, {ip + 38, udp + 6}, {udp, udp},
+		{udp, udp + 2}, {udp, udp + 4}}
 	for _, place := range places {
 		end.send(t, append(unfinished(place.start, place.field), honest...))
 	}
@@ -161,7 +177,8 @@ func forge(t *testing.T, l *lab.Lab, end *wireEnd, port uint16) {
 		}
 		eventually(t, f.name, func() error {
 			if n := dropped(t, a, own.Key(), f.reason) - before; n < times {
-				return fmt.Errorf("%d of %d counted as %s; drops: %s", n, times, f.reason, dropText(t, a))
+				return fmt.Errorf("%d of %d counted as %s; drops: %s", n, times, f.reason,
+					dropText(t, a))
 			}
 			return nil
 		})
@@ -172,13 +189,15 @@ func forge(t *testing.T, l *lab.Lab, end *wireEnd, port uint16) {
 	// The honest ones come after: had a forged one passed, it would be first.
 	for _, family := range []int{4, 6} {
 		from := netip.AddrPortFrom(own.Addr(family), 998)
-		end.send(t, datagram(mac(own.MAC), from, netip.AddrPortFrom(server.Addr(family), port), false))
+		end.send(t,
+			datagram(mac(own.MAC), from, netip.AddrPortFrom(server.Addr(family), port), false))
 		if got := atServer.next(t, fmt.Sprintf("honest IPv%d datagram", family)); got != from {
 			t.Errorf("a datagram from %s arrived, not only the honest one from %s", got, from)
 		}
 	}
 	for _, frame := range sniff.received() {
-		if strings.Contains(string(frame), "forged or not") || frame[12] == 8 && frame[13] == 6 && frame[21] == 2 {
+		if strings.Contains(string(frame), "forged or not") || frame[12] == 8 && frame[13] == 6 &&
+			frame[21] == 2 {
 			t.Errorf("a forged frame reached another pod: %x", frame[:min(len(frame), 64)])
 		}
 	}

@@ -43,13 +43,16 @@ func TestUpgradeSealed(t *testing.T) {
 // nodes have them. That an exchange never gives the same keys is the handshake's test.
 func TestUpgradeKeyLayout(t *testing.T) {
 	other := variant(t, "keylayout", func(tree string) {
-		edit(t, filepath.Join(tree, "bpf/lib/sa.h"), "	__u64 limit;   /* last", "	__u64 extra;\n	__u64 limit;   /* last")
+		edit(t, filepath.Join(tree, "bpf/lib/sa.h"), "	__u64 limit;   /* last",
+			"	__u64 extra;\n	__u64 limit;   /* last")
 	})
 	l := useSealed(t)
 	watch := watchWire(t, l, podRules(l), nil)
 	useBinary(t, l, other)
 	client, server := l.Pod("client"), l.Pod("server")
-	stream, err := traffic.StartUDP(t.Context(), traffic.UDPOptions{From: client.NetNS, To: server.NetNS, Dst: addrPort(server.IPv4, 0), PPS: 200})
+	stream, err := traffic.StartUDP(t.Context(),
+		traffic.UDPOptions{From: client.NetNS, To: server.NetNS, Dst: addrPort(server.IPv4, 0),
+			PPS: 200})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,11 +97,16 @@ func TestUpgradeKeyLayout(t *testing.T) {
 // neither of pods, whose packets all take the stack, nor of the node.
 func TestUpgradeDecidingLayout(t *testing.T) {
 	for name, change := range map[string][2]string{
-		"routelayout":    {"struct weft_route {\n", "struct weft_route {\n	__u64 extra;\n"},
-		"endpointlayout": {"struct weft_endpoint {\n", "struct weft_endpoint {\n	__u64 extra;\n"},
+		"routelayout": {"struct weft_route {\n", "struct weft_route {\n	__u64 extra;\n"},
+		"endpointlayout": {"struct weft_endpoint {\n",
+			"struct weft_endpoint {\n	__u64 extra;\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			other := variant(t, name, func(tree string) { edit(t, filepath.Join(tree, "bpf/lib/structs.h"), change[0], change[1]) })
+			other := variant(t, name,
+				func(tree string) {
+					edit(t, filepath.Join(tree, "bpf/lib/structs.h"), change[0],
+						change[1])
+				})
 			l := useSealed(t)
 			reconfigure(t, map[string]any{"mode": "stack"}, agents(l)...)
 			for _, n := range agents(l) {
@@ -109,15 +117,19 @@ func TestUpgradeDecidingLayout(t *testing.T) {
 			useBinary(t, l, other)
 			client, server := l.Pod("client"), l.Pod("server")
 			load := startLoad(t, path{client, server})
-			host, err := traffic.StartUDP(t.Context(), traffic.UDPOptions{From: l.Node("a").NetNS, To: server.NetNS, Dst: addrPort(server.IPv4, 0), PPS: 300})
+			host, err := traffic.StartUDP(t.Context(),
+				traffic.UDPOptions{From: l.Node("a").NetNS, To: server.NetNS,
+					Dst: addrPort(server.IPv4, 0), PPS: 300})
 			if err != nil {
 				t.Fatal(err)
 			}
 			for _, n := range agents(l) {
 				mark := logSize(t, n)
 				restart(t, n)
-				if text := logSince(t, n, mark); !strings.Contains(text, "hooks of the agent before stay") {
-					t.Errorf("node %s does not say that the hooks of before stay:\n%s", n.Name, text)
+				if text := logSince(t, n, mark); !strings.Contains(text,
+					"hooks of the agent before stay") {
+					t.Errorf("node %s does not say that the hooks of before stay:\n%s", n.Name,
+						text)
 				}
 				keyed(t, l, n)
 			}

@@ -57,7 +57,8 @@ func TestUpgrade(t *testing.T) {
 // say so, and traffic goes on.
 func TestUpgradeMapLayout(t *testing.T) {
 	other := variant(t, "layout", func(tree string) {
-		edit(t, filepath.Join(tree, "bpf/lib/flow_structs.h"), "	__u64 first_ns; /* CLOCK", "	__u64 extra;\n	__u64 first_ns; /* CLOCK")
+		edit(t, filepath.Join(tree, "bpf/lib/flow_structs.h"), "	__u64 first_ns; /* CLOCK",
+			"	__u64 extra;\n	__u64 first_ns; /* CLOCK")
 	})
 	l := useShared(t)
 	useBinary(t, l, other)
@@ -66,8 +67,10 @@ func TestUpgradeMapLayout(t *testing.T) {
 	for _, n := range agents(l) {
 		mark := logSize(t, n)
 		restart(t, n)
-		if text := logSince(t, n, mark); !strings.Contains(text, "layout") || !strings.Contains(text, "weft_flows4") {
-			t.Errorf("node %s does not say that the layout of weft_flows4 has changed:\n%s", n.Name, text)
+		if text := logSince(t, n, mark); !strings.Contains(text, "layout") ||
+			!strings.Contains(text, "weft_flows4") {
+			t.Errorf("node %s does not say that the layout of weft_flows4 has changed:\n%s", n.Name,
+				text)
 		}
 		if old := oldFlowPins(n); len(old) != 1 {
 			t.Errorf("node %s has flow tables pinned as %v: the old one must go", n.Name, old)
@@ -116,7 +119,8 @@ func restartAs(t *testing.T, n *lab.Node, version string) {
 func changedPrograms(t *testing.T) string {
 	t.Helper()
 	return variant(t, "changed", func(tree string) {
-		edit(t, filepath.Join(tree, "bpf/lib/consts.h"), "#define TIMEOUT_FAST (25 ", "#define TIMEOUT_FAST (24 ")
+		edit(t, filepath.Join(tree, "bpf/lib/consts.h"), "#define TIMEOUT_FAST (25 ",
+			"#define TIMEOUT_FAST (24 ")
 	})
 }
 
@@ -131,7 +135,8 @@ func variant(t *testing.T, name string, change func(tree string)) string {
 		t.Skip("needs clang-19 to compile BPF programs: run `make deps`")
 	}
 	tree := filepath.Join(scratch, name+"-tree")
-	if err := os.CopyFS(filepath.Join(tree, "bpf"), os.DirFS(filepath.Join(root, "bpf"))); err != nil {
+	if err := os.CopyFS(filepath.Join(tree, "bpf"),
+		os.DirFS(filepath.Join(root, "bpf"))); err != nil {
 		t.Fatal(err)
 	}
 	makefile, err := filepath.Abs(filepath.Join(root, "Makefile"))
@@ -142,8 +147,10 @@ func variant(t *testing.T, name string, change func(tree string)) string {
 	const objects = "internal/datapath/bpf/obj"
 	inTree(t, tree, "make", "-f", makefile, "bpf", objects+"/abi.o")
 	const types = "internal/datapath/bpf/types_gen.go"
-	inTree(t, root, "go", "run", "./internal/gen", "-object", filepath.Join(tree, objects, "abi.o"), "-reasons", "bpf/lib/reasons.h",
-		"-types", filepath.Join(tree, types), "-reasons-go", filepath.Join(tree, "reasons.go"), "-reasons-doc", filepath.Join(tree, "reasons.md"))
+	inTree(t, root, "go", "run", "./internal/gen", "-object", filepath.Join(tree, objects, "abi.o"),
+		"-reasons", "bpf/lib/reasons.h",
+		"-types", filepath.Join(tree, types), "-reasons-go", filepath.Join(tree, "reasons.go"),
+		"-reasons-doc", filepath.Join(tree, "reasons.md"))
 	replace := map[string]string{}
 	files, _ := filepath.Glob(filepath.Join(tree, objects, "*.o"))
 	for _, file := range append(files, filepath.Join(tree, types)) {
@@ -185,7 +192,8 @@ func edit(t *testing.T, path, from, to string) {
 	if n := strings.Count(string(text), from); n != 1 {
 		t.Fatalf("%s has %q %d times, not once: mend the test", path, from, n)
 	}
-	if err := os.WriteFile(path, []byte(strings.Replace(string(text), from, to, 1)), 0o644); err != nil {
+	if err := os.WriteFile(path, []byte(strings.Replace(string(text), from, to, 1)),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -214,7 +222,8 @@ func pins(t *testing.T, l *lab.Lab) map[string]pin {
 			if err != nil {
 				t.Fatal(err)
 			}
-			out[fmt.Sprintf("%s %s", n.Name, filepath.Base(path))] = pin{uint32(info.ID), uint32(info.Program)}
+			out[fmt.Sprintf("%s %s", n.Name, filepath.Base(path))] = pin{uint32(info.ID),
+				uint32(info.Program)}
 		}
 	}
 	return out

@@ -80,7 +80,8 @@ func (v *victim) follow(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	t.Cleanup(func() { cancel(); <-done })
-	query := admin.FlowQuery{Filter: flows.Filter{From: []string{v.pod.Namespace + "/" + v.pod.Name}}, Last: -1, Follow: true}
+	query := admin.FlowQuery{Filter: flows.Filter{From: []string{v.pod.Namespace + "/" +
+		v.pod.Name}}, Last: -1, Follow: true}
 	go func() {
 		defer close(done)
 		err := admin.NewClient(v.node("a").Socket).Flows(ctx, query, func(f flows.Flow) error {
@@ -126,12 +127,14 @@ func (v *victim) somethingNew(t *testing.T) {
 	// one out.
 	if time.Since(v.fragments) > fragmentsApart {
 		v.fragments = time.Now()
-		if _, err := traffic.EchoUDP(ctx, v.pod.NetNS, v.pod.IPv4, netip.AddrPortFrom(v.server.IPv4, echoPort), 4000); err != nil {
+		if _, err := traffic.EchoUDP(ctx, v.pod.NetNS, v.pod.IPv4,
+			netip.AddrPortFrom(v.server.IPv4, echoPort), 4000); err != nil {
 			t.Errorf("a datagram in fragments: %v", err)
 		}
 	}
 	v.despiteQueues(t, "a ping with TTL 1", func() error {
-		ping, err := traffic.Ping(ctx, v.pod.NetNS, traffic.PingOptions{Dst: v.server.IPv4, TTL: 1, Timeout: answerTime})
+		ping, err := traffic.Ping(ctx, v.pod.NetNS,
+			traffic.PingOptions{Dst: v.server.IPv4, TTL: 1, Timeout: answerTime})
 		if err == nil && ping.TimeExceeded != 1 {
 			err = fmt.Errorf("%+v, want an ICMP error", ping)
 		}
@@ -190,14 +193,16 @@ func (v *victim) half(t *testing.T, second bool) {
 	binary.BigEndian.PutUint16(udp, 9)
 	binary.BigEndian.PutUint16(udp[2:], halvesPort)
 	binary.BigEndian.PutUint16(udp[4:], uint16(len(udp)))
-	ip := &layers.IPv4{Version: 4, TTL: 64, Id: 4242 + v.datagram, Protocol: layers.IPProtocolUDP, SrcIP: v.pod.IPv4.AsSlice(), DstIP: v.server.IPv4.AsSlice()}
+	ip := &layers.IPv4{Version: 4, TTL: 64, Id: 4242 + v.datagram, Protocol: layers.IPProtocolUDP,
+		SrcIP: v.pod.IPv4.AsSlice(), DstIP: v.server.IPv4.AsSlice()}
 	payload := gopacket.Payload(udp[:16])
 	if second {
 		ip.FragOffset, payload = 2, gopacket.Payload(udp[16:])
 	} else {
 		ip.Flags = layers.IPv4MoreFragments
 	}
-	openEnd(t, v.pod.NetNS, v.pod.IfName, false).send(t, ground(ethernet(mac(v.pod.MAC), gatewayMAC, layers.EthernetTypeIPv4), ip, payload))
+	openEnd(t, v.pod.NetNS, v.pod.IfName, false).send(t,
+		ground(ethernet(mac(v.pod.MAC), gatewayMAC, layers.EthernetTypeIPv4), ip, payload))
 }
 
 // held looks for the victim's flows in the table: each is there, and as old as it is.
@@ -211,7 +216,8 @@ func (v *victim) held(t *testing.T, n *lab.Node) {
 	left, anew := 0, 0
 	for _, row := range rows {
 		port := row.Source.Port
-		if row.Source.IP != v.pod.IPv4 || row.Destination.Port != echoPort || port < victimPort || port >= victimPort+victimUDP+victimTCP {
+		if row.Source.IP != v.pod.IPv4 || row.Destination.Port != echoPort || port < victimPort ||
+			port >= victimPort+victimUDP+victimTCP {
 			continue
 		}
 		age, err := time.ParseDuration(row.Age)
@@ -224,7 +230,8 @@ func (v *victim) held(t *testing.T, n *lab.Node) {
 		}
 	}
 	if left != victimUDP+victimTCP || anew > 0 {
-		t.Errorf("of the victim's %d flows %d are left; %d of them were made anew", victimUDP+victimTCP, left, anew)
+		t.Errorf("of the victim's %d flows %d are left; %d of them were made anew",
+			victimUDP+victimTCP, left, anew)
 	}
 }
 
@@ -330,8 +337,10 @@ func (v *victim) nothingLost(t *testing.T, before map[string]uint64) {
 	for key, now := range kernelLosses(t, v.lab) {
 		queues += now - before[key]
 	}
-	t.Logf("of the victim's %d datagrams %d were lost; the kernel's queues lost %d packets", sent, lost, queues)
+	t.Logf("of the victim's %d datagrams %d were lost; the kernel's queues lost %d packets", sent,
+		lost, queues)
 	if lost > queues {
-		t.Errorf("%d of %d datagrams were lost, and the kernel's queues lost %d packets only", lost, sent, queues)
+		t.Errorf("%d of %d datagrams were lost, and the kernel's queues lost %d packets only", lost,
+			sent, queues)
 	}
 }

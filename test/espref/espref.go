@@ -57,7 +57,8 @@ func (sa *SA) Seal(seq uint64, inner []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return sa.SealAs(Packet{Seq: seq, IV: seq, Inner: inner, Next: next, Padding: Padding(len(inner))})
+	return sa.SealAs(Packet{Seq: seq, IV: seq, Inner: inner, Next: next,
+		Padding: Padding(len(inner))})
 }
 
 // SealAs returns the ESP packet that p describes, also one that should be refused. p.SPI is ignored
@@ -94,7 +95,8 @@ func (sa *SA) Open(esp []byte, high uint32) (Packet, error) {
 	p.Padding, p.Next = int(text[len(text)-2]), text[len(text)-1]
 	end := len(text) - 2 - p.Padding
 	if end < 0 {
-		return Packet{}, fmt.Errorf("%d bytes of padding in %d of text: %w", p.Padding, len(text), ErrPadding)
+		return Packet{}, fmt.Errorf("%d bytes of padding in %d of text: %w", p.Padding, len(text),
+			ErrPadding)
 	}
 	for i, b := range text[end : len(text)-2] {
 		if b != byte(i+1) {
@@ -164,7 +166,8 @@ func High(low uint32, highest uint64, window uint32) uint32 {
 	top, high := uint32(highest), uint32(highest>>32)
 	bottom := top - window + 1 // of the window; wraps
 	switch {
-	case top >= window-1 && low < bottom: // the window lies in one half, and low before it: it is of the next
+	case top >= window-1 &&
+		low < bottom: // the window lies in one half, and low before it: it is of the next
 		return high + 1
 	case top < window-1 && low >= bottom: // the window began in the half before
 		return high - 1

@@ -35,7 +35,8 @@ func TestPublished(t *testing.T) {
 		}
 		return b
 	}
-	sa := &SA{SPI: 0x4321, Key: unhex("4c80cdefbb5d10da906ac73c3613a634"), Salt: [4]byte(unhex("2e443b68"))}
+	sa := &SA{SPI: 0x4321, Key: unhex("4c80cdefbb5d10da906ac73c3613a634"),
+		Salt: [4]byte(unhex("2e443b68"))}
 	want := unhex("45000048699a000080114db7c0a80102c0a801010a9bf15638d3010000010000" +
 		"00000000045f736970045f756470037369700963796265726369747902646b0000210001")
 	esp := unhex("00004321" + "00000000" + "4956ed7e3b244cfe" +
@@ -63,13 +64,15 @@ func TestEverySize(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(esp) != Len(length) || (len(esp)-HeaderLen-TagLen)%4 != 0 {
-			t.Errorf("%d bytes inside: ESP of %d, want %d, a whole number of words", length, len(esp), Len(length))
+			t.Errorf("%d bytes inside: ESP of %d, want %d, a whole number of words", length,
+				len(esp), Len(length))
 		}
 		p, err := sa.Open(esp, uint32(seq>>32))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if p.SPI != sa.SPI || p.Seq != seq || p.IV != seq || p.Next != NextIPv4 || !bytes.Equal(p.Inner, want) {
+		if p.SPI != sa.SPI || p.Seq != seq || p.IV != seq || p.Next != NextIPv4 ||
+			!bytes.Equal(p.Inner, want) {
 			t.Errorf("%d bytes inside: got back %+v", length, p)
 		}
 	}
@@ -145,7 +148,8 @@ func TestHigh(t *testing.T) {
 		"just inside, window on the edge": {1<<32 + window - 2, 1<<32 - 1},
 	} {
 		if got := High(uint32(c.seq), c.highest, window); got != uint32(c.seq>>32) {
-			t.Errorf("%s: %d after %d: upper half %d, want %d", name, c.seq, c.highest, got, c.seq>>32)
+			t.Errorf("%s: %d after %d: upper half %d, want %d", name, c.seq, c.highest, got,
+				c.seq>>32)
 		}
 	}
 }
@@ -157,7 +161,8 @@ func TestWrap(t *testing.T) {
 	}
 	for _, o := range []Outer{
 		{netip.MustParseAddrPort("192.0.2.1:50123"), netip.MustParseAddrPort("192.0.2.2:4500"), 64},
-		{netip.MustParseAddrPort("[2001:db8::1]:50123"), netip.MustParseAddrPort("[2001:db8::2]:4500"), 3},
+		{netip.MustParseAddrPort("[2001:db8::1]:50123"),
+			netip.MustParseAddrPort("[2001:db8::2]:4500"), 3},
 	} {
 		packet := o.Wrap(esp)
 		got, out, err := Unwrap(packet)
@@ -170,7 +175,8 @@ func TestWrap(t *testing.T) {
 			}
 		}
 	}
-	v6 := Outer{From: netip.MustParseAddrPort("[2001:db8::1]:1"), To: netip.MustParseAddrPort("[2001:db8::2]:4500")}.Wrap(esp)
+	v6 := Outer{From: netip.MustParseAddrPort("[2001:db8::1]:1"),
+		To: netip.MustParseAddrPort("[2001:db8::2]:4500")}.Wrap(esp)
 	v6[60] ^= 1
 	if _, _, err := Unwrap(v6); err == nil {
 		t.Error("a changed byte under a UDP checksum: taken")

@@ -95,7 +95,8 @@ func Unwrap(packet []byte) (Outer, []byte, error) {
 	if check != 0 && o.checksum(datagram) != 0xffff {
 		return o, nil, fmt.Errorf("wrong UDP checksum %#x", check)
 	}
-	if o.To.Port() != Port || len(datagram) < udpLen+4 || binary.BigEndian.Uint32(datagram[udpLen:]) == 0 {
+	if o.To.Port() != Port || len(datagram) < udpLen+4 ||
+		binary.BigEndian.Uint32(datagram[udpLen:]) == 0 {
 		return o, nil, fmt.Errorf("to port %d: %w", o.To.Port(), ErrNotESP) // an SPI of 0 marks IKE
 	}
 	return o, datagram[udpLen:], nil
@@ -109,7 +110,8 @@ func unwrapIP(packet []byte) (Outer, []byte, error) {
 	switch version := packet[0] >> 4; {
 	case version == 4 && len(packet) >= ipv4Len && packet[0]&15 == 5 && packet[9] == udp:
 		if int(binary.BigEndian.Uint16(packet[2:])) != len(packet) {
-			return o, nil, fmt.Errorf("IPv4 length %d of a packet of %d bytes", binary.BigEndian.Uint16(packet[2:]), len(packet))
+			return o, nil, fmt.Errorf("IPv4 length %d of a packet of %d bytes",
+				binary.BigEndian.Uint16(packet[2:]), len(packet))
 		}
 		if fold(sum(packet[:ipv4Len])) != 0xffff {
 			return o, nil, errors.New("wrong IPv4 header checksum")
@@ -117,7 +119,8 @@ func unwrapIP(packet []byte) (Outer, []byte, error) {
 		return outer(packet[12:16], packet[16:20], packet[8]), packet[ipv4Len:], nil
 	case version == 6 && len(packet) >= ipv6Len && packet[6] == udp:
 		if int(binary.BigEndian.Uint16(packet[4:]))+ipv6Len != len(packet) {
-			return o, nil, fmt.Errorf("IPv6 payload length %d of a packet of %d bytes", binary.BigEndian.Uint16(packet[4:]), len(packet))
+			return o, nil, fmt.Errorf("IPv6 payload length %d of a packet of %d bytes",
+				binary.BigEndian.Uint16(packet[4:]), len(packet))
 		}
 		return outer(packet[8:24], packet[24:40], packet[7]), packet[ipv6Len:], nil
 	}

@@ -91,17 +91,22 @@ func launch(t testing.TB, binary string, opt Options) (*Cluster, error) {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	var initial []string
 	for n := range max(opt.Members, 1) {
-		m := &Member{t: t, Name: fmt.Sprint("m", n), Dir: filepath.Join(dir, fmt.Sprint("m", n)), log: &bytes.Buffer{}, cert: opt.Cert}
+		m := &Member{t: t, Name: fmt.Sprint("m", n), Dir: filepath.Join(dir, fmt.Sprint("m", n)),
+			log: &bytes.Buffer{}, cert: opt.Cert}
 		m.Endpoint = "unix://" + filepath.Join(dir, m.Name+".sock")
 		peer := "http://" + opt.Address(t)
 		if opt.CA != "" {
 			m.Endpoint = "https://" + opt.Address(t)
-			m.args = append(m.args, "--client-cert-auth", "--trusted-ca-file", opt.CA, "--cert-file", opt.Cert, "--key-file", opt.Key)
+			m.args = append(m.args, "--client-cert-auth", "--trusted-ca-file", opt.CA,
+				"--cert-file", opt.Cert, "--key-file", opt.Key)
 		}
 		m.args = append([]string{
-			binary, "--name", m.Name, "--data-dir", m.Dir, "--listen-client-urls", m.Endpoint, "--advertise-client-urls", m.Endpoint,
-			"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--log-level", "warn", "--unsafe-no-fsync",
-			"--heartbeat-interval", "50", "--election-timeout", "500", "--watch-progress-notify-interval", "1s",
+			binary, "--name", m.Name, "--data-dir", m.Dir, "--listen-client-urls", m.Endpoint,
+			"--advertise-client-urls", m.Endpoint,
+			"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--log-level",
+			"warn", "--unsafe-no-fsync",
+			"--heartbeat-interval", "50", "--election-timeout", "500",
+			"--watch-progress-notify-interval", "1s",
 			"--quota-backend-bytes", fmt.Sprint(opt.Quota),
 		}, m.args...)
 		initial = append(initial, m.Name+"="+peer)
@@ -237,7 +242,8 @@ func (m *Member) listens() bool {
 	own, _ := pem.Decode(pemFile)
 	dialer := &net.Dialer{Timeout: time.Second}
 	insecure := &tls.Config{InsecureSkipVerify: true} // the certificate is compared
-	conn, err := tls.DialWithDialer(dialer, "tcp", strings.TrimPrefix(m.Endpoint, "https://"), insecure)
+	conn, err := tls.DialWithDialer(dialer, "tcp", strings.TrimPrefix(m.Endpoint, "https://"),
+		insecure)
 	if err != nil || own == nil {
 		return false
 	}

@@ -32,7 +32,8 @@ func golden(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return filepath.Join(strings.TrimSpace(string(dir)), "pilot/pkg/serviceregistry/ambient/testdata")
+	return filepath.Join(strings.TrimSpace(string(dir)),
+		"pilot/pkg/serviceregistry/ambient/testdata")
 }
 
 // TestGolden evaluates both forms of each policy for connections that are made of its own words. As
@@ -56,11 +57,13 @@ func TestGolden(t *testing.T) {
 			"without *":            func(string) bool { return true },
 			"without * but in not": func(key string) bool { return !strings.HasPrefix(key, "not") },
 		} {
-			t.Run(strings.TrimSuffix(filepath.Base(file), "-in.yaml")+" "+variant, func(t *testing.T) {
-				c := comparison{mine: without(in, "", drop).(map[string]any), theirs: authorization(t, without(out, "", drop))}
-				c.run(t)
-				compared, matched = compared+c.compared, matched+c.matched
-			})
+			t.Run(strings.TrimSuffix(filepath.Base(file), "-in.yaml")+" "+variant,
+				func(t *testing.T) {
+					c := comparison{mine: without(in, "", drop).(map[string]any),
+						theirs: authorization(t, without(out, "", drop))}
+					c.run(t)
+					compared, matched = compared+c.compared, matched+c.matched
+				})
 		}
 	}
 	for i, rule := range denyRules(t, dir) {
@@ -69,9 +72,11 @@ func TestGolden(t *testing.T) {
 			compared, matched = compared+rule.compared, matched+rule.matched
 		})
 	}
-	t.Logf("%d policies, %d verdicts compared, of which %d are about a connection", files, compared, matched)
+	t.Logf("%d policies, %d verdicts compared, of which %d are about a connection", files, compared,
+		matched)
 	if files < 3 || matched == 0 || matched == compared {
-		t.Fatalf("that is too little to judge anything: %d policies, %d verdicts, %d matches", files, compared, matched)
+		t.Fatalf("that is too little to judge anything: %d policies, %d verdicts, %d matches",
+			files, compared, matched)
 	}
 }
 
@@ -84,7 +89,10 @@ func denyRules(t *testing.T, dir string) (out []*comparison) {
 		mine := decode(t, filepath.Join(dir, "deny-groups-in.yaml"))
 		spec := mine["spec"].(map[string]any)
 		spec["rules"] = spec["rules"].([]any)[i : i+1]
-		out = append(out, &comparison{mine: mine, theirs: &security.Authorization{Action: theirs.Action, Groups: []*security.Group{group}}})
+		out = append(out,
+			&comparison{mine: mine,
+				theirs: &security.Authorization{Action: theirs.Action,
+					Groups: []*security.Group{group}}})
 	}
 	return out
 }
@@ -122,7 +130,8 @@ func without(in any, key string, drop func(string) bool) any {
 		for k, v := range in {
 			name := k
 			if k == "values" || k == "notValues" {
-				name = strings.Replace(k, "alues", "Principals", 1) // what ztunnel has in their place
+				name = strings.Replace(k, "alues", "Principals",
+					1) // what ztunnel has in their place
 			}
 			out[k] = without(v, name, drop)
 		}
@@ -202,11 +211,15 @@ type comparison struct {
 // is near.
 var (
 	trustDomains = []string{"cluster.local", "principal-prefix-x", "not-principal-prefix-x"}
-	namespaces   = []string{"ns", "ns-prefix-x", "x-ns-suffix", "not-ns", "cfg", "only-l4-ns", "when-l4-ns", "from-mix-ns", "when-l4-l7-ns", "else"}
-	accounts     = []string{"sa", "sa-only", "sa-not", "x-suffix-principal", "x-suffix-not-principal", "x"}
-	sources      = []string{"1.2.3.4", "5.6.7.8", "2.2.3.4", "6.6.1.1", "10.10.10.10", "192.168.10.7", "90.10.10.10", "20.20.20.20", "3.3.3.3", "fd00::1"}
-	own          = []string{"192.168.10.9", "90.168.10.9", "4.4.4.4"} // no source, as an address is one pod's
-	ports        = []uint16{80, 90, 91, 92, 800, 9001, 9090, 1}
+	namespaces   = []string{"ns", "ns-prefix-x", "x-ns-suffix", "not-ns", "cfg", "only-l4-ns",
+		"when-l4-ns", "from-mix-ns", "when-l4-l7-ns", "else"}
+	accounts = []string{"sa", "sa-only", "sa-not", "x-suffix-principal",
+		"x-suffix-not-principal", "x"}
+	sources = []string{"1.2.3.4", "5.6.7.8", "2.2.3.4", "6.6.1.1", "10.10.10.10",
+		"192.168.10.7", "90.10.10.10", "20.20.20.20", "3.3.3.3", "fd00::1"}
+	own = []string{"192.168.10.9", "90.168.10.9",
+		"4.4.4.4"} // no source, as an address is one pod's
+	ports = []uint16{80, 90, 91, 92, 800, 9001, 9090, 1}
 )
 
 func (c *comparison) run(t *testing.T) {
@@ -223,14 +236,16 @@ func (c *comparison) run(t *testing.T) {
 		for _, ns := range namespaces {
 			for _, account := range accounts {
 				in.Identities = append(in.Identities, policy.Identity{
-					Number: v1alpha1.MinIdentity + uint32(len(in.Identities)), TrustDomain: domain, Namespace: ns, ServiceAccount: account,
+					Number: v1alpha1.MinIdentity + uint32(len(in.Identities)), TrustDomain: domain,
+					Namespace: ns, ServiceAccount: account,
 				})
 			}
 		}
 	}
 	for i, a := range own {
 		in.Endpoints = append(in.Endpoints, policy.Endpoint{
-			Namespace: objects.Policies[0].Namespace, Name: fmt.Sprint("pod", i), Local: true, Addresses: []netip.Addr{netip.MustParseAddr(a)},
+			Namespace: objects.Policies[0].Namespace, Name: fmt.Sprint("pod", i), Local: true,
+			Addresses: []netip.Addr{netip.MustParseAddr(a)},
 		})
 	}
 	c.ask(t, in, nil)
@@ -250,7 +265,8 @@ func (c *comparison) ask(t *testing.T, in policy.Input, peers []*policy.Identity
 	in.Endpoints = slices.Clone(in.Endpoints)
 	for j, who := range peers {
 		in.Endpoints = append(in.Endpoints, policy.Endpoint{
-			Namespace: who.Namespace, Name: fmt.Sprint("peer", j), Identity: who.Number, Addresses: []netip.Addr{netip.MustParseAddr(sources[j])},
+			Namespace: who.Namespace, Name: fmt.Sprint("peer", j), Identity: who.Number,
+			Addresses: []netip.Addr{netip.MustParseAddr(sources[j])},
 		})
 	}
 	table := policy.NewTable(policy.NewCompiler(policy.Options{}).Compile(in))
@@ -273,7 +289,8 @@ func (c *comparison) ask(t *testing.T, in policy.Input, peers []*policy.Identity
 				allows := want == (c.theirs.Action == security.Action_ALLOW)
 				got := table.Decide(pod.Key(), policy.Ingress, peer, policy.TCP, at.port)
 				if allows != (got.Verdict == policy.Allow) {
-					t.Fatalf("%v → %v:%d of %+v: compiled %v, Istio's form allows: %v", at.source, at.destination, at.port, at.peer, got.Verdict, allows)
+					t.Fatalf("%v → %v:%d of %+v: compiled %v, Istio's form allows: %v", at.source,
+						at.destination, at.port, at.peer, got.Verdict, allows)
 				}
 			}
 		}

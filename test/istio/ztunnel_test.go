@@ -23,7 +23,8 @@ type connection struct {
 // were said is empty: Istio's documentation has it denied.
 func (c connection) matched(a *security.Authorization) bool {
 	return slices.ContainsFunc(a.Groups, func(g *security.Group) bool {
-		return !slices.ContainsFunc(g.Rules, func(r *security.Rules) bool { return !slices.ContainsFunc(r.Matches, c.is) })
+		return !slices.ContainsFunc(g.Rules,
+			func(r *security.Rules) bool { return !slices.ContainsFunc(r.Matches, c.is) })
 	})
 }
 
@@ -33,12 +34,16 @@ func (c connection) is(m *security.Match) bool {
 		namespace = c.peer.Namespace
 		principal = c.peer.TrustDomain + "/ns/" + namespace + "/sa/" + c.peer.ServiceAccount
 	}
-	return both(m.Principals, m.NotPrincipals, like(principal)) && both(m.Namespaces, m.NotNamespaces, like(namespace)) &&
+	return both(m.Principals, m.NotPrincipals, like(principal)) &&
+		both(m.Namespaces, m.NotNamespaces, like(namespace)) &&
 		both(m.ServiceAccounts, m.NotServiceAccounts, func(s *security.ServiceAccountMatch) bool {
-			return c.peer != nil && s.Namespace == namespace && s.ServiceAccount == c.peer.ServiceAccount
+			return c.peer != nil && s.Namespace == namespace &&
+				s.ServiceAccount == c.peer.ServiceAccount
 		}) &&
-		both(m.SourceIps, m.NotSourceIps, contains(c.source)) && both(m.DestinationIps, m.NotDestinationIps, contains(c.destination)) &&
-		both(m.DestinationPorts, m.NotDestinationPorts, func(p uint32) bool { return p == uint32(c.port) })
+		both(m.SourceIps, m.NotSourceIps, contains(c.source)) &&
+		both(m.DestinationIps, m.NotDestinationIps, contains(c.destination)) &&
+		both(m.DestinationPorts, m.NotDestinationPorts,
+			func(p uint32) bool { return p == uint32(c.port) })
 }
 
 // both says whether a value is one of some, if there are any, and none of others.

@@ -54,7 +54,8 @@ func TestModuleCost(t *testing.T) {
 		return least
 	}
 	empty, seal, both := cost(false, false), cost(true, false), cost(true, true)
-	t.Logf("instructions for 1400 bytes: seal %d, open %d, and %d of the program around them", seal-empty, both-seal, empty)
+	t.Logf("instructions for 1400 bytes: seal %d, open %d, and %d of the program around them",
+		seal-empty, both-seal, empty)
 	if seal-empty > packetCost || both-seal > packetCost {
 		t.Errorf("want at most %d each", packetCost)
 	}
@@ -70,10 +71,12 @@ func TestHookCost(t *testing.T) {
 			w.outer(t, false)
 			w.rekey(t, x, 0, 0)
 			packet := udpPacket(far4, near4, 1400)
-			seal := w.hookCost(t, "from_pod", "wtpod", func(int) []byte { return frame(gatewayMAC, podMAC, packet) })
+			seal := w.hookCost(t, "from_pod", "wtpod",
+				func(int) []byte { return frame(gatewayMAC, podMAC, packet) })
 			sa := testKey(0x80)
 			sa.SPI = spi(0, nearIdentity)
-			outer := espref.Outer{From: netip.AddrPortFrom(xfrm4, 0xc123), To: netip.AddrPortFrom(peer4, espref.Port)}
+			outer := espref.Outer{From: netip.AddrPortFrom(xfrm4, 0xc123),
+				To: netip.AddrPortFrom(peer4, espref.Port)}
 			back := udpPacket(near4, far4, 1400)
 			open := w.hookCost(t, "from_wire", "wire1", func(i int) []byte {
 				esp, err := sa.Seal(uint64(i+1), back)
@@ -114,7 +117,8 @@ func (w *weftNode) attached(hook, device string) (*ebpf.Program, uint32, error) 
 	if err != nil {
 		return nil, 0, err
 	}
-	i := slices.IndexFunc(links, func(l datapath.LinkStatus) bool { return l.Hook == hook && l.Interface == device })
+	i := slices.IndexFunc(links,
+		func(l datapath.LinkStatus) bool { return l.Hook == hook && l.Interface == device })
 	if i < 0 {
 		return nil, 0, fmt.Errorf("no hook %s at %s: %+v", hook, device, links)
 	}
@@ -129,7 +133,10 @@ func (w *weftNode) attached(hook, device string) (*ebpf.Program, uint32, error) 
 // timeRun runs an XDP program once on a frame from an interface and says how long it took. The
 // library would not tell that of a run with a context, which names the interface.
 func timeRun(program *ebpf.Program, frame []byte, index uint32) (int64, error) {
-	context := struct{ Data, DataEnd, DataMeta, Ifindex, Queue, Egress uint32 }{DataEnd: uint32(len(frame)), Ifindex: index}
+	context := struct {
+		Data, DataEnd, DataMeta, Ifindex, Queue,
+		Egress uint32
+	}{DataEnd: uint32(len(frame)), Ifindex: index}
 	out := make([]byte, len(frame)+256)
 	attr := struct {
 		program, result  uint32
@@ -140,11 +147,15 @@ func timeRun(program *ebpf.Program, frame []byte, index uint32) (int64, error) {
 		context, _       uint64
 		_, _, _, _       uint32
 	}{
-		program: uint32(program.FD()), inLen: uint32(len(frame)), outLen: uint32(len(out)), repeat: 1,
-		in: address(&frame[0]), out: address(&out[0]), contextLen: uint32(unsafe.Sizeof(context)), context: address(&context),
+		program: uint32(program.FD()), inLen: uint32(len(frame)), outLen: uint32(len(out)),
+		repeat: 1,
+		in:     address(&frame[0]), out: address(&out[0]),
+		contextLen: uint32(unsafe.Sizeof(context)),
+		context:    address(&context),
 	}
 	const xdpRedirect = 4
-	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_TEST_RUN, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_TEST_RUN,
+		uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
 	runtime.KeepAlive(frame)
 	runtime.KeepAlive(out)
 	runtime.KeepAlive(&context)

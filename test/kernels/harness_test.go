@@ -92,7 +92,8 @@ func newPort(t testing.TB, ns, name string) *port {
 			return err
 		}
 		all := int(binary.NativeEndian.Uint16([]byte{unix.ETH_P_ALL >> 8, unix.ETH_P_ALL & 0xff}))
-		if p.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, all); err != nil {
+		if p.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC,
+			all); err != nil {
 			return err
 		}
 		return errors.Join(
@@ -116,7 +117,8 @@ func (p *port) send(frame []byte) error {
 func (p *port) next() ([]byte, error) {
 	buffer := make([]byte, 128<<10)
 	for {
-		ready, err := unix.Poll([]unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}, int(patience.Milliseconds()))
+		ready, err := unix.Poll([]unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}},
+			int(patience.Milliseconds()))
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
@@ -204,7 +206,8 @@ func forwarded(packet []byte, routers uint8) []byte {
 
 // isExperimental keeps the packets that newPacket makes: not what stacks say by themselves.
 func isExperimental(p []byte) []byte {
-	if (p[0]>>4 == 4 && len(p) > 20 && p[9] == experimental) || (p[0]>>4 == 6 && len(p) > 40 && p[6] == experimental) {
+	if (p[0]>>4 == 4 && len(p) > 20 && p[9] == experimental) ||
+		(p[0]>>4 == 6 && len(p) > 40 && p[6] == experimental) {
 		return p
 	}
 	return nil
@@ -217,7 +220,8 @@ func sameSet(got, want [][]byte) error {
 			return fmt.Errorf("packet %d of %d (%d bytes) did not arrive", i+1, len(want), len(w))
 		}
 		if !bytes.Equal(got[i], w) {
-			return fmt.Errorf("packet %d of %d (%d bytes) arrived as\n%x, want\n%x", i+1, len(want), len(w), got[i], w)
+			return fmt.Errorf("packet %d of %d (%d bytes) arrived as\n%x, want\n%x", i+1, len(want),
+				len(w), got[i], w)
 		}
 	}
 	return nil

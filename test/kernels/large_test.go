@@ -83,7 +83,8 @@ func (f *flow) packet(length int, flags uint8) []byte {
 	for i := range data {
 		data[i] = byte(i*7 + i>>8 + int(f.id))
 	}
-	p := inet.Packet{Src: f.from, Dst: f.to, TTL: inet.DefaultTTL, TOS: f.tos, Protocol: unix.IPPROTO_UDP}
+	p := inet.Packet{Src: f.from, Dst: f.to, TTL: inet.DefaultTTL, TOS: f.tos,
+		Protocol: unix.IPPROTO_UDP}
 	if f.from.Is4() {
 		p.Fragment, p.ID = inet.DontFragment, f.id
 	}
@@ -91,7 +92,8 @@ func (f *flow) packet(length int, flags uint8) []byte {
 		p.Payload = inet.UDP(f.port, 9, data)
 	} else {
 		p.Protocol = unix.IPPROTO_TCP
-		header := inet.TCP(inet.TCPHeader{SrcPort: f.port, DstPort: 9, Seq: f.seq, Flags: flags, Window: 500}, f.optionBytes())
+		header := inet.TCP(inet.TCPHeader{SrcPort: f.port, DstPort: 9, Seq: f.seq, Flags: flags,
+			Window: 500}, f.optionBytes())
 		header[12] = byte(len(header)) / 4 << 4
 		binary.BigEndian.PutUint32(header[8:], 77)
 		p.Payload = append(header, data...)
@@ -153,7 +155,8 @@ func cut(packet []byte, size int) (segments [][]byte) {
 		if protocol == unix.IPPROTO_UDP {
 			binary.BigEndian.PutUint16(transport[4:], uint16(len(transport)))
 		} else {
-			binary.BigEndian.PutUint32(transport[4:], binary.BigEndian.Uint32(transport[4:])+uint32(at))
+			binary.BigEndian.PutUint32(transport[4:],
+				binary.BigEndian.Uint32(transport[4:])+uint32(at))
 			if i > 0 {
 				transport[13] &^= flagCWR
 			}
@@ -220,7 +223,8 @@ func (f *flow) receive(p *port, n int) (segments [][]byte, err error) {
 // has tells the flow's packets from what stacks say by themselves.
 func (f *flow) has(packet []byte) bool {
 	at := f.ipLen()
-	return len(packet) > at+2 && int(packet[0]>>4) == map[bool]int{true: 4, false: 6}[f.from.Is4()] &&
+	return len(packet) > at+2 &&
+		int(packet[0]>>4) == map[bool]int{true: 4, false: 6}[f.from.Is4()] &&
 		addressOf(packet, 0) == f.from && binary.BigEndian.Uint16(packet[at:]) == f.port
 }
 
@@ -265,7 +269,8 @@ func (f *flow) lengths() []int {
 	if f.udp {
 		most = mostUDPSegments
 	}
-	return []int{1, 15, 16, 17, m - 1, m, m + 1, m + 15, m + 16, m + 17, 2*m - 1, 2 * m, 2*m + 1, 3*m + 2,
+	return []int{1, 15, 16, 17, m - 1, m, m + 1, m + 15, m + 16, m + 17, 2*m - 1, 2 * m, 2*m + 1,
+		3*m + 2,
 		min(largest-f.ipLen()-f.transportLen(), most*m)}
 }
 
@@ -291,7 +296,8 @@ func (w *weftNode) opened(t *testing.T) uint64 {
 
 // oneWay sends a stream's packets of all lengths. The sealer must do its share of each that is cut
 // into some number of segments: least, of what did counts.
-func (w *weftNode) oneWay(t *testing.T, f *flow, from, to *end, did func(*testing.T) uint64, least func(segments int) uint64) error {
+func (w *weftNode) oneWay(t *testing.T, f *flow, from, to *end, did func(*testing.T) uint64,
+	least func(segments int) uint64) error {
 	if !f.udp {
 		// Without it, the middle of a connection is the stack's.
 		if _, err := f.crosses(from, to, 0, inet.SYN); err != nil {
@@ -307,7 +313,8 @@ func (w *weftNode) oneWay(t *testing.T, f *flow, from, to *end, did func(*testin
 			return err
 		}
 		if done := did(t) - before; done < least(n) {
-			return fmt.Errorf("%d bytes: the sealer did %d of %d segments, want %d", length, done, n, least(n))
+			return fmt.Errorf("%d bytes: the sealer did %d of %d segments, want %d", length, done,
+				n, least(n))
 		}
 	}
 	return nil
@@ -320,7 +327,8 @@ func (w *weftNode) bothLarge(t *testing.T, x *xfrmNode, there, back flow) {
 	check := func(t *testing.T, err error) {
 		t.Helper()
 		if err != nil {
-			t.Errorf("%v; XFRM counts: %s; Weft: %s; sealer: %+v", err, x.errors(t), w.tells(), w.sealer.stats(t))
+			t.Errorf("%v; XFRM counts: %s; Weft: %s; sealer: %+v", err, x.errors(t), w.tells(),
+				w.sealer.stats(t))
 		}
 	}
 	t.Run("XFRM opens", func(t *testing.T) {
@@ -353,7 +361,8 @@ func TestXFRMAndLarge(t *testing.T) {
 			w.rekey(t, x, edge-200, edge-200)
 			for _, s := range streams {
 				port++
-				there := flow{stream: s, from: family.far, to: family.near, port: port, seq: 0xfffff000, id: 0xfff0}
+				there := flow{stream: s, from: family.far, to: family.near, port: port,
+					seq: 0xfffff000, id: 0xfff0}
 				if s.size == 0 {
 					there.size = maxInner(family.six) - there.ipLen() - there.transportLen()
 				}

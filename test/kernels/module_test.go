@@ -48,7 +48,8 @@ func insertModule(path string) error {
 func removeModule() error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
 		err := unix.DeleteModule(moduleName, unix.O_NONBLOCK)
-		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EBUSY) ||
+			time.Now().After(deadline) {
 			return err
 		}
 	}
@@ -150,7 +151,8 @@ type call struct {
 func (c *caller) tell(t testing.TB, do call) {
 	t.Helper()
 	flag := map[bool]uint32{true: 1}
-	for name, value := range map[string]any{"siv": do.siv, "src": do.src, "dst": do.dst, "seal": flag[do.seal], "open": flag[do.open]} {
+	for name, value := range map[string]any{"siv": do.siv, "src": do.src, "dst": do.dst,
+		"seal": flag[do.seal], "open": flag[do.open]} {
 		must(t, c.Variables[name].Set(value))
 	}
 }
@@ -225,8 +227,10 @@ func TestModuleAgainstGo(t *testing.T) {
 			do := message(nonce, aad, text)
 			do.seal = true
 			got, errno := c.run(t, do)
-			if want := aead.Seal(nil, nonce, text, aad); errno != 0 || !bytes.Equal(got[do.src.From:], want) {
-				t.Fatalf("key of %d bytes: seal %d bytes: %v, got %x, want %x", keyLen, length, errno, got[do.src.From:], want)
+			if want := aead.Seal(nil, nonce, text, aad); errno != 0 ||
+				!bytes.Equal(got[do.src.From:], want) {
+				t.Fatalf("key of %d bytes: seal %d bytes: %v, got %x, want %x", keyLen, length,
+					errno, got[do.src.From:], want)
 			}
 			do.frame, do.seal, do.open = got, false, true
 			opened, errno := c.run(t, do)
@@ -236,7 +240,8 @@ func TestModuleAgainstGo(t *testing.T) {
 			do.frame = bytes.Clone(got)
 			do.frame[ethLen+random.IntN(len(got)-ethLen)] ^= 1 << random.IntN(8)
 			if _, errno = c.run(t, do); errno != unix.EBADMSG {
-				t.Fatalf("key of %d bytes: open a forgery of %d bytes: %v, want %v", keyLen, length, errno, unix.EBADMSG)
+				t.Fatalf("key of %d bytes: open a forgery of %d bytes: %v, want %v", keyLen, length,
+					errno, unix.EBADMSG)
 			}
 		}
 	}
@@ -296,7 +301,8 @@ func TestModuleRefusesBadLengths(t *testing.T) {
 			change(&bad)
 			got, errno := c.run(t, bad)
 			if errno != unix.EINVAL || !bytes.Equal(got, good.frame) {
-				t.Errorf("%s, seal %v: %v, want %v and nothing changed", name, seal, errno, unix.EINVAL)
+				t.Errorf("%s, seal %v: %v, want %v and nothing changed", name, seal, errno,
+					unix.EINVAL)
 			}
 		}
 	}
@@ -330,8 +336,10 @@ func TestModuleIsHeld(t *testing.T) {
 		t.Errorf("driver: %q, %v", driver, err)
 	}
 	t.Logf("AES-GCM by %s", bytes.TrimSpace(driver))
-	if said := kernelLog(t); strings.Contains(said, hex.EncodeToString(key[:4])) || !strings.Contains(said, "self-test passed") {
-		t.Errorf("the kernel log should say that the self-test passed, and nothing of keys: %s", said)
+	if said := kernelLog(t); strings.Contains(said, hex.EncodeToString(key[:4])) ||
+		!strings.Contains(said, "self-test passed") {
+		t.Errorf("the kernel log should say that the self-test passed, and nothing of keys: %s",
+			said)
 	}
 	c.create(t, "", "", nil, 0)
 	must(t, removeModule())
@@ -359,7 +367,8 @@ func TestModuleOnEveryCPU(t *testing.T) {
 			out := make([]byte, len(do.frame)+256)
 			options := &ebpf.RunOptions{Data: do.frame, DataOut: out, Repeat: 200}
 			_, err := c.Programs["crypt"].Run(options)
-			if err == nil && !bytes.Equal(options.DataOut[do.src.From:do.src.To-16], make([]byte, 1400)) {
+			if err == nil &&
+				!bytes.Equal(options.DataOut[do.src.From:do.src.To-16], make([]byte, 1400)) {
 				err = errors.New("sealed and opened again 200 times, the text is another")
 			}
 			done <- err

@@ -40,7 +40,8 @@ func (g *goPeer) start(t *testing.T, x *xfrmNode, six bool, last uint64) {
 	t.Helper()
 	g.seal, g.open, g.six, g.sent, g.opened = testKey(1), testKey(2), six, last, last
 	g.seal.SPI, g.open.SPI = 0x10000100, 0x20400200
-	x.set(t, state{sa: g.seal, six: six, seq: last}, state{sa: g.open, out: true, six: six, seq: last})
+	x.set(t, state{sa: g.seal, six: six, seq: last},
+		state{sa: g.open, out: true, six: six, seq: last})
 }
 
 func (g *goPeer) outer() espref.Outer {
@@ -48,7 +49,8 @@ func (g *goPeer) outer() espref.Outer {
 	if g.six {
 		from, to = peer6, xfrm6
 	}
-	return espref.Outer{From: netip.AddrPortFrom(from, 0xc123), To: netip.AddrPortFrom(to, espref.Port)}
+	return espref.Outer{From: netip.AddrPortFrom(from, 0xc123),
+		To: netip.AddrPortFrom(to, espref.Port)}
 }
 
 // toXFRM seals packets in Go; XFRM must open them.
@@ -118,7 +120,8 @@ func shares() int {
 // TestSizesOfOtherSeeds names what everySize leaves out.
 func TestSizesOfOtherSeeds(t *testing.T) {
 	if shares() > 1 {
-		t.Skipf("WEFT_SEED=%s chooses one in %d lengths for each place", os.Getenv("WEFT_SEED"), shares())
+		t.Skipf("WEFT_SEED=%s chooses one in %d lengths for each place", os.Getenv("WEFT_SEED"),
+			shares())
 	}
 }
 
@@ -144,7 +147,8 @@ func sizes(place string, shortest, longest int) (lengths []int) {
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(os.Getenv("WEFT_SEED") + place))
 	for length := shortest; length <= longest; length++ {
-		if (length+int(hash.Sum32()))%shares() == 0 || length < shortest+ends || length > longest-ends {
+		if (length+int(hash.Sum32()))%shares() == 0 || length < shortest+ends ||
+			length > longest-ends {
 			lengths = append(lengths, length)
 		}
 	}
@@ -161,7 +165,8 @@ func TestXFRMAndReference(t *testing.T) {
 		last := uint64(edge - longest/shares()/2)
 		g.start(t, x, f.six, last)
 		t.Run(f.name+"/XFRM opens", func(t *testing.T) {
-			if err := everySize(t, f.far, f.near, longest, func(p [][]byte) error { return g.toXFRM(x, p) }); err != nil {
+			if err := everySize(t, f.far, f.near, longest,
+				func(p [][]byte) error { return g.toXFRM(x, p) }); err != nil {
 				t.Errorf("%v; XFRM counts: %s", err, x.errors(t))
 			}
 			if g.sent <= edge {
@@ -169,7 +174,8 @@ func TestXFRMAndReference(t *testing.T) {
 			}
 		})
 		t.Run(f.name+"/XFRM seals", func(t *testing.T) {
-			if err := everySize(t, f.near, f.far, longest, func(p [][]byte) error { return g.fromXFRM(x, p) }); err != nil {
+			if err := everySize(t, f.near, f.far, longest,
+				func(p [][]byte) error { return g.fromXFRM(x, p) }); err != nil {
 				t.Errorf("%v; XFRM counts: %s", err, x.errors(t))
 			}
 			if g.opened <= edge {

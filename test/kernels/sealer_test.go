@@ -46,10 +46,14 @@ func (w *weftNode) startSealer(t *testing.T) *realSealer {
 		tap, err = w.OpenSealerTap()
 		// What leaves by the wire is cut and summed before, as a card would do: the receiver has
 		// all of it to verify.
-		return errors.Join(err, netdev.SetFeatures("wire1", map[string]bool{"tx-udp-segmentation": false, "tx-checksum-ip-generic": false}))
+		return errors.Join(err,
+			netdev.SetFeatures("wire1",
+				map[string]bool{"tx-udp-segmentation": false, "tx-checksum-ip-generic": false}))
 	}))
 	defer tap.Close()
-	p, err := control.Start(t.Context(), control.Options{Binary: sealerBinary(t, dir), Tap: tap, SocketPath: filepath.Join(dir, "sock")})
+	p, err := control.Start(t.Context(),
+		control.Options{Binary: sealerBinary(t, dir), Tap: tap,
+			SocketPath: filepath.Join(dir, "sock")})
 	must(t, err)
 	t.Cleanup(func() { _ = p.Kill(); <-p.Done() })
 	must(t, p.Configure(t.Context(), control.Config{ESPPort: espref.Port}))
@@ -68,7 +72,10 @@ func (s *realSealer) rekey(t *testing.T) {
 		if !s.w.sas.SealerSecret(&k) {
 			t.Fatalf("no secret of SA %#x", k.ID)
 		}
-		must(t, s.Install(t.Context(), control.Key{Out: k.Out, SA: k.ID, Fingerprint: k.Fingerprint, Key: k.Key, Salt: k.Salt}))
+		must(t,
+			s.Install(t.Context(),
+				control.Key{Out: k.Out, SA: k.ID, Fingerprint: k.Fingerprint, Key: k.Key,
+					Salt: k.Salt}))
 		must(t, s.w.sas.MarkSealer(k, true))
 	}
 	s.forgive(t)

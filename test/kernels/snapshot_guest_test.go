@@ -74,7 +74,8 @@ func runSnapshotGuest() error {
 	if err != nil {
 		return err
 	}
-	l, err := lab.Up(context.Background(), spec, lab.Options{Binary: "/weft", ReadyTimeout: guestPatience})
+	l, err := lab.Up(context.Background(), spec,
+		lab.Options{Binary: "/weft", ReadyTimeout: guestPatience})
 	if err != nil {
 		return err
 	}
@@ -117,7 +118,8 @@ func (g *guest) open() error {
 			}
 		}
 	}()
-	pins, err := filepath.Glob(filepath.Join(lab.BPFFS, "weft", g.lab.Node("a").Instance, "maps-weft_vm-*"))
+	pins, err := filepath.Glob(filepath.Join(lab.BPFFS, "weft", g.lab.Node("a").Instance,
+		"maps-weft_vm-*"))
 	if err != nil {
 		return err
 	}
@@ -171,7 +173,8 @@ func (g *guest) keyed(node, peer string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("node %s has no keys with %s: %+v, problems: %v", node, peer, e.Peers, e.Problems)
+	return fmt.Errorf("node %s has no keys with %s: %+v, problems: %v", node, peer, e.Peers,
+		e.Problems)
 }
 
 func (g *guest) encryption(node string) (*admin.Encryption, error) {
@@ -243,7 +246,8 @@ func (g *guest) probe() (sealed bool, err error) {
 		return false, err
 	}
 	server := g.lab.Pod("server")
-	if _, err := g.from.WriteToUDP(datagram(g.generation), &net.UDPAddr{IP: server.IPv4.AsSlice(), Port: 7000}); err != nil {
+	if _, err := g.from.WriteToUDP(datagram(g.generation),
+		&net.UDPAddr{IP: server.IPv4.AsSlice(), Port: 7000}); err != nil {
 		return false, err
 	}
 	wait := time.After(silence)

@@ -37,7 +37,8 @@ const forkMessage = "random: crng reseeded due to virtual machine fork"
 // A pair of key and nonce that is used twice shows as the same ciphertext, since all packets carry
 // the same text.
 func TestSnapshotResumed(t *testing.T) {
-	harness := snapshotHarness{t: t, kernel: os.Getenv("WEFT_SNAPSHOT_KERNEL"), initramfs: os.Getenv("WEFT_SNAPSHOT_INITRAMFS"), dir: t.TempDir()}
+	harness := snapshotHarness{t: t, kernel: os.Getenv("WEFT_SNAPSHOT_KERNEL"),
+		initramfs: os.Getenv("WEFT_SNAPSHOT_INITRAMFS"), dir: t.TempDir()}
 	if harness.kernel == "" || harness.initramfs == "" {
 		t.Skip("needs QEMU and a kernel for it: `make test-kernels` has one for each series")
 	}
@@ -50,18 +51,22 @@ func TestSnapshotResumed(t *testing.T) {
 // sealed.
 func (b snapshotHarness) original() map[string]bool {
 	b.t.Helper()
-	disk, err := exec.Command("qemu-img", "create", "-q", "-f", "qcow2", b.disk(), "1G").CombinedOutput()
+	disk, err := exec.Command("qemu-img", "create", "-q", "-f", "qcow2", b.disk(),
+		"1G").CombinedOutput()
 	if err != nil {
 		b.t.Fatalf("make a disk for the snapshot: %v: %s", err, disk)
 	}
 	vm := b.start("original", generationID)
-	told := vm.until("20 packets before the snapshot", func(s story) bool { return len(s.sealed) >= 20 })
+	told := vm.until("20 packets before the snapshot",
+		func(s story) bool { return len(s.sealed) >= 20 })
 	if told.detection != "fentry" {
-		b.t.Errorf("forks are noticed by %q: want fentry, which Debian's kernels allow", told.detection)
+		b.t.Errorf("forks are noticed by %q: want fentry, which Debian's kernels allow",
+			told.detection)
 	}
 	vm.command("savevm weft")
 	already := len(vm.story().sealed)
-	told = vm.until("20 packets after the snapshot", func(s story) bool { return len(s.sealed) >= already+20 })
+	told = vm.until("20 packets after the snapshot",
+		func(s story) bool { return len(s.sealed) >= already+20 })
 	vm.end()
 	used := map[string]bool{}
 	for _, p := range told.sealed {
@@ -101,10 +106,12 @@ func (b snapshotHarness) noticed(used map[string]bool) {
 		b.t.Errorf("%d packets sealed when the kernel knew and no agent did: want none", told.early)
 	}
 	if told.refused < refusals || told.dropped < uint64(refusals) {
-		b.t.Errorf("%d datagrams came to nothing, %d counted as vm_forked: want %d", told.refused, told.dropped, refusals)
+		b.t.Errorf("%d datagrams came to nothing, %d counted as vm_forked: want %d", told.refused,
+			told.dropped, refusals)
 	}
 	if renewed < fresh || told.received == 0 {
-		b.t.Errorf("%d packets under new keys, %d datagrams received: want %d, and any", renewed, told.received, fresh)
+		b.t.Errorf("%d packets under new keys, %d datagrams received: want %d, and any", renewed,
+			told.received, fresh)
 	}
 	b.t.Logf("%d packets repeated a nonce before the kernel was told, %d were refused, then %d left with new keys", window, told.refused, renewed)
 }
@@ -202,16 +209,21 @@ type snapshotVM struct {
 // start starts QEMU with that generation ID. All else must be as it was for -loadvm.
 func (b snapshotHarness) start(name, id string, arguments ...string) *snapshotVM {
 	b.t.Helper()
-	vm := &snapshotVM{t: b.t, base: filepath.Join(b.dir, name), ended: make(chan struct{}), resuming: len(arguments) > 0}
+	vm := &snapshotVM{t: b.t, base: filepath.Join(b.dir, name), ended: make(chan struct{}),
+		resuming: len(arguments) > 0}
 	vm.process = exec.Command("qemu-system-x86_64", append([]string{
-		"-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2G", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2G", "-nodefaults",
+		"-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", b.kernel, "-initrd", b.initramfs,
 		// So loud that a fork is on the console: it is a notice. QEMU's translator gives the guest
 		// this machine's TSC. What its rate is must be told: on a busy machine the guest would
 		// measure it wrong by any factor.
-		"-append", fmt.Sprintf("console=ttyS0 loglevel=6 panic=-1 mitigations=off tsc=reliable tsc_early_khz=%d no_timer_check", tsc.KHz()),
-		"-serial", "file:" + vm.base + ".console", "-serial", "file:" + vm.base + ".output", "-qmp", "unix:" + vm.base + ".qmp,server=on,wait=off",
-		"-device", "vmgenid,guid=" + id, "-drive", "if=none,id=snapshots,format=qcow2,file=" + b.disk(),
+		"-append",
+		fmt.Sprintf("console=ttyS0 loglevel=6 panic=-1 mitigations=off tsc=reliable tsc_early_khz=%d no_timer_check", tsc.KHz()),
+		"-serial", "file:" + vm.base + ".console", "-serial", "file:" + vm.base + ".output", "-qmp",
+		"unix:" + vm.base + ".qmp,server=on,wait=off",
+		"-device", "vmgenid,guid=" + id, "-drive",
+		"if=none,id=snapshots,format=qcow2,file=" + b.disk(),
 	}, arguments...)...)
 	vm.process.Stdout, vm.process.Stderr = &vm.says, &vm.says
 	vm.process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -241,7 +253,8 @@ func (vm *snapshotVM) until(what string, enough func(story) bool) story {
 		}
 		select {
 		case <-vm.ended:
-			vm.t.Fatalf("waiting for %s, QEMU ended: %s; the console:\n%s", what, vm.says.String(), vm.console())
+			vm.t.Fatalf("waiting for %s, QEMU ended: %s; the console:\n%s", what, vm.says.String(),
+				vm.console())
 		default:
 		}
 		if time.Now().After(deadline) {
@@ -283,7 +296,8 @@ func (vm *snapshotVM) command(line string) {
 		vm.answers = json.NewDecoder(vm.monitor)
 		vm.ask(map[string]any{"execute": "qmp_capabilities"})
 	}
-	said := vm.ask(map[string]any{"execute": "human-monitor-command", "arguments": map[string]any{"command-line": line}})
+	said := vm.ask(map[string]any{"execute": "human-monitor-command",
+		"arguments": map[string]any{"command-line": line}})
 	if text := strings.TrimSpace(fmt.Sprint(said)); text != "" { // it says something only when it cannot
 		vm.t.Fatalf("QEMU's %s: %s", line, text)
 	}

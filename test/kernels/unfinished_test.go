@@ -36,7 +36,8 @@ func TestXFRMAndUnfinished(t *testing.T) {
 					copy(payload(zero), []byte{0xff, 0xff, 0, 0, 0, 0})
 					finish(zero)
 					if sum := payload(zero)[sumAt:]; sum[0] != 0xff || sum[1] != 0xff {
-						t.Fatalf("checksum %x: want one that is zero, sent as its other form", sum[:2])
+						t.Fatalf("checksum %x: want one that is zero, sent as its other form",
+							sum[:2])
 					}
 					if err := cross(w.pod, x.inside, [][]byte{zero}, send); err != nil {
 						t.Errorf("a checksum of zero: %v", err)

@@ -52,7 +52,8 @@ type weftNode struct {
 func newWeft(t *testing.T, mode datapath.Mode, engine string) (*weftNode, *xfrmNode) {
 	t.Helper()
 	needRoot(t)
-	w := &weftNode{ns: newNS(t, "weft"), bpfDir: fmt.Sprintf("/sys/fs/bpf/wt-kn-%d-%s", os.Getpid(), engine)}
+	w := &weftNode{ns: newNS(t, "weft"),
+		bpfDir: fmt.Sprintf("/sys/fs/bpf/wt-kn-%d-%s", os.Getpid(), engine)}
 	x := newXFRM(t, w.ns)
 	x.set(t, state{sa: testKey(1)}) // skips where the kernel cannot
 	if engine == "kmod" {
@@ -86,11 +87,13 @@ func receiveXDP(name string) error {
 func (w *weftNode) addInterfaces(t *testing.T, podNS string) {
 	t.Helper()
 	sysctls(t, w.ns, map[string]string{
-		"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1", "ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0",
+		"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1", "ipv4/conf/all/rp_filter": "0",
+		"ipv4/conf/default/rp_filter": "0",
 	})
 	must(t, ip(w.ns,
 		"link set lo up",
-		"addr add "+peer4.String()+"/24 dev wire1", "addr add "+peer6.String()+"/64 dev wire1 nodad",
+		"addr add "+peer4.String()+"/24 dev wire1",
+		"addr add "+peer6.String()+"/64 dev wire1 nodad",
 		fmt.Sprintf("neigh replace %s lladdr %s dev wire1 nud permanent", xfrm4, wire0MAC),
 		fmt.Sprintf("neigh replace %s lladdr %s dev wire1 nud permanent", xfrm6, wire0MAC),
 		fmt.Sprintf("link add wtpod mtu 1500 type veth peer name eth0 address %s mtu 1500", podMAC),
@@ -104,10 +107,12 @@ func (w *weftNode) open(t *testing.T, mode datapath.Mode, engine, podNS string) 
 	var err error
 	w.Datapath, err = datapath.Open(datapath.Options{
 		BPFDir: w.bpfDir, StateDir: t.TempDir(), Mode: mode, Uplinks: []string{"wire1"},
-		HostAddrs:   []netip.Addr{peer4, peer6},
-		PodCIDRs:    []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/64")},
+		HostAddrs: []netip.Addr{peer4, peer6},
+		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"),
+			netip.MustParsePrefix("fd00:1::/64")},
 		FlowEntries: 4096, EventsPerSecond: 100, Log: slog.New(slog.DiscardHandler),
-		Encrypt: &esp.Options{Engine: engine, AllowTableAES: true, Port: espref.Port, Lanes: weftLanes},
+		Encrypt: &esp.Options{Engine: engine, AllowTableAES: true, Port: espref.Port,
+			Lanes: weftLanes},
 	})
 	if err != nil {
 		return err
@@ -124,7 +129,8 @@ func (w *weftNode) open(t *testing.T, mode datapath.Mode, engine, podNS string) 
 	if status := w.sas.EngineStatus(); status.Active != engine && engine != esp.EngineUser {
 		return fmt.Errorf("engine %s: %s", status.Active, status.Why)
 	}
-	return w.AttachEndpoint(datapath.Endpoint{Slot: 1, HostIf: "wtpod", NetNS: podNS, PodIf: "eth0", MAC: podMAC, GatewayMAC: gatewayMAC,
+	return w.AttachEndpoint(datapath.Endpoint{Slot: 1, HostIf: "wtpod", NetNS: podNS, PodIf: "eth0",
+		MAC: podMAC, GatewayMAC: gatewayMAC,
 		IPv4: far4, IPv6: far6, MTU: 1500, Identity: podIdentity})
 }
 
@@ -137,7 +143,8 @@ func (w *weftNode) outer(t *testing.T, six bool) {
 		remote = xfrm6
 	}
 	node := datapath.Node{Name: "x", Addresses: []netip.Addr{remote},
-		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16"), netip.MustParsePrefix("fd00:2::/64")}}
+		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16"),
+			netip.MustParsePrefix("fd00:2::/64")}}
 	must(t, netns.Do(w.ns, func() error { return w.SetNodes(t.Context(), []datapath.Node{node}) }))
 	must(t, w.SetPeerIdentities(map[string][]uint32{"x": {nearIdentity}}))
 }
@@ -184,8 +191,11 @@ func (w *weftNode) rekey(t *testing.T, x *xfrmNode, sealed, opened uint64) {
 
 func (w *weftNode) install(t *testing.T, sa espref.SA, out bool, lane uint32) {
 	t.Helper()
-	must(t, w.sas.InstallSA(&esp.SA{Node: "x", Out: out, Epoch: weftEpoch, Lane: uint8(lane), ID: 2*w.ids + 1, Number: weftEpoch,
-		Last: !out && lane == weftLanes, Key: [32]byte(sa.Key), Salt: sa.Salt, Expires: time.Now().Add(time.Hour)}))
+	must(t,
+		w.sas.InstallSA(&esp.SA{Node: "x", Out: out, Epoch: weftEpoch, Lane: uint8(lane),
+			ID: 2*w.ids + 1, Number: weftEpoch,
+			Last: !out && lane == weftLanes, Key: [32]byte(sa.Key), Salt: sa.Salt,
+			Expires: time.Now().Add(time.Hour)}))
 }
 
 // setCounter makes Weft go on after a sequence number that it would take days to reach. Nothing but
@@ -229,18 +239,19 @@ func counterOffset(t *testing.T) int16 {
 }
 
 func writeField(m *ebpf.Map, key uint32, offset int16, value uint64) error {
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{
-		asm.StoreImm(asm.RFP, -4, int64(key), asm.Word),
-		asm.LoadMapPtr(asm.R1, m.FD()),
-		asm.Mov.Reg(asm.R2, asm.RFP),
-		asm.Add.Imm(asm.R2, -4),
-		asm.FnMapLookupElem.Call(),
-		asm.JEq.Imm(asm.R0, 0, "out"),
-		asm.LoadImm(asm.R1, int64(value), asm.DWord),
-		asm.StoreMem(asm.R0, offset, asm.R1, asm.DWord),
-		asm.Mov.Imm(asm.R0, 1).WithSymbol("out"),
-		asm.Return(),
-	}})
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL",
+		Instructions: asm.Instructions{
+			asm.StoreImm(asm.RFP, -4, int64(key), asm.Word),
+			asm.LoadMapPtr(asm.R1, m.FD()),
+			asm.Mov.Reg(asm.R2, asm.RFP),
+			asm.Add.Imm(asm.R2, -4),
+			asm.FnMapLookupElem.Call(),
+			asm.JEq.Imm(asm.R0, 0, "out"),
+			asm.LoadImm(asm.R1, int64(value), asm.DWord),
+			asm.StoreMem(asm.R0, offset, asm.R1, asm.DWord),
+			asm.Mov.Imm(asm.R0, 1).WithSymbol("out"),
+			asm.Return(),
+		}})
 	if err != nil {
 		return fmt.Errorf("load the program that writes a counter: %w", err)
 	}
@@ -302,7 +313,8 @@ func TestXFRMAndWeft(t *testing.T) {
 		engine string
 		mode   datapath.Mode
 	}{
-		{"bpf", datapath.ModeXDP}, {"bpf", datapath.ModeTC}, {"kmod", datapath.ModeXDP}, {"kmod", datapath.ModeTC},
+		{"bpf", datapath.ModeXDP}, {"bpf", datapath.ModeTC}, {"kmod", datapath.ModeXDP},
+		{"kmod", datapath.ModeTC},
 		{esp.EngineUser, datapath.ModeTC},
 	} {
 		t.Run(fmt.Sprintf("%s/%s", way.engine, way.mode), func(t *testing.T) {
@@ -321,7 +333,8 @@ func (w *weftNode) bothWays(t *testing.T, x *xfrmNode, near, far netip.Addr) {
 	w.rekey(t, x, edge-packets/4, edge-packets/2) // two lanes share what is sealed
 	t.Run("XFRM opens", func(t *testing.T) {
 		err := everySize(t, far, near, longest, func(p [][]byte) error {
-			return cross(w.pod, x.inside, p, func(p []byte) []byte { return frame(gatewayMAC, podMAC, p) })
+			return cross(w.pod, x.inside, p,
+				func(p []byte) []byte { return frame(gatewayMAC, podMAC, p) })
 		})
 		if err != nil {
 			t.Errorf("%v; XFRM counts: %s; Weft: %s", err, x.errors(t), w.tells())
@@ -330,7 +343,8 @@ func (w *weftNode) bothWays(t *testing.T, x *xfrmNode, near, far netip.Addr) {
 	t.Run("XFRM seals", func(t *testing.T) {
 		err := everySize(t, near, far, longest, func(p [][]byte) error {
 			return w.opening(t, func() error {
-				return cross(x.inside, w.pod, p, func(p []byte) []byte { return frame(inside0MAC, inside1MAC, p) })
+				return cross(x.inside, w.pod, p,
+					func(p []byte) []byte { return frame(inside0MAC, inside1MAC, p) })
 			})
 		})
 		if err != nil {
@@ -372,7 +386,8 @@ func (w *weftNode) tells() string {
 	}
 	sas, _ := w.sas.SAs()
 	for _, sa := range sas {
-		said += fmt.Sprintf("; lane %d out %v at %d, %d packets", sa.Lane, sa.Out, sa.Counter, sa.Packets)
+		said += fmt.Sprintf("; lane %d out %v at %d, %d packets", sa.Lane, sa.Out, sa.Counter,
+			sa.Packets)
 	}
 	return said
 }

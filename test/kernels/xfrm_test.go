@@ -44,26 +44,31 @@ func newXFRM(t testing.TB, peer string) *xfrmNode {
 	x := &xfrmNode{ns: newNS(t, "xfrm")}
 	must(t, ip(x.ns,
 		"link set lo up",
-		fmt.Sprintf("link add wire0 address %s mtu %d type veth peer name wire1 address %s mtu %d", wire0MAC, wireMTU, wire1MAC, wireMTU),
+		fmt.Sprintf("link add wire0 address %s mtu %d type veth peer name wire1 address %s mtu %d",
+			wire0MAC, wireMTU, wire1MAC, wireMTU),
 		fmt.Sprintf("link add inside0 address %s mtu %d type veth peer name inside1 address %s mtu %d", inside0MAC, 9000, inside1MAC, 9000),
 	))
 	// Neither rules on source addresses nor packets of the stack's own are wanted here.
 	sysctls(t, x.ns, map[string]string{
 		"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1",
-		"ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0", "ipv4/conf/wire0/rp_filter": "0", "ipv4/conf/inside0/rp_filter": "0",
-		"ipv6/conf/wire0/accept_dad": "0", "ipv6/conf/inside0/accept_dad": "0", "ipv4/conf/all/send_redirects": "0",
+		"ipv4/conf/all/rp_filter": "0", "ipv4/conf/default/rp_filter": "0",
+		"ipv4/conf/wire0/rp_filter": "0", "ipv4/conf/inside0/rp_filter": "0",
+		"ipv6/conf/wire0/accept_dad": "0", "ipv6/conf/inside0/accept_dad": "0",
+		"ipv4/conf/all/send_redirects": "0",
 	})
 	must(t, netns.Do(x.ns, func() error { return moveLink("wire1", peer) }))
 	must(t, ip(peer, "link set wire1 up"))
 	must(t, ip(x.ns,
 		"link set wire0 up", "link set inside0 up", "link set inside1 up",
-		"addr add "+xfrm4.String()+"/24 dev wire0", "addr add "+xfrm6.String()+"/64 dev wire0 nodad",
+		"addr add "+xfrm4.String()+"/24 dev wire0",
+		"addr add "+xfrm6.String()+"/64 dev wire0 nodad",
 		fmt.Sprintf("neigh replace %s lladdr %s dev wire0 nud permanent", peer4, wire1MAC),
 		fmt.Sprintf("neigh replace %s lladdr %s dev wire0 nud permanent", peer6, wire1MAC),
 		"route add 10.2.0.0/16 dev inside0", "route add fd00:2::/64 dev inside0",
 		fmt.Sprintf("neigh replace %s lladdr %s dev inside0 nud permanent", near4, inside1MAC),
 		fmt.Sprintf("neigh replace %s lladdr %s dev inside0 nud permanent", near6, inside1MAC),
-		fmt.Sprintf("route add 10.1.0.0/16 via %s dev wire0", peer4), fmt.Sprintf("route add fd00:1::/64 via %s dev wire0", peer6),
+		fmt.Sprintf("route add 10.1.0.0/16 via %s dev wire0", peer4),
+		fmt.Sprintf("route add fd00:1::/64 via %s dev wire0", peer6),
 	))
 	x.inside = newPort(t, x.ns, "inside1")
 	x.openPort(t)
@@ -79,7 +84,8 @@ func (x *xfrmNode) openPort(t testing.TB) {
 		udpEncap      = 100
 		encapESPInUDP = 2
 	)
-	for _, address := range []unix.Sockaddr{&unix.SockaddrInet4{Port: espref.Port}, &unix.SockaddrInet6{Port: espref.Port}} {
+	for _, address := range []unix.Sockaddr{&unix.SockaddrInet4{Port: espref.Port},
+		&unix.SockaddrInet6{Port: espref.Port}} {
 		family := unix.AF_INET
 		if _, six := address.(*unix.SockaddrInet6); six {
 			family = unix.AF_INET6
@@ -121,7 +127,8 @@ func (x *xfrmNode) set(t testing.TB, states ...state) {
 	if six {
 		from, to = xfrm6, peer6
 	}
-	for _, inside := range []struct{ near, far string }{{"10.2.0.0/16", "10.1.0.0/16"}, {"fd00:2::/64", "fd00:1::/64"}} {
+	for _, inside := range []struct{ near, far string }{{"10.2.0.0/16", "10.1.0.0/16"},
+		{"fd00:2::/64", "fd00:1::/64"}} {
 		commands = append(commands,
 			fmt.Sprintf("xfrm policy add src %s dst %s dir out tmpl src %s dst %s proto esp reqid 1 mode tunnel", inside.near, inside.far, from, to),
 			fmt.Sprintf("xfrm policy add src %s dst %s dir fwd tmpl src %s dst %s proto esp reqid 1 mode tunnel", inside.far, inside.near, to, from),
@@ -147,7 +154,8 @@ func (s state) command() string {
 	}
 	return fmt.Sprintf("xfrm state add src %s dst %s proto esp spi %#x reqid 1 mode tunnel aead rfc4106(gcm(aes)) 0x%x%x 128 "+
 		"replay-window 128 flag esn flag af-unspec "+replay+" encap espinudp %d %d %s",
-		from, to, s.sa.SPI, s.sa.Key, s.sa.Salt, uint32(s.seq), uint32(s.seq>>32), port, espref.Port, any)
+		from, to, s.sa.SPI, s.sa.Key, s.sa.Salt, uint32(s.seq), uint32(s.seq>>32), port,
+		espref.Port, any)
 }
 
 // errors are the counters of /proc/net/xfrm_stat that are not zero.

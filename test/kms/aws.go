@@ -42,13 +42,15 @@ func StartAWS(t testing.TB) *Counterpart {
 	t.Helper()
 	base := startMoto(t)
 	ctx := context.Background()
-	admin := awskms.New(awskms.Options{Region: awsRegion, BaseEndpoint: &base, Credentials: credentials.NewStaticCredentialsProvider("admin", "admin", "")})
+	admin := awskms.New(awskms.Options{Region: awsRegion, BaseEndpoint: &base,
+		Credentials: credentials.NewStaticCredentialsProvider("admin", "admin", "")})
 	key, err := admin.CreateKey(ctx, &awskms.CreateKeyInput{Description: aws.String("weft's KEK")})
 	if err != nil {
 		t.Fatalf("create key: %v", err)
 	}
 	id := key.KeyMetadata.KeyId
-	if _, err := admin.CreateAlias(ctx, &awskms.CreateAliasInput{AliasName: aws.String(awsAlias), TargetKeyId: id}); err != nil {
+	if _, err := admin.CreateAlias(ctx,
+		&awskms.CreateAliasInput{AliasName: aws.String(awsAlias), TargetKeyId: id}); err != nil {
 		t.Fatalf("create alias: %v", err)
 	}
 	var rotations atomic.Int64
@@ -59,27 +61,34 @@ func StartAWS(t testing.TB) *Counterpart {
 	refuse := func(kind, message string) func(testing.TB) func() {
 		return func(testing.TB) func() {
 			body, _ := json.Marshal(map[string]string{"__type": kind, "message": message})
-			return f.set(answer(http.StatusBadRequest, map[string]string{"Content-Type": "application/x-amz-json-1.1"}, string(body)))
+			return f.set(answer(http.StatusBadRequest,
+				map[string]string{"Content-Type": "application/x-amz-json-1.1"}, string(body)))
 		}
 	}
 	return &Counterpart{
 		URL: "awskms:///" + awsAlias + "?region=" + awsRegion + "&endpoint=http://" + front.addr,
 		Env: map[string]string{
-			"AWS_ROLE_ARN": "arn:aws:iam::" + awsAccount + ":role/" + awsRole, "AWS_WEB_IDENTITY_TOKEN_FILE": writeFile(t, "aws-token", "header.payload.signature"),
-			"AWS_ROLE_SESSION_NAME": "node-a", "AWS_ENDPOINT_URL_STS": base, "AWS_EC2_METADATA_DISABLED": "true", "HOME": t.TempDir(),
+			"AWS_ROLE_ARN":                "arn:aws:iam::" + awsAccount + ":role/" + awsRole,
+			"AWS_WEB_IDENTITY_TOKEN_FILE": writeFile(t, "aws-token", "header.payload.signature"),
+			"AWS_ROLE_SESSION_NAME":       "node-a", "AWS_ENDPOINT_URL_STS": base,
+			"AWS_EC2_METADATA_DISABLED": "true", "HOME": t.TempDir(),
 		},
 		Rotate: func(t testing.TB) {
-			if _, err := admin.RotateKeyOnDemand(ctx, &awskms.RotateKeyOnDemandInput{KeyId: id}); err != nil {
+			if _, err := admin.RotateKeyOnDemand(ctx,
+				&awskms.RotateKeyOnDemandInput{KeyId: id}); err != nil {
 				t.Fatalf("rotate: %v", err)
 			}
 			rotations.Add(1)
 		},
-		Disable:  refuse("DisabledException", aws.ToString(key.KeyMetadata.Arn)+" is disabled."),
-		Deny:     refuse("AccessDeniedException", "User: arn:aws:sts::"+awsAccount+":assumed-role/"+awsRole+"/node-a is not authorized to perform: kms:Decrypt on this resource"),
-		Throttle: refuse("ThrottlingException", "You have exceeded the rate at which you may call KMS. Reduce the frequency of your calls."),
-		Slow:     func(testing.TB) func() { return f.set(slowFault) },
-		Down:     front.down,
-		Calls:    f.counts,
+		Disable: refuse("DisabledException", aws.ToString(key.KeyMetadata.Arn)+" is disabled."),
+		Deny: refuse("AccessDeniedException",
+			"User: arn:aws:sts::"+awsAccount+":assumed-role/"+awsRole+
+				"/node-a is not authorized to perform: kms:Decrypt on this resource"),
+		Throttle: refuse("ThrottlingException",
+			"You have exceeded the rate at which you may call KMS. Reduce the frequency of your calls."),
+		Slow:  func(testing.TB) func() { return f.set(slowFault) },
+		Down:  front.down,
+		Calls: f.counts,
 	}
 }
 
@@ -95,7 +104,8 @@ func awsOp(r *http.Request) string {
 
 // nameMaterial adds to DescribeKey's answer what moto leaves out.
 func nameMaterial(r *http.Response, rotations int64) error {
-	if r.Request.Header.Get("X-Amz-Target") != awsTarget+"DescribeKey" || r.StatusCode != http.StatusOK {
+	if r.Request.Header.Get("X-Amz-Target") != awsTarget+"DescribeKey" ||
+		r.StatusCode != http.StatusOK {
 		return nil
 	}
 	raw, err := io.ReadAll(r.Body)

@@ -59,10 +59,13 @@ func StartAzure(t testing.TB) *Counterpart {
 	f := newFaults(http.HandlerFunc(a.vault), azureOp)
 	vault := serveHTTP(t, f, config.Clone())
 	return &Counterpart{
-		URL: "azurekeyvault://loom.vault.azure.net/keys/" + azureKey + "?disable_instance_discovery=true&endpoint=https://" + vault.addr,
+		URL: "azurekeyvault://loom.vault.azure.net/keys/" + azureKey +
+			"?disable_instance_discovery=true&endpoint=https://" + vault.addr,
 		Env: map[string]string{
-			"AZURE_TENANT_ID": azureTenant, "AZURE_CLIENT_ID": azureClient, "AZURE_AUTHORITY_HOST": a.base + "/",
-			"AZURE_FEDERATED_TOKEN_FILE": writeFile(t, "azure-token", a.assertion), "HOME": t.TempDir(),
+			"AZURE_TENANT_ID": azureTenant, "AZURE_CLIENT_ID": azureClient,
+			"AZURE_AUTHORITY_HOST":       a.base + "/",
+			"AZURE_FEDERATED_TOKEN_FILE": writeFile(t, "azure-token", a.assertion),
+			"HOME":                       t.TempDir(),
 		},
 		Rotate: a.rotate,
 		Disable: func(testing.TB) func() {
@@ -81,7 +84,8 @@ func StartAzure(t testing.TB) *Counterpart {
 	}
 }
 
-var azureThrottled = answer(http.StatusTooManyRequests, map[string]string{"Retry-After": "1", "Content-Type": "application/json"},
+var azureThrottled = answer(http.StatusTooManyRequests,
+	map[string]string{"Retry-After": "1", "Content-Type": "application/json"},
 	`{"error":{"code":"Throttled","message":"Request was not processed because too many requests were received. Reason: VaultRequestTypeLimitReached"}}`)
 
 func azureOp(r *http.Request) string {
@@ -116,7 +120,8 @@ func (a *azure) rotate(t testing.TB) {
 	id := make([]byte, 16)
 	_, _ = rand.Read(id)
 	a.change(func() {
-		a.versions = append(a.versions, azureVersion{id: hex.EncodeToString(id), key: key, enabled: true})
+		a.versions = append(a.versions,
+			azureVersion{id: hex.EncodeToString(id), key: key, enabled: true})
 	})
 }
 
@@ -126,28 +131,34 @@ func (a *azure) entra(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
 	case "/" + azureTenant + "/v2.0/.well-known/openid-configuration":
 		writeJSON(w, http.StatusOK, map[string]any{
-			"token_endpoint": tenant + "/oauth2/v2.0/token", "authorization_endpoint": tenant + "/oauth2/v2.0/authorize", "issuer": tenant + "/v2.0",
+			"token_endpoint":         tenant + "/oauth2/v2.0/token",
+			"authorization_endpoint": tenant + "/oauth2/v2.0/authorize", "issuer": tenant + "/v2.0",
 		})
 	case "/" + azureTenant + "/oauth2/v2.0/token":
 		ok := r.ParseForm() == nil && strings.HasPrefix(r.Form.Get("scope"), azureVault+"/.default")
-		if !ok || r.Form.Get("client_id") != azureClient || r.Form.Get("client_assertion") != a.assertion {
+		if !ok || r.Form.Get("client_id") != azureClient ||
+			r.Form.Get("client_assertion") != a.assertion {
 			writeJSON(w, http.StatusUnauthorized, map[string]any{
-				"error": "invalid_client", "error_description": "AADSTS700213: No matching federated identity record found for presented assertion",
+				"error":             "invalid_client",
+				"error_description": "AADSTS700213: No matching federated identity record found for presented assertion",
 			})
 			return
 		}
-		writeJSON(w, http.StatusOK, map[string]any{"token_type": "Bearer", "expires_in": 3599, "access_token": a.token()})
+		writeJSON(w, http.StatusOK,
+			map[string]any{"token_type": "Bearer", "expires_in": 3599, "access_token": a.token()})
 	default:
 		http.NotFound(w, r)
 	}
 }
 
 func (a *azure) token() string {
-	claims, err := json.Marshal(map[string]any{"aud": azureVault, "tid": azureTenant, "oid": azureObject, "appid": azureClient, "exp": time.Now().Add(time.Hour).Unix()})
+	claims, err := json.Marshal(map[string]any{"aud": azureVault, "tid": azureTenant,
+		"oid": azureObject, "appid": azureClient, "exp": time.Now().Add(time.Hour).Unix()})
 	if err != nil {
 		a.t.Error(err)
 	}
-	text := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"HS256","typ":"JWT"}`)) + "." + base64.RawURLEncoding.EncodeToString(claims)
+	text := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"HS256","typ":"JWT"}`)) + "." +
+		base64.RawURLEncoding.EncodeToString(claims)
 	return text + "." + base64.RawURLEncoding.EncodeToString(a.sign(text))
 }
 
@@ -170,15 +181,18 @@ func (a *azure) authentic(r *http.Request) bool {
 // vault answers wrapkey and unwrapkey.
 func (a *azure) vault(w http.ResponseWriter, r *http.Request) {
 	if !a.authentic(r) {
-		w.Header().Set("WWW-Authenticate", fmt.Sprintf("Bearer authorization=%q, resource=%q", a.base+"/"+azureTenant, azureVault))
-		azureRefuse(w, http.StatusUnauthorized, "Unauthorized", "AKV10000: Request is missing a Bearer or PoP token.")
+		w.Header().Set("WWW-Authenticate",
+			fmt.Sprintf("Bearer authorization=%q, resource=%q", a.base+"/"+azureTenant, azureVault))
+		azureRefuse(w, http.StatusUnauthorized, "Unauthorized",
+			"AKV10000: Request is missing a Bearer or PoP token.")
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/") // keys NAME [VERSION] OP
 	if len(parts) < 3 || parts[0] != "keys" || parts[1] != azureKey {
-		azureRefuse(w, http.StatusNotFound, "KeyNotFound", "A key with (name/id) was not found in this key vault.")
+		azureRefuse(w, http.StatusNotFound, "KeyNotFound",
+			"A key with (name/id) was not found in this key vault.")
 		return
 	}
 	v := a.versions[len(a.versions)-1]
@@ -190,7 +204,8 @@ func (a *azure) vault(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		if !found {
-			azureRefuse(w, http.StatusNotFound, "KeyNotFound", "A key with (name/id) "+azureKey+"/"+parts[2]+" was not found in this key vault.")
+			azureRefuse(w, http.StatusNotFound, "KeyNotFound",
+				"A key with (name/id) "+azureKey+"/"+parts[2]+" was not found in this key vault.")
 			return
 		}
 	}
@@ -200,7 +215,8 @@ func (a *azure) vault(w http.ResponseWriter, r *http.Request) {
 func (a *azure) operate(w http.ResponseWriter, r *http.Request, v azureVersion, op string) {
 	var body struct{ Alg, Value string }
 	if err := json.NewDecoder(r.Body).Decode(&body); err != nil || body.Alg != "RSA-OAEP-256" {
-		azureRefuse(w, http.StatusBadRequest, "BadParameter", "Key and/or algorithm are not supported.")
+		azureRefuse(w, http.StatusBadRequest, "BadParameter",
+			"Key and/or algorithm are not supported.")
 		return
 	}
 	value, err := base64.RawURLEncoding.DecodeString(body.Value)
@@ -209,10 +225,12 @@ func (a *azure) operate(w http.ResponseWriter, r *http.Request, v azureVersion, 
 		azureRefuse(w, http.StatusBadRequest, "BadParameter", "Property value has invalid value")
 		return
 	case a.denied:
-		azureRefuse(w, http.StatusForbidden, "Forbidden", "Caller is not authorized to perform action on resource. InnerError: ForbiddenByRbac")
+		azureRefuse(w, http.StatusForbidden, "Forbidden",
+			"Caller is not authorized to perform action on resource. InnerError: ForbiddenByRbac")
 		return
 	case !v.enabled:
-		azureRefuse(w, http.StatusForbidden, "Forbidden", "Operation "+op+" is not allowed on a disabled key. InnerError: KeyDisabled")
+		azureRefuse(w, http.StatusForbidden, "Forbidden",
+			"Operation "+op+" is not allowed on a disabled key. InnerError: KeyDisabled")
 		return
 	}
 	var out []byte
@@ -225,7 +243,9 @@ func (a *azure) operate(w http.ResponseWriter, r *http.Request, v azureVersion, 
 		azureRefuse(w, http.StatusBadRequest, "BadParameter", "The parameter is incorrect.")
 		return
 	}
-	writeJSON(w, http.StatusOK, map[string]any{"kid": "https://loom.vault.azure.net/keys/" + azureKey + "/" + v.id, "value": base64.RawURLEncoding.EncodeToString(out)})
+	writeJSON(w, http.StatusOK,
+		map[string]any{"kid": "https://loom.vault.azure.net/keys/" + azureKey + "/" + v.id,
+			"value": base64.RawURLEncoding.EncodeToString(out)})
 }
 
 func azureRefuse(w http.ResponseWriter, code int, name, message string) {

@@ -117,7 +117,8 @@ func proxyTo(t testing.TB, target string) *httputil.ReverseProxy {
 func serveHTTP(t testing.TB, handler http.Handler, config *tls.Config) *switchable {
 	t.Helper()
 	return newSwitchable(t, func(l net.Listener) func() {
-		server := &http.Server{Handler: handler, ErrorLog: log.New(io.Discard, "", 0), ReadHeaderTimeout: time.Minute}
+		server := &http.Server{Handler: handler, ErrorLog: log.New(io.Discard, "", 0),
+			ReadHeaderTimeout: time.Minute}
 		if config != nil {
 			l = tls.NewListener(l, config.Clone())
 			config.NextProtos = []string{"http/1.1"}

@@ -81,7 +81,8 @@ func StartGoogle(t testing.TB) *Counterpart {
 		},
 		Throttle: func(testing.TB) func() {
 			return g.set(func(context.Context) error {
-				return status.Error(codes.ResourceExhausted, "Quota exceeded for quota metric 'Cryptographic requests' and limit 'Cryptographic requests per minute'")
+				return status.Error(codes.ResourceExhausted,
+					"Quota exceeded for quota metric 'Cryptographic requests' and limit 'Cryptographic requests per minute'")
 			})
 		},
 		Slow: func(testing.TB) func() {
@@ -106,12 +107,14 @@ func googleMetadata(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "Missing Metadata-Flavor:Google header.", http.StatusForbidden)
 		return
 	}
-	account, ok := strings.CutPrefix(r.URL.Path, "/computeMetadata/v1/instance/service-accounts/default/")
+	account, ok := strings.CutPrefix(r.URL.Path,
+		"/computeMetadata/v1/instance/service-accounts/default/")
 	switch {
 	case r.URL.Path == "/" || r.URL.Path == "/computeMetadata/v1/":
 	case ok && account == "token":
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(map[string]any{"access_token": googleToken, "expires_in": 3599, "token_type": "Bearer"})
+		_ = json.NewEncoder(w).Encode(map[string]any{"access_token": googleToken,
+			"expires_in": 3599, "token_type": "Bearer"})
 	case ok && account == "email":
 		fmt.Fprint(w, googleNode)
 	case r.URL.Path == "/computeMetadata/v1/project/project-id":
@@ -156,7 +159,8 @@ func (g *google) rotate(t testing.TB) {
 func (g *google) admit(ctx context.Context, op, name string) error {
 	md, _ := metadata.FromIncomingContext(ctx)
 	if auth := md.Get("authorization"); len(auth) != 1 || auth[0] != "Bearer "+googleToken {
-		return status.Error(codes.Unauthenticated, "Request had invalid authentication credentials. Expected OAuth 2 access token")
+		return status.Error(codes.Unauthenticated,
+			"Request had invalid authentication credentials. Expected OAuth 2 access token")
 	}
 	g.mu.Lock()
 	f, denied := g.fault, g.denied
@@ -170,29 +174,34 @@ func (g *google) admit(ctx context.Context, op, name string) error {
 	case name != googleKey:
 		return status.Errorf(codes.NotFound, "CryptoKey %s not found.", name)
 	case denied:
-		return status.Errorf(codes.PermissionDenied, "Permission 'cloudkms.cryptoKeyVersions.useTo%s' denied on resource '%s' (or it may not exist).", op, name)
+		return status.Errorf(codes.PermissionDenied,
+			"Permission 'cloudkms.cryptoKeyVersions.useTo%s' denied on resource '%s' (or it may not exist).", op, name)
 	}
 	return nil
 }
 
 func (v googleVersion) check(n int) error {
 	if !v.enabled {
-		return status.Errorf(codes.FailedPrecondition, "%s/cryptoKeyVersions/%d is not enabled, current state is: DISABLED.", googleKey, n+1)
+		return status.Errorf(codes.FailedPrecondition,
+			"%s/cryptoKeyVersions/%d is not enabled, current state is: DISABLED.", googleKey, n+1)
 	}
 	return nil
 }
 
 // Encrypt seals with the newest version. The ciphertext starts with the version's number, as the
 // service keeps it, too.
-func (g *google) Encrypt(ctx context.Context, r *kmspb.EncryptRequest) (*kmspb.EncryptResponse, error) {
+func (g *google) Encrypt(ctx context.Context,
+	r *kmspb.EncryptRequest) (*kmspb.EncryptResponse, error) {
 	if err := g.admit(ctx, "Encrypt", r.Name); err != nil {
 		return nil, err
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.encrypts++
-	if !intact(r.PlaintextCrc32C, r.Plaintext) || !intact(r.AdditionalAuthenticatedDataCrc32C, r.AdditionalAuthenticatedData) {
-		return nil, status.Error(codes.InvalidArgument, "The checksum in field plaintext_crc32c did not match the data in field plaintext.")
+	if !intact(r.PlaintextCrc32C, r.Plaintext) ||
+		!intact(r.AdditionalAuthenticatedDataCrc32C, r.AdditionalAuthenticatedData) {
+		return nil, status.Error(codes.InvalidArgument,
+			"The checksum in field plaintext_crc32c did not match the data in field plaintext.")
 	}
 	n := len(g.versions) - 1
 	v := g.versions[n]
@@ -204,20 +213,24 @@ func (g *google) Encrypt(ctx context.Context, r *kmspb.EncryptRequest) (*kmspb.E
 	out := binary.BigEndian.AppendUint32(nil, uint32(n))
 	out = v.aead.Seal(append(out, nonce...), nonce, r.Plaintext, r.AdditionalAuthenticatedData)
 	return &kmspb.EncryptResponse{
-		Name: fmt.Sprintf("%s/cryptoKeyVersions/%d", googleKey, n+1), Ciphertext: out, CiphertextCrc32C: crc(out),
-		VerifiedPlaintextCrc32C: r.PlaintextCrc32C != nil, VerifiedAdditionalAuthenticatedDataCrc32C: r.AdditionalAuthenticatedDataCrc32C != nil,
+		Name: fmt.Sprintf("%s/cryptoKeyVersions/%d", googleKey, n+1), Ciphertext: out,
+		CiphertextCrc32C:                          crc(out),
+		VerifiedPlaintextCrc32C:                   r.PlaintextCrc32C != nil,
+		VerifiedAdditionalAuthenticatedDataCrc32C: r.AdditionalAuthenticatedDataCrc32C != nil,
 	}, nil
 }
 
 // Decrypt opens with the version that sealed.
-func (g *google) Decrypt(ctx context.Context, r *kmspb.DecryptRequest) (*kmspb.DecryptResponse, error) {
+func (g *google) Decrypt(ctx context.Context,
+	r *kmspb.DecryptRequest) (*kmspb.DecryptResponse, error) {
 	if err := g.admit(ctx, "Decrypt", r.Name); err != nil {
 		return nil, err
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.decs++
-	broken := status.Error(codes.InvalidArgument, "Decryption failed: verify that 'name' refers to the correct CryptoKey.")
+	broken := status.Error(codes.InvalidArgument,
+		"Decryption failed: verify that 'name' refers to the correct CryptoKey.")
 	if len(r.Ciphertext) < 4 || !intact(r.CiphertextCrc32C, r.Ciphertext) {
 		return nil, broken
 	}
@@ -233,11 +246,13 @@ func (g *google) Decrypt(ctx context.Context, r *kmspb.DecryptRequest) (*kmspb.D
 	if len(r.Ciphertext) < 4+size {
 		return nil, broken
 	}
-	plain, err := v.aead.Open(nil, r.Ciphertext[4:4+size], r.Ciphertext[4+size:], r.AdditionalAuthenticatedData)
+	plain, err := v.aead.Open(nil, r.Ciphertext[4:4+size], r.Ciphertext[4+size:],
+		r.AdditionalAuthenticatedData)
 	if err != nil {
 		return nil, broken
 	}
-	return &kmspb.DecryptResponse{Plaintext: plain, PlaintextCrc32C: crc(plain), UsedPrimary: n == len(g.versions)-1}, nil
+	return &kmspb.DecryptResponse{Plaintext: plain, PlaintextCrc32C: crc(plain),
+		UsedPrimary: n == len(g.versions)-1}, nil
 }
 
 func crc(data []byte) *wrapperspb.Int64Value {

@@ -47,7 +47,8 @@ func target(c *kms.Counterpart, principal string, skip map[string]string) kektes
 			return k
 		},
 		Rotate: func(t *testing.T) { c.Rotate(t) }, Principal: principal, Skip: skip,
-		Disable: hook(c.Disable), Deny: hook(c.Deny), Throttle: hook(c.Throttle), Slow: hook(c.Slow), Down: hook(c.Down),
+		Disable: hook(c.Disable), Deny: hook(c.Deny), Throttle: hook(c.Throttle),
+		Slow: hook(c.Slow), Down: hook(c.Down),
 	}
 }
 
@@ -72,7 +73,9 @@ func TestAWS(t *testing.T) {
 func TestVault(t *testing.T) {
 	v := kms.StartVault(t)
 	v.Setenv(t)
-	kektest.Run(t, target(v.Counterpart, "weft-agent", map[string]string{"disabled key": "does not apply: Vault has no switch for a key, see TestVaultKeyWithdrawn"}))
+	kektest.Run(t,
+		target(v.Counterpart, "weft-agent",
+			map[string]string{"disabled key": "does not apply: Vault has no switch for a key, see TestVaultKeyWithdrawn"}))
 }
 
 // Vault's ways to take a key away: its older versions by policy, then the whole key.
@@ -95,7 +98,8 @@ func TestVaultKeyWithdrawn(t *testing.T) {
 		data map[string]any
 		want error
 	}{
-		{"transit/keys/weft/config", map[string]any{"min_decryption_version": 2, "deletion_allowed": true}, kek.ErrDisabled},
+		{"transit/keys/weft/config",
+			map[string]any{"min_decryption_version": 2, "deletion_allowed": true}, kek.ErrDisabled},
 		{"", nil, kek.ErrNotFound},
 	} {
 		if step.path == "" {
@@ -124,7 +128,8 @@ func TestVaultLogin(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	k, err := kek.Open(t.Context(), "hashivault://weft?auth=jwt&role=weft&jwt_file="+jwt, kek.Options{RetryFor: -1})
+	k, err := kek.Open(t.Context(), "hashivault://weft?auth=jwt&role=weft&jwt_file="+jwt,
+		kek.Options{RetryFor: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +137,8 @@ func TestVaultLogin(t *testing.T) {
 	bind := kek.Binding{Cluster: "c", Epoch: 1}
 	try := func(want error) {
 		t.Helper()
-		if _, _, err := k.Wrap(t.Context(), make([]byte, kek.DEKSize), bind); !errors.Is(err, want) {
+		if _, _, err := k.Wrap(t.Context(), make([]byte, kek.DEKSize), bind); !errors.Is(err,
+			want) {
 			t.Errorf("want %v, got %v", want, err)
 		} else if err != nil {
 			t.Log(err)
@@ -147,7 +153,8 @@ func TestVaultLogin(t *testing.T) {
 	try(kek.ErrCredentials)
 	write(v.SignJWT(t, "system:serviceaccount:weft:weft-agent", "vault"))
 	try(nil)
-	if _, err := v.Admin.Logical().Write("sys/leases/revoke-force/auth/jwt/login", nil); err != nil {
+	if _, err := v.Admin.Logical().Write("sys/leases/revoke-force/auth/jwt/login",
+		nil); err != nil {
 		t.Fatal(err)
 	}
 	try(nil)

@@ -35,8 +35,10 @@ func TestRewrap(t *testing.T) {
 			store := &memoryStore{epochs: map[uint64]epochs.Epoch{}, changed: func() {}}
 			authority := nodeidtest.NewAuthority(t)
 			m, err := keys.New(keys.Options{
-				Node: "a", TrustDomain: nodeidtest.TrustDomain, Cluster: "rewrap", Identity: authority.Source(authority.Node(t, "a", nil)),
-				KEK: key, Store: store, Leader: first(true), Datapath: noDatapath{}, VersionEvery: 200 * time.Millisecond,
+				Node: "a", TrustDomain: nodeidtest.TrustDomain, Cluster: "rewrap",
+				Identity: authority.Source(authority.Node(t, "a", nil)),
+				KEK:      key, Store: store, Leader: first(true), Datapath: noDatapath{},
+				VersionEvery: 200 * time.Millisecond,
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -49,10 +51,12 @@ func TestRewrap(t *testing.T) {
 			before := store.await(t, m, "")
 			c.Rotate(t)
 			after := store.await(t, m, before.KEKVersion)
-			if after.Number != before.Number || !after.Created.Equal(before.Created) || bytes.Equal(after.Wrapped, before.Wrapped) {
+			if after.Number != before.Number || !after.Created.Equal(before.Created) ||
+				bytes.Equal(after.Wrapped, before.Wrapped) {
 				t.Errorf("was %+v, is %+v", before, after)
 			}
-			bind := kek.Binding{Cluster: "rewrap", Epoch: before.Number, Created: before.Created, Expires: before.Expires}
+			bind := kek.Binding{Cluster: "rewrap", Epoch: before.Number, Created: before.Created,
+				Expires: before.Expires}
 			was, errWas := key.Unwrap(t.Context(), before.Wrapped, bind)
 			is, errIs := key.Unwrap(t.Context(), after.Wrapped, bind)
 			if errWas != nil || errIs != nil || !bytes.Equal(was, is) {

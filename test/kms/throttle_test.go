@@ -41,14 +41,16 @@ func TestThrottledKMS(t *testing.T) {
 	var nodes []*keys.Manager
 	for i := range throttledNodes {
 		name := fmt.Sprintf("n%03d", i)
-		key, err := kek.Open(ctx, c.URL, kek.Options{Node: name, Audit: records.add, Observe: records.observe})
+		key, err := kek.Open(ctx, c.URL,
+			kek.Options{Node: name, Audit: records.add, Observe: records.observe})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer key.Close()
 		m, err := keys.New(keys.Options{
-			Node: name, TrustDomain: nodeidtest.TrustDomain, Cluster: "throttled", Identity: authority.Source(authority.Node(t, name, nil)),
-			KEK: key, Store: store, Leader: first(i == 0), Datapath: noDatapath{},
+			Node: name, TrustDomain: nodeidtest.TrustDomain, Cluster: "throttled",
+			Identity: authority.Source(authority.Node(t, name, nil)),
+			KEK:      key, Store: store, Leader: first(i == 0), Datapath: noDatapath{},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -73,13 +75,16 @@ func TestThrottledKMS(t *testing.T) {
 			}
 		}
 		for missing := nodes; len(missing) > 0; {
-			missing = slices.DeleteFunc(slices.Clone(missing), func(m *keys.Manager) bool { return m.Status().Epoch >= epoch })
+			missing = slices.DeleteFunc(slices.Clone(missing),
+				func(m *keys.Manager) bool { return m.Status().Epoch >= epoch })
 			if time.Since(began) > 3*time.Minute {
-				t.Fatalf("%d nodes do not have epoch %d: %+v", len(missing), epoch, missing[0].Status())
+				t.Fatalf("%d nodes do not have epoch %d: %+v", len(missing), epoch,
+					missing[0].Status())
 			}
 			time.Sleep(20 * time.Millisecond)
 		}
-		t.Logf("epoch %d: all %d nodes after %s", epoch, throttledNodes, time.Since(began).Round(time.Millisecond))
+		t.Logf("epoch %d: all %d nodes after %s", epoch, throttledNodes,
+			time.Since(began).Round(time.Millisecond))
 	}
 	records.mu.Lock()
 	defer records.mu.Unlock()
@@ -95,8 +100,10 @@ func TestThrottledKMS(t *testing.T) {
 			t.Errorf("%s: %d unwraps", who, count)
 		}
 	}
-	if want := 2 * (throttledNodes - 1); len(records.unwraps) != want || records.calls["unwrap ok"] != want {
-		t.Errorf("%d nodes and epochs were unwrapped in %d calls, want %d: the leader has its own", len(records.unwraps), records.calls["unwrap ok"], want)
+	if want := 2 * (throttledNodes - 1); len(records.unwraps) != want ||
+		records.calls["unwrap ok"] != want {
+		t.Errorf("%d nodes and epochs were unwrapped in %d calls, want %d: the leader has its own",
+			len(records.unwraps), records.calls["unwrap ok"], want)
 	}
 }
 
@@ -138,7 +145,8 @@ type memoryStore struct {
 func (s *memoryStore) Epochs() ([]epochs.Epoch, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.SortedFunc(maps.Values(s.epochs), func(a, b epochs.Epoch) int { return int(a.Number) - int(b.Number) }), nil
+	return slices.SortedFunc(maps.Values(s.epochs),
+		func(a, b epochs.Epoch) int { return int(a.Number) - int(b.Number) }), nil
 }
 
 func (s *memoryStore) CreateEpoch(e epochs.Epoch) error {

@@ -50,18 +50,21 @@ func StartVault(t testing.TB) *Vault {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v := &Vault{Admin: admin, SignJWT: func(t testing.TB, sub, aud string) string { return signJWT(t, key, sub, aud) }}
+	v := &Vault{Admin: admin,
+		SignJWT: func(t testing.TB, sub, aud string) string { return signJWT(t, key, sub, aud) }}
 	v.setUp(t, key)
 	f := newFaults(proxyTo(t, admin.Address()), vaultOp)
 	front := serveHTTP(t, f, nil)
 	v.Counterpart = &Counterpart{
-		URL: "hashivault://" + vaultKey + "?auth=jwt&role=weft&jwt_file=" + writeFile(t, "vault-token", v.SignJWT(t, vaultSubject, "vault")),
+		URL: "hashivault://" + vaultKey + "?auth=jwt&role=weft&jwt_file=" +
+			writeFile(t, "vault-token", v.SignJWT(t, vaultSubject, "vault")),
 		Env: map[string]string{"VAULT_ADDR": "http://" + front.addr, "HOME": t.TempDir()},
 		Rotate: func(t testing.TB) {
 			v.write(t, "transit/keys/"+vaultKey+"/rotate", nil)
 		},
 		Deny: func(t testing.TB) func() {
-			v.write(t, "sys/policies/acl/weft-node", map[string]any{"policy": `path "cubbyhole/*" { capabilities = ["read"] }`})
+			v.write(t, "sys/policies/acl/weft-node",
+				map[string]any{"policy": `path "cubbyhole/*" { capabilities = ["read"] }`})
 			return func() { v.write(t, "sys/policies/acl/weft-node", map[string]any{"policy": vaultPolicy}) }
 		},
 		Throttle: v.throttle,
@@ -95,7 +98,8 @@ func (v *Vault) setUp(t testing.TB, key *ecdsa.PrivateKey) {
 	v.write(t, "sys/auth/jwt", map[string]any{"type": "jwt"})
 	v.write(t, "auth/jwt/config", map[string]any{"jwt_validation_pubkeys": []string{public}})
 	v.write(t, "auth/jwt/role/weft", map[string]any{
-		"role_type": "jwt", "user_claim": "sub", "bound_audiences": []string{"vault"}, "bound_subject": vaultSubject,
+		"role_type": "jwt", "user_claim": "sub", "bound_audiences": []string{"vault"},
+		"bound_subject":  vaultSubject,
 		"token_policies": []string{"weft-node"}, "token_ttl": "1h",
 	})
 }
@@ -109,7 +113,8 @@ func (v *Vault) write(t testing.TB, path string, data map[string]any) {
 
 // throttle sets a rate limit quota of Vault's own that lets nothing more through.
 func (v *Vault) throttle(t testing.TB) func() {
-	v.write(t, "sys/quotas/rate-limit/weft", map[string]any{"path": "transit/", "rate": 0.001, "interval": "1h"})
+	v.write(t, "sys/quotas/rate-limit/weft",
+		map[string]any{"path": "transit/", "rate": 0.001, "interval": "1h"})
 	// The quota starts with one request to give away.
 	_, _ = v.Admin.Logical().Write("transit/encrypt/"+vaultKey, map[string]any{"plaintext": ""})
 	return func() {
@@ -122,11 +127,13 @@ func (v *Vault) throttle(t testing.TB) func() {
 func signJWT(t testing.TB, key *ecdsa.PrivateKey, subject, audience string) string {
 	t.Helper()
 	now := time.Now()
-	claims, err := json.Marshal(map[string]any{"iss": "weft-test", "sub": subject, "aud": audience, "iat": now.Unix(), "nbf": now.Unix(), "exp": now.Add(time.Hour).Unix()})
+	claims, err := json.Marshal(map[string]any{"iss": "weft-test", "sub": subject, "aud": audience,
+		"iat": now.Unix(), "nbf": now.Unix(), "exp": now.Add(time.Hour).Unix()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"ES256","typ":"JWT"}`)) + "." + base64.RawURLEncoding.EncodeToString(claims)
+	text := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"ES256","typ":"JWT"}`)) + "." +
+		base64.RawURLEncoding.EncodeToString(claims)
 	sum := sha256.Sum256([]byte(text))
 	r, s, err := ecdsa.Sign(rand.Reader, key, sum[:])
 	if err != nil {
@@ -194,9 +201,11 @@ func vaultBinary(t testing.TB) string {
 		t.Skip("needs Vault, which takes minutes to build from its module: run it once with WEFT_TEST_KMS=1")
 	}
 	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", binary+".new", ".")
-	build.Dir, build.Env = source, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=mod -buildvcs=false")
+	build.Dir, build.Env = source, append(os.Environ(), "CGO_ENABLED=0",
+		"GOFLAGS=-mod=mod -buildvcs=false")
 	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build Vault, whose modules `scripts/fetch kms` fetches: %v: %s", err, lastLines(string(out)))
+		t.Fatalf("build Vault, whose modules `scripts/fetch kms` fetches: %v: %s", err,
+			lastLines(string(out)))
 	}
 	if err := os.Rename(binary+".new", binary); err != nil {
 		t.Fatal(err)

@@ -40,7 +40,8 @@ func Binary(dir string) (string, error) {
 	if given := os.Getenv("WEFT_BINARY"); given != "" {
 		return filepath.Abs(given)
 	}
-	cmd := exec.Command("go", "build", "-tags=grpcnotrace", "-o", dir, "./cmd/weft", "./cmd/weft-sealer")
+	cmd := exec.Command("go", "build", "-tags=grpcnotrace", "-o", dir, "./cmd/weft",
+		"./cmd/weft-sealer")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	cmd.Dir = "../.."
 	if text, err := cmd.CombinedOutput(); err != nil {

@@ -16,7 +16,8 @@ import (
 // of each range of both nodes: the two differ where an entry is there and not listed, or listed and
 // not found.
 func (w *world) routes(h *host) string {
-	found, err := filepath.Glob(filepath.Join(lab.BPFFS, "weft", w.lab.Name()+"-"+h.Name, "*weft_routes*"))
+	found, err := filepath.Glob(filepath.Join(lab.BPFFS, "weft", w.lab.Name()+"-"+h.Name,
+		"*weft_routes*"))
 	if err != nil || len(found) == 0 {
 		return fmt.Sprintf("no routes map: %v", err)
 	}
@@ -34,7 +35,9 @@ func (w *world) routes(h *host) string {
 				key := bpf.RouteKeyOf(netip.PrefixFrom(p.Addr(), p.Addr().BitLen()))
 				var value bpf.Route
 				err := m.Lookup(&key, &value)
-				out = append(out, fmt.Sprintf("looked up %s: node %d flags %#x, %v", p, value.Node, value.Flags, err))
+				out = append(out,
+					fmt.Sprintf("looked up %s: node %d flags %#x, %v", p, value.Node, value.Flags,
+						err))
 			}
 		}
 		m.Close()
@@ -47,8 +50,10 @@ func listRoutes(m *ebpf.Map) (out []string) {
 	var value bpf.Route
 	entries := m.Iterate()
 	for entries.Next(&key, &value) {
-		out = append(out, fmt.Sprintf("%s/%d of network %d: node %d flags %#x", netip.AddrFrom16(key.Addr), key.Prefixlen,
-			key.Network, value.Node, value.Flags))
+		out = append(out,
+			fmt.Sprintf("%s/%d of network %d: node %d flags %#x", netip.AddrFrom16(key.Addr),
+				key.Prefixlen,
+				key.Network, value.Node, value.Flags))
 	}
 	return append(out, fmt.Sprint("listed, ", entries.Err()))
 }

@@ -47,14 +47,17 @@ var nodeNames = [ports]string{"a", "b", "out"}
 
 // comers are the pods that come and go.
 var comers = []lab.PodSpec{
-	comer("x1", "a", 1, ""), comer("x2", "a", 2, "xdp"), comer("y1", "b", 1, ""), comer("y2", "b", 2, "xdp"),
+	comer("x1", "a", 1, ""), comer("x2", "a", 2, "xdp"), comer("y1", "b", 1, ""),
+	comer("y2", "b", 2, "xdp"),
 }
 
 func comer(name, node string, number int, path string) lab.PodSpec {
 	net := map[string]int{"a": 1, "b": 2}[node]
-	return lab.PodSpec{Name: name, Node: node, Namespace: "shop", ServiceAccount: name, PodDatapath: path, Addresses: []netip.Addr{
-		netip.MustParseAddr(fmt.Sprintf("10.77.%d.%d", net, 20+number)), netip.MustParseAddr(fmt.Sprintf("fd77:%d::%d", net, 20+number)),
-	}}
+	return lab.PodSpec{Name: name, Node: node, Namespace: "shop", ServiceAccount: name,
+		PodDatapath: path, Addresses: []netip.Addr{
+			netip.MustParseAddr(fmt.Sprintf("10.77.%d.%d", net, 20+number)),
+			netip.MustParseAddr(fmt.Sprintf("fd77:%d::%d", net, 20+number)),
+		}}
 }
 
 // host is a node with an agent, and what the model knows of it.
@@ -106,7 +109,8 @@ func newWorld(t *testing.T) *world {
 			spec.Nodes[i].Config = map[string]any{"encryption": map[string]any{"engine": "user"}}
 		}
 	}
-	l, err := lab.Up(t.Context(), spec, lab.Options{Binary: weftBinary, ReadyTimeout: labtest.ReadyTimeout})
+	l, err := lab.Up(t.Context(), spec,
+		lab.Options{Binary: weftBinary, ReadyTimeout: labtest.ReadyTimeout})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +142,8 @@ func (w *world) begin() error {
 			return err
 		}
 		w.hosts = append(w.hosts, h)
-		rules.Pods, rules.Nodes = append(rules.Pods, h.PodCIDRs...), append(rules.Nodes, h.Addresses...)
+		rules.Pods, rules.Nodes = append(rules.Pods, h.PodCIDRs...), append(rules.Nodes,
+			h.Addresses...)
 		if err := h.route(); err != nil {
 			return err
 		}

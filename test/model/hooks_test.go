@@ -31,7 +31,8 @@ func attached(l netlink.Link) (in, out []string, err error) {
 		hook  ebpf.AttachType
 		names *[]string
 	}{{ebpf.AttachTCXIngress, &in}, {ebpf.AttachTCXEgress, &out}} {
-		found, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: at.hook})
+		found, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index,
+			Attach: at.hook})
 		if err != nil {
 			return nil, nil, fmt.Errorf("programs of %s: %w", l.Attrs().Name, err)
 		}
@@ -91,7 +92,9 @@ func unhooked(h *host) (bad []string, uplink bool, err error) {
 				return err
 			}
 			if !slices.Contains(in, wantIn) || wantOut != "" && !slices.Contains(out, wantOut) {
-				bad, uplink = append(bad, fmt.Sprintf("%s of node %s is up with %v in and %v out", name, h.Name, in, out)), uplink || name == "w0"
+				bad, uplink = append(bad,
+					fmt.Sprintf("%s of node %s is up with %v in and %v out", name, h.Name, in,
+						out)), uplink || name == "w0"
 			}
 		}
 		return nil

@@ -29,7 +29,8 @@ func (p *prober) inject(share int) {
 				}
 			}
 			for _, other := range p.hosts {
-				claims = append(claims, claim{"nobody in the range of " + other.Name, other.spare[i]})
+				claims = append(claims,
+					claim{"nobody in the range of " + other.Name, other.spare[i]})
 			}
 			if h.guarded {
 				p.forge(port, h, claims, h.Addresses[i], "node "+h.Name, share)
@@ -53,7 +54,8 @@ func (p *prober) forge(port int, h *host, claims []claim, dst netip.Addr, whom s
 			if p.rand.IntN(share) != 0 {
 				continue
 			}
-			text := fmt.Sprintf("%sevil step %d round %d: from %s to %s, tagged %t", magic, p.step, p.rounds, c.what, whom, tagged)
+			text := fmt.Sprintf("%sevil step %d round %d: from %s to %s, tagged %t", magic, p.step,
+				p.rounds, c.what, whom, tagged)
 			if p.watch.send(port, forged(h, c.addr, dst, tagged, text)) {
 				p.sent++
 			}

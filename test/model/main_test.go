@@ -61,7 +61,8 @@ func readEnvironment() (err error) {
 	if text := os.Getenv("WEFT_MODEL_FAVOUR"); text != "" {
 		favoured, err = regexp.Compile(text)
 	}
-	if err == nil && favoured != nil && !slices.ContainsFunc(actions, func(a action) bool { return favoured.MatchString(a.name) }) {
+	if err == nil && favoured != nil &&
+		!slices.ContainsFunc(actions, func(a action) bool { return favoured.MatchString(a.name) }) {
 		err = fmt.Errorf("no step has a name like %s", favoured)
 	}
 	if err != nil {

@@ -17,7 +17,8 @@ func TestAbsenceNeverMeansCleartext(t *testing.T) {
 	if err := readEnvironment(); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d steps with WEFT_MODEL_SEED=%d WEFT_MODEL_FAVOUR='%s'", steps, seed, os.Getenv("WEFT_MODEL_FAVOUR"))
+	t.Logf("%d steps with WEFT_MODEL_SEED=%d WEFT_MODEL_FAVOUR='%s'", steps, seed,
+		os.Getenv("WEFT_MODEL_FAVOUR"))
 	w := newWorld(t)
 	if err := w.makeWhole(); err != nil {
 		w.fail("at first", err)
@@ -39,7 +40,8 @@ func TestAbsenceNeverMeansCleartext(t *testing.T) {
 	var rounds, forged int
 	w.prober.with(func() { rounds, forged = w.prober.rounds, int(w.prober.sent) })
 	t.Logf("%d steps in %s; %d rounds, %d forged frames; on the wires %d frames, %d sealed, %d as a policy allows",
-		steps, time.Since(begin).Round(time.Second), rounds, forged, report.Frames, report.Sealed, report.Allowed)
+		steps, time.Since(begin).Round(time.Second), rounds, forged, report.Frames, report.Sealed,
+		report.Allowed)
 	if report.Sealed == 0 || forged == 0 {
 		t.Error("nothing was sealed or forged: this run proves nothing")
 	}
@@ -59,7 +61,8 @@ func (w *world) walk() error {
 	w.did(a.name + " at " + h.Name)
 	begin := time.Now()
 	note, err := a.do(w, h)
-	w.history[len(w.history)-1] += fmt.Sprintf(": %s (%s)", note, time.Since(begin).Round(time.Millisecond))
+	w.history[len(w.history)-1] += fmt.Sprintf(": %s (%s)", note,
+		time.Since(begin).Round(time.Millisecond))
 	if err != nil {
 		return err
 	}
@@ -83,7 +86,8 @@ func (w *world) check() error {
 	}
 	w.prober.round(16) // listens, too
 	if wrong := append(w.watch.violations(), w.prober.violations()...); len(wrong) > 0 {
-		return fmt.Errorf("%d violations, the first:\n  %s", len(wrong), strings.Join(wrong[:min(len(wrong), 8)], "\n  "))
+		return fmt.Errorf("%d violations, the first:\n  %s", len(wrong),
+			strings.Join(wrong[:min(len(wrong), 8)], "\n  "))
 	}
 	return nil
 }
@@ -98,7 +102,8 @@ func (w *world) fail(where string, err error) {
 	for _, h := range w.hosts {
 		text, _ := os.ReadFile(h.LogFile)
 		lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-		w.t.Logf("the last lines of agent %s:\n  %s", h.Name, strings.Join(lines[max(0, len(lines)-25):], "\n  "))
+		w.t.Logf("the last lines of agent %s:\n  %s", h.Name,
+			strings.Join(lines[max(0, len(lines)-25):], "\n  "))
 	}
 	for _, h := range w.hosts {
 		w.t.Logf("the routes of node %s:\n  %s", h.Name, w.routes(h))

@@ -56,7 +56,8 @@ func replaceFile(path string, data []byte) error {
 
 // files are the names, relative to the directory, of the files that may be damaged.
 func (o *objects) files() (names []string) {
-	for _, pattern := range []string{"node-*.yaml", "pods.yaml", "policy.yaml", "endpoints/*.yaml", "identities/*.yaml"} {
+	for _, pattern := range []string{"node-*.yaml", "pods.yaml", "policy.yaml", "endpoints/*.yaml",
+		"identities/*.yaml"} {
 		found, _ := filepath.Glob(o.path(pattern))
 		for _, f := range found {
 			name, _ := filepath.Rel(o.dir, f)
@@ -112,7 +113,8 @@ func (o *objects) restore(name string) error {
 // orphan says whether a file is the published endpoint of a pod that is gone.
 func (o *objects) orphan(name string) bool {
 	return strings.HasPrefix(name, "endpoints/") &&
-		!slices.ContainsFunc(o.lab.Pods(), func(p *lab.Pod) bool { return endpointFile(o.lab, p) == o.path(name) })
+		!slices.ContainsFunc(o.lab.Pods(),
+			func(p *lab.Pod) bool { return endpointFile(o.lab, p) == o.path(name) })
 }
 
 func (o *objects) restoreAll() error {
@@ -128,24 +130,38 @@ var mistakes = []struct {
 	name string
 	make func(r *rand.Rand, good []byte) []byte
 }{
-	{"a typo in a key", swap("addresses:", "adresses:", "spiffeID:", "spiffeId:", "spec:", "spek:")},
-	{"a typo in a value", swap("/24", "/33", "weft.dev/v1alpha1", "weft.dev/v1alpha", "nodeName: a", "nodeName: A_")},
+	{"a typo in a key",
+		swap("addresses:", "adresses:", "spiffeID:", "spiffeId:", "spec:", "spek:")},
+	{"a typo in a value",
+		swap("/24", "/33", "weft.dev/v1alpha1", "weft.dev/v1alpha", "nodeName: a", "nodeName: A_")},
 	{"a broken address", swap("192.0.2.", "192.0.256.", "10.77.", "10.777.")},
 	{"half of it", func(r *rand.Rand, good []byte) []byte { return good[:r.IntN(len(good)+1)] }},
 	{"an empty file", func(*rand.Rand, []byte) []byte { return []byte{} }},
 	{"no text", func(*rand.Rand, []byte) []byte { return []byte("\x00\xff{{{: -") }},
 	{"removed", func(*rand.Rand, []byte) []byte { return nil }},
 	{"the other node's name", swap("nodeName: a", "nodeName: b", "nodeName: b", "nodeName: a")},
-	{"another node's name", swap("nodeName: a", "nodeName: c", "nodeName: b", "nodeName: c", "name: a", "name: c", "name: b", "name: c")},
-	{"the other node's ranges", swap("10.77.1.0/24", "10.77.2.0/24", "10.77.2.0/24", "10.77.1.0/24")},
-	{"other ranges", swap("10.77.1.0/24", "10.77.7.0/24", "10.77.2.0/24", "10.77.7.0/24", "fd77:1::", "fd77:7::")},
+	{"another node's name",
+		swap("nodeName: a", "nodeName: c", "nodeName: b", "nodeName: c", "name: a", "name: c",
+			"name: b", "name: c")},
+	{"the other node's ranges",
+		swap("10.77.1.0/24", "10.77.2.0/24", "10.77.2.0/24", "10.77.1.0/24")},
+	{"other ranges",
+		swap("10.77.1.0/24", "10.77.7.0/24", "10.77.2.0/24", "10.77.7.0/24", "fd77:1::",
+			"fd77:7::")},
 	{"smaller ranges", swap("10.77.1.0/24", "10.77.1.0/27", "10.77.2.0/24", "10.77.2.0/27")},
-	{"another machine's address", swap("192.0.2.1", "192.0.2.9", "192.0.2.2", "192.0.2.9", "2001:db8::2", "2001:db8::9")},
+	{"another machine's address",
+		swap("192.0.2.1", "192.0.2.9", "192.0.2.2", "192.0.2.9", "2001:db8::2", "2001:db8::9")},
 	{"the other node's address", swap("192.0.2.1", "192.0.2.2", "192.0.2.2", "192.0.2.1")},
-	{"another pod's address", swap("10.77.1.10", "10.77.2.100", "10.77.2.100", "10.77.1.100", "10.77.1.100", "10.77.1.10")},
-	{"an address outside all ranges", swap("10.77.1.10", "10.99.1.10", "10.77.2.100", "10.99.2.100", "fd77:1::", "fd99:1::")},
-	{"another workload", swap("/sa/default", "/sa/client", "/sa/client", "/sa/default", "ns/shop", "ns/open")},
-	{"another identity", swap("identity: 1", "identity: 2", "identity: 2", "identity: 3", "identity: 3", "identity: 1")},
+	{"another pod's address",
+		swap("10.77.1.10", "10.77.2.100", "10.77.2.100", "10.77.1.100", "10.77.1.100",
+			"10.77.1.10")},
+	{"an address outside all ranges",
+		swap("10.77.1.10", "10.99.1.10", "10.77.2.100", "10.99.2.100", "fd77:1::", "fd99:1::")},
+	{"another workload",
+		swap("/sa/default", "/sa/client", "/sa/client", "/sa/default", "ns/shop", "ns/open")},
+	{"another identity",
+		swap("identity: 1", "identity: 2", "identity: 2", "identity: 3", "identity: 3",
+			"identity: 1")},
 }
 
 // swap makes a mistake that replaces one of its pairs, the first that fits from a random one on.
@@ -178,7 +194,8 @@ func (w *world) edit() (string, error) {
 	bad := mistake.make(w.rand, good)
 	if w.rand.IntN(4) == 0 && bad != nil {
 		twin := filepath.Join(filepath.Dir(name), fmt.Sprintf("again-%d.yaml", w.rand.IntN(3)))
-		return fmt.Sprintf("%s in a second version of %s, %s", mistake.name, name, twin), o.spoil(twin, bad, false)
+		return fmt.Sprintf("%s in a second version of %s, %s", mistake.name, name, twin),
+			o.spoil(twin, bad, false)
 	}
 	if slices.Equal(good, bad) {
 		return "nothing: " + mistake.name + " does not fit " + name, nil
@@ -188,7 +205,8 @@ func (w *world) edit() (string, error) {
 
 // swapRanges gives each node the other's ranges.
 func (w *world) swapRanges() (string, error) {
-	swapped := strings.NewReplacer("10.77.1.0", "10.77.2.0", "10.77.2.0", "10.77.1.0", "fd77:1:", "fd77:2:", "fd77:2:", "fd77:1:")
+	swapped := strings.NewReplacer("10.77.1.0", "10.77.2.0", "10.77.2.0", "10.77.1.0", "fd77:1:",
+		"fd77:2:", "fd77:2:", "fd77:1:")
 	var errs []error
 	for _, h := range w.hosts {
 		name := "node-" + h.Name + ".yaml"

@@ -83,7 +83,8 @@ func (p *pod) close() {
 // answers with an error.
 func udpSockets(port int) (fds [2]int, err error) {
 	for i, domain := range []int{unix.AF_INET, unix.AF_INET6} {
-		if fds[i], err = unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0); err != nil {
+		if fds[i], err = unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK,
+			0); err != nil {
 			return fds, err
 		}
 		var addr unix.Sockaddr = &unix.SockaddrInet4{Port: port}
@@ -186,7 +187,8 @@ func (p *prober) round(share int) {
 
 // say sends one datagram. That there is no way to go is nobody's fault here.
 func (p *prober) say(fd int, who string, dst unix.Sockaddr) {
-	_ = unix.Sendto(fd, fmt.Appendf(nil, "%sgood %d %d %s", magic, p.step, p.rounds, who), unix.MSG_DONTWAIT, dst)
+	_ = unix.Sendto(fd, fmt.Appendf(nil, "%sgood %d %d %s", magic, p.step, p.rounds, who),
+		unix.MSG_DONTWAIT, dst)
 }
 
 // listen takes what has arrived in pods and on hosts.
@@ -210,7 +212,9 @@ func (p *prober) listen() {
 				if err != nil {
 					break
 				}
-				p.wrong = append(p.wrong, fmt.Sprintf("node %s accepted from the wire, in cleartext: %s", h.Name, buf[:n]))
+				p.wrong = append(p.wrong,
+					fmt.Sprintf("node %s accepted from the wire, in cleartext: %s", h.Name,
+						buf[:n]))
 			}
 		}
 	}
@@ -218,12 +222,15 @@ func (p *prober) listen() {
 
 func (p *prober) arrived(at *pod, frame []byte) {
 	packet, err := inet.Parse(frame)
-	if err != nil || packet.Protocol != unix.IPPROTO_UDP || !strings.HasPrefix(string(packet.Payload), magic) {
+	if err != nil || packet.Protocol != unix.IPPROTO_UDP ||
+		!strings.HasPrefix(string(packet.Payload), magic) {
 		return
 	}
 	text := strings.TrimPrefix(string(packet.Payload), magic)
 	if packet.DstPort == evilPort {
-		p.wrong = append(p.wrong, fmt.Sprintf("pod %s got a frame from the wire that claims to be from %s: %s", at.Name, packet.Src, text))
+		p.wrong = append(p.wrong,
+			fmt.Sprintf("pod %s got a frame from the wire that claims to be from %s: %s", at.Name,
+				packet.Src, text))
 		return
 	}
 	var step, round int

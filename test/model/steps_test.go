@@ -31,23 +31,36 @@ func there(_ *world, h *host) bool { return h.mac != nil }
 var actions = []action{
 	{"edit", 36, nil, func(w *world, _ *host) (string, error) { return w.edit() }},
 	{"swap ranges", 3, nil, func(w *world, _ *host) (string, error) { return w.swapRanges() }},
-	{"restore", 14, func(w *world, _ *host) bool { return !w.objects.whole() }, func(w *world, _ *host) (string, error) { return w.restoreOne() }},
-	{"restore all", 4, func(w *world, _ *host) bool { return !w.objects.whole() }, func(w *world, _ *host) (string, error) { return "", w.objects.restoreAll() }},
+	{"restore", 14, func(w *world, _ *host) bool { return !w.objects.whole() },
+		func(w *world, _ *host) (string, error) { return w.restoreOne() }},
+	{"restore all", 4, func(w *world, _ *host) bool { return !w.objects.whole() },
+		func(w *world, _ *host) (string, error) { return "", w.objects.restoreAll() }},
 	{"policy", 5, nil, func(w *world, _ *host) (string, error) { return w.allow() }},
-	{"kill", 5, alive, func(w *world, h *host) (string, error) { return "", w.end(h, h.KillAgent) }},
-	{"stop", 2, alive, func(w *world, h *host) (string, error) { return "", w.end(h, h.StopAgent) }},
+	{"kill", 5, alive,
+		func(w *world, h *host) (string, error) { return "", w.end(h, h.KillAgent) }},
+	{"stop", 2, alive,
+		func(w *world, h *host) (string, error) { return "", w.end(h, h.StopAgent) }},
 	{"start", 24, dead, func(w *world, h *host) (string, error) { return w.start(h) }},
 	{"change mode", 3, nil, func(w *world, h *host) (string, error) { return w.changeMode(h) }},
-	{"restart with half the directory", 2, alive, func(w *world, h *host) (string, error) { return w.restartWithHalf(h) }},
-	{"kill sealer", 5, sealing, func(w *world, h *host) (string, error) { return w.killSealer(h, false) }},
-	{"kill sealer and agent", 2, sealing, func(w *world, h *host) (string, error) { return w.killSealer(h, true) }},
-	{"uplink down", 4, func(_ *world, h *host) bool { return h.up }, func(w *world, h *host) (string, error) { return "", w.setUplink(h, false) }},
-	{"uplink up", 24, func(_ *world, h *host) bool { return h.mac != nil && !h.up }, func(w *world, h *host) (string, error) { return "", w.setUplink(h, true) }},
-	{"remove uplink", 5, there, func(w *world, h *host) (string, error) { return "", w.deleteUplink(h) }},
-	{"make uplink", 36, func(_ *world, h *host) bool { return h.mac == nil }, func(w *world, h *host) (string, error) { return "", w.makeUplink(h) }},
-	{"add pod", 14, func(w *world, h *host) bool { return h.alive() && h.ready }, func(w *world, h *host) (string, error) { return w.addPod(h) }},
+	{"restart with half the directory", 2, alive,
+		func(w *world, h *host) (string, error) { return w.restartWithHalf(h) }},
+	{"kill sealer", 5, sealing,
+		func(w *world, h *host) (string, error) { return w.killSealer(h, false) }},
+	{"kill sealer and agent", 2, sealing,
+		func(w *world, h *host) (string, error) { return w.killSealer(h, true) }},
+	{"uplink down", 4, func(_ *world, h *host) bool { return h.up },
+		func(w *world, h *host) (string, error) { return "", w.setUplink(h, false) }},
+	{"uplink up", 24, func(_ *world, h *host) bool { return h.mac != nil && !h.up },
+		func(w *world, h *host) (string, error) { return "", w.setUplink(h, true) }},
+	{"remove uplink", 5, there,
+		func(w *world, h *host) (string, error) { return "", w.deleteUplink(h) }},
+	{"make uplink", 36, func(_ *world, h *host) bool { return h.mac == nil },
+		func(w *world, h *host) (string, error) { return "", w.makeUplink(h) }},
+	{"add pod", 14, func(w *world, h *host) bool { return h.alive() && h.ready },
+		func(w *world, h *host) (string, error) { return w.addPod(h) }},
 	// An agent that starts refuses to let pods go; runtimes try again.
-	{"delete pod", 8, func(_ *world, h *host) bool { return !h.alive() || h.ready }, func(w *world, h *host) (string, error) { return w.deletePod(h) }},
+	{"delete pod", 8, func(_ *world, h *host) bool { return !h.alive() || h.ready },
+		func(w *world, h *host) (string, error) { return w.deletePod(h) }},
 }
 
 // favoured steps come ten times as often as they would; nil favours none.
@@ -113,7 +126,8 @@ func (w *world) killSealer(h *host, withAgent bool) (string, error) {
 	if err := unix.Kill(e.Sealer.PID, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
 		return "", os.NewSyscallError("kill", err)
 	}
-	return fmt.Sprintf("pid %d, which had sealed %d packets", e.Sealer.PID, e.Sealer.Sealed.Packets), nil
+	return fmt.Sprintf("pid %d, which had sealed %d packets", e.Sealer.PID,
+		e.Sealer.Sealed.Packets), nil
 }
 
 // startWait is how long a start is watched; it may take longer, and other steps come meanwhile.
@@ -205,7 +219,8 @@ func (w *world) addPod(h *host) (string, error) {
 
 // anyAway says whether an agent does not run or an uplink does not work.
 func (w *world) anyAway() bool {
-	return slices.ContainsFunc(w.hosts, func(h *host) bool { return !h.alive() || !h.ready || !h.up })
+	return slices.ContainsFunc(w.hosts,
+		func(h *host) bool { return !h.alive() || !h.ready || !h.up })
 }
 
 // deletePod removes a pod, also while its agent is dead.

@@ -25,7 +25,8 @@ func (h *host) route() error {
 		}
 		for _, gw := range gateways {
 			all := &net.IPNet{IP: make([]byte, gw.BitLen()/8), Mask: make([]byte, gw.BitLen()/8)}
-			if err := netlink.RouteReplace(&netlink.Route{Dst: all, Gw: gw.AsSlice(), LinkIndex: l.Attrs().Index}); err != nil {
+			if err := netlink.RouteReplace(&netlink.Route{Dst: all, Gw: gw.AsSlice(),
+				LinkIndex: l.Attrs().Index}); err != nil {
 				return fmt.Errorf("default route of node %s via %s: %w", h.Name, gw, err)
 			}
 		}
@@ -85,8 +86,9 @@ func (w *world) makeUplink(h *host) error {
 			return err
 		}
 		return netlink.LinkAdd(&netlink.Veth{
-			LinkAttrs: netlink.LinkAttrs{Name: port, MTU: 1500, Index: portIndex + h.port, MasterIndex: bridge.Attrs().Index},
-			PeerName:  "w0", PeerNamespace: netlink.NsFd(int(node.Fd())), PeerMTU: 1500,
+			LinkAttrs: netlink.LinkAttrs{Name: port, MTU: 1500, Index: portIndex + h.port,
+				MasterIndex: bridge.Attrs().Index},
+			PeerName: "w0", PeerNamespace: netlink.NsFd(int(node.Fd())), PeerMTU: 1500,
 		})
 	})
 	if err == nil {
@@ -126,7 +128,9 @@ func setUp(name string, addresses []string) error {
 	}
 	defer tool.Close()
 	return tool.Change(name, map[string]bool{
-		"rx-gro": true, "tx-tcp-segmentation": false, "tx-tcp6-segmentation": false, "tx-tcp-mangleid-segmentation": false,
-		"tx-udp-segmentation": false, "tx-generic-segmentation": false, "tx-checksum-ip-generic": false,
+		"rx-gro": true, "tx-tcp-segmentation": false, "tx-tcp6-segmentation": false,
+		"tx-tcp-mangleid-segmentation": false,
+		"tx-udp-segmentation":          false, "tx-generic-segmentation": false,
+		"tx-checksum-ip-generic": false,
 	})
 }

@@ -55,7 +55,8 @@ type tap struct {
 func newWatch(ns string, rules encryptcheck.Rules) (*watch, error) {
 	w := &watch{ns: ns, sock: -1, detector: encryptcheck.NewDetector(rules)}
 	err := netns.Do(ns, func() (err error) {
-		w.sock, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		w.sock, err = unix.Socket(unix.AF_PACKET,
+			unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 		return err
 	})
 	if err != nil {
@@ -93,7 +94,9 @@ func (w *watch) close(port int) error {
 	t.cancel()
 	err := <-t.done
 	if lost := t.capture.Lost(); lost > 0 {
-		err = errors.Join(err, fmt.Errorf("the capture on p%d lost %d frames: what was in them nobody knows", port, lost))
+		err = errors.Join(err,
+			fmt.Errorf("the capture on p%d lost %d frames: what was in them nobody knows", port,
+				lost))
 	}
 	t.capture.Close()
 	return err
@@ -125,12 +128,16 @@ func (w *watch) frame(port int, f encryptcheck.Frame) {
 		return
 	}
 	kind := w.detector.Frame(f)
-	if (kind == encryptcheck.Plain || kind != encryptcheck.Allowed && readable(f.Data) != "") && len(w.finds) < 16 {
+	if (kind == encryptcheck.Plain || kind != encryptcheck.Allowed && readable(f.Data) != "") &&
+		len(w.finds) < 16 {
 		way := "to"
 		if !f.Outgoing {
 			way = "from"
 		}
-		w.finds = append(w.finds, fmt.Sprintf("%s %s on the cable %s node %s: %q: %x", time.Now().UTC().Format("15:04:05.000"), kind, way, nodeNames[port], readable(f.Data), f.Data[:min(len(f.Data), 120)]))
+		w.finds = append(w.finds,
+			fmt.Sprintf("%s %s on the cable %s node %s: %q: %x",
+				time.Now().UTC().Format("15:04:05.000"), kind, way, nodeNames[port],
+				readable(f.Data), f.Data[:min(len(f.Data), 120)]))
 	}
 }
 
@@ -144,7 +151,8 @@ func readable(frame []byte) string {
 
 // send puts a frame on the cable to a node. A cable that is down or gone takes none.
 func (w *watch) send(port int, frame []byte) bool {
-	return unix.Sendto(w.sock, frame, 0, &unix.SockaddrLinklayer{Ifindex: portIndex + port, Halen: 6}) == nil
+	return unix.Sendto(w.sock, frame, 0,
+		&unix.SockaddrLinklayer{Ifindex: portIndex + port, Halen: 6}) == nil
 }
 
 // settle waits until everything has been read that was on the wire before.
@@ -184,7 +192,8 @@ func (w *watch) violations() (found []string) {
 	}
 	for port, t := range w.taps {
 		if t != nil && t.capture.Lost() > 0 {
-			found = append(found, fmt.Sprintf("the capture on p%d lost %d frames", port, t.capture.Lost()))
+			found = append(found,
+				fmt.Sprintf("the capture on p%d lost %d frames", port, t.capture.Lost()))
 		}
 	}
 	return found

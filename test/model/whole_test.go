@@ -42,7 +42,8 @@ func (w *world) makeWhole() error {
 	err := poll("every pod to hear every other", func() error {
 		w.prober.round(16)
 		if silent := w.prober.silent(since); len(silent) > 0 {
-			return fmt.Errorf("%d are silent: %s", len(silent), strings.Join(silent[:min(8, len(silent))], ", "))
+			return fmt.Errorf("%d are silent: %s", len(silent),
+				strings.Join(silent[:min(8, len(silent))], ", "))
 		}
 		return nil
 	})
@@ -128,15 +129,21 @@ func (w *world) well(h *host) error {
 		}
 	}
 	// A pod that asked for the XDP datapath tells so in modes that have none.
-	s.Problems = slices.DeleteFunc(s.Problems, func(p string) bool { return strings.Contains(p, "asked for xdp, which pods get in modes") })
+	s.Problems = slices.DeleteFunc(s.Problems,
+		func(p string) bool {
+			return strings.Contains(p,
+				"asked for xdp, which pods get in modes")
+		})
 	if !s.Ready || len(s.NoNode) > 0 || len(s.Problems) > 0 || len(s.Store.Errors) > 0 {
-		return fmt.Errorf("ready %t, no node %v, problems %q, objects %v", s.Ready, s.NoNode, s.Problems, s.Store.Errors)
+		return fmt.Errorf("ready %t, no node %v, problems %q, objects %v", s.Ready, s.NoNode,
+			s.Problems, s.Store.Errors)
 	}
 	e, err := client(h).Encrypt(ctx)
 	if err != nil {
 		return err
 	}
-	if len(e.Peers) != len(w.hosts)-1 || e.Peers[0].SendEpoch == 0 || e.Peers[0].ReceiveEpoch == 0 || len(e.Plain) != 0 || len(e.Problems) > 0 {
+	if len(e.Peers) != len(w.hosts)-1 || e.Peers[0].SendEpoch == 0 ||
+		e.Peers[0].ReceiveEpoch == 0 || len(e.Plain) != 0 || len(e.Problems) > 0 {
 		return fmt.Errorf("peers %+v, plain %v, problems %q", e.Peers, e.Plain, e.Problems)
 	}
 	return sealerRuns(h, e)
@@ -153,7 +160,8 @@ func sealerRuns(h *host, e *admin.Encryption) error {
 // own says whether a prefix is one that the lab's nodes have.
 func (w *world) own(p netip.Prefix) bool {
 	return slices.ContainsFunc(w.hosts, func(h *host) bool {
-		return slices.Contains(h.PodCIDRs, p) || p.IsSingleIP() && slices.Contains(h.Addresses, p.Addr())
+		return slices.Contains(h.PodCIDRs, p) || p.IsSingleIP() &&
+			slices.Contains(h.Addresses, p.Addr())
 	})
 }
 
@@ -174,7 +182,8 @@ func (w *world) streams() error {
 	for _, family := range families {
 		dst := netip.AddrPortFrom(to.Addr(family), echoPort)
 		if _, err := traffic.EchoTCP(ctx, from.NetNS, netip.Addr{}, dst, 300_000); err != nil {
-			errs = append(errs, fmt.Errorf("TCP from %s to %s IPv%d: %w", from.Name, to.Name, family, err))
+			errs = append(errs,
+				fmt.Errorf("TCP from %s to %s IPv%d: %w", from.Name, to.Name, family, err))
 		}
 	}
 	return errors.Join(errs...)
@@ -188,7 +197,8 @@ func (w *world) sealerSeals() error {
 	defer cancel()
 	h := w.hosts[slices.Index(nodeNames[:], sealerNode)]
 	// It is refused while an epoch before is not in use everywhere.
-	if err := poll("a new epoch", func() error { _, err := client(h).RotateKeys(ctx); return err }); err != nil {
+	if err := poll("a new epoch",
+		func() error { _, err := client(h).RotateKeys(ctx); return err }); err != nil {
 		return err
 	}
 	var before uint64
@@ -223,7 +233,8 @@ func (w *world) nothingLeft() error {
 	}
 	errs = append(errs, same("network namespaces", netns.Path("weft-"+labName+"-*"), want),
 		poll("published endpoints", func() error {
-			return same("published endpoints", filepath.Join(w.lab.ObjectsDir(), "endpoints", "*.yaml"), files)
+			return same("published endpoints",
+				filepath.Join(w.lab.ObjectsDir(), "endpoints", "*.yaml"), files)
 		}))
 	for _, h := range w.hosts {
 		errs = append(errs, poll("interfaces", func() error { return w.interfaces(h) }))

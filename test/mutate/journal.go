@@ -67,15 +67,16 @@ func (j *journal) end() error {
 func hashTree(root string) (string, error) {
 	h := sha256.New()
 	for _, top := range []string{"Makefile", "go.mod", "go.sum", "api", "bpf", "internal", "test"} {
-		err := filepath.WalkDir(filepath.Join(root, top), func(path string, e fs.DirEntry, err error) error {
-			if err != nil || !e.Type().IsRegular() || filepath.Ext(path) == ".o" {
+		err := filepath.WalkDir(filepath.Join(root, top),
+			func(path string, e fs.DirEntry, err error) error {
+				if err != nil || !e.Type().IsRegular() || filepath.Ext(path) == ".o" {
+					return err
+				}
+				text, err := os.ReadFile(path)
+				fmt.Fprintf(h, "%s\x00%d\x00", path, len(text))
+				h.Write(text)
 				return err
-			}
-			text, err := os.ReadFile(path)
-			fmt.Fprintf(h, "%s\x00%d\x00", path, len(text))
-			h.Write(text)
-			return err
-		})
+			})
 		if err != nil {
 			return "", err
 		}

@@ -36,11 +36,14 @@ type options struct {
 
 func main() {
 	var o options
-	flag.StringVar(&o.only, "only", "", "a regular expression that the mutations' names or files must match")
-	flag.DurationVar(&o.budget, "for", 0, "begin no mutation after this time, and take them in random order")
+	flag.StringVar(&o.only, "only", "",
+		"a regular expression that the mutations' names or files must match")
+	flag.DurationVar(&o.budget, "for", 0,
+		"begin no mutation after this time, and take them in random order")
 	flag.Uint64Var(&o.seed, "seed", 0, "the random order's seed; 0 draws one")
 	flag.BoolVar(&o.unproven, "unproven", false, "only those that the table marks so")
-	flag.BoolVar(&o.fresh, "fresh", false, "try those again too that an interrupted run of the same tree has tried")
+	flag.BoolVar(&o.fresh, "fresh", false,
+		"try those again too that an interrupted run of the same tree has tried")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -71,7 +74,8 @@ func mutate(ctx context.Context, o options) (bool, error) {
 		return false, err
 	}
 	defer os.RemoveAll(scratch)
-	done, err := openJournal(filepath.Join(root, "build", "mutate.json"), root, o.fresh || o.budget > 0)
+	done, err := openJournal(filepath.Join(root, "build", "mutate.json"), root, o.fresh ||
+		o.budget > 0)
 	if err != nil {
 		return false, err
 	}
@@ -89,7 +93,8 @@ func choose(table []mutation, o options) ([]mutation, error) {
 	if err != nil {
 		return nil, fmt.Errorf("-only: %w", err)
 	}
-	table = slices.DeleteFunc(table, func(m mutation) bool { return !only.MatchString(m.Name) && !only.MatchString(m.File) })
+	table = slices.DeleteFunc(table,
+		func(m mutation) bool { return !only.MatchString(m.Name) && !only.MatchString(m.File) })
 	if o.unproven || o.budget > 0 {
 		table = slices.DeleteFunc(table, func(m mutation) bool { return m.Unproven != o.unproven })
 	}
@@ -101,7 +106,8 @@ func choose(table []mutation, o options) ([]mutation, error) {
 			o.seed = rand.Uint64()
 		}
 		fmt.Printf("mutate: seed %d (to have the same order again: go run ./test/mutate -for %s -seed %d)\n", o.seed, o.budget, o.seed)
-		rand.New(rand.NewPCG(o.seed, 0)).Shuffle(len(table), func(i, j int) { table[i], table[j] = table[j], table[i] })
+		rand.New(rand.NewPCG(o.seed, 0)).Shuffle(len(table),
+			func(i, j int) { table[i], table[j] = table[j], table[i] })
 	}
 	return table, nil
 }
@@ -154,7 +160,8 @@ func (s *session) one(ctx context.Context, m mutation) {
 		fmt.Printf("caught     %s (before)\n", m.Name)
 	case err == nil:
 		s.passed++
-		fmt.Printf("caught     %s (%.0fs)%s\n", m.Name, time.Since(began).Seconds(), map[bool]string{true: ": take its mark unproven away"}[m.Unproven])
+		fmt.Printf("caught     %s (%.0fs)%s\n", m.Name, time.Since(began).Seconds(),
+			map[bool]string{true: ": take its mark unproven away"}[m.Unproven])
 		if err := s.note(m); err != nil {
 			fmt.Fprintln(os.Stderr, "mutate:", err)
 		}
@@ -170,11 +177,13 @@ func (s *session) one(ctx context.Context, m mutation) {
 // report prints the end and says whether all is well.
 func (s *session) report(ctx context.Context, chosen int) (bool, error) {
 	if err := ctx.Err(); err != nil {
-		return false, fmt.Errorf("interrupted after %d of %d; the next run goes on from there", s.passed+s.failed, chosen)
+		return false, fmt.Errorf("interrupted after %d of %d; the next run goes on from there",
+			s.passed+s.failed, chosen)
 	}
 	if left := chosen - s.passed - s.failed; left > 0 {
 		fmt.Printf("mutate: %d of %d had no time in this run\n", left, chosen)
 	}
-	fmt.Printf("mutate: %s\n%d passed, %d failed\n", time.Since(s.began).Round(time.Second), s.passed, s.failed)
+	fmt.Printf("mutate: %s\n%d passed, %d failed\n", time.Since(s.began).Round(time.Second),
+		s.passed, s.failed)
 	return s.failed == 0 && s.passed > 0, s.journal.end()
 }

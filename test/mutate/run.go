@@ -43,7 +43,8 @@ type runner struct {
 }
 
 func newRunner(ctx context.Context, root, scratch string) *runner {
-	r := &runner{root: root, scratch: scratch, baseline: map[string]*baseline{}, compile: map[string]func() (string, error){}}
+	r := &runner{root: root, scratch: scratch, baseline: map[string]*baseline{},
+		compile: map[string]func() (string, error){}}
 	for _, name := range datapathPackages {
 		r.compile[name] = sync.OnceValues(func() (string, error) {
 			program := filepath.Join(scratch, filepath.Base(name)+".test")
@@ -118,11 +119,13 @@ func verdict(out string, err error) error {
 // The tree itself stays as it is.
 func (r *runner) overlay(m mutation, text []byte, dir string) (string, error) {
 	file, overlay := filepath.Join(dir, filepath.Base(m.File)), filepath.Join(dir, "overlay.json")
-	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{filepath.Join(r.root, m.File): file}})
+	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{filepath.Join(r.root,
+		m.File): file}})
 	if err != nil {
 		return "", err
 	}
-	return overlay, errors.Join(os.WriteFile(file, text, 0o600), os.WriteFile(overlay, replace, 0o600))
+	return overlay, errors.Join(os.WriteFile(file, text, 0o600),
+		os.WriteFile(overlay, replace, 0o600))
 }
 
 // objects makes a directory with an obj/ in it as in the tree, but for the mutation's objects,
@@ -130,8 +133,10 @@ func (r *runner) overlay(m mutation, text []byte, dir string) (string, error) {
 func (r *runner) objects(ctx context.Context, m mutation, text []byte, dir string) error {
 	const objects = "internal/datapath/bpf/obj"
 	build, wanted := filepath.Join(dir, "build"), []string{"-f", filepath.Join(r.root, "Makefile")}
-	if err := errors.Join(os.CopyFS(filepath.Join(build, "bpf"), os.DirFS(filepath.Join(r.root, "bpf"))),
-		os.WriteFile(filepath.Join(build, m.File), text, 0o600), os.Mkdir(filepath.Join(dir, "obj"), 0o700)); err != nil {
+	if err := errors.Join(os.CopyFS(filepath.Join(build, "bpf"),
+		os.DirFS(filepath.Join(r.root, "bpf"))),
+		os.WriteFile(filepath.Join(build, m.File), text, 0o600),
+		os.Mkdir(filepath.Join(dir, "obj"), 0o700)); err != nil {
 		return err
 	}
 	files, err := filepath.Glob(filepath.Join(r.root, objects, "*.o"))
@@ -150,7 +155,9 @@ func (r *runner) objects(ctx context.Context, m mutation, text []byte, dir strin
 		return fmt.Errorf("%w, it does not compile: %w\n%s", errInvalid, err, tail(out))
 	}
 	for _, object := range wanted[2:] {
-		err = errors.Join(err, os.Rename(filepath.Join(build, object), filepath.Join(dir, "obj", filepath.Base(object))))
+		err = errors.Join(err,
+			os.Rename(filepath.Join(build, object),
+				filepath.Join(dir, "obj", filepath.Base(object))))
 	}
 	return err
 }
@@ -189,7 +196,8 @@ func (r *runner) test(ctx context.Context, m mutation) (string, error) {
 }
 
 func (r *runner) testGo(ctx context.Context, m mutation, more ...string) (string, error) {
-	args := append([]string{"test", "-vet=off", "-count=1", "-failfast", "-v", "-timeout", testTime.String(), "-run", m.Run}, more...)
+	args := append([]string{"test", "-vet=off", "-count=1", "-failfast", "-v", "-timeout",
+		testTime.String(), "-run", m.Run}, more...)
 	return r.run(ctx, r.root, nil, "go", append(args, m.Package)...)
 }
 
@@ -198,11 +206,13 @@ func (r *runner) testDatapath(ctx context.Context, m mutation, env ...string) (s
 	if err != nil {
 		return "", err
 	}
-	return r.run(ctx, filepath.Join(r.root, m.Package), env, program, "-test.failfast", "-test.v", "-test.timeout="+testTime.String(), "-test.run="+m.Run)
+	return r.run(ctx, filepath.Join(r.root, m.Package), env, program, "-test.failfast", "-test.v",
+		"-test.timeout="+testTime.String(), "-test.run="+m.Run)
 }
 
 // run runs a command in a process group of its own, which ends as a whole when ctx does.
-func (r *runner) run(ctx context.Context, dir string, env []string, name string, args ...string) (string, error) {
+func (r *runner) run(ctx context.Context, dir string, env []string, name string,
+	args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = append(os.Environ(), env...)
 	cmd.Dir, cmd.SysProcAttr = dir, &syscall.SysProcAttr{Setpgid: true}

@@ -75,7 +75,8 @@ func loadTable(path, root string) ([]mutation, error) {
 // mutated is the file with the fault in it.
 func (m mutation) mutated(root string) ([]byte, error) {
 	switch {
-	case m.Name == "" || m.File == "" || m.Old == "" || m.Why == "" || m.Package == "" || m.Run == "":
+	case m.Name == "" || m.File == "" || m.Old == "" || m.Why == "" || m.Package == "" ||
+		m.Run == "":
 		return nil, errors.New("name, file, old, why, package and run must be given")
 	case len(m.Objects) > 0 && !m.datapath():
 		return nil, errors.New("objects are the datapath's")

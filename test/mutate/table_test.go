@@ -24,7 +24,8 @@ func TestTable(t *testing.T) {
 		}
 	}
 	if len(table) < 60 || bpf < 25 || len(table)-bpf < 25 {
-		t.Errorf("%d mutations, %d of them in the datapath: want 60, and 25 of each", len(table), bpf)
+		t.Errorf("%d mutations, %d of them in the datapath: want 60, and 25 of each", len(table),
+			bpf)
 	}
 }
 
@@ -39,22 +40,27 @@ func TestStaleTable(t *testing.T) {
 	}
 	write("code.go", "one two two\n")
 	row := func(old, more string) string {
-		return "- {name: n, file: code.go, old: '" + old + "', new: x, why: w, package: ., run: T" + more + "}\n"
+		return "- {name: n, file: code.go, old: '" + old + "', new: x, why: w, package: ., run: T" +
+			more + "}\n"
 	}
 	for name, c := range map[string]struct{ table, want string }{
 		"good":         {row("one", ""), ""},
 		"gone":         {row("three", ""), "0 times"},
 		"not the only": {row("two", ""), "2 times"},
 		"same":         {row("x", ""), "the same"},
-		"a test":       {strings.Replace(row("one", ""), "code.go", "code_test.go", 1), "shows nothing"},
-		"no test":      {strings.Replace(row("one", ""), "run: T", "run: ''", 1), "must be given"},
-		"two of one":   {row("one", "") + row("one", ""), "two of that name"},
-		"misspelt":     {row("one", ", wy: x"), "wy"},
-		"a BPF file":   {strings.Replace(row("one", ""), "code.go", "bpf/code.h", 1), "the only tests"},
-		"no package":   {strings.Replace(row("one", ""), "package: .", "package: nowhere", 1), "nowhere"},
+		"a test": {strings.Replace(row("one", ""), "code.go", "code_test.go", 1),
+			"shows nothing"},
+		"no test":    {strings.Replace(row("one", ""), "run: T", "run: ''", 1), "must be given"},
+		"two of one": {row("one", "") + row("one", ""), "two of that name"},
+		"misspelt":   {row("one", ", wy: x"), "wy"},
+		"a BPF file": {strings.Replace(row("one", ""), "code.go", "bpf/code.h", 1),
+			"the only tests"},
+		"no package": {strings.Replace(row("one", ""), "package: .", "package: nowhere", 1),
+			"nowhere"},
 	} {
 		_, err := loadTable(write("table.yaml", c.table), root)
-		if (err == nil) != (c.want == "") || (err != nil && !strings.Contains(err.Error(), c.want)) {
+		if (err == nil) != (c.want == "") ||
+			(err != nil && !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}
@@ -84,7 +90,8 @@ func TestChanges(t *testing.T) {
 }
 
 func TestChoose(t *testing.T) {
-	table := []mutation{{Name: "a", File: "x.h"}, {Name: "b", File: "x.h", Unproven: true}, {Name: "c", File: "y.h"}}
+	table := []mutation{{Name: "a", File: "x.h"}, {Name: "b", File: "x.h", Unproven: true},
+		{Name: "c", File: "y.h"}}
 	for want, o := range map[string]options{
 		"abc": {}, "ab": {only: "x.h"}, "c": {only: "^c$"}, "b": {unproven: true},
 	} {
@@ -127,13 +134,15 @@ func TestVerdict(t *testing.T) {
 		"noticed, beside": {"x + y", "x - y", "TestAdd", nil},
 	} {
 		r := &runner{root: root, scratch: t.TempDir(), baseline: map[string]*baseline{}}
-		m := mutation{Name: name, File: "a.go", Old: c.old, New: c.new, Why: "w", Package: ".", Run: c.run}
+		m := mutation{Name: name, File: "a.go", Old: c.old, New: c.new, Why: "w", Package: ".",
+			Run: c.run}
 		if err := r.judge(t.Context(), m); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
 	}
 	exit := exec.CommandContext(context.Background(), "false").Run()
-	if err := verdict("load program: permission denied: R1 invalid mem access", exit); !errors.Is(err, errInvalid) {
+	if err := verdict("load program: permission denied: R1 invalid mem access",
+		exit); !errors.Is(err, errInvalid) {
 		t.Errorf("what the verifier refuses is taken for %v", err)
 	}
 }

@@ -43,9 +43,12 @@ func ends() (a, b *end) {
 	ends := [2]*end{}
 	for i := range ends {
 		ends[i] = &end{
-			addr4: netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/24", i+1)), addr6: netip.MustParsePrefix(fmt.Sprintf("2001:db8::%d/64", i+1)),
-			pods: []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("10.77.%d.0/24", i+1)), netip.MustParsePrefix(fmt.Sprintf("fd77:%d::/64", i+1))},
-			pod4: netip.MustParseAddr(fmt.Sprintf("10.77.%d.100", i+1)), pod6: netip.MustParseAddr(fmt.Sprintf("fd77:%d::100", i+1)),
+			addr4: netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/24", i+1)),
+			addr6: netip.MustParsePrefix(fmt.Sprintf("2001:db8::%d/64", i+1)),
+			pods: []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("10.77.%d.0/24", i+1)),
+				netip.MustParsePrefix(fmt.Sprintf("fd77:%d::/64", i+1))},
+			pod4: netip.MustParseAddr(fmt.Sprintf("10.77.%d.100", i+1)),
+			pod6: netip.MustParseAddr(fmt.Sprintf("fd77:%d::100", i+1)),
 		}
 	}
 	return ends[0], ends[1]
@@ -65,13 +68,18 @@ func nodes(t *testing.T) (a, b *end) {
 		e.do(t, "look at the wire", func() (err error) { macs[i], err = macOf("w0"); return err })
 	}
 	for i, e := range ends {
-		e.do(t, "neighbours", func() error { return neighbours(macs[1-i], ends[1-i].addr4.Addr(), ends[1-i].addr6.Addr()) })
+		e.do(t, "neighbours",
+			func() error {
+				return neighbours(macs[1-i], ends[1-i].addr4.Addr(),
+					ends[1-i].addr6.Addr())
+			})
 	}
 	return a, b
 }
 
 func (e *end) wire(index int) nettest.End {
-	return nettest.End{NetNS: e.ns, Name: "w0", Index: index, Addrs: []string{e.addr4.String(), e.addr6.String()}}
+	return nettest.End{NetNS: e.ns, Name: "w0", Index: index,
+		Addrs: []string{e.addr4.String(), e.addr6.String()}}
 }
 
 func macOf(name string) (net.HardwareAddr, error) {
@@ -88,7 +96,8 @@ func neighbours(mac net.HardwareAddr, addrs ...netip.Addr) error {
 		return err
 	}
 	for _, a := range addrs {
-		n := &netlink.Neigh{LinkIndex: w0.Attrs().Index, State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: mac}
+		n := &netlink.Neigh{LinkIndex: w0.Attrs().Index, State: netlink.NUD_PERMANENT,
+			IP: a.AsSlice(), HardwareAddr: mac}
 		if err := netlink.NeighSet(n); err != nil {
 			return err
 		}
@@ -109,20 +118,29 @@ func seals(t *testing.T, a, b *end) []lane {
 		if dp != nil {
 			dp.Close()
 		}
-		if err := netns.Do(a.ns, func() error { return datapath.Cleanup(bpf, state, slog.New(slog.DiscardHandler)) }); err != nil {
+		if err := netns.Do(a.ns,
+			func() error {
+				return datapath.Cleanup(bpf, state,
+					slog.New(slog.DiscardHandler))
+			}); err != nil {
 			t.Error(err)
 		}
 	})
 	a.do(t, "open datapath", func() (err error) {
 		dp, err = datapath.Open(datapath.Options{
-			BPFDir: bpf, StateDir: state, Mode: datapath.ModeTC, Uplinks: []string{"w0"}, HostAddrs: []netip.Addr{a.addr4.Addr(), a.addr6.Addr()},
-			PodCIDRs: a.pods, FlowEntries: 4096, EventsPerSecond: 1000, Log: slog.New(slog.DiscardHandler),
-			Encrypt: &esp.Options{Engine: "bpf", AllowTableAES: true, Port: encryptcheck.DefaultPort},
+			BPFDir: bpf, StateDir: state, Mode: datapath.ModeTC, Uplinks: []string{"w0"},
+			HostAddrs: []netip.Addr{a.addr4.Addr(), a.addr6.Addr()},
+			PodCIDRs:  a.pods, FlowEntries: 4096, EventsPerSecond: 1000,
+			Log: slog.New(slog.DiscardHandler),
+			Encrypt: &esp.Options{Engine: "bpf", AllowTableAES: true,
+				Port: encryptcheck.DefaultPort},
 		})
 		return err
 	})
-	peer := datapath.Node{Name: "b", Addresses: []netip.Addr{b.addr4.Addr(), b.addr6.Addr()}, PodCIDRs: b.pods}
-	a.do(t, "introduce the peer", func() error { return dp.SetNodes(t.Context(), []datapath.Node{peer}) })
+	peer := datapath.Node{Name: "b", Addresses: []netip.Addr{b.addr4.Addr(), b.addr6.Addr()},
+		PodCIDRs: b.pods}
+	a.do(t, "introduce the peer",
+		func() error { return dp.SetNodes(t.Context(), []datapath.Node{peer}) })
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- netns.Do(a.ns, func() error { return dp.Run(ctx) }) }()
@@ -133,7 +151,8 @@ func seals(t *testing.T, a, b *end) []lane {
 	}
 	lanes := make([]lane, sas.Lanes())
 	for i := range lanes {
-		sa := esp.SA{Node: "b", Out: true, Epoch: epoch, Lane: uint8(i), ID: 1, Number: epoch, Expires: time.Now().Add(time.Hour)}
+		sa := esp.SA{Node: "b", Out: true, Epoch: epoch, Lane: uint8(i), ID: 1, Number: epoch,
+			Expires: time.Now().Add(time.Hour)}
 		_, _ = rand.Read(sa.Key[:]) // never fails
 		_, _ = rand.Read(sa.Salt[:])
 		lanes[i] = lane{bytes.Clone(sa.Key[:]), bytes.Clone(sa.Salt[:])}

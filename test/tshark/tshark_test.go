@@ -53,7 +53,8 @@ func sizes() []int {
 func send(a, b *end) error {
 	return netns.Do(a.ns, func() error {
 		for _, dst := range []netip.Addr{b.pod4, b.pod6} {
-			conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, testPort)))
+			conn, err := net.DialUDP("udp", nil,
+				net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, testPort)))
 			if err != nil {
 				return err
 			}
@@ -93,11 +94,13 @@ func open(frame []byte, lanes []lane) error {
 		return err
 	}
 	aad := binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint32(nil, e.SPI), e.IV)
-	text, err := gcm.Open(nil, slices.Concat(lanes[e.Lane()].salt, p.Payload[8:16]), p.Payload[16:], aad)
+	text, err := gcm.Open(nil, slices.Concat(lanes[e.Lane()].salt, p.Payload[8:16]), p.Payload[16:],
+		aad)
 	if err != nil {
 		return err
 	}
-	if end := len(text); len(p.Payload)%4 != 0 || text[end-1] != unix.IPPROTO_IPIP && text[end-1] != unix.IPPROTO_IPV6 {
+	if end := len(text); len(p.Payload)%4 != 0 || text[end-1] != unix.IPPROTO_IPIP &&
+		text[end-1] != unix.IPPROTO_IPV6 {
 		return fmt.Errorf("ESP of %d bytes, next header %d", len(p.Payload), text[end-1])
 	}
 	return nil
@@ -131,7 +134,8 @@ func capture(t *testing.T, a, b *end, path string) (frames [][]byte) {
 			return
 		}
 		frames = append(frames, bytes.Clone(f.Data))
-		info := gopacket.CaptureInfo{Timestamp: time.Now(), CaptureLength: len(f.Data), Length: f.Length}
+		info := gopacket.CaptureInfo{Timestamp: time.Now(), CaptureLength: len(f.Data),
+			Length: f.Length}
 		if err := out.WritePacket(info, f.Data); err != nil {
 			t.Error(err)
 		}
@@ -156,7 +160,8 @@ func associations(from, to netip.Addr, lanes []lane) []string {
 		spi := uint32(epoch)<<28 | uint32(i)<<22 | hostID
 		fields := []string{
 			family, from.String(), to.String(), fmt.Sprintf("0x%08x", spi),
-			"AES-GCM with 16 octet ICV [RFC4106]", "0x" + hex.EncodeToString(slices.Concat(l.key, l.salt)), "NULL", "", "64-bit", "0",
+			"AES-GCM with 16 octet ICV [RFC4106]",
+			"0x" + hex.EncodeToString(slices.Concat(l.key, l.salt)), "NULL", "", "64-bit", "0",
 		}
 		for i := range fields {
 			fields[i] = `"` + fields[i] + `"`
@@ -180,12 +185,15 @@ func (d *decoded) field(name string) string { return strings.Join(d.Source.Layer
 // half.
 func tshark(t *testing.T, path string, args ...string) (packets []decoded, extended bool) {
 	t.Helper()
-	args = append([]string{"-n", "-r", path, "-T", "json", "-o", "esp.enable_encryption_decode:TRUE", "-o", "esp.enable_authentication_check:TRUE"}, args...)
+	args = append([]string{"-n", "-r", path, "-T", "json", "-o",
+		"esp.enable_encryption_decode:TRUE", "-o", "esp.enable_authentication_check:TRUE"}, args...)
 	for _, protocol := range []string{"ip", "tcp", "udp"} {
 		args = append(args, "-o", protocol+".check_checksum:TRUE")
 	}
-	for _, f := range []string{"esp.spi", "esp.sequence", "esp.icv_good", "esp.icv_bad", "esp.pad_len", "udp.dstport", "udp.payload", "data.data", "ip.dst", "ipv6.dst",
-		"udp.checksum.status", "ip.checksum.status", "ip.id", "_ws.malformed", "tcp.seq_raw", "tcp.flags", "tcp.payload", "tcp.checksum.status", "tcp.options.timestamp.tsval"} {
+	for _, f := range []string{"esp.spi", "esp.sequence", "esp.icv_good", "esp.icv_bad",
+		"esp.pad_len", "udp.dstport", "udp.payload", "data.data", "ip.dst", "ipv6.dst",
+		"udp.checksum.status", "ip.checksum.status", "ip.id", "_ws.malformed", "tcp.seq_raw",
+		"tcp.flags", "tcp.payload", "tcp.checksum.status", "tcp.options.timestamp.tsval"} {
 		args = append(args, "-e", f)
 	}
 	cmd := exec.Command("tshark", args...)
@@ -228,7 +236,8 @@ func TestDecrypt(t *testing.T) {
 	t.Run("without the key", func(t *testing.T) {
 		packets, _ := tshark(t, path)
 		for i, p := range packets {
-			if p.field("esp.spi") == "" || strings.Contains(p.field("udp.dstport"), fmt.Sprint(testPort)) {
+			if p.field("esp.spi") == "" ||
+				strings.Contains(p.field("udp.dstport"), fmt.Sprint(testPort)) {
 				t.Errorf("packet %d: %+v", i, p)
 			}
 		}
@@ -273,7 +282,8 @@ func opened(t *testing.T, i int, p *decoded, a, b *end) {
 			n -= 20
 		}
 	}
-	if !strings.Contains(p.field(field), dst) || !strings.Contains(p.field("udp.dstport"), fmt.Sprint(testPort)) {
+	if !strings.Contains(p.field(field), dst) ||
+		!strings.Contains(p.field("udp.dstport"), fmt.Sprint(testPort)) {
 		t.Errorf("packet %d to %s: %+v", i, dst, p)
 	}
 	if n > 0 && p.field("data.data") != hex.EncodeToString(payload(n)) {

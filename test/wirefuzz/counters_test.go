@@ -24,11 +24,15 @@ func (c counters) since(before counters) (sum int) {
 
 // The kernel's counters of what IP refuses: /proc/net/snmp, snmp6 and netstat.
 var kernelDrops = map[string]bool{
-	"Ip.InHdrErrors": true, "Ip.InAddrErrors": true, "Ip.InUnknownProtos": true, "Ip.InDiscards": true, "Ip.ReasmFails": true,
+	"Ip.InHdrErrors": true, "Ip.InAddrErrors": true, "Ip.InUnknownProtos": true,
+	"Ip.InDiscards": true, "Ip.ReasmFails": true,
 	"Icmp.InErrors": true, "Icmp.InCsumErrors": true, "Udp.InErrors": true,
-	"IpExt.InNoRoutes": true, "IpExt.InTruncatedPkts": true, "IpExt.InCsumErrors": true, "TcpExt.IPReversePathFilter": true,
-	"Ip6InHdrErrors": true, "Ip6InAddrErrors": true, "Ip6InNoRoutes": true, "Ip6InTruncatedPkts": true, "Ip6InDiscards": true,
-	"Ip6InUnknownProtos": true, "Ip6InTooBigErrors": true, "Ip6ReasmFails": true, "Icmp6InErrors": true,
+	"IpExt.InNoRoutes": true, "IpExt.InTruncatedPkts": true, "IpExt.InCsumErrors": true,
+	"TcpExt.IPReversePathFilter": true,
+	"Ip6InHdrErrors":             true, "Ip6InAddrErrors": true, "Ip6InNoRoutes": true,
+	"Ip6InTruncatedPkts": true, "Ip6InDiscards": true,
+	"Ip6InUnknownProtos": true, "Ip6InTooBigErrors": true, "Ip6ReasmFails": true,
+	"Icmp6InErrors": true,
 }
 
 func (b *harness) count(t *testing.T) counters {

@@ -19,12 +19,16 @@ func (r *referee) gro(t *testing.T) {
 	for _, node := range []string{"a", "b"} {
 		r.held[node] = nil
 		r.hold(t, node, heldCount)
-		g := &gen{r: r, at: node, macs: append(append([]byte(nil), r.macs[node]...), 2, 0, 0, 0, 0xbe, 0xef)}
+		g := &gen{r: r, at: node,
+			macs: append(append([]byte(nil), r.macs[node]...), 2, 0, 0, 0, 0xbe, 0xef)}
 		s := &shot{number: matrix, shape: "ESP that the uplink's GRO may merge", at: node}
 		for i, h := range r.held[node] {
 			h.used = true
 			src, dst := g.outer([]int{4, 6}[i/4/8%2])
-			s.parts = append(s.parts, &part{id: h.id, how: genuine, inner: h.inner, must: h.to, data: wrapESP(g.macs, src, dst, r.portOf(node, h), h.esp), envelope: src.String()})
+			s.parts = append(s.parts,
+				&part{id: h.id, how: genuine, inner: h.inner, must: h.to,
+					data:     wrapESP(g.macs, src, dst, r.portOf(node, h), h.esp),
+					envelope: src.String()})
 		}
 		r.fire(t, s)
 		r.settle(t, r.count(t))
@@ -54,6 +58,7 @@ func (b *harness) mergeUDP(t *testing.T) {
 func (b *harness) patience(t *testing.T, wait string) {
 	t.Helper()
 	for _, n := range agents(b.lab) {
-		must(t, n.NetNS, "unshare", "-m", "sh", "-c", "mount -t sysfs none /sys && echo "+wait+" > /sys/class/net/w0/gro_flush_timeout")
+		must(t, n.NetNS, "unshare", "-m", "sh", "-c",
+			"mount -t sysfs none /sys && echo "+wait+" > /sys/class/net/w0/gro_flush_timeout")
 	}
 }

@@ -41,7 +41,8 @@ name: set-later
 `
 
 // Addresses of the world that hosts route to out.
-var far = [2]netip.Addr{netip.MustParseAddr("198.51.100.7"), netip.MustParseAddr("2001:db8:ffff::7")}
+var far = [2]netip.Addr{netip.MustParseAddr("198.51.100.7"),
+	netip.MustParseAddr("2001:db8:ffff::7")}
 
 // harness is the lab with the fuzzer on its wire.
 type harness struct {
@@ -77,7 +78,8 @@ func newHarness(t *testing.T, modes string) *harness {
 			spec.Nodes[i].Config = map[string]any{"encryption": map[string]any{"engine": "user"}}
 		}
 	}
-	l, err := lab.Up(t.Context(), spec, lab.Options{Binary: weftBinary, ReadyTimeout: labtest.ReadyTimeout})
+	l, err := lab.Up(t.Context(), spec,
+		lab.Options{Binary: weftBinary, ReadyTimeout: labtest.ReadyTimeout})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,8 +88,10 @@ func newHarness(t *testing.T, modes string) *harness {
 			t.Errorf("take the lab down: %v", err)
 		}
 	})
-	b := &harness{lab: l, know: know(l), wire: netns.Path("weft-" + l.Name() + "-wire-w0"), macs: map[string]net.HardwareAddr{},
-		cables: map[string]*cable{}, number: map[string]uint16{}, idents: map[string]uint32{}, held: map[string][]*heldPacket{}, evil: map[string]*takenOver{}}
+	b := &harness{lab: l, know: know(l), wire: netns.Path("weft-" + l.Name() + "-wire-w0"),
+		macs:   map[string]net.HardwareAddr{},
+		cables: map[string]*cable{}, number: map[string]uint16{}, idents: map[string]uint32{},
+		held: map[string][]*heldPacket{}, evil: map[string]*takenOver{}}
 	b.allowPlain(t)
 	b.routeWorld(t)
 	// Frames that stand for many packets cross the cables as they are.
@@ -104,7 +108,8 @@ func newHarness(t *testing.T, modes string) *harness {
 }
 
 func know(l *lab.Lab) *cluster {
-	c := &cluster{pods: map[netip.Addr]string{}, nodes: map[netip.Addr]string{}, homes: map[netip.Prefix]string{}, plain: map[netip.Addr]bool{}}
+	c := &cluster{pods: map[netip.Addr]string{}, nodes: map[netip.Addr]string{},
+		homes: map[netip.Prefix]string{}, plain: map[netip.Addr]bool{}}
 	for _, n := range agents(l) {
 		for _, a := range n.Addresses {
 			c.nodes[a] = n.Name
@@ -158,7 +163,8 @@ func eventually(t *testing.T, what string, ok func() error) {
 // allowPlain has a policy that lets pod web travel in cleartext, and waits until both nodes do.
 func (b *harness) allowPlain(t *testing.T) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(b.lab.ObjectsDir(), "policy.yaml"), []byte(labtest.OpenPolicy), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(b.lab.ObjectsDir(), "policy.yaml"),
+		[]byte(labtest.OpenPolicy), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	b.keyed(t)
@@ -230,7 +236,8 @@ func (b *harness) offload(t *testing.T, ports ...string) {
 				return err
 			}
 			change := map[string]bool{}
-			for _, f := range []string{"tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-udp-segmentation", "tx-generic-segmentation", "tx-checksum-ip-generic"} {
+			for _, f := range []string{"tx-tcp-segmentation", "tx-tcp6-segmentation",
+				"tx-udp-segmentation", "tx-generic-segmentation", "tx-checksum-ip-generic"} {
 				if _, ok := known[f]; ok {
 					change[f] = true
 				}

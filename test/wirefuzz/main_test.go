@@ -17,7 +17,8 @@ import (
 var (
 	weftBinary string
 	labName    = fmt.Sprintf("wf%d", os.Getpid())
-	duration   = flag.Duration("wirefuzz.time", 6*time.Second, "how long to send random frames in each mode; $WEFT_FUZZ_TIME")
+	duration   = flag.Duration("wirefuzz.time", 6*time.Second,
+		"how long to send random frames in each mode; $WEFT_FUZZ_TIME")
 )
 
 func TestMain(m *testing.M) {

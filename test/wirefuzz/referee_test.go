@@ -42,7 +42,9 @@ type sent struct {
 }
 
 func newReferee(b *harness, mode string) *referee {
-	return &referee{harness: b, mode: mode, owners: map[uint32]*sent{}, problems: map[string]*finding{}, vanished: map[string]*finding{}, looked: map[string]bool{}, shown: map[bool]int{}}
+	return &referee{harness: b, mode: mode, owners: map[uint32]*sent{},
+		problems: map[string]*finding{}, vanished: map[string]*finding{}, looked: map[string]bool{},
+		shown: map[bool]int{}}
 }
 
 // newID numbers a marker; markers are never used again in the same lab.
@@ -58,7 +60,8 @@ func (r *referee) fire(t *testing.T, s *shot) {
 	for _, p := range s.parts {
 		whole := append([]*part{p}, p.pieces...)
 		for _, p := range whole {
-			if r.owners[p.id] == nil || p.how == genuine { // a held packet's rightful delivery is the one that counts
+			if r.owners[p.id] == nil ||
+				p.how == genuine { // a held packet's rightful delivery is the one that counts
 				r.owners[p.id] = &sent{p, s}
 			}
 		}
@@ -70,7 +73,8 @@ func (r *referee) fire(t *testing.T, s *shot) {
 			err = r.cables[s.at].send(p)
 		}
 		switch {
-		case errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EMSGSIZE) || errors.Is(err, unix.ENOBUFS):
+		case errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOMEM) ||
+			errors.Is(err, unix.EMSGSIZE) || errors.Is(err, unix.ENOBUFS):
 			r.refused++ // the kernel knows better than to send this
 			for _, p := range whole {
 				p.must = ""
@@ -102,7 +106,8 @@ func (r *referee) judge(t *testing.T, s *sent, arrivals []arrival) {
 	times := map[string]int{}
 	for _, a := range arrivals {
 		// An answer that quotes the marker is no delivery.
-		if a.quotes && !seen.quoted || a.src.IsValid() && seen.ip && (a.src.Unmap() != seen.src.Unmap() || a.dst.Unmap() != seen.dst.Unmap()) {
+		if a.quotes && !seen.quoted || a.src.IsValid() && seen.ip &&
+			(a.src.Unmap() != seen.src.Unmap() || a.dst.Unmap() != seen.dst.Unmap()) {
 			r.reflect++
 			continue
 		}
@@ -122,7 +127,8 @@ func (r *referee) judge(t *testing.T, s *sent, arrivals []arrival) {
 	}
 	for who, n := range times {
 		if n > 1 && (s.merge == nil || s.how == genuine) && s.how != inCleartext {
-			r.violation(t, s, fmt.Sprintf("reached a pod %d times", n), who, "a sealed packet is delivered once")
+			r.violation(t, s, fmt.Sprintf("reached a pod %d times", n), who,
+				"a sealed packet is delivered once")
 		}
 	}
 	if s.must != "" && times[s.must] == 0 {
@@ -175,7 +181,8 @@ func (r *referee) fence(t *testing.T) {
 		for node, pod := range map[string]string{"a": "client", "b": "server"} {
 			id := r.newID(nil)
 			macs := append(append([]byte(nil), r.macs[node]...), 2, 0, 0, 0, 0xbe, 0xef)
-			p := &part{data: datagram(macs, far[0], r.lab.Pod(pod).IPv4, 7003, 7004, r.tap.marker(id), 64)}
+			p := &part{data: datagram(macs, far[0], r.lab.Pod(pod).IPv4, 7003, 7004,
+				r.tap.marker(id), 64)}
 			if err := r.cables[node].send(p); err != nil {
 				t.Fatal(err)
 			}

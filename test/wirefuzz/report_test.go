@@ -36,9 +36,11 @@ func note(in map[string]*finding, what, envelope string) bool {
 func (r *referee) violation(t *testing.T, s *sent, what, who, why string) {
 	t.Helper()
 	random := s.shot.number >= matrix
-	if note(r.problems, fmt.Sprintf("%s %s: %s", s.shot.shape, what, why), s.envelope) && r.shown[random] < mostShown || replay {
+	if note(r.problems, fmt.Sprintf("%s %s: %s", s.shot.shape, what, why), s.envelope) &&
+		r.shown[random] < mostShown || replay {
 		r.shown[random]++
-		t.Errorf("mode %s, frame %d at node %s (%s, %s): %s, %s; the specification: %s\n%s", r.mode, s.shot.number, s.shot.at, s.shot.shape, s.envelope, what, who, why, r.describe(s))
+		t.Errorf("mode %s, frame %d at node %s (%s, %s): %s, %s; the specification: %s\n%s", r.mode,
+			s.shot.number, s.shot.at, s.shot.shape, s.envelope, what, who, why, r.describe(s))
 	}
 }
 
@@ -94,7 +96,8 @@ func (r *referee) tell(t *testing.T) {
 		if s == nil {
 			continue
 		}
-		t.Logf("frame %d at node %s (%s, %s):\n%s", s.shot.number, s.shot.at, s.shot.shape, s.envelope, r.describe(s))
+		t.Logf("frame %d at node %s (%s, %s):\n%s", s.shot.number, s.shot.at, s.shot.shape,
+			s.envelope, r.describe(s))
 		for _, a := range r.tap.of(s.id) {
 			t.Logf("  reached %s %s, from %s to %s", kindOf(a), a.who, a.src, a.dst)
 		}

@@ -34,8 +34,10 @@ func (b *harness) startTalks(t *testing.T) {
 	t.Helper()
 	client, server := b.lab.Pod("client"), b.lab.Pod("server")
 	for _, family := range []int{4, 6} {
-		c, s := netip.AddrPortFrom(client.Addr(family), clientPort), netip.AddrPortFrom(server.Addr(family), serverPort)
-		b.honest = append(b.honest, newTalk(t, client, server, c, s), newTalk(t, server, client, s, c))
+		c, s := netip.AddrPortFrom(client.Addr(family),
+			clientPort), netip.AddrPortFrom(server.Addr(family), serverPort)
+		b.honest = append(b.honest, newTalk(t, client, server, c, s),
+			newTalk(t, server, client, s, c))
 	}
 }
 
@@ -43,7 +45,8 @@ func newTalk(t *testing.T, from, to *lab.Pod, own, peer netip.AddrPort) *talk {
 	t.Helper()
 	k := &talk{from: from, to: to, src: own.Addr(), dst: peer.Addr()}
 	err := from.Do(func() (err error) {
-		k.conn, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(own), net.UDPAddrFromAddrPort(peer))
+		k.conn, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(own),
+			net.UDPAddrFromAddrPort(peer))
 		return err
 	})
 	if err != nil {
@@ -114,11 +117,13 @@ func waitSealed(t *testing.T, fd, text int) []byte {
 	buf := make([]byte, 1<<16)
 	for begin := time.Now(); time.Since(begin) < patience; {
 		n, from, err := unix.Recvfrom(fd, buf, 0)
-		if ll, ok := from.(*unix.SockaddrLinklayer); err != nil || !ok || ll.Pkttype == unix.PACKET_OUTGOING {
+		if ll, ok := from.(*unix.SockaddrLinklayer); err != nil || !ok ||
+			ll.Pkttype == unix.PACKET_OUTGOING {
 			continue
 		}
 		f := buf[:n]
-		if n < 14+20+8+16+text || be16(f[12:]) != 0x0800 || f[23] != 17 || be16(f[36:]) != espPort || binary.BigEndian.Uint32(f[42:]) == 0 {
+		if n < 14+20+8+16+text || be16(f[12:]) != 0x0800 || f[23] != 17 ||
+			be16(f[36:]) != espPort || binary.BigEndian.Uint32(f[42:]) == 0 {
 			continue
 		}
 		if esp := f[42 : 34+be16(f[38:])]; len(esp) < 16+text+100 {
@@ -160,7 +165,8 @@ func (r *referee) findNumbers(t *testing.T) {
 		eventually(t, "the number of "+other(node)+" at "+node, func() error {
 			for n := uint16(1); n < 6; n++ {
 				id := r.newID(nil)
-				frame := datagram(nil, r.lab.Pod(from).IPv4, r.lab.Pod(to).IPv4, 1, 2, r.tap.marker(id), 64)
+				frame := datagram(nil, r.lab.Pod(from).IPv4, r.lab.Pod(to).IPv4, 1, 2,
+					r.tap.marker(id), 64)
 				if err := r.evil[node].send(frame, n, r.idents[from]); err != nil {
 					return err
 				}
@@ -180,7 +186,8 @@ func (r *referee) findNumbers(t *testing.T) {
 const hostIdentity = 1
 
 // datagram is a whole Ethernet frame with a UDP datagram; macs may be nil.
-func datagram(macs []byte, src, dst netip.Addr, sport, dport uint16, text []byte, ttl uint8) []byte {
+func datagram(macs []byte, src, dst netip.Addr, sport, dport uint16, text []byte,
+	ttl uint8) []byte {
 	udp := finish(src, dst, unix.IPPROTO_UDP, inet.UDP(sport, dport, text))
 	return ethernet(macs, header{src: src, dst: dst, proto: unix.IPPROTO_UDP, ttl: ttl}.wrap(udp))
 }

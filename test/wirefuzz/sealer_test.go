@@ -78,7 +78,8 @@ func asBySealer(t *testing.T, ns, port string, lane uint8) link.Link {
 		if size == asm.Half {
 			value = network(value)
 		}
-		return asm.Instructions{asm.LoadMem(asm.R0, asm.RFP, frame+at, size), asm.JNE.Imm(asm.R0, int32(value), "out")}
+		return asm.Instructions{asm.LoadMem(asm.R0, asm.RFP, frame+at, size),
+			asm.JNE.Imm(asm.R0, int32(value), "out")}
 	}
 	code := asm.Instructions{
 		asm.Mov.Reg(asm.R6, asm.R1),
@@ -93,7 +94,8 @@ func asBySealer(t *testing.T, ns, port string, lane uint8) link.Link {
 		asm.JEq.Imm(asm.R0, int32(network(0xbeef)), "out"),
 	}
 	for _, is := range []asm.Instructions{
-		unless(12, asm.Half, 0x0800), unless(14, asm.Byte, 0x45), unless(23, asm.Byte, unix.IPPROTO_UDP),
+		unless(12, asm.Half, 0x0800), unless(14, asm.Byte, 0x45),
+		unless(23, asm.Byte, unix.IPPROTO_UDP),
 		unless(36, asm.Half, espPort), unless(40, asm.Half, 0),
 	} {
 		code = append(code, is...)
@@ -126,7 +128,8 @@ func asBySealer(t *testing.T, ns, port string, lane uint8) link.Link {
 // attachEgress attaches a program to what leaves an interface.
 func attachEgress(t *testing.T, ns, ifName string, code asm.Instructions) (l link.Link) {
 	t.Helper()
-	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: code})
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: code})
 	if err != nil {
 		t.Fatalf("program for %s: %v", ifName, err)
 	}
@@ -136,7 +139,8 @@ func attachEgress(t *testing.T, ns, ifName string, code asm.Instructions) (l lin
 		if err != nil {
 			return err
 		}
-		l, err = link.AttachTCX(link.TCXOptions{Interface: iface.Index, Program: prog, Attach: ebpf.AttachTCXEgress})
+		l, err = link.AttachTCX(link.TCXOptions{Interface: iface.Index, Program: prog,
+			Attach: ebpf.AttachTCXEgress})
 		return err
 	})
 	if err != nil {
@@ -176,7 +180,8 @@ func (r *referee) sealerHadWork(t *testing.T, before admin.Sealer) {
 			return now.Refused[reason.String()] > before.Refused[reason.String()]
 		}
 		packets := now.Opened.Packets - before.Opened.Packets
-		if now.PID != before.PID || packets == 0 || !more(control.ReasonAuth) || !more(control.ReasonReplayed) {
+		if now.PID != before.PID || packets == 0 || !more(control.ReasonAuth) ||
+			!more(control.ReasonReplayed) {
 			return fmt.Errorf("%+v, before %+v", now, before)
 		}
 		t.Logf("the sealer has opened %d packets, and refused %v", packets, now.Refused)

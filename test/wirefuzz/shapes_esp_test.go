@@ -46,7 +46,8 @@ func (g *gen) replayedESP() []*part {
 	for _, h := range g.r.held[g.at] {
 		if h.used && g.one(2) {
 			src, dst := g.outer(choose(g, 4, 6))
-			return []*part{g.envelope(&part{id: h.id, how: notGenuine, inner: h.inner, data: g.wrapESP(src, dst, h.esp)})}
+			return []*part{g.envelope(&part{id: h.id, how: notGenuine, inner: h.inner,
+				data: g.wrapESP(src, dst, h.esp)})}
 		}
 	}
 	return nil
@@ -109,7 +110,8 @@ func (g *gen) malformedESP() []*part {
 		id, text := g.mark(16)
 		family, from, to := g.ends()
 		_ = family
-		esp := append(bytes.Clone(h.esp[:16]), datagram(nil, from, to, 7001, 7002, text, 64)[14:]...)
+		esp := append(bytes.Clone(h.esp[:16]),
+			datagram(nil, from, to, 7001, 7002, text, 64)[14:]...)
 		p = &part{id: id, how: notGenuine, data: g.wrapESP(src, dst, append(esp, g.bytes(18)...))}
 	case 4: // in pieces
 		return g.piecesOfESP(h)
@@ -129,7 +131,8 @@ func (g *gen) malformedESP() []*part {
 func (g *gen) piecesOfESP(h *heldPacket) []*part {
 	family := choose(g, 4, 6)
 	src, dst := g.outer(family)
-	whole := datagram(nil, src, dst, g.espSource(), espPort, h.esp, 64)[14+map[int]int{4: 20, 6: 40}[family]:]
+	whole := datagram(nil, src, dst, g.espSource(), espPort, h.esp,
+		64)[14+map[int]int{4: 20, 6: 40}[family]:]
 	cut := 8 * (1 + g.pick(20))
 	number := g.rng.Uint32()
 	var out []*part
@@ -180,7 +183,8 @@ func (g *gen) mergedESP() []*part {
 // takeEqual are held packets that were not delivered, of one lane and one length.
 func (g *gen) takeEqual() (out []*heldPacket) {
 	for _, h := range g.r.held[g.at] {
-		if !h.used && len(out) < 4 && (len(out) == 0 || len(out[0].esp) == len(h.esp) && out[0].lane() == h.lane()) {
+		if !h.used && len(out) < 4 &&
+			(len(out) == 0 || len(out[0].esp) == len(h.esp) && out[0].lane() == h.lane()) {
 			out = append(out, h)
 		}
 	}
@@ -204,7 +208,9 @@ func (g *gen) sealedByPeer() []*part {
 	var ip []byte
 	switch g.pick(4) {
 	case 0:
-		ip = g.errorAbout(family, src, dst, datagram(nil, dst, choose(g, sources...).addr(g.at, family), clientPort, serverPort, text, 60)[14:])
+		ip = g.errorAbout(family, src, dst,
+			datagram(nil, dst, choose(g, sources...).addr(g.at, family), clientPort, serverPort,
+				text, 60)[14:])
 	case 1:
 		if family == 6 {
 			id, ip = g.discover(src, dst)
@@ -240,5 +246,6 @@ func (g *gen) notESP() []*part {
 	case 1:
 		text = append([]byte{0, 0, 0, 0}, text...)
 	}
-	return []*part{g.envelope(&part{id: id, data: datagram(g.macs, src, dst, espPort, espPort, text, 64)})}
+	return []*part{g.envelope(&part{id: id,
+		data: datagram(g.macs, src, dst, espPort, espPort, text, 64)})}
 }

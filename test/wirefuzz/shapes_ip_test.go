@@ -42,8 +42,10 @@ func (g *gen) protocols() []*part {
 		proto = map[int]uint8{4: 1, 6: 58}[family]
 	}
 	id, text := g.mark(g.pick(600))
-	ip := header{src: src, dst: dst, proto: proto, ttl: choose[uint8](g, 64, 64, 255, 1, 2), tos: byte(g.pick(256))}
-	return []*part{g.envelope(g.plain(id, ip.wrap(transport(proto, src, dst, uint16(g.pick(1<<16)), uint16(g.pick(1<<16)), text))))}
+	ip := header{src: src, dst: dst, proto: proto, ttl: choose[uint8](g, 64, 64, 255, 1, 2),
+		tos: byte(g.pick(256))}
+	return []*part{g.envelope(g.plain(id,
+		ip.wrap(transport(proto, src, dst, uint16(g.pick(1<<16)), uint16(g.pick(1<<16)), text))))}
 }
 
 func (g *gen) options() []*part {
@@ -55,7 +57,8 @@ func (g *gen) options() []*part {
 	case 0:
 		o = append([]byte{choose[byte](g, 131, 137), 7, 4}, hop[:]...)
 	case 1:
-		o = append([]byte{1, 1, choose[byte](g, 131, 137), 11, choose[byte](g, 4, 8, 12)}, append(hop[:], hop[:]...)...)
+		o = append([]byte{1, 1, choose[byte](g, 131, 137), 11, choose[byte](g, 4, 8, 12)},
+			append(hop[:], hop[:]...)...)
 	case 2:
 		o = append([]byte{7, 11, 4}, make([]byte, 8)...)
 	case 3:
@@ -71,7 +74,9 @@ func (g *gen) options() []*part {
 		o = append(o, 0)
 	}
 	id, text := g.mark(16)
-	return []*part{g.envelope(g.plain(id, header{src: src, dst: dst, proto: 17, options: o[:min(40, len(o))]}.wrap(transport(17, src, dst, 7001, 7002, text))))}
+	return []*part{g.envelope(g.plain(id,
+		header{src: src, dst: dst, proto: 17,
+			options: o[:min(40, len(o))]}.wrap(transport(17, src, dst, 7001, 7002, text))))}
 }
 
 func (g *gen) extensions() []*part {
@@ -201,19 +206,22 @@ func (g *gen) fragments() []*part {
 	return []*part{a, b}
 }
 
-func (g *gen) fragment(id uint32, src, dst netip.Addr, number uint32, offset int, more bool, proto uint8, text []byte) *part {
+func (g *gen) fragment(id uint32, src, dst netip.Addr, number uint32, offset int, more bool,
+	proto uint8, text []byte) *part {
 	bits := uint16(offset)
 	if src.Is4() {
 		bits /= 8
 		if more {
 			bits |= 0x2000
 		}
-		return g.plain(id, header{src: src, dst: dst, proto: proto, id: uint16(number), frag: bits}.wrap(text))
+		return g.plain(id,
+			header{src: src, dst: dst, proto: proto, id: uint16(number), frag: bits}.wrap(text))
 	}
 	if more {
 		bits |= 1
 	}
-	ext := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint16([]byte{proto, 0}, bits), number)
+	ext := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint16([]byte{proto, 0}, bits),
+		number)
 	return g.plain(id, header{src: src, dst: dst, proto: 44}.wrap(append(ext, text...)))
 }
 

@@ -11,7 +11,8 @@ func (g *gen) link() []*part {
 	p := g.udp(60)
 	switch g.pick(6) {
 	case 0:
-		kind := choose[uint16](g, 0x86dd, 0x0800, 0x0806, 0x8847, 0x8864, 0x88cc, 0x9100, 0x9200, 0x88e5, 0x0000, 0xffff, 0x05ff, 0x0600, 0x6558)
+		kind := choose[uint16](g, 0x86dd, 0x0800, 0x0806, 0x8847, 0x8864, 0x88cc, 0x9100, 0x9200,
+			0x88e5, 0x0000, 0xffff, 0x05ff, 0x0600, 0x6558)
 		binary.BigEndian.PutUint16(p.data[12:], kind)
 	case 1: // LLC with SNAP
 		llc := append([]byte{0xaa, 0xaa, 3, 0, 0, 0}, p.data[12:]...)
@@ -20,7 +21,9 @@ func (g *gen) link() []*part {
 		llc := append([]byte{6, 6, 3}, p.data[14:]...)
 		p.data = append(binary.BigEndian.AppendUint16(p.data[:12:12], uint16(len(llc))), llc...)
 	case 3:
-		copy(p.data, choose(g, "\xff\xff\xff\xff\xff\xff", "\x01\x00\x5e\x00\x00\x01", "\x33\x33\x00\x00\x00\x01", "\x02\x00\x00\x00\x12\x34"))
+		copy(p.data,
+			choose(g, "\xff\xff\xff\xff\xff\xff", "\x01\x00\x5e\x00\x00\x01",
+				"\x33\x33\x00\x00\x00\x01", "\x02\x00\x00\x00\x12\x34"))
 	case 4:
 		p.data = p.data[:14+g.pick(6)]
 	case 5:
@@ -32,7 +35,8 @@ func (g *gen) link() []*part {
 func (g *gen) tags() []*part {
 	p := g.udp(20)
 	for range 1 + g.pick(4) {
-		p.data = tagged(p.data, choose[uint16](g, 0x8100, 0x88a8, 0x8100, 0x9100), choose[uint16](g, 0, 0, 7<<13, 1<<12, 7, 4095, uint16(g.pick(1<<16))))
+		p.data = tagged(p.data, choose[uint16](g, 0x8100, 0x88a8, 0x8100, 0x9100),
+			choose[uint16](g, 0, 0, 7<<13, 1<<12, 7, 4095, uint16(g.pick(1<<16))))
 	}
 	if g.one(3) {
 		tci := choose[uint16](g, 0, 7, 7<<13)
@@ -75,10 +79,12 @@ func (g *gen) icmpError() []*part {
 
 func (g *gen) errorAbout(family int, src, dst netip.Addr, quote []byte) []byte {
 	if family == 4 {
-		icmp := append([]byte{choose[byte](g, 3, 3, 3, 4, 5, 11, 12), choose[byte](g, 4, 1, 3, 0, byte(g.pick(16))), 0, 0, 0, 0, 4, 200}, quote...)
+		icmp := append([]byte{choose[byte](g, 3, 3, 3, 4, 5, 11, 12),
+			choose[byte](g, 4, 1, 3, 0, byte(g.pick(16))), 0, 0, 0, 0, 4, 200}, quote...)
 		return header{src: src, dst: dst, proto: 1}.wrap(finish(src, dst, 1, icmp))
 	}
-	icmp := append([]byte{choose[byte](g, 2, 2, 1, 3, 4, 100), byte(g.pick(8)), 0, 0, 0, 0, 5, 0}, quote...)
+	icmp := append([]byte{choose[byte](g, 2, 2, 1, 3, 4, 100), byte(g.pick(8)), 0, 0, 0, 0, 5, 0},
+		quote...)
 	return header{src: src, dst: dst, proto: 58}.wrap(finish(src, dst, 58, icmp))
 }
 
@@ -117,7 +123,9 @@ func (g *gen) hiddenError() []*part {
 		rest.inner = whole.data
 		return []*part{g.fragment(first, src, dst, number, 0, true, proto, ip[head:head+cut]), rest}
 	case how == 2 && family == 4:
-		return []*part{g.plain(id, header{src: src, dst: dst, proto: proto, options: []byte{131, 3, 4, 0}}.wrap(ip[head:]))}
+		return []*part{g.plain(id,
+			header{src: src, dst: dst, proto: proto,
+				options: []byte{131, 3, 4, 0}}.wrap(ip[head:]))}
 	case how == 2:
 		rest := ip[head:]
 		for range 4 + g.pick(6) {
@@ -187,12 +195,15 @@ func (g *gen) merged() []*part {
 	for range segments {
 		long = append(long, append(text, make([]byte, size-len(text))...)...)
 	}
-	p := g.plain(id, header{src: src, dst: dst, proto: proto}.wrap(transport(proto, src, dst, 7001, 7002, long)))
+	p := g.plain(id,
+		header{src: src, dst: dst, proto: proto}.wrap(transport(proto, src, dst, 7001, 7002, long)))
 	at, field := 14+head, map[uint8]int{6: 16, 17: 6}[proto] // where TCP and UDP have it
 	switch g.pick(8) {
 	case 0:
 		gso, size = 0, 0 // one packet with an open checksum
-		p.data = g.plain(id, header{src: src, dst: dst, proto: proto}.wrap(transport(proto, src, dst, 7001, 7002, text))).data
+		p.data = g.plain(id,
+			header{src: src, dst: dst,
+				proto: proto}.wrap(transport(proto, src, dst, 7001, 7002, text))).data
 	case 1:
 		gso = choose[byte](g, gsoTCP4, gsoTCP6, gsoUFO, gsoUDP)
 	case 2:

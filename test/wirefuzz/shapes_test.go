@@ -105,7 +105,8 @@ var destinations = []class{
 	{"peer", by("192.0.2.2", "192.0.2.1"), by("2001:db8::2", "2001:db8::1")},
 	{"multicast", fixed("224.0.0.1"), fixed("ff02::1")},
 	{"broadcast", fixed("255.255.255.255"), fixed("ff02::2")},
-	{"subnet broadcast or mapped pod", by("10.77.1.255", "10.77.2.255"), by("::ffff:10.77.1.10", "::ffff:10.77.2.100")},
+	{"subnet broadcast or mapped pod", by("10.77.1.255", "10.77.2.255"),
+		by("::ffff:10.77.1.10", "::ffff:10.77.2.100")},
 	{"world", fixed("198.51.100.7"), fixed("2001:db8:ffff::7")},
 }
 
@@ -126,13 +127,16 @@ var envelopes = []struct {
 	{"VID 0 beside the frame", func(p *part) { p.tag = new(uint16) }},
 	{"VID 7 beside the frame", func(p *part) { tci := uint16(7); p.tag = &tci }},
 	{"priority 802.1ad in the frame", func(p *part) { p.data = tagged(p.data, 0x88a8, 5<<13) }},
-	{"priority 802.1ad beside the frame", func(p *part) { tci := uint16(6 << 13); p.tag, p.service = &tci, true }},
+	{"priority 802.1ad beside the frame",
+		func(p *part) { tci := uint16(6 << 13); p.tag, p.service = &tci, true }},
 	{"VID 7 in the frame", func(p *part) { p.data = tagged(p.data, 0x8100, 7) }},
 	{"VID 0 in VID 0", func(p *part) { p.data = tagged(tagged(p.data, 0x8100, 0), 0x88a8, 0) }},
 	{"VID 0 in VID 7", func(p *part) { p.data = tagged(tagged(p.data, 0x8100, 0), 0x88a8, 7) }},
 	{"VID 7 in VID 0", func(p *part) { p.data = tagged(tagged(p.data, 0x8100, 7), 0x8100, 0) }},
-	{"VID 0 in VID 0 beside", func(p *part) { p.data = tagged(p.data, 0x8100, 0); p.tag = new(uint16) }},
-	{"VID 7 in VID 0 beside", func(p *part) { p.data = tagged(p.data, 0x8100, 7); p.tag = new(uint16) }},
+	{"VID 0 in VID 0 beside",
+		func(p *part) { p.data = tagged(p.data, 0x8100, 0); p.tag = new(uint16) }},
+	{"VID 7 in VID 0 beside",
+		func(p *part) { p.data = tagged(p.data, 0x8100, 7); p.tag = new(uint16) }},
 }
 
 // matrix is how many shots hold every class of source against every class of destination in each of
@@ -178,8 +182,10 @@ func (r *referee) make(number uint32) *shot {
 // mustReach is the pod that an honest packet in cleartext has to reach: from the world or a plain
 // pod.
 func (r *referee) mustReach(at string, src, dst netip.Addr) string {
-	world := src == far[0] || src == far[1] || src.String() == "192.0.2.9" || src.String() == "2001:db8::9"
-	if home := r.know.home(dst); home == at && (world || r.know.plain[src] && r.know.home(src) != at) {
+	world := src == far[0] || src == far[1] || src.String() == "192.0.2.9" ||
+		src.String() == "2001:db8::9"
+	if home := r.know.home(dst); home == at &&
+		(world || r.know.plain[src] && r.know.home(src) != at) {
 		return r.know.pods[dst]
 	}
 	return ""

@@ -28,7 +28,8 @@ func packetSocket(t *testing.T, ns, ifName string, receive bool) (fd int) {
 		if !receive {
 			all = 0
 		}
-		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(all)); err != nil {
+		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC,
+			int(all)); err != nil {
 			return err
 		}
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 32<<20)
@@ -130,10 +131,12 @@ func newTap(t *testing.T, l *lab.Lab) *tap {
 		tp.listen(packetSocket(t, p.NetNS, p.IfName, true), p.Name, false, 14)
 	}
 	for _, n := range agents(l) {
-		for _, proto := range []int{unix.IPPROTO_ICMP, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP, 253} {
+		for _, proto := range []int{unix.IPPROTO_ICMP, unix.IPPROTO_TCP, unix.IPPROTO_UDP,
+			unix.IPPROTO_SCTP, 253} {
 			tp.listen(rawSocket(t, n, unix.AF_INET, proto), n.Name, true, 0)
 		}
-		for _, proto := range []int{unix.IPPROTO_ICMPV6, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP, 253} {
+		for _, proto := range []int{unix.IPPROTO_ICMPV6, unix.IPPROTO_TCP, unix.IPPROTO_UDP,
+			unix.IPPROTO_SCTP, 253} {
 			tp.listen(rawSocket(t, n, unix.AF_INET6, proto), n.Name, true, -1)
 		}
 	}
@@ -186,7 +189,8 @@ func (tp *tap) listen(fd int, who string, host bool, at int) {
 func (tp *tap) take(b []byte, a arrival, at int) {
 	a.src, a.dst = ends(b, at)
 	rest := b
-	for i := bytes.Index(rest, tp.magic[:]); i >= 0 && i+8 <= len(rest); i = bytes.Index(rest, tp.magic[:]) {
+	for i := bytes.Index(rest, tp.magic[:]); i >= 0 &&
+		i+8 <= len(rest); i = bytes.Index(rest, tp.magic[:]) {
 		word := binary.BigEndian.Uint32(rest[i+4:])
 		rest = rest[i+8:]
 		if a.id = word >> 8; word != checked(a.id) {

@@ -39,8 +39,10 @@ func (c *cluster) home(a netip.Addr) string {
 // martian is an address that no packet on a wire may come from, or that is only good on one link.
 func martian(a netip.Addr) bool {
 	first := a.AsSlice()[0]
-	compatible := a.Is6() && netip.PrefixFrom(a, 96).Masked().Addr() == netip.IPv6Unspecified() && a.AsSlice()[12] == 0 && a.AsSlice()[13] == 0 && a.AsSlice()[14] == 0 && a.AsSlice()[15] <= 1
-	return a.Is4() && (first == 0 || first == 127 || first >= 224) || a.Is4In6() || compatible || a.IsMulticast() || a.IsLinkLocalUnicast()
+	compatible := a.Is6() && netip.PrefixFrom(a, 96).Masked().Addr() == netip.IPv6Unspecified() &&
+		a.AsSlice()[12] == 0 && a.AsSlice()[13] == 0 && a.AsSlice()[14] == 0 && a.AsSlice()[15] <= 1
+	return a.Is4() && (first == 0 || first == 127 || first >= 224) || a.Is4In6() || compatible ||
+		a.IsMulticast() || a.IsLinkLocalUnicast()
 }
 
 // mayOrigin says whether a packet from src, to or about dst, may have come to node at in that way.
@@ -85,7 +87,8 @@ func (c *cluster) mayReachPod(how claim, at string, p packet, pod string) (bool,
 		return false, "the sender is not who it says, or had to seal it"
 	case how == inCleartext && p.quoted && !c.mayReport(at, p):
 		return false, "an ICMP error about a packet that its sender cannot have seen"
-	case p.control && how != inCleartext: // in cleartext it has crossed a router, which its hop limit tells every receiver
+	case p.control &&
+		how != inCleartext: // in cleartext it has crossed a router, which its hop limit tells every receiver
 		return false, "speaks for a link, through a tunnel"
 	}
 	return true, ""

@@ -16,9 +16,11 @@ func (r *referee) undelivered() []*sent {
 		vlan := slices.ContainsFunc(seen.tags, func(id uint16) bool { return id != 0 })
 		ours := r.know.home(seen.dst) != "" && bytes.Contains(s.data, r.tap.marker(s.id))
 		if s.how == notGenuine {
-			ours = len(seen.tags) == 0 && !seen.fragment && seen.bad == "" && seen.proto == 17 && r.know.nodes[seen.dst] == s.shot.at && r.know.nodes[seen.src] != ""
+			ours = len(seen.tags) == 0 && !seen.fragment && seen.bad == "" && seen.proto == 17 &&
+				r.know.nodes[seen.dst] == s.shot.at && r.know.nodes[seen.src] != ""
 		}
-		if ours && seen.ip && !vlan && s.merge == nil && len(r.tap.of(s.id)) == 0 && bytes.HasPrefix(s.data, r.macs[s.shot.at]) {
+		if ours && seen.ip && !vlan && s.merge == nil && len(r.tap.of(s.id)) == 0 &&
+			bytes.HasPrefix(s.data, r.macs[s.shot.at]) {
 			out = append(out, s)
 		}
 	}
@@ -31,7 +33,8 @@ func (r *referee) undelivered() []*sent {
 func (r *referee) findVanished(t *testing.T, missing []*sent, all bool) {
 	t.Helper()
 	for _, s := range missing {
-		if s.sealAs != nil || s.how == genuine || r.looked[s.shot.shape] && !(all && r.alone < mostAlone) {
+		if s.sealAs != nil || s.how == genuine || r.looked[s.shot.shape] &&
+			!(all && r.alone < mostAlone) {
 			continue
 		}
 		r.looked[s.shot.shape] = true

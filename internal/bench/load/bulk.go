@@ -21,7 +21,8 @@ const bulkWarm = 400 * time.Millisecond
 // Bulk sends TCP streams from one pod to another and returns throughput and CPU cost. congestion is
 // the sender's congestion control as in net.ipv4.tcp_available_congestion_control, "" for the
 // machine's default.
-func Bulk(ctx context.Context, from, to Peer, streams int, congestion string, dur time.Duration) (report.Sample, error) {
+func Bulk(ctx context.Context, from, to Peer, streams int, congestion string,
+	dur time.Duration) (report.Sample, error) {
 	var w workers
 	received := make([]atomic.Uint64, streams)
 	for i := range streams {
@@ -37,7 +38,8 @@ func Bulk(ctx context.Context, from, to Peer, streams int, congestion string, du
 		return n
 	}
 	var bytes uint64
-	m, err := w.measureCPU(ctx, bulkWarm, dur, func() { bytes = total() }, func() { bytes = total() - bytes })
+	m, err := w.measureCPU(ctx, bulkWarm, dur, func() { bytes = total() },
+		func() { bytes = total() - bytes })
 	if err != nil {
 		return nil, fmt.Errorf("bulk TCP %s to %s: %w", from.IP, to.IP, err)
 	}
@@ -54,7 +56,8 @@ func Bulk(ctx context.Context, from, to Peer, streams int, congestion string, du
 type cpuSpan struct{ wall, cpu time.Duration }
 
 // measureCPU is measure with the machine's busy time around it.
-func (w *workers) measureCPU(ctx context.Context, warm, dur time.Duration, begin, end func()) (cpuSpan, error) {
+func (w *workers) measureCPU(ctx context.Context, warm, dur time.Duration, begin,
+	end func()) (cpuSpan, error) {
 	var s cpuSpan
 	var err error
 	s.wall, err = w.measure(ctx, warm, dur, func() (err error) {
@@ -71,9 +74,11 @@ func (w *workers) measureCPU(ctx context.Context, warm, dur time.Duration, begin
 }
 
 // bulkStream starts one stream's two threads.
-func (w *workers) bulkStream(from, to Peer, i int, congestion string, received *atomic.Uint64) error {
+func (w *workers) bulkStream(from, to Peer, i int, congestion string,
+	received *atomic.Uint64) error {
 	at := netip.AddrPortFrom(to.IP, uint16(firstPort+i))
-	if err := w.serveOne(to.NS, at, func(conn int) error { return drain(conn, &w.phase, received) }); err != nil {
+	if err := w.serveOne(to.NS, at,
+		func(conn int) error { return drain(conn, &w.phase, received) }); err != nil {
 		return err
 	}
 	w.start(from.NS, func() error {
@@ -83,7 +88,8 @@ func (w *workers) bulkStream(from, to Peer, i int, congestion string, received *
 		}
 		defer unix.Close(conn)
 		if congestion != "" {
-			if err := unix.SetsockoptString(conn, unix.IPPROTO_TCP, unix.TCP_CONGESTION, congestion); err != nil {
+			if err := unix.SetsockoptString(conn, unix.IPPROTO_TCP, unix.TCP_CONGESTION,
+				congestion); err != nil {
 				return fmt.Errorf("set congestion control %s: %w", congestion, err)
 			}
 		}

@@ -33,7 +33,8 @@ func RR(ctx context.Context, from, to Peer, n int, dur time.Duration) (report.Sa
 
 // RRBesideBulk is RR while one stream sends from the same pod to the same pod as fast as it goes,
 // which keeps the CPUs awake. It also returns what the stream has reached.
-func RRBesideBulk(ctx context.Context, from, to Peer, n int, dur time.Duration) (report.Sample, error) {
+func RRBesideBulk(ctx context.Context, from, to Peer, n int,
+	dur time.Duration) (report.Sample, error) {
 	var w workers
 	var received atomic.Uint64
 	if err := w.bulkStream(from, to, n, "", &received); err != nil {
@@ -43,7 +44,8 @@ func RRBesideBulk(ctx context.Context, from, to Peer, n int, dur time.Duration) 
 	began := time.Now()
 	s, err := w.rr(ctx, from, to, n, dur)
 	if err == nil && received.Load() == 0 {
-		err = fmt.Errorf("request/response beside bulk, %s to %s: the stream stood still", from.IP, to.IP)
+		err = fmt.Errorf("request/response beside bulk, %s to %s: the stream stood still", from.IP,
+			to.IP)
 	}
 	if err != nil {
 		return nil, err
@@ -53,7 +55,8 @@ func RRBesideBulk(ctx context.Context, from, to Peer, n int, dur time.Duration) 
 }
 
 // rr runs n connections beside what the workers do already.
-func (w *workers) rr(ctx context.Context, from, to Peer, n int, dur time.Duration) (report.Sample, error) {
+func (w *workers) rr(ctx context.Context, from, to Peer, n int,
+	dur time.Duration) (report.Sample, error) {
 	latencies := make([][]uint32, n)
 	counts := make([]uint64, n)
 	for i := range n {
@@ -87,7 +90,8 @@ func (w *workers) rr(ctx context.Context, from, to Peer, n int, dur time.Duratio
 // rrConn starts the two threads of one connection.
 func (w *workers) rrConn(from, to Peer, i int, latencies *[]uint32, count *uint64) error {
 	at := netip.AddrPortFrom(to.IP, uint16(firstPort+i))
-	if err := w.serveOne(to.NS, at, func(conn int) error { return echo(conn, &w.phase) }); err != nil {
+	if err := w.serveOne(to.NS, at,
+		func(conn int) error { return echo(conn, &w.phase) }); err != nil {
 		return err
 	}
 	w.start(from.NS, func() error {
@@ -118,7 +122,8 @@ func echo(fd int, p *phase) error {
 		if n == 0 || p.stopped() {
 			return ignoreStopped(p, "read request", err)
 		}
-		if _, err := transfer(p, func() (int, error) { return unix.Write(fd, buf[:]) }); err != nil {
+		if _, err := transfer(p,
+			func() (int, error) { return unix.Write(fd, buf[:]) }); err != nil {
 			return ignoreStopped(p, "write response", err)
 		}
 	}
@@ -129,7 +134,8 @@ func ask(fd int, p *phase, latencies *[]uint32, count *uint64) error {
 	var buf [1]byte
 	for !p.stopped() {
 		start := time.Now()
-		if _, err := transfer(p, func() (int, error) { return unix.Write(fd, buf[:]) }); err != nil {
+		if _, err := transfer(p,
+			func() (int, error) { return unix.Write(fd, buf[:]) }); err != nil {
 			return ignoreStopped(p, "write request", err)
 		}
 		n, err := transfer(p, func() (int, error) { return unix.Read(fd, buf[:]) })

@@ -85,7 +85,8 @@ func (w *workers) serveOne(ns string, at netip.AddrPort, serve func(conn int) er
 
 // measure lets the workers warm up, calls begin, waits for dur, calls end and stops
 // them. It returns how long the measured part took.
-func (w *workers) measure(ctx context.Context, warm, dur time.Duration, begin, end func() error) (time.Duration, error) {
+func (w *workers) measure(ctx context.Context, warm, dur time.Duration, begin,
+	end func() error) (time.Duration, error) {
 	defer w.stop()
 	if err := w.sleep(ctx, warm); err != nil {
 		return 0, err

@@ -20,7 +20,8 @@ const udpBuffer = 8 << 20
 
 // UDP sends datagrams through ordinary sockets and returns how many
 // arrive per second.
-func UDP(ctx context.Context, from, to Peer, payload int, dur time.Duration) (report.Sample, error) {
+func UDP(ctx context.Context, from, to Peer, payload int,
+	dur time.Duration) (report.Sample, error) {
 	at := netip.AddrPortFrom(to.IP, firstPort)
 	var w workers
 	var sent, received atomic.Uint64
@@ -34,8 +35,10 @@ func UDP(ctx context.Context, from, to Peer, payload int, dur time.Duration) (re
 		return nil, err
 	}
 	defer unix.Close(out)
-	w.start(to.NS, func() error { return udpLoop(&w.phase, traffic.NewBatch(payload).Receive, in, &received) })
-	w.start(from.NS, func() error { return udpLoop(&w.phase, traffic.NewBatch(payload).Send, out, &sent) })
+	w.start(to.NS,
+		func() error { return udpLoop(&w.phase, traffic.NewBatch(payload).Receive, in, &received) })
+	w.start(from.NS,
+		func() error { return udpLoop(&w.phase, traffic.NewBatch(payload).Send, out, &sent) })
 	var r, s uint64
 	m, err := w.measureCPU(ctx, rrWarm, dur,
 		func() { r, s = received.Load(), sent.Load() },
@@ -77,7 +80,8 @@ func udpSocket(ns string, attach func(fd int) error) (fd int, err error) {
 func udpLoop(p *phase, batch func(fd int) (int, error), fd int, count *atomic.Uint64) error {
 	for !p.stopped() {
 		n, err := batch(fd)
-		if err != nil && !transient(err) && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.ECONNREFUSED) {
+		if err != nil && !transient(err) && !errors.Is(err, unix.ENOBUFS) &&
+			!errors.Is(err, unix.ECONNREFUSED) {
 			return fmt.Errorf("UDP socket: %w", err)
 		}
 		count.Add(uint64(n))

@@ -44,7 +44,8 @@ func TestLoads(t *testing.T) {
 func ended(requests, data string) string {
 	return "Stopped all clients for thread #0\n\nfinished in 1.55s, 3233.33 req/s, 31.67MB/s\n" +
 		"requests: " + requests + "\nstatus codes: 4850 2xx, 0 3xx, 0 4xx, 0 5xx\n" +
-		"traffic: 47.50MB (49811788) total, 58.70KB (60104) headers (space savings 92.11%), " + data +
+		"traffic: 47.50MB (49811788) total, 58.70KB (60104) headers (space savings 92.11%), " +
+		data +
 		"\n                     min         max\ntime for request:       24us    157.18ms\n"
 }
 
@@ -65,7 +66,8 @@ func TestParseSummary(t *testing.T) {
 			summary{13807, 0, 0}, "",
 		},
 		{
-			"answered by a 503", ended("4463 total, 4975 started, 4463 done, 4383 succeeded, 80 failed, "+
+			"answered by a 503",
+			ended("4463 total, 4975 started, 4463 done, 4383 succeeded, 80 failed, "+
 				"0 errored, 0 timeout", "1.12KB (1150) data"),
 			summary{4383, 80, 1150}, "",
 		},

@@ -65,7 +65,8 @@ func TestMeasure(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", l.Name(), err)
 		}
-		if cpu, ok := sample["cpu_us_per_request"]; !ok || cpu < 0 { // none in so short a time, on a machine that is idle
+		if cpu, ok := sample["cpu_us_per_request"]; !ok ||
+			cpu < 0 { // none in so short a time, on a machine that is idle
 			t.Errorf("%s: cpu_us_per_request %v (there: %t)", l.Name(), cpu, ok)
 		}
 		for _, metric := range []string{"requests_s", "p50_us", "p99_us"} {

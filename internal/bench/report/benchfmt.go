@@ -12,10 +12,12 @@ import (
 func (r *Report) WriteBenchfmt(w io.Writer) error {
 	var b strings.Builder
 	// benchstat sets apart what differs in a key: time and build, which it is to compare, are none.
-	fmt.Fprintf(&b, "# %s\ncpu: %s\nkernel: %s\n", r.Machine.Line(), r.Machine.CPU, r.Machine.Kernel)
+	fmt.Fprintf(&b, "# %s\ncpu: %s\nkernel: %s\n", r.Machine.Line(), r.Machine.CPU,
+		r.Machine.Kernel)
 	for _, metric := range metrics {
 		if metric.Better != 0 {
-			fmt.Fprintf(&b, "Unit %s better=%s\n", metric.Name, map[int]string{+1: "higher", -1: "lower"}[metric.Better])
+			fmt.Fprintf(&b, "Unit %s better=%s\n", metric.Name,
+				map[int]string{+1: "higher", -1: "lower"}[metric.Better])
 		}
 	}
 	for _, test := range r.tests() {
@@ -43,9 +45,11 @@ func (r *Report) benchLines(b *strings.Builder, test, variant string) {
 		}
 		for i, v := range values {
 			if i == len(lines) {
-				lines = append(lines, fmt.Sprintf("BenchmarkWeft/test=%s/variant=%s 1", test, variant))
+				lines = append(lines,
+					fmt.Sprintf("BenchmarkWeft/test=%s/variant=%s 1", test, variant))
 			}
-			lines[i] += " " + strconv.FormatFloat(significant(v, 6), 'f', -1, 64) + " " + metric.Name
+			lines[i] += " " + strconv.FormatFloat(significant(v, 6), 'f', -1, 64) + " " +
+				metric.Name
 		}
 	}
 	for _, line := range lines {

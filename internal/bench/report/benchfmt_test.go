@@ -14,7 +14,8 @@ func TestBenchfmt(t *testing.T) {
 	c.Add("pps64", "xdp", Sample{"pps": 3e6, "loss": 0})
 	c.Add("pps64", "xdp", Sample{"pps": 5.5e6, "loss": 0.25})
 	c.Add("rr1", "iptables", Sample{"p50_us": 0.125})
-	r := &Report{Machine: Machine{CPU: "Example CPU", Kernel: "6.18.0", Weft: "v0.1.0"}, Rows: c.Rows()}
+	r := &Report{Machine: Machine{CPU: "Example CPU", Kernel: "6.18.0", Weft: "v0.1.0"},
+		Rows: c.Rows()}
 	r.Rows = append(r.Rows, Row{Test: "rr1", Variant: "from-a-file", Metric: "p50_us", Median: 7})
 	var text bytes.Buffer
 	if err := r.WriteBenchfmt(&text); err != nil {

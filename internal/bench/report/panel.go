@@ -22,8 +22,10 @@ func (r *Report) drawPanel(c *plot.Canvas, p Panel, in plot.Box) {
 	hint := map[int]string{+1: ", more is better", -1: ", less is better"}[better]
 	c.Text(in.X, in.Y+16, "panel", "start", p.Title)
 	c.Text(in.X, in.Y+33, "note", "start", p.Unit+hint+r.generatorNote(p))
-	bars := slices.DeleteFunc(slices.Clone(p.Bars), func(b Bar) bool { return len(r.barVariants(b)) == 0 })
-	room := plot.Box{X: in.X + plotLeft, Y: in.Y + plotTop, W: in.W - plotLeft, H: in.H - plotTop - plotBottom}
+	bars := slices.DeleteFunc(slices.Clone(p.Bars),
+		func(b Bar) bool { return len(r.barVariants(b)) == 0 })
+	room := plot.Box{X: in.X + plotLeft, Y: in.Y + plotTop, W: in.W - plotLeft,
+		H: in.H - plotTop - plotBottom}
 	most := 0.0
 	for _, b := range bars {
 		for _, v := range r.barVariants(b) {
@@ -71,8 +73,10 @@ func (r *Report) drawBars(c *plot.Canvas, p Panel, bars []Bar, a plot.Axis) {
 func (r *Report) drawBar(c *plot.Canvas, a plot.Axis, row Row, p Panel, at plot.Box, label string) {
 	median, low, high := row.Median/p.Scale, row.Min/p.Scale, row.Max/p.Scale
 	y, base := a.Y(median), a.Plot.Y+a.Plot.H
-	tip := fmt.Sprintf("%s, %s: %s (%s to %s, n=%d) %s", label, row.Variant, shortValue(median), shortValue(low), shortValue(high), row.N, p.Unit)
-	c.Rect(plot.Box{X: at.X + 1, Y: y, W: at.W - 2, H: math.Max(base-y, 0.5)}, r.view().Colours[row.Variant], tip)
+	tip := fmt.Sprintf("%s, %s: %s (%s to %s, n=%d) %s", label, row.Variant, shortValue(median),
+		shortValue(low), shortValue(high), row.N, p.Unit)
+	c.Rect(plot.Box{X: at.X + 1, Y: y, W: at.W - 2, H: math.Max(base-y, 0.5)},
+		r.view().Colours[row.Variant], tip)
 	mid := at.X + at.W/2
 	if high > low {
 		c.Line(mid, a.Y(low), mid, a.Y(high), "#222", 1.1)
@@ -100,7 +104,8 @@ func (r *Report) drawCurves(c *plot.Canvas, p Panel, bars []Bar, a plot.Axis) {
 			x, y := a.Plot.X+slot*(float64(i)+0.5), a.Y(row.Median/p.Scale)
 			points = append(points, plot.Point{X: x, Y: y})
 			c.Line(x, a.Y(row.Min/p.Scale), x, a.Y(row.Max/p.Scale), r.view().Colours[v], 1.4)
-			c.Dot(x, y, r.view().Colours[v], fmt.Sprintf("%s, %s: %s %s", b.Label, v, shortValue(row.Median/p.Scale), p.Unit))
+			c.Dot(x, y, r.view().Colours[v],
+				fmt.Sprintf("%s, %s: %s %s", b.Label, v, shortValue(row.Median/p.Scale), p.Unit))
 			if i == len(bars)-1 && apart(labelled, y) {
 				c.Text(x+8, y+3, "value", "start", shortValue(row.Median/p.Scale))
 				labelled = append(labelled, y)

@@ -50,7 +50,8 @@ func TestCollectorKeepsOrder(t *testing.T) {
 
 func TestFormatValue(t *testing.T) {
 	cases := map[float64]string{
-		0: "0", 0.0123456: "0.0123", 1.236: "1.24", 12.34: "12.3", 312.6: "313", 4321: "4321", 43210: "43.2 k", 5.2e6: "5.20 M", -1.5: "-1.50",
+		0: "0", 0.0123456: "0.0123", 1.236: "1.24", 12.34: "12.3", 312.6: "313", 4321: "4321",
+		43210: "43.2 k", 5.2e6: "5.20 M", -1.5: "-1.50",
 	}
 	for v, want := range cases {
 		if got := formatValue(v); got != want {
@@ -61,8 +62,10 @@ func TestFormatValue(t *testing.T) {
 
 func TestRatioTurnsCosts(t *testing.T) {
 	r := &Report{Rows: []Row{
-		{Test: "rr1", Variant: "xdp", Metric: "p50_us", Median: 20}, {Test: "rr1", Variant: "tc", Metric: "p50_us", Median: 30},
-		{Test: "pps64", Variant: "xdp", Metric: "pps", Median: 4}, {Test: "pps64", Variant: "tc", Metric: "pps", Median: 2},
+		{Test: "rr1", Variant: "xdp", Metric: "p50_us", Median: 20},
+		{Test: "rr1", Variant: "tc", Metric: "p50_us", Median: 30},
+		{Test: "pps64", Variant: "xdp", Metric: "pps", Median: 4},
+		{Test: "pps64", Variant: "tc", Metric: "pps", Median: 2},
 		{Test: "pps64", Variant: "auto", Metric: "pps", Median: 0},
 	}}
 	cases := []struct {
@@ -84,7 +87,8 @@ func TestRatioTurnsCosts(t *testing.T) {
 
 func TestWriteJSONFormat(t *testing.T) {
 	var out bytes.Buffer
-	r := &Report{Machine: Machine{CPU: "x"}, Rows: []Row{{"pps64", "xdp", "pps", "packets/s", 2000000.123456, 1, 3, 5, nil}}}
+	r := &Report{Machine: Machine{CPU: "x"},
+		Rows: []Row{{"pps64", "xdp", "pps", "packets/s", 2000000.123456, 1, 3, 5, nil}}}
 	if err := r.WriteJSON(&out); err != nil {
 		t.Fatal(err)
 	}

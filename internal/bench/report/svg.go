@@ -21,7 +21,8 @@ const (
 // WriteSVG draws the report: a panel per group of metrics, medians as bars and the
 // spread from minimum to maximum as whiskers. The file needs nothing outside itself.
 func (r *Report) WriteSVG(w io.Writer) error {
-	shown := slices.DeleteFunc(slices.Clone(r.view().Panels), func(p Panel) bool { return !r.hasPanel(p) })
+	shown := slices.DeleteFunc(slices.Clone(r.view().Panels),
+		func(p Panel) bool { return !r.hasPanel(p) })
 	height := headerHeight + footerHeight
 	var body plot.Canvas
 	for i := 0; i < len(shown); {
@@ -55,7 +56,8 @@ func (r *Report) drawRow(c *plot.Canvas, row []Panel, y float64) {
 		width = full
 	}
 	for i, p := range row {
-		r.drawPanel(c, p, plot.Box{X: pageMargin + float64(i)*(width+panelGap), Y: y, W: width, H: panelHeight})
+		r.drawPanel(c, p,
+			plot.Box{X: pageMargin + float64(i)*(width+panelGap), Y: y, W: width, H: panelHeight})
 	}
 }
 

@@ -103,7 +103,8 @@ func cell(row Row, ok bool) string {
 	if row.Min == row.Max {
 		return formatValue(row.Median)
 	}
-	return fmt.Sprintf("%s (%s–%s)", formatValue(row.Median), formatValue(row.Min), formatValue(row.Max))
+	return fmt.Sprintf("%s (%s–%s)", formatValue(row.Median), formatValue(row.Min),
+		formatValue(row.Max))
 }
 
 // ratioCell renders how much better than the reference a row is.
@@ -138,13 +139,15 @@ func (r *Report) tests() []string {
 func (r *Report) variantsOf(test string) []string {
 	found := uniq(r.Rows, func(row Row) (string, bool) { return row.Variant, row.Test == test })
 	order := append([]string{Generator}, r.view().Order...)
-	slices.SortStableFunc(found, func(a, b string) int { return slices.Index(order, a) - slices.Index(order, b) })
+	slices.SortStableFunc(found,
+		func(a, b string) int { return slices.Index(order, a) - slices.Index(order, b) })
 	return found
 }
 
 func (r *Report) metricsOf(test string) []Metric {
 	var out []Metric
-	for _, name := range uniq(r.Rows, func(row Row) (string, bool) { return row.Metric, row.Test == test }) {
+	for _, name := range uniq(r.Rows,
+		func(row Row) (string, bool) { return row.Metric, row.Test == test }) {
 		m := FindMetric(name)
 		if m.Unit == "" {
 			i := slices.IndexFunc(r.Rows, func(row Row) bool { return row.Metric == name })

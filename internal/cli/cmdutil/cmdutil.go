@@ -63,9 +63,12 @@ func (a *App) Root(root *cobra.Command, verbs ...*cobra.Command) *cobra.Command 
 	root.Args = cobra.NoArgs
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	flags := root.PersistentFlags()
-	flags.StringVar(&a.Instance, "instance", os.Getenv("WEFT_INSTANCE"), "the agent's instance name (environment: WEFT_INSTANCE)")
-	flags.StringVar(&a.Socket, "socket", os.Getenv("WEFT_SOCKET"), "the agent's socket (environment: WEFT_SOCKET)")
-	flags.StringVarP(&a.Format, "output", "o", string(output.Table), "output format: "+strings.Join(output.Formats, ", "))
+	flags.StringVar(&a.Instance, "instance", os.Getenv("WEFT_INSTANCE"),
+		"the agent's instance name (environment: WEFT_INSTANCE)")
+	flags.StringVar(&a.Socket, "socket", os.Getenv("WEFT_SOCKET"),
+		"the agent's socket (environment: WEFT_SOCKET)")
+	flags.StringVarP(&a.Format, "output", "o", string(output.Table),
+		"output format: "+strings.Join(output.Formats, ", "))
 	root.PersistentPreRunE = func(*cobra.Command, []string) error { return a.CheckFormat() }
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &ExitError{ExitUsage, fmt.Errorf("%s: %w", cmd.CommandPath(), err)}
@@ -118,8 +121,10 @@ func (a *App) ExitCode(err error) int {
 		}
 	case errors.As(err, &noAgent):
 		code = ExitNoAgent
-	case strings.HasPrefix(err.Error(), "unknown command"), strings.HasPrefix(err.Error(), "required flag"),
-		strings.HasPrefix(err.Error(), "if any flags in the group"), strings.HasPrefix(err.Error(), "invalid argument"):
+	case strings.HasPrefix(err.Error(), "unknown command"),
+		strings.HasPrefix(err.Error(), "required flag"),
+		strings.HasPrefix(err.Error(), "if any flags in the group"),
+		strings.HasPrefix(err.Error(), "invalid argument"):
 		code = ExitUsage
 	}
 	// cobra's own suggestions come on further lines, with blanks around them.
@@ -141,7 +146,8 @@ func strictArgs(cmd *cobra.Command) {
 		cmd.Args = cobra.ArbitraryArgs
 		cmd.RunE = func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return UsageError("unknown command %q for %q: see `%s --help`", args[0], cmd.CommandPath(), cmd.CommandPath())
+				return UsageError("unknown command %q for %q: see `%s --help`", args[0],
+					cmd.CommandPath(), cmd.CommandPath())
 			}
 			return cmd.Help()
 		}

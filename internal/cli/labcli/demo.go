@@ -47,9 +47,12 @@ output and the story to standard error.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&opt.Dir, "out", "", "also write report.json and report.html into this directory")
-	flags.StringVar(&opt.Lab, "lab", demo.DefaultLab, "the name of the lab that is built and taken away")
-	flags.BoolVar(&opt.SkipBench, "skip-bench", false, "leave the benchmark out, which takes most of the time")
+	flags.StringVar(&opt.Dir, "out", "",
+		"also write report.json and report.html into this directory")
+	flags.StringVar(&opt.Lab, "lab", demo.DefaultLab,
+		"the name of the lab that is built and taken away")
+	flags.BoolVar(&opt.SkipBench, "skip-bench", false,
+		"leave the benchmark out, which takes most of the time")
 	flags.BoolVarP(&verbose, "verbose", "v", false, "also show each run of the benchmark")
 	_ = cmd.MarkFlagDirname("out")
 	return cmd

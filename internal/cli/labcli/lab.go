@@ -27,7 +27,8 @@ func newLab(a *app) *cobra.Command {
 every node, pods attached by the CNI plugin. Nothing outside these namespaces is touched.`,
 		Example: "  weft lab up\n  weft lab status\n  weft lab exec client -- ping -c 1 10.77.2.100\n  weft lab down",
 	}
-	cmd.AddCommand(newLabUp(a), newLabDown(a), newLabStatus(a), newLabExec(a), newLabRun(a), newLabExample(a))
+	cmd.AddCommand(newLabUp(a), newLabDown(a), newLabStatus(a), newLabExec(a), newLabRun(a),
+		newLabExample(a))
 	return cmd
 }
 
@@ -68,13 +69,18 @@ type labUpFlags struct {
 }
 
 func (f *labUpFlags) register(cmd *cobra.Command) {
-	cmd.Flags().StringVarP(&f.file, "file", "f", "", "the lab's description (default: examples/lab.yaml, built in)")
-	cmd.Flags().StringVar(&f.sysctls, "sysctls", "", "network settings that nodes and pods start with: distribution or kernel (default: the file's, else distribution)")
-	cmd.Flags().DurationVar(&f.timeout, "timeout", 30*time.Second, "how long an agent may take to be ready")
+	cmd.Flags().StringVarP(&f.file, "file", "f", "",
+		"the lab's description (default: examples/lab.yaml, built in)")
+	cmd.Flags().StringVar(&f.sysctls, "sysctls", "",
+		"network settings that nodes and pods start with: distribution or kernel (default: the file's, else distribution)")
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 30*time.Second,
+		"how long an agent may take to be ready")
 	cmd.Flags().BoolVarP(&f.quiet, "quiet", "q", false, "no progress")
-	cmd.Flags().BoolVar(&f.keep, "keep", false, "leave a half-built lab standing when building fails")
+	cmd.Flags().BoolVar(&f.keep, "keep", false,
+		"leave a half-built lab standing when building fails")
 	_ = cmd.MarkFlagFilename("file", "yaml", "yml")
-	_ = cmd.RegisterFlagCompletionFunc("sysctls", cmdutil.Fixed(lab.SysctlsDistribution, lab.SysctlsKernel))
+	_ = cmd.RegisterFlagCompletionFunc("sysctls",
+		cmdutil.Fixed(lab.SysctlsDistribution, lab.SysctlsKernel))
 }
 
 func (f *labUpFlags) options(a *app) lab.Options {
@@ -119,7 +125,8 @@ func openLab(name string, opts lab.Options) (*lab.Lab, error) {
 	case 1:
 		return lab.OpenWith(names[0], opts)
 	}
-	return nil, cmdutil.UsageError("there are several labs: name one of %s", strings.Join(names, ", "))
+	return nil, cmdutil.UsageError("there are several labs: name one of %s",
+		strings.Join(names, ", "))
 }
 
 func first(args []string) string {
@@ -194,9 +201,11 @@ func (a *app) labStatus(ctx context.Context, opened *lab.Lab) error {
 
 func writeLab(w io.Writer, s *lab.Status, wide bool) error {
 	fmt.Fprintf(w, "lab %s is %s\n\n", s.Name, s.Phase)
-	nodes := output.Rows{Header: []string{"NODE", "ADDRESSES", "POD RANGES", "AGENT", "PID", "NETNS", "SOCKET", "LOG"}, WideFrom: 5}
+	nodes := output.Rows{Header: []string{"NODE", "ADDRESSES", "POD RANGES", "AGENT", "PID",
+		"NETNS", "SOCKET", "LOG"}, WideFrom: 5}
 	for _, n := range s.Nodes {
-		nodes.Add(n.Name, output.Join(n.Addresses), output.Join(n.PodCIDRs), n.Agent, fmt.Sprint(n.PID), n.NetNS, n.Socket, n.Log)
+		nodes.Add(n.Name, output.Join(n.Addresses), output.Join(n.PodCIDRs), n.Agent,
+			fmt.Sprint(n.PID), n.NetNS, n.Socket, n.Log)
 	}
 	if err := nodes.Write(w, wide); err != nil {
 		return err
@@ -204,15 +213,18 @@ func writeLab(w io.Writer, s *lab.Status, wide bool) error {
 	fmt.Fprintln(w)
 	wires := output.Rows{Header: []string{"WIRE", "NODES", "MTU", "OFFLOAD"}}
 	for _, wire := range s.Wires {
-		wires.Add(wire.Name, strings.Join(wire.Nodes, ", "), fmt.Sprint(wire.MTU), fmt.Sprint(wire.Offload))
+		wires.Add(wire.Name, strings.Join(wire.Nodes, ", "), fmt.Sprint(wire.MTU),
+			fmt.Sprint(wire.Offload))
 	}
 	if err := wires.Write(w, wide); err != nil {
 		return err
 	}
 	fmt.Fprintln(w)
-	pods := output.Rows{Header: []string{"POD", "NODE", "IPV4", "IPV6", "STATE", "SERVICE ACCOUNT", "NETNS", "INTERFACE", "MAC", "LABELS"}, WideFrom: 5, Empty: "no pods"}
+	pods := output.Rows{Header: []string{"POD", "NODE", "IPV4", "IPV6", "STATE", "SERVICE ACCOUNT",
+		"NETNS", "INTERFACE", "MAC", "LABELS"}, WideFrom: 5, Empty: "no pods"}
 	for _, p := range s.Pods {
-		pods.Add(p.Namespace+"/"+p.Name, p.Node, p.IPv4, p.IPv6, p.State, p.ServiceAccount, p.NetNS, p.HostIf, p.MAC, output.Labels(p.Labels))
+		pods.Add(p.Namespace+"/"+p.Name, p.Node, p.IPv4, p.IPv6, p.State, p.ServiceAccount, p.NetNS,
+			p.HostIf, p.MAC, output.Labels(p.Labels))
 	}
 	return pods.Write(w, wide)
 }
@@ -243,7 +255,8 @@ func newLabExec(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			code, err := opened.Exec(cmd.Context(), args[0], argv, lab.Stdio{In: os.Stdin, Out: a.Out, Err: a.ErrOut})
+			code, err := opened.Exec(cmd.Context(), args[0], argv,
+				lab.Stdio{In: os.Stdin, Out: a.Out, Err: a.ErrOut})
 			if err != nil {
 				return &cmdutil.ExitError{Code: max(code, cmdutil.ExitFailed), Cause: err}
 			}
@@ -254,7 +267,8 @@ func newLabExec(a *app) *cobra.Command {
 		},
 	}
 	cmd.Flags().SetInterspersed(false)
-	cmd.Flags().StringVar(&name, "lab", os.Getenv("WEFT_LAB"), "the lab's name (default: the only one; environment: WEFT_LAB)")
+	cmd.Flags().StringVar(&name, "lab", os.Getenv("WEFT_LAB"),
+		"the lab's name (default: the only one; environment: WEFT_LAB)")
 	_ = cmd.RegisterFlagCompletionFunc("lab", cmdutil.CompleteLabs)
 	return cmd
 }

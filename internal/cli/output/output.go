@@ -38,7 +38,8 @@ func Parse(name string) (Format, error) {
 			return Format(name), nil
 		}
 	}
-	return "", fmt.Errorf("unknown output format %q: use one of %s", name, strings.Join(Formats, ", "))
+	return "", fmt.Errorf("unknown output format %q: use one of %s", name,
+		strings.Join(Formats, ", "))
 }
 
 // Rows is a table: a header and lines of cells. WideFrom is the first column that

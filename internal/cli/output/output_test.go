@@ -75,7 +75,8 @@ func TestTable(t *testing.T) {
 }
 
 func TestParse(t *testing.T) {
-	if _, err := Parse("xml"); err == nil || !strings.Contains(err.Error(), "table, wide, json, yaml") {
+	if _, err := Parse("xml"); err == nil ||
+		!strings.Contains(err.Error(), "table, wide, json, yaml") {
 		t.Errorf("error %v", err)
 	}
 	if format, err := Parse("yaml"); err != nil || format != YAML {

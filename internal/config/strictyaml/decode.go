@@ -38,7 +38,8 @@ func (d *decoder) fail(n *yaml.Node, path, format string, args ...any) {
 		path, format, args = "", "more errors are not shown: correct these first", nil
 	}
 	d.errs = append(d.errs, Error{
-		File: d.doc.File, Line: n.Line + d.doc.offset, Field: path, Msg: fmt.Sprintf(format, args...),
+		File: d.doc.File, Line: n.Line + d.doc.offset, Field: path,
+		Msg: fmt.Sprintf(format, args...),
 	})
 }
 
@@ -98,7 +99,8 @@ func (d *decoder) text(at, n *yaml.Node, v reflect.Value, path string) {
 // are numbers or names.
 func (d *decoder) json(at, n *yaml.Node, into json.Unmarshaler, path string) {
 	var value any = n.Value
-	if n.Kind != yaml.ScalarNode || n.ShortTag() == "!!int" || n.ShortTag() == "!!bool" || n.ShortTag() == "!!float" {
+	if n.Kind != yaml.ScalarNode || n.ShortTag() == "!!int" || n.ShortTag() == "!!bool" ||
+		n.ShortTag() == "!!float" {
 		if err := n.Decode(&value); err != nil {
 			d.fail(at, path, "cannot be read: %s", strings.TrimPrefix(err.Error(), "yaml: "))
 			return
@@ -109,7 +111,8 @@ func (d *decoder) json(at, n *yaml.Node, into json.Unmarshaler, path string) {
 		err = into.UnmarshalJSON(text)
 	}
 	if err != nil {
-		d.fail(at, path, "is %s, which it cannot be: %s", describe(n), strings.TrimPrefix(err.Error(), "json: "))
+		d.fail(at, path, "is %s, which it cannot be: %s", describe(n),
+			strings.TrimPrefix(err.Error(), "json: "))
 	}
 }
 
@@ -163,7 +166,8 @@ func (d *decoder) untyped(at, n *yaml.Node, v reflect.Value, path string) {
 
 func (d *decoder) structure(at, n *yaml.Node, v reflect.Value, path string) {
 	if n.Kind != yaml.MappingNode {
-		d.fail(at, path, "is %s: want keys with values, such as %s: …", describe(n), keys(v.Type())[0])
+		d.fail(at, path, "is %s: want keys with values, such as %s: …", describe(n),
+			keys(v.Type())[0])
 		return
 	}
 	fields := fieldsOf(v.Type())

@@ -86,7 +86,8 @@ func SplitUpTo(size int, file string, data []byte) ([]*Doc, []Error) {
 	var errs []Error
 	parts := chunks(data)
 	if len(parts) > maxParts {
-		return nil, []Error{{File: file, Msg: fmt.Sprintf("more than %d documents: split it into several files", maxParts)}}
+		return nil, []Error{{File: file,
+			Msg: fmt.Sprintf("more than %d documents: split it into several files", maxParts)}}
 	}
 	for _, c := range parts {
 		d, err := c.parse(file)
@@ -100,7 +101,8 @@ func SplitUpTo(size int, file string, data []byte) ([]*Doc, []Error) {
 
 func checkText(size int, file string, data []byte) *Error {
 	if len(data) > size {
-		return &Error{File: file, Msg: fmt.Sprintf("larger than %d bytes: split it into several files", size)}
+		return &Error{File: file,
+			Msg: fmt.Sprintf("larger than %d bytes: split it into several files", size)}
 	}
 	if utf8.Valid(data) {
 		return nil
@@ -214,7 +216,8 @@ func isNull(n *yaml.Node) bool {
 // Sort orders errors by file, line and field.
 func Sort(errs []Error) {
 	slices.SortStableFunc(errs, func(a, b Error) int {
-		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Field, b.Field))
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line),
+			cmp.Compare(a.Field, b.Field))
 	})
 }
 

@@ -49,7 +49,8 @@ func allPaths(t reflect.Type, prefix string) []string {
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
-	if t.Kind() != reflect.Struct || reflect.PointerTo(t).Implements(reflect.TypeFor[encoding.TextUnmarshaler]()) {
+	if t.Kind() != reflect.Struct ||
+		reflect.PointerTo(t).Implements(reflect.TypeFor[encoding.TextUnmarshaler]()) {
 		return []string{prefix}
 	}
 	var out []string

@@ -6,7 +6,8 @@ import "strings"
 func Nearest(s string, known []string) string {
 	best, bestDist := "", len(s)/3+1
 	for _, k := range known {
-		if dist := distance(strings.ToLower(s), strings.ToLower(k)); dist <= bestDist && dist < max(len(k), 2) {
+		if dist := distance(strings.ToLower(s), strings.ToLower(k)); dist <= bestDist &&
+			dist < max(len(k), 2) {
 			if best == "" || dist < bestDist {
 				best, bestDist = k, dist
 			}

@@ -84,8 +84,11 @@ func sharedFields(m *ebpf.Map, now btf.Type) ([]sharedField, error) {
 	for _, old := range was.Members {
 		for _, member := range is.Members {
 			size, err := btf.Sizeof(old.Type)
-			if nowSize, nowErr := btf.Sizeof(member.Type); err == nil && nowErr == nil && size == nowSize && old.Name == member.Name && old.BitfieldSize == 0 && member.BitfieldSize == 0 {
-				out = append(out, sharedField{old.Offset.Bytes(), member.Offset.Bytes(), uint32(size)})
+			if nowSize, nowErr := btf.Sizeof(member.Type); err == nil && nowErr == nil &&
+				size == nowSize && old.Name == member.Name && old.BitfieldSize == 0 &&
+				member.BitfieldSize == 0 {
+				out = append(out,
+					sharedField{old.Offset.Bytes(), member.Offset.Bytes(), uint32(size)})
 			}
 		}
 	}

@@ -26,7 +26,8 @@ func TestRoutesWithoutNetwork(t *testing.T) {
 		{Name: "addr", Type: &btf.Array{Index: word, Type: char, Nelems: 16}, Offset: 32},
 	}}
 	from, err := ebpf.NewMap(&ebpf.MapSpec{
-		Name: "former", Type: ebpf.LPMTrie, Key: key, Value: spec.Value, KeySize: 20, ValueSize: spec.ValueSize, Flags: spec.Flags, MaxEntries: 16,
+		Name: "former", Type: ebpf.LPMTrie, Key: key, Value: spec.Value, KeySize: 20,
+		ValueSize: spec.ValueSize, Flags: spec.Flags, MaxEntries: 16,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -37,7 +38,9 @@ func TestRoutesWithoutNetwork(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer to.Close()
-	routes := map[string]Route{"10.1.0.0/24": {}, "10.2.0.0/16": {Node: 7}, "fd00:2::/64": {Node: 7}, "192.0.2.2/32": {Node: 7, Flags: RouteHost}, "::/0": {Flags: RouteNoNode}}
+	routes := map[string]Route{"10.1.0.0/24": {}, "10.2.0.0/16": {Node: 7},
+		"fd00:2::/64": {Node: 7}, "192.0.2.2/32": {Node: 7, Flags: RouteHost},
+		"::/0": {Flags: RouteNoNode}}
 	for text, route := range routes {
 		now := RouteKeyOf(netip.MustParsePrefix(text))
 		former := struct {

@@ -76,7 +76,8 @@ func migrate(dir string, spec *ebpf.MapSpec, to *ebpf.Map) string {
 	}
 	defer from.Close()
 	if !sameLayout(old[at]) {
-		if spec.Name == "weft_peer_ids" && from.Type() == spec.Type && from.KeySize() == spec.KeySize {
+		if spec.Name == "weft_peer_ids" && from.Type() == spec.Type &&
+			from.KeySize() == spec.KeySize {
 			return copyPeerIDs(from, to)
 		}
 		if spec.Name == "weft_routes" && from.Type() == spec.Type {
@@ -90,7 +91,8 @@ func migrate(dir string, spec *ebpf.MapSpec, to *ebpf.Map) string {
 	if strings.HasPrefix(spec.Name, "weft_cells") {
 		return "none: given out anew" // see flowTable.adopt
 	}
-	if spec.Type != ebpf.Hash && spec.Type != ebpf.LRUHash && spec.Type != ebpf.LPMTrie && spec.Type != ebpf.Array {
+	if spec.Type != ebpf.Hash && spec.Type != ebpf.LRUHash && spec.Type != ebpf.LPMTrie &&
+		spec.Type != ebpf.Array {
 		return "none"
 	}
 	copied, key, value := 0, make([]byte, from.KeySize()), make([]byte, from.ValueSize())

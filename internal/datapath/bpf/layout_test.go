@@ -19,7 +19,8 @@ func field(name string, t btf.Type, offset btf.Bits) btf.Member {
 func TestLayoutHash(t *testing.T) {
 	u32, u16 := &btf.Int{Name: "unsigned int", Size: 4}, &btf.Int{Name: "unsigned short", Size: 2}
 	spec := func(change func(*ebpf.MapSpec)) *ebpf.MapSpec {
-		s := &ebpf.MapSpec{Name: "m", Type: ebpf.Hash, KeySize: 4, ValueSize: 8, MaxEntries: 10, Key: u32,
+		s := &ebpf.MapSpec{Name: "m", Type: ebpf.Hash, KeySize: 4, ValueSize: 8, MaxEntries: 10,
+			Key:   u32,
 			Value: structType("v", field("a", u32, 0), field("b", u16, 32))}
 		change(s)
 		return s
@@ -29,8 +30,9 @@ func TestLayoutHash(t *testing.T) {
 		change func(*ebpf.MapSpec)
 		same   bool
 	}{
-		"size of the map":        {func(s *ebpf.MapSpec) { s.MaxEntries = 20 }, true},
-		"name of the type":       {func(s *ebpf.MapSpec) { s.Value.(*btf.Struct).Name = "w" }, true},
+		"size of the map": {func(s *ebpf.MapSpec) { s.MaxEntries = 20 }, true},
+		"name of the type": {func(s *ebpf.MapSpec) { s.Value.(*btf.Struct).Name = "w" },
+			true},
 		"typedef of a field":     {func(s *ebpf.MapSpec) { s.Key = &btf.Typedef{Name: "__u32", Type: u32} }, true},
 		"kind of the map":        {func(s *ebpf.MapSpec) { s.Type = ebpf.LRUHash }, false},
 		"flags of the map":       {func(s *ebpf.MapSpec) { s.Flags = 1 }, false},
@@ -54,7 +56,8 @@ func TestLayoutHash(t *testing.T) {
 // TestEveryObjectAgrees: programs that share a map must have been compiled with one layout.
 func TestEveryObjectAgrees(t *testing.T) {
 	pins := map[string]string{}
-	for _, object := range []string{"from_pod_xdp", "from_wire_xdp", "from_pod_tc", "from_wire_tc", "to_pod_tc", "to_wire_tc", "pod_out_tc"} {
+	for _, object := range []string{"from_pod_xdp", "from_wire_xdp", "from_pod_tc", "from_wire_tc",
+		"to_pod_tc", "to_wire_tc", "pod_out_tc"} {
 		spec, err := LoadSpec(object)
 		if err != nil {
 			t.Fatal(err)

@@ -70,7 +70,8 @@ type Maps struct {
 // has no endpoint is no pod, and a rule that denies an identity or a range does not meet an address
 // that is not known to have it. What the others lack is refused (keys, peers, uplinks, a policy
 // set's entries), or looked up anew (flows).
-var Deciding = []string{"weft_routes", "weft_ep_if", "weft_ep_addr", "weft_ep_slot", "weft_addr_ids", "weft_classes"}
+var Deciding = []string{"weft_routes", "weft_ep_if", "weft_ep_addr", "weft_ep_slot",
+	"weft_addr_ids", "weft_classes"}
 
 // LateMap is a deciding map that was made anew while hooks of a previous run are in force.
 type LateMap struct {
@@ -102,7 +103,8 @@ func SharedMaps(flowEntries uint32, sealing bool) (map[string]*ebpf.MapSpec, err
 	for name, ms := range spec.Maps {
 		if !strings.HasPrefix(name, "weft_") {
 			delete(spec.Maps, name) // .rodata belongs to one program
-		} else if flowEntries != 0 && (strings.HasPrefix(name, "weft_flows") || strings.HasPrefix(name, "weft_cells")) {
+		} else if flowEntries != 0 &&
+			(strings.HasPrefix(name, "weft_flows") || strings.HasPrefix(name, "weft_cells")) {
 			ms.MaxEntries = flowEntries
 		} else if !sealing && strings.HasPrefix(name, "weft_sa_") {
 			// No live code looks into them: they need not hold what older kernels have no names
@@ -117,12 +119,14 @@ func SharedMaps(flowEntries uint32, sealing bool) (map[string]*ebpf.MapSpec, err
 // a hash of the layout, so a map of another layout is never read by the wrong program. Programs
 // that still run keep their old maps alive until they are replaced: where hooked says that some
 // decide now, deciding maps that are made anew are Late.
-func OpenMaps(dir string, flowEntries uint32, sealing, hooked bool, log *slog.Logger) (*Maps, error) {
+func OpenMaps(dir string, flowEntries uint32, sealing, hooked bool,
+	log *slog.Logger) (*Maps, error) {
 	specs, err := SharedMaps(flowEntries, sealing)
 	if err != nil {
 		return nil, err
 	}
-	m := &Maps{ByName: map[string]*ebpf.Map{}, Created: map[string]bool{}, Emptied: map[string]bool{}, Hooked: hooked}
+	m := &Maps{ByName: map[string]*ebpf.Map{}, Created: map[string]bool{},
+		Emptied: map[string]bool{}, Hooked: hooked}
 	for name, ms := range specs {
 		late := hooked && slices.Contains(Deciding, name)
 		opened, how, err := openMap(dir, ms, !late, log)
@@ -165,7 +169,8 @@ const (
 	emptied        // without those
 )
 
-func openMap(dir string, spec *ebpf.MapSpec, pin bool, log *slog.Logger) (m *ebpf.Map, how origin, err error) {
+func openMap(dir string, spec *ebpf.MapSpec, pin bool,
+	log *slog.Logger) (m *ebpf.Map, how origin, err error) {
 	path := filepath.Join(dir, pinName(spec))
 	pinned, err := ebpf.LoadPinnedMap(path, nil)
 	if err == nil {

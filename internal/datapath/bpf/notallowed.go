@@ -19,7 +19,8 @@ func NotAllowed(err error) error {
 type refusedLoad struct{ err error }
 
 func (r *refusedLoad) Error() string {
-	return strings.ReplaceAll(r.err.Error(), memlockGuess, "(CAP_BPF, CAP_PERFMON or CAP_NET_ADMIN is missing, or the kernel is locked down)")
+	return strings.ReplaceAll(r.err.Error(), memlockGuess,
+		"(CAP_BPF, CAP_PERFMON or CAP_NET_ADMIN is missing, or the kernel is locked down)")
 }
 
 func (r *refusedLoad) Unwrap() error { return r.err }

@@ -21,7 +21,8 @@ func TestNotAllowed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := NotAllowed(c.err)
-			if text := got.Error(); !strings.Contains(text, c.want) || strings.Contains(text, "MEMLOCK") {
+			if text := got.Error(); !strings.Contains(text, c.want) ||
+				strings.Contains(text, "MEMLOCK") {
 				t.Errorf("it says %q", text)
 			}
 			if !errors.Is(got, c.err) {

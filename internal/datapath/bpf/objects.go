@@ -50,7 +50,8 @@ var weights = sync.OnceValue(func() (w [11]uint64) {
 
 // Load loads one program on the shared maps, with constants set. frags lets XDP see frames larger
 // than a page. The caller closes the collection.
-func Load(m *Maps, object, program string, constants map[string]any, frags bool) (*ebpf.Collection, error) {
+func Load(m *Maps, object, program string, constants map[string]any,
+	frags bool) (*ebpf.Collection, error) {
 	spec, err := LoadSpec(object)
 	if err != nil {
 		return nil, err
@@ -69,7 +70,8 @@ func Load(m *Maps, object, program string, constants map[string]any, frags bool)
 	if ps := spec.Programs[program]; ps != nil && frags && ps.Type == ebpf.XDP {
 		ps.Flags |= unix.BPF_F_XDP_HAS_FRAGS
 	}
-	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m.SharedWith(spec)})
+	collection, err := ebpf.NewCollectionWithOptions(spec,
+		ebpf.CollectionOptions{MapReplacements: m.SharedWith(spec)})
 	if err != nil {
 		err = NotAllowed(err)
 		var verifier *ebpf.VerifierError

@@ -41,7 +41,8 @@ func SyncSet[K comparable](m *ebpf.Map, want map[K]bool) (changed bool, err erro
 
 // SyncMap makes want, each with its value, the only keys of a map. What is not wanted goes first,
 // as in SyncSet.
-func SyncMap[K, V comparable](m *ebpf.Map, want map[K]bool, valueOf func(K) V) (changed bool, err error) {
+func SyncMap[K, V comparable](m *ebpf.Map, want map[K]bool,
+	valueOf func(K) V) (changed bool, err error) {
 	var key K
 	var value V
 	have := map[K]V{}

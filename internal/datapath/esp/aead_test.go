@@ -24,16 +24,22 @@ func unhex(t testing.TB, s string) []byte {
 // the paper that proposed GCM (McGrew and Viega).
 var knownAnswers = []struct{ name, key, iv, text, aad, sealed string }{
 	{
-		"CAVP, 16 bytes, no AAD", "31bdadd96698c204aa9ce1448ea94ae1fb4a9a0b3c9d773b51bb1822666b8f22", "0d18e06c7c725ac9e362e1ce",
-		"2db5168e932556f8089a0622981d017d", "", "fa4362189661d163fcd6a56d8bf0405ad636ac1bbedd5cc3ee727dc2ab4a9489",
+		"CAVP, 16 bytes, no AAD",
+		"31bdadd96698c204aa9ce1448ea94ae1fb4a9a0b3c9d773b51bb1822666b8f22",
+		"0d18e06c7c725ac9e362e1ce",
+		"2db5168e932556f8089a0622981d017d", "",
+		"fa4362189661d163fcd6a56d8bf0405ad636ac1bbedd5cc3ee727dc2ab4a9489",
 	},
 	{
-		"CAVP, 16 bytes, AAD of 16", "92e11dcdaa866f5ce790fd24501f92509aacf4cb8b1339d50c9c1240935dd08b", "ac93a1a6145299bde902f21a",
+		"CAVP, 16 bytes, AAD of 16",
+		"92e11dcdaa866f5ce790fd24501f92509aacf4cb8b1339d50c9c1240935dd08b",
+		"ac93a1a6145299bde902f21a",
 		"2d71bcfa914e4ac045b2aa60955fad24", "1e0889016f67601c8ebea4943bc23ad6",
 		"8995ae2e6df3dbf96fac7b7137bae67feca5aa77d51d4a0a14d9c51e1da474ab",
 	},
 	{
-		"case 15, four blocks", "feffe9928665731c6d6a8f9467308308feffe9928665731c6d6a8f9467308308", "cafebabefacedbaddecaf888",
+		"case 15, four blocks", "feffe9928665731c6d6a8f9467308308feffe9928665731c6d6a8f9467308308",
+		"cafebabefacedbaddecaf888",
 		"d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a721c3c0c95956809532fcf0e2449a6b525b16aedf5aa0de657ba637b391aafd255", "",
 		"522dc1f099567d07f47f37a32a84427d643a8cdcbfe5c0c97598a2bd2555d1aa8cb08e48590dbb3da7b08b1056828838c5f61e6393ba7a0abcc9f662898015adb094dac5d93471bdec1a502270e3cc6c",
 	},
@@ -54,7 +60,8 @@ func checkAEADKnownAnswers(t *testing.T, b *saHarness) {
 				copy(sa.Salt[:], iv)
 				must(t, b.InstallSA(sa))
 			}
-			p := sealed{sa: firstSA, iv: binary.BigEndian.Uint64(iv[4:]), aad: unhex(t, row.aad), text: unhex(t, row.text)}
+			p := sealed{sa: firstSA, iv: binary.BigEndian.Uint64(iv[4:]), aad: unhex(t, row.aad),
+				text: unhex(t, row.text)}
 			for _, context := range contexts {
 				got := b.seal(t, context, p)
 				if hex.EncodeToString(got) != row.sealed {
@@ -81,7 +88,8 @@ func (b *saHarness) checkPacket(t *testing.T, context string, p sealed, want []b
 	p.text = got
 	opened, err := b.open(t, context, p)
 	if err != nil || !bytes.Equal(opened, text) {
-		t.Fatalf("%s: open of %d bytes: %v\ngot  %x\nwant %x", context, len(text), err, opened, text)
+		t.Fatalf("%s: open of %d bytes: %v\ngot  %x\nwant %x", context, len(text), err, opened,
+			text)
 	}
 }
 
@@ -106,10 +114,12 @@ func checkAEADRandom(t *testing.T, b *saHarness) {
 			must(t, b.InstallSA(sa))
 		}
 		for size := 1; size <= 1500; size++ {
-			p := sealed{sa: firstSA, iv: random.Uint64(), aad: make([]byte, 12), text: make([]byte, size)}
+			p := sealed{sa: firstSA, iv: random.Uint64(), aad: make([]byte, 12),
+				text: make([]byte, size)}
 			random.Read(p.aad)
 			random.Read(p.text)
-			b.checkPacket(t, contexts[(round+size)%2], p, aead.Seal(nil, nonce(salt, p.iv), p.text, p.aad))
+			b.checkPacket(t, contexts[(round+size)%2], p,
+				aead.Seal(nil, nonce(salt, p.iv), p.text, p.aad))
 		}
 	}
 }
@@ -129,7 +139,9 @@ func checkAEADEdges(t *testing.T, b *saHarness) {
 	}
 	for _, iv := range []uint64{0, 1, 1<<32 - 1, 1 << 32, 1<<64 - 1} {
 		for _, text := range [][]byte{ones, zeros} {
-			for _, size := range []int{1, 15, 16, 17, 79, 80, 81, 95, 96, 97, 111, 112, 127, 128, 129, 1408, 3000, inet.MaxSealedText / 2, inet.MaxSealedText - 1, inet.MaxSealedText} {
+			for _, size := range []int{1, 15, 16, 17, 79, 80, 81, 95, 96, 97, 111, 112, 127, 128,
+				129, 1408, 3000, inet.MaxSealedText / 2, inet.MaxSealedText - 1,
+				inet.MaxSealedText} {
 				p := sealed{sa: firstSA, iv: iv, aad: ones[:12], text: text[:size]}
 				for _, context := range contexts {
 					if size > 3000 && (context == "tc" || b.writer.engine == bpf.EngineKmod) {
@@ -152,7 +164,8 @@ func checkAEADBitFlips(t *testing.T, b *saHarness) {
 	must(t, b.InstallSA(sa))
 	random := rand.NewChaCha8([32]byte{2})
 	for i, size := range []int{1, 16, 31, 62, 128, 200} {
-		p := sealed{sa: firstSA, iv: random.Uint64(), aad: make([]byte, 12), text: make([]byte, size)}
+		p := sealed{sa: firstSA, iv: random.Uint64(), aad: make([]byte, 12),
+			text: make([]byte, size)}
 		random.Read(p.aad)
 		random.Read(p.text)
 		plain := p.text
@@ -231,7 +244,8 @@ func TestCryptoBench(t *testing.T) {
 	rows, err := CryptoBench("bpf", []int{64, 1400}, 20)
 	must(t, err)
 	for _, r := range rows {
-		if r.Engine != "bpf" || r.AES <= 0 || r.GHASH <= 0 || r.Seal <= 0 || r.Open <= -time.Second {
+		if r.Engine != "bpf" || r.AES <= 0 || r.GHASH <= 0 || r.Seal <= 0 ||
+			r.Open <= -time.Second {
 			t.Errorf("%+v", r)
 		}
 		t.Logf("%+v", r)

@@ -81,7 +81,8 @@ func aesDriver(crypto string) string {
 // The drivers that take the same time whatever key and data are: by instructions of the CPU, or by
 // computing instead of looking up. In the order in which they are tried if the kernel's first
 // choice is another.
-var constantTimeAES = []string{"aes-aesni", "aes-ce", "aes-s390", "p8_aes", "aes-riscv64-zvkned", "aes-fixed-time"}
+var constantTimeAES = []string{"aes-aesni", "aes-ce", "aes-s390", "p8_aes", "aes-riscv64-zvkned",
+	"aes-fixed-time"}
 
 // libraryAES is the kernel's library as a cipher, since Linux 7: the CPU's instructions where there
 // are such, else tables.
@@ -116,7 +117,8 @@ type AESStatus struct {
 // chooseAES finds the driver: the kernel's own choice if its time is constant, else the first of
 // the others that the kernel has. SAs ask for it by name, so that what was judged is what runs.
 // probe says whether the kernel has a cipher.
-func chooseAES(crypto, cpuinfo string, allowTables bool, probe func(driver string) error) (AESStatus, error) {
+func chooseAES(crypto, cpuinfo string, allowTables bool,
+	probe func(driver string) error) (AESStatus, error) {
 	first := aesDriver(crypto)
 	if first != "" && constantTime(first, cpuinfo) && probe(first) == nil {
 		return AESStatus{first, true}, nil
@@ -130,7 +132,9 @@ func chooseAES(crypto, cpuinfo string, allowTables bool, probe func(driver strin
 		first = "unknown"
 	}
 	if !allowTables {
-		return AESStatus{first, false}, fmt.Errorf("%w: it has %s: load a module that has one (aesni-intel, aes-ce-cipher, aes_ti), or weft_crypto for engine kmod, or set encryption.allowTableAES", ErrTableAES, first)
+		return AESStatus{first,
+				false},
+			fmt.Errorf("%w: it has %s: load a module that has one (aesni-intel, aes-ce-cipher, aes_ti), or weft_crypto for engine kmod, or set encryption.allowTableAES", ErrTableAES, first)
 	}
 	return AESStatus{first, false}, nil
 }

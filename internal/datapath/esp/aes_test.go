@@ -22,16 +22,23 @@ func TestAESDriver(t *testing.T) {
 		want      AESStatus
 		refused   bool
 	}{
-		{file: "x86-6.18-fixed-time", cpu: plainX86, first: "aes-fixed-time", want: AESStatus{"aes-fixed-time", true}},
+		{file: "x86-6.18-fixed-time", cpu: plainX86, first: "aes-fixed-time",
+			want: AESStatus{"aes-fixed-time", true}},
 		{file: "x86-6.12-aesni", cpu: x86, first: "aes-aesni", want: AESStatus{"aes-aesni", true}},
-		{file: "x86-6.12-generic", cpu: plainX86, first: "aes-generic", want: AESStatus{"aes-generic", false}, refused: true},
-		{file: "x86-6.12-generic", cpu: x86, has: "aes-aesni", first: "aes-generic", want: AESStatus{"aes-aesni", true}},
-		{file: "x86-6.12-generic", cpu: plainX86, has: "aes-fixed-time", first: "aes-generic", want: AESStatus{"aes-fixed-time", true}},
+		{file: "x86-6.12-generic", cpu: plainX86, first: "aes-generic",
+			want: AESStatus{"aes-generic", false}, refused: true},
+		{file: "x86-6.12-generic", cpu: x86, has: "aes-aesni", first: "aes-generic",
+			want: AESStatus{"aes-aesni", true}},
+		{file: "x86-6.12-generic", cpu: plainX86, has: "aes-fixed-time", first: "aes-generic",
+			want: AESStatus{"aes-fixed-time", true}},
 		{file: "arm64-6.12-ce", cpu: arm, first: "aes-ce", want: AESStatus{"aes-ce", true}},
-		{file: "arm64-6.12-scalar", cpu: plainARM, first: "aes-arm64", want: AESStatus{"aes-arm64", false}, refused: true},
+		{file: "arm64-6.12-scalar", cpu: plainARM, first: "aes-arm64",
+			want: AESStatus{"aes-arm64", false}, refused: true},
 		{file: "x86-7-library", cpu: x86, first: "aes-lib", want: AESStatus{"aes-lib", true}},
-		{file: "x86-7-library", cpu: plainX86, first: "aes-lib", want: AESStatus{"aes-lib", false}, refused: true},
-		{file: "template-made-before-module", cpu: x86, first: "aes-generic", has: "aes-aesni", want: AESStatus{"aes-aesni", true}},
+		{file: "x86-7-library", cpu: plainX86, first: "aes-lib", want: AESStatus{"aes-lib", false},
+			refused: true},
+		{file: "template-made-before-module", cpu: x86, first: "aes-generic", has: "aes-aesni",
+			want: AESStatus{"aes-aesni", true}},
 		{file: "none", cpu: x86, first: "", want: AESStatus{"unknown", false}, refused: true},
 	} {
 		t.Run(c.file+" with "+c.has, func(t *testing.T) {
@@ -53,7 +60,8 @@ func TestAESDriver(t *testing.T) {
 			if c.refused && !strings.Contains(err.Error(), "encryption.allowTableAES") {
 				t.Errorf("the refusal does not name the setting: %v", err)
 			}
-			if got, err := chooseAES(string(text), c.cpu, true, probe); got != c.want || err != nil {
+			if got, err := chooseAES(string(text), c.cpu, true, probe); got != c.want ||
+				err != nil {
 				t.Errorf("allowed: %+v, %v", got, err)
 			}
 		})
@@ -73,7 +81,8 @@ func TestAESHere(t *testing.T) {
 	sa.VMGeneration = b.generation(t)
 	must(t, b.InstallSA(sa))
 	p := sealed{sa: firstSA, iv: 5, aad: make([]byte, 12), text: []byte("by its name")}
-	if got := b.seal(t, "xdp", p); string(got) != string(aead.Seal(nil, nonce(salt, 5), p.text, p.aad)) {
+	if got := b.seal(t, "xdp",
+		p); string(got) != string(aead.Seal(nil, nonce(salt, 5), p.text, p.aad)) {
 		t.Errorf("sealed %x", got)
 	}
 }

@@ -89,7 +89,8 @@ func objectFunctions() (create, drop btf.TypeID, err error) {
 }
 
 func kernelCall(id btf.TypeID) asm.Instruction {
-	return asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoKfuncCall, Constant: int64(id)}
+	return asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call),
+		Src: asm.PseudoKfuncCall, Constant: int64(id)}
 }
 
 // allocProgram is, in C: sa = lookup(map, ctx->id); key = new(weft_key); key = kptr_xchg(&sa->key,
@@ -152,8 +153,10 @@ func loadWithBTF(name string, text []byte, handle *btf.Handle) (int, error) {
 	line := [4]uint32{}
 	log := make([]byte, 1<<16)
 	attr := progLoadAttr{
-		ProgType: uint32(ebpf.Syscall), InsnCnt: uint32(len(text) / asm.InstructionSize), Insns: unsafe.Pointer(&text[0]),
-		License: unsafe.Pointer(&license[0]), ProgFlags: unix.BPF_F_SLEEPABLE, ProgBTFFD: uint32(handle.FD()),
+		ProgType: uint32(ebpf.Syscall), InsnCnt: uint32(len(text) / asm.InstructionSize),
+		Insns:   unsafe.Pointer(&text[0]),
+		License: unsafe.Pointer(&license[0]), ProgFlags: unix.BPF_F_SLEEPABLE,
+		ProgBTFFD:   uint32(handle.FD()),
 		LineInfoRec: uint32(unsafe.Sizeof(line)), LineInfo: unsafe.Pointer(&line), LineInfoCnt: 1,
 		LogLevel: 1, LogSize: uint32(len(log)), LogBuf: unsafe.Pointer(&log[0]),
 	}
@@ -172,7 +175,8 @@ func loadWithBTF(name string, text []byte, handle *btf.Handle) (int, error) {
 // that answers nothing else is not asked for ever.
 func progLoad(attr *progLoadAttr) (fd uintptr, errno unix.Errno) {
 	for range loadTries {
-		fd, _, errno = unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(attr)), unsafe.Sizeof(*attr))
+		fd, _, errno = unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(attr)),
+			unsafe.Sizeof(*attr))
 		if errno != unix.EAGAIN {
 			break
 		}

@@ -24,7 +24,8 @@ type sandbox struct {
 
 // newSandbox makes a sandbox with the peer "b".
 func newSandbox(engine string, lanes int) (*sandbox, error) {
-	b := &sandbox{maps: &bpf.Maps{ByName: map[string]*ebpf.Map{}}, programs: map[string]*ebpf.Program{}}
+	b := &sandbox{maps: &bpf.Maps{ByName: map[string]*ebpf.Map{}},
+		programs: map[string]*ebpf.Program{}}
 	if err := b.load(&Options{Engine: engine, AllowTableAES: true, Lanes: lanes}); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
@@ -51,7 +52,8 @@ func (b *sandbox) load(opts *Options) error {
 	m.SAOut, m.SAIn, m.Peers = m.ByName["weft_sa_out"], m.ByName["weft_sa_in"], m.ByName["weft_peers"]
 	m.SAUsed, m.SANodes, m.VM = m.ByName["weft_sa_used"], m.ByName["weft_sa_nodes"], m.ByName["weft_vm"]
 	var err error
-	if b.Associations, err = Open(Host{Maps: m, Log: slog.New(slog.DiscardHandler)}, opts); err != nil {
+	if b.Associations, err = Open(Host{Maps: m, Log: slog.New(slog.DiscardHandler)},
+		opts); err != nil {
 		return err
 	}
 	for _, context := range []string{"xdp", "tc"} {
@@ -78,7 +80,8 @@ func (b *sandbox) loadPrograms(context string) error {
 			program.Flags |= unix.BPF_F_XDP_HAS_FRAGS
 		}
 	}
-	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
+	collection, err := ebpf.NewCollectionWithOptions(spec,
+		ebpf.CollectionOptions{MapReplacements: shared})
 	if err != nil {
 		return fmt.Errorf("load sa_test_%s: %w", context, err)
 	}
@@ -120,7 +123,8 @@ func testFrame(id uint32, iv uint64, aad, text []byte, textLen int) []byte {
 	head := testHead{AADLen: uint16(len(aad)), ID: id, Len: uint32(textLen)}
 	binary.BigEndian.PutUint64(head.IV[:], iv)
 	copy(head.AAD[:], aad)
-	frame, err := binary.Append(make([]byte, 0, testHeadLen+len(text)+16), binary.NativeEndian, &head)
+	frame, err := binary.Append(make([]byte, 0, testHeadLen+len(text)+16), binary.NativeEndian,
+		&head)
 	if err != nil {
 		panic(err) // the struct has a fixed size
 	}
@@ -147,7 +151,8 @@ func CryptoBench(engine string, sizes []int, n int) ([]CryptoTiming, error) {
 	}
 	defer b.Close()
 	for _, out := range []bool{true, false} {
-		sa := &SA{Node: "b", Out: out, Epoch: 1, ID: 1, Number: 1, Key: [32]byte{1}, Expires: time.Now().Add(time.Hour)}
+		sa := &SA{Node: "b", Out: out, Epoch: 1, ID: 1, Number: 1, Key: [32]byte{1},
+			Expires: time.Now().Add(time.Hour)}
 		if err := b.InstallSA(sa); err != nil {
 			return nil, err
 		}
@@ -167,7 +172,8 @@ const benchRounds = 10
 
 func (b *sandbox) measure(size, n int) (CryptoTiming, error) {
 	t := CryptoTiming{Engine: b.EngineStatus().Active, Size: size}
-	frame := append(testFrame(saKey(1, 1, 0), 1, make([]byte, 12), make([]byte, size), size), make([]byte, 16)...)
+	frame := append(testFrame(saKey(1, 1, 0), 1, make([]byte, 12), make([]byte, size), size),
+		make([]byte, 16)...)
 	var both time.Duration
 	parts := map[string]*time.Duration{"weft_test_seal": &t.Seal, "weft_test_both": &both}
 	if t.Engine == "bpf" {

@@ -42,7 +42,8 @@ func (w *writer) choose(opts *Options, pieces bool) error {
 	case asked == "kmod" && errors.Is(kmod, errJumbo):
 		return fmt.Errorf("encryption.engine: kmod: %w: set engine auto or bpf, mode tc, or a smaller MTU on the uplinks", kmod)
 	case asked == "kmod" && kmod != nil:
-		return fmt.Errorf("encryption.engine: kmod: %w: load the module weft_crypto, or set auto", kmod)
+		return fmt.Errorf("encryption.engine: kmod: %w: load the module weft_crypto, or set auto",
+			kmod)
 	case asked != "bpf" && kmod == nil:
 		w.engine, w.status.Why = bpf.EngineKmod, "the module weft_crypto is loaded"
 	case noBPF != nil:

@@ -64,7 +64,8 @@ type Associations struct {
 // change SAs, chooses the engine, and destroys what a crash left half-removed or a fork has voided.
 // Without options encryption is off: then no SA can be installed.
 func Open(host Host, opts *Options) (*Associations, error) {
-	a := &Associations{opts: opts, host: host, maps: host.Maps, log: host.Log, peers: map[string]uint32{}, sealer: newSealerKeys()}
+	a := &Associations{opts: opts, host: host, maps: host.Maps, log: host.Log,
+		peers: map[string]uint32{}, sealer: newSealerKeys()}
 	if opts == nil {
 		return a, nil
 	}
@@ -178,7 +179,8 @@ func (a *Associations) LeavePeer(name string) {
 }
 
 // SetTunnel says how packets for a peer are sealed: everything but the key, which SealWith chooses.
-func (a *Associations) SetTunnel(index uint32, local, remote netip.Addr, wireMTU int) (changed bool, err error) {
+func (a *Associations) SetTunnel(index uint32, local, remote netip.Addr,
+	wireMTU int) (changed bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.changePeer(index, func(p *bpf.Peer) {

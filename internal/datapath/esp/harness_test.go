@@ -112,7 +112,8 @@ func (b *saHarness) run(t testing.TB, context, program string, frame []byte) ([]
 
 // counter runs one of the counters' programs and returns the number and the drop reason. XDP, since
 // from there both contexts are the same.
-func (b *saHarness) counter(t testing.TB, program string, id uint32, seq uint64, low uint32) (uint64, bpf.Reason) {
+func (b *saHarness) counter(t testing.TB, program string, id uint32, seq uint64,
+	low uint32) (uint64, bpf.Reason) {
 	t.Helper()
 	frame := testFrame(id, 0, nil, nil, int(low))
 	binary.NativeEndian.PutUint64(frame[24:], seq)

@@ -42,7 +42,8 @@ func (l *kernelLog) history() (last uint64, err error) {
 		for {
 			n, err := unix.Read(int(fd), record)
 			switch {
-			case errors.Is(err, unix.EPIPE), errors.Is(err, unix.EINTR), errors.Is(err, unix.EINVAL):
+			case errors.Is(err, unix.EPIPE), errors.Is(err, unix.EINTR),
+				errors.Is(err, unix.EINVAL):
 				continue // overwritten meanwhile, or longer than any of a fork
 			case errors.Is(err, unix.EAGAIN):
 				return true

@@ -29,7 +29,8 @@ func TestNothingIsLeftOfACipher(t *testing.T) {
 			must(t, err)
 			b.nothingLeft(t, fields, "opened")
 			whole[0] ^= 1
-			if _, err := b.open(t, context, sealed{sa: p.sa, iv: p.iv, aad: p.aad, text: whole}); err == nil {
+			if _, err := b.open(t, context,
+				sealed{sa: p.sa, iv: p.iv, aad: p.aad, text: whole}); err == nil {
 				t.Error("a forged packet was opened")
 			}
 			whole[0] ^= 1
@@ -68,7 +69,8 @@ func (b *saHarness) nothingLeft(t *testing.T, fields map[string]span, after stri
 	if len(values) != ebpf.MustPossibleCPU() {
 		t.Fatalf("%d values", len(values))
 	}
-	for name, s := range map[string]span{"mask": fields["mask"], "hash": fields["hash"], "products": fields["products"], "halves": fields["halves"], "sums": sums} {
+	for name, s := range map[string]span{"mask": fields["mask"], "hash": fields["hash"],
+		"products": fields["products"], "halves": fields["halves"], "sums": sums} {
 		if s.to <= s.from {
 			t.Fatalf("the buffer has no %s", name)
 		}
@@ -89,7 +91,8 @@ func TestSealedBytes(t *testing.T) {
 	must(t, b.InstallSA(testSA(true, 7, 1)))
 	want := uint64(0)
 	for _, size := range []int{100, 1, 1400} {
-		b.seal(t, "xdp", sealed{sa: firstSA, iv: uint64(size), aad: make([]byte, 12), text: make([]byte, size)})
+		b.seal(t, "xdp",
+			sealed{sa: firstSA, iv: uint64(size), aad: make([]byte, 12), text: make([]byte, size)})
 		want += uint64(size) + 16 + 16
 	}
 	list, err := b.SAs()

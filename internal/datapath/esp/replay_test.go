@@ -47,10 +47,14 @@ func TestReplayTable(t *testing.T) {
 		rows []replayRow
 	}{
 		{"singles", []replayRow{
-			{0, true}, {1, true}, {1, false}, {9, true}, {8, true}, {7, true}, {7, false}, {limit, true}, {limit - 1, true},
-			{limit - 1, false}, {limit - 2, true}, {2, true}, {2, false}, {limit + 16, true}, {3, false}, {limit + 16, false},
-			{limit * 4, true}, {limit*4 - (limit - 1), true}, {10, false}, {limit*4 - limit, false}, {limit*4 - (limit + 1), false},
-			{limit*4 - (limit - 2), true}, {limit*4 + 1 - limit, false}, {0, false}, {last, true}, {last, false},
+			{0, true}, {1, true}, {1, false}, {9, true}, {8, true}, {7, true}, {7, false},
+			{limit, true}, {limit - 1, true},
+			{limit - 1, false}, {limit - 2, true}, {2, true}, {2, false}, {limit + 16, true},
+			{3, false}, {limit + 16, false},
+			{limit * 4, true}, {limit*4 - (limit - 1), true}, {10, false}, {limit*4 - limit, false},
+			{limit*4 - (limit + 1), false},
+			{limit*4 - (limit - 2), true}, {limit*4 + 1 - limit, false}, {0, false}, {last, true},
+			{last, false},
 			{last - 1, true}, {last - 1, false}, {last - 2, true}, {0, false},
 		}},
 		{"bulk 1", append(up(1, limit-1), replayRow{0, true}, replayRow{0, false})},
@@ -69,7 +73,8 @@ func TestReplayTable(t *testing.T) {
 			for line, row := range table.rows {
 				reason := b.commit(t, firstSA, row.n+1)
 				if accepted := reason == 0; accepted != row.accept {
-					t.Fatalf("row %d: number %d: %s, want accepted %t", line+1, row.n, reason, row.accept)
+					t.Fatalf("row %d: number %d: %s, want accepted %t", line+1, row.n, reason,
+						row.accept)
 				}
 			}
 		})
@@ -122,7 +127,8 @@ func TestReplayReorder(t *testing.T) {
 		}
 	}
 	for n := uint64(top - replayWindow); n <= top; n++ {
-		if _, reason := b.admit(t, firstSA, uint32(n)); reason != bpf.ReasonEspReplayed && n > top-replayWindow {
+		if _, reason := b.admit(t, firstSA, uint32(n)); reason != bpf.ReasonEspReplayed &&
+			n > top-replayWindow {
 			t.Fatalf("number %d again: admitted: %s", n, reason)
 		}
 		if reason := b.commit(t, firstSA, n); reason != bpf.ReasonEspReplayed {
@@ -151,8 +157,10 @@ func TestReplayHigherHalf(t *testing.T) {
 		{"over the wrap", wrap - 1000, 0, wrap},
 		{"well over the wrap", wrap - 1000, 5000, wrap + 5000},
 		{"back over the wrap", wrap + 10, 1<<32 - 1, wrap - 1},
-		{"back at the window's edge", wrap + 10, uint32(wrap + 10 - (replayWindow - 1) - wrap + 1<<32), wrap + 10 - (replayWindow - 1)},
-		{"beyond it: the next round", wrap + 10, uint32(wrap + 10 - replayWindow - wrap + 1<<32), wrap + wrap + 10 - replayWindow},
+		{"back at the window's edge", wrap + 10,
+			uint32(wrap + 10 - (replayWindow - 1) - wrap + 1<<32), wrap + 10 - (replayWindow - 1)},
+		{"beyond it: the next round", wrap + 10, uint32(wrap + 10 - replayWindow - wrap + 1<<32),
+			wrap + wrap + 10 - replayWindow},
 		{"far behind: the next round", 1<<40 + 100_000, 100, 1<<40 + wrap + 100},
 		{"the last wrap but one", 1<<63 - 1, 0, 1 << 63},
 	} {
@@ -165,7 +173,8 @@ func TestReplayHigherHalf(t *testing.T) {
 			}
 			got, reason := b.admit(t, firstSA, row.low)
 			if got != row.want || (reason == 0) != (row.want != 0) {
-				t.Errorf("highest %#x, packet %#x: %#x (%s), want %#x", row.top, row.low, got, reason, row.want)
+				t.Errorf("highest %#x, packet %#x: %#x (%s), want %#x", row.top, row.low, got,
+					reason, row.want)
 			}
 		})
 	}

@@ -94,7 +94,10 @@ func (sa *SA) check(now time.Time) error {
 	return nil
 }
 
-func saKey(slot uint32, epoch, lane uint8) uint32 { return slot<<10 | uint32(epoch)<<6 | uint32(lane) }
+func saKey(slot uint32, epoch,
+	lane uint8) uint32 {
+	return slot<<10 | uint32(epoch)<<6 | uint32(lane)
+}
 
 // InstallSA makes an SA usable. One that is there already, with the same ID, is left as it is,
 // counter and window included; one with another ID is replaced. The SA's key and salt are zeroed in
@@ -114,7 +117,8 @@ func (a *Associations) InstallSA(sa *SA) error {
 		return fmt.Errorf("install SA for node %s: %w", sa.Node, ErrUnknownNode)
 	}
 	if err := a.installSA(slot, sa); err != nil {
-		return fmt.Errorf("install SA for node %s, epoch %d, lane %d: %w", sa.Node, sa.Epoch, sa.Lane, err)
+		return fmt.Errorf("install SA for node %s, epoch %d, lane %d: %w", sa.Node, sa.Epoch,
+			sa.Lane, err)
 	}
 	return nil
 }
@@ -128,7 +132,8 @@ func (a *Associations) installSA(slot uint32, sa *SA) error {
 	if err != nil {
 		return err
 	}
-	if now != nil && now.ID == sa.ID && now.state == bpf.SaLive && now.vmGeneration == sa.VMGeneration {
+	if now != nil && now.ID == sa.ID && now.state == bpf.SaLive &&
+		now.vmGeneration == sa.VMGeneration {
 		return nil
 	}
 	if now != nil {
@@ -199,7 +204,8 @@ func (a *Associations) addSA(id uint32, sa *SA) error {
 func (a *Associations) newEntry(sa *SA) any {
 	now := bootNow()
 	head := bpf.SaHead{
-		Fingerprint: sa.ID, Number: sa.Number, InstalledNs: now, ExpiresNs: now + uint64(time.Until(sa.Expires)),
+		Fingerprint: sa.ID, Number: sa.Number, InstalledNs: now,
+		ExpiresNs:    now + uint64(time.Until(sa.Expires)),
 		VmGeneration: sa.VMGeneration, State: bpf.SaNew, Engine: a.writer.engine,
 	}
 	if sa.Out {
@@ -245,7 +251,8 @@ func (a *Associations) RemoveSAs(node string, out bool, epoch uint8) error {
 // ExtendSAs moves the end of all lanes of an epoch in one direction to a later time; an earlier one
 // changes nothing. The lanes must have the keys with this fingerprint, and must not have ended:
 // what has ended stays so. Counters and windows go on.
-func (a *Associations) ExtendSAs(node string, out bool, epoch uint8, id uint64, until time.Time) error {
+func (a *Associations) ExtendSAs(node string, out bool, epoch uint8, id uint64,
+	until time.Time) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err := a.usable(); err != nil {

@@ -43,10 +43,13 @@ func TestInstallSA(t *testing.T) {
 		t.Fatalf("%d SAs, want 1", len(list))
 	}
 	got := list[0]
-	if got.Node != "b" || !got.Out || got.Epoch != 1 || got.Lane != 1 || got.ID != 7 || got.Number != 31 || got.Counter != 6 || got.Packets != 6 || got.Engine != b.EngineStatus().Active {
+	if got.Node != "b" || !got.Out || got.Epoch != 1 || got.Lane != 1 || got.ID != 7 ||
+		got.Number != 31 || got.Counter != 6 || got.Packets != 6 ||
+		got.Engine != b.EngineStatus().Active {
 		t.Errorf("status %+v", got)
 	}
-	if left := time.Until(got.Expires); left < 59*time.Minute || left > 61*time.Minute || time.Since(got.Installed) > time.Minute {
+	if left := time.Until(got.Expires); left < 59*time.Minute || left > 61*time.Minute ||
+		time.Since(got.Installed) > time.Minute {
 		t.Errorf("status %+v: times", got)
 	}
 }
@@ -108,7 +111,8 @@ func TestRemoveSAs(t *testing.T) {
 	}
 	sealing, err := b.Sealing()
 	must(t, err)
-	if i := slices.IndexFunc(sealing, func(s Sealing) bool { return s.Node == "b" }); i < 0 || sealing[i].Epoch != 0 {
+	if i := slices.IndexFunc(sealing, func(s Sealing) bool { return s.Node == "b" }); i < 0 ||
+		sealing[i].Epoch != 0 {
 		t.Errorf("sealing %+v, want epoch 0 for b", sealing)
 	}
 	must(t, b.RemoveSAs("b", false, 1))
@@ -126,7 +130,8 @@ func TestRemoveSAs(t *testing.T) {
 
 func TestSealWith(t *testing.T) {
 	b := newSABed(t, "auto")
-	peer := bpf.Peer{Family: 4, Mtu: 1438, Local: bpf.Addr{B: [16]uint8{1}}, Remote: bpf.Addr{B: [16]uint8{2}}}
+	peer := bpf.Peer{Family: 4, Mtu: 1438, Local: bpf.Addr{B: [16]uint8{1}},
+		Remote: bpf.Addr{B: [16]uint8{2}}}
 	must(t, b.maps.Peers.Put(uint32(1), &peer))
 	must(t, b.InstallSA(testSA(true, 7, 1)))
 	if err := b.SealWith("b", 1); err == nil || !strings.Contains(err.Error(), "lane 1") {
@@ -135,7 +140,8 @@ func TestSealWith(t *testing.T) {
 	foreign := testSA(true, 8, 1)
 	foreign.Lane = 1
 	must(t, b.InstallSA(foreign))
-	if err := b.SealWith("b", 1); err == nil || !strings.Contains(err.Error(), "another handshake") {
+	if err := b.SealWith("b", 1); err == nil ||
+		!strings.Contains(err.Error(), "another handshake") {
 		t.Errorf("lanes of two handshakes: %v", err)
 	}
 	second := testSA(true, 7, 1)
@@ -157,7 +163,8 @@ func TestSealWith(t *testing.T) {
 		t.Errorf("unknown node: %v", err)
 	}
 	// The agent cleans up after a node that vanished, whose place in the maps is free already.
-	for _, err := range []error{b.SealWith("nobody", 0), b.RemoveSAs("nobody", true, 1), b.RemoveSAs("nobody", false, 1)} {
+	for _, err := range []error{b.SealWith("nobody", 0), b.RemoveSAs("nobody", true, 1),
+		b.RemoveSAs("nobody", false, 1)} {
 		if err != nil {
 			t.Errorf("clean up after a node that is gone: %v", err)
 		}
@@ -247,7 +254,9 @@ func TestSARestart(t *testing.T) {
 	b.take(t, firstSA)
 	b.take(t, firstSA)
 	// Crashes: one while keys were being put in, one while they were being removed.
-	must(t, b.maps.SAOut.Put(saKey(1, 2, 0), &bpf.SaOut{Head: bpf.SaHead{Fingerprint: 9, State: bpf.SaNew}}))
+	must(t,
+		b.maps.SAOut.Put(saKey(1, 2, 0),
+			&bpf.SaOut{Head: bpf.SaHead{Fingerprint: 9, State: bpf.SaNew}}))
 	dead := testSA(true, 10, 1)
 	dead.Epoch = 3
 	must(t, b.InstallSA(dead))
@@ -323,11 +332,14 @@ func TestSALayout(t *testing.T) {
 		}
 	}
 	// These two are held to their sizes by the compiler.
-	if frame, head := binary.Size(powersFrame{}), binary.Size(testHead{}); frame != 48 || head != testHeadLen {
-		t.Errorf("struct powers_frame: %d bytes, want 48; struct test_head: %d, want %d", frame, head, testHeadLen)
+	if frame, head := binary.Size(powersFrame{}), binary.Size(testHead{}); frame != 48 ||
+		head != testHeadLen {
+		t.Errorf("struct powers_frame: %d bytes, want 48; struct test_head: %d, want %d", frame,
+			head, testHeadLen)
 	}
 	if got := structSize(t, test, "weft_crypt"); got > 32<<10 {
-		t.Errorf("struct weft_crypt: %d bytes, more than the kernel allows for a per-CPU value", got)
+		t.Errorf("struct weft_crypt: %d bytes, more than the kernel allows for a per-CPU value",
+			got)
 	}
 	if os.Getpagesize() < int(unsafe.Sizeof(saRequest{})) {
 		t.Error("struct sa_request does not fit a page")

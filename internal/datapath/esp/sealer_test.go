@@ -17,7 +17,8 @@ func sealerSAs(t *testing.T, b *saHarness) map[string]SealerKey {
 	keys := map[string]SealerKey{}
 	for name, sa := range sas {
 		sa.VMGeneration = vm.Generation
-		keys[name] = SealerKey{Out: sa.Out, ID: saKey(1, 1, sa.Lane), Fingerprint: sa.ID, Key: sa.Key, Salt: sa.Salt}
+		keys[name] = SealerKey{Out: sa.Out, ID: saKey(1, 1, sa.Lane), Fingerprint: sa.ID,
+			Key: sa.Key, Salt: sa.Salt}
 		must(t, b.InstallSA(sa)) // which wipes it
 	}
 	return keys

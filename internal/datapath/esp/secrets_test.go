@@ -33,10 +33,12 @@ func TestNoSecretsInMaps(t *testing.T) {
 		counter := append(nonce(sa.Salt, 3), 0, 0, 0, 1)
 		first := make([]byte, 16)
 		block.Encrypt(first, counter)
-		secrets[name+"key, first half"], secrets[name+"key, second half"] = bytes.Clone(sa.Key[:16]), bytes.Clone(sa.Key[16:])
+		secrets[name+"key, first half"], secrets[name+
+			"key, second half"] = bytes.Clone(sa.Key[:16]), bytes.Clone(sa.Key[16:])
 		secrets[name+"H, left"], secrets[name+"H, right"] = h[:8], h[8:]
 		secrets[name+"salt"] = bytes.Clone(sa.Salt[:])
-		secrets[name+"first counter block, left"], secrets[name+"first counter block, right"] = first[:8], first[8:]
+		secrets[name+"first counter block, left"], secrets[name+
+			"first counter block, right"] = first[:8], first[8:]
 		p := sealed{sa: firstSA, iv: 3, aad: make([]byte, 12), text: make([]byte, 100)}
 		whole := reference(t, sa.Key).Seal(nil, nonce(sa.Salt, 3), p.text, p.aad)
 		hash := make([]byte, 16)

@@ -64,17 +64,21 @@ func (a *Associations) openVMFork() error {
 	events, err := a.attachVMFork()
 	if err == nil {
 		a.fork.events = events
-		a.fork.status = VMForkStatus{Detection: VMForkFentry, Why: "the kernel's VM generation ID driver is traced"}
+		a.fork.status = VMForkStatus{Detection: VMForkFentry,
+			Why: "the kernel's VM generation ID driver is traced"}
 		return nil
 	}
 	log, logErr := openKernelLog(kernelLogPath)
 	if logErr != nil {
-		a.fork.status = VMForkStatus{Detection: VMForkClock, Why: fmt.Sprintf("tracing: %v; the kernel's log: %v", err, logErr)}
-		a.log.Warn("forks of this virtual machine are noticed late: only by jumps of its clock", "tracing", err, "log", logErr)
+		a.fork.status = VMForkStatus{Detection: VMForkClock,
+			Why: fmt.Sprintf("tracing: %v; the kernel's log: %v", err, logErr)}
+		a.log.Warn("forks of this virtual machine are noticed late: only by jumps of its clock",
+			"tracing", err, "log", logErr)
 		return nil
 	}
 	a.fork.log = log
-	a.fork.status = VMForkStatus{Detection: VMForkLog, Why: fmt.Sprintf("the kernel does not let its VM generation ID driver be traced: %v", err)}
+	a.fork.status = VMForkStatus{Detection: VMForkLog,
+		Why: fmt.Sprintf("the kernel does not let its VM generation ID driver be traced: %v", err)}
 	seq, err := log.history()
 	if err != nil {
 		return fmt.Errorf("look for forks of this virtual machine: %w", err)
@@ -157,7 +161,8 @@ func (a *Associations) VMForks(ctx context.Context, forked func()) error {
 	case a.fork.events != nil:
 		return followVMForkRing(ctx, a.fork.events, retire)
 	case a.fork.log != nil:
-		return a.fork.log.follow(ctx, func(seq uint64) error { return errors.Join(a.countLogged(seq), retire()) })
+		return a.fork.log.follow(ctx,
+			func(seq uint64) error { return errors.Join(a.countLogged(seq), retire()) })
 	}
 	<-ctx.Done()
 	return nil
@@ -176,7 +181,8 @@ func followVMForkRing(ctx context.Context, events *ebpf.Map, retire func() error
 			return nil
 		}
 		if err != nil || len(record.RawSample) < binary.Size(uint64(0)) {
-			return fmt.Errorf("read the ring of VM forks (%d bytes): %w", len(record.RawSample), err)
+			return fmt.Errorf("read the ring of VM forks (%d bytes): %w", len(record.RawSample),
+				err)
 		}
 		if err := retire(); err != nil {
 			return err

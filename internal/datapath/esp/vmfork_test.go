@@ -92,7 +92,9 @@ func TestVMForkVoidsKeys(t *testing.T) {
 func logPipe(t *testing.T) (log *kernelLog, write func(string)) {
 	t.Helper()
 	var fds [2]int
-	must(t, unix.Pipe2(fds[:], unix.O_DIRECT|unix.O_CLOEXEC|unix.O_NONBLOCK)) // each write is read as one
+	must(t,
+		unix.Pipe2(fds[:],
+			unix.O_DIRECT|unix.O_CLOEXEC|unix.O_NONBLOCK)) // each write is read as one
 	log = &kernelLog{os.NewFile(uintptr(fds[0]), "log")}
 	t.Cleanup(func() { log.Close(); unix.Close(fds[1]) })
 	return log, func(record string) {
@@ -176,7 +178,8 @@ func TestVMForkTraced(t *testing.T) {
 		}
 		t.Skip(why)
 	}
-	b.host.PinDir = filepath.Join("/sys/fs/bpf", "weft-test-vmfork-"+strings.ReplaceAll(t.Name(), "/", "-"))
+	b.host.PinDir = filepath.Join("/sys/fs/bpf",
+		"weft-test-vmfork-"+strings.ReplaceAll(t.Name(), "/", "-"))
 	must(t, os.MkdirAll(b.host.PinDir, 0o700))
 	t.Cleanup(func() {
 		must(t, hook.Detach(filepath.Join(b.host.PinDir, ForkPin)))

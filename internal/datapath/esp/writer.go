@@ -46,7 +46,8 @@ type saRequest struct {
 }
 
 func (w *writer) open(m *bpf.Maps) error {
-	memory, err := unix.Mmap(-1, 0, unix.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	memory, err := unix.Mmap(-1, 0, unix.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return fmt.Errorf("allocate memory for keys: %w", err)
 	}
@@ -58,7 +59,8 @@ func (w *writer) open(m *bpf.Maps) error {
 	if err != nil {
 		return err
 	}
-	if w.collection, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m.SharedWith(spec)}); err != nil {
+	if w.collection, err = ebpf.NewCollectionWithOptions(spec,
+		ebpf.CollectionOptions{MapReplacements: m.SharedWith(spec)}); err != nil {
 		return fmt.Errorf("load sa: %w (Linux 6.12 or later is needed)", err)
 	}
 	if w.allocOut, err = newKeyAllocator(m.SAOut); err != nil {
@@ -108,13 +110,15 @@ func (w *writer) setState(id uint32, out bool, state uint32) error {
 // markSealer says whether the sealer holds the key of an SA that is in use, if it has this
 // fingerprint.
 func (w *writer) markSealer(id uint32, out bool, fingerprint uint64, holds bool) error {
-	*w.request = saRequest{ID: id, Out: uint32(bpf.Flag(out)), Fingerprint: fingerprint, State: uint32(bpf.Flag(holds))}
+	*w.request = saRequest{ID: id, Out: uint32(bpf.Flag(out)), Fingerprint: fingerprint,
+		State: uint32(bpf.Flag(holds))}
 	return w.run("weft_sa_sealer")
 }
 
 // extend moves the end of an SA that is in use, if it has these keys; never back.
 func (w *writer) extend(id uint32, out bool, fingerprint, expires uint64) error {
-	*w.request = saRequest{ID: id, Out: uint32(bpf.Flag(out)), Fingerprint: fingerprint, ExpiresNs: expires}
+	*w.request = saRequest{ID: id, Out: uint32(bpf.Flag(out)), Fingerprint: fingerprint,
+		ExpiresNs: expires}
 	return w.run("weft_sa_extend")
 }
 
@@ -137,8 +141,10 @@ func (w *writer) run(program string) error {
 		Repeat, Duration, CtxSizeIn, CtxSizeOut uint32
 		CtxIn, CtxOut                           unsafe.Pointer
 		Flags, CPU, BatchSize, _                uint32
-	}{ProgFD: uint32(p.FD()), CtxIn: unsafe.Pointer(w.request), CtxSizeIn: uint32(unsafe.Sizeof(*w.request))}
-	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_TEST_RUN, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	}{ProgFD: uint32(p.FD()), CtxIn: unsafe.Pointer(w.request),
+		CtxSizeIn: uint32(unsafe.Sizeof(*w.request))}
+	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_TEST_RUN,
+		uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
 	runtime.KeepAlive(p)
 	if errno != 0 {
 		return fmt.Errorf("run %s: %w", program, errno)
@@ -184,7 +190,8 @@ func (w *writer) powers(id uint32, out bool) error {
 func newFence() (*ebpf.Map, error) {
 	inner := &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
 	fence, err := ebpf.NewMap(&ebpf.MapSpec{
-		Name: "weft_fence", Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: inner,
+		Name: "weft_fence", Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1,
+		InnerMap: inner,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make the map that packets are waited for with: %w", err)
@@ -194,7 +201,8 @@ func newFence() (*ebpf.Map, error) {
 
 // waitForPackets returns when no packet is being handled any more that was when it was called.
 func (w *writer) waitForPackets() error {
-	inner, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	inner, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4,
+		MaxEntries: 1})
 	if err != nil {
 		return fmt.Errorf("wait for packets: %w", err)
 	}

@@ -21,7 +21,9 @@ func (t *Table) Counters(slots []uint16) ([]Counter, error) {
 					return nil, fmt.Errorf("read counters map: %w", err)
 				}
 				if t := sum(perCPU); t.Packets != 0 {
-					rows = append(rows, Counter{Slot: slot, Direction: bpf.DirectionNames[dir], Verdict: bpf.VerdictNames[verdict], Traffic: t})
+					rows = append(rows,
+						Counter{Slot: slot, Direction: bpf.DirectionNames[dir],
+							Verdict: bpf.VerdictNames[verdict], Traffic: t})
 				}
 			}
 		}
@@ -30,8 +32,9 @@ func (t *Table) Counters(slots []uint16) ([]Counter, error) {
 	entries := t.maps.Drops.Iterate()
 	for entries.Next(&key, &perCPU) {
 		rows = append(rows, Counter{
-			Slot: key.Slot, Direction: bpf.DirectionNames.Of(key.Direction), Verdict: bpf.VerdictNames[bpf.VerdictDrop],
-			Reason: bpf.Reason(key.Reason).String(), Traffic: sum(perCPU),
+			Slot: key.Slot, Direction: bpf.DirectionNames.Of(key.Direction),
+			Verdict: bpf.VerdictNames[bpf.VerdictDrop],
+			Reason:  bpf.Reason(key.Reason).String(), Traffic: sum(perCPU),
 		})
 	}
 	if err := entries.Err(); err != nil {

@@ -35,8 +35,10 @@ func (t *Table) run(program string, r *request) error {
 		CtxIn                                   unsafe.Pointer
 		CtxOut                                  uint64
 		Flags, CPU, BatchSize, Pad              uint32
-	}{ProgFD: uint32(t.collection.Programs[program].FD()), CtxIn: unsafe.Pointer(r), CtxSizeIn: uint32(unsafe.Sizeof(*r))}
-	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_TEST_RUN, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	}{ProgFD: uint32(t.collection.Programs[program].FD()), CtxIn: unsafe.Pointer(r),
+		CtxSizeIn: uint32(unsafe.Sizeof(*r))}
+	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_TEST_RUN,
+		uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
 	if errno != 0 {
 		return fmt.Errorf("run %s: %w", program, errno)
 	}
@@ -55,7 +57,8 @@ func (t *Table) SweepSoon() {
 func (t *Table) clearOwners(slot uint16) error {
 	var err error
 	for direction := range bpf.DirectionNames {
-		err = errors.Join(err, t.run("weft_owner_clear", &request{From: OwnerIndex(slot, direction)}))
+		err = errors.Join(err,
+			t.run("weft_owner_clear", &request{From: OwnerIndex(slot, direction)}))
 	}
 	return err
 }
@@ -93,8 +96,10 @@ func (t *Table) Budgets(slots []uint16) ([]Budget, error) {
 			}
 			if o != (bpf.Owner{}) {
 				rows = append(rows, Budget{
-					Slot: slot, Direction: name, Flows: o.Flows[0] + o.Flows[1], FlowsEvicted: o.FlowsEvicted, FlowsRefused: o.FlowsRefused,
-					FragmentsEvicted: o.FragmentsEvicted, EventsSuppressed: o.EventsSuppressed, ErrorsSuppressed: o.ErrorsSuppressed,
+					Slot: slot, Direction: name, Flows: o.Flows[0] + o.Flows[1],
+					FlowsEvicted: o.FlowsEvicted, FlowsRefused: o.FlowsRefused,
+					FragmentsEvicted: o.FragmentsEvicted, EventsSuppressed: o.EventsSuppressed,
+					ErrorsSuppressed: o.ErrorsSuppressed,
 				})
 			}
 		}
@@ -115,7 +120,8 @@ func (t *Table) Adopt() error {
 		}
 		return nil
 	}
-	for name, m := range map[string]*ebpf.Map{"weft_cells4": t.maps.Cells4, "weft_cells6": t.maps.Cells6, "weft_owners": t.maps.Owners} {
+	for name, m := range map[string]*ebpf.Map{"weft_cells4": t.maps.Cells4,
+		"weft_cells6": t.maps.Cells6, "weft_owners": t.maps.Owners} {
 		if created[name] {
 			continue
 		}

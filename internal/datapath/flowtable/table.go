@@ -15,8 +15,10 @@ import (
 
 // Idle times after which a flow is over; the C side's TIMEOUT_* in bpf/lib/consts.h.
 var flowTimeouts = map[uint8]time.Duration{
-	bpf.StateSynSent: 60 * time.Second, bpf.StateSynReceived: 60 * time.Second, bpf.StateEstablished: 7440 * time.Second,
-	bpf.StateClosing: 7440 * time.Second, bpf.StateClosed: 30 * time.Second, bpf.StateNew: 60 * time.Second,
+	bpf.StateSynSent: 60 * time.Second, bpf.StateSynReceived: 60 * time.Second,
+	bpf.StateEstablished: 7440 * time.Second,
+	bpf.StateClosing:     7440 * time.Second, bpf.StateClosed: 30 * time.Second,
+	bpf.StateNew:     60 * time.Second,
 	bpf.StateReplied: 300 * time.Second,
 }
 
@@ -36,7 +38,8 @@ func Open(m *bpf.Maps, log *slog.Logger) (*Table, error) {
 	if err != nil {
 		return nil, err
 	}
-	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m.SharedWith(spec)})
+	collection, err := ebpf.NewCollectionWithOptions(spec,
+		ebpf.CollectionOptions{MapReplacements: m.SharedWith(spec)})
 	if err != nil {
 		return nil, fmt.Errorf("load the flow table's programs: %w", bpf.NotAllowed(err))
 	}
@@ -117,13 +120,16 @@ func (f Row) totals() (forward, reply Traffic) {
 		first = 1
 	}
 	half := f.Flow.Half
-	return Traffic{half[first].Packets, half[first].Bytes}, Traffic{half[1-first].Packets, half[1-first].Bytes}
+	return Traffic{half[first].Packets, half[first].Bytes}, Traffic{half[1-first].Packets,
+		half[1-first].Bytes}
 }
 
 func (f Row) decode(now uint64) Flow {
 	out := Flow{
-		Network: f.Network, Src: f.Src, Dst: f.Dst, Protocol: f.Proto, State: bpf.FlowStateNames.Of(f.Flow.State),
-		Age: since(now, f.Flow.FirstNs), Idle: since(now, f.Flow.LastNs), ViaStack: f.Flow.Flags&bpf.FlowViaStack != 0,
+		Network: f.Network, Src: f.Src, Dst: f.Dst, Protocol: f.Proto,
+		State: bpf.FlowStateNames.Of(f.Flow.State),
+		Age:   since(now, f.Flow.FirstNs), Idle: since(now, f.Flow.LastNs),
+		ViaStack: f.Flow.Flags&bpf.FlowViaStack != 0,
 	}
 	out.Forward, out.Reply = f.totals()
 	return out
@@ -132,8 +138,10 @@ func (f Row) decode(now uint64) Flow {
 // ended is the flow's last event, when it timed out.
 func (f Row) ended() Event {
 	out := Event{
-		Time: time.Now(), Type: EventEnd, Verdict: bpf.VerdictNames[bpf.VerdictLocal], Hook: bpf.HookNames.Of(f.Flow.Hook),
-		Slot: f.Flow.Slot, Direction: bpf.DirectionNames.Of(f.Flow.Direction), Network: f.Network, Src: f.Src, Dst: f.Dst, Protocol: f.Proto,
+		Time: time.Now(), Type: EventEnd, Verdict: bpf.VerdictNames[bpf.VerdictLocal],
+		Hook: bpf.HookNames.Of(f.Flow.Hook),
+		Slot: f.Flow.Slot, Direction: bpf.DirectionNames.Of(f.Flow.Direction), Network: f.Network,
+		Src: f.Src, Dst: f.Dst, Protocol: f.Proto,
 	}
 	if f.Flow.Flags&bpf.FlowViaStack != 0 {
 		out.Verdict = bpf.VerdictNames[bpf.VerdictStack]

@@ -102,7 +102,8 @@ func (b Budget) Lost() string {
 	for _, part := range []struct {
 		count uint64
 		what  string
-	}{{b.FlowsEvicted, "flows evicted"}, {b.FlowsRefused, "flows not remembered"}, {b.FragmentsEvicted, "fragmented datagrams forgotten"}} {
+	}{{b.FlowsEvicted, "flows evicted"}, {b.FlowsRefused, "flows not remembered"},
+		{b.FragmentsEvicted, "fragmented datagrams forgotten"}} {
 		if part.count > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", part.count, part.what))
 		}

@@ -24,7 +24,8 @@ func (a Attachment) attach(ifindex int) (link.Link, error) {
 			at = ebpf.AttachTCXEgress
 		}
 		// Before the programs of others, any of which may end the chain (TC_ACT_OK).
-		return link.AttachTCX(link.TCXOptions{Program: a.Program, Interface: ifindex, Attach: at, Anchor: link.Head()})
+		return link.AttachTCX(link.TCXOptions{Program: a.Program, Interface: ifindex, Attach: at,
+			Anchor: link.Head()})
 	}
 	return nil, fmt.Errorf("no hook of kind %s", a.Kind)
 }
@@ -65,5 +66,6 @@ func (p *Programs) Update(pinned link.Link, a Attachment) error {
 // answer differently: veth ERANGE, others EINVAL or EOPNOTSUPP.
 func wantsFrags(a Attachment, err error) bool {
 	return (a.Kind == XDP || a.Kind == XDPGeneric) &&
-		(errors.Is(err, unix.ERANGE) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP))
+		(errors.Is(err, unix.ERANGE) || errors.Is(err, unix.EINVAL) ||
+			errors.Is(err, unix.EOPNOTSUPP))
 }

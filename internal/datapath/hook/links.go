@@ -51,7 +51,9 @@ func List(dir string) ([]Pinned, error) {
 		if !strings.HasPrefix(e.Name(), linkPin) || len(parts) != 3 {
 			continue
 		}
-		links = append(links, Pinned{filepath.Join(dir, e.Name()), parts[0], Kind(parts[1]), strings.ReplaceAll(parts[2], "+", ".")})
+		links = append(links,
+			Pinned{filepath.Join(dir, e.Name()), parts[0], Kind(parts[1]),
+				strings.ReplaceAll(parts[2], "+", ".")})
 	}
 	return links, nil
 }
@@ -63,7 +65,8 @@ func (l *Links) EnsureOne(h Attachment, iface string, ifindex int) error {
 	path := Path(l.Dir, h.Name, h.Kind, iface)
 	updated, err := l.update(path, h, ifindex)
 	if err != nil {
-		return fmt.Errorf("update %s on %s (%s), the program that was there stays: %w", h.Name, iface, h.Kind, err)
+		return fmt.Errorf("update %s on %s (%s), the program that was there stays: %w", h.Name,
+			iface, h.Kind, err)
 	}
 	if updated {
 		return nil
@@ -201,7 +204,8 @@ func PinnedAt(path string) (int, error) {
 func (l *Links) Drop(iface string, keep ...Attachment) error {
 	var failed error
 	for _, h := range Every() {
-		wanted := slices.ContainsFunc(keep, func(k Attachment) bool { return k.Name == h.Name && k.Kind == h.Kind })
+		wanted := slices.ContainsFunc(keep,
+			func(k Attachment) bool { return k.Name == h.Name && k.Kind == h.Kind })
 		path := Path(l.Dir, h.Name, h.Kind, iface)
 		if _, err := os.Lstat(path); err == nil && !wanted {
 			failed = errors.Join(failed, Detach(path))

@@ -12,8 +12,10 @@ func TestPinnedLinks(t *testing.T) {
 	dir := t.TempDir()
 	want := []Pinned{}
 	for _, l := range []Pinned{
-		{Hook: "from_pod", Kind: XDP, Iface: "weft0123456789"}, {Hook: "to_pod", Kind: TCEgress, Iface: "weft0123456789"},
-		{Hook: "from_wire", Kind: TCIngress, Iface: "eth0.100"}, {Hook: "to_wire", Kind: TCEgress, Iface: "br-0a1b2c"},
+		{Hook: "from_pod", Kind: XDP, Iface: "weft0123456789"},
+		{Hook: "to_pod", Kind: TCEgress, Iface: "weft0123456789"},
+		{Hook: "from_wire", Kind: TCIngress, Iface: "eth0.100"},
+		{Hook: "to_wire", Kind: TCEgress, Iface: "br-0a1b2c"},
 		{Hook: "from_wire", Kind: XDPGeneric, Iface: "a.b-c.d"},
 	} {
 		l.Path = Path(dir, l.Hook, l.Kind, l.Iface)
@@ -23,7 +25,8 @@ func TestPinnedLinks(t *testing.T) {
 		touch(t, l.Path)
 		want = append(want, l)
 	}
-	for _, other := range []string{"maps-weft_config-00-1", "link-half", "link-from_pod-xdp", "something"} {
+	for _, other := range []string{"maps-weft_config-00-1", "link-half", "link-from_pod-xdp",
+		"something"} {
 		touch(t, filepath.Join(dir, other))
 	}
 	got, err := List(dir)

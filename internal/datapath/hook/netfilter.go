@@ -88,7 +88,8 @@ func (l *Links) drop(unwanted func(Hook) bool) error {
 
 // replace attaches and pins the new link beside the old one, and takes the old one's name with it.
 // An agent that died in between has left both, or the new one alone under its own name.
-func (n *netfilterHook) replace(path string, program *ebpf.Program, family link.NetfilterProtocolFamily, step func(string) error) error {
+func (n *netfilterHook) replace(path string, program *ebpf.Program,
+	family link.NetfilterProtocolFamily, step func(string) error) error {
 	fresh := path + "+"
 	if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
 		if err := os.Rename(fresh, path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -120,7 +121,8 @@ func (n *netfilterHook) replace(path string, program *ebpf.Program, family link.
 }
 
 // attach takes the first priority that is free.
-func (n *netfilterHook) attach(program *ebpf.Program, family link.NetfilterProtocolFamily) (attached link.Link, err error) {
+func (n *netfilterHook) attach(program *ebpf.Program,
+	family link.NetfilterProtocolFamily) (attached link.Link, err error) {
 	for priority := n.first; priority < n.first+priorities; priority++ {
 		attached, err = link.AttachNetfilter(link.NetfilterOptions{
 			Program: program, ProtocolFamily: family, Hook: n.hook, Priority: priority,

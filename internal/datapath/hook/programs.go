@@ -30,10 +30,13 @@ type Programs struct {
 // Load verifies and loads every hook's program on the shared maps, with constants set. frags lets
 // XDP see frames larger than a page.
 func Load(m *bpf.Maps, constants map[string]any, frags bool) (*Programs, error) {
-	p := &Programs{maps: m, constants: stdmaps.Clone(constants), loaded: map[string]*ebpf.Program{}, outs: map[uint32]*ebpf.Program{}, large: map[string]*ebpf.Program{}, sealer: map[string]*ebpf.Program{}, guards: map[string]*ebpf.Program{}}
+	p := &Programs{maps: m, constants: stdmaps.Clone(constants), loaded: map[string]*ebpf.Program{},
+		outs: map[uint32]*ebpf.Program{}, large: map[string]*ebpf.Program{},
+		sealer: map[string]*ebpf.Program{}, guards: map[string]*ebpf.Program{}}
 	p.constants["weft_multi_buffer"] = bpf.Flag(frags)
 	for _, h := range Table {
-		if h.perTarget || h.onDemand || h.netfilter != nil && constants["weft_sealing"] == bpf.Flag(false) {
+		if h.perTarget || h.onDemand || h.netfilter != nil &&
+			constants["weft_sealing"] == bpf.Flag(false) {
 			continue
 		}
 		for _, k := range h.kinds() {
@@ -53,7 +56,8 @@ func Load(m *bpf.Maps, constants map[string]any, frags bool) (*Programs, error) 
 }
 
 // load loads a hook's program from an object, with more constants set than all have.
-func (p *Programs) load(object, name string, more map[string]any, frags bool) (*ebpf.Program, error) {
+func (p *Programs) load(object, name string, more map[string]any,
+	frags bool) (*ebpf.Program, error) {
 	constants := stdmaps.Clone(p.constants)
 	stdmaps.Copy(constants, more)
 	collection, err := bpf.Load(p.maps, object, Function(name), constants, frags)
@@ -90,7 +94,8 @@ func (p *Programs) PodOut(target uint32) (Attachment, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.outs[target] == nil {
-		program, err := p.load("pod_out_tc", "pod_out", map[string]any{"weft_out_ifindex": target}, false)
+		program, err := p.load("pod_out_tc", "pod_out", map[string]any{"weft_out_ifindex": target},
+			false)
 		if err != nil {
 			return Attachment{}, err
 		}
@@ -104,7 +109,8 @@ func (p *Programs) Second() (Attachment, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.second == nil {
-		program, err := p.load("from_pod_tc", "from_pod", map[string]any{"weft_second": uint8(1)}, false)
+		program, err := p.load("from_pod_tc", "from_pod", map[string]any{"weft_second": uint8(1)},
+			false)
 		if err != nil {
 			return Attachment{}, err
 		}
@@ -159,7 +165,8 @@ func (p *Programs) withFrags(name string) (*ebpf.Program, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.large[name] == nil {
-		program, err := p.load(object(name, XDP), name, map[string]any{"weft_multi_buffer": bpf.Flag(true)}, true)
+		program, err := p.load(object(name, XDP), name,
+			map[string]any{"weft_multi_buffer": bpf.Flag(true)}, true)
 		if err != nil {
 			return nil, err
 		}

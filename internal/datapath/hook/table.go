@@ -103,12 +103,14 @@ var Table = []Hook{
 		Does: "on [the XDP datapath](docs/modes.md#the-xdp-datapath) only: sends what the pod's stack sends out of the pod's " +
 			"second interface"},
 	// Behind everything else on the way out, source translation included.
-	{Name: "post_routing", At: []Place{Node}, netfilter: &netfilterHook{link.NetfilterInetPostRouting, 1000},
+	{Name: "post_routing", At: []Place{Node},
+		netfilter: &netfilterHook{link.NetfilterInetPostRouting, 1000},
 		Does: "the last hook, all interfaces: refuses what must be sealed, or is for this node's own pods, and would " +
 			"leave by an interface without hooks, and what a pod's policy refuses there, or elsewhere before connection " +
 			"tracking takes note of it; with encryption or policies only"},
 	// Before everything else on the way in, reassembly (-400) included.
-	{Name: "pre_routing", At: []Place{Node}, netfilter: &netfilterHook{link.NetfilterInetPreRouting, -1000},
+	{Name: "pre_routing", At: []Place{Node},
+		netfilter: &netfilterHook{link.NetfilterInetPreRouting, -1000},
 		Does: "the first hook, interfaces without hooks: refuses what comes in a cluster address's name, before " +
 			"reassembly and translation; with encryption only"},
 }
@@ -124,7 +126,8 @@ var families = []struct {
 
 // OnlyAt tells whether the hook of a name is attached at this place and at no other.
 func OnlyAt(name string, place Place) bool {
-	return slices.ContainsFunc(Table, func(h Hook) bool { return h.Name == name && slices.Equal(h.At, []Place{place}) })
+	return slices.ContainsFunc(Table,
+		func(h Hook) bool { return h.Name == name && slices.Equal(h.At, []Place{place}) })
 }
 
 // kind is how the hook is attached where packets are taken by way, "" if it is not.

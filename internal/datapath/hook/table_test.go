@@ -38,7 +38,8 @@ func TestPrograms(t *testing.T) {
 
 // TestPages: the tables of hooks in the pages are this one.
 func TestPages(t *testing.T) {
-	for path, table := range map[string]string{"ARCHITECTURE.md": whatTheyDo(), "docs/modes.md": whereInWhichMode()} {
+	for path, table := range map[string]string{"ARCHITECTURE.md": whatTheyDo(),
+		"docs/modes.md": whereInWhichMode()} {
 		path = "../../../" + path
 		page, err := os.ReadFile(path)
 		if err != nil {
@@ -75,7 +76,8 @@ func whatTheyDo() string {
 		case h.XDP == XDP:
 			context = "XDP or TC"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s%s | %s | %s |\n", h.Name, h.places(), h.side(), context, h.Does)
+		fmt.Fprintf(&b, "| `%s` | %s%s | %s | %s |\n", h.Name, h.places(), h.side(), context,
+			h.Does)
 	}
 	return b.String()
 }
@@ -105,9 +107,11 @@ func whereInWhichMode() string {
 		name string
 		way  Way
 		path bool
-	}{{"`xdp`", ByXDP, false}, {"`xdp`, generic", ByGenericXDP, false}, {"`tc`, `stack`, `auto`", ByTC, false},
+	}{{"`xdp`", ByXDP, false}, {"`xdp`, generic", ByGenericXDP, false},
+		{"`tc`, `stack`, `auto`", ByTC, false},
 		{"`auto`, on the XDP datapath", ByXDP, true}}
-	names := map[Kind]string{XDP: "XDP, native", XDPGeneric: "XDP, generic", TCIngress: "TCX ingress", TCEgress: "TCX egress", "": "none"}
+	names := map[Kind]string{XDP: "XDP, native", XDPGeneric: "XDP, generic",
+		TCIngress: "TCX ingress", TCEgress: "TCX egress", "": "none"}
 	var b strings.Builder
 	b.WriteString("| hook | at |")
 	for _, m := range modes {

@@ -41,7 +41,8 @@ func (h *identityHandles) restore(m *bpf.Maps) error {
 
 // assign gives every identity in use a handle, 0 where there are none left, and writes the table
 // that turns handles back. A handle goes to another identity as late as possible.
-func (h *identityHandles) assign(m *bpf.Maps, identities map[uint32]bool) (map[uint32]uint16, error) {
+func (h *identityHandles) assign(m *bpf.Maps,
+	identities map[uint32]bool) (map[uint32]uint16, error) {
 	taken := make(map[uint16]bool, len(h.byIdentity))
 	for identity, handle := range h.byIdentity {
 		if !identities[identity] {
@@ -106,7 +107,8 @@ func (t *Table) SetPeerIdentities(nodes map[string][]uint32) error {
 		return err
 	}
 	// No decision in a flow depends on it: who sealed a packet is checked each time.
-	if _, err := bpf.SyncMap(t.maps.PeerIDs, want, func(id bpf.PeerId) uint16 { return handles[id.Identity] }); err != nil {
+	if _, err := bpf.SyncMap(t.maps.PeerIDs, want,
+		func(id bpf.PeerId) uint16 { return handles[id.Identity] }); err != nil {
 		return fmt.Errorf("identities of peers: %w", err)
 	}
 	return nil

@@ -15,7 +15,8 @@ func TestHandlesRunOut(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes a BPF map")
 	}
-	table, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: maxHandles})
+	table, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4,
+		MaxEntries: maxHandles})
 	if err != nil {
 		t.Fatal(err)
 	}

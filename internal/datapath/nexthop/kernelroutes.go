@@ -23,7 +23,8 @@ const unreachableMetric = 0xff00
 // leaving by the default route.
 func unreachable(prefix netip.Prefix) *netlink.Route {
 	route := &netlink.Route{
-		Dst: toIPNet(prefix), Type: unix.RTN_UNREACHABLE, Protocol: RouteProtocol, Priority: unreachableMetric,
+		Dst: toIPNet(prefix), Type: unix.RTN_UNREACHABLE, Protocol: RouteProtocol,
+		Priority: unreachableMetric,
 	}
 	if prefix.Addr().Is6() {
 		// The kernel wants a device even for routes that lead nowhere.
@@ -43,7 +44,8 @@ func (t *Table) routesOfWeft() ([]netlink.Route, error) {
 
 // ListRoutes asks the kernel for its routes of Weft's protocol. The list may be interrupted.
 func ListRoutes() ([]netlink.Route, error) {
-	return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
+	return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: RouteProtocol},
+		netlink.RT_FILTER_PROTOCOL)
 }
 
 // lastResorts keep what is for a node's pods from leaving by the default route where there is no
@@ -66,13 +68,15 @@ func (t *Table) lastResorts(n Node) []*netlink.Route {
 func (t *Table) routesBy(n Node, addr netip.Addr, hop nextHop) []*netlink.Route {
 	var routes []*netlink.Route
 	var src net.IP
-	if at := slices.IndexFunc(t.opts.HostAddrs, func(a netip.Addr) bool { return a.Is4() == addr.Is4() }); at >= 0 && t.opts.Sealing {
+	if at := slices.IndexFunc(t.opts.HostAddrs,
+		func(a netip.Addr) bool { return a.Is4() == addr.Is4() }); at >= 0 && t.opts.Sealing {
 		src = t.opts.HostAddrs[at].AsSlice()
 	}
 	for _, prefix := range n.PodCIDRs {
 		if prefix.Addr().Is4() == addr.Is4() {
 			routes = append(routes, &netlink.Route{
-				Dst: toIPNet(prefix), Gw: hop.addr.AsSlice(), LinkIndex: int(hop.entry.Ifindex), Protocol: RouteProtocol, Src: src,
+				Dst: toIPNet(prefix), Gw: hop.addr.AsSlice(), LinkIndex: int(hop.entry.Ifindex),
+				Protocol: RouteProtocol, Src: src,
 			})
 		}
 	}
@@ -109,7 +113,8 @@ func (t *Table) syncKernelRoutes(want []*netlink.Route) error {
 		if now := there[kernelRouteOf(r)]; now != nil && sameRoute(now, r) {
 			continue
 		}
-		if err := replaceRoute(r); err != nil && (r.Gw != nil || !errors.Is(err, unix.EAFNOSUPPORT)) {
+		if err := replaceRoute(r); err != nil &&
+			(r.Gw != nil || !errors.Is(err, unix.EAFNOSUPPORT)) {
 			failed = errors.Join(failed, fmt.Errorf("add route %s: %w", r.Dst, err))
 		}
 	}
@@ -152,7 +157,8 @@ func (t *Table) LastResorts() error {
 	t.unreachable = true
 	t.mu.Unlock()
 	for _, prefix := range t.opts.PodCIDRs {
-		if err := netlink.RouteReplace(unreachable(prefix)); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
+		if err := netlink.RouteReplace(unreachable(prefix)); err != nil &&
+			!errors.Is(err, unix.EAFNOSUPPORT) {
 			return fmt.Errorf("add unreachable route %s: %w", prefix, err)
 		}
 	}
@@ -212,5 +218,6 @@ func RouteName(r netlink.Route) string {
 
 func toIPNet(prefix netip.Prefix) *net.IPNet {
 	prefix = prefix.Masked()
-	return &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
+	return &net.IPNet{IP: prefix.Addr().AsSlice(),
+		Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
 }

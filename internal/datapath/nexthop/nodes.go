@@ -261,7 +261,8 @@ func (t *Table) reached(n Node) []netip.Addr {
 		return n.Addresses
 	}
 	foreign := func(addr netip.Addr) bool {
-		return !slices.ContainsFunc(t.opts.HostAddrs, func(own netip.Addr) bool { return own.Is4() == addr.Is4() })
+		return !slices.ContainsFunc(t.opts.HostAddrs,
+			func(own netip.Addr) bool { return own.Is4() == addr.Is4() })
 	}
 	if usable := slices.DeleteFunc(slices.Clone(n.Addresses), foreign); len(usable) > 0 {
 		return usable

@@ -53,7 +53,8 @@ func (t *Table) EnterOwnRanges(own OwnRanges) error {
 		if !t.opts.Sealing {
 			failed = errors.Join(failed, bpf.DeleteKey(t.maps.Routes, &key))
 		} else {
-			failed = errors.Join(failed, t.maps.Routes.Put(&key, &bpf.Route{Flags: bpf.RouteNoNode}))
+			failed = errors.Join(failed,
+				t.maps.Routes.Put(&key, &bpf.Route{Flags: bpf.RouteNoNode}))
 		}
 	}
 	return failed
@@ -63,7 +64,8 @@ func (t *Table) EnterOwnRanges(own OwnRanges) error {
 // run knows its endpoints: what is in it, or around it, was refused as a source so far, and this
 // run may end before it knows them. The endpoints of before are in the map, or those hooks that
 // look into it know them. have is what the routes map holds.
-func (t *Table) staysClosed(own OwnRanges, prefix netip.Prefix, have map[bpf.RouteKey]bpf.Route) bool {
+func (t *Table) staysClosed(own OwnRanges, prefix netip.Prefix,
+	have map[bpf.RouteKey]bpf.Route) bool {
 	entered := !t.maps.Created["weft_ep_addr"] || t.maps.Hooked
 	if own.Known || own.Shared || !entered {
 		return false
@@ -111,10 +113,12 @@ func (t *Table) enterOwnAddresses(unlisted []netip.Addr) (changed bool, err erro
 // besides (another card's, a bridge's, a virtual one's), which others do not know as its. An
 // address of another node's is left to that. have is what the routes map holds, and is kept so.
 // Callers hold mu.
-func (t *Table) syncOwnAddresses(have map[bpf.RouteKey]bpf.Route, unlisted []netip.Addr) (changed bool, err error) {
+func (t *Table) syncOwnAddresses(have map[bpf.RouteKey]bpf.Route,
+	unlisted []netip.Addr) (changed bool, err error) {
 	want := map[bpf.RouteKey]bpf.Route{}
 	for _, a := range unlisted {
-		want[bpf.RouteKeyOf(netip.PrefixFrom(a, a.BitLen()))] = bpf.Route{Flags: bpf.RouteHost | bpf.RouteUnlisted}
+		want[bpf.RouteKeyOf(netip.PrefixFrom(a,
+			a.BitLen()))] = bpf.Route{Flags: bpf.RouteHost | bpf.RouteUnlisted}
 	}
 	for _, a := range t.opts.HostAddrs {
 		want[bpf.RouteKeyOf(netip.PrefixFrom(a, a.BitLen()))] = bpf.Route{Flags: bpf.RouteHost}
@@ -148,7 +152,10 @@ func isOwnAddress(r bpf.Route) bool { return isOwn(r) && r.Flags&bpf.RouteHost !
 // unlistedAddresses are those of this node's interfaces that its Node object does not list. Those
 // of a loopback or of a link are nobody's on a wire.
 func (t *Table) unlistedAddresses() ([]netip.Addr, error) {
-	list, err := nldump.Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	list, err := nldump.Whole(func() ([]netlink.Addr, error) {
+		return netlink.AddrList(nil,
+			netlink.FAMILY_ALL)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list this node's addresses: %w", err)
 	}

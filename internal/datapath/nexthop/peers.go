@@ -29,7 +29,8 @@ var errNoFamily = errors.New("no address of the same family as one of this node'
 
 // syncPeer enters the ends of the tunnel to a peer, and whose its addresses are. What this host's
 // own stack sends by the given routes is sealed on its way out, and must fit then.
-func (t *Table) syncPeer(n Node, slot uint32, wireMTU int, routes []*netlink.Route) (changed bool, err error) {
+func (t *Table) syncPeer(n Node, slot uint32, wireMTU int,
+	routes []*netlink.Route) (changed bool, err error) {
 	local, remote, ok := t.outerAddrs(n)
 	for _, r := range routes {
 		r.MTU = inet.SealedMTU(wireMTU, remote.Is6())

@@ -76,7 +76,8 @@ func (t *Table) snapshot(addresses bool) (*snapshot, error) {
 }
 
 func neighborOf(n *netlink.Neigh) neighbor {
-	out := neighbor{managed: n.FlagsExt&netlink.NTF_EXT_MANAGED != 0 || n.State&(unix.NUD_PERMANENT|unix.NUD_NOARP) != 0}
+	out := neighbor{managed: n.FlagsExt&netlink.NTF_EXT_MANAGED != 0 ||
+		n.State&(unix.NUD_PERMANENT|unix.NUD_NOARP) != 0}
 	if n.State&usable != 0 && len(n.HardwareAddr) == 6 {
 		out.mac, out.resolved = bpf.ToMAC(n.HardwareAddr), true
 	}
@@ -140,7 +141,8 @@ func (t *Table) resolve(s *snapshot, addr netip.Addr) (nextHop, error) {
 		return nextHop{}, fmt.Errorf("the kernel's route leads out of %s, which is no uplink (%s): nothing is sent there; add it to uplinks in the agent's configuration, or route the node by an uplink",
 			l.Attrs().Name, strings.Join(t.opts.Uplinks, ", "))
 	}
-	hop.entry = bpf.Nexthop{Ifindex: uint32(l.Attrs().Index), Mtu: uint16(min(l.Attrs().MTU, 65535)), Smac: bpf.ToMAC(l.Attrs().HardwareAddr)}
+	hop.entry = bpf.Nexthop{Ifindex: uint32(l.Attrs().Index),
+		Mtu: uint16(min(l.Attrs().MTU, 65535)), Smac: bpf.ToMAC(l.Attrs().HardwareAddr)}
 	if l.takesXDP {
 		hop.entry.Flags |= bpf.NexthopXdpOut
 	}
@@ -192,7 +194,8 @@ func (t *Table) NeighborChanged(n netlink.NeighUpdate) {
 	changed := false
 	for _, index := range t.hops[addr.Unmap()] {
 		var entry bpf.Nexthop
-		if err := t.maps.Nexthops.Lookup(index, &entry); err != nil || int(entry.Ifindex) != n.LinkIndex {
+		if err := t.maps.Nexthops.Lookup(index, &entry); err != nil ||
+			int(entry.Ifindex) != n.LinkIndex {
 			continue
 		}
 		if now := neighborOf(&n.Neigh); n.Type == unix.RTM_NEWNEIGH && now.resolved {

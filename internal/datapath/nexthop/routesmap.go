@@ -83,7 +83,8 @@ func (t *Table) syncRoutesMap(have, want map[bpf.RouteKey]bpf.Route) (bool, erro
 	err = errors.Join(err, t.deleteRoutes(plan.last))
 	failed, putErr := put(again)
 	t.noteLeft(append(plan.left, failed...))
-	return len(plan.replace)+len(plan.first)+len(plan.add)+len(plan.last) > 0, errors.Join(err, putErr)
+	return len(plan.replace)+len(plan.first)+len(plan.add)+len(plan.last) > 0,
+		errors.Join(err, putErr)
 }
 
 // deleteRoutes removes entries; of several errors it returns the last.
@@ -139,7 +140,8 @@ func planRoutes(have, want map[bpf.RouteKey]bpf.Route, room int) routesPlan {
 // byRank is the order in which routes get their places: ranges of nodes, ranges that are nobody's,
 // nodes' own addresses, and single addresses of pods last.
 func byRank(a bpf.RouteKey, ra bpf.Route, b bpf.RouteKey, rb bpf.Route) int {
-	return cmp.Or(cmp.Compare(rankOf(a, ra), rankOf(b, rb)), cmp.Compare(a.Prefixlen, b.Prefixlen), compareKeys(a, b))
+	return cmp.Or(cmp.Compare(rankOf(a, ra), rankOf(b, rb)), cmp.Compare(a.Prefixlen, b.Prefixlen),
+		compareKeys(a, b))
 }
 
 func rankOf(key bpf.RouteKey, r bpf.Route) int {
@@ -181,7 +183,8 @@ func (o *overlaps) with(key bpf.RouteKey) bool {
 			return true
 		}
 	}
-	at, _ := slices.BinarySearchFunc(o.ordered, p.Addr(), func(q netip.Prefix, a netip.Addr) int { return q.Addr().Compare(a) })
+	at, _ := slices.BinarySearchFunc(o.ordered, p.Addr(),
+		func(q netip.Prefix, a netip.Addr) int { return q.Addr().Compare(a) })
 	return at < len(o.ordered) && p.Contains(o.ordered[at].Addr())
 }
 
@@ -215,5 +218,6 @@ func (t *Table) notLeft(routes []*netlink.Route) []*netlink.Route {
 	if !t.opts.Sealing || len(t.left) == 0 {
 		return routes
 	}
-	return slices.DeleteFunc(routes, func(r *netlink.Route) bool { return r.Gw != nil && t.left[r.Dst.String()] })
+	return slices.DeleteFunc(routes,
+		func(r *netlink.Route) bool { return r.Gw != nil && t.left[r.Dst.String()] })
 }

@@ -148,8 +148,11 @@ func (t *Table) clearSlot(slot uint32, held bool) error {
 		return failed
 	}
 	failed = errors.Join(failed, t.host.SAs.RemoveAllSAs(slot))
-	failed = errors.Join(failed, bpf.DeleteWhere(t.maps.PeerAddr, func(_ bpf.Addr, of uint32) bool { return of == slot }))
-	failed = errors.Join(failed, bpf.DeleteWhere(t.maps.PeerIDs, func(id bpf.PeerId, _ uint16) bool { return id.Node == slot }))
+	failed = errors.Join(failed,
+		bpf.DeleteWhere(t.maps.PeerAddr, func(_ bpf.Addr, of uint32) bool { return of == slot }))
+	failed = errors.Join(failed,
+		bpf.DeleteWhere(t.maps.PeerIDs,
+			func(id bpf.PeerId, _ uint16) bool { return id.Node == slot }))
 	if failed != nil {
 		return fmt.Errorf("clear node index %d: %w", slot, failed)
 	}

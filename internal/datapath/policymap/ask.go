@@ -67,7 +67,8 @@ func (t *Table) best(a Answer, q Question) (best bpf.PolicyEntry, found bool, er
 		if i > 0 && peer == 0 {
 			continue
 		}
-		key := Entry{Direction: q.Direction, Peer: peer, Protocol: q.Protocol, Port: q.Port, PortBits: 16}.key(a.Set)
+		key := Entry{Direction: q.Direction, Peer: peer, Protocol: q.Protocol, Port: q.Port,
+			PortBits: 16}.key(a.Set)
 		key.Prefixlen = peerBits + protocolBits + 16
 		var entry bpf.PolicyEntry
 		there, err := lookup(t.maps.Policy, &key, &entry)

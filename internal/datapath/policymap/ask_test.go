@@ -29,7 +29,8 @@ func TestIdentityAt(t *testing.T) {
 	must(t, table.maps.EpAddr.Put(&endpoint, &bpf.Endpoint{Identity: 300}))
 	own := bpf.AddrKeyOf(0, netip.MustParseAddr("10.1.0.6"))
 	must(t, table.maps.EpAddr.Put(&own, &bpf.Endpoint{Identity: 301}))
-	if _, err := table.SetIdentities(map[netip.Addr]uint32{netip.MustParseAddr("10.1.0.6"): 302, netip.MustParseAddr("10.1.0.7"): 303}); err != nil {
+	if _, err := table.SetIdentities(map[netip.Addr]uint32{netip.MustParseAddr("10.1.0.6"): 302,
+		netip.MustParseAddr("10.1.0.7"): 303}); err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {
@@ -37,11 +38,15 @@ func TestIdentityAt(t *testing.T) {
 		addr    string
 		want    uint32
 	}{
-		{0, "192.0.2.1", bpf.IdentityHost}, {0, "192.0.2.2", bpf.IdentityRemoteHost}, {0, "192.0.2.3", bpf.IdentityRemoteHost},
-		{0, "10.1.0.5", bpf.IdentityUnknown}, {7, "10.1.0.5", 300}, {0, "10.1.0.6", 301}, {0, "10.1.0.7", 303},
-		{7, "10.1.0.7", bpf.IdentityWorld}, {0, "203.0.113.1", bpf.IdentityWorld}, {0, "2001:db8::9", bpf.IdentityWorld},
+		{0, "192.0.2.1", bpf.IdentityHost}, {0, "192.0.2.2", bpf.IdentityRemoteHost},
+		{0, "192.0.2.3", bpf.IdentityRemoteHost},
+		{0, "10.1.0.5", bpf.IdentityUnknown}, {7, "10.1.0.5", 300}, {0, "10.1.0.6", 301},
+		{0, "10.1.0.7", 303},
+		{7, "10.1.0.7", bpf.IdentityWorld}, {0, "203.0.113.1", bpf.IdentityWorld},
+		{0, "2001:db8::9", bpf.IdentityWorld},
 	} {
-		if got, err := table.IdentityAt(tt.network, netip.MustParseAddr(tt.addr)); got != tt.want || err != nil {
+		if got, err := table.IdentityAt(tt.network, netip.MustParseAddr(tt.addr)); got != tt.want ||
+			err != nil {
 			t.Errorf("%s in network %d is %d, %v; want %d", tt.addr, tt.network, got, err, tt.want)
 		}
 	}
@@ -53,11 +58,14 @@ func TestAsk(t *testing.T) {
 	table := open(t)
 	const class, slot = MaxIdentity + 9, 5
 	set, err := table.Add([]Entry{
-		{Direction: Ingress, Peer: 300, Protocol: 6, Port: 80, PortBits: 16, Allow: true, Precedence: 5, Rule: 1},
+		{Direction: Ingress, Peer: 300, Protocol: 6, Port: 80, PortBits: 16, Allow: true,
+			Precedence: 5, Rule: 1},
 		{Direction: Ingress, Peer: 300, Protocol: 6, Precedence: 5, Rule: 2},
 		{Direction: Ingress, Peer: class, Allow: true, Precedence: 5, Rule: 3},
-		{Direction: Ingress, Peer: Anybody, Protocol: 6, Port: 0x2000, PortBits: 4, Allow: true, Precedence: 5, Rule: 4},
-		{Direction: Ingress, Peer: Anybody, Protocol: 17, Port: 53, PortBits: 16, Precedence: 9, Rule: 5},
+		{Direction: Ingress, Peer: Anybody, Protocol: 6, Port: 0x2000, PortBits: 4, Allow: true,
+			Precedence: 5, Rule: 4},
+		{Direction: Ingress, Peer: Anybody, Protocol: 17, Port: 53, PortBits: 16, Precedence: 9,
+			Rule: 5},
 	})
 	must(t, err)
 	must(t, table.maps.EpSlot.Put(uint32(slot), &bpf.EpSlot{Sets: [2]uint32{0, set}}))
@@ -92,7 +100,8 @@ func TestAsk(t *testing.T) {
 		{"this host", Ingress, host, 17, 53, true, 0},
 		{"a direction without a set", Egress, pod, 6, 81, true, 0},
 	} {
-		got, err := table.Ask(Question{Slot: slot, Direction: tt.direction, Peer: tt.peer, Protocol: tt.protocol, Port: tt.port})
+		got, err := table.Ask(Question{Slot: slot, Direction: tt.direction, Peer: tt.peer,
+			Protocol: tt.protocol, Port: tt.port})
 		if err != nil || got.Allow != tt.allow || got.Rule != tt.rule {
 			t.Errorf("%s: %+v, %v; want %t by rule %d", tt.name, got, err, tt.allow, tt.rule)
 		}

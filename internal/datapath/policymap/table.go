@@ -166,7 +166,9 @@ func (t *Table) drop(gone func(set uint32) bool) (err error) {
 		}
 	}
 	if adopted {
-		err = errors.Join(err, bpf.DeleteWhere(t.maps.Policy, func(key bpf.PolicyKey, _ bpf.PolicyEntry) bool { return gone(key.Set) }))
+		err = errors.Join(err,
+			bpf.DeleteWhere(t.maps.Policy,
+				func(key bpf.PolicyKey, _ bpf.PolicyEntry) bool { return gone(key.Set) }))
 	}
 	if err != nil {
 		return fmt.Errorf("remove policy sets: %w", err)
@@ -197,7 +199,8 @@ func (t *Table) SetIdentities(want map[netip.Addr]uint32) (changed bool, err err
 		key := bpf.AddrKeyOf(0, a)
 		keys[key], values[key] = true, identity
 	}
-	changed, err = bpf.SyncMap(t.maps.AddrIDs, keys, func(key bpf.AddrKey) uint32 { return values[key] })
+	changed, err = bpf.SyncMap(t.maps.AddrIDs, keys,
+		func(key bpf.AddrKey) uint32 { return values[key] })
 	return changed, named("identities of addresses", err)
 }
 
@@ -227,7 +230,8 @@ func (t *Table) SetClasses(want map[netip.Prefix]uint32) (changed bool, err erro
 	keys, values := map[bpf.RouteKey]bool{}, map[bpf.RouteKey]uint32{}
 	for prefix, class := range want {
 		if class != 0 && class <= MaxIdentity {
-			return false, fmt.Errorf("class %d of %s: want more than %d", class, prefix, MaxIdentity)
+			return false, fmt.Errorf("class %d of %s: want more than %d", class, prefix,
+				MaxIdentity)
 		}
 		key := bpf.RouteKeyOf(prefix)
 		keys[key], values[key] = true, class
@@ -247,7 +251,8 @@ func (t *Table) SetClasses(want map[netip.Prefix]uint32) (changed bool, err erro
 		}
 		changed = true
 	}
-	removed, err := bpf.SyncMap(t.maps.Classes, keys, func(key bpf.RouteKey) uint32 { return values[key] })
+	removed, err := bpf.SyncMap(t.maps.Classes, keys,
+		func(key bpf.RouteKey) uint32 { return values[key] })
 	return changed || removed, named("classes of addresses", err)
 }
 
@@ -258,7 +263,8 @@ const Withheld = 1<<32 - 1
 func coversIPv4(ranges map[netip.Prefix]uint32) bool {
 	mapped := netip.AddrFrom16(netip.MustParseAddr("0.0.0.0").As16())
 	for p := range ranges {
-		if p.Addr().Is6() && p.Bits() <= 96 && p.Masked().Addr() == netip.PrefixFrom(mapped, p.Bits()).Masked().Addr() {
+		if p.Addr().Is6() && p.Bits() <= 96 &&
+			p.Masked().Addr() == netip.PrefixFrom(mapped, p.Bits()).Masked().Addr() {
 			return true
 		}
 	}

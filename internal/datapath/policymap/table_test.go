@@ -23,7 +23,8 @@ func open(t *testing.T) *Table {
 	}
 	m := &bpf.Maps{}
 	for name, to := range map[string]**ebpf.Map{
-		"weft_policy": &m.Policy, "weft_addr_ids": &m.AddrIDs, "weft_classes": &m.Classes, "weft_ep_slot": &m.EpSlot,
+		"weft_policy": &m.Policy, "weft_addr_ids": &m.AddrIDs, "weft_classes": &m.Classes,
+		"weft_ep_slot": &m.EpSlot,
 		"weft_ep_addr": &m.EpAddr, "weft_routes": &m.Routes,
 	} {
 		specs[name].MaxEntries = 8
@@ -55,7 +56,8 @@ func entries(t *testing.T, m *ebpf.Map) (n int) {
 func ports(n int) []Entry {
 	var list []Entry
 	for i := range n {
-		list = append(list, Entry{Peer: 1000, Protocol: 6, Port: uint16(i), PortBits: 16, Allow: true})
+		list = append(list,
+			Entry{Peer: 1000, Protocol: 6, Port: uint16(i), PortBits: 16, Allow: true})
 	}
 	return list
 }
@@ -148,16 +150,19 @@ func TestAddresses(t *testing.T) {
 	if _, err := table.SetIdentities(map[netip.Addr]uint32{a: 1000, b: 1001}); err != nil {
 		t.Fatal(err)
 	}
-	if err := table.ChangeIdentities(map[netip.Addr]uint32{b: 1002, c: 1003}, []netip.Addr{a}); err != nil {
+	if err := table.ChangeIdentities(map[netip.Addr]uint32{b: 1002, c: 1003},
+		[]netip.Addr{a}); err != nil {
 		t.Fatal(err)
 	}
 	if identity(a) != 0 || identity(b) != 1002 || identity(c) != 1003 {
 		t.Errorf("identities %d, %d, %d", identity(a), identity(b), identity(c))
 	}
-	if changed, err := table.SetIdentities(map[netip.Addr]uint32{c: 1003}); err != nil || !changed || identity(b) != 0 || identity(c) != 1003 {
+	if changed, err := table.SetIdentities(map[netip.Addr]uint32{c: 1003}); err != nil ||
+		!changed || identity(b) != 0 || identity(c) != 1003 {
 		t.Errorf("identities %d, %d; changed %v, %v", identity(b), identity(c), changed, err)
 	}
-	if _, err := table.SetIdentities(map[netip.Addr]uint32{a: MaxIdentity + 1}); err == nil || identity(c) != 1003 {
+	if _, err := table.SetIdentities(map[netip.Addr]uint32{a: MaxIdentity + 1}); err == nil ||
+		identity(c) != 1003 {
 		t.Error("a class as an identity: want an error, and nothing changed")
 	}
 	many := map[netip.Addr]uint32{}
@@ -178,28 +183,35 @@ func TestClasses(t *testing.T) {
 		return class
 	}
 	const first = MaxIdentity + 2
-	if _, err := table.SetClasses(map[netip.Prefix]uint32{wide: first, narrow: first + 1}); err != nil {
+	if _, err := table.SetClasses(map[netip.Prefix]uint32{wide: first,
+		narrow: first + 1}); err != nil {
 		t.Fatal(err)
 	}
 	if class("10.2.0.1") != first || class("10.1.0.1") != first+1 || class("11.0.0.1") != 0 {
 		t.Errorf("classes %d, %d, %d", class("10.2.0.1"), class("10.1.0.1"), class("11.0.0.1"))
 	}
-	if changed, err := table.SetClasses(map[netip.Prefix]uint32{wide: first + 2}); err != nil || !changed || class("10.1.0.1") != first+2 {
+	if changed, err := table.SetClasses(map[netip.Prefix]uint32{wide: first + 2}); err != nil ||
+		!changed || class("10.1.0.1") != first+2 {
 		t.Errorf("class %d; changed %v, %v", class("10.1.0.1"), changed, err)
 	}
-	if changed, err := table.SetClasses(map[netip.Prefix]uint32{wide: first + 2}); err != nil || changed {
+	if changed, err := table.SetClasses(map[netip.Prefix]uint32{wide: first + 2}); err != nil ||
+		changed {
 		t.Errorf("the same again: changed %v, %v", changed, err)
 	}
 	for _, around := range []string{"::/0", "::/80", "::fffe:0:0/95"} {
-		if _, err := table.SetClasses(map[netip.Prefix]uint32{netip.MustParsePrefix(around): first, wide: first + 1}); err != nil ||
+		if _, err := table.SetClasses(map[netip.Prefix]uint32{netip.MustParsePrefix(around): first,
+			wide: first + 1}); err != nil ||
 			class("192.0.2.1") != 0 || class("10.0.0.1") != first+1 {
-			t.Errorf("IPv4 beside %s: class %d, and %d of its own, %v", around, class("192.0.2.1"), class("10.0.0.1"), err)
+			t.Errorf("IPv4 beside %s: class %d, and %d of its own, %v", around, class("192.0.2.1"),
+				class("10.0.0.1"), err)
 		}
 	}
 	if _, err := table.SetClasses(map[netip.Prefix]uint32{wide: MaxIdentity}); err == nil {
 		t.Error("an identity as a class: want an error")
 	}
-	if _, err := table.SetClasses(map[netip.Prefix]uint32{wide: first, narrow: 0}); err != nil || class("10.1.0.1") != 0 || class("10.2.0.1") != first {
-		t.Errorf("a range without a class in one that has one: %d in %d, %v", class("10.1.0.1"), class("10.2.0.1"), err)
+	if _, err := table.SetClasses(map[netip.Prefix]uint32{wide: first, narrow: 0}); err != nil ||
+		class("10.1.0.1") != 0 || class("10.2.0.1") != first {
+		t.Errorf("a range without a class in one that has one: %d in %d, %v", class("10.1.0.1"),
+			class("10.2.0.1"), err)
 	}
 }

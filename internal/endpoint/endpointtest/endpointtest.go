@@ -32,7 +32,8 @@ func Main(m *testing.M) {
 	// The process's first thread must stay in the node: /proc/PID/ns/net is its namespace,
 	// and a goroutine of NewPod that ended on it would leave it elsewhere.
 	runtime.LockOSThread()
-	fuzzing := slices.ContainsFunc(os.Args, func(a string) bool { return strings.HasPrefix(a, "-test.fuzz") })
+	fuzzing := slices.ContainsFunc(os.Args,
+		func(a string) bool { return strings.HasPrefix(a, "-test.fuzz") })
 	if os.Getenv(nodeEnv) != "" {
 		if err := hideState(); err != nil {
 			fmt.Fprintln(os.Stderr, "hide the machine's state directories:", err)
@@ -45,7 +46,8 @@ func Main(m *testing.M) {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), nodeEnv+"=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS,
+		Pdeathsig: unix.SIGKILL}
 	err := cmd.Run()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
@@ -143,7 +145,9 @@ func (d *Datapath) AttachEndpoint(ep datapath.Endpoint) error {
 
 func shareAddress(a, b datapath.Endpoint) bool {
 	taken := b.Addresses()
-	return a.Network == b.Network && slices.ContainsFunc(a.Addresses(), func(addr netip.Addr) bool { return slices.Contains(taken, addr) })
+	return a.Network == b.Network &&
+		slices.ContainsFunc(a.Addresses(),
+			func(addr netip.Addr) bool { return slices.Contains(taken, addr) })
 }
 
 // DetachEndpoint forgets the endpoint.
@@ -164,7 +168,8 @@ func (d *Datapath) CheckEndpoint(ep datapath.Endpoint) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if now, ok := d.attached[ep.Slot]; !ok || now.HostIf != ep.HostIf || now.Network != ep.Network || !slices.Equal(now.Addresses(), ep.Addresses()) {
+	if now, ok := d.attached[ep.Slot]; !ok || now.HostIf != ep.HostIf ||
+		now.Network != ep.Network || !slices.Equal(now.Addresses(), ep.Addresses()) {
 		return fmt.Errorf("from_pod is not attached to %s", ep.HostIf)
 	}
 	return nil

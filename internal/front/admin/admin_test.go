@@ -30,7 +30,10 @@ func (f *fake) Status(context.Context) (*Status, error) {
 	return &Status{Node: "a", Ready: f.ready, PID: os.Getpid()}, nil
 }
 func (f *fake) Endpoints(context.Context) ([]Endpoint, error) { return nil, nil }
-func (f *fake) Nodes(context.Context) ([]Node, error)         { return nil, errors.New("store is broken") }
+func (f *fake) Nodes(context.Context) ([]Node, error) {
+	return nil,
+		errors.New("store is broken")
+}
 func (f *fake) ForgetNode(_ context.Context, what string) ([]NoNode, error) {
 	if what == "nobody" {
 		return nil, &StatusError{http.StatusNotFound, "nobody was not lost"}
@@ -50,7 +53,8 @@ func (f *fake) Trace(_ context.Context, r TraceRequest) (*TraceResult, error) {
 	if r.From == "nobody" {
 		return nil, &StatusError{http.StatusBadRequest, "there is no endpoint nobody"}
 	}
-	return &TraceResult{From: r.From, Trace: datapath.Trace{Verdict: "drop", Reason: "no_route"}}, nil
+	return &TraceResult{From: r.From, Trace: datapath.Trace{Verdict: "drop", Reason: "no_route"}},
+		nil
 }
 func (f *fake) Encrypt(context.Context) (*Encryption, error) {
 	return &Encryption{Mode: "strict", Peers: []EncryptPeer{{Node: "b", State: "up"}}}, nil
@@ -108,11 +112,13 @@ func TestRefusals(t *testing.T) {
 		{"wrong type", "POST", "/v1/trace", `{"from":1}`, 400, "bad request body"},
 		{"oversized", "POST", "/v1/trace", large, 413, "larger than 1048576 bytes"},
 		{"oversized for cni", "POST", "/v1/cni/add", large, 418, ""},
-		{"refused by backend", "POST", "/v1/trace", `{"from":"nobody","to":"b"}`, 400, "no endpoint nobody"},
+		{"refused by backend", "POST", "/v1/trace", `{"from":"nobody","to":"b"}`, 400,
+			"no endpoint nobody"},
 		{"wrong method", "GET", "/v1/trace", "", 405, "takes POST, not GET"},
 		{"wrong method", "DELETE", "/v1/status", "", 405, "takes GET, not DELETE"},
 		{"no policy named", "GET", "/v1/policies/get", "", 400, "parameter name is missing"},
-		{"no protocol", "POST", "/v1/policies/explain", `{"from":"a","to":"b"}`, 400, `field \"protocol\" is missing`},
+		{"no protocol", "POST", "/v1/policies/explain", `{"from":"a","to":"b"}`, 400,
+			`field \"protocol\" is missing`},
 		{"unknown path", "GET", "/v1/statsu", "", 404, "nothing at /v1/statsu"},
 		{"root", "GET", "/", "", 404, "nothing at /"},
 		{"unknown query", "GET", "/v1/flows?form=x", "", 400, `unknown query parameter \"form\"`},
@@ -128,7 +134,8 @@ func TestRefusals(t *testing.T) {
 		{"health", "GET", "/v1/healthz", "", 200, "true"},
 	} {
 		recorder := httptest.NewRecorder()
-		handler.ServeHTTP(recorder, httptest.NewRequest(test.method, test.path, strings.NewReader(test.body)))
+		handler.ServeHTTP(recorder,
+			httptest.NewRequest(test.method, test.path, strings.NewReader(test.body)))
 		if recorder.Code != test.code || !strings.Contains(recorder.Body.String(), test.text) {
 			t.Errorf("%s: %d %.200s", test.name, recorder.Code, recorder.Body)
 		}
@@ -177,11 +184,13 @@ func TestClient(t *testing.T) {
 	if drops, err := client.Drops(ctx, true); err != nil || drops[0].Reason != "all" {
 		t.Errorf("drops %v %v", drops, err)
 	}
-	if trace, err := client.Trace(ctx, TraceRequest{From: "a", To: "b"}); err != nil || !trace.Dropped() {
+	if trace, err := client.Trace(ctx, TraceRequest{From: "a", To: "b"}); err != nil ||
+		!trace.Dropped() {
 		t.Errorf("trace %v %v", trace, err)
 	}
 	var refused *StatusError
-	if _, err := client.Nodes(ctx); !errors.As(err, &refused) || refused.Code != 500 || err.Error() != "store is broken" {
+	if _, err := client.Nodes(ctx); !errors.As(err, &refused) || refused.Code != 500 ||
+		err.Error() != "store is broken" {
 		t.Errorf("nodes %v", err)
 	}
 	if err := server.Close(); err != nil {
@@ -201,7 +210,8 @@ func TestFlowStream(t *testing.T) {
 	defer cancel()
 	client := NewClient(socket)
 	count := 0
-	if err := client.Flows(ctx, FlowQuery{}, func(flows.Flow) error { count++; return nil }); err != nil || count != 1 {
+	if err := client.Flows(ctx, FlowQuery{},
+		func(flows.Flow) error { count++; return nil }); err != nil || count != 1 {
 		t.Errorf("past: %d %v", count, err)
 	}
 	got := make(chan string, 8)
@@ -231,7 +241,8 @@ func TestNoAgent(t *testing.T) {
 	client.runDir = runDir
 	_, err := client.Status(context.Background())
 	var noAgent *NoAgentError
-	if !errors.As(err, &noAgent) || !strings.Contains(err.Error(), "is it running? start it with `weft agent --config FILE`") {
+	if !errors.As(err, &noAgent) ||
+		!strings.Contains(err.Error(), "is it running? start it with `weft agent --config FILE`") {
 		t.Errorf("error %v", err)
 	}
 	serve(t, filepath.Join(runDir, "lab-a", SocketName), &fake{hub: flows.NewHub(1)})
@@ -242,7 +253,8 @@ func TestNoAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = client.Status(context.Background())
-	if err == nil || !strings.Contains(err.Error(), "lab-a/agent.sock") || strings.Contains(err.Error(), "dead") {
+	if err == nil || !strings.Contains(err.Error(), "lab-a/agent.sock") ||
+		strings.Contains(err.Error(), "dead") {
 		t.Errorf("error %v", err)
 	}
 }

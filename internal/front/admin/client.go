@@ -52,7 +52,8 @@ func (e *NoAgentError) Error() string {
 		more = fmt.Sprintf(" and %d more", len(shown)-maxOthers)
 		shown = shown[:maxOthers]
 	}
-	return fmt.Sprintf("%s (agents answer on %s%s: name one with --instance or --socket)", text, strings.Join(shown, ", "), more)
+	return fmt.Sprintf("%s (agents answer on %s%s: name one with --instance or --socket)", text,
+		strings.Join(shown, ", "), more)
 }
 
 // Unwrap is the error of the connection.
@@ -163,19 +164,22 @@ func (c *Client) Policy(ctx context.Context, kind, key string) (*PolicyDetail, e
 }
 
 // ExplainPolicy asks what the policies in force say of a packet.
-func (c *Client) ExplainPolicy(ctx context.Context, request PolicyRequest) (*PolicyExplanation, error) {
+func (c *Client) ExplainPolicy(ctx context.Context,
+	request PolicyRequest) (*PolicyExplanation, error) {
 	return call[*PolicyExplanation](ctx, c, http.MethodPost, "/v1/policies/explain", nil, request)
 }
 
 // ForgetNode has the agent forget what was lost of a node, by its name, or one lost range.
 func (c *Client) ForgetNode(ctx context.Context, what string) ([]NoNode, error) {
-	return call[[]NoNode](ctx, c, http.MethodPost, "/v1/nodes/forget", nil, ForgetRequest{What: what})
+	return call[[]NoNode](ctx, c, http.MethodPost, "/v1/nodes/forget", nil,
+		ForgetRequest{What: what})
 }
 
 // Flows calls got for each selected record until there are no more, got fails or ctx ends.
 func (c *Client) Flows(ctx context.Context, query FlowQuery, got func(flows.Flow) error) error {
 	values := url.Values{"from": query.From, "to": query.To, "last": {strconv.Itoa(query.Last)}}
-	for name, value := range map[string]string{"verdict": query.Verdict, "reason": query.Reason, "protocol": query.Protocol} {
+	for name, value := range map[string]string{"verdict": query.Verdict, "reason": query.Reason,
+		"protocol": query.Protocol} {
 		if value != "" {
 			values.Set(name, value)
 		}
@@ -210,13 +214,15 @@ func (c *Client) streamEnd(ctx context.Context, err error, follow bool) error {
 		return nil
 	case errors.Is(err, io.EOF) && !follow:
 		return nil
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF),
+		errors.Is(err, syscall.ECONNRESET):
 		return fmt.Errorf("the agent on %s ended the stream: it was stopped", c.socket)
 	}
 	return fmt.Errorf("read flows from %s: %w", c.socket, err)
 }
 
-func (c *Client) do(ctx context.Context, method, path string, query url.Values, body any) (*http.Response, error) {
+func (c *Client) do(ctx context.Context, method, path string, query url.Values,
+	body any) (*http.Response, error) {
 	var reader io.Reader
 	if body != nil {
 		encoded, err := json.Marshal(body)
@@ -246,14 +252,16 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 
 // others are the sockets that answer, without this client's.
 func (c *Client) others() []string {
-	return slices.DeleteFunc(Sockets(c.runDir), func(socket string) bool { return socket == c.socket })
+	return slices.DeleteFunc(Sockets(c.runDir),
+		func(socket string) bool { return socket == c.socket })
 }
 
 func get[T any](ctx context.Context, c *Client, path string, query url.Values) (T, error) {
 	return call[T](ctx, c, http.MethodGet, path, query, nil)
 }
 
-func call[T any](ctx context.Context, c *Client, method, path string, query url.Values, body any) (T, error) {
+func call[T any](ctx context.Context, c *Client, method, path string, query url.Values,
+	body any) (T, error) {
 	var none T
 	response, err := c.do(ctx, method, path, query, body)
 	if err != nil {
@@ -274,8 +282,10 @@ func refusal(response *http.Response) error {
 	var answer struct {
 		Error string `json:"error"`
 	}
-	if err := json.NewDecoder(io.LimitReader(response.Body, MaxBody)).Decode(&answer); err != nil || answer.Error == "" {
-		return &StatusError{response.StatusCode, fmt.Sprintf("the agent answered %s", response.Status)}
+	if err := json.NewDecoder(io.LimitReader(response.Body, MaxBody)).Decode(&answer); err != nil ||
+		answer.Error == "" {
+		return &StatusError{response.StatusCode,
+			fmt.Sprintf("the agent answered %s", response.Status)}
 	}
 	return &StatusError{response.StatusCode, answer.Error}
 }

@@ -90,7 +90,8 @@ func (a *api) trace(w http.ResponseWriter, r *http.Request) error {
 	}
 	for field, value := range map[string]string{"from": request.From, "to": request.To} {
 		if value == "" {
-			return &StatusError{http.StatusBadRequest, fmt.Sprintf("bad request body: field %q is missing", field)}
+			return &StatusError{http.StatusBadRequest,
+				fmt.Sprintf("bad request body: field %q is missing", field)}
 		}
 	}
 	result, err := a.backend.Trace(r.Context(), request)
@@ -133,7 +134,8 @@ func (a *api) flows(w http.ResponseWriter, r *http.Request) error {
 func parseFlowQuery(values url.Values) (FlowQuery, error) {
 	query := FlowQuery{Filter: flows.Filter{
 		From: values["from"], To: values["to"],
-		Verdict: values.Get("verdict"), Reason: values.Get("reason"), Protocol: values.Get("protocol"),
+		Verdict: values.Get("verdict"), Reason: values.Get("reason"),
+		Protocol: values.Get("protocol"),
 	}}
 	var err error
 	if query.Last, err = intQuery(values, "last", 0); err != nil {
@@ -155,7 +157,8 @@ func intQuery(values url.Values, name string, fallback int) (int, error) {
 	}
 	number, err := strconv.Atoi(text)
 	if err != nil {
-		return 0, &StatusError{http.StatusBadRequest, fmt.Sprintf("query parameter %s is %q: a whole number is expected", name, text)}
+		return 0, &StatusError{http.StatusBadRequest,
+			fmt.Sprintf("query parameter %s is %q: a whole number is expected", name, text)}
 	}
 	return number, nil
 }
@@ -167,7 +170,8 @@ func boolQuery(values url.Values, name string) (bool, error) {
 	}
 	value, err := strconv.ParseBool(text)
 	if err != nil {
-		return false, &StatusError{http.StatusBadRequest, fmt.Sprintf("query parameter %s is %q: use true or false", name, text)}
+		return false, &StatusError{http.StatusBadRequest,
+			fmt.Sprintf("query parameter %s is %q: use true or false", name, text)}
 	}
 	return value, nil
 }
@@ -186,7 +190,8 @@ func checkQuery(r *http.Request, known []string) error {
 		if len(known) == 0 {
 			return fmt.Errorf("%s takes no query parameters, and %q was given", r.URL.Path, name)
 		}
-		return fmt.Errorf("unknown query parameter %q: %s takes %s", name, r.URL.Path, strings.Join(known, ", "))
+		return fmt.Errorf("unknown query parameter %q: %s takes %s", name, r.URL.Path,
+			strings.Join(known, ", "))
 	}
 	return nil
 }

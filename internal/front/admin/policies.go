@@ -100,7 +100,8 @@ type PolicyMapAnswer struct {
 func (a *api) policy(w http.ResponseWriter, r *http.Request) error {
 	query := r.URL.Query()
 	if query.Get("name") == "" {
-		return &StatusError{http.StatusBadRequest, "query parameter name is missing: give NAMESPACE/NAME"}
+		return &StatusError{http.StatusBadRequest,
+			"query parameter name is missing: give NAMESPACE/NAME"}
 	}
 	detail, err := a.backend.Policy(r.Context(), query.Get("kind"), query.Get("name"))
 	if err != nil {
@@ -114,9 +115,11 @@ func (a *api) explainPolicy(w http.ResponseWriter, r *http.Request) error {
 	if err := readJSON(r, &request); err != nil {
 		return err
 	}
-	for _, field := range [][2]string{{"from", request.From}, {"to", request.To}, {"protocol", request.Protocol}} {
+	for _, field := range [][2]string{{"from", request.From}, {"to", request.To},
+		{"protocol", request.Protocol}} {
 		if field[1] == "" {
-			return &StatusError{http.StatusBadRequest, fmt.Sprintf("bad request body: field %q is missing", field[0])}
+			return &StatusError{http.StatusBadRequest,
+				fmt.Sprintf("bad request body: field %q is missing", field[0])}
 		}
 	}
 	result, err := a.backend.ExplainPolicy(r.Context(), request)

@@ -87,22 +87,25 @@ func (s *Server) Close() error {
 func Handler(backend Backend, cni http.Handler, log *slog.Logger) http.Handler {
 	api := &api{backend: backend, log: log}
 	routes := map[string]route{
-		"/v1/healthz":          {method: http.MethodGet, serve: api.healthz},
-		"/v1/readyz":           {method: http.MethodGet, serve: api.readyz},
-		"/v1/status":           {method: http.MethodGet, serve: answer(backend.Status)},
-		"/v1/endpoints":        {method: http.MethodGet, serve: answerList(backend.Endpoints)},
-		"/v1/nodes":            {method: http.MethodGet, serve: answerList(backend.Nodes)},
-		"/v1/nodes/forget":     {method: http.MethodPost, serve: api.forgetNode},
-		"/v1/flows":            {method: http.MethodGet, serve: api.flows, query: []string{"from", "to", "verdict", "reason", "protocol", "last", "follow"}},
-		"/v1/flowtable":        {method: http.MethodGet, serve: api.flowTable, query: []string{"limit"}},
-		"/v1/drops":            {method: http.MethodGet, serve: api.drops, query: []string{"all"}},
-		"/v1/trace":            {method: http.MethodPost, serve: api.trace},
-		"/v1/encrypt":          {method: http.MethodGet, serve: answer(backend.Encrypt)},
-		"/v1/keys":             {method: http.MethodGet, serve: api.keys},
-		"/v1/keys/rotate":      {method: http.MethodPost, serve: api.rotateKeys},
-		"/v1/keys/history":     {method: http.MethodGet, serve: api.keyHistory},
-		"/v1/policies":         {method: http.MethodGet, serve: answer(backend.Policies)},
-		"/v1/policies/get":     {method: http.MethodGet, serve: api.policy, query: []string{"kind", "name"}},
+		"/v1/healthz":      {method: http.MethodGet, serve: api.healthz},
+		"/v1/readyz":       {method: http.MethodGet, serve: api.readyz},
+		"/v1/status":       {method: http.MethodGet, serve: answer(backend.Status)},
+		"/v1/endpoints":    {method: http.MethodGet, serve: answerList(backend.Endpoints)},
+		"/v1/nodes":        {method: http.MethodGet, serve: answerList(backend.Nodes)},
+		"/v1/nodes/forget": {method: http.MethodPost, serve: api.forgetNode},
+		"/v1/flows": {method: http.MethodGet, serve: api.flows,
+			query: []string{"from", "to", "verdict", "reason", "protocol", "last", "follow"}},
+		"/v1/flowtable": {method: http.MethodGet, serve: api.flowTable,
+			query: []string{"limit"}},
+		"/v1/drops":        {method: http.MethodGet, serve: api.drops, query: []string{"all"}},
+		"/v1/trace":        {method: http.MethodPost, serve: api.trace},
+		"/v1/encrypt":      {method: http.MethodGet, serve: answer(backend.Encrypt)},
+		"/v1/keys":         {method: http.MethodGet, serve: api.keys},
+		"/v1/keys/rotate":  {method: http.MethodPost, serve: api.rotateKeys},
+		"/v1/keys/history": {method: http.MethodGet, serve: api.keyHistory},
+		"/v1/policies":     {method: http.MethodGet, serve: answer(backend.Policies)},
+		"/v1/policies/get": {method: http.MethodGet, serve: api.policy,
+			query: []string{"kind", "name"}},
 		"/v1/policies/explain": {method: http.MethodPost, serve: api.explainPolicy},
 		"/v1/sysdump":          {method: http.MethodGet, serve: answer(backend.Sysdump)},
 	}
@@ -134,7 +137,8 @@ func (a *api) wrap(route route) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != route.method {
 			w.Header().Set("Allow", route.method)
-			writeError(w, http.StatusMethodNotAllowed, fmt.Sprintf("%s takes %s, not %s", r.URL.Path, route.method, r.Method))
+			writeError(w, http.StatusMethodNotAllowed,
+				fmt.Sprintf("%s takes %s, not %s", r.URL.Path, route.method, r.Method))
 			return
 		}
 		r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
@@ -161,8 +165,10 @@ func recoverer(next http.Handler, log *slog.Logger) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
 			if cause := recover(); cause != nil {
-				log.Error("admin request panicked", "path", r.URL.Path, "cause", cause, "stack", string(debug.Stack()))
-				writeError(w, http.StatusInternalServerError, "the agent failed on this request: its log says where")
+				log.Error("admin request panicked", "path", r.URL.Path, "cause", cause, "stack",
+					string(debug.Stack()))
+				writeError(w, http.StatusInternalServerError,
+					"the agent failed on this request: its log says where")
 			}
 		}()
 		next.ServeHTTP(w, r)
@@ -191,16 +197,19 @@ func readJSON(r *http.Request, into any) error {
 	err := decoder.Decode(into)
 	if err == nil {
 		if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-			return &StatusError{http.StatusBadRequest, "bad request body: something follows the JSON object"}
+			return &StatusError{http.StatusBadRequest,
+				"bad request body: something follows the JSON object"}
 		}
 		return nil
 	}
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
-		return &StatusError{http.StatusRequestEntityTooLarge, fmt.Sprintf("the request body is larger than %d bytes", tooLarge.Limit)}
+		return &StatusError{http.StatusRequestEntityTooLarge,
+			fmt.Sprintf("the request body is larger than %d bytes", tooLarge.Limit)}
 	case errors.Is(err, io.EOF):
-		return &StatusError{http.StatusBadRequest, "bad request body: it is empty, a JSON object is expected"}
+		return &StatusError{http.StatusBadRequest,
+			"bad request body: it is empty, a JSON object is expected"}
 	}
 	return &StatusError{http.StatusBadRequest, fmt.Sprintf("bad request body: %v", err)}
 }

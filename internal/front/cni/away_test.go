@@ -33,7 +33,8 @@ func pinDir(t testing.TB) string {
 // hook attaches a program of that name which lets everything pass.
 func hook(t *testing.T, name string, index int, at ebpf.AttachType) link.Link {
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: name, Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
+		Name: name, Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
 	})
 	must(t, err)
 	defer program.Close()
@@ -63,15 +64,20 @@ func TestStatusWithoutAgent(t *testing.T) {
 	if fail := status(); fail == nil || fail.Code != types.ErrPluginNotAvailable {
 		t.Errorf("nothing is pinned: %v", fail)
 	}
-	config, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	config, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4,
+		MaxEntries: 1})
 	must(t, err)
 	defer config.Close()
 	must(t, config.Pin(dir+"/maps-weft_config-0-1"))
-	must(t, hook(t, "weft_from_wire", wire.Attrs().Index, ebpf.AttachTCXIngress).Pin(dir+"/link-from_wire-tcingress-wire0"))
+	must(t,
+		hook(t, "weft_from_wire", wire.Attrs().Index,
+			ebpf.AttachTCXIngress).Pin(dir+"/link-from_wire-tcingress-wire0"))
 	if fail := status(); fail == nil || fail.Code != types.ErrPluginNotAvailable {
 		t.Errorf("half of the hooks: %v", fail)
 	}
-	must(t, hook(t, "weft_to_wire", wire.Attrs().Index, ebpf.AttachTCXEgress).Pin(dir+"/link-to_wire-tcegress-wire0"))
+	must(t,
+		hook(t, "weft_to_wire", wire.Attrs().Index,
+			ebpf.AttachTCXEgress).Pin(dir+"/link-to_wire-tcegress-wire0"))
 	if fail := status(); fail != nil {
 		t.Errorf("the datapath works: %v", fail)
 	}
@@ -90,7 +96,9 @@ func TestFailedChainedAdd(t *testing.T) {
 			netns, pod := endpointtest.NewPod(t)
 			attrs := netlink.NewLinkAttrs()
 			attrs.Name = "veth0"
-			must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(pod.Fd()))}))
+			must(t,
+				netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0",
+					PeerNamespace: netlink.NsFd(int(pod.Fd()))}))
 			outer, err := netlink.LinkByName("veth0")
 			must(t, err)
 			t.Cleanup(func() { netlink.LinkDel(outer) })
@@ -98,14 +106,16 @@ func TestFailedChainedAdd(t *testing.T) {
 			if hooked {
 				hook(t, "weft_from_pod", outer.Attrs().Index, ebpf.AttachTCXIngress)
 			}
-			prev := `"prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"` + netns + `"}],"ips":[{"interface":0,"address":"10.79.0.9/24"}]}`
+			prev := `"prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"` +
+				netns + `"}],"ips":[{"interface":0,"address":"10.79.0.9/24"}]}`
 			up := func() bool {
 				l, err := net.InterfaceByName("veth0")
 				must(t, err)
 				return l.Flags&net.FlagUp != 0
 			}
 			a.stop()
-			if _, fail := a.run("ADD", "c1", netns, a.conf("1.0.0", prev)); fail == nil || fail.Code != types.ErrTryAgainLater {
+			if _, fail := a.run("ADD", "c1", netns, a.conf("1.0.0", prev)); fail == nil ||
+				fail.Code != types.ErrTryAgainLater {
 				t.Fatalf("ADD: %v", fail)
 			}
 			if up() != hooked {

@@ -31,12 +31,15 @@ func (a *agent) sealing(mode datapath.Mode) *datapath.Datapath {
 	a.t.Helper()
 	bpffs := pinDir(a.t)
 	uplink := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "wtup0"}, PeerName: "wtup0p"}
-	if err := errors.Join(netlink.LinkAdd(uplink), addAddress("wtup0", "192.0.2.1/24"), netlink.LinkSetUp(uplink)); err != nil {
+	if err := errors.Join(netlink.LinkAdd(uplink), addAddress("wtup0", "192.0.2.1/24"),
+		netlink.LinkSetUp(uplink)); err != nil {
 		a.t.Fatal(err)
 	}
 	opt := datapath.Options{
 		BPFDir: bpffs + "/weft", StateDir: a.t.TempDir(), Mode: mode, Uplinks: []string{"wtup0"},
-		HostAddrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.79.0.0/24"), netip.MustParsePrefix("fd79::/64")},
+		HostAddrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.79.0.0/24"),
+			netip.MustParsePrefix("fd79::/64")},
 		FlowEntries: 4096, EventsPerSecond: 1000, Log: slog.New(slog.DiscardHandler),
 		Encrypt: &esp.Options{Engine: "bpf", AllowTableAES: true, Port: encryptcheck.DefaultPort},
 	}
@@ -48,7 +51,8 @@ func (a *agent) sealing(mode datapath.Mode) *datapath.Datapath {
 	a.opt.Datapath = dp
 	a.start()
 	a.t.Cleanup(func() {
-		if err := errors.Join(dp.Close(), datapath.Cleanup(opt.BPFDir, opt.StateDir, opt.Log), netlink.LinkDel(uplink)); err != nil {
+		if err := errors.Join(dp.Close(), datapath.Cleanup(opt.BPFDir, opt.StateDir, opt.Log),
+			netlink.LinkDel(uplink)); err != nil {
 			a.t.Error(err)
 		}
 	})
@@ -72,7 +76,8 @@ func addAddress(link string, addr string) error {
 // tentative.
 func meets(from, to string, addr netip.Addr) error {
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		if err := connect(from, to, addr); !errors.Is(err, unix.EADDRNOTAVAIL) || time.Now().After(deadline) {
+		if err := connect(from, to, addr); !errors.Is(err, unix.EADDRNOTAVAIL) ||
+			time.Now().After(deadline) {
 			return err
 		}
 	}
@@ -89,14 +94,16 @@ func connect(from, to string, addr netip.Addr) error {
 		return weftns.Do(ns, func() error { fn(); return nil })
 	}
 	if e := inNS(to, func() {
-		l, err = (&net.ListenConfig{}).Listen(context.Background(), "tcp", netip.AddrPortFrom(addr, 0).String())
+		l, err = (&net.ListenConfig{}).Listen(context.Background(), "tcp",
+			netip.AddrPortFrom(addr, 0).String())
 	}); e != nil || err != nil {
 		return errors.Join(e, err)
 	}
 	defer l.Close()
 	if e := inNS(from, func() {
 		var c net.Conn
-		if c, err = (&net.Dialer{Timeout: 30 * time.Second}).Dial("tcp", l.Addr().String()); err == nil {
+		if c, err = (&net.Dialer{Timeout: 30 * time.Second}).Dial("tcp",
+			l.Addr().String()); err == nil {
 			c.Close()
 		}
 	}); e != nil || err != nil {
@@ -132,7 +139,8 @@ func TestChainedPodsMeetTheirNodeSealed(t *testing.T) {
 			devices:     []string{"wtbr0"},
 		},
 		"bridge without netfilter, mode xdp": {
-			plugin: `{"type":"bridge","bridge":"wtbr0","isGateway":true,%s}`, mode: datapath.ModeXDP, noNetfilter: true, devices: []string{"wtbr0"},
+			plugin: `{"type":"bridge","bridge":"wtbr0","isGateway":true,%s}`,
+			mode:   datapath.ModeXDP, noNetfilter: true, devices: []string{"wtbr0"},
 		},
 		// As the plugin does for a VLAN, which not every kernel's bridges know.
 		"bridge with its gateway on a veth": {
@@ -141,7 +149,8 @@ func TestChainedPodsMeetTheirNodeSealed(t *testing.T) {
 				if err := addBridge("wtbr0"); err != nil {
 					return err
 				}
-				return errors.Join(addPort("wtgw", "wtbr0"), addAddress("wtgw", "10.79.0.1/24"), addAddress("wtgw", "fd79::1/64"))
+				return errors.Join(addPort("wtgw", "wtbr0"), addAddress("wtgw", "10.79.0.1/24"),
+					addAddress("wtgw", "fd79::1/64"))
 			},
 			refused: "the gateway of veth",
 			devices: []string{"wtgw", "wtbr0"},
@@ -150,7 +159,8 @@ func TestChainedPodsMeetTheirNodeSealed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAgent(t)
-			a.build(cnitoolPkg, pluginsPkg+"main/bridge", pluginsPkg+"main/ptp", pluginsPkg+"ipam/host-local")
+			a.build(cnitoolPkg, pluginsPkg+"main/bridge", pluginsPkg+"main/ptp",
+				pluginsPkg+"ipam/host-local")
 			dp := a.sealing(tc.mode)
 			t.Cleanup(func() {
 				for _, name := range tc.devices {
@@ -188,7 +198,8 @@ func TestChainedPodsMeetTheirNodeSealed(t *testing.T) {
 				t.Fatal(err)
 			}
 			check := endpoint.CheckRequest{Attachment: endpoint.Attachment{ContainerID: info.ContainerID, IfName: "eth0"}, NetNS: netns}
-			if err := a.Check(context.Background(), check); !errors.Is(err, endpoint.ErrUnhealthy) || !strings.Contains(err.Error(), "in the maps") {
+			if err := a.Check(context.Background(), check); !errors.Is(err,
+				endpoint.ErrUnhealthy) || !strings.Contains(err.Error(), "in the maps") {
 				t.Errorf("CHECK while the maps lead to the former bridge: %v", err)
 			}
 			if err := a.Mend(context.Background()); err != nil {
@@ -202,7 +213,8 @@ func TestChainedPodsMeetTheirNodeSealed(t *testing.T) {
 	}
 }
 
-func (a *agent) meetBothWays(t *testing.T, when, netns string, info endpoint.Info, dp *datapath.Datapath) {
+func (a *agent) meetBothWays(t *testing.T, when, netns string, info endpoint.Info,
+	dp *datapath.Datapath) {
 	t.Helper()
 	// First to the gateway, whose address may be tentative: the node would send from a link-local
 	// one meanwhile.
@@ -231,7 +243,8 @@ func (a *agent) meetBothWays(t *testing.T, when, netns string, info endpoint.Inf
 func setBridgeNetfilter(t *testing.T, on bool) {
 	t.Helper()
 	for _, name := range []string{"bridge-nf-call-iptables", "bridge-nf-call-ip6tables"} {
-		err := os.WriteFile("/proc/sys/net/bridge/"+name, []byte(map[bool]string{true: "1", false: "0"}[on]), 0)
+		err := os.WriteFile("/proc/sys/net/bridge/"+name,
+			[]byte(map[bool]string{true: "1", false: "0"}[on]), 0)
 		if err != nil && (on || !errors.Is(err, os.ErrNotExist)) {
 			t.Skip("br_netfilter is not in this kernel: ", err)
 		}
@@ -244,10 +257,12 @@ func acceptAll(t *testing.T, hostIf string) {
 	t.Helper()
 	l, err := netlink.LinkByName(hostIf)
 	must(t, err)
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "accept", Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "accept", Type: ebpf.SchedCLS,
+		License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
 	must(t, err)
 	defer program.Close()
-	attached, err := link.AttachTCX(link.TCXOptions{Program: program, Interface: l.Attrs().Index, Attach: ebpf.AttachTCXIngress})
+	attached, err := link.AttachTCX(link.TCXOptions{Program: program, Interface: l.Attrs().Index,
+		Attach: ebpf.AttachTCXIngress})
 	must(t, err)
 	t.Cleanup(func() { attached.Close() })
 }
@@ -271,7 +286,8 @@ func addPort(name, bridge string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(netlink.LinkSetMaster(peer, br), netlink.LinkSetUp(peer), netlink.LinkSetUp(v))
+	return errors.Join(netlink.LinkSetMaster(peer, br), netlink.LinkSetUp(peer),
+		netlink.LinkSetUp(v))
 }
 
 // moveToBridge makes the pod's interface a port of a new bridge that has the addresses of the old
@@ -293,5 +309,6 @@ func moveToBridge(info endpoint.Info, from, to string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(netlink.LinkSetMaster(port, br), netlink.LinkSetHardwareAddr(br, mac), addAddress(to, "10.79.0.1/24"), addAddress(to, "fd79::1/64"))
+	return errors.Join(netlink.LinkSetMaster(port, br), netlink.LinkSetHardwareAddr(br, mac),
+		addAddress(to, "10.79.0.1/24"), addAddress(to, "fd79::1/64"))
 }

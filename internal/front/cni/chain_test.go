@@ -32,7 +32,8 @@ func (a *agent) build(pkgs ...string) {
 	cmd := exec.Command("go", append([]string{"build", "-o", a.bin + "/"}, pkgs...)...)
 	cmd.Env = append(os.Environ(), "GOPROXY=off")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		a.t.Fatalf("go build %v (have its modules been fetched? run `make fetch`): %v\n%s", pkgs, err, out)
+		a.t.Fatalf("go build %v (have its modules been fetched? run `make fetch`): %v\n%s", pkgs,
+			err, out)
 	}
 }
 
@@ -45,8 +46,10 @@ const (
 func (a *agent) conflist(version string, plugins ...string) (dir string) {
 	a.t.Helper()
 	dir = a.t.TempDir()
-	text := fmt.Sprintf(`{"cniVersion":%q,"name":"weft","plugins":[%s]}`, version, strings.Join(plugins, ","))
-	if err := os.WriteFile(filepath.Join(dir, "10-weft.conflist"), []byte(text), 0o600); err != nil {
+	text := fmt.Sprintf(`{"cniVersion":%q,"name":"weft","plugins":[%s]}`, version,
+		strings.Join(plugins, ","))
+	if err := os.WriteFile(filepath.Join(dir, "10-weft.conflist"), []byte(text),
+		0o600); err != nil {
 		a.t.Fatal(err)
 	}
 	return dir
@@ -55,7 +58,8 @@ func (a *agent) conflist(version string, plugins ...string) (dir string) {
 func (a *agent) cnitool(confDir, verb, netns string) ([]byte, error) {
 	a.t.Helper()
 	cmd := exec.Command(filepath.Join(a.bin, "cnitool"), verb, "weft", netns)
-	cmd.Env = append(os.Environ(), "NETCONFPATH="+confDir, "CNI_PATH="+a.bin, "CNI_IFNAME=eth0", "GORACE=atexit_sleep_ms=0",
+	cmd.Env = append(os.Environ(), "NETCONFPATH="+confDir, "CNI_PATH="+a.bin, "CNI_IFNAME=eth0",
+		"GORACE=atexit_sleep_ms=0",
 		"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web")
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -109,7 +113,8 @@ func TestCnitool(t *testing.T) {
 
 func TestChainedAfterBridgeAndPtp(t *testing.T) {
 	a := newAgent(t)
-	a.build(cnitoolPkg, pluginsPkg+"main/bridge", pluginsPkg+"main/ptp", pluginsPkg+"ipam/host-local")
+	a.build(cnitoolPkg, pluginsPkg+"main/bridge", pluginsPkg+"main/ptp",
+		pluginsPkg+"ipam/host-local")
 	ipam := fmt.Sprintf(`"ipam":{"type":"host-local","dataDir":%q,"ranges":[[{"subnet":"10.79.0.0/24"}],[{"subnet":"fd79::/64"}]],"routes":[{"dst":"0.0.0.0/0"}]}`, t.TempDir())
 	first := map[string]string{
 		"bridge": `{"type":"bridge","bridge":"wtbr0","isGateway":true,` + ipam + `}`,
@@ -148,7 +153,8 @@ func (a *agent) chain(t *testing.T, name, ver, plugin string) {
 	a.nothingLeft()
 }
 
-func checkChained(t *testing.T, a *agent, name string, info endpoint.Info, out []byte, pod *os.File) {
+func checkChained(t *testing.T, a *agent, name string, info endpoint.Info, out []byte,
+	pod *os.File) {
 	t.Helper()
 	host, err := netlink.LinkByName(info.HostIf)
 	if err != nil {
@@ -162,12 +168,14 @@ func checkChained(t *testing.T, a *agent, name string, info endpoint.Info, out [
 		}
 		wantGateway = br.Attrs().HardwareAddr.String()
 	}
-	if info.GatewayMAC != wantGateway || !info.IPv4.IsValid() || !info.IPv6.IsValid() || info.HostIf == "weft"+info.ID {
+	if info.GatewayMAC != wantGateway || !info.IPv4.IsValid() || !info.IPv6.IsValid() ||
+		info.HostIf == "weft"+info.ID {
 		t.Errorf("endpoint %+v, want gateway %s", info, wantGateway)
 	}
 	runIn(t, fmt.Sprintf("/proc/self/fd/%d", pod.Fd()), func() {
 		link, err := netlink.LinkByName("eth0")
-		if err != nil || link.Attrs().HardwareAddr.String() != info.MAC || link.Attrs().ParentIndex != host.Attrs().Index {
+		if err != nil || link.Attrs().HardwareAddr.String() != info.MAC ||
+			link.Attrs().ParentIndex != host.Attrs().Index {
 			t.Errorf("pod's interface %+v (%v), endpoint %+v", link, err, info)
 		}
 	})
@@ -179,7 +187,8 @@ func checkChained(t *testing.T, a *agent, name string, info endpoint.Info, out [
 	for _, i := range res.Interfaces {
 		names = append(names, i.Name)
 	}
-	want := map[string]string{"bridge": "wtbr0 " + info.HostIf + " eth0", "ptp": info.HostIf + " eth0"}[name]
+	want := map[string]string{"bridge": "wtbr0 " + info.HostIf + " eth0",
+		"ptp": info.HostIf + " eth0"}[name]
 	if got := strings.Join(names, " "); got != want || len(res.IPs) != 2 {
 		t.Errorf("passed on interfaces %s and %d addresses, want %s", got, len(res.IPs), want)
 	}
@@ -195,7 +204,8 @@ func TestChainedAddressReused(t *testing.T) {
 	add := func(container, netns string) string {
 		ptp := fmt.Sprintf(`{"cniVersion":"1.0.0","name":"weft","type":"ptp","ipam":{"type":"host-local","dataDir":%q,"ranges":[[{"subnet":"10.79.1.0/24","rangeStart":"10.79.1.9","rangeEnd":"10.79.1.9"}]]}}`, t.TempDir())
 		cmd := exec.Command(filepath.Join(a.bin, "ptp"))
-		cmd.Env = append(os.Environ(), "CNI_COMMAND=ADD", "CNI_CONTAINERID="+container, "CNI_NETNS="+netns, "CNI_IFNAME=eth0", "CNI_PATH="+a.bin)
+		cmd.Env = append(os.Environ(), "CNI_COMMAND=ADD", "CNI_CONTAINERID="+container,
+			"CNI_NETNS="+netns, "CNI_IFNAME=eth0", "CNI_PATH="+a.bin)
 		cmd.Stdin = strings.NewReader(ptp)
 		out, err := cmd.Output()
 		if err != nil {
@@ -207,7 +217,8 @@ func TestChainedAddressReused(t *testing.T) {
 		t.Fatal(fail)
 	}
 	prev := add("b", nsB)
-	if _, fail := a.run("ADD", "b", nsB, a.conf("1.0.0", prev)); fail == nil || !strings.Contains(fail.Msg, "taken by pod default/a") {
+	if _, fail := a.run("ADD", "b", nsB, a.conf("1.0.0", prev)); fail == nil ||
+		!strings.Contains(fail.Msg, "taken by pod default/a") {
 		t.Errorf("while the old interface lives: %v", fail)
 	}
 	host, _ := a.Get("a")

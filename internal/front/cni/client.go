@@ -68,7 +68,8 @@ func call(socket, verb string, timeout time.Duration, req *request, result any) 
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		},
 	}}
-	httpReq, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://weft/v1/cni/"+verb, bytes.NewReader(body))
+	httpReq, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://weft/v1/cni/"+verb,
+		bytes.NewReader(body))
 	if err != nil {
 		return fmt.Errorf("make request: %w", err)
 	}
@@ -80,7 +81,9 @@ func call(socket, verb string, timeout time.Duration, req *request, result any) 
 	}
 	if ctx.Err() != nil {
 		// It is there but stuck: a DEL must not go past it.
-		return types.NewError(types.ErrTryAgainLater, fmt.Sprintf("the Weft agent on %s took longer than %s to %s", socket, timeout, verb), "")
+		return types.NewError(types.ErrTryAgainLater,
+			fmt.Sprintf("the Weft agent on %s took longer than %s to %s", socket, timeout, verb),
+			"")
 	}
 	if err != nil {
 		return &agentDownError{socket: socket, cause: err}
@@ -100,7 +103,9 @@ func decodeAnswer(status int, body []byte, result any) error {
 	}
 	var e types.Error
 	if err := json.Unmarshal(body, &e); err != nil || e.Msg == "" {
-		return types.NewError(types.ErrInternal, fmt.Sprintf("the agent answered with HTTP status %d", status), string(body[:min(len(body), 200)]))
+		return types.NewError(types.ErrInternal,
+			fmt.Sprintf("the agent answered with HTTP status %d", status),
+			string(body[:min(len(body), 200)]))
 	}
 	return &e
 }

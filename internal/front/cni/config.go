@@ -65,7 +65,8 @@ type config struct {
 
 // keys are those of config, and those that the runtime adds for others.
 var keys = []string{
-	"args", "bpf", "capabilities", "cniVersion", "datapath", "dns", "instance", "name", "networkID", "prevResult", "runtimeConfig", "socket", "type",
+	"args", "bpf", "capabilities", "cniVersion", "datapath", "dns", "instance", "name", "networkID",
+	"prevResult", "runtimeConfig", "socket", "type",
 	"road", // glossary: format
 }
 
@@ -74,7 +75,8 @@ var keys = []string{
 func parseConfig(data []byte) (*config, error) {
 	var raw map[string]json.RawMessage
 	if err := json.Unmarshal(data, &raw); err != nil {
-		return nil, types.NewError(types.ErrDecodingFailure, "network configuration is not a JSON object", err.Error())
+		return nil, types.NewError(types.ErrDecodingFailure,
+			"network configuration is not a JSON object", err.Error())
 	}
 	for key, value := range raw {
 		if err := checkKey(key, value); err != nil {
@@ -93,7 +95,8 @@ func parseAnyConfig(data []byte) (*config, error) {
 	}
 	ver, err := (&version.ConfigDecoder{}).Decode(data)
 	if err != nil {
-		return nil, types.NewError(types.ErrDecodingFailure, "network configuration: cniVersion", err.Error())
+		return nil, types.NewError(types.ErrDecodingFailure, "network configuration: cniVersion",
+			err.Error())
 	}
 	c.CNIVersion, c.PodDatapath = ver, cmp.Or(c.PodDatapath, c.FormerDatapath)
 	if bytes.Equal(c.PrevResult, []byte("null")) {
@@ -113,7 +116,8 @@ func checkKey(key string, value json.RawMessage) error {
 	if len(value) > 200 {
 		value = append(slices.Clone(value[:200]), "..."...)
 	}
-	return types.NewError(types.ErrUnsupportedField, fmt.Sprintf("network configuration: unknown key %q with value %s", key, value), hint)
+	return types.NewError(types.ErrUnsupportedField,
+		fmt.Sprintf("network configuration: unknown key %q with value %s", key, value), hint)
 }
 
 func (c *config) check() error {
@@ -133,7 +137,8 @@ func (c *config) check() error {
 }
 
 func badConfig(field, format string, args ...any) error {
-	return types.NewError(types.ErrInvalidNetworkConfig, "network configuration: "+field+": "+fmt.Sprintf(format, args...), "")
+	return types.NewError(types.ErrInvalidNetworkConfig,
+		"network configuration: "+field+": "+fmt.Sprintf(format, args...), "")
 }
 
 // socket is the path of the agent's admin socket.
@@ -192,7 +197,8 @@ type podArgs struct {
 func parseArgs(s string) (podArgs, error) {
 	var out podArgs
 	if err := types.LoadArgs(s, &out); err != nil {
-		return out, types.NewError(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: "+err.Error(), "set IgnoreUnknown=1 to pass arguments for other plugins")
+		return out, types.NewError(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: "+err.Error(),
+			"set IgnoreUnknown=1 to pass arguments for other plugins")
 	}
 	return out, nil
 }
@@ -221,7 +227,8 @@ func addressesOf(raw json.RawMessage, ifName string) ([]netip.Addr, error) {
 	for i, ip := range prev.IPs {
 		if n := ip.Interface; n != nil {
 			if *n < 0 || *n >= len(prev.Interfaces) {
-				return nil, badConfig(fmt.Sprintf("prevResult.ips[%d].interface", i), "%d is not one of %d interfaces", *n, len(prev.Interfaces))
+				return nil, badConfig(fmt.Sprintf("prevResult.ips[%d].interface", i),
+					"%d is not one of %d interfaces", *n, len(prev.Interfaces))
 			}
 			if iface := prev.Interfaces[*n]; iface.Name != ifName || iface.Sandbox == "" {
 				continue
@@ -261,19 +268,27 @@ func (c *config) addRequest(containerID, netns, ifName, args string) (*request, 
 		return nil, err
 	}
 	if c.PodDatapath != "" && c.PodDatapath != v1alpha1.DatapathXDP {
-		return nil, badConfig("datapath", "%q is no datapath to ask for: want %q, or no such key for ordinary interfaces", c.PodDatapath, v1alpha1.DatapathXDP)
+		return nil, badConfig("datapath",
+			"%q is no datapath to ask for: want %q, or no such key for ordinary interfaces",
+			c.PodDatapath, v1alpha1.DatapathXDP)
 	}
 	req := &request{
-		ContainerID: containerID, IfName: ifName, NetNS: netns, Network: c.Name, NetworkID: c.NetworkID,
-		Namespace: string(pod.K8S_POD_NAMESPACE), Pod: string(pod.K8S_POD_NAME), PodUID: string(pod.K8S_POD_UID),
-		Labels: c.labels(), Chained: len(c.PrevResult) > 0, PodDatapath: cmp.Or(string(pod.WEFT_DATAPATH), string(pod.WEFT_ROAD), c.PodDatapath), // glossary: format
+		ContainerID: containerID, IfName: ifName, NetNS: netns, Network: c.Name,
+		NetworkID: c.NetworkID,
+		Namespace: string(pod.K8S_POD_NAMESPACE), Pod: string(pod.K8S_POD_NAME),
+		PodUID: string(pod.K8S_POD_UID),
+		Labels: c.labels(), Chained: len(c.PrevResult) > 0,
+		PodDatapath: cmp.Or(string(pod.WEFT_DATAPATH),
+			string(pod.WEFT_ROAD), // glossary: format
+			c.PodDatapath),
 	}
 	if !req.Chained {
 		req.Addresses, err = c.addresses()
 		return req, err
 	}
 	if gte, err := version.GreaterThanOrEqualTo(c.CNIVersion, "0.3.0"); err != nil || !gte {
-		return nil, badConfig("prevResult", "version %s has no chains: set cniVersion to 0.3.0 or later", c.CNIVersion)
+		return nil, badConfig("prevResult",
+			"version %s has no chains: set cniVersion to 0.3.0 or later", c.CNIVersion)
 	}
 	req.Addresses, err = addressesOf(c.PrevResult, ifName)
 	return req, err
@@ -294,7 +309,8 @@ func (c *config) gcRequest() (*request, error) {
 	}
 	req := &request{Network: c.Name, Keep: []endpoint.Attachment{}}
 	for _, a := range c.ValidAttachments {
-		req.Keep = append(req.Keep, endpoint.Attachment{ContainerID: a.ContainerID, IfName: a.IfName})
+		req.Keep = append(req.Keep,
+			endpoint.Attachment{ContainerID: a.ContainerID, IfName: a.IfName})
 	}
 	return req, nil
 }

@@ -49,11 +49,13 @@ func newAgent(t testing.TB) *agent {
 	t.Helper()
 	endpointtest.NeedRoot(t)
 	tmp := t.TempDir()
-	a := &agent{t: t, dp: &endpointtest.Datapath{}, dir: &endpointtest.Directory{}, socket: tmp + "/agent.sock", bin: tmp + "/bin"}
+	a := &agent{t: t, dp: &endpointtest.Datapath{}, dir: &endpointtest.Directory{},
+		socket: tmp + "/agent.sock", bin: tmp + "/bin"}
 	a.opt = endpoint.Options{
 		StateDir: tmp + "/state", NodeName: "n1", MTU: 1500, Datapath: a.dp, Directory: a.dir,
-		Ranges: []netip.Prefix{netip.MustParsePrefix("10.78.0.0/24"), netip.MustParsePrefix("fd78::/64")},
-		Log:    slog.New(slog.DiscardHandler),
+		Ranges: []netip.Prefix{netip.MustParsePrefix("10.78.0.0/24"),
+			netip.MustParsePrefix("fd78::/64")},
+		Log: slog.New(slog.DiscardHandler),
 	}
 	self, err := os.Executable()
 	if err == nil {
@@ -107,11 +109,13 @@ func (a *agent) conf(version string, extra ...string) []byte {
 }
 
 // run executes the plugin as a runtime does.
-func (a *agent) run(command, container, netns string, conf []byte, env ...string) (stdout []byte, failure *types.Error) {
+func (a *agent) run(command, container, netns string, conf []byte,
+	env ...string) (stdout []byte, failure *types.Error) {
 	a.t.Helper()
 	cmd := exec.Command(filepath.Join(a.bin, Type))
 	cmd.Env = append([]string{
-		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + container, "CNI_NETNS=" + netns, "CNI_IFNAME=eth0", "CNI_PATH=" + a.bin,
+		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + container, "CNI_NETNS=" + netns,
+		"CNI_IFNAME=eth0", "CNI_PATH=" + a.bin,
 		"GORACE=atexit_sleep_ms=0", // else a second per call
 	}, env...)
 	cmd.Stdin = bytes.NewReader(conf)
@@ -123,7 +127,8 @@ func (a *agent) run(command, container, netns string, conf []byte, env ...string
 	}
 	failure = &types.Error{}
 	if decErr := json.Unmarshal(out.Bytes(), failure); decErr != nil || failure.Msg == "" {
-		a.t.Fatalf("%s failed without a CNI error: %v\nstdout: %s\nstderr: %s", command, err, out.Bytes(), stderr.Bytes())
+		a.t.Fatalf("%s failed without a CNI error: %v\nstdout: %s\nstderr: %s", command, err,
+			out.Bytes(), stderr.Bytes())
 	}
 	return nil, failure
 }
@@ -145,7 +150,9 @@ func (a *agent) devices() (out []string) {
 
 func (a *agent) nothingLeft() {
 	a.t.Helper()
-	if len(a.List()) > 0 || len(a.devices()) > 0 || len(a.dp.Attached()) > 0 || len(a.dir.Objects()) > 0 {
-		a.t.Errorf("left: %v, devices %v, attached %v, published %v", a.List(), a.devices(), a.dp.Attached(), a.dir.Objects())
+	if len(a.List()) > 0 || len(a.devices()) > 0 || len(a.dp.Attached()) > 0 ||
+		len(a.dir.Objects()) > 0 {
+		a.t.Errorf("left: %v, devices %v, attached %v, published %v", a.List(), a.devices(),
+			a.dp.Attached(), a.dir.Objects())
 	}
 }

@@ -46,7 +46,8 @@ var Versions = version.All
 // an error, and exits with 1 after an error.
 func Main() {
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
-	skel.PluginMainFuncs(skel.CNIFuncs{Add: cmdAdd, Del: cmdDel, Check: cmdCheck, GC: cmdGC, Status: cmdStatus}, Versions, "CNI plugin "+Type)
+	skel.PluginMainFuncs(skel.CNIFuncs{Add: cmdAdd, Del: cmdDel, Check: cmdCheck, GC: cmdGC,
+		Status: cmdStatus}, Versions, "CNI plugin "+Type)
 }
 
 func cmdAdd(args *skel.CmdArgs) error {
@@ -86,9 +87,11 @@ func cmdDel(args *skel.CmdArgs) error {
 	if !errors.As(err, &down) {
 		return err
 	}
-	slog.Warn("the agent is down: removing the interface; the agent frees the rest when it starts", "socket", conf.socket(), "err", down.cause)
+	slog.Warn("the agent is down: removing the interface; the agent frees the rest when it starts",
+		"socket", conf.socket(), "err", down.cause)
 	if err := endpoint.RemoveInterface(req.attachment(), args.Netns); err != nil {
-		return fmt.Errorf("the agent is down and the interface cannot be removed without it: %w", err)
+		return fmt.Errorf("the agent is down and the interface cannot be removed without it: %w",
+			err)
 	}
 	return nil
 }
@@ -125,7 +128,8 @@ func cmdStatus(args *skel.CmdArgs) error {
 	err = call(conf.socket(), "status", statusTimeout, &request{}, nil)
 	if away(err) {
 		if pinErr := datapath.Works(conf.pins()); pinErr == nil {
-			slog.Warn("no agent is ready: pods that are there keep their network, ADD has to wait", "socket", conf.socket(), "err", err)
+			slog.Warn("no agent is ready: pods that are there keep their network, ADD has to wait",
+				"socket", conf.socket(), "err", err)
 			return nil
 		}
 	}
@@ -137,7 +141,8 @@ func cmdStatus(args *skel.CmdArgs) error {
 func away(err error) bool {
 	var down *agentDownError
 	var answer *types.Error
-	return errors.As(err, &down) || errors.As(err, &answer) && answer.Code == types.ErrPluginNotAvailable && answer.Details == Starting
+	return errors.As(err, &down) || errors.As(err, &answer) &&
+		answer.Code == types.ErrPluginNotAvailable && answer.Details == Starting
 }
 
 // secure sets the interface of a chained attachment down when ADD has failed: the plugin before
@@ -147,7 +152,8 @@ func secure(req *request) {
 		return
 	}
 	if err := endpoint.SetDownUnhooked(req.attachment(), req.NetNS); err != nil {
-		slog.Warn("the interface has no hooks and could not be set down: DEL it", "interface", req.IfName, "err", err)
+		slog.Warn("the interface has no hooks and could not be set down: DEL it", "interface",
+			req.IfName, "err", err)
 	}
 }
 
@@ -155,7 +161,8 @@ func secure(req *request) {
 func unlessAgent(err error, code uint) error {
 	var down *agentDownError
 	if errors.As(err, &down) {
-		return types.NewError(code, down.Error(), "start it with `weft agent --config FILE`, or set \"instance\" or \"socket\" in the network configuration")
+		return types.NewError(code, down.Error(),
+			"start it with `weft agent --config FILE`, or set \"instance\" or \"socket\" in the network configuration")
 	}
 	return err
 }

@@ -21,15 +21,20 @@ import (
 // CNI error objects. Who may connect is the socket's file mode's business.
 func Handler(m *endpoint.Manager) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("POST /v1/cni/add", verb(func(ctx context.Context, req *request) (any, error) { return add(ctx, m, req) }))
+	mux.Handle("POST /v1/cni/add",
+		verb(func(ctx context.Context, req *request) (any, error) { return add(ctx, m, req) }))
 	mux.Handle("POST /v1/cni/del", verb(func(ctx context.Context, req *request) (any, error) {
 		return nil, m.Del(ctx, endpoint.DelRequest{Attachment: req.attachment(), NetNS: req.NetNS})
 	}))
 	mux.Handle("POST /v1/cni/check", verb(func(ctx context.Context, req *request) (any, error) {
-		return nil, m.Check(ctx, endpoint.CheckRequest{Attachment: req.attachment(), NetNS: req.NetNS, Addresses: req.Addresses})
+		return nil, m.Check(ctx,
+			endpoint.CheckRequest{Attachment: req.attachment(), NetNS: req.NetNS,
+				Addresses: req.Addresses})
 	}))
-	mux.Handle("POST /v1/cni/gc", verb(func(ctx context.Context, req *request) (any, error) { return nil, gc(ctx, m, req) }))
-	mux.Handle("POST /v1/cni/status", verb(func(context.Context, *request) (any, error) { return nil, status(m) }))
+	mux.Handle("POST /v1/cni/gc",
+		verb(func(ctx context.Context, req *request) (any, error) { return nil, gc(ctx, m, req) }))
+	mux.Handle("POST /v1/cni/status",
+		verb(func(context.Context, *request) (any, error) { return nil, status(m) }))
 	mux.HandleFunc("/", unknownVerb)
 	return mux
 }
@@ -41,8 +46,9 @@ func unknownVerb(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Allow", http.MethodPost)
 		status = http.StatusMethodNotAllowed
 	}
-	answer(w, status, types.NewError(types.ErrInternal, http.StatusText(status)+": "+r.Method+" "+r.URL.Path,
-		"the verbs are POST /v1/cni/{add,del,check,gc,status}"))
+	answer(w, status,
+		types.NewError(types.ErrInternal, http.StatusText(status)+": "+r.Method+" "+r.URL.Path,
+			"the verbs are POST /v1/cni/{add,del,check,gc,status}"))
 }
 
 // verb is an HTTP handler around a function of a request.
@@ -87,7 +93,8 @@ func decodeRequest(body io.Reader) (*request, error) {
 		}
 	}
 	if err != nil {
-		return nil, types.NewError(types.ErrDecodingFailure, "request body: "+err.Error(), "plugin and agent may be of different versions")
+		return nil, types.NewError(types.ErrDecodingFailure, "request body: "+err.Error(),
+			"plugin and agent may be of different versions")
 	}
 	return req, nil
 }
@@ -96,7 +103,8 @@ func add(ctx context.Context, m *endpoint.Manager, req *request) (any, error) {
 	res, err := m.Add(ctx, endpoint.AddRequest{
 		Attachment: req.attachment(), NetNS: req.NetNS, Network: req.Network,
 		Namespace: req.Namespace, Pod: req.Pod, PodUID: req.PodUID,
-		Labels: req.Labels, Addresses: req.Addresses, Chained: req.Chained, PodDatapath: req.PodDatapath, NetworkID: req.NetworkID,
+		Labels: req.Labels, Addresses: req.Addresses, Chained: req.Chained,
+		PodDatapath: req.PodDatapath, NetworkID: req.NetworkID,
 	})
 	if err != nil {
 		return nil, err
@@ -140,7 +148,8 @@ func toResult(res *endpoint.AddResult) *current.Result {
 		})
 	}
 	for _, r := range res.Routes {
-		route := &types.Route{Dst: net.IPNet{IP: r.Dst.Addr().AsSlice(), Mask: net.CIDRMask(r.Dst.Bits(), r.Dst.Addr().BitLen())}}
+		route := &types.Route{Dst: net.IPNet{IP: r.Dst.Addr().AsSlice(),
+			Mask: net.CIDRMask(r.Dst.Bits(), r.Dst.Addr().BitLen())}}
 		if r.Gateway.IsValid() {
 			route.GW = r.Gateway.AsSlice()
 		} else {
@@ -177,7 +186,8 @@ func toCNI(err error) *types.Error {
 		code = CodeUnhealthy
 	case errors.As(err, &outside):
 		code = types.ErrInvalidNetworkConfig
-	case errors.As(err, &exhausted), errors.As(err, &slots), errors.As(err, &taken), errors.Is(err, endpoint.ErrUnavailable),
+	case errors.As(err, &exhausted), errors.As(err, &slots), errors.As(err, &taken),
+		errors.Is(err, endpoint.ErrUnavailable),
 		errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		code = types.ErrTryAgainLater
 	}

@@ -27,28 +27,33 @@ func TestHostileRequests(t *testing.T) {
 		{"not JSON", "POST", "add", "hello", "invalid character", 400},
 		{"null", "POST", "add", "null", "it is null", 400},
 		{"array", "POST", "add", "[]", "cannot unmarshal array", 400},
-		{"unknown field", "POST", "add", `{"containerId2":"x"}`, `unknown field \"containerId2\"`, 400},
+		{"unknown field", "POST", "add", `{"containerId2":"x"}`, `unknown field \"containerId2\"`,
+			400},
 		{"wrong type", "POST", "add", `{"containerID":7}`, "cannot unmarshal number", 400},
 		{"trailing data", "POST", "add", good + "{}", "something follows", 400},
-		{"oversized", "POST", "add", `{"pod":"` + strings.Repeat("x", 2<<20) + `"}`, "too large", 400},
+		{"oversized", "POST", "add", `{"pod":"` + strings.Repeat("x", 2<<20) + `"}`, "too large",
+			400},
 		{"deep", "POST", "add", strings.Repeat("[", 100000), "request body", 400},
 		{"bad address", "POST", "add", `{"addresses":["10.0.0"]}`, "ParseAddr", 400},
 		{"no fields", "POST", "add", `{}`, "containerID", 400},
 		{"get", "GET", "add", "", "Method Not Allowed", 405},
 		{"unknown verb", "POST", "addd", "{}", "Not Found", 404},
 		{"gc of everything", "POST", "gc", "{}", "network: empty", 400},
-		{"check of nothing", "POST", "check", `{"containerID":"x","ifName":"eth0"}`, "no such endpoint", 404},
+		{"check of nothing", "POST", "check", `{"containerID":"x","ifName":"eth0"}`,
+			"no such endpoint", 404},
 		{"del without interface", "POST", "del", `{"containerID":"x"}`, "ifName", 400},
 		{"slash", "POST", "del", `{"containerID":"x","ifName":"../../x"}`, "ifName", 400},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := httptest.NewRecorder()
-			h.ServeHTTP(w, httptest.NewRequest(tc.method, "/v1/cni/"+tc.path, strings.NewReader(tc.body)))
+			h.ServeHTTP(w,
+				httptest.NewRequest(tc.method, "/v1/cni/"+tc.path, strings.NewReader(tc.body)))
 			if w.Code != tc.status || !strings.Contains(w.Body.String(), tc.want) {
 				t.Errorf("got %d %s, want %d %q", w.Code, w.Body, tc.status, tc.want)
 			}
 			var e types.Error
-			if tc.status == http.StatusBadRequest && (json.Unmarshal(w.Body.Bytes(), &e) != nil || e.Code == 0) {
+			if tc.status == http.StatusBadRequest &&
+				(json.Unmarshal(w.Body.Bytes(), &e) != nil || e.Code == 0) {
 				t.Errorf("not a CNI error: %s", w.Body)
 			}
 		})

@@ -57,7 +57,8 @@ func Open(opt Options) *Log {
 		opt.Log = slog.New(slog.DiscardHandler)
 	}
 	a := &Log{
-		opt: opt, file: logfile.File{Path: opt.Path, MaxSize: opt.MaxSize, Keep: opt.Keep, Sync: true},
+		opt: opt, file: logfile.File{Path: opt.Path, MaxSize: opt.MaxSize, Keep: opt.Keep,
+			Sync: true},
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	go a.run()
@@ -150,7 +151,8 @@ func (a *Log) take() (batch []audit.Record, lost uint64, closed bool) {
 	batch = append(batch, a.queue...)
 	if a.lost > 0 {
 		batch = append(batch, audit.Record{
-			Time: time.Now().UTC(), Node: a.opt.Node, Op: audit.OpLost, Outcome: "failed", Detail: fmt.Sprintf("%d records found no room", a.lost),
+			Time: time.Now().UTC(), Node: a.opt.Node, Op: audit.OpLost, Outcome: "failed",
+			Detail: fmt.Sprintf("%d records found no room", a.lost),
 		})
 	}
 	return batch, a.lost, a.closed

@@ -31,26 +31,34 @@ func TestRecords(t *testing.T) {
 		want audit.Record
 	}{
 		"create": {func(a *Log) {
-			a.Add(audit.Record{Time: at, Event: audit.EventCreated, Epoch: 3, KEK: "file:///k", KEKVersion: "v1", Outcome: "ok", Detail: "age"})
+			a.Add(audit.Record{Time: at, Event: audit.EventCreated, Epoch: 3, KEK: "file:///k",
+				KEKVersion: "v1", Outcome: "ok", Detail: "age"})
 		},
-			audit.Record{Op: "create", Epoch: 3, KEK: "file:///k", KEKVersion: "v1", Outcome: "ok", Detail: "age"}},
+			audit.Record{Op: "create", Epoch: 3, KEK: "file:///k", KEKVersion: "v1", Outcome: "ok",
+				Detail: "age"}},
 		"switch": {func(a *Log) {
-			a.Add(audit.Record{Time: at, Event: audit.EventExchanged, Epoch: 3, Peer: "b", Outcome: "ok", Switched: true})
+			a.Add(audit.Record{Time: at, Event: audit.EventExchanged, Epoch: 3, Peer: "b",
+				Outcome: "ok", Switched: true})
 		},
 			audit.Record{Op: "switch", Epoch: 3, Peer: "b", Outcome: "ok"}},
 		"failed exchange": {func(a *Log) {
-			a.Add(audit.Record{Time: at, Event: audit.EventExchanged, Epoch: 3, Peer: "b", Outcome: "no_epoch"})
+			a.Add(audit.Record{Time: at, Event: audit.EventExchanged, Epoch: 3, Peer: "b",
+				Outcome: "no_epoch"})
 		},
 			audit.Record{Op: "exchanged", Epoch: 3, Peer: "b", Outcome: "no_epoch"}},
 		"destroy": {func(a *Log) { a.Add(audit.Record{Time: at, Event: audit.EventForgotten, Epoch: 3}) },
 			audit.Record{Op: "destroy", Epoch: 3, Outcome: "ok"}},
 		"unwrap": {func(a *Log) {
-			a.Add(audit.Record{Time: at, Event: audit.EventUnwrapped, Epoch: 4, Outcome: "denied"}) // told by the KEK itself
+			a.Add(audit.Record{Time: at, Event: audit.EventUnwrapped, Epoch: 4,
+				Outcome: "denied"}) // told by the KEK itself
 			a.Add(audit.Record{
-				Time: at, Op: audit.OpUnwrap, Epoch: 4, KEK: "awskms:///alias/weft", KEKVersion: "m", Outcome: "denied", Attempts: 2,
+				Time: at, Op: audit.OpUnwrap, Epoch: 4, KEK: "awskms:///alias/weft",
+				KEKVersion: "m", Outcome: "denied", Attempts: 2,
 				Latency: time.Second, Detail: "access denied",
 			})
-		}, audit.Record{Op: "unwrap", Epoch: 4, KEK: "awskms:///alias/weft", KEKVersion: "m", Outcome: "denied", Attempts: 2, Latency: time.Second, Detail: "access denied"}},
+		},
+			audit.Record{Op: "unwrap", Epoch: 4, KEK: "awskms:///alias/weft", KEKVersion: "m",
+				Outcome: "denied", Attempts: 2, Latency: time.Second, Detail: "access denied"}},
 		"probe": {func(a *Log) {
 			a.Add(audit.Record{Time: at, Op: audit.OpProbe, KEK: "k", Outcome: "ok", Attempts: 1})
 		},
@@ -155,7 +163,8 @@ func TestAuditFileAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	old, err := readFile(path + ".moved")
-	if err != nil || len(old) != queueMax+1 || old[queueMax].Op != audit.OpLost || old[queueMax].Detail != "11 records found no room" {
+	if err != nil || len(old) != queueMax+1 || old[queueMax].Op != audit.OpLost ||
+		old[queueMax].Detail != "11 records found no room" {
 		t.Errorf("%d records, the last %+v, %v", len(old), old[len(old)-1], err)
 	}
 	if got := readTestAudit(t, path); len(got) != 1 || got[0].Op != audit.EventElected {

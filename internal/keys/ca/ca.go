@@ -117,7 +117,8 @@ func signRoot(key crypto.Signer, trustDomain string, valid time.Duration) ([]byt
 	}
 	now := time.Now()
 	template := &x509.Certificate{
-		SerialNumber: number, Subject: pkix.Name{CommonName: "Weft node authority", Organization: []string{trustDomain}},
+		SerialNumber: number, Subject: pkix.Name{CommonName: "Weft node authority",
+			Organization: []string{trustDomain}},
 		NotBefore: now.Add(-backdate), NotAfter: now.Add(valid),
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
 		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
@@ -140,7 +141,8 @@ func tryRoot(raw []byte, key crypto.Signer, trustDomain string) error {
 	if err != nil {
 		return fmt.Errorf("trust domain %q: the root cannot be read back: %w", trustDomain, err)
 	}
-	a := &Authority{trustDomain: trustDomain, root: root, bundle: []*x509.Certificate{root}, key: key, now: time.Now}
+	a := &Authority{trustDomain: trustDomain, root: root, bundle: []*x509.Certificate{root},
+		key: key, now: time.Now}
 	uri, err := nodeid.URI(trustDomain, "node")
 	if err != nil {
 		return err
@@ -149,9 +151,11 @@ func tryRoot(raw []byte, key crypto.Signer, trustDomain string) error {
 	if err != nil {
 		return err
 	}
-	check := nodeid.Check{Roots: a.roots(), TrustDomain: trustDomain, Role: nodeid.Role(x509.ExtKeyUsageAny), Now: time.Now()}
+	check := nodeid.Check{Roots: a.roots(), TrustDomain: trustDomain,
+		Role: nodeid.Role(x509.ExtKeyUsageAny), Now: time.Now()}
 	if _, err := check.Verify([]*x509.Certificate{leaf}); err != nil {
-		return fmt.Errorf("trust domain %q cannot stand in a certificate: use a name like %q: %w", trustDomain, nodeid.DefaultTrustDomain, err)
+		return fmt.Errorf("trust domain %q cannot stand in a certificate: use a name like %q: %w",
+			trustDomain, nodeid.DefaultTrustDomain, err)
 	}
 	return nil
 }
@@ -162,7 +166,8 @@ func Open(dir string) (*Authority, error) {
 	path := filepath.Join(dir, certFile)
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("no authority in %s: make one with `weft ca init --dir %s`", dir, dir)
+		return nil, fmt.Errorf("no authority in %s: make one with `weft ca init --dir %s`", dir,
+			dir)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the root: %w", err)
@@ -176,13 +181,17 @@ func Open(dir string) (*Authority, error) {
 		return nil, err
 	}
 	root := roots[0]
-	if public, ok := root.PublicKey.(interface{ Equal(crypto.PublicKey) bool }); !ok || !public.Equal(key.Public()) {
-		return nil, fmt.Errorf("%s does not belong to %s: the authority's own root must come first", filepath.Join(dir, keyFile), path)
+	if public, ok := root.PublicKey.(interface{ Equal(crypto.PublicKey) bool }); !ok ||
+		!public.Equal(key.Public()) {
+		return nil, fmt.Errorf("%s does not belong to %s: the authority's own root must come first",
+			filepath.Join(dir, keyFile), path)
 	}
 	if len(root.URIs) != 1 || root.URIs[0].Scheme != "spiffe" || root.URIs[0].Path != "" {
-		return nil, fmt.Errorf("%s: its root names no trust domain (one URI spiffe://TRUSTDOMAIN)", path)
+		return nil, fmt.Errorf("%s: its root names no trust domain (one URI spiffe://TRUSTDOMAIN)",
+			path)
 	}
-	return &Authority{dir: dir, trustDomain: root.URIs[0].Host, root: root, bundle: roots, key: key, now: time.Now}, nil
+	return &Authority{dir: dir, trustDomain: root.URIs[0].Host, root: root, bundle: roots, key: key,
+		now: time.Now}, nil
 }
 
 // TrustDomain is that of the nodes that it signs for.
@@ -242,13 +251,15 @@ func (a *Authority) Issue(node string, valid time.Duration) (*Identity, error) {
 
 // sign signs a node's certificate and notes it in the log: by which way it was asked for, and which
 // one it renews.
-func (a *Authority) sign(node string, public crypto.PublicKey, valid time.Duration, how, from string) (*x509.Certificate, error) {
+func (a *Authority) sign(node string, public crypto.PublicKey, valid time.Duration, how,
+	from string) (*x509.Certificate, error) {
 	uri, err := nodeid.URI(a.trustDomain, node)
 	if err != nil {
 		return nil, err
 	}
 	if valid < time.Minute || valid > MaxValid {
-		return nil, fmt.Errorf("a certificate that is valid for %v: give one minute to %v", valid, MaxValid)
+		return nil, fmt.Errorf("a certificate that is valid for %v: give one minute to %v", valid,
+			MaxValid)
 	}
 	if err := checkPublicKey(public); err != nil {
 		return nil, err
@@ -268,10 +279,12 @@ func (a *Authority) sign(node string, public crypto.PublicKey, valid time.Durati
 	return leaf, nil
 }
 
-func (a *Authority) signLeaf(template *x509.Certificate, public crypto.PublicKey, valid time.Duration) (*x509.Certificate, error) {
+func (a *Authority) signLeaf(template *x509.Certificate, public crypto.PublicKey,
+	valid time.Duration) (*x509.Certificate, error) {
 	now := a.now()
 	if now.After(a.root.NotAfter) {
-		return nil, fmt.Errorf("%w: the root, on %s", nodeid.ErrExpired, a.root.NotAfter.UTC().Format(time.RFC3339))
+		return nil, fmt.Errorf("%w: the root, on %s", nodeid.ErrExpired,
+			a.root.NotAfter.UTC().Format(time.RFC3339))
 	}
 	var err error
 	if template.SerialNumber, err = newSerial(); err != nil {
@@ -303,7 +316,8 @@ func checkPublicKey(public crypto.PublicKey) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%w: its key is neither ECDSA P-256 or P-384, Ed25519, nor RSA of 2048 bits", ErrRequest)
+	return fmt.Errorf("%w: its key is neither ECDSA P-256 or P-384, Ed25519, nor RSA of 2048 bits",
+		ErrRequest)
 }
 
 func newSerial() (*big.Int, error) {

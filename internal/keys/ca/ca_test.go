@@ -49,7 +49,8 @@ func serve(t testing.TB, a *Authority, valid time.Duration) string {
 }
 
 func pathsIn(dir string) nodeid.Paths {
-	return nodeid.Paths{Cert: filepath.Join(dir, "node.crt"), Key: filepath.Join(dir, "node.key"), Bundle: filepath.Join(dir, "ca.crt")}
+	return nodeid.Paths{Cert: filepath.Join(dir, "node.crt"), Key: filepath.Join(dir, "node.key"),
+		Bundle: filepath.Join(dir, "ca.crt")}
 }
 
 func newToken(t testing.TB, a *Authority, node string) string {
@@ -79,10 +80,12 @@ func TestInitAndOpen(t *testing.T) {
 		t.Errorf("the directory has mode %o", got)
 	}
 	again, err := Open(a.dir)
-	if err != nil || again.TrustDomain() != "td.test" || again.Pin() != a.Pin() || len(a.Pin()) != 64 {
+	if err != nil || again.TrustDomain() != "td.test" || again.Pin() != a.Pin() ||
+		len(a.Pin()) != 64 {
 		t.Errorf("%+v, %v", again, err)
 	}
-	if _, err := Init(a.dir, "td.test", DefaultRootValid); err == nil || !strings.Contains(err.Error(), "there already") {
+	if _, err := Init(a.dir, "td.test", DefaultRootValid); err == nil ||
+		!strings.Contains(err.Error(), "there already") {
 		t.Errorf("an authority was made over another: %v", err)
 	}
 	for _, wrong := range []string{"", "A", "a b", "spiffe://a", "10.0.0.1"} {
@@ -116,12 +119,14 @@ func TestIssue(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, role := range []nodeid.Role{nodeid.Client, nodeid.Server} {
-		check := nodeid.Check{Roots: a.roots(), TrustDomain: "td.test", Role: role, Node: "n1", Now: time.Now()}
+		check := nodeid.Check{Roots: a.roots(), TrustDomain: "td.test", Role: role, Node: "n1",
+			Now: time.Now()}
 		if _, err := check.Verify([]*x509.Certificate{id.Leaf}); err != nil {
 			t.Error(err)
 		}
 	}
-	if life := time.Until(id.Leaf.NotAfter); life > DefaultValid || life < DefaultValid-time.Minute {
+	if life := time.Until(id.Leaf.NotAfter); life > DefaultValid ||
+		life < DefaultValid-time.Minute {
 		t.Errorf("valid for %v", life)
 	}
 	if id.Leaf.IsCA || len(id.Leaf.DNSNames)+len(id.Leaf.IPAddresses) != 0 {
@@ -131,7 +136,8 @@ func TestIssue(t *testing.T) {
 	if err := id.Write(paths); err != nil {
 		t.Fatal(err)
 	}
-	if mode(t, paths.Key) != 0o600 || mode(t, paths.Cert) != 0o644 || mode(t, paths.Bundle) != 0o644 {
+	if mode(t, paths.Key) != 0o600 || mode(t, paths.Cert) != 0o644 ||
+		mode(t, paths.Bundle) != 0o644 {
 		t.Error("wrong modes")
 	}
 	files, err := nodeid.NewFiles(paths)
@@ -144,13 +150,15 @@ func TestIssue(t *testing.T) {
 	for _, c := range []struct {
 		node  string
 		valid time.Duration
-	}{{"", time.Hour}, {"A", time.Hour}, {"a/b", time.Hour}, {"n", 0}, {"n", -time.Hour}, {"n", MaxValid + time.Hour}} {
+	}{{"", time.Hour}, {"A", time.Hour}, {"a/b", time.Hour}, {"n", 0}, {"n", -time.Hour},
+		{"n", MaxValid + time.Hour}} {
 		if _, err := a.Issue(c.node, c.valid); err == nil {
 			t.Errorf("%+v is taken", c)
 		}
 	}
 	log, err := a.Issued()
-	if err != nil || len(log) != 1 || log[0].Node != "n1" || log[0].How != "issue" || log[0].Serial != id.Leaf.SerialNumber.Text(16) {
+	if err != nil || len(log) != 1 || log[0].Node != "n1" || log[0].How != "issue" ||
+		log[0].Serial != id.Leaf.SerialNumber.Text(16) {
 		t.Errorf("log %+v, %v", log, err)
 	}
 }
@@ -180,14 +188,16 @@ func TestJoinAndRenew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if mode(t, paths.Key) != 0o600 || mode(t, paths.Cert) != 0o644 || mode(t, paths.Bundle) != 0o644 {
+	if mode(t, paths.Key) != 0o600 || mode(t, paths.Cert) != 0o644 ||
+		mode(t, paths.Bundle) != 0o644 {
 		t.Error("wrong modes")
 	}
 	files, err := nodeid.NewFiles(paths)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if cert, err := files.Certificate(t.Context()); err != nil || !cert.Leaf.Equal(first) || nodeid.Inspect(cert.Leaf).ID != "spiffe://td.test/node/n1" {
+	if cert, err := files.Certificate(t.Context()); err != nil || !cert.Leaf.Equal(first) ||
+		nodeid.Inspect(cert.Leaf).ID != "spiffe://td.test/node/n1" {
 		t.Errorf("%v", err)
 	}
 	if got, err := RenewalServer(paths); got != server || err != nil {
@@ -235,7 +245,8 @@ func TestNodeCannotPoseAsTheAuthority(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"http/1.1"}})
+	listener, err := tls.Listen("tcp", "127.0.0.1:0",
+		&tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"http/1.1"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -250,7 +261,9 @@ func TestNodeCannotPoseAsTheAuthority(t *testing.T) {
 		n, _ := conn.Read(make([]byte, 100))
 		heard <- n
 	}()
-	_, err = Join(t.Context(), JoinOptions{Server: listener.Addr().String(), Token: newToken(t, a, "n1"), Paths: pathsIn(t.TempDir())})
+	_, err = Join(t.Context(),
+		JoinOptions{Server: listener.Addr().String(), Token: newToken(t, a, "n1"),
+			Paths: pathsIn(t.TempDir())})
 	if !errors.Is(err, ErrPin) {
 		t.Errorf("%v", err)
 	}

@@ -77,7 +77,8 @@ func Join(ctx context.Context, options JoinOptions) (*x509.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	said, err := post(ctx, conn, joinPath, joinRequest{Secret: base64.RawURLEncoding.EncodeToString(t.secret), CSR: csr})
+	said, err := post(ctx, conn, joinPath,
+		joinRequest{Secret: base64.RawURLEncoding.EncodeToString(t.secret), CSR: csr})
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +120,8 @@ func Renew(ctx context.Context, paths nodeid.Paths, server string) (*x509.Certif
 		return nil, fmt.Errorf("%s: %w", paths.Cert, err)
 	}
 	if time.Now().After(own.Leaf.NotAfter) {
-		return nil, fmt.Errorf("%w: on %s: join again with a new token (`weft ca join --force`)", nodeid.ErrExpired, own.Leaf.NotAfter.UTC().Format(time.RFC3339))
+		return nil, fmt.Errorf("%w: on %s: join again with a new token (`weft ca join --force`)",
+			nodeid.ErrExpired, own.Leaf.NotAfter.UTC().Format(time.RFC3339))
 	}
 	trust := trusted{domain: trustDomain}
 	config := clientTLS(trust.byRoots(roots))
@@ -153,7 +155,8 @@ func renewalAddress(paths nodeid.Paths, server string) (string, error) {
 		}
 	}
 	if server == "" {
-		return "", fmt.Errorf("%s%s is not there, so it is not known where to renew: give --server", paths.Cert, renewSuffix)
+		return "", fmt.Errorf("%s%s is not there, so it is not known where to renew: give --server",
+			paths.Cert, renewSuffix)
 	}
 	return address(server)
 }
@@ -183,7 +186,8 @@ type trusted struct {
 func (t *trusted) byPin(pin []byte) func(tls.ConnectionState) error {
 	return func(state tls.ConnectionState) error {
 		chain := state.PeerCertificates
-		at := slices.IndexFunc(chain, func(cert *x509.Certificate) bool { return bytes.Equal(pinOf(cert), pin) })
+		at := slices.IndexFunc(chain,
+			func(cert *x509.Certificate) bool { return bytes.Equal(pinOf(cert), pin) })
 		if at < 1 {
 			return fmt.Errorf("%w: its root has another hash", ErrPin)
 		}
@@ -208,11 +212,13 @@ func (t *trusted) verify(chain []*x509.Certificate, roots *x509.CertPool) error 
 	if len(chain) == 0 {
 		return nodeid.ErrNoCertificate
 	}
-	_, err := chain[0].Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+	_, err := chain[0].Verify(x509.VerifyOptions{Roots: roots,
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrPin, err)
 	}
-	if want := "spiffe://" + t.domain + serverPath; len(chain[0].URIs) != 1 || chain[0].URIs[0].String() != want {
+	if want := "spiffe://" + t.domain + serverPath; len(chain[0].URIs) != 1 ||
+		chain[0].URIs[0].String() != want {
 		return fmt.Errorf("%w: its certificate is not for %s", ErrPin, want)
 	}
 	return nil
@@ -220,7 +226,8 @@ func (t *trusted) verify(chain []*x509.Certificate, roots *x509.CertPool) error 
 
 func clientTLS(verify func(tls.ConnectionState) error) *tls.Config {
 	// VerifyConnection does all of it: the server is known by its SPIFFE ID, not by a host's name.
-	return &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true, VerifyConnection: verify, NextProtos: []string{"http/1.1"}}
+	return &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true,
+		VerifyConnection: verify, NextProtos: []string{"http/1.1"}}
 }
 
 func dialTLS(ctx context.Context, server string, config *tls.Config) (net.Conn, error) {
@@ -244,7 +251,8 @@ func newRequest(trustDomain, node string) (crypto.Signer, string, error) {
 	if err != nil {
 		return nil, "", fmt.Errorf("make a key: %w", err)
 	}
-	raw, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: node}, URIs: []*url.URL{uri}}, key)
+	raw, err := x509.CreateCertificateRequest(rand.Reader,
+		&x509.CertificateRequest{Subject: pkix.Name{CommonName: node}, URIs: []*url.URL{uri}}, key)
 	if err != nil {
 		return nil, "", fmt.Errorf("make a certificate request: %w", err)
 	}
@@ -262,8 +270,10 @@ func post(ctx context.Context, conn net.Conn, path string, request any) (*answer
 	defer cancel()
 	// The whole exchange goes over conn, whose server has been checked; another connection would
 	// have to be checked again.
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) { return conn, nil }}
-	message, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://authority"+path, bytes.NewReader(body))
+	transport := &http.Transport{DisableKeepAlives: true,
+		DialContext: func(context.Context, string, string) (net.Conn, error) { return conn, nil }}
+	message, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://authority"+path,
+		bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
@@ -278,7 +288,8 @@ func post(ctx context.Context, conn net.Conn, path string, request any) (*answer
 	}
 	var said answer
 	if err := json.Unmarshal(text, &said); err != nil {
-		return nil, fmt.Errorf("ask the authority: it answered %s, which is not its way", response.Status)
+		return nil, fmt.Errorf("ask the authority: it answered %s, which is not its way",
+			response.Status)
 	}
 	if response.StatusCode != http.StatusOK {
 		return nil, refused(said)
@@ -287,7 +298,8 @@ func post(ctx context.Context, conn net.Conn, path string, request any) (*answer
 }
 
 // identity checks what came before it is put to use. root, if given, must be among the roots.
-func (a *answer) identity(key crypto.Signer, trustDomain, node string, root *x509.Certificate) (*Identity, error) {
+func (a *answer) identity(key crypto.Signer, trustDomain, node string,
+	root *x509.Certificate) (*Identity, error) {
 	roots, err := nodeid.ParseBundle([]byte(a.Bundle))
 	if err != nil {
 		return nil, fmt.Errorf("the authority's bundle: %w", err)
@@ -312,7 +324,8 @@ func (a *answer) identity(key crypto.Signer, trustDomain, node string, root *x50
 		return nil, errors.New("the authority signed another key than this node's")
 	}
 	for _, role := range []nodeid.Role{nodeid.Client, nodeid.Server} {
-		check := nodeid.Check{Roots: pool, TrustDomain: trustDomain, Role: role, Node: node, Now: time.Now()}
+		check := nodeid.Check{Roots: pool, TrustDomain: trustDomain, Role: role, Node: node,
+			Now: time.Now()}
 		if _, err := check.Verify([]*x509.Certificate{leaf}); err != nil {
 			return nil, fmt.Errorf("the authority's certificate for this node: %w", err)
 		}
@@ -321,7 +334,8 @@ func (a *answer) identity(key crypto.Signer, trustDomain, node string, root *x50
 	if err != nil {
 		return nil, err
 	}
-	return &Identity{Cert: encodeCerts(leaf.Raw), Key: keyPEM, Bundle: encodeBundle(roots), Leaf: leaf}, nil
+	return &Identity{Cert: encodeCerts(leaf.Raw), Key: keyPEM, Bundle: encodeBundle(roots),
+		Leaf: leaf}, nil
 }
 
 func encodeBundle(roots []*x509.Certificate) []byte {

@@ -93,7 +93,8 @@ func RenewalServer(paths nodeid.Paths) (string, error) {
 	}
 	var got renewal
 	if err := json.Unmarshal(text, &got); err != nil || got.Server == "" {
-		return "", fmt.Errorf("%s does not say where to renew: want {\"server\": \"HOST:PORT\"}", path)
+		return "", fmt.Errorf("%s does not say where to renew: want {\"server\": \"HOST:PORT\"}",
+			path)
 	}
 	return got.Server, nil
 }

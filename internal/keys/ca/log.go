@@ -27,12 +27,14 @@ type Signed struct {
 
 func (a *Authority) note(leaf *x509.Certificate, node, how, from string) error {
 	line, err := json.Marshal(Signed{
-		Time: a.now().UTC().Truncate(time.Second), Node: node, Serial: leaf.SerialNumber.Text(16), NotAfter: leaf.NotAfter.UTC(), How: how, From: from,
+		Time: a.now().UTC().Truncate(time.Second), Node: node, Serial: leaf.SerialNumber.Text(16),
+		NotAfter: leaf.NotAfter.UTC(), How: how, From: from,
 	})
 	if err != nil {
 		return err
 	}
-	file, err := os.OpenFile(filepath.Join(a.dir, issuedFile), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	file, err := os.OpenFile(filepath.Join(a.dir, issuedFile), os.O_APPEND|os.O_CREATE|os.O_WRONLY,
+		0o600)
 	if err != nil {
 		return fmt.Errorf("log what is signed: %w", err)
 	}
@@ -53,7 +55,8 @@ func (a *Authority) Issued() ([]Signed, error) {
 	for number, line := range bytes.Split(bytes.TrimSpace(text), []byte("\n")) {
 		var one Signed
 		if err := json.Unmarshal(line, &one); err != nil {
-			return all, fmt.Errorf("%s line %d: %w", filepath.Join(a.dir, issuedFile), number+1, err)
+			return all, fmt.Errorf("%s line %d: %w", filepath.Join(a.dir, issuedFile), number+1,
+				err)
 		}
 		all = append(all, one)
 	}
@@ -76,7 +79,8 @@ func (a *Authority) renewable(node string, cert *x509.Certificate) error {
 		if last.Serial == serial || (last.From == serial && a.now().Sub(last.Time) < lostAnswer) {
 			return nil
 		}
-		return fmt.Errorf("%w: %s, by %s on %s", ErrSuperseded, last.Serial, last.How, last.Time.Format(time.RFC3339))
+		return fmt.Errorf("%w: %s, by %s on %s", ErrSuperseded, last.Serial, last.How,
+			last.Time.Format(time.RFC3339))
 	}
 	// The log was begun anew.
 	return nil

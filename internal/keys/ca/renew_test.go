@@ -38,7 +38,8 @@ func TestRenewRefusals(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Renew(t.Context(), write(good), ""); err == nil || !strings.Contains(err.Error(), "give --server") {
+	if _, err := Renew(t.Context(), write(good), ""); err == nil ||
+		!strings.Contains(err.Error(), "give --server") {
 		t.Errorf("unknown server: %v", err)
 	}
 	if _, err := Renew(t.Context(), write(good), server); err != nil {
@@ -58,10 +59,12 @@ func TestRenewRefusals(t *testing.T) {
 		t.Errorf("expired, at the server: %v", err)
 	}
 	// Another authority's node, and another node's name.
-	if _, err := Renew(t.Context(), write(mustIssue(t, newAuthority(t))), server); !errors.Is(err, ErrPin) {
+	if _, err := Renew(t.Context(), write(mustIssue(t, newAuthority(t))), server); !errors.Is(err,
+		ErrPin) {
 		t.Errorf("foreign: %v", err)
 	}
-	if err := ask(t, a, server, mustIssue(t, newAuthority(t)), "n1"); !errors.Is(err, nodeid.ErrForeign) {
+	if err := ask(t, a, server, mustIssue(t, newAuthority(t)), "n1"); !errors.Is(err,
+		nodeid.ErrForeign) {
 		t.Errorf("foreign, at the server: %v", err)
 	}
 	if err := ask(t, a, server, good, "n2"); !errors.Is(err, nodeid.ErrWrongNode) {
@@ -96,7 +99,9 @@ func TestSuperseded(t *testing.T) {
 		t.Errorf("the node whose key was stolen: %v", err)
 	}
 	// It joins anew, and the thief is out.
-	if _, err := Join(t.Context(), JoinOptions{Server: server, Token: newToken(t, a, "n1"), Paths: mine, Force: true}); err != nil {
+	if _, err := Join(t.Context(),
+		JoinOptions{Server: server, Token: newToken(t, a, "n1"), Paths: mine,
+			Force: true}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Renew(t.Context(), stolen, server); !errors.Is(err, ErrSuperseded) {
@@ -116,7 +121,8 @@ func TestSuperseded(t *testing.T) {
 	if err := a.renewable("n1", &x509.Certificate{SerialNumber: serial}); err != nil {
 		t.Error(err)
 	}
-	if err := late.renewable("n1", &x509.Certificate{SerialNumber: serial}); !errors.Is(err, ErrSuperseded) {
+	if err := late.renewable("n1", &x509.Certificate{SerialNumber: serial}); !errors.Is(err,
+		ErrSuperseded) {
 		t.Error(err)
 	}
 }
@@ -163,7 +169,8 @@ func TestRequests(t *testing.T) {
 	}
 	uri := func(text string) []*url.URL { parsed, _ := url.Parse(text); return []*url.URL{parsed} }
 	request := func(key any, uris []*url.URL) string {
-		raw, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{URIs: uris, DNSNames: []string{"www.example.com"}}, key)
+		raw, err := x509.CreateCertificateRequest(rand.Reader,
+			&x509.CertificateRequest{URIs: uris, DNSNames: []string{"www.example.com"}}, key)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -181,15 +188,16 @@ func TestRequests(t *testing.T) {
 		csr  string
 		want error
 	}{
-		"P-256":          {good, nil},
-		"Ed25519":        {request(ed, own), nil},
-		"RSA 2048":       {request(rsaKey, own), nil},
-		"P-224":          {request(p224, own), ErrRequest},
-		"nothing":        {"", ErrRequest},
-		"garbage":        {"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n", ErrRequest},
-		"bad signature":  {string(pem.EncodeToMemory(block)), ErrRequest},
-		"no URI":         {request(p256, nil), ErrRequest},
-		"two URIs":       {request(p256, append(uri("spiffe://td.test/node/n2"), own...)), ErrRequest},
+		"P-256":         {good, nil},
+		"Ed25519":       {request(ed, own), nil},
+		"RSA 2048":      {request(rsaKey, own), nil},
+		"P-224":         {request(p224, own), ErrRequest},
+		"nothing":       {"", ErrRequest},
+		"garbage":       {"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n", ErrRequest},
+		"bad signature": {string(pem.EncodeToMemory(block)), ErrRequest},
+		"no URI":        {request(p256, nil), ErrRequest},
+		"two URIs": {request(p256, append(uri("spiffe://td.test/node/n2"), own...)),
+			ErrRequest},
 		"a workload":     {request(p256, uri("spiffe://td.test/ns/a/sa/b")), ErrRequest},
 		"the authority":  {request(p256, uri("spiffe://td.test/ca")), ErrRequest},
 		"another node":   {request(p256, uri("spiffe://td.test/node/n2")), nodeid.ErrWrongNode},
@@ -244,7 +252,8 @@ func TestRenewIfDue(t *testing.T) {
 	a := newAuthority(t)
 	paths := pathsIn(t.TempDir())
 	server := serve(t, a, DefaultValid)
-	if _, err := Join(t.Context(), JoinOptions{Server: server, Token: newToken(t, a, "n1"), Paths: paths}); err != nil {
+	if _, err := Join(t.Context(),
+		JoinOptions{Server: server, Token: newToken(t, a, "n1"), Paths: paths}); err != nil {
 		t.Fatal(err)
 	}
 	at := time.Duration(0)
@@ -262,12 +271,14 @@ func TestRenewIfDue(t *testing.T) {
 	authority := nodeidtest.NewAuthority(t)
 	foreign := authority.Write(t, t.TempDir(), authority.Node(t, "n1", nil))
 	at = 1000 * time.Hour
-	if got, err := (&Renewer{Paths: foreign, Now: r.Now}).RenewIfDue(t.Context()); got || err != nil {
+	if got, err := (&Renewer{Paths: foreign, Now: r.Now}).RenewIfDue(t.Context()); got ||
+		err != nil {
 		t.Errorf("%t, %v", got, err)
 	}
 	// The authority is away: an error, and the old certificate stays.
 	before, _ := os.ReadFile(paths.Cert)
-	if got, err := (&Renewer{Paths: paths, Now: r.Now, Server: "127.0.0.1:1"}).RenewIfDue(t.Context()); got || err == nil {
+	if got, err := (&Renewer{Paths: paths, Now: r.Now,
+		Server: "127.0.0.1:1"}).RenewIfDue(t.Context()); got || err == nil {
 		t.Errorf("%t, %v", got, err)
 	}
 	if after, _ := os.ReadFile(paths.Cert); !bytes.Equal(before, after) {
@@ -301,7 +312,9 @@ func TestRootRotation(t *testing.T) {
 		t.Fatal(err)
 	}
 	paths := pathsIn(t.TempDir())
-	if _, err := Join(t.Context(), JoinOptions{Server: serve(t, both, DefaultValid), Token: newToken(t, both, "n1"), Paths: paths}); err != nil {
+	if _, err := Join(t.Context(),
+		JoinOptions{Server: serve(t, both, DefaultValid), Token: newToken(t, both, "n1"),
+			Paths: paths}); err != nil {
 		t.Fatal(err)
 	}
 	text, err := os.ReadFile(paths.Bundle)

@@ -68,7 +68,8 @@ type Server struct {
 // NewServer makes a server that gives certificates of that life.
 func (a *Authority) NewServer(valid time.Duration, log *slog.Logger) (*Server, error) {
 	if valid < time.Minute || valid > MaxValid {
-		return nil, fmt.Errorf("certificates that are valid for %v: give one minute to %v", valid, MaxValid)
+		return nil, fmt.Errorf("certificates that are valid for %v: give one minute to %v", valid,
+			MaxValid)
 	}
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -84,10 +85,12 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	mux.HandleFunc("POST "+joinPath, s.handle("join", s.join))
 	mux.HandleFunc("POST "+renewPath, s.handle("renew", s.renew))
 	server := &http.Server{
-		Handler: mux, ReadHeaderTimeout: maxWait, ReadTimeout: maxWait, WriteTimeout: maxWait, IdleTimeout: maxWait, MaxHeaderBytes: 8 << 10,
+		Handler: mux, ReadHeaderTimeout: maxWait, ReadTimeout: maxWait, WriteTimeout: maxWait,
+		IdleTimeout: maxWait, MaxHeaderBytes: 8 << 10,
 		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 		TLSConfig: &tls.Config{
-			MinVersion: tls.VersionTLS13, GetCertificate: s.certificate, SessionTicketsDisabled: true,
+			MinVersion: tls.VersionTLS13, GetCertificate: s.certificate,
+			SessionTicketsDisabled: true,
 			// Checked where it counts: one that joins has none yet.
 			ClientAuth: tls.RequestClientCert, NextProtos: []string{"http/1.1"},
 		},
@@ -124,19 +127,22 @@ func (s *Server) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		return nil, fmt.Errorf("make the server's key: %w", err)
 	}
 	leaf, err := s.authority.signLeaf(&x509.Certificate{
-		URIs:        []*url.URL{{Scheme: "spiffe", Host: s.authority.trustDomain, Path: serverPath}},
+		URIs: []*url.URL{{Scheme: "spiffe", Host: s.authority.trustDomain,
+			Path: serverPath}},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}, key.Public(), serverValid)
 	if err != nil {
 		return nil, fmt.Errorf("sign the server's certificate: %w", err)
 	}
 	// The root comes too: one that joins knows nothing of it but its hash.
-	s.cert = &tls.Certificate{Certificate: [][]byte{leaf.Raw, s.authority.root.Raw}, PrivateKey: key, Leaf: leaf}
+	s.cert = &tls.Certificate{Certificate: [][]byte{leaf.Raw, s.authority.root.Raw},
+		PrivateKey: key, Leaf: leaf}
 	return s.cert, nil
 }
 
 // handle wraps a request's work with its bounds, its answer and its log line.
-func (s *Server) handle(what string, work func(r *http.Request, body []byte) (string, *x509.Certificate, error)) http.HandlerFunc {
+func (s *Server) handle(what string,
+	work func(r *http.Request, body []byte) (string, *x509.Certificate, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 		if err != nil {
@@ -147,10 +153,12 @@ func (s *Server) handle(what string, work func(r *http.Request, body []byte) (st
 		status, said := http.StatusOK, answer{}
 		if err != nil {
 			status, said = refusal(err)
-			s.log.Warn("refused a node", "what", what, "node", node, "from", r.RemoteAddr, "err", err)
+			s.log.Warn("refused a node", "what", what, "node", node, "from", r.RemoteAddr, "err",
+				err)
 		} else {
 			said = answer{Cert: string(encodeCerts(leaf.Raw)), Bundle: string(s.authority.Bundle())}
-			s.log.Info("signed a node's certificate", "what", what, "node", node, "from", r.RemoteAddr, "serial", leaf.SerialNumber.Text(16), "notAfter", leaf.NotAfter)
+			s.log.Info("signed a node's certificate", "what", what, "node", node, "from",
+				r.RemoteAddr, "serial", leaf.SerialNumber.Text(16), "notAfter", leaf.NotAfter)
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(status)
@@ -187,7 +195,8 @@ func (s *Server) join(_ *http.Request, body []byte) (string, *x509.Certificate, 
 
 // renew signs for a node whose certificate is still good.
 func (s *Server) renew(r *http.Request, body []byte) (string, *x509.Certificate, error) {
-	check := nodeid.Check{Roots: s.authority.roots(), TrustDomain: s.authority.trustDomain, Role: nodeid.Client, Now: s.authority.now()}
+	check := nodeid.Check{Roots: s.authority.roots(), TrustDomain: s.authority.trustDomain,
+		Role: nodeid.Client, Now: s.authority.now()}
 	node, err := check.Verify(r.TLS.PeerCertificates)
 	if err != nil {
 		return "", nil, err
@@ -232,7 +241,8 @@ func (s *Server) checkCSR(text, node string) (crypto.PublicKey, error) {
 		return nil, fmt.Errorf("%w: %w", ErrRequest, err)
 	}
 	if trustDomain != s.authority.trustDomain || name != node {
-		return nil, fmt.Errorf("%w: it asks for %s, and may for node %s", nodeid.ErrWrongNode, request.URIs[0], node)
+		return nil, fmt.Errorf("%w: it asks for %s, and may for node %s", nodeid.ErrWrongNode,
+			request.URIs[0], node)
 	}
 	return request.PublicKey, checkPublicKey(request.PublicKey)
 }

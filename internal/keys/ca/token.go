@@ -60,16 +60,19 @@ func parseToken(text string) (*token, error) {
 	encoded, found := strings.CutPrefix(strings.TrimSpace(text), tokenPrefix)
 	raw, err := base64.RawURLEncoding.DecodeString(encoded)
 	if !found || err != nil || len(raw) < 1+pinSize+secretSize+1+sumSize {
-		return nil, fmt.Errorf("%w: want the whole of what `weft ca token` printed, %s…", ErrTokenMalformed, tokenPrefix)
+		return nil, fmt.Errorf("%w: want the whole of what `weft ca token` printed, %s…",
+			ErrTokenMalformed, tokenPrefix)
 	}
 	body, sum := raw[:len(raw)-sumSize], sha256.Sum256(raw[:len(raw)-sumSize])
 	if !bytes.Equal(sum[:sumSize], raw[len(body):]) {
 		return nil, fmt.Errorf("%w: it was not copied whole", ErrTokenMalformed)
 	}
 	if body[0] != tokenVersion {
-		return nil, fmt.Errorf("%w: it has version %d, this program reads %d", ErrTokenMalformed, body[0], tokenVersion)
+		return nil, fmt.Errorf("%w: it has version %d, this program reads %d", ErrTokenMalformed,
+			body[0], tokenVersion)
 	}
-	t := &token{pin: body[1 : 1+pinSize], secret: body[1+pinSize : 1+pinSize+secretSize], node: string(body[1+pinSize+secretSize:])}
+	t := &token{pin: body[1 : 1+pinSize], secret: body[1+pinSize : 1+pinSize+secretSize],
+		node: string(body[1+pinSize+secretSize:])}
 	if wrong := v1alpha1.CheckName(t.node); wrong != "" {
 		return nil, fmt.Errorf("%w: its node's name %s", ErrTokenMalformed, wrong)
 	}
@@ -98,7 +101,8 @@ func (a *Authority) NewToken(node string, valid time.Duration) (string, TokenInf
 		return "", TokenInfo{}, fmt.Errorf("node %s", wrong)
 	}
 	if valid < time.Minute || valid > maxTokenValid {
-		return "", TokenInfo{}, fmt.Errorf("a token that is valid for %v: give one minute to %v", valid, maxTokenValid)
+		return "", TokenInfo{}, fmt.Errorf("a token that is valid for %v: give one minute to %v",
+			valid, maxTokenValid)
 	}
 	a.forgetTokens()
 	t := token{pin: pinOf(a.root), secret: make([]byte, secretSize), node: node}
@@ -136,7 +140,8 @@ func (a *Authority) checkToken(secret []byte) (TokenInfo, error) {
 		return TokenInfo{}, fmt.Errorf("read a token: %w", err)
 	}
 	if a.now().After(info.Expires) {
-		return info, fmt.Errorf("%w: on %s", ErrTokenExpired, info.Expires.UTC().Format(time.RFC3339))
+		return info, fmt.Errorf("%w: on %s", ErrTokenExpired,
+			info.Expires.UTC().Format(time.RFC3339))
 	}
 	return info, nil
 }
@@ -201,7 +206,8 @@ func (a *Authority) forgetTokens() {
 		entries, _ := os.ReadDir(filepath.Join(a.dir, dir))
 		for _, entry := range entries {
 			path := filepath.Join(a.dir, dir, entry.Name())
-			if info, err := readToken(path); err == nil && a.now().After(info.Expires.Add(forgetAfter)) {
+			if info, err := readToken(path); err == nil &&
+				a.now().After(info.Expires.Add(forgetAfter)) {
 				_ = os.Remove(path)
 			}
 		}

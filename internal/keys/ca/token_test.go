@@ -27,7 +27,8 @@ func TestTokensAreKeptAsHashes(t *testing.T) {
 			return err
 		}
 		held, err := os.ReadFile(path)
-		for _, form := range []string{text, string(parsed.secret), base64.RawURLEncoding.EncodeToString(parsed.secret)} {
+		for _, form := range []string{text, string(parsed.secret),
+			base64.RawURLEncoding.EncodeToString(parsed.secret)} {
 			if bytes.Contains(held, []byte(form)) || strings.Contains(path, form) {
 				t.Errorf("%s holds the token", path)
 			}
@@ -43,11 +44,15 @@ func TestTokensThatAreNone(t *testing.T) {
 	a := newAuthority(t)
 	good := newToken(t, a, "n1")
 	for name, text := range map[string]string{
-		"empty": "", "a word": "hunter2", "cut": good[:len(good)-3], "no prefix": strings.TrimPrefix(good, tokenPrefix),
-		"one letter other": strings.Replace(good, good[20:21], map[bool]string{true: "B", false: "A"}[good[20:21] == "A"], 1),
-		"longer":           good + "AA", "bad name": (&token{pin: make([]byte, 32), secret: make([]byte, 32), node: "N"}).String(),
+		"empty": "", "a word": "hunter2", "cut": good[:len(good)-3],
+		"no prefix": strings.TrimPrefix(good, tokenPrefix),
+		"one letter other": strings.Replace(good, good[20:21],
+			map[bool]string{true: "B", false: "A"}[good[20:21] == "A"], 1),
+		"longer":   good + "AA",
+		"bad name": (&token{pin: make([]byte, 32), secret: make([]byte, 32), node: "N"}).String(),
 	} {
-		if _, err := parseToken(text); !errors.Is(err, ErrTokenMalformed) || (len(text) > 10 && strings.Contains(err.Error(), text)) {
+		if _, err := parseToken(text); !errors.Is(err, ErrTokenMalformed) ||
+			(len(text) > 10 && strings.Contains(err.Error(), text)) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -81,7 +86,8 @@ func TestTokenRefusals(t *testing.T) {
 	a, other := newAuthority(t), newAuthority(t)
 	server := serve(t, a, DefaultValid)
 	join := func(token, server string) error {
-		_, err := Join(t.Context(), JoinOptions{Server: server, Token: token, Paths: pathsIn(t.TempDir())})
+		_, err := Join(t.Context(),
+			JoinOptions{Server: server, Token: token, Paths: pathsIn(t.TempDir())})
 		return err
 	}
 	// Another authority's token: its pin is not this server's root. The secret is not even said.
@@ -89,7 +95,8 @@ func TestTokenRefusals(t *testing.T) {
 		t.Errorf("wrong pin: %v", err)
 	}
 	// One that this authority never made.
-	if err := join((&token{pin: pinOf(a.root), secret: make([]byte, 32), node: "n1"}).String(), server); !errors.Is(err, ErrTokenUnknown) {
+	if err := join((&token{pin: pinOf(a.root), secret: make([]byte, 32), node: "n1"}).String(),
+		server); !errors.Is(err, ErrTokenUnknown) {
 		t.Errorf("unknown: %v", err)
 	}
 	// The name in the token is only the node's word; the authority's own note counts.
@@ -131,7 +138,8 @@ func TestTokenRefusals(t *testing.T) {
 
 func TestAddress(t *testing.T) {
 	for text, want := range map[string]string{
-		"ca.example": "ca.example:4552", "ca.example:1": "ca.example:1", "192.0.2.1": "192.0.2.1:4552", "::1": "[::1]:4552", "[::1]": "[::1]:4552",
+		"ca.example": "ca.example:4552", "ca.example:1": "ca.example:1",
+		"192.0.2.1": "192.0.2.1:4552", "::1": "[::1]:4552", "[::1]": "[::1]:4552",
 		"[::1]:9": "[::1]:9", "": "", ":1": "", "a:0": "", "a:b": "", "a:70000": "",
 	} {
 		if got, err := address(text); got != want || (err == nil) != (want != "") {
@@ -147,7 +155,8 @@ func TestTokenSurvivesABadDirectory(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	options := JoinOptions{Server: serve(t, a, DefaultValid), Token: newToken(t, a, "n1"), Paths: pathsIn(filepath.Join(file, "etc"))}
+	options := JoinOptions{Server: serve(t, a, DefaultValid), Token: newToken(t, a, "n1"),
+		Paths: pathsIn(filepath.Join(file, "etc"))}
 	if _, err := Join(t.Context(), options); err == nil {
 		t.Error("joined into a file")
 	}
@@ -173,7 +182,8 @@ func TestExpiredTokenByName(t *testing.T) {
 	if err := os.WriteFile(path, record, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, err = Join(t.Context(), JoinOptions{Server: serve(t, a, DefaultValid), Token: text, Paths: pathsIn(t.TempDir())})
+	_, err = Join(t.Context(),
+		JoinOptions{Server: serve(t, a, DefaultValid), Token: text, Paths: pathsIn(t.TempDir())})
 	if !errors.Is(err, ErrTokenExpired) {
 		t.Errorf("%v", err)
 	}
@@ -189,7 +199,8 @@ func TestTokenRace(t *testing.T) {
 	for range 12 {
 		dir := t.TempDir()
 		all.Go(func() {
-			_, err := Join(t.Context(), JoinOptions{Server: server, Token: text, Paths: pathsIn(dir)})
+			_, err := Join(t.Context(),
+				JoinOptions{Server: server, Token: text, Paths: pathsIn(dir)})
 			mu.Lock()
 			defer mu.Unlock()
 			if err == nil {

@@ -19,12 +19,14 @@ func TestWhyAnEpochIsMade(t *testing.T) {
 		set  func(*Keeper, fakeSAs)
 		want string
 	}{
-		"nothing is due":          {func(k *Keeper, sent fakeSAs) { k.leader = true }, ""},
-		"it is old":               {func(k *Keeper, sent fakeSAs) { k.leader, k.epochs[2].rotateAt = true, stillNow }, ReasonAge},
-		"it is old, not leading":  {func(k *Keeper, sent fakeSAs) { k.epochs[2].rotateAt = stillNow }, ""},
-		"there is none":           {func(k *Keeper, sent fakeSAs) { k.leader = true; clear(k.epochs) }, ReasonFirst},
-		"the newest was removed":  {func(k *Keeper, sent fakeSAs) { k.leader, k.highest = true, 3 }, ReasonRemoved},
-		"many packets":            {func(k *Keeper, sent fakeSAs) { sent[2] = 1500 }, ReasonPackets},
+		"nothing is due":         {func(k *Keeper, sent fakeSAs) { k.leader = true }, ""},
+		"it is old":              {func(k *Keeper, sent fakeSAs) { k.leader, k.epochs[2].rotateAt = true, stillNow }, ReasonAge},
+		"it is old, not leading": {func(k *Keeper, sent fakeSAs) { k.epochs[2].rotateAt = stillNow }, ""},
+		"there is none":          {func(k *Keeper, sent fakeSAs) { k.leader = true; clear(k.epochs) }, ReasonFirst},
+		"the newest was removed": {func(k *Keeper, sent fakeSAs) { k.leader, k.highest = true, 3 },
+			ReasonRemoved},
+		"many packets": {func(k *Keeper, sent fakeSAs) { sent[2] = 1500 },
+			ReasonPackets},
 		"nearly as many":          {func(k *Keeper, sent fakeSAs) { sent[2] = 1499 }, ""},
 		"many, in the one before": {func(k *Keeper, sent fakeSAs) { sent[1] = 1600 }, ""},
 		"the newest cannot be read, the one before is old": {func(k *Keeper, sent fakeSAs) {
@@ -100,7 +102,8 @@ func TestWhichEpochsAreDeleted(t *testing.T) {
 			closed(k, 3, kek.ErrCorrupt)
 			closed(k, 4, nil)
 		}, nil},
-		"the newest is past its end": {1, func(k *Keeper) { k.epochs[4].end = stillNow }, []uint64{4}},
+		"the newest is past its end": {1, func(k *Keeper) { k.epochs[4].end = stillNow },
+			[]uint64{4}},
 	} {
 		k, peers, _ := still(t, 1, 2, 3, 4)
 		peers.oldest = row.oldest
@@ -137,7 +140,8 @@ func TestReplacedEpoch(t *testing.T) {
 	old := k.epochs[1]
 	secret := old.dek
 	created := k.clock.Wall()
-	added := k.add(Epoch{Number: 1, Created: created, Expires: created.Add(time.Hour), Wrapped: []byte("another")}, 1)
+	added := k.add(Epoch{Number: 1, Created: created, Expires: created.Add(time.Hour),
+		Wrapped: []byte("another")}, 1)
 	if added == old || old.dek != nil || !old.withdrawn {
 		t.Errorf("the one before is %+v", old)
 	}
@@ -183,7 +187,8 @@ func (s squatter) CreateEpoch(e Epoch) error {
 func TestEveryNextNumberTaken(t *testing.T) {
 	k, _, _ := still(t, 1)
 	k.leader, k.epochs[1].rotateAt = true, stillNow
-	junk := Epoch{Created: k.clock.Wall(), Expires: k.clock.Wall().Add(time.Hour), Wrapped: []byte("nothing")}
+	junk := Epoch{Created: k.clock.Wall(), Expires: k.clock.Wall().Add(time.Hour),
+		Wrapped: []byte("nothing")}
 	first := k.epochs[1].Epoch
 	first.Created, first.Expires = junk.Created, junk.Expires
 	k.epochs[1].Epoch = first

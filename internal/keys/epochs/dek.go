@@ -57,5 +57,6 @@ func (k *Keeper) tryDEK(number uint64) (dek []byte, wait <-chan struct{}, err er
 	}
 	e.asked = true
 	k.opt.Signal.Poke()
-	return nil, k.opt.Signal.Changed(), fmt.Errorf("the key of epoch %d is not unwrapped yet", number)
+	return nil, k.opt.Signal.Changed(), fmt.Errorf("the key of epoch %d is not unwrapped yet",
+		number)
 }

@@ -69,8 +69,9 @@ func object(e Epoch) *v1alpha1.Epoch {
 	return &v1alpha1.Epoch{
 		Metadata: v1alpha1.ObjectMeta{Name: v1alpha1.EpochName(e.Number)},
 		Spec: v1alpha1.EpochSpec{
-			Number: e.Number, Created: v1alpha1.Time{Time: e.Created}, Expires: v1alpha1.Time{Time: e.Expires},
-			KEK: e.KEK, KEKVersion: e.KEKVersion, Wrapped: e.Wrapped,
+			Number: e.Number, Created: v1alpha1.Time{Time: e.Created},
+			Expires: v1alpha1.Time{Time: e.Expires},
+			KEK:     e.KEK, KEKVersion: e.KEKVersion, Wrapped: e.Wrapped,
 		},
 	}
 }

@@ -33,7 +33,8 @@ func (k *Keeper) mayExtend(e *epoch) bool {
 
 // refused says whether a KMS has answered, and the answer is no.
 func refused(err error) bool {
-	return errors.Is(err, kek.ErrDenied) || errors.Is(err, kek.ErrDisabled) || errors.Is(err, kek.ErrNotFound)
+	return errors.Is(err, kek.ErrDenied) || errors.Is(err, kek.ErrDisabled) ||
+		errors.Is(err, kek.ErrNotFound)
 }
 
 // Ending is an epoch whose hard TTL is near, or over.
@@ -111,12 +112,14 @@ func (k *Keeper) ask(ctx context.Context, e *epoch) {
 		return
 	}
 	e.answer = err
-	k.opt.Journal.Add(audit.Record{Event: audit.EventUnwrapped, Epoch: e.Number, Outcome: kek.Outcome(err), Detail: audit.Line(err), Latency: k.clock.Boot() - began})
+	k.opt.Journal.Add(audit.Record{Event: audit.EventUnwrapped, Epoch: e.Number,
+		Outcome: kek.Outcome(err), Detail: audit.Line(err), Latency: k.clock.Boot() - began})
 	if err != nil {
 		k.counters.UnwrapErrors[kek.Outcome(err)]++
 	}
 	if refused(err) {
-		k.log.Error("keys: the KMS refuses the key of an epoch, which is not extended", "epoch", e.Number, "err", err)
+		k.log.Error("keys: the KMS refuses the key of an epoch, which is not extended", "epoch",
+			e.Number, "err", err)
 	}
 	k.retarget()
 }
@@ -150,7 +153,8 @@ func (k *Keeper) prospect(e *epoch) string {
 	if refused(e.err) {
 		no = e.err
 	}
-	return fmt.Sprintf(", since the KMS refuses its key (%s), and keys.extendTTL is for outages", unwrapKind(no))
+	return fmt.Sprintf(", since the KMS refuses its key (%s), and keys.extendTTL is for outages",
+		unwrapKind(no))
 }
 
 // TellExtended raises the alarm, anew at every step, and calls it off.
@@ -161,16 +165,19 @@ func (k *Keeper) TellExtended(extended map[uint64]Extension) {
 		until, peers := extended[e.Number].Until, extended[e.Number].Peers
 		if until == 0 && e.told != 0 {
 			e.told = 0
-			k.log.Warn("keys: an epoch is no longer in use beyond its hard TTL", "epoch", e.Number, "recovered", k.target > e.Number)
+			k.log.Warn("keys: an epoch is no longer in use beyond its hard TTL", "epoch", e.Number,
+				"recovered", k.target > e.Number)
 		}
 		if until <= e.told {
 			continue
 		}
 		e.told = until
 		detail := fmt.Sprintf("past the hard TTL, to %s, with %d peers, %s; at most to %s",
-			k.wall(until).UTC().Format(time.RFC3339), peers, k.lacks(e), k.wall(k.most(e, until)).UTC().Format(time.RFC3339))
+			k.wall(until).UTC().Format(time.RFC3339), peers, k.lacks(e),
+			k.wall(k.most(e, until)).UTC().Format(time.RFC3339))
 		k.opt.Journal.Add(audit.Record{Event: audit.EventExtended, Epoch: e.Number, Detail: detail})
-		k.log.Error("keys: AN EPOCH IS EXTENDED BEYOND ITS HARD TTL", "epoch", e.Number, "peers", peers, "until", k.wall(until), "most", k.wall(k.most(e, until)), "why", k.lacks(e))
+		k.log.Error("keys: AN EPOCH IS EXTENDED BEYOND ITS HARD TTL", "epoch", e.Number, "peers",
+			peers, "until", k.wall(until), "most", k.wall(k.most(e, until)), "why", k.lacks(e))
 	}
 }
 

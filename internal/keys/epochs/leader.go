@@ -36,7 +36,8 @@ const (
 func (k *Keeper) Lead(ctx context.Context) {
 	defer k.opt.Leader.Resign()
 	for ctx.Err() == nil {
-		if err := k.opt.Leader.Campaign(ctx, func(err error) { k.opt.Problem("leader", err) }); err != nil {
+		if err := k.opt.Leader.Campaign(ctx,
+			func(err error) { k.opt.Problem("leader", err) }); err != nil {
 			if ctx.Err() == nil {
 				k.opt.Problem("leader", err)
 				clock.Sleep(ctx, k.clock, leaderCheck)

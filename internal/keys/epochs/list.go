@@ -20,7 +20,8 @@ func (k *Keeper) anchor(e *epoch) {
 		first = k.seen.first(e.Number, wall)
 	}
 	e.born = now - max(wall.Sub(e.Created), 0)
-	e.deadline = now + min(e.Expires.Sub(wall), e.Expires.Sub(e.Created), k.opt.HardTTL-wall.Sub(first))
+	e.deadline = now + min(e.Expires.Sub(wall), e.Expires.Sub(e.Created),
+		k.opt.HardTTL-wall.Sub(first))
 	e.end = e.deadline + k.opt.ExtendTTL
 	// Some jitter, so that a node that takes over does not act in the same moment.
 	e.rotateAt = e.born + k.opt.MaxAge - clock.Spread(k.opt.MaxAge/20)
@@ -115,7 +116,8 @@ func (k *Keeper) merge(list []Epoch) {
 func (k *Keeper) add(e Epoch, highest uint64) *epoch {
 	k.opt.Journal.WrappedBy(e.Number, e.KEK, e.KEKVersion, k.highest)
 	if old := k.epochs[e.Number]; old != nil {
-		if bytes.Equal(old.Wrapped, e.Wrapped) && old.Created.Equal(e.Created) && old.Expires.Equal(e.Expires) {
+		if bytes.Equal(old.Wrapped, e.Wrapped) && old.Created.Equal(e.Created) &&
+			old.Expires.Equal(e.Expires) {
 			return old
 		}
 		if old.Created.Equal(e.Created) && old.Expires.Equal(e.Expires) && old.KEK == e.KEK {

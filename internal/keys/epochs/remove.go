@@ -56,7 +56,8 @@ func (k *Keeper) removeEpochs(numbers []uint64) {
 		}
 		k.mu.Unlock()
 		k.storeLock.Unlock()
-		k.opt.Journal.Add(audit.Record{Event: audit.EventDeleted, Epoch: number, Outcome: outcome(err), Detail: audit.Line(err)})
+		k.opt.Journal.Add(audit.Record{Event: audit.EventDeleted, Epoch: number,
+			Outcome: outcome(err), Detail: audit.Line(err)})
 		failed = errors.Join(failed, err)
 	}
 	k.opt.Problem("old epochs", failed)

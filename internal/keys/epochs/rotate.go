@@ -273,7 +273,8 @@ func (k *Keeper) publish(ctx context.Context, number uint64, reason string) (Epo
 		given = true
 	}
 	k.counters.Rotations[reason]++
-	k.opt.Journal.Add(audit.Record{Event: audit.EventCreated, Epoch: number, Outcome: "ok", Detail: reason})
+	k.opt.Journal.Add(audit.Record{Event: audit.EventCreated, Epoch: number, Outcome: "ok",
+		Detail: reason})
 	k.retarget()
 	return e, nil
 }
@@ -291,6 +292,7 @@ func (k *Keeper) wrap(ctx context.Context, secret *secmem.Secret, number uint64)
 		e.Wrapped, e.KEKVersion, err = k.opt.KEK.Wrap(ctx, dek, e.Binding(k.opt.Cluster))
 		return err
 	})
-	k.opt.Journal.Add(audit.Record{Event: audit.EventWrapped, Epoch: number, Outcome: kek.Outcome(err), Detail: audit.Line(err), Latency: k.clock.Boot() - began})
+	k.opt.Journal.Add(audit.Record{Event: audit.EventWrapped, Epoch: number,
+		Outcome: kek.Outcome(err), Detail: audit.Line(err), Latency: k.clock.Boot() - began})
 	return e, err
 }

@@ -183,7 +183,8 @@ func (s *seen) changed() ([]byte, error) {
 func (k *Keeper) refuseEpoch(e *epoch) {
 	e.err = e.refused
 	k.counters.UnwrapErrors[kek.Outcome(e.refused)]++
-	k.opt.Journal.Add(audit.Record{Event: audit.EventSeen, Epoch: e.Number, Outcome: kek.Outcome(e.refused), Detail: audit.Line(e.refused)})
+	k.opt.Journal.Add(audit.Record{Event: audit.EventSeen, Epoch: e.Number,
+		Outcome: kek.Outcome(e.refused), Detail: audit.Line(e.refused)})
 	k.log.Error("keys: an epoch is refused", "epoch", e.Number, "err", e.refused)
 }
 

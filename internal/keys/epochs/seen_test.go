@@ -48,7 +48,8 @@ func TestBrokenSeenFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "seen")
 	for i, text := range []string{`{"1":"2026-01`, `{"one":"2026-01-02T03:04:05Z"}`} {
 		left := fmt.Sprintf("%s.%d.tmp", path, i)
-		if err := errors.Join(os.WriteFile(path, []byte(text), 0o600), os.WriteFile(left, nil, 0o600)); err != nil {
+		if err := errors.Join(os.WriteFile(path, []byte(text), 0o600),
+			os.WriteFile(left, nil, 0o600)); err != nil {
 			t.Fatal(err)
 		}
 		if s, err := openSeen(path); err == nil || s == nil {
@@ -96,19 +97,28 @@ func TestRefuseEpochs(t *testing.T) {
 		epoch   Epoch
 		refused bool
 	}{
-		"the first":                                 {nil, nil, wrap(3, true), false},
-		"the first, untimed":                        {nil, nil, wrap(3, false), false},
-		"newer":                                     {[]uint64{3}, []Epoch{wrap(3, true)}, wrap(4, true), false},
-		"older, the newer not opened yet":           {[]uint64{3}, nil, wrap(2, true), false},
-		"older than one that was used":              {[]uint64{3}, []Epoch{wrap(3, true)}, wrap(2, true), true},
-		"known":                                     {[]uint64{2, 3}, []Epoch{wrap(2, true), wrap(3, true)}, wrap(2, true), false},
-		"untimed, known, timed ones are used":       {[]uint64{2, 3}, []Epoch{wrap(3, true)}, wrap(2, false), false},
-		"untimed, newer, as before an upgrade":      {[]uint64{3}, []Epoch{wrap(3, false)}, wrap(4, false), false},
-		"untimed, newer, timed ones are used":       {[]uint64{3}, []Epoch{wrap(3, true)}, wrap(4, false), true},
-		"untimed, older than one that was seen":     {[]uint64{3}, nil, wrap(2, false), true},
-		"untimed, older than one that was used":     {[]uint64{3}, []Epoch{wrap(3, false)}, wrap(2, false), true},
-		"untimed, a number that was used, unknown":  {nil, []Epoch{wrap(3, false)}, wrap(3, false), true},
-		"timed, a number that was used and unknown": {nil, []Epoch{wrap(3, true)}, wrap(3, true), true},
+		"the first":          {nil, nil, wrap(3, true), false},
+		"the first, untimed": {nil, nil, wrap(3, false), false},
+		"newer": {[]uint64{3}, []Epoch{wrap(3, true)},
+			wrap(4, true), false},
+		"older, the newer not opened yet": {[]uint64{3}, nil, wrap(2, true), false},
+		"older than one that was used": {[]uint64{3}, []Epoch{wrap(3, true)},
+			wrap(2, true), true},
+		"known": {[]uint64{2, 3},
+			[]Epoch{wrap(2, true), wrap(3, true)}, wrap(2, true), false},
+		"untimed, known, timed ones are used": {[]uint64{2, 3}, []Epoch{wrap(3, true)},
+			wrap(2, false), false},
+		"untimed, newer, as before an upgrade": {[]uint64{3}, []Epoch{wrap(3, false)},
+			wrap(4, false), false},
+		"untimed, newer, timed ones are used": {[]uint64{3}, []Epoch{wrap(3, true)},
+			wrap(4, false), true},
+		"untimed, older than one that was seen": {[]uint64{3}, nil, wrap(2, false), true},
+		"untimed, older than one that was used": {[]uint64{3}, []Epoch{wrap(3, false)},
+			wrap(2, false), true},
+		"untimed, a number that was used, unknown": {nil, []Epoch{wrap(3, false)}, wrap(3, false),
+			true},
+		"timed, a number that was used and unknown": {nil, []Epoch{wrap(3, true)}, wrap(3, true),
+			true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "seen")
@@ -124,11 +134,13 @@ func TestRefuseEpochs(t *testing.T) {
 				s.opened(&e)
 			}
 			for range 2 {
-				if err := s.refuse(&c.epoch, s.Highest); (err != nil) != c.refused || c.refused && !errors.Is(err, kek.ErrReplayed) {
+				if err := s.refuse(&c.epoch, s.Highest); (err != nil) != c.refused || c.refused &&
+					!errors.Is(err, kek.ErrReplayed) {
 					t.Errorf("%v, want refused %t", err, c.refused)
 				}
 				// The same after a restart.
-				if data, err := s.changed(); err != nil || data != nil && statefile.Write(path, data) != nil {
+				if data, err := s.changed(); err != nil || data != nil &&
+					statefile.Write(path, data) != nil {
 					t.Fatal(err)
 				}
 				if s, err = openSeen(path); err != nil {
@@ -142,7 +154,8 @@ func TestRefuseEpochs(t *testing.T) {
 // TestSeenFileOfBefore reads the file of a version that remembered times alone.
 func TestSeenFileOfBefore(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "seen")
-	if err := statefile.Write(path, []byte(`{"4":"2026-01-02T03:04:05Z","5":"2026-01-03T03:04:05Z"}`)); err != nil {
+	if err := statefile.Write(path,
+		[]byte(`{"4":"2026-01-02T03:04:05Z","5":"2026-01-03T03:04:05Z"}`)); err != nil {
 		t.Fatal(err)
 	}
 	s, err := openSeen(path)

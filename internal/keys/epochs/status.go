@@ -70,8 +70,9 @@ func (k *Keeper) Summary(extended map[uint64]Extension) Summary {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	s := Summary{View: k.view(), IsLeader: k.leader, Epochs: []Status{}, Counters: Counters{
-		Rotations: maps.Clone(k.counters.Rotations), UnwrapErrors: maps.Clone(k.counters.UnwrapErrors),
-		Rewraps: k.counters.Rewraps,
+		Rotations:    maps.Clone(k.counters.Rotations),
+		UnwrapErrors: maps.Clone(k.counters.UnwrapErrors),
+		Rewraps:      k.counters.Rewraps,
 	}}
 	if e := k.epochs[k.target]; e != nil {
 		s.TTLRatio = min(float64(k.clock.Boot()-e.born)/float64(max(e.deadline-e.born, 1)), 1)
@@ -82,8 +83,9 @@ func (k *Keeper) Summary(extended map[uint64]Extension) Summary {
 			s.NextRotation = k.wall(open.rotateAt)
 		}
 	} else if len(k.epochs) > 0 && !k.onlyPast() {
-		s.Problems = append(s.Problems, "epochs: by this node's clock all have reached their hard TTL: "+
-			"is the clock right, and does the leader make new ones?")
+		s.Problems = append(s.Problems,
+			"epochs: by this node's clock all have reached their hard TTL: "+
+				"is the clock right, and does the leader make new ones?")
 	}
 	for _, e := range k.sorted() {
 		s.Epochs = append(s.Epochs, k.status(e, extended[e.Number]))

@@ -91,9 +91,11 @@ func still(t *testing.T, numbers ...uint64) (*Keeper, *fakePeers, fakeSAs) {
 	t.Helper()
 	now, peers, sas := stillClock(stillNow), &fakePeers{}, fakeSAs{}
 	k := New(Options{
-		KEK: plainKEK{}, Peers: peers, SAs: sas, HardTTL: time.Hour, MaxAge: time.Hour, MaxPackets: 1600, Clock: now,
-		Signal: clock.NewSignal(), Journal: audit.NewJournal(now.Wall, nil), Problem: func(string, error) {},
-		Log: slog.New(slog.DiscardHandler),
+		KEK: plainKEK{}, Peers: peers, SAs: sas, HardTTL: time.Hour, MaxAge: time.Hour,
+		MaxPackets: 1600, Clock: now,
+		Signal: clock.NewSignal(), Journal: audit.NewJournal(now.Wall, nil),
+		Problem: func(string, error) {},
+		Log:     slog.New(slog.DiscardHandler),
 	})
 	k.listed = true
 	for _, number := range numbers {
@@ -103,7 +105,8 @@ func still(t *testing.T, numbers ...uint64) (*Keeper, *fakePeers, fakeSAs) {
 		}
 		t.Cleanup(secret.Release)
 		k.epochs[number] = &epoch{
-			Epoch: Epoch{Number: number}, dek: secret, deadline: stillNow + time.Hour, end: stillNow + time.Hour,
+			Epoch: Epoch{Number: number}, dek: secret, deadline: stillNow + time.Hour,
+			end:      stillNow + time.Hour,
 			rotateAt: stillNow + time.Hour,
 		}
 		k.highest, k.target = max(k.highest, number), max(k.target, number)

@@ -22,7 +22,8 @@ func (k *Keeper) warnTTL(e *epoch, now time.Duration) {
 		e.warned = w
 		detail := fmt.Sprintf("%d%% of the hard TTL are over, %s", w, k.lacks(e))
 		k.opt.Journal.Add(audit.Record{Event: audit.EventTTL, Epoch: e.Number, Detail: detail})
-		k.log.Warn("keys: an epoch nears its hard TTL", "epoch", e.Number, "percent", w, "left", e.deadline-now, "why", k.lacks(e))
+		k.log.Warn("keys: an epoch nears its hard TTL", "epoch", e.Number, "percent", w, "left",
+			e.deadline-now, "why", k.lacks(e))
 	}
 }
 
@@ -52,7 +53,8 @@ func (k *Keeper) lacks(e *epoch) string {
 	case newest == nil || newest == e:
 		return "and there is no newer epoch"
 	case newest.dek == nil:
-		return fmt.Sprintf("and this node cannot read epoch %d (%s)", newest.Number, unwrapKind(newest.err))
+		return fmt.Sprintf("and this node cannot read epoch %d (%s)", newest.Number,
+			unwrapKind(newest.err))
 	}
 	return fmt.Sprintf("and not every peer moves to epoch %d", newest.Number)
 }

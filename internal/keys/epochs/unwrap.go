@@ -91,7 +91,9 @@ func (k *Keeper) tries() []*epoch {
 // unreadable says whether an epoch's key was refused by the KMS, or is none: no outage ends that.
 // The caller holds mu.
 func (k *Keeper) unreadable(e *epoch) bool {
-	return e.dek == nil && (refused(e.err) || errors.Is(e.err, kek.ErrCorrupt) || errors.Is(e.err, kek.ErrWrongBinding) || errors.Is(e.err, kek.ErrWrongKEK))
+	return e.dek == nil &&
+		(refused(e.err) || errors.Is(e.err, kek.ErrCorrupt) ||
+			errors.Is(e.err, kek.ErrWrongBinding) || errors.Is(e.err, kek.ErrWrongKEK))
 }
 
 // unwrapDue begins to unwrap what is needed, forgets what is not, and returns when to look again.
@@ -166,7 +168,8 @@ func (k *Keeper) unwrap(ctx context.Context, e *epoch) {
 	dek, err := k.opt.KEK.Unwrap(ctx, wrapped, e.Binding(k.opt.Cluster))
 	if err == nil && len(dek) != schedule.DEKSize {
 		clear(dek)
-		err = fmt.Errorf("unwrapped to %d bytes: want %d: %w", len(dek), schedule.DEKSize, kek.ErrCorrupt)
+		err = fmt.Errorf("unwrapped to %d bytes: want %d: %w", len(dek), schedule.DEKSize,
+			kek.ErrCorrupt)
 	}
 	var secret *secmem.Secret
 	if err == nil {
@@ -178,7 +181,8 @@ func (k *Keeper) unwrap(ctx context.Context, e *epoch) {
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return
 	}
-	k.opt.Journal.Add(audit.Record{Event: audit.EventUnwrapped, Epoch: e.Number, Outcome: kek.Outcome(err), Detail: audit.Line(err), Latency: k.clock.Boot() - began})
+	k.opt.Journal.Add(audit.Record{Event: audit.EventUnwrapped, Epoch: e.Number,
+		Outcome: kek.Outcome(err), Detail: audit.Line(err), Latency: k.clock.Boot() - began})
 	if err != nil && !bytes.Equal(wrapped, e.Wrapped) {
 		e.nextTry = k.clock.Boot() // it was of a blob that is no longer there
 		k.opt.Signal.Poke()
@@ -192,7 +196,8 @@ func (k *Keeper) unwrap(ctx context.Context, e *epoch) {
 		}
 		e.nextTry = k.clock.Boot() + clock.Backoff(e.failures, retryMin, 2*retryMax)
 		k.counters.UnwrapErrors[kek.Outcome(err)]++
-		k.log.Warn("cannot read an epoch's key", "epoch", e.Number, "err", err, "next", e.nextTry-k.clock.Boot())
+		k.log.Warn("cannot read an epoch's key", "epoch", e.Number, "err", err, "next",
+			e.nextTry-k.clock.Boot())
 		k.retarget()
 		return
 	}

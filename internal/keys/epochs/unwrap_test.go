@@ -13,7 +13,8 @@ import (
 // listed puts epochs into a keeper's listing that were not tried so far.
 func listed(k *Keeper, from, to uint64) {
 	for number := from; number <= to; number++ {
-		k.epochs[number] = &epoch{Epoch: Epoch{Number: number, Wrapped: []byte("nothing")}, nextTry: stillNow, deadline: 100 * time.Hour, end: 100 * time.Hour}
+		k.epochs[number] = &epoch{Epoch: Epoch{Number: number, Wrapped: []byte("nothing")},
+			nextTry: stillNow, deadline: 100 * time.Hour, end: 100 * time.Hour}
 	}
 }
 
@@ -68,7 +69,8 @@ func TestUnreadableEpochsCostLittle(t *testing.T) {
 			}
 		}
 		if got := len(asks.numbers()); got > row.most || got < 4 {
-			t.Errorf("%s: the KMS was asked %d times in an hour, want at most %d", name, got, row.most)
+			t.Errorf("%s: the KMS was asked %d times in an hour, want at most %d", name, got,
+				row.most)
 		}
 		if k.epochs[1].dek == nil {
 			t.Errorf("%s: the key of the epoch in use was forgotten", name)

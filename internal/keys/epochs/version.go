@@ -89,7 +89,8 @@ func (k *Keeper) wrappedByOthers(version string) []Epoch {
 		// read it.
 		if e.dek != nil && k.live(e) && e.KEK == k.opt.KEK.URL() && e.KEKVersion != version {
 			out = append(out, e.Epoch)
-			k.opt.Journal.Add(audit.Record{Event: audit.EventVersion, Epoch: e.Number, Detail: "the KEK's version is now " + version})
+			k.opt.Journal.Add(audit.Record{Event: audit.EventVersion, Epoch: e.Number,
+				Detail: "the KEK's version is now " + version})
 		}
 	}
 	return out
@@ -113,7 +114,8 @@ func (k *Keeper) rewrap(ctx context.Context, old Epoch) error {
 		e.Wrapped, e.KEKVersion, err = k.opt.KEK.Wrap(wrapCtx, dek, e.Binding(k.opt.Cluster))
 		return err
 	})
-	k.opt.Journal.Add(audit.Record{Event: audit.EventWrapped, Epoch: e.Number, Outcome: kek.Outcome(err), Detail: audit.Line(err), Latency: k.clock.Boot() - began})
+	k.opt.Journal.Add(audit.Record{Event: audit.EventWrapped, Epoch: e.Number,
+		Outcome: kek.Outcome(err), Detail: audit.Line(err), Latency: k.clock.Boot() - began})
 	if err != nil {
 		return fmt.Errorf("wrap epoch %d again: %w", e.Number, err)
 	}
@@ -126,7 +128,8 @@ func (k *Keeper) rewrap(ctx context.Context, old Epoch) error {
 	if err != nil {
 		return fmt.Errorf("publish epoch %d, wrapped again: %w", e.Number, err)
 	}
-	k.log.Info("wrapped an epoch's key again: the KEK has a new version", "epoch", e.Number, "was", old.KEKVersion, "is", e.KEKVersion)
+	k.log.Info("wrapped an epoch's key again: the KEK has a new version", "epoch", e.Number, "was",
+		old.KEKVersion, "is", e.KEKVersion)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.counters.Rewraps++

@@ -42,7 +42,8 @@ func TestAbort(t *testing.T) {
 	for _, c := range []net.Conn{conn, greets} {
 		_ = c.SetReadDeadline(time.Now().Add(30 * time.Second))
 		var late net.Error
-		if _, err := c.Read(make([]byte, 1)); err == nil || errors.As(err, &late) && late.Timeout() {
+		if _, err := c.Read(make([]byte, 1)); err == nil || errors.As(err, &late) &&
+			late.Timeout() {
 			t.Errorf("it is served still: %v", err)
 		}
 	}

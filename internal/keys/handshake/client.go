@@ -42,7 +42,8 @@ func New(cfg Config) (*Client, *Server, error) {
 		cfg.VMGeneration = func() (uint64, error) { return 0, nil }
 	}
 	shared := newPeers(cfg.Node)
-	return &Client{cfg: &cfg, peers: shared}, &Server{cfg: &cfg, peers: shared, limit: newConnLimit(cfg.Sessions)}, nil
+	return &Client{cfg: &cfg, peers: shared}, &Server{cfg: &cfg, peers: shared,
+		limit: newConnLimit(cfg.Sessions)}, nil
 }
 
 // Client dials peers.
@@ -92,7 +93,8 @@ func (c *Client) check(peer Peer, epoch uint64) error {
 	return nil
 }
 
-func (c *Client) exchange(ctx context.Context, peer Peer, epoch uint64, activity *activity, result *Result) error {
+func (c *Client) exchange(ctx context.Context, peer Peer, epoch uint64, activity *activity,
+	result *Result) error {
 	generation, err := c.cfg.VMGeneration()
 	if err != nil {
 		return fmt.Errorf("%w on this node: %w", ErrInstall, err)
@@ -154,7 +156,8 @@ func (c *Client) talk(ctx context.Context, s *session, epoch uint64, activity *a
 		return err
 	}
 	if answer.Hello.Epoch != epoch {
-		return fmt.Errorf("%w: it answers for epoch %d, not %d", ErrProtocol, answer.Hello.Epoch, epoch)
+		return fmt.Errorf("%w: it answers for epoch %d, not %d", ErrProtocol, answer.Hello.Epoch,
+			epoch)
 	}
 	if err := s.compare(); err != nil {
 		return err
@@ -194,7 +197,8 @@ func (c *Client) from(to string) net.Addr {
 	if err != nil {
 		return nil
 	}
-	i := slices.IndexFunc(c.cfg.Addresses, func(a netip.Addr) bool { return a.Is4() == addr.Addr().Unmap().Is4() })
+	i := slices.IndexFunc(c.cfg.Addresses,
+		func(a netip.Addr) bool { return a.Is4() == addr.Addr().Unmap().Is4() })
 	if i < 0 {
 		return nil
 	}

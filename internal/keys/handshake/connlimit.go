@@ -111,7 +111,8 @@ func oldest(int) int   { return 0 }
 func anyOf(of int) int { return rand.N(of) }
 
 // admit adds an entry to a stage, of which another is evicted if it is full. The caller holds mu.
-func (c *connLimit) admit(stage []*entry, g *entry, most, perAddress int, choose func(of int) int) []*entry {
+func (c *connLimit) admit(stage []*entry, g *entry, most, perAddress int,
+	choose func(of int) int) []*entry {
 	var same []int
 	for i, other := range stage {
 		if other.addr == g.addr {
@@ -203,7 +204,8 @@ func (g *entry) named(ctx context.Context, peer string) error {
 func (g *entry) leave() {
 	c := g.limit
 	c.mu.Lock()
-	c.silent, c.greeting, c.shaking, c.known = without(c.silent, g), without(c.greeting, g), without(c.shaking, g), without(c.known, g)
+	c.silent, c.greeting, c.shaking, c.known = without(c.silent, g), without(c.greeting,
+		g), without(c.shaking, g), without(c.known, g)
 	c.mu.Unlock()
 	if g.place {
 		<-c.places

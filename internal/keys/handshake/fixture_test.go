@@ -64,10 +64,12 @@ func dekOf(epoch uint64) []byte { return bytes.Repeat([]byte{byte(epoch), 7}, 16
 func (b *fixture) node(name string, lanes int, change func(*Config)) *testNode {
 	b.t.Helper()
 	n := &testNode{fixture: b, name: name, lanes: lanes, tx: map[string]*sa{}, rx: map[string]*sa{},
-		dek: map[uint64][]byte{1: dekOf(1), 2: dekOf(2)}, source: b.authority.Source(b.authority.Node(b.t, name, nil))}
+		dek:    map[uint64][]byte{1: dekOf(1), 2: dekOf(2)},
+		source: b.authority.Source(b.authority.Node(b.t, name, nil))}
 	n.config = Config{
-		Node: name, TrustDomain: nodeidtest.TrustDomain, Identity: n.source, Installer: n, Timeout: 30 * time.Second,
-		Known: func(name string) bool { b.mu.Lock(); defer b.mu.Unlock(); return b.nodes[name] != nil },
+		Node: name, TrustDomain: nodeidtest.TrustDomain, Identity: n.source, Installer: n,
+		Timeout: 30 * time.Second,
+		Known:   func(name string) bool { b.mu.Lock(); defer b.mu.Unlock(); return b.nodes[name] != nil },
 		DEK: func(_ context.Context, epoch uint64) ([]byte, error) {
 			n.mu.Lock()
 			defer n.mu.Unlock()
@@ -154,7 +156,8 @@ func (n *testNode) State(peer string, epoch uint64) (State, error) {
 			return State{}, err
 		}
 	}
-	return State{TX: idOf(n.get(true, peer, epoch)), RX: idOf(n.get(false, peer, epoch)), Lanes: n.lanes}, nil
+	return State{TX: idOf(n.get(true, peer, epoch)), RX: idOf(n.get(false, peer, epoch)),
+		Lanes: n.lanes}, nil
 }
 
 func (n *testNode) InstallRX(peer string, keys *schedule.Direction) error {
@@ -168,7 +171,8 @@ func (n *testNode) InstallRX(peer string, keys *schedule.Direction) error {
 	}
 	// Who replaces keys that the peer sends with loses packets.
 	other := n.fixture.find(peer)
-	if old := n.get(false, peer, keys.Number); other != nil && old != nil && idOf(other.get(true, n.name, keys.Number)) == old.id {
+	if old := n.get(false, peer, keys.Number); other != nil && old != nil &&
+		idOf(other.get(true, n.name, keys.Number)) == old.id {
 		n.fixture.lose("%s replaced the keys with which %s sends", n.name, peer)
 	}
 	n.put(n.rx, peer, keys)
@@ -189,10 +193,12 @@ func (n *testNode) InstallTX(peer string, keys *schedule.Direction) error {
 	}
 	other := n.fixture.find(peer)
 	if other != nil {
-		if held := other.get(false, n.name, keys.Number); idOf(held) != keys.ID || len(held.lanes) != len(keys.Lanes) {
+		if held := other.get(false, n.name, keys.Number); idOf(held) != keys.ID ||
+			len(held.lanes) != len(keys.Lanes) {
 			n.fixture.lose("%s switched before %s could receive", n.name, peer)
 		}
-		if old := n.get(true, peer, keys.Number); old != nil && idOf(other.get(false, n.name, keys.Number)) == old.id {
+		if old := n.get(true, peer, keys.Number); old != nil &&
+			idOf(other.get(false, n.name, keys.Number)) == old.id {
 			n.fixture.lose("%s replaced keys that were in order", n.name)
 		}
 	}
@@ -230,10 +236,12 @@ func (b *fixture) lose(format string, values ...any) {
 func (b *fixture) inOrder(from, to *testNode, epoch uint64) error {
 	tx, rx := from.get(true, to.name, epoch), to.get(false, from.name, epoch)
 	if tx == nil || rx == nil || tx.id == 0 || tx.id != rx.id {
-		return fmt.Errorf("%s→%s epoch %d: sends with %x, receives %x", from.name, to.name, epoch, idOf(tx), idOf(rx))
+		return fmt.Errorf("%s→%s epoch %d: sends with %x, receives %x", from.name, to.name, epoch,
+			idOf(tx), idOf(rx))
 	}
 	if len(tx.lanes) != from.lanes || len(rx.lanes) != from.lanes {
-		return fmt.Errorf("%s→%s: %d and %d lanes, want %d", from.name, to.name, len(tx.lanes), len(rx.lanes), from.lanes)
+		return fmt.Errorf("%s→%s: %d and %d lanes, want %d", from.name, to.name, len(tx.lanes),
+			len(rx.lanes), from.lanes)
 	}
 	for lane, key := range tx.lanes {
 		if rx.lanes[lane] != key {

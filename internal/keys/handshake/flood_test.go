@@ -18,7 +18,8 @@ import (
 
 // flood opens connections that say nothing, from several source addresses in turn, and keeps the
 // last ones open, until stop is called. At most so many a second; 0: as fast as it can.
-func flood(t testing.TB, to string, from []string, perSecond int) (opened *atomic.Int64, stop func()) {
+func flood(t testing.TB, to string, from []string,
+	perSecond int) (opened *atomic.Int64, stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	opened = &atomic.Int64{}
@@ -81,18 +82,21 @@ func TestFloodOfSilentConnections(t *testing.T) {
 		shares bool // its address with the peer
 		check  func(Turned) error
 	}{
-		"from unknown addresses": {[]string{"127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"}, false, func(turned Turned) error {
-			if turned.Unknown < 1000 || turned.Evicted != 0 || !strings.HasPrefix(turned.LastUnknown.String(), "127.0.0.") {
-				return fmt.Errorf("counted %+v: want unknown addresses only", turned)
-			}
-			return nil
-		}},
-		"from the peer's own host": {[]string{"127.0.0.1", "127.0.0.1"}, true, func(turned Turned) error {
-			if turned.Unknown != 0 || turned.Evicted < 100 {
-				return fmt.Errorf("counted %+v: want that some were evicted", turned)
-			}
-			return nil
-		}},
+		"from unknown addresses": {[]string{"127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"},
+			false, func(turned Turned) error {
+				if turned.Unknown < 1000 || turned.Evicted != 0 ||
+					!strings.HasPrefix(turned.LastUnknown.String(), "127.0.0.") {
+					return fmt.Errorf("counted %+v: want unknown addresses only", turned)
+				}
+				return nil
+			}},
+		"from the peer's own host": {[]string{"127.0.0.1", "127.0.0.1"}, true,
+			func(turned Turned) error {
+				if turned.Unknown != 0 || turned.Evicted < 100 {
+					return fmt.Errorf("counted %+v: want that some were evicted", turned)
+				}
+				return nil
+			}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newFixture(t)
@@ -115,7 +119,8 @@ func TestFloodOfSilentConnections(t *testing.T) {
 				// The other end is done a moment later. And where the machine is so busy that a
 				// stage's share of newer connections comes before x's ClientHello does, x's is
 				// evicted, and the owner of peers tries again.
-				for tries := 0; errors.Is(err, ErrBusy) || c.shares && err != nil && tries < 100; tries++ {
+				for tries := 0; errors.Is(err, ErrBusy) || c.shares && err != nil &&
+					tries < 100; tries++ {
 					result, err = x.Exchange(t.Context(), y.peer(), epoch)
 				}
 				if err != nil {
@@ -147,7 +152,8 @@ func TestFloodInMidHandshake(t *testing.T) {
 	y.listen()
 	const senders = greetingPerAddress + 2*silentPerAddress
 	peer := y.peer()
-	peer.Addresses = []string{pauseAfterClientHello(t, y.addr, func() { sendOneByteEach(t, y, senders) })}
+	peer.Addresses = []string{pauseAfterClientHello(t, y.addr,
+		func() { sendOneByteEach(t, y, senders) })}
 	result, err := x.Exchange(t.Context(), peer, 1)
 	if err != nil {
 		t.Fatalf("%+v, %v", result, err)
@@ -224,7 +230,8 @@ func TestUnknownAddressesAreRefused(t *testing.T) {
 	if _, err := x.Exchange(t.Context(), y.peer(), 1); err == nil {
 		t.Error("served")
 	}
-	if turned := y.server.Turned(); turned.Unknown != 1 || turned.LastUnknown != netip.MustParseAddr("127.0.0.1") {
+	if turned := y.server.Turned(); turned.Unknown != 1 ||
+		turned.LastUnknown != netip.MustParseAddr("127.0.0.1") {
 		t.Errorf("counted %+v", turned)
 	}
 	// A node with several addresses dials from the one that its peers know.
@@ -246,7 +253,8 @@ func TestSilence(t *testing.T) {
 	}
 	defer conn.Close()
 	_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second))
-	if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, context.DeadlineExceeded) {
+	if _, err := conn.Read(make([]byte, 1)); err == nil ||
+		errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("read: %v", err)
 	}
 	for range 30000 {
@@ -275,7 +283,8 @@ func TestConnectionLimit(t *testing.T) {
 		t.Fatal("somebody was evicted too early")
 	}
 	if enter("10.0.0.2"); !first.closed || other.closed {
-		t.Errorf("over an address's limit: its oldest closed %t, another's %t", first.closed, other.closed)
+		t.Errorf("over an address's limit: its oldest closed %t, another's %t", first.closed,
+			other.closed)
 	}
 	for i := 0; len(c.silent) < silentMost; i++ {
 		enter(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}).String())
@@ -285,12 +294,14 @@ func TestConnectionLimit(t *testing.T) {
 	}
 	entry, conn := enter("10.0.0.3")
 	if !other.closed || conn.closed || len(c.silent) != silentMost {
-		t.Errorf("over the limit of all: the oldest closed %t, the newest %t", other.closed, conn.closed)
+		t.Errorf("over the limit of all: the oldest closed %t, the newest %t", other.closed,
+			conn.closed)
 	}
 	entry.spoke()
 	entry.greeted()
 	if len(c.silent) != silentMost-1 || len(c.greeting) != 0 || len(c.shaking) != 1 {
-		t.Errorf("%d are silent, %d greet, %d shake hands", len(c.silent), len(c.greeting), len(c.shaking))
+		t.Errorf("%d are silent, %d greet, %d shake hands", len(c.silent), len(c.greeting),
+			len(c.shaking))
 	}
 	for range greetingPerAddress + 10 { // nobody is evicted for who is not as far
 		late, _ := enter("10.0.0.3")
@@ -324,7 +335,8 @@ func TestConnectionLimit(t *testing.T) {
 		held = append(held, conn)
 	}
 	if !held[0].closed || held[1].closed || len(c.known) != perPeer {
-		t.Errorf("of one node %d are left, the first closed %t, the second %t", len(c.known), held[0].closed, held[1].closed)
+		t.Errorf("of one node %d are left, the first closed %t, the second %t", len(c.known),
+			held[0].closed, held[1].closed)
 	}
 }
 
@@ -349,7 +361,8 @@ func TestRequirePostQuantum(t *testing.T) {
 			t.Error("the server went on")
 		}
 	}
-	if err := y.waitServed(1); !errors.Is(err, ErrNotPostQuantum) || !strings.Contains(err.Error(), "node x") {
+	if err := y.waitServed(1); !errors.Is(err, ErrNotPostQuantum) ||
+		!strings.Contains(err.Error(), "node x") {
 		t.Errorf("the server says %v", err)
 	}
 	_, err = x.Exchange(t.Context(), b.fakeServer(y, onlyX25519, nil), 1)

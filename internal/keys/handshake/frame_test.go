@@ -88,14 +88,17 @@ func TestOutOfTurn(t *testing.T) {
 		want   error
 		given  int
 	}{
-		"hello again":       {func(s *session) []*frame { h, _ := s.hello(); return []*frame{h} }, ErrProtocol, 0},
-		"done at once":      {func(*session) []*frame { return []*frame{{Type: typeDone}} }, ErrProtocol, 0},
+		"hello again": {func(s *session) []*frame { h, _ := s.hello(); return []*frame{h} },
+			ErrProtocol, 0},
+		"done at once": {func(*session) []*frame { return []*frame{{Type: typeDone}} },
+			ErrProtocol, 0},
 		"ready, not agreed": {func(s *session) []*frame { return []*frame{{Type: typeRXReady, ID: id(s)}} }, ErrProtocol, 0},
 		"switched first":    {func(s *session) []*frame { return []*frame{{Type: typeAgree}, {Type: typeSwitched, ID: id(s)}} }, ErrProtocol, 1},
 		"wrong id":          {func(s *session) []*frame { return []*frame{{Type: typeAgree}, {Type: typeRXReady, ID: id(s) ^ 1}} }, ErrKeyMismatch, 1},
 		"done early":        {func(*session) []*frame { return []*frame{{Type: typeAgree}, {Type: typeDone}} }, ErrProtocol, 1},
 		"ready twice": {func(s *session) []*frame {
-			return []*frame{{Type: typeAgree}, {Type: typeRXReady, ID: id(s)}, {Type: typeRXReady, ID: id(s)}}
+			return []*frame{{Type: typeAgree}, {Type: typeRXReady, ID: id(s)},
+				{Type: typeRXReady, ID: id(s)}}
 		}, ErrProtocol, 2},
 		"refused":    {func(*session) []*frame { return []*frame{{Type: typeRefuse, Code: "no_epoch"}} }, ErrNoEpoch, 0},
 		"other code": {func(*session) []*frame { return []*frame{{Type: typeRefuse, Code: "new\x1b[31m", Text: "later"}} }, ErrRefused, 0},
@@ -116,7 +119,8 @@ func TestOutOfTurn(t *testing.T) {
 		}
 		_ = s.conn.CloseWrite()
 		err := y.waitServed(1)
-		if !errors.Is(err, c.want) || len(y.given) != c.given || strings.Contains(fmt.Sprint(err), "\x1b") {
+		if !errors.Is(err, c.want) || len(y.given) != c.given ||
+			strings.Contains(fmt.Sprint(err), "\x1b") {
 			t.Errorf("%s: %d installed, %v", name, len(y.given), err)
 		}
 		s.close()
@@ -127,7 +131,9 @@ func TestServerThatLies(t *testing.T) {
 	good := func(epoch uint64, node string, offer fingerprint) func(*tls.Conn) {
 		return func(conn *tls.Conn) {
 			_, _ = readFrame(conn)
-			_ = writeFrame(conn, &frame{Type: typeHello, Hello: &hello{Version: 1, Node: node, Epoch: epoch, Lanes: 1, Offer: offer}})
+			_ = writeFrame(conn,
+				&frame{Type: typeHello,
+					Hello: &hello{Version: 1, Node: node, Epoch: epoch, Lanes: 1, Offer: offer}})
 			_, _ = readFrame(conn)
 		}
 	}
@@ -135,13 +141,15 @@ func TestServerThatLies(t *testing.T) {
 		talk func(*tls.Conn)
 		want error
 	}{
-		"other epoch":   {good(2, "y", 1), ErrProtocol},
-		"other name":    {good(1, "z", 1), ErrProtocol},
-		"other key":     {good(1, "y", 1), ErrKeyMismatch},
-		"no hello":      {func(c *tls.Conn) { _ = writeFrame(c, &frame{Type: typeDone}) }, ErrProtocol},
-		"garbage":       {func(c *tls.Conn) { _, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n")) }, ErrProtocol},
-		"hangs up":      {func(*tls.Conn) {}, nil},
-		"echoes hello":  {func(c *tls.Conn) { f, _ := readFrame(c); _ = writeFrame(c, f) }, ErrProtocol},
+		"other epoch": {good(2, "y", 1), ErrProtocol},
+		"other name":  {good(1, "z", 1), ErrProtocol},
+		"other key":   {good(1, "y", 1), ErrKeyMismatch},
+		"no hello": {func(c *tls.Conn) { _ = writeFrame(c, &frame{Type: typeDone}) },
+			ErrProtocol},
+		"garbage":  {func(c *tls.Conn) { _, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n")) }, ErrProtocol},
+		"hangs up": {func(*tls.Conn) {}, nil},
+		"echoes hello": {func(c *tls.Conn) { f, _ := readFrame(c); _ = writeFrame(c, f) },
+			ErrProtocol},
 		"echoes offer":  {func(c *tls.Conn) { f, _ := readFrame(c); f.Hello.Node = "y"; _ = writeFrame(c, f); _, _ = readFrame(c) }, ErrKeyMismatch},
 		"wrong version": {func(c *tls.Conn) { f, _ := readFrame(c); f.Hello.Version = 9; _ = writeFrame(c, f) }, ErrProtocol},
 	} {
@@ -188,8 +196,10 @@ func TestFramesThatAreNone(t *testing.T) {
 func FuzzFrame(f *testing.F) {
 	for _, seed := range []string{
 		`{"type":"hello","hello":{"version":1,"node":"a","epoch":1,"lanes":8,"txID":"0000000000000000","rxID":"00000000000000ff","offer":"0123456789abcdef"}}`,
-		`{"type":"rx_ready","id":"0123456789abcdef"}`, `{"type":"tx_switched","id":"ffffffffffffffff"}`, `{"type":"done"}`, `{"type":"busy"}`,
-		`{"type":"agree"}`, `{"type":"refuse","code":"no_epoch","text":"x"}`, `{"type":"done","id":"1"}`, `[[[[`, `{"type":"done"} {}`,
+		`{"type":"rx_ready","id":"0123456789abcdef"}`,
+		`{"type":"tx_switched","id":"ffffffffffffffff"}`, `{"type":"done"}`, `{"type":"busy"}`,
+		`{"type":"agree"}`, `{"type":"refuse","code":"no_epoch","text":"x"}`,
+		`{"type":"done","id":"1"}`, `[[[[`, `{"type":"done"} {}`,
 	} {
 		f.Add(append(binary.BigEndian.AppendUint32(nil, uint32(len(seed))), seed...))
 	}

@@ -14,8 +14,11 @@ func TestBothDirections(t *testing.T) {
 	y.listen()
 	result := b.exchange(x, y, 1)
 	b.settled(x, y, 1)
-	want := Result{PeerNode: "y", Epoch: 1, Dialled: true, PostQuantum: true, Group: "X25519MLKEM768",
-		TX: x.get(true, "y", 1).id, RX: x.get(false, "y", 1).id, RekeyedTX: true, RekeyedRX: true, PeerLanes: 8}
+	want := Result{PeerNode: "y", Epoch: 1, Dialled: true, PostQuantum: true,
+		Group: "X25519MLKEM768",
+		TX:    x.get(true, "y", 1).id, RX: x.get(false, "y", 1).id, RekeyedTX: true,
+		RekeyedRX: true,
+		PeerLanes: 8}
 	if result != want {
 		t.Errorf("result %+v, want %+v", result, want)
 	}
@@ -26,7 +29,8 @@ func TestBothDirections(t *testing.T) {
 	// Nothing to do: nothing is touched.
 	tx, rx := x.get(true, "y", 1), x.get(false, "y", 1)
 	again := b.exchange(x, y, 1)
-	if again.RekeyedTX || again.RekeyedRX || x.get(true, "y", 1) != tx || x.get(false, "y", 1) != rx || again.TX != tx.id {
+	if again.RekeyedTX || again.RekeyedRX || x.get(true, "y", 1) != tx ||
+		x.get(false, "y", 1) != rx || again.TX != tx.id {
 		t.Errorf("keys in order were replaced: %+v", again)
 	}
 	// Another epoch beside it, dialled by the other.
@@ -119,7 +123,8 @@ func TestMissingKey(t *testing.T) {
 	b := newFixture(t)
 	x, y := b.node("x", 1, nil), b.node("y", 1, nil)
 	y.listen()
-	if _, err := x.Exchange(t.Context(), y.peer(), 3); !errors.Is(err, ErrNoEpoch) || errors.Is(err, ErrRefused) {
+	if _, err := x.Exchange(t.Context(), y.peer(), 3); !errors.Is(err, ErrNoEpoch) ||
+		errors.Is(err, ErrRefused) {
 		t.Errorf("own key missing: %v", err)
 	}
 	x.dek[3] = dekOf(3)
@@ -152,7 +157,8 @@ func TestDifferentKeysAreFoundBeforeAnythingIsInstalled(t *testing.T) {
 		t.Error("something was installed")
 	}
 	x.dek[1] = []byte("short")
-	if _, err := x.Exchange(t.Context(), y.peer(), 1); err == nil || strings.Contains(err.Error(), "short") {
+	if _, err := x.Exchange(t.Context(), y.peer(), 1); err == nil ||
+		strings.Contains(err.Error(), "short") {
 		t.Errorf("a key of the wrong size: %v", err)
 	}
 }
@@ -173,7 +179,8 @@ func TestWrongCalls(t *testing.T) {
 		"unknown":     {Peer{Name: "z", Addresses: []string{"127.0.0.1:1"}}, 1, "not a known node"},
 		"unreachable": {y.peer(), 1, "cannot be reached"},
 	} {
-		if _, err := x.Exchange(t.Context(), c.peer, c.epoch); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := x.Exchange(t.Context(), c.peer, c.epoch); err == nil ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -191,7 +198,8 @@ func TestWrongCalls(t *testing.T) {
 	// The second of several addresses.
 	stop := y.listen()
 	defer stop()
-	if _, err := x.Exchange(t.Context(), Peer{Name: "y", Addresses: []string{"127.0.0.1:1", y.addr}}, 1); err != nil {
+	if _, err := x.Exchange(t.Context(),
+		Peer{Name: "y", Addresses: []string{"127.0.0.1:1", y.addr}}, 1); err != nil {
 		t.Error(err)
 	}
 }

@@ -39,12 +39,18 @@ func TestCertificates(t *testing.T) {
 		change func(*x509.Certificate)
 		want   error
 	}{
-		{"expired", func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }, nodeid.ErrExpired},
-		{"not yet valid", func(c *x509.Certificate) { c.NotBefore = time.Now().Add(hour) }, nodeid.ErrNotYetValid},
-		{"another trust domain", func(c *x509.Certificate) { c.URIs[0].Host = "other.weft" }, nodeid.ErrTrustDomain},
-		{"a workload's", func(c *x509.Certificate) { c.URIs[0].Path = "/ns/default/sa/node" }, nodeid.ErrNotNode},
-		{"no URI", func(c *x509.Certificate) { c.URIs = nil; c.DNSNames = []string{"bad"} }, nodeid.ErrNotNode},
-		{"no usage", func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning} }, nodeid.ErrUsage},
+		{"expired", func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) },
+			nodeid.ErrExpired},
+		{"not yet valid", func(c *x509.Certificate) { c.NotBefore = time.Now().Add(hour) },
+			nodeid.ErrNotYetValid},
+		{"another trust domain", func(c *x509.Certificate) { c.URIs[0].Host = "other.weft" },
+			nodeid.ErrTrustDomain},
+		{"a workload's", func(c *x509.Certificate) { c.URIs[0].Path = "/ns/default/sa/node" },
+			nodeid.ErrNotNode},
+		{"no URI", func(c *x509.Certificate) { c.URIs = nil; c.DNSNames = []string{"bad"} },
+			nodeid.ErrNotNode},
+		{"no usage",
+			func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning} }, nodeid.ErrUsage},
 	} {
 		b := newFixture(t)
 		good, bad := b.node("good", 1, nil), b.node("bad", 1, nil)
@@ -52,7 +58,8 @@ func TestCertificates(t *testing.T) {
 		own := bad.source
 		own.Set(b.authority.Node(t, "bad", c.change))
 		// The node itself sees it first, and says so without troubling anybody.
-		if _, err := bad.Exchange(t.Context(), good.peer(), 1); !errors.Is(err, c.want) || !strings.Contains(err.Error(), "this node's certificate") {
+		if _, err := bad.Exchange(t.Context(), good.peer(), 1); !errors.Is(err, c.want) ||
+			!strings.Contains(err.Error(), "this node's certificate") {
 			t.Errorf("%s: own: %v", c.name, err)
 		}
 		// One that does not look is refused by the server …
@@ -134,16 +141,21 @@ func TestTLSRules(t *testing.T) {
 		change func(*tls.Config)
 		want   string
 	}{
-		"no client certificate": {func(c *tls.Config) { c.Certificates = nil }, "didn't provide a certificate"},
-		"TLS 1.2":               {func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS12, tls.VersionTLS12 }, "unsupported versions"},
-		"wrong ALPN":            {func(c *tls.Config) { c.NextProtos = []string{"h2"} }, "unsupported application protocols"},
-		"no ALPN":               {func(c *tls.Config) { c.NextProtos = nil }, "application protocol"},
-		"P-256 only":            {func(c *tls.Config) { c.CurvePreferences = []tls.CurveID{tls.CurveP256} }, "no key exchanges"},
+		"no client certificate": {func(c *tls.Config) { c.Certificates = nil },
+			"didn't provide a certificate"},
+		"TLS 1.2": {func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS12, tls.VersionTLS12 }, "unsupported versions"},
+		"wrong ALPN": {func(c *tls.Config) { c.NextProtos = []string{"h2"} },
+			"unsupported application protocols"},
+		"no ALPN": {func(c *tls.Config) { c.NextProtos = nil },
+			"application protocol"},
+		"P-256 only": {func(c *tls.Config) { c.CurvePreferences = []tls.CurveID{tls.CurveP256} },
+			"no key exchanges"},
 	} {
 		b := newFixture(t)
 		x, y := b.node("x", 1, nil), b.node("y", 1, nil)
 		y.listen()
-		conn, err := x.dialTLS(y, func(config *tls.Config) { config.VerifyConnection = nil; c.change(config) })
+		conn, err := x.dialTLS(y,
+			func(config *tls.Config) { config.VerifyConnection = nil; c.change(config) })
 		if err == nil {
 			_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second))
 			_, err = conn.Read(make([]byte, 1))
@@ -172,7 +184,8 @@ func TestTLSRules(t *testing.T) {
 // The certificate is good in every respect, but its node has no Node object here.
 func TestUnknownNode(t *testing.T) {
 	b := newFixture(t)
-	x, y := b.node("x", 1, nil), b.node("y", 1, func(c *Config) { c.Known = func(string) bool { return false } })
+	x, y := b.node("x", 1, nil), b.node("y", 1,
+		func(c *Config) { c.Known = func(string) bool { return false } })
 	y.listen()
 	_, err := x.Exchange(t.Context(), y.peer(), 1)
 	if !errors.Is(err, ErrRefused) || !errors.Is(err, ErrUnknownNode) {
@@ -189,7 +202,8 @@ func TestAnotherNodesName(t *testing.T) {
 	y.listen()
 	z.listen()
 	// Who answers at z's address is y.
-	if _, err := x.Exchange(t.Context(), Peer{Name: "z", Addresses: []string{y.addr}}, 1); !errors.Is(err, nodeid.ErrWrongNode) {
+	if _, err := x.Exchange(t.Context(), Peer{Name: "z", Addresses: []string{y.addr}},
+		1); !errors.Is(err, nodeid.ErrWrongNode) {
 		t.Errorf("wrong server: %v", err)
 	}
 	// x's certificate, z's name in HELLO; and a node that comes back to itself.
@@ -199,7 +213,9 @@ func TestAnotherNodesName(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = writeFrame(conn, &frame{Type: typeHello, Hello: &hello{Version: 1, Node: name, Epoch: 1, Lanes: 1, Offer: 1}})
+		err = writeFrame(conn,
+			&frame{Type: typeHello,
+				Hello: &hello{Version: 1, Node: name, Epoch: 1, Lanes: 1, Offer: 1}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -311,14 +327,16 @@ func TestNothingSecretIsSaid(t *testing.T) {
 	var logged bytes.Buffer
 	b := newFixture(t)
 	log := slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	x, y := b.node("x", 1, func(c *Config) { c.Log = log }), b.node("y", 1, func(c *Config) { c.Log = log })
+	x, y := b.node("x", 1, func(c *Config) { c.Log = log }), b.node("y", 1,
+		func(c *Config) { c.Log = log })
 	y.listen()
 	said := fmt.Sprintf("%+v", b.exchange(x, y, 1))
 	x.dek[2] = dekOf(3)
 	_, err := x.Exchange(t.Context(), y.peer(), 2)
 	said += err.Error() + logged.String() + fmt.Sprint(y.errors())
 	for _, secret := range [][]byte{dekOf(1), dekOf(2), dekOf(3)} {
-		for _, form := range []string{string(secret), hex.EncodeToString(secret), fmt.Sprint(secret)} {
+		for _, form := range []string{string(secret), hex.EncodeToString(secret),
+			fmt.Sprint(secret)} {
 			if strings.Contains(said, form) {
 				t.Errorf("said: %s", said)
 			}

@@ -39,7 +39,8 @@ func filtered(t testing.TB, only string) (*datapath.SourceFilter, *net.ListenCon
 	}
 	config := &net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
 		var attached error
-		return errors.Join(conn.Control(func(fd uintptr) { attached = filter.Attach(fd) }), attached)
+		return errors.Join(conn.Control(func(fd uintptr) { attached = filter.Attach(fd) }),
+			attached)
 	}}
 	config.SetMultipathTCP(false)
 	return filter, config
@@ -78,7 +79,8 @@ func bursts(t testing.TB, perSecond int, send func(n int) error) (sent *atomic.I
 }
 
 // synFlood sends opening packets from a raw socket. Nobody answers what comes back.
-func synFlood(t testing.TB, to string, from []string, perSecond int) (sent *atomic.Int64, stop func()) {
+func synFlood(t testing.TB, to string, from []string,
+	perSecond int) (sent *atomic.Int64, stop func()) {
 	t.Helper()
 	target := netip.MustParseAddrPort(to)
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
@@ -88,24 +90,30 @@ func synFlood(t testing.TB, to string, from []string, perSecond int) (sent *atom
 	t.Cleanup(func() { _ = unix.Close(fd) })
 	packets := make([][]byte, 4096)
 	for i := range packets {
-		ip := &layers.IPv4{Version: 4, IHL: 5, TTL: 64, Protocol: layers.IPProtocolTCP, SrcIP: net.ParseIP(from[i%len(from)]), DstIP: target.Addr().AsSlice()}
-		tcp := &layers.TCP{SrcPort: layers.TCPPort(20000 + i), DstPort: layers.TCPPort(target.Port()), Seq: uint32(i), SYN: true, Window: 65535}
+		ip := &layers.IPv4{Version: 4, IHL: 5, TTL: 64, Protocol: layers.IPProtocolTCP,
+			SrcIP: net.ParseIP(from[i%len(from)]), DstIP: target.Addr().AsSlice()}
+		tcp := &layers.TCP{SrcPort: layers.TCPPort(20000 + i),
+			DstPort: layers.TCPPort(target.Port()), Seq: uint32(i), SYN: true, Window: 65535}
 		if err := tcp.SetNetworkLayerForChecksum(ip); err != nil {
 			t.Fatal(err)
 		}
 		buffer := gopacket.NewSerializeBuffer()
-		if err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, ip, tcp); err != nil {
+		if err := gopacket.SerializeLayers(buffer,
+			gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, ip,
+			tcp); err != nil {
 			t.Fatal(err)
 		}
 		packets[i] = buffer.Bytes()
 	}
 	addr := &unix.SockaddrInet4{Addr: target.Addr().As4()}
-	return bursts(t, perSecond, func(n int) error { return unix.Sendto(fd, packets[n%len(packets)], 0, addr) })
+	return bursts(t, perSecond,
+		func(n int) error { return unix.Sendto(fd, packets[n%len(packets)], 0, addr) })
 }
 
 // connectFlood begins connections, without waiting for any, and resets each when 300 younger ones
 // are there.
-func connectFlood(t testing.TB, to string, from []string, perSecond int) (begun *atomic.Int64, stop func()) {
+func connectFlood(t testing.TB, to string, from []string,
+	perSecond int) (begun *atomic.Int64, stop func()) {
 	t.Helper()
 	target := netip.MustParseAddrPort(to)
 	addr := &unix.SockaddrInet4{Addr: target.Addr().As4(), Port: int(target.Port())}
@@ -123,7 +131,8 @@ func connectFlood(t testing.TB, to string, from []string, perSecond int) (begun 
 			_ = unix.Close(kept[at])
 			kept[at] = 0
 		}
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC,
+			0)
 		if err != nil {
 			return err
 		}
@@ -170,8 +179,10 @@ func TestFloodThatIsFiltered(t *testing.T) {
 				}
 			}
 			stop()
-			if refused, last, err := filter.Refused(); err != nil || !slices.Contains(unknownAddresses, last.String()) {
-				t.Errorf("%d were sent, %d refused, the last from %s: %v", sent.Load(), refused-before, last, err)
+			if refused, last, err := filter.Refused(); err != nil ||
+				!slices.Contains(unknownAddresses, last.String()) {
+				t.Errorf("%d were sent, %d refused, the last from %s: %v", sent.Load(),
+					refused-before, last, err)
 			}
 			if turned := y.server.Turned(); turned != (Turned{}) {
 				t.Errorf("the server had to turn away %+v", turned)

@@ -90,7 +90,8 @@ func TestWhoGivesWay(t *testing.T) {
 		busy, cancelled  bool
 	}{
 		{"smaller, connected: it wins", "a", "b", stageConnected, true, false},
-		{"smaller, not even connected: the other's session is better than none", "a", "b", stageDialling, false, true},
+		{"smaller, not even connected: the other's session is better than none", "a", "b",
+			stageDialling, false, true},
 		{"larger, dialling: gives way", "b", "a", stageDialling, false, true},
 		{"larger, connected: gives way", "b", "a", stageConnected, false, true},
 		{"served already", "b", "a", stageServing, true, false},
@@ -146,7 +147,8 @@ func TestStartTogether(t *testing.T) {
 	b := newFixture(t)
 	names := make([]*testNode, count+1)
 	for i := range names {
-		names[i] = b.node(fmt.Sprintf("n%03d", (i+count/2)%(count+1)), 1, func(c *Config) { c.Timeout = time.Minute })
+		names[i] = b.node(fmt.Sprintf("n%03d", (i+count/2)%(count+1)), 1,
+			func(c *Config) { c.Timeout = time.Minute })
 		names[i].listen()
 	}
 	hub, others := names[0], names[1:]

@@ -43,7 +43,8 @@ func (s *session) derive(ctx context.Context, epoch uint64) error {
 	}
 	defer clear(dek)
 	state := s.conn.ConnectionState()
-	exporter, err := state.ExportKeyingMaterial(schedule.ExporterLabel, schedule.ExporterContext(epoch), schedule.ExporterSize)
+	exporter, err := state.ExportKeyingMaterial(schedule.ExporterLabel,
+		schedule.ExporterContext(epoch), schedule.ExporterSize)
 	if err != nil {
 		return fmt.Errorf("take the session's exporter: %w", err)
 	}
@@ -58,10 +59,12 @@ func (s *session) derive(ctx context.Context, epoch uint64) error {
 // it.
 func (s *session) look() (err error) {
 	if s.mine, err = s.cfg.Installer.State(s.result.PeerNode, s.result.Epoch); err != nil {
-		return fmt.Errorf("%w on this node: read what is installed towards %s: %w", ErrInstall, s.result.PeerNode, err)
+		return fmt.Errorf("%w on this node: read what is installed towards %s: %w", ErrInstall,
+			s.result.PeerNode, err)
 	}
 	if s.mine.Lanes < 1 || s.mine.Lanes > schedule.MaxLanes {
-		return fmt.Errorf("%w on this node: %d lanes, want 1 to %d", ErrInstall, s.mine.Lanes, schedule.MaxLanes)
+		return fmt.Errorf("%w on this node: %d lanes, want 1 to %d", ErrInstall, s.mine.Lanes,
+			schedule.MaxLanes)
 	}
 	s.result.TX, s.result.RX = s.mine.TX, s.mine.RX
 	return nil
@@ -82,7 +85,8 @@ func (s *session) hello() (*frame, error) {
 // introduced holds the peer's HELLO to its certificate.
 func (s *session) introduced(h *hello) error {
 	if h.Node != s.result.PeerNode {
-		return fmt.Errorf("%w: it says that it is %.64q, and its certificate is that of %q", ErrProtocol, h.Node, s.result.PeerNode)
+		return fmt.Errorf("%w: it says that it is %.64q, and its certificate is that of %q",
+			ErrProtocol, h.Node, s.result.PeerNode)
 	}
 	s.theirs = h
 	s.result.PeerLanes = h.Lanes
@@ -144,7 +148,8 @@ func (s *session) installRX() (uint64, error) {
 	defer keys.Zero()
 	keys.VMGeneration = s.generation
 	if err := s.cfg.Installer.InstallRX(s.result.PeerNode, keys); err != nil {
-		return 0, fmt.Errorf("%w on this node: receive from %s: %w", ErrInstall, s.result.PeerNode, err)
+		return 0, fmt.Errorf("%w on this node: receive from %s: %w", ErrInstall, s.result.PeerNode,
+			err)
 	}
 	s.result.RX, s.result.RekeyedRX = keys.ID, true
 	return keys.ID, nil

@@ -13,7 +13,8 @@ import (
 
 // tlsConfig makes the settings of one session: TLS 1.3 only, certificates on both sides, nothing
 // resumed. expect is whose certificate must come, "" for any node's; name is told whose it was.
-func (c *Config) tlsConfig(ctx context.Context, role nodeid.Role, expect string, name func(string)) (*tls.Config, error) {
+func (c *Config) tlsConfig(ctx context.Context, role nodeid.Role, expect string,
+	name func(string)) (*tls.Config, error) {
 	own, err := c.Identity.Certificate(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("this node's certificate: %w", err)
@@ -44,16 +45,19 @@ func (c *Config) tlsConfig(ctx context.Context, role nodeid.Role, expect string,
 		SessionTicketsDisabled: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
 			if state.NegotiatedProtocol != ALPN || state.DidResume {
-				return fmt.Errorf("%w: application protocol %q, resumed %t", ErrProtocol, state.NegotiatedProtocol, state.DidResume)
+				return fmt.Errorf("%w: application protocol %q, resumed %t", ErrProtocol,
+					state.NegotiatedProtocol, state.DidResume)
 			}
-			check := nodeid.Check{Roots: roots, TrustDomain: c.TrustDomain, Role: peerRole, Node: expect, Now: c.Now()}
+			check := nodeid.Check{Roots: roots, TrustDomain: c.TrustDomain,
+				Role: peerRole, Node: expect, Now: c.Now()}
 			peer, err := check.Verify(state.PeerCertificates)
 			if err != nil {
 				return fmt.Errorf("the peer's certificate: %w", err)
 			}
 			name(peer)
 			if c.RequirePostQuantum && state.CurveID != tls.X25519MLKEM768 {
-				return fmt.Errorf("node %s: %w: it agreed on %s", peer, ErrNotPostQuantum, state.CurveID)
+				return fmt.Errorf("node %s: %w: it agreed on %s", peer, ErrNotPostQuantum,
+					state.CurveID)
 			}
 			return nil
 		},
@@ -70,7 +74,8 @@ func (c *Config) checkOwn(own *tls.Certificate, roots *x509.CertPool, role nodei
 		}
 		chain = append(chain, cert)
 	}
-	check := nodeid.Check{Roots: roots, TrustDomain: c.TrustDomain, Role: role, Node: c.Node, Now: c.Now()}
+	check := nodeid.Check{Roots: roots, TrustDomain: c.TrustDomain, Role: role, Node: c.Node,
+		Now: c.Now()}
 	_, err := check.Verify(chain)
 	return err
 }

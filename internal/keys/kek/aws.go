@@ -52,7 +52,8 @@ func openAWS(ctx context.Context, u *url.URL) (provider, error) {
 	}
 	keyID := strings.TrimPrefix(path.Join(u.Host, u.Path), "/")
 	if keyID == "" {
-		return nil, configError("keys.kek", "names no key", "write it as awskms:///alias/NAME?region=REGION or awskms:///ARN")
+		return nil, configError("keys.kek", "names no key",
+			"write it as awskms:///alias/NAME?region=REGION or awskms:///ARN")
 	}
 	endpoint, err := endpointParam(query)
 	if err != nil {
@@ -64,10 +65,12 @@ func openAWS(ctx context.Context, u *url.URL) (provider, error) {
 	}
 	cfg, err := gcaws.V2ConfigFromURLParams(ctx, query)
 	if err != nil {
-		return nil, &Error{Kind: ErrConfig, Subject: "keys.kek", Err: err, Fix: "see docs/kms/aws.md"}
+		return nil, &Error{Kind: ErrConfig, Subject: "keys.kek", Err: err,
+			Fix: "see docs/kms/aws.md"}
 	}
 	if cfg.Region == "" {
-		return nil, configError("keys.kek", "names no region and AWS_REGION is not set", "add ?region=REGION, or use the key's ARN")
+		return nil, configError("keys.kek", "names no region and AWS_REGION is not set",
+			"add ?region=REGION, or use the key's ARN")
 	}
 	client := kms.NewFromConfig(cfg, func(o *kms.Options) {
 		o.Retryer = aws.NopRetryer{} // the caller type retries
@@ -75,7 +78,8 @@ func openAWS(ctx context.Context, u *url.URL) (provider, error) {
 			o.BaseEndpoint = aws.String(endpoint)
 		}
 	})
-	return &awsKEK{kms: client, sts: sts.NewFromConfig(cfg), creds: cfg.Credentials, keyID: keyID, context: extra}, nil
+	return &awsKEK{kms: client, sts: sts.NewFromConfig(cfg), creds: cfg.Credentials, keyID: keyID,
+		context: extra}, nil
 }
 
 // awsContext takes context_NAME parameters out of a URL's query.
@@ -87,7 +91,8 @@ func awsContext(u *url.URL) (map[string]string, url.Values, error) {
 			continue
 		}
 		if key == awsClusterContext || key == awsEpochContext || len(values) != 1 {
-			return nil, nil, configError("keys.kek", fmt.Sprintf("has a wrong parameter %q", name), "use another name than Weft's own, and one value")
+			return nil, nil, configError("keys.kek", fmt.Sprintf("has a wrong parameter %q", name),
+				"use another name than Weft's own, and one value")
 		}
 		extra[key] = values[0]
 		query.Del(name)
@@ -102,17 +107,21 @@ func awsRegion(keyID string, query url.Values) error {
 	}
 	parsed, err := arn.Parse(keyID)
 	if err != nil || parsed.Service != "kms" {
-		return configError("keys.kek", fmt.Sprintf("%q is not the ARN of a KMS key", keyID), "use arn:aws:kms:REGION:ACCOUNT:key/ID or …:alias/NAME")
+		return configError("keys.kek", fmt.Sprintf("%q is not the ARN of a KMS key", keyID),
+			"use arn:aws:kms:REGION:ACCOUNT:key/ID or …:alias/NAME")
 	}
 	if region := query.Get("region"); region != "" && region != parsed.Region {
-		return &Error{Kind: ErrWrongRegion, Err: fmt.Errorf("keys.kek has region=%s, but its key is in %s", region, parsed.Region), Fix: "take out region="}
+		return &Error{Kind: ErrWrongRegion,
+			Err: fmt.Errorf("keys.kek has region=%s, but its key is in %s", region, parsed.Region),
+			Fix: "take out region="}
 	}
 	query.Set("region", parsed.Region)
 	return nil
 }
 
 func (a *awsKEK) encryptionContext(bind Binding) map[string]string {
-	m := map[string]string{awsClusterContext: bind.Cluster, awsEpochContext: strconv.FormatUint(bind.Epoch, 10)}
+	m := map[string]string{awsClusterContext: bind.Cluster,
+		awsEpochContext: strconv.FormatUint(bind.Epoch, 10)}
 	if bind.timed() {
 		m[awsCreatedContext], m[awsExpiresContext] = millis(bind.Created.UnixMilli()), millis(bind.Expires.UnixMilli())
 	}
@@ -123,7 +132,9 @@ func (a *awsKEK) encryptionContext(bind Binding) map[string]string {
 }
 
 func (a *awsKEK) encrypt(ctx context.Context, dek []byte, bind Binding) ([]byte, string, error) {
-	out, err := a.kms.Encrypt(ctx, &kms.EncryptInput{KeyId: &a.keyID, Plaintext: dek, EncryptionContext: a.encryptionContext(bind)})
+	out, err := a.kms.Encrypt(ctx,
+		&kms.EncryptInput{KeyId: &a.keyID, Plaintext: dek,
+			EncryptionContext: a.encryptionContext(bind)})
 	if err != nil {
 		return nil, "", awsError(err)
 	}
@@ -136,7 +147,8 @@ func (a *awsKEK) encrypt(ctx context.Context, dek []byte, bind Binding) ([]byte,
 func (a *awsKEK) version(ctx context.Context, keyARN string) (string, error) {
 	out, err := a.kms.DescribeKey(ctx, &kms.DescribeKeyInput{KeyId: &keyARN})
 	switch {
-	case err == nil && out.KeyMetadata != nil && aws.ToString(out.KeyMetadata.CurrentKeyMaterialId) != "":
+	case err == nil && out.KeyMetadata != nil &&
+		aws.ToString(out.KeyMetadata.CurrentKeyMaterialId) != "":
 		return *out.KeyMetadata.CurrentKeyMaterialId, nil
 	case err == nil, errors.Is(awsError(err), ErrDenied):
 		return keyARN, nil
@@ -144,8 +156,11 @@ func (a *awsKEK) version(ctx context.Context, keyARN string) (string, error) {
 	return "", awsError(err)
 }
 
-func (a *awsKEK) decrypt(ctx context.Context, ciphertext []byte, _ string, bind Binding) ([]byte, error) {
-	out, err := a.kms.Decrypt(ctx, &kms.DecryptInput{KeyId: &a.keyID, CiphertextBlob: ciphertext, EncryptionContext: a.encryptionContext(bind)})
+func (a *awsKEK) decrypt(ctx context.Context, ciphertext []byte, _ string,
+	bind Binding) ([]byte, error) {
+	out, err := a.kms.Decrypt(ctx,
+		&kms.DecryptInput{KeyId: &a.keyID, CiphertextBlob: ciphertext,
+			EncryptionContext: a.encryptionContext(bind)})
 	if err != nil {
 		return nil, awsError(err)
 	}
@@ -170,18 +185,28 @@ func (a *awsKEK) identity(ctx context.Context) (Identity, error) {
 func (a *awsKEK) close() error { return nil }
 
 var awsKinds = map[string]error{
-	"ThrottlingException": ErrThrottled, "Throttling": ErrThrottled, "TooManyRequestsException": ErrThrottled, "RequestLimitExceeded": ErrThrottled,
+	"ThrottlingException": ErrThrottled, "Throttling": ErrThrottled,
+	"TooManyRequestsException": ErrThrottled, "RequestLimitExceeded": ErrThrottled,
 	"LimitExceededException": ErrThrottled, "SlowDown": ErrThrottled,
-	"AccessDeniedException": ErrDenied, "AccessDenied": ErrDenied, "NotAuthorizedException": ErrDenied, "InvalidGrantTokenException": ErrDenied,
-	"UnrecognizedClientException": ErrCredentials, "InvalidSignatureException": ErrCredentials, "SignatureDoesNotMatch": ErrCredentials,
-	"InvalidClientTokenId": ErrCredentials, "ExpiredTokenException": ErrCredentials, "ExpiredToken": ErrCredentials, "RequestExpired": ErrCredentials,
-	"IncompleteSignature": ErrCredentials, "MissingAuthenticationToken": ErrCredentials, "MissingAuthenticationTokenException": ErrCredentials,
-	"InvalidIdentityToken": ErrCredentials, "InvalidIdentityTokenException": ErrCredentials, "IDPRejectedClaim": ErrCredentials, "AuthFailure": ErrCredentials,
+	"AccessDeniedException": ErrDenied, "AccessDenied": ErrDenied,
+	"NotAuthorizedException": ErrDenied, "InvalidGrantTokenException": ErrDenied,
+	"UnrecognizedClientException": ErrCredentials, "InvalidSignatureException": ErrCredentials,
+	"SignatureDoesNotMatch": ErrCredentials,
+	"InvalidClientTokenId":  ErrCredentials, "ExpiredTokenException": ErrCredentials,
+	"ExpiredToken": ErrCredentials, "RequestExpired": ErrCredentials,
+	"IncompleteSignature": ErrCredentials, "MissingAuthenticationToken": ErrCredentials,
+	"MissingAuthenticationTokenException": ErrCredentials,
+	"InvalidIdentityToken":                ErrCredentials,
+	"InvalidIdentityTokenException":       ErrCredentials,
+	"IDPRejectedClaim":                    ErrCredentials, "AuthFailure": ErrCredentials,
 	"DisabledException": ErrDisabled, "KMSInvalidStateException": ErrDisabled,
-	"NotFoundException": ErrNotFound, "InvalidArnException": ErrConfig, "InvalidKeyUsageException": ErrConfig, "ValidationException": ErrConfig,
+	"NotFoundException": ErrNotFound, "InvalidArnException": ErrConfig,
+	"InvalidKeyUsageException": ErrConfig, "ValidationException": ErrConfig,
 	"InvalidCiphertextException": ErrCorrupt, "IncorrectKeyException": ErrCorrupt,
-	"KMSInternalException": ErrUnreachable, "DependencyTimeoutException": ErrUnreachable, "KeyUnavailableException": ErrUnreachable,
-	"InternalFailure": ErrUnreachable, "ServiceUnavailable": ErrUnreachable, "ServiceUnavailableException": ErrUnreachable,
+	"KMSInternalException": ErrUnreachable, "DependencyTimeoutException": ErrUnreachable,
+	"KeyUnavailableException": ErrUnreachable,
+	"InternalFailure":         ErrUnreachable, "ServiceUnavailable": ErrUnreachable,
+	"ServiceUnavailableException": ErrUnreachable,
 }
 
 // awsError gives an SDK's error its kind.
@@ -231,7 +256,8 @@ func awsKind(err error) error {
 	if kind := kindOf(err); kind != nil {
 		return kind
 	}
-	if strings.Contains(err.Error(), "get credentials") || strings.Contains(err.Error(), "failed to refresh cached credentials") {
+	if strings.Contains(err.Error(), "get credentials") ||
+		strings.Contains(err.Error(), "failed to refresh cached credentials") {
 		return ErrCredentials
 	}
 	return nil

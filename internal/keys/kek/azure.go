@@ -39,7 +39,8 @@ func openAzure(_ context.Context, u *url.URL) (provider, error) {
 	}
 	parts := strings.Split(strings.Trim(u.Path, "/"), "/")
 	if u.Host == "" || len(parts) < 2 || len(parts) > 3 || parts[0] != "keys" || parts[1] == "" {
-		return nil, configError("keys.kek", "names no Key Vault key", "write it as azurekeyvault://NAME.vault.azure.net/keys/KEY[/VERSION]")
+		return nil, configError("keys.kek", "names no Key Vault key",
+			"write it as azurekeyvault://NAME.vault.azure.net/keys/KEY[/VERSION]")
 	}
 	query := u.Query()
 	algorithm := query.Get("algorithm")
@@ -47,9 +48,12 @@ func openAzure(_ context.Context, u *url.URL) (provider, error) {
 		algorithm = azureAlgorithms[0]
 	}
 	if !slices.Contains(azureAlgorithms, algorithm) {
-		return nil, configError("keys.kek: algorithm", fmt.Sprintf("%q does not wrap keys safely", algorithm), "use one of "+strings.Join(azureAlgorithms, ", "))
+		return nil, configError("keys.kek: algorithm",
+			fmt.Sprintf("%q does not wrap keys safely", algorithm),
+			"use one of "+strings.Join(azureAlgorithms, ", "))
 	}
-	a := &azureKEK{name: parts[1], algo: azkeys.EncryptionAlgorithm(algorithm), scope: azureScope(u.Host)}
+	a := &azureKEK{name: parts[1], algo: azkeys.EncryptionAlgorithm(algorithm),
+		scope: azureScope(u.Host)}
 	if len(parts) == 3 {
 		a.version = parts[2]
 	}
@@ -74,7 +78,9 @@ func (a *azureKEK) connect(host string, query url.Values) error {
 	discovery := false
 	if raw := query.Get("disable_instance_discovery"); raw != "" {
 		if discovery, err = strconv.ParseBool(raw); err != nil {
-			return configError("keys.kek: disable_instance_discovery", fmt.Sprintf("%q is not true or false", raw), "use true in a cloud of one's own only")
+			return configError("keys.kek: disable_instance_discovery",
+				fmt.Sprintf("%q is not true or false", raw),
+				"use true in a cloud of one's own only")
 		}
 	}
 	clientOptions := policy.ClientOptions{Retry: policy.RetryOptions{MaxRetries: -1}} // the caller type retries
@@ -87,7 +93,9 @@ func (a *azureKEK) connect(host string, query url.Values) error {
 		vault = endpoint
 	}
 	// A vault at an endpoint of its own does not have the name that its tokens are for.
-	a.client, err = azkeys.NewClient(vault, a.creds, &azkeys.ClientOptions{ClientOptions: clientOptions, DisableChallengeResourceVerification: endpoint != ""})
+	a.client, err = azkeys.NewClient(vault, a.creds,
+		&azkeys.ClientOptions{ClientOptions: clientOptions,
+			DisableChallengeResourceVerification: endpoint != ""})
 	if err != nil {
 		return &Error{Kind: ErrConfig, Subject: "keys.kek", Err: err, Fix: "see docs/kms/azure.md"}
 	}
@@ -97,23 +105,28 @@ func (a *azureKEK) connect(host string, query url.Values) error {
 func (a *azureKEK) encrypt(ctx context.Context, dek []byte, bind Binding) ([]byte, string, error) {
 	plain := withBinding(dek, bind)
 	defer clear(plain)
-	out, err := a.client.WrapKey(ctx, a.name, a.version, azkeys.KeyOperationParameters{Algorithm: &a.algo, Value: plain}, nil)
+	out, err := a.client.WrapKey(ctx, a.name, a.version,
+		azkeys.KeyOperationParameters{Algorithm: &a.algo, Value: plain}, nil)
 	if err != nil {
 		return nil, "", azureError(err)
 	}
 	if out.KID == nil || out.KID.Version() == "" {
-		return nil, "", &Error{Kind: ErrUnreachable, Err: errors.New("the vault did not say which version of the key it used")}
+		return nil, "", &Error{Kind: ErrUnreachable,
+			Err: errors.New("the vault did not say which version of the key it used")}
 	}
 	return out.Result, out.KID.Version(), nil
 }
 
 // decrypt asks for the version that wrapped the blob. Were that name forged, another version of the
 // same key would only fail to open it.
-func (a *azureKEK) decrypt(ctx context.Context, ciphertext []byte, version string, bind Binding) ([]byte, error) {
+func (a *azureKEK) decrypt(ctx context.Context, ciphertext []byte, version string,
+	bind Binding) ([]byte, error) {
 	if version == "" || path.Base(version) != version {
-		return nil, &Error{Kind: ErrCorrupt, Err: errors.New("it does not name the version of the key that wrapped it")}
+		return nil, &Error{Kind: ErrCorrupt,
+			Err: errors.New("it does not name the version of the key that wrapped it")}
 	}
-	out, err := a.client.UnwrapKey(ctx, a.name, version, azkeys.KeyOperationParameters{Algorithm: &a.algo, Value: ciphertext}, nil)
+	out, err := a.client.UnwrapKey(ctx, a.name, version,
+		azkeys.KeyOperationParameters{Algorithm: &a.algo, Value: ciphertext}, nil)
 	if err != nil {
 		return nil, azureError(err)
 	}
@@ -134,7 +147,8 @@ func (a *azureKEK) identity(ctx context.Context) (Identity, error) {
 	if err != nil {
 		return Identity{Note: "the token is not a JWT"}, nil
 	}
-	id := Identity{Principal: "object " + jsonField(claims, "oid"), Source: "tenant " + jsonField(claims, "tid")}
+	id := Identity{Principal: "object " + jsonField(claims, "oid"),
+		Source: "tenant " + jsonField(claims, "tid")}
 	if app := jsonField(claims, "appid"); app != "" {
 		id.Principal += ", application " + app
 	}

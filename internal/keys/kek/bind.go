@@ -21,10 +21,12 @@ func cutBinding(plain []byte, bind Binding) ([]byte, error) {
 	defer clear(plain)
 	sum := sha256.Sum256(bind.additionalData())
 	if len(plain) != DEKSize+len(sum) {
-		return nil, &Error{Kind: ErrCorrupt, Err: fmt.Errorf("it holds %d bytes, not %d", len(plain), DEKSize+len(sum))}
+		return nil, &Error{Kind: ErrCorrupt,
+			Err: fmt.Errorf("it holds %d bytes, not %d", len(plain), DEKSize+len(sum))}
 	}
 	if subtle.ConstantTimeCompare(plain[DEKSize:], sum[:]) != 1 {
-		return nil, &Error{Kind: ErrWrongBinding, Err: errors.New("what the KMS opened was made for another cluster or epoch")}
+		return nil, &Error{Kind: ErrWrongBinding,
+			Err: errors.New("what the KMS opened was made for another cluster or epoch")}
 	}
 	return append([]byte(nil), plain[:DEKSize]...), nil
 }
@@ -43,11 +45,13 @@ func checkEndpoint(field, raw string) error {
 	u, err := url.Parse(raw)
 	switch {
 	case err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http":
-		return configError(field, "is not an https URL", "write it as https://HOST[:PORT], escaped if it is in a query")
+		return configError(field, "is not an https URL",
+			"write it as https://HOST[:PORT], escaped if it is in a query")
 	case u.User != nil:
 		return configError(field, "holds a user or password", "take it out")
 	case u.Scheme == "http" && !isLoopback(u.Hostname()):
-		return configError(field, "would send keys in cleartext", "use https; http is for this host's own loopback only")
+		return configError(field, "would send keys in cleartext",
+			"use https; http is for this host's own loopback only")
 	}
 	return nil
 }

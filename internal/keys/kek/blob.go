@@ -32,7 +32,8 @@ type envelope struct {
 }
 
 func encodeBlob(provider, version string, bind Binding, ciphertext []byte) ([]byte, error) {
-	e := envelope{Format: bind.format(), Provider: provider, Cluster: bind.Cluster, Epoch: bind.Epoch, Version: version, Ciphertext: ciphertext}
+	e := envelope{Format: bind.format(), Provider: provider, Cluster: bind.Cluster,
+		Epoch: bind.Epoch, Version: version, Ciphertext: ciphertext}
 	if bind.timed() {
 		e.Created, e.Expires = bind.Created.UnixMilli(), bind.Expires.UnixMilli()
 	}
@@ -47,26 +48,37 @@ func encodeBlob(provider, version string, bind Binding, ciphertext []byte) ([]by
 func decodeBlob(provider string, bind Binding, blob []byte) (envelope, error) {
 	var e envelope
 	if len(blob) > maxBlob {
-		return e, &Error{Kind: ErrCorrupt, Err: fmt.Errorf("it has %d bytes, more than %d", len(blob), maxBlob)}
+		return e, &Error{Kind: ErrCorrupt,
+			Err: fmt.Errorf("it has %d bytes, more than %d", len(blob), maxBlob)}
 	}
 	dec := json.NewDecoder(bytes.NewReader(blob))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&e); err != nil {
-		return e, &Error{Kind: ErrCorrupt, Err: fmt.Errorf("it is not an envelope of Weft: %w", err)}
+		return e, &Error{Kind: ErrCorrupt,
+			Err: fmt.Errorf("it is not an envelope of Weft: %w", err)}
 	}
 	if dec.More() {
 		return e, &Error{Kind: ErrCorrupt, Err: fmt.Errorf("something follows the envelope")}
 	}
 	switch {
 	case e.Format != blobFormat && e.Format != untimedFormat:
-		return e, &Error{Kind: ErrCorrupt, Err: fmt.Errorf("its format is %d, this version of Weft reads %d and %d", e.Format, untimedFormat, blobFormat)}
+		return e, &Error{Kind: ErrCorrupt,
+			Err: fmt.Errorf("its format is %d, this version of Weft reads %d and %d", e.Format,
+				untimedFormat, blobFormat)}
 	case e.Provider != provider:
-		return e, &Error{Kind: ErrWrongKEK, Err: fmt.Errorf("the blob was wrapped by %q, keys.kek is %q", e.Provider, provider)}
+		return e, &Error{Kind: ErrWrongKEK,
+			Err: fmt.Errorf("the blob was wrapped by %q, keys.kek is %q", e.Provider, provider)}
 	case e.Cluster != bind.Cluster || e.Epoch != bind.Epoch:
-		return e, &Error{Kind: ErrWrongBinding, Err: fmt.Errorf("the blob is for epoch %d of cluster %q, not for epoch %d of %q", e.Epoch, e.Cluster, bind.Epoch, bind.Cluster)}
-	case e.Format == blobFormat && (!bind.timed() || e.Created != bind.Created.UnixMilli() || e.Expires != bind.Expires.UnixMilli()):
-		return e, &Error{Kind: ErrWrongBinding, Err: fmt.Errorf("the blob is for an epoch from %s to %s, not from %s to %s: the object was changed",
-			millis(e.Created), millis(e.Expires), millis(bind.Created.UnixMilli()), millis(bind.Expires.UnixMilli()))}
+		return e, &Error{Kind: ErrWrongBinding,
+			Err: fmt.Errorf("the blob is for epoch %d of cluster %q, not for epoch %d of %q",
+				e.Epoch, e.Cluster, bind.Epoch, bind.Cluster)}
+	case e.Format == blobFormat &&
+		(!bind.timed() || e.Created != bind.Created.UnixMilli() ||
+			e.Expires != bind.Expires.UnixMilli()):
+		return e, &Error{Kind: ErrWrongBinding,
+			Err: fmt.Errorf("the blob is for an epoch from %s to %s, not from %s to %s: the object was changed",
+				millis(e.Created), millis(e.Expires), millis(bind.Created.UnixMilli()),
+				millis(bind.Expires.UnixMilli()))}
 	case len(e.Ciphertext) == 0:
 		return e, &Error{Kind: ErrCorrupt, Err: fmt.Errorf("it has no ciphertext")}
 	}

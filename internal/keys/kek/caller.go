@@ -109,7 +109,8 @@ func (c *caller) Unwrap(ctx context.Context, blob []byte, bind Binding) ([]byte,
 			dek, err = c.p.decrypt(ctx, e.Ciphertext, e.Version, bind)
 			if err == nil && len(dek) != DEKSize {
 				clear(dek)
-				return &Error{Kind: ErrCorrupt, Err: fmt.Errorf("it holds %d bytes, not a DEK's %d", len(dek), DEKSize)}
+				return &Error{Kind: ErrCorrupt,
+					Err: fmt.Errorf("it holds %d bytes, not a DEK's %d", len(dek), DEKSize)}
 			}
 			return err
 		})
@@ -134,7 +135,8 @@ func (c *caller) Check(ctx context.Context) (Report, error) {
 	r := Report{KEK: c.url, Identity: c.whoami(ctx)}
 	dek := make([]byte, DEKSize)
 	_, _ = rand.Read(dek) // never fails
-	bind, other := Binding{Cluster: ProbeCluster, Epoch: 1}, Binding{Cluster: ProbeCluster, Epoch: 2}
+	bind, other := Binding{Cluster: ProbeCluster, Epoch: 1}, Binding{Cluster: ProbeCluster,
+		Epoch: 2}
 
 	start := time.Now()
 	blob, version, err := c.Wrap(ctx, dek, bind)
@@ -149,7 +151,8 @@ func (c *caller) Check(ctx context.Context) (Report, error) {
 	r.Unwrap = time.Since(start)
 	defer clear(back)
 	if subtle.ConstantTimeCompare(dek, back) != 1 {
-		return r, &Error{Kind: ErrCorrupt, Subject: "check " + c.url, Err: errors.New("what was unwrapped is not what was wrapped")}
+		return r, &Error{Kind: ErrCorrupt, Subject: "check " + c.url,
+			Err: errors.New("what was unwrapped is not what was wrapped")}
 	}
 	return r, c.checkBinding(ctx, blob, other)
 }
@@ -171,7 +174,8 @@ func (c *caller) checkBinding(ctx context.Context, blob []byte, other Binding) e
 	switch {
 	case err == nil:
 		err = errors.New("the KMS unwrapped a blob for another epoch than it was wrapped for")
-		return &Error{Kind: ErrConfig, Subject: "check " + c.url, Err: err, Fix: "use a KMS that binds its ciphertext (see docs/kms)"}
+		return &Error{Kind: ErrConfig, Subject: "check " + c.url, Err: err,
+			Fix: "use a KMS that binds its ciphertext (see docs/kms)"}
 	case errors.Is(err, ErrCorrupt), errors.Is(err, ErrWrongBinding), errors.Is(err, ErrDenied):
 		return nil // denied: a key policy may ask for a context of its own
 	}
@@ -197,8 +201,10 @@ func (c *caller) whoami(ctx context.Context) Identity {
 
 // audited runs an operation, completes its error with what was done and how to help it, and reports
 // it.
-func (c *caller) audited(op string, bind Binding, do func(*audit.Record) error) (version string, err error) {
-	rec := audit.Record{Time: time.Now().UTC(), Node: c.opts.Node, Op: op, Epoch: bind.Epoch, KEK: c.url}
+func (c *caller) audited(op string, bind Binding,
+	do func(*audit.Record) error) (version string, err error) {
+	rec := audit.Record{Time: time.Now().UTC(), Node: c.opts.Node, Op: op, Epoch: bind.Epoch,
+		KEK: c.url}
 	if err = bind.validate(); err == nil {
 		err = do(&rec)
 	}
@@ -240,7 +246,8 @@ func (c *caller) explain(op string, bind Binding, err error) error {
 
 // retry makes attempts until one succeeds, fails for good, the budget is spent or the caller gives
 // up; the error is the last attempt's.
-func (c *caller) retry(ctx context.Context, rec *audit.Record, attempt func(context.Context) error) error {
+func (c *caller) retry(ctx context.Context, rec *audit.Record,
+	attempt func(context.Context) error) error {
 	deadline := time.Now().Add(c.opts.RetryFor)
 	for backoff := firstBackoff; ; backoff = min(2*backoff, maxBackoff) {
 		rec.Attempts++
@@ -255,7 +262,8 @@ func (c *caller) retry(ctx context.Context, rec *audit.Record, attempt func(cont
 		}
 		select {
 		case <-ctx.Done():
-			return &Error{Kind: kindOf(err), Err: fmt.Errorf("%w; last attempt: %w", context.Cause(ctx), err)}
+			return &Error{Kind: kindOf(err),
+				Err: fmt.Errorf("%w; last attempt: %w", context.Cause(ctx), err)}
 		case <-time.After(wait):
 		}
 	}
@@ -278,7 +286,8 @@ func (c *caller) once(ctx context.Context, op string, attempt func(context.Conte
 
 func (c *caller) observe(op string, start time.Time, err error) {
 	if c.opts.Observe != nil {
-		c.opts.Observe(Attempt{Op: op, Provider: c.provider, Outcome: outcomeOf(err), Elapsed: time.Since(start)})
+		c.opts.Observe(Attempt{Op: op, Provider: c.provider, Outcome: outcomeOf(err),
+			Elapsed: time.Since(start)})
 	}
 }
 

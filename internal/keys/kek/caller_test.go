@@ -37,7 +37,8 @@ func (f *fakeKMS) encrypt(ctx context.Context, dek []byte, bind Binding) ([]byte
 	return bytes.Clone(dek), "1", f.next(ctx)
 }
 
-func (f *fakeKMS) decrypt(ctx context.Context, ciphertext []byte, _ string, bind Binding) ([]byte, error) {
+func (f *fakeKMS) decrypt(ctx context.Context, ciphertext []byte, _ string,
+	bind Binding) ([]byte, error) {
 	if err := f.next(ctx); err != nil {
 		return nil, err
 	}
@@ -90,16 +91,27 @@ func TestRetry(t *testing.T) {
 		want   error
 	}{
 		{"at once", []func(context.Context) error{fine}, Options{}, 1, nil},
-		{"unreachable, then there", []func(context.Context) error{fails(ErrUnreachable), fails(ErrUnreachable), fine}, Options{}, 3, nil},
-		{"throttled, then not", []func(context.Context) error{fails(ErrThrottled), fine}, Options{}, 2, nil},
-		{"one attempt", []func(context.Context) error{fails(ErrThrottled), fine}, Options{RetryFor: -1}, 1, ErrThrottled},
-		{"denied is for good", []func(context.Context) error{fails(ErrDenied), fine}, Options{}, 1, ErrDenied},
-		{"disabled is for good", []func(context.Context) error{fails(ErrDisabled), fine}, Options{}, 1, ErrDisabled},
-		{"corrupt is for good", []func(context.Context) error{fails(ErrCorrupt), fine}, Options{}, 1, ErrCorrupt},
-		{"budget", []func(context.Context) error{fails(ErrUnreachable)}, Options{}, 0, ErrUnreachable},
-		{"slow once", []func(context.Context) error{hangs, fine}, Options{AttemptTimeout: time.Second}, 2, nil},
-		{"slow, but in time", []func(context.Context) error{hangs}, Options{AttemptTimeout: 11 * time.Second}, 1, nil},
-		{"always slow", []func(context.Context) error{hangs}, Options{AttemptTimeout: 5 * time.Second}, 0, context.DeadlineExceeded},
+		{"unreachable, then there",
+			[]func(context.Context) error{fails(ErrUnreachable), fails(ErrUnreachable), fine},
+			Options{}, 3, nil},
+		{"throttled, then not", []func(context.Context) error{fails(ErrThrottled), fine}, Options{},
+			2, nil},
+		{"one attempt", []func(context.Context) error{fails(ErrThrottled), fine},
+			Options{RetryFor: -1}, 1, ErrThrottled},
+		{"denied is for good", []func(context.Context) error{fails(ErrDenied), fine}, Options{}, 1,
+			ErrDenied},
+		{"disabled is for good", []func(context.Context) error{fails(ErrDisabled), fine}, Options{},
+			1, ErrDisabled},
+		{"corrupt is for good", []func(context.Context) error{fails(ErrCorrupt), fine}, Options{},
+			1, ErrCorrupt},
+		{"budget", []func(context.Context) error{fails(ErrUnreachable)}, Options{}, 0,
+			ErrUnreachable},
+		{"slow once", []func(context.Context) error{hangs, fine},
+			Options{AttemptTimeout: time.Second}, 2, nil},
+		{"slow, but in time", []func(context.Context) error{hangs},
+			Options{AttemptTimeout: 11 * time.Second}, 1, nil},
+		{"always slow", []func(context.Context) error{hangs},
+			Options{AttemptTimeout: 5 * time.Second}, 0, context.DeadlineExceeded},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -134,7 +146,8 @@ func TestRetryCanceled(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 				defer cancel()
 				start := time.Now()
-				if _, _, err := k.Wrap(ctx, make([]byte, DEKSize), bindA); !errors.Is(err, context.DeadlineExceeded) {
+				if _, _, err := k.Wrap(ctx, make([]byte, DEKSize), bindA); !errors.Is(err,
+					context.DeadlineExceeded) {
 					t.Errorf("want DeadlineExceeded, got %v", err)
 				}
 				if took := time.Since(start); took != 3*time.Second {
@@ -172,7 +185,9 @@ func TestNoStorm(t *testing.T) {
 		var wg sync.WaitGroup
 		for range nodes {
 			wg.Go(func() {
-				k := newFake(t, &fakeKMS{script: []func(context.Context) error{limited}, whoCares: true}, Options{})
+				k := newFake(t,
+					&fakeKMS{script: []func(context.Context) error{limited}, whoCares: true},
+					Options{})
 				if _, err := k.Unwrap(t.Context(), blob, bindA); err != nil {
 					t.Error(err)
 				}
@@ -189,7 +204,8 @@ func TestNoStorm(t *testing.T) {
 
 // A KMS that ignores what a blob is bound to must not pass for a good one.
 func TestCheckNoticesMissingBinding(t *testing.T) {
-	k := newFake(t, &fakeKMS{script: []func(context.Context) error{fine}, whoCares: true}, Options{})
+	k := newFake(t, &fakeKMS{script: []func(context.Context) error{fine}, whoCares: true},
+		Options{})
 	r, err := k.Check(t.Context())
 	if !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), "another epoch") {
 		t.Errorf("want ErrConfig, got %v", err)
@@ -197,7 +213,8 @@ func TestCheckNoticesMissingBinding(t *testing.T) {
 	if r.Identity.Principal != "unknown" || r.Identity.Note != "no idea" {
 		t.Errorf("identity %+v", r.Identity)
 	}
-	if _, err := newFake(t, &fakeKMS{script: []func(context.Context) error{fine}}, Options{}).Check(t.Context()); err != nil {
+	if _, err := newFake(t, &fakeKMS{script: []func(context.Context) error{fine}},
+		Options{}).Check(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
@@ -212,7 +229,8 @@ func TestURLHidesTheQuery(t *testing.T) {
 func TestKinds(t *testing.T) {
 	seen := map[string]bool{}
 	for _, k := range kinds {
-		if word := Outcome(&Error{Kind: k.err}); word != k.word || seen[word] || !slices.Contains(Outcomes(), word) {
+		if word := Outcome(&Error{Kind: k.err}); word != k.word || seen[word] ||
+			!slices.Contains(Outcomes(), word) {
 			t.Errorf("%v: outcome %q", k.err, word)
 		}
 		seen[k.word] = true
@@ -220,13 +238,16 @@ func TestKinds(t *testing.T) {
 			t.Errorf("%v has no fix", k.err)
 		}
 	}
-	for want, err := range map[string]error{"ok": nil, "canceled": context.Canceled, "other": errors.New("x")} {
+	for want, err := range map[string]error{"ok": nil, "canceled": context.Canceled,
+		"other": errors.New("x")} {
 		if got := Outcome(err); got != want {
 			t.Errorf("%v: want %q, got %q", err, want, got)
 		}
 	}
-	e := &Error{Kind: ErrDenied, Subject: "unwrap", Err: errors.New("a\n  b" + strings.Repeat("x", 1000)), Fix: "ask"}
-	if s := e.Error(); strings.Contains(s, "\n") || len(s) > 800 || !strings.HasSuffix(s, "(fix: ask)") {
+	e := &Error{Kind: ErrDenied, Subject: "unwrap",
+		Err: errors.New("a\n  b" + strings.Repeat("x", 1000)), Fix: "ask"}
+	if s := e.Error(); strings.Contains(s, "\n") || len(s) > 800 ||
+		!strings.HasSuffix(s, "(fix: ask)") {
 		t.Errorf("%q", s)
 	}
 }
@@ -240,7 +261,8 @@ func FuzzDecodeBlob(f *testing.F) {
 	f.Add([]byte(`{"format":1}`))
 	f.Fuzz(func(t *testing.T, blob []byte) {
 		e, err := decodeBlob("file", bindA, blob)
-		if err == nil && (e.Provider != "file" || e.Cluster != "a" || e.Epoch != 1 || len(e.Ciphertext) == 0) {
+		if err == nil &&
+			(e.Provider != "file" || e.Cluster != "a" || e.Epoch != 1 || len(e.Ciphertext) == 0) {
 			t.Errorf("let through: %+v", e)
 		}
 		if err != nil && Outcome(err) == "other" {

@@ -44,9 +44,12 @@ var kinds = []struct {
 	err  error
 	word string
 }{
-	{ErrUnreachable, "unreachable"}, {ErrThrottled, "throttled"}, {ErrDenied, "denied"}, {ErrCredentials, "credentials"},
-	{ErrDisabled, "disabled"}, {ErrNotFound, "not_found"}, {ErrWrongRegion, "wrong_region"}, {ErrCorrupt, "corrupt"},
-	{ErrWrongBinding, "wrong_binding"}, {ErrReplayed, "replayed"}, {ErrWrongKEK, "wrong_kek"}, {ErrConfig, "config"},
+	{ErrUnreachable, "unreachable"}, {ErrThrottled, "throttled"}, {ErrDenied, "denied"},
+	{ErrCredentials, "credentials"},
+	{ErrDisabled, "disabled"}, {ErrNotFound, "not_found"}, {ErrWrongRegion, "wrong_region"},
+	{ErrCorrupt, "corrupt"},
+	{ErrWrongBinding, "wrong_binding"}, {ErrReplayed, "replayed"}, {ErrWrongKEK, "wrong_kek"},
+	{ErrConfig, "config"},
 }
 
 // Outcomes lists every word that Outcome can return, for metrics with fixed labels.
@@ -90,7 +93,8 @@ type Error struct {
 
 // Replayed is the refusal of an epoch of before.
 func Replayed(epoch uint64, why string) *Error {
-	return &Error{Kind: ErrReplayed, Subject: fmt.Sprintf("epoch %d", epoch), Err: errors.New(why), Fix: fixes[ErrReplayed]}
+	return &Error{Kind: ErrReplayed, Subject: fmt.Sprintf("epoch %d", epoch), Err: errors.New(why),
+		Fix: fixes[ErrReplayed]}
 }
 
 // Error returns the whole story in one line.
@@ -120,7 +124,8 @@ func (e *Error) Unwrap() []error {
 // oneLine keeps an SDK's multi-line error readable in a log: its lines joined, without rulers, cut
 // at a length.
 func oneLine(s string) string {
-	words := slices.DeleteFunc(strings.Fields(s), func(w string) bool { return len(w) > 3 && strings.Trim(w, "-") == "" })
+	words := slices.DeleteFunc(strings.Fields(s),
+		func(w string) bool { return len(w) > 3 && strings.Trim(w, "-") == "" })
 	s = strings.Join(words, " ")
 	if len(s) > 600 {
 		s = s[:600] + "…"
@@ -142,7 +147,8 @@ func kindOf(err error) error {
 	case errors.As(err, &kekErr):
 		return kekErr.Kind
 	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &netErr),
-		errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET), errors.Is(err, net.ErrClosed):
+		errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET),
+		errors.Is(err, net.ErrClosed):
 		return ErrUnreachable
 	}
 	return nil
@@ -150,7 +156,8 @@ func kindOf(err error) error {
 
 // unreachableText finds an outage in an error that is only text: some SDKs drop what they wrap.
 func unreachableText(msg string) bool {
-	for _, s := range []string{"dial tcp", "dial unix", "no such host", "connection refused", "connection reset", "i/o timeout", "deadline exceeded", "unexpected EOF"} {
+	for _, s := range []string{"dial tcp", "dial unix", "no such host", "connection refused",
+		"connection reset", "i/o timeout", "deadline exceeded", "unexpected EOF"} {
 		if strings.Contains(msg, s) {
 			return true
 		}

@@ -32,7 +32,8 @@ func openFile(_ context.Context, u *url.URL) (provider, error) {
 		return nil, err
 	}
 	if u.Host != "" && u.Host != "localhost" || u.Opaque != "" || !filepath.IsAbs(u.Path) {
-		return nil, configError("keys.kek", "does not name an absolute path", "write it with three slashes: file:///etc/weft/kek")
+		return nil, configError("keys.kek", "does not name an absolute path",
+			"write it with three slashes: file:///etc/weft/kek")
 	}
 	f := &fileKEK{path: filepath.Clean(u.Path)}
 	key, err := readKeyFile(f.path)
@@ -60,7 +61,8 @@ func (f *fileKEK) encrypt(_ context.Context, dek []byte, bind Binding) ([]byte, 
 	return aead.Seal(nonce, nonce, dek, bind.additionalData()), fingerprint(key), nil
 }
 
-func (f *fileKEK) decrypt(_ context.Context, ciphertext []byte, version string, bind Binding) ([]byte, error) {
+func (f *fileKEK) decrypt(_ context.Context, ciphertext []byte, version string,
+	bind Binding) ([]byte, error) {
 	key, err := f.keyOf(version)
 	if err != nil {
 		return nil, err
@@ -73,9 +75,11 @@ func (f *fileKEK) decrypt(_ context.Context, ciphertext []byte, version string, 
 	if len(ciphertext) < aead.NonceSize() {
 		return nil, &Error{Kind: ErrCorrupt, Err: errors.New("it is too short")}
 	}
-	dek, err := aead.Open(nil, ciphertext[:aead.NonceSize()], ciphertext[aead.NonceSize():], bind.additionalData())
+	dek, err := aead.Open(nil, ciphertext[:aead.NonceSize()], ciphertext[aead.NonceSize():],
+		bind.additionalData())
 	if err != nil {
-		return nil, &Error{Kind: ErrCorrupt, Err: errors.New("it was damaged, or wrapped for another cluster or epoch than it says")}
+		return nil, &Error{Kind: ErrCorrupt,
+			Err: errors.New("it was damaged, or wrapped for another cluster or epoch than it says")}
 	}
 	return dek, nil
 }
@@ -89,23 +93,27 @@ func (f *fileKEK) keyOf(version string) ([]byte, error) {
 	current := fingerprint(key)
 	clear(key)
 	if !isFingerprint(version) {
-		return nil, &Error{Kind: ErrCorrupt, Err: errors.New("it does not name the key that wrapped it")}
+		return nil, &Error{Kind: ErrCorrupt,
+			Err: errors.New("it does not name the key that wrapped it")}
 	}
 	path := f.path + "." + version
 	key, err = readKeyFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, &Error{Kind: ErrNotFound, Err: fmt.Errorf("it was wrapped by the key %s, %s holds %s", version, f.path, current),
+		return nil, &Error{Kind: ErrNotFound,
+			Err: fmt.Errorf("it was wrapped by the key %s, %s holds %s", version, f.path, current),
 			Fix: fmt.Sprintf("put the same key file on every node; while a key is being replaced keep the other one as %s", path)}
 	}
 	if err == nil && fingerprint(key) != version {
 		clear(key)
-		return nil, configError(path, "holds another key than its name says", "remove it, or name it after its fingerprint")
+		return nil, configError(path, "holds another key than its name says",
+			"remove it, or name it after its fingerprint")
 	}
 	return key, err
 }
 
 func (f *fileKEK) identity(context.Context) (Identity, error) {
-	return Identity{Principal: fmt.Sprintf("uid %d", os.Geteuid()), Source: "the file's owner and mode", Note: "whoever can read the file can unwrap"}, nil
+	return Identity{Principal: fmt.Sprintf("uid %d", os.Geteuid()),
+		Source: "the file's owner and mode", Note: "whoever can read the file can unwrap"}, nil
 }
 
 func (f *fileKEK) close() error { return nil }
@@ -142,9 +150,12 @@ func readKeyFile(path string) ([]byte, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		err = fmt.Errorf("key file %s does not exist: %w", path, fs.ErrNotExist)
-		return nil, &Error{Kind: ErrConfig, Err: err, Fix: "make one with weft keys init, or copy the cluster's key file there"}
+		return nil, &Error{Kind: ErrConfig, Err: err,
+			Fix: "make one with weft keys init, or copy the cluster's key file there"}
 	case err != nil:
-		return nil, &Error{Kind: ErrConfig, Err: fmt.Errorf("key file %s cannot be opened: %w", path, err), Fix: "make it readable for the agent's user only"}
+		return nil, &Error{Kind: ErrConfig,
+			Err: fmt.Errorf("key file %s cannot be opened: %w", path, err),
+			Fix: "make it readable for the agent's user only"}
 	}
 	defer file.Close()
 	info, err := file.Stat()
@@ -164,17 +175,21 @@ func readKeyFile(path string) ([]byte, error) {
 
 func checkKeyFile(path string, info fs.FileInfo) error {
 	if !info.Mode().IsRegular() {
-		return configError("key file "+path, "is not a regular file", "point keys.kek at a file of 32 bytes")
+		return configError("key file "+path, "is not a regular file",
+			"point keys.kek at a file of 32 bytes")
 	}
 	if mode := info.Mode().Perm(); mode&0o077 != 0 {
 		what := fmt.Sprintf("has mode %04o: others than its owner may use it", mode)
-		return configError("key file "+path, what, "chmod 0600 "+path+"; if others may have read it, make a new one")
+		return configError("key file "+path, what,
+			"chmod 0600 "+path+"; if others may have read it, make a new one")
 	}
 	if uid, ok := ownerOf(info); ok && uid != 0 && uid != os.Geteuid() {
-		return configError("key file "+path, fmt.Sprintf("belongs to uid %d", uid), "chown it to root or to the agent's user")
+		return configError("key file "+path, fmt.Sprintf("belongs to uid %d", uid),
+			"chown it to root or to the agent's user")
 	}
 	if info.Size() != KeyFileSize {
-		return configError("key file "+path, fmt.Sprintf("has %d bytes", info.Size()), "a key file is exactly 32 random bytes, not text: make one with weft keys init")
+		return configError("key file "+path, fmt.Sprintf("has %d bytes", info.Size()),
+			"a key file is exactly 32 random bytes, not text: make one with weft keys init")
 	}
 	return nil
 }

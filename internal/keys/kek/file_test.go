@@ -59,8 +59,11 @@ func TestFile(t *testing.T) {
 		DownKind:  kek.ErrConfig,
 		Principal: "uid ",
 		Skip: map[string]string{
-			"disabled key": "does not apply: a file is there or not", "denied": "does not apply: see TestFileRefused",
-			"throttled": "does not apply: no service", "throttled for a while": "does not apply: no service", "slow": "does not apply: no service",
+			"disabled key":          "does not apply: a file is there or not",
+			"denied":                "does not apply: see TestFileRefused",
+			"throttled":             "does not apply: no service",
+			"throttled for a while": "does not apply: no service",
+			"slow":                  "does not apply: no service",
 		},
 	})
 }
@@ -76,7 +79,9 @@ func TestFileRefused(t *testing.T) {
 		{"readable for all", func(p string) error { return os.Chmod(p, 0o604) }, "mode 0604"},
 		{"too short", func(p string) error { return os.Truncate(p, 31) }, "has 31 bytes"},
 		{"too long", func(p string) error { return os.Truncate(p, 33) }, "has 33 bytes"},
-		{"a directory", func(p string) error { return errors.Join(os.Remove(p), os.Mkdir(p, 0o700)) }, "not a regular file"},
+		{"a directory",
+			func(p string) error { return errors.Join(os.Remove(p), os.Mkdir(p, 0o700)) },
+			"not a regular file"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path := keyFile(t)
@@ -85,10 +90,14 @@ func TestFileRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, openErr := kek.Open(t.Context(), "file://"+path, kek.Options{})
-			_, _, wrapErr := k.Wrap(t.Context(), make([]byte, kek.DEKSize), kek.Binding{Cluster: "c", Epoch: 1})
+			_, _, wrapErr := k.Wrap(t.Context(), make([]byte, kek.DEKSize),
+				kek.Binding{Cluster: "c", Epoch: 1})
 			for op, err := range map[string]error{"open": openErr, "wrap": wrapErr} {
-				if !errors.Is(err, kek.ErrConfig) || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "(fix: ") {
-					t.Errorf("%s: want ErrConfig with %q, the file and a fix, got %v", op, c.want, err)
+				if !errors.Is(err, kek.ErrConfig) || !strings.Contains(err.Error(), c.want) ||
+					!strings.Contains(err.Error(), path) ||
+					!strings.Contains(err.Error(), "(fix: ") {
+					t.Errorf("%s: want ErrConfig with %q, the file and a fix, got %v", op, c.want,
+						err)
 				}
 			}
 		})
@@ -105,7 +114,8 @@ func TestFileReplacedNodeByNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := kb.Unwrap(t.Context(), blob, bind); !errors.Is(err, kek.ErrNotFound) || !strings.Contains(err.Error(), b+"."+version) {
+	if _, err := kb.Unwrap(t.Context(), blob, bind); !errors.Is(err, kek.ErrNotFound) ||
+		!strings.Contains(err.Error(), b+"."+version) {
 		t.Fatalf("want ErrNotFound that names the file, got %v", err)
 	}
 	key, err := os.ReadFile(a)
@@ -157,7 +167,8 @@ func TestFileWrapsAnewEachTime(t *testing.T) {
 	k := openFile(t, keyFile(t), kek.Options{})
 	seen := map[string]bool{}
 	for range 8 {
-		blob, _, err := k.Wrap(t.Context(), make([]byte, kek.DEKSize), kek.Binding{Cluster: "c", Epoch: 1})
+		blob, _, err := k.Wrap(t.Context(), make([]byte, kek.DEKSize),
+			kek.Binding{Cluster: "c", Epoch: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -194,7 +205,8 @@ func TestOpenRefuses(t *testing.T) {
 		{"file:///a\x00b", "not a URL"},
 	} {
 		_, err := kek.Open(context.Background(), c.url, kek.Options{})
-		if !errors.Is(err, kek.ErrConfig) || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "(fix: ") || strings.Contains(err.Error(), "secret") {
+		if !errors.Is(err, kek.ErrConfig) || !strings.Contains(err.Error(), c.want) ||
+			!strings.Contains(err.Error(), "(fix: ") || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%q: want ErrConfig with %q and a fix, got %v", c.url, c.want, err)
 		}
 	}
@@ -206,7 +218,8 @@ func TestWrapRefuses(t *testing.T) {
 		t.Error("a DEK of 16 bytes was wrapped")
 	}
 	for _, cluster := range []string{"", "a b", "a\x00b", strings.Repeat("x", 129)} {
-		if _, _, err := k.Wrap(t.Context(), make([]byte, kek.DEKSize), kek.Binding{Cluster: cluster}); !errors.Is(err, kek.ErrConfig) {
+		if _, _, err := k.Wrap(t.Context(), make([]byte, kek.DEKSize),
+			kek.Binding{Cluster: cluster}); !errors.Is(err, kek.ErrConfig) {
 			t.Errorf("cluster %q: want ErrConfig, got %v", cluster, err)
 		}
 	}

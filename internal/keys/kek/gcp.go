@@ -40,7 +40,8 @@ func openGCP(ctx context.Context, u *url.URL) (provider, error) {
 	}
 	key := path.Join(u.Host, u.Path)
 	if !gcpKeyName.MatchString(key) {
-		return nil, configError("keys.kek", "names no Cloud KMS key", "write it as gcpkms://projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY")
+		return nil, configError("keys.kek", "names no Cloud KMS key",
+			"write it as gcpkms://projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY")
 	}
 	endpoint, err := endpointParam(u.Query())
 	if err != nil {
@@ -50,10 +51,12 @@ func openGCP(ctx context.Context, u *url.URL) (provider, error) {
 	// gRPC's own pause between connections grows to two minutes: too long once the KMS is back. The
 	// caller type has its own.
 	reconnect := grpc.ConnectParams{
-		Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.5, MaxDelay: 2 * time.Second},
+		Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6,
+			Jitter: 0.5, MaxDelay: 2 * time.Second},
 		MinConnectTimeout: 5 * time.Second,
 	}
-	opts := []option.ClientOption{option.WithAuthCredentials(creds.lazy()), option.WithGRPCDialOption(grpc.WithConnectParams(reconnect))}
+	opts := []option.ClientOption{option.WithAuthCredentials(creds.lazy()),
+		option.WithGRPCDialOption(grpc.WithConnectParams(reconnect))}
 	if endpoint != "" {
 		host, err := grpcTarget(endpoint)
 		if err != nil {
@@ -63,7 +66,8 @@ func openGCP(ctx context.Context, u *url.URL) (provider, error) {
 	}
 	client, err := kms.NewKeyManagementClient(ctx, opts...)
 	if err != nil {
-		return nil, &Error{Kind: ErrConfig, Subject: "keys.kek", Err: err, Fix: "see docs/kms/gcp.md"}
+		return nil, &Error{Kind: ErrConfig, Subject: "keys.kek", Err: err,
+			Fix: "see docs/kms/gcp.md"}
 	}
 	// The caller type sets timeouts and retries.
 	client.CallOptions.Encrypt, client.CallOptions.Decrypt = nil, nil
@@ -75,7 +79,8 @@ func openGCP(ctx context.Context, u *url.URL) (provider, error) {
 func grpcTarget(endpoint string) (string, error) {
 	u, err := url.Parse(endpoint)
 	if err != nil || u.Scheme != "https" || strings.Trim(u.Path, "/") != "" {
-		return "", configError("keys.kek: endpoint", "is not fit for Cloud KMS", "write it as https://HOST[:PORT]")
+		return "", configError("keys.kek: endpoint", "is not fit for Cloud KMS",
+			"write it as https://HOST[:PORT]")
 	}
 	if u.Port() == "" {
 		return u.Hostname() + ":443", nil
@@ -92,14 +97,17 @@ func (g *gcpKEK) encrypt(ctx context.Context, dek []byte, bind Binding) ([]byte,
 	if err != nil {
 		return nil, "", gcpError(err)
 	}
-	if !out.VerifiedPlaintextCrc32C || !out.VerifiedAdditionalAuthenticatedDataCrc32C || out.CiphertextCrc32C.GetValue() != checksum(out.Ciphertext).GetValue() {
-		return nil, "", &Error{Kind: ErrUnreachable, Err: errors.New("checksums differ: the request or the answer was damaged on the way")}
+	if !out.VerifiedPlaintextCrc32C || !out.VerifiedAdditionalAuthenticatedDataCrc32C ||
+		out.CiphertextCrc32C.GetValue() != checksum(out.Ciphertext).GetValue() {
+		return nil, "", &Error{Kind: ErrUnreachable,
+			Err: errors.New("checksums differ: the request or the answer was damaged on the way")}
 	}
 	// Name is the version that was used: …/cryptoKeyVersions/N.
 	return out.Ciphertext, path.Base(out.Name), nil
 }
 
-func (g *gcpKEK) decrypt(ctx context.Context, ciphertext []byte, _ string, bind Binding) ([]byte, error) {
+func (g *gcpKEK) decrypt(ctx context.Context, ciphertext []byte, _ string,
+	bind Binding) ([]byte, error) {
 	aad := bind.additionalData()
 	out, err := g.client.Decrypt(ctx, &kmspb.DecryptRequest{
 		Name: g.key, Ciphertext: ciphertext, CiphertextCrc32C: checksum(ciphertext),
@@ -110,7 +118,8 @@ func (g *gcpKEK) decrypt(ctx context.Context, ciphertext []byte, _ string, bind 
 	}
 	if out.PlaintextCrc32C.GetValue() != checksum(out.Plaintext).GetValue() {
 		clear(out.Plaintext)
-		return nil, &Error{Kind: ErrUnreachable, Err: errors.New("checksums differ: the answer was damaged on the way")}
+		return nil, &Error{Kind: ErrUnreachable,
+			Err: errors.New("checksums differ: the answer was damaged on the way")}
 	}
 	return out.Plaintext, nil
 }
@@ -162,7 +171,8 @@ func gcpError(err error) error {
 		if kind := kindOf(err); kind != nil {
 			return &Error{Kind: kind, Err: err}
 		}
-		return &Error{Kind: ErrCredentials, Err: err} // what is not from the KMS is from the token's source
+		return &Error{Kind: ErrCredentials,
+			Err: err} // what is not from the KMS is from the token's source
 	}
 	msg := s.Message()
 	e := &Error{Err: err}

@@ -25,7 +25,8 @@ func (c *gcpCredentials) get() (*auth.Credentials, error) {
 	}
 	found, err := credentials.DetectDefault(&credentials.DetectOptions{Scopes: []string{gcpScope}})
 	if err != nil {
-		return nil, &Error{Kind: ErrCredentials, Err: fmt.Errorf("find Google Cloud credentials: %w", err)}
+		return nil, &Error{Kind: ErrCredentials,
+			Err: fmt.Errorf("find Google Cloud credentials: %w", err)}
 	}
 	c.found = found
 	return found, nil

@@ -107,14 +107,17 @@ type Options struct {
 func Open(ctx context.Context, rawURL string, opts Options) (KEK, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
-		return nil, configError("keys.kek", "is not a URL", "write it as file:///etc/weft/kek, awskms://…, gcpkms://…, azurekeyvault://… or hashivault://…")
+		return nil, configError("keys.kek", "is not a URL",
+			"write it as file:///etc/weft/kek, awskms://…, gcpkms://…, azurekeyvault://… or hashivault://…")
 	}
 	open, ok := providers[u.Scheme]
 	if !ok {
-		return nil, configError("keys.kek", fmt.Sprintf("has the unknown scheme %q", u.Scheme), "use one of "+strings.Join(Schemes(), ", "))
+		return nil, configError("keys.kek", fmt.Sprintf("has the unknown scheme %q", u.Scheme),
+			"use one of "+strings.Join(Schemes(), ", "))
 	}
 	if u.User != nil {
-		return nil, configError("keys.kek", "holds a user or password", "take it out of the URL: credentials come from the environment (see docs/kms)")
+		return nil, configError("keys.kek", "holds a user or password",
+			"take it out of the URL: credentials come from the environment (see docs/kms)")
 	}
 	p, err := open(ctx, u)
 	if err != nil {
@@ -136,8 +139,10 @@ func Schemes() []string {
 // A provider is one kind of KMS. It makes single attempts and says by an *Error's Kind what went
 // wrong; the caller type does all else.
 type provider interface {
-	encrypt(ctx context.Context, dek []byte, bind Binding) (ciphertext []byte, version string, err error)
-	decrypt(ctx context.Context, ciphertext []byte, version string, bind Binding) (dek []byte, err error)
+	encrypt(ctx context.Context, dek []byte,
+		bind Binding) (ciphertext []byte, version string, err error)
+	decrypt(ctx context.Context, ciphertext []byte, version string,
+		bind Binding) (dek []byte, err error)
 	identity(ctx context.Context) (Identity, error)
 	close() error
 }
@@ -166,8 +171,10 @@ func (b Binding) additionalData() []byte {
 }
 
 func (b Binding) validate() error {
-	if b.Cluster == "" || len(b.Cluster) > 128 || strings.ContainsFunc(b.Cluster, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return configError("keys.cluster", fmt.Sprintf("%q is not a name", b.Cluster), "use 1 to 128 printable ASCII characters without spaces")
+	if b.Cluster == "" || len(b.Cluster) > 128 ||
+		strings.ContainsFunc(b.Cluster, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return configError("keys.cluster", fmt.Sprintf("%q is not a name", b.Cluster),
+			"use 1 to 128 printable ASCII characters without spaces")
 	}
 	return nil
 }
@@ -177,7 +184,8 @@ func (b Binding) validate() error {
 func allowParams(u *url.URL, allowed ...string) error {
 	q, err := url.ParseQuery(u.RawQuery)
 	if err != nil {
-		return configError("keys.kek", "has a malformed query", "write parameters as ?name=value&name=value")
+		return configError("keys.kek", "has a malformed query",
+			"write parameters as ?name=value&name=value")
 	}
 	for name, values := range q {
 		if !slices.Contains(allowed, name) {
@@ -188,7 +196,8 @@ func allowParams(u *url.URL, allowed ...string) error {
 			return configError("keys.kek", fmt.Sprintf("has the unknown parameter %q", name), fix)
 		}
 		if len(values) != 1 {
-			return configError("keys.kek", fmt.Sprintf("has %d values for %q", len(values), name), "give one")
+			return configError("keys.kek", fmt.Sprintf("has %d values for %q", len(values), name),
+				"give one")
 		}
 	}
 	return nil

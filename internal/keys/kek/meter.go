@@ -140,7 +140,8 @@ func (m *Meter) Health() Health {
 func (m *Meter) read(op string) Requests {
 	r := Requests{Op: op, Outcomes: map[string]uint64{}}
 	for _, outcome := range Outcomes() {
-		r.Outcomes[outcome] = uint64(written(m.requests.WithLabelValues(op, outcome)).GetCounter().GetValue())
+		r.Outcomes[outcome] = uint64(written(m.requests.WithLabelValues(op,
+			outcome)).GetCounter().GetValue())
 	}
 	h := written(m.seconds.WithLabelValues(op).(prometheus.Metric)).GetHistogram()
 	r.Seconds = h.GetSampleSum()

@@ -14,7 +14,8 @@ import (
 	"github.com/hashicorp/vault/api"
 )
 
-var vaultParams = []string{"engine", "endpoint", "namespace", "auth", "auth_mount", "role", "jwt_file", "token_file"}
+var vaultParams = []string{"engine", "endpoint", "namespace", "auth", "auth_mount", "role",
+	"jwt_file", "token_file"}
 
 var vaultVersion = regexp.MustCompile(`^vault:(v[0-9]+):`)
 
@@ -34,7 +35,8 @@ func openVault(_ context.Context, u *url.URL) (provider, error) {
 	}
 	key, query := path.Join(u.Host, u.Path), u.Query()
 	if key == "" || strings.Contains(key, "/") {
-		return nil, configError("keys.kek", "names no transit key", "write it as hashivault://KEY[?engine=transit]")
+		return nil, configError("keys.kek", "names no transit key",
+			"write it as hashivault://KEY[?engine=transit]")
 	}
 	engine := strings.Trim(query.Get("engine"), "/")
 	if engine == "" {
@@ -57,12 +59,14 @@ func (v *vaultKEK) encrypt(ctx context.Context, dek []byte, bind Binding) ([]byt
 	ciphertext, _ := out["ciphertext"].(string)
 	version := vaultVersion.FindStringSubmatch(ciphertext)
 	if version == nil {
-		return nil, "", &Error{Kind: ErrUnreachable, Err: errors.New("the answer holds no transit ciphertext")}
+		return nil, "", &Error{Kind: ErrUnreachable,
+			Err: errors.New("the answer holds no transit ciphertext")}
 	}
 	return []byte(ciphertext), version[1], nil
 }
 
-func (v *vaultKEK) decrypt(ctx context.Context, ciphertext []byte, _ string, bind Binding) ([]byte, error) {
+func (v *vaultKEK) decrypt(ctx context.Context, ciphertext []byte, _ string,
+	bind Binding) ([]byte, error) {
 	if !vaultVersion.Match(ciphertext) {
 		return nil, &Error{Kind: ErrCorrupt, Err: errors.New("it is not a transit ciphertext")}
 	}
@@ -78,7 +82,8 @@ func (v *vaultKEK) decrypt(ctx context.Context, ciphertext []byte, _ string, bin
 	return cutBinding(plain, bind)
 }
 
-func (v *vaultKEK) call(ctx context.Context, op string, bind Binding, field, value string) (map[string]any, error) {
+func (v *vaultKEK) call(ctx context.Context, op string, bind Binding, field,
+	value string) (map[string]any, error) {
 	aad := base64.StdEncoding.EncodeToString(bind.additionalData())
 	body := map[string]any{field: value, "associated_data": aad, "context": aad}
 	for again := true; ; again = false {
@@ -96,7 +101,8 @@ func (v *vaultKEK) call(ctx context.Context, op string, bind Binding, field, val
 		case err != nil:
 			return nil, err
 		case secret == nil:
-			return nil, &Error{Kind: ErrNotFound, Err: fmt.Errorf("no engine answers at %s/", v.path)}
+			return nil, &Error{Kind: ErrNotFound,
+				Err: fmt.Errorf("no engine answers at %s/", v.path)}
 		}
 		return secret.Data, nil
 	}
@@ -116,7 +122,8 @@ func (v *vaultKEK) identity(ctx context.Context) (Identity, error) {
 	}
 	name, _ := secret.Data["display_name"].(string)
 	policies, _ := secret.TokenPolicies()
-	return Identity{Principal: name, Source: v.login.source(), Note: "policies " + strings.Join(policies, ", ")}, nil
+	return Identity{Principal: name, Source: v.login.source(),
+		Note: "policies " + strings.Join(policies, ", ")}, nil
 }
 
 func (v *vaultKEK) close() error { return v.login.close() }
@@ -135,9 +142,11 @@ func vaultError(err error) error {
 	}
 	// Not the error itself: its text repeats the URL over several lines.
 	text := vaultNoise.ReplaceAllString(strings.Join(response.Errors, "; "), " ")
-	e := &Error{Err: fmt.Errorf("the server answered %d: %s", response.StatusCode, strings.TrimSpace(text))}
+	e := &Error{Err: fmt.Errorf("the server answered %d: %s", response.StatusCode,
+		strings.TrimSpace(text))}
 	switch {
-	case response.StatusCode == http.StatusForbidden && (strings.Contains(text, "invalid token") || strings.Contains(text, "bad token")):
+	case response.StatusCode == http.StatusForbidden &&
+		(strings.Contains(text, "invalid token") || strings.Contains(text, "bad token")):
 		e.Kind = ErrCredentials
 	case response.StatusCode == http.StatusForbidden:
 		e.Kind = ErrDenied
@@ -162,9 +171,11 @@ func vaultBadRequest(text string) error {
 	switch {
 	case strings.Contains(text, "not found"):
 		return ErrNotFound
-	case strings.Contains(text, "too old"), strings.Contains(text, "disallowed by policy"), strings.Contains(text, "soft deleted"):
+	case strings.Contains(text, "too old"), strings.Contains(text, "disallowed by policy"),
+		strings.Contains(text, "soft deleted"):
 		return ErrDisabled
-	case strings.Contains(text, "ciphertext"), strings.Contains(text, "message authentication failed"), strings.Contains(text, "invalid"):
+	case strings.Contains(text, "ciphertext"),
+		strings.Contains(text, "message authentication failed"), strings.Contains(text, "invalid"):
 		return ErrCorrupt
 	}
 	return ErrConfig

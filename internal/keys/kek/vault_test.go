@@ -55,12 +55,14 @@ func TestVaultKubernetesLogin(t *testing.T) {
 	if err := os.WriteFile(jwt, []byte("a.b.c\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	k, err := kek.Open(t.Context(), "hashivault://k?engine=team/transit&namespace=net&auth=kubernetes&auth_mount=k8s-b&role=weft&jwt_file="+jwt+"&endpoint="+server.URL, kek.Options{})
+	k, err := kek.Open(t.Context(),
+		"hashivault://k?engine=team/transit&namespace=net&auth=kubernetes&auth_mount=k8s-b&role=weft&jwt_file="+jwt+"&endpoint="+server.URL, kek.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		_, version, err := k.Wrap(t.Context(), make([]byte, kek.DEKSize), kek.Binding{Cluster: "c", Epoch: 1})
+		_, version, err := k.Wrap(t.Context(), make([]byte, kek.DEKSize),
+			kek.Binding{Cluster: "c", Epoch: 1})
 		if err != nil || version != "v9" {
 			t.Fatalf("version %q, %v", version, err)
 		}
@@ -68,7 +70,8 @@ func TestVaultKubernetesLogin(t *testing.T) {
 	if len(s.logins) != 1 || s.logins[0] != "weft a.b.c " {
 		t.Errorf("logins: %q", s.logins)
 	}
-	for i, want := range []string{"/v1/auth/k8s-b/login net", "/v1/team/transit/encrypt/k net", "/v1/team/transit/encrypt/k net"} {
+	for i, want := range []string{"/v1/auth/k8s-b/login net", "/v1/team/transit/encrypt/k net",
+		"/v1/team/transit/encrypt/k net"} {
 		if s.seen[i] != want {
 			t.Errorf("call %d: want %q, got %q", i, want, s.seen[i])
 		}

@@ -34,12 +34,14 @@ type vaultLogin struct {
 func newVaultLogin(query url.Values) (*vaultLogin, error) {
 	cfg := api.DefaultConfig() // VAULT_ADDR, VAULT_CACERT, VAULT_NAMESPACE, …
 	if cfg.Error != nil {
-		return nil, &Error{Kind: ErrConfig, Subject: "keys.kek", Err: cfg.Error, Fix: "check the VAULT_ variables"}
+		return nil, &Error{Kind: ErrConfig, Subject: "keys.kek", Err: cfg.Error,
+			Fix: "check the VAULT_ variables"}
 	}
 	if address := firstSet(query.Get("endpoint"), os.Getenv("VAULT_SERVER_URL")); address != "" {
 		cfg.Address = address
 	} else if os.Getenv("VAULT_ADDR") == "" && cfg.AgentAddress == "" {
-		return nil, configError("keys.kek", "names no server and VAULT_ADDR is not set", "add ?endpoint=https://HOST:PORT, or set VAULT_ADDR")
+		return nil, configError("keys.kek", "names no server and VAULT_ADDR is not set",
+			"add ?endpoint=https://HOST:PORT, or set VAULT_ADDR")
 	}
 	if !strings.HasPrefix(cfg.Address, "unix://") {
 		if err := checkEndpoint("keys.kek: endpoint or VAULT_ADDR", cfg.Address); err != nil {
@@ -49,7 +51,8 @@ func newVaultLogin(query url.Values) (*vaultLogin, error) {
 	cfg.MaxRetries = 0 // the caller type retries
 	client, err := api.NewClient(cfg)
 	if err != nil {
-		return nil, &Error{Kind: ErrConfig, Subject: "keys.kek", Err: err, Fix: "check the VAULT_ variables"}
+		return nil, &Error{Kind: ErrConfig, Subject: "keys.kek", Err: err,
+			Fix: "check the VAULT_ variables"}
 	}
 	if token := os.Getenv("VAULT_SERVER_TOKEN"); token != "" {
 		client.SetToken(token)
@@ -58,7 +61,8 @@ func newVaultLogin(query url.Values) (*vaultLogin, error) {
 	if ns := query.Get("namespace"); ns != "" {
 		client.SetNamespace(ns)
 	}
-	l := &vaultLogin{api: client, method: query.Get("auth"), mount: strings.Trim(query.Get("auth_mount"), "/"), role: query.Get("role"),
+	l := &vaultLogin{api: client, method: query.Get("auth"),
+		mount: strings.Trim(query.Get("auth_mount"), "/"), role: query.Get("role"),
 		jwtFile: query.Get("jwt_file"), tokenFile: query.Get("token_file")}
 	return l, l.check()
 }
@@ -68,20 +72,24 @@ func (l *vaultLogin) check() error {
 	case "", "token":
 		l.method = "token"
 		if l.role != "" || l.jwtFile != "" || l.mount != "" {
-			return configError("keys.kek", "has role, jwt_file or auth_mount, but no auth", "add auth=kubernetes or auth=jwt")
+			return configError("keys.kek", "has role, jwt_file or auth_mount, but no auth",
+				"add auth=kubernetes or auth=jwt")
 		}
 		return nil
 	case "kubernetes", "jwt":
 		if l.tokenFile != "" {
-			return configError("keys.kek", "has both auth="+l.method+" and token_file", "take one of them out")
+			return configError("keys.kek", "has both auth="+l.method+" and token_file",
+				"take one of them out")
 		}
 		if l.role == "" && l.method == "kubernetes" {
-			return configError("keys.kek", "has auth=kubernetes, but no role", "add role=ROLE, the role of the auth method that this node may log in as")
+			return configError("keys.kek", "has auth=kubernetes, but no role",
+				"add role=ROLE, the role of the auth method that this node may log in as")
 		}
 		l.mount, l.jwtFile = firstSet(l.mount, l.method), firstSet(l.jwtFile, podTokenFile)
 		return nil
 	}
-	return configError("keys.kek: auth", fmt.Sprintf("has the unknown method %q", l.method), "use token, kubernetes or jwt")
+	return configError("keys.kek: auth", fmt.Sprintf("has the unknown method %q", l.method),
+		"use token, kubernetes or jwt")
 }
 
 // client returns a client and its token, which is good as far as this end can tell.
@@ -96,7 +104,8 @@ func (l *vaultLogin) client(ctx context.Context) (*api.Client, string, error) {
 		}
 		l.api.SetToken(token)
 	case l.method == "token" && l.api.Token() == "":
-		return nil, "", &Error{Kind: ErrCredentials, Err: errors.New("no token"), Fix: "add auth=kubernetes or auth=jwt to keys.kek, or token_file=PATH, or set VAULT_TOKEN"}
+		return nil, "", &Error{Kind: ErrCredentials, Err: errors.New("no token"),
+			Fix: "add auth=kubernetes or auth=jwt to keys.kek, or token_file=PATH, or set VAULT_TOKEN"}
 	case l.method != "token" && !time.Now().Before(l.renewAt):
 		if err := l.logIn(ctx); err != nil {
 			return nil, "", err
@@ -147,7 +156,8 @@ func loginError(l *vaultLogin, err error) error {
 	if known := (*Error)(nil); errors.As(err, &known) && known.Err != nil {
 		err = known.Err // its kind is about keys
 	}
-	return &Error{Kind: ErrCredentials, Err: fmt.Errorf("log in at auth/%s with %s: %w", l.mount, l.jwtFile, err),
+	return &Error{Kind: ErrCredentials,
+		Err: fmt.Errorf("log in at auth/%s with %s: %w", l.mount, l.jwtFile, err),
 		Fix: "check the auth method's role, audience and bound service accounts (see docs/kms/vault.md)"}
 }
 
@@ -191,11 +201,14 @@ func (l *vaultLogin) close() error {
 func readToken(field, file string) (string, error) {
 	raw, err := os.ReadFile(file)
 	if err != nil {
-		return "", &Error{Kind: ErrCredentials, Err: fmt.Errorf("keys.kek: %s: %w", field, err), Fix: "mount the token there, or name its path with " + field + "="}
+		return "", &Error{Kind: ErrCredentials, Err: fmt.Errorf("keys.kek: %s: %w", field, err),
+			Fix: "mount the token there, or name its path with " + field + "="}
 	}
 	token := strings.TrimSpace(string(raw))
 	if token == "" {
-		return "", &Error{Kind: ErrCredentials, Err: fmt.Errorf("keys.kek: %s: %s is empty", field, file), Fix: "wait for whoever writes it, or put a token there"}
+		return "", &Error{Kind: ErrCredentials,
+			Err: fmt.Errorf("keys.kek: %s: %s is empty", field, file),
+			Fix: "wait for whoever writes it, or put a token there"}
 	}
 	return token, nil
 }

@@ -61,9 +61,11 @@ type fileStamp struct {
 // NewFiles makes a source of files. They are read at the first use, so that an agent starts before
 // its certificate is there.
 func NewFiles(paths Paths) (*Files, error) {
-	for _, field := range []struct{ name, path string }{{"cert", paths.Cert}, {"key", paths.Key}, {"bundle", paths.Bundle}} {
+	for _, field := range []struct{ name, path string }{{"cert", paths.Cert}, {"key", paths.Key},
+		{"bundle", paths.Bundle}} {
 		if field.path == "" {
-			return nil, fmt.Errorf("keys.certificates.%s: is missing: give the path of a PEM file", field.name)
+			return nil, fmt.Errorf("keys.certificates.%s: is missing: give the path of a PEM file",
+				field.name)
 		}
 	}
 	return &Files{paths: paths}, nil
@@ -205,7 +207,8 @@ func readFile(path string, check func(path string, info fs.FileInfo) error) ([]b
 		return nil, fileError(path, err)
 	}
 	if len(text) > maxFile {
-		return nil, fmt.Errorf("%s: is larger than %d bytes: not a PEM file of certificates", path, maxFile)
+		return nil, fmt.Errorf("%s: is larger than %d bytes: not a PEM file of certificates", path,
+			maxFile)
 	}
 	return text, nil
 }
@@ -216,7 +219,8 @@ func checkKeyFile(path string, info fs.FileInfo) error {
 		return fmt.Errorf("%w: %s has mode %04o: chmod 0600 %s, and get a new key if others had access to this machine", ErrKeyMode, path, mode, path)
 	}
 	if raw, ok := info.Sys().(*syscall.Stat_t); ok && raw.Uid != 0 && int(raw.Uid) != os.Geteuid() {
-		return fmt.Errorf("%w: %s belongs to user %d: chown root %s", ErrKeyMode, path, raw.Uid, path)
+		return fmt.Errorf("%w: %s belongs to user %d: chown root %s", ErrKeyMode, path, raw.Uid,
+			path)
 	}
 	return nil
 }
@@ -254,7 +258,8 @@ func ParseBundle(text []byte) ([]*x509.Certificate, error) {
 			return nil, fmt.Errorf("certificate %d: %w", len(roots)+1, err)
 		}
 		if !cert.IsCA {
-			return nil, fmt.Errorf("certificate %d (%s) is not an authority's", len(roots)+1, cert.Subject)
+			return nil, fmt.Errorf("certificate %d (%s) is not an authority's", len(roots)+1,
+				cert.Subject)
 		}
 		roots = append(roots, cert)
 	}

@@ -56,7 +56,8 @@ func TestFiles(t *testing.T) {
 		t.Error("no problem is seen")
 	}
 	move(t, other.Key, paths.Key)
-	if got := serialOf(t, source); got != third.Leaf.SerialNumber.String() || source.Problem() != nil {
+	if got := serialOf(t, source); got != third.Leaf.SerialNumber.String() ||
+		source.Problem() != nil {
 		t.Errorf("the new pair is not given: %v", source.Problem())
 	}
 	// New roots.
@@ -98,10 +99,13 @@ func TestKeyFileModes(t *testing.T) {
 		_, err = source.Certificate(t.Context())
 		if open := mode&0o077 != 0; open != errors.Is(err, nodeid.ErrKeyMode) {
 			t.Errorf("mode %o: %v", mode, err)
-		} else if open && (!strings.Contains(err.Error(), paths.Key) || !strings.Contains(err.Error(), "chmod 0600")) {
+		} else if open &&
+			(!strings.Contains(err.Error(), paths.Key) ||
+				!strings.Contains(err.Error(), "chmod 0600")) {
 			t.Errorf("the error names neither file nor fix: %v", err)
 		}
-		if err := nodeid.CheckKeyFile(paths.Key); (mode&0o077 != 0) != errors.Is(err, nodeid.ErrKeyMode) {
+		if err := nodeid.CheckKeyFile(paths.Key); (mode&0o077 != 0) != errors.Is(err,
+			nodeid.ErrKeyMode) {
 			t.Errorf("CheckKeyFile: mode %o: %v", mode, err)
 		}
 	}
@@ -128,12 +132,13 @@ func TestBadFiles(t *testing.T) {
 		"no key":         {func(p nodeid.Paths) { _ = os.Remove(p.Key) }, "node.key is not there"},
 		"no bundle":      {func(p nodeid.Paths) { _ = os.Remove(p.Bundle) }, "ca.crt is not there"},
 		"empty cert":     {write(cert, ""), "node.crt"},
-		"garbage key":    {write(key, "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"), "node.key"},
-		"empty bundle":   {write(bundle, "# nothing\n"), "holds no certificate"},
-		"leaf as root":   {func(p nodeid.Paths) { text, _ := os.ReadFile(p.Cert); write(bundle, string(text))(p) }, "not an authority's"},
-		"key as root":    {func(p nodeid.Paths) { text, _ := os.ReadFile(p.Key); write(bundle, string(text))(p) }, "want certificates only"},
-		"huge":           {write(bundle, strings.Repeat("x", 2<<20)), "larger than"},
-		"a directory":    {func(p nodeid.Paths) { _ = os.Remove(p.Cert); _ = os.Mkdir(p.Cert, 0o700) }, "is a directory"},
+		"garbage key": {write(key,
+			"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"), "node.key"},
+		"empty bundle": {write(bundle, "# nothing\n"), "holds no certificate"},
+		"leaf as root": {func(p nodeid.Paths) { text, _ := os.ReadFile(p.Cert); write(bundle, string(text))(p) }, "not an authority's"},
+		"key as root":  {func(p nodeid.Paths) { text, _ := os.ReadFile(p.Key); write(bundle, string(text))(p) }, "want certificates only"},
+		"huge":         {write(bundle, strings.Repeat("x", 2<<20)), "larger than"},
+		"a directory":  {func(p nodeid.Paths) { _ = os.Remove(p.Cert); _ = os.Mkdir(p.Cert, 0o700) }, "is a directory"},
 	} {
 		paths := authority.Write(t, t.TempDir(), leaf)
 		c.spoil(paths)
@@ -141,30 +146,35 @@ func TestBadFiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := source.Certificate(t.Context()); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := source.Certificate(t.Context()); err == nil ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
 func TestOpen(t *testing.T) {
-	good := nodeid.Settings{Source: "files", Paths: nodeid.Paths{Cert: "a", Key: "b", Bundle: "c"}, TrustDomain: "td", Node: "n"}
+	good := nodeid.Settings{Source: "files", Paths: nodeid.Paths{Cert: "a", Key: "b", Bundle: "c"},
+		TrustDomain: "td", Node: "n"}
 	for name, c := range map[string]struct {
 		change func(*nodeid.Settings)
 		want   string
 	}{
-		"good":         {func(*nodeid.Settings) {}, ""},
-		"other source": {func(s *nodeid.Settings) { s.Source = "vault" }, `keys.certificates.source: "vault"`},
+		"good": {func(*nodeid.Settings) {}, ""},
+		"other source": {func(s *nodeid.Settings) { s.Source = "vault" },
+			`keys.certificates.source: "vault"`},
 		"no key":       {func(s *nodeid.Settings) { s.Paths.Key = "" }, "keys.certificates.key"},
 		"trust domain": {func(s *nodeid.Settings) { s.TrustDomain = "A" }, "trust domain"},
 		"node":         {func(s *nodeid.Settings) { s.Node = "A" }, "node"},
-		"socket":       {func(s *nodeid.Settings) { s.Source, s.Socket = "spire", "/run/x.sock" }, "spireSocket"},
-		"spire":        {func(s *nodeid.Settings) { s.Source = "spire" }, ""},
+		"socket": {func(s *nodeid.Settings) { s.Source, s.Socket = "spire", "/run/x.sock" },
+			"spireSocket"},
+		"spire": {func(s *nodeid.Settings) { s.Source = "spire" }, ""},
 	} {
 		settings := good
 		c.change(&settings)
 		source, err := nodeid.Open(settings)
-		if (err == nil) != (c.want == "") || (err != nil && !strings.Contains(err.Error(), c.want)) {
+		if (err == nil) != (c.want == "") ||
+			(err != nil && !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if source != nil {

@@ -46,7 +46,8 @@ func Parse(uri *url.URL) (trustDomain, node string, err error) {
 	}
 	name, found := strings.CutPrefix(id.Path(), nodePath)
 	if !found || v1alpha1.CheckName(name) != "" {
-		return id.TrustDomain().Name(), "", fmt.Errorf("%w: %q, want spiffe://%s%sNAME", ErrNotNode, id, id.TrustDomain().Name(), nodePath)
+		return id.TrustDomain().Name(), "", fmt.Errorf("%w: %q, want spiffe://%s%sNAME", ErrNotNode,
+			id, id.TrustDomain().Name(), nodePath)
 	}
 	return id.TrustDomain().Name(), name, nil
 }

@@ -50,7 +50,8 @@ func Open(settings Settings) (Source, error) {
 		}
 		return source, nil
 	}
-	return nil, fmt.Errorf("keys.certificates.source: %q: use %q or %q", settings.Source, SourceFiles, SourceSPIRE)
+	return nil, fmt.Errorf("keys.certificates.source: %q: use %q or %q", settings.Source,
+		SourceFiles, SourceSPIRE)
 }
 
 // Info is what a status line shows of a certificate.

@@ -51,7 +51,8 @@ func NewSPIRE(socket, trustDomain, node string, log *slog.Logger) (*SPIRE, error
 		return nil, err
 	}
 	if err := workloadapi.ValidateAddress(socket); err != nil {
-		return nil, fmt.Errorf("keys.certificates.spireSocket: %q: %w: give it as in %s", socket, err, DefaultSPIRESocket)
+		return nil, fmt.Errorf("keys.certificates.spireSocket: %q: %w: give it as in %s", socket,
+			err, DefaultSPIRESocket)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	client, err := workloadapi.New(ctx, workloadapi.WithAddr(socket))
@@ -62,8 +63,10 @@ func NewSPIRE(socket, trustDomain, node string, log *slog.Logger) (*SPIRE, error
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	s := &SPIRE{id: id, client: client, cancel: cancel, ended: make(chan struct{}), answered: make(chan struct{}),
-		problem: fmt.Errorf("%w: the workload API at %s has not answered yet", ErrNoCertificate, socket)}
+	s := &SPIRE{id: id, client: client, cancel: cancel, ended: make(chan struct{}),
+		answered: make(chan struct{}),
+		problem: fmt.Errorf("%w: the workload API at %s has not answered yet", ErrNoCertificate,
+			socket)}
 	go s.watch(ctx, log)
 	return s, nil
 }
@@ -126,7 +129,8 @@ func (s *SPIRE) pick(update *workloadapi.X509Context) (*tls.Certificate, *x509.C
 	}
 	bundle, err := update.Bundles.GetX509BundleForTrustDomain(s.id.TrustDomain())
 	if err != nil {
-		return nil, nil, fmt.Errorf("%w: the workload API gave no bundle for trust domain %q", ErrForeign, s.id.TrustDomain())
+		return nil, nil, fmt.Errorf("%w: the workload API gave no bundle for trust domain %q",
+			ErrForeign, s.id.TrustDomain())
 	}
 	roots := x509.NewCertPool()
 	for _, root := range bundle.X509Authorities() {
@@ -147,7 +151,8 @@ func (s *SPIRE) pickSVID(svids []*x509svid.SVID) (*x509svid.SVID, error) {
 		}
 		names = append(names, svid.ID.String())
 	}
-	return nil, fmt.Errorf("%w: the workload API gave %s: register %s for this agent", ErrWrongNode, strings.Join(names, ", "), s.id)
+	return nil, fmt.Errorf("%w: the workload API gave %s: register %s for this agent", ErrWrongNode,
+		strings.Join(names, ", "), s.id)
 }
 
 // Certificate implements Source.

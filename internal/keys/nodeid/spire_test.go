@@ -29,7 +29,8 @@ type workloadAPI struct {
 }
 
 // FetchX509SVID streams what comes.
-func (w *workloadAPI) FetchX509SVID(_ *workload.X509SVIDRequest, stream grpc.ServerStreamingServer[workload.X509SVIDResponse]) error {
+func (w *workloadAPI) FetchX509SVID(_ *workload.X509SVIDRequest,
+	stream grpc.ServerStreamingServer[workload.X509SVIDResponse]) error {
 	meta, _ := metadata.FromIncomingContext(stream.Context())
 	if len(meta.Get("workload.spiffe.io")) != 1 {
 		return status.Error(codes.InvalidArgument, "security header missing")
@@ -69,7 +70,8 @@ func svid(t *testing.T, authority *nodeidtest.Authority, cert *tls.Certificate) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &workload.X509SVID{SpiffeId: cert.Leaf.URIs[0].String(), X509Svid: cert.Certificate[0], X509SvidKey: key, Bundle: authority.Cert.Raw}
+	return &workload.X509SVID{SpiffeId: cert.Leaf.URIs[0].String(), X509Svid: cert.Certificate[0],
+		X509SvidKey: key, Bundle: authority.Cert.Raw}
 }
 
 func newSPIRE(t *testing.T, socket string) *nodeid.SPIRE {
@@ -101,31 +103,36 @@ func TestSPIRE(t *testing.T) {
 
 	// A workload with several identities gets the node's.
 	other, first := authority.Node(t, "n2", nil), authority.Node(t, "n1", nil)
-	api.updates <- &workload.X509SVIDResponse{Svids: []*workload.X509SVID{svid(t, authority, other), svid(t, authority, first)}}
+	api.updates <- &workload.X509SVIDResponse{Svids: []*workload.X509SVID{svid(t, authority, other),
+		svid(t, authority, first)}}
 	wait(t, source, first)
 	roots, err := source.Roots(t.Context())
 	if err != nil || !roots.Equal(authority.Pool) {
 		t.Errorf("roots: %v", err)
 	}
 	cert, _ := source.Certificate(t.Context())
-	if name, err := check(authority).Verify([]*x509.Certificate{cert.Leaf}); name != "n1" || err != nil {
+	if name, err := check(authority).Verify([]*x509.Certificate{cert.Leaf}); name != "n1" ||
+		err != nil {
 		t.Errorf("%q, %v", name, err)
 	}
 
 	// Rotation.
 	second := authority.Node(t, "n1", nil)
-	api.updates <- &workload.X509SVIDResponse{Svids: []*workload.X509SVID{svid(t, authority, second)}}
+	api.updates <- &workload.X509SVIDResponse{Svids: []*workload.X509SVID{svid(t, authority,
+		second)}}
 	wait(t, source, second)
 
 	// Another's certificate does not replace it.
-	api.updates <- &workload.X509SVIDResponse{Svids: []*workload.X509SVID{svid(t, authority, other)}}
+	api.updates <- &workload.X509SVIDResponse{Svids: []*workload.X509SVID{svid(t, authority,
+		other)}}
 	for range 3000 {
 		if source.Problem() != nil {
 			break
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	if err := source.Problem(); !errors.Is(err, nodeid.ErrWrongNode) || !strings.Contains(err.Error(), "register spiffe://test.weft/node/n1") {
+	if err := source.Problem(); !errors.Is(err, nodeid.ErrWrongNode) ||
+		!strings.Contains(err.Error(), "register spiffe://test.weft/node/n1") {
 		t.Errorf("problem: %v", err)
 	}
 	wait(t, source, second)
@@ -153,7 +160,8 @@ func TestSPIREWithoutEntry(t *testing.T) {
 	api.serve(t, socket)
 	source := newSPIRE(t, socket)
 	_, err := source.Certificate(t.Context())
-	if !errors.Is(err, nodeid.ErrNoCertificate) || !strings.Contains(err.Error(), "no identity issued") {
+	if !errors.Is(err, nodeid.ErrNoCertificate) ||
+		!strings.Contains(err.Error(), "no identity issued") {
 		t.Errorf("%v", err)
 	}
 }

@@ -25,8 +25,10 @@ var kinds = []struct {
 	err  error
 	word string
 }{
-	{ErrNoCertificate, "no_certificate"}, {ErrExpired, "expired"}, {ErrNotYetValid, "not_yet_valid"}, {ErrForeign, "foreign"},
-	{ErrTrustDomain, "trust_domain"}, {ErrNotNode, "not_a_node"}, {ErrWrongNode, "wrong_node"}, {ErrUsage, "usage"},
+	{ErrNoCertificate, "no_certificate"}, {ErrExpired, "expired"},
+	{ErrNotYetValid, "not_yet_valid"}, {ErrForeign, "foreign"},
+	{ErrTrustDomain, "trust_domain"}, {ErrNotNode, "not_a_node"}, {ErrWrongNode, "wrong_node"},
+	{ErrUsage, "usage"},
 }
 
 // Kind is one word for what is wrong with a certificate, "" if the error is not about one.
@@ -93,10 +95,12 @@ func (c Check) Verify(chain []*x509.Certificate) (string, error) {
 
 func (c Check) validity(cert *x509.Certificate) error {
 	if c.Now.Before(cert.NotBefore) {
-		return fmt.Errorf("%w: from %s on, and this node's clock says %s", ErrNotYetValid, stamp(cert.NotBefore), stamp(c.Now))
+		return fmt.Errorf("%w: from %s on, and this node's clock says %s", ErrNotYetValid,
+			stamp(cert.NotBefore), stamp(c.Now))
 	}
 	if c.Now.After(cert.NotAfter) {
-		return fmt.Errorf("%w: it was valid until %s, and this node's clock says %s", ErrExpired, stamp(cert.NotAfter), stamp(c.Now))
+		return fmt.Errorf("%w: it was valid until %s, and this node's clock says %s", ErrExpired,
+			stamp(cert.NotAfter), stamp(c.Now))
 	}
 	return nil
 }
@@ -115,7 +119,8 @@ func (c Check) chainError(err error) error {
 			}
 			return fmt.Errorf("%w: %w", ErrExpired, err)
 		case x509.IncompatibleUsage:
-			return fmt.Errorf("%w: it needs the extended key usages for client and for server", ErrUsage)
+			return fmt.Errorf("%w: it needs the extended key usages for client and for server",
+				ErrUsage)
 		}
 	}
 	return fmt.Errorf("%w: %w", ErrForeign, err)
@@ -131,7 +136,8 @@ func (c Check) name(leaf *x509.Certificate) (string, error) {
 	}
 	trustDomain, node, err := Parse(leaf.URIs[0])
 	if trustDomain != "" && trustDomain != c.TrustDomain {
-		return "", fmt.Errorf("%w: %q, and this node's is %q", ErrTrustDomain, trustDomain, c.TrustDomain)
+		return "", fmt.Errorf("%w: %q, and this node's is %q", ErrTrustDomain, trustDomain,
+			c.TrustDomain)
 	}
 	if err != nil {
 		return "", err

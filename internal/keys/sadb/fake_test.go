@@ -98,7 +98,8 @@ func newTable(t *testing.T) (*Table, *datapath, *still) {
 func direction(number, id uint64, count uint8) *schedule.Direction {
 	d := &schedule.Direction{Number: number, ID: id}
 	for lane := range count {
-		d.Lanes = append(d.Lanes, schedule.LaneKey{Lane: lane, Key: [32]byte{1, lane}, Salt: [4]byte{2, lane}})
+		d.Lanes = append(d.Lanes,
+			schedule.LaneKey{Lane: lane, Key: [32]byte{1, lane}, Salt: [4]byte{2, lane}})
 	}
 	return d
 }

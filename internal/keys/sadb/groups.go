@@ -81,7 +81,8 @@ func (s State) Left(old Held) (time.Duration, bool) {
 	var switched, next time.Duration
 	found := false
 	for g, h := range s.Groups {
-		if !g.Out && h.Number > old.Number && h.At > old.At && h.Packets > 0 && (!found || h.At < switched) {
+		if !g.Out && h.Number > old.Number && h.At > old.At && h.Packets > 0 &&
+			(!found || h.At < switched) {
 			switched, found = h.At, true
 		}
 	}
@@ -152,7 +153,8 @@ func merged(c clock.Clock, h Held, found bool, sa *esp.SAStatus) Held {
 	deadline, at := now+sa.Expires.Sub(wall), now+sa.Installed.Sub(wall)
 	if !found {
 		h = Held{
-			Number: sa.Number, ID: sa.ID, Deadline: deadline, Expires: sa.Expires, Installed: sa.Installed, At: at,
+			Number: sa.Number, ID: sa.ID, Deadline: deadline, Expires: sa.Expires,
+			Installed: sa.Installed, At: at,
 		}
 	}
 	h.At = max(h.At, at)

@@ -220,7 +220,8 @@ func (t *Table) Pair(peer string) (tx, rx Held) { return t.Of(peer).pair(t.clock
 
 // Install puts the lanes of a direction in place of what its group holds. The caller holds the
 // peer's writer lock.
-func (t *Table) Install(peer string, out bool, keys *schedule.Direction, deadline time.Duration) error {
+func (t *Table) Install(peer string, out bool, keys *schedule.Direction,
+	deadline time.Duration) error {
 	g := Group{out, schedule.WireNumber(keys.Number)}
 	if old, ok := t.Of(peer).Groups[g]; ok && old.ID != keys.ID {
 		if old.Number != keys.Number || old.Lanes>>len(keys.Lanes) != 0 {
@@ -248,7 +249,8 @@ func (t *Table) Install(peer string, out bool, keys *schedule.Direction, deadlin
 		clear(sa.Key[:])
 		clear(sa.Salt[:])
 		if err != nil {
-			return fmt.Errorf("install key of lane %d, epoch %d, peer %s: %w", lane.Lane, keys.Number, peer, err)
+			return fmt.Errorf("install key of lane %d, epoch %d, peer %s: %w", lane.Lane,
+				keys.Number, peer, err)
 		}
 		h.Lanes |= 1 << (lane.Lane % 64)
 	}

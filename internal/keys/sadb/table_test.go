@@ -27,17 +27,22 @@ func TestInstall(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			table, dp, c := newTable(t)
 			if number := row.before[0]; number != 0 {
-				must(t, table.Install("b", true, direction(number, row.before[1], uint8(row.before[2])), begin+time.Hour))
+				must(t,
+					table.Install("b", true, direction(number, row.before[1], uint8(row.before[2])),
+						begin+time.Hour))
 				dp.done = nil
 			}
 			c.pass(time.Minute)
 			must(t, table.Install("b", true, direction(3, 70, 2), begin+2*time.Hour))
-			removed := slices.ContainsFunc(dp.done, func(s string) bool { return strings.HasPrefix(s, "remove") })
-			if removed != row.removes || removed && !strings.HasPrefix(dp.done[0], "remove b true 3") {
+			removed := slices.ContainsFunc(dp.done,
+				func(s string) bool { return strings.HasPrefix(s, "remove") })
+			if removed != row.removes || removed &&
+				!strings.HasPrefix(dp.done[0], "remove b true 3") {
 				t.Errorf("did %q", dp.done)
 			}
 			h := table.Of("b").Groups[Group{true, 3}]
-			if h.Number != 3 || h.ID != 70 || h.Lanes != 0b11 || h.Mixed || h.Deadline != begin+2*time.Hour || h.At != c.boot || !h.Installed.Equal(c.wall) {
+			if h.Number != 3 || h.ID != 70 || h.Lanes != 0b11 || h.Mixed ||
+				h.Deadline != begin+2*time.Hour || h.At != c.boot || !h.Installed.Equal(c.wall) {
 				t.Errorf("holds %+v", h)
 			}
 			if want := c.wall.Add(2*time.Hour - time.Minute); !h.Expires.Equal(want) {
@@ -58,13 +63,15 @@ func TestInstallBreaksOff(t *testing.T) {
 	must(t, table.Install("b", true, direction(3, 70, 2), begin+time.Hour))
 	must(t, table.Seal("b", 3))
 	dp.fails = "install"
-	if err := table.Install("b", true, direction(3, 71, 2), begin+time.Hour); !errors.Is(err, errDatapath) || !strings.Contains(err.Error(), "lane 0, epoch 3, peer b") {
+	if err := table.Install("b", true, direction(3, 71, 2), begin+time.Hour); !errors.Is(err,
+		errDatapath) || !strings.Contains(err.Error(), "lane 0, epoch 3, peer b") {
 		t.Errorf("install: %v", err)
 	}
 	if tx, _ := table.Pair("b"); tx.ID != 0 {
 		t.Errorf("sends with %+v", tx)
 	}
-	if err := table.Install("b", false, direction(3, 80, 2), begin+time.Hour); !errors.Is(err, errDatapath) {
+	if err := table.Install("b", false, direction(3, 80, 2), begin+time.Hour); !errors.Is(err,
+		errDatapath) {
 		t.Errorf("install: %v", err)
 	}
 	if _, rx := table.Pair("b"); rx.ID != 0 {
@@ -75,7 +82,8 @@ func TestInstallBreaksOff(t *testing.T) {
 	}
 	dp.fails = "remove"
 	done := len(dp.done)
-	if err := table.Install("b", true, direction(18, 72, 2), begin+time.Hour); !errors.Is(err, errDatapath) {
+	if err := table.Install("b", true, direction(18, 72, 2), begin+time.Hour); !errors.Is(err,
+		errDatapath) {
 		t.Errorf("install over what cannot be removed: %v", err)
 	}
 	if len(dp.done) != done+1 {
@@ -88,9 +96,12 @@ func TestLoad(t *testing.T) {
 	table, dp, c := newTable(t)
 	at := c.wall
 	sa := func(node string, out bool, number, id uint64, lane uint8, counter uint64) esp.SAStatus {
-		return esp.SAStatus{Node: node, Out: out, Epoch: uint8(number), Lane: lane, ID: id, Number: number, Counter: counter, Packets: counter, Installed: at, Expires: at.Add(time.Hour)}
+		return esp.SAStatus{Node: node, Out: out, Epoch: uint8(number), Lane: lane, ID: id,
+			Number: number, Counter: counter, Packets: counter, Installed: at,
+			Expires: at.Add(time.Hour)}
 	}
-	whole := []esp.SAStatus{sa("b", true, 3, 70, 0, 5), sa("b", true, 3, 70, 1, 9), sa("b", false, 3, 80, 0, 4)}
+	whole := []esp.SAStatus{sa("b", true, 3, 70, 0, 5), sa("b", true, 3, 70, 1, 9),
+		sa("b", false, 3, 80, 0, 4)}
 	mixed := []esp.SAStatus{sa("c", true, 3, 90, 0, 50), sa("c", true, 3, 91, 1, 60)}
 	strange := sa("d", true, 3, 92, 0, 70)
 	strange.Epoch = 4 // no Table has installed that
@@ -103,7 +114,8 @@ func TestLoad(t *testing.T) {
 
 	b := table.Of("b")
 	tx, rx := b.Groups[Group{true, 3}], b.Groups[Group{false, 3}]
-	if tx.Lanes != 0b11 || tx.Mixed || tx.Counter != 9 || tx.Packets != 14 || tx.Deadline != begin+time.Hour || rx.ID != 80 || b.Sealing != 3 {
+	if tx.Lanes != 0b11 || tx.Mixed || tx.Counter != 9 || tx.Packets != 14 ||
+		tx.Deadline != begin+time.Hour || rx.ID != 80 || b.Sealing != 3 {
 		t.Errorf("peer b: %+v", b)
 	}
 	if got, _ := table.Pair("b"); got.ID != 70 {
@@ -121,7 +133,8 @@ func TestLoad(t *testing.T) {
 		t.Error("nothing is sent with epoch 2")
 	}
 	if table.Highest() != 3 || !table.Oldest().Equal(early.Installed) || table.Loaded() != begin {
-		t.Errorf("highest %d, oldest %s, loaded %s", table.Highest(), table.Oldest(), table.Loaded())
+		t.Errorf("highest %d, oldest %s, loaded %s", table.Highest(), table.Oldest(),
+			table.Loaded())
 	}
 	peers := table.Peers()
 	if slices.Sort(peers); !slices.Equal(peers, []string{"b", "c", "d", "e", "gone"}) {
@@ -190,14 +203,16 @@ func TestExtend(t *testing.T) {
 			must(t, table.Install("b", true, direction(3, 70, 2), begin+time.Hour))
 			c.pass(time.Minute)
 			dp.done, dp.fails = nil, row.fails
-			if err := table.Extend("b", row.g, row.id, row.until); (row.fails != "") != errors.Is(err, errDatapath) {
+			if err := table.Extend("b", row.g, row.id,
+				row.until); (row.fails != "") != errors.Is(err, errDatapath) {
 				t.Errorf("extend: %v", err)
 			}
 			h := table.Of("b").Groups[out]
 			if h.Deadline != row.want || !h.Expires.Equal(c.wall.Add(row.want-c.boot)) {
 				t.Errorf("ends at %s, want %s: %+v", h.Deadline-begin, row.want-begin, h)
 			}
-			if asked := len(dp.done) > 0; asked != (row.want != begin+time.Hour || row.fails != "") {
+			if asked := len(dp.done) > 0; asked != (row.want != begin+time.Hour ||
+				row.fails != "") {
 				t.Errorf("did %q", dp.done)
 			}
 			must(t, table.Load()) // takes the writer's lock: Extend has let go of it
@@ -218,7 +233,8 @@ func TestSealAndRemove(t *testing.T) {
 		t.Errorf("seals with %d", got)
 	}
 	dp.fails = "remove"
-	if err := table.Remove("b", Group{true, 3}); !errors.Is(err, errDatapath) || len(table.Of("b").Groups) != 1 {
+	if err := table.Remove("b", Group{true, 3}); !errors.Is(err, errDatapath) ||
+		len(table.Of("b").Groups) != 1 {
 		t.Errorf("remove: %v, %+v", err, table.Of("b"))
 	}
 	dp.fails = ""
@@ -237,8 +253,10 @@ func TestReplaced(t *testing.T) {
 	check := func(what string) {
 		t.Helper()
 		for number := range uint64(4) {
-			if h := table.Of("b").Groups[Group{true, uint8(number + 1)}]; h.Replaced != at[number+1] {
-				t.Errorf("%s: epoch %d was replaced at %s, want %s", what, number+1, h.Replaced, at[number+1])
+			if h := table.Of("b").Groups[Group{true,
+				uint8(number + 1)}]; h.Replaced != at[number+1] {
+				t.Errorf("%s: epoch %d was replaced at %s, want %s", what, number+1, h.Replaced,
+					at[number+1])
 			}
 		}
 	}

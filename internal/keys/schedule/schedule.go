@@ -83,7 +83,8 @@ func (d *Direction) Zero() {
 
 // String leaves the keys out, so that a Direction in a log line gives nothing away.
 func (d Direction) String() string {
-	return fmt.Sprintf("%s→%s epoch %d id %016x lanes %d", d.From, d.To, d.Number, d.ID, len(d.Lanes))
+	return fmt.Sprintf("%s→%s epoch %d id %016x lanes %d", d.From, d.To, d.Number, d.ID,
+		len(d.Lanes))
 }
 
 // GoString is String: %#v must not print keys either.
@@ -105,10 +106,12 @@ func ExporterContext(number uint64) []byte { return binary.BigEndian.AppendUint6
 // exporter.
 func New(dek, exporter []byte, number uint64) (*Secret, error) {
 	if len(dek) != DEKSize {
-		return nil, fmt.Errorf("%w: the data-encryption key has %d bytes, not %d", ErrInput, len(dek), DEKSize)
+		return nil, fmt.Errorf("%w: the data-encryption key has %d bytes, not %d", ErrInput,
+			len(dek), DEKSize)
 	}
 	if len(exporter) != ExporterSize {
-		return nil, fmt.Errorf("%w: the exporter's value has %d bytes, not %d", ErrInput, len(exporter), ExporterSize)
+		return nil, fmt.Errorf("%w: the exporter's value has %d bytes, not %d", ErrInput,
+			len(exporter), ExporterSize)
 	}
 	// A zeroed buffer is what a bug with a freed key looks like; no random key is all zeros.
 	if allZero(dek) || allZero(exporter) {
@@ -173,7 +176,8 @@ func (s *Secret) Direction(from, to string, lanes int) (*Direction, error) {
 	}
 	d := &Direction{From: from, To: to, Number: s.number, ID: id, Lanes: make([]LaneKey, lanes)}
 	for lane := range d.Lanes {
-		raw, err := hkdf.Expand(sha256.New, s.prk, string(append(info, byte(lane))), KeySize+SaltSize)
+		raw, err := hkdf.Expand(sha256.New, s.prk, string(append(info, byte(lane))),
+			KeySize+SaltSize)
 		if err != nil {
 			d.Zero()
 			return nil, fmt.Errorf("expand lane %d: %w", lane, err)

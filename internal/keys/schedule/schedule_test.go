@@ -61,7 +61,8 @@ func TestKnownAnswers(t *testing.T) {
 		}
 		for i, want := range v.Lanes {
 			lane := d.Lanes[i]
-			if int(lane.Lane) != i || hex.EncodeToString(lane.Key[:]) != want.Key || hex.EncodeToString(lane.Salt[:]) != want.Salt {
+			if int(lane.Lane) != i || hex.EncodeToString(lane.Key[:]) != want.Key ||
+				hex.EncodeToString(lane.Salt[:]) != want.Salt {
 				t.Errorf("%s→%s lane %d: wrong key or salt", v.From, v.To, i)
 			}
 		}
@@ -106,7 +107,8 @@ func TestEveryPartCounts(t *testing.T) {
 	seen := map[[KeySize]byte]string{}
 	ids := map[uint64]string{}
 	for _, number := range []uint64{1, 2, 16, 1 << 40} {
-		for _, pair := range [][2]string{{"a", "b"}, {"b", "a"}, {"a", "bb"}, {"ab", "b"}, {"a", "b0"}} {
+		for _, pair := range [][2]string{{"a", "b"}, {"b", "a"}, {"a", "bb"}, {"ab", "b"},
+			{"a", "b0"}} {
 			d, err := secretOf(t, number).Direction(pair[0], pair[1], 3)
 			if err != nil {
 				t.Fatal(err)
@@ -149,8 +151,10 @@ func TestInputs(t *testing.T) {
 		name, from, to string
 		lanes          int
 	}{
-		{"no sender", "", "b", 1}, {"no receiver", "a", "", 1}, {"itself", "a", "a", 1}, {"0 in a name", "a\x00", "b", 1},
-		{"long name", strings.Repeat("a", 254), "b", 1}, {"no lanes", "a", "b", 0}, {"lanes", "a", "b", 65}, {"negative", "a", "b", -1},
+		{"no sender", "", "b", 1}, {"no receiver", "a", "", 1}, {"itself", "a", "a", 1},
+		{"0 in a name", "a\x00", "b", 1},
+		{"long name", strings.Repeat("a", 254), "b", 1}, {"no lanes", "a", "b", 0},
+		{"lanes", "a", "b", 65}, {"negative", "a", "b", -1},
 	} {
 		if _, err := secret.Direction(c.from, c.to, c.lanes); !errors.Is(err, ErrInput) {
 			t.Errorf("%s: %v", c.name, err)
@@ -196,7 +200,8 @@ func TestPrintsNoKeys(t *testing.T) {
 	for _, verb := range []string{"%v", "%+v", "%#v", "%x", "%s", "%q", "%d"} {
 		for _, value := range []any{d, *d, secret, *secret} {
 			text := fmt.Sprintf(verb, value)
-			if strings.Contains(text, hex.EncodeToString(d.Lanes[0].Key[:4])) || strings.Contains(text, fmt.Sprint(d.Lanes[0].Key[0], d.Lanes[0].Key[1])) ||
+			if strings.Contains(text, hex.EncodeToString(d.Lanes[0].Key[:4])) ||
+				strings.Contains(text, fmt.Sprint(d.Lanes[0].Key[0], d.Lanes[0].Key[1])) ||
 				strings.Contains(text, hex.EncodeToString(secret.prk[:4])) || len(text) > 80 {
 				t.Errorf("%s of %T prints %s", verb, value, text)
 			}
@@ -207,7 +212,8 @@ func TestPrintsNoKeys(t *testing.T) {
 // TestExporterContext: the session's exporter is bound to the epoch, as the package's comment
 // writes its number.
 func TestExporterContext(t *testing.T) {
-	if got := ExporterContext(0x0102030405060708); !bytes.Equal(got, []byte{1, 2, 3, 4, 5, 6, 7, 8}) {
+	if got := ExporterContext(0x0102030405060708); !bytes.Equal(got,
+		[]byte{1, 2, 3, 4, 5, 6, 7, 8}) {
 		t.Errorf("context %x", got)
 	}
 }

@@ -31,7 +31,8 @@ func New(size int) (*Secret, error) {
 	}
 	page := unix.Getpagesize()
 	length := (size + page - 1) / page * page
-	pages, err := unix.Mmap(-1, 0, length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	pages, err := unix.Mmap(-1, 0, length, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, fmt.Errorf("allocate secret: %w", err)
 	}

@@ -44,7 +44,8 @@ func (b *Batch) Receive(fd int) (int, error) {
 }
 
 func (b *Batch) call(trap uintptr, fd, flags int) (int, error) {
-	n, _, errno := unix.Syscall6(trap, uintptr(fd), uintptr(unsafe.Pointer(&b.headers[0])), BatchSize, uintptr(flags), 0, 0)
+	n, _, errno := unix.Syscall6(trap, uintptr(fd), uintptr(unsafe.Pointer(&b.headers[0])),
+		BatchSize, uintptr(flags), 0, 0)
 	if errno != 0 {
 		return 0, errno
 	}

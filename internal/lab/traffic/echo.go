@@ -61,7 +61,8 @@ func (e *EchoServer) Port() uint16 { return e.port }
 
 // EchoTCP connects from a namespace, sends size bytes, expects them back and reports
 // how long all of it took. src may be invalid.
-func EchoTCP(ctx context.Context, netNS string, src netip.Addr, dst netip.AddrPort, size int) (time.Duration, error) {
+func EchoTCP(ctx context.Context, netNS string, src netip.Addr, dst netip.AddrPort,
+	size int) (time.Duration, error) {
 	begin := time.Now()
 	conn, err := dialTCP(ctx, netNS, src, dst)
 	if err != nil {
@@ -80,14 +81,16 @@ func EchoTCP(ctx context.Context, netNS string, src netip.Addr, dst netip.AddrPo
 		return 0, fmt.Errorf("echo by TCP from %s, %d of %d bytes: %w", dst, len(got), size, err)
 	}
 	if !bytes.Equal(got, sent) {
-		return 0, fmt.Errorf("echo by TCP from %s: got %d bytes, not the %d that were sent", dst, len(got), size)
+		return 0, fmt.Errorf("echo by TCP from %s: got %d bytes, not the %d that were sent", dst,
+			len(got), size)
 	}
 	return time.Since(begin), nil
 }
 
 // EchoUDP sends one datagram of size bytes from a namespace (again after each 300 ms without
 // an answer, until ctx ends) and expects it back. src may be invalid.
-func EchoUDP(ctx context.Context, netNS string, src netip.Addr, dst netip.AddrPort, size int) (time.Duration, error) {
+func EchoUDP(ctx context.Context, netNS string, src netip.Addr, dst netip.AddrPort,
+	size int) (time.Duration, error) {
 	conn, err := dialUDP(netNS, src, dst)
 	if err != nil {
 		return 0, err
@@ -111,11 +114,13 @@ func EchoUDP(ctx context.Context, netNS string, src netip.Addr, dst netip.AddrPo
 		case err != nil:
 			return 0, fmt.Errorf("echo by UDP from %s: %w", dst, err)
 		case !bytes.Equal(buf[:n], sent):
-			return 0, fmt.Errorf("echo by UDP from %s: got %d bytes, not the %d that were sent", dst, n, size)
+			return 0, fmt.Errorf("echo by UDP from %s: got %d bytes, not the %d that were sent",
+				dst, n, size)
 		}
 		return time.Since(begin), nil
 	}
-	return 0, fmt.Errorf("echo by UDP from %s: no answer to %d bytes: %w", dst, size, context.Cause(ctx))
+	return 0, fmt.Errorf("echo by UDP from %s: no answer to %d bytes: %w", dst, size,
+		context.Cause(ctx))
 }
 
 // payload is never the same twice, so that an old answer does not pass for a new one.

@@ -122,7 +122,8 @@ func (o FloodOptions) frames() *Batch {
 	b := NewBatch(floodLen)
 	whole := inet.Packet{
 		SrcMAC: o.SrcMAC, DstMAC: o.DstMAC, Src: o.Src, Dst: o.Dst, TTL: inet.DefaultTTL,
-		Protocol: unix.IPPROTO_UDP, Payload: inet.UDP(0, 0, make([]byte, floodLen-floodUDP-inet.UDPLen)),
+		Protocol: unix.IPPROTO_UDP, Payload: inet.UDP(0, 0,
+			make([]byte, floodLen-floodUDP-inet.UDPLen)),
 	}.Frame()
 	for _, frame := range b.Data {
 		copy(frame, whole)
@@ -199,7 +200,8 @@ func (f *Flood) Report() FloodReport {
 	if elapsed == 0 {
 		elapsed = time.Since(f.begin)
 	}
-	return FloodReport{Sent: f.sent.Load(), Refused: f.refused.Load(), Elapsed: elapsed, CPU: time.Duration(f.cpu.Load())}
+	return FloodReport{Sent: f.sent.Load(), Refused: f.refused.Load(), Elapsed: elapsed,
+		CPU: time.Duration(f.cpu.Load())}
 }
 
 // Stop ends the flood and reports. It may be called again, by the same goroutine.

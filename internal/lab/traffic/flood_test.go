@@ -30,8 +30,9 @@ func TestFloodFrames(t *testing.T) {
 		change                 func(*FloodOptions)
 		flows, firsts, expired int
 	}{
-		"flows":    {func(*FloodOptions) {}, batches * BatchSize, 0, 0},
-		"hostile":  {func(o *FloodOptions) { o.Hostile = true }, batches * BatchSize, batches, batches * floodExpiring},
+		"flows": {func(*FloodOptions) {}, batches * BatchSize, 0, 0},
+		"hostile": {func(o *FloodOptions) { o.Hostile = true }, batches * BatchSize, batches,
+			batches * floodExpiring},
 		"one flow": {func(o *FloodOptions) { o.OneFlow = true }, 1, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -54,8 +55,10 @@ func TestFloodFrames(t *testing.T) {
 					expired++
 				}
 			}
-			if len(flows) != c.flows || firsts != c.firsts || len(datagrams) != c.firsts || expired != c.expired {
-				t.Errorf("%d flows, %d first fragments of %d datagrams, %d with TTL 1; want %+v", len(flows), firsts, len(datagrams), expired, c)
+			if len(flows) != c.flows || firsts != c.firsts || len(datagrams) != c.firsts ||
+				expired != c.expired {
+				t.Errorf("%d flows, %d first fragments of %d datagrams, %d with TTL 1; want %+v",
+					len(flows), firsts, len(datagrams), expired, c)
 			}
 		})
 	}
@@ -63,7 +66,8 @@ func TestFloodFrames(t *testing.T) {
 
 func TestFloodIsRefused(t *testing.T) {
 	for what, change := range map[string]func(*FloodOptions){
-		"IPv6": func(o *FloodOptions) { o.Dst = netip.IPv6Loopback() }, "no MAC": func(o *FloodOptions) { o.SrcMAC = nil },
+		"IPv6":   func(o *FloodOptions) { o.Dst = netip.IPv6Loopback() },
+		"no MAC": func(o *FloodOptions) { o.SrcMAC = nil },
 	} {
 		o := floodOptions()
 		change(&o)
@@ -114,7 +118,8 @@ func TestFlowsExchange(t *testing.T) {
 	defer e.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), drainTimeout)
 	defer cancel()
-	o := FlowsOptions{Src: loopback, Dst: netip.AddrPortFrom(loopback, e.Port()), UDP: 50, TCP: 40, FirstPort: freePorts(t, 90)}
+	o := FlowsOptions{Src: loopback, Dst: netip.AddrPortFrom(loopback, e.Port()), UDP: 50, TCP: 40,
+		FirstPort: freePorts(t, 90)}
 	for range 2 {
 		f, err := OpenFlows(ctx, o)
 		if err != nil {
@@ -164,7 +169,8 @@ func TestFlowsLossIsSeen(t *testing.T) {
 	defer server.Close()
 	go answerSecond(server)
 	dst := server.LocalAddr().(*net.UDPAddr).AddrPort()
-	f, err := OpenFlows(t.Context(), FlowsOptions{Src: loopback, Dst: dst, UDP: 3, FirstPort: freePorts(t, 3)})
+	f, err := OpenFlows(t.Context(),
+		FlowsOptions{Src: loopback, Dst: dst, UDP: 3, FirstPort: freePorts(t, 3)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +208,9 @@ func TestFlowsBreak(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := OpenFlows(t.Context(), FlowsOptions{Src: loopback, Dst: netip.AddrPortFrom(loopback, e.Port()), TCP: 2, FirstPort: freePorts(t, 2)})
+	f, err := OpenFlows(t.Context(),
+		FlowsOptions{Src: loopback, Dst: netip.AddrPortFrom(loopback, e.Port()), TCP: 2,
+			FirstPort: freePorts(t, 2)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,7 +221,8 @@ func TestFlowsBreak(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.Close()
-	if err := f.Exchange(ctx); err == nil || os.IsTimeout(err) || !strings.Contains(err.Error(), "TCP flow 0") {
+	if err := f.Exchange(ctx); err == nil || os.IsTimeout(err) ||
+		!strings.Contains(err.Error(), "TCP flow 0") {
 		t.Errorf("flow whose end is closed: %v", err)
 	}
 }

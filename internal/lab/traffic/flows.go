@@ -64,7 +64,8 @@ func OpenFlows(ctx context.Context, o FlowsOptions) (*Flows, error) {
 func (f *Flows) open(ctx context.Context, o FlowsOptions, i int) error {
 	src := netip.AddrPortFrom(o.Src, o.FirstPort+uint16(i))
 	if i < o.UDP {
-		conn, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(src), net.UDPAddrFromAddrPort(o.Dst))
+		conn, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(src),
+			net.UDPAddrFromAddrPort(o.Dst))
 		if err == nil {
 			f.udp = append(f.udp, conn)
 		}
@@ -118,7 +119,8 @@ func (f *Flows) exchangeUDP(ctx context.Context, from, to int) error {
 	answered := make([]bool, waiting)
 	for waiting > 0 {
 		if ctx.Err() != nil {
-			return fmt.Errorf("%d of UDP flows %d to %d: no answer: %w", waiting, from, to-1, ctx.Err())
+			return fmt.Errorf("%d of UDP flows %d to %d: no answer: %w", waiting, from, to-1,
+				ctx.Err())
 		}
 		for i := from; i < to; i++ {
 			if answered[i-from] {

@@ -70,7 +70,8 @@ func (p *pinger) note(e extendedError) {
 	case e.errno == unix.EMSGSIZE:
 		p.report.TooBig++
 		what = fmt.Sprintf("packet too big, MTU %d", e.info)
-	case e.origin == unix.SO_EE_ORIGIN_ICMP && e.kind == 11, e.origin == unix.SO_EE_ORIGIN_ICMP6 && e.kind == 3:
+	case e.origin == unix.SO_EE_ORIGIN_ICMP && e.kind == 11, e.origin == unix.SO_EE_ORIGIN_ICMP6 &&
+		e.kind == 3:
 		p.report.TimeExceeded++
 		what = "time exceeded"
 	default:

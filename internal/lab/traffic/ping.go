@@ -180,7 +180,8 @@ func (p *pinger) one(ctx context.Context, seq uint16) error {
 		// In short waits, so that a cancelled context is noticed.
 		fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}
 		wait := min(time.Until(deadline), 100*time.Millisecond)
-		if _, err := unix.Poll(fds, int(wait.Milliseconds())+1); err != nil && !errors.Is(err, unix.EINTR) {
+		if _, err := unix.Poll(fds, int(wait.Milliseconds())+1); err != nil &&
+			!errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("poll: %w", err)
 		}
 		if fds[0].Revents&unix.POLLERR != 0 && p.readError() {
@@ -220,7 +221,8 @@ func (p *pinger) readReply(seq uint16, sent time.Time) bool {
 		want = inet.EchoReply4
 		b, _ = inet.SkipIPv4(b)
 	}
-	if len(b) < inet.ICMPLen || b[0] != want || binary.BigEndian.Uint16(b[4:]) != p.id || binary.BigEndian.Uint16(b[6:]) != seq {
+	if len(b) < inet.ICMPLen || b[0] != want || binary.BigEndian.Uint16(b[4:]) != p.id ||
+		binary.BigEndian.Uint16(b[6:]) != seq {
 		return false
 	}
 	if !bytes.Equal(b[inet.ICMPLen:], p.payload) {

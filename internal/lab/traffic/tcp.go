@@ -58,7 +58,8 @@ type TCPReport struct {
 
 // String is a line for people.
 func (r TCPReport) String() string {
-	s := fmt.Sprintf("sent %d received %d bytes, resets %d, corrupt %t, longest stall %s", r.Sent, r.Received, r.Resets, r.Corrupt, r.MaxStall.Round(time.Millisecond))
+	s := fmt.Sprintf("sent %d received %d bytes, resets %d, corrupt %t, longest stall %s", r.Sent,
+		r.Received, r.Resets, r.Corrupt, r.MaxStall.Round(time.Millisecond))
 	if r.Error != "" {
 		s += ": " + r.Error
 	}
@@ -102,7 +103,8 @@ func StartTCP(ctx context.Context, o TCPOptions) (*TCPStream, error) {
 		return nil, fmt.Errorf("accept TCP stream: %w", err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	s := &TCPStream{out: out, in: in, cancel: cancel, sender: make(chan struct{}), reader: make(chan struct{}), last: time.Now()}
+	s := &TCPStream{out: out, in: in, cancel: cancel, sender: make(chan struct{}),
+		reader: make(chan struct{}), last: time.Now()}
 	go s.receive()
 	go s.send(ctx, o.BytesPerSecond)
 	// A write that hangs on a dead path must not keep Stop waiting.
@@ -128,7 +130,8 @@ func (s *TCPStream) send(ctx context.Context, rate int) {
 			s.broken("send", err)
 			break
 		}
-		if ahead := time.Duration(float64(sent)/float64(max(rate, 1))*float64(time.Second)) - time.Since(begin); rate > 0 && ahead > 0 {
+		if ahead := time.Duration(float64(sent)/float64(max(rate,
+			1))*float64(time.Second)) - time.Since(begin); rate > 0 && ahead > 0 {
 			select {
 			case <-ctx.Done():
 			case <-time.After(ahead):

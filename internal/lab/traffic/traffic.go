@@ -23,7 +23,8 @@ const receiveBuffer = 16 << 20
 func listenUDP(netNS string, at netip.AddrPort) (*net.UDPConn, error) {
 	var conn *net.UDPConn
 	err := netns.Do(netNS, func() error {
-		c, err := (&net.ListenConfig{Control: bigBuffer}).ListenPacket(context.Background(), "udp", at.String())
+		c, err := (&net.ListenConfig{Control: bigBuffer}).ListenPacket(context.Background(), "udp",
+			at.String())
 		if err != nil {
 			return fmt.Errorf("listen on UDP %s: %w", at, err)
 		}
@@ -68,7 +69,8 @@ func listenTCP(netNS string, at netip.AddrPort) (*net.TCPListener, error) {
 }
 
 // dialTCP connects from a namespace; src may be invalid.
-func dialTCP(ctx context.Context, netNS string, src netip.Addr, dst netip.AddrPort) (*net.TCPConn, error) {
+func dialTCP(ctx context.Context, netNS string, src netip.Addr,
+	dst netip.AddrPort) (*net.TCPConn, error) {
 	var conn *net.TCPConn
 	err := netns.Do(netNS, func() error {
 		dialer := net.Dialer{}

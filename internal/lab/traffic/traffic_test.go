@@ -49,7 +49,8 @@ func packetOf(s *UDPStream, seq uint64) []byte {
 
 func TestUDPCounting(t *testing.T) {
 	s := &UDPStream{id: 7, size: 64, report: UDPReport{Sent: 10}}
-	damaged, foreign, early := packetOf(s, 3), packetOf(&UDPStream{id: 8, size: 64}, 3), packetOf(s, 10)
+	damaged, foreign, early := packetOf(s, 3), packetOf(&UDPStream{id: 8, size: 64}, 3), packetOf(s,
+		10)
 	damaged[40] ^= 1
 	for _, seq := range []uint64{0, 1, 3, 2, 3, 9} {
 		s.count(packetOf(s, seq), time.Now())
@@ -81,7 +82,8 @@ func TestTCPPattern(t *testing.T) {
 
 func TestOptionsAreChecked(t *testing.T) {
 	ctx, dst := context.Background(), netip.AddrPortFrom(loopback, 0)
-	for _, o := range []UDPOptions{{Dst: dst, PPS: -1}, {Dst: dst, PPS: 2_000_000}, {Dst: dst, Size: 8}, {Dst: dst, Size: 70000}} {
+	for _, o := range []UDPOptions{{Dst: dst, PPS: -1}, {Dst: dst, PPS: 2_000_000},
+		{Dst: dst, Size: 8}, {Dst: dst, Size: 70000}} {
 		if s, err := StartUDP(ctx, o); err == nil {
 			s.Stop()
 			t.Errorf("%+v accepted", o)
@@ -91,7 +93,8 @@ func TestOptionsAreChecked(t *testing.T) {
 		s.Stop()
 		t.Error("a negative rate accepted")
 	}
-	for _, o := range []PingOptions{{}, {Dst: loopback, Size: 70000}, {Dst: loopback, Src: netip.IPv6Loopback()}} {
+	for _, o := range []PingOptions{{}, {Dst: loopback, Size: 70000},
+		{Dst: loopback, Src: netip.IPv6Loopback()}} {
 		if _, err := Ping(ctx, "", o); err == nil {
 			t.Errorf("%+v accepted", o)
 		}
@@ -100,15 +103,18 @@ func TestOptionsAreChecked(t *testing.T) {
 
 func TestUDPLossIsSeen(t *testing.T) {
 	path := namespace(t)
-	s, err := StartUDP(t.Context(), UDPOptions{From: path, To: path, Dst: netip.AddrPortFrom(loopback, 0), PPS: 2000})
+	s, err := StartUDP(t.Context(),
+		UDPOptions{From: path, To: path, Dst: netip.AddrPortFrom(loopback, 0), PPS: 2000})
 	if err != nil {
 		t.Fatal(err)
 	}
 	waitFor(t, func() bool { return s.Report().Received > 100 })
 	// Loopback's own addresses go on working while it is down, so the receiver's are taken away.
-	setLoopback(t, path, func(lo netlink.Link) error { return netlink.AddrDel(lo, loopbackAddr(t)) })
+	setLoopback(t, path,
+		func(lo netlink.Link) error { return netlink.AddrDel(lo, loopbackAddr(t)) })
 	waitFor(t, func() bool { r := s.Report(); return r.SendErrors > 0 || r.Lost > 100 })
-	setLoopback(t, path, func(lo netlink.Link) error { return netlink.AddrAdd(lo, loopbackAddr(t)) })
+	setLoopback(t, path,
+		func(lo netlink.Link) error { return netlink.AddrAdd(lo, loopbackAddr(t)) })
 	before := s.Report().Received
 	waitFor(t, func() bool { return s.Report().Received > before+100 })
 	if r := s.Stop(); r.Lost+r.SendErrors == 0 || r.Duplicates+r.Corrupt != 0 {
@@ -142,7 +148,9 @@ func waitFor(t *testing.T, done func() bool) {
 
 func TestTCPResetIsSeen(t *testing.T) {
 	path := namespace(t)
-	s, err := StartTCP(t.Context(), TCPOptions{From: path, To: path, Dst: netip.AddrPortFrom(loopback, 0), BytesPerSecond: 1 << 20})
+	s, err := StartTCP(t.Context(),
+		TCPOptions{From: path, To: path, Dst: netip.AddrPortFrom(loopback, 0),
+			BytesPerSecond: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +182,9 @@ func TestEchoAndPing(t *testing.T) {
 			t.Error(err)
 		}
 		for _, size := range []int{-1, 0, 1, 3000} {
-			r, err := Ping(ctx, path, PingOptions{Dst: addr, Src: addr, Size: size, Count: 2, Interval: time.Millisecond, DF: true})
+			r, err := Ping(ctx, path,
+				PingOptions{Dst: addr, Src: addr, Size: size, Count: 2, Interval: time.Millisecond,
+					DF: true})
 			if err != nil || !r.OK() || len(r.RTT) != 2 {
 				t.Errorf("ping %s with %d bytes: %+v, %v", addr, size, r, err)
 			}
@@ -185,7 +195,8 @@ func TestEchoAndPing(t *testing.T) {
 	}
 	short, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer stop()
-	if _, err := EchoTCP(short, path, netip.Addr{}, netip.AddrPortFrom(loopback, echo.Port()), 1); err == nil {
+	if _, err := EchoTCP(short, path, netip.Addr{}, netip.AddrPortFrom(loopback, echo.Port()),
+		1); err == nil {
 		t.Error("a closed server answers")
 	}
 }

@@ -56,7 +56,8 @@ type UDPReport struct {
 // String is a line for people.
 func (r UDPReport) String() string {
 	return fmt.Sprintf("sent %d received %d lost %d reordered %d duplicates %d corrupt %d send errors %d, longest gap %s",
-		r.Sent, r.Received, r.Lost, r.Reordered, r.Duplicates, r.Corrupt, r.SendErrors, r.MaxGap.Round(time.Millisecond))
+		r.Sent, r.Received, r.Lost, r.Reordered, r.Duplicates, r.Corrupt, r.SendErrors,
+		r.MaxGap.Round(time.Millisecond))
 }
 
 // UDPStream is a running stream.
@@ -87,7 +88,8 @@ func StartUDP(ctx context.Context, o UDPOptions) (*UDPStream, error) {
 		return nil, fmt.Errorf("UDP stream: PPS is %d: use 1 to 1000000", o.PPS)
 	}
 	if o.Size < minUDPSize || o.Size > maxUDPSize {
-		return nil, fmt.Errorf("UDP stream: Size is %d: use %d to %d", o.Size, minUDPSize, maxUDPSize)
+		return nil, fmt.Errorf("UDP stream: Size is %d: use %d to %d", o.Size, minUDPSize,
+			maxUDPSize)
 	}
 	in, err := listenUDP(o.To, o.Dst)
 	if err != nil {

@@ -108,7 +108,8 @@ func client(t *testing.T, path string) *Client {
 
 func manyKeys(n int) (keys []Key) {
 	for i := range n {
-		key := Key{Out: i%3 == 0, SA: uint32(i * 7), Fingerprint: uint64(i) << 40, Salt: [4]byte{byte(i), 2, 3, 4}}
+		key := Key{Out: i%3 == 0, SA: uint32(i * 7), Fingerprint: uint64(i) << 40,
+			Salt: [4]byte{byte(i), 2, 3, 4}}
 		for j := range key.Key {
 			key.Key[j] = byte(i + j)
 		}
@@ -135,7 +136,8 @@ func TestOperations(t *testing.T) {
 			for i := range h.keys {
 				want = append(want, h.keys[i].Held())
 			}
-			if err := errors.Join(c.Configure(ctx, Config{ESPPort: 4501}), c.Install(ctx, h.keys...), c.Remove(ctx, want...), c.Begin(ctx)); err != nil {
+			if err := errors.Join(c.Configure(ctx, Config{ESPPort: 4501}),
+				c.Install(ctx, h.keys...), c.Remove(ctx, want...), c.Begin(ctx)); err != nil {
 				t.Fatal(err)
 			}
 			if held, err := c.List(ctx); err != nil || !reflect.DeepEqual(held, want) {
@@ -160,8 +162,10 @@ func TestOperations(t *testing.T) {
 				t.Error(err)
 			}
 			<-h.left // only after the answer
-			if h.config.ESPPort != 4501 || !reflect.DeepEqual(h.installed, h.keys) || !reflect.DeepEqual(h.removed, want) {
-				t.Errorf("port %d, %d installed, %d removed", h.config.ESPPort, len(h.installed), len(h.removed))
+			if h.config.ESPPort != 4501 || !reflect.DeepEqual(h.installed, h.keys) ||
+				!reflect.DeepEqual(h.removed, want) {
+				t.Errorf("port %d, %d installed, %d removed", h.config.ESPPort, len(h.installed),
+					len(h.removed))
 			}
 			if strings.Join(h.calls, " ") != "begin quit" {
 				t.Error(h.calls)
@@ -178,7 +182,8 @@ func TestRefused(t *testing.T) {
 	h := &fake{refuse: errors.New("not now")}
 	c := client(t, listen(t, answer(h)))
 	for range 2 {
-		if err := c.Begin(t.Context()); !errors.Is(err, ErrRefused) || errors.Is(err, ErrClosed) || !strings.Contains(err.Error(), "not now") {
+		if err := c.Begin(t.Context()); !errors.Is(err, ErrRefused) || errors.Is(err, ErrClosed) ||
+			!strings.Contains(err.Error(), "not now") {
 			t.Errorf("begin: %v", err)
 		}
 	}

@@ -35,7 +35,8 @@ func (s *Supervisor) find(ctx context.Context) (*process, error) {
 	}
 	if old == nil {
 		// No process holds a key. Until the next one does, nothing may count on it.
-		if err := errors.Join(s.opt.Datapath.SetSealer(false), s.opt.Datapath.UnmarkSealer()); err != nil {
+		if err := errors.Join(s.opt.Datapath.SetSealer(false),
+			s.opt.Datapath.UnmarkSealer()); err != nil {
 			return nil, err
 		}
 		if tap, err = s.openTap(); err != nil {
@@ -51,7 +52,8 @@ func (s *Supervisor) find(ctx context.Context) (*process, error) {
 		return nil, err
 	}
 	if old != nil {
-		s.opt.Log.Info("sealer of another version is replaced", "pid", old.client.PID(), "version", old.hello.Build)
+		s.opt.Log.Info("sealer of another version is replaced", "pid", old.client.PID(), "version",
+			old.hello.Build)
 		fresh.before = old.client
 	}
 	return fresh, nil
@@ -64,7 +66,8 @@ func (s *Supervisor) openTap() (*os.File, error) {
 		return tap, err
 	}
 	s.opt.Log.Warn("a process that does not answer reads the sealer's tap, which is made anew")
-	if err := errors.Join(s.opt.Datapath.RemoveSealerTap(), s.opt.Datapath.PrepareSealer()); err != nil {
+	if err := errors.Join(s.opt.Datapath.RemoveSealerTap(),
+		s.opt.Datapath.PrepareSealer()); err != nil {
 		return nil, err
 	}
 	return s.opt.Datapath.OpenSealerTap()
@@ -131,7 +134,8 @@ func (s *Supervisor) adopt(ctx context.Context) (*process, *os.File, error) {
 		if ctx.Err() != nil {
 			return nil, nil, ctx.Err()
 		}
-		if errors.Is(err, errUnfit) || errors.Is(err, control.ErrNotSealer) || time.Since(began) > patience {
+		if errors.Is(err, errUnfit) || errors.Is(err, control.ErrNotSealer) ||
+			time.Since(began) > patience {
 			s.opt.Log.Warn("the sealer that was there is not taken over", "err", err)
 			if silent == nil {
 				return nil, nil, nil
@@ -147,14 +151,16 @@ func (s *Supervisor) adopt(ctx context.Context) (*process, *os.File, error) {
 }
 
 // takeOver takes copies of a process's keys, and its tap.
-func (s *Supervisor) takeOver(ctx context.Context, client *control.Client) (*process, *os.File, error) {
+func (s *Supervisor) takeOver(ctx context.Context,
+	client *control.Client) (*process, *os.File, error) {
 	p := newProcess(client)
 	var err error
 	if p.hello, err = client.Hello(ctx); err != nil {
 		return nil, nil, unfit(err)
 	}
 	if p.hello.Protocol != control.Protocol || !p.hello.Begun {
-		return nil, nil, fmt.Errorf("%w: protocol %d, begun: %v", errUnfit, p.hello.Protocol, p.hello.Begun)
+		return nil, nil, fmt.Errorf("%w: protocol %d, begun: %v", errUnfit, p.hello.Protocol,
+			p.hello.Begun)
 	}
 	keys, tap, err := client.Export(ctx)
 	if err != nil {
@@ -162,7 +168,8 @@ func (s *Supervisor) takeOver(ctx context.Context, client *control.Client) (*pro
 	}
 	defer control.Wipe(keys)
 	for i := range keys {
-		k := esp.SealerKey{Out: keys[i].Out, ID: keys[i].SA, Fingerprint: keys[i].Fingerprint, Key: keys[i].Key, Salt: keys[i].Salt}
+		k := esp.SealerKey{Out: keys[i].Out, ID: keys[i].SA, Fingerprint: keys[i].Fingerprint,
+			Key: keys[i].Key, Salt: keys[i].Salt}
 		// What is not taken over is none of SealerKeys: begin unmarks it, and has the process
 		// forget it.
 		if _, err := s.opt.Datapath.AdoptSealerKey(&k); err != nil {
@@ -183,7 +190,8 @@ func unfit(err error) error {
 }
 
 func (s *Supervisor) start(ctx context.Context, tap *os.File) (*process, error) {
-	started, err := control.Start(ctx, control.Options{Tap: tap, SocketPath: s.opt.Socket, Log: s.opt.Log})
+	started, err := control.Start(ctx,
+		control.Options{Tap: tap, SocketPath: s.opt.Socket, Log: s.opt.Log})
 	if err != nil {
 		return nil, err
 	}

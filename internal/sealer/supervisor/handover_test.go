@@ -204,7 +204,8 @@ func TestCancelled(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer client.Close()
-		if hello, err := client.Hello(t.Context()); err != nil || !hello.Begun || client.PID() == first {
+		if hello, err := client.Hello(t.Context()); err != nil || !hello.Begun ||
+			client.PID() == first {
 			t.Errorf("%+v %v; %+v", hello, err, s.Status())
 		}
 		if held := b.holds(t); len(held) != 2 {

@@ -188,7 +188,8 @@ func (p *process) install(ctx context.Context, dp Datapath, wanted []esp.SealerK
 		if p.held[heldOf(k)] || !dp.SealerSecret(&k) { // gone meanwhile, which is told
 			continue
 		}
-		keys = append(keys, control.Key{Out: k.Out, SA: k.ID, Fingerprint: k.Fingerprint, Key: k.Key, Salt: k.Salt})
+		keys = append(keys,
+			control.Key{Out: k.Out, SA: k.ID, Fingerprint: k.Fingerprint, Key: k.Key, Salt: k.Salt})
 		k.Wipe()
 	}
 	if err := p.client.Install(ctx, keys...); err != nil {

@@ -154,7 +154,8 @@ func (h *host) set(keys ...esp.SealerKey) {
 }
 
 func key(id uint32) esp.SealerKey {
-	return esp.SealerKey{Out: id%2 == 0, ID: id, Fingerprint: uint64(id) + 100, Key: [32]byte{byte(id), 1}, Salt: [4]byte{9}}
+	return esp.SealerKey{Out: id%2 == 0, ID: id, Fingerprint: uint64(id) + 100,
+		Key: [32]byte{byte(id), 1}, Salt: [4]byte{9}}
 }
 
 // harness is where a sealer can be started.
@@ -171,7 +172,8 @@ func newHarness(t *testing.T) *harness {
 		t.Skip("needs root: starts a process of another uid")
 	}
 	dir := t.TempDir()
-	build := exec.Command("go", "build", "-o", filepath.Join(dir, control.Program), "weft.dev/weft/cmd/weft-sealer")
+	build := exec.Command("go", "build", "-o", filepath.Join(dir, control.Program),
+		"weft.dev/weft/cmd/weft-sealer")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
@@ -287,11 +289,13 @@ func TestKeysFollow(t *testing.T) {
 	s, _ := b.run(t, h, control.Build())
 	eventually(t, "the first key", func() error { return b.hasExactly(t, s, h, key(1)) })
 	h.set(key(1), key(2), key(3))
-	eventually(t, "more keys", func() error { return b.hasExactly(t, s, h, key(1), key(2), key(3)) })
+	eventually(t, "more keys",
+		func() error { return b.hasExactly(t, s, h, key(1), key(2), key(3)) })
 	other := key(2)
 	other.Fingerprint++
 	h.set(other, key(3))
-	eventually(t, "one less, one replaced", func() error { return b.hasExactly(t, s, h, other, key(3)) })
+	eventually(t, "one less, one replaced",
+		func() error { return b.hasExactly(t, s, h, other, key(3)) })
 	first := s.Status().PID
 	if err := unix.Kill(first, unix.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -333,7 +337,8 @@ func TestAgentRestarted(t *testing.T) {
 	s, _ = b.run(t, h, "another build")
 	eventually(t, "replacing", func() error { return b.hasExactly(t, s, h, key(1), key(2)) })
 	if s.Status().PID == first || h.opened != 0 || opened != 0 {
-		t.Errorf("pid %d, was %d; the tap was opened %d and %d times, want the first one's", s.Status().PID, first, opened, h.opened)
+		t.Errorf("pid %d, was %d; the tap was opened %d and %d times, want the first one's",
+			s.Status().PID, first, opened, h.opened)
 	}
 	eventually(t, "the end of the first", func() error {
 		if unix.Kill(first, 0) == nil {

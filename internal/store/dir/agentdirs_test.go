@@ -14,20 +14,24 @@ import (
 func TestAgentsDirectories(t *testing.T) {
 	dir := t.TempDir()
 	text := func(kind, name, spec string) string {
-		return "apiVersion: weft.dev/v1alpha1\nkind: " + kind + "\nmetadata: {name: " + name + "}\nspec: {" + spec + "}\n"
+		return "apiVersion: weft.dev/v1alpha1\nkind: " + kind + "\nmetadata: {name: " + name +
+			"}\nspec: {" + spec + "}\n"
 	}
 	objects := map[string]string{
 		"EncryptionPolicy": text("EncryptionPolicy", "open", "cidrs: [10.0.0.0/8]"),
 		"Pod":              text("Pod", "web", ""),
 		"Node":             node("a", 1),
 		"Endpoint":         text("Endpoint", "web", "nodeName: a, addresses: [10.1.1.7]"),
-		"Identity":         text("Identity", `"300"`, `spiffeID: "spiffe://weft.local/ns/shop/sa/web"`),
-		"Epoch":            text("Epoch", "epoch-1", `number: 1, created: "2026-01-01T00:00:00Z", expires: "2026-01-02T00:00:00Z", kek: "file:///kek", wrapped: d2VmdA==`),
+		"Identity": text("Identity", `"300"`,
+			`spiffeID: "spiffe://weft.local/ns/shop/sa/web"`),
+		"Epoch": text("Epoch", "epoch-1",
+			`number: 1, created: "2026-01-01T00:00:00Z", expires: "2026-01-02T00:00:00Z", kek: "file:///kek", wrapped: d2VmdA==`),
 	}
 	all := strings.Join(slices.Sorted(maps.Values(objects)), "---\n")
 	for _, tt := range []struct{ sub, kinds string }{
 		{"endpoints", "Endpoint"}, {"identities", "Identity"}, {"keys", "Epoch"},
-		{".", "EncryptionPolicy Endpoint Epoch Identity Node Pod"}, {"team", "EncryptionPolicy Endpoint Epoch Identity Node Pod"},
+		{".", "EncryptionPolicy Endpoint Epoch Identity Node Pod"},
+		{"team", "EncryptionPolicy Endpoint Epoch Identity Node Pod"},
 	} {
 		tree(t, dir, map[string]string{tt.sub + "/x.yaml": all})
 		s := snapshot(t, open(t, dir))
@@ -48,7 +52,8 @@ func TestAgentsDirectories(t *testing.T) {
 			t.Errorf("%s: errors %v, want %d", tt.sub, s.Errors, want)
 		}
 		for _, e := range s.Errors {
-			if want := " and only objects of kind " + tt.kinds + " are read from " + tt.sub + "/"; e.Line == 0 || !strings.Contains(e.Error(), want) {
+			if want := " and only objects of kind " + tt.kinds + " are read from " + tt.sub +
+				"/"; e.Line == 0 || !strings.Contains(e.Error(), want) {
 				t.Errorf("%s: error %q, want its line and %q", tt.sub, e.Error(), want)
 			}
 		}
@@ -60,7 +65,8 @@ func TestAgentsDirectories(t *testing.T) {
 // the reverse, lets no more be read from it.
 func TestAgentsDirectoryByAnotherName(t *testing.T) {
 	for _, tt := range []struct{ name, link, to string }{
-		{"the agents' is a link", "endpoints", "eps"}, {"another is a link to the agents'", "aaa", "endpoints"},
+		{"the agents' is a link", "endpoints", "eps"},
+		{"another is a link to the agents'", "aaa", "endpoints"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -23,14 +23,16 @@ func BenchmarkChangedEndpoint(b *testing.B) {
 	for i := range 1000 {
 		text := fmt.Sprintf("apiVersion: weft.dev/v1alpha1\nkind: Node\nmetadata: {name: n%d}\nspec: {addresses: [172.16.%d.%d], podCIDRs: [10.%d.%d.0/24]}\n",
 			i, i/200, 1+i%200, i/200, i%200)
-		if err := os.WriteFile(fmt.Sprintf("%s/n%d.yaml", path, i), []byte(text), 0o644); err != nil {
+		if err := os.WriteFile(fmt.Sprintf("%s/n%d.yaml", path, i), []byte(text),
+			0o644); err != nil {
 			b.Fatal(err)
 		}
 	}
 	put := func(i, version int) {
 		ep := endpoint("shop", fmt.Sprint("e", i), fmt.Sprint("n", i%1000))
 		ep.Metadata.Labels = map[string]string{"version": fmt.Sprint(version)}
-		ep.Spec.Addresses = []netip.Addr{netip.AddrFrom4([4]byte{10, byte(i % 1000 / 200), byte(i % 200), byte(2 + i/1000)})}
+		ep.Spec.Addresses = []netip.Addr{netip.AddrFrom4([4]byte{10, byte(i % 1000 / 200),
+			byte(i % 200), byte(2 + i/1000)})}
 		data, err := store.Encode(ep)
 		if err == nil {
 			if _, err = d.ensureDir(endpointsDir, publicDir); err == nil {
@@ -46,7 +48,8 @@ func BenchmarkChangedEndpoint(b *testing.B) {
 	}
 	time.Sleep(settled + time.Second) // so that the files' times tell a later change
 	told := 0
-	w := &watch{dir: d, changed: func(delta store.Delta) { told += len(delta.Changes) }, paths: map[string]bool{}}
+	w := &watch{dir: d, changed: func(delta store.Delta) { told += len(delta.Changes) },
+		paths: map[string]bool{}}
 	if err := w.open(); err != nil {
 		b.Fatal(err)
 	}
@@ -60,7 +63,8 @@ func BenchmarkChangedEndpoint(b *testing.B) {
 	for b.Loop() {
 		n++
 		put(n%10000, n)
-		w.note(fsnotify.Event{Name: fmt.Sprintf("%s/endpoints/shop--e%d.yaml", path, n%10000), Op: fsnotify.Create}, fromEndpoints)
+		w.note(fsnotify.Event{Name: fmt.Sprintf("%s/endpoints/shop--e%d.yaml", path, n%10000),
+			Op: fsnotify.Create}, fromEndpoints)
 		if err := w.refresh(); err != nil {
 			b.Fatal(err)
 		}

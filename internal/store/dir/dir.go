@@ -73,7 +73,8 @@ func Read(path string) (*store.Snapshot, error) {
 }
 
 func newDir(path string) *Dir {
-	return &Dir{path: filepath.Clean(path), timing: defaultTiming, cache: map[string]cached{}, put: map[string]string{}}
+	return &Dir{path: filepath.Clean(path), timing: defaultTiming, cache: map[string]cached{},
+		put: map[string]string{}}
 }
 
 // Path is the directory.
@@ -107,7 +108,8 @@ func (d *Dir) readable() error {
 	info, err := os.Stat(d.path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("store.dir: %s is missing: make it (mkdir -p %s) or correct store.dir", d.path, d.path)
+		return fmt.Errorf("store.dir: %s is missing: make it (mkdir -p %s) or correct store.dir",
+			d.path, d.path)
 	case err != nil:
 		return fmt.Errorf("store.dir: %w", err)
 	case !info.IsDir():

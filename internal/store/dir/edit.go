@@ -29,7 +29,8 @@ func (d *Dir) PutObject(o v1alpha1.Object) error {
 	if err != nil {
 		return fmt.Errorf("write %s %s: %w", kind, key, err)
 	}
-	if elsewhere = slices.DeleteFunc(elsewhere, func(at store.Declared) bool { return at.File == path }); len(elsewhere) > 0 {
+	if elsewhere = slices.DeleteFunc(elsewhere,
+		func(at store.Declared) bool { return at.File == path }); len(elsewhere) > 0 {
 		return fmt.Errorf("write %s %s: it is declared at %s:%d: edit it there, or remove it from there first", kind, key, elsewhere[0].File, elsewhere[0].Line)
 	}
 	if _, err := d.ensureDir(appliedDir, publicDir); err != nil {
@@ -56,7 +57,8 @@ func (d *Dir) DeleteObject(kind, key string) error {
 	}
 	for _, at := range places {
 		if !d.agents(at.File) && at.File != d.appliedPath(kind, key) {
-			return fmt.Errorf("delete %s %s: it is declared at %s:%d: remove it from there", kind, key, at.File, at.Line)
+			return fmt.Errorf("delete %s %s: it is declared at %s:%d: remove it from there", kind,
+				key, at.File, at.Line)
 		}
 	}
 	for _, at := range places {

@@ -20,8 +20,9 @@ func epochObject(number uint64) *v1alpha1.Epoch {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	return &v1alpha1.Epoch{
 		Metadata: v1alpha1.ObjectMeta{Name: v1alpha1.EpochName(number)},
-		Spec: v1alpha1.EpochSpec{Number: number, Created: v1alpha1.Time{Time: now}, Expires: v1alpha1.Time{Time: now.Add(time.Hour)},
-			KEK: "file:///etc/weft/kek", Wrapped: []byte("wrapped")},
+		Spec: v1alpha1.EpochSpec{Number: number, Created: v1alpha1.Time{Time: now},
+			Expires: v1alpha1.Time{Time: now.Add(time.Hour)},
+			KEK:     "file:///etc/weft/kek", Wrapped: []byte("wrapped")},
 	}
 }
 
@@ -48,7 +49,8 @@ func TestEpochs(t *testing.T) {
 	}
 	must(t, d.DeleteEpoch(2))
 	must(t, d.DeleteEpoch(2))
-	if s := snapshot(t, d); len(s.Epochs) != 2 || s.Epochs["epoch-10"] == nil || len(s.Errors) != 0 {
+	if s := snapshot(t, d); len(s.Epochs) != 2 || s.Epochs["epoch-10"] == nil ||
+		len(s.Errors) != 0 {
 		t.Errorf("snapshot %+v, %v", s.Epochs, s.Errors)
 	}
 	info, err := os.Stat(filepath.Join(d.Path(), "keys", "epoch-10.yaml"))
@@ -74,7 +76,9 @@ func TestBadEpochsAreRefused(t *testing.T) {
 	}
 	// So does an epoch in a file of another name.
 	must(t, d.CreateEpoch(epochObject(2)))
-	must(t, os.Rename(filepath.Join(d.Path(), "keys", "epoch-2.yaml"), filepath.Join(d.Path(), "mine.yaml")))
+	must(t,
+		os.Rename(filepath.Join(d.Path(), "keys", "epoch-2.yaml"),
+			filepath.Join(d.Path(), "mine.yaml")))
 	if err := d.CreateEpoch(epochObject(2)); !errors.Is(err, store.ErrExists) {
 		t.Errorf("made beside another: %v", err)
 	}
@@ -162,7 +166,8 @@ func TestReplaceEpoch(t *testing.T) {
 	must(t, d.ReplaceEpoch(again, []byte("wrapped")))
 	list, err := d.Epochs()
 	must(t, err)
-	if len(list) != 1 || string(list[0].Spec.Wrapped) != "wrapped again" || list[0].Spec.KEKVersion != "2" {
+	if len(list) != 1 || string(list[0].Spec.Wrapped) != "wrapped again" ||
+		list[0].Spec.KEKVersion != "2" {
 		t.Errorf("epochs %+v", list)
 	}
 	path := filepath.Join(d.Path(), "keys", "epoch-1.yaml")

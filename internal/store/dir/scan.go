@@ -74,7 +74,9 @@ func aliased(found []file) bool {
 func listOne(dir string) (files, dirs []file, errs []store.ObjectError) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		errs = append(errs, store.ObjectError{File: dir, Msg: fmt.Sprintf("directory cannot be read: %s", reason(err))})
+		errs = append(errs,
+			store.ObjectError{File: dir,
+				Msg: fmt.Sprintf("directory cannot be read: %s", reason(err))})
 	}
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
@@ -88,11 +90,17 @@ func listOne(dir string) (files, dirs []file, errs []store.ObjectError) {
 		case !isYAML(e.Name()):
 		case errors.Is(err, fs.ErrNotExist) && !isLink(path): // just removed
 		case errors.Is(err, fs.ErrNotExist):
-			errs = append(errs, store.ObjectError{File: path, Msg: "is a symbolic link to nothing: correct or remove it"})
+			errs = append(errs,
+				store.ObjectError{File: path,
+					Msg: "is a symbolic link to nothing: correct or remove it"})
 		case err != nil:
-			errs = append(errs, store.ObjectError{File: path, Msg: fmt.Sprintf("cannot be read: %s", reason(err))})
+			errs = append(errs,
+				store.ObjectError{File: path, Msg: fmt.Sprintf("cannot be read: %s", reason(err))})
 		case !info.Mode().IsRegular():
-			errs = append(errs, store.ObjectError{File: path, Msg: fmt.Sprintf("is %s, not a regular file: remove it", describe(info.Mode()))})
+			errs = append(errs,
+				store.ObjectError{File: path,
+					Msg: fmt.Sprintf("is %s, not a regular file: remove it",
+						describe(info.Mode()))})
 		default:
 			files = append(files, file{path, info})
 		}
@@ -148,7 +156,8 @@ func (d *Dir) read(f file) (cached, error) {
 	}
 	objects, errs := store.Decode(f.path, data)
 	objects, foreign := d.belonging(f.path, objects)
-	source := &store.Source{Objects: objects, Errors: append(errs, foreign...), Empty: len(bytes.TrimSpace(data)) == 0}
+	source := &store.Source{Objects: objects, Errors: append(errs, foreign...),
+		Empty: len(bytes.TrimSpace(data)) == 0}
 	return cached{version: v, read: now, source: source}, nil
 }
 
@@ -163,7 +172,8 @@ var agentKinds = map[string]string{
 
 // belonging are the objects that may be in a file's directory, with an error for each of the
 // others.
-func (d *Dir) belonging(path string, objects []store.Declared) (good []store.Declared, errs []store.ObjectError) {
+func (d *Dir) belonging(path string,
+	objects []store.Declared) (good []store.Declared, errs []store.ObjectError) {
 	sub := d.agentsDir(filepath.Dir(path))
 	want, restricted := agentKinds[sub]
 	if !restricted {

@@ -197,7 +197,8 @@ func (w *watch) free() time.Time {
 // everything is looked at.
 func (w *watch) note(e fsnotify.Event, from origin) {
 	// A file that was moved away is one that came somewhere else.
-	if from == fromPeople || !isYAML(e.Name) || ignored(filepath.Base(e.Name)) || e.Has(fsnotify.Rename) {
+	if from == fromPeople || !isYAML(e.Name) || ignored(filepath.Base(e.Name)) ||
+		e.Has(fsnotify.Rename) {
 		w.whole = true
 		return
 	}
@@ -250,7 +251,8 @@ func (w *watch) tellAway(why string) store.Delta {
 		return store.Delta{}
 	}
 	w.away = why
-	errs := append([]store.ObjectError{{File: w.dir.path, Msg: why}}, w.dir.history.ErrorsOf(w.dir.path)...)
+	errs := append([]store.ObjectError{{File: w.dir.path, Msg: why}},
+		w.dir.history.ErrorsOf(w.dir.path)...)
 	return store.Delta{Errors: map[string][]store.ObjectError{w.dir.path: errs}}
 }
 

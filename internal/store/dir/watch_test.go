@@ -36,7 +36,8 @@ func watching(t *testing.T, d *Dir) <-chan *store.Snapshot {
 
 // until takes snapshots until one has these nodes and an error with this text ("":
 // no errors at all).
-func until(t *testing.T, snapshots <-chan *store.Snapshot, errText string, nodes ...string) *store.Snapshot {
+func until(t *testing.T, snapshots <-chan *store.Snapshot, errText string,
+	nodes ...string) *store.Snapshot {
 	t.Helper()
 	timeout := time.After(2 * time.Minute)
 	var last *store.Snapshot
@@ -44,8 +45,10 @@ func until(t *testing.T, snapshots <-chan *store.Snapshot, errText string, nodes
 		select {
 		case s := <-snapshots:
 			last = s
-			hasErr := slices.ContainsFunc(s.Errors, func(e store.ObjectError) bool { return strings.Contains(e.Error(), errText) })
-			if slices.Equal(slices.Sorted(maps.Keys(s.Nodes)), nodes) && (hasErr && errText != "" || errText == "" && len(s.Errors) == 0) {
+			hasErr := slices.ContainsFunc(s.Errors,
+				func(e store.ObjectError) bool { return strings.Contains(e.Error(), errText) })
+			if slices.Equal(slices.Sorted(maps.Keys(s.Nodes)), nodes) &&
+				(hasErr && errText != "" || errText == "" && len(s.Errors) == 0) {
 				return s
 			}
 		case <-timeout:
@@ -106,12 +109,15 @@ func TestWatchConfigMap(t *testing.T) {
 func TestWatchSurvivesLoss(t *testing.T) {
 	dir := t.TempDir() + "/objects"
 	d := open(t, dir)
-	d.timing = timing{debounce: time.Millisecond, maxDelay: 10 * time.Millisecond, poll: 50 * time.Millisecond, retry: 10 * time.Millisecond}
+	d.timing = timing{debounce: time.Millisecond, maxDelay: 10 * time.Millisecond,
+		poll: 50 * time.Millisecond, retry: 10 * time.Millisecond}
 	tree(t, dir, map[string]string{"a.yaml": node("a", 1)})
 	got := watching(t, d)
 	until(t, got, "", "a")
 	must(t, os.Rename(dir, dir+".away"))
-	until(t, got, "is missing: make it (mkdir -p "+dir+") or correct store.dir; the objects read last stay in use", "a")
+	until(t, got,
+		"is missing: make it (mkdir -p "+dir+
+			") or correct store.dir; the objects read last stay in use", "a")
 	tree(t, dir, map[string]string{"b.yaml": node("b", 2)})
 	until(t, got, "", "b")
 	tree(t, dir, map[string]string{"c.yaml": node("c", 3)})
@@ -200,8 +206,9 @@ func TestWhenToRead(t *testing.T) {
 		changes []change
 		want    int
 	}{
-		"a change by people":               {0, []change{{10, fromPeople}}, 10 + debounce},
-		"and another":                      {0, []change{{10, fromPeople}, {30, fromPeople}}, 30 + debounce},
+		"a change by people": {0, []change{{10, fromPeople}}, 10 + debounce},
+		"and another": {0, []change{{10, fromPeople}, {30, fromPeople}},
+			30 + debounce},
 		"changes by people that never end": {0, flood(fromPeople, 10, 600, 10), 10 + most},
 		"an endpoint":                      {0, []change{{10, fromEndpoints}}, 10},
 		"an endpoint too soon":             {200, []change{{10, fromEndpoints}}, 200},
@@ -209,10 +216,16 @@ func TestWhenToRead(t *testing.T) {
 		"and begin too soon":               {200, flood(fromEndpoints, 10, 30000, 1), 200},
 		"an identity":                      {0, []change{{10, fromIdentities}}, 10 + debounce},
 		"identities that never end":        {0, flood(fromIdentities, 10, 30000, 1), 10 + debounce},
-		"an identity and its endpoint":     {0, []change{{10, fromIdentities}, {20, fromEndpoints}}, 20},
-		"an endpoint and its identity":     {200, []change{{10, fromEndpoints}, {190, fromIdentities}}, 200},
-		"endpoints behind people":          {0, append([]change{{10, fromPeople}}, flood(fromEndpoints, 11, 30000, 1)...), 10 + debounce},
-		"people behind endpoints":          {400, append(flood(fromEndpoints, 10, 390, 1), flood(fromPeople, 395, 30000, 1)...), 395 + most},
+		"an identity and its endpoint": {0, []change{{10, fromIdentities}, {20, fromEndpoints}},
+			20},
+		"an endpoint and its identity": {200,
+			[]change{{10, fromEndpoints}, {190, fromIdentities}}, 200},
+		"endpoints behind people": {0,
+			append([]change{{10, fromPeople}}, flood(fromEndpoints, 11, 30000, 1)...),
+			10 + debounce},
+		"people behind endpoints": {400,
+			append(flood(fromEndpoints, 10, 390, 1), flood(fromPeople, 395, 30000, 1)...),
+			395 + most},
 	} {
 		var next reading
 		moment := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
@@ -230,10 +243,12 @@ func TestEventsThatNeverCease(t *testing.T) {
 	dir := t.TempDir()
 	d := open(t, dir)
 	must(t, d.PutEndpoint(endpoint("shop", "web", "a")))
-	d.timing = timing{debounce: time.Millisecond, maxDelay: time.Millisecond, poll: time.Hour, retry: time.Hour}
+	d.timing = timing{debounce: time.Millisecond, maxDelay: time.Millisecond, poll: time.Hour,
+		retry: time.Hour}
 	calls := 0
 	events := make(chan fsnotify.Event)
-	w := &watch{dir: d, paths: map[string]bool{}, events: events, changed: func(store.Delta) { calls++ }}
+	w := &watch{dir: d, paths: map[string]bool{}, events: events,
+		changed: func(store.Delta) { calls++ }}
 	must(t, w.refresh())
 	w.broken, w.took = false, time.Second
 	w.read = time.Now()
@@ -270,12 +285,15 @@ func TestWholeReadListsOnce(t *testing.T) {
 	must(t, d.readAll(func(sub string) {
 		named = append(named, sub)
 		// What comes now, before the listing, is read.
-		tree(t, sub, map[string]string{filepath.Base(sub) + "-late.yaml": node(fmt.Sprint("late", len(named)), 10+len(named))})
+		tree(t, sub,
+			map[string]string{filepath.Base(sub) +
+				"-late.yaml": node(fmt.Sprint("late", len(named)), 10+len(named))})
 	}))
 	if want := []string{dir, filepath.Join(dir, "sub")}; !slices.Equal(named, want) {
 		t.Errorf("named %q, want %q", named, want)
 	}
-	if got := slices.Sorted(maps.Keys(d.history.Snapshot().Nodes)); !slices.Equal(got, []string{"a", "b", "late1", "late2"}) {
+	if got := slices.Sorted(maps.Keys(d.history.Snapshot().Nodes)); !slices.Equal(got,
+		[]string{"a", "b", "late1", "late2"}) {
 		t.Errorf("read nodes %q", got)
 	}
 }
@@ -285,7 +303,8 @@ func TestWholeReadListsOnce(t *testing.T) {
 func TestGivenUpHalfWay(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
-	changed, odd := filepath.Join(path, endpointsDir, "a.yaml"), filepath.Join(path, endpointsDir, "b.yaml")
+	changed, odd := filepath.Join(path, endpointsDir, "a.yaml"), filepath.Join(path, endpointsDir,
+		"b.yaml")
 	put := func(version string) {
 		ep := endpoint("shop", "a", "n")
 		ep.Metadata.Labels = map[string]string{"version": version}

@@ -66,7 +66,8 @@ func TestStartsWithoutEtcd(t *testing.T) {
 	for e.Away() == nil {
 		time.Sleep(10 * time.Millisecond)
 	}
-	if w.now != nil || !strings.Contains(e.Away().Error(), "no answer from etcd at unix://") || !strings.Contains(e.Away().Error(), "no such file or directory") {
+	if w.now != nil || !strings.Contains(e.Away().Error(), "no answer from etcd at unix://") ||
+		!strings.Contains(e.Away().Error(), "no such file or directory") {
 		t.Errorf("%v, %v", w.now, e.Away())
 	}
 	c.Members[0].Start()
@@ -77,7 +78,9 @@ func TestStartsWithoutEtcd(t *testing.T) {
 // the steps.
 func TestCompaction(t *testing.T) {
 	c := etcdtest.Start(t, etcdtest.Options{})
-	puts(t, c, map[string]string{"/weft/node/a": nodeText("a", 1), "/weft/node/b": nodeText("b", 2), "/weft/node/c": nodeText("c", 3)})
+	puts(t, c,
+		map[string]string{"/weft/node/a": nodeText("a", 1), "/weft/node/b": nodeText("b", 2),
+			"/weft/node/c": nodeText("c", 3)})
 	e := open(t, c, "a")
 	ctx, cancel := context.WithCancel(context.Background())
 	first := make(chan store.Delta, 10)
@@ -90,7 +93,8 @@ func TestCompaction(t *testing.T) {
 	client := c.Client()
 	last, err := client.Get(context.Background(), "x")
 	must(t, err)
-	_, err = client.Compact(context.Background(), last.Header.Revision, clientv3.WithCompactPhysical())
+	_, err = client.Compact(context.Background(), last.Header.Revision,
+		clientv3.WithCompactPhysical())
 	must(t, err)
 	before := e.mirror.generation
 	w := watching(t, e)
@@ -134,7 +138,9 @@ func TestRestore(t *testing.T) {
 		t.Run(fmt.Sprint(further, " writes after"), func(t *testing.T) {
 			c := etcdtest.Start(t, etcdtest.Options{})
 			m := c.Members[0]
-			puts(t, c, map[string]string{"/weft/node/a": nodeText("a", 1), "/weft/node/gone": nodeText("gone", 9)})
+			puts(t, c,
+				map[string]string{"/weft/node/a": nodeText("a", 1),
+					"/weft/node/gone": nodeText("gone", 9)})
 			m.Kill()
 			saved := m.Save()
 			m.Start()
@@ -149,7 +155,8 @@ func TestRestore(t *testing.T) {
 			number, err := identity.Allocate(a, id)
 			must(t, err)
 			w.until("all", func(s *store.Snapshot) bool {
-				return len(s.Nodes) == 2 && len(s.Endpoints) == 2 && len(s.Epochs) == 1 && len(s.Identities) == 1
+				return len(s.Nodes) == 2 && len(s.Endpoints) == 2 && len(s.Epochs) == 1 &&
+					len(s.Identities) == 1
 			})
 			w.mu.Lock()
 			w.lost = nil // "gone" went
@@ -163,7 +170,8 @@ func TestRestore(t *testing.T) {
 				endpoint := m.Endpoint
 				m.Rebind(endpoint + ".other") // where the watchers do not see it
 				m.Start()
-				client, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint + ".other"}})
+				client, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint +
+					".other"}})
 				must(t, err)
 				for n := range further {
 					_, err := client.Put(t.Context(), "/other", fmt.Sprint(n))
@@ -175,7 +183,8 @@ func TestRestore(t *testing.T) {
 				os.Remove(path + ".other")
 			}
 			m.Start()
-			s := w.nodes("/weft/node/b: is missing since etcd was restored to an older state", "a", "b", "gone")
+			s := w.nodes("/weft/node/b: is missing since etcd was restored to an older state", "a",
+				"b", "gone")
 			if len(s.Epochs) != 1 || len(s.Identities) != 1 || len(s.Endpoints) != 2 {
 				t.Errorf("%v, %v, %v", s.Epochs, s.Identities, s.Endpoints)
 			}
@@ -183,7 +192,8 @@ func TestRestore(t *testing.T) {
 			// A node that knows nothing of the time before finds what this one has written again.
 			fresh, err := open(t, c, "c").Snapshot()
 			must(t, err)
-			if keys := slices.Sorted(maps.Keys(fresh.Endpoints)); len(fresh.Epochs) != 1 || !slices.Equal(keys, []string{"shop/web"}) {
+			if keys := slices.Sorted(maps.Keys(fresh.Endpoints)); len(fresh.Epochs) != 1 ||
+				!slices.Equal(keys, []string{"shop/web"}) {
 				t.Errorf("%v, %v", fresh.Epochs, keys)
 			}
 			if again, err := identity.Allocate(open(t, c, "c"), id); err != nil || again != number {
@@ -193,10 +203,16 @@ func TestRestore(t *testing.T) {
 			_, err = b.Snapshot()
 			must(t, err)
 			w.until("b's endpoint", func(s *store.Snapshot) bool {
-				return s.Endpoints["shop/db"] != nil && !slices.ContainsFunc(s.Errors, func(e store.ObjectError) bool { return strings.Contains(e.File, "shop/db") })
+				return s.Endpoints["shop/db"] != nil &&
+					!slices.ContainsFunc(s.Errors,
+						func(e store.ObjectError) bool {
+							return strings.Contains(e.File,
+								"shop/db")
+						})
 			})
 			must(t, b.DeleteEndpoint("shop/db"))
-			w.until("it gone", func(s *store.Snapshot) bool { return s.Endpoints["shop/db"] == nil })
+			w.until("it gone",
+				func(s *store.Snapshot) bool { return s.Endpoints["shop/db"] == nil })
 			// Applied again and deleted, a node is gone for good.
 			puts(t, c, map[string]string{"/weft/node/b": nodeText("b", 2)})
 			w.nodes("", "a", "b", "gone")
@@ -223,7 +239,8 @@ func TestDatabaseIsFull(t *testing.T) {
 		"put":    func() error { return e.PutEndpoint(endpoint("shop", "web", "a")) },
 		"create": func() error { return e.CreateEpoch(epoch(1, "x")) },
 	} {
-		if err := call(); err == nil || !strings.Contains(err.Error(), "etcd's database is full, and nothing can be written") {
+		if err := call(); err == nil ||
+			!strings.Contains(err.Error(), "etcd's database is full, and nothing can be written") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -256,7 +273,8 @@ func TestStartWithTakenPort(t *testing.T) {
 	}
 	members, err := c.Client().MemberList(t.Context())
 	must(t, err)
-	if got := fmt.Sprint(members); len(members.Members) != 3 || strings.Contains(got, taken.Addr().String()) {
+	if got := fmt.Sprint(members); len(members.Members) != 3 ||
+		strings.Contains(got, taken.Addr().String()) {
 		t.Errorf("members %s", got)
 	}
 }

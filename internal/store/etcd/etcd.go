@@ -103,8 +103,9 @@ func Open(opt Options) (*Etcd, error) {
 	}
 	return &Etcd{
 		opt: opt, client: client, log: opt.Log, asking: make(chan struct{}, 1),
-		kv: etcdserverpb.NewKVClient(client.ActiveConnection()), watches: etcdserverpb.NewWatchClient(client.ActiveConnection()),
-		mirror: newMirror(),
+		kv:      etcdserverpb.NewKVClient(client.ActiveConnection()),
+		watches: etcdserverpb.NewWatchClient(client.ActiveConnection()),
+		mirror:  newMirror(),
 	}, nil
 }
 

@@ -21,7 +21,10 @@ func (e *Etcd) dirOf(kind string) string { return e.root() + strings.ToLower(kin
 
 // endpointsOf is where a node's endpoints are: its own part, which no other node need be able to
 // write.
-func (e *Etcd) endpointsOf(node string) string { return e.dirOf(v1alpha1.KindEndpoint) + node + "/" }
+func (e *Etcd) endpointsOf(node string) string {
+	return e.dirOf(v1alpha1.KindEndpoint) + node +
+		"/"
+}
 
 // keyOf is where an object belongs.
 func (e *Etcd) keyOf(o v1alpha1.Object) string {
@@ -63,7 +66,8 @@ func (e *Etcd) sourceOf(key string, value []byte, was string) *store.Source {
 	}
 	kind := e.kindOf(key)
 	if kind == "" {
-		return wrong(e.fileOf(key), fmt.Sprintf("is no key that is read below %s: remove it (etcdctl del)", e.opt.Prefix))
+		return wrong(e.fileOf(key),
+			fmt.Sprintf("is no key that is read below %s: remove it (etcdctl del)", e.opt.Prefix))
 	}
 	objects, errs := store.Decode(key, value)
 	s := &store.Source{Objects: objects, Errors: errs, Empty: len(bytes.TrimSpace(value)) == 0}
@@ -75,10 +79,13 @@ func (e *Etcd) sourceOf(key string, value []byte, was string) *store.Source {
 	}
 	if at := e.keyOf(objects[0].Object); at != key {
 		o := objects[0].Object
-		return wrong(key, fmt.Sprintf("holds %s %s, which belongs at %s: move it", o.Type().Kind, o.Meta().Key(), at))
+		return wrong(key,
+			fmt.Sprintf("holds %s %s, which belongs at %s: move it", o.Type().Kind, o.Meta().Key(),
+				at))
 	}
 	if now := identityOf(s); was != "" && was != now {
-		return wrong(key, fmt.Sprintf("is now the number of %s, and was given to %s: a number is given once, so the first stays in use", now, was))
+		return wrong(key,
+			fmt.Sprintf("is now the number of %s, and was given to %s: a number is given once, so the first stays in use", now, was))
 	}
 	return s
 }

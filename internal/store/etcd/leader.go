@@ -50,7 +50,8 @@ func (l *Leader) try(ctx context.Context) (bool, error) {
 		return false, fmt.Errorf("become leader: %w", err)
 	}
 	defer cancel()
-	if held, err := e.get(ctx, e.leaderKey()); err != nil || held != nil && string(held.Value) != l.node {
+	if held, err := e.get(ctx, e.leaderKey()); err != nil || held != nil &&
+		string(held.Value) != l.node {
 		return false, err
 	}
 	asked := time.Now()
@@ -58,7 +59,8 @@ func (l *Leader) try(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("become leader: %w", e.explain(err))
 	}
-	answer, err := e.client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(e.leaderKey()), "=", 0)).
+	answer, err := e.client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(e.leaderKey()),
+		"=", 0)).
 		Then(clientv3.OpPut(e.leaderKey(), l.node, clientv3.WithLease(lease.ID))).Commit()
 	if err != nil || !answer.Succeeded {
 		_, _ = e.client.Revoke(ctx, lease.ID) // else it ends by itself

@@ -76,8 +76,10 @@ func (e *Etcd) refresh(ctx context.Context) error {
 	case err != nil:
 		return err
 	}
-	same := len(news.anchor) == 1 && news.anchor[0].ModRevision == anchor.revision && sum(news.anchor[0].Value) == anchor.sum
-	if !same || news.cluster != at.cluster || news.revision < at.revision || news.revision-at.revision > bump {
+	same := len(news.anchor) == 1 && news.anchor[0].ModRevision == anchor.revision &&
+		sum(news.anchor[0].Value) == anchor.sum
+	if !same || news.cluster != at.cluster || news.revision < at.revision ||
+		news.revision-at.revision > bump {
 		return e.relist(ctx, true)
 	}
 	if e.advance(news) {
@@ -110,7 +112,8 @@ func (e *Etcd) since(ctx context.Context, anchor string, revision int64) (*news,
 		return nil, e.explain(err)
 	}
 	changed, count, was := answer.Responses[0].GetResponseRange(), answer.Responses[1].GetResponseRange(), answer.Responses[2].GetResponseRange()
-	n := &news{revision: answer.Header.Revision, cluster: answer.Header.ClusterId, changed: changed.Kvs, anchor: was.Kvs, count: count.Count}
+	n := &news{revision: answer.Header.Revision, cluster: answer.Header.ClusterId,
+		changed: changed.Kvs, anchor: was.Kvs, count: count.Count}
 	return n, e.deleted(ctx, n)
 }
 
@@ -119,7 +122,8 @@ func (e *Etcd) deleted(ctx context.Context, n *news) error {
 	if e.expected(n.changed) == n.count {
 		return nil
 	}
-	answer, err := e.client.Get(ctx, e.root(), clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithRev(n.revision))
+	answer, err := e.client.Get(ctx, e.root(), clientv3.WithPrefix(), clientv3.WithKeysOnly(),
+		clientv3.WithRev(n.revision))
 	if err != nil {
 		return e.explain(err)
 	}

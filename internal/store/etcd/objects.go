@@ -105,7 +105,8 @@ func (e *Etcd) publishers(ctx context.Context, key string) (paths []string, err 
 		return nil, fmt.Errorf("look for endpoint %s: %w", key, e.explain(err))
 	}
 	for _, kv := range all.Kvs {
-		if _, name, ok := strings.Cut(strings.TrimPrefix(string(kv.Key), dir), "/"); ok && name == key {
+		if _, name, ok := strings.Cut(strings.TrimPrefix(string(kv.Key), dir), "/"); ok &&
+			name == key {
 			paths = append(paths, string(kv.Key))
 		}
 	}
@@ -232,7 +233,8 @@ func (e *Etcd) Identity(number uint32) (*v1alpha1.Identity, error) {
 		return i, nil
 	}
 	if e.mirror.entries[key] != nil {
-		return nil, fmt.Errorf("read identity %d: %s cannot be used: correct or remove it", number, key)
+		return nil, fmt.Errorf("read identity %d: %s cannot be used: correct or remove it", number,
+			key)
 	}
 	return nil, nil
 }
@@ -287,7 +289,8 @@ func (e *Etcd) exchange(key string, value, old []byte) error {
 	if now == nil || !holdsWrapped(key, now.Value, old) {
 		return store.ErrChanged
 	}
-	answer, err := e.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", now.ModRevision)).
+	answer, err := e.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=",
+		now.ModRevision)).
 		Then(clientv3.OpPut(key, string(value))).Commit()
 	if err == nil && !answer.Succeeded {
 		err = store.ErrChanged

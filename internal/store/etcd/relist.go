@@ -68,7 +68,8 @@ func (e *Etcd) list(ctx context.Context) (*listing, error) {
 	return l, nil
 }
 
-func (e *Etcd) page(ctx context.Context, from string, revision int64) (*clientv3.GetResponse, error) {
+func (e *Etcd) page(ctx context.Context, from string,
+	revision int64) (*clientv3.GetResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	answer, err := e.client.Get(ctx, from, clientv3.WithRange(clientv3.GetPrefixRangeEnd(e.root())),
@@ -148,7 +149,8 @@ func (e *Etcd) lose(key string, known *entry, changed map[string]*store.Source) 
 		e.remove(key, changed)
 		return
 	}
-	known.lost, known.source = true, wrong(key, "is missing since etcd was restored to an older state: apply it again (weft apply), and if it is to go, delete it then")
+	known.lost, known.source = true, wrong(key,
+		"is missing since etcd was restored to an older state: apply it again (weft apply), and if it is to go, delete it then")
 	e.mirror.lost++
 	changed[key] = known.source
 }

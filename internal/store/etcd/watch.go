@@ -82,7 +82,8 @@ func (w *watch) session(ctx context.Context) (connected bool, err error) {
 	from := e.mirror
 	e.mu.Unlock()
 	request := &etcdserverpb.WatchCreateRequest{
-		Key: []byte(e.root()), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(e.root())), StartRevision: from.revision + 1, ProgressNotify: true,
+		Key: []byte(e.root()), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(e.root())),
+		StartRevision: from.revision + 1, ProgressNotify: true,
 	}
 	if err := stream.Send(&etcdserverpb.WatchRequest{RequestUnion: &etcdserverpb.WatchRequest_CreateRequest{CreateRequest: request}}); err != nil {
 		return false, e.explain(err)
@@ -111,7 +112,8 @@ func (e *Etcd) follow(answer *etcdserverpb.WatchResponse, from mirror) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	m := &e.mirror
-	if m.generation != from.generation || answer.Header.ClusterId != m.cluster || answer.Created && answer.Header.Revision < from.revision {
+	if m.generation != from.generation || answer.Header.ClusterId != m.cluster || answer.Created &&
+		answer.Header.Revision < from.revision {
 		return errBehind
 	}
 	changed, reached := map[string]*store.Source{}, m.revision
@@ -165,5 +167,6 @@ func (w *watch) away(err error) {
 		return
 	}
 	text := e.Away().Error() + "; the objects read last stay in use"
-	w.changed(store.Delta{Errors: map[string][]store.ObjectError{awayFile: {{File: awayFile, Msg: text}}}})
+	w.changed(store.Delta{Errors: map[string][]store.ObjectError{awayFile: {{File: awayFile,
+		Msg: text}}}})
 }

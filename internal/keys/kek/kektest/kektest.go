@@ -42,9 +42,11 @@ var (
 	here         = kek.Binding{Cluster: "loom", Epoch: 7, Created: created, Expires: expires}
 	otherEpoch   = kek.Binding{Cluster: "loom", Epoch: 8, Created: created, Expires: expires}
 	otherCluster = kek.Binding{Cluster: "shuttle", Epoch: 7, Created: created, Expires: expires}
-	longerLife   = kek.Binding{Cluster: "loom", Epoch: 7, Created: created, Expires: expires.Add(time.Millisecond)}
-	laterStart   = kek.Binding{Cluster: "loom", Epoch: 7, Created: created.Add(time.Hour), Expires: expires}
-	untimed      = kek.Binding{Cluster: "loom", Epoch: 7}
+	longerLife   = kek.Binding{Cluster: "loom", Epoch: 7, Created: created,
+		Expires: expires.Add(time.Millisecond)}
+	laterStart = kek.Binding{Cluster: "loom", Epoch: 7, Created: created.Add(time.Hour),
+		Expires: expires}
+	untimed = kek.Binding{Cluster: "loom", Epoch: 7}
 )
 
 // Run runs the whole table.
@@ -62,9 +64,11 @@ func Run(t *testing.T, target Target) {
 		{"corrupt blob", corrupt},
 		{"rotated version", rotated},
 		{"check", check},
-		{"disabled key", fault(func(t Target) func(*testing.T) func() { return t.Disable }, kek.ErrDisabled)},
+		{"disabled key",
+			fault(func(t Target) func(*testing.T) func() { return t.Disable }, kek.ErrDisabled)},
 		{"denied", fault(func(t Target) func(*testing.T) func() { return t.Deny }, kek.ErrDenied)},
-		{"throttled", fault(func(t Target) func(*testing.T) func() { return t.Throttle }, kek.ErrThrottled)},
+		{"throttled",
+			fault(func(t Target) func(*testing.T) func() { return t.Throttle }, kek.ErrThrottled)},
 		{"throttled for a while", throttledForAWhile},
 		{"slow", slow},
 		{"unreachable", unreachable},
@@ -140,8 +144,10 @@ func otherBinding(other kek.Binding) func(*testing.T, Target) {
 			e["cluster"], e["epoch"] = other.Cluster, other.Epoch
 			e["created"], e["expires"] = other.Created.UnixMilli(), other.Expires.UnixMilli()
 		})
-		if _, err := k.Unwrap(t.Context(), forged, other); !errors.Is(err, kek.ErrWrongBinding) && !errors.Is(err, kek.ErrCorrupt) {
-			t.Errorf("moved blob with forged names: want ErrWrongBinding or ErrCorrupt, got %v", err)
+		if _, err := k.Unwrap(t.Context(), forged, other); !errors.Is(err, kek.ErrWrongBinding) &&
+			!errors.Is(err, kek.ErrCorrupt) {
+			t.Errorf("moved blob with forged names: want ErrWrongBinding or ErrCorrupt, got %v",
+				err)
 		}
 	}
 }
@@ -160,7 +166,8 @@ func olderFormat(t *testing.T, target Target) {
 		t.Error("today's is said not to bind the epoch's times")
 	}
 	forged := edit(t, timed, func(e map[string]any) { e["format"] = 1 })
-	if _, err := k.Unwrap(t.Context(), forged, longerLife); !errors.Is(err, kek.ErrWrongBinding) && !errors.Is(err, kek.ErrCorrupt) {
+	if _, err := k.Unwrap(t.Context(), forged, longerLife); !errors.Is(err, kek.ErrWrongBinding) &&
+		!errors.Is(err, kek.ErrCorrupt) {
 		t.Errorf("a blob that was made one of the older format: want ErrWrongBinding or ErrCorrupt, got %v", err)
 	}
 }
@@ -244,7 +251,8 @@ func check(t *testing.T, target Target) {
 // is gone.
 func fault(hook func(Target) func(*testing.T) func(), kind error) func(*testing.T, Target) {
 	return func(t *testing.T, target Target) {
-		k, patient := target.Open(t, once()), target.Open(t, kek.Options{RetryFor: 20 * time.Second})
+		k, patient := target.Open(t, once()), target.Open(t,
+			kek.Options{RetryFor: 20 * time.Second})
 		dek, blob, _ := wrap(t, k, here)
 		mustUnwrap(t, patient, blob, dek, here)
 		undo := hook(target)(t)
@@ -329,7 +337,8 @@ func hooks(t *testing.T, target Target) {
 		t.Fatalf("records %+v, attempts %v", records, attempts)
 	}
 	for i, outcome := range []string{"ok", "ok", "wrong_binding"} {
-		if r := records[i]; r.Outcome != outcome || r.Node != "a" || r.KEK != k.URL() || i < 2 && r.KEKVersion != version {
+		if r := records[i]; r.Outcome != outcome || r.Node != "a" || r.KEK != k.URL() || i < 2 &&
+			r.KEKVersion != version {
 			t.Errorf("record %d: %+v", i, r)
 		}
 	}

@@ -46,9 +46,12 @@ func NewAuthority(t testing.TB) *Authority {
 	t.Helper()
 	key := newKey(t)
 	template := &x509.Certificate{
-		SerialNumber: serial(t), Subject: pkix.Name{CommonName: "test authority"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().AddDate(-10, 0, 0), NotAfter: time.Now().AddDate(10, 0, 0),
-		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign, URIs: []*url.URL{{Scheme: "spiffe", Host: TrustDomain}},
+		SerialNumber: serial(t), Subject: pkix.Name{CommonName: "test authority"}, IsCA: true,
+		BasicConstraintsValid: true,
+		NotBefore:             time.Now().AddDate(-10, 0, 0),
+		NotAfter:              time.Now().AddDate(10, 0, 0),
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+		URIs:                  []*url.URL{{Scheme: "spiffe", Host: TrustDomain}},
 	}
 	raw, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
@@ -73,7 +76,8 @@ func newKey(t testing.TB) *ecdsa.PrivateKey {
 }
 
 // Node makes a node's certificate, good but for what change does to it.
-func (a *Authority) Node(t testing.TB, name string, change func(*x509.Certificate)) *tls.Certificate {
+func (a *Authority) Node(t testing.TB, name string,
+	change func(*x509.Certificate)) *tls.Certificate {
 	t.Helper()
 	template := &x509.Certificate{
 		SerialNumber: serial(t), Subject: pkix.Name{CommonName: name},
@@ -104,7 +108,8 @@ func (a *Authority) Write(t testing.TB, dir string, cert *tls.Certificate) nodei
 	if err != nil {
 		t.Fatal(err)
 	}
-	paths := nodeid.Paths{Cert: filepath.Join(dir, "node.crt"), Key: filepath.Join(dir, "node.key"), Bundle: filepath.Join(dir, "ca.crt")}
+	paths := nodeid.Paths{Cert: filepath.Join(dir, "node.crt"), Key: filepath.Join(dir, "node.key"),
+		Bundle: filepath.Join(dir, "ca.crt")}
 	writePEM(t, paths.Cert, "CERTIFICATE", cert.Certificate[0], 0o644)
 	writePEM(t, paths.Key, "PRIVATE KEY", key, 0o600)
 	writePEM(t, paths.Bundle, "CERTIFICATE", a.Cert.Raw, 0o644)
@@ -116,7 +121,8 @@ func writePEM(t testing.TB, path, kind string, raw []byte, mode os.FileMode) {
 	// A new file each time, as every tool that is careful does: the mode is right from the
 	// beginning.
 	_ = os.Remove(path)
-	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: raw}), mode); err != nil {
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: raw}),
+		mode); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -129,7 +135,10 @@ type Source struct {
 }
 
 // Source makes one that trusts this authority.
-func (a *Authority) Source(cert *tls.Certificate) *Source { return &Source{cert: cert, roots: a.Pool} }
+func (a *Authority) Source(cert *tls.Certificate) *Source {
+	return &Source{cert: cert,
+		roots: a.Pool}
+}
 
 // Set replaces the certificate; nil takes it away.
 func (s *Source) Set(cert *tls.Certificate) {

@@ -45,7 +45,8 @@ func run() error {
 	}
 	address := "http://" + l.Addr().String()
 	core, err := vault.NewCore(&vault.CoreConfig{
-		Physical: storage, Logger: logger, DisableMlock: true, RedirectAddr: address, BuiltinRegistry: registry{},
+		Physical: storage, Logger: logger, DisableMlock: true, RedirectAddr: address,
+		BuiltinRegistry:    registry{},
 		LogicalBackends:    map[string]logical.Factory{"transit": transit.Factory},
 		CredentialBackends: map[string]logical.Factory{"jwt": jwtauth.Factory},
 	})
@@ -56,9 +57,11 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	handler := vaulthttp.Handler.Handler(&vault.HandlerProperties{Core: core, ListenerConfig: &configutil.Listener{Address: l.Addr().String()}})
+	handler := vaulthttp.Handler.Handler(&vault.HandlerProperties{Core: core,
+		ListenerConfig: &configutil.Listener{Address: l.Addr().String()}})
 	go func() { _ = http.Serve(l, handler) }()
-	if err := json.NewEncoder(os.Stdout).Encode(map[string]string{"address": address, "token": token}); err != nil {
+	if err := json.NewEncoder(os.Stdout).Encode(map[string]string{"address": address,
+		"token": token}); err != nil {
 		return fmt.Errorf("say where: %w", err)
 	}
 	_, _ = io.Copy(io.Discard, os.Stdin)
@@ -68,7 +71,8 @@ func run() error {
 func unseal(core *vault.Core) (token string, err error) {
 	ctx := context.Background()
 	shares := &vault.SealConfig{SecretShares: 1, SecretThreshold: 1}
-	result, err := core.Initialize(ctx, &vault.InitParams{BarrierConfig: shares, RecoveryConfig: &vault.SealConfig{}})
+	result, err := core.Initialize(ctx,
+		&vault.InitParams{BarrierConfig: shares, RecoveryConfig: &vault.SealConfig{}})
 	if err != nil {
 		return "", fmt.Errorf("initialize: %w", err)
 	}
