@@ -195,6 +195,15 @@ SUBPROGRAM int icmp_unquote(struct weft_pkt *p)
 	return 0;
 }
 
+/* Whether an error is about an answer to what has not left the stack: nobody has received that, and
+ * none can have answered. */
+ALWAYS_INLINE int quotes_no_answer(struct weft_flow_ref ref)
+{
+	__u32 flags = ref.flow->flags;
+
+	return flags & FLOW_UNCONFIRMED && ref.dir != !!(flags & FLOW_FIRST_IS_1);
+}
+
 /* Finds the flow that an ICMP error is about (RFC 5508's sense of "related"). Returns a drop
  * reason; p is what it quotes until icmp_unquote. */
 SUBPROGRAM int icmp_related(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
@@ -224,7 +233,8 @@ SUBPROGRAM int icmp_related(weft_ctx *ctx, const struct weft_config *cfg, struct
 		reason = icmp_origin(cfg, p);
 	if (!reason) {
 		ref = flow_find(p);
-		if (!ref.flow || !flow_same_ends(cfg, p, ref.flow, ref.dir))
+		if (!ref.flow || !flow_same_ends(cfg, p, ref.flow, ref.dir) ||
+		    quotes_no_answer(ref))
 			reason = REASON_ICMP_NO_FLOW;
 		else
 			*via_stack = !!(ref.flow->flags & FLOW_VIA_STACK);

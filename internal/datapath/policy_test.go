@@ -306,6 +306,32 @@ func TestPolicyErrors(t *testing.T) {
 	}
 }
 
+// TestPolicyErrorsOfRefused: a pod has no way out in errors about answers to what its own policy
+// keeps from leaving the stack, even towards somebody who may begin towards it.
+func TestPolicyErrorsOfRefused(t *testing.T) {
+	b := newHarness(t)
+	for _, f := range policyFamilies {
+		for _, context := range contexts {
+			t.Run(f.name+"/"+context, func(t *testing.T) {
+				b.reset(t)
+				answer := fromPeer(f.a).src(f.world).udp(53, 1000, 60)
+				about := f.unreachable(fromA(f.world), answer).bytes()
+				sent(podA4(fromA(f.world).udp(1000, 53, 60)))(t, b)
+				if v, _ := b.send(t, context, "from_pod", "wta", about); v != "pass" {
+					t.Fatalf("without a policy: %s %v", v, b.counted(t))
+				}
+				b.reset(t)
+				policies{aOut: nothing}.enter(t, b)
+				sent(podA4(fromA(f.world).udp(1000, 53, 60)))(t, b)
+				if v, _ := b.send(t, context, "from_pod", "wta", about); v != "drop" ||
+					fmt.Sprint(reasonsIn(b.counted(t))) != "[icmp_no_flow]" {
+					t.Errorf("about an answer to what is refused: %s %v", v, b.counted(t))
+				}
+			})
+		}
+	}
+}
+
 // TestPolicyChange: a connection that a change of policy does not allow any more is cut in both
 // directions, from the next packet on, and goes on when it is allowed again.
 func TestPolicyChange(t *testing.T) {
