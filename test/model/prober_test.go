@@ -23,8 +23,12 @@ const (
 	evilPort = 7666
 )
 
-// roundEvery is how often the prober works while a step lasts.
-const roundEvery = 25 * time.Millisecond
+// roundEvery is how often the prober works while a step lasts, unless a round takes long: it is to
+// leave most of a busy machine to the agents, for which steps wait.
+const (
+	roundEvery = 25 * time.Millisecond
+	roundShare = 8 // one part of so many
+)
 
 // prober has every pod and node talk to every pod, and puts frames on the wires that claim to be
 // theirs. It works all the time; its lock guards who there is.
@@ -125,14 +129,16 @@ func sockaddr(a netip.Addr, port int) unix.Sockaddr {
 func (p *prober) run() {
 	p.stop = make(chan struct{})
 	p.over.Go(func() {
-		tick := time.NewTicker(roundEvery)
-		defer tick.Stop()
+		next := time.NewTimer(roundEvery)
+		defer next.Stop()
 		for {
 			select {
 			case <-p.stop:
 				return
-			case <-tick.C:
+			case <-next.C:
+				begin := time.Now()
 				p.round(4)
+				next.Reset(max(roundEvery, (roundShare-1)*time.Since(begin)))
 			}
 		}
 	})
