@@ -37,11 +37,8 @@ ALWAYS_INLINE int check_exit(struct sk_buff *skb, const struct weft_config *cfg,
  * conversation. */
 ALWAYS_INLINE int is_unanswered(struct sk_buff *skb)
 {
-	__u32 info;
+	__u32 info = tracked_as(skb);
 
-	if (!bpf_core_field_exists(skb->_nfct))
-		return 0;
-	info = skb->_nfct & CT_MASK;
 	return info == CT_NEW || info == CT_RELATED;
 }
 
@@ -51,6 +48,7 @@ ALWAYS_INLINE int check_policy(struct sk_buff *skb, const struct weft_config *cf
 {
 	const struct weft_endpoint *to;
 	struct weft_origin o;
+	int reason;
 
 	if (!(cfg->flags & CONFIG_POLICY))
 		return REASON_NONE;
@@ -59,9 +57,9 @@ ALWAYS_INLINE int check_policy(struct sk_buff *skb, const struct weft_config *cf
 		return REASON_NONE;
 	p->slot = o.slot;
 	p->reply = o.reply;
-	read_l4(skb, p);
-	if (p->error)
-		return REASON_NONE;
+	reason = read_l4(skb, p);
+	if (reason || p->error)
+		return reason;
 	to = endpoint_at(NETWORK_CLUSTER, &p->dst);
 	return policy_leaving(cfg, p, POLICY_SLOTS(o.slot, to ? to->slot : 0));
 }
@@ -80,10 +78,9 @@ int weft_post_routing(struct bpf_nf_ctx *ctx)
 	hooked = is_hooked(out);
 	if (hooked && !(cfg->flags & CONFIG_POLICY && is_unanswered(skb)))
 		return NF_ACCEPT;
-	if (read_packet(skb, &p))
-		return NF_DROP;
 	p.ifindex = out;
-	if (!hooked)
+	reason = read_packet(skb, &p);
+	if (!reason && !hooked)
 		reason = overwrites_addresses(skb, &p) ? REASON_CHECKSUM_OFFSET : REASON_NONE;
 	if (!reason && !hooked && weft_sealing)
 		reason = check_exit(skb, cfg, &p);

@@ -35,12 +35,10 @@ int weft_pre_routing(struct bpf_nf_ctx *ctx)
 	origin_find(cfg, ctx->skb->skb_iif, ctx->skb->tc_index, &o);
 	if (o.kind == ORIGIN_ENDPOINT)
 		return NF_ACCEPT; /* a chained pod's, by its bridge */
-	if (read_packet(ctx->skb, &p))
-		return NF_DROP;
-	reason = check_unmanaged(cfg, &p);
+	p.ifindex = in;
+	reason = read_packet(ctx->skb, &p) ?: check_unmanaged(cfg, &p);
 	if (!reason)
 		return NF_ACCEPT;
-	p.ifindex = in;
 	drop(cfg, &p, reason);
 	return NF_DROP;
 }

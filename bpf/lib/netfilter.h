@@ -10,6 +10,7 @@
 #include <linux/ipv6.h>
 #include <bpf/bpf_core_read.h>
 #include "drop.h"
+#include "headers.h"
 #include "policy.h"
 #include "provenance.h"
 
@@ -34,7 +35,8 @@ ALWAYS_INLINE int is_hooked(__u32 ifindex)
 	       bpf_map_lookup_elem(&weft_ep_if, &ifindex);
 }
 
-/* Reads the addresses, and where the IP header ends: p->l4 counts from its beginning. */
+/* Reads the addresses, and where the IP header ends: p->l4 counts from its beginning. Returns a
+ * drop reason. */
 ALWAYS_INLINE int read_packet(struct sk_buff *skb, struct weft_pkt *p)
 {
 	struct bpf_dynptr ptr;
@@ -43,46 +45,90 @@ ALWAYS_INLINE int read_packet(struct sk_buff *skb, struct weft_pkt *p)
 
 	if (bpf_dynptr_from_skb((void *)skb, 0, &ptr) ||
 	    bpf_dynptr_read(&ip4, sizeof(ip4), &ptr, 0, 0))
-		return -1;
+		return REASON_TRUNCATED;
 	p->len = skb->len;
 	p->packets = 1;
 	if (ip4.version == 4) {
 		p->family = 4;
 		p->ethertype = bpf_htons(ETH_P_IP);
 		p->proto = ip4.protocol;
+		p->ttl = ip4.ttl;
 		p->l4 = ip4.ihl * 4;
 		addr_from4(&p->src, ip4.saddr);
 		addr_from4(&p->dst, ip4.daddr);
-		return 0;
+		return REASON_NONE;
 	}
 	if (bpf_dynptr_read(&ip6, sizeof(ip6), &ptr, 0, 0))
-		return -1;
+		return REASON_TRUNCATED;
 	p->family = 6;
 	p->ethertype = bpf_htons(ETH_P_IPV6);
 	p->proto = ip6.nexthdr;
+	p->ttl = ip6.hop_limit;
 	p->l4 = sizeof(ip6);
 	__builtin_memcpy(&p->src, &ip6.saddr, 16);
 	__builtin_memcpy(&p->dst, &ip6.daddr, 16);
-	return 0;
+	return REASON_NONE;
 }
 
-/* Reads the ports, and what a TCP segment or an ICMP message is, of a packet that holds them: not a
- * later fragment, nor one behind IPv6 extension headers. Rules that name ports then have nothing to
- * go by. */
-ALWAYS_INLINE void read_l4(struct sk_buff *skb, struct weft_pkt *p)
+/* Follows the extension headers, as parse_extensions does. Returns a drop reason. */
+ALWAYS_INLINE int skip_extensions(const struct bpf_dynptr *ptr, struct weft_pkt *p)
+{
+	for (int i = 0; i <= MAX_EXT_HEADERS; i++) {
+		struct weft_ext ext = {};
+		__u32 len;
+
+		switch (p->proto) {
+		case IPPROTO_HOPOPTS:
+		case IPPROTO_ROUTING:
+		case IPPROTO_DSTOPTS:
+		case IPPROTO_AH:
+		case IPPROTO_FRAGMENT:
+		case NEXT_MOBILITY:
+			break;
+		default:
+			return REASON_NONE;
+		}
+		if (bpf_dynptr_read(&ext, sizeof(ext), ptr, p->l4, 0))
+			return REASON_TRUNCATED;
+		len = p->proto == IPPROTO_AH ? (ext.len + 2) * 4 : (ext.len + 1) * 8;
+		if (p->proto == IPPROTO_FRAGMENT) {
+			len = sizeof(ext);
+			p->frag = (ext.type << 8 | ext.left) & 0xfff8 ? FRAG_LATER : FRAG_FIRST;
+		}
+		p->proto = ext.next;
+		p->l4 += len;
+		if (p->frag == FRAG_LATER)
+			return REASON_NONE;
+	}
+	return REASON_EXTENSION_HEADERS;
+}
+
+/* Reads the protocol and the ports, and what a TCP segment or an ICMP message is. A later fragment
+ * has none of these, and rules that name ports nothing to go by. Returns a drop reason. */
+ALWAYS_INLINE int read_l4(struct sk_buff *skb, struct weft_pkt *p)
 {
 	__u8 head[14] = {};
 	struct bpf_dynptr ptr;
 	__be16 frag_off = 0;
+	int reason;
 
 	if (bpf_dynptr_from_skb((void *)skb, 0, &ptr))
-		return;
-	if (p->family == 4 && (bpf_dynptr_read(&frag_off, sizeof(frag_off), &ptr, 6, 0) ||
-			       frag_off & bpf_htons(0x1fff)))
-		return;
+		return REASON_INTERNAL;
+	if (p->family == 4) {
+		if (bpf_dynptr_read(&frag_off, sizeof(frag_off), &ptr, 6, 0))
+			return REASON_TRUNCATED;
+		if (frag_off & bpf_htons(0x1fff))
+			p->frag = FRAG_LATER;
+	} else {
+		reason = skip_extensions(&ptr, p);
+		if (reason)
+			return reason;
+	}
+	if (p->frag == FRAG_LATER)
+		return REASON_NONE;
 	if (p->proto == IPPROTO_TCP ? bpf_dynptr_read(head, sizeof(head), &ptr, p->l4, 0)
 				    : bpf_dynptr_read(head, 8, &ptr, p->l4, 0))
-		return;
+		return has_ports(p) ? REASON_TRUNCATED : REASON_NONE;
 	if (has_ports(p)) {
 		p->sport = *(__be16 *)head;
 		p->dport = *(__be16 *)(head + 2);
@@ -91,6 +137,14 @@ ALWAYS_INLINE void read_l4(struct sk_buff *skb, struct weft_pkt *p)
 		p->tcp_flags = head[13];
 	else if (p->proto == (p->family == 4 ? IPPROTO_ICMP : IPPROTO_ICMPV6))
 		p->family == 4 ? parse_icmp4(p, (void *)head) : parse_icmp6(p, (void *)head);
+	return REASON_NONE;
+}
+
+/* What connection tracking says of the packet: enum ip_conntrack_info and 3 bits, CT_MASK. In a
+ * kernel without it, what says nothing. */
+ALWAYS_INLINE __u32 tracked_as(struct sk_buff *skb)
+{
+	return bpf_core_field_exists(skb->_nfct) ? skb->_nfct & CT_MASK : CT_MASK;
 }
 
 /* Whether the device is to write a checksum into the IP header, over the addresses that have been

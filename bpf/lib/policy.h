@@ -150,7 +150,7 @@ SUBPROGRAM int policy_judge(struct weft_pkt *p, __u32 slots, __u32 reply, __u32 
 	if (has_ports(p))
 		port = reply ? p->sport : p->dport;
 	if (src->sets[DIR_EGRESS]) {
-		identity = to ? dst->identity : reply ? p->sender : 0;
+		identity = to ? dst->identity : reply ? p->sender : p->local ? IDENTITY_HOST : 0;
 		if (!to && !identity)
 			identity = identity_at(p->network, reply ? &p->src : &p->dst, 0);
 		reason = policy_ask(p, src->sets[DIR_EGRESS], POLICY_HOW(DIR_EGRESS, port),

@@ -16,6 +16,7 @@ enum weft_hook {
 	HOOK_PRE_ROUTING,
 	HOOK_FROM_SEALER,
 	HOOK_TO_SEALER,
+	HOOK_LOCAL_IN,
 };
 
 /* What skb->tc_index says of a packet in the host's stack, see provenance.h: 2 bits of kind, 14 of
@@ -286,7 +287,7 @@ struct weft_pkt {
 	__u8 reply;	  /* the other end began the conversation */
 	__u8 answers;	  /* connection tracking knows what it answers: that left the stack */
 	__u8 unconfirmed; /* with its addresses of now its sender's policy refuses it */
-	__u8 pad;
+	__u8 local;	  /* the stack delivers it to this host, whatever its address */
 };
 
 /* Who a node says that it speaks for. */

@@ -54,8 +54,8 @@ func TestGuardIsNeverAway(t *testing.T) {
 		covered("attached again")
 	}
 	links, err := hook.List(dir)
-	if must(t, err); len(links) != 4 {
-		t.Errorf("pins %v, want two for each family", links)
+	if must(t, err); len(links) != 6 {
+		t.Errorf("pins %v, want three for each family", links)
 	}
 	encrypt := b.opts.Encrypt
 	b.opts.Encrypt = nil

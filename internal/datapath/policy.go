@@ -125,14 +125,14 @@ func (d *Datapath) police(ep Endpoint) error {
 	return d.writeConfig()
 }
 
-// guardFor attaches the hook that sees what leaves by interfaces without hooks, before an endpoint
-// has a policy. Where packets are sealed it is there already; hooks of the agent before that are in
-// force for now are not replaced here.
+// guardFor attaches the hooks that see what leaves by interfaces without hooks, and what this host
+// gets, before an endpoint has a policy. Where packets are sealed they are there already; hooks of
+// the agent before that are in force for now are not replaced here.
 func (d *Datapath) guardFor(ep Endpoint) error {
 	if !ep.policed() || d.opts.Encrypt != nil || d.hold.isOn() || d.guarded.Load() {
 		return nil
 	}
-	if err := d.links().EnsureGuard(); err != nil {
+	if err := d.links().EnsureGuards(); err != nil {
 		return err
 	}
 	d.guarded.Store(true)

@@ -318,7 +318,7 @@ func TestPolicyOutlivesTheAgent(t *testing.T) {
 	}
 }
 
-// TestPolicyGuard: without encryption the hook behind all others is attached with the first policy,
+// TestPolicyGuard: without encryption the hooks that ask policies are attached with the first one,
 // alone.
 func TestPolicyGuard(t *testing.T) {
 	b := newHarness(t)
@@ -340,7 +340,7 @@ func TestPolicyGuard(t *testing.T) {
 	for range 2 {
 		links, err := hook.List(dir)
 		must(t, err)
-		if len(links) != 2 || links[0].Hook != "post_routing" || links[1].Hook != "post_routing" {
+		if len(links) != 4 || links[0].Hook != "local_in" || links[3].Hook != "post_routing" {
 			t.Fatalf("with a policy: %v", links)
 		}
 		must(t, b.inside(again)) // the next run

@@ -126,8 +126,8 @@ func (d *Datapath) keepUplinks(ifindexes map[uint32]bool) error {
 }
 
 // attachNetfilter makes this run's programs the ones that are attached to the node's netfilter: if
-// packets are sealed, all; where endpoints have policies, the one that sees what leaves by
-// interfaces without hooks.
+// packets are sealed, all; where endpoints have policies, those that see what leaves by interfaces
+// without hooks and what this host gets.
 func (d *Datapath) attachNetfilter() error {
 	d.mu.Lock()
 	policed := d.config.Flags&bpf.ConfigPolicy != 0
@@ -136,7 +136,7 @@ func (d *Datapath) attachNetfilter() error {
 	case d.opts.Encrypt != nil:
 		return d.links().EnsureNode()
 	case policed:
-		err := d.links().EnsureGuard()
+		err := d.links().EnsureGuards()
 		d.guarded.Store(err == nil)
 		return err
 	}

@@ -89,6 +89,7 @@ func TestPolicyService(t *testing.T) {
 					}
 				}
 			}
+			ownNode(t, l)
 		})
 	}
 	t.Run("answers to what has not left", func(t *testing.T) { notAnswered(t, l) })

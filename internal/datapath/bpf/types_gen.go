@@ -335,10 +335,11 @@ const (
 	HookPreRouting  = 6
 	HookFromSealer  = 7
 	HookToSealer    = 8
+	HookLocalIn     = 9
 )
 
 // HookNames are those of enum weft_hook, by value.
-var HookNames = Names{"from_pod", "from_wire", "to_pod", "to_wire", "from_host", "post_routing", "pre_routing", "from_sealer", "to_sealer"}
+var HookNames = Names{"from_pod", "from_wire", "to_pod", "to_wire", "from_host", "post_routing", "pre_routing", "from_sealer", "to_sealer", "local_in"}
 
 const (
 	VerdictLocal    = 0

@@ -38,14 +38,13 @@ func (l *Links) EnsureNode() error {
 	return l.ensure(func(h Hook) bool { return h.netfilter != nil })
 }
 
-// EnsureGuard does so for the hook behind everything else on the way out alone, and detaches the
-// other.
-func (l *Links) EnsureGuard() error {
-	guard := func(h Hook) bool { return h.netfilter != nil && h.netfilter.hook == link.NetfilterInetPostRouting }
-	if err := l.ensure(guard); err != nil {
+// EnsureGuards does so for the hooks that ask endpoints' policies, and detaches the others.
+func (l *Links) EnsureGuards() error {
+	asks := func(h Hook) bool { return h.netfilter != nil && h.netfilter.asks }
+	if err := l.ensure(asks); err != nil {
 		return err
 	}
-	return l.drop(func(h Hook) bool { return h.netfilter != nil && !guard(h) })
+	return l.drop(func(h Hook) bool { return h.netfilter != nil && !asks(h) })
 }
 
 func (l *Links) ensure(wanted func(Hook) bool) error {

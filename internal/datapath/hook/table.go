@@ -60,8 +60,8 @@ type Hook struct {
 	perTarget bool
 	// onDemand: it is loaded when it is asked for, since few nodes need it.
 	onDemand bool
-	// netfilter is set for those at Node. They are attached where packets are sealed, and the one
-	// on the way out where endpoints have policies: Linux 6.4 has no such hooks.
+	// netfilter is set for those at Node. They are attached where packets are sealed, and those
+	// that ask policies where endpoints have some: before Linux 6.4 there are no such hooks.
 	netfilter *netfilterHook
 }
 
@@ -69,6 +69,7 @@ type Hook struct {
 type netfilterHook struct {
 	hook  link.NetfilterInetHook
 	first int32 // the first of its priorities, see replace
+	asks  bool  // endpoints' policies
 }
 
 // Table lists every hook. Those of one place are attached in this order and detached in the reverse
@@ -104,15 +105,20 @@ var Table = []Hook{
 			"second interface"},
 	// Behind everything else on the way out, source translation included.
 	{Name: "post_routing", At: []Place{Node},
-		netfilter: &netfilterHook{link.NetfilterInetPostRouting, 1000},
+		netfilter: &netfilterHook{link.NetfilterInetPostRouting, 1000, true},
 		Does: "the last hook, all interfaces: refuses what must be sealed, or is for this node's own pods, and would " +
 			"leave by an interface without hooks, and what a pod's policy refuses there, or elsewhere before connection " +
 			"tracking takes note of it; with encryption or policies only"},
 	// Before everything else on the way in, reassembly (-400) included.
 	{Name: "pre_routing", At: []Place{Node},
-		netfilter: &netfilterHook{link.NetfilterInetPreRouting, -1000},
+		netfilter: &netfilterHook{link.NetfilterInetPreRouting, -1000, false},
 		Does: "the first hook, interfaces without hooks: refuses what comes in a cluster address's name, before " +
 			"reassembly and translation; with encryption only"},
+	// Behind the filters, which may reject, and before connection tracking confirms (2^31-1).
+	{Name: "local_in", At: []Place{Node},
+		netfilter: &netfilterHook{link.NetfilterInetLocalIn, 1000, true},
+		Does: "what the stack delivers to this host itself: refuses what the policy of the pod that sent it does, " +
+			"whatever address has led it there; with encryption or policies only"},
 }
 
 // families are the kinds of a netfilter hook, one for each address family.

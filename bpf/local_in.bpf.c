@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* local_in: netfilter's hook for what the stack delivers to this host itself, behind its filters
+ * and before connection tracking takes note of it. from_pod judges what a pod sends to an address
+ * that is this host's. Others reach it as well: one that the host translates to its own, a
+ * link-local one, a group's. So a pod's policy is asked here, about the host, by whatever address.
+ */
+#include "lib/netfilter.h"
+
+/* Whether connection tracking knows what the packet answers: a reply to this host may come from the
+ * address of a Service, of which the flow table knows nothing. */
+ALWAYS_INLINE int is_answer(struct sk_buff *skb)
+{
+	__u32 info = tracked_as(skb);
+
+	return info == CT_ESTABLISHED_REPLY || info == CT_RELATED_REPLY;
+}
+
+/* Returns a drop reason. from_pod has judged errors. */
+ALWAYS_INLINE int check_policy(struct sk_buff *skb, const struct weft_config *cfg,
+			       struct weft_pkt *p)
+{
+	int reason = read_packet(skb, p) ?: read_l4(skb, p);
+
+	if (reason || p->error)
+		return reason;
+	return policy_leaving(cfg, p, POLICY_SLOTS(p->slot, 0));
+}
+
+SEC("netfilter")
+int weft_local_in(struct bpf_nf_ctx *ctx)
+{
+	struct weft_pkt p = {.hook = HOOK_LOCAL_IN, .direction = DIR_EGRESS, .local = 1};
+	const struct weft_config *cfg = config();
+	struct sk_buff *skb = ctx->skb;
+	struct weft_origin o;
+	int reason;
+
+	if (!cfg)
+		return NF_DROP;
+	if (!(cfg->flags & CONFIG_POLICY))
+		return NF_ACCEPT;
+	origin_find(cfg, skb->skb_iif, skb->tc_index, &o);
+	if (o.kind != ORIGIN_ENDPOINT || !policy_in(o.slot))
+		return NF_ACCEPT;
+	p.slot = o.slot;
+	p.ifindex = skb->skb_iif;
+	p.reply = o.reply || is_answer(skb);
+	reason = check_policy(skb, cfg, &p);
+	if (!reason)
+		return NF_ACCEPT;
+	drop(cfg, &p, reason);
+	return NF_DROP;
+}
+
+char _license[] SEC("license") = "GPL";
