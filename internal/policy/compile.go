@@ -16,6 +16,9 @@ const DefaultMaxEntries = 1 << 16
 type Options struct {
 	// MaxEntries is the budget of one set, DefaultMaxEntries if 0. A set above it denies all.
 	MaxEntries int
+	// MaxVerdicts bounds what finding the verdicts of a set with policies of several kinds may
+	// take, DefaultMaxVerdicts if 0. A set above it denies all.
+	MaxVerdicts int
 	// Relevant says whether a label is part of identities. A policy that tells peers apart by one
 	// that is not would be evaluated as if no peer had it: it is in error. nil: all are.
 	Relevant func(key string) bool
@@ -23,6 +26,8 @@ type Options struct {
 	RootNamespace string
 	// TrustDomain is the cluster's own, which Istio's policies may call cluster.local.
 	TrustDomain string
+	// Room is what all sets of the node may need together.
+	Room Room
 	// After are the highest numbers that are taken, by who was here before: a datapath that
 	// outlives its agent has sets by number.
 	After Numbers
@@ -91,6 +96,7 @@ type Compiler struct {
 // NewCompiler is a compiler that has compiled nothing yet.
 func NewCompiler(opts Options) *Compiler {
 	opts.MaxEntries = cmp.Or(opts.MaxEntries, DefaultMaxEntries)
+	opts.MaxVerdicts = cmp.Or(opts.MaxVerdicts, DefaultMaxVerdicts)
 	last := opts.After
 	last.Class = max(last.Class, ClassBase)
 	return &Compiler{opts: opts, last: last, sets: map[string]uint32{},
@@ -101,8 +107,7 @@ func NewCompiler(opts Options) *Compiler {
 // its order, but for the numbers, which depend on what was compiled before.
 func (c *Compiler) Compile(in Input) *Result {
 	r := &run{
-		compiler: c, index: newIndex(in), blocks: blocks{index: map[string]int{}},
-		drafts: map[string]*draft{},
+		compiler: c, index: newIndex(in), drafts: map[string]*draft{},
 		shares: map[shareKey]*share{}, finished: map[uint32]*finished{},
 		conjunctions: map[uint32]*conjunction{},
 		result: &Result{Sets: map[uint32]*Set{}, Endpoints: map[string]Sets{},
@@ -120,13 +125,33 @@ func (c *Compiler) Compile(in Input) *Result {
 	for _, key := range order {
 		r.gather(r.drafts[key])
 	}
-	r.result.Classes = r.blocks.classify(func(key string) uint32 { return number(c.classes, key, &c.last.Class) })
-	for _, key := range order {
-		r.finish(r.drafts[key])
+	r.limitRanges(order)
+	r.makeSets(order)
+	for round := 0; r.limitEntries(order, round); round++ {
+		r.makeSets(order)
 	}
 	r.forget()
 	c.before, c.shares, c.finished, c.conjunctions = r.index, r.shares, r.finished, r.conjunctions
 	return r.result
+}
+
+// makeSets divides the addresses, and makes the sets of all drafts.
+func (r *run) makeSets(order []string) {
+	c := r.compiler
+	r.blocks, r.family = blocks{index: map[string]int{}}, nil
+	r.result.Problems = r.result.Problems[:r.told]
+	for _, key := range order {
+		if d := r.drafts[key]; d.refused == nil {
+			for _, b := range d.blocks {
+				r.blocks.add(b)
+			}
+		}
+	}
+	r.result.Classes = r.blocks.classify(
+		func(key string) uint32 { return number(c.classes, key, &c.last.Class) })
+	for _, key := range order {
+		r.finish(r.drafts[key])
+	}
 }
 
 // number is the one that a thing has, or the next.
@@ -152,8 +177,12 @@ type run struct {
 	// mute are policies that are in error here and not by themselves.
 	mute   map[*Policy]bool
 	blocks blocks
+	// family is the one of each class, by the keys of families. nil: not asked for yet.
+	family map[uint32]string
 	drafts map[string]*draft
 	result *Result
+	// told is how many problems are the policies' own, and no set's.
+	told int
 	// What the run before can be asked for, and what the next one can.
 	sameIdentities, sameEndpoints, sameRanges bool
 
@@ -183,6 +212,7 @@ func (r *run) policies(list []*Policy) {
 			r.result.Problems = append(r.result.Problems, found...)
 		}
 	}
+	r.told = len(r.result.Problems)
 }
 
 // irrelevant finds selectors of peers by labels that identities do not have.
@@ -221,10 +251,9 @@ func (r *run) irrelevant(p *Policy) []Problem {
 // gather finds whom the rules of a set are about.
 func (r *run) gather(d *draft) {
 	if slices.ContainsFunc(d.policies, (*Policy).apart) {
-		d.conjunction = r.conjoin(d)
-		r.conjunctions[d.number] = d.conjunction
-		for _, b := range d.conjunction.blocks {
-			r.blocks.add(b)
+		if d.conjunction = r.conjoin(d); d.conjunction != nil {
+			r.conjunctions[d.number] = d.conjunction
+			d.blocks = d.conjunction.blocks
 		}
 		return
 	}
@@ -242,17 +271,34 @@ func (r *run) gather(d *draft) {
 	for _, one := range d.shares {
 		for _, part := range one.parts {
 			if part.block != nil {
-				r.blocks.add(part.block)
+				d.blocks = append(d.blocks, part.block)
 			}
 		}
 	}
 }
 
-// rule gives a rule its number.
+// rule gives a rule its number, which is the same wherever it is written.
 func (r *run) rule(at Rule) uint32 {
-	n := number(r.compiler.rules, at, &r.compiler.last.Rule)
+	key := at
+	key.File, key.Line = "", 0
+	n := number(r.compiler.rules, key, &r.compiler.last.Rule)
 	r.result.Rules[n] = at
 	return n
+}
+
+// cite calls for each rule of a policy in one direction.
+func (p *Policy) cite(d Direction, rule func(Rule) uint32) {
+	for i := range p.rules[d] {
+		rule(p.rules[d][i].at)
+	}
+	if p.authorization != nil {
+		for i := range p.authorization.rules {
+			rule(p.authorization.rules[i].at)
+		}
+	}
+	if p.cluster != nil && p.cluster.closed {
+		rule(p.denial().at)
+	}
 }
 
 // finished is a set, what it was made of, and what was wrong with it.
@@ -266,6 +312,11 @@ type finished struct {
 // finish makes a draft's entries, or takes those of the run before, if all that they are made of is
 // the same.
 func (r *run) finish(d *draft) {
+	if d.refused != nil {
+		r.result.Sets[d.number] = r.closed(d)
+		r.result.Problems = append(r.result.Problems, *d.refused)
+		return
+	}
 	if d.conjunction != nil {
 		done := r.enter(d)
 		r.result.Sets[d.number] = done.set
@@ -299,10 +350,7 @@ func (r *run) classesOf(d *draft) []uint32 {
 }
 
 func (r *run) entries(d *draft, done *finished) {
-	set := &Set{Number: d.number, Direction: d.direction}
-	for _, p := range d.policies {
-		set.Policies = append(set.Policies, p.Object())
-	}
+	set := &Set{Number: d.number, Direction: d.direction, Policies: objects(d.policies)}
 	byPeer := map[uint32]map[portPrefix]Value{}
 	for _, one := range d.shares {
 		for _, p := range one.parts {
@@ -316,7 +364,7 @@ func (r *run) entries(d *draft, done *finished) {
 		set.Entries = append(set.Entries, resolve(key, byPeer[who])...)
 	}
 	if limit := r.compiler.opts.MaxEntries; len(set.Entries) > limit {
-		done.problems = refuse(set, limit)
+		done.problems = exceeds(set, limit)
 	}
 	done.set = set
 }
@@ -328,8 +376,18 @@ func (r *run) peersOf(p part) []uint32 {
 	return []uint32{p.peer}
 }
 
-// refuse has a set that is beyond its budget deny all, but for what no policy can keep out.
-func refuse(set *Set, limit int) []Problem {
+// closed is a set that denies all, but for what no policy can keep out.
+func (r *run) closed(d *draft) *Set {
+	set := &Set{Number: d.number, Direction: d.direction, Policies: objects(d.policies)}
+	if d.direction == Ingress {
+		node := r.node().parts[0]
+		set.Entries = []Entry{{Key{Set: d.number, Direction: Ingress, Peer: node.peer}, node.value}}
+	}
+	return set
+}
+
+// exceeds has a set that is beyond its budget deny all, but for what no policy can keep out.
+func exceeds(set *Set, limit int) []Problem {
 	needed := len(set.Entries)
 	set.Entries = slices.DeleteFunc(set.Entries,
 		func(e Entry) bool { return e.Precedence != precedenceNode })

@@ -1,7 +1,9 @@
 package policy
 
 import (
+	"encoding/binary"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -34,8 +36,14 @@ type conjunction struct {
 	blocks []*block
 	pods   *block
 	places []place
-	ports  []portAtom
-	own    func(*condition, *place) truth
+	// at finds places, by what distinguish makes of their blocks; divides are the blocks that
+	// places differ in.
+	at      map[string]int
+	divides map[string]bool
+	ports   []portAtom
+	// rows are the verdicts by port that some place has.
+	rows map[string][]decided
+	own  func(*condition, *place) truth
 	// base are the verdicts by address, for peers without an entry of their identity's.
 	base table
 	// peers are identities with entries of their own, addresses those of the ones that are told
@@ -70,11 +78,24 @@ func (r *run) conjoin(d *draft) *conjunction {
 		for at := range known.rules {
 			r.rule(at)
 		}
+		for _, p := range d.policies { // which may be at other lines now
+			p.cite(d.direction, r.rule)
+		}
 		return known
 	}
-	c := &conjunction{rules: map[Rule]uint32{}, own: ownAddresses(d.sample)}
+	c := &conjunction{rules: map[Rule]uint32{}, own: ownAddresses(d.sample),
+		rows: map[string][]decided{}}
 	r.terms(d, c)
 	c.divide(r.index)
+	kinds := map[string][]*peerAtom{}
+	for _, who := range r.peerAtoms() {
+		key := c.signature(who)
+		kinds[key] = append(kinds[key], who)
+	}
+	if why := c.tooDense(len(kinds), r.compiler.opts.MaxVerdicts); why != "" {
+		r.refuse(d, why)
+		return nil
+	}
 	c.base = make(table, len(c.places))
 	nobody, unknown := c.judge(&peerAtom{}), c.judge(&peerAtom{unknown: true})
 	for i := range c.places {
@@ -83,13 +104,11 @@ func (r *run) conjoin(d *draft) *conjunction {
 			c.base[i] = unknown[i]
 		}
 	}
-	kinds := map[string]*peerKind{}
-	for _, who := range r.peerAtoms() {
-		key := c.signature(who)
-		if kinds[key] == nil {
-			kinds[key] = c.kind(c.judge(who))
+	for _, key := range slices.Sorted(maps.Keys(kinds)) {
+		kind := c.kind(c.judge(kinds[key][0]))
+		for _, who := range kinds[key] {
+			r.peer(c, who.number, kind)
 		}
-		r.peer(c, who.number, kinds[key])
 	}
 	for _, a := range c.addresses {
 		c.blocks = append(c.blocks, a.at)
@@ -125,9 +144,7 @@ func (r *run) terms(d *draft, c *conjunction) {
 		return c.rules[at]
 	}
 	c.each(func(t *term) { number(t.at) })
-	c.notRestricted = number(Rule{Field: "no rule of " + strings.Join(networks, ", ") +
-		" allows it"})
-	c.notListed = number(Rule{Field: "no rule of " + strings.Join(allowing, ", ") + " allows it"})
+	c.notRestricted, c.notListed = number(noneAllows(networks)), number(noneAllows(allowing))
 	c.notDenied = number(Rule{Field: "no rule of " + strings.Join(denying, ", ") + " denies it"})
 }
 
@@ -162,12 +179,41 @@ func (c *conjunction) signature(p *peerAtom) string {
 // judge finds the verdicts for a peer.
 func (c *conjunction) judge(p *peerAtom) table {
 	out := make(table, len(c.places))
+	row, text := make([]decided, len(c.ports)), []byte(nil)
 	for i := range c.places {
-		for _, ports := range c.ports {
-			out[i] = append(out[i], c.verdict(connection{p, &c.places[i], ports, c.own}))
+		text = text[:0]
+		for n, ports := range c.ports {
+			row[n] = c.verdict(connection{p, &c.places[i], ports, c.own})
+			text = append(binary.LittleEndian.AppendUint32(text, row[n].rule), byte(row[n].verdict))
 		}
+		if c.rows[string(text)] == nil {
+			c.rows[string(text)] = slices.Clone(row)
+		}
+		out[i] = c.rows[string(text)]
 	}
 	return out
+}
+
+// DefaultMaxVerdicts is how many verdicts may have to be found for a set that AuthorizationPolicies
+// or ClusterNetworkPolicies are part of.
+const DefaultMaxVerdicts = 1 << 22
+
+// maxConditions is how often a condition may have to be asked for one verdict, on average of all
+// that may be: with it, such a set takes some seconds at most.
+const maxConditions = 64
+
+// tooDense says why a conjunction would take too long or too much memory, "" if it does not:
+// verdicts are found for each range of addresses, range of ports and kind of peer.
+func (c *conjunction) tooDense(kinds, limit int) string {
+	conditions := 0
+	c.all(func(*condition) { conditions++ })
+	needed := len(c.places) * len(c.ports) * (kinds + 2)
+	if needed <= limit && needed*conditions <= limit*maxConditions {
+		return ""
+	}
+	return fmt.Sprintf("would need %d verdicts by %d conditions (%d ranges of addresses, %d of ports, "+
+		"%d kinds of peers), more than %d: use fewer ranges, or fewer policies that select one pod",
+		needed, conditions, len(c.places), len(c.ports), kinds, limit)
 }
 
 func (c *conjunction) verdict(of connection) decided {
@@ -278,8 +324,13 @@ func (r *run) peerAtoms() []*peerAtom {
 const ownTrustDomain = "cluster.local"
 
 // families are all addresses.
-var families = [2]*block{newBlock(netip.MustParsePrefix("0.0.0.0/0")),
-	newBlock(netip.MustParsePrefix("::/0"))}
+var families = [2]*block{common("0.0.0.0/0"), common("::/0")}
+
+func common(prefix string) *block {
+	b := newBlock(netip.MustParsePrefix(prefix))
+	b.common = true
+	return b
+}
 
 // ownAddresses says whether an endpoint's addresses, of the family that a peer at some place has,
 // are those of a condition. Of some in and some out nobody knows which one is meant.

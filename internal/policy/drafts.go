@@ -9,6 +9,7 @@ import (
 
 // draft is a set before its classes have numbers.
 type draft struct {
+	key       string
 	number    uint32
 	direction Direction
 	policies  []*Policy
@@ -17,6 +18,12 @@ type draft struct {
 	shares []*share
 	// conjunction is for sets with AuthorizationPolicies, which have no shares.
 	conjunction *conjunction
+	// blocks are the ranges of addresses that its entries are about.
+	blocks []*block
+	// shared: endpoints of several namespaces have it.
+	shared bool
+	// refused is why it denies all, nil where it does not.
+	refused *Problem
 }
 
 // endpoint finds the sets of one endpoint.
@@ -66,11 +73,13 @@ func (r *run) draft(d Direction, policies []*Policy, e *Endpoint) *draft {
 	known, ok := r.drafts[key]
 	if !ok {
 		known = &draft{
+			key:       key,
 			number:    number(r.compiler.sets, key, &r.compiler.last.Set),
 			direction: d, policies: policies, sample: e,
 		}
 		r.drafts[key] = known
 	}
+	known.shared = known.shared || known.sample.Namespace != e.Namespace
 	return known
 }
 
