@@ -152,17 +152,6 @@ func (p *policies) endpoints(own []endpoint.Info) ([]datapath.Endpoint, error) {
 	return out, failed
 }
 
-// deny is a set without entries, for both directions.
-func (p *policies) deny() (policy.Sets, error) {
-	if p.denies == 0 {
-		var err error
-		if p.denies, err = p.dp.AddPolicySet(nil); err != nil {
-			return policy.Sets{}, fmt.Errorf("policy set that denies: %w", err)
-		}
-	}
-	return policy.Sets{p.denies, p.denies}, nil
-}
-
 // input is what policies depend on; nothing where there are none, and none were.
 func (p *policies) input(ix *index, own []endpoint.Info, node string) policy.Input {
 	if !ix.policed() && len(p.sets) == 0 {
@@ -188,7 +177,8 @@ func (p *policies) enter(ix *index, own []endpoint.Info, node string) error {
 		remote: remote})
 	for number, set := range result.Sets {
 		known, there := p.sets[number]
-		if there && known.set != nil && slices.Equal(known.set.Entries, set.Entries) {
+		if there && known.set != nil &&
+			(known.set == set || slices.Equal(known.set.Entries, set.Entries)) {
 			continue
 		}
 		now, err := p.install(set)
@@ -203,21 +193,6 @@ func (p *policies) enter(ix *index, own []endpoint.Info, node string) error {
 	}
 	p.result = result
 	return failed
-}
-
-// install enters a set. Where that fails, what it is about is denied until it is tried again: what
-// endpoints had before may allow more than they are allowed now.
-func (p *policies) install(set *policy.Set) (installed, error) {
-	number, err := p.dp.AddPolicySet(datapathEntries(set))
-	if err == nil {
-		denies := slices.ContainsFunc(set.Entries,
-			func(e policy.Entry) bool { return e.Verdict == policy.Deny })
-		return installed{set, number, denies}, nil
-	}
-	err = fmt.Errorf("%s of %v cannot be entered, and is denied until it can: %w", set.Direction,
-		set.Policies, err)
-	denying, errDeny := p.deny()
-	return installed{number: denying[policy.Ingress]}, errors.Join(err, errDeny)
 }
 
 // of are the sets with which an endpoint is to be attached; attached is to be called then. Others
@@ -364,22 +339,6 @@ func (p *policies) problem() error {
 		}
 	}
 	return firstOf(texts)
-}
-
-// datapathEntries are a set's, as the datapath takes them.
-func datapathEntries(set *policy.Set) []datapath.PolicyEntry {
-	out := make([]datapath.PolicyEntry, len(set.Entries))
-	for i, e := range set.Entries {
-		out[i] = datapath.PolicyEntry{
-			Direction: datapath.PolicyEgress, Peer: e.Peer, Protocol: e.Protocol, Port: e.Port,
-			PortBits: e.PortBits,
-			Allow:    e.Verdict == policy.Allow, Precedence: e.Precedence, Rule: e.Rule,
-		}
-		if e.Direction == policy.Ingress {
-			out[i].Direction = datapath.PolicyIngress
-		}
-	}
-	return out
 }
 
 // policyKinds are those that policies depend on.

@@ -156,13 +156,18 @@ const (
 func (r *run) enter(d *draft) *finished {
 	c := d.conjunction
 	set := &Set{Number: d.number, Direction: d.direction, Policies: objects(d.policies)}
-	done := &finished{set: set}
+	outside, alike := c.outside()
+	done := &finished{set: set, conjunction: c, classes: r.classesIn(c, alike)}
+	if before := r.compiler.finished[d.number]; before != nil && before.conjunction == c &&
+		slices.Equal(before.classes, done.classes) {
+		r.node()
+		return before
+	}
 	values := map[uint32][]portValue{}
 	if d.direction == Ingress {
 		node := r.node().parts[0]
 		values[node.peer] = []portValue{{portPrefix{}, node.value}}
 	}
-	outside, alike := c.outside()
 	values[AnyPeer] = c.values(outside, precedencePolicy)
 	if slices.ContainsFunc(outside, func(d decided) bool { return d.verdict == Allow }) {
 		values[Withheld] = []portValue{{portPrefix{}, Value{Deny, precedenceAddresses, 0}}}
@@ -210,6 +215,23 @@ func (c *conjunction) outside() (row []decided, alike bool) {
 	return rows[0], len(rows) == len(families) && slices.Equal(rows[0], rows[1])
 }
 
+// ranges are a conjunction's blocks, without those of all addresses where the families are alike.
+func (c *conjunction) ranges(alike bool) []*block {
+	if !alike {
+		return c.blocks
+	}
+	return slices.DeleteFunc(slices.Clone(c.blocks),
+		func(b *block) bool { return b.key == families[0].key || b.key == families[1].key })
+}
+
+// classesIn are the classes that a conjunction's entries depend on, 0 after each block.
+func (r *run) classesIn(c *conjunction, alike bool) (out []uint32) {
+	for _, b := range c.ranges(alike) {
+		out = append(append(out, r.blocks.of(b)...), 0)
+	}
+	return out
+}
+
 // named are, for the classes in a conjunction's own ranges, the blocks that these are in. Where the
 // families are not alike, each of their classes is one.
 func (r *run) named(c *conjunction, alike bool) map[uint32]map[string]bool {
@@ -222,10 +244,7 @@ func (r *run) named(c *conjunction, alike bool) map[uint32]map[string]bool {
 		}
 	}
 	out := map[uint32]map[string]bool{}
-	for _, b := range c.blocks {
-		if alike && slices.Contains(families[:], b) {
-			continue
-		}
+	for _, b := range c.ranges(alike) {
 		for _, class := range r.blocks.of(b) {
 			if out[class] == nil {
 				out[class] = map[string]bool{r.family[class]: true}

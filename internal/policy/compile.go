@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 )
 
 // DefaultMaxEntries is how many entries a policy set may have.
@@ -84,9 +83,11 @@ type Compiler struct {
 	sets    map[string]uint32
 	classes map[string]uint32
 	rules   map[Rule]uint32
-	// before is the index of the run before, of which shares and finished are what can be used
-	// again.
+	// before is the index of the run before, list its policies and result what it has made; shares
+	// and finished are what can be used again.
 	before   *index
+	list     []*Policy
+	result   *Result
 	shares   map[shareKey]*share
 	finished map[uint32]*finished
 	// conjunctions are those of the run before, by their sets.
@@ -113,9 +114,18 @@ func (c *Compiler) Compile(in Input) *Result {
 		result: &Result{Sets: map[uint32]*Set{}, Endpoints: map[string]Sets{},
 			Rules: map[uint32]Rule{}},
 	}
-	r.sameIdentities, r.sameEndpoints = r.index.same(c.before)
+	r.changed, r.known = r.index.changes(c.before)
+	r.sameEndpoints = r.index.sameEndpoints(c.before)
 	r.sameRanges = c.before != nil && slices.Equal(r.index.ranges, c.before.ranges)
-	r.policies(in.Policies)
+	list := sortedPolicies(in.Policies)
+	if r.known && len(r.changed) == 0 && r.sameEndpoints && r.sameRanges &&
+		slices.Equal(list, c.list) && r.index.identical(c.before) {
+		return c.result
+	}
+	if r.known {
+		r.index.carry(c.before, r.changed)
+	}
+	r.policies(list)
 	for _, e := range r.index.endpoints {
 		if e.Local {
 			r.endpoint(e)
@@ -131,7 +141,9 @@ func (c *Compiler) Compile(in Input) *Result {
 		r.makeSets(order)
 	}
 	r.forget()
-	c.before, c.shares, c.finished, c.conjunctions = r.index, r.shares, r.finished, r.conjunctions
+	maps.DeleteFunc(r.index.found, func(_ string, s *matched) bool { return !s.used })
+	c.before, c.list, c.result = r.index, list, r.result
+	c.shares, c.finished, c.conjunctions = r.shares, r.finished, r.conjunctions
 	return r.result
 }
 
@@ -183,8 +195,10 @@ type run struct {
 	result *Result
 	// told is how many problems are the policies' own, and no set's.
 	told int
-	// What the run before can be asked for, and what the next one can.
-	sameIdentities, sameEndpoints, sameRanges bool
+	// What the run before can be asked for, and what the next one can. changed are the identities
+	// that are others than then, if that is known.
+	changed                          map[uint32]bool
+	known, sameEndpoints, sameRanges bool
 
 	shares       map[shareKey]*share
 	finished     map[uint32]*finished
@@ -192,14 +206,19 @@ type run struct {
 	atoms        []*peerAtom // nil: not asked for yet
 }
 
-// policies sorts policies by namespace, and reports what is wrong with them.
-func (r *run) policies(list []*Policy) {
-	r.active, r.mute, r.everywhere = map[string][]*Policy{}, map[*Policy]bool{}, map[string][]*Policy{}
+func sortedPolicies(list []*Policy) []*Policy {
 	list = slices.Clone(list)
 	slices.SortStableFunc(list, func(a, b *Policy) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(b.Kind, a.Kind),
-			cmp.Compare(a.Name, b.Name), cmp.Compare(a.content, b.content))
+			cmp.Compare(a.Name, b.Name), cmp.Compare(a.content, b.content),
+			cmp.Compare(a.file, b.file))
 	})
+	return list
+}
+
+// policies sorts policies by namespace, and reports what is wrong with them.
+func (r *run) policies(list []*Policy) {
+	r.active, r.mute, r.everywhere = map[string][]*Policy{}, map[*Policy]bool{}, map[string][]*Policy{}
 	for _, p := range list {
 		if p.cluster != nil {
 			r.clusters = append(r.clusters, p)
@@ -284,119 +303,6 @@ func (r *run) rule(at Rule) uint32 {
 	n := number(r.compiler.rules, key, &r.compiler.last.Rule)
 	r.result.Rules[n] = at
 	return n
-}
-
-// cite calls for each rule of a policy in one direction.
-func (p *Policy) cite(d Direction, rule func(Rule) uint32) {
-	for i := range p.rules[d] {
-		rule(p.rules[d][i].at)
-	}
-	if p.authorization != nil {
-		for i := range p.authorization.rules {
-			rule(p.authorization.rules[i].at)
-		}
-	}
-	if p.cluster != nil && p.cluster.closed {
-		rule(p.denial().at)
-	}
-}
-
-// finished is a set, what it was made of, and what was wrong with it.
-type finished struct {
-	shares   []*share
-	classes  []uint32
-	set      *Set
-	problems []Problem
-}
-
-// finish makes a draft's entries, or takes those of the run before, if all that they are made of is
-// the same.
-func (r *run) finish(d *draft) {
-	if d.refused != nil {
-		r.result.Sets[d.number] = r.closed(d)
-		r.result.Problems = append(r.result.Problems, *d.refused)
-		return
-	}
-	if d.conjunction != nil {
-		done := r.enter(d)
-		r.result.Sets[d.number] = done.set
-		r.result.Problems = append(r.result.Problems, done.problems...)
-		return
-	}
-	done := &finished{shares: d.shares, classes: r.classesOf(d)}
-	before := r.compiler.finished[d.number]
-	if before != nil && slices.Equal(before.shares, done.shares) &&
-		slices.Equal(before.classes, done.classes) {
-		done = before
-	} else {
-		r.entries(d, done)
-	}
-	r.finished[d.number] = done
-	r.result.Sets[d.number] = done.set
-	r.result.Problems = append(r.result.Problems, done.problems...)
-}
-
-// classesOf are the classes that a draft's blocks have, 0 after each block.
-func (r *run) classesOf(d *draft) []uint32 {
-	var out []uint32
-	for _, one := range d.shares {
-		for _, p := range one.parts {
-			if p.block != nil {
-				out = append(append(out, r.blocks.of(p.block)...), 0)
-			}
-		}
-	}
-	return out
-}
-
-func (r *run) entries(d *draft, done *finished) {
-	set := &Set{Number: d.number, Direction: d.direction, Policies: objects(d.policies)}
-	byPeer := map[uint32]map[portPrefix]Value{}
-	for _, one := range d.shares {
-		for _, p := range one.parts {
-			for _, who := range r.peersOf(p) {
-				p.into(byPeer, who)
-			}
-		}
-	}
-	for _, who := range slices.Sorted(maps.Keys(byPeer)) {
-		key := Key{Set: d.number, Direction: d.direction, Peer: who}
-		set.Entries = append(set.Entries, resolve(key, byPeer[who])...)
-	}
-	if limit := r.compiler.opts.MaxEntries; len(set.Entries) > limit {
-		done.problems = exceeds(set, limit)
-	}
-	done.set = set
-}
-
-func (r *run) peersOf(p part) []uint32 {
-	if p.block != nil {
-		return r.blocks.of(p.block)
-	}
-	return []uint32{p.peer}
-}
-
-// closed is a set that denies all, but for what no policy can keep out.
-func (r *run) closed(d *draft) *Set {
-	set := &Set{Number: d.number, Direction: d.direction, Policies: objects(d.policies)}
-	if d.direction == Ingress {
-		node := r.node().parts[0]
-		set.Entries = []Entry{{Key{Set: d.number, Direction: Ingress, Peer: node.peer}, node.value}}
-	}
-	return set
-}
-
-// exceeds has a set that is beyond its budget deny all, but for what no policy can keep out.
-func exceeds(set *Set, limit int) []Problem {
-	needed := len(set.Entries)
-	set.Entries = slices.DeleteFunc(set.Entries,
-		func(e Entry) bool { return e.Precedence != precedenceNode })
-	return []Problem{{
-		Object: strings.Join(set.Policies, ", "),
-		Msg: fmt.Sprintf("%s would need %d entries for one pod, more than %d, so all of it is denied: "+
-			"use fewer port ranges, wider ranges of addresses, or selectors that match fewer identities",
-			set.Direction, needed, limit),
-	}}
 }
 
 // forget drops the numbers of what is no more. They are not given out again.

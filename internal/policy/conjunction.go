@@ -50,6 +50,13 @@ type conjunction struct {
 	// apart by both.
 	peers     []peerEntries
 	addresses []addressEntries
+	// kinds are those of peers, by signature, and kindOf the signatures of identities. The first
+	// dividing blocks are those that places were made of. byAddress: some identities are told
+	// apart by address.
+	kinds     map[string]*peerKind
+	kindOf    map[uint32]string
+	dividing  int
+	byAddress bool
 }
 
 // table has a verdict for each place and port.
@@ -70,27 +77,21 @@ type addressEntries struct {
 	ports []decided
 }
 
-// conjoin finds the verdicts of a draft, or takes those of the run before, if nobody has come, gone
-// or changed.
+// conjoin finds the verdicts of a draft, or takes those of the run before, as far as nothing that
+// they depend on has changed.
 func (r *run) conjoin(d *draft) *conjunction {
-	if known := r.compiler.conjunctions[d.number]; known != nil && r.sameIdentities &&
-		r.sameEndpoints && r.sameRanges {
-		for at := range known.rules {
-			r.rule(at)
-		}
-		for _, p := range d.policies { // which may be at other lines now
-			p.cite(d.direction, r.rule)
-		}
+	if known := r.again(d); known != nil {
 		return known
 	}
 	c := &conjunction{rules: map[Rule]uint32{}, own: ownAddresses(d.sample),
 		rows: map[string][]decided{}}
 	r.terms(d, c)
 	c.divide(r.index)
-	kinds := map[string][]*peerAtom{}
+	c.dividing, c.kinds, c.kindOf = len(c.blocks), map[string]*peerKind{}, map[uint32]string{}
+	kinds := map[string]*peerAtom{}
 	for _, who := range r.peerAtoms() {
 		key := c.signature(who)
-		kinds[key] = append(kinds[key], who)
+		kinds[key], c.kindOf[who.number] = who, key
 	}
 	if why := c.tooDense(len(kinds), r.compiler.opts.MaxVerdicts); why != "" {
 		r.refuse(d, why)
@@ -104,16 +105,21 @@ func (r *run) conjoin(d *draft) *conjunction {
 			c.base[i] = unknown[i]
 		}
 	}
-	for _, key := range slices.Sorted(maps.Keys(kinds)) {
-		kind := c.kind(c.judge(kinds[key][0]))
-		for _, who := range kinds[key] {
-			r.peer(c, who.number, kind)
-		}
+	for key, who := range kinds {
+		c.kinds[key] = c.kind(c.judge(who))
+	}
+	r.peers(c)
+	return c
+}
+
+// peers enters what is different about identities.
+func (r *run) peers(c *conjunction) {
+	for _, number := range slices.Sorted(maps.Keys(c.kindOf)) {
+		r.peer(c, number, c.kinds[c.kindOf[number]])
 	}
 	for _, a := range c.addresses {
 		c.blocks = append(c.blocks, a.at)
 	}
-	return c
 }
 
 // terms takes the rules of a draft's policies.
@@ -277,6 +283,7 @@ func (r *run) peer(c *conjunction, number uint32, kind *peerKind) {
 	if kind.everywhere {
 		return
 	}
+	c.byAddress = true
 	for _, e := range r.index.byIdentity[number] {
 		for _, a := range e.Addresses {
 			if at := c.placeOf(a); !sameVerdicts(kind.own[at], kind.ports) && !r.index.shared(a) {
