@@ -75,8 +75,8 @@ func recallObjects(data []byte) ([]store.Declared, error) {
 // labelKinds are the kinds whose labels policies go by, and that are not agents' own to write.
 var labelKinds = []string{v1alpha1.KindNamespace, v1alpha1.KindPod}
 
-// rememberLabels writes namespaces and pods down, if they are others than last time. reconcile alone
-// calls it.
+// rememberLabels writes namespaces and pods down, if they are others than last time. reconcile
+// alone calls it.
 func (a *Agent) rememberLabels() error {
 	seeded, ok := a.store.(labelStore)
 	if !ok {

@@ -90,6 +90,8 @@ type Compiler struct {
 	result   *Result
 	shares   map[shareKey]*share
 	finished map[uint32]*finished
+	// subjects are the endpoints of the run before, by key.
+	subjects map[string]*subject
 	// conjunctions are those of the run before, by their sets.
 	conjunctions map[uint32]*conjunction
 }
@@ -110,7 +112,7 @@ func (c *Compiler) Compile(in Input) *Result {
 	r := &run{
 		compiler: c, index: newIndex(in), drafts: map[string]*draft{},
 		shares: map[shareKey]*share{}, finished: map[uint32]*finished{},
-		conjunctions: map[uint32]*conjunction{},
+		conjunctions: map[uint32]*conjunction{}, subjects: map[string]*subject{},
 		result: &Result{Sets: map[uint32]*Set{}, Endpoints: map[string]Sets{},
 			Rules: map[uint32]Rule{}},
 	}
@@ -144,6 +146,7 @@ func (c *Compiler) Compile(in Input) *Result {
 	maps.DeleteFunc(r.index.found, func(_ string, s *matched) bool { return !s.used })
 	c.before, c.list, c.result = r.index, list, r.result
 	c.shares, c.finished, c.conjunctions = r.shares, r.finished, r.conjunctions
+	c.subjects = r.subjects
 	return r.result
 }
 
@@ -203,6 +206,7 @@ type run struct {
 	shares       map[shareKey]*share
 	finished     map[uint32]*finished
 	conjunctions map[uint32]*conjunction
+	subjects     map[string]*subject
 	atoms        []*peerAtom // nil: not asked for yet
 }
 

@@ -217,8 +217,8 @@ func (c *conjunction) tooDense(kinds, limit int) string {
 	if needed <= limit && needed*conditions <= limit*maxConditions {
 		return ""
 	}
-	return fmt.Sprintf("would need %d verdicts by %d conditions (%d ranges of addresses, %d of ports, "+
-		"%d kinds of peers), more than %d: use fewer ranges, or fewer policies that select one pod",
+	return fmt.Sprintf("would need %d verdicts by %d conditions (%d ranges of addresses, %d of "+
+		"ports, %d kinds of peers), more than %d: use fewer ranges, or fewer policies that select one pod",
 		needed, conditions, len(c.places), len(c.ports), kinds, limit)
 }
 

@@ -118,3 +118,35 @@ func TestRemedyOfLists(t *testing.T) {
 		t.Error("UDP-Lite has no ports")
 	}
 }
+
+// TestSimulatedRanges: an address of a node's pods that is in no file may be anybody's.
+func TestSimulatedRanges(t *testing.T) {
+	const objects = `apiVersion: policy.networking.k8s.io/v1beta1
+kind: ClusterNetworkPolicy
+metadata: {name: c}
+spec:
+  tier: Admin
+  priority: 1
+  subject: {namespaces: {}}
+  ingress: [{action: Deny, from: [{namespaces: {matchLabels: {kubernetes.io/metadata.name: ops}}}]}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: web, namespace: shop}
+status: {podIPs: [{ip: 10.1.0.2}]}
+`
+	for node, want := range map[string]Verdict{
+		"": Allow,
+		"---\napiVersion: v1\nkind: Node\nmetadata: {name: a}\nspec: {podCIDRs: [10.1.0.0/24]}\n":                Deny,
+		"---\napiVersion: weft.dev/v1alpha1\nkind: Node\nmetadata: {name: a}\nspec: {podCIDRs: [10.1.0.0/24]}\n": Deny,
+	} {
+		o, problems := Decode("f.yaml", []byte(objects+node))
+		if len(problems) > 0 {
+			t.Fatal(problems)
+		}
+		got, err := Simulate(o, allLabels{}, ClusterNames{}).Ask("10.1.0.9", "shop/web", TCP, "80")
+		if err != nil || got.Verdict != want {
+			t.Errorf("%q: %+v %v, want %v", node, got, err, want)
+		}
+	}
+}
