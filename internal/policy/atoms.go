@@ -173,7 +173,8 @@ func (r *run) enter(d *draft) *finished {
 		values[Withheld] = []portValue{{portPrefix{}, Value{Deny, precedenceAddresses, 0}}}
 	}
 	for class, inside := range r.named(c, alike) {
-		// Addresses that only blocks of single ones, and others' blocks, tell apart are in one place.
+		// Addresses that only blocks of single ones, and others' blocks, tell apart are in one
+		// place.
 		if at := c.place(inside); at >= 0 && !slices.Equal(c.base[at], outside) {
 			values[class] = c.values(c.base[at], precedenceAddresses)
 		}

@@ -153,9 +153,9 @@ func TestAuthorizationOfUnknownPeers(t *testing.T) {
 	}
 }
 
-// TestAuthorizationWithoutClasses: an address whose class is withheld is denied, whatever the policy
-// says of it and of others; one that has none yet, or that of another version, is what addresses are
-// that no range of the policy has.
+// TestAuthorizationWithoutClasses: an address whose class is withheld is denied, whatever the
+// policy says of it and of others; one that has none yet, or that of another version, is what
+// addresses are that no range of the policy has.
 func TestAuthorizationWithoutClasses(t *testing.T) {
 	there := netip.MustParsePrefix("192.0.2.0/24")
 	for text, outside := range map[string]Verdict{

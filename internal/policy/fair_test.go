@@ -12,8 +12,8 @@ import (
 	"weft.dev/weft/api/v1alpha1"
 )
 
-// crowd is two tenants' pods, and a policy in each that lets these ranges in.
-func crowd(big, small []string) Input {
+// tenants is two tenants' pods, and a policy in each that lets these ranges in.
+func tenants(big, small []string) Input {
 	in := Input{}
 	for i, tenant := range []struct {
 		name  string
@@ -53,11 +53,11 @@ func TestRoom(t *testing.T) {
 		room       Room
 		big, small Verdict
 	}{
-		"room for both":      {crowd(addresses(40), []string{"203.0.113.0/24"}), Room{Entries: 44}, Allow, Allow},
-		"one has too much":   {crowd(addresses(60), []string{"203.0.113.0/24"}), Room{Entries: 50}, Deny, Allow},
-		"one divides":        {crowd(addresses(30), []string{"0.0.0.0/0"}), Room{Entries: 40}, Deny, Allow},
-		"too many ranges":    {crowd(addresses(60), []string{"203.0.113.0/24"}), Room{Ranges: 50}, Deny, Allow},
-		"room for all range": {crowd(addresses(60), []string{"203.0.113.0/24"}), Room{Ranges: 61}, Allow, Allow},
+		"room for both":      {tenants(addresses(40), []string{"203.0.113.0/24"}), Room{Entries: 44}, Allow, Allow},
+		"one has too much":   {tenants(addresses(60), []string{"203.0.113.0/24"}), Room{Entries: 50}, Deny, Allow},
+		"one divides":        {tenants(addresses(30), []string{"0.0.0.0/0"}), Room{Entries: 40}, Deny, Allow},
+		"too many ranges":    {tenants(addresses(60), []string{"203.0.113.0/24"}), Room{Ranges: 50}, Deny, Allow},
+		"room for all range": {tenants(addresses(60), []string{"203.0.113.0/24"}), Room{Ranges: 61}, Allow, Allow},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := NewCompiler(Options{Room: c.room}).Compile(c.in)
@@ -103,10 +103,10 @@ func TestRoomOverChanges(t *testing.T) {
 		ranges int
 		want   Verdict
 	}{{60, Deny}, {60, Deny}, {30, Allow}, {60, Deny}} {
-		in := crowd(addresses(c.ranges), []string{"0.0.0.0/0"})
+		in := tenants(addresses(c.ranges), []string{"0.0.0.0/0"})
 		table := NewTable(compiler.Compile(in))
 		if c.ranges == 30 { // both fit, as the other's is divided no more than there is room for
-			in = crowd(addresses(c.ranges/2), []string{"0.0.0.0/0"})
+			in = tenants(addresses(c.ranges/2), []string{"0.0.0.0/0"})
 			table = NewTable(compiler.Compile(in))
 		}
 		if got := table.Decide("big/pod", Ingress, peer, TCP, 80).Verdict; got != c.want {
@@ -119,8 +119,8 @@ func TestRoomOverChanges(t *testing.T) {
 	}
 }
 
-// TestOthersRanges: a set of policies of several kinds has entries for the ranges that its own rules
-// name, and none for those of others.
+// TestOthersRanges: a set of policies of several kinds has entries for the ranges that its own
+// rules name, and none for those of others.
 func TestOthersRanges(t *testing.T) {
 	for _, text := range []string{
 		"  action: DENY\n  rules: [{from: [{source: {ipBlocks: [203.0.113.0/24]}}]}]\n",
@@ -130,7 +130,7 @@ func TestOthersRanges(t *testing.T) {
 	} {
 		var sizes []int
 		for _, n := range []int{1, 500} {
-			in := crowd(addresses(n), []string{"203.0.113.0/25"})
+			in := tenants(addresses(n), []string{"203.0.113.0/25"})
 			in.Ranges = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
 			header := strings.Replace(authorizationHeader, "namespace: shop", "namespace: small", 1)
 			header = strings.Replace(header, "  selector: {matchLabels: {app: web}}\n", "", 1)
@@ -149,7 +149,7 @@ func TestOthersRanges(t *testing.T) {
 // policies have the problem.
 func TestTooManyVerdicts(t *testing.T) {
 	for limit, want := range map[int]Verdict{100: Deny, 0: Allow} {
-		in := crowd(addresses(30), []string{"0.0.0.0/0"})
+		in := tenants(addresses(30), []string{"0.0.0.0/0"})
 		in.Policies = append(in.Policies, policiesOf(t, strings.NewReplacer(
 			"np", "all", "NetworkPolicy", "ClusterNetworkPolicy", "networking.k8s.io/v1",
 			"policy.networking.k8s.io/v1beta1", ", namespace: shop", "").Replace(header)+

@@ -13,8 +13,8 @@ type Problem struct {
 	File string `json:"file,omitempty"`
 	// Line is 1-based; 0 when it is not known.
 	Line int `json:"line,omitempty"`
-	// Object is kind and name, such as NetworkPolicy shop/web, of several with ", " between; "" when
-	// it is about none.
+	// Object is kind and name, such as NetworkPolicy shop/web, of several with ", " between; ""
+	// when it is about none.
 	Object string `json:"object,omitempty"`
 	// Field is the dotted path inside the object.
 	Field string `json:"field,omitempty"`

@@ -93,7 +93,8 @@ func TestRulesMoved(t *testing.T) {
 	}
 }
 
-// TestRemedyOfLists: where no rule of a list allows it, one is to be added to a policy of that list.
+// TestRemedyOfLists: where no rule of a list allows it, one is to be added to a policy of that
+// list.
 func TestRemedyOfLists(t *testing.T) {
 	in := shop()
 	in.Policies = append(policiesOf(t, header+"  podSelector: {}\n  ingress: [{}]\n"),
