@@ -111,6 +111,8 @@ type Agent struct {
 	paths      paths
 	// remembered is what rememberPolicies has written in this run.
 	remembered []byte
+	// labelled is what rememberLabels has written in this run, nil for nothing.
+	labelled []store.Declared
 	// epochSince is when reconcile first saw an epoch that this node can read.
 	epochSince time.Time
 
@@ -182,7 +184,7 @@ func (a *Agent) serve(ctx context.Context) error {
 	}
 	a.problem("store's place", storeShared(a.cfg.Store.Dir, a.store))
 	a.openMemory()
-	if err := a.recallPolicies(); err != nil {
+	if err := errors.Join(a.recallPolicies(), a.recallLabels()); err != nil {
 		return err
 	}
 	if snapshot, err := a.store.Snapshot(); err == nil {

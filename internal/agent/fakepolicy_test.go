@@ -9,6 +9,7 @@ import (
 // fakePolicies is a datapath's maps of policies.
 type fakePolicies struct{}
 
+func (fakePolicies) PolicyRoom() (entries, ranges int)                   { return 0, 0 }
 func (fakePolicies) AddPolicySet([]datapath.PolicyEntry) (uint32, error) { return 1, nil }
 func (fakePolicies) RemovePolicySet(uint32) error                        { return nil }
 func (fakePolicies) PrunePolicySets() error                              { return nil }

@@ -19,6 +19,7 @@ import (
 
 // policyDatapath is where policies are enforced.
 type policyDatapath interface {
+	PolicyRoom() (entries, ranges int)
 	AddPolicySet([]datapath.PolicyEntry) (uint32, error)
 	RemovePolicySet(set uint32) error
 	PrunePolicySets() error
@@ -50,16 +51,30 @@ type policies struct {
 	stale []uint32
 	// given are the sets that each attached endpoint has, by slot; promised those of endpoints that
 	// are being attached.
-	given, promised map[uint16]policy.Sets
+	given    map[uint16]policy.Sets
+	promised map[uint16]promise
+	// handed is what every attached endpoint has the sets of, unsettled says that addresses do not
+	// have the classes of it yet.
+	handed    *policy.Result
+	unsettled bool
 	// denies is a set without entries, 0 until it is needed.
 	denies uint32
 }
 
-// installed is a compiled set and its number in the datapath.
+// installed is a compiled set and its number in the datapath. One that could not be entered has
+// set nil, and the number of the set that denies.
 type installed struct {
 	set    *policy.Set
 	number uint32
 	// denies says that some of its entries do.
+	denies bool
+}
+
+// promise is the sets with which an endpoint is being attached.
+type promise struct {
+	key  string
+	sets policy.Sets
+	// denies says that some of their entries do.
 	denies bool
 }
 
@@ -85,9 +100,10 @@ func newPolicies(dp policyDatapath, opts policy.Options, ranges []netip.Prefix) 
 		return nil, fmt.Errorf("classes of a previous run: %w", err)
 	}
 	opts.After = policy.Numbers{Class: highest}
+	opts.Room.Entries, opts.Room.Ranges = dp.PolicyRoom()
 	return &policies{
 		dp: dp, ranges: ranges, sets: map[uint32]installed{}, given: map[uint16]policy.Sets{},
-		promised: map[uint16]policy.Sets{},
+		promised: map[uint16]promise{},
 		compiler: policy.NewCompiler(opts),
 	}, nil
 }
@@ -136,17 +152,6 @@ func (p *policies) endpoints(own []endpoint.Info) ([]datapath.Endpoint, error) {
 	return out, failed
 }
 
-// deny is a set without entries, for both directions.
-func (p *policies) deny() (policy.Sets, error) {
-	if p.denies == 0 {
-		var err error
-		if p.denies, err = p.dp.AddPolicySet(nil); err != nil {
-			return policy.Sets{}, fmt.Errorf("policy set that denies: %w", err)
-		}
-	}
-	return policy.Sets{p.denies, p.denies}, nil
-}
-
 // input is what policies depend on; nothing where there are none, and none were.
 func (p *policies) input(ix *index, own []endpoint.Info, node string) policy.Input {
 	if !ix.policed() && len(p.sets) == 0 {
@@ -172,21 +177,19 @@ func (p *policies) enter(ix *index, own []endpoint.Info, node string) error {
 		remote: remote})
 	for number, set := range result.Sets {
 		known, there := p.sets[number]
-		if there && slices.Equal(known.set.Entries, set.Entries) {
+		if there && known.set != nil &&
+			(known.set == set || slices.Equal(known.set.Entries, set.Entries)) {
 			continue
 		}
-		added, err := p.dp.AddPolicySet(datapathEntries(set))
-		if err != nil {
-			// Endpoints keep what they have, and new ones are refused.
-			failed = errors.Join(failed, fmt.Errorf("policy set of %v: %w", set.Policies, err))
+		now, err := p.install(set)
+		failed = errors.Join(failed, err)
+		if now.number == 0 {
 			continue
 		}
-		if there {
+		if there && known.set != nil {
 			p.stale = append(p.stale, known.number)
 		}
-		denies := slices.ContainsFunc(set.Entries,
-			func(e policy.Entry) bool { return e.Verdict == policy.Deny })
-		p.sets[number] = installed{set, added, denies}
+		p.sets[number] = now
 	}
 	p.result = result
 	return failed
@@ -202,7 +205,7 @@ func (p *policies) of(ix *index, list func() []endpoint.Info, info endpoint.Info
 	failed := p.enter(ix, append(own, info), node)
 	if p.mayDeny() { // its sets may mean nothing before addresses have their classes
 		failed = errors.Join(failed, p.hand(own))
-		if !maps.Equal(p.entered, p.wanted()) {
+		if p.entered == nil {
 			return 0, 0, failed
 		}
 	}
@@ -210,7 +213,7 @@ func (p *policies) of(ix *index, list func() []endpoint.Info, info endpoint.Info
 	if err != nil {
 		return 0, 0, errors.Join(err, failed)
 	}
-	p.promised[info.Slot] = sets
+	p.promised[info.Slot] = promise{policyKey(info), sets, p.mayDeny()}
 	return sets[policy.Egress], sets[policy.Ingress], nil
 }
 
@@ -219,13 +222,16 @@ func (p *policies) of(ix *index, list func() []endpoint.Info, info endpoint.Info
 func (p *policies) attached(info endpoint.Info, failed error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	sets, promised := p.promised[info.Slot]
+	promised, there := p.promised[info.Slot]
 	delete(p.promised, info.Slot)
-	if failed != nil || !promised {
+	if failed == nil && there {
+		p.given[info.Slot] = promised.sets
+		failed = p.give(info)
+	}
+	if !p.unsettled {
 		return failed
 	}
-	p.given[info.Slot] = sets
-	return p.give(info)
+	return errors.Join(failed, p.settle())
 }
 
 // give has an attached endpoint get its sets, if it has others.
@@ -265,16 +271,18 @@ func (p *policies) apply(ix *index, list func() []endpoint.Info, node string) er
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	own := list()
-	if failed := errors.Join(p.enter(ix, own, node), p.hand(own)); failed != nil {
-		return failed
+	entered := p.enter(ix, own, node)
+	if err := errors.Join(p.hand(own), p.forget(own)); err != nil || entered == nil {
+		return errors.Join(entered, err)
 	}
-	return p.forget(own)
+	// Where there was no room there may be some now.
+	return errors.Join(p.enter(ix, own, node), p.hand(own), p.forget(own))
 }
 
 // hand gives endpoints their sets, and addresses their classes.
 func (p *policies) hand(own []endpoint.Info) error {
-	wanted := p.wanted()
-	if err := p.withhold(wanted); err != nil {
+	p.handed = nil
+	if err := p.withhold(p.wanted()); err != nil {
 		return err
 	}
 	var failed error
@@ -285,21 +293,27 @@ func (p *policies) hand(own []endpoint.Info) error {
 			failed = errors.Join(failed, p.adopt(info))
 		}
 	}
-	return errors.Join(failed, p.setClasses(wanted))
+	if failed == nil {
+		p.handed = p.result
+	}
+	return errors.Join(failed, p.settle())
 }
 
 // forget removes the sets that no endpoint has any more, those of a previous run with them. What
 // cannot be removed is tried again.
 func (p *policies) forget(own []endpoint.Info) error {
 	for number, set := range p.sets {
-		if p.result.Sets[number] == nil {
-			p.stale = append(p.stale, set.number)
-			delete(p.sets, number)
+		if p.result.Sets[number] != nil {
+			continue
 		}
+		if set.set != nil {
+			p.stale = append(p.stale, set.number)
+		}
+		delete(p.sets, number)
 	}
 	p.stale = slices.DeleteFunc(p.stale, func(set uint32) bool {
-		for _, sets := range p.promised {
-			if slices.Contains(sets[:], set) {
+		for _, promised := range p.promised {
+			if slices.Contains(promised.sets[:], set) {
 				return false
 			}
 		}
@@ -325,22 +339,6 @@ func (p *policies) problem() error {
 		}
 	}
 	return firstOf(texts)
-}
-
-// datapathEntries are a set's, as the datapath takes them.
-func datapathEntries(set *policy.Set) []datapath.PolicyEntry {
-	out := make([]datapath.PolicyEntry, len(set.Entries))
-	for i, e := range set.Entries {
-		out[i] = datapath.PolicyEntry{
-			Direction: datapath.PolicyEgress, Peer: e.Peer, Protocol: e.Protocol, Port: e.Port,
-			PortBits: e.PortBits,
-			Allow:    e.Verdict == policy.Allow, Precedence: e.Precedence, Rule: e.Rule,
-		}
-		if e.Direction == policy.Ingress {
-			out[i].Direction = datapath.PolicyIngress
-		}
-	}
-	return out
 }
 
 // policyKinds are those that policies depend on.

@@ -123,15 +123,19 @@ func TestPolicies(t *testing.T) {
 	dp.full = true
 	late := policyPod(3, "late", map[string]string{"app": "web"})
 	if err := p.apply(policyIndex(t, webDenied), list, "a"); err == nil ||
-		slices.Contains(dp.calls, "slot 1: 0 0") {
+		!slices.Contains(dp.calls, "slot 1: 0 3") {
 		t.Errorf("no room: %q %v", dp.calls, err)
 	}
-	if cut, err := p.endpoints(own); err == nil || len(cut) != 2 || cut[0].IngressSet != 3 ||
-		cut[0].EgressSet != 3 || cut[1].IngressSet != 0 {
+	if cut, err := p.endpoints(own); err != nil || len(cut) != 2 || cut[0].IngressSet != 3 ||
+		cut[0].EgressSet != 0 || cut[1].IngressSet != 0 {
 		t.Errorf("without its set web is entered as %+v, %v", cut, err)
 	}
-	if _, _, err := p.of(policyIndex(t, webDenied), list, late, "a"); err == nil {
-		t.Error("a pod came without the set that is to be its own")
+	_, ingress, err := p.of(policyIndex(t, webDenied), list, late, "a")
+	if ingress != 3 || err != nil {
+		t.Errorf("a pod that comes without room for its set has set %d, %v", ingress, err)
+	}
+	if err := p.attached(late, errors.New("not this time")); err == nil {
+		t.Error("an endpoint that has not been attached was")
 	}
 	dp.full, dp.calls = false, nil
 	egress, ingress, err := p.of(policyIndex(t, webDenied), list, late, "a")
@@ -287,5 +291,40 @@ func TestRemoteIdentities(t *testing.T) {
 	strange := strings.ReplaceAll(claims("s", 303), "10.77.2.", "10.99.2.")
 	if got := remoteIdentities(policyInput(policyIndex(t, node+strange), nil, "a")); len(got) != 0 {
 		t.Errorf("addresses of no range of its node: %v", got)
+	}
+}
+
+// TestPolicyWithoutRoom: a denial for which there is no room is enforced on a pod that runs, by one
+// that denies more, until there is; what it had before makes that room.
+func TestPolicyWithoutRoom(t *testing.T) {
+	open := strings.Replace(webDenied, "policyTypes: [Ingress]",
+		"ingress: [{from: [{ipBlock: {cidr: 0.0.0.0/0}}]}]", 1)
+	dp := &judging{sets: map[uint32][]datapath.PolicyEntry{}, ingress: map[uint16]uint32{},
+		classes: map[netip.Prefix]uint32{}, room: 2}
+	p, err := newPolicies(dp, policy.Options{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := policyPod(1, "web", map[string]string{"app": "web"})
+	list := func() []endpoint.Info { return []endpoint.Info{web} }
+	if err := p.begin(policyIndex(t, open), list(), "a"); err != nil || dp.opened == 0 {
+		t.Fatalf("%v, open %d times", err, dp.opened)
+	}
+	narrow := strings.Replace(open, "0.0.0.0/0", "203.0.113.0/24", 1)
+	dp.opened = 0
+	if err := p.apply(policyIndex(t, narrow), list, "a"); err != nil {
+		t.Errorf("the old set's room was not used: %v", err)
+	}
+	if n := len(dp.sets[dp.ingress[1]]); n != 2 {
+		t.Errorf("%d entries in the end, want 2", n)
+	}
+	dp.room = 1
+	wide := strings.Replace(open, "0.0.0.0/0", "198.51.100.0/24", 1)
+	err = p.apply(policyIndex(t, wide), list, "a")
+	if err == nil || !strings.Contains(err.Error(), "is denied until it can") {
+		t.Errorf("said %v", err)
+	}
+	if n := len(dp.sets[dp.ingress[1]]); n != 0 || dp.ingress[1] == 0 {
+		t.Errorf("set %d with %d entries, want one that denies", dp.ingress[1], n)
 	}
 }

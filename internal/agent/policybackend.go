@@ -65,7 +65,7 @@ func (b *backend) Policy(_ context.Context, kind, key string) (*admin.PolicyDeta
 	var found []policy.Summary
 	var kinds []string
 	for _, s := range view.Policies() {
-		if s.Namespace+"/"+s.Name == key && (kind == "" || strings.EqualFold(kind, s.Kind)) {
+		if s.Key() == key && (kind == "" || strings.EqualFold(kind, s.Kind)) {
 			found, kinds = append(found, s), append(kinds, s.Kind)
 		}
 	}

@@ -36,6 +36,32 @@ func (p *policies) mayDeny() bool {
 			return true
 		}
 	}
+	for _, promised := range p.promised {
+		if promised.denies {
+			return true
+		}
+	}
+	return false
+}
+
+// settle gives addresses their classes once every endpoint has sets that know these. Until then
+// those stay withheld that a set of before would take for another's: a set that denies some ranges
+// may allow what is in none of them.
+func (p *policies) settle() error {
+	p.unsettled = p.mayDeny() && (p.handed != p.result || p.outdated())
+	if p.unsettled {
+		return nil
+	}
+	return p.setClasses(p.wanted())
+}
+
+// outdated says whether an endpoint is being attached with other sets than it is to have now.
+func (p *policies) outdated() bool {
+	for _, promised := range p.promised {
+		if sets, err := p.numbers(promised.key); err != nil || sets != promised.sets {
+			return true
+		}
+	}
 	return false
 }
 

@@ -20,15 +20,33 @@ type judging struct {
 	ingress map[uint16]uint32
 	classes map[netip.Prefix]uint32
 	full    bool
+	room    int // for entries, 0: for any number
 	opened  int
 }
 
 var watched = netip.MustParseAddr("192.0.2.1")
 
 func (j *judging) AddPolicySet(entries []datapath.PolicyEntry) (uint32, error) {
+	total := len(entries)
+	for _, set := range j.sets {
+		total += len(set)
+	}
+	if j.room > 0 && total > j.room {
+		return 0, errors.New("full")
+	}
 	j.last++
 	j.sets[j.last] = entries
 	return j.last, nil
+}
+
+func (j *judging) RemovePolicySet(set uint32) error {
+	for _, used := range j.ingress {
+		if used == set {
+			return errors.New("in use")
+		}
+	}
+	delete(j.sets, set)
+	return nil
 }
 
 func (j *judging) SetEndpointPolicy(slot uint16, _, ingress uint32) error {
@@ -132,5 +150,48 @@ func TestClassesChange(t *testing.T) {
 	dp.ingress[1] = ingress
 	if _ = dp.look(); dp.opened > 0 {
 		t.Error("a pod that is added is open until policies are applied")
+	}
+}
+
+// TestClassesChangeWhileAttached: a pod that is being attached has sets that know nothing of the
+// classes of a later version. They are not given to addresses before it has others.
+func TestClassesChangeWhileAttached(t *testing.T) {
+	dp := &judging{t: t, sets: map[uint32][]datapath.PolicyEntry{},
+		ingress: map[uint16]uint32{}, classes: map[netip.Prefix]uint32{}}
+	p, err := newPolicies(dp, policy.Options{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	web, db := policyPod(1, "web", map[string]string{"app": "web"}),
+		policyPod(2, "db", map[string]string{"app": "db"})
+	own := []endpoint.Info{db}
+	list := func() []endpoint.Info { return own }
+	before, after := policyIndex(t, notFromThere), policyIndex(t, notFromThere+otherBlock)
+	if err := p.begin(before, own, "a"); err != nil {
+		t.Fatal(err)
+	}
+	_, ingress, err := p.of(before, list, web, "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dp.ingress[1] = ingress // it is in the maps, and this agent has not been told so
+	own = []endpoint.Info{db, web}
+	for range 2 {
+		if err := p.apply(after, list, "a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if dp.classes[netip.MustParsePrefix("192.0.2.0/28")] != datapath.ClassWithheld {
+		t.Errorf("classes %v while a pod has a set of before", dp.classes)
+	}
+	if err := p.attached(web, nil); err != nil {
+		t.Fatal(err)
+	}
+	if class := dp.classes[netip.MustParsePrefix("192.0.2.0/28")]; class == 0 ||
+		class == datapath.ClassWithheld {
+		t.Errorf("in the end: classes %v", dp.classes)
+	}
+	if dp.opened > 0 {
+		t.Errorf("open %d times", dp.opened)
 	}
 }

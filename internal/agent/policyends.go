@@ -116,7 +116,7 @@ func (a *Agent) policyQuestion(n *node, r admin.PolicyRequest,
 		return bad("from, to",
 			fmt.Errorf("neither is a pod of node %s: %s", a.cfg.Node, askOf(q.from, q.to)))
 	case policy.HasPorts(protocol) != (r.Port != ""):
-		return bad("port", errors.New("tcp, udp and sctp have one, other protocols have none"))
+		return bad("port", errors.New("tcp, udp, udplite and sctp have one, other protocols have none"))
 	}
 	var fits bool
 	if q.source, q.destination, fits = fitting(q.from.addresses, q.to.addresses); !fits {

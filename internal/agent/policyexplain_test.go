@@ -236,7 +236,7 @@ func TestPolicyQuestionRefused(t *testing.T) {
 		{"shop/web", "shop/gone", "80", policy.TCP, `to: node a knows no pod "shop/gone"`},
 		{"shop/web", "2001:db8::1", "80", policy.TCP, "no addresses of the same family"},
 		{"shop/web", "shop/db", "sql", policy.TCP, `shop/db has no port "sql"`},
-		{"shop/web", "shop/db", "", policy.UDP, "tcp, udp and sctp have one"},
+		{"shop/web", "shop/db", "", policy.UDP, "tcp, udp, udplite and sctp have one"},
 		{"shop/web", "shop/db", "1", 1, "other protocols have none"},
 	} {
 		_, err := a.policyQuestion(a.node,

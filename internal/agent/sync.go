@@ -126,7 +126,7 @@ func (a *Agent) reconcileOnce(ctx context.Context, n *node,
 
 // syncPolicies has endpoints get what policies say, and remembers these. What fails is tried again.
 func (a *Agent) syncPolicies(n *node, ix *index) error {
-	err := errors.Join(a.rememberPolicies(ix.policies()),
+	err := errors.Join(a.rememberPolicies(ix.policies()), a.rememberLabels(),
 		n.policies.apply(ix, n.manager.List, a.cfg.Node))
 	a.problem("policies", err)
 	a.problem("policy objects", n.policies.problem())

@@ -25,8 +25,14 @@ func (ep Endpoint) policed() bool { return ep.EgressSet != 0 || ep.IngressSet !=
 
 // AddPolicySet enters a set, to be given to endpoints by its number. A set never changes: what a
 // policy means from now on is a new one, and the old one goes once no endpoint has it. On an error
-// (policymap.ErrFull where there is no room) endpoints keep what they have.
+// (policymap.ErrFull where there is no room) nothing is changed.
 func (d *Datapath) AddPolicySet(entries []PolicyEntry) (uint32, error) { return d.policy.Add(entries) }
+
+// PolicyRoom is how many entries all sets, and how many ranges their classes, may have: half of
+// what the maps hold, as those of before a change stay until those of after it are in force.
+func (d *Datapath) PolicyRoom() (entries, ranges int) {
+	return int(d.maps.Policy.MaxEntries() / 2), int(d.maps.Classes.MaxEntries() / 2)
+}
 
 // RemovePolicySet takes a set away that no endpoint has.
 func (d *Datapath) RemovePolicySet(set uint32) error {

@@ -151,7 +151,7 @@ func (f Flow) String() string {
 
 // protocols are the names of the IP protocols that the datapath tells apart.
 var protocols = map[uint8]string{1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp",
-	50: "esp", 47: "gre", 4: "ipip", 41: "ipv6"}
+	136: "udplite", 50: "esp", 47: "gre", 4: "ipip", 41: "ipv6"}
 
 // etherTypes are the names of what is not IP, or too broken to be read as such.
 var etherTypes = map[uint16]string{0x0800: "ipv4", 0x86dd: "ipv6", 0x0806: "arp", 0x8100: "vlan",
@@ -186,7 +186,7 @@ func ParseProtocol(text string) (uint8, error) {
 	}
 	number, err := strconv.ParseUint(text, 10, 8)
 	if err != nil {
-		return 0, fmt.Errorf("unknown protocol %q: use tcp, udp, icmp, icmpv6, sctp, or a number from 0 to 255", text)
+		return 0, fmt.Errorf("unknown protocol %q: use tcp, udp, icmp, icmpv6, sctp, udplite, or a number from 0 to 255", text)
 	}
 	return uint8(number), nil
 }

@@ -45,6 +45,7 @@ func (c *conjunction) byIdentity() (found bool) {
 }
 
 func (c *conjunction) divideAddresses() {
+	c.divides, c.at = map[string]bool{}, map[string]int{}
 	parts := blocks{index: map[string]int{}}
 	for _, b := range c.blocks {
 		parts.add(b)
@@ -52,7 +53,13 @@ func (c *conjunction) divideAddresses() {
 	numbers, last := map[string]uint32{}, uint32(0)
 	parts.classify(func(key string) uint32 { return number(numbers, key, &last) })
 	inside := c.inside(parts.of)
+	for _, there := range inside {
+		for key := range there {
+			c.divides[key] = true
+		}
+	}
 	for _, class := range slices.Sorted(maps.Keys(inside)) {
+		c.at[c.distinguish(inside[class])] = len(c.places)
 		c.places = append(c.places, place{inside[class]})
 	}
 }
@@ -71,26 +78,26 @@ func (c *conjunction) inside(classes func(*block) []uint32) map[uint32]map[strin
 	return out
 }
 
-// place finds the one with these blocks. Blocks of single addresses tell none apart.
-func (c *conjunction) place(inside map[string]bool) int {
-	return slices.IndexFunc(c.places, func(p place) bool {
-		for key := range p.inside {
-			if !inside[key] {
-				return false
-			}
+// distinguish is the same for addresses in the same place. Blocks of single addresses tell none
+// apart.
+func (c *conjunction) distinguish(inside map[string]bool) string {
+	keys := make([]string, 0, len(inside))
+	for key := range inside {
+		if c.divides[key] {
+			keys = append(keys, key)
 		}
-		for key := range inside {
-			if !p.inside[key] && c.divides(key) {
-				return false
-			}
-		}
-		return true
-	})
+	}
+	slices.Sort(keys)
+	return strings.Join(keys, " ")
 }
 
-// divides says whether a block is one that places differ in.
-func (c *conjunction) divides(key string) bool {
-	return slices.ContainsFunc(c.places, func(p place) bool { return p.inside[key] })
+// place finds the one with these blocks.
+func (c *conjunction) place(inside map[string]bool) int {
+	at, known := c.at[c.distinguish(inside)]
+	if !known {
+		return -1
+	}
+	return at
 }
 
 func (c *conjunction) placeOf(a netip.Addr) int {
@@ -109,18 +116,25 @@ var withPorts = []uint8{TCP, UDP, SCTP, udpLite}
 // udpLite is the protocol that no NetworkPolicy names, and that has ports.
 const udpLite = 136
 
-// dividePorts cuts ports where a rule begins or ends.
+// dividePorts cuts the ports of each protocol where a rule begins or ends.
 func (c *conjunction) dividePorts() {
-	cuts := map[int]bool{0: true}
+	cuts := map[uint8]map[int]bool{}
+	for _, protocol := range withPorts {
+		cuts[protocol] = map[int]bool{0: true}
+	}
 	c.all(func(o *condition) {
 		for _, s := range o.ports {
-			cuts[int(s.from)], cuts[int(s.to)+1] = true, true
+			for protocol, at := range cuts {
+				if s.protocol == AnyProtocol || s.protocol == protocol {
+					at[int(s.from)], at[int(s.to)+1] = true, true
+				}
+			}
 		}
 	})
-	delete(cuts, maxPort+1)
-	from := slices.Sorted(maps.Keys(cuts))
 	c.ports = []portAtom{{}}
 	for _, protocol := range withPorts {
+		delete(cuts[protocol], maxPort+1)
+		from := slices.Sorted(maps.Keys(cuts[protocol]))
 		for i, first := range from {
 			last := maxPort
 			if i+1 < len(from) {
@@ -140,20 +154,28 @@ const (
 
 // enter makes the entries of a conjunction.
 func (r *run) enter(d *draft) *finished {
-	c, set := d.conjunction, &Set{Number: d.number, Direction: d.direction}
-	done := &finished{set: set}
-	for _, p := range d.policies {
-		set.Policies = append(set.Policies, p.Object())
+	c := d.conjunction
+	set := &Set{Number: d.number, Direction: d.direction, Policies: objects(d.policies)}
+	outside, alike := c.outside()
+	done := &finished{set: set, conjunction: c, classes: r.classesIn(c, alike)}
+	if before := r.compiler.finished[d.number]; before != nil && before.conjunction == c &&
+		slices.Equal(before.classes, done.classes) {
+		r.node()
+		return before
 	}
 	values := map[uint32][]portValue{}
 	if d.direction == Ingress {
 		node := r.node().parts[0]
 		values[node.peer] = []portValue{{portPrefix{}, node.value}}
 	}
-	anybody := make([]decided, len(c.ports)) // denied
-	values[AnyPeer] = c.values(anybody, precedencePolicy)
-	for class, inside := range c.inside(r.blocks.of) {
-		if at := c.place(inside); !slices.Equal(c.base[at], anybody) {
+	values[AnyPeer] = c.values(outside, precedencePolicy)
+	if slices.ContainsFunc(outside, func(d decided) bool { return d.verdict == Allow }) {
+		values[Withheld] = []portValue{{portPrefix{}, Value{Deny, precedenceAddresses, 0}}}
+	}
+	for class, inside := range r.named(c, alike) {
+		// Addresses that only blocks of single ones, and others' blocks, tell apart are in one
+		// place.
+		if at := c.place(inside); at >= 0 && !slices.Equal(c.base[at], outside) {
 			values[class] = c.values(c.base[at], precedenceAddresses)
 		}
 	}
@@ -174,9 +196,64 @@ func (r *run) enter(d *draft) *finished {
 	}
 	slices.SortFunc(set.Entries, func(a, b Entry) int { return compareKeys(a.Key, b.Key) })
 	if limit := r.compiler.opts.MaxEntries; len(set.Entries) > limit {
-		done.problems = refuse(set, limit)
+		done.problems = exceeds(set, limit)
 	}
 	return done
+}
+
+// outside are the verdicts for addresses that no range of the set is about, and whether they are
+// the same in both families. Where there are no such addresses, all is denied.
+func (c *conjunction) outside() (row []decided, alike bool) {
+	var rows [][]decided
+	for _, f := range families {
+		if at := c.place(map[string]bool{f.key: true}); at >= 0 {
+			rows = append(rows, c.base[at])
+		}
+	}
+	if len(rows) == 0 {
+		return make([]decided, len(c.ports)), false
+	}
+	return rows[0], len(rows) == len(families) && slices.Equal(rows[0], rows[1])
+}
+
+// ranges are a conjunction's blocks, without those of all addresses where the families are alike.
+func (c *conjunction) ranges(alike bool) []*block {
+	if !alike {
+		return c.blocks
+	}
+	return slices.DeleteFunc(slices.Clone(c.blocks),
+		func(b *block) bool { return b.key == families[0].key || b.key == families[1].key })
+}
+
+// classesIn are the classes that a conjunction's entries depend on, 0 after each block.
+func (r *run) classesIn(c *conjunction, alike bool) (out []uint32) {
+	for _, b := range c.ranges(alike) {
+		out = append(append(out, r.blocks.of(b)...), 0)
+	}
+	return out
+}
+
+// named are, for the classes in a conjunction's own ranges, the blocks that these are in. Where the
+// families are not alike, each of their classes is one.
+func (r *run) named(c *conjunction, alike bool) map[uint32]map[string]bool {
+	if r.family == nil {
+		r.family = map[uint32]string{}
+		for _, f := range families {
+			for _, class := range r.blocks.of(f) {
+				r.family[class] = f.key
+			}
+		}
+	}
+	out := map[uint32]map[string]bool{}
+	for _, b := range c.ranges(alike) {
+		for _, class := range r.blocks.of(b) {
+			if out[class] == nil {
+				out[class] = map[string]bool{r.family[class]: true}
+			}
+			out[class][b.key] = true
+		}
+	}
+	return out
 }
 
 type portValue struct {
@@ -235,5 +312,5 @@ func newUnion(prefixes []netip.Prefix) *block {
 	for i, p := range prefixes {
 		texts[i] = p.String()
 	}
-	return &block{prefixes: prefixes, key: strings.Join(texts, "+")}
+	return &block{prefixes: prefixes, key: strings.Join(texts, "+"), common: true}
 }

@@ -110,7 +110,9 @@ func readAuthorization(meta metav1.ObjectMeta, spec *authorizationSpec, from sou
 	for i := range spec.Rules {
 		r.authorizationRule(fmt.Sprintf("spec.rules[%d]", i), &spec.Rules[i])
 	}
-	if p.Broken() {
+	// What would enforce nothing without its mistakes does not with them, unless one of these is
+	// whether it would.
+	if p.Broken() && (p.enforced() || spec.Selector != nil && spec.targets()) {
 		selector := func(f Problem) bool {
 			return strings.HasPrefix(f.Field, "spec.selector") ||
 				!strings.HasPrefix(f.Field, "spec.") && !strings.HasPrefix(f.Field, "metadata.")
@@ -163,9 +165,12 @@ func (r *reader) matchLabels(field string, set map[string]string) labels.Selecto
 	return out
 }
 
+// targets says whether a policy is for a proxy.
+func (s *authorizationSpec) targets() bool { return s.TargetRef != nil || len(s.TargetRefs) > 0 }
+
 // enforced says whether a policy does more than to be listed.
 func (r *reader) enforced(meta metav1.ObjectMeta, spec *authorizationSpec) bool {
-	targets := spec.TargetRef != nil || len(spec.TargetRefs) > 0
+	targets := spec.targets()
 	if targets && spec.Selector != nil {
 		r.fail("spec.selector", "goes with no targetRef: give one of the two")
 	}

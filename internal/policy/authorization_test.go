@@ -153,23 +153,33 @@ func TestAuthorizationOfUnknownPeers(t *testing.T) {
 	}
 }
 
-// TestAuthorizationWithoutClasses: an address whose class the datapath does not have yet, or has of
-// another version, is denied, whatever the policy says of it and of others.
+// TestAuthorizationWithoutClasses: an address whose class is withheld is denied, whatever the
+// policy says of it and of others; one that has none yet, or that of another version, is what
+// addresses are that no range of the policy has.
 func TestAuthorizationWithoutClasses(t *testing.T) {
-	for _, text := range []string{
-		"  action: DENY\n  rules: [{from: [{source: {ipBlocks: [192.0.2.0/24]}}]}]\n",
-		"  action: DENY\n  rules: [{from: [{source: {principals: ['*/sa/db']}}]}]\n",
-		"  rules: [{}]\n",
+	there := netip.MustParsePrefix("192.0.2.0/24")
+	for text, outside := range map[string]Verdict{
+		"  action: DENY\n  rules: [{from: [{source: {ipBlocks: [192.0.2.0/24]}}]}]\n": Allow,
+		"  action: DENY\n  rules: [{from: [{source: {principals: ['*/sa/db']}}]}]\n":  Allow,
+		"  rules: [{}]\n": Allow,
+		"  rules: [{from: [{source: {ipBlocks: [192.0.2.0/24]}}]}]\n": Deny,
+		"  rules: [{from: [{source: {notIpBlocks: [0.0.0.0/1]}}]}]\n": Allow,
+		"  rules: [{from: [{source: {principals: ['*/sa/db']}}]}]\n":  Deny,
 	} {
 		in := shop()
 		in.Ranges = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
 		in.Policies = policiesOf(t, authorizationHeader+text)
 		result := NewCompiler(istioOptions).Compile(in)
-		for _, classes := range [][]Class{nil, {{netip.MustParsePrefix("192.0.2.0/24"), ClassBase + 900}}} {
-			result.Classes = classes
+		for _, c := range []struct {
+			classes []Class
+			want    Verdict
+		}{{nil, outside}, {[]Class{{there, ClassBase + 900}}, outside},
+			{[]Class{{there, Withheld}}, Deny}} {
+			result.Classes = c.classes
 			peer := Peer{v1alpha1.IdentityWorld, netip.MustParseAddr("192.0.2.1")}
-			if got := NewTable(result).Decide("shop/web", Ingress, peer, TCP, 80).Verdict; got != Deny {
-				t.Errorf("%s with classes %v: %v", text, classes, got)
+			got := NewTable(result).Decide("shop/web", Ingress, peer, TCP, 80).Verdict
+			if got != c.want {
+				t.Errorf("%s with classes %v: %v, want %v", text, c.classes, got, c.want)
 			}
 		}
 	}
@@ -235,7 +245,7 @@ func TestAuthorizationErrors(t *testing.T) {
 		{"service accounts and namespaces", good + "  rules: [{from: [{source: {serviceAccounts: [db], namespaces: [ops]}}]}]\n", "spec.rules[0].from[0].source.serviceAccounts: goes with no principals or namespaces", false},
 		{"rule that is null", good + "  rules: [~]\n", "spec.rules[0]: is empty", false},
 		{"an error in one that denies", good + "  action: DENY\n  rules: [{to: [{operation: {ports: ['x']}}]}]\n", `"x" is no port`, false},
-		{"an error in one for a waypoint", "  targetRefs: [{kind: Service, name: web}]\n  rules: [~]\n", "spec.rules[0]: is empty", true},
+		{"an error in whether it is for a waypoint", good + "  targetRefs: [{kind: Service, name: web}]\n", "spec.selector: goes with no targetRef", true},
 	}
 	const others = "---\n" + "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: other, namespace: shop}\nspec: {rules: [{}]}\n"
 	for _, tt := range tests {
@@ -308,7 +318,7 @@ func TestAuthorizationRemembered(t *testing.T) {
 		}
 	}
 	closed := in.Policies[3]
-	if closed.Object() != "AuthorizationPolicy shop/c" || !closed.IsClosed() || !closed.Selects("shop", nil) {
+	if closed.Object() != "AuthorizationPolicy shop/c" || !closed.IsClosed() || !closed.subject.Empty() {
 		t.Errorf("what was broken came back as %+v", closed)
 	}
 	in.Policies = in.Policies[:3]

@@ -136,6 +136,9 @@ func (r *ruleReader) condition(field string, about attribute, not bool, list []s
 			out.texts = append(out.texts, patternOf(text))
 		}
 	}
+	if about == sourceIP {
+		out.keyed()
+	}
 	return out
 }
 

@@ -15,6 +15,8 @@ type block struct {
 	prefixes, except []netip.Prefix
 	// key tells blocks apart: those of several rules may be the same.
 	key string
+	// common: it is of no policy, as all addresses, and those of pods, are.
+	common bool
 }
 
 func (b *block) contains(a netip.Addr) bool {

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 )
 
 // DefaultMaxEntries is how many entries a policy set may have.
@@ -16,6 +15,9 @@ const DefaultMaxEntries = 1 << 16
 type Options struct {
 	// MaxEntries is the budget of one set, DefaultMaxEntries if 0. A set above it denies all.
 	MaxEntries int
+	// MaxVerdicts bounds what finding the verdicts of a set with policies of several kinds may
+	// take, DefaultMaxVerdicts if 0. A set above it denies all.
+	MaxVerdicts int
 	// Relevant says whether a label is part of identities. A policy that tells peers apart by one
 	// that is not would be evaluated as if no peer had it: it is in error. nil: all are.
 	Relevant func(key string) bool
@@ -23,6 +25,8 @@ type Options struct {
 	RootNamespace string
 	// TrustDomain is the cluster's own, which Istio's policies may call cluster.local.
 	TrustDomain string
+	// Room is what all sets of the node may need together.
+	Room Room
 	// After are the highest numbers that are taken, by who was here before: a datapath that
 	// outlives its agent has sets by number.
 	After Numbers
@@ -79,11 +83,15 @@ type Compiler struct {
 	sets    map[string]uint32
 	classes map[string]uint32
 	rules   map[Rule]uint32
-	// before is the index of the run before, of which shares and finished are what can be used
-	// again.
+	// before is the index of the run before, list its policies and result what it has made; shares
+	// and finished are what can be used again.
 	before   *index
+	list     []*Policy
+	result   *Result
 	shares   map[shareKey]*share
 	finished map[uint32]*finished
+	// subjects are the endpoints of the run before, by key.
+	subjects map[string]*subject
 	// conjunctions are those of the run before, by their sets.
 	conjunctions map[uint32]*conjunction
 }
@@ -91,6 +99,7 @@ type Compiler struct {
 // NewCompiler is a compiler that has compiled nothing yet.
 func NewCompiler(opts Options) *Compiler {
 	opts.MaxEntries = cmp.Or(opts.MaxEntries, DefaultMaxEntries)
+	opts.MaxVerdicts = cmp.Or(opts.MaxVerdicts, DefaultMaxVerdicts)
 	last := opts.After
 	last.Class = max(last.Class, ClassBase)
 	return &Compiler{opts: opts, last: last, sets: map[string]uint32{},
@@ -101,16 +110,24 @@ func NewCompiler(opts Options) *Compiler {
 // its order, but for the numbers, which depend on what was compiled before.
 func (c *Compiler) Compile(in Input) *Result {
 	r := &run{
-		compiler: c, index: newIndex(in), blocks: blocks{index: map[string]int{}},
-		drafts: map[string]*draft{},
+		compiler: c, index: newIndex(in), drafts: map[string]*draft{},
 		shares: map[shareKey]*share{}, finished: map[uint32]*finished{},
-		conjunctions: map[uint32]*conjunction{},
+		conjunctions: map[uint32]*conjunction{}, subjects: map[string]*subject{},
 		result: &Result{Sets: map[uint32]*Set{}, Endpoints: map[string]Sets{},
 			Rules: map[uint32]Rule{}},
 	}
-	r.sameIdentities, r.sameEndpoints = r.index.same(c.before)
+	r.changed, r.known = r.index.changes(c.before)
+	r.sameEndpoints = r.index.sameEndpoints(c.before)
 	r.sameRanges = c.before != nil && slices.Equal(r.index.ranges, c.before.ranges)
-	r.policies(in.Policies)
+	list := sortedPolicies(in.Policies)
+	if r.known && len(r.changed) == 0 && r.sameEndpoints && r.sameRanges &&
+		slices.Equal(list, c.list) && r.index.identical(c.before) {
+		return c.result
+	}
+	if r.known {
+		r.index.carry(c.before, r.changed)
+	}
+	r.policies(list)
 	for _, e := range r.index.endpoints {
 		if e.Local {
 			r.endpoint(e)
@@ -120,13 +137,36 @@ func (c *Compiler) Compile(in Input) *Result {
 	for _, key := range order {
 		r.gather(r.drafts[key])
 	}
-	r.result.Classes = r.blocks.classify(func(key string) uint32 { return number(c.classes, key, &c.last.Class) })
+	r.limitRanges(order)
+	r.makeSets(order)
+	for round := 0; r.limitEntries(order, round); round++ {
+		r.makeSets(order)
+	}
+	r.forget()
+	maps.DeleteFunc(r.index.found, func(_ string, s *matched) bool { return !s.used })
+	c.before, c.list, c.result = r.index, list, r.result
+	c.shares, c.finished, c.conjunctions = r.shares, r.finished, r.conjunctions
+	c.subjects = r.subjects
+	return r.result
+}
+
+// makeSets divides the addresses, and makes the sets of all drafts.
+func (r *run) makeSets(order []string) {
+	c := r.compiler
+	r.blocks, r.family = blocks{index: map[string]int{}}, nil
+	r.result.Problems = r.result.Problems[:r.told]
+	for _, key := range order {
+		if d := r.drafts[key]; d.refused == nil {
+			for _, b := range d.blocks {
+				r.blocks.add(b)
+			}
+		}
+	}
+	r.result.Classes = r.blocks.classify(
+		func(key string) uint32 { return number(c.classes, key, &c.last.Class) })
 	for _, key := range order {
 		r.finish(r.drafts[key])
 	}
-	r.forget()
-	c.before, c.shares, c.finished, c.conjunctions = r.index, r.shares, r.finished, r.conjunctions
-	return r.result
 }
 
 // number is the one that a thing has, or the next.
@@ -152,25 +192,37 @@ type run struct {
 	// mute are policies that are in error here and not by themselves.
 	mute   map[*Policy]bool
 	blocks blocks
+	// family is the one of each class, by the keys of families. nil: not asked for yet.
+	family map[uint32]string
 	drafts map[string]*draft
 	result *Result
-	// What the run before can be asked for, and what the next one can.
-	sameIdentities, sameEndpoints, sameRanges bool
+	// told is how many problems are the policies' own, and no set's.
+	told int
+	// What the run before can be asked for, and what the next one can. changed are the identities
+	// that are others than then, if that is known.
+	changed                          map[uint32]bool
+	known, sameEndpoints, sameRanges bool
 
 	shares       map[shareKey]*share
 	finished     map[uint32]*finished
 	conjunctions map[uint32]*conjunction
+	subjects     map[string]*subject
 	atoms        []*peerAtom // nil: not asked for yet
+}
+
+func sortedPolicies(list []*Policy) []*Policy {
+	list = slices.Clone(list)
+	slices.SortStableFunc(list, func(a, b *Policy) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(b.Kind, a.Kind),
+			cmp.Compare(a.Name, b.Name), cmp.Compare(a.content, b.content),
+			cmp.Compare(a.file, b.file))
+	})
+	return list
 }
 
 // policies sorts policies by namespace, and reports what is wrong with them.
 func (r *run) policies(list []*Policy) {
 	r.active, r.mute, r.everywhere = map[string][]*Policy{}, map[*Policy]bool{}, map[string][]*Policy{}
-	list = slices.Clone(list)
-	slices.SortStableFunc(list, func(a, b *Policy) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(b.Kind, a.Kind),
-			cmp.Compare(a.Name, b.Name), cmp.Compare(a.content, b.content))
-	})
 	for _, p := range list {
 		if p.cluster != nil {
 			r.clusters = append(r.clusters, p)
@@ -183,6 +235,7 @@ func (r *run) policies(list []*Policy) {
 			r.result.Problems = append(r.result.Problems, found...)
 		}
 	}
+	r.told = len(r.result.Problems)
 }
 
 // irrelevant finds selectors of peers by labels that identities do not have.
@@ -221,10 +274,9 @@ func (r *run) irrelevant(p *Policy) []Problem {
 // gather finds whom the rules of a set are about.
 func (r *run) gather(d *draft) {
 	if slices.ContainsFunc(d.policies, (*Policy).apart) {
-		d.conjunction = r.conjoin(d)
-		r.conjunctions[d.number] = d.conjunction
-		for _, b := range d.conjunction.blocks {
-			r.blocks.add(b)
+		if d.conjunction = r.conjoin(d); d.conjunction != nil {
+			r.conjunctions[d.number] = d.conjunction
+			d.blocks = d.conjunction.blocks
 		}
 		return
 	}
@@ -242,103 +294,19 @@ func (r *run) gather(d *draft) {
 	for _, one := range d.shares {
 		for _, part := range one.parts {
 			if part.block != nil {
-				r.blocks.add(part.block)
+				d.blocks = append(d.blocks, part.block)
 			}
 		}
 	}
 }
 
-// rule gives a rule its number.
+// rule gives a rule its number, which is the same wherever it is written.
 func (r *run) rule(at Rule) uint32 {
-	n := number(r.compiler.rules, at, &r.compiler.last.Rule)
+	key := at
+	key.File, key.Line = "", 0
+	n := number(r.compiler.rules, key, &r.compiler.last.Rule)
 	r.result.Rules[n] = at
 	return n
-}
-
-// finished is a set, what it was made of, and what was wrong with it.
-type finished struct {
-	shares   []*share
-	classes  []uint32
-	set      *Set
-	problems []Problem
-}
-
-// finish makes a draft's entries, or takes those of the run before, if all that they are made of is
-// the same.
-func (r *run) finish(d *draft) {
-	if d.conjunction != nil {
-		done := r.enter(d)
-		r.result.Sets[d.number] = done.set
-		r.result.Problems = append(r.result.Problems, done.problems...)
-		return
-	}
-	done := &finished{shares: d.shares, classes: r.classesOf(d)}
-	before := r.compiler.finished[d.number]
-	if before != nil && slices.Equal(before.shares, done.shares) &&
-		slices.Equal(before.classes, done.classes) {
-		done = before
-	} else {
-		r.entries(d, done)
-	}
-	r.finished[d.number] = done
-	r.result.Sets[d.number] = done.set
-	r.result.Problems = append(r.result.Problems, done.problems...)
-}
-
-// classesOf are the classes that a draft's blocks have, 0 after each block.
-func (r *run) classesOf(d *draft) []uint32 {
-	var out []uint32
-	for _, one := range d.shares {
-		for _, p := range one.parts {
-			if p.block != nil {
-				out = append(append(out, r.blocks.of(p.block)...), 0)
-			}
-		}
-	}
-	return out
-}
-
-func (r *run) entries(d *draft, done *finished) {
-	set := &Set{Number: d.number, Direction: d.direction}
-	for _, p := range d.policies {
-		set.Policies = append(set.Policies, p.Object())
-	}
-	byPeer := map[uint32]map[portPrefix]Value{}
-	for _, one := range d.shares {
-		for _, p := range one.parts {
-			for _, who := range r.peersOf(p) {
-				p.into(byPeer, who)
-			}
-		}
-	}
-	for _, who := range slices.Sorted(maps.Keys(byPeer)) {
-		key := Key{Set: d.number, Direction: d.direction, Peer: who}
-		set.Entries = append(set.Entries, resolve(key, byPeer[who])...)
-	}
-	if limit := r.compiler.opts.MaxEntries; len(set.Entries) > limit {
-		done.problems = refuse(set, limit)
-	}
-	done.set = set
-}
-
-func (r *run) peersOf(p part) []uint32 {
-	if p.block != nil {
-		return r.blocks.of(p.block)
-	}
-	return []uint32{p.peer}
-}
-
-// refuse has a set that is beyond its budget deny all, but for what no policy can keep out.
-func refuse(set *Set, limit int) []Problem {
-	needed := len(set.Entries)
-	set.Entries = slices.DeleteFunc(set.Entries,
-		func(e Entry) bool { return e.Precedence != precedenceNode })
-	return []Problem{{
-		Object: strings.Join(set.Policies, ", "),
-		Msg: fmt.Sprintf("%s would need %d entries for one pod, more than %d, so all of it is denied: "+
-			"use fewer port ranges, wider ranges of addresses, or selectors that match fewer identities",
-			set.Direction, needed, limit),
-	}}
 }
 
 // forget drops the numbers of what is no more. They are not given out again.

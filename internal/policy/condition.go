@@ -78,12 +78,22 @@ type span struct {
 
 // condition holds if one of its values does, or if it is the opposite and none does.
 type condition struct {
-	about   attribute
-	not     bool
-	texts   []pattern
-	blocks  []*block
+	about  attribute
+	not    bool
+	texts  []pattern
+	blocks []*block
+	// inside are the keys of blocks, where the condition is about the peer's address.
+	inside  map[string]bool
 	ports   []span
 	numbers map[uint32]bool
+}
+
+// keyed has a condition know its blocks by their keys.
+func (o *condition) keyed() {
+	o.inside = make(map[string]bool, len(o.blocks))
+	for _, b := range o.blocks {
+		o.inside[b.key] = true
+	}
 }
 
 // match holds if all conditions do, and without any.
@@ -168,8 +178,12 @@ func (o *condition) holds(c connection) truth {
 func (o *condition) any(c connection) truth {
 	switch o.about {
 	case sourceIP:
-		return truthOf(slices.ContainsFunc(o.blocks,
-			func(b *block) bool { return c.place.inside[b.key] }))
+		for key := range c.place.inside { // few, where a policy may name many
+			if o.inside[key] {
+				return yes
+			}
+		}
+		return no
 	case destinationIP:
 		return c.own(o, c.place)
 	case destinationPort:

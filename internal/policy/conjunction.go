@@ -1,7 +1,9 @@
 package policy
 
 import (
+	"encoding/binary"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -34,14 +36,27 @@ type conjunction struct {
 	blocks []*block
 	pods   *block
 	places []place
-	ports  []portAtom
-	own    func(*condition, *place) truth
+	// at finds places, by what distinguish makes of their blocks; divides are the blocks that
+	// places differ in.
+	at      map[string]int
+	divides map[string]bool
+	ports   []portAtom
+	// rows are the verdicts by port that some place has.
+	rows map[string][]decided
+	own  func(*condition, *place) truth
 	// base are the verdicts by address, for peers without an entry of their identity's.
 	base table
 	// peers are identities with entries of their own, addresses those of the ones that are told
 	// apart by both.
 	peers     []peerEntries
 	addresses []addressEntries
+	// kinds are those of peers, by signature, and kindOf the signatures of identities. The first
+	// dividing blocks are those that places were made of. byAddress: some identities are told
+	// apart by address.
+	kinds     map[string]*peerKind
+	kindOf    map[uint32]string
+	dividing  int
+	byAddress bool
 }
 
 // table has a verdict for each place and port.
@@ -62,19 +77,26 @@ type addressEntries struct {
 	ports []decided
 }
 
-// conjoin finds the verdicts of a draft, or takes those of the run before, if nobody has come, gone
-// or changed.
+// conjoin finds the verdicts of a draft, or takes those of the run before, as far as nothing that
+// they depend on has changed.
 func (r *run) conjoin(d *draft) *conjunction {
-	if known := r.compiler.conjunctions[d.number]; known != nil && r.sameIdentities &&
-		r.sameEndpoints && r.sameRanges {
-		for at := range known.rules {
-			r.rule(at)
-		}
+	if known := r.again(d); known != nil {
 		return known
 	}
-	c := &conjunction{rules: map[Rule]uint32{}, own: ownAddresses(d.sample)}
+	c := &conjunction{rules: map[Rule]uint32{}, own: ownAddresses(d.sample),
+		rows: map[string][]decided{}}
 	r.terms(d, c)
 	c.divide(r.index)
+	c.dividing, c.kinds, c.kindOf = len(c.blocks), map[string]*peerKind{}, map[uint32]string{}
+	kinds := map[string]*peerAtom{}
+	for _, who := range r.peerAtoms() {
+		key := c.signature(who)
+		kinds[key], c.kindOf[who.number] = who, key
+	}
+	if why := c.tooDense(len(kinds), r.compiler.opts.MaxVerdicts); why != "" {
+		r.refuse(d, why)
+		return nil
+	}
 	c.base = make(table, len(c.places))
 	nobody, unknown := c.judge(&peerAtom{}), c.judge(&peerAtom{unknown: true})
 	for i := range c.places {
@@ -83,18 +105,21 @@ func (r *run) conjoin(d *draft) *conjunction {
 			c.base[i] = unknown[i]
 		}
 	}
-	kinds := map[string]*peerKind{}
-	for _, who := range r.peerAtoms() {
-		key := c.signature(who)
-		if kinds[key] == nil {
-			kinds[key] = c.kind(c.judge(who))
-		}
-		r.peer(c, who.number, kinds[key])
+	for key, who := range kinds {
+		c.kinds[key] = c.kind(c.judge(who))
+	}
+	r.peers(c)
+	return c
+}
+
+// peers enters what is different about identities.
+func (r *run) peers(c *conjunction) {
+	for _, number := range slices.Sorted(maps.Keys(c.kindOf)) {
+		r.peer(c, number, c.kinds[c.kindOf[number]])
 	}
 	for _, a := range c.addresses {
 		c.blocks = append(c.blocks, a.at)
 	}
-	return c
 }
 
 // terms takes the rules of a draft's policies.
@@ -125,9 +150,7 @@ func (r *run) terms(d *draft, c *conjunction) {
 		return c.rules[at]
 	}
 	c.each(func(t *term) { number(t.at) })
-	c.notRestricted = number(Rule{Field: "no rule of " + strings.Join(networks, ", ") +
-		" allows it"})
-	c.notListed = number(Rule{Field: "no rule of " + strings.Join(allowing, ", ") + " allows it"})
+	c.notRestricted, c.notListed = number(noneAllows(networks)), number(noneAllows(allowing))
 	c.notDenied = number(Rule{Field: "no rule of " + strings.Join(denying, ", ") + " denies it"})
 }
 
@@ -162,12 +185,41 @@ func (c *conjunction) signature(p *peerAtom) string {
 // judge finds the verdicts for a peer.
 func (c *conjunction) judge(p *peerAtom) table {
 	out := make(table, len(c.places))
+	row, text := make([]decided, len(c.ports)), []byte(nil)
 	for i := range c.places {
-		for _, ports := range c.ports {
-			out[i] = append(out[i], c.verdict(connection{p, &c.places[i], ports, c.own}))
+		text = text[:0]
+		for n, ports := range c.ports {
+			row[n] = c.verdict(connection{p, &c.places[i], ports, c.own})
+			text = append(binary.LittleEndian.AppendUint32(text, row[n].rule), byte(row[n].verdict))
 		}
+		if c.rows[string(text)] == nil {
+			c.rows[string(text)] = slices.Clone(row)
+		}
+		out[i] = c.rows[string(text)]
 	}
 	return out
+}
+
+// DefaultMaxVerdicts is how many verdicts may have to be found for a set that AuthorizationPolicies
+// or ClusterNetworkPolicies are part of.
+const DefaultMaxVerdicts = 1 << 22
+
+// maxConditions is how often a condition may have to be asked for one verdict, on average of all
+// that may be: with it, such a set takes some seconds at most.
+const maxConditions = 64
+
+// tooDense says why a conjunction would take too long or too much memory, "" if it does not:
+// verdicts are found for each range of addresses, range of ports and kind of peer.
+func (c *conjunction) tooDense(kinds, limit int) string {
+	conditions := 0
+	c.all(func(*condition) { conditions++ })
+	needed := len(c.places) * len(c.ports) * (kinds + 2)
+	if needed <= limit && needed*conditions <= limit*maxConditions {
+		return ""
+	}
+	return fmt.Sprintf("would need %d verdicts by %d conditions (%d ranges of addresses, %d of "+
+		"ports, %d kinds of peers), more than %d: use fewer ranges, or fewer policies that select one pod",
+		needed, conditions, len(c.places), len(c.ports), kinds, limit)
 }
 
 func (c *conjunction) verdict(of connection) decided {
@@ -231,6 +283,7 @@ func (r *run) peer(c *conjunction, number uint32, kind *peerKind) {
 	if kind.everywhere {
 		return
 	}
+	c.byAddress = true
 	for _, e := range r.index.byIdentity[number] {
 		for _, a := range e.Addresses {
 			if at := c.placeOf(a); !sameVerdicts(kind.own[at], kind.ports) && !r.index.shared(a) {
@@ -278,8 +331,13 @@ func (r *run) peerAtoms() []*peerAtom {
 const ownTrustDomain = "cluster.local"
 
 // families are all addresses.
-var families = [2]*block{newBlock(netip.MustParsePrefix("0.0.0.0/0")),
-	newBlock(netip.MustParsePrefix("::/0"))}
+var families = [2]*block{common("0.0.0.0/0"), common("::/0")}
+
+func common(prefix string) *block {
+	b := newBlock(netip.MustParsePrefix(prefix))
+	b.common = true
+	return b
+}
 
 // ownAddresses says whether an endpoint's addresses, of the family that a peer at some place has,
 // are those of a condition. Of some in and some out nobody knows which one is meant.

@@ -3,6 +3,7 @@ package policy
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -18,6 +19,8 @@ type Objects struct {
 	Policies   []*Policy
 	Pods       []Pod
 	Namespaces map[string]map[string]string
+	// Ranges are those that nodes' pods have their addresses from.
+	Ranges []netip.Prefix
 }
 
 // Pod is a pod that a file declares.
@@ -94,6 +97,8 @@ func (d *decoding) document(doc *strictyaml.Doc) {
 		d.pod(doc)
 	case version == "v1" && kind == "Namespace":
 		d.namespace(doc)
+	case (version == "v1" || version == v1alpha1.APIVersion) && kind == v1alpha1.KindNode:
+		d.node(doc)
 	case version == v1alpha1.APIVersion &&
 		(kind == v1alpha1.KindPod || kind == v1alpha1.KindEndpoint):
 		d.own(doc, v1alpha1.New(kind))
@@ -225,6 +230,22 @@ func (d *decoding) namespace(doc *strictyaml.Doc) {
 	}
 	if d.meta(doc, "Namespace", &k.Metadata) {
 		d.objects.Namespaces[k.Metadata.Name] = k.Metadata.Labels
+	}
+}
+
+// node reads the ranges of a node's pods, which Kubernetes and Weft call the same.
+func (d *decoding) node(doc *strictyaml.Doc) {
+	var k struct {
+		Spec struct {
+			PodCIDRs []netip.Prefix `yaml:"podCIDRs"`
+		} `yaml:"spec"`
+	}
+	if err := doc.Root.Decode(&k); err != nil {
+		d.fail(doc, v1alpha1.KindNode, "spec.podCIDRs", "cannot be read: %s", oneLine(err))
+		return
+	}
+	for _, p := range k.Spec.PodCIDRs {
+		d.objects.Ranges = append(d.objects.Ranges, p.Masked())
 	}
 }
 

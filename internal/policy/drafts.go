@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -9,6 +10,7 @@ import (
 
 // draft is a set before its classes have numbers.
 type draft struct {
+	key       string
 	number    uint32
 	direction Direction
 	policies  []*Policy
@@ -17,25 +19,54 @@ type draft struct {
 	shares []*share
 	// conjunction is for sets with AuthorizationPolicies, which have no shares.
 	conjunction *conjunction
+	// blocks are the ranges of addresses that its entries are about.
+	blocks []*block
+	// shared: endpoints of several namespaces have it.
+	shared bool
+	// refused is why it denies all, nil where it does not.
+	refused *Problem
+}
+
+// subject is what the policies that are about an endpoint depend on, and which these are.
+type subject struct {
+	labels             map[string]string
+	namespace          labels.Set
+	policies, clusters []*Policy
+	mine               [2][]*Policy
+}
+
+// subject finds the policies that are about an endpoint, or takes those of the run before.
+func (r *run) subject(e *Endpoint) *subject {
+	now := &subject{labels: e.Labels, namespace: r.index.namespace(e.Namespace),
+		policies: r.about(e.Namespace), clusters: r.clusters}
+	if was := r.compiler.subjects[e.Key()]; was != nil && maps.Equal(was.labels, now.labels) &&
+		maps.Equal(was.namespace, now.namespace) && slices.Equal(was.policies, now.policies) &&
+		slices.Equal(was.clusters, now.clusters) {
+		return was
+	}
+	for _, d := range directions {
+		for _, p := range now.policies {
+			if p.applies[d] && p.subject.Matches(labels.Set(e.Labels)) {
+				now.mine[d] = append(now.mine[d], p)
+			}
+		}
+		for _, p := range now.clusters {
+			if p.applies[d] && p.subject.Matches(labels.Set(e.Labels)) &&
+				p.cluster.namespaces.Matches(now.namespace) {
+				now.mine[d] = append(now.mine[d], p)
+			}
+		}
+	}
+	return now
 }
 
 // endpoint finds the sets of one endpoint.
 func (r *run) endpoint(e *Endpoint) {
 	var sets Sets
+	about := r.subject(e)
+	r.subjects[e.Key()] = about
 	for _, d := range directions {
-		var mine []*Policy
-		for _, p := range r.about(e.Namespace) {
-			if p.applies[d] && p.subject.Matches(labels.Set(e.Labels)) {
-				mine = append(mine, p)
-			}
-		}
-		for _, p := range r.clusters {
-			if p.applies[d] && p.subject.Matches(labels.Set(e.Labels)) &&
-				p.cluster.namespaces.Matches(r.index.namespace(e.Namespace)) {
-				mine = append(mine, p)
-			}
-		}
-		if len(mine) > 0 {
+		if mine := about.mine[d]; len(mine) > 0 {
 			sets[d] = r.draft(d, mine, e).number
 		}
 	}
@@ -66,11 +97,13 @@ func (r *run) draft(d Direction, policies []*Policy, e *Endpoint) *draft {
 	known, ok := r.drafts[key]
 	if !ok {
 		known = &draft{
+			key:       key,
 			number:    number(r.compiler.sets, key, &r.compiler.last.Set),
 			direction: d, policies: policies, sample: e,
 		}
 		r.drafts[key] = known
 	}
+	known.shared = known.shared || known.sample.Namespace != e.Namespace
 	return known
 }
 

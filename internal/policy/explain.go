@@ -111,7 +111,7 @@ func (v *View) Said(endpoint string, d Direction, other Peer, got Decision) *Hal
 
 // remedy says what would have to change for a set to allow what it does not.
 func (v *View) remedy(h *Half, other Peer, at portPrefix) string {
-	if h.Rule != nil {
+	if h.Rule != nil && h.Rule.Kind != "" {
 		return "change that rule: what denies goes before what allows"
 	}
 	set := v.Result.Sets[h.Decision.Set]
@@ -119,20 +119,31 @@ func (v *View) remedy(h *Half, other Peer, at portPrefix) string {
 		return text
 	}
 	peers := []uint32{AnyPeer, other.Identity, v.table.Class(other.Address)}
-	here := func(e Entry) bool { return slices.Contains(peers, e.Peer) }
+	fits := func(e Entry) bool { return h.Rule == nil || v.isOf(e.Rule, h.Rule.listed()) }
+	here := func(e Entry) bool { return fits(e) && slices.Contains(peers, e.Peer) }
 	wanted := fmt.Sprintf("%s for %s", portsText(at), h.Peer)
 	if rule, ports := v.nearest(set, here); rule != nil {
 		return fmt.Sprintf("%s allows this peer %s: add %s there", rule, ports, portsText(at))
 	}
 	if rule, _ := v.nearest(set,
 		func(e Entry) bool {
-			return covers(portPrefix{e.Protocol, e.Port, e.PortBits},
+			return fits(e) && covers(portPrefix{e.Protocol, e.Port, e.PortBits},
 				at)
 		}); rule != nil {
 		return fmt.Sprintf("%s allows %s to others: add %s there", rule, portsText(at), h.Peer)
 	}
-	return fmt.Sprintf("add to %s a rule of %s that allows %s", v.place(set.Policies[0]),
-		set.Direction, wanted)
+	adding := set.Policies[0]
+	if h.Rule != nil { // that none of a list allows it
+		adding = h.Rule.listed()[0]
+	}
+	return fmt.Sprintf("add to %s a rule of %s that allows %s", v.place(adding), set.Direction,
+		wanted)
+}
+
+// isOf says whether a rule is one of some objects, by kind and name.
+func (v *View) isOf(number uint32, list []string) bool {
+	rule := v.rule(number)
+	return rule != nil && slices.Contains(list, rule.Kind+" "+rule.Name)
 }
 
 // mistake is what is wrong with the policies of a set, the first of it.
@@ -185,6 +196,18 @@ func (v *View) place(object string) string {
 		}
 	}
 	return object
+}
+
+// noneAllows is the rule of Weft's own that none of some policies, by kind and name, allows it.
+func noneAllows(list []string) Rule {
+	return Rule{Field: noneOf + strings.Join(list, ", ") + allowsIt}
+}
+
+const noneOf, allowsIt = "no rule of ", " allows it"
+
+// listed are the policies that noneAllows was made for.
+func (r Rule) listed() []string {
+	return strings.Split(strings.TrimSuffix(strings.TrimPrefix(r.Field, noneOf), allowsIt), ", ")
 }
 
 // String is kind, name and field, and where that is written.

@@ -65,7 +65,7 @@ func Recall(data []byte) (list []*Policy, files []string, err error) {
 
 func (p *Policy) remembered() (remembered, error) {
 	out := remembered{Kind: p.Kind, Namespace: p.Namespace, Name: p.Name, File: p.file,
-		Closed: p.Broken() || p.closed}
+		Closed: p.Broken() && p.enforced() || p.closed}
 	if p.Kind == KindNetworkPolicy {
 		out.Kind = ""
 	}

@@ -22,7 +22,7 @@ type index struct {
 	// within are the identities of each namespace, in the order of their numbers.
 	within map[string][]Identity
 	// found are the identities of selectors that were asked for.
-	found  map[string][]uint32
+	found  map[string]*matched
 	ranges []netip.Prefix
 	// claims are the identities of addresses, AnyPeer for those of several. nil: not asked for yet.
 	claims map[netip.Addr]uint32
@@ -31,7 +31,7 @@ type index struct {
 func newIndex(in Input) *index {
 	ix := &index{
 		identities: slices.Clone(in.Identities), byIdentity: map[uint32][]*Endpoint{},
-		namespaces: map[string]labels.Set{}, found: map[string][]uint32{},
+		namespaces: map[string]labels.Set{}, found: map[string]*matched{},
 		within: map[string][]Identity{}, ranges: sortedRanges(in.Ranges),
 	}
 	slices.SortFunc(ix.identities,
@@ -68,27 +68,12 @@ func namespaceLabels(name string, set map[string]string) labels.Set {
 	return out
 }
 
-// same says whether the identities, with their namespaces, and the endpoints are those of another
-// index: nil for none.
-func (ix *index) same(o *index) (identities, endpoints bool) {
-	if o == nil {
-		return false, false
-	}
-	identities = slices.EqualFunc(ix.identities, o.identities, func(a, b Identity) bool {
-		return a.Number == b.Number && a.TrustDomain == b.TrustDomain &&
-			a.Namespace == b.Namespace &&
-			a.ServiceAccount == b.ServiceAccount && maps.Equal(a.Labels, b.Labels)
-	})
-	for _, pair := range [][2]*index{{ix, o}, {o, ix}} {
-		for _, name := range slices.Collect(maps.Keys(pair[0].namespaces)) {
-			identities = identities && maps.Equal(pair[0].namespace(name), pair[1].namespace(name))
-		}
-	}
-	endpoints = slices.EqualFunc(ix.endpoints, o.endpoints, func(a, b *Endpoint) bool {
+// sameEndpoints says whether the endpoints are, as peers, those of another index: nil for none.
+func (ix *index) sameEndpoints(o *index) bool {
+	return o != nil && slices.EqualFunc(ix.endpoints, o.endpoints, func(a, b *Endpoint) bool {
 		return a.Identity == b.Identity && slices.Equal(a.Ports, b.Ports) &&
 			slices.Equal(a.Addresses, b.Addresses)
 	})
-	return identities, endpoints
 }
 
 // namespace is the labels of a namespace, which has its name even where nothing declares it.
@@ -107,31 +92,42 @@ func (ix *index) selected(p peer) []uint32 {
 	if p.namespaces != nil {
 		key = "|" + p.namespaces.String() + "|" + p.pods.String()
 	}
-	list, known := ix.found[key]
-	if known {
-		return list
-	}
-	if p.namespaces == nil {
-		list = matching(list, ix.within[p.own], p.pods)
-	} else {
-		for name, there := range ix.within {
-			if p.namespaces.Matches(ix.namespace(name)) {
-				list = matching(list, there, p.pods)
+	s := ix.found[key]
+	if s == nil {
+		s = &matched{of: p}
+		for i := range ix.candidates(p) {
+			if one := &ix.candidates(p)[i]; ix.selects(p, one) {
+				s.numbers = append(s.numbers, one.Number)
 			}
 		}
-		slices.Sort(list)
+		slices.Sort(s.numbers)
+		ix.found[key] = s
 	}
-	ix.found[key] = list
-	return list
+	s.used = true
+	return s.numbers
 }
 
-// matching adds the numbers of those identities that a selector selects.
-func matching(list []uint32, of []Identity, pods labels.Selector) []uint32 {
-	for _, i := range of {
-		// Another number would be everybody's, or some addresses'.
-		if i.Number != AnyPeer && i.Number < ClassBase && pods.Matches(labels.Set(i.Labels)) {
-			list = append(list, i.Number)
-		}
+// candidates are the identities among which a peer's selectors select.
+func (ix *index) candidates(p peer) []Identity {
+	if p.namespaces == nil {
+		return ix.within[p.own]
 	}
-	return list
+	return ix.identities
+}
+
+// selects says whether an identity is a peer that is selected.
+func (ix *index) selects(p peer, i *Identity) bool {
+	// Another number would be everybody's, or some addresses'.
+	if i.Number == AnyPeer || i.Number >= ClassBase {
+		return false
+	}
+	if p.namespaces == nil && i.Namespace != p.own ||
+		p.namespaces != nil && !ix.matching(p, i.Namespace) {
+		return false
+	}
+	return p.pods.Matches(labels.Set(i.Labels))
+}
+
+func (ix *index) matching(p peer, namespace string) bool {
+	return p.namespaces.Matches(ix.namespace(namespace))
 }

@@ -71,5 +71,6 @@ func (o *Objects) Add(other *Objects) []Problem {
 		o.Pods = append(o.Pods, p)
 	}
 	maps.Copy(o.Namespaces, other.Namespaces)
+	o.Ranges = append(o.Ranges, other.Ranges...)
 	return out
 }

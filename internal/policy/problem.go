@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -12,7 +13,8 @@ type Problem struct {
 	File string `json:"file,omitempty"`
 	// Line is 1-based; 0 when it is not known.
 	Line int `json:"line,omitempty"`
-	// Object is kind and name, such as NetworkPolicy shop/web; "" when it is about none.
+	// Object is kind and name, such as NetworkPolicy shop/web, of several with ", " between; ""
+	// when it is about none.
 	Object string `json:"object,omitempty"`
 	// Field is the dotted path inside the object.
 	Field string `json:"field,omitempty"`
@@ -42,6 +44,11 @@ func (p Problem) Error() string {
 		s += "warning: "
 	}
 	return s + p.Msg
+}
+
+// about says whether an object, by kind and name, is one that the problem is about.
+func (p Problem) about(object string) bool {
+	return slices.Contains(strings.Split(p.Object, ", "), object)
 }
 
 // specKey is the key of spec that the problem is in, if it is in one.

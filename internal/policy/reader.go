@@ -67,10 +67,8 @@ func (p *Policy) errors() (out []Problem) {
 // Applies says whether a policy isolates the pods it selects in that direction.
 func (p *Policy) Applies(d Direction) bool { return p.applies[d] }
 
-// Selects says whether a pod is one that the policy is about.
-func (p *Policy) Selects(namespace string, set map[string]string) bool {
-	return namespace == p.Namespace && p.subject.Matches(labels.Set(set))
-}
+// enforced says whether the policy is about any direction, or only listed.
+func (p *Policy) enforced() bool { return p.applies != [2]bool{} }
 
 // source is where a policy was written, and what its reader has found already.
 type source struct {

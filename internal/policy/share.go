@@ -11,7 +11,11 @@ import (
 
 // share is what one rule adds to a set: the same for all sets that it is part of, as long as the
 // ports that it names are. It does not change any more.
-type share struct{ parts []part }
+type share struct {
+	parts []part
+	// selected are the identities of the rule's selectors.
+	selected [][]uint32
+}
 
 // part is a rule for one peer, or for one block of addresses.
 type part struct {
@@ -59,7 +63,9 @@ func (r *run) share(d *draft, one *rule) *share {
 		return known
 	}
 	out := r.compiler.shares[key]
-	if out == nil || !r.sameIdentities || !r.sameEndpoints && d.direction == Egress && one.names() {
+	selected, unchanged := r.selections(one), r.known && len(r.changed) == 0 && r.sameEndpoints
+	if out == nil || !slices.EqualFunc(out.selected, selected, sameSlice) ||
+		!unchanged && d.direction == Egress && one.names() {
 		g := gathering{run: r, direction: d.direction, sample: d.sample, rule: one, value: value,
 			share: &share{}}
 		g.numbered()
@@ -67,6 +73,7 @@ func (r *run) share(d *draft, one *rule) *share {
 		if out == nil || !slices.EqualFunc(out.parts, g.share.parts, part.equal) {
 			out = g.share
 		}
+		out.selected = selected
 	}
 	r.shares[key] = out
 	return out
@@ -82,7 +89,7 @@ func (r *run) node() *share {
 			return one
 		}
 	}
-	one := &share{[]part{{peer: v1alpha1.IdentityHost, ports: []portPrefix{{}}, value: value}}}
+	one := &share{parts: []part{{peer: v1alpha1.IdentityHost, ports: []portPrefix{{}}, value: value}}}
 	r.shares[shareKey{}] = one
 	return one
 }

@@ -33,7 +33,7 @@ type ClusterNames struct {
 // Simulate compiles objects as agents would.
 func Simulate(o *Objects, filter LabelFilter, cluster ClusterNames) *Simulation {
 	hosts, numbers, called := map[string]Pod{}, map[string]uint32{}, map[uint32]string{}
-	in := Input{Policies: o.Policies, Namespaces: o.Namespaces}
+	in := Input{Policies: o.Policies, Namespaces: o.Namespaces, Ranges: o.Ranges}
 	for _, p := range o.Pods {
 		if p.HostNetwork {
 			hosts[p.Key()] = p
@@ -123,7 +123,12 @@ func (s *Simulation) end(name string, other netip.Addr) (simulated, error) {
 			return simulated{}, fmt.Errorf("%s is the address of pod %s: name the pod", a,
 				s.input.Endpoints[at].Key())
 		}
-		return simulated{End: End{Peer: Peer{v1alpha1.IdentityWorld, a}}}, nil
+		who := uint32(v1alpha1.IdentityWorld)
+		if slices.ContainsFunc(s.input.Ranges,
+			func(p netip.Prefix) bool { return p.Contains(a) }) {
+			who = v1alpha1.IdentityUnknown // a pod's address, and nobody says whose
+		}
+		return simulated{End: End{Peer: Peer{who, a}}}, nil
 	}
 	if host, ok := s.hosts[name]; ok {
 		// Which node runs the pods is not known here, and a remote one has no more rights than

@@ -58,16 +58,7 @@ func (c *conjunction) tier(rules []tierRule, of connection, next func() decided)
 func (r *run) termOf(d *draft, one *rule) term {
 	out := term{at: one.at}
 	if !one.anyPeer {
-		peers := []match{}
-		for _, p := range one.peers {
-			if p.block != nil {
-				peers = append(peers, match{{about: sourceIP, blocks: []*block{p.block}}})
-			} else {
-				peers = append(peers,
-					match{{about: sourceNumber, numbers: setOf(r.index.selected(p))}})
-			}
-		}
-		out.clauses = append(out.clauses, peers)
+		out.clauses = append(out.clauses, r.peersOfRule(one))
 	}
 	if len(one.ports) == 0 {
 		return out
@@ -85,6 +76,31 @@ func (r *run) termOf(d *draft, one *rule) term {
 		}
 	}
 	out.clauses = append(out.clauses, append(named, match{ports}))
+	return out
+}
+
+// peersOfRule are whom a rule is about: one of some identities, or of some addresses.
+func (r *run) peersOfRule(one *rule) []match {
+	out := []match{}
+	addresses, numbers := condition{about: sourceIP}, map[uint32]bool{}
+	selects := false
+	for _, p := range one.peers {
+		if p.block != nil {
+			addresses.blocks = append(addresses.blocks, p.block)
+			continue
+		}
+		selects = true
+		for _, number := range r.index.selected(p) {
+			numbers[number] = true
+		}
+	}
+	if len(addresses.blocks) > 0 {
+		addresses.keyed()
+		out = append(out, match{addresses})
+	}
+	if selects {
+		out = append(out, match{{about: sourceNumber, numbers: numbers}})
+	}
 	return out
 }
 
@@ -120,8 +136,10 @@ func (r *run) namedByPeer(p port) (out []match) {
 func namedByAddress(p port, all []*Endpoint) (out []match) {
 	for _, e := range all {
 		if numbers := e.numbers(p); len(numbers) > 0 {
+			at := condition{about: sourceIP, blocks: singles(e.Addresses)}
+			at.keyed()
 			out = append(out,
-				match{{about: sourceIP, blocks: singles(e.Addresses)},
+				match{at,
 					{about: destinationPort, ports: spans(p.protocol, numbers)}})
 		}
 	}
@@ -138,14 +156,6 @@ func singles(addresses []netip.Addr) (out []*block) {
 func spans(protocol uint8, numbers []uint16) (out []span) {
 	for _, n := range numbers {
 		out = append(out, span{protocol, n, n})
-	}
-	return out
-}
-
-func setOf(numbers []uint32) map[uint32]bool {
-	out := make(map[uint32]bool, len(numbers))
-	for _, n := range numbers {
-		out[n] = true
 	}
 	return out
 }

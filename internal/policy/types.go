@@ -83,6 +83,9 @@ const (
 	AnyPeer = 0
 	// ClassBase is below every number of a class of addresses, and above every identity's.
 	ClassBase = 1 << 22
+	// Withheld is the class that an address has while its own is about to change. Every set denies
+	// it.
+	Withheld = 1<<32 - 1
 )
 
 // Precedences. Of several entries that match, the highest wins. What is between is for kinds with

@@ -91,13 +91,24 @@ type Summary struct {
 }
 
 // Object is kind and name.
-func (s Summary) Object() string { return s.Kind + " " + s.Namespace + "/" + s.Name }
+func (s Summary) Object() string { return s.Kind + " " + s.Key() }
+
+// Key is NAMESPACE/NAME, or NAME where the kind has no namespaces.
+func (s Summary) Key() string {
+	if s.Namespace == "" {
+		return s.Name
+	}
+	return s.Namespace + "/" + s.Name
+}
 
 // Policies are all policies, in the order of their kinds and names.
 func (v *View) Policies() []Summary {
 	out := make([]Summary, 0, len(v.input.Policies))
+	pods := v.podsOf()
 	for _, p := range v.input.Policies {
-		out = append(out, v.summary(p))
+		s := v.summary(p)
+		s.Pods = append(s.Pods, pods[p.Object()]...)
+		out = append(out, s)
 	}
 	slices.SortStableFunc(out, func(a, b Summary) int {
 		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Namespace, b.Namespace),
@@ -107,15 +118,35 @@ func (v *View) Policies() []Summary {
 	return out
 }
 
+// podsOf are the pods that each policy is about, by kind and name, in the order of their names.
+func (v *View) podsOf() map[string][]string {
+	out := map[string][]string{}
+	for key, sets := range v.Result.Endpoints {
+		name := v.names.Pod(key)
+		for _, number := range sets {
+			if set := v.Result.Sets[number]; set != nil {
+				for _, object := range set.Policies {
+					out[object] = append(out[object], name)
+				}
+			}
+		}
+	}
+	for object, list := range out {
+		slices.Sort(list)
+		out[object] = slices.Compact(list)
+	}
+	return out
+}
+
 func (v *View) summary(p *Policy) Summary {
 	s := Summary{
 		Kind: p.Type().Kind, Namespace: p.Namespace, Name: p.Name, File: p.file, Line: p.line,
 		Directions: []string{}, Pods: []string{}, Rules: []Rule{}, Denies: p.IsClosed(),
 	}
 	for _, problem := range v.Result.Problems {
-		if problem.Object == p.Object() && (problem.File == "" || problem.File == p.file) {
+		if problem.about(p.Object()) && (problem.File == "" || problem.File == p.file) {
 			s.Problems = append(s.Problems, problem)
-			s.Denies = s.Denies || !problem.Warning
+			s.Denies = s.Denies || !problem.Warning && p.enforced()
 		}
 	}
 	for _, d := range [2]Direction{Ingress, Egress} {
@@ -127,12 +158,11 @@ func (v *View) summary(p *Policy) Summary {
 			s.Rules = append(s.Rules, p.rules[d][i].at)
 		}
 	}
-	for _, e := range v.input.Endpoints {
-		if e.Local && p.Selects(e.Namespace, e.Labels) {
-			s.Pods = append(s.Pods, v.names.Pod(e.Key()))
+	if p.authorization != nil {
+		for i := range p.authorization.rules {
+			s.Rules = append(s.Rules, p.authorization.rules[i].at)
 		}
 	}
-	slices.Sort(s.Pods)
 	return s
 }
 
@@ -192,6 +222,8 @@ func (v *View) entry(e Entry) EntryView {
 		Verdict: e.Verdict, Precedence: e.Precedence, Rule: v.rule(e.Rule),
 	}
 	switch {
+	case e.Peer == Withheld:
+		out.Class, out.Peer = e.Peer, "addresses whose class is about to change"
 	case e.Peer > ClassBase:
 		out.Class, out.Peer = e.Peer, "addresses"
 		for _, c := range v.Result.Classes {

@@ -46,10 +46,11 @@ func (v *View) peerText(p Peer) string {
 }
 
 // protocolNames are those of the protocols that packets are asked for with.
-var protocolNames = map[uint8]string{1: "icmp", TCP: "tcp", UDP: "udp", 58: "icmpv6", SCTP: "sctp"}
+var protocolNames = map[uint8]string{1: "icmp", TCP: "tcp", UDP: "udp", 58: "icmpv6", SCTP: "sctp",
+	udpLite: "udplite"}
 
 // HasPorts says whether a protocol has ports that policies know of.
-func HasPorts(protocol uint8) bool { return protocol == TCP || protocol == UDP || protocol == SCTP }
+func HasPorts(protocol uint8) bool { return slices.Contains(withPorts, protocol) }
 
 // portsText is a prefix of ports in words.
 func portsText(p portPrefix) string {

@@ -85,18 +85,42 @@ func (h *History) Seed(nodes []*v1alpha1.Node) {
 // SeedPolicies names policies that were in use in an earlier life of the reader, and where each was
 // declared: one that is missing there at the first update because of a mistake stays in use.
 func (h *History) SeedPolicies(list []*policy.Policy, files []string) {
-	h.init()
-	h.seeded = map[ref]bool{}
 	for i, p := range list {
-		r := refOf(p)
-		if h.seeded[r] { // declared in several ways: nobody knows which is meant
+		if h.seeded[refOf(p)] { // declared in several ways: nobody knows which is meant
 			p = p.Isolating()
 		}
-		d := &Declared{Object: p, File: files[i]}
+		h.SeedObjects([]Declared{{Object: p, File: files[i]}})
+	}
+}
+
+// SeedObjects names objects of other kinds likewise.
+func (h *History) SeedObjects(list []Declared) {
+	h.init()
+	if h.seeded == nil {
+		h.seeded = map[ref]bool{}
+	}
+	for i := range list {
+		r, d := refOf(list[i].Object), &list[i]
 		h.verdicts[r] = verdict{used: d}
 		h.moveUse(r, nil, d, newPending())
 		h.seeded[r] = true
 	}
+}
+
+// InUse are the objects of some kinds that are in use, with the files that they came from.
+func (h *History) InUse(kinds ...string) []Declared {
+	var out []Declared
+	for _, refs := range h.inUse {
+		for r := range refs {
+			if slices.Contains(kinds, r.kind) {
+				out = append(out, *h.verdicts[r].used)
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b Declared) int {
+		return compareRefs(refOf(a.Object), refOf(b.Object))
+	})
+	return out
 }
 
 func (h *History) init() {

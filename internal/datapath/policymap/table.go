@@ -256,7 +256,7 @@ func (t *Table) SetClasses(want map[netip.Prefix]uint32) (changed bool, err erro
 	return changed || removed, named("classes of addresses", err)
 }
 
-// Withheld is a class that no set is ever about: addresses that have it for a moment are denied.
+// Withheld is a class that every set denies: addresses have it while their own changes.
 const Withheld = 1<<32 - 1
 
 // coversIPv4 says whether a range of IPv6 has IPv4's mapped addresses in it.
@@ -286,7 +286,7 @@ func (t *Table) HighestClass() (uint32, error) {
 	var value bpf.PolicyEntry
 	entries := t.maps.Policy.Iterate()
 	for entries.Next(&key, &value) {
-		if key.Peer > MaxIdentity {
+		if key.Peer > MaxIdentity && key.Peer != Withheld {
 			highest = max(highest, key.Peer)
 		}
 	}

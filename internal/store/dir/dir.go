@@ -103,6 +103,20 @@ func (d *Dir) SeedPolicies(list []*policy.Policy, files []string) {
 	d.history.SeedPolicies(list, files)
 }
 
+// SeedObjects names others that were in use then.
+func (d *Dir) SeedObjects(list []store.Declared) {
+	d.readMu.Lock()
+	defer d.readMu.Unlock()
+	d.history.SeedObjects(list)
+}
+
+// InUse are the objects of some kinds that are in use, and where they came from.
+func (d *Dir) InUse(kinds ...string) []store.Declared {
+	d.readMu.Lock()
+	defer d.readMu.Unlock()
+	return d.history.InUse(kinds...)
+}
+
 // readable says what is wrong with the directory as a whole.
 func (d *Dir) readable() error {
 	info, err := os.Stat(d.path)

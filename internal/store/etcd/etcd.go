@@ -127,6 +127,20 @@ func (e *Etcd) SeedPolicies(list []*policy.Policy, keys []string) {
 	e.history.SeedPolicies(list, keys)
 }
 
+// SeedObjects names others that were in use then.
+func (e *Etcd) SeedObjects(list []store.Declared) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.history.SeedObjects(list)
+}
+
+// InUse are the objects of some kinds that are in use, and where they came from.
+func (e *Etcd) InUse(kinds ...string) []store.Declared {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.history.InUse(kinds...)
+}
+
 // Away is why etcd cannot be reached and since when, nil while it can, or nobody watches.
 func (e *Etcd) Away() error {
 	e.mu.Lock()

@@ -1,0 +1,117 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/statefile"
+	"weft.dev/weft/internal/store"
+)
+
+// labelMemory is the file of the namespaces and pods that were declared last: an agent that starts
+// while a file of objects is broken goes by the labels that it had.
+func (a *Agent) labelMemory() string { return filepath.Join(a.cfg.StateDir(), "labels.json") }
+
+// labelled is an object that outlives the process that read it.
+type labelled struct {
+	Kind   string          `json:"kind"`
+	File   string          `json:"file"`
+	Object json.RawMessage `json:"object"`
+}
+
+// labelStore remembers where objects came from, and keeps those of a previous run.
+type labelStore interface {
+	SeedObjects([]store.Declared)
+	InUse(kinds ...string) []store.Declared
+}
+
+// recallLabels tells the store which namespaces and pods there were, before it is first read.
+func (a *Agent) recallLabels() error {
+	seeded, ok := a.store.(labelStore)
+	if !ok {
+		return nil
+	}
+	data, err := os.ReadFile(a.labelMemory())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("labels of a previous run: %w", err)
+	}
+	list, err := recallObjects(data)
+	if err != nil {
+		return fmt.Errorf("%s: %w: remove it once all files of objects are in order",
+			a.labelMemory(), err)
+	}
+	seeded.SeedObjects(list)
+	return nil
+}
+
+func recallObjects(data []byte) ([]store.Declared, error) {
+	var in []labelled
+	if err := json.Unmarshal(data, &in); err != nil {
+		return nil, fmt.Errorf("labels of a previous run: %w", err)
+	}
+	var out []store.Declared
+	for i, one := range in {
+		if !slices.Contains(labelKinds, one.Kind) {
+			return nil, fmt.Errorf("labels of a previous run: object %d: kind %q", i, one.Kind)
+		}
+		o := v1alpha1.New(one.Kind)
+		if err := json.Unmarshal(one.Object, o); err != nil {
+			return nil, fmt.Errorf("labels of a previous run: object %d: %w", i, err)
+		}
+		out = append(out, store.Declared{Object: o, File: one.File})
+	}
+	return out, nil
+}
+
+// labelKinds are the kinds whose labels policies go by, and that are not agents' own to write.
+var labelKinds = []string{v1alpha1.KindNamespace, v1alpha1.KindPod}
+
+// rememberLabels writes namespaces and pods down, if they are others than last time. reconcile
+// alone calls it.
+func (a *Agent) rememberLabels() error {
+	seeded, ok := a.store.(labelStore)
+	if !ok {
+		return nil
+	}
+	list := seeded.InUse(labelKinds...)
+	if a.labelled != nil && slices.EqualFunc(list, a.labelled, sameDeclared) {
+		return nil
+	}
+	data, err := writeObjects(list)
+	if err != nil {
+		return err
+	}
+	if err := statefile.Write(a.labelMemory(), data); err != nil {
+		return err
+	}
+	a.labelled = append([]store.Declared{}, list...)
+	return nil
+}
+
+func sameDeclared(x, y store.Declared) bool { return x.Object == y.Object && x.File == y.File }
+
+func writeObjects(list []store.Declared) ([]byte, error) {
+	out := make([]labelled, 0, len(list))
+	for _, d := range list {
+		data, err := json.Marshal(d.Object)
+		if err != nil {
+			return nil, fmt.Errorf("write labels down: %s %s: %w", d.Object.Type().Kind,
+				d.Object.Meta().Key(), err)
+		}
+		out = append(out, labelled{d.Object.Type().Kind, d.File, data})
+	}
+	data, err := json.Marshal(out)
+	if err != nil {
+		return nil, fmt.Errorf("write labels down: %w", err)
+	}
+	return data, nil
+}

@@ -1,0 +1,170 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"weft.dev/weft/api/v1alpha1"
+)
+
+// tenants is two tenants' pods, and a policy in each that lets these ranges in.
+func tenants(big, small []string) Input {
+	in := Input{}
+	for i, tenant := range []struct {
+		name  string
+		cidrs []string
+	}{{"big", big}, {"small", small}} {
+		number := v1alpha1.MinIdentity + uint32(i)
+		in.Identities = append(in.Identities, Identity{Number: number, Namespace: tenant.name})
+		in.Endpoints = append(in.Endpoints, Endpoint{Namespace: tenant.name, Name: "pod",
+			Identity: number, Local: true,
+			Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, 0, byte(i)})}})
+		p := &networkingv1.NetworkPolicy{
+			ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: tenant.name}}
+		var from []networkingv1.NetworkPolicyPeer
+		for _, cidr := range tenant.cidrs {
+			from = append(from,
+				networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: cidr}})
+		}
+		p.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: from}}
+		in.Policies = append(in.Policies, Read(p))
+	}
+	return in
+}
+
+func addresses(n int) (out []string) {
+	for i := range n {
+		out = append(out, fmt.Sprintf("198.51.%d.%d/32", i/256, i%256))
+	}
+	return out
+}
+
+// TestRoom: what one namespace needs too much is denied to that one, by a problem that its policy
+// has in the list, and the other's set is as it would be alone: also where the ranges of the one
+// divide those of the other.
+func TestRoom(t *testing.T) {
+	for name, c := range map[string]struct {
+		in         Input
+		room       Room
+		big, small Verdict
+	}{
+		"room for both":      {tenants(addresses(40), []string{"203.0.113.0/24"}), Room{Entries: 44}, Allow, Allow},
+		"one has too much":   {tenants(addresses(60), []string{"203.0.113.0/24"}), Room{Entries: 50}, Deny, Allow},
+		"one divides":        {tenants(addresses(30), []string{"0.0.0.0/0"}), Room{Entries: 40}, Deny, Allow},
+		"too many ranges":    {tenants(addresses(60), []string{"203.0.113.0/24"}), Room{Ranges: 50}, Deny, Allow},
+		"room for all range": {tenants(addresses(60), []string{"203.0.113.0/24"}), Room{Ranges: 61}, Allow, Allow},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := NewCompiler(Options{Room: c.room}).Compile(c.in)
+			table := NewTable(r)
+			ask := func(pod, peer string) Verdict {
+				return table.Decide(pod, Ingress,
+					Peer{v1alpha1.IdentityWorld, netip.MustParseAddr(peer)}, TCP, 80).Verdict
+			}
+			if got := ask("big/pod", "198.51.0.1"); got != c.big {
+				t.Errorf("big: %v, want %v", got, c.big)
+			}
+			if got := ask("small/pod", "203.0.113.7"); got != c.small {
+				t.Errorf("small: %v, want %v", got, c.small)
+			}
+			total := 0
+			for _, set := range r.Sets {
+				total += len(set.Entries)
+			}
+			if c.room.Entries > 0 && total > c.room.Entries {
+				t.Errorf("%d entries in room for %d", total, c.room.Entries)
+			}
+			host := Peer{v1alpha1.IdentityHost, netip.MustParseAddr("10.9.9.9")}
+			if table.Decide("big/pod", Ingress, host, TCP, 80).Verdict != Allow {
+				t.Error("closed to its own node")
+			}
+			view := NewView(r, c.in, Names{Identity: func(uint32) string { return "" },
+				Pod: func(key string) string { return key }})
+			for _, s := range view.Policies() {
+				denied := s.Namespace == "big" && c.big == Deny
+				if s.Denies != denied || denied != strings.Contains(said(s.Problems), "share") {
+					t.Errorf("%s: denies %v, %v", s.Object(), s.Denies, s.Problems)
+				}
+			}
+		})
+	}
+}
+
+// TestRoomOverChanges: a compiler that had to refuse a set makes it once there is room.
+func TestRoomOverChanges(t *testing.T) {
+	compiler := NewCompiler(Options{Room: Room{Entries: 50}})
+	peer := Peer{v1alpha1.IdentityWorld, netip.MustParseAddr("198.51.0.1")}
+	for i, c := range []struct {
+		ranges int
+		want   Verdict
+	}{{60, Deny}, {60, Deny}, {30, Allow}, {60, Deny}} {
+		in := tenants(addresses(c.ranges), []string{"0.0.0.0/0"})
+		table := NewTable(compiler.Compile(in))
+		if c.ranges == 30 { // both fit, as the other's is divided no more than there is room for
+			in = tenants(addresses(c.ranges/2), []string{"0.0.0.0/0"})
+			table = NewTable(compiler.Compile(in))
+		}
+		if got := table.Decide("big/pod", Ingress, peer, TCP, 80).Verdict; got != c.want {
+			t.Errorf("%d: %v, want %v", i, got, c.want)
+		}
+		other := Peer{v1alpha1.IdentityWorld, netip.MustParseAddr("192.0.2.1")}
+		if table.Decide("small/pod", Ingress, other, TCP, 80).Verdict != Allow {
+			t.Errorf("%d: the other tenant is closed", i)
+		}
+	}
+}
+
+// TestOthersRanges: a set of policies of several kinds has entries for the ranges that its own
+// rules name, and none for those of others.
+func TestOthersRanges(t *testing.T) {
+	for _, text := range []string{
+		"  action: DENY\n  rules: [{from: [{source: {ipBlocks: [203.0.113.0/24]}}]}]\n",
+		"  action: DENY\n  rules: [{from: [{source: {principals: ['*/sa/db']}}]}]\n",
+		"  rules: [{to: [{operation: {ports: ['80']}}]}]\n",
+		"  rules: [{from: [{source: {namespaces: [big]}}]}]\n",
+	} {
+		var sizes []int
+		for _, n := range []int{1, 500} {
+			in := tenants(addresses(n), []string{"203.0.113.0/25"})
+			in.Ranges = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+			header := strings.Replace(authorizationHeader, "namespace: shop", "namespace: small", 1)
+			header = strings.Replace(header, "  selector: {matchLabels: {app: web}}\n", "", 1)
+			in.Policies = append(in.Policies, policiesOf(t, header+text)...)
+			r := NewCompiler(istioOptions).Compile(in)
+			sizes = append(sizes, len(r.Sets[r.Endpoints["small/pod"][Ingress]].Entries))
+		}
+		if sizes[0] != sizes[1] {
+			t.Errorf("%s: %d entries, and %d beside 500 ranges of another tenant", text, sizes[0],
+				sizes[1])
+		}
+	}
+}
+
+// TestTooManyVerdicts: a set for which too many verdicts would have to be found denies all, and its
+// policies have the problem.
+func TestTooManyVerdicts(t *testing.T) {
+	for limit, want := range map[int]Verdict{100: Deny, 0: Allow} {
+		in := tenants(addresses(30), []string{"0.0.0.0/0"})
+		in.Policies = append(in.Policies, policiesOf(t, strings.NewReplacer(
+			"np", "all", "NetworkPolicy", "ClusterNetworkPolicy", "networking.k8s.io/v1",
+			"policy.networking.k8s.io/v1beta1", ", namespace: shop", "").Replace(header)+
+			"  tier: Baseline\n  priority: 1\n  subject: {namespaces: {}}\n"+
+			"  ingress: [{action: Deny, from: [{namespaces: {}}], protocols: [{tcp: {destinationPort: {number: 80}}}]}]\n")...)
+		r := NewCompiler(Options{MaxVerdicts: limit}).Compile(in)
+		peer := Peer{v1alpha1.IdentityWorld, netip.MustParseAddr("198.51.0.1")}
+		if got := NewTable(r).Decide("big/pod", Ingress, peer, TCP, 80).Verdict; got != want {
+			t.Errorf("limit %d: %v, want %v: %v", limit, got, want, said(r.Problems))
+		}
+		if got := NewTable(r).Decide("small/pod", Ingress, peer, TCP, 80).Verdict; got != Allow {
+			t.Errorf("limit %d: the other tenant is denied: %v", limit, said(r.Problems))
+		}
+		if told := strings.Contains(said(r.Problems), "verdicts by"); told != (want == Deny) {
+			t.Errorf("limit %d: said %q", limit, said(r.Problems))
+		}
+	}
+}
