@@ -184,6 +184,17 @@ func TestHostileListings(t *testing.T) {
 				s.put("v1/configmaps", "other", fmt.Sprint("c", n), nil)
 			}
 		}, "is missing since Kubernetes' API went back to an older state"},
+		"another cluster's, which does not list at first": {func(s *server) {
+			s.restore(nil)
+			s.put("v1/namespaces", "", "kube-system", nil)
+			for n := range 100 {
+				s.put("v1/configmaps", "other", fmt.Sprint("c", n), nil)
+			}
+			s.put(nodesPath, "", "z", nodeText(9))
+			s.remove(nodesPath, "", "z")
+			s.compact()
+			s.failing = 60
+		}, "is missing since Kubernetes' API went back to an older state"},
 		"empty ones, and what was is forgotten": {func(s *server) {
 			s.remove(nodesPath, "", "a")
 			s.remove(policiesPath, "shop", "deny")

@@ -82,7 +82,8 @@ func (k *Kube) otherCluster(ctx context.Context, m *mirror) (bool, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	uid := string(system.GetUID())
-	other := m.cluster != "" && m.cluster != uid
-	m.cluster = uid
-	return other && m.version != "", nil
+	if m.cluster == "" {
+		m.cluster = uid
+	}
+	return m.cluster != uid, nil
 }

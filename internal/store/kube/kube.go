@@ -194,7 +194,10 @@ func (k *Kube) Snapshot() (*store.Snapshot, error) {
 
 // refresh brings a mirror to what the API server has at this moment or after.
 func (k *Kube) refresh(m *mirror) error {
-	err := k.relist(k.ctx, m, unproven)
+	p, err := k.check(k.ctx, m)
+	if err == nil {
+		err = k.relist(k.ctx, m, p)
+	}
 	if err != nil && m.resource.optional && notServed(err) {
 		return nil
 	}

@@ -256,6 +256,30 @@ func TestTranslate(t *testing.T) {
 	}
 }
 
+// TestSnapshotIsFresh: without a watch too, a snapshot has what was written before it, and not what
+// was deleted before it, the last one of a kind neither.
+func TestSnapshotIsFresh(t *testing.T) {
+	s := startServer(t)
+	k := open(t, s, "a")
+	for step, want := range [][]string{{}, {"a"}, {"a", "b"}, {"b"}, {}, {"c"}, {}} {
+		for n, name := range []string{"a", "b", "c"} {
+			if slices.Contains(want, name) {
+				s.put(nodesPath, "", name, nodeText(n+1))
+			} else {
+				s.remove(nodesPath, "", name)
+			}
+		}
+		got, err := k.Snapshot()
+		must(t, err)
+		if names := slices.Sorted(maps.Keys(got.Nodes)); !slices.Equal(names, want) {
+			t.Errorf("step %d: %v, want %v", step, names, want)
+		}
+	}
+	must(t, k.CreateEpoch(epoch(1, "one")))
+	must(t, k.DeleteEpoch(1))
+	must(t, k.CreateEpoch(epoch(1, "again")))
+}
+
 func TestListsInPages(t *testing.T) {
 	s := startServer(t)
 	const count = 2*pageSize + 10

@@ -135,6 +135,7 @@ func (k *Kube) adopt(m *mirror, l *listing, p proof) {
 	case p == back:
 		m.generation++
 		m.anchor = "" // its version is of another history
+		m.cluster = ""
 		why = lostInRestore
 		k.log.Warn("Kubernetes' API went back to an older state, or is another cluster's: everything was listed again, and what is missing there stays in use",
 			"resource", m.name(), "version", l.version, "before", m.version)

@@ -29,7 +29,7 @@ type server struct {
 	unserved   map[string]bool
 	forbidden  map[string]bool
 	largestAsk int
-	listings   int
+	failing    int // how many listings still fail
 }
 
 // step is what one write made of one object.
@@ -277,7 +277,11 @@ func (s *server) one(w http.ResponseWriter, r *http.Request, path, ns, name stri
 func (s *server) list(w http.ResponseWriter, r *http.Request, path, ns string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.listings++
+	if s.failing > 0 {
+		s.failing--
+		fail(w, 500, "InternalError", "etcd is not there yet")
+		return
+	}
 	query := r.URL.Query()
 	revision, after := int64(len(s.steps)), ""
 	if query.Get("resourceVersionMatch") == "Exact" {
