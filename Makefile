@@ -21,7 +21,7 @@ BPF_ARCH := $(patsubst aarch64,arm64,$(patsubst x86_64,x86,$(shell uname -m)))
 BPF_CFLAGS := -O2 -g -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Werror -target bpf -mcpu=v3 -D__TARGET_ARCH_$(BPF_ARCH) \
 	-fdebug-prefix-map=$(CURDIR)=. -I/usr/include/$(shell uname -m)-linux-gnu
 
-GENERATED := internal/datapath/bpf/types_gen.go internal/datapath/bpf/reasons_gen.go docs/drop-reasons.md
+GENERATED := internal/datapath/bpf/types_gen.go internal/datapath/bpf/reasons_gen.go docs/drop-reasons.md packaging/kubernetes/crds.yaml
 
 .DELETE_ON_ERROR:
 .PHONY: all build deps deps-test check-deps fetch bpf generate check check-generated demo test test-kms lint fmt clean
@@ -76,6 +76,7 @@ $(OBJ)/abi.o: bpf/abi.c $(BPF_HEADERS)
 generate: $(OBJ)/abi.o
 	$(GO) run ./internal/gen -object $(OBJ)/abi.o -reasons bpf/lib/reasons.h \
 		-types internal/datapath/bpf/types_gen.go -reasons-go internal/datapath/bpf/reasons_gen.go -reasons-doc docs/drop-reasons.md
+	$(GO) run ./packaging/crds api/v1alpha1 > packaging/kubernetes/crds.yaml
 
 # What the compiler derives from the C headers. Committed; `make check-generated` proves it current.
 check-generated: generate

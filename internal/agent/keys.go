@@ -113,7 +113,7 @@ func openKeys(ctx context.Context, parts keyParts) (*keyring, error) {
 	objects, ok := parts.store.(store.EpochStore)
 	leader := leadership(parts.store, parts.cfg.Node)
 	if !ok || leader == nil {
-		return nil, errors.New("this store cannot keep epochs: use store.dir or store.etcd")
+		return nil, errors.New("this store cannot keep epochs: use store.dir, store.etcd or store.kubernetes")
 	}
 	source, err := openIdentity(parts.cfg, parts.log)
 	if err != nil {

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"weft.dev/weft/internal/store"
 	"weft.dev/weft/internal/store/dir"
 	"weft.dev/weft/internal/store/etcd"
+	"weft.dev/weft/internal/store/kube"
 )
 
 // OpenStore opens the objects where a configuration has them; node is the one whose endpoints are
@@ -26,6 +28,9 @@ func OpenStore(where config.Store, node string, log *slog.Logger) (store.Editor,
 			Endpoints: where.Etcd.Endpoints, Files: etcd.TLSFiles(where.Etcd.TLS),
 			Prefix: where.Etcd.Prefix, Node: node, Log: log,
 		})
+	}
+	if where.Kubernetes.Enabled {
+		return kube.Open(kube.Options{Kubeconfig: where.Kubernetes.Kubeconfig, Node: node, Log: log})
 	}
 	opened, err := dir.Open(where.Dir)
 	if err != nil {
@@ -38,17 +43,17 @@ func OpenStore(where config.Store, node string, log *slog.Logger) (store.Editor,
 // ReadObjects reads the objects where a configuration has them, once, and changes nothing there.
 // When ctx is done the error says so, or what etcd has not answered.
 func ReadObjects(ctx context.Context, where config.Store) (*store.Snapshot, error) {
-	if !where.Etcd.On() {
+	if !where.Etcd.On() && !where.Kubernetes.Enabled {
 		return dir.Read(where.Dir)
 	}
 	opened, err := OpenStore(where, "", nil)
 	if err != nil {
 		return nil, err
 	}
-	client := opened.(*etcd.Etcd)
+	client := opened.(io.Closer)
 	defer client.Close()                                      //nolint:errcheck // nothing is written
 	defer context.AfterFunc(ctx, func() { client.Close() })() // ends what is asked
-	snapshot, err := client.Snapshot()
+	snapshot, err := opened.Snapshot()
 	if err != nil && ctx.Err() != nil {
 		return nil, fmt.Errorf("read %s: %w: %w", where.Where(), ctx.Err(), err)
 	}
@@ -65,6 +70,8 @@ func leadership(s store.Store, node string) epochs.Leader {
 	case *dir.Dir:
 		return s.Leader(node)
 	case *etcd.Etcd:
+		return s.Leader(node)
+	case *kube.Kube:
 		return s.Leader(node)
 	}
 	return nil

@@ -50,9 +50,9 @@ func newApply(a *app) *cobra.Command {
 		Use:   "apply -f FILE…",
 		Short: "Write objects to the store",
 		Long: `Write the objects of files, - for standard input, to where the agent's configuration says that objects
-are: the directory's sub-directory applied, or etcd. Everything is checked first, the objects and how
-they fit with those in the store; if anything is wrong, nothing is written, and each error names file,
-line and field.
+are: the directory's sub-directory applied, etcd, or Kubernetes (Weft's own kinds alone). Everything
+is checked first, the objects and how they fit with those in the store; if anything is wrong, nothing
+is written, and each error names file, line and field.
 
 Agents write Endpoint, Identity and Epoch objects; these are refused.`,
 		Example: "  weft apply -f nodes.yaml\n  weft apply -f nodes.yaml -f policies.yaml --config /etc/weft/admin.yaml",

@@ -3,6 +3,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -71,12 +72,21 @@ type XDP struct {
 	Generic bool `yaml:"generic" json:"generic"`
 }
 
-// Store says where the objects are: in a directory, or in etcd.
+// Store says where the objects are: in a directory, in etcd, or in Kubernetes.
 type Store struct {
-	// Dir is the directory of YAML objects. "" with etcd.
+	// Dir is the directory of YAML objects. "" with etcd and Kubernetes.
 	Dir string `yaml:"dir" json:"dir"`
 	// Etcd is the etcd cluster that has them instead, if it has endpoints.
 	Etcd Etcd `yaml:"etcd" json:"etcd"`
+	// Kubernetes is the cluster that has them instead, if it is enabled.
+	Kubernetes Kubernetes `yaml:"kubernetes" json:"kubernetes"`
+}
+
+// Kubernetes is a Kubernetes cluster, and how its API is reached.
+type Kubernetes struct {
+	Enabled bool `yaml:"enabled" json:"enabled"`
+	// Kubeconfig is the path of a kubeconfig file; "" is the service account of the agent's pod.
+	Kubeconfig string `yaml:"kubeconfig" json:"kubeconfig"`
 }
 
 // Etcd is an etcd cluster, and where in it the objects are.
@@ -105,6 +115,9 @@ func (e Etcd) On() bool { return len(e.Endpoints) > 0 }
 func (s Store) Where() string {
 	if s.Etcd.On() {
 		return fmt.Sprintf("%s in etcd at %s", s.Etcd.Prefix, strings.Join(s.Etcd.Endpoints, ", "))
+	}
+	if s.Kubernetes.Enabled {
+		return "Kubernetes by " + cmp.Or(s.Kubernetes.Kubeconfig, "the pod's service account")
 	}
 	return s.Dir
 }

@@ -360,6 +360,12 @@ func TestStore(t *testing.T) {
 		"twice":             {"store: {etcd: {endpoints: [unix:///a, unix:///a]}}", "store.etcd.endpoints[1]: names \"unix:///a\" a second time", Store{}},
 		"TLS for nobody":    {"store: {etcd: {endpoints: [unix:///a], tls: {ca: /ca}}}", "store.etcd.tls: is given, and no endpoint is https", Store{}},
 		"TLS alone":         {"store: {etcd: {tls: {ca: /ca}}}", "store.etcd.endpoints: are missing", Store{}},
+		"Kubernetes":        {"store: {kubernetes: {enabled: true}}", "", Store{Etcd: Etcd{Prefix: "/weft"}, Kubernetes: Kubernetes{Enabled: true}}},
+		"a kubeconfig":      {"store: {kubernetes: {enabled: true, kubeconfig: /k}}", "", Store{Etcd: Etcd{Prefix: "/weft"}, Kubernetes: Kubernetes{Enabled: true, Kubeconfig: "/k"}}},
+		"one for nobody":    {"store: {kubernetes: {kubeconfig: /k}}", "store.kubernetes.enabled: is false, and store.kubernetes.kubeconfig is given", Store{}},
+		"a relative one":    {"store: {kubernetes: {enabled: true, kubeconfig: k}}", "store.kubernetes.kubeconfig: ", Store{}},
+		"and a directory":   {"store: {dir: /a, kubernetes: {enabled: true}}", "store.kubernetes.enabled: is true, and store.dir or store.etcd is given", Store{}},
+		"and etcd":          {"store: {etcd: {endpoints: [unix:///a]}, kubernetes: {enabled: true}}", "store.kubernetes.enabled: is true, and store.dir or store.etcd is given", Store{}},
 		"a prefix":          {"store: {etcd: {endpoints: [unix:///a], prefix: weft/}}", "store.etcd.prefix: is \"weft/\"", Store{}},
 	} {
 		t.Run(name, func(t *testing.T) {

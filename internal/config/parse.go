@@ -61,8 +61,8 @@ func Parse(name string, data []byte) (*Config, error) {
 	if len(docs) == 1 {
 		errs = docs[0].Decode(c)
 		line = docs[0].Line
-		if c.Store.Etcd.On() && !docs[0].Has("store.dir") {
-			c.Store.Dir = "" // its default is for those without etcd
+		if (c.Store.Etcd.On() || c.Store.Kubernetes.Enabled) && !docs[0].Has("store.dir") {
+			c.Store.Dir = "" // its default is for those without either
 		}
 	}
 	for _, p := range c.Validate() {

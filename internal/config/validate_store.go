@@ -14,6 +14,33 @@ import (
 const maxPrefix = 200
 
 func checkStore(s Store) []Problem {
+	return slices.Concat(checkPlace(s), checkKubernetes(s))
+}
+
+func checkKubernetes(s Store) []Problem {
+	k := s.Kubernetes
+	if !k.Enabled {
+		if k.Kubeconfig != "" {
+			return problem("store.kubernetes.enabled",
+				"is false, and store.kubernetes.kubeconfig is given: enable it, or take that away")
+		}
+		return nil
+	}
+	var out []Problem
+	if s.Dir != "" || s.Etcd.On() {
+		out = problem("store.kubernetes.enabled",
+			"is true, and store.dir or store.etcd is given: objects are in one place, take the others away")
+	}
+	if k.Kubeconfig != "" {
+		out = append(out, checkPath("store.kubernetes.kubeconfig", k.Kubeconfig)...)
+	}
+	return out
+}
+
+func checkPlace(s Store) []Problem {
+	if s.Kubernetes.Enabled && s.Dir == "" && !s.Etcd.On() {
+		return checkPrefix(s.Etcd.Prefix)
+	}
 	if !s.Etcd.On() {
 		out := checkPath("store.dir", s.Dir)
 		if s.Etcd.TLS != (EtcdTLS{}) {

@@ -18,6 +18,8 @@ func (l *look) objects() Check {
 	case err != nil && l.cfg.Store.Etcd.On():
 		return failed("docs/store-etcd.md shows how nodes reach etcd, and what the errors mean",
 			"%v", err)
+	case err != nil && l.cfg.Store.Kubernetes.Enabled:
+		return failed("docs/kubernetes.md shows what agents need of Kubernetes' API", "%v", err)
 	case err != nil:
 		return failed("docs/install.md shows what is to be in it", "%v", err)
 	}

@@ -1,5 +1,6 @@
 // Package store is where an agent finds the objects that others declared and
-// publishes its own endpoints. Package dir implements it on a directory, package etcd on etcd.
+// publishes its own endpoints. Package dir implements it on a directory, package etcd on
+// etcd, package kube on Kubernetes' API.
 //
 // # Watching
 //

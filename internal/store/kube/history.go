@@ -1,0 +1,89 @@
+package kube
+
+import (
+	"context"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// check finds out whether the API server's history is still the one that a mirror is of: it is the
+// same cluster, and has the mirror's anchor as it was at the mirror's version.
+func (k *Kube) check(ctx context.Context, m *mirror) (proof, error) {
+	other, err := k.otherCluster(ctx, m)
+	if err != nil || other {
+		return back, err
+	}
+	k.mu.Lock()
+	version, anchor := m.version, m.entries[m.anchor]
+	k.mu.Unlock()
+	if version == "" || anchor == nil {
+		return unproven, nil
+	}
+	was, err := k.at(ctx, m.resource, anchor, version)
+	switch {
+	case apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || isFuture(err):
+		// Forgotten, or not reached: the versions in a listing will tell.
+		return unproven, nil
+	case err != nil:
+		return unproven, k.explain(m.resource, "list", err)
+	}
+	if len(was) == 1 && was[0].uid == anchor.uid && was[0].version == anchor.version {
+		return proven, nil
+	}
+	return back, nil
+}
+
+// found is an object as far as its history goes.
+type found struct {
+	uid     types.UID
+	version string
+}
+
+// at is an object as it was at a version, none if there was none.
+func (k *Kube) at(ctx context.Context, r *resource, x *entry, version string) ([]found, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	list, err := k.client.Resource(r.GroupVersionResource).Namespace(x.namespace).List(ctx,
+		metav1.ListOptions{FieldSelector: "metadata.name=" + x.name, ResourceVersion: version,
+			ResourceVersionMatch: metav1.ResourceVersionMatchExact})
+	if err != nil {
+		return nil, err
+	}
+	var out []found
+	for _, o := range list.Items {
+		out = append(out, found{o.GetUID(), o.GetResourceVersion()})
+	}
+	return out, nil
+}
+
+// isFuture says whether the API server refused a version that it has not reached: etcd's
+// ErrFutureRev, which it hands on as text, or its own "Too large resource version".
+func isFuture(err error) bool {
+	return err != nil && (apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge) ||
+		strings.Contains(err.Error(), "future revision"))
+}
+
+// otherCluster says whether the API server is that of another cluster than the mirror's, which the
+// UID of the namespace kube-system tells.
+func (k *Kube) otherCluster(ctx context.Context, m *mirror) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	system, err := k.client.Resource(core("namespaces")).Get(ctx, metav1.NamespaceSystem,
+		metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return false, nil // a server that starts for the first time makes it soon
+	case err != nil:
+		return false, k.explain(m.resource, "get", err)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	uid := string(system.GetUID())
+	if m.cluster == "" {
+		m.cluster = uid
+	}
+	return m.cluster != uid, nil
+}

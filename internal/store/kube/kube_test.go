@@ -1,0 +1,441 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/identity"
+	"weft.dev/weft/internal/store"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+const (
+	nodesPath     = "v1/nodes"
+	podsPath      = "v1/pods"
+	policiesPath  = "networking.k8s.io/v1/networkpolicies"
+	endpointsPath = "weft.dev/v1alpha1/endpoints"
+)
+
+type thing = map[string]any
+
+func nodeText(n int) thing {
+	return thing{"apiVersion": "v1", "kind": "Node",
+		"spec": thing{"podCIDRs": []any{fmt.Sprintf("10.1.%d.0/24", n)}},
+		"status": thing{"addresses": []any{
+			thing{"type": "Hostname", "address": "x"},
+			thing{"type": "InternalIP", "address": fmt.Sprintf("10.0.0.%d", n)}}}}
+}
+
+func endpoint(ns, name, node string) *v1alpha1.Endpoint {
+	return &v1alpha1.Endpoint{
+		Metadata: v1alpha1.ObjectMeta{Namespace: ns, Name: name},
+		Spec: v1alpha1.EndpointSpec{NodeName: node,
+			Addresses: []netip.Addr{netip.MustParseAddr("10.1.1.7")}},
+	}
+}
+
+func open(t *testing.T, s *server, node string) *Kube {
+	t.Helper()
+	k, err := Open(Options{Kubeconfig: s.kubeconfig(), Node: node})
+	must(t, err)
+	t.Cleanup(func() { k.Close() })
+	return k
+}
+
+// watcher is what a watch has delivered.
+type watcher struct {
+	t    *testing.T
+	mu   sync.Mutex
+	now  *store.Snapshot
+	seen map[string]bool // nodes and policies that were there
+	lost []string        // those that were told to be gone
+}
+
+// watching runs Watch until the test ends.
+func watching(t *testing.T, k *Kube) *watcher {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	w, done := &watcher{t: t, seen: map[string]bool{}}, make(chan struct{})
+	now := store.NewSnapshot()
+	go func() {
+		defer close(done)
+		k.Watch(ctx, func(d store.Delta) { //nolint:errcheck // it has none
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			now = now.With(d)
+			w.now = now
+			names := slices.Concat(slices.Collect(maps.Keys(now.Nodes)),
+				slices.Collect(maps.Keys(now.NetworkPolicies)))
+			for name := range w.seen {
+				if !slices.Contains(names, name) {
+					w.lost = append(w.lost, name)
+					delete(w.seen, name)
+				}
+			}
+			for _, name := range names {
+				w.seen[name] = true
+			}
+		})
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	return w
+}
+
+// until waits for something to hold of what was delivered.
+func (w *watcher) until(what string, holds func(*store.Snapshot) bool) *store.Snapshot {
+	w.t.Helper()
+	var now *store.Snapshot
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		w.mu.Lock()
+		now = w.now
+		w.mu.Unlock()
+		if now != nil && holds(now) {
+			return now
+		}
+	}
+	w.t.Fatalf("never saw %s, but last %+v", what, now)
+	return nil
+}
+
+// nodes waits for exactly these nodes and an error with this text, "" for no error.
+func (w *watcher) nodes(errText string, names ...string) *store.Snapshot {
+	w.t.Helper()
+	return w.until(fmt.Sprintf("nodes %q with error %q", names, errText),
+		func(s *store.Snapshot) bool {
+			hasErr := slices.ContainsFunc(s.Errors, func(e store.ObjectError) bool {
+				return strings.Contains(e.Error(), errText)
+			})
+			return slices.Equal(slices.Sorted(maps.Keys(s.Nodes)), names) &&
+				(errText != "" && hasErr || errText == "" && len(s.Errors) == 0)
+		})
+}
+
+// noneLost checks that no node or policy was told to be gone.
+func (w *watcher) noneLost() {
+	w.t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.lost) > 0 {
+		w.t.Errorf("were told to be gone: %v", w.lost)
+	}
+}
+
+func denyAll() thing {
+	return thing{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+		"metadata": thing{"managedFields": []any{thing{"manager": "kubectl"}}},
+		"spec":     thing{"podSelector": thing{}, "policyTypes": []any{"Ingress"}}}
+}
+
+func TestWatch(t *testing.T) {
+	s := startServer(t)
+	s.put(nodesPath, "", "a", nodeText(1))
+	k := open(t, s, "a")
+	w := watching(t, k)
+	w.nodes("", "a")
+	s.put(nodesPath, "", "b", nodeText(2))
+	w.nodes("", "a", "b")
+	s.remove(nodesPath, "", "a")
+	w.nodes("", "b")
+
+	broken := func(change func(thing)) thing {
+		o := nodeText(2)
+		change(o)
+		return o
+	}
+	for name, row := range map[string]struct {
+		path, ns, name string
+		object         thing
+		want           string
+	}{
+		"a node without address": {nodesPath, "", "b",
+			broken(func(o thing) { delete(o, "status") }),
+			"nodes/b: has no address of type InternalIP"},
+		"its last version": {nodesPath, "", "b",
+			broken(func(o thing) { delete(o, "status") }),
+			"Node b cannot be read any more, its last good version stays in use"},
+		"a range that is none": {nodesPath, "", "b",
+			broken(func(o thing) { o["spec"] = thing{"podCIDRs": []any{"0.0.0.0/0"}} }),
+			"nodes/b: spec.podCIDRs[0]: 0.0.0.0/0 is every address"},
+		"a colliding node": {nodesPath, "", "c", nodeText(2), `so node "c" is not used`},
+		"an endpoint by another name": {endpointsPath, "shop", "web", thing{
+			"apiVersion": "weft.dev/v1alpha1", "kind": "Endpoint",
+			"spec": thing{"nodeName": "b", "addresses": []any{"10.1.1.7"}}},
+			`endpoints.weft.dev/shop/web: is not called POD.NODE by its pod and spec.nodeName "b"`},
+		"an endpoint of another's name": {endpointsPath, "shop", "web.a", thing{
+			"apiVersion": "weft.dev/v1alpha1", "kind": "Endpoint",
+			"spec": thing{"nodeName": "b", "addresses": []any{"10.1.1.7"}}},
+			"endpoints.weft.dev/shop/web.a: is not called"},
+		"a policy with a key of tomorrow": {policiesPath, "shop", "p", thing{
+			"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+			"spec": thing{"podSelector": thing{}, "tomorrow": true}},
+			"networkpolicies.networking.k8s.io/shop/p: spec.tomorrow: unknown key"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s.put(row.path, row.ns, row.name, row.object)
+			w.nodes(row.want, "b")
+			if row.name == "b" {
+				s.put(row.path, row.ns, row.name, nodeText(2))
+			} else {
+				s.remove(row.path, row.ns, row.name)
+			}
+			w.nodes("", "b")
+		})
+	}
+}
+
+// TestTranslate reads Kubernetes' own objects.
+func TestTranslate(t *testing.T) {
+	s := startServer(t)
+	s.put(nodesPath, "", "a", thing{
+		"spec": thing{"podCIDR": "10.1.1.0/24",
+			"podCIDRs": []any{"10.1.1.0/24", "fd00:1::/64"}},
+		"status": thing{"addresses": []any{
+			thing{"type": "ExternalIP", "address": "198.51.100.1"},
+			thing{"type": "InternalIP", "address": "10.0.0.1"},
+			thing{"type": "InternalIP", "address": "10.0.0.2"},
+			thing{"type": "InternalIP", "address": "fd00::1"}}}})
+	s.put(podsPath, "shop", "web", thing{
+		"metadata": thing{"labels": thing{"app": "web"}, "annotations": thing{
+			"ebpf.xdp/encrypt": "true", "kubectl.kubernetes.io/last-applied-configuration": "{}"}},
+		"spec": thing{"nodeName": "a", "serviceAccountName": "seller",
+			"initContainers": []any{
+				thing{"ports": []any{thing{"name": "once", "containerPort": 1}}},
+				thing{"restartPolicy": "Always", "ports": []any{
+					thing{"name": "proxy", "containerPort": 15001, "protocol": "TCP"}}}},
+			"containers": []any{
+				thing{"ports": []any{
+					thing{"name": "http", "containerPort": 80, "protocol": "TCP"},
+					thing{"containerPort": 81, "protocol": "TCP"}}},
+				thing{"ports": []any{
+					thing{"name": "http", "containerPort": 8080, "protocol": "TCP"},
+					thing{"name": "dns", "containerPort": 53, "protocol": "UDP"}}}}},
+		"status": thing{"podIP": "10.1.1.7"}})
+	s.put("v1/namespaces", "", "shop", thing{"metadata": thing{
+		"labels": thing{"team": "a"}}, "spec": thing{"finalizers": []any{"kubernetes"}}})
+	s.put(policiesPath, "shop", "deny", denyAll())
+	s.put("weft.dev/v1alpha1/encryptionpolicies", "shop", "plain", thing{
+		"apiVersion": "weft.dev/v1alpha1", "kind": "EncryptionPolicy",
+		"spec": thing{"selector": thing{}}})
+	s.put("weft.dev/v1alpha1/clusterencryptionpolicies", "", "plain", thing{
+		"apiVersion": "weft.dev/v1alpha1", "kind": "ClusterEncryptionPolicy",
+		"spec": thing{"cidrs": []any{"10.9.0.0/16"}}})
+	got, err := open(t, s, "a").Snapshot()
+	must(t, err)
+	if len(got.Errors) > 0 {
+		t.Errorf("errors %v", got.Errors)
+	}
+	for what, row := range map[string]struct{ got, want any }{
+		"node": {got.Nodes["a"].Spec, "{[10.0.0.1 fd00::1] [10.1.1.0/24 fd00:1::/64]}"},
+		"pod": {got.Pods["shop/web"].Spec,
+			"{a seller [] [{http 80 TCP} {dns 53 UDP} {proxy 15001 TCP}]}"},
+		"labels":      {got.Pods["shop/web"].Metadata.Labels, "map[app:web]"},
+		"annotations": {got.Pods["shop/web"].Metadata.Annotations, "map[ebpf.xdp/encrypt:true]"},
+		"namespace":   {got.Namespaces["shop"].Metadata.Labels, "map[team:a]"},
+		"policies":    {slices.Collect(maps.Keys(got.NetworkPolicies)), "[shop/deny]"},
+		"closed":      {got.NetworkPolicies["shop/deny"].IsClosed(), "false"},
+		"encryption":  {slices.Sorted(maps.Keys(got.EncryptionPolicies)), "[plain shop/plain]"},
+	} {
+		if text := fmt.Sprint(row.got); text != row.want {
+			t.Errorf("%s: %s, want %s", what, text, row.want)
+		}
+	}
+}
+
+// TestSnapshotIsFresh: without a watch too, a snapshot has what was written before it, and not what
+// was deleted before it, the last one of a kind neither.
+func TestSnapshotIsFresh(t *testing.T) {
+	s := startServer(t)
+	k := open(t, s, "a")
+	for step, want := range [][]string{{}, {"a"}, {"a", "b"}, {"b"}, {}, {"c"}, {}} {
+		for n, name := range []string{"a", "b", "c"} {
+			if slices.Contains(want, name) {
+				s.put(nodesPath, "", name, nodeText(n+1))
+			} else {
+				s.remove(nodesPath, "", name)
+			}
+		}
+		got, err := k.Snapshot()
+		must(t, err)
+		if names := slices.Sorted(maps.Keys(got.Nodes)); !slices.Equal(names, want) {
+			t.Errorf("step %d: %v, want %v", step, names, want)
+		}
+	}
+	must(t, k.CreateEpoch(epoch(1, "one")))
+	must(t, k.DeleteEpoch(1))
+	must(t, k.CreateEpoch(epoch(1, "again")))
+}
+
+func TestListsInPages(t *testing.T) {
+	s := startServer(t)
+	const count = 2*pageSize + 10
+	for n := range count {
+		s.put(podsPath, "shop", fmt.Sprint("p", n), thing{})
+	}
+	got, err := open(t, s, "a").Snapshot()
+	must(t, err)
+	if len(got.Pods) != count || s.largestAsk != pageSize {
+		t.Errorf("%d of %d pods, %d at once", len(got.Pods), count, s.largestAsk)
+	}
+}
+
+// TestTwoNodesClaimOneEndpoint: the one in use stays, and once it is withdrawn the other takes its
+// place.
+func TestTwoNodesClaimOneEndpoint(t *testing.T) {
+	s := startServer(t)
+	a, b := open(t, s, "a"), open(t, s, "b")
+	w := watching(t, a)
+	of := func(node string) func(*store.Snapshot) bool {
+		return func(s *store.Snapshot) bool {
+			return s.Endpoints["shop/web"] != nil && s.Endpoints["shop/web"].Spec.NodeName == node
+		}
+	}
+	must(t, a.PutEndpoint(endpoint("shop", "web", "a")))
+	w.until("a's", of("a"))
+	must(t, b.PutEndpoint(endpoint("shop", "web", "b")))
+	both := w.until("both", func(s *store.Snapshot) bool { return len(s.Errors) == 2 })
+	if !of("a")(both) {
+		t.Errorf("%+v, %v", both.Endpoints, both.Errors)
+	}
+	must(t, b.DeleteEndpoint("shop/nothing"))
+	must(t, a.DeleteEndpoint("shop/web"))
+	w.until("b's", of("b"))
+	must(t, a.DeleteEndpoint("shop/web")) // a has none of this name any more
+	again := endpoint("shop", "web", "b")
+	again.Status.Identity = 300
+	must(t, b.PutEndpoint(again))
+	if got, err := a.Snapshot(); err != nil || !of("b")(got) ||
+		got.Endpoints["shop/web"].Status.Identity != 300 {
+		t.Errorf("%v, %v", got, err)
+	}
+	must(t, b.DeleteObject(v1alpha1.KindEndpoint, "shop/web"))
+	if err := b.DeleteObject(v1alpha1.KindEndpoint, "shop/web"); !errors.Is(err,
+		store.ErrNotFound) {
+		t.Errorf("deleted twice: %v", err)
+	}
+	if err := b.PutObject(&v1alpha1.Pod{Metadata: v1alpha1.ObjectMeta{Name: "p"}}); err == nil ||
+		!strings.Contains(err.Error(), "a Pod is Kubernetes' own: use kubectl") {
+		t.Errorf("a pod was written: %v", err)
+	}
+}
+
+func TestIdentitiesAreGivenOnce(t *testing.T) {
+	s := startServer(t)
+	const agents = 8
+	numbers := make([]uint32, agents)
+	var group sync.WaitGroup
+	for n := range agents {
+		k := open(t, s, fmt.Sprint("n", n))
+		group.Go(func() {
+			var err error
+			// Two and two want the same.
+			numbers[n], err = identity.Allocate(k, identity.ID{TrustDomain: "weft.local",
+				Namespace: "shop", ServiceAccount: fmt.Sprint("sa-", n/2)})
+			if err != nil {
+				t.Errorf("allocate: %v", err)
+			}
+		})
+	}
+	group.Wait()
+	for n := range agents {
+		for m := range n {
+			if (numbers[n] == numbers[m]) != (n/2 == m/2) {
+				t.Errorf("agents %d and %d: %d and %d", n, m, numbers[n], numbers[m])
+			}
+		}
+	}
+	// One that is given to another by hand stays with the first.
+	k := open(t, s, "a")
+	w := watching(t, k)
+	name := fmt.Sprint(numbers[0])
+	first := w.until("it", func(s *store.Snapshot) bool { return s.Identities[name] != nil }).
+		Identities[name].Spec.Key()
+	s.put("weft.dev/v1alpha1/identities", "", name, thing{"apiVersion": "weft.dev/v1alpha1",
+		"kind": "Identity", "spec": thing{"spiffeID": "spiffe://weft.local/ns/shop/sa/other"}})
+	got := w.until("the error", func(s *store.Snapshot) bool {
+		return strings.Contains(fmt.Sprint(s.Errors), "and was given to "+first)
+	})
+	if got.Identities[name] == nil || got.Identities[name].Spec.Key() != first {
+		t.Errorf("%+v", got.Identities[name])
+	}
+}
+
+func epoch(number uint64, wrapped string) *v1alpha1.Epoch {
+	now := time.Now().UTC()
+	return &v1alpha1.Epoch{
+		Metadata: v1alpha1.ObjectMeta{Name: v1alpha1.EpochName(number)},
+		Spec: v1alpha1.EpochSpec{Number: number, Created: v1alpha1.Time{Time: now},
+			Expires: v1alpha1.Time{Time: now.Add(time.Hour)}, KEK: "file:///kek",
+			Wrapped: []byte(wrapped)},
+	}
+}
+
+func TestEpochs(t *testing.T) {
+	s := startServer(t)
+	k, other := open(t, s, "a"), open(t, s, "b")
+	must(t, k.CreateEpoch(epoch(1, "one")))
+	if err := other.CreateEpoch(epoch(1, "two")); !errors.Is(err, store.ErrExists) {
+		t.Errorf("created twice: %v", err)
+	}
+	if err := other.ReplaceEpoch(epoch(1, "two"), []byte("other")); !errors.Is(err,
+		store.ErrChanged) {
+		t.Errorf("replaced another: %v", err)
+	}
+	must(t, other.ReplaceEpoch(epoch(1, "two"), []byte("one")))
+	must(t, other.CreateEpoch(epoch(2, "three")))
+	list, err := k.Epochs()
+	must(t, err)
+	if len(list) != 2 || list[0].Spec.Number != 1 || string(list[0].Spec.Wrapped) != "two" ||
+		list[1].Spec.Number != 2 {
+		t.Errorf("%+v", list)
+	}
+	must(t, k.DeleteEpoch(1))
+	must(t, k.DeleteEpoch(1))
+	if err := other.ReplaceEpoch(epoch(1, "four"), []byte("two")); !errors.Is(err,
+		store.ErrChanged) {
+		t.Errorf("replaced one that is gone: %v", err)
+	}
+}
+
+// TestLeader: one of two, and the other once it resigns or falls silent.
+func TestLeader(t *testing.T) {
+	s := startServer(t)
+	first, second := open(t, s, "a").Leader("a"), open(t, s, "b").Leader("b")
+	must(t, first.Campaign(t.Context(), nil))
+	if won, err := second.try(t.Context()); won || err != nil || second.IsLeader() ||
+		!first.IsLeader() || second.Holder() != "a" {
+		t.Errorf("two leaders: %t, %v, holder %q", won, err, second.Holder())
+	}
+	first.Resign()
+	must(t, second.Campaign(t.Context(), nil))
+	if !second.IsLeader() || first.IsLeader() {
+		t.Error("the leadership did not change hands")
+	}
+	// b falls silent: a has seen its Lease unchanged for as long as it lasts.
+	if won, err := first.try(t.Context()); won || err != nil {
+		t.Errorf("took a Lease that lasts: %v", err)
+	}
+	first.since = first.since.Add(-2 * leaseTTL)
+	if won, err := first.try(t.Context()); !won || err != nil {
+		t.Errorf("did not take a Lease that has ended: %v", err)
+	}
+	second.renew(t.Context())
+	if second.IsLeader() {
+		t.Error("a leader whose Lease another has")
+	}
+	first.Resign()
+}

@@ -1,0 +1,225 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
+
+	"weft.dev/weft/internal/store"
+)
+
+// awayFile is what the errors of the API as a whole are under.
+const awayFile = "store.kubernetes"
+
+// errBehind ends a session that cannot go on where the mirror is.
+var errBehind = errors.New("the watch has to begin anew")
+
+// Watch implements store.Store. It returns when ctx ends: while the API server is away it tries
+// again, and what was read last stays. The first listing is told once every resource has been
+// listed.
+func (k *Kube) Watch(ctx context.Context, changed func(store.Delta)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(k.ctx, cancel)()
+	w := &watch{kube: k, changed: changed}
+	defer w.close()
+	var sessions sync.WaitGroup
+	for _, m := range k.mirrors {
+		sessions.Go(func() { w.run(ctx, m) })
+	}
+	sessions.Wait()
+	return nil
+}
+
+// watch is one watcher of all resources.
+type watch struct {
+	kube    *Kube
+	telling sync.Mutex // held while a delta is delivered
+	changed func(store.Delta)
+	follow  *store.Follower // nil before the first listing
+}
+
+func (w *watch) close() {
+	for _, r := range resources {
+		w.kube.setAway(r, nil)
+	}
+	w.kube.mu.Lock()
+	defer w.kube.mu.Unlock()
+	if w.follow != nil {
+		w.follow.Close()
+	}
+}
+
+// run keeps one mirror current until ctx ends.
+func (w *watch) run(ctx context.Context, m *mirror) {
+	pause := retryMin
+	for {
+		connected, err := w.session(ctx, m)
+		if ctx.Err() != nil {
+			return
+		}
+		if connected {
+			pause = retryMin
+		}
+		wait := pause + rand.N(pause/2)
+		switch {
+		case err != nil && m.optional && notServed(err) && w.unserved(m):
+			wait = unservedPause
+		case err != nil && !errors.Is(err, errBehind):
+			w.away(m.resource, err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+		pause = min(2*pause, retryMax)
+	}
+}
+
+// unserved takes an optional resource that is not served for one without objects, unless some are
+// in use: nobody is known to have deleted those.
+func (w *watch) unserved(m *mirror) bool {
+	k := w.kube
+	k.mu.Lock()
+	inUse := len(m.entries) > 0
+	m.listed = true
+	k.mu.Unlock()
+	if inUse {
+		return false
+	}
+	w.tell(m.resource)
+	return true
+}
+
+// session brings a mirror up to date and follows a watch until that ends.
+func (w *watch) session(ctx context.Context, m *mirror) (connected bool, err error) {
+	k := w.kube
+	p, err := k.check(ctx, m)
+	if err != nil {
+		return false, err
+	}
+	if p != proven {
+		if err := k.relist(ctx, m, p); err != nil {
+			return false, err
+		}
+	}
+	w.tell(m.resource)
+	k.mu.Lock()
+	from := *m
+	k.mu.Unlock()
+	seconds := watchSeconds + rand.Int64N(watchSeconds)
+	stream, err := k.client.Resource(m.GroupVersionResource).Watch(ctx, metav1.ListOptions{
+		ResourceVersion: from.version, AllowWatchBookmarks: true, TimeoutSeconds: &seconds})
+	if err != nil {
+		if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+			return true, k.relist(ctx, m, unproven)
+		}
+		return false, k.explain(m.resource, "watch", err)
+	}
+	defer stream.Stop()
+	for event := range stream.ResultChan() {
+		if err := k.take(m, event, &from); err != nil {
+			if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+				err = k.relist(ctx, m, unproven)
+			}
+			return true, err
+		}
+		if event.Type != apiwatch.Bookmark {
+			w.tell(m.resource)
+		}
+	}
+	return true, nil
+}
+
+// take enters one event of a watch that began with the mirror as it was in from.
+func (k *Kube) take(m *mirror, event apiwatch.Event, from *mirror) error {
+	if event.Type == apiwatch.Error {
+		return apierrors.FromObject(event.Object)
+	}
+	o, ok := event.Object.(*object)
+	if !ok {
+		return fmt.Errorf("the API server sent a %T", event.Object)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	version := o.GetResourceVersion()
+	if m.generation != from.generation || !newer(version, from.version) &&
+		event.Type != apiwatch.Bookmark {
+		return errBehind
+	}
+	if !newer(version, m.version) {
+		return nil // a listing was faster
+	}
+	changed := map[string]*store.Source{}
+	switch event.Type {
+	case apiwatch.Added, apiwatch.Modified:
+		k.put(m, o, changed)
+	case apiwatch.Deleted:
+		k.remove(m, m.file(o.GetNamespace(), o.GetName()), changed)
+	}
+	k.history.Update(changed)
+	m.version = version
+	return nil
+}
+
+// tell delivers what is new, and that a resource can be read.
+func (w *watch) tell(r *resource) {
+	w.telling.Lock()
+	defer w.telling.Unlock()
+	k := w.kube
+	back := k.setAway(r, nil)
+	k.mu.Lock()
+	if w.follow == nil {
+		for _, m := range k.mirrors {
+			if !m.listed {
+				k.mu.Unlock()
+				return
+			}
+		}
+		w.follow = k.history.Follow().Keep()
+	}
+	delta := w.follow.Take()
+	k.mu.Unlock()
+	if back {
+		k.log.Info("Kubernetes' API can be read again", "resource", r.name())
+		if !delta.Listed {
+			delta.Errors[awayFile] = w.troubles()
+		}
+	}
+	if delta.Listed || len(delta.Changes) > 0 || len(delta.Errors) > 0 {
+		w.changed(delta)
+	}
+}
+
+// troubles is what is wrong with the API as a whole, nil for nothing.
+func (w *watch) troubles() []store.ObjectError {
+	err := w.kube.Away()
+	if err == nil {
+		return nil
+	}
+	return []store.ObjectError{{File: awayFile,
+		Msg: err.Error() + "; the objects read last stay in use"}}
+}
+
+// away says that a resource cannot be read. Before the first listing there is nobody to be told but
+// the log.
+func (w *watch) away(r *resource, err error) {
+	w.telling.Lock()
+	defer w.telling.Unlock()
+	k := w.kube
+	if !k.setAway(r, err) {
+		return
+	}
+	k.log.Warn("Kubernetes' API cannot be read", "resource", r.name(), "err", err)
+	if w.follow != nil {
+		w.changed(store.Delta{Errors: map[string][]store.ObjectError{awayFile: w.troubles()}})
+	}
+}
