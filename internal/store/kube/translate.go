@@ -158,7 +158,9 @@ func portsOf(o *object) []v1alpha1.NamedPort {
 			number, _ := port["containerPort"].(int64)
 			protocol, _ := port["protocol"].(string)
 			named := v1alpha1.NamedPort{Name: name, Port: uint16(number), Protocol: protocol}
-			same := func(p v1alpha1.NamedPort) bool { return p.Name == name && p.Protocol == protocol }
+			same := func(p v1alpha1.NamedPort) bool {
+				return p.Name == name && p.Protocol == protocol
+			}
 			if name != "" && !slices.ContainsFunc(out, same) {
 				out = append(out, named)
 			}
