@@ -6,8 +6,10 @@
 /* Set by the loader in the program of second interfaces, see pod_out. */
 const volatile __u8 weft_second = 0;
 
-ALWAYS_INLINE int is_multicast(const struct weft_pkt *p)
+ALWAYS_INLINE int is_multicast(const struct weft_pkt *p, const struct ethhdr *eth)
 {
+	if (eth->h_dest[0] & 1)
+		return 1;
 	if (p->family == 6)
 		return p->dst.b[0] == 0xff;
 	return (p->dst.b[12] & 0xf0) == 0xe0 || p->dst.w[3] == 0xffffffff;
@@ -78,14 +80,14 @@ SUBPROGRAM int from_pod_slow(weft_ctx *ctx, const struct weft_config *cfg, struc
 			    p->family == 6 && addr_is_link_local6(&p->src) ? REASON_LINK_LOCAL
 									   : REASON_SPOOFED_IP);
 	trace(p, STEP_SPOOF_OK, 0, 0, 0);
-	if (is_multicast(p)) {
+	if (is_multicast(p, eth)) {
 		if (p->family == 4 && p->proto == IPPROTO_IGMP)
 			return finish_neigh(ctx, cfg, p, ep, NEIGH_ABSORB);
-		return ep->flags & ENDPOINT_CHAINED ? to_stack(p) : drop(cfg, p, REASON_MULTICAST);
+		if (!(ep->flags & ENDPOINT_CHAINED))
+			return drop(cfg, p, REASON_MULTICAST);
+		/* The hooks behind the stack leave errors to this one. */
+		return p->error ? drop(cfg, p, REASON_ICMP_NO_FLOW) : to_stack(p);
 	}
-	/* One machine's address in a frame to a group (RFC 1122 section 3.3.6). */
-	if (eth->h_dest[0] & 1)
-		return drop(cfg, p, REASON_MULTICAST);
 	if (p->family == 6 && addr_is_link_local6(&p->dst))
 		return drop(cfg, p, REASON_LINK_LOCAL);
 	mac_copy(c.in_mac, eth->h_source);

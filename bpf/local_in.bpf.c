@@ -15,13 +15,14 @@ ALWAYS_INLINE int is_answer(struct sk_buff *skb)
 	return info == CT_ESTABLISHED_REPLY || info == CT_RELATED_REPLY;
 }
 
-/* Returns a drop reason. from_pod has judged errors. */
+/* Returns a drop reason. from_pod has judged errors, and the later fragments for addresses of this
+ * host by the ports of their first: IPv6's may come in pieces. */
 ALWAYS_INLINE int check_policy(struct sk_buff *skb, const struct weft_config *cfg,
 			       struct weft_pkt *p)
 {
 	int reason = read_packet(skb, p) ?: read_l4(skb, p);
 
-	if (reason || p->error)
+	if (reason || p->error || (p->frag == FRAG_LATER && is_for_host(p)))
 		return reason;
 	return policy_leaving(cfg, p, POLICY_SLOTS(p->slot, 0));
 }

@@ -48,7 +48,7 @@ type policies struct {
 	// entered are the classes that the datapath has, nil if that is not known.
 	entered map[netip.Prefix]uint32
 	// stale are sets that an endpoint may still have.
-	stale []uint32
+	stale []installed
 	// given are the sets that each attached endpoint has, by slot; promised those of endpoints that
 	// are being attached.
 	given    map[uint16]policy.Sets
@@ -57,6 +57,8 @@ type policies struct {
 	// have the classes of it yet.
 	handed    *policy.Result
 	unsettled bool
+	// former says that endpoints may have sets of a previous run, of which nothing is known.
+	former bool
 	// denies is a set without entries, 0 until it is needed.
 	denies uint32
 }
@@ -103,7 +105,7 @@ func newPolicies(dp policyDatapath, opts policy.Options, ranges []netip.Prefix) 
 	opts.Room.Entries, opts.Room.Ranges = dp.PolicyRoom()
 	return &policies{
 		dp: dp, ranges: ranges, sets: map[uint32]installed{}, given: map[uint16]policy.Sets{},
-		promised: map[uint16]promise{},
+		promised: map[uint16]promise{}, former: true,
 		compiler: policy.NewCompiler(opts),
 	}, nil
 }
@@ -187,7 +189,7 @@ func (p *policies) enter(ix *index, own []endpoint.Info, node string) error {
 			continue
 		}
 		if there && known.set != nil {
-			p.stale = append(p.stale, known.number)
+			p.stale = append(p.stale, known)
 		}
 		p.sets[number] = now
 	}
@@ -226,7 +228,9 @@ func (p *policies) attached(info endpoint.Info, failed error) error {
 	delete(p.promised, info.Slot)
 	if failed == nil && there {
 		p.given[info.Slot] = promised.sets
-		failed = p.give(info)
+		if failed = p.give(info); failed != nil {
+			p.handed = nil
+		}
 	}
 	if !p.unsettled {
 		return failed
@@ -294,7 +298,7 @@ func (p *policies) hand(own []endpoint.Info) error {
 		}
 	}
 	if failed == nil {
-		p.handed = p.result
+		p.handed, p.former = p.result, false
 	}
 	return errors.Join(failed, p.settle())
 }
@@ -307,17 +311,17 @@ func (p *policies) forget(own []endpoint.Info) error {
 			continue
 		}
 		if set.set != nil {
-			p.stale = append(p.stale, set.number)
+			p.stale = append(p.stale, set)
 		}
 		delete(p.sets, number)
 	}
-	p.stale = slices.DeleteFunc(p.stale, func(set uint32) bool {
+	p.stale = slices.DeleteFunc(p.stale, func(set installed) bool {
 		for _, promised := range p.promised {
-			if slices.Contains(promised.sets[:], set) {
+			if slices.Contains(promised.sets[:], set.number) {
 				return false
 			}
 		}
-		return p.dp.RemovePolicySet(set) == nil
+		return p.dp.RemovePolicySet(set.number) == nil
 	})
 	maps.DeleteFunc(p.given, func(slot uint16, _ policy.Sets) bool {
 		return !slices.ContainsFunc(own, func(i endpoint.Info) bool { return i.Slot == slot })

@@ -3,6 +3,7 @@ package agent
 import (
 	"maps"
 	"net/netip"
+	"slices"
 
 	"weft.dev/weft/internal/datapath"
 )
@@ -29,8 +30,11 @@ func (p *policies) withhold(wanted map[netip.Prefix]uint32) error {
 	return p.setClasses(interim)
 }
 
-// mayDeny says whether a set that is or was in force has entries that deny.
+// mayDeny says whether a set that is or may still be in force has entries that deny.
 func (p *policies) mayDeny() bool {
+	if p.former || slices.ContainsFunc(p.stale, func(s installed) bool { return s.denies }) {
+		return true
+	}
 	for _, set := range p.sets {
 		if set.denies {
 			return true
@@ -48,7 +52,7 @@ func (p *policies) mayDeny() bool {
 // those stay withheld that a set of before would take for another's: a set that denies some ranges
 // may allow what is in none of them.
 func (p *policies) settle() error {
-	p.unsettled = p.mayDeny() && (p.handed != p.result || p.outdated())
+	p.unsettled = p.handed != p.result || p.mayDeny() && p.outdated()
 	if p.unsettled {
 		return nil
 	}

@@ -22,6 +22,7 @@ type judging struct {
 	full    bool
 	room    int // for entries, 0: for any number
 	opened  int
+	stuck   bool // the first pod keeps the set that it has
 }
 
 var watched = netip.MustParseAddr("192.0.2.1")
@@ -50,11 +51,17 @@ func (j *judging) RemovePolicySet(set uint32) error {
 }
 
 func (j *judging) SetEndpointPolicy(slot uint16, _, ingress uint32) error {
+	if j.stuck && slot == 1 {
+		return errors.New("stuck")
+	}
 	j.ingress[slot] = ingress
 	return j.look()
 }
 
 func (j *judging) AdoptEndpointPolicy(slot uint16, _, ingress uint32) error {
+	if j.stuck && slot == 1 {
+		return errors.New("stuck")
+	}
 	j.ingress[slot] = ingress
 	return j.look()
 }
@@ -193,5 +200,61 @@ func TestClassesChangeWhileAttached(t *testing.T) {
 	}
 	if dp.opened > 0 {
 		t.Errorf("open %d times", dp.opened)
+	}
+}
+
+// TestClassesAfterFailure: while one pod cannot be given the sets that it is to have, no address
+// gets a class of which its set of before says less.
+func TestClassesAfterFailure(t *testing.T) {
+	const nothingToWeb = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\n" +
+		"metadata: {name: web, namespace: shop}\n" +
+		"spec: {podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress]}\n"
+	web := policyPod(1, "web", map[string]string{"app": "web"})
+	own := []endpoint.Info{web}
+	list := func() []endpoint.Info { return own }
+	for name, fails := range map[string]func(dp *judging, p *policies) error{
+		"a change": func(_ *judging, p *policies) error {
+			p.apply(policyIndex(t, nothingToWeb), list, "a") //nolint:errcheck // and again
+			return p.apply(policyIndex(t, nothingToWeb), list, "a")
+		},
+		"the next run": func(dp *judging, _ *policies) error {
+			next, err := newPolicies(dp, policy.Options{}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = next.begin(policyIndex(t, nothingToWeb), own, "a")
+			next.apply(policyIndex(t, nothingToWeb), list, "a") //nolint:errcheck // as before
+			return err
+		},
+		"the end of attaching": func(dp *judging, p *policies) error {
+			_, ingress, err := p.of(policyIndex(t, notFromThere), list, web, "a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			dp.ingress[1] = ingress
+			if err := p.apply(policyIndex(t, nothingToWeb), list, "a"); err != nil {
+				t.Fatal(err)
+			}
+			return p.attached(web, nil)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dp := &judging{t: t, sets: map[uint32][]datapath.PolicyEntry{},
+				ingress: map[uint16]uint32{}, classes: map[netip.Prefix]uint32{}}
+			p, err := newPolicies(dp, policy.Options{}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := p.begin(policyIndex(t, notFromThere), own, "a"); err != nil {
+				t.Fatal(err)
+			}
+			dp.stuck = true
+			if err := fails(dp, p); err == nil {
+				t.Error("nobody was told that the pod has not got its set")
+			}
+			if dp.opened > 0 {
+				t.Errorf("open %d times", dp.opened)
+			}
+		})
 	}
 }

@@ -27,7 +27,7 @@ func testPolicyLocal(t *testing.T, f policyFamily) {
 	if f.own.Is6() {
 		local = addr("2001:db8:18::1")
 	}
-	heard := listenLocal(t, b, local)
+	heard := listenLocal(t, b, local, f.own)
 	toHost := func(port uint16) packet { return fromA(local).udp(1000, port, 20) }
 	padding := []byte{0, 0, 1, 4, 0, 0, 0, 0} // PadN
 	const fromPod = bpf.TagEndpoint | 1
@@ -58,6 +58,8 @@ func testPolicyLocal(t *testing.T, f policyFamily) {
 			in: toHost(localPort).ext(unix.IPPROTO_DSTOPTS, padding)},
 		{name: "another port behind an extension header", only: 6, out: port(localPort + 1),
 			tag: fromPod, in: toHost(localPort).ext(unix.IPPROTO_DSTOPTS, padding), reason: denied},
+		{name: "a later fragment, its first one's port is not known", only: 6, tag: fromPod,
+			out: port(localPort), in: toHost(localPort).fragment(16, 28, false), reason: denied},
 	} {
 		if c.only == 6 && !local.Is6() {
 			continue
@@ -78,12 +80,25 @@ func testPolicyLocal(t *testing.T, f policyFamily) {
 			}
 		})
 	}
+	t.Run("in fragments, to an address that from_pod has judged", func(t *testing.T) {
+		must(t, emptyMap(b.maps.Drops))
+		policies{aOut: port(localPort)}.enter(t, b.harness)
+		whole := fromA(f.own).udp(1000, localPort, 200)
+		for _, part := range []packet{whole.fragment(0, 104, true), whole.fragment(104, 208, false)} {
+			must(t, b.inside(func() error { return exit{via: "wta", tag: fromPod, in: part}.send(b) }))
+		}
+		for end := time.Now().Add(30 * time.Second); !heard(); time.Sleep(time.Millisecond) {
+			if got := b.counted(t); got != nil || time.Now().After(end) {
+				t.Fatalf("not heard: %v", got)
+			}
+		}
+	})
 }
 
 const localPort = 7053
 
-// listenLocal gives the host an address and listens there; heard says whether something has come.
-func listenLocal(t *testing.T, b *exitHarness, local netip.Addr) (heard func() bool) {
+// listenLocal gives the host addresses and listens there; heard says whether something has come.
+func listenLocal(t *testing.T, b *exitHarness, addrs ...netip.Addr) (heard func() bool) {
 	t.Helper()
 	var fd int
 	must(t, b.inside(func() error {
@@ -91,14 +106,16 @@ func listenLocal(t *testing.T, b *exitHarness, local netip.Addr) (heard func() b
 		if err != nil {
 			return err
 		}
-		a := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(local, local.BitLen())),
-			Flags: unix.IFA_F_NODAD}
-		if err := netlink.AddrReplace(l, a); err != nil {
-			return err
+		for _, local := range addrs {
+			a := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(local, local.BitLen())),
+				Flags: unix.IFA_F_NODAD}
+			if err := netlink.AddrReplace(l, a); err != nil {
+				return err
+			}
+			t.Cleanup(func() { must(t, b.inside(func() error { return netlink.AddrDel(l, a) })) })
 		}
-		t.Cleanup(func() { must(t, b.inside(func() error { return netlink.AddrDel(l, a) })) })
 		domain, at := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Port: localPort})
-		if local.Is6() {
+		if addrs[0].Is6() {
 			domain, at = unix.AF_INET6, &unix.SockaddrInet6{Port: localPort}
 		}
 		if fd, err = unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK, 0); err != nil {

@@ -15,11 +15,13 @@ import (
 // v1beta1, which is the same.
 const KindAuthorizationPolicy = "AuthorizationPolicy"
 
+// DryRunAnnotation has an AuthorizationPolicy only listed (Istio's dry run).
+const DryRunAnnotation = "istio.io/dry-run"
+
 const (
 	groupIstio        = "security.istio.io"
 	versionIstio      = groupIstio + "/v1"
 	versionIstioOlder = groupIstio + "/v1beta1"
-	dryRunAnnotation  = "istio.io/dry-run"
 )
 
 // authorizationSpec is Istio's AuthorizationPolicy. Its own Go type is a protobuf message, whose
@@ -192,7 +194,7 @@ func (r *reader) enforced(meta metav1.ObjectMeta, spec *authorizationSpec) bool 
 	default:
 		r.fail("spec.action", "is %q: want ALLOW, DENY, AUDIT or CUSTOM", spec.Action)
 	}
-	switch dry := meta.Annotations[dryRunAnnotation]; {
+	switch dry := meta.Annotations[DryRunAnnotation]; {
 	case targets:
 		r.warn("spec",
 			"is for what its targetRefs name, a proxy's to enforce: nothing is allowed or denied by it here")
@@ -202,10 +204,10 @@ func (r *reader) enforced(meta metav1.ObjectMeta, spec *authorizationSpec) bool 
 	case dry != "":
 		only, err := strconv.ParseBool(dry)
 		if err != nil {
-			r.warn("metadata.annotations["+dryRunAnnotation+"]",
+			r.warn("metadata.annotations["+DryRunAnnotation+"]",
 				"is %q, and the policy is in force: want true or false", dry)
 		} else if only {
-			r.warn("metadata.annotations["+dryRunAnnotation+"]",
+			r.warn("metadata.annotations["+DryRunAnnotation+"]",
 				"the policy is only listed: nothing is allowed or denied by it")
 		}
 		return !only

@@ -69,8 +69,8 @@ func (p *Policy) remembered() (remembered, error) {
 	if p.Kind == KindNetworkPolicy {
 		out.Kind = ""
 	}
-	if dry, there := p.annotations[dryRunAnnotation]; there && p.authorization != nil {
-		out.Annotations = map[string]string{dryRunAnnotation: dry}
+	if dry, there := p.annotations[DryRunAnnotation]; there && p.authorization != nil {
+		out.Annotations = map[string]string{DryRunAnnotation: dry}
 	}
 	var err error
 	out.Spec, err = json.Marshal(p.spec)

@@ -21,7 +21,7 @@ func TestAway(t *testing.T) {
 	w := watching(t, k)
 	w.nodes("", "a")
 	s.kill()
-	w.nodes("store.kubernetes: Kubernetes' API cannot be read since 20", "a")
+	w.nodes("store.kubernetes: the API of Kubernetes cannot be read since 20", "a")
 	for what, call := range map[string]func() error{
 		"snapshot": func() error { _, err := k.Snapshot(); return err },
 		"put":      func() error { return k.PutEndpoint(endpoint("shop", "web", "a")) },

@@ -154,7 +154,7 @@ func (k *Kube) Away() error {
 	defer k.mu.Unlock()
 	for _, r := range resources {
 		if err := k.away[r]; err != nil {
-			return fmt.Errorf("Kubernetes' API cannot be read since %s: %w", //nolint:staticcheck // a name
+			return fmt.Errorf("the API of Kubernetes cannot be read since %s: %w",
 				k.awaySince.UTC().Format(time.RFC3339), err)
 		}
 	}

@@ -255,6 +255,20 @@ func TestTranslate(t *testing.T) {
 	}
 }
 
+// TestDryRun: a policy that is only tried stays one.
+func TestDryRun(t *testing.T) {
+	doc, err := asIs(&object{Object: thing{
+		"apiVersion": "security.istio.io/v1", "kind": "AuthorizationPolicy",
+		"metadata": thing{"name": "trial", "namespace": "shop",
+			"annotations": thing{"istio.io/dry-run": "true", "other": "x"}},
+		"spec": thing{"action": "ALLOW", "rules": []any{thing{}}}}})
+	must(t, err)
+	const want = "map[annotations:map[istio.io/dry-run:true] name:trial namespace:shop]"
+	if got := fmt.Sprint(doc["metadata"]); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
 // TestSnapshotIsFresh: without a watch too, a snapshot has what was written before it, and not what
 // was deleted before it, the last one of a kind neither.
 func TestSnapshotIsFresh(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/store"
 )
 
@@ -35,7 +36,7 @@ func document(o *object, version, kind string) map[string]any {
 func annotations(o *object, doc map[string]any) {
 	kept := map[string]string{}
 	for key, value := range o.GetAnnotations() {
-		if strings.HasPrefix(key, annotationPrefix) {
+		if strings.HasPrefix(key, annotationPrefix) || key == policy.DryRunAnnotation {
 			kept[key] = value
 		}
 	}
@@ -54,6 +55,7 @@ func asIs(o *object) (map[string]any, error) {
 	if spec, there := o.Object["spec"]; there {
 		doc["spec"] = spec
 	}
+	annotations(o, doc)
 	return doc, nil
 }
 
