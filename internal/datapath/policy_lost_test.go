@@ -15,10 +15,11 @@ import (
 	"weft.dev/weft/internal/datapath/flowtable"
 )
 
-// emptied has the flow table be one that an upgrade has emptied, for so many seconds from now.
-func emptied(seconds uint32) func(*testing.T, *harness) {
+// emptied has the flow table be one that an upgrade has emptied, for so many seconds from now. The
+// clock of the programs is up to a tick behind this one: 0 may not be over yet.
+func emptied(seconds int) func(*testing.T, *harness) {
 	return func(t *testing.T, b *harness) {
-		b.config.EitherUntil = uint32(time.Duration(flowtable.MonotonicNow())/time.Second) + seconds
+		b.config.EitherUntil = uint32(int(time.Duration(flowtable.MonotonicNow())/time.Second) + seconds)
 		must(t, b.changed())
 	}
 }

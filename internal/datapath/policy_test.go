@@ -251,7 +251,7 @@ func TestPolicyReplies(t *testing.T) {
 			{name: "TCP lost in an upgrade, the answer", iface: "wtb", setup: both(oneWay.setup, emptied(60)), in: ba.tcp(80, 1000, ack, 8), want: "pass"},
 			{name: "TCP lost in an upgrade, the answer to the answer", setup: both(both(oneWay.setup, emptied(60)), sent(podB4(ba.tcp(80, 1000, ack, 8)))), in: ab.tcp(1000, 80, ack, 8), want: "pass"},
 			{name: "TCP lost in an upgrade, neither may begin", setup: both(closed.setup, emptied(60)), in: ab.tcp(1000, 80, ack, 8), want: "drop", reason: denied},
-			{name: "TCP lost in an upgrade, too late", iface: "wtb", setup: both(oneWay.setup, emptied(0)), in: ba.tcp(80, 1000, ack, 8), want: "drop", reason: denied},
+			{name: "TCP lost in an upgrade, too late", iface: "wtb", setup: both(oneWay.setup, emptied(-1)), in: ba.tcp(80, 1000, ack, 8), want: "drop", reason: denied},
 			{name: "a SYN after an upgrade", iface: "wtb", setup: both(oneWay.setup, emptied(60)), in: ba.tcp(80, 1000, syn, 8), want: "drop", reason: denied},
 			{name: "lost UDP is new", iface: "wtb", setup: oneWay.setup, in: ba.udp(80, 1000, 8), want: "drop", reason: denied},
 
