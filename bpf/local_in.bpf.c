@@ -6,15 +6,6 @@
  */
 #include "lib/netfilter.h"
 
-/* Whether connection tracking knows what the packet answers: a reply to this host may come from the
- * address of a Service, of which the flow table knows nothing. */
-ALWAYS_INLINE int is_answer(struct sk_buff *skb)
-{
-	__u32 info = tracked_as(skb);
-
-	return info == CT_ESTABLISHED_REPLY || info == CT_RELATED_REPLY;
-}
-
 /* Returns a drop reason. from_pod has judged errors, and the later fragments for addresses of this
  * host by the ports of their first: IPv6's may come in pieces. */
 ALWAYS_INLINE int check_policy(struct sk_buff *skb, const struct weft_config *cfg,
@@ -45,7 +36,9 @@ int weft_local_in(struct bpf_nf_ctx *ctx)
 		return NF_ACCEPT;
 	p.slot = o.slot;
 	p.ifindex = skb->skb_iif;
-	p.reply = o.reply || is_answer(skb);
+	/* A reply to this host may come from the address of a Service, of which the flow table
+	 * knows nothing. */
+	p.reply = o.reply || is_answer(tracked_as(skb));
 	reason = check_policy(skb, cfg, &p);
 	if (!reason)
 		return NF_ACCEPT;

@@ -259,39 +259,51 @@ struct weft_ext {
 	__be32 id;	 /* fragment header */
 };
 
-/* Follows the extension headers (RFC 8200 section 4) from p->proto at p->l4. */
+/* Whether a header is one that says what the next is, and how long it is. */
+ALWAYS_INLINE int is_extension(__u8 proto)
+{
+	switch (proto) {
+	case IPPROTO_HOPOPTS:
+	case IPPROTO_ROUTING:
+	case IPPROTO_DSTOPTS:
+	case IPPROTO_AH:
+	case IPPROTO_FRAGMENT:
+	case NEXT_MOBILITY:
+		return 1;
+	default:
+		return 0;
+	}
+}
+
+/* The size of an extension header in bytes (RFC 8200 section 4, RFC 4302 section 2.2). */
+ALWAYS_INLINE __u32 extension_size(__u8 proto, const struct weft_ext *ext)
+{
+	if (proto == IPPROTO_FRAGMENT)
+		return sizeof(*ext);
+	return proto == IPPROTO_AH ? (ext->len + 2) * 4 : (ext->len + 1) * 8;
+}
+
+/* Follows the extension headers from p->proto at p->l4. */
 ALWAYS_INLINE int parse_extensions(weft_ctx *ctx, struct weft_pkt *p)
 {
 	for (int i = 0; i <= MAX_EXT_HEADERS; i++) {
 		struct weft_ext *ext = ctx_data(ctx);
 		__u32 len, at = p->l4;
 
-		switch (p->proto) {
-		case IPPROTO_HOPOPTS:
-		case IPPROTO_ROUTING:
-		case IPPROTO_DSTOPTS:
-		case IPPROTO_AH:
-		case IPPROTO_FRAGMENT:
-		case NEXT_MOBILITY:
-			break;
-		default:
+		if (!is_extension(p->proto))
 			return REASON_NONE;
-		}
 		p->slow = 1;
 		if (at > MAX_HEADERS)
 			return REASON_INTERNAL;
 		ext = (void *)ext + at;
 		if ((void *)(ext + 1) > ctx_end(ctx))
 			return REASON_TRUNCATED;
-		len = (ext->len + 1) * 8;
-		if (p->proto == IPPROTO_AH)
-			len = (ext->len + 2) * 4;
+		len = extension_size(p->proto, ext);
 		if (p->proto == IPPROTO_ROUTING && ext->type == 0)
 			return REASON_SOURCE_ROUTE;
 		if (p->proto == IPPROTO_FRAGMENT) {
 			__u16 off = ext->type << 8 | ext->left;
 
-			len = 8;
 			p->frag_proto = ext->next;
 			p->frag_len = p->l3_size - (p->l4 - ETH_LEN) - 8;
 			p->frag_id = ext->id;

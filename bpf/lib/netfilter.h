@@ -77,24 +77,13 @@ ALWAYS_INLINE int skip_extensions(const struct bpf_dynptr *ptr, struct weft_pkt 
 		struct weft_ext ext = {};
 		__u32 len;
 
-		switch (p->proto) {
-		case IPPROTO_HOPOPTS:
-		case IPPROTO_ROUTING:
-		case IPPROTO_DSTOPTS:
-		case IPPROTO_AH:
-		case IPPROTO_FRAGMENT:
-		case NEXT_MOBILITY:
-			break;
-		default:
+		if (!is_extension(p->proto))
 			return REASON_NONE;
-		}
 		if (bpf_dynptr_read(&ext, sizeof(ext), ptr, p->l4, 0))
 			return REASON_TRUNCATED;
-		len = p->proto == IPPROTO_AH ? (ext.len + 2) * 4 : (ext.len + 1) * 8;
-		if (p->proto == IPPROTO_FRAGMENT) {
-			len = sizeof(ext);
+		len = extension_size(p->proto, &ext);
+		if (p->proto == IPPROTO_FRAGMENT)
 			p->frag = (ext.type << 8 | ext.left) & 0xfff8 ? FRAG_LATER : FRAG_FIRST;
-		}
 		p->proto = ext.next;
 		p->l4 += len;
 		if (p->frag == FRAG_LATER)
@@ -138,13 +127,6 @@ ALWAYS_INLINE int read_l4(struct sk_buff *skb, struct weft_pkt *p)
 	else if (p->proto == (p->family == 4 ? IPPROTO_ICMP : IPPROTO_ICMPV6))
 		p->family == 4 ? parse_icmp4(p, (void *)head) : parse_icmp6(p, (void *)head);
 	return REASON_NONE;
-}
-
-/* What connection tracking says of the packet: enum ip_conntrack_info and 3 bits, CT_MASK. In a
- * kernel without it, what says nothing. */
-ALWAYS_INLINE __u32 tracked_as(struct sk_buff *skb)
-{
-	return bpf_core_field_exists(skb->_nfct) ? skb->_nfct & CT_MASK : CT_MASK;
 }
 
 /* Whether the device is to write a checksum into the IP header, over the addresses that have been

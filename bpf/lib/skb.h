@@ -129,18 +129,24 @@ ALWAYS_INLINE int skb_may_be_ipvlans(weft_ctx *ctx)
 	return !skb->sk && BPF_CORE_READ(skb, dev, rx_handler);
 }
 
-/* Whether connection tracking knows what the packet, or the error, answers. It knows nothing of a
- * conversation whose packets all were dropped before its last hook: post_routing comes before that.
- */
+/* What connection tracking says of a packet: enum ip_conntrack_info, or CT_MASK, which is none of
+ * them, in a kernel without it. */
+ALWAYS_INLINE __u32 tracked_as(const struct sk_buff *skb)
+{
+	return bpf_core_field_exists(skb->_nfct) ? skb->_nfct & CT_MASK : CT_MASK;
+}
+
+/* Whether that is of a packet, or an error, that answers another. Connection tracking knows nothing
+ * of a conversation whose packets all were dropped before its last hook: post_routing comes before
+ * that. */
+ALWAYS_INLINE int is_answer(__u32 tracked)
+{
+	return tracked == CT_ESTABLISHED_REPLY || tracked == CT_RELATED_REPLY;
+}
+
 ALWAYS_INLINE int skb_answers(weft_ctx *ctx)
 {
-	struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
-	__u32 info;
-
-	if (!bpf_core_field_exists(skb->_nfct))
-		return 0; /* a kernel without connection tracking */
-	info = weft_test_run ? ctx->cb[0] : skb->_nfct & CT_MASK;
-	return info == CT_ESTABLISHED_REPLY || info == CT_RELATED_REPLY;
+	return is_answer(weft_test_run ? ctx->cb[0] : tracked_as(bpf_cast_to_kern_ctx(ctx)));
 }
 
 #define SUM_START_MAX 256 /* a bound for the verifier: headers before the transport's, bytes */
