@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* from_host: the far end of the segmentation veth. Every frame here is one packet with its checksum
- * in place and the decision of the hook that sent it: it is sealed and leaves by the uplink, or,
- * ESP itself, is given back to from_wire. TC only. */
+/* from_segment: the far end of the segmentation veth. Every frame here is one packet with its
+ * checksum in place and the decision of the hook that sent it: it is sealed and leaves by the
+ * uplink, or, ESP itself, is given back to from_wire. TC only. */
 #include "lib/forward.h"
 
 /* Whose packet it was, for the counters and the event: the agent finds the missing key's node by
@@ -19,9 +19,9 @@ ALWAYS_INLINE int refuse(weft_ctx *ctx, const struct weft_config *cfg, struct we
 }
 
 SEC(WEFT_SEC)
-int weft_from_host(weft_ctx *ctx)
+int weft_from_segment(weft_ctx *ctx)
 {
-	struct weft_pkt p = {.hook = HOOK_FROM_HOST, .direction = DIR_EGRESS};
+	struct weft_pkt p = {.hook = HOOK_FROM_SEGMENT, .direction = DIR_EGRESS};
 	const struct weft_config *cfg = config();
 	__u32 node, identity;
 	int reason, act;

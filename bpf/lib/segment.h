@@ -6,8 +6,8 @@
 
 /* The segmentation veth, weft_host and weft_net: a veth whose first end can neither segment nor
  * sum. What is redirected into it leaves the other end as packets of wire size with their checksums
- * in place, cut in one batch by the kernel, and from_host seals them there. Policy and routing have
- * been done once, for the whole.
+ * in place, cut in one batch by the kernel, and from_segment seals them there. Policy and routing
+ * have been done once, for the whole.
  */
 
 #ifdef WEFT_XDP

@@ -11,7 +11,7 @@ enum weft_hook {
 	HOOK_FROM_WIRE,
 	HOOK_TO_POD,
 	HOOK_TO_WIRE,
-	HOOK_FROM_HOST,
+	HOOK_FROM_SEGMENT,
 	HOOK_POST_ROUTING,
 	HOOK_PRE_ROUTING,
 	HOOK_FROM_SEALER,
@@ -77,7 +77,7 @@ struct weft_config {
 	__u16 pad;
 	union weft_addr gateway_ip6;
 	__u32 segment_ifindex; /* weft_host: what goes in is cut to packets, and comes out at
-				  from_host */
+				  from_segment */
 	__u32 net_ifindex;     /* weft_net, the other end */
 	__u32 flow_entries;    /* the flow table's size, per family */
 	__u32 flow_share;      /* an owner with at most so many flows never loses one to another */
@@ -308,7 +308,7 @@ enum weft_identity {
 	IDENTITY_UNMANAGED,   /* reserved: pods of this cluster that Weft does not attach */
 };
 
-/* The Ethernet addresses of a frame on its way from weft_host to from_host: nobody but the two
+/* The Ethernet addresses of a frame on its way from weft_host to from_segment: nobody but the two
  * hooks reads them, and they say what has been decided. */
 struct weft_segment_header {
 	__u8 magic[4]; /* SEGMENT_SEAL or SEGMENT_OPEN, locally administered unicast addresses */

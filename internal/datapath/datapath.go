@@ -137,6 +137,9 @@ func (d *Datapath) prepare() error {
 	if err := os.MkdirAll(d.opts.BPFDir, 0o700); err != nil {
 		return fmt.Errorf("create pin directory: %w", err)
 	}
+	if err := hook.RenamePins(d.opts.BPFDir); err != nil {
+		return fmt.Errorf("rename pinned links: %w", err)
+	}
 	mode, err := chooseMode(d.opts)
 	if err != nil {
 		return err

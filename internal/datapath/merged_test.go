@@ -103,7 +103,7 @@ func (b *harness) segmented(t *testing.T) {
 	var hooked link.Link
 	must(t, b.inside(func() (err error) {
 		b.segment.host, b.segment.net, err = netdev.EnsureSegmentation(func(out netlink.Link) (err error) {
-			hooked, err = link.AttachTCX(link.TCXOptions{Program: b.progs.Get("from_host",
+			hooked, err = link.AttachTCX(link.TCXOptions{Program: b.progs.Get("from_segment",
 				hook.TCIngress), Interface: out.Attrs().Index, Attach: ebpf.AttachTCXIngress})
 			return err
 		})

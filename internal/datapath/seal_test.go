@@ -196,7 +196,7 @@ func peerSA(lane uint32) espref.SA {
 }
 
 // sealWays are the ways of a pod's frame to the wire: sealed by from_pod, or, as an skb that may
-// stand for many packets, by from_host at the end of the segmentation veth.
+// stand for many packets, by from_segment at the end of the segmentation veth.
 var sealWays = append(slices.Clone(contexts), "pair")
 
 // sealFrame takes a pod's frame all the way to the wire.
@@ -213,7 +213,7 @@ func (b *sealHarness) sealFrame(t testing.TB, way string,
 	if verdict != "redirect" {
 		return verdict, out
 	}
-	return b.send(t, "tc", "from_host", "wtx", out)
+	return b.send(t, "tc", "from_segment", "wtx", out)
 }
 
 // sendSegments runs from_pod on a frame that says it is to be cut.

@@ -75,7 +75,7 @@ func TestHostsTraffic(t *testing.T) {
 	if verdict != "redirect" {
 		t.Fatalf("to a pod: %s", verdict)
 	}
-	_, frame = b.send(t, "tc", "from_host", "wtx", frame)
+	_, frame = b.send(t, "tc", "from_segment", "wtx", frame)
 	if _, p := b.opened(t, frame); p.SPI&0x3fffff != 1 || !bytes.Equal(p.Inner, out[atIP:]) {
 		t.Errorf("sealed as %#x:\n%x\nwant\n%x", p.SPI, p.Inner, out[atIP:])
 	}

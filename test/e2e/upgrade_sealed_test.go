@@ -2,15 +2,20 @@ package e2e
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"weft.dev/weft/internal/datapath/hook"
+	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/lab/traffic"
+	"weft.dev/weft/internal/netdev"
 )
 
-// TestUpgradeSealed starts agents of a build whose BPF programs differ while everything is sealed:
-// nothing is lost, nothing is readable, and the keys go on with their counters.
+// TestUpgradeSealed starts agents of a build whose BPF programs differ while everything is sealed,
+// from one that pinned a link under a hook's former name: nothing is lost, nothing is readable, and
+// the keys go on with their counters.
 func TestUpgradeSealed(t *testing.T) {
 	changed := changedPrograms(t)
 	l := useSealed(t)
@@ -21,8 +26,18 @@ func TestUpgradeSealed(t *testing.T) {
 	useBinary(t, l, changed)
 	load := startLoad(t, path{l.Pod("client"), l.Pod("server")})
 	for _, n := range agents(l) {
+		former := segmentPin(n, "from_host")
+		if err := os.Rename(segmentPin(n, "from_segment"), former); err != nil {
+			t.Fatal(err)
+		}
 		restartAs(t, n, "changed")
 		keyed(t, l, n)
+		if at, err := hook.PinnedAt(segmentPin(n, "from_segment")); err != nil || at == 0 {
+			t.Errorf("node %s: from_segment is at interface %d, %v", n.Name, at, err)
+		}
+		if _, err := os.Lstat(former); !os.IsNotExist(err) {
+			t.Errorf("node %s: %s is still there: %v", n.Name, former, err)
+		}
 	}
 	load.flowing(t, "after the upgrade")
 	load.nothingLost(t)
@@ -34,6 +49,11 @@ func TestUpgradeSealed(t *testing.T) {
 	if t.Failed() {
 		tellLosses(t, l, before)
 	}
+}
+
+// segmentPin is where the link of the segmentation veth's hook is pinned.
+func segmentPin(n *lab.Node, name string) string {
+	return hook.Path("/sys/fs/bpf/weft/"+n.Instance, name, hook.TCIngress, netdev.SegmentationOut)
 }
 
 // TestUpgradeKeyLayout starts agents of a build that lays out keys in another way. Keys cannot be

@@ -330,7 +330,7 @@ const (
 	HookFromWire    = 1
 	HookToPod       = 2
 	HookToWire      = 3
-	HookFromHost    = 4
+	HookFromSegment = 4
 	HookPostRouting = 5
 	HookPreRouting  = 6
 	HookFromSealer  = 7
@@ -339,7 +339,7 @@ const (
 )
 
 // HookNames are those of enum weft_hook, by value.
-var HookNames = Names{"from_pod", "from_wire", "to_pod", "to_wire", "from_host", "post_routing", "pre_routing", "from_sealer", "to_sealer", "local_in"}
+var HookNames = Names{"from_pod", "from_wire", "to_pod", "to_wire", "from_segment", "post_routing", "pre_routing", "from_sealer", "to_sealer", "local_in"}
 
 const (
 	VerdictLocal    = 0

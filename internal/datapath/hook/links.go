@@ -58,6 +58,30 @@ func List(dir string) ([]Pinned, error) {
 	return links, nil
 }
 
+// formerly are names that hooks had in releases from which an agent may be upgraded, with those of
+// now.
+var formerly = map[string]string{"from_host": "from_segment"}
+
+// RenamePins gives the links that a former release has pinned in dir the names that hooks have now,
+// so that their programs are replaced in place. A link that is there under both names, since that
+// release has run once more, is detached under the former one.
+func RenamePins(dir string) error {
+	links, err := List(dir)
+	for _, l := range links {
+		name, renamed := formerly[l.Hook]
+		if !renamed {
+			continue
+		}
+		to := Path(dir, name, l.Kind, l.Iface)
+		if _, missing := os.Lstat(to); missing == nil {
+			err = errors.Join(err, Detach(l.Path))
+		} else {
+			err = errors.Join(err, os.Rename(l.Path, to))
+		}
+	}
+	return err
+}
+
 // EnsureOne makes the hook's program the one that runs on the interface: an adopted link is
 // updated in place, which is atomic for packets; otherwise a new one is attached and pinned.
 // A link that cannot be updated stays as it is, with the program that it has.

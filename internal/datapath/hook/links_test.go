@@ -44,6 +44,30 @@ func TestPinnedLinks(t *testing.T) {
 	}
 }
 
+func TestRenamePins(t *testing.T) {
+	for what, there := range map[string][]string{
+		"former alone": {"link-from_host-tcingress-weft_net"},
+		"both":         {"link-from_host-tcingress-weft_net", "link-from_segment-tcingress-weft_net"},
+		"current":      {"link-from_segment-tcingress-weft_net"},
+	} {
+		dir := t.TempDir()
+		for _, name := range append(there, "link-from_pod-xdp-from_host") {
+			touch(t, filepath.Join(dir, name))
+		}
+		if err := RenamePins(dir); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		links, err := List(dir)
+		if err != nil || len(links) != 2 || links[0].Hook != "from_pod" ||
+			links[1].Hook != "from_segment" {
+			t.Errorf("%s: left are %v, %v", what, links, err)
+		}
+	}
+	if err := RenamePins(filepath.Join(t.TempDir(), "missing")); err != nil {
+		t.Errorf("missing directory: %v", err)
+	}
+}
+
 func touch(t *testing.T, path string) {
 	t.Helper()
 	if err := os.WriteFile(path, nil, 0o600); err != nil {

@@ -91,7 +91,7 @@ var Table = []Hook{
 		Does: "what the host's stack sends to the wire: refuses what did not come from where its source says, sends " +
 			"what must be sealed into the segmentation veth under its sender's identity; refuses what that one's " +
 			"policy does; notes flows of pods"},
-	{Name: "from_host", At: []Place{Segmentation}, TC: TCIngress,
+	{Name: "from_segment", At: []Place{Segmentation}, TC: TCIngress,
 		Does: "seals every packet that comes out of the segmentation veth and sends it to the wire; ESP that came " +
 			"merged and was cut there goes back to `from_wire`"},
 	// Before from_sealer is there nothing comes back, so nothing may go in.
