@@ -44,7 +44,7 @@ func (b *backend) Encrypt(ctx context.Context) (*admin.Encryption, error) {
 	}
 	engine := sas.EngineStatus()
 	out.Engine = admin.EncryptEngine{Asked: engine.Asked, Active: engine.Active, Why: engine.Why,
-		AES: admin.AES(engine.AES)}
+		NoSealer: engine.NoSealer, AES: admin.AES(engine.AES)}
 	out.Sealer = b.describeSealer()
 	forks := sas.VMForkStatus()
 	out.VMForks = admin.VMForks{Detection: forks.Detection, Why: forks.Why,

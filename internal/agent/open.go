@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/keys/epochs"
+	"weft.dev/weft/internal/sealer/fit"
 	"weft.dev/weft/internal/startup"
 	"weft.dev/weft/internal/store"
 	"weft.dev/weft/internal/store/dir"
@@ -127,8 +128,9 @@ func encryptOptions(cfg *config.Config) *esp.Options {
 	if !cfg.Encryption.On() {
 		return nil
 	}
-	return &esp.Options{Engine: cfg.Encryption.Engine, AllowTableAES: cfg.Encryption.AllowTableAES,
-		Port: uint16(cfg.Encryption.Port), Lanes: cfg.Encryption.Lanes}
+	return &esp.Options{Engine: cfg.Encryption.Engine, NoSealer: fit.Reason(cfg, fit.System{}),
+		AllowTableAES: cfg.Encryption.AllowTableAES,
+		Port:          uint16(cfg.Encryption.Port), Lanes: cfg.Encryption.Lanes}
 }
 
 // cleanupDatapath removes what the real datapath has pinned and changed.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/metrics"
@@ -14,7 +13,8 @@ import (
 
 // runSealer keeps the sealer running, where the engine has one.
 func (a *Agent) runSealer(ctx context.Context, running *node) {
-	if a.cfg.Encryption.Engine != config.EngineUser {
+	sas, err := running.dp.Associations()
+	if err != nil || !sas.EngineStatus().Sealer {
 		return
 	}
 	host, err := sealerHost(running.dp)

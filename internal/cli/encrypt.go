@@ -79,7 +79,7 @@ func writeEncryption(w io.Writer, e *admin.Encryption, wide bool) error {
 				e.VMForks.Why))
 	}
 	add("On the wire", fmt.Sprintf("ESP in UDP port %d, AES-256-GCM, %d lanes", e.Port, e.Lanes))
-	add("Bulk", bulkText(e.Sealer))
+	add("Bulk", bulkText(e.Sealer, e.Engine.NoSealer))
 	add("Certificate", certificateText(e.Certificate))
 	add("Epoch", epochText(e.Epoch))
 	if !e.OldestKey.IsZero() {
@@ -114,11 +114,14 @@ func writeEncryption(w io.Writer, e *admin.Encryption, wide bool) error {
 	return drops.Write(w, wide)
 }
 
-// bulkText says where what comes in bulk is sealed, empty where no sealer is asked for.
-func bulkText(s *admin.Sealer) string {
+// bulkText says where what comes in bulk is sealed, and why not by a sealer. It is empty where none
+// is asked for.
+func bulkText(s *admin.Sealer, noSealer string) string {
 	switch {
-	case s == nil:
+	case s == nil && noSealer == "":
 		return ""
+	case s == nil:
+		return "by the hooks: " + noSealer
 	case s.PID == 0:
 		return "by the hooks: the sealer does not run"
 	}

@@ -47,6 +47,15 @@ type Encryption struct {
 	Lanes int `yaml:"lanes" json:"lanes"`
 }
 
+// Sealers send from UDP ports from sealerPortsFrom up to below sealerPortsTo (SEALER_PORT_BASE).
+const sealerPortsFrom, sealerPortsTo = 0x8000, 0xc000
+
+// PortIsSealers says whether Port is one that sealers send from. Agents send from it: what came to
+// both could not be told apart.
+func (e Encryption) PortIsSealers() bool {
+	return e.Port >= sealerPortsFrom && e.Port < sealerPortsTo
+}
+
 // On says whether packets between nodes are sealed.
 func (e Encryption) On() bool { return e.Mode != EncryptionOff }
 

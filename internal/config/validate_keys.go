@@ -20,10 +20,7 @@ const (
 	maxHardTTL     = 90 * 24 * time.Hour
 	minLanePackets = 1024
 	maxAuditSize   = 65536
-	// sealerPortsFrom and sealerPortsTo bound the UDP ports that sealers send from
-	// (SEALER_PORT_BASE).
-	sealerPortsFrom, sealerPortsTo = 0x8000, 0xc000
-	maxAuditKeep                   = 1000
+	maxAuditKeep   = 1000
 	// maxLanePackets keeps what one key may seal far below where AES-GCM's bounds begin to be felt.
 	maxLanePackets = 1 << 48
 )
@@ -41,9 +38,7 @@ func checkEncryption(e Encryption) []Problem {
 			problem("encryption.port", "is %d: want a UDP port, 1 to 65535, the same on every node",
 				e.Port)...)
 	}
-	// Of these ports sealers send, and from its own the agent: what came to both could not be told
-	// apart.
-	if e.Engine == EngineUser && e.Port >= sealerPortsFrom && e.Port < sealerPortsTo {
+	if e.Engine == EngineUser && e.PortIsSealers() {
 		out = append(out,
 			problem("encryption.port",
 				"is %d: with engine user want one outside of %d to %d, from which sealers send",

@@ -49,7 +49,8 @@ func newSealHarness(t testing.TB, family int) *sealHarness {
 	t.Helper()
 	b := &sealHarness{family: family, lanes: 2}
 	b.harness = theSealHarness.use(t,
-		&esp.Options{Engine: "auto", AllowTableAES: true, Port: 4500, Lanes: 2})
+		&esp.Options{Engine: "auto", NoSealer: "only newSealerHarness has one", AllowTableAES: true,
+			Port: 4500, Lanes: 2})
 	b.Associations = b.sas
 	b.opts.Encrypt.Lanes = b.lanes
 	b.hops.Assign("b", 1)

@@ -8,6 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"weft.dev/weft/internal/datapath/bpf"
+	"weft.dev/weft/internal/datapath/esp"
 	"weft.dev/weft/internal/netdev"
 )
 
@@ -19,7 +20,13 @@ func (d *Datapath) openSealer() error {
 		return d.withoutSealer()
 	}
 	if err := d.PrepareSealer(); err != nil {
-		return err
+		if d.opts.Encrypt.Engine == esp.EngineUser {
+			return err
+		}
+		d.log.Warn("no sealer runs, the hooks seal what comes in bulk", "err", err)
+		d.sas.UseSealer(err.Error())
+		d.sealerIndex.Store(0)
+		return d.withoutSealer()
 	}
 	gro, err := openSealerGRO(d.opts.Encrypt.Port, d.opts.HostAddrs)
 	if err != nil {

@@ -50,9 +50,9 @@ func readTapFrame(frame []byte) tapFrame {
 func newSealerHarness(t testing.TB, family int) *sealHarness {
 	t.Helper()
 	b := newSealHarness(t, family)
-	b.opts.Encrypt.Engine = esp.EngineUser
+	b.UseSealer("")
 	t.Cleanup(func() {
-		b.opts.Encrypt.Engine = "auto"
+		b.UseSealer("only newSealerHarness has one")
 		b.config.SealerIfindex = 0
 		must(t, b.inside(b.configure))
 	})

@@ -8,6 +8,7 @@ import (
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath/esp"
+	"weft.dev/weft/internal/sealer/fit"
 	"weft.dev/weft/internal/startup"
 	"weft.dev/weft/internal/store"
 )
@@ -46,8 +47,7 @@ type Host interface {
 	// KEK is what is wrong with the key-encryption key, as far as that can be told without asking a
 	// KMS.
 	KEK(ctx context.Context, cfg *config.Config) error
-	// Sealer is where the agent would find weft-sealer.
-	Sealer() (string, error)
+	fit.Host
 }
 
 // Chain is a chain of the packet filter that sees what is forwarded.

@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -8,7 +9,9 @@ import (
 	"strconv"
 	"strings"
 
+	"weft.dev/weft/internal/config"
 	"weft.dev/weft/internal/datapath/esp"
+	"weft.dev/weft/internal/sealer/fit"
 	"weft.dev/weft/internal/startup"
 )
 
@@ -211,6 +214,12 @@ func (l *look) lsm() Check {
 }
 
 func (l *look) sealer() Check {
+	if l.cfg.Encryption.Engine == config.EngineAuto {
+		reason := cmp.Or(l.engine.NoSealer, fit.Reason(l.cfg, l.Host))
+		if reason != "" {
+			return ok("none runs, the hooks seal what comes in bulk: %s", reason)
+		}
+	}
 	path, err := l.Sealer()
 	if err != nil {
 		return failed("install the package again", "%v", err)

@@ -63,7 +63,8 @@ type check struct {
 func sealing(cfg *config.Config) bool { return cfg.Encryption.On() }
 
 func withSealer(cfg *config.Config) bool {
-	return cfg.Encryption.On() && cfg.Encryption.Engine == config.EngineUser
+	return cfg.Encryption.On() &&
+		(cfg.Encryption.Engine == config.EngineUser || cfg.Encryption.Engine == config.EngineAuto)
 }
 
 // checks are all of them, in the order in which they are told.

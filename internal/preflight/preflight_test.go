@@ -30,6 +30,7 @@ type fake struct {
 	engine                   esp.EngineStatus
 	refused, certErr, kekErr error
 	sealerErr, linksErr      error
+	cpus                     int
 	mtuErr, forwardErr       error
 	snapshot                 *store.Snapshot
 	snapshotErr              error
@@ -52,6 +53,8 @@ func (f *fake) Synchronised() bool                                { return f.syn
 func (f *fake) Built() time.Time                                  { return f.built }
 func (f *fake) Certificate(context.Context, *config.Config) error { return f.certErr }
 func (f *fake) KEK(context.Context, *config.Config) error         { return f.kekErr }
+func (f *fake) CPUs() int                                         { return f.cpus }
+func (f *fake) AES() bool                                         { return true }
 func (f *fake) Sealer() (string, error)                           { return "/usr/libexec/weft/weft-sealer", f.sealerErr }
 func (f *fake) Objects(context.Context, *config.Config) (*store.Snapshot, error) {
 	return f.snapshot, f.snapshotErr
@@ -216,6 +219,15 @@ func TestRun(t *testing.T) {
 			check: "sealer", state: Fail},
 		"anybody's": {host: func(f *fake) { f.files["usr/libexec/weft/weft-sealer"].Mode = 0o777 },
 			cfg: withUser, check: "sealer", state: Fail, found: "by others than root"},
+		"anybody's, auto": {
+			host:  func(f *fake) { f.files["usr/libexec/weft/weft-sealer"].Mode = 0o777 },
+			check: "sealer", state: Fail, found: "by others than root"},
+		"auto without": {host: func(f *fake) { f.sealerErr = errors.New("not installed") },
+			check: "sealer", state: OK, found: "the hooks seal what comes in bulk: not installed"},
+		"auto on one CPU": {host: func(f *fake) { f.cpus = 1 }, check: "sealer", state: OK,
+			found: "one CPU"},
+		"auto with the module": {host: func(f *fake) { f.engine.NoSealer = "the module" },
+			check: "sealer", state: OK, found: "the module"},
 		"no runtime": {host: func(f *fake) { delete(f.files, "run/containerd/containerd.sock") },
 			check: "runtime", state: Warn},
 		"CRI-O": {host: func(f *fake) { f.write("/run/crio/crio.sock", "") },
@@ -267,7 +279,8 @@ func TestWell(t *testing.T) {
 		cfg  func(*config.Config)
 		none []string
 	}{
-		"sealed":             {func(*config.Config) {}, []string{"sealer"}},
+		"sealed":             {func(*config.Config) {}, nil},
+		"by the hooks":       {withBPF, []string{"sealer"}},
 		"with a sealer":      {withUser, nil},
 		"without encryption": {plain, []string{"aes", "certificate", "kek", "sealer"}},
 	} {
@@ -295,6 +308,7 @@ func TestBrokenConfiguration(t *testing.T) {
 }
 
 func plain(cfg *config.Config)    { cfg.Encryption.Mode = config.EncryptionOff }
+func withBPF(cfg *config.Config)  { cfg.Encryption.Engine = config.EngineBPF }
 func withUser(cfg *config.Config) { cfg.Encryption.Engine = config.EngineUser }
 func inEtcd(cfg *config.Config) {
 	cfg.Store = config.Store{Etcd: config.Etcd{Endpoints: []string{"unix:///run/etcd.sock"},

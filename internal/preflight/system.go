@@ -22,8 +22,7 @@ import (
 	"weft.dev/weft/internal/datapath/hook"
 	"weft.dev/weft/internal/keys/kek"
 	"weft.dev/weft/internal/netdev"
-	"weft.dev/weft/internal/sealer/control"
-	"weft.dev/weft/internal/sibling"
+	"weft.dev/weft/internal/sealer/fit"
 	"weft.dev/weft/internal/startup"
 	"weft.dev/weft/internal/store"
 	"weft.dev/weft/internal/version"
@@ -31,6 +30,7 @@ import (
 
 // System is the machine that this process runs on, with its network namespace.
 type System struct {
+	fit.System
 	// What the agent itself decides by.
 	CheckCertificate func(context.Context, *config.Config) error
 	PodMTUOf         func(*config.Config, int, *v1alpha1.Node, *store.Snapshot) (int, error)
@@ -46,7 +46,6 @@ func (System) Stat(path string) (fs.FileInfo, error) { return os.Stat(path) }
 func (System) OnBPFFS(path string) (bool, error)     { return startup.OnBPFFS(path) }
 func (System) IPv6() bool                            { return netdev.HasIPv6() }
 func (System) Now() time.Time                        { return time.Now() }
-func (System) Sealer() (string, error)               { return sibling.Find(control.Program) }
 func (System) Running(cfg *config.Config) int        { return startup.Running(cfg.RunDir()) }
 
 // objectsTimeout bounds the reading of all objects, also from an etcd that answers slowly.

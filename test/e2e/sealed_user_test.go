@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -20,7 +19,6 @@ import (
 	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/lab/traffic"
-	"weft.dev/weft/internal/netns"
 )
 
 // userLab has sealers on two nodes and none on the third. The third node makes the wire a bridge,
@@ -244,44 +242,6 @@ func sealersKey(f encryptcheck.Frame) (keyOf, bool) {
 	}
 	e, ok := encryptcheck.ParseESP(p, 4500)
 	return keyOf{p.Src, p.Dst, e.Epoch(), 0}, ok
-}
-
-// TestSealerOff: the engine is changed away from user, which leaves no sealer, no tap and traffic
-// whole, and back.
-func TestSealerOff(t *testing.T) {
-	l := newLab(t, "useroff", parseSpec(t, userLab))
-	a := l.Node("a")
-	keyed(t, l, a)
-	pid := sealerRuns(t, a, 0)
-	load := startBulk(t, path{l.Pod("client"), l.Pod("server")})
-	for _, engine := range []string{"bpf", "user"} {
-		writeKeys(t, a, map[string]any{"encryption": map[string]any{"engine": engine}})
-		if err := a.RestartAgent(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		keyed(t, l, a)
-		load.flowing(t, "with engine "+engine)
-		if engine == "user" {
-			sealerRuns(t, a, pid)
-			continue
-		}
-		eventually(t, "the sealer's end", func() error {
-			if unix.Kill(pid, 0) == nil {
-				return fmt.Errorf("process %d is still there", pid)
-			}
-			return nil
-		})
-		err := netns.Do(a.NetNS, func() error {
-			if _, err := net.InterfaceByName("weft_sealer"); err == nil {
-				return errors.New("weft_sealer is still there")
-			}
-			return nil
-		})
-		if err != nil {
-			t.Error(err)
-		}
-	}
-	load.tcpWhole(t)
 }
 
 // startBulk sends by TCP over each path, IPv4 and IPv6, in pieces that fill packets of 64 KiB.

@@ -105,9 +105,14 @@ func newWorld(t *testing.T) *world {
 	}
 	spec.Name = labName
 	for i := range spec.Nodes {
-		if spec.Nodes[i].Name == sealerNode {
-			spec.Nodes[i].Config = map[string]any{"encryption": map[string]any{"engine": "user"}}
+		if spec.Nodes[i].Bare() {
+			continue
 		}
+		engine := "bpf"
+		if spec.Nodes[i].Name == sealerNode {
+			engine = "user"
+		}
+		spec.Nodes[i].Config = map[string]any{"encryption": map[string]any{"engine": engine}}
 	}
 	l, err := lab.Up(t.Context(), spec,
 		lab.Options{Binary: weftBinary, ReadyTimeout: labtest.ReadyTimeout})

@@ -71,12 +71,15 @@ func newHarness(t *testing.T, modes string) *harness {
 	}
 	spec.Name = labName
 	for i := range spec.Nodes {
-		if !spec.Nodes[i].Bare() {
-			spec.Nodes[i].Mode = modes
+		if spec.Nodes[i].Bare() {
+			continue
 		}
+		spec.Nodes[i].Mode = modes
+		engine := "bpf"
 		if spec.Nodes[i].Name == sealerNode {
-			spec.Nodes[i].Config = map[string]any{"encryption": map[string]any{"engine": "user"}}
+			engine = "user"
 		}
+		spec.Nodes[i].Config = map[string]any{"encryption": map[string]any{"engine": engine}}
 	}
 	l, err := lab.Up(t.Context(), spec,
 		lab.Options{Binary: weftBinary, ReadyTimeout: labtest.ReadyTimeout})

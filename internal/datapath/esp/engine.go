@@ -7,8 +7,8 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// EngineUser is the engine's name by which a sealer takes what comes in bulk, and the hooks what
-// auto would choose the rest.
+// EngineUser is the engine's name by which a sealer takes what comes in bulk, whatever the host, and
+// the hooks the rest, as with engine auto.
 const EngineUser = "user"
 
 // EngineStatus says what does the AES-GCM of SAs that are installed from now on, and why. Each SA
@@ -17,6 +17,9 @@ type EngineStatus struct {
 	Asked  string `json:"asked"`
 	Active string `json:"active"`
 	Why    string `json:"why"`
+	// Sealer says that a sealer takes what comes in bulk, NoSealer why engine auto has none.
+	Sealer   bool   `json:"sealer,omitempty"`
+	NoSealer string `json:"noSealer,omitempty"`
 	// AES is what engine bpf runs on; zero for another engine.
 	AES AESStatus `json:"aes,omitzero"`
 }
@@ -58,6 +61,7 @@ func (w *writer) choose(opts *Options, pieces bool) error {
 		}
 	}
 	w.status.Active = bpf.EngineNames[w.engine]
+	w.chooseSealer(opts)
 	if w.engine != bpf.EngineBpf {
 		return nil
 	}
@@ -72,6 +76,21 @@ func (w *writer) choose(opts *Options, pieces bool) error {
 		w.aes = "ecb(" + aes.Driver + ")"
 	}
 	return nil
+}
+
+// chooseSealer decides whether there is a sealer. The module does without: it is as fast where the
+// CPU has AES instructions, and nobody has measured which is better.
+func (w *writer) chooseSealer(opts *Options) {
+	switch {
+	case w.status.Asked == EngineUser:
+		w.status.Sealer = true
+	case w.status.Asked != "auto":
+	case w.engine == bpf.EngineKmod:
+		w.status.NoSealer = "the module weft_crypto seals it"
+	default:
+		w.status.NoSealer = opts.NoSealer
+		w.status.Sealer = opts.NoSealer == ""
+	}
 }
 
 // cipher names the kernel's cipher for an engine, with a key that is not one.

@@ -21,6 +21,8 @@ import (
 type Options struct {
 	// Engine is auto, bpf, kmod or user.
 	Engine string
+	// NoSealer is why engine auto does without a sealer, "" for one: see EngineStatus.
+	NoSealer string
 	// AllowTableAES lets engine bpf run on an AES whose time depends on the key.
 	AllowTableAES bool
 	// Port is the UDP port of ESP on every node (RFC 3948).

@@ -85,8 +85,14 @@ func (s *sealerKeys) close() {
 	}
 }
 
-// HasSealer says whether a sealer takes what comes in bulk (engine user).
-func (a *Associations) HasSealer() bool { return a.opts != nil && a.opts.Engine == EngineUser }
+// HasSealer says whether a sealer takes what comes in bulk.
+func (a *Associations) HasSealer() bool { return a.writer.status.Sealer }
+
+// UseSealer has a sealer take what comes in bulk, or none, for the reason that is given: before SAs
+// are installed, and before anybody else uses the Associations.
+func (a *Associations) UseSealer(noSealer string) {
+	a.writer.status.Sealer, a.writer.status.NoSealer = noSealer == "", noSealer
+}
 
 // SealerChanged tells that the keys that the sealer is to have may be others than before.
 func (a *Associations) SealerChanged() <-chan struct{} { return a.sealer.changed }

@@ -14,7 +14,7 @@ type Encryption struct {
 	Mode string `json:"mode"`
 	// Engine does the AES-GCM.
 	Engine EncryptEngine `json:"engine"`
-	// Sealer is the process that takes what comes in bulk, nil without one (engine user).
+	// Sealer is the process that takes what comes in bulk, nil without one.
 	Sealer *Sealer `json:"sealer,omitempty"`
 	// VMForks says how resumption from a snapshot is noticed.
 	VMForks VMForks `json:"vmForks"`
@@ -92,6 +92,8 @@ type EncryptEngine struct {
 	Asked  string `json:"asked"`
 	Active string `json:"active,omitempty"`
 	Why    string `json:"why,omitempty"`
+	// NoSealer is why engine auto has no sealer.
+	NoSealer string `json:"noSealer,omitempty"`
 	// AES is the kernel's cipher behind engine bpf.
 	AES AES `json:"aes,omitzero"`
 }
