@@ -169,6 +169,7 @@ ALWAYS_INLINE int from_sealer_out(weft_ctx *ctx, const struct weft_config *cfg, 
 	reason = leave(ctx, cfg, say);
 	if (reason)
 		return drop(cfg, p, reason);
+	share_answered(say->id, say->seq + say->count - 1);
 	act = send_sealed(ctx, say->id >> 10);
 	return act == CTX_DROP ? drop(cfg, p, REASON_NO_NEXT_HOP) : act;
 }

@@ -125,7 +125,9 @@
 	  "the event names the rule, if one does")                                                 \
 	X(IDENTITY_MISMATCH,                                                                       \
 	  "sealed under another identity than the one that its source address has",                \
-	  "that node forges it, or the address has just gone to another pod")
+	  "that node forges it, or the address has just gone to another pod")                      \
+	X(SEALER_SHARE, "as much of its pod as the pod's share already waits for the sealer",      \
+	  "the pod sends more bulk than the sealer seals: see weft encrypt status")
 
 #define WEFT_REASON_ENUM(name, what, hint) REASON_##name,
 enum weft_reason { WEFT_REASONS(WEFT_REASON_ENUM) REASON_COUNT };

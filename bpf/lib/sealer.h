@@ -100,6 +100,8 @@ ALWAYS_INLINE void sealer_answered(void)
 
 #ifndef WEFT_XDP
 
+#include "share.h"
+
 ALWAYS_INLINE int sealer_give(weft_ctx *ctx, const struct weft_config *cfg,
 			      const struct weft_sealer_say *say)
 {
@@ -192,7 +194,8 @@ ALWAYS_INLINE int sealer_has(const struct weft_config *cfg, __u32 node)
 }
 
 /* Gives the frame to the sealer, to be sealed for a node: sets *act and returns 1, or returns 0 if
- * it is to go the other way. */
+ * it is to go the other way. What exceeds its sender's share in the queue is dropped, as what finds
+ * the queue full is: the other way is slower, and would have it overtaken. */
 ALWAYS_INLINE int sealer_take(weft_ctx *ctx, const struct weft_config *cfg,
 			      const struct weft_pkt *p, __u32 node, __u32 identity, int *act)
 {
@@ -206,10 +209,17 @@ ALWAYS_INLINE int sealer_take(weft_ctx *ctx, const struct weft_config *cfg,
 	/* Asked last: who is asked owes an answer. */
 	if (!say.count || sa_seals(sa) || sa->counter + say.count > sa->limit || !sealer_ask(cfg))
 		return 0;
+	if (!share_has_room(p->slot)) {
+		*act = drop(cfg, p, REASON_SEALER_SHARE);
+		return 1;
+	}
 	say.kind = peer->family == 4 ? SEALER_SEAL4 : SEALER_SEAL6;
 	if (sa_take(sa, say.count, &say.seq) || say.seq + say.count > SEALER_SEQ_LIMIT)
 		return 0;
+	share_count(p->slot, say.id, say.seq);
 	*act = sealer_give(ctx, cfg, &say);
+	if (*act == CTX_DROP)
+		drop(cfg, p, REASON_INTERNAL);
 	return 1;
 }
 

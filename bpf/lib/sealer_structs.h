@@ -48,6 +48,32 @@ struct weft_sealer_header {
 #define SEALER_COUNT_MAX 255
 #define SEALER_ID_MASK	 0x3fffff
 
+/* How many frames the tap's queue holds. Held equal with internal/netdev by a test. */
+enum weft_sealer_room { SEALER_FRAMES = 512 };
+
+/* What is known of the sealer's queue, see share.h. Frames are numbered from 1 as they are given.
+ */
+struct weft_sealer_queue {
+	__u64 given;   /* the number of the last one */
+	__u64 done;    /* one that was answered */
+	__u64 awaited; /* one whose answer is waited for; 0: none */
+	__u64 awaited_seq;
+	__u64 awaited_ns; /* CLOCK_MONOTONIC */
+	__u32 awaited_id; /* the SA that it was sealed with, and its sequence number in that */
+	__u32 period;	  /* CLOCK_MONOTONIC, 2^24 ns; wraps */
+	__u32 senders, senders_before; /* endpoints that sent in it, and in the one before */
+};
+
+/* An endpoint's frames among them. */
+struct weft_sealer_share {
+	__u64 last;	 /* the number of its last one */
+	__u64 mark;	 /* one before which all of before were given, and all of since after */
+	__u64 marked_ns; /* CLOCK_MONOTONIC */
+	__u32 before, since;
+	__u32 period; /* the last one in which it sent */
+	__u32 pad;
+};
+
 /* Since when the sealer owes an answer, CLOCK_MONOTONIC nanoseconds, 0 if it owes none; and when a
  * packet was last risked on one that owes. */
 struct weft_sealer_state {

@@ -101,13 +101,14 @@ ALWAYS_INLINE int transmit(weft_ctx *ctx, struct weft_pkt *p, const struct weft_
 ALWAYS_INLINE int to_be_cut(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p,
 			    __u32 node, __u32 identity)
 {
-#ifndef WEFT_XDP
 	int act;
 
+#ifndef WEFT_XDP
 	if (sealer_take(ctx, cfg, p, node, identity, &act))
 		return act;
 #endif
-	return segment_send(ctx, cfg, SEGMENT_SEAL, node, identity);
+	act = segment_send(ctx, cfg, SEGMENT_SEAL, node, identity);
+	return act == CTX_DROP ? drop(cfg, p, REASON_INTERNAL) : act;
 }
 
 /* What a hook's program ends with: seals what is to be sealed. Not where it was decided, because
@@ -121,14 +122,12 @@ ALWAYS_INLINE int seal_and_redirect(weft_ctx *ctx, const struct weft_config *cfg
 		return act;
 	if (p->proto == IPPROTO_TCP && p->tcp_flags & TCP_SYN && !p->frag)
 		clamp_mss(ctx, p);
-	if (act == CTX_PAIR) {
-		act = to_be_cut(ctx, cfg, p, p->node, p->identity);
-	} else {
-		reason = seal(ctx, cfg, p->node, p->identity);
-		if (reason)
-			return drop(cfg, p, reason);
-		act = send_sealed(ctx, p->node);
-	}
+	if (act == CTX_PAIR)
+		return to_be_cut(ctx, cfg, p, p->node, p->identity);
+	reason = seal(ctx, cfg, p->node, p->identity);
+	if (reason)
+		return drop(cfg, p, reason);
+	act = send_sealed(ctx, p->node);
 	return act == CTX_DROP ? drop(cfg, p, REASON_INTERNAL) : act;
 }
 

@@ -24,7 +24,7 @@ var encryptReasons = map[string]bool{
 	"esp_padding":  true,
 	"inner_source": true, "vm_forked": true, "identity_not_on_node": true, "plaintext": true,
 	"esp_merged": true, "not_for_sealer": true,
-	"sealer_queue_full": true,
+	"sealer_queue_full": true, "sealer_share": true,
 }
 
 // Encrypt implements admin.Backend.

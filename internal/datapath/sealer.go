@@ -103,7 +103,9 @@ func (d *Datapath) SetSealer(on bool) error {
 	if on {
 		want = d.sealerIndex.Load()
 		// Whatever an earlier one owes, this one does not.
-		if err := d.maps.Sealer.Put(uint32(0), &bpf.SealerState{}); err != nil {
+		err := errors.Join(d.maps.Sealer.Put(uint32(0), &bpf.SealerState{}),
+			d.maps.SealerQueue.Put(uint32(0), &bpf.SealerQueue{}))
+		if err != nil {
 			return fmt.Errorf("write the sealer's state: %w", err)
 		}
 	}

@@ -15,7 +15,7 @@ var structs = []string{
 	"weft_addr", "weft_config", "weft_endpoint", "weft_ep_slot", "weft_addr_key", "weft_policy_key",
 	"weft_policy_entry", "weft_route_key", "weft_route", "weft_nexthop",
 	"weft_peer", "weft_peer_id", "weft_sa_head", "weft_sa_out", "weft_sa_in", "weft_sa_used_key",
-	"weft_vm", "weft_sealer_state",
+	"weft_vm", "weft_sealer_state", "weft_sealer_queue", "weft_sealer_share",
 	"weft_key4", "weft_key6", "weft_cached", "weft_half", "weft_flow", "weft_owner", "weft_claim",
 	"weft_counter", "weft_drop_key",
 	"weft_event", "weft_event_stats", "weft_source_filter", "weft_trace_step", "weft_trace",
@@ -27,7 +27,7 @@ var enums = []string{
 	"weft_endpoint_flag", "weft_nexthop_flag", "weft_route_flag",
 	"weft_flow_flag", "weft_flow_state", "weft_event_type", "weft_step",
 	"weft_engine", "weft_sa_state", "weft_identity", "weft_tag", "weft_sealer_kind",
-	"weft_sealer_refusal",
+	"weft_sealer_refusal", "weft_sealer_room",
 }
 
 // named are the enums whose values have names for people: each value's own without its prefix, as

@@ -18,10 +18,10 @@ const Sealer = "weft_sealer"
 const (
 	// sealerMTU is the largest that a tap may have: what goes in was measured before.
 	sealerMTU = 65535 - 14
-	// sealerQueue is how many packets, of up to 64 KiB each, wait for the sealer: some 40 ms of
+	// SealerQueue is how many packets, of up to 64 KiB each, wait for the sealer: some 40 ms of
 	// bulk. Of a flood that outruns the sealer, longer ones (to 8192) lose as much, and a shorter
 	// one (128) no more.
-	sealerQueue = 512
+	SealerQueue = 512
 	// vnetHeaderSize is that of struct virtio_net_hdr_v1.
 	vnetHeaderSize = 12
 	// sealerOwner is a user and group that nobody is: the last before that which stands for none.
@@ -53,7 +53,7 @@ func EnsureSealer(hook func(tap netlink.Link) error) (index uint32, err error) {
 	if err := hook(tap); err != nil {
 		return 0, err
 	}
-	if err := errors.Join(netlink.LinkSetARPOff(tap), netlink.LinkSetTxQLen(tap, sealerQueue),
+	if err := errors.Join(netlink.LinkSetARPOff(tap), netlink.LinkSetTxQLen(tap, SealerQueue),
 		netlink.LinkSetUp(tap)); err != nil {
 		return 0, fmt.Errorf("set %s up: %w", Sealer, err)
 	}

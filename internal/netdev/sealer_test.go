@@ -21,7 +21,7 @@ func TestSealerLost(t *testing.T) {
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 		must(t, err)
 		defer unix.Close(fd)
-		const sent = sealerQueue + 100
+		const sent = SealerQueue + 100
 		frame := make([]byte, 64)
 		frame[12] = 0x08
 		to := &unix.SockaddrLinklayer{Ifindex: int(index), Halen: 6}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/lab"
+	"weft.dev/weft/internal/lab/traffic"
 	"weft.dev/weft/internal/netns"
 )
 
@@ -24,6 +25,7 @@ wires:
   - {name: w0, nodes: [a, b, c], offload: true}
 pods:
   - {name: client, node: a, namespace: shop, addresses: [10.77.1.10, "fd77:1::10"]}
+  - {name: noisy, node: a, namespace: shop, addresses: [10.77.1.20, "fd77:1::20"]}
   - {name: server, node: b, namespace: shop, addresses: [10.77.2.100, "fd77:2::100"]}
   - {name: old, node: c, namespace: shop, addresses: [10.77.3.30, "fd77:3::30"]}
 `
@@ -50,6 +52,46 @@ func TestSealerAuto(t *testing.T) {
 	}
 	load.tcpWhole(t)
 	watch.allSealed(t, l)
+}
+
+// TestSealerShare: a pod that floods the sealer loses what exceeds its share of the queue, and only
+// its own: the queue is never full, and of a neighbour's bulk nothing is dropped on its way there.
+func TestSealerShare(t *testing.T) {
+	l := newLab(t, "share", parseSpec(t, autoLab))
+	for _, n := range agents(l) {
+		keyed(t, l, n)
+	}
+	a := l.Node("a")
+	sealerRuns(t, a, 0)
+	client, noisy, server := l.Pod("client"), l.Pod("noisy"), l.Pod("server")
+	load := startBulk(t, path{client, server}, path{server, client})
+	seals(t, a, 1000)
+	full := encryptDrops(t, a)["sealer_queue_full"]
+	flood, err := traffic.StartFlood(traffic.FloodOptions{
+		NetNS: noisy.NetNS, IfName: noisy.IfName, SrcMAC: mac(noisy.MAC), DstMAC: gatewayMAC,
+		Src: noisy.IPv4, Dst: server.IPv4, OneFlow: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = flood.Stop() })
+	eventually(t, "the flood's losses", func() error {
+		if dropped(t, a, noisy.Key(), "sealer_share") < 10000 {
+			return fmt.Errorf("%s: %s", flood.Report(), dropText(t, a))
+		}
+		return nil
+	})
+	sealsAgain(t, load, a)
+	if n := dropped(t, a, client.Key(), "sealer_share"); n > 0 {
+		t.Errorf("of the neighbour's bulk %d were dropped: %s", n, dropText(t, a))
+	}
+	if now := encryptDrops(t, a)["sealer_queue_full"]; now != full {
+		t.Errorf("the queue was full for %d frames", now-full)
+	}
+	if _, err := flood.Stop(); err != nil {
+		t.Error(err)
+	}
+	load.tcpWhole(t)
 }
 
 // TestSealerOff: the engine is changed away from user, which leaves no sealer, no tap and traffic

@@ -53,6 +53,9 @@ type Maps struct {
 	SANodes  *ebpf.Map `ebpf:"weft_sa_nodes"`
 	VM       *ebpf.Map `ebpf:"weft_vm"`
 	Sealer   *ebpf.Map `ebpf:"weft_sealer"`
+	// SealerQueue and SealerShares are what waits for the sealer, and whose it is.
+	SealerQueue  *ebpf.Map `ebpf:"weft_sealer_queue"`
+	SealerShares *ebpf.Map `ebpf:"weft_sealer_shares"`
 
 	// ByName are the same, and those that only programs use.
 	ByName map[string]*ebpf.Map

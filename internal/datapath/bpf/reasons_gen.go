@@ -120,6 +120,8 @@ const (
 	ReasonPolicyDenied Reason = 56
 	// ReasonIdentityMismatch: sealed under another identity than the one that its source address has.
 	ReasonIdentityMismatch Reason = 57
+	// ReasonSealerShare: as much of its pod as the pod's share already waits for the sealer.
+	ReasonSealerShare Reason = 58
 )
 
 var reasonTable = [...]reasonInfo{
@@ -181,4 +183,5 @@ var reasonTable = [...]reasonInfo{
 	{"sealer_queue_full", "weft_sealer's queue was full, or nobody read it: frames of one packet or many", "more bulk than one CPU seals and opens, or a slow sealer: see weft encrypt status"},
 	{"policy_denied", "no network policy allows it, or one denies it", "the event names the rule, if one does"},
 	{"identity_mismatch", "sealed under another identity than the one that its source address has", "that node forges it, or the address has just gone to another pod"},
+	{"sealer_share", "as much of its pod as the pod's share already waits for the sealer", "the pod sends more bulk than the sealer seals: see weft encrypt status"},
 }

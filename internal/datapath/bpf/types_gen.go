@@ -172,6 +172,30 @@ type SealerState struct {
 	RetriedNs uint64
 }
 
+type SealerQueue struct {
+	_             structs.HostLayout
+	Given         uint64
+	Done          uint64
+	Awaited       uint64
+	AwaitedSeq    uint64
+	AwaitedNs     uint64
+	AwaitedId     uint32
+	Period        uint32
+	Senders       uint32
+	SendersBefore uint32
+}
+
+type SealerShare struct {
+	_        structs.HostLayout
+	Last     uint64
+	Mark     uint64
+	MarkedNs uint64
+	Before   uint32
+	Since    uint32
+	Period   uint32
+	Pad      uint32
+}
+
 type Key4 struct {
 	_       structs.HostLayout
 	A       uint32
@@ -495,4 +519,8 @@ const (
 	SealerReplayed   = 4
 	SealerSealFailed = 5
 	SealerEcn        = 6
+)
+
+const (
+	SealerFrames = 512
 )

@@ -7,8 +7,8 @@ import (
 	"weft.dev/weft/internal/datapath/bpf"
 )
 
-// EngineUser is the engine's name by which a sealer takes what comes in bulk, whatever the host, and
-// the hooks the rest, as with engine auto.
+// EngineUser is the engine by which a sealer takes what comes in bulk, whatever the host, and the
+// hooks the rest, as with engine auto.
 const EngineUser = "user"
 
 // EngineStatus says what does the AES-GCM of SAs that are installed from now on, and why. Each SA
