@@ -139,6 +139,11 @@ func TestSealerShareSettled(t *testing.T) {
 	if done := answer(func(*tapFrame) {}); done != 0 {
 		t.Errorf("one before the one that is waited for: %d is done", done)
 	}
+	q.AwaitedSeq--
+	q.AwaitedId++
+	if done := answer(func(*tapFrame) {}); done != 0 {
+		t.Errorf("one of another SA than the one that is waited for: %d is done", done)
+	}
 	q.AwaitedNs = later - uint64(2*time.Hour)
 	must(t, b.maps.SealerQueue.Put(uint32(0), &q))
 	give()
