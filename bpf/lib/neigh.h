@@ -293,7 +293,15 @@ ALWAYS_INLINE int neigh_nd(weft_ctx *ctx, const struct weft_config *cfg,
 		return reason ?: NEIGH_STACK;
 	case ICMP6_MLD_QUERY ... ICMP6_MLD_DONE:
 	case ICMP6_MLD2_REPORT:
-		return ep->flags & ENDPOINT_CHAINED ? NEIGH_STACK : NEIGH_ABSORB;
+		if (!(ep->flags & ENDPOINT_CHAINED))
+			return NEIGH_ABSORB;
+		/* To a group of this link, from a link-local address or none (RFC 3810 section 5).
+		 */
+		if (p->ttl != 1 || p->dst.b[0] != 0xff)
+			return REASON_SPOOFED_ND;
+		if (p->src.d[0] | p->src.d[1])
+			return nd_claim(ep, &p->src) ?: NEIGH_STACK;
+		return NEIGH_STACK;
 	}
 	return NEIGH_NOT_ND;
 }

@@ -211,7 +211,21 @@ func TestChainedClaims(t *testing.T) {
 			addr("ff02::2")).icmp(133, 0, append([]byte{0, 0, 0, 0, 1, 1}, m...)).ttl(255)
 	}
 	none := addr("::")
+	mld := func(src, dst netip.Addr, ttl uint8) packet {
+		return newPacket(podA.MAC, net.HardwareAddr{0x33, 0x33, 0, 0, 0, 0x16}, src,
+			dst).icmp(143, 0, make([]byte, 24)).ttl(ttl)
+	}
+	routers := addr("ff02::16")
 	runTable(t, []row{
+		pass("a report of groups from its MAC's address", podsChained, mld(own, routers, 1)),
+		pass("a report of groups from no address", podsChained, mld(none, routers, 1)),
+		drop("a report of groups from a neighbour's address", podsChained,
+			mld(podB.IPv6, routers, 1)),
+		drop("a report of groups from the address of a neighbour's MAC", podsChained,
+			mld(eui64(podB.MAC), routers, 1)),
+		drop("a report of groups from another node's pod", podsChained, mld(peer6, routers, 1)),
+		drop("a report of groups to another node's pod", podsChained, mld(own, peer6, 1)),
+		drop("a report of groups that could be routed", podsChained, mld(own, routers, 64)),
 		pass("its MAC's address", podsChained, advertise(podA, own, own, podA.MAC)),
 		pass("duplicate address detection of its MAC's address", podsChained,
 			solicit(podA, none, own, false)),
