@@ -14,10 +14,42 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"weft.dev/weft/test/k8s"
 )
 
-// server is as much of an API server as a store asks for, with a history that can be compacted and
-// put back: what Kubernetes' own does is what test/k8s runs the same tests against.
+// apiServer is an API server that a test plays the administrator of. Everything is in a history that
+// can be compacted and put back.
+type apiServer interface {
+	// put writes an object as an administrator does, and makes its namespace.
+	put(path, ns, name string, object thing)
+	// remove deletes an object.
+	remove(path, ns, name string) bool
+	// kill and start are those of the process; the history stays.
+	kill()
+	start()
+	// compact forgets the history so far.
+	compact()
+	// save and restore are those of etcd, below the server, which does not run at a restore. What
+	// restore(nil) puts there is another cluster.
+	save() any
+	restore(saved any)
+	// advance raises resource versions as etcd's restore does with --bump-revision; when the server
+	// does not run, too.
+	advance(by int)
+	kubeconfig() string
+}
+
+// startServer starts Kubernetes' own kube-apiserver where test/k8s is wanted, else one of the
+// tests' own. The tests are the same.
+func startServer(t *testing.T) apiServer {
+	if os.Getenv(k8s.Wanted) != "" {
+		return startReal(t)
+	}
+	return startFake(t)
+}
+
+// server is as much of an API server as a store asks for.
 type server struct {
 	t       *testing.T
 	address string
@@ -41,7 +73,8 @@ type step struct {
 	object map[string]any
 }
 
-func startServer(t *testing.T) *server {
+// startFake is for what only this server can be made to do.
+func startFake(t *testing.T) *server {
 	t.Helper()
 	s := &server{t: t, address: "127.0.0.1:0", unserved: map[string]bool{},
 		forbidden: map[string]bool{}}
@@ -53,6 +86,12 @@ func startServer(t *testing.T) *server {
 	}
 	return s
 }
+
+// startFaulty is startFake for tables that have a server of either kind.
+func startFaulty(t *testing.T) apiServer { return startFake(t) }
+
+// fakeOf is a server that was started with startFaulty.
+func fakeOf(s apiServer) *server { return s.(*server) }
 
 func (s *server) start() {
 	s.t.Helper()
@@ -82,11 +121,10 @@ func (s *server) kubeconfig() string {
 	return path
 }
 
-// put writes an object as an administrator does.
-func (s *server) put(path, ns, name string, object map[string]any) map[string]any {
+func (s *server) put(path, ns, name string, object thing) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.write(path, ns, name, object)
+	s.write(path, ns, name, object)
 }
 
 // write enters a step, with mu held.
@@ -130,7 +168,6 @@ func kindAt(path string) (version, kind string) {
 	return version, "Thing"
 }
 
-// remove deletes an object.
 func (s *server) remove(path, ns, name string) (found bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,24 +199,32 @@ func (s *server) at(path string, revision int64) map[string]map[string]any {
 	return out
 }
 
-// compact forgets all steps so far.
 func (s *server) compact() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.compacted = int64(len(s.steps))
 }
 
-// save and restore are those of etcd, below the server.
-func (s *server) save() []step {
+func (s *server) save() any {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.steps)
 }
 
-func (s *server) restore(saved []step) {
+func (s *server) restore(saved any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.steps, s.compacted = saved, 0
+	s.steps, _ = saved.([]step)
+	s.compacted = 0
+	if saved == nil {
+		s.write("v1/namespaces", "", "kube-system", nil)
+	}
+}
+
+func (s *server) advance(by int) {
+	for range by {
+		s.put("v1/configmaps", "other", "one", nil)
+	}
 }
 
 // ServeHTTP implements http.Handler.
