@@ -64,11 +64,11 @@ func (a *authority) issue(t testing.TB, name string, groups ...string) pair {
 		t.Fatal(err)
 	}
 	writePEM(t, files.cert, "CERTIFICATE", raw)
-	private, err := x509.MarshalPKCS8PrivateKey(key)
+	private, err := x509.MarshalECPrivateKey(key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	writePEM(t, files.key, "PRIVATE KEY", private)
+	writePEM(t, files.key, "EC PRIVATE KEY", private)
 	return files
 }
 

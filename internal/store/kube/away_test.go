@@ -17,11 +17,17 @@ import (
 func TestAway(t *testing.T) {
 	s := startServer(t)
 	s.put(nodesPath, "", "a", nodeText(1))
+	s.put(namespacesPath, "", "shop", thing{})
 	k := open(t, s, "a")
 	w := watching(t, k)
 	w.nodes("", "a")
 	s.kill()
 	w.nodes("store.kubernetes: the API of Kubernetes cannot be read since 20", "a")
+	for all := false; !all; time.Sleep(5 * time.Millisecond) {
+		k.mu.Lock()
+		all = len(k.away) == len(resources)
+		k.mu.Unlock()
+	}
 	for what, call := range map[string]func() error{
 		"snapshot": func() error { _, err := k.Snapshot(); return err },
 		"put":      func() error { return k.PutEndpoint(endpoint("shop", "web", "a")) },
@@ -111,6 +117,7 @@ func TestRestore(t *testing.T) {
 		t.Run(fmt.Sprint(further, " writes after"), func(t *testing.T) {
 			s := startServer(t)
 			s.put(nodesPath, "", "a", nodeText(1))
+			s.put(namespacesPath, "", "shop", thing{})
 			saved := s.save()
 			a, b := open(t, s, "a"), open(t, s, "b")
 			w := watching(t, a)

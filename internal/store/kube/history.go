@@ -9,6 +9,32 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
+// judge is check, with what other mirrors know. A restore that this one cannot tell from a gap, as
+// what was written last is gone, or the API server has forgotten the time, shows in another.
+func (k *Kube) judge(ctx context.Context, m *mirror) (proof, error) {
+	p, err := k.check(ctx, m)
+	k.mu.Lock()
+	begun, known := m.version != "", m.restores != k.restores
+	k.mu.Unlock()
+	if err != nil || p != unproven || !begun {
+		return p, err
+	}
+	for _, other := range k.mirrors {
+		if known {
+			return back, nil
+		}
+		if other != m {
+			// What cannot be asked of another is no reason not to read this one.
+			found, err := k.check(ctx, other)
+			known = err == nil && found == back
+		}
+	}
+	if known {
+		return back, nil
+	}
+	return unproven, nil
+}
+
 // check finds out whether the API server's history is still the one that a mirror is of: it is the
 // same cluster, and has the mirror's anchor as it was at the mirror's version.
 func (k *Kube) check(ctx context.Context, m *mirror) (proof, error) {

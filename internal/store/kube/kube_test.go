@@ -24,10 +24,11 @@ func must(t *testing.T, err error) {
 }
 
 const (
-	nodesPath     = "v1/nodes"
-	podsPath      = "v1/pods"
-	policiesPath  = "networking.k8s.io/v1/networkpolicies"
-	endpointsPath = "weft.dev/v1alpha1/endpoints"
+	nodesPath      = "v1/nodes"
+	podsPath       = "v1/pods"
+	namespacesPath = "v1/namespaces"
+	policiesPath   = "networking.k8s.io/v1/networkpolicies"
+	endpointsPath  = "weft.dev/v1alpha1/endpoints"
 )
 
 type thing = map[string]any
@@ -232,7 +233,7 @@ func TestTranslate(t *testing.T) {
 					thing{"name": "http", "containerPort": 8080, "protocol": "TCP"},
 					thing{"name": "dns", "containerPort": 53, "protocol": "UDP"}}}}},
 		"status": thing{"podIP": "10.1.1.7"}})
-	s.put("v1/namespaces", "", "shop", thing{"metadata": thing{
+	s.put(namespacesPath, "", "shop", thing{"metadata": thing{
 		"labels": thing{"team": "a"}}, "spec": thing{"finalizers": []any{"kubernetes"}}})
 	s.put(policiesPath, "shop", "deny", denyAll())
 	s.put("weft.dev/v1alpha1/encryptionpolicies", "shop", "plain", thing{
@@ -321,6 +322,7 @@ func TestListsInPages(t *testing.T) {
 // place.
 func TestTwoNodesClaimOneEndpoint(t *testing.T) {
 	s := startServer(t)
+	s.put(namespacesPath, "", "shop", thing{})
 	a, b := open(t, s, "a"), open(t, s, "b")
 	w := watching(t, a)
 	of := func(node string) func(*store.Snapshot) bool {

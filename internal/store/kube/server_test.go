@@ -80,7 +80,9 @@ func startFake(t *testing.T) *server {
 		forbidden: map[string]bool{}}
 	s.start()
 	t.Cleanup(s.kill)
-	s.put("v1/namespaces", "", "kube-system", map[string]any{})
+	for _, ns := range []string{"kube-system", "weft-system"} {
+		s.put("v1/namespaces", "", ns, thing{})
+	}
 	for _, optional := range []string{"clusternetworkpolicies", "authorizationpolicies"} {
 		s.unserved[optional] = true
 	}
@@ -124,7 +126,15 @@ func (s *server) kubeconfig() string {
 func (s *server) put(path, ns, name string, object thing) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if ns != "" && !s.hasNamespace(ns) {
+		s.write("v1/namespaces", "", ns, nil)
+	}
 	s.write(path, ns, name, object)
+}
+
+// hasNamespace says whether an object can be made in a namespace, with mu held.
+func (s *server) hasNamespace(ns string) bool {
+	return s.at("v1/namespaces", int64(len(s.steps)))["/"+ns] != nil
 }
 
 // write enters a step, with mu held.
@@ -281,7 +291,11 @@ func (s *server) create(w http.ResponseWriter, r *http.Request, path, ns string)
 	name := object["metadata"].(map[string]any)["name"].(string)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.at(path, int64(len(s.steps)))[ns+"/"+name] != nil {
+	switch {
+	case ns != "" && !s.hasNamespace(ns):
+		fail(w, 404, "NotFound", fmt.Sprintf("namespaces %q not found", ns))
+		return
+	case s.at(path, int64(len(s.steps)))[ns+"/"+name] != nil:
 		fail(w, 409, "AlreadyExists", name+" already exists")
 		return
 	}
