@@ -108,10 +108,14 @@ func Open(opt Options) (*Kube, error) {
 	k := &Kube{opt: opt, client: client, host: config.Host, namespace: namespace, log: opt.Log,
 		away: map[*resource]error{}}
 	k.ctx, k.close = context.WithCancel(context.Background())
+	unread := map[string]*store.Source{}
 	for _, r := range resources {
+		// What was in use before the agent started stays until its own resource was listed.
+		unread[r.name()] = aboutAll(r, "was not listed yet")
 		k.mirrors = append(k.mirrors, &mirror{resource: r, entries: map[string]*entry{},
 			anew: make(chan struct{}, 1)})
 	}
+	k.history.Update(unread)
 	return k, nil
 }
 
@@ -149,6 +153,20 @@ func (k *Kube) SeedPolicies(list []*policy.Policy, keys []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.history.SeedPolicies(list, keys)
+}
+
+// SeedObjects names objects of other kinds that were in use then.
+func (k *Kube) SeedObjects(list []store.Declared) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.history.SeedObjects(list)
+}
+
+// InUse are the objects of some kinds that are in use, and where they came from.
+func (k *Kube) InUse(kinds ...string) []store.Declared {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.history.InUse(kinds...)
 }
 
 // Away is why the objects cannot be read and since when, nil while they can, or nobody watches.
@@ -201,7 +219,10 @@ func (k *Kube) Snapshot() (*store.Snapshot, error) {
 // refresh brings a mirror to what the API server has at this moment or after.
 func (k *Kube) refresh(m *mirror) error {
 	err := k.bring(k.ctx, m, true)
-	if err != nil && m.resource.optional && notServed(err) {
+	if err != nil && m.optional && notServed(err) {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.unserved(m)
 		return nil
 	}
 	return err

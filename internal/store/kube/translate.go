@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/config/strictyaml"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/store"
 )
@@ -139,7 +140,7 @@ func podOf(o *object) (map[string]any, error) {
 		}
 	}
 	if ports := portsOf(o); len(ports) > 0 {
-		spec["ports"] = ports
+		spec["ports"] = ports[:min(len(ports), v1alpha1.MaxPorts)]
 	}
 	doc["spec"] = spec
 	return doc, nil
@@ -192,7 +193,51 @@ func (r *resource) read(o *object) (*store.Source, []byte) {
 	if err != nil {
 		return wrong(file, err.Error()), nil
 	}
-	return decode(file, data), data
+	if slices.Contains(policy.Kinds(), r.kind) && len(data) > maxPolicy {
+		return tooLarge(file, doc, len(data)), data
+	}
+	source := decode(file, data)
+	if n := len(portsOf(o)); r.kind == v1alpha1.KindPod && n > v1alpha1.MaxPorts {
+		source.Errors = append(source.Errors, store.ObjectError{File: file,
+			Field: "spec.containers", Msg: fmt.Sprintf("have %d named ports, of which the first %d are used: policies cannot name the others, give numbers there",
+				n, v1alpha1.MaxPorts)})
+	}
+	return source, data
+}
+
+// maxPolicy is how large a policy may be as JSON, in bytes: as large as a file of a directory.
+const maxPolicy = strictyaml.MaxSize
+
+// chosenBy are the keys of a policy's spec that say what it is about, of all kinds.
+var chosenBy = []string{"podSelector", "selector", "subject", "tier", "priority"}
+
+// tooLarge is a policy that is not read, as it would be too much. Left out, it would allow: it is
+// one with a mistake, which denies all to what it is about.
+func tooLarge(file string, doc map[string]any, size int) *store.Source {
+	all, _ := doc["spec"].(map[string]any)
+	spec := map[string]any{"tooLarge": true} // no key that a policy has
+	for _, key := range chosenBy {
+		if value, there := all[key]; there {
+			spec[key] = value
+		}
+	}
+	short := map[string]any{"apiVersion": doc["apiVersion"], "kind": doc["kind"],
+		"metadata": doc["metadata"], "spec": spec}
+	data, err := json.Marshal(short)
+	if err == nil && len(data) > maxPolicy {
+		// What it is about is too much, too: then it is about all of its namespace.
+		meta := doc["metadata"].(map[string]any)
+		short["metadata"] = map[string]any{"name": meta["name"], "namespace": meta["namespace"]}
+		short["spec"] = map[string]any{"tooLarge": true}
+		data, err = json.Marshal(short)
+	}
+	if err != nil {
+		return wrong(file, err.Error())
+	}
+	source := decode(file, data)
+	source.Errors = wrong(file, fmt.Sprintf("is %d bytes as JSON, and policies of more than %d are not read: it denies all to what it is about until it is split into several",
+		size, maxPolicy)).Errors
+	return source
 }
 
 // decode reads a document of one object. Lines are those of the document, which nobody sees.
@@ -202,6 +247,13 @@ func decode(file string, data []byte) *store.Source {
 		errs[n].Line = 0
 	}
 	return &store.Source{Objects: objects, Errors: errs}
+}
+
+// aboutAll is a mistake that may have taken away any object of a resource.
+func aboutAll(r *resource, msg string) *store.Source {
+	source := wrong(r.name(), msg)
+	source.Directory = true
+	return source
 }
 
 func wrong(file, msg string) *store.Source {

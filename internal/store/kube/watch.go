@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -84,19 +85,34 @@ func (w *watch) run(ctx context.Context, m *mirror) {
 	}
 }
 
-// unserved takes an optional resource that is not served for one without objects, unless some are
-// in use: nobody is known to have deleted those.
+// unserved takes an optional resource that is not served for one without objects, unless some were
+// listed once: nobody is known to have deleted those, so it is away.
 func (w *watch) unserved(m *mirror) bool {
 	k := w.kube
 	k.mu.Lock()
+	k.unserved(m)
 	inUse := len(m.entries) > 0
-	m.listed = true
 	k.mu.Unlock()
 	if inUse {
 		return false
 	}
 	w.tell(m.resource)
 	return true
+}
+
+// unserved notes, with mu held, that an optional resource is not served. What is remembered of an
+// earlier life stays: that a version is not served any more deletes nothing.
+func (k *Kube) unserved(m *mirror) {
+	m.listed = true
+	var all *store.Source
+	for _, d := range k.history.InUse(m.kind) {
+		if filepath.Dir(d.File) == m.name() || filepath.Dir(filepath.Dir(d.File)) == m.name() {
+			all = aboutAll(m.resource, fmt.Sprintf("is not served in version %s, and what was remembered of it stays in use: have the API server serve that version, and if its objects are to go, remove policies.json in this agent's state directory and restart it",
+				m.Version))
+			break
+		}
+	}
+	k.history.Update(map[string]*store.Source{m.name(): all})
 }
 
 // session brings a mirror up to date and follows a watch until that ends.
