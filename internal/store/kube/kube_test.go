@@ -253,7 +253,7 @@ func TestTranslate(t *testing.T) {
 			"{a seller [] [{http 80 TCP} {dns 53 UDP} {proxy 15001 TCP}]}"},
 		"labels":      {got.Pods["shop/web"].Metadata.Labels, "map[app:web]"},
 		"annotations": {got.Pods["shop/web"].Metadata.Annotations, "map[ebpf.xdp/encrypt:true]"},
-		"namespace":   {got.Namespaces["shop"].Metadata.Labels, "map[team:a]"},
+		"namespace":   {got.Namespaces["shop"].Metadata.Labels, "map[kubernetes.io/metadata.name:shop team:a]"},
 		"policies":    {slices.Collect(maps.Keys(got.NetworkPolicies)), "[shop/deny]"},
 		"closed":      {got.NetworkPolicies["shop/deny"].IsClosed(), "false"},
 		"encryption":  {slices.Sorted(maps.Keys(got.EncryptionPolicies)), "[plain shop/plain]"},

@@ -157,6 +157,13 @@ func (s *server) write(path, ns, name string, object map[string]any) map[string]
 	if there != nil {
 		what, meta["uid"] = "MODIFIED", there["metadata"].(map[string]any)["uid"]
 	}
+	if path == namespacesPath { // as Kubernetes does
+		labels, _ := meta["labels"].(map[string]any)
+		if labels == nil {
+			labels = map[string]any{}
+		}
+		labels["kubernetes.io/metadata.name"], meta["labels"] = name, labels
+	}
 	meta["name"], meta["resourceVersion"] = name, strconv.Itoa(revision)
 	if ns != "" {
 		meta["namespace"] = ns
