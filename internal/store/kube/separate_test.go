@@ -7,7 +7,6 @@ import (
 	"sync"
 	"testing"
 
-	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/identity"
 	"weft.dev/weft/internal/store"
 )
@@ -122,53 +121,4 @@ func TestRestoreShowsElsewhere(t *testing.T) {
 		t.Errorf("%v", got.NetworkPolicies)
 	}
 	w.noneLost()
-}
-
-// TestLargePolicyDenies: a policy that is too large to be read is there, and denies.
-func TestLargePolicyDenies(t *testing.T) {
-	rules := make([]any, 0, 30000)
-	for n := range cap(rules) {
-		rules = append(rules, thing{"ipBlock": thing{"cidr": fmt.Sprintf("10.%d.%d.%d/32", n>>16,
-			n>>8&255, n&255)}})
-	}
-	large := thing{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
-		"spec": thing{"podSelector": thing{"matchLabels": thing{"app": "web"}},
-			"policyTypes": []any{"Ingress"}, "ingress": []any{thing{"from": rules}}}}
-	s := startServer(t)
-	s.put(policiesPath, "shop", "large", large)
-	got, err := open(t, s, "a").Snapshot()
-	must(t, err)
-	p := got.NetworkPolicies["shop/large"]
-	const want = "networkpolicies.networking.k8s.io/shop/large: is "
-	if p == nil || !hasError(got, want) || !hasError(got, "it denies all to what it is about") {
-		t.Fatalf("%v, %v", p, got.Errors)
-	}
-	t.Log(got.Errors)
-}
-
-// TestManyNamedPorts: a pod with more of them than count is a pod, with its labels.
-func TestManyNamedPorts(t *testing.T) {
-	ports := []any{}
-	for n := range 70 {
-		ports = append(ports, thing{"name": fmt.Sprint("p", n), "containerPort": 1000 + n,
-			"protocol": "TCP"})
-	}
-	s := startServer(t)
-	s.put(podsPath, "shop", "web", thing{"metadata": thing{"labels": thing{"app": "web"}},
-		"spec": thing{"serviceAccountName": "seller",
-			"containers": []any{thing{"ports": ports}}}})
-	k := open(t, s, "a")
-	got, err := k.Snapshot()
-	must(t, err)
-	single, err := k.Pod("shop/web")
-	must(t, err)
-	for _, pod := range []*v1alpha1.Pod{got.Pods["shop/web"], single} {
-		if pod == nil || pod.Spec.ServiceAccount != "seller" ||
-			pod.Metadata.Labels["app"] != "web" || len(pod.Spec.Ports) != v1alpha1.MaxPorts {
-			t.Errorf("%+v", pod)
-		}
-	}
-	if !hasError(got, "have 70 named ports, of which the first 64 are used") {
-		t.Errorf("%v", got.Errors)
-	}
 }

@@ -3,6 +3,7 @@ package kube
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -208,28 +209,39 @@ func (r *resource) read(o *object) (*store.Source, []byte) {
 // maxPolicy is how large a policy may be as JSON, in bytes: as large as a file of a directory.
 const maxPolicy = strictyaml.MaxSize
 
-// chosenBy are the keys of a policy's spec that say what it is about, of all kinds.
-var chosenBy = []string{"podSelector", "selector", "subject", "tier", "priority"}
+// Keys of a policy's spec, of all kinds: what it is about, and what it lets through or denies.
+var (
+	chosenBy = []string{"podSelector", "policyTypes", "selector", "targetRef", "targetRefs",
+		"action", "subject", "tier", "priority"}
+	rulesIn = []string{"ingress", "egress", "rules"}
+)
 
-// tooLarge is a policy that is not read, as it would be too much. Left out, it would allow: it is
-// one with a mistake, which denies all to what it is about.
+// tooLarge is a policy that is not read, as it would be too much. Left out, it would allow: its
+// rules are taken for mistakes instead, with which a policy denies all to what it is about.
 func tooLarge(file string, doc map[string]any, size int) *store.Source {
 	all, _ := doc["spec"].(map[string]any)
-	spec := map[string]any{"tooLarge": true} // no key that a policy has
+	spec := map[string]any{}
+	mistake := map[string]any{"tooLarge": true} // no key that a rule has
+	for _, key := range rulesIn {
+		if _, there := all[key]; there {
+			spec[key] = []any{mistake}
+		}
+	}
+	if len(spec) == 0 {
+		spec = mistake
+	}
 	for _, key := range chosenBy {
 		if value, there := all[key]; there {
 			spec[key] = value
 		}
 	}
-	short := map[string]any{"apiVersion": doc["apiVersion"], "kind": doc["kind"],
-		"metadata": doc["metadata"], "spec": spec}
-	data, err := json.Marshal(short)
+	data, err := json.Marshal(withSpec(doc, doc["metadata"], spec))
 	if err == nil && len(data) > maxPolicy {
-		// What it is about is too much, too: then it is about all of its namespace.
-		meta := doc["metadata"].(map[string]any)
-		short["metadata"] = map[string]any{"name": meta["name"], "namespace": meta["namespace"]}
-		short["spec"] = map[string]any{"tooLarge": true}
-		data, err = json.Marshal(short)
+		// What it is about is too much, too: it is about all that one of its kind can be.
+		meta := maps.Clone(doc["metadata"].(map[string]any))
+		delete(meta, "annotations")
+		delete(meta, "labels")
+		data, err = json.Marshal(withSpec(doc, meta, mistake))
 	}
 	if err != nil {
 		return wrong(file, err.Error())
@@ -238,6 +250,12 @@ func tooLarge(file string, doc map[string]any, size int) *store.Source {
 	source.Errors = wrong(file, fmt.Sprintf("is %d bytes as JSON, and policies of more than %d are not read: it denies all to what it is about until it is split into several",
 		size, maxPolicy)).Errors
 	return source
+}
+
+// withSpec is a document's head with another spec.
+func withSpec(doc map[string]any, meta any, spec map[string]any) map[string]any {
+	return map[string]any{"apiVersion": doc["apiVersion"], "kind": doc["kind"], "metadata": meta,
+		"spec": spec}
 }
 
 // decode reads a document of one object. Lines are those of the document, which nobody sees.
