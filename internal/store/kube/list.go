@@ -169,7 +169,7 @@ func (k *Kube) adopt(m *mirror, l *listing, p proof) {
 			k.restores++
 			k.lookAnew(func(other *mirror) bool { return other != m })
 		}
-		m.anchor = "" // its version is of another history
+		m.anchor, m.gone = "", nil // its version is of another history
 		m.cluster = ""
 		why = lostInRestore
 		k.log.Warn("Kubernetes' API went back to an older state, or is another cluster's: everything was listed again, and what is missing there stays in use",
@@ -183,7 +183,7 @@ func (k *Kube) adopt(m *mirror, l *listing, p proof) {
 		case why != "":
 			m.lose(file, why, changed)
 		default:
-			k.remove(m, file, changed)
+			k.remove(m, file, l.version, changed)
 		}
 	}
 	for _, o := range l.objects {

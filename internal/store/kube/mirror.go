@@ -30,6 +30,9 @@ type mirror struct {
 	// anchor is the entry that was written last: as long as the API server has it as it was at
 	// version, its history is the one that the mirror is of.
 	anchor string
+	// gone is the entry that was deleted last, with the version at which that was known: it is not
+	// there any more in the same history. nil for none.
+	gone *entry
 	// anew has its session begin again; with room for one.
 	anew chan struct{}
 	// cluster is the UID of the namespace kube-system, which tells clusters apart.
@@ -135,12 +138,13 @@ func identityOf(s *store.Source) string {
 	return ""
 }
 
-// remove takes an object away, with mu held.
-func (k *Kube) remove(m *mirror, file string, changed map[string]*store.Source) {
+// remove takes an object away, with mu held. version is one at which the API server has not got it.
+func (k *Kube) remove(m *mirror, file, version string, changed map[string]*store.Source) {
 	known := m.entries[file]
 	if known == nil {
 		return
 	}
+	m.gone = &entry{namespace: known.namespace, name: known.name, uid: known.uid, version: version}
 	delete(m.entries, file)
 	changed[file] = nil
 	if file == m.anchor {

@@ -122,3 +122,33 @@ func TestRestoreShowsElsewhere(t *testing.T) {
 	}
 	w.noneLost()
 }
+
+// TestDeletionAlone: a restore to a state from before a deletion, which is the only thing that is
+// different, brings back what was deleted.
+func TestDeletionAlone(t *testing.T) {
+	for name, others := range map[string]bool{"the last of its kind": false, "one of two": true} {
+		t.Run(name, func(t *testing.T) {
+			s := startServer(t)
+			if others {
+				s.put(policiesPath, "shop", "other", denyAll())
+			}
+			s.put(policiesPath, "shop", "deny", denyAll())
+			saved := s.save()
+			k := open(t, s, "a")
+			w := watching(t, k)
+			has := func(want bool) func(*store.Snapshot) bool {
+				return func(s *store.Snapshot) bool {
+					return (s.NetworkPolicies["shop/deny"] != nil) == want
+				}
+			}
+			w.until("it", has(true))
+			s.remove(policiesPath, "shop", "deny")
+			w.until("it gone", has(false))
+			s.kill()
+			s.restore(saved)
+			s.advance(2000)
+			s.start()
+			w.until("it again", has(true))
+		})
+	}
+}

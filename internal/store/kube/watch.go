@@ -194,7 +194,7 @@ func (k *Kube) take(m *mirror, event apiwatch.Event, from state) error {
 	case apiwatch.Added, apiwatch.Modified:
 		k.put(m, o, changed)
 	case apiwatch.Deleted:
-		k.remove(m, m.file(o.GetNamespace(), o.GetName()), changed)
+		k.remove(m, m.file(o.GetNamespace(), o.GetName()), version, changed)
 	}
 	k.history.Update(changed)
 	m.version = version
