@@ -152,3 +152,37 @@ func TestDeletionAlone(t *testing.T) {
 		})
 	}
 }
+
+// TestNodeClaimsAnothers: whoever can write a Node's status takes no address that is another's in
+// use, by whatever order the two are read in.
+func TestNodeClaimsAnothers(t *testing.T) {
+	claims := func(n int, address string) thing {
+		o := nodeText(n)
+		o["status"] = thing{"addresses": []any{thing{"type": "InternalIP", "address": address}}}
+		return o
+	}
+	for name, address := range map[string]string{"its address": "10.0.0.5",
+		"an address of its pods": "10.1.5.7"} {
+		for _, thief := range []string{"a", "z"} { // before and after it in order
+			t.Run(name+" by "+thief, func(t *testing.T) {
+				s := startServer(t)
+				s.put(nodesPath, "", "m", nodeText(5))
+				s.put(nodesPath, "", thief, nodeText(6))
+				k := open(t, s, "m")
+				w := watching(t, k)
+				w.until("both", func(s *store.Snapshot) bool { return len(s.Nodes) == 2 })
+				s.put(nodesPath, "", thief, claims(6, address))
+				got := w.until("the refusal", func(s *store.Snapshot) bool {
+					return hasError(s, "nodes/"+thief+":")
+				})
+				if got.Nodes["m"] == nil || got.Nodes["m"].Spec.Addresses[0].String() != "10.0.0.5" {
+					t.Errorf("m is %+v", got.Nodes["m"])
+				}
+				if got := got.Nodes[thief]; got != nil && got.Spec.Addresses[0].String() == address {
+					t.Errorf("%s has %s", thief, address)
+				}
+				t.Log(got.Errors)
+			})
+		}
+	}
+}
