@@ -17,8 +17,8 @@ import (
 	"weft.dev/weft/test/k8s"
 )
 
-// apiServer is an API server that a test plays the administrator of. Everything is in a history that
-// can be compacted and put back.
+// apiServer is an API server that a test plays the administrator of. Everything is in a history
+// that can be compacted and put back.
 type apiServer interface {
 	// put writes an object as an administrator does, and makes its namespace.
 	put(path, ns, name string, object thing)
