@@ -139,6 +139,13 @@ test-istio:
 test-cyclonus:
 	cd test/cyclonus && $(GO) test -count=1 -v .
 
+# The store on Kubernetes' API, its manifests and permissions, against a real kube-apiserver, which is built from its module once: that
+# takes 10 minutes and more, and it is cached. Too long for .ci/run's hour.
+.PHONY: test-k8s
+test-k8s: deps-test bpf
+	@scripts/fetch k8s
+	WEFT_TEST_K8S=1 GOPROXY=off $(GO) test -count=1 -timeout 1h ./test/k8s ./internal/store/kube
+
 # The tests that need kernels of their own: Debian's 6.12 and 7.3 in VMs, with the kernel module built for each. WEFT_SEED says which tests
 # run on which, all: every one on both. See docs/kernels.md.
 .PHONY: test-kernels fetch-kernels
@@ -169,7 +176,7 @@ test-model: build fetch
 # that fails does not keep the next from running.
 .PHONY: test-nightly test-long
 test-nightly:
-	@$(MAKE) --no-print-directory -k WEFT_SEED=all test-kernels test-kms test-cyclonus test-istio test-long test-model mutate
+	@$(MAKE) --no-print-directory -k WEFT_SEED=all test-kernels test-kms test-k8s test-cyclonus test-istio test-long test-model mutate
 
 test-long: fetch bpf
 	WEFT_TEST_LONG=1 GOPROXY=off $(GO) test -race -count=1 -timeout 2h ./test/e2e -run TestRotationOverKMS

@@ -9,8 +9,8 @@ import (
 // protocols are those of a pod's ports.
 var protocols = []string{"TCP", "UDP", "SCTP"}
 
-// maxPorts is how many named ports a pod may have.
-const maxPorts = 64
+// MaxPorts is how many named ports a pod may have.
+const MaxPorts = 64
 
 func setPortDefaults(ports []NamedPort) {
 	for i := range ports {
@@ -20,8 +20,8 @@ func setPortDefaults(ports []NamedPort) {
 
 // ports checks the named ports of a pod: a name means one port of each protocol.
 func (v *validator) ports(field string, ports []NamedPort) {
-	if len(ports) > maxPorts {
-		v.fail(field, "are %d ports: want at most %d", len(ports), maxPorts)
+	if len(ports) > MaxPorts {
+		v.fail(field, "are %d ports: want at most %d", len(ports), MaxPorts)
 		return
 	}
 	for i, p := range ports {

@@ -357,26 +357,21 @@ func (a *Agent) openEndpoints(n *node) (door http.Handler, err error) {
 
 // podSpec finds a declared pod. The watched snapshot lags behind the directory by its debounce, and
 // a pod is often declared just before it is added: what is not in it is looked for in the
-// directory.
-func (a *Agent) podSpec(key string) *v1alpha1.Pod {
+// directory. That it cannot be read is no word on who the pod is.
+func (a *Agent) podSpec(key string) (*v1alpha1.Pod, error) {
 	if pod := a.index.Load().snapshot.Pods[key]; pod != nil {
-		return pod
+		return pod, nil
 	}
 	if single, ok := a.store.(interface {
 		Pod(key string) (*v1alpha1.Pod, error)
 	}); ok {
-		pod, err := single.Pod(key)
-		if err != nil {
-			a.log.Warn("read objects", "pod", key, "err", err)
-		}
-		return pod
+		return single.Pod(key)
 	}
 	fresh, err := a.store.Snapshot()
 	if err != nil {
-		a.log.Warn("read objects", "pod", key, "err", err)
-		return nil
+		return nil, err
 	}
-	return fresh.Pods[key]
+	return fresh.Pods[key], nil
 }
 
 // running is the node, nil while it is not up.

@@ -44,7 +44,7 @@ func OpenStore(where config.Store, node string, log *slog.Logger) (store.Editor,
 // ReadObjects reads the objects where a configuration has them, once, and changes nothing there.
 // When ctx is done the error says so, or what etcd has not answered.
 func ReadObjects(ctx context.Context, where config.Store) (*store.Snapshot, error) {
-	if !where.Etcd.On() && !where.Kubernetes.Enabled {
+	if !where.Remote() {
 		return dir.Read(where.Dir)
 	}
 	opened, err := OpenStore(where, "", nil)

@@ -111,6 +111,9 @@ type EtcdTLS struct {
 // On says whether the objects are in etcd.
 func (e Etcd) On() bool { return len(e.Endpoints) > 0 }
 
+// Remote says whether the objects are on another host, or other hosts', and not in a directory.
+func (s Store) Remote() bool { return s.Etcd.On() || s.Kubernetes.Enabled }
+
 // Where names the place of the objects, for people.
 func (s Store) Where() string {
 	if s.Etcd.On() {

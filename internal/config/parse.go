@@ -61,7 +61,7 @@ func Parse(name string, data []byte) (*Config, error) {
 	if len(docs) == 1 {
 		errs = docs[0].Decode(c)
 		line = docs[0].Line
-		if (c.Store.Etcd.On() || c.Store.Kubernetes.Enabled) && !docs[0].Has("store.dir") {
+		if c.Store.Remote() && !docs[0].Has("store.dir") {
 			c.Store.Dir = "" // its default is for those without either
 		}
 	}

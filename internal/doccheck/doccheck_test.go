@@ -182,7 +182,7 @@ func TestVerbsExist(t *testing.T) {
 
 var (
 	ownPath    = regexp.MustCompile(`^(?:api|bench|bpf|cmd|docs|examples|internal|scripts|test|LICENSES|\.ci)/[\w./*-]*$`)
-	makeTarget = regexp.MustCompile(`(?:^|&& |\$ )make ([a-z][a-z-]*)`)
+	makeTarget = regexp.MustCompile(`(?:^|&& |\$ )make ([a-z][a-z0-9-]*)`)
 )
 
 // TestNamedFilesExist looks at file names and make targets in the pages about the code.

@@ -104,7 +104,13 @@ func (m *Manager) draft(req AddRequest, ns *os.File) (record, error) {
 		Created: time.Now().UTC(),
 	}}
 	rec.ExtraLabels = req.Labels
-	rec.declare(m.declared(rec.Key()))
+	pod, err := m.declared(rec.Key())
+	if err != nil {
+		// Without labels and service account it would be somebody else.
+		return rec, fmt.Errorf("%w: who pod %s is cannot be found out: %w", ErrUnavailable,
+			rec.Key(), err)
+	}
+	rec.declare(pod)
 	if err := m.identify(&rec); err != nil {
 		// The pod can live without, on its own node; Sync goes on trying.
 		m.log.Warn("endpoint has no identity yet, its packets to other nodes are refused", "pod",
@@ -117,9 +123,9 @@ func (m *Manager) draft(req AddRequest, ns *os.File) (record, error) {
 	return rec, nil
 }
 
-func (m *Manager) declared(key string) *v1alpha1.Pod {
+func (m *Manager) declared(key string) (*v1alpha1.Pod, error) {
 	if m.opt.PodSpec == nil {
-		return nil
+		return nil, nil
 	}
 	return m.opt.PodSpec(key)
 }

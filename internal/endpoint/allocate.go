@@ -13,7 +13,11 @@ import (
 // reserve gives the draft its slot and addresses and writes it ahead of everything else.
 func (m *Manager) reserve(rec *record, req AddRequest, preferred []netip.Addr) error {
 	fixed := req.Addresses
-	if pod := m.declared(rec.Key()); len(fixed) == 0 && pod != nil {
+	pod, err := m.declared(rec.Key())
+	if err != nil {
+		return fmt.Errorf("%w: declared addresses of pod %s: %w", ErrUnavailable, rec.Key(), err)
+	}
+	if len(fixed) == 0 && pod != nil {
 		fixed = pod.Spec.Addresses
 		if err := checkFixed(fixed); err != nil {
 			return fmt.Errorf("declared addresses of pod %s: %w", rec.Key(), err)

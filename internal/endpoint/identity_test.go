@@ -112,6 +112,33 @@ func (r *recordedPolicies) Attached(_ Info, err error) error {
 	return err
 }
 
+// TestPodCannotBeRead: a pod of whom nobody knows who it is is not added, and one that is there
+// stays who it was.
+func TestPodCannotBeRead(t *testing.T) {
+	b := newHarness(t)
+	b.pods["shop/a"] = declaredPod("web", "")
+	b.pods["shop/a"].Metadata.Labels = map[string]string{"app": "web"}
+	path, _ := endpointtest.NewPod(t)
+	b.podErr = errors.New("the API is away")
+	if _, err := b.Add(context.Background(), b.request("a", path)); !errors.Is(err, ErrUnavailable) ||
+		!errors.Is(err, b.podErr) {
+		t.Fatalf("added: %v", err)
+	}
+	if objects := b.dir.Objects(); len(objects)+len(b.dp.Attached()) != 0 {
+		t.Errorf("left behind: %v", objects)
+	}
+	b.podErr = nil
+	b.add("a", path)
+	b.podErr = errors.New("the API is away")
+	if err := b.Sync(context.Background()); !errors.Is(err, b.podErr) {
+		t.Errorf("sync: %v", err)
+	}
+	if got := b.dir.Objects()["shop/a"]; got.Spec.ServiceAccount != "web" ||
+		got.Metadata.Labels["app"] != "web" {
+		t.Errorf("is somebody else: %+v", got)
+	}
+}
+
 // TestPolicies: an endpoint is attached with its policy sets or not at all, and keeps the labels by
 // which policies select it when its declaration is gone, which may be a mistake. Labels of a
 // request do not end up in a map that others read.

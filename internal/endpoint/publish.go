@@ -158,7 +158,11 @@ func (m *Manager) noteAttach(id string, err error) {
 // goes over under traffic.
 func (m *Manager) redeclare(rec record) error {
 	old := rec
-	rec.declare(m.declared(rec.Key()))
+	pod, err := m.declared(rec.Key())
+	if err != nil {
+		return fmt.Errorf("declaration of pod %s, which stays as it was: %w", rec.Key(), err)
+	}
+	rec.declare(pod)
 	if rec.ServiceAccount != old.ServiceAccount || !maps.Equal(rec.Labels, old.Labels) {
 		rec.Identity = 0
 	}

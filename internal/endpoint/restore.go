@@ -203,8 +203,8 @@ func (m *Manager) recallPodDatapath(rec *record) error {
 	if rec.XDPDatapath() || rec.Chained || !netdev.ExistsOnNode(netdev.SecondHostIf(rec.HostIf)) {
 		return nil
 	}
-	pod := m.declared(rec.Key())
-	if pod == nil || pod.Metadata.Annotations[v1alpha1.DatapathAnnotation] == rec.PodDatapath {
+	pod, err := m.declared(rec.Key())
+	if err != nil || pod == nil || pod.Metadata.Annotations[v1alpha1.DatapathAnnotation] == rec.PodDatapath {
 		return nil
 	}
 	rec.PodDatapath = pod.Metadata.Annotations[v1alpha1.DatapathAnnotation]

@@ -9,31 +9,67 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
+// judge is check, with what other mirrors know. A restore that this one cannot tell from a gap, as
+// what was written last is gone, or the API server has forgotten the time, shows in another.
+func (k *Kube) judge(ctx context.Context, m *mirror) (proof, error) {
+	p, err := k.check(ctx, m)
+	k.mu.Lock()
+	begun, known := m.version != "", m.restores != k.restores
+	k.mu.Unlock()
+	if err != nil || p != unproven || !begun {
+		return p, err
+	}
+	for _, other := range k.mirrors {
+		if known {
+			return back, nil
+		}
+		if other != m {
+			// What cannot be asked of another is no reason not to read this one.
+			found, err := k.check(ctx, other)
+			known = err == nil && found == back
+		}
+	}
+	if known {
+		return back, nil
+	}
+	return unproven, nil
+}
+
 // check finds out whether the API server's history is still the one that a mirror is of: it is the
-// same cluster, and has the mirror's anchor as it was at the mirror's version.
+// same cluster, and has the mirror's anchor as it was at the mirror's version, and not what was
+// deleted after it.
 func (k *Kube) check(ctx context.Context, m *mirror) (proof, error) {
 	other, err := k.otherCluster(ctx, m)
 	if err != nil || other {
 		return back, err
 	}
 	k.mu.Lock()
-	version, anchor := m.version, m.entries[m.anchor]
+	version, anchor, gone := m.version, m.entries[m.anchor], m.gone
 	k.mu.Unlock()
-	if version == "" || anchor == nil {
+	if version == "" {
 		return unproven, nil
 	}
-	was, err := k.at(ctx, m.resource, anchor, version)
-	switch {
-	case apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || isFuture(err):
-		// Forgotten, or not reached: the versions in a listing will tell.
-		return unproven, nil
-	case err != nil:
-		return unproven, k.explain(m.resource, "list", err)
+	p := unproven
+	if gone != nil && (anchor == nil || newer(gone.version, anchor.version)) {
+		was, known, err := k.at(ctx, m.resource, gone, version)
+		switch {
+		case err != nil || !known:
+			return unproven, err
+		case len(was) == 1 && was[0].uid == gone.uid:
+			return back, nil
+		}
 	}
-	if len(was) == 1 && was[0].uid == anchor.uid && was[0].version == anchor.version {
-		return proven, nil
+	if anchor != nil {
+		was, known, err := k.at(ctx, m.resource, anchor, version)
+		switch {
+		case err != nil || !known:
+			return unproven, err
+		case len(was) != 1 || was[0].uid != anchor.uid || was[0].version != anchor.version:
+			return back, nil
+		}
+		p = proven
 	}
-	return back, nil
+	return p, nil
 }
 
 // found is an object as far as its history goes.
@@ -42,21 +78,25 @@ type found struct {
 	version string
 }
 
-// at is an object as it was at a version, none if there was none.
-func (k *Kube) at(ctx context.Context, r *resource, x *entry, version string) ([]found, error) {
+// at is an object as it was at a version, none if there was none. known is false for a version that
+// is forgotten, or not reached: the versions in a listing will tell.
+func (k *Kube) at(ctx context.Context, r *resource, x *entry, version string) (out []found,
+	known bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	list, err := k.client.Resource(r.GroupVersionResource).Namespace(x.namespace).List(ctx,
 		metav1.ListOptions{FieldSelector: "metadata.name=" + x.name, ResourceVersion: version,
 			ResourceVersionMatch: metav1.ResourceVersionMatchExact})
-	if err != nil {
-		return nil, err
+	switch {
+	case apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || isFuture(err):
+		return nil, false, nil
+	case err != nil:
+		return nil, false, k.explain(r, "list", err)
 	}
-	var out []found
 	for _, o := range list.Items {
 		out = append(out, found{o.GetUID(), o.GetResourceVersion()})
 	}
-	return out, nil
+	return out, true, nil
 }
 
 // isFuture says whether the API server refused a version that it has not reached: etcd's

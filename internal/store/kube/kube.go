@@ -74,6 +74,8 @@ type Kube struct {
 	mu      sync.Mutex // guards what follows
 	history store.History
 	mirrors []*mirror // one for each of resources
+	// restores is how often the API server was found to have gone back, by whichever mirror.
+	restores int
 	// away is why a resource cannot be read, by resource, as far as a watch knows.
 	away      map[*resource]error
 	awaySince time.Time
@@ -106,9 +108,14 @@ func Open(opt Options) (*Kube, error) {
 	k := &Kube{opt: opt, client: client, host: config.Host, namespace: namespace, log: opt.Log,
 		away: map[*resource]error{}}
 	k.ctx, k.close = context.WithCancel(context.Background())
+	unread := map[string]*store.Source{}
 	for _, r := range resources {
-		k.mirrors = append(k.mirrors, &mirror{resource: r, entries: map[string]*entry{}})
+		// What was in use before the agent started stays until its own resource was listed.
+		unread[r.name()] = aboutAll(r, "was not listed yet")
+		k.mirrors = append(k.mirrors, &mirror{resource: r, entries: map[string]*entry{},
+			anew: make(chan struct{}, 1)})
 	}
+	k.history.Update(unread)
 	return k, nil
 }
 
@@ -148,11 +155,28 @@ func (k *Kube) SeedPolicies(list []*policy.Policy, keys []string) {
 	k.history.SeedPolicies(list, keys)
 }
 
-// Away is why the objects cannot be read and since when, nil while they can, or nobody watches.
-func (k *Kube) Away() error {
+// SeedObjects names objects of other kinds that were in use then.
+func (k *Kube) SeedObjects(list []store.Declared) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for _, r := range resources {
+	k.history.SeedObjects(list)
+}
+
+// InUse are the objects of some kinds that are in use, and where they came from.
+func (k *Kube) InUse(kinds ...string) []store.Declared {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.history.InUse(kinds...)
+}
+
+// Away is why the objects cannot be read and since when, nil while they can, or nobody watches.
+func (k *Kube) Away() error { return k.awayFrom(resources...) }
+
+// awayFrom is the same of some resources alone.
+func (k *Kube) awayFrom(some ...*resource) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, r := range some {
 		if err := k.away[r]; err != nil {
 			return fmt.Errorf("the API of Kubernetes cannot be read since %s: %w",
 				k.awaySince.UTC().Format(time.RFC3339), err)
@@ -194,20 +218,20 @@ func (k *Kube) Snapshot() (*store.Snapshot, error) {
 
 // refresh brings a mirror to what the API server has at this moment or after.
 func (k *Kube) refresh(m *mirror) error {
-	p, err := k.check(k.ctx, m)
-	if err == nil {
-		err = k.relist(k.ctx, m, p)
-	}
-	if err != nil && m.resource.optional && notServed(err) {
+	err := k.bring(k.ctx, m, true)
+	if err != nil && m.optional && notServed(err) {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.unserved(m)
 		return nil
 	}
 	return err
 }
 
-// call bounds a question to the API server. While a watch knows it to be away, nothing waits for
-// it.
-func (k *Kube) call() (context.Context, context.CancelFunc, error) {
-	if err := k.Away(); err != nil {
+// call bounds a question to the API server about a resource. While a watch knows that it cannot be
+// read, nothing waits for it; what is wrong with other resources is no reason.
+func (k *Kube) call(r *resource) (context.Context, context.CancelFunc, error) {
+	if err := k.awayFrom(r); err != nil {
 		return nil, nil, err
 	}
 	ctx, cancel := context.WithTimeout(k.ctx, callTimeout)

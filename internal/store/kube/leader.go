@@ -70,7 +70,7 @@ func (l *Leader) try(ctx context.Context) (bool, error) {
 // take writes this node's name into the Lease, unless another holds it. asked is from when on it
 // holds.
 func (l *Leader) take(ctx context.Context) (won bool, asked time.Time, err error) {
-	if err := l.kube.Away(); err != nil {
+	if err := l.kube.awayFrom(epochs); err != nil {
 		return false, asked, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
@@ -178,7 +178,7 @@ func (l *Leader) Resign() {
 	if !l.halt() {
 		return
 	}
-	ctx, cancel, err := l.kube.call()
+	ctx, cancel, err := l.kube.call(epochs)
 	if err != nil {
 		return // it ends by itself
 	}

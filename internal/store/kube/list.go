@@ -30,6 +30,23 @@ type listing struct {
 	objects map[string]*object // by file
 }
 
+// bring brings a mirror to what the API server has. It lists if it has to, or always.
+func (k *Kube) bring(ctx context.Context, m *mirror, always bool) error {
+	m.asking.Lock()
+	defer m.asking.Unlock()
+	p, err := k.judge(ctx, m)
+	if err != nil {
+		return err
+	}
+	k.mu.Lock()
+	list := always || p != proven || m.restores != k.restores || m.hasLost()
+	k.mu.Unlock()
+	if !list {
+		return nil
+	}
+	return k.relist(ctx, m, p)
+}
+
 // relist lists a resource and takes over what is different from its mirror.
 func (k *Kube) relist(ctx context.Context, m *mirror, p proof) error {
 	for attempt := 0; ; attempt++ {
@@ -40,8 +57,8 @@ func (k *Kube) relist(ctx context.Context, m *mirror, p proof) error {
 		if k.isOlder(m, l) {
 			p = back
 		}
-		if p == back && attempt == 0 {
-			wrote, err := k.writeAgain(ctx, m, l)
+		if attempt == 0 {
+			wrote, err := k.writeAgain(ctx, m, l, p)
 			if err != nil {
 				return err
 			}
@@ -101,22 +118,36 @@ func (k *Kube) isOlder(m *mirror, l *listing) bool {
 }
 
 // writeAgain writes what this node knows, the API server has not, and nobody has written meanwhile.
-func (k *Kube) writeAgain(ctx context.Context, m *mirror, l *listing) (wrote bool, err error) {
+// What the API server does not take stays as it is here, and keeps nothing else from being read:
+// its namespace may be lost too, and is looked for again once that is back (Kube.put).
+func (k *Kube) writeAgain(ctx context.Context, m *mirror, l *listing, p proof) (wrote bool,
+	err error) {
 	k.mu.Lock()
 	owned := map[string]*object{}
 	for file, x := range m.entries {
-		if x.own != nil && l.objects[file] == nil {
+		if x.own != nil && l.objects[file] == nil && (p == back || x.lost) {
 			owned[file] = x.own
 		}
 	}
 	k.mu.Unlock()
 	for file, o := range owned {
-		if err := k.create(ctx, m.resource, o); err != nil && !errors.Is(err, store.ErrExists) {
+		err := k.create(ctx, m.resource, o.DeepCopy())
+		switch {
+		case err == nil || errors.Is(err, store.ErrExists):
+			wrote = true
+		case isRefusal(err):
+			k.log.Warn("the API server does not take what it has lost: it stays in use here",
+				"object", file, "err", err)
+		default:
 			return wrote, fmt.Errorf("write %s again, which the API server has lost: %w", file, err)
 		}
-		wrote = true
 	}
 	return wrote, nil
+}
+
+// isRefusal says whether the API server would answer the same again.
+func isRefusal(err error) bool {
+	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsInvalid(err)
 }
 
 // The reasons for which an object stays in use that the API server does not have.
@@ -134,13 +165,15 @@ func (k *Kube) adopt(m *mirror, l *listing, p proof) {
 	switch {
 	case p == back:
 		m.generation++
-		m.anchor = "" // its version is of another history
+		if m.restores == k.restores { // the first to notice
+			k.restores++
+			k.lookAnew(func(other *mirror) bool { return other != m })
+		}
+		m.anchor, m.gone = "", nil // its version is of another history
 		m.cluster = ""
 		why = lostInRestore
 		k.log.Warn("Kubernetes' API went back to an older state, or is another cluster's: everything was listed again, and what is missing there stays in use",
 			"resource", m.name(), "version", l.version, "before", m.version)
-	case m.version != "" && newer(m.version, l.version):
-		return // a watch was faster
 	case p == unproven && len(l.objects) == 0:
 		why = lostWithAll
 	}
@@ -150,14 +183,14 @@ func (k *Kube) adopt(m *mirror, l *listing, p proof) {
 		case why != "":
 			m.lose(file, why, changed)
 		default:
-			k.remove(m, file, changed)
+			k.remove(m, file, l.version, changed)
 		}
 	}
 	for _, o := range l.objects {
 		k.put(m, o, changed)
 	}
 	m.anchor = m.newest()
-	m.version, m.listed = l.version, true
+	m.version, m.listed, m.restores = l.version, true, k.restores
 	changed[m.name()] = nil // what was wrong with the resource as a whole
 	k.history.Update(changed)
 }

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
@@ -13,18 +14,27 @@ import (
 // mirror is what the API server had of a resource at one resource version.
 type mirror struct {
 	*resource
+	// asking is held from finding out whether the mirror still is true until a listing is taken
+	// over, and while an event is: what a watch enters in between would look like a newer state
+	// than the listing's. It is taken before Kube.mu.
+	asking sync.Mutex
 	// version is "" before the first listing. listed says that there was one, or that the resource
 	// is not served and need not be.
 	version string
 	listed  bool
 	// generation is another one each time the API server was found to have gone back.
 	generation int
-	entries    map[string]*entry // by file
-	// lost is how many entries are not in the API any more and stay all the same.
-	lost int
+	// restores is Kube.restores when everything was listed last.
+	restores int
+	entries  map[string]*entry // by file
 	// anchor is the entry that was written last: as long as the API server has it as it was at
 	// version, its history is the one that the mirror is of.
 	anchor string
+	// gone is the entry that was deleted last, with the version at which that was known: it is not
+	// there any more in the same history. nil for none.
+	gone *entry
+	// anew has its session begin again; with room for one.
+	anew chan struct{}
 	// cluster is the UID of the namespace kube-system, which tells clusters apart.
 	cluster string
 }
@@ -40,6 +50,29 @@ type entry struct {
 	// own is the object as it is written again should the API server have lost it.
 	own  *object
 	lost bool
+}
+
+// lookAnew has the sessions of some mirrors begin again, with mu held.
+func (k *Kube) lookAnew(which func(*mirror) bool) {
+	for _, m := range k.mirrors {
+		if !which(m) {
+			continue
+		}
+		select {
+		case m.anew <- struct{}{}:
+		default: // it will
+		}
+	}
+}
+
+// hasLost says, with mu held, whether there is something to be written again that could not be.
+func (m *mirror) hasLost() bool {
+	for _, x := range m.entries {
+		if x.lost && x.own != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // newer says whether a resource version is one after another. What is no number is.
@@ -63,10 +96,10 @@ func (k *Kube) put(m *mirror, o *object, changed map[string]*store.Source) {
 	}
 	source, data := m.read(o)
 	now.data = string(data)
-	if known != nil && known.lost {
-		m.lost--
-	}
 	m.entries[file] = now
+	if m.kind == v1alpha1.KindNamespace && (known == nil || known.lost) {
+		k.lookAnew((*mirror).hasLost) // what was lost with the namespace can be written again
+	}
 	if anchor := m.entries[m.anchor]; anchor == nil || !newer(anchor.version, now.version) {
 		m.anchor = file
 	}
@@ -105,15 +138,13 @@ func identityOf(s *store.Source) string {
 	return ""
 }
 
-// remove takes an object away, with mu held.
-func (k *Kube) remove(m *mirror, file string, changed map[string]*store.Source) {
+// remove takes an object away, with mu held. version is one at which the API server has not got it.
+func (k *Kube) remove(m *mirror, file, version string, changed map[string]*store.Source) {
 	known := m.entries[file]
 	if known == nil {
 		return
 	}
-	if known.lost {
-		m.lost--
-	}
+	m.gone = &entry{namespace: known.namespace, name: known.name, uid: known.uid, version: version}
 	delete(m.entries, file)
 	changed[file] = nil
 	if file == m.anchor {
@@ -137,7 +168,6 @@ func (m *mirror) newest() string {
 func (m *mirror) lose(file, why string, changed map[string]*store.Source) {
 	known := m.entries[file]
 	known.lost, known.source = true, wrong(file, why)
-	m.lost++
 	changed[file] = known.source
 }
 

@@ -18,7 +18,7 @@ import (
 func (k *Kube) createOnce(o v1alpha1.Object) error {
 	r, out, err := toAPI(o)
 	if err == nil {
-		err = k.Away()
+		err = k.awayFrom(r)
 	}
 	if err == nil {
 		// What was lost in a restore is found out, and written again, before its number can be
@@ -43,7 +43,7 @@ func (k *Kube) createOnce(o v1alpha1.Object) error {
 
 // fresh is a snapshot in which one resource is as the API server has it now.
 func (k *Kube) fresh(r *resource) (*store.Snapshot, error) {
-	if err := k.Away(); err != nil {
+	if err := k.awayFrom(r); err != nil {
 		return nil, err
 	}
 	if err := k.refresh(k.mirrorOf(r)); err != nil {
@@ -120,7 +120,7 @@ func (k *Kube) exchange(epoch *v1alpha1.Epoch, old []byte) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel, err := k.call()
+	ctx, cancel, err := k.call(r)
 	if err != nil {
 		return err
 	}

@@ -102,7 +102,7 @@ func (k *Kube) write(o v1alpha1.Object) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel, err := k.call()
+	ctx, cancel, err := k.call(r)
 	if err != nil {
 		return err
 	}
@@ -151,7 +151,7 @@ func (k *Kube) PutEndpoint(ep *v1alpha1.Endpoint) error {
 func (k *Kube) DeleteEndpoint(key string) error {
 	namespace, name, _ := strings.Cut(key, "/")
 	name += "." + k.opt.Node
-	ctx, cancel, err := k.call()
+	ctx, cancel, err := k.call(endpoints)
 	if err == nil {
 		defer cancel()
 		k.mu.Lock()
@@ -212,7 +212,7 @@ func (k *Kube) DeleteObject(kind, key string) error {
 	if r == nil {
 		return fmt.Errorf("delete %s %s: it is Kubernetes' own: use kubectl", kind, key)
 	}
-	ctx, cancel, err := k.call()
+	ctx, cancel, err := k.call(r)
 	if err != nil {
 		return err
 	}
@@ -253,7 +253,7 @@ func (k *Kube) publishers(ctx context.Context, namespace, name string) (names []
 // Pod asks the API server for one pod, nil for none: it may have been made a moment ago.
 func (k *Kube) Pod(key string) (*v1alpha1.Pod, error) {
 	namespace, name, _ := strings.Cut(key, "/")
-	ctx, cancel, err := k.call()
+	ctx, cancel, err := k.call(pods)
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package kube
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/config/strictyaml"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/store"
 )
@@ -139,7 +141,7 @@ func podOf(o *object) (map[string]any, error) {
 		}
 	}
 	if ports := portsOf(o); len(ports) > 0 {
-		spec["ports"] = ports
+		spec["ports"] = ports[:min(len(ports), v1alpha1.MaxPorts)]
 	}
 	doc["spec"] = spec
 	return doc, nil
@@ -192,7 +194,68 @@ func (r *resource) read(o *object) (*store.Source, []byte) {
 	if err != nil {
 		return wrong(file, err.Error()), nil
 	}
-	return decode(file, data), data
+	if slices.Contains(policy.Kinds(), r.kind) && len(data) > maxPolicy {
+		return tooLarge(file, doc, len(data)), data
+	}
+	source := decode(file, data)
+	if n := len(portsOf(o)); r.kind == v1alpha1.KindPod && n > v1alpha1.MaxPorts {
+		source.Errors = append(source.Errors, store.ObjectError{File: file,
+			Field: "spec.containers", Msg: fmt.Sprintf("have %d named ports, of which the first %d are used: policies cannot name the others, give numbers there",
+				n, v1alpha1.MaxPorts)})
+	}
+	return source, data
+}
+
+// maxPolicy is how large a policy may be as JSON, in bytes: as large as a file of a directory.
+const maxPolicy = strictyaml.MaxSize
+
+// Keys of a policy's spec, of all kinds: what it is about, and what it lets through or denies.
+var (
+	chosenBy = []string{"podSelector", "policyTypes", "selector", "targetRef", "targetRefs",
+		"action", "subject", "tier", "priority"}
+	rulesIn = []string{"ingress", "egress", "rules"}
+)
+
+// tooLarge is a policy that is not read, as it would be too much. Left out, it would allow: its
+// rules are taken for mistakes instead, with which a policy denies all to what it is about.
+func tooLarge(file string, doc map[string]any, size int) *store.Source {
+	all, _ := doc["spec"].(map[string]any)
+	spec := map[string]any{}
+	mistake := map[string]any{"tooLarge": true} // no key that a rule has
+	for _, key := range rulesIn {
+		if _, there := all[key]; there {
+			spec[key] = []any{mistake}
+		}
+	}
+	if len(spec) == 0 {
+		spec = mistake
+	}
+	for _, key := range chosenBy {
+		if value, there := all[key]; there {
+			spec[key] = value
+		}
+	}
+	data, err := json.Marshal(withSpec(doc, doc["metadata"], spec))
+	if err == nil && len(data) > maxPolicy {
+		// What it is about is too much, too: it is about all that one of its kind can be.
+		meta := maps.Clone(doc["metadata"].(map[string]any))
+		delete(meta, "annotations")
+		delete(meta, "labels")
+		data, err = json.Marshal(withSpec(doc, meta, mistake))
+	}
+	if err != nil {
+		return wrong(file, err.Error())
+	}
+	source := decode(file, data)
+	source.Errors = wrong(file, fmt.Sprintf("is %d bytes as JSON, and policies of more than %d are not read: it denies all to what it is about until it is split into several",
+		size, maxPolicy)).Errors
+	return source
+}
+
+// withSpec is a document's head with another spec.
+func withSpec(doc map[string]any, meta any, spec map[string]any) map[string]any {
+	return map[string]any{"apiVersion": doc["apiVersion"], "kind": doc["kind"], "metadata": meta,
+		"spec": spec}
 }
 
 // decode reads a document of one object. Lines are those of the document, which nobody sees.
@@ -202,6 +265,13 @@ func decode(file string, data []byte) *store.Source {
 		errs[n].Line = 0
 	}
 	return &store.Source{Objects: objects, Errors: errs}
+}
+
+// aboutAll is a mistake that may have taken away any object of a resource.
+func aboutAll(r *resource, msg string) *store.Source {
+	source := wrong(r.name(), msg)
+	source.Directory = true
+	return source
 }
 
 func wrong(file, msg string) *store.Source {

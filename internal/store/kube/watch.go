@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -84,13 +85,13 @@ func (w *watch) run(ctx context.Context, m *mirror) {
 	}
 }
 
-// unserved takes an optional resource that is not served for one without objects, unless some are
-// in use: nobody is known to have deleted those.
+// unserved takes an optional resource that is not served for one without objects, unless some were
+// listed once: nobody is known to have deleted those, so it is away.
 func (w *watch) unserved(m *mirror) bool {
 	k := w.kube
 	k.mu.Lock()
+	k.unserved(m)
 	inUse := len(m.entries) > 0
-	m.listed = true
 	k.mu.Unlock()
 	if inUse {
 		return false
@@ -99,48 +100,76 @@ func (w *watch) unserved(m *mirror) bool {
 	return true
 }
 
+// unserved notes, with mu held, that an optional resource is not served. What is remembered of an
+// earlier life stays: that a version is not served any more deletes nothing.
+func (k *Kube) unserved(m *mirror) {
+	m.listed = true
+	var all *store.Source
+	for _, d := range k.history.InUse(m.kind) {
+		if filepath.Dir(d.File) == m.name() || filepath.Dir(filepath.Dir(d.File)) == m.name() {
+			all = aboutAll(m.resource, fmt.Sprintf("is not served in version %s, and what was remembered of it stays in use: have the API server serve that version, and if its objects are to go, remove policies.json in this agent's state directory and restart it",
+				m.Version))
+			break
+		}
+	}
+	k.history.Update(map[string]*store.Source{m.name(): all})
+}
+
 // session brings a mirror up to date and follows a watch until that ends.
 func (w *watch) session(ctx context.Context, m *mirror) (connected bool, err error) {
 	k := w.kube
-	p, err := k.check(ctx, m)
-	if err != nil {
+	if err := k.bring(ctx, m, false); err != nil {
 		return false, err
-	}
-	if p != proven {
-		if err := k.relist(ctx, m, p); err != nil {
-			return false, err
-		}
 	}
 	w.tell(m.resource)
 	k.mu.Lock()
-	from := *m
+	from := state{m.version, m.generation}
 	k.mu.Unlock()
 	seconds := watchSeconds + rand.Int64N(watchSeconds)
 	stream, err := k.client.Resource(m.GroupVersionResource).Watch(ctx, metav1.ListOptions{
 		ResourceVersion: from.version, AllowWatchBookmarks: true, TimeoutSeconds: &seconds})
 	if err != nil {
 		if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-			return true, k.relist(ctx, m, unproven)
+			return true, k.bring(ctx, m, true)
 		}
 		return false, k.explain(m.resource, "watch", err)
 	}
 	defer stream.Stop()
-	for event := range stream.ResultChan() {
-		if err := k.take(m, event, &from); err != nil {
-			if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-				err = k.relist(ctx, m, unproven)
-			}
-			return true, err
-		}
-		if event.Type != apiwatch.Bookmark {
-			w.tell(m.resource)
-		}
+	err = w.events(m, stream, from)
+	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		err = k.bring(ctx, m, true)
 	}
-	return true, nil
+	return true, err
 }
 
-// take enters one event of a watch that began with the mirror as it was in from.
-func (k *Kube) take(m *mirror, event apiwatch.Event, from *mirror) error {
+// events enters what a watch sends until it ends, or the mirror is to be looked at anew.
+func (w *watch) events(m *mirror, stream apiwatch.Interface, from state) error {
+	for {
+		select {
+		case <-m.anew:
+			return errBehind
+		case event, ok := <-stream.ResultChan():
+			if !ok {
+				return nil
+			}
+			if err := w.kube.take(m, event, from); err != nil {
+				return err
+			}
+			if event.Type != apiwatch.Bookmark {
+				w.tell(m.resource)
+			}
+		}
+	}
+}
+
+// state is which mirror a watch began with.
+type state struct {
+	version    string
+	generation int
+}
+
+// take enters one event of a watch.
+func (k *Kube) take(m *mirror, event apiwatch.Event, from state) error {
 	if event.Type == apiwatch.Error {
 		return apierrors.FromObject(event.Object)
 	}
@@ -148,6 +177,8 @@ func (k *Kube) take(m *mirror, event apiwatch.Event, from *mirror) error {
 	if !ok {
 		return fmt.Errorf("the API server sent a %T", event.Object)
 	}
+	m.asking.Lock()
+	defer m.asking.Unlock()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	version := o.GetResourceVersion()
@@ -163,7 +194,7 @@ func (k *Kube) take(m *mirror, event apiwatch.Event, from *mirror) error {
 	case apiwatch.Added, apiwatch.Modified:
 		k.put(m, o, changed)
 	case apiwatch.Deleted:
-		k.remove(m, m.file(o.GetNamespace(), o.GetName()), changed)
+		k.remove(m, m.file(o.GetNamespace(), o.GetName()), version, changed)
 	}
 	k.history.Update(changed)
 	m.version = version
