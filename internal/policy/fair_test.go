@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -165,6 +166,53 @@ func TestTooManyVerdicts(t *testing.T) {
 		}
 		if told := strings.Contains(said(r.Problems), "verdicts by"); told != (want == Deny) {
 			t.Errorf("limit %d: said %q", limit, said(r.Problems))
+		}
+	}
+}
+
+// TestIdentitiesWithoutEndpoints: an identity is in sets for as long as some endpoint has it, and
+// is denied before and after: also by a DENY rule that names it, at an address that no range has.
+func TestIdentitiesWithoutEndpoints(t *testing.T) {
+	in := shop()
+	in.Policies = append(policiesOf(t, header+
+		"  podSelector: {matchLabels: {app: db}}\n  ingress: [{from: [{namespaceSelector: {}}]}]\n"),
+		policiesOf(t, authorizationHeader+"  selector: {matchLabels: {app: web}}\n  action: DENY\n"+
+			"  rules: [{from: [{source: {principals: ['*/sa/late']}}]}]\n")...)
+	compiler := NewCompiler(istioOptions)
+	sizes := func(in Input) (out []int) {
+		r := compiler.Compile(in)
+		for _, pod := range []string{"shop/db", "shop/web"} {
+			out = append(out, len(r.Sets[r.Endpoints[pod][Ingress]].Entries))
+		}
+		return out
+	}
+	alone := sizes(in)
+	late := Peer{v1alpha1.MinIdentity + 700, netip.MustParseAddr("203.0.113.9")}
+	many := in
+	for i := range uint32(500) {
+		many.Identities = append(many.Identities, Identity{Number: late.Identity + i,
+			TrustDomain: "weft.local", Namespace: "big", ServiceAccount: "late"})
+	}
+	if got := sizes(many); !slices.Equal(got, alone) {
+		t.Errorf("%v entries with 500 identities that no endpoint has, %v without", got, alone)
+	}
+	there := many
+	there.Endpoints = append(slices.Clone(in.Endpoints), Endpoint{Namespace: "big", Name: "late",
+		Identity: late.Identity, Addresses: []netip.Addr{late.Address}, Local: true})
+	newcomer := Peer{late.Identity + 1, late.Address} // the same pod, with labels of another moment
+	for i, step := range []struct {
+		in     Input
+		peer   Peer
+		db     Verdict
+		denied bool
+	}{{many, late, Deny, false}, {there, late, Allow, true}, {there, newcomer, Deny, true}} {
+		table := NewTable(compiler.Compile(step.in))
+		if got := table.Decide("shop/db", Ingress, step.peer, TCP, 80).Verdict; got != step.db {
+			t.Errorf("step %d: db %v, want %v", i, got, step.db)
+		}
+		got := table.Decide("shop/web", Ingress, step.peer, TCP, 80).Verdict
+		if step.denied && got != Deny {
+			t.Errorf("step %d: web %v", i, got)
 		}
 	}
 }

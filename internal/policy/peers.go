@@ -14,6 +14,8 @@ const NamespaceNameLabel = "kubernetes.io/metadata.name"
 
 // index is the input of a compilation, ordered.
 type index struct {
+	// identities are those that some endpoint has. An object alone makes none: whoever comes under
+	// a number that is not here is somebody unknown, as before its endpoint is.
 	identities []Identity
 	endpoints  []*Endpoint
 	// byIdentity are the endpoints of each identity.
@@ -30,12 +32,9 @@ type index struct {
 
 func newIndex(in Input) *index {
 	ix := &index{
-		identities: slices.Clone(in.Identities), byIdentity: map[uint32][]*Endpoint{},
-		namespaces: map[string]labels.Set{}, found: map[string]*matched{},
-		within: map[string][]Identity{}, ranges: sortedRanges(in.Ranges),
+		byIdentity: map[uint32][]*Endpoint{}, namespaces: map[string]labels.Set{},
+		found: map[string]*matched{}, within: map[string][]Identity{}, ranges: sortedRanges(in),
 	}
-	slices.SortFunc(ix.identities,
-		func(a, b Identity) int { return cmp.Compare(a.Number, b.Number) })
 	endpoints := slices.Clone(in.Endpoints) // kept for the next run, the caller's may change
 	for i := range endpoints {
 		ix.endpoints = append(ix.endpoints, &endpoints[i])
@@ -46,6 +45,13 @@ func newIndex(in Input) *index {
 	for _, e := range ix.endpoints {
 		ix.byIdentity[e.Identity] = append(ix.byIdentity[e.Identity], e)
 	}
+	for _, i := range in.Identities {
+		if len(ix.byIdentity[i.Number]) > 0 {
+			ix.identities = append(ix.identities, i)
+		}
+	}
+	slices.SortStableFunc(ix.identities,
+		func(a, b Identity) int { return cmp.Compare(a.Number, b.Number) })
 	for _, i := range ix.identities {
 		ix.within[i.Namespace] = append(ix.within[i.Namespace], i)
 	}
@@ -55,7 +61,21 @@ func newIndex(in Input) *index {
 	return ix
 }
 
-func sortedRanges(list []netip.Prefix) []netip.Prefix {
+// sortedRanges are those of pods, with the addresses of endpoints that are in none of them: one
+// whose identity a set does not know must be taken there, too, for somebody who may be anybody.
+func sortedRanges(in Input) []netip.Prefix {
+	list := sortPrefixes(in.Ranges)
+	for _, e := range in.Endpoints {
+		for _, a := range e.Addresses {
+			if !slices.ContainsFunc(in.Ranges, func(p netip.Prefix) bool { return p.Contains(a) }) {
+				list = append(list, netip.PrefixFrom(a, a.BitLen()))
+			}
+		}
+	}
+	return sortPrefixes(list)
+}
+
+func sortPrefixes(list []netip.Prefix) []netip.Prefix {
 	list = slices.Clone(list)
 	slices.SortFunc(list, comparePrefixes)
 	return slices.Compact(list)
