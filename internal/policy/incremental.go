@@ -116,7 +116,7 @@ func sameSlice(a, b []uint32) bool {
 // the same one if that changes nothing; nil where it has to be made from the beginning.
 func (r *run) again(d *draft) *conjunction {
 	known := r.compiler.conjunctions[d.number]
-	if known == nil || !r.known || !r.sameRanges && known.byIdentity() ||
+	if known == nil || known.unlisted != nil || !r.known || !r.sameRanges && known.byIdentity() ||
 		d.named() && (len(r.changed) > 0 || !r.sameEndpoints) {
 		return nil
 	}

@@ -23,6 +23,8 @@ type index struct {
 	namespaces map[string]labels.Set
 	// within are the identities of each namespace, in the order of their numbers.
 	within map[string][]Identity
+	// owner is the namespace of each identity.
+	owner map[uint32]string
 	// found are the identities of selectors that were asked for.
 	found  map[string]*matched
 	ranges []netip.Prefix
@@ -34,6 +36,7 @@ func newIndex(in Input) *index {
 	ix := &index{
 		byIdentity: map[uint32][]*Endpoint{}, namespaces: map[string]labels.Set{},
 		found: map[string]*matched{}, within: map[string][]Identity{}, ranges: sortedRanges(in),
+		owner: map[uint32]string{},
 	}
 	endpoints := slices.Clone(in.Endpoints) // kept for the next run, the caller's may change
 	for i := range endpoints {
@@ -53,6 +56,7 @@ func newIndex(in Input) *index {
 	slices.SortStableFunc(ix.identities,
 		func(a, b Identity) int { return cmp.Compare(a.Number, b.Number) })
 	for _, i := range ix.identities {
+		ix.owner[i.Number] = i.Namespace
 		ix.within[i.Namespace] = append(ix.within[i.Namespace], i)
 	}
 	for name, set := range in.Namespaces {
