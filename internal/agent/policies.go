@@ -25,6 +25,7 @@ type policyDatapath interface {
 	PrunePolicySets() error
 	SetEndpointPolicy(slot uint16, egress, ingress uint32) error
 	AdoptEndpointPolicy(slot uint16, egress, ingress uint32) error
+	EnteredSlots() ([]uint16, error)
 	SetIdentities(map[netip.Addr]uint32) error
 	SetClasses(map[netip.Prefix]uint32) error
 	HighestClass() (uint32, error)
@@ -290,6 +291,9 @@ func (p *policies) hand(own []endpoint.Info) error {
 		return err
 	}
 	var failed error
+	if p.former {
+		failed = p.denyUnknown(own)
+	}
 	for _, info := range own {
 		if _, attached := p.given[info.Slot]; attached {
 			failed = errors.Join(failed, p.give(info))

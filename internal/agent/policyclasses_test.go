@@ -2,7 +2,9 @@ package agent
 
 import (
 	"errors"
+	"maps"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"weft.dev/weft/internal/datapath"
@@ -64,6 +66,13 @@ func (j *judging) AdoptEndpointPolicy(slot uint16, _, ingress uint32) error {
 	}
 	j.ingress[slot] = ingress
 	return j.look()
+}
+
+func (j *judging) EnteredSlots() ([]uint16, error) {
+	if j.stuck {
+		return nil, errors.New("stuck")
+	}
+	return slices.Sorted(maps.Keys(j.ingress)), nil
 }
 
 func (j *judging) SetClasses(classes map[netip.Prefix]uint32) error {
@@ -256,5 +265,51 @@ func TestClassesAfterFailure(t *testing.T) {
 				t.Errorf("open %d times", dp.opened)
 			}
 		})
+	}
+}
+
+// TestUnknownEndpointDenied: an endpoint that a previous run has entered, and whose record nobody
+// can read, is denied before addresses get classes of which its set knows nothing, or they get none.
+func TestUnknownEndpointDenied(t *testing.T) {
+	const nothingElse = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\n" +
+		"metadata: {name: db, namespace: shop}\n" +
+		"spec: {podSelector: {matchLabels: {app: db}}, policyTypes: [Ingress]}\n"
+	web, db := policyPod(1, "web", map[string]string{"app": "web"}),
+		policyPod(2, "db", map[string]string{"app": "db"})
+	dp := &judging{t: t, sets: map[uint32][]datapath.PolicyEntry{},
+		ingress: map[uint16]uint32{}, classes: map[netip.Prefix]uint32{}}
+	run := func() *policies {
+		t.Helper()
+		p, err := newPolicies(dp, policy.Options{}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	dp.ingress[1], dp.ingress[2] = 0, 0 // neither has a set before the first run begins
+	if err := run().begin(policyIndex(t, notFromThere), []endpoint.Info{web, db}, "a"); err != nil {
+		t.Fatal(err)
+	}
+	dp.opened, dp.stuck = 0, true
+	second := run()
+	own := []endpoint.Info{db}
+	if err := second.begin(policyIndex(t, nothingElse), own, "a"); err == nil {
+		t.Error("nobody was told that an unknown endpoint could not be denied")
+	}
+	if dp.look(); dp.opened > 0 { //nolint:errcheck // it never fails
+		t.Fatal("open while it could not be denied")
+	}
+	dp.stuck = false
+	list := func() []endpoint.Info { return own }
+	if err := second.apply(policyIndex(t, nothingElse), list, "a"); err != nil {
+		t.Fatal(err)
+	}
+	if dp.look(); dp.opened > 0 || len(dp.sets[dp.ingress[1]]) > 0 || dp.ingress[1] == 0 { //nolint:errcheck // as above
+		t.Errorf("open %d times, set %d", dp.opened, dp.ingress[1])
+	}
+	own = append(own, web)
+	_, ingress, err := second.of(policyIndex(t, notFromThere), list, web, "a")
+	if err != nil || len(dp.sets[ingress]) == 0 {
+		t.Errorf("made anew: set %d, %v", ingress, err)
 	}
 }
