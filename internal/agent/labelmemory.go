@@ -77,12 +77,17 @@ var labelKinds = []string{v1alpha1.KindNamespace, v1alpha1.KindPod}
 
 // rememberLabels writes namespaces and pods down, if they are others than last time. reconcile
 // alone calls it.
+//
+// Pods of other nodes are left out: their own agents go by their labels, and what these have
+// published is an Endpoint's. Those of this node and of none that is named are kept, also such as
+// are not added yet: without labels a pod would be added that no policy selects. Namespaces are
+// kept all, since any peer may be selected by theirs.
 func (a *Agent) rememberLabels() error {
 	seeded, ok := a.store.(labelStore)
 	if !ok {
 		return nil
 	}
-	list := seeded.InUse(labelKinds...)
+	list := slices.DeleteFunc(seeded.InUse(labelKinds...), a.elsewhere)
 	if a.labelled != nil && slices.EqualFunc(list, a.labelled, sameDeclared) {
 		return nil
 	}
@@ -95,6 +100,12 @@ func (a *Agent) rememberLabels() error {
 	}
 	a.labelled = append([]store.Declared{}, list...)
 	return nil
+}
+
+// elsewhere says whether an object is a pod of another node.
+func (a *Agent) elsewhere(d store.Declared) bool {
+	pod, is := d.Object.(*v1alpha1.Pod)
+	return is && pod.Spec.NodeName != "" && pod.Spec.NodeName != a.cfg.Node
 }
 
 func sameDeclared(x, y store.Declared) bool { return x.Object == y.Object && x.File == y.File }
