@@ -28,6 +28,7 @@ type policyDatapath interface {
 	EnteredSlots() ([]uint16, error)
 	SetIdentities(map[netip.Addr]uint32) error
 	SetClasses(map[netip.Prefix]uint32) error
+	Classes() (map[netip.Prefix]uint32, error)
 	HighestClass() (uint32, error)
 	AskPolicy(datapath.PolicyQuestion) (datapath.PolicyAnswer, error)
 	IdentityAt(network uint32, addr netip.Addr) (uint32, error)

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"weft.dev/weft/internal/datapath"
@@ -74,6 +75,8 @@ func (j *judging) EnteredSlots() ([]uint16, error) {
 	}
 	return slices.Sorted(maps.Keys(j.ingress)), nil
 }
+
+func (j *judging) Classes() (map[netip.Prefix]uint32, error) { return maps.Clone(j.classes), nil }
 
 func (j *judging) SetClasses(classes map[netip.Prefix]uint32) error {
 	if j.full {
@@ -219,7 +222,7 @@ func TestClassesAfterFailure(t *testing.T) {
 		"metadata: {name: web, namespace: shop}\n" +
 		"spec: {podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress]}\n"
 	web := policyPod(1, "web", map[string]string{"app": "web"})
-	own := []endpoint.Info{web}
+	own := []endpoint.Info{web, policyPod(2, "db", map[string]string{"app": "db"})}
 	list := func() []endpoint.Info { return own }
 	for name, fails := range map[string]func(dp *judging, p *policies) error{
 		"a change": func(_ *judging, p *policies) error {
@@ -233,6 +236,17 @@ func TestClassesAfterFailure(t *testing.T) {
 			}
 			err = next.begin(policyIndex(t, nothingToWeb), own, "a")
 			next.apply(policyIndex(t, nothingToWeb), list, "a") //nolint:errcheck // as before
+			return err
+		},
+		"the next run, with ranges elsewhere": func(dp *judging, _ *policies) error {
+			next, err := newPolicies(dp, policy.Options{}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			elsewhere := policyIndex(t, nothingToWeb+
+				strings.ReplaceAll(otherBlock, "192.0.2.0/28", "198.51.100.0/24"))
+			err = next.begin(elsewhere, own, "a")
+			next.apply(elsewhere, list, "a") //nolint:errcheck // as before
 			return err
 		},
 		"the end of attaching": func(dp *judging, p *policies) error {

@@ -199,6 +199,9 @@ func (d *Datapath) SetClasses(classes map[netip.Prefix]uint32) error {
 	return d.voidIf(d.policy.SetClasses(classes))
 }
 
+// Classes are those that addresses have.
+func (d *Datapath) Classes() (map[netip.Prefix]uint32, error) { return d.policy.Classes() }
+
 // voidIf makes cached decisions void after a change, and in doubt.
 func (d *Datapath) voidIf(changed bool, err error) error {
 	if !changed && err == nil {

@@ -155,7 +155,9 @@ func TestAuthorizationOfUnknownPeers(t *testing.T) {
 
 // TestAuthorizationWithoutClasses: an address whose class is withheld is denied, whatever the
 // policy says of it and of others; one that has none yet, or that of another version, is what
-// addresses are that no range of the policy has.
+// addresses are that no range of the policy has. That this opens nothing is the agent's to see to,
+// which withholds every class that is not in all sets in force (agent.TestClassesChange and the
+// tests beside it).
 func TestAuthorizationWithoutClasses(t *testing.T) {
 	there := netip.MustParsePrefix("192.0.2.0/24")
 	for text, outside := range map[string]Verdict{
