@@ -2,6 +2,7 @@ package agent
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -325,5 +326,70 @@ func TestUnknownEndpointDenied(t *testing.T) {
 	_, ingress, err := second.of(policyIndex(t, notFromThere), list, web, "a")
 	if err != nil || len(dp.sets[ingress]) == 0 {
 		t.Errorf("made anew: set %d, %v", ingress, err)
+	}
+}
+
+// owned is a datapath that notes which class one address has when it is told whose it is.
+type owned struct {
+	judging
+	at    netip.Addr
+	owner []uint32
+	class []uint32
+}
+
+func (o *owned) SetIdentities(identities map[netip.Addr]uint32) error {
+	o.owner = append(o.owner, identities[o.at])
+	o.class = append(o.class, o.classes[netip.PrefixFrom(o.at, o.at.BitLen())])
+	return nil
+}
+
+// TestAddressOfFormerOwner: an address that has passed from one pod to another is the other's only
+// once no set takes it for that of the first, as one does that lets that one in from there.
+func TestAddressOfFormerOwner(t *testing.T) {
+	const own = "---\napiVersion: weft.dev/v1alpha1\nkind: Identity\nmetadata: {name: '%d'}\n" +
+		"spec: {spiffeID: 'spiffe://weft.local/ns/shop/sa/%s'}\n"
+	const node = "---\napiVersion: weft.dev/v1alpha1\nkind: Node\nmetadata: {name: b}\n" +
+		"spec: {addresses: [192.0.2.2], podCIDRs: [10.77.2.0/24]}\n"
+	objects := func(identity int) *index {
+		return policyIndex(t, "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\n"+
+			"metadata: {name: web, namespace: shop}\nspec: {selector: {matchLabels: {app: web}}, "+
+			"rules: [{from: [{source: {serviceAccounts: [x], ipBlocks: [10.77.2.0/28]}}]}]}\n"+node+
+			fmt.Sprintf(own, 301, "x")+fmt.Sprintf(own, 302, "y")+
+			fmt.Sprintf("---\napiVersion: weft.dev/v1alpha1\nkind: Endpoint\n"+
+				"metadata: {name: p, namespace: shop}\n"+
+				"spec: {nodeName: b, addresses: [10.77.2.5]}\nstatus: {identity: %d}\n", identity))
+	}
+	dp := &owned{judging: judging{t: t, sets: map[uint32][]datapath.PolicyEntry{},
+		ingress: map[uint16]uint32{}, classes: map[netip.Prefix]uint32{}},
+		at: netip.MustParseAddr("10.77.2.5")}
+	p, err := newPolicies(dp, policy.Options{TrustDomain: "weft.local"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods := []endpoint.Info{policyPod(1, "web", map[string]string{"app": "web"})}
+	list := func() []endpoint.Info { return pods }
+	if ix := objects(301); len(ix.snapshot.Errors) > 0 {
+		t.Fatal(ix.snapshot.Errors)
+	}
+	if err := p.begin(objects(301), pods, "a"); err != nil {
+		t.Fatal(err)
+	}
+	knows := func(class uint32) bool {
+		return slices.ContainsFunc(dp.sets[dp.ingress[1]], func(e datapath.PolicyEntry) bool {
+			return e.Peer == class && e.Allow
+		})
+	}
+	if !knows(dp.classes[netip.MustParsePrefix("10.77.2.5/32")]) {
+		t.Fatalf("the set does not go by the address: %v", dp.classes)
+	}
+	if err := p.apply(objects(302), list, "a"); err != nil {
+		t.Fatal(err)
+	}
+	last := len(dp.owner) - 1
+	if dp.owner[last] != 302 || dp.class[last] != datapath.ClassWithheld {
+		t.Errorf("owners %v with classes %v", dp.owner, dp.class)
+	}
+	if class, there := dp.classes[netip.MustParsePrefix("10.77.2.5/32")]; there {
+		t.Errorf("in the end it has class %d", class)
 	}
 }

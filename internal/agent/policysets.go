@@ -21,9 +21,9 @@ func (p *policies) deny() (policy.Sets, error) {
 	return policy.Sets{p.denies, p.denies}, nil
 }
 
-// denyUnknown has the endpoints that are in the maps since a previous run and that nobody here knows,
-// as their records are damaged, denied until they are made anew or removed: their policies are not
-// known either, and classes of addresses are about to mean what their sets do not know.
+// denyUnknown has the endpoints denied that are in the maps since a previous run and that nobody
+// here knows, as their records are damaged, until they are made anew or removed: their policies are
+// not known either, and classes of addresses are about to mean what their sets do not know.
 func (p *policies) denyUnknown(own []endpoint.Info) error {
 	slots, err := p.dp.EnteredSlots()
 	if err != nil {
