@@ -2,10 +2,7 @@ package agent
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -37,20 +34,13 @@ func (a *Agent) recallLabels() error {
 	if !ok {
 		return nil
 	}
-	data, err := os.ReadFile(a.labelMemory())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("labels of a previous run: %w", err)
-	}
-	list, err := recallObjects(data)
-	if err != nil {
-		return fmt.Errorf("%s: %w: remove it once all files of objects are in order",
-			a.labelMemory(), err)
-	}
-	seeded.SeedObjects(list)
-	return nil
+	return recall(a.labelMemory(), "labels", func(data []byte) error {
+		list, err := recallObjects(data)
+		if err == nil {
+			seeded.SeedObjects(list)
+		}
+		return err
+	})
 }
 
 func recallObjects(data []byte) ([]store.Declared, error) {

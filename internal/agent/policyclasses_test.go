@@ -284,7 +284,7 @@ func TestClassesAfterFailure(t *testing.T) {
 }
 
 // TestUnknownEndpointDenied: an endpoint that a previous run has entered, and whose record nobody
-// can read, is denied before addresses get classes of which its set knows nothing, or they get none.
+// can read, is denied before addresses get classes of which its set knows nothing, or none.
 func TestUnknownEndpointDenied(t *testing.T) {
 	const nothingElse = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\n" +
 		"metadata: {name: db, namespace: shop}\n" +

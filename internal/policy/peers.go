@@ -22,9 +22,8 @@ type index struct {
 	byIdentity map[uint32][]*Endpoint
 	namespaces map[string]labels.Set
 	// within are the identities of each namespace, in the order of their numbers.
-	within map[string][]Identity
-	// owner is the namespace of each identity.
-	owner map[uint32]string
+	within   map[string][]Identity
+	byNumber map[uint32]*Identity
 	// found are the identities of selectors that were asked for.
 	found  map[string]*matched
 	ranges []netip.Prefix
@@ -36,7 +35,7 @@ func newIndex(in Input) *index {
 	ix := &index{
 		byIdentity: map[uint32][]*Endpoint{}, namespaces: map[string]labels.Set{},
 		found: map[string]*matched{}, within: map[string][]Identity{}, ranges: sortedRanges(in),
-		owner: map[uint32]string{},
+		byNumber: map[uint32]*Identity{},
 	}
 	endpoints := slices.Clone(in.Endpoints) // kept for the next run, the caller's may change
 	for i := range endpoints {
@@ -55,9 +54,10 @@ func newIndex(in Input) *index {
 	}
 	slices.SortStableFunc(ix.identities,
 		func(a, b Identity) int { return cmp.Compare(a.Number, b.Number) })
-	for _, i := range ix.identities {
-		ix.owner[i.Number] = i.Namespace
-		ix.within[i.Namespace] = append(ix.within[i.Namespace], i)
+	for n := range ix.identities {
+		i := &ix.identities[n]
+		ix.byNumber[i.Number] = i
+		ix.within[i.Namespace] = append(ix.within[i.Namespace], *i)
 	}
 	for name, set := range in.Namespaces {
 		ix.namespaces[name] = namespaceLabels(name, set)
@@ -77,6 +77,14 @@ func sortedRanges(in Input) []netip.Prefix {
 		}
 	}
 	return sortPrefixes(list)
+}
+
+// owner is the namespace of an identity, "" for none of a workload that is known.
+func (ix *index) owner(number uint32) string {
+	if i := ix.byNumber[number]; i != nil {
+		return i.Namespace
+	}
+	return ""
 }
 
 func sortPrefixes(list []netip.Prefix) []netip.Prefix {
@@ -119,9 +127,14 @@ func (ix *index) selected(p peer) []uint32 {
 	s := ix.found[key]
 	if s == nil {
 		s = &matched{of: p}
-		for i := range ix.candidates(p) {
-			if one := &ix.candidates(p)[i]; ix.selects(p, one) {
-				s.numbers = append(s.numbers, one.Number)
+		for name, list := range ix.within {
+			if !ix.selectsNamespace(p, name) {
+				continue
+			}
+			for i := range list {
+				if selects(p, &list[i]) {
+					s.numbers = append(s.numbers, list[i].Number)
+				}
 			}
 		}
 		slices.Sort(s.numbers)
@@ -131,27 +144,16 @@ func (ix *index) selected(p peer) []uint32 {
 	return s.numbers
 }
 
-// candidates are the identities among which a peer's selectors select.
-func (ix *index) candidates(p peer) []Identity {
+// selectsNamespace says whether a peer's selectors are about identities of a namespace.
+func (ix *index) selectsNamespace(p peer, name string) bool {
 	if p.namespaces == nil {
-		return ix.within[p.own]
+		return name == p.own
 	}
-	return ix.identities
+	return p.namespaces.Matches(ix.namespace(name))
 }
 
-// selects says whether an identity is a peer that is selected.
-func (ix *index) selects(p peer, i *Identity) bool {
-	// Another number would be everybody's, or some addresses'.
-	if i.Number == AnyPeer || i.Number >= ClassBase {
-		return false
-	}
-	if p.namespaces == nil && i.Namespace != p.own ||
-		p.namespaces != nil && !ix.matching(p, i.Namespace) {
-		return false
-	}
-	return p.pods.Matches(labels.Set(i.Labels))
-}
-
-func (ix *index) matching(p peer, namespace string) bool {
-	return p.namespaces.Matches(ix.namespace(namespace))
+// selects says whether an identity of such a namespace is selected. One with another number would
+// be everybody's, or some addresses'.
+func selects(p peer, i *Identity) bool {
+	return i.Number != AnyPeer && i.Number < ClassBase && p.pods.Matches(labels.Set(i.Labels))
 }

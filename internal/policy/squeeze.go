@@ -28,7 +28,7 @@ func (c identityCosts) add(o identityCosts) {
 func (r *run) identitiesOfOthers(d *draft, said content) identityCosts {
 	out := identityCosts{}
 	for who, list := range said {
-		if of, is := r.index.owner[who]; is && of != d.tenant() {
+		if i := r.index.byNumber[who]; i != nil && i.Namespace != d.tenant() {
 			out[who] = float64(len(list))
 		}
 	}
@@ -40,12 +40,12 @@ func (r *run) identitiesOfOthers(d *draft, said content) identityCosts {
 func (r *run) squeeze(costs identityCosts, room float64) map[uint32]bool {
 	demand := map[string]float64{}
 	for who, cost := range costs {
-		demand[r.index.owner[who]] += cost
+		demand[r.index.owner(who)] += cost
 	}
 	share, unlisted := level(demand, room), map[uint32]bool{}
 	kept := map[string]float64{}
 	for _, who := range slices.Sorted(maps.Keys(costs)) {
-		of := r.index.owner[who]
+		of := r.index.owner(who)
 		if kept[of] += costs[who]; demand[of] > share && kept[of] > share {
 			unlisted[who] = true
 		}
@@ -89,7 +89,7 @@ func (r *run) said(d *draft) (content, []Problem) {
 func (r *run) leftOut(d *draft, list []uint32) Problem {
 	count := map[string]int{}
 	for _, who := range list {
-		count[r.index.owner[who]]++
+		count[r.index.owner(who)]++
 	}
 	var texts []string
 	for _, of := range slices.Sorted(maps.Keys(count)) {
@@ -110,7 +110,7 @@ func (r *run) fewerKinds(d *draft, c *conjunction, most int) (unlisted []uint32)
 	kinds := map[string]map[string]bool{} // of each namespace
 	numbers := slices.Sorted(maps.Keys(c.kindOf))
 	for _, who := range numbers {
-		of := r.index.owner[who]
+		of := r.index.owner(who)
 		if kinds[of] == nil {
 			kinds[of] = map[string]bool{}
 		}
@@ -120,7 +120,7 @@ func (r *run) fewerKinds(d *draft, c *conjunction, most int) (unlisted []uint32)
 	for _, who := range numbers {
 		kind := c.kindOf[who]
 		by, there := charged[kind]
-		fewer := len(kinds[r.index.owner[who]]) < len(kinds[r.index.owner[by]])
+		fewer := len(kinds[r.index.owner(who)]) < len(kinds[r.index.owner(by)])
 		if !own[kind] && (!there || fewer) {
 			charged[kind] = who
 		}
