@@ -15,8 +15,10 @@ func (fakePolicies) RemovePolicySet(uint32) error                        { retur
 func (fakePolicies) PrunePolicySets() error                              { return nil }
 func (fakePolicies) SetEndpointPolicy(uint16, uint32, uint32) error      { return nil }
 func (fakePolicies) AdoptEndpointPolicy(uint16, uint32, uint32) error    { return nil }
+func (fakePolicies) EnteredSlots() ([]uint16, error)                     { return nil, nil }
 func (fakePolicies) SetIdentities(map[netip.Addr]uint32) error           { return nil }
 func (fakePolicies) SetClasses(map[netip.Prefix]uint32) error            { return nil }
+func (fakePolicies) Classes() (map[netip.Prefix]uint32, error)           { return nil, nil }
 func (fakePolicies) HighestClass() (uint32, error)                       { return 0, nil }
 func (fakePolicies) AskPolicy(datapath.PolicyQuestion) (datapath.PolicyAnswer, error) {
 	return datapath.PolicyAnswer{Allow: true}, nil

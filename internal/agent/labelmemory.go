@@ -2,10 +2,7 @@ package agent
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -37,20 +34,13 @@ func (a *Agent) recallLabels() error {
 	if !ok {
 		return nil
 	}
-	data, err := os.ReadFile(a.labelMemory())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("labels of a previous run: %w", err)
-	}
-	list, err := recallObjects(data)
-	if err != nil {
-		return fmt.Errorf("%s: %w: remove it once all files of objects are in order",
-			a.labelMemory(), err)
-	}
-	seeded.SeedObjects(list)
-	return nil
+	return recall(a.labelMemory(), "labels", func(data []byte) error {
+		list, err := recallObjects(data)
+		if err == nil {
+			seeded.SeedObjects(list)
+		}
+		return err
+	})
 }
 
 func recallObjects(data []byte) ([]store.Declared, error) {
@@ -77,12 +67,17 @@ var labelKinds = []string{v1alpha1.KindNamespace, v1alpha1.KindPod}
 
 // rememberLabels writes namespaces and pods down, if they are others than last time. reconcile
 // alone calls it.
+//
+// Pods of other nodes are left out: their own agents go by their labels, and what these have
+// published is an Endpoint's. Those of this node and of none that is named are kept, also such as
+// are not added yet: without labels a pod would be added that no policy selects. Namespaces are
+// kept all, since any peer may be selected by theirs.
 func (a *Agent) rememberLabels() error {
 	seeded, ok := a.store.(labelStore)
 	if !ok {
 		return nil
 	}
-	list := seeded.InUse(labelKinds...)
+	list := slices.DeleteFunc(seeded.InUse(labelKinds...), a.elsewhere)
 	if a.labelled != nil && slices.EqualFunc(list, a.labelled, sameDeclared) {
 		return nil
 	}
@@ -95,6 +90,12 @@ func (a *Agent) rememberLabels() error {
 	}
 	a.labelled = append([]store.Declared{}, list...)
 	return nil
+}
+
+// elsewhere says whether an object is a pod of another node.
+func (a *Agent) elsewhere(d store.Declared) bool {
+	pod, is := d.Object.(*v1alpha1.Pod)
+	return is && pod.Spec.NodeName != "" && pod.Spec.NodeName != a.cfg.Node
 }
 
 func sameDeclared(x, y store.Declared) bool { return x.Object == y.Object && x.File == y.File }

@@ -25,8 +25,10 @@ type policyDatapath interface {
 	PrunePolicySets() error
 	SetEndpointPolicy(slot uint16, egress, ingress uint32) error
 	AdoptEndpointPolicy(slot uint16, egress, ingress uint32) error
+	EnteredSlots() ([]uint16, error)
 	SetIdentities(map[netip.Addr]uint32) error
 	SetClasses(map[netip.Prefix]uint32) error
+	Classes() (map[netip.Prefix]uint32, error)
 	HighestClass() (uint32, error)
 	AskPolicy(datapath.PolicyQuestion) (datapath.PolicyAnswer, error)
 	IdentityAt(network uint32, addr netip.Addr) (uint32, error)
@@ -45,6 +47,8 @@ type policies struct {
 	view atomic.Pointer[policyView]
 	// sets are those in the datapath, by the compiler's number.
 	sets map[uint32]installed
+	// identities are those that addresses are to have, nil while no policy asks for any.
+	identities map[netip.Addr]uint32
 	// entered are the classes that the datapath has, nil if that is not known.
 	entered map[netip.Prefix]uint32
 	// stale are sets that an endpoint may still have.
@@ -164,16 +168,15 @@ func (p *policies) input(ix *index, own []endpoint.Info, node string) policy.Inp
 	return in
 }
 
-// enter compiles, and has the datapath know identities and sets. hand gives these to endpoints, and
-// addresses their classes.
+// enter compiles, and has the datapath know the sets. hand gives these to endpoints, and addresses
+// their identities and classes.
 func (p *policies) enter(ix *index, own []endpoint.Info, node string) error {
 	in := p.input(ix, own, node)
 	result, remote := p.compiler.Compile(in), remoteIdentities(in)
 	var failed error
-	// Identities mean nothing to the programs while no endpoint has a set: they are not kept then.
-	// An address without one is allowed less.
+	p.identities = nil
 	if len(in.Policies) > 0 {
-		failed = p.dp.SetIdentities(remote)
+		p.identities = remote
 	}
 	p.view.Store(&policyView{View: policy.NewView(result, in, policyNames(ix, own)),
 		remote: remote})
@@ -210,6 +213,8 @@ func (p *policies) of(ix *index, list func() []endpoint.Info, info endpoint.Info
 		if p.entered == nil {
 			return 0, 0, failed
 		}
+	} else {
+		failed = errors.Join(failed, p.identify())
 	}
 	sets, err := p.numbers(policyKey(info))
 	if err != nil {
@@ -283,13 +288,28 @@ func (p *policies) apply(ix *index, list func() []endpoint.Info, node string) er
 	return errors.Join(p.enter(ix, own, node), p.hand(own), p.forget(own))
 }
 
-// hand gives endpoints their sets, and addresses their classes.
+// identify has the datapath know whose addresses are. They mean nothing to the programs while no
+// endpoint has a set, and are not kept then. An address without an identity is allowed less.
+func (p *policies) identify() error {
+	if p.identities == nil {
+		return nil
+	}
+	return p.dp.SetIdentities(p.identities)
+}
+
+// hand gives endpoints their sets, and addresses their identities and classes. Who has an address
+// now gets its identity once the class is withheld by which a set may know whoever had it before:
+// else he would be let in as that one until there are other sets.
 func (p *policies) hand(own []endpoint.Info) error {
 	p.handed = nil
 	if err := p.withhold(p.wanted()); err != nil {
 		return err
 	}
+	unidentified := p.identify()
 	var failed error
+	if p.former {
+		failed = p.denyUnknown(own)
+	}
 	for _, info := range own {
 		if _, attached := p.given[info.Slot]; attached {
 			failed = errors.Join(failed, p.give(info))
@@ -300,7 +320,7 @@ func (p *policies) hand(own []endpoint.Info) error {
 	if failed == nil {
 		p.handed, p.former = p.result, false
 	}
-	return errors.Join(failed, p.settle())
+	return errors.Join(unidentified, failed, p.settle())
 }
 
 // forget removes the sets that no endpoint has any more, those of a previous run with them. What

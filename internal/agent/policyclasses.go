@@ -10,10 +10,19 @@ import (
 
 // withhold takes their class from the addresses whose class is about to change, while sets are
 // given: until all is done they have one that no set knows, and are denied. Sets that only allow do
-// not need it: to them no class says less than any.
+// not need it: to them no class says less than any. The classes of a previous run, and those that
+// an error has left, are asked for: the sets of then may deny what is in them, and nothing else
+// says that it is denied.
 func (p *policies) withhold(wanted map[netip.Prefix]uint32) error {
 	if !p.mayDeny() {
 		return nil
+	}
+	if p.entered == nil {
+		var err error
+		if p.entered, err = p.dp.Classes(); err != nil {
+			p.entered = nil
+			return err
+		}
 	}
 	interim := maps.Clone(wanted)
 	for _, classes := range []map[netip.Prefix]uint32{p.entered, wanted} {

@@ -2,7 +2,11 @@ package agent
 
 import (
 	"errors"
+	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
 	"weft.dev/weft/internal/datapath"
@@ -65,6 +69,15 @@ func (j *judging) AdoptEndpointPolicy(slot uint16, _, ingress uint32) error {
 	j.ingress[slot] = ingress
 	return j.look()
 }
+
+func (j *judging) EnteredSlots() ([]uint16, error) {
+	if j.stuck {
+		return nil, errors.New("stuck")
+	}
+	return slices.Sorted(maps.Keys(j.ingress)), nil
+}
+
+func (j *judging) Classes() (map[netip.Prefix]uint32, error) { return maps.Clone(j.classes), nil }
 
 func (j *judging) SetClasses(classes map[netip.Prefix]uint32) error {
 	if j.full {
@@ -210,7 +223,7 @@ func TestClassesAfterFailure(t *testing.T) {
 		"metadata: {name: web, namespace: shop}\n" +
 		"spec: {podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress]}\n"
 	web := policyPod(1, "web", map[string]string{"app": "web"})
-	own := []endpoint.Info{web}
+	own := []endpoint.Info{web, policyPod(2, "db", map[string]string{"app": "db"})}
 	list := func() []endpoint.Info { return own }
 	for name, fails := range map[string]func(dp *judging, p *policies) error{
 		"a change": func(_ *judging, p *policies) error {
@@ -224,6 +237,17 @@ func TestClassesAfterFailure(t *testing.T) {
 			}
 			err = next.begin(policyIndex(t, nothingToWeb), own, "a")
 			next.apply(policyIndex(t, nothingToWeb), list, "a") //nolint:errcheck // as before
+			return err
+		},
+		"the next run, with ranges elsewhere": func(dp *judging, _ *policies) error {
+			next, err := newPolicies(dp, policy.Options{}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			elsewhere := policyIndex(t, nothingToWeb+
+				strings.ReplaceAll(otherBlock, "192.0.2.0/28", "198.51.100.0/24"))
+			err = next.begin(elsewhere, own, "a")
+			next.apply(elsewhere, list, "a") //nolint:errcheck // as before
 			return err
 		},
 		"the end of attaching": func(dp *judging, p *policies) error {
@@ -256,5 +280,116 @@ func TestClassesAfterFailure(t *testing.T) {
 				t.Errorf("open %d times", dp.opened)
 			}
 		})
+	}
+}
+
+// TestUnknownEndpointDenied: an endpoint that a previous run has entered, and whose record nobody
+// can read, is denied before addresses get classes of which its set knows nothing, or none.
+func TestUnknownEndpointDenied(t *testing.T) {
+	const nothingElse = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\n" +
+		"metadata: {name: db, namespace: shop}\n" +
+		"spec: {podSelector: {matchLabels: {app: db}}, policyTypes: [Ingress]}\n"
+	web, db := policyPod(1, "web", map[string]string{"app": "web"}),
+		policyPod(2, "db", map[string]string{"app": "db"})
+	dp := &judging{t: t, sets: map[uint32][]datapath.PolicyEntry{},
+		ingress: map[uint16]uint32{}, classes: map[netip.Prefix]uint32{}}
+	run := func() *policies {
+		t.Helper()
+		p, err := newPolicies(dp, policy.Options{}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	dp.ingress[1], dp.ingress[2] = 0, 0 // neither has a set before the first run begins
+	if err := run().begin(policyIndex(t, notFromThere), []endpoint.Info{web, db}, "a"); err != nil {
+		t.Fatal(err)
+	}
+	dp.opened, dp.stuck = 0, true
+	second := run()
+	own := []endpoint.Info{db}
+	if err := second.begin(policyIndex(t, nothingElse), own, "a"); err == nil {
+		t.Error("nobody was told that an unknown endpoint could not be denied")
+	}
+	if dp.look(); dp.opened > 0 { //nolint:errcheck // it never fails
+		t.Fatal("open while it could not be denied")
+	}
+	dp.stuck = false
+	list := func() []endpoint.Info { return own }
+	if err := second.apply(policyIndex(t, nothingElse), list, "a"); err != nil {
+		t.Fatal(err)
+	}
+	if dp.look(); dp.opened > 0 || len(dp.sets[dp.ingress[1]]) > 0 || dp.ingress[1] == 0 { //nolint:errcheck // as above
+		t.Errorf("open %d times, set %d", dp.opened, dp.ingress[1])
+	}
+	own = append(own, web)
+	_, ingress, err := second.of(policyIndex(t, notFromThere), list, web, "a")
+	if err != nil || len(dp.sets[ingress]) == 0 {
+		t.Errorf("made anew: set %d, %v", ingress, err)
+	}
+}
+
+// owned is a datapath that notes which class one address has when it is told whose it is.
+type owned struct {
+	judging
+	at    netip.Addr
+	owner []uint32
+	class []uint32
+}
+
+func (o *owned) SetIdentities(identities map[netip.Addr]uint32) error {
+	o.owner = append(o.owner, identities[o.at])
+	o.class = append(o.class, o.classes[netip.PrefixFrom(o.at, o.at.BitLen())])
+	return nil
+}
+
+// TestAddressOfFormerOwner: an address that has passed from one pod to another is the other's only
+// once no set takes it for that of the first, as one does that lets that one in from there.
+func TestAddressOfFormerOwner(t *testing.T) {
+	const own = "---\napiVersion: weft.dev/v1alpha1\nkind: Identity\nmetadata: {name: '%d'}\n" +
+		"spec: {spiffeID: 'spiffe://weft.local/ns/shop/sa/%s'}\n"
+	const node = "---\napiVersion: weft.dev/v1alpha1\nkind: Node\nmetadata: {name: b}\n" +
+		"spec: {addresses: [192.0.2.2], podCIDRs: [10.77.2.0/24]}\n"
+	objects := func(identity int) *index {
+		return policyIndex(t, "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\n"+
+			"metadata: {name: web, namespace: shop}\nspec: {selector: {matchLabels: {app: web}}, "+
+			"rules: [{from: [{source: {serviceAccounts: [x], ipBlocks: [10.77.2.0/28]}}]}]}\n"+node+
+			fmt.Sprintf(own, 301, "x")+fmt.Sprintf(own, 302, "y")+
+			fmt.Sprintf("---\napiVersion: weft.dev/v1alpha1\nkind: Endpoint\n"+
+				"metadata: {name: p, namespace: shop}\n"+
+				"spec: {nodeName: b, addresses: [10.77.2.5]}\nstatus: {identity: %d}\n", identity))
+	}
+	dp := &owned{judging: judging{t: t, sets: map[uint32][]datapath.PolicyEntry{},
+		ingress: map[uint16]uint32{}, classes: map[netip.Prefix]uint32{}},
+		at: netip.MustParseAddr("10.77.2.5")}
+	p, err := newPolicies(dp, policy.Options{TrustDomain: "weft.local"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods := []endpoint.Info{policyPod(1, "web", map[string]string{"app": "web"})}
+	list := func() []endpoint.Info { return pods }
+	if ix := objects(301); len(ix.snapshot.Errors) > 0 {
+		t.Fatal(ix.snapshot.Errors)
+	}
+	if err := p.begin(objects(301), pods, "a"); err != nil {
+		t.Fatal(err)
+	}
+	knows := func(class uint32) bool {
+		return slices.ContainsFunc(dp.sets[dp.ingress[1]], func(e datapath.PolicyEntry) bool {
+			return e.Peer == class && e.Allow
+		})
+	}
+	if !knows(dp.classes[netip.MustParsePrefix("10.77.2.5/32")]) {
+		t.Fatalf("the set does not go by the address: %v", dp.classes)
+	}
+	if err := p.apply(objects(302), list, "a"); err != nil {
+		t.Fatal(err)
+	}
+	last := len(dp.owner) - 1
+	if dp.owner[last] != 302 || dp.class[last] != datapath.ClassWithheld {
+		t.Errorf("owners %v with classes %v", dp.owner, dp.class)
+	}
+	if class, there := dp.classes[netip.MustParsePrefix("10.77.2.5/32")]; there {
+		t.Errorf("in the end it has class %d", class)
 	}
 }

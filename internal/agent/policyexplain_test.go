@@ -65,6 +65,8 @@ type pods struct {
 	list []endpoint.Info
 }
 
+func (p pods) List() []endpoint.Info { return p.list }
+
 func (p pods) find(fits func(endpoint.Info) bool) (endpoint.Info, bool) {
 	if at := slices.IndexFunc(p.list, fits); at >= 0 {
 		return p.list[at], true

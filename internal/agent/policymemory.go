@@ -24,19 +24,27 @@ func (a *Agent) recallPolicies() error {
 	if !ok {
 		return nil
 	}
-	data, err := os.ReadFile(a.policyMemory())
+	return recall(a.policyMemory(), "policies", func(data []byte) error {
+		list, files, err := policy.Recall(data)
+		if err == nil {
+			seeded.SeedPolicies(list, files)
+		}
+		return err
+	})
+}
+
+// recall takes up what a previous run has written down of objects, if there is anything.
+func recall(path, what string, seed func(data []byte) error) error {
+	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("policies of a previous run: %w", err)
+		return fmt.Errorf("%s of a previous run: %w", what, err)
 	}
-	list, files, err := policy.Recall(data)
-	if err != nil {
-		return fmt.Errorf("%s: %w: remove it once all files of objects are in order",
-			a.policyMemory(), err)
+	if err := seed(data); err != nil {
+		return fmt.Errorf("%s: %w: remove it once all files of objects are in order", path, err)
 	}
-	seeded.SeedPolicies(list, files)
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/endpoint"
 	"weft.dev/weft/internal/policy"
 )
 
@@ -18,6 +19,33 @@ func (p *policies) deny() (policy.Sets, error) {
 		}
 	}
 	return policy.Sets{p.denies, p.denies}, nil
+}
+
+// denyUnknown has the endpoints denied that are in the maps since a previous run and that nobody
+// here knows, as their records are damaged, until they are made anew or removed: their policies are
+// not known either, and classes of addresses are about to mean what their sets do not know.
+func (p *policies) denyUnknown(own []endpoint.Info) error {
+	slots, err := p.dp.EnteredSlots()
+	if err != nil {
+		return fmt.Errorf("policies of endpoints that are not known: %w", err)
+	}
+	var failed error
+	for _, slot := range slots {
+		_, promised := p.promised[slot]
+		if promised || slices.ContainsFunc(own,
+			func(i endpoint.Info) bool { return i.Slot == slot }) {
+			continue
+		}
+		denied, err := p.deny()
+		if err == nil {
+			err = p.dp.AdoptEndpointPolicy(slot, denied[policy.Egress], denied[policy.Ingress])
+		}
+		if err != nil {
+			failed = errors.Join(failed, fmt.Errorf("policy of slot %d, which no record names: %w",
+				slot, err))
+		}
+	}
+	return failed
 }
 
 // install enters a set. Where that fails, what it is about is denied until it is tried again: what

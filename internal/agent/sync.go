@@ -125,9 +125,13 @@ func (a *Agent) reconcileOnce(ctx context.Context, n *node,
 }
 
 // syncPolicies has endpoints get what policies say, and remembers these. What fails is tried again.
+// Policies are written down first: the next start is to know each that was in force. Labels are
+// behind: what is there before the file is applied again by the next start anyway, and how long
+// writing takes is not to be for how long a changed label does not count. They are written down
+// whether or not all endpoints have got their sets, as most have.
 func (a *Agent) syncPolicies(n *node, ix *index) error {
-	err := errors.Join(a.rememberPolicies(ix.policies()), a.rememberLabels(),
-		n.policies.apply(ix, n.manager.List, a.cfg.Node))
+	err := errors.Join(a.rememberPolicies(ix.policies()),
+		n.policies.apply(ix, n.manager.List, a.cfg.Node), a.rememberLabels())
 	a.problem("policies", err)
 	a.problem("policy objects", n.policies.problem())
 	if err != nil {

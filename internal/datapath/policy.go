@@ -105,6 +105,22 @@ func (d *Datapath) AdoptEndpointPolicy(slot uint16, egress, ingress uint32) erro
 	return d.changed()
 }
 
+// EnteredSlots are those of endpoints that are in the maps, since a previous run too.
+func (d *Datapath) EnteredSlots() (out []uint16, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var value bpf.EpSlot
+	for i := range uint32(MaxEndpoints) {
+		if err := d.maps.EpSlot.Lookup(i, &value); err != nil {
+			return nil, fmt.Errorf("read slot %d: %w", i, err)
+		}
+		if value != (bpf.EpSlot{}) {
+			out = append(out, uint16(i))
+		}
+	}
+	return out, nil
+}
+
 // putSets enters an endpoint's sets into its slot, which is in use. Callers hold d.mu and call
 // changed.
 func (d *Datapath) putSets(ep Endpoint) error {
@@ -182,6 +198,9 @@ const ClassWithheld = policymap.Withheld
 func (d *Datapath) SetClasses(classes map[netip.Prefix]uint32) error {
 	return d.voidIf(d.policy.SetClasses(classes))
 }
+
+// Classes are those that addresses have.
+func (d *Datapath) Classes() (map[netip.Prefix]uint32, error) { return d.policy.Classes() }
 
 // voidIf makes cached decisions void after a change, and in doubt.
 func (d *Datapath) voidIf(changed bool, err error) error {

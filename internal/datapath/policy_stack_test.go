@@ -292,6 +292,10 @@ func TestPolicyOutlivesTheAgent(t *testing.T) {
 	if v, _ := b.send(t, "tc", "from_pod", "wta", fromA(peer4).udp(1, 2, 8).bytes()); v != "drop" {
 		t.Errorf("before anything is said: %s", v)
 	}
+	if slots, err := b.EnteredSlots(); err != nil || !slices.Contains(slots, podA.Slot) ||
+		!slices.Contains(slots, podB.Slot) || slices.Contains(slots, podB.Slot+100) {
+		t.Errorf("the maps have endpoints in slots %v, %v", slots, err)
+	}
 	fresh, err := b.AddPolicySet(nil)
 	if must(t, err); fresh <= stale {
 		t.Errorf("set %d is given out again as %d", stale, fresh)

@@ -6,6 +6,7 @@
 package flows
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/datapath"
+	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/policy"
 )
 
@@ -149,10 +151,6 @@ func (f Flow) String() string {
 	return line.String()
 }
 
-// protocols are the names of the IP protocols that the datapath tells apart.
-var protocols = map[uint8]string{1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp",
-	136: "udplite", 50: "esp", 47: "gre", 4: "ipip", 41: "ipv6"}
-
 // etherTypes are the names of what is not IP, or too broken to be read as such.
 var etherTypes = map[uint16]string{0x0800: "ipv4", 0x86dd: "ipv6", 0x0806: "arp", 0x8100: "vlan",
 	0x88a8: "vlan", 0x88cc: "lldp"}
@@ -170,19 +168,13 @@ func protocolOf(event datapath.FlowEvent) string {
 
 // ProtocolName is an IP protocol's name, or its number where it has none here.
 func ProtocolName(number uint8) string {
-	if name, ok := protocols[number]; ok {
-		return name
-	}
-	return strconv.Itoa(int(number))
+	return cmp.Or(inet.ProtocolName(number), strconv.Itoa(int(number)))
 }
 
 // ParseProtocol reads a protocol's name or number.
 func ParseProtocol(text string) (uint8, error) {
-	lower := strings.ToLower(text)
-	for number, name := range protocols {
-		if name == lower {
-			return number, nil
-		}
+	if number, known := inet.ProtocolNumber(strings.ToLower(text)); known {
+		return number, nil
 	}
 	number, err := strconv.ParseUint(text, 10, 8)
 	if err != nil {

@@ -152,22 +152,10 @@ const (
 	precedenceAddress
 )
 
-// enter makes the entries of a conjunction.
-func (r *run) enter(d *draft) *finished {
-	c := d.conjunction
-	set := &Set{Number: d.number, Direction: d.direction, Policies: objects(d.policies)}
+// contentOf is what a conjunction says of each peer.
+func (r *run) contentOf(d Direction, c *conjunction) content {
 	outside, alike := c.outside()
-	done := &finished{set: set, conjunction: c, classes: r.classesIn(c, alike)}
-	if before := r.compiler.finished[d.number]; before != nil && before.conjunction == c &&
-		slices.Equal(before.classes, done.classes) {
-		r.node()
-		return before
-	}
-	values := map[uint32][]portValue{}
-	if d.direction == Ingress {
-		node := r.node().parts[0]
-		values[node.peer] = []portValue{{portPrefix{}, node.value}}
-	}
+	values := r.nobody(d)
 	values[AnyPeer] = c.values(outside, precedencePolicy)
 	if slices.ContainsFunc(outside, func(d decided) bool { return d.verdict == Allow }) {
 		values[Withheld] = []portValue{{portPrefix{}, Value{Deny, precedenceAddresses, 0}}}
@@ -179,26 +167,19 @@ func (r *run) enter(d *draft) *finished {
 			values[class] = c.values(c.base[at], precedenceAddresses)
 		}
 	}
+	same := map[*decided][]portValue{} // peers of one kind have one slice
 	for _, p := range c.peers {
-		values[p.number] = c.values(p.ports, precedenceIdentity)
+		if same[&p.ports[0]] == nil {
+			same[&p.ports[0]] = c.values(p.ports, precedenceIdentity)
+		}
+		values[p.number] = same[&p.ports[0]]
 	}
 	for _, a := range c.addresses {
 		for _, class := range r.blocks.of(a.at) {
 			values[class] = c.values(a.ports, precedenceAddress)
 		}
 	}
-	for _, who := range slices.Sorted(maps.Keys(values)) {
-		for _, v := range values[who] {
-			set.Entries = append(set.Entries,
-				Entry{Key{d.number, d.direction, who, v.at.protocol, v.at.port, v.at.bits},
-					v.value})
-		}
-	}
-	slices.SortFunc(set.Entries, func(a, b Entry) int { return compareKeys(a.Key, b.Key) })
-	if limit := r.compiler.opts.MaxEntries; len(set.Entries) > limit {
-		done.problems = exceeds(set, limit)
-	}
-	return done
+	return values
 }
 
 // outside are the verdicts for addresses that no range of the set is about, and whether they are

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 )
@@ -109,6 +110,26 @@ func NewCompiler(opts Options) *Compiler {
 // Compile makes the sets of all local endpoints. The same input gives the same result, whatever
 // its order, but for the numbers, which depend on what was compiled before.
 func (c *Compiler) Compile(in Input) *Result {
+	r := c.begin(in)
+	list := sortedPolicies(in.Policies)
+	if r.known && len(r.changed) == 0 && r.sameEndpoints && r.sameRanges &&
+		slices.Equal(list, c.list) && r.index.identical(c.before) {
+		return c.result
+	}
+	order := r.draftAll(list)
+	for round, needed := 0, r.makeSets(order); r.limitEntries(order, needed, round); round++ {
+		needed = r.makeSets(order)
+	}
+	r.forget()
+	maps.DeleteFunc(r.index.found, func(_ string, s *matched) bool { return !s.used })
+	c.before, c.list, c.result = r.index, list, r.result
+	c.shares, c.finished, c.conjunctions = r.shares, r.finished, r.conjunctions
+	c.subjects = r.subjects
+	return r.result
+}
+
+// begin begins a compilation, with what the one before can be asked for.
+func (c *Compiler) begin(in Input) *run {
 	r := &run{
 		compiler: c, index: newIndex(in), drafts: map[string]*draft{},
 		shares: map[shareKey]*share{}, finished: map[uint32]*finished{},
@@ -119,13 +140,14 @@ func (c *Compiler) Compile(in Input) *Result {
 	r.changed, r.known = r.index.changes(c.before)
 	r.sameEndpoints = r.index.sameEndpoints(c.before)
 	r.sameRanges = c.before != nil && slices.Equal(r.index.ranges, c.before.ranges)
-	list := sortedPolicies(in.Policies)
-	if r.known && len(r.changed) == 0 && r.sameEndpoints && r.sameRanges &&
-		slices.Equal(list, c.list) && r.index.identical(c.before) {
-		return c.result
-	}
+	return r
+}
+
+// draftAll finds which sets there are to be, and whom and what they are about. It returns the order
+// of the drafts.
+func (r *run) draftAll(list []*Policy) []string {
 	if r.known {
-		r.index.carry(c.before, r.changed)
+		r.index.carry(r.compiler.before, r.changed)
 	}
 	r.policies(list)
 	for _, e := range r.index.endpoints {
@@ -138,20 +160,12 @@ func (c *Compiler) Compile(in Input) *Result {
 		r.gather(r.drafts[key])
 	}
 	r.limitRanges(order)
-	r.makeSets(order)
-	for round := 0; r.limitEntries(order, round); round++ {
-		r.makeSets(order)
-	}
-	r.forget()
-	maps.DeleteFunc(r.index.found, func(_ string, s *matched) bool { return !s.used })
-	c.before, c.list, c.result = r.index, list, r.result
-	c.shares, c.finished, c.conjunctions = r.shares, r.finished, r.conjunctions
-	c.subjects = r.subjects
-	return r.result
+	return order
 }
 
-// makeSets divides the addresses, and makes the sets of all drafts.
-func (r *run) makeSets(order []string) {
+// makeSets divides the addresses, and makes the sets of all drafts, of those that there is room for
+// to the last entry. It returns how many entries all need.
+func (r *run) makeSets(order []string) (needed int) {
 	c := r.compiler
 	r.blocks, r.family = blocks{index: map[string]int{}}, nil
 	r.result.Problems = r.result.Problems[:r.told]
@@ -164,9 +178,11 @@ func (r *run) makeSets(order []string) {
 	}
 	r.result.Classes = r.blocks.classify(
 		func(key string) uint32 { return number(c.classes, key, &c.last.Class) })
+	room := cmp.Or(c.opts.Room.Entries, math.MaxInt)
 	for _, key := range order {
-		r.finish(r.drafts[key])
+		needed += r.finish(r.drafts[key], room-needed)
 	}
+	return needed
 }
 
 // number is the one that a thing has, or the next.
@@ -273,15 +289,15 @@ func (r *run) irrelevant(p *Policy) []Problem {
 
 // gather finds whom the rules of a set are about.
 func (r *run) gather(d *draft) {
+	if d.direction == Ingress {
+		d.shares = append(d.shares, r.node())
+	}
 	if slices.ContainsFunc(d.policies, (*Policy).apart) {
 		if d.conjunction = r.conjoin(d); d.conjunction != nil {
 			r.conjunctions[d.number] = d.conjunction
 			d.blocks = d.conjunction.blocks
 		}
 		return
-	}
-	if d.direction == Ingress {
-		d.shares = append(d.shares, r.node())
 	}
 	for _, p := range d.policies {
 		if r.mute[p] {

@@ -205,8 +205,8 @@ func TestResolve(t *testing.T) {
 	}
 	for _, tt := range tests {
 		got := map[portPrefix]Value{}
-		for _, e := range resolve(Key{Set: 1}, tt.in) {
-			got[portPrefix{e.Protocol, e.Port, e.PortBits}] = e.Value
+		for _, v := range resolve(tt.in) {
+			got[v.at] = v.value
 		}
 		if !maps.Equal(got, tt.want) {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)

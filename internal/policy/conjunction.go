@@ -57,6 +57,8 @@ type conjunction struct {
 	kindOf    map[uint32]string
 	dividing  int
 	byAddress bool
+	// unlisted are identities that would be of too many kinds: they are of none.
+	unlisted []uint32
 }
 
 // table has a verdict for each place and port.
@@ -93,8 +95,16 @@ func (r *run) conjoin(d *draft) *conjunction {
 		key := c.signature(who)
 		kinds[key], c.kindOf[who.number] = who, key
 	}
-	if why := c.tooDense(len(kinds), r.compiler.opts.MaxVerdicts); why != "" {
-		r.refuse(d, why)
+	most, needed := c.mostKinds(r.compiler.opts.MaxVerdicts), len(kinds)
+	if needed > most {
+		c.unlisted = r.fewerKinds(d, c, most)
+		for _, who := range c.unlisted {
+			delete(kinds, c.kindOf[who])
+			delete(c.kindOf, who)
+		}
+	}
+	if len(kinds) > most {
+		r.refuse(d, c.tooDense(needed, r.compiler.opts.MaxVerdicts))
 		return nil
 	}
 	c.base = make(table, len(c.places))
@@ -208,18 +218,25 @@ const DefaultMaxVerdicts = 1 << 22
 // that may be: with it, such a set takes some seconds at most.
 const maxConditions = 64
 
-// tooDense says why a conjunction would take too long or too much memory, "" if it does not:
-// verdicts are found for each range of addresses, range of ports and kind of peer.
-func (c *conjunction) tooDense(kinds, limit int) string {
-	conditions := 0
+// mostKinds is how many kinds of peers a conjunction may tell apart, so that it takes not too long
+// and not too much memory: verdicts are found for each range of addresses, range of ports and kind
+// of peer. Two kinds are nobody and somebody unknown.
+func (c *conjunction) mostKinds(limit int) int {
+	each := len(c.places) * len(c.ports)
+	return min(limit/each, limit*maxConditions/(each*max(c.asked(), 1))) - 2
+}
+
+func (c *conjunction) asked() (conditions int) {
 	c.all(func(*condition) { conditions++ })
+	return conditions
+}
+
+// tooDense says why a conjunction would take too long or too much memory.
+func (c *conjunction) tooDense(kinds, limit int) string {
 	needed := len(c.places) * len(c.ports) * (kinds + 2)
-	if needed <= limit && needed*conditions <= limit*maxConditions {
-		return ""
-	}
 	return fmt.Sprintf("would need %d verdicts by %d conditions (%d ranges of addresses, %d of "+
 		"ports, %d kinds of peers), more than %d: use fewer ranges, or fewer policies that select one pod",
-		needed, conditions, len(c.places), len(c.ports), kinds, limit)
+		needed, c.asked(), len(c.places), len(c.ports), kinds, limit)
 }
 
 func (c *conjunction) verdict(of connection) decided {

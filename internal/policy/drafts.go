@@ -23,6 +23,8 @@ type draft struct {
 	blocks []*block
 	// shared: endpoints of several namespaces have it.
 	shared bool
+	// unlisted are identities that its set has no entries for: see limitEntries.
+	unlisted map[uint32]bool
 	// refused is why it denies all, nil where it does not.
 	refused *Problem
 }

@@ -161,7 +161,8 @@ func TestPortsText(t *testing.T) {
 	for want, p := range map[string]portPrefix{
 		"any": {}, "tcp": {protocol: TCP}, "80/tcp": {TCP, 80, 16},
 		"8080-8095/udp": {UDP, 8080, 12}, "0-32767/sctp": {SCTP, 0, 1}, "icmp": {1, 0, 16},
-		"protocol 47": {47, 0, 16},
+		"gre":         {47, 0, 16},
+		"protocol 99": {99, 0, 16},
 	} {
 		if got := portsText(p); got != want {
 			t.Errorf("%+v is %s, want %s", p, got, want)

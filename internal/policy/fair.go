@@ -44,18 +44,19 @@ func level(demand map[string]float64, room float64) float64 {
 // charges are what each draft costs.
 type charges map[*draft]float64
 
-// over finds what has to go so that the rest has room: the most expensive drafts of those who are
-// above their share. all: everything that these have.
-func (c charges) over(room int, all bool) (gone []*draft, share float64) {
-	demand, total := map[string]float64{}, 0.0
+// demand is what each tenant's drafts cost, and in total.
+func (c charges) demand() (each map[string]float64, total float64) {
+	each = map[string]float64{}
 	for d, cost := range c {
-		demand[d.tenant()] += cost
+		each[d.tenant()] += cost
 		total += cost
 	}
-	if total <= float64(room) {
-		return nil, 0
-	}
-	share = level(demand, float64(room))
+	return each, total
+}
+
+// over finds what has to go so that the rest has room: the most expensive drafts of those who are
+// above their share. all: everything that these have.
+func (c charges) over(demand map[string]float64, share float64, all bool) (gone []*draft) {
 	order := slices.SortedFunc(maps.Keys(c), func(a, b *draft) int {
 		return cmp.Or(cmp.Compare(c[b], c[a]), cmp.Compare(a.key, b.key))
 	})
@@ -67,7 +68,7 @@ func (c charges) over(room int, all bool) (gone []*draft, share float64) {
 			}
 		}
 	}
-	return gone, share
+	return gone
 }
 
 // limitRanges refuses drafts that name more ranges of addresses than there is room for.
@@ -76,7 +77,7 @@ func (r *run) limitRanges(order []string) {
 	if room == 0 {
 		return
 	}
-	cost := charges{}
+	cost, common := charges{}, map[string]*block{}
 	for _, key := range order {
 		d := r.drafts[key]
 		if d.refused != nil {
@@ -84,11 +85,22 @@ func (r *run) limitRanges(order []string) {
 		}
 		cost[d] = 0
 		for _, b := range d.blocks {
-			cost[d] += float64(len(b.prefixes) + len(b.except))
+			if b.common { // nobody's
+				common[b.key] = b
+			} else {
+				cost[d] += float64(len(b.prefixes) + len(b.except))
+			}
 		}
 	}
-	gone, share := cost.over(room, false)
-	for _, d := range gone {
+	for _, b := range common {
+		room -= len(b.prefixes)
+	}
+	demand, total := cost.demand()
+	if total <= float64(room) {
+		return
+	}
+	share := level(demand, float64(room))
+	for _, d := range cost.over(demand, share, false) {
 		r.refuse(d, fmt.Sprintf("names %.0f ranges of addresses, and the share of %s of the %d "+
 			"that this node has room for is %.0f: name fewer or wider ones", cost[d], d.owner(),
 			room, share))
@@ -98,29 +110,73 @@ func (r *run) limitRanges(order []string) {
 // rounds is how often what is too much is taken away by halves; then it is all.
 const rounds = 8
 
-// limitEntries refuses sets until the others have room, and says whether there were any: what they
-// named divides nobody's addresses any more, and all is to be made again.
-func (r *run) limitEntries(order []string, round int) bool {
+// limitEntries has sets say less until there is room for all, and says whether there were any: what
+// those named that are refused divides nobody's addresses any more, and all is to be made again.
+//
+// What a namespace has above its share for the identities of others goes first. Each of these has
+// an equal part of what the namespace's own leaves: who makes many identities fills no set of
+// somebody else's, and who selects many identities in many ways costs these nothing elsewhere.
+func (r *run) limitEntries(order []string, needed, round int) bool {
 	room := r.compiler.opts.Room.Entries
-	if room == 0 {
+	if room == 0 || needed <= room {
 		return false
 	}
-	total := 0
-	for _, set := range r.result.Sets {
-		total += len(set.Entries)
+	cost, foreign := r.charge(order)
+	demand, total := cost.demand()
+	if total <= float64(room) { // what is beyond it are sets that are refused already
+		return r.refuseUnmade(order)
 	}
-	if total <= room {
-		return false
+	share := level(demand, float64(room))
+	var squeezed []*draft
+	if round < rounds {
+		squeezed = r.squeezeTenants(order, demand, foreign, share)
 	}
-	cost := r.charge(order)
-	gone, share := cost.over(room, round >= rounds)
+	gone := cost.over(demand, share, round >= rounds)
 	for _, d := range gone {
 		r.refuse(d, fmt.Sprintf("costs %.0f of this node's %d entries, with what its ranges of "+
 			"addresses cost other sets, and the share of %s is %.0f: use fewer port ranges, fewer "+
 			"or wider ranges of addresses, or selectors that match fewer identities", cost[d], room,
 			d.owner(), share))
 	}
-	return len(gone) > 0
+	return len(gone)+len(squeezed) > 0 || r.refuseUnmade(order)
+}
+
+// refuseUnmade refuses the sets that were only counted.
+func (r *run) refuseUnmade(order []string) (some bool) {
+	for _, key := range order {
+		if d := r.drafts[key]; d.refused == nil && r.result.Sets[d.number] == nil {
+			r.refuse(d, "finds no room among this node's entries: use fewer policies or pods")
+			some = true
+		}
+	}
+	return some
+}
+
+// squeezeTenants has the sets of those who are above their share, and would not be by their own
+// entries, leave identities of others out. They are within their share then.
+func (r *run) squeezeTenants(order []string, demand map[string]float64,
+	foreign map[string]identityCosts, share float64) (out []*draft) {
+	for who, needs := range demand {
+		own := needs - foreign[who].sum()
+		if needs <= share || own > share {
+			continue
+		}
+		unlisted := r.squeeze(foreign[who], share-own)
+		for _, key := range order {
+			if d := r.drafts[key]; d.tenant() == who && d.refused == nil {
+				d.unlisted = union(d.unlisted, unlisted)
+				out = append(out, d)
+			}
+		}
+		demand[who] = share
+	}
+	return out
+}
+
+func union(a, b map[uint32]bool) map[uint32]bool {
+	out := maps.Clone(b)
+	maps.Copy(out, a)
+	return out
 }
 
 func (d *draft) owner() string {
@@ -132,16 +188,18 @@ func (d *draft) owner() string {
 
 // refuse has a draft deny all.
 func (r *run) refuse(d *draft, why string) {
+	delete(r.finished, d.number)
 	d.refused = &Problem{
 		Object: strings.Join(objects(d.policies), ", "),
 		Msg:    fmt.Sprintf("%s %s. Until then all of it is denied", d.direction, why),
 	}
 }
 
-// charge says what each set costs. An entry that is there only because somebody else's range
-// divides the addresses of a set's own is charged to that one.
-func (r *run) charge(order []string) charges {
-	cost, owners := charges{}, r.owners(order)
+// charge says what each set costs, and of that, by tenants, what identities of others do. An entry
+// that is there only because somebody else's range divides the addresses of a set's own is charged
+// to that one.
+func (r *run) charge(order []string) (charges, map[string]identityCosts) {
+	cost, owners, identities := charges{}, r.owners(order), map[string]identityCosts{}
 	for _, key := range order {
 		d := r.drafts[key]
 		if d.refused != nil {
@@ -149,17 +207,22 @@ func (r *run) charge(order []string) charges {
 		}
 		foreign := r.foreign(d, owners)
 		cost[d] += 0
-		for _, e := range r.result.Sets[d.number].Entries {
-			others := foreign[e.Peer]
+		said, _ := r.said(d)
+		for who, list := range said {
+			others, entries := foreign[who], float64(len(list))
 			if len(others) == 0 {
-				cost[d]++
+				cost[d] += entries
 			}
 			for _, o := range others {
-				cost[o] += 1 / float64(len(others))
+				cost[o] += entries / float64(len(others))
 			}
 		}
+		if identities[d.tenant()] == nil {
+			identities[d.tenant()] = identityCosts{}
+		}
+		identities[d.tenant()].add(r.identitiesOfOthers(d, said))
 	}
-	return cost
+	return cost, identities
 }
 
 // owners are the drafts that name each class's ranges.

@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -166,5 +167,180 @@ func TestTooManyVerdicts(t *testing.T) {
 		if told := strings.Contains(said(r.Problems), "verdicts by"); told != (want == Deny) {
 			t.Errorf("limit %d: said %q", limit, said(r.Problems))
 		}
+	}
+}
+
+// TestIdentitiesWithoutEndpoints: an identity is in sets for as long as some endpoint has it, and
+// is denied before and after: also by a DENY rule that names it, at an address that no range has.
+func TestIdentitiesWithoutEndpoints(t *testing.T) {
+	in := shop()
+	in.Policies = append(policiesOf(t, header+
+		"  podSelector: {matchLabels: {app: db}}\n  ingress: [{from: [{namespaceSelector: {}}]}]\n"),
+		policiesOf(t, authorizationHeader+"  selector: {matchLabels: {app: web}}\n  action: DENY\n"+
+			"  rules: [{from: [{source: {principals: ['*/sa/late']}}]}]\n")...)
+	compiler := NewCompiler(istioOptions)
+	sizes := func(in Input) (out []int) {
+		r := compiler.Compile(in)
+		for _, pod := range []string{"shop/db", "shop/web"} {
+			out = append(out, len(r.Sets[r.Endpoints[pod][Ingress]].Entries))
+		}
+		return out
+	}
+	alone := sizes(in)
+	late := Peer{v1alpha1.MinIdentity + 700, netip.MustParseAddr("203.0.113.9")}
+	many := in
+	for i := range uint32(500) {
+		many.Identities = append(many.Identities, Identity{Number: late.Identity + i,
+			TrustDomain: "weft.local", Namespace: "big", ServiceAccount: "late"})
+	}
+	if got := sizes(many); !slices.Equal(got, alone) {
+		t.Errorf("%v entries with 500 identities that no endpoint has, %v without", got, alone)
+	}
+	there := many
+	there.Endpoints = append(slices.Clone(in.Endpoints), Endpoint{Namespace: "big", Name: "late",
+		Identity: late.Identity, Addresses: []netip.Addr{late.Address}, Local: true})
+	newcomer := Peer{late.Identity + 1, late.Address} // the same pod, with labels of another moment
+	for i, step := range []struct {
+		in     Input
+		peer   Peer
+		db     Verdict
+		denied bool
+	}{{many, late, Deny, false}, {there, late, Allow, true}, {there, newcomer, Deny, true}} {
+		table := NewTable(compiler.Compile(step.in))
+		if got := table.Decide("shop/db", Ingress, step.peer, TCP, 80).Verdict; got != step.db {
+			t.Errorf("step %d: db %v, want %v", i, got, step.db)
+		}
+		got := table.Decide("shop/web", Ingress, step.peer, TCP, 80).Verdict
+		if step.denied && got != Deny {
+			t.Errorf("step %d: web %v", i, got)
+		}
+	}
+}
+
+// peopled is two tenants of which the small one lets all namespaces in at two ports, and the big
+// one has so many identities, beside a third with one.
+func peopled(identities int) Input {
+	in := tenants([]string{"192.0.2.0/24"}, []string{"203.0.113.0/24"})
+	add := func(ns string, number uint32) {
+		name := fmt.Sprint(ns, number)
+		in.Identities = append(in.Identities, Identity{Number: number, TrustDomain: "weft.local",
+			Namespace: ns, ServiceAccount: name})
+		in.Endpoints = append(in.Endpoints, Endpoint{Namespace: ns, Name: name, Identity: number,
+			Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 2, byte(number >> 8), byte(number)})}})
+	}
+	for i := range uint32(identities) {
+		add("big", v1alpha1.MinIdentity+100+i)
+	}
+	add("third", v1alpha1.MinIdentity+9000)
+	return in
+}
+
+var everybody = strings.Replace(header, "namespace: shop", "namespace: small", 1) +
+	"  podSelector: {}\n  ingress: [{from: [{namespaceSelector: {}}], ports: [{port: 80}, {port: 90}]}]\n"
+
+// TestOthersIdentities: who makes many identities fills nobody else's sets. Of what the own entries
+// of a set, or of all sets of a namespace, leave, each other namespace has an equal part; who has
+// no entry is denied, and the policies of the set say so and stay in force.
+func TestOthersIdentities(t *testing.T) {
+	denyThird := strings.Replace(authorizationHeader, "namespace: shop", "namespace: small", 1) +
+		"  action: DENY\n  rules: [{from: [{source: {serviceAccounts: [third/third9256]}}]}]\n"
+	denyThird = strings.Replace(denyThird, "  selector: {matchLabels: {app: web}}\n", "", 1)
+	for name, c := range map[string]struct {
+		text    string
+		opts    Options
+		newest  Verdict
+		third   Verdict
+		said    string
+		entries int
+	}{
+		"room for all":           {everybody, Options{}, Allow, Allow, "", 1000},
+		"more than one set has":  {everybody, Options{MaxEntries: 60}, Deny, Allow, "namespace big", 60},
+		"more than a share":      {everybody, Options{Room: Room{Entries: 100}}, Deny, Allow, "namespace big", 100},
+		"of another kind, one":   {everybody + "---\n" + denyThird, Options{MaxEntries: 60}, Deny, Deny, "namespace big", 60},
+		"of another kind, share": {everybody + "---\n" + denyThird, Options{Room: Room{Entries: 100}}, Deny, Deny, "namespace big", 100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := peopled(200)
+			in.Policies = append(in.Policies, policiesOf(t, c.text)...)
+			c.opts.TrustDomain = "weft.local"
+			compiler := NewCompiler(c.opts)
+			for range 2 { // the second from what the first has left
+				in.Endpoints = slices.Clone(in.Endpoints)
+				in.Endpoints[len(in.Endpoints)-1].Labels = map[string]string{"turn": "x"}
+				r := compiler.Compile(in)
+				table := NewTable(r)
+				for _, peer := range []struct {
+					index int
+					want  Verdict
+				}{{1, Allow}, {2, Allow}, {len(in.Endpoints) - 2, c.newest}, {len(in.Endpoints) - 1, c.third}} {
+					e := in.Endpoints[peer.index]
+					got := table.Decide("small/pod", Ingress, Peer{e.Identity, e.Addresses[0]}, TCP, 80)
+					if got.Verdict != peer.want {
+						t.Errorf("%s: %v, want %v", e.Key(), got.Verdict, peer.want)
+					}
+				}
+				total := 0
+				for _, set := range r.Sets {
+					total += len(set.Entries)
+				}
+				if total > c.entries+8 {
+					t.Errorf("%d entries", total)
+				}
+				if got := said(r.Problems); !strings.Contains(got, c.said) || (got == "") != (c.said == "") {
+					t.Errorf("said %q", got)
+				}
+				if got := table.Decide("big/pod", Ingress,
+					Peer{v1alpha1.IdentityWorld, netip.MustParseAddr("192.0.2.1")}, TCP, 80).Verdict; got != Allow {
+					t.Errorf("the other's own set: %v", got)
+				}
+			}
+		})
+	}
+}
+
+// TestOthersKinds: identities that a namespace makes of ever new kinds do not make the verdicts of
+// another's set too many: those of the most kinds are taken for unknown.
+func TestOthersKinds(t *testing.T) {
+	text := strings.Replace(authorizationHeader, "namespace: shop", "namespace: small", 1)
+	text = strings.Replace(text, "  selector: {matchLabels: {app: web}}\n", "", 1) + "  action: DENY\n  rules:\n"
+	for i := range 9 {
+		text += fmt.Sprintf("  - from: [{source: {principals: ['*%d']}}]\n"+
+			"    to: [{operation: {ports: ['%d']}}]\n", i, 100+i)
+	}
+	in := peopled(200)
+	in.Policies = policiesOf(t, text)
+	for limit, big := range map[int]Verdict{0: Allow, 900: Deny} {
+		r := NewCompiler(Options{TrustDomain: "weft.local", MaxVerdicts: limit}).Compile(in)
+		table := NewTable(r)
+		third, last := in.Endpoints[len(in.Endpoints)-1], in.Endpoints[len(in.Endpoints)-3]
+		for _, c := range []struct {
+			e    Endpoint
+			port uint16
+			want Verdict
+		}{{third, 106, Deny}, {third, 105, Allow}, {last, 104, Deny}, {last, 105, big}} {
+			got := table.Decide("small/pod", Ingress, Peer{c.e.Identity, c.e.Addresses[0]}, TCP, c.port)
+			if got.Verdict != c.want {
+				t.Errorf("limit %d: %s port %d: %v, want %v: %s", limit, c.e.Key(), c.port,
+					got.Verdict, c.want, said(r.Problems))
+			}
+		}
+		if told := strings.Contains(said(r.Problems), "namespace big"); told != (limit > 0) {
+			t.Errorf("limit %d: said %q", limit, said(r.Problems))
+		}
+	}
+}
+
+// TestCountedFirst: of sets that need more than there is room for no more are made than fit.
+func TestCountedFirst(t *testing.T) {
+	in := peopled(200)
+	in.Policies = policiesOf(t, everybody+"---\n"+strings.ReplaceAll(everybody, "small", "big"))
+	c := NewCompiler(Options{Room: Room{Entries: 450}})
+	r := c.begin(in)
+	needed, made := r.makeSets(r.draftAll(sortedPolicies(in.Policies))), 0
+	for _, set := range r.result.Sets {
+		made += len(set.Entries)
+	}
+	if needed < 800 || made > 450 {
+		t.Errorf("%d entries needed, %d made", needed, made)
 	}
 }

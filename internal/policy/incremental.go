@@ -19,7 +19,7 @@ func (ix *index) changes(o *index) (numbers map[uint32]bool, known bool) {
 	if o == nil {
 		return nil, false
 	}
-	now, before := ix.byNumber(), o.byNumber()
+	now, before := ix.byNumber, o.byNumber
 	if len(now) != len(ix.identities) || len(before) != len(o.identities) {
 		return nil, false
 	}
@@ -48,31 +48,22 @@ func (ix *index) changes(o *index) (numbers map[uint32]bool, known bool) {
 	return numbers, true
 }
 
-func (ix *index) byNumber() map[uint32]*Identity {
-	out := make(map[uint32]*Identity, len(ix.identities))
-	for i := range ix.identities {
-		out[ix.identities[i].Number] = &ix.identities[i]
-	}
-	return out
-}
-
 // carry takes over what selectors selected in the index before, but for the identities that have
 // changed.
 func (ix *index) carry(o *index, changed map[uint32]bool) {
-	now := ix.byNumber()
 	for key, s := range o.found {
-		ix.found[key] = &matched{of: s.of, numbers: ix.patched(s, now, changed)}
+		ix.found[key] = &matched{of: s.of, numbers: ix.patched(s, changed)}
 	}
 }
 
 // patched is the same slice where none of the changed identities comes or goes.
-func (ix *index) patched(s *matched, now map[uint32]*Identity,
-	changed map[uint32]bool) []uint32 {
+func (ix *index) patched(s *matched, changed map[uint32]bool) []uint32 {
 	var add []uint32
 	same := true
 	for n := range changed {
 		_, was := slices.BinarySearch(s.numbers, n)
-		is := now[n] != nil && ix.selects(s.of, now[n])
+		now := ix.byNumber[n]
+		is := now != nil && ix.selectsNamespace(s.of, now.Namespace) && selects(s.of, now)
 		if is {
 			add = append(add, n)
 		}
@@ -116,7 +107,7 @@ func sameSlice(a, b []uint32) bool {
 // the same one if that changes nothing; nil where it has to be made from the beginning.
 func (r *run) again(d *draft) *conjunction {
 	known := r.compiler.conjunctions[d.number]
-	if known == nil || !r.known || !r.sameRanges && known.byIdentity() ||
+	if known == nil || known.unlisted != nil || !r.known || !r.sameRanges && known.byIdentity() ||
 		d.named() && (len(r.changed) > 0 || !r.sameEndpoints) {
 		return nil
 	}

@@ -109,6 +109,11 @@ func TestNothingMade(t *testing.T) {
 	}
 	in.Identities = append(slices.Clone(in.Identities), Identity{
 		Number: v1alpha1.MinIdentity + 700, Namespace: "shop", Labels: map[string]string{"app": "x"}})
+	if compiler.Compile(in) != first {
+		t.Error("an identity that no endpoint has was compiled")
+	}
+	in.Endpoints = append(slices.Clone(in.Endpoints), Endpoint{Namespace: "shop", Name: "x",
+		Identity: v1alpha1.MinIdentity + 700, Addresses: []netip.Addr{netip.MustParseAddr("10.1.7.8")}})
 	second := compiler.Compile(in)
 	for _, pod := range []string{"shop/web", "shop/db"} {
 		number := first.Endpoints[pod][Ingress]

@@ -14,13 +14,16 @@ const NamespaceNameLabel = "kubernetes.io/metadata.name"
 
 // index is the input of a compilation, ordered.
 type index struct {
+	// identities are those that some endpoint has. An object alone makes none: whoever comes under
+	// a number that is not here is somebody unknown, as before its endpoint is.
 	identities []Identity
 	endpoints  []*Endpoint
 	// byIdentity are the endpoints of each identity.
 	byIdentity map[uint32][]*Endpoint
 	namespaces map[string]labels.Set
 	// within are the identities of each namespace, in the order of their numbers.
-	within map[string][]Identity
+	within   map[string][]Identity
+	byNumber map[uint32]*Identity
 	// found are the identities of selectors that were asked for.
 	found  map[string]*matched
 	ranges []netip.Prefix
@@ -30,12 +33,10 @@ type index struct {
 
 func newIndex(in Input) *index {
 	ix := &index{
-		identities: slices.Clone(in.Identities), byIdentity: map[uint32][]*Endpoint{},
-		namespaces: map[string]labels.Set{}, found: map[string]*matched{},
-		within: map[string][]Identity{}, ranges: sortedRanges(in.Ranges),
+		byIdentity: map[uint32][]*Endpoint{}, namespaces: map[string]labels.Set{},
+		found: map[string]*matched{}, within: map[string][]Identity{}, ranges: sortedRanges(in),
+		byNumber: map[uint32]*Identity{},
 	}
-	slices.SortFunc(ix.identities,
-		func(a, b Identity) int { return cmp.Compare(a.Number, b.Number) })
 	endpoints := slices.Clone(in.Endpoints) // kept for the next run, the caller's may change
 	for i := range endpoints {
 		ix.endpoints = append(ix.endpoints, &endpoints[i])
@@ -46,8 +47,17 @@ func newIndex(in Input) *index {
 	for _, e := range ix.endpoints {
 		ix.byIdentity[e.Identity] = append(ix.byIdentity[e.Identity], e)
 	}
-	for _, i := range ix.identities {
-		ix.within[i.Namespace] = append(ix.within[i.Namespace], i)
+	for _, i := range in.Identities {
+		if len(ix.byIdentity[i.Number]) > 0 {
+			ix.identities = append(ix.identities, i)
+		}
+	}
+	slices.SortStableFunc(ix.identities,
+		func(a, b Identity) int { return cmp.Compare(a.Number, b.Number) })
+	for n := range ix.identities {
+		i := &ix.identities[n]
+		ix.byNumber[i.Number] = i
+		ix.within[i.Namespace] = append(ix.within[i.Namespace], *i)
 	}
 	for name, set := range in.Namespaces {
 		ix.namespaces[name] = namespaceLabels(name, set)
@@ -55,7 +65,29 @@ func newIndex(in Input) *index {
 	return ix
 }
 
-func sortedRanges(list []netip.Prefix) []netip.Prefix {
+// sortedRanges are those of pods, with the addresses of endpoints that are in none of them: one
+// whose identity a set does not know must be taken there, too, for somebody who may be anybody.
+func sortedRanges(in Input) []netip.Prefix {
+	list := sortPrefixes(in.Ranges)
+	for _, e := range in.Endpoints {
+		for _, a := range e.Addresses {
+			if !slices.ContainsFunc(in.Ranges, func(p netip.Prefix) bool { return p.Contains(a) }) {
+				list = append(list, netip.PrefixFrom(a, a.BitLen()))
+			}
+		}
+	}
+	return sortPrefixes(list)
+}
+
+// owner is the namespace of an identity, "" for none of a workload that is known.
+func (ix *index) owner(number uint32) string {
+	if i := ix.byNumber[number]; i != nil {
+		return i.Namespace
+	}
+	return ""
+}
+
+func sortPrefixes(list []netip.Prefix) []netip.Prefix {
 	list = slices.Clone(list)
 	slices.SortFunc(list, comparePrefixes)
 	return slices.Compact(list)
@@ -95,9 +127,14 @@ func (ix *index) selected(p peer) []uint32 {
 	s := ix.found[key]
 	if s == nil {
 		s = &matched{of: p}
-		for i := range ix.candidates(p) {
-			if one := &ix.candidates(p)[i]; ix.selects(p, one) {
-				s.numbers = append(s.numbers, one.Number)
+		for name, list := range ix.within {
+			if !ix.selectsNamespace(p, name) {
+				continue
+			}
+			for i := range list {
+				if selects(p, &list[i]) {
+					s.numbers = append(s.numbers, list[i].Number)
+				}
 			}
 		}
 		slices.Sort(s.numbers)
@@ -107,27 +144,16 @@ func (ix *index) selected(p peer) []uint32 {
 	return s.numbers
 }
 
-// candidates are the identities among which a peer's selectors select.
-func (ix *index) candidates(p peer) []Identity {
+// selectsNamespace says whether a peer's selectors are about identities of a namespace.
+func (ix *index) selectsNamespace(p peer, name string) bool {
 	if p.namespaces == nil {
-		return ix.within[p.own]
+		return name == p.own
 	}
-	return ix.identities
+	return p.namespaces.Matches(ix.namespace(name))
 }
 
-// selects says whether an identity is a peer that is selected.
-func (ix *index) selects(p peer, i *Identity) bool {
-	// Another number would be everybody's, or some addresses'.
-	if i.Number == AnyPeer || i.Number >= ClassBase {
-		return false
-	}
-	if p.namespaces == nil && i.Namespace != p.own ||
-		p.namespaces != nil && !ix.matching(p, i.Namespace) {
-		return false
-	}
-	return p.pods.Matches(labels.Set(i.Labels))
-}
-
-func (ix *index) matching(p peer, namespace string) bool {
-	return p.namespaces.Matches(ix.namespace(namespace))
+// selects says whether an identity of such a namespace is selected. One with another number would
+// be everybody's, or some addresses'.
+func selects(p peer, i *Identity) bool {
+	return i.Number != AnyPeer && i.Number < ClassBase && p.pods.Matches(labels.Set(i.Labels))
 }

@@ -6,16 +6,16 @@ import (
 	"slices"
 )
 
-// resolve makes the entries of one peer. Of several prefixes of ports that match, the map finds the
-// longest and none else, so each entry says what the best of all says that cover it; one that
+// resolve is what is said of one peer. Of several prefixes of ports that match, the map finds the
+// longest and none else, so each says what the best of all says that cover it; one that
 // says the same as the next shorter is left out.
-func resolve(key Key, values map[portPrefix]Value) []Entry {
+func resolve(values map[portPrefix]Value) []portValue {
 	order := slices.SortedFunc(maps.Keys(values), func(a, b portPrefix) int {
 		return cmp.Or(cmp.Compare(a.protocol, b.protocol), cmp.Compare(a.bits, b.bits),
 			cmp.Compare(a.port, b.port))
 	})
 	resolved := make(map[portPrefix]Value, len(values))
-	var out []Entry
+	var out []portValue
 	for _, p := range order {
 		best := values[p]
 		if above, covered := covering(resolved, p); covered {
@@ -27,11 +27,8 @@ func resolve(key Key, values map[portPrefix]Value) []Entry {
 			}
 		}
 		resolved[p] = best
-		k := key
-		k.Protocol, k.Port, k.PortBits = p.protocol, p.port, p.bits
-		out = append(out, Entry{k, best})
+		out = append(out, portValue{p, best})
 	}
-	slices.SortFunc(out, func(a, b Entry) int { return compareKeys(a.Key, b.Key) })
 	return out
 }
 

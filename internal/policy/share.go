@@ -17,30 +17,20 @@ type share struct {
 	selected [][]uint32
 }
 
-// part is a rule for one peer, or for one block of addresses.
+// part is a rule for some peers, or for one block of addresses.
 type part struct {
-	peer  uint32
-	block *block // nil: for peer
+	// peers are a selection, which rules share, or a few.
+	peers []uint32
+	block *block // nil: for peers
 	ports []portPrefix
 	value Value
-}
-
-// into adds a part to what is known of one peer.
-func (p part) into(byPeer map[uint32]map[portPrefix]Value, who uint32) {
-	if byPeer[who] == nil {
-		byPeer[who] = map[portPrefix]Value{}
-	}
-	for _, port := range p.ports {
-		if known, there := byPeer[who][port]; !there || p.value.better(known) {
-			byPeer[who][port] = p.value
-		}
-	}
 }
 
 func (p part) equal(o part) bool {
 	sameBlock := p.block == o.block || p.block != nil && o.block != nil &&
 		p.block.key == o.block.key
-	return sameBlock && p.peer == o.peer && p.value == o.value && slices.Equal(p.ports, o.ports)
+	return sameBlock && p.value == o.value && slices.Equal(p.peers, o.peers) &&
+		slices.Equal(p.ports, o.ports)
 }
 
 // shareKey is what a share depends on besides the cluster.
@@ -89,7 +79,7 @@ func (r *run) node() *share {
 			return one
 		}
 	}
-	one := &share{parts: []part{{peer: v1alpha1.IdentityHost, ports: []portPrefix{{}}, value: value}}}
+	one := &share{parts: []part{{peers: []uint32{v1alpha1.IdentityHost}, ports: []portPrefix{{}}, value: value}}}
 	r.shares[shareKey{}] = one
 	return one
 }
@@ -123,8 +113,8 @@ type gathering struct {
 	share     *share
 }
 
-func (g *gathering) add(who uint32, ports []portPrefix) {
-	g.share.parts = append(g.share.parts, part{peer: who, ports: ports, value: g.value})
+func (g *gathering) add(who []uint32, ports []portPrefix) {
+	g.share.parts = append(g.share.parts, part{peers: who, ports: ports, value: g.value})
 }
 
 func (g *gathering) addBlock(b *block, ports []portPrefix) {
@@ -150,16 +140,14 @@ func (g *gathering) numbered() {
 		return
 	}
 	if g.rule.anyPeer {
-		g.add(AnyPeer, ports)
+		g.add([]uint32{AnyPeer}, ports)
 	}
 	for _, p := range g.rule.peers {
 		if p.block != nil {
 			g.addBlock(p.block, ports)
 			continue
 		}
-		for _, who := range g.run.index.selected(p) {
-			g.add(who, ports)
-		}
+		g.add(g.run.index.selected(p), ports)
 	}
 }
 
@@ -200,7 +188,7 @@ func (g *gathering) namedOf(identity uint32, p port) {
 	if !slices.ContainsFunc(all[1:],
 		func(e *Endpoint) bool { return !slices.Equal(e.numbers(p), first) }) {
 		if len(first) > 0 {
-			g.add(identity, exactly(p.protocol, first))
+			g.add([]uint32{identity}, exactly(p.protocol, first))
 		}
 		return
 	}

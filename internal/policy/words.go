@@ -1,11 +1,13 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
 
 	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/inet"
 )
 
 // reserved are the identities that are no workload's, in words.
@@ -45,10 +47,6 @@ func (v *View) peerText(p Peer) string {
 	return text
 }
 
-// protocolNames are those of the protocols that packets are asked for with.
-var protocolNames = map[uint8]string{1: "icmp", TCP: "tcp", UDP: "udp", 58: "icmpv6", SCTP: "sctp",
-	udpLite: "udplite"}
-
 // HasPorts says whether a protocol has ports that policies know of.
 func HasPorts(protocol uint8) bool { return slices.Contains(withPorts, protocol) }
 
@@ -57,10 +55,7 @@ func portsText(p portPrefix) string {
 	if p.protocol == AnyProtocol {
 		return "any"
 	}
-	name := protocolNames[p.protocol]
-	if name == "" {
-		name = fmt.Sprintf("protocol %d", p.protocol)
-	}
+	name := cmp.Or(inet.ProtocolName(p.protocol), fmt.Sprintf("protocol %d", p.protocol))
 	switch {
 	case p.bits == 0 || !HasPorts(p.protocol):
 		return name
