@@ -322,6 +322,8 @@ func TestListsInPages(t *testing.T) {
 // place.
 func TestTwoNodesClaimOneEndpoint(t *testing.T) {
 	s := startServer(t)
+	s.put(nodesPath, "", "a", nodeText(1))
+	s.put(nodesPath, "", "b", nodeText(2))
 	s.put(namespacesPath, "", "shop", thing{})
 	a, b := open(t, s, "a"), open(t, s, "b")
 	w := watching(t, a)
