@@ -141,7 +141,7 @@ func (s *Server) Compact() {
 	}
 }
 
-// Save copies what etcd holds.
+// Save copies what etcd holds. The server runs, and waits for etcd meanwhile.
 func (s *Server) Save() (saved string) {
 	s.t.Helper()
 	m := s.etcd.Members[0]
@@ -149,6 +149,11 @@ func (s *Server) Save() (saved string) {
 	saved = m.Save()
 	m.Start()
 	s.awaitEtcd()
+	for deadline := time.Now().Add(started); !s.ready(); time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			s.t.Fatalf("kube-apiserver does not come back after etcd: %s", s.log)
+		}
+	}
 	return saved
 }
 

@@ -76,6 +76,8 @@ type Kube struct {
 	mirrors []*mirror // one for each of resources
 	// restores is how often the API server was found to have gone back, by whichever mirror.
 	restores int
+	// nodesChanged says that Nodes have come or gone in what is about to be handed on.
+	nodesChanged bool
 	// away is why a resource cannot be read, by resource, as far as a watch knows.
 	away      map[*resource]error
 	awaySince time.Time

@@ -100,7 +100,8 @@ func watching(t *testing.T, k *Kube) *watcher {
 func (w *watcher) until(what string, holds func(*store.Snapshot) bool) *store.Snapshot {
 	w.t.Helper()
 	var now *store.Snapshot
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	deadline := time.Now().Add(3 * time.Minute) // a real server starts meanwhile
+	for ; time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		w.mu.Lock()
 		now = w.now
 		w.mu.Unlock()
@@ -322,6 +323,8 @@ func TestListsInPages(t *testing.T) {
 // place.
 func TestTwoNodesClaimOneEndpoint(t *testing.T) {
 	s := startServer(t)
+	s.put(nodesPath, "", "a", nodeText(1))
+	s.put(nodesPath, "", "b", nodeText(2))
 	s.put(namespacesPath, "", "shop", thing{})
 	a, b := open(t, s, "a"), open(t, s, "b")
 	w := watching(t, a)

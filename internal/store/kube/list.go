@@ -181,7 +181,7 @@ func (k *Kube) adopt(m *mirror, l *listing, p proof) {
 		switch {
 		case l.objects[file] != nil || known.lost:
 		case why != "":
-			m.lose(file, why, changed)
+			k.lose(m, file, why, changed)
 		default:
 			k.remove(m, file, l.version, changed)
 		}
@@ -191,6 +191,7 @@ func (k *Kube) adopt(m *mirror, l *listing, p proof) {
 	}
 	m.anchor = m.newest()
 	m.version, m.listed, m.restores = l.version, true, k.restores
-	changed[m.name()] = nil // what was wrong with the resource as a whole
-	k.history.Update(changed)
+	changed[m.name()] = nil                                // what was wrong with the resource as a whole
+	k.nodesChanged = k.nodesChanged || m.resource == nodes // also where there are none
+	k.enter(changed)
 }

@@ -111,7 +111,10 @@ func (k *Kube) put(m *mirror, o *object, changed map[string]*store.Source) {
 		return
 	}
 	now.source = keptNumber(file, source, now)
-	changed[file] = now.source
+	changed[file] = k.sourceOf(m, now)
+	if m.resource == nodes && known == nil {
+		k.nodesChanged = true
+	}
 }
 
 // keptNumber refuses to let a number be another identity's than the first that it was given to.
@@ -147,6 +150,9 @@ func (k *Kube) remove(m *mirror, file, version string, changed map[string]*store
 	m.gone = &entry{namespace: known.namespace, name: known.name, uid: known.uid, version: version}
 	delete(m.entries, file)
 	changed[file] = nil
+	if m.resource == nodes {
+		k.nodesChanged = true
+	}
 	if file == m.anchor {
 		m.anchor = m.newest()
 	}
@@ -165,10 +171,10 @@ func (m *mirror) newest() string {
 
 // lose marks what the API server has no more, and nobody is known to have deleted: a mistake, so
 // that the last good version stays in use.
-func (m *mirror) lose(file, why string, changed map[string]*store.Source) {
+func (k *Kube) lose(m *mirror, file, why string, changed map[string]*store.Source) {
 	known := m.entries[file]
 	known.lost, known.source = true, wrong(file, why)
-	changed[file] = known.source
+	changed[file] = k.sourceOf(m, known)
 }
 
 // writesAgain says whether this node writes an object again, should the API server have lost it:

@@ -35,6 +35,8 @@ func own(name string) schema.GroupVersionResource {
 }
 
 var (
+	nodes = &resource{core("nodes"), "Node", v1alpha1.KindNode, false, false, nodeOf}
+
 	endpoints = &resource{own("endpoints"), v1alpha1.KindEndpoint, v1alpha1.KindEndpoint, true,
 		false, endpointOf}
 	identities = &resource{own("identities"), v1alpha1.KindIdentity, v1alpha1.KindIdentity, false,
@@ -50,7 +52,7 @@ var (
 
 // resources are all that are read.
 var resources = []*resource{
-	{core("nodes"), "Node", v1alpha1.KindNode, false, false, nodeOf},
+	nodes,
 	pods,
 	{core("namespaces"), "Namespace", v1alpha1.KindNamespace, false, false, namespaceOf},
 	{schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1",

@@ -68,6 +68,7 @@ func TestListingBesideTheWatch(t *testing.T) {
 // is written once that is back.
 func TestNamespaceIsLost(t *testing.T) {
 	s := startServer(t)
+	s.put(nodesPath, "", "a", nodeText(1))
 	saved := s.save()
 	s.put(namespacesPath, "", "shop", thing{})
 	k := open(t, s, "a")
@@ -185,4 +186,32 @@ func TestNodeClaimsAnothers(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestEndpointsOfDeletedNode: they are nobody's, until the Node is there again, and stay where it
+// is only lost.
+func TestEndpointsOfDeletedNode(t *testing.T) {
+	s := startServer(t)
+	for n, name := range []string{"a", "b"} {
+		s.put(nodesPath, "", name, nodeText(n+1))
+	}
+	s.put(namespacesPath, "", "shop", thing{})
+	k, a, b := open(t, s, "c"), open(t, s, "a"), open(t, s, "b")
+	w := watching(t, k)
+	must(t, a.PutEndpoint(endpoint("shop", "web", "a")))
+	must(t, a.PutEndpoint(endpoint("shop", "db", "a")))
+	w.until("a's", func(s *store.Snapshot) bool { return len(s.Endpoints) == 2 })
+	must(t, b.PutEndpoint(endpoint("shop", "web", "b")))
+	w.until("both", func(s *store.Snapshot) bool { return len(s.Errors) == 2 })
+	s.remove(nodesPath, "", "a")
+	w.until("b's alone", func(s *store.Snapshot) bool {
+		return len(s.Endpoints) == 1 && s.Endpoints["shop/web"].Spec.NodeName == "b" &&
+			len(s.Errors) == 0
+	})
+	if got, err := a.Snapshot(); err != nil || got.Endpoints["shop/db"] == nil {
+		t.Errorf("a itself: %v, %v", got.Endpoints, err)
+	}
+	// A Node that cannot be used is there.
+	s.put(nodesPath, "", "a", thing{})
+	w.until("a's again", func(s *store.Snapshot) bool { return s.Endpoints["shop/db"] != nil })
 }

@@ -196,7 +196,7 @@ func (k *Kube) take(m *mirror, event apiwatch.Event, from state) error {
 	case apiwatch.Deleted:
 		k.remove(m, m.file(o.GetNamespace(), o.GetName()), version, changed)
 	}
-	k.history.Update(changed)
+	k.enter(changed)
 	m.version = version
 	return nil
 }
