@@ -28,20 +28,20 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct weft_sealer_queue);
-} weft_sealer_queue SEC(".maps");
+} weft_seal_queue SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, WEFT_MAX_ENDPOINTS);
 	__type(key, __u32);
 	__type(value, struct weft_sealer_share);
-} weft_sealer_shares SEC(".maps");
+} weft_seal_share SEC(".maps");
 
 ALWAYS_INLINE struct weft_sealer_queue *sealer_queue(void)
 {
 	__u32 zero = 0;
 
-	return bpf_map_lookup_elem(&weft_sealer_queue, &zero);
+	return bpf_map_lookup_elem(&weft_seal_queue, &zero);
 }
 
 /* Counts who sends in this period. */
@@ -91,7 +91,7 @@ ALWAYS_INLINE void share_settle(const struct weft_sealer_queue *q, struct weft_s
 /* Whether an endpoint may have one more frame wait for the sealer. */
 static __noinline int share_has_room(__u32 slot)
 {
-	struct weft_sealer_share *s = bpf_map_lookup_elem(&weft_sealer_shares, &slot);
+	struct weft_sealer_share *s = bpf_map_lookup_elem(&weft_seal_share, &slot);
 	struct weft_sealer_queue *q = sealer_queue();
 	__u64 now = bpf_ktime_get_ns();
 
@@ -105,7 +105,7 @@ static __noinline int share_has_room(__u32 slot)
 /* Counts a frame that is given to the sealer. seq is its number in the SA id. */
 static __noinline int share_count(__u32 slot, __u32 id, __u64 seq)
 {
-	struct weft_sealer_share *s = bpf_map_lookup_elem(&weft_sealer_shares, &slot);
+	struct weft_sealer_share *s = bpf_map_lookup_elem(&weft_seal_share, &slot);
 	struct weft_sealer_queue *q = sealer_queue();
 	__u64 number, now;
 

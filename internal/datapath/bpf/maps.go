@@ -54,8 +54,8 @@ type Maps struct {
 	VM       *ebpf.Map `ebpf:"weft_vm"`
 	Sealer   *ebpf.Map `ebpf:"weft_sealer"`
 	// SealerQueue and SealerShares are what waits for the sealer, and whose it is.
-	SealerQueue  *ebpf.Map `ebpf:"weft_sealer_queue"`
-	SealerShares *ebpf.Map `ebpf:"weft_sealer_shares"`
+	SealerQueue  *ebpf.Map `ebpf:"weft_seal_queue"`
+	SealerShares *ebpf.Map `ebpf:"weft_seal_share"`
 
 	// ByName are the same, and those that only programs use.
 	ByName map[string]*ebpf.Map

@@ -26,7 +26,8 @@ type sandbox struct {
 func newSandbox(engine string, lanes int) (*sandbox, error) {
 	b := &sandbox{maps: &bpf.Maps{ByName: map[string]*ebpf.Map{}},
 		programs: map[string]*ebpf.Program{}}
-	if err := b.load(&Options{Engine: engine, AllowTableAES: true, Lanes: lanes}); err != nil {
+	if err := b.load(&Options{Engine: engine, NoSealer: "a sandbox has none", AllowTableAES: true,
+		Lanes: lanes}); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
 	b.EnterPeer("b", 1)

@@ -1,6 +1,10 @@
 package esp
 
-import "testing"
+import (
+	"testing"
+
+	"weft.dev/weft/internal/datapath/bpf"
+)
 
 // sealerSAs are an SA of each kind: the hooks' and the sealer's, both ways.
 func sealerSAs(t *testing.T, b *saHarness) map[string]SealerKey {
@@ -100,6 +104,32 @@ func TestUnmarkSealer(t *testing.T) {
 			if sa.sealer != of.want {
 				t.Errorf("but %d: out %v is marked: %v", len(c.but), of.key.Out, sa.sealer)
 			}
+		}
+	}
+}
+
+// TestWhoHasASealer: engine user always, auto unless the host or the module is against it, others
+// never.
+func TestWhoHasASealer(t *testing.T) {
+	for _, c := range []struct {
+		asked  string
+		engine uint32
+		why    string // Options.NoSealer
+		sealer bool
+		no     string
+	}{
+		{EngineUser, bpf.EngineBpf, "", true, ""},
+		{EngineUser, bpf.EngineKmod, "one CPU", true, ""},
+		{"auto", bpf.EngineBpf, "", true, ""},
+		{"auto", bpf.EngineBpf, "one CPU", false, "one CPU"},
+		{"auto", bpf.EngineKmod, "", false, "the module weft_crypto seals it"},
+		{"bpf", bpf.EngineBpf, "", false, ""},
+		{"kmod", bpf.EngineKmod, "", false, ""},
+	} {
+		w := writer{engine: c.engine, status: EngineStatus{Asked: c.asked}}
+		w.chooseSealer(&Options{Engine: c.asked, NoSealer: c.why})
+		if w.status.Sealer != c.sealer || w.status.NoSealer != c.no {
+			t.Errorf("%s by engine %d, %q: %+v", c.asked, c.engine, c.why, w.status)
 		}
 	}
 }
