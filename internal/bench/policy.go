@@ -150,7 +150,7 @@ func policyWorld(pods int) (policy.Input, error) {
 		}
 		in.Endpoints = append(in.Endpoints, policy.Endpoint{Namespace: ns,
 			Name: fmt.Sprint("pod", i), Labels: labels, Identity: number,
-			Local: i%(pods/localPods) == 0,
+			Local:     i%(pods/localPods) == 0,
 			Addresses: []netip.Addr{hostOf(in.Ranges[0], i+1)}})
 	}
 	return in, nil
@@ -201,11 +201,12 @@ func runChange(pods int) runFunc {
 	}
 }
 
-// moved gives the last pod an identity of its own with another app.
+// moved gives the last pod an identity of its own with another app, which local pods' policies are
+// about with any number of pods.
 func moved(in policy.Input, turn int) policy.Input {
 	in.Identities, in.Endpoints = slices.Clone(in.Identities), slices.Clone(in.Endpoints)
 	pod := &in.Endpoints[len(in.Endpoints)-1]
-	pod.Labels = map[string]string{"app": fmt.Sprint("a", turn%policyApps)}
+	pod.Labels = map[string]string{"app": fmt.Sprint("a", 2+turn%8)}
 	pod.Identity = v1alpha1.MinIdentity + 1<<16
 	id := policy.Identity{Number: pod.Identity, Namespace: pod.Namespace, Labels: pod.Labels}
 	at := slices.IndexFunc(in.Identities,
