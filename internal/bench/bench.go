@@ -43,7 +43,7 @@ func DefaultVariants() []string {
 		func(v string) bool { return v == VariantPlain || v == VariantBare })
 }
 
-// Options say what Route, Encrypt or Mesh measures. The zero value measures the default tests once
+// Options say what Route, Encrypt, Mesh or Policy measures. The zero value measures the default tests once
 // it knows the weft binary.
 type Options struct {
 	// Binary is the weft binary whose agent and CNI plugin are measured. Default: beside the
