@@ -43,15 +43,16 @@ func DefaultVariants() []string {
 		func(v string) bool { return v == VariantPlain || v == VariantBare })
 }
 
-// Options say what Route, Encrypt or Mesh measures. The zero value measures the default tests once
-// it knows the weft binary.
+// Options say what Route, Encrypt, Mesh or Policy measures. The zero value measures the default
+// tests once it knows the weft binary.
 type Options struct {
 	// Binary is the weft binary whose agent and CNI plugin are measured. Default: beside the
 	// running program, else in PATH.
 	Binary string
 	// Variants and Tests are names from Variants and Tests, or groups of tests
 	// (see Groups); for Encrypt those of EncryptVariants, EncryptTests and EncryptGroups, for Mesh
-	// those of MeshVariants, MeshTests and MeshGroups. Empty means the defaults.
+	// those of MeshVariants, MeshTests and MeshGroups, and for Policy those of PolicyVariants,
+	// PolicyTests and PolicyGroups. Empty means the defaults.
 	Variants []string
 	Tests    []string
 	// Repeats is how often each test runs per variant. Default 5, with Quick 3.

@@ -13,6 +13,7 @@ import (
 
 	"weft.dev/weft/internal/bench/load"
 	"weft.dev/weft/internal/bench/mesh"
+	"weft.dev/weft/internal/datapath"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/netns"
 )
@@ -72,6 +73,8 @@ type harness struct {
 	grow func(ctx context.Context, n int) error
 	// fill makes a tunnel's nodes hold something; nil where it is not supported.
 	fill func(ctx context.Context, f fill) error
+	// dp is the near node's datapath where this process runs it; nil where it does not.
+	dp *datapath.Datapath
 	// sealed says that the sink sees ESP and not the pod's own frames.
 	sealed bool
 	// slow says that every frame is sealed on its way.

@@ -45,6 +45,11 @@ type tunnelNode struct {
 
 // newTunnelHarness builds the harness of a tunnel in a mode, with both nodes or the near one only.
 func newTunnelHarness(variant string, s shape, mode, engine string) (*harness, error) {
+	b, _, err := newTunnel(variant, s, mode, engine)
+	return b, err
+}
+
+func newTunnel(variant string, s shape, mode, engine string) (*harness, *tunnel, error) {
 	t := &tunnel{topo: newTopo(), engine: engine}
 	b := &harness{variant: variant, shape: s, slow: engine != ""}
 	b.close = func(context.Context) error { return t.close() }
@@ -54,9 +59,11 @@ func newTunnelHarness(variant string, s shape, mode, engine string) (*harness, e
 		err = t.fill(context.Background(), fill{peers: 2, identities: 1})
 	}
 	if err != nil {
-		return nil, fmt.Errorf("build harness %s/%s: %w", variant, s, errors.Join(err, t.close()))
+		return nil, nil, fmt.Errorf("build harness %s/%s: %w", variant, s,
+			errors.Join(err, t.close()))
 	}
-	return b, nil
+	b.dp = t.nodes[0].dp
+	return b, t, nil
 }
 
 // build makes namespaces, wire, pods and datapaths. The far node of a half is a namespace with a

@@ -43,6 +43,8 @@ var metrics = []Metric{
 	{"open_ns", "ns", -1},
 	{"aes_ns", "ns", -1},
 	{"ghash_ns", "ns", -1},
+	{"compile_ms", "ms", -1},
+	{"enter_ms", "ms", -1},
 	{"add_ms", "ms", -1},
 	{"del_ms", "ms", -1},
 	{"rss_mib", "MiB", -1},
