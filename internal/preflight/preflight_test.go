@@ -92,7 +92,7 @@ func socketList(lines ...string) string {
 func wellHost() *fake {
 	f := &fake{
 		release: "6.12.9-amd64", files: fstest.MapFS{}, bpffs: true, ipv6: true, synced: true,
-		free: 4 << 30,
+		free: 4 << 30, cpus: 2,
 		engine: esp.EngineStatus{Active: "bpf",
 			AES: esp.AESStatus{Driver: "aes-aesni", ConstantTime: true}},
 		snapshot: store.NewSnapshot(), now: time.Date(2026, 11, 2, 0, 0, 0, 0, time.UTC),
