@@ -29,12 +29,11 @@ func TestLife(t *testing.T) {
 	w, ctx := newWorld(), context.Background()
 	cfg := testConfig(t)
 	client, stop := w.start(t, cfg)
-	status, err := client.Status(ctx)
-	if err != nil || status.Ready ||
-		!strings.Contains(status.Waiting, "Node object a in /etc/weft/objects") &&
-			status.Waiting != "starting" {
-		t.Fatalf("before its Node object: %+v %v", status, err)
-	}
+	eventually(t, "the agent to wait for its Node object", func() bool {
+		status, err := client.Status(ctx)
+		return err == nil && !status.Ready &&
+			strings.Contains(status.Waiting, "Node object a in /etc/weft/objects")
+	})
 	if _, err := client.Endpoints(ctx); err == nil || !strings.Contains(err.Error(), "not ready") {
 		t.Errorf("endpoints before: %v", err)
 	}
@@ -47,7 +46,7 @@ func TestLife(t *testing.T) {
 			"192.0.2.2", "10.2.0.0/24")
 	})
 	eventually(t, "ready", func() bool { return ready(client) })
-	status, err = client.Status(ctx)
+	status, err := client.Status(ctx)
 	if err != nil || status.Endpoints != 1 || status.Nodes != 2 || status.MTU != 1450 ||
 		status.Mode.Active != "tc" || len(status.Problems) != 0 {
 		t.Errorf("status %+v %v", status, err)
