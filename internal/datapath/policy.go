@@ -184,11 +184,6 @@ func (d *Datapath) SetIdentities(identities map[netip.Addr]uint32) error {
 	return d.voidIf(d.policy.SetIdentities(identities))
 }
 
-// ChangeIdentities enters some of these and removes others.
-func (d *Datapath) ChangeIdentities(enter map[netip.Addr]uint32, remove []netip.Addr) error {
-	return errors.Join(d.policy.ChangeIdentities(enter, remove), d.void())
-}
-
 // ClassWithheld is the class of addresses that are denied for a moment, by every set.
 const ClassWithheld = policymap.Withheld
 

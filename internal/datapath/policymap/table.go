@@ -3,6 +3,7 @@ package policymap
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"sync"
 
@@ -20,6 +21,8 @@ type Table struct {
 	mu   sync.Mutex
 	sets map[uint32][]bpf.PolicyKey // nil for those of a previous run
 	last uint32                     // the number given out last
+	// identities are those in the map, nil while that is not known.
+	identities map[netip.Addr]uint32
 }
 
 // Open takes over the sets of a previous run: endpoints refer to them until they are told
@@ -189,38 +192,55 @@ func (t *Table) Sets() int {
 }
 
 // SetIdentities makes these, and no others, the identities of other nodes' endpoints by their
-// addresses.
+// addresses. It writes what is different from what it has written before.
 func (t *Table) SetIdentities(want map[netip.Addr]uint32) (changed bool, err error) {
-	keys, values := map[bpf.AddrKey]bool{}, map[bpf.AddrKey]uint32{}
 	for a, identity := range want {
 		if identity == 0 || identity > MaxIdentity {
 			return false, fmt.Errorf("identity %d of %s: want 1 to %d", identity, a, MaxIdentity)
 		}
-		key := bpf.AddrKeyOf(0, a)
-		keys[key], values[key] = true, identity
 	}
-	changed, err = bpf.SyncMap(t.maps.AddrIDs, keys,
-		func(key bpf.AddrKey) uint32 { return values[key] })
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.identities == nil {
+		changed, err = t.syncIdentities(want)
+	} else {
+		changed, err = t.changeIdentities(want)
+	}
+	t.identities = nil
+	if err == nil {
+		t.identities = make(map[netip.Addr]uint32, len(want))
+		maps.Copy(t.identities, want)
+	}
 	return changed, named("identities of addresses", err)
 }
 
-// ChangeIdentities enters some and removes others.
-func (t *Table) ChangeIdentities(enter map[netip.Addr]uint32, remove []netip.Addr) error {
-	for a, identity := range enter {
-		if identity == 0 || identity > MaxIdentity {
-			return fmt.Errorf("identity %d of %s: want 1 to %d", identity, a, MaxIdentity)
+// syncIdentities compares with what is in the map, whoever has written it.
+func (t *Table) syncIdentities(want map[netip.Addr]uint32) (changed bool, err error) {
+	keys, values := map[bpf.AddrKey]bool{}, map[bpf.AddrKey]uint32{}
+	for a, identity := range want {
+		key := bpf.AddrKeyOf(0, a)
+		keys[key], values[key] = true, identity
+	}
+	return bpf.SyncMap(t.maps.AddrIDs, keys,
+		func(key bpf.AddrKey) uint32 { return values[key] })
+}
+
+// changeIdentities removes first, so that there is room.
+func (t *Table) changeIdentities(want map[netip.Addr]uint32) (changed bool, err error) {
+	var failed error
+	for a := range t.identities {
+		if _, stays := want[a]; !stays {
+			key := bpf.AddrKeyOf(0, a)
+			changed, failed = true, errors.Join(failed, bpf.DeleteKey(t.maps.AddrIDs, &key))
 		}
 	}
-	var failed error
-	for _, a := range remove {
-		key := bpf.AddrKeyOf(0, a)
-		failed = errors.Join(failed, bpf.DeleteKey(t.maps.AddrIDs, &key))
+	for a, identity := range want {
+		if t.identities[a] != identity {
+			key := bpf.AddrKeyOf(0, a)
+			changed, failed = true, errors.Join(failed, put(t.maps.AddrIDs, &key, &identity))
+		}
 	}
-	for a, identity := range enter {
-		key := bpf.AddrKeyOf(0, a)
-		failed = errors.Join(failed, put(t.maps.AddrIDs, &key, &identity))
-	}
-	return named("identities of addresses", failed)
+	return changed, failed
 }
 
 // put enters a pair; ErrFull if there is no room.

@@ -150,12 +150,16 @@ func TestAddresses(t *testing.T) {
 	if _, err := table.SetIdentities(map[netip.Addr]uint32{a: 1000, b: 1001}); err != nil {
 		t.Fatal(err)
 	}
-	if err := table.ChangeIdentities(map[netip.Addr]uint32{b: 1002, c: 1003},
-		[]netip.Addr{a}); err != nil {
-		t.Fatal(err)
+	if changed, err := table.SetIdentities(map[netip.Addr]uint32{b: 1002, c: 1003}); err != nil ||
+		!changed {
+		t.Fatal(changed, err)
 	}
 	if identity(a) != 0 || identity(b) != 1002 || identity(c) != 1003 {
 		t.Errorf("identities %d, %d, %d", identity(a), identity(b), identity(c))
+	}
+	if changed, err := table.SetIdentities(map[netip.Addr]uint32{b: 1002, c: 1003}); err != nil ||
+		changed {
+		t.Errorf("the same again: changed %v, %v", changed, err)
 	}
 	if changed, err := table.SetIdentities(map[netip.Addr]uint32{c: 1003}); err != nil ||
 		!changed || identity(b) != 0 || identity(c) != 1003 {
@@ -169,8 +173,17 @@ func TestAddresses(t *testing.T) {
 	for i, addr := 0, a; i < 9; i, addr = i+1, addr.Next() {
 		many[addr] = 1000
 	}
-	if err := table.ChangeIdentities(many, nil); !errors.Is(err, ErrFull) {
+	if _, err := table.SetIdentities(many); !errors.Is(err, ErrFull) {
 		t.Errorf("%v, want ErrFull", err)
+	}
+	// What is there is not known then: it is looked at.
+	if changed, err := table.SetIdentities(map[netip.Addr]uint32{b: 1004}); err != nil ||
+		!changed || identity(b) != 1004 || identity(c) != 0 {
+		t.Errorf("after that: identities %d, %d; changed %v, %v", identity(b), identity(c),
+			changed, err)
+	}
+	if n := entries(t, table.maps.AddrIDs); n != 1 {
+		t.Errorf("%d entries are left", n)
 	}
 }
 
