@@ -169,7 +169,6 @@ ALWAYS_INLINE int from_sealer_out(weft_ctx *ctx, const struct weft_config *cfg, 
 	reason = leave(ctx, cfg, say);
 	if (reason)
 		return drop(cfg, p, reason);
-	share_answered(say->id, say->seq + say->count - 1);
 	act = send_sealed(ctx, say->id >> 10);
 	return act == CTX_DROP ? drop(cfg, p, REASON_NO_NEXT_HOP) : act;
 }
@@ -219,10 +218,14 @@ int weft_from_sealer(weft_ctx *ctx)
 	if (sealer_read(ctx, say))
 		return drop(cfg, p, REASON_TRUNCATED);
 	p->packets = say->count ?: 1;
-	if (say->kind == SEALER_REFUSED)
+	if (say->kind == SEALER_REFUSED) {
+		share_answered(say->id, say->seq);
 		return drop(cfg, p, reason_of(say->identity));
-	if (say->kind == SEALER_SEALED)
+	}
+	if (say->kind == SEALER_SEALED) {
+		share_answered(say->id, say->seq + say->count - 1);
 		return from_sealer_out(ctx, cfg, p, say);
+	}
 	if (say->kind != SEALER_OPENED)
 		return drop(cfg, p, REASON_INTERNAL);
 	return from_sealer_in(ctx, cfg, p, say);

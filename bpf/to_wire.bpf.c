@@ -62,6 +62,15 @@ ALWAYS_INLINE int is_for_own(const struct weft_pkt *p, const struct weft_route *
 	return to ? !is_behind(to, p->ifindex) : r != NULL;
 }
 
+/* Who pays for a packet's place in the sealer's queue: who has sent it, whatever its source address
+ * has become. */
+ALWAYS_INLINE __u32 whose_share(const struct weft_origin *o)
+{
+	if (o->kind == ORIGIN_ENDPOINT)
+		return o->slot;
+	return o->kind == ORIGIN_HOST ? 0 : SHARE_OTHERS;
+}
+
 /* Returns 1, and what to do, if the packet must not leave as it is. */
 ALWAYS_INLINE int must_divert(weft_ctx *ctx, const struct weft_config *cfg, struct weft_pkt *p,
 			      const struct weft_origin *o, const struct weft_endpoint *ep, int *act)
@@ -93,7 +102,8 @@ ALWAYS_INLINE int must_divert(weft_ctx *ctx, const struct weft_config *cfg, stru
 		reason = REASON_NO_KEY;
 	else if (!reason && p->l3_size > peer->mtu)
 		reason = REASON_TOO_BIG;
-	*act = reason ? drop(cfg, p, reason) : to_be_cut(ctx, cfg, p, r->node, identity);
+	*act = reason ? drop(cfg, p, reason)
+		      : to_be_cut(ctx, cfg, p, whose_share(o), r->node, identity);
 	return 1;
 }
 

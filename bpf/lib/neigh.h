@@ -291,7 +291,9 @@ ALWAYS_INLINE int neigh_nd(weft_ctx *ctx, const struct weft_config *cfg,
 		if (!reason && p->src.d[0] | p->src.d[1])
 			reason = nd_claim(ep, &p->src);
 		return reason ?: NEIGH_STACK;
-	case ICMP6_MLD_QUERY ... ICMP6_MLD_DONE:
+	case ICMP6_MLD_QUERY: /* a router's */
+		return ep->flags & ENDPOINT_CHAINED ? REASON_SPOOFED_ND : NEIGH_ABSORB;
+	case ICMP6_MLD_REPORT ... ICMP6_MLD_DONE:
 	case ICMP6_MLD2_REPORT:
 		if (!(ep->flags & ENDPOINT_CHAINED))
 			return NEIGH_ABSORB;
@@ -299,9 +301,11 @@ ALWAYS_INLINE int neigh_nd(weft_ctx *ctx, const struct weft_config *cfg,
 		 */
 		if (p->ttl != 1 || p->dst.b[0] != 0xff)
 			return REASON_SPOOFED_ND;
-		if (p->src.d[0] | p->src.d[1])
-			return nd_claim(ep, &p->src) ?: NEIGH_STACK;
-		return NEIGH_STACK;
+		if (!(p->src.d[0] | p->src.d[1]))
+			return NEIGH_STACK;
+		if (!addr_is_link_local6(&p->src))
+			return REASON_SPOOFED_ND;
+		return nd_claim(ep, &p->src) ?: NEIGH_STACK;
 	}
 	return NEIGH_NOT_ND;
 }

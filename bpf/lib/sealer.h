@@ -63,6 +63,15 @@ ALWAYS_INLINE struct weft_sealer_state *sealer_state(void)
 	return bpf_map_lookup_elem(&weft_sealer, &zero);
 }
 
+/* Whether the sealer has owed an answer for long. */
+ALWAYS_INLINE int sealer_is_late(void)
+{
+	struct weft_sealer_state *s = sealer_state();
+	__u64 asked = s ? *(volatile __u64 *)&s->asked_ns : 0;
+
+	return asked && (__s64)(bpf_ktime_get_ns() - asked) >= (__s64)SEALER_PATIENCE;
+}
+
 /* Whether the sealer is there and answers. Without a lock: what two CPUs do at once moves the
  * moment from which it owes an answer by no more than the time between them. */
 ALWAYS_INLINE int sealer_ask(const struct weft_config *cfg)
@@ -150,7 +159,8 @@ ALWAYS_INLINE int sealer_cuts(weft_ctx *ctx, const struct weft_pkt *p, int unfin
 		return 0;
 	if (weft_test_run)
 		return 1;
-	return unfinished && start + ETH_LEN == p->l4 && skb_is_plain_gso(ctx);
+	return unfinished && start + ETH_LEN == p->l4 && skb_is_plain_gso(ctx) &&
+	       skb_is_tcp_gso(ctx) == (p->proto == IPPROTO_TCP);
 }
 
 /* How many packets the frame is cut into, 0 if the sealer is not to have it: what it cannot cut,
@@ -161,6 +171,9 @@ ALWAYS_INLINE __u32 sealer_count(weft_ctx *ctx, const struct weft_pkt *p)
 	int unfinished = skb_unfinished(ctx, &start, &field);
 
 	if (!p->family || p->slow || unfinished < 0 || start + 60 > SEALER_HEADERS_MAX)
+		return 0;
+	/* Behind the IP packet: the sealer would refuse it. */
+	if (unfinished && field + 2 > p->l3_size)
 		return 0;
 	if (!size)
 		return 1;
@@ -193,11 +206,12 @@ ALWAYS_INLINE int sealer_has(const struct weft_config *cfg, __u32 node)
 	return sealer_sa(cfg, node, &id) != NULL;
 }
 
-/* Gives the frame to the sealer, to be sealed for a node: sets *act and returns 1, or returns 0 if
- * it is to go the other way. What exceeds its sender's share in the queue is dropped, as what finds
- * the queue full is: the other way is slower, and would have it overtaken. */
+/* Gives who's frame to the sealer, to be sealed for a node: sets *act and returns 1, or returns 0
+ * if it is to go the other way. What exceeds its sender's share in the queue is dropped, as what
+ * finds the queue full is: the other way is slower, and would have it overtaken. */
 ALWAYS_INLINE int sealer_take(weft_ctx *ctx, const struct weft_config *cfg,
-			      const struct weft_pkt *p, __u32 node, __u32 identity, int *act)
+			      const struct weft_pkt *p, __u32 who, __u32 node, __u32 identity,
+			      int *act)
 {
 	struct weft_sealer_say say = {.identity = identity};
 	const struct weft_peer *peer = peer_of(node);
@@ -206,17 +220,19 @@ ALWAYS_INLINE int sealer_take(weft_ctx *ctx, const struct weft_config *cfg,
 	if (!peer || !sa)
 		return 0;
 	say.count = sealer_count(ctx, p);
-	/* Asked last: who is asked owes an answer. */
-	if (!say.count || sa_seals(sa) || sa->counter + say.count > sa->limit || !sealer_ask(cfg))
+	if (!say.count || sa_seals(sa) || sa->counter + say.count > sa->limit)
 		return 0;
-	if (!share_has_room(p->slot)) {
+	if (!sealer_is_late() && !share_has_room(who)) {
 		*act = drop(cfg, p, REASON_SEALER_SHARE);
 		return 1;
 	}
+	/* Asked last: who is asked owes an answer. */
+	if (!sealer_ask(cfg))
+		return 0;
 	say.kind = peer->family == 4 ? SEALER_SEAL4 : SEALER_SEAL6;
 	if (sa_take(sa, say.count, &say.seq) || say.seq + say.count > SEALER_SEQ_LIMIT)
 		return 0;
-	share_count(p->slot, say.id, say.seq);
+	share_count(who, say.id, say.seq);
 	*act = sealer_give(ctx, cfg, &say);
 	if (*act == CTX_DROP)
 		drop(cfg, p, REASON_INTERNAL);

@@ -13,7 +13,7 @@ enum weft_sealer_kind {
 	SEALER_SEALED,	/* sealer to hook: ESP packets, outer addresses left to the hook */
 	SEALER_OPENED,	/* sealer to hook: what count packets of consecutive numbers held, glued */
 	SEALER_REFUSED, /* sealer to hook: count packets that it could do nothing with; identity
-			   says why */
+			   says why, and the number is the last of what was to be sealed, else 0 */
 };
 
 /* Why the sealer refuses, in the identity of SEALER_REFUSED. */
@@ -54,17 +54,19 @@ enum weft_sealer_room { SEALER_FRAMES = 512 };
 /* What is known of the sealer's queue, see share.h. Frames are numbered from 1 as they are given.
  */
 struct weft_sealer_queue {
-	__u64 given;   /* the number of the last one */
-	__u64 done;    /* one that was answered */
-	__u64 awaited; /* one whose answer is waited for; 0: none */
-	__u64 awaited_seq;
-	__u64 awaited_ns; /* CLOCK_MONOTONIC */
-	__u32 awaited_id; /* the SA that it was sealed with, and its sequence number in that */
-	__u32 period;	  /* CLOCK_MONOTONIC, 2^24 ns; wraps */
-	__u32 senders, senders_before; /* endpoints that sent in it, and in the one before */
+	__u64 given; /* the number of the last one */
+	__u64 done;  /* one that was answered */
+	/* One whose answer is waited for, as sequence number and, above SEALER_SEQ_BITS, SA; 0:
+	 * none, all ones: one is about to be. */
+	__u64 awaited;
+	__u64 awaited_number;
+	__u64 awaited_ns;	       /* CLOCK_MONOTONIC */
+	__u32 period;		       /* CLOCK_MONOTONIC, 2^24 ns; wraps */
+	__u32 senders, senders_before; /* who sent in it, and in the one before */
+	__u32 pad;
 };
 
-/* An endpoint's frames among them. */
+/* A sender's frames among them: by slot, 0 for this host, and one for all others. */
 struct weft_sealer_share {
 	__u64 last;	 /* the number of its last one */
 	__u64 mark;	 /* one before which all of before were given, and all of since after */

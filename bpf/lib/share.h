@@ -4,24 +4,31 @@
 
 #include "sealer_structs.h"
 
-/* Shares in the sealer's queue: the frames that wait there were sent by endpoints (slot 0: by this
- * host), and each of those that send has as much room as any other, so that who floods loses its
- * own. The kernel does not say what is in the queue, but the sealer answers in the order in which
- * it was asked: once it has answered one frame, all that were given before it are out. So frames
- * are numbered as they are given, one at a time is waited for, and an endpoint's are counted in two
- * parts, those before and since a number. That overstates what waits, never for longer than the
- * queue takes. Without locks: what two CPUs do at once miscounts a frame until then. */
+/* Shares in the sealer's queue: while it fills, each of those who send has as much room in it as
+ * any other, so that who floods loses its own. Who: an endpoint, this host, or all whom this host
+ * relays for. The kernel does not say what is in the queue, but the sealer answers in the order in
+ * which it was asked: once it has answered one frame, all that were given before it are out. So
+ * frames are numbered as they are given, one at a time is waited for, and a sender's are counted in
+ * two parts, those before and since a number. That overstates what waits, by what passes while one
+ * answer is waited for. Without locks: what two CPUs do at once miscounts a frame until then. */
 
-/* What of the queue is shared out. The rest is for frames that are to be opened, and for who begins
- * to send. */
+/* What of the queue is shared out, and how much of it is in use when shares begin to count. The
+ * rest is for frames that are to be opened, and for who begins to send. */
 #define SHARED_FRAMES	(SEALER_FRAMES * 7 / 8)
-#define SHARED_AT_LEAST 16
+#define SHARED_PRESSURE (SHARED_FRAMES / 2)
+
+/* Whose frames are counted together: all that are neither an endpoint's nor this host's. */
+#define SHARE_OTHERS WEFT_MAX_ENDPOINTS
 
 /* Who has sent in this period or the one before has a share: 2^24 ns, 17 ms. */
 #define SHARE_PERIOD 24
+/* A clock may be behind another CPU's; one that is further behind is a period of before a reset. */
+#define SHARE_BEHIND (1 << 20)
 
 /* After so long what is waited for is taken for lost: the queue had no room for it. */
 #define SHARE_PATIENCE (50 * 1000 * 1000ULL)
+
+#define SHARE_CLAIMED (~0ULL)
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -32,7 +39,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, WEFT_MAX_ENDPOINTS);
+	__uint(max_entries, WEFT_MAX_ENDPOINTS + 1);
 	__type(key, __u32);
 	__type(value, struct weft_sealer_share);
 } weft_seal_share SEC(".maps");
@@ -50,7 +57,7 @@ ALWAYS_INLINE void share_period(struct weft_sealer_queue *q, struct weft_sealer_
 {
 	__s32 passed = period - q->period;
 
-	if (passed > 0) {
+	if (passed > 0 || passed < -SHARE_BEHIND) {
 		q->senders_before = passed == 1 ? q->senders : 0;
 		q->senders = 0;
 		q->period = period;
@@ -61,24 +68,25 @@ ALWAYS_INLINE void share_period(struct weft_sealer_queue *q, struct weft_sealer_
 	}
 }
 
-/* How many of an endpoint's frames may wait. */
+/* How many of a sender's frames may wait. */
 ALWAYS_INLINE __u32 share_of(const struct weft_sealer_queue *q)
 {
 	__u32 senders = q->senders > q->senders_before ? q->senders : q->senders_before;
-	__u32 share = SHARED_FRAMES / (senders ?: 1);
 
-	return share > SHARED_AT_LEAST ? share : SHARED_AT_LEAST;
+	return (SHARED_FRAMES / (senders ?: 1)) ?: 1;
 }
 
-/* Forgets the frames of an endpoint that are out of the queue. */
+/* Forgets the frames of a sender that are out of the queue. */
 ALWAYS_INLINE void share_settle(const struct weft_sealer_queue *q, struct weft_sealer_share *s,
 				__u64 now)
 {
 	__u64 done = *(volatile __u64 *)&q->done, given = *(volatile __u64 *)&q->given;
 
-	if (s->last <= done || s->last > given) { /* or it is an earlier sealer's */
+	/* Beyond given: an earlier sealer's. */
+	if (s->last <= done || s->last > given ||
+	    (__s64)(now - s->marked_ns) > (__s64)SHARE_PATIENCE) {
 		s->before = s->since = 0;
-	} else if (s->mark <= done || (__s64)(now - s->marked_ns) > (__s64)SHARE_PATIENCE) {
+	} else if (s->mark <= done) {
 		s->before = s->since;
 		s->since = 0;
 	} else {
@@ -88,10 +96,11 @@ ALWAYS_INLINE void share_settle(const struct weft_sealer_queue *q, struct weft_s
 	s->marked_ns = now;
 }
 
-/* Whether an endpoint may have one more frame wait for the sealer. */
-static __noinline int share_has_room(__u32 slot)
+/* Whether a sender may have one more frame wait for the sealer. While no answer is waited for one
+ * may: only what is given can be answered. */
+static __noinline int share_has_room(__u32 who)
 {
-	struct weft_sealer_share *s = bpf_map_lookup_elem(&weft_seal_share, &slot);
+	struct weft_sealer_share *s = bpf_map_lookup_elem(&weft_seal_share, &who);
 	struct weft_sealer_queue *q = sealer_queue();
 	__u64 now = bpf_ktime_get_ns();
 
@@ -99,45 +108,59 @@ static __noinline int share_has_room(__u32 slot)
 		return 0;
 	share_period(q, s, now >> SHARE_PERIOD);
 	share_settle(q, s, now);
-	return s->before + s->since < share_of(q);
+	return q->given - q->done < SHARED_PRESSURE || s->before + s->since < share_of(q) ||
+	       !*(volatile __u64 *)&q->awaited;
 }
 
-/* Counts a frame that is given to the sealer. seq is its number in the SA id. */
-static __noinline int share_count(__u32 slot, __u32 id, __u64 seq)
+/* Waits for the answer to a frame, unless one is waited for. */
+ALWAYS_INLINE void share_await(struct weft_sealer_queue *q, __u64 key, __u64 number)
 {
-	struct weft_sealer_share *s = bpf_map_lookup_elem(&weft_seal_share, &slot);
+	__u64 awaited = *(volatile __u64 *)&q->awaited, now = bpf_ktime_get_ns();
+
+	if (awaited == SHARE_CLAIMED ||
+	    (awaited && (__s64)(now - q->awaited_ns) < (__s64)SHARE_PATIENCE))
+		return;
+	if (__sync_val_compare_and_swap(&q->awaited, awaited, SHARE_CLAIMED) != awaited)
+		return;
+	q->awaited_number = number;
+	q->awaited_ns = now;
+	store_ordered(&q->awaited, key);
+}
+
+ALWAYS_INLINE __u64 share_key(__u32 id, __u64 seq) { return (__u64)id << SEALER_SEQ_BITS | seq; }
+
+/* Counts a frame that is given to the sealer. seq is its number in the SA id. */
+static __noinline int share_count(__u32 who, __u32 id, __u64 seq)
+{
+	struct weft_sealer_share *s = bpf_map_lookup_elem(&weft_seal_share, &who);
 	struct weft_sealer_queue *q = sealer_queue();
-	__u64 number, now;
+	__u64 number;
 
 	if (!s || !q)
 		return 0;
 	number = __sync_fetch_and_add(&q->given, 1) + 1;
 	s->last = number;
 	__sync_fetch_and_add(&s->since, 1);
-	now = bpf_ktime_get_ns();
-	if (*(volatile __u64 *)&q->awaited && (__s64)(now - q->awaited_ns) < (__s64)SHARE_PATIENCE)
-		return 0;
-	store_ordered(&q->awaited, 0);
-	q->awaited_id = id;
-	q->awaited_seq = seq;
-	q->awaited_ns = now;
-	store_ordered(&q->awaited, number);
+	share_await(q, share_key(id, seq), number);
 	return 0;
 }
 
-/* Notes that the sealer has answered what was given with numbers up to seq of an SA. */
+/* Notes that the sealer has answered what was given with numbers up to seq of an SA. What it says
+ * is believed: nothing but room in its own queue depends on it. */
 ALWAYS_INLINE void share_answered(__u32 id, __u64 seq)
 {
 	struct weft_sealer_queue *q = sealer_queue();
-	__u64 number;
+	__u64 key, number;
 
-	if (!q)
+	if (!q || !seq)
 		return;
-	number = *(volatile __u64 *)&q->awaited;
-	if (!number || q->awaited_id != id || q->awaited_seq > seq)
+	key = *(volatile __u64 *)&q->awaited;
+	load_fence();
+	number = *(volatile __u64 *)&q->awaited_number;
+	if (!key || key >> SEALER_SEQ_BITS != id || key > share_key(id, seq))
 		return;
-	q->done = number;
-	store_ordered(&q->awaited, 0);
+	if (__sync_val_compare_and_swap(&q->awaited, key, 0) == key)
+		q->done = number;
 }
 
 #endif

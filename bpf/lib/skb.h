@@ -192,6 +192,7 @@ ALWAYS_INLINE int skb_overwrites(weft_ctx *ctx, const struct weft_pkt *p)
 
 /* include/linux/skbuff.h: SKB_GSO_TCPV4, _DODGY, _TCP_ECN, _TCPV6, _UDP_L4 */
 #define GSO_PLAIN     (1 << 0 | 1 << 1 | 1 << 2 | 1 << 4 | 1 << 17)
+#define GSO_TCP	      (1 << 0 | 1 << 4)
 
 /* Whether a GSO packet is TCP or UDP as a socket makes it: in no tunnel, not a list of packets, and
  * with IP IDs that count up. */
@@ -201,6 +202,15 @@ ALWAYS_INLINE int skb_is_plain_gso(weft_ctx *ctx)
 	struct skb_shared_info *shared = (void *)(skb->head + skb->end);
 
 	return !(BPF_CORE_READ(shared, gso_type) & ~GSO_PLAIN);
+}
+
+/* Whether a GSO packet is TCP. */
+ALWAYS_INLINE int skb_is_tcp_gso(weft_ctx *ctx)
+{
+	struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
+	struct skb_shared_info *shared = (void *)(skb->head + skb->end);
+
+	return !!(BPF_CORE_READ(shared, gso_type) & GSO_TCP);
 }
 
 /* How many bytes can be put behind the packet in its memory. */

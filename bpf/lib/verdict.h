@@ -97,14 +97,14 @@ ALWAYS_INLINE int transmit(weft_ctx *ctx, struct weft_pkt *p, const struct weft_
 }
 
 /* Sends what stands for many packets, or follows such in its flow, where it is cut and sealed: to
- * the sealer, or into the segmentation veth. */
+ * the sealer, in whose queue who has a share, or into the segmentation veth. */
 ALWAYS_INLINE int to_be_cut(weft_ctx *ctx, const struct weft_config *cfg, const struct weft_pkt *p,
-			    __u32 node, __u32 identity)
+			    __u32 who, __u32 node, __u32 identity)
 {
 	int act;
 
 #ifndef WEFT_XDP
-	if (sealer_take(ctx, cfg, p, node, identity, &act))
+	if (sealer_take(ctx, cfg, p, who, node, identity, &act))
 		return act;
 #endif
 	act = segment_send(ctx, cfg, SEGMENT_SEAL, node, identity);
@@ -123,7 +123,7 @@ ALWAYS_INLINE int seal_and_redirect(weft_ctx *ctx, const struct weft_config *cfg
 	if (p->proto == IPPROTO_TCP && p->tcp_flags & TCP_SYN && !p->frag)
 		clamp_mss(ctx, p);
 	if (act == CTX_PAIR)
-		return to_be_cut(ctx, cfg, p, p->node, p->identity);
+		return to_be_cut(ctx, cfg, p, p->slot, p->node, p->identity);
 	reason = seal(ctx, cfg, p->node, p->identity);
 	if (reason)
 		return drop(cfg, p, reason);

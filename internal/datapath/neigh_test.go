@@ -219,6 +219,11 @@ func TestChainedClaims(t *testing.T) {
 	runTable(t, []row{
 		pass("a report of groups from its MAC's address", podsChained, mld(own, routers, 1)),
 		pass("a report of groups from no address", podsChained, mld(none, routers, 1)),
+		drop("a query for groups", podsChained, newPacket(podA.MAC,
+			net.HardwareAddr{0x33, 0x33, 0, 0, 0, 1}, own, addr("ff02::1")).icmp(130, 0,
+			make([]byte, 24)).ttl(1)),
+		drop("a report of groups from its own global address", podsChained,
+			mld(podA.IPv6, routers, 1)),
 		drop("a report of groups from a neighbour's address", podsChained,
 			mld(podB.IPv6, routers, 1)),
 		drop("a report of groups from the address of a neighbour's MAC", podsChained,

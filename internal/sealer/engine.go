@@ -139,15 +139,16 @@ type refusals struct {
 	sa     uint32
 	reason control.Reason
 	count  int
+	seq    uint64 // the last number that was to be sealed with, 0 of what was to be opened
 }
 
 // refuse notes that count packets of the SA were refused.
-func (e *engine) refuse(c *counts, id uint32, reason control.Reason, count int) {
+func (e *engine) refuse(c *counts, id uint32, reason control.Reason, count int, seq uint64) {
 	r := &e.refused
 	if r.count > 0 && (r.sa != id || r.reason != reason) {
 		e.tellRefused(c)
 	}
-	r.sa, r.reason = id, reason
+	r.sa, r.reason, r.seq = id, reason, seq
 	r.count += count
 	c.refused[reason].Add(uint64(count))
 }
@@ -159,7 +160,8 @@ func (e *engine) tellRefused(c *counts) {
 		n := min(r.count, 255)
 		r.count -= n
 		clear(e.note[:])
-		m := meta{kind: kindRefused, count: uint8(n), sa: r.sa, identity: uint32(r.reason)}
+		m := meta{kind: kindRefused, count: uint8(n), sa: r.sa, identity: uint32(r.reason),
+			seq: r.seq}
 		m.put(e.note[vnetLen:])
 		be.PutUint16(e.note[vnetLen+metaLen:], etherIP4)
 		e.iovs[0] = iovec(e.note[:])

