@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"weft.dev/weft/internal/identity"
 	"weft.dev/weft/internal/store"
@@ -24,16 +25,30 @@ func TestWritesNeedTheirOwnResource(t *testing.T) {
 	s.kill() // ends its watch
 	s.start()
 	w.nodes("does not let this agent list networkpolicies.networking.k8s.io")
-	must(t, k.PutEndpoint(endpoint("shop", "web", "a")))
-	must(t, k.CreateEpoch(epoch(1, "one")))
-	_, err := identity.Allocate(k, identity.ID{TrustDomain: "weft.local", Namespace: "shop",
-		ServiceAccount: "web"})
-	must(t, err)
+	// Each resource's watch finds out by itself that the server is back.
+	soon(t, func() error { return k.PutEndpoint(endpoint("shop", "web", "a")) })
+	soon(t, func() error { return k.CreateEpoch(epoch(1, "one")) })
+	soon(t, func() error {
+		_, err := identity.Allocate(k, identity.ID{TrustDomain: "weft.local", Namespace: "shop",
+			ServiceAccount: "web"})
+		return err
+	})
 	must(t, k.Leader("a").Campaign(t.Context(), nil))
 	must(t, k.DeleteEndpoint("shop/web"))
 	if k.Away() == nil {
 		t.Error("nothing is said of the policies")
 	}
+}
+
+// soon waits until something succeeds.
+func soon(t *testing.T, try func() error) {
+	t.Helper()
+	err := try()
+	for deadline := time.Now().Add(time.Minute); err != nil && time.Now().Before(deadline); {
+		time.Sleep(5 * time.Millisecond)
+		err = try()
+	}
+	must(t, err)
 }
 
 // TestListingBesideTheWatch: what a watch enters while a listing is on its way is no restore.
