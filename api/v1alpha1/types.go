@@ -75,6 +75,8 @@ type PodSpec struct {
 	NodeName string `yaml:"nodeName,omitempty" json:"nodeName,omitempty"`
 	// ServiceAccount is the pod's service account. Default: "default".
 	ServiceAccount string `yaml:"serviceAccount,omitempty" json:"serviceAccount,omitempty"`
+	// UID is the one by which runtimes know the pod: another of its name is not meant. Optional.
+	UID string `yaml:"uid,omitempty" json:"uid,omitempty"`
 	// Addresses asks for fixed addresses, at most MaxAddresses. Optional.
 	Addresses []netip.Addr `yaml:"addresses,omitempty" json:"addresses,omitempty"`
 	// Ports are those that have names, for policies that go by these. Optional.

@@ -357,11 +357,25 @@ func (a *Agent) openEndpoints(n *node) (door http.Handler, err error) {
 
 // podSpec finds a declared pod. The watched snapshot lags behind the directory by its debounce, and
 // a pod is often declared just before it is added: what is not in it is looked for in the
-// directory. That it cannot be read is no word on who the pod is.
-func (a *Agent) podSpec(key string) (*v1alpha1.Pod, error) {
-	if pod := a.index.Load().snapshot.Pods[key]; pod != nil {
+// directory, and so is one of another UID, which was there before it. That it cannot be read is no
+// word on who the pod is.
+func (a *Agent) podSpec(key, uid string) (*v1alpha1.Pod, error) {
+	if pod := a.index.Load().snapshot.Pods[key]; pod != nil && isPod(pod, uid) {
 		return pod, nil
 	}
+	pod, err := a.freshPod(key)
+	if err != nil || pod == nil {
+		return nil, err
+	}
+	if !isPod(pod, uid) {
+		return nil, fmt.Errorf("pod %s has UID %s among the objects, and %s for the runtime: another of its name",
+			key, pod.Spec.UID, uid)
+	}
+	return pod, nil
+}
+
+// freshPod is a pod as the store has it at this moment, nil for none.
+func (a *Agent) freshPod(key string) (*v1alpha1.Pod, error) {
 	if single, ok := a.store.(interface {
 		Pod(key string) (*v1alpha1.Pod, error)
 	}); ok {
@@ -372,6 +386,11 @@ func (a *Agent) podSpec(key string) (*v1alpha1.Pod, error) {
 		return nil, err
 	}
 	return fresh.Pods[key], nil
+}
+
+// isPod says whether a pod is the one of a UID, where both have one.
+func isPod(pod *v1alpha1.Pod, uid string) bool {
+	return uid == "" || pod.Spec.UID == "" || pod.Spec.UID == uid
 }
 
 // running is the node, nil while it is not up.

@@ -104,7 +104,7 @@ func (m *Manager) draft(req AddRequest, ns *os.File) (record, error) {
 		Created: time.Now().UTC(),
 	}}
 	rec.ExtraLabels = req.Labels
-	pod, err := m.declared(rec.Key())
+	pod, err := m.declared(rec.Info)
 	if err != nil {
 		// Without labels and service account it would be somebody else.
 		return rec, fmt.Errorf("%w: who pod %s is cannot be found out: %w", ErrUnavailable,
@@ -123,11 +123,11 @@ func (m *Manager) draft(req AddRequest, ns *os.File) (record, error) {
 	return rec, nil
 }
 
-func (m *Manager) declared(key string) (*v1alpha1.Pod, error) {
+func (m *Manager) declared(info Info) (*v1alpha1.Pod, error) {
 	if m.opt.PodSpec == nil {
 		return nil, nil
 	}
-	return m.opt.PodSpec(key)
+	return m.opt.PodSpec(info.Key(), info.PodUID)
 }
 
 // identify gives the record the number of its namespace, service account and labels, or changes
@@ -147,13 +147,15 @@ func (m *Manager) identify(rec *record) error {
 // declare takes labels, service account and annotations from the declared pod, the request's labels
 // on top.
 func (r *record) declare(pod *v1alpha1.Pod) {
-	r.ServiceAccount = "default"
+	if pod != nil || r.ServiceAccount == "" {
+		r.ServiceAccount = "default"
+	}
 	if pod == nil && r.Encrypt == v1alpha1.EncryptFalse {
 		r.Encrypt = ""
 	}
 	// A declaration that is gone may be one that a mistake made unusable: what asked to be
-	// sealed stays so for as long as it lives, and a pod keeps its interfaces, and the labels by
-	// which policies select it, with its named ports.
+	// sealed stays so for as long as it lives, and a pod keeps its interfaces, its service account,
+	// and the labels by which policies select it, with its named ports.
 	if pod != nil {
 		r.Labels, r.Ports = maps.Clone(pod.Metadata.Labels), slices.Clone(pod.Spec.Ports)
 		r.Encrypt = pod.Metadata.Annotations[v1alpha1.EncryptAnnotation]

@@ -13,7 +13,7 @@ import (
 // reserve gives the draft its slot and addresses and writes it ahead of everything else.
 func (m *Manager) reserve(rec *record, req AddRequest, preferred []netip.Addr) error {
 	fixed := req.Addresses
-	pod, err := m.declared(rec.Key())
+	pod, err := m.declared(rec.Info)
 	if err != nil {
 		return fmt.Errorf("%w: declared addresses of pod %s: %w", ErrUnavailable, rec.Key(), err)
 	}

@@ -43,7 +43,7 @@ func newHarness(t testing.TB, ranges ...string) *harness {
 		StateDir: t.TempDir(), NodeName: "n1", MTU: 1450,
 		HostAddrs: []netip.Addr{netip.MustParseAddr("10.77.0.1")},
 		Datapath:  b.dp, Directory: b.dir,
-		PodSpec: func(key string) (*v1alpha1.Pod, error) { return b.pods[key], b.podErr },
+		PodSpec: func(key, _ string) (*v1alpha1.Pod, error) { return b.pods[key], b.podErr },
 		Log: slog.New(slog.NewTextHandler(testLog{t},
 			&slog.HandlerOptions{Level: slog.LevelDebug})),
 	}

@@ -33,9 +33,10 @@ type Options struct {
 	Datapath Datapath
 	// Directory publishes endpoints. Optional.
 	Directory Directory
-	// PodSpec returns the declared pod of a "namespace/name" key, nil if there is none. An error is
-	// for when that cannot be found out. Optional.
-	PodSpec func(key string) (*v1alpha1.Pod, error)
+	// PodSpec returns the declared pod of a "namespace/name" key and of a UID, unless either says
+	// none; nil if there is none. An error is for when that cannot be found out, or another pod
+	// of that name is declared. Optional.
+	PodSpec func(key, uid string) (*v1alpha1.Pod, error)
 	// Identity returns the number of a workload identity, giving it one if it has none. labels are
 	// all of the pod's. Optional.
 	Identity func(namespace, serviceAccount string, labels map[string]string) (uint32, error)

@@ -158,7 +158,7 @@ func (m *Manager) noteAttach(id string, err error) {
 // goes over under traffic.
 func (m *Manager) redeclare(rec record) error {
 	old := rec
-	pod, err := m.declared(rec.Key())
+	pod, err := m.declared(rec.Info)
 	if err != nil {
 		return fmt.Errorf("declaration of pod %s, which stays as it was: %w", rec.Key(), err)
 	}

@@ -203,7 +203,7 @@ func (m *Manager) recallPodDatapath(rec *record) error {
 	if rec.XDPDatapath() || rec.Chained || !netdev.ExistsOnNode(netdev.SecondHostIf(rec.HostIf)) {
 		return nil
 	}
-	pod, err := m.declared(rec.Key())
+	pod, err := m.declared(rec.Info)
 	if err != nil || pod == nil || pod.Metadata.Annotations[v1alpha1.DatapathAnnotation] == rec.PodDatapath {
 		return nil
 	}

@@ -248,10 +248,15 @@ func TestTranslate(t *testing.T) {
 	if len(got.Errors) > 0 {
 		t.Errorf("errors %v", got.Errors)
 	}
+	web := got.Pods["shop/web"]
+	if web.Spec.UID == "" {
+		t.Error("the pod has no UID")
+	}
+	web.Spec.UID = ""
 	for what, row := range map[string]struct{ got, want any }{
 		"node": {got.Nodes["a"].Spec, "{[10.0.0.1 fd00::1] [10.1.1.0/24 fd00:1::/64]}"},
 		"pod": {got.Pods["shop/web"].Spec,
-			"{a seller [] [{http 80 TCP} {dns 53 UDP} {proxy 15001 TCP}]}"},
+			"{a seller  [] [{http 80 TCP} {dns 53 UDP} {proxy 15001 TCP}]}"},
 		"labels":      {got.Pods["shop/web"].Metadata.Labels, "map[app:web]"},
 		"annotations": {got.Pods["shop/web"].Metadata.Annotations, "map[ebpf.xdp/encrypt:true]"},
 		"namespace":   {got.Namespaces["shop"].Metadata.Labels, "map[kubernetes.io/metadata.name:shop team:a]"},
@@ -359,5 +364,28 @@ func TestTwoNodesClaimOneEndpoint(t *testing.T) {
 	if err := b.PutObject(&v1alpha1.Pod{Metadata: v1alpha1.ObjectMeta{Name: "p"}}); err == nil ||
 		!strings.Contains(err.Error(), "a Pod is Kubernetes' own: use kubectl") {
 		t.Errorf("a pod was written: %v", err)
+	}
+}
+
+// TestWhichPod: a pod is known by the UID that its kubelet has for it, and one that is not there is
+// nobody.
+func TestWhichPod(t *testing.T) {
+	s := startServer(t)
+	s.put(namespacesPath, "", "shop", thing{})
+	k := open(t, s, "a")
+	if pod, err := k.Pod("shop/web"); err == nil {
+		t.Errorf("a pod that is not there: %+v", pod)
+	}
+	hash := "0123456789abcdef0123456789abcdef"
+	for name, annotations := range map[string]thing{
+		"web": {}, "static": {"kubernetes.io/config.hash": hash}} {
+		s.put(podsPath, "shop", name, thing{"metadata": thing{"annotations": annotations},
+			"spec": thing{"nodeName": "a", "containers": []any{
+				thing{"name": "c", "image": "none"}}}})
+		pod, err := k.Pod("shop/" + name)
+		must(t, err)
+		if uid := pod.Spec.UID; uid == "" || (uid == hash) != (name == "static") {
+			t.Errorf("%s has UID %q", name, uid)
+		}
 	}
 }

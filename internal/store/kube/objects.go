@@ -250,7 +250,8 @@ func (k *Kube) publishers(ctx context.Context, namespace, name string) (names []
 	return names, nil
 }
 
-// Pod asks the API server for one pod, nil for none: it may have been made a moment ago.
+// Pod asks the API server for one pod, which may have been made a moment ago. One that is not there
+// is an error: kubelets run none that never was.
 func (k *Kube) Pod(key string) (*v1alpha1.Pod, error) {
 	namespace, name, _ := strings.Cut(key, "/")
 	ctx, cancel, err := k.call(pods)
@@ -259,8 +260,11 @@ func (k *Kube) Pod(key string) (*v1alpha1.Pod, error) {
 	}
 	defer cancel()
 	o, err := k.get(ctx, pods, namespace, name)
-	if err != nil || o == nil {
+	if err != nil {
 		return nil, err
+	}
+	if o == nil {
+		return nil, fmt.Errorf("pod %s is not in Kubernetes' API", key)
 	}
 	s, _ := pods.read(o)
 	if len(s.Objects) == 1 {

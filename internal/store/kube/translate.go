@@ -133,7 +133,7 @@ func nodeOf(o *object) (map[string]any, error) {
 func podOf(o *object) (map[string]any, error) {
 	doc := document(o, v1alpha1.APIVersion, v1alpha1.KindPod)
 	annotations(o, doc)
-	spec := map[string]any{}
+	spec := map[string]any{"uid": podUID(o)}
 	for key, from := range map[string]string{"nodeName": "nodeName",
 		"serviceAccount": "serviceAccountName"} {
 		if value, _, _ := unstructured.NestedString(o.Object, "spec", from); value != "" {
@@ -145,6 +145,18 @@ func podOf(o *object) (map[string]any, error) {
 	}
 	doc["spec"] = spec
 	return doc, nil
+}
+
+// staticHash is the annotation with the UID by which a kubelet knows a static pod: that of its Pod
+// in the API, a mirror, is another.
+const staticHash = "kubernetes.io/config.hash"
+
+// podUID is the UID by which a pod's kubelet knows it.
+func podUID(o *object) string {
+	if hash := o.GetAnnotations()[staticHash]; hash != "" {
+		return hash
+	}
+	return string(o.GetUID())
 }
 
 // portsOf are the named ports of a pod's containers, and of its init containers that stay
