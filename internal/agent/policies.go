@@ -57,6 +57,8 @@ type policies struct {
 	// are being attached.
 	given    map[uint16]policy.Sets
 	promised map[uint16]promise
+	// restored are those whose records a previous run has left.
+	restored []endpoint.Info
 	// handed is what every attached endpoint has the sets of, unsettled says that addresses do not
 	// have the classes of it yet.
 	handed    *policy.Result
@@ -120,6 +122,7 @@ func newPolicies(dp policyDatapath, opts policy.Options, ranges []netip.Prefix) 
 func (p *policies) begin(ix *index, own []endpoint.Info, node string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.restored = own
 	return errors.Join(p.enter(ix, own, node), p.hand(own))
 }
 
@@ -209,7 +212,7 @@ func (p *policies) of(ix *index, list func() []endpoint.Info, info endpoint.Info
 	own := slices.DeleteFunc(list(), func(i endpoint.Info) bool { return i.ID == info.ID })
 	failed := p.enter(ix, append(own, info), node)
 	if p.mayDeny() { // its sets may mean nothing before addresses have their classes
-		failed = errors.Join(failed, p.hand(own))
+		failed = errors.Join(failed, p.hand(p.withRestored(own, info)))
 		if p.entered == nil {
 			return 0, 0, failed
 		}

@@ -48,6 +48,18 @@ func (p *policies) denyUnknown(own []endpoint.Info) error {
 	return failed
 }
 
+// withRestored adds an endpoint that is about to be attached, if it may have been in the maps since
+// a previous run: it gets its sets at once, as others do. Who got the slot of one whose record is
+// damaged gets nothing yet: what is in the slot until he is attached is still that one.
+func (p *policies) withRestored(own []endpoint.Info, info endpoint.Info) []endpoint.Info {
+	_, attached := p.given[info.Slot]
+	if attached || !slices.ContainsFunc(p.restored,
+		func(i endpoint.Info) bool { return i.ID == info.ID && i.Slot == info.Slot }) {
+		return own
+	}
+	return append(slices.Clone(own), info)
+}
+
 // install enters a set. Where that fails, what it is about is denied until it is tried again: what
 // endpoints had before may allow more than they are allowed now.
 func (p *policies) install(set *policy.Set) (installed, error) {

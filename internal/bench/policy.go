@@ -112,16 +112,15 @@ func (n *tunnelNode) police(to netip.Addr, rules int) error {
 
 const (
 	// policyCount is how many policies are compiled, localPods for how many pods of the own node,
-	// and podsPerIdentity how many replicas each workload has.
-	policyCount, localPods, podsPerIdentity = 1000, 100, 5
-	policyNamespaces, policyApps            = 20, 50
+	// podsPerNode how many others have, and podsPerIdentity how many replicas each workload has.
+	policyCount, localPods, podsPerNode, podsPerIdentity = 1000, 100, 10, 5
+	policyNamespaces, policyApps                         = 20, 50
 )
 
 // policyWorld is a cluster of so many pods: each policy is about one app of its namespace, lets in
 // one other app of it and one of all namespaces, and a range.
 func policyWorld(pods int) (policy.Input, error) {
-	in := policy.Input{Namespaces: map[string]map[string]string{},
-		Ranges: []netip.Prefix{netip.MustParsePrefix("10.64.0.0/16")}}
+	in := policy.Input{Namespaces: map[string]map[string]string{}, Ranges: nodeRanges(pods)}
 	var text strings.Builder
 	for i := range policyCount {
 		app := i / policyNamespaces
@@ -138,7 +137,13 @@ func policyWorld(pods int) (policy.Input, error) {
 		return in, fmt.Errorf("policies to compile: %w", problems[0])
 	}
 	in.Policies = objects.Policies
+	on := make([]int, len(in.Ranges)) // pods of each node, the own one first
 	for i := range pods {
+		local, node := i%(pods/localPods) == 0, 0
+		if !local {
+			node = 1 + i%(len(in.Ranges)-1)
+		}
+		on[node]++
 		who := i / podsPerIdentity
 		labels := map[string]string{"app": fmt.Sprint("a", who/policyNamespaces%policyApps),
 			"version": fmt.Sprint("v", who)}
@@ -150,10 +155,19 @@ func policyWorld(pods int) (policy.Input, error) {
 		}
 		in.Endpoints = append(in.Endpoints, policy.Endpoint{Namespace: ns,
 			Name: fmt.Sprint("pod", i), Labels: labels, Identity: number,
-			Local:     i%(pods/localPods) == 0,
-			Addresses: []netip.Addr{hostOf(in.Ranges[0], i+1)}})
+			Local:     local,
+			Addresses: []netip.Addr{hostOf(in.Ranges[node], on[node])}})
 	}
 	return in, nil
+}
+
+// nodeRanges are a range of addresses for each node of a cluster of so many pods.
+func nodeRanges(pods int) (out []netip.Prefix) {
+	all := netip.MustParsePrefix("10.64.0.0/10")
+	for n := range pods / podsPerNode {
+		out = append(out, netip.PrefixFrom(hostOf(all, n<<8), 24))
+	}
+	return out
 }
 
 // runCompile is what a start compiles. The sample is the median.

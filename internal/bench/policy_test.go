@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"net/netip"
 	"slices"
 	"testing"
 
@@ -34,6 +35,18 @@ func TestPolicyWorld(t *testing.T) {
 	in, err := policyWorld(1000)
 	if err != nil {
 		t.Fatal(err)
+	}
+	addresses := map[netip.Addr]bool{}
+	for _, e := range in.Endpoints {
+		at := slices.IndexFunc(in.Ranges,
+			func(p netip.Prefix) bool { return p.Contains(e.Addresses[0]) })
+		if at < 0 || (at == 0) != e.Local {
+			t.Fatalf("%s with %v has range %d, local %v", e.Name, e.Addresses, at, e.Local)
+		}
+		addresses[e.Addresses[0]] = true
+	}
+	if len(in.Ranges) != 1000/podsPerNode || len(addresses) != 1000 {
+		t.Errorf("%d nodes with %d addresses", len(in.Ranges), len(addresses))
 	}
 	compiler := policy.NewCompiler(policy.Options{})
 	before := compiler.Compile(in)

@@ -68,15 +68,43 @@ func newIndex(in Input) *index {
 // sortedRanges are those of pods, with the addresses of endpoints that are in none of them: one
 // whose identity a set does not know must be taken there, too, for somebody who may be anybody.
 func sortedRanges(in Input) []netip.Prefix {
-	list := sortPrefixes(in.Ranges)
+	list, outer := sortPrefixes(in.Ranges), outermost(in.Ranges)
 	for _, e := range in.Endpoints {
 		for _, a := range e.Addresses {
-			if !slices.ContainsFunc(in.Ranges, func(p netip.Prefix) bool { return p.Contains(a) }) {
+			if !containsAddr(outer, a) {
 				list = append(list, netip.PrefixFrom(a, a.BitLen()))
 			}
 		}
 	}
 	return sortPrefixes(list)
+}
+
+// outermost are, in order, the prefixes that are in no other: none overlap. There may be several
+// for each node, and each compilation looks for every address of every pod in them.
+func outermost(list []netip.Prefix) []netip.Prefix {
+	masked := make([]netip.Prefix, len(list))
+	for i, p := range list {
+		masked[i] = p.Masked()
+	}
+	slices.SortFunc(masked, comparePrefixes)
+	out := masked[:0]
+	for _, p := range masked {
+		if p.IsValid() && (len(out) == 0 || !within(p, out[len(out)-1])) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// containsAddr says whether one of outermost prefixes contains an address: only the last that
+// begins at it or before can.
+func containsAddr(outer []netip.Prefix, a netip.Addr) bool {
+	n, found := slices.BinarySearchFunc(outer, a,
+		func(p netip.Prefix, a netip.Addr) int { return p.Addr().Compare(a) })
+	if found {
+		n++
+	}
+	return n > 0 && outer[n-1].Contains(a)
 }
 
 // owner is the namespace of an identity, "" for none of a workload that is known.

@@ -12,36 +12,72 @@ import (
 // judge is check, with what other mirrors know. A restore that this one cannot tell from a gap, as
 // what was written last is gone, or the API server has forgotten the time, shows in another.
 func (k *Kube) judge(ctx context.Context, m *mirror) (proof, error) {
-	p, err := k.check(ctx, m)
-	k.mu.Lock()
-	begun, known := m.version != "", m.restores != k.restores
-	k.mu.Unlock()
-	if err != nil || p != unproven || !begun {
+	cluster, err := k.cluster(ctx, m.resource)
+	if err != nil {
+		return unproven, err
+	}
+	p, err := k.check(ctx, m, cluster)
+	if err != nil || p != unproven {
 		return p, err
 	}
-	for _, other := range k.mirrors {
-		if known {
-			return back, nil
-		}
-		if other != m {
-			// What cannot be asked of another is no reason not to read this one.
-			found, err := k.check(ctx, other)
-			known = err == nil && found == back
-		}
-	}
-	if known {
+	k.mu.Lock()
+	begun, known, empty := m.version != "", m.restores != k.restores, len(m.entries) == 0
+	k.mu.Unlock()
+	switch {
+	case !begun:
+		return unproven, nil
+	case known:
 		return back, nil
+	case empty: // it can lose nothing, and who can looks for himself
+		return unproven, nil
 	}
-	return unproven, nil
+	return k.askOthers(ctx, m, cluster), nil
 }
 
-// check finds out whether the API server's history is still the one that a mirror is of: it is the
-// same cluster, and has the mirror's anchor as it was at the mirror's version, and not what was
-// deleted after it.
-func (k *Kube) check(ctx context.Context, m *mirror) (proof, error) {
-	other, err := k.otherCluster(ctx, m)
-	if err != nil || other {
-		return back, err
+// askOthers finds out whether the API server is found to have gone back by another mirror. One that
+// was checked is not asked again until a session ends: a restore ends some. The first to come asks
+// for all, as they all come when an API server is there again.
+func (k *Kube) askOthers(ctx context.Context, m *mirror, cluster string) proof {
+	k.asking.Lock()
+	defer k.asking.Unlock()
+	for _, other := range k.mirrors {
+		k.mu.Lock()
+		known, ask := m.restores != k.restores, other != m && other.checked != k.ended
+		k.mu.Unlock()
+		if known {
+			return back
+		}
+		if !ask {
+			continue
+		}
+		// What cannot be asked of another is no reason not to read this one.
+		if found, err := k.check(ctx, other, cluster); err == nil && found == back {
+			return back
+		}
+	}
+	return unproven
+}
+
+// check finds out whether the API server's history is still the one that a mirror is of, and notes
+// that it may be.
+func (k *Kube) check(ctx context.Context, m *mirror, cluster string) (proof, error) {
+	k.mu.Lock()
+	ended := k.ended // a session that ends meanwhile may have been ended by a restore
+	k.mu.Unlock()
+	p, err := k.compare(ctx, m, cluster)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err == nil && p != back {
+		m.checked = ended
+	}
+	return p, err
+}
+
+// compare says whether it is the same cluster, and has the mirror's anchor as it was at the
+// mirror's version, and not what was deleted after it.
+func (k *Kube) compare(ctx context.Context, m *mirror, cluster string) (proof, error) {
+	if k.isOther(m, cluster) {
+		return back, nil
 	}
 	k.mu.Lock()
 	version, anchor, gone := m.version, m.entries[m.anchor], m.gone
@@ -106,24 +142,28 @@ func isFuture(err error) bool {
 		strings.Contains(err.Error(), "future revision"))
 }
 
-// otherCluster says whether the API server is that of another cluster than the mirror's, which the
-// UID of the namespace kube-system tells.
-func (k *Kube) otherCluster(ctx context.Context, m *mirror) (bool, error) {
+// cluster is the UID of the namespace kube-system, which tells clusters apart; "" for one that has
+// none yet: a server that starts for the first time makes it soon.
+func (k *Kube) cluster(ctx context.Context, r *resource) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	system, err := k.client.Resource(core("namespaces")).Get(ctx, metav1.NamespaceSystem,
 		metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return false, nil // a server that starts for the first time makes it soon
+		return "", nil
 	case err != nil:
-		return false, k.explain(m.resource, "get", err)
+		return "", k.explain(r, "get", err)
 	}
+	return string(system.GetUID()), nil
+}
+
+// isOther says whether a cluster, "" for one that is not known, is another than the mirror's.
+func (k *Kube) isOther(m *mirror, cluster string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	uid := string(system.GetUID())
 	if m.cluster == "" {
-		m.cluster = uid
+		m.cluster = cluster
 	}
-	return m.cluster != uid, nil
+	return cluster != "" && m.cluster != cluster
 }

@@ -71,11 +71,18 @@ type Kube struct {
 	ctx       context.Context // ends with Close
 	close     context.CancelFunc
 
+	// asking is held while other mirrors are asked about the API server's history. It is taken
+	// after a mirror's own, and before mu.
+	asking sync.Mutex
+
 	mu      sync.Mutex // guards what follows
 	history store.History
 	mirrors []*mirror // one for each of resources
 	// restores is how often the API server was found to have gone back, by whichever mirror.
 	restores int
+	// ended is another number, from 1 on, each time a session of a watch has ended, or somebody
+	// wants to know what holds at that moment: what was found out before may not hold any more.
+	ended int
 	// nodesChanged says that Nodes have come or gone in what is about to be handed on.
 	nodesChanged bool
 	// away is why a resource cannot be read, by resource, as far as a watch knows.
@@ -108,7 +115,7 @@ func Open(opt Options) (*Kube, error) {
 		return nil, fmt.Errorf("store.kubernetes: %w", err)
 	}
 	k := &Kube{opt: opt, client: client, host: config.Host, namespace: namespace, log: opt.Log,
-		away: map[*resource]error{}}
+		away: map[*resource]error{}, ended: 1}
 	k.ctx, k.close = context.WithCancel(context.Background())
 	unread := map[string]*store.Source{}
 	for _, r := range resources {
@@ -220,7 +227,7 @@ func (k *Kube) Snapshot() (*store.Snapshot, error) {
 
 // refresh brings a mirror to what the API server has at this moment or after.
 func (k *Kube) refresh(m *mirror) error {
-	err := k.bring(k.ctx, m, true)
+	err := k.renew(k.ctx, m)
 	if err != nil && m.optional && notServed(err) {
 		k.mu.Lock()
 		defer k.mu.Unlock()
@@ -228,6 +235,13 @@ func (k *Kube) refresh(m *mirror) error {
 		return nil
 	}
 	return err
+}
+
+// outdate has mirrors checked again that were found to be of the API server's history.
+func (k *Kube) outdate() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.ended++
 }
 
 // call bounds a question to the API server about a resource. While a watch knows that it cannot be

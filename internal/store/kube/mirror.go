@@ -35,6 +35,8 @@ type mirror struct {
 	gone *entry
 	// anew has its session begin again; with room for one.
 	anew chan struct{}
+	// checked is Kube.ended when nothing was last found to speak against the mirror's history.
+	checked int
 	// cluster is the UID of the namespace kube-system, which tells clusters apart.
 	cluster string
 }

@@ -26,6 +26,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	resource := parts[0]
 	path += "/" + resource
 	s.mu.Lock()
+	s.asked[asks(r, len(parts) > 1)]++
 	unserved, forbidden := s.unserved[resource], s.forbidden[r.Method+" "+resource]
 	s.mu.Unlock()
 	switch {
@@ -42,6 +43,20 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		s.list(w, r, path, ns)
 	}
+}
+
+// asks is what a request is, as in server.asked.
+func asks(r *http.Request, one bool) string {
+	query := r.URL.Query()
+	switch {
+	case query.Get("watch") != "":
+		return "watch"
+	case query.Get("resourceVersionMatch") == "Exact":
+		return "exact"
+	case one || r.Method != http.MethodGet:
+		return strings.ToLower(r.Method)
+	}
+	return "list"
 }
 
 func fail(w http.ResponseWriter, code int, reason, message string) {

@@ -60,7 +60,8 @@ type server struct {
 	unserved   map[string]bool
 	forbidden  map[string]bool
 	largestAsk int
-	failing    int // how many listings still fail
+	asked      map[string]int // requests: get, list, exact (a listing of an exact version), watch
+	failing    int            // how many listings still fail
 }
 
 // step is what one write made of one object.
@@ -76,7 +77,7 @@ type step struct {
 func startFake(t *testing.T) *server {
 	t.Helper()
 	s := &server{t: t, address: "127.0.0.1:0", unserved: map[string]bool{},
-		forbidden: map[string]bool{}}
+		forbidden: map[string]bool{}, asked: map[string]int{}}
 	s.start()
 	t.Cleanup(s.kill)
 	for _, ns := range []string{"kube-system", "weft-system"} {

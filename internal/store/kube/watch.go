@@ -63,6 +63,7 @@ func (w *watch) run(ctx context.Context, m *mirror) {
 	pause := retryMin
 	for {
 		connected, err := w.session(ctx, m)
+		w.kube.outdate()
 		if ctx.Err() != nil {
 			return
 		}
@@ -130,16 +131,22 @@ func (w *watch) session(ctx context.Context, m *mirror) (connected bool, err err
 		ResourceVersion: from.version, AllowWatchBookmarks: true, TimeoutSeconds: &seconds})
 	if err != nil {
 		if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-			return true, k.bring(ctx, m, true)
+			return true, k.renew(ctx, m)
 		}
 		return false, k.explain(m.resource, "watch", err)
 	}
 	defer stream.Stop()
 	err = w.events(m, stream, from)
 	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-		err = k.bring(ctx, m, true)
+		err = k.renew(ctx, m)
 	}
 	return true, err
+}
+
+// renew lists a resource anyway, and goes by nothing that was found out of others before.
+func (k *Kube) renew(ctx context.Context, m *mirror) error {
+	k.outdate()
+	return k.bring(ctx, m, true)
 }
 
 // events enters what a watch sends until it ends, or the mirror is to be looked at anew.
