@@ -217,7 +217,7 @@ ALWAYS_INLINE int sealer_take(weft_ctx *ctx, const struct weft_config *cfg,
 	const struct weft_peer *peer = peer_of(node);
 	struct weft_sa_out *sa = sealer_sa(cfg, node, &say.id);
 
-	if (!peer || !sa)
+	if (!peer || !sa || weft_tracing)
 		return 0;
 	say.count = sealer_count(ctx, p);
 	if (!say.count || sa_seals(sa) || sa->counter + say.count > sa->limit)
