@@ -269,7 +269,8 @@ func (c *comparison) ask(t *testing.T, in policy.Input, peers []*policy.Identity
 			Addresses: []netip.Addr{netip.MustParseAddr(sources[j])},
 		})
 	}
-	table := policy.NewTable(policy.NewCompiler(policy.Options{}).Compile(in))
+	compiler := policy.NewCompiler(policy.Options{TrustDomain: trustDomains[0]})
+	table := policy.NewTable(compiler.Compile(in))
 	for _, pod := range in.Endpoints[:len(own)] {
 		for j, source := range sources {
 			at := connection{source: netip.MustParseAddr(source), destination: pod.Addresses[0]}
