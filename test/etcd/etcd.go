@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -305,15 +306,23 @@ func (m *Member) Restore(saved string) {
 	}
 }
 
-// FreeAddress is one that nobody listens on now.
+// given are the addresses that FreeAddress has returned.
+var given sync.Map
+
+// FreeAddress is one that nobody listens on now, and that it has not returned before: the kernel
+// may give a port twice in a row.
 func FreeAddress(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		if _, before := given.LoadOrStore(l.Addr().String(), true); !before {
+			return l.Addr().String()
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // Binary builds etcd from its module, unless the cache has it for the very same source and
