@@ -5,9 +5,7 @@ package etcd
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"crypto/tls"
-	"encoding/hex"
 	"encoding/pem"
 	"fmt"
 	"net"
@@ -22,7 +20,8 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/test/prebuilt"
 )
 
 // Cluster is an etcd cluster of a test.
@@ -330,46 +329,12 @@ func FreeAddress(t testing.TB) string {
 func Binary(t testing.TB) string {
 	t.Helper()
 	_, self, _, _ := runtime.Caller(0)
-	source := filepath.Join(filepath.Dir(self), "testdata", "server")
-	h := sha256.New()
-	for _, name := range []string{"main.go", "go.mod", "go.sum"} {
-		raw, err := os.ReadFile(filepath.Join(source, name))
-		if err != nil {
-			t.Fatalf("read etcd's source: %v", err)
-		}
-		h.Write(raw)
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cache = filepath.Join(cache, "weft", "etcd")
-	if err := os.MkdirAll(cache, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	binary := filepath.Join(cache, "etcd-"+hex.EncodeToString(h.Sum(nil)[:8]))
-	// Tests of several packages run at once: one of them builds.
-	lock, err := os.OpenFile(filepath.Join(cache, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatalf("lock etcd's cache: %v", err)
-	}
-	if _, err := os.Stat(binary); err == nil {
-		return binary
-	}
-	half := binary + ".new"
-	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", half, ".")
-	build.Dir, build.Env = source, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-buildvcs=false")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build etcd, whose modules `make fetch` fetches: %v: %s", err, out)
-	}
-	if err := os.Rename(half, binary); err != nil {
-		t.Fatal(err)
-	}
-	return binary
+	return prebuilt.Program{
+		Name: "etcd", Directory: "etcd",
+		Source: filepath.Join(filepath.Dir(self), "testdata", "server"),
+		Files:  []string{"main.go", "go.mod", "go.sum"},
+		Build:  []string{"-ldflags=-s -w", "."}, GoFlags: "-buildvcs=false", Fetch: "make fetch",
+	}.Binary(t)
 }
 
 // Rebind has the member, which does not run, listen at another endpoint from its next start on.

@@ -8,7 +8,6 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/base64"
-	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"net/http"
@@ -17,11 +16,12 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/vault/api"
+
+	"weft.dev/weft/test/prebuilt"
 )
 
 const (
@@ -176,46 +176,19 @@ func startVaultServer(t testing.TB) *api.Client {
 	return client
 }
 
-var vaultOnce sync.Mutex
-
 // vaultBinary builds vaultdev, unless the cache has it for the very same source and versions.
 func vaultBinary(t testing.TB) string {
 	t.Helper()
-	vaultOnce.Lock()
-	defer vaultOnce.Unlock()
 	_, self, _, _ := runtime.Caller(0)
-	source := filepath.Join(filepath.Dir(self), "testdata", "vaultdev")
-	h := sha256.New()
-	for _, name := range []string{"main.go", "go.mod", "go.sum"} {
-		raw, err := os.ReadFile(filepath.Join(source, name))
-		if err != nil {
-			t.Fatalf("read vaultdev's source: %v", err)
-		}
-		h.Write(raw)
+	vault := prebuilt.Program{
+		Name: "vaultdev", Directory: "kms",
+		Source: filepath.Join(filepath.Dir(self), "testdata", "vaultdev"),
+		Files:  []string{"main.go", "go.mod", "go.sum"},
+		Build:  []string{"-ldflags=-s -w", "."}, GoFlags: "-mod=mod -buildvcs=false",
+		Fetch: "scripts/fetch kms",
 	}
-	binary := filepath.Join(cacheDir(t), "vaultdev-"+hex.EncodeToString(h.Sum(nil)[:8]))
-	if _, err := os.Stat(binary); err == nil {
-		return binary
-	}
-	if os.Getenv("WEFT_TEST_KMS") == "" {
+	if _, err := os.Stat(vault.Path(t)); err != nil && os.Getenv("WEFT_TEST_KMS") == "" {
 		t.Skip("needs Vault, which takes minutes to build from its module: run it once with WEFT_TEST_KMS=1")
 	}
-	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", binary+".new", ".")
-	build.Dir, build.Env = source, append(os.Environ(), "CGO_ENABLED=0",
-		"GOFLAGS=-mod=mod -buildvcs=false")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build Vault, whose modules `scripts/fetch kms` fetches: %v: %s", err,
-			lastLines(string(out)))
-	}
-	if err := os.Rename(binary+".new", binary); err != nil {
-		t.Fatal(err)
-	}
-	return binary
-}
-
-func lastLines(s string) string {
-	if len(s) > 2000 {
-		s = s[len(s)-2000:]
-	}
-	return s
+	return vault.Binary(t)
 }
