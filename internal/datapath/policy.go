@@ -109,16 +109,7 @@ func (d *Datapath) AdoptEndpointPolicy(slot uint16, egress, ingress uint32) erro
 func (d *Datapath) EnteredSlots() (out []uint16, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var value bpf.EpSlot
-	for i := range uint32(MaxEndpoints) {
-		if err := d.maps.EpSlot.Lookup(i, &value); err != nil {
-			return nil, fmt.Errorf("read slot %d: %w", i, err)
-		}
-		if value != (bpf.EpSlot{}) {
-			out = append(out, uint16(i))
-		}
-	}
-	return out, nil
+	return d.policy.EnteredSlots()
 }
 
 // putSets enters an endpoint's sets into its slot, which is in use. Callers hold d.mu and call

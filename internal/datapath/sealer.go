@@ -16,7 +16,6 @@ import (
 // are given to it stays as it was: a sealer outlives the agent.
 func (d *Datapath) openSealer() error {
 	if !d.sas.HasSealer() {
-		d.sealerIndex.Store(0)
 		return d.withoutSealer()
 	}
 	if err := d.PrepareSealer(); err != nil {
@@ -25,7 +24,6 @@ func (d *Datapath) openSealer() error {
 		}
 		d.log.Warn("no sealer runs, the hooks seal what comes in bulk", "err", err)
 		d.sas.UseSealer(err.Error())
-		d.sealerIndex.Store(0)
 		return d.withoutSealer()
 	}
 	gro, err := openSealerGRO(d.opts.Encrypt.Port, d.opts.HostAddrs)
@@ -41,6 +39,7 @@ func (d *Datapath) openSealer() error {
 // withoutSealer takes away what an earlier run had made: first nothing is given to the sealer any
 // more, and it has its hooks as long as it has its tap.
 func (d *Datapath) withoutSealer() error {
+	d.sealerIndex.Store(0)
 	var was bpf.Config
 	err := d.maps.Config.Lookup(uint32(0), &was)
 	if err == nil && was.SealerIfindex != 0 {

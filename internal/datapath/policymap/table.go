@@ -51,16 +51,36 @@ func Open(m *bpf.Maps) (*Table, error) {
 	return t, nil
 }
 
-// used are the sets that endpoints refer to.
-func (t *Table) used() (map[uint32]bool, error) {
+// slots are those of all endpoints, by number.
+func (t *Table) slots() ([]bpf.EpSlot, error) {
 	n := int(t.maps.EpSlot.MaxEntries())
 	keys, slots := make([]uint32, n), make([]bpf.EpSlot, n)
 	n, err := t.maps.EpSlot.BatchLookup(new(ebpf.MapBatchCursor), keys, slots, nil)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return nil, fmt.Errorf("read slots: %w", err)
 	}
+	return slots[:n], nil
+}
+
+// EnteredSlots are those of endpoints that are in the maps, since a previous run too.
+func (t *Table) EnteredSlots() (out []uint16, err error) {
+	slots, err := t.slots()
+	for i, slot := range slots {
+		if slot != (bpf.EpSlot{}) {
+			out = append(out, uint16(i))
+		}
+	}
+	return out, err
+}
+
+// used are the sets that endpoints refer to.
+func (t *Table) used() (map[uint32]bool, error) {
+	slots, err := t.slots()
+	if err != nil {
+		return nil, err
+	}
 	used := map[uint32]bool{}
-	for _, slot := range slots[:n] {
+	for _, slot := range slots {
 		for _, set := range slot.Sets {
 			if set != 0 {
 				used[set] = true
