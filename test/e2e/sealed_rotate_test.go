@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/netip"
 	"os"
 	"sync/atomic"
 	"testing"
@@ -22,81 +21,6 @@ import (
 
 // handshakePort is where agents agree on keys.
 const handshakePort = 4551
-
-// keyOf names the key of a sealed packet, as far as the wire tells: the SPI's epoch is used again
-// after 15 rotations.
-type keyOf struct {
-	src, dst    netip.Addr
-	epoch, lane uint8
-}
-
-// nonces remembers every IV that a key was seen with on the wire.
-type nonces struct {
-	seen    map[keyOf]map[uint64]uint64 // a bit per IV
-	newest  map[[2]netip.Addr]uint8
-	packets uint64
-	lives   int
-	// repeats are packets whose key and IV were seen before.
-	repeats []string
-	// odd are packets whose sequence number is not their IV's lower half.
-	odd uint64
-}
-
-func newNonces() *nonces {
-	return &nonces{seen: map[keyOf]map[uint64]uint64{}, newest: map[[2]netip.Addr]uint8{}}
-}
-
-// frame notes a frame's key and IV.
-func (n *nonces) frame(f encryptcheck.Frame) {
-	p, err := inet.Parse(f.Data)
-	if err != nil {
-		return
-	}
-	e, ok := encryptcheck.ParseESP(p, 4500)
-	if !ok {
-		return
-	}
-	n.packets++
-	if e.Seq != uint32(e.IV) {
-		n.odd++
-	}
-	n.turn([2]netip.Addr{p.Src, p.Dst}, e.Epoch())
-	key := keyOf{p.Src, p.Dst, e.Epoch(), e.Lane()}
-	if n.seen[key] == nil {
-		n.seen[key] = map[uint64]uint64{}
-		n.lives++
-	}
-	if n.seen[key][e.IV>>6]>>(e.IV&63)&1 != 0 && len(n.repeats) < 10 {
-		n.repeats = append(n.repeats,
-			fmt.Sprintf("%s to %s epoch %d lane %d IV %d", p.Src, p.Dst, e.Epoch(), e.Lane(), e.IV))
-	}
-	n.seen[key][e.IV>>6] |= 1 << (e.IV & 63)
-}
-
-// turn notices a newer epoch of a direction: whoever has that nibble from now on, has a new key.
-// The epoch before is still in use.
-func (n *nonces) turn(direction [2]netip.Addr, epoch uint8) {
-	last, known := n.newest[direction]
-	ahead := (epoch + 15 - last) % 15
-	if known && (ahead == 0 || ahead > 7) {
-		return
-	}
-	n.newest[direction] = epoch
-	for key := range n.seen {
-		if known && key.src == direction[0] && key.dst == direction[1] && key.epoch != last {
-			delete(n.seen, key)
-		}
-	}
-}
-
-// unique holds the record to no repetition.
-func (n *nonces) unique(t *testing.T) {
-	t.Helper()
-	t.Logf("%d sealed packets under %d keys", n.packets, n.lives)
-	if len(n.repeats) > 0 || n.odd > 0 || n.packets == 0 {
-		t.Errorf("of %d packets %d have a sequence number that is not their IV's; a key and IV twice: %v", n.packets, n.odd, n.repeats)
-	}
-}
 
 // rotate makes a new epoch through one node and waits until every agent uses it both ways.
 func rotate(t *testing.T, l *lab.Lab, through *lab.Node) uint64 {
@@ -115,7 +39,7 @@ func rotate(t *testing.T, l *lab.Lab, through *lab.Node) uint64 {
 func TestRotation(t *testing.T) {
 	const rotations = 50
 	l := useSealed(t)
-	record := newNonces()
+	record := newNonces(l)
 	watch := watchWire(t, l, podRules(l), record.frame)
 	before := kernelLosses(t, l)
 	client, server := l.Pod("client"), l.Pod("server")
@@ -194,7 +118,7 @@ func (k *killer) frame(f encryptcheck.Frame) {
 // new epoch comes into use.
 func TestRotationKilled(t *testing.T) {
 	l := useSealed(t)
-	record, k := newNonces(), &killer{killed: make(chan struct{}, 1)}
+	record, k := newNonces(l), &killer{killed: make(chan struct{}, 1)}
 	watch := watchWire(t, l, podRules(l),
 		func(f encryptcheck.Frame) { record.frame(f); k.frame(f) })
 	before := kernelLosses(t, l)

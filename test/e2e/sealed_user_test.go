@@ -53,7 +53,7 @@ func TestSealerBulk(t *testing.T) {
 			for _, n := range []*lab.Node{a, b} {
 				sealerRuns(t, n, 0)
 			}
-			seen := newNonces()
+			seen := newNonces(l)
 			watch := watchWire(t, l, podRules(l), eachESP(seen.frame))
 			before := map[*lab.Node]map[string]uint64{a: encryptDrops(t, a), b: encryptDrops(t, b), c: encryptDrops(t, c)}
 			const size = 2 << 20 // all of it together fits what a capture keeps
@@ -94,7 +94,7 @@ func TestSealerKilled(t *testing.T) {
 		keyed(t, l, n)
 	}
 	pids := map[*lab.Node]int{a: sealerRuns(t, a, 0), b: sealerRuns(t, b, 0)}
-	seen := newNonces()
+	seen := newNonces(l)
 	watch := watchWire(t, l, podRules(l), eachESP(seen.frame))
 	load := startBulk(t, path{l.Pod("client"), l.Pod("server")}, path{l.Pod("server"), l.Pod("client")})
 	for _, n := range []*lab.Node{a, b} {
@@ -174,7 +174,7 @@ func TestSealerRotation(t *testing.T) {
 	for _, n := range sealers {
 		sealerRuns(t, n, 0)
 	}
-	seen, epochs := newNonces(), map[keyOf]bool{}
+	seen, epochs := newNonces(l), map[keyOf]bool{}
 	watch := watchWire(t, l, podRules(l), eachESP(func(f encryptcheck.Frame) {
 		seen.frame(f)
 		if key, ok := sealersKey(f); ok {

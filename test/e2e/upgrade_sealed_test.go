@@ -19,7 +19,7 @@ import (
 func TestUpgradeSealed(t *testing.T) {
 	changed := changedPrograms(t)
 	l := useSealed(t)
-	record := newNonces()
+	record := newNonces(l)
 	watch := watchWire(t, l, podRules(l), record.frame)
 	before := kernelLosses(t, l)
 	epoch := epochNow(t, l)
@@ -90,7 +90,7 @@ func TestUpgradeKeyLayout(t *testing.T) {
 		return nil
 	})
 	// From here on nothing seals with keys of before: those programs are replaced.
-	record := newNonces()
+	record := newNonces(l)
 	renewed := watchWire(t, l, podRules(l), record.frame)
 	mark := watch.sealedTo(l)
 	connected(t, l) // both ways
