@@ -11,8 +11,7 @@ type fakePolicies struct{}
 
 func (fakePolicies) PolicyRoom() (entries, ranges int)                   { return 0, 0 }
 func (fakePolicies) AddPolicySet([]datapath.PolicyEntry) (uint32, error) { return 1, nil }
-func (fakePolicies) RemovePolicySet(uint32) error                        { return nil }
-func (fakePolicies) PrunePolicySets() error                              { return nil }
+func (fakePolicies) RemovePolicySets(...uint32) ([]uint32, error)        { return nil, nil }
 func (fakePolicies) SetEndpointPolicy(uint16, uint32, uint32) error      { return nil }
 func (fakePolicies) AdoptEndpointPolicy(uint16, uint32, uint32) error    { return nil }
 func (fakePolicies) EnteredSlots() ([]uint16, error)                     { return nil, nil }

@@ -3,7 +3,6 @@ package agent
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -21,8 +20,7 @@ import (
 type policyDatapath interface {
 	PolicyRoom() (entries, ranges int)
 	AddPolicySet([]datapath.PolicyEntry) (uint32, error)
-	RemovePolicySet(set uint32) error
-	PrunePolicySets() error
+	RemovePolicySets(sets ...uint32) (left []uint32, err error)
 	SetEndpointPolicy(slot uint16, egress, ingress uint32) error
 	AdoptEndpointPolicy(slot uint16, egress, ingress uint32) error
 	EnteredSlots() ([]uint16, error)
@@ -324,32 +322,6 @@ func (p *policies) hand(own []endpoint.Info) error {
 		p.handed, p.former = p.result, false
 	}
 	return errors.Join(unidentified, failed, p.settle())
-}
-
-// forget removes the sets that no endpoint has any more, those of a previous run with them. What
-// cannot be removed is tried again.
-func (p *policies) forget(own []endpoint.Info) error {
-	for number, set := range p.sets {
-		if p.result.Sets[number] != nil {
-			continue
-		}
-		if set.set != nil {
-			p.stale = append(p.stale, set)
-		}
-		delete(p.sets, number)
-	}
-	p.stale = slices.DeleteFunc(p.stale, func(set installed) bool {
-		for _, promised := range p.promised {
-			if slices.Contains(promised.sets[:], set.number) {
-				return false
-			}
-		}
-		return p.dp.RemovePolicySet(set.number) == nil
-	})
-	maps.DeleteFunc(p.given, func(slot uint16, _ policy.Sets) bool {
-		return !slices.ContainsFunc(own, func(i endpoint.Info) bool { return i.Slot == slot })
-	})
-	return p.dp.PrunePolicySets()
 }
 
 // problem is what is wrong with policies and not told of their files already.

@@ -36,10 +36,11 @@ func (r *recordedPolicies) AddPolicySet(entries []datapath.PolicyEntry) (uint32,
 	return r.sets, nil
 }
 
-func (r *recordedPolicies) RemovePolicySet(set uint32) error {
-	r.note("remove %d",
-		set)
-	return nil
+func (r *recordedPolicies) RemovePolicySets(sets ...uint32) ([]uint32, error) {
+	for _, set := range sets {
+		r.note("remove %d", set)
+	}
+	return nil, nil
 }
 
 func (r *recordedPolicies) SetEndpointPolicy(slot uint16, egress, ingress uint32) error {

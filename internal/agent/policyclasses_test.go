@@ -44,14 +44,15 @@ func (j *judging) AddPolicySet(entries []datapath.PolicyEntry) (uint32, error) {
 	return j.last, nil
 }
 
-func (j *judging) RemovePolicySet(set uint32) error {
-	for _, used := range j.ingress {
-		if used == set {
-			return errors.New("in use")
+func (j *judging) RemovePolicySets(sets ...uint32) (left []uint32, err error) {
+	for _, set := range sets {
+		if slices.Contains(slices.Collect(maps.Values(j.ingress)), set) {
+			left = append(left, set)
+			continue
 		}
+		delete(j.sets, set)
 	}
-	delete(j.sets, set)
-	return nil
+	return left, nil
 }
 
 func (j *judging) SetEndpointPolicy(slot uint16, _, ingress uint32) error {

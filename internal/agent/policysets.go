@@ -3,6 +3,7 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"weft.dev/weft/internal/datapath"
@@ -73,6 +74,44 @@ func (p *policies) install(set *policy.Set) (installed, error) {
 		set.Policies, err)
 	denying, errDeny := p.deny()
 	return installed{number: denying[policy.Ingress]}, errors.Join(err, errDeny)
+}
+
+// forget removes the sets that no endpoint has any more, those of a previous run with them. What
+// cannot be removed is tried again.
+func (p *policies) forget(own []endpoint.Info) error {
+	for number, set := range p.sets {
+		if p.result.Sets[number] != nil {
+			continue
+		}
+		if set.set != nil {
+			p.stale = append(p.stale, set)
+		}
+		delete(p.sets, number)
+	}
+	maps.DeleteFunc(p.given, func(slot uint16, _ policy.Sets) bool {
+		return !slices.ContainsFunc(own, func(i endpoint.Info) bool { return i.Slot == slot })
+	})
+	var unused []uint32
+	for _, set := range p.stale {
+		if !p.isPromised(set.number) {
+			unused = append(unused, set.number)
+		}
+	}
+	left, err := p.dp.RemovePolicySets(unused...)
+	p.stale = slices.DeleteFunc(p.stale, func(set installed) bool {
+		return !p.isPromised(set.number) && !slices.Contains(left, set.number)
+	})
+	return err
+}
+
+// isPromised says whether a set is one of an endpoint that is about to be attached.
+func (p *policies) isPromised(set uint32) bool {
+	for _, promised := range p.promised {
+		if slices.Contains(promised.sets[:], set) {
+			return true
+		}
+	}
+	return false
 }
 
 // datapathEntries are a set's, as the datapath takes them.

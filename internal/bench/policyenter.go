@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"errors"
 	"net/netip"
 	"time"
 
@@ -41,6 +40,7 @@ func (e *entering) enter(in policy.Input) error {
 	for _, c := range result.Classes {
 		classes[c.Prefix] = c.Class
 	}
+	var replaced []uint32
 	for number, set := range result.Sets {
 		had, there := e.sets[number]
 		if had.set == set {
@@ -52,10 +52,11 @@ func (e *entering) enter(in policy.Input) error {
 		}
 		e.sets[number] = entered{set, now}
 		if there {
-			if err := e.dp.RemovePolicySet(had.number); err != nil {
-				return err
-			}
+			replaced = append(replaced, had.number)
 		}
+	}
+	if _, err := e.dp.RemovePolicySets(replaced...); err != nil {
+		return err
 	}
 	return e.dp.SetClasses(classes)
 }
@@ -72,11 +73,12 @@ func policyEntries(set *policy.Set) []datapath.PolicyEntry {
 
 // remove takes all sets away.
 func (e *entering) remove() error {
-	var failed error
+	var all []uint32
 	for _, set := range e.sets {
-		failed = errors.Join(failed, e.dp.RemovePolicySet(set.number))
+		all = append(all, set.number)
 	}
-	return failed
+	_, err := e.dp.RemovePolicySets(all...)
+	return err
 }
 
 // policyView shows Policy's report. Ratios are against the same without policies.

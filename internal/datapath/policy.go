@@ -34,18 +34,12 @@ func (d *Datapath) PolicyRoom() (entries, ranges int) {
 	return int(d.maps.Policy.MaxEntries() / 2), int(d.maps.Classes.MaxEntries() / 2)
 }
 
-// RemovePolicySet takes a set away that no endpoint has.
-func (d *Datapath) RemovePolicySet(set uint32) error {
+// RemovePolicySets takes sets away, and all of a previous run, and returns which of these stay as
+// an endpoint has them; on an error all.
+func (d *Datapath) RemovePolicySets(sets ...uint32) (left []uint32, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.policy.Remove(set)
-}
-
-// PrunePolicySets removes the sets of a previous run that no endpoint has.
-func (d *Datapath) PrunePolicySets() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.policy.Prune()
+	return d.policy.Remove(sets...)
 }
 
 // eitherFor is for how long after an upgrade has emptied the flow table either end may have begun a

@@ -273,8 +273,8 @@ func TestPolicyHasNoGap(t *testing.T) {
 	if len(steps) != 2 {
 		t.Errorf("steps %v, want two", steps)
 	}
-	if err := b.RemovePolicySet(set); err != nil {
-		t.Errorf("a set that nobody has any more: %v", err)
+	if left, err := b.RemovePolicySets(set); err != nil || len(left) > 0 {
+		t.Errorf("a set that nobody has any more: %v, left are %v", err, left)
 	}
 }
 
@@ -303,10 +303,9 @@ func TestPolicyOutlivesTheAgent(t *testing.T) {
 	a := podA
 	a.Identity, a.EgressSet = ofA, fresh
 	must(t, b.putEndpoint(a, []int{b.index["wta"]}))
-	if err := b.RemovePolicySet(fresh); err == nil {
-		t.Error("a set in use was removed")
+	if left, err := b.RemovePolicySets(fresh); err != nil || !slices.Equal(left, []uint32{fresh}) {
+		t.Errorf("a set in use is to go: %v, left are %v", err, left)
 	}
-	must(t, b.PrunePolicySets())
 	if n := b.policy.Sets(); n != 2 { // fresh and pod B's
 		t.Errorf("%d sets are left, want 2", n)
 	}

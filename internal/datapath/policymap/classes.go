@@ -14,7 +14,8 @@ import (
 // SetClasses makes these, and no others, the classes of addresses: the longest range that an
 // address is in says its class, 0 that it has none although a range around it has. A set in force
 // must know a class before an address has it, and until none has it any more. No address has
-// another class than before or after meanwhile.
+// another class than before or after meanwhile. It writes what is different from what it has written
+// before.
 func (t *Table) SetClasses(want map[netip.Prefix]uint32) (changed bool, err error) {
 	values := map[bpf.RouteKey]uint32{}
 	for prefix, class := range want {
@@ -28,10 +29,15 @@ func (t *Table) SetClasses(want map[netip.Prefix]uint32) (changed bool, err erro
 	if _, there := values[allIPv4]; !there && coversIPv4(want) {
 		values[allIPv4] = 0
 	}
-	now, err := t.classes()
-	if err != nil {
-		return false, err
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := t.entered
+	if now == nil {
+		if now, err = t.classes(); err != nil {
+			return false, err
+		}
 	}
+	t.entered = nil
 	for _, s := range steps(now, values) {
 		if s.gone {
 			err = bpf.DeleteKey(t.maps.Classes, &s.key)
@@ -43,6 +49,7 @@ func (t *Table) SetClasses(want map[netip.Prefix]uint32) (changed bool, err erro
 		}
 		changed = true
 	}
+	t.entered = values
 	return changed, nil
 }
 

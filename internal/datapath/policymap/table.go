@@ -1,10 +1,12 @@
 package policymap
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -23,6 +25,8 @@ type Table struct {
 	last uint32                     // the number given out last
 	// identities are those in the map, nil while that is not known.
 	identities map[netip.Addr]uint32
+	// entered are the classes in the map, nil while that is not known.
+	entered map[bpf.RouteKey]uint32
 }
 
 // Open takes over the sets of a previous run: endpoints refer to them until they are told
@@ -125,19 +129,19 @@ func (t *Table) Add(entries []Entry) (uint32, error) {
 // enter returns the keys in the order in which to remove them: whoever still asks the set then is
 // not allowed by one entry what another has denied.
 func (t *Table) enter(values map[bpf.PolicyKey]bpf.PolicyEntry) ([]bpf.PolicyKey, error) {
-	keys := make([]bpf.PolicyKey, 0, len(values))
-	for _, verdict := range []uint8{bpf.PolicyAllow, bpf.PolicyDeny} {
-		for key, value := range values {
-			if value.Verdict != verdict {
-				continue
-			}
-			if err := put(t.maps.Policy, &key, &value); err != nil {
-				return keys, err
-			}
-			keys = append(keys, key)
-		}
+	keys := slices.AppendSeq(make([]bpf.PolicyKey, 0, len(values)), maps.Keys(values))
+	if len(keys) == 0 {
+		return keys, nil // the kernel takes no empty batch
 	}
-	return keys, nil
+	slices.SortFunc(keys, func(a, b bpf.PolicyKey) int {
+		return cmp.Compare(values[b].Verdict, values[a].Verdict)
+	})
+	entries := make([]bpf.PolicyEntry, len(keys))
+	for i, key := range keys {
+		entries[i] = values[key]
+	}
+	_, err := t.maps.Policy.BatchUpdate(keys, entries, nil)
+	return keys, full(t.maps.Policy, err)
 }
 
 // free is the next number that no set has.
@@ -149,38 +153,41 @@ func (t *Table) free() uint32 {
 	}
 }
 
+// remove has the kernel remove one by one what it does not remove together, as one is missing.
 func (t *Table) remove(keys []bpf.PolicyKey) (err error) {
+	if len(keys) == 0 {
+		return nil
+	}
+	if _, err := t.maps.Policy.BatchDelete(keys, nil); err == nil {
+		return nil
+	}
 	for _, key := range keys {
 		err = errors.Join(err, bpf.DeleteKey(t.maps.Policy, &key))
 	}
 	return err
 }
 
-// Remove takes a set away. One that an endpoint still refers to stays: without its entries the
-// endpoint would be cut off.
-func (t *Table) Remove(set uint32) error {
+// Remove takes sets away, and those of a previous run, and returns which of these it has not. What
+// an endpoint still refers to stays: without the entries of its set it would be cut off.
+func (t *Table) Remove(sets ...uint32) (left []uint32, err error) {
 	used, err := t.used()
 	if err != nil {
-		return err
+		return sets, err
 	}
-	if used[set] {
-		return fmt.Errorf("policy set %d: an endpoint refers to it", set)
-	}
-	return t.drop(func(s uint32) bool { return s == set })
-}
-
-// Prune removes the sets of a previous run that no endpoint refers to.
-func (t *Table) Prune() error {
-	used, err := t.used()
-	if err != nil {
-		return err
-	}
-	return t.drop(func(s uint32) bool { return !used[s] && t.sets[s] == nil })
-}
-
-func (t *Table) drop(gone func(set uint32) bool) (err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	gone := func(set uint32) bool {
+		keys, there := t.sets[set]
+		return there && !used[set] && (keys == nil || slices.Contains(sets, set))
+	}
+	if err := t.drop(gone); err != nil {
+		return sets, err
+	}
+	return slices.DeleteFunc(slices.Clone(sets), func(set uint32) bool { return !used[set] }), nil
+}
+
+// drop is called with mu held.
+func (t *Table) drop(gone func(set uint32) bool) (err error) {
 	adopted := false
 	for set, keys := range t.sets {
 		if gone(set) {
@@ -196,11 +203,7 @@ func (t *Table) drop(gone func(set uint32) bool) (err error) {
 	if err != nil {
 		return fmt.Errorf("remove policy sets: %w", err)
 	}
-	for set := range t.sets {
-		if gone(set) {
-			delete(t.sets, set)
-		}
-	}
+	maps.DeleteFunc(t.sets, func(set uint32, _ []bpf.PolicyKey) bool { return gone(set) })
 	return nil
 }
 
@@ -264,8 +267,10 @@ func (t *Table) changeIdentities(want map[netip.Addr]uint32) (changed bool, err 
 }
 
 // put enters a pair; ErrFull if there is no room.
-func put(m *ebpf.Map, key, value any) error {
-	err := m.Put(key, value)
+func put(m *ebpf.Map, key, value any) error { return full(m, m.Put(key, value)) }
+
+// full is ErrFull where the kernel says that a map has no room.
+func full(m *ebpf.Map, err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.E2BIG) {
 		return fmt.Errorf("%w: it holds %d entries", ErrFull, m.MaxEntries())
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -94,8 +95,8 @@ func TestFull(t *testing.T) {
 	if n := entries(t, table.maps.Policy); n != 5 {
 		t.Errorf("%d entries, want the first set's 5", n)
 	}
-	if err := table.Remove(first); err != nil {
-		t.Fatal(err)
+	if left, err := table.Remove(first); err != nil || len(left) > 0 {
+		t.Fatalf("left are %v, %v", left, err)
 	}
 	second, err := table.Add(ports(8))
 	if err != nil || second == first {
@@ -123,13 +124,9 @@ func TestSetsOfBefore(t *testing.T) {
 	if set, err := next.Add(nil); err != nil || set != 10 {
 		t.Errorf("set %d, %v; want 10", set, err)
 	}
-	for _, set := range []uint32{1, 9} {
-		if next.Remove(set) == nil {
-			t.Errorf("set %d was removed, and an endpoint has it", set)
-		}
-	}
-	if err := next.Prune(); err != nil {
-		t.Fatal(err)
+	left, err := next.Remove(1, 9)
+	if err != nil || !slices.Equal(left, []uint32{1, 9}) {
+		t.Errorf("left are %v, %v; an endpoint has 1 and 9", left, err)
 	}
 	if n := entries(t, next.maps.Policy); n != 2 || next.Sets() != 3 {
 		t.Errorf("%d entries, %d sets; want those of 1 and 9, and the new 10", n, next.Sets())
