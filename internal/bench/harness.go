@@ -71,6 +71,9 @@ type harness struct {
 	sinkIP  netip.Addr // an address of the far node's pod range, nobody's own
 	// grow brings the near node to n endpoints; nil where it is not supported.
 	grow func(ctx context.Context, n int) error
+	// remember has the kernel's filters let a flow in at once that they have let in before, or ask
+	// their rules about every packet; nil where there are none.
+	remember func(ctx context.Context, known bool) error
 	// fill makes a tunnel's nodes hold something; nil where it is not supported.
 	fill func(ctx context.Context, f fill) error
 	// dp is the near node's datapath where this process runs it; nil where it does not.

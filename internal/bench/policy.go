@@ -32,8 +32,9 @@ var policyRules = map[string]int{VariantRules10: 10, VariantRules1000: 1000,
 
 // PolicyVariants lists every variant of Policy in the order in which they are run and shown.
 func PolicyVariants() []string {
-	return []string{VariantNoPolicy, VariantRules10, VariantRules1000, VariantRules10000,
-		VariantPolicyAgent}
+	return []string{VariantKernel, variantIPTables10, variantIPTables1000, variantIPTables10000,
+		variantNFTables10, variantNFTables10000, VariantNoPolicy, VariantRules10,
+		VariantRules1000, VariantRules10000, VariantPolicyAgent}
 }
 
 // PolicyTests lists every test of Policy by name.
@@ -54,8 +55,8 @@ const newFlows = 2 * tunnelFlows
 
 func policySuite() *suite {
 	tests := []test{
-		{name: "known64", group: "packet", shape: shapeSeal, gen: true, run: runPPS(64, 1)},
-		{name: "new64", group: "packet", shape: shapeSeal, gen: true, run: runPPS(64, newFlows)},
+		{name: "known64", group: "packet", shape: shapeSeal, gen: true, run: runJudged(1, true)},
+		{name: "new64", group: "packet", shape: shapeSeal, gen: true, run: runJudged(newFlows, false)},
 	}
 	for _, pods := range []int{1000, 10_000} {
 		tests = append(tests,
@@ -66,11 +67,14 @@ func policySuite() *suite {
 	}
 	return &suite{
 		variants: PolicyVariants(), defaults: PolicyVariants, tests: tests, view: policyView,
-		isWeft: func(v string) bool { return v != report.Generator },
+		isWeft: func(v string) bool { return v != report.Generator && !isFilter(v) },
 		suits: func(t test, variant string) bool {
 			return t.gen == (variant != VariantPolicyAgent)
 		},
-		build: func(_ context.Context, _, variant string, s shape) (*harness, error) {
+		build: func(ctx context.Context, _, variant string, s shape) (*harness, error) {
+			if isFilter(variant) {
+				return newFilterHarness(ctx, variant)
+			}
 			return newPolicyHarness(variant, s)
 		},
 	}

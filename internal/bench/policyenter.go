@@ -84,10 +84,18 @@ func (e *entering) remove() error {
 // policyView shows Policy's report. Ratios are against the same without policies.
 var policyView = &report.View{
 	Title: "Weft: policy benchmarks", Order: PolicyVariants(),
-	References: []report.Reference{report.Always(VariantNoPolicy)},
-	Colours: map[string]string{VariantNoPolicy: "#9a9a9a", VariantRules10: "#9fd9c7",
+	References: []report.Reference{report.Always(VariantNoPolicy),
+		report.Always(VariantKernel)},
+	Colours: map[string]string{VariantKernel: "#666666", variantIPTables10: "#f0c6a5",
+		variantIPTables1000: "#e07b39", variantIPTables10000: "#8a3d0b",
+		variantNFTables10: "#e6b3d3", variantNFTables10000: "#a8497f",
+		VariantNoPolicy: "#9a9a9a", VariantRules10: "#9fd9c7",
 		VariantRules1000: "#009e73", VariantRules10000: "#00533d", VariantPolicyAgent: "#0072b2"},
-	Legends: map[string]string{VariantNoPolicy: "no policy", VariantRules10: "10 rules",
+	Legends: map[string]string{VariantKernel: "kernel, no rules",
+		variantIPTables10: "iptables, 10", variantIPTables1000: "iptables, 1000",
+		variantIPTables10000: "iptables, 10 000", variantNFTables10: "nftables, 10",
+		variantNFTables10000: "nftables, 10 000",
+		VariantNoPolicy:      "no policy", VariantRules10: "10 rules",
 		VariantRules1000: "1000 rules", VariantRules10000: "10 000 rules",
 		VariantPolicyAgent: "the compiler"},
 	Panels: []report.Panel{
