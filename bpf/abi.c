@@ -39,6 +39,7 @@ ABI(struct, weft_trace);
 ABI(enum, weft_hook);
 ABI(enum, weft_verdict);
 ABI(enum, weft_direction);
+ABI(enum, weft_policy_set);
 ABI(enum, weft_policy_verdict);
 ABI(enum, weft_config_flag);
 ABI(enum, weft_endpoint_flag);

@@ -93,25 +93,32 @@ SUBPROGRAM int policy_ask(struct weft_pkt *p, __u32 set, __u32 how, __u32 identi
 			  const union weft_addr *peer)
 {
 	const struct weft_policy_entry *best = NULL;
+	const struct weft_config *cfg = config();
 	struct weft_judgement *j = judgement();
 	const __u32 *class;
 	int allowed;
 
-	if (!j || !p || !peer)
+	if (!cfg || !j || !p || !peer)
 		return REASON_INTERNAL;
 	j->entry.prefixlen = POLICY_KEY_BITS;
 	j->entry.set = set;
 	j->entry.direction = how >> 16;
 	j->entry.port = how;
 	j->entry.protocol = p->proto;
-	policy_match(&j->entry, 0, &best);
+	if (!(set & POLICY_SET_NO_ANYBODY))
+		policy_match(&j->entry, 0, &best);
 	if (identity)
 		policy_match(&j->entry, identity, &best);
-	/* Ranges of addresses are the same in every network: policies do not know of networks. */
-	judgement_range(j, NETWORK_CLUSTER, peer);
-	class = bpf_map_lookup_elem(&weft_classes, &j->range);
-	if (class && *class)
-		policy_match(&j->entry, *class, &best);
+	/* The flag is read after the set's number and the identity: while it is true of one of
+	 * these, no address has a class that they could be about. */
+	if (!(cfg->flags & CONFIG_NO_CLASSES)) {
+		/* Ranges of addresses are the same in every network: policies do not know of
+		 * networks. */
+		judgement_range(j, NETWORK_CLUSTER, peer);
+		class = bpf_map_lookup_elem(&weft_classes, &j->range);
+		if (class && *class)
+			policy_match(&j->entry, *class, &best);
+	}
 	allowed = best && best->verdict == POLICY_ALLOW;
 	p->rule = best ? best->rule : 0;
 	trace(p, STEP_POLICY, how >> 16, identity, p->rule << 1 | allowed);

@@ -59,8 +59,9 @@ enum weft_config_flag {
 	CONFIG_STACK = 1 << 0, /* mode stack: every allowed packet takes the host's stack */
 	CONFIG_SEAL = 1 << 1,  /* strict: what crosses between nodes for a pod is sealed, unless a
 				  policy names it */
-	CONFIG_NETWORKS = 1 << 2, /* there are endpoints of other networks than the cluster's */
-	CONFIG_POLICY = 1 << 3,	  /* there are endpoints with a policy set */
+	CONFIG_NETWORKS = 1 << 2,   /* there are endpoints of other networks than the cluster's */
+	CONFIG_POLICY = 1 << 3,	    /* there are endpoints with a policy set */
+	CONFIG_NO_CLASSES = 1 << 4, /* no address has a class */
 };
 
 /* The node's settings, one entry. The agent bumps generation after any change of the
@@ -150,6 +151,11 @@ struct weft_policy_key {
 };
 #define POLICY_KEY_PEER (32 + 32 + 8)
 #define POLICY_KEY_BITS (POLICY_KEY_PEER + 8 + 16)
+
+/* What a set's number says of it besides, so that no look-up is made in vain. */
+enum weft_policy_set {
+	POLICY_SET_NO_ANYBODY = 1 << 30, /* no entry is about anybody */
+};
 
 enum weft_policy_verdict { POLICY_DENY, POLICY_ALLOW };
 

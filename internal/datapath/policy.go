@@ -176,7 +176,23 @@ const ClassWithheld = policymap.Withheld
 // policies name each address is in. To be called before the first endpoint is entered, as
 // SetIdentities. A set in force must know a class before an address has it, and for as long.
 func (d *Datapath) SetClasses(classes map[netip.Prefix]uint32) error {
-	return d.voidIf(d.policy.SetClasses(classes))
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(classes) > 0 && d.config.Flags&bpf.ConfigNoClasses != 0 {
+		d.config.Flags &^= bpf.ConfigNoClasses
+		if err := d.writeConfig(); err != nil {
+			return err
+		}
+	}
+	changed, err := d.policy.SetClasses(classes)
+	if err == nil && len(classes) == 0 && d.config.Flags&bpf.ConfigNoClasses == 0 {
+		d.config.Flags |= bpf.ConfigNoClasses
+		changed = true
+	}
+	if !changed && err == nil {
+		return nil
+	}
+	return errors.Join(err, d.changed())
 }
 
 // Classes are those that addresses have.

@@ -31,6 +31,7 @@ func BenchmarkPolicy(bm *testing.B) {
 				key := bpf.RouteKeyOf(netip.PrefixFrom(own, own.BitLen()))
 				must(bm, b.maps.Routes.Put(&key, &bpf.Route{Flags: bpf.RouteHost}))
 				a := podA
+				must(bm, b.SetClasses(nil))
 				if n >= 0 {
 					entries := []PolicyEntry{{Direction: policymap.Egress, Peer: bpf.IdentityHost,
 						Protocol: tcp, Port: 80, PortBits: 16, Allow: true}}

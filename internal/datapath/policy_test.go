@@ -55,6 +55,7 @@ func (p policies) enter(t *testing.T, b *harness) {
 		return set
 	}
 	must(t, b.SetIdentities(map[netip.Addr]uint32{peer4: ofPeer, peer6: ofPeer}))
+	must(t, b.SetClasses(nil))
 	for _, own := range []netip.Addr{node4, node6} {
 		key := bpf.RouteKeyOf(netip.PrefixFrom(own, own.BitLen()))
 		must(t, b.maps.Routes.Put(&key, &bpf.Route{Flags: bpf.RouteHost}))
@@ -222,6 +223,30 @@ func TestPolicyFromWire(t *testing.T) {
 			{name: "the reply to what the pod began", hook: "from_wire", setup: both(policies{aIn: nothing}.setup, sent(podA4(fromA(f.peer).tcp(1000, 80, syn, 0)))), in: wire(f.peer).tcp(80, 1000, syn|ack, 0), want: "redirect", out: toA},
 			{name: "the pod's reply", setup: both(policies{aOut: nothing}.setup, sent(leg{hook: "from_wire", iface: "wtup", in: wire(f.peer).tcp(1000, 80, syn, 0)})), in: fromA(f.peer).tcp(80, 1000, syn|ack, 0), want: "redirect", out: toPeer},
 		})
+	}
+}
+
+// TestPolicyClassesComeAndGo: what a set says of a class counts from the moment in which an address
+// has it, where none had any, and until none has.
+func TestPolicyClassesComeAndGo(t *testing.T) {
+	for _, f := range policyFamilies {
+		b := newHarness(t)
+		policies{aOut: []PolicyEntry{allow(ofPeer, 0), deny(classPeer, 0)}}.enter(t, b)
+		for i, c := range []struct {
+			classes map[netip.Prefix]uint32
+			want    string
+		}{
+			{nil, "redirect"},
+			{map[netip.Prefix]uint32{netip.PrefixFrom(f.peer, f.peer.BitLen()): classPeer}, "drop"},
+			{map[netip.Prefix]uint32{netip.PrefixFrom(f.b, f.b.BitLen()): classPeer}, "redirect"},
+			{map[netip.Prefix]uint32{netip.PrefixFrom(f.peer, f.peer.BitLen()): ClassWithheld - 1}, "redirect"},
+			{nil, "redirect"},
+		} {
+			must(t, b.SetClasses(c.classes))
+			if v, _ := b.send(t, "tc", "from_pod", "wta", fromA(f.peer).udp(1000, 53, 8).bytes()); v != c.want {
+				t.Errorf("%s, step %d: %s, want %s", f.peer, i, v, c.want)
+			}
+		}
 	}
 }
 

@@ -23,8 +23,8 @@ var structs = []string{
 
 // enums become constants.
 var enums = []string{
-	"weft_hook", "weft_verdict", "weft_direction", "weft_policy_verdict", "weft_config_flag",
-	"weft_endpoint_flag", "weft_nexthop_flag", "weft_route_flag",
+	"weft_hook", "weft_verdict", "weft_direction", "weft_policy_set",
+	"weft_policy_verdict", "weft_config_flag", "weft_endpoint_flag", "weft_nexthop_flag", "weft_route_flag",
 	"weft_flow_flag", "weft_flow_state", "weft_event_type", "weft_step",
 	"weft_engine", "weft_sa_state", "weft_identity", "weft_tag", "weft_sealer_kind",
 	"weft_sealer_refusal", "weft_sealer_room",

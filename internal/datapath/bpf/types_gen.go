@@ -386,15 +386,20 @@ const (
 var DirectionNames = Names{"egress", "ingress"}
 
 const (
+	PolicySetNoAnybody = 1073741824
+)
+
+const (
 	PolicyDeny  = 0
 	PolicyAllow = 1
 )
 
 const (
-	ConfigStack    = 1
-	ConfigSeal     = 2
-	ConfigNetworks = 4
-	ConfigPolicy   = 8
+	ConfigStack     = 1
+	ConfigSeal      = 2
+	ConfigNetworks  = 4
+	ConfigPolicy    = 8
+	ConfigNoClasses = 16
 )
 
 const (

@@ -50,7 +50,7 @@ func Open(m *bpf.Maps) (*Table, error) {
 		t.sets[set] = nil // also one without entries
 	}
 	for set := range t.sets {
-		t.last = max(t.last, set)
+		t.last = max(t.last, set&^bpf.PolicySetNoAnybody)
 	}
 	return t, nil
 }
@@ -107,7 +107,8 @@ func (t *Table) Add(entries []Entry) (uint32, error) {
 	values := make(map[bpf.PolicyKey]bpf.PolicyEntry, len(entries))
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	set := t.free()
+	last := t.free()
+	set := last | kindOf(entries)
 	for i, e := range entries {
 		if err := e.check(); err != nil {
 			return 0, fmt.Errorf("policy entry %d: %w", i, err)
@@ -122,8 +123,18 @@ func (t *Table) Add(entries []Entry) (uint32, error) {
 	if err != nil {
 		return 0, errors.Join(fmt.Errorf("enter policy set: %w", err), t.remove(keys))
 	}
-	t.sets[set], t.last = keys, set
+	t.sets[set], t.last = keys, last
 	return set, nil
+}
+
+// kindOf is what a set's number says of it (enum weft_policy_set).
+func kindOf(entries []Entry) uint32 {
+	for _, e := range entries {
+		if e.Peer == Anybody {
+			return 0
+		}
+	}
+	return bpf.PolicySetNoAnybody
 }
 
 // enter returns the keys in the order in which to remove them: whoever still asks the set then is
@@ -144,10 +155,12 @@ func (t *Table) enter(values map[bpf.PolicyKey]bpf.PolicyEntry) ([]bpf.PolicyKey
 	return keys, full(t.maps.Policy, err)
 }
 
-// free is the next number that no set has.
+// free is the next number that no set has, of either kind.
 func (t *Table) free() uint32 {
-	for set := t.last + 1; ; set++ {
-		if _, taken := t.sets[set]; set != 0 && !taken {
+	for set := (t.last + 1) % bpf.PolicySetNoAnybody; ; set = (set + 1) % bpf.PolicySetNoAnybody {
+		_, taken := t.sets[set]
+		_, other := t.sets[set|bpf.PolicySetNoAnybody]
+		if set != 0 && !taken && !other {
 			return set
 		}
 	}

@@ -108,12 +108,15 @@ func TestFull(t *testing.T) {
 // endpoint, have them.
 func TestSetsOfBefore(t *testing.T) {
 	table := open(t)
-	for range 2 {
-		if _, err := table.Add(ports(2)); err != nil {
-			t.Fatal(err)
-		}
+	first, err := table.Add(ports(2))
+	if err != nil {
+		t.Fatal(err)
 	}
-	slot := bpf.EpSlot{Sets: [2]uint32{1, 9}} // 9 has no entries: all is denied
+	if _, err := table.Add(ports(2)); err != nil {
+		t.Fatal(err)
+	}
+	empty := uint32(9 | bpf.PolicySetNoAnybody) // without entries all is denied
+	slot := bpf.EpSlot{Sets: [2]uint32{first, empty}}
 	if err := table.maps.EpSlot.Put(uint32(3), &slot); err != nil {
 		t.Fatal(err)
 	}
@@ -121,15 +124,15 @@ func TestSetsOfBefore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if set, err := next.Add(nil); err != nil || set != 10 {
-		t.Errorf("set %d, %v; want 10", set, err)
+	if set, err := next.Add(nil); err != nil || set&^bpf.PolicySetNoAnybody != 10 {
+		t.Errorf("set %d, %v; want the tenth", set, err)
 	}
-	left, err := next.Remove(1, 9)
-	if err != nil || !slices.Equal(left, []uint32{1, 9}) {
-		t.Errorf("left are %v, %v; an endpoint has 1 and 9", left, err)
+	left, err := next.Remove(first, empty)
+	if err != nil || !slices.Equal(left, []uint32{first, empty}) {
+		t.Errorf("left are %v, %v; an endpoint has %d and %d", left, err, first, empty)
 	}
 	if n := entries(t, next.maps.Policy); n != 2 || next.Sets() != 3 {
-		t.Errorf("%d entries, %d sets; want those of 1 and 9, and the new 10", n, next.Sets())
+		t.Errorf("%d entries, %d sets; want the first's, the ninth's and the tenth's", n, next.Sets())
 	}
 	if used, err := next.InUse(); err != nil || !used {
 		t.Errorf("in use: %v, %v", used, err)
