@@ -64,10 +64,10 @@ func TestExtendTTLOfOnePair(t *testing.T) {
 						!alarmed(c)
 				})
 		} else {
-			if !alarmed(a) || !alarmed(c) ||
-				!strings.Contains(strings.Join(a.Status().Problems, "\n"), "not every peer moves") {
-				t.Errorf("a says %v, c says %v", a.Status().Problems, c.Status().Problems)
-			}
+			b.until("the alarm", func() bool {
+				return alarmed(a) && alarmed(c) &&
+					strings.Contains(strings.Join(a.Status().Problems, "\n"), "not every peer moves")
+			})
 			if b.store.created(1).IsZero() {
 				t.Error("the epoch's object was removed")
 			}
