@@ -139,6 +139,11 @@ test-istio:
 test-cyclonus:
 	cd test/cyclonus && $(GO) test -count=1 -v .
 
+# What ClusterNetworkPolicies mean: network-policy-api's own conformance tests, in a module of its own.
+.PHONY: test-netpolapi
+test-netpolapi:
+	cd test/netpolapi && $(GO) test -count=1 -v .
+
 # The store on Kubernetes' API, its manifests and permissions, against a real kube-apiserver, which is built from its module once: that
 # takes 10 minutes and more, and it is cached. Too long for .ci/run's hour.
 .PHONY: test-k8s
@@ -176,7 +181,7 @@ test-model: build fetch
 # that fails does not keep the next from running.
 .PHONY: test-nightly test-long
 test-nightly:
-	@$(MAKE) --no-print-directory -k WEFT_SEED=all test-kernels test-kms test-k8s test-cyclonus test-istio test-long test-model mutate
+	@$(MAKE) --no-print-directory -k WEFT_SEED=all test-kernels test-kms test-k8s test-cyclonus test-netpolapi test-istio test-long test-model mutate
 
 test-long: fetch bpf
 	WEFT_TEST_LONG=1 GOPROXY=off $(GO) test -race -count=1 -timeout 2h ./test/e2e -run TestRotationOverKMS

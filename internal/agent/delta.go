@@ -101,8 +101,9 @@ func (a *Agent) teaches(d store.Delta, was, now *index) bool {
 	for _, c := range d.Changes {
 		switch c.Kind {
 		case v1alpha1.KindIdentity, v1alpha1.KindEpoch, v1alpha1.KindEncryptionPolicy,
-			policy.KindNetworkPolicy,
-			policy.KindClusterNetworkPolicy, policy.KindAuthorizationPolicy, v1alpha1.KindNamespace:
+			policy.KindNetworkPolicy, policy.KindClusterNetworkPolicy,
+			policy.KindAdminNetworkPolicy, policy.KindBaselineAdminNetworkPolicy,
+			policy.KindAuthorizationPolicy, v1alpha1.KindNamespace:
 			continue
 		case v1alpha1.KindEndpoint:
 		default:

@@ -28,7 +28,8 @@ func (ix *index) policies() []*policy.Policy {
 // policyMaps are the policies of each kind.
 func (ix *index) policyMaps() []map[string]*policy.Policy {
 	return []map[string]*policy.Policy{ix.snapshot.NetworkPolicies,
-		ix.snapshot.ClusterNetworkPolicies, ix.snapshot.AuthorizationPolicies}
+		ix.snapshot.ClusterNetworkPolicies, ix.snapshot.AdminNetworkPolicies,
+		ix.snapshot.BaselineAdminNetworkPolicies, ix.snapshot.AuthorizationPolicies}
 }
 
 // policed says whether policies has any.

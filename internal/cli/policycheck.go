@@ -31,8 +31,8 @@ func newPolicyCheck(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check FILE...",
 		Short: "Check policies in files, and say what they would do, without an agent",
-		Long: `Read NetworkPolicies, ClusterNetworkPolicies, Istio's AuthorizationPolicies, pods and namespaces
-from files of YAML, in the formats in which kubectl prints them or in Weft's. "-" is standard input.
+		Long: `Read NetworkPolicies, ClusterNetworkPolicies and AdminNetworkPolicies, Istio's
+AuthorizationPolicies, pods and namespaces from files of YAML, in the formats in which kubectl prints them or in Weft's. "-" is standard input.
 Name everything that is wrong, with line and field, and list which pods each policy is about.
 
 With --from and --to it says whether a packet would be allowed, and which rule decides. Pods are in

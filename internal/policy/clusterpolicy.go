@@ -40,7 +40,7 @@ var actions = map[netpol.ClusterNetworkPolicyRuleAction]action{
 	netpol.ClusterNetworkPolicyRuleActionPass:   pass,
 }
 
-// cluster is what a ClusterNetworkPolicy has besides rules.
+// cluster is what a ClusterNetworkPolicy, or one of the kinds before it, has besides rules.
 type cluster struct {
 	// baseline: for what no NetworkPolicy is about, instead of before them.
 	baseline bool
@@ -54,7 +54,8 @@ type cluster struct {
 // byPriority is the order in which ClusterNetworkPolicies are asked. Of two with one priority,
 // which the specification leaves open, the one whose name sorts first comes first.
 func byPriority(a, b *Policy) int {
-	return cmp.Or(cmp.Compare(a.cluster.priority, b.cluster.priority), cmp.Compare(a.Name, b.Name))
+	return cmp.Or(cmp.Compare(a.cluster.priority, b.cluster.priority), cmp.Compare(a.Name, b.Name),
+		cmp.Compare(a.Kind, b.Kind))
 }
 
 // readCluster checks a ClusterNetworkPolicy. One with errors denies all to the pods it selects, in
@@ -79,7 +80,8 @@ func readCluster(meta metav1.ObjectMeta, spec *netpol.ClusterNetworkPolicySpec,
 	for i := range spec.Ingress {
 		in := &spec.Ingress[i]
 		field := fmt.Sprintf("spec.ingress[%d]", i)
-		out := r.clusterRule(field, in.Action, in.Protocols, len(in.From), "from")
+		out := r.clusterRule(field, in.Action, in.Protocols)
+		r.needPeers(field+".from", len(in.From))
 		for n, from := range in.From {
 			out.peers = append(out.peers,
 				r.pods(fmt.Sprintf("%s.from[%d]", field, n), from.Namespaces, from.Pods))
@@ -89,14 +91,21 @@ func readCluster(meta metav1.ObjectMeta, spec *netpol.ClusterNetworkPolicySpec,
 	for i := range spec.Egress {
 		out := &spec.Egress[i]
 		field := fmt.Sprintf("spec.egress[%d]", i)
-		rule := r.clusterRule(field, out.Action, out.Protocols, len(out.To), "to")
+		rule := r.clusterRule(field, out.Action, out.Protocols)
+		r.needPeers(field+".to", len(out.To))
 		for n := range out.To {
 			rule.peers = append(rule.peers,
 				r.destination(fmt.Sprintf("%s.to[%d]", field, n), &out.To[n])...)
 		}
 		p.rules[Egress] = append(p.rules[Egress], rule)
 	}
-	p.applies = [2]bool{Ingress: len(spec.Ingress) > 0, Egress: len(spec.Egress) > 0}
+	return r.clusterDone(len(spec.Ingress), len(spec.Egress))
+}
+
+// clusterDone ends the reading of a policy with so many rules.
+func (r *reader) clusterDone(ingress, egress int) *Policy {
+	p := r.policy
+	p.applies = [2]bool{Ingress: ingress > 0, Egress: egress > 0}
 	if p.Broken() {
 		r.closeCluster()
 	}
@@ -124,18 +133,24 @@ func (p *Policy) closeTo() {
 	p.cluster, p.rules, p.applies = &closed, [2][]rule{}, [2]bool{true, true}
 }
 
-func (r *reader) clusterRule(
-	field string, does netpol.ClusterNetworkPolicyRuleAction,
-	protocols []netpol.ClusterNetworkPolicyProtocol, peers int, name string,
-) rule {
-	out := rule{at: Rule{Kind: r.policy.Kind, Name: r.policy.Key(), Field: field, File: r.file,
+// ruleAt is a rule of whom nothing is known but where it is written.
+func (r *reader) ruleAt(field string) rule {
+	return rule{at: Rule{Kind: r.policy.Kind, Name: r.policy.Key(), Field: field, File: r.file,
 		Line: r.lineOf(field)}}
-	known := false
+}
+
+func (r *reader) needPeers(field string, peers int) {
+	if peers == 0 {
+		r.fail(field, "is empty: say whom the rule is about")
+	}
+}
+
+// clusterRule reads a rule but for its peers.
+func (r *reader) clusterRule(field string, does netpol.ClusterNetworkPolicyRuleAction,
+	protocols []netpol.ClusterNetworkPolicyProtocol) rule {
+	out, known := r.ruleAt(field), false
 	if out.action, known = actions[does]; !known {
 		r.fail(field+".action", "is %q: want Accept, Deny or Pass", does)
-	}
-	if peers == 0 {
-		r.fail(field+"."+name, "is empty: say whom the rule is about")
 	}
 	for i := range protocols {
 		out.ports = append(out.ports,

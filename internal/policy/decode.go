@@ -119,6 +119,8 @@ func decodable(version, kind string) bool {
 	return kind == KindNetworkPolicy && version == versionNetwork ||
 		kind == KindClusterNetworkPolicy &&
 			(version == versionCluster || version == versionClusterOlder) ||
+		(kind == KindAdminNetworkPolicy || kind == KindBaselineAdminNetworkPolicy) &&
+			version == versionAdmin ||
 		kind == KindAuthorizationPolicy && (version == versionIstio || version == versionIstioOlder)
 }
 
@@ -134,6 +136,10 @@ func decodePolicy(doc *strictyaml.Doc) *Policy {
 		return readAuthorization(m.Metadata, &m.Spec, from)
 	case kind == KindClusterNetworkPolicy:
 		return decodeCluster(doc)
+	case kind == KindAdminNetworkPolicy:
+		return decodeAdmin(doc)
+	case kind == KindBaselineAdminNetworkPolicy:
+		return decodeBaseline(doc)
 	}
 	var m manifest[networkingv1.NetworkPolicySpec]
 	from := decodeInto(doc, &m)

@@ -9,6 +9,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	older "sigs.k8s.io/network-policy-api/apis/v1alpha1"
 	netpol "sigs.k8s.io/network-policy-api/apis/v1beta1"
 )
 
@@ -91,6 +92,14 @@ func (r remembered) recall() (p *Policy) {
 		var spec netpol.ClusterNetworkPolicySpec
 		readable = r.into(&spec)
 		p = readCluster(meta, &spec, from)
+	case KindAdminNetworkPolicy:
+		var spec older.AdminNetworkPolicySpec
+		readable = r.into(&spec)
+		p = readAdmin(meta, &spec, from)
+	case KindBaselineAdminNetworkPolicy:
+		var spec older.BaselineAdminNetworkPolicySpec
+		readable = r.into(&spec)
+		p = readBaseline(meta, &spec, from)
 	default:
 		var spec networkingv1.NetworkPolicySpec
 		readable = r.into(&spec)

@@ -11,7 +11,8 @@ import (
 func (p *Policy) Type() *v1alpha1.TypeMeta {
 	version := map[string]string{
 		KindNetworkPolicy: versionNetwork, KindAuthorizationPolicy: versionIstio,
-		KindClusterNetworkPolicy: versionCluster,
+		KindClusterNetworkPolicy: versionCluster, KindAdminNetworkPolicy: versionAdmin,
+		KindBaselineAdminNetworkPolicy: versionAdmin,
 	}[p.Kind]
 	return &v1alpha1.TypeMeta{APIVersion: version, Kind: p.Kind}
 }

@@ -16,7 +16,7 @@ import (
 // Policy is a policy as it was read: its rules, or what it denies because something is wrong with
 // it. It does not change any more.
 type Policy struct {
-	// Kind is one of Kinds. A ClusterNetworkPolicy has no namespace.
+	// Kind is one of Kinds. Those for administrators have no namespace.
 	Kind            string
 	Namespace, Name string
 	// Problems are what is wrong with it. Unless all are warnings, it allows nothing, and isolates
@@ -89,10 +89,10 @@ func newReader(kind string, meta metav1.ObjectMeta, spec any, from source) *read
 		Kind: kind, Namespace: meta.Namespace, Name: meta.Name, Problems: from.problems, spec: spec,
 		labels: meta.Labels, annotations: meta.Annotations,
 	}
-	if p.Namespace == "" && kind != KindClusterNetworkPolicy {
+	if p.Namespace == "" && !clusterWide(kind) {
 		p.Namespace = v1alpha1.DefaultNamespace
 	}
-	if kind == KindClusterNetworkPolicy {
+	if clusterWide(kind) {
 		p.Namespace = ""
 	}
 	r := &reader{source: from, policy: p}
@@ -103,7 +103,7 @@ func newReader(kind string, meta metav1.ObjectMeta, spec any, from source) *read
 	if msg := v1alpha1.CheckName(p.Name); msg != "" {
 		r.fail("metadata.name", "%s", msg)
 	}
-	if msg := v1alpha1.CheckLabel(p.Namespace); msg != "" && kind != KindClusterNetworkPolicy {
+	if msg := v1alpha1.CheckLabel(p.Namespace); msg != "" && !clusterWide(kind) {
 		r.fail("metadata.namespace", "%s", msg)
 	}
 	return r

@@ -4,7 +4,8 @@
 //
 // Kubernetes' NetworkPolicy v1 (networkpolicy.go) becomes rules that say who, which ports, verdict
 // and precedence, and these become entries one by one. Where Istio's AuthorizationPolicy
-// (authorization.go) or Kubernetes' ClusterNetworkPolicy (clusterpolicy.go) has a say besides, the
+// (authorization.go) or Kubernetes' ClusterNetworkPolicy (clusterpolicy.go, and adminpolicy.go of
+// before) has a say besides, the
 // verdicts are found first, and entries made of those (conjunction.go).
 package policy
 
@@ -16,7 +17,8 @@ import (
 
 // Kinds are the kinds of policies that are read.
 func Kinds() []string {
-	return []string{KindNetworkPolicy, KindClusterNetworkPolicy, KindAuthorizationPolicy}
+	return []string{KindNetworkPolicy, KindClusterNetworkPolicy, KindAdminNetworkPolicy,
+		KindBaselineAdminNetworkPolicy, KindAuthorizationPolicy}
 }
 
 // Direction is that of a packet, seen from the endpoint whose policy it is.

@@ -80,8 +80,10 @@ type Snapshot struct {
 	EncryptionPolicies map[string]*v1alpha1.EncryptionPolicy
 	// NetworkPolicies and Namespaces are Kubernetes' own. A policy with mistakes is among them: it
 	// denies.
-	NetworkPolicies        map[string]*policy.Policy
-	ClusterNetworkPolicies map[string]*policy.Policy
+	NetworkPolicies              map[string]*policy.Policy
+	ClusterNetworkPolicies       map[string]*policy.Policy
+	AdminNetworkPolicies         map[string]*policy.Policy
+	BaselineAdminNetworkPolicies map[string]*policy.Policy
 	// AuthorizationPolicies are Istio's, likewise.
 	AuthorizationPolicies map[string]*policy.Policy
 	Namespaces            map[string]*v1alpha1.Namespace
@@ -104,10 +106,12 @@ func NewSnapshot() *Snapshot {
 		Identities:         map[string]*v1alpha1.Identity{},
 		EncryptionPolicies: map[string]*v1alpha1.EncryptionPolicy{},
 
-		NetworkPolicies:        map[string]*policy.Policy{},
-		ClusterNetworkPolicies: map[string]*policy.Policy{},
-		AuthorizationPolicies:  map[string]*policy.Policy{},
-		Namespaces:             map[string]*v1alpha1.Namespace{},
+		NetworkPolicies:              map[string]*policy.Policy{},
+		ClusterNetworkPolicies:       map[string]*policy.Policy{},
+		AdminNetworkPolicies:         map[string]*policy.Policy{},
+		BaselineAdminNetworkPolicies: map[string]*policy.Policy{},
+		AuthorizationPolicies:        map[string]*policy.Policy{},
+		Namespaces:                   map[string]*v1alpha1.Namespace{},
 	}
 }
 
@@ -197,6 +201,10 @@ func (s *Snapshot) room(kind string) room {
 		return roomOf[*policy.Policy]{&s.NetworkPolicies}
 	case policy.KindClusterNetworkPolicy:
 		return roomOf[*policy.Policy]{&s.ClusterNetworkPolicies}
+	case policy.KindAdminNetworkPolicy:
+		return roomOf[*policy.Policy]{&s.AdminNetworkPolicies}
+	case policy.KindBaselineAdminNetworkPolicy:
+		return roomOf[*policy.Policy]{&s.BaselineAdminNetworkPolicies}
 	case policy.KindAuthorizationPolicy:
 		return roomOf[*policy.Policy]{&s.AuthorizationPolicies}
 	case v1alpha1.KindNamespace:

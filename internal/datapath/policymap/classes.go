@@ -14,8 +14,7 @@ import (
 // SetClasses makes these, and no others, the classes of addresses: the longest range that an
 // address is in says its class, 0 that it has none although a range around it has. A set in force
 // must know a class before an address has it, and until none has it any more. No address has
-// another class than before or after meanwhile. It writes what is different from what it has written
-// before.
+// another class than before or after meanwhile. It writes what differs from what it wrote before.
 func (t *Table) SetClasses(want map[netip.Prefix]uint32) (changed bool, err error) {
 	values := map[bpf.RouteKey]uint32{}
 	for prefix, class := range want {
