@@ -38,6 +38,7 @@ agent:
   - {name: db, node: a, namespace: shop, addresses: [10.77.1.100, "fd77:1::100"]}
   - {name: server, node: b, namespace: shop, addresses: [10.77.2.100, "fd77:2::100"]}
   - {name: web, node: b, namespace: open, addresses: [10.77.2.80, "fd77:2::80"]}
+  - {name: isolated, node: b, namespace: vault, addresses: [10.77.2.60, "fd77:2::60"]}
 `
 
 // sealerNode has a sealer; the other node seals and opens in its hooks.
@@ -169,6 +170,9 @@ func (w *world) begin() error {
 	}
 	w.prober.watch = w.watch
 	if w.objects, err = newObjects(w.lab); err != nil {
+		return err
+	}
+	if err := w.isolate(); err != nil {
 		return err
 	}
 	w.prober.run()

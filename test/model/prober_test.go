@@ -241,8 +241,13 @@ func (p *prober) arrived(at *pod, frame []byte) {
 	}
 	var step, round int
 	var who string
-	if n, _ := fmt.Sscanf(text, "good %d %d %s", &step, &round, &who); n == 3 {
-		at.heard[who] = max(at.heard[who], round)
+	if n, _ := fmt.Sscanf(text, "good %d %d %s", &step, &round, &who); n != 3 {
+		return
+	}
+	at.heard[who] = max(at.heard[who], round)
+	if !mayHear(who, at) {
+		p.wrong = append(p.wrong, fmt.Sprintf("pod %s heard %s, which a policy forbids: %s",
+			at.Name, who, text))
 	}
 }
 
@@ -267,7 +272,8 @@ func (p *prober) silent(since int) (pairs []string) {
 	for _, from := range p.pods {
 		for _, to := range p.pods {
 			for _, family := range families {
-				if from != to && to.heard[from.key(family)] <= since {
+				if from != to && mayHear(from.key(family), to) &&
+					to.heard[from.key(family)] <= since {
 					pairs = append(pairs, fmt.Sprintf("%s to %s IPv%d", from.Name, to.Name, family))
 				}
 			}
@@ -275,7 +281,7 @@ func (p *prober) silent(since int) (pairs []string) {
 	}
 	for _, h := range p.hosts {
 		for _, to := range p.pods {
-			if to.heard[h.Name] <= since {
+			if mayHear(h.Name, to) && to.heard[h.Name] <= since {
 				pairs = append(pairs, fmt.Sprintf("node %s to %s", h.Name, to.Name))
 			}
 		}

@@ -36,6 +36,8 @@ var actions = []action{
 	{"restore all", 4, func(w *world, _ *host) bool { return !w.objects.whole() },
 		func(w *world, _ *host) (string, error) { return "", w.objects.restoreAll() }},
 	{"policy", 5, nil, func(w *world, _ *host) (string, error) { return w.allow() }},
+	{"break isolation", 6, nil,
+		func(w *world, _ *host) (string, error) { return w.breakIsolation() }},
 	{"kill", 5, alive,
 		func(w *world, h *host) (string, error) { return "", w.end(h, h.KillAgent) }},
 	{"stop", 2, alive,
