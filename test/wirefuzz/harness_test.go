@@ -35,7 +35,7 @@ const twoNodes = `
 name: set-later
 ` + labtest.ABOut + `pods:
   - {name: client, node: a, namespace: shop, serviceAccount: client, addresses: [10.77.1.10, "fd77:1::10"]}
-  - {name: db, node: a, namespace: shop, serviceAccount: db, addresses: [10.77.1.100, "fd77:1::100"]}
+  - {name: db, node: a, namespace: vault, serviceAccount: db, addresses: [10.77.1.100, "fd77:1::100"]}
   - {name: server, node: b, namespace: shop, serviceAccount: server, addresses: [10.77.2.100, "fd77:2::100"]}
   - {name: web, node: b, namespace: open, serviceAccount: web, addresses: [10.77.2.80, "fd77:2::80"]}
 `
@@ -95,7 +95,7 @@ func newHarness(t *testing.T, modes string) *harness {
 		macs:   map[string]net.HardwareAddr{},
 		cables: map[string]*cable{}, number: map[string]uint16{}, idents: map[string]uint32{},
 		held: map[string][]*heldPacket{}, evil: map[string]*takenOver{}}
-	b.allowPlain(t)
+	b.applyPolicies(t)
 	b.routeWorld(t)
 	// Frames that stand for many packets cross the cables as they are.
 	b.offload(t, "p0", "p1")
@@ -112,7 +112,8 @@ func newHarness(t *testing.T, modes string) *harness {
 
 func know(l *lab.Lab) *cluster {
 	c := &cluster{pods: map[netip.Addr]string{}, nodes: map[netip.Addr]string{},
-		homes: map[netip.Prefix]string{}, plain: map[netip.Addr]bool{}}
+		homes: map[netip.Prefix]string{}, plain: map[netip.Addr]bool{},
+		isolated: map[string]bool{"db": true}}
 	for _, n := range agents(l) {
 		for _, a := range n.Addresses {
 			c.nodes[a] = n.Name
@@ -163,13 +164,38 @@ func eventually(t *testing.T, what string, ok func() error) {
 	labtest.Eventually(t, patience, what, ok)
 }
 
-// allowPlain has a policy that lets pod web travel in cleartext, and waits until both nodes do.
-func (b *harness) allowPlain(t *testing.T) {
+// isolation lets nobody begin with pod db but its own node.
+const isolation = `apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: isolated, namespace: vault}
+spec:
+  podSelector: {}
+  policyTypes: [Ingress]
+`
+
+// applyPolicies has one that lets pod web travel in cleartext, and one that isolates pod db, and
+// waits until both nodes know them.
+func (b *harness) applyPolicies(t *testing.T) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(b.lab.ObjectsDir(), "policy.yaml"),
-		[]byte(labtest.OpenPolicy), 0o644); err != nil {
-		t.Fatal(err)
+	for name, text := range map[string]string{"policy.yaml": labtest.OpenPolicy,
+		"isolation.yaml": isolation} {
+		err := os.WriteFile(filepath.Join(b.lab.ObjectsDir(), name), []byte(text), 0o644)
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
+	eventually(t, "the isolation of pod db", func() error {
+		all, err := admin.NewClient(b.lab.Node("a").Socket).Policies(t.Context())
+		if err != nil {
+			return err
+		}
+		for _, p := range all.Pods {
+			if p.Pod == "vault/db" && len(p.Ingress) == 1 {
+				return nil
+			}
+		}
+		return fmt.Errorf("pods are %+v", all.Pods)
+	})
 	b.keyed(t)
 }
 

@@ -12,13 +12,15 @@ func TestSpecification(t *testing.T) {
 	addr := netip.MustParseAddr
 	c := &cluster{
 		pods: map[netip.Addr]string{addr("10.77.1.10"): "client", addr("fd77:1::10"): "client",
-			addr("10.77.2.100"): "server", addr("10.77.2.80"): "web"},
+			addr("10.77.2.100"): "server", addr("10.77.2.80"): "web",
+			addr("10.77.1.100"): "db"},
 		nodes: map[netip.Addr]string{addr("192.0.2.1"): "a", addr("2001:db8::1"): "a",
 			addr("192.0.2.2"): "b", addr("2001:db8::2"): "b"},
 		homes: map[netip.Prefix]string{netip.MustParsePrefix("10.77.1.0/24"): "a",
 			netip.MustParsePrefix("fd77:1::/64"): "a", netip.MustParsePrefix("10.77.2.0/24"): "b",
 			netip.MustParsePrefix("fd77:2::/64"): "b"},
-		plain: map[netip.Addr]bool{addr("10.77.2.80"): true},
+		plain:    map[netip.Addr]bool{addr("10.77.2.80"): true},
+		isolated: map[string]bool{"db": true},
 	}
 	udp := func(src, dst string) []byte { return datagram(nil, addr(src), addr(dst), 1, 2, []byte("text"), 64) }
 	sourceRoute := ethernet(nil,
@@ -72,6 +74,7 @@ func TestSpecification(t *testing.T) {
 		{"link-local", inCleartext, udp("fe80::7", "fd77:1::10"), nil, false, true},
 		{"source route", inCleartext, sourceRoute, nil, false, true},
 		{"a wrong checksum", inCleartext, badSum, nil, false, true},
+		{"to an isolated pod", inCleartext, udp("192.0.2.9", "10.77.1.100"), nil, false, true},
 		{"to another pod", inCleartext, udp("192.0.2.9", "10.77.2.100"), nil, false, true},
 		{"runt", inCleartext, []byte{1, 2, 3}, nil, false, false},
 		{"an error about the world", inCleartext, about("192.0.2.9", "10.77.1.10", "198.51.100.7"),
@@ -117,6 +120,9 @@ func TestSpecification(t *testing.T) {
 			p := read(row.frame, row.tag)
 			if got, why := c.mayReachPod(row.how, "a", p, "client"); got != row.pod {
 				t.Errorf("may reach the pod: %v (%s)", got, why)
+			}
+			if got, _ := c.mayReachPod(row.how, "a", p, "db"); got {
+				t.Error("may reach the isolated pod")
 			}
 			if got, why := c.mayReachHost(row.how, "a", p); got != row.host {
 				t.Errorf("may reach the host: %v (%s)", got, why)

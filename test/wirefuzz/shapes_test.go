@@ -97,7 +97,7 @@ var sources = []class{
 
 var destinations = []class{
 	{"local pod", by("10.77.1.10", "10.77.2.100"), by("fd77:1::10", "fd77:2::100")},
-	{"another local pod", by("10.77.1.100", "10.77.2.80"), by("fd77:1::100", "fd77:2::80")},
+	{"another local pod, which at a is isolated", by("10.77.1.100", "10.77.2.80"), by("fd77:1::100", "fd77:2::80")},
 	{"unassigned here", by("10.77.1.200", "10.77.2.200"), by("fd77:1::200", "fd77:2::200")},
 	{"this node", by("192.0.2.1", "192.0.2.2"), by("2001:db8::1", "2001:db8::2")},
 	{"peer's pod", by("10.77.2.100", "10.77.1.10"), by("fd77:2::100", "fd77:1::10")},
@@ -185,7 +185,7 @@ func (r *referee) mustReach(at string, src, dst netip.Addr) string {
 	world := src == far[0] || src == far[1] || src.String() == "192.0.2.9" ||
 		src.String() == "2001:db8::9"
 	if home := r.know.home(dst); home == at &&
-		(world || r.know.plain[src] && r.know.home(src) != at) {
+		(world || r.know.plain[src] && r.know.home(src) != at) && !r.know.isolated[r.know.pods[dst]] {
 		return r.know.pods[dst]
 	}
 	return ""

@@ -24,6 +24,8 @@ type cluster struct {
 	nodes map[netip.Addr]string   // to the node's name
 	homes map[netip.Prefix]string // pod ranges, to the node's name
 	plain map[netip.Addr]bool     // addresses that a policy lets travel in cleartext
+	// isolated are the pods that a policy lets nobody but their own node begin with.
+	isolated map[string]bool
 }
 
 // home is the node in whose pod range an address is, empty if it is in none.
@@ -81,6 +83,8 @@ func (c *cluster) mayReachPod(how claim, at string, p packet, pod string) (bool,
 		return false, "malformed: " + p.bad
 	case c.pods[p.dst] != pod:
 		return false, "not its address"
+	case c.isolated[pod]:
+		return false, "a policy isolates it"
 	case how != genuine && martian(p.src):
 		return false, "a source that no host has on a wire"
 	case !c.mayOrigin(how, at, p.src, p.dst):
