@@ -1,0 +1,135 @@
+package cyclonus
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mattfenwick/cyclonus/pkg/generator"
+	"github.com/mattfenwick/cyclonus/pkg/matcher"
+	corev1 "k8s.io/api/core/v1"
+
+	"weft.dev/weft/test/labtest"
+)
+
+// patience is how long policies may take to be in force, on a busy machine.
+const patience = time.Minute
+
+// TestPackets walks through the cases on two nodes that seal to each other, with real packets from
+// every pod to every other: what arrives after each step is what cyclonus says is allowed.
+func TestPackets(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes network namespaces")
+	}
+	c := newCluster(t)
+	var round uint16
+	cases, steps, packets, allowed := 0, 0, 0, 0
+	for i, one := range generator.NewTestCaseGenerator(true, zc.String(), []string{"x", "y", "z"},
+		nil, nil).GenerateAllTestCases() {
+		w := newWorld()
+		w.place()
+		c.follow(t, w)
+		for n, step := range one.Steps {
+			for _, action := range step.Actions {
+				w.apply(t, action)
+			}
+			c.follow(t, w)
+			want := c.expected(w)
+			what := fmt.Sprintf("case %d (%s), step %d", i, one.Description, n)
+			labtest.Eventually(t, patience, what, func() error { return c.round(&round, want) })
+			// What is right once has to stay right.
+			if err := c.round(&round, want); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+			steps++
+			for _, ok := range want {
+				packets++
+				if ok {
+					allowed++
+				}
+			}
+		}
+		cases++
+	}
+	report := c.stop()
+	t.Logf("%d cases, %d steps, %d packets judged, of which %d allowed; %d sealed on the wire",
+		cases, steps, packets, allowed, report.Sealed)
+	if cases < 200 || allowed == 0 || allowed == packets || report.Sealed == 0 || !report.Clean() {
+		t.Errorf("too little to judge anything, or readable on the wire: %+v", report)
+	}
+}
+
+// expected is what cyclonus says of each probe.
+func (c *cluster) expected(w *world) map[probe]bool {
+	theirs := matcher.BuildNetworkPolicies(false, w.policies)
+	want := map[probe]bool{}
+	for _, from := range w.pods {
+		for _, to := range w.pods {
+			if from == to {
+				continue
+			}
+			for _, protocol := range []corev1.Protocol{"TCP", "UDP", "SCTP"} {
+				for _, port := range []uint16{79, 80, 81} {
+					traffic := &matcher.Traffic{
+						Source:           w.theirs(party{pod: from, address: from.address}),
+						Destination:      w.theirs(party{pod: to, address: to.address}),
+						ResolvedPort:     int(port),
+						ResolvedPortName: portName(port, protocol),
+						Protocol:         protocol,
+					}
+					want[probe{from.address, to.address, numbers[protocol], port}] =
+						theirs.IsTrafficAllowed(traffic).IsAllowed()
+				}
+			}
+		}
+	}
+	return want
+}
+
+// round sends all probes once, and compares what arrives.
+func (c *cluster) round(number *uint16, want map[probe]bool) error {
+	*number = 20000 + (*number+1)%20000
+	for p := range want {
+		for _, s := range c.pods {
+			if s.IPv4 != p.from {
+				continue
+			}
+			if err := s.say(p, *number); err != nil {
+				return err
+			}
+		}
+	}
+	expected := 0
+	for _, ok := range want {
+		if ok {
+			expected++
+		}
+	}
+	got := map[probe]bool{}
+	for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end); {
+		time.Sleep(5 * time.Millisecond)
+		for _, s := range c.pods {
+			s.heard(*number, got)
+		}
+		if len(got) >= expected {
+			// What should not come has had the time that all others took, and some more.
+			end = time.Now().Add(10 * time.Millisecond)
+			expected = len(want) + 1
+		}
+	}
+	var wrong []string
+	for p, ok := range want {
+		if got[p] != ok {
+			wrong = append(wrong, fmt.Sprintf("%s arrives: %v, cyclonus allows it: %v", p, got[p], ok))
+		}
+	}
+	if len(wrong) == 0 {
+		return nil
+	}
+	slices.Sort(wrong)
+	return fmt.Errorf("%d of %d are wrong, among them:\n  %s", len(wrong), len(want),
+		strings.Join(wrong[:min(len(wrong), 8)], "\n  "))
+}
