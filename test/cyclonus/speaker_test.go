@@ -3,7 +3,6 @@ package cyclonus
 import (
 	"encoding/binary"
 	"fmt"
-	"net"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -11,6 +10,7 @@ import (
 	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/test/labtest"
 )
 
 // speaker is a pod with a socket that sends whole packets, and one that sees what comes in.
@@ -34,20 +34,12 @@ func (p probe) String() string {
 func newSpeaker(p *lab.Pod) (*speaker, error) {
 	s := &speaker{Pod: p, out: -1, in: -1}
 	err := p.Do(func() (err error) {
-		const flags = unix.SOCK_RAW | unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK
-		if s.out, err = unix.Socket(unix.AF_INET, flags, unix.IPPROTO_RAW); err != nil {
+		if s.out, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC,
+			unix.IPPROTO_RAW); err != nil {
 			return err
 		}
-		iface, err := net.InterfaceByName(p.IfName)
-		if err != nil {
-			return err
-		}
-		if s.in, err = unix.Socket(unix.AF_PACKET, flags, 0); err != nil {
-			return err
-		}
-		_ = unix.SetsockoptInt(s.in, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20)
-		const ipv4 = unix.ETH_P_IP<<8&0xff00 | unix.ETH_P_IP>>8
-		return unix.Bind(s.in, &unix.SockaddrLinklayer{Protocol: ipv4, Ifindex: iface.Index})
+		s.in, err = labtest.Sniffer(p.IfName)
+		return err
 	})
 	if err != nil {
 		s.close()

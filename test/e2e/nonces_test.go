@@ -24,18 +24,20 @@ type keyOf struct {
 // sealedHead is the beginning of a ciphertext, as far as the inner packet's addresses.
 type sealedHead [40]byte
 
-// nonces remembers every IV on the wire with the ciphertexts that it was seen with. Ciphertexts of
-// the same key and nonce differ by exactly what their packets differ by (the keystream is the same,
+// sealedPacket is what is kept of a packet until the record is judged: whoever captures has no time.
+type sealedPacket struct {
+	key  keyOf
+	iv   uint64
+	head sealedHead
+}
+
+// nonces remembers every IV on the wire with the beginning of its ciphertext. Ciphertexts of the
+// same key and nonce differ by exactly what their packets differ by (the keystream is the same,
 // NIST SP 800-38D), and of every packet the version and most of the addresses are known: so a
 // nonce that comes twice is told from one that belongs to two keys.
 type nonces struct {
 	inner   []innerPacket
-	seen    map[keyOf]map[uint64][]sealedHead
-	packets uint64
-	// again are IVs that came again under other keys.
-	again uint64
-	// repeats are packets whose key and IV were seen before.
-	repeats []string
+	packets []sealedPacket
 	// odd are packets whose sequence number is not their IV's lower half.
 	odd uint64
 }
@@ -46,7 +48,7 @@ func newNonces(l *lab.Lab) *nonces {
 	for _, node := range rules.Nodes {
 		within = append(within, netip.PrefixFrom(node, node.BitLen()))
 	}
-	return &nonces{inner: innerPackets(within), seen: map[keyOf]map[uint64][]sealedHead{}}
+	return &nonces{inner: innerPackets(within)}
 }
 
 // frame notes a frame's key and IV.
@@ -59,34 +61,46 @@ func (n *nonces) frame(f encryptcheck.Frame) {
 	if !ok {
 		return
 	}
-	n.packets++
 	if e.Seq != uint32(e.IV) {
 		n.odd++
 	}
-	key := keyOf{p.Src, p.Dst, e.Epoch(), e.Lane()}
-	if n.seen[key] == nil {
-		n.seen[key] = map[uint64][]sealedHead{}
-	}
-	var head sealedHead
-	copy(head[:], p.Payload[16:])
-	for _, before := range n.seen[key][e.IV] {
-		n.again++
-		if oneKeystream(n.inner, before, head) && len(n.repeats) < 10 {
-			n.repeats = append(n.repeats, fmt.Sprintf("%s to %s epoch %d lane %d IV %d", p.Src,
-				p.Dst, e.Epoch(), e.Lane(), e.IV))
-		}
-	}
-	n.seen[key][e.IV] = append(n.seen[key][e.IV], head)
+	s := sealedPacket{key: keyOf{p.Src, p.Dst, e.Epoch(), e.Lane()}, iv: e.IV}
+	copy(s.head[:], p.Payload[16:])
+	n.packets = append(n.packets, s)
 }
 
-// unique holds the record to no repetition.
-func (n *nonces) unique(t *testing.T) {
+// unique holds the record to no repetition. It returns how many packets show that what looks like
+// one key was two: their IV came again, or went back further than packets overtake each other.
+func (n *nonces) unique(t *testing.T) (renewed int) {
 	t.Helper()
-	t.Logf("%d sealed packets, %d with the IV of a former key", n.packets, n.again)
-	if len(n.repeats) > 0 || n.odd > 0 || n.packets == 0 {
-		t.Errorf("of %d packets %d have a sequence number that is not their IV's; "+
-			"a key and IV twice: %v", n.packets, n.odd, n.repeats)
+	const overtaken = 4096
+	type nonce struct {
+		key keyOf
+		iv  uint64
 	}
+	seen, newest := map[nonce][]sealedHead{}, map[keyOf]uint64{}
+	var repeats []string
+	for _, p := range n.packets {
+		at := nonce{p.key, p.iv}
+		if len(seen[at]) > 0 || p.iv+overtaken < newest[p.key] {
+			renewed++
+		}
+		for _, before := range seen[at] {
+			if oneKeystream(n.inner, before, p.head) {
+				repeats = append(repeats, fmt.Sprintf("%s to %s epoch %d lane %d IV %d", p.key.src,
+					p.key.dst, p.key.epoch, p.key.lane, p.iv))
+			}
+		}
+		seen[at] = append(seen[at], p.head)
+		newest[p.key] = max(newest[p.key], p.iv)
+	}
+	t.Logf("%d sealed packets, %d with the IV of a former key", len(n.packets), renewed)
+	if len(repeats) > 0 || n.odd > 0 || len(n.packets) == 0 {
+		t.Errorf("of %d packets %d have a sequence number that is not their IV's; "+
+			"%d have a key and IV of others, among them: %v", len(n.packets), n.odd, len(repeats),
+			repeats[:min(len(repeats), 10)])
+	}
+	return renewed
 }
 
 // innerPacket is what is known of a packet before it is sealed: the bits of known that mask has.

@@ -96,9 +96,8 @@ func TestUpgradeKeyLayout(t *testing.T) {
 		t.Errorf("%s", r)
 	}
 	watch.allSealed(t, l)
-	record.unique(t)
-	if record.again == 0 {
-		t.Error("no number came again: the nodes did not meet anew within the epoch")
+	if record.unique(t) == 0 {
+		t.Error("no number went back: the nodes did not meet anew within the epoch")
 	}
 }
 

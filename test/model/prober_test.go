@@ -3,7 +3,6 @@ package model
 import (
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"strings"
 	"sync"
@@ -13,6 +12,7 @@ import (
 
 	"weft.dev/weft/internal/inet"
 	"weft.dev/weft/internal/lab"
+	"weft.dev/weft/test/labtest"
 )
 
 // Everything that this test sends begins with magic; goodPort is where it should arrive, evilPort
@@ -68,7 +68,7 @@ func newPod(p *lab.Pod, path string) (*pod, error) {
 		if out.udp, err = udpSockets(goodPort); err != nil {
 			return err
 		}
-		out.sniff, err = sniffer(p.IfName)
+		out.sniff, err = labtest.Sniffer(p.IfName)
 		return err
 	})
 	if err != nil {
@@ -101,21 +101,6 @@ func udpSockets(port int) (fds [2]int, err error) {
 		}
 	}
 	return fds, nil
-}
-
-// sniffer is a packet socket on an interface of the current namespace.
-func sniffer(name string) (int, error) {
-	iface, err := net.InterfaceByName(name)
-	if err != nil {
-		return -1, err
-	}
-	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		return -1, err
-	}
-	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20)
-	const all = unix.ETH_P_ALL<<8 | unix.ETH_P_ALL>>8
-	return fd, unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all & 0xffff, Ifindex: iface.Index})
 }
 
 func sockaddr(a netip.Addr, port int) unix.Sockaddr {
