@@ -24,7 +24,7 @@ type keyOf struct {
 // sealedHead is the beginning of a ciphertext, as far as the inner packet's addresses.
 type sealedHead [40]byte
 
-// sealedPacket is what is kept of a packet until the record is judged: whoever captures has no time.
+// sealedPacket is what is kept of a packet until all are judged: a capture has no time for that.
 type sealedPacket struct {
 	key  keyOf
 	iv   uint64
