@@ -3,6 +3,7 @@
 #define WEFT_POLICY_H
 
 #include <linux/in.h>
+#include "exempt.h"
 #include "flow.h"
 
 /* Network policy: whether a conversation may be, by the policy sets of those of its two ends that
@@ -15,11 +16,19 @@
  * here. */
 #define POLICY_SLOTS(from, to)	    ((__u32)(from) << 16 | (to))
 #define POLICY_HOW(direction, port) ((direction) << 16 | (port))
+/* In POLICY_HOW: nothing but an address tells who the peer is. */
+#define POLICY_UNAUTHENTICATED (1U << 24)
 
 enum policy_began {
 	BEGAN_SENDER,  /* also what is new */
 	BEGAN_OTHER,   /* the packet is a reply */
 	BEGAN_UNKNOWN, /* either, in the middle of a TCP connection: see either_until */
+};
+
+/* What a packet is to the conversation that is judged. */
+enum policy_part {
+	PART_REPLY = 1 << 0,  /* the other end began it */
+	PART_QUOTED = 1 << 1, /* an ICMP error quotes it: it has not come now */
 };
 
 ALWAYS_INLINE struct weft_judgement *judgement(void)
@@ -87,8 +96,9 @@ ALWAYS_INLINE void policy_match(struct weft_policy_key *key, __u32 peer,
 	*best = entry;
 }
 
-/* What a set says of a peer: by its identity, by its address, and as anybody. A set without an
- * answer denies. how: POLICY_HOW. Returns a drop reason, and the rule in p. */
+/* What a set says of a peer: by its identity, by its address, as anybody, and as one that is not
+ * authenticated. A set without an answer denies. how: POLICY_HOW. Returns a drop reason, and the
+ * rule in p. */
 SUBPROGRAM int policy_ask(struct weft_pkt *p, __u32 set, __u32 how, __u32 identity,
 			  const union weft_addr *peer)
 {
@@ -119,9 +129,11 @@ SUBPROGRAM int policy_ask(struct weft_pkt *p, __u32 set, __u32 how, __u32 identi
 		if (class && *class)
 			policy_match(&j->entry, *class, &best);
 	}
+	if (how & POLICY_UNAUTHENTICATED)
+		policy_match(&j->entry, PEER_UNAUTHENTICATED, &best);
 	allowed = best && best->verdict == POLICY_ALLOW;
 	p->rule = best ? best->rule : 0;
-	trace(p, STEP_POLICY, how >> 16, identity, p->rule << 1 | allowed);
+	trace(p, STEP_POLICY, j->entry.direction, identity, p->rule << 1 | allowed);
 	if (!allowed)
 		return REASON_POLICY_DENIED;
 	p->rule = 0;
@@ -134,16 +146,45 @@ ALWAYS_INLINE int has_ports(const struct weft_pkt *p)
 	       p->proto == IPPROTO_UDPLITE;
 }
 
-/* Judges the conversation that p is of, as its initiator's: reply says that this is the receiver.
- * slots are the sender's and the receiver's, initiator is the identity under which that one was
+/* Whether an identity that the hooks have given to a sender (p->sender) was proven: by the
+ * interface that it came in by, or by the key of the node that sealed it. The world, which another
+ * node's host may relay sealed, has proven nothing. */
+ALWAYS_INLINE int is_proven(__u32 sender)
+{
+	return sender && sender != IDENTITY_WORLD && sender != IDENTITY_UNMANAGED;
+}
+
+/* Whether the peer that began a conversation, who is no endpoint here, is authenticated. Of a
+ * packet of its own the hook says so. A reply, or a quote, tells only how its packets have to come:
+ * sealed, if it is on another node and what is sent to it is; what is neither must have been proven
+ * when the flow was made, and comes from an address of this host, which has translated it. */
+SUBPROGRAM int is_authenticated(const struct weft_pkt *p, __u32 part, const union weft_addr *peer,
+				__u32 initiator)
+{
+	const struct weft_config *cfg = config();
+	const struct weft_route *r;
+
+	if (!p || !peer || !cfg)
+		return 0;
+	if (!part)
+		return is_proven(p->sender);
+	r = route_in(p->network, peer);
+	if (!r || !r->node)
+		return is_proven(initiator);
+	return weft_sealing && initiator != IDENTITY_WORLD && must_seal(cfg, p);
+}
+
+/* Judges the conversation that p is of, as its initiator's. slots are the sender's and the
+ * receiver's, part is p's (enum policy_part), initiator is the identity under which that one was
  * judged before, 0 if it was not. What this host itself begins is allowed: kubelet's probes. So is
  * what an endpoint sends to itself. */
-SUBPROGRAM int policy_judge(struct weft_pkt *p, __u32 slots, __u32 reply, __u32 initiator)
+SUBPROGRAM int policy_judge(struct weft_pkt *p, __u32 slots, __u32 part, __u32 initiator)
 {
+	__u32 reply = part & PART_REPLY;
 	__u32 from = reply ? slots & 0xffff : slots >> 16,
 	      to = reply ? slots >> 16 : slots & 0xffff;
 	const struct weft_ep_slot *src, *dst;
-	__u32 port = 0, identity;
+	__u32 port = 0, identity, how;
 	int reason;
 
 	if (!p)
@@ -171,8 +212,11 @@ SUBPROGRAM int policy_judge(struct weft_pkt *p, __u32 slots, __u32 reply, __u32 
 			identity = identity_at(p->network, reply ? &p->dst : &p->src, initiator);
 		if (identity == IDENTITY_HOST)
 			return REASON_NONE;
-		return policy_ask(p, dst->sets[DIR_INGRESS], POLICY_HOW(DIR_INGRESS, port),
-				  identity, reply ? &p->dst : &p->src);
+		how = POLICY_HOW(DIR_INGRESS, port);
+		if (!from && !is_authenticated(p, part, reply ? &p->dst : &p->src, initiator))
+			how |= POLICY_UNAUTHENTICATED;
+		return policy_ask(p, dst->sets[DIR_INGRESS], how, identity,
+				  reply ? &p->dst : &p->src);
 	}
 	return REASON_NONE;
 }
@@ -234,7 +278,7 @@ ALWAYS_INLINE int policy_either(struct weft_pkt *p, __u32 slots, int reason)
 {
 	__u32 rule = p->rule;
 
-	if (!policy_judge(p, slots, 1, 0)) {
+	if (!policy_judge(p, slots, PART_REPLY, 0)) {
 		p->reply = 1;
 		return REASON_NONE;
 	}
@@ -260,7 +304,7 @@ SUBPROGRAM int policy_forward(const struct weft_config *cfg, struct weft_pkt *p,
 	began = policy_began(cfg, p, &initiator);
 	if (began == BEGAN_OTHER) {
 		p->reply = 1;
-		return policy_judge(p, slots, 1, initiator);
+		return policy_judge(p, slots, PART_REPLY, initiator);
 	}
 	reason = policy_judge(p, slots, 0, 0);
 	if (reason && began == BEGAN_UNKNOWN)
@@ -287,7 +331,7 @@ SUBPROGRAM int policy_quoted(const struct weft_config *cfg, struct weft_pkt *p)
 	sender = p->sender;
 	p->sender = 0;
 	reason = policy_judge(p, POLICY_SLOTS(src ? src->slot : 0, dst ? dst->slot : 0),
-			      began == BEGAN_OTHER, initiator);
+			      PART_QUOTED | (began == BEGAN_OTHER ? PART_REPLY : 0), initiator);
 	p->sender = sender;
 	return reason;
 }

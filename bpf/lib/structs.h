@@ -144,13 +144,16 @@ struct weft_ep_slot {
 struct weft_policy_key {
 	__u32 prefixlen; /* POLICY_KEY_PEER and what of the protocol and the port counts */
 	__u32 set;
-	__u32 peer; /* an identity, an address class, or 0: anybody */
+	__u32 peer; /* an identity, an address class, PEER_UNAUTHENTICATED, or 0: anybody */
 	__u8 direction;
 	__u8 protocol;
 	__be16 port; /* the responder's */
 };
-#define POLICY_KEY_PEER (32 + 32 + 8)
-#define POLICY_KEY_BITS (POLICY_KEY_PEER + 8 + 16)
+/* Whoever has not proven who it is: of entries with this peer, those count too that are about such
+ * a packet. Above all identities (22 bits), and below all address classes. */
+#define PEER_UNAUTHENTICATED (1U << 22)
+#define POLICY_KEY_PEER	     (32 + 32 + 8)
+#define POLICY_KEY_BITS	     (POLICY_KEY_PEER + 8 + 16)
 
 /* What a set's number says of it besides, so that no look-up is made in vain. */
 enum weft_policy_set {

@@ -22,18 +22,23 @@ const (
 // MaxIdentity is the highest number of an identity. Classes of addresses are above it.
 const MaxIdentity = 1<<22 - 1
 
-// Anybody as a peer stands for whoever there is.
-const Anybody = 0
+// Anybody as a peer stands for whoever there is, and Unauthenticated for whoever nothing but an
+// address tells: neither is an endpoint here, nor has a node sealed what it sends as somebody's.
+const (
+	Anybody         = 0
+	Unauthenticated = MaxIdentity + 1
+)
 
 // ErrFull says that the map of entries, identities or classes has no room.
 var ErrFull = errors.New("no room in the map")
 
 // Entry is one line of a policy set. Of the entries about one peer the most specific in protocol
-// and port counts; of the up to three that are about a packet (its peer's identity, its address's
-// class, anybody) the one with the highest precedence, and of equal ones the one that denies.
+// and port counts; of the up to four that are about a packet (its peer's identity, its address's
+// class, anybody, and whoever is not authenticated) the one with the highest precedence, and of
+// equal ones the one that denies.
 type Entry struct {
 	Direction Direction
-	// Peer is an identity, a class (above MaxIdentity) or Anybody.
+	// Peer is an identity, a class (above Unauthenticated), Anybody or Unauthenticated.
 	Peer uint32
 	// Protocol is the number of IP's, 0: any, and then there is no port.
 	Protocol uint8
