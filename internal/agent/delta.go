@@ -103,7 +103,8 @@ func (a *Agent) teaches(d store.Delta, was, now *index) bool {
 		case v1alpha1.KindIdentity, v1alpha1.KindEpoch, v1alpha1.KindEncryptionPolicy,
 			policy.KindNetworkPolicy, policy.KindClusterNetworkPolicy,
 			policy.KindAdminNetworkPolicy, policy.KindBaselineAdminNetworkPolicy,
-			policy.KindAuthorizationPolicy, v1alpha1.KindNamespace:
+			policy.KindAuthorizationPolicy, policy.KindPeerAuthentication,
+			v1alpha1.KindNamespace:
 			continue
 		case v1alpha1.KindEndpoint:
 		default:

@@ -22,4 +22,7 @@ func (fakePolicies) HighestClass() (uint32, error)                       { retur
 func (fakePolicies) AskPolicy(datapath.PolicyQuestion) (datapath.PolicyAnswer, error) {
 	return datapath.PolicyAnswer{Allow: true}, nil
 }
+func (fakePolicies) Authenticated(_ uint32, peer, _ netip.Addr) (bool, error) {
+	return peer.IsPrivate(), nil
+}
 func (fakePolicies) IdentityAt(uint32, netip.Addr) (uint32, error) { return 3, nil }

@@ -30,6 +30,7 @@ type policyDatapath interface {
 	HighestClass() (uint32, error)
 	AskPolicy(datapath.PolicyQuestion) (datapath.PolicyAnswer, error)
 	IdentityAt(network uint32, addr netip.Addr) (uint32, error)
+	Authenticated(network uint32, peer, own netip.Addr) (bool, error)
 }
 
 // policies keeps the datapath's policy sets what the objects say. A set in the datapath never

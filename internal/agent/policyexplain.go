@@ -69,17 +69,20 @@ func (p *policies) explain(q policyQuestion) (*admin.PolicyExplanation, error) {
 	if err != nil {
 		return nil, err
 	}
+	if from.Authenticated, err = p.authenticated(q); err != nil {
+		return nil, err
+	}
 	out := &admin.PolicyExplanation{
 		Answer: view.Explain(from, to, q.protocol, q.port), Elsewhere: elsewhere(q.from, q.to),
 	}
 	var err1, err2 error
 	if half := out.Egress; half != nil {
-		out.Kernel.Egress, err1 = p.askMaps(q, half, q.from, to.Peer)
+		out.Kernel.Egress, err1 = p.askMaps(q, half, q.from, from.Peer, to.Peer)
 		out.Disagreements = append(out.Disagreements,
 			p.compare(half, q.from, to.Peer, q.to.isPod, out.Kernel.Egress)...)
 	}
 	if half := out.Ingress; half != nil {
-		out.Kernel.Ingress, err2 = p.askMaps(q, half, q.to, from.Peer)
+		out.Kernel.Ingress, err2 = p.askMaps(q, half, q.to, to.Peer, from.Peer)
 		out.Disagreements = append(out.Disagreements,
 			p.compare(half, q.to, from.Peer, q.from.isPod, out.Kernel.Ingress)...)
 	}
@@ -88,10 +91,10 @@ func (p *policies) explain(q policyQuestion) (*admin.PolicyExplanation, error) {
 
 // askMaps asks the maps what half has been said about, which is of the pod at this end.
 func (p *policies) askMaps(q policyQuestion, half *policy.Half, end policyEnd,
-	peer policy.Peer) (*admin.PolicyMapAnswer, error) {
+	own, peer policy.Peer) (*admin.PolicyMapAnswer, error) {
 	question := datapath.PolicyQuestion{
 		Slot: end.local.Slot, Direction: datapath.PolicyEgress, Network: end.network,
-		Peer: peer.Address, Protocol: q.protocol, Port: q.port,
+		Peer: peer.Address, Own: own.Address, Protocol: q.protocol, Port: q.port,
 	}
 	if half.Direction == policy.Ingress {
 		question.Direction = datapath.PolicyIngress
@@ -103,6 +106,15 @@ func (p *policies) askMaps(q policyQuestion, half *policy.Half, end policyEnd,
 		out.Verdict = policy.Allow
 	}
 	return out, err
+}
+
+// authenticated says whether more than its address tells who begins. What is sealed is the maps'
+// word: what comes otherwise than they say is dropped before policies are asked.
+func (p *policies) authenticated(q policyQuestion) (bool, error) {
+	if q.from.local != nil {
+		return true, nil
+	}
+	return p.dp.Authenticated(q.from.network, q.source, q.destination)
 }
 
 // compare says how the maps differ from what was compiled. The identity of who is no pod is the

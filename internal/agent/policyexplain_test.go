@@ -88,6 +88,12 @@ type mapped struct {
 	recordedPolicies
 	policies *policies
 	change   func(*datapath.PolicyAnswer)
+	// cleartext has other nodes' packets come so.
+	cleartext bool
+}
+
+func (m *mapped) Authenticated(_ uint32, peer, _ netip.Addr) (bool, error) {
+	return !m.cleartext && peer.IsPrivate(), nil
 }
 
 func (m *mapped) AskPolicy(q datapath.PolicyQuestion) (datapath.PolicyAnswer, error) {
@@ -100,6 +106,7 @@ func (m *mapped) AskPolicy(q datapath.PolicyQuestion) (datapath.PolicyAnswer, er
 	}
 	here, peer := policy.End{Endpoint: key}, policy.End{Peer: policy.Peer{Identity: known,
 		Address: q.Peer}}
+	peer.Authenticated = known == 301 || known == 302 || !m.cleartext && q.Peer.IsPrivate()
 	said := view.Judge(here, peer, q.Protocol, q.Port).Egress
 	if direction == policy.Ingress {
 		said = view.Judge(peer, here, q.Protocol, q.Port).Ingress
@@ -210,6 +217,48 @@ func TestExplainPolicy(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// strictDB has db let in only what comes sealed.
+const strictDB = `apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: db, namespace: shop}
+spec:
+  selector: {matchLabels: {app: db}}
+  mtls: {mode: STRICT}
+`
+
+// TestExplainAuthenticated: whether who begins is authenticated is asked of the maps, and who is on
+// this node is in any case.
+func TestExplainAuthenticated(t *testing.T) {
+	const strict = "ingress deny PeerAuthentication shop/db demands STRICT, and this does not come sealed: spec.mtls.mode (f1:6)"
+	for _, tt := range []struct {
+		name, from string
+		cleartext  bool
+		want       string
+	}{
+		{"from this node", "shop/web", true, "ingress allow NetworkPolicy shop/db, spec.ingress[0]"},
+		{"sealed", "front/client", false, "ingress deny isolated by NetworkPolicy shop/db, PeerAuthentication shop/db"},
+		{"in cleartext", "front/client", true, strict},
+		{"by its address", "10.77.2.5", true, strict},
+		{"from outside", "203.0.113.9", false, strict},
+	} {
+		a, dp := explaining(t, explainObjects, strictDB)
+		dp.cleartext = tt.cleartext
+		q, err := a.policyQuestion(a.node, admin.PolicyRequest{From: tt.from, To: "shop/db",
+			Port: "5432"}, policy.TCP)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := a.node.policies.explain(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if words := explanationText(e); !strings.Contains(words, tt.want) ||
+			len(e.Disagreements) > 0 {
+			t.Errorf("%s: no %q in:\n%s", tt.name, tt.want, words)
+		}
 	}
 }
 

@@ -29,7 +29,8 @@ func (ix *index) policies() []*policy.Policy {
 func (ix *index) policyMaps() []map[string]*policy.Policy {
 	return []map[string]*policy.Policy{ix.snapshot.NetworkPolicies,
 		ix.snapshot.ClusterNetworkPolicies, ix.snapshot.AdminNetworkPolicies,
-		ix.snapshot.BaselineAdminNetworkPolicies, ix.snapshot.AuthorizationPolicies}
+		ix.snapshot.BaselineAdminNetworkPolicies, ix.snapshot.AuthorizationPolicies,
+		ix.snapshot.PeerAuthentications}
 }
 
 // policed says whether policies has any.

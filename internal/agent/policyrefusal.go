@@ -28,6 +28,9 @@ func (a *Agent) refusal(event datapath.FlowEvent) *flows.Refusal {
 	if errFrom != nil || errTo != nil {
 		return nil
 	}
+	// Whether it came sealed the rule that has refused it tells, and else does not matter.
+	known := view.Result.Rules[event.Rule].Kind != policy.KindPeerAuthentication
+	sender.Authenticated, receiver.Authenticated = known, known
 	begun := []policy.Answer{
 		view.Judge(sender, receiver, event.Protocol, responderPort(event, event.Dst)),
 		view.Judge(receiver, sender, event.Protocol, responderPort(event, event.Src)),

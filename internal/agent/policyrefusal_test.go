@@ -82,6 +82,21 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
+// TestRefusalOfCleartext: an event of what is refused for not coming sealed names whose demand that
+// is.
+func TestRefusalOfCleartext(t *testing.T) {
+	a, _ := explaining(t, explainObjects, strictDB)
+	got := a.refusal(datapath.FlowEvent{
+		Type: datapath.EventDrop, Reason: "policy_denied", Slot: 2, Direction: "ingress",
+		Protocol: policy.TCP, TCPFlags: 2, Rule: a.ruleOf(t, "spec.mtls.mode"),
+		Src: netip.MustParseAddrPort("10.77.2.5:4000"), Dst: netip.MustParseAddrPort("10.77.1.2:80"),
+	})
+	const want = "ingress of shop/db from front/default role=client: PeerAuthentication shop/db demands STRICT"
+	if got == nil || !strings.HasPrefix(got.Text, want) {
+		t.Errorf("%+v, want %s", got, want)
+	}
+}
+
 // TestNameSteps: the steps of a trace name whose policy it is, and which.
 func TestNameSteps(t *testing.T) {
 	a, _ := explaining(t, explainObjects)

@@ -11,6 +11,7 @@ import (
 
 func TestPolicyCheck(t *testing.T) {
 	const policies, pods = "testdata/policies.yaml", "testdata/pods.yaml"
+	const strict = "testdata/strict.yaml"
 	broken := filepath.Join(t.TempDir(), "broken.yaml")
 	good, err := os.ReadFile(policies)
 	if err != nil {
@@ -71,6 +72,15 @@ func TestPolicyCheck(t *testing.T) {
 		{"no protocol", packet(policies, "shop/web", "db"), cmdutil.ExitUsage, "names no protocol"},
 		{"only one end", []string{"policy", "check", policies, "--from", "shop/web"},
 			cmdutil.ExitUsage, "go together"},
+		{"sealed", append(packet(strict, "shop/web", "shop/db:5432/tcp"), policies), cmdutil.ExitOK,
+			"ingress  allow"},
+		{"in cleartext", append(packet(strict, "shop/web", "shop/db:5432/tcp"), policies,
+			"--cleartext"), exitDenied,
+			"PeerAuthentication shop/strict demands STRICT, and this does not come sealed: spec.mtls.mode (testdata/strict.yaml:6)"},
+		{"which pods a PeerAuthentication is about", []string{"policy", "check", strict, pods},
+			cmdutil.ExitOK, "shop/db            PeerAuthentication shop/strict  all allowed"},
+		{"in cleartext from nobody", []string{"policy", "check", policies, "--cleartext"},
+			cmdutil.ExitUsage, "--cleartext is about a packet"},
 		{"no file", []string{"policy", "check", "gone.yaml"}, cmdutil.ExitFailed,
 			"read gone.yaml: no such file"},
 		{"JSON", append(packet(policies, "shop/web", "shop/db:5432/tcp"), "-o", "json"),

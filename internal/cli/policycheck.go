@@ -25,6 +25,7 @@ type policyReport struct {
 
 func newPolicyCheck(a *app) *cobra.Command {
 	var from, to string
+	var cleartext bool
 	defaults := config.Default()
 	names := policy.ClusterNames{TrustDomain: defaults.Keys.TrustDomain,
 		RootNamespace: defaults.Policy.Istio.RootNamespace}
@@ -32,11 +33,14 @@ func newPolicyCheck(a *app) *cobra.Command {
 		Use:   "check FILE...",
 		Short: "Check policies in files, and say what they would do, without an agent",
 		Long: `Read NetworkPolicies, ClusterNetworkPolicies and AdminNetworkPolicies, Istio's
-AuthorizationPolicies, pods and namespaces from files of YAML, in the formats in which kubectl prints them or in Weft's. "-" is standard input.
-Name everything that is wrong, with line and field, and list which pods each policy is about.
+AuthorizationPolicies and PeerAuthentications, pods and namespaces from files of YAML, in the
+formats in which kubectl prints them or in Weft's. "-" is standard input. Name everything that is
+wrong, with line and field, and list which pods each policy is about.
 
 With --from and --to it says whether a packet would be allowed, and which rule decides. Pods are in
-the files; an address is somebody's outside the cluster.
+the files; an address is somebody's outside the cluster. What pods send is taken to come sealed, or
+from the same node; with --cleartext it comes in cleartext, as from a pod of another node that is
+exempt from encryption.
 
 The exit code is 0 when all is well, 7 when something is wrong with an object, and 8 when the packet
 would be denied.`,
@@ -48,19 +52,31 @@ would be denied.`,
 			if (from == "") != (to == "") {
 				return cmdutil.UsageError("--from and --to go together: give both, or none")
 			}
-			return a.checkPolicies(cmd.InOrStdin(), args, names, from, to)
+			if cleartext && from == "" {
+				return cmdutil.UsageError("--cleartext is about a packet: give --from and --to")
+			}
+			return a.checkPolicies(cmd.InOrStdin(), args, names,
+				asked{from: from, to: to, cleartext: cleartext})
 		},
 	}
 	packetFlags(cmd, &from, &to, "who sends: NAMESPACE/POD, or an address outside the cluster")
+	cmd.Flags().BoolVar(&cleartext, "cleartext", false,
+		"the packet comes in cleartext from another node, which STRICT of a PeerAuthentication refuses")
 	cmd.Flags().StringVar(&names.TrustDomain, "trust-domain", names.TrustDomain,
 		"the agents' keys.trustDomain, for principals")
 	cmd.Flags().StringVar(&names.RootNamespace, "root-namespace", names.RootNamespace,
-		"the agents' policy.istio.rootNamespace, whose AuthorizationPolicies are about all namespaces")
+		"the agents' policy.istio.rootNamespace, whose AuthorizationPolicies and PeerAuthentications are about all namespaces")
 	return cmd
 }
 
-func (a *app) checkPolicies(stdin io.Reader, files []string, names policy.ClusterNames, from,
-	to string) error {
+// asked is a packet that is asked about, if from is not "".
+type asked struct {
+	from, to  string
+	cleartext bool
+}
+
+func (a *app) checkPolicies(stdin io.Reader, files []string, names policy.ClusterNames,
+	packet asked) error {
 	objects, problems, err := readPolicies(stdin, files)
 	if err != nil {
 		return err
@@ -68,8 +84,9 @@ func (a *app) checkPolicies(stdin io.Reader, files []string, names policy.Cluste
 	s := policy.Simulate(objects, identity.LabelFilter{}, names)
 	report := policyReport{Problems: append(problems, s.Result.Problems...), Pods: s.Pods(),
 		Idle: s.Idle()}
-	if from != "" {
-		if report.Packet, err = askPolicy(s, from, to); err != nil {
+	if packet.from != "" {
+		s.Cleartext = packet.cleartext
+		if report.Packet, err = askPolicy(s, packet.from, packet.to); err != nil {
 			return err
 		}
 	}

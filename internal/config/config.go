@@ -146,7 +146,7 @@ type Policy struct {
 
 // Istio is what a mesh calls its own.
 type Istio struct {
-	// RootNamespace is the one whose AuthorizationPolicies are about all namespaces.
+	// RootNamespace is the one whose policies of Istio's are about all namespaces.
 	RootNamespace string `yaml:"rootNamespace" json:"rootNamespace"`
 }
 

@@ -216,6 +216,11 @@ type (
 	PolicyAnswer   = policymap.Answer
 )
 
+// Authenticated says whether more than a peer's address tells who it is, see package policymap.
+func (d *Datapath) Authenticated(network uint32, peer, own netip.Addr) (bool, error) {
+	return d.policy.Authenticated(network, peer, own)
+}
+
 // AskPolicy reads in the maps what the programs would decide about a packet.
 func (d *Datapath) AskPolicy(q PolicyQuestion) (PolicyAnswer, error) { return d.policy.Ask(q) }
 

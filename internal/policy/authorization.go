@@ -115,11 +115,7 @@ func readAuthorization(meta metav1.ObjectMeta, spec *authorizationSpec, from sou
 	// What would enforce nothing without its mistakes does not with them, unless one of these is
 	// whether it would.
 	if p.Broken() && (p.enforced() || spec.Selector != nil && spec.targets()) {
-		selector := func(f Problem) bool {
-			return strings.HasPrefix(f.Field, "spec.selector") ||
-				!strings.HasPrefix(f.Field, "spec.") && !strings.HasPrefix(f.Field, "metadata.")
-		}
-		if slices.ContainsFunc(p.errors(), selector) || r.maySelect() {
+		if r.maySelect("selector", "targetRef", "targetRefs", "rules", "action", "provider") {
 			p.subject = labels.Everything()
 		}
 		p.deny()
@@ -128,12 +124,14 @@ func readAuthorization(meta metav1.ObjectMeta, spec *authorizationSpec, from sou
 	return p
 }
 
-// maySelect says whether an unknown key of spec may have been meant to select the pods.
-func (r *reader) maySelect() bool {
+// maySelect says whether nobody can tell which pods a policy of Istio's is about: its selector
+// cannot be read, or a key of spec is none of the known ones and may have been meant to be one.
+func (r *reader) maySelect(known ...string) bool {
 	return slices.ContainsFunc(r.policy.errors(), func(p Problem) bool {
 		key, inSpec := p.specKey()
-		known := []string{"selector", "targetRef", "targetRefs", "rules", "action", "provider"}
-		return inSpec && !slices.Contains(known, key)
+		return strings.HasPrefix(p.Field, "spec.selector") ||
+			inSpec && !slices.Contains(known, key) ||
+			!inSpec && !strings.HasPrefix(p.Field, "metadata.")
 	})
 }
 

@@ -26,6 +26,7 @@ type writtenAuthorization struct {
 type writtenAll struct {
 	authorizations []writtenAuthorization
 	clusters       []*netpol.ClusterNetworkPolicy
+	peers          []writtenPeerAuthentication
 }
 
 // FuzzAuthorization draws clusters with policies of all kinds, and compares what is compiled with
@@ -132,6 +133,9 @@ func compareAll(t *testing.T, compiler *Compiler, w *reference, list writtenAll)
 	for _, c := range list.clusters {
 		in.Policies = append(in.Policies, readCluster(c.ObjectMeta, &c.Spec, source{}))
 	}
+	for _, p := range list.peers {
+		in.Policies = append(in.Policies, readPeerAuthentication(p.meta, p.spec, source{}))
+	}
 	for _, p := range in.Policies {
 		if p.Broken() {
 			t.Fatalf("the generator made a policy with errors: %v", p.Problems)
@@ -183,12 +187,20 @@ func comparePacket(t *testing.T, table *Table, w *reference, list writtenAll, d 
 		want = other.identity == v1alpha1.IdentityHost || want &&
 			authorized(list.authorizations, subject, own, other, protocol, port)
 	}
-	got := table.Decide(subject.Key(), d, Peer{other.identity, other.address}, protocol,
-		port).Verdict == Allow
-	if got == want || !got && other.pod == nil && inRange {
-		return // who is unknown in the pods' ranges may be denied what somebody else is allowed
+	for _, authenticated := range []bool{true, false} {
+		want := want && (d == Egress || authenticated || other.identity == v1alpha1.IdentityHost ||
+			!demanded(list.peers, subject, protocol, port))
+		got := table.Decide(subject.Key(), d,
+			Peer{Identity: other.identity, Address: other.address, Authenticated: authenticated},
+			protocol, port).Verdict == Allow
+		// Who is unknown in the pods' ranges may be denied what somebody else is allowed.
+		if got == want || !got && other.pod == nil && inRange {
+			continue
+		}
+		t.Fatalf("%v of %s at %v, other end %v (%d, authenticated %v), protocol %d, port %d: compiled %v, the specifications allow: %v",
+			d, subject.Key(), own, other.address, other.identity, authenticated, protocol, port, got,
+			want)
 	}
-	t.Fatalf("%v of %s at %v, other end %v (%d), protocol %d, port %d: compiled %v, the specifications allow: %v", d, subject.Key(), own, other.address, other.identity, protocol, port, got, want)
 }
 
 // authorized says what AuthorizationPolicies say of a packet, from what is written.

@@ -141,10 +141,10 @@ func TestAuthorizationOfUnknownPeers(t *testing.T) {
 		in.Policies = policiesOf(t, authorizationHeader+tt.text)
 		table := NewTable(NewCompiler(istioOptions).Compile(in))
 		for peer, want := range map[Peer]Verdict{
-			{v1alpha1.IdentityWorld, netip.MustParseAddr("8.8.8.8")}:      tt.world,
-			{v1alpha1.IdentityUnknown, netip.MustParseAddr("10.1.9.9")}:   tt.strang,
-			{v1alpha1.MinIdentity + 9, netip.MustParseAddr("10.1.7.7")}:   tt.strang,
-			{v1alpha1.IdentityRemoteHost, netip.MustParseAddr("8.8.8.8")}: tt.world,
+			{Identity: v1alpha1.IdentityWorld, Address: netip.MustParseAddr("8.8.8.8")}:      tt.world,
+			{Identity: v1alpha1.IdentityUnknown, Address: netip.MustParseAddr("10.1.9.9")}:   tt.strang,
+			{Identity: v1alpha1.MinIdentity + 9, Address: netip.MustParseAddr("10.1.7.7")}:   tt.strang,
+			{Identity: v1alpha1.IdentityRemoteHost, Address: netip.MustParseAddr("8.8.8.8")}: tt.world,
 		} {
 			if got := table.Decide("shop/web", Ingress, peer, TCP, 80).Verdict; got != want {
 				t.Errorf("%s: %v: %v, want %v", tt.name, peer, got, want)
@@ -178,7 +178,7 @@ func TestAuthorizationWithoutClasses(t *testing.T) {
 		}{{nil, outside}, {[]Class{{there, ClassBase + 900}}, outside},
 			{[]Class{{there, Withheld}}, Deny}} {
 			result.Classes = c.classes
-			peer := Peer{v1alpha1.IdentityWorld, netip.MustParseAddr("192.0.2.1")}
+			peer := Peer{Identity: v1alpha1.IdentityWorld, Address: netip.MustParseAddr("192.0.2.1")}
 			got := NewTable(result).Decide("shop/web", Ingress, peer, TCP, 80).Verdict
 			if got != c.want {
 				t.Errorf("%s with classes %v: %v, want %v", text, c.classes, got, c.want)
@@ -193,7 +193,7 @@ func TestAuthorizationOfForeignDomain(t *testing.T) {
 	in := shop()
 	in.Identities = append(in.Identities, Identity{Number: v1alpha1.MinIdentity + 50, TrustDomain: ownTrustDomain, Namespace: "shop", ServiceAccount: "db"})
 	in.Policies = policiesOf(t, authorizationHeader+"  rules: [{from: [{source: {principals: [cluster.local/ns/shop/sa/db]}}]}]\n")
-	peer := Peer{v1alpha1.MinIdentity + 50, netip.MustParseAddr("10.1.7.7")}
+	peer := Peer{Identity: v1alpha1.MinIdentity + 50, Address: netip.MustParseAddr("10.1.7.7")}
 	if got := NewTable(NewCompiler(istioOptions).Compile(in)).Decide("shop/web", Ingress, peer, TCP, 80).Verdict; got != Deny {
 		t.Errorf("%v", got)
 	}
@@ -203,7 +203,7 @@ func TestAuthorizationOfForeignDomain(t *testing.T) {
 func TestIdentityMadeAnew(t *testing.T) {
 	in, compiler := shop(), NewCompiler(istioOptions)
 	in.Policies = policiesOf(t, authorizationHeader+"  rules: [{from: [{source: {principals: ['*/sa/late']}}]}]\n")
-	peer := Peer{v1alpha1.MinIdentity + 50, netip.MustParseAddr("10.1.7.7")}
+	peer := Peer{Identity: v1alpha1.MinIdentity + 50, Address: netip.MustParseAddr("10.1.7.7")}
 	for _, account := range []string{"late", "other"} {
 		now := in
 		now.Identities = append(slices.Clone(in.Identities), Identity{Number: peer.Identity, TrustDomain: "weft.local", Namespace: "ops", ServiceAccount: account})

@@ -108,8 +108,8 @@ func TestClusterPolicyOfUnknownPeers(t *testing.T) {
 		in.Ranges = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
 		in.Policies = policiesOf(t, clusterPolicy("a", "Admin", "1", "  ingress:\n"+tt.rules))
 		table := NewTable(NewCompiler(istioOptions).Compile(in))
-		unknown := Peer{v1alpha1.MinIdentity + 9, netip.MustParseAddr("10.1.7.7")}
-		world := Peer{v1alpha1.IdentityWorld, netip.MustParseAddr("8.8.8.8")}
+		unknown := Peer{Identity: v1alpha1.MinIdentity + 9, Address: netip.MustParseAddr("10.1.7.7")}
+		world := Peer{Identity: v1alpha1.IdentityWorld, Address: netip.MustParseAddr("8.8.8.8")}
 		if got := table.Decide("shop/web", Ingress, unknown, TCP, 80).Verdict; got != tt.want ||
 			table.Decide("shop/web", Ingress, world, TCP, 80).Verdict != Allow {
 			t.Errorf("%s: %v", tt.rules, got)

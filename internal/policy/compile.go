@@ -22,7 +22,7 @@ type Options struct {
 	// Relevant says whether a label is part of identities. A policy that tells peers apart by one
 	// that is not would be evaluated as if no peer had it: it is in error. nil: all are.
 	Relevant func(key string) bool
-	// RootNamespace is the one whose AuthorizationPolicies are about all namespaces, "" for none.
+	// RootNamespace is the one whose policies of Istio's are about all namespaces, "" for none.
 	RootNamespace string
 	// TrustDomain is the cluster's own, which Istio's policies may call cluster.local.
 	TrustDomain string
@@ -72,6 +72,9 @@ type Result struct {
 	// Classes are in the order of their prefixes, those around others first.
 	Classes []Class
 	Rules   map[uint32]Rule
+	// Permissive are, by key, the PeerAuthentications about local endpoints of which none is STRICT
+	// there, by kind and name: they are part of no set.
+	Permissive map[string][]string
 	// Problems are those of policies, and of sets beyond their budget.
 	Problems []Problem
 }
@@ -135,7 +138,7 @@ func (c *Compiler) begin(in Input) *run {
 		shares: map[shareKey]*share{}, finished: map[uint32]*finished{},
 		conjunctions: map[uint32]*conjunction{}, subjects: map[string]*subject{},
 		result: &Result{Sets: map[uint32]*Set{}, Endpoints: map[string]Sets{},
-			Rules: map[uint32]Rule{}},
+			Rules: map[uint32]Rule{}, Permissive: map[string][]string{}},
 	}
 	r.changed, r.known = r.index.changes(c.before)
 	r.sameEndpoints = r.index.sameEndpoints(c.before)
@@ -251,6 +254,7 @@ func (r *run) policies(list []*Policy) {
 			r.result.Problems = append(r.result.Problems, found...)
 		}
 	}
+	r.result.Problems = append(r.result.Problems, r.outranked()...)
 	r.told = len(r.result.Problems)
 }
 
@@ -291,6 +295,7 @@ func (r *run) irrelevant(p *Policy) []Problem {
 func (r *run) gather(d *draft) {
 	if d.direction == Ingress {
 		d.shares = append(d.shares, r.node())
+		d.unauthenticated = r.values(d.authentication)
 	}
 	if slices.ContainsFunc(d.policies, (*Policy).apart) {
 		if d.conjunction = r.conjoin(d); d.conjunction != nil {
@@ -298,6 +303,10 @@ func (r *run) gather(d *draft) {
 			d.blocks = d.conjunction.blocks
 		}
 		return
+	}
+	others := func(p *Policy) bool { return p.peerAuth == nil }
+	if !slices.ContainsFunc(d.policies, others) {
+		d.shares = append(d.shares, r.anybody(d))
 	}
 	for _, p := range d.policies {
 		if r.mute[p] {

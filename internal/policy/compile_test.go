@@ -243,7 +243,7 @@ func TestDecide(t *testing.T) {
 		{299, "10.0.0.1", UDP, 80, Decision{Allow, 1, 1}},
 		{299, "10.1.0.1", TCP, 80, Decision{Allow, 1, 1}},
 	} {
-		if got := table.Decide("a", Egress, Peer{tt.identity, netip.MustParseAddr(tt.address)},
+		if got := table.Decide("a", Egress, Peer{Identity: tt.identity, Address: netip.MustParseAddr(tt.address)},
 			tt.protocol, tt.port); got != tt.want {
 			t.Errorf("%+v: %+v", tt, got)
 		}

@@ -137,7 +137,7 @@ func (r *run) terms(d *draft, c *conjunction) {
 	var networks, denying, allowing []string
 	for _, p := range d.policies {
 		switch {
-		case p.cluster != nil:
+		case p.cluster != nil, p.peerAuth != nil:
 			denying = append(denying, p.Object())
 		case p.authorization == nil:
 			networks, c.restricted = append(networks, p.Object()), true

@@ -121,7 +121,8 @@ func decodable(version, kind string) bool {
 			(version == versionCluster || version == versionClusterOlder) ||
 		(kind == KindAdminNetworkPolicy || kind == KindBaselineAdminNetworkPolicy) &&
 			version == versionAdmin ||
-		kind == KindAuthorizationPolicy && (version == versionIstio || version == versionIstioOlder)
+		(kind == KindAuthorizationPolicy || kind == KindPeerAuthentication) &&
+			(version == versionIstio || version == versionIstioOlder)
 }
 
 // decodePolicy reads a policy, nil for an object of another kind.
@@ -134,6 +135,10 @@ func decodePolicy(doc *strictyaml.Doc) *Policy {
 		var m manifest[authorizationSpec]
 		from := decodeInto(doc, &m)
 		return readAuthorization(m.Metadata, &m.Spec, from)
+	case kind == KindPeerAuthentication:
+		var m manifest[peerAuthenticationSpec]
+		from := decodeInto(doc, &m)
+		return readPeerAuthentication(m.Metadata, &m.Spec, from)
 	case kind == KindClusterNetworkPolicy:
 		return decodeCluster(doc)
 	case kind == KindAdminNetworkPolicy:

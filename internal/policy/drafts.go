@@ -23,6 +23,10 @@ type draft struct {
 	blocks []*block
 	// shared: endpoints of several namespaces have it.
 	shared bool
+	// authentication is what of its packets has to be authenticated, unauthenticated what it says
+	// of the others.
+	authentication  *authentication
+	unauthenticated []portValue
 	// unlisted are identities that its set has no entries for: see limitEntries.
 	unlisted map[uint32]bool
 	// refused is why it denies all, nil where it does not.
@@ -35,6 +39,7 @@ type subject struct {
 	namespace          labels.Set
 	policies, clusters []*Policy
 	mine               [2][]*Policy
+	authentication     *authentication
 }
 
 // subject finds the policies that are about an endpoint, or takes those of the run before.
@@ -48,7 +53,7 @@ func (r *run) subject(e *Endpoint) *subject {
 	}
 	for _, d := range directions {
 		for _, p := range now.policies {
-			if p.applies[d] && p.subject.Matches(labels.Set(e.Labels)) {
+			if p.peerAuth == nil && p.applies[d] && p.subject.Matches(labels.Set(e.Labels)) {
 				now.mine[d] = append(now.mine[d], p)
 			}
 		}
@@ -58,6 +63,10 @@ func (r *run) subject(e *Endpoint) *subject {
 				now.mine[d] = append(now.mine[d], p)
 			}
 		}
+	}
+	now.authentication = r.authentication(now.policies, labels.Set(e.Labels))
+	if now.authentication.strict() {
+		now.mine[Ingress] = append(now.mine[Ingress], now.authentication.policies...)
 	}
 	return now
 }
@@ -69,8 +78,11 @@ func (r *run) endpoint(e *Endpoint) {
 	r.subjects[e.Key()] = about
 	for _, d := range directions {
 		if mine := about.mine[d]; len(mine) > 0 {
-			sets[d] = r.draft(d, mine, e).number
+			sets[d] = r.draft(d, mine, about.authentication, e).number
 		}
+	}
+	if a := about.authentication; !a.strict() && len(a.policies) > 0 {
+		r.result.Permissive[e.Key()] = objects(a.policies)
 	}
 	r.result.Endpoints[e.Key()] = sets
 }
@@ -86,7 +98,7 @@ func (r *run) about(namespace string) []*Policy {
 	}
 	out := slices.Clone(r.active[namespace])
 	for _, p := range r.active[root] {
-		if p.authorization != nil {
+		if p.authorization != nil || p.peerAuth != nil {
 			out = append(out, p)
 		}
 	}
@@ -94,14 +106,19 @@ func (r *run) about(namespace string) []*Policy {
 	return out
 }
 
-func (r *run) draft(d Direction, policies []*Policy, e *Endpoint) *draft {
+func (r *run) draft(d Direction, policies []*Policy, a *authentication, e *Endpoint) *draft {
 	key := r.signature(d, policies, e)
+	if d == Ingress && a.strict() {
+		key += a.signature()
+	} else {
+		a = nil
+	}
 	known, ok := r.drafts[key]
 	if !ok {
 		known = &draft{
 			key:       key,
 			number:    number(r.compiler.sets, key, &r.compiler.last.Set),
-			direction: d, policies: policies, sample: e,
+			direction: d, policies: policies, sample: e, authentication: a,
 		}
 		r.drafts[key] = known
 	}

@@ -98,6 +98,9 @@ func (v *View) Said(endpoint string, d Direction, other Peer, got Decision) *Hal
 		h.Policies = set.Policies
 	}
 	switch {
+	case h.Rule != nil && h.Rule.Kind == KindPeerAuthentication:
+		h.Why = fmt.Sprintf("%s %s demands STRICT, and this does not come sealed: %s", h.Rule.Kind,
+			h.Rule.Name, h.Rule.place())
 	case h.Rule != nil:
 		h.Why = h.Rule.String()
 	case set != nil:
@@ -111,6 +114,10 @@ func (v *View) Said(endpoint string, d Direction, other Peer, got Decision) *Hal
 
 // remedy says what would have to change for a set to allow what it does not.
 func (v *View) remedy(h *Half, other Peer, at portPrefix) string {
+	if h.Rule != nil && h.Rule.Kind == KindPeerAuthentication {
+		return "have it come sealed: encryption on for both nodes, and no EncryptionPolicy that names " +
+			"either end; or make the mode of this port PERMISSIVE"
+	}
 	if h.Rule != nil && h.Rule.Kind != "" {
 		return "change that rule: what denies goes before what allows"
 	}
@@ -215,9 +222,13 @@ func (r Rule) String() string {
 	if r.Kind == "" {
 		return r.Field
 	}
-	text := fmt.Sprintf("%s %s, %s", r.Kind, r.Name, r.Field)
-	if r.File != "" {
-		text += fmt.Sprintf(" (%s:%d)", r.File, r.Line)
+	return fmt.Sprintf("%s %s, %s", r.Kind, r.Name, r.place())
+}
+
+// place is the field, and where that is written.
+func (r Rule) place() string {
+	if r.File == "" {
+		return r.Field
 	}
-	return text
+	return fmt.Sprintf("%s (%s:%d)", r.Field, r.File, r.Line)
 }

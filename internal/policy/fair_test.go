@@ -65,7 +65,7 @@ func TestRoom(t *testing.T) {
 			table := NewTable(r)
 			ask := func(pod, peer string) Verdict {
 				return table.Decide(pod, Ingress,
-					Peer{v1alpha1.IdentityWorld, netip.MustParseAddr(peer)}, TCP, 80).Verdict
+					Peer{Identity: v1alpha1.IdentityWorld, Address: netip.MustParseAddr(peer)}, TCP, 80).Verdict
 			}
 			if got := ask("big/pod", "198.51.0.1"); got != c.big {
 				t.Errorf("big: %v, want %v", got, c.big)
@@ -80,7 +80,7 @@ func TestRoom(t *testing.T) {
 			if c.room.Entries > 0 && total > c.room.Entries {
 				t.Errorf("%d entries in room for %d", total, c.room.Entries)
 			}
-			host := Peer{v1alpha1.IdentityHost, netip.MustParseAddr("10.9.9.9")}
+			host := Peer{Identity: v1alpha1.IdentityHost, Address: netip.MustParseAddr("10.9.9.9")}
 			if table.Decide("big/pod", Ingress, host, TCP, 80).Verdict != Allow {
 				t.Error("closed to its own node")
 			}
@@ -99,7 +99,7 @@ func TestRoom(t *testing.T) {
 // TestRoomOverChanges: a compiler that had to refuse a set makes it once there is room.
 func TestRoomOverChanges(t *testing.T) {
 	compiler := NewCompiler(Options{Room: Room{Entries: 50}})
-	peer := Peer{v1alpha1.IdentityWorld, netip.MustParseAddr("198.51.0.1")}
+	peer := Peer{Identity: v1alpha1.IdentityWorld, Address: netip.MustParseAddr("198.51.0.1")}
 	for i, c := range []struct {
 		ranges int
 		want   Verdict
@@ -113,7 +113,7 @@ func TestRoomOverChanges(t *testing.T) {
 		if got := table.Decide("big/pod", Ingress, peer, TCP, 80).Verdict; got != c.want {
 			t.Errorf("%d: %v, want %v", i, got, c.want)
 		}
-		other := Peer{v1alpha1.IdentityWorld, netip.MustParseAddr("192.0.2.1")}
+		other := Peer{Identity: v1alpha1.IdentityWorld, Address: netip.MustParseAddr("192.0.2.1")}
 		if table.Decide("small/pod", Ingress, other, TCP, 80).Verdict != Allow {
 			t.Errorf("%d: the other tenant is closed", i)
 		}
@@ -157,7 +157,7 @@ func TestTooManyVerdicts(t *testing.T) {
 			"  tier: Baseline\n  priority: 1\n  subject: {namespaces: {}}\n"+
 			"  ingress: [{action: Deny, from: [{namespaces: {}}], protocols: [{tcp: {destinationPort: {number: 80}}}]}]\n")...)
 		r := NewCompiler(Options{MaxVerdicts: limit}).Compile(in)
-		peer := Peer{v1alpha1.IdentityWorld, netip.MustParseAddr("198.51.0.1")}
+		peer := Peer{Identity: v1alpha1.IdentityWorld, Address: netip.MustParseAddr("198.51.0.1")}
 		if got := NewTable(r).Decide("big/pod", Ingress, peer, TCP, 80).Verdict; got != want {
 			t.Errorf("limit %d: %v, want %v: %v", limit, got, want, said(r.Problems))
 		}
@@ -187,7 +187,7 @@ func TestIdentitiesWithoutEndpoints(t *testing.T) {
 		return out
 	}
 	alone := sizes(in)
-	late := Peer{v1alpha1.MinIdentity + 700, netip.MustParseAddr("203.0.113.9")}
+	late := Peer{Identity: v1alpha1.MinIdentity + 700, Address: netip.MustParseAddr("203.0.113.9")}
 	many := in
 	for i := range uint32(500) {
 		many.Identities = append(many.Identities, Identity{Number: late.Identity + i,
@@ -199,7 +199,7 @@ func TestIdentitiesWithoutEndpoints(t *testing.T) {
 	there := many
 	there.Endpoints = append(slices.Clone(in.Endpoints), Endpoint{Namespace: "big", Name: "late",
 		Identity: late.Identity, Addresses: []netip.Addr{late.Address}, Local: true})
-	newcomer := Peer{late.Identity + 1, late.Address} // the same pod, with labels of another moment
+	newcomer := Peer{Identity: late.Identity + 1, Address: late.Address} // the same pod, with labels of another moment
 	for i, step := range []struct {
 		in     Input
 		peer   Peer
@@ -274,7 +274,7 @@ func TestOthersIdentities(t *testing.T) {
 					want  Verdict
 				}{{1, Allow}, {2, Allow}, {len(in.Endpoints) - 2, c.newest}, {len(in.Endpoints) - 1, c.third}} {
 					e := in.Endpoints[peer.index]
-					got := table.Decide("small/pod", Ingress, Peer{e.Identity, e.Addresses[0]}, TCP, 80)
+					got := table.Decide("small/pod", Ingress, Peer{Identity: e.Identity, Address: e.Addresses[0]}, TCP, 80)
 					if got.Verdict != peer.want {
 						t.Errorf("%s: %v, want %v", e.Key(), got.Verdict, peer.want)
 					}
@@ -290,7 +290,7 @@ func TestOthersIdentities(t *testing.T) {
 					t.Errorf("said %q", got)
 				}
 				if got := table.Decide("big/pod", Ingress,
-					Peer{v1alpha1.IdentityWorld, netip.MustParseAddr("192.0.2.1")}, TCP, 80).Verdict; got != Allow {
+					Peer{Identity: v1alpha1.IdentityWorld, Address: netip.MustParseAddr("192.0.2.1")}, TCP, 80).Verdict; got != Allow {
 					t.Errorf("the other's own set: %v", got)
 				}
 			}
@@ -318,7 +318,7 @@ func TestOthersKinds(t *testing.T) {
 			port uint16
 			want Verdict
 		}{{third, 106, Deny}, {third, 105, Allow}, {last, 104, Deny}, {last, 105, big}} {
-			got := table.Decide("small/pod", Ingress, Peer{c.e.Identity, c.e.Addresses[0]}, TCP, c.port)
+			got := table.Decide("small/pod", Ingress, Peer{Identity: c.e.Identity, Address: c.e.Addresses[0]}, TCP, c.port)
 			if got.Verdict != c.want {
 				t.Errorf("limit %d: %s port %d: %v, want %v: %s", limit, c.e.Key(), c.port,
 					got.Verdict, c.want, said(r.Problems))

@@ -257,7 +257,7 @@ func compare(t *testing.T, compiler *Compiler, w *reference) {
 							port = 0
 						}
 						want := w.allows(d, subject, other, protocol, port)
-						got := table.Decide(subject.Key(), d, Peer{other.identity, other.address},
+						got := table.Decide(subject.Key(), d, Peer{Identity: other.identity, Address: other.address},
 							protocol, port)
 						if want != (got.Verdict == Allow) {
 							t.Fatalf("%s %v, other end %v (%d), protocol %d, port %d: compiled %+v, the specification allows: %v",

@@ -77,7 +77,7 @@ func sameMeaning(t *testing.T, got, want *Result, w *reference) {
 			}
 			for _, other := range w.ends() {
 				for _, port := range []uint16{0, 53, 80, 101, 8080} {
-					peer := Peer{other.identity, other.address}
+					peer := Peer{Identity: other.identity, Address: other.address}
 					x := one.Decide(pod.Key(), d, peer, TCP, port)
 					y := two.Decide(pod.Key(), d, peer, TCP, port)
 					if x.Verdict != y.Verdict {

@@ -10,6 +10,8 @@ type Peer struct {
 	// Identity is its number, v1alpha1.IdentityWorld for who is outside the cluster.
 	Identity uint32
 	Address  netip.Addr
+	// Authenticated says that more than the address tells who it is, see Unauthenticated.
+	Authenticated bool
 }
 
 // Decision is what policy says of a packet.
@@ -67,6 +69,9 @@ func (t *Table) Decide(endpoint string, d Direction, who Peer, protocol uint8,
 	}
 	if class := t.Class(who.Address); class != 0 {
 		peers = append(peers, class)
+	}
+	if d == Ingress && !who.Authenticated {
+		peers = append(peers, Unauthenticated)
 	}
 	for _, p := range peers {
 		if v, ok := t.lookup(set, d, p, portPrefix{protocol, port, 16}); ok &&

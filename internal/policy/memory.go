@@ -28,6 +28,8 @@ type remembered struct {
 	// Closed policies had mistakes, or were declared in several ways. Which is forgotten, and that
 	// they deny is not.
 	Closed bool `json:"closed,omitempty"`
+	// Created is when a PeerAuthentication was: the oldest counts.
+	Created *metav1.Time `json:"created,omitempty"`
 }
 
 // Remember writes policies down, for Recall.
@@ -73,6 +75,9 @@ func (p *Policy) remembered() (remembered, error) {
 	if dry, there := p.annotations[DryRunAnnotation]; there && p.authorization != nil {
 		out.Annotations = map[string]string{DryRunAnnotation: dry}
 	}
+	if p.peerAuth != nil && !p.peerAuth.created.IsZero() {
+		out.Created = &metav1.Time{Time: p.peerAuth.created}
+	}
 	var err error
 	out.Spec, err = json.Marshal(p.spec)
 	return out, err
@@ -82,12 +87,19 @@ func (p *Policy) remembered() (remembered, error) {
 func (r remembered) recall() (p *Policy) {
 	meta, from := metav1.ObjectMeta{Namespace: r.Namespace, Name: r.Name,
 		Annotations: r.Annotations}, source{file: r.File}
+	if r.Created != nil {
+		meta.CreationTimestamp = *r.Created
+	}
 	readable := false
 	switch r.Kind {
 	case KindAuthorizationPolicy:
 		var spec authorizationSpec
 		readable = r.into(&spec)
 		p = readAuthorization(meta, &spec, from)
+	case KindPeerAuthentication:
+		var spec peerAuthenticationSpec
+		readable = r.into(&spec)
+		p = readPeerAuthentication(meta, &spec, from)
 	case KindClusterNetworkPolicy:
 		var spec netpol.ClusterNetworkPolicySpec
 		readable = r.into(&spec)
@@ -117,13 +129,17 @@ func (r remembered) into(spec any) bool {
 }
 
 // Isolating is the policy as one that denies all to all pods of its namespace, an
-// AuthorizationPolicy what they would let in: nobody knows any more what was wrong with it.
+// AuthorizationPolicy what they would let in, a PeerAuthentication what of that is not
+// authenticated: nobody knows any more what was wrong with it.
 func (p *Policy) Isolating() *Policy {
 	closed := p.Closed()
 	closed.subject = labels.Everything()
 	switch {
 	case closed.authorization != nil:
 		closed.deny()
+		return closed
+	case closed.peerAuth != nil:
+		closed.peerAuth.selects = false // a copy, which is nobody else's
 		return closed
 	case closed.cluster != nil:
 		closed.closeTo() // a copy, which is nobody else's

@@ -59,6 +59,7 @@ func policiesOf(t *testing.T, text string) []*Policy {
 }
 
 // probe asks for a packet: FROM TO PORT/PROTOCOL, where FROM and TO are pods, addresses, or "host".
+// A pod's name with ! behind it is that pod in cleartext from another node.
 func probe(t *testing.T, table *Table, in Input, text string) Verdict {
 	t.Helper()
 	f := strings.Fields(text)
@@ -84,14 +85,16 @@ func probe(t *testing.T, table *Table, in Input, text string) Verdict {
 func peerCalled(t *testing.T, in Input, name string) Peer {
 	t.Helper()
 	if name == "host" {
-		return Peer{v1alpha1.IdentityHost, netip.MustParseAddr("192.0.2.1")}
+		return Peer{Identity: v1alpha1.IdentityHost, Address: netip.MustParseAddr("192.0.2.1")}
 	}
 	if !strings.Contains(name, "/") {
-		return Peer{v1alpha1.IdentityWorld, netip.MustParseAddr(name)}
+		return Peer{Identity: v1alpha1.IdentityWorld, Address: netip.MustParseAddr(name)}
 	}
+	name, cleartext := strings.CutSuffix(name, "!")
 	key, six := strings.CutSuffix(name, "~6")
 	at := slices.IndexFunc(in.Endpoints, func(e Endpoint) bool { return e.Key() == key })
-	return Peer{in.Endpoints[at].Identity, in.Endpoints[at].Addresses[map[bool]int{true: 1}[six]]}
+	return Peer{Identity: in.Endpoints[at].Identity, Authenticated: !cleartext,
+		Address: in.Endpoints[at].Addresses[map[bool]int{true: 1}[six]]}
 }
 
 func TestNetworkPolicy(t *testing.T) {
@@ -279,7 +282,16 @@ spec:
 	if len(problems) > 0 || len(o.Policies) != 1 {
 		t.Fatalf("%+v %v", o, problems)
 	}
-	p := o.Policies[0]
+	o.Policies = append(o.Policies, policiesOf(t, peerAuthOf(
+		"shop/a, labels: {a: b}, creationTimestamp: 2026-01-02T00:00:00Z",
+		selectsWeb+isStrict+"  portLevelMtls: {80: {mode: UNSET}}\n"))...)
+	for _, p := range o.Policies {
+		writtenAgain(t, p)
+	}
+}
+
+func writtenAgain(t *testing.T, p *Policy) {
+	t.Helper()
 	for name, marshal := range map[string]func(any) ([]byte, error){"YAML": yaml.Marshal,
 		"JSON": json.Marshal} {
 		out, err := marshal(p)

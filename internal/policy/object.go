@@ -2,6 +2,7 @@ package policy
 
 import (
 	"encoding/json"
+	"time"
 
 	"weft.dev/weft/api/v1alpha1"
 	"weft.dev/weft/internal/config/strictyaml"
@@ -12,7 +13,7 @@ func (p *Policy) Type() *v1alpha1.TypeMeta {
 	version := map[string]string{
 		KindNetworkPolicy: versionNetwork, KindAuthorizationPolicy: versionIstio,
 		KindClusterNetworkPolicy: versionCluster, KindAdminNetworkPolicy: versionAdmin,
-		KindBaselineAdminNetworkPolicy: versionAdmin,
+		KindBaselineAdminNetworkPolicy: versionAdmin, KindPeerAuthentication: versionIstio,
 	}[p.Kind]
 	return &v1alpha1.TypeMeta{APIVersion: version, Kind: p.Kind}
 }
@@ -38,9 +39,14 @@ func (p *Policy) Validate() []v1alpha1.FieldError {
 // written is a policy as users write it.
 type written struct {
 	v1alpha1.TypeMeta `yaml:",inline"`
-	Metadata          *v1alpha1.ObjectMeta `json:"metadata" yaml:"metadata"`
+	Metadata          writtenMeta `json:"metadata" yaml:"metadata"`
 	// Spec is what JSON makes of it: Kubernetes' types have no other names.
 	Spec map[string]any `json:"spec" yaml:"spec"`
+}
+
+type writtenMeta struct {
+	v1alpha1.ObjectMeta `yaml:",inline"`
+	CreationTimestamp   string `json:"creationTimestamp,omitempty" yaml:"creationTimestamp,omitempty"`
 }
 
 func (p *Policy) written() (w written, err error) {
@@ -48,7 +54,10 @@ func (p *Policy) written() (w written, err error) {
 	if err != nil {
 		return w, err
 	}
-	w = written{TypeMeta: *p.Type(), Metadata: p.Meta()}
+	w = written{TypeMeta: *p.Type(), Metadata: writtenMeta{ObjectMeta: *p.Meta()}}
+	if p.peerAuth != nil && !p.peerAuth.created.IsZero() {
+		w.Metadata.CreationTimestamp = p.peerAuth.created.Format(time.RFC3339)
+	}
 	return w, json.Unmarshal(text, &w.Spec)
 }
 
@@ -81,6 +90,9 @@ func (p *Policy) Closed() *Policy {
 	}
 	if closed.cluster != nil {
 		closed.closeTo()
+	}
+	if closed.peerAuth != nil {
+		closed.closePeerAuth()
 	}
 	closed.content = "closed " + p.content
 	return &closed

@@ -36,6 +36,8 @@ type Policy struct {
 	authorization *authorization
 	// cluster is nil for other kinds.
 	cluster *cluster
+	// peerAuth is nil for other kinds.
+	peerAuth *peerAuthentication
 	// closed says that it only denies, for a reason that is not in Problems: see Closed.
 	closed bool
 	// labels and annotations are the object's own, and mean nothing here.

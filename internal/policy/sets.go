@@ -119,9 +119,20 @@ func (c content) set(d *draft) *Set {
 
 // content is what a draft says of each peer.
 func (r *run) content(d *draft) content {
+	var said content
 	if d.conjunction != nil {
-		return r.contentOf(d.direction, d.conjunction)
+		said = r.contentOf(d.direction, d.conjunction)
+	} else {
+		said = r.contentOfShares(d)
 	}
+	if len(d.unauthenticated) > 0 {
+		said[Unauthenticated] = d.unauthenticated
+	}
+	return said
+}
+
+// contentOfShares is what rules say one by one.
+func (r *run) contentOfShares(d *draft) content {
 	var parts []part
 	about := map[uint32][]byte{} // who to the numbers of the parts that speak of him
 	for _, one := range d.shares {

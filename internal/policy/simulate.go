@@ -19,6 +19,9 @@ type LabelFilter interface {
 // Simulation is what policies would do to pods, all of which are taken to be local.
 type Simulation struct {
 	*View
+	// Cleartext has what pods send come in cleartext, from another node; else it is sealed, or they
+	// are on one node.
+	Cleartext bool
 	// hosts are the pods of host networks, by key.
 	hosts map[string]Pod
 }
@@ -26,7 +29,7 @@ type Simulation struct {
 // ClusterNames are what a cluster calls its own, for Istio's policies.
 type ClusterNames struct {
 	TrustDomain string
-	// RootNamespace is the one whose AuthorizationPolicies are about all namespaces.
+	// RootNamespace is the one whose policies of Istio's are about all namespaces.
 	RootNamespace string
 }
 
@@ -61,7 +64,7 @@ func Simulate(o *Objects, filter LabelFilter, cluster ClusterNames) *Simulation 
 		Relevant: filter.Relevant, RootNamespace: cluster.RootNamespace,
 		TrustDomain: cluster.TrustDomain,
 	}).Compile(in)
-	return &Simulation{NewView(result, in, names), hosts}
+	return &Simulation{View: NewView(result, in, names), hosts: hosts}
 }
 
 // Pods are all pods, in the order of their keys.
@@ -85,6 +88,7 @@ func (s *Simulation) Ask(from, to string, protocol uint8, port string) (Answer, 
 	}
 	// Of several addresses of a pod the one counts that the other end can talk to.
 	sender, _ = s.end(from, receiver.Address)
+	sender.Authenticated = sender.Authenticated && !s.Cleartext
 	number, err := PortOf(to, receiver.Ports, protocol, port)
 	if err != nil {
 		return Answer{}, err
@@ -128,13 +132,13 @@ func (s *Simulation) end(name string, other netip.Addr) (simulated, error) {
 			func(p netip.Prefix) bool { return p.Contains(a) }) {
 			who = v1alpha1.IdentityUnknown // a pod's address, and nobody says whose
 		}
-		return simulated{End: End{Peer: Peer{who, a}}}, nil
+		return simulated{End: End{Peer: Peer{Identity: who, Address: a}}}, nil
 	}
 	if host, ok := s.hosts[name]; ok {
 		// Which node runs the pods is not known here, and a remote one has no more rights than
 		// this.
-		return simulated{End{Peer: Peer{v1alpha1.IdentityRemoteHost,
-			fitting(host.Addresses, other)}}, host.Ports}, nil
+		return simulated{End{Peer: Peer{Identity: v1alpha1.IdentityRemoteHost,
+			Address: fitting(host.Addresses, other), Authenticated: true}}, host.Ports}, nil
 	}
 	at := slices.IndexFunc(s.input.Endpoints, func(e Endpoint) bool { return e.Key() == name })
 	if at < 0 {
@@ -142,7 +146,7 @@ func (s *Simulation) end(name string, other netip.Addr) (simulated, error) {
 			"or an address outside the cluster", name)
 	}
 	e := s.input.Endpoints[at]
-	return simulated{End{Peer{e.Identity, fitting(e.Addresses, other)}, name}, e.Ports}, nil
+	return simulated{End{Peer{e.Identity, fitting(e.Addresses, other), true}, name}, e.Ports}, nil
 }
 
 // fitting is the first address of the other's family, or of any if the other has none.

@@ -5,8 +5,9 @@
 // Kubernetes' NetworkPolicy v1 (networkpolicy.go) becomes rules that say who, which ports, verdict
 // and precedence, and these become entries one by one. Where Istio's AuthorizationPolicy
 // (authorization.go) or Kubernetes' ClusterNetworkPolicy (clusterpolicy.go, and adminpolicy.go of
-// before) has a say besides, the
-// verdicts are found first, and entries made of those (conjunction.go).
+// before) has a say besides, the verdicts are found first, and entries made of those
+// (conjunction.go). To either Istio's PeerAuthentication (peerauthentication.go) adds entries about
+// who is not authenticated (authentication.go).
 package policy
 
 import (
@@ -18,7 +19,7 @@ import (
 // Kinds are the kinds of policies that are read.
 func Kinds() []string {
 	return []string{KindNetworkPolicy, KindClusterNetworkPolicy, KindAdminNetworkPolicy,
-		KindBaselineAdminNetworkPolicy, KindAuthorizationPolicy}
+		KindBaselineAdminNetworkPolicy, KindAuthorizationPolicy, KindPeerAuthentication}
 }
 
 // Direction is that of a packet, seen from the endpoint whose policy it is.
@@ -102,7 +103,7 @@ const (
 type Key struct {
 	Set       uint32
 	Direction Direction
-	// Peer is an identity's number, a class of addresses, or AnyPeer.
+	// Peer is an identity's number, a class of addresses, Unauthenticated, or AnyPeer.
 	Peer uint32
 	// Protocol is IANA's number. AnyProtocol ends the prefix: such a key has no port.
 	Protocol uint8

@@ -63,6 +63,11 @@ func (v *View) Idle() []string {
 			busy[name] = true
 		}
 	}
+	for _, names := range v.Result.Permissive {
+		for _, name := range names {
+			busy[name] = true
+		}
+	}
 	for _, p := range v.input.Policies {
 		if !busy[p.Object()] {
 			out[p.Object()] = true
@@ -131,6 +136,11 @@ func (v *View) podsOf() map[string][]string {
 			}
 		}
 	}
+	for key, objects := range v.Result.Permissive {
+		for _, object := range objects {
+			out[object] = append(out[object], v.names.Pod(key))
+		}
+	}
 	for object, list := range out {
 		slices.Sort(list)
 		out[object] = slices.Compact(list)
@@ -162,6 +172,9 @@ func (v *View) summary(p *Policy) Summary {
 		for i := range p.authorization.rules {
 			s.Rules = append(s.Rules, p.authorization.rules[i].at)
 		}
+	}
+	if p.peerAuth != nil {
+		s.Rules = append(s.Rules, p.peerAuth.rules()...)
 	}
 	return s
 }
@@ -222,6 +235,10 @@ func (v *View) entry(e Entry) EntryView {
 		Verdict: e.Verdict, Precedence: e.Precedence, Rule: v.rule(e.Rule),
 	}
 	switch {
+	case e.Peer == Unauthenticated && e.Precedence == 0:
+		out.Peer = "who is not authenticated: nothing is asked"
+	case e.Peer == Unauthenticated:
+		out.Peer = "who is not authenticated"
 	case e.Peer == Withheld:
 		out.Class, out.Peer = e.Peer, "addresses whose class is about to change"
 	case e.Peer > ClassBase:

@@ -103,7 +103,7 @@ func TestRemedyOfLists(t *testing.T) {
 		Identity: func(uint32) string { return "" }, Pod: func(key string) string { return key }})
 	var from, to End
 	for _, e := range in.Endpoints {
-		end := End{Peer{e.Identity, e.Addresses[0]}, e.Key()}
+		end := End{Peer{Identity: e.Identity, Address: e.Addresses[0]}, e.Key()}
 		switch e.Key() {
 		case "shop/db":
 			from = end

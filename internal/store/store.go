@@ -84,8 +84,9 @@ type Snapshot struct {
 	ClusterNetworkPolicies       map[string]*policy.Policy
 	AdminNetworkPolicies         map[string]*policy.Policy
 	BaselineAdminNetworkPolicies map[string]*policy.Policy
-	// AuthorizationPolicies are Istio's, likewise.
+	// AuthorizationPolicies and PeerAuthentications are Istio's, likewise.
 	AuthorizationPolicies map[string]*policy.Policy
+	PeerAuthentications   map[string]*policy.Policy
 	Namespaces            map[string]*v1alpha1.Namespace
 	// Unused are objects that are good on their own and not used: nodes that collide with another,
 	// and all versions of an object that is declared several times and differs. What they claim is
@@ -111,6 +112,7 @@ func NewSnapshot() *Snapshot {
 		AdminNetworkPolicies:         map[string]*policy.Policy{},
 		BaselineAdminNetworkPolicies: map[string]*policy.Policy{},
 		AuthorizationPolicies:        map[string]*policy.Policy{},
+		PeerAuthentications:          map[string]*policy.Policy{},
 		Namespaces:                   map[string]*v1alpha1.Namespace{},
 	}
 }
@@ -207,6 +209,8 @@ func (s *Snapshot) room(kind string) room {
 		return roomOf[*policy.Policy]{&s.BaselineAdminNetworkPolicies}
 	case policy.KindAuthorizationPolicy:
 		return roomOf[*policy.Policy]{&s.AuthorizationPolicies}
+	case policy.KindPeerAuthentication:
+		return roomOf[*policy.Policy]{&s.PeerAuthentications}
 	case v1alpha1.KindNamespace:
 		return roomOf[*v1alpha1.Namespace]{&s.Namespaces}
 	}

@@ -13,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"weft.dev/weft/api/v1alpha1"
+	"weft.dev/weft/internal/policy"
 )
 
 func node(name, addr, cidr string) string {
@@ -313,6 +314,9 @@ func TestDocs(t *testing.T) {
 func TestRoomForEveryKind(t *testing.T) {
 	for _, kind := range v1alpha1.Kinds() {
 		NewSnapshot().room(kind).set("x", v1alpha1.New(kind))
+	}
+	for _, kind := range policy.Kinds() {
+		NewSnapshot().room(kind).set("x", &policy.Policy{Kind: kind})
 	}
 }
 

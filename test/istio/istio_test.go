@@ -1,6 +1,7 @@
-// Package istio compares what internal/policy makes of Istio's AuthorizationPolicies with what
-// Istio's control plane makes of them for ambient mode: its golden files, in its Go module, and how
-// its documentation says that these are evaluated. It is a module of its own, for what Istio needs.
+// Package istio compares what internal/policy makes of Istio's AuthorizationPolicies and
+// PeerAuthentications with what Istio's control plane makes of them for ambient mode: its golden
+// files, in its Go module, and how its documentation says that these are evaluated. It is a module
+// of its own, for what Istio needs.
 package istio
 
 import (
@@ -48,7 +49,7 @@ func TestGolden(t *testing.T) {
 	for _, file := range inputs {
 		in, out := decode(t, file), decode(t, strings.Replace(file, "-in.yaml", ".yaml", 1))
 		if in["kind"] != policy.KindAuthorizationPolicy {
-			continue // PeerAuthentications, which are not read
+			continue // a PeerAuthentication: TestGoldenPeerAuthentications
 		}
 		files++
 		for variant, drop := range map[string]func(key string) bool{

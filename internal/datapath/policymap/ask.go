@@ -16,7 +16,9 @@ type Answer struct {
 	Set uint32
 	// Identity and Class are what is known of the peer's address.
 	Identity, Class uint32
-	Allow           bool
+	// Authenticated says that more than its address tells who the peer is, of what it begins.
+	Authenticated bool
+	Allow         bool
 	// Rule is that of the entry that decided, 0 where there was none.
 	Rule uint32
 }
@@ -27,8 +29,10 @@ type Question struct {
 	Slot      uint16
 	Direction Direction
 	// Network is the one that Peer is an address of.
-	Network  uint32
-	Peer     netip.Addr
+	Network uint32
+	Peer    netip.Addr
+	// Own is the endpoint's address.
+	Own      netip.Addr
 	Protocol uint8
 	// Port is the responder's, 0 for protocols that have none.
 	Port uint16
@@ -56,6 +60,9 @@ func (t *Table) Ask(q Question) (Answer, error) {
 	if _, err := lookup(t.maps.Classes, &key, &a.Class); err != nil {
 		return a, fmt.Errorf("read the class of %s: %w", q.Peer, err)
 	}
+	if a.Authenticated, err = t.Authenticated(q.Network, q.Peer, q.Own); err != nil {
+		return a, err
+	}
 	best, found, err := t.best(a, q)
 	a.Allow, a.Rule = found && best.Verdict == bpf.PolicyAllow, best.Rule
 	return a, err
@@ -63,7 +70,11 @@ func (t *Table) Ask(q Question) (Answer, error) {
 
 // best is the entry that decides.
 func (t *Table) best(a Answer, q Question) (best bpf.PolicyEntry, found bool, err error) {
-	for i, peer := range []uint32{Anybody, a.Identity, a.Class} {
+	peers := []uint32{Anybody, a.Identity, a.Class}
+	if q.Direction == Ingress && !a.Authenticated {
+		peers = append(peers, Unauthenticated)
+	}
+	for i, peer := range peers {
 		if i > 0 && peer == 0 {
 			continue
 		}
@@ -119,6 +130,36 @@ func (t *Table) IdentityAt(network uint32, addr netip.Addr) (uint32, error) {
 		return bpf.IdentityRemoteHost, nil
 	}
 	return bpf.IdentityHost, nil
+}
+
+// Authenticated says whether more than a peer's address tells who it is: it is an endpoint here, or
+// on another node, and what it sends to an own address comes sealed, or not at all.
+func (t *Table) Authenticated(network uint32, peer, own netip.Addr) (bool, error) {
+	key := bpf.AddrKeyOf(network, peer)
+	var ep bpf.Endpoint
+	if here, err := lookup(t.maps.EpAddr, &key, &ep); here || err != nil {
+		return here, named("read the endpoint of an address", err)
+	}
+	at := bpf.RouteKeyIn(network, netip.PrefixFrom(peer, peer.BitLen()))
+	var route bpf.Route
+	if _, err := lookup(t.maps.Routes, &at, &route); err != nil || route.Node == 0 {
+		return false, named("read the route of an address", err)
+	}
+	var config bpf.Config
+	if err := t.maps.Config.Lookup(uint32(0), &config); err != nil {
+		return false, fmt.Errorf("read the settings: %w", err)
+	}
+	if config.Flags&bpf.ConfigSeal == 0 {
+		return false, nil
+	}
+	for _, end := range []netip.Addr{peer, own} {
+		key := bpf.RouteKeyOf(netip.PrefixFrom(end, end.BitLen()))
+		var plain uint8
+		if exempt, err := lookup(t.maps.Plain, &key, &plain); exempt || err != nil {
+			return false, named("read what may travel in cleartext", err)
+		}
+	}
+	return true, nil
 }
 
 func lookup(m *ebpf.Map, key, value any) (bool, error) {

@@ -107,3 +107,57 @@ func TestAsk(t *testing.T) {
 		}
 	}
 }
+
+// TestAskAuthenticated: who is no endpoint here is authenticated if what it sends comes sealed.
+func TestAskAuthenticated(t *testing.T) {
+	table := open(t)
+	const slot = 6
+	set, err := table.Add([]Entry{
+		{Direction: Ingress, Peer: Anybody, Allow: true, Precedence: 5, Rule: 1},
+		{Direction: Ingress, Peer: Unauthenticated, Precedence: 9, Rule: 2},
+		{Direction: Ingress, Peer: Unauthenticated, Protocol: 6, Port: 81, PortBits: 16},
+	})
+	must(t, err)
+	must(t, table.maps.EpSlot.Put(uint32(slot), &bpf.EpSlot{Sets: [2]uint32{set, set}}))
+	at := netip.MustParseAddr
+	own, here, there, exempt := at("10.3.0.1"), at("10.3.0.2"), at("10.4.0.1"), at("10.4.0.2")
+	lost, world := at("10.5.0.1"), at("203.0.113.1")
+	key := bpf.AddrKeyOf(0, here)
+	must(t, table.maps.EpAddr.Put(&key, &bpf.Endpoint{Identity: 300}))
+	for prefix, route := range map[string]bpf.Route{"10.3.0.0/24": {}, "10.4.0.0/24": {Node: 1},
+		"10.5.0.0/24": {Flags: bpf.RouteNoNode}} {
+		key := bpf.RouteKeyOf(netip.MustParsePrefix(prefix))
+		must(t, table.maps.Routes.Put(&key, &route))
+	}
+	plain := bpf.RouteKeyOf(netip.PrefixFrom(exempt, 32))
+	must(t, table.maps.Plain.Put(&plain, uint8(1)))
+	for _, seals := range []bool{true, false} {
+		config := bpf.Config{}
+		if seals {
+			config.Flags = bpf.ConfigSeal
+		}
+		must(t, table.maps.Config.Put(uint32(0), &config))
+		for peer, want := range map[netip.Addr]bool{here: true, there: seals, exempt: false,
+			lost: false, world: false} {
+			for port, want := range map[uint16]bool{80: want, 81: true} {
+				got, err := table.Ask(Question{Slot: slot, Direction: Ingress, Peer: peer, Own: own,
+					Protocol: 6, Port: port})
+				rule := map[bool]uint32{true: 1, false: 2}[want]
+				if err != nil || got.Allow != want || got.Rule != rule {
+					t.Errorf("sealing %v, %s to %d: %+v, %v; want %v", seals, peer, port, got, err,
+						want)
+				}
+			}
+		}
+		got, err := table.Ask(Question{Slot: slot, Direction: Ingress, Peer: there, Own: exempt,
+			Protocol: 6, Port: 80})
+		if err != nil || got.Allow {
+			t.Errorf("to an address that may travel in cleartext: %+v, %v", got, err)
+		}
+		got, err = table.Ask(Question{Slot: slot, Direction: Egress, Peer: world, Own: own,
+			Protocol: 6, Port: 80})
+		if err != nil || got.Rule != 0 {
+			t.Errorf("egress: %+v, %v", got, err)
+		}
+	}
+}

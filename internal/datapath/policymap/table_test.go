@@ -26,7 +26,8 @@ func open(t *testing.T) *Table {
 	for name, to := range map[string]**ebpf.Map{
 		"weft_policy": &m.Policy, "weft_addr_ids": &m.AddrIDs, "weft_classes": &m.Classes,
 		"weft_ep_slot": &m.EpSlot,
-		"weft_ep_addr": &m.EpAddr, "weft_routes": &m.Routes,
+		"weft_ep_addr": &m.EpAddr, "weft_routes": &m.Routes, "weft_config": &m.Config,
+		"weft_plain": &m.Plain,
 	} {
 		specs[name].MaxEntries = 8
 		if *to, err = ebpf.NewMap(specs[name]); err != nil {

@@ -46,6 +46,10 @@ func TestLargePolicyDenies(t *testing.T) {
 			"action": "ALLOW", "rules": []any{thing{}, thing{"from": []any{thing{"source": thing{
 				"namespaces": []any{strings.Repeat("x", maxPolicy)}}}}}}},
 			[2]bool{policy.Egress: true}, [2]bool{true, true}},
+		"PeerAuthentication": {policy.KindPeerAuthentication, thing{"selector": web,
+			"mtls": thing{"mode": "PERMISSIVE"}, "portLevelMtls": thing{"80": thing{
+				"mode": strings.Repeat("x", maxPolicy)}}},
+			[2]bool{policy.Egress: true}, [2]bool{true, true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var r *resource

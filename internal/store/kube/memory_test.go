@@ -18,6 +18,7 @@ func remembered(t *testing.T) (list []*policy.Policy, files []string) {
 		"networkpolicies.networking.k8s.io/shop/deny":         `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"deny","namespace":"shop"},"spec":{"podSelector":{},"policyTypes":["Ingress"]}}`,
 		"clusternetworkpolicies.policy.networking.k8s.io/all": `{"apiVersion":"policy.networking.k8s.io/v1beta1","kind":"ClusterNetworkPolicy","metadata":{"name":"all"},"spec":{"tier":"Admin","priority":1,"subject":{"namespaces":{}},"ingress":[{"action":"Deny","from":[{"namespaces":{}}]}]}}`,
 		"authorizationpolicies.security.istio.io/shop/none":   `{"apiVersion":"security.istio.io/v1","kind":"AuthorizationPolicy","metadata":{"name":"none","namespace":"shop"},"spec":{}}`,
+		"peerauthentications.security.istio.io/shop/strict":   `{"apiVersion":"security.istio.io/v1","kind":"PeerAuthentication","metadata":{"name":"strict","namespace":"shop"},"spec":{"mtls":{"mode":"STRICT"}}}`,
 	}
 	for _, file := range slices.Sorted(maps.Keys(docs)) {
 		objects, errs := store.Decode(file, []byte(docs[file]))
@@ -45,9 +46,10 @@ func TestRememberedPoliciesStay(t *testing.T) {
 	w := watching(t, k)
 	const fix = "clusternetworkpolicies.policy.networking.k8s.io: is not served in version v1beta1, and what was remembered of it stays in use: have the API server serve that version"
 	got := w.until("the first listing", func(s *store.Snapshot) bool { return hasError(s, fix) })
-	if got.ClusterNetworkPolicies["all"] == nil || got.AuthorizationPolicies["shop/none"] == nil {
-		t.Errorf("policies of what is not served are gone: %v, %v", got.ClusterNetworkPolicies,
-			got.AuthorizationPolicies)
+	if got.ClusterNetworkPolicies["all"] == nil || got.AuthorizationPolicies["shop/none"] == nil ||
+		got.PeerAuthentications["shop/strict"] == nil {
+		t.Errorf("policies of what is not served are gone: %v, %v, %v", got.ClusterNetworkPolicies,
+			got.AuthorizationPolicies, got.PeerAuthentications)
 	}
 	if got.NetworkPolicies["shop/deny"] != nil {
 		t.Error("a policy stays that a listing has not got")
@@ -64,6 +66,7 @@ func TestRememberedPoliciesStay(t *testing.T) {
 		k.mu.Unlock()
 		got, err := k.Snapshot()
 		if err != nil || len(got.ClusterNetworkPolicies)+len(got.AuthorizationPolicies) > 0 ||
+			len(got.PeerAuthentications) > 0 ||
 			len(got.Errors) > 0 {
 			t.Errorf("listed, and still there: %+v, %v", got, err)
 		}

@@ -69,6 +69,9 @@ var resources = []*resource{
 	{schema.GroupVersionResource{Group: "security.istio.io", Version: "v1",
 		Resource: "authorizationpolicies"}, "AuthorizationPolicy", policy.KindAuthorizationPolicy,
 		true, true, asIs},
+	{schema.GroupVersionResource{Group: "security.istio.io", Version: "v1",
+		Resource: "peerauthentications"}, "PeerAuthentication", policy.KindPeerAuthentication,
+		true, true, dated},
 	endpoints, identities, epochs, encryptionPolicies, clusterEncryptionPolicies,
 }
 

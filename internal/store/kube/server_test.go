@@ -83,7 +83,8 @@ func startFake(t *testing.T) *server {
 	for _, ns := range []string{"kube-system", "weft-system"} {
 		s.put("v1/namespaces", "", ns, thing{})
 	}
-	for _, optional := range []string{"clusternetworkpolicies", "authorizationpolicies"} {
+	for _, optional := range []string{"clusternetworkpolicies", "authorizationpolicies",
+		"peerauthentications"} {
 		s.unserved[optional] = true
 	}
 	return s

@@ -61,6 +61,16 @@ func asIs(o *object) (map[string]any, error) {
 	return doc, nil
 }
 
+// dated is asIs, with when the object was made: of several PeerAuthentications the oldest counts.
+func dated(o *object) (map[string]any, error) {
+	doc, err := asIs(o)
+	if created, there, _ := unstructured.NestedString(o.Object, "metadata",
+		"creationTimestamp"); there && created != "" && err == nil {
+		doc["metadata"].(map[string]any)["creationTimestamp"] = created
+	}
+	return doc, err
+}
+
 // namespaceOf needs only what policies select by.
 func namespaceOf(o *object) (map[string]any, error) {
 	return document(o, v1alpha1.NamespaceVersion, v1alpha1.KindNamespace), nil
@@ -225,7 +235,7 @@ const maxPolicy = strictyaml.MaxSize
 var (
 	chosenBy = []string{"podSelector", "policyTypes", "selector", "targetRef", "targetRefs",
 		"action", "subject", "tier", "priority"}
-	rulesIn = []string{"ingress", "egress", "rules"}
+	rulesIn = []string{"ingress", "egress", "rules", "portLevelMtls"}
 )
 
 // tooLarge is a policy that is not read, as it would be too much. Left out, it would allow: its
@@ -259,8 +269,12 @@ func tooLarge(file string, doc map[string]any, size int) *store.Source {
 		return wrong(file, err.Error())
 	}
 	source := decode(file, data)
-	source.Errors = wrong(file, fmt.Sprintf("is %d bytes as JSON, and policies of more than %d are not read: it denies all to what it is about until it is split into several",
-		size, maxPolicy)).Errors
+	does := "denies all to what it is about"
+	if doc["kind"] == policy.KindPeerAuthentication {
+		does = "is STRICT for what it is about"
+	}
+	source.Errors = wrong(file, fmt.Sprintf("is %d bytes as JSON, and policies of more than %d are not read: it %s until it is split into several",
+		size, maxPolicy, does)).Errors
 	return source
 }
 
