@@ -5,9 +5,11 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"weft.dev/weft/internal/front/admin"
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/policy"
 )
@@ -56,7 +58,7 @@ func TestPeerAuthentication(t *testing.T) {
 		return strictWeb[:strings.Index(strictWeb, "  mtls:")] +
 			fmt.Sprintf("  mtls: {mode: %s}\n  portLevelMtls: {%d: {mode: %s}}\n", mode, echoPort, of)
 	}
-	for _, row := range []struct{ name, exempt, objects, refused string }{
+	for i, row := range []struct{ name, exempt, objects, refused string }{
 		{"strict, and all is sealed", "", mesh, ""},
 		{"strict in a namespace", exemptOther, strictShop, "other web"},
 		{"strict in the mesh", exemptOther, mesh,
@@ -77,7 +79,10 @@ func TestPeerAuthentication(t *testing.T) {
 			if row.exempt != "" {
 				putObject(t, l, "exempt.yaml", row.exempt)
 			}
-			putObject(t, l, "peers.yaml", row.objects)
+			prefix := fmt.Sprintf("row%d-", i)
+			putObject(t, l, "peers.yaml",
+				strings.ReplaceAll(row.objects, "{name: ", "{name: "+prefix))
+			inForce(t, l, prefix)
 			policies.holds(t, strings.FieldsFunc(row.refused, func(r rune) bool { return r == ',' }))
 			policies.probed(t, "web")
 		})
@@ -102,6 +107,31 @@ func TestPeerAuthentication(t *testing.T) {
 		policies.holds(t, []string{"other web", "client db", "web db", "db web"})
 		policies.probed(t, "web")
 	})
+}
+
+// inForce waits until the agents have a policy whose name begins so, and their maps what it says.
+func inForce(t *testing.T, l *lab.Lab, prefix string) {
+	t.Helper()
+	for _, n := range agents(l) {
+		eventually(t, "the policies of "+n.Name, func() error {
+			list, err := admin.NewClient(n.Socket).Policies(t.Context())
+			if err != nil {
+				return err
+			}
+			if !slices.ContainsFunc(list.Policies, func(p policy.Summary) bool {
+				return strings.HasPrefix(p.Name, prefix)
+			}) {
+				return fmt.Errorf("%v", list.Policies)
+			}
+			for _, to := range []string{"web", "db"} {
+				if _, err := explained(t.Context(), n, l.Pod("client"), l.Pod(to), 4, "tcp",
+					echoPort); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
 }
 
 // explainedStrict: the node of a STRICT pod says of whom it lets in what becomes of his packets.
