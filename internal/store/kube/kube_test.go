@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"weft.dev/weft/api/v1alpha1"
-	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/store"
 )
 
@@ -283,29 +282,6 @@ func TestDryRun(t *testing.T) {
 	if got := fmt.Sprint(doc["metadata"]); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
-}
-
-// TestDated: of several PeerAuthentications the oldest counts, so when one was made is read.
-func TestDated(t *testing.T) {
-	for _, r := range resources {
-		if r.kind != policy.KindPeerAuthentication {
-			continue
-		}
-		read := func(created string) *policy.Policy {
-			source, _ := r.read(&object{Object: thing{"metadata": thing{"name": "a",
-				"namespace": "shop", "creationTimestamp": created},
-				"spec": thing{"mtls": thing{"mode": "STRICT"}}}})
-			if len(source.Objects) != 1 || len(source.Errors) > 0 {
-				t.Fatalf("%v, %v", source.Objects, source.Errors)
-			}
-			return source.Objects[0].Object.(*policy.Policy)
-		}
-		if read("2026-01-01T00:00:00Z").Same(read("2026-01-02T00:00:00Z")) {
-			t.Error("two that were made at different times are the same")
-		}
-		return
-	}
-	t.Error("PeerAuthentications are not read")
 }
 
 // TestSnapshotIsFresh: without a watch too, a snapshot has what was written before it, and not what
