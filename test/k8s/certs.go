@@ -25,11 +25,13 @@ type authority struct {
 	key            *ecdsa.PrivateKey
 	server, tokens pair
 	issued         int
+	// addresses are those of the server.
+	addresses []net.IP
 }
 
-func newAuthority(t testing.TB, dir string) *authority {
+func newAuthority(t testing.TB, dir string, server net.IP) *authority {
 	t.Helper()
-	a := &authority{dir: dir, file: filepath.Join(dir, "ca.pem"), key: newKey(t)}
+	a := &authority{dir: dir, addresses: []net.IP{net.IPv4(127, 0, 0, 1), server}, file: filepath.Join(dir, "ca.pem"), key: newKey(t)}
 	template := template("ca")
 	template.IsCA, template.BasicConstraintsValid = true, true
 	template.KeyUsage = x509.KeyUsageCertSign
@@ -56,7 +58,7 @@ func (a *authority) issue(t testing.TB, name string, groups ...string) pair {
 	template.SerialNumber = big.NewInt(int64(a.issued) + 1)
 	template.Subject.Organization = groups
 	template.DNSNames = []string{"localhost"}
-	template.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)}
+	template.IPAddresses = a.addresses
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth,
 		x509.ExtKeyUsageClientAuth}
 	raw, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)

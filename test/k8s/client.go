@@ -102,3 +102,7 @@ func (s *Server) etcdClient() *clientv3.Client {
 	s.t.Cleanup(func() { client.Close() })
 	return client
 }
+
+// Secrets are the files that controllers share with the server: the key that signs tokens of
+// service accounts, and the authority of the server's certificate.
+func (s *Server) Secrets() (tokens, ca string) { return s.ca.tokens.key, s.ca.file }

@@ -1,12 +1,15 @@
 // Package k8s runs a real kube-apiserver for tests, on real etcd (test/etcd): with RBAC, tokens of
 // service accounts and its default admission, to be killed, compacted and put back to an older
-// state. There are no controllers: nobody makes service accounts or collects garbage.
+// state. There are no controllers in it: nobody makes service accounts or collects garbage.
+// test/k8s/cluster has them, and nodes.
 package k8s
 
 import (
 	"bytes"
 	"context"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -44,32 +47,54 @@ type Server struct {
 // else.
 const started = 5 * time.Minute
 
-// Start runs a server until the test ends. It skips the test where none is wanted.
+// Options are what a server needs that is not the default.
+type Options struct {
+	// Address is where nodes reach it, at Port; invalid is the loopback, at a port that is free.
+	Address netip.Addr
+	// Args are further flags; they win over the server's own.
+	Args []string
+}
+
+// Port is the one of a server with an address.
+const Port = 6443
+
+// Start runs a server on the loopback until the test ends. It skips the test where none is wanted.
 func Start(t testing.TB) *Server {
+	t.Helper()
+	return StartWith(t, Options{})
+}
+
+// StartWith is Start with options.
+func StartWith(t testing.TB, opt Options) *Server {
 	t.Helper()
 	if os.Getenv(Wanted) == "" {
 		t.Skip("needs kube-apiserver, which takes many minutes to build from its module: make test-k8s")
 	}
-	binary := Binary(t)
+	binary := Binary(t, "kube-apiserver")
 	dir := t.TempDir()
-	s := &Server{t: t, ca: newAuthority(t, dir), log: &bytes.Buffer{}}
+	address, advertise := etcd.FreeAddress(t), "192.0.2.1"
+	host, port, _ := strings.Cut(address, ":")
+	if opt.Address.IsValid() {
+		host, port, advertise = opt.Address.String(), fmt.Sprint(Port), opt.Address.String()
+		address = net.JoinHostPort(host, port)
+	}
+	s := &Server{t: t, ca: newAuthority(t, dir, net.ParseIP(host)), log: &bytes.Buffer{}}
 	s.etcd = etcd.Start(t, etcd.Options{CA: s.ca.file, Cert: s.ca.server.cert, Key: s.ca.server.key})
-	address := etcd.FreeAddress(t)
-	_, port, _ := strings.Cut(address, ":")
 	s.args = []string{binary,
 		"--etcd-servers", s.etcd.Members[0].Endpoint, "--etcd-cafile", s.ca.file,
 		"--etcd-certfile", s.ca.server.cert, "--etcd-keyfile", s.ca.server.key,
 		"--etcd-compaction-interval", "0", // tests say when
-		"--bind-address", "127.0.0.1", "--secure-port", port,
+		"--bind-address", host, "--secure-port", port,
 		// It must not be of the loopback; nobody is told it, as nothing writes endpoints.
-		"--advertise-address", "192.0.2.1", "--endpoint-reconciler-type", "none",
+		"--advertise-address", advertise, "--endpoint-reconciler-type", "none",
 		"--tls-cert-file", s.ca.server.cert, "--tls-private-key-file", s.ca.server.key,
-		"--client-ca-file", s.ca.file, "--authorization-mode", "RBAC",
+		"--client-ca-file", s.ca.file, "--authorization-mode", "Node,RBAC",
 		"--service-account-issuer", "https://kubernetes.default.svc",
 		"--service-account-key-file", s.ca.tokens.key,
 		"--service-account-signing-key-file", s.ca.tokens.key,
 		"--service-cluster-ip-range", "10.96.0.0/24",
 	}
+	s.args = append(s.args, opt.Args...)
 	s.Admin = s.config("https://"+address, s.ca.issue(t, "admin", "system:masters"))
 	s.Dynamic = s.client(s.Admin)
 	s.Start()
