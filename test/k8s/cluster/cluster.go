@@ -14,7 +14,6 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/lab"
 	"weft.dev/weft/internal/netns/nettest"
@@ -87,6 +86,9 @@ func Start(t testing.TB, nodes int) *Cluster {
 // require skips the test where this machine lacks what it needs.
 func require(t testing.TB) {
 	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes namespaces")
+	}
 	for _, program := range []string{"containerd", "ctr", "runc"} {
 		if _, err := exec.LookPath(program); err != nil {
 			t.Skipf("needs containerd and runc: apt-get install --no-install-recommends containerd runc: %v", err)
@@ -181,6 +183,3 @@ func indexOf(name string) int {
 	}
 	return link.Attrs().Index
 }
-
-// StopAgent ends a node's agent as systemd does.
-func (c *Cluster) StopAgent(n *Node) { n.Stop(Agent, unix.SIGTERM) }

@@ -64,12 +64,20 @@ func (c *Cluster) runtime(n *Node, archive string) {
 		c.t.Fatal(err)
 	}
 	n.Write("/etc/containerd/config.toml", containerdConfig)
+	c.startContainerd(n)
+	n.Run("ctr", "--namespace", "k8s.io", "images", "import", archive)
+}
+
+// startContainerd starts a node's containerd and waits until it listens: a kubelet ends where it
+// does not.
+func (c *Cluster) startContainerd(n *Node) {
+	c.t.Helper()
+	os.Remove(n.Path("/run/containerd/containerd.sock"))
 	n.Start(Containerd, "containerd")
 	c.Eventually("containerd of "+n.Name+" listens", func(context.Context) error {
 		_, err := os.Stat(n.Path("/run/containerd/containerd.sock"))
 		return err
 	})
-	n.Run("ctr", "--namespace", "k8s.io", "images", "import", archive)
 }
 
 // kubelet starts a node's kubelet.
@@ -83,6 +91,11 @@ func (c *Cluster) kubelet(n *Node) {
 			c.t.Fatal(err)
 		}
 	}
+	c.startKubelet(n)
+}
+
+func (c *Cluster) startKubelet(n *Node) {
+	c.t.Helper()
 	n.Start(Kubelet, k8s.Binary(c.t, "kubelet"), "--config", "/etc/kubernetes/kubelet.yaml",
 		"--kubeconfig", "/etc/kubernetes/kubelet.kubeconfig", "--hostname-override", n.Name,
 		"--node-ip", fmt.Sprintf("%s,%s", n.Addresses[0], n.Addresses[1]))
