@@ -251,30 +251,6 @@ func (a *Agent) operate(ctx context.Context) error {
 	return nil
 }
 
-// awaitNode waits until the store has this node's object and an interface has its addresses.
-func (a *Agent) awaitNode(ctx context.Context) (*v1alpha1.Node, startup.Links, bool) {
-	for {
-		reason := fmt.Sprintf("Node object %s in %s", a.cfg.Node, a.cfg.Store.Where())
-		if err := storeAway(a.store); err != nil {
-			reason += ": " + err.Error()
-		}
-		if object := a.index.Load().snapshot.Nodes[a.cfg.Node]; object != nil {
-			links, err := a.seams.findLinks(a.cfg, object)
-			if err == nil {
-				return object, links, true
-			}
-			reason = err.Error()
-		}
-		a.wait(reason)
-		select {
-		case <-ctx.Done():
-			return nil, startup.Links{}, false
-		case <-a.changed:
-		case <-time.After(time.Second):
-		}
-	}
-}
-
 // bringUp opens the datapath and gives every recorded endpoint back to it.
 func (a *Agent) bringUp(ctx context.Context, object *v1alpha1.Node,
 	links startup.Links) (*node, error) {
