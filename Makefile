@@ -144,12 +144,20 @@ test-cyclonus: build
 test-netpolapi:
 	cd test/netpolapi && $(GO) test -count=1 -v .
 
-# The store on Kubernetes' API, its manifests and permissions, against a real kube-apiserver, which is built from its module once: that
-# takes 10 minutes and more, and it is cached. Too long for .ci/run's hour.
-.PHONY: test-k8s
-test-k8s: deps-test bpf
+# On real Kubernetes, whose programs are built from its module once: that takes 10 minutes and more, and they are cached. Too long for
+# .ci/run's hour. test-k8s-store is the store, the manifests and permissions against kube-apiserver alone, test-k8s-cluster pods of real
+# kubelets.
+.PHONY: test-k8s test-k8s-store test-k8s-cluster
+test-k8s: test-k8s-store test-k8s-cluster
+
+test-k8s-store: deps-test bpf
 	@scripts/fetch k8s
 	WEFT_TEST_K8S=1 GOPROXY=off $(GO) test -count=1 -timeout 1h ./test/k8s ./internal/store/kube
+
+test-k8s-cluster: fetch build
+	@scripts/deps k8s
+	@scripts/fetch k8s
+	WEFT_TEST_K8S=1 WEFT_BINARY=$(CURDIR)/build/weft GOPROXY=off $(GO) test -count=1 -timeout 1h -v ./test/k8s/cluster
 
 # The tests that need kernels of their own: Debian's 6.12 and 7.3 in VMs, with the kernel module built for each. WEFT_SEED says which tests
 # run on which, all: every one on both. See docs/kernels.md.

@@ -10,8 +10,8 @@ import (
 	"weft.dev/weft/internal/store"
 )
 
-// TestNodeWithoutRanges: in Kubernetes a Node has its podCIDRs only some time after it is there. The
-// agent waits for them; where ranges are configured, or the objects are people's, it does not.
+// TestNodeWithoutRanges: in Kubernetes a Node has its podCIDRs only some time after it is there.
+// The agent waits for them; where ranges are configured, or the objects are people's, it does not.
 func TestNodeWithoutRanges(t *testing.T) {
 	bare := func(s *store.Snapshot) {
 		s.Nodes["a"] = nodeObject("a", "192.0.2.1", "10.1.0.0/24")

@@ -54,7 +54,8 @@ func Start(t testing.TB, nodes int) *Cluster {
 		netip.MustParsePrefix("10.77.0.0/16"), netip.MustParsePrefix("fd77::/48")}}
 	c.layWire()
 	c.API = k8s.StartWith(t, k8s.Options{Address: control4.Addr(), Args: []string{
-		"--enable-admission-plugins", "NodeRestriction", "--allow-privileged"}})
+		"--enable-admission-plugins", "NodeRestriction", "--allow-privileged",
+		"--service-cluster-ip-range", "10.96.0.0/24,fd96::/112"}})
 	c.API.Install()
 	c.control()
 	archive := image(t, c.dir)

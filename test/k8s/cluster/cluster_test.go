@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"weft.dev/weft/internal/encryptcheck"
@@ -71,6 +72,7 @@ func TestCluster(t *testing.T) {
 		{"pods reach each other", testReach},
 		{"a NetworkPolicy cuts and opens", testPolicy},
 		{"a deleted pod leaves nothing", testDelete},
+		{"Services", testServices},
 		{"the API is away", testAway},
 		{"agents restart", testRestart},
 		{"kubelet and containerd restart", testRuntime},
@@ -170,12 +172,30 @@ spec: {podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress]}
 				return nil
 			})
 	})
+	for _, p := range pods {
+		p.denied(t)
+	}
 	c.AwaitPods("shop", "app=web", 2) // their kubelets' probes are no pods'
 	if err := c.API.Dynamic.Resource(networkPolicies).Namespace("shop").
 		Delete(t.Context(), "closed", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	testReach(t, c, pods)
+}
+
+// denied fails the test unless the pod's node has refused packets for its policy.
+func (p *Pod) denied(t *testing.T) {
+	t.Helper()
+	drops, err := p.Node.Admin().Drops(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range drops {
+		if d.Reason == "policy_denied" && d.Packets > 0 {
+			return
+		}
+	}
+	t.Errorf("%s has not refused anything for a policy: %+v", p.Node.Name, drops)
 }
 
 // left is what a node has of pods.
@@ -296,6 +316,10 @@ func testAway(t *testing.T, c *Cluster, pods []*Pod) {
 		}
 		return nil
 	})
+	// An agent that starts meanwhile has what it remembers, and waits for the rest.
+	other := pods[1].Node
+	other.Stop(Agent, unix.SIGTERM)
+	c.launchAgent(other)
 	time.Sleep(time.Until(back))
 	endpoints, err := n.Admin().Endpoints(t.Context())
 	if err != nil {
@@ -307,6 +331,7 @@ func testAway(t *testing.T, c *Cluster, pods []*Pod) {
 		}
 	}
 	c.API.Start()
+	c.AwaitAgent(other)
 	late := c.AwaitPods("shop", "app=late", 1)[0]
 	judge()
 	testReach(t, c, []*Pod{late, pods[1]})
@@ -340,4 +365,64 @@ func testRuntime(t *testing.T, c *Cluster, pods []*Pod) {
 	judge()
 	testReach(t, c, []*Pod{after, pods[1]})
 	c.Delete(after)
+}
+
+// A Service of both families in front of the Deployment, and of every node.
+const webService = `apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec:
+  type: NodePort
+  ipFamilyPolicy: RequireDualStack
+  selector: {app: web}
+  ports:
+  - {name: echo-tcp, port: 7000, protocol: TCP, nodePort: 30070}
+  - {name: echo-udp, port: 7000, protocol: UDP, nodePort: 30070}
+`
+
+// testServices: kube-proxy translates in the host's stack, to a pod of this node or another one.
+// Each is asked often enough to meet both.
+func testServices(t *testing.T, c *Cluster, pods []*Pod) {
+	c.Apply(webService)
+	for _, n := range c.Nodes {
+		c.StartProxy(n)
+	}
+	c.Apply(onePod("client", pods[0].Node.Name))
+	client := c.AwaitPods("shop", "app=client", 1)[0]
+	service, err := c.API.Dynamic.Resource(Core("services")).Namespace("shop").
+		Get(t.Context(), "web", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	addresses, _, _ := unstructured.NestedStringSlice(service.Object, "spec", "clusterIPs")
+	if len(addresses) != 2 {
+		t.Fatalf("the Service has %v", addresses)
+	}
+	ask := func(what, netNS string, at netip.AddrPort) {
+		for range 8 {
+			for protocol, echo := range map[string]func(context.Context, string, netip.Addr,
+				netip.AddrPort, int) (time.Duration, error){"TCP": traffic.EchoTCP,
+				"UDP": traffic.EchoUDP} {
+				c.Eventually(fmt.Sprintf("%s asks %s by %s", what, at, protocol),
+					func(context.Context) error {
+						ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+						defer cancel()
+						_, err := echo(ctx, netNS, netip.Addr{}, at, 1000)
+						return err
+					})
+			}
+		}
+	}
+	for _, text := range addresses {
+		at := netip.AddrPortFrom(netip.MustParseAddr(text), EchoPort)
+		ask("a pod", client.NetNS, at)
+		ask("a node", pods[0].Node.NetNS, at)
+	}
+	for _, addr := range pods[0].Node.Addresses {
+		at := netip.AddrPortFrom(addr, 30070)
+		ask("a pod", client.NetNS, at)
+		ask("another node", pods[1].Node.NetNS, at)
+		ask("a machine outside", "", at)
+	}
+	c.Delete(client)
 }

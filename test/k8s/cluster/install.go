@@ -101,6 +101,19 @@ func (c *Cluster) startKubelet(n *Node) {
 		"--node-ip", fmt.Sprintf("%s,%s", n.Addresses[0], n.Addresses[1]))
 }
 
+// StartProxy starts a node's kube-proxy. It leaves the size of the table of connections as it is,
+// which is the machine's.
+func (c *Cluster) StartProxy(n *Node) {
+	c.t.Helper()
+	n.Write("/etc/kubernetes/proxy.kubeconfig",
+		c.kubeconfig(c.API.User(c.t, "system:kube-proxy"), "default"))
+	n.Start("kube-proxy", k8s.Binary(c.t, "kube-proxy"),
+		"--kubeconfig", "/etc/kubernetes/proxy.kubeconfig", "--hostname-override", n.Name,
+		"--proxy-mode", "iptables", "--cluster-cidr", fmt.Sprintf("%s,%s", c.Pods[0], c.Pods[1]),
+		"--conntrack-max-per-core", "0", "--conntrack-min", "0",
+		"--conntrack-tcp-timeout-established", "0s", "--conntrack-tcp-timeout-close-wait", "0s")
+}
+
 // kubeconfig is the text of a kubeconfig.
 func (c *Cluster) kubeconfig(who *rest.Config, namespace string) string {
 	c.t.Helper()
@@ -134,8 +147,13 @@ store:
 // StartAgent starts a node's agent and waits until it is ready.
 func (c *Cluster) StartAgent(n *Node) {
 	c.t.Helper()
-	n.Start(Agent, c.binary(), "agent", "--config", "/etc/weft/agent.yaml")
+	c.launchAgent(n)
 	c.AwaitAgent(n)
+}
+
+func (c *Cluster) launchAgent(n *Node) {
+	c.t.Helper()
+	n.Start(Agent, c.binary(), "agent", "--config", "/etc/weft/agent.yaml")
 }
 
 // AwaitAgent waits until a node's agent is ready.
