@@ -129,11 +129,34 @@ func (c *Cluster) layWire() {
 	})
 }
 
-// node makes the number-th node and its namespaces.
+// node makes the number-th node and starts it.
 func (c *Cluster) node(number int) *Node {
 	c.t.Helper()
 	name := fmt.Sprint("node-", number)
-	n := &Node{Name: name, NetNS: nettest.New(c.t, "k8s"), t: c.t, dir: scratchOf(c.t, name)}
+	n := &Node{Name: name, t: c.t, dir: scratchOf(c.t, name), number: number}
+	for _, first := range []netip.Prefix{control4, control6} {
+		addr := first.Addr()
+		for range number {
+			addr = addr.Next()
+		}
+		n.Addresses = append(n.Addresses, addr)
+	}
+	c.connect(n)
+	n.boot()
+	c.t.Cleanup(func() {
+		if c.t.Failed() {
+			for _, service := range []string{Agent, Kubelet, Containerd} {
+				c.t.Logf("%s of %s: %s", service, name, n.Log(service))
+			}
+		}
+	})
+	return n
+}
+
+// connect gives a node a network namespace that is on the wire.
+func (c *Cluster) connect(n *Node) {
+	c.t.Helper()
+	n.NetNS = nettest.New(c.t, "k8s")
 	nettest.Do(c.t, n.NetNS, func() error {
 		for _, file := range []string{"all/disable_ipv6", "default/disable_ipv6",
 			"default/accept_ra", "default/accept_dad"} {
@@ -144,37 +167,20 @@ func (c *Cluster) node(number int) *Node {
 		}
 		return errors.Join(lab.SetSysctls(lab.SysctlsDistribution), nettest.Up("lo"))
 	})
-	var own []string
-	for _, first := range []netip.Prefix{control4, control6} {
-		addr := first.Addr()
-		for range number {
-			addr = addr.Next()
-		}
-		n.Addresses = append(n.Addresses, addr)
-		own = append(own, netip.PrefixFrom(addr, first.Bits()).String())
-	}
-	port := fmt.Sprint("port-", number)
-	nettest.Wire(c.t, nettest.End{Name: port, Index: 100 + number},
-		nettest.End{NetNS: n.NetNS, Name: Uplink, Addrs: own})
+	nettest.Wire(c.t, nettest.End{Name: n.port(), Index: 100 + n.number},
+		nettest.End{NetNS: n.NetNS, Name: Uplink, Addrs: []string{
+			netip.PrefixFrom(n.Addresses[0], control4.Bits()).String(),
+			netip.PrefixFrom(n.Addresses[1], control6.Bits()).String()}})
 	nettest.Do(c.t, n.NetNS, func() error {
 		return nettest.DefaultRoutes(control4.Addr().String(), control6.Addr().String())
 	})
-	link, err := netlink.LinkByName(port)
+	link, err := netlink.LinkByName(n.port())
 	if err == nil {
 		err = netlink.LinkSetMasterByIndex(link, indexOf(bridge))
 	}
 	if err != nil {
-		c.t.Fatalf("put node %s on the wire: %v", name, err)
+		c.t.Fatalf("put node %s on the wire: %v", n.Name, err)
 	}
-	n.boot()
-	c.t.Cleanup(func() {
-		if c.t.Failed() {
-			for _, service := range []string{Agent, Kubelet, Containerd} {
-				c.t.Logf("%s of %s: %s", service, name, n.Log(service))
-			}
-		}
-	})
-	return n
 }
 
 func indexOf(name string) int {

@@ -6,15 +6,12 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"weft.dev/weft/internal/encryptcheck"
@@ -72,6 +69,11 @@ func TestCluster(t *testing.T) {
 		{"pods reach each other", testReach},
 		{"a NetworkPolicy cuts and opens", testPolicy},
 		{"a deleted pod leaves nothing", testDelete},
+		{"a sandbox dies", testSandbox},
+		{"a pod ends", testEnded},
+		{"a name moves to the other node", testMoves},
+		{"a namespace goes", testNamespace},
+		{"many pods come and go", testMany},
 		{"Services", testServices},
 		{"the API is away", testAway},
 		{"agents restart", testRestart},
@@ -82,6 +84,9 @@ func TestCluster(t *testing.T) {
 		}
 	}
 	wire(t)
+	if !t.Failed() {
+		t.Run("a node crashes", func(t *testing.T) { testCrash(t, c) })
+	}
 }
 
 // watch looks at all frames on the wire until the returned function judges them.
@@ -252,177 +257,4 @@ func testDelete(t *testing.T, c *Cluster, pods []*Pod) {
 		}
 		return nil
 	})
-}
-
-// streams runs traffic of both protocols and families, in both directions, until the returned
-// function judges it.
-func streams(t *testing.T, pods []*Pod) (judge func()) {
-	t.Helper()
-	var datagrams []*traffic.UDPStream
-	var connections []*traffic.TCPStream
-	bothWays(pods, func(from, to *Pod, family int, protocol string) {
-		at := netip.AddrPortFrom(to.Addr(family), 0)
-		if protocol == "UDP" {
-			s, err := traffic.StartUDP(t.Context(), traffic.UDPOptions{From: from.NetNS,
-				To: to.NetNS, Src: from.Addr(family), Dst: at, PPS: 100})
-			if err != nil {
-				t.Fatal(err)
-			}
-			datagrams = append(datagrams, s)
-			return
-		}
-		s, err := traffic.StartTCP(t.Context(), traffic.TCPOptions{From: from.NetNS, To: to.NetNS,
-			Src: from.Addr(family), Dst: at, BytesPerSecond: 100_000})
-		if err != nil {
-			t.Fatal(err)
-		}
-		connections = append(connections, s)
-	})
-	return func() {
-		t.Helper()
-		for _, s := range datagrams {
-			r := s.Stop()
-			t.Log("UDP:", r)
-			if r.Sent == 0 || r.Lost > 0 || r.SendErrors > 0 || r.Corrupt > 0 {
-				t.Error("datagrams were lost")
-			}
-		}
-		for _, s := range connections {
-			r := s.Stop()
-			t.Log("TCP:", r)
-			if r.Sent == 0 || r.Received != r.Sent || r.Resets > 0 || r.Corrupt {
-				t.Error("bytes were lost")
-			}
-		}
-	}
-}
-
-// away is how long the API server is: nothing is measured by it.
-const away = 30 * time.Second
-
-// testAway: without the API server packets go on; a pod that only the kubelet knows of waits, as
-// nobody can say who it is, and is made once the server is back.
-func testAway(t *testing.T, c *Cluster, pods []*Pod) {
-	n := pods[0].Node
-	judge := streams(t, pods)
-	c.API.Kill()
-	n.Write("/etc/kubernetes/manifests/late.yaml", strings.Replace(onePod("late", n.Name),
-		"nodeSelector: {kubernetes.io/hostname: "+n.Name+"}", "hostNetwork: false", 1))
-	back := time.Now().Add(away)
-	c.Eventually("the kubelet asks for a network in vain", func(context.Context) error {
-		if log := n.Log(Kubelet); !strings.Contains(log, "weft-cni") ||
-			!strings.Contains(log, "late-"+n.Name) {
-			return errors.New("not yet")
-		}
-		return nil
-	})
-	// An agent that starts meanwhile has what it remembers, and waits for the rest.
-	other := pods[1].Node
-	other.Stop(Agent, unix.SIGTERM)
-	c.launchAgent(other)
-	time.Sleep(time.Until(back))
-	endpoints, err := n.Admin().Endpoints(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range endpoints {
-		if e.Pod == "late-"+n.Name {
-			t.Errorf("a pod of whom nobody knows who it is was added: %+v", e)
-		}
-	}
-	c.API.Start()
-	c.AwaitAgent(other)
-	late := c.AwaitPods("shop", "app=late", 1)[0]
-	judge()
-	testReach(t, c, []*Pod{late, pods[1]})
-	if err := os.Remove(n.Path("/etc/kubernetes/manifests/late.yaml")); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func testRestart(t *testing.T, c *Cluster, pods []*Pod) {
-	judge := streams(t, pods)
-	for _, n := range c.Nodes {
-		for _, signal := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
-			n.Stop(Agent, signal)
-			time.Sleep(2 * time.Second) // traffic without an agent
-			c.StartAgent(n)
-		}
-	}
-	judge()
-	testReach(t, c, c.AwaitPods("shop", "app=web", 2))
-}
-
-func testRuntime(t *testing.T, c *Cluster, pods []*Pod) {
-	judge := streams(t, pods)
-	n := pods[0].Node
-	n.Stop(Kubelet, unix.SIGTERM)
-	n.Stop(Containerd, unix.SIGTERM)
-	c.startContainerd(n)
-	c.startKubelet(n)
-	c.Apply(onePod("after", n.Name))
-	after := c.AwaitPods("shop", "app=after", 1)[0]
-	judge()
-	testReach(t, c, []*Pod{after, pods[1]})
-	c.Delete(after)
-}
-
-// A Service of both families in front of the Deployment, and of every node.
-const webService = `apiVersion: v1
-kind: Service
-metadata: {name: web, namespace: shop}
-spec:
-  type: NodePort
-  ipFamilyPolicy: RequireDualStack
-  selector: {app: web}
-  ports:
-  - {name: echo-tcp, port: 7000, protocol: TCP, nodePort: 30070}
-  - {name: echo-udp, port: 7000, protocol: UDP, nodePort: 30070}
-`
-
-// testServices: kube-proxy translates in the host's stack, to a pod of this node or another one.
-// Each is asked often enough to meet both.
-func testServices(t *testing.T, c *Cluster, pods []*Pod) {
-	c.Apply(webService)
-	for _, n := range c.Nodes {
-		c.StartProxy(n)
-	}
-	c.Apply(onePod("client", pods[0].Node.Name))
-	client := c.AwaitPods("shop", "app=client", 1)[0]
-	service, err := c.API.Dynamic.Resource(Core("services")).Namespace("shop").
-		Get(t.Context(), "web", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	addresses, _, _ := unstructured.NestedStringSlice(service.Object, "spec", "clusterIPs")
-	if len(addresses) != 2 {
-		t.Fatalf("the Service has %v", addresses)
-	}
-	ask := func(what, netNS string, at netip.AddrPort) {
-		for range 8 {
-			for protocol, echo := range map[string]func(context.Context, string, netip.Addr,
-				netip.AddrPort, int) (time.Duration, error){"TCP": traffic.EchoTCP,
-				"UDP": traffic.EchoUDP} {
-				c.Eventually(fmt.Sprintf("%s asks %s by %s", what, at, protocol),
-					func(context.Context) error {
-						ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-						defer cancel()
-						_, err := echo(ctx, netNS, netip.Addr{}, at, 1000)
-						return err
-					})
-			}
-		}
-	}
-	for _, text := range addresses {
-		at := netip.AddrPortFrom(netip.MustParseAddr(text), EchoPort)
-		ask("a pod", client.NetNS, at)
-		ask("a node", pods[0].Node.NetNS, at)
-	}
-	for _, addr := range pods[0].Node.Addresses {
-		at := netip.AddrPortFrom(addr, 30070)
-		ask("a pod", client.NetNS, at)
-		ask("another node", pods[1].Node.NetNS, at)
-		ask("a machine outside", "", at)
-	}
-	c.Delete(client)
 }

@@ -132,3 +132,13 @@ func (c *Cluster) Apply(text string) {
 		}
 	}
 }
+
+// serviceAccount waits until a new namespace has the one that pods need, which a controller makes.
+func (c *Cluster) serviceAccount(namespace string) {
+	c.t.Helper()
+	c.Eventually("namespace "+namespace+" has a service account", func(ctx context.Context) error {
+		_, err := c.API.Dynamic.Resource(Core("serviceaccounts")).Namespace(namespace).
+			Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+}

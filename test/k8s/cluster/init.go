@@ -113,6 +113,9 @@ func furnish(node describe) error {
 	if err := hideSysctls(); err != nil {
 		return err
 	}
+	if err := newBoot(); err != nil {
+		return err
+	}
 	// A runtime's mounts of network namespaces and volumes are to reach containers that share them.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("make mounts shared: %w", err)
@@ -138,6 +141,18 @@ func hideSysctls() error {
 		}
 	}
 	return nil
+}
+
+// newBoot gives the node a boot of its own: what is on its disk may be of an earlier one.
+func newBoot() error {
+	id, err := os.ReadFile("/proc/sys/kernel/random/uuid")
+	if err == nil {
+		err = os.WriteFile("/run/boot_id", id, 0o444)
+	}
+	if err != nil {
+		return err
+	}
+	return bind("/run/boot_id", "/proc/sys/kernel/random/boot_id")
 }
 
 // services are the programs that a node's first process has started. It also reaps what others

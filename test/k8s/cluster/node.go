@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/front/admin"
@@ -27,12 +28,14 @@ type Node struct {
 	// NetNS is the path of its network namespace, which has Uplink.
 	NetNS string
 
-	t    testing.TB
-	dir  string
-	cmd  *exec.Cmd
-	mu   sync.Mutex // one request at a time
-	ask  *json.Encoder
-	hear *json.Decoder
+	t      testing.TB
+	dir    string
+	number int
+	cmd    *exec.Cmd
+	in     io.Closer  // of its first process, which ends with it
+	mu     sync.Mutex // one request at a time
+	ask    *json.Encoder
+	hear   *json.Decoder
 }
 
 // Uplink is a node's interface on the wire.
@@ -44,6 +47,9 @@ const (
 	Kubelet    = "kubelet"
 	Agent      = "weft"
 )
+
+// port is the node's on the wire.
+func (n *Node) port() string { return fmt.Sprint("port-", n.number) }
 
 // boot starts the node's first process.
 func (n *Node) boot() {
@@ -69,7 +75,8 @@ func (n *Node) boot() {
 	if err := netns.Do(n.NetNS, n.cmd.Start); err != nil {
 		n.t.Fatalf("start node %s: %v", n.Name, err)
 	}
-	n.t.Cleanup(func() { n.halt(in) })
+	n.in = in
+	n.t.Cleanup(n.halt)
 	n.ask, n.hear = json.NewEncoder(in), json.NewDecoder(out)
 	if err := n.ask.Encode(describe{Name: n.Name, Dir: n.dir}); err != nil {
 		n.t.Fatalf("start node %s: %v", n.Name, err)
@@ -80,12 +87,36 @@ func (n *Node) boot() {
 }
 
 // halt ends the node's first process, and so all that is in the node.
-func (n *Node) halt(in io.Closer) {
-	in.Close()
+func (n *Node) halt() {
+	if n.cmd.ProcessState != nil {
+		return
+	}
+	n.in.Close()
 	timer := time.AfterFunc(10*time.Second, func() { n.cmd.Process.Kill() }) //nolint:errcheck // gone
 	defer timer.Stop()
 	if err := n.cmd.Wait(); err != nil {
 		n.t.Errorf("node %s: %v", n.Name, err)
+	}
+}
+
+// Crash ends all that is in the node at once, and takes it off the wire. What it has on disk stays.
+func (n *Node) Crash() {
+	n.t.Helper()
+	n.cmd.Process.Kill() //nolint:errcheck // it runs
+	n.cmd.Wait()         //nolint:errcheck // killed
+	n.in.Close()
+	link, err := netlink.LinkByName(n.port())
+	if err == nil {
+		err = netlink.LinkDel(link)
+	}
+	if err == nil {
+		err = netns.Delete(filepath.Base(n.NetNS))
+	}
+	if err == nil {
+		err = removeGroups(os.Getenv(prefix) + n.Name)
+	}
+	if err != nil {
+		n.t.Fatalf("crash of node %s: %v", n.Name, err)
 	}
 }
 
