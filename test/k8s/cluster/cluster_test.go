@@ -73,6 +73,7 @@ func TestCluster(t *testing.T) {
 		{"a pod ends", testEnded},
 		{"a name moves to the other node", testMoves},
 		{"a namespace goes", testNamespace},
+		{"a pod has the host's network", testHostNetwork},
 		{"many pods come and go", testMany},
 		{"Services", testServices},
 		{"the API is away", testAway},

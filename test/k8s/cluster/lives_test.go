@@ -214,6 +214,29 @@ func testNamespace(t *testing.T, c *Cluster, pods []*Pod) {
 	c.asBefore(t, before)
 }
 
+// testHostNetwork: a pod with the host's network is its node: pods reach it there, sealed, and it
+// has no Endpoint.
+func testHostNetwork(t *testing.T, c *Cluster, pods []*Pod) {
+	n, before := pods[0].Node, c.left(t)
+	c.Apply(strings.Replace(onePod("hostly", n.Name), "    nodeSelector",
+		"    hostNetwork: true\n    nodeSelector", 1))
+	c.Eventually("the pod is Ready", func(ctx context.Context) error {
+		o, err := c.API.Dynamic.Resource(Core("pods")).Namespace("shop").
+			Get(ctx, "hostly", metav1.GetOptions{})
+		if err == nil && !ready(o.Object) {
+			err = fmt.Errorf("%v", o.Object["status"])
+		}
+		return err
+	})
+	host := &Pod{Namespace: "shop", Name: "hostly", Node: n, NetNS: n.NetNS, IPv4: n.Addresses[0],
+		IPv6: n.Addresses[1]}
+	for _, p := range pods {
+		testReach(t, c, []*Pod{host, p})
+	}
+	c.asBefore(t, before)
+	c.Delete(host)
+}
+
 // testCrash: a node that crashes and starts again, with its disk and nothing else, makes its pods
 // anew. They are sealed from the first packet on.
 func testCrash(t *testing.T, c *Cluster) {
