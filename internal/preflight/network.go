@@ -1,10 +1,8 @@
 package preflight
 
 import (
-	"encoding/json"
 	"fmt"
 	"net"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -189,50 +187,4 @@ func (l *look) runtime() Check {
 			"no container runtime")
 	}
 	return ok("%s", strings.Join(found, ", "))
-}
-
-const cniDir = "/etc/cni/net.d"
-
-// cni looks at the network that runtimes take: of the files in their directory, the first by name.
-func (l *look) cni() Check {
-	names, err := l.ReadDir(cniDir)
-	if err != nil && !missing(err) {
-		return warned("make it readable for root", "%v", err)
-	}
-	const do = "write /etc/cni/net.d/10-weft.conflist as docs/cni.md shows, so that its name sorts first"
-	for _, name := range names {
-		if !slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(name)) {
-			continue
-		}
-		text, err := l.ReadFile(filepath.Join(cniDir, name))
-		if err != nil {
-			return warned("make it readable for root", "%v", err)
-		}
-		if plugins := pluginsOf(text); !slices.Contains(plugins, "weft-cni") {
-			return warned(do, "runtimes take %s, whose plugins are %s", name,
-				strings.Join(plugins, ", "))
-		}
-		return ok("runtimes take %s", name)
-	}
-	return warned(do, "no network in %s", cniDir)
-}
-
-// pluginsOf are the plugins of a network configuration, of one plugin or a list.
-func pluginsOf(text []byte) (types []string) {
-	type plugin struct {
-		Type string `json:"type"`
-	}
-	var list struct {
-		plugin
-		Plugins []plugin `json:"plugins"`
-	}
-	if json.Unmarshal(text, &list) != nil {
-		return []string{"not readable"}
-	}
-	for _, p := range append([]plugin{list.plugin}, list.Plugins...) {
-		if p.Type != "" {
-			types = append(types, p.Type)
-		}
-	}
-	return types
 }

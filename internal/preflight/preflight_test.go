@@ -108,6 +108,8 @@ func wellHost() *fake {
 	f.write("/run/containerd/containerd.sock", "")
 	f.write("/etc/cni/net.d/10-weft.conflist",
 		`{"name": "weft", "plugins": [{"type": "weft-cni"}]}`)
+	f.write("/opt/cni/bin/weft-cni", "")
+	f.write("/usr/lib/cni/loopback", "")
 	f.write("/usr/libexec/weft/weft-sealer", "")
 	return f
 }
@@ -241,6 +243,14 @@ func TestRun(t *testing.T) {
 			found: "05-calico.conflist, whose plugins are calico, portmap"},
 		"not a network": {host: func(f *fake) { f.write("/etc/cni/net.d/00-readme.txt", "") },
 			check: "cni", state: OK},
+		"no loopback": {host: func(f *fake) { delete(f.files, "usr/lib/cni/loopback") },
+			check: "cni", state: Warn, found: "loopback is missing in /opt/cni/bin"},
+		"no loopback for CRI-O": {host: func(f *fake) {
+			delete(f.files, "usr/lib/cni/loopback")
+			delete(f.files, "run/containerd/containerd.sock")
+		}, check: "cni", state: OK},
+		"no plugin": {host: func(f *fake) { delete(f.files, "opt/cni/bin/weft-cni") },
+			check: "cni", state: Warn, found: "weft-cni is missing"},
 		"a single plugin": {host: func(f *fake) { f.write("/etc/cni/net.d/00-a.conf", `{"type": "weft-cni"}`) }, check: "cni", state: OK, found: "00-a.conf"},
 	} {
 		t.Run(name, func(t *testing.T) {
