@@ -91,8 +91,26 @@ func furnish(node describe) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
-	etc := fmt.Sprintf("lowerdir=/etc,upperdir=%s,workdir=%s", filepath.Join(node.Dir, "etc"),
-		filepath.Join(node.Dir, "etc-work"))
+	if err := mountOwn(node.Dir, all); err != nil {
+		return err
+	}
+	if err := hideSysctls(); err != nil {
+		return err
+	}
+	if err := newBoot(); err != nil {
+		return err
+	}
+	// A runtime's mounts of network namespaces and volumes are to reach containers that share them.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
+		return fmt.Errorf("make mounts shared: %w", err)
+	}
+	return nil
+}
+
+// mountOwn mounts what is the node's own.
+func mountOwn(dir string, all []hierarchy) error {
+	etc := fmt.Sprintf("lowerdir=/etc,upperdir=%s,workdir=%s", filepath.Join(dir, "etc"),
+		filepath.Join(dir, "etc-work"))
 	for _, m := range [][4]string{
 		{"proc", "/proc", "proc", ""}, {"sysfs", "/sys", "sysfs", ""},
 		{"bpf", "/sys/fs/bpf", "bpf", "mode=700"}, {"tmpfs", "/run", "tmpfs", "mode=755"},
@@ -106,19 +124,9 @@ func furnish(node describe) error {
 		return err
 	}
 	for name, at := range map[string]string{"lib": "/var/lib", "log": "/var/log", "opt": "/opt"} {
-		if err := bind(filepath.Join(node.Dir, name), at); err != nil {
+		if err := bind(filepath.Join(dir, name), at); err != nil {
 			return err
 		}
-	}
-	if err := hideSysctls(); err != nil {
-		return err
-	}
-	if err := newBoot(); err != nil {
-		return err
-	}
-	// A runtime's mounts of network namespaces and volumes are to reach containers that share them.
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
-		return fmt.Errorf("make mounts shared: %w", err)
 	}
 	return nil
 }
