@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -106,7 +107,8 @@ func (n *tunnelNode) police(to netip.Addr, rules int) error {
 		if err != nil {
 			return err
 		}
-		err = n.dp.SetIdentities(map[netip.Addr]uint32{to: entries[rules-1].Peer})
+		err = errors.Join(n.dp.SetIdentities(map[netip.Addr]uint32{to: entries[rules-1].Peer}),
+			n.dp.SetClasses(nil)) // as an agent does: no policy names a range
 		if err != nil {
 			return err
 		}
