@@ -267,7 +267,7 @@ SUBPROGRAM int icmp_delivered(weft_ctx *ctx, const struct weft_config *cfg, stru
 		    (ref.flow->flags & FLOW_UNCONFIRMED && !p->answers))
 			reason = REASON_ICMP_NO_FLOW;
 		if (!reason && policy_began(cfg, p, &initiator) == BEGAN_OTHER)
-			reason = policy_judge(p, POLICY_SLOTS(p->slot, 0), 1, initiator);
+			reason = policy_judge(p, POLICY_SLOTS(p->slot, 0), PART_REPLY, initiator);
 	}
 	p->src = src;
 	p->dst = dst;

@@ -115,7 +115,7 @@ SUBPROGRAM int policy_ask(struct weft_pkt *p, __u32 set, __u32 how, __u32 identi
 	j->entry.direction = how >> 16;
 	j->entry.port = how;
 	j->entry.protocol = p->proto;
-	if (!(set & POLICY_SET_NO_ANYBODY))
+	if (!(set & POLICY_SET_NO_ANYBODY && cfg->flags & CONFIG_MARKED_SETS))
 		policy_match(&j->entry, 0, &best);
 	if (identity)
 		policy_match(&j->entry, identity, &best);

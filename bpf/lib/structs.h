@@ -59,9 +59,10 @@ enum weft_config_flag {
 	CONFIG_STACK = 1 << 0, /* mode stack: every allowed packet takes the host's stack */
 	CONFIG_SEAL = 1 << 1,  /* strict: what crosses between nodes for a pod is sealed, unless a
 				  policy names it */
-	CONFIG_NETWORKS = 1 << 2,   /* there are endpoints of other networks than the cluster's */
-	CONFIG_POLICY = 1 << 3,	    /* there are endpoints with a policy set */
-	CONFIG_NO_CLASSES = 1 << 4, /* no address has a class */
+	CONFIG_NETWORKS = 1 << 2,    /* there are endpoints of other networks than the cluster's */
+	CONFIG_POLICY = 1 << 3,	     /* there are endpoints with a policy set */
+	CONFIG_NO_CLASSES = 1 << 4,  /* no address has a class */
+	CONFIG_MARKED_SETS = 1 << 5, /* all sets' numbers are to be believed (weft_policy_set) */
 };
 
 /* The node's settings, one entry. The agent bumps generation after any change of the
@@ -155,7 +156,8 @@ struct weft_policy_key {
 #define POLICY_KEY_PEER	     (32 + 32 + 8)
 #define POLICY_KEY_BITS	     (POLICY_KEY_PEER + 8 + 16)
 
-/* What a set's number says of it besides, so that no look-up is made in vain. */
+/* What a set's number says of it besides, so that no look-up is made in vain. A build that knows
+ * nothing of it may have numbered on from such a set: see CONFIG_MARKED_SETS. */
 enum weft_policy_set {
 	POLICY_SET_NO_ANYBODY = 1 << 30, /* no entry is about anybody */
 };

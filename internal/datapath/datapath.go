@@ -244,6 +244,9 @@ func (d *Datapath) configure() error {
 	if policed {
 		d.config.Flags |= bpf.ConfigPolicy
 	}
+	if d.policy.Marked() {
+		d.config.Flags |= bpf.ConfigMarkedSets
+	}
 	if d.mode.Active == ModeStack {
 		d.config.Flags |= bpf.ConfigStack
 	}

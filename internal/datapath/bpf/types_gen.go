@@ -395,11 +395,12 @@ const (
 )
 
 const (
-	ConfigStack     = 1
-	ConfigSeal      = 2
-	ConfigNetworks  = 4
-	ConfigPolicy    = 8
-	ConfigNoClasses = 16
+	ConfigStack      = 1
+	ConfigSeal       = 2
+	ConfigNetworks   = 4
+	ConfigPolicy     = 8
+	ConfigNoClasses  = 16
+	ConfigMarkedSets = 32
 )
 
 const (

@@ -56,28 +56,40 @@ func (t *Table) Ask(q Question) (Answer, error) {
 		a.Allow = true
 		return a, nil
 	}
-	key := bpf.RouteKeyOf(netip.PrefixFrom(q.Peer, q.Peer.BitLen()))
-	if _, err := lookup(t.maps.Classes, &key, &a.Class); err != nil {
-		return a, fmt.Errorf("read the class of %s: %w", q.Peer, err)
+	var config bpf.Config
+	if err := t.maps.Config.Lookup(uint32(0), &config); err != nil {
+		return a, fmt.Errorf("read the configuration: %w", err)
+	}
+	if config.Flags&bpf.ConfigNoClasses == 0 {
+		key := bpf.RouteKeyOf(netip.PrefixFrom(q.Peer, q.Peer.BitLen()))
+		if _, err := lookup(t.maps.Classes, &key, &a.Class); err != nil {
+			return a, fmt.Errorf("read the class of %s: %w", q.Peer, err)
+		}
 	}
 	if a.Authenticated, err = t.Authenticated(q.Network, q.Peer, q.Own); err != nil {
 		return a, err
 	}
-	best, found, err := t.best(a, q)
+	best, found, err := t.best(a, q, config.Flags)
 	a.Allow, a.Rule = found && best.Verdict == bpf.PolicyAllow, best.Rule
 	return a, err
 }
 
 // best is the entry that decides.
-func (t *Table) best(a Answer, q Question) (best bpf.PolicyEntry, found bool, err error) {
-	peers := []uint32{Anybody, a.Identity, a.Class}
+func (t *Table) best(a Answer, q Question, flags uint32) (best bpf.PolicyEntry, found bool,
+	err error) {
+	var peers []uint32
+	if a.Set&bpf.PolicySetNoAnybody == 0 || flags&bpf.ConfigMarkedSets == 0 {
+		peers = append(peers, Anybody)
+	}
+	for _, known := range []uint32{a.Identity, a.Class} {
+		if known != 0 {
+			peers = append(peers, known)
+		}
+	}
 	if q.Direction == Ingress && !a.Authenticated {
 		peers = append(peers, Unauthenticated)
 	}
-	for i, peer := range peers {
-		if i > 0 && peer == 0 {
-			continue
-		}
+	for _, peer := range peers {
 		key := Entry{Direction: q.Direction, Peer: peer, Protocol: q.Protocol, Port: q.Port,
 			PortBits: 16}.key(a.Set)
 		key.Prefixlen = peerBits + protocolBits + 16

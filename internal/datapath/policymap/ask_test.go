@@ -161,3 +161,35 @@ func TestAskAuthenticated(t *testing.T) {
 		}
 	}
 }
+
+// TestAskMarked: what a set's number says of it is believed only where all say the truth: a build
+// that did not know has numbered on from such a one.
+func TestAskMarked(t *testing.T) {
+	table := open(t)
+	const set, slot = 5 | bpf.PolicySetNoAnybody, 3
+	key := Entry{Direction: Ingress}.key(set)
+	value := Entry{Allow: true}.value()
+	must(t, table.maps.Policy.Put(&key, &value))
+	must(t, table.maps.EpSlot.Put(uint32(slot), &bpf.EpSlot{Sets: [2]uint32{0, set}}))
+	q := Question{Slot: slot, Direction: Ingress, Peer: netip.MustParseAddr("203.0.113.1"),
+		Own: netip.MustParseAddr("10.1.0.5"), Protocol: 6, Port: 80}
+	next, err := Open(table.maps)
+	must(t, err)
+	if next.Marked() || !table.Marked() {
+		t.Errorf("numbers are to be believed: %v, without sets %v", next.Marked(), table.Marked())
+	}
+	for flags, want := range map[uint32]bool{0: true, bpf.ConfigMarkedSets: false} {
+		must(t, table.maps.Config.Put(uint32(0), &bpf.Config{Flags: flags}))
+		if a, err := next.Ask(q); err != nil || a.Allow != want {
+			t.Errorf("flags %d: %+v, %v; want %v", flags, a, err, want)
+		}
+	}
+	class := bpf.RouteKeyOf(netip.MustParsePrefix("203.0.113.0/24"))
+	must(t, table.maps.Classes.Put(&class, uint32(MaxIdentity+9)))
+	for flags, want := range map[uint32]uint32{0: MaxIdentity + 9, bpf.ConfigNoClasses: 0} {
+		must(t, table.maps.Config.Put(uint32(0), &bpf.Config{Flags: flags}))
+		if a, err := next.Ask(q); err != nil || a.Class != want {
+			t.Errorf("flags %d: %+v, %v; want class %d", flags, a, err, want)
+		}
+	}
+}

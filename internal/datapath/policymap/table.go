@@ -23,6 +23,8 @@ type Table struct {
 	mu   sync.Mutex
 	sets map[uint32][]bpf.PolicyKey // nil for those of a previous run
 	last uint32                     // the number given out last
+	// marked: what numbers of sets say is true of those of a previous run, too.
+	marked bool
 	// identities are those in the map, nil while that is not known.
 	identities map[netip.Addr]uint32
 	// entered are the classes in the map, nil while that is not known.
@@ -32,12 +34,15 @@ type Table struct {
 // Open takes over the sets of a previous run: endpoints refer to them until they are told
 // otherwise.
 func Open(m *bpf.Maps) (*Table, error) {
-	t := &Table{maps: m, sets: map[uint32][]bpf.PolicyKey{}}
+	t := &Table{maps: m, sets: map[uint32][]bpf.PolicyKey{}, marked: true}
 	var key bpf.PolicyKey
 	var value bpf.PolicyEntry
 	entries := m.Policy.Iterate()
 	for entries.Next(&key, &value) {
 		t.sets[key.Set] = nil
+		if key.Peer == Anybody && key.Set&bpf.PolicySetNoAnybody != 0 {
+			t.marked = false
+		}
 	}
 	if err := entries.Err(); err != nil {
 		return nil, fmt.Errorf("read policy entries: %w", err)
@@ -126,6 +131,10 @@ func (t *Table) Add(entries []Entry) (uint32, error) {
 	t.sets[set], t.last = keys, last
 	return set, nil
 }
+
+// Marked says whether what the numbers of all sets say of them (enum weft_policy_set) was true when
+// the table was opened: a build that knows nothing of it may have gone on counting from such a one.
+func (t *Table) Marked() bool { return t.marked }
 
 // kindOf is what a set's number says of it (enum weft_policy_set).
 func kindOf(entries []Entry) uint32 {
