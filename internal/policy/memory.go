@@ -28,6 +28,9 @@ type remembered struct {
 	// Closed policies had mistakes, or were declared in several ways. Which is forgotten, and that
 	// they deny is not.
 	Closed bool `json:"closed,omitempty"`
+	// Wide: a mistake, which Spec may not have kept, made it a policy about all pods that it could
+	// be about.
+	Wide bool `json:"wide,omitempty"`
 	// Created is when a PeerAuthentication was: the oldest counts.
 	Created *metav1.Time `json:"created,omitempty"`
 }
@@ -60,8 +63,10 @@ func Recall(data []byte) (list []*Policy, files []string, err error) {
 		return nil, nil, fmt.Errorf("policies of a previous run: %w", err)
 	}
 	for _, r := range in {
-		p := r.recall()
-		list, files = append(list, p), append(files, r.File)
+		files = append(files, r.File)
+		if p := r.recall(); p != nil {
+			list = append(list, p)
+		}
 	}
 	return list, files, nil
 }
@@ -78,12 +83,15 @@ func (p *Policy) remembered() (remembered, error) {
 	if p.peerAuth != nil && !p.peerAuth.created.IsZero() {
 		out.Created = &metav1.Time{Time: p.peerAuth.created}
 	}
+	out.Wide = p.Broken() && p.enforced() && p.subject != nil && p.subject.Empty() &&
+		(p.cluster == nil || p.cluster.namespaces.Empty())
 	var err error
 	out.Spec, err = json.Marshal(p.spec)
 	return out, err
 }
 
-// recall reads a policy again. One that cannot be read denies.
+// recall reads a policy again, nil for one of a kind that is not known. One that cannot be read
+// denies.
 func (r remembered) recall() (p *Policy) {
 	meta, from := metav1.ObjectMeta{Namespace: r.Namespace, Name: r.Name,
 		Annotations: r.Annotations}, source{file: r.File}
@@ -112,15 +120,38 @@ func (r remembered) recall() (p *Policy) {
 		var spec older.BaselineAdminNetworkPolicySpec
 		readable = r.into(&spec)
 		p = readBaseline(meta, &spec, from)
-	default:
+	case "", KindNetworkPolicy:
 		var spec networkingv1.NetworkPolicySpec
 		readable = r.into(&spec)
 		p = read(&networkingv1.NetworkPolicy{ObjectMeta: meta, Spec: spec}, from)
 	}
+	if p == nil { // a later build has written it
+		return nil
+	}
 	if r.Closed && !p.Broken() || !readable {
 		p = p.Isolating()
 	}
+	if r.Wide {
+		p = p.widened()
+	}
 	return p
+}
+
+// widened is the policy as one about all pods that it could be about.
+func (p *Policy) widened() *Policy {
+	wide := *p
+	wide.subject, wide.content = labels.Everything(), "wide "+p.content
+	if wide.cluster != nil {
+		all := *wide.cluster
+		all.namespaces = labels.Everything()
+		wide.cluster = &all
+	}
+	if wide.peerAuth != nil {
+		all := *wide.peerAuth
+		all.selects = false
+		wide.peerAuth = &all
+	}
+	return &wide
 }
 
 // into decodes a specification, if there is one.

@@ -270,6 +270,19 @@ func TestOptionalResourceIsNotServed(t *testing.T) {
 	}
 }
 
+// TestFormerVersionIsServed: who has an older release of Istio is told that its policies do
+// nothing.
+func TestFormerVersionIsServed(t *testing.T) {
+	s := startFake(t)
+	delete(s.unserved, "peerauthentications")
+	s.unserved["security.istio.io/v1/peerauthentications"] = true
+	got := watching(t, open(t, s, "a")).nodes("peerauthentications.security.istio.io: is served in " +
+		"version v1beta1 and not in v1, which is read, so nothing enforces")
+	if len(got.PeerAuthentications) != 0 {
+		t.Errorf("%v", got.PeerAuthentications)
+	}
+}
+
 // TestRefusedWrites says what to do.
 func TestRefusedWrites(t *testing.T) {
 	s := startFake(t)

@@ -229,9 +229,10 @@ func (k *Kube) Snapshot() (*store.Snapshot, error) {
 func (k *Kube) refresh(m *mirror) error {
 	err := k.renew(k.ctx, m)
 	if err != nil && m.optional && notServed(err) {
+		former := k.formerly(k.ctx, m.resource)
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		k.unserved(m)
+		k.unserved(m, former)
 		return nil
 	}
 	return err

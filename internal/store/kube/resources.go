@@ -1,6 +1,8 @@
 package kube
 
 import (
+	"context"
+
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"weft.dev/weft/api/v1alpha1"
@@ -73,6 +75,24 @@ var resources = []*resource{
 		Resource: "peerauthentications"}, "PeerAuthentication", policy.KindPeerAuthentication,
 		true, true, dated},
 	endpoints, identities, epochs, encryptionPolicies, clusterEncryptionPolicies,
+}
+
+// formerVersions are those in which optional resources were served before the version that is read.
+var formerVersions = map[string]string{"clusternetworkpolicies": "v1alpha2",
+	"authorizationpolicies": "v1beta1", "peerauthentications": "v1beta1"}
+
+// formerly is the former version in which a resource is served, "" for none that is known.
+func (k *Kube) formerly(ctx context.Context, r *resource) string {
+	version, there := formerVersions[r.Resource]
+	if !there {
+		return ""
+	}
+	former := *r
+	former.Version = version
+	if _, err := k.page(ctx, &former, ""); err != nil {
+		return ""
+	}
+	return version
 }
 
 // name is what the resource is called in errors, and by kubectl.

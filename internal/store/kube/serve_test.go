@@ -27,7 +27,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path += "/" + resource
 	s.mu.Lock()
 	s.asked[asks(r, len(parts) > 1)]++
-	unserved, forbidden := s.unserved[resource], s.forbidden[r.Method+" "+resource]
+	unserved, forbidden := s.unserved[resource] || s.unserved[path], s.forbidden[r.Method+" "+resource]
 	s.mu.Unlock()
 	switch {
 	case unserved:

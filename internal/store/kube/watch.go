@@ -72,7 +72,7 @@ func (w *watch) run(ctx context.Context, m *mirror) {
 		}
 		wait := pause + rand.N(pause/2)
 		switch {
-		case err != nil && m.optional && notServed(err) && w.unserved(m):
+		case err != nil && m.optional && notServed(err) && w.unserved(ctx, m):
 			wait = unservedPause
 		case err != nil && !errors.Is(err, errBehind):
 			w.away(m.resource, err)
@@ -88,10 +88,11 @@ func (w *watch) run(ctx context.Context, m *mirror) {
 
 // unserved takes an optional resource that is not served for one without objects, unless some were
 // listed once: nobody is known to have deleted those, so it is away.
-func (w *watch) unserved(m *mirror) bool {
+func (w *watch) unserved(ctx context.Context, m *mirror) bool {
 	k := w.kube
+	former := k.formerly(ctx, m.resource)
 	k.mu.Lock()
-	k.unserved(m)
+	k.unserved(m, former)
 	inUse := len(m.entries) > 0
 	k.mu.Unlock()
 	if inUse {
@@ -101,11 +102,16 @@ func (w *watch) unserved(m *mirror) bool {
 	return true
 }
 
-// unserved notes, with mu held, that an optional resource is not served. What is remembered of an
-// earlier life stays: that a version is not served any more deletes nothing.
-func (k *Kube) unserved(m *mirror) {
+// unserved notes, with mu held, that an optional resource is not served but in a former version, if
+// any. What is remembered of an earlier life stays: that a version is not served any more deletes
+// nothing.
+func (k *Kube) unserved(m *mirror, former string) {
 	m.listed = true
 	var all *store.Source
+	if former != "" {
+		all = aboutAll(m.resource, fmt.Sprintf("is served in version %s and not in %s, which is read, so nothing enforces what is in it: apply the definitions of a newer release, which serve %s",
+			former, m.Version, m.Version))
+	}
 	for _, d := range k.history.InUse(m.kind) {
 		if filepath.Dir(d.File) == m.name() || filepath.Dir(filepath.Dir(d.File)) == m.name() {
 			all = aboutAll(m.resource, fmt.Sprintf("is not served in version %s, and what was remembered of it stays in use: have the API server serve that version, and if its objects are to go, remove policies.json in this agent's state directory and restart it",
