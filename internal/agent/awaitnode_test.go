@@ -2,7 +2,10 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -36,6 +39,23 @@ func TestNodeWithoutRanges(t *testing.T) {
 			}
 		})
 	}
+	t.Run("pods of a run before", func(t *testing.T) {
+		cfg := testConfig(t)
+		cfg.Store = kubernetes
+		object := nodeObject("a", "192.0.2.1", "10.1.0.0/24")
+		object.Spec.PodCIDRs = nil
+		if lacksRanges(cfg, object) == nil {
+			t.Error("a node without pods does not wait")
+		}
+		records := filepath.Join(cfg.StateDir(), "endpoints")
+		if err := errors.Join(os.MkdirAll(records, 0o700),
+			os.WriteFile(filepath.Join(records, "x.json"), nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		if err := lacksRanges(cfg, object); err != nil {
+			t.Errorf("a node with pods waits: %v", err)
+		}
+	})
 	w, cfg := newWorld(), testConfig(t)
 	cfg.Store = kubernetes
 	client, stop := w.start(t, cfg)
