@@ -137,7 +137,7 @@ test-istio:
 # What NetworkPolicies mean, beside another implementation: a module of its own, which takes minutes to compile, once.
 .PHONY: test-cyclonus
 test-cyclonus: build
-	cd test/cyclonus && WEFT_BINARY=$(CURDIR)/build/weft $(GO) test -count=1 -v .
+	cd test/cyclonus && WEFT_BINARY=$(CURDIR)/build/weft $(GO) test -count=1 -timeout 1h -v .
 
 # What ClusterNetworkPolicies mean: network-policy-api's own conformance tests, in a module of its own.
 .PHONY: test-netpolapi

@@ -22,7 +22,8 @@ import (
 	"weft.dev/weft/test/labtest"
 )
 
-const labName = "cyclonus"
+// labName is this process's own: one that was interrupted stands in nobody's way.
+var labName = fmt.Sprint("cyclonus-", os.Getpid())
 
 // zc is the address of pod z/c, around which cyclonus makes blocks.
 var zc = netip.MustParseAddr("10.77.1.19")
@@ -31,6 +32,9 @@ var zc = netip.MustParseAddr("10.77.1.19")
 type cluster struct {
 	lab  *lab.Lab
 	pods map[string]*speaker // by key
+	// wanted says of past rounds what was to arrive, settled which began with policies in force.
+	wanted  map[uint16]map[probe]bool
+	settled map[uint16]bool
 	// stop ends the look at what passes between the nodes.
 	stop func() encryptcheck.Report
 }
@@ -78,7 +82,8 @@ func newCluster(t *testing.T) *cluster {
 			t.Errorf("take the lab down: %v", err)
 		}
 	})
-	c := &cluster{lab: l, pods: map[string]*speaker{}}
+	c := &cluster{lab: l, pods: map[string]*speaker{},
+		wanted: map[uint16]map[probe]bool{}, settled: map[uint16]bool{}}
 	t.Cleanup(func() {
 		for _, p := range c.pods {
 			p.close()
@@ -111,6 +116,9 @@ func (c *cluster) watch(t *testing.T) {
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
+		}
+		if lost := capture.Lost(); lost > 0 {
+			t.Errorf("the capture lost %d frames: what was in them nobody knows", lost)
 		}
 		capture.Close()
 		return detector.Report()

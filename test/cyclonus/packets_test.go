@@ -48,6 +48,7 @@ func TestPackets(t *testing.T) {
 			// a busy machine.
 			labtest.Eventually(t, patience, what+", again", func() error {
 				leaked, missing := c.round(t, &round, want)
+				c.settled[round] = true
 				if leaked != nil {
 					t.Errorf("%s, again: %v", what, leaked)
 				}
@@ -117,19 +118,37 @@ func (c *cluster) round(t *testing.T, number *uint16, want map[probe]bool) (leak
 			}
 		}
 	}
+	c.wanted[*number] = want
 	got := map[probe]bool{}
-	for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end); {
+	sent := time.Now()
+	for end := sent.Add(window); time.Now().Before(end); {
 		time.Sleep(5 * time.Millisecond)
 		for _, s := range c.pods {
-			s.heard(*number, got)
+			s.heard(func(round uint16, p probe) { c.note(t, round, p, *number, got) })
 		}
-		if len(got) >= expected {
-			// What should not come has had the time that all others took, and some more.
-			end = time.Now().Add(10 * time.Millisecond)
-			expected = len(want) + 1
+		if len(got) >= expected && expected > 0 {
+			// What should not come has had as long as all others, and as long again.
+			end = time.Now().Add(time.Since(sent))
+			expected = 0
 		}
 	}
 	return wrong(want, got, true), wrong(want, got, false)
+}
+
+// window is how long a round waits for its packets. What comes later counts in the next.
+const window = 200 * time.Millisecond
+
+// note takes a packet that has come in. One of a former round that this had forbidden is an error
+// here: it came too late for its own.
+func (c *cluster) note(t *testing.T, round uint16, p probe, now uint16, got map[probe]bool) {
+	t.Helper()
+	if round == now {
+		got[p] = true
+		return
+	}
+	if want, known := c.wanted[round]; known && c.settled[round] && !want[p] {
+		t.Errorf("%s arrives late, and cyclonus forbids it", p)
+	}
 }
 
 // wrong names the probes that have arrived, or have not, against what is wanted.

@@ -86,8 +86,8 @@ func initiation(from, to uint16) []byte {
 	return out
 }
 
-// heard adds what has come in of a round.
-func (s *speaker) heard(round uint16, got map[probe]bool) {
+// heard tells of every packet that has come in, with its round.
+func (s *speaker) heard(tell func(round uint16, p probe)) {
 	buf := make([]byte, 1<<16)
 	for {
 		n, from, err := unix.Recvfrom(s.in, buf, 0)
@@ -103,8 +103,6 @@ func (s *speaker) heard(round uint16, got map[probe]bool) {
 			h.SrcPort = binary.BigEndian.Uint16(h.Payload)
 			h.DstPort = binary.BigEndian.Uint16(h.Payload[2:])
 		}
-		if h.SrcPort == round {
-			got[probe{h.Src, h.Dst, h.Protocol, h.DstPort}] = true
-		}
+		tell(h.SrcPort, probe{h.Src, h.Dst, h.Protocol, h.DstPort})
 	}
 }

@@ -69,11 +69,13 @@ func (n *nonces) frame(f encryptcheck.Frame) {
 	n.packets = append(n.packets, s)
 }
 
+// overtaken is more than packets of one lane overtake each other by.
+const overtaken = 1024
+
 // unique holds the record to no repetition. It returns how many packets show that what looks like
 // one key was two: their IV came again, or went back further than packets overtake each other.
 func (n *nonces) unique(t *testing.T) (renewed int) {
 	t.Helper()
-	const overtaken = 4096
 	type nonce struct {
 		key keyOf
 		iv  uint64

@@ -42,7 +42,9 @@ func TestUpgradeSealed(t *testing.T) {
 	load.flowing(t, "after the upgrade")
 	load.nothingLost(t)
 	watch.allSealed(t, l)
-	record.unique(t)
+	if back := record.unique(t); back != 0 {
+		t.Errorf("%d packets have a number below those of before: counters began again", back)
+	}
 	if now := epochNow(t, l); now != epoch {
 		t.Errorf("epoch %d, before the upgrade %d", now, epoch)
 	}
@@ -72,10 +74,16 @@ func TestUpgradeKeyLayout(t *testing.T) {
 	client, server := l.Pod("client"), l.Pod("server")
 	stream, err := traffic.StartUDP(t.Context(),
 		traffic.UDPOptions{From: client.NetNS, To: server.NetNS, Dst: addrPort(server.IPv4, 0),
-			PPS: 200})
+			PPS: 2000})
 	if err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, "numbers far enough from 1 to see them go back", func() error {
+		if got := stream.Report().Received; got < 4*overtaken {
+			return fmt.Errorf("%d received", got)
+		}
+		return nil
+	})
 	for _, n := range agents(l) {
 		restart(t, n)
 	}

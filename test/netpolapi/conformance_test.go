@@ -50,7 +50,7 @@ func TestConformance(t *testing.T) {
 		ExemptFeatures: sets.New(notSupported),
 		// The answer is there at once, and does not change by itself.
 		TimeoutConfig: config.TimeoutConfig{PokeInterval: 10 * time.Millisecond,
-			PokeTimeout: 500 * time.Millisecond},
+			PokeTimeout: time.Minute},
 	})
 	s.Setup(t)
 	s.Run(t, tests.ConformanceTests)

@@ -28,9 +28,8 @@ type Cluster struct {
 	Pods []netip.Prefix
 
 	t testing.TB
-	// dir has the files that all nodes share, controllers the processes beside the API server.
-	dir         string
-	controllers []*controller
+	// dir has the files that all nodes share.
+	dir string
 }
 
 // Addresses of the control plane on the wire; nodes have those that follow.
@@ -84,15 +83,15 @@ func Start(t testing.TB, nodes int) *Cluster {
 	return c
 }
 
-// require skips the test where this machine lacks what it needs.
+// require ends the test where this machine lacks what it needs: who asks for it wants to know.
 func require(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root: makes namespaces")
+		t.Fatal("needs root: makes namespaces")
 	}
 	for _, program := range []string{"containerd", "ctr", "runc"} {
 		if _, err := exec.LookPath(program); err != nil {
-			t.Skipf("needs containerd and runc: apt-get install --no-install-recommends containerd runc: %v", err)
+			t.Fatalf("needs containerd and runc: apt-get install --no-install-recommends containerd runc: %v", err)
 		}
 	}
 	all, err := hierarchies()
@@ -104,7 +103,7 @@ func require(t testing.TB) {
 			return
 		}
 	}
-	t.Skip("needs control groups of version 1 with the controller memory: nodes on version 2 are not written yet")
+	t.Fatal("needs control groups of version 1 with the controller memory: nodes on version 2 are not written yet")
 }
 
 // layWire makes the bridge that is all nodes' wire, with the control plane on it.

@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,13 +14,6 @@ import (
 
 	"weft.dev/weft/test/k8s"
 )
-
-// controller is a process of the control plane's.
-type controller struct {
-	t    testing.TB
-	name string
-	log  string
-}
 
 // patience bounds waits for what a cluster does by itself, on a machine that does much else.
 const patience = 5 * time.Minute
@@ -51,8 +43,8 @@ func (c *Cluster) control() {
 // the API server was away.
 func (c *Cluster) launch(name string, args ...string) {
 	c.t.Helper()
-	p := &controller{t: c.t, name: name, log: filepath.Join(c.dir, name+".log")}
-	log, err := os.Create(p.log)
+	path := filepath.Join(c.dir, name+".log")
+	log, err := os.Create(path)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -65,11 +57,10 @@ func (c *Cluster) launch(name string, args ...string) {
 	c.t.Cleanup(func() {
 		cmd.Process.Kill() //nolint:errcheck // it may have ended
 		cmd.Wait()         //nolint:errcheck // killed
-		if text, err := os.ReadFile(p.log); err == nil && c.t.Failed() {
+		if text, err := os.ReadFile(path); err == nil && c.t.Failed() {
 			c.t.Logf("%s: %s", name, text[max(0, len(text)-2000):])
 		}
 	})
-	c.controllers = append(c.controllers, p)
 }
 
 // Eventually polls until ok returns nil, and fails with its last answer.

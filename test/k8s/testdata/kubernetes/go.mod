@@ -1,4 +1,4 @@
-// What kube-apiserver is built from. k8s.io/kubernetes takes its own parts from its staging
+// What kube-apiserver, kubelet and their like are built from. k8s.io/kubernetes takes its own parts from its staging
 // directory, which its module does not have: they are modules of their own, v0.M.P for v1.M.P.
 module weft.dev/weft/test/k8s/kubernetes
 
