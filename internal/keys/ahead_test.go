@@ -52,8 +52,7 @@ func TestNumberFarAhead(t *testing.T) {
 						})
 				})
 			}
-			// Their own epoch is open: until it is, time that passes is time in which nobody can open
-			// any.
+			// Until their own epoch is open, nobody can open any, for as long as time passes here.
 			b.up(1)
 			b.clock.skip(25 * time.Hour)
 			b.up(2)
