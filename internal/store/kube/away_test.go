@@ -24,9 +24,10 @@ func TestAway(t *testing.T) {
 	s.kill()
 	w.nodes("store.kubernetes: the API of Kubernetes cannot be read since 20", "a")
 	for all := false; !all; time.Sleep(5 * time.Millisecond) {
-		k.mu.Lock()
-		all = len(k.away) >= required() // the optional ones may not be served
-		k.mu.Unlock()
+		all = true
+		for _, r := range resources { // the optional ones may not be served
+			all = all && (r.optional || k.awayFrom(r) != nil)
+		}
 	}
 	for what, call := range map[string]func() error{
 		"snapshot": func() error { _, err := k.Snapshot(); return err },
@@ -300,14 +301,4 @@ func TestRefusedWrites(t *testing.T) {
 	if err := k.PutEndpoint(&v1alpha1.Endpoint{}); err == nil {
 		t.Error("an endpoint without anything was published")
 	}
-}
-
-// required is how many resources every server serves.
-func required() (count int) {
-	for _, r := range resources {
-		if !r.optional {
-			count++
-		}
-	}
-	return count
 }
