@@ -1,16 +1,13 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
-	"os/exec"
 	"strings"
 	"time"
 
 	"weft.dev/weft/internal/bench/report"
-	"weft.dev/weft/internal/netns"
 )
 
 // The variants of Policy without Weft: the kernel routes, with nothing to ask, and with so many
@@ -39,10 +36,10 @@ func newFilterHarness(ctx context.Context, variant string) (*harness, error) {
 	}
 	b.remember = func(ctx context.Context, known bool) error {
 		if strings.HasPrefix(variant, "nftables") {
-			return runFilter(ctx, b.wire[0].NS, "nft",
-				nftablesPolicy(filterRules[variant], known, b.sinkIP), "-f", "-")
+			return loadNFTables(ctx, b.wire[0].NS,
+				nftablesPolicy(filterRules[variant], known, b.sinkIP))
 		}
-		return runFilter(ctx, b.wire[0].NS, "iptables-nft-restore",
+		return loadRules(ctx, b.wire[0].NS,
 			iptablesPolicy(filterRules[variant], known, b.sinkIP))
 	}
 	return b, nil
@@ -97,22 +94,16 @@ table ip wt_bench {
 `, strings.Join(peers, ", "), status)
 }
 
-// runFilter hands rules to a tool inside a namespace.
-func runFilter(ctx context.Context, ns, tool, rules string, args ...string) error {
-	path, err := findTool(tool)
+// loadNFTables hands rules to nft inside a namespace.
+func loadNFTables(ctx context.Context, ns, rules string) error {
+	path, err := findTool("nft")
 	if err != nil {
-		return fmt.Errorf("%w; install the packages iptables and nftables", err)
+		return fmt.Errorf("variant nftables: %w; install the package nftables", err)
 	}
-	return netns.Do(ns, func() error {
-		cmd := exec.CommandContext(ctx, path, args...)
-		cmd.Stdin = strings.NewReader(rules)
-		var out bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &out, &out
-		if err := cmd.Run(); err != nil {
-			return fmt.Errorf("%s: %w: %s", tool, err, strings.TrimSpace(out.String()))
-		}
-		return nil
-	})
+	if err := feed(ctx, ns, rules, path, "-f", "-"); err != nil {
+		return fmt.Errorf("load nftables rules: %w", err)
+	}
+	return nil
 }
 
 // runJudged measures frames of so many flows, each of which is judged anew or only once. The

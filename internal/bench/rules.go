@@ -41,13 +41,21 @@ func loadRules(ctx context.Context, ns, rules string) error {
 	if err != nil {
 		return fmt.Errorf("variant iptables: %w; install the package iptables", err)
 	}
+	if err := feed(ctx, ns, rules, path); err != nil {
+		return fmt.Errorf("load iptables rules: %w", err)
+	}
+	return nil
+}
+
+// feed runs a program inside a namespace with an input. Its output is part of its error.
+func feed(ctx context.Context, ns, input, path string, args ...string) error {
 	return netns.Do(ns, func() error {
-		cmd := exec.CommandContext(ctx, path)
-		cmd.Stdin = strings.NewReader(rules)
+		cmd := exec.CommandContext(ctx, path, args...)
+		cmd.Stdin = strings.NewReader(input)
 		var out bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &out
 		if err := cmd.Run(); err != nil {
-			return fmt.Errorf("load iptables rules: %w: %s", err, strings.TrimSpace(out.String()))
+			return fmt.Errorf("%w: %s", err, strings.TrimSpace(out.String()))
 		}
 		return nil
 	})

@@ -176,23 +176,29 @@ const ClassWithheld = policymap.Withheld
 // policies name each address is in. To be called before the first endpoint is entered, as
 // SetIdentities. A set in force must know a class before an address has it, and for as long.
 func (d *Datapath) SetClasses(classes map[netip.Prefix]uint32) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if len(classes) > 0 && d.config.Flags&bpf.ConfigNoClasses != 0 {
-		d.config.Flags &^= bpf.ConfigNoClasses
-		if err := d.writeConfig(); err != nil {
+	if len(classes) > 0 {
+		if _, err := d.lookForClasses(true); err != nil {
 			return err
 		}
 	}
 	changed, err := d.policy.SetClasses(classes)
-	if err == nil && len(classes) == 0 && d.config.Flags&bpf.ConfigNoClasses == 0 {
-		d.config.Flags |= bpf.ConfigNoClasses
-		changed = true
+	if err == nil && len(classes) == 0 {
+		var spared bool
+		spared, err = d.lookForClasses(false)
+		changed = changed || spared
 	}
-	if !changed && err == nil {
-		return nil
+	return d.voidIf(changed, err)
+}
+
+// lookForClasses has the programs look for the classes of addresses, or not.
+func (d *Datapath) lookForClasses(look bool) (changed bool, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if look == (d.config.Flags&bpf.ConfigNoClasses == 0) {
+		return false, nil
 	}
-	return errors.Join(err, d.changed())
+	d.config.Flags ^= bpf.ConfigNoClasses
+	return true, d.writeConfig()
 }
 
 // Classes are those that addresses have.

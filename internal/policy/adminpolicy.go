@@ -8,8 +8,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	older "sigs.k8s.io/network-policy-api/apis/v1alpha1"
 	netpol "sigs.k8s.io/network-policy-api/apis/v1beta1"
-
-	"weft.dev/weft/internal/config/strictyaml"
 )
 
 // The kinds of Kubernetes' for administrators before ClusterNetworkPolicy, whose two tiers they
@@ -35,25 +33,11 @@ func clusterWide(kind string) bool {
 		kind == KindBaselineAdminNetworkPolicy
 }
 
-func decodeAdmin(doc *strictyaml.Doc) *Policy {
-	var m manifest[older.AdminNetworkPolicySpec]
-	from := decodeInto(doc, &m)
-	return readAdmin(m.Metadata, &m.Spec, from)
-}
-
-func decodeBaseline(doc *strictyaml.Doc) *Policy {
-	var m manifest[older.BaselineAdminNetworkPolicySpec]
-	from := decodeInto(doc, &m)
-	return readBaseline(m.Metadata, &m.Spec, from)
-}
-
 // readAdmin checks an AdminNetworkPolicy: errors are as in ClusterNetworkPolicies.
 func readAdmin(meta metav1.ObjectMeta, spec *older.AdminNetworkPolicySpec, from source) *Policy {
 	r := newReader(KindAdminNetworkPolicy, meta, spec, from)
 	r.policy.cluster = &cluster{priority: spec.Priority}
-	if spec.Priority < 0 || spec.Priority > maxPriority {
-		r.fail("spec.priority", "is %d: want 0 to %d", spec.Priority, maxPriority)
-	}
+	r.priority(spec.Priority)
 	return r.admin(meta, &spec.Subject, spec.Ingress, spec.Egress, pass)
 }
 
@@ -89,10 +73,7 @@ func (r *reader) admin(meta metav1.ObjectMeta, subject *older.AdminNetworkPolicy
 	ingress []older.AdminNetworkPolicyIngressRule, egress []older.AdminNetworkPolicyEgressRule,
 	last action) *Policy {
 	p := r.policy
-	if meta.Namespace != "" {
-		r.fail("metadata.namespace", "is %q, and the policy is the whole cluster's: take it away",
-			meta.Namespace)
-	}
+	r.clusterMeta(meta)
 	about := r.pods("spec.subject", subject.Namespaces, (*netpol.NamespacedPod)(subject.Pods))
 	p.cluster.namespaces, p.subject = about.namespaces, about.pods
 	for i := range ingress {
@@ -171,10 +152,7 @@ func (r *reader) adminPort(field string, p *older.AdminNetworkPolicyPort) (out [
 	}
 	switch {
 	case p.NamedPort != nil:
-		for _, protocol := range []uint8{TCP, UDP, SCTP} {
-			out = append(out, port{protocol: protocol, name: *p.NamedPort})
-		}
-		return out
+		return anyNamed(*p.NamedPort)
 	case p.PortNumber != nil:
 		return r.adminRange(field+".portNumber", string(p.PortNumber.Protocol), p.PortNumber.Port,
 			p.PortNumber.Port)
@@ -189,9 +167,9 @@ func (r *reader) adminRange(field, name string, first, last int32) []port {
 		r.fail(field+".protocol", "%q is no protocol of a policy: want TCP, UDP or SCTP", name)
 		return nil
 	}
-	if first < 1 || last < first || last > maxPort {
-		r.fail(field, "is %d to %d: want ports from 1 to %d", first, last, maxPort)
+	from, to, ok := r.between(field, first, last)
+	if !ok {
 		return nil
 	}
-	return []port{{protocol: protocol, from: uint16(first), to: uint16(last)}}
+	return []port{{protocol: protocol, from: from, to: to}}
 }

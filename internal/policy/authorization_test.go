@@ -18,7 +18,7 @@ var istioOptions = Options{RootNamespace: "istio-system", TrustDomain: "weft.loc
 // pods are web, web-2, db and plain; prom is in ops.
 func TestAuthorization(t *testing.T) {
 	const web = "  selector: {matchLabels: {app: web}}\n"
-	tests := []struct{ name, text, packets string }{
+	tests := []packetsRow{
 		{"nothing is allowed", web, "-shop/db shop/web 80/TCP, -8.8.8.8 shop/web 80/TCP, -shop/db shop/web 53/UDP, -shop/db shop/web 0/ICMP, +host shop/web 80/TCP, +shop/db shop/plain 80/TCP, +shop/web 8.8.8.8 80/TCP"},
 		{"a whole namespace", "  {}\n", "-shop/db shop/web 80/TCP, -ops/prom shop/plain 80/TCP, +shop/db ops/prom 80/TCP"},
 		{"all is allowed", web + "  rules: [{}]\n", "+shop/db shop/web 80/TCP, +8.8.8.8 shop/web 80/TCP, +shop/db shop/web 0/ICMP"},
@@ -68,6 +68,20 @@ func TestAuthorization(t *testing.T) {
 	}
 }
 
+// packetsRow has packets that some policies allow (+) or deny (-).
+type packetsRow struct{ name, text, packets string }
+
+func judgeRows(t *testing.T, rows []packetsRow) {
+	t.Helper()
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			in := shop()
+			in.Policies = policiesOf(t, row.text)
+			judgePackets(t, in, row.packets)
+		})
+	}
+}
+
 // judgePackets says which packets are not as they are to be: allowed (+) or denied (-).
 func judgePackets(t *testing.T, in Input, packets string) {
 	t.Helper()
@@ -90,7 +104,7 @@ func TestAuthorizationTogether(t *testing.T) {
 		return strings.Replace(strings.Replace(authorizationHeader, "name: ap", "name: "+name, 1), "namespace: shop", "namespace: "+namespace, 1) + spec + "---\n"
 	}
 	networks := func(spec string) string { return header + spec + "---\n" }
-	tests := []struct{ name, text, packets string }{
+	tests := []packetsRow{
 		{"two that allow", named("a", "shop", "  rules: [{from: [{source: {serviceAccounts: [db]}}]}]\n") + named("b", "shop", "  rules: [{from: [{source: {namespaces: [ops]}}]}]\n"),
 			"+shop/db shop/web 80/TCP, +ops/prom shop/web 80/TCP, -shop/plain shop/web 80/TCP"},
 		{"one that denies", named("a", "shop", "  rules: [{}]\n") + named("b", "shop", "  action: DENY\n  rules: [{from: [{source: {namespaces: [ops]}}]}]\n"),
@@ -111,13 +125,7 @@ func TestAuthorizationTogether(t *testing.T) {
 		{"dry run", strings.Replace(named("a", "shop", "  action: DENY\n  rules: [{}]\n"), "name: a,", "name: a, annotations: {istio.io/dry-run: 'true'},", 1), "+shop/db shop/web 80/TCP"},
 		{"no dry run", strings.Replace(named("a", "shop", "  action: DENY\n  rules: [{}]\n"), "name: a,", "name: a, annotations: {istio.io/dry-run: 'false'},", 1), "-shop/db shop/web 80/TCP"},
 	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			in := shop()
-			in.Policies = policiesOf(t, tt.text)
-			judgePackets(t, in, tt.packets)
-		})
-	}
+	judgeRows(t, tests)
 }
 
 // TestAuthorizationOfUnknownPeers: who is in a range of pods and has no known identity may be

@@ -9,8 +9,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	netpol "sigs.k8s.io/network-policy-api/apis/v1beta1"
-
-	"weft.dev/weft/internal/config/strictyaml"
 )
 
 // KindClusterNetworkPolicy is the kind of Kubernetes' for administrators, of
@@ -65,16 +63,11 @@ func readCluster(meta metav1.ObjectMeta, spec *netpol.ClusterNetworkPolicySpec,
 	r := newReader(KindClusterNetworkPolicy, meta, spec, from)
 	p := r.policy
 	p.cluster = &cluster{baseline: spec.Tier == netpol.BaselineTier, priority: spec.Priority}
-	if meta.Namespace != "" {
-		r.fail("metadata.namespace", "is %q, and the policy is the whole cluster's: take it away",
-			meta.Namespace)
-	}
+	r.clusterMeta(meta)
 	if spec.Tier != netpol.AdminTier && spec.Tier != netpol.BaselineTier {
 		r.fail("spec.tier", "is %q: want Admin or Baseline", spec.Tier)
 	}
-	if spec.Priority < 0 || spec.Priority > maxPriority {
-		r.fail("spec.priority", "is %d: want 0 to %d", spec.Priority, maxPriority)
-	}
+	r.priority(spec.Priority)
 	subject := r.pods("spec.subject", spec.Subject.Namespaces, spec.Subject.Pods)
 	p.cluster.namespaces, p.subject = subject.namespaces, subject.pods
 	for i := range spec.Ingress {
@@ -100,6 +93,19 @@ func readCluster(meta metav1.ObjectMeta, spec *netpol.ClusterNetworkPolicySpec,
 		p.rules[Egress] = append(p.rules[Egress], rule)
 	}
 	return r.clusterDone(len(spec.Ingress), len(spec.Egress))
+}
+
+func (r *reader) clusterMeta(meta metav1.ObjectMeta) {
+	if meta.Namespace != "" {
+		r.fail("metadata.namespace", "is %q, and the policy is the whole cluster's: take it away",
+			meta.Namespace)
+	}
+}
+
+func (r *reader) priority(is int32) {
+	if is < 0 || is > maxPriority {
+		r.fail("spec.priority", "is %d: want 0 to %d", is, maxPriority)
+	}
 }
 
 // clusterDone ends the reading of a policy with so many rules.
@@ -196,12 +202,18 @@ func (r *reader) destination(field string, to *netpol.ClusterNetworkPolicyEgress
 	return out
 }
 
+// anyNamed are the ports of a name, of whichever protocol.
+func anyNamed(name string) (out []port) {
+	for _, protocol := range []uint8{TCP, UDP, SCTP} {
+		out = append(out, port{protocol: protocol, name: name})
+	}
+	return out
+}
+
 // protocol reads one entry of a rule's protocols.
 func (r *reader) protocol(field string, p *netpol.ClusterNetworkPolicyProtocol) (out []port) {
 	if p.DestinationNamedPort != "" {
-		for _, number := range []uint8{TCP, UDP, SCTP} {
-			out = append(out, port{protocol: number, name: p.DestinationNamedPort})
-		}
+		out = anyNamed(p.DestinationNamedPort)
 	}
 	add := func(name string, number uint8, at *netpol.Port) {
 		one := port{protocol: number, to: maxPort}
@@ -234,15 +246,15 @@ func (r *reader) numbers(field string, p *netpol.Port) (from, to uint16) {
 	case p.Range != nil:
 		first, last = p.Range.Start, p.Range.End
 	}
-	if first < 1 || last < first || last > maxPort {
-		r.fail(field, "is %d to %d: want ports from 1 to %d", first, last, maxPort)
-		return 0, 0
-	}
-	return uint16(first), uint16(last)
+	from, to, _ = r.between(field, first, last)
+	return from, to
 }
 
-func decodeCluster(doc *strictyaml.Doc) *Policy {
-	var m manifest[netpol.ClusterNetworkPolicySpec]
-	from := decodeInto(doc, &m)
-	return readCluster(m.Metadata, &m.Spec, from)
+// between reads a range of ports.
+func (r *reader) between(field string, first, last int32) (from, to uint16, ok bool) {
+	if first < 1 || last < first || last > maxPort {
+		r.fail(field, "is %d to %d: want ports from 1 to %d", first, last, maxPort)
+		return 0, 0, false
+	}
+	return uint16(first), uint16(last), true
 }

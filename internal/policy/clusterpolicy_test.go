@@ -28,7 +28,7 @@ func TestClusterPolicies(t *testing.T) {
 	ingress := "  ingress:\n"
 	isolated := header +
 		"  podSelector: {matchLabels: {app: web}}\n  ingress: [{from: [{podSelector: {}}]}]\n---\n"
-	tests := []struct{ name, text, packets string }{
+	tests := []packetsRow{
 		{"Deny", clusterPolicy("a", "Admin", "5", ingress+rule("Deny", ops, "")),
 			"-ops/prom shop/web 80/TCP, +shop/db shop/web 80/TCP, +8.8.8.8 shop/web 80/TCP, -ops/prom shop/db 0/ICMP, +shop/db ops/prom 80/TCP"},
 		{"Accept goes before a NetworkPolicy",
@@ -83,13 +83,7 @@ func TestClusterPolicies(t *testing.T) {
 				"  podSelector: {}\n  policyTypes: [Egress]\n  egress: [{to: [{namespaceSelector: {}}], ports: [{port: http}]}]\n---\n" + clusterPolicy("a", "Admin", "5", "  egress:\n"+egress("Deny", ops, "")+egress("Accept", "[{networks: [8.8.8.8/32]}]", "")),
 			"+shop/db shop/web 8080/TCP, -shop/db shop/web-2 8080/TCP, +shop/db shop/web-2 9090/TCP, -shop/db ops/prom 8080/TCP, +shop/db 8.8.8.8 1/UDP, -shop/db 8.8.4.4 80/TCP"},
 	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			in := shop()
-			in.Policies = policiesOf(t, tt.text)
-			judgePackets(t, in, tt.packets)
-		})
-	}
+	judgeRows(t, tests)
 }
 
 // TestClusterPolicyOfUnknownPeers: who is in a range of pods and not known may be anybody, so of

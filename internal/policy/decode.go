@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"weft.dev/weft/api/v1alpha1"
@@ -78,7 +77,7 @@ func (d *decoding) document(doc *strictyaml.Doc) {
 	switch {
 	case version == "" || kind == "":
 		d.fail(doc, "", "", "has no apiVersion or no kind, so nobody knows what it is: give both")
-	case decodable(version, kind):
+	case kinds[kind].in(version):
 		d.objects.Policies = append(d.objects.Policies, decodePolicy(doc))
 	case kind == KindNetworkPolicy && (group == groupNetworking || group == "extensions"):
 		d.fail(doc, kind, "apiVersion", "is %q: want %s", version, versionNetwork)
@@ -115,40 +114,12 @@ type manifest[Spec any] struct {
 	Status map[string]any `yaml:"status"`
 }
 
-func decodable(version, kind string) bool {
-	return kind == KindNetworkPolicy && version == versionNetwork ||
-		kind == KindClusterNetworkPolicy &&
-			(version == versionCluster || version == versionClusterOlder) ||
-		(kind == KindAdminNetworkPolicy || kind == KindBaselineAdminNetworkPolicy) &&
-			version == versionAdmin ||
-		(kind == KindAuthorizationPolicy || kind == KindPeerAuthentication) &&
-			(version == versionIstio || version == versionIstioOlder)
-}
-
 // decodePolicy reads a policy, nil for an object of another kind.
 func decodePolicy(doc *strictyaml.Doc) *Policy {
-	kind := doc.Text("kind")
-	switch {
-	case !decodable(doc.Text("apiVersion"), kind):
-		return nil
-	case kind == KindAuthorizationPolicy:
-		var m manifest[authorizationSpec]
-		from := decodeInto(doc, &m)
-		return readAuthorization(m.Metadata, &m.Spec, from)
-	case kind == KindPeerAuthentication:
-		var m manifest[peerAuthenticationSpec]
-		from := decodeInto(doc, &m)
-		return readPeerAuthentication(m.Metadata, &m.Spec, from)
-	case kind == KindClusterNetworkPolicy:
-		return decodeCluster(doc)
-	case kind == KindAdminNetworkPolicy:
-		return decodeAdmin(doc)
-	case kind == KindBaselineAdminNetworkPolicy:
-		return decodeBaseline(doc)
+	if kind := doc.Text("kind"); kinds[kind].in(doc.Text("apiVersion")) {
+		return kinds[kind].decode(doc)
 	}
-	var m manifest[networkingv1.NetworkPolicySpec]
-	from := decodeInto(doc, &m)
-	return read(&networkingv1.NetworkPolicy{ObjectMeta: m.Metadata, Spec: m.Spec}, from)
+	return nil
 }
 
 func decodeInto(doc *strictyaml.Doc, m any) source {

@@ -6,11 +6,8 @@ import (
 	"fmt"
 	"slices"
 
-	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	older "sigs.k8s.io/network-policy-api/apis/v1alpha1"
-	netpol "sigs.k8s.io/network-policy-api/apis/v1beta1"
 )
 
 // remembered is a policy that outlives the process that read it.
@@ -92,66 +89,42 @@ func (p *Policy) remembered() (remembered, error) {
 
 // recall reads a policy again, nil for one of a kind that is not known. One that cannot be read
 // denies.
-func (r remembered) recall() (p *Policy) {
+func (r remembered) recall() *Policy {
 	meta, from := metav1.ObjectMeta{Namespace: r.Namespace, Name: r.Name,
 		Annotations: r.Annotations}, source{file: r.File}
 	if r.Created != nil {
 		meta.CreationTimestamp = *r.Created
 	}
-	readable := false
-	switch r.Kind {
-	case KindAuthorizationPolicy:
-		var spec authorizationSpec
-		readable = r.into(&spec)
-		p = readAuthorization(meta, &spec, from)
-	case KindPeerAuthentication:
-		var spec peerAuthenticationSpec
-		readable = r.into(&spec)
-		p = readPeerAuthentication(meta, &spec, from)
-	case KindClusterNetworkPolicy:
-		var spec netpol.ClusterNetworkPolicySpec
-		readable = r.into(&spec)
-		p = readCluster(meta, &spec, from)
-	case KindAdminNetworkPolicy:
-		var spec older.AdminNetworkPolicySpec
-		readable = r.into(&spec)
-		p = readAdmin(meta, &spec, from)
-	case KindBaselineAdminNetworkPolicy:
-		var spec older.BaselineAdminNetworkPolicySpec
-		readable = r.into(&spec)
-		p = readBaseline(meta, &spec, from)
-	case "", KindNetworkPolicy:
-		var spec networkingv1.NetworkPolicySpec
-		readable = r.into(&spec)
-		p = read(&networkingv1.NetworkPolicy{ObjectMeta: meta, Spec: spec}, from)
-	}
-	if p == nil { // a later build has written it
+	kind, known := kinds[cmp.Or(r.Kind, KindNetworkPolicy)]
+	if !known { // a later build has written it
 		return nil
 	}
+	p, readable := kind.recall(r, meta, from)
 	if r.Closed && !p.Broken() || !readable {
 		p = p.Isolating()
 	}
 	if r.Wide {
-		p = p.widened()
+		wide := *p
+		wide.widen()
+		wide.content = "wide " + p.content
+		p = &wide
 	}
 	return p
 }
 
-// widened is the policy as one about all pods that it could be about.
-func (p *Policy) widened() *Policy {
-	wide := *p
-	wide.subject, wide.content = labels.Everything(), "wide "+p.content
-	if wide.cluster != nil {
-		all := *wide.cluster
+// widen makes a policy, a copy, one about all pods that it could be about.
+func (p *Policy) widen() {
+	p.subject = labels.Everything()
+	if p.cluster != nil {
+		all := *p.cluster
 		all.namespaces = labels.Everything()
-		wide.cluster = &all
+		p.cluster = &all
 	}
-	if wide.peerAuth != nil {
-		all := *wide.peerAuth
+	if p.peerAuth != nil {
+		all := *p.peerAuth
 		all.selects = false
-		wide.peerAuth = &all
+		p.peerAuth = &all
 	}
-	return &wide
 }
 
 // into decodes a specification, if there is one.
@@ -164,17 +137,15 @@ func (r remembered) into(spec any) bool {
 // authenticated: nobody knows any more what was wrong with it.
 func (p *Policy) Isolating() *Policy {
 	closed := p.Closed()
-	closed.subject = labels.Everything()
+	closed.widen()
 	switch {
 	case closed.authorization != nil:
 		closed.deny()
 		return closed
 	case closed.peerAuth != nil:
-		closed.peerAuth.selects = false // a copy, which is nobody else's
 		return closed
 	case closed.cluster != nil:
-		closed.closeTo() // a copy, which is nobody else's
-		closed.cluster.namespaces = labels.Everything()
+		closed.closeTo()
 	}
 	closed.applies = [2]bool{true, true}
 	return closed

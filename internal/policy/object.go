@@ -10,12 +10,7 @@ import (
 
 // Type implements v1alpha1.Object.
 func (p *Policy) Type() *v1alpha1.TypeMeta {
-	version := map[string]string{
-		KindNetworkPolicy: versionNetwork, KindAuthorizationPolicy: versionIstio,
-		KindClusterNetworkPolicy: versionCluster, KindAdminNetworkPolicy: versionAdmin,
-		KindBaselineAdminNetworkPolicy: versionAdmin, KindPeerAuthentication: versionIstio,
-	}[p.Kind]
-	return &v1alpha1.TypeMeta{APIVersion: version, Kind: p.Kind}
+	return &v1alpha1.TypeMeta{APIVersion: kinds[p.Kind].versions[0], Kind: p.Kind}
 }
 
 // Meta implements v1alpha1.Object.

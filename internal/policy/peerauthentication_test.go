@@ -26,7 +26,7 @@ const (
 func TestPeerAuthentication(t *testing.T) {
 	ports := func(text string) string { return "  portLevelMtls: {" + text + "}\n" }
 	const all = "+shop/db shop/web 80/TCP, +host shop/web 80/TCP, +shop/web 8.8.8.8 80/TCP, +shop/web! ops/prom 80/TCP"
-	tests := []struct{ name, text, packets string }{
+	tests := []packetsRow{
 		{"strict in a namespace", peerAuthOf("shop/a", isStrict), all + ", -shop/db! shop/web 80/TCP, -8.8.8.8 shop/web 80/TCP, -shop/db! shop/web 0/ICMP, -ops/prom! shop/plain 53/UDP, +8.8.8.8 ops/prom 80/TCP"},
 		{"of the older version", strings.Replace(peerAuthOf("shop/a", isStrict), "/v1\n", "/v1beta1\n", 1), "-shop/db! shop/web 80/TCP"},
 		{"permissive", peerAuthOf("shop/a", isPermissive), all + ", +shop/db! shop/web 80/TCP, +8.8.8.8 shop/web 80/TCP"},
@@ -55,13 +55,7 @@ func TestPeerAuthentication(t *testing.T) {
 		{"beside an AuthorizationPolicy", authorizationHeader + "  rules: [{from: [{source: {principals: ['*/sa/db']}}]}]\n---\n" + peerAuthOf("shop/a", isStrict), "+shop/db shop/web 80/TCP, -shop/db! shop/web 80/TCP, -shop/plain shop/web 80/TCP"},
 		{"beside one that denies", authorizationHeader + "  action: DENY\n  rules: [{from: [{source: {principals: ['*/sa/db']}}]}]\n---\n" + peerAuthOf("shop/a", selectsWeb+isStrict+ports("80: {mode: PERMISSIVE}")), "-shop/db shop/web 80/TCP, -shop/plain! shop/web 81/TCP, +shop/plain! shop/web 80/TCP, +8.8.8.8 shop/web 80/TCP"},
 	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			in := shop()
-			in.Policies = policiesOf(t, tt.text)
-			judgePackets(t, in, tt.packets)
-		})
-	}
+	judgeRows(t, tests)
 }
 
 // TestPeerAuthenticationErrors has one mistake per row. Whatever it is, the pods that the policy

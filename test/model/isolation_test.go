@@ -2,6 +2,7 @@ package model
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -32,28 +33,20 @@ func (w *world) isolate() error {
 	if err := replaceFile(w.objects.path(isolationFile), []byte(isolation)); err != nil {
 		return err
 	}
-	node := w.pod(isolatedPod).Node
-	for _, h := range w.hosts {
-		if h.Name != node {
-			continue
-		}
-		err := poll("the isolation of pod "+isolatedPod, func() error {
-			all, err := client(h).Policies(w.t.Context())
-			if err != nil {
-				return err
-			}
-			for _, p := range all.Pods {
-				if p.Pod == "vault/"+isolatedPod && len(p.Ingress) == 1 && len(p.Egress) == 1 {
-					return nil
-				}
-			}
-			return fmt.Errorf("pods are %+v", all.Pods)
-		})
+	at := w.hosts[slices.IndexFunc(w.hosts,
+		func(h *host) bool { return h.Name == w.pod(isolatedPod).Node })]
+	return poll("the isolation of pod "+isolatedPod, func() error {
+		all, err := client(at).Policies(w.t.Context())
 		if err != nil {
 			return err
 		}
-	}
-	return nil
+		for _, p := range all.Pods {
+			if p.Pod == "vault/"+isolatedPod && len(p.Ingress) == 1 && len(p.Egress) == 1 {
+				return nil
+			}
+		}
+		return fmt.Errorf("pods are %+v", all.Pods)
+	})
 }
 
 // breakIsolation makes a mistake in the policy's file, or declares it a second time as one that
